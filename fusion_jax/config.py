@@ -1,0 +1,537 @@
+"""The frozen dataclasses of an experiment, their checks and their JSON form.
+
+Every field is described here, once. A file in `configs/` builds an
+`ExperimentConfig`; the run directory keeps it as `config.json`.
+"""
+
+import dataclasses
+import functools
+import json
+import types
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pydantic
+
+from fusion_jax.errors import InputError
+
+_STRICT = types.MappingProxyType({'extra': 'forbid'})
+
+
+def _require(condition: bool, field: str, message: str) -> None:
+  if not condition:
+    raise InputError(f'config.{field}: {message}')
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig:
+  """How text becomes subword ids (SentencePiece)."""
+
+  __pydantic_config__ = _STRICT
+
+  # 'unigram' (Kudo 2018) or 'bpe' (Sennrich et al. 2016).
+  algorithm: Literal['unigram', 'bpe'] = 'unigram'
+  # Pieces in each vocabulary, the special symbols included.
+  vocabulary_size: int = 32_000
+  # Unknown characters become UTF-8 bytes instead of <unk>.
+  byte_fallback: bool = False
+  # Share of the characters of the corpus that get a piece of their own.
+  character_coverage: float = 1.0
+  # One vocabulary for both languages, or one for each.
+  joint: bool = True
+  # At most so many lines, evenly spaced, train the tokenizer; 0: all.
+  training_lines: int = 2_000_000
+  # Use these SentencePiece models and train none. With joint=True only
+  # source_model is given.
+  source_model: str = ''
+  target_model: str = ''
+
+  def __post_init__(self):
+    path = 'data.tokenizer.'
+    _require(
+        self.vocabulary_size >= 8,
+        path + 'vocabulary_size',
+        f'must be at least 8, got {self.vocabulary_size}',
+    )
+    _require(
+        0.9 <= self.character_coverage <= 1.0,
+        path + 'character_coverage',
+        f'must be between 0.9 and 1, got {self.character_coverage}',
+    )
+    _require(
+        self.training_lines >= 0,
+        path + 'training_lines',
+        f'must be 0 (all) or more, got {self.training_lines}',
+    )
+    _require(
+        not (self.joint and self.target_model),
+        path + 'target_model',
+        'must be empty with joint=True: source_model serves both sides',
+    )
+    _require(
+        self.joint or bool(self.source_model) == bool(self.target_model),
+        path + 'source_model',
+        'give both source_model and target_model, or neither',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FilterConfig:
+  """Which training pairs are dropped. Empty lines always are."""
+
+  __pydantic_config__ = _STRICT
+
+  # Longest source or target in subwords, the end symbol included.
+  max_length: int = 128
+  # Largest ratio of the two lengths in subwords; 0: any. Pairs in which
+  # both sides have at most 10 subwords are not tested.
+  max_length_ratio: float = 0.0
+  # Drop a pair whose two lines have both been seen before.
+  drop_duplicates: bool = False
+
+  def __post_init__(self):
+    _require(
+        self.max_length >= 2,
+        'data.filter.max_length',
+        f'must be at least 2, got {self.max_length}',
+    )
+    _require(
+        self.max_length_ratio == 0 or self.max_length_ratio >= 1,
+        'data.filter.max_length_ratio',
+        f'must be 0 (any) or at least 1, got {self.max_length_ratio}',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+  """How examples become a bounded set of batch shapes."""
+
+  __pydantic_config__ = _STRICT
+
+  # Slots of one batch on one side, padding included: a batch of R rows of
+  # S source and T target positions has R * (S + T) / 2 of them. It counts
+  # the whole batch over all devices and all accumulated parts.
+  tokens: int = 4_096
+  # At most so many (rows, source, target) shapes; each is compiled once.
+  shapes: int = 8
+  # Source and target lengths of a shape are multiples of this. 8 suits
+  # TPUs; 1 leaves the least padding.
+  length_multiple: int = 1
+  # Rows of a shape are a multiple of this and of the data-parallel devices.
+  row_multiple: int = 8
+
+  def __post_init__(self):
+    for field in ('tokens', 'shapes', 'length_multiple', 'row_multiple'):
+      value = getattr(self, field)
+      _require(value >= 1, f'data.batch.{field}', f'must be >= 1, got {value}')
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+  """Subword regularisation of the training text (Kudo 2018; Provilkov 2020)."""
+
+  __pydantic_config__ = _STRICT
+
+  # Unigram: the smoothing exponent of the lattice sampling (0.1 in the
+  # paper). BPE: the probability of dropping a merge. 0: no sampling.
+  source_alpha: float = 0.0
+  target_alpha: float = 0.0
+
+  def __post_init__(self):
+    for field in ('source_alpha', 'target_alpha'):
+      value = getattr(self, field)
+      _require(
+          0 <= value <= 1,
+          f'data.sampling.{field}',
+          f'must be between 0 and 1, got {value}',
+      )
+
+  @property
+  def enabled(self) -> bool:
+    return self.source_alpha > 0 or self.target_alpha > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """Where the text comes from and how it becomes batches.
+
+  A corpus is named by a string:
+    'dir/train.{lang}.gz'              parallel files, one per language; plain,
+                                       .gz or .xz
+    'tfds:wmt14_translate/de-en:train' a TFDS translation dataset and split
+    'embedded:train'                   the corpus that ships in the package
+  """
+
+  __pydantic_config__ = _STRICT
+
+  # Language codes; they replace {lang} in file names, and name the features
+  # of a TFDS dataset.
+  source_language: str = 'en'
+  target_language: str = 'de'
+  # Corpora of each split, joined in this order.
+  train: tuple[str, ...] = ('embedded:train',)
+  valid: tuple[str, ...] = ('embedded:valid',)
+  test: tuple[str, ...] = ('embedded:test',)
+  # Relative file names start here.
+  root: str = '.'
+  # Prepared corpora live here, each in a folder named by its content.
+  prepared: str = 'prepared'
+  # Pairs of the embedded training corpus.
+  embedded_pairs: int = 50_000
+  tokenizer: TokenizerConfig = TokenizerConfig()
+  filter: FilterConfig = FilterConfig()
+  batch: BatchConfig = BatchConfig()
+  sampling: SamplingConfig = SamplingConfig()
+
+  def __post_init__(self):
+    _require(bool(self.train), 'data.train', 'must name at least one corpus')
+    _require(
+        self.source_language != self.target_language,
+        'data.target_language',
+        f'must differ from the source language, both are '
+        f'{self.source_language!r}',
+    )
+    _require(
+        self.embedded_pairs >= 1,
+        'data.embedded_pairs',
+        f'must be >= 1, got {self.embedded_pairs}',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """The encoder-decoder Transformer of Vaswani et al. (2017)."""
+
+  __pydantic_config__ = _STRICT
+
+  # Model width D (d_model).
+  width: int = 512
+  # Width of the hidden layer of the feed-forward sublayer, F.
+  filter: int = 2048
+  # Attention heads N; the head width is width / heads.
+  heads: int = 8
+  encoder_layers: int = 6
+  decoder_layers: int = 6
+  # 'post': LN(x + f(x)), the paper's. 'pre': x + f(LN(x)), and one LN more
+  # at the end of each stack.
+  norm: Literal['post', 'pre'] = 'post'
+  norm_epsilon: float = 1e-6
+  # 'sinusoidal': section 3.5 of the paper. 'learned': a table of
+  # max_positions vectors for each side.
+  positions: Literal['sinusoidal', 'learned'] = 'sinusoidal'
+  max_positions: int = 1_024
+  # Which of the source table, the target table and the output projection
+  # are one array: 'none'; 'source_target'; 'target_output'; 'all'.
+  tied_embeddings: Literal[
+      'none', 'source_target', 'target_output', 'all'
+  ] = 'all'
+  # Biases of the attention projections, of the feed-forward layers and of
+  # the output projection.
+  attention_bias: bool = True
+  feedforward_bias: bool = True
+  output_bias: bool = False
+  # 'glorot': uniform(+-sqrt(6 / (fan_in + fan_out))), biases 0.
+  # 'mlrf': uniform(+-1 / sqrt(fan_in)), biases too (Wang et al. 2018).
+  # Embeddings are normal with deviation width^-0.5 in both.
+  initialization: Literal['glorot', 'mlrf'] = 'glorot'
+  # Dropout on: the output of every sublayer; the attention weights; the
+  # hidden layer of the feed-forward sublayer; the sum of embedding and
+  # position.
+  dropout: float = 0.1
+  attention_dropout: float = 0.0
+  activation_dropout: float = 0.0
+  embedding_dropout: float = 0.1
+  # 'hash': a counter-based integer hash, cheap on every backend.
+  # 'threefry': jax.random.bernoulli.
+  dropout_generator: Literal['hash', 'threefry'] = 'hash'
+  # Dtype of activations and matrix products. Parameters, softmax, norms and
+  # loss are float32 in either case.
+  compute_dtype: Literal['float32', 'bfloat16'] = 'float32'
+
+  def __post_init__(self):
+    for field in (
+        'width', 'filter', 'heads', 'encoder_layers', 'decoder_layers',
+        'max_positions',
+    ):
+      value = getattr(self, field)
+      _require(value >= 1, f'model.{field}', f'must be >= 1, got {value}')
+    _require(
+        self.width % self.heads == 0,
+        'model.heads',
+        f'must divide model.width: {self.width} / {self.heads} leaves a '
+        f'remainder of {self.width % self.heads}',
+    )
+    _require(
+        self.positions == 'learned' or self.width % 2 == 0,
+        'model.width',
+        f'must be even for sinusoidal positions, got {self.width}',
+    )
+    for field in (
+        'dropout', 'attention_dropout', 'activation_dropout',
+        'embedding_dropout',
+    ):
+      value = getattr(self, field)
+      _require(
+          0 <= value < 1, f'model.{field}', f'must be in [0, 1), got {value}'
+      )
+
+  @property
+  def head_width(self) -> int:
+    return self.width // self.heads
+
+
+# Vaswani et al. (2017), Table 3; 'small' and 'tiny' for CPUs and tests.
+PRESETS: Mapping[str, ModelConfig] = types.MappingProxyType({
+    'big': ModelConfig(width=1024, filter=4096, heads=16, dropout=0.3),
+    'base': ModelConfig(),
+    'small': ModelConfig(
+        width=256, filter=1024, heads=4, encoder_layers=3, decoder_layers=3
+    ),
+    'tiny': ModelConfig(
+        width=64, filter=128, heads=2, encoder_layers=2, decoder_layers=2
+    ),
+})
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """Adam and its learning-rate schedule."""
+
+  __pydantic_config__ = _STRICT
+
+  # 'vaswani': scale * D^-0.5 * min(t^-0.5, t * warmup^-1.5), their Eq. 3.
+  # 'inverse_sqrt': linear to `peak` in warmup steps, then
+  # peak * sqrt(warmup / t).
+  schedule: Literal['vaswani', 'inverse_sqrt'] = 'vaswani'
+  scale: float = 1.0
+  peak: float = 5e-4
+  warmup_steps: int = 4_000
+  beta1: float = 0.9
+  beta2: float = 0.98
+  epsilon: float = 1e-9
+  # Largest global norm of the gradient of the mean loss; 0: no clipping.
+  clip_norm: float = 0.0
+  # Parts into which a batch is cut; their gradients are added before the
+  # update.
+  accumulation: int = 1
+
+  def __post_init__(self):
+    for field in ('scale', 'peak', 'epsilon'):
+      value = getattr(self, field)
+      _require(value > 0, f'optimizer.{field}', f'must be > 0, got {value}')
+    for field in ('warmup_steps', 'accumulation'):
+      value = getattr(self, field)
+      _require(value >= 1, f'optimizer.{field}', f'must be >= 1, got {value}')
+    for field in ('beta1', 'beta2'):
+      value = getattr(self, field)
+      _require(
+          0 <= value < 1, f'optimizer.{field}', f'must be in [0, 1), got {value}'
+      )
+    _require(
+        self.clip_norm >= 0,
+        'optimizer.clip_norm',
+        f'must be 0 (none) or more, got {self.clip_norm}',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingConfig:
+  """Beam search; also the defaults of decode.py."""
+
+  __pydantic_config__ = _STRICT
+
+  beam_size: int = 4
+  # 'gnmt': score / ((5 + length) / 6)^alpha (Wu et al. 2016, Eq. 14).
+  # 'length': score / length^alpha. 'none': the sum of log-probabilities.
+  length_penalty: Literal['gnmt', 'length', 'none'] = 'gnmt'
+  alpha: float = 0.6
+  # A hypothesis has at most max_length_ratio * source + max_length_extra
+  # subwords, the end symbol included on both sides.
+  max_length_ratio: float = 2.0
+  max_length_extra: int = 10
+  # Longer source lines are translated in pieces of so many subwords.
+  max_source_length: int = 256
+  # Slots of a batch: rows * beam * source length.
+  batch_tokens: int = 16_384
+
+  def __post_init__(self):
+    for field in (
+        'beam_size', 'max_length_extra', 'max_source_length', 'batch_tokens'
+    ):
+      value = getattr(self, field)
+      _require(value >= 1, f'decoding.{field}', f'must be >= 1, got {value}')
+    for field in ('alpha', 'max_length_ratio'):
+      value = getattr(self, field)
+      _require(value >= 0, f'decoding.{field}', f'must be >= 0, got {value}')
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+  """The loop: how long, how often, what is kept."""
+
+  __pydantic_config__ = _STRICT
+
+  # Updates.
+  steps: int = 100_000
+  # Of the initial parameters, the order of the data and dropout.
+  seed: int = 0
+  label_smoothing: float = 0.1
+  # Target tokens of one chunk of the output layer and loss; the logits of
+  # one chunk are all that is held at a time. 0: the whole batch at once.
+  loss_chunk: int = 256
+  # Steps between progress lines, between validations (loss and BLEU) and
+  # between checkpoints. A validation always saves.
+  log_every: int = 100
+  validate_every: int = 1_000
+  save_every: int = 1_000
+  # Validation sentences that are translated for BLEU; 0: all.
+  translate_sentences: int = 0
+  # Beam of that translation; the other settings are those of `decoding`.
+  translate_beam: int = 1
+  # Checkpoints kept: the last ones, and the best by `metric`.
+  keep_last: int = 5
+  keep_best: int = 1
+  metric: Literal['bleu', 'chrf', 'loss'] = 'bleu'
+  # Validations without improvement of `metric` before stopping; 0: never.
+  patience: int = 0
+
+  def __post_init__(self):
+    for field in (
+        'steps', 'log_every', 'validate_every', 'save_every', 'keep_last',
+        'translate_beam',
+    ):
+      value = getattr(self, field)
+      _require(value >= 1, f'training.{field}', f'must be >= 1, got {value}')
+    for field in (
+        'patience', 'keep_best', 'loss_chunk', 'translate_sentences', 'seed'
+    ):
+      value = getattr(self, field)
+      _require(value >= 0, f'training.{field}', f'must be >= 0, got {value}')
+    _require(
+        0 <= self.label_smoothing < 1,
+        'training.label_smoothing',
+        f'must be in [0, 1), got {self.label_smoothing}',
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+  """All of an experiment."""
+
+  __pydantic_config__ = _STRICT
+
+  name: str = 'experiment'
+  data: DataConfig = DataConfig()
+  model: ModelConfig = ModelConfig()
+  optimizer: OptimizerConfig = OptimizerConfig()
+  training: TrainingConfig = TrainingConfig()
+  decoding: DecodingConfig = DecodingConfig()
+
+  def __post_init__(self):
+    tied_sides = self.model.tied_embeddings in ('all', 'source_target')
+    _require(
+        self.data.tokenizer.joint or not tied_sides,
+        'model.tied_embeddings',
+        f"'{self.model.tied_embeddings}' shares one table between the sides "
+        'and needs data.tokenizer.joint=True',
+    )
+    if self.model.positions == 'learned':
+      longest = max(
+          self.data.filter.max_length, self.decoding.max_source_length
+      )
+      _require(
+          self.model.max_positions >= longest,
+          'model.max_positions',
+          f'must be at least {longest}, the longest line of data.filter or '
+          f'decoding, got {self.model.max_positions}',
+      )
+
+
+# Fields that a resumed run may change: they do not alter what is computed.
+RESUMABLE = (
+    'name',
+    'data.root',
+    'data.prepared',
+    'data.test',
+    'training.steps',
+    'training.log_every',
+    'training.validate_every',
+    'training.save_every',
+    'training.translate_sentences',
+    'training.translate_beam',
+    'training.keep_last',
+    'training.keep_best',
+    'training.metric',
+    'training.patience',
+    'decoding',
+)
+
+
+@functools.cache
+def _adapter(config_class: type) -> pydantic.TypeAdapter:
+  return pydantic.TypeAdapter(config_class)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+  """The config as nested dictionaries of JSON values."""
+  return _adapter(type(config)).dump_python(config, mode='json')
+
+
+def to_json(config: ExperimentConfig) -> str:
+  """The config as indented JSON, ending in a newline."""
+  return json.dumps(to_dict(config), indent=2) + '\n'
+
+
+def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
+  """Builds and checks a config.
+
+  Args:
+    values: nested dictionaries; missing fields take their defaults.
+
+  Returns:
+    The config.
+
+  Raises:
+    InputError: an unknown field, a wrong type or a value out of range.
+  """
+  try:
+    return _adapter(ExperimentConfig).validate_python(values)
+  except pydantic.ValidationError as error:
+    first = error.errors()[0]
+    path = '.'.join(str(part) for part in first['loc'])
+    if first['type'] in ('unexpected_keyword_argument', 'extra_forbidden'):
+      raise InputError(f'config.{path}: no such field') from None
+    message = first['msg'][:1].lower() + first['msg'][1:]
+    raise InputError(
+        f'config.{path}: {message}, got {first["input"]!r}'
+    ) from None
+
+
+def flatten(config: ExperimentConfig) -> dict[str, Any]:
+  """The config as one dictionary of dotted names, leaves only."""
+
+  def walk(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    leaves = {}
+    for name, value in values.items():
+      if isinstance(value, Mapping):
+        leaves |= walk(value, f'{prefix}{name}.')
+      else:
+        leaves[prefix + name] = value
+    return leaves
+
+  return walk(to_dict(config), '')
+
+
+def differing_fields(
+    saved: ExperimentConfig, given: ExperimentConfig
+) -> list[str]:
+  """The dotted names in which two configs differ, RESUMABLE ones left out."""
+  saved_leaves, given_leaves = flatten(saved), flatten(given)
+  return [
+      name
+      for name, value in given_leaves.items()
+      if saved_leaves[name] != value
+      and not any(
+          name == free or name.startswith(free + '.') for free in RESUMABLE
+      )
+  ]

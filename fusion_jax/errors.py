@@ -1,0 +1,39 @@
+"""What the user did wrong, told in one line."""
+
+import functools
+import sys
+from collections.abc import Callable
+
+
+class InputError(Exception):
+  """A mistake in what the user gave: a file, a flag, a config, a checkpoint.
+
+  The message is one line: what is wrong, where, and what would be right.
+  """
+
+
+def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
+  """Makes `main` end in one line on stderr and exit code 2 on `InputError`.
+
+  Every other exception is a bug of ours and keeps its traceback.
+
+  Args:
+    main: a program's entry point.
+
+  Returns:
+    The wrapped entry point; it returns the exit code for `sys.exit`.
+  """
+
+  @functools.wraps(main)
+  def wrapped(*args, **kwargs) -> int:
+    try:
+      main(*args, **kwargs)
+    except InputError as error:
+      print(f'error: {error}', file=sys.stderr)
+      return 2
+    except BrokenPipeError:
+      sys.stderr.close()
+      return 141
+    return 0
+
+  return wrapped
