@@ -49,29 +49,29 @@ class TokenizerConfig:
   def __post_init__(self):
     path = 'data.tokenizer.'
     _require(
-        self.vocabulary_size >= 8,
-        path + 'vocabulary_size',
-        f'must be at least 8, got {self.vocabulary_size}',
+      self.vocabulary_size >= 8,
+      path + 'vocabulary_size',
+      f'must be at least 8, got {self.vocabulary_size}',
     )
     _require(
-        0.9 <= self.character_coverage <= 1.0,
-        path + 'character_coverage',
-        f'must be between 0.9 and 1, got {self.character_coverage}',
+      0.9 <= self.character_coverage <= 1.0,
+      path + 'character_coverage',
+      f'must be between 0.9 and 1, got {self.character_coverage}',
     )
     _require(
-        self.training_lines >= 0,
-        path + 'training_lines',
-        f'must be 0 (all) or more, got {self.training_lines}',
+      self.training_lines >= 0,
+      path + 'training_lines',
+      f'must be 0 (all) or more, got {self.training_lines}',
     )
     _require(
-        not (self.joint and self.target_model),
-        path + 'target_model',
-        'must be empty with joint=True: source_model serves both sides',
+      not (self.joint and self.target_model),
+      path + 'target_model',
+      'must be empty with joint=True: source_model serves both sides',
     )
     _require(
-        self.joint or bool(self.source_model) == bool(self.target_model),
-        path + 'source_model',
-        'give both source_model and target_model, or neither',
+      self.joint or bool(self.source_model) == bool(self.target_model),
+      path + 'source_model',
+      'give both source_model and target_model, or neither',
     )
 
 
@@ -91,14 +91,14 @@ class FilterConfig:
 
   def __post_init__(self):
     _require(
-        self.max_length >= 2,
-        'data.filter.max_length',
-        f'must be at least 2, got {self.max_length}',
+      self.max_length >= 2,
+      'data.filter.max_length',
+      f'must be at least 2, got {self.max_length}',
     )
     _require(
-        self.max_length_ratio == 0 or self.max_length_ratio >= 1,
-        'data.filter.max_length_ratio',
-        f'must be 0 (any) or at least 1, got {self.max_length_ratio}',
+      self.max_length_ratio == 0 or self.max_length_ratio >= 1,
+      'data.filter.max_length_ratio',
+      f'must be 0 (any) or at least 1, got {self.max_length_ratio}',
     )
 
 
@@ -141,9 +141,9 @@ class SamplingConfig:
     for field in ('source_alpha', 'target_alpha'):
       value = getattr(self, field)
       _require(
-          0 <= value <= 1,
-          f'data.sampling.{field}',
-          f'must be between 0 and 1, got {value}',
+        0 <= value <= 1,
+        f'data.sampling.{field}',
+        f'must be between 0 and 1, got {value}',
       )
 
   @property
@@ -186,15 +186,15 @@ class DataConfig:
   def __post_init__(self):
     _require(bool(self.train), 'data.train', 'must name at least one corpus')
     _require(
-        self.source_language != self.target_language,
-        'data.target_language',
-        f'must differ from the source language, both are '
-        f'{self.source_language!r}',
+      self.source_language != self.target_language,
+      'data.target_language',
+      f'must differ from the source language, both are '
+      f'{self.source_language!r}',
     )
     _require(
-        self.embedded_pairs >= 1,
-        'data.embedded_pairs',
-        f'must be >= 1, got {self.embedded_pairs}',
+      self.embedded_pairs >= 1,
+      'data.embedded_pairs',
+      f'must be >= 1, got {self.embedded_pairs}',
     )
 
 
@@ -222,9 +222,9 @@ class ModelConfig:
   max_positions: int = 1_024
   # Which of the source table, the target table and the output projection
   # are one array: 'none'; 'source_target'; 'target_output'; 'all'.
-  tied_embeddings: Literal[
-      'none', 'source_target', 'target_output', 'all'
-  ] = 'all'
+  tied_embeddings: Literal['none', 'source_target', 'target_output', 'all'] = (
+    'all'
+  )
   # Biases of the attention projections, of the feed-forward layers and of
   # the output projection.
   attention_bias: bool = True
@@ -250,29 +250,35 @@ class ModelConfig:
 
   def __post_init__(self):
     for field in (
-        'width', 'filter', 'heads', 'encoder_layers', 'decoder_layers',
-        'max_positions',
+      'width',
+      'filter',
+      'heads',
+      'encoder_layers',
+      'decoder_layers',
+      'max_positions',
     ):
       value = getattr(self, field)
       _require(value >= 1, f'model.{field}', f'must be >= 1, got {value}')
     _require(
-        self.width % self.heads == 0,
-        'model.heads',
-        f'must divide model.width: {self.width} / {self.heads} leaves a '
-        f'remainder of {self.width % self.heads}',
+      self.width % self.heads == 0,
+      'model.heads',
+      f'must divide model.width: {self.width} / {self.heads} leaves a '
+      f'remainder of {self.width % self.heads}',
     )
     _require(
-        self.positions == 'learned' or self.width % 2 == 0,
-        'model.width',
-        f'must be even for sinusoidal positions, got {self.width}',
+      self.positions == 'learned' or self.width % 2 == 0,
+      'model.width',
+      f'must be even for sinusoidal positions, got {self.width}',
     )
     for field in (
-        'dropout', 'attention_dropout', 'activation_dropout',
-        'embedding_dropout',
+      'dropout',
+      'attention_dropout',
+      'activation_dropout',
+      'embedding_dropout',
     ):
       value = getattr(self, field)
       _require(
-          0 <= value < 1, f'model.{field}', f'must be in [0, 1), got {value}'
+        0 <= value < 1, f'model.{field}', f'must be in [0, 1), got {value}'
       )
 
   @property
@@ -281,16 +287,18 @@ class ModelConfig:
 
 
 # Vaswani et al. (2017), Table 3; 'small' and 'tiny' for CPUs and tests.
-PRESETS: Mapping[str, ModelConfig] = types.MappingProxyType({
+PRESETS: Mapping[str, ModelConfig] = types.MappingProxyType(
+  {
     'big': ModelConfig(width=1024, filter=4096, heads=16, dropout=0.3),
     'base': ModelConfig(),
     'small': ModelConfig(
-        width=256, filter=1024, heads=4, encoder_layers=3, decoder_layers=3
+      width=256, filter=1024, heads=4, encoder_layers=3, decoder_layers=3
     ),
     'tiny': ModelConfig(
-        width=64, filter=128, heads=2, encoder_layers=2, decoder_layers=2
+      width=64, filter=128, heads=2, encoder_layers=2, decoder_layers=2
     ),
-})
+  }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,12 +333,12 @@ class OptimizerConfig:
     for field in ('beta1', 'beta2'):
       value = getattr(self, field)
       _require(
-          0 <= value < 1, f'optimizer.{field}', f'must be in [0, 1), got {value}'
+        0 <= value < 1, f'optimizer.{field}', f'must be in [0, 1), got {value}'
       )
     _require(
-        self.clip_norm >= 0,
-        'optimizer.clip_norm',
-        f'must be 0 (none) or more, got {self.clip_norm}',
+      self.clip_norm >= 0,
+      'optimizer.clip_norm',
+      f'must be 0 (none) or more, got {self.clip_norm}',
     )
 
 
@@ -356,7 +364,10 @@ class DecodingConfig:
 
   def __post_init__(self):
     for field in (
-        'beam_size', 'max_length_extra', 'max_source_length', 'batch_tokens'
+      'beam_size',
+      'max_length_extra',
+      'max_source_length',
+      'batch_tokens',
     ):
       value = getattr(self, field)
       _require(value >= 1, f'decoding.{field}', f'must be >= 1, got {value}')
@@ -397,20 +408,28 @@ class TrainingConfig:
 
   def __post_init__(self):
     for field in (
-        'steps', 'log_every', 'validate_every', 'save_every', 'keep_last',
-        'translate_beam',
+      'steps',
+      'log_every',
+      'validate_every',
+      'save_every',
+      'keep_last',
+      'translate_beam',
     ):
       value = getattr(self, field)
       _require(value >= 1, f'training.{field}', f'must be >= 1, got {value}')
     for field in (
-        'patience', 'keep_best', 'loss_chunk', 'translate_sentences', 'seed'
+      'patience',
+      'keep_best',
+      'loss_chunk',
+      'translate_sentences',
+      'seed',
     ):
       value = getattr(self, field)
       _require(value >= 0, f'training.{field}', f'must be >= 0, got {value}')
     _require(
-        0 <= self.label_smoothing < 1,
-        'training.label_smoothing',
-        f'must be in [0, 1), got {self.label_smoothing}',
+      0 <= self.label_smoothing < 1,
+      'training.label_smoothing',
+      f'must be in [0, 1), got {self.label_smoothing}',
     )
 
 
@@ -430,40 +449,40 @@ class ExperimentConfig:
   def __post_init__(self):
     tied_sides = self.model.tied_embeddings in ('all', 'source_target')
     _require(
-        self.data.tokenizer.joint or not tied_sides,
-        'model.tied_embeddings',
-        f"'{self.model.tied_embeddings}' shares one table between the sides "
-        'and needs data.tokenizer.joint=True',
+      self.data.tokenizer.joint or not tied_sides,
+      'model.tied_embeddings',
+      f"'{self.model.tied_embeddings}' shares one table between the sides "
+      'and needs data.tokenizer.joint=True',
     )
     if self.model.positions == 'learned':
       longest = max(
-          self.data.filter.max_length, self.decoding.max_source_length
+        self.data.filter.max_length, self.decoding.max_source_length
       )
       _require(
-          self.model.max_positions >= longest,
-          'model.max_positions',
-          f'must be at least {longest}, the longest line of data.filter or '
-          f'decoding, got {self.model.max_positions}',
+        self.model.max_positions >= longest,
+        'model.max_positions',
+        f'must be at least {longest}, the longest line of data.filter or '
+        f'decoding, got {self.model.max_positions}',
       )
 
 
 # Fields that a resumed run may change: they do not alter what is computed.
 RESUMABLE = (
-    'name',
-    'data.root',
-    'data.prepared',
-    'data.test',
-    'training.steps',
-    'training.log_every',
-    'training.validate_every',
-    'training.save_every',
-    'training.translate_sentences',
-    'training.translate_beam',
-    'training.keep_last',
-    'training.keep_best',
-    'training.metric',
-    'training.patience',
-    'decoding',
+  'name',
+  'data.root',
+  'data.prepared',
+  'data.test',
+  'training.steps',
+  'training.log_every',
+  'training.validate_every',
+  'training.save_every',
+  'training.translate_sentences',
+  'training.translate_beam',
+  'training.keep_last',
+  'training.keep_best',
+  'training.metric',
+  'training.patience',
+  'decoding',
 )
 
 
@@ -503,7 +522,7 @@ def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
       raise InputError(f'config.{path}: no such field') from None
     message = first['msg'][:1].lower() + first['msg'][1:]
     raise InputError(
-        f'config.{path}: {message}, got {first["input"]!r}'
+      f'config.{path}: {message}, got {first["input"]!r}'
     ) from None
 
 
@@ -523,15 +542,15 @@ def flatten(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def differing_fields(
-    saved: ExperimentConfig, given: ExperimentConfig
+  saved: ExperimentConfig, given: ExperimentConfig
 ) -> list[str]:
   """The dotted names in which two configs differ, RESUMABLE ones left out."""
   saved_leaves, given_leaves = flatten(saved), flatten(given)
   return [
-      name
-      for name, value in given_leaves.items()
-      if saved_leaves[name] != value
-      and not any(
-          name == free or name.startswith(free + '.') for free in RESUMABLE
-      )
+    name
+    for name, value in given_leaves.items()
+    if saved_leaves[name] != value
+    and not any(
+      name == free or name.startswith(free + '.') for free in RESUMABLE
+    )
   ]

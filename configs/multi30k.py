@@ -1,0 +1,62 @@
+"""Multi30k image captions, any pair of en, de, fr.
+
+Data      Elliott et al. (2016): 29,000 / 1,014 / 1,000 pairs, 12 words.
+Files {train,val,test_2016_flickr}.{lang}.gz in data.root
+Paper     Vaswani et al. (2017), pre-norm, 3+3 layers of width 256
+Command   python train.py --config=configs/multi30k.py:en-de \\
+              --config.data.root=DIR --workdir=runs/multi30k
+Variants  en-de, de-en, en-fr, fr-en, de-fr, fr-de
+"""
+
+from fusion_jax.config import (
+  BatchConfig,
+  DataConfig,
+  DecodingConfig,
+  ExperimentConfig,
+  FilterConfig,
+  ModelConfig,
+  OptimizerConfig,
+  TokenizerConfig,
+  TrainingConfig,
+)
+from fusion_jax.flags import language_pair
+
+_LANGUAGES = ('de', 'en', 'fr')
+
+
+def get_config(variant: str = 'en-de') -> ExperimentConfig:
+  """A config for the language pair SOURCE-TARGET."""
+  source, target = language_pair(variant, _LANGUAGES)
+  return ExperimentConfig(
+    name=f'multi30k_{source}{target}',
+    data=DataConfig(
+      source_language=source,
+      target_language=target,
+      train=('train.{lang}.gz',),
+      valid=('val.{lang}.gz',),
+      test=('test_2016_flickr.{lang}.gz',),
+      tokenizer=TokenizerConfig(vocabulary_size=8_000),
+      filter=FilterConfig(max_length=64),
+      batch=BatchConfig(tokens=3_072, row_multiple=4),
+    ),
+    model=ModelConfig(
+      width=256,
+      filter=1_024,
+      heads=4,
+      encoder_layers=3,
+      decoder_layers=3,
+      norm='pre',
+      dropout=0.2,
+      embedding_dropout=0.2,
+    ),
+    optimizer=OptimizerConfig(
+      schedule='inverse_sqrt', peak=2e-3, warmup_steps=1_000
+    ),
+    training=TrainingConfig(
+      steps=4_000,
+      validate_every=500,
+      save_every=500,
+      keep_last=8,
+    ),
+    decoding=DecodingConfig(beam_size=5, max_source_length=64),
+  )

@@ -1,0 +1,57 @@
+"""A first translator: English to German on the corpus in the package.
+
+Paper     Vaswani et al. (2017), pre-norm, a small model
+Command   python train.py --config=configs/quickstart.py --workdir=runs/quickstart
+Data      none to fetch: dates, numbers, currencies, units, names (CLDR)
+Variants  any pair of the embedded languages, configs/quickstart.py:fr-nl
+"""
+
+from fusion_jax.config import (
+  BatchConfig,
+  DataConfig,
+  DecodingConfig,
+  ExperimentConfig,
+  FilterConfig,
+  ModelConfig,
+  OptimizerConfig,
+  TokenizerConfig,
+  TrainingConfig,
+)
+from fusion_jax.data.embedded import LANGUAGES
+from fusion_jax.flags import language_pair
+
+
+def get_config(variant: str = 'en-de') -> ExperimentConfig:
+  """A config for the language pair SOURCE-TARGET."""
+  source, target = language_pair(variant, LANGUAGES)
+  return ExperimentConfig(
+    name=f'quickstart_{source}{target}',
+    data=DataConfig(
+      source_language=source,
+      target_language=target,
+      tokenizer=TokenizerConfig(vocabulary_size=2_000),
+      filter=FilterConfig(max_length=64),
+      batch=BatchConfig(tokens=2_048, shapes=4),
+    ),
+    model=ModelConfig(
+      width=128,
+      filter=512,
+      heads=4,
+      encoder_layers=2,
+      decoder_layers=2,
+      norm='pre',
+      dropout=0.0,
+      embedding_dropout=0.0,
+    ),
+    optimizer=OptimizerConfig(
+      schedule='inverse_sqrt', peak=3e-3, warmup_steps=300
+    ),
+    training=TrainingConfig(
+      steps=1_200,
+      validate_every=600,
+      save_every=600,
+      translate_sentences=200,
+      keep_last=2,
+    ),
+    decoding=DecodingConfig(max_source_length=64),
+  )

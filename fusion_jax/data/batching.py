@@ -1,0 +1,445 @@
+"""Which examples make a batch, and of what shape: lengths in, numpy out.
+
+A corpus gets at most a handful of batch shapes, chosen for its own lengths.
+Each example goes to the shape that fits it with the fewest slots; an epoch is
+cut into whole batches of one shape each. Axis letters: B rows, S source and
+T target positions, N examples of the corpus.
+"""
+
+import collections
+import logging
+import math
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Array, Bool, Int, Int16, Int32
+
+from fusion_jax.config import BatchConfig
+from fusion_jax.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+
+class Shape(NamedTuple):
+  """The sizes of a batch: rows, source positions, target positions."""
+
+  rows: int
+  source: int
+  target: int
+
+  @property
+  def slots(self) -> int:
+    """Slots of one row, source and target together."""
+    return self.source + self.target
+
+  def holds(self, other: 'Shape') -> bool:
+    """Whether every example that fits `other` fits here."""
+    return self.source >= other.source and self.target >= other.target
+
+
+class Batch(NamedTuple):
+  """Padded examples: numpy arrays on the host, jax arrays on the device.
+
+  Both sides end in the end symbol and have no start symbol; what follows the
+  length is 0. A row of length 0 is only padding.
+  """
+
+  source: Int32[np.ndarray | Array, 'B S']
+  target: Int32[np.ndarray | Array, 'B T']
+  source_lengths: Int32[np.ndarray | Array, ' B']
+  target_lengths: Int32[np.ndarray | Array, ' B']
+
+
+@runtime_checkable
+class Example(Protocol):
+  """A pair of sentences as subword ids, both ending in the end symbol."""
+
+  @property
+  def source(self) -> Int32[np.ndarray, ' S']: ...
+
+  @property
+  def target(self) -> Int32[np.ndarray, ' T']: ...
+
+
+class EpochPlan(NamedTuple):
+  """The batches of one epoch.
+
+  Batch b has the examples `order[starts[b] : starts[b + 1]]` and the shape
+  `shapes[shape_ids[b]]`.
+  """
+
+  shapes: tuple[Shape, ...]
+  order: Int32[np.ndarray, ' N']
+  starts: Int[np.ndarray, ' batches+1']
+  shape_ids: Int[np.ndarray, ' batches']
+
+  @property
+  def batches(self) -> int:
+    return len(self.shape_ids)
+
+  def batch(self, index: int) -> tuple[Shape, Int32[np.ndarray, ' rows']]:
+    """The shape of a batch and its examples, which may be fewer than rows."""
+    first, last = self.starts[index], self.starts[index + 1]
+    return self.shapes[self.shape_ids[index]], self.order[first:last]
+
+  def slots(self) -> int:
+    """All slots of the epoch's batches, padding rows included."""
+    sizes = np.array([shape.rows * shape.slots for shape in self.shapes])
+    return int(sizes[self.shape_ids].sum())
+
+
+class TrainingPlan:
+  """The examples of every training batch, a function of seed and step.
+
+  An epoch shuffles all examples, groups them by shape (`plan_epoch`) and
+  shuffles the batches. The number of batches is the same in every epoch, so
+  a step is found without walking there.
+  """
+
+  def __init__(
+    self,
+    lengths: Int32[np.ndarray, 'N 2'],
+    shapes: tuple[Shape, ...],
+    seed: int,
+  ):
+    self.shapes = shapes
+    self._seed = seed
+    self._assignment = assign_shapes(lengths, shapes)
+    assert (self._assignment >= 0).all(), 'an example fits no shape'
+    unshuffled = np.arange(len(lengths), dtype=np.int32)
+    self.batches_per_epoch = self._group(unshuffled).batches
+    self._lock = threading.Lock()
+    self._epochs: collections.OrderedDict[int, EpochPlan] = (
+      collections.OrderedDict()
+    )
+
+  def batch(self, step: int) -> tuple[int, Shape, Int32[np.ndarray, ' rows']]:
+    """The epoch of a global batch, its shape and its examples."""
+    epoch, index = divmod(step, self.batches_per_epoch)
+    return epoch, *self.epoch(epoch).batch(index)
+
+  def epoch(self, epoch: int) -> EpochPlan:
+    """The plan of an epoch; the last two used are kept. Thread-safe."""
+    with self._lock:
+      if epoch not in self._epochs:
+        while len(self._epochs) > 1:
+          self._epochs.popitem(last=False)
+        self._epochs[epoch] = self._shuffled(epoch)
+      self._epochs.move_to_end(epoch)
+      return self._epochs[epoch]
+
+  def _group(self, order: Int32[np.ndarray, ' N']) -> EpochPlan:
+    return plan_epoch(order, self._assignment, self.shapes)
+
+  def _shuffled(self, epoch: int) -> EpochPlan:
+    bits = np.random.Philox(np.random.SeedSequence((self._seed, epoch)))
+    plan = self._group(_permutation(bits, len(self._assignment)))
+    batch_order = _permutation(bits, plan.batches)
+    sizes = np.diff(plan.starts)[batch_order]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    # Element e of the new order stood at e - new start + old start.
+    moved = np.repeat(plan.starts[batch_order] - starts[:-1], sizes)
+    order = plan.order[np.arange(len(plan.order)) + moved]
+    return EpochPlan(self.shapes, order, starts, plan.shape_ids[batch_order])
+
+
+def choose_shapes(
+  lengths: Int32[np.ndarray, 'N 2'],
+  config: BatchConfig,
+  devices: int = 1,
+  max_length: int | None = None,
+) -> tuple[Shape, ...]:
+  """Chooses the batch shapes that leave the least padding in a corpus.
+
+  Minimises sum_n min{S_k + T_k : example n fits (S_k, T_k)} over the caps
+  (S_k, T_k) by coordinate descent, see `_choose_caps`. The last shape holds
+  the longest source and the longest target.
+
+  Args:
+    lengths: source and target length of every example, in subwords.
+    config: the number of shapes, their slots and granularity.
+    devices: rows are a multiple of this and of `config.row_multiple`:
+      data-parallel devices times the parts of gradient accumulation. The
+      shapes are the same for all numbers that divide `row_multiple`.
+    max_length: examples with a longer side are not counted; None: all are.
+
+  Returns:
+    At most `config.shapes` shapes, by slots of one row.
+
+  Raises:
+    InputError: no example is short enough.
+  """
+  if max_length is not None:
+    lengths = lengths[lengths.max(axis=1) <= max_length]
+    if not len(lengths):
+      raise InputError(
+        'no sentence pair to make batches of: none has at most '
+        f'data.filter.max_length={max_length} subwords on both sides'
+      )
+  sources, targets = (
+    _candidates(int(longest), config.length_multiple)
+    for longest in lengths.max(axis=0)
+  )
+  histogram = _histogram(lengths, sources, targets)
+  caps = _choose_caps(histogram, sources, targets, config.shapes)
+  shapes = [
+    Shape(
+      _rows(int(sources[s] + targets[t]), config, devices),
+      int(sources[s]),
+      int(targets[t]),
+    )
+    for s, t in caps
+  ]
+  shapes.sort(key=lambda shape: (shape.slots, shape))
+  _warn_if_larger(shapes[-1], config.tokens)
+  return tuple(shapes)
+
+
+def assign_shapes(
+  lengths: Int32[np.ndarray, 'N 2'], shapes: Sequence[Shape]
+) -> Int16[np.ndarray, ' N']:
+  """The index of the smallest shape that fits each example; -1: none does."""
+  assignment = np.full(len(lengths), -1, np.int16)
+  for index in reversed(range(len(shapes))):
+    fits = lengths[:, 0] <= shapes[index].source
+    fits &= lengths[:, 1] <= shapes[index].target
+    assignment[fits] = index
+  return assignment
+
+
+def plan_epoch(
+  order: Int32[np.ndarray, ' N'],
+  assignment: Int16[np.ndarray, ' examples'],
+  shapes: tuple[Shape, ...],
+) -> EpochPlan:
+  """Cuts examples into batches, those of the same shape in the given order.
+
+  What is left over after a shape's last whole batch moves up to the next
+  shape that holds it, unless the empty rows of a short batch cost fewer
+  slots. All batches of a shape share its empty rows evenly. The number of
+  batches depends on how many examples each shape has, not on their order.
+
+  Args:
+    order: the examples to cut, each once.
+    assignment: the shape of every example of the corpus.
+    shapes: by slots of one row; the last one holds all others.
+
+  Returns:
+    The plan, batches of the same shape side by side.
+  """
+  assigned = assignment[order]
+  queues = [order[assigned == index] for index in range(len(shapes))]
+  for index, shape in enumerate(shapes[:-1]):
+    above = next(
+      other
+      for other in range(index + 1, len(shapes))
+      if shapes[other].holds(shape)
+    )
+    left = len(queues[index]) % shape.rows
+    cost_of_moving = left * (shapes[above].slots - shape.slots)
+    if left and cost_of_moving <= (shape.rows - left) * shape.slots:
+      queues[index], rest = np.split(queues[index], [-left])
+      queues[above] = np.concatenate([rest, queues[above]])
+  counts = [
+    -(-len(queue) // shape.rows)
+    for queue, shape in zip(queues, shapes, strict=True)
+  ]
+  sizes = np.concatenate(
+    [
+      np.diff(np.arange(count + 1) * len(queue) // max(count, 1))
+      for queue, count in zip(queues, counts, strict=True)
+    ]
+  )
+  return EpochPlan(
+    shapes,
+    np.concatenate(queues),
+    np.concatenate([[0], np.cumsum(sizes)]),
+    np.repeat(np.arange(len(shapes)), counts),
+  )
+
+
+def assemble(examples: Sequence[Example], shape: Shape) -> Batch:
+  """Pads examples with 0 to a batch.
+
+  Args:
+    examples: at most `shape.rows` examples that fit the shape.
+    shape: the batch's shape.
+
+  Returns:
+    The batch; rows without an example have length 0.
+  """
+  assert len(examples) <= shape.rows, f'{len(examples)} examples for {shape}'
+  sources, source_lengths = _pad(
+    [example.source for example in examples], shape.rows, shape.source
+  )
+  targets, target_lengths = _pad(
+    [example.target for example in examples], shape.rows, shape.target
+  )
+  return Batch(sources, targets, source_lengths, target_lengths)
+
+
+def shape_table(lengths: Int32[np.ndarray, 'N 2'], plan: EpochPlan) -> str:
+  """The shapes as a table for people.
+
+  Args:
+    lengths: source and target length of every example.
+    plan: any epoch of these examples.
+
+  Returns:
+    One line for each shape: its sizes, its batches in an epoch, its share of
+    the examples, and the share of its slots that hold real tokens; a last
+    line for all.
+  """
+  sizes = np.diff(plan.starts)
+  tokens = np.append(np.cumsum(lengths[plan.order].sum(axis=1)), 0)
+  batch_tokens = np.diff(np.append(0, tokens[plan.starts[1:] - 1]))
+  header = ('rows', 'source', 'target', 'batches', 'examples', 'real tokens')
+  lines = [''.join(f'{name:>12}' for name in header)]
+  for index, shape in enumerate(plan.shapes):
+    own = plan.shape_ids == index
+    slots = max(int(own.sum()) * shape.rows * shape.slots, 1)
+    lines.append(
+      ''.join(f'{size:>12,}' for size in (*shape, own.sum()))
+      + f'{sizes[own].sum() / max(len(plan.order), 1):>12.1%}'
+      + f'{batch_tokens[own].sum() / slots:>12.1%}'
+    )
+  real = batch_tokens.sum() / max(plan.slots(), 1)
+  lines.append(f'{"all":>36}{plan.batches:>12,}{1:>12.1%}{real:>12.1%}')
+  return '\n'.join(lines)
+
+
+def _warn_if_larger(shape: Shape, tokens: int) -> None:
+  if shape.rows * shape.slots > 2 * tokens:
+    logger.warning(
+      'a batch of %d rows (the least that data.batch.row_multiple and the '
+      'devices allow) of %d + %d positions is larger than '
+      'data.batch.tokens=%d',
+      *shape,
+      tokens,
+    )
+
+
+def _rows(slots: int, config: BatchConfig, devices: int) -> int:
+  multiple = math.lcm(config.row_multiple, devices)
+  return max(2 * config.tokens // slots // multiple, 1) * multiple
+
+
+def _candidates(longest: int, multiple: int) -> Int[np.ndarray, ' G']:
+  """Lengths a cap may have: multiples, thinned to steps of 2 % when large."""
+  last = -(-longest // multiple) * multiple
+  lengths = [multiple]
+  while lengths[-1] < last:
+    step = max(lengths[-1] // 50 // multiple, 1) * multiple
+    lengths.append(min(lengths[-1] + step, last))
+  return np.array(lengths)
+
+
+def _histogram(
+  lengths: Int32[np.ndarray, 'N 2'],
+  sources: Int[np.ndarray, ' Gs'],
+  targets: Int[np.ndarray, ' Gt'],
+) -> Int[np.ndarray, 'Gs Gt']:
+  """Examples by the smallest candidate lengths that hold them."""
+  cells = np.searchsorted(sources, np.arange(sources[-1] + 1))[lengths[:, 0]]
+  cells *= len(targets)
+  cells += np.searchsorted(targets, np.arange(targets[-1] + 1))[lengths[:, 1]]
+  size = len(sources) * len(targets)
+  return np.bincount(cells, minlength=size).reshape(len(sources), -1)
+
+
+def _choose_caps(
+  histogram: Int[np.ndarray, 'Gs Gt'],
+  sources: Int[np.ndarray, ' Gs'],
+  targets: Int[np.ndarray, ' Gt'],
+  count: int,
+) -> list[tuple[int, int]]:
+  """Caps of the least total slots: greedy, then one cap at a time.
+
+  The best place of one cap among fixed others is found exactly, so each
+  round can only lower the sum; the rounds end when no cap moves.
+
+  Args:
+    histogram: examples by candidate lengths.
+    sources: candidate source lengths, ascending.
+    targets: candidate target lengths, ascending.
+    count: the most caps.
+
+  Returns:
+    Pairs of indices into `sources` and `targets`; one is the last of both.
+  """
+  slots = sources[:, None] + targets
+  caps = [(len(sources) - 1, len(targets) - 1)]
+  while len(caps) < count:
+    place, gain = _best_cap(histogram, slots, caps)
+    if not gain:
+      return caps
+    caps.append(place)
+  moved = True
+  while moved:
+    moved = False
+    for index in range(1, count):
+      others = caps[:index] + caps[index + 1 :]
+      place, gain = _best_cap(histogram, slots, others)
+      kept = _gains(histogram, slots, others)[caps[index]]
+      if gain > kept:
+        caps[index], moved = place, True
+  return caps
+
+
+def _best_cap(
+  histogram: Int[np.ndarray, 'Gs Gt'],
+  slots: Int[np.ndarray, 'Gs Gt'],
+  others: Sequence[tuple[int, int]],
+) -> tuple[tuple[int, int], int]:
+  """The place of one more cap that saves the most slots, and how many."""
+  gains = _gains(histogram, slots, others)
+  source, target = np.unravel_index(gains.argmax(), gains.shape)
+  return (int(source), int(target)), int(gains[source, target])
+
+
+def _gains(
+  histogram: Int[np.ndarray, 'Gs Gt'],
+  slots: Int[np.ndarray, 'Gs Gt'],
+  others: Sequence[tuple[int, int]],
+) -> Int[np.ndarray, 'Gs Gt']:
+  """Slots that one more cap at each place would save.
+
+  With c the slots that an example costs now, a cap of u slots saves
+  sum over the examples that fit of max(c - u, 0). c takes one value for each
+  of the other caps; the examples of one value that fit are a 2-D prefix sum.
+  """
+  cost = np.full_like(histogram, np.iinfo(histogram.dtype).max)
+  for source, target in others:
+    corner = cost[: source + 1, : target + 1]
+    np.minimum(corner, slots[source, target], out=corner)
+  gains = np.zeros_like(histogram)
+  for value in {slots[place] for place in others}:
+    fitting = np.where(cost == value, histogram, 0)
+    fitting = fitting.cumsum(axis=0).cumsum(axis=1)
+    gains += fitting * np.maximum(value - slots, 0)
+  return gains
+
+
+def _permutation(bits: np.random.Philox, size: int) -> Int32[np.ndarray, ' N']:
+  """A random permutation.
+
+  It sorts raw bits because NumPy keeps those the same in all its versions,
+  but not what `Generator.permutation` makes of them (NEP 19).
+  """
+  keys = bits.random_raw(size)
+  return np.argsort(keys, kind='stable').astype(np.int32)
+
+
+def _pad(
+  sentences: Sequence[Int32[np.ndarray, ' _']], rows: int, width: int
+) -> tuple[Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B']]:
+  lengths = np.zeros(rows, np.int32)
+  lengths[: len(sentences)] = [len(sentence) for sentence in sentences]
+  assert lengths.max(initial=0) <= width, f'{lengths.max()} ids for {width}'
+  padded = np.zeros((rows, width), np.int32)
+  keep_mask: Bool[np.ndarray, 'B L'] = np.arange(width) < lengths[:, None]
+  if sentences:
+    padded[keep_mask] = np.concatenate(sentences)
+  return padded, lengths

@@ -1,0 +1,228 @@
+"""Writes the splits of a prepared corpus, as they stream by."""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from fusion_jax.config import FilterConfig
+from fusion_jax.data import filtering, prepared, records
+from fusion_jax.data.encoding import PairEncoder
+from fusion_jax.data.records import Example
+
+# Pairs that are encoded and written together: all that is held in memory.
+_CHUNK = 4_096
+_PAIRS_PER_SHARD = 500_000
+
+
+class CorpusWriter:
+  """Writes splits into a folder, one after the other."""
+
+  def __init__(
+    self, directory: Path, encoder: PairEncoder, config: FilterConfig
+  ):
+    """Starts a TFDS dataset without splits."""
+    self._directory = directory
+    self._encoder = encoder
+    self._config = config
+    info = tfds.core.DatasetInfo(
+      builder=tfds.core.DatasetIdentity(
+        name=records.DATASET,
+        version=tfds.core.Version('1.0.0'),
+        data_dir=str(directory),
+        module_name=__name__,
+      ),
+      features=records.features(),
+      description='Parallel text, encoded in subwords.',
+    )
+    # The generator-based builders of TFDS shuffle by sorting keys on disk;
+    # this writer streams, and training shuffles anew in every epoch.
+    self._writer = tfds.core.SequentialWriter(
+      info, _PAIRS_PER_SHARD, file_format='array_record'
+    )
+
+  def write_train(self, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Writes the training pairs that pass the filter.
+
+    Args:
+      pairs: normalised source and target lines.
+
+    Returns:
+      The split's part of the report.
+    """
+    pair_filter = filtering.PairFilter(self._config)
+    sampled = any(self._encoder.alphas)
+    counts = _Counts()
+    with self._open_split('train') as split:
+      for texts, plain in self._encoded(pairs):
+        lengths = len(plain.source), len(plain.target)
+        reason = pair_filter.reason(texts, lengths)
+        counts.add(plain, reason, self._encoder)
+        if reason:
+          continue
+        if not sampled:
+          split.add(plain, ('', ''), lengths)
+          continue
+        longest = self._encoder.longest(texts, plain, (split.rows, 0))
+        capped = [min(each, self._config.max_length) for each in longest]
+        split.add(_NO_EXAMPLE, texts, capped)
+    return counts.report()
+
+  def write_held_out(
+    self, name: str, pairs: Iterable[tuple[str, str]]
+  ) -> dict[str, Any]:
+    """Writes all pairs of 'valid' or 'test', ids and text.
+
+    Empty and over-long pairs are no examples, only text.
+
+    Args:
+      name: of the split.
+      pairs: normalised source and target lines.
+
+    Returns:
+      The split's part of the report.
+    """
+    counts = _Counts()
+    rows = []
+    with self._open_split(name) as split:
+      for row, (texts, plain) in enumerate(self._encoded(pairs)):
+        lengths = len(plain.source), len(plain.target)
+        reason = filtering.unusable(texts, lengths, self._config.max_length)
+        counts.add(plain, reason, self._encoder)
+        split.add(plain, texts, None if reason else lengths)
+        if not reason:
+          rows.append(row)
+    if counts.pairs > len(rows):
+      path = self._directory / prepared.ROWS.format(split=name)
+      np.save(path, np.array(rows, np.int64))
+    return counts.report()
+
+  def _open_split(self, name: str) -> '_SplitWriter':
+    lengths = self._directory / prepared.LENGTHS.format(split=name)
+    return _SplitWriter(self._writer, name, lengths.open('wb'))
+
+  def _encoded(
+    self, pairs: Iterable[tuple[str, str]]
+  ) -> Iterator[tuple[tuple[str, str], Example]]:
+    stream = iter(pairs)
+    while chunk := list(itertools.islice(stream, _CHUNK)):
+      yield from zip(chunk, self._encoder.encode_pairs(chunk), strict=True)
+
+
+_NO_EXAMPLE = Example(records.NO_IDS, records.NO_IDS)
+
+
+class _SplitWriter:
+  """Records and lengths of one split, written a chunk at a time."""
+
+  def __init__(
+    self,
+    writer: tfds.core.SequentialWriter,
+    name: str,
+    lengths_file: BinaryIO,
+  ):
+    self.rows = 0
+    self._writer = writer
+    self._name = name
+    self._records: list[dict[str, Any]] = []
+    self._lengths: list[tuple[int, int]] = []
+    self._examples = 0
+    self._lengths_file = lengths_file
+    writer.initialize_splits([name])
+    self._write_header()
+
+  def __enter__(self) -> '_SplitWriter':
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._flush()
+    self._writer.close_splits([self._name])
+    self._write_header()
+    self._lengths_file.close()
+
+  def add(
+    self,
+    example: Example,
+    texts: tuple[str, str],
+    lengths: Iterable[int] | None,
+  ) -> None:
+    """Adds a record, and its lengths if it is an example."""
+    self.rows += 1
+    self._records.append(
+      {
+        'source': example.source,
+        'target': example.target,
+        'source_text': texts[0],
+        'target_text': texts[1],
+      }
+    )
+    if lengths is not None:
+      self._lengths.append(tuple(lengths))
+    if len(self._records) == _CHUNK:
+      self._flush()
+
+  def _flush(self) -> None:
+    self._writer.add_examples({self._name: self._records})
+    lengths = np.array(self._lengths, np.int32).reshape(-1, 2)
+    self._lengths_file.write(lengths.tobytes())
+    self._examples += len(lengths)
+    self._records, self._lengths = [], []
+
+  def _write_header(self) -> None:
+    # NumPy leaves room in the header for the first axis to grow, so the
+    # header with the true number of rows takes the place of the first one.
+    self._lengths_file.seek(0)
+    np.lib.format.write_array_header_1_0(
+      self._lengths_file,
+      {
+        'descr': np.lib.format.dtype_to_descr(np.dtype(np.int32)),
+        'fortran_order': False,
+        'shape': (self._examples, 2),
+      },
+    )
+
+
+@dataclasses.dataclass
+class _Counts:
+  """What is told about a split afterwards."""
+
+  pairs: int = 0
+  dropped: collections.Counter = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  subwords: np.ndarray = dataclasses.field(
+    default_factory=lambda: np.zeros([2], np.int64)
+  )
+  unknown: np.ndarray = dataclasses.field(
+    default_factory=lambda: np.zeros([2], np.int64)
+  )
+
+  def add(
+    self, example: Example, reason: str | None, encoder: PairEncoder
+  ) -> None:
+    """Counts one pair."""
+    self.pairs += 1
+    if reason:
+      self.dropped[reason] += 1
+      return
+    for side, tokenizer in enumerate(encoder.tokenizers):
+      ids = example[side]
+      self.subwords[side] += len(ids)
+      self.unknown[side] += np.count_nonzero(
+        ids == tokenizer.vocabulary.unknown
+      )
+
+  def report(self) -> dict[str, Any]:
+    """The counts as JSON values."""
+    return {
+      'pairs': self.pairs,
+      'kept': self.pairs - self.dropped.total(),
+      'dropped': {reason: self.dropped[reason] for reason in filtering.REASONS},
+      'subwords': self.subwords.tolist(),
+      'unknown': self.unknown.tolist(),
+    }

@@ -1,0 +1,147 @@
+"""A parallel corpus that needs no download: CLDR data in sentence frames.
+
+Every sentence is a frame (`frames.py`, written by hand in each language) whose
+slots hold values (`values.py`) that Babel and num2words render
+(`rendering.py`): dates, times, spans, numbers, currencies, units, names of
+countries and languages. Babel 2.17 to 2.18 and num2words 0.5.14 were tried.
+
+The values of a sentence alone, without its frame and language, decide its
+split, so that no combination of values is in two splits, under any seed.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import random
+from collections.abc import Iterator
+
+from fusion_jax.data.embedded import rendering, values
+from fusion_jax.data.embedded.frames import FRAMES, Frame
+from fusion_jax.errors import InputError
+
+LANGUAGES: tuple[str, ...] = rendering.LANGUAGES
+
+# Pairs that each split can give at most.
+SIZES = {'train': 500_000, 'valid': 25_000, 'test': 25_000}
+
+# What the text depends on besides the arguments of `generate`.
+_installed = importlib.metadata.version
+VERSION = f'1 babel-{_installed("babel")} num2words-{_installed("num2words")}'
+
+Slot = tuple[str, values.Value]
+
+
+def generate(
+  source_language: str,
+  target_language: str,
+  split: str,
+  pairs: int,
+  seed: int = 0,
+) -> Iterator[tuple[str, str]]:
+  """Yields sentence pairs, all different; the same ones for the same arguments.
+
+  Args:
+    source_language: one of `LANGUAGES`.
+    target_language: another one of `LANGUAGES`.
+    split: 'train', 'valid' or 'test'.
+    pairs: how many; at most `SIZES[split]`. The first pairs of a longer
+      corpus are the shorter corpus.
+    seed: decides which combinations are drawn, and their order.
+
+  Returns:
+    An iterator over (source, target): plain text in Unicode NFC.
+
+  Raises:
+    InputError: at the call, when one of the arguments is not accepted.
+  """
+  _check(source_language, target_language, split, pairs)
+  return _pairs(source_language, target_language, split, pairs, seed)
+
+
+def _check(
+  source_language: str, target_language: str, split: str, pairs: int
+) -> None:
+  for language in (source_language, target_language):
+    if language not in LANGUAGES:
+      raise InputError(
+        f'embedded corpus: no language {language!r}; '
+        f'it has {", ".join(LANGUAGES)}'
+      )
+  if source_language == target_language:
+    raise InputError(
+      'embedded corpus: source and target language are both '
+      f'{source_language!r}; they must differ'
+    )
+  if split not in SIZES:
+    raise InputError(
+      f'embedded corpus: no split {split!r}; it has {", ".join(SIZES)}'
+    )
+  if not 0 <= pairs <= SIZES[split]:
+    raise InputError(
+      f'embedded corpus: {pairs:,} pairs asked for in {split}; '
+      f'it has 0 to {SIZES[split]:,}'
+    )
+
+
+def _pairs(
+  source_language: str,
+  target_language: str,
+  split: str,
+  pairs: int,
+  seed: int,
+) -> Iterator[tuple[str, str]]:
+  for frame, content in _contents(split, pairs, seed):
+    yield (
+      _sentence(frame, content, source_language),
+      _sentence(frame, content, target_language),
+    )
+
+
+def _contents(
+  split: str, count: int, seed: int
+) -> Iterator[tuple[Frame, tuple[Slot, ...]]]:
+  """Draws distinct (frame, content) of one split."""
+  draw = random.Random(seed)
+  seen = set()
+  while len(seen) < count:
+    index = _below(draw, len(FRAMES))
+    frame = FRAMES[index]
+    content = tuple(
+      (family, values.VALUES[family][_below(draw, size)])
+      for family, size in _families(index)
+    )
+    if len(set(content)) < len(content) or split_of(content) != split:
+      continue
+    if (index, content) not in seen:
+      seen.add((index, content))
+      yield frame, content
+
+
+def _below(draw: random.Random, limit: int) -> int:
+  # Only random() promises the same numbers in every Python version.
+  return int(draw.random() * limit)
+
+
+@functools.cache
+def _families(index: int) -> tuple[tuple[str, int], ...]:
+  """Family of values and number of values for each slot of a frame."""
+  families = (slot.rstrip('0123456789') for slot in FRAMES[index].slots)
+  return tuple((family, len(values.VALUES[family])) for family in families)
+
+
+def split_of(content: tuple[Slot, ...]) -> str:
+  """Names the split of a combination of values, whatever their order."""
+  digest = hashlib.blake2b(repr(sorted(content)).encode(), digest_size=4)
+  share = int.from_bytes(digest.digest(), 'big') % 20
+  return {0: 'valid', 1: 'test'}.get(share, 'train')
+
+
+def _sentence(frame: Frame, content: tuple[Slot, ...], language: str) -> str:
+  value_of = dict(zip(frame.slots, content, strict=True))
+  text = ''
+  for literal, slot, style in frame.parts[language]:
+    text += literal
+    if slot:
+      family, value = value_of[slot]
+      text += rendering.render(family, style, value, language)
+  return text[0].upper() + text[1:]

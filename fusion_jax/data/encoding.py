@@ -1,0 +1,112 @@
+"""From a pair of lines to ids and lengths."""
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int32
+
+from fusion_jax.data.records import Example
+from fusion_jax.data.tokenizer import Tokenizer
+
+SOURCE, TARGET = 0, 1
+
+# Segmentations that are drawn to find out how long a line may become.
+_MEASURED_DRAWS = 3
+# Draws of a segmentation before the plain one is taken.
+_DRAWS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class PairEncoder:
+  """The tokenizers of the two sides and how they are sampled from.
+
+  Attributes:
+    tokenizers: of source and target.
+    alphas: of `Tokenizer.sample` for source and target; 0: no sampling.
+  """
+
+  tokenizers: tuple[Tokenizer, Tokenizer]
+  alphas: tuple[float, float] = (0.0, 0.0)
+
+  def encode(self, texts: tuple[str, str]) -> Example:
+    """The plain segmentation of both lines."""
+    return Example(*(self._plain(texts[side], side) for side in (0, 1)))
+
+  def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Example]:
+    """`encode` for many pairs at once, on all cores."""
+    sides = []
+    for lines, tokenizer in zip(
+      zip(*pairs, strict=True), self.tokenizers, strict=True
+    ):
+      end = [tokenizer.vocabulary.end]
+      sides.append(
+        [np.array(ids + end, np.int32) for ids in tokenizer.encode_lines(lines)]
+      )
+    return [Example(*both) for both in zip(*sides, strict=True)]
+
+  def sample(
+    self,
+    texts: tuple[str, str],
+    seed: tuple[int, int],
+    max_lengths: tuple[int, int],
+  ) -> Example:
+    """A random segmentation of both lines that is not over-long.
+
+    Args:
+      texts: source and target line.
+      seed: two numbers; the same two give the same ids.
+      max_lengths: of source and target, the end symbol included. Longer
+        draws are repeated a few times; then the plain segmentation is taken.
+
+    Returns:
+      The ids.
+    """
+    ids = []
+    for side in (SOURCE, TARGET):
+      draws = (self._draw(texts[side], side, seed, k) for k in range(_DRAWS))
+      fitting = (each for each in draws if len(each) <= max_lengths[side])
+      drawn = next(fitting, None) if self.alphas[side] else None
+      ids.append(self._plain(texts[side], side) if drawn is None else drawn)
+    return Example(*ids)
+
+  def longest(
+    self, texts: tuple[str, str], plain: Example, seed: tuple[int, int]
+  ) -> tuple[int, int]:
+    """The lengths to expect of a pair whose segmentation is sampled.
+
+    Args:
+      texts: source and target line.
+      plain: their plain segmentation.
+      seed: two numbers, of the draws.
+
+    Returns:
+      For source and target, the largest length of the plain segmentation and
+      of three random ones, the end symbol included.
+    """
+    lengths = []
+    for side in (SOURCE, TARGET):
+      draws = range(_MEASURED_DRAWS if self.alphas[side] else 0)
+      drawn = [len(self._draw(texts[side], side, seed, k)) for k in draws]
+      lengths.append(max([len(plain[side]), *drawn]))
+    return lengths[SOURCE], lengths[TARGET]
+
+  def _plain(self, text: str, side: int) -> Int32[np.ndarray, 'S']:
+    tokenizer = self.tokenizers[side]
+    ids = tokenizer.encode(text)
+    return np.array([*ids, tokenizer.vocabulary.end], np.int32)
+
+  def _draw(
+    self, text: str, side: int, seed: tuple[int, int], draw: int
+  ) -> Int32[np.ndarray, 'S']:
+    tokenizer = self.tokenizers[side]
+    ids = tokenizer.sample(text, self.alphas[side], _mixed(*seed, side, draw))
+    return np.array([*ids, tokenizer.vocabulary.end], np.int32)
+
+
+def _mixed(first: int, second: int, side: int, draw: int) -> int:
+  """A 32-bit seed for one draw; neighbouring seeds have nothing in common."""
+  packed = struct.pack('<QQBB', first % 2**64, second % 2**64, side, draw)
+  return int.from_bytes(hashlib.blake2b(packed, digest_size=4).digest())

@@ -1,0 +1,184 @@
+"""The way of a batch: prepared examples, Grain, device.
+
+The global batch of a training step is a function of the corpus, the shapes,
+the seed and the step, whatever the number of processes; each process reads
+only its own rows of it.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+import grain
+import jax
+import numpy as np
+from jaxtyping import Int32
+
+from fusion_jax.data import batching
+from fusion_jax.data.batching import Batch, Example, Shape
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Split(Protocol):
+  """The examples of a corpus by index; `prepared.Split` is one."""
+
+  @property
+  def lengths(self) -> Int32[np.ndarray, 'N 2']:
+    """Source and target subwords of each example, end symbols included."""
+    ...
+
+  def __len__(self) -> int: ...
+
+  def __getitems__(self, indices: Sequence[int]) -> Sequence[Example]: ...
+
+  def sample(self, index: int, seed: int) -> Example:
+    """The example in a random segmentation, no longer than its lengths.
+
+    Nothing connects the segmentations of two seeds, be they neighbours.
+    """
+    ...
+
+
+class TrainingBatches:
+  """The endless sequence of training batches of one process, by step."""
+
+  def __init__(
+    self,
+    split: Split,
+    shapes: tuple[Shape, ...],
+    seed: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    sampling: bool = False,
+  ):
+    """Plans the batches.
+
+    Args:
+      split: the training examples.
+      shapes: from `choose_shapes` for the split's lengths.
+      seed: of the order and of the sampling.
+      process_index: this process among those that train.
+      process_count: how many these are; it divides the rows of every shape.
+      sampling: draw a new segmentation of each example in each epoch.
+    """
+    self.plan = batching.TrainingPlan(split.lengths, shapes, seed)
+    self._split = split
+    self._seed = seed
+    self._process = (process_index, process_count)
+    self._sampling = sampling
+
+  def __len__(self) -> int:
+    return sys.maxsize
+
+  def __getitem__(self, step: int) -> Batch:
+    epoch, shape, indices = self.plan.batch(step)
+    shape, indices = _share(shape, indices, *self._process)
+    if self._sampling:
+      # Each (seed, epoch, example) has its own seed, the next example's is
+      # the next number.
+      entropy = np.random.SeedSequence((self._seed, epoch), spawn_key=(1,))
+      first = int(entropy.generate_state(1, np.uint64)[0])
+      examples = [
+        self._split.sample(index, (first + index) % 2**64)
+        for index in indices.tolist()
+      ]
+    else:
+      examples = self._split.__getitems__(indices.tolist())
+    return batching.assemble(examples, shape)
+
+
+def training_iterator(
+  batches: TrainingBatches,
+  sharding: jax.sharding.Sharding,
+  threads: int = 2,
+  ahead: int = 16,
+) -> grain.DatasetIterator[Batch]:
+  """The training batches on the devices, read ahead by threads.
+
+  The iterator's state is the position after the last batch taken from it,
+  whatever has been read ahead; it fits `grain.checkpoint.CheckpointSave` and
+  is restored without reading what came before. Call `close()` at the end.
+
+  Args:
+    batches: this process's share of the batches.
+    sharding: of the rows over the devices of all processes.
+    threads: that read and assemble batches.
+    ahead: batches that are kept ready on the host.
+
+  Returns:
+    An endless iterator over batches of jax arrays.
+  """
+  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
+  dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
+  return iter(to_device(dataset, sharding))
+
+
+def to_device(
+  dataset: grain.IterDataset[Batch], sharding: jax.sharding.Sharding
+) -> grain.IterDataset[Batch]:
+  """Copies each process's rows to its devices, two batches ahead."""
+
+  def put(batch: Batch) -> Batch:
+    return Batch(
+      *(
+        jax.make_array_from_process_local_data(sharding, part) for part in batch
+      )
+    )
+
+  return grain.experimental.ThreadPrefetchIterDataset(
+    dataset.map(put), prefetch_buffer_size=2
+  )
+
+
+def evaluation_batches(
+  split: Split,
+  shapes: tuple[Shape, ...],
+  process_index: int = 0,
+  process_count: int = 1,
+) -> Iterator[Batch]:
+  """Every example once, in a fixed order, as batches on the host.
+
+  Examples that fit no shape are left out and counted in the log. Shapes from
+  `choose_shapes(split.lengths, config, devices, max_length)` leave out those
+  longer than max_length and no others.
+
+  Args:
+    split: the examples.
+    shapes: by slots of one row; the last one holds all others.
+    process_index: this process among those that evaluate.
+    process_count: how many these are; it divides the rows of every shape.
+
+  Yields:
+    This process's rows of each batch.
+  """
+  assignment = batching.assign_shapes(split.lengths, shapes)
+  order = np.flatnonzero(assignment >= 0).astype(np.int32)
+  if len(order) < len(split):
+    logger.warning(
+      '%d of %d evaluation pairs are longer than %d + %d subwords and are '
+      'left out of the loss',
+      len(split) - len(order),
+      len(split),
+      shapes[-1].source,
+      shapes[-1].target,
+    )
+  plan = batching.plan_epoch(order, assignment, shapes)
+  for index in range(plan.batches):
+    shape, indices = _share(*plan.batch(index), process_index, process_count)
+    yield batching.assemble(split.__getitems__(indices.tolist()), shape)
+
+
+def _share(
+  shape: Shape,
+  indices: Int32[np.ndarray, ' examples'],
+  process_index: int,
+  process_count: int,
+) -> tuple[Shape, Int32[np.ndarray, ' own']]:
+  """The rows of a batch that one process reads, and their examples."""
+  rows, left = divmod(shape.rows, process_count)
+  assert not left, f'{shape.rows} rows for {process_count} processes'
+  first = process_index * rows
+  return shape._replace(rows=rows), indices[first : first + rows]

@@ -1,0 +1,178 @@
+"""A prepared corpus: ids by random access, lengths, tokenizers, report.
+
+The folder, written by `fusion_jax.data.prepare`:
+  settings.json               what was prepared and how
+  report.json                 how many pairs were kept, and why others not
+  source.model, target.model  the tokenizers
+  dataset_info.json, features.json, parallel_text-SPLIT.array_record-NNNNN
+                              a TFDS dataset
+  SPLIT.lengths.npy           int32 [N, 2]: source and target, in subwords
+  SPLIT.rows.npy              int64 [N]: the records that are examples; only
+                              where not all of them are
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32
+
+from fusion_jax.data import records
+from fusion_jax.data.encoding import PairEncoder
+from fusion_jax.data.records import Example
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.errors import InputError
+
+SETTINGS = 'settings.json'
+REPORT = 'report.json'
+SOURCE_MODEL = 'source.model'
+TARGET_MODEL = 'target.model'
+LENGTHS = '{split}.lengths.npy'
+ROWS = '{split}.rows.npy'
+
+
+class PreparedCorpus:
+  """What a prepared folder holds.
+
+  Attributes:
+    directory: the folder.
+    report: for each split how many pairs were read, kept and dropped.
+    source_tokenizer: of the source language.
+    target_tokenizer: of the target language; equal to the source's if joint.
+  """
+
+  def __init__(self, directory: str | Path):
+    """Opens a folder.
+
+    Raises:
+      InputError: it is not a prepared corpus, or a damaged one.
+    """
+    self.directory = Path(directory)
+    self.report = self._read_json(REPORT)
+    self.source_tokenizer = Tokenizer.from_file(self.directory / SOURCE_MODEL)
+    self.target_tokenizer = Tokenizer.from_file(self.directory / TARGET_MODEL)
+    sampling = self._read_json(SETTINGS)['sampling']
+    self._encoder = PairEncoder(
+      (self.source_tokenizer, self.target_tokenizer), tuple(sampling)
+    )
+
+  def has_split(self, name: str) -> bool:
+    """Whether there is a split of that name."""
+    return name in self.report['splits']
+
+  def split(self, name: str) -> 'Split':
+    """The examples of 'train', 'valid' or 'test'.
+
+    Raises:
+      InputError: there is no such split.
+    """
+    if not self.has_split(name):
+      raise InputError(
+        f'{self.directory}: no split {name!r}; it has '
+        f'{", ".join(self.report["splits"])}'
+      )
+    return Split(self.directory, name, self._encoder)
+
+  def _read_json(self, name: str) -> dict[str, Any]:
+    try:
+      return json.loads((self.directory / name).read_text('utf-8'))
+    except (OSError, ValueError):
+      raise _damaged(self.directory, name) from None
+
+
+class Split:
+  """The examples of a split, by random access.
+
+  Attributes:
+    lengths: int32 [N, 2], memory-mapped: of source and target in subwords,
+      the end symbol included. Of a split that is sampled, the longest that
+      `sample` may return.
+    sampled: whether `sample` draws a new segmentation at every call.
+  """
+
+  def __init__(self, directory: Path, name: str, encoder: PairEncoder):
+    """Opens the shards of a split."""
+    self._arguments = (directory, name, encoder)
+    self._encoder = encoder
+    self.sampled = name == 'train' and any(encoder.alphas)
+    shards = sorted(directory.glob(f'{records.DATASET}-{name}.array_record-*'))
+    rows = directory / ROWS.format(split=name)
+    try:
+      self.lengths: Int32[np.ndarray, 'N 2'] = np.load(
+        directory / LENGTHS.format(split=name), mmap_mode='r'
+      )
+      self._rows = np.load(rows, mmap_mode='r') if rows.exists() else None
+      self._records = records.Reader(shards)
+    except (OSError, ValueError, RuntimeError) as error:
+      raise _damaged(directory, f'split {name!r}') from error
+    examples = self._records if self._rows is None else self._rows
+    if len(examples) != len(self.lengths):
+      raise _damaged(directory, f'split {name!r}')
+
+  def __reduce__(self):
+    """Pickles as its file names."""
+    return Split, self._arguments
+
+  def __len__(self) -> int:
+    """The number of examples."""
+    return len(self.lengths)
+
+  def __getitem__(self, index: int) -> Example:
+    """The ids of a pair, in their plain segmentation."""
+    return self._example(self._record(index))
+
+  def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+    """The ids of many pairs."""
+    return [self[index] for index in indices]
+
+  def sample(self, index: int, seed: int) -> Example:
+    """The ids of a pair in a random segmentation; `split[index]` if none is.
+
+    Args:
+      index: of the pair.
+      seed: the same index and seed give the same ids.
+
+    Returns:
+      Ids no longer than `lengths[index]`.
+    """
+    record = self._record(index)
+    if not self.sampled:
+      return self._example(record)
+    longest = tuple(self.lengths[index].tolist())
+    return self._encoder.sample(records.texts(record), (seed, index), longest)
+
+  def texts(self) -> tuple[list[str], list[str]]:
+    """All source and all target lines of 'valid' or 'test', in order.
+
+    Also those that are no examples because they are empty or over-long.
+    """
+    _, name, _ = self._arguments
+    if name == 'train':
+      raise ValueError('the texts of the training split are not kept')
+    pairs = [records.texts(record) for record in self._records]
+    return [source for source, _ in pairs], [target for _, target in pairs]
+
+  def _row(self, index: int) -> int:
+    size = len(self)
+    if not -size <= index < size:
+      raise IndexError(f'example {index} of {size}')
+    index = int(index) % size
+    return index if self._rows is None else int(self._rows[index])
+
+  def _record(self, index: int) -> bytes:
+    return self._records[self._row(index)]
+
+  def _example(self, record: bytes) -> Example:
+    example = records.example(record)
+    if len(example.source):
+      return example
+    return self._encoder.encode(records.texts(record))
+
+
+def _damaged(directory: Path, part: str) -> InputError:
+  return InputError(
+    f'{directory}: {part} is missing or damaged; delete the folder and '
+    'prepare it again'
+  )

@@ -1,0 +1,126 @@
+"""Translation datasets of TensorFlow Datasets, read without TensorFlow."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from fusion_jax.data.normalise import normalise
+from fusion_jax.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+_READ_AT_ONCE = 1_000
+
+
+def read_pairs(
+  name: str, split: str, languages: tuple[str, str]
+) -> Iterator[tuple[str, str]]:
+  """The normalised line pairs of a split of a dataset, in its order.
+
+  Args:
+    name: as `tfds.builder` takes it, 'wmt14_translate/de-en' for example.
+    split: a split or a slice of one, 'train[:1000]' for example.
+    languages: the features that hold the source and the target text.
+
+  Yields:
+    (source line, target line).
+
+  Raises:
+    InputError: no such dataset, split or language, or text not in UTF-8.
+  """
+  examples = _open(_prepared_builder(name), name, split, languages)
+  for start in range(0, len(examples), _READ_AT_ONCE):
+    stop = min(start + _READ_AT_ONCE, len(examples))
+    chunk = examples.__getitems__(list(range(start, stop)))
+    for index, example in enumerate(chunk, start=start):
+      where = f'tfds:{name}:{split}, example {index}'
+      source, target = (_text(example[code], where) for code in languages)
+      yield source, target
+
+
+def count_pairs(name: str, split: str, languages: tuple[str, str]) -> int:
+  """The number of pairs of a split; see `read_pairs` for what is refused."""
+  return len(_open(_prepared_builder(name), name, split, languages))
+
+
+def fingerprint(name: str, split: str, languages: tuple[str, str]) -> str:
+  """What tells one content of a split from another.
+
+  The name with its version, the split and, for the whole split it is cut
+  from, the sizes of the shards.
+  """
+  builder = _prepared_builder(name)
+  _open(builder, name, split, languages)
+  whole = builder.info.splits[split.partition('[')[0]]
+  return (
+    f'{builder.info.full_name} {split} {whole.num_bytes} '
+    f'{list(whole.shard_lengths)}'
+  )
+
+
+def _prepared_builder(name: str) -> tfds.core.DatasetBuilder:
+  # Registers the translation datasets; nothing else of the catalogue is
+  # needed, and importing all of it is slow.
+  import tensorflow_datasets.translate  # noqa: F401
+
+  data_dir = os.environ.get('TFDS_DATA_DIR')
+  try:
+    builder = tfds.builder(name, data_dir=data_dir)
+    if not builder.is_prepared():
+      logger.info('tfds:%s is not on disk: downloading and preparing', name)
+      builder = tfds.builder(
+        name, data_dir=data_dir, file_format='array_record'
+      )
+      builder.download_and_prepare()
+  except Exception as error:
+    raise InputError(
+      f'tfds:{name}: cannot be opened or prepared ({_first_line(error)})'
+    ) from error
+  file_format = builder.info.file_format
+  if file_format != tfds.core.FileFormat.ARRAY_RECORD:
+    raise InputError(
+      f'tfds:{name}: is stored as {file_format.value}, which only '
+      'TensorFlow reads; prepare it with file_format=array_record, in '
+      'another TFDS_DATA_DIR'
+    )
+  return builder
+
+
+def _open(
+  builder: tfds.core.DatasetBuilder,
+  name: str,
+  split: str,
+  languages: tuple[str, str],
+) -> Sequence[Any]:
+  splits = sorted(builder.info.splits)
+  if split.partition('[')[0] not in splits:
+    raise InputError(
+      f'tfds:{name}: no split {split!r}; it has {", ".join(splits)}'
+    )
+  features = sorted(builder.info.features)
+  for language in languages:
+    if language not in features:
+      raise InputError(
+        f'tfds:{name}: no language {language!r}; it has {", ".join(features)}'
+      )
+  try:
+    return builder.as_data_source(split=split)
+  except ValueError as error:
+    raise InputError(
+      f'tfds:{name}:{split}: cannot be read ({_first_line(error)})'
+    ) from error
+
+
+def _text(value: bytes, where: str) -> str:
+  try:
+    return normalise(value.decode('utf-8'))
+  except UnicodeDecodeError as error:
+    raise InputError(f'{where}: not UTF-8 ({error.reason})') from None
+
+
+def _first_line(error: Exception) -> str:
+  lines = str(error).strip().splitlines()
+  return lines[0] if lines else type(error).__name__

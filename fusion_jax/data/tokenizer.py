@@ -1,0 +1,220 @@
+"""Subwords: SentencePiece models, trained here or given.
+
+Unigram language models are Kudo (2018), https://arxiv.org/abs/1804.10959;
+byte-pair encoding is Sennrich et al. (2016),
+https://arxiv.org/abs/1508.07909.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+from fusion_jax.config import TokenizerConfig
+from fusion_jax.errors import InputError
+
+# Ids of the symbols in the models trained here.
+PADDING, UNKNOWN, START, END = range(4)
+
+# SentencePiece adds up expected counts thread by thread; a fixed number of
+# threads keeps the sums, and so the model, the same on every machine.
+_TRAINING_THREADS = 8
+_ERRORS_ONLY = 2
+_TOO_LARGE = re.compile(r'Vocabulary size too high.*<= (\d+)', re.DOTALL)
+_TOO_SMALL = re.compile(
+  r'smaller than required_chars\. \d+ vs (\d+)', re.DOTALL
+)
+
+# The generator that SentencePiece samples from belongs to the process. This
+# seed is the one value that makes it draw a seed of its own.
+_GENERATOR = threading.Lock()
+_UNSEEDED = 2**32 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+  """What a model has to know of a tokenizer.
+
+  Attributes:
+    size: ids are 0 .. size - 1.
+    start: the id the decoder reads before the first target subword.
+    end: the id after the last subword of a line.
+    unknown: the id of what has no piece of its own.
+  """
+
+  size: int
+  start: int
+  end: int
+  unknown: int
+
+
+class Tokenizer:
+  """A SentencePiece model: text to ids and back.
+
+  Attributes:
+    model: the bytes of the `.model` file.
+    digest: SHA-256 of the model, in hexadecimal.
+    vocabulary: its size and special symbols.
+  """
+
+  def __init__(self, model: bytes, name: str = 'the tokenizer model'):
+    """Loads a model.
+
+    Args:
+      model: the bytes of a `.model` file.
+      name: what error messages call it.
+
+    Raises:
+      InputError: not a SentencePiece model, or one without an end symbol.
+    """
+    self.model = model
+    self.digest = hashlib.sha256(model).hexdigest()
+    self._processor = _load(model, name)
+    end, start = self._processor.eos_id(), self._processor.bos_id()
+    if end < 0:
+      raise InputError(
+        f'{name}: has no end symbol; train it with eos_id and bos_id'
+      )
+    self.vocabulary = Vocabulary(
+      size=self._processor.get_piece_size(),
+      start=start if start >= 0 else end,
+      end=end,
+      unknown=self._processor.unk_id(),
+    )
+
+  @classmethod
+  def from_file(cls, path: str | Path) -> 'Tokenizer':
+    """Loads a `.model` file."""
+    try:
+      model = Path(path).read_bytes()
+    except OSError as error:
+      raise InputError(
+        f'{path}: the tokenizer model cannot be read ({error.strerror})'
+      ) from None
+    return cls(model, str(path))
+
+  def __reduce__(self):
+    """Pickles as the model's bytes: worker processes load it again."""
+    return Tokenizer, (self.model,)
+
+  def encode(self, text: str) -> list[int]:
+    """The ids of a normalised line, without an end symbol."""
+    return self._processor.encode(text, out_type=int)
+
+  def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
+    """`encode` for many lines at once, on all cores."""
+    return self._processor.encode(list(lines), out_type=int, num_threads=-1)
+
+  def sample(self, text: str, alpha: float, seed: int) -> list[int]:
+    """One random segmentation of a line.
+
+    Unigram models: a segmentation x of the line with probability
+    proportional to P(x)^alpha, over all of them (Kudo 2018, section 3.2, with
+    l unbounded: forward filtering, backward sampling). BPE models: each merge
+    is left out with probability alpha (Provilkov et al. 2020, section 3).
+
+    Args:
+      text: a normalised line.
+      alpha: smoothing exponent or dropout probability; 0 is `encode`.
+      seed: any integer; the same seed gives the same ids, whatever other
+        threads do.
+
+    Returns:
+      The ids, without an end symbol.
+    """
+    if alpha == 0:
+      return self.encode(text)
+    with _GENERATOR:
+      sentencepiece.set_random_generator_seed(seed % _UNSEEDED)
+      return self._processor.encode(
+        text,
+        out_type=int,
+        enable_sampling=True,
+        alpha=alpha,
+        nbest_size=-1,
+      )
+
+  def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+    """The text of ids; start, end and padding symbols are left out."""
+    ids = [int(each) for each in ids]
+    return self._processor.decode(ids) if ids else ''
+
+
+def train(lines: Iterable[str], config: TokenizerConfig) -> bytes:
+  """Trains a SentencePiece model; the same lines give the same model.
+
+  Args:
+    lines: normalised lines; those over 4,192 bytes are left out.
+    config: algorithm, size and coverage.
+
+  Returns:
+    The bytes of a `.model` file. SentencePiece changes nothing in a line, so
+    decoding gives back every line whose characters the model knows.
+
+  Raises:
+    InputError: there are no lines, or the vocabulary cannot have this size.
+  """
+  _silence()
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(lines),
+      model_writer=model,
+      model_type=config.algorithm,
+      vocab_size=config.vocabulary_size,
+      character_coverage=config.character_coverage,
+      byte_fallback=config.byte_fallback,
+      normalization_rule_name='identity',
+      pad_id=PADDING,
+      unk_id=UNKNOWN,
+      bos_id=START,
+      eos_id=END,
+      num_threads=_TRAINING_THREADS,
+      minloglevel=_ERRORS_ONLY,
+    )
+  except RuntimeError as error:
+    raise _explained(str(error), config) from error
+  return model.getvalue()
+
+
+def _load(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
+  _silence()
+  processor = sentencepiece.SentencePieceProcessor()
+  try:
+    processor.load_from_serialized_proto(model)
+    pieces = processor.get_piece_size()
+  except RuntimeError:
+    pieces = 0
+  if pieces == 0:
+    raise InputError(f'{name}: not a SentencePiece model')
+  return processor
+
+
+def _explained(message: str, config: TokenizerConfig) -> InputError:
+  size = config.vocabulary_size
+  field = 'config.data.tokenizer.vocabulary_size'
+  if match := _TOO_LARGE.search(message):
+    return InputError(
+      f'{field}: {size:,} is too large for this text; the largest '
+      f'possible is {int(match[1]):,}'
+    )
+  if match := _TOO_SMALL.search(message):
+    return InputError(
+      f'{field}: {size:,} is too small; the characters of this text alone '
+      f'need {int(match[1]):,}, or a smaller character_coverage'
+    )
+  if '!sentences_.empty()' in message:
+    return InputError('the training corpora have no text for a tokenizer')
+  return InputError(f'the tokenizer cannot be trained ({message.strip()})')
+
+
+@functools.cache
+def _silence() -> None:
+  sentencepiece.set_min_log_level(_ERRORS_ONLY)

@@ -1,0 +1,120 @@
+"""The bounded set of batch shapes that decoding compiles, and how it is filled.
+
+Sentences are taken longest first, so that a batch holds sentences of similar
+length and only the last batch of a window is not full.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fusion_jax.config import DecodingConfig
+
+# Rows of a batch that is not full: a quarter of the full ones, a quarter of
+# that and so on. Every shape costs a compilation.
+_ROW_STEP = 4
+
+
+class DecodeShape(NamedTuple):
+  """Sentences, source positions and target positions of a batch."""
+
+  rows: int
+  source: int
+  target: int
+
+
+class PlannedBatch(NamedTuple):
+  """Which sentences fill a shape; at most shape.rows of them."""
+
+  shape: DecodeShape
+  sentences: list[int]
+
+
+def target_limit(
+  source_length: int, options: DecodingConfig, longest: int | None = None
+) -> int:
+  """The most subwords of a translation, the end symbol included.
+
+  It depends on the sentence alone, never on the batch it is in.
+
+  Args:
+    source_length: subwords of the source, the end symbol included.
+    options: give ratio and extra.
+    longest: what the model can do at most, if it has a limit.
+
+  Returns:
+    ceil(ratio * source_length) + extra, at most `longest`.
+  """
+  # 1.1 * 10 is 11.000000000000002: rounding first keeps its ceiling 11.
+  scaled = math.ceil(round(options.max_length_ratio * source_length, 6))
+  limit = scaled + options.max_length_extra
+  return limit if longest is None else min(limit, longest)
+
+
+def decode_shapes(
+  options: DecodingConfig, longest: int | None = None
+) -> tuple[DecodeShape, ...]:
+  """Every shape that decoding with these options can compile.
+
+  Source lengths are 8, 16, 24, 32, 48, 64, 96, ... up to
+  options.max_source_length. Full batches have the power of two of rows that
+  options.batch_tokens allows, others fewer in steps of 4.
+
+  Args:
+    options: of the decoding.
+    longest: the longest target of the model, if it has a limit.
+
+  Returns:
+    The shapes in the order of source length, then rows.
+  """
+  shapes = []
+  for source in _source_lengths(options.max_source_length):
+    target = target_limit(source, options, longest)
+    slots = options.batch_tokens // (options.beam_size * source)
+    rows = 2 ** max(slots.bit_length() - 1, 0)
+    ladder = {1, rows}
+    while rows > 1:
+      rows = max(rows // _ROW_STEP, 1)
+      ladder.add(rows)
+    shapes += [DecodeShape(rows, source, target) for rows in sorted(ladder)]
+  return tuple(shapes)
+
+
+def plan_batches(
+  lengths: Sequence[int], shapes: Sequence[DecodeShape]
+) -> Iterator[PlannedBatch]:
+  """Puts sentences into batches, longest first.
+
+  Args:
+    lengths: of the sources, the end symbol included; none longer than the
+      longest shape.
+    shapes: of `decode_shapes`.
+
+  Yields:
+    Batches that hold every sentence once.
+  """
+  rows_of = {
+    source: list(group)
+    for source, group in itertools.groupby(shapes, lambda each: each.source)
+  }
+  order = np.argsort(-np.asarray(lengths, np.int64), kind='stable').tolist()
+  while order:
+    source = min(each for each in rows_of if each >= lengths[order[0]])
+    sentences = order[: rows_of[source][-1].rows]
+    order = order[len(sentences) :]
+    yield PlannedBatch(
+      next(s for s in rows_of[source] if s.rows >= len(sentences)), sentences
+    )
+
+
+def _source_lengths(longest: int) -> list[int]:
+  lengths = [8]
+  while lengths[-1] < longest:
+    # 16, 24, 32, 48, 64, 96, ...: powers of two and the middles between them.
+    power = 2 ** (lengths[-1].bit_length() - 1)
+    middle = power + power // 2
+    lengths.append(middle if 16 <= lengths[-1] < middle else 2 * power)
+  return [*lengths[:-1], longest]

@@ -1,0 +1,307 @@
+"""Lines of text in, their translations out, in the same order.
+
+A window of lines is encoded, put into batches of similar length, searched and
+put back into order; the window bounds what is held in memory.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int32
+
+from fusion_jax.config import DecodingConfig
+from fusion_jax.data.normalise import normalise
+from fusion_jax.decoding.pieces import joiner, split_line
+from fusion_jax.decoding.search import Hypotheses, LengthPenalty, beam_search
+from fusion_jax.decoding.shapes import (
+  DecodeShape,
+  PlannedBatch,
+  decode_shapes,
+  plan_batches,
+  target_limit,
+)
+from fusion_jax.errors import InputError
+from fusion_jax.models.transformer import Transformer
+from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.training.checkpoint import Run
+
+# Slots of a window in batches: enough for sorting to pay.
+_WINDOW_BATCHES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+  """One translation of a line.
+
+  Attributes:
+    text: detokenised, on one line.
+    score: the log-probability divided by the length penalty; of a line
+      translated in pieces the sum over them.
+    log_probability: the sum over all subwords, end symbols included.
+  """
+
+  text: str
+  score: float
+  log_probability: float
+
+
+_EMPTY = Translation('', 0.0, 0.0)
+
+
+class Translator:
+  """Translates with one set of parameters."""
+
+  def __init__(
+    self,
+    run: Run,
+    options: DecodingConfig,
+    n_best: int = 1,
+    on_progress: Callable[[int], None] | None = None,
+  ):
+    """Prepares to translate; nothing is compiled yet.
+
+    Args:
+      run: the trained model and its tokenizers.
+      options: of the search and the batches.
+      n_best: translations of each line.
+      on_progress: is called with the sentences of each finished batch.
+
+    Raises:
+      InputError: n_best is not between 1 and the beam size.
+    """
+    if not 1 <= n_best <= options.beam_size:
+      raise InputError(
+        f'n_best must be between 1 and the beam size {options.beam_size}, '
+        f'got {n_best}'
+      )
+    model = run.config.model
+    self._longest = (
+      model.max_positions if model.positions == 'learned' else None
+    )
+    self._run = run
+    self._options = options
+    self._on_progress = on_progress or (lambda sentences: None)
+    self._joiner = joiner(run.config.data.target_language)
+    self._mesh = data_mesh()
+    self._parameters = jax.device_put(run.parameters, replicated(self._mesh))
+    self._search = _SearchSettings(
+      beam=options.beam_size,
+      keep=n_best,
+      end_id=run.target_tokenizer.vocabulary.end,
+      penalty=LengthPenalty(options.length_penalty, options.alpha),
+    )
+    self.shapes = decode_shapes(options, self._longest)
+
+  def translate(self, lines: Iterable[str]) -> Iterator[str]:
+    """The best translation of every line, in order.
+
+    An empty line gives an empty line. A line of more than
+    `max_source_length` subwords is translated in pieces.
+
+    Args:
+      lines: text; it is normalised as the training text was.
+
+    Yields:
+      One line for each.
+    """
+    for translations in self.translate_n_best(lines):
+      yield translations[0].text
+
+  def translate_n_best(
+    self, lines: Iterable[str]
+  ) -> Iterator[list[Translation]]:
+    """The n best translations of every line, best first, in order.
+
+    There are fewer than n only where fewer are possible within the length
+    limit. The k-th best of a line translated in pieces is made of the k-th
+    best of every piece.
+
+    Args:
+      lines: as for `translate`.
+
+    Yields:
+      At least one translation for each line.
+    """
+    for window in self._windows(map(self._encode, lines)):
+      sources = list(itertools.chain.from_iterable(window))
+      translated = iter(self._translate_sources(sources))
+      for pieces in window:
+        yield self._join(list(itertools.islice(translated, len(pieces))))
+
+  def _encode(self, line: str) -> list[list[int]]:
+    """The ids of every piece of a line; none for an empty line."""
+    room = self._options.max_source_length - 1
+    tokenizer = self._run.source_tokenizer
+    pieces = split_line(
+      normalise(line), lambda piece: len(tokenizer.encode(piece)) <= room
+    )
+    end = tokenizer.vocabulary.end
+    return [[*tokenizer.encode(piece)[:room], end] for piece in pieces]
+
+  def _windows(
+    self, lines: Iterator[list[list[int]]]
+  ) -> Iterator[list[list[list[int]]]]:
+    room = _WINDOW_BATCHES * self._options.batch_tokens
+    window, slots = [], 0
+    for pieces in lines:
+      window.append(pieces)
+      slots += 1 + self._options.beam_size * sum(map(len, pieces))
+      if slots >= room:
+        yield window
+        window, slots = [], 0
+    if window:
+      yield window
+
+  def _translate_sources(
+    self, sources: list[list[int]]
+  ) -> list[list[Translation]]:
+    translations: list[list[Translation]] = [[] for _ in sources]
+    lengths = [len(source) for source in sources]
+    batches = plan_batches(lengths, self.shapes)
+    for batch, hypotheses in _one_ahead(
+      (batch, self._start(batch, sources)) for batch in batches
+    ):
+      texts = self._texts(hypotheses, len(batch.sentences))
+      for sentence, found in zip(batch.sentences, texts, strict=True):
+        translations[sentence] = found
+      self._on_progress(len(batch.sentences))
+    return translations
+
+  def _start(
+    self, batch: PlannedBatch, sources: Sequence[list[int]]
+  ) -> Hypotheses:
+    """Starts the search; the arrays are ready later."""
+    chosen = [sources[sentence] for sentence in batch.sentences]
+    shape = batch.shape
+    source, lengths = _padded(chosen, shape, self._search.end_id)
+    limits = [
+      target_limit(length, self._options, self._longest)
+      for length in lengths[: len(chosen)].tolist()
+    ]
+    limits = np.pad(
+      np.array(limits, np.int32),
+      (0, shape.rows - len(limits)),
+      constant_values=1,
+    )
+    even = shape.rows % self._mesh.size == 0
+    sharding = by_rows(self._mesh) if even else replicated(self._mesh)
+    return _search(
+      self._parameters,
+      *jax.device_put((source, lengths, limits), sharding),
+      model=self._run.model,
+      settings=self._search,
+      max_length=shape.target,
+    )
+
+  def _texts(
+    self, hypotheses: Hypotheses, sentences: int
+  ) -> list[list[Translation]]:
+    hypotheses = jax.device_get(hypotheses)
+    return [
+      [
+        Translation(
+          self._decode(hypotheses.tokens[row, k, : length - 1]),
+          float(hypotheses.scores[row, k]),
+          float(hypotheses.log_probabilities[row, k]),
+        )
+        for k, length in enumerate(hypotheses.lengths[row])
+        if length > 0
+      ]
+      or [_EMPTY]
+      for row in range(sentences)
+    ]
+
+  def _decode(self, ids: np.ndarray) -> str:
+    text = self._run.target_tokenizer.decode(ids)
+    # Byte pieces can spell any character; a line must stay one line.
+    return ' '.join(text.splitlines())
+
+  def _join(self, pieces: list[list[Translation]]) -> list[Translation]:
+    if not pieces:
+      return [_EMPTY]
+    return [
+      Translation(
+        self._joiner.join(piece.text for piece in ranked),
+        sum(piece.score for piece in ranked),
+        sum(piece.log_probability for piece in ranked),
+      )
+      for ranked in zip(*pieces, strict=False)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _SearchSettings:
+  """What the compiled search depends on, beside shapes and model."""
+
+  beam: int
+  keep: int
+  end_id: int
+  penalty: LengthPenalty
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'settings', 'max_length'))
+def _search(
+  parameters,
+  source: Int32[Array, 'B S'],
+  source_lengths: Int32[Array, ' B'],
+  max_lengths: Int32[Array, ' B'],
+  *,
+  model: Transformer,
+  settings: _SearchSettings,
+  max_length: int,
+) -> Hypotheses:
+  """Encodes and searches one batch.
+
+  It is compiled once for all translators of a model, so that translating
+  again with newer parameters costs no compilation.
+  """
+  apply = functools.partial(model.apply, {'params': parameters})
+  encoded = apply(source, source_lengths, method='encode')
+  cache, memory = apply(
+    encoded.features,
+    source_lengths,
+    settings.beam,
+    max_length,
+    method='start_decoding',
+  )
+  return beam_search(
+    lambda tokens, position, cache: apply(
+      tokens, position, cache, memory, method='decode_step'
+    ),
+    cache,
+    batch=source.shape[0],
+    beam=settings.beam,
+    max_length=max_length,
+    max_lengths=max_lengths,
+    start_id=model.start_id,
+    end_id=settings.end_id,
+    penalty=settings.penalty,
+    keep=settings.keep,
+  )
+
+
+def _padded(
+  sources: list[list[int]], shape: DecodeShape, end_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Token ids [rows, source] and lengths [rows]; spare rows hold one token."""
+  ids = np.zeros((shape.rows, shape.source), np.int32)
+  ids[:, 0] = end_id
+  lengths = np.ones(shape.rows, np.int32)
+  for row, source in enumerate(sources):
+    ids[row, : len(source)] = source
+    lengths[row] = len(source)
+  return ids, lengths
+
+
+def _one_ahead(items: Iterator) -> Iterator:
+  """The items, each made before the one before it is handed out.
+
+  The device then works on the next batch while the host reads the last.
+  """
+  for earlier, later in itertools.pairwise(itertools.chain(items, [None])):
+    del later
+    yield earlier

@@ -1,0 +1,240 @@
+"""The flags that all programs share: a config file and overrides of it.
+
+A command line is `--config=configs/NAME.py[:VARIANT]`, then any number of
+`--config.data.batch.tokens=8192` and the like, then the program's own flags.
+"""
+
+import argparse
+import ast
+import difflib
+import importlib.util
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fusion_jax.config import ExperimentConfig, flatten, from_dict, to_dict
+from fusion_jax.errors import InputError
+
+_PREFIX = '--config.'
+
+
+def parse_experiment(
+  argv: Sequence[str], parser: argparse.ArgumentParser
+) -> tuple[ExperimentConfig, argparse.Namespace]:
+  """Reads a program's flags.
+
+  Args:
+    argv: the flags, without the program's name.
+    parser: has the program's own flags; `--config` is added to them.
+
+  Returns:
+    The config with its overrides, and the values of all other flags.
+
+  Raises:
+    InputError: no such flag, file, variant or field, or a wrong value.
+  """
+  parser.add_argument(
+    '--config',
+    required=True,
+    metavar='FILE.py[:VARIANT]',
+    help='config file; --config.FIELD=VALUE, with the dotted name of any '
+    'field of fusion_jax/config.py, overrides a part of it',
+  )
+  rest, overrides = _split_off_overrides(argv)
+  arguments = parse_arguments(rest, parser)
+  config = load_config(arguments.config)
+  return override(config, overrides), arguments
+
+
+def parse_arguments(
+  argv: Sequence[str], parser: argparse.ArgumentParser
+) -> argparse.Namespace:
+  """`parser.parse_args` with errors of one line and no abbreviations."""
+
+  def refuse(message: str) -> NoReturn:
+    raise InputError(f'{message}; --help lists the flags')
+
+  parser.allow_abbrev = False
+  parser.error = refuse
+  return parser.parse_args(argv)
+
+
+def load_config(name: str) -> ExperimentConfig:
+  """Calls `get_config` of a config file.
+
+  Args:
+    name: FILE.py, or FILE.py:VARIANT to call `get_config(VARIANT)`.
+
+  Returns:
+    The config.
+
+  Raises:
+    InputError: there is no such file, or no such function or variant in it.
+  """
+  path, colon, variant = name, '', ''
+  if not name.endswith('.py'):
+    path, colon, variant = name.rpartition(':')
+  if not Path(path).is_file():
+    raise InputError(f'--config: {path or name}: no such file')
+  get_config = _get_config(Path(path))
+  if colon and not inspect.signature(get_config).parameters:
+    raise InputError(f'--config: {path} has no variants, got {variant!r}')
+  config = get_config(variant) if colon else get_config()
+  if not isinstance(config, ExperimentConfig):
+    raise InputError(
+      f'--config: get_config of {path} returns a {type(config).__name__}, '
+      'it must return an ExperimentConfig'
+    )
+  return config
+
+
+def language_pair(variant: str, languages: Sequence[str]) -> tuple[str, str]:
+  """Reads a config's variant of the form SOURCE-TARGET.
+
+  Args:
+    variant: 'en-de' for example.
+    languages: that the config has.
+
+  Returns:
+    The two language codes.
+
+  Raises:
+    InputError: it is no pair of two different ones of these languages.
+  """
+  source, _, target = variant.partition('-')
+  if source == target or not {source, target} <= set(languages):
+    raise InputError(
+      f'--config: no variant {variant!r}; give SOURCE-TARGET, two of '
+      f'{", ".join(languages)}'
+    )
+  return source, target
+
+
+def override(
+  config: ExperimentConfig, overrides: Sequence[tuple[str, str]]
+) -> ExperimentConfig:
+  """Replaces fields of a config.
+
+  Args:
+    config: the config.
+    overrides: (dotted name of the field, value as text), in order.
+
+  Returns:
+    The config with these fields, checked as a whole.
+
+  Raises:
+    InputError: no such field, or a value that it cannot have.
+  """
+  if not overrides:
+    return config
+  values = to_dict(config)
+  for name, text in overrides:
+    *sections, field = name.split('.')
+    parent = values
+    for depth, section in enumerate(sections):
+      _check_field(parent, sections[:depth], section, values)
+      parent = parent[section]
+      if not isinstance(parent, Mapping):
+        path = '.'.join(sections[: depth + 1])
+        raise InputError(f'--config.{name}: config.{path} has no fields')
+    _check_field(parent, sections, field, values)
+    if isinstance(parent[field], Mapping):
+      raise InputError(
+        f'--config.{name}: is a section; give one of its fields: '
+        f'{", ".join(parent[field])}'
+      )
+    parent[field] = _value(text, parent[field])
+  return from_dict(values)
+
+
+def _split_off_overrides(
+  argv: Sequence[str],
+) -> tuple[list[str], list[tuple[str, str]]]:
+  rest, overrides = [], []
+  remaining = iter(argv)
+  for argument in remaining:
+    if not argument.startswith(_PREFIX):
+      rest.append(argument)
+      continue
+    name, equals, value = argument.removeprefix(_PREFIX).partition('=')
+    if not equals:
+      value = next(remaining, '--')
+      if value.startswith('--'):
+        raise InputError(f'{argument}: needs a value')
+    overrides.append((name, value))
+  return rest, overrides
+
+
+def _get_config(path: Path) -> Callable[..., Any]:
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  if spec is None or spec.loader is None:
+    raise InputError(f'--config: {path}: not a Python file')
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+  except SyntaxError as error:
+    raise InputError(
+      f'--config: {path}, line {error.lineno}: {error.msg}'
+    ) from None
+  if not hasattr(module, 'get_config'):
+    raise InputError(f'--config: {path} has no function get_config')
+  return module.get_config
+
+
+def _check_field(
+  parent: Mapping[str, Any],
+  sections: Sequence[str],
+  field: str,
+  values: Mapping[str, Any],
+) -> None:
+  if field in parent:
+    return
+  path = '.'.join(['config', *sections])
+  raise InputError(
+    f'--{path}.{field}: no such field; '
+    + _suggestion(path, parent, field, values)
+  )
+
+
+def _suggestion(
+  path: str,
+  parent: Mapping[str, Any],
+  field: str,
+  values: Mapping[str, Any],
+) -> str:
+  """The closest sibling, the same name elsewhere, or all siblings."""
+  if close := difflib.get_close_matches(field, parent, n=1):
+    return f'did you mean {path}.{close[0]}?'
+  leaves = flatten(from_dict(values))
+  if same := [leaf for leaf in leaves if leaf.endswith(f'.{field}')]:
+    return f'did you mean {" or ".join(f"config.{leaf}" for leaf in same)}?'
+  return f'{path} has {", ".join(parent)}'
+
+
+def _value(text: str, current: Any) -> Any:
+  """Reads a flag's text as the kind of value that the field has.
+
+  A text that does not fit is passed on as it is: the config's own check then
+  names the field and the type it wants.
+  """
+  if isinstance(current, str):
+    return text
+  literal = _literal(text)
+  if isinstance(current, list):
+    if isinstance(literal, (list, tuple)):
+      return list(literal)
+    return [part.strip() for part in text.split(',') if part.strip()]
+  if isinstance(literal, bool) and not isinstance(current, bool):
+    return text
+  return literal
+
+
+def _literal(text: str) -> Any:
+  for read in (json.loads, ast.literal_eval):
+    try:
+      return read(text)
+    except (ValueError, SyntaxError):
+      continue
+  return text

@@ -1,0 +1,1 @@
+"""The Transformer; it knows nothing of any paper on fusion."""

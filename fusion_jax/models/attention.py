@@ -1,0 +1,137 @@
+"""Multi-head attention: the pure function, the module, the key/value cache.
+
+Axis letters: B batch, T queries, S keys, D model width, N heads, H head width.
+Keys and values are kept as [B, N, S, H], the layout that is read at each step
+of decoding. Masks are True where a key may be attended to.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from fusion_jax.config import ModelConfig
+from fusion_jax.models.dropout import Dropout
+from fusion_jax.models.layers import Dense
+
+# Added to masked logits. Finite, so that a row without any key stays finite.
+_MASKED = -1e9
+
+
+class KeyValue(NamedTuple):
+  """What attention reads; in decoding also the cache of one layer."""
+
+  keys: Float[Array, '*B N S H']
+  values: Float[Array, '*B N S H']
+
+
+def padding_mask(
+  lengths: Int[Array, '*B'], size: int
+) -> Bool[Array, '*B 1 1 {size}']:
+  """True at the first `lengths` of `size` keys."""
+  return (jnp.arange(size) < lengths[..., None])[..., None, None, :]
+
+
+def causal_mask(size: int) -> Bool[Array, '1 1 {size} {size}']:
+  """True where the key is not later than the query."""
+  position = jnp.arange(size)
+  return (position[:, None] >= position[None, :])[None, None]
+
+
+def attention_weights(
+  query: Float[Array, 'B N T H'],
+  keys: Float[Array, 'B N S H'],
+  mask: Bool[Array, '#B #N #T S'],
+) -> Float[Array, 'B N T S']:
+  """softmax(Q K^T / sqrt(H)); Vaswani et al. (2017), Eq. 1.
+
+  Args:
+    query: the queries.
+    keys: the keys.
+    mask: True keeps.
+
+  Returns:
+    float32 weights; a row whose keys are all masked is uniform.
+  """
+  logits = jnp.einsum(
+    'BNTH,BNSH->BNTS', query, keys, preferred_element_type=jnp.float32
+  )
+  logits = jnp.where(mask, logits / query.shape[-1] ** 0.5, _MASKED)
+  return jax.nn.softmax(logits, axis=-1)
+
+
+class MultiHeadAttention(nn.Module):
+  """Concat(head_1..head_N) W^O; Vaswani et al. (2017), section 3.2.2."""
+
+  config: ModelConfig
+
+  def setup(self):
+    inner = ('embed', 'heads')
+    self.query = self._dense(inner)
+    self.key = self._dense(inner)
+    self.value = self._dense(inner)
+    self.out = self._dense(inner[::-1])
+    self.dropout = Dropout(
+      self.config.attention_dropout, self.config.dropout_generator
+    )
+
+  def _dense(self, axes: tuple[str, str]) -> Dense:
+    config = self.config
+    return Dense(config, config.width, axes, config.attention_bias)
+
+  def _split(self, x: Float[Array, 'B T D']) -> Float[Array, 'B N T H']:
+    heads = x.reshape(*x.shape[:2], self.config.heads, self.config.head_width)
+    return heads.transpose(0, 2, 1, 3)
+
+  def keys_values(self, source: Float[Array, 'B S D']) -> KeyValue:
+    """Projects what is attended to; independent for every position."""
+    return KeyValue(
+      self._split(self.key(source)), self._split(self.value(source))
+    )
+
+  def __call__(
+    self,
+    x: Float[Array, 'B T D'],
+    source: KeyValue,
+    mask: Bool[Array, '#B #N #T S'],
+    deterministic: bool,
+  ) -> Float[Array, 'B T D']:
+    """Attends from every position of x to `source`.
+
+    Args:
+      x: the input of the query projection.
+      source: keys and values of `keys_values`.
+      mask: True where a key may be attended to.
+      deterministic: no dropout on the weights.
+
+    Returns:
+      The attended values after the output projection, in x's dtype.
+    """
+    weights = attention_weights(self._split(self.query(x)), source.keys, mask)
+    weights = self.dropout(weights.astype(x.dtype), deterministic)
+    heads = jnp.einsum('BNTS,BNSH->BNTH', weights, source.values)
+    return self.out(heads.transpose(0, 2, 1, 3).reshape(x.shape))
+
+
+def append(
+  cache: KeyValue, new: KeyValue, position: Int[Array, '']
+) -> KeyValue:
+  """Writes the keys and values of one position into a cache.
+
+  Args:
+    cache: [B, N, S, H] each.
+    new: [B, N, 1, H] each.
+    position: where on the S axis.
+
+  Returns:
+    The cache with that position replaced.
+  """
+  return jax.tree.map(
+    lambda old, one: jax.lax.dynamic_update_slice_in_dim(
+      old, one.astype(old.dtype), position, axis=2
+    ),
+    cache,
+    new,
+  )

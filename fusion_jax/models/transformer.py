@@ -1,0 +1,308 @@
+"""The encoder-decoder Transformer of Vaswani et al. (2017).
+
+Axis letters: B batch, S source length, T target length, D model width,
+V target vocabulary, K beam.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from fusion_jax.config import ModelConfig
+from fusion_jax.models.attention import KeyValue, causal_mask, padding_mask
+from fusion_jax.models.dropout import Dropout
+from fusion_jax.models.layers import (
+  bias_initializer,
+  kernel_initializer,
+  sinusoids,
+)
+from fusion_jax.models.stack import (
+  Decoder,
+  Encoder,
+  StackOutput,
+  merge_beams,
+  split_beams,
+)
+
+
+class OutputLayer(NamedTuple):
+  """logits = features table^T + bias; the bias is None where there is none."""
+
+  table: Float[Array, 'V D']
+  bias: Float[Array, ' V'] | None
+
+
+class ModelOutput(NamedTuple):
+  """All that the teacher-forced pass knows.
+
+  features: decoder features [B, T, D], the input of `output`.
+  output: the output projection, applied by the loss.
+  encoder_layers, decoder_layers: H[0..L] of each stack.
+  """
+
+  features: Float[Array, 'B T D']
+  output: OutputLayer
+  encoder_layers: tuple[Float[Array, 'B S D'], ...]
+  decoder_layers: tuple[Float[Array, 'B T D'], ...]
+
+
+class Memory(NamedTuple):
+  """What the decoder reads of the source; one row a sentence.
+
+  layers: keys and values of every decoder layer, [B, N, S, H] each.
+  mask: True at source tokens.
+  """
+
+  layers: tuple[KeyValue, ...]
+  mask: Bool[Array, 'B 1 1 S']
+
+
+def shift_right(target: Int[Array, 'B T'], start_id: int) -> Int[Array, 'B T']:
+  """The decoder's input: the start symbol, then all but the last token."""
+  return jnp.pad(target, ((0, 0), (1, 0)), constant_values=start_id)[:, :-1]
+
+
+class Transformer(nn.Module):
+  """Encoder, decoder, embeddings and output projection.
+
+  Attributes:
+    config: of the model.
+    source_vocabulary: pieces of the source side.
+    target_vocabulary: pieces of the target side.
+    start_id: the decoder's first input.
+  """
+
+  config: ModelConfig
+  source_vocabulary: int
+  target_vocabulary: int
+  start_id: int
+
+  def setup(self):
+    config = self.config
+    tied = config.tied_embeddings
+    self.source_table = self._table('source_embedding', self.source_vocabulary)
+    self.target_table = (
+      self.source_table
+      if tied in ('all', 'source_target')
+      else self._table('target_embedding', self.target_vocabulary)
+    )
+    self.output_layer = self._output_layer()
+    if config.positions == 'learned':
+      self.source_positions = self._positions('source_positions')
+      self.target_positions = self._positions('target_positions')
+    self.encoder = Encoder(config)
+    self.decoder = Decoder(config)
+    self.dropout = Dropout(config.embedding_dropout, config.dropout_generator)
+
+  def _table(self, name: str, size: int) -> Float[Array, 'V D']:
+    init = nn.initializers.normal(self.config.width**-0.5)
+    axes = ('vocab', 'embed')
+    return self.param(
+      name,
+      nn.with_logical_partitioning(init, axes),
+      (size, self.config.width),
+    )
+
+  def _positions(self, name: str) -> Float[Array, 'P D']:
+    init = nn.initializers.normal(self.config.width**-0.5)
+    return self.param(
+      name,
+      nn.with_logical_partitioning(init, ('position', 'embed')),
+      (self.config.max_positions, self.config.width),
+    )
+
+  def _output_layer(self) -> OutputLayer:
+    config, size = self.config, self.target_vocabulary
+    table, bias = self.target_table, None
+    if config.tied_embeddings in ('none', 'source_target'):
+      if config.initialization == 'mlrf':
+        init = kernel_initializer(config)
+        table = self.param(
+          'output_table',
+          nn.with_logical_partitioning(
+            lambda key, shape: init(key, shape[::-1]).T,
+            ('vocab', 'embed'),
+          ),
+          (size, config.width),
+        )
+      else:
+        table = self._table('output_table', size)
+    if config.output_bias:
+      bias = self.param(
+        'output_bias',
+        nn.with_logical_partitioning(
+          bias_initializer(config, config.width), ('vocab',)
+        ),
+        (size,),
+      )
+    return OutputLayer(table, bias)
+
+  def _embed(
+    self,
+    table: Float[Array, 'V D'],
+    learned: Float[Array, 'P D'] | None,
+    tokens: Int[Array, 'M T'],
+    positions: Int[Array, ' T'],
+    deterministic: bool,
+  ) -> Float[Array, 'M T D']:
+    dtype = jnp.dtype(self.config.compute_dtype)
+    scaled = table[tokens] * self.config.width**0.5
+    encoding = (
+      sinusoids(positions, self.config.width)
+      if learned is None
+      else learned[positions]
+    )
+    return self.dropout((scaled + encoding).astype(dtype), deterministic)
+
+  def _embed_target(
+    self,
+    tokens: Int[Array, 'M T'],
+    positions: Int[Array, ' T'],
+    deterministic: bool,
+  ) -> Float[Array, 'M T D']:
+    learned = getattr(self, 'target_positions', None)
+    return self._embed(
+      self.target_table, learned, tokens, positions, deterministic
+    )
+
+  def encode(
+    self,
+    source: Int[Array, 'B S'],
+    source_lengths: Int[Array, ' B'],
+    deterministic: bool = True,
+  ) -> StackOutput:
+    """Runs the encoder.
+
+    Args:
+      source: int32 token ids, the end symbol included.
+      source_lengths: int32 tokens in each row; what follows is padding.
+      deterministic: no dropout.
+
+    Returns:
+      features (the memory of the decoder) and H[0..L].
+    """
+    learned = getattr(self, 'source_positions', None)
+    x = self._embed(
+      self.source_table,
+      learned,
+      source,
+      jnp.arange(source.shape[1]),
+      deterministic,
+    )
+    mask = padding_mask(source_lengths, source.shape[1])
+    return self.encoder(x, mask, deterministic)
+
+  def __call__(
+    self,
+    source: Int[Array, 'B S'],
+    source_lengths: Int[Array, ' B'],
+    target: Int[Array, 'B T'],
+    deterministic: bool = True,
+  ) -> ModelOutput:
+    """The teacher-forced pass.
+
+    Padding after the end of a target needs no mask: causality hides it from
+    every real token, and the loss gives it no weight.
+
+    Args:
+      source: int32 token ids, the end symbol included.
+      source_lengths: int32 tokens in each row.
+      target: int32 token ids, the end symbol included, no start symbol.
+      deterministic: no dropout.
+
+    Returns:
+      Decoder features, output projection, and H[0..L] of both stacks.
+    """
+    encoded = self.encode(source, source_lengths, deterministic)
+    length = target.shape[1]
+    x = self._embed_target(
+      shift_right(target, self.start_id), jnp.arange(length), deterministic
+    )
+    decoded, _ = self.decoder(
+      x,
+      causal_mask(length),
+      self.decoder.memory_keys_values(encoded.features),
+      padding_mask(source_lengths, source.shape[1]),
+      deterministic,
+    )
+    return ModelOutput(
+      decoded.features, self.output_layer, encoded.layers, decoded.layers
+    )
+
+  def start_decoding(
+    self,
+    memory: Float[Array, 'B S D'],
+    source_lengths: Int[Array, ' B'],
+    beam: int,
+    max_length: int,
+  ) -> tuple[tuple[KeyValue, ...], Memory]:
+    """An empty cache, and what all steps read of the source.
+
+    Args:
+      memory: features of `encode`.
+      source_lengths: int32 tokens in each row.
+      beam: hypotheses of a sentence, K.
+      max_length: the most steps, T.
+
+    Returns:
+      The cache, leaves [B, K, N, T, H]; and the memory, leaves [B, ...].
+    """
+    config = self.config
+    shape = (memory.shape[0], beam, config.heads, max_length, config.head_width)
+    empty = jnp.zeros(shape, memory.dtype)
+    cache = tuple(KeyValue(empty, empty) for _ in range(config.decoder_layers))
+    return cache, Memory(
+      self.decoder.memory_keys_values(memory),
+      padding_mask(source_lengths, memory.shape[1]),
+    )
+
+  def decode_step(
+    self,
+    tokens: Int[Array, 'B K'],
+    position: Int[Array, ''],
+    cache: tuple[KeyValue, ...],
+    memory: Memory,
+  ) -> tuple[Float[Array, 'B K V'], tuple[KeyValue, ...]]:
+    """The logits of the next token of every hypothesis.
+
+    Args:
+      tokens: int32, the newest token; `start_id` at position 0.
+      position: of that token.
+      cache: of the earlier positions.
+      memory: of `start_decoding`.
+
+    Returns:
+      float32 logits, and the cache with this position.
+    """
+    batch, beam = tokens.shape
+    x = self._embed_target(
+      tokens.reshape(-1, 1), position[None], deterministic=True
+    )
+    size = cache[0].keys.shape[3]
+    decoded, cache = self.decoder(
+      x,
+      padding_mask(position[None] + 1, size),
+      memory.layers,
+      memory.mask,
+      True,
+      merge_beams(cache),
+      position,
+    )
+    logits = output_logits(decoded.features[:, 0], self.output_layer)
+    return logits.reshape(batch, beam, -1), split_beams(cache, beam)
+
+
+def output_logits(
+  features: Float[Array, 'M D'], output: OutputLayer
+) -> Float[Array, 'M V']:
+  """features table^T + bias, float32 [M, V]."""
+  logits = jax.lax.dot_general(
+    features,
+    output.table.astype(features.dtype),
+    (((1,), (1,)), ((), ())),
+    preferred_element_type=jnp.float32,
+  )
+  return logits if output.bias is None else logits + output.bias

@@ -1,0 +1,1 @@
+"""Training: schedule, step, loop, checkpoints, validation."""

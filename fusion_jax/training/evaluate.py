@@ -1,0 +1,133 @@
+"""Validation during training: loss, perplexity, accuracy, BLEU and chrF."""
+
+import dataclasses
+import logging
+import math
+import time
+from pathlib import Path
+
+import jax
+from fusion_jax.decoding.translate import Translator
+from jax.sharding import Mesh
+
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.data.batching import Batch, choose_shapes
+from fusion_jax.data.pipeline import evaluation_batches
+from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.evaluation.metrics import corpus_scores
+from fusion_jax.losses import LossSums, zero_sums
+from fusion_jax.models.transformer import Transformer
+from fusion_jax.parallel.mesh import by_rows, replicated
+from fusion_jax.training.checkpoint import Run
+from fusion_jax.training.run_directory import write_atomically
+from fusion_jax.training.step import Parameters, make_eval_step
+
+logger = logging.getLogger(__name__)
+
+# The loss of the validation set needs no more shapes than these.
+_SHAPES = 3
+
+
+def token_means(sums: LossSums) -> dict[str, float]:
+  """Loss, perplexity and accuracy per target token from sums.
+
+  Args:
+    sums: on the host or the device.
+
+  Returns:
+    'loss': nats, as it was minimised; 'perplexity': exp of the negative
+    log-likelihood; 'accuracy': share of tokens predicted, in [0, 1].
+  """
+  tokens = max(int(sums.tokens), 1)
+  likelihood = float(sums.negative_log_likelihood) / tokens
+  return {
+    'loss': float(sums.loss) / tokens,
+    'perplexity': math.exp(likelihood) if likelihood < 700 else math.inf,
+    'accuracy': int(sums.correct) / tokens,
+  }
+
+
+class Validator:
+  """Validates a model on the validation split; compiles once."""
+
+  def __init__(
+    self,
+    config: ExperimentConfig,
+    model: Transformer,
+    corpus: PreparedCorpus,
+    mesh: Mesh,
+    workdir: Path,
+  ):
+    self._mesh = mesh
+    self._translations = workdir / 'translations'
+    self._language = config.data.target_language
+    self._split = corpus.split('valid')
+    self._shapes = choose_shapes(
+      self._split.lengths,
+      dataclasses.replace(config.data.batch, shapes=_SHAPES),
+      mesh.size,
+      config.data.filter.max_length,
+    )
+    self._step = make_eval_step(model, config.training.loss_chunk)
+    wanted = config.training.translate_sentences or None
+    self._sources, self._references = (
+      texts[:wanted] for texts in self._split.texts()
+    )
+    options = dataclasses.replace(
+      config.decoding, beam_size=config.training.translate_beam
+    )
+    run = Run(
+      config,
+      model,
+      None,
+      0,
+      corpus.source_tokenizer,
+      corpus.target_tokenizer,
+    )
+    self._translator = Translator(run, options)
+
+  def __call__(self, parameters: Parameters, step: int) -> dict[str, float]:
+    """Loss without smoothing, perplexity, accuracy, BLEU, chrF.
+
+    Also writes translations/STEP.txt and logs one line.
+
+    Args:
+      parameters: to validate, replicated over the mesh.
+      step: names the file.
+
+    Returns:
+      The named numbers, 'seconds' of the validation among them.
+    """
+    start = time.monotonic()
+    values = token_means(self._loss(parameters))
+    translations = list(self._translator.translate(self._sources, parameters))
+    scores = corpus_scores(translations, self._references, self._language)
+    values |= {'bleu': scores.bleu, 'chrf': scores.chrf}
+    values['seconds'] = time.monotonic() - start
+    self._translations.mkdir(exist_ok=True)
+    write_atomically(
+      self._translations / f'{step}.txt',
+      ''.join(line + '\n' for line in translations).encode(),
+    )
+    logger.info(
+      'validation at step %d: loss %.4f, perplexity %.2f, accuracy %.4f, '
+      'BLEU %.2f, chrF %.2f (%s), %.1f s',
+      step,
+      values['loss'],
+      values['perplexity'],
+      values['accuracy'],
+      scores.bleu,
+      scores.chrf,
+      scores.bleu_signature,
+      values['seconds'],
+    )
+    return values
+
+  def _loss(self, parameters: Parameters) -> LossSums:
+    sharding = by_rows(self._mesh)
+    sums = jax.device_put(zero_sums(), replicated(self._mesh))
+    for batch in evaluation_batches(self._split, self._shapes):
+      sums = self._step(
+        parameters, sums, Batch(*jax.device_put(tuple(batch), sharding))
+      )
+    return jax.device_get(sums)

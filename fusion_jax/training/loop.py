@@ -1,0 +1,324 @@
+"""The training loop, read from top to bottom: build, restore, update, save."""
+
+import collections
+import contextlib
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.data.batching import choose_shapes, shape_table
+from fusion_jax.data.pipeline import (
+  TrainingBatches,
+  training_iterator,
+)
+from fusion_jax.data.prepare import prepare
+from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.errors import InputError
+from fusion_jax.models.transformer import Transformer
+from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.training import run_directory
+from fusion_jax.training.checkpoint import (
+  Checkpoints,
+  Progress,
+  make_model,
+  tokenizer_digests,
+)
+from fusion_jax.training.evaluate import Validator, token_means
+from fusion_jax.training.logs import MetricsLog
+from fusion_jax.training.optimizer import make_optimizer, make_schedule
+from fusion_jax.training.signals import stop_on_signals
+from fusion_jax.training.step import (
+  Totals,
+  TrainState,
+  initial_state,
+  make_train_step,
+  zero_totals,
+)
+
+logger = logging.getLogger(__name__)
+
+# Steps that may wait on the device: enough to keep it busy, few enough for a
+# signal to be answered soon.
+_STEPS_IN_FLIGHT = 2
+
+
+def run(config: ExperimentConfig, workdir: Path) -> None:
+  """Trains, or goes on training, an experiment.
+
+  Args:
+    config: the experiment.
+    workdir: the run directory; made if it is not there.
+
+  Raises:
+    InputError: bad data, another run's directory, a full disk, a loss that
+      is not finite.
+  """
+  run_directory.check(workdir, config)
+  corpus = _prepare_once(config)
+  run_directory.create(
+    workdir, config, corpus.source_tokenizer, corpus.target_tokenizer
+  )
+  mesh = data_mesh()
+  with (
+    jax.set_mesh(mesh),
+    contextlib.closing(_Training(config, workdir, corpus, mesh)) as training,
+  ):
+    training.restore()
+    with stop_on_signals() as stop:
+      training.run(stop)
+
+
+def _prepare_once(config: ExperimentConfig) -> PreparedCorpus:
+  """Prepares on the first process; the others open what it made."""
+  if jax.process_index() == 0:
+    corpus = prepare(config.data)
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices('prepared')
+  return corpus if jax.process_index() == 0 else prepare(config.data)
+
+
+def _make_batches(
+  config: ExperimentConfig, corpus: PreparedCorpus, mesh: Mesh
+) -> TrainingBatches:
+  """Chooses the shapes of the corpus, and prints them."""
+  split = corpus.split('train')
+  shapes = choose_shapes(
+    split.lengths,
+    config.data.batch,
+    mesh.size * config.optimizer.accumulation,
+    config.data.filter.max_length,
+  )
+  batches = TrainingBatches(
+    split,
+    shapes,
+    config.training.seed,
+    jax.process_index(),
+    jax.process_count(),
+    config.data.sampling.enabled,
+  )
+  table = shape_table(split.lengths, batches.plan.epoch(0))
+  logger.info('%d training shapes:\n%s', len(shapes), table)
+  per_epoch = batches.plan.batches_per_epoch
+  logger.info(
+    '%s pairs, %s batches an epoch; %s steps are %.1f epochs',
+    f'{len(split):,}',
+    f'{per_epoch:,}',
+    f'{config.training.steps:,}',
+    config.training.steps / per_epoch,
+  )
+  return batches
+
+
+class _Training:
+  """The parts of a training run and the state between steps."""
+
+  def __init__(
+    self,
+    config: ExperimentConfig,
+    workdir: Path,
+    corpus: PreparedCorpus,
+    mesh: Mesh,
+  ):
+    self._config = config
+    self._workdir = workdir
+    self._batches = _make_batches(config, corpus, mesh)
+    self._iterator = training_iterator(self._batches, by_rows(mesh))
+    source, target = corpus.source_tokenizer, corpus.target_tokenizer
+    model = make_model(config, source, target)
+    optimizer = make_optimizer(config.optimizer, config.model.width)
+    self._schedule = make_schedule(config.optimizer, config.model.width)
+    self._step = make_train_step(model, optimizer, config)
+    on_all = functools.partial(jax.jit, out_shardings=replicated(mesh))
+    self._zero_totals = on_all(zero_totals)
+    self._state = on_all(
+      lambda: initial_state(model, optimizer, config.training.seed)
+    )()
+    self._progress = Progress()
+    self._validate = (
+      Validator(config, model, corpus, mesh, workdir)
+      if corpus.has_split('valid')
+      else None
+    )
+    self._checkpoints = Checkpoints(
+      workdir, config.training, tokenizer_digests(source, target)
+    )
+    _log_model(model, self._state, mesh)
+
+  def restore(self) -> None:
+    """Goes back to the last checkpoint, if there is one."""
+    self._state, self._progress = self._checkpoints.restore(
+      self._state, self._iterator
+    )
+    step = int(self._state.step)
+    if step:
+      logger.info('going on from step %d', step)
+    self._log = MetricsLog(self._workdir, step)
+
+  def close(self) -> None:
+    """Ends the reading threads and closes the files."""
+    self._iterator.close()
+    self._checkpoints.close()
+    if hasattr(self, '_log'):
+      self._log.close()
+
+  def run(self, stop: Callable[[], bool]) -> None:
+    """Updates until the last step, a stop, or the end of patience."""
+    training = self._config.training
+    self._totals, self._clock = self._zero_totals(), _Clock()
+    in_flight = collections.deque()
+    step = int(self._state.step)
+    while step < training.steps and not self._out_of_patience():
+      self._update(in_flight)
+      step += 1
+      if step % training.log_every == 0:
+        self._report(step)
+      if self._validate and step % training.validate_every == 0:
+        self._save(step, validate=True)
+      elif step % training.save_every == 0 or stop():
+        self._save(step, validate=False)
+      if stop():
+        break
+    self._finish(step, stopped=stop())
+
+  def _update(self, in_flight: collections.deque) -> None:
+    batch = next(self._iterator)
+    self._state, self._totals = self._step(self._state, self._totals, batch)
+    in_flight.append(jnp.copy(self._state.step))
+    if len(in_flight) > _STEPS_IN_FLIGHT:
+      in_flight.popleft().block_until_ready()
+
+  def _out_of_patience(self) -> bool:
+    patience = self._config.training.patience
+    return 0 < patience <= self._progress.stale
+
+  def _finish(self, step: int, stopped: bool) -> None:
+    if not stopped and self._checkpoints.latest_step() != step:
+      self._save(step, validate=self._validate is not None)
+    self._checkpoints.wait()
+    if self._out_of_patience():
+      logger.info(
+        'no better %s in %d validations',
+        self._config.training.metric,
+        self._progress.stale,
+      )
+    if self._progress.best is not None:
+      logger.info(
+        'best validation %s: %.4g at step %d',
+        self._config.training.metric,
+        self._progress.best,
+        self._progress.best_step,
+      )
+    logger.info(
+      '%s after step %d; run directory: %s',
+      'stopped' if stopped else 'finished',
+      step,
+      self._workdir,
+    )
+
+  def _report(self, step: int) -> None:
+    """Logs the means since the last report and starts new sums."""
+    totals = jax.device_get(self._totals)
+    self._check_finite(totals)
+    self._totals = self._zero_totals()
+    seconds = self._clock.lap()
+    steps = int(totals.steps)
+    values = token_means(totals.sums) | {
+      'tokens_per_second': int(totals.sums.tokens) / seconds,
+      'gradient_norm': float(totals.gradient_norm) / steps,
+      'learning_rate': float(self._schedule(step - 1)),
+      'epoch': step / self._batches.plan.batches_per_epoch,
+    }
+    self._log.write(step, 'train', values)
+    left = (self._config.training.steps - step) * seconds / steps
+    logger.info(
+      'step %d of %d, epoch %.2f, loss %.4f, perplexity %.2f, '
+      '%.0f target tokens/s, rate %.2e, %s left',
+      step,
+      self._config.training.steps,
+      values['epoch'],
+      values['loss'],
+      values['perplexity'],
+      values['tokens_per_second'],
+      values['learning_rate'],
+      _duration(left),
+    )
+
+  def _check_finite(self, totals: Totals) -> None:
+    bad = int(totals.first_bad_step)
+    if bad:
+      epoch, shape, indices = self._batches.plan.batch(bad - 1)
+      last = self._checkpoints.latest_step()
+      raise InputError(
+        f'step {bad}: the loss or its gradient is not finite (batch '
+        f'{bad - 1}, epoch {epoch}, shape {tuple(shape)}, first pairs '
+        f'{indices[:3].tolist()}); the last good checkpoint is '
+        f'{"none" if last is None else f"step {last}"}; a lower learning '
+        'rate, longer warm-up or optimizer.clip_norm may help'
+      )
+
+  def _save(self, step: int, validate: bool) -> None:
+    """Saves, after a validation if asked for; never a broken state."""
+    self._check_finite(jax.device_get(self._totals))
+    quality = None
+    with self._clock.paused():
+      if validate:
+        quality = self._validated(step)
+      self._checkpoints.save(
+        self._state, self._iterator, self._progress, quality
+      )
+
+  def _validated(self, step: int) -> float:
+    values = self._validate(self._state.parameters, step)
+    self._log.write(step, 'valid', values)
+    metric = self._config.training.metric
+    lower = metric == 'loss'
+    self._progress = self._progress.updated(values[metric], step, lower)
+    return -values[metric] if lower else values[metric]
+
+
+class _Clock:
+  """Seconds of training since the last lap, pauses left out."""
+
+  def __init__(self):
+    self._start = time.monotonic()
+    self._pause = 0.0
+
+  def lap(self) -> float:
+    """Seconds since the last lap; starts the next."""
+    now = time.monotonic()
+    seconds = now - self._start - self._pause
+    self._start, self._pause = now, 0.0
+    return max(seconds, 1e-9)
+
+  @contextlib.contextmanager
+  def paused(self):
+    """What runs inside does not count."""
+    begin = time.monotonic()
+    yield
+    self._pause += time.monotonic() - begin
+
+
+def _duration(seconds: float) -> str:
+  minutes = math.ceil(seconds / 60)
+  return f'{minutes // 60} h {minutes % 60:02d} min'
+
+
+def _log_model(model: Transformer, state: TrainState, mesh: Mesh) -> None:
+  parameters = sum(x.size for x in jax.tree.leaves(state.parameters))
+  logger.info(
+    '%s parameters, vocabularies %d and %d, %d %s device(s)',
+    f'{parameters:,}',
+    model.source_vocabulary,
+    model.target_vocabulary,
+    mesh.size,
+    jax.devices()[0].platform,
+  )

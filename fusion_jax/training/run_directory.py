@@ -1,0 +1,119 @@
+"""The run directory: config, tokenizers, checkpoints, logs.
+
+DIR/config.json           the experiment's config
+DIR/source.model          SentencePiece model of the source side
+DIR/target.model          of the target side (the same file if joint)
+DIR/checkpoints/STEP/     Orbax checkpoints
+DIR/metrics.jsonl         one JSON object a line: training and validation
+DIR/events.out.tfevents*  the same for TensorBoard
+DIR/translations/STEP.txt validation translations
+"""
+
+import json
+import os
+from pathlib import Path
+
+from fusion_jax import config as config_lib
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.errors import InputError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+  """Writes a neighbour and renames it: the file is whole or not there."""
+  temporary = path.with_name(f'.{path.name}.{os.getpid()}')
+  try:
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+  except OSError as error:
+    temporary.unlink(missing_ok=True)
+    raise InputError(f'{path}: cannot be written: {error.strerror}') from error
+
+
+def read_config(workdir: Path) -> ExperimentConfig:
+  """The config of a run directory.
+
+  Raises:
+    InputError: there is no run directory, or its config cannot be read.
+  """
+  path = workdir / 'config.json'
+  if not path.is_file():
+    raise InputError(
+      f'{workdir}: not a run directory: it has no config.json; '
+      'give the --workdir of a training run'
+    )
+  try:
+    values = json.loads(path.read_text(encoding='utf-8'))
+  except (ValueError, OSError) as error:
+    raise InputError(f'{path}: not readable as JSON: {error}') from None
+  try:
+    return config_lib.from_dict(values)
+  except InputError as error:
+    raise InputError(f'{path}: {error}') from None
+
+
+def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
+  """The source and the target tokenizer of a run directory."""
+  paths = [workdir / 'source.model', workdir / 'target.model']
+  for path in paths:
+    if not path.is_file():
+      raise InputError(f'{path}: missing; training writes it into the run')
+  return Tokenizer.from_file(paths[0]), Tokenizer.from_file(paths[1])
+
+
+def _check_same(workdir: Path, given: ExperimentConfig) -> None:
+  saved = read_config(workdir)
+  names = config_lib.differing_fields(saved, given)
+  if names:
+    old, new = config_lib.flatten(saved), config_lib.flatten(given)
+    listed = ', '.join(
+      f'{name} ({old[name]!r} there, {new[name]!r} given)' for name in names
+    )
+    raise InputError(
+      f'{workdir} belongs to a run with another config: {listed}; '
+      'choose another --workdir or give the same values'
+    )
+
+
+def check(workdir: Path, config: ExperimentConfig) -> None:
+  """Refuses a directory that this config must not train in.
+
+  Raises:
+    InputError: it is a file, holds something else, or another run.
+  """
+  if workdir.exists() and not workdir.is_dir():
+    raise InputError(f'{workdir}: --workdir must be a directory')
+  if (workdir / 'config.json').exists():
+    _check_same(workdir, config)
+  elif workdir.is_dir() and any(workdir.iterdir()):
+    raise InputError(
+      f'{workdir}: not empty and not a run directory; '
+      'choose a new or empty --workdir'
+    )
+
+
+def create(
+  workdir: Path,
+  config: ExperimentConfig,
+  source: Tokenizer,
+  target: Tokenizer,
+) -> None:
+  """Writes what decoding needs beside the checkpoints; config.json last.
+
+  Raises:
+    InputError: the directory belongs to another tokenizer or cannot be
+      written.
+  """
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise InputError(f'{workdir}: cannot be made: {error.strerror}') from None
+  for name, tokenizer in (('source', source), ('target', target)):
+    path = workdir / f'{name}.model'
+    if path.exists() and path.read_bytes() != tokenizer.model:
+      raise InputError(
+        f'{path}: not the tokenizer of the prepared corpus; the run was '
+        'trained on other text or its tokenizer was replaced'
+      )
+    write_atomically(path, tokenizer.model)
+  write_atomically(workdir / 'config.json', config_lib.to_json(config).encode())

@@ -1,0 +1,213 @@
+"""The training step: a pure function of state and batch.
+
+It is jitted once a batch shape, donates what it replaces, and draws its
+dropout from (seed, step), so that a resumed run draws the same.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from jaxtyping import Array, Float, Int, Key
+
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.data.batching import Batch
+from fusion_jax.losses import LossSums, cross_entropy, zero_sums
+from fusion_jax.models.transformer import Transformer
+
+Parameters = Any
+
+
+class TrainState(NamedTuple):
+  """What an update changes; the checkpoint holds just this.
+
+  step: int32 finished updates.
+  parameters: float32.
+  optimizer: Optax's state.
+  """
+
+  step: Int[Array, '']
+  parameters: Parameters
+  optimizer: optax.OptState
+
+
+class Totals(NamedTuple):
+  """Sums since they were last read, kept on the device.
+
+  sums: of the losses.
+  gradient_norm: sum over the steps of the global norm, before clipping.
+  steps: int32 steps summed.
+  first_bad_step: int32 step whose loss or gradient was not finite; 0: none.
+  """
+
+  sums: LossSums
+  gradient_norm: Float[Array, '']
+  steps: Int[Array, '']
+  first_bad_step: Int[Array, '']
+
+
+def zero_totals() -> Totals:
+  """Totals of no steps."""
+  return Totals(
+    zero_sums(), jnp.zeros((), 'f4'), jnp.zeros((), 'i4'), jnp.zeros((), 'i4')
+  )
+
+
+def initial_parameters(model: Transformer, seed: int) -> Parameters:
+  """Fresh parameters; a function of the seed alone."""
+  ids, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
+  variables = model.init(jax.random.key(seed), ids, lengths, ids)
+  return nn.unbox(variables['params'])
+
+
+def initial_state(
+  model: Transformer, optimizer: optax.GradientTransformation, seed: int
+) -> TrainState:
+  """Fresh parameters and optimizer state at step 0."""
+  parameters = initial_parameters(model, seed)
+  return TrainState(
+    jnp.zeros((), jnp.int32), parameters, optimizer.init(parameters)
+  )
+
+
+def batch_loss(
+  model: Transformer,
+  parameters: Parameters,
+  batch: Batch,
+  label_smoothing: float,
+  chunk_tokens: int,
+  dropout_key: Key[Array, ''] | None = None,
+) -> LossSums:
+  """Loss sums of one batch; with dropout when a key is given."""
+  output = model.apply(
+    {'params': parameters},
+    batch.source,
+    batch.source_lengths,
+    batch.target,
+    dropout_key is None,
+    rngs=None if dropout_key is None else {'dropout': dropout_key},
+  )
+  return cross_entropy(
+    output.features,
+    output.output,
+    batch.target,
+    batch.target_lengths,
+    label_smoothing,
+    chunk_tokens,
+  )
+
+
+def _split_rows(batch: Batch, parts: int) -> Batch:
+  """[R, ...] -> [parts, R / parts, ...], every part on all devices."""
+  return jax.tree.map(
+    lambda x: jnp.moveaxis(
+      x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0
+    ),
+    batch,
+  )
+
+
+def _summed_gradients(
+  loss: Callable[..., tuple[Array, LossSums]],
+  parameters: Parameters,
+  batch: Batch,
+  key: Key[Array, ''],
+  parts: int,
+) -> tuple[Parameters, LossSums]:
+  """Gradient of the summed loss, and the sums, over all parts of a batch."""
+  gradient = jax.grad(loss, has_aux=True)
+  if parts == 1:
+    return gradient(parameters, batch, key)
+
+  def add_part(carry, part):
+    index, rows = part
+    new = gradient(parameters, rows, jax.random.fold_in(key, index))
+    return jax.tree.map(jnp.add, carry, new), None
+
+  split = _split_rows(batch, parts)
+  shapes = jax.eval_shape(
+    gradient, parameters, jax.tree.map(lambda x: x[0], split), key
+  )
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  return jax.lax.scan(add_part, zeros, (jnp.arange(parts), split))[0]
+
+
+def make_train_step(
+  model: Transformer,
+  optimizer: optax.GradientTransformation,
+  config: ExperimentConfig,
+) -> Callable[[TrainState, Totals, Batch], tuple[TrainState, Totals]]:
+  """The jitted update.
+
+  The gradient is that of the mean loss per target token of the whole batch,
+  whatever the padding, the devices and the parts it is accumulated over.
+
+  Args:
+    model: the Transformer.
+    optimizer: of `make_optimizer`.
+    config: seed, label smoothing, chunk of the loss, accumulation.
+
+  Returns:
+    A function (state, totals, batch) -> (state, totals) that donates its
+    first two arguments.
+  """
+  training = config.training
+
+  def loss(parameters, batch, key):
+    sums = batch_loss(
+      model,
+      parameters,
+      batch,
+      training.label_smoothing,
+      training.loss_chunk,
+      key,
+    )
+    return sums.loss, sums
+
+  def train_step(state, totals, batch):
+    key = jax.random.fold_in(jax.random.key(training.seed), state.step)
+    gradients, sums = _summed_gradients(
+      loss, state.parameters, batch, key, config.optimizer.accumulation
+    )
+    scale = 1.0 / jnp.maximum(sums.tokens, 1)
+    gradients = jax.tree.map(lambda g: g * scale, gradients)
+    updates, optimizer_state = optimizer.update(
+      gradients, state.optimizer, state.parameters
+    )
+    parameters = optax.apply_updates(state.parameters, updates)
+    new = TrainState(state.step + 1, parameters, optimizer_state)
+    norm = optax.global_norm(gradients)
+    return new, _add(totals, sums, norm, new.step)
+
+  return jax.jit(train_step, donate_argnums=(0, 1))
+
+
+def _add(
+  totals: Totals,
+  sums: LossSums,
+  norm: Float[Array, ''],
+  step: Int[Array, ''],
+) -> Totals:
+  bad = ~(jnp.isfinite(sums.loss) & jnp.isfinite(norm))
+  first = totals.first_bad_step
+  return Totals(
+    jax.tree.map(jnp.add, totals.sums, sums),
+    totals.gradient_norm + norm,
+    totals.steps + 1,
+    jnp.where((first == 0) & bad, step, first),
+  )
+
+
+def make_eval_step(
+  model: Transformer, chunk_tokens: int
+) -> Callable[[Parameters, LossSums, Batch], LossSums]:
+  """The jitted validation step: adds the sums of a batch, unsmoothed."""
+
+  def eval_step(parameters, sums, batch):
+    new = batch_loss(model, parameters, batch, 0.0, chunk_tokens)
+    return jax.tree.map(jnp.add, sums, new)
+
+  return jax.jit(eval_step, donate_argnums=1)

@@ -1,0 +1,215 @@
+"""Reading parallel text: files, TFDS datasets, the embedded corpus."""
+
+import gzip
+import lzma
+import unicodedata
+
+import hypothesis
+import pytest
+import tensorflow_datasets as tfds
+from hypothesis import strategies
+
+from fusion_jax.config import DataConfig
+from fusion_jax.data import corpora
+from fusion_jax.data.normalise import normalise
+from fusion_jax.errors import InputError
+
+PAIRS = [('A house.', 'Ein Haus.'), ('Two cats!', 'Zwei Katzen!')]
+
+
+def data_in(directory, **fields):
+  return DataConfig(root=str(directory), **fields)
+
+
+def write_files(directory, pattern='t.{lang}', pairs=PAIRS, opener=open):
+  for side, language in enumerate(('en', 'de')):
+    path = directory / pattern.replace('{lang}', language)
+    with opener(path, 'wb') as file:
+      file.write(''.join(pair[side] + '\n' for pair in pairs).encode())
+
+
+def read(corpus, data):
+  return list(corpora.read_pairs(corpus, data))
+
+
+@pytest.mark.parametrize(
+  ('suffix', 'opener'), [('', open), ('.gz', gzip.open), ('.xz', lzma.open)]
+)
+def test_plain_and_compressed_files_read_alike(tmp_path, suffix, opener):
+  corpus = 't.{lang}' + suffix
+  write_files(tmp_path, corpus, opener=opener)
+  data = data_in(tmp_path)
+  assert read(corpus, data) == PAIRS
+  assert corpora.count_pairs(corpus, data) == 2
+
+
+def test_source_and_target_follow_the_languages(tmp_path):
+  write_files(tmp_path)
+  data = data_in(tmp_path, source_language='de', target_language='en')
+  assert read('t.{lang}', data)[0] == ('Ein Haus.', 'A house.')
+
+
+def test_a_line_ends_at_newlines_only(tmp_path):
+  # str.splitlines would cut at U+2028, U+0085 and a lone carriage return.
+  (tmp_path / 't.en').write_bytes('a\u2028b\u0085c\rd\r\ne'.encode())
+  (tmp_path / 't.de').write_bytes('\ufeffx\r\n\ny'.encode())
+  with pytest.raises(InputError, match=r't\.en has 2 .* t\.de has 3'):
+    read('t.{lang}', data_in(tmp_path))
+  (tmp_path / 't.de').write_bytes(b'x\r\ny')
+  assert read('t.{lang}', data_in(tmp_path)) == [('a b c d', 'x'), ('e', 'y')]
+
+
+@pytest.mark.parametrize(
+  ('raw', 'expected'),
+  [
+    ('\ufeffbom\r\n', 'bom'),
+    ('e\u0301te\u0301', '\u00e9t\u00e9'),
+    ('a\x00b\x1f\u0085c', 'a b c'),
+    (' a\u00a0\u202fb\u3000c\t ', 'a b c'),
+    ('\u2581a\u2581b', 'a b'),
+    # A mark that is removed must not keep a letter from its accent.
+    ('e\ufeff\u0301', '\u00e9'),
+    ('keep \u200b \ufb01', 'keep \u200b \ufb01'),
+  ],
+)
+def test_normalisation_of_known_cases(raw, expected):
+  assert normalise(raw) == expected
+
+
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
+@hypothesis.given(strategies.text())
+def test_normalised_lines_stay_as_they_are(text):
+  line = normalise(text)
+  assert normalise(line) == line
+  assert unicodedata.is_normalized('NFC', line)
+  assert line == ' '.join(line.split())
+  assert all(unicodedata.category(character) != 'Cc' for character in line)
+
+
+def test_a_missing_file_is_named(tmp_path):
+  with pytest.raises(InputError, match=r't\.en: no such file'):
+    read('t.{lang}', data_in(tmp_path))
+
+
+def test_an_empty_file_is_named(tmp_path):
+  write_files(tmp_path)
+  (tmp_path / 't.de').write_bytes(b'')
+  for use in (read, corpora.count_pairs):
+    with pytest.raises(InputError, match=r't\.de: the file is empty'):
+      use('t.{lang}', data_in(tmp_path))
+
+
+def test_bytes_that_are_not_utf8_are_located(tmp_path):
+  write_files(tmp_path)
+  (tmp_path / 't.de').write_bytes('Ein Haus.\nK\u00e4tzchen\n'.encode('latin1'))
+  with pytest.raises(InputError, match=r't\.de, line 2: not UTF-8 .*byte 2'):
+    read('t.{lang}', data_in(tmp_path))
+
+
+@pytest.mark.parametrize(
+  ('suffix', 'opener'), [('.gz', gzip.open), ('.xz', lzma.open)]
+)
+def test_a_compressed_file_that_is_cut_off_is_named(tmp_path, suffix, opener):
+  corpus = 't.{lang}' + suffix
+  write_files(tmp_path, corpus, PAIRS * 100, opener)
+  path = tmp_path / f't.de{suffix}'
+  path.write_bytes(path.read_bytes()[:-12])
+  for use in (read, corpora.count_pairs):
+    with pytest.raises(InputError, match=rf't\.de{suffix}: .* is cut off'):
+      use(corpus, data_in(tmp_path))
+  path.write_bytes(b'plain text')
+  with pytest.raises(InputError, match=rf't\.de{suffix}: not a readable'):
+    read(corpus, data_in(tmp_path))
+
+
+@pytest.mark.parametrize(
+  ('corpus', 'message'),
+  [
+    ('train.en.gz', 'needs {lang}'),
+    ('hf:wmt14:train', "unknown kind 'hf'"),
+    ('embedded:dev', 'no such split; it has train, valid, test'),
+    ('tfds:wmt14_translate', 'give it as'),
+  ],
+)
+def test_a_name_that_names_nothing_is_explained(tmp_path, corpus, message):
+  for use in (read, corpora.count_pairs, corpora.fingerprint):
+    with pytest.raises(InputError, match=message):
+      use(corpus, data_in(tmp_path))
+
+
+def test_the_fingerprint_is_of_the_content(tmp_path):
+  write_files(tmp_path)
+  write_files(tmp_path, 'copy.{lang}')
+  data = data_in(tmp_path)
+  before = corpora.fingerprint('t.{lang}', data)
+  assert corpora.fingerprint('copy.{lang}', data) == before
+  write_files(tmp_path, pairs=PAIRS[::-1])
+  assert corpora.fingerprint('t.{lang}', data) != before
+
+
+def test_the_embedded_corpus_has_the_sizes_of_the_config(tmp_path):
+  data = data_in(tmp_path, embedded_pairs=30)
+  train = read('embedded:train', data)
+  assert len(train) == corpora.count_pairs('embedded:train', data) == 30
+  assert all(normalise(line) == line for pair in train for line in pair)
+  assert corpora.count_pairs('embedded:valid', data) == 1_000
+  bigger = data_in(tmp_path, embedded_pairs=31)
+  fingerprints = {
+    corpora.fingerprint('embedded:train', each) for each in (data, bigger)
+  }
+  assert len(fingerprints) == 2
+  with pytest.raises(InputError, match="no language 'xx'"):
+    read('embedded:train', data_in(tmp_path, target_language='xx'))
+
+
+@pytest.fixture
+def translation_dataset(tmp_path, monkeypatch):
+  """A dataset with the features of `wmt14_translate/de-en`, on disk."""
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  directory = tmp_path / 'tiny_translate' / 'de-en' / '1.0.0'
+  directory.mkdir(parents=True)
+  info = tfds.core.DatasetInfo(
+    builder=tfds.core.DatasetIdentity(
+      name='tiny_translate',
+      config_name='de-en',
+      version=tfds.core.Version('1.0.0'),
+      data_dir=str(directory),
+      module_name=__name__,
+    ),
+    features=tfds.features.Translation(languages=('de', 'en')),
+  )
+  writer = tfds.core.SequentialWriter(info, 100, file_format='array_record')
+  writer.initialize_splits(['train', 'validation'])
+  examples = [{'en': en + '\r', 'de': de} for en, de in PAIRS]
+  writer.add_examples({'train': examples, 'validation': examples[:1]})
+  writer.close_all()
+  return 'tfds:tiny_translate/de-en'
+
+
+def test_a_tfds_dataset_reads_in_both_directions(tmp_path, translation_dataset):
+  train = f'{translation_dataset}:train'
+  data = data_in(tmp_path)
+  assert read(train, data) == PAIRS
+  assert corpora.count_pairs(train, data) == 2
+  reverse = data_in(tmp_path, source_language='de', target_language='en')
+  assert read(train, reverse) == [(de, en) for en, de in PAIRS]
+
+
+def test_a_tfds_split_can_be_cut(tmp_path, translation_dataset):
+  data = data_in(tmp_path)
+  assert read(f'{translation_dataset}:train[1:]', data) == PAIRS[1:]
+  assert read(f'{translation_dataset}:validation', data) == PAIRS[:1]
+  names = [f'{translation_dataset}:{cut}' for cut in ('train', 'train[:1]')]
+  whole, cut = (corpora.fingerprint(name, data) for name in names)
+  assert whole != cut
+
+
+def test_what_a_tfds_dataset_lacks_is_named(tmp_path, translation_dataset):
+  data = data_in(tmp_path)
+  with pytest.raises(InputError, match="no split 'test'; it has train, val"):
+    read(f'{translation_dataset}:test', data)
+  french = data_in(tmp_path, target_language='fr')
+  with pytest.raises(InputError, match="no language 'fr'; it has de, en"):
+    read(f'{translation_dataset}:train', french)
+  with pytest.raises(InputError, match='tfds:no_such_thing: cannot be opened'):
+    read('tfds:no_such_thing:train', data)

@@ -1,0 +1,230 @@
+import itertools
+import logging
+from typing import NamedTuple
+
+import grain
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusion_jax.config import BatchConfig
+from fusion_jax.data import batching, pipeline
+
+SEED = 3
+
+
+class Pair(NamedTuple):
+  source: np.ndarray
+  target: np.ndarray
+
+
+class MemorySplit:
+  """Example i has ids made of i, so that a batch tells what is in it."""
+
+  def __init__(self, count=100, longest=12):
+    generator = np.random.default_rng(0)
+    self.lengths = generator.integers(1, longest, (count, 2), dtype=np.int32)
+
+  def __len__(self):
+    return len(self.lengths)
+
+  def __getitem__(self, index):
+    source, target = self.lengths[index]
+    return Pair(
+      np.full(source, index + 1, np.int32),
+      np.full(target, index + 1, np.int32),
+    )
+
+  def __getitems__(self, indices):
+    return [self[index] for index in indices]
+
+  def sample(self, index, seed):
+    generator = np.random.default_rng((index, seed))
+    source, target = generator.integers(1, self.lengths[index] + 1)
+    return Pair(
+      np.full(source, index + 1, np.int32),
+      np.full(target, index + 1, np.int32),
+    )
+
+
+SPLIT = MemorySplit()
+# 8 rows: the tests run on 1, 2, 4 or 8 devices.
+SHAPES = batching.choose_shapes(SPLIT.lengths, BatchConfig(tokens=100))
+
+
+def batches_of(**options):
+  return pipeline.TrainingBatches(SPLIT, SHAPES, SEED, **options)
+
+
+def data_sharding():
+  mesh = jax.make_mesh(
+    (jax.device_count(),),
+    ('data',),
+    axis_types=(jax.sharding.AxisType.Auto,),
+  )
+  return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+
+
+@pytest.fixture
+def open_iterator():
+  """Makes iterators over the training batches and closes them."""
+  opened = []
+
+  def make():
+    opened.append(pipeline.training_iterator(batches_of(), data_sharding()))
+    return opened[-1]
+
+  yield make
+  for iterator in opened:
+    iterator.close()
+
+
+def take(iterator, count):
+  return list(itertools.islice(iterator, count))
+
+
+def indices_in(batches):
+  """The examples in batches, in order."""
+  found = []
+  for batch in batches:
+    real = np.asarray(batch.source_lengths) > 0
+    found.extend((np.asarray(batch.source)[real, 0] - 1).tolist())
+  return found
+
+
+def assert_same(first, second):
+  assert len(first) == len(second)
+  for one, other in zip(first, second, strict=True):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_an_epoch_has_every_example_once():
+  batches = batches_of()
+  size = batches.plan.batches_per_epoch
+  assert size > 4
+  epochs = [
+    indices_in(batches[step] for step in range(first, first + size))
+    for first in (0, size)
+  ]
+  assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(100))
+  assert epochs[0] != epochs[1]
+
+
+@settings(deadline=None, derandomize=True, max_examples=20)
+@given(step=st.integers(0, 10**9), count=st.sampled_from([1, 2, 4, 8]))
+def test_processes_share_the_rows_of_a_batch(step, count):
+  whole = batches_of()[step]
+  parts = [
+    batches_of(process_index=index, process_count=count)[step]
+    for index in range(count)
+  ]
+  joined = batching.Batch(*map(np.concatenate, zip(*parts, strict=True)))
+  assert_same([joined], [whole])
+
+
+def test_rows_that_processes_cannot_share():
+  with pytest.raises(AssertionError, match='3 processes'):
+    batches_of(process_count=3)[0]
+
+
+def test_sampling_draws_anew_in_each_epoch():
+  batches = batches_of(sampling=True)
+  size = batches.plan.batches_per_epoch
+  again = batches_of(sampling=True)
+  assert_same([again[size + 1]], [batches[size + 1]])
+
+  def lengths(epoch):
+    steps = range(epoch * size, (epoch + 1) * size)
+    drawn = np.zeros(100, int)
+    for batch in map(batches.__getitem__, steps):
+      real = batch.source_lengths > 0
+      drawn[batch.source[real, 0] - 1] = batch.source_lengths[real]
+    return drawn
+
+  first, second = lengths(0), lengths(1)
+  assert (first > 0).all()
+  assert (first <= SPLIT.lengths[:, 0]).all()
+  assert (first != second).mean() > 0.3
+
+
+def test_batches_arrive_on_the_devices_in_order(open_iterator):
+  # No implicit copy between host and device, in any thread.
+  jax.config.update('jax_transfer_guard', 'disallow')
+  try:
+    arrived = take(open_iterator(), 30)
+  finally:
+    jax.config.update('jax_transfer_guard', 'allow')
+  for batch in arrived:
+    for part in batch:
+      assert part.sharding == data_sharding()
+  expected = batches_of()
+  assert_same(arrived, [expected[step] for step in range(30)])
+
+
+@pytest.mark.parametrize('step', [0, 1, 6, 10**12])
+def test_resumes_at_the_batch_after_the_last_one_taken(open_iterator, step):
+  size = batches_of().plan.batches_per_epoch
+  iterator = open_iterator()
+  grain.experimental.set_next_index(iterator, step)
+  take(iterator, 3)
+  # By now more batches have been read ahead.
+  state = iterator.get_state()
+  expected = take(iterator, size + 1)  # Across the end of an epoch.
+  resumed = open_iterator()
+  resumed.set_state(state)
+  assert_same(take(resumed, size + 1), expected)
+  assert_same(expected[:1], [batches_of()[step + 3]])
+  # The same iterator goes back too.
+  iterator.set_state(state)
+  assert_same(take(iterator, 2), expected[:2])
+
+
+def test_orbax_saves_and_restores_the_position(open_iterator, tmp_path):
+  iterator = open_iterator()
+  take(iterator, 5)
+  with ocp.CheckpointManager(tmp_path) as manager:
+    manager.save(
+      5,
+      args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(iterator)),
+    )
+    expected = take(iterator, 4)
+    manager.wait_until_finished()
+    resumed = open_iterator()
+    manager.restore(
+      5,
+      args=ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(resumed)),
+    )
+  assert_same(take(resumed, 4), expected)
+
+
+def test_evaluation_has_every_example_once_in_a_fixed_order():
+  batches = list(pipeline.evaluation_batches(SPLIT, SHAPES))
+  assert sorted(indices_in(batches)) == list(range(100))
+  assert_same(list(pipeline.evaluation_batches(SPLIT, SHAPES)), batches)
+  sizes = {(*batch.source.shape, batch.target.shape[1]) for batch in batches}
+  assert sizes <= set(SHAPES)
+
+
+def test_processes_share_the_evaluation():
+  whole = pipeline.evaluation_batches(SPLIT, SHAPES)
+  parts = [
+    pipeline.evaluation_batches(SPLIT, SHAPES, index, 2) for index in (0, 1)
+  ]
+  joined = [
+    batching.Batch(*map(np.concatenate, zip(*both, strict=True)))
+    for both in zip(*parts, strict=True)
+  ]
+  assert_same(joined, list(whole))
+
+
+def test_evaluation_counts_what_it_leaves_out(caplog):
+  shapes = (batching.Shape(8, 6, 6),)
+  left_out = int((SPLIT.lengths.max(axis=1) > 6).sum())
+  assert 0 < left_out < 100
+  with caplog.at_level(logging.WARNING):
+    batches = list(pipeline.evaluation_batches(SPLIT, shapes))
+  assert len(indices_in(batches)) == 100 - left_out
+  assert f'{left_out} of 100 evaluation pairs' in caplog.text

@@ -1,0 +1,201 @@
+"""SentencePiece models: training, round trips, sampling, given models."""
+
+import collections
+import concurrent.futures
+import io
+import math
+import pickle
+
+import hypothesis
+import pytest
+import sentencepiece
+from hypothesis import strategies
+
+from fusion_jax.config import TokenizerConfig
+from fusion_jax.data import tokenizer as tokenizer_lib
+from fusion_jax.data.normalise import normalise
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.errors import InputError
+
+WORDS = 'the small old house river boat reads walks slowly under over and a'
+LINES = [
+  ' '.join(WORDS.split()[(i * k) % 13] for k in range(1, 9)) for i in range(200)
+]
+ALGORITHMS = ('unigram', 'bpe')
+
+
+def trained(**fields):
+  fields = {'vocabulary_size': 60} | fields
+  return Tokenizer(tokenizer_lib.train(LINES, TokenizerConfig(**fields)))
+
+
+@pytest.fixture(scope='module')
+def tokenizers():
+  return {
+    algorithm: trained(
+      algorithm=algorithm, vocabulary_size=320, byte_fallback=True
+    )
+    for algorithm in ALGORITHMS
+  }
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_the_special_symbols_and_the_size(algorithm):
+  vocabulary = trained(algorithm=algorithm).vocabulary
+  # pad 0, unk 1, bos 2, eos 3.
+  assert vocabulary == tokenizer_lib.Vocabulary(60, start=2, end=3, unknown=1)
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_training_twice_gives_the_same_model(algorithm, capfd):
+  first, second = (trained(algorithm=algorithm) for _ in range(2))
+  assert first.model == second.model
+  assert first.digest == second.digest
+  assert capfd.readouterr() == ('', '')
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=150)
+@hypothesis.given(text=strategies.text(), seed=strategies.integers())
+def test_decoding_gives_back_any_line(tokenizers, algorithm, text, seed):
+  line = normalise(text)
+  tokenizer = tokenizers[algorithm]
+  assert tokenizer.decode(tokenizer.encode(line)) == line
+  assert tokenizer.decode(tokenizer.sample(line, 0.3, seed)) == line
+
+
+@pytest.mark.parametrize('line', ['<s> </s> <pad>', '<0x41>', '\u2585 \u2047'])
+def test_text_that_looks_like_symbols_stays_text(tokenizers, line):
+  for tokenizer in tokenizers.values():
+    ids = tokenizer.encode(line)
+    assert tokenizer.decode(ids) == line
+    assert min(ids) > 3
+
+
+def test_decoding_leaves_symbols_out(tokenizers):
+  tokenizer = tokenizers['unigram']
+  ids = tokenizer.encode('the old river')
+  assert tokenizer.decode([2, *ids, 3, 0, 0]) == 'the old river'
+  assert tokenizer.decode([]) == ''
+
+
+def test_many_lines_encode_as_one_by_one(tokenizers):
+  for tokenizer in tokenizers.values():
+    expected = [tokenizer.encode(line) for line in LINES]
+    assert tokenizer.encode_lines(LINES) == expected
+
+
+def test_characters_without_a_piece_are_unknown_without_byte_fallback():
+  tokenizer = trained()
+  assert tokenizer.vocabulary.unknown in tokenizer.encode('\u6f22')
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_samples_depend_on_the_seed_alone(tokenizers, algorithm):
+  tokenizer = tokenizers[algorithm]
+  draws = [(line, seed) for line in LINES[:20] for seed in range(40)]
+
+  def draw(arguments):
+    return tokenizer.sample(arguments[0], 0.2, arguments[1])
+
+  one_by_one = [draw(arguments) for arguments in draws]
+  assert len({tuple(ids) for ids in one_by_one[:40]}) > 10
+  with concurrent.futures.ThreadPoolExecutor(4) as threads:
+    assert list(threads.map(draw, reversed(draws))) == one_by_one[::-1]
+
+
+def test_without_sampling_the_plain_segmentation_comes(tokenizers):
+  for tokenizer in tokenizers.values():
+    assert tokenizer.sample(LINES[3], 0.0, 7) == tokenizer.encode(LINES[3])
+
+
+def test_unigram_samples_follow_the_smoothed_model():
+  # Kudo (2018), section 3.2: P(x|X)^alpha over the segmentations, here of
+  # one word, all of which are in its n-best list.
+  tokenizer = trained(vocabulary_size=40)
+  processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
+  alpha, draws = 0.5, 4_000
+  scores = {
+    tuple(ids): alpha * sum(processor.get_score(each) for each in ids)
+    for ids in processor.nbest_encode('over', nbest_size=1_000)
+  }
+  total = sum(math.exp(score) for score in scores.values())
+  counts = collections.Counter(
+    tuple(tokenizer.sample('over', alpha, seed)) for seed in range(draws)
+  )
+  assert set(counts) <= set(scores)
+  for ids, score in scores.items():
+    share = math.exp(score) / total
+    deviation = math.sqrt(share * (1 - share) / draws)
+    assert abs(counts[ids] / draws - share) < 4.5 * deviation + 1e-9
+
+
+def test_bpe_dropout_of_one_leaves_characters(tokenizers):
+  # Provilkov et al. (2020), section 3: with p = 1 no merge is done.
+  tokenizer = tokenizers['bpe']
+  # Eight characters and the sign for the space before them.
+  assert len(tokenizer.sample('overover', 1.0, 5)) == 9
+  assert len(tokenizer.encode('overover')) < 9
+
+
+def test_a_tokenizer_pickles(tokenizers):
+  copy = pickle.loads(pickle.dumps(tokenizers['bpe']))
+  assert copy.digest == tokenizers['bpe'].digest
+  assert copy.encode(LINES[0]) == tokenizers['bpe'].encode(LINES[0])
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_a_vocabulary_too_large_names_the_largest(algorithm):
+  with pytest.raises(InputError, match='largest possible is ') as raised:
+    trained(algorithm=algorithm, vocabulary_size=5_000)
+  largest = int(str(raised.value).rsplit(' ', 1)[1].replace(',', ''))
+  fitting = trained(algorithm=algorithm, vocabulary_size=largest)
+  assert fitting.vocabulary.size == largest
+  with pytest.raises(InputError, match='largest possible'):
+    trained(algorithm=algorithm, vocabulary_size=largest + 1)
+
+
+def test_a_vocabulary_too_small_names_what_the_characters_need():
+  with pytest.raises(InputError, match='characters of this text alone need'):
+    trained(vocabulary_size=10)
+
+
+def test_no_text_is_no_tokenizer():
+  with pytest.raises(InputError, match='no text'):
+    tokenizer_lib.train([], TokenizerConfig())
+
+
+def given_model(**symbols):
+  model = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(LINES),
+    model_writer=model,
+    vocab_size=60,
+    minloglevel=2,
+    **symbols,
+  )
+  return model.getvalue()
+
+
+def test_a_given_model_without_start_starts_with_its_end(tmp_path):
+  path = tmp_path / 'given.model'
+  path.write_bytes(given_model(bos_id=-1, eos_id=5))
+  vocabulary = Tokenizer.from_file(path).vocabulary
+  assert (vocabulary.start, vocabulary.end) == (5, 5)
+  # SentencePiece's own default ids.
+  path.write_bytes(given_model())
+  vocabulary = Tokenizer.from_file(path).vocabulary
+  assert (vocabulary.unknown, vocabulary.start, vocabulary.end) == (0, 1, 2)
+
+
+def test_a_given_model_that_cannot_serve_is_named(tmp_path):
+  path = tmp_path / 'given.model'
+  with pytest.raises(InputError, match=r'given\.model: .* cannot be read'):
+    Tokenizer.from_file(path)
+  path.write_bytes(given_model(eos_id=-1))
+  with pytest.raises(InputError, match=r'given\.model: has no end symbol'):
+    Tokenizer.from_file(path)
+  for content in (b'', b'no model'):
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r'given\.model: not a SentencePiece'):
+      Tokenizer.from_file(path)

@@ -1,0 +1,35 @@
+"""Trains a translation model.
+
+    python train.py --config=configs/NAME.py[:VARIANT] --workdir=DIR
+
+The same command goes on where the run stopped. --config.FIELD=VALUE overrides
+any field of the config, --config.model.width=256 for example.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from fusion_jax.errors import one_line_errors
+from fusion_jax.flags import parse_experiment
+from fusion_jax.programs import start_program
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Reads the flags and trains."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument(
+    '--workdir', type=Path, required=True, help='the run directory'
+  )
+  config, arguments = parse_experiment(argv, parser)
+  start_program()
+  from fusion_jax.training import loop  # After the flags: JAX starts slowly.
+
+  loop.run(config, arguments.workdir)
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
