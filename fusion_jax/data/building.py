@@ -139,11 +139,12 @@ class _SplitWriter:
   def __enter__(self) -> '_SplitWriter':
     return self
 
-  def __exit__(self, *_) -> None:
-    self._flush()
-    self._writer.close_splits([self._name])
-    self._write_header()
-    self._lengths_file.close()
+  def __exit__(self, error_type: type | None, *_) -> None:
+    with self._lengths_file:
+      if error_type is None:
+        self._flush()
+        self._writer.close_splits([self._name])
+        self._write_header()
 
   def add(
     self,

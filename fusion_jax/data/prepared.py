@@ -105,7 +105,7 @@ class Split:
       )
       self._rows = np.load(rows, mmap_mode='r') if rows.exists() else None
       self._records = records.Reader(shards)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (EOFError, OSError, ValueError, RuntimeError) as error:
       raise _damaged(directory, f'split {name!r}') from error
     examples = self._records if self._rows is None else self._rows
     if len(examples) != len(self.lengths):

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import io
 import re
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 import sentencepiece
 
 from fusion_jax.config import TokenizerConfig
+from fusion_jax.data.sampling import SubwordSampler
 from fusion_jax.errors import InputError
 
 # Ids of the symbols in the models trained here.
@@ -31,11 +31,6 @@ _TOO_LARGE = re.compile(r'Vocabulary size too high.*<= (\d+)', re.DOTALL)
 _TOO_SMALL = re.compile(
   r'smaller than required_chars\. \d+ vs (\d+)', re.DOTALL
 )
-
-# The generator that SentencePiece samples from belongs to the process. This
-# seed is the one value that makes it draw a seed of its own.
-_GENERATOR = threading.Lock()
-_UNSEEDED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,15 +126,19 @@ class Tokenizer:
     """
     if alpha == 0:
       return self.encode(text)
-    with _GENERATOR:
-      sentencepiece.set_random_generator_seed(seed % _UNSEEDED)
-      return self._processor.encode(
-        text,
-        out_type=int,
-        enable_sampling=True,
-        alpha=alpha,
-        nbest_size=-1,
-      )
+    if self._is_unigram:
+      return self._sampler.sample_unigram(text, alpha, seed)
+    return self._sampler.sample_bpe(text, alpha, seed)
+
+  @functools.cached_property
+  def _sampler(self) -> SubwordSampler:
+    return SubwordSampler(self._processor)
+
+  @functools.cached_property
+  def _is_unigram(self) -> bool:
+    # The model type is in the file; SentencePiece's Python does not tell it.
+    model = sentencepiece_model_pb2.ModelProto.FromString(self.model)
+    return model.trainer_spec.model_type == model.trainer_spec.UNIGRAM
 
   def decode(self, ids: Iterable[int] | np.ndarray) -> str:
     """The text of ids; start, end and padding symbols are left out."""

@@ -27,8 +27,8 @@ def hash_bits(
   """32 hashed bits for every element of `shape`.
 
   Two multiply-xorshift rounds (the constants are those of Wellons' lowbias32)
-  over the element's index; the key's first word enters before, its second
-  word between the rounds, so that two keys never give shifted copies.
+  over the element's index. Two words that threefry draws from the key enter
+  before and between the rounds, so that two keys never give shifted copies.
 
   Args:
     key: a typed key of `jax.random.key`.
@@ -37,10 +37,10 @@ def hash_bits(
   Returns:
     uint32 array of `shape`.
   """
-  words = jax.random.key_data(key).astype(jnp.uint32).reshape(-1)
+  words = jax.random.bits(key, (2,), jnp.uint32)
   x = (_positions(shape) * jnp.uint32(0x9E3779B9)) ^ words[0]
   x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-  x = x ^ words[-1]
+  x = x ^ words[1]
   x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
   return x ^ (x >> 16)
 

@@ -33,16 +33,19 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """How the validations went.
+  """How far the run is, beside its state.
 
   best: the best value of the metric so far, if there was a validation.
   best_step: where.
   stale: validations since then.
+  seconds: of wall-clock time in the loop, validations included, summed over
+    the times the run was resumed.
   """
 
   best: float | None = None
   best_step: int = 0
   stale: int = 0
+  seconds: float = 0.0
 
   def updated(self, value: float, step: int, lower_is_better: bool):
     """The progress after a validation with that value of the metric."""
@@ -50,7 +53,7 @@ class Progress:
       value < self.best if lower_is_better else value > self.best
     )
     if better:
-      return Progress(value, step, 0)
+      return Progress(value, step, 0, self.seconds)
     return dataclasses.replace(self, stale=self.stale + 1)
 
 

@@ -73,10 +73,10 @@ class Validator:
     self._sources, self._references = (
       texts[:wanted] for texts in self._split.texts()
     )
-    options = dataclasses.replace(
+    self._options = dataclasses.replace(
       config.decoding, beam_size=config.training.translate_beam
     )
-    run = Run(
+    self._run = Run(
       config,
       model,
       None,
@@ -84,7 +84,6 @@ class Validator:
       corpus.source_tokenizer,
       corpus.target_tokenizer,
     )
-    self._translator = Translator(run, options)
 
   def __call__(self, parameters: Parameters, step: int) -> dict[str, float]:
     """Loss without smoothing, perplexity, accuracy, BLEU, chrF.
@@ -100,7 +99,9 @@ class Validator:
     """
     start = time.monotonic()
     values = token_means(self._loss(parameters))
-    translations = list(self._translator.translate(self._sources, parameters))
+    run = dataclasses.replace(self._run, parameters=parameters, step=step)
+    translator = Translator(run, self._options)
+    translations = list(translator.translate(self._sources))
     scores = corpus_scores(translations, self._references, self._language)
     values |= {'bleu': scores.bleu, 'chrf': scores.chrf}
     values['seconds'] = time.monotonic() - start

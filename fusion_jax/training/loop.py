@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -236,6 +237,7 @@ class _Training:
       'gradient_norm': float(totals.gradient_norm) / steps,
       'learning_rate': float(self._schedule(step - 1)),
       'epoch': step / self._batches.plan.batches_per_epoch,
+      'seconds': self._timed_progress().seconds,
     }
     self._log.write(step, 'train', values)
     left = (self._config.training.steps - step) * seconds / steps
@@ -273,8 +275,12 @@ class _Training:
       if validate:
         quality = self._validated(step)
       self._checkpoints.save(
-        self._state, self._iterator, self._progress, quality
+        self._state, self._iterator, self._timed_progress(), quality
       )
+
+  def _timed_progress(self) -> Progress:
+    seconds = self._progress.seconds + self._clock.total()
+    return dataclasses.replace(self._progress, seconds=seconds)
 
   def _validated(self, step: int) -> float:
     values = self._validate(self._state.parameters, step)
@@ -289,8 +295,12 @@ class _Clock:
   """Seconds of training since the last lap, pauses left out."""
 
   def __init__(self):
-    self._start = time.monotonic()
+    self._begin = self._start = time.monotonic()
     self._pause = 0.0
+
+  def total(self) -> float:
+    """Seconds since the clock was made, pauses included."""
+    return time.monotonic() - self._begin
 
   def lap(self) -> float:
     """Seconds since the last lap; starts the next."""

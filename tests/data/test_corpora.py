@@ -53,7 +53,7 @@ def test_a_line_ends_at_newlines_only(tmp_path):
   # str.splitlines would cut at U+2028, U+0085 and a lone carriage return.
   (tmp_path / 't.en').write_bytes('a\u2028b\u0085c\rd\r\ne'.encode())
   (tmp_path / 't.de').write_bytes('\ufeffx\r\n\ny'.encode())
-  with pytest.raises(InputError, match=r't\.en has 2 .* t\.de has 3'):
+  with pytest.raises(InputError, match=r't\.en has 2 .*t\.de has 3'):
     read('t.{lang}', data_in(tmp_path))
   (tmp_path / 't.de').write_bytes(b'x\r\ny')
   assert read('t.{lang}', data_in(tmp_path)) == [('a b c d', 'x'), ('e', 'y')]

@@ -1,0 +1,59 @@
+"""Translates text with a trained model, line for line.
+
+    python decode.py --workdir=DIR <source.txt >translations.txt
+    python decode.py --workdir=DIR --input=FILE --output=FILE --reference=FILE
+
+Flags that are not given take the values of the run's config.
+"""
+
+import argparse
+import sys
+
+from fusion_jax.errors import one_line_errors
+from fusion_jax.programs import start_program
+
+# Flags that replace a field of DecodingConfig of the same name.
+_OPTIONS = ('beam_size', 'length_penalty', 'alpha', 'batch_tokens')
+
+
+def _step(text: str) -> int | str:
+  return text if text in ('best', 'last') else int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add('--workdir', required=True, help='the run directory')
+  add('--input', default='', help='a text file; default: stdin')
+  add('--output', default='', help='a file to write; default: stdout')
+  add('--reference', default='', help='print BLEU and chrF against this file')
+  add('--step', type=_step, default='best', help="a step, 'best' or 'last'")
+  add('--average', type=int, default=1, help='average so many checkpoints')
+  add('--n_best', type=int, default=0, help='index ||| translation ||| score')
+  add('--source_language', default='', help='refuse a run with another one')
+  add('--target_language', default='', help='refuse a run with another one')
+  add('--beam_size', type=int, help='1: greedy search')
+  add('--length_penalty', choices=('gnmt', 'length', 'none'))
+  add('--alpha', type=float, help='exponent of the length penalty')
+  add('--batch_tokens', type=int, help='rows * beam * source length')
+  return parser
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Reads the flags and decodes."""
+  flags = vars(_parser().parse_args(argv))
+  values = {name: flags.pop(name) for name in _OPTIONS}
+  options = {name: v for name, v in values.items() if v is not None}
+  start_program()
+  from fusion_jax.decoding import run  # After the flags: JAX starts slowly.
+
+  run.run(run.Request(**flags, options=options))
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Layer fusion for neural machine translation, in JAX."""

@@ -1,0 +1,1 @@
+"""Text to subword ids to examples to batches of fixed shapes."""

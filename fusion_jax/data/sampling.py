@@ -1,0 +1,176 @@
+"""Random segmentations of a line, the same for a seed wherever it runs.
+
+SentencePiece can sample too, but what it draws for a seed differs from one
+process to the next (observed with 0.2.3), so a resumed run would see other
+data than an unbroken one. Here the draws come from Python's generator.
+"""
+
+import bisect
+import functools
+import itertools
+import math
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import sentencepiece
+
+# How SentencePiece writes a space.
+_SPACE = '\u2581'
+_WORDS = re.compile(f'{_SPACE}[^{_SPACE}]*|[^{_SPACE}]+')
+# SentencePiece's own: log P of an unknown character is so much less than
+# that of the least probable piece.
+_UNKNOWN_PENALTY = 10.0
+_CACHED_WORDS = 1 << 16
+
+
+class SubwordSampler:
+  """Draws segmentations under a SentencePiece model."""
+
+  def __init__(self, processor: sentencepiece.SentencePieceProcessor):
+    """Reads the pieces of a model and tells a unigram model from BPE."""
+    self._processor = processor
+    ids = range(processor.get_piece_size())
+    special = (
+      processor.is_control,
+      processor.is_unknown,
+      processor.is_unused,
+      processor.is_byte,
+    )
+    self._ids = {
+      processor.id_to_piece(each): each
+      for each in ids
+      if not any(holds(each) for holds in special)
+    }
+    self._scores = [processor.get_score(each) for each in ids]
+    self._longest = max(map(len, self._ids), default=1)
+    # Without pieces across spaces, the words of a line are independent.
+    self._by_word = not any(_SPACE in piece[1:] for piece in self._ids)
+    normal = [self._scores[each] for each in self._ids.values()]
+    self._unknown_score = min(normal, default=0.0) - _UNKNOWN_PENALTY
+    self._byte_ids = [
+      processor.piece_to_id(f'<0x{byte:02X}>') for byte in range(256)
+    ]
+    self._has_bytes = all(map(processor.is_byte, self._byte_ids))
+    self._lattice = functools.lru_cache(_CACHED_WORDS)(self._new_lattice)
+
+  def sample_unigram(self, text: str, alpha: float, seed: int) -> list[int]:
+    """Draws a segmentation x with probability proportional to P(x)^alpha.
+
+    Kudo (2018), section 3.2, over all segmentations (l unbounded): forward
+    filtering, backward sampling.
+
+    Args:
+      text: a line.
+      alpha: the smoothing exponent.
+      seed: any integer.
+
+    Returns:
+      The ids of the subwords.
+    """
+    return self._sample(text, seed, functools.partial(self._path, alpha))
+
+  def sample_bpe(self, text: str, alpha: float, seed: int) -> list[int]:
+    """Merges characters; each possible merge is left out at random.
+
+    Provilkov et al. (2020), Algorithm 1.
+
+    Args:
+      text: a line.
+      alpha: the probability of leaving a merge out at a step, their p.
+      seed: any integer.
+
+    Returns:
+      The ids of the subwords.
+    """
+    return self._sample(text, seed, functools.partial(self._merged, alpha))
+
+  def _sample(
+    self,
+    text: str,
+    seed: int,
+    segment: Callable[[str, random.Random], Iterable[str]],
+  ) -> list[int]:
+    generator = random.Random(seed)
+    text = self._processor.normalize(text)
+    words = _WORDS.findall(text) if self._by_word else [text]
+    pieces = (piece for word in words for piece in segment(word, generator))
+    return list(self._with_unknowns(pieces))
+
+  def _path(
+    self, alpha: float, word: str, generator: random.Random
+  ) -> list[str]:
+    lattice = self._lattice(word, alpha)
+    pieces, end = [], len(word)
+    while end:
+      arcs = lattice[end]
+      drawn = bisect.bisect(arcs.cumulative, generator.random())
+      start = arcs.starts[min(drawn, len(arcs.starts) - 1)]
+      pieces.append(word[start:end])
+      end = start
+    return pieces[::-1]
+
+  def _new_lattice(self, word: str, alpha: float) -> list['_Arcs']:
+    """For each position, where the piece that ends there may begin."""
+    lattice = [_Arcs([], [])]
+    log_totals = [0.0]
+    for end in range(1, len(word) + 1):
+      starts, weights = [], []
+      for start in range(max(0, end - self._longest), end):
+        score = self._score(word[start:end])
+        if score is not None:
+          starts.append(start)
+          weights.append(log_totals[start] + alpha * score)
+      largest = max(weights)
+      masses = [math.exp(weight - largest) for weight in weights]
+      total = math.fsum(masses)
+      log_totals.append(largest + math.log(total))
+      shares = (mass / total for mass in masses)
+      lattice.append(_Arcs(starts, list(itertools.accumulate(shares))))
+    return lattice
+
+  def _score(self, piece: str) -> float | None:
+    if piece in self._ids:
+      return self._scores[self._ids[piece]]
+    return self._unknown_score if len(piece) == 1 else None
+
+  def _merged(
+    self, alpha: float, word: str, generator: random.Random
+  ) -> list[str]:
+    pieces = list(word)
+    while True:
+      # The score of a BPE piece is its negative rank among the merges.
+      merges = [
+        (self._scores[self._ids[merged]], -position)
+        for position, merged in enumerate(
+          map(''.join, itertools.pairwise(pieces))
+        )
+        if merged in self._ids and generator.random() >= alpha
+      ]
+      if not merges:
+        return pieces
+      _, position = max(merges)
+      pieces[-position : 2 - position] = [
+        ''.join(pieces[-position : 2 - position])
+      ]
+
+  def _with_unknowns(self, pieces: Iterable[str]) -> Iterator[int]:
+    """The ids; a run of unknown characters is one symbol, or their bytes."""
+    unknown = self._processor.unk_id()
+    previous = -1
+    for piece in pieces:
+      each = self._ids.get(piece, unknown)
+      if each == unknown and self._has_bytes:
+        yield from (self._byte_ids[byte] for byte in piece.encode())
+      elif each != unknown or previous != unknown:
+        yield each
+      previous = each
+
+
+class _Arcs(NamedTuple):
+  """The pieces that may end at one position of a word."""
+
+  starts: list[int]
+  # Their probabilities, added up from the first on.
+  cumulative: list[float]

@@ -1,0 +1,455 @@
+"""Preparing a corpus and reading it back."""
+
+import dataclasses
+import errno
+import itertools
+import json
+import logging
+import multiprocessing
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from fusion_jax.config import (
+  DataConfig,
+  FilterConfig,
+  SamplingConfig,
+  TokenizerConfig,
+)
+from fusion_jax.data import building, filtering, prepare
+from fusion_jax.data.filtering import PairFilter
+from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.errors import InputError
+
+NUMBERS = [
+  'zero',
+  'one',
+  'two',
+  'three',
+  'four',
+  'five',
+  'six',
+  'seven',
+  'eight',
+  'nine',
+  'ten',
+]
+ZAHLEN = [
+  'null',
+  'eins',
+  'zwei',
+  'drei',
+  'vier',
+  'fünf',
+  'sechs',
+  'sieben',
+  'acht',
+  'neun',
+  'zehn',
+]
+
+
+def numbers(count, first=0):
+  """Pairs of three number words, all different."""
+  triples = itertools.product(range(11), repeat=3)
+  return [
+    (' '.join(NUMBERS[i] for i in t), ' '.join(ZAHLEN[i] for i in t))
+    for t in itertools.islice(triples, first, first + count)
+  ]
+
+
+def write_split(directory, name, pairs):
+  for side, language in enumerate(('en', 'de')):
+    text = ''.join(pair[side] + '\n' for pair in pairs)
+    (directory / f'{name}.{language}').write_text(text, 'utf-8')
+
+
+def data_in(directory, **fields):
+  fields = {
+    'train': ('train.{lang}',),
+    'valid': ('valid.{lang}',),
+    'test': ('test.{lang}',),
+    'tokenizer': TokenizerConfig(vocabulary_size=45),
+  } | fields
+  return DataConfig(
+    root=str(directory), prepared=str(directory / 'prepared'), **fields
+  )
+
+
+@pytest.fixture
+def text(tmp_path):
+  write_split(tmp_path, 'train', numbers(300))
+  write_split(tmp_path, 'valid', numbers(20, 300))
+  write_split(tmp_path, 'test', numbers(10, 320))
+  return tmp_path
+
+
+def decoded(corpus, split):
+  return [
+    (
+      corpus.source_tokenizer.decode(example.source),
+      corpus.target_tokenizer.decode(example.target),
+    )
+    for example in (split[index] for index in range(len(split)))
+  ]
+
+
+@pytest.mark.parametrize('joint', [True, False])
+def test_every_pair_comes_back(text, joint):
+  tokenizer = TokenizerConfig(vocabulary_size=26 + 14 * joint, joint=joint)
+  corpus = prepare.prepare(data_in(text, tokenizer=tokenizer))
+  assert decoded(corpus, corpus.split('train')) == numbers(300)
+  assert decoded(corpus, corpus.split('valid')) == numbers(20, 300)
+  sources, targets = corpus.split('test').texts()
+  assert list(zip(sources, targets, strict=True)) == numbers(10, 320)
+  same = corpus.source_tokenizer.digest == corpus.target_tokenizer.digest
+  assert same == joint
+
+
+def test_examples_end_and_have_the_stored_lengths(text):
+  split = prepare.prepare(data_in(text)).split('train')
+  assert split.lengths.dtype == np.int32
+  assert split.lengths.shape == (len(split), 2) == (300, 2)
+  assert isinstance(split.lengths, np.memmap)
+  for index, example in enumerate(split.__getitems__(range(300))):
+    for side in (0, 1):
+      ids = example[side]
+      assert ids.dtype == np.int32
+      assert len(ids) == split.lengths[index, side]
+      # The end symbol is 3, the start symbol 2.
+      assert np.flatnonzero(ids == 3).tolist() == [len(ids) - 1]
+      assert 2 not in ids
+  with pytest.raises(IndexError):
+    split[300]
+
+
+def test_the_folder_is_a_tfds_dataset(text):
+  corpus = prepare.prepare(data_in(text))
+  builder = tfds.builder_from_directory(corpus.directory)
+  for name in ('train', 'valid'):
+    source = builder.as_data_source(split=name)
+    split = corpus.split(name)
+    assert len(source) == len(split)
+    for index in (0, 7, len(split) - 1):
+      np.testing.assert_array_equal(
+        source[index]['source'], split[index].source
+      )
+      np.testing.assert_array_equal(
+        source[index]['target'], split[index].target
+      )
+
+
+def test_many_shards_read_as_one(text, monkeypatch):
+  monkeypatch.setattr(building, '_CHUNK', 7)
+  monkeypatch.setattr(building, '_PAIRS_PER_SHARD', 40)
+  corpus = prepare.prepare(data_in(text))
+  assert len(list(corpus.directory.glob('*-train.array_record-*'))) == 8
+  assert decoded(corpus, corpus.split('train')) == numbers(300)
+  assert corpus.split('train').lengths.shape == (300, 2)
+
+
+def test_a_split_pickles(text):
+  split = prepare.prepare(data_in(text)).split('train')
+  copy = pickle.loads(pickle.dumps(split))
+  np.testing.assert_array_equal(copy[5].target, split[5].target)
+
+
+def test_the_folder_is_found_again_and_depends_on_the_content(text):
+  data = data_in(text)
+  first = prepare.prepare(data)
+  before = first.directory.stat().st_mtime_ns
+  assert prepare.prepare(data).directory == first.directory
+  assert first.directory.stat().st_mtime_ns == before
+  others = [
+    dataclasses.replace(data, tokenizer=TokenizerConfig(vocabulary_size=46)),
+    dataclasses.replace(data, filter=FilterConfig(max_length=99)),
+    dataclasses.replace(data, sampling=SamplingConfig(source_alpha=0.1)),
+    dataclasses.replace(data, test=()),
+    dataclasses.replace(data, source_language='de', target_language='en'),
+  ]
+  directories = {prepare.prepare(each).directory for each in others}
+  write_split(text, 'valid', numbers(21, 300))
+  directories |= {prepare.prepare(data).directory, first.directory}
+  assert len(directories) == 7
+
+
+def test_joined_corpora_come_in_their_order(text):
+  write_split(text, 'more', numbers(5, 400))
+  data = data_in(text, train=('train.{lang}', 'more.{lang}'))
+  corpus = prepare.prepare(data)
+  expected = numbers(300) + numbers(5, 400)
+  assert decoded(corpus, corpus.split('train')) == expected
+
+
+def test_a_split_without_corpora_is_not_there(text):
+  corpus = prepare.prepare(data_in(text, test=()))
+  assert corpus.has_split('valid')
+  assert not corpus.has_split('test')
+  with pytest.raises(InputError, match="no split 'test'; it has train, valid"):
+    corpus.split('test')
+
+
+def test_the_filter_gives_the_first_reason():
+  config = FilterConfig(
+    max_length=20, max_length_ratio=2.0, drop_duplicates=True
+  )
+  pair_filter = PairFilter(config)
+  cases = [
+    (('', 'b'), (1, 2), filtering.EMPTY),
+    (('a', ''), (2, 1), filtering.EMPTY),
+    (('a', 'b'), (2, 21), filtering.TOO_LONG),
+    (('a', 'b'), (20, 20), None),
+    (('a', 'b'), (20, 20), filtering.DUPLICATE),
+    (('a', 'c'), (20, 20), None),
+    # No longer than ten: any ratio is let through.
+    (('d', 'd'), (1, 10), None),
+    (('e', 'e'), (5, 11), filtering.LENGTH_RATIO),
+    (('f', 'f'), (12, 6), None),
+    (('g', 'g'), (13, 6), filtering.LENGTH_RATIO),
+  ]
+  for texts, lengths, expected in cases:
+    assert pair_filter.reason(texts, lengths) == expected, texts
+  assert PairFilter(FilterConfig()).reason(('a', 'b'), (1, 128)) is None
+
+
+def test_the_report_says_what_fell_out(text, caplog):
+  long = (' '.join(NUMBERS * 3), 'null')
+  extra = [('', 'eins'), ('one', ''), long, numbers(1)[0]]
+  write_split(text, 'train', numbers(300) + extra)
+  limits = FilterConfig(max_length=30, drop_duplicates=True)
+  with caplog.at_level(logging.INFO):
+    corpus = prepare.prepare(data_in(text, filter=limits))
+  train = corpus.report['splits']['train']
+  assert (train['pairs'], train['kept']) == (304, 300)
+  assert train['dropped'] == {
+    'empty': 2, 'too long': 1, 'length ratio': 0, 'duplicate': 1,
+  }  # fmt: skip
+  assert decoded(corpus, corpus.split('train')) == numbers(300)
+  lengths = corpus.split('train').lengths
+  assert train['subwords'] == lengths.sum(axis=0).tolist()
+  saved = json.loads((corpus.directory / 'report.json').read_text('utf-8'))
+  assert saved == corpus.report
+  assert '304' in caplog.text
+  assert 'length ratio' in caplog.text
+
+
+def test_held_out_pairs_keep_their_text_whatever_their_length(text):
+  long = (' '.join(NUMBERS * 3), 'null')
+  held_out = [long, ('', 'eins'), *numbers(3), numbers(1)[0]]
+  write_split(text, 'valid', held_out)
+  limits = FilterConfig(max_length=30, drop_duplicates=True)
+  corpus = prepare.prepare(data_in(text, filter=limits))
+  split = corpus.split('valid')
+  assert list(zip(*split.texts(), strict=True)) == held_out
+  assert decoded(corpus, split) == held_out[2:]
+  assert split.lengths.max() <= 30
+
+
+def test_sampled_text_stays_within_its_stored_length(text):
+  sampling = SamplingConfig(source_alpha=0.1, target_alpha=0.1)
+  limits = FilterConfig(max_length=40)
+  data = data_in(text, sampling=sampling, filter=limits)
+  corpus = prepare.prepare(data)
+  split = corpus.split('train')
+  assert decoded(corpus, split) == numbers(300)
+  segmentations = set()
+  for index, seed in itertools.product(range(20), range(30)):
+    example = split.sample(index, seed)
+    again = split.sample(index, seed)
+    for side, tokenizer in enumerate(
+      (corpus.source_tokenizer, corpus.target_tokenizer)
+    ):
+      assert len(example[side]) <= split.lengths[index, side] <= 40
+      assert tokenizer.decode(example[side]) == numbers(300)[index][side]
+      np.testing.assert_array_equal(example[side], again[side])
+    if index == 0:
+      segmentations.add(example.source.tobytes())
+  assert len(segmentations) > 5
+  assert corpus.split('valid').sample(0, 1).source.tolist() == (
+    corpus.split('valid')[0].source.tolist()
+  )
+
+
+def test_only_one_side_may_be_sampled(text):
+  sampling = SamplingConfig(target_alpha=0.1)
+  split = prepare.prepare(data_in(text, sampling=sampling)).split('train')
+  plain, draws = split[9], [split.sample(9, seed) for seed in range(20)]
+  assert all(np.array_equal(each.source, plain.source) for each in draws)
+  assert len({each.target.tobytes() for each in draws}) > 3
+
+
+def test_given_models_are_used(text):
+  own = prepare.prepare(data_in(text)).source_tokenizer
+  (text / 'given.model').write_bytes(own.model)
+  config = TokenizerConfig(source_model='given.model')
+  corpus = prepare.prepare(data_in(text, tokenizer=config))
+  assert corpus.target_tokenizer.digest == own.digest
+  assert 'given' in corpus.directory.name
+  two = TokenizerConfig(
+    source_model='given.model', target_model='given.model', joint=False
+  )
+  corpus = prepare.prepare(data_in(text, tokenizer=two))
+  assert corpus.source_tokenizer.digest == own.digest
+  absent = TokenizerConfig(source_model='absent.model')
+  with pytest.raises(InputError, match='cannot be read'):
+    prepare.prepare(data_in(text, tokenizer=absent))
+
+
+@pytest.mark.parametrize(
+  ('lines', 'joint', 'expected'),
+  [(0, True, range(300)), (60, True, range(9, 300, 10)),
+   (3, False, (99, 199, 299)), (10_000, False, range(300))],
+)  # fmt: skip
+def test_the_tokenizer_sees_evenly_spaced_lines(
+  text, monkeypatch, lines, joint, expected
+):
+  seen = []
+  model = prepare.prepare(data_in(text)).source_tokenizer.model
+
+  def train(given, _):
+    seen.append(list(given))
+    return model
+
+  monkeypatch.setattr(prepare, 'train_tokenizer', train)
+  config = TokenizerConfig(
+    vocabulary_size=44, joint=joint, training_lines=lines
+  )
+  prepare.prepare(data_in(text, tokenizer=config))
+  pairs = [numbers(300)[index] for index in expected]
+  if joint:
+    assert seen == [[line for pair in pairs for line in pair]]
+  else:
+    assert seen == [list(side) for side in zip(*pairs, strict=True)]
+
+
+def prepared_is_empty(directory):
+  folder = directory / 'prepared'
+  return not folder.exists() or not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'filter': FilterConfig(max_length=2)}, 'train: no pair is left of 300'),
+    (
+      {'tokenizer': TokenizerConfig(vocabulary_size=9_000)},
+      'largest possible is',
+    ),
+    ({'train': ('absent.{lang}',)}, 'no such file'),
+    ({'valid': ('train.{lang}', 'uneven.{lang}')}, 'uneven.en has 3 lines'),
+  ],
+)
+def test_what_cannot_be_prepared_leaves_nothing(text, fields, message):
+  (text / 'uneven.en').write_text('a\nb\nc\n')
+  (text / 'uneven.de').write_text('a\nb\n')
+  with pytest.raises(InputError, match=message):
+    prepare.prepare(data_in(text, **fields))
+  assert prepared_is_empty(text)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(text, monkeypatch):
+  def no_space(*_):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  monkeypatch.setattr(building._SplitWriter, '_flush', no_space)
+  with pytest.raises(InputError, match=r'cannot be written \(No space'):
+    prepare.prepare(data_in(text))
+  assert prepared_is_empty(text)
+
+
+@pytest.mark.parametrize(
+  'file', ['report.json', 'source.model', 'train.lengths.npy', 'train shard']
+)
+def test_a_damaged_folder_is_named(text, file):
+  directory = prepare.prepare(data_in(text)).directory
+  file = file.replace('train shard', 'parallel_text-train.array_record-00000')
+  path = directory / file
+  content = path.read_bytes()
+  for damage in (content[: len(content) // 2], b''):
+    path.write_bytes(damage)
+    with pytest.raises(InputError, match=str(directory)):
+      PreparedCorpus(directory).split('train')
+
+
+def prepare_in_process(data, barrier, names):
+  barrier.wait()
+  names.put(str(prepare.prepare(data).directory))
+
+
+def test_two_processes_at_once_make_one_folder(text):
+  spawn = multiprocessing.get_context('spawn')
+  barrier, names = spawn.Barrier(2), spawn.Queue()
+  processes = [
+    spawn.Process(
+      target=prepare_in_process, args=(data_in(text), barrier, names)
+    )
+    for _ in range(2)
+  ]
+  for process in processes:
+    process.start()
+  for process in processes:
+    process.join(timeout=60)
+    assert process.exitcode == 0
+  directories = {names.get(timeout=5) for _ in processes}
+  assert len(directories) == 1
+  assert [str(each) for each in (text / 'prepared').iterdir()] == [*directories]
+  corpus = PreparedCorpus(directories.pop())
+  assert decoded(corpus, corpus.split('train')) == numbers(300)
+
+
+def peak_memory(data, count, monkeypatch):
+  """Peak of what Python allocates while `count` pairs stream by."""
+  (pair,) = numbers(1, 777)
+  monkeypatch.setattr(
+    prepare, '_read_all', lambda names, _: itertools.repeat(pair, count)
+  )
+  monkeypatch.setattr(prepare.corpora, 'count_pairs', lambda *_: count)
+  monkeypatch.setattr(prepare.corpora, 'fingerprint', lambda *_: str(count))
+  tracemalloc.start()
+  corpus = prepare.prepare(data)
+  _, peak = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert len(corpus.split('train')) == count
+  return peak
+
+
+def test_memory_does_not_grow_with_the_corpus(text, monkeypatch):
+  monkeypatch.setattr(building, '_CHUNK', 256)
+  model = prepare.prepare(data_in(text)).source_tokenizer.model
+  (text / 'given.model').write_bytes(model)
+  data = data_in(
+    text,
+    valid=(),
+    test=(),
+    tokenizer=TokenizerConfig(source_model='given.model'),
+  )
+  peak_memory(data, 300, monkeypatch)
+  small = peak_memory(data, 1_000, monkeypatch)
+  large = peak_memory(data, 6_000, monkeypatch)
+  # Six times the pairs; the records alone would be 2 MB more.
+  assert large < small + 200_000
+
+
+def test_the_program_prints_the_folder(text, capsys):
+  config = text / 'experiment.py'
+  config.write_text(
+    'from fusion_jax.config import *\n'
+    'def get_config():\n'
+    f'  return ExperimentConfig(data=DataConfig(root={str(text)!r},'
+    " train=('train.{lang}',), valid=('valid.{lang}',), test=(),"
+    ' tokenizer=TokenizerConfig(vocabulary_size=45)))\n'
+  )
+  arguments = [
+    f'--config={config}',
+    f'--config.data.prepared={text / "prepared"}',
+  ]
+  assert prepare.main(arguments) == 0
+  directory = capsys.readouterr().out.strip()
+  assert Tokenizer.from_file(f'{directory}/source.model').vocabulary.size == 45
+  assert prepare.main([*arguments, '--config.data.train=x']) == 2
+  error = capsys.readouterr().err
+  assert "error: corpus 'x': the file name needs {lang}" in error

@@ -1,0 +1,93 @@
+"""decode.py with a model that copies its input."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from copying import make_run, make_tokenizer
+
+from fusion_jax.decoding import run as run_module
+
+PROGRAM = Path(__file__).parents[2] / 'decode.py'
+TEXT = 'the cat sat on the mat\n\na dog and a cat\n'
+
+
+@pytest.fixture(scope='module')
+def trained():
+  return make_run(make_tokenizer())
+
+
+@pytest.fixture
+def decode(trained, monkeypatch, tmp_path):
+  """Runs the program in a folder with `source` and gives its exit code."""
+  spec = importlib.util.spec_from_file_location('decode', PROGRAM)
+  program = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(program)
+  monkeypatch.setattr(run_module, 'load_run', lambda *arguments: trained)
+  monkeypatch.chdir(tmp_path)
+  Path('source').write_text(TEXT)
+  return lambda *flags: program.main(['--workdir=run', *flags])
+
+
+def test_files_in_and_out_with_scores_on_stdout(decode, capsys):
+  Path('reference').write_text(TEXT)
+  code = decode('--input=source', '--output=out', '--reference=reference')
+  assert code == 0
+  assert Path('out').read_text() == TEXT
+  bleu, chrf = capsys.readouterr().out.splitlines()
+  assert bleu.startswith('BLEU|nrefs:1|case:mixed|eff:no|tok:13a')
+  assert ' = 100.00 ' in bleu
+  assert chrf.startswith('chrF2|')
+  assert chrf.endswith('= 100.00')
+
+
+def test_translations_on_stdout_put_scores_on_stderr(decode, capfdbinary):
+  Path('reference').write_text(TEXT)
+  assert decode('--input=source', '--reference=reference') == 0
+  out, err = capfdbinary.readouterr()
+  assert out == TEXT.encode()
+  assert b'BLEU|' in err
+
+
+def test_an_empty_file_gives_an_empty_file(decode):
+  Path('source').write_text('')
+  assert decode('--input=source', '--output=out') == 0
+  assert Path('out').read_bytes() == b''
+
+
+def test_n_best_lines(decode):
+  flags = ('--input=source', '--output=out', '--beam_size=2', '--n_best=2')
+  assert decode(*flags, '--length_penalty=none') == 0
+  lines = [line.split(' ||| ') for line in Path('out').read_text().splitlines()]
+  assert [index for index, _, _ in lines] == ['0', '0', '1', '2', '2']
+  assert [lines[at][1] for at in (0, 2, 3)] == TEXT.splitlines()
+  assert float(lines[0][2]) > float(lines[1][2])
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--input=none'], 'none: cannot be read (No such file'),
+    (['--reference=none'], 'none: cannot be read (No such file'),
+    (['--reference=short'], '3 lines to score but 1 reference lines'),
+    (['--n_best=9', '--beam_size=2'], 'the beam size 2, got 9'),
+    (['--beam_size=0'], 'config.decoding.beam_size: must be >= 1, got 0'),
+    (['--alpha=-1'], 'config.decoding.alpha: must be >= 0, got -1.0'),
+    (
+      ['--source_language=fr'],
+      '--source_language=fr: run translates from en to de',
+    ),
+    (['--output=none/out'], 'none/out: cannot be written (No such file'),
+  ],
+)
+def test_mistakes_end_in_one_line(decode, capsys, flags, message):
+  Path('short').write_text('one\n')
+  before = sorted(Path().iterdir())
+  assert decode('--input=source', '--output=out', *flags) == 2
+  (line,) = [
+    line
+    for line in capsys.readouterr().err.splitlines()
+    if line.startswith('error: ')
+  ]
+  assert message in line
+  assert sorted(Path().iterdir()) == before

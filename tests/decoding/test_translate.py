@@ -1,0 +1,151 @@
+"""Translation of lines, with models whose output is known."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from copying import LINES, Endless, make_run, make_tokenizer, traces
+from flax import linen as nn
+
+from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.translate import Translator
+from fusion_jax.errors import InputError
+from fusion_jax.models.transformer import Transformer
+
+OPTIONS = DecodingConfig(
+  beam_size=2, max_source_length=24, batch_tokens=256, max_length_extra=3
+)
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+  return make_tokenizer()
+
+
+@pytest.fixture(scope='module')
+def random_run(tokenizer):
+  run = make_run(tokenizer, Transformer)
+  one = jnp.ones((1, 4), jnp.int32)
+  parameters = run.model.init(
+    jax.random.key(5), one, jnp.full(1, 4, jnp.int32), one
+  )['params']
+  # Larger weights make larger differences between hypotheses.
+  parameters = jax.tree.map(lambda x: 3 * x, nn.meta.unbox(parameters))
+  return dataclasses.replace(run, parameters=parameters)
+
+
+def test_one_line_out_for_one_line_in(tokenizer):
+  translator = Translator(make_run(tokenizer), OPTIONS)
+  lines = LINES * 7
+  expected = [' '.join(line.split()) for line in lines]
+  assert list(translator.translate(lines)) == expected
+  assert list(translator.translate([])) == []
+  assert list(translator.translate(['', ''])) == ['', '']
+
+
+def test_text_is_normalised_first(tokenizer):
+  translator = Translator(make_run(tokenizer), OPTIONS)
+  given = ['\ufeffthe  cat\u2028sat\r', 'a\x00dog']
+  assert list(translator.translate(given)) == ['the cat sat', 'a dog']
+
+
+@pytest.mark.parametrize(('language', 'between'), [('de', ' '), ('ja', '')])
+def test_a_long_line_is_translated_in_pieces(tokenizer, language, between):
+  options = dataclasses.replace(OPTIONS, max_source_length=8)
+  run = make_run(tokenizer, language=language)
+  # Each fits into 7 subwords and the end symbol, no two do.
+  sentences = ['the dog sat.', 'a cat sat!', 'the house?', 'on a mat.']
+  assert all(4 <= len(tokenizer.encode(s)) <= 7 for s in sentences)
+  lines = ['a dog', ' '.join(sentences), 'cats']
+  translated = list(Translator(run, options).translate(lines))
+  assert translated == ['a dog', between.join(sentences), 'cats']
+
+
+def test_limit_is_that_of_the_sentence_not_of_its_batch(tokenizer):
+  run = make_run(tokenizer, Endless)
+  options = dataclasses.replace(
+    OPTIONS, beam_size=1, max_length_ratio=1.5, max_length_extra=2
+  )
+  lines = ['cats', 'the dog sat', LINES[3][:30]]
+  for line, text in zip(
+    lines, Translator(run, options).translate(lines), strict=True
+  ):
+    # The source has its end symbol, and so has the translation: of
+    # ceil(1.5 * source) + 2 symbols one is the end.
+    source = len(tokenizer.encode(line)) + 1
+    expected = int(np.ceil(1.5 * source)) + 1
+    first = tokenizer.encode(line)[0]
+    assert text == tokenizer.decode([first] * expected)
+
+
+def test_translation_does_not_depend_on_the_batch(random_run):
+  lines = [line for line in LINES if line.strip()]
+  lines += [' '.join(line.split()[:3]) for line in lines]
+  together = list(Translator(random_run, OPTIONS).translate(lines))
+  assert len(set(together)) > len(lines) // 2
+  alone = [next(Translator(random_run, OPTIONS).translate([x])) for x in lines]
+  assert together == alone
+  backwards = list(Translator(random_run, OPTIONS).translate(lines[::-1]))
+  assert together == backwards[::-1]
+
+
+def test_n_best_is_sorted_distinct_and_begins_with_the_best(random_run):
+  options = dataclasses.replace(OPTIONS, beam_size=3)
+  lines = ['the cat sat', '', 'a dog on the mat']
+  best = list(Translator(random_run, options).translate(lines))
+  found = list(
+    Translator(random_run, options, n_best=3).translate_n_best(lines)
+  )
+  assert [translations[0].text for translations in found] == best
+  assert [len(translations) for translations in found] == [3, 1, 3]
+  for translations in found:
+    scores = [translation.score for translation in translations]
+    assert scores == sorted(scores, reverse=True)
+    assert len({(t.text, t.score) for t in translations}) == len(translations)
+    assert all(t.log_probability <= t.score for t in translations)
+
+
+@pytest.mark.parametrize('n_best', [0, 3])
+def test_n_best_is_at_most_the_beam(tokenizer, n_best):
+  with pytest.raises(InputError, match='between 1 and the beam size 2, got'):
+    Translator(make_run(tokenizer), OPTIONS, n_best)
+
+
+def test_only_declared_shapes_are_compiled_and_each_once(tokenizer):
+  options = dataclasses.replace(OPTIONS, batch_tokens=128)
+  translator = Translator(make_run(tokenizer), options)
+  traces.clear()
+  for seed in range(3):
+    order = np.random.default_rng(seed).permutation(40)
+    list(translator.translate([LINES[i % len(LINES)] for i in order]))
+    list(Translator(make_run(tokenizer), options).translate(LINES[:seed]))
+  declared = {(shape.rows, shape.source) for shape in translator.shapes}
+  assert set(traces) <= declared
+  assert len(traces) == len(set(traces))
+
+
+def test_an_endless_input_is_translated_as_it_comes(tokenizer):
+  translator = Translator(make_run(tokenizer), OPTIONS)
+  taken = []
+
+  def endless():
+    for number in itertools.count():
+      taken.append(number)
+      yield LINES[number % len(LINES)]
+
+  first = list(itertools.islice(translator.translate(endless()), 3))
+  assert first == ['the cat sat on the mat', '', 'a dog']
+  # 64 batches of 256 slots; a line takes at least one.
+  assert len(taken) <= 64 * 256
+
+
+def test_progress_counts_the_sentences(tokenizer):
+  counts = []
+  translator = Translator(
+    make_run(tokenizer), OPTIONS, on_progress=counts.append
+  )
+  list(translator.translate(['a dog', 'cats', ''] * 9))
+  assert sum(counts) == 18

@@ -1,0 +1,363 @@
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from fusion_jax.config import PRESETS, ModelConfig
+from fusion_jax.models.transformer import (
+  Transformer,
+  output_logits,
+  shift_right,
+)
+from fusion_jax.training.step import initial_parameters
+
+_TINY = dataclasses.replace(
+  PRESETS['tiny'], width=16, filter=32, encoder_layers=2, decoder_layers=2
+)
+_START = 2
+
+
+def _model(**changes) -> Transformer:
+  return Transformer(dataclasses.replace(_TINY, **changes), 40, 40, _START)
+
+
+def _inputs(seed=0, batch=3, source=7, target=6):
+  keys = jax.random.split(jax.random.key(seed))
+  return (
+    jax.random.randint(keys[0], (batch, source), 4, 40),
+    jnp.array([source, source - 3, source - 1])[:batch],
+    jax.random.randint(keys[1], (batch, target), 4, 40),
+  )
+
+
+def _logits(model, parameters, *inputs):
+  output = model.apply({'params': parameters}, *inputs)
+  flat = output.features.reshape(-1, output.features.shape[-1])
+  logits = output_logits(flat, output.output)
+  return logits.reshape(*inputs[2].shape, -1)
+
+
+def _count(config: ModelConfig, source: int, target: int) -> int:
+  model = Transformer(config, source, target, _START)
+  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
+  return sum(x.size for x in jax.tree.leaves(shapes))
+
+
+@pytest.mark.parametrize(
+  ('preset', 'expected'),
+  [
+    # Emelin et al. (2019), Table 1: 65,166K and 218,413K, one table of 41,138.
+    ('base', 65_166_336),
+    ('big', 218_413_056),
+  ],
+)
+def test_parameters_of_lexical_shortcut_baselines(preset, expected):
+  config = dataclasses.replace(
+    PRESETS[preset], norm='pre', attention_bias=False
+  )
+  assert _count(config, 41_138, 41_138) == expected
+
+
+def test_parameters_of_mlrf_baseline():
+  # Wang et al. (2018), Table 1: 10.97M with 8,389 and 6,428 words, untied.
+  config = dataclasses.replace(
+    PRESETS['small'],
+    tied_embeddings='none',
+    output_bias=True,
+    initialization='mlrf',
+  )
+  assert _count(config, 8_389, 6_428) == 10_974_748
+
+
+@pytest.mark.parametrize(
+  ('tied', 'tables'),
+  [
+    ('none', 3),
+    ('source_target', 2),
+    ('target_output', 2),
+    ('all', 1),
+  ],
+)
+def test_tied_embeddings_share_tables(tied, tables):
+  rest = _count(_TINY, 40, 40) - 40 * 16
+  config = dataclasses.replace(_TINY, tied_embeddings=tied)
+  assert _count(config, 40, 40) == rest + tables * 40 * 16
+
+
+def test_learned_positions_and_biases_are_counted():
+  base = _count(_TINY, 40, 40)
+  learned = dataclasses.replace(_TINY, positions='learned', max_positions=64)
+  assert _count(learned, 40, 40) == base + 2 * 64 * 16
+  no_bias = dataclasses.replace(
+    _TINY, attention_bias=False, feedforward_bias=False
+  )
+  # Attentions: 2 + 4, four biases of 16 each; feed-forwards: 4 of 32 + 16.
+  assert _count(no_bias, 40, 40) == base - 6 * 4 * 16 - 4 * 48
+  assert (
+    _count(dataclasses.replace(_TINY, output_bias=True), 40, 40) == base + 40
+  )
+
+
+def test_every_parameter_has_logical_axes():
+  model = _model(positions='learned', output_bias=True, tied_embeddings='none')
+  source, lengths, target = _inputs()
+  boxed = jax.eval_shape(model.init, jax.random.key(0), source, lengths, target)
+  leaves = jax.tree.leaves(
+    boxed, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned)
+  )
+  for leaf in leaves:
+    assert isinstance(leaf, nn.LogicallyPartitioned)
+    assert len(leaf.names) == leaf.value.ndim
+    assert None not in leaf.names
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+@pytest.mark.parametrize('positions', ['sinusoidal', 'learned'])
+def test_cached_decoding_equals_the_full_pass(norm, positions):
+  model = _model(norm=norm, positions=positions)
+  parameters = initial_parameters(model, 0)
+  source, lengths, target = _inputs()
+  full = _logits(model, parameters, source, lengths, target)
+  beam, steps = 2, target.shape[1]
+
+  def apply(*args, method):
+    return model.apply({'params': parameters}, *args, method=method)
+
+  encoded = apply(source, lengths, method='encode')
+  cache, memory = apply(
+    encoded.features, lengths, beam, steps, method='start_decoding'
+  )
+  for leaf in jax.tree.leaves(cache):
+    assert leaf.shape == (3, beam, 2, steps, 8)
+  step = jax.jit(lambda *args: apply(*args, method='decode_step'))
+  tokens = shift_right(target, _START)
+  for position in range(steps):
+    newest = jnp.repeat(tokens[:, position, None], beam, axis=1)
+    logits, cache = step(newest, jnp.int32(position), cache, memory)
+    for hypothesis in range(beam):
+      np.testing.assert_allclose(
+        logits[:, hypothesis], full[:, position], rtol=1e-4, atol=1e-5
+      )
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_a_later_target_token_changes_nothing_before_it(norm):
+  model = _model(norm=norm)
+  parameters = initial_parameters(model, 0)
+  source, lengths, target = _inputs()
+  before = _logits(model, parameters, source, lengths, target)
+  changed = target.at[:, 3].set(5)
+  after = _logits(model, parameters, source, lengths, changed)
+  # Token 3 is the input of position 4.
+  np.testing.assert_array_equal(before[:, :4], after[:, :4])
+  assert np.abs(before[:, 4:] - after[:, 4:]).max() > 1e-3
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_padding_changes_nothing(norm):
+  model = _model(norm=norm)
+  parameters = initial_parameters(model, 0)
+  source, lengths, target = _inputs()
+  before = _logits(model, parameters, source, lengths, target)
+  padding = jnp.arange(7) >= lengths[:, None]
+  other = jnp.pad(
+    jnp.where(padding, 9, source), ((0, 0), (0, 4)), constant_values=11
+  )
+  after = _logits(model, parameters, other, lengths, target)
+  np.testing.assert_allclose(before, after, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_equals_its_rows():
+  model = _model()
+  parameters = initial_parameters(model, 0)
+  inputs = _inputs()
+  together = _logits(model, parameters, *inputs)
+  for row in range(3):
+    alone = _logits(model, parameters, *(x[row : row + 1] for x in inputs))
+    np.testing.assert_allclose(together[row], alone[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_every_layer_is_returned(norm):
+  model = _model(norm=norm, encoder_layers=3, decoder_layers=2)
+  parameters = initial_parameters(model, 0)
+  source, lengths, target = _inputs()
+  output = model.apply({'params': parameters}, source, lengths, target)
+  chex.assert_shape(output.encoder_layers, (3, 7, 16))
+  chex.assert_shape(output.decoder_layers, (3, 6, 16))
+  assert len(output.encoder_layers) == 4
+  assert len(output.decoder_layers) == 3
+  same = np.array_equal(output.features, output.decoder_layers[-1])
+  assert same == (norm == 'post')
+
+
+def test_embedding_is_scaled_and_shifted():
+  model = _model()
+  parameters = initial_parameters(model, 0)
+  source, lengths, target = _inputs()
+  output = model.apply({'params': parameters}, source, lengths, target)
+  table = parameters['source_embedding']
+  # Position 0 of Vaswani's encoding is (0, 1, 0, 1, ...).
+  first = table[source[:, 0]] * 4.0 + jnp.tile(jnp.array([0.0, 1.0]), 8)
+  np.testing.assert_allclose(output.encoder_layers[0][:, 0], first, rtol=1e-6)
+  start = table[_START] * 4.0 + jnp.tile(jnp.array([0.0, 1.0]), 8)
+  np.testing.assert_allclose(
+    output.decoder_layers[0][:, 0], jnp.tile(start, (3, 1)), rtol=1e-6
+  )
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_bfloat16_is_close_and_parameters_stay_float32(norm):
+  inputs = _inputs()
+  model = _model(norm=norm)
+  parameters = initial_parameters(model, 0)
+  exact = _logits(model, parameters, *inputs)
+  half = _model(norm=norm, compute_dtype='bfloat16')
+  chex.assert_trees_all_equal_dtypes(initial_parameters(half, 0), parameters)
+  output = half.apply({'params': parameters}, *inputs)
+  assert output.features.dtype == jnp.bfloat16
+  assert {x.dtype for x in output.encoder_layers} == {jnp.dtype(jnp.bfloat16)}
+  close = _logits(half, parameters, *inputs)
+  assert close.dtype == jnp.float32
+  assert np.abs(close - exact).max() < 0.1
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_gradients_are_finite_and_reach_everything(norm, dtype):
+  model = _model(
+    norm=norm,
+    compute_dtype=dtype,
+    tied_embeddings='none',
+    positions='learned',
+    output_bias=True,
+  )
+  inputs = _inputs()
+
+  def mean_square(parameters):
+    return (_logits(model, parameters, *inputs) ** 2).mean()
+
+  gradients = jax.grad(mean_square)(initial_parameters(model, 0))
+  flat, _ = jax.tree_util.tree_flatten_with_path(gradients)
+  for path, gradient in flat:
+    name = jax.tree_util.keystr(path)
+    assert np.isfinite(gradient).all(), name
+    # A bias of the keys shifts all logits of a row alike: no gradient.
+    if "'key']['bias']" not in name:
+      assert np.abs(gradient).max() > 0, name
+
+
+def _reference(params, config, source, target):
+  """The pre- or post-norm Transformer of one sentence pair in NumPy."""
+
+  def dense(p, x):
+    return x @ p['kernel'] + p['bias']
+
+  def norm(p, x):
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(
+      x.var(-1, keepdims=True) + config.norm_epsilon
+    )
+    return x * p['scale'] + p['bias']
+
+  def attention(p, x, memory, causal):
+    width = config.width // config.heads
+    query, key, value = (
+      dense(p[n], v)
+      for n, v in (('query', x), ('key', memory), ('value', memory))
+    )
+    heads = []
+    for first in range(0, config.width, width):
+      part = slice(first, first + width)
+      logits = query[:, part] @ key[:, part].T / np.sqrt(width)
+      if causal:
+        logits = np.where(np.tri(len(x), dtype=bool), logits, -np.inf)
+      weights = np.exp(logits - logits.max(-1, keepdims=True))
+      weights /= weights.sum(-1, keepdims=True)
+      heads.append(weights @ value[:, part])
+    return dense(p['out'], np.concatenate(heads, -1))
+
+  def sublayer(p, x, function):
+    if config.norm == 'pre':
+      return x + function(norm(p['norm'], x))
+    return norm(p['norm'], x + function(x))
+
+  def feed_forward(p, x):
+    return dense(p['out'], np.maximum(dense(p['hidden'], x), 0))
+
+  def embed(ids):
+    angle = np.arange(len(ids))[:, None] / 10_000 ** (
+      np.arange(0, config.width, 2) / config.width
+    )
+    encoding = np.stack([np.sin(angle), np.cos(angle)], -1)
+    return params['source_embedding'][ids] * np.sqrt(
+      config.width
+    ) + encoding.reshape(len(ids), -1)
+
+  def run(stack, x, memory):
+    for index in range(2):
+      p = params[stack][f'layer_{index}']
+      x = sublayer(
+        p['self_attention_residual'],
+        x,
+        lambda h, p=p: attention(p['self_attention'], h, h, memory is not None),
+      )
+      if memory is not None:
+        x = sublayer(
+          p['cross_attention_residual'],
+          x,
+          lambda h, p=p: attention(p['cross_attention'], h, memory, False),
+        )
+      x = sublayer(
+        p['feed_forward_residual'],
+        x,
+        lambda h, p=p: feed_forward(p['feed_forward'], h),
+      )
+    if config.norm == 'pre':
+      x = norm(params[stack]['final_norm'], x)
+    return x
+
+  memory = run('encoder', embed(source), None)
+  decoded = run('decoder', embed([_START, *target[:-1]]), memory)
+  return decoded @ params['source_embedding'].T
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_against_an_independent_reference(norm):
+  model = _model(norm=norm, initialization='mlrf')
+  parameters = initial_parameters(model, 3)
+  source, lengths, target = _inputs(5)
+  logits = _logits(model, parameters, source, lengths, target)
+  params = jax.tree.map(lambda x: np.asarray(x, np.float64), parameters)
+  for row in range(3):
+    expected = _reference(
+      params,
+      model.config,
+      source[row, : lengths[row]].tolist(),
+      target[row].tolist(),
+    )
+    np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_changes_training_only():
+  model = _model(
+    dropout=0.5,
+    attention_dropout=0.1,
+    activation_dropout=0.1,
+    embedding_dropout=0.1,
+  )
+  parameters = initial_parameters(model, 0)
+  inputs = _inputs()
+
+  def features(seed=None):
+    rngs = None if seed is None else {'dropout': jax.random.key(seed)}
+    return model.apply(
+      {'params': parameters}, *inputs, seed is None, rngs=rngs
+    ).features
+
+  np.testing.assert_array_equal(features(), features())
+  np.testing.assert_array_equal(features(1), features(1))
+  assert np.abs(features(1) - features(2)).max() > 0.1
