@@ -17,7 +17,7 @@ from fusion_jax.data.records import Example
 
 # Pairs that are encoded and written together: all that is held in memory.
 _CHUNK = 4_096
-_PAIRS_PER_SHARD = 500_000
+_PAIRS_PER_SHARD = 200_000
 
 
 class CorpusWriter:

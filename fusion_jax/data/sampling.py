@@ -22,7 +22,9 @@ _WORDS = re.compile(f'{_SPACE}[^{_SPACE}]*|[^{_SPACE}]+')
 # SentencePiece's own: log P of an unknown character is so much less than
 # that of the least probable piece.
 _UNKNOWN_PENALTY = 10.0
-_CACHED_WORDS = 1 << 16
+# Lattices of so many words of so many characters are kept, about 80 MB.
+_CACHED_WORDS = 1 << 15
+_CACHED_LENGTH = 16
 
 
 class SubwordSampler:
@@ -43,17 +45,19 @@ class SubwordSampler:
       for each in ids
       if not any(holds(each) for holds in special)
     }
-    self._scores = [processor.get_score(each) for each in ids]
+    self._scores = {
+      piece: processor.get_score(each) for piece, each in self._ids.items()
+    }
     self._longest = max(map(len, self._ids), default=1)
     # Without pieces across spaces, the words of a line are independent.
     self._by_word = not any(_SPACE in piece[1:] for piece in self._ids)
-    normal = [self._scores[each] for each in self._ids.values()]
-    self._unknown_score = min(normal, default=0.0) - _UNKNOWN_PENALTY
+    least = min(self._scores.values(), default=0.0)
+    self._unknown_score = least - _UNKNOWN_PENALTY
     self._byte_ids = [
       processor.piece_to_id(f'<0x{byte:02X}>') for byte in range(256)
     ]
     self._has_bytes = all(map(processor.is_byte, self._byte_ids))
-    self._lattice = functools.lru_cache(_CACHED_WORDS)(self._new_lattice)
+    self._cached = functools.lru_cache(_CACHED_WORDS)(self._lattice)
 
   def sample_unigram(self, text: str, alpha: float, seed: int) -> list[int]:
     """Draws a segmentation x with probability proportional to P(x)^alpha.
@@ -101,7 +105,8 @@ class SubwordSampler:
   def _path(
     self, alpha: float, word: str, generator: random.Random
   ) -> list[str]:
-    lattice = self._lattice(word, alpha)
+    short = len(word) <= _CACHED_LENGTH
+    lattice = (self._cached if short else self._lattice)(word, alpha)
     pieces, end = [], len(word)
     while end:
       arcs = lattice[end]
@@ -111,14 +116,16 @@ class SubwordSampler:
       end = start
     return pieces[::-1]
 
-  def _new_lattice(self, word: str, alpha: float) -> list['_Arcs']:
+  def _lattice(self, word: str, alpha: float) -> list['_Arcs']:
     """For each position, where the piece that ends there may begin."""
     lattice = [_Arcs([], [])]
     log_totals = [0.0]
     for end in range(1, len(word) + 1):
       starts, weights = [], []
       for start in range(max(0, end - self._longest), end):
-        score = self._score(word[start:end])
+        score = self._scores.get(word[start:end])
+        if score is None and end - start == 1:
+          score = self._unknown_score
         if score is not None:
           starts.append(start)
           weights.append(log_totals[start] + alpha * score)
@@ -130,30 +137,22 @@ class SubwordSampler:
       lattice.append(_Arcs(starts, list(itertools.accumulate(shares))))
     return lattice
 
-  def _score(self, piece: str) -> float | None:
-    if piece in self._ids:
-      return self._scores[self._ids[piece]]
-    return self._unknown_score if len(piece) == 1 else None
-
   def _merged(
     self, alpha: float, word: str, generator: random.Random
   ) -> list[str]:
     pieces = list(word)
     while True:
+      joined = map(''.join, itertools.pairwise(pieces))
       # The score of a BPE piece is its negative rank among the merges.
       merges = [
-        (self._scores[self._ids[merged]], -position)
-        for position, merged in enumerate(
-          map(''.join, itertools.pairwise(pieces))
-        )
-        if merged in self._ids and generator.random() >= alpha
+        (-self._scores[piece], position, piece)
+        for position, piece in enumerate(joined)
+        if piece in self._scores and generator.random() >= alpha
       ]
       if not merges:
         return pieces
-      _, position = max(merges)
-      pieces[-position : 2 - position] = [
-        ''.join(pieces[-position : 2 - position])
-      ]
+      _, position, piece = min(merges)
+      pieces[position : position + 2] = [piece]
 
   def _with_unknowns(self, pieces: Iterable[str]) -> Iterator[int]:
     """The ids; a run of unknown characters is one symbol, or their bytes."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from fusion_jax.config import TokenizerConfig
 from fusion_jax.data.sampling import SubwordSampler
@@ -114,31 +115,34 @@ class Tokenizer:
     proportional to P(x)^alpha, over all of them (Kudo 2018, section 3.2, with
     l unbounded: forward filtering, backward sampling). BPE models: each merge
     is left out with probability alpha (Provilkov et al. 2020, section 3).
+    Word and character models have nothing to draw.
 
     Args:
       text: a normalised line.
       alpha: smoothing exponent or dropout probability; 0 is `encode`.
-      seed: any integer; the same seed gives the same ids, whatever other
-        threads do.
+      seed: any integer; the same seed gives the same ids, in every thread,
+        process and machine.
 
     Returns:
       The ids, without an end symbol.
     """
     if alpha == 0:
       return self.encode(text)
-    if self._is_unigram:
+    kinds = self._trainer_spec
+    if kinds.model_type == kinds.UNIGRAM:
       return self._sampler.sample_unigram(text, alpha, seed)
-    return self._sampler.sample_bpe(text, alpha, seed)
+    if kinds.model_type == kinds.BPE:
+      return self._sampler.sample_bpe(text, alpha, seed)
+    return self.encode(text)
 
   @functools.cached_property
   def _sampler(self) -> SubwordSampler:
     return SubwordSampler(self._processor)
 
   @functools.cached_property
-  def _is_unigram(self) -> bool:
-    # The model type is in the file; SentencePiece's Python does not tell it.
+  def _trainer_spec(self) -> sentencepiece_model_pb2.TrainerSpec:
     model = sentencepiece_model_pb2.ModelProto.FromString(self.model)
-    return model.trainer_spec.model_type == model.trainer_spec.UNIGRAM
+    return model.trainer_spec
 
   def decode(self, ids: Iterable[int] | np.ndarray) -> str:
     """The text of ids; start, end and padding symbols are left out."""

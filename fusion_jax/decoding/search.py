@@ -152,7 +152,9 @@ def beam_search(
   divisors = jnp.asarray(penalty.divisors(max_length))
 
   def advance(state: _State) -> _State:
-    logits, cache = step(state.newest, state.position, state.cache)
+    logits, cache = step(
+      state.newest, state.position, _split(state.cache, beam)
+    )
     at_limit = state.position + 1 >= max_lengths
     candidates = _extend(logits, state.log_probabilities, at_limit, end_id)
     tokens = _sequences(state.tokens, candidates, state.position)
@@ -175,7 +177,7 @@ def beam_search(
       newest=_select(candidates.tokens, chosen),
       log_probabilities=jnp.where(done[:, None], _NONE, alive),
       finished=finished,
-      cache=_reorder(cache, _select(candidates.parents, chosen)),
+      cache=_merge_beams(_reorder(cache, _select(candidates.parents, chosen))),
     )
 
   state = _start(cache, batch, beam, keep or beam, max_length, start_id)
@@ -237,7 +239,7 @@ def _start(
       jnp.full((batch, keep), _NONE, jnp.float32),
       jnp.full((batch, keep), _NONE, jnp.float32),
     ),
-    cache=cache,
+    cache=_merge_beams(cache),
   )
 
 
@@ -329,3 +331,11 @@ def _reorder(cache: Any, parents: Int32[Array, 'B K']) -> Any:
   if parents.shape[1] == 1:
     return cache
   return jax.tree.map(lambda leaf: _select(leaf, parents), cache)
+
+
+def _split(cache, beam):
+  return jax.tree.map(lambda x: x.reshape(-1, beam, *x.shape[1:]), cache)
+
+
+def _merge_beams(cache):
+  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), cache)

@@ -179,7 +179,7 @@ def make_train_step(
     )
     parameters = optax.apply_updates(state.parameters, updates)
     new = TrainState(state.step + 1, parameters, optimizer_state)
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     return new, _add(totals, sums, norm, new.step)
 
   return jax.jit(train_step, donate_argnums=(0, 1))

@@ -5,6 +5,7 @@ import concurrent.futures
 import io
 import itertools
 import math
+import multiprocessing
 import pickle
 
 import hypothesis
@@ -105,6 +106,49 @@ def test_samples_depend_on_the_seed_alone(tokenizers, algorithm):
   assert len({tuple(ids) for ids in one_by_one[:40]}) > 10
   with concurrent.futures.ThreadPoolExecutor(4) as threads:
     assert list(threads.map(draw, reversed(draws))) == one_by_one[::-1]
+
+
+def draw_many(model, results):
+  tokenizer = Tokenizer(model)
+  results.put([tokenizer.sample(line, 0.2, 7) for line in LINES[:20]])
+
+
+def test_samples_are_the_same_in_another_process(tokenizers):
+  # What SentencePiece 0.2.3 itself draws for a seed is not.
+  spawn = multiprocessing.get_context('spawn')
+  for tokenizer in tokenizers.values():
+    results = spawn.Queue()
+    process = spawn.Process(target=draw_many, args=(tokenizer.model, results))
+    process.start()
+    expected = [tokenizer.sample(line, 0.2, 7) for line in LINES[:20]]
+    assert results.get(timeout=60) == expected
+    process.join()
+
+
+@pytest.mark.parametrize('byte_fallback', [True, False])
+def test_the_limits_of_sampling_are_the_plain_segmentation(byte_fallback):
+  # P(x)^alpha with a large alpha leaves the best path; BPE without dropout
+  # does all merges. Unknown characters included.
+  for algorithm, limit in (('unigram', 1e4), ('bpe', 1e-12)):
+    tokenizer = trained(
+      algorithm=algorithm,
+      vocabulary_size=320 if byte_fallback else 90,
+      byte_fallback=byte_fallback,
+    )
+    for line in [*LINES, 'o\u6f22\u5b57 \u6f22 ver', '\u6f22', '']:
+      assert tokenizer.sample(line, limit, 3) == tokenizer.encode(line)
+
+
+def test_pieces_across_spaces_are_sampled_too():
+  model = given_model(
+    split_by_whitespace=False, eos_id=3, bos_id=2, pad_id=0, unk_id=1
+  )
+  tokenizer = Tokenizer(model)
+  processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+  pieces = [processor.id_to_piece(each) for each in range(60)]
+  assert any('\u2581' in piece[1:] for piece in pieces)
+  for line in LINES[:50]:
+    assert tokenizer.sample(line, 1e4, 3) == tokenizer.encode(line)
 
 
 def test_without_sampling_the_plain_segmentation_comes(tokenizers):

@@ -1,0 +1,161 @@
+"""The training step of fusion_jax as a contestant."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.serving import contestant_parser, serve
+from benchmarks.sizes import SIZES, Size
+from fusion_jax.config import (
+  ExperimentConfig,
+  ModelConfig,
+  OptimizerConfig,
+  TrainingConfig,
+)
+from fusion_jax.data.batching import Batch
+from fusion_jax.models.transformer import Transformer
+from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.training.step import (
+  initial_state,
+  make_train_step,
+  zero_totals,
+)
+
+_SPECIAL_SYMBOLS = 4
+_START = 2
+_BATCHES = 4
+_COMPILED = '/jax/core/compile/backend_compile_duration'
+
+
+class CompilationCounter:
+  """Programs that XLA has compiled in this process, and the seconds."""
+
+  def __init__(self):
+    self.count, self.seconds = 0, 0.0
+    jax.monitoring.register_event_duration_secs_listener(self._add)
+
+  def _add(self, event: str, seconds: float, **_: Any) -> None:
+    if event == _COMPILED:
+      self.count += 1
+      self.seconds += seconds
+
+
+def experiment(size: Size, dropout_everywhere: bool) -> ExperimentConfig:
+  """The size as a config."""
+  inner = size.dropout if dropout_everywhere else 0.0
+  return ExperimentConfig(
+    model=ModelConfig(
+      width=size.width,
+      filter=size.filter,
+      heads=size.heads,
+      encoder_layers=size.layers,
+      decoder_layers=size.layers,
+      norm='pre',
+      dropout=size.dropout,
+      embedding_dropout=size.dropout,
+      attention_dropout=inner,
+      activation_dropout=inner,
+    ),
+    optimizer=OptimizerConfig(schedule='inverse_sqrt'),
+    training=TrainingConfig(
+      label_smoothing=size.label_smoothing, loss_chunk=size.loss_chunk
+    ),
+  )
+
+
+def random_batches(size: Size) -> Iterator[Batch]:
+  """Dense batches of random ids, on the host, over and over."""
+  random = np.random.default_rng(0)
+  shape, lengths = (size.rows, size.length), np.full(size.rows, size.length)
+  batches = [
+    Batch(
+      *random.integers(
+        _SPECIAL_SYMBOLS, size.vocabulary, (2, *shape), dtype=np.int32
+      ),
+      lengths.astype(np.int32),
+      lengths.astype(np.int32),
+    )
+    for _ in range(_BATCHES)
+  ]
+  return itertools.cycle(batches)
+
+
+class FusionJaxStep:
+  """Compiled ahead of time, so that its memory can be read."""
+
+  def __init__(self, size: Size, dropout_everywhere: bool):
+    self._compilations = CompilationCounter()
+    config = experiment(size, dropout_everywhere)
+    mesh = data_mesh()
+    jax.set_mesh(mesh)
+    model = Transformer(
+      config.model, size.vocabulary, size.vocabulary, start_id=_START
+    )
+    optimizer = make_optimizer(config.optimizer, size.width)
+    state = initial_state(model, optimizer, seed=0)
+    self._state, self._totals = jax.device_put(
+      (state, zero_totals()), replicated(mesh)
+    )
+    self._sharding = by_rows(mesh)
+    self._batches = random_batches(size)
+    before = self._compilations.seconds
+    self._step = (
+      make_train_step(model, optimizer, config)
+      .lower(self._state, self._totals, self._batch())
+      .compile()
+    )
+    self._compile_seconds = self._compilations.seconds - before
+    self._steps, self._compiled_warm = 0, 0
+
+  def _batch(self) -> Batch:
+    return jax.device_put(next(self._batches), self._sharding)
+
+  def step(self) -> None:
+    """One update."""
+    self._state, self._totals = jax.block_until_ready(
+      self._step(self._state, self._totals, self._batch())
+    )
+    self._steps += 1
+    if self._steps == 1:
+      self._compiled_warm = self._compilations.count
+
+  def report(self) -> dict[str, Any]:
+    """Also compilation and the memory that XLA planned."""
+    memory = self._step.memory_analysis()
+    return {
+      'version': f'jax {version("jax")}, flax {version("flax")}',
+      'parameters': sum(x.size for x in jax.tree.leaves(self._state.parameters)),
+      'loss': float(self._totals.sums.loss / self._totals.sums.tokens),
+      'compile_seconds': self._compile_seconds,
+      'compilations_of_step': 1,
+      'compilations_after_first_step': (
+        self._compilations.count - self._compiled_warm
+      ),
+      'temporary_memory_mb': memory.temp_size_in_bytes / 2**20,
+      'argument_memory_mb': memory.argument_size_in_bytes / 2**20,
+    }
+
+
+def main() -> None:
+  """Serves until stdin ends."""
+  parser = contestant_parser()
+  parser.add_argument(
+    '--dropout_everywhere',
+    action='store_true',
+    help='also on attention weights and the hidden layer of the filter',
+  )
+  arguments = parser.parse_args()
+  serve(
+    lambda size: FusionJaxStep(size, arguments.dropout_everywhere),
+    SIZES[arguments.size],
+  )
+
+
+if __name__ == '__main__':
+  sys.exit(main())

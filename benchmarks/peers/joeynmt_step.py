@@ -1,0 +1,128 @@
+"""JoeyNMT's own model, loss, batch and optimiser as a contestant.
+
+The step is that of its TrainManager. Its layers have dropout also on the
+attention weights and the hidden layer of the filter.
+"""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import joeynmt
+import torch
+from joeynmt.batch import Batch
+from joeynmt.builders import build_optimizer
+from joeynmt.model import build_model
+from joeynmt.vocabulary import Vocabulary
+
+from benchmarks.serving import CORES, contestant_parser, serve
+from benchmarks.sizes import SIZES, Size
+
+_UNKNOWN, _PADDING, _START, _END = range(4)
+_BATCHES = 4
+
+
+def vocabulary(size: Size) -> Vocabulary:
+  """Four special symbols and made-up pieces."""
+  symbols = SimpleNamespace(
+    unk_token='<unk>', pad_token='<pad>', bos_token='<s>', eos_token='</s>',
+    unk_id=_UNKNOWN, pad_id=_PADDING, bos_id=_START, eos_id=_END,
+    sep_token=None, sep_id=None, lang_tags=[],
+  )  # fmt: skip
+  pieces = [f'piece{index}' for index in range(size.vocabulary - 4)]
+  return Vocabulary(pieces, symbols)
+
+
+def model_config(size: Size) -> dict[str, Any]:
+  """As in the `model` section of JoeyNMT's YAML files."""
+  stack = {
+    'type': 'transformer',
+    'num_layers': size.layers,
+    'num_heads': size.heads,
+    'embeddings': {
+      'embedding_dim': size.width,
+      'scale': True,
+      'dropout': size.dropout,
+    },
+    'hidden_size': size.width,
+    'ff_size': size.filter,
+    'dropout': size.dropout,
+    'layer_norm': 'pre',
+  }
+  return {
+    'initializer': 'xavier_uniform',
+    'embed_initializer': 'xavier_uniform',
+    'tied_embeddings': True,
+    'tied_softmax': True,
+    'encoder': stack,
+    'decoder': stack,
+  }
+
+
+class JoeyNmtStep:
+  """Forward, loss, backward, Adam."""
+
+  def __init__(self, size: Size):
+    torch.set_num_threads(CORES)
+    torch.manual_seed(0)
+    pieces = vocabulary(size)
+    self._model = build_model(model_config(size), pieces, pieces)
+    self._model.loss_function = ('crossentropy', size.label_smoothing)
+    self._model.train()
+    self._optimizer = build_optimizer(
+      {'optimizer': 'adam', 'learning_rate': 1e-4, 'adam_betas': [0.9, 0.98]},
+      self._model.parameters(),
+    )
+    self._tokens = [self._random_tokens(size) for _ in range(_BATCHES)]
+    self._steps, self._loss = 0, 0.0
+
+  def _random_tokens(self, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both sides of a batch; the target has a start symbol more."""
+    shape = (2, size.rows, size.length)
+    source, target = torch.randint(_END + 1, size.vocabulary, shape)
+    source[:, -1] = target[:, -1] = _END
+    return source, torch.nn.functional.pad(target, (1, 0), value=_START)
+
+  def _batch(self) -> Batch:
+    source, target = self._tokens[self._steps % _BATCHES]
+    rows, length = source.shape
+    return Batch(
+      src=source,
+      src_length=torch.full((rows,), length),
+      src_prompt_mask=None,
+      trg=target,
+      trg_prompt_mask=None,
+      indices=torch.arange(rows),
+      device=torch.device('cpu'),
+      pad_index=_PADDING,
+      eos_index=_END,
+    )
+
+  def step(self) -> None:
+    """One update, as in TrainManager._train_step."""
+    batch = self._batch()
+    batch.sort_by_src_length()
+    loss, _, _, correct = self._model(return_type='loss', **vars(batch))
+    loss = batch.normalize(loss, normalization='tokens')
+    loss.backward()
+    self._loss, _ = loss.item(), correct.item()
+    self._optimizer.step()
+    self._model.zero_grad()
+    self._steps += 1
+
+  def report(self) -> dict[str, Any]:
+    """Version, parameters, last loss."""
+    return {
+      'version': f'joeynmt {joeynmt.__version__}, torch {torch.__version__}',
+      'parameters': sum(p.numel() for p in self._model.parameters()),
+      'loss': self._loss,
+    }
+
+
+def main() -> None:
+  """Serves until stdin ends."""
+  serve(JoeyNmtStep, SIZES[contestant_parser().parse_args().size])
+
+
+if __name__ == '__main__':
+  sys.exit(main())

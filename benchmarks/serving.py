@@ -1,0 +1,134 @@
+"""Timed steps on request, so that several programs can take turns.
+
+A contestant is a process that answers every line of its stdin, a number of
+steps, by one line of JSON on its stdout. By hand:
+
+    echo 5 | python -m benchmarks.fusion_jax_step --size=small
+
+Only the standard library: peers in other environments import this too.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.sizes import SIZES, Size
+
+# Cores that every contestant may use.
+CORES = 2
+ROOT = Path(__file__).resolve().parent.parent
+_WARM_UP_STEPS = 3
+
+
+class Contestant(Protocol):
+  """What is timed."""
+
+  def step(self) -> None:
+    """One training step; returns when it is done."""
+
+  def report(self) -> dict[str, Any]:
+    """Version, parameters and whatever else belongs into the results."""
+
+
+def limit_cores() -> None:
+  """Binds this process and its children to CORES cores, where it can."""
+  os.environ['OMP_NUM_THREADS'] = str(CORES)
+  if hasattr(os, 'sched_setaffinity'):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:CORES])
+
+
+def contestant_parser() -> argparse.ArgumentParser:
+  """The flags that all contestants have."""
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--size', choices=SIZES, default='small')
+  return parser
+
+
+def peak_memory_mb() -> float:
+  """Largest resident size of this process so far."""
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def serve(make: Callable[[Size], Contestant], size: Size) -> None:
+  """Makes a contestant and answers requests until stdin ends.
+
+  The first answer comes unasked, after the warm-up, with no timed steps.
+  Each request is preceded by one untimed step: others had the caches.
+  """
+  answers = os.fdopen(os.dup(1), 'w', buffering=1)
+  os.dup2(2, 1)  # What libraries print must not mix with the answers.
+  limit_cores()
+  begin = time.perf_counter()
+  contestant = make(size)
+  contestant.step()
+  start_seconds = time.perf_counter() - begin
+  for _ in range(_WARM_UP_STEPS):
+    contestant.step()
+  steps = 0
+  while True:
+    seconds = [_timed(contestant.step) for _ in range(steps)]
+    answer = {'seconds': seconds, 'start_seconds': start_seconds}
+    answer |= {'peak_memory_mb': peak_memory_mb()} | contestant.report()
+    answers.write(json.dumps(answer) + '\n')
+    request = sys.stdin.readline().strip()
+    if not request:
+      return
+    steps = int(request)
+    contestant.step()
+
+
+def _timed(step: Callable[[], None]) -> float:
+  begin = time.perf_counter()
+  step()
+  return time.perf_counter() - begin
+
+
+class Worker:
+  """A contestant's process, seen from the program that compares."""
+
+  def __init__(self, python: str, module: str, flags: list[str]):
+    """Starts it and waits until it is warm.
+
+    Raises:
+      RuntimeError: it ended; the message has the last line it wrote.
+    """
+    self._errors = tempfile.TemporaryFile('w+')
+    self._process = subprocess.Popen(
+      [python, '-m', module, *flags],
+      cwd=ROOT,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=self._errors,
+      text=True,
+      bufsize=1,
+    )
+    self.hello = self._answer()
+
+  def ask(self, steps: int) -> dict[str, Any]:
+    """The answer to a request for so many timed steps."""
+    self._process.stdin.write(f'{steps}\n')
+    return self._answer()
+
+  def close(self) -> None:
+    """Ends the process."""
+    self._process.stdin.close()
+    self._process.wait()
+    self._errors.close()
+
+  def _answer(self) -> dict[str, Any]:
+    line = self._process.stdout.readline()
+    if line:
+      return json.loads(line)
+    self._process.wait()
+    self._errors.seek(0)
+    lines = self._errors.read().strip().splitlines() or ['no message']
+    raise RuntimeError(lines[-1])

@@ -1,0 +1,207 @@
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fusion_jax.config import (
+  PRESETS,
+  ExperimentConfig,
+  OptimizerConfig,
+  TrainingConfig,
+)
+from fusion_jax.data.batching import Batch
+from fusion_jax.models.transformer import Transformer
+from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.training.step import (
+  initial_state,
+  make_eval_step,
+  make_train_step,
+  zero_totals,
+)
+
+_MODEL = dataclasses.replace(
+  PRESETS['tiny'], width=16, filter=32, encoder_layers=1, decoder_layers=1
+)
+_CONFIG = ExperimentConfig(
+  model=_MODEL,
+  # The large epsilon keeps Adam from blowing up rounding where a gradient is
+  # zero but for rounding, as that of a bias of attention keys is.
+  optimizer=OptimizerConfig(
+    schedule='inverse_sqrt', peak=1e-1, warmup_steps=1, epsilon=1e-2
+  ),
+  training=TrainingConfig(loss_chunk=8),
+)
+
+
+def _batch(rows=16, source=5, target=6, seed=0) -> Batch:
+  rng = np.random.default_rng(seed)
+  return Batch(
+    rng.integers(4, 30, (rows, source), dtype=np.int32),
+    rng.integers(4, 30, (rows, target), dtype=np.int32),
+    rng.integers(1, source + 1, rows, dtype=np.int32),
+    rng.integers(0, target + 1, rows, dtype=np.int32),
+  )
+
+
+@functools.cache
+def _compiled(config, devices):
+  model = Transformer(config.model, 30, 30, 2)
+  optimizer = make_optimizer(config.optimizer, config.model.width)
+  mesh = data_mesh(devices)
+  place = replicated(mesh)
+  initial = jax.jit(
+    lambda: initial_state(model, optimizer, 0), out_shardings=place
+  )
+  return make_train_step(model, optimizer, config), initial, mesh
+
+
+def _build(config=_CONFIG, devices=1):
+  step, initial, mesh = _compiled(config, devices)
+  totals = jax.device_put(zero_totals(), replicated(mesh))
+  return step, initial(), totals, mesh
+
+
+def _run(config=_CONFIG, devices=1, batches=None):
+  step, state, totals, mesh = _build(config, devices)
+  with jax.set_mesh(mesh):
+    for batch in batches or [_batch(seed=i) for i in range(2)]:
+      batch = jax.device_put(batch, by_rows(mesh))
+      state, totals = step(state, totals, batch)
+  return jax.device_get((state, totals))
+
+
+def _without_dropout(config=_CONFIG, **optimizer):
+  return dataclasses.replace(
+    config,
+    model=dataclasses.replace(config.model, dropout=0.0, embedding_dropout=0.0),
+    optimizer=dataclasses.replace(config.optimizer, **optimizer),
+  )
+
+
+def _assert_same(a, b, tolerance):
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(
+      x, y, rtol=tolerance, atol=tolerance
+    ),
+    a,
+    b,
+  )
+
+
+def test_one_and_eight_devices_agree_with_dropout():
+  one, eight = _run(devices=1), _run(devices=8)
+  np.testing.assert_allclose(one[1].sums.loss, eight[1].sums.loss, rtol=1e-5)
+  assert one[1].sums.tokens == eight[1].sums.tokens
+  _assert_same(one[0].parameters, eight[0].parameters, 1e-4)
+
+
+@pytest.mark.parametrize('parts', [2, 4])
+def test_accumulation_changes_nothing_but_rounding(parts):
+  whole = _run(_without_dropout(clip_norm=0.5))
+  split = _run(_without_dropout(clip_norm=0.5, accumulation=parts))
+  _assert_same(whole[1], split[1], 1e-4)
+  _assert_same(whole[0].parameters, split[0].parameters, 1e-4)
+
+
+def test_the_gradient_is_that_of_the_mean_over_tokens():
+  batch = _batch()
+  padded = Batch(
+    *(np.pad(x, [(0, 16)] + [(0, 3)] * (x.ndim - 1)) for x in batch)
+  )
+  plain = _run(_without_dropout(), batches=[batch])
+  more = _run(_without_dropout(), batches=[padded])
+  assert plain[1].sums.tokens == more[1].sums.tokens
+  np.testing.assert_allclose(plain[1].sums.loss, more[1].sums.loss, rtol=1e-5)
+  np.testing.assert_allclose(
+    plain[1].gradient_norm, more[1].gradient_norm, rtol=1e-4
+  )
+
+
+def test_the_same_step_draws_the_same_dropout():
+  first, second = _run(), _run()
+  chex.assert_trees_all_equal(first, second)
+  other = dataclasses.replace(
+    _CONFIG, training=dataclasses.replace(_CONFIG.training, seed=1)
+  )
+  assert _run(other)[1].sums.loss != first[1].sums.loss
+
+
+def test_training_lowers_the_loss():
+  batch = _batch()
+  early = _run(batches=[batch])[1].sums
+  late = _run(batches=[batch] * 60)[1].sums
+  assert late.loss / late.tokens < 0.8 * early.loss / early.tokens
+
+
+def test_bad_numbers_are_noticed_at_their_step():
+  step, state, totals, mesh = _build()
+  with jax.set_mesh(mesh):
+    batch = jax.device_put(_batch(), by_rows(mesh))
+    state, totals = step(state, totals, batch)
+    assert int(totals.first_bad_step) == 0
+    broken = jax.tree.map(lambda x: x.at[..., 0].set(jnp.nan), state.parameters)
+    state, totals = step(state._replace(parameters=broken), totals, batch)
+    state, totals = step(state, totals, batch)
+  assert int(totals.first_bad_step) == 2
+  assert int(totals.steps) == 3
+
+
+def test_no_copy_and_no_compilation_after_the_first_batch_of_a_shape():
+  step, state, totals, mesh = _build(_without_dropout(warmup_steps=2))
+  shapes = [(16, 5, 6), (8, 9, 7)]
+  batches = [
+    jax.device_put(_batch(*shapes[i % 2], seed=i), by_rows(mesh))
+    for i in range(6)
+  ]
+  with jax.set_mesh(mesh):
+    for batch in batches[:2]:
+      state, totals = step(state, totals, batch)
+    with jax.transfer_guard('disallow'):
+      for batch in batches[2:]:
+        state, totals = step(state, totals, batch)
+  assert step._cache_size() == 2
+  assert int(totals.steps) == 6
+
+
+def test_parameters_and_totals_are_donated():
+  step, state, totals, mesh = _build()
+  with jax.set_mesh(mesh):
+    step(state, totals, jax.device_put(_batch(), by_rows(mesh)))
+  assert all(x.is_deleted() for x in jax.tree.leaves(state.parameters))
+  assert all(x.is_deleted() for x in jax.tree.leaves(totals))
+
+
+def test_validation_adds_up_and_uses_no_smoothing():
+  model = Transformer(_MODEL, 30, 30, 2)
+  state = initial_state(model, optax.sgd(0.1), 0)
+  evaluate = make_eval_step(model, 8)
+  zero = zero_totals().sums
+  batch = _batch()
+  once = evaluate(state.parameters, zero, batch)
+  twice = evaluate(
+    state.parameters,
+    evaluate(state.parameters, zero_totals().sums, batch),
+    batch,
+  )
+  assert int(twice.tokens) == 2 * batch.target_lengths.sum()
+  np.testing.assert_allclose(once.loss, once.negative_log_likelihood)
+  np.testing.assert_allclose(2 * once.loss, twice.loss, rtol=1e-6)
+
+
+def test_bfloat16_training_keeps_float32_parameters():
+  config = dataclasses.replace(
+    _CONFIG, model=dataclasses.replace(_MODEL, compute_dtype='bfloat16')
+  )
+  state, totals = _run(config)
+  assert np.isfinite(totals.sums.loss)
+  assert {x.dtype for x in jax.tree.leaves(state.parameters)} == {
+    np.dtype('float32')
+  }
+  exact = _run()[1].sums.loss
+  np.testing.assert_allclose(totals.sums.loss, exact, rtol=0.02)
