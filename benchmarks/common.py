@@ -37,9 +37,7 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
   temporary.replace(path)
 
 
-def resume(
-  path: Path, settings: dict[str, Any], fresh: bool
-) -> dict[str, Any]:
+def resume(path: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any]:
   """The unfinished results of the same settings, or empty ones.
 
   Args:
@@ -80,5 +78,7 @@ def _cpu_model() -> str:
   """As lscpu names it."""
   info = Path('/proc/cpuinfo')
   lines = info.read_text().splitlines() if info.exists() else []
-  names = [line.split(':', 1)[1].strip() for line in lines if 'model name' in line]
+  names = [
+    line.split(':', 1)[1].strip() for line in lines if 'model name' in line
+  ]
   return names[0] if names else platform.processor()

@@ -104,14 +104,17 @@ class FusionJaxStep:
     )
     self._sharding = by_rows(mesh)
     self._batches = random_batches(size)
-    before = self._compilations.seconds
+    before = self._compilations.count, self._compilations.seconds
     self._step = (
       make_train_step(model, optimizer, config)
       .lower(self._state, self._totals, self._batch())
       .compile()
     )
-    self._compile_seconds = self._compilations.seconds - before
-    self._steps, self._compiled_warm = 0, 0
+    self._of_step = {
+      'compilations_of_step': self._compilations.count - before[0],
+      'compile_seconds': self._compilations.seconds - before[1],
+    }
+    self._compiled_warm: int | None = None
 
   def _batch(self) -> Batch:
     return jax.device_put(next(self._batches), self._sharding)
@@ -121,19 +124,20 @@ class FusionJaxStep:
     self._state, self._totals = jax.block_until_ready(
       self._step(self._state, self._totals, self._batch())
     )
-    self._steps += 1
-    if self._steps == 1:
+    if self._compiled_warm is None:
       self._compiled_warm = self._compilations.count
 
   def report(self) -> dict[str, Any]:
     """Also compilation and the memory that XLA planned."""
     memory = self._step.memory_analysis()
+    sums = jax.device_get(self._totals.sums)
     return {
       'version': f'jax {version("jax")}, flax {version("flax")}',
-      'parameters': sum(x.size for x in jax.tree.leaves(self._state.parameters)),
-      'loss': float(self._totals.sums.loss / self._totals.sums.tokens),
-      'compile_seconds': self._compile_seconds,
-      'compilations_of_step': 1,
+      'parameters': sum(
+        x.size for x in jax.tree.leaves(self._state.parameters)
+      ),
+      'loss': float(sums.loss / sums.tokens),
+      **self._of_step,
       'compilations_after_first_step': (
         self._compilations.count - self._compiled_warm
       ),

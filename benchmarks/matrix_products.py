@@ -36,7 +36,10 @@ class _Timed:
     }[left, right]
     out = (a[1 - left], b[1 - right])
     batched = product.batch > 1
-    dims = (((left + batched,), (right + batched,)), (((0,), (0,)) if batched else ((), ())))
+    dims = (
+      ((left + batched,), (right + batched,)),
+      (((0,), (0,)) if batched else ((), ())),
+    )
     self._multiply = jax.jit(
       lambda a, b, out: jax.lax.dot_general(a, b, dims),
       donate_argnums=2,
@@ -87,8 +90,7 @@ class MatrixProducts:
     return {
       'version': f'jax {version("jax")}',
       'gflop_per_second': {
-        name: timed.gflop / timed.seconds
-        for name, timed in self._timed.items()
+        name: timed.gflop / timed.seconds for name, timed in self._timed.items()
       },
     }
 

@@ -101,7 +101,7 @@ class Worker:
     Raises:
       RuntimeError: it ended; the message has the last line it wrote.
     """
-    self._errors = tempfile.TemporaryFile('w+')
+    self._errors = tempfile.TemporaryFile('w+')  # noqa: SIM115
     self._process = subprocess.Popen(
       [python, '-m', module, *flags],
       cwd=ROOT,

@@ -86,7 +86,7 @@ class FilterConfig:
   # Largest ratio of the two lengths in subwords; 0: any. Pairs in which
   # both sides have at most 10 subwords are not tested.
   max_length_ratio: float = 0.0
-  # Drop a pair whose two lines have both been seen before.
+  # Drop a pair that has been seen before.
   drop_duplicates: bool = False
 
   def __post_init__(self):

@@ -94,6 +94,10 @@ class _State(NamedTuple):
 
   Live hypotheses have `position` tokens each. A sentence without a live
   hypothesis (all log_probabilities -inf) is done.
+
+  The leaves of the cache are [B * K, ...] here: for [B, K, ...] XLA chooses
+  one layout between the steps and another inside them, and copies the cache
+  three times a step (measured on a CPU: greedy search takes twice as long).
   """
 
   position: Int32[Array, '']
@@ -153,7 +157,7 @@ def beam_search(
 
   def advance(state: _State) -> _State:
     logits, cache = step(
-      state.newest, state.position, _split(state.cache, beam)
+      state.newest, state.position, _split_beams(state.cache, beam)
     )
     at_limit = state.position + 1 >= max_lengths
     candidates = _extend(logits, state.log_probabilities, at_limit, end_id)
@@ -333,9 +337,13 @@ def _reorder(cache: Any, parents: Int32[Array, 'B K']) -> Any:
   return jax.tree.map(lambda leaf: _select(leaf, parents), cache)
 
 
-def _split(cache, beam):
-  return jax.tree.map(lambda x: x.reshape(-1, beam, *x.shape[1:]), cache)
+def _split_beams(cache: Any, beam: int) -> Any:
+  """Leaves [B * K, ...] as [B, K, ...]."""
+  return jax.tree.map(
+    lambda leaf: leaf.reshape(-1, beam, *leaf.shape[1:]), cache
+  )
 
 
-def _merge_beams(cache):
-  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), cache)
+def _merge_beams(cache: Any) -> Any:
+  """Leaves [B, K, ...] as [B * K, ...]."""
+  return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), cache)

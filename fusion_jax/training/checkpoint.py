@@ -70,7 +70,7 @@ def _abstract(tree: Any, sharding: Sharding) -> Any:
 
 def _preservation(
   config: TrainingConfig,
-) -> checkpoint_managers.PreservationPolicy:
+) -> checkpoint_managers.AnyPreservationPolicy:
   return checkpoint_managers.AnyPreservationPolicy(
     [
       checkpoint_managers.LatestN(config.keep_last),

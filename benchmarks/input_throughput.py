@@ -1,0 +1,173 @@
+r"""The input pipeline alone against the training step on the same batches.
+
+    python -m benchmarks.input_throughput --config=configs/multi30k.py \
+        --config.data.root=DIR
+
+Counts target tokens without padding. The step is timed on the first batches
+after a pass over them that compiles their shapes.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.common import (
+  RESULTS,
+  circumstances,
+  spread,
+  table,
+  write_results,
+)
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.data.batching import Batch, choose_shapes
+from fusion_jax.data.pipeline import TrainingBatches, training_iterator
+from fusion_jax.data.prepare import prepare
+from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.errors import one_line_errors
+from fusion_jax.flags import parse_experiment
+from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.programs import start_program
+from fusion_jax.training.checkpoint import make_model
+from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.training.step import (
+  initial_state,
+  make_train_step,
+  zero_totals,
+)
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Measures both and prints the table."""
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--rounds', type=int, default=3)
+  parser.add_argument('--seconds', type=float, default=10, help='of a round')
+  parser.add_argument(
+    '--steps', type=int, default=24, help='of a round of the model; 0: none'
+  )
+  parser.add_argument(
+    '--output', type=Path, default=RESULTS / 'input_throughput.json'
+  )
+  config, arguments = parse_experiment(argv, parser)
+  start_program()
+  jax.set_mesh(data_mesh())
+  corpus = prepare(config.data)
+  batches = training_batches(config, corpus)
+  results = circumstances() | _results(config, corpus, batches, arguments)
+  write_results(arguments.output, results)
+  print(_report(results))
+
+
+def training_batches(
+  config: ExperimentConfig, corpus: PreparedCorpus
+) -> TrainingBatches:
+  """As the training loop makes them."""
+  split = corpus.split('train')
+  shapes = choose_shapes(
+    split.lengths,
+    config.data.batch,
+    config.optimizer.accumulation,
+    config.data.filter.max_length,
+  )
+  return TrainingBatches(
+    split, shapes, config.training.seed, sampling=config.data.sampling.enabled
+  )
+
+
+def real_share(batches: TrainingBatches, lengths: np.ndarray) -> float:
+  """Share of the slots of an epoch that hold real tokens, both sides."""
+  plan = batches.plan.epoch(0)
+  return float(np.asarray(lengths)[plan.order].sum() / plan.slots())
+
+
+def input_rate(batches: TrainingBatches, seconds: float) -> float:
+  """Target tokens/s of the pipeline, to the device, with nothing else."""
+  iterator = training_iterator(batches, by_rows(data_mesh()))
+  next(iterator)
+  tokens, begin = 0, time.perf_counter()
+  while (passed := time.perf_counter() - begin) < seconds:
+    tokens += _target_tokens(next(iterator))
+  iterator.close()
+  return tokens / passed
+
+
+def model_rates(
+  config: ExperimentConfig,
+  corpus: PreparedCorpus,
+  batches: TrainingBatches,
+  steps: int,
+  rounds: int,
+) -> list[float]:
+  """Target tokens/s of the training step on the first batches."""
+  mesh = data_mesh()
+  model = make_model(config, corpus.source_tokenizer, corpus.target_tokenizer)
+  optimizer = make_optimizer(config.optimizer, config.model.width)
+  step = make_train_step(model, optimizer, config)
+  carry = jax.device_put(
+    (initial_state(model, optimizer, 0), zero_totals()), replicated(mesh)
+  )
+  held = [jax.device_put(batches[i], by_rows(mesh)) for i in range(steps)]
+  tokens = sum(map(_target_tokens, held))
+  rates = []
+  for _ in range(rounds + 1):
+    begin = time.perf_counter()
+    for batch in held:
+      carry = step(*carry, batch)
+    jax.block_until_ready(carry)
+    rates.append(tokens / (time.perf_counter() - begin))
+  return rates[1:]
+
+
+def _results(
+  config: ExperimentConfig,
+  corpus: PreparedCorpus,
+  batches: TrainingBatches,
+  arguments: argparse.Namespace,
+) -> dict[str, Any]:
+  results = {
+    'config': config.name,
+    'shapes': [list(shape) for shape in batches.plan.shapes],
+    'real_share': real_share(batches, corpus.split('train').lengths),
+    'input': spread(
+      [input_rate(batches, arguments.seconds) for _ in range(arguments.rounds)]
+    ),
+  }
+  if arguments.steps:
+    results['model'] = spread(
+      model_rates(config, corpus, batches, arguments.steps, arguments.rounds)
+    )
+    ratio = results['input']['median'] / results['model']['median']
+    results['input_per_model'] = ratio
+  return results
+
+
+def _target_tokens(batch: Batch) -> int:
+  return int(np.asarray(batch.target_lengths).sum())
+
+
+def _report(results: dict[str, Any]) -> str:
+  rows = [
+    (name, *(f'{results[name][key]:,.0f}' for key in ('median', 'min', 'max')))
+    for name in ('input', 'model')
+    if name in results
+  ]
+  lines = [
+    table(('target tokens/s', 'median', 'min', 'max'), rows),
+    f'{len(results["shapes"])} shapes, '
+    f'{results["real_share"]:.1%} of their slots hold real tokens',
+  ]
+  if 'input_per_model' in results:
+    lines.append(
+      f'the input delivers {results["input_per_model"]:.0f} times what the '
+      'model takes'
+    )
+  return '\n'.join(lines)
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
