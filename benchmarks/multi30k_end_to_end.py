@@ -64,6 +64,7 @@ def main() -> None:
   results['summary'] = {
     name: spread([rate for lines in rounds[name] for rate in lines])
     for name in rounds
+    if rounds[name]
   }
   write_results(arguments.output, results)
   print(_report(results))
@@ -89,6 +90,7 @@ def our_rates(
     ],
     cwd=ROOT,
     check=True,
+    stdout=sys.stderr,
   )
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   values = [json.loads(line) for line in lines]
@@ -102,7 +104,9 @@ def our_rates(
 def peer_rates(directory: Path) -> list[tuple[int, float]]:
   """The same of JoeyNMT's trainer."""
   command = ['-m', 'joeynmt', 'train', 'config.json', '--skip-test']
-  subprocess.run([PEERS_PYTHON, *command], cwd=directory, check=True)
+  subprocess.run(
+    [PEERS_PYTHON, *command], cwd=directory, check=True, stdout=sys.stderr
+  )
   log = (directory / 'run' / 'train.log').read_text()
   return [(int(step), float(rate)) for step, rate in _PEER_LINE.findall(log)]
 
@@ -193,16 +197,32 @@ def _round(
   if len(rounds.setdefault(_OURS, [])) <= index:
     run = _new_directory(workdir / 'ours')
     rates = our_rates(arguments, run)
-    rounds[_OURS].append([rate for s, rate in rates if s > arguments.skip])
+    rounds[_OURS].append(
+      [rate for step, rate in rates if step > arguments.skip]
+    )
     write_results(arguments.output, results)
   if arguments.peer and len(rounds.setdefault(_PEER, [])) <= index:
-    directory = workdir / 'joeynmt'
-    write_peer_data(directory, config, corpus, arguments.peer_steps)
-    if _PEER not in results['real_share']:
-      results['real_share'][_PEER] = peer_real_share(directory)
-    rates = peer_rates(directory)
-    rounds[_PEER].append([rate for s, rate in rates if s > arguments.peer_skip])
-    write_results(arguments.output, results)
+    try:
+      _peer_round(workdir / 'joeynmt', results, arguments, config, corpus)
+    except (subprocess.CalledProcessError, OSError) as error:
+      print(f'{_PEER}: {error}', file=sys.stderr)
+
+
+def _peer_round(
+  directory: Path,
+  results: dict[str, Any],
+  arguments: argparse.Namespace,
+  config: ExperimentConfig,
+  corpus: PreparedCorpus,
+) -> None:
+  write_peer_data(directory, config, corpus, arguments.peer_steps)
+  if _PEER not in results['real_share']:
+    results['real_share'][_PEER] = peer_real_share(directory)
+  rates = peer_rates(directory)
+  results['rounds'][_PEER].append(
+    [rate for step, rate in rates if step > arguments.peer_skip]
+  )
+  write_results(arguments.output, results)
 
 
 def _new_directory(prefix: Path) -> Path:
@@ -251,7 +271,7 @@ def _peer_training(config: ExperimentConfig, steps: int) -> dict[str, Any]:
     'adam_betas': [optimizer.beta1, optimizer.beta2],
     'scheduling': 'warmupinversesquareroot',
     'learning_rate': optimizer.peak,
-    'learning_rate_min': 1e-9,
+    'learning_rate_min': 0,
     'learning_rate_warmup': optimizer.warmup_steps,
     'label_smoothing': config.training.label_smoothing,
     'batch_type': 'token',

@@ -9,5 +9,10 @@ echo '*' > .venv-peers/.gitignore
 .venv-peers/bin/pip install torch==2.13.0
 .venv-peers/bin/pip install -r benchmarks/peers/requirements.txt
 .venv-peers/bin/pip install --no-deps joeynmt==2.3.0
-.venv-peers/bin/python -c \
-  'import joeynmt, joeynmt.training, torch; print(joeynmt.__version__, torch.__version__)'
+.venv-peers/bin/python - <<'END'
+import joeynmt
+import joeynmt.training
+import torch
+
+print('joeynmt', joeynmt.__version__, 'torch', torch.__version__)
+END

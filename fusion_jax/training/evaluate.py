@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import jax
-from fusion_jax.decoding.translate import Translator
 from jax.sharding import Mesh
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch, choose_shapes
 from fusion_jax.data.pipeline import evaluation_batches
 from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.decoding.translate import Translator
 from fusion_jax.evaluation.metrics import corpus_scores
 from fusion_jax.losses import LossSums, zero_sums
 from fusion_jax.models.transformer import Transformer
