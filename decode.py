@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from fusion_jax.errors import one_line_errors
-from fusion_jax.programs import start_program
+from fusion_jax.programs import start_logging, use_huge_pages
 
 # Flags that replace a field of DecodingConfig of the same name.
 _OPTIONS = ('beam_size', 'length_penalty', 'alpha', 'batch_tokens')
@@ -49,11 +49,12 @@ def main(argv: list[str]) -> None:
   flags = vars(_parser().parse_args(argv))
   values = {name: flags.pop(name) for name in _OPTIONS}
   options = {name: v for name, v in values.items() if v is not None}
-  start_program()
+  start_logging()
   from fusion_jax.decoding import run  # After the flags: JAX starts slowly.
 
   run.run(run.Request(**flags, options=options))
 
 
 if __name__ == '__main__':
+  use_huge_pages()
   sys.exit(main(sys.argv[1:]))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_experiment
-from fusion_jax.programs import start_program
+from fusion_jax.programs import start_logging, use_huge_pages
 
 
 @one_line_errors
@@ -25,11 +25,12 @@ def main(argv: list[str]) -> None:
     '--workdir', type=Path, required=True, help='the run directory'
   )
   config, arguments = parse_experiment(argv, parser)
-  start_program()
+  start_logging()
   from fusion_jax.training import loop  # After the flags: JAX starts slowly.
 
   loop.run(config, arguments.workdir)
 
 
 if __name__ == '__main__':
+  use_huge_pages()
   sys.exit(main(sys.argv[1:]))

@@ -37,7 +37,7 @@ def get_config(variant: str = 'en-de') -> ExperimentConfig:
       test=('test_2016_flickr.{lang}.gz',),
       tokenizer=TokenizerConfig(vocabulary_size=8_000),
       filter=FilterConfig(max_length=64),
-      batch=BatchConfig(tokens=3_072, row_multiple=4),
+      batch=BatchConfig(tokens=2_048, row_multiple=4),
     ),
     model=ModelConfig(
       width=256,
@@ -53,9 +53,9 @@ def get_config(variant: str = 'en-de') -> ExperimentConfig:
       schedule='inverse_sqrt', peak=2e-3, warmup_steps=1_000
     ),
     training=TrainingConfig(
-      steps=4_000,
-      validate_every=500,
-      save_every=500,
+      steps=4_800,
+      validate_every=600,
+      save_every=200,
       keep_last=8,
     ),
     decoding=DecodingConfig(beam_size=5, max_source_length=64),
