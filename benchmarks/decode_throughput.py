@@ -41,7 +41,7 @@ from fusion_jax.decoding.lines import open_input, read_lines
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_arguments
-from fusion_jax.programs import start_program
+from fusion_jax.programs import start_logging
 from fusion_jax.training.checkpoint import Run, load_run, make_model
 from fusion_jax.training.step import initial_parameters
 
@@ -99,7 +99,7 @@ class Setting:
 def main(argv: list[str]) -> None:
   """Measures all settings in turns and prints the table."""
   arguments = _parse(argv)
-  start_program()
+  start_logging()
   if arguments.workdir:
     run = load_run(arguments.workdir)
     with open_input(arguments.input) as file:

@@ -31,7 +31,7 @@ from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_experiment
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
-from fusion_jax.programs import start_program
+from fusion_jax.programs import start_logging
 from fusion_jax.training.checkpoint import make_model
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
     '--output', type=Path, default=RESULTS / 'input_throughput.json'
   )
   config, arguments = parse_experiment(argv, parser)
-  start_program()
+  start_logging()
   jax.set_mesh(data_mesh())
   corpus = prepare(config.data)
   batches = training_batches(config, corpus)

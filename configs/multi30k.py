@@ -1,10 +1,10 @@
 """Multi30k image captions, any pair of en, de, fr.
 
-Data      Elliott et al. (2016): 29,000 / 1,014 / 1,000 pairs, 12 words.
-Files {train,val,test_2016_flickr}.{lang}.gz in data.root
 Paper     Vaswani et al. (2017), pre-norm, 3+3 layers of width 256
-Command   python train.py --config=configs/multi30k.py:en-de \\
-              --config.data.root=DIR --workdir=runs/multi30k
+Data      Elliott et al. (2016): 29,000 / 1,014 / 1,000 pairs, 12 words;
+          files {train,val,test_2016_flickr}.{lang}.gz in data.root
+Command   python train.py --config=configs/multi30k.py:en-de
+            --config.data.root=DIR --workdir=runs/multi30k
 Variants  en-de, de-en, en-fr, fr-en, de-fr, fr-de
 """
 

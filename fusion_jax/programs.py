@@ -18,9 +18,7 @@ def use_huge_pages() -> None:
   """
   if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
     environment = os.environ | {'GLIBC_TUNABLES': _TUNABLE}
-    os.execve(
-      sys.executable, [sys.executable, *sys.orig_argv[1:]], environment
-    )
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def start_logging() -> None:

@@ -31,6 +31,7 @@ from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.data.tokenizer import train as train_tokenizer
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_experiment
+from fusion_jax.programs import start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -261,9 +262,7 @@ def _disk_errors(directory: Path) -> Iterator[None]:
 @one_line_errors
 def main(argv: list[str]) -> None:
   """Prepares the corpus of a config and prints its folder."""
-  logging.basicConfig(
-    level=logging.INFO, format='%(asctime)s %(message)s', datefmt='%H:%M:%S'
-  )
+  start_logging()
   parser = argparse.ArgumentParser(
     prog='python -m fusion_jax.data.prepare',
     description='Prepares the corpus of a config; prints its folder.',

@@ -56,11 +56,15 @@ def zero_totals() -> Totals:
   )
 
 
+def boxed_parameters(model: Transformer, seed: int) -> Parameters:
+  """Fresh parameters, each in a box with its logical axis names."""
+  ids, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
+  return model.init(jax.random.key(seed), ids, lengths, ids)['params']
+
+
 def initial_parameters(model: Transformer, seed: int) -> Parameters:
   """Fresh parameters; a function of the seed alone."""
-  ids, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
-  variables = model.init(jax.random.key(seed), ids, lengths, ids)
-  return nn.unbox(variables['params'])
+  return nn.unbox(boxed_parameters(model, seed))
 
 
 def initial_state(

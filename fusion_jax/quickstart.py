@@ -1,0 +1,51 @@
+"""Shows a trained run on its own test split: BLEU and five translations.
+
+python -m fusion_jax.quickstart --workdir=runs/quickstart
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from fusion_jax.data.prepare import prepare
+from fusion_jax.decoding.translate import Translator
+from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.evaluation.metrics import corpus_scores
+from fusion_jax.flags import parse_arguments
+from fusion_jax.programs import start_logging, use_huge_pages
+from fusion_jax.training.checkpoint import load_run
+
+_SHOWN = 5
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Translates the test split with beam search and prints what came out."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--workdir', type=Path, required=True)
+  workdir = parse_arguments(argv, parser).workdir
+  start_logging()
+  run = load_run(workdir)
+  corpus = prepare(run.config.data)
+  if not corpus.has_split('test'):
+    raise InputError(f'{workdir}: its config names no data.test')
+  sources, references = corpus.split('test').texts()
+  translations = list(Translator(run, run.config.decoding).translate(sources))
+  language = run.config.data.target_language
+  print(corpus_scores(translations, references, language).report)
+  stride = max(len(sources) // _SHOWN, 1)
+  for index in range(0, stride * _SHOWN, stride):
+    print(f'\nsource       {sources[index]}')
+    print(f'translation  {translations[index]}')
+    print(f'reference    {references[index]}')
+  print(f'\nThe run directory is {workdir}. Try it on a line of your own:')
+  print(
+    f"  echo '{sources[0]}' | .venv/bin/python decode.py --workdir={workdir}"
+  )
+
+
+if __name__ == '__main__':
+  use_huge_pages()
+  sys.exit(main(sys.argv[1:]))
