@@ -22,12 +22,12 @@ def use_huge_pages() -> None:
 
 
 def start_logging() -> None:
-  """Sends log lines to stderr; libraries speak from errors on."""
+  """Sends log lines to stderr; libraries are silent, their errors reach us."""
   logging.basicConfig(
     level=logging.INFO,
     format='%(asctime)s %(message)s',
     datefmt='%H:%M:%S',
     stream=sys.stderr,
   )
-  for library in ('absl', 'jax', 'orbax', 'grain'):
-    logging.getLogger(library).setLevel(logging.ERROR)
+  for library in ('absl', 'asyncio', 'grain', 'jax', 'orbax'):
+    logging.getLogger(library).setLevel(logging.CRITICAL + 1)

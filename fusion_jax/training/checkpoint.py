@@ -6,7 +6,6 @@ data, progress of the validation, digests of the tokenizers).
 """
 
 import dataclasses
-import functools
 import logging
 import shutil
 from collections.abc import Mapping
@@ -353,7 +352,7 @@ def _load_parameters(
     wanted = _candidates(manager, directory, step)
     sharding = replicated(data_mesh())
     abstract = _abstract(
-      jax.eval_shape(functools.partial(initial_parameters, model), 0),
+      jax.eval_shape(lambda: initial_parameters(model, 0)),
       sharding,
     )
     loaded, used = [], []

@@ -110,10 +110,11 @@ def create(
     raise InputError(f'{workdir}: cannot be made: {error.strerror}') from None
   for name, tokenizer in (('source', source), ('target', target)):
     path = workdir / f'{name}.model'
-    if path.exists() and path.read_bytes() != tokenizer.model:
+    if not path.exists():
+      write_atomically(path, tokenizer.model)
+    elif path.read_bytes() != tokenizer.model:
       raise InputError(
         f'{path}: not the tokenizer of the prepared corpus; the run was '
         'trained on other text or its tokenizer was replaced'
       )
-    write_atomically(path, tokenizer.model)
   write_atomically(workdir / 'config.json', config_lib.to_json(config).encode())
