@@ -30,4 +30,4 @@ def start_logging() -> None:
     stream=sys.stderr,
   )
   for library in ('absl', 'asyncio', 'grain', 'jax', 'orbax'):
-    logging.getLogger(library).setLevel(logging.CRITICAL + 1)
+    logging.getLogger(library).setLevel(logging.CRITICAL)
