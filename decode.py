@@ -10,6 +10,7 @@ import argparse
 import sys
 
 from fusion_jax.errors import one_line_errors
+from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import start_logging, use_huge_pages
 
 # Flags that replace a field of DecodingConfig of the same name.
@@ -17,6 +18,7 @@ _OPTIONS = ('beam_size', 'length_penalty', 'alpha', 'batch_tokens')
 
 
 def _step(text: str) -> int | str:
+  """A step, 'best' or 'last'."""
   return text if text in ('best', 'last') else int(text)
 
 
@@ -24,7 +26,6 @@ def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
   )
   add = parser.add_argument
   add('--workdir', required=True, help='the run directory')
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 @one_line_errors
 def main(argv: list[str]) -> None:
   """Reads the flags and decodes."""
-  flags = vars(_parser().parse_args(argv))
+  flags = vars(parse_arguments(argv, _parser()))
   values = {name: flags.pop(name) for name in _OPTIONS}
   options = {name: v for name, v in values.items() if v is not None}
   start_logging()

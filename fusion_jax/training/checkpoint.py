@@ -325,6 +325,8 @@ def load_run(
       asked for, or another tokenizer.
   """
   workdir = Path(workdir)
+  if average < 1:
+    raise InputError(f'--average: must be at least 1, got {average}')
   config = run_directory.read_config(workdir)
   source, target = run_directory.read_tokenizers(workdir)
   model = make_model(config, source, target)

@@ -301,3 +301,62 @@ def test_a_folder_that_is_no_run_is_refused(program, tmp_path):
   assert code == 2
   assert 'not empty and not a run directory' in _one_line(err)
   assert [p.name for p in tmp_path.iterdir()] == ['thesis.txt']
+
+
+def _decode(workdir: Path, text: bytes, *flags: str):
+  return subprocess.run(
+    [sys.executable, 'decode.py', f'--workdir={workdir}', *flags],
+    cwd=_ROOT,
+    input=text,
+    capture_output=True,
+    timeout=300,
+    check=False,
+  )
+
+
+def test_decoding_needs_only_the_run_directory(program, unbroken, tmp_path):
+  workdir = tmp_path / 'moved'
+  shutil.copytree(unbroken[0], workdir)
+  broken = b'June \xff 5\n'
+  text = b'The meeting is on Monday.\n\n' + broken + b'No newline'
+  done = _decode(workdir, text, '--average=2', '--beam_size=2')
+  assert done.returncode == 0, done.stderr
+  lines = done.stdout.decode().split('\n')
+  assert len(lines) == 5
+  assert lines[1] == lines[4] == ''
+  assert b'line 3' in done.stderr
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--average=9'], 'readable checkpoints, 9 asked for'),
+    (['--average=0'], '--average: must be at least 1'),
+    (['--step=7'], 'no checkpoint of step 7; there are'),
+    (['--step=soon'], "invalid _step value: 'soon'"),
+    (['--source_language=fr'], 'translates from en to de'),
+    (['--input=missing.txt'], 'missing.txt'),
+    (['--n_best=9', '--beam_size=2'], 'n_best must be between 1 and'),
+    (['--beem_size=3'], 'unrecognized arguments: --beem_size=3'),
+  ],
+)
+def test_a_wrong_decoding_flag_is_one_line(unbroken, flags, message):
+  done = _decode(unbroken[0], b'A line.\n', *flags)
+  assert done.returncode == 2
+  assert message in _one_line(done.stderr.decode())
+  assert done.stdout == b''
+
+
+def test_decoding_without_a_run_is_one_line(tmp_path):
+  done = _decode(tmp_path, b'A line.\n')
+  assert done.returncode == 2
+  assert 'not a run directory' in _one_line(done.stderr.decode())
+
+
+def test_an_empty_file_gives_an_empty_file(unbroken, tmp_path):
+  (tmp_path / 'in').write_bytes(b'')
+  done = _decode(
+    unbroken[0], b'', f'--input={tmp_path}/in', f'--output={tmp_path}/out'
+  )
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / 'out').read_bytes() == b''
