@@ -42,8 +42,8 @@ from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import start_logging
-from fusion_jax.training.checkpoint import Run, load_run, make_model
 from fusion_jax.training.step import initial_parameters
+from fusion_jax.training.trained import Run, load_run, make_model
 
 
 class CountingTokenizer(Tokenizer):

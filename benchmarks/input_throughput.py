@@ -32,13 +32,13 @@ from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_experiment
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.programs import start_logging
-from fusion_jax.training.checkpoint import make_model
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
   initial_state,
   make_train_step,
   zero_totals,
 )
+from fusion_jax.training.trained import make_model
 
 
 @one_line_errors

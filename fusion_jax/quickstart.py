@@ -13,7 +13,7 @@ from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.evaluation.metrics import corpus_scores
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import start_logging, use_huge_pages
-from fusion_jax.training.checkpoint import load_run
+from fusion_jax.training.trained import load_run
 
 _SHOWN = 5
 

@@ -17,7 +17,7 @@ from fusion_jax.decoding.progress import Progress
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.metrics import check_line_counts, corpus_scores
-from fusion_jax.training.checkpoint import Run, load_run
+from fusion_jax.training.trained import Run, load_run
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from fusion_jax.decoding.shapes import (
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
-from fusion_jax.training.checkpoint import Run
+from fusion_jax.training.trained import Run
 
 # Slots of a window in batches: enough for sorting to pay.
 _WINDOW_BATCHES = 64

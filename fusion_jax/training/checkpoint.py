@@ -5,27 +5,24 @@ A checkpoint has three items, so that decoding reads only the parameters:
 data, progress of the validation, digests of the tokenizers).
 """
 
+import contextlib
 import dataclasses
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import grain
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Sharding
 from orbax.checkpoint import checkpoint_managers
 
-from fusion_jax.config import ExperimentConfig, TrainingConfig
+from fusion_jax.config import TrainingConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.models.transformer import Transformer
-from fusion_jax.parallel.mesh import data_mesh, replicated
-from fusion_jax.training import run_directory
-from fusion_jax.training.step import Parameters, TrainState, initial_parameters
+from fusion_jax.training.step import TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +53,12 @@ class Progress:
     return dataclasses.replace(self, stale=self.stale + 1)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+  """What an exception says, cut to one line."""
   return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _abstract(tree: Any, sharding: Sharding) -> Any:
+def abstract_like(tree: Any, sharding: Sharding) -> Any:
   """Shapes to restore a tree to, on that sharding."""
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
@@ -106,7 +104,7 @@ class Checkpoints:
       self._manager = ocp.CheckpointManager(self._directory, options=options)
     except OSError as error:
       raise InputError(
-        f'{self._directory}: cannot be used: {_first_line(error)}'
+        f'{self._directory}: cannot be used: {first_line(error)}'
       ) from error
 
   def save(
@@ -144,7 +142,7 @@ class Checkpoints:
       ),
     )
     metrics = None if quality is None else {'quality': quality}
-    with self._write_errors(step):
+    with _write_errors(self._directory, f'checkpoint {step}'):
       self._manager.save(step, args=items, metrics=metrics)
 
   def latest_step(self) -> int | None:
@@ -153,7 +151,7 @@ class Checkpoints:
 
   def wait(self) -> None:
     """Returns when all checkpoints are on disk."""
-    with self._write_errors(None):
+    with _write_errors(self._directory, 'a checkpoint'):
       self._manager.wait_until_finished()
       self._manager.check_for_errors()
 
@@ -161,9 +159,6 @@ class Checkpoints:
     """Waits and closes."""
     self.wait()
     self._manager.close()
-
-  def _write_errors(self, step: int | None) -> '_WriteErrors':
-    return _WriteErrors(self._directory, step)
 
   def restore(
     self, fresh: TrainState, iterator: grain.DatasetIterator
@@ -191,12 +186,10 @@ class Checkpoints:
         logger.warning(
           'checkpoint %s is damaged and is left out: %s',
           self._directory / str(step),
-          _first_line(error),
+          first_line(error),
         )
         continue
-      for later in (s for s in steps if s > step):
-        shutil.rmtree(self._directory / str(later), ignore_errors=True)
-      self._manager.reload()
+      self._set_aside([later for later in steps if later > step])
       return restored
     if steps:
       raise InputError(
@@ -205,20 +198,29 @@ class Checkpoints:
       )
     return fresh, Progress()
 
+  def _set_aside(self, steps: Sequence[int]) -> None:
+    """Moves damaged checkpoints to DIR/damaged, out of the run's way."""
+    for step in steps:
+      damaged = self._directory.with_name('damaged') / str(step)
+      shutil.rmtree(damaged, ignore_errors=True)
+      damaged.parent.mkdir(exist_ok=True)
+      (self._directory / str(step)).rename(damaged)
+    self._manager.reload()
+
   def _restore_step(
     self, step: int, fresh: TrainState, iterator: grain.DatasetIterator
   ) -> tuple[TrainState, Progress]:
-    meta = _read_meta(self._manager, step)
+    meta = read_meta(self._manager, step)
     check_digests(meta, self._digests, self._directory / str(step))
     sharding = fresh.step.sharding
     items = self._manager.restore(
       step,
       args=ocp.args.Composite(
         parameters=ocp.args.StandardRestore(
-          _abstract(fresh.parameters, sharding)
+          abstract_like(fresh.parameters, sharding)
         ),
         training=ocp.args.StandardRestore(
-          _abstract(
+          abstract_like(
             {'step': fresh.step, 'optimizer': fresh.optimizer},
             sharding,
           )
@@ -232,26 +234,21 @@ class Checkpoints:
     return state, Progress(**meta['progress'])
 
 
-class _WriteErrors:
+@contextlib.contextmanager
+def _write_errors(directory: Path, what: str) -> Iterator[None]:
   """Turns a failure to write into one line."""
-
-  def __init__(self, directory: Path, step: int | None):
-    self._directory = directory
-    self._which = 'a checkpoint' if step is None else f'checkpoint {step}'
-
-  def __enter__(self) -> None:
-    pass
-
-  def __exit__(self, kind, error, traceback) -> None:
-    if isinstance(error, Exception) and not isinstance(error, InputError):
-      raise InputError(
-        f'{self._directory}: {self._which} could not be written: '
-        f'{_first_line(error)}; free the disk and run the same command '
-        'again, it goes on from the last whole checkpoint'
-      ) from error
+  try:
+    yield
+  except Exception as error:  # Orbax raises many kinds on a full disk.
+    raise InputError(
+      f'{directory}: {what} could not be written: {first_line(error)}; free '
+      'the disk and run the same command again, it goes on from the last '
+      'whole checkpoint'
+    ) from error
 
 
-def _read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+def read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+  """The item `meta` of a checkpoint."""
   args = ocp.args.Composite(meta=ocp.args.JsonRestore())
   return manager.restore(step, args=args).meta
 
@@ -272,164 +269,3 @@ def check_digests(
         f'its SHA-256 is {meta[name][:12]}..., the file has '
         f'{digest[:12]}...'
       )
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """A trained model and all that is needed to translate with it.
-
-  config: of the experiment.
-  model: the Transformer.
-  parameters: float32, replicated over the devices.
-  step: the checkpoint's, the last one of an average.
-  source_tokenizer, target_tokenizer: of the two sides.
-  """
-
-  config: ExperimentConfig
-  model: Transformer
-  parameters: Parameters
-  step: int
-  source_tokenizer: Tokenizer
-  target_tokenizer: Tokenizer
-
-
-def make_model(
-  config: ExperimentConfig, source: Tokenizer, target: Tokenizer
-) -> Transformer:
-  """The experiment's model for these vocabularies."""
-  return Transformer(
-    config.model,
-    source.vocabulary.size,
-    target.vocabulary.size,
-    target.vocabulary.start,
-  )
-
-
-def load_run(
-  workdir: str | Path, step: int | str = 'best', average: int = 1
-) -> Run:
-  """Loads a run for decoding; nothing but the run directory is read.
-
-  Args:
-    workdir: the run directory.
-    step: a step, 'last', or 'best' by the validation metric ('last' where
-      no validation was made).
-    average: mean of the parameters of so many checkpoints, that of `step`
-      and those before it. With more than one, 'best' means 'last'.
-
-  Returns:
-    The run.
-
-  Raises:
-    InputError: no run, no checkpoint, no such step, fewer checkpoints than
-      asked for, or another tokenizer.
-  """
-  workdir = Path(workdir)
-  if average < 1:
-    raise InputError(f'--average: must be at least 1, got {average}')
-  config = run_directory.read_config(workdir)
-  source, target = run_directory.read_tokenizers(workdir)
-  model = make_model(config, source, target)
-  steps, parameters = _load_parameters(
-    workdir / 'checkpoints',
-    model,
-    tokenizer_digests(source, target),
-    'last' if step == 'best' and average > 1 else step,
-    average,
-  )
-  return Run(config, model, parameters, steps[0], source, target)
-
-
-def _load_parameters(
-  directory: Path,
-  model: Transformer,
-  digests: Mapping[str, str],
-  step: int | str,
-  average: int,
-) -> tuple[list[int], Parameters]:
-  if not directory.is_dir():
-    raise InputError(f'{directory}: no checkpoint yet; train first')
-  options = ocp.CheckpointManagerOptions(read_only=True)
-  with ocp.CheckpointManager(directory.absolute(), options=options) as manager:
-    wanted = _candidates(manager, directory, step)
-    sharding = replicated(data_mesh())
-    abstract = _abstract(
-      jax.eval_shape(lambda: initial_parameters(model, 0)),
-      sharding,
-    )
-    loaded, used = [], []
-    for candidate in wanted:
-      parameters = _try_parameters(manager, candidate, abstract, digests)
-      if parameters is not None:
-        loaded.append(parameters)
-        used.append(candidate)
-      if len(loaded) == average:
-        return used, _mean(loaded, sharding)
-  raise InputError(
-    f'{directory}: {len(loaded)} readable checkpoints, {average} asked for'
-  )
-
-
-def _candidates(
-  manager: ocp.CheckpointManager, directory: Path, step: int | str
-) -> list[int]:
-  """The step to load, then the ones before it, newest first."""
-  steps = sorted(manager.all_steps(), reverse=True)
-  if not steps:
-    raise InputError(f'{directory}: no checkpoint yet; train first')
-  if step == 'best':
-    step = _best_step(manager, steps)
-  elif step == 'last':
-    step = steps[0]
-  if step not in steps:
-    raise InputError(
-      f'{directory}: no checkpoint of step {step}; there are '
-      f'{", ".join(map(str, reversed(steps)))}'
-    )
-  return [s for s in steps if s <= step]
-
-
-def _best_step(manager: ocp.CheckpointManager, steps: list[int]) -> int:
-  """The best step as the newest readable checkpoint remembers it."""
-  for step in steps:
-    try:
-      best = _read_meta(manager, step)['progress']['best_step']
-    except Exception as error:  # Orbax raises many kinds on damaged files.
-      logger.warning('checkpoint %d: %s', step, _first_line(error))
-      continue
-    return best if best in steps else step
-  return steps[0]
-
-
-def _try_parameters(
-  manager: ocp.CheckpointManager,
-  step: int,
-  abstract: Parameters,
-  digests: Mapping[str, str],
-) -> Parameters | None:
-  """The parameters of a checkpoint, or None with a warning if damaged."""
-  path = Path(manager.directory) / str(step)
-  try:
-    check_digests(_read_meta(manager, step), digests, path)
-    return manager.restore(
-      step,
-      args=ocp.args.Composite(parameters=ocp.args.StandardRestore(abstract)),
-    ).parameters
-  except InputError:
-    raise
-  except Exception as error:  # Orbax raises many kinds on damaged files.
-    logger.warning(
-      'checkpoint %s is damaged and is left out: %s',
-      path,
-      _first_line(error),
-    )
-    return None
-
-
-def _mean(trees: list[Parameters], sharding: Sharding) -> Parameters:
-  if len(trees) == 1:
-    return trees[0]
-  mean = jax.tree.map(
-    lambda *xs: np.mean([np.asarray(x) for x in xs], axis=0), *trees
-  )
-  return jax.device_put(mean, sharding)

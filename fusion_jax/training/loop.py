@@ -30,7 +30,6 @@ from fusion_jax.training import run_directory
 from fusion_jax.training.checkpoint import (
   Checkpoints,
   Progress,
-  make_model,
   tokenizer_digests,
 )
 from fusion_jax.training.evaluate import Validator, token_means
@@ -44,6 +43,7 @@ from fusion_jax.training.step import (
   make_train_step,
   zero_totals,
 )
+from fusion_jax.training.trained import make_model
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import tensorflow_datasets.translate  # Registers the WMT datasets.
 from fusion_jax.data.embedded import generate
 from fusion_jax.flags import load_config, override
 from fusion_jax.training import loop
-from fusion_jax.training.checkpoint import load_run
+from fusion_jax.training.trained import load_run
 
 _CONFIGS = Path(__file__).parents[2] / 'configs'
 _SMALL = {

@@ -12,7 +12,7 @@ from fusion_jax.config import (
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.models.stack import StackOutput
 from fusion_jax.models.transformer import Transformer
-from fusion_jax.training.checkpoint import Run
+from fusion_jax.training.trained import Run
 
 LINES = [
   'the cat sat on the mat',

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from fusion_jax.training.checkpoint import load_run
+from fusion_jax.training.trained import load_run
 
 _ROOT = Path(__file__).parents[2]
 _STEPS = 300
@@ -225,6 +225,7 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(
   assert code == 0, err
   assert 'is damaged and is left out' in err
   assert 'going on from step 250' in err
+  assert (workdir / 'damaged' / '300').is_dir()
   _assert_same_parameters(workdir, unbroken[0])
 
 
@@ -257,6 +258,21 @@ def test_a_loss_that_is_not_finite_stops_the_run(program, tmp_path):
   assert 'is not finite' in message
   assert 'batch' in message
   assert 'last good checkpoint' in message
+
+
+def test_patience_ends_a_run_that_does_not_improve(program, tmp_path):
+  workdir = tmp_path / 'run'
+  code, err = program.run(
+    workdir,
+    optimizer__peak=1e-12,
+    training__validate_every=20,
+    training__patience=2,
+    training__metric='bleu',
+  )
+  assert code == 0, err
+  # The first validation is the best there is; two more are not better.
+  assert 'no better bleu in 2 validations' in err
+  assert _steps(workdir)[-1] == 60
 
 
 def test_another_config_is_refused_by_field(program, unbroken):
