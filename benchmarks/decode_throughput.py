@@ -41,8 +41,8 @@ from fusion_jax.decoding.lines import open_input, read_lines
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_arguments
+from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.programs import start_logging
-from fusion_jax.training.step import initial_parameters
 from fusion_jax.training.trained import Run, load_run, make_model
 
 

@@ -38,9 +38,17 @@ class Contestant(Protocol):
     """Version, parameters and whatever else belongs into the results."""
 
 
+# As fusion_jax.programs sets it.
+HUGE_PAGES = 'glibc.malloc.hugetlb=1'
+
+
 def limit_cores() -> None:
-  """Binds this process and its children to CORES cores, where it can."""
+  """Binds this process and its children to CORES cores, where it can.
+
+  All children get huge pages, as train.py does: none is to win by them alone.
+  """
   os.environ['OMP_NUM_THREADS'] = str(CORES)
+  os.environ.setdefault('GLIBC_TUNABLES', HUGE_PAGES)
   if hasattr(os, 'sched_setaffinity'):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:CORES])

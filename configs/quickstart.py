@@ -47,9 +47,9 @@ def get_config(variant: str = 'en-de') -> ExperimentConfig:
       schedule='inverse_sqrt', peak=3e-3, warmup_steps=300
     ),
     training=TrainingConfig(
-      steps=1_200,
-      validate_every=600,
-      save_every=600,
+      steps=700,
+      validate_every=700,
+      save_every=350,
       translate_sentences=200,
       keep_last=2,
     ),

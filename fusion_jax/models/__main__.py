@@ -16,8 +16,7 @@ from flax import linen as nn
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_experiment
-from fusion_jax.models.transformer import Transformer
-from fusion_jax.training.step import boxed_parameters
+from fusion_jax.models.transformer import Transformer, boxed_parameters
 
 _START = 2
 

@@ -4,7 +4,7 @@ Axis letters: B batch, S source length, T target length, D model width,
 V target vocabulary, K beam.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ from fusion_jax.models.stack import (
   merge_beams,
   split_beams,
 )
+
+Parameters = Any  # Nested dictionaries of float32 arrays.
 
 
 class OutputLayer(NamedTuple):
@@ -306,3 +308,14 @@ def output_logits(
     preferred_element_type=jnp.float32,
   )
   return logits if output.bias is None else logits + output.bias
+
+
+def boxed_parameters(model: Transformer, seed: int) -> Parameters:
+  """Fresh parameters, each in a box with its logical axis names."""
+  ids, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
+  return model.init(jax.random.key(seed), ids, lengths, ids)['params']
+
+
+def initial_parameters(model: Transformer, seed: int) -> Parameters:
+  """Fresh parameters; a function of the seed alone."""
+  return nn.unbox(boxed_parameters(model, seed))

@@ -16,10 +16,10 @@ from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.evaluation.metrics import corpus_scores
 from fusion_jax.losses import LossSums, zero_sums
-from fusion_jax.models.transformer import Transformer
+from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import by_rows, replicated
 from fusion_jax.training.run_directory import write_atomically
-from fusion_jax.training.step import Parameters, make_eval_step
+from fusion_jax.training.step import make_eval_step
 from fusion_jax.training.trained import Run
 
 logger = logging.getLogger(__name__)

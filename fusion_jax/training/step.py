@@ -5,20 +5,21 @@ dropout from (seed, step), so that a resumed run draws the same.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
 from jaxtyping import Array, Float, Int, Key
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.losses import LossSums, cross_entropy, zero_sums
-from fusion_jax.models.transformer import Transformer
-
-Parameters = Any
+from fusion_jax.models.transformer import (
+  Parameters,
+  Transformer,
+  initial_parameters,
+)
 
 
 class TrainState(NamedTuple):
@@ -54,17 +55,6 @@ def zero_totals() -> Totals:
   return Totals(
     zero_sums(), jnp.zeros((), 'f4'), jnp.zeros((), 'i4'), jnp.zeros((), 'i4')
   )
-
-
-def boxed_parameters(model: Transformer, seed: int) -> Parameters:
-  """Fresh parameters, each in a box with its logical axis names."""
-  ids, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
-  return model.init(jax.random.key(seed), ids, lengths, ids)['params']
-
-
-def initial_parameters(model: Transformer, seed: int) -> Parameters:
-  """Fresh parameters; a function of the seed alone."""
-  return nn.unbox(boxed_parameters(model, seed))
 
 
 def initial_state(

@@ -13,7 +13,11 @@ from jax.sharding import Sharding
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.models.transformer import Transformer
+from fusion_jax.models.transformer import (
+  Parameters,
+  Transformer,
+  initial_parameters,
+)
 from fusion_jax.parallel.mesh import data_mesh, replicated
 from fusion_jax.training import run_directory
 from fusion_jax.training.checkpoint import (
@@ -23,7 +27,6 @@ from fusion_jax.training.checkpoint import (
   read_meta,
   tokenizer_digests,
 )
-from fusion_jax.training.step import Parameters, initial_parameters
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from fusion_jax.config import from_dict, to_dict
 from fusion_jax.errors import InputError
 from fusion_jax.flags import load_config
 from fusion_jax.losses import cross_entropy
-from fusion_jax.models.transformer import Transformer
-from fusion_jax.training.step import initial_parameters
+from fusion_jax.models.transformer import Transformer, initial_parameters
 
 _CONFIGS = Path(__file__).parents[2] / 'configs'
 

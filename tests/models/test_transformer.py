@@ -10,10 +10,10 @@ from flax import linen as nn
 from fusion_jax.config import PRESETS, ModelConfig
 from fusion_jax.models.transformer import (
   Transformer,
+  initial_parameters,
   output_logits,
   shift_right,
 )
-from fusion_jax.training.step import initial_parameters
 
 _TINY = dataclasses.replace(
   PRESETS['tiny'], width=16, filter=32, encoder_layers=2, decoder_layers=2
