@@ -5,6 +5,10 @@ Data      Elliott et al. (2016): 29,000 / 1,014 / 1,000 pairs, 12 words;
           files {train,val,test_2016_flickr}.{lang}.gz in data.root
 Command   python train.py --config=configs/multi30k.py:en-de
             --config.data.root=DIR --workdir=runs/multi30k
+          python decode.py --workdir=runs/multi30k --average=5
+            --input=test_2016_flickr.en --reference=test_2016_flickr.de
+Hardware  45 minutes on 2 CPU cores
+Score     en-de: 38.97 BLEU, 63.08 chrF (cased, detokenised sacreBLEU)
 Variants  en-de, de-en, en-fr, fr-en, de-fr, fr-de
 """
 
@@ -53,10 +57,10 @@ def get_config(variant: str = 'en-de') -> ExperimentConfig:
       schedule='inverse_sqrt', peak=2e-3, warmup_steps=1_000
     ),
     training=TrainingConfig(
-      steps=4_800,
+      steps=3_600,
       validate_every=600,
       save_every=200,
       keep_last=8,
     ),
-    decoding=DecodingConfig(beam_size=5, max_source_length=64),
+    decoding=DecodingConfig(beam_size=5, alpha=1.4, max_source_length=64),
   )

@@ -95,7 +95,7 @@ class Validator:
       step: names the file.
 
     Returns:
-      The named numbers, 'seconds' of the validation among them.
+      The named numbers, 'validation_seconds' among them.
     """
     start = time.monotonic()
     values = token_means(self._loss(parameters))
@@ -104,7 +104,7 @@ class Validator:
     translations = list(translator.translate(self._sources))
     scores = corpus_scores(translations, self._references, self._language)
     values |= {'bleu': scores.bleu, 'chrf': scores.chrf}
-    values['seconds'] = time.monotonic() - start
+    values['validation_seconds'] = time.monotonic() - start
     self._translations.mkdir(exist_ok=True)
     write_atomically(
       self._translations / f'{step}.txt',
@@ -120,7 +120,7 @@ class Validator:
       scores.bleu,
       scores.chrf,
       scores.bleu_signature,
-      values['seconds'],
+      values['validation_seconds'],
     )
     return values
 
