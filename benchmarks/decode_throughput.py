@@ -42,7 +42,7 @@ from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.models.transformer import initial_parameters
-from fusion_jax.programs import start_logging
+from fusion_jax.programs import start_logging, use_huge_pages
 from fusion_jax.training.trained import Run, load_run, make_model
 
 
@@ -179,4 +179,5 @@ def _report(results: dict[str, Any]) -> str:
 
 
 if __name__ == '__main__':
+  use_huge_pages()
   sys.exit(main(sys.argv[1:]))

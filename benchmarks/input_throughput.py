@@ -31,7 +31,7 @@ from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_experiment
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
-from fusion_jax.programs import start_logging
+from fusion_jax.programs import start_logging, use_huge_pages
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
   initial_state,
@@ -170,4 +170,5 @@ def _report(results: dict[str, Any]) -> str:
 
 
 if __name__ == '__main__':
+  use_huge_pages()
   sys.exit(main(sys.argv[1:]))

@@ -38,17 +38,9 @@ class Contestant(Protocol):
     """Version, parameters and whatever else belongs into the results."""
 
 
-# As fusion_jax.programs sets it.
-HUGE_PAGES = 'glibc.malloc.hugetlb=1'
-
-
 def limit_cores() -> None:
-  """Binds this process and its children to CORES cores, where it can.
-
-  All children get huge pages, as train.py does: none is to win by them alone.
-  """
+  """Binds this process and its children to CORES cores, where it can."""
   os.environ['OMP_NUM_THREADS'] = str(CORES)
-  os.environ.setdefault('GLIBC_TUNABLES', HUGE_PAGES)
   if hasattr(os, 'sched_setaffinity'):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:CORES])
@@ -103,8 +95,16 @@ def _timed(step: Callable[[], None]) -> float:
 class Worker:
   """A contestant's process, seen from the program that compares."""
 
-  def __init__(self, python: str, module: str, flags: list[str]):
+  def __init__(
+    self, python: str, module: str, flags: list[str], huge_pages: bool
+  ):
     """Starts it and waits until it is warm.
+
+    Args:
+      python: its interpreter.
+      module: to run.
+      flags: of the module.
+      huge_pages: for large allocations, as train.py has them.
 
     Raises:
       RuntimeError: it ended; the message has the last line it wrote.
@@ -113,6 +113,8 @@ class Worker:
     self._process = subprocess.Popen(
       [python, '-m', module, *flags],
       cwd=ROOT,
+      env=os.environ
+      | {'GLIBC_TUNABLES': f'glibc.malloc.hugetlb={int(huge_pages)}'},
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=self._errors,

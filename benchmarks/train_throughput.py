@@ -35,6 +35,7 @@ class Program(NamedTuple):
   python: str
   module: str
   flags: tuple[str, ...] = ()
+  huge_pages: bool = True
 
 
 _OURS = {
@@ -45,7 +46,12 @@ _PEERS = {
   'fusion_jax, dropout everywhere': Program(
     sys.executable, 'benchmarks.fusion_jax_step', ('--dropout_everywhere',)
   ),
-  _JOEYNMT: Program(str(PEERS_PYTHON), 'benchmarks.peers.joeynmt_step'),
+  _JOEYNMT: Program(
+    str(PEERS_PYTHON), 'benchmarks.peers.joeynmt_step', huge_pages=False
+  ),
+  f'{_JOEYNMT}, huge pages': Program(
+    str(PEERS_PYTHON), 'benchmarks.peers.joeynmt_step'
+  ),
   _PYTORCH[0]: Program(
     str(PEERS_PYTHON), 'benchmarks.peers.pytorch_step', ('--compile',)
   ),
@@ -154,7 +160,9 @@ def _start(programs: dict[str, Program], size: str) -> dict[str, Worker]:
   for name, program in programs.items():
     try:
       flags = [f'--size={size}', *program.flags]
-      workers[name] = Worker(program.python, program.module, flags)
+      workers[name] = Worker(
+        program.python, program.module, flags, program.huge_pages
+      )
       seconds = workers[name].hello['start_seconds']
       _log(f'{name}: ready, first step after {seconds:.1f} s')
     except (RuntimeError, OSError) as error:
