@@ -118,7 +118,7 @@ def main(argv: list[str]) -> None:
     for setting in settings:
       setting.seconds.append(setting.run())
   results = circumstances() | {
-    'run': arguments.workdir or 'random parameters',
+    'run': Path(arguments.workdir).name or 'random parameters',
     'settings': {setting.name: setting.results() for setting in settings},
     'peak_memory_mb': peak_memory_mb(),
   }
