@@ -184,7 +184,7 @@ class _Training:
         self._report(step)
       if self._validate and step % training.validate_every == 0:
         self._save(step, validate=True)
-      elif step % training.save_every == 0 or stop():
+      elif step % training.save_every == 0:
         self._save(step, validate=False)
       if stop():
         break
@@ -202,8 +202,8 @@ class _Training:
     return 0 < patience <= self._progress.stale
 
   def _finish(self, step: int, stopped: bool) -> None:
-    if not stopped and self._checkpoints.latest_step() != step:
-      self._save(step, validate=self._validate is not None)
+    if self._checkpoints.latest_step() != step:
+      self._save(step, validate=self._validate is not None and not stopped)
     self._checkpoints.wait()
     if self._out_of_patience():
       logger.info(
