@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fusion_jax.config import ExperimentConfig, flatten, from_dict, to_dict
+from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
+from fusion_jax.serialization import flatten, from_dict, to_dict
 
 _PREFIX = '--config.'
 

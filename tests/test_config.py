@@ -8,13 +8,15 @@ from fusion_jax.config import (
   ExperimentConfig,
   ModelConfig,
   TokenizerConfig,
+)
+from fusion_jax.errors import InputError
+from fusion_jax.serialization import (
   differing_fields,
   flatten,
   from_dict,
   to_dict,
   to_json,
 )
-from fusion_jax.errors import InputError
 
 
 def test_the_saved_form_reads_back():

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fusion_jax.config import DataConfig, TokenizerConfig, to_dict
+from fusion_jax.config import DataConfig, TokenizerConfig
 from fusion_jax.data import corpora, filtering, prepared
 from fusion_jax.data.building import CorpusWriter
 from fusion_jax.data.encoding import PairEncoder
@@ -32,6 +32,7 @@ from fusion_jax.data.tokenizer import train as train_tokenizer
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_experiment
 from fusion_jax.programs import start_logging
+from fusion_jax.serialization import to_dict
 
 logger = logging.getLogger(__name__)
 

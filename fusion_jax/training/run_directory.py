@@ -13,7 +13,7 @@ import json
 import os
 from pathlib import Path
 
-from fusion_jax import config as config_lib
+from fusion_jax import serialization
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
@@ -47,7 +47,7 @@ def read_config(workdir: Path) -> ExperimentConfig:
   except (ValueError, OSError) as error:
     raise InputError(f'{path}: not readable as JSON: {error}') from None
   try:
-    return config_lib.from_dict(values)
+    return serialization.from_dict(values)
   except InputError as error:
     raise InputError(f'{path}: {error}') from None
 
@@ -63,9 +63,9 @@ def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
 
 def _check_same(workdir: Path, given: ExperimentConfig) -> None:
   saved = read_config(workdir)
-  names = config_lib.differing_fields(saved, given)
+  names = serialization.differing_fields(saved, given)
   if names:
-    old, new = config_lib.flatten(saved), config_lib.flatten(given)
+    old, new = serialization.flatten(saved), serialization.flatten(given)
     listed = ', '.join(
       f'{name} ({old[name]!r} there, {new[name]!r} given)' for name in names
     )
@@ -117,4 +117,6 @@ def create(
         f'{path}: not the tokenizer of the prepared corpus; the run was '
         'trained on other text or its tokenizer was replaced'
       )
-  write_atomically(workdir / 'config.json', config_lib.to_json(config).encode())
+  write_atomically(
+    workdir / 'config.json', serialization.to_json(config).encode()
+  )

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fusion_jax.config import from_dict, to_dict
 from fusion_jax.errors import InputError
 from fusion_jax.flags import load_config
 from fusion_jax.losses import cross_entropy
 from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.serialization import from_dict, to_dict
 
 _CONFIGS = Path(__file__).parents[2] / 'configs'
 
