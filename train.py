@@ -7,6 +7,7 @@ any field of the config, --config.model.width=256 for example.
 """
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -24,7 +25,17 @@ def main(argv: list[str]) -> None:
   parser.add_argument(
     '--workdir', type=Path, required=True, help='the run directory'
   )
+  parser.add_argument(
+    '--init_from',
+    default='',
+    help='start from the parameters of this run directory',
+  )
   config, arguments = parse_experiment(argv, parser)
+  if arguments.init_from:
+    training = dataclasses.replace(
+      config.training, init_from=arguments.init_from
+    )
+    config = dataclasses.replace(config, training=training)
   start_logging()
   from fusion_jax.training import loop  # After the flags: JAX starts slowly.
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ def resume(path: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any]:
     if results.get('settings') == settings:
       return results
   return circumstances() | {'settings': settings, 'rounds': {}}
+
+
+def log(message: str) -> None:
+  """A line on stderr, at once."""
+  print(message, file=sys.stderr, flush=True)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

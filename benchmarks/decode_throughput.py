@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from benchmarks.common import (
@@ -111,14 +112,15 @@ def main(argv: list[str]) -> None:
     lines = [source for source, _ in pairs]
   settings = [
     Setting(run, lines if batch else lines[: arguments.single], beam, batch)
-    for batch in (True, False)
-    for beam in (1, 4)
+    for batch in ((True, False) if arguments.single else (True,))
+    for beam in arguments.beams
   ]
   for _ in range(arguments.rounds):
     for setting in settings:
       setting.seconds.append(setting.run())
   results = circumstances() | {
     'run': Path(arguments.workdir).name or 'random parameters',
+    'parameters': sum(x.size for x in jax.tree.leaves(run.parameters)),
     'settings': {setting.name: setting.results() for setting in settings},
     'peak_memory_mb': peak_memory_mb(),
   }
@@ -150,7 +152,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   parser.add_argument('--workdir', default='')
   parser.add_argument('--input', default='')
   parser.add_argument('--sentences', type=int, default=1_000)
-  parser.add_argument('--single', type=int, default=50, help='one by one')
+  parser.add_argument(
+    '--beams', type=int, nargs='+', default=[1, 4], help='1: greedy'
+  )
+  parser.add_argument(
+    '--single', type=int, default=50, help='one by one; 0: none'
+  )
   parser.add_argument('--rounds', type=int, default=3)
   parser.add_argument(
     '--output', type=Path, default=RESULTS / 'decode_throughput.json'

@@ -1,5 +1,6 @@
 """The training step of fusion_jax as a contestant."""
 
+import functools
 import itertools
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks.products import product_gflop
 from benchmarks.serving import contestant_parser, serve
 from benchmarks.sizes import SIZES, Size
 from fusion_jax.config import (
@@ -18,10 +20,11 @@ from fusion_jax.config import (
   TrainingConfig,
 )
 from fusion_jax.data.batching import Batch
-from fusion_jax.models.transformer import Transformer
+from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
+  Totals,
   initial_state,
   make_train_step,
   zero_totals,
@@ -46,7 +49,9 @@ class CompilationCounter:
       self.seconds += seconds
 
 
-def experiment(size: Size, dropout_everywhere: bool) -> ExperimentConfig:
+def experiment(
+  size: Size, dropout_everywhere: bool = False
+) -> ExperimentConfig:
   """The size as a config."""
   inner = size.dropout if dropout_everywhere else 0.0
   return ExperimentConfig(
@@ -69,6 +74,18 @@ def experiment(size: Size, dropout_everywhere: bool) -> ExperimentConfig:
   )
 
 
+def make_model(size: Size, config: ExperimentConfig) -> Transformer:
+  """The Transformer of a config for the vocabulary of a size."""
+  vocabulary = size.vocabulary
+  return Transformer(config.model, vocabulary, vocabulary, start_id=_START)
+
+
+def fresh_totals(config: ExperimentConfig) -> Totals:
+  """Zeros that can be donated: a buffer for each, on all devices."""
+  zeros = functools.partial(zero_totals, config.model.encoder_layers)
+  return jax.jit(zeros, out_shardings=replicated(data_mesh()))()
+
+
 def random_batches(size: Size) -> Iterator[Batch]:
   """Dense batches of random ids, on the host, over and over."""
   random = np.random.default_rng(0)
@@ -87,29 +104,30 @@ def random_batches(size: Size) -> Iterator[Batch]:
 
 
 class FusionJaxStep:
-  """Compiled ahead of time, so that its memory can be read."""
+  """Compiled ahead of time, so that its memory can be read.
 
-  def __init__(self, size: Size, dropout_everywhere: bool):
+  Attributes:
+    model: the Transformer.
+    gflop: 10^9 floating point operations of the products of a step.
+  """
+
+  def __init__(self, size: Size, config: ExperimentConfig):
     self._compilations = CompilationCounter()
-    config = experiment(size, dropout_everywhere)
     mesh = data_mesh()
     jax.set_mesh(mesh)
-    model = Transformer(
-      config.model, size.vocabulary, size.vocabulary, start_id=_START
-    )
+    self.model = make_model(size, config)
     optimizer = make_optimizer(config.optimizer, size.width)
-    state = initial_state(model, optimizer, seed=0)
-    self._state, self._totals = jax.device_put(
-      (state, zero_totals()), replicated(mesh)
-    )
+    state = initial_state(self.model, optimizer, seed=0)
+    self._state = jax.device_put(state, replicated(mesh))
+    self._totals = fresh_totals(config)
     self._sharding = by_rows(mesh)
     self._batches = random_batches(size)
     before = self._compilations.count, self._compilations.seconds
-    self._step = (
-      make_train_step(model, optimizer, config)
-      .lower(self._state, self._totals, self._batch())
-      .compile()
+    traced = make_train_step(self.model, optimizer, config).trace(
+      self._state, self._totals, self._batch()
     )
+    self.gflop = product_gflop(traced.jaxpr)
+    self._step = traced.lower().compile()
     self._of_step = {
       'compilations_of_step': self._compilations.count - before[0],
       'compile_seconds': self._compilations.seconds - before[1],
@@ -118,6 +136,11 @@ class FusionJaxStep:
 
   def _batch(self) -> Batch:
     return jax.device_put(next(self._batches), self._sharding)
+
+  @property
+  def parameters(self) -> Parameters:
+    """Of the model, until the next step."""
+    return self._state.parameters
 
   def step(self) -> None:
     """One update."""
@@ -133,9 +156,7 @@ class FusionJaxStep:
     sums = jax.device_get(self._totals.sums)
     return {
       'version': f'jax {version("jax")}, flax {version("flax")}',
-      'parameters': sum(
-        x.size for x in jax.tree.leaves(self._state.parameters)
-      ),
+      'parameters': sum(x.size for x in jax.tree.leaves(self.parameters)),
       'loss': float(sums.loss / sums.tokens),
       **self._of_step,
       'compilations_after_first_step': (
@@ -156,7 +177,9 @@ def main() -> None:
   )
   arguments = parser.parse_args()
   serve(
-    lambda size: FusionJaxStep(size, arguments.dropout_everywhere),
+    lambda size: FusionJaxStep(
+      size, experiment(size, arguments.dropout_everywhere)
+    ),
     SIZES[arguments.size],
   )
 

@@ -23,6 +23,7 @@ from benchmarks.common import (
   table,
   write_results,
 )
+from benchmarks.fusion_jax_step import fresh_totals
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch, choose_shapes
 from fusion_jax.data.pipeline import TrainingBatches, training_iterator
@@ -33,11 +34,7 @@ from fusion_jax.flags import parse_experiment
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.programs import start_logging, use_huge_pages
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.step import (
-  initial_state,
-  make_train_step,
-  zero_totals,
-)
+from fusion_jax.training.step import initial_state, make_train_step
 from fusion_jax.training.trained import make_model
 
 
@@ -108,9 +105,8 @@ def model_rates(
   model = make_model(config, corpus.source_tokenizer, corpus.target_tokenizer)
   optimizer = make_optimizer(config.optimizer, config.model.width)
   step = make_train_step(model, optimizer, config)
-  carry = jax.device_put(
-    (initial_state(model, optimizer, 0), zero_totals()), replicated(mesh)
-  )
+  state = initial_state(model, optimizer, 0)
+  carry = jax.device_put(state, replicated(mesh)), fresh_totals(config)
   held = [jax.device_put(batches[i], by_rows(mesh)) for i in range(steps)]
   tokens = sum(map(_target_tokens, held))
   rates = []

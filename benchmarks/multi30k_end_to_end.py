@@ -28,12 +28,14 @@ from benchmarks.common import (
   write_results,
 )
 from benchmarks.input_throughput import real_share, training_batches
+from benchmarks.programs import metrics, train
 from benchmarks.serving import ROOT, limit_cores
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.corpora import read_pairs
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
-from fusion_jax.flags import load_config, override
+from fusion_jax.flags import load_config
+from fusion_jax.presets import changed
 
 _OURS, _PEER = 'fusion_jax', 'JoeyNMT'
 _LOG_EVERY = 10
@@ -45,8 +47,7 @@ def main() -> None:
   """Runs what is missing, then prints the table."""
   arguments = _parse()
   limit_cores()
-  fields = _overrides(arguments)
-  config = override(load_config(arguments.config), fields)
+  config = changed(load_config(arguments.config), _overrides(arguments))
   corpus = prepare(config.data)
   settings = {
     'config': config.name,
@@ -74,30 +75,17 @@ def our_rates(
   arguments: argparse.Namespace, workdir: Path
 ) -> list[tuple[int, float]]:
   """Steps and target tokens/s of the log lines of a run of train.py."""
-  flags = [f'--config.{name}={value}' for name, value in _overrides(arguments)]
-  subprocess.run(
-    [
-      sys.executable,
-      'train.py',
-      f'--config={arguments.config}',
-      f'--workdir={workdir}',
-      f'--config.training.steps={arguments.steps}',
-      f'--config.training.log_every={_LOG_EVERY}',
-      f'--config.training.validate_every={_NEVER}',
-      f'--config.training.save_every={_NEVER}',
-      '--config.training.translate_sentences=8',
-      *flags,
-    ],
-    cwd=ROOT,
-    check=True,
-    stdout=sys.stderr,
-  )
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  values = [json.loads(line) for line in lines]
+  overrides = _overrides(arguments) | {
+    'training.steps': arguments.steps,
+    'training.log_every': _LOG_EVERY,
+    'training.validate_every': _NEVER,
+    'training.save_every': _NEVER,
+    'training.translate_sentences': 8,
+  }
+  train(arguments.config, workdir, overrides)
   return [
     (value['step'], value['tokens_per_second'])
-    for value in values
-    if value['kind'] == 'train'
+    for value in metrics(workdir, 'train')
   ]
 
 
@@ -177,11 +165,11 @@ def _parse() -> argparse.Namespace:
   return parser.parse_args()
 
 
-def _overrides(arguments: argparse.Namespace) -> list[tuple[str, str]]:
-  return [
-    ('data.root', str(arguments.data.absolute())),
-    ('data.prepared', str(arguments.workdir.absolute() / 'prepared')),
-  ]
+def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
+  return {
+    'data.root': str(arguments.data.absolute()),
+    'data.prepared': str(arguments.workdir.absolute() / 'prepared'),
+  }
 
 
 def _round(

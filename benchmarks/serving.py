@@ -75,7 +75,7 @@ def serve(make: Callable[[Size], Contestant], size: Size) -> None:
     contestant.step()
   steps = 0
   while True:
-    seconds = [_timed(contestant.step) for _ in range(steps)]
+    seconds = [timed(contestant.step) for _ in range(steps)]
     answer = {'seconds': seconds, 'start_seconds': start_seconds}
     answer |= {'peak_memory_mb': peak_memory_mb()} | contestant.report()
     answers.write(json.dumps(answer) + '\n')
@@ -86,7 +86,7 @@ def serve(make: Callable[[Size], Contestant], size: Size) -> None:
     contestant.step()
 
 
-def _timed(step: Callable[[], None]) -> float:
+def timed(step: Callable[[], None]) -> float:
   begin = time.perf_counter()
   step()
   return time.perf_counter() - begin

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from benchmarks.common import (
   PEERS_PYTHON,
   RESULTS,
+  log,
   resume,
   spread,
   table,
@@ -101,13 +102,13 @@ def measure(
       try:
         answer = workers[name].ask(arguments.steps)
       except (RuntimeError, OSError) as error:
-        _log(f'{name}: {error}')
+        log(f'{name}: {error}')
         workers.pop(name)
         continue
       rounds.setdefault(name, []).append(answer)
       write_results(path, results)
       median = statistics.median(answer['seconds'])
-      _log(f'round {index + 1} of {arguments.rounds}, {name}: {median:.3f} s')
+      log(f'round {index + 1} of {arguments.rounds}, {name}: {median:.3f} s')
   for worker in workers.values():
     worker.close()
 
@@ -164,9 +165,9 @@ def _start(programs: dict[str, Program], size: str) -> dict[str, Worker]:
         program.python, program.module, flags, program.huge_pages
       )
       seconds = workers[name].hello['start_seconds']
-      _log(f'{name}: ready, first step after {seconds:.1f} s')
+      log(f'{name}: ready, first step after {seconds:.1f} s')
     except (RuntimeError, OSError) as error:
-      _log(f'{name}: could not start: {error}')
+      log(f'{name}: could not start: {error}')
   return workers
 
 
@@ -220,10 +221,6 @@ def _notes(summary: dict[str, dict[str, Any]]) -> list[str]:
   if len(counts) > 1:
     notes.append(f'the contestants differ in parameters: {sorted(counts)}')
   return notes
-
-
-def _log(message: str) -> None:
-  print(message, file=sys.stderr, flush=True)
 
 
 if __name__ == '__main__':

@@ -1,15 +1,50 @@
-"""WMT-2014 English to German, Transformer base and big.
+"""WMT-2014 English to German: Transformer base and big, and their fusions.
 
 Paper     Vaswani et al. (2017): 27.3 and 28.4 BLEU on newstest2014
-          (tokenised, theirs; not measured here); the baseline of Dou et al.
-          (2018, 2019)
+          Dou et al. (2018, 2019): 27.64 to 28.81 (base), 29.21 (big)
+          Emelin et al. (2019): 27.3 to 28.3 (base), 29.4 (big)
+          Yang et al. (2022): 29.22 to 30.01 (big)
+          (all tokenised and theirs; not measured here)
 Data      4.5M pairs from TFDS (wmt14_translate/de-en), newstest2013 for
           validation, newstest2014 for the test
 Command   python train.py --config=configs/wmt14_ende.py:base
             --workdir=runs/wmt14_base
           python decode.py --workdir=runs/wmt14_base --average=5 ...
-Hardware  the paper: 12 hours (base) and 3.5 days (big) on 8 P100
-Variants  base, big
+          python train.py --config=configs/wmt14_ende.py:hierarchical_diversity
+            --workdir=runs/wmt14_hierarchical --init_from=runs/wmt14_base
+Hardware  Vaswani: 12 hours (base) and 3.5 days (big) on 8 P100; Dou: 8 P40;
+          Emelin: 43 to 50 hours (base) on 4 P100; Yang: 128 GPUs, or as many
+          steps of accumulation
+Variants  Vaswani and Dou: warm-up 4,000, 32,768 tokens, dropout 0.1 (big:
+          0.3), beam 4, length penalty 0.6. Dou start from the trained base or
+          big, with tables that are not tied; their averaging is not said.
+          _diversity adds the reward of their Eq. 9.
+            base, dense, linear, iterative, hierarchical, multi_layer_2,
+            multi_layer_3, iterative_diversity, hierarchical_diversity,
+            multi_layer_2_diversity, dynamic_combination, dynamic_routing,
+            em_routing, em_routing_encoder, em_routing_decoder,
+            em_routing_own_layer
+            hierarchical_encoder_diversity, hierarchical_decoder_diversity,
+            hierarchical_residual_none_diversity,
+            hierarchical_residual_top_diversity, hierarchical_relu_diversity,
+            hierarchical_attention_diversity, and the same of iterative
+            big, big_hierarchical_diversity, big_em_routing
+          Emelin: pre-norm, attention without biases, 25,000 tokens, dropout
+          0.1 (big: embeddings 0.3), warm-up 4,000, with shortcuts 6,000,
+          with feature fusion 8,000, big 16,000, beam 4, length penalty 0.6,
+          --average=5 (big: 16).
+            emelin_base, lexical_shortcuts, feature_fusion,
+            feature_fusion_cross, feature_fusion_both,
+            feature_fusion_non_lexical, feature_fusion_encoder,
+            feature_fusion_decoder
+            small_emelin_base, small_lexical_shortcuts, small_feature_fusion
+            big_emelin_base, big_feature_fusion
+          Yang: big, 40K subwords, warm-up 4,000 to 5e-4, 131,072 tokens,
+          dropout 0.3, beam 8, no length penalty, no averaging: the best
+          checkpoint. With depths, ENCODER_DECODER: base, groups of 6.
+            pre_norm, post_norm, transparent, mlrf, dlcl, rezero, gtrans,
+            gtrans_no_encoder, gtrans_no_decoder
+            gtrans_12_12, gtrans_24_18, gtrans_36_30, gtrans_60_12
 """
 
 import dataclasses
@@ -23,18 +58,80 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.errors import InputError
+from fusion_jax.fusion_options import GtransOptions
+from fusion_jax.presets import (
+  BIG,
+  DOU_2018,
+  DOU_2019,
+  EMELIN_2019,
+  YANG_2022,
+  both_sides,
+  changed,
+  choose,
+  depth,
+)
 
-_STEPS = {'base': 100_000, 'big': 300_000}
+_EMELIN = {
+  'data.batch.tokens': 25_000,
+  'model.norm': 'pre',
+  'model.norm_epsilon': 1e-5,
+  'model.attention_bias': False,
+  'model.attention_dropout': 0.1,
+  'model.activation_dropout': 0.1,
+  'training.steps': 150_000,
+  'training.validate_every': 4_000,
+  'training.save_every': 4_000,
+}
+_EMELIN_SMALL = {'model.width': 256, 'model.filter': 1_024}
+_EMELIN_BIG = BIG | {
+  'model.dropout': 0.1,
+  'model.embedding_dropout': 0.3,
+  'optimizer.beta2': 0.998,
+  'optimizer.warmup_steps': 16_000,
+}
+
+_YANG = {
+  'data.tokenizer.vocabulary_size': 40_000,
+  'data.batch.tokens': 131_072,
+  'model.dropout': 0.3,
+  'model.embedding_dropout': 0.3,
+  'optimizer.schedule': 'inverse_sqrt',
+  'optimizer.accumulation': 16,
+  'training.steps': 80_000,
+  'decoding.beam_size': 8,
+  'decoding.length_penalty': 'none',
+}
+_YANG_BIG = BIG | _YANG
+_YANG_DEEP = _YANG | both_sides('gtrans', gtrans=GtransOptions(group_size=6))
+_SCAN = {'scan_layers': True, 'remat': True}
+
+_VARIANTS = {
+  **DOU_2018,
+  **DOU_2019,
+  'big': BIG,
+  'big_hierarchical_diversity': DOU_2018['hierarchical_diversity'] | BIG,
+  'big_em_routing': DOU_2019['em_routing'] | BIG,
+  **{name: _EMELIN | row for name, row in EMELIN_2019.items()},
+  **{
+    f'small_{name}': _EMELIN | EMELIN_2019[name] | _EMELIN_SMALL
+    for name in ('emelin_base', 'lexical_shortcuts', 'feature_fusion')
+  },
+  **{
+    f'big_{name}': _EMELIN | EMELIN_2019[name] | _EMELIN_BIG
+    for name in ('emelin_base', 'feature_fusion')
+  },
+  **{name: _YANG_BIG | row for name, row in YANG_2022.items()},
+  'gtrans_12_12': _YANG_DEEP | depth(12, 12, scan_layers=True),
+  'gtrans_24_18': _YANG_DEEP | depth(24, 18, **_SCAN),
+  'gtrans_36_30': _YANG_DEEP | depth(36, 30, **_SCAN),
+  'gtrans_60_12': _YANG_DEEP | depth(60, 12, **_SCAN),
+}
 
 
 def get_config(variant: str = 'base') -> ExperimentConfig:
-  """Table 3 and section 5 of the paper; `variant` is base or big."""
-  if variant not in _STEPS:
-    raise InputError(
-      f'--config: no variant {variant!r}; there are {", ".join(_STEPS)}'
-    )
-  return ExperimentConfig(
+  """Base as in Vaswani et al. (2017), changed by the row of the variant."""
+  row = choose(_VARIANTS, variant)
+  config = ExperimentConfig(
     name=f'wmt14_ende_{variant}',
     data=DataConfig(
       source_language='en',
@@ -45,13 +142,14 @@ def get_config(variant: str = 'base') -> ExperimentConfig:
       tokenizer=TokenizerConfig(algorithm='bpe', vocabulary_size=32_000),
       batch=BatchConfig(tokens=32_768, length_multiple=8),
     ),
-    model=dataclasses.replace(PRESETS[variant], compute_dtype='bfloat16'),
+    model=dataclasses.replace(PRESETS['base'], compute_dtype='bfloat16'),
     optimizer=OptimizerConfig(schedule='vaswani', warmup_steps=4_000),
     training=TrainingConfig(
-      steps=_STEPS[variant],
+      steps=100_000,
       loss_chunk=4_096,
       validate_every=2_500,
       save_every=2_500,
       keep_last=20,
     ),
   )
+  return changed(config, row)

@@ -9,14 +9,12 @@ import types
 from collections.abc import Mapping
 from typing import Literal
 
-from fusion_jax.errors import InputError
+from fusion_jax.errors import require
+from fusion_jax.fusion_options import SideConfig, check_side
+
+Side = Literal['encoder', 'decoder']
 
 _STRICT = types.MappingProxyType({'extra': 'forbid'})
-
-
-def _require(condition: bool, field: str, message: str) -> None:
-  if not condition:
-    raise InputError(f'config.{field}: {message}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,27 +42,27 @@ class TokenizerConfig:
 
   def __post_init__(self):
     path = 'data.tokenizer.'
-    _require(
+    require(
       self.vocabulary_size >= 8,
       path + 'vocabulary_size',
       f'must be at least 8, got {self.vocabulary_size}',
     )
-    _require(
+    require(
       0.9 <= self.character_coverage <= 1.0,
       path + 'character_coverage',
       f'must be between 0.9 and 1, got {self.character_coverage}',
     )
-    _require(
+    require(
       self.training_lines >= 0,
       path + 'training_lines',
       f'must be 0 (all) or more, got {self.training_lines}',
     )
-    _require(
+    require(
       not (self.joint and self.target_model),
       path + 'target_model',
       'must be empty with joint=True: source_model serves both sides',
     )
-    _require(
+    require(
       self.joint or bool(self.source_model) == bool(self.target_model),
       path + 'source_model',
       'give both source_model and target_model, or neither',
@@ -86,12 +84,12 @@ class FilterConfig:
   drop_duplicates: bool = False
 
   def __post_init__(self):
-    _require(
+    require(
       self.max_length >= 2,
       'data.filter.max_length',
       f'must be at least 2, got {self.max_length}',
     )
-    _require(
+    require(
       self.max_length_ratio == 0 or self.max_length_ratio >= 1,
       'data.filter.max_length_ratio',
       f'must be 0 (any) or at least 1, got {self.max_length_ratio}',
@@ -119,7 +117,7 @@ class BatchConfig:
   def __post_init__(self):
     for field in ('tokens', 'shapes', 'length_multiple', 'row_multiple'):
       value = getattr(self, field)
-      _require(value >= 1, f'data.batch.{field}', f'must be >= 1, got {value}')
+      require(value >= 1, f'data.batch.{field}', f'must be >= 1, got {value}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +134,7 @@ class SamplingConfig:
   def __post_init__(self):
     for field in ('source_alpha', 'target_alpha'):
       value = getattr(self, field)
-      _require(
+      require(
         0 <= value <= 1,
         f'data.sampling.{field}',
         f'must be between 0 and 1, got {value}',
@@ -180,14 +178,14 @@ class DataConfig:
   sampling: SamplingConfig = SamplingConfig()
 
   def __post_init__(self):
-    _require(bool(self.train), 'data.train', 'must name at least one corpus')
-    _require(
+    require(bool(self.train), 'data.train', 'must name at least one corpus')
+    require(
       self.source_language != self.target_language,
       'data.target_language',
       f'must differ from the source language, both are '
       f'{self.source_language!r}',
     )
-    _require(
+    require(
       self.embedded_pairs >= 1,
       'data.embedded_pairs',
       f'must be >= 1, got {self.embedded_pairs}',
@@ -209,8 +207,9 @@ class ModelConfig:
   encoder_layers: int = 6
   decoder_layers: int = 6
   # 'post': LN(x + f(x)), the paper's. 'pre': x + f(LN(x)), and one LN more
-  # at the end of each stack.
-  norm: Literal['post', 'pre'] = 'post'
+  # at the end of each stack. 'rezero': x + a f(x) without any norm, a = 0 at
+  # first and one a layer (Bachlechner et al. 2020).
+  norm: Literal['post', 'pre', 'rezero'] = 'post'
   norm_epsilon: float = 1e-6
   # 'sinusoidal': section 3.5 of the paper. 'learned': a table of
   # max_positions vectors for each side.
@@ -243,6 +242,14 @@ class ModelConfig:
   # Dtype of activations and matrix products. Parameters, softmax, norms and
   # loss are float32 in either case.
   compute_dtype: Literal['float32', 'bfloat16'] = 'float32'
+  # How the layers of each stack are fused.
+  encoder: SideConfig = SideConfig()
+  decoder: SideConfig = SideConfig()
+  # Compile one layer and run it in a loop: compilation does not grow with
+  # depth. Their parameters are then one array over all layers.
+  scan_layers: bool = False
+  # Keep only the inputs of each layer for the backward pass.
+  remat: bool = False
 
   def __post_init__(self):
     for field in (
@@ -254,14 +261,14 @@ class ModelConfig:
       'max_positions',
     ):
       value = getattr(self, field)
-      _require(value >= 1, f'model.{field}', f'must be >= 1, got {value}')
-    _require(
+      require(value >= 1, f'model.{field}', f'must be >= 1, got {value}')
+    require(
       self.width % self.heads == 0,
       'model.heads',
       f'must divide model.width: {self.width} / {self.heads} leaves a '
       f'remainder of {self.width % self.heads}',
     )
-    _require(
+    require(
       self.positions == 'learned' or self.width % 2 == 0,
       'model.width',
       f'must be even for sinusoidal positions, got {self.width}',
@@ -273,9 +280,37 @@ class ModelConfig:
       'embedding_dropout',
     ):
       value = getattr(self, field)
-      _require(
+      require(
         0 <= value < 1, f'model.{field}', f'must be in [0, 1), got {value}'
       )
+    for name in ('encoder', 'decoder'):
+      check_side(
+        self.side(name),
+        f'model.{name}',
+        layers=self.layers(name),
+        width=self.width,
+        norm=self.norm,
+      )
+      self._check_scan(name)
+
+  def _check_scan(self, name: Side) -> None:
+    side = self.side(name)
+    many = side.multi_layer.layers > 1
+    require(
+      not (self.scan_layers and (side.owns_layer_inputs or many)),
+      'model.scan_layers',
+      f'needs layers that are all alike, which model.{name} with '
+      + ('multi_layer.layers > 1' if many else f'fusion={side.fusion!r}')
+      + ' has not; choose one',
+    )
+
+  def side(self, name: Side) -> SideConfig:
+    """The fusion of the encoder or the decoder."""
+    return self.encoder if name == 'encoder' else self.decoder
+
+  def layers(self, name: Side) -> int:
+    """The layers of the encoder or the decoder."""
+    return self.encoder_layers if name == 'encoder' else self.decoder_layers
 
   @property
   def head_width(self) -> int:
@@ -322,16 +357,16 @@ class OptimizerConfig:
   def __post_init__(self):
     for field in ('scale', 'peak', 'epsilon'):
       value = getattr(self, field)
-      _require(value > 0, f'optimizer.{field}', f'must be > 0, got {value}')
+      require(value > 0, f'optimizer.{field}', f'must be > 0, got {value}')
     for field in ('warmup_steps', 'accumulation'):
       value = getattr(self, field)
-      _require(value >= 1, f'optimizer.{field}', f'must be >= 1, got {value}')
+      require(value >= 1, f'optimizer.{field}', f'must be >= 1, got {value}')
     for field in ('beta1', 'beta2'):
       value = getattr(self, field)
-      _require(
+      require(
         0 <= value < 1, f'optimizer.{field}', f'must be in [0, 1), got {value}'
       )
-    _require(
+    require(
       self.clip_norm >= 0,
       'optimizer.clip_norm',
       f'must be 0 (none) or more, got {self.clip_norm}',
@@ -366,10 +401,10 @@ class DecodingConfig:
       'batch_tokens',
     ):
       value = getattr(self, field)
-      _require(value >= 1, f'decoding.{field}', f'must be >= 1, got {value}')
+      require(value >= 1, f'decoding.{field}', f'must be >= 1, got {value}')
     for field in ('alpha', 'max_length_ratio'):
       value = getattr(self, field)
-      _require(value >= 0, f'decoding.{field}', f'must be >= 0, got {value}')
+      require(value >= 0, f'decoding.{field}', f'must be >= 0, got {value}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,9 +415,16 @@ class TrainingConfig:
 
   # Updates.
   steps: int = 100_000
+  # A run directory whose parameters a new run starts from; what is new in
+  # this model starts fresh, and so do optimizer and schedule.
+  init_from: str = ''
   # Of the initial parameters, the order of the data and dropout.
   seed: int = 0
   label_smoothing: float = 0.1
+  # Weight of the layer-diversity reward (Dou et al. 2018, Eq. 9-10; 1.0
+  # there); 0: none. The reward of the two stacks is their sum or mean.
+  diversity: float = 0.0
+  diversity_sides: Literal['sum', 'mean'] = 'sum'
   # Target tokens of one chunk of the output layer and loss; the logits of
   # one chunk are all that is held at a time. 0: the whole batch at once.
   loss_chunk: int = 256
@@ -412,7 +454,7 @@ class TrainingConfig:
       'translate_beam',
     ):
       value = getattr(self, field)
-      _require(value >= 1, f'training.{field}', f'must be >= 1, got {value}')
+      require(value >= 1, f'training.{field}', f'must be >= 1, got {value}')
     for field in (
       'patience',
       'keep_best',
@@ -421,8 +463,13 @@ class TrainingConfig:
       'seed',
     ):
       value = getattr(self, field)
-      _require(value >= 0, f'training.{field}', f'must be >= 0, got {value}')
-    _require(
+      require(value >= 0, f'training.{field}', f'must be >= 0, got {value}')
+    require(
+      self.diversity >= 0,
+      'training.diversity',
+      f'must be 0 (none) or more, got {self.diversity}',
+    )
+    require(
       0 <= self.label_smoothing < 1,
       'training.label_smoothing',
       f'must be in [0, 1), got {self.label_smoothing}',
@@ -444,7 +491,7 @@ class ExperimentConfig:
 
   def __post_init__(self):
     tied_sides = self.model.tied_embeddings in ('all', 'source_target')
-    _require(
+    require(
       self.data.tokenizer.joint or not tied_sides,
       'model.tied_embeddings',
       f"'{self.model.tied_embeddings}' shares one table between the sides "
@@ -454,7 +501,7 @@ class ExperimentConfig:
       longest = max(
         self.data.filter.max_length, self.decoding.max_source_length
       )
-      _require(
+      require(
         self.model.max_positions >= longest,
         'model.max_positions',
         f'must be at least {longest}, the longest line of data.filter or '

@@ -12,6 +12,21 @@ class InputError(Exception):
   """
 
 
+def require(condition: bool, field: str, message: str) -> None:
+  """Refuses a value of a config.
+
+  Args:
+    condition: what must hold.
+    field: the value's dotted name.
+    message: what is wrong and what would be right.
+
+  Raises:
+    InputError: it does not hold.
+  """
+  if not condition:
+    raise InputError(f'config.{field}: {message}')
+
+
 def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
   """Makes `main` end in one line on stderr and exit code 2 on `InputError`.
 

@@ -1,14 +1,16 @@
 """Label-smoothed cross-entropy as sums and counts, chunk by chunk.
 
-Axis letters: B rows, T target length, D model width, V vocabulary, C chunks.
+Axis letters: B rows, T target length, D model width, V vocabulary, G groups,
+C chunks, R tokens of a chunk.
 The logits of a batch are the largest array of a training step. Here only one
 chunk of rows has logits at a time, and its gradient is taken while they are
-there: three matrix products a chunk, none of them twice.
+there: three matrix products a chunk, none of them twice. Where several groups
+of layers predict, their logits are there one group after the other.
 """
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +18,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.models.transformer import OutputLayer, output_logits
 
+Combine = Literal['arithmetic', 'geometric']
+
 
 class LossSums(NamedTuple):
   """Sums over target tokens; divide by `tokens` last.
 
   loss: of the label-smoothed cross-entropy, in nats; the one to minimise.
   negative_log_likelihood: without smoothing, in nats.
-  correct: int32 tokens whose logit is the largest.
+  correct: int32 tokens that are the most probable.
   tokens: int32 tokens counted.
   """
 
@@ -37,32 +41,39 @@ def zero_sums() -> LossSums:
   return LossSums(*(jnp.zeros((), t) for t in ('f4', 'f4', 'i4', 'i4')))
 
 
+class _Rows(NamedTuple):
+  """Of every row of logits; the sums are taken later."""
+
+  loss: Float[Array, ' R']
+  negative_log_likelihood: Float[Array, ' R']
+  correct: Bool[Array, ' R']
+
+
 class _Gradients(NamedTuple):
   features: Float[Array, 'R D']
-  table: Float[Array, 'V D']
-  bias: Float[Array, ' V'] | None
+  output: OutputLayer
 
 
-def _chunk_losses(
-  logits: Float[Array, 'R V'],
-  targets: Int[Array, ' R'],
-  keep: Bool[Array, ' R'],
-  smoothing: float,
-) -> tuple[LossSums, Float[Array, 'R 1']]:
-  """The sums of one chunk, and logsumexp of each row."""
+def _row_losses(
+  logits: Float[Array, 'R V'], targets: Int[Array, ' R'], smoothing: float
+) -> tuple[_Rows, Float[Array, 'R 1']]:
+  """The losses of one chunk, and logsumexp of each row."""
   largest = logits.max(-1, keepdims=True)
   log_sum = largest + jnp.log(jnp.exp(logits - largest).sum(-1, keepdims=True))
   chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)
   negative = (log_sum - chosen)[:, 0]
   uniform = (log_sum - logits.mean(-1, keepdims=True))[:, 0]
   loss = (1 - smoothing) * negative + smoothing * uniform
-  sums = LossSums(
-    jnp.where(keep, loss, 0).sum(),
-    jnp.where(keep, negative, 0).sum(),
-    (keep & (chosen >= largest)[:, 0]).sum(dtype=jnp.int32),
+  return _Rows(loss, negative, (chosen >= largest)[:, 0]), log_sum
+
+
+def _chunk_sums(rows: _Rows, keep: Bool[Array, ' R']) -> LossSums:
+  return LossSums(
+    jnp.where(keep, rows.loss, 0).sum(),
+    jnp.where(keep, rows.negative_log_likelihood, 0).sum(),
+    (keep & rows.correct).sum(dtype=jnp.int32),
     keep.sum(dtype=jnp.int32),
   )
-  return sums, log_sum
 
 
 def _chunk_gradients(
@@ -73,21 +84,24 @@ def _chunk_gradients(
   targets: Int[Array, ' R'],
   keep: Bool[Array, ' R'],
   smoothing: float,
+  weight: Float[Array, ''] | float = 1.0,
 ) -> _Gradients:
-  """d loss / d logits = p - (1 - e) onehot - e / V, and what follows."""
+  """weight (p - (1 - e) onehot - e / V) by the logits, and what follows."""
   size = logits.shape[-1]
   hit = jnp.arange(size) == targets[:, None]
   smoothed = jnp.where(hit, 1 - smoothing, 0) + smoothing / size
-  by_logits = jnp.where(keep[:, None], jnp.exp(logits - log_sum) - smoothed, 0)
-  by_logits = by_logits.astype(features.dtype)
+  by_logits = weight * (jnp.exp(logits - log_sum) - smoothed)
+  by_logits = jnp.where(keep[:, None], by_logits, 0).astype(features.dtype)
   product = functools.partial(
     jax.lax.dot_general, preferred_element_type=jnp.float32
   )
   table = output.table.astype(features.dtype)
   return _Gradients(
     product(by_logits, table, (((1,), (0,)), ((), ()))),
-    product(by_logits, features, (((0,), (0,)), ((), ()))),
-    None if output.bias is None else by_logits.sum(0, dtype=jnp.float32),
+    OutputLayer(
+      product(by_logits, features, (((0,), (0,)), ((), ()))),
+      None if output.bias is None else by_logits.sum(0, dtype=jnp.float32),
+    ),
   )
 
 
@@ -126,6 +140,10 @@ def _from_chunks(x: Array, rows: int) -> Array:
   return jnp.moveaxis(by_chunk, 0, 1).reshape(rows, -1, *x.shape[2:])
 
 
+def _zeros(output: OutputLayer) -> OutputLayer:
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), output)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _cross_entropy(
   features: Float[Array, 'B T D'],
@@ -140,8 +158,8 @@ def _cross_entropy(
   def add_chunk(sums, chunk):
     chunk_features, chunk_targets, chunk_keep = chunk
     logits = output_logits(chunk_features, output)
-    chunk_sums, _ = _chunk_losses(logits, chunk_targets, chunk_keep, smoothing)
-    return jax.tree.map(jnp.add, sums, chunk_sums), None
+    rows, _ = _row_losses(logits, chunk_targets, smoothing)
+    return jax.tree.map(jnp.add, sums, _chunk_sums(rows, chunk_keep)), None
 
   chunks = tuple(_to_chunks(x, count) for x in (features, targets, keep))
   return jax.lax.scan(add_chunk, zero_sums(), chunks)[0]
@@ -153,12 +171,9 @@ def _cross_entropy_forward(
   count = _chunk_count(*targets.shape, chunk_tokens)
 
   def add_chunk(carry, chunk):
-    sums, by_table, by_bias = carry
     chunk_features, chunk_targets, chunk_keep = chunk
     logits = output_logits(chunk_features, output)
-    chunk_sums, log_sum = _chunk_losses(
-      logits, chunk_targets, chunk_keep, smoothing
-    )
+    rows, log_sum = _row_losses(logits, chunk_targets, smoothing)
     gradients = _chunk_gradients(
       logits,
       log_sum,
@@ -168,60 +183,253 @@ def _cross_entropy_forward(
       chunk_keep,
       smoothing,
     )
-    sums = jax.tree.map(jnp.add, sums, chunk_sums)
-    by_table = by_table + gradients.table
-    if by_bias is not None:
-      by_bias = by_bias + gradients.bias
-    return (sums, by_table, by_bias), gradients.features.astype(features.dtype)
+    new = (_chunk_sums(rows, chunk_keep), gradients.output)
+    carry = jax.tree.map(jnp.add, carry, new)
+    return carry, gradients.features.astype(features.dtype)
 
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), output)
   chunks = tuple(_to_chunks(x, count) for x in (features, targets, keep))
-  (sums, by_table, by_bias), by_features = jax.lax.scan(
-    add_chunk, (zero_sums(), zeros.table, zeros.bias), chunks
+  (sums, by_output), by_features = jax.lax.scan(
+    add_chunk, (zero_sums(), _zeros(output)), chunks
   )
-  by_features = _from_chunks(by_features, targets.shape[0])
-  return sums, (by_features, OutputLayer(by_table, by_bias))
+  return sums, (_from_chunks(by_features, targets.shape[0]), by_output)
+
+
+def _scaled(gradients: tuple, scale: Float[Array, '']) -> tuple:
+  return jax.tree.map(lambda g: (g * scale).astype(g.dtype), gradients)
 
 
 def _cross_entropy_backward(smoothing, chunk_tokens, gradients, cotangent):
   del smoothing, chunk_tokens
-  by_features, by_output = jax.tree.map(
-    lambda g: (g * cotangent.loss).astype(g.dtype), gradients
-  )
-  return by_features, by_output, None, None
+  return *_scaled(gradients, cotangent.loss), None, None
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
+class _Settings(NamedTuple):
+  smoothing: float
+  chunk_tokens: int
+  combine: Combine
+
+
+class _MixtureGradients(NamedTuple):
+  """Of the weighted loss; the features as in `_mixture_pass`."""
+
+  features: Float[Array, 'G X C T D']
+  log_weights: Float[Array, ' G']
+  output: OutputLayer
+
+
+class _MixtureChunk(NamedTuple):
+  """losses: of every group, psi_k CE_k, which is also d loss / d log psi_k."""
+
+  losses: Float[Array, ' G']
+  sums: LossSums
+  by_features: Float[Array, 'G R D'] | None
+  by_output: OutputLayer | None
+
+
+def _mixture_chunk(
+  features: Float[Array, 'G R D'],
+  log_weights: Float[Array, ' G'],
+  output: OutputLayer,
+  targets: Int[Array, ' R'],
+  keep: Bool[Array, ' R'],
+  settings: _Settings,
+  by_output: OutputLayer | None,
+) -> _MixtureChunk:
+  """One chunk, group by group; adds to `by_output` unless that is None."""
+
+  def add_group(carry, group):
+    mixture, by_output = carry
+    group_features, log_weight = group
+    weight, by_features = jnp.exp(log_weight), None
+    logits = output_logits(group_features, output)
+    rows, log_sum = _row_losses(logits, targets, settings.smoothing)
+    if settings.combine == 'arithmetic':
+      mixture += jnp.exp(log_weight + logits - log_sum)
+    else:
+      mixture += weight * (logits - log_sum)
+    if by_output is not None:
+      gradients = _chunk_gradients(
+        logits,
+        log_sum,
+        group_features,
+        output,
+        targets,
+        keep,
+        settings.smoothing,
+        weight,
+      )
+      by_output = jax.tree.map(jnp.add, by_output, gradients.output)
+      by_features = gradients.features.astype(features.dtype)
+    seen = (rows.loss, rows.negative_log_likelihood, by_features)
+    return (mixture, by_output), seen
+
+  nothing = jnp.zeros((targets.size, output.table.shape[0]), jnp.float32)
+  (mixture, by_output), (losses, negatives, by_features) = jax.lax.scan(
+    add_group, (nothing, by_output), (features, log_weights)
+  )
+  losses = losses * jnp.exp(log_weights)[:, None]
+  rows = _Rows(
+    losses.sum(0),
+    _mixture_negative(negatives, log_weights[:, None], settings.combine),
+    _is_largest(targets, mixture),
+  )
+  losses = jnp.where(keep, losses, 0).sum(-1)
+  return _MixtureChunk(losses, _chunk_sums(rows, keep), by_features, by_output)
+
+
+def _mixture_negative(
+  negatives: Float[Array, 'G R'],
+  log_weights: Float[Array, 'G 1'],
+  combine: Combine,
+) -> Float[Array, ' R']:
+  if combine == 'arithmetic':
+    return -jax.nn.logsumexp(log_weights - negatives, axis=0)
+  return (jnp.exp(log_weights) * negatives).sum(0)
+
+
+def _is_largest(
+  targets: Int[Array, ' R'], scores: Float[Array, 'R V']
+) -> Bool[Array, ' R']:
+  chosen = jnp.take_along_axis(scores, targets[:, None], axis=-1)
+  return chosen[:, 0] >= scores.max(-1)
+
+
+def _mixture_pass(
+  features: Float[Array, 'G B T D'],
+  log_weights: Float[Array, ' G'],
+  output: OutputLayer,
+  targets: Int[Array, 'B T'],
+  keep: Bool[Array, 'B T'],
+  settings: _Settings,
+  differentiate: bool,
+) -> tuple[LossSums, _MixtureGradients | None]:
+  """The sums of all chunks.
+
+  Features and their gradient are read and written in place, chunk c as
+  [:, :, c] of [G, B / C, C, T, D]: G copies would be the largest arrays here.
+  """
+  count = _chunk_count(*targets.shape, settings.chunk_tokens)
+  groups, rows, *rest = features.shape
+  features = features.reshape(groups, rows // count, count, *rest)
+
+  def add_chunk(carry, chunk):
+    sums, gradients = carry
+    index, chunk_targets, chunk_keep = chunk
+    chunk_features = jax.lax.dynamic_index_in_dim(features, index, 2)
+    new = _mixture_chunk(
+      chunk_features.reshape(groups, -1, features.shape[-1]),
+      log_weights,
+      output,
+      chunk_targets,
+      chunk_keep,
+      settings,
+      gradients.output if differentiate else None,
+    )
+    if differentiate:
+      gradients = _MixtureGradients(
+        jax.lax.dynamic_update_index_in_dim(
+          gradients.features,
+          new.by_features.reshape(chunk_features.shape),
+          index,
+          2,
+        ),
+        gradients.log_weights + new.losses,
+        new.by_output,
+      )
+    return (jax.tree.map(jnp.add, sums, new.sums), gradients), None
+
+  gradients = None
+  if differentiate:
+    gradients = _MixtureGradients(
+      jnp.zeros_like(features), jnp.zeros_like(log_weights), _zeros(output)
+    )
+  chunks = (
+    jnp.arange(count),
+    _to_chunks(targets, count),
+    _to_chunks(keep, count),
+  )
+  return jax.lax.scan(add_chunk, (zero_sums(), gradients), chunks)[0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _mixture_cross_entropy(
+  features: Float[Array, 'G B T D'],
+  log_weights: Float[Array, ' G'],
+  output: OutputLayer,
+  targets: Int[Array, 'B T'],
+  keep: Bool[Array, 'B T'],
+  settings: _Settings,
+) -> LossSums:
+  return _mixture_pass(
+    features, log_weights, output, targets, keep, settings, False
+  )[0]
+
+
+def _mixture_forward(features, log_weights, output, targets, keep, settings):
+  sums, gradients = _mixture_pass(
+    features, log_weights, output, targets, keep, settings, True
+  )
+  return sums, gradients._replace(
+    features=gradients.features.reshape(features.shape)
+  )
+
+
+def _mixture_backward(settings, gradients, cotangent):
+  del settings
+  return *_scaled(gradients, cotangent.loss), None, None
+
+
+_mixture_cross_entropy.defvjp(_mixture_forward, _mixture_backward)
+
+
 def cross_entropy(
-  features: Float[Array, 'B T D'],
+  features: Float[Array, '*G B T D'],
   output: OutputLayer,
   targets: Int[Array, 'B T'],
   target_lengths: Int[Array, ' B'],
   label_smoothing: float = 0.0,
   chunk_tokens: int = 0,
+  log_weights: Float[Array, '*G'] | None = None,
+  combine: Combine = 'arithmetic',
 ) -> LossSums:
   """Label-smoothed cross-entropy of the output layer.
 
   -(1 - e) log p(y) - e / V sum_v log p(v), Szegedy et al. (2016), section 7,
   with p = softmax(features table^T + bias) in float32.
 
+  With groups, sum_k psi_k of that, Yang et al. (2022), Eq. 7, which is at
+  least the cross-entropy of the mixture. The other sums are the mixture's:
+  sum_k psi_k p_k, or exp(sum_k psi_k log p_k).
+
   Only `loss` has a gradient.
 
   Args:
-    features: decoder features, float32 or bfloat16.
+    features: decoder features, float32 or bfloat16; [B, T, D], or those of
+      every group.
     output: table [V, D] and bias [V] or None, float32.
     targets: int32 token ids.
     target_lengths: int32 tokens in each row; the rest does not count.
     label_smoothing: e, in [0, 1).
     chunk_tokens: the fewest tokens, padding included, whose logits are held
       at a time; 0: all.
+    log_weights: log psi of the groups, float32, with psi of sum 1; None
+      without groups.
+    combine: the mixture: 'arithmetic' or 'geometric'.
 
   Returns:
     Sums over the tokens of all rows.
   """
   keep = jnp.arange(targets.shape[1]) < target_lengths[:, None]
+  if log_weights is not None and len(log_weights) > 1:
+    settings = _Settings(label_smoothing, chunk_tokens, combine)
+    return _mixture_cross_entropy(
+      features, log_weights, output, targets, keep, settings
+    )
+  # One group has psi = 1 and no mixture.
+  alone = features if log_weights is None else features[0]
   return _cross_entropy(
-    features, output, targets, keep, label_smoothing, chunk_tokens
+    alone, output, targets, keep, label_smoothing, chunk_tokens
   )

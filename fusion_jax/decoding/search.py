@@ -120,6 +120,7 @@ def beam_search(
   end_id: int,
   penalty: LengthPenalty,
   keep: int | None = None,
+  normalised: bool = False,
 ) -> Hypotheses:
   """Searches for the best hypotheses of every sentence.
 
@@ -148,6 +149,7 @@ def beam_search(
     end_id: the token that ends a hypothesis.
     penalty: the length penalty.
     keep: hypotheses to return, N; None for K. Fewer end the search sooner.
+    normalised: the step's logits are log-probabilities already.
 
   Returns:
     The hypotheses, best first; equal scores in the order of their ending.
@@ -160,7 +162,9 @@ def beam_search(
       state.newest, state.position, _split_beams(state.cache, beam)
     )
     at_limit = state.position + 1 >= max_lengths
-    candidates = _extend(logits, state.log_probabilities, at_limit, end_id)
+    candidates = _extend(
+      logits, state.log_probabilities, at_limit, end_id, normalised
+    )
     tokens = _sequences(state.tokens, candidates, state.position)
     ends = candidates.tokens == end_id
     finished = _merge(
@@ -256,6 +260,7 @@ def _extend(
   alive: Float32[Array, 'B K'],
   at_limit: Array,
   end_id: int,
+  normalised: bool,
 ) -> _Candidates:
   """The best extensions; at the limit, each hypothesis with its end.
 
@@ -267,7 +272,11 @@ def _extend(
   each = min(count, vocabulary)
   # [B, K, V] -> [B * K, each] -> [B, K * each]
   largest, tokens = top_k(logits.reshape(batch * beam, vocabulary), each)
-  normaliser = jax.nn.logsumexp(logits, axis=-1)
+  normaliser = (
+    jnp.zeros((batch, beam))
+    if normalised
+    else jax.nn.logsumexp(logits, axis=-1)
+  )
   gains = largest.reshape(batch, beam, each) - normaliser[:, :, None]
   scores = alive[:, :, None] + gains
   scores, order = jax.lax.top_k(scores.reshape(batch, beam * each), count)

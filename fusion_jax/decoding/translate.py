@@ -262,7 +262,7 @@ def _search(
   apply = functools.partial(model.apply, {'params': parameters})
   encoded = apply(source, source_lengths, method='encode')
   cache, memory = apply(
-    encoded.features,
+    encoded,
     source_lengths,
     settings.beam,
     max_length,
@@ -281,6 +281,7 @@ def _search(
     end_id=settings.end_id,
     penalty=settings.penalty,
     keep=settings.keep,
+    normalised=model.gives_log_probabilities,
   )
 
 

@@ -1,11 +1,9 @@
-"""Multi-head attention: the pure function, the module, the key/value cache.
+"""Multi-head attention: the pure function and the module.
 
 Axis letters: B batch, T queries, S keys, D model width, N heads, H head width.
 Keys and values are kept as [B, N, S, H], the layout that is read at each step
 of decoding. Masks are True where a key may be attended to.
 """
-
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +11,12 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.config import ModelConfig
+from fusion_jax.models.context import Context, KeyValue
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import Dense
 
 # Added to masked logits. Finite, so that a row without any key stays finite.
 _MASKED = -1e9
-
-
-class KeyValue(NamedTuple):
-  """What attention reads; in decoding also the cache of one layer."""
-
-  keys: Float[Array, '*B N S H']
-  values: Float[Array, '*B N S H']
 
 
 def padding_mask(
@@ -91,6 +83,50 @@ class MultiHeadAttention(nn.Module):
       self._split(self.key(source)), self._split(self.value(source))
     )
 
+  def attend(
+    self,
+    x: Float[Array, 'M T D'],
+    h: Float[Array, 'M T D'],
+    layers: tuple[Float[Array, 'M T D'], ...],
+    context: Context,
+  ) -> Float[Array, 'M T D']:
+    """Self-attention over all positions of a pass and those before it.
+
+    Args:
+      x: the input of the layer.
+      h: the same after the norm before attention, if any.
+      layers: H[0..l-1], for attentions that read more than h.
+      context: of the pass.
+
+    Returns:
+      The output of the sublayer.
+    """
+    del x, layers
+    seen = context.caches.extend(self.keys_values(h))
+    return self(h, seen, context.mask, context.deterministic)
+
+  def memory(
+    self, features: Float[Array, 'B S D'], embedding: Float[Array, 'B S D']
+  ) -> KeyValue:
+    """What cross-attention reads, computed once a sentence.
+
+    Args:
+      features: of the encoder.
+      embedding: H[0] of the encoder, for attentions that read it too.
+
+    Returns:
+      Keys and values of every source position.
+    """
+    del embedding
+    return self.keys_values(features)
+
+  def residual_input(
+    self, x: Float[Array, '*B T D'], h: Float[Array, '*B T D']
+  ) -> Float[Array, '*B T D']:
+    """What the sublayer's output is added to: x, the layer's raw input."""
+    del h
+    return x
+
   def __call__(
     self,
     x: Float[Array, 'B T D'],
@@ -113,25 +149,3 @@ class MultiHeadAttention(nn.Module):
     weights = self.dropout(weights.astype(x.dtype), deterministic)
     heads = jnp.einsum('BNTS,BNSH->BNTH', weights, source.values)
     return self.out(heads.transpose(0, 2, 1, 3).reshape(x.shape))
-
-
-def append(
-  cache: KeyValue, new: KeyValue, position: Int[Array, '']
-) -> KeyValue:
-  """Writes the keys and values of one position into a cache.
-
-  Args:
-    cache: [B, N, S, H] each.
-    new: [B, N, 1, H] each.
-    position: where on the S axis.
-
-  Returns:
-    The cache with that position replaced.
-  """
-  return jax.tree.map(
-    lambda old, one: jax.lax.dynamic_update_slice_in_dim(
-      old, one.astype(old.dtype), position, axis=2
-    ),
-    cache,
-    new,
-  )

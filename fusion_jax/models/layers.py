@@ -134,12 +134,14 @@ class Residual(nn.Module):
   """What surrounds every sublayer f: norm, dropout and the sum.
 
   norm='post': LN(x + dropout(f(x))). norm='pre': x + dropout(f(LN(x))).
+  norm='rezero': x + a dropout(f(x)); Bachlechner et al. (2020), Eq. 1.
   """
 
   config: ModelConfig
 
   def setup(self):
-    self.norm = layer_norm(self.config)
+    if self.config.norm != 'rezero':
+      self.norm = layer_norm(self.config)
     self.dropout = Dropout(self.config.dropout, self.config.dropout_generator)
 
   def before(self, x: Float[Array, '*batch D']) -> Float[Array, '*batch D']:
@@ -151,7 +153,21 @@ class Residual(nn.Module):
     x: Float[Array, '*batch D'],
     y: Float[Array, '*batch D'],
     deterministic: bool,
+    scale: Float[Array, ''] | None = None,
   ) -> Float[Array, '*batch D']:
-    """The output of the layer, from its input x and y = f(before(x))."""
-    x = x + self.dropout(y, deterministic)
+    """The output, from the input x and y = f(before(x)).
+
+    Args:
+      x: the input of the sublayer.
+      y: of f.
+      deterministic: no dropout.
+      scale: a of norm='rezero', float32.
+
+    Returns:
+      The sum, after the norm with norm='post'.
+    """
+    y = self.dropout(y, deterministic)
+    if scale is not None:
+      y = scale.astype(y.dtype) * y
+    x = x + y
     return self.norm(x) if self.config.norm == 'post' else x

@@ -1,190 +1,346 @@
 """Encoder and decoder stacks; both return every H[0..L] as a value.
 
 H[0] is the input of the first layer, H[l] the output of layer l.
-Axis letters: B batch, S source, T target, D model width, K beam.
+Axis letters: B batch, S source, T target, D model width, K beam, G groups.
+M is the rows of a decoder pass: B, or B * K in one step of a beam search.
 """
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
+from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
-from fusion_jax.models.attention import KeyValue, MultiHeadAttention, append
+from fusion_jax.models.context import CacheWalk, Context, KeyValue
 from fusion_jax.models.layers import FeedForward, Residual, layer_norm
+
+Layers = tuple[Float[Array, 'M T D'], ...]
+
+# Of every decoder layer: one each, or stacked with scan_layers.
+Memories = tuple[KeyValue, ...] | KeyValue
 
 
 class StackOutput(NamedTuple):
-  """features: what follows reads. layers: H[0..L], before any final norm."""
+  """What a stack gives.
 
-  features: Float[Array, 'B T D']
-  layers: tuple[Float[Array, 'B T D'], ...]
+  features: what follows reads; one for each decoder layer after an encoder
+    with transparent attention, one a group after a decoder of groups.
+  layers: H[0..L], before any final norm.
+  log_weights: log psi of the decoder's groups, float32; None without groups.
+  """
+
+  features: Float[Array, '*G M T D']
+  layers: Layers
+  log_weights: Float[Array, ' G'] | None = None
+
+
+def _scale(module: nn.Module, config: ModelConfig) -> Float[Array, ''] | None:
+  """The weight of a layer's sublayers with norm='rezero'."""
+  if config.norm != 'rezero':
+    return None
+  init = nn.with_logical_partitioning(nn.initializers.zeros_init(), ())
+  return module.param('residual_scale', init, ())
 
 
 class EncoderLayer(nn.Module):
   """Self-attention, then feed-forward."""
 
   config: ModelConfig
-
-  def setup(self):
-    self.self_attention = MultiHeadAttention(self.config)
-    self.self_attention_residual = Residual(self.config)
-    self.feed_forward = FeedForward(self.config)
-    self.feed_forward_residual = Residual(self.config)
-
-  def __call__(
-    self,
-    x: Float[Array, 'B S D'],
-    mask: Bool[Array, '#B #N #S S'],
-    deterministic: bool,
-  ) -> Float[Array, 'B S D']:
-    h = self.self_attention_residual.before(x)
-    y = self.self_attention(
-      h, self.self_attention.keys_values(h), mask, deterministic
-    )
-    x = self.self_attention_residual.after(x, y, deterministic)
-    y = self.feed_forward(self.feed_forward_residual.before(x), deterministic)
-    return self.feed_forward_residual.after(x, y, deterministic)
-
-
-class Encoder(nn.Module):
-  """encoder_layers layers and, with norm='pre', a final norm."""
-
-  config: ModelConfig
+  index: int = 1
 
   def setup(self):
     config = self.config
-    self.layer = [EncoderLayer(config) for _ in range(config.encoder_layers)]
-    if config.norm == 'pre':
-      self.final_norm = layer_norm(config)
+    self.self_attention = fusion.self_attention(config, 'encoder', self.index)
+    self.self_attention_residual = Residual(config)
+    self.feed_forward = FeedForward(config)
+    self.feed_forward_residual = Residual(config)
+    self.scale = _scale(self, config)
 
   def __call__(
     self,
     x: Float[Array, 'B S D'],
-    mask: Bool[Array, '#B #N #S S'],
-    deterministic: bool,
-  ) -> StackOutput:
-    layers = [x]
-    for layer in self.layer:
-      layers.append(layer(layers[-1], mask, deterministic))
-    x = layers[-1]
-    features = self.final_norm(x) if self.config.norm == 'pre' else x
-    return StackOutput(features, tuple(layers))
+    layers: Layers,
+    context: Context,
+    memory: None = None,
+  ) -> Float[Array, 'B S D']:
+    """One layer.
+
+    Args:
+      x: its input.
+      layers: H[0..l-1], for attentions that read more than x.
+      context: of the pass.
+      memory: None; the decoder's layers have one.
+
+    Returns:
+      Its output.
+    """
+    del memory
+    deterministic = context.deterministic
+    h = self.self_attention_residual.before(x)
+    y = self.self_attention.attend(x, h, layers, context)
+    x = self.self_attention.residual_input(x, h)
+    x = self.self_attention_residual.after(x, y, deterministic, self.scale)
+    y = self.feed_forward(self.feed_forward_residual.before(x), deterministic)
+    return self.feed_forward_residual.after(x, y, deterministic, self.scale)
 
 
 class DecoderLayer(nn.Module):
   """Self-attention, attention over the memory, feed-forward."""
 
   config: ModelConfig
+  index: int = 1
 
   def setup(self):
     config = self.config
-    self.self_attention = MultiHeadAttention(config)
+    self.self_attention = fusion.self_attention(config, 'decoder', self.index)
     self.self_attention_residual = Residual(config)
-    self.cross_attention = MultiHeadAttention(config)
+    self.cross_attention = fusion.cross_attention(config)
     self.cross_attention_residual = Residual(config)
     self.feed_forward = FeedForward(config)
     self.feed_forward_residual = Residual(config)
+    self.scale = _scale(self, config)
 
-  def memory_keys_values(self, memory: Float[Array, 'B S D']) -> KeyValue:
+  def memory(
+    self, features: Float[Array, 'B S D'], embedding: Float[Array, 'B S D']
+  ) -> KeyValue:
     """What this layer's cross-attention reads, computed once a sentence."""
-    return self.cross_attention.keys_values(memory)
+    return self.cross_attention.memory(features, embedding)
 
   def __call__(
     self,
     x: Float[Array, 'M T D'],
-    mask: Bool[Array, '#M #N #T U'],
+    layers: Layers,
+    context: Context,
     memory: KeyValue,
-    memory_mask: Bool[Array, 'B 1 1 S'],
-    deterministic: bool,
-    cache: KeyValue | None = None,
-    position: Int[Array, ''] | None = None,
-  ) -> tuple[Float[Array, 'M T D'], KeyValue]:
-    """One layer, for all positions or for one with a cache.
+  ) -> Float[Array, 'M T D']:
+    """One layer, for all positions or for one with caches.
 
     Args:
       x: all positions of B sentences (M = B), or the newest position of each
         of K hypotheses of B sentences (M = B * K, T = 1).
-      mask: of the self-attention, True keeps; U = T, or the cache's length.
-      memory: of `memory_keys_values`; all hypotheses of a sentence share it.
-      memory_mask: True at source tokens.
-      deterministic: no dropout.
-      cache: keys and values of the earlier positions, if any.
-      position: of x in the cache.
+      layers: H[0..l-1], for attentions that read more than x.
+      context: of the pass.
+      memory: keys and values of the source; all hypotheses of a sentence
+        share them.
 
     Returns:
-      The layer's output, and the keys and values that the self-attention
-      read.
+      The layer's output.
     """
+    deterministic = context.deterministic
     h = self.self_attention_residual.before(x)
-    seen = self.self_attention.keys_values(h)
-    if cache is not None:
-      seen = append(cache, seen, position)
-    y = self.self_attention(h, seen, mask, deterministic)
-    x = self.self_attention_residual.after(x, y, deterministic)
+    y = self.self_attention.attend(x, h, layers, context)
+    x = self.self_attention.residual_input(x, h)
+    x = self.self_attention_residual.after(x, y, deterministic, self.scale)
 
     h = self.cross_attention_residual.before(x)
-    per_sentence = h.reshape(memory.keys.shape[0], -1, h.shape[-1])
-    y = self.cross_attention(per_sentence, memory, memory_mask, deterministic)
-    y = y.reshape(h.shape)
-    x = self.cross_attention_residual.after(x, y, deterministic)
+    y = self._attend_memory(h, memory, context)
+    x = self.cross_attention.residual_input(x, h)
+    x = self.cross_attention_residual.after(x, y, deterministic, self.scale)
 
     y = self.feed_forward(self.feed_forward_residual.before(x), deterministic)
-    return self.feed_forward_residual.after(x, y, deterministic), seen
+    return self.feed_forward_residual.after(x, y, deterministic, self.scale)
+
+  def _attend_memory(
+    self, h: Float[Array, 'M T D'], memory: KeyValue, context: Context
+  ) -> Float[Array, 'M T D']:
+    per_sentence = h.reshape(memory.keys.shape[0], -1, h.shape[-1])
+    y = self.cross_attention(
+      per_sentence, memory, context.memory_mask, context.deterministic
+    )
+    return y.reshape(h.shape)
 
 
-class Decoder(nn.Module):
-  """decoder_layers layers and, with norm='pre', a final norm."""
+class _Stack(nn.Module):
+  """Layers, what connects them, and what is read out of them.
+
+  Attributes:
+    config: of the model.
+    layer_embedding: the table of Wang et al. (2018), Eq. 4, if any.
+  """
 
   config: ModelConfig
+  layer_embedding: nn.Module | None = None
+
+  side = 'encoder'
+  layer_class = EncoderLayer
 
   def setup(self):
-    config = self.config
-    self.layer = [DecoderLayer(config) for _ in range(config.decoder_layers)]
+    config, side = self.config, self.side
+    if config.scan_layers:
+      self.layers = self.layer_class(config)
+    else:
+      self.layer = [
+        self.layer_class(config, index + 1)
+        for index in range(config.layers(side))
+      ]
+    self.connection = fusion.connection(config, side)
+    self.input_norms = fusion.input_norms(config, side)
+    self.read_out = fusion.read_out(config, side, self.layer_embedding)
+    self.groups = fusion.groups(config, side)
     if config.norm == 'pre':
       self.final_norm = layer_norm(config)
 
-  def memory_keys_values(
-    self, memory: Float[Array, 'B S D']
-  ) -> tuple[KeyValue, ...]:
-    """Keys and values of the memory for every layer."""
-    return tuple(layer.memory_keys_values(memory) for layer in self.layer)
-
-  def __call__(
+  def _run(
     self,
     x: Float[Array, 'M T D'],
-    mask: Bool[Array, '#M #N #T U'],
-    memory: tuple[KeyValue, ...],
-    memory_mask: Bool[Array, 'B 1 1 S'],
-    deterministic: bool,
-    caches: tuple[KeyValue, ...] | None = None,
-    position: Int[Array, ''] | None = None,
-  ) -> tuple[StackOutput, tuple[KeyValue, ...]]:
+    context: Context,
+    memories: Any,
+  ) -> StackOutput:
+    """All layers, then the read-out."""
+    run = self._scan if self.config.scan_layers else self._loop
+    return self._read(*run(x, context, memories), context)
+
+  def _loop(
+    self, x: Float[Array, 'M T D'], context: Context, memories: Any
+  ) -> tuple[Layers, Float[Array, 'M T D']]:
+    """H[0..L] and what the connection makes of them."""
+    layers, carried = (x,), ()
+    for index, layer in enumerate(self.layer):
+      h, carried = self.connection.layer_input(layers, carried, context)
+      y = self._one(layer, h, layers, context, memories[index])
+      layers = (*layers, self.connection.layer_output(layers, y))
+    return layers, self.connection.layer_input(layers, carried, context)[0]
+
+  def _one(
+    self,
+    layer: nn.Module,
+    x: Float[Array, 'M T D'],
+    layers: Layers,
+    context: Context,
+    memory: Any,
+  ) -> Float[Array, 'M T D']:
+    if not self.config.remat or context.caches.decoding:
+      return layer(x, layers, context, memory)
+
+    def body(layer, x, layers, memory):
+      part = dataclasses.replace(context, caches=CacheWalk())
+      y = layer(x, layers, part, memory)
+      return y, tuple(part.caches.seen)
+
+    y, seen = nn.remat(body)(layer, x, layers, memory)
+    context.caches.join(seen)
+    return y
+
+  def _scan(
+    self, x: Float[Array, 'M T D'], context: Context, memories: Any
+  ) -> tuple[Layers, Float[Array, 'M T D']]:
+    """As `_loop` without a connection; one layer is compiled for all."""
+    embedding = x
+
+    def body(layer, carry, scanned):
+      x, below = carry
+      memory, cache = scanned
+      caches = context.caches.branch(None if cache is None else (cache,))
+      part = dataclasses.replace(context, caches=caches)
+      y = layer(x, (embedding, below, x), part, memory)
+      return (y, x), (y, caches.seen[0])
+
+    if self.config.remat and not context.caches.decoding:
+      body = nn.remat(body, prevent_cse=False)
+    scan = _scanned(body, self.config.layers(self.side))
+    cache = context.caches.take()
+    (x, _), (outputs, seen) = scan(
+      self.layers, (x, x), (memories, _layers_first(cache))
+    )
+    context.caches.join((_rows_first(seen),))
+    return (embedding, *outputs), x
+
+  def _read(
+    self, layers: Layers, output: Float[Array, 'M T D'], context: Context
+  ) -> StackOutput:
+    features, log_weights = output, None
+    if self.read_out is not None:
+      features = self.read_out(self.input_norms(layers), context)
+    elif self.groups is not None:
+      features, log_weights = self.groups(self.input_norms(layers), context)
+    if self.config.norm == 'pre':
+      features = self.final_norm(features)
+    return StackOutput(features, layers, log_weights)
+
+
+class Encoder(_Stack):
+  """encoder_layers layers, their fusion and, with norm='pre', a final norm."""
+
+  def __call__(self, x: Float[Array, 'B S D'], context: Context) -> StackOutput:
+    """H[0] -> features and H[0..L]."""
+    memories = None if self.config.scan_layers else [None] * len(self.layer)
+    return self._run(x, context, memories)
+
+
+class Decoder(_Stack):
+  """decoder_layers layers, their fusion and, with norm='pre', a final norm."""
+
+  side = 'decoder'
+  layer_class = DecoderLayer
+
+  def memories(self, encoded: StackOutput) -> Memories:
+    """Keys and values of the source for every layer.
+
+    Args:
+      encoded: of the encoder.
+
+    Returns:
+      One for each layer; stacked, [L, B, N, S, H], with scan_layers.
+    """
+    features, embedding = encoded.features, encoded.layers[0]
+    each = features.ndim == embedding.ndim + 1
+    if not self.config.scan_layers:
+      return tuple(
+        layer.memory(features[index] if each else features, embedding)
+        for index, layer in enumerate(self.layer)
+      )
+
+    def body(layer, carry, own):
+      return carry, layer.memory(own if each else features, embedding)
+
+    scan = _scanned(body, self.config.decoder_layers)
+    return scan(self.layers, (), features if each else None)[1]
+
+  def __call__(
+    self, x: Float[Array, 'M T D'], context: Context, memories: Memories
+  ) -> StackOutput:
     """All positions at once, or one position with caches.
 
     Args:
       x: H[0], as in `DecoderLayer`.
-      mask: of the self-attention, True keeps.
-      memory: of `memory_keys_values`.
-      memory_mask: True at source tokens.
-      deterministic: no dropout.
-      caches: of every layer, when x is one position.
-      position: of x, when x is one position.
+      context: of the pass.
+      memories: of the method of that name.
 
     Returns:
-      features and H[0..L], and the self-attention's keys and values.
+      features and H[0..L].
     """
-    layers, seen = [x], []
-    for index, layer in enumerate(self.layer):
-      cache = None if caches is None else caches[index]
-      x, layer_seen = layer(
-        x, mask, memory[index], memory_mask, deterministic, cache, position
-      )
-      layers.append(x)
-      seen.append(layer_seen)
-    features = self.final_norm(x) if self.config.norm == 'pre' else x
-    return StackOutput(features, tuple(layers)), tuple(seen)
+    output = self._run(x, context, memories)
+    if output.log_weights is None or not context.deterministic:
+      return output
+    kept = fusion.inference_groups(
+      self.config, output.features, output.log_weights
+    )
+    return output._replace(features=kept[0], log_weights=kept[1])
+
+
+def _scanned(body: Callable, layers: int) -> Callable:
+  return nn.scan(
+    body,
+    variable_axes={'params': 0, 'telemetry': 0},
+    split_rngs={'params': True, 'dropout': True},
+    length=layers,
+    metadata_params={nn.PARTITION_NAME: 'layers'},
+  )
+
+
+def _layers_first(cache: KeyValue | None) -> KeyValue | None:
+  """[M, L, ...] leaves as [L, M, ...]."""
+  return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), cache)
+
+
+def _rows_first(cache: KeyValue) -> KeyValue:
+  """[L, M, ...] leaves as [M, L, ...]."""
+  return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), cache)
 
 
 def split_beams(cache: tuple[KeyValue, ...], beam: int) -> tuple[KeyValue, ...]:

@@ -4,6 +4,7 @@ Axis letters: B batch, S source length, T target length, D model width,
 V target vocabulary, K beam.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +12,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
+from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
-from fusion_jax.models.attention import KeyValue, causal_mask, padding_mask
+from fusion_jax.fusion.groups import mixture_log_probabilities
+from fusion_jax.models.attention import causal_mask, padding_mask
+from fusion_jax.models.context import CacheWalk, Context, KeyValue
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import (
   bias_initializer,
@@ -22,6 +26,7 @@ from fusion_jax.models.layers import (
 from fusion_jax.models.stack import (
   Decoder,
   Encoder,
+  Memories,
   StackOutput,
   merge_beams,
   split_beams,
@@ -40,15 +45,18 @@ class OutputLayer(NamedTuple):
 class ModelOutput(NamedTuple):
   """All that the teacher-forced pass knows.
 
-  features: decoder features [B, T, D], the input of `output`.
+  features: decoder features, the input of `output`; one tensor a group with
+    fusion='gtrans'.
   output: the output projection, applied by the loss.
   encoder_layers, decoder_layers: H[0..L] of each stack.
+  log_weights: log psi of the groups, float32; None without groups.
   """
 
-  features: Float[Array, 'B T D']
+  features: Float[Array, '*G B T D']
   output: OutputLayer
   encoder_layers: tuple[Float[Array, 'B S D'], ...]
   decoder_layers: tuple[Float[Array, 'B T D'], ...]
+  log_weights: Float[Array, ' G'] | None = None
 
 
 class Memory(NamedTuple):
@@ -58,7 +66,7 @@ class Memory(NamedTuple):
   mask: True at source tokens.
   """
 
-  layers: tuple[KeyValue, ...]
+  layers: Memories
   mask: Bool[Array, 'B 1 1 S']
 
 
@@ -95,8 +103,9 @@ class Transformer(nn.Module):
     if config.positions == 'learned':
       self.source_positions = self._positions('source_positions')
       self.target_positions = self._positions('target_positions')
-    self.encoder = Encoder(config)
-    self.decoder = Decoder(config)
+    self.layer_embedding = fusion.layer_embedding(config)
+    self.encoder = Encoder(config, self.layer_embedding)
+    self.decoder = Decoder(config, self.layer_embedding)
     self.dropout = Dropout(config.embedding_dropout, config.dropout_generator)
 
   def _table(self, name: str, size: int) -> Float[Array, 'V D']:
@@ -184,7 +193,7 @@ class Transformer(nn.Module):
       deterministic: no dropout.
 
     Returns:
-      features (the memory of the decoder) and H[0..L].
+      features (what the decoder attends to) and H[0..L].
     """
     learned = getattr(self, 'source_positions', None)
     x = self._embed(
@@ -195,7 +204,7 @@ class Transformer(nn.Module):
       deterministic,
     )
     mask = padding_mask(source_lengths, source.shape[1])
-    return self.encoder(x, mask, deterministic)
+    return self.encoder(x, Context(mask, deterministic, mask[:, 0, 0]))
 
   def __call__(
     self,
@@ -203,6 +212,7 @@ class Transformer(nn.Module):
     source_lengths: Int[Array, ' B'],
     target: Int[Array, 'B T'],
     deterministic: bool = True,
+    target_lengths: Int[Array, ' B'] | None = None,
   ) -> ModelOutput:
     """The teacher-forced pass.
 
@@ -214,6 +224,8 @@ class Transformer(nn.Module):
       source_lengths: int32 tokens in each row.
       target: int32 token ids, the end symbol included, no start symbol.
       deterministic: no dropout.
+      target_lengths: int32 tokens in each row, for what is recorded as
+        telemetry; no output depends on them.
 
     Returns:
       Decoder features, output projection, and H[0..L] of both stacks.
@@ -223,20 +235,27 @@ class Transformer(nn.Module):
     x = self._embed_target(
       shift_right(target, self.start_id), jnp.arange(length), deterministic
     )
-    decoded, _ = self.decoder(
-      x,
+    tokens = None
+    if target_lengths is not None:
+      tokens = jnp.arange(length) < target_lengths[:, None]
+    context = Context(
       causal_mask(length),
-      self.decoder.memory_keys_values(encoded.features),
-      padding_mask(source_lengths, source.shape[1]),
       deterministic,
+      tokens,
+      memory_mask=padding_mask(source_lengths, source.shape[1]),
     )
+    decoded = self.decoder(x, context, self.decoder.memories(encoded))
     return ModelOutput(
-      decoded.features, self.output_layer, encoded.layers, decoded.layers
+      decoded.features,
+      self.output_layer,
+      encoded.layers,
+      decoded.layers,
+      decoded.log_weights,
     )
 
   def start_decoding(
     self,
-    memory: Float[Array, 'B S D'],
+    encoded: StackOutput,
     source_lengths: Int[Array, ' B'],
     beam: int,
     max_length: int,
@@ -244,22 +263,28 @@ class Transformer(nn.Module):
     """An empty cache, and what all steps read of the source.
 
     Args:
-      memory: features of `encode`.
+      encoded: of `encode`.
       source_lengths: int32 tokens in each row.
       beam: hypotheses of a sentence, K.
       max_length: the most steps, T.
 
     Returns:
-      The cache, leaves [B, K, N, T, H]; and the memory, leaves [B, ...].
+      The cache, leaves [B, K, ..., N, T, H]; and the memory.
     """
-    config = self.config
-    shape = (memory.shape[0], beam, config.heads, max_length, config.head_width)
-    empty = jnp.zeros(shape, memory.dtype)
-    cache = tuple(KeyValue(empty, empty) for _ in range(config.decoder_layers))
-    return cache, Memory(
-      self.decoder.memory_keys_values(memory),
-      padding_mask(source_lengths, memory.shape[1]),
+    memory = Memory(
+      self.decoder.memories(encoded),
+      padding_mask(source_lengths, encoded.layers[0].shape[1]),
     )
+    first = jnp.full((source_lengths.shape[0], 1), self.start_id)
+    caches = CacheWalk()
+    # Only the shapes of what it sees are used; XLA drops the rest.
+    self._decode(first, jnp.zeros((1,), jnp.int32), memory, caches, 1)
+
+    def empty(seen: Array) -> Array:
+      rows, *inner, _, width = seen.shape
+      return jnp.zeros((rows, beam, *inner, max_length, width), seen.dtype)
+
+    return jax.tree.map(empty, tuple(caches.seen)), memory
 
   def decode_step(
     self,
@@ -277,24 +302,46 @@ class Transformer(nn.Module):
       memory: of `start_decoding`.
 
     Returns:
-      float32 logits, and the cache with this position.
+      float32 logits, which are log-probabilities already where
+      `gives_log_probabilities`; and the cache with this position.
     """
     batch, beam = tokens.shape
-    x = self._embed_target(
-      tokens.reshape(-1, 1), position[None], deterministic=True
+    size = cache[0].keys.shape[-2]
+    caches = CacheWalk(merge_beams(cache), position)
+    decoded = self._decode(
+      tokens.reshape(-1, 1), position[None], memory, caches, size
     )
-    size = cache[0].keys.shape[3]
-    decoded, cache = self.decoder(
-      x,
-      padding_mask(position[None] + 1, size),
-      memory.layers,
-      memory.mask,
-      True,
-      merge_beams(cache),
-      position,
+    features = decoded.features[..., 0, :]
+    if decoded.log_weights is None:
+      logits = output_logits(features, self.output_layer)
+    else:
+      logits = mixture_log_probabilities(
+        features,
+        decoded.log_weights,
+        functools.partial(output_logits, output=self.output_layer),
+        self.config.decoder.gtrans.combine,
+      )
+    cache = split_beams(tuple(caches.seen), beam)
+    return logits.reshape(batch, beam, -1), cache
+
+  @property
+  def gives_log_probabilities(self) -> bool:
+    """Whether `decode_step` gives the logarithm of a mixture."""
+    return self.config.decoder.fusion == 'gtrans'
+
+  def _decode(
+    self,
+    tokens: Int[Array, 'M 1'],
+    position: Int[Array, '1'],
+    memory: Memory,
+    caches: CacheWalk,
+    size: int,
+  ) -> StackOutput:
+    x = self._embed_target(tokens, position, deterministic=True)
+    context = Context(
+      padding_mask(position + 1, size), True, None, caches, memory.mask
     )
-    logits = output_logits(decoded.features[:, 0], self.output_layer)
-    return logits.reshape(batch, beam, -1), split_beams(cache, beam)
+    return self.decoder(x, context, memory.layers)
 
 
 def output_logits(

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -20,6 +21,7 @@ from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import by_rows, replicated
 from fusion_jax.training.run_directory import write_atomically
 from fusion_jax.training.step import make_eval_step
+from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
 from fusion_jax.training.trained import Run
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class Validator:
       config.data.filter.max_length,
     )
     self._step = make_eval_step(model, config.training.loss_chunk)
+    self._telemetry_step = make_telemetry_step(model)
     wanted = config.training.translate_sentences or None
     self._sources, self._references = (
       texts[:wanted] for texts in self._split.texts()
@@ -124,11 +127,19 @@ class Validator:
     )
     return values
 
-  def _loss(self, parameters: Parameters) -> LossSums:
+  def telemetry(self, parameters: Parameters) -> dict[str, float]:
+    """What the fusions do on the first batch; empty without fusion."""
+    return telemetry_values(
+      self._telemetry_step(parameters, next(self._batches()))
+    )
+
+  def _batches(self) -> Iterator[Batch]:
     sharding = by_rows(self._mesh)
-    sums = jax.device_put(zero_sums(), replicated(self._mesh))
     for batch in evaluation_batches(self._split, self._shapes):
-      sums = self._step(
-        parameters, sums, Batch(*jax.device_put(tuple(batch), sharding))
-      )
+      yield Batch(*jax.device_put(tuple(batch), sharding))
+
+  def _loss(self, parameters: Parameters) -> LossSums:
+    sums = jax.device_put(zero_sums(), replicated(self._mesh))
+    for batch in self._batches():
+      sums = self._step(parameters, sums, batch)
     return jax.device_get(sums)

@@ -30,7 +30,7 @@ class MetricsLog:
 
     Args:
       step: finished updates.
-      kind: 'train' or 'valid'; the prefix of the curves' names.
+      kind: 'train', 'valid' or 'fusion'; the prefix of the curves' names.
       values: named numbers; those that are not finite become null in JSON.
     """
     finite = {

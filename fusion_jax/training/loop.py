@@ -33,6 +33,7 @@ from fusion_jax.training.checkpoint import (
   tokenizer_digests,
 )
 from fusion_jax.training.evaluate import Validator, token_means
+from fusion_jax.training.initialize import with_baseline
 from fusion_jax.training.logs import MetricsLog
 from fusion_jax.training.optimizer import make_optimizer, make_schedule
 from fusion_jax.training.signals import stop_on_signals
@@ -134,12 +135,15 @@ class _Training:
     self._batches = _make_batches(config, corpus, mesh)
     self._iterator = training_iterator(self._batches, by_rows(mesh))
     source, target = corpus.source_tokenizer, corpus.target_tokenizer
-    model = make_model(config, source, target)
+    self._tokenizers = source, target
+    self._model = model = make_model(config, source, target)
     optimizer = make_optimizer(config.optimizer, config.model.width)
     self._schedule = make_schedule(config.optimizer, config.model.width)
     self._step = make_train_step(model, optimizer, config)
     on_all = functools.partial(jax.jit, out_shardings=replicated(mesh))
-    self._zero_totals = on_all(zero_totals)
+    self._zero_totals = on_all(
+      functools.partial(zero_totals, config.model.encoder_layers)
+    )
     self._state = on_all(
       lambda: initial_state(model, optimizer, config.training.seed)
     )()
@@ -162,7 +166,20 @@ class _Training:
     step = int(self._state.step)
     if step:
       logger.info('going on from step %d', step)
+    elif self._config.training.init_from:
+      self._start_from_baseline()
     self._log = MetricsLog(self._workdir, step)
+
+  def _start_from_baseline(self) -> None:
+    fresh = self._state.parameters
+    started = with_baseline(
+      fresh,
+      self._model,
+      self._tokenizers,
+      Path(self._config.training.init_from),
+    )
+    started = jax.device_put(started, jax.tree.map(lambda x: x.sharding, fresh))
+    self._state = self._state._replace(parameters=started)
 
   def close(self) -> None:
     """Ends the reading threads and closes the files."""
@@ -235,10 +252,16 @@ class _Training:
     values = token_means(totals.sums) | {
       'tokens_per_second': int(totals.sums.tokens) / seconds,
       'gradient_norm': float(totals.gradient_norm) / steps,
+      **{
+        f'encoder_gradient_norm_{layer}': float(norm) / steps
+        for layer, norm in enumerate(totals.encoder_gradient_norms, 1)
+      },
       'learning_rate': float(self._schedule(step - 1)),
       'epoch': step / self._batches.plan.batches_per_epoch,
       'seconds': self._timed_progress().seconds,
     }
+    if self._config.training.diversity:
+      values['diversity'] = float(totals.diversity) / steps
     self._log.write(step, 'train', values)
     left = (self._config.training.steps - step) * seconds / steps
     logger.info(
@@ -285,6 +308,9 @@ class _Training:
   def _validated(self, step: int) -> float:
     values = self._validate(self._state.parameters, step)
     self._log.write(step, 'valid', values)
+    telemetry = self._validate.telemetry(self._state.parameters)
+    if telemetry:
+      self._log.write(step, 'fusion', telemetry)
     metric = self._config.training.metric
     lower = metric == 'loss'
     self._progress = self._progress.updated(values[metric], step, lower)

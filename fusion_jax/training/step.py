@@ -14,8 +14,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch
+from fusion_jax.fusion.diversity import layer_diversity
 from fusion_jax.losses import LossSums, cross_entropy, zero_sums
 from fusion_jax.models.transformer import (
+  ModelOutput,
   Parameters,
   Transformer,
   initial_parameters,
@@ -39,22 +41,27 @@ class Totals(NamedTuple):
   """Sums since they were last read, kept on the device.
 
   sums: of the losses.
+  diversity: sum over the steps of the layer-diversity reward, float32.
   gradient_norm: sum over the steps of the global norm, before clipping.
+  encoder_gradient_norms: the same for each encoder layer, [L].
   steps: int32 steps summed.
   first_bad_step: int32 step whose loss or gradient was not finite; 0: none.
   """
 
   sums: LossSums
+  diversity: Float[Array, '']
   gradient_norm: Float[Array, '']
+  encoder_gradient_norms: Float[Array, ' L']
   steps: Int[Array, '']
   first_bad_step: Int[Array, '']
 
 
-def zero_totals() -> Totals:
+def zero_totals(encoder_layers: int) -> Totals:
   """Totals of no steps."""
-  return Totals(
-    zero_sums(), jnp.zeros((), 'f4'), jnp.zeros((), 'i4'), jnp.zeros((), 'i4')
-  )
+  zero = jnp.zeros((), jnp.float32)
+  none = jnp.zeros((), jnp.int32)
+  norms = jnp.zeros((encoder_layers,), jnp.float32)
+  return Totals(zero_sums(), zero, zero, norms, none, none)
 
 
 def initial_state(
@@ -74,7 +81,7 @@ def batch_loss(
   label_smoothing: float,
   chunk_tokens: int,
   dropout_key: Key[Array, ''] | None = None,
-) -> LossSums:
+) -> tuple[LossSums, ModelOutput]:
   """Loss sums of one batch; with dropout when a key is given."""
   output = model.apply(
     {'params': parameters},
@@ -84,14 +91,44 @@ def batch_loss(
     dropout_key is None,
     rngs=None if dropout_key is None else {'dropout': dropout_key},
   )
-  return cross_entropy(
+  sums = cross_entropy(
     output.features,
     output.output,
     batch.target,
     batch.target_lengths,
     label_smoothing,
     chunk_tokens,
+    output.log_weights,
+    model.config.decoder.gtrans.combine,
   )
+  return sums, output
+
+
+def batch_diversity(
+  output: ModelOutput, batch: Batch, sides: str
+) -> Float[Array, '']:
+  """The layer diversity of both stacks; Dou et al. (2018), Eq. 9-10.
+
+  Args:
+    output: of the model.
+    batch: gives the lengths.
+    sides: 'sum' or 'mean' of the two.
+
+  Returns:
+    float32, in [0, 2] or [0, 1].
+  """
+  total = sum(
+    layer_diversity(layers[1:], jnp.arange(size) < lengths[:, None])
+    for layers, size, lengths in (
+      (output.encoder_layers, batch.source.shape[1], batch.source_lengths),
+      (output.decoder_layers, batch.target.shape[1], batch.target_lengths),
+    )
+  )
+  return total if sides == 'sum' else total / 2
+
+
+# Of the loss, and the diversity times the target tokens.
+_Sums = tuple[LossSums, Float[Array, '']]
 
 
 def _split_rows(batch: Batch, parts: int) -> Batch:
@@ -105,12 +142,12 @@ def _split_rows(batch: Batch, parts: int) -> Batch:
 
 
 def _summed_gradients(
-  loss: Callable[..., tuple[Array, LossSums]],
+  loss: Callable[..., tuple[Array, _Sums]],
   parameters: Parameters,
   batch: Batch,
   key: Key[Array, ''],
   parts: int,
-) -> tuple[Parameters, LossSums]:
+) -> tuple[Parameters, _Sums]:
   """Gradient of the summed loss, and the sums, over all parts of a batch."""
   gradient = jax.grad(loss, has_aux=True)
   if parts == 1:
@@ -151,7 +188,7 @@ def make_train_step(
   training = config.training
 
   def loss(parameters, batch, key):
-    sums = batch_loss(
+    sums, output = batch_loss(
       model,
       parameters,
       batch,
@@ -159,11 +196,15 @@ def make_train_step(
       training.loss_chunk,
       key,
     )
-    return sums.loss, sums
+    if not training.diversity:
+      return sums.loss, (sums, jnp.zeros((), jnp.float32))
+    reward = batch_diversity(output, batch, training.diversity_sides)
+    reward = reward * sums.tokens
+    return sums.loss - training.diversity * reward, (sums, reward)
 
   def train_step(state, totals, batch):
     key = jax.random.fold_in(jax.random.key(training.seed), state.step)
-    gradients, sums = _summed_gradients(
+    gradients, (sums, reward) = _summed_gradients(
       loss, state.parameters, batch, key, config.optimizer.accumulation
     )
     scale = 1.0 / jnp.maximum(sums.tokens, 1)
@@ -173,8 +214,7 @@ def make_train_step(
     )
     parameters = optax.apply_updates(state.parameters, updates)
     new = TrainState(state.step + 1, parameters, optimizer_state)
-    norm = optax.tree.norm(gradients)
-    return new, _add(totals, sums, norm, new.step)
+    return new, _add(totals, sums, reward * scale, gradients, new.step)
 
   return jax.jit(train_step, donate_argnums=(0, 1))
 
@@ -182,17 +222,32 @@ def make_train_step(
 def _add(
   totals: Totals,
   sums: LossSums,
-  norm: Float[Array, ''],
+  diversity: Float[Array, ''],
+  gradients: Parameters,
   step: Int[Array, ''],
 ) -> Totals:
+  norm = optax.tree.norm(gradients)
   bad = ~(jnp.isfinite(sums.loss) & jnp.isfinite(norm))
   first = totals.first_bad_step
   return Totals(
     jax.tree.map(jnp.add, totals.sums, sums),
+    totals.diversity + diversity,
     totals.gradient_norm + norm,
+    totals.encoder_gradient_norms + layer_norms(gradients['encoder']),
     totals.steps + 1,
     jnp.where((first == 0) & bad, step, first),
   )
+
+
+def layer_norms(gradients: Parameters) -> Float[Array, ' L']:
+  """The norm of each layer's gradient in one stack; Yang et al., Fig. 11."""
+  if 'layers' in gradients:
+    return jax.vmap(optax.tree.norm)(gradients['layers'])
+  count = sum(name.startswith('layer_') for name in gradients)
+  norms = [
+    optax.tree.norm(gradients[f'layer_{index}']) for index in range(count)
+  ]
+  return jnp.stack(norms)
 
 
 def make_eval_step(
@@ -201,7 +256,7 @@ def make_eval_step(
   """The jitted validation step: adds the sums of a batch, unsmoothed."""
 
   def eval_step(parameters, sums, batch):
-    new = batch_loss(model, parameters, batch, 0.0, chunk_tokens)
+    new, _ = batch_loss(model, parameters, batch, 0.0, chunk_tokens)
     return jax.tree.map(jnp.add, sums, new)
 
   return jax.jit(eval_step, donate_argnums=1)

@@ -38,7 +38,8 @@ class Copying(Transformer):
     traces.append(source.shape)
     return StackOutput(source[:, :, None].astype(jnp.float32), ())
 
-  def start_decoding(self, memory, source_lengths, beam, max_length):
+  def start_decoding(self, encoded, source_lengths, beam, max_length):
+    memory = encoded.features
     cache = jnp.zeros((memory.shape[0], beam, 1))
     return cache, (memory[:, :, 0].astype(jnp.int32), source_lengths)
 

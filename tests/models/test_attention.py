@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.models.attention import (
-  KeyValue,
   MultiHeadAttention,
-  append,
   attention_weights,
   causal_mask,
   padding_mask,
 )
+from fusion_jax.models.context import KeyValue, append
 
 
 def test_masks_written_out():

@@ -128,9 +128,7 @@ def test_cached_decoding_equals_the_full_pass(norm, positions):
     return model.apply({'params': parameters}, *args, method=method)
 
   encoded = apply(source, lengths, method='encode')
-  cache, memory = apply(
-    encoded.features, lengths, beam, steps, method='start_decoding'
-  )
+  cache, memory = apply(encoded, lengths, beam, steps, method='start_decoding')
   for leaf in jax.tree.leaves(cache):
     assert leaf.shape == (3, beam, 2, steps, 8)
   step = jax.jit(lambda *args: apply(*args, method='decode_step'))

@@ -49,7 +49,7 @@ def _trained(norm: str):
   model = Transformer(config.model, _SIZE, _SIZE, _START)
   optimizer = make_optimizer(config.optimizer, config.model.width)
   step = make_train_step(model, optimizer, config)
-  state, totals = initial_state(model, optimizer, 0), zero_totals()
+  state, totals = initial_state(model, optimizer, 0), zero_totals(1)
   for seed in range(700):
     state, totals = step(state, totals, _copies(64, seed))
   return model, state.parameters
@@ -66,9 +66,7 @@ def test_unseen_sequences_are_copied_exactly(norm):
   @jax.jit
   def search(source, lengths):
     encoded = apply(source, lengths, method='encode')
-    cache, memory = apply(
-      encoded.features, lengths, 2, 10, method='start_decoding'
-    )
+    cache, memory = apply(encoded, lengths, 2, 10, method='start_decoding')
     return beam_search(
       lambda tokens, position, cache: apply(
         tokens, position, cache, memory, method='decode_step'

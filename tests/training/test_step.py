@@ -63,7 +63,7 @@ def _compiled(config, devices):
 
 def _build(config=_CONFIG, devices=1):
   step, initial, mesh = _compiled(config, devices)
-  totals = jax.device_put(zero_totals(), replicated(mesh))
+  totals = jax.device_put(zero_totals(1), replicated(mesh))
   return step, initial(), totals, mesh
 
 
@@ -181,12 +181,12 @@ def test_validation_adds_up_and_uses_no_smoothing():
   model = Transformer(_MODEL, 30, 30, 2)
   state = initial_state(model, optax.sgd(0.1), 0)
   evaluate = make_eval_step(model, 8)
-  zero = zero_totals().sums
+  zero = zero_totals(1).sums
   batch = _batch()
   once = evaluate(state.parameters, zero, batch)
   twice = evaluate(
     state.parameters,
-    evaluate(state.parameters, zero_totals().sums, batch),
+    evaluate(state.parameters, zero_totals(1).sums, batch),
     batch,
   )
   assert int(twice.tokens) == 2 * batch.target_lengths.sum()

@@ -1,0 +1,104 @@
+"""The fusion schemes that are compared, and the speeds that papers printed.
+
+A row of `fusion_jax.presets` says what a scheme changes in a config; what
+belongs to a paper's recipe and not to the scheme is left out here, so that
+all schemes have the same training.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fusion_jax.errors import InputError
+from fusion_jax.fusion_options import (
+  MultiLayerOptions,
+  RoutingOptions,
+  ShortcutOptions,
+)
+from fusion_jax.presets import (
+  DOU_2018,
+  DOU_2019,
+  EMELIN_2019,
+  WANG_2018,
+  YANG_2022,
+  Row,
+  both_sides,
+)
+
+BASELINE = 'none'
+# What most of the papers have; the sizes of benchmarks/sizes.py are pre-norm.
+POST_NORM: Row = {'model.norm': 'post'}
+
+
+class Scheme(NamedTuple):
+  """A line of the tables.
+
+  row: what it changes in the baseline's config.
+  train, decode: its speed relative to its paper's baseline, where printed.
+  """
+
+  row: Row
+  train: float | None = None
+  decode: float | None = None
+
+
+def schemes(layers: int) -> Mapping[str, Scheme]:
+  """The baseline, then all schemes, for stacks of so many layers."""
+  literal = RoutingOptions(route_gain=1.0)
+  lexical = ShortcutOptions(source='lexical')
+  return {
+    BASELINE: Scheme({}, 1.0, 1.0),
+    'dense': Scheme(DOU_2018['dense'], 0.93, 0.96),
+    'linear': Scheme(DOU_2018['linear'], 0.87, 0.95),
+    'iterative': Scheme(DOU_2018['iterative'], 0.73, 0.92),
+    'hierarchical': Scheme(DOU_2018['hierarchical'], 0.80, 0.94),
+    'hierarchical_diversity': Scheme(
+      DOU_2018['hierarchical_diversity'], 0.77, 0.94
+    ),
+    'multi_layer_2': Scheme(_multi_layer(2, layers), 0.65, 0.79),
+    'multi_layer_3': Scheme(_multi_layer(3, layers), 0.62, 0.75),
+    'average': Scheme(both_sides('average')),
+    'feed_forward': Scheme(WANG_2018['mlrf_both_fnn']),
+    'hops': Scheme(WANG_2018['mlrf_both_sa4']),
+    'feed_forward_hops': Scheme(WANG_2018['mlrf_fnn_sa']),
+    'dynamic_combination': Scheme(DOU_2019['dynamic_combination'], 0.84, 0.91),
+    'dynamic_routing': Scheme(DOU_2019['dynamic_routing'], 0.77, 0.87),
+    'dynamic_routing_literal': Scheme(
+      both_sides('dynamic_routing', routing=literal), 0.77, 0.87
+    ),
+    'em_routing': Scheme(DOU_2019['em_routing'], 0.61, 0.80),
+    'lexical': Scheme(both_sides(shortcut=lexical), 0.89),
+    'feature_fusion': Scheme(_emelin('feature_fusion'), 0.79),
+    'non_lexical': Scheme(_emelin('feature_fusion_non_lexical')),
+    'cross': Scheme(_emelin('feature_fusion_cross')),
+    'gtrans': Scheme(YANG_2022['gtrans'], decode=0.97),
+    'transparent': Scheme(YANG_2022['transparent']),
+    'dlcl': Scheme(both_sides('dlcl')),
+    'rezero': Scheme(YANG_2022['rezero']),
+  }
+
+
+def chosen(table: Mapping[str, Scheme], names: str) -> dict[str, Scheme]:
+  """The schemes of a flag, names with commas between; all where it is empty.
+
+  Raises:
+    InputError: there is no such scheme.
+  """
+  wanted = names.split(',') if names else list(table)
+  unknown = [name for name in wanted if name not in table]
+  if unknown:
+    raise InputError(
+      f'--schemes: no scheme {unknown[0]!r}; there are {", ".join(table)}'
+    )
+  return {name: table[name] for name in wanted}
+
+
+def _multi_layer(sources: int, layers: int) -> Row:
+  """Partial where no layer has so many below it."""
+  options = MultiLayerOptions(layers=sources, partial=sources >= layers)
+  return both_sides(multi_layer=options)
+
+
+def _emelin(name: str) -> Row:
+  """The model of a row, without its warm-up."""
+  row = EMELIN_2019[name]
+  return {field: row[field] for field in row if field.startswith('model.')}

@@ -1,0 +1,324 @@
+"""Capsules of layers: votes, and the read-outs that route them.
+
+Dou et al. (AAAI 2019), section 3.2. Input capsules are the layers of a
+position; output capsules, put one after the other, are the fused vector. The
+mathematics is in `routing`; here are the parameters.
+
+Axis letters: B batch, T positions, D model width, L layers, N output capsules,
+C width of an output capsule, I and O any widths.
+"""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion.aggregate import affine
+from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.routing import (
+  coupling_diversity,
+  coupling_entropy,
+  dynamic_routing,
+  em_routing,
+  inverse_temperatures,
+)
+from fusion_jax.fusion.tree import add_residual
+from fusion_jax.fusion_options import RoutingOptions
+from fusion_jax.models.context import Context, record, token_mean
+from fusion_jax.models.dropout import Dropout
+from fusion_jax.models.layers import (
+  Dense,
+  bias_initializer,
+  kernel_initializer,
+  layer_norm,
+)
+
+
+def capsule_count(config: ModelConfig, options: RoutingOptions) -> int:
+  """N; by default 512, or the model's width where that is less."""
+  return options.capsules or min(512, config.width)
+
+
+class _PerLayer(nn.Module):
+  """y[l] = x[l] W_l + b_l, a projection for every layer."""
+
+  config: ModelConfig
+  features: int
+
+  @nn.compact
+  def __call__(
+    self, inputs: tuple[Float[Array, 'B T I'], ...]
+  ) -> tuple[Float[Array, 'B T O'], ...]:
+    count, width = len(inputs), inputs[0].shape[-1]
+    one = kernel_initializer(self.config)
+
+    def start(key, shape):
+      each = functools.partial(one, shape=shape[1:])
+      return jax.vmap(each)(jax.random.split(key, shape[0]))
+
+    kernel = self.param(
+      'kernel',
+      nn.with_logical_partitioning(start, ('layers', 'embed', 'mlp')),
+      (count, width, self.features),
+    )
+    bias = self.param(
+      'bias',
+      nn.with_logical_partitioning(
+        bias_initializer(self.config, width), ('layers', 'mlp')
+      ),
+      (count, self.features),
+    )
+    # Parts of a split: their gradients are concatenated, not added.
+    maps = zip(jnp.split(kernel, count), jnp.split(bias, count), strict=True)
+    return tuple(
+      affine(x, w[0], b[0]) for x, (w, b) in zip(inputs, maps, strict=True)
+    )
+
+
+class Votes(nn.Module):
+  """V[l -> n] = W_{l -> n} F_l(H[1..L]); Dou et al. (2019), Eq. 7-8.
+
+  The dense form, of the size of the paper's Table 1, is one network over the
+  concatenation, whose first map is all F_l and whose second is all W. The block
+  form is the paper's text: F_l and W_l for every layer.
+
+  Attributes:
+    config: of the model.
+    side: of the stack.
+    activation: between the two maps.
+  """
+
+  config: ModelConfig
+  side: Side
+  activation: Literal['none', 'relu']
+
+  @nn.compact
+  def __call__(
+    self, layers: Layers, context: Context
+  ) -> Float[Array, 'B T L N C']:
+    """The votes of every layer for every capsule.
+
+    Args:
+      layers: H[1..L].
+      context: of the pass.
+
+    Returns:
+      V, in the layers' dtype.
+    """
+    config, options = self.config, self.config.side(self.side).routing
+    form = self._block if options.vote_projection == 'block' else self._dense
+    capsules = capsule_count(config, options)
+    return form(layers, context).reshape(
+      *layers[0].shape[:2], len(layers), capsules, config.width // capsules
+    )
+
+  def _activate(
+    self, x: Float[Array, 'B T I'], context: Context
+  ) -> Float[Array, 'B T I']:
+    if self.activation == 'relu':
+      x = jax.nn.relu(x)
+    config = self.config
+    return Dropout(config.activation_dropout, config.dropout_generator)(
+      x, context.deterministic
+    )
+
+  def _dense(
+    self, layers: Layers, context: Context
+  ) -> Float[Array, 'B T {len(layers)}*D']:
+    config, options = self.config, self.config.side(self.side).routing
+    z = jnp.concatenate(layers, axis=-1)
+    width = z.shape[-1]
+    hidden = Dense(
+      config,
+      options.vote_hidden or width,
+      ('embed', 'mlp'),
+      True,
+      name='hidden',
+    )(z)
+    hidden = self._activate(hidden, context)
+    return Dense(config, width, ('mlp', 'embed'), True, name='out')(hidden)
+
+  def _block(
+    self, layers: Layers, context: Context
+  ) -> Float[Array, 'B T {len(layers)} D']:
+    config, options = self.config, self.config.side(self.side).routing
+    read = layers
+    if options.context == 'all':
+      read = (jnp.concatenate(layers, axis=-1),) * len(layers)
+    capsules = _PerLayer(config, config.width, name='context')(read)
+    capsules = tuple(self._activate(x, context) for x in capsules)
+    votes = _PerLayer(config, config.width, name='transform')(capsules)
+    return jnp.stack(votes, axis=-2)
+
+
+class _Routing(nn.Module):
+  """What both routings share: votes, what follows the capsules, telemetry."""
+
+  config: ModelConfig
+  side: Side
+
+  # Between the two maps of the votes, where the option is 'auto'.
+  vote_activation = 'none'
+
+  @property
+  def options(self) -> RoutingOptions:
+    return self.config.side(self.side).routing
+
+  def setup(self):
+    activation = self.options.vote_activation
+    if activation == 'auto':
+      activation = self.vote_activation
+    self.votes = Votes(self.config, self.side, activation)
+    if self.options.output_norm:
+      self.norm = layer_norm(self.config)
+
+  def _finish(
+    self, output: Float[Array, 'B T N C'], layers: Layers
+  ) -> Float[Array, 'B T D']:
+    """The capsules one after the other, the residual and the norm."""
+    fused = output.reshape(layers[0].shape)
+    fused = add_residual(fused, layers, len(layers) - 1, self.options.residual)
+    fused = self.norm(fused) if self.options.output_norm else fused
+    return fused.astype(layers[0].dtype)
+
+  def _record(
+    self,
+    couplings: tuple[Float[Array, 'B T L N'], ...],
+    axis: Literal['output', 'input'],
+    context: Context,
+  ) -> None:
+    couplings = jax.lax.stop_gradient(couplings)
+    entropies = [coupling_entropy(each, axis) for each in couplings]
+    diversities = [coupling_diversity(each) for each in couplings]
+    for name, values in (
+      ('coupling_entropy', entropies),
+      ('coupling_diversity', diversities),
+    ):
+      record(self, name, token_mean(jnp.stack(values, axis=-1), context))
+
+
+class DynamicRouting(_Routing):
+  """Dynamic routing of layers; Dou et al. (2019), Algorithm 1, Eq. 5-9.
+
+  Nothing between the votes and the capsules is kept for the backward pass.
+
+  Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration.
+
+  Attributes:
+    config: of the model.
+    side: of the stack.
+  """
+
+  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+    """Fuses the layers.
+
+    Args:
+      layers: H[0..L]; H[0] is not used.
+      context: of the pass.
+
+    Returns:
+      The capsules, concatenated, in the layers' dtype.
+    """
+    layers, options = layers[1:], self.options
+    capsules = capsule_count(self.config, options)
+    route = functools.partial(
+      dynamic_routing,
+      iterations=options.iterations,
+      gain=options.route_gain or capsules / len(layers),
+      axis=options.route_axis,
+      stop_gradient=options.stop_gradient,
+    )
+    routed = jax.checkpoint(route)(self.votes(layers, context))
+    self._record(routed.couplings, options.route_axis, context)
+    return self._finish(routed.output, layers)
+
+
+class EmRouting(_Routing):
+  """EM routing of layers; Dou et al. (2019), Algorithm 2, Eq. 10-16.
+
+  Nothing between the votes and the capsules is kept for the backward pass.
+
+  Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration.
+
+  Attributes:
+    config: of the model.
+    side: of the stack.
+  """
+
+  vote_activation = 'relu'
+
+  def setup(self):
+    super().setup()
+    config, options = self.config, self.options
+    layers = config.layers(self.side)
+    capsules = capsule_count(config, options)
+    if options.activation == 'scalar':
+      self.activation_hidden = Dense(
+        config, layers * config.width, ('embed', 'mlp'), True
+      )
+      self.activation_out = Dense(config, layers, ('mlp', 'layers'), True)
+      self.dropout = Dropout(
+        config.activation_dropout, config.dropout_generator
+      )
+    if options.activation == 'per_output':
+      self.activation_out = Dense(
+        config, layers * capsules, ('embed', 'mlp'), True
+      )
+    if options.betas == 'learned':
+      self.beta_a = self._beta('beta_a', capsules)
+      self.beta_u = self._beta('beta_u', capsules)
+    else:
+      self.beta_a = self.beta_u = jnp.zeros(capsules)
+
+  def _beta(self, name: str, capsules: int) -> Float[Array, ' N']:
+    start = nn.initializers.normal(self.config.width**-0.5)
+    return self.param(
+      name, nn.with_logical_partitioning(start, ('capsules',)), (capsules,)
+    )
+
+  def _activation(
+    self, layers: Layers, context: Context
+  ) -> Float[Array, 'B T L X'] | None:
+    """A_in, of every layer (X = 1) or for every capsule (X = N); Eq. 10."""
+    if self.options.activation == 'none':
+      return None
+    x = jnp.concatenate(layers, axis=-1)
+    if self.options.activation == 'scalar':
+      hidden = jax.nn.relu(self.activation_hidden(x))
+      x = self.dropout(hidden, context.deterministic)
+    logits = self.activation_out(x).astype(jnp.float32)
+    return jax.nn.sigmoid(logits).reshape(*x.shape[:2], len(layers), -1)
+
+  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+    """Fuses the layers.
+
+    Args:
+      layers: H[0..L]; H[0] is not used.
+      context: of the pass.
+
+    Returns:
+      The capsules, concatenated, in the layers' dtype.
+    """
+    layers, options = layers[1:], self.options
+    route = functools.partial(
+      em_routing,
+      temperatures=inverse_temperatures(
+        options.temperature, options.iterations
+      ),
+      variance_floor=options.variance_floor,
+      cost_norm=options.cost_norm,
+      log_density_scale=options.log_density_scale,
+      emit=options.emit,
+    )
+    routed = jax.checkpoint(route)(
+      self.votes(layers, context),
+      self._activation(layers, context),
+      self.beta_a,
+      self.beta_u,
+    )
+    self._record(routed.couplings, 'output', context)
+    return self._finish(routed.output, layers)

@@ -1,0 +1,47 @@
+"""The reward for layers that differ; Dou et al. (EMNLP 2018), section 3.2.
+
+Axis letters: B batch, T positions, D model width, L layers.
+"""
+
+import itertools
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from fusion_jax.fusion.inputs import Layers
+
+# Added to |a|^2 |b|^2, so that a vector of zeros is as unlike as can be.
+_SMALLEST = 1e-12
+
+
+def _inner(
+  a: Float[Array, 'B T D'], b: Float[Array, 'B T D']
+) -> Float[Array, 'B T']:
+  return (a.astype(jnp.float32) * b.astype(jnp.float32)).sum(-1)
+
+
+def layer_diversity(
+  layers: Layers, keep: Bool[Array, 'B T']
+) -> Float[Array, '']:
+  """Mean over l = 1..L-1 and tokens of 1 - cos(H[l], H[l + 1])^2.
+
+  Dou et al. (2018), Eq. 9-10; a term to be maximised. Of one layer it is 0.
+
+  Args:
+    layers: H[1..L], of the backbone.
+    keep: True at tokens, False at padding.
+
+  Returns:
+    float32 scalar in [0, 1]: 0 where neighbours are proportional, 1 where
+    they are orthogonal.
+  """
+  squares = [_inner(h, h) for h in layers]
+  total = jnp.zeros(keep.shape, jnp.float32)
+  for (a, b), (aa, bb) in zip(
+    itertools.pairwise(layers), itertools.pairwise(squares), strict=True
+  ):
+    cosine_squared = _inner(a, b) ** 2 / (aa * bb + _SMALLEST)
+    # Rounding may leave a square of slightly more than 1.
+    total += 1 - jnp.minimum(cosine_squared, 1)
+  pairs = max(len(layers) - 1, 1)
+  return jnp.where(keep, total, 0).sum() / (keep.sum().clip(1) * pairs)

@@ -1,0 +1,107 @@
+"""Dynamic combination: weights that every position computes for its layers.
+
+Axis letters: B batch, T positions, D model width, L layers.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion.aggregate import StartedDense
+from fusion_jax.fusion.inputs import Layers
+from fusion_jax.models.context import Context, record, token_mean
+from fusion_jax.models.dropout import Dropout
+from fusion_jax.models.layers import Dense, layer_norm
+
+
+def weighted_sum(
+  weights: Float[Array, 'B T L D'], layers: Layers
+) -> Float[Array, 'B T D']:
+  """sum_l W[l] * H[l], element by element; Dou et al. (2019), Eq. 4.
+
+  Args:
+    weights: W.
+    layers: H[1..L].
+
+  Returns:
+    The sum, taken in float32, in the layers' dtype.
+  """
+  weights = weights.astype(jnp.float32)
+  total = sum(
+    weights[:, :, index] * h.astype(jnp.float32)
+    for index, h in enumerate(layers)
+  )
+  return total.astype(layers[0].dtype)
+
+
+class DynamicCombination(nn.Module):
+  """sum_l W[l] * H[l], W = FFN(concat(H[1..L])); Dou et al. (2019), Eq. 4.
+
+  FFN(z) = relu(z W1 + b1) W2 + b2 gives the weights of all layers at once: one
+  trunk with a block of W2 for every layer, where the paper speaks of a network
+  for each; both have the size of its Table 1. start='baseline' gives H[L]:
+  W2 = 0, b2 = 1 on the block of H[L] and 0 elsewhere.
+
+  Telemetry: 'layer_weights' [L], the mean weight of every layer.
+
+  Attributes:
+    config: of the model.
+    side: whose layers these are.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    config, options = self.config, self.config.side(self.side).dynamic
+    self.hidden = Dense(
+      config, options.hidden or config.filter, ('embed', 'mlp'), True
+    )
+    self.out = self._out()
+    self.dropout = Dropout(config.activation_dropout, config.dropout_generator)
+    self.norm = layer_norm(config)
+
+  def _out(self) -> Dense:
+    config, axes = self.config, ('mlp', 'embed')
+    features = config.layers(self.side) * config.width
+    if config.side(self.side).start == 'fresh':
+      return Dense(config, features, axes, True)
+    zeros, width = nn.initializers.zeros_init(), config.width
+    return StartedDense(
+      config,
+      features,
+      axes,
+      True,
+      zeros,
+      lambda key, shape: jnp.zeros(shape).at[-width:].set(1),
+    )
+
+  def weights(
+    self, layers: Layers, context: Context
+  ) -> Float[Array, 'B T L D']:
+    """W, of sum 1 over the layers where normalize='softmax'."""
+    hidden = jax.nn.relu(self.hidden(jnp.concatenate(layers, -1)))
+    weights = self.out(self.dropout(hidden, context.deterministic))
+    weights = weights.reshape(*layers[0].shape[:-1], len(layers), -1)
+    if self.config.side(self.side).dynamic.normalize == 'softmax':
+      weights = jax.nn.softmax(weights.astype(jnp.float32), axis=2)
+    return weights
+
+  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+    """Fuses the layers.
+
+    Args:
+      layers: H[0..L]; H[0] is not used.
+      context: of the pass.
+
+    Returns:
+      The combination, in the layers' dtype.
+    """
+    options = self.config.side(self.side).dynamic
+    weights = self.weights(layers[1:], context)
+    means = weights.mean(-1, dtype=jnp.float32)
+    record(self, 'layer_weights', token_mean(means, context))
+    y = weighted_sum(weights, layers[1:])
+    return self.norm(y) if options.output_norm else y

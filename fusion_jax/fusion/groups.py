@@ -1,0 +1,241 @@
+"""Group fusion and probability fusion; Yang et al. (TASLP 2022), GTRANS.
+
+Consecutive layers form groups. The encoder's groups are fused into one tensor.
+Each of the decoder's groups predicts, and the predictions are mixed with the
+weights psi.
+
+Axis letters: B batch, T positions, D model width, L layers, G groups, n layers
+of one group, M rows, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion.inputs import Layers
+from fusion_jax.models.context import Context, record
+from fusion_jax.models.layers import Initializer, layer_norm
+
+
+def partition(
+  layers: int, size: int, last_group: Literal['ceil', 'floor']
+) -> tuple[range, ...]:
+  """The layer numbers of every group; Yang et al. (2022), section III.
+
+  Args:
+    layers: L; the layers are 1..L.
+    size: of a group.
+    last_group: 'ceil': a last short group. 'floor': left-over layers belong
+      to none.
+
+  Returns:
+    ceil(L / size) or floor(L / size) ranges.
+  """
+  end = layers + 1 if last_group == 'ceil' else layers - size + 2
+  return tuple(
+    range(first, min(first + size, layers + 1)) for first in range(1, end, size)
+  )
+
+
+def groups_of(config: ModelConfig, side: Side) -> tuple[range, ...]:
+  """The layer numbers of every group of a stack."""
+  options = config.side(side).gtrans
+  size = options.group_size or (3 if side == 'encoder' else 2)
+  return partition(config.layers(side), size, options.last_group)
+
+
+def group_count(config: ModelConfig, side: Side) -> int:
+  """The groups of a stack."""
+  return len(groups_of(config, side))
+
+
+def weighted_sum(
+  layers: Layers, weights: Float[Array, ' n']
+) -> Float[Array, 'B T D']:
+  """sum_i w_i H[i], taken in float32, in the layers' dtype."""
+  total = sum(
+    weight * layer.astype(jnp.float32)
+    for weight, layer in zip(weights, layers, strict=True)
+  )
+  return total.astype(layers[0].dtype)
+
+
+def group_sum(
+  layers: Layers,
+  group: range,
+  weights: Float[Array, ' L'],
+  mode: Literal['weighted_sum', 'weighted_mean'],
+) -> Float[Array, 'B T D']:
+  """sum_{l in group} w_l H[l]; Yang et al. (2022), Eq. 4.
+
+  Args:
+    layers: H[0..L].
+    group: numbers of its layers.
+    weights: w_1..w_L, float32.
+    mode: 'weighted_mean' divides by the number of layers.
+
+  Returns:
+    The group's features, in the layers' dtype.
+  """
+  own = weights[group.start - 1 : group.stop - 1]
+  if mode == 'weighted_mean':
+    own = own / len(group)
+  return weighted_sum(tuple(layers[number] for number in group), own)
+
+
+def log_group_weights(
+  weights: Float[Array, ' G'], temperature: float
+) -> Float[Array, ' G']:
+  """log psi, psi = softmax(w / temperature); Yang et al. (2022), Eq. 5."""
+  return jax.nn.log_softmax(weights.astype(jnp.float32) / temperature)
+
+
+def keep_groups(
+  features: Float[Array, 'G *rest'],
+  log_weights: Float[Array, ' G'],
+  first: int,
+  last: int,
+) -> tuple[Float[Array, 'K *rest'], Float[Array, ' K']]:
+  """The groups first..last - 1, counted from 0, with psi of sum 1 again.
+
+  Args:
+    features: of all groups.
+    log_weights: log psi, float32.
+    first: the first group to keep; see `parse_groups`.
+    last: the first group after it not to keep.
+
+  Returns:
+    Features and log psi of those groups.
+  """
+  kept = slice(first, last)
+  return features[kept], jax.nn.log_softmax(log_weights[kept])
+
+
+def mixture_log_probabilities(
+  features: Float[Array, 'G M D'],
+  log_weights: Float[Array, ' G'],
+  logits: Callable[[Float[Array, 'M D']], Float[Array, 'M V']],
+  combine: Literal['arithmetic', 'geometric'],
+) -> Float[Array, 'M V']:
+  """The logarithm of the mixture of all groups' predictions.
+
+  'arithmetic': log sum_k psi_k P_k, Yang et al. (2022), Eq. 6.
+  'geometric': sum_k psi_k log P_k, as in the released code; its exponentials
+  sum to 1 or less.
+
+  Args:
+    features: of the groups.
+    log_weights: log psi, float32.
+    logits: the output layer; one group has logits at a time.
+    combine: which of the two.
+
+  Returns:
+    float32.
+  """
+
+  def log_p(group_features):
+    return jax.nn.log_softmax(logits(group_features).astype(jnp.float32))
+
+  def add_group(mixture, group):
+    group_features, log_weight = group
+    if combine == 'arithmetic':
+      return jnp.logaddexp(mixture, log_weight + log_p(group_features)), None
+    return mixture + jnp.exp(log_weight) * log_p(group_features), None
+
+  shape = jax.eval_shape(logits, features[0]).shape
+  start = -jnp.inf if combine == 'arithmetic' else 0.0
+  return jax.lax.scan(
+    add_group,
+    jnp.full(shape, start, jnp.float32),
+    (features, log_weights),
+  )[0]
+
+
+def _zero_weights(axis: str) -> Initializer:
+  return nn.with_logical_partitioning(nn.initializers.zeros_init(), (axis,))
+
+
+class EncoderGroups(nn.Module):
+  """LN(1 / G sum_k sigmoid(w_k) H[last layer of k]); Yang et al. (2022), Eq. 2.
+
+  Without the norm where all layers are one group, as the paper's formula has
+  it; with `single_group_norm` there too, as in the released code.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    options = self.config.side(self.side).gtrans
+    count = group_count(self.config, self.side)
+    self.weights = self.param('weights', _zero_weights('groups'), (count,))
+    self.has_norm = count > 1 or options.single_group_norm
+    if self.has_norm:
+      self.norm = layer_norm(self.config)
+
+  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+    del context
+    weights = jax.nn.sigmoid(self.weights)
+    record(self, 'group_weights', weights)
+    groups = groups_of(self.config, self.side)
+    fused = weighted_sum(
+      tuple(layers[group[-1]] for group in groups), weights / len(groups)
+    )
+    return self.norm(fused) if self.has_norm else fused
+
+
+class DecoderGroups(nn.Module):
+  """G[k] = sum_{l in k} sigmoid(w_l) H[l] and psi; Yang et al. (2022), Eq. 4-5.
+
+  mode='weighted_mean' divides by the layers of the group; mode='last' takes
+  the group's last layer as it is. Both are of the released code. Layers that
+  belong to no group have no weight.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    config, options = self.config, self.config.side(self.side).gtrans
+    groups = groups_of(config, self.side)
+    if options.mode != 'last':
+      self.layer_weights = self.param(
+        'layer_weights', _zero_weights('layers'), (groups[-1][-1],)
+      )
+    self.group_weights = self.param(
+      'group_weights', _zero_weights('groups'), (len(groups),)
+    )
+    if options.group_norm:
+      numbers = range(1, len(groups) + 1)
+      self.group_norm = {str(k): layer_norm(config) for k in numbers}
+
+  def __call__(
+    self, layers: Layers, context: Context
+  ) -> tuple[Float[Array, 'G B T D'], Float[Array, ' G']]:
+    """The features of all groups, and log psi in float32."""
+    del context
+    config, options = self.config, self.config.side(self.side).gtrans
+    features = self._features(layers)
+    if options.group_norm:
+      norms = self.group_norm.values()
+      features = [norm(x) for norm, x in zip(norms, features, strict=True)]
+    log_weights = log_group_weights(
+      self.group_weights, options.temperature or math.sqrt(config.width)
+    )
+    record(self, 'group_weights', jnp.exp(log_weights))
+    return jnp.stack(features), log_weights
+
+  def _features(self, layers: Layers) -> list[Float[Array, 'B T D']]:
+    groups = groups_of(self.config, self.side)
+    mode = self.config.side(self.side).gtrans.mode
+    if mode == 'last':
+      return [layers[group[-1]] for group in groups]
+    weights = jax.nn.sigmoid(self.layer_weights)
+    record(self, 'layer_weights', weights)
+    return [group_sum(layers, group, weights, mode) for group in groups]

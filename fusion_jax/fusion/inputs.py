@@ -1,0 +1,51 @@
+"""What a fusion reads: H[0..L], where asked each after a norm of its own.
+
+The states of a residual stream without norms between the layers differ in
+scale from layer to layer; a norm each makes them comparable.
+Axis letters: B batch, T positions, D model width.
+"""
+
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.models.layers import layer_norm
+
+Layers = tuple[Float[Array, 'B T D'], ...]
+
+
+def per_layer_norms(config: ModelConfig, side: Side) -> bool:
+  """Whether every layer that is fused has a norm of its own."""
+  choice = config.side(side).input_norm
+  return choice == 'per_layer' or (choice == 'auto' and config.norm == 'pre')
+
+
+class InputNorms(nn.Module):
+  """LN_l(H[l]) for l >= start, or H[l] itself without `per_layer_norms`.
+
+  Attributes:
+    config: of the model.
+    side: of the stack.
+    start: the first layer that has a norm; 0 is the embedding.
+  """
+
+  config: ModelConfig
+  side: Side
+  start: int = 1
+
+  def setup(self):
+    numbers = range(self.start, self.config.layers(self.side) + 1)
+    if per_layer_norms(self.config, self.side):
+      self.input_norm = {str(n): layer_norm(self.config) for n in numbers}
+
+  def one(
+    self, number: int, layer: Float[Array, 'B T D']
+  ) -> Float[Array, 'B T D']:
+    """The layer of that number as a fusion reads it."""
+    if number < self.start or not per_layer_norms(self.config, self.side):
+      return layer
+    return self.input_norm[str(number)](layer)
+
+  def __call__(self, layers: Layers) -> Layers:
+    """All of H[0..L] as a fusion reads them."""
+    return tuple(self.one(n, layer) for n, layer in enumerate(layers))

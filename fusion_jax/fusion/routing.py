@@ -1,0 +1,354 @@
+"""Routing by agreement: how the votes of input capsules become capsules.
+
+Dynamic routing (Sabour et al. 2017) and EM routing (Hinton et al. 2018) as
+Dou et al. (AAAI 2019) apply them to the layers of a position. No parameters;
+everything is computed in float32 (or in float64, where the votes are).
+
+Axis letters: P any leading axes (positions), L input capsules (layers),
+N output capsules, C width of an output capsule.
+
+Inside, positions are one axis and votes are [P, L, M], M = C N with the
+capsules innermost: sums over L or N then run over an axis of a dense array of
+rank 3. On XLA's CPU backend an axis of size 1 beside them costs a factor of
+40, and sums written as additions of L arrays one of 100: its fusions compute
+them anew for every reader.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+# Least mass of an output capsule.
+_MASS_FLOOR = 1e-9
+# Added to the variance of the costs that are standardised.
+_COST_EPSILON = 1e-12
+
+
+class Routed(NamedTuple):
+  """What dynamic routing gives.
+
+  output: O, the capsules.
+  couplings: C of every iteration.
+  """
+
+  output: Float[Array, '*P N C']
+  couplings: tuple[Float[Array, '*P L N'], ...]
+
+
+class EmRouted(NamedTuple):
+  """What EM routing gives; all but the couplings are of the last iteration.
+
+  output: what the capsules emit.
+  couplings: C of every iteration.
+  activation: A, in (0, 1).
+  mean: mu, of the votes.
+  variance: var, of the votes, not below the floor.
+  """
+
+  output: Float[Array, '*P N C']
+  couplings: tuple[Float[Array, '*P L N'], ...]
+  activation: Float[Array, '*P N']
+  mean: Float[Array, '*P N C']
+  variance: Float[Array, '*P N C']
+
+
+class _Gaussians(NamedTuple):
+  mass: Float[Array, 'P #N']
+  mean: Float[Array, 'P M']
+  variance: Float[Array, 'P M']
+
+
+def squash(total: Float[Array, '*P C'], axis: int = -1) -> Float[Array, '*P C']:
+  """|s|^2 / (1 + |s|^2) s / |s|; Dou et al. (2019), Eq. 5.
+
+  Args:
+    total: s.
+    axis: over which the norm is taken.
+
+  Returns:
+    A vector of the same direction, shorter than 1; 0 for 0, with gradient 0.
+  """
+  norm = _norm(total, axis)
+  return total * (norm / (1 + jnp.square(norm)))
+
+
+def dynamic_routing(
+  votes: Float[Array, '*P L N C'],
+  iterations: int = 3,
+  gain: float = 1.0,
+  axis: Literal['output', 'input'] = 'output',
+  stop_gradient: bool = False,
+) -> Routed:
+  """Routes by scalar products; Dou et al. (2019), Algorithm 1, Eq. 5-9.
+
+    B = 0, then in every iteration:
+    C = softmax(B),  O[n] = squash(g sum_l C[l, n] V[l, n]),
+    B[l, n] += O[n] . V[l, n]
+
+  With g = 1, the paper's form, and many capsules the output is next to 0 and
+  the couplings stay uniform: at N = 512 and C = 1 votes of deviation 1 give an
+  output of deviation 4e-5. With g = N / L uniform couplings give a mean.
+
+  Args:
+    votes: V, of any floating dtype.
+    iterations: at least 1.
+    gain: g.
+    axis: over which couplings sum to 1, output capsules or input capsules.
+    stop_gradient: no gradient through the couplings of all but the last
+      iteration.
+
+  Returns:
+    The capsules and the couplings of every iteration, at least float32.
+  """
+  flat, width = _flat(votes), votes.shape[-1]
+  over = -1 if axis == 'output' else -2
+  logits = jnp.zeros((), flat.dtype)
+  history = []
+  for iteration in range(iterations):
+    if iteration:
+      couplings = jax.nn.softmax(logits, over)
+    else:
+      couplings = _uniform(votes, over)
+    history.append(_couplings(couplings, votes))
+    if stop_gradient and iteration < iterations - 1:
+      couplings = jax.lax.stop_gradient(couplings)
+    total = gain * (_to_width(couplings, width) * flat).sum(-2)
+    output = squash(total.reshape(len(total), width, -1), -2)
+    output = output.reshape(total.shape)
+    logits = logits + _over_width(output[:, None] * flat, width)
+  return Routed(_capsules(output, votes), tuple(history))
+
+
+def inverse_temperatures(
+  schedule: Literal['linear', 'hinton'], iterations: int
+) -> tuple[float, ...]:
+  """Lambda of every iteration of EM routing.
+
+  Args:
+    schedule: 'linear': 1, 2, 3, then 3. 'hinton': 0.01 (1 - 0.95^(t + 1)), t
+      from 0, as in Hinton et al. (2018).
+    iterations: how many.
+
+  Returns:
+    One value an iteration.
+  """
+  if schedule == 'linear':
+    return tuple(min(t + 1.0, 3.0) for t in range(iterations))
+  return tuple(0.01 * (1 - 0.95 ** (t + 1)) for t in range(iterations))
+
+
+def em_routing(
+  votes: Float[Array, '*P L N C'],
+  activation: Float[Array, '*P L #N'] | None = None,
+  beta_a: Float[Array, ' N'] | float = 0.0,
+  beta_u: Float[Array, ' N'] | float = 0.0,
+  temperatures: tuple[float, ...] = (1.0, 2.0, 3.0),
+  variance_floor: float = 1e-4,
+  cost_norm: bool = False,
+  log_density_scale: float = 1.0,
+  emit: Literal['act_mean', 'mean'] = 'act_mean',
+) -> EmRouted:
+  """Routes by a mixture of Gaussians; Dou et al. (2019), Algorithm 2.
+
+    C = 1 / N, then in every iteration, with R = C A_in and m = sum_l R:
+    mu = sum_l R V / m,  var = sum_l R (V - mu)^2 / m + floor    (Eq. 11, 12)
+    cost = m sum_c (log(var) + 1 + log(2 pi)) / 2                (Eq. 13)
+    A = sigmoid(lambda (beta_a - beta_u m - cost))               (Eq. 14)
+    C = softmax_n(log A + log N(V; mu, var))                     (Eq. 15, 16)
+
+  Signs are those of Hinton et al. (2018): the cost is a coding length.
+
+  Args:
+    votes: V, of any floating dtype.
+    activation: A_in of every input capsule, or of every pair of input and
+      output capsule, in [0, 1]; None: 1.
+    beta_a: of every output capsule.
+    beta_u: of every output capsule.
+    temperatures: lambda of every iteration; as many as iterations, at least
+      one. See `inverse_temperatures`.
+    variance_floor: added to the variances.
+    cost_norm: the costs of a position are brought to mean 0 and deviation 1.
+    log_density_scale: factor of log N.
+    emit: 'act_mean': A mu. 'mean': mu.
+
+  Returns:
+    The capsules and what they are made of, at least float32.
+  """
+  flat, width = _flat(votes), votes.shape[-1]
+  weights = jnp.ones((), flat.dtype)
+  if activation is not None:
+    weights = activation.reshape(len(flat), flat.shape[1], -1)
+  couplings = _uniform(votes, -1)
+  history = [_couplings(couplings, votes)]
+  for iteration, temperature in enumerate(temperatures):
+    if iteration:
+      logits = _log_posterior(
+        flat, gaussians, log_activation, width, log_density_scale
+      )
+      couplings = jax.nn.softmax(logits, -1)
+      history.append(_couplings(couplings, votes))
+    gaussians = _maximise(flat, couplings * weights, width, variance_floor)
+    cost = _cost(gaussians, width, cost_norm)
+    log_activation = jax.nn.log_sigmoid(
+      temperature * (beta_a - beta_u * gaussians.mass - cost)
+    )
+  active = jnp.exp(log_activation)
+  mean = gaussians.mean
+  output = _to_width(active, width) * mean if emit == 'act_mean' else mean
+  return EmRouted(
+    _capsules(output, votes),
+    tuple(history),
+    active.reshape(votes.shape[:-3] + votes.shape[-2:-1]),
+    _capsules(mean, votes),
+    _capsules(gaussians.variance, votes),
+  )
+
+
+def coupling_entropy(
+  couplings: Float[Array, '*P L N'],
+  axis: Literal['output', 'input'] = 'output',
+) -> Float[Array, '*P']:
+  """How undecided couplings are, in nats; Dou et al. (2019), section 4.3.4.
+
+  -sum_n C[l, n] log C[l, n], the mean over input capsules: log N when uniform,
+  0 when every input capsule goes to one output capsule.
+
+  Args:
+    couplings: C, of sum 1 over `axis`.
+    axis: 'input': -sum_l instead, the mean over output capsules.
+
+  Returns:
+    One entropy a position.
+  """
+  over = -1 if axis == 'output' else -2
+  return jax.scipy.special.entr(couplings).sum(over).mean(-1)
+
+
+def coupling_diversity(couplings: Float[Array, '*P L N']) -> Float[Array, '*P']:
+  """How differently output capsules choose; Dou et al. (2019), section 4.3.4.
+
+  The mean over pairs i < j of 1 - cos(C[:, i], C[:, j]). The formula is missing
+  from the copies of the paper that we have seen; this one agrees with its 0.0
+  for the uniform couplings of iteration 1.
+
+  Args:
+    couplings: C.
+
+  Returns:
+    One number in [0, 1] a position, up to rounding; 0 with one capsule.
+  """
+  capsules = couplings.shape[-1]
+  if capsules == 1:
+    return jnp.zeros(couplings.shape[:-2], couplings.dtype)
+  norm = _norm(couplings, -2)
+  units = couplings / jnp.where(norm > 0, norm, 1)
+  # All ordered pairs, those of a capsule with itself among them.
+  cosines = jnp.square(units.sum(-1)).sum(-1)
+  same = jnp.square(units).sum((-2, -1))
+  return 1 - (cosines - same) / (capsules * (capsules - 1))
+
+
+def _norm(x: Float[Array, '...'], axis: int) -> Float[Array, '...']:
+  """The length along `axis`, which is kept; of gradient 0 at 0."""
+  if x.shape[axis] == 1:
+    return jnp.abs(x)
+  square = jnp.square(x).sum(axis, keepdims=True)
+  positive = square > 0
+  return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
+
+
+def _flat(votes: Float[Array, '*P L N C']) -> Float[Array, 'Q L M']:
+  *positions, inputs, capsules, width = votes.shape
+  wide = votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
+  return wide.swapaxes(-1, -2).reshape(
+    math.prod(positions), inputs, width * capsules
+  )
+
+
+def _capsules(
+  x: Float[Array, 'Q M'], votes: Float[Array, '*P L N C']
+) -> Float[Array, '*P N C']:
+  *positions, _, capsules, width = votes.shape
+  return x.reshape(*positions, width, capsules).swapaxes(-1, -2)
+
+
+def _couplings(
+  x: Float[Array, '#Q L #N'], votes: Float[Array, '*P L N C']
+) -> Float[Array, '*P L N']:
+  shape = votes.shape[:-1]
+  dense = jnp.broadcast_to(x, (math.prod(shape[:-2]), *shape[-2:]))
+  return dense.reshape(shape)
+
+
+def _uniform(
+  votes: Float[Array, '*P L N C'], over: int
+) -> Float[Array, '1 L 1']:
+  """What softmax gives for zeros."""
+  *_, inputs, capsules, _ = votes.shape
+  share = 1 / (capsules if over == -1 else inputs)
+  return jnp.full(
+    (1, inputs, 1), share, jnp.promote_types(votes.dtype, jnp.float32)
+  )
+
+
+def _over_width(x: Float[Array, '*S M'], width: int) -> Float[Array, '*S N']:
+  """Sums the components of every capsule."""
+  if width == 1:
+    return x
+  return x.reshape(*x.shape[:-1], width, -1).sum(-2)
+
+
+def _to_width(x: Float[Array, '*S #N'], width: int) -> Float[Array, '*S M']:
+  """Repeats a number for the components of every capsule."""
+  return x if x.shape[-1] == 1 else jnp.tile(x, width)
+
+
+def _maximise(
+  flat: Float[Array, 'Q L M'],
+  responsibilities: Float[Array, '#Q L #N'],
+  width: int,
+  variance_floor: float,
+) -> _Gaussians:
+  """The M-step (Eq. 11-12).
+
+  The least mass is spread over the input capsules. The weights of a mean then
+  sum to 1 also where next to nothing goes: such a capsule has the mean of all
+  votes, not 0, and no variance is without a share of every vote.
+  """
+  responsibilities += _MASS_FLOOR / flat.shape[1]
+  weights = _to_width(responsibilities, width)
+  mass = weights.sum(-2)
+  mean = (weights * flat).sum(-2) / mass
+  square = jnp.square(flat - mean[:, None])
+  variance = (weights * square).sum(-2) / mass + variance_floor
+  return _Gaussians(responsibilities.sum(-2), mean, variance)
+
+
+def _cost(
+  gaussians: _Gaussians, width: int, normalise: bool
+) -> Float[Array, 'Q N']:
+  """What coding the votes of a capsule costs (Eq. 13)."""
+  nats = 0.5 * jnp.log(gaussians.variance) + 0.5 * (1 + math.log(2 * math.pi))
+  cost = _over_width(nats, width) * gaussians.mass
+  if normalise:
+    cost = cost - cost.mean(-1, keepdims=True)
+    variance = jnp.square(cost).mean(-1, keepdims=True)
+    cost = cost * jax.lax.rsqrt(variance + _COST_EPSILON)
+  return cost
+
+
+def _log_posterior(
+  flat: Float[Array, 'Q L M'],
+  gaussians: _Gaussians,
+  log_activation: Float[Array, 'Q N'],
+  width: int,
+  scale: float,
+) -> Float[Array, 'Q L N']:
+  """log A + scale log N(V; mu, var), up to a constant (Eq. 15-16)."""
+  peak = -0.5 * _over_width(jnp.log(2 * math.pi * gaussians.variance), width)
+  square = jnp.square(flat - gaussians.mean[:, None])
+  below = _over_width(square * (0.5 / gaussians.variance)[:, None], width)
+  return (log_activation + scale * peak)[:, None] - scale * below

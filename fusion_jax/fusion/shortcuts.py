@@ -1,0 +1,177 @@
+"""Lexical shortcuts: attention whose keys and values also come from H[0].
+
+Emelin et al. (WMT 2019), Eq. 5-14. Two projections of the same position, one
+of an earlier layer and one of the layer's input, are mixed by element-wise
+gates. Mixing is independent for every position, so that what is cached in
+decoding is mixed already.
+
+Axis letters: B batch, T positions, S source, D model width; M is the rows of
+a pass.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import Side
+from fusion_jax.fusion_options import ShortcutOptions
+from fusion_jax.models.attention import MultiHeadAttention
+from fusion_jax.models.context import Context, KeyValue, record, token_mean
+from fusion_jax.models.layers import Dense
+
+_AXES = ('embed', 'heads')
+
+
+def gate(
+  shortcut: Float[Array, '*batch D'],
+  hidden: Float[Array, '*batch D'],
+  bias: Float[Array, ' D'],
+) -> Float[Array, '*batch D']:
+  """r = sigmoid(shortcut + hidden + bias); Emelin et al. (2019), Eq. 5-12.
+
+  Args:
+    shortcut: keys or values of the earlier layer.
+    hidden: those of the layer's input.
+    bias: of the gate.
+
+  Returns:
+    float32 gates; 1 takes the shortcut.
+  """
+  shortcut, hidden, bias = (
+    array.astype(jnp.float32) for array in (shortcut, hidden, bias)
+  )
+  return jax.nn.sigmoid(shortcut + hidden + bias)
+
+
+def fuse(
+  gates: Float[Array, '*batch D'],
+  shortcut: Float[Array, '*batch D'],
+  hidden: Float[Array, '*batch D'],
+) -> Float[Array, '*batch D']:
+  """r * shortcut + (1 - r) * hidden; Emelin et al. (2019), Eq. 5-12.
+
+  This form, and not hidden + r * (shortcut - hidden), is exact at both ends.
+
+  Args:
+    gates: of `gate`, float32.
+    shortcut: keys or values of the earlier layer.
+    hidden: those of the layer's input.
+
+  Returns:
+    The mixture, summed in float32, in hidden's dtype.
+  """
+  mixed = gates * shortcut.astype(gates.dtype)
+  mixed += (1 - gates) * hidden.astype(gates.dtype)
+  return mixed.astype(hidden.dtype)
+
+
+class ShortcutAttention(MultiHeadAttention):
+  """Multi-head attention over gated keys and values.
+
+  K' = r_K * K_S + (1 - r_K) * K_H, V' likewise; Emelin et al. (2019), Eq.
+  5-12. K_S and V_S are projections of E, K_H and V_H of h. Self-attention:
+  E = H[0], or H[l - 2] for 'non_lexical' shortcuts, and h is the input after
+  the norm. Cross-attention: E = H[0] of the encoder and h its features. With
+  feature fusion [K_S, K_H] = concat(E, h) W, Eq. 13-14.
+
+  The projections of E and those of the feature fusion have no bias.
+
+  Attributes:
+    config: of the model.
+    side: whose options hold.
+  """
+
+  side: Side
+
+  def setup(self):
+    super().setup()
+    width = self.config.width
+    if self._options.feature_fusion:
+      self.fused_key = Dense(self.config, 2 * width, _AXES, False)
+      self.fused_value = Dense(self.config, 2 * width, _AXES, False)
+    else:
+      self.shortcut_key = Dense(self.config, width, _AXES, False)
+      self.shortcut_value = Dense(self.config, width, _AXES, False)
+    self.key_gate_bias = self._gate_bias('key_gate_bias')
+    self.value_gate_bias = self._gate_bias('value_gate_bias')
+
+  @property
+  def _options(self) -> ShortcutOptions:
+    return self.config.side(self.side).shortcut
+
+  def _gate_bias(self, name: str) -> Float[Array, ' D']:
+    # Glorot's limit for a vector, with fan-in and fan-out D.
+    limit = math.sqrt(3 / self.config.width)
+
+    def init(key, shape):
+      return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
+
+    return self.param(
+      name,
+      nn.with_logical_partitioning(init, ('norm',)),
+      (self.config.width,),
+    )
+
+  def attend(
+    self,
+    x: Float[Array, 'M T D'],
+    h: Float[Array, 'M T D'],
+    layers: tuple[Float[Array, 'M T D'], ...],
+    context: Context,
+  ) -> Float[Array, 'M T D']:
+    """Self-attention with shortcuts, as `MultiHeadAttention.attend`."""
+    shortcut = layers[0]
+    if self._options.source == 'non_lexical' and len(layers) > 1:
+      shortcut = layers[-2]
+    hidden = x if self._options.author_compat else h
+    seen = context.caches.extend(self._mix(shortcut, hidden, context))
+    return self(h, seen, context.mask, context.deterministic)
+
+  def memory(
+    self, features: Float[Array, 'B S D'], embedding: Float[Array, 'B S D']
+  ) -> KeyValue:
+    """What cross-attention reads, as `MultiHeadAttention.memory`."""
+    return self._mix(embedding, features)
+
+  def residual_input(
+    self, x: Float[Array, '*B T D'], h: Float[Array, '*B T D']
+  ) -> Float[Array, '*B T D']:
+    """What the sublayer's output is added to: x, or h as in released code."""
+    return h if self._options.author_compat else x
+
+  def _mix(
+    self,
+    shortcut: Float[Array, 'B S D'],
+    hidden: Float[Array, 'B S D'],
+    context: Context | None = None,
+  ) -> KeyValue:
+    """Gated keys and values; the means of the gates go with a context."""
+    keys, values = self._project(shortcut, hidden)
+    key_gates = gate(*keys, self.key_gate_bias)
+    value_gates = gate(*values, self.value_gate_bias)
+    if context is not None:
+      record(self, 'key_gate', token_mean(key_gates, context).mean())
+      record(self, 'value_gate', token_mean(value_gates, context).mean())
+    return KeyValue(
+      self._split(fuse(key_gates, *keys)),
+      self._split(fuse(value_gates, *values)),
+    )
+
+  def _project(
+    self, shortcut: Float[Array, 'B S D'], hidden: Float[Array, 'B S D']
+  ) -> tuple[
+    tuple[Float[Array, 'B S D'], Float[Array, 'B S D']],
+    tuple[Float[Array, 'B S D'], Float[Array, 'B S D']],
+  ]:
+    """(K_S, K_H) and (V_S, V_H)."""
+    if self._options.feature_fusion:
+      both = jnp.concatenate([shortcut, hidden], axis=-1)
+      keys = jnp.split(self.fused_key(both), 2, axis=-1)
+      values = jnp.split(self.fused_value(both), 2, axis=-1)
+      return tuple(keys), tuple(values)
+    keys = self.shortcut_key(shortcut), self.key(hidden)
+    values = self.shortcut_value(shortcut), self.value(hidden)
+    return keys, values

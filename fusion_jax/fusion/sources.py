@@ -1,0 +1,87 @@
+"""Multi-layer attention: self-attention that reads several layers below.
+
+Dou et al. (EMNLP 2018), Eq. 8.
+Axis letters: T positions, D model width; M is the rows of a pass.
+"""
+
+from jaxtyping import Array, Float
+
+from fusion_jax.config import Side
+from fusion_jax.fusion.inputs import per_layer_norms
+from fusion_jax.fusion.tree import AggNode
+from fusion_jax.models.attention import MultiHeadAttention
+from fusion_jax.models.context import Context
+from fusion_jax.models.layers import layer_norm
+
+
+def layers_read(index: int, most: int, partial: bool) -> int:
+  """How many layers the self-attention of layer `index` reads.
+
+  The embedding H[0] is read by the first layer only: `most` layers below a
+  layer are there from layer most + 1 on.
+
+  Args:
+    index: of the layer, counted from 1.
+    most: k.
+    partial: layers 2..k read the index - 1 layers they have, not just one.
+
+  Returns:
+    Between 1 and k.
+  """
+  if index > most:
+    return most
+  return max(index - 1, 1) if partial else 1
+
+
+class MultiLayerAttention(MultiHeadAttention):
+  """AGG(C_1..C_k), C_i = attention i from H[l-1] over H[l-i].
+
+  Dou et al. (2018), Eq. 8. C_1 is the layer's usual attention, under its
+  usual names; each other layer that is read has an attention of its own.
+  Where one layer is read there is no AGG.
+
+  Attributes:
+    config: of the model.
+    side: whose options hold.
+    index: of the layer, counted from 1.
+  """
+
+  side: Side
+  index: int
+
+  def setup(self):
+    super().setup()
+    config, numbers = self.config, self._numbers
+    # Keys become the ends of names: source_2, source_norm_2, ...
+    self.source = {str(i): MultiHeadAttention(config) for i in numbers}
+    if per_layer_norms(config, self.side):
+      self.source_norm = {str(i): layer_norm(config) for i in numbers}
+    if numbers:
+      self.agg = AggNode(config, self.side)
+
+  @property
+  def _numbers(self) -> range:
+    """The i of the layers H[l-i] that are read beside H[l-1]."""
+    options = self.config.side(self.side).multi_layer
+    return range(
+      2, layers_read(self.index, options.layers, options.partial) + 1
+    )
+
+  def attend(
+    self,
+    x: Float[Array, 'M T D'],
+    h: Float[Array, 'M T D'],
+    layers: tuple[Float[Array, 'M T D'], ...],
+    context: Context,
+  ) -> Float[Array, 'M T D']:
+    """Self-attention over several layers, as `MultiHeadAttention.attend`."""
+    outputs = [super().attend(x, h, layers, context)]
+    for i in self._numbers:
+      source, attention = layers[-i], self.source[str(i)]
+      if per_layer_norms(self.config, self.side):
+        source = self.source_norm[str(i)](source)
+      seen = context.caches.extend(attention.keys_values(source))
+      outputs.append(attention(h, seen, context.mask, context.deterministic))
+    if len(outputs) == 1:
+      return outputs[0]
+    return self.agg(tuple(outputs), 0, context)

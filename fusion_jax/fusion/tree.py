@@ -1,0 +1,278 @@
+"""Aggregation nodes and the trees made of them (Dou et al., EMNLP 2018).
+
+A node joins layers, and perhaps another node, into one. Iterative aggregation
+is a chain of nodes over an unchanged stack; hierarchical aggregation makes a
+node of every group of layers and feeds it to the next group.
+Axis letters: B batch, T positions, D model width, I inputs times D, F hidden
+width of a node, S keys, N heads, H head width.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion.connect import Chain
+from fusion_jax.fusion.inputs import InputNorms, Layers
+from fusion_jax.models.attention import attention_weights
+from fusion_jax.models.context import Context, KeyValue, record
+from fusion_jax.models.dropout import Dropout
+from fusion_jax.models.layers import Dense, layer_norm
+
+
+def exploitation_scores(
+  kernel: Float[Array, 'I F'], inputs: int
+) -> Float[Array, ' {inputs}']:
+  """s_j = sum |rows of W1 that read input j| / sum |W1|; Dou (2018), Eq. 11.
+
+  Args:
+    kernel: W1 of a node.
+    inputs: of the node.
+
+  Returns:
+    The share of every input; they sum to 1, or are 0 where W1 is.
+  """
+  rows = jnp.abs(kernel).reshape(inputs, -1).sum(1)
+  return rows / rows.sum().clip(jnp.finfo(rows.dtype).tiny)
+
+
+def add_residual(
+  y: Float[Array, 'B T D'], inputs: Layers, top: int, residual: str
+) -> Float[Array, 'B T D']:
+  """y + sum_{j in R} x_j, the residual of a node; Dou et al. (2018), Eq. 7.
+
+  Args:
+    y: of the node's network.
+    inputs: x_1..x_n.
+    top: the place of the highest layer of the stack among them, from 0.
+    residual: R is 'all' of them, the 'top' one, or 'none'.
+
+  Returns:
+    The sum, before the node's norm.
+  """
+  chosen = {'all': inputs, 'top': inputs[top : top + 1], 'none': ()}[residual]
+  return sum(chosen, y)
+
+
+def tree_groups(layers: int, size: int) -> dict[int, range]:
+  """The layers of every node of hierarchical aggregation, by its number.
+
+  The L layers make ceil(L / size) groups, the last perhaps short. The first
+  group has no node where it is one layer: G[1] is H[1] then.
+
+  Args:
+    layers: L.
+    size: of a group.
+
+  Returns:
+    The group of each node, counted from 1.
+  """
+  starts = range(1, layers + 1, size)
+  groups = (range(n, min(n + size, layers + 1)) for n in starts)
+  return {n: group for n, group in enumerate(groups, 1) if group[-1] > 1}
+
+
+class _ZeroDense(nn.Module):
+  """`Dense` with W and b 0 at first."""
+
+  features: int
+  axes: tuple[str, str]
+  use_bias: bool
+
+  @nn.compact
+  def __call__(self, x: Float[Array, '*batch I']) -> Float[Array, '*batch O']:
+    zeros, shape = nn.initializers.zeros_init(), (x.shape[-1], self.features)
+    kernel = self.param(
+      'kernel', nn.with_logical_partitioning(zeros, self.axes), shape
+    )
+    y = x.reshape(-1, shape[0]) @ kernel.astype(x.dtype)
+    if self.use_bias:
+      init = nn.with_logical_partitioning(zeros, self.axes[1:])
+      y = y + self.param('bias', init, shape[1:]).astype(x.dtype)
+    return y.reshape(*x.shape[:-1], self.features)
+
+
+class AggNode(nn.Module):
+  """AGG(x_1..x_n) = LN(FF([x_1..x_n]) + sum_{j in R} x_j).
+
+  Dou et al. (2018), Eq. 7: FF(z) = sigmoid(z W1 + b1) W2 + b2. With
+  activation='attention', multi-head attention over the positions of z takes
+  the place of FF.
+
+  Attributes:
+    config: of the model.
+    side: of the stack.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    config, options = self.config, self.config.side(self.side).agg
+    self.options = options
+    if options.activation == 'attention':
+      inner, bias = 'heads', config.attention_bias
+      self.query = self._projection(inner, config.width, bias)
+      self.key = self._projection(inner, config.width, bias)
+      self.value = self._projection(inner, config.width, bias)
+    else:
+      inner, bias = 'mlp', True
+      self.hidden = self._projection(
+        inner, options.hidden or config.filter, bias
+      )
+    axes = (inner, 'embed')
+    self.out = (
+      _ZeroDense(config.width, axes, bias)
+      if options.zero_out
+      else Dense(config, config.width, axes, bias)
+    )
+    self.norm = layer_norm(config)
+    self.dropout = Dropout(config.dropout, config.dropout_generator)
+    self.attention_dropout = Dropout(
+      config.attention_dropout, config.dropout_generator
+    )
+
+  def _projection(self, inner: str, features: int, bias: bool) -> Dense:
+    return Dense(self.config, features, ('embed', inner), bias)
+
+  def __call__(
+    self, inputs: Layers, top: int, context: Context
+  ) -> Float[Array, 'B T D']:
+    """Joins the inputs.
+
+    Args:
+      inputs: x_1..x_n.
+      top: the place of the highest layer of the stack among them, from 0.
+      context: of the pass.
+
+    Returns:
+      The node, in the inputs' dtype.
+    """
+    z = jnp.concatenate(inputs, axis=-1)
+    if self.options.activation == 'attention':
+      y, readers = self._attend(z, context), (self.query, self.key, self.value)
+    else:
+      activation = getattr(jax.nn, self.options.activation)
+      y, readers = self.out(activation(self.hidden(z))), (self.hidden,)
+    self._record_exploitation(readers, len(inputs))
+    y = self.dropout(y, context.deterministic)
+    return self.norm(add_residual(y, inputs, top, self.options.residual))
+
+  def _attend(
+    self, z: Float[Array, 'B T I'], context: Context
+  ) -> Float[Array, 'B T D']:
+    new = KeyValue(self._split(self.key(z)), self._split(self.value(z)))
+    seen = context.caches.extend(new)
+    weights = attention_weights(
+      self._split(self.query(z)), seen.keys, context.mask
+    )
+    weights = self.attention_dropout(
+      weights.astype(z.dtype), context.deterministic
+    )
+    heads = jnp.einsum('BNTS,BNSH->BNTH', weights, seen.values)
+    return self.out(heads.transpose(0, 2, 1, 3).reshape(*z.shape[:2], -1))
+
+  def _split(self, x: Float[Array, 'B T D']) -> Float[Array, 'B N T H']:
+    heads = x.reshape(*x.shape[:2], self.config.heads, self.config.head_width)
+    return heads.transpose(0, 2, 1, 3)
+
+  def _record_exploitation(
+    self, readers: tuple[Dense, ...], inputs: int
+  ) -> None:
+    kernels = [nn.unbox(part.variables['params']['kernel']) for part in readers]
+    scores = exploitation_scores(jnp.concatenate(kernels, axis=1), inputs)
+    record(self, 'exploitation', scores)
+
+
+class Iterative(nn.Module):
+  """Iterative aggregation, a read-out; Dou et al. (2018), Eq. 6.
+
+  G[1] = H[1], G[l] = AGG(H[l], G[l-1]) for l = 2..L; the result is G[L].
+
+  Attributes:
+    config: of the model.
+    side: of the stack.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    numbers = range(2, self.config.layers(self.side) + 1)
+    self.node = {str(n): AggNode(self.config, self.side) for n in numbers}
+
+  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+    """Joins H[1..L], from the lowest to the highest.
+
+    Args:
+      layers: H[0..L]; H[0] is not read.
+      context: of the pass.
+
+    Returns:
+      G[L]; H[1] where L is 1.
+    """
+    node = layers[1]
+    for number in range(2, len(layers)):
+      node = self.node[str(number)]((layers[number], node), 0, context)
+    return node
+
+
+class Hierarchical(Chain):
+  """Hierarchical aggregation; Dou et al. (2018), section 3.1.
+
+  With groups of two: G[1] = AGG(H[1], H[2]) and
+  G[i] = AGG(H[2i-1], H[2i], G[i-1]). Layer 2i + 1 reads G[i], unless
+  feedback=False; every other layer reads the layer below. The stack's output
+  is the last node, or H[1] where L is 1.
+
+  Attributes:
+    config: of the model.
+    side: of the stack.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    config, side = self.config, self.side
+    self.node = {str(n): AggNode(config, side) for n in self._groups}
+    self.norms = InputNorms(config, side)
+    nn.share_scope(self, self.norms)
+
+  @property
+  def _groups(self) -> dict[int, range]:
+    size = self.config.side(self.side).agg.group_size
+    return tree_groups(self.config.layers(self.side), size)
+
+  def layer_input(
+    self, layers: Layers, carried: tuple[Any, ...], context: Context
+  ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
+    """The newest node or the layer below; `carried` is the newest node.
+
+    Without feedback all nodes are made after the last layer, which may be the
+    only call.
+    """
+    made = False
+    for number in self._due(len(layers) - 1):
+      carried = (self._node(number, layers, carried, context),)
+      made = True
+    return carried[0] if made else layers[-1], carried
+
+  def _due(self, top: int) -> list[int]:
+    """The nodes to make once layer `top` is there."""
+    if self.config.side(self.side).agg.feedback:
+      return [n for n, group in self._groups.items() if group[-1] == top]
+    return list(self._groups) if top == self.config.layers(self.side) else []
+
+  def _node(
+    self, number: int, layers: Layers, below: Layers, context: Context
+  ) -> Float[Array, 'B T D']:
+    group = self._groups[number]
+    inputs = tuple(self.norms.one(n, layers[n]) for n in group)
+    if number > 1 and not below:
+      below = (self.norms.one(1, layers[1]),)
+    node = self.node[str(number)]
+    return node((*inputs, *below), len(group) - 1, context)

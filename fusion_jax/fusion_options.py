@@ -1,0 +1,450 @@
+"""What can be chosen about the fusion of layers, as frozen dataclasses.
+
+Defaults are the papers'. Sizes that default to 0 follow the model, as the
+comment beside them says.
+
+  Dou 2018     Dou et al., EMNLP 2018: Exploiting Deep Representations
+  Wang 2018    Wang et al., COLING 2018: Multi-layer Representation Fusion
+  Dou 2019     Dou et al., AAAI 2019: Dynamic Layer Aggregation
+  Emelin 2019  Emelin et al., WMT 2019: Lexical Shortcuts
+  Yang 2022    Yang et al., TASLP 2022: GTRANS
+"""
+
+import dataclasses
+import re
+import types
+from typing import Literal
+
+from fusion_jax.errors import require
+
+_STRICT = types.MappingProxyType({'extra': 'forbid'})
+
+Scheme = Literal[
+  'none',
+  'dense',
+  'linear',
+  'iterative',
+  'hierarchical',
+  'average',
+  'feed_forward',
+  'hops',
+  'dynamic_combination',
+  'dynamic_routing',
+  'em_routing',
+  'gtrans',
+  'transparent',
+  'dlcl',
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseOptions:
+  """Dense connection (Dou 2018, Eq. 4)."""
+
+  __pydantic_config__ = _STRICT
+
+  # H[0] is a term of the sums too.
+  include_embedding: bool = False
+  # A norm after every sum.
+  post_sum_norm: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearOptions:
+  """Linear combination (Dou 2018, Eq. 5)."""
+
+  __pydantic_config__ = _STRICT
+
+  # True: concat(H[1..L]) A B, the form of the paper's size.
+  # False: sum_l W_l H[l], the form of the paper's text.
+  factored: bool = True
+  # Columns of A; 0: model.filter.
+  hidden: int = 0
+  bias: bool = True
+  # A norm after the combination.
+  output_norm: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class AggOptions:
+  """The aggregation node (Dou 2018, Eq. 7) and the trees made of it."""
+
+  __pydantic_config__ = _STRICT
+
+  # Hidden width of the node; 0: model.filter.
+  hidden: int = 0
+  activation: Literal['sigmoid', 'relu', 'attention'] = 'sigmoid'
+  # Inputs added to the node's output; 'top': the highest backbone layer.
+  residual: Literal['all', 'top', 'none'] = 'all'
+  # Starts with W2 = 0: the node is the norm of its residual inputs.
+  zero_out: bool = False
+  # Hierarchical: layers of a group.
+  group_size: int = 2
+  # Hierarchical: the node of a group is the input of the next group.
+  feedback: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class MlrfOptions:
+  """Average, feed-forward and multi-hop fusion (Wang 2018, Eq. 3-7)."""
+
+  __pydantic_config__ = _STRICT
+
+  # H[0] is fused too.
+  include_embedding: bool = True
+  # Adds a learned vector to every layer, shared by both sides (Eq. 4);
+  # not used by the average.
+  layer_embedding: bool = True
+  # Hidden width of the feed-forward network.
+  hidden: int = 512
+  # Multi-hop: hops, width and activation of the scorer.
+  hops: int = 4
+  scorer_width: int = 1_024
+  scorer_activation: Literal['tanh', 'relu'] = 'tanh'
+  # Multi-hop: a W1 of their own for layers or hops.
+  independent: Literal['none', 'per_layer', 'per_hop'] = 'none'
+  # Multi-hop: weights for every feature instead of one a layer.
+  feature_wise: bool = False
+  # The norm after fusion: with or without scale and offset.
+  norm: Literal['affine', 'plain', 'none'] = 'affine'
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicOptions:
+  """Dynamic combination (Dou 2019, Eq. 4)."""
+
+  __pydantic_config__ = _STRICT
+
+  # Hidden width; 0: model.filter.
+  hidden: int = 0
+  normalize: Literal['none', 'softmax'] = 'none'
+  output_norm: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class RoutingOptions:
+  """Capsules, dynamic routing and EM routing (Dou 2019, Eq. 5-16)."""
+
+  __pydantic_config__ = _STRICT
+
+  # Output capsules; 0: 512, or model.width where that is less.
+  capsules: int = 0
+  iterations: int = 3
+  # 'dense': two matrices over all layers at once, the paper's size.
+  # 'block': F_l and W_l for every layer, as in Eq. 7-8.
+  vote_projection: Literal['dense', 'block'] = 'dense'
+  # What F_l reads in the block form: all layers, or its own.
+  context: Literal['all', 'own'] = 'all'
+  # Width between the two maps of the dense form; 0: layers * model.width.
+  vote_hidden: int = 0
+  # Between the two maps. 'auto': none for dynamic, relu for EM routing.
+  vote_activation: Literal['auto', 'none', 'relu'] = 'auto'
+  # Dynamic: over which capsules an input's couplings sum to 1.
+  route_axis: Literal['output', 'input'] = 'output'
+  # Dynamic: factor g of the weighted votes; 0: capsules / layers, which
+  # turns uniform couplings into a mean. 1 is the paper's literal form.
+  route_gain: float = 0.0
+  # Dynamic: no gradient through the couplings of all but the last iteration.
+  stop_gradient: bool = False
+  # EM: input activations, one a layer, one a (layer, capsule), or all 1.
+  activation: Literal['scalar', 'per_output', 'none'] = 'scalar'
+  betas: Literal['learned', 'zero'] = 'learned'
+  # EM: inverse temperature. 'linear': 1, 2, 3, then 3.
+  # 'hinton': 0.01 (1 - 0.95^(t + 1)).
+  temperature: Literal['linear', 'hinton'] = 'linear'
+  variance_floor: float = 1e-4
+  # EM: standardise the cost over the output capsules.
+  cost_norm: bool = False
+  # EM: factor of the log-density of a vote.
+  log_density_scale: float = 1.0
+  # EM: what a capsule emits: activation * mean, or the mean.
+  emit: Literal['act_mean', 'mean'] = 'act_mean'
+  output_norm: bool = True
+  residual: Literal['none', 'top', 'all'] = 'none'
+
+
+@dataclasses.dataclass(frozen=True)
+class GtransOptions:
+  """Group fusion and probability fusion (Yang 2022, Eq. 2-7)."""
+
+  __pydantic_config__ = _STRICT
+
+  # Layers of a group; 0: 3 in the encoder, 2 in the decoder.
+  group_size: int = 0
+  # 'ceil': a last short group. 'floor': left-over layers belong to none.
+  last_group: Literal['ceil', 'floor'] = 'ceil'
+  # Encoder: a norm even where all layers are one group.
+  single_group_norm: bool = False
+  # Decoder: how the layers of a group become its features.
+  mode: Literal['weighted_sum', 'weighted_mean', 'last'] = 'weighted_sum'
+  # Decoder: a norm on the features of every group.
+  group_norm: bool = False
+  # Decoder: log sum_k psi_k P_k, or sum_k psi_k log P_k.
+  combine: Literal['arithmetic', 'geometric'] = 'arithmetic'
+  # Decoder: psi = softmax(w / temperature); 0: sqrt(model.width).
+  temperature: float = 0.0
+  # Decoder: groups that translate, 'first:last' counted from 1; '': all.
+  inference_groups: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class TransparentOptions:
+  """Transparent attention (Bapna et al. 2018)."""
+
+  __pydantic_config__ = _STRICT
+
+  # Dropout on the weights before their softmax.
+  dropout: float = 0.1
+  # 'constant': uniform means. 'uniform': +-sqrt(1 / (L + 1)).
+  weights: Literal['constant', 'uniform'] = 'constant'
+
+
+@dataclasses.dataclass(frozen=True)
+class DlclOptions:
+  """Dynamic linear combination of layers (Wang et al. 2019)."""
+
+  __pydantic_config__ = _STRICT
+
+  # Weights at the start: mean of the predecessors, or all 1.
+  start: Literal['average', 'one'] = 'average'
+  normalize: Literal['none', 'softmax'] = 'none'
+  # A scalar a layer, or one for every feature.
+  weights: Literal['scalar', 'vector'] = 'scalar'
+  # Only so many predecessors; 0: all.
+  window: int = 0
+  # The weights stay as they start.
+  frozen: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortcutOptions:
+  """Lexical shortcuts into attention (Emelin 2019, Eq. 5-14)."""
+
+  __pydantic_config__ = _STRICT
+
+  # 'lexical': from H[0]. 'non_lexical': from H[l - 2].
+  source: Literal['none', 'lexical', 'non_lexical'] = 'none'
+  where: Literal['self', 'cross', 'both'] = 'self'
+  # Projects both sources together (Eq. 13-14).
+  feature_fusion: bool = False
+  # Keys and values read what the norm has not seen, and the residual starts
+  # from what it has, as the released code does.
+  author_compat: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLayerOptions:
+  """Multi-layer attention (Dou 2018, Eq. 8)."""
+
+  __pydantic_config__ = _STRICT
+
+  # Layers that a self-attention reads; 1: its input alone, as usual.
+  layers: int = 1
+  # Layers 2..k, which have fewer below them, read those they have.
+  partial: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SideConfig:
+  """The fusion of one stack.
+
+  One scheme owns what follows the stack reads (and, for some, what its layers
+  read); shortcuts and multi-layer attention are inside its attention and go
+  with any scheme that leaves the layers' inputs alone.
+  """
+
+  __pydantic_config__ = _STRICT
+
+  fusion: Scheme = 'none'
+  # 'baseline': new parameters start so that the model computes what it would
+  # without the fusion; 'linear' and 'dynamic_combination' can.
+  start: Literal['fresh', 'baseline'] = 'fresh'
+  # A norm of its own for every layer that is fused. 'auto': with pre-norm.
+  input_norm: Literal['auto', 'none', 'per_layer'] = 'auto'
+  dense: DenseOptions = DenseOptions()
+  linear: LinearOptions = LinearOptions()
+  agg: AggOptions = AggOptions()
+  mlrf: MlrfOptions = MlrfOptions()
+  dynamic: DynamicOptions = DynamicOptions()
+  routing: RoutingOptions = RoutingOptions()
+  gtrans: GtransOptions = GtransOptions()
+  transparent: TransparentOptions = TransparentOptions()
+  dlcl: DlclOptions = DlclOptions()
+  shortcut: ShortcutOptions = ShortcutOptions()
+  multi_layer: MultiLayerOptions = MultiLayerOptions()
+
+  @property
+  def owns_layer_inputs(self) -> bool:
+    """Whether layers read something else than the layer below."""
+    if self.fusion == 'hierarchical':
+      return self.agg.feedback
+    return self.fusion in ('dense', 'dlcl')
+
+
+def check_side(
+  side: SideConfig, path: str, *, layers: int, width: int, norm: str
+) -> None:
+  """Refuses values and pairs that make no sense.
+
+  Args:
+    side: of the encoder or the decoder.
+    path: 'model.encoder' or 'model.decoder'.
+    layers: of the stack.
+    width: D.
+    norm: of the model.
+
+  Raises:
+    InputError: names the field, or both fields of a pair.
+  """
+  _check_ranges(side, path, layers)
+  _check_capsules(side, path, width)
+  _check_pairs(side, path, norm)
+  if side.fusion == 'gtrans' and side.gtrans.inference_groups:
+    default = 3 if path.endswith('encoder') else 2
+    size = side.gtrans.group_size or default
+    groups = (
+      -(-layers // size) if side.gtrans.last_group == 'ceil' else layers // size
+    )
+    parse_groups(
+      side.gtrans.inference_groups, groups, f'{path}.gtrans.inference_groups'
+    )
+
+
+def parse_groups(text: str, groups: int, field: str) -> tuple[int, int]:
+  """'first:last', counted from 1, as a half-open range counted from 0."""
+  match = re.fullmatch(r'(\d+):(\d+)', text)
+  first, last = map(int, match.groups()) if match else (0, 0)
+  require(
+    1 <= first <= last <= groups,
+    field,
+    f"must be 'first:last' within 1:{groups}, got {text!r}",
+  )
+  return first - 1, last
+
+
+def _check_ranges(side: SideConfig, path: str, layers: int) -> None:
+  at_least = {
+    'linear.hidden': (side.linear.hidden, 0),
+    'agg.hidden': (side.agg.hidden, 0),
+    'agg.group_size': (side.agg.group_size, 1),
+    'mlrf.hidden': (side.mlrf.hidden, 1),
+    'mlrf.hops': (side.mlrf.hops, 1),
+    'mlrf.scorer_width': (side.mlrf.scorer_width, 1),
+    'dynamic.hidden': (side.dynamic.hidden, 0),
+    'routing.capsules': (side.routing.capsules, 0),
+    'routing.iterations': (side.routing.iterations, 1),
+    'routing.vote_hidden': (side.routing.vote_hidden, 0),
+    'routing.route_gain': (side.routing.route_gain, 0),
+    'gtrans.group_size': (side.gtrans.group_size, 0),
+    'gtrans.temperature': (side.gtrans.temperature, 0),
+    'dlcl.window': (side.dlcl.window, 0),
+    'multi_layer.layers': (side.multi_layer.layers, 1),
+  }
+  for field, (value, least) in at_least.items():
+    require(
+      value >= least, f'{path}.{field}', f'must be >= {least}, got {value}'
+    )
+  for field in ('variance_floor', 'log_density_scale'):
+    value = getattr(side.routing, field)
+    require(value > 0, f'{path}.routing.{field}', f'must be > 0, got {value}')
+  dropout = side.transparent.dropout
+  require(
+    0 <= dropout < 1,
+    f'{path}.transparent.dropout',
+    f'must be in [0, 1), got {dropout}',
+  )
+  most = layers if side.multi_layer.partial else layers - 1
+  require(
+    side.multi_layer.layers <= max(most, 1),
+    f'{path}.multi_layer.layers',
+    f'{side.multi_layer.layers} is more than any of {layers} layers has '
+    f'below it; at most {max(most, 1)}',
+  )
+
+
+def _check_capsules(side: SideConfig, path: str, width: int) -> None:
+  if side.fusion in ('dynamic_routing', 'em_routing'):
+    capsules = side.routing.capsules or min(512, width)
+    require(
+      width % capsules == 0,
+      f'{path}.routing.capsules',
+      f'must divide model.width {width}, got {capsules}',
+    )
+
+
+def _check_pairs(side: SideConfig, path: str, norm: str) -> None:
+  encoder = path.endswith('encoder')
+  shortcut, many = side.shortcut, side.multi_layer.layers > 1
+  require(
+    encoder or side.fusion != 'transparent',
+    f'{path}.fusion',
+    "'transparent' gives memories to the decoder's layers: it belongs to "
+    'model.encoder.fusion',
+  )
+  require(
+    not (many and shortcut.source != 'none'),
+    f'{path}.multi_layer.layers',
+    'multi-layer attention and shortcut.source='
+    f'{shortcut.source!r} both replace the keys and values; choose one',
+  )
+  owner = side.fusion in ('hierarchical', 'dlcl') and side.owns_layer_inputs
+  require(
+    not (many and owner),
+    f'{path}.multi_layer.layers',
+    'multi-layer attention reads the layers below, whose place '
+    f'fusion={side.fusion!r} takes; choose one',
+  )
+  require(
+    not (shortcut.source == 'non_lexical' and owner),
+    f'{path}.shortcut.source',
+    "'non_lexical' reads the layer below the last, whose place "
+    f'fusion={side.fusion!r} takes; choose one',
+  )
+  require(
+    not (encoder and shortcut.source != 'none' and shortcut.where != 'self'),
+    f'{path}.shortcut.where',
+    f'{shortcut.where!r} needs cross-attention, which the encoder lacks; '
+    "'self' is right there",
+  )
+  require(
+    not (shortcut.source == 'non_lexical' and shortcut.where != 'self'),
+    f'{path}.shortcut.where',
+    f"{shortcut.where!r} reads the encoder's embeddings, which "
+    "source='non_lexical' does not; use 'self' or source='lexical'",
+  )
+  require(
+    not (shortcut.author_compat and norm != 'pre'),
+    f'{path}.shortcut.author_compat',
+    f'is about the norm before attention; model.norm={norm!r} has none',
+  )
+  if side.start == 'baseline':
+    _check_baseline_start(side, path, norm)
+
+
+def _check_baseline_start(side: SideConfig, path: str, norm: str) -> None:
+  field = f'{path}.start'
+  require(
+    side.fusion in ('linear', 'dynamic_combination'),
+    field,
+    f"'baseline' is exact for 'linear' and 'dynamic_combination' only, not "
+    f'for fusion={side.fusion!r}',
+  )
+  per_layer = side.input_norm == 'per_layer' or (
+    side.input_norm == 'auto' and norm == 'pre'
+  )
+  require(
+    not per_layer,
+    field,
+    "'baseline' is exact only with input_norm='none'",
+  )
+  scheme = side.linear if side.fusion == 'linear' else side.dynamic
+  require(
+    not scheme.output_norm,
+    field,
+    "'baseline' is exact only with output_norm=False",
+  )
+  require(
+    side.fusion == 'linear' or side.dynamic.normalize == 'none',
+    field,
+    "'baseline' is exact only with dynamic.normalize='none'",
+  )

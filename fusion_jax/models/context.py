@@ -1,0 +1,140 @@
+"""What every module of a stack shares during one pass."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+
+class KeyValue(NamedTuple):
+  """What attention reads; in decoding also the cache of one attention."""
+
+  keys: Float[Array, '*B N S H']
+  values: Float[Array, '*B N S H']
+
+
+def append(
+  cache: KeyValue, new: KeyValue, position: Int[Array, '']
+) -> KeyValue:
+  """Writes the keys and values of one position into a cache.
+
+  Args:
+    cache: [B, N, S, H] each.
+    new: [B, N, 1, H] each.
+    position: where on the S axis.
+
+  Returns:
+    The cache with that position replaced.
+  """
+  return jax.tree.map(
+    lambda old, one: jax.lax.dynamic_update_slice_in_dim(
+      old, one.astype(old.dtype), position, axis=2
+    ),
+    cache,
+    new,
+  )
+
+
+class CacheWalk:
+  """Gives every self-attention of a pass its cache, in the order of use.
+
+  A pass over all positions has no caches: attention reads what it has just
+  projected. A pass over one position takes the caches of the earlier ones.
+  Either way `seen` lists what was read, which is the next step's caches.
+  """
+
+  def __init__(
+    self,
+    caches: tuple[KeyValue, ...] | None = None,
+    position: Int[Array, ''] | None = None,
+  ):
+    """Starts a pass.
+
+    Args:
+      caches: of the earlier positions, in the order of use; None: this pass
+        covers all positions.
+      position: of the newest position, where caches are given.
+    """
+    self._left = None if caches is None else list(caches)
+    self._position = position
+    self.seen: list[KeyValue] = []
+
+  def extend(self, new: KeyValue) -> KeyValue:
+    """The keys and values to read, `new` among them."""
+    if self._left is not None:
+      new = append(self._left.pop(0), new, self._position)
+    self.seen.append(new)
+    return new
+
+  @property
+  def decoding(self) -> bool:
+    """Whether this pass covers one position and has caches."""
+    return self._left is not None
+
+  def branch(self, caches: tuple[KeyValue, ...] | None) -> 'CacheWalk':
+    """A walk at the same position for a part of the pass.
+
+    Args:
+      caches: of that part; None: it covers all positions.
+
+    Returns:
+      The walk of the part; give what it has seen to `join`.
+    """
+    return CacheWalk(caches, self._position)
+
+  def take(self) -> KeyValue | None:
+    """The next cache as it is, for a part that extends it itself."""
+    return None if self._left is None else self._left.pop(0)
+
+  def join(self, seen: tuple[KeyValue, ...]) -> None:
+    """Adds what a part of the pass has seen."""
+    self.seen.extend(seen)
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+  """Of one pass through one stack.
+
+  mask: of the self-attention, True keeps.
+  deterministic: no dropout.
+  tokens: True at positions that are no padding; None: all are.
+  caches: of every self-attention.
+  memory_mask: True at source tokens; None in the encoder.
+  """
+
+  mask: Bool[Array, '#M #N #T U']
+  deterministic: bool
+  tokens: Bool[Array, 'M T'] | None = None
+  caches: CacheWalk = dataclasses.field(default_factory=CacheWalk)
+  memory_mask: Bool[Array, 'B 1 1 S'] | None = None
+
+
+def record(module: nn.Module, name: str, value: Float[Array, '...']) -> None:
+  """Hands a small array to whoever watches this pass.
+
+  Without a mutable collection 'telemetry' nothing is kept, and XLA drops what
+  was computed for it.
+
+  Args:
+    module: that has the value.
+    name: within the module.
+    value: a scalar or a short vector.
+  """
+  module.sow(
+    'telemetry', name, value, init_fn=lambda: None, reduce_fn=lambda _, new: new
+  )
+
+
+def token_mean(
+  values: Float[Array, 'B T *rest'], context: Context
+) -> Float[Array, '*rest']:
+  """The float32 mean over the positions that are no padding."""
+  values = values.astype('float32')
+  if context.tokens is None:
+    return values.mean((0, 1))
+  keep = context.tokens.reshape(
+    *context.tokens.shape, *(1,) * (values.ndim - 2)
+  )
+  return (values * keep).sum((0, 1)) / keep.sum((0, 1)).clip(1)

@@ -1,0 +1,184 @@
+"""Parameter counts from the papers' equations, without a model.
+
+D model width, F filter, L layers of a side, n inputs of a node.
+"""
+
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion_options import SideConfig
+
+
+def count(model: ModelConfig, source: int, target: int) -> int:
+  """Parameters of a model with vocabularies of these sizes."""
+  pieces = {
+    'all': target,
+    'target_output': source + target,
+    'source_target': 2 * target,
+    'none': source + 2 * target,
+  }[model.tied_embeddings]
+  bias = target if model.output_bias else 0
+  final = 4 * model.width if model.norm == 'pre' else 0
+  stacks = sum(_stack(model, side) for side in ('encoder', 'decoder'))
+  tables = pieces * model.width + bias + _layer_embedding(model)
+  return tables + stacks + final
+
+
+def _dense(inputs: int, outputs: int, bias: bool = True) -> int:
+  return inputs * outputs + bias * outputs
+
+
+def _network(inputs: int, hidden: int, outputs: int) -> int:
+  return _dense(inputs, hidden) + _dense(hidden, outputs)
+
+
+def _stack(m: ModelConfig, side: Side) -> int:
+  """Layers and fusion.
+
+  Encoder layer 4 (D^2 + D) + 2 D F + F + D + 4 D, decoder layer
+  8 (D^2 + D) + 2 D F + F + D + 6 D.
+  """
+  attentions, d = (1 if side == 'encoder' else 2), m.width
+  norms = {'post': 2 * d, 'pre': 2 * d, 'rezero': 0}[m.norm]
+  scale = m.norm == 'rezero'
+  layer = (
+    attentions * 4 * _dense(d, d, m.attention_bias)
+    + _network(d, m.filter, d)
+    + (attentions + 1) * norms
+    + scale
+  )
+  options, layers = m.side(side), m.layers(side)
+  return (
+    layers * layer
+    + _FUSIONS[options.fusion](m, options, side)
+    + _shortcuts(m, options, side)
+    + _multi_layer(m, options, side)
+  )
+
+
+def _node(m: ModelConfig, options: SideConfig, n: int) -> int:
+  """n D F + F + F D + D + 2 D; Dou et al. (2018), Eq. 7."""
+  d = m.width
+  if options.agg.activation == 'attention':
+    return 3 * _dense(n * d, d) + _dense(d, d) + 2 * d
+  return _network(n * d, m.filter, d) + 2 * d
+
+
+def _linear(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  return _network(m.layers(side) * m.width, m.filter, m.width)
+
+
+def _iterative(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  return (m.layers(side) - 1) * _node(m, options, 2)
+
+
+def _hierarchical(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  nodes = m.layers(side) // 2
+  return _node(m, options, 2) + (nodes - 1) * _node(m, options, 3)
+
+
+def _multi_layer(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """(L - k) (AGG of k + (k - 1) attentions)."""
+  k = options.multi_layer.layers
+  if k == 1:
+    return 0
+  attention = 4 * _dense(m.width, m.width)
+  return (m.layers(side) - k) * (_node(m, options, k) + (k - 1) * attention)
+
+
+def _average(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """The norm after the fusion, here and in the next two."""
+  return {'affine': 2, 'plain': 0}[options.mlrf.norm] * m.width
+
+
+def _feed_forward(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  inputs = m.layers(side) + options.mlrf.include_embedding
+  network = _network(inputs * m.width, 512, m.width)
+  return network + _average(m, options, side)
+
+
+def _hops(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """Scorer D x 1024, one for all or one a hop, and 1024 x hops."""
+  hops = options.mlrf.hops
+  scorers = hops if options.mlrf.independent == 'per_hop' else 1
+  scorer = scorers * m.width * 1_024 + 1_024 * hops
+  network = _network(hops * m.width, 512, m.width)
+  return scorer + network + _average(m, options, side)
+
+
+def _layer_embedding(m: ModelConfig) -> int:
+  """One vector for each of H[0..L], shared by both sides."""
+  used = any(
+    side.fusion in ('feed_forward', 'hops') and side.mlrf.layer_embedding
+    for side in (m.encoder, m.decoder)
+  )
+  return used * (max(m.encoder_layers, m.decoder_layers) + 1) * m.width
+
+
+def _dynamic_combination(
+  m: ModelConfig, options: SideConfig, side: Side
+) -> int:
+  layers = m.layers(side) * m.width
+  return _network(layers, m.filter, layers)
+
+
+def _dynamic_routing(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """L D -> L D -> L D; or L maps F_l and L maps W_l, all D -> D."""
+  layers, d = m.layers(side), m.width
+  if options.routing.vote_projection == 'block':
+    return layers * 2 * _dense(d, d) + 2 * d
+  return _network(layers * d, layers * d, layers * d) + 2 * d
+
+
+def _em_routing(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """Votes, activations L D -> L D -> L, two costs for each of 512 capsules."""
+  layers, d = m.layers(side), m.width
+  activations = _network(layers * d, layers * d, layers) + 2 * 512
+  return _dynamic_routing(m, options, side) + activations
+
+
+def _gtrans(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """A weight a group and a norm; or a weight a layer and one a group."""
+  layers = m.layers(side)
+  encoder = side == 'encoder'
+  groups = -(-layers // (options.gtrans.group_size or (3 if encoder else 2)))
+  return groups + (2 * m.width if encoder else layers)
+
+
+def _transparent(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """A weight for each of H[0..L] and decoder layer, and the norm of H[0]."""
+  return (m.encoder_layers + 1) * m.decoder_layers + 2 * m.width
+
+
+def _dlcl(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  layers = m.layers(side)
+  return (layers + 1) ** 2 + layers * 2 * m.width
+
+
+def _shortcuts(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """2 D^2, with feature fusion 6 D^2, and two gate biases an attention."""
+  shortcut, d = options.shortcut, m.width
+  if shortcut.source == 'none':
+    return 0
+  attentions = (2 if shortcut.where == 'both' else 1) * m.layers(side)
+  return attentions * ((6 if shortcut.feature_fusion else 2) * d * d + 2 * d)
+
+
+def _nothing(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  return 0
+
+
+_FUSIONS = {
+  'none': _nothing,
+  'dense': _nothing,
+  'linear': _linear,
+  'iterative': _iterative,
+  'hierarchical': _hierarchical,
+  'average': _average,
+  'feed_forward': _feed_forward,
+  'hops': _hops,
+  'dynamic_combination': _dynamic_combination,
+  'dynamic_routing': _dynamic_routing,
+  'em_routing': _em_routing,
+  'gtrans': _gtrans,
+  'transparent': _transparent,
+  'dlcl': _dlcl,
+}

@@ -1,0 +1,326 @@
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+
+from fusion_jax.config import PRESETS, ModelConfig
+from fusion_jax.fusion.dynamic import DynamicCombination, weighted_sum
+from fusion_jax.fusion_options import DynamicOptions, SideConfig
+from fusion_jax.models.context import Context
+
+_WIDTH = 8
+_KEY = jax.random.key(0)
+_MASK = jnp.ones((1, 1, 1, 5), bool)
+_CONTEXT = Context(_MASK, True)
+
+
+def _module(layers=3, start='fresh', options=None, **changes):
+  side = SideConfig(
+    fusion='dynamic_combination',
+    start=start,
+    dynamic=options or DynamicOptions(),
+  )
+  values = {'width': _WIDTH, 'filter': 20, 'heads': 2}
+  config = ModelConfig(
+    encoder=side, encoder_layers=layers, **(values | changes)
+  )
+  return DynamicCombination(config, 'encoder')
+
+
+def _layers(count, dtype='float32', seed=1):
+  states = np.random.default_rng(seed).normal(size=(count, 2, 5, _WIDTH))
+  return tuple(jnp.asarray(state, dtype) for state in states)
+
+
+def _params(module, layers):
+  start = jax.jit(lambda: module.init(_KEY, layers, _CONTEXT)['params'])
+  return nn.unbox(start())
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames='deterministic')
+def _run(module, params, layers, tokens=None, deterministic=True):
+  """The fusion and its telemetry."""
+  return module.apply(
+    {'params': params},
+    layers,
+    Context(_MASK, deterministic, tokens),
+    rngs={'dropout': _KEY},
+    mutable=['telemetry'],
+  )
+
+
+def _apply(module, params, layers, **options):
+  return _run(module, params, layers, **options)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _weights(module, params, layers):
+  return module.apply(
+    {'params': params}, layers[1:], _CONTEXT, method='weights'
+  )
+
+
+def _row(*values):
+  """One position."""
+  return jnp.array(values, jnp.float32)[None, None]
+
+
+def test_weighted_sum_by_hand():
+  weights = jnp.array([[1.0, -1], [2, 0.5]])[None, None]
+  # (3, -4) + (10, 3)
+  np.testing.assert_array_equal(
+    weighted_sum(weights, (_row(3, 4), _row(5, 6))), _row(13, -1)
+  )
+
+
+def test_dynamic_combination_by_hand():
+  options = DynamicOptions(hidden=1)
+  module = _module(2, options=options, width=2, heads=1)
+  params = {
+    'hidden': {
+      'kernel': jnp.array([[1.0], [0], [0], [1]]),
+      'bias': jnp.array([-3.0]),
+    },
+    'out': {
+      'kernel': jnp.array([[1.0, 0, -1, 2]]),
+      'bias': jnp.array([0.0, 1, 0, 0]),
+    },
+  }
+  # H[0] is not read. relu(1 + 4 - 3) = 2: weights (2, 1), (-2, 4).
+  # (2 * 1, 1 * 2) + (-2 * 3, 4 * 4)
+  layers = (_row(9, 9), _row(1, 2), _row(3, 4))
+  np.testing.assert_array_equal(_apply(module, params, layers), _row(-4, 18))
+  # relu(1 - 6 - 3) = 0: weights (0, 1), (0, 0).
+  layers = (_row(9, 9), _row(1, 2), _row(3, -6))
+  np.testing.assert_array_equal(_apply(module, params, layers), _row(0, 2))
+
+
+@pytest.mark.parametrize('layers', [1, 3, 6])
+@pytest.mark.parametrize(
+  ('initialization', 'dtype'), [('glorot', 'bfloat16'), ('mlrf', 'float32')]
+)
+def test_baseline_start_is_the_last_layer(layers, initialization, dtype):
+  module = _module(
+    layers,
+    start='baseline',
+    initialization=initialization,
+    compute_dtype=dtype,
+    dropout=0.5,
+    activation_dropout=0.5,
+  )
+  x = _layers(layers + 1, dtype)
+  y = _apply(module, _params(module, x), x, deterministic=False)
+  assert y.dtype == dtype
+  np.testing.assert_array_equal(
+    y.astype(jnp.float32), x[-1].astype(jnp.float32)
+  )
+
+
+def test_baseline_start_trains_both_matrices():
+  module, x = _module(start='baseline'), _layers(4)
+  params = _params(module, x)
+
+  def loss(params):
+    return (_apply(module, params, x) * x[0]).sum()
+
+  gradient_of = jax.jit(jax.grad(loss))
+  gradient = gradient_of(params)
+  assert np.abs(gradient['out']['kernel']).max() > 0
+  moved = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+  assert np.abs(gradient_of(moved)['hidden']['kernel']).max() > 0
+
+
+def test_weights_differ_from_position_to_position():
+  module, x = _module(), _layers(4)
+  weights = _weights(module, _params(module, x), x)
+  assert weights.shape == (2, 5, 3, _WIDTH)
+  assert np.std(weights, axis=(0, 1)).min() > 0.01
+
+
+def test_constant_weights_are_a_diagonal_combination():
+  module, x = _module(), _layers(4)
+  params = _params(module, x)
+  params['out']['kernel'] = jnp.zeros_like(params['out']['kernel'])
+  diagonal = jax.random.normal(jax.random.key(3), (3, _WIDTH))
+  params['out']['bias'] = diagonal.reshape(-1)
+  expected = sum(w * z for w, z in zip(diagonal, x[1:], strict=True))
+  np.testing.assert_allclose(
+    _apply(module, params, x), expected, rtol=1e-5, atol=1e-6
+  )
+
+
+@settings(max_examples=20, deadline=None)
+@given(layers=st.sampled_from([1, 3, 6]), seed=st.integers(0, 999))
+def test_softmax_weights_keep_the_sum_among_the_layers(layers, seed):
+  module = _module(layers, options=DynamicOptions(normalize='softmax'))
+  x = _layers(layers + 1, seed=seed)
+  shapes = jax.eval_shape(lambda: module.init(_KEY, x, _CONTEXT)['params'])
+  random = np.random.default_rng(seed)
+  params = jax.tree.map(
+    lambda leaf: jnp.asarray(random.normal(size=leaf.shape), jnp.float32),
+    nn.unbox(shapes),
+  )
+  weights = _weights(module, params, x)
+  assert weights.dtype == jnp.float32
+  assert (weights >= 0).all()
+  np.testing.assert_allclose(weights.sum(2), 1, rtol=1e-5)
+  y, stacked = _apply(module, params, x), jnp.stack(x[1:])
+  assert (y >= stacked.min(0) - 1e-5).all()
+  assert (y <= stacked.max(0) + 1e-5).all()
+
+
+def test_output_norm():
+  module = _module(options=DynamicOptions(output_norm=True))
+  x = _layers(4)
+  params = _params(module, x)
+  raw = {name: params[name] for name in ('hidden', 'out')}
+  y = np.asarray(_apply(_module(), raw, x), np.float64)
+  y = y - y.mean(-1, keepdims=True)
+  np.testing.assert_allclose(
+    _apply(module, params, x),
+    y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-6),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+def test_recorded_weights_are_means_over_tokens():
+  module, x = _module(), _layers(4)
+  params = _params(module, x)
+  tokens = jnp.arange(5) < jnp.array([[5], [2]])
+  _, state = _run(module, params, x, tokens)
+  kept = np.asarray(_weights(module, params, x))[np.asarray(tokens)]
+  np.testing.assert_allclose(
+    state['telemetry']['layer_weights'],
+    kept.mean((0, 2)),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+
+
+@pytest.mark.parametrize(
+  ('options', 'expected'),
+  [
+    # Dou et al. (2019), Table 1: 25.2M for both sides.
+    (DynamicOptions(), 25_176_064),
+    (DynamicOptions(normalize='softmax'), 25_176_064),
+    (DynamicOptions(output_norm=True), 25_176_064 + 4 * 512),
+    (DynamicOptions(hidden=512), 4 * 6 * 512**2 + 2 * 7 * 512),
+  ],
+)
+def test_parameters_of_both_sides(options, expected):
+  side = SideConfig(dynamic=options)
+  config = dataclasses.replace(PRESETS['base'], encoder=side, decoder=side)
+  layers = (jax.ShapeDtypeStruct((1, 1, 512), jnp.float32),) * 7
+  context = Context(jnp.ones((1, 1, 1, 1), bool), True)
+
+  def count(side):
+    module = DynamicCombination(config, side)
+    shapes = jax.eval_shape(lambda x: module.init(_KEY, x, context), layers)
+    shapes = shapes['params']
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+  assert count('encoder') + count('decoder') == expected
+
+
+_ALL = [
+  DynamicOptions(),
+  DynamicOptions(hidden=5, normalize='softmax', output_norm=True),
+]
+
+
+@pytest.mark.parametrize('layers', [1, 3, 6])
+@pytest.mark.parametrize('options', _ALL)
+def test_positions_are_fused_one_by_one(options, layers):
+  module, x = _module(layers, options=options), _layers(layers + 1)
+  params = _params(module, x)
+  y = _apply(module, params, x)
+  order = np.array([3, 1, 4, 0, 2])
+  np.testing.assert_allclose(
+    _apply(module, params, tuple(z[:, order] for z in x)),
+    y[:, order],
+    rtol=1e-5,
+    atol=1e-6,
+  )
+  np.testing.assert_allclose(
+    _apply(module, params, tuple(z[:1, 2:3] for z in x)),
+    y[:1, 2:3],
+    rtol=1e-5,
+    atol=1e-6,
+  )
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('options', _ALL)
+def test_extreme_layers_stay_finite(options, dtype):
+  module, x = _module(options=options, compute_dtype=dtype), _layers(4, dtype)
+  params = _params(module, x)
+
+  @jax.jit
+  def value_and_gradients(params, x):
+    def loss(params, x):
+      y = _apply(module, params, x)
+      return (y.astype(jnp.float32) * jnp.arange(8)).sum(), y
+
+    return jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
+
+  for inputs in (
+    x,
+    tuple(1e-6 * z for z in x),
+    tuple(1e3 * z for z in x),
+    tuple(0 * z for z in x),
+    x[:1] * 4,
+  ):
+    (_, y), gradients = value_and_gradients(params, inputs)
+    assert y.dtype == dtype
+    for leaf in (y, *jax.tree.leaves(gradients)):
+      assert np.isfinite(leaf.astype(jnp.float32)).all()
+
+
+@pytest.mark.parametrize('options', _ALL)
+def test_everything_has_a_gradient(options):
+  module, x = _module(options=options), _layers(4)
+  goal = jax.random.normal(jax.random.key(9), x[0].shape)
+
+  def loss(params, x):
+    return (_apply(module, params, x) * goal).sum()
+
+  gradients = jax.jit(jax.grad(loss, (0, 1)))(_params(module, x), x)
+  assert not np.any(gradients[1][0])
+  for leaf in jax.tree.leaves((gradients[0], gradients[1][1:])):
+    assert np.isfinite(leaf).all()
+    assert np.abs(leaf).max() > 0
+
+
+@pytest.mark.parametrize('options', _ALL)
+def test_bfloat16_is_near_float32(options):
+  x = tuple(z.astype('bfloat16').astype('float32') for z in _layers(4))
+  module = _module(options=options)
+  params = _params(module, x)
+  half = _module(options=options, compute_dtype='bfloat16')
+  y = _apply(half, params, tuple(z.astype('bfloat16') for z in x))
+  np.testing.assert_allclose(
+    y.astype('float32'), _apply(module, params, x), atol=0.1
+  )
+
+
+def test_gradients_are_the_differences():
+  module = _module(2, options=DynamicOptions(3, 'softmax'))
+  x = _layers(3)
+  params = _params(module, x)
+  check_grads(
+    jax.jit(lambda params, x: _apply(module, params, x).mean(0)),
+    (params, x),
+    order=1,
+    modes=['rev'],
+    atol=1e-2,
+    rtol=1e-2,
+    eps=1e-3,
+  )

@@ -1,0 +1,530 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusion_jax.config import ModelConfig
+from fusion_jax.fusion.groups import (
+  DecoderGroups,
+  EncoderGroups,
+  group_count,
+  keep_groups,
+  log_group_weights,
+  mixture_log_probabilities,
+  partition,
+  weighted_sum,
+)
+from fusion_jax.fusion_options import GtransOptions, SideConfig
+from fusion_jax.models.context import Context
+
+_CONTEXT = Context(jnp.ones((1, 1, 1, 1), bool), True)
+_WIDTH = 8
+
+
+def _config(layers=6, dtype='float32', width=_WIDTH, **options):
+  side = SideConfig(fusion='gtrans', gtrans=GtransOptions(**options))
+  return ModelConfig(
+    width=width,
+    filter=16,
+    heads=2,
+    encoder_layers=layers,
+    decoder_layers=layers,
+    compute_dtype=dtype,
+    encoder=side,
+    decoder=side,
+  )
+
+
+def _layers(count, seed=0, width=_WIDTH, dtype=jnp.float32):
+  keys = jax.random.split(jax.random.key(seed), count + 1)
+  return tuple(jax.random.normal(key, (2, 3, width), dtype) for key in keys)
+
+
+def _module(config, side):
+  groups = EncoderGroups if side == 'encoder' else DecoderGroups
+  return groups(config, side)
+
+
+def _start(config, side, seed=0):
+  """A module and its initial parameters."""
+  module = _module(config, side)
+  layers = _layers(config.layers(side), width=config.width)
+  params = module.init(jax.random.key(seed), layers, _CONTEXT)['params']
+  return module, nn.unbox(params)
+
+
+def _generic(params, seed=1):
+  """Parameters away from their start."""
+  leaves, tree = jax.tree.flatten(params)
+  keys = jax.random.split(jax.random.key(seed), len(leaves))
+  return jax.tree.unflatten(
+    tree,
+    [
+      x + jax.random.normal(k, x.shape)
+      for x, k in zip(leaves, keys, strict=True)
+    ],
+  )
+
+
+def _run(module, params, layers):
+  return module.apply({'params': params}, layers, _CONTEXT)
+
+
+def _normalised(x):
+  x = np.asarray(x, np.float64)
+  mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+  return (x - mean) / np.sqrt(var + 1e-6)
+
+
+def _sigmoid(x):
+  return 1 / (1 + np.exp(-np.asarray(x, np.float64)))
+
+
+def _names(params):
+  flat = jax.tree_util.tree_flatten_with_path(params)[0]
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
+    for path, leaf in flat
+  }
+
+
+@pytest.mark.parametrize(
+  ('layers', 'size', 'last_group', 'expected'),
+  [
+    (6, 3, 'ceil', [[1, 2, 3], [4, 5, 6]]),
+    (5, 2, 'ceil', [[1, 2], [3, 4], [5]]),
+    (5, 2, 'floor', [[1, 2], [3, 4]]),
+    (2, 3, 'ceil', [[1, 2]]),
+    (2, 3, 'floor', []),
+    (1, 1, 'floor', [[1]]),
+  ],
+)
+def test_partition_by_hand(layers, size, last_group, expected):
+  groups = partition(layers, size, last_group)
+  assert [list(group) for group in groups] == expected
+
+
+@given(st.integers(1, 60), st.integers(1, 70))
+def test_partition_has_every_layer_once(layers, size):
+  groups = partition(layers, size, 'ceil')
+  assert [n for group in groups for n in group] == list(range(1, layers + 1))
+  assert all(len(group) == size for group in groups[:-1])
+  assert [group[-1] for group in groups] == [
+    min(k * size, layers) for k in range(1, math.ceil(layers / size) + 1)
+  ]
+  whole = tuple(group for group in groups if len(group) == size)
+  assert partition(layers, size, 'floor') == whole
+
+
+@pytest.mark.parametrize(
+  ('layers', 'options', 'encoder', 'decoder'),
+  # ceil(L / 3) and ceil(L / 2) unless said.
+  [
+    (6, {}, 2, 3),
+    (1, {}, 1, 1),
+    (5, {}, 2, 3),
+    (5, {'last_group': 'floor'}, 1, 2),
+    (6, {'group_size': 1}, 6, 6),
+    (6, {'group_size': 6}, 1, 1),
+  ],
+)
+def test_group_count(layers, options, encoder, decoder):
+  config = _config(layers, **options)
+  assert group_count(config, 'encoder') == encoder
+  assert group_count(config, 'decoder') == decoder
+
+
+def test_weighted_sum_by_hand():
+  layers = (jnp.full((1, 1, 2), 3.0), jnp.array([[[1.0, -1.0]]]))
+  total = weighted_sum(layers, jnp.array([0.5, 2.0]))
+  np.testing.assert_array_equal(total, [[[3.5, -0.5]]])
+
+
+def test_weighted_sum_is_taken_in_float32():
+  # 256 + 1 - 256 is 0 in bfloat16.
+  layers = tuple(
+    jnp.full((1, 1, 1), v, jnp.bfloat16) for v in (256.0, 1.0, -256.0)
+  )
+  total = weighted_sum(layers, jnp.ones(3))
+  assert total.dtype == jnp.bfloat16
+  assert float(total[0, 0, 0]) == 1
+
+
+def test_psi_by_hand():
+  # 31 of 2 sqrt(512): softmax(0, 31 / 22.6) = (.203, .797).
+  log_psi = log_group_weights(jnp.array([0.0, 31.0]), math.sqrt(512))
+  np.testing.assert_allclose(np.exp(log_psi), [0.2026, 0.7974], atol=1e-4)
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+  st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=6),
+  st.floats(-100, 100, width=32),
+  st.sampled_from([0.5, 1.0, 22.6]),
+)
+def test_psi_sums_to_1_whatever_is_added(weights, shift, temperature):
+  weights = jnp.array(weights, jnp.float32)
+  psi = np.exp(log_group_weights(weights, temperature))
+  shifted = np.exp(log_group_weights(weights + shift, temperature))
+  assert psi.sum() == pytest.approx(1, abs=1e-5)
+  np.testing.assert_allclose(psi, shifted, rtol=1e-3, atol=1e-5)
+
+
+def test_keep_groups_by_hand():
+  features = jnp.arange(4.0).reshape(4, 1, 1, 1)
+  psi = jnp.array([0.1, 0.2, 0.6, 0.1])
+  kept, log_weights = keep_groups(features, jnp.log(psi), 1, 3)
+  np.testing.assert_array_equal(kept[:, 0, 0, 0], [1, 2])
+  np.testing.assert_allclose(np.exp(log_weights), [0.25, 0.75], rtol=1e-6)
+  _, alone = keep_groups(features, jnp.log(psi), 3, 4)
+  np.testing.assert_array_equal(alone, [0])
+
+
+def _mixture(logits, log_weights, combine):
+  """The mixture of given logits [G, M, V]: the output layer is the identity."""
+  return mixture_log_probabilities(
+    jnp.asarray(logits), jnp.asarray(log_weights), lambda x: x, combine
+  )
+
+
+_jitted_mixture = jax.jit(_mixture, static_argnums=2)
+
+
+def _random_mixture(seed, groups=3, scale=3.0):
+  keys = jax.random.split(jax.random.key(seed))
+  logits = scale * jax.random.normal(keys[0], (groups, 4, 7))
+  return logits, jax.nn.log_softmax(jax.random.normal(keys[1], (groups,)))
+
+
+def test_mixture_by_hand():
+  # P_1 = (1/4, 3/4), P_2 = (3/4, 1/4), psi = (3/4, 1/4).
+  logits = np.log([[[1.0, 3.0]], [[3.0, 1.0]]]).astype(np.float32)
+  psi = np.array([0.75, 0.25], np.float32)
+  arithmetic = _mixture(logits, np.log(psi), 'arithmetic')
+  np.testing.assert_allclose(np.exp(arithmetic), [[6 / 16, 10 / 16]], rtol=1e-6)
+  geometric = _mixture(logits, np.log(psi), 'geometric')
+  expected = [[0.25**0.75 * 0.75**0.25, 0.75**0.75 * 0.25**0.25]]
+  np.testing.assert_allclose(np.exp(geometric), expected, rtol=1e-6)
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 1.0, 30.0]))
+def test_mixture_sums(seed, scale):
+  logits, log_weights = _random_mixture(seed, scale=scale)
+  arithmetic = _jitted_mixture(logits, log_weights, 'arithmetic')
+  geometric = _jitted_mixture(logits, log_weights, 'geometric')
+  np.testing.assert_allclose(np.exp(arithmetic).sum(-1), 1, rtol=1e-5)
+  assert (np.exp(geometric).sum(-1) <= 1 + 1e-5).all()
+  # By the concavity of the logarithm, token by token.
+  assert (np.asarray(geometric) <= np.asarray(arithmetic) + 1e-5).all()
+
+
+@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
+def test_mixture_of_one_group_is_its_softmax(combine):
+  logits, _ = _random_mixture(0, 1)
+  np.testing.assert_array_equal(
+    _mixture(logits, jnp.zeros(1), combine), jax.nn.log_softmax(logits[0])
+  )
+
+
+@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
+def test_mixture_of_equal_groups_is_any_of_them(combine):
+  logits, log_weights = _random_mixture(0)
+  equal = jnp.broadcast_to(logits[:1], logits.shape)
+  np.testing.assert_allclose(
+    _mixture(equal, log_weights, combine),
+    jax.nn.log_softmax(logits[0]),
+    rtol=1e-5,
+  )
+
+
+def test_mixture_of_certain_groups_stays_finite():
+  # exp(-1e4) is 0 in float32; its logarithm must still come out.
+  logits = jnp.array([[[1e4, 0.0]], [[1e4, 0.0]]])
+  for combine in ('arithmetic', 'geometric'):
+    log_p = _mixture(logits, jnp.log(jnp.array([0.5, 0.5])), combine)
+    np.testing.assert_allclose(log_p, [[0, -1e4]], atol=1e-5)
+
+
+def test_mixture_of_bfloat16_features_is_float32():
+  logits, log_weights = _random_mixture(0)
+  half = _mixture(logits.astype(jnp.bfloat16), log_weights, 'arithmetic')
+  assert half.dtype == jnp.float32
+  np.testing.assert_allclose(
+    half, _mixture(logits, log_weights, 'arithmetic'), atol=0.1
+  )
+
+
+def test_encoder_groups_by_hand():
+  config = _config(3, group_size=2, width=2)
+  module, params = _start(config, 'encoder')
+  # sigmoid(ln 3) = 3/4 and sigmoid(-ln 3) = 1/4; layers 2 and 3 end groups.
+  params['weights'] = jnp.array([math.log(3), -math.log(3)])
+  layers = tuple(
+    jnp.array([[v]]) for v in ([9.0, 9], [7.0, 7], [4.0, 0], [0.0, 8])
+  )
+  # (3/4 (4, 0) + 1/4 (0, 8)) / 2 = (1.5, 1): the norm gives (1, -1).
+  y = _run(module, params, layers)
+  np.testing.assert_allclose(y, [[[1, -1]]], atol=1e-4)
+
+
+@pytest.mark.parametrize('layers', [1, 2, 5, 6])
+@pytest.mark.parametrize('last_group', ['ceil', 'floor'])
+@pytest.mark.parametrize('size', [1, 2])
+def test_encoder_groups_equal_the_formula(layers, last_group, size):
+  config = _config(
+    layers,
+    group_size=min(size, layers),
+    last_group=last_group,
+    single_group_norm=True,
+  )
+  module, params = _start(config, 'encoder')
+  params = _generic(params)
+  h = _layers(layers)
+  last = [g[-1] for g in partition(layers, min(size, layers), last_group)]
+  weights = _sigmoid(params['weights'])
+  assert len(weights) == len(last)
+  total = sum(w * np.asarray(h[n]) for w, n in zip(weights, last, strict=True))
+  expected = _normalised(total / len(last)) * params['norm']['scale']
+  np.testing.assert_allclose(
+    _run(module, params, h),
+    expected + params['norm']['bias'],
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+def test_one_encoder_group_has_a_norm_where_asked():
+  h = _layers(4)
+  module, params = _start(_config(4, group_size=4), 'encoder')
+  assert _names(params) == {'weights': (1,)}
+  np.testing.assert_array_equal(_run(module, params, h), 0.5 * h[4])
+  config = _config(4, group_size=4, single_group_norm=True)
+  module, params = _start(config, 'encoder')
+  # LN(sigmoid(w) H[L]) = LN(H[L]) up to epsilon.
+  np.testing.assert_allclose(
+    _run(module, params, h), _normalised(h[4]), rtol=1e-4, atol=1e-5
+  )
+
+
+def test_one_encoder_group_keeps_what_a_norm_has_left():
+  config = _config(3, single_group_norm=True)
+  module, params = _start(config, 'encoder')
+  h = tuple(jnp.float32(_normalised(x)) for x in _layers(3))
+  np.testing.assert_allclose(_run(module, params, h), h[3], atol=1e-4)
+
+
+@pytest.mark.parametrize('mode', ['weighted_sum', 'weighted_mean', 'last'])
+@pytest.mark.parametrize('group_norm', [False, True])
+@pytest.mark.parametrize('layers', [1, 5, 6])
+@pytest.mark.parametrize('last_group', ['ceil', 'floor'])
+def test_decoder_groups_equal_the_formula(mode, group_norm, layers, last_group):
+  size = min(2, layers)
+  config = _config(
+    layers,
+    group_size=size,
+    mode=mode,
+    group_norm=group_norm,
+    last_group=last_group,
+    temperature=2.0,
+  )
+  module, params = _start(config, 'decoder')
+  params = _generic(params)
+  h = _layers(layers)
+  features, log_weights = _run(module, params, h)
+  groups = partition(layers, size, last_group)
+  assert features.shape == (len(groups), *h[0].shape)
+  for k, group in enumerate(groups):
+    if mode == 'last':
+      expected = np.asarray(h[group[-1]])
+    else:
+      weights = _sigmoid(params['layer_weights'])
+      expected = sum(weights[n - 1] * np.asarray(h[n]) for n in group)
+      expected = expected / (len(group) if mode == 'weighted_mean' else 1)
+    if group_norm:
+      norm = params[f'group_norm_{k + 1}']
+      expected = _normalised(expected) * norm['scale'] + norm['bias']
+    np.testing.assert_allclose(features[k], expected, rtol=1e-4, atol=1e-4)
+  w = np.exp(np.asarray(params['group_weights'], np.float64) / 2)
+  np.testing.assert_allclose(np.exp(log_weights), w / w.sum(), rtol=1e-5)
+  assert log_weights.dtype == jnp.float32
+
+
+def test_the_last_layer_alone_is_the_baseline():
+  module, params = _start(_config(4, group_size=4, mode='last'), 'decoder')
+  h = _layers(4)
+  features, log_weights = _run(module, params, h)
+  np.testing.assert_array_equal(features[0], h[4])
+  np.testing.assert_array_equal(log_weights, [0])
+
+
+def test_one_weighted_group_is_not_the_baseline():
+  module, params = _start(_config(4, group_size=4), 'decoder')
+  h = _layers(4)
+  features, _ = _run(module, params, h)
+  np.testing.assert_allclose(features[0], 0.5 * sum(h[1:]), rtol=1e-5)
+
+
+def test_groups_of_one_start_at_half_of_each_layer():
+  module, params = _start(_config(5, group_size=1), 'decoder')
+  h = _layers(5)
+  features, log_weights = _run(module, params, h)
+  np.testing.assert_array_equal(features, 0.5 * jnp.stack(h[1:]))
+  np.testing.assert_allclose(np.exp(log_weights), [1 / 5] * 5, rtol=1e-6)
+
+
+def test_psi_has_the_root_of_the_width_as_temperature():
+  module, params = _start(_config(4, width=16), 'decoder')
+  params['group_weights'] = jnp.array([0.0, 4 * math.log(3)])
+  _, log_weights = _run(module, params, _layers(4, width=16))
+  np.testing.assert_allclose(np.exp(log_weights), [1 / 4, 3 / 4], rtol=1e-6)
+
+
+def test_parameters_are_those_of_the_specification():
+  # M + Ld + N + 2 D = 2 + 6 + 3 + 2 D at 6 + 6 layers.
+  _, encoder = _start(_config(6), 'encoder')
+  _, decoder = _start(_config(6), 'decoder')
+  assert _names(encoder) == {
+    'weights': (2,),
+    'norm/scale': (_WIDTH,),
+    'norm/bias': (_WIDTH,),
+  }
+  assert _names(decoder) == {'layer_weights': (6,), 'group_weights': (3,)}
+  for leaf in (encoder['weights'], *decoder.values()):
+    assert not np.asarray(leaf).any()
+
+
+def test_layers_without_a_group_have_no_weight():
+  _, params = _start(_config(5, last_group='floor'), 'decoder')
+  assert _names(params) == {'layer_weights': (4,), 'group_weights': (2,)}
+
+
+def test_parameters_have_logical_axes():
+  for side, axes in (
+    ('encoder', {'weights': ('groups',)}),
+    (
+      'decoder',
+      {'layer_weights': ('layers',), 'group_weights': ('groups',)},
+    ),
+  ):
+    module = _module(_config(6), side)
+    params = module.init(jax.random.key(0), _layers(6), _CONTEXT)['params']
+    for name, expected in axes.items():
+      assert params[name].names == expected
+
+
+def test_telemetry():
+  config = _config(4, temperature=1.0)
+  for side, expected in (
+    ('encoder', {'group_weights': [1 / 2, 3 / 4]}),
+    (
+      'decoder',
+      {'layer_weights': [1 / 2] * 4, 'group_weights': [1 / 4, 3 / 4]},
+    ),
+  ):
+    module, params = _start(config, side)
+    name = 'weights' if side == 'encoder' else 'group_weights'
+    params[name] = jnp.array([0.0, math.log(3)])
+    _, kept = module.apply(
+      {'params': params}, _layers(4), _CONTEXT, mutable=['telemetry']
+    )
+    assert kept['telemetry'].keys() == expected.keys()
+    for key, values in expected.items():
+      np.testing.assert_allclose(kept['telemetry'][key], values, rtol=1e-6)
+
+
+def _scalar(result, seed=5):
+  """A generic scalar of the result."""
+  leaves = jax.tree.leaves(result)
+  keys = jax.random.split(jax.random.key(seed), len(leaves))
+  return sum(
+    (x.astype(jnp.float32) * jax.random.normal(k, x.shape)).sum()
+    for x, k in zip(leaves, keys, strict=True)
+  )
+
+
+@pytest.mark.parametrize('side', ['encoder', 'decoder'])
+@pytest.mark.parametrize('group_norm', [False, True])
+def test_everything_gets_a_gradient(side, group_norm):
+  module, params = _start(_config(5, group_norm=group_norm), side)
+
+  def scalar(params, layers):
+    return _scalar(_run(module, params, layers))
+
+  by_params, by_layers = jax.grad(scalar, (0, 1))(_generic(params), _layers(5))
+  for gradient in jax.tree.leaves(by_params):
+    assert np.isfinite(gradient).all()
+    assert np.asarray(gradient).all()
+  used = {3, 5} if side == 'encoder' else {1, 2, 3, 4, 5}
+  for number, gradient in enumerate(by_layers):
+    assert np.asarray(gradient).any() == (number in used)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('case', ['tiny', 'huge', 'zero', 'same'])
+@pytest.mark.parametrize('side', ['encoder', 'decoder'])
+def test_extreme_layers_stay_finite(side, case, dtype):
+  config = _config(5, dtype=dtype, group_norm=True)
+  module, params = _start(config, side)
+  h = _layers(5, dtype=jnp.dtype(dtype))
+  layers = {
+    'tiny': tuple(1e-6 * x for x in h),
+    'huge': tuple(1e3 * x for x in h),
+    'zero': tuple(0 * x for x in h),
+    'same': (h[0],) * 6,
+  }[case]
+
+  def scalar(params, layers):
+    result = _run(module, params, layers)
+    return _scalar(result), result
+
+  (_, result), gradients = jax.value_and_grad(scalar, (0, 1), has_aux=True)(
+    params, layers
+  )
+  features = result if side == 'encoder' else result[0]
+  assert features.dtype == jnp.dtype(dtype)
+  for leaf in jax.tree.leaves((result, gradients)):
+    assert np.isfinite(np.asarray(leaf, np.float32)).all()
+
+
+@pytest.mark.parametrize('side', ['encoder', 'decoder'])
+def test_bfloat16_is_close_to_float32(side):
+  options = {'group_norm': True}
+  module, params = _start(_config(5, **options), side)
+  half, _ = _start(_config(5, 'bfloat16', **options), side)
+  params = _generic(params)
+  rounded = _layers(5, dtype=jnp.bfloat16)
+  exact = tuple(x.astype(jnp.float32) for x in rounded)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(
+      a.astype(jnp.float32), b, rtol=0.02, atol=0.02
+    ),
+    _run(half, params, rounded),
+    _run(module, params, exact),
+  )
+
+
+@pytest.mark.parametrize('side', ['encoder', 'decoder'])
+def test_positions_are_fused_alone(side):
+  module, params = _start(_config(6), side)
+  params, h = _generic(params), _layers(6)
+  order = jnp.array([2, 0, 1])
+  permuted = _run(module, params, tuple(x[:, order] for x in h))
+  result = _run(module, params, h)
+  if side == 'decoder':
+    permuted, result = permuted[0], result[0]
+  np.testing.assert_array_equal(permuted, result[..., order, :])
+
+
+def test_kept_groups_are_those_of_the_module():
+  module, params = _start(_config(6), 'decoder')
+  features, log_weights = _run(module, _generic(params), _layers(6))
+  kept, kept_weights = keep_groups(features, log_weights, 1, 3)
+  np.testing.assert_array_equal(kept, features[1:])
+  psi = np.exp(log_weights)[1:]
+  np.testing.assert_allclose(np.exp(kept_weights), psi / psi.sum(), rtol=1e-5)

@@ -1,0 +1,119 @@
+"""Values and pairs of options that make no sense are refused by name."""
+
+import dataclasses
+
+import pytest
+
+from fusion_jax.config import ExperimentConfig, ModelConfig
+from fusion_jax.errors import InputError
+from fusion_jax.fusion_options import parse_groups
+from fusion_jax.serialization import from_dict, to_dict
+
+_REFUSED = {
+  'decoder.fusion: .*transparent.*model.encoder.fusion': {
+    'decoder': {'fusion': 'transparent'}
+  },
+  "encoder.multi_layer.layers: multi-layer.*shortcut.source='lexical'": {
+    'encoder': {
+      'multi_layer': {'layers': 2},
+      'shortcut': {'source': 'lexical'},
+    }
+  },
+  "multi-layer attention .*fusion='hierarchical'": {
+    'encoder': {'fusion': 'hierarchical', 'multi_layer': {'layers': 2}}
+  },
+  "multi-layer attention .*fusion='dlcl'": {
+    'decoder': {'fusion': 'dlcl', 'multi_layer': {'layers': 2}}
+  },
+  "'non_lexical' .*fusion='dlcl'": {
+    'decoder': {'fusion': 'dlcl', 'shortcut': {'source': 'non_lexical'}}
+  },
+  "encoder.shortcut.where: 'both' needs cross-attention": {
+    'encoder': {'shortcut': {'source': 'lexical', 'where': 'both'}}
+  },
+  "where: 'cross' reads the encoder.*non_lexical": {
+    'decoder': {'shortcut': {'source': 'non_lexical', 'where': 'cross'}}
+  },
+  "author_compat: .*model.norm='post'": {
+    'decoder': {'shortcut': {'source': 'lexical', 'author_compat': True}}
+  },
+  "model.scan_layers: .*model.decoder with fusion='hierarchical'": {
+    'decoder': {'fusion': 'hierarchical'},
+    'scan_layers': True,
+  },
+  'model.scan_layers: .*multi_layer.layers > 1': {
+    'encoder': {'multi_layer': {'layers': 2}},
+    'scan_layers': True,
+  },
+  "encoder.start: 'baseline' is exact .*'em_routing'": {
+    'encoder': {'fusion': 'em_routing', 'start': 'baseline'}
+  },
+  "start: .*input_norm='none'": {
+    'encoder': {'fusion': 'linear', 'start': 'baseline'},
+    'norm': 'pre',
+  },
+  'start: .*output_norm=False': {
+    'encoder': {
+      'fusion': 'linear',
+      'start': 'baseline',
+      'linear': {'output_norm': True},
+    }
+  },
+  "start: .*normalize='none'": {
+    'encoder': {
+      'fusion': 'dynamic_combination',
+      'start': 'baseline',
+      'dynamic': {'normalize': 'softmax'},
+    }
+  },
+  'routing.capsules: must divide model.width 512, got 3': {
+    'encoder': {'fusion': 'em_routing', 'routing': {'capsules': 3}}
+  },
+  'multi_layer.layers: 6 is more than any of 6 layers.*at most 5': {
+    'encoder': {'multi_layer': {'layers': 6}}
+  },
+  'routing.iterations: must be >= 1, got 0': {
+    'encoder': {'routing': {'iterations': 0}}
+  },
+  'routing.variance_floor: must be > 0': {
+    'encoder': {'routing': {'variance_floor': 0.0}}
+  },
+  'transparent.dropout: must be in': {
+    'encoder': {'transparent': {'dropout': 1.0}}
+  },
+  'inference_groups: .*within 1:3, got .2:4': {
+    'decoder': {'fusion': 'gtrans', 'gtrans': {'inference_groups': '2:4'}}
+  },
+  'model.encoder.fusion: input should be .*none': {
+    'encoder': {'fusion': 'capsules'}
+  },
+  'model.encoder.rooting: no such field': {'encoder': {'rooting': {}}},
+}
+
+
+@pytest.mark.parametrize('message', _REFUSED)
+def test_refused(message):
+  with pytest.raises(InputError, match=message) as error:
+    from_dict({'model': _REFUSED[message]})
+  assert '\n' not in str(error.value)
+
+
+def test_a_config_comes_back_from_its_json_form():
+  model = ModelConfig(
+    encoder=from_dict({'model': {'encoder': {'fusion': 'dlcl'}}}).model.encoder
+  )
+  config = dataclasses.replace(ExperimentConfig(), model=model)
+  assert from_dict(to_dict(config)) == config
+
+
+@pytest.mark.parametrize(
+  ('text', 'expected'), [('1:1', (0, 1)), ('2:3', (1, 3)), ('1:3', (0, 3))]
+)
+def test_groups_are_counted_from_one(text, expected):
+  assert parse_groups(text, 3, 'f') == expected
+
+
+@pytest.mark.parametrize('text', ['0:1', '2:1', '1', '1:4', 'a:b', '1:2:3'])
+def test_bad_groups(text):
+  with pytest.raises(InputError, match="'first:last' within 1:3"):
+    parse_groups(text, 3, 'f')

@@ -1,0 +1,276 @@
+"""What holds for every scheme, side and option (the table of `cases`)."""
+
+import dataclasses
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES
+
+from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.groups import mixture_log_probabilities
+from fusion_jax.fusion_options import Scheme, SideConfig
+from fusion_jax.losses import cross_entropy
+from fusion_jax.models.transformer import (
+  Transformer,
+  initial_parameters,
+  output_logits,
+  shift_right,
+)
+
+_VOCABULARY, _START, _ROWS, _SOURCE, _TARGET = 11, 2, 2, 5, 4
+_LENGTHS = jnp.array([5, 3])
+_TARGET_LENGTHS = jnp.array([4, 3])
+
+
+def _inputs():
+  random = np.random.default_rng(0)
+  source = random.integers(3, _VOCABULARY, (_ROWS, _SOURCE)).astype(np.int32)
+  target = random.integers(3, _VOCABULARY, (_ROWS, _TARGET)).astype(np.int32)
+  return source, target
+
+
+def _model(config) -> Transformer:
+  return Transformer(config, _VOCABULARY, _VOCABULARY, _START)
+
+
+def _parameters(model, scale=0.3):
+  """Random everywhere: a generic point, where no zero hides an error."""
+  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
+  leaves, structure = jax.tree.flatten(shapes)
+  random = np.random.default_rng(1)
+  return jax.tree.unflatten(
+    structure,
+    [
+      jnp.asarray(scale * random.standard_normal(x.shape), x.dtype)
+      for x in leaves
+    ],
+  )
+
+
+def _log_probabilities(output, combine):
+  if output.log_weights is None:
+    rows = output.features.reshape(-1, output.features.shape[-1])
+    logits = jax.nn.log_softmax(output_logits(rows, output.output))
+  else:
+    groups = len(output.log_weights)
+    rows = output.features.reshape(groups, -1, output.features.shape[-1])
+    logits = mixture_log_probabilities(
+      rows,
+      output.log_weights,
+      functools.partial(output_logits, output=output.output),
+      combine,
+    )
+  return logits.reshape(*output.features.shape[-3:-1], -1)
+
+
+class _Fused:
+  """A model of the table with what the tests ask of it, each compiled once."""
+
+  def __init__(self, config):
+    self.config = config
+    self.model = _model(config)
+    self.parameters = _parameters(self.model)
+    self._forward = jax.jit(self._plain_forward)
+
+  def _plain_forward(self, parameters, source, target):
+    output = self.model.apply({'params': parameters}, source, _LENGTHS, target)
+    combine = self.config.decoder.gtrans.combine
+    return _log_probabilities(output, combine)
+
+  def forward(self, source, target, parameters=None):
+    parameters = parameters or self.parameters
+    return np.asarray(self._forward(parameters, source, target))
+
+  def scaled(self, scale):
+    """The parameters with embeddings of that scale."""
+    table = scale * self.parameters['source_embedding']
+    return self.parameters | {'source_embedding': table}
+
+  def eager(self, source, target):
+    inputs = map(jnp.asarray, (source, target))
+    return np.asarray(self._plain_forward(self.parameters, *inputs))
+
+
+@pytest.fixture(scope='module', params=CASES)
+def fused(request):
+  return _Fused(CASES[request.param])
+
+
+def test_every_scheme_side_and_option_is_in_the_table():
+  sides = [side for c in CASES.values() for side in (c.encoder, c.decoder)]
+  assert set(SCHEMES) == set(typing.get_args(Scheme)) - {'none'}
+  used = {
+    (name, side)
+    for config in CASES.values()
+    for side in ('encoder', 'decoder')
+    for name in [config.side(side).fusion]
+  }
+  for name, scheme in SCHEMES.items():
+    assert {(name, side) for side in scheme.module} <= used
+  for field in dataclasses.fields(SideConfig):
+    if dataclasses.is_dataclass(field.default):
+      _every_choice_is_used([getattr(side, field.name) for side in sides])
+
+
+def _every_choice_is_used(values):
+  hints = typing.get_type_hints(type(values[0]))
+  for name, hint in hints.items():
+    if name == '__pydantic_config__':
+      continue
+    seen = {getattr(value, name) for value in values}
+    choices = {True, False} if hint is bool else set(typing.get_args(hint))
+    assert choices <= seen, f'{type(values[0]).__name__}.{name}'
+    assert len(seen) > 1, f'{type(values[0]).__name__}.{name} never changes'
+
+
+def test_log_probabilities_are_finite_and_normalised(fused):
+  got = fused.forward(*_inputs())
+  assert got.shape == (_ROWS, _TARGET, _VOCABULARY)
+  assert np.isfinite(got).all()
+  total = np.exp(got).sum(-1)
+  if fused.config.decoder.gtrans.combine == 'arithmetic':
+    np.testing.assert_allclose(total, 1, rtol=1e-5)
+  else:
+    assert (total <= 1 + 1e-5).all()
+
+
+def test_a_later_token_changes_nothing_before_it(fused):
+  source, target = _inputs()
+  before = fused.forward(source, target)
+  changed = target.copy()
+  changed[:, 2] = 3 + (changed[:, 2] - 2) % 8
+  after = fused.forward(source, changed)
+  # Token 2 is the input of position 3.
+  np.testing.assert_allclose(before[:, :3], after[:, :3], atol=1e-5)
+  assert np.abs(before[:, 3] - after[:, 3]).max() > 1e-5
+
+
+def test_padding_and_other_rows_change_nothing(fused):
+  source, target = _inputs()
+  before = fused.forward(source, target)
+  padded = source.copy()
+  padded[1, 3:] = 4
+  np.testing.assert_allclose(
+    before, fused.forward(padded, target), rtol=1e-5, atol=1e-6
+  )
+  other = source.copy(), target.copy()
+  other[0][0], other[1][0] = 5, 6
+  np.testing.assert_allclose(
+    before[1], fused.forward(*other)[1], rtol=1e-5, atol=1e-6
+  )
+
+
+def test_compiled_equals_eager(fused):
+  inputs = _inputs()
+  np.testing.assert_allclose(
+    fused.forward(*inputs), fused.eager(*inputs), rtol=1e-4, atol=1e-5
+  )
+
+
+def test_extreme_inputs_stay_finite(fused):
+  for scale in (0.0, 1e-6, 1e3):
+    got = fused.forward(*_inputs(), parameters=fused.scaled(scale))
+    assert np.isfinite(got).all(), scale
+
+
+def test_cached_decoding_equals_the_full_pass(fused):
+  source, target = _inputs()
+  full = fused.forward(source, target)
+  beam = 2
+
+  def decode(parameters, source, target):
+    def apply(*args, method):
+      return fused.model.apply({'params': parameters}, *args, method=method)
+
+    encoded = apply(source, _LENGTHS, method='encode')
+    cache, memory = apply(
+      encoded, _LENGTHS, beam, _TARGET, method='start_decoding'
+    )
+
+    scores = []
+    for position, newest in enumerate(shift_right(target, _START).T):
+      tokens = jnp.stack([newest] * beam, 1)
+      now, cache = apply(
+        tokens, jnp.int32(position), cache, memory, method='decode_step'
+      )
+      scores.append(now)
+    return jnp.stack(scores)
+
+  inputs = map(jnp.asarray, (source, target))
+  scores = decode(fused.parameters, *inputs)
+  if not fused.model.gives_log_probabilities:
+    scores = jax.nn.log_softmax(scores)
+  for hypothesis in range(beam):
+    np.testing.assert_allclose(
+      scores[:, :, hypothesis].swapaxes(0, 1), full, rtol=1e-4, atol=2e-5
+    )
+
+
+def _loss(fused, parameters, config=None):
+  model = _model(config or fused.config)
+  source, target = map(jnp.asarray, _inputs())
+  output = model.apply(
+    {'params': parameters},
+    source,
+    _LENGTHS,
+    target,
+    False,
+    rngs={'dropout': jax.random.key(0)},
+  )
+  return cross_entropy(
+    output.features,
+    output.output,
+    target,
+    _TARGET_LENGTHS,
+    0.1,
+    0,
+    output.log_weights,
+    fused.config.decoder.gtrans.combine,
+  ).loss
+
+
+def _has_no_gradient(config, name: str) -> bool:
+  """Frozen weights, and key biases, which the softmax over keys cancels."""
+  frozen = {
+    f'{side}/connection/weights'
+    for side in ('encoder', 'decoder')
+    if config.side(side).dlcl.frozen
+  }
+  return name.endswith('key/bias') or name in frozen
+
+
+def test_gradients_are_finite_and_reach_every_parameter(fused):
+  # Not compiled as a whole, which takes longer than all it computes.
+  gradient = jax.grad(lambda parameters: _loss(fused, parameters))
+  for path, leaf in jax.tree_util.tree_leaves_with_path(
+    gradient(fused.parameters)
+  ):
+    name = '/'.join(part.key for part in path)
+    assert np.isfinite(leaf).all(), name
+    if not _has_no_gradient(fused.config, name):
+      assert np.abs(leaf).max() > 0, name
+  for leaf in jax.tree.leaves(gradient(fused.scaled(0.0))):
+    assert np.isfinite(leaf).all()
+
+
+_HALF = {
+  name: config
+  for name, config in CASES.items()
+  if name.endswith('-post') or name in ('multi_layer-2', 'shortcut')
+}
+
+
+@pytest.mark.parametrize('name', _HALF)
+def test_bfloat16_is_close_to_float32(name):
+  exact = _Fused(_HALF[name])
+  half = _Fused(dataclasses.replace(exact.config, compute_dtype='bfloat16'))
+  inputs = _inputs()
+  close = half.eager(*inputs)
+  assert np.isfinite(close).all()
+  np.testing.assert_allclose(close, exact.eager(*inputs), atol=0.25)
+  gradient = jax.grad(lambda p: _loss(half, p))(half.parameters)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))

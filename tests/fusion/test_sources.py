@@ -1,0 +1,362 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax.core import meta
+
+from fusion_jax.config import ModelConfig
+from fusion_jax.fusion.sources import MultiLayerAttention, layers_read
+from fusion_jax.fusion_options import AggOptions, MultiLayerOptions, SideConfig
+from fusion_jax.models.attention import (
+  MultiHeadAttention,
+  causal_mask,
+  padding_mask,
+)
+from fusion_jax.models.context import CacheWalk, Context, KeyValue
+from fusion_jax.models.layers import Residual
+
+_T = 5
+_CAUSAL = causal_mask(_T)
+
+
+def _config(side=None, **changes):
+  agg = changes.pop('agg', AggOptions(hidden=12))
+  layers, partial = changes.pop('read', 2), changes.pop('partial', False)
+  side = SideConfig(
+    agg=agg,
+    multi_layer=MultiLayerOptions(layers, partial),
+    input_norm=changes.pop('input_norm', 'auto'),
+  )
+  values = {'width': 8, 'filter': 12, 'heads': 2, 'dropout': 0.0}
+  return ModelConfig(encoder=side, decoder=side, **(values | changes))
+
+
+def _states(count, dtype=jnp.float32, batch=2):
+  keys = jax.random.split(jax.random.key(7), count)
+  return tuple(
+    jax.random.normal(key, (batch, _T, 8)).astype(dtype) for key in keys
+  )
+
+
+def _attend(module, params, layers, mask=_CAUSAL, h=None):
+  x, context = layers[-1], Context(mask, True)
+  h = x if h is None else h
+  variables = {'params': params}
+  return module.apply(variables, x, h, layers, context, method='attend')
+
+
+def _init(module, layers):
+  x, context = layers[-1], Context(_CAUSAL, True)
+  boxed = module.init(jax.random.key(3), x, x, layers, context, method='attend')
+  return meta.unbox(boxed['params'])
+
+
+def _shapes(module, layers):
+  return jax.tree.map(jnp.shape, jax.eval_shape(lambda: _init(module, layers)))
+
+
+def _baseline(params):
+  return {name: params[name] for name in ('query', 'key', 'value', 'out')}
+
+
+class _Stack(nn.Module):
+  """The self-attention sublayers of a stack, and nothing else."""
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self, x, context):
+    layers = (x,)
+    for index in range(1, self.config.decoder_layers + 1):
+      residual = Residual(self.config)
+      h = residual.before(layers[-1])
+      attention = MultiLayerAttention(self.config, 'decoder', index)
+      y = attention.attend(layers[-1], h, layers, context)
+      layers = (*layers, residual.after(layers[-1], y, True))
+    return layers
+
+
+@pytest.mark.parametrize(
+  ('index', 'most', 'partial', 'expected'),
+  [
+    (1, 1, False, 1),
+    (6, 1, True, 1),
+    (1, 3, False, 1),
+    (3, 3, False, 1),
+    (4, 3, False, 3),
+    (6, 3, False, 3),
+    (1, 3, True, 1),
+    # The layers below layer 2 are H[0], which is no source, and H[1].
+    (2, 3, True, 1),
+    (3, 3, True, 2),
+    (4, 3, True, 3),
+    (6, 6, True, 5),
+  ],
+)
+def test_layers_read(index, most, partial, expected):
+  assert layers_read(index, most, partial) == expected
+
+
+@pytest.mark.parametrize('most', [1, 2, 3])
+@pytest.mark.parametrize('partial', [True, False])
+def test_layers_with_one_source_are_plain_attention(most, partial):
+  config = _config(read=most, partial=partial, norm='pre')
+  layers = _states(1)
+  module = MultiLayerAttention(config, 'encoder', 1)
+  params = _init(module, layers)
+  plain = MultiHeadAttention(config)
+  assert _shapes(module, layers) == _shapes(plain, layers)
+  np.testing.assert_array_equal(
+    _attend(module, params, layers), _attend(plain, params, layers)
+  )
+
+
+@pytest.mark.parametrize(
+  ('read', 'partial', 'index', 'extra'),
+  [
+    (1, False, 6, []),
+    (2, False, 2, []),
+    (2, False, 3, ['2']),
+    (3, False, 3, []),
+    (3, True, 3, ['2']),
+    (3, False, 4, ['2', '3']),
+  ],
+)
+@pytest.mark.parametrize('norm', ['pre', 'post', 'rezero'])
+def test_names_of_parameters(read, partial, index, extra, norm):
+  config = _config(read=read, partial=partial, norm=norm)
+  module = MultiLayerAttention(config, 'decoder', index)
+  names = {f'source_{i}' for i in extra}
+  if norm == 'pre':
+    names |= {f'source_norm_{i}' for i in extra}
+  names |= {'agg'} if extra else set()
+  assert set(_shapes(module, _states(index))) == names | {
+    'query',
+    'key',
+    'value',
+    'out',
+  }
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_sources_one_by_one(norm):
+  config = _config(
+    read=3, norm=norm, agg=AggOptions(zero_out=True, residual='all')
+  )
+  module = MultiLayerAttention(config, 'encoder', 4)
+  layers = tuple(4 * layer + 1 for layer in _states(4))
+  h = layers[-1] * 0.3
+  params = _init(module, layers)
+  plain = MultiHeadAttention(config)
+
+  def one(params, source):
+    def method(module):
+      seen = module.keys_values(source)
+      return module(h, seen, _CAUSAL, True)
+
+    return plain.apply({'params': params}, method=method)
+
+  def normalised(x):
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + config.norm_epsilon)
+
+  extra = normalised if norm == 'pre' else lambda x: x
+  total = one(_baseline(params), h)
+  total += one(params['source_2'], extra(layers[2]))
+  total += one(params['source_3'], extra(layers[1]))
+  # W2 = 0, so the node is the norm of the sum of its inputs.
+  np.testing.assert_allclose(
+    _attend(module, params, layers, h=h),
+    normalised(total),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+def test_the_input_of_the_layer_is_the_top_of_the_node():
+  config = _config(agg=AggOptions(zero_out=True, residual='top'))
+  module, layers = MultiLayerAttention(config, 'encoder', 3), _states(3)
+  params = _init(module, layers)
+  plain = _attend(MultiHeadAttention(config), _baseline(params), layers)
+  expected = plain - plain.mean(-1, keepdims=True)
+  expected /= jnp.sqrt(plain.var(-1, keepdims=True) + config.norm_epsilon)
+  np.testing.assert_allclose(
+    _attend(module, params, layers), expected, rtol=1e-4, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_only_the_layers_named_are_read(norm):
+  config = _config(read=2, norm=norm)
+  module, layers = MultiLayerAttention(config, 'encoder', 4), _states(4)
+  params = _init(module, layers)
+
+  def total(layers):
+    y = _attend(module, params, layers, h=layers[-1])
+    return (y * jnp.arange(8)).sum()
+
+  slopes = jax.grad(total)(layers)
+  assert [bool(jnp.any(slope != 0)) for slope in slopes] == [
+    False,
+    False,
+    True,
+    True,
+  ]
+
+
+@pytest.mark.parametrize(
+  ('activation', 'norm', 'read', 'partial'),
+  [
+    ('sigmoid', 'post', 2, False),
+    ('relu', 'pre', 3, True),
+    ('attention', 'pre', 2, False),
+    ('attention', 'post', 3, True),
+  ],
+)
+def test_caches_give_what_the_full_pass_gives(activation, norm, read, partial):
+  config = _config(
+    agg=AggOptions(activation=activation),
+    norm=norm,
+    read=read,
+    partial=partial,
+    decoder_layers=4,
+  )
+  stack, (x,) = _Stack(config), _states(1)
+  variables = meta.unbox(
+    stack.init(jax.random.key(0), x, Context(_CAUSAL, True))
+  )
+
+  @jax.jit
+  def full(x):
+    context = Context(_CAUSAL, True)
+    layers = stack.apply(variables, x, context)
+    return layers[-1], tuple(context.caches.seen)
+
+  @jax.jit
+  def step(one, caches, position):
+    walk = CacheWalk(caches, position)
+    mask = padding_mask(position[None] + 1, _T)
+    layers = stack.apply(variables, one, Context(mask, True, caches=walk))
+    return layers[-1], tuple(walk.seen)
+
+  expected, seen = full(x)
+  sources = [layers_read(i, read, partial) for i in (1, 2, 3, 4)]
+  nodes = sum(s > 1 for s in sources) if activation == 'attention' else 0
+  assert len(seen) == sum(sources) + nodes
+
+  caches = jax.tree.map(jnp.zeros_like, seen)
+  for position in range(_T):
+    y, caches = step(x[:, position : position + 1], caches, jnp.int32(position))
+    np.testing.assert_allclose(
+      y[:, 0], expected[:, position], rtol=1e-4, atol=1e-5
+    )
+  for ours, theirs in zip(caches, seen, strict=True):
+    assert isinstance(ours, KeyValue)
+    np.testing.assert_allclose(ours.keys, theirs.keys, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('activation', ['sigmoid', 'attention'])
+def test_no_later_position_and_no_padding_is_seen(activation):
+  config = _config(read=2, agg=AggOptions(activation=activation))
+  module, layers = MultiLayerAttention(config, 'decoder', 3), _states(3)
+  params = _init(module, layers)
+  other = tuple(layer.at[:, 3:].add(5.0) for layer in layers)
+  lengths = jnp.full((2,), 3)
+  for mask in (causal_mask(_T), padding_mask(lengths, _T)):
+    np.testing.assert_allclose(
+      _attend(module, params, other, mask)[:, :3],
+      _attend(module, params, layers, mask)[:, :3],
+      atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_finite_output_and_gradient_for_extreme_inputs(dtype, norm):
+  config = _config(read=3, norm=norm, compute_dtype=dtype)
+  module = MultiLayerAttention(config, 'encoder', 4)
+  layers = _states(4, jnp.dtype(dtype))
+  params = _init(module, layers)
+
+  @jax.jit
+  def run(params, layers):
+    def loss(params, layers):
+      y = _attend(module, params, layers)
+      return y.astype(jnp.float32).sum(), y
+
+    return jax.value_and_grad(loss, (0, 1), has_aux=True)(params, layers)
+
+  for case in (
+    layers,
+    tuple(layer * 1e-6 for layer in layers),
+    tuple(layer * 1e3 for layer in layers),
+    tuple(jnp.zeros_like(layer) for layer in layers),
+    layers[:1] * 4,
+  ):
+    (_, y), slopes = run(params, case)
+    assert y.dtype == jnp.dtype(dtype)
+    assert y.shape == (2, _T, 8)
+    for leaf in jax.tree.leaves((y, slopes)):
+      assert np.isfinite(np.asarray(leaf, np.float32)).all()
+
+
+def test_bfloat16_is_near_float32():
+  layers = _states(3)
+  module = MultiLayerAttention(_config(), 'encoder', 3)
+  params = _init(module, layers)
+  half = MultiLayerAttention(_config(compute_dtype='bfloat16'), 'encoder', 3)
+  y = _attend(half, params, tuple(x.astype(jnp.bfloat16) for x in layers))
+  np.testing.assert_allclose(
+    y.astype(jnp.float32), _attend(module, params, layers), atol=0.1
+  )
+
+
+def test_every_parameter_has_a_gradient():
+  # Without key biases, which attention cancels.
+  config = _config(read=3, norm='pre', attention_bias=False)
+  module, layers = MultiLayerAttention(config, 'encoder', 4), _states(4)
+  params = _init(module, layers)
+  weights = jax.random.normal(jax.random.key(1), (2, _T, 8))
+  slopes = jax.grad(lambda p: (_attend(module, p, layers) * weights).sum())(
+    params
+  )
+  for path, slope in jax.tree.leaves_with_path(slopes):
+    assert np.isfinite(slope).all(), path
+    assert np.abs(slope).max() > 1e-8, path
+
+
+def test_rows_of_a_batch_do_not_meet():
+  module, layers = MultiLayerAttention(_config(), 'encoder', 3), _states(3)
+  params = _init(module, layers)
+  together = _attend(module, params, layers)
+  for row in range(2):
+    alone = tuple(layer[row : row + 1] for layer in layers)
+    np.testing.assert_allclose(
+      _attend(module, params, alone)[0], together[row], atol=1e-6
+    )
+
+
+# Dou et al. (2018), Table 1: +33.6M and +37.8M.
+@pytest.mark.parametrize(('read', 'count'), [(2, 33_599_488), (3, 37_794_816)])
+def test_size_at_base(read, count):
+  side = SideConfig(multi_layer=MultiLayerOptions(read))
+  config = ModelConfig(encoder=side, decoder=side)
+  context = Context(causal_mask(2), True)
+
+  def size(module, index):
+    layers = (jax.ShapeDtypeStruct((1, 2, 512), jnp.float32),) * index
+
+    def init(layers):
+      arguments = (layers[-1], layers[-1], layers, context)
+      made = module.init(jax.random.key(0), *arguments, method='attend')
+      return made['params']
+
+    return sum(x.size for x in jax.tree.leaves(jax.eval_shape(init, layers)))
+
+  plain = size(MultiHeadAttention(config), 1)
+  extra = 0
+  for side_name in ('encoder', 'decoder'):
+    for index in range(1, 7):
+      extra += size(MultiLayerAttention(config, side_name, index), index)
+  assert extra - 12 * plain == count
