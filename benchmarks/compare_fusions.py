@@ -45,7 +45,7 @@ class Job(NamedTuple):
 
   scheme: str
   seed: int
-  recipe: str
+  variant: str
   overrides: dict[str, Any]
   workdir: Path
   test: dict[str, Path]
@@ -56,14 +56,9 @@ class Job(NamedTuple):
     return f'{self.scheme}, seed {self.seed}'
 
   @property
-  def file(self) -> str:
-    """The config file and variant."""
-    return f'{_FILE}:{self.recipe}/{self.scheme}'
-
-  @property
   def config(self) -> ExperimentConfig:
     """As train.py sees it."""
-    return changed(load_config(self.file), self.overrides)
+    return changed(load_config(self.variant), self.overrides)
 
 
 @one_line_errors
@@ -93,7 +88,7 @@ def measure(job: Job) -> dict[str, Any]:
     SystemExit: the training was stopped; it has been saved.
   """
   begin = time.monotonic()
-  train(job.file, job.workdir, job.overrides)
+  train(job.variant, job.workdir, job.overrides)
   validations = metrics(job.workdir, 'valid')
   if not validations or validations[-1]['step'] != job.config.training.steps:
     raise SystemExit(f'{job.name}: stopped; the same command goes on')
@@ -215,21 +210,19 @@ def _jobs(arguments: argparse.Namespace) -> list[Job]:
   names = chosen(schemes(recipe.model.encoder_layers), arguments.schemes)
   test = _test_files(recipe, data, workdir)
   runs = workdir / f'{arguments.recipe}-{steps}'
+  fixed = {
+    'data.root': str(data),
+    'data.prepared': str(workdir / 'prepared'),
+    'training.steps': steps,
+    'training.validate_every': min(recipe.training.validate_every, steps),
+    'training.log_every': min(recipe.training.log_every, max(steps // 8, 1)),
+  }
   return [
     Job(
       name,
       seed,
-      arguments.recipe,
-      {
-        'data.root': str(data),
-        'data.prepared': str(workdir / 'prepared'),
-        'training.seed': seed,
-        'training.steps': steps,
-        'training.validate_every': min(recipe.training.validate_every, steps),
-        'training.log_every': max(
-          min(recipe.training.log_every, steps // 8), 1
-        ),
-      },
+      f'{_FILE}:{arguments.recipe}/{name}',
+      fixed | {'training.seed': seed},
       runs / f'{name}-{seed}',
       test,
     )

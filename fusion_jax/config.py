@@ -289,6 +289,7 @@ class ModelConfig:
         f'model.{name}',
         layers=self.layers(name),
         width=self.width,
+        filter_width=self.filter,
         norm=self.norm,
       )
       self._check_scan(name)

@@ -282,7 +282,13 @@ class SideConfig:
 
 
 def check_side(
-  side: SideConfig, path: str, *, layers: int, width: int, norm: str
+  side: SideConfig,
+  path: str,
+  *,
+  layers: int,
+  width: int,
+  filter_width: int,
+  norm: str,
 ) -> None:
   """Refuses values and pairs that make no sense.
 
@@ -291,6 +297,7 @@ def check_side(
     path: 'model.encoder' or 'model.decoder'.
     layers: of the stack.
     width: D.
+    filter_width: F.
     norm: of the model.
 
   Raises:
@@ -299,15 +306,29 @@ def check_side(
   _check_ranges(side, path, layers)
   _check_capsules(side, path, width)
   _check_pairs(side, path, norm)
-  if side.fusion == 'gtrans' and side.gtrans.inference_groups:
-    default = 3 if path.endswith('encoder') else 2
-    size = side.gtrans.group_size or default
-    groups = (
-      -(-layers // size) if side.gtrans.last_group == 'ceil' else layers // size
+  if side.start == 'baseline' and side.fusion == 'linear':
+    hidden = side.linear.hidden or filter_width
+    require(
+      hidden >= width or not side.linear.factored,
+      f'{path}.linear.hidden',
+      f"start='baseline' needs at least model.width {width}, got {hidden}",
     )
-    parse_groups(
-      side.gtrans.inference_groups, groups, f'{path}.gtrans.inference_groups'
-    )
+  if side.fusion == 'gtrans':
+    _check_groups(side.gtrans, path, layers)
+
+
+def _check_groups(options: GtransOptions, path: str, layers: int) -> None:
+  size = options.group_size or (3 if path.endswith('encoder') else 2)
+  short = options.last_group == 'floor'
+  groups = layers // size if short else -(-layers // size)
+  require(
+    groups > 0,
+    f'{path}.gtrans.last_group',
+    f"'floor' leaves no group of {size} among {layers} layers",
+  )
+  if options.inference_groups:
+    field = f'{path}.gtrans.inference_groups'
+    parse_groups(options.inference_groups, groups, field)
 
 
 def parse_groups(text: str, groups: int, field: str) -> tuple[int, int]:

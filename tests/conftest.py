@@ -3,7 +3,18 @@
 import os
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+# Small models take longer to compile than to run: compile them quickly. The
+# programs that tests start do not inherit this.
+os.environ['XLA_FLAGS'] = ' '.join(
+  (
+    '--xla_backend_optimization_level=0',
+    '--xla_llvm_disable_expensive_passes=true',
+    '--xla_cpu_use_fusion_emitters=false',
+  )
+)
 
 import jax
 
 jax.config.update('jax_num_cpu_devices', 8)
+jax.devices()
+del os.environ['XLA_FLAGS']

@@ -10,7 +10,7 @@ A scheme plugs in at one of four points:
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from flax import linen as nn
@@ -37,6 +37,7 @@ from fusion_jax.fusion.groups import (
   EncoderGroups,
   group_count,
   keep_groups,
+  layers_in_groups,
 )
 from fusion_jax.fusion.inputs import InputNorms
 from fusion_jax.fusion.shortcuts import ShortcutAttention
@@ -158,7 +159,7 @@ def read_out(
   return module(config, side)
 
 
-def groups(config: ModelConfig, side: Side) -> nn.Module | None:
+def prediction(config: ModelConfig, side: Side) -> nn.Module | None:
   """The groups that predict, or None."""
   module = _module(config, side, 'prediction')
   return None if module is None else module(config, side)
@@ -169,10 +170,18 @@ def input_norms(config: ModelConfig, side: Side) -> InputNorms | None:
   scheme = SCHEMES.get(config.side(side).fusion)
   if scheme is None or scheme.plug[side] == 'layer input':
     return None
-  first = 0 if scheme.embedding else 1
-  if scheme.options == 'mlrf' and not config.side(side).mlrf.include_embedding:
-    first = 1
-  return InputNorms(config, side, first)
+  return InputNorms(config, side, tuple(_layers_read(config, side, scheme)))
+
+
+def _layers_read(
+  config: ModelConfig, side: Side, scheme: Scheme
+) -> Iterable[int]:
+  options, layers = config.side(side), config.layers(side)
+  if options.fusion == 'gtrans':
+    return layers_in_groups(config, side)
+  if scheme.options == 'mlrf' and not options.mlrf.include_embedding:
+    return range(1, layers + 1)
+  return range(0 if scheme.embedding else 1, layers + 1)
 
 
 def layer_embedding(config: ModelConfig) -> LayerEmbedding | None:

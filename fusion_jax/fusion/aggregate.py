@@ -19,7 +19,6 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.models.context import Context, record, token_mean
 from fusion_jax.models.dropout import Dropout
@@ -125,30 +124,6 @@ def hop_sums(
   return sums.astype(layers[0].dtype).reshape(*layers[0].shape[:-1], -1)
 
 
-class StartedDense(Dense):
-  """`Dense` with initialisers of its own."""
-
-  kernel_start: Initializer
-  bias_start: Initializer
-
-  @nn.compact
-  def __call__(self, x: Float[Array, '*batch I']) -> Float[Array, '*batch O']:
-    shape = (x.shape[-1], self.features)
-    kernel = self.param(
-      'kernel',
-      nn.with_logical_partitioning(self.kernel_start, self.axes),
-      shape,
-    )
-    if not self.use_bias:
-      return affine(x, kernel)
-    bias = self.param(
-      'bias',
-      nn.with_logical_partitioning(self.bias_start, self.axes[1:]),
-      shape[1:],
-    )
-    return affine(x, kernel, bias)
-
-
 class Linear(nn.Module):
   """Linear combination of H[1..L]; Dou et al. (2018), Eq. 5.
 
@@ -189,14 +164,8 @@ class Linear(nn.Module):
     config, options = self.config, self.config.side(self.side).linear
     if not self._from_baseline:
       return Dense(config, features, axes, options.bias)
-    require(
-      features >= config.width,
-      f'model.{self.side}.linear.hidden',
-      f"start='baseline' needs at least model.width {config.width}, got "
-      f'{features}',
-    )
     zeros = nn.initializers.zeros_init()
-    return StartedDense(config, features, axes, options.bias, start, zeros)
+    return Dense(config, features, axes, options.bias, start, zeros)
 
   def _kernel(self) -> Float[Array, 'L D D']:
     config = self.config

@@ -9,7 +9,6 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.fusion.aggregate import StartedDense
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.models.context import Context, record, token_mean
 from fusion_jax.models.dropout import Dropout
@@ -69,7 +68,7 @@ class DynamicCombination(nn.Module):
     if config.side(self.side).start == 'fresh':
       return Dense(config, features, axes, True)
     zeros, width = nn.initializers.zeros_init(), config.width
-    return StartedDense(
+    return Dense(
       config,
       features,
       axes,

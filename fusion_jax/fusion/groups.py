@@ -55,6 +55,13 @@ def group_count(config: ModelConfig, side: Side) -> int:
   return len(groups_of(config, side))
 
 
+def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
+  """The numbers of the layers that the groups of a stack read."""
+  last = side == 'encoder' or config.side(side).gtrans.mode == 'last'
+  groups = groups_of(config, side)
+  return tuple(n for group in groups for n in (group[-1:] if last else group))
+
+
 def weighted_sum(
   layers: Layers, weights: Float[Array, ' n']
 ) -> Float[Array, 'B T D']:

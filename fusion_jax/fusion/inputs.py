@@ -21,28 +21,27 @@ def per_layer_norms(config: ModelConfig, side: Side) -> bool:
 
 
 class InputNorms(nn.Module):
-  """LN_l(H[l]) for l >= start, or H[l] itself without `per_layer_norms`.
+  """LN_l(H[l]) of the layers read, or H[l] itself without `per_layer_norms`.
 
   Attributes:
     config: of the model.
     side: of the stack.
-    start: the first layer that has a norm; 0 is the embedding.
+    read: numbers of the layers that a fusion reads; 0 is the embedding.
   """
 
   config: ModelConfig
   side: Side
-  start: int = 1
+  read: tuple[int, ...]
 
   def setup(self):
-    numbers = range(self.start, self.config.layers(self.side) + 1)
     if per_layer_norms(self.config, self.side):
-      self.input_norm = {str(n): layer_norm(self.config) for n in numbers}
+      self.input_norm = {str(n): layer_norm(self.config) for n in self.read}
 
   def one(
     self, number: int, layer: Float[Array, 'B T D']
   ) -> Float[Array, 'B T D']:
     """The layer of that number as a fusion reads it."""
-    if number < self.start or not per_layer_norms(self.config, self.side):
+    if number not in self.read or not per_layer_norms(self.config, self.side):
       return layer
     return self.input_norm[str(number)](layer)
 

@@ -75,26 +75,6 @@ def tree_groups(layers: int, size: int) -> dict[int, range]:
   return {n: group for n, group in enumerate(groups, 1) if group[-1] > 1}
 
 
-class _ZeroDense(nn.Module):
-  """`Dense` with W and b 0 at first."""
-
-  features: int
-  axes: tuple[str, str]
-  use_bias: bool
-
-  @nn.compact
-  def __call__(self, x: Float[Array, '*batch I']) -> Float[Array, '*batch O']:
-    zeros, shape = nn.initializers.zeros_init(), (x.shape[-1], self.features)
-    kernel = self.param(
-      'kernel', nn.with_logical_partitioning(zeros, self.axes), shape
-    )
-    y = x.reshape(-1, shape[0]) @ kernel.astype(x.dtype)
-    if self.use_bias:
-      init = nn.with_logical_partitioning(zeros, self.axes[1:])
-      y = y + self.param('bias', init, shape[1:]).astype(x.dtype)
-    return y.reshape(*x.shape[:-1], self.features)
-
-
 class AggNode(nn.Module):
   """AGG(x_1..x_n) = LN(FF([x_1..x_n]) + sum_{j in R} x_j).
 
@@ -123,12 +103,9 @@ class AggNode(nn.Module):
       self.hidden = self._projection(
         inner, options.hidden or config.filter, bias
       )
+    zero = nn.initializers.zeros_init() if options.zero_out else None
     axes = (inner, 'embed')
-    self.out = (
-      _ZeroDense(config.width, axes, bias)
-      if options.zero_out
-      else Dense(config, config.width, axes, bias)
-    )
+    self.out = Dense(config, config.width, axes, bias, zero, zero)
     self.norm = layer_norm(config)
     self.dropout = Dropout(config.dropout, config.dropout_generator)
     self.attention_dropout = Dropout(
@@ -239,7 +216,8 @@ class Hierarchical(Chain):
   def setup(self):
     config, side = self.config, self.side
     self.node = {str(n): AggNode(config, side) for n in self._groups}
-    self.norms = InputNorms(config, side)
+    layers = range(1, config.layers(side) + 1)
+    self.norms = InputNorms(config, side, tuple(layers if self.node else ()))
     nn.share_scope(self, self.norms)
 
   @property

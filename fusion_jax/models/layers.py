@@ -46,27 +46,30 @@ class Dense(nn.Module):
     features: the size of the last axis of the result.
     axes: logical names of the kernel's two axes.
     use_bias: whether b is there.
+    kernel_start, bias_start: initialisers; None: the model's.
   """
 
   config: ModelConfig
   features: int
   axes: tuple[str, str]
   use_bias: bool
+  kernel_start: Initializer | None = None
+  bias_start: Initializer | None = None
 
   @nn.compact
   def __call__(self, x: Float[Array, '*batch I']) -> Float[Array, '*batch O']:
+    start = self.kernel_start or kernel_initializer(self.config)
     kernel = self.param(
       'kernel',
-      nn.with_logical_partitioning(kernel_initializer(self.config), self.axes),
+      nn.with_logical_partitioning(start, self.axes),
       (x.shape[-1], self.features),
     )
     y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
     if self.use_bias:
+      start = self.bias_start or bias_initializer(self.config, x.shape[-1])
       bias = self.param(
         'bias',
-        nn.with_logical_partitioning(
-          bias_initializer(self.config, x.shape[-1]), self.axes[1:]
-        ),
+        nn.with_logical_partitioning(start, self.axes[1:]),
         (self.features,),
       )
       y = y + bias.astype(x.dtype)

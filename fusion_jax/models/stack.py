@@ -181,7 +181,7 @@ class _Stack(nn.Module):
     self.connection = fusion.connection(config, side)
     self.input_norms = fusion.input_norms(config, side)
     self.read_out = fusion.read_out(config, side, self.layer_embedding)
-    self.groups = fusion.groups(config, side)
+    self.prediction = fusion.prediction(config, side)
     if config.norm == 'pre':
       self.final_norm = layer_norm(config)
 
@@ -229,7 +229,7 @@ class _Stack(nn.Module):
   def _scan(
     self, x: Float[Array, 'M T D'], context: Context, memories: Any
   ) -> tuple[Layers, Float[Array, 'M T D']]:
-    """As `_loop` without a connection; one layer is compiled for all."""
+    """As `_loop`, where layers read the layer below; one is compiled."""
     embedding = x
 
     def body(layer, carry, scanned):
@@ -248,7 +248,8 @@ class _Stack(nn.Module):
       self.layers, (x, x), (memories, _layers_first(cache))
     )
     context.caches.join((_rows_first(seen),))
-    return (embedding, *outputs), x
+    layers = (embedding, *outputs)
+    return layers, self.connection.layer_input(layers, (), context)[0]
 
   def _read(
     self, layers: Layers, output: Float[Array, 'M T D'], context: Context
@@ -256,8 +257,9 @@ class _Stack(nn.Module):
     features, log_weights = output, None
     if self.read_out is not None:
       features = self.read_out(self.input_norms(layers), context)
-    elif self.groups is not None:
-      features, log_weights = self.groups(self.input_norms(layers), context)
+    elif self.prediction is not None:
+      fused = self.input_norms(layers)
+      features, log_weights = self.prediction(fused, context)
     if self.config.norm == 'pre':
       features = self.final_norm(features)
     return StackOutput(features, layers, log_weights)

@@ -200,6 +200,10 @@ def _combined() -> dict[str, ModelConfig]:
     'scan-non_lexical': dataclasses.replace(
       _both(shortcut=ShortcutOptions(source='non_lexical')), scan_layers=True
     ),
+    'scan-tree': dataclasses.replace(
+      _both(fusion='hierarchical', agg=AggOptions(feedback=False)),
+      scan_layers=True,
+    ),
     'scan-rezero': _model(norm='rezero', scan_layers=True),
     'remat-hierarchical': dataclasses.replace(
       _both(fusion='hierarchical'), remat=True

@@ -93,7 +93,7 @@ def _apply(module, params, layers, **options):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _attention(module, params, layers):
-  return _attention(module, params, layers)
+  return module.apply({'params': params}, layers, method='attention')
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -231,10 +231,8 @@ def test_linear_baseline_start_leaves_nothing_dead():
 
 
 def test_linear_baseline_start_needs_as_many_columns_as_features():
-  config = _config(start='baseline', linear=LinearOptions(hidden=_WIDTH - 1))
-  module, x = Linear(config, 'encoder'), _layers(4)
   with pytest.raises(InputError, match=r'model\.encoder\.linear\.hidden'):
-    module.init(_KEY, x, _CONTEXT)
+    _config(start='baseline', linear=LinearOptions(hidden=_WIDTH - 1))
 
 
 def test_plain_starts_as_one_matrix_over_all_layers():
@@ -295,7 +293,7 @@ def test_average_of_equal_layers_is_that_layer(include, layers):
   options = _mlrf(norm='none', include_embedding=include)
   module = Average(_config(layers, mlrf=options), 'encoder')
   x = _layers(1) * (layers + 1)
-  assert not _params(module, x)
+  assert not _random(module, x)
   np.testing.assert_allclose(_apply(module, {}, x), x[0], rtol=1e-6)
 
 
@@ -377,7 +375,7 @@ def test_a_shallow_side_reads_the_first_rows(kind):
 @pytest.mark.parametrize('kind', [FeedForwardFusion, Hops])
 def test_without_layer_embedding_the_table_is_not_read(kind):
   config = _config(mlrf=_mlrf(layer_embedding=False))
-  assert 'embedding' not in _params(_with_table(kind, config), _layers(4))
+  assert 'embedding' not in _random(_with_table(kind, config), _layers(4))
 
 
 @pytest.mark.parametrize('kind', [FeedForwardFusion, Hops])
@@ -414,7 +412,7 @@ def test_feed_forward_with_equal_row_blocks_is_symmetric():
 def test_activation_dropout_reaches_the_hidden_layer():
   config = _config(activation_dropout=0.5)
   module, x = _with_table(FeedForwardFusion, config), _layers(4)
-  params = _params(module, x)
+  params = _random(module, x)
   y, z = (_apply(module, params, x, deterministic=d) for d in (True, False))
   assert np.abs(y - z).max() > 0.1
 
@@ -564,7 +562,7 @@ def test_equal_independent_matrices_are_one_shared(independent, feature_wise):
     [params['scorer_hidden']['kernel']]
     * (4 if independent == 'per_layer' else 3)
   )
-  assert copies.shape == _params(own, x)['scorer_hidden']['kernel'].shape
+  assert copies.shape == _random(own, x)['scorer_hidden']['kernel'].shape
   np.testing.assert_allclose(
     _apply(shared, params, x),
     _apply(own, params | {'scorer_hidden': {'kernel': copies}}, x),
@@ -677,98 +675,78 @@ _ALL = [
 ]
 
 
-def _module(kind, linear, mlrf, layers, **changes):
+def _module(kind, linear, mlrf, layers=3, **changes):
   config = _config(layers, linear=linear, mlrf=mlrf, **changes)
   if kind in (FeedForwardFusion, Hops):
     return _with_table(kind, config)
   return kind(config, 'encoder')
 
 
-@pytest.mark.parametrize('layers', [1, 3, 6])
 @pytest.mark.parametrize(('kind', 'linear', 'mlrf'), _ALL)
-def test_positions_are_fused_one_by_one(kind, linear, mlrf, layers):
-  module = _module(kind, linear, mlrf, layers)
-  x = _layers(layers + 1)
+def test_positions_are_fused_one_by_one(kind, linear, mlrf):
+  module, x = _module(kind, linear, mlrf), _layers(4)
   params = _random(module, x, 0.5)
-  y = _apply(module, params, x)
-  assert y.shape == x[0].shape
-  assert y.dtype == x[0].dtype
   order = np.array([3, 1, 4, 0, 2])
   np.testing.assert_allclose(
     _apply(module, params, tuple(z[:, order] for z in x)),
-    y[:, order],
-    rtol=1e-4,
-    atol=1e-5,
-  )
-  np.testing.assert_allclose(
-    _apply(module, params, tuple(z[:1, 2:3] for z in x)),
-    y[:1, 2:3],
+    _apply(module, params, x)[:, order],
     rtol=1e-4,
     atol=1e-5,
   )
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@functools.partial(jax.jit, static_argnums=0)
+def _gradients(module, params, layers):
+  """Of a generic loss; and the fusion."""
+
+  def loss(params, layers):
+    y = _apply(module, params, layers)
+    return jnp.sin(y.astype(jnp.float32) * jnp.arange(1, 9)).sum(), y
+
+  return jax.grad(loss, (0, 1), has_aux=True)(params, layers)
+
+
+@pytest.mark.parametrize(
+  ('layers', 'dtype'), [(1, 'float32'), (3, 'bfloat16'), (6, 'float32')]
+)
 @pytest.mark.parametrize(('kind', 'linear', 'mlrf'), _ALL)
-def test_extreme_layers_stay_finite(kind, linear, mlrf, dtype):
-  module = _module(kind, linear, mlrf, 3, compute_dtype=dtype)
-  x = _layers(4, dtype=dtype)
-  params = _params(module, x)
-
-  @jax.jit
-  def value_and_gradients(params, x):
-    def loss(params, x):
-      y = _apply(module, params, x)
-      return (y.astype(jnp.float32) * jnp.arange(8)).sum(), y
-
-    return jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
-
+def test_gradients_reach_everything_and_stay_finite(
+  kind, linear, mlrf, layers, dtype
+):
+  module = _module(kind, linear, mlrf, layers, compute_dtype=dtype)
+  x = _layers(layers + 1, dtype=dtype)
+  params = _random(module, x, 0.3)
   for inputs in (
-    x,
     tuple(1e-6 * z for z in x),
     tuple(1e3 * z for z in x),
     tuple(0 * z for z in x),
-    x[:1] * 4,
+    x[:1] * (layers + 1),
+    x,
   ):
-    (_, y), gradients = value_and_gradients(params, inputs)
-    assert y.dtype == dtype
+    gradients, y = _gradients(module, params, inputs)
+    assert (y.shape, y.dtype) == (x[0].shape, dtype)
     for leaf in (y, *jax.tree.leaves(gradients)):
       assert np.isfinite(np.asarray(leaf, np.float32)).all()
-
-
-@pytest.mark.parametrize('layers', [1, 3])
-@pytest.mark.parametrize(('kind', 'linear', 'mlrf'), _ALL)
-def test_everything_has_a_gradient(kind, linear, mlrf, layers):
-  module = _module(kind, linear, mlrf, layers)
-  x, goal = _layers(layers + 1), _layers(1, seed=9)[0]
-
-  @jax.jit
-  def gradients(params, x):
-    def loss(params, x):
-      return (_apply(module, params, x) * goal).sum()
-
-    return jax.grad(loss, (0, 1))(params, x)
-
-  by_params, by_layers = gradients(_params(module, x), x)
+  by_params, by_layers = gradients
   first = 0 if mlrf is not None and mlrf.include_embedding else 1
   if layers + 1 - first == 1:
     # The attention over one layer is 1 whatever the scorer says.
     by_params.pop('scorer_hidden', None)
     by_params.pop('scorer_out', None)
   for leaf in jax.tree.leaves((by_params, by_layers[first:])):
-    assert np.isfinite(leaf).all()
     assert np.abs(leaf).max() > 0
 
 
 @pytest.mark.parametrize(('kind', 'linear', 'mlrf'), _ALL)
 def test_bfloat16_is_near_float32(kind, linear, mlrf):
-  module = _module(kind, linear, mlrf, 3)
-  half = _module(kind, linear, mlrf, 3, compute_dtype='bfloat16')
+  module = _module(kind, linear, mlrf)
+  half = _module(kind, linear, mlrf, compute_dtype='bfloat16')
   x = _layers(4, dtype='bfloat16')
-  params = _params(module, x)
+  params = _random(module, x, 0.3)
   np.testing.assert_allclose(
     _apply(half, params, x).astype('float32'),
     _apply(module, params, tuple(z.astype('float32') for z in x)),
+    rtol=0.05,
     atol=0.1,
   )
 

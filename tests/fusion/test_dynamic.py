@@ -44,6 +44,16 @@ def _params(module, layers):
   return nn.unbox(start())
 
 
+def _random(module, layers, scale=1.0, seed=2):
+  """Where nothing is 0 or 1 because it starts so."""
+  random = np.random.default_rng(seed)
+  shapes = jax.eval_shape(lambda: module.init(_KEY, layers, _CONTEXT)['params'])
+  return jax.tree.map(
+    lambda x: jnp.asarray(scale * random.normal(size=x.shape), jnp.float32),
+    nn.unbox(shapes),
+  )
+
+
 @functools.partial(jax.jit, static_argnums=0, static_argnames='deterministic')
 def _run(module, params, layers, tokens=None, deterministic=True):
   """The fusion and its telemetry."""
@@ -139,14 +149,14 @@ def test_baseline_start_trains_both_matrices():
 
 def test_weights_differ_from_position_to_position():
   module, x = _module(), _layers(4)
-  weights = _weights(module, _params(module, x), x)
+  weights = _weights(module, _random(module, x), x)
   assert weights.shape == (2, 5, 3, _WIDTH)
   assert np.std(weights, axis=(0, 1)).min() > 0.01
 
 
 def test_constant_weights_are_a_diagonal_combination():
   module, x = _module(), _layers(4)
-  params = _params(module, x)
+  params = _random(module, x)
   params['out']['kernel'] = jnp.zeros_like(params['out']['kernel'])
   diagonal = jax.random.normal(jax.random.key(3), (3, _WIDTH))
   params['out']['bias'] = diagonal.reshape(-1)
@@ -161,12 +171,7 @@ def test_constant_weights_are_a_diagonal_combination():
 def test_softmax_weights_keep_the_sum_among_the_layers(layers, seed):
   module = _module(layers, options=DynamicOptions(normalize='softmax'))
   x = _layers(layers + 1, seed=seed)
-  shapes = jax.eval_shape(lambda: module.init(_KEY, x, _CONTEXT)['params'])
-  random = np.random.default_rng(seed)
-  params = jax.tree.map(
-    lambda leaf: jnp.asarray(random.normal(size=leaf.shape), jnp.float32),
-    nn.unbox(shapes),
-  )
+  params = _random(module, x, seed=seed)
   weights = _weights(module, params, x)
   assert weights.dtype == jnp.float32
   assert (weights >= 0).all()
@@ -179,21 +184,22 @@ def test_softmax_weights_keep_the_sum_among_the_layers(layers, seed):
 def test_output_norm():
   module = _module(options=DynamicOptions(output_norm=True))
   x = _layers(4)
-  params = _params(module, x)
-  raw = {name: params[name] for name in ('hidden', 'out')}
-  y = np.asarray(_apply(_module(), raw, x), np.float64)
+  params = _random(module, x)
+  norm = params['norm']
+  y = np.asarray(_apply(_module(), params, x), np.float64)
   y = y - y.mean(-1, keepdims=True)
+  y = y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-6)
   np.testing.assert_allclose(
     _apply(module, params, x),
-    y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-6),
+    y * norm['scale'] + norm['bias'],
     rtol=1e-4,
-    atol=1e-5,
+    atol=1e-4,
   )
 
 
 def test_recorded_weights_are_means_over_tokens():
   module, x = _module(), _layers(4)
-  params = _params(module, x)
+  params = _random(module, x)
   tokens = jnp.arange(5) < jnp.array([[5], [2]])
   _, state = _run(module, params, x, tokens)
   kept = np.asarray(_weights(module, params, x))[np.asarray(tokens)]
@@ -236,85 +242,76 @@ _ALL = [
 ]
 
 
-@pytest.mark.parametrize('layers', [1, 3, 6])
 @pytest.mark.parametrize('options', _ALL)
-def test_positions_are_fused_one_by_one(options, layers):
-  module, x = _module(layers, options=options), _layers(layers + 1)
-  params = _params(module, x)
-  y = _apply(module, params, x)
+def test_positions_are_fused_one_by_one(options):
+  module, x = _module(options=options), _layers(4)
+  params = _random(module, x)
   order = np.array([3, 1, 4, 0, 2])
   np.testing.assert_allclose(
     _apply(module, params, tuple(z[:, order] for z in x)),
-    y[:, order],
-    rtol=1e-5,
-    atol=1e-6,
-  )
-  np.testing.assert_allclose(
-    _apply(module, params, tuple(z[:1, 2:3] for z in x)),
-    y[:1, 2:3],
-    rtol=1e-5,
-    atol=1e-6,
+    _apply(module, params, x)[:, order],
+    rtol=1e-4,
+    atol=1e-5,
   )
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@functools.partial(jax.jit, static_argnums=0)
+def _gradients(module, params, layers):
+  """Of a generic loss; and the fusion."""
+
+  def loss(params, layers):
+    y = _apply(module, params, layers)
+    return jnp.sin(y.astype(jnp.float32) * jnp.arange(1, 9)).sum(), y
+
+  return jax.grad(loss, (0, 1), has_aux=True)(params, layers)
+
+
+@pytest.mark.parametrize(
+  ('layers', 'dtype'), [(1, 'float32'), (3, 'bfloat16'), (6, 'float32')]
+)
 @pytest.mark.parametrize('options', _ALL)
-def test_extreme_layers_stay_finite(options, dtype):
-  module, x = _module(options=options, compute_dtype=dtype), _layers(4, dtype)
-  params = _params(module, x)
-
-  @jax.jit
-  def value_and_gradients(params, x):
-    def loss(params, x):
-      y = _apply(module, params, x)
-      return (y.astype(jnp.float32) * jnp.arange(8)).sum(), y
-
-    return jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
-
+def test_gradients_reach_everything_and_stay_finite(options, layers, dtype):
+  module = _module(layers, options=options, compute_dtype=dtype)
+  x = _layers(layers + 1, dtype)
+  params = _random(module, x, 0.5)
   for inputs in (
-    x,
     tuple(1e-6 * z for z in x),
     tuple(1e3 * z for z in x),
     tuple(0 * z for z in x),
-    x[:1] * 4,
+    x[:1] * (layers + 1),
+    x,
   ):
-    (_, y), gradients = value_and_gradients(params, inputs)
-    assert y.dtype == dtype
+    gradients, y = _gradients(module, params, inputs)
+    assert (y.shape, y.dtype) == (x[0].shape, dtype)
     for leaf in (y, *jax.tree.leaves(gradients)):
-      assert np.isfinite(leaf.astype(jnp.float32)).all()
-
-
-@pytest.mark.parametrize('options', _ALL)
-def test_everything_has_a_gradient(options):
-  module, x = _module(options=options), _layers(4)
-  goal = jax.random.normal(jax.random.key(9), x[0].shape)
-
-  def loss(params, x):
-    return (_apply(module, params, x) * goal).sum()
-
-  gradients = jax.jit(jax.grad(loss, (0, 1)))(_params(module, x), x)
-  assert not np.any(gradients[1][0])
-  for leaf in jax.tree.leaves((gradients[0], gradients[1][1:])):
-    assert np.isfinite(leaf).all()
+      assert np.isfinite(np.asarray(leaf, np.float32)).all()
+  by_params, by_layers = gradients
+  assert not np.any(by_layers[0])
+  if layers == 1 and options.normalize == 'softmax':
+    # The weight of one layer is 1 whatever the network says.
+    by_params = by_params['norm']
+  for leaf in jax.tree.leaves((by_params, by_layers[1:])):
     assert np.abs(leaf).max() > 0
 
 
 @pytest.mark.parametrize('options', _ALL)
 def test_bfloat16_is_near_float32(options):
-  x = tuple(z.astype('bfloat16').astype('float32') for z in _layers(4))
   module = _module(options=options)
-  params = _params(module, x)
   half = _module(options=options, compute_dtype='bfloat16')
-  y = _apply(half, params, tuple(z.astype('bfloat16') for z in x))
+  x = _layers(4, 'bfloat16')
+  params = _random(module, x, 0.5)
   np.testing.assert_allclose(
-    y.astype('float32'), _apply(module, params, x), atol=0.1
+    _apply(half, params, x).astype('float32'),
+    _apply(module, params, tuple(z.astype('float32') for z in x)),
+    rtol=0.05,
+    atol=0.1,
   )
 
 
 def test_gradients_are_the_differences():
   module = _module(2, options=DynamicOptions(3, 'softmax'))
   x = _layers(3)
-  params = _params(module, x)
+  params = _random(module, x)
   check_grads(
     jax.jit(lambda params, x: _apply(module, params, x).mean(0)),
     (params, x),

@@ -43,7 +43,7 @@ def test_sides_choose_for_themselves():
 @pytest.mark.parametrize('start', [0, 1, 2])
 def test_layers_from_start_on_have_a_norm_each(start):
   config = _config('pre')
-  module = InputNorms(config, 'encoder', start)
+  module = InputNorms(config, 'encoder', tuple(range(start, 4)))
   row = jnp.array([1.0, 2.0, 3.0, 6.0]).reshape(1, 1, 4)
   layers = tuple((10.0**n) * row for n in range(4))
   params = nn.unbox(module.init(jax.random.key(0), layers))['params']
@@ -59,7 +59,7 @@ def test_layers_from_start_on_have_a_norm_each(start):
 
 
 def test_nothing_happens_without_norms():
-  module = InputNorms(_config('post'), 'encoder')
+  module = InputNorms(_config('post'), 'encoder', (1, 2, 3))
   layers = tuple(jnp.full((1, 2, 4), n, jnp.float32) for n in range(4))
   variables = module.init(jax.random.key(0), layers)
   assert not variables

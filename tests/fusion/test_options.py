@@ -84,6 +84,12 @@ _REFUSED = {
   'inference_groups: .*within 1:3, got .2:4': {
     'decoder': {'fusion': 'gtrans', 'gtrans': {'inference_groups': '2:4'}}
   },
+  "last_group: 'floor' leaves no group of 7 among 6 layers": {
+    'decoder': {
+      'fusion': 'gtrans',
+      'gtrans': {'group_size': 7, 'last_group': 'floor'},
+    }
+  },
   'model.encoder.fusion: input should be .*none': {
     'encoder': {'fusion': 'capsules'}
   },

@@ -234,13 +234,22 @@ def _loss(fused, parameters, config=None):
 
 
 def _has_no_gradient(config, name: str) -> bool:
-  """Frozen weights, and key biases, which the softmax over keys cancels."""
+  """What no gradient can reach, by definition.
+
+  Frozen weights; key biases, which the softmax over keys cancels; layers above
+  the last group where left-over ones belong to none.
+  """
   frozen = {
     f'{side}/connection/weights'
     for side in ('encoder', 'decoder')
     if config.side(side).dlcl.frozen
   }
-  return name.endswith('key/bias') or name in frozen
+  left_over = config.decoder.gtrans.last_group == 'floor'
+  return (
+    name.endswith('key/bias')
+    or name in frozen
+    or (left_over and name.startswith('decoder/layer_2/'))
+  )
 
 
 def test_gradients_are_finite_and_reach_every_parameter(fused):
