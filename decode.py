@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
   add('--beam_size', type=int, help='1: greedy search')
   add('--length_penalty', choices=('gnmt', 'length', 'none'))
   add('--alpha', type=float, help='exponent of the length penalty')
+  add('--groups', default='', help="groups of a GTRANS decoder, 'first:last'")
   add('--batch_tokens', type=int, help='rows * beam * source length')
   return parser
 

@@ -14,6 +14,7 @@ goes on, also inside a training that was broken off.
 import argparse
 import gzip
 import json
+import math
 import re
 import shutil
 import signal
@@ -107,7 +108,10 @@ def measure(job: Job) -> dict[str, Any]:
   return _decoding(job) | {
     'bleu': float(bleu),
     'signature': signature,
-    'validation_loss': min(line['loss'] for line in validations),
+    # Of a mixture of groups this is the mixture's own, not Eq. 7.
+    'validation_loss': min(
+      math.log(line['perplexity']) for line in validations
+    ),
     # The first line has compilation in it.
     'tokens_per_second': dict([*rates.items()][1:]),
     'seconds': time.monotonic() - begin,

@@ -326,7 +326,7 @@ def _check_groups(options: GtransOptions, path: str, layers: int) -> None:
     f'{path}.gtrans.last_group',
     f"'floor' leaves no group of {size} among {layers} layers",
   )
-  if options.inference_groups:
+  if options.inference_groups and path.endswith('decoder'):
     field = f'{path}.gtrans.inference_groups'
     parse_groups(options.inference_groups, groups, field)
 

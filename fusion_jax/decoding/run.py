@@ -36,6 +36,7 @@ class Request:
     n_best: 0: one translation a line. Else so many lines of the form
       'index ||| translation ||| score' for each line; the index starts at 0.
     source_language, target_language: if given, the run's must be the same.
+    groups: 'first:last' of a GTRANS decoder that translate; '': the run's.
     options: fields of DecodingConfig that replace the run's.
   """
 
@@ -48,6 +49,7 @@ class Request:
   n_best: int = 0
   source_language: str = ''
   target_language: str = ''
+  groups: str = ''
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -71,6 +73,8 @@ def run(request: Request) -> None:
       check_line_counts(total, len(references))
     trained = load_run(request.workdir, request.step, request.average)
     _check_direction(request, trained.config.data)
+    if request.groups:
+      trained = with_groups(trained, request.groups)
     best = _translate(request, trained, lines, total)
   if references is not None:
     scores = corpus_scores(
@@ -78,6 +82,39 @@ def run(request: Request) -> None:
     )
     out = sys.stdout if request.output else sys.stderr
     print(scores.report, file=out, flush=True)
+
+
+def with_groups(run: Run, groups: str) -> Run:
+  """The run with only some groups of its decoder.
+
+  Layers above the last of them are not computed, and the weights of those
+  kept sum to 1; Yang et al. (2022), Table VI.
+
+  Args:
+    run: with fusion='gtrans' in its decoder.
+    groups: 'first:last', counted from 1.
+
+  Returns:
+    The same parameters in a model with those groups.
+
+  Raises:
+    InputError: the decoder has no groups, or not those.
+  """
+  decoder = run.config.model.decoder
+  if decoder.fusion != 'gtrans':
+    raise InputError(
+      f'--groups={groups}: the decoder has no groups, its fusion is '
+      f'{decoder.fusion!r}'
+    )
+  options = dataclasses.replace(decoder.gtrans, inference_groups=groups)
+  model = dataclasses.replace(
+    run.config.model, decoder=dataclasses.replace(decoder, gtrans=options)
+  )
+  return dataclasses.replace(
+    run,
+    config=dataclasses.replace(run.config, model=model),
+    model=run.model.clone(config=model),
+  )
 
 
 def _translate(

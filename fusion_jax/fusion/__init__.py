@@ -36,6 +36,7 @@ from fusion_jax.fusion.groups import (
   DecoderGroups,
   EncoderGroups,
   group_count,
+  groups_of,
   keep_groups,
   layers_in_groups,
 )
@@ -214,15 +215,25 @@ def cross_attention(config: ModelConfig) -> MultiHeadAttention:
   return MultiHeadAttention(config)
 
 
+def _groups_kept(config: ModelConfig) -> tuple[int, int]:
+  """The groups that translate, as a half-open range counted from 0."""
+  text = config.decoder.gtrans.inference_groups
+  count = group_count(config, 'decoder')
+  if not text:
+    return 0, count
+  return parse_groups(text, count, 'model.decoder.gtrans.inference_groups')
+
+
+def inference_depth(config: ModelConfig) -> int:
+  """The decoder layers that the groups that translate need."""
+  _, last = _groups_kept(config)
+  return groups_of(config, 'decoder')[last - 1][-1]
+
+
 def inference_groups(
   config: ModelConfig,
   features: Float[Array, 'G M T D'],
   log_weights: Float[Array, ' G'],
 ) -> tuple[Float[Array, 'K M T D'], Float[Array, ' K']]:
   """The groups that translate, with their weights summing to 1."""
-  text = config.decoder.gtrans.inference_groups
-  if not text:
-    return features, log_weights
-  count = group_count(config, 'decoder')
-  first, last = parse_groups(text, count, 'model.decoder.gtrans')
-  return keep_groups(features, log_weights, first, last)
+  return keep_groups(features, log_weights, *_groups_kept(config))

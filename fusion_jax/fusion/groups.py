@@ -225,21 +225,32 @@ class DecoderGroups(nn.Module):
   def __call__(
     self, layers: Layers, context: Context
   ) -> tuple[Float[Array, 'G B T D'], Float[Array, ' G']]:
-    """The features of all groups, and log psi in float32."""
+    """The features of all groups, and log psi in float32.
+
+    Args:
+      layers: H[0..L]; of fewer layers, only the groups that are whole.
+      context: of the pass.
+
+    Returns:
+      The features of those groups, and their log psi among all groups.
+    """
     del context
     config, options = self.config, self.config.side(self.side).gtrans
     features = self._features(layers)
     if options.group_norm:
-      norms = self.group_norm.values()
-      features = [norm(x) for norm, x in zip(norms, features, strict=True)]
+      features = [self.group_norm[str(k)](x) for k, x in enumerate(features, 1)]
     log_weights = log_group_weights(
       self.group_weights, options.temperature or math.sqrt(config.width)
     )
     record(self, 'group_weights', jnp.exp(log_weights))
-    return jnp.stack(features), log_weights
+    return jnp.stack(features), log_weights[: len(features)]
 
   def _features(self, layers: Layers) -> list[Float[Array, 'B T D']]:
-    groups = groups_of(self.config, self.side)
+    groups = [
+      group
+      for group in groups_of(self.config, self.side)
+      if group[-1] < len(layers)
+    ]
     mode = self.config.side(self.side).gtrans.mode
     if mode == 'last':
       return [layers[group[-1]] for group in groups]

@@ -200,11 +200,18 @@ class _Stack(nn.Module):
   ) -> tuple[Layers, Float[Array, 'M T D']]:
     """H[0..L] and what the connection makes of them."""
     layers, carried = (x,), ()
-    for index, layer in enumerate(self.layer):
+    for index, layer in enumerate(self.layer[: self._depth(context)]):
       h, carried = self.connection.layer_input(layers, carried, context)
       y = self._one(layer, h, layers, context, memories[index])
       layers = (*layers, self.connection.layer_output(layers, y))
     return layers, self.connection.layer_input(layers, carried, context)[0]
+
+  def _depth(self, context: Context) -> int:
+    """How many layers are run: fewer where no group reads the others."""
+    all_run = self.is_initializing() or not context.deterministic
+    if self.prediction is None or all_run:
+      return len(self.layer)
+    return fusion.inference_depth(self.config)
 
   def _one(
     self,
@@ -317,7 +324,8 @@ class Decoder(_Stack):
       features and H[0..L].
     """
     output = self._run(x, context, memories)
-    if output.log_weights is None or not context.deterministic:
+    trained = self.is_initializing() or not context.deterministic
+    if output.log_weights is None or trained:
       return output
     kept = fusion.inference_groups(
       self.config, output.features, output.log_weights

@@ -528,3 +528,17 @@ def test_kept_groups_are_those_of_the_module():
   np.testing.assert_array_equal(kept, features[1:])
   psi = np.exp(log_weights)[1:]
   np.testing.assert_allclose(np.exp(kept_weights), psi / psi.sum(), rtol=1e-5)
+
+
+def test_fewer_layers_give_the_groups_that_are_whole():
+  config = ModelConfig(
+    width=4, heads=2, decoder_layers=6, decoder=SideConfig(fusion='gtrans')
+  )
+  module = DecoderGroups(config, 'decoder')
+  layers = tuple(jnp.full((1, 2, 4), n, jnp.float32) for n in range(7))
+  context = Context(jnp.ones((1, 1, 2, 2), bool), True)
+  variables = module.init(jax.random.key(0), layers, context)
+  features, log_weights = module.apply(variables, layers, context)
+  fewer, fewer_weights = module.apply(variables, layers[:5], context)
+  np.testing.assert_array_equal(fewer, features[:2])
+  np.testing.assert_array_equal(fewer_weights, log_weights[:2])

@@ -11,7 +11,7 @@ import pytest
 from cases import CASES
 
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.groups import mixture_log_probabilities
+from fusion_jax.fusion.groups import group_count, mixture_log_probabilities
 from fusion_jax.fusion_options import Scheme, SideConfig
 from fusion_jax.losses import cross_entropy
 from fusion_jax.models.transformer import (
@@ -236,8 +236,9 @@ def _loss(fused, parameters, config=None):
 def _has_no_gradient(config, name: str) -> bool:
   """What no gradient can reach, by definition.
 
-  Frozen weights; key biases, which the softmax over keys cancels; layers above
-  the last group where left-over ones belong to none.
+  Frozen weights; key biases, which the softmax over keys cancels; the weight
+  of an only group, which a softmax makes 1; layers above the last group where
+  left-over ones belong to none.
   """
   frozen = {
     f'{side}/connection/weights'
@@ -245,9 +246,11 @@ def _has_no_gradient(config, name: str) -> bool:
     if config.side(side).dlcl.frozen
   }
   left_over = config.decoder.gtrans.last_group == 'floor'
+  alone = group_count(config, 'decoder') == 1
   return (
     name.endswith('key/bias')
     or name in frozen
+    or (alone and name.endswith('group_weights'))
     or (left_over and name.startswith('decoder/layer_2/'))
   )
 
