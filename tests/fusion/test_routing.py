@@ -301,8 +301,8 @@ def test_em_routing_moves_with_its_votes(shape, seed, shift):
 
 
 def test_a_capsule_that_nothing_goes_to_has_the_mean_of_all_votes():
-  # The second capsule's votes lie far apart: its density at each is e^-5000
-  # times that of the first.
+  # The second capsule's votes lie far apart: its log-density at each is lower
+  # by 10, 1,000 times that after scaling.
   votes = _one([5, -100], [5, 300])
   routed = em_routing(votes, temperatures=(1.0, 1.0), log_density_scale=1e3)
   assert routed.couplings[1][:, 1].max() == 0
@@ -463,21 +463,6 @@ def test_jit_changes_nothing(name):
   with jax.disable_jit():
     plain = _ROUTES[name](votes)
   _close(_ROUTES[name](votes).output, plain.output)
-
-
-@pytest.mark.parametrize('name', _ROUTES)
-def test_gradients_are_not_computed_many_times_over(name):
-  # XLA's CPU fusions compute a cheap producer anew for each of its readers;
-  # sums over L as additions of L arrays made this ratio 2,000.
-  votes = jax.ShapeDtypeStruct((16, 6, 64, 1), jnp.float32)
-
-  def work(f):
-    return jax.jit(f).lower(votes).compile().cost_analysis()['flops']
-
-  def loss(votes):
-    return jnp.sin(_ROUTES[name](votes).output).sum()
-
-  assert work(jax.grad(loss)) < 10 * work(loss)
 
 
 # Finite differences.
