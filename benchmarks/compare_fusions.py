@@ -139,7 +139,7 @@ def summarise(rounds: dict[str, dict[str, Any]], scheme: str) -> dict[str, Any]:
       for step, rate in run['tokens_per_second'].items()
     ),
     'decode': statistics.mean(
-      run['sentences_per_second'] / other['sentences_per_second']
+      run['output_tokens_per_second'] / other['output_tokens_per_second']
       for run, other in pairs
     ),
   }
@@ -283,7 +283,7 @@ def _add(
 
 
 def _decoding(job: Job) -> dict[str, Any]:
-  """Size of the model and sentences/s of its translation."""
+  """Size of the model and the rate at which it translates."""
   output = job.workdir / 'decoding.json'
   beam = job.config.decoding.beam_size
   start(
@@ -299,7 +299,7 @@ def _decoding(job: Job) -> dict[str, Any]:
   (setting,) = timed['settings'].values()
   return {
     'parameters': timed['parameters'],
-    'sentences_per_second': setting['sentences_per_second']['median'],
+    'output_tokens_per_second': setting['output_tokens_per_second']['median'],
   }
 
 

@@ -141,8 +141,9 @@ class RoutingOptions:
   vote_activation: Literal['auto', 'none', 'relu'] = 'auto'
   # Dynamic: over which capsules an input's couplings sum to 1.
   route_axis: Literal['output', 'input'] = 'output'
-  # Dynamic: factor g of the weighted votes; 0: capsules / layers, which
-  # turns uniform couplings into a mean. 1 is the paper's literal form.
+  # Dynamic: factor g of the weighted votes; 0: that which makes uniform
+  # couplings a mean, capsules / layers for 'output' and 1 for 'input'. 1 is
+  # the paper's literal form.
   route_gain: float = 0.0
   # Dynamic: no gradient through the couplings of all but the last iteration.
   stop_gradient: bool = False

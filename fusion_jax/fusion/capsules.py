@@ -225,10 +225,12 @@ class DynamicRouting(_Routing):
     """
     layers, options = layers[1:], self.options
     capsules = capsule_count(self.config, options)
+    # The gain with which uniform couplings give the mean of the votes.
+    mean = capsules / len(layers) if options.route_axis == 'output' else 1.0
     route = functools.partial(
       dynamic_routing,
       iterations=options.iterations,
-      gain=options.route_gain or capsules / len(layers),
+      gain=options.route_gain or mean,
       axis=options.route_axis,
       stop_gradient=options.stop_gradient,
     )

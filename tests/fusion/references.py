@@ -449,7 +449,8 @@ def dynamic_routing(
   routing = options.routing
   vote = votes(parameters['votes'], layers, options, 'none')
   inputs, capsules = vote.shape[2:4]
-  gain = routing.route_gain or capsules / inputs
+  mean = capsules / inputs if routing.route_axis == 'output' else 1
+  gain = routing.route_gain or mean
   y = np.zeros(layers[0].shape)
   for b, t in np.ndindex(*y.shape[:2]):
     y[b, t] = route_dynamically(
@@ -500,8 +501,9 @@ def maximise(vote, couplings, beta_a, beta_u, step, options: SideConfig):
   mean, variance = np.zeros((2, capsules, size))
   mass, cost = np.zeros((2, capsules))
   for n in range(capsules):
-    r = couplings[:, n]
-    mass[n] = r.sum() + 1e-9
+    # The floor of the mass is spread, so that the mean weights sum to 1.
+    r = couplings[:, n] + 1e-9 / inputs
+    mass[n] = r.sum()
     mean[n] = sum(r[i] * vote[i, n] for i in range(inputs)) / mass[n]
     spread = sum(r[i] * (vote[i, n] - mean[n]) ** 2 for i in range(inputs))
     variance[n] = spread / mass[n] + options.routing.variance_floor

@@ -304,7 +304,7 @@ def test_dynamic_combination(options, side, depth):
 @_cases(
   {'capsules': 2, 'iterations': 2, 'residual': 'top'},
   {'capsules': 1, 'iterations': 1, 'output_norm': False},
-  {'capsules': 4, 'route_axis': 'input', 'route_gain': 1.0},
+  {'capsules': 4, 'route_axis': 'input'},
   {'capsules': 4, 'route_axis': 'input', 'output_norm': False},
   {'route_gain': 1.0, 'residual': 'all', 'stop_gradient': True},
   {'vote_hidden': 7, 'vote_activation': 'relu', 'iterations': 4},
