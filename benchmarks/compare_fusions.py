@@ -30,7 +30,7 @@ from benchmarks.programs import metrics, start, train
 from benchmarks.schemes import BASELINE, chosen, schemes
 from benchmarks.serving import limit_cores
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.errors import one_line_errors
+from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import load_config, parse_arguments
 from fusion_jax.presets import changed
 from fusion_jax.serialization import flatten
@@ -146,8 +146,12 @@ def summarise(rounds: dict[str, dict[str, Any]], scheme: str) -> dict[str, Any]:
 
 
 def report(results: dict[str, Any]) -> str:
-  """The table and the sentences below it."""
-  rounds = results['rounds']
+  """The table, of seeds that have a baseline, and the sentences around it."""
+  rounds = {
+    name: run
+    for name, run in results['rounds'].items()
+    if f'{BASELINE}, seed {run["seed"]}' in results['rounds']
+  }
   names = dict.fromkeys(run['scheme'] for run in rounds.values())
   summary = {name: summarise(rounds, name) for name in names}
   base = summary[BASELINE]
@@ -243,8 +247,10 @@ def _test_files(
   for side in ('source', 'target'):
     language = getattr(recipe.data, f'{side}_language')
     packed = data / recipe.data.test[0].format(lang=language)
-    files[side] = workdir / packed.stem
+    if not packed.is_file():
+      raise InputError(f'--data: {packed}: no such file')
     workdir.mkdir(parents=True, exist_ok=True)
+    files[side] = workdir / packed.stem
     with gzip.open(packed) as read, files[side].open('wb') as write:
       shutil.copyfileobj(read, write)
   return files

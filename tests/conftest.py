@@ -14,7 +14,15 @@ os.environ['XLA_FLAGS'] = ' '.join(
 )
 
 import jax
+import pytest
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.devices()
 del os.environ['XLA_FLAGS']
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _bounded_memory():
+  """Forgets what a file compiled: thousands of programs take gigabytes."""
+  yield
+  jax.clear_caches()

@@ -3,8 +3,8 @@
 Dense connection (Dou et al., EMNLP 2018), dynamic linear combination of layers
 (DLCL; Wang et al., ACL 2019), and what the decoder's layers read of the
 encoder in transparent attention (Bapna et al., EMNLP 2018).
-Axis letters: B batch, T positions, D model width, K layers that are summed,
-J layers of the decoder.
+Axis letters: B batch, T positions, D model width, K layers that are summed, J
+layers of the decoder.
 """
 
 from typing import Any
@@ -16,26 +16,10 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.fusion.inputs import Layers, per_layer_norms
+from fusion_jax.fusion.inputs import Layers, per_layer_norms, weighted_sum
 from fusion_jax.models.context import Context
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import layer_norm
-
-
-def weighted_sum(
-  weights: Float[Array, 'K *D'], layers: Layers
-) -> Float[Array, 'B T D']:
-  """sum_k w_k x_k in float32.
-
-  Args:
-    weights: float32, a scalar or a vector for each of the layers.
-    layers: the K layers.
-
-  Returns:
-    The sum in the layers' dtype.
-  """
-  terms = (w * x for w, x in zip(weights, layers, strict=True))
-  return sum(terms).astype(layers[0].dtype)
 
 
 def predecessors(size: int, window: int) -> Bool[np.ndarray, '{size} {size}']:

@@ -9,30 +9,10 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.models.context import Context, record, token_mean
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import Dense, layer_norm
-
-
-def weighted_sum(
-  weights: Float[Array, 'B T L D'], layers: Layers
-) -> Float[Array, 'B T D']:
-  """sum_l W[l] * H[l], element by element; Dou et al. (2019), Eq. 4.
-
-  Args:
-    weights: W.
-    layers: H[1..L].
-
-  Returns:
-    The sum, taken in float32, in the layers' dtype.
-  """
-  weights = weights.astype(jnp.float32)
-  total = sum(
-    weights[:, :, index] * h.astype(jnp.float32)
-    for index, h in enumerate(layers)
-  )
-  return total.astype(layers[0].dtype)
 
 
 class DynamicCombination(nn.Module):
@@ -102,5 +82,7 @@ class DynamicCombination(nn.Module):
     weights = self.weights(layers[1:], context)
     means = weights.mean(-1, dtype=jnp.float32)
     record(self, 'layer_weights', token_mean(means, context))
-    y = weighted_sum(weights, layers[1:])
+    y = weighted_sum(
+      jnp.moveaxis(weights.astype(jnp.float32), 2, 0), layers[1:]
+    )
     return self.norm(y) if options.output_norm else y

@@ -18,7 +18,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.models.context import Context, record
 from fusion_jax.models.layers import Initializer, layer_norm
 
@@ -62,17 +62,6 @@ def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
   return tuple(n for group in groups for n in (group[-1:] if last else group))
 
 
-def weighted_sum(
-  layers: Layers, weights: Float[Array, ' n']
-) -> Float[Array, 'B T D']:
-  """sum_i w_i H[i], taken in float32, in the layers' dtype."""
-  total = sum(
-    weight * layer.astype(jnp.float32)
-    for weight, layer in zip(weights, layers, strict=True)
-  )
-  return total.astype(layers[0].dtype)
-
-
 def group_sum(
   layers: Layers,
   group: range,
@@ -93,7 +82,7 @@ def group_sum(
   own = weights[group.start - 1 : group.stop - 1]
   if mode == 'weighted_mean':
     own = own / len(group)
-  return weighted_sum(tuple(layers[number] for number in group), own)
+  return weighted_sum(own, tuple(layers[number] for number in group))
 
 
 def log_group_weights(
@@ -192,7 +181,7 @@ class EncoderGroups(nn.Module):
     record(self, 'group_weights', weights)
     groups = groups_of(self.config, self.side)
     fused = weighted_sum(
-      tuple(layers[group[-1]] for group in groups), weights / len(groups)
+      weights / len(groups), tuple(layers[group[-1]] for group in groups)
     )
     return self.norm(fused) if self.has_norm else fused
 

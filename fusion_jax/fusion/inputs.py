@@ -2,7 +2,7 @@
 
 The states of a residual stream without norms between the layers differ in
 scale from layer to layer; a norm each makes them comparable.
-Axis letters: B batch, T positions, D model width.
+Axis letters: B batch, T positions, D model width, K layers that are summed.
 """
 
 from flax import linen as nn
@@ -12,6 +12,22 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.models.layers import layer_norm
 
 Layers = tuple[Float[Array, 'B T D'], ...]
+
+
+def weighted_sum(
+  weights: Float[Array, 'K *w'], layers: Layers
+) -> Float[Array, 'B T D']:
+  """sum_k w_k x_k in float32.
+
+  Args:
+    weights: float32; a scalar, a vector or an array for each of the layers.
+    layers: the K layers.
+
+  Returns:
+    The sum in the layers' dtype.
+  """
+  terms = (w * x for w, x in zip(weights, layers, strict=True))
+  return sum(terms).astype(layers[0].dtype)
 
 
 def per_layer_norms(config: ModelConfig, side: Side) -> bool:

@@ -57,11 +57,15 @@ class Totals(NamedTuple):
 
 
 def zero_totals(encoder_layers: int) -> Totals:
-  """Totals of no steps."""
-  zero = jnp.zeros((), jnp.float32)
-  none = jnp.zeros((), jnp.int32)
-  norms = jnp.zeros((encoder_layers,), jnp.float32)
-  return Totals(zero_sums(), zero, zero, norms, none, none)
+  """Totals of no steps; every leaf an array of its own, to be donated."""
+  return Totals(
+    zero_sums(),
+    diversity=jnp.zeros((), jnp.float32),
+    gradient_norm=jnp.zeros((), jnp.float32),
+    encoder_gradient_norms=jnp.zeros((encoder_layers,), jnp.float32),
+    steps=jnp.zeros((), jnp.int32),
+    first_bad_step=jnp.zeros((), jnp.int32),
+  )
 
 
 def initial_state(

@@ -15,7 +15,6 @@ from fusion_jax.fusion.connect import (
   Dlcl,
   TransparentAttention,
   predecessors,
-  weighted_sum,
 )
 from fusion_jax.fusion_options import (
   DenseOptions,
@@ -106,25 +105,6 @@ def test_a_chain_passes_the_last_layer_on():
   chain = Chain()
   assert chain.layer_input(layers, (), _context()) == (layers[-1], ())
   assert chain.layer_output(layers, layers[0]) is layers[0]
-
-
-def test_weighted_sum_by_hand():
-  layers = tuple(jnp.full((1, 1, 2), n, jnp.bfloat16) for n in (1, 10, 100))
-  y = weighted_sum(jnp.array([1.0, 0.5, 0.25]), layers)
-  assert y.dtype == jnp.bfloat16
-  np.testing.assert_array_equal(y, jnp.full((1, 1, 2), 31))
-  vectors = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-  np.testing.assert_array_equal(weighted_sum(vectors, layers)[0, 0], [1, -90])
-
-
-def test_bfloat16_layers_are_summed_in_float32():
-  # 256 + 1 is no bfloat16 number: a sum term by term would stay at 256.
-  layers = tuple(
-    jnp.full((1, 1, 2), n, jnp.bfloat16) for n in (256, 1, 1, 1, 1)
-  )
-  np.testing.assert_array_equal(
-    weighted_sum(jnp.ones(5), layers), jnp.full((1, 1, 2), 260)
-  )
 
 
 def test_predecessors_written_out():

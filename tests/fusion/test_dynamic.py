@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from fusion_jax.config import PRESETS, ModelConfig
-from fusion_jax.fusion.dynamic import DynamicCombination, weighted_sum
+from fusion_jax.fusion.dynamic import DynamicCombination
 from fusion_jax.fusion_options import DynamicOptions, SideConfig
 from fusion_jax.models.context import Context
 
@@ -80,14 +80,6 @@ def _weights(module, params, layers):
 def _row(*values):
   """One position."""
   return jnp.array(values, jnp.float32)[None, None]
-
-
-def test_weighted_sum_by_hand():
-  weights = jnp.array([[1.0, -1], [2, 0.5]])[None, None]
-  # (3, -4) + (10, 3)
-  np.testing.assert_array_equal(
-    weighted_sum(weights, (_row(3, 4), _row(5, 6))), _row(13, -1)
-  )
 
 
 def test_dynamic_combination_by_hand():

@@ -17,7 +17,6 @@ from fusion_jax.fusion.groups import (
   log_group_weights,
   mixture_log_probabilities,
   partition,
-  weighted_sum,
 )
 from fusion_jax.fusion_options import GtransOptions, SideConfig
 from fusion_jax.models.context import Context
@@ -137,22 +136,6 @@ def test_group_count(layers, options, encoder, decoder):
   config = _config(layers, **options)
   assert group_count(config, 'encoder') == encoder
   assert group_count(config, 'decoder') == decoder
-
-
-def test_weighted_sum_by_hand():
-  layers = (jnp.full((1, 1, 2), 3.0), jnp.array([[[1.0, -1.0]]]))
-  total = weighted_sum(layers, jnp.array([0.5, 2.0]))
-  np.testing.assert_array_equal(total, [[[3.5, -0.5]]])
-
-
-def test_weighted_sum_is_taken_in_float32():
-  # 256 + 1 - 256 is 0 in bfloat16.
-  layers = tuple(
-    jnp.full((1, 1, 1), v, jnp.bfloat16) for v in (256.0, 1.0, -256.0)
-  )
-  total = weighted_sum(layers, jnp.ones(3))
-  assert total.dtype == jnp.bfloat16
-  assert float(total[0, 0, 0]) == 1
 
 
 def test_psi_by_hand():

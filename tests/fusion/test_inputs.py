@@ -5,7 +5,11 @@ import pytest
 from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.fusion.inputs import InputNorms, per_layer_norms
+from fusion_jax.fusion.inputs import (
+  InputNorms,
+  per_layer_norms,
+  weighted_sum,
+)
 from fusion_jax.fusion_options import SideConfig
 
 
@@ -65,3 +69,22 @@ def test_nothing_happens_without_norms():
   assert not variables
   same = module.apply(variables, layers)
   assert all(a is b for a, b in zip(layers, same, strict=True))
+
+
+def test_weighted_sum_by_hand():
+  layers = tuple(jnp.full((1, 1, 2), n, jnp.bfloat16) for n in (1, 10, 100))
+  y = weighted_sum(jnp.array([1.0, 0.5, 0.25]), layers)
+  assert y.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(y, jnp.full((1, 1, 2), 31))
+  vectors = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+  np.testing.assert_array_equal(weighted_sum(vectors, layers)[0, 0], [1, -90])
+
+
+def test_bfloat16_layers_are_summed_in_float32():
+  # 256 + 1 is no bfloat16 number: a sum term by term would stay at 256.
+  layers = tuple(
+    jnp.full((1, 1, 2), n, jnp.bfloat16) for n in (256, 1, 1, 1, 1)
+  )
+  np.testing.assert_array_equal(
+    weighted_sum(jnp.ones(5), layers), jnp.full((1, 1, 2), 260)
+  )

@@ -1,5 +1,6 @@
 """The table of schemes, and its copy in the README."""
 
+from pathlib import Path
 
 import pytest
 
