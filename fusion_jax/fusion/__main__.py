@@ -197,7 +197,7 @@ def _rows() -> list[Row]:
     _both('linear', _extra(14.7)),
     _both('iterative', _extra(31.5)),
     _both('hierarchical', _extra(23.1)),
-    _both('hierarchical', _extra(92, 0))._replace(
+    _both('hierarchical', _extra(92.0, 0))._replace(
       name='hierarchical, Big', baseline=_BIG
     ),
     _multi_layer(2, 33.6),
@@ -225,7 +225,7 @@ def _rows() -> list[Row]:
     _both('dynamic_combination', _extra(25.2)),
     _both('dynamic_routing', _extra(37.8)),
     _both('em_routing', _extra(56.8), em),
-    _both('em_routing', _extra(226, 0), big)._replace(
+    _both('em_routing', _extra(226.0, 0), big)._replace(
       name='em_routing, Big',
       baseline=_BIG,
       encoder=SideConfig(
@@ -235,9 +235,9 @@ def _rows() -> list[Row]:
         fusion='em_routing', routing=RoutingOptions(capsules=512)
       ),
     ),
-    _shortcut('shortcut', _SHORTCUT, False, 71_470),
-    _shortcut('shortcut.feature_fusion', _SHORTCUT, True, 84_053),
-    _shortcut('shortcut.feature_fusion, Big', _SHORTCUT_BIG, True, 293_935),
+    _shortcut('shortcut', _SHORTCUT, False, 71_470.0),
+    _shortcut('shortcut.feature_fusion', _SHORTCUT, True, 84_053.0),
+    _shortcut('shortcut.feature_fusion, Big', _SHORTCUT_BIG, True, 293_935.0),
     _both('gtrans', _millions(68.1, 1))._replace(
       name='gtrans, 12+12 layers',
       baseline=_GTRANS,

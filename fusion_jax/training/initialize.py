@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +104,7 @@ def _some(names: Iterable[str]) -> str:
   return ', '.join(names) or 'none'
 
 
-def _flat(parameters: Parameters) -> dict[str, jax.Array]:
+def _flat(parameters: Parameters) -> dict[str, Any]:
   return traverse_util.flatten_dict(parameters, sep='/')
 
 

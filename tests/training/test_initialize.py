@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fusion_jax.config import ModelConfig
+from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.fusion_options import MultiLayerOptions, SideConfig
 from fusion_jax.models.transformer import Transformer, initial_parameters
@@ -22,7 +23,9 @@ from fusion_jax.training.initialize import stacked, unstacked, with_baseline
 _ROOT = Path(__file__).parents[2]
 
 
-class _Tokenizer:
+class _Tokenizer(Tokenizer):
+  """A tokenizer of which only the digest is asked."""
+
   def __init__(self, digest):
     self.digest = digest
 

@@ -97,7 +97,9 @@ class _Program:
 
 
 def _steps(workdir: Path) -> list[int]:
-  return sorted(int(p.name) for p in (workdir / 'checkpoints').iterdir())
+  # A kill may leave an unfinished one, '100.orbax-checkpoint-tmp'.
+  names = [path.name for path in (workdir / 'checkpoints').iterdir()]
+  return sorted(int(name) for name in names if name.isdigit())
 
 
 def _rows(workdir: Path, kind: str) -> list[dict]:
