@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from fusion_jax.errors import require
-from fusion_jax.fusion_options import SideConfig, check_side
-
-Side = Literal['encoder', 'decoder']
+from fusion_jax.fusion_checks import check_side
+from fusion_jax.fusion_options import Side, SideConfig
 
 _STRICT = types.MappingProxyType({'extra': 'forbid'})
 
@@ -286,7 +285,7 @@ class ModelConfig:
     for name in ('encoder', 'decoder'):
       check_side(
         self.side(name),
-        f'model.{name}',
+        name,
         layers=self.layers(name),
         width=self.width,
         filter_width=self.filter,

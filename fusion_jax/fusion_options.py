@@ -19,6 +19,8 @@ from fusion_jax.errors import require
 
 _STRICT = types.MappingProxyType({'extra': 'forbid'})
 
+Side = Literal['encoder', 'decoder']
+
 Scheme = Literal[
   'none',
   'dense',
@@ -163,6 +165,42 @@ class RoutingOptions:
   output_norm: bool = True
   residual: Literal['none', 'top', 'all'] = 'none'
 
+  def capsule_count(self, width: int) -> int:
+    """N, in a model of that width."""
+    return self.capsules or min(512, width)
+
+
+def partition(
+  layers: int, size: int, last_group: Literal['ceil', 'floor']
+) -> tuple[range, ...]:
+  """The layer numbers of every group; Yang et al. (2022), section III.
+
+  Args:
+    layers: L; the layers are 1..L.
+    size: of a group.
+    last_group: 'ceil': a last short group. 'floor': left-over layers belong
+      to none.
+
+  Returns:
+    ceil(L / size) or floor(L / size) ranges.
+  """
+  end = layers + 1 if last_group == 'ceil' else layers - size + 2
+  return tuple(
+    range(first, min(first + size, layers + 1)) for first in range(1, end, size)
+  )
+
+
+def parse_groups(text: str, groups: int, field: str) -> tuple[int, int]:
+  """'first:last', counted from 1, as a half-open range counted from 0."""
+  match = re.fullmatch(r'(\d+):(\d+)', text)
+  first, last = map(int, match.groups()) if match else (0, 0)
+  require(
+    1 <= first <= last <= groups,
+    field,
+    f"must be 'first:last' within 1:{groups}, got {text!r}",
+  )
+  return first - 1, last
+
 
 @dataclasses.dataclass(frozen=True)
 class GtransOptions:
@@ -186,6 +224,14 @@ class GtransOptions:
   temperature: float = 0.0
   # Decoder: groups that translate, 'first:last' counted from 1; '': all.
   inference_groups: str = ''
+
+  def layers_of_group(self, side: Side) -> int:
+    """The layers of a whole group."""
+    return self.group_size or (3 if side == 'encoder' else 2)
+
+  def groups(self, layers: int, side: Side) -> tuple[range, ...]:
+    """The layer numbers of every group of a stack."""
+    return partition(layers, self.layers_of_group(side), self.last_group)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,199 +320,15 @@ class SideConfig:
   shortcut: ShortcutOptions = ShortcutOptions()
   multi_layer: MultiLayerOptions = MultiLayerOptions()
 
+  def per_layer_norms(self, norm: str) -> bool:
+    """Whether every layer that is fused has a norm of its own."""
+    return self.input_norm == 'per_layer' or (
+      self.input_norm == 'auto' and norm == 'pre'
+    )
+
   @property
   def owns_layer_inputs(self) -> bool:
     """Whether layers read something else than the layer below."""
     if self.fusion == 'hierarchical':
       return self.agg.feedback
     return self.fusion in ('dense', 'dlcl')
-
-
-def check_side(
-  side: SideConfig,
-  path: str,
-  *,
-  layers: int,
-  width: int,
-  filter_width: int,
-  norm: str,
-) -> None:
-  """Refuses values and pairs that make no sense.
-
-  Args:
-    side: of the encoder or the decoder.
-    path: 'model.encoder' or 'model.decoder'.
-    layers: of the stack.
-    width: D.
-    filter_width: F.
-    norm: of the model.
-
-  Raises:
-    InputError: names the field, or both fields of a pair.
-  """
-  _check_ranges(side, path, layers)
-  _check_capsules(side, path, width)
-  _check_pairs(side, path, norm)
-  if side.start == 'baseline' and side.fusion == 'linear':
-    hidden = side.linear.hidden or filter_width
-    require(
-      hidden >= width or not side.linear.factored,
-      f'{path}.linear.hidden',
-      f"start='baseline' needs at least model.width {width}, got {hidden}",
-    )
-  if side.fusion == 'gtrans':
-    _check_groups(side.gtrans, path, layers)
-
-
-def _check_groups(options: GtransOptions, path: str, layers: int) -> None:
-  size = options.group_size or (3 if path.endswith('encoder') else 2)
-  short = options.last_group == 'floor'
-  groups = layers // size if short else -(-layers // size)
-  require(
-    groups > 0,
-    f'{path}.gtrans.last_group',
-    f"'floor' leaves no group of {size} among {layers} layers",
-  )
-  if options.inference_groups and path.endswith('decoder'):
-    field = f'{path}.gtrans.inference_groups'
-    parse_groups(options.inference_groups, groups, field)
-
-
-def parse_groups(text: str, groups: int, field: str) -> tuple[int, int]:
-  """'first:last', counted from 1, as a half-open range counted from 0."""
-  match = re.fullmatch(r'(\d+):(\d+)', text)
-  first, last = map(int, match.groups()) if match else (0, 0)
-  require(
-    1 <= first <= last <= groups,
-    field,
-    f"must be 'first:last' within 1:{groups}, got {text!r}",
-  )
-  return first - 1, last
-
-
-def _check_ranges(side: SideConfig, path: str, layers: int) -> None:
-  at_least = {
-    'linear.hidden': (side.linear.hidden, 0),
-    'agg.hidden': (side.agg.hidden, 0),
-    'agg.group_size': (side.agg.group_size, 1),
-    'mlrf.hidden': (side.mlrf.hidden, 1),
-    'mlrf.hops': (side.mlrf.hops, 1),
-    'mlrf.scorer_width': (side.mlrf.scorer_width, 1),
-    'dynamic.hidden': (side.dynamic.hidden, 0),
-    'routing.capsules': (side.routing.capsules, 0),
-    'routing.iterations': (side.routing.iterations, 1),
-    'routing.vote_hidden': (side.routing.vote_hidden, 0),
-    'routing.route_gain': (side.routing.route_gain, 0),
-    'gtrans.group_size': (side.gtrans.group_size, 0),
-    'gtrans.temperature': (side.gtrans.temperature, 0),
-    'dlcl.window': (side.dlcl.window, 0),
-    'multi_layer.layers': (side.multi_layer.layers, 1),
-  }
-  for field, (value, least) in at_least.items():
-    require(
-      value >= least, f'{path}.{field}', f'must be >= {least}, got {value}'
-    )
-  for field in ('variance_floor', 'log_density_scale'):
-    value = getattr(side.routing, field)
-    require(value > 0, f'{path}.routing.{field}', f'must be > 0, got {value}')
-  dropout = side.transparent.dropout
-  require(
-    0 <= dropout < 1,
-    f'{path}.transparent.dropout',
-    f'must be in [0, 1), got {dropout}',
-  )
-  most = layers if side.multi_layer.partial else layers - 1
-  require(
-    side.multi_layer.layers <= max(most, 1),
-    f'{path}.multi_layer.layers',
-    f'{side.multi_layer.layers} is more than any of {layers} layers has '
-    f'below it; at most {max(most, 1)}',
-  )
-
-
-def _check_capsules(side: SideConfig, path: str, width: int) -> None:
-  if side.fusion in ('dynamic_routing', 'em_routing'):
-    capsules = side.routing.capsules or min(512, width)
-    require(
-      width % capsules == 0,
-      f'{path}.routing.capsules',
-      f'must divide model.width {width}, got {capsules}',
-    )
-
-
-def _check_pairs(side: SideConfig, path: str, norm: str) -> None:
-  encoder = path.endswith('encoder')
-  shortcut, many = side.shortcut, side.multi_layer.layers > 1
-  require(
-    encoder or side.fusion != 'transparent',
-    f'{path}.fusion',
-    "'transparent' gives memories to the decoder's layers: it belongs to "
-    'model.encoder.fusion',
-  )
-  require(
-    not (many and shortcut.source != 'none'),
-    f'{path}.multi_layer.layers',
-    'multi-layer attention and shortcut.source='
-    f'{shortcut.source!r} both replace the keys and values; choose one',
-  )
-  owner = side.fusion in ('hierarchical', 'dlcl') and side.owns_layer_inputs
-  require(
-    not (many and owner),
-    f'{path}.multi_layer.layers',
-    'multi-layer attention reads the layers below, whose place '
-    f'fusion={side.fusion!r} takes; choose one',
-  )
-  require(
-    not (shortcut.source == 'non_lexical' and owner),
-    f'{path}.shortcut.source',
-    "'non_lexical' reads the layer below the last, whose place "
-    f'fusion={side.fusion!r} takes; choose one',
-  )
-  require(
-    not (encoder and shortcut.source != 'none' and shortcut.where != 'self'),
-    f'{path}.shortcut.where',
-    f'{shortcut.where!r} needs cross-attention, which the encoder lacks; '
-    "'self' is right there",
-  )
-  require(
-    not (shortcut.source == 'non_lexical' and shortcut.where != 'self'),
-    f'{path}.shortcut.where',
-    f"{shortcut.where!r} reads the encoder's embeddings, which "
-    "source='non_lexical' does not; use 'self' or source='lexical'",
-  )
-  require(
-    not (shortcut.author_compat and norm != 'pre'),
-    f'{path}.shortcut.author_compat',
-    f'is about the norm before attention; model.norm={norm!r} has none',
-  )
-  if side.start == 'baseline':
-    _check_baseline_start(side, path, norm)
-
-
-def _check_baseline_start(side: SideConfig, path: str, norm: str) -> None:
-  field = f'{path}.start'
-  require(
-    side.fusion in ('linear', 'dynamic_combination'),
-    field,
-    f"'baseline' is exact for 'linear' and 'dynamic_combination' only, not "
-    f'for fusion={side.fusion!r}',
-  )
-  per_layer = side.input_norm == 'per_layer' or (
-    side.input_norm == 'auto' and norm == 'pre'
-  )
-  require(
-    not per_layer,
-    field,
-    "'baseline' is exact only with input_norm='none'",
-  )
-  scheme = side.linear if side.fusion == 'linear' else side.dynamic
-  require(
-    not scheme.output_norm,
-    field,
-    "'baseline' is exact only with output_norm=False",
-  )
-  require(
-    side.fusion == 'linear' or side.dynamic.normalize == 'none',
-    field,
-    "'baseline' is exact only with dynamic.normalize='none'",
-  )

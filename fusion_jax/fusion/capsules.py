@@ -38,11 +38,6 @@ from fusion_jax.models.layers import (
 )
 
 
-def capsule_count(config: ModelConfig, options: RoutingOptions) -> int:
-  """N; by default 512, or the model's width where that is less."""
-  return options.capsules or min(512, config.width)
-
-
 class _PerLayer(nn.Module):
   """y[l] = x[l] W_l + b_l, a projection for every layer."""
 
@@ -111,7 +106,7 @@ class Votes(nn.Module):
     """
     config, options = self.config, self.config.side(self.side).routing
     form = self._block if options.vote_projection == 'block' else self._dense
-    capsules = capsule_count(config, options)
+    capsules = options.capsule_count(config.width)
     return form(layers, context).reshape(
       *layers[0].shape[:2], len(layers), capsules, config.width // capsules
     )
@@ -224,7 +219,7 @@ class DynamicRouting(_Routing):
       The capsules, concatenated, in the layers' dtype.
     """
     layers, options = layers[1:], self.options
-    capsules = capsule_count(self.config, options)
+    capsules = options.capsule_count(self.config.width)
     # The gain with which uniform couplings give the mean of the votes.
     mean = capsules / len(layers) if options.route_axis == 'output' else 1.0
     route = functools.partial(
@@ -257,7 +252,7 @@ class EmRouting(_Routing):
     super().setup()
     config, options = self.config, self.options
     layers = config.layers(self.side)
-    capsules = capsule_count(config, options)
+    capsules = options.capsule_count(config.width)
     if options.activation == 'scalar':
       self.activation_hidden = Dense(
         config, layers * config.width, ('embed', 'mlp'), True

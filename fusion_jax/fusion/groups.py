@@ -23,31 +23,9 @@ from fusion_jax.models.context import Context, record
 from fusion_jax.models.layers import Initializer, layer_norm
 
 
-def partition(
-  layers: int, size: int, last_group: Literal['ceil', 'floor']
-) -> tuple[range, ...]:
-  """The layer numbers of every group; Yang et al. (2022), section III.
-
-  Args:
-    layers: L; the layers are 1..L.
-    size: of a group.
-    last_group: 'ceil': a last short group. 'floor': left-over layers belong
-      to none.
-
-  Returns:
-    ceil(L / size) or floor(L / size) ranges.
-  """
-  end = layers + 1 if last_group == 'ceil' else layers - size + 2
-  return tuple(
-    range(first, min(first + size, layers + 1)) for first in range(1, end, size)
-  )
-
-
 def groups_of(config: ModelConfig, side: Side) -> tuple[range, ...]:
   """The layer numbers of every group of a stack."""
-  options = config.side(side).gtrans
-  size = options.group_size or (3 if side == 'encoder' else 2)
-  return partition(config.layers(side), size, options.last_group)
+  return config.side(side).gtrans.groups(config.layers(side), side)
 
 
 def group_count(config: ModelConfig, side: Side) -> int:

@@ -32,8 +32,7 @@ def weighted_sum(
 
 def per_layer_norms(config: ModelConfig, side: Side) -> bool:
   """Whether every layer that is fused has a norm of its own."""
-  choice = config.side(side).input_norm
-  return choice == 'per_layer' or (choice == 'auto' and config.norm == 'pre')
+  return config.side(side).per_layer_norms(config.norm)
 
 
 class InputNorms(nn.Module):

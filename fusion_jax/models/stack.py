@@ -208,10 +208,13 @@ class _Stack(nn.Module):
 
   def _depth(self, context: Context) -> int:
     """How many layers are run: fewer where no group reads the others."""
-    all_run = self.is_initializing() or not context.deterministic
-    if self.prediction is None or all_run:
+    if self.prediction is None or self._is_whole(context):
       return len(self.layer)
     return fusion.inference_depth(self.config)
+
+  def _is_whole(self, context: Context) -> bool:
+    """Whether all groups predict: in training, and for the parameters."""
+    return self.is_initializing() or not context.deterministic
 
   def _one(
     self,
@@ -324,8 +327,7 @@ class Decoder(_Stack):
       features and H[0..L].
     """
     output = self._run(x, context, memories)
-    trained = self.is_initializing() or not context.deterministic
-    if output.log_weights is None or trained:
+    if output.log_weights is None or self._is_whole(context):
       return output
     kept = fusion.inference_groups(
       self.config, output.features, output.log_weights

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 
 from fusion_jax.config import PRESETS, ModelConfig
@@ -339,15 +340,8 @@ def test_outputs_and_gradients(name, options, dtype):
   unused = {'beta_a', 'beta_u'} if options.get('capsules') == 1 else set()
   for path, leaf in jax.tree_util.tree_leaves_with_path(by_params):
     assert leaf.any() or path[-1].key in unused, path
-  for extreme in (
-    layers,
-    _layers(4, dtype, 1e-6),
-    _layers(4, dtype, 1e3),
-    tuple(jnp.zeros_like(x) for x in layers),
-    layers[:1] * 4,
-  ):
-    for leaf in jax.tree.leaves(run(params, extreme)):
-      assert np.isfinite(leaf.astype(jnp.float32)).all()
+  for extreme in extreme_layers(layers).values():
+    assert_finite(run(params, extreme))
 
 
 @_CASES

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from extremes import assert_finite, extreme_layers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,15 +147,9 @@ def test_bfloat16_layers_give_a_float32_value():
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize('case', ['tiny', 'huge', 'zero', 'same'])
 def test_extreme_layers_stay_finite(case, dtype):
-  layers = {
-    'tiny': tuple(1e-6 * h for h in _layers(0, dtype=dtype)),
-    'huge': tuple(1e3 * h for h in _layers(0, dtype=dtype)),
-    'zero': tuple(0 * h for h in _layers(0, dtype=dtype)),
-    'same': _layers(0, 1, dtype=dtype) * 3,
-  }[case]
+  layers = extreme_layers(_layers(0, dtype=dtype))[case]
   value, gradient = jax.value_and_grad(lambda h: layer_diversity(h, _KEEP))(
     layers
   )
   assert 0 <= float(value) <= 1
-  for g in gradient:
-    assert np.isfinite(np.asarray(g, np.float32)).all()
+  assert_finite(gradient)

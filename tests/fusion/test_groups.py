@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +17,8 @@ from fusion_jax.fusion.groups import (
   keep_groups,
   log_group_weights,
   mixture_log_probabilities,
-  partition,
 )
-from fusion_jax.fusion_options import GtransOptions, SideConfig
+from fusion_jax.fusion_options import GtransOptions, SideConfig, partition
 from fusion_jax.models.context import Context
 
 _CONTEXT = Context(jnp.ones((1, 1, 1, 1), bool), True)
@@ -455,12 +455,7 @@ def test_extreme_layers_stay_finite(side, case, dtype):
   config = _config(5, dtype=dtype, group_norm=True)
   module, params = _start(config, side)
   h = _layers(5, dtype=jnp.dtype(dtype))
-  layers = {
-    'tiny': tuple(1e-6 * x for x in h),
-    'huge': tuple(1e3 * x for x in h),
-    'zero': tuple(0 * x for x in h),
-    'same': (h[0],) * 6,
-  }[case]
+  layers = extreme_layers(h)[case]
 
   def scalar(params, layers):
     result = _run(module, params, layers)
@@ -471,8 +466,7 @@ def test_extreme_layers_stay_finite(side, case, dtype):
   )
   features = result if side == 'encoder' else result[0]
   assert features.dtype == jnp.dtype(dtype)
-  for leaf in jax.tree.leaves((result, gradients)):
-    assert np.isfinite(np.asarray(leaf, np.float32)).all()
+  assert_finite((result, gradients))
 
 
 @pytest.mark.parametrize('side', ['encoder', 'decoder'])

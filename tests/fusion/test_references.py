@@ -40,14 +40,6 @@ _OPTIONS = {
   for field in dataclasses.fields(fusion_options.SideConfig)
 }
 
-# Compilation is most of the time here; these make it four times as fast.
-_FAST = {
-  'xla_backend_optimization_level': 0,
-  'xla_llvm_disable_expensive_passes': True,
-  'xla_cpu_parallel_codegen_split_count': 1,
-  'xla_cpu_use_fusion_emitters': False,
-}
-
 
 def _config(side, depth, field, options, fusion='none', norm='post'):
   """A model whose `side` has `depth` layers and these options in `field`."""
@@ -98,10 +90,6 @@ def _noise(shapes):
   return jax.tree_util.tree_map_with_path(fill, shapes)
 
 
-def _jit(function):
-  return jax.jit(function, compiler_options=_FAST)
-
-
 def _run(module, method, *arrays):
   """The module's output, and the parameters it had."""
 
@@ -111,7 +99,7 @@ def _run(module, method, *arrays):
   arrays = _single(arrays)
   shapes = nn.unbox(jax.eval_shape(init, *arrays)).get('params', {})
   parameters = _noise(shapes)
-  apply = _jit(
+  apply = jax.jit(
     lambda p, *arrays: module.apply({'params': p}, *arrays, method=method)
   )
   return apply(_single(parameters), *arrays), parameters
@@ -654,7 +642,7 @@ def _prediction(groups, words):
 def test_mixture(combine, groups, kept):
   features, log_psi, table, bias, _ = _prediction(groups, 7)
 
-  @_jit
+  @jax.jit
   def mixture(features, log_psi, table, bias):
     features, log_psi = keep_groups(features, log_psi, kept[0] - 1, kept[1])
     return mixture_log_probabilities(
@@ -679,7 +667,7 @@ def test_mixture(combine, groups, kept):
 )
 def test_loss_of_groups(combine, groups, chunk):
   features, log_psi, table, bias, targets = _prediction(groups, 7)
-  loss = _jit(
+  loss = jax.jit(
     lambda features, log_psi, table, bias: cross_entropy(
       features,
       OutputLayer(table, bias),
@@ -716,7 +704,7 @@ def test_diversity(sides, depths):
   full = np.full(_BATCH, _LENGTH, np.int32)
   batch = Batch(ids, ids, _LENGTHS, full)
 
-  @_jit
+  @jax.jit
   def diversity(encoder, decoder):
     output = ModelOutput(
       decoder[-1], OutputLayer(jnp.zeros((2, _WIDTH)), None), encoder, decoder

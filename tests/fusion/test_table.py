@@ -21,16 +21,16 @@ def test_the_table_agrees_with_the_papers_and_is_in_the_readme(capsys):
 
 
 def test_a_count_that_leaves_the_rounding_is_an_error(monkeypatch):
-  row = next(row for row in table._rows() if row.name == 'linear')
+  row = next(row for row in table.ROWS if row.name == 'linear')
   assert table.agrees(row)
   wrong = row._replace(printed=row.printed._replace(value=14.6))
   assert not table.agrees(wrong)
-  monkeypatch.setattr(table, '_rows', lambda: [wrong])
+  monkeypatch.setattr(table, 'ROWS', (wrong,))
   with pytest.raises(SystemExit, match='1'):
     table.main([])
 
 
 def test_the_cache_of_multi_layer_attention():
   # k = 2: layers 3..6 keep keys and values of one layer more, 4 of 6.
-  row = next(r for r in table._rows() if r.name == 'multi_layer.layers=2')
+  row = next(r for r in table.ROWS if r.name == 'multi_layer.layers=2')
   assert table.extra_cache(row) == pytest.approx(4 / 6)
