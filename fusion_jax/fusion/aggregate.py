@@ -357,7 +357,9 @@ class Hops(FeedForwardFusion):
     """
     fused = self.fused_layers(layers)
     attention = self.attention(fused)
-    record(self, 'hop_attention', token_mean(attention.mean(-1), context).T)
+    record(
+      self, 'hop_attention', token_mean(attention.mean(-1), context.tokens).T
+    )
     return self.network(hop_sums(attention, fused), context)
 
 

@@ -193,7 +193,7 @@ class _Routing(nn.Module):
       ('coupling_entropy', entropies),
       ('coupling_diversity', diversities),
     ):
-      record(self, name, token_mean(jnp.stack(values, axis=-1), context))
+      record(self, name, token_mean(jnp.stack(values, axis=-1), context.tokens))
 
 
 class DynamicRouting(_Routing):

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers, per_layer_norms, weighted_sum
-from fusion_jax.models.context import Context
+from fusion_jax.models.context import Context, record
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import layer_norm
 
@@ -117,6 +117,9 @@ class Dlcl(Chain):
   and have no gradient. The same holds for w_00 with norm='post', which starts
   as 1.
 
+  Telemetry: 'weights_l' [K], the weights of what x[l+1] reads; their mean over
+  the features where there is one for each.
+
   Attributes:
     config: of the model.
     side: of the stack.
@@ -155,6 +158,7 @@ class Dlcl(Chain):
       weights = jax.lax.stop_gradient(weights)
     if options.normalize == 'softmax':
       weights = jax.nn.softmax(weights, axis=0)
+    record(self, f'weights_{row}', weights.reshape(len(weights), -1).mean(1))
     return weights
 
   def layer_input(
@@ -181,6 +185,8 @@ class TransparentAttention(nn.Module):
   memory_j = sum_{i=0..L} softmax_i(dropout(w)_ij) H[i], for j = 1..J, from the
   encoder's H[0..L]. H[0] has a norm of its own where the layers have none
   from `InputNorms`; with norm='rezero' nothing has.
+
+  Telemetry: 'weights' [L+1, J], the softmax without dropout.
 
   Attributes:
     config: of the model.
@@ -225,6 +231,7 @@ class TransparentAttention(nn.Module):
     """
     if self.embedding_norm is not None:
       layers = (self.embedding_norm(layers[0]), *layers[1:])
+    record(self, 'weights', jax.nn.softmax(self.weights, axis=0))
     weights = self.dropout(self.weights, context.deterministic)
     weights = jax.nn.softmax(weights, axis=0)
     return jax.vmap(weighted_sum, (1, None))(weights, layers)

@@ -81,7 +81,7 @@ class DynamicCombination(nn.Module):
     options = self.config.side(self.side).dynamic
     weights = self.weights(layers[1:], context)
     means = weights.mean(-1, dtype=jnp.float32)
-    record(self, 'layer_weights', token_mean(means, context))
+    record(self, 'layer_weights', token_mean(means, context.tokens))
     y = weighted_sum(
       jnp.moveaxis(weights.astype(jnp.float32), 2, 0), layers[1:]
     )

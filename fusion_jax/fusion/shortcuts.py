@@ -14,7 +14,7 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import Side
 from fusion_jax.fusion_options import ShortcutOptions
@@ -127,14 +127,17 @@ class ShortcutAttention(MultiHeadAttention):
     if self._options.source == 'non_lexical' and len(layers) > 1:
       shortcut = layers[-2]
     hidden = x if self._options.author_compat else h
-    seen = context.caches.extend(self._mix(shortcut, hidden, context))
+    seen = context.caches.extend(self._mix(shortcut, hidden, context.tokens))
     return self(h, seen, context.mask, context.deterministic)
 
   def memory(
-    self, features: Float[Array, 'B S D'], embedding: Float[Array, 'B S D']
+    self,
+    features: Float[Array, 'B S D'],
+    embedding: Float[Array, 'B S D'],
+    tokens: Bool[Array, 'B S'] | None = None,
   ) -> KeyValue:
     """What cross-attention reads, as `MultiHeadAttention.memory`."""
-    return self._mix(embedding, features)
+    return self._mix(embedding, features, tokens)
 
   def residual_input(
     self, x: Float[Array, '*B T D'], h: Float[Array, '*B T D']
@@ -146,15 +149,14 @@ class ShortcutAttention(MultiHeadAttention):
     self,
     shortcut: Float[Array, 'B S D'],
     hidden: Float[Array, 'B S D'],
-    context: Context | None = None,
+    tokens: Bool[Array, 'B S'] | None,
   ) -> KeyValue:
-    """Gated keys and values; the means of the gates go with a context."""
+    """Gated keys and values; the gates' means over the tokens are recorded."""
     keys, values = self._project(shortcut, hidden)
     key_gates = gate(*keys, self.key_gate_bias)
     value_gates = gate(*values, self.value_gate_bias)
-    if context is not None:
-      record(self, 'key_gate', token_mean(key_gates, context).mean())
-      record(self, 'value_gate', token_mean(value_gates, context).mean())
+    record(self, 'key_gate', token_mean(key_gates, tokens).mean())
+    record(self, 'value_gate', token_mean(value_gates, tokens).mean())
     return KeyValue(
       self._split(fuse(key_gates, *keys)),
       self._split(fuse(value_gates, *values)),

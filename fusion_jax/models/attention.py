@@ -106,18 +106,22 @@ class MultiHeadAttention(nn.Module):
     return self(h, seen, context.mask, context.deterministic)
 
   def memory(
-    self, features: Float[Array, 'B S D'], embedding: Float[Array, 'B S D']
+    self,
+    features: Float[Array, 'B S D'],
+    embedding: Float[Array, 'B S D'],
+    tokens: Bool[Array, 'B S'] | None = None,
   ) -> KeyValue:
     """What cross-attention reads, computed once a sentence.
 
     Args:
       features: of the encoder.
       embedding: H[0] of the encoder, for attentions that read it too.
+      tokens: True at source tokens, for telemetry; None: all are.
 
     Returns:
       Keys and values of every source position.
     """
-    del embedding
+    del embedding, tokens
     return self.keys_values(features)
 
   def residual_input(

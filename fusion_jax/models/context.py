@@ -128,13 +128,11 @@ def record(module: nn.Module, name: str, value: Float[Array, '...']) -> None:
 
 
 def token_mean(
-  values: Float[Array, 'B T *rest'], context: Context
+  values: Float[Array, 'B T *rest'], tokens: Bool[Array, 'B T'] | None
 ) -> Float[Array, '*rest']:
-  """The float32 mean over the positions that are no padding."""
+  """The float32 mean over the positions that are no padding; None: over all."""
   values = values.astype('float32')
-  if context.tokens is None:
+  if tokens is None:
     return values.mean((0, 1))
-  keep = context.tokens.reshape(
-    *context.tokens.shape, *(1,) * (values.ndim - 2)
-  )
+  keep = tokens.reshape(*tokens.shape, *(1,) * (values.ndim - 2))
   return (values * keep).sum((0, 1)) / keep.sum((0, 1)).clip(1)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
@@ -106,10 +106,13 @@ class DecoderLayer(nn.Module):
     self.scale = _scale(self, config)
 
   def memory(
-    self, features: Float[Array, 'B S D'], embedding: Float[Array, 'B S D']
+    self,
+    features: Float[Array, 'B S D'],
+    embedding: Float[Array, 'B S D'],
+    tokens: Bool[Array, 'B S'],
   ) -> KeyValue:
     """What this layer's cross-attention reads, computed once a sentence."""
-    return self.cross_attention.memory(features, embedding)
+    return self.cross_attention.memory(features, embedding, tokens)
 
   def __call__(
     self,
@@ -290,25 +293,29 @@ class Decoder(_Stack):
   side = 'decoder'
   layer_class = DecoderLayer
 
-  def memories(self, encoded: StackOutput) -> Memories:
+  def memories(
+    self, encoded: StackOutput, mask: Bool[Array, 'B 1 1 S']
+  ) -> Memories:
     """Keys and values of the source for every layer.
 
     Args:
       encoded: of the encoder.
+      mask: True at source tokens.
 
     Returns:
       One for each layer; stacked, [L, B, N, S, H], with scan_layers.
     """
     features, embedding = encoded.features, encoded.layers[0]
+    tokens = mask[:, 0, 0]
     each = features.ndim == embedding.ndim + 1
     if not self.config.scan_layers:
       return tuple(
-        layer.memory(features[index] if each else features, embedding)
+        layer.memory(features[index] if each else features, embedding, tokens)
         for index, layer in enumerate(self.layer)
       )
 
     def body(layer, carry, own):
-      return carry, layer.memory(own if each else features, embedding)
+      return carry, layer.memory(own if each else features, embedding, tokens)
 
     scan = _scanned(body, self.config.decoder_layers)
     return scan(self.layers, (), features if each else None)[1]

@@ -238,13 +238,11 @@ class Transformer(nn.Module):
     tokens = None
     if target_lengths is not None:
       tokens = jnp.arange(length) < target_lengths[:, None]
+    mask = padding_mask(source_lengths, source.shape[1])
     context = Context(
-      causal_mask(length),
-      deterministic,
-      tokens,
-      memory_mask=padding_mask(source_lengths, source.shape[1]),
+      causal_mask(length), deterministic, tokens, memory_mask=mask
     )
-    decoded = self.decoder(x, context, self.decoder.memories(encoded))
+    decoded = self.decoder(x, context, self.decoder.memories(encoded, mask))
     return ModelOutput(
       decoded.features,
       self.output_layer,
@@ -271,10 +269,8 @@ class Transformer(nn.Module):
     Returns:
       The cache, leaves [B, K, ..., N, T, H]; and the memory.
     """
-    memory = Memory(
-      self.decoder.memories(encoded),
-      padding_mask(source_lengths, encoded.layers[0].shape[1]),
-    )
+    mask = padding_mask(source_lengths, encoded.layers[0].shape[1])
+    memory = Memory(self.decoder.memories(encoded, mask), mask)
     first = jnp.full((source_lengths.shape[0], 1), self.start_id)
     caches = CacheWalk()
     # Only the shapes of what it sees are used; XLA drops the rest.

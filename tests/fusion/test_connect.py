@@ -489,4 +489,4 @@ def test_transparent_size():
     *[x] * 7,
   )
   # (6 + 1) * 6 weights, and the norm of H[0].
-  assert _count(shapes) == 42 + 2 * 512
+  assert _count(shapes['params']) == 42 + 2 * 512

@@ -1,0 +1,152 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fusion_jax.config import ModelConfig
+from fusion_jax.data.batching import Batch
+from fusion_jax.fusion_options import (
+  AggOptions,
+  MlrfOptions,
+  MultiLayerOptions,
+  RoutingOptions,
+  ShortcutOptions,
+  SideConfig,
+)
+from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
+
+_BATCH = Batch(
+  source=jnp.array([[4, 5, 3], [6, 3, 0]]),
+  target=jnp.array([[7, 8, 3], [9, 3, 0]]),
+  source_lengths=jnp.array([3, 2]),
+  target_lengths=jnp.array([3, 2]),
+)
+_LEXICAL = ShortcutOptions('lexical', where='both')
+_FEEDBACK = AggOptions(group_size=3, hidden=4)
+
+
+def _seen(encoder=None, decoder=None, batch=_BATCH, parameters=None, **fields):
+  config = ModelConfig(
+    width=8,
+    filter=12,
+    heads=2,
+    encoder_layers=3,
+    decoder_layers=3,
+    encoder=encoder or SideConfig(),
+    decoder=decoder or SideConfig(),
+    **fields,
+  )
+  model = Transformer(config, 10, 10, 2)
+  start = jax.jit(lambda: initial_parameters(model, 0))()
+  step = make_telemetry_step(model)
+  return telemetry_values(step((parameters or (lambda x: x))(start), batch))
+
+
+def _names(prefix, *counts):
+  return {'_'.join((prefix, *map(str, i))) for i in np.ndindex(*counts)}
+
+
+def test_a_model_without_fusion_has_none():
+  assert _seen() == {}
+
+
+@pytest.mark.parametrize(
+  ('encoder', 'decoder', 'expected'),
+  [
+    (
+      SideConfig('gtrans'),
+      SideConfig('gtrans'),
+      _names('encoder/read_out/group_weights', 1)
+      | _names('decoder/prediction/layer_weights', 3)
+      | _names('decoder/prediction/group_weights', 2),
+    ),
+    (
+      None,
+      SideConfig('em_routing', routing=RoutingOptions(iterations=2)),
+      _names('decoder/read_out/coupling_entropy', 2)
+      | _names('decoder/read_out/coupling_diversity', 2),
+    ),
+    (
+      SideConfig('hierarchical', agg=_FEEDBACK),
+      None,
+      _names('encoder/connection/node_1/exploitation', 3),
+    ),
+    (
+      None,
+      SideConfig(multi_layer=MultiLayerOptions(layers=2)),
+      _names('decoder/layer_2/self_attention/agg/exploitation', 2),
+    ),
+    (
+      SideConfig('hops', mlrf=MlrfOptions(hops=2)),
+      None,
+      _names('encoder/read_out/hop_attention', 2, 4),
+    ),
+    (
+      None,
+      SideConfig('dynamic_combination'),
+      _names('decoder/read_out/layer_weights', 3),
+    ),
+    (
+      SideConfig('transparent'),
+      None,
+      _names('encoder/read_out/weights', 4, 3),
+    ),
+    (
+      None,
+      SideConfig('dlcl'),
+      {
+        name
+        for row in (1, 2, 3)
+        for name in _names(f'decoder/connection/weights_{row}', row + 1)
+      },
+    ),
+    (
+      None,
+      SideConfig(shortcut=_LEXICAL),
+      {
+        f'decoder/layer_{layer}/{kind}_attention/{gate}_gate'
+        for layer in range(3)
+        for kind in ('self', 'cross')
+        for gate in ('key', 'value')
+      },
+    ),
+  ],
+)
+def test_what_is_recorded(encoder, decoder, expected):
+  seen = _seen(encoder, decoder)
+  assert seen.keys() == expected
+  assert all(np.isfinite(value) for value in seen.values())
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_dlcl_weights_are_those_of_the_sums(norm):
+  seen = _seen(SideConfig('dlcl'), norm=norm)
+  for row in (1, 2, 3):
+    for column in range(row + 1):
+      name = f'encoder/connection/weights_{row}_{column}'
+      assert seen[name] == pytest.approx(1 / (row + 1))
+
+
+def test_transparent_weights_of_a_layer_sum_to_one():
+  def peaked(parameters):
+    weights = parameters['encoder']['read_out']['weights']
+    peak = weights.at[2, 1].set(50.0)
+    read_out = {**parameters['encoder']['read_out'], 'weights': peak}
+    encoder = {**parameters['encoder'], 'read_out': read_out}
+    return {**parameters, 'encoder': encoder}
+
+  seen = _seen(SideConfig('transparent'), parameters=peaked)
+  name = 'encoder/read_out/weights_{}_{}'.format
+  assert seen[name(2, 1)] == pytest.approx(1)
+  for layer in range(3):
+    total = sum(seen[name(state, layer)] for state in range(4))
+    assert total == pytest.approx(1)
+
+
+def test_padding_has_no_share_in_the_gates_of_cross_attention():
+  seen = _seen(decoder=SideConfig(shortcut=_LEXICAL))
+  batch = _BATCH._replace(source=_BATCH.source.at[1, 2].set(5))
+  assert _seen(decoder=SideConfig(shortcut=_LEXICAL), batch=batch) == (
+    pytest.approx(seen, rel=1e-6)
+  )
