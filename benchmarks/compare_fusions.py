@@ -1,14 +1,19 @@
 r"""Every fusion scheme with the same training: size, speed and BLEU.
 
     python -m benchmarks.compare_fusions --data=DIR --workdir=DIR \
-        [--steps=N] [--seeds=0,1] [--schemes=NAME,NAME] [--full]
+        [--steps=N] [--seeds=0,1] [--schemes=NAME,NAME] [--full] \
+        [--from_baseline]
 
 Trains the baseline and each scheme by train.py with the same recipe
 (benchmarks/fusion_recipes.py), data, order of batches and number of updates,
-and translates the test set by decode.py. Training speed is compared over log
-lines that cover the same batches, decoding speed over passes over the test
-set; neither has compilation in it. Finished runs are saved: the same command
-goes on, also inside a training that was broken off.
+and translates the test set by decode.py. With --from_baseline every run, that
+of the baseline too, starts from the baseline's run of its seed, trained by the
+same command without it: the recipe of Dou et al. (2018, 2019).
+
+Training speed is compared over log lines that cover the same batches, decoding
+speed over passes over the test set; neither has compilation in it. Finished
+runs are saved: the same command goes on, also inside a training that was
+broken off.
 """
 
 import argparse
@@ -38,7 +43,13 @@ from fusion_jax.serialization import flatten
 _FILE = 'benchmarks/fusion_recipes.py'
 _BLEU = re.compile(r'^(BLEU\S+) = ([\d.]+)', re.MULTILINE)
 # Fields that do not alter what is measured.
-_FREE = ('name', 'data.root', 'data.prepared', 'training.seed')
+_FREE = (
+  'name',
+  'data.root',
+  'data.prepared',
+  'training.seed',
+  'training.init_from',
+)
 
 
 class Job(NamedTuple):
@@ -72,6 +83,7 @@ def main(argv: list[str]) -> None:
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   jobs = _jobs(arguments)
   settings = _fields(jobs[0].config)
+  settings['from_baseline'] = arguments.from_baseline
   results = resume(arguments.output, settings, arguments.fresh)
   failed = [job.name for job in jobs if not _add(job, results, arguments)]
   if any(run['scheme'] == BASELINE for run in results['rounds'].values()):
@@ -179,8 +191,9 @@ def report(results: dict[str, Any]) -> str:
       f'{settings["training.steps"]:,} updates of '
       f'{settings["data.batch.tokens"]:,} slots, width '
       f'{settings["model.width"]}, {settings["model.encoder_layers"]}+'
-      f'{settings["model.decoder_layers"]} layers; train and decode: speed '
-      'relative to the baseline',
+      f'{settings["model.decoder_layers"]} layers, from '
+      f'{"the trained baseline" if settings["from_baseline"] else "scratch"}; '
+      'train and decode: speed relative to the baseline',
       table(header, rows),
       *signatures,
       f'{minutes:.0f} minutes',
@@ -199,12 +212,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add('--seeds', help="with commas between; default: 0, of --full '0,1,2'")
   add('--schemes', default='', help='with commas between; default: all')
   add('--full', action='store_true', help='the recipe for a GPU')
+  add('--from_baseline', action='store_true', help='start from its runs')
   add('--output', type=Path)
   add('--fresh', action='store_true', help='forget finished runs')
   arguments = parse_arguments(argv, parser)
   arguments.recipe = 'full' if arguments.full else 'small'
+  suffix = '_from_baseline' if arguments.from_baseline else ''
   arguments.output = arguments.output or (
-    RESULTS / f'compare_fusions_{arguments.recipe}.json'
+    RESULTS / f'compare_fusions_{arguments.recipe}{suffix}.json'
   )
   return arguments
 
@@ -217,7 +232,10 @@ def _jobs(arguments: argparse.Namespace) -> list[Job]:
   seeds = arguments.seeds or ('0,1,2' if arguments.full else '0')
   names = chosen(schemes(recipe.model.encoder_layers), arguments.schemes)
   test = _test_files(recipe, data, workdir)
-  runs = workdir / f'{arguments.recipe}-{steps}'
+  scratch = workdir / f'{arguments.recipe}-{steps}'
+  runs = scratch
+  if arguments.from_baseline:
+    runs = workdir / f'{scratch.name}-from_baseline'
   fixed = {
     'data.root': str(data),
     'data.prepared': str(workdir / 'prepared'),
@@ -225,18 +243,32 @@ def _jobs(arguments: argparse.Namespace) -> list[Job]:
     'training.validate_every': min(recipe.training.validate_every, steps),
     'training.log_every': min(recipe.training.log_every, max(steps // 8, 1)),
   }
-  return [
-    Job(
-      name,
-      seed,
-      f'{_FILE}:{arguments.recipe}/{name}',
-      fixed | {'training.seed': seed},
-      runs / f'{name}-{seed}',
-      test,
+  jobs = []
+  for seed in map(int, seeds.split(',')):
+    own = fixed | {'training.seed': seed}
+    if arguments.from_baseline:
+      own['training.init_from'] = str(_trained(scratch / f'{BASELINE}-{seed}'))
+    jobs += [
+      Job(
+        name,
+        seed,
+        f'{_FILE}:{arguments.recipe}/{name}',
+        own,
+        runs / f'{name}-{seed}',
+        test,
+      )
+      for name in dict.fromkeys((BASELINE, *names))
+    ]
+  return jobs
+
+
+def _trained(run: Path) -> Path:
+  if not (run / 'checkpoints').is_dir():
+    raise InputError(
+      f'--from_baseline: {run}: no such run; the command without '
+      f'--from_baseline and with --schemes={BASELINE} trains it'
     )
-    for seed in map(int, seeds.split(','))
-    for name in dict.fromkeys((BASELINE, *names))
-  ]
+  return run
 
 
 def _test_files(
