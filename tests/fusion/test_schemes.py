@@ -14,6 +14,7 @@ from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.groups import group_count, mixture_log_probabilities
 from fusion_jax.fusion_options import Scheme, SideConfig
 from fusion_jax.losses import cross_entropy
+from fusion_jax.models.context import Context
 from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
@@ -90,6 +91,20 @@ class _Fused:
     table = scale * self.parameters['source_embedding']
     return self.parameters | {'source_embedding': table}
 
+  def stacks(self, source, target):
+    """Features of both stacks for such H[0], where all positions meet."""
+
+    def run(module, source, target):
+      mask = jnp.ones((_ROWS, 1, 1, _SOURCE), bool)
+      encoded = module.encoder(source, Context(mask, True))
+      memories = module.decoder.memories(encoded, mask)
+      context = Context(mask[..., :_TARGET], True, memory_mask=mask)
+      decoded = module.decoder(target, context, memories)
+      return encoded.features, decoded.features
+
+    variables = {'params': self.parameters}
+    return self.model.apply(variables, source, target, method=run)
+
   def eager(self, source, target):
     inputs = map(jnp.asarray, (source, target))
     return np.asarray(self._plain_forward(self.parameters, *inputs))
@@ -136,6 +151,24 @@ def test_log_probabilities_are_finite_and_normalised(fused):
     np.testing.assert_allclose(total, 1, rtol=1e-5)
   else:
     assert (total <= 1 + 1e-5).all()
+
+
+def test_features_move_with_their_positions(fused):
+  # Without positional encodings and the causal mask no position is special.
+  random = np.random.default_rng(3)
+  states = [
+    jnp.asarray(random.normal(size=(_ROWS, length, 8)), jnp.float32)
+    for length in (_SOURCE, _TARGET)
+  ]
+  orders = np.array([3, 1, 4, 0, 2]), np.array([2, 0, 1])
+  moved = [x[:, order] for x, order in zip(states, orders, strict=True)]
+  for before, after, x, order in zip(
+    fused.stacks(*states), fused.stacks(*moved), states, orders, strict=True
+  ):
+    assert (before.shape[-3:], before.dtype) == (x.shape, x.dtype)
+    np.testing.assert_allclose(
+      before[..., order, :], after, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_later_token_changes_nothing_before_it(fused):
