@@ -44,6 +44,7 @@ class Scheme(NamedTuple):
 def schemes(layers: int) -> Mapping[str, Scheme]:
   """The baseline, then all schemes, for stacks of so many layers."""
   literal = RoutingOptions(route_gain=1.0)
+  soft = RoutingOptions(variance_floor=0.1)
   lexical = ShortcutOptions(source='lexical')
   return {
     BASELINE: Scheme({}, 1.0, 1.0),
@@ -66,6 +67,9 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
       both_sides('dynamic_routing', routing=literal), 0.77, 0.87
     ),
     'em_routing': Scheme(DOU_2019['em_routing'], 0.61, 0.80),
+    'em_routing_soft': Scheme(
+      both_sides('em_routing', routing=soft), 0.61, 0.80
+    ),
     'lexical': Scheme(both_sides(shortcut=lexical), 0.89),
     'feature_fusion': Scheme(_emelin('feature_fusion'), 0.79),
     'non_lexical': Scheme(_emelin('feature_fusion_non_lexical')),
