@@ -44,6 +44,7 @@ class Scheme(NamedTuple):
 def schemes(layers: int) -> Mapping[str, Scheme]:
   """The baseline, then all schemes, for stacks of so many layers."""
   literal = RoutingOptions(route_gain=1.0)
+  by_input = RoutingOptions(route_axis='input')
   soft = RoutingOptions(variance_floor=0.1)
   lexical = ShortcutOptions(source='lexical')
   return {
@@ -65,6 +66,9 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
     'dynamic_routing': Scheme(DOU_2019['dynamic_routing'], 0.77, 0.87),
     'dynamic_routing_literal': Scheme(
       both_sides('dynamic_routing', routing=literal), 0.77, 0.87
+    ),
+    'dynamic_routing_input': Scheme(
+      both_sides('dynamic_routing', routing=by_input), 0.77, 0.87
     ),
     'em_routing': Scheme(DOU_2019['em_routing'], 0.61, 0.80),
     'em_routing_soft': Scheme(
