@@ -3,6 +3,10 @@
     python decode.py --workdir=DIR <source.txt >translations.txt
     python decode.py --workdir=DIR --input=FILE --output=FILE --reference=FILE
 
+Or tells how probable given translations are:
+
+    python decode.py --workdir=DIR --mode=score --input=FILE --target=FILE
+
 Flags that are not given take the values of the run's config.
 """
 
@@ -29,7 +33,10 @@ def _parser() -> argparse.ArgumentParser:
   )
   add = parser.add_argument
   add('--workdir', required=True, help='the run directory')
+  add('--mode', choices=('translate', 'score'), default='translate')
   add('--input', default='', help='a text file; default: stdin')
+  add('--target', default='', help='score: the translations')
+  add('--per_token', action='store_true', help='score: of every subword too')
   add('--output', default='', help='a file to write; default: stdout')
   add('--reference', default='', help='print BLEU and chrF against this file')
   add('--step', type=_step, default='best', help="a step, 'best' or 'last'")

@@ -1,10 +1,11 @@
-"""What decode.py does: reads, translates, writes, scores."""
+"""What decode.py does: reads, translates or scores, writes."""
 
 import dataclasses
+import itertools
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fusion_jax.config import DataConfig
 from fusion_jax.decoding.lines import (
@@ -14,6 +15,7 @@ from fusion_jax.decoding.lines import (
   read_lines,
 )
 from fusion_jax.decoding.progress import Progress
+from fusion_jax.decoding.score import Scored, Scorer
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.metrics import check_line_counts, corpus_scores
@@ -28,7 +30,12 @@ class Request:
 
   Attributes:
     workdir: the run directory.
+    mode: 'translate', or 'score': the log-probabilities of translations that
+      are given.
     input: a file, or '' for stdin.
+    target: with mode='score' the file of the translations.
+    per_token: with mode='score' a column with the log-probabilities of all
+      subwords.
     output: a file, or '' for stdout.
     reference: a file to score against, or '' for no scores.
     step: a step, 'best' or 'last'.
@@ -41,7 +48,10 @@ class Request:
   """
 
   workdir: str
+  mode: Literal['translate', 'score'] = 'translate'
   input: str = ''
+  target: str = ''
+  per_token: bool = False
   output: str = ''
   reference: str = ''
   step: int | str = 'best'
@@ -56,12 +66,89 @@ class Request:
 def run(request: Request) -> None:
   """Carries out a request; the translations are written line for line.
 
-  Scores go to stdout, or to stderr where the translations are on stdout.
+  BLEU goes to stdout, or to stderr where the translations are on stdout.
 
   Raises:
     InputError: a file, a flag or the run directory is wrong. An output file
       is whole or not there.
   """
+  _check_mode(request)
+  if request.mode == 'score':
+    _score(request)
+  else:
+    _translate_and_evaluate(request)
+
+
+def _check_mode(request: Request) -> None:
+  scoring = request.mode == 'score'
+  if scoring and not request.target:
+    raise InputError('--mode=score needs --target, the translations to score')
+  needless = {
+    'target': not scoring and request.target,
+    'per_token': not scoring and request.per_token,
+    'reference': scoring and request.reference,
+    'n_best': scoring and request.n_best,
+  }
+  for flag, given in needless.items():
+    if given:
+      raise InputError(f'--{flag} has no meaning with --mode={request.mode}')
+
+
+def _load(request: Request) -> Run:
+  trained = load_run(request.workdir, request.step, request.average)
+  _check_direction(request, trained.config.data)
+  if request.groups:
+    trained = with_groups(trained, request.groups)
+  return trained
+
+
+def _score(request: Request) -> None:
+  """Writes a line of numbers for each pair, separated by tabs."""
+  name = request.input or 'stdin'
+  with (
+    open_input(request.input) as sources,
+    open_input(request.target) as targets,
+  ):
+    pairs = _pairs(
+      (name, read_lines(sources, name)),
+      (request.target, read_lines(targets, request.target)),
+    )
+    trained = _load(request)
+    options = dataclasses.replace(trained.config.decoding, **request.options)
+    progress = Progress(count_lines(request.input))
+    scorer = Scorer(trained, options, progress.add)
+    with open_output(request.output) as write:
+      for scored in scorer.score(pairs):
+        write(_columns(scored, request.per_token))
+  progress.finish()
+
+
+def _columns(scored: Scored, per_token: bool) -> str:
+  numbers = [scored.log_probability, scored.mean, scored.score]
+  columns = [f'{number:.6f}' for number in numbers]
+  if per_token:
+    columns.append(' '.join(f'{token:.6f}' for token in scored.tokens))
+  return '\t'.join(columns)
+
+
+def _pairs(
+  sources: tuple[str, Iterable[str]], targets: tuple[str, Iterable[str]]
+) -> Iterator[tuple[str, str]]:
+  """The lines of two named files, side by side."""
+  lines = itertools.zip_longest(sources[1], targets[1])
+  for number, (source, target) in enumerate(lines):
+    if source is None or target is None:
+      short, long = sources[0], targets[0]
+      if target is None:
+        short, long = long, short
+      raise InputError(
+        f'{short}: {number:,} lines, fewer than {long}: line i of one must '
+        'translate line i of the other'
+      )
+    yield source, target
+
+
+def _translate_and_evaluate(request: Request) -> None:
   with open_input(request.input) as file:
     lines: Iterable[str] = read_lines(file, request.input or 'stdin')
     total = count_lines(request.input)
@@ -71,10 +158,7 @@ def run(request: Request) -> None:
       lines = list(lines)
       total = len(lines)
       check_line_counts(total, len(references))
-    trained = load_run(request.workdir, request.step, request.average)
-    _check_direction(request, trained.config.data)
-    if request.groups:
-      trained = with_groups(trained, request.groups)
+    trained = _load(request)
     best = _translate(request, trained, lines, total)
   if references is not None:
     scores = corpus_scores(

@@ -15,10 +15,10 @@ from jaxtyping import Array, Int32
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.data.normalise import normalise
+from fusion_jax.decoding.batches import one_ahead, padded, placed, windows
 from fusion_jax.decoding.pieces import joiner, split_line
 from fusion_jax.decoding.search import Hypotheses, LengthPenalty, beam_search
 from fusion_jax.decoding.shapes import (
-  DecodeShape,
   PlannedBatch,
   decode_shapes,
   plan_batches,
@@ -26,11 +26,8 @@ from fusion_jax.decoding.shapes import (
 )
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer
-from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.parallel.mesh import data_mesh, replicated
 from fusion_jax.training.trained import Run
-
-# Slots of a window in batches: enough for sorting to pay.
-_WINDOW_BATCHES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +123,10 @@ class Translator:
     Yields:
       At least one translation for each line.
     """
-    for window in self._windows(map(self._encode, lines)):
+    beam = self._options.beam_size
+    encoded = map(self._encode, lines)
+    slots = ((pieces, beam * sum(map(len, pieces))) for pieces in encoded)
+    for window in windows(slots, self._options.batch_tokens):
       sources = list(itertools.chain.from_iterable(window))
       translated = iter(self._translate_sources(sources))
       for pieces in window:
@@ -142,27 +142,13 @@ class Translator:
     end = tokenizer.vocabulary.end
     return [[*tokenizer.encode(piece)[:room], end] for piece in pieces]
 
-  def _windows(
-    self, lines: Iterator[list[list[int]]]
-  ) -> Iterator[list[list[list[int]]]]:
-    room = _WINDOW_BATCHES * self._options.batch_tokens
-    window, slots = [], 0
-    for pieces in lines:
-      window.append(pieces)
-      slots += 1 + self._options.beam_size * sum(map(len, pieces))
-      if slots >= room:
-        yield window
-        window, slots = [], 0
-    if window:
-      yield window
-
   def _translate_sources(
     self, sources: list[list[int]]
   ) -> list[list[Translation]]:
     translations: list[list[Translation]] = [[] for _ in sources]
     lengths = [len(source) for source in sources]
     batches = plan_batches(lengths, self.shapes)
-    for batch, hypotheses in _one_ahead(
+    for batch, hypotheses in one_ahead(
       (batch, self._start(batch, sources)) for batch in batches
     ):
       texts = self._texts(hypotheses, len(batch.sentences))
@@ -177,7 +163,9 @@ class Translator:
     """Starts the search; the arrays are ready later."""
     chosen = [sources[sentence] for sentence in batch.sentences]
     shape = batch.shape
-    source, lengths = _padded(chosen, shape, self._search.end_id)
+    source, lengths = padded(
+      chosen, shape.rows, shape.source, self._search.end_id
+    )
     limits = [
       target_limit(length, self._options, self._longest)
       for length in lengths[: len(chosen)].tolist()
@@ -187,11 +175,9 @@ class Translator:
       (0, shape.rows - len(limits)),
       constant_values=1,
     )
-    even = shape.rows % self._mesh.size == 0
-    sharding = by_rows(self._mesh) if even else replicated(self._mesh)
     return _search(
       self._parameters,
-      *jax.device_put((source, lengths, limits), sharding),
+      *placed((source, lengths, limits), self._mesh),
       model=self._run.model,
       settings=self._search,
       max_length=shape.target,
@@ -283,26 +269,3 @@ def _search(
     keep=settings.keep,
     normalised=model.gives_log_probabilities,
   )
-
-
-def _padded(
-  sources: list[list[int]], shape: DecodeShape, end_id: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Token ids [rows, source] and lengths [rows]; spare rows hold one token."""
-  ids = np.zeros((shape.rows, shape.source), np.int32)
-  ids[:, 0] = end_id
-  lengths = np.ones(shape.rows, np.int32)
-  for row, source in enumerate(sources):
-    ids[row, : len(source)] = source
-    lengths[row] = len(source)
-  return ids, lengths
-
-
-def _one_ahead(items: Iterator) -> Iterator:
-  """The items, each made before the one before it is handed out.
-
-  The device then works on the next batch while the host reads the last.
-  """
-  for earlier, later in itertools.pairwise(itertools.chain(items, [None])):
-    del later
-    yield earlier

@@ -1,0 +1,70 @@
+"""What lies between lines and the device: windows, rows, the next batch."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Int32
+
+from fusion_jax.parallel.mesh import by_rows, replicated
+
+# Slots of a window in batches: enough for sorting to pay.
+_WINDOW_BATCHES = 64
+
+Item = TypeVar('Item')
+
+
+def windows(
+  items: Iterable[tuple[Item, int]], batch_slots: int
+) -> Iterator[list[Item]]:
+  """Cuts a stream into windows that are held in memory one at a time.
+
+  Args:
+    items: each with the slots it takes.
+    batch_slots: of a batch; a window has so many times 64.
+
+  Yields:
+    The items, in order.
+  """
+  window: list[Item] = []
+  slots = 0
+  for item, size in items:
+    window.append(item)
+    slots += 1 + size
+    if slots >= _WINDOW_BATCHES * batch_slots:
+      yield window
+      window, slots = [], 0
+  if window:
+    yield window
+
+
+def padded(
+  sequences: list[list[int]], rows: int, length: int, end_id: int
+) -> tuple[Int32[np.ndarray, '{rows} {length}'], Int32[np.ndarray, ' {rows}']]:
+  """Token ids and lengths of a batch; spare rows hold one end symbol."""
+  ids = np.zeros((rows, length), np.int32)
+  ids[:, 0] = end_id
+  lengths = np.ones(rows, np.int32)
+  for row, sequence in enumerate(sequences):
+    ids[row, : len(sequence)] = sequence
+    lengths[row] = len(sequence)
+  return ids, lengths
+
+
+def placed(arrays: tuple[np.ndarray, ...], mesh: Mesh) -> tuple[Any, ...]:
+  """The rows over the devices, or on each where they do not divide."""
+  even = arrays[0].shape[0] % mesh.size == 0
+  return jax.device_put(arrays, by_rows(mesh) if even else replicated(mesh))
+
+
+def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
+  """The items, each made before the one before it is handed out.
+
+  The device then works on the next batch while the host reads the last.
+  """
+  for earlier, later in itertools.pairwise(itertools.chain(items, [None])):
+    del later
+    yield earlier

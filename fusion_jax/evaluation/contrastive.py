@@ -1,0 +1,218 @@
+r"""Contrastive evaluation: how often a model prefers the right translation.
+
+    python -m fusion_jax.evaluation.contrastive --workdir=DIR \
+        --input=FILE.json[.gz] [--output=SCORES.json]
+
+An item has a source, a reference and translations with one error each
+(Sennrich 2017; Rios et al. 2017, whose ContraWSD form is read). It counts as
+right where the reference has a higher score than the wrong translation.
+"""
+
+import argparse
+import collections
+import dataclasses
+import gzip
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.flags import parse_arguments
+from fusion_jax.programs import start_logging, use_huge_pages
+
+# Fields by which pairs are told apart, of the error or else of the item.
+_BY_NAME = ('type', 'origin')
+_BY_NUMBER = ('distance', 'frequency')
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+  """A source with its translations.
+
+  Attributes:
+    source: text.
+    reference: the right translation.
+    contrastive: the wrong ones.
+    groups: of each wrong one the names of the groups it counts in.
+  """
+
+  source: str
+  reference: str
+  contrastive: tuple[str, ...]
+  groups: tuple[tuple[str, ...], ...]
+
+  @property
+  def pairs(self) -> list[tuple[str, str]]:
+    """Source and translation, the reference first."""
+    translations = (self.reference, *self.contrastive)
+    return [(self.source, translation) for translation in translations]
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+  """Of `total` comparisons, `right` are right."""
+
+  right: int
+  total: int
+
+  @property
+  def share(self) -> float:
+    return self.right / self.total
+
+
+def read_items(path: Path) -> list[Item]:
+  """The items of a file in the ContraWSD JSON form.
+
+  Args:
+    path: of the JSON file, perhaps with gzip.
+
+  Returns:
+    The items.
+
+  Raises:
+    InputError: the file cannot be read, or an item lacks a field.
+  """
+  try:
+    read = gzip.open if path.suffix == '.gz' else open
+    with read(path, 'rt', encoding='utf-8') as file:
+      values = json.load(file)
+  except (OSError, ValueError, EOFError) as error:
+    raise InputError(f'{path}: cannot be read as JSON ({error})') from None
+  if not isinstance(values, list) or not values:
+    raise InputError(f'{path}: must be a list of items, and not empty')
+  numbered = enumerate(values, start=1)
+  return [_item(value, f'{path}, item {number}') for number, value in numbered]
+
+
+def _item(value: Any, where: str) -> Item:
+  errors = _field(value, 'errors', list, where)
+  return Item(
+    _field(value, 'source', str, where),
+    _field(value, 'reference', str, where),
+    tuple(_field(error, 'contrastive', str, where) for error in errors),
+    tuple(_groups(value | error, where) for error in errors),
+  )
+
+
+def _field(value: Any, name: str, kind: type, where: str) -> Any:
+  found = value.get(name) if isinstance(value, dict) else None
+  if not isinstance(found, kind):
+    raise InputError(f'{where}: no field {name!r} of type {kind.__name__}')
+  return found
+
+
+def _groups(fields: dict[str, Any], where: str) -> tuple[str, ...]:
+  names = [f'{name} {fields[name]}' for name in _BY_NAME if name in fields]
+  numbers = [
+    f'{name} {_bin(_field(fields, name, int, where))}'
+    for name in _BY_NUMBER
+    if name in fields
+  ]
+  return ('pairs', *names, *numbers)
+
+
+def _bin(number: int) -> str:
+  """0, 1, 2-3, 4-7 and so on."""
+  if number < 2:
+    return str(number)
+  low = 2 ** (number.bit_length() - 1)
+  return f'{low}-{2 * low - 1}'
+
+
+def accuracies(
+  items: Sequence[Item], scores: Iterable[Sequence[float]]
+) -> dict[str, Accuracy]:
+  """How often the reference is preferred.
+
+  Args:
+    items: with at least one wrong translation.
+    scores: of each item, that of the reference first.
+
+  Returns:
+    'items': the reference is above all wrong translations of the item.
+    'pairs': it is above one. Then the pairs of every group.
+  """
+  right, total = collections.Counter(), collections.Counter()
+  for item, (reference, *wrong) in zip(items, scores, strict=True):
+    total['items'] += 1
+    right['items'] += all(reference > score for score in wrong)
+    for score, groups in zip(wrong, item.groups, strict=True):
+      total.update(groups)
+      right.update(groups if reference > score else ())
+  return {name: Accuracy(right[name], total[name]) for name in total}
+
+
+def report(found: dict[str, Accuracy]) -> str:
+  """A line for each accuracy."""
+  width = max(map(len, found))
+  return '\n'.join(
+    f'{name:{width}}  {each.share:7.2%}  {each.right:,} of {each.total:,}'
+    for name, each in found.items()
+  )
+
+
+def _scores(
+  arguments: argparse.Namespace, items: Sequence[Item]
+) -> Iterator[list[float]]:
+  # After the flags: JAX starts slowly.
+  from fusion_jax.decoding.progress import Progress
+  from fusion_jax.decoding.score import Scorer
+  from fusion_jax.training.trained import load_run
+
+  run = load_run(arguments.workdir, arguments.step, arguments.average)
+  progress = Progress(sum(len(item.pairs) for item in items))
+  scorer = Scorer(run, run.config.decoding, progress.add)
+  pairs = itertools.chain.from_iterable(item.pairs for item in items)
+  scored = scorer.score(pairs)
+  for item in items:
+    own = itertools.islice(scored, len(item.pairs))
+    yield [
+      each.mean if arguments.score == 'mean' else each.log_probability
+      for each in own
+    ]
+  progress.finish()
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    prog='python -m fusion_jax.evaluation.contrastive',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add('--workdir', type=Path, required=True, help='the run directory')
+  add('--input', type=Path, required=True, help='the items, JSON')
+  add('--output', type=Path, help='a JSON file for the scores of each item')
+  add('--score', choices=('sum', 'mean'), default='sum', help='over subwords')
+  add('--step', default='best', help="a step, 'best' or 'last'")
+  add('--average', type=int, default=1, help='average so many checkpoints')
+  arguments = parse_arguments(argv, parser)
+  if arguments.step.isdecimal():
+    arguments.step = int(arguments.step)
+  return arguments
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Scores the items and prints the accuracies."""
+  arguments = _parse(argv)
+  start_logging()
+  every = read_items(arguments.input)
+  items = [item for item in every if item.contrastive]
+  if not items:
+    raise InputError(f'{arguments.input}: no item has a wrong translation')
+  scores = list(_scores(arguments, items))
+  if arguments.output:
+    from fusion_jax.training.run_directory import write_atomically
+
+    text = json.dumps(scores, indent=1) + '\n'
+    write_atomically(arguments.output, text.encode())
+  print(report(accuracies(items, scores)))
+
+
+if __name__ == '__main__':
+  use_huge_pages()
+  sys.exit(main(sys.argv[1:]))

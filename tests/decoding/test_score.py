@@ -1,0 +1,192 @@
+"""Scores of given translations, against the search and against hand sums."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from copying import LINES, make_run, make_tokenizer
+from flax import linen as nn
+
+from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding import run as run_module
+from fusion_jax.decoding.score import (
+  Scorer,
+  _token_scores,
+  token_log_probabilities,
+)
+from fusion_jax.decoding.search import LengthPenalty
+from fusion_jax.decoding.translate import _search, _SearchSettings
+from fusion_jax.errors import InputError
+from fusion_jax.fusion_options import GtransOptions, SideConfig
+from fusion_jax.models.transformer import (
+  ModelOutput,
+  OutputLayer,
+  Transformer,
+)
+
+OPTIONS = DecodingConfig(
+  beam_size=2, max_source_length=32, batch_tokens=256, max_length_extra=3
+)
+_GEOMETRIC = GtransOptions(group_size=1, combine='geometric')
+FUSIONS = {
+  'none': SideConfig(),
+  'em_routing': SideConfig('em_routing'),
+  'gtrans': SideConfig('gtrans', gtrans=GtransOptions(group_size=1)),
+  'geometric': SideConfig('gtrans', gtrans=_GEOMETRIC),
+}
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+  return make_tokenizer()
+
+
+def _run(tokenizer, fusion='none'):
+  run = make_run(tokenizer, Transformer)
+  config = dataclasses.replace(
+    run.config.model, decoder=FUSIONS[fusion], decoder_layers=2
+  )
+  model = run.model.clone(config=config)
+  one = jnp.ones((1, 4), jnp.int32)
+  init = jax.jit(model.init)
+  parameters = init(jax.random.key(5), one, jnp.full(1, 4, jnp.int32), one)
+  return dataclasses.replace(
+    run,
+    config=dataclasses.replace(run.config, model=config),
+    model=model,
+    # Larger weights make larger differences between hypotheses.
+    parameters=jax.tree.map(lambda x: 3 * x, nn.unbox(parameters['params'])),
+  )
+
+
+@pytest.mark.parametrize('fusion', FUSIONS)
+def test_scores_are_those_of_the_search(tokenizer, fusion):
+  run, penalty = _run(tokenizer, fusion), LengthPenalty()
+  source, lengths = jnp.array([[4, 5, 6, 3], [7, 3, 0, 0]]), jnp.array([4, 2])
+  end = tokenizer.vocabulary.end
+  found = _search(
+    run.parameters,
+    source,
+    lengths,
+    jnp.array([6, 5]),
+    model=run.model,
+    settings=_SearchSettings(2, 2, end, penalty),
+    max_length=6,
+  )
+  scorer = Scorer(run, OPTIONS)
+  for place in range(2):
+    tokens = _token_scores(
+      run.parameters, source, lengths, found.tokens[:, place], model=run.model
+    )
+    for row, length in enumerate(found.lengths[:, place]):
+      scored = scorer._scored(np.asarray(tokens[row, :length]))
+      assert scored.log_probability == pytest.approx(
+        float(found.log_probabilities[row, place]), abs=1e-4
+      )
+      assert scored.score == pytest.approx(
+        float(found.scores[row, place]), abs=1e-4
+      )
+
+
+def test_scores_do_not_depend_on_the_batch(tokenizer):
+  run = _run(tokenizer)
+  pairs = [(source, target) for source in LINES for target in LINES[::3]]
+  together = list(Scorer(run, OPTIONS).score(pairs))
+  small = dataclasses.replace(OPTIONS, batch_tokens=32)
+  for pair, scored, alone in zip(
+    pairs, together, Scorer(run, small).score(pairs), strict=True
+  ):
+    np.testing.assert_allclose(scored.tokens, alone.tokens, atol=1e-5)
+    ids = tokenizer.encode(pair[1])
+    blank = not (pair[0].strip() or pair[1].strip())
+    assert len(scored.tokens) == (0 if blank else len(ids) + 1)
+    assert scored.mean <= 0
+
+
+def test_probabilities_of_all_continuations_sum_to_one(tokenizer):
+  run = _run(tokenizer, 'gtrans')
+  size = run.model.target_vocabulary
+  source = jnp.tile(jnp.array([[4, 5, 6]]), (size, 1))
+  target = jnp.stack([jnp.full(size, 7), jnp.arange(size)], 1)
+  output = run.model.apply(
+    {'params': run.parameters}, source, jnp.full(size, 3), target
+  )
+  found = token_log_probabilities(output, target, 'arithmetic')
+  assert float(jnp.exp(found[:, 1]).sum()) == pytest.approx(1, rel=1e-5)
+  np.testing.assert_allclose(found[:, 0], found[0, 0], rtol=1e-5)
+
+
+def test_a_mixture_by_hand():
+  # Logits are the features: two tokens, softmax by hand.
+  output = ModelOutput(
+    jnp.log(jnp.array([[[[0.25, 0.75]]], [[[0.5, 0.5]]]])),
+    OutputLayer(jnp.eye(2), None),
+    (),
+    (),
+    jnp.log(jnp.array([0.2, 0.8])),
+  )
+  target = jnp.array([[1]])
+  arithmetic = token_log_probabilities(output, target, 'arithmetic')
+  assert float(arithmetic[0, 0]) == pytest.approx(np.log(0.2 * 0.75 + 0.4))
+  geometric = token_log_probabilities(output, target, 'geometric')
+  expected = 0.2 * np.log(0.75) + 0.8 * np.log(0.5)
+  assert float(geometric[0, 0]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize('side', ['source', 'translation'])
+def test_a_line_that_is_too_long_is_named(tokenizer, side):
+  pair = ('cats', LINES[3])
+  pairs = [('a', 'b'), pair if side == 'translation' else pair[::-1]]
+  options = dataclasses.replace(OPTIONS, max_source_length=8)
+  with pytest.raises(InputError, match=f'line 2: its {side} has .* than'):
+    list(Scorer(_run(tokenizer), options).score(pairs))
+
+
+@pytest.fixture
+def score(tokenizer, monkeypatch, tmp_path):
+  trained = _run(tokenizer)
+  monkeypatch.setattr(run_module, 'load_run', lambda *arguments: trained)
+  monkeypatch.chdir(tmp_path)
+  Path('source').write_text('the cat sat\n\na dog\n')
+  Path('target').write_text('a cat\n\nthe dog\n')
+
+  def run(**fields):
+    fields = {'mode': 'score', 'input': 'source', 'target': 'target'} | fields
+    run_module.run(run_module.Request('run', output='out', **fields))
+    return [line.split('\t') for line in Path('out').read_text().splitlines()]
+
+  return run
+
+
+def test_a_line_of_numbers_for_each_pair(score):
+  lines = score(per_token=True, options={'length_penalty': 'none'})
+  for total, mean, ranked, tokens in (lines[0], lines[2]):
+    each = [float(token) for token in tokens.split()]
+    assert sum(each) == pytest.approx(float(total), abs=1e-4)
+    assert sum(each) / len(each) == pytest.approx(float(mean), abs=1e-4)
+    assert ranked == total
+  assert lines[1] == ['0.000000', '0.000000', '0.000000', '']
+  assert [line[:3] for line in lines] == score(
+    options={'length_penalty': 'none'}
+  )
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'target': ''}, '--mode=score needs --target'),
+    ({'n_best': 2}, '--n_best has no meaning with --mode=score'),
+    ({'mode': 'translate'}, '--target has no meaning with --mode=translate'),
+    ({'target': 'short'}, 'short: 1 lines, fewer than source'),
+    ({'input': 'short'}, 'short: 1 lines, fewer than target'),
+    ({'target': 'none'}, 'none: cannot be read'),
+  ],
+)
+def test_what_cannot_be_scored_leaves_no_file(score, fields, message):
+  Path('short').write_text('a\n')
+  with pytest.raises(InputError, match=message):
+    score(**fields)
+  assert not Path('out').exists()

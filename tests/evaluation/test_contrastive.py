@@ -1,0 +1,130 @@
+import gzip
+import json
+
+import pytest
+
+from fusion_jax.errors import InputError
+from fusion_jax.evaluation import contrastive
+from fusion_jax.evaluation.contrastive import Accuracy, accuracies, read_items
+
+_ITEMS = [
+  {
+    'source': 'ein Schlag',
+    'reference': 'a blow',
+    'origin': 'news',
+    'distance': 5,
+    'errors': [
+      {'contrastive': 'a kind', 'type': 'sense', 'frequency': 0},
+      {'contrastive': 'a punch', 'type': 'sense', 'frequency': 9},
+    ],
+  },
+  {'source': 'x', 'reference': 'y', 'errors': []},
+  {
+    'source': 'er',
+    'reference': 'he',
+    'origin': 'talks',
+    'errors': [{'contrastive': 'she', 'type': 'gender', 'distance': 1}],
+  },
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+  file = tmp_path / 'items.json.gz'
+  with gzip.open(file, 'wt') as write:
+    json.dump(_ITEMS, write)
+  return file
+
+
+def test_items_are_read(path):
+  first, second, third = read_items(path)
+  assert first.pairs == [
+    ('ein Schlag', 'a blow'),
+    ('ein Schlag', 'a kind'),
+    ('ein Schlag', 'a punch'),
+  ]
+  assert second.contrastive == ()
+  assert third.groups == (
+    ('pairs', 'type gender', 'origin talks', 'distance 1'),
+  )
+  assert first.groups[1] == (
+    'pairs',
+    'type sense',
+    'origin news',
+    'distance 4-7',
+    'frequency 8-15',
+  )
+
+
+def test_accuracies_by_hand(path):
+  items = [item for item in read_items(path) if item.contrastive]
+  found = accuracies(items, [[-1.0, -2.0, -0.5], [-3.0, -3.0]])
+  # A tie is no preference.
+  assert found == {
+    'items': Accuracy(0, 2),
+    'pairs': Accuracy(1, 3),
+    'type sense': Accuracy(1, 2),
+    'origin news': Accuracy(1, 2),
+    'distance 4-7': Accuracy(1, 2),
+    'frequency 0': Accuracy(1, 1),
+    'frequency 8-15': Accuracy(0, 1),
+    'type gender': Accuracy(0, 1),
+    'origin talks': Accuracy(0, 1),
+    'distance 1': Accuracy(0, 1),
+  }
+
+
+def test_the_program_prints_accuracies_and_writes_scores(
+  path, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(
+    contrastive,
+    '_scores',
+    lambda arguments, items: iter([[-1.0, -2.0, -3.0], [-4.0, -3.0]]),
+  )
+  flags = [f'--workdir={tmp_path}', f'--input={path}']
+  output = tmp_path / 'scores.json'
+  assert contrastive.main([*flags, f'--output={output}']) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0].split() == ['items', '50.00%', '1', 'of', '2']
+  assert lines[1].split() == ['pairs', '66.67%', '2', 'of', '3']
+  assert json.loads(output.read_text()) == [[-1, -2, -3], [-4, -3]]
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('{', 'cannot be read as JSON'),
+    ('{}', 'must be a list of items'),
+    ('[]', 'must be a list of items'),
+    ('[{"source": "a", "errors": []}]', "item 1: no field 'reference'"),
+    ('[{"source": "a", "reference": "b"}]', "item 1: no field 'errors'"),
+    (
+      '[{"source": "a", "reference": "b", "errors": ["c"]}]',
+      "item 1: no field 'contrastive'",
+    ),
+    (
+      '[{"source": "a", "reference": "b", "errors": '
+      '[{"contrastive": "c", "distance": "far"}]}]',
+      "item 1: no field 'distance' of type int",
+    ),
+  ],
+)
+def test_broken_files_are_named(tmp_path, text, message):
+  path = tmp_path / 'items.json'
+  path.write_text(text)
+  with pytest.raises(InputError, match=message):
+    read_items(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+  with pytest.raises(InputError, match=r'none\.json: cannot be read'):
+    read_items(tmp_path / 'none.json')
+
+
+def test_nothing_to_compare_is_an_error(tmp_path, capsys):
+  path = tmp_path / 'items.json'
+  path.write_text('[{"source": "a", "reference": "b", "errors": []}]')
+  flags = [f'--workdir={tmp_path}', f'--input={path}']
+  assert contrastive.main(flags) == 2
+  assert 'no item has a wrong translation' in capsys.readouterr().err
