@@ -14,7 +14,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int32
+
+from fusion_jax.decoding.constraints import (
+  Requirements,
+  TokenRules,
+  allowed_tokens,
+)
 
 # (tokens [B, K], position, cache) -> (logits [B, K, V], cache). Every leaf of
 # the cache is [B, K, ...].
@@ -22,6 +28,8 @@ Step = Callable[
   [Int32[Array, 'B K'], Int32[Array, ''], Any],
   tuple[Float32[Array, 'B K V'], Any],
 ]
+
+_NO_RULES = TokenRules()
 
 # No hypothesis. Infinite, so that nothing added to it makes it one.
 _NONE = -jnp.inf
@@ -121,6 +129,9 @@ def beam_search(
   penalty: LengthPenalty,
   keep: int | None = None,
   normalised: bool = False,
+  patience: float = 0.0,
+  rules: TokenRules = _NO_RULES,
+  requirements: Requirements | None = None,
 ) -> Hypotheses:
   """Searches for the best hypotheses of every sentence.
 
@@ -150,11 +161,22 @@ def beam_search(
     penalty: the length penalty.
     keep: hypotheses to return, N; None for K. Fewer end the search sooner.
     normalised: the step's logits are log-probabilities already.
+    patience: a sentence is also done when so many times K hypotheses are
+      finished (Kasai et al. 2022); fewer than N are N. 0: only when nothing
+      better can come.
+    rules: what hypotheses must not contain.
+    requirements: shortest lengths and prefixes. The limit of a sentence is
+      at least one more than its prefix; it goes before the shortest length.
 
   Returns:
     The hypotheses, best first; equal scores in the order of their ending.
   """
+  if requirements is not None:
+    needed = requirements.prefix_lengths + 1
+    max_lengths = jnp.maximum(max_lengths, needed)
   max_lengths = jnp.clip(max_lengths, 1, max_length)
+  keep = keep or beam
+  enough = max(round(patience * beam), keep) if patience else 0
   divisors = jnp.asarray(penalty.divisors(max_length))
 
   def advance(state: _State) -> _State:
@@ -162,8 +184,16 @@ def beam_search(
       state.newest, state.position, _split_beams(state.cache, beam)
     )
     at_limit = state.position + 1 >= max_lengths
+    allowed = allowed_tokens(
+      rules,
+      requirements,
+      state.tokens,
+      state.position,
+      end_id,
+      logits.shape[-1],
+    )
     candidates = _extend(
-      logits, state.log_probabilities, at_limit, end_id, normalised
+      logits, allowed, state.log_probabilities, at_limit, end_id, normalised
     )
     tokens = _sequences(state.tokens, candidates, state.position)
     ends = candidates.tokens == end_id
@@ -178,7 +208,9 @@ def beam_search(
       jnp.where(ends, _NONE, candidates.log_probabilities), beam
     )
     bounds = alive[:, 0] / divisors[max_lengths]
-    done = finished.scores[:, -1] >= bounds
+    done = finished.scores[:, keep - 1] >= bounds
+    if enough:
+      done |= finished.lengths[:, enough - 1] > 0
     return _State(
       position=state.position + 1,
       tokens=_select(tokens, chosen),
@@ -188,8 +220,10 @@ def beam_search(
       cache=_merge_beams(_reorder(cache, _select(candidates.parents, chosen))),
     )
 
-  state = _start(cache, batch, beam, keep or beam, max_length, start_id)
-  return jax.lax.while_loop(_any_alive, advance, state).finished
+  room = max(keep, enough)
+  state = _start(cache, batch, beam, room, max_length, start_id)
+  finished = jax.lax.while_loop(_any_alive, advance, state).finished
+  return jax.tree.map(lambda leaf: leaf[:, :keep], finished)
 
 
 def top_k(
@@ -257,12 +291,13 @@ def _any_alive(state: _State) -> Array:
 
 def _extend(
   logits: Float32[Array, 'B K V'],
+  allowed: Bool[Array, '#B #K V'] | None,
   alive: Float32[Array, 'B K'],
   at_limit: Array,
   end_id: int,
   normalised: bool,
 ) -> _Candidates:
-  """The best extensions; at the limit, each hypothesis with its end.
+  """The best allowed extensions; at the limit, each hypothesis with its end.
 
   The logits are read twice and never copied: the best of a row need no more
   than its largest logits and the logarithm of its normaliser.
@@ -271,7 +306,10 @@ def _extend(
   count = 2 * beam if beam > 1 else 1
   each = min(count, vocabulary)
   # [B, K, V] -> [B * K, each] -> [B, K * each]
-  largest, tokens = top_k(logits.reshape(batch * beam, vocabulary), each)
+  open_logits = logits
+  if allowed is not None:
+    open_logits = jnp.where(allowed, logits, _NONE)
+  largest, tokens = top_k(open_logits.reshape(batch * beam, vocabulary), each)
   normaliser = (
     jnp.zeros((batch, beam))
     if normalised
