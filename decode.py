@@ -18,7 +18,24 @@ from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import start_logging, use_huge_pages
 
 # Flags that replace a field of DecodingConfig of the same name.
-_OPTIONS = ('beam_size', 'length_penalty', 'alpha', 'batch_tokens')
+_OPTIONS = (
+  'beam_size',
+  'patience',
+  'length_penalty',
+  'alpha',
+  'min_length_ratio',
+  'min_length_extra',
+  'max_length_ratio',
+  'max_length_extra',
+  'forbid_unknown',
+  'no_repeat_ngram',
+  'search',
+  'temperature',
+  'top_k',
+  'top_p',
+  'seed',
+  'batch_tokens',
+)
 
 
 def _step(text: str) -> int | str:
@@ -47,6 +64,17 @@ def _parser() -> argparse.ArgumentParser:
   add('--beam_size', type=int, help='1: greedy search')
   add('--length_penalty', choices=('gnmt', 'length', 'none'))
   add('--alpha', type=float, help='exponent of the length penalty')
+  add('--patience', type=float, help='stop at so many beams of finished ones')
+  for name in ('min_length', 'max_length'):
+    add(f'--{name}_ratio', type=float, help='times the subwords of the source')
+    add(f'--{name}_extra', type=int, help='and so many subwords more')
+  add('--forbid_unknown', action='store_true', default=None)
+  add('--no_repeat_ngram', type=int, help='no n-gram of this size twice')
+  add('--search', choices=('beam', 'sample'))
+  add('--temperature', type=float, help='sample: divides the logits')
+  add('--top_k', type=int, help='sample: of so many tokens')
+  add('--top_p', type=float, help='sample: of tokens of this probability')
+  add('--seed', type=int, help='sample: decides the draws')
   add('--groups', default='', help="groups of a GTRANS decoder, 'first:last'")
   add('--batch_tokens', type=int, help='rows * beam * source length')
   return parser

@@ -104,6 +104,11 @@ class Tokenizer:
     """The ids of a normalised line, without an end symbol."""
     return self._processor.encode(text, out_type=int)
 
+  def id_of(self, piece: str) -> int | None:
+    """The id of a piece, or None where there is no such piece."""
+    found = self._processor.piece_to_id(piece)
+    return found if self._processor.id_to_piece(found) == piece else None
+
   def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
     """`encode` for many lines at once, on all cores."""
     return self._processor.encode(list(lines), out_type=int, num_threads=-1)

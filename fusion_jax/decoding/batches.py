@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -54,10 +54,10 @@ def padded(
   return ids, lengths
 
 
-def placed(arrays: tuple[np.ndarray, ...], mesh: Mesh) -> tuple[Any, ...]:
-  """The rows over the devices, or on each where they do not divide."""
-  even = arrays[0].shape[0] % mesh.size == 0
-  return jax.device_put(arrays, by_rows(mesh) if even else replicated(mesh))
+def placed(batch: Item, mesh: Mesh) -> Item:
+  """The rows over the devices, or all on each where they do not divide."""
+  even = jax.tree.leaves(batch)[0].shape[0] % mesh.size == 0
+  return jax.device_put(batch, by_rows(mesh) if even else replicated(mesh))
 
 
 def one_ahead(items: Iterable[Item]) -> Iterator[Item]:

@@ -34,13 +34,19 @@ class Requirements(NamedTuple):
 
   min_lengths: the fewest tokens, the end symbol included.
   prefixes: the first tokens, as far as prefix_lengths; they may be forbidden
-    ones and may repeat n-grams.
+    ones and may repeat n-grams. None: no sentence has any.
   prefix_lengths: how many.
   """
 
   min_lengths: Int32[Array, ' B']
-  prefixes: Int32[Array, 'B P']
-  prefix_lengths: Int32[Array, ' B']
+  prefixes: Int32[Array, 'B P'] | None = None
+  prefix_lengths: Int32[Array, ' B'] | None = None
+
+  def limits(self, max_lengths: Int32[Array, ' B']) -> Int32[Array, ' B']:
+    """At least one more than the prefix."""
+    if self.prefix_lengths is None:
+      return max_lengths
+    return jnp.maximum(max_lengths, self.prefix_lengths + 1)
 
 
 def allowed_tokens(
@@ -78,6 +84,8 @@ def allowed_tokens(
   every = jnp.arange(vocabulary)
   early = position + 1 < requirements.min_lengths[:, None, None]
   allowed &= ~(early & (every == end_id))
+  if requirements.prefixes is None:
+    return allowed
   last = max(requirements.prefixes.shape[1] - 1, 0)
   forced = position < requirements.prefix_lengths
   here = jnp.take(requirements.prefixes, jnp.minimum(position, last), axis=1)

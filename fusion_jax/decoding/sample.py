@@ -110,8 +110,7 @@ def sample(
   """
   batch = len(numbers)
   if requirements is not None:
-    needed = requirements.prefix_lengths + 1
-    max_lengths = jnp.maximum(max_lengths, needed)
+    max_lengths = requirements.limits(max_lengths)
   max_lengths = jnp.clip(max_lengths, 1, max_length)
   divisors = jnp.asarray(penalty.divisors(max_length))
   keys = _keys(sampling.seed, numbers, samples)

@@ -172,8 +172,7 @@ def beam_search(
     The hypotheses, best first; equal scores in the order of their ending.
   """
   if requirements is not None:
-    needed = requirements.prefix_lengths + 1
-    max_lengths = jnp.maximum(max_lengths, needed)
+    max_lengths = requirements.limits(max_lengths)
   max_lengths = jnp.clip(max_lengths, 1, max_length)
   keep = keep or beam
   enough = max(round(patience * beam), keep) if patience else 0

@@ -54,6 +54,12 @@ def target_limit(
   return limit if longest is None else min(limit, longest)
 
 
+def shortest_target(source_length: int, options: DecodingConfig) -> int:
+  """The fewest subwords of a translation, the end symbol included."""
+  scaled = math.ceil(round(options.min_length_ratio * source_length, 6))
+  return max(scaled + options.min_length_extra, 1)
+
+
 def decode_shapes(
   options: DecodingConfig, longest: int | None = None
 ) -> tuple[DecodeShape, ...]:

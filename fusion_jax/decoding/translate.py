@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -15,13 +16,17 @@ from jaxtyping import Array, Int32
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.data.normalise import normalise
+from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.batches import one_ahead, padded, placed, windows
+from fusion_jax.decoding.constraints import Requirements, TokenRules
 from fusion_jax.decoding.pieces import joiner, split_line
+from fusion_jax.decoding.sample import Sampling, sample
 from fusion_jax.decoding.search import Hypotheses, LengthPenalty, beam_search
 from fusion_jax.decoding.shapes import (
   PlannedBatch,
   decode_shapes,
   plan_batches,
+  shortest_target,
   target_limit,
 )
 from fusion_jax.errors import InputError
@@ -70,6 +75,8 @@ class Translator:
     Raises:
       InputError: n_best is not between 1 and the beam size.
     """
+    if options.search == 'sample':
+      options = dataclasses.replace(options, beam_size=max(n_best, 1))
     if not 1 <= n_best <= options.beam_size:
       raise InputError(
         f'n_best must be between 1 and the beam size {options.beam_size}, '
@@ -85,12 +92,8 @@ class Translator:
     self._joiner = joiner(run.config.data.target_language)
     self._mesh = data_mesh()
     self._parameters = jax.device_put(run.parameters, replicated(self._mesh))
-    self._search = _SearchSettings(
-      beam=options.beam_size,
-      keep=n_best,
-      end_id=run.target_tokenizer.vocabulary.end,
-      penalty=LengthPenalty(options.length_penalty, options.alpha),
-    )
+    self._search = _settings(options, run.target_tokenizer, n_best)
+    self._shortest = options.min_length_ratio or options.min_length_extra
     self.shapes = decode_shapes(options, self._longest)
 
   def translate(self, lines: Iterable[str]) -> Iterator[str]:
@@ -126,9 +129,11 @@ class Translator:
     beam = self._options.beam_size
     encoded = map(self._encode, lines)
     slots = ((pieces, beam * sum(map(len, pieces))) for pieces in encoded)
+    first = 0
     for window in windows(slots, self._options.batch_tokens):
       sources = list(itertools.chain.from_iterable(window))
-      translated = iter(self._translate_sources(sources))
+      translated = iter(self._translate_sources(sources, first))
+      first += len(sources)
       for pieces in window:
         yield self._join(list(itertools.islice(translated, len(pieces))))
 
@@ -143,13 +148,14 @@ class Translator:
     return [[*tokenizer.encode(piece)[:room], end] for piece in pieces]
 
   def _translate_sources(
-    self, sources: list[list[int]]
+    self, sources: list[list[int]], first: int
   ) -> list[list[Translation]]:
+    """Translations of sources that have the numbers first, first + 1, ..."""
     translations: list[list[Translation]] = [[] for _ in sources]
     lengths = [len(source) for source in sources]
     batches = plan_batches(lengths, self.shapes)
     for batch, hypotheses in one_ahead(
-      (batch, self._start(batch, sources)) for batch in batches
+      (batch, self._start(batch, sources, first)) for batch in batches
     ):
       texts = self._texts(hypotheses, len(batch.sentences))
       for sentence, found in zip(batch.sentences, texts, strict=True):
@@ -158,7 +164,7 @@ class Translator:
     return translations
 
   def _start(
-    self, batch: PlannedBatch, sources: Sequence[list[int]]
+    self, batch: PlannedBatch, sources: Sequence[list[int]], first: int
   ) -> Hypotheses:
     """Starts the search; the arrays are ready later."""
     chosen = [sources[sentence] for sentence in batch.sentences]
@@ -166,18 +172,23 @@ class Translator:
     source, lengths = padded(
       chosen, shape.rows, shape.source, self._search.end_id
     )
-    limits = [
-      target_limit(length, self._options, self._longest)
-      for length in lengths[: len(chosen)].tolist()
-    ]
-    limits = np.pad(
-      np.array(limits, np.int32),
-      (0, shape.rows - len(limits)),
-      constant_values=1,
+    own = lengths[: len(chosen)].tolist()
+    limits = [target_limit(n, self._options, self._longest) for n in own]
+    shortest = None
+    if self._shortest:
+      shortest = [shortest_target(n, self._options) for n in own]
+      shortest = _filled(map(min, shortest, limits), shape.rows, 1)
+    numbers = (first + sentence for sentence in batch.sentences)
+    rows = _Rows(
+      source,
+      lengths,
+      _filled(limits, shape.rows, 1),
+      _filled(numbers, shape.rows, 0),
+      shortest,
     )
     return _search(
       self._parameters,
-      *placed((source, lengths, limits), self._mesh),
+      placed(rows, self._mesh),
       model=self._run.model,
       settings=self._search,
       max_length=shape.target,
@@ -227,14 +238,70 @@ class _SearchSettings:
   keep: int
   end_id: int
   penalty: LengthPenalty
+  patience: float = 0.0
+  rules: TokenRules = TokenRules()
+  sampling: Sampling | None = None
+
+
+class _Rows(NamedTuple):
+  """A batch; min_lengths is None where no translation is too short."""
+
+  source: Int32[Array | np.ndarray, 'B S']
+  source_lengths: Int32[Array | np.ndarray, ' B']
+  max_lengths: Int32[Array | np.ndarray, ' B']
+  numbers: Int32[Array | np.ndarray, ' B']
+  min_lengths: Int32[Array | np.ndarray, ' B'] | None = None
+
+
+def _settings(
+  options: DecodingConfig, tokenizer: Tokenizer, keep: int
+) -> _SearchSettings:
+  sampling = None
+  if options.search == 'sample':
+    sampling = Sampling(
+      options.temperature, options.top_k, options.top_p, options.seed
+    )
+  return _SearchSettings(
+    beam=options.beam_size,
+    keep=keep,
+    end_id=tokenizer.vocabulary.end,
+    penalty=LengthPenalty(options.length_penalty, options.alpha),
+    patience=options.patience,
+    rules=TokenRules(_forbidden(options, tokenizer), options.no_repeat_ngram),
+    sampling=sampling,
+  )
+
+
+def _forbidden(
+  options: DecodingConfig, tokenizer: Tokenizer
+) -> tuple[int, ...]:
+  vocabulary = tokenizer.vocabulary
+  ids = {vocabulary.unknown} if options.forbid_unknown else set()
+  for piece in options.forbidden:
+    found = tokenizer.id_of(piece)
+    if found is None or found == vocabulary.end:
+      raise InputError(
+        f'config.decoding.forbidden: {piece!r} is no piece of the target '
+        'vocabulary that can be forbidden'
+      )
+    ids.add(found)
+  return tuple(sorted(ids))
+
+
+def _filled(
+  values: Iterable[int], rows: int, spare: int
+) -> Int32[np.ndarray, ' {rows}']:
+  """One value a row; spare rows have another."""
+  filled = np.full(rows, spare, np.int32)
+  own = list(values)
+  filled[: len(own)] = own
+  return filled
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'settings', 'max_length'))
 def _search(
   parameters,
-  source: Int32[Array, 'B S'],
-  source_lengths: Int32[Array, ' B'],
-  max_lengths: Int32[Array, ' B'],
+  rows: _Rows,
   *,
   model: Transformer,
   settings: _SearchSettings,
@@ -246,26 +313,40 @@ def _search(
   again with newer parameters costs no compilation.
   """
   apply = functools.partial(model.apply, {'params': parameters})
-  encoded = apply(source, source_lengths, method='encode')
+  encoded = apply(rows.source, rows.source_lengths, method='encode')
   cache, memory = apply(
     encoded,
-    source_lengths,
+    rows.source_lengths,
     settings.beam,
     max_length,
     method='start_decoding',
   )
-  return beam_search(
+  requirements = None
+  if rows.min_lengths is not None:
+    requirements = Requirements(rows.min_lengths)
+  decode = functools.partial(
+    beam_search if settings.sampling is None else sample,
     lambda tokens, position, cache: apply(
       tokens, position, cache, memory, method='decode_step'
     ),
     cache,
-    batch=source.shape[0],
-    beam=settings.beam,
     max_length=max_length,
-    max_lengths=max_lengths,
+    max_lengths=rows.max_lengths,
     start_id=model.start_id,
     end_id=settings.end_id,
     penalty=settings.penalty,
-    keep=settings.keep,
     normalised=model.gives_log_probabilities,
+    rules=settings.rules,
+    requirements=requirements,
   )
+  if settings.sampling is None:
+    return decode(
+      batch=rows.source.shape[0],
+      beam=settings.beam,
+      keep=settings.keep,
+      patience=settings.patience,
+    )
+  found = decode(
+    samples=settings.beam, numbers=rows.numbers, sampling=settings.sampling
+  )
+  return jax.tree.map(lambda leaf: leaf[:, : settings.keep], found)

@@ -11,6 +11,7 @@ from copying import LINES, Endless, make_run, make_tokenizer, traces
 from flax import linen as nn
 
 from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.shapes import plan_batches
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer
@@ -149,3 +150,80 @@ def test_progress_counts_the_sentences(tokenizer):
   )
   list(translator.translate(['a dog', 'cats', ''] * 9))
   assert sum(counts) == 18
+
+
+def test_a_translation_is_not_too_short(random_run, tokenizer):
+  lines = ['the cat sat', 'a dog', 'cats']
+  options = dataclasses.replace(
+    OPTIONS, min_length_ratio=1.5, min_length_extra=2, max_length_extra=4
+  )
+  translator = Translator(random_run, options)
+  free = _lengths(Translator(random_run, OPTIONS), tokenizer, lines)
+  found = _lengths(translator, tokenizer, lines)
+  assert found != free
+  for line, length in zip(lines, found, strict=True):
+    source = len(tokenizer.encode(line)) + 1
+    assert length >= int(np.ceil(1.5 * source)) + 2
+
+
+def _lengths(translator, tokenizer, lines):
+  """The lengths of the best hypotheses."""
+  end = tokenizer.vocabulary.end
+  sources = [[*tokenizer.encode(line), end] for line in lines]
+  lengths = [0] * len(lines)
+  for batch in plan_batches(list(map(len, sources)), translator.shapes):
+    found = translator._start(batch, sources, 0)
+    for row, sentence in enumerate(batch.sentences):
+      lengths[sentence] = int(found.lengths[row, 0])
+  return lengths
+
+
+def test_no_translation_has_what_is_forbidden(random_run, tokenizer):
+  lines = [line for line in LINES if line.strip()]
+  free = ' '.join(Translator(random_run, OPTIONS).translate(lines))
+  letter = max(set(free) - {' '}, key=free.count)
+  pieces = [
+    tokenizer._processor.id_to_piece(i)
+    for i in range(tokenizer.vocabulary.size)
+  ]
+  options = dataclasses.replace(
+    OPTIONS, forbidden=tuple(piece for piece in pieces if letter in piece)
+  )
+  found = ' '.join(Translator(random_run, options).translate(lines))
+  assert found.strip()
+  assert letter not in found
+
+
+def test_no_word_twice(random_run):
+  options = dataclasses.replace(OPTIONS, no_repeat_ngram=1)
+  (best,) = Translator(random_run, options).translate(['the cat sat on'])
+  again = random_run.target_tokenizer.encode(best)
+  assert len(again) == len(set(again)) > 3
+
+
+@pytest.mark.parametrize('piece', ['nosuchpiece', '</s>'])
+def test_a_piece_that_cannot_be_forbidden_is_named(tokenizer, piece):
+  options = dataclasses.replace(OPTIONS, forbidden=(piece,))
+  with pytest.raises(InputError, match=f"decoding.forbidden: '{piece}' is no"):
+    Translator(make_run(tokenizer), options)
+
+
+def test_samples_depend_on_seed_and_line_alone(random_run):
+  lines = [line for line in LINES if line.strip()]
+  options = dataclasses.replace(OPTIONS, search='sample')
+
+  def samples(n_best=1, **changes):
+    translator = Translator(
+      random_run, dataclasses.replace(options, **changes), n_best
+    )
+    return [
+      [each.text for each in found]
+      for found in translator.translate_n_best(lines)
+    ]
+
+  together = samples()
+  assert samples(batch_tokens=32) == together
+  assert samples(seed=1) != together
+  three = samples(3)
+  assert all(len(found) == 3 for found in three)
+  assert len({text for found in three for text in found}) > len(lines)
