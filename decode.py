@@ -15,7 +15,11 @@ import sys
 
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_arguments
-from fusion_jax.programs import start_logging, use_huge_pages
+from fusion_jax.programs import (
+  keep_compiled,
+  start_logging,
+  use_huge_pages,
+)
 
 # Flags that replace a field of DecodingConfig of the same name.
 _OPTIONS = (
@@ -94,4 +98,5 @@ def main(argv: list[str]) -> None:
 
 if __name__ == '__main__':
   use_huge_pages()
+  keep_compiled()
   sys.exit(main(sys.argv[1:]))

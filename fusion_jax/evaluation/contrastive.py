@@ -21,7 +21,11 @@ from typing import Any
 
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_arguments
-from fusion_jax.programs import start_logging, use_huge_pages
+from fusion_jax.programs import (
+  keep_compiled,
+  start_logging,
+  use_huge_pages,
+)
 
 # Fields by which pairs are told apart, of the error or else of the item.
 _BY_NAME = ('type', 'origin')
@@ -215,4 +219,5 @@ def main(argv: list[str]) -> None:
 
 if __name__ == '__main__':
   use_huge_pages()
+  keep_compiled()
   sys.exit(main(sys.argv[1:]))

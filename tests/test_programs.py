@@ -1,0 +1,36 @@
+"""What a program does before JAX starts."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fusion_jax.programs import keep_compiled
+
+
+@pytest.fixture
+def environment(monkeypatch, tmp_path):
+  mine = {'XDG_CACHE_HOME': str(tmp_path)}
+  monkeypatch.setattr(os, 'environ', mine)
+  return mine
+
+
+def test_compiled_programs_are_kept_in_the_cache_folder(environment, tmp_path):
+  keep_compiled()
+  assert environment['JAX_COMPILATION_CACHE_DIR'] == str(
+    tmp_path / 'fusion_jax' / 'xla'
+  )
+  assert (tmp_path / 'fusion_jax' / 'xla').is_dir()
+
+
+def test_a_folder_of_the_users_own_is_left(environment):
+  environment['JAX_COMPILATION_CACHE_DIR'] = 'mine'
+  keep_compiled()
+  assert environment['JAX_COMPILATION_CACHE_DIR'] == 'mine'
+
+
+def test_without_a_folder_nothing_is_kept(environment, tmp_path):
+  Path(tmp_path / 'file').write_text('')
+  environment['XDG_CACHE_HOME'] = str(tmp_path / 'file')
+  keep_compiled()
+  assert 'JAX_COMPILATION_CACHE_DIR' not in environment
