@@ -104,12 +104,15 @@ class Scorer:
     ).divisors(self._longest)
     self.shapes = decode_shapes(self._options)
 
-  def score(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Scored]:
+  def score(
+    self, pairs: Iterable[tuple[str, str]], unit: str = 'line'
+  ) -> Iterator[Scored]:
     """Scores every pair, in order.
 
     Args:
       pairs: source and translation, normalised as the training text was. Two
         empty lines have nothing to score, as in translating.
+      unit: what a pair is called in a message.
 
     Yields:
       One for each pair.
@@ -118,21 +121,23 @@ class Scorer:
       InputError: a side has more subwords than `max_source_length`.
     """
     numbered = enumerate(pairs, start=1)
-    encoded = (self._encode(number, *pair) for number, pair in numbered)
+    encoded = (
+      self._encode(f'{unit} {number}', *pair) for number, pair in numbered
+    )
     slots = (
       (pair, max(len(pair.source), len(pair.target))) for pair in encoded
     )
     for window in windows(slots, self._options.batch_tokens):
       yield from self._score_window(window)
 
-  def _encode(self, number: int, source: str, target: str) -> _Pair:
+  def _encode(self, name: str, source: str, target: str) -> _Pair:
     run = self._run
     sides = (source, run.source_tokenizer), (target, run.target_tokenizer)
     pair = _Pair(*(_ids(text, tokenizer) for text, tokenizer in sides))
     for side, ids in zip(('source', 'translation'), pair, strict=True):
       if len(ids) > self._longest:
         raise InputError(
-          f'line {number}: its {side} has {len(ids)} subwords, more than '
+          f'{name}: its {side} has {len(ids)} subwords, more than '
           f'max_source_length {self._longest}'
         )
     return pair

@@ -170,7 +170,7 @@ def _scores(
   progress = Progress(sum(len(item.pairs) for item in items))
   scorer = Scorer(run, run.config.decoding, progress.add)
   pairs = itertools.chain.from_iterable(item.pairs for item in items)
-  scored = scorer.score(pairs)
+  scored = scorer.score(pairs, 'translation')
   for item in items:
     own = itertools.islice(scored, len(item.pairs))
     yield [
