@@ -53,7 +53,18 @@ def _parser() -> argparse.ArgumentParser:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   add = parser.add_argument
-  add('--workdir', required=True, help='the run directory')
+  add(
+    '--workdir',
+    required=True,
+    help='the run directory; several with commas between are an ensemble',
+  )
+  add('--weights', default='', help='of an ensemble, with commas between')
+  add(
+    '--combine',
+    choices=('arithmetic', 'geometric'),
+    default='arithmetic',
+    help='the mean of an ensemble',
+  )
   add('--mode', choices=('translate', 'score'), default='translate')
   add('--input', default='', help='a text file; default: stdin')
   add('--target', default='', help='score: the translations')

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from fusion_jax.config import DataConfig
+from fusion_jax.decoding.ensemble import Ensemble, make_ensemble
 from fusion_jax.decoding.lines import (
   count_lines,
   open_input,
@@ -29,7 +30,7 @@ class Request:
   """What to translate, with what, and where to.
 
   Attributes:
-    workdir: the run directory.
+    workdir: the run directory; several, with commas between, translate as one.
     mode: 'translate', or 'score': the log-probabilities of translations that
       are given.
     input: a file, or '' for stdin.
@@ -44,6 +45,8 @@ class Request:
       'index ||| translation ||| score' for each line; the index starts at 0.
     source_language, target_language: if given, the run's must be the same.
     groups: 'first:last' of a GTRANS decoder that translate; '': the run's.
+    weights: of several runs, with commas between; '': all alike.
+    combine: of several runs: the mean of their predictions.
     options: fields of DecodingConfig that replace the run's.
   """
 
@@ -60,6 +63,8 @@ class Request:
   source_language: str = ''
   target_language: str = ''
   groups: str = ''
+  weights: str = ''
+  combine: Literal['arithmetic', 'geometric'] = 'arithmetic'
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -88,18 +93,34 @@ def _check_mode(request: Request) -> None:
     'per_token': not scoring and request.per_token,
     'reference': scoring and request.reference,
     'n_best': scoring and request.n_best,
+    'weights': scoring and request.weights,
   }
   for flag, given in needless.items():
     if given:
       raise InputError(f'--{flag} has no meaning with --mode={request.mode}')
 
 
-def _load(request: Request) -> Run:
-  trained = load_run(request.workdir, request.step, request.average)
+def _load(request: Request) -> Ensemble:
+  names = request.workdir.split(',')
+  runs = [_load_one(name, request) for name in names]
+  return make_ensemble(runs, names, _weights(request.weights), request.combine)
+
+
+def _load_one(workdir: str, request: Request) -> Run:
+  trained = load_run(workdir, request.step, request.average)
   _check_direction(request, trained.config.data)
   if request.groups:
     trained = with_groups(trained, request.groups)
   return trained
+
+
+def _weights(text: str) -> list[float]:
+  try:
+    return [float(part) for part in text.split(',') if text]
+  except ValueError:
+    raise InputError(
+      f'--weights={text}: must be numbers with commas between'
+    ) from None
 
 
 def _score(request: Request) -> None:
@@ -113,7 +134,9 @@ def _score(request: Request) -> None:
       (name, read_lines(sources, name)),
       (request.target, read_lines(targets, request.target)),
     )
-    trained = _load(request)
+    if ',' in request.workdir:
+      raise InputError('--workdir: --mode=score takes one run')
+    trained = _load_one(request.workdir, request)
     options = dataclasses.replace(trained.config.decoding, **request.options)
     progress = Progress(count_lines(request.input))
     scorer = Scorer(trained, options, progress.add)
@@ -162,7 +185,7 @@ def _translate_and_evaluate(request: Request) -> None:
     best = _translate(request, trained, lines, total)
   if references is not None:
     scores = corpus_scores(
-      best, references, trained.config.data.target_language
+      best, references, trained.runs[0].config.data.target_language
     )
     out = sys.stdout if request.output else sys.stderr
     print(scores.report, file=out, flush=True)
@@ -202,17 +225,18 @@ def with_groups(run: Run, groups: str) -> Run:
 
 
 def _translate(
-  request: Request, trained: Run, lines: Iterable[str], total: int | None
+  request: Request, trained: Ensemble, lines: Iterable[str], total: int | None
 ) -> list[str]:
   """Writes the translations; returns them if they are to be scored."""
-  options = dataclasses.replace(trained.config.decoding, **request.options)
+  first = trained.runs[0]
+  options = dataclasses.replace(first.config.decoding, **request.options)
   progress = Progress(total)
   n_best = max(request.n_best, 1)
   translator = Translator(trained, options, n_best, progress.add)
   logger.info(
     '%s, step %d: beam %d, at most %d shapes',
     request.workdir,
-    trained.step,
+    first.step,
     options.beam_size,
     len(translator.shapes),
   )

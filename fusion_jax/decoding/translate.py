@@ -5,23 +5,28 @@ put back into order; the window bounds what is held in memory.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int32
+from jaxtyping import Int32
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.data.normalise import normalise
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.batches import one_ahead, padded, placed, windows
-from fusion_jax.decoding.constraints import Requirements, TokenRules
+from fusion_jax.decoding.compiled import (
+  SearchRows,
+  SearchSettings,
+  Source,
+  search_batch,
+)
+from fusion_jax.decoding.constraints import TokenRules
+from fusion_jax.decoding.ensemble import Ensemble, alone
 from fusion_jax.decoding.pieces import joiner, split_line
-from fusion_jax.decoding.sample import Sampling, sample
-from fusion_jax.decoding.search import Hypotheses, LengthPenalty, beam_search
+from fusion_jax.decoding.sample import Sampling
+from fusion_jax.decoding.search import Hypotheses, LengthPenalty
 from fusion_jax.decoding.shapes import (
   PlannedBatch,
   decode_shapes,
@@ -30,7 +35,6 @@ from fusion_jax.decoding.shapes import (
   target_limit,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import data_mesh, replicated
 from fusion_jax.training.trained import Run
 
@@ -53,13 +57,20 @@ class Translation:
 
 _EMPTY = Translation('', 0.0, 0.0)
 
+# A piece of a line as every model reads it.
+_Piece = tuple[list[int], ...]
+
+
+def _slots(piece: _Piece) -> int:
+  return max(map(len, piece))
+
 
 class Translator:
-  """Translates with one set of parameters."""
+  """Translates with a run, or with several as one."""
 
   def __init__(
     self,
-    run: Run,
+    run: Run | Ensemble,
     options: DecodingConfig,
     n_best: int = 1,
     on_progress: Callable[[int], None] | None = None,
@@ -67,7 +78,7 @@ class Translator:
     """Prepares to translate; nothing is compiled yet.
 
     Args:
-      run: the trained model and its tokenizers.
+      run: one or more trained models and their tokenizers.
       options: of the search and the batches.
       n_best: translations of each line.
       on_progress: is called with the sentences of each finished batch.
@@ -82,17 +93,16 @@ class Translator:
         f'n_best must be between 1 and the beam size {options.beam_size}, '
         f'got {n_best}'
       )
-    model = run.config.model
-    self._longest = (
-      model.max_positions if model.positions == 'learned' else None
-    )
-    self._run = run
+    self._ensemble = ensemble = alone(run)
+    self._longest = ensemble.longest
     self._options = options
     self._on_progress = on_progress or (lambda sentences: None)
-    self._joiner = joiner(run.config.data.target_language)
+    self._joiner = joiner(ensemble.runs[0].config.data.target_language)
     self._mesh = data_mesh()
-    self._parameters = jax.device_put(run.parameters, replicated(self._mesh))
-    self._search = _settings(options, run.target_tokenizer, n_best)
+    self._parameters = jax.device_put(
+      tuple(each.parameters for each in ensemble.runs), replicated(self._mesh)
+    )
+    self._search = _settings(options, ensemble, n_best)
     self._shortest = options.min_length_ratio or options.min_length_extra
     self.shapes = decode_shapes(options, self._longest)
 
@@ -128,7 +138,7 @@ class Translator:
     """
     beam = self._options.beam_size
     encoded = map(self._encode, lines)
-    slots = ((pieces, beam * sum(map(len, pieces))) for pieces in encoded)
+    slots = ((pieces, beam * sum(map(_slots, pieces))) for pieces in encoded)
     first = 0
     for window in windows(slots, self._options.batch_tokens):
       sources = list(itertools.chain.from_iterable(window))
@@ -137,23 +147,28 @@ class Translator:
       for pieces in window:
         yield self._join(list(itertools.islice(translated, len(pieces))))
 
-  def _encode(self, line: str) -> list[list[int]]:
+  def _encode(self, line: str) -> list[_Piece]:
     """The ids of every piece of a line; none for an empty line."""
     room = self._options.max_source_length - 1
-    tokenizer = self._run.source_tokenizer
+    tokenizers = [run.source_tokenizer for run in self._ensemble.runs]
     pieces = split_line(
-      normalise(line), lambda piece: len(tokenizer.encode(piece)) <= room
+      normalise(line),
+      lambda piece: all(len(t.encode(piece)) <= room for t in tokenizers),
     )
-    end = tokenizer.vocabulary.end
-    return [[*tokenizer.encode(piece)[:room], end] for piece in pieces]
+    return [
+      tuple(
+        [*tokenizer.encode(piece)[:room], tokenizer.vocabulary.end]
+        for tokenizer in tokenizers
+      )
+      for piece in pieces
+    ]
 
   def _translate_sources(
-    self, sources: list[list[int]], first: int
+    self, sources: list[_Piece], first: int
   ) -> list[list[Translation]]:
     """Translations of sources that have the numbers first, first + 1, ..."""
     translations: list[list[Translation]] = [[] for _ in sources]
-    lengths = [len(source) for source in sources]
-    batches = plan_batches(lengths, self.shapes)
+    batches = plan_batches(list(map(_slots, sources)), self.shapes)
     for batch, hypotheses in one_ahead(
       (batch, self._start(batch, sources, first)) for batch in batches
     ):
@@ -164,32 +179,33 @@ class Translator:
     return translations
 
   def _start(
-    self, batch: PlannedBatch, sources: Sequence[list[int]], first: int
+    self, batch: PlannedBatch, sources: Sequence[_Piece], first: int
   ) -> Hypotheses:
     """Starts the search; the arrays are ready later."""
     chosen = [sources[sentence] for sentence in batch.sentences]
     shape = batch.shape
-    source, lengths = padded(
-      chosen, shape.rows, shape.source, self._search.end_id
+    read = tuple(
+      Source(*padded(list(ids), shape.rows, shape.source, self._search.end_id))
+      for ids in zip(*chosen, strict=True)
     )
-    own = lengths[: len(chosen)].tolist()
+    # The first run's count of subwords decides the limits.
+    own = [len(piece[0]) for piece in chosen]
     limits = [target_limit(n, self._options, self._longest) for n in own]
     shortest = None
     if self._shortest:
       shortest = [shortest_target(n, self._options) for n in own]
       shortest = _filled(map(min, shortest, limits), shape.rows, 1)
     numbers = (first + sentence for sentence in batch.sentences)
-    rows = _Rows(
-      source,
-      lengths,
+    rows = SearchRows(
+      read,
       _filled(limits, shape.rows, 1),
       _filled(numbers, shape.rows, 0),
       shortest,
     )
-    return _search(
+    return search_batch(
       self._parameters,
       placed(rows, self._mesh),
-      model=self._run.model,
+      models=tuple(run.model for run in self._ensemble.runs),
       settings=self._search,
       max_length=shape.target,
     )
@@ -213,7 +229,7 @@ class Translator:
     ]
 
   def _decode(self, ids: np.ndarray) -> str:
-    text = self._run.target_tokenizer.decode(ids)
+    text = self._ensemble.tokenizer.decode(ids)
     # Byte pieces can spell any character; a line must stay one line.
     return ' '.join(text.splitlines())
 
@@ -230,38 +246,16 @@ class Translator:
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _SearchSettings:
-  """What the compiled search depends on, beside shapes and model."""
-
-  beam: int
-  keep: int
-  end_id: int
-  penalty: LengthPenalty
-  patience: float = 0.0
-  rules: TokenRules = TokenRules()
-  sampling: Sampling | None = None
-
-
-class _Rows(NamedTuple):
-  """A batch; min_lengths is None where no translation is too short."""
-
-  source: Int32[Array | np.ndarray, 'B S']
-  source_lengths: Int32[Array | np.ndarray, ' B']
-  max_lengths: Int32[Array | np.ndarray, ' B']
-  numbers: Int32[Array | np.ndarray, ' B']
-  min_lengths: Int32[Array | np.ndarray, ' B'] | None = None
-
-
 def _settings(
-  options: DecodingConfig, tokenizer: Tokenizer, keep: int
-) -> _SearchSettings:
+  options: DecodingConfig, ensemble: Ensemble, keep: int
+) -> SearchSettings:
+  tokenizer = ensemble.tokenizer
   sampling = None
   if options.search == 'sample':
     sampling = Sampling(
       options.temperature, options.top_k, options.top_p, options.seed
     )
-  return _SearchSettings(
+  return SearchSettings(
     beam=options.beam_size,
     keep=keep,
     end_id=tokenizer.vocabulary.end,
@@ -269,6 +263,7 @@ def _settings(
     patience=options.patience,
     rules=TokenRules(_forbidden(options, tokenizer), options.no_repeat_ngram),
     sampling=sampling,
+    mixture=ensemble.mixture,
   )
 
 
@@ -296,57 +291,3 @@ def _filled(
   own = list(values)
   filled[: len(own)] = own
   return filled
-
-
-@functools.partial(jax.jit, static_argnames=('model', 'settings', 'max_length'))
-def _search(
-  parameters,
-  rows: _Rows,
-  *,
-  model: Transformer,
-  settings: _SearchSettings,
-  max_length: int,
-) -> Hypotheses:
-  """Encodes and searches one batch.
-
-  It is compiled once for all translators of a model, so that translating
-  again with newer parameters costs no compilation.
-  """
-  apply = functools.partial(model.apply, {'params': parameters})
-  encoded = apply(rows.source, rows.source_lengths, method='encode')
-  cache, memory = apply(
-    encoded,
-    rows.source_lengths,
-    settings.beam,
-    max_length,
-    method='start_decoding',
-  )
-  requirements = None
-  if rows.min_lengths is not None:
-    requirements = Requirements(rows.min_lengths)
-  decode = functools.partial(
-    beam_search if settings.sampling is None else sample,
-    lambda tokens, position, cache: apply(
-      tokens, position, cache, memory, method='decode_step'
-    ),
-    cache,
-    max_length=max_length,
-    max_lengths=rows.max_lengths,
-    start_id=model.start_id,
-    end_id=settings.end_id,
-    penalty=settings.penalty,
-    normalised=model.gives_log_probabilities,
-    rules=settings.rules,
-    requirements=requirements,
-  )
-  if settings.sampling is None:
-    return decode(
-      batch=rows.source.shape[0],
-      beam=settings.beam,
-      keep=settings.keep,
-      patience=settings.patience,
-    )
-  found = decode(
-    samples=settings.beam, numbers=rows.numbers, sampling=settings.sampling
-  )
-  return jax.tree.map(lambda leaf: leaf[:, : settings.keep], found)

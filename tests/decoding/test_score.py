@@ -12,13 +12,18 @@ from flax import linen as nn
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding import run as run_module
+from fusion_jax.decoding.compiled import (
+  SearchRows,
+  SearchSettings,
+  Source,
+  search_batch,
+)
 from fusion_jax.decoding.score import (
   Scorer,
   _token_scores,
   token_log_probabilities,
 )
 from fusion_jax.decoding.search import LengthPenalty
-from fusion_jax.decoding.translate import _search, _SearchSettings
 from fusion_jax.errors import InputError
 from fusion_jax.fusion_options import GtransOptions, SideConfig
 from fusion_jax.models.transformer import (
@@ -67,13 +72,11 @@ def test_scores_are_those_of_the_search(tokenizer, fusion):
   run, penalty = _run(tokenizer, fusion), LengthPenalty()
   source, lengths = jnp.array([[4, 5, 6, 3], [7, 3, 0, 0]]), jnp.array([4, 2])
   end = tokenizer.vocabulary.end
-  found = _search(
-    run.parameters,
-    source,
-    lengths,
-    jnp.array([6, 5]),
-    model=run.model,
-    settings=_SearchSettings(2, 2, end, penalty),
+  found = search_batch(
+    (run.parameters,),
+    SearchRows((Source(source, lengths),), jnp.array([6, 5]), jnp.arange(2)),
+    models=(run.model,),
+    settings=SearchSettings(2, 2, end, penalty),
     max_length=6,
   )
   scorer = Scorer(run, OPTIONS)

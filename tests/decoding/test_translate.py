@@ -169,9 +169,11 @@ def test_a_translation_is_not_too_short(random_run, tokenizer):
 def _lengths(translator, tokenizer, lines):
   """The lengths of the best hypotheses."""
   end = tokenizer.vocabulary.end
-  sources = [[*tokenizer.encode(line), end] for line in lines]
+  sources = [([*tokenizer.encode(line), end],) for line in lines]
   lengths = [0] * len(lines)
-  for batch in plan_batches(list(map(len, sources)), translator.shapes):
+  for batch in plan_batches(
+    [len(each[0]) for each in sources], translator.shapes
+  ):
     found = translator._start(batch, sources, 0)
     for row, sentence in enumerate(batch.sentences):
       lengths[sentence] = int(found.lengths[row, 0])

@@ -1,0 +1,169 @@
+"""The program that translates a batch, and what it is compiled for."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int32
+
+from fusion_jax.decoding.constraints import Requirements, TokenRules
+from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.decoding.sample import Sampling, sample
+from fusion_jax.decoding.search import (
+  Hypotheses,
+  LengthPenalty,
+  Step,
+  beam_search,
+)
+from fusion_jax.models.transformer import Parameters, Transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSettings:
+  """What the program depends on, beside shapes and models.
+
+  Attributes:
+    beam: live hypotheses, or samples.
+    keep: hypotheses to return.
+    end_id: the token that ends a hypothesis.
+    penalty: the length penalty.
+    patience: of `beam_search`.
+    rules: what hypotheses must not contain.
+    sampling: what is drawn from; None: beam search.
+    mixture: of the models.
+  """
+
+  beam: int
+  keep: int
+  end_id: int
+  penalty: LengthPenalty
+  patience: float = 0.0
+  rules: TokenRules = TokenRules()
+  sampling: Sampling | None = None
+  mixture: Mixture = Mixture()
+
+
+class Source(NamedTuple):
+  """The source sentences as one model reads them."""
+
+  ids: Int32[Array | np.ndarray, 'B S']
+  lengths: Int32[Array | np.ndarray, ' B']
+
+
+class SearchRows(NamedTuple):
+  """A batch.
+
+  sources: for each model.
+  max_lengths: of the translations.
+  numbers: of the sentences; they decide what is drawn.
+  min_lengths: of the translations; None where none is too short.
+  """
+
+  sources: tuple[Source, ...]
+  max_lengths: Int32[Array | np.ndarray, ' B']
+  numbers: Int32[Array | np.ndarray, ' B']
+  min_lengths: Int32[Array | np.ndarray, ' B'] | None = None
+
+
+@functools.partial(
+  jax.jit, static_argnames=('models', 'settings', 'max_length')
+)
+def search_batch(
+  parameters: tuple[Parameters, ...],
+  rows: SearchRows,
+  *,
+  models: tuple[Transformer, ...],
+  settings: SearchSettings,
+  max_length: int,
+) -> Hypotheses:
+  """Encodes and searches one batch.
+
+  It is compiled once for all translators of the same models, so that
+  translating again with newer parameters costs no compilation.
+
+  Args:
+    parameters: of each model.
+    rows: the batch.
+    models: what translates.
+    settings: of the search.
+    max_length: room for the longest translation.
+
+  Returns:
+    `settings.keep` hypotheses of each sentence.
+  """
+  applies = [
+    functools.partial(model.apply, {'params': own})
+    for model, own in zip(models, parameters, strict=True)
+  ]
+  caches, memories = _start(applies, rows.sources, settings.beam, max_length)
+  single = len(models) == 1
+  requirements = None
+  if rows.min_lengths is not None:
+    requirements = Requirements(rows.min_lengths)
+  decode = functools.partial(
+    beam_search if settings.sampling is None else sample,
+    _step(applies, models, memories, settings.mixture),
+    caches,
+    max_length=max_length,
+    max_lengths=rows.max_lengths,
+    start_id=models[0].start_id,
+    end_id=settings.end_id,
+    penalty=settings.penalty,
+    normalised=models[0].gives_log_probabilities if single else True,
+    rules=settings.rules,
+    requirements=requirements,
+  )
+  if settings.sampling is None:
+    return decode(
+      batch=rows.numbers.shape[0],
+      beam=settings.beam,
+      keep=settings.keep,
+      patience=settings.patience,
+    )
+  found = decode(
+    samples=settings.beam, numbers=rows.numbers, sampling=settings.sampling
+  )
+  return jax.tree.map(lambda leaf: leaf[:, : settings.keep], found)
+
+
+def _start(
+  applies: Sequence[Callable[..., Any]],
+  sources: Sequence[Source],
+  beam: int,
+  max_length: int,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+  """Empty caches and memories of all models."""
+  started = []
+  for apply, source in zip(applies, sources, strict=True):
+    encoded = apply(source.ids, source.lengths, method='encode')
+    started.append(
+      apply(encoded, source.lengths, beam, max_length, method='start_decoding')
+    )
+  caches, memories = zip(*started, strict=True)
+  return caches, memories
+
+
+def _step(
+  applies: Sequence[Callable[..., Any]],
+  models: Sequence[Transformer],
+  memories: Sequence[Any],
+  mixture: Mixture,
+) -> Step:
+  def step(tokens, position, caches):
+    results = [
+      apply(tokens, position, cache, memory, method='decode_step')
+      for apply, cache, memory in zip(applies, caches, memories, strict=True)
+    ]
+    logits, caches = zip(*results, strict=True)
+    if len(models) == 1:
+      return logits[0], caches
+    log_p = [
+      each if model.gives_log_probabilities else jax.nn.log_softmax(each)
+      for each, model in zip(logits, models, strict=True)
+    ]
+    return mixture.log_probabilities(log_p), caches
+
+  return step

@@ -1,0 +1,145 @@
+"""Ensembles against single models and against mixtures by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from copying import LINES, make_run, make_tokenizer
+from flax import linen as nn
+
+from fusion_jax.config import DecodingConfig, TokenizerConfig
+from fusion_jax.data.tokenizer import Tokenizer, train
+from fusion_jax.decoding import run as run_module
+from fusion_jax.decoding.ensemble import Ensemble, Mixture, make_ensemble
+from fusion_jax.decoding.translate import Translator
+from fusion_jax.errors import InputError
+from fusion_jax.fusion_options import GtransOptions, SideConfig
+from fusion_jax.models.transformer import Transformer
+
+OPTIONS = DecodingConfig(
+  beam_size=2, max_source_length=24, batch_tokens=256, max_length_extra=3
+)
+_LINES = [line for line in LINES if line.strip()]
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+  return make_tokenizer()
+
+
+def _run(tokenizer, seed, decoder=None, layers=1):
+  run = make_run(tokenizer, Transformer)
+  config = dataclasses.replace(
+    run.config.model, decoder=decoder or SideConfig(), decoder_layers=layers
+  )
+  model = run.model.clone(config=config)
+  one = jnp.ones((1, 4), jnp.int32)
+  init = jax.jit(model.init)
+  parameters = init(jax.random.key(seed), one, jnp.full(1, 4, jnp.int32), one)
+  return dataclasses.replace(
+    run,
+    config=dataclasses.replace(run.config, model=config),
+    model=model,
+    parameters=jax.tree.map(lambda x: 3 * x, nn.unbox(parameters['params'])),
+  )
+
+
+@pytest.fixture(scope='module')
+def runs(tokenizer):
+  gtrans = SideConfig('gtrans', gtrans=GtransOptions(group_size=1))
+  return _run(tokenizer, 1), _run(tokenizer, 2, gtrans, layers=2)
+
+
+def _translations(ensemble, lines=_LINES):
+  found = Translator(ensemble, OPTIONS).translate_n_best(lines)
+  return [best[0] for best in found]
+
+
+@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
+@pytest.mark.parametrize('which', [0, 1])
+def test_a_model_with_itself_is_the_model(runs, which, combine):
+  run = runs[which]
+  twice = make_ensemble([run, run], ['a', 'b'], [3.0, 1.0], combine)
+  for single, double in zip(
+    _translations(run), _translations(twice), strict=True
+  ):
+    assert double.text == single.text
+    assert double.score == pytest.approx(single.score, abs=1e-4)
+
+
+def test_schemes_and_depths_mix(runs):
+  both = _translations(make_ensemble(runs, ['a', 'b']))
+  first, second = map(_translations, runs)
+  assert [each.text for each in both] != [each.text for each in first]
+  almost = make_ensemble(runs, ['a', 'b'], [1e-7, 1.0])
+  assert [each.text for each in _translations(almost)] == [
+    each.text for each in second
+  ]
+
+
+def test_mixtures_by_hand():
+  log_p = [jnp.log(jnp.array([0.2, 0.8])), jnp.log(jnp.array([0.6, 0.4]))]
+  weights = (0.25, 0.75)
+  arithmetic = Mixture(weights).log_probabilities(log_p)
+  np.testing.assert_allclose(jnp.exp(arithmetic), [0.5, 0.5], rtol=1e-6)
+  geometric = Mixture(weights, 'geometric').log_probabilities(log_p)
+  products = np.array([0.2**0.25 * 0.6**0.75, 0.8**0.25 * 0.4**0.75])
+  np.testing.assert_allclose(
+    jnp.exp(geometric), products / products.sum(), rtol=1e-6
+  )
+
+
+def test_sources_may_be_cut_differently(runs, tokenizer):
+  config = TokenizerConfig(algorithm='bpe', vocabulary_size=36)
+  other = Tokenizer(train(LINES * 3, config))
+  mixed = dataclasses.replace(runs[0], source_tokenizer=other)
+  assert other.encode(_LINES[0]) != tokenizer.encode(_LINES[0])
+  # Nearly all weight on one of them: what it translates alone, where the
+  # other does not cut lines into pieces.
+  whole = [line for line in _LINES if len(other.encode(line)) < 24]
+  assert len(whole) > 2
+  almost = make_ensemble([runs[0], mixed], ['a', 'b'], [1.0, 1e-7])
+  assert [each.text for each in _translations(almost, whole)] == [
+    each.text for each in _translations(runs[0], whole)
+  ]
+
+
+def test_what_cannot_be_an_ensemble(runs, tokenizer):
+  config = TokenizerConfig(algorithm='bpe', vocabulary_size=36)
+  other = Tokenizer(train(LINES * 3, config))
+  with pytest.raises(InputError, match='b has another target vocabulary'):
+    make_ensemble(
+      [runs[0], dataclasses.replace(runs[0], target_tokenizer=other)],
+      ['a', 'b'],
+    )
+  french = make_run(tokenizer, Transformer, language='fr')
+  with pytest.raises(InputError, match='b translates en to fr, but a en to de'):
+    make_ensemble([runs[0], french], ['a', 'b'])
+  for weights in ([1.0], [1.0, 0.0], [1.0, -1.0]):
+    with pytest.raises(InputError, match='must be 2 positive numbers'):
+      make_ensemble(runs, ['a', 'b'], weights)
+
+
+def test_decode_reads_several_runs(runs, monkeypatch, tmp_path):
+  loaded = dict(zip('ab', runs, strict=True))
+  monkeypatch.setattr(
+    run_module, 'load_run', lambda workdir, *arguments: loaded[workdir]
+  )
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'in').write_text('\n'.join(_LINES) + '\n')
+  options = dataclasses.asdict(OPTIONS)
+  request = run_module.Request(
+    'a,b', input='in', output='out', weights='3,1', options=options
+  )
+  run_module.run(request)
+  expected = _translations(Ensemble(runs, Mixture((0.75, 0.25))))
+  lines = (tmp_path / 'out').read_text().splitlines()
+  assert lines == [each.text for each in expected]
+  wrong = dataclasses.replace(request, weights='3,x')
+  with pytest.raises(InputError, match='must be numbers with commas'):
+    run_module.run(wrong)
+  scoring = dataclasses.replace(request, mode='score', target='in', weights='')
+  with pytest.raises(InputError, match='takes one run'):
+    run_module.run(scoring)
