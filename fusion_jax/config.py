@@ -9,7 +9,8 @@ import types
 from collections.abc import Mapping
 from typing import Literal
 
-from fusion_jax.errors import require
+from fusion_jax.decoding_options import DecodingConfig
+from fusion_jax.errors import require, require_at_least
 from fusion_jax.fusion_checks import check_side
 from fusion_jax.fusion_options import Side, SideConfig
 
@@ -114,9 +115,8 @@ class BatchConfig:
   row_multiple: int = 8
 
   def __post_init__(self):
-    for field in ('tokens', 'shapes', 'length_multiple', 'row_multiple'):
-      value = getattr(self, field)
-      require(value >= 1, f'data.batch.{field}', f'must be >= 1, got {value}')
+    names = 'tokens', 'shapes', 'length_multiple', 'row_multiple'
+    require_at_least(1, self, 'data.batch', names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,16 +251,9 @@ class ModelConfig:
   remat: bool = False
 
   def __post_init__(self):
-    for field in (
-      'width',
-      'filter',
-      'heads',
-      'encoder_layers',
-      'decoder_layers',
-      'max_positions',
-    ):
-      value = getattr(self, field)
-      require(value >= 1, f'model.{field}', f'must be >= 1, got {value}')
+    sizes = 'width', 'filter', 'heads', 'max_positions'
+    layers = 'encoder_layers', 'decoder_layers'
+    require_at_least(1, self, 'model', sizes + layers)
     require(
       self.width % self.heads == 0,
       'model.heads',
@@ -358,9 +351,7 @@ class OptimizerConfig:
     for field in ('scale', 'peak', 'epsilon'):
       value = getattr(self, field)
       require(value > 0, f'optimizer.{field}', f'must be > 0, got {value}')
-    for field in ('warmup_steps', 'accumulation'):
-      value = getattr(self, field)
-      require(value >= 1, f'optimizer.{field}', f'must be >= 1, got {value}')
+    require_at_least(1, self, 'optimizer', ('warmup_steps', 'accumulation'))
     for field in ('beta1', 'beta2'):
       value = getattr(self, field)
       require(
@@ -370,82 +361,6 @@ class OptimizerConfig:
       self.clip_norm >= 0,
       'optimizer.clip_norm',
       f'must be 0 (none) or more, got {self.clip_norm}',
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodingConfig:
-  """Beam search; also the defaults of decode.py."""
-
-  __pydantic_config__ = _STRICT
-
-  beam_size: int = 4
-  # 'gnmt': score / ((5 + length) / 6)^alpha (Wu et al. 2016, Eq. 14).
-  # 'length': score / length^alpha. 'none': the sum of log-probabilities.
-  length_penalty: Literal['gnmt', 'length', 'none'] = 'gnmt'
-  alpha: float = 0.6
-  # A hypothesis has at most max_length_ratio * source + max_length_extra
-  # subwords, the end symbol included on both sides.
-  max_length_ratio: float = 2.0
-  max_length_extra: int = 10
-  # And at least min_length_ratio * source + min_length_extra of them, as far
-  # as that is below its most.
-  min_length_ratio: float = 0.0
-  min_length_extra: int = 0
-  # The search of a sentence also ends when patience * beam_size hypotheses are
-  # finished (Kasai et al. 2022); 0: only when nothing better can come.
-  patience: float = 0.0
-  # Tokens that no translation has: the unknown one, and these pieces.
-  forbid_unknown: bool = False
-  forbidden: tuple[str, ...] = ()
-  # No n-gram of subwords of this size twice (Paulus et al. 2018); 0: any.
-  no_repeat_ngram: int = 0
-  # 'beam': the most probable translations. 'sample': random ones, as many as
-  # are asked for.
-  search: Literal['beam', 'sample'] = 'beam'
-  # Sampling: logits are divided by the temperature; only the top_k most
-  # probable tokens (Fan et al. 2018; 0: all), and of these the fewest that
-  # have probability top_p together (Holtzman et al. 2020; 1: all).
-  temperature: float = 1.0
-  top_k: int = 0
-  top_p: float = 1.0
-  # Sampling: decides the draws, with the number of the line.
-  seed: int = 0
-  # Longer source lines are translated in pieces of so many subwords.
-  max_source_length: int = 256
-  # Slots of a batch: rows * beam * source length.
-  batch_tokens: int = 16_384
-
-  def __post_init__(self):
-    for field in (
-      'beam_size',
-      'max_length_extra',
-      'max_source_length',
-      'batch_tokens',
-    ):
-      value = getattr(self, field)
-      require(value >= 1, f'decoding.{field}', f'must be >= 1, got {value}')
-    for field in (
-      'alpha',
-      'max_length_ratio',
-      'min_length_ratio',
-      'min_length_extra',
-      'patience',
-      'no_repeat_ngram',
-      'top_k',
-      'seed',
-    ):
-      value = getattr(self, field)
-      require(value >= 0, f'decoding.{field}', f'must be >= 0, got {value}')
-    require(
-      self.temperature > 0,
-      'decoding.temperature',
-      f'must be > 0, got {self.temperature}; beam_size=1 is greedy',
-    )
-    require(
-      0 < self.top_p <= 1,
-      'decoding.top_p',
-      f'must be in (0, 1], got {self.top_p}',
     )
 
 
@@ -487,25 +402,11 @@ class TrainingConfig:
   patience: int = 0
 
   def __post_init__(self):
-    for field in (
-      'steps',
-      'log_every',
-      'validate_every',
-      'save_every',
-      'keep_last',
-      'translate_beam',
-    ):
-      value = getattr(self, field)
-      require(value >= 1, f'training.{field}', f'must be >= 1, got {value}')
-    for field in (
-      'patience',
-      'keep_best',
-      'loss_chunk',
-      'translate_sentences',
-      'seed',
-    ):
-      value = getattr(self, field)
-      require(value >= 0, f'training.{field}', f'must be >= 0, got {value}')
+    every = 'log_every', 'validate_every', 'save_every'
+    counts = 'steps', 'keep_last', 'translate_beam'
+    require_at_least(1, self, 'training', every + counts)
+    optional = 'patience', 'keep_best', 'loss_chunk', 'translate_sentences'
+    require_at_least(0, self, 'training', (*optional, 'seed'))
     require(
       self.diversity >= 0,
       'training.diversity',

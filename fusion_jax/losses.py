@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fusion_jax.fusion.groups import token_mixture
 from fusion_jax.models.transformer import OutputLayer, output_logits
 
 Combine = Literal['arithmetic', 'geometric']
@@ -273,21 +274,11 @@ def _mixture_chunk(
   losses = losses * jnp.exp(log_weights)[:, None]
   rows = _Rows(
     losses.sum(0),
-    _mixture_negative(negatives, log_weights[:, None], settings.combine),
+    -token_mixture(-negatives, log_weights, settings.combine),
     _is_largest(targets, mixture),
   )
   losses = jnp.where(keep, losses, 0).sum(-1)
   return _MixtureChunk(losses, _chunk_sums(rows, keep), by_features, by_output)
-
-
-def _mixture_negative(
-  negatives: Float[Array, 'G R'],
-  log_weights: Float[Array, 'G 1'],
-  combine: Combine,
-) -> Float[Array, ' R']:
-  if combine == 'arithmetic':
-    return -jax.nn.logsumexp(log_weights - negatives, axis=0)
-  return (jnp.exp(log_weights) * negatives).sum(0)
 
 
 def _is_largest(

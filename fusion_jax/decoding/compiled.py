@@ -9,8 +9,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int32
 
+from fusion_jax.config import DecodingConfig
+from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.constraints import Requirements, TokenRules
-from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.decoding.ensemble import Ensemble, Mixture
 from fusion_jax.decoding.sample import Sampling, sample
 from fusion_jax.decoding.search import (
   Hypotheses,
@@ -18,6 +20,7 @@ from fusion_jax.decoding.search import (
   Step,
   beam_search,
 )
+from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Parameters, Transformer
 
 
@@ -127,6 +130,56 @@ def search_batch(
     samples=settings.beam, numbers=rows.numbers, sampling=settings.sampling
   )
   return jax.tree.map(lambda leaf: leaf[:, : settings.keep], found)
+
+
+def search_settings(
+  options: DecodingConfig, ensemble: Ensemble, keep: int
+) -> SearchSettings:
+  """The settings that options mean for an ensemble.
+
+  Args:
+    options: of the decoding.
+    ensemble: gives vocabulary and mixture.
+    keep: hypotheses to return.
+
+  Returns:
+    The settings.
+
+  Raises:
+    InputError: a forbidden piece is not in the vocabulary.
+  """
+  tokenizer = ensemble.tokenizer
+  sampling = None
+  if options.search == 'sample':
+    sampling = Sampling(
+      options.temperature, options.top_k, options.top_p, options.seed
+    )
+  return SearchSettings(
+    beam=options.beam_size,
+    keep=keep,
+    end_id=tokenizer.vocabulary.end,
+    penalty=LengthPenalty(options.length_penalty, options.alpha),
+    patience=options.patience,
+    rules=TokenRules(_forbidden(options, tokenizer), options.no_repeat_ngram),
+    sampling=sampling,
+    mixture=ensemble.mixture,
+  )
+
+
+def _forbidden(
+  options: DecodingConfig, tokenizer: Tokenizer
+) -> tuple[int, ...]:
+  vocabulary = tokenizer.vocabulary
+  ids = {vocabulary.unknown} if options.forbid_unknown else set()
+  for piece in options.forbidden:
+    found = tokenizer.id_of(piece)
+    if found is None or found == vocabulary.end:
+      raise InputError(
+        f'config.decoding.forbidden: {piece!r} is no piece of the target '
+        'vocabulary that can be forbidden'
+      )
+    ids.add(found)
+  return tuple(sorted(ids))
 
 
 def _start(

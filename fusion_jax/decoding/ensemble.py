@@ -65,11 +65,8 @@ class Ensemble:
   @property
   def longest(self) -> int | None:
     """The most positions that all models have, if any has a limit."""
-    models = [run.config.model for run in self.runs]
-    return min(
-      (m.max_positions for m in models if m.positions == 'learned'),
-      default=None,
-    )
+    limits = (run.longest for run in self.runs)
+    return min((n for n in limits if n is not None), default=None)
 
 
 def alone(run: Run | Ensemble) -> Ensemble:

@@ -25,6 +25,7 @@ from fusion_jax.decoding.shapes import (
   plan_batches,
 )
 from fusion_jax.errors import InputError
+from fusion_jax.fusion.groups import token_mixture
 from fusion_jax.models.transformer import (
   ModelOutput,
   OutputLayer,
@@ -44,11 +45,11 @@ class Scored:
 
   Attributes:
     tokens: log-probability of every subword, that of the end symbol last.
-    score: their sum divided by the length penalty, as the search ranks.
+    divisor: the length penalty.
   """
 
   tokens: tuple[float, ...]
-  score: float
+  divisor: float
 
   @property
   def log_probability(self) -> float:
@@ -60,8 +61,13 @@ class Scored:
     """The mean over the subwords; 0 of nothing."""
     return self.log_probability / max(len(self.tokens), 1)
 
+  @property
+  def score(self) -> float:
+    """The sum divided by the length penalty, as the search ranks."""
+    return self.log_probability / self.divisor
 
-_NOTHING = Scored((), 0.0)
+
+_NOTHING = Scored((), 1.0)
 
 
 class _Pair(NamedTuple):
@@ -93,10 +99,9 @@ class Scorer:
     self._run = run
     self._on_progress = on_progress or (lambda pairs: None)
     self._options = dataclasses.replace(options, beam_size=1)
-    model = run.config.model
-    self._longest = options.max_source_length
-    if model.positions == 'learned':
-      self._longest = min(self._longest, model.max_positions)
+    self._longest = min(
+      options.max_source_length, run.longest or options.max_source_length
+    )
     self._mesh = data_mesh()
     self._parameters = jax.device_put(run.parameters, replicated(self._mesh))
     self._divisors = LengthPenalty(
@@ -157,10 +162,8 @@ class Scorer:
     return [_NOTHING if _is_blank(pair) else next(left) for pair in window]
 
   def _scored(self, tokens: np.ndarray) -> Scored:
-    total = float(tokens.sum(dtype=np.float64))
-    return Scored(
-      tuple(map(float, tokens)), total / float(self._divisors[len(tokens)])
-    )
+    divisor = float(self._divisors[len(tokens)])
+    return Scored(tuple(map(float, tokens)), divisor)
 
   def _start(
     self, batch: PlannedBatch, pairs: list[_Pair]
@@ -200,10 +203,7 @@ def token_log_probabilities(
   if output.log_weights is None:
     return chosen(output.features, targets)
   each = jax.lax.map(lambda group: chosen(group, targets), output.features)
-  weights = output.log_weights[:, None, None]
-  if combine == 'arithmetic':
-    return jax.nn.logsumexp(weights + each, axis=0)
-  return (jnp.exp(weights) * each).sum(0)
+  return token_mixture(each, output.log_weights, combine)
 
 
 def _chosen(

@@ -14,19 +14,16 @@ from jaxtyping import Int32
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.data.normalise import normalise
-from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.batches import one_ahead, padded, placed, windows
 from fusion_jax.decoding.compiled import (
   SearchRows,
-  SearchSettings,
   Source,
   search_batch,
+  search_settings,
 )
-from fusion_jax.decoding.constraints import TokenRules
 from fusion_jax.decoding.ensemble import Ensemble, alone
 from fusion_jax.decoding.pieces import joiner, split_line
-from fusion_jax.decoding.sample import Sampling
-from fusion_jax.decoding.search import Hypotheses, LengthPenalty
+from fusion_jax.decoding.search import Hypotheses
 from fusion_jax.decoding.shapes import (
   PlannedBatch,
   decode_shapes,
@@ -102,7 +99,7 @@ class Translator:
     self._parameters = jax.device_put(
       tuple(each.parameters for each in ensemble.runs), replicated(self._mesh)
     )
-    self._search = _settings(options, ensemble, n_best)
+    self._search = search_settings(options, ensemble, n_best)
     self._shortest = options.min_length_ratio or options.min_length_extra
     self.shapes = decode_shapes(options, self._longest)
 
@@ -244,43 +241,6 @@ class Translator:
       )
       for ranked in zip(*pieces, strict=False)
     ]
-
-
-def _settings(
-  options: DecodingConfig, ensemble: Ensemble, keep: int
-) -> SearchSettings:
-  tokenizer = ensemble.tokenizer
-  sampling = None
-  if options.search == 'sample':
-    sampling = Sampling(
-      options.temperature, options.top_k, options.top_p, options.seed
-    )
-  return SearchSettings(
-    beam=options.beam_size,
-    keep=keep,
-    end_id=tokenizer.vocabulary.end,
-    penalty=LengthPenalty(options.length_penalty, options.alpha),
-    patience=options.patience,
-    rules=TokenRules(_forbidden(options, tokenizer), options.no_repeat_ngram),
-    sampling=sampling,
-    mixture=ensemble.mixture,
-  )
-
-
-def _forbidden(
-  options: DecodingConfig, tokenizer: Tokenizer
-) -> tuple[int, ...]:
-  vocabulary = tokenizer.vocabulary
-  ids = {vocabulary.unknown} if options.forbid_unknown else set()
-  for piece in options.forbidden:
-    found = tokenizer.id_of(piece)
-    if found is None or found == vocabulary.end:
-      raise InputError(
-        f'config.decoding.forbidden: {piece!r} is no piece of the target '
-        'vocabulary that can be forbidden'
-      )
-    ids.add(found)
-  return tuple(sorted(ids))
 
 
 def _filled(

@@ -91,6 +91,27 @@ def keep_groups(
   return features[kept], jax.nn.log_softmax(log_weights[kept])
 
 
+def token_mixture(
+  log_p: Float[Array, 'G *rest'],
+  log_weights: Float[Array, ' G'],
+  combine: Literal['arithmetic', 'geometric'],
+) -> Float[Array, '*rest']:
+  """The mixture of what the groups give to tokens that are chosen already.
+
+  Args:
+    log_p: log-probability in every group.
+    log_weights: log psi, float32.
+    combine: log sum_k psi_k p_k, or sum_k psi_k log p_k.
+
+  Returns:
+    float32.
+  """
+  weights = log_weights.reshape(-1, *(1,) * (log_p.ndim - 1))
+  if combine == 'arithmetic':
+    return jax.nn.logsumexp(weights + log_p, axis=0)
+  return (jnp.exp(weights) * log_p).sum(0)
+
+
 def mixture_log_probabilities(
   features: Float[Array, 'G M D'],
   log_weights: Float[Array, ' G'],

@@ -49,6 +49,12 @@ class Run:
   source_tokenizer: Tokenizer
   target_tokenizer: Tokenizer
 
+  @property
+  def longest(self) -> int | None:
+    """The most positions the model has, if there is a limit."""
+    model = self.config.model
+    return model.max_positions if model.positions == 'learned' else None
+
 
 def make_model(
   config: ExperimentConfig, source: Tokenizer, target: Tokenizer

@@ -1,7 +1,10 @@
-"""A model that copies its source, for tests of what is around a model."""
+"""Runs for tests: a model that copies its source, and random Transformers."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from fusion_jax.config import (
   DataConfig,
@@ -10,6 +13,7 @@ from fusion_jax.config import (
   TokenizerConfig,
 )
 from fusion_jax.data.tokenizer import Tokenizer, train
+from fusion_jax.fusion_options import SideConfig
 from fusion_jax.models.stack import StackOutput
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.training.trained import Run
@@ -75,4 +79,22 @@ def make_run(tokenizer, kind=Copying, parameters=None, language='de'):
     1,
     tokenizer,
     tokenizer,
+  )
+
+
+def random_run(tokenizer, seed, decoder=None, layers=1):
+  """A Transformer; large weights make large differences of hypotheses."""
+  run = make_run(tokenizer, Transformer)
+  config = dataclasses.replace(
+    run.config.model, decoder=decoder or SideConfig(), decoder_layers=layers
+  )
+  model = run.model.clone(config=config)
+  one = jnp.ones((1, 4), jnp.int32)
+  init = jax.jit(model.init)
+  parameters = init(jax.random.key(seed), one, jnp.full(1, 4, jnp.int32), one)
+  return dataclasses.replace(
+    run,
+    config=dataclasses.replace(run.config, model=config),
+    model=model,
+    parameters=jax.tree.map(lambda x: 3 * x, nn.unbox(parameters['params'])),
   )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from copying import make_run, make_tokenizer
 
-from fusion_jax.decoding import run as run_module
+from fusion_jax.decoding import request as request_module
 
 PROGRAM = Path(__file__).parents[2] / 'decode.py'
 TEXT = 'the cat sat on the mat\n\na dog and a cat\n'
@@ -23,7 +23,7 @@ def decode(trained, monkeypatch, tmp_path):
   spec = importlib.util.spec_from_file_location('decode', PROGRAM)
   program = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(program)
-  monkeypatch.setattr(run_module, 'load_run', lambda *arguments: trained)
+  monkeypatch.setattr(request_module, 'load_run', lambda *arguments: trained)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text(TEXT)
   return lambda *flags: program.main(['--workdir=run', *flags])

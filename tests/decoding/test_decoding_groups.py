@@ -7,7 +7,7 @@ import pytest
 from copying import make_tokenizer
 
 from fusion_jax.config import ExperimentConfig, ModelConfig
-from fusion_jax.decoding.run import with_groups
+from fusion_jax.decoding.request import with_groups
 from fusion_jax.errors import InputError
 from fusion_jax.fusion_options import SideConfig
 from fusion_jax.models.transformer import Transformer, initial_parameters

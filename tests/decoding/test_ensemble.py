@@ -2,15 +2,14 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from copying import LINES, make_run, make_tokenizer
-from flax import linen as nn
+from copying import LINES, make_run, make_tokenizer, random_run
 
 from fusion_jax.config import DecodingConfig, TokenizerConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
+from fusion_jax.decoding import request as request_module
 from fusion_jax.decoding import run as run_module
 from fusion_jax.decoding.ensemble import Ensemble, Mixture, make_ensemble
 from fusion_jax.decoding.translate import Translator
@@ -29,27 +28,10 @@ def tokenizer():
   return make_tokenizer()
 
 
-def _run(tokenizer, seed, decoder=None, layers=1):
-  run = make_run(tokenizer, Transformer)
-  config = dataclasses.replace(
-    run.config.model, decoder=decoder or SideConfig(), decoder_layers=layers
-  )
-  model = run.model.clone(config=config)
-  one = jnp.ones((1, 4), jnp.int32)
-  init = jax.jit(model.init)
-  parameters = init(jax.random.key(seed), one, jnp.full(1, 4, jnp.int32), one)
-  return dataclasses.replace(
-    run,
-    config=dataclasses.replace(run.config, model=config),
-    model=model,
-    parameters=jax.tree.map(lambda x: 3 * x, nn.unbox(parameters['params'])),
-  )
-
-
 @pytest.fixture(scope='module')
 def runs(tokenizer):
   gtrans = SideConfig('gtrans', gtrans=GtransOptions(group_size=1))
-  return _run(tokenizer, 1), _run(tokenizer, 2, gtrans, layers=2)
+  return random_run(tokenizer, 1), random_run(tokenizer, 2, gtrans, layers=2)
 
 
 def _translations(ensemble, lines=_LINES):
@@ -125,7 +107,7 @@ def test_what_cannot_be_an_ensemble(runs, tokenizer):
 def test_decode_reads_several_runs(runs, monkeypatch, tmp_path):
   loaded = dict(zip('ab', runs, strict=True))
   monkeypatch.setattr(
-    run_module, 'load_run', lambda workdir, *arguments: loaded[workdir]
+    request_module, 'load_run', lambda workdir, *arguments: loaded[workdir]
   )
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'in').write_text('\n'.join(_LINES) + '\n')

@@ -3,14 +3,13 @@
 import dataclasses
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from copying import LINES, make_run, make_tokenizer
-from flax import linen as nn
+from copying import LINES, make_tokenizer, random_run
 
 from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding import request as request_module
 from fusion_jax.decoding import run as run_module
 from fusion_jax.decoding.compiled import (
   SearchRows,
@@ -29,7 +28,6 @@ from fusion_jax.fusion_options import GtransOptions, SideConfig
 from fusion_jax.models.transformer import (
   ModelOutput,
   OutputLayer,
-  Transformer,
 )
 
 OPTIONS = DecodingConfig(
@@ -50,21 +48,7 @@ def tokenizer():
 
 
 def _run(tokenizer, fusion='none'):
-  run = make_run(tokenizer, Transformer)
-  config = dataclasses.replace(
-    run.config.model, decoder=FUSIONS[fusion], decoder_layers=2
-  )
-  model = run.model.clone(config=config)
-  one = jnp.ones((1, 4), jnp.int32)
-  init = jax.jit(model.init)
-  parameters = init(jax.random.key(5), one, jnp.full(1, 4, jnp.int32), one)
-  return dataclasses.replace(
-    run,
-    config=dataclasses.replace(run.config, model=config),
-    model=model,
-    # Larger weights make larger differences between hypotheses.
-    parameters=jax.tree.map(lambda x: 3 * x, nn.unbox(parameters['params'])),
-  )
+  return random_run(tokenizer, 5, FUSIONS[fusion], layers=2)
 
 
 @pytest.mark.parametrize('fusion', FUSIONS)
@@ -151,7 +135,7 @@ def test_a_line_that_is_too_long_is_named(tokenizer, side):
 @pytest.fixture
 def score(tokenizer, monkeypatch, tmp_path):
   trained = _run(tokenizer)
-  monkeypatch.setattr(run_module, 'load_run', lambda *arguments: trained)
+  monkeypatch.setattr(request_module, 'load_run', lambda *arguments: trained)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text('the cat sat\n\na dog\n')
   Path('target').write_text('a cat\n\nthe dog\n')

@@ -1,0 +1,154 @@
+"""What decode.py is asked for, and the runs that do it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fusion_jax.config import DataConfig, DecodingConfig
+from fusion_jax.decoding.ensemble import Ensemble, make_ensemble
+from fusion_jax.errors import InputError
+from fusion_jax.training.trained import Run, load_run
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What to translate, with what, and where to.
+
+  Attributes:
+    workdir: the run directory; several, with commas between, translate as one.
+    mode: 'translate', or 'score': the log-probabilities of translations that
+      are given.
+    input: a file, or '' for stdin.
+    target: with mode='score' the file of the translations.
+    per_token: with mode='score' a column with the log-probabilities of all
+      subwords.
+    output: a file, or '' for stdout.
+    reference: a file to score against, or '' for no scores.
+    step: a step, 'best' or 'last'.
+    average: average the parameters of so many checkpoints.
+    n_best: 0: one translation a line. Else so many lines of the form
+      'index ||| translation ||| score' for each line; the index starts at 0.
+    source_language, target_language: if given, the run's must be the same.
+    groups: 'first:last' of a GTRANS decoder that translate; '': the run's.
+    weights: of several runs, with commas between; '': all alike.
+    combine: of several runs: the mean of their predictions.
+    options: fields of DecodingConfig that replace the run's.
+  """
+
+  workdir: str
+  mode: Literal['translate', 'score'] = 'translate'
+  input: str = ''
+  target: str = ''
+  per_token: bool = False
+  output: str = ''
+  reference: str = ''
+  step: int | str = 'best'
+  average: int = 1
+  n_best: int = 0
+  source_language: str = ''
+  target_language: str = ''
+  groups: str = ''
+  weights: str = ''
+  combine: Literal['arithmetic', 'geometric'] = 'arithmetic'
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def decoding(self, run: Run) -> DecodingConfig:
+    """The run's options with those that replace them."""
+    return dataclasses.replace(run.config.decoding, **self.options)
+
+
+def check_flags(request: Request) -> None:
+  """Refuses flags that have no meaning together; nothing is opened.
+
+  Raises:
+    InputError: names the flag and the mode.
+  """
+  scoring = request.mode == 'score'
+  if scoring and not request.target:
+    raise InputError('--mode=score needs --target, the translations to score')
+  needless = {
+    'target': not scoring and request.target,
+    'per_token': not scoring and request.per_token,
+    'reference': scoring and request.reference,
+    'n_best': scoring and request.n_best,
+    'weights': scoring and request.weights,
+    'combine': scoring and request.combine != 'arithmetic',
+  }
+  for flag, given in needless.items():
+    if given:
+      raise InputError(f'--{flag} has no meaning with --mode={request.mode}')
+  if scoring and ',' in request.workdir:
+    raise InputError('--workdir: --mode=score takes one run')
+
+
+def load(request: Request) -> Ensemble:
+  """Loads the runs that translate.
+
+  Raises:
+    InputError: one cannot be loaded or translates something else, or they
+      do not fit together.
+  """
+  names = request.workdir.split(',')
+  runs = [load_one(name, request) for name in names]
+  return make_ensemble(runs, names, _weights(request.weights), request.combine)
+
+
+def load_one(workdir: str, request: Request) -> Run:
+  """Loads one run, with the groups and the languages that are asked for."""
+  trained = load_run(workdir, request.step, request.average)
+  _check_direction(workdir, request, trained.config.data)
+  if request.groups:
+    trained = with_groups(trained, request.groups)
+  return trained
+
+
+def _weights(text: str) -> list[float]:
+  try:
+    return [float(part) for part in text.split(',') if text]
+  except ValueError:
+    raise InputError(
+      f'--weights={text}: must be numbers with commas between'
+    ) from None
+
+
+def with_groups(run: Run, groups: str) -> Run:
+  """The run with only some groups of its decoder.
+
+  Layers above the last of them are not computed, and the weights of those
+  kept sum to 1; Yang et al. (2022), Table VI.
+
+  Args:
+    run: with fusion='gtrans' in its decoder.
+    groups: 'first:last', counted from 1.
+
+  Returns:
+    The same parameters in a model with those groups.
+
+  Raises:
+    InputError: the decoder has no groups, or not those.
+  """
+  decoder = run.config.model.decoder
+  if decoder.fusion != 'gtrans':
+    raise InputError(
+      f'--groups={groups}: the decoder has no groups, its fusion is '
+      f'{decoder.fusion!r}'
+    )
+  options = dataclasses.replace(decoder.gtrans, inference_groups=groups)
+  model = dataclasses.replace(
+    run.config.model, decoder=dataclasses.replace(decoder, gtrans=options)
+  )
+  return dataclasses.replace(
+    run,
+    config=dataclasses.replace(run.config, model=model),
+    model=run.model.clone(config=model),
+  )
+
+
+def _check_direction(workdir: str, request: Request, data: DataConfig) -> None:
+  for side in ('source_language', 'target_language'):
+    given, trained = getattr(request, side), getattr(data, side)
+    if given and given != trained:
+      raise InputError(
+        f'--{side}={given}: {workdir} translates from '
+        f'{data.source_language} to {data.target_language}'
+      )
