@@ -50,8 +50,8 @@ class SearchSteps:
     def search(parameters, cache, memory):
       apply = functools.partial(model.apply, {'params': parameters})
       return beam_search(
-        lambda tokens, position, cache: apply(
-          tokens, position, cache, memory, method='decode_step'
+        lambda tokens, position, rows, cache: apply(
+          tokens, position, rows, cache, memory, method='decode_step'
         ),
         cache,
         batch=size.rows,

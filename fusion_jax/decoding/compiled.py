@@ -13,13 +13,9 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.constraints import Requirements, TokenRules
 from fusion_jax.decoding.ensemble import Ensemble, Mixture
+from fusion_jax.decoding.hypotheses import Hypotheses, LengthPenalty, Step
 from fusion_jax.decoding.sample import Sampling, sample
-from fusion_jax.decoding.search import (
-  Hypotheses,
-  LengthPenalty,
-  Step,
-  beam_search,
-)
+from fusion_jax.decoding.search import beam_search
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Parameters, Transformer
 
@@ -205,9 +201,9 @@ def _step(
   memories: Sequence[Any],
   mixture: Mixture,
 ) -> Step:
-  def step(tokens, position, caches):
+  def step(tokens, position, rows, caches):
     results = [
-      apply(tokens, position, cache, memory, method='decode_step')
+      apply(tokens, position, rows, cache, memory, method='decode_step')
       for apply, cache, memory in zip(applies, caches, memories, strict=True)
     ]
     logits, caches = zip(*results, strict=True)

@@ -42,11 +42,25 @@ class Requirements(NamedTuple):
   prefixes: Int32[Array, 'B P'] | None = None
   prefix_lengths: Int32[Array, ' B'] | None = None
 
-  def limits(self, max_lengths: Int32[Array, ' B']) -> Int32[Array, ' B']:
-    """At least one more than the prefix."""
-    if self.prefix_lengths is None:
-      return max_lengths
-    return jnp.maximum(max_lengths, self.prefix_lengths + 1)
+
+def clipped_limits(
+  max_lengths: Int32[Array, ' B'],
+  requirements: Requirements | None,
+  max_length: int,
+) -> Int32[Array, ' B']:
+  """The most tokens of each sentence, the end symbol included.
+
+  Args:
+    max_lengths: as asked for.
+    requirements: a sentence has room for its prefix and an end symbol.
+    max_length: the room there is.
+
+  Returns:
+    From 1 to max_length.
+  """
+  if requirements is not None and requirements.prefix_lengths is not None:
+    max_lengths = jnp.maximum(max_lengths, requirements.prefix_lengths + 1)
+  return jnp.clip(max_lengths, 1, max_length)
 
 
 def allowed_tokens(

@@ -4,6 +4,7 @@ Axis letters: B batch, K samples of a sentence, T positions, V vocabulary.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +15,17 @@ from fusion_jax.decoding.constraints import (
   Requirements,
   TokenRules,
   allowed_tokens,
+  clipped_limits,
 )
-from fusion_jax.decoding.search import Hypotheses, LengthPenalty, Step
+from fusion_jax.decoding.hypotheses import (
+  Hypotheses,
+  LengthPenalty,
+  Step,
+  best_first,
+  written,
+)
+
+_NO_RULES = TokenRules()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +47,28 @@ class Sampling:
 
 
 class _State(NamedTuple):
+  """Samples so far; what has ended draws on and keeps nothing of it."""
+
   position: Int32[Array, '']
-  tokens: Int32[Array, 'B K T']
   newest: Int32[Array, 'B K']
-  lengths: Int32[Array, 'B K']
-  log_probabilities: Float32[Array, 'B K']
   alive: Bool[Array, 'B K']
+  tokens: Int32[Array, 'B K T']
+  gains: Float32[Array, 'B K T']
   cache: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Draws:
+  """What stays the same in all steps; see the arguments of `sample`."""
+
+  step: Step
+  keys: Array
+  end_id: int
+  max_lengths: Int32[Array, ' B']
+  sampling: Sampling
+  normalised: bool
+  rules: TokenRules
+  requirements: Requirements | None
 
 
 def restrict(
@@ -84,14 +109,14 @@ def sample(
   penalty: LengthPenalty,
   sampling: Sampling,
   normalised: bool = False,
-  rules: TokenRules | None = None,
+  rules: TokenRules = _NO_RULES,
   requirements: Requirements | None = None,
 ) -> Hypotheses:
   """Draws hypotheses of every sentence, token by token.
 
   Args:
     step: the model, as for `beam_search`.
-    cache: of the step; every leaf [B, K, ...].
+    cache: of the step, with K rows a sentence.
     samples: of a sentence, K.
     max_length: room for the longest hypothesis, T.
     max_lengths: int32 limit of each sentence; there the end symbol follows.
@@ -108,54 +133,65 @@ def sample(
   Returns:
     K hypotheses with the model's own log-probabilities, best first.
   """
-  batch = len(numbers)
-  if requirements is not None:
-    max_lengths = requirements.limits(max_lengths)
-  max_lengths = jnp.clip(max_lengths, 1, max_length)
-  divisors = jnp.asarray(penalty.divisors(max_length))
-  keys = _keys(sampling.seed, numbers, samples)
-
-  def advance(state: _State) -> _State:
-    logits, cache = step(state.newest, state.position, state.cache)
-    log_p = logits if normalised else jax.nn.log_softmax(logits)
-    open_logits = _open(log_p, state, rules, requirements, end_id)
-    drawn = _draw(keys, state.position, restrict(open_logits, sampling))
-    at_limit = state.position + 1 >= max_lengths[:, None]
-    token = jnp.where(at_limit, end_id, drawn)
-    gain = jnp.take_along_axis(log_p, token[..., None], axis=-1)[..., 0]
-    here = jnp.arange(max_length) == state.position
-    written = jnp.where(state.alive, token, 0)[..., None]
-    return _State(
-      state.position + 1,
-      jnp.where(here, written, state.tokens),
-      token,
-      state.lengths + state.alive,
-      state.log_probabilities + jnp.where(state.alive, gain, 0),
-      state.alive & (token != end_id),
-      cache,
-    )
-
+  draws = _Draws(
+    step,
+    _keys(sampling.seed, numbers, samples),
+    end_id,
+    clipped_limits(max_lengths, requirements, max_length),
+    sampling,
+    normalised,
+    rules,
+    requirements,
+  )
+  shape = len(numbers), samples, max_length
+  state = _State(
+    jnp.int32(0),
+    jnp.full(shape[:2], start_id, jnp.int32),
+    jnp.ones(shape[:2], bool),
+    jnp.zeros(shape, jnp.int32),
+    jnp.zeros(shape, jnp.float32),
+    cache,
+  )
   final = jax.lax.while_loop(
-    lambda state: state.alive.any(),
-    advance,
-    _State(
-      jnp.int32(0),
-      jnp.zeros((batch, samples, max_length), jnp.int32),
-      jnp.full((batch, samples), start_id, jnp.int32),
-      jnp.zeros((batch, samples), jnp.int32),
-      jnp.zeros((batch, samples), jnp.float32),
-      jnp.ones((batch, samples), bool),
-      cache,
-    ),
+    lambda state: state.alive.any(), functools.partial(_advance, draws), state
   )
-  scores = final.log_probabilities / divisors[final.lengths]
+  return _ranked(final, jnp.asarray(penalty.divisors(max_length)), end_id)
+
+
+def _advance(draws: _Draws, state: _State) -> _State:
+  """One more token of every sample."""
+  position = state.position
+  # A sample goes on with itself: its positions stand in its own row.
+  own = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[:, None]
+  rows = jnp.broadcast_to(own, state.tokens.shape)
+  logits, cache = draws.step(state.newest, position, rows, state.cache)
+  log_p = logits if draws.normalised else jax.nn.log_softmax(logits)
+  open_logits = restrict(_open(draws, log_p, state), draws.sampling)
+  at_limit = position + 1 >= draws.max_lengths[:, None]
+  token = jnp.where(
+    at_limit, draws.end_id, _draw(draws.keys, position, open_logits)
+  )
+  gain = jnp.take_along_axis(log_p, token[..., None], axis=-1)[..., 0]
+  return _State(
+    position + 1,
+    token,
+    state.alive & (token != draws.end_id),
+    written(state.tokens, position, jnp.where(state.alive, token, 0)),
+    written(state.gains, position, jnp.where(state.alive, gain, 0)),
+    cache,
+  )
+
+
+def _ranked(
+  final: _State, divisors: Float32[Array, ' lengths'], end_id: int
+) -> Hypotheses:
+  """The samples, best first; each has one end symbol, its last token."""
+  lengths = jnp.argmax(final.tokens == end_id, axis=-1).astype(jnp.int32) + 1
+  total = final.gains.sum(-1)
   found = Hypotheses(
-    final.tokens, final.lengths, scores, final.log_probabilities
+    final.tokens, lengths, total / divisors[lengths], total, final.gains
   )
-  order = jnp.argsort(-scores, axis=1)
-  return jax.tree.map(
-    lambda leaf: jax.vmap(lambda row, at: row[at])(leaf, order), found
-  )
+  return best_first(found, lengths.shape[1])
 
 
 def _keys(seed: int, numbers: Int32[Array, ' B'], samples: int) -> Array:
@@ -174,18 +210,15 @@ def _draw(
 
 
 def _open(
-  log_p: Float32[Array, 'B K V'],
-  state: _State,
-  rules: TokenRules | None,
-  requirements: Requirements | None,
-  end_id: int,
+  draws: _Draws, log_p: Float32[Array, 'B K V'], state: _State
 ) -> Float32[Array, 'B K V']:
+  """-inf where a token is not allowed."""
   allowed = allowed_tokens(
-    rules or TokenRules(),
-    requirements,
+    draws.rules,
+    draws.requirements,
     state.tokens,
     state.position,
-    end_id,
+    draws.end_id,
     log_p.shape[-1],
   )
   return log_p if allowed is None else jnp.where(allowed, log_p, -jnp.inf)

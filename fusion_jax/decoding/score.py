@@ -18,7 +18,7 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.data.normalise import normalise
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.batches import one_ahead, padded, placed, windows
-from fusion_jax.decoding.search import LengthPenalty
+from fusion_jax.decoding.hypotheses import LengthPenalty
 from fusion_jax.decoding.shapes import (
   PlannedBatch,
   decode_shapes,

@@ -22,8 +22,8 @@ from fusion_jax.decoding.compiled import (
   search_settings,
 )
 from fusion_jax.decoding.ensemble import Ensemble, alone
+from fusion_jax.decoding.hypotheses import Hypotheses
 from fusion_jax.decoding.pieces import joiner, split_line
-from fusion_jax.decoding.search import Hypotheses
 from fusion_jax.decoding.shapes import (
   PlannedBatch,
   decode_shapes,

@@ -32,6 +32,27 @@ def causal_mask(size: int) -> Bool[Array, '1 1 {size} {size}']:
   return (position[:, None] >= position[None, :])[None, None]
 
 
+def rows_mask(
+  rows: Int[Array, 'B K P'], position: Int[Array, '']
+) -> Bool[Array, 'B 1 K P*K']:
+  """Which keys of a cache belong to each hypothesis of a beam.
+
+  The cache of a sentence has K keys a position, one a row, position by
+  position.
+
+  Args:
+    rows: where each position of hypothesis k stands.
+    position: the newest one.
+
+  Returns:
+    True at the keys of the positions up to `position`.
+  """
+  batch, beam, size = rows.shape
+  own = rows[..., None] == jnp.arange(beam)
+  seen = (jnp.arange(size) <= position)[:, None]
+  return (own & seen).reshape(batch, 1, beam, size * beam)
+
+
 def attention_weights(
   query: Float[Array, 'B N T H'],
   keys: Float[Array, 'B N S H'],

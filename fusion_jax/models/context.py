@@ -18,15 +18,15 @@ class KeyValue(NamedTuple):
 def append(
   cache: KeyValue, new: KeyValue, position: Int[Array, '']
 ) -> KeyValue:
-  """Writes the keys and values of one position into a cache.
+  """Writes keys and values into a cache.
 
   Args:
     cache: [B, N, S, H] each.
-    new: [B, N, 1, H] each.
-    position: where on the S axis.
+    new: [B, N, K, H] each.
+    position: of the first of them on the S axis.
 
   Returns:
-    The cache with that position replaced.
+    The cache with those positions replaced.
   """
   return jax.tree.map(
     lambda old, one: jax.lax.dynamic_update_slice_in_dim(
@@ -41,7 +41,8 @@ class CacheWalk:
   """Gives every self-attention of a pass its cache, in the order of use.
 
   A pass over all positions has no caches: attention reads what it has just
-  projected. A pass over one position takes the caches of the earlier ones.
+  projected. A pass over one position, of each hypothesis of a beam, takes the
+  caches of the earlier ones.
   Either way `seen` lists what was read, which is the next step's caches.
   """
 
@@ -55,7 +56,7 @@ class CacheWalk:
     Args:
       caches: of the earlier positions, in the order of use; None: this pass
         covers all positions.
-      position: of the newest position, where caches are given.
+      position: where in the caches the new keys begin.
     """
     self._left = None if caches is None else list(caches)
     self._position = position

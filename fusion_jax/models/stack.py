@@ -2,15 +2,14 @@
 
 H[0] is the input of the first layer, H[l] the output of layer l.
 Axis letters: B batch, S source, T target, D model width, K beam, G groups.
-M is the rows of a decoder pass: B, or B * K in one step of a beam search.
+In one step of a search T is the K hypotheses of a sentence: they stand side by
+side like positions, and the mask keeps them apart.
 """
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
@@ -19,7 +18,7 @@ from fusion_jax.config import ModelConfig
 from fusion_jax.models.context import CacheWalk, Context, KeyValue
 from fusion_jax.models.layers import FeedForward, Residual, layer_norm
 
-Layers = tuple[Float[Array, 'M T D'], ...]
+Layers = tuple[Float[Array, 'B T D'], ...]
 
 # Of every decoder layer: one each, or stacked with scan_layers.
 Memories = tuple[KeyValue, ...] | KeyValue
@@ -116,20 +115,19 @@ class DecoderLayer(nn.Module):
 
   def __call__(
     self,
-    x: Float[Array, 'M T D'],
+    x: Float[Array, 'B T D'],
     layers: Layers,
     context: Context,
     memory: KeyValue,
-  ) -> Float[Array, 'M T D']:
+  ) -> Float[Array, 'B T D']:
     """One layer, for all positions or for one with caches.
 
     Args:
-      x: all positions of B sentences (M = B), or the newest position of each
-        of K hypotheses of B sentences (M = B * K, T = 1).
+      x: all positions of B sentences, or the newest position of each of K
+        hypotheses of B sentences (T = K).
       layers: H[0..l-1], for attentions that read more than x.
       context: of the pass.
-      memory: keys and values of the source; all hypotheses of a sentence
-        share them.
+      memory: keys and values of the source.
 
     Returns:
       The layer's output.
@@ -141,21 +139,14 @@ class DecoderLayer(nn.Module):
     x = self.self_attention_residual.after(x, y, deterministic, self.scale)
 
     h = self.cross_attention_residual.before(x)
-    y = self._attend_memory(h, memory, context)
+    y = self.cross_attention(
+      h, memory, context.memory_mask, context.deterministic
+    )
     x = self.cross_attention.residual_input(x, h)
     x = self.cross_attention_residual.after(x, y, deterministic, self.scale)
 
     y = self.feed_forward(self.feed_forward_residual.before(x), deterministic)
     return self.feed_forward_residual.after(x, y, deterministic, self.scale)
-
-  def _attend_memory(
-    self, h: Float[Array, 'M T D'], memory: KeyValue, context: Context
-  ) -> Float[Array, 'M T D']:
-    per_sentence = h.reshape(memory.keys.shape[0], -1, h.shape[-1])
-    y = self.cross_attention(
-      per_sentence, memory, context.memory_mask, context.deterministic
-    )
-    return y.reshape(h.shape)
 
 
 class _Stack(nn.Module):
@@ -190,7 +181,7 @@ class _Stack(nn.Module):
 
   def _run(
     self,
-    x: Float[Array, 'M T D'],
+    x: Float[Array, 'B T D'],
     context: Context,
     memories: Any,
   ) -> StackOutput:
@@ -199,8 +190,8 @@ class _Stack(nn.Module):
     return self._read(*run(x, context, memories), context)
 
   def _loop(
-    self, x: Float[Array, 'M T D'], context: Context, memories: Any
-  ) -> tuple[Layers, Float[Array, 'M T D']]:
+    self, x: Float[Array, 'B T D'], context: Context, memories: Any
+  ) -> tuple[Layers, Float[Array, 'B T D']]:
     """H[0..L] and what the connection makes of them."""
     layers, carried = (x,), ()
     for index, layer in enumerate(self.layer[: self._depth(context)]):
@@ -222,11 +213,11 @@ class _Stack(nn.Module):
   def _one(
     self,
     layer: nn.Module,
-    x: Float[Array, 'M T D'],
+    x: Float[Array, 'B T D'],
     layers: Layers,
     context: Context,
     memory: Any,
-  ) -> Float[Array, 'M T D']:
+  ) -> Float[Array, 'B T D']:
     if not self.config.remat or context.caches.decoding:
       return layer(x, layers, context, memory)
 
@@ -240,8 +231,8 @@ class _Stack(nn.Module):
     return y
 
   def _scan(
-    self, x: Float[Array, 'M T D'], context: Context, memories: Any
-  ) -> tuple[Layers, Float[Array, 'M T D']]:
+    self, x: Float[Array, 'B T D'], context: Context, memories: Any
+  ) -> tuple[Layers, Float[Array, 'B T D']]:
     """As `_loop`, where layers read the layer below; one is compiled."""
     embedding = x
 
@@ -257,15 +248,13 @@ class _Stack(nn.Module):
       body = nn.remat(body, prevent_cse=False)
     scan = _scanned(body, self.config.layers(self.side))
     cache = context.caches.take()
-    (x, _), (outputs, seen) = scan(
-      self.layers, (x, x), (memories, _layers_first(cache))
-    )
-    context.caches.join((_rows_first(seen),))
+    (x, _), (outputs, seen) = scan(self.layers, (x, x), (memories, cache))
+    context.caches.join((seen,))
     layers = (embedding, *outputs)
     return layers, self.connection.layer_input(layers, (), context)[0]
 
   def _read(
-    self, layers: Layers, output: Float[Array, 'M T D'], context: Context
+    self, layers: Layers, output: Float[Array, 'B T D'], context: Context
   ) -> StackOutput:
     features, log_weights = output, None
     if self.read_out is not None:
@@ -321,7 +310,7 @@ class Decoder(_Stack):
     return scan(self.layers, (), features if each else None)[1]
 
   def __call__(
-    self, x: Float[Array, 'M T D'], context: Context, memories: Memories
+    self, x: Float[Array, 'B T D'], context: Context, memories: Memories
   ) -> StackOutput:
     """All positions at once, or one position with caches.
 
@@ -350,25 +339,3 @@ def _scanned(body: Callable, layers: int) -> Callable:
     length=layers,
     metadata_params={nn.PARTITION_NAME: 'layers'},
   )
-
-
-def _layers_first(cache: KeyValue | None) -> KeyValue | None:
-  """[M, L, ...] leaves as [L, M, ...]."""
-  return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), cache)
-
-
-def _rows_first(cache: KeyValue) -> KeyValue:
-  """[L, M, ...] leaves as [M, L, ...]."""
-  return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), cache)
-
-
-def split_beams(cache: tuple[KeyValue, ...], beam: int) -> tuple[KeyValue, ...]:
-  """[B * K, ...] leaves as [B, K, ...]."""
-  return jax.tree.map(
-    lambda leaf: leaf.reshape(-1, beam, *leaf.shape[1:]), cache
-  )
-
-
-def merge_beams(cache: tuple[KeyValue, ...]) -> tuple[KeyValue, ...]:
-  """[B, K, ...] leaves as [B * K, ...]."""
-  return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), cache)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
 from fusion_jax.fusion.groups import mixture_log_probabilities
-from fusion_jax.models.attention import causal_mask, padding_mask
+from fusion_jax.models.attention import causal_mask, padding_mask, rows_mask
 from fusion_jax.models.context import CacheWalk, Context, KeyValue
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import (
@@ -28,8 +28,6 @@ from fusion_jax.models.stack import (
   Encoder,
   Memories,
   StackOutput,
-  merge_beams,
-  split_beams,
 )
 
 Parameters = Any  # Nested dictionaries of float32 arrays.
@@ -155,10 +153,10 @@ class Transformer(nn.Module):
     self,
     table: Float[Array, 'V D'],
     learned: Float[Array, 'P D'] | None,
-    tokens: Int[Array, 'M T'],
+    tokens: Int[Array, 'B T'],
     positions: Int[Array, ' T'],
     deterministic: bool,
-  ) -> Float[Array, 'M T D']:
+  ) -> Float[Array, 'B T D']:
     dtype = jnp.dtype(self.config.compute_dtype)
     scaled = table[tokens] * self.config.width**0.5
     encoding = (
@@ -170,10 +168,10 @@ class Transformer(nn.Module):
 
   def _embed_target(
     self,
-    tokens: Int[Array, 'M T'],
+    tokens: Int[Array, 'B T'],
     positions: Int[Array, ' T'],
     deterministic: bool,
-  ) -> Float[Array, 'M T D']:
+  ) -> Float[Array, 'B T D']:
     learned = getattr(self, 'target_positions', None)
     return self._embed(
       self.target_table, learned, tokens, positions, deterministic
@@ -267,18 +265,19 @@ class Transformer(nn.Module):
       max_length: the most steps, T.
 
     Returns:
-      The cache, leaves [B, K, ..., N, T, H]; and the memory.
+      The cache, leaves [B, N, T * K, H], one row a hypothesis of a position,
+      with scan_layers [L, B, N, T * K, H]; and the memory.
     """
     mask = padding_mask(source_lengths, encoded.layers[0].shape[1])
     memory = Memory(self.decoder.memories(encoded, mask), mask)
     first = jnp.full((source_lengths.shape[0], 1), self.start_id)
     caches = CacheWalk()
     # Only the shapes of what it sees are used; XLA drops the rest.
-    self._decode(first, jnp.zeros((1,), jnp.int32), memory, caches, 1)
+    self._decode(first, jnp.int32(0), memory, caches, causal_mask(1))
 
     def empty(seen: Array) -> Array:
-      rows, *inner, _, width = seen.shape
-      return jnp.zeros((rows, beam, *inner, max_length, width), seen.dtype)
+      *rows, _, width = seen.shape
+      return jnp.zeros((*rows, max_length * beam, width), seen.dtype)
 
     return jax.tree.map(empty, tuple(caches.seen)), memory
 
@@ -286,6 +285,7 @@ class Transformer(nn.Module):
     self,
     tokens: Int[Array, 'B K'],
     position: Int[Array, ''],
+    rows: Int[Array, 'B K P'],
     cache: tuple[KeyValue, ...],
     memory: Memory,
   ) -> tuple[Float[Array, 'B K V'], tuple[KeyValue, ...]]:
@@ -294,6 +294,8 @@ class Transformer(nn.Module):
     Args:
       tokens: int32, the newest token; `start_id` at position 0.
       position: of that token.
+      rows: int32; in which row of the cache each position of each hypothesis
+        stands. Hypothesis k writes this position into row k.
       cache: of the earlier positions.
       memory: of `start_decoding`.
 
@@ -302,12 +304,11 @@ class Transformer(nn.Module):
       `gives_log_probabilities`; and the cache with this position.
     """
     batch, beam = tokens.shape
-    size = cache[0].keys.shape[-2]
-    caches = CacheWalk(merge_beams(cache), position)
-    decoded = self._decode(
-      tokens.reshape(-1, 1), position[None], memory, caches, size
-    )
-    features = decoded.features[..., 0, :]
+    caches = CacheWalk(cache, position * beam)
+    mask = rows_mask(rows, position)
+    decoded = self._decode(tokens, position, memory, caches, mask)
+    *groups, _, _, width = decoded.features.shape
+    features = decoded.features.reshape(*groups, batch * beam, width)
     if decoded.log_weights is None:
       logits = output_logits(features, self.output_layer)
     else:
@@ -317,8 +318,7 @@ class Transformer(nn.Module):
         functools.partial(output_logits, output=self.output_layer),
         self.config.decoder.gtrans.combine,
       )
-    cache = split_beams(tuple(caches.seen), beam)
-    return logits.reshape(batch, beam, -1), cache
+    return logits.reshape(batch, beam, -1), tuple(caches.seen)
 
   @property
   def gives_log_probabilities(self) -> bool:
@@ -327,16 +327,15 @@ class Transformer(nn.Module):
 
   def _decode(
     self,
-    tokens: Int[Array, 'M 1'],
-    position: Int[Array, '1'],
+    tokens: Int[Array, 'B K'],
+    position: Int[Array, ''],
     memory: Memory,
     caches: CacheWalk,
-    size: int,
+    mask: Bool[Array, '#B 1 K U'],
   ) -> StackOutput:
-    x = self._embed_target(tokens, position, deterministic=True)
-    context = Context(
-      padding_mask(position + 1, size), True, None, caches, memory.mask
-    )
+    positions = jnp.full(tokens.shape[1], position)
+    x = self._embed_target(tokens, positions, deterministic=True)
+    context = Context(mask, True, None, caches, memory.mask)
     return self.decoder(x, context, memory.layers)
 
 

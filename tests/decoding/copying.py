@@ -47,7 +47,7 @@ class Copying(Transformer):
     cache = jnp.zeros((memory.shape[0], beam, 1))
     return cache, (memory[:, :, 0].astype(jnp.int32), source_lengths)
 
-  def decode_step(self, tokens, position, cache, memory):
+  def decode_step(self, tokens, position, rows, cache, memory):
     source, lengths = memory
     here = jnp.minimum(position, lengths - 1)
     wanted = jnp.take_along_axis(source, here[:, None], axis=1)
@@ -58,8 +58,8 @@ class Copying(Transformer):
 class Endless(Copying):
   """Repeats the first subword of the source and never ends by itself."""
 
-  def decode_step(self, tokens, position, cache, memory):
-    return super().decode_step(tokens, jnp.int32(0), cache, memory)
+  def decode_step(self, tokens, position, rows, cache, memory):
+    return super().decode_step(tokens, jnp.int32(0), rows, cache, memory)
 
 
 def make_tokenizer():

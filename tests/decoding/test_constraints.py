@@ -37,7 +37,7 @@ def _search(logits, limit, **changes):
     'keep': 8,
   }
   found = beam_search(
-    lambda tokens, position, cache: (table[tokens], cache),
+    lambda tokens, position, rows, cache: (table[tokens], cache),
     (),
     **(arguments | changes),
   )

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from fusion_jax.decoding.constraints import Requirements, TokenRules
+from fusion_jax.decoding.hypotheses import LengthPenalty
 from fusion_jax.decoding.sample import Sampling, restrict, sample
-from fusion_jax.decoding.search import LengthPenalty
 
 START, END = 0, 1
 _P = np.array([0.1, 0.2, 0.3, 0.4])
@@ -21,7 +21,7 @@ def _sample(numbers, samples=1, limit=3, **changes):
   @jax.jit
   def run(numbers):
     return sample(
-      lambda tokens, position, cache: (
+      lambda tokens, position, rows, cache: (
         jnp.broadcast_to(_LOGITS + 5, (*tokens.shape, 4)),
         cache,
       ),

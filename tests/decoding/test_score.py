@@ -17,12 +17,12 @@ from fusion_jax.decoding.compiled import (
   Source,
   search_batch,
 )
+from fusion_jax.decoding.hypotheses import LengthPenalty
 from fusion_jax.decoding.score import (
   Scorer,
   _token_scores,
   token_log_probabilities,
 )
-from fusion_jax.decoding.search import LengthPenalty
 from fusion_jax.errors import InputError
 from fusion_jax.fusion_options import GtransOptions, SideConfig
 from fusion_jax.models.transformer import (

@@ -56,7 +56,7 @@ def search_chain(penalty, **changes):
     'penalty': penalty,
   }
   return beam_search(
-    lambda tokens, position, cache: (logits[tokens], cache),
+    lambda tokens, position, rows, cache: (logits[tokens], cache),
     (),
     **(arguments | changes),
   )
@@ -135,7 +135,9 @@ def test_length_penalty_divisors():
 
 
 class Recurrent:
-  """A random recurrent model: its cache is a state that depends on all tokens.
+  """A random recurrent model: its state depends on all tokens.
+
+  The cache [B, T, K, W] has the states after every position, row by row.
 
   h' = tanh(h W + E[token]); logits = h' O. Sentences differ in h_0.
   """
@@ -161,10 +163,9 @@ class Recurrent:
     return logits - np.log(np.exp(logits).sum())
 
   def search(self, beam, limits, penalty, max_length=None, keep=None):
-    start = np.repeat(self.start[: len(limits), None], beam, axis=1)
     return search_recurrent(
       (self.inner, self.embedding, self.output),
-      jnp.asarray(start),
+      jnp.asarray(self.start[: len(limits)]),
       jnp.asarray(limits, jnp.int32),
       beam=beam,
       max_length=max_length or max(limits),
@@ -181,13 +182,18 @@ def search_recurrent(
 ):
   inner, embedding, output = weights
 
-  def step(tokens, position, cache):
-    state = jnp.tanh(cache['state'] @ inner + embedding[tokens])
-    return state @ output, {'state': state}
+  def step(tokens, position, rows, cache):
+    last = jnp.maximum(position - 1, 0)
+    parents = jax.lax.dynamic_index_in_dim(rows, last, 2, keepdims=False)
+    before = jax.lax.dynamic_index_in_dim(cache, last, 1, keepdims=False)
+    state = jnp.take_along_axis(before, parents[..., None], axis=1)
+    state = jnp.where(position == 0, start[:, None], state)
+    state = jnp.tanh(state @ inner + embedding[tokens])
+    return state @ output, cache.at[:, position].set(state)
 
   return beam_search(
     step,
-    {'state': start},
+    jnp.zeros((len(limits), max_length, beam, start.shape[1])),
     batch=len(limits),
     beam=beam,
     max_length=max_length,
@@ -328,7 +334,7 @@ def test_stops_as_soon_as_nothing_better_can_come():
   positions = []
   logits = jnp.log(jnp.array([0.1 / 3, 0.9, 0.1 / 3, 0.1 / 3]))
 
-  def step(tokens, position, cache):
+  def step(tokens, position, rows, cache):
     jax.debug.callback(lambda at: positions.append(int(at)), position)
     return jnp.tile(logits, (*tokens.shape, 1)), cache
 
@@ -362,7 +368,7 @@ def test_one_trace_serves_all_limits():
   @chex.assert_max_traces(n=1)
   def search(limits):
     return beam_search(
-      lambda tokens, position, cache: (logits[tokens], cache),
+      lambda tokens, position, rows, cache: (logits[tokens], cache),
       (),
       batch=2,
       beam=2,

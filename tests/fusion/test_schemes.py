@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from beams import changing_rows
 from cases import CASES
 
 from fusion_jax.fusion import SCHEMES
@@ -215,10 +216,11 @@ def test_extreme_inputs_stay_finite(fused):
 
 def test_cached_decoding_equals_the_full_pass(fused):
   source, target = _inputs()
-  full = fused.forward(source, target)
-  beam = 2
+  targets = np.stack([target, target[::-1]])
+  full = [fused.forward(source, each) for each in targets]
+  beam = len(targets)
 
-  def decode(parameters, source, target):
+  def decode(parameters, source, targets):
     def apply(*args, method):
       return fused.model.apply({'params': parameters}, *args, method=method)
 
@@ -228,21 +230,31 @@ def test_cached_decoding_equals_the_full_pass(fused):
     )
 
     scores = []
-    for position, newest in enumerate(shift_right(target, _START).T):
-      tokens = jnp.stack([newest] * beam, 1)
+    inputs = jnp.stack([shift_right(each, _START) for each in targets], 1)
+    for position in range(_TARGET):
+      # The hypotheses change their rows at every position.
+      order, rows = changing_rows(position, beam, _TARGET)
       now, cache = apply(
-        tokens, jnp.int32(position), cache, memory, method='decode_step'
+        inputs[:, order, position],
+        jnp.int32(position),
+        jnp.tile(rows, (len(inputs), 1, 1)),
+        cache,
+        memory,
+        method='decode_step',
       )
-      scores.append(now)
+      scores.append(now[:, np.argsort(order)])
     return jnp.stack(scores)
 
-  inputs = map(jnp.asarray, (source, target))
+  inputs = map(jnp.asarray, (source, targets))
   scores = decode(fused.parameters, *inputs)
   if not fused.model.gives_log_probabilities:
     scores = jax.nn.log_softmax(scores)
   for hypothesis in range(beam):
     np.testing.assert_allclose(
-      scores[:, :, hypothesis].swapaxes(0, 1), full, rtol=1e-4, atol=2e-5
+      scores[:, :, hypothesis].swapaxes(0, 1),
+      full[hypothesis],
+      rtol=1e-4,
+      atol=2e-5,
     )
 
 

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from beams import changing_rows
 from flax import linen as nn
 
 from fusion_jax.config import PRESETS, ModelConfig
@@ -121,7 +122,8 @@ def test_cached_decoding_equals_the_full_pass(norm, positions):
   model = _model(norm=norm, positions=positions)
   parameters = initial_parameters(model, 0)
   source, lengths, target = _inputs()
-  full = _logits(model, parameters, source, lengths, target)
+  targets = [target, target[::-1]]
+  full = [_logits(model, parameters, source, lengths, each) for each in targets]
   beam, steps = 2, target.shape[1]
 
   def apply(*args, method):
@@ -130,15 +132,21 @@ def test_cached_decoding_equals_the_full_pass(norm, positions):
   encoded = apply(source, lengths, method='encode')
   cache, memory = apply(encoded, lengths, beam, steps, method='start_decoding')
   for leaf in jax.tree.leaves(cache):
-    assert leaf.shape == (3, beam, 2, steps, 8)
+    assert leaf.shape == (3, 2, steps * beam, 8)
   step = jax.jit(lambda *args: apply(*args, method='decode_step'))
-  tokens = shift_right(target, _START)
+  tokens = jnp.stack([shift_right(each, _START) for each in targets], axis=1)
   for position in range(steps):
-    newest = jnp.repeat(tokens[:, position, None], beam, axis=1)
-    logits, cache = step(newest, jnp.int32(position), cache, memory)
-    for hypothesis in range(beam):
+    order, rows = changing_rows(position, beam, steps)
+    logits, cache = step(
+      tokens[:, order, position],
+      jnp.int32(position),
+      jnp.tile(rows, (3, 1, 1)),
+      cache,
+      memory,
+    )
+    for row, hypothesis in enumerate(order):
       np.testing.assert_allclose(
-        logits[:, hypothesis], full[:, position], rtol=1e-4, atol=1e-5
+        logits[:, row], full[hypothesis][:, position], rtol=1e-4, atol=1e-5
       )
 
 

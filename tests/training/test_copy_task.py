@@ -68,8 +68,8 @@ def test_unseen_sequences_are_copied_exactly(norm):
     encoded = apply(source, lengths, method='encode')
     cache, memory = apply(encoded, lengths, 2, 10, method='start_decoding')
     return beam_search(
-      lambda tokens, position, cache: apply(
-        tokens, position, cache, memory, method='decode_step'
+      lambda tokens, position, rows, cache: apply(
+        tokens, position, rows, cache, memory, method='decode_step'
       ),
       cache,
       batch=100,

@@ -1,0 +1,46 @@
+"""The largest elements of long rows.
+
+Axis letters: R rows, V columns.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
+
+# Rows are searched in chunks of so many columns; measured to be the fastest
+# for 8,000 and for 32,000 columns on a CPU.
+_CHUNK = 64
+
+
+def top_k(
+  scores: Float32[Array, 'R V'], k: int
+) -> tuple[Float32[Array, 'R {k}'], Int32[Array, 'R {k}']]:
+  """The k largest elements of every row, as `jax.lax.top_k`, but fast.
+
+  In two levels: the k chunks with the largest maxima, then the k largest
+  elements inside them. It is exact: an element outside those chunks has k
+  elements before it, one in each. Equal elements come in the order of their
+  columns, because the chunks chosen are searched in the order of theirs.
+
+  Args:
+    scores: the rows.
+    k: at most V.
+
+  Returns:
+    The elements in falling order, and their columns.
+  """
+  rows, columns = scores.shape
+  chunks = -(-columns // _CHUNK)
+  if chunks <= 2 * k:
+    return tuple(jax.lax.top_k(scores, k))
+  padding = ((0, 0), (0, chunks * _CHUNK - columns))
+  padded = jnp.pad(scores, padding, constant_values=-jnp.inf)
+  maxima = padded.reshape(rows, chunks, _CHUNK).max(axis=-1)
+  chosen = jnp.sort(jax.lax.top_k(maxima, k)[1], axis=-1)
+  # [R, k] -> [R, k * _CHUNK]
+  places = chosen[:, :, None] * _CHUNK + jnp.arange(_CHUNK)
+  places = places.reshape(rows, k * _CHUNK)
+  inside = jnp.take_along_axis(scores, jnp.minimum(places, columns - 1), axis=1)
+  inside = jnp.where(places < columns, inside, -jnp.inf)
+  largest, order = jax.lax.top_k(inside, k)
+  return largest, jnp.take_along_axis(places, order, axis=1)
