@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import Side
 from fusion_jax.fusion_options import ShortcutOptions
-from fusion_jax.models.attention import MultiHeadAttention
+from fusion_jax.models.attention import MultiHeadAttention, key_value
 from fusion_jax.models.context import Context, KeyValue, record, token_mean
 from fusion_jax.models.layers import Dense
 
@@ -157,9 +157,8 @@ class ShortcutAttention(MultiHeadAttention):
     value_gates = gate(*values, self.value_gate_bias)
     record(self, 'key_gate', token_mean(key_gates, tokens).mean())
     record(self, 'value_gate', token_mean(value_gates, tokens).mean())
-    return KeyValue(
-      self._split(fuse(key_gates, *keys)),
-      self._split(fuse(value_gates, *values)),
+    return key_value(
+      fuse(key_gates, *keys), fuse(value_gates, *values), self.config.heads
     )
 
   def _project(

@@ -17,8 +17,13 @@ from jaxtyping import Array, Float
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.connect import Chain
 from fusion_jax.fusion.inputs import InputNorms, Layers
-from fusion_jax.models.attention import attention_weights
-from fusion_jax.models.context import Context, KeyValue, record
+from fusion_jax.models.attention import (
+  attention_weights,
+  join_heads,
+  key_value,
+  split_heads,
+)
+from fusion_jax.models.context import Context, record
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import Dense, layer_norm
 
@@ -141,20 +146,16 @@ class AggNode(nn.Module):
   def _attend(
     self, z: Float[Array, 'B T I'], context: Context
   ) -> Float[Array, 'B T D']:
-    new = KeyValue(self._split(self.key(z)), self._split(self.value(z)))
+    heads = self.config.heads
+    new = key_value(self.key(z), self.value(z), heads)
     seen = context.caches.extend(new)
-    weights = attention_weights(
-      self._split(self.query(z)), seen.keys, context.mask
-    )
+    query = split_heads(self.query(z), heads)
+    weights = attention_weights(query, seen.keys, context.mask)
     weights = self.attention_dropout(
       weights.astype(z.dtype), context.deterministic
     )
-    heads = jnp.einsum('BNTS,BNSH->BNTH', weights, seen.values)
-    return self.out(heads.transpose(0, 2, 1, 3).reshape(*z.shape[:2], -1))
-
-  def _split(self, x: Float[Array, 'B T D']) -> Float[Array, 'B N T H']:
-    heads = x.reshape(*x.shape[:2], self.config.heads, self.config.head_width)
-    return heads.transpose(0, 2, 1, 3)
+    attended = jnp.einsum('BNTS,BNSH->BNTH', weights, seen.values)
+    return self.out(join_heads(attended))
 
   def _record_exploitation(
     self, readers: tuple[Dense, ...], inputs: int

@@ -1,8 +1,7 @@
 """Multi-head attention: the pure function and the module.
 
 Axis letters: B batch, T queries, S keys, D model width, N heads, H head width.
-Keys and values are kept as [B, N, S, H], the layout that is read at each step
-of decoding. Masks are True where a key may be attended to.
+Masks are True where a key may be attended to.
 """
 
 import jax
@@ -53,9 +52,30 @@ def rows_mask(
   return (own & seen).reshape(batch, 1, beam, size * beam)
 
 
+def split_heads(
+  x: Float[Array, 'B T D'], heads: int
+) -> Float[Array, 'B N T H']:
+  """Gives each of N heads its part of the width."""
+  return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def join_heads(x: Float[Array, 'B N T H']) -> Float[Array, 'B T D']:
+  """What `split_heads` has split."""
+  return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
+
+
+def key_value(
+  keys: Float[Array, 'B S D'], values: Float[Array, 'B S D'], heads: int
+) -> KeyValue:
+  """Projected keys and values, split into heads."""
+  return KeyValue(
+    split_heads(keys, heads).swapaxes(-1, -2), split_heads(values, heads)
+  )
+
+
 def attention_weights(
   query: Float[Array, 'B N T H'],
-  keys: Float[Array, 'B N S H'],
+  keys: Float[Array, 'B N H S'],
   mask: Bool[Array, '#B #N #T S'],
 ) -> Float[Array, 'B N T S']:
   """softmax(Q K^T / sqrt(H)); Vaswani et al. (2017), Eq. 1.
@@ -69,7 +89,7 @@ def attention_weights(
     float32 weights; a row whose keys are all masked is uniform.
   """
   logits = jnp.einsum(
-    'BNTH,BNSH->BNTS', query, keys, preferred_element_type=jnp.float32
+    'BNTH,BNHS->BNTS', query, keys, preferred_element_type=jnp.float32
   )
   logits = jnp.where(mask, logits / query.shape[-1] ** 0.5, _MASKED)
   return jax.nn.softmax(logits, axis=-1)
@@ -94,15 +114,9 @@ class MultiHeadAttention(nn.Module):
     config = self.config
     return Dense(config, config.width, axes, config.attention_bias)
 
-  def _split(self, x: Float[Array, 'B T D']) -> Float[Array, 'B N T H']:
-    heads = x.reshape(*x.shape[:2], self.config.heads, self.config.head_width)
-    return heads.transpose(0, 2, 1, 3)
-
   def keys_values(self, source: Float[Array, 'B S D']) -> KeyValue:
     """Projects what is attended to; independent for every position."""
-    return KeyValue(
-      self._split(self.key(source)), self._split(self.value(source))
-    )
+    return key_value(self.key(source), self.value(source), self.config.heads)
 
   def attend(
     self,
@@ -170,7 +184,8 @@ class MultiHeadAttention(nn.Module):
     Returns:
       The attended values after the output projection, in x's dtype.
     """
-    weights = attention_weights(self._split(self.query(x)), source.keys, mask)
+    query = split_heads(self.query(x), self.config.heads)
+    weights = attention_weights(query, source.keys, mask)
     weights = self.dropout(weights.astype(x.dtype), deterministic)
     heads = jnp.einsum('BNTS,BNSH->BNTH', weights, source.values)
-    return self.out(heads.transpose(0, 2, 1, 3).reshape(x.shape))
+    return self.out(join_heads(heads))

@@ -4,14 +4,19 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 
 class KeyValue(NamedTuple):
-  """What attention reads; in decoding also the cache of one attention."""
+  """What attention reads; in decoding also the cache of one attention.
 
-  keys: Float[Array, '*B N S H']
+  Keys and values lie as the products of attention read them: with keys as
+  [S, H] a step of a search on a CPU takes 2 to 5 times as long to attend.
+  """
+
+  keys: Float[Array, '*B N H S']
   values: Float[Array, '*B N S H']
 
 
@@ -21,19 +26,33 @@ def append(
   """Writes keys and values into a cache.
 
   Args:
-    cache: [B, N, S, H] each.
-    new: [B, N, K, H] each.
-    position: of the first of them on the S axis.
+    cache: of S positions.
+    new: of a few of them.
+    position: of the first of these.
 
   Returns:
     The cache with those positions replaced.
   """
-  return jax.tree.map(
-    lambda old, one: jax.lax.dynamic_update_slice_in_dim(
-      old, one.astype(old.dtype), position, axis=2
+
+  def write(old: Array, one: Array, axis: int) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(
+      old, one.astype(old.dtype), position, axis
+    )
+
+  return KeyValue(
+    write(cache.keys, new.keys, cache.keys.ndim - 1),
+    write(cache.values, new.values, cache.values.ndim - 2),
+  )
+
+
+def empty(like: KeyValue, size: int) -> KeyValue:
+  """A cache of `size` positions for what has one position here."""
+  return KeyValue(
+    jnp.zeros((*like.keys.shape[:-1], size), like.keys.dtype),
+    jnp.zeros(
+      (*like.values.shape[:-2], size, like.values.shape[-1]),
+      like.values.dtype,
     ),
-    cache,
-    new,
   )
 
 

@@ -16,7 +16,7 @@ from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
 from fusion_jax.fusion.groups import mixture_log_probabilities
 from fusion_jax.models.attention import causal_mask, padding_mask, rows_mask
-from fusion_jax.models.context import CacheWalk, Context, KeyValue
+from fusion_jax.models.context import CacheWalk, Context, KeyValue, empty
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import (
   bias_initializer,
@@ -265,8 +265,8 @@ class Transformer(nn.Module):
       max_length: the most steps, T.
 
     Returns:
-      The cache, leaves [B, N, T * K, H], one row a hypothesis of a position,
-      with scan_layers [L, B, N, T * K, H]; and the memory.
+      The cache of K rows at each of T positions, one `KeyValue` for each
+      attention, with scan_layers one of [L, ...] leaves; and the memory.
     """
     mask = padding_mask(source_lengths, encoded.layers[0].shape[1])
     memory = Memory(self.decoder.memories(encoded, mask), mask)
@@ -275,11 +275,8 @@ class Transformer(nn.Module):
     # Only the shapes of what it sees are used; XLA drops the rest.
     self._decode(first, jnp.int32(0), memory, caches, causal_mask(1))
 
-    def empty(seen: Array) -> Array:
-      *rows, _, width = seen.shape
-      return jnp.zeros((*rows, max_length * beam, width), seen.dtype)
-
-    return jax.tree.map(empty, tuple(caches.seen)), memory
+    cache = tuple(empty(one, max_length * beam) for one in caches.seen)
+    return cache, memory
 
   def decode_step(
     self,

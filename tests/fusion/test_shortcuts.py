@@ -398,7 +398,7 @@ def test_memory_is_position_wise():
   order = jnp.array([3, 0, 4, 1, 2])
   mixed = _memory(module, params, features, embedding)
   moved = _memory(module, params, features[:, order], embedding[:, order])
-  np.testing.assert_allclose(moved.keys, mixed.keys[:, :, order], atol=1e-6)
+  np.testing.assert_allclose(moved.keys, mixed.keys[..., order], atol=1e-6)
   np.testing.assert_allclose(moved.values, mixed.values[:, :, order], atol=1e-6)
 
 

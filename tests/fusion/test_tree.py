@@ -334,7 +334,9 @@ def test_one_position_at_a_time_equals_all_at_once(module):
   params = _generic(module, inputs)
   everything = jax.tree.leaves(_apply(module, params, inputs)[0])[-1]
   empty = jnp.zeros((2, _HEADS, _LENGTH, _WIDTH // _HEADS))
-  caches = (KeyValue(empty, empty),) * (1 if isinstance(module, AggNode) else 2)
+  caches = (KeyValue(empty.swapaxes(2, 3), empty),) * (
+    1 if isinstance(module, AggNode) else 2
+  )
 
   @jax.jit
   def step(position, caches, inputs):

@@ -27,15 +27,14 @@ def test_masks_written_out():
 def test_weights_by_hand():
   # Head width 4, so logits are q.k / 2: keys give 0, ln 3 and a masked 100.
   query = jnp.array([2.0, 0, 0, 0]).reshape(1, 1, 1, 4)
-  keys = jnp.array(
-    [[0.0, 0, 0, 0], [np.log(3.0), 0, 0, 0], [100.0, 0, 0, 0]]
-  ).reshape(1, 1, 3, 4)
+  keys = jnp.array([0.0, np.log(3.0), 100.0]) * jnp.eye(4, 1)
+  keys = keys.reshape(1, 1, 4, 3)
   weights = attention_weights(query, keys, padding_mask(jnp.array([2]), 3))
   np.testing.assert_allclose(weights.reshape(3), [0.25, 0.75, 0.0], atol=1e-6)
 
 
 def test_a_row_without_keys_is_finite_and_so_is_its_gradient():
-  query, keys = jnp.ones((1, 1, 1, 2)), jnp.ones((1, 1, 3, 2))
+  query, keys = jnp.ones((1, 1, 1, 2)), jnp.ones((1, 1, 2, 3))
   mask = padding_mask(jnp.array([0]), 3)
   weights, pull = jax.vjp(lambda q: attention_weights(q, keys, mask), query)
   np.testing.assert_allclose(weights.reshape(3), [1 / 3] * 3, rtol=1e-6)
@@ -49,7 +48,7 @@ def test_a_row_without_keys_is_finite_and_so_is_its_gradient():
 def test_weights_are_a_distribution_over_the_kept_keys(heads, t, s, seed):
   q, k, m = jax.random.split(jax.random.key(seed), 3)
   query = 10 * jax.random.normal(q, (2, heads, t, 4))
-  keys = 10 * jax.random.normal(k, (2, heads, s, 4))
+  keys = 10 * jax.random.normal(k, (2, heads, 4, s))
   mask = jax.random.bernoulli(m, 0.5, (2, 1, t, s)).at[..., 0].set(True)
   weights = attention_weights(query, keys, mask)
   np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
@@ -59,10 +58,10 @@ def test_weights_are_a_distribution_over_the_kept_keys(heads, t, s, seed):
 
 
 def test_append_replaces_one_position():
-  cache = KeyValue(jnp.zeros((1, 1, 3, 2)), jnp.ones((1, 1, 3, 2)))
-  one = KeyValue(jnp.full((1, 1, 1, 2), 5.0), jnp.full((1, 1, 1, 2), 7.0))
+  cache = KeyValue(jnp.zeros((1, 1, 2, 3)), jnp.ones((1, 1, 3, 2)))
+  one = KeyValue(jnp.full((1, 1, 2, 1), 5.0), jnp.full((1, 1, 1, 2), 7.0))
   after = append(cache, one, jnp.int32(1))
-  np.testing.assert_array_equal(after.keys[0, 0, :, 0], [0, 5, 0])
+  np.testing.assert_array_equal(after.keys[0, 0, 0], [0, 5, 0])
   np.testing.assert_array_equal(after.values[0, 0, :, 0], [1, 7, 1])
 
 
