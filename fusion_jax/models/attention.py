@@ -10,6 +10,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.config import ModelConfig
+from fusion_jax.models.attention_views import hand_out
 from fusion_jax.models.context import Context, KeyValue
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import Dense
@@ -186,6 +187,7 @@ class MultiHeadAttention(nn.Module):
     """
     query = split_heads(self.query(x), self.config.heads)
     weights = attention_weights(query, source.keys, mask)
+    hand_out(self, weights)
     weights = self.dropout(weights.astype(x.dtype), deterministic)
     heads = jnp.einsum('BNTS,BNSH->BNTH', weights, source.values)
     return self.out(join_heads(heads))

@@ -9,6 +9,7 @@ from beams import changing_rows
 from flax import linen as nn
 
 from fusion_jax.config import PRESETS, ModelConfig
+from fusion_jax.models.attention_views import cross_attention_weights
 from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
@@ -258,7 +259,8 @@ def test_gradients_are_finite_and_reach_everything(norm, dtype):
 
 
 def _reference(params, config, source, target):
-  """The pre- or post-norm Transformer of one sentence pair in NumPy."""
+  """Logits of one sentence pair and weights over the source, in NumPy."""
+  seen = []
 
   def dense(p, x):
     return x @ p['kernel'] + p['bias']
@@ -275,7 +277,7 @@ def _reference(params, config, source, target):
       dense(p[n], v)
       for n, v in (('query', x), ('key', memory), ('value', memory))
     )
-    heads = []
+    heads, each = [], []
     for first in range(0, config.width, width):
       part = slice(first, first + width)
       logits = query[:, part] @ key[:, part].T / np.sqrt(width)
@@ -284,6 +286,9 @@ def _reference(params, config, source, target):
       weights = np.exp(logits - logits.max(-1, keepdims=True))
       weights /= weights.sum(-1, keepdims=True)
       heads.append(weights @ value[:, part])
+      each.append(weights)
+    if memory is not x:
+      seen.append(each)
     return dense(p['out'], np.concatenate(heads, -1))
 
   def sublayer(p, x, function):
@@ -328,7 +333,7 @@ def _reference(params, config, source, target):
 
   memory = run('encoder', embed(source), None)
   decoded = run('decoder', embed([_START, *target[:-1]]), memory)
-  return decoded @ params['source_embedding'].T
+  return decoded @ params['source_embedding'].T, np.array(seen)
 
 
 @pytest.mark.parametrize('norm', ['pre', 'post'])
@@ -337,15 +342,21 @@ def test_against_an_independent_reference(norm):
   parameters = initial_parameters(model, 3)
   source, lengths, target = _inputs(5)
   logits = _logits(model, parameters, source, lengths, target)
+  _, kept = model.apply(
+    {'params': parameters}, source, lengths, target, mutable=['attention']
+  )
+  weights = cross_attention_weights(kept['attention'])
   params = jax.tree.map(lambda x: np.asarray(x, np.float64), parameters)
-  for row in range(3):
-    expected = _reference(
+  for row, length in enumerate(lengths.tolist()):
+    expected, seen = _reference(
       params,
       model.config,
-      source[row, : lengths[row]].tolist(),
+      source[row, :length].tolist(),
       target[row].tolist(),
     )
     np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-5)
+    assert seen.shape == (2, 2, target.shape[1], length)
+    np.testing.assert_allclose(weights[:, row, ..., :length], seen, atol=1e-5)
 
 
 def test_dropout_changes_training_only():
