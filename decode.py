@@ -7,6 +7,15 @@ Or tells how probable given translations are:
 
     python decode.py --workdir=DIR --mode=score --input=FILE --target=FILE
 
+Either way, what the model computes inside can be written too: the weights of
+its attention over the source, hard alignments, or the states of all layers;
+of the given translations, or of those that are made. A line translated in
+pieces has its pieces one after the other, an empty line has nothing.
+
+    python decode.py ... --attention_output=FILE.jsonl --attention_layers=last
+    python decode.py ... --attention_output=FILE.pharaoh --alignment_unit=word
+    python decode.py ... --states_output=FILE.npz
+
 Flags that are not given take the values of the run's config.
 """
 
@@ -39,6 +48,15 @@ _OPTIONS = (
   'top_p',
   'seed',
   'batch_tokens',
+)
+
+# Flags that are the fields of ViewFlags.
+_VIEWS = (
+  'attention_output',
+  'attention_layers',
+  'attention_heads',
+  'alignment_unit',
+  'states_output',
 )
 
 
@@ -92,7 +110,40 @@ def _parser() -> argparse.ArgumentParser:
   add('--seed', type=int, help='sample: decides the draws')
   add('--groups', default='', help="groups of a GTRANS decoder, 'first:last'")
   add('--batch_tokens', type=int, help='rows * beam * source length')
+  _add_views(parser)
   return parser
+
+
+def _add_views(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument
+  add(
+    '--attention_output',
+    default='',
+    help='FILE.jsonl: {"index", "source", "target", "attention"} a line, one '
+    'row of weights for each target subword; FILE.pharaoh or FILE.align: hard '
+    'alignments, source-target from 0, without the end symbols',
+  )
+  add(
+    '--attention_layers',
+    default='',
+    help="'mean' (default), 'last', 'all' or a number from 1",
+  )
+  add(
+    '--attention_heads',
+    default='',
+    help="'mean' (default), 'all' or a number from 1",
+  )
+  add(
+    '--alignment_unit',
+    default='',
+    help="'piece' (default): subwords; 'word': linked where any piece is",
+  )
+  add(
+    '--states_output',
+    default='',
+    help='FILE.npz: encoder_0 [layers + 1, source, width], decoder_0, and the '
+    'ids source_0, target_0 of the first line, and so on',
+  )
 
 
 @one_line_errors
@@ -100,11 +151,14 @@ def main(argv: list[str]) -> None:
   """Reads the flags and decodes."""
   flags = vars(parse_arguments(argv, _parser()))
   values = {name: flags.pop(name) for name in _OPTIONS}
+  views = {name: flags.pop(name) for name in _VIEWS}
   options = {name: v for name, v in values.items() if v is not None}
   start_logging()
-  from fusion_jax.decoding import run  # After the flags: JAX starts slowly.
+  # After the flags: JAX starts slowly.
+  from fusion_jax.decoding import run
 
-  run.run(run.Request(**flags, options=options))
+  asked = run.ViewFlags(**views)
+  run.run(run.Request(**flags, options=options, views=asked))
 
 
 if __name__ == '__main__':

@@ -109,6 +109,10 @@ class Tokenizer:
     found = self._processor.piece_to_id(piece)
     return found if self._processor.id_to_piece(found) == piece else None
 
+  def pieces(self, ids: Iterable[int]) -> list[str]:
+    """The subwords of ids; '▁' stands for a space."""
+    return [self._processor.id_to_piece(each) for each in ids]
+
   def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
     """`encode` for many lines at once, on all cores."""
     return self._processor.encode(list(lines), out_type=int, num_threads=-1)

@@ -18,13 +18,16 @@ Item = TypeVar('Item')
 
 
 def windows(
-  items: Iterable[tuple[Item, int]], batch_slots: int
+  items: Iterable[tuple[Item, int]],
+  batch_slots: int,
+  batches: int = _WINDOW_BATCHES,
 ) -> Iterator[list[Item]]:
   """Cuts a stream into windows that are held in memory one at a time.
 
   Args:
     items: each with the slots it takes.
-    batch_slots: of a batch; a window has so many times 64.
+    batch_slots: of a batch.
+    batches: a window has the slots of so many.
 
   Yields:
     The items, in order.
@@ -34,7 +37,7 @@ def windows(
   for item, size in items:
     window.append(item)
     slots += 1 + size
-    if slots >= _WINDOW_BATCHES * batch_slots:
+    if slots >= batches * batch_slots:
       yield window
       window, slots = [], 0
   if window:

@@ -80,11 +80,8 @@ def count_lines(path: str) -> int | None:
 def open_output(path: str) -> Iterator[Callable[[str], None]]:
   """A function that writes a line, to a file or to stdout.
 
-  A file appears when all is written: until then its lines are in a neighbour,
-  which is removed if something fails. Devices and pipes are written directly.
-
   Args:
-    path: of the file; empty for stdout.
+    path: of the file, as for `open_whole`; empty for stdout.
 
   Yields:
     Writes one line, given without its end.
@@ -96,12 +93,32 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
     yield _line_writer(sys.stdout.buffer)
     sys.stdout.buffer.flush()
     return
+  with open_whole(path) as file:
+    yield _line_writer(file)
+
+
+@contextlib.contextmanager
+def open_whole(path: str) -> Iterator[BinaryIO]:
+  """A file to write that appears when all is written.
+
+  Until then its bytes are in a neighbour, which is removed if something
+  fails. Devices and pipes are written directly.
+
+  Args:
+    path: of the file.
+
+  Yields:
+    The file.
+
+  Raises:
+    InputError: it cannot be written.
+  """
   final = Path(os.path.realpath(path))
   direct = final.exists() and not final.is_file()
   written = final if direct else final.with_name(f'.{final.name}.{os.getpid()}')
   try:
     with _told_by_name(path), written.open('wb') as file:
-      yield _line_writer(file)
+      yield file
     if not direct:
       os.replace(written, final)
   finally:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fusion_jax.config import DataConfig, DecodingConfig
 from fusion_jax.decoding.ensemble import Ensemble, make_ensemble
+from fusion_jax.decoding.view_flags import ViewFlags
 from fusion_jax.errors import InputError
 from fusion_jax.training.trained import Run, load_run
 
@@ -33,6 +34,8 @@ class Request:
     weights: of several runs, with commas between; '': all alike.
     combine: of several runs: the mean of their predictions.
     options: fields of DecodingConfig that replace the run's.
+    views: files for what the model computes inside, of the pairs that are
+      scored or of each line and its best translation.
   """
 
   workdir: str
@@ -51,6 +54,7 @@ class Request:
   weights: str = ''
   combine: Literal['arithmetic', 'geometric'] = 'arithmetic'
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  views: ViewFlags = ViewFlags()
 
   def decoding(self, run: Run) -> DecodingConfig:
     """The run's options with those that replace them."""
@@ -77,6 +81,8 @@ def check_flags(request: Request) -> None:
   for flag, given in needless.items():
     if given:
       raise InputError(f'--{flag} has no meaning with --mode={request.mode}')
+  if request.output in request.views.outputs:
+    raise InputError(f'--output={request.output}: is a file of views too')
   if scoring and ',' in request.workdir:
     raise InputError('--workdir: --mode=score takes one run')
 

@@ -15,6 +15,7 @@ from fusion_jax.decoding.progress import Progress
 from fusion_jax.decoding.request import Request, check_flags, load
 from fusion_jax.decoding.score_files import score_files
 from fusion_jax.decoding.translate import Translation, Translator
+from fusion_jax.decoding.view_flags import open_views
 from fusion_jax.evaluation.metrics import check_line_counts, corpus_scores
 
 logger = logging.getLogger(__name__)
@@ -73,9 +74,13 @@ def _translate(
     len(translator.shapes),
   )
   best = []
-  with open_output(request.output) as write:
+  with (
+    open_output(request.output) as write,
+    open_views(request.views, trained.runs, options) as show,
+  ):
     translated = translator.translate_n_best(lines)
-    for index, translations in enumerate(translated):
+    shown = show(translated, lambda translations: translations[0].pairs)
+    for index, translations in enumerate(shown):
       for line in _formatted(index, translations, request.n_best > 0):
         write(line)
       if request.reference:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,14 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int32
 
 from fusion_jax.config import DecodingConfig
-from fusion_jax.data.normalise import normalise
-from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.decoding.batches import one_ahead, padded, placed, windows
+from fusion_jax.decoding.batches import one_ahead, placed, windows
 from fusion_jax.decoding.hypotheses import LengthPenalty
+from fusion_jax.decoding.pairs import Pair, PairEncoder, padded_pairs
 from fusion_jax.decoding.shapes import (
   PlannedBatch,
   decode_shapes,
   plan_batches,
 )
-from fusion_jax.errors import InputError
 from fusion_jax.fusion.groups import token_mixture
 from fusion_jax.models.transformer import (
   ModelOutput,
@@ -70,16 +68,6 @@ class Scored:
 _NOTHING = Scored((), 1.0)
 
 
-class _Pair(NamedTuple):
-  source: list[int]
-  target: list[int]
-
-
-def _is_blank(pair: _Pair) -> bool:
-  """Whether both sides are the end symbol alone."""
-  return len(pair.source) == len(pair.target) == 1
-
-
 class Scorer:
   """Scores pairs of a source and a translation with one run."""
 
@@ -99,14 +87,12 @@ class Scorer:
     self._run = run
     self._on_progress = on_progress or (lambda pairs: None)
     self._options = dataclasses.replace(options, beam_size=1)
-    self._longest = min(
-      options.max_source_length, run.longest or options.max_source_length
-    )
+    self._encoder = PairEncoder(run, options)
     self._mesh = data_mesh()
     self._parameters = jax.device_put(run.parameters, replicated(self._mesh))
     self._divisors = LengthPenalty(
       options.length_penalty, options.alpha
-    ).divisors(self._longest)
+    ).divisors(self._encoder.longest)
     self.shapes = decode_shapes(self._options)
 
   def score(
@@ -127,30 +113,17 @@ class Scorer:
     """
     numbered = enumerate(pairs, start=1)
     encoded = (
-      self._encode(f'{unit} {number}', *pair) for number, pair in numbered
+      self._encoder.encode(f'{unit} {number}', *pair)
+      for number, pair in numbered
     )
-    slots = (
-      (pair, max(len(pair.source), len(pair.target))) for pair in encoded
-    )
+    slots = ((pair, pair.length) for pair in encoded)
     for window in windows(slots, self._options.batch_tokens):
       yield from self._score_window(window)
 
-  def _encode(self, name: str, source: str, target: str) -> _Pair:
-    run = self._run
-    sides = (source, run.source_tokenizer), (target, run.target_tokenizer)
-    pair = _Pair(*(_ids(text, tokenizer) for text, tokenizer in sides))
-    for side, ids in zip(('source', 'translation'), pair, strict=True):
-      if len(ids) > self._longest:
-        raise InputError(
-          f'{name}: its {side} has {len(ids)} subwords, more than '
-          f'max_source_length {self._longest}'
-        )
-    return pair
-
-  def _score_window(self, window: list[_Pair]) -> list[Scored]:
-    pairs = [pair for pair in window if not _is_blank(pair)]
+  def _score_window(self, window: list[Pair]) -> list[Scored]:
+    pairs = [pair for pair in window if not pair.is_blank]
     scored = [_NOTHING] * len(pairs)
-    batches = plan_batches([max(map(len, p)) for p in pairs], self.shapes)
+    batches = plan_batches([pair.length for pair in pairs], self.shapes)
     for batch, found in one_ahead(
       (batch, self._start(batch, pairs)) for batch in batches
     ):
@@ -159,26 +132,22 @@ class Scorer:
         scored[place] = self._scored(row[: len(pairs[place].target)])
       self._on_progress(len(batch.sentences))
     left = iter(scored)
-    return [_NOTHING if _is_blank(pair) else next(left) for pair in window]
+    return [_NOTHING if pair.is_blank else next(left) for pair in window]
 
   def _scored(self, tokens: np.ndarray) -> Scored:
     divisor = float(self._divisors[len(tokens)])
     return Scored(tuple(map(float, tokens)), divisor)
 
   def _start(
-    self, batch: PlannedBatch, pairs: list[_Pair]
+    self, batch: PlannedBatch, pairs: list[Pair]
   ) -> Float32[Array, 'B T']:
     """Starts the pass; the array is ready later."""
     chosen = [pairs[sentence] for sentence in batch.sentences]
-    rows, length = batch.shape.rows, batch.shape.source
     end = self._run.target_tokenizer.vocabulary.end
-    source, source_lengths = padded(
-      [pair.source for pair in chosen], rows, length, end
-    )
-    target, _ = padded([pair.target for pair in chosen], rows, length, end)
+    rows = padded_pairs(chosen, batch.shape, end)
     return _token_scores(
       self._parameters,
-      *placed((source, source_lengths, target), self._mesh),
+      *placed(rows, self._mesh),
       model=self._run.model,
     )
 
@@ -234,7 +203,3 @@ def _token_scores(
   output = model.apply({'params': parameters}, source, source_lengths, target)
   combine = model.config.decoder.gtrans.combine
   return token_log_probabilities(output, target, combine)
-
-
-def _ids(text: str, tokenizer: Tokenizer) -> list[int]:
-  return [*tokenizer.encode(normalise(text)), tokenizer.vocabulary.end]

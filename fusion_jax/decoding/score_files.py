@@ -9,9 +9,11 @@ from fusion_jax.decoding.lines import (
   open_output,
   read_lines,
 )
+from fusion_jax.decoding.pairs import PairEncoder
 from fusion_jax.decoding.progress import Progress
 from fusion_jax.decoding.request import Request, load_one
 from fusion_jax.decoding.score import Scored, Scorer
+from fusion_jax.decoding.view_flags import open_views
 from fusion_jax.errors import InputError
 
 
@@ -32,9 +34,15 @@ def score_files(request: Request) -> None:
     )
     trained = load_one(request.workdir, request)
     progress = Progress(count_lines(request.input))
-    scorer = Scorer(trained, request.decoding(trained), progress.add)
-    with open_output(request.output) as write:
-      for scored in scorer.score(pairs):
+    options = request.decoding(trained)
+    scorer = Scorer(trained, options, progress.add)
+    encoder = PairEncoder(trained, options)
+    with (
+      open_output(request.output) as write,
+      open_views(request.views, [trained], options) as show,
+    ):
+      shown = show(enumerate(pairs, start=1), encoder.line)
+      for scored in scorer.score(pair for _, pair in shown):
         write(_columns(scored, request.per_token))
   progress.finish()
 

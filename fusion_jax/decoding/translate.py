@@ -23,6 +23,7 @@ from fusion_jax.decoding.compiled import (
 )
 from fusion_jax.decoding.ensemble import Ensemble, alone
 from fusion_jax.decoding.hypotheses import Hypotheses
+from fusion_jax.decoding.pairs import Pair
 from fusion_jax.decoding.pieces import joiner, split_line
 from fusion_jax.decoding.shapes import (
   PlannedBatch,
@@ -45,11 +46,14 @@ class Translation:
     score: the log-probability divided by the length penalty; of a line
       translated in pieces the sum over them.
     log_probability: the sum over all subwords, end symbols included.
+    pairs: the ids of every piece of the line and of its translation, as the
+      first model reads them; none of an empty line.
   """
 
   text: str
   score: float
   log_probability: float
+  pairs: tuple[Pair, ...] = ()
 
 
 _EMPTY = Translation('', 0.0, 0.0)
@@ -169,7 +173,8 @@ class Translator:
     for batch, hypotheses in one_ahead(
       (batch, self._start(batch, sources, first)) for batch in batches
     ):
-      texts = self._texts(hypotheses, len(batch.sentences))
+      read = [sources[sentence][0] for sentence in batch.sentences]
+      texts = self._texts(hypotheses, read)
       for sentence, found in zip(batch.sentences, texts, strict=True):
         translations[sentence] = found
       self._on_progress(len(batch.sentences))
@@ -208,7 +213,7 @@ class Translator:
     )
 
   def _texts(
-    self, hypotheses: Hypotheses, sentences: int
+    self, hypotheses: Hypotheses, sources: list[list[int]]
   ) -> list[list[Translation]]:
     hypotheses = jax.device_get(hypotheses)
     return [
@@ -217,12 +222,13 @@ class Translator:
           self._decode(hypotheses.tokens[row, k, : length - 1]),
           float(hypotheses.scores[row, k]),
           float(hypotheses.log_probabilities[row, k]),
+          (Pair(source, hypotheses.tokens[row, k, :length].tolist()),),
         )
         for k, length in enumerate(hypotheses.lengths[row])
         if length > 0
       ]
       or [_EMPTY]
-      for row in range(sentences)
+      for row, source in enumerate(sources)
     ]
 
   def _decode(self, ids: np.ndarray) -> str:
@@ -238,6 +244,7 @@ class Translator:
         self._joiner.join(piece.text for piece in ranked),
         sum(piece.score for piece in ranked),
         sum(piece.log_probability for piece in ranked),
+        tuple(pair for piece in ranked for pair in piece.pairs),
       )
       for ranked in zip(*pieces, strict=False)
     ]

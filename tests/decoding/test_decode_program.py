@@ -77,6 +77,8 @@ def test_n_best_lines(decode):
       ['--source_language=fr'],
       '--source_language=fr: run translates from en to de',
     ),
+    (['--attention_output=a.txt'], '=a.txt: must end in .jsonl or .pharaoh'),
+    (['--states_output=s.npz', '--alignment_unit=word'], 'needs --attention_o'),
     (['--output=none/out'], 'none/out: cannot be written (No such file'),
   ],
 )

@@ -1,0 +1,105 @@
+"""Pairs of a source and a translation of it: their ids and their batches."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32
+
+from fusion_jax.config import DecodingConfig
+from fusion_jax.data.normalise import normalise
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.decoding.batches import padded
+from fusion_jax.decoding.shapes import DecodeShape
+from fusion_jax.errors import InputError
+from fusion_jax.training.trained import Run
+
+
+class Pair(NamedTuple):
+  """Subword ids of both sides, the end symbols included."""
+
+  source: list[int]
+  target: list[int]
+
+  @property
+  def is_blank(self) -> bool:
+    """Whether both sides are the end symbol alone."""
+    return len(self.source) == len(self.target) == 1
+
+  @property
+  def length(self) -> int:
+    """Of the longer side."""
+    return max(len(self.source), len(self.target))
+
+
+class PairEncoder:
+  """Makes pairs of text; refuses those that are too long.
+
+  Attributes:
+    longest: the most subwords of a side, the end symbol included.
+  """
+
+  def __init__(self, run: Run, options: DecodingConfig):
+    """Prepares to encode.
+
+    Args:
+      run: has the tokenizers.
+      options: give `max_source_length`; a model with learned positions may
+        have fewer.
+    """
+    self._tokenizers = run.source_tokenizer, run.target_tokenizer
+    longest = options.max_source_length
+    self.longest = min(longest, run.longest or longest)
+
+  def encode(self, name: str, source: str, target: str) -> Pair:
+    """The ids of a pair.
+
+    Args:
+      name: of the pair, for the message.
+      source: normalised here as the training text was.
+      target: likewise.
+
+    Returns:
+      The pair.
+
+    Raises:
+      InputError: a side has more subwords than `longest`.
+    """
+    texts = zip((source, target), self._tokenizers, strict=True)
+    pair = Pair(*(_ids(text, tokenizer) for text, tokenizer in texts))
+    for side, ids in zip(('source', 'translation'), pair, strict=True):
+      if len(ids) > self.longest:
+        raise InputError(
+          f'{name}: its {side} has {len(ids)} subwords, more than '
+          f'max_source_length {self.longest}'
+        )
+    return pair
+
+  def line(self, numbered: tuple[int, tuple[str, str]]) -> list[Pair]:
+    """The pair of a line and its number; none of two empty lines."""
+    number, (source, target) = numbered
+    pair = self.encode(f'line {number}', source, target)
+    return [] if pair.is_blank else [pair]
+
+
+def padded_pairs(
+  pairs: list[Pair], shape: DecodeShape, end_id: int
+) -> tuple[
+  Int32[np.ndarray, 'B S'], Int32[np.ndarray, ' B'], Int32[np.ndarray, 'B S']
+]:
+  """What a teacher-forced pass reads.
+
+  Args:
+    pairs: at most shape.rows of them.
+    shape: both sides have shape.source positions.
+    end_id: all that spare rows hold.
+
+  Returns:
+    Source ids, their lengths, and target ids.
+  """
+  source, lengths = padded([p.source for p in pairs], *shape[:2], end_id)
+  target, _ = padded([p.target for p in pairs], *shape[:2], end_id)
+  return source, lengths, target
+
+
+def _ids(text: str, tokenizer: Tokenizer) -> list[int]:
+  return [*tokenizer.encode(normalise(text)), tokenizer.vocabulary.end]

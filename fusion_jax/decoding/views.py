@@ -1,0 +1,237 @@
+"""What a model computes inside, seen in teacher-forced passes over pairs.
+
+Axis letters: B batch, S source, T target, N heads, L layers, D model width.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int32
+
+from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.batches import one_ahead, placed, windows
+from fusion_jax.decoding.ensemble import alone
+from fusion_jax.decoding.pairs import Pair, padded_pairs
+from fusion_jax.decoding.shapes import (
+  PlannedBatch,
+  decode_shapes,
+  plan_batches,
+  target_limit,
+)
+from fusion_jax.errors import InputError
+from fusion_jax.models.attention_views import cross_attention_weights
+from fusion_jax.models.transformer import Transformer
+from fusion_jax.parallel.mesh import data_mesh, replicated
+from fusion_jax.training.trained import Run
+
+# Batches whose views are held at a time; they are much larger than text.
+_WINDOW_BATCHES = 2
+
+Item = TypeVar('Item')
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+  """What is looked at.
+
+  Attributes:
+    attention: the weights over the source.
+    layers: of them: 'all', 'mean', 'last', or the number of one from 1.
+    heads: 'all', 'mean', or the number of one from 1.
+    states: H[0..L] of both stacks.
+  """
+
+  attention: bool = True
+  layers: str | int = 'mean'
+  heads: str | int = 'mean'
+  states: bool = False
+
+
+class Look(NamedTuple):
+  """What is seen of a batch, or of one pair without the axis B.
+
+  attention: L and N are there only where all of them are wanted.
+  encoder, decoder: H[0..L]; None, as the weights, where they are not wanted.
+  """
+
+  attention: Float32[Array | np.ndarray, '*BLN T S'] | None
+  encoder: Float32[Array | np.ndarray, '*B L S D'] | None
+  decoder: Float32[Array | np.ndarray, '*B L T D'] | None
+
+
+class View(NamedTuple):
+  """A pair and what is seen of it, without any padding."""
+
+  pair: Pair
+  look: Look
+
+
+class Viewer:
+  """Looks into one run.
+
+  Attributes:
+    blank: what is seen of nothing; no weights.
+    shapes: every shape of a batch that can be compiled.
+  """
+
+  def __init__(self, run: Run, options: DecodingConfig, wanted: Wanted):
+    """Prepares to look; nothing is compiled yet.
+
+    Args:
+      run: the trained model.
+      options: longest line and slots of a batch.
+      wanted: what to look at.
+
+    Raises:
+      InputError: the decoder has no such layer or head.
+    """
+    self._run = run
+    self._wanted = wanted
+    self._slots = options.batch_tokens
+    self._mesh = data_mesh()
+    self._parameters = jax.device_put(run.parameters, replicated(self._mesh))
+    self.blank = _checked(run, wanted)
+    longest = options.max_source_length
+    # A translation may be longer than any source.
+    limit = target_limit(longest, options, alone(run).longest)
+    self.shapes = decode_shapes(
+      dataclasses.replace(
+        options, beam_size=1, max_source_length=max(longest, limit)
+      )
+    )
+
+  def view(
+    self, items: Iterable[tuple[Item, Sequence[Pair]]]
+  ) -> Iterator[tuple[Item, list[View]]]:
+    """Looks at the pairs of every item, in order.
+
+    What is seen of a pair does not depend on the other pairs.
+
+    Args:
+      items: anything, and the pairs that belong to it, if any.
+
+    Yields:
+      The items, with a view of each of their pairs.
+    """
+    slots = (
+      ((item, pairs), sum(pair.length for pair in pairs))
+      for item, pairs in items
+    )
+    for window in windows(slots, self._slots, _WINDOW_BATCHES):
+      views = iter(self._views([p for _, pairs in window for p in pairs]))
+      for item, pairs in window:
+        yield item, [next(views) for _ in pairs]
+
+  def _views(self, pairs: list[Pair]) -> list[View]:
+    views: list[View | None] = [None] * len(pairs)
+    batches = plan_batches([pair.length for pair in pairs], self.shapes)
+    for batch, looks in one_ahead(
+      (batch, self._start(batch, pairs)) for batch in batches
+    ):
+      looks = jax.device_get(looks)
+      for row, place in enumerate(batch.sentences):
+        views[place] = _cut(pairs[place], looks, row)
+    return views
+
+  def _start(self, batch: PlannedBatch, pairs: list[Pair]) -> Look:
+    """Starts the pass; the arrays are ready later."""
+    chosen = [pairs[sentence] for sentence in batch.sentences]
+    end = self._run.target_tokenizer.vocabulary.end
+    rows = padded_pairs(chosen, batch.shape, end)
+    return _look(
+      self._parameters,
+      *placed(rows, self._mesh),
+      model=self._run.model,
+      wanted=self._wanted,
+    )
+
+
+def _checked(run: Run, wanted: Wanted) -> Look:
+  """What is seen of nothing, if what is wanted is there."""
+  everything = dataclasses.replace(wanted, layers='all', heads='all')
+  ids = jax.ShapeDtypeStruct((1, 1), np.int32)
+  look = functools.partial(_look, model=run.model, wanted=everything)
+  lengths = jax.ShapeDtypeStruct((1,), np.int32)
+  seen = jax.eval_shape(look, run.parameters, ids, lengths, ids)
+  if seen.attention is not None:
+    _, layers, heads, _, _ = seen.attention.shape
+    _check('layers', wanted.layers, layers)
+    _check('heads', wanted.heads, heads)
+  if seen.encoder is None:
+    return Look(None, None, None)
+  states = (
+    np.zeros((side.shape[1], 0, side.shape[3]), np.float32)
+    for side in (seen.encoder, seen.decoder)
+  )
+  return Look(None, *states)
+
+
+def _check(kind: str, chosen: str | int, count: int) -> None:
+  if isinstance(chosen, int) and not 1 <= chosen <= count:
+    raise InputError(
+      f'--attention_{kind}={chosen}: the decoder has {count} {kind}, counted '
+      'from 1'
+    )
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'wanted'))
+def _look(
+  parameters,
+  source: Int32[Array, 'B S'],
+  source_lengths: Int32[Array, ' B'],
+  target: Int32[Array, 'B T'],
+  *,
+  model: Transformer,
+  wanted: Wanted,
+) -> Look:
+  output, kept = model.apply(
+    {'params': parameters},
+    source,
+    source_lengths,
+    target,
+    mutable=['attention'] if wanted.attention else [],
+  )
+  attention = encoder = decoder = None
+  if wanted.attention:
+    weights = cross_attention_weights(kept['attention'])
+    weights = _chosen(jnp.moveaxis(weights, 0, 1), 2, wanted.heads)
+    attention = _chosen(weights, 1, wanted.layers)
+  if wanted.states:
+    encoder = _stacked(output.encoder_layers)
+    decoder = _stacked(output.decoder_layers)
+  return Look(attention, encoder, decoder)
+
+
+def _chosen(
+  weights: Float32[Array, '...'], axis: int, which: str | int
+) -> Float32[Array, '...']:
+  """All along an axis, their mean, the last, or one counted from 1."""
+  if which == 'all':
+    return weights
+  if which == 'mean':
+    return weights.mean(axis)
+  return weights.take(-1 if which == 'last' else which - 1, axis)
+
+
+def _stacked(
+  layers: tuple[Float[Array, 'B T D'], ...],
+) -> Float32[Array, 'B L T D']:
+  return jnp.stack(layers, 1).astype(jnp.float32)
+
+
+def _cut(pair: Pair, looks: Look, row: int) -> View:
+  source, target = len(pair.source), len(pair.target)
+  attention, encoder, decoder = looks
+  return View(
+    pair,
+    Look(
+      None if attention is None else attention[row, ..., :target, :source],
+      None if encoder is None else encoder[row, :, :source],
+      None if decoder is None else decoder[row, :, :target],
+    ),
+  )
