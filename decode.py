@@ -22,6 +22,7 @@ Flags that are not given take the values of the run's config.
 import argparse
 import sys
 
+from fusion_jax.checkpoint_flags import add_checkpoint_flags
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import (
@@ -60,11 +61,6 @@ _VIEWS = (
 )
 
 
-def _step(text: str) -> int | str:
-  """A step, 'best' or 'last'."""
-  return text if text in ('best', 'last') else int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     description=__doc__,
@@ -89,8 +85,7 @@ def _parser() -> argparse.ArgumentParser:
   add('--per_token', action='store_true', help='score: of every subword too')
   add('--output', default='', help='a file to write; default: stdout')
   add('--reference', default='', help='print BLEU and chrF against this file')
-  add('--step', type=_step, default='best', help="a step, 'best' or 'last'")
-  add('--average', type=int, default=1, help='average so many checkpoints')
+  add_checkpoint_flags(parser)
   add('--n_best', type=int, default=0, help='index ||| translation ||| score')
   add('--source_language', default='', help='refuse a run with another one')
   add('--target_language', default='', help='refuse a run with another one')

@@ -1,14 +1,19 @@
-"""The JSON form of a config, and how two of them differ."""
+"""The JSON form of a config, its format number, and how two configs differ."""
 
 import functools
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pydantic
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
+
+# Of run directories; goes up when older versions must not read them. A file
+# without the number has format 1.
+FORMAT = 1
 
 # Fields that a resumed run may change: they do not alter what is computed.
 RESUMABLE = (
@@ -41,8 +46,58 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def to_json(config: ExperimentConfig) -> str:
-  """The config as indented JSON, ending in a newline."""
-  return json.dumps(to_dict(config), indent=2) + '\n'
+  """The config and its format as indented JSON, ending in a newline."""
+  values = {'format': FORMAT} | to_dict(config)
+  return json.dumps(values, indent=2) + '\n'
+
+
+def from_json(path: Path) -> ExperimentConfig:
+  """Reads a config that `to_json` wrote.
+
+  Args:
+    path: of the file.
+
+  Returns:
+    The config.
+
+  Raises:
+    InputError: the file cannot be read, has a newer format, or holds a config
+      that `from_dict` refuses.
+  """
+  try:
+    values = json.loads(path.read_text(encoding='utf-8'))
+  except (ValueError, OSError) as error:
+    raise InputError(f'{path}: not readable as JSON: {error}') from None
+  if not isinstance(values, dict):
+    raise InputError(f'{path}: must be a JSON object')
+  check_format(values, path.parent)
+  values.pop('format', None)
+  try:
+    return from_dict(values)
+  except InputError as error:
+    raise InputError(f'{path}: {error}') from None
+
+
+def check_format(values: Mapping[str, Any], directory: Path) -> None:
+  """Refuses what a newer version wrote.
+
+  Args:
+    values: with 'format', or without for format 1.
+    directory: that they were read from.
+
+  Raises:
+    InputError: the format is higher than FORMAT, or no number.
+  """
+  found = values.get('format', 1)
+  if not isinstance(found, int):
+    raise InputError(
+      f'{directory}: its format must be a whole number, got {found!r}'
+    )
+  if found > FORMAT:
+    raise InputError(
+      f'{directory} was written by a newer fusion_jax (format {found}; this '
+      f'one reads up to {FORMAT}); update it'
+    )
 
 
 def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
@@ -63,7 +118,10 @@ def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
     first = error.errors()[0]
     path = '.'.join(str(part) for part in first['loc'])
     if first['type'] in ('unexpected_keyword_argument', 'extra_forbidden'):
-      raise InputError(f'config.{path}: no such field') from None
+      raise InputError(
+        f'config.{path}: no such field; remove it, or update fusion_jax if a '
+        'newer one wrote it'
+      ) from None
     message = first['msg'][:1].lower() + first['msg'][1:]
     raise InputError(
       f'config.{path}: {message}, got {first["input"]!r}'

@@ -14,17 +14,21 @@ from fusion_jax.serialization import (
   differing_fields,
   flatten,
   from_dict,
+  from_json,
   to_dict,
   to_json,
 )
 
 
-def test_the_saved_form_reads_back():
+def test_the_saved_form_reads_back(tmp_path):
   config = ExperimentConfig(
     name='x', data=DataConfig(train=('a.{lang}', 'b.{lang}.gz'))
   )
   assert from_dict(to_dict(config)) == config
-  assert to_json(config).endswith('}\n')
+  path = tmp_path / 'config.json'
+  path.write_text(to_json(config))
+  assert path.read_text().endswith('}\n')
+  assert from_json(path) == config
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class Request:
     reference: a file to score against, or '' for no scores.
     step: a step, 'best' or 'last'.
     average: average the parameters of so many checkpoints.
+    average_of: 'last' or 'best': which ones.
     n_best: 0: one translation a line. Else so many lines of the form
       'index ||| translation ||| score' for each line; the index starts at 0.
     source_language, target_language: if given, the run's must be the same.
@@ -47,6 +48,7 @@ class Request:
   reference: str = ''
   step: int | str = 'best'
   average: int = 1
+  average_of: Literal['last', 'best'] = 'last'
   n_best: int = 0
   source_language: str = ''
   target_language: str = ''
@@ -101,7 +103,7 @@ def load(request: Request) -> Ensemble:
 
 def load_one(workdir: str, request: Request) -> Run:
   """Loads one run, with the groups and the languages that are asked for."""
-  trained = load_run(workdir, request.step, request.average)
+  trained = load_run(workdir, request.step, request.average, request.average_of)
   _check_direction(workdir, request, trained.config.data)
   if request.groups:
     trained = with_groups(trained, request.groups)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fusion_jax.checkpoint_flags import add_checkpoint_flags
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import (
@@ -166,7 +167,12 @@ def _scores(
   from fusion_jax.decoding.score import Scorer
   from fusion_jax.training.trained import load_run
 
-  run = load_run(arguments.workdir, arguments.step, arguments.average)
+  run = load_run(
+    arguments.workdir,
+    arguments.step,
+    arguments.average,
+    arguments.average_of,
+  )
   progress = Progress(sum(len(item.pairs) for item in items))
   scorer = Scorer(run, run.config.decoding, progress.add)
   pairs = itertools.chain.from_iterable(item.pairs for item in items)
@@ -191,12 +197,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add('--input', type=Path, required=True, help='the items, JSON')
   add('--output', type=Path, help='a JSON file for the scores of each item')
   add('--score', choices=('sum', 'mean'), default='sum', help='over subwords')
-  add('--step', default='best', help="a step, 'best' or 'last'")
-  add('--average', type=int, default=1, help='average so many checkpoints')
-  arguments = parse_arguments(argv, parser)
-  if arguments.step.isdecimal():
-    arguments.step = int(arguments.step)
-  return arguments
+  add_checkpoint_flags(parser)
+  return parse_arguments(argv, parser)
 
 
 @one_line_errors

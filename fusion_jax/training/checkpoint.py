@@ -1,8 +1,10 @@
 """Orbax checkpoints of a run: state, data position, progress.
 
 A checkpoint has three items, so that decoding reads only the parameters:
-`parameters`, `training` (step and optimizer) and `meta` (position in the
-data, progress of the validation, digests of the tokenizers).
+`parameters`, `training` (step and optimizer) and `meta` (format, position in
+the data, progress of the validation, digests of the tokenizers). A validated
+one has its quality as Orbax's `metrics`. The mean of several has no `training`;
+its `meta` says of what it is the mean.
 """
 
 import contextlib
@@ -22,6 +24,7 @@ from orbax.checkpoint import checkpoint_managers
 from fusion_jax.config import TrainingConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
+from fusion_jax.serialization import FORMAT, check_format
 from fusion_jax.training.step import TrainState
 
 logger = logging.getLogger(__name__)
@@ -65,6 +68,10 @@ def abstract_like(tree: Any, sharding: Sharding) -> Any:
   )
 
 
+def _quality(metrics: Mapping[str, float]) -> float:
+  return metrics['quality']
+
+
 def _preservation(
   config: TrainingConfig,
 ) -> checkpoint_managers.AnyPreservationPolicy:
@@ -72,7 +79,7 @@ def _preservation(
     [
       checkpoint_managers.LatestN(config.keep_last),
       checkpoint_managers.BestN(
-        get_metric_fn=lambda metrics: metrics['quality'],
+        get_metric_fn=_quality,
         n=config.keep_best,
         keep_checkpoints_without_metrics=False,
       ),
@@ -97,12 +104,14 @@ class Checkpoints:
     self._digests = dict(digests)
     options = ocp.CheckpointManagerOptions(
       preservation_policy=_preservation(config),
+      # Without it Orbax forgets the metrics when the run is resumed.
+      best_fn=_quality,
       cleanup_tmp_directories=True,
       enable_async_checkpointing=True,
     )
     try:
       self._manager = ocp.CheckpointManager(self._directory, options=options)
-    except OSError as error:
+    except (OSError, ValueError) as error:
       raise InputError(
         f'{self._directory}: cannot be used: {first_line(error)}'
       ) from error
@@ -135,6 +144,7 @@ class Checkpoints:
       ),
       meta=ocp.args.JsonSave(
         {
+          'format': FORMAT,
           'data': iterator.get_state(),
           'progress': dataclasses.asdict(progress),
           **self._digests,
@@ -174,7 +184,7 @@ class Checkpoints:
 
     Raises:
       InputError: there are checkpoints but none can be read, or they belong
-        to another tokenizer.
+        to another tokenizer, or they are a mean, without optimizer.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
@@ -212,6 +222,7 @@ class Checkpoints:
   ) -> tuple[TrainState, Progress]:
     meta = read_meta(self._manager, step)
     check_digests(meta, self._digests, self._directory / str(step))
+    _check_is_no_mean(meta, self._directory.parent)
     sharding = fresh.step.sharding
     items = self._manager.restore(
       step,
@@ -234,6 +245,15 @@ class Checkpoints:
     return state, Progress(**meta['progress'])
 
 
+def _check_is_no_mean(meta: Mapping[str, Any], workdir: Path) -> None:
+  if 'mean' in meta:
+    raise InputError(
+      f'{workdir}: holds the mean of {len(meta["mean"]["steps"])} checkpoints '
+      f'of {meta["mean"]["run"]} and no optimizer state to go on from; start '
+      f'another --workdir with --init_from={workdir}'
+    )
+
+
 @contextlib.contextmanager
 def _write_errors(directory: Path, what: str) -> Iterator[None]:
   """Turns a failure to write into one line."""
@@ -248,9 +268,15 @@ def _write_errors(directory: Path, what: str) -> Iterator[None]:
 
 
 def read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-  """The item `meta` of a checkpoint."""
+  """The item `meta` of a checkpoint.
+
+  Raises:
+    InputError: a newer version wrote it.
+  """
   args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-  return manager.restore(step, args=args).meta
+  meta = manager.restore(step, args=args).meta
+  check_format(meta, Path(manager.directory) / str(step))
+  return meta
 
 
 def tokenizer_digests(source: Tokenizer, target: Tokenizer) -> dict[str, str]:

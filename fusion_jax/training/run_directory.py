@@ -1,6 +1,6 @@
 """The run directory: config, tokenizers, checkpoints, logs.
 
-DIR/config.json           the experiment's config
+DIR/config.json           the experiment's config, and the format of all this
 DIR/source.model          SentencePiece model of the source side
 DIR/target.model          of the target side (the same file if joint)
 DIR/checkpoints/STEP/     Orbax checkpoints
@@ -9,7 +9,6 @@ DIR/events.out.tfevents*  the same for TensorBoard
 DIR/translations/STEP.txt validation translations
 """
 
-import json
 import os
 from pathlib import Path
 
@@ -34,7 +33,8 @@ def read_config(workdir: Path) -> ExperimentConfig:
   """The config of a run directory.
 
   Raises:
-    InputError: there is no run directory, or its config cannot be read.
+    InputError: there is no run directory, a newer version wrote it, or its
+      config cannot be read.
   """
   path = workdir / 'config.json'
   if not path.is_file():
@@ -42,14 +42,7 @@ def read_config(workdir: Path) -> ExperimentConfig:
       f'{workdir}: not a run directory: it has no config.json; '
       'give the --workdir of a training run'
     )
-  try:
-    values = json.loads(path.read_text(encoding='utf-8'))
-  except (ValueError, OSError) as error:
-    raise InputError(f'{path}: not readable as JSON: {error}') from None
-  try:
-    return serialization.from_dict(values)
-  except InputError as error:
-    raise InputError(f'{path}: {error}') from None
+  return serialization.from_json(path)
 
 
 def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:

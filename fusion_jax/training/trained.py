@@ -4,11 +4,10 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import Sharding
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
@@ -27,6 +26,8 @@ from fusion_jax.training.checkpoint import (
   read_meta,
   tokenizer_digests,
 )
+from fusion_jax.training.choice import Choice, candidates
+from fusion_jax.training.mean import RunningMean
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Run:
   parameters: float32, replicated over the devices.
   step: the checkpoint's, the last one of an average.
   source_tokenizer, target_tokenizer: of the two sides.
+  steps: of the checkpoints that the parameters are the mean of, ascending.
   """
 
   config: ExperimentConfig
@@ -48,6 +50,7 @@ class Run:
   step: int
   source_tokenizer: Tokenizer
   target_tokenizer: Tokenizer
+  steps: tuple[int, ...] = ()
 
   @property
   def longest(self) -> int | None:
@@ -69,7 +72,10 @@ def make_model(
 
 
 def load_run(
-  workdir: str | Path, step: int | str = 'best', average: int = 1
+  workdir: str | Path,
+  step: int | str = 'best',
+  average: int = 1,
+  average_of: Literal['last', 'best'] = 'last',
 ) -> Run:
   """Loads a run for decoding; nothing but the run directory is read.
 
@@ -79,105 +85,83 @@ def load_run(
       no validation was made).
     average: mean of the parameters of so many checkpoints, that of `step`
       and those before it. With more than one, 'best' means 'last'.
+    average_of: 'best': of those checkpoints the ones with the best value of
+      the validation metric; others are not averaged.
 
   Returns:
     The run.
 
   Raises:
     InputError: no run, no checkpoint, no such step, fewer checkpoints than
-      asked for, or another tokenizer.
+      asked for, another tokenizer, or a newer version wrote it.
   """
   workdir = Path(workdir)
-  if average < 1:
-    raise InputError(f'--average: must be at least 1, got {average}')
+  choice = Choice(step, average, average_of)
   config = run_directory.read_config(workdir)
   source, target = run_directory.read_tokenizers(workdir)
   model = make_model(config, source, target)
-  steps, parameters = _load_parameters(
-    workdir / 'checkpoints',
-    model,
-    tokenizer_digests(source, target),
-    'last' if step == 'best' and average > 1 else step,
-    average,
-  )
-  return Run(config, model, parameters, steps[0], source, target)
+  digests = tokenizer_digests(source, target)
+  steps, parameters = _load_parameters(workdir, model, digests, config, choice)
+  return Run(config, model, parameters, max(steps), source, target, steps)
 
 
 def _load_parameters(
-  directory: Path,
+  workdir: Path,
   model: Transformer,
   digests: Mapping[str, str],
-  step: int | str,
-  average: int,
-) -> tuple[list[int], Parameters]:
+  config: ExperimentConfig,
+  choice: Choice,
+) -> tuple[tuple[int, ...], Parameters]:
+  directory = workdir / 'checkpoints'
   if not directory.is_dir():
     raise InputError(f'{directory}: no checkpoint yet; train first')
-  options = ocp.CheckpointManagerOptions(read_only=True)
+  options = ocp.CheckpointManagerOptions(
+    read_only=True, lightweight_initialize=True
+  )
+  mean, used = RunningMean(), []
   with ocp.CheckpointManager(directory.absolute(), options=options) as manager:
-    wanted = _candidates(manager, directory, step)
-    sharding = replicated(data_mesh())
     abstract = abstract_like(
       jax.eval_shape(lambda: initial_parameters(model, 0)),
-      sharding,
+      replicated(data_mesh()),
     )
-    loaded, used = [], []
-    for candidate in wanted:
-      parameters = _try_parameters(manager, candidate, abstract, digests)
-      if parameters is not None:
-        loaded.append(parameters)
-        used.append(candidate)
-      if len(loaded) == average:
-        return used, _mean(loaded, sharding)
-  raise InputError(
-    f'{directory}: {len(loaded)} readable checkpoints, {average} asked for'
+    for step in candidates(manager, choice, config.training.metric):
+      if _add_checkpoint(mean, manager, step, abstract, digests):
+        used.append(step)
+      if mean.count == choice.average:
+        steps = tuple(sorted(used))
+        if choice.average > 1:
+          listed = ', '.join(map(str, steps))
+          logger.info('%s: the mean of steps %s', workdir, listed)
+        return steps, mean.value()
+  raise _too_few(directory, mean.count, choice)
+
+
+def _too_few(directory: Path, found: int, choice: Choice) -> InputError:
+  if choice.average_of == 'last':
+    return InputError(
+      f'{directory}: {found} readable checkpoints, {choice.average} asked for'
+    )
+  return InputError(
+    f'{directory}: {found} readable checkpoints with a validation, '
+    f'{choice.average} asked for; training.keep_best says how many are kept'
   )
 
 
-def _candidates(
-  manager: ocp.CheckpointManager, directory: Path, step: int | str
-) -> list[int]:
-  """The step to load, then the ones before it, newest first."""
-  steps = sorted(manager.all_steps(), reverse=True)
-  if not steps:
-    raise InputError(f'{directory}: no checkpoint yet; train first')
-  if step == 'best':
-    step = _best_step(manager, steps)
-  elif step == 'last':
-    step = steps[0]
-  if step not in steps:
-    raise InputError(
-      f'{directory}: no checkpoint of step {step}; there are '
-      f'{", ".join(map(str, reversed(steps)))}'
-    )
-  return [s for s in steps if s <= step]
-
-
-def _best_step(manager: ocp.CheckpointManager, steps: list[int]) -> int:
-  """The best step as the newest readable checkpoint remembers it."""
-  for step in steps:
-    try:
-      best = read_meta(manager, step)['progress']['best_step']
-    except Exception as error:  # Orbax raises many kinds on damaged files.
-      logger.warning('checkpoint %d: %s', step, first_line(error))
-      continue
-    return best if best in steps else step
-  return steps[0]
-
-
-def _try_parameters(
+def _add_checkpoint(
+  mean: RunningMean,
   manager: ocp.CheckpointManager,
   step: int,
   abstract: Parameters,
   digests: Mapping[str, str],
-) -> Parameters | None:
-  """The parameters of a checkpoint, or None with a warning if damaged."""
+) -> bool:
+  """Adds the parameters of a checkpoint; False with a warning if damaged."""
   path = Path(manager.directory) / str(step)
   try:
     check_digests(read_meta(manager, step), digests, path)
-    return manager.restore(
+    restored = manager.restore(
       step,
       args=ocp.args.Composite(parameters=ocp.args.StandardRestore(abstract)),
-    ).parameters
+    )
   except InputError:
     raise
   except Exception as error:  # Orbax raises many kinds on damaged files.
@@ -186,13 +170,6 @@ def _try_parameters(
       path,
       first_line(error),
     )
-    return None
-
-
-def _mean(trees: list[Parameters], sharding: Sharding) -> Parameters:
-  if len(trees) == 1:
-    return trees[0]
-  mean = jax.tree.map(
-    lambda *xs: np.mean([np.asarray(x) for x in xs], axis=0), *trees
-  )
-  return jax.device_put(mean, sharding)
+    return False
+  mean.add(restored.parameters)
+  return True

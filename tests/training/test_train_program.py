@@ -345,13 +345,39 @@ def test_decoding_needs_only_the_run_directory(program, unbroken, tmp_path):
   assert b'line 3' in done.stderr
 
 
+def test_a_saved_mean_decodes_and_is_not_trained_on(
+  program, unbroken, tmp_path
+):
+  mean = tmp_path / 'mean'
+  flags = ('--average=3', f'--workdir={unbroken[0]}', f'--output={mean}')
+  module = 'fusion_jax.training.average'
+  done = subprocess.run(
+    [sys.executable, '-m', module, *flags],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout == f'{mean}\n'
+  text = b'The meeting is on Monday.\n'
+  saved = _decode(mean, text, '--beam_size=2')
+  assert saved.returncode == 0, saved.stderr
+  direct = _decode(unbroken[0], text, '--beam_size=2', '--average=3')
+  assert saved.stdout == direct.stdout
+  code, err = program.run(mean)
+  assert code == 2
+  assert 'no optimizer state to go on from' in _one_line(err)
+
+
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
     (['--average=9'], 'readable checkpoints, 9 asked for'),
     (['--average=0'], '--average: must be at least 1'),
     (['--step=7'], 'no checkpoint of step 7; there are'),
-    (['--step=soon'], "invalid _step value: 'soon'"),
+    (['--step=soon'], "must be a step, 'best' or 'last', got 'soon'"),
     (['--source_language=fr'], 'translates from en to de'),
     (['--input=missing.txt'], 'missing.txt'),
     (['--n_best=9', '--beam_size=2'], 'n_best must be between 1 and'),

@@ -1,0 +1,33 @@
+"""The flags that choose checkpoints, for all programs that load a run."""
+
+import argparse
+
+
+def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+  """Adds --step, --average and --average_of to a parser.
+
+  Args:
+    parser: of the program; its values are arguments of `load_run`.
+  """
+  parser.add_argument(
+    '--step', type=_step, default='best', help="a step, 'best' or 'last'"
+  )
+  parser.add_argument(
+    '--average', type=int, default=1, help='average so many checkpoints'
+  )
+  parser.add_argument(
+    '--average_of',
+    choices=('last', 'best'),
+    default='last',
+    help='which ones: the last or the best, up to --step',
+  )
+
+
+def _step(text: str) -> int | str:
+  if text in ('best', 'last'):
+    return text
+  if not (text.isascii() and text.isdecimal()):
+    raise argparse.ArgumentTypeError(
+      f"must be a step, 'best' or 'last', got {text!r}"
+    )
+  return int(text)

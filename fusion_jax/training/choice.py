@@ -1,0 +1,134 @@
+"""Which checkpoints of a run are loaded."""
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import orbax.checkpoint as ocp
+
+from fusion_jax.errors import InputError
+from fusion_jax.training.checkpoint import first_line, read_meta
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """The checkpoints to average.
+
+  Attributes:
+    step: 'last', or the newest that may be chosen. 'best' is that of the best
+      validation if one of the last is wanted, and 'last' otherwise.
+    average: how many.
+    average_of: the last ones, or those of the best validations.
+  """
+
+  step: int | str = 'best'
+  average: int = 1
+  average_of: Literal['last', 'best'] = 'last'
+
+  def __post_init__(self):
+    if self.average < 1:
+      raise InputError(f'--average: must be at least 1, got {self.average}')
+
+
+def candidates(
+  manager: ocp.CheckpointManager, choice: Choice, metric: str
+) -> list[int]:
+  """The steps to load, the most wanted first; damaged ones are not left out.
+
+  Args:
+    manager: of the folder `checkpoints` of a run directory.
+    choice: which ones.
+    metric: of validations, as in TrainingConfig.
+
+  Returns:
+    Steps of checkpoints.
+
+  Raises:
+    InputError: no checkpoint, or not that of `choice.step`.
+  """
+  directory = Path(manager.directory)
+  steps = sorted(manager.all_steps(), reverse=True)
+  if not steps:
+    raise InputError(f'{directory}: no checkpoint yet; train first')
+  newest = _newest(manager, choice, steps)
+  if newest not in steps:
+    raise InputError(
+      f'{directory}: no checkpoint of step {newest}; there are '
+      f'{", ".join(map(str, reversed(steps)))}'
+    )
+  allowed = [step for step in steps if step <= newest]
+  if choice.average_of == 'last':
+    return allowed
+  quality = _logged(directory.parent, metric) | _saved(manager, allowed)
+  validated = [step for step in allowed if step in quality]
+  return sorted(validated, key=lambda step: quality[step], reverse=True)
+
+
+def _newest(
+  manager: ocp.CheckpointManager, choice: Choice, steps: list[int]
+) -> int:
+  if isinstance(choice.step, int):
+    return choice.step
+  only_one = choice.average == 1 and choice.average_of == 'last'
+  if choice.step == 'best' and only_one:
+    return _best_step(manager, steps)
+  return steps[0]
+
+
+def _best_step(manager: ocp.CheckpointManager, steps: list[int]) -> int:
+  """The best step as the newest readable checkpoint remembers it."""
+  for step in steps:
+    try:
+      best = read_meta(manager, step)['progress']['best_step']
+    except InputError:
+      raise
+    except Exception as error:  # Orbax raises many kinds on damaged files.
+      logger.warning('checkpoint %d: %s', step, first_line(error))
+      continue
+    return best if best in steps else step
+  return steps[0]
+
+
+def _saved(
+  manager: ocp.CheckpointManager, steps: list[int]
+) -> dict[int, float]:
+  """The qualities that validated checkpoints hold."""
+  found = {}
+  for step in steps:
+    try:
+      metrics = manager.metrics(step)
+    except Exception as error:  # Orbax raises many kinds on damaged files.
+      logger.warning('checkpoint %d: metrics: %s', step, first_line(error))
+      continue
+    if metrics and math.isfinite(metrics['quality']):
+      found[step] = metrics['quality']
+  return found
+
+
+def _logged(workdir: Path, metric: str) -> dict[int, float]:
+  """The qualities in metrics.jsonl, for runs that did not save them."""
+  sign = -1 if metric == 'loss' else 1
+  return {
+    row['step']: sign * row[metric]
+    for row in _validations(workdir / 'metrics.jsonl')
+    if row.get(metric) is not None
+  }
+
+
+def _validations(path: Path) -> Iterator[dict[str, Any]]:
+  """The validations of a log, its last line whole or not."""
+  if not path.is_file():
+    return
+  for line in path.read_text(encoding='utf-8').splitlines():
+    try:
+      row = json.loads(line)
+    except ValueError:
+      continue
+    if row.get('kind') == 'valid':
+      yield row

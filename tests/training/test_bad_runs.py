@@ -1,0 +1,126 @@
+"""Run directories that cannot be loaded: newer, edited or cut off."""
+
+import json
+import shutil
+
+import pytest
+from saved_runs import SavedRun, iterator
+
+from fusion_jax.errors import InputError
+from fusion_jax.training import run_directory
+from fusion_jax.training.trained import load_run
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  run = SavedRun(tmp_path_factory.mktemp('runs') / 'base')
+  run.save({10: 1.0})
+  return run
+
+
+@pytest.fixture
+def workdir(saved, tmp_path):
+  folder = tmp_path / 'run'
+  shutil.copytree(saved.workdir, folder)
+  return folder
+
+
+def _edit(path, **changes):
+  """Replaces values of a JSON file; None takes one out."""
+  values = json.loads(path.read_text()) | changes
+  kept = {name: value for name, value in values.items() if value is not None}
+  path.write_text(json.dumps(kept))
+
+
+def _meta(workdir):
+  return workdir / 'checkpoints' / '10' / 'meta' / 'metadata'
+
+
+def _refusal(workdir, *arguments):
+  with pytest.raises(InputError) as error:
+    load_run(workdir, *arguments)
+  assert '\n' not in str(error.value)
+  return str(error.value)
+
+
+def test_files_without_a_format_are_of_the_first(workdir, saved):
+  for path in (workdir / 'config.json', _meta(workdir)):
+    assert json.loads(path.read_text())['format'] == 1
+    _edit(path, format=None)
+  assert load_run(workdir).config == saved.config
+
+
+@pytest.mark.parametrize('step', ['best', 'last'])
+@pytest.mark.parametrize('part', ['config', 'checkpoint'])
+def test_a_newer_format_is_refused(workdir, part, step):
+  path, where = workdir / 'config.json', workdir
+  if part == 'checkpoint':
+    path, where = _meta(workdir), workdir / 'checkpoints' / '10'
+  _edit(path, format=2)
+  assert _refusal(workdir, step) == (
+    f'{where} was written by a newer fusion_jax (format 2; this one reads up '
+    'to 1); update it'
+  )
+
+
+def test_training_does_not_go_on_in_a_newer_run(workdir, saved):
+  _edit(_meta(workdir), format=2)
+  run = SavedRun(workdir)
+  checkpoints = run.checkpoints()
+  with pytest.raises(InputError, match=r'10 was written by a newer'):
+    checkpoints.restore(run.state(0), iterator())
+  checkpoints.close()
+  _edit(workdir / 'config.json', format=2)
+  with pytest.raises(InputError, match=r'run was written by a newer'):
+    run_directory.check(workdir, saved.config)
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('{"format": "new"}', "run: its format must be a whole number, got 'new'"),
+    ('[1]', 'run/config.json: must be a JSON object'),
+    ('{', 'run/config.json: not readable as JSON'),
+    (
+      '{"model": {"wings": 2}}',
+      'run/config.json: config.model.wings: no such field; remove it, or '
+      'update fusion_jax if a newer one wrote it',
+    ),
+  ],
+)
+def test_a_broken_config_is_named(workdir, text, message):
+  (workdir / 'config.json').write_text(text)
+  assert message in _refusal(workdir)
+
+
+def test_parameters_of_another_size_are_told(workdir, caplog):
+  _edit(workdir / 'config.json', model={'width': 32, 'encoder_layers': 1})
+  assert '0 readable checkpoints, 1 asked for' in _refusal(workdir)
+  assert 'checkpoints/10 is damaged and is left out' in caplog.text
+
+
+@pytest.mark.parametrize(
+  ('removed', 'message'),
+  [
+    ('config.json', 'run: not a run directory: it has no config.json'),
+    ('target.model', 'target.model: missing; training writes it into the run'),
+    ('checkpoints', 'checkpoints: no checkpoint yet; train first'),
+    ('checkpoints/10', 'checkpoints: no checkpoint yet; train first'),
+  ],
+)
+def test_what_is_missing_is_named(workdir, removed, message):
+  path = workdir / removed
+  path.unlink() if path.is_file() else shutil.rmtree(path)
+  assert message in _refusal(workdir)
+
+
+def test_a_broken_tokenizer_is_named(workdir):
+  (workdir / 'source.model').write_bytes(b'no model')
+  assert 'source.model' in _refusal(workdir)
+
+
+def test_other_files_among_the_checkpoints_do_no_harm(workdir):
+  (workdir / 'checkpoints' / 'notes').mkdir()
+  (workdir / 'checkpoints' / 'README').write_text('mine')
+  (workdir / 'checkpoints' / '20.orbax-checkpoint-tmp').mkdir()
+  assert load_run(workdir).step == 10
