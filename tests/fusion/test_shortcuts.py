@@ -449,7 +449,7 @@ def test_every_input_and_parameter_has_a_gradient(feature_fusion):
     params, layers = arguments
     memory = module.apply({'params': params}, *layers, method='memory')
     self_attention = (_attend(module, params, layers) * weights).sum()
-    return self_attention + (memory.keys**2 + memory.values).sum()
+    return self_attention + (memory.keys**2).sum() + memory.values.sum()
 
   for path, slope in jax.tree.leaves_with_path(slopes((params, layers))):
     assert np.isfinite(slope).all(), path
