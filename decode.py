@@ -37,6 +37,7 @@ _OPTIONS = (
   'patience',
   'length_penalty',
   'alpha',
+  'coverage',
   'min_length_ratio',
   'min_length_extra',
   'max_length_ratio',
@@ -82,8 +83,17 @@ def _parser() -> argparse.ArgumentParser:
   add('--mode', choices=('translate', 'score'), default='translate')
   add('--input', default='', help='a text file; default: stdin')
   add('--target', default='', help='score: the translations')
-  add('--per_token', action='store_true', help='score: of every subword too')
+  add('--prefix', default='', help='what translations begin with, line by line')
+  add(
+    '--per_token',
+    action='store_true',
+    help='score, n_best: log-probabilities of the subwords too',
+  )
   add('--output', default='', help='a file to write; default: stdout')
+  for name in ('input', 'output'):
+    add(f'--{name}_format', choices=('text', 'json'), default='text')
+  add('--interactive', action='store_true', help='translate each line at once')
+  add('--warm_up', action='store_true', help='compile all shapes first')
   add('--reference', default='', help='print BLEU and chrF against this file')
   add_checkpoint_flags(parser)
   add('--n_best', type=int, default=0, help='index ||| translation ||| score')
@@ -92,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
   add('--beam_size', type=int, help='1: greedy search')
   add('--length_penalty', choices=('gnmt', 'length', 'none'))
   add('--alpha', type=float, help='exponent of the length penalty')
+  add('--coverage', type=float, help='weight of the coverage penalty')
   add('--patience', type=float, help='stop at so many beams of finished ones')
   for name in ('min_length', 'max_length'):
     add(f'--{name}_ratio', type=float, help='times the subwords of the source')

@@ -18,6 +18,9 @@ class DecodingConfig:
   # 'length': score / length^alpha. 'none': the sum of log-probabilities.
   length_penalty: Literal['gnmt', 'length', 'none'] = 'gnmt'
   alpha: float = 0.6
+  # Weight beta of the coverage penalty (Wu et al. 2016, Eq. 14), which is
+  # added to that; 0: none.
+  coverage: float = 0.0
   # A hypothesis has at most max_length_ratio * source + max_length_extra
   # subwords, the end symbol included on both sides.
   max_length_ratio: float = 2.0
@@ -54,7 +57,7 @@ class DecodingConfig:
     sizes = 'beam_size', 'max_source_length', 'batch_tokens'
     require_at_least(1, self, 'decoding', (*sizes, 'max_length_extra'))
     lengths = 'max_length_ratio', 'min_length_ratio', 'min_length_extra'
-    others = 'alpha', 'patience', 'no_repeat_ngram', 'top_k', 'seed'
+    others = 'alpha', 'coverage', 'patience', 'no_repeat_ngram', 'top_k', 'seed'
     require_at_least(0, self, 'decoding', lengths + others)
     require(
       self.temperature > 0,

@@ -11,8 +11,9 @@ from jaxtyping import Int32
 
 from fusion_jax.parallel.mesh import by_rows, replicated
 
-# Slots of a window in batches: enough for sorting to pay.
-_WINDOW_BATCHES = 64
+# Slots of a window in batches: enough for sorting to pay. The first windows
+# are smaller, so that what is read first is written soon.
+_FIRST_WINDOW, _WINDOW_BATCHES = 4, 64
 
 Item = TypeVar('Item')
 
@@ -27,19 +28,19 @@ def windows(
   Args:
     items: each with the slots it takes.
     batch_slots: of a batch.
-    batches: a window has the slots of so many.
+    batches: a window has the slots of so many; the first a few of them.
 
   Yields:
     The items, in order.
   """
   window: list[Item] = []
-  slots = 0
+  slots, now = 0, min(_FIRST_WINDOW, batches)
   for item, size in items:
     window.append(item)
     slots += 1 + size
-    if slots >= batches * batch_slots:
+    if slots >= now * batch_slots:
       yield window
-      window, slots = [], 0
+      window, slots, now = [], 0, min(2 * now, batches)
   if window:
     yield window
 
@@ -55,6 +56,16 @@ def padded(
     ids[row, : len(sequence)] = sequence
     lengths[row] = len(sequence)
   return ids, lengths
+
+
+def filled(
+  values: Iterable[int], rows: int, spare: int
+) -> Int32[np.ndarray, ' {rows}']:
+  """One value a row; spare rows have another."""
+  filled = np.full(rows, spare, np.int32)
+  own = list(values)
+  filled[: len(own)] = own
+  return filled
 
 
 def placed(batch: Item, mesh: Mesh) -> Item:

@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -13,7 +12,8 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.constraints import Requirements, TokenRules
 from fusion_jax.decoding.ensemble import Ensemble, Mixture
-from fusion_jax.decoding.hypotheses import Hypotheses, LengthPenalty, Step
+from fusion_jax.decoding.hypotheses import Hypotheses, LengthPenalty
+from fusion_jax.decoding.model_step import Source, start
 from fusion_jax.decoding.sample import Sampling, sample
 from fusion_jax.decoding.search import beam_search
 from fusion_jax.errors import InputError
@@ -29,6 +29,7 @@ class SearchSettings:
     keep: hypotheses to return.
     end_id: the token that ends a hypothesis.
     penalty: the length penalty.
+    coverage: weight of the coverage penalty.
     patience: of `beam_search`.
     rules: what hypotheses must not contain.
     sampling: what is drawn from; None: beam search.
@@ -39,17 +40,11 @@ class SearchSettings:
   keep: int
   end_id: int
   penalty: LengthPenalty
+  coverage: float = 0.0
   patience: float = 0.0
   rules: TokenRules = TokenRules()
   sampling: Sampling | None = None
   mixture: Mixture = Mixture()
-
-
-class Source(NamedTuple):
-  """The source sentences as one model reads them."""
-
-  ids: Int32[Array | np.ndarray, 'B S']
-  lengths: Int32[Array | np.ndarray, ' B']
 
 
 class SearchRows(NamedTuple):
@@ -58,13 +53,13 @@ class SearchRows(NamedTuple):
   sources: for each model.
   max_lengths: of the translations.
   numbers: of the sentences; they decide what is drawn.
-  min_lengths: of the translations; None where none is too short.
+  requirements: shortest lengths and prefixes; None where there are none.
   """
 
   sources: tuple[Source, ...]
   max_lengths: Int32[Array | np.ndarray, ' B']
   numbers: Int32[Array | np.ndarray, ' B']
-  min_lengths: Int32[Array | np.ndarray, ' B'] | None = None
+  requirements: Requirements | None = None
 
 
 @functools.partial(
@@ -93,27 +88,28 @@ def search_batch(
   Returns:
     `settings.keep` hypotheses of each sentence.
   """
-  applies = [
-    functools.partial(model.apply, {'params': own})
-    for model, own in zip(models, parameters, strict=True)
-  ]
-  caches, memories = _start(applies, rows.sources, settings.beam, max_length)
-  single = len(models) == 1
-  requirements = None
-  if rows.min_lengths is not None:
-    requirements = Requirements(rows.min_lengths)
+  step, cache = start(
+    models,
+    parameters,
+    rows.sources,
+    beam=settings.beam,
+    max_length=max_length,
+    mixture=settings.mixture,
+    coverage=settings.coverage,
+  )
   decode = functools.partial(
     beam_search if settings.sampling is None else sample,
-    _step(applies, models, memories, settings.mixture),
-    caches,
+    step,
+    cache,
     max_length=max_length,
     max_lengths=rows.max_lengths,
     start_id=models[0].start_id,
     end_id=settings.end_id,
     penalty=settings.penalty,
-    normalised=models[0].gives_log_probabilities if single else True,
+    bonus=step.bonus if settings.coverage else None,
+    normalised=step.normalised,
     rules=settings.rules,
-    requirements=requirements,
+    requirements=rows.requirements,
   )
   if settings.sampling is None:
     return decode(
@@ -155,6 +151,7 @@ def search_settings(
     keep=keep,
     end_id=tokenizer.vocabulary.end,
     penalty=LengthPenalty(options.length_penalty, options.alpha),
+    coverage=options.coverage,
     patience=options.patience,
     rules=TokenRules(_forbidden(options, tokenizer), options.no_repeat_ngram),
     sampling=sampling,
@@ -176,43 +173,3 @@ def _forbidden(
       )
     ids.add(found)
   return tuple(sorted(ids))
-
-
-def _start(
-  applies: Sequence[Callable[..., Any]],
-  sources: Sequence[Source],
-  beam: int,
-  max_length: int,
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-  """Empty caches and memories of all models."""
-  started = []
-  for apply, source in zip(applies, sources, strict=True):
-    encoded = apply(source.ids, source.lengths, method='encode')
-    started.append(
-      apply(encoded, source.lengths, beam, max_length, method='start_decoding')
-    )
-  caches, memories = zip(*started, strict=True)
-  return caches, memories
-
-
-def _step(
-  applies: Sequence[Callable[..., Any]],
-  models: Sequence[Transformer],
-  memories: Sequence[Any],
-  mixture: Mixture,
-) -> Step:
-  def step(tokens, position, rows, caches):
-    results = [
-      apply(tokens, position, rows, cache, memory, method='decode_step')
-      for apply, cache, memory in zip(applies, caches, memories, strict=True)
-    ]
-    logits, caches = zip(*results, strict=True)
-    if len(models) == 1:
-      return logits[0], caches
-    log_p = [
-      each if model.gives_log_probabilities else jax.nn.log_softmax(each)
-      for each, model in zip(logits, models, strict=True)
-    ]
-    return mixture.log_probabilities(log_p), caches
-
-  return step

@@ -22,6 +22,12 @@ Step = Callable[
   tuple[Float32[Array, 'B K V'], Any],
 ]
 
+# (rows [B, K, T], position, cache) -> [B, K], at most 0: is added to the score
+# of a hypothesis that ends after `position`.
+Bonus = Callable[
+  [Int32[Array, 'B K T'], Int32[Array, ''], Any], Float32[Array, 'B K']
+]
+
 
 @dataclasses.dataclass(frozen=True)
 class LengthPenalty:
@@ -62,8 +68,8 @@ class Hypotheses(NamedTuple):
   tokens: end in the end symbol, followed by zeros; no start symbol.
   lengths: tokens, the end symbol included; 0 where a sentence has fewer
     hypotheses than there is room for.
-  scores: log_probabilities divided by the length penalty; -inf where length
-    is 0.
+  scores: log_probabilities divided by the length penalty, with the bonus if
+    there is any; -inf where length is 0.
   log_probabilities: sums over the tokens, the end symbol included.
   token_log_probabilities: of each token; 0 after the end.
   """

@@ -90,8 +90,13 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
     InputError: the file cannot be written.
   """
   if not path:
-    yield _line_writer(sys.stdout.buffer)
-    sys.stdout.buffer.flush()
+    write = _line_writer(sys.stdout.buffer)
+
+    def write_now(line: str) -> None:
+      write(line)
+      sys.stdout.buffer.flush()
+
+    yield write_now
     return
   with open_whole(path) as file:
     yield _line_writer(file)

@@ -74,9 +74,8 @@ class PairEncoder:
         )
     return pair
 
-  def line(self, numbered: tuple[int, tuple[str, str]]) -> list[Pair]:
-    """The pair of a line and its number; none of two empty lines."""
-    number, (source, target) = numbered
+  def line(self, number: int, source: str, target: str) -> list[Pair]:
+    """The pair of a line; none of two empty lines."""
     pair = self.encode(f'line {number}', source, target)
     return [] if pair.is_blank else [pair]
 

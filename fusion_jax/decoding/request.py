@@ -1,7 +1,7 @@
 """What decode.py is asked for, and the runs that do it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fusion_jax.config import DataConfig, DecodingConfig
@@ -20,10 +20,14 @@ class Request:
     mode: 'translate', or 'score': the log-probabilities of translations that
       are given.
     input: a file, or '' for stdin.
+    input_format: 'text', or 'json': objects with 'source' and, where they are
+      wanted, 'target' and 'prefix'; other fields are handed on.
     target: with mode='score' the file of the translations.
-    per_token: with mode='score' a column with the log-probabilities of all
-      subwords.
+    prefix: the file of what translations begin with.
+    per_token: a column with the log-probabilities of all subwords, of scores
+      and of the n best.
     output: a file, or '' for stdout.
+    output_format: 'text', or 'json': an object a line, with all that is known.
     reference: a file to score against, or '' for no scores.
     step: a step, 'best' or 'last'.
     average: average the parameters of so many checkpoints.
@@ -31,6 +35,8 @@ class Request:
     n_best: 0: one translation a line. Else so many lines of the form
       'index ||| translation ||| score' for each line; the index starts at 0.
     source_language, target_language: if given, the run's must be the same.
+    interactive: translate every line before the next is read.
+    warm_up: compile all shapes before the first line.
     groups: 'first:last' of a GTRANS decoder that translate; '': the run's.
     weights: of several runs, with commas between; '': all alike.
     combine: of several runs: the mean of their predictions.
@@ -42,9 +48,12 @@ class Request:
   workdir: str
   mode: Literal['translate', 'score'] = 'translate'
   input: str = ''
+  input_format: Literal['text', 'json'] = 'text'
   target: str = ''
+  prefix: str = ''
   per_token: bool = False
   output: str = ''
+  output_format: Literal['text', 'json'] = 'text'
   reference: str = ''
   step: int | str = 'best'
   average: int = 1
@@ -52,6 +61,8 @@ class Request:
   n_best: int = 0
   source_language: str = ''
   target_language: str = ''
+  interactive: bool = False
+  warm_up: bool = False
   groups: str = ''
   weights: str = ''
   combine: Literal['arithmetic', 'geometric'] = 'arithmetic'
@@ -70,23 +81,29 @@ def check_flags(request: Request) -> None:
     InputError: names the flag and the mode.
   """
   scoring = request.mode == 'score'
-  if scoring and not request.target:
+  json_in, json_out = (
+    each == 'json' for each in (request.input_format, request.output_format)
+  )
+  if scoring and not request.target and not json_in:
     raise InputError('--mode=score needs --target, the translations to score')
-  needless = {
-    'target': not scoring and request.target,
-    'per_token': not scoring and request.per_token,
-    'reference': scoring and request.reference,
-    'n_best': scoring and request.n_best,
-    'weights': scoring and request.weights,
-    'combine': scoring and request.combine != 'arithmetic',
-  }
-  for flag, given in needless.items():
-    if given:
-      raise InputError(f'--{flag} has no meaning with --mode={request.mode}')
+  mode = f'--mode={request.mode}'
+  _refuse(request, ('target',), not scoring, mode)
+  translating = 'reference', 'n_best', 'prefix', 'interactive', 'warm_up'
+  _refuse(request, translating, scoring, mode)
+  _refuse(request, ('target', 'prefix'), json_in, '--input_format=json')
+  _refuse(request, ('per_token',), json_out, '--output_format=json')
+  plain = not scoring and not request.n_best and not json_out
+  _refuse(request, ('per_token',), plain, '--n_best=0')
   if request.output in request.views.outputs:
     raise InputError(f'--output={request.output}: is a file of views too')
-  if scoring and ',' in request.workdir:
-    raise InputError('--workdir: --mode=score takes one run')
+
+
+def _refuse(
+  request: Request, flags: Sequence[str], when: bool, what: str
+) -> None:
+  for flag in flags:
+    if when and getattr(request, flag):
+      raise InputError(f'--{flag} has no meaning with {what}')
 
 
 def load(request: Request) -> Ensemble:

@@ -1,10 +1,20 @@
 """What decode.py does: reads, translates or scores, writes."""
 
+import contextlib
+import itertools
 import logging
 import sys
 from collections.abc import Iterable, Iterator
 
+from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.ensemble import Ensemble
+from fusion_jax.decoding.line_formats import (
+  Line,
+  open_json,
+  open_text,
+  translation_json,
+  translation_text,
+)
 from fusion_jax.decoding.lines import (
   count_lines,
   open_input,
@@ -38,12 +48,11 @@ def run(request: Request) -> None:
 
 
 def _translate_and_evaluate(request: Request) -> None:
-  with open_input(request.input) as file:
-    lines: Iterable[str] = read_lines(file, request.input or 'stdin')
+  with _open_lines(request) as lines:
     total = count_lines(request.input)
     references = _read_references(request.reference)
     if references is not None:
-      # Scoring holds all lines anyway; a wrong file is named at once.
+      # Evaluating holds all lines anyway; a wrong file is named at once.
       lines = list(lines)
       total = len(lines)
       check_line_counts(total, len(references))
@@ -57,46 +66,81 @@ def _translate_and_evaluate(request: Request) -> None:
     print(scores.report, file=out, flush=True)
 
 
+def _open_lines(
+  request: Request,
+) -> contextlib.AbstractContextManager[Iterator[Line]]:
+  if request.input_format == 'json':
+    return open_json(request.input, ('source',))
+  return open_text(request.input, prefix=request.prefix)
+
+
 def _translate(
-  request: Request, trained: Ensemble, lines: Iterable[str], total: int | None
+  request: Request, trained: Ensemble, lines: Iterable[Line], total: int | None
 ) -> list[str]:
-  """Writes the translations; returns them if they are to be scored."""
-  first = trained.runs[0]
-  options = request.decoding(first)
+  """Writes the translations; returns them if they are to be evaluated."""
+  options = request.decoding(trained.runs[0])
   progress = Progress(total)
-  n_best = max(request.n_best, 1)
-  translator = Translator(trained, options, n_best, progress.add)
-  logger.info(
-    '%s, step %d: beam %d, at most %d shapes',
-    request.workdir,
-    first.step,
-    options.beam_size,
-    len(translator.shapes),
+  translator = Translator(
+    trained,
+    options,
+    max(request.n_best, 1),
+    progress.add,
+    at_once=request.interactive,
   )
+  _announce(request, translator, trained.runs[0].step, options.beam_size)
   best = []
   with (
     open_output(request.output) as write,
     open_views(request.views, trained.runs, options) as show,
   ):
-    translated = translator.translate_n_best(lines)
+    read, sources, prefixes = itertools.tee(lines, 3)
+    translated = translator.translate_n_best(
+      (line.source for line in sources), (line.prefix for line in prefixes)
+    )
     shown = show(translated, lambda translations: translations[0].pairs)
-    for index, translations in enumerate(shown):
-      for line in _formatted(index, translations, request.n_best > 0):
-        write(line)
+    for index, (line, found) in enumerate(zip(read, shown, strict=True)):
+      for text in _formatted(request, index, line, found, trained.tokenizer):
+        write(text)
       if request.reference:
-        best.append(translations[0].text)
+        best.append(found[0].text)
   progress.finish()
   return best
 
 
+def _announce(
+  request: Request, translator: Translator, step: int, beam: int
+) -> None:
+  """Logs what translates; compiles it if that is asked for."""
+  shapes = len(translator.shapes)
+  name = request.workdir
+  logger.info('%s, step %d: beam %d, %d shapes', name, step, beam, shapes)
+  if not request.warm_up:
+    return
+  for number, (shape, seconds) in enumerate(translator.warm_up(), start=1):
+    rows, source, target = shape
+    logger.info(
+      'shape %d of %d: %d sentences of %d, translations of %d: %.1f s',
+      number,
+      shapes,
+      rows,
+      source,
+      target,
+      seconds,
+    )
+
+
 def _formatted(
-  index: int, translations: list[Translation], n_best: bool
-) -> Iterator[str]:
-  for translation in translations:
-    if n_best:
-      yield f'{index} ||| {translation.text} ||| {translation.score:.6f}'
-    else:
-      yield translation.text
+  request: Request,
+  index: int,
+  line: Line,
+  translations: list[Translation],
+  tokenizer: Tokenizer,
+) -> Iterable[str]:
+  if request.output_format == 'json':
+    return [translation_json(index, line, translations, tokenizer)]
+  return translation_text(
+    index, translations, request.n_best, request.per_token
+  )
 
 
 def _read_references(path: str) -> list[str] | None:

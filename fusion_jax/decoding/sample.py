@@ -18,6 +18,7 @@ from fusion_jax.decoding.constraints import (
   clipped_limits,
 )
 from fusion_jax.decoding.hypotheses import (
+  Bonus,
   Hypotheses,
   LengthPenalty,
   Step,
@@ -54,6 +55,7 @@ class _State(NamedTuple):
   alive: Bool[Array, 'B K']
   tokens: Int32[Array, 'B K T']
   gains: Float32[Array, 'B K T']
+  added: Float32[Array, 'B K']
   cache: Any
 
 
@@ -64,6 +66,7 @@ class _Draws:
   step: Step
   keys: Array
   end_id: int
+  bonus: Bonus | None
   max_lengths: Int32[Array, ' B']
   sampling: Sampling
   normalised: bool
@@ -108,6 +111,7 @@ def sample(
   end_id: int,
   penalty: LengthPenalty,
   sampling: Sampling,
+  bonus: Bonus | None = None,
   normalised: bool = False,
   rules: TokenRules = _NO_RULES,
   requirements: Requirements | None = None,
@@ -126,6 +130,7 @@ def sample(
     end_id: the token that ends a hypothesis.
     penalty: the length penalty of the scores.
     sampling: what is drawn from.
+    bonus: is added to the scores; None: nothing is.
     normalised: the step's logits are log-probabilities already.
     rules: what hypotheses must not contain.
     requirements: shortest lengths and prefixes.
@@ -137,6 +142,7 @@ def sample(
     step,
     _keys(sampling.seed, numbers, samples),
     end_id,
+    bonus,
     clipped_limits(max_lengths, requirements, max_length),
     sampling,
     normalised,
@@ -150,6 +156,7 @@ def sample(
     jnp.ones(shape[:2], bool),
     jnp.zeros(shape, jnp.int32),
     jnp.zeros(shape, jnp.float32),
+    jnp.zeros(shape[:2], jnp.float32),
     cache,
   )
   final = jax.lax.while_loop(
@@ -172,12 +179,16 @@ def _advance(draws: _Draws, state: _State) -> _State:
     at_limit, draws.end_id, _draw(draws.keys, position, open_logits)
   )
   gain = jnp.take_along_axis(log_p, token[..., None], axis=-1)[..., 0]
+  added = state.added
+  if draws.bonus is not None:
+    added = jnp.where(state.alive, draws.bonus(rows, position, cache), added)
   return _State(
     position + 1,
     token,
     state.alive & (token != draws.end_id),
     written(state.tokens, position, jnp.where(state.alive, token, 0)),
     written(state.gains, position, jnp.where(state.alive, gain, 0)),
+    added,
     cache,
   )
 
@@ -189,7 +200,11 @@ def _ranked(
   lengths = jnp.argmax(final.tokens == end_id, axis=-1).astype(jnp.int32) + 1
   total = final.gains.sum(-1)
   found = Hypotheses(
-    final.tokens, lengths, total / divisors[lengths], total, final.gains
+    final.tokens,
+    lengths,
+    total / divisors[lengths] + final.added,
+    total,
+    final.gains,
   )
   return best_first(found, lengths.shape[1])
 

@@ -22,6 +22,7 @@ from fusion_jax.decoding.constraints import (
   clipped_limits,
 )
 from fusion_jax.decoding.hypotheses import (
+  Bonus,
   Hypotheses,
   LengthPenalty,
   Step,
@@ -83,6 +84,7 @@ class _Search:
   enough: int
   end_id: int
   divisors: Float32[Array, ' lengths']
+  bonus: Bonus | None
   max_lengths: Int32[Array, ' B']
   normalised: bool
   rules: TokenRules
@@ -100,6 +102,7 @@ def beam_search(
   start_id: int,
   end_id: int,
   penalty: LengthPenalty,
+  bonus: Bonus | None = None,
   keep: int | None = None,
   normalised: bool = False,
   patience: float = 0.0,
@@ -117,7 +120,8 @@ def beam_search(
 
   A sentence is done when nothing live can come to score more than the worst
   hypothesis kept. Log-probabilities only fall and the divisor is largest at
-  the limit, so log P / penalty(limit) bounds what a live hypothesis can reach.
+  the limit, so log P / penalty(limit) bounds what a live hypothesis can reach;
+  a bonus is at most 0.
   Stopping there never changes the result, and no sentence depends on another.
 
   Args:
@@ -132,6 +136,7 @@ def beam_search(
     start_id: the token before the first.
     end_id: the token that ends a hypothesis.
     penalty: the length penalty.
+    bonus: is added to the score of what ends; None: nothing is.
     keep: hypotheses to return, N; None for K. Fewer end the search sooner.
     normalised: the step's logits are log-probabilities already.
     patience: a sentence is also done when so many times K hypotheses are
@@ -153,6 +158,7 @@ def beam_search(
     enough,
     end_id,
     jnp.asarray(penalty.divisors(max_length)),
+    bonus,
     clipped_limits(max_lengths, requirements, max_length),
     normalised,
     rules,
@@ -204,7 +210,11 @@ def _advance(search: _Search, state: _State) -> _State:
   candidates = _candidates(search, logits, state)
   children = _children(live, candidates, position)
   ends = candidates.tokens == search.end_id
-  finished = _merge(search, state.finished, children, ends, position + 1)
+  added = 0.0
+  if search.bonus is not None:
+    bonus = search.bonus(live.rows, position, cache)
+    added = select(bonus, candidates.parents)
+  finished = _merge(search, state.finished, children, ends, position + 1, added)
   alive, chosen = jax.lax.top_k(
     jnp.where(ends, _NONE, candidates.log_probabilities), search.beam
   )
@@ -316,6 +326,7 @@ def _merge(
   children: _Live,
   ends: Bool[Array, 'B C'],
   length: Int32[Array, ''],
+  added: Float32[Array, 'B C'] | float,
 ) -> Hypotheses:
   """The best of the finished hypotheses and the children that end now.
 
@@ -326,7 +337,7 @@ def _merge(
   ended = Hypotheses(
     children.tokens,
     jnp.where(total > _NONE, length, 0),
-    total / search.divisors[length],
+    total / search.divisors[length] + added,
     total,
     children.gains,
   )

@@ -6,26 +6,34 @@ put back into order; the window bounds what is held in memory.
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Int32
 
 from fusion_jax.config import DecodingConfig
-from fusion_jax.data.normalise import normalise
-from fusion_jax.decoding.batches import one_ahead, padded, placed, windows
+from fusion_jax.decoding.batches import (
+  filled,
+  one_ahead,
+  padded,
+  placed,
+  windows,
+)
 from fusion_jax.decoding.compiled import (
   SearchRows,
-  Source,
   search_batch,
   search_settings,
 )
+from fusion_jax.decoding.constraints import Requirements
 from fusion_jax.decoding.ensemble import Ensemble, alone
 from fusion_jax.decoding.hypotheses import Hypotheses
+from fusion_jax.decoding.model_step import Source
 from fusion_jax.decoding.pairs import Pair
-from fusion_jax.decoding.pieces import joiner, split_line
+from fusion_jax.decoding.pieces import joiner
+from fusion_jax.decoding.sentences import Sentence, SentenceEncoder
 from fusion_jax.decoding.shapes import (
+  DecodeShape,
   PlannedBatch,
   decode_shapes,
   plan_batches,
@@ -48,22 +56,17 @@ class Translation:
     log_probability: the sum over all subwords, end symbols included.
     pairs: the ids of every piece of the line and of its translation, as the
       first model reads them; none of an empty line.
+    token_log_probabilities: of all subwords of the translation.
   """
 
   text: str
   score: float
   log_probability: float
   pairs: tuple[Pair, ...] = ()
+  token_log_probabilities: tuple[float, ...] = ()
 
 
 _EMPTY = Translation('', 0.0, 0.0)
-
-# A piece of a line as every model reads it.
-_Piece = tuple[list[int], ...]
-
-
-def _slots(piece: _Piece) -> int:
-  return max(map(len, piece))
 
 
 class Translator:
@@ -75,6 +78,7 @@ class Translator:
     options: DecodingConfig,
     n_best: int = 1,
     on_progress: Callable[[int], None] | None = None,
+    at_once: bool = False,
   ):
     """Prepares to translate; nothing is compiled yet.
 
@@ -83,21 +87,21 @@ class Translator:
       options: of the search and the batches.
       n_best: translations of each line.
       on_progress: is called with the sentences of each finished batch.
+      at_once: translate every line by itself, before the next is read.
 
     Raises:
-      InputError: n_best is not between 1 and the beam size.
+      InputError: n_best is not between 1 and the beam size, or the beam is
+        wider than the vocabulary.
     """
+    self._ensemble = ensemble = alone(run)
     if options.search == 'sample':
       options = dataclasses.replace(options, beam_size=max(n_best, 1))
-    if not 1 <= n_best <= options.beam_size:
-      raise InputError(
-        f'n_best must be between 1 and the beam size {options.beam_size}, '
-        f'got {n_best}'
-      )
-    self._ensemble = ensemble = alone(run)
+    _check_beam(options.beam_size, n_best, ensemble)
+    self._encoder = SentenceEncoder(ensemble, options)
     self._longest = ensemble.longest
     self._options = options
     self._on_progress = on_progress or (lambda sentences: None)
+    self._at_once = at_once
     self._joiner = joiner(ensemble.runs[0].config.data.target_language)
     self._mesh = data_mesh()
     self._parameters = jax.device_put(
@@ -123,7 +127,7 @@ class Translator:
       yield translations[0].text
 
   def translate_n_best(
-    self, lines: Iterable[str]
+    self, lines: Iterable[str], prefixes: Iterable[str] = itertools.repeat('')
   ) -> Iterator[list[Translation]]:
     """The n best translations of every line, best first, in order.
 
@@ -133,47 +137,53 @@ class Translator:
 
     Args:
       lines: as for `translate`.
+      prefixes: of each line, what its translation begins with.
 
     Yields:
       At least one translation for each line.
+
+    Raises:
+      InputError: a prefix cannot be had.
     """
-    beam = self._options.beam_size
-    encoded = map(self._encode, lines)
-    slots = ((pieces, beam * sum(map(_slots, pieces))) for pieces in encoded)
+    encoded = map(self._encoder.encode, itertools.count(1), lines, prefixes)
+    slots = ((own, sum(map(self._slots, own))) for own in encoded)
     first = 0
-    for window in windows(slots, self._options.batch_tokens):
+    window_slots = 0 if self._at_once else self._options.batch_tokens
+    for window in windows(slots, window_slots):
       sources = list(itertools.chain.from_iterable(window))
       translated = iter(self._translate_sources(sources, first))
       first += len(sources)
       for pieces in window:
         yield self._join(list(itertools.islice(translated, len(pieces))))
 
-  def _encode(self, line: str) -> list[_Piece]:
-    """The ids of every piece of a line; none for an empty line."""
-    room = self._options.max_source_length - 1
-    tokenizers = [run.source_tokenizer for run in self._ensemble.runs]
-    pieces = split_line(
-      normalise(line),
-      lambda piece: all(len(t.encode(piece)) <= room for t in tokenizers),
-    )
-    return [
-      tuple(
-        [*tokenizer.encode(piece)[:room], tokenizer.vocabulary.end]
-        for tokenizer in tokenizers
-      )
-      for piece in pieces
-    ]
+  def warm_up(self) -> Iterator[tuple[DecodeShape, float]]:
+    """Compiles the shapes; those of lines with a prefix come with these.
+
+    Yields:
+      Each shape and the seconds it took.
+    """
+    end = self._search.end_id
+    sentence = Sentence(tuple([end] for _ in self._ensemble.runs))
+    for shape in self.shapes:
+      begin = time.perf_counter()
+      started = self._start(PlannedBatch(shape, [0]), [sentence], 0)
+      jax.block_until_ready(started)
+      yield shape, time.perf_counter() - begin
+
+  def _slots(self, sentence: Sentence) -> int:
+    return self._options.beam_size * sentence.length
 
   def _translate_sources(
-    self, sources: list[_Piece], first: int
+    self, sources: list[Sentence], first: int
   ) -> list[list[Translation]]:
     """Translations of sources that have the numbers first, first + 1, ..."""
     translations: list[list[Translation]] = [[] for _ in sources]
-    batches = plan_batches(list(map(_slots, sources)), self.shapes)
+    lengths = [sentence.length for sentence in sources]
+    batches = plan_batches(lengths, self.shapes)
     for batch, hypotheses in one_ahead(
       (batch, self._start(batch, sources, first)) for batch in batches
     ):
-      read = [sources[sentence][0] for sentence in batch.sentences]
+      read = [sources[sentence].sources[0] for sentence in batch.sentences]
       texts = self._texts(hypotheses, read)
       for sentence, found in zip(batch.sentences, texts, strict=True):
         translations[sentence] = found
@@ -181,28 +191,19 @@ class Translator:
     return translations
 
   def _start(
-    self, batch: PlannedBatch, sources: Sequence[_Piece], first: int
+    self, batch: PlannedBatch, sources: Sequence[Sentence], first: int
   ) -> Hypotheses:
     """Starts the search; the arrays are ready later."""
     chosen = [sources[sentence] for sentence in batch.sentences]
     shape = batch.shape
-    read = tuple(
-      Source(*padded(list(ids), shape.rows, shape.source, self._search.end_id))
-      for ids in zip(*chosen, strict=True)
-    )
-    # The first run's count of subwords decides the limits.
-    own = [len(piece[0]) for piece in chosen]
-    limits = [target_limit(n, self._options, self._longest) for n in own]
-    shortest = None
-    if self._shortest:
-      shortest = [shortest_target(n, self._options) for n in own]
-      shortest = _filled(map(min, shortest, limits), shape.rows, 1)
+    read = zip(*(sentence.sources for sentence in chosen), strict=True)
+    limits = [self._limit(sentence) for sentence in chosen]
     numbers = (first + sentence for sentence in batch.sentences)
     rows = SearchRows(
-      read,
-      _filled(limits, shape.rows, 1),
-      _filled(numbers, shape.rows, 0),
-      shortest,
+      tuple(Source(*self._padded(list(ids), shape)) for ids in read),
+      filled(limits, shape.rows, 1),
+      filled(numbers, shape.rows, 0),
+      self._requirements(chosen, shape),
     )
     return search_batch(
       self._parameters,
@@ -211,6 +212,36 @@ class Translator:
       settings=self._search,
       max_length=shape.target,
     )
+
+  def _padded(
+    self, ids: list[list[int]], shape: DecodeShape
+  ) -> tuple[np.ndarray, np.ndarray]:
+    return padded(ids, shape.rows, shape.source, self._search.end_id)
+
+  def _limit(self, sentence: Sentence) -> int:
+    """The most subwords; the first run's count of subwords decides."""
+    own = len(sentence.sources[0])
+    return target_limit(own, self._options, self._longest)
+
+  def _requirements(
+    self, sentences: Sequence[Sentence], shape: DecodeShape
+  ) -> Requirements | None:
+    """None where there are none: a program of its own, without them."""
+    prefixed = any(sentence.prefix for sentence in sentences)
+    if not (self._shortest or prefixed):
+      return None
+    shortest = (
+      min(shortest_target(len(s.sources[0]), self._options), self._limit(s))
+      for s in sentences
+    )
+    least = filled(shortest, shape.rows, 1)
+    if not prefixed:
+      return Requirements(least)
+    prefixes = np.zeros((shape.rows, shape.target), np.int32)
+    for row, sentence in enumerate(sentences):
+      prefixes[row, : len(sentence.prefix)] = sentence.prefix
+    lengths = filled((len(s.prefix) for s in sentences), shape.rows, 0)
+    return Requirements(least, prefixes, lengths)
 
   def _texts(
     self, hypotheses: Hypotheses, sources: list[list[int]]
@@ -223,6 +254,7 @@ class Translator:
           float(hypotheses.scores[row, k]),
           float(hypotheses.log_probabilities[row, k]),
           (Pair(source, hypotheses.tokens[row, k, :length].tolist()),),
+          tuple(hypotheses.token_log_probabilities[row, k, :length].tolist()),
         )
         for k, length in enumerate(hypotheses.lengths[row])
         if length > 0
@@ -245,16 +277,20 @@ class Translator:
         sum(piece.score for piece in ranked),
         sum(piece.log_probability for piece in ranked),
         tuple(pair for piece in ranked for pair in piece.pairs),
+        tuple(p for piece in ranked for p in piece.token_log_probabilities),
       )
       for ranked in zip(*pieces, strict=False)
     ]
 
 
-def _filled(
-  values: Iterable[int], rows: int, spare: int
-) -> Int32[np.ndarray, ' {rows}']:
-  """One value a row; spare rows have another."""
-  filled = np.full(rows, spare, np.int32)
-  own = list(values)
-  filled[: len(own)] = own
-  return filled
+def _check_beam(beam: int, n_best: int, ensemble: Ensemble) -> None:
+  if not 1 <= n_best <= beam:
+    raise InputError(
+      f'n_best must be between 1 and the beam size {beam}, got {n_best}'
+    )
+  size = ensemble.tokenizer.vocabulary.size
+  if beam > size:
+    raise InputError(
+      f'config.decoding.beam_size: must be at most {size}, the subwords of the '
+      f'target vocabulary, got {beam}'
+    )

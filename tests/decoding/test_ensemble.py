@@ -12,6 +12,8 @@ from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.decoding import request as request_module
 from fusion_jax.decoding import run as run_module
 from fusion_jax.decoding.ensemble import Ensemble, Mixture, make_ensemble
+from fusion_jax.decoding.line_formats import score_text
+from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.fusion_options import GtransOptions, SideConfig
@@ -122,6 +124,15 @@ def test_decode_reads_several_runs(runs, monkeypatch, tmp_path):
   wrong = dataclasses.replace(request, weights='3,x')
   with pytest.raises(InputError, match='must be numbers with commas'):
     run_module.run(wrong)
-  scoring = dataclasses.replace(request, mode='score', target='in', weights='')
-  with pytest.raises(InputError, match='takes one run'):
-    run_module.run(scoring)
+  scoring = dataclasses.replace(request, mode='score', target='in')
+  run_module.run(scoring)
+  scores = (tmp_path / 'out').read_text().splitlines()
+  assert len(scores) == len(_LINES)
+  assert scores == _scored(Ensemble(runs, Mixture((0.75, 0.25))))
+
+
+def _scored(ensemble):
+  pairs = [(line, line) for line in _LINES]
+  return [
+    score_text(each, False) for each in Scorer(ensemble, OPTIONS).score(pairs)
+  ]

@@ -14,15 +14,17 @@ from fusion_jax.decoding import run as run_module
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
-  Source,
   search_batch,
 )
-from fusion_jax.decoding.hypotheses import LengthPenalty
-from fusion_jax.decoding.score import (
-  Scorer,
-  _token_scores,
+from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.decoding.forced import (
+  ForcedRows,
+  forced_scores,
   token_log_probabilities,
 )
+from fusion_jax.decoding.hypotheses import LengthPenalty
+from fusion_jax.decoding.model_step import Source
+from fusion_jax.decoding.score import Scorer
 from fusion_jax.errors import InputError
 from fusion_jax.fusion_options import GtransOptions, SideConfig
 from fusion_jax.models.transformer import (
@@ -30,6 +32,7 @@ from fusion_jax.models.transformer import (
   OutputLayer,
 )
 
+ONE = Mixture()
 OPTIONS = DecodingConfig(
   beam_size=2, max_source_length=32, batch_tokens=256, max_length_extra=3
 )
@@ -51,31 +54,53 @@ def _run(tokenizer, fusion='none'):
   return random_run(tokenizer, 5, FUSIONS[fusion], layers=2)
 
 
-@pytest.mark.parametrize('fusion', FUSIONS)
-def test_scores_are_those_of_the_search(tokenizer, fusion):
-  run, penalty = _run(tokenizer, fusion), LengthPenalty()
-  source, lengths = jnp.array([[4, 5, 6, 3], [7, 3, 0, 0]]), jnp.array([4, 2])
-  end = tokenizer.vocabulary.end
+def _scores_are_those_of_the_search(runs, mixture=ONE, coverage=0.0):
+  penalty, source = LengthPenalty(), jnp.array([[4, 5, 6, 3], [7, 3, 0, 0]])
+  sources = (Source(source, jnp.array([4, 2])),) * len(runs)
+  parameters = tuple(run.parameters for run in runs)
+  models = tuple(run.model for run in runs)
+  end = runs[0].target_tokenizer.vocabulary.end
   found = search_batch(
-    (run.parameters,),
-    SearchRows((Source(source, lengths),), jnp.array([6, 5]), jnp.arange(2)),
-    models=(run.model,),
-    settings=SearchSettings(2, 2, end, penalty),
+    parameters,
+    SearchRows(sources, jnp.array([6, 5]), jnp.arange(2)),
+    models=models,
+    settings=SearchSettings(2, 2, end, penalty, coverage, mixture=mixture),
     max_length=6,
   )
-  scorer = Scorer(run, OPTIONS)
+  divisors = penalty.divisors(6)
   for place in range(2):
-    tokens = _token_scores(
-      run.parameters, source, lengths, found.tokens[:, place], model=run.model
+    lengths = found.lengths[:, place]
+    assert (np.asarray(lengths) > 0).all()
+    tokens, bonus = forced_scores(
+      parameters,
+      ForcedRows(sources, found.tokens[:, place], lengths),
+      models=models,
+      mixture=mixture,
+      weight=coverage,
     )
-    for row, length in enumerate(found.lengths[:, place]):
-      scored = scorer._scored(np.asarray(tokens[row, :length]))
-      assert scored.log_probability == pytest.approx(
-        float(found.log_probabilities[row, place]), abs=1e-4
-      )
-      assert scored.score == pytest.approx(
-        float(found.scores[row, place]), abs=1e-4
-      )
+    real = np.arange(6) < np.asarray(lengths)[:, None]
+    each = found.token_log_probabilities[:, place]
+    np.testing.assert_allclose(np.where(real, tokens, 0), each, atol=1e-4)
+    totals = np.asarray(each).sum(-1)
+    np.testing.assert_allclose(
+      totals, found.log_probabilities[:, place], atol=1e-4
+    )
+    scores = totals / divisors[np.asarray(lengths)] + np.asarray(bonus)
+    np.testing.assert_allclose(scores, found.scores[:, place], atol=1e-4)
+    assert (np.asarray(bonus) < -1e-3).all() == (coverage > 0)
+
+
+@pytest.mark.parametrize('coverage', [0.0, 0.3])
+@pytest.mark.parametrize('fusion', FUSIONS)
+def test_scores_are_those_of_the_search(tokenizer, fusion, coverage):
+  _scores_are_those_of_the_search([_run(tokenizer, fusion)], coverage=coverage)
+
+
+@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
+def test_scores_of_an_ensemble_are_those_of_the_search(tokenizer, combine):
+  runs = [_run(tokenizer), _run(tokenizer, 'gtrans')]
+  mixture = Mixture((0.25, 0.75), combine)
+  _scores_are_those_of_the_search(runs, mixture, coverage=0.3)
 
 
 def test_scores_do_not_depend_on_the_batch(tokenizer):

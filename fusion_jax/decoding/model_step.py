@@ -1,0 +1,178 @@
+"""One or more models as the step of a search.
+
+Axis letters: B batch, K hypotheses of a sentence, S source, T positions,
+V vocabulary.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float32, Int32
+
+from fusion_jax.decoding import coverage
+from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.models.attention_views import cross_attention_weights
+from fusion_jax.models.transformer import Parameters, Transformer
+
+
+class Source(NamedTuple):
+  """The source sentences as one model reads them."""
+
+  ids: Int32[Array | np.ndarray, 'B S']
+  lengths: Int32[Array | np.ndarray, ' B']
+
+  @property
+  def tokens(self) -> Bool[Array, 'B S']:
+    """False at padding."""
+    return jnp.arange(self.ids.shape[1]) < self.lengths[:, None]
+
+
+class ModelCache(NamedTuple):
+  """What one model keeps of the positions so far.
+
+  own: its keys and values.
+  attention: its weights over the source, [B, T * K, S]; None without a
+    coverage penalty.
+  """
+
+  own: Any
+  attention: Float32[Array, 'B P S'] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelStep:
+  """The step of models that translate as one; what `start` has prepared.
+
+  Attributes:
+    models: with their parameters and what they read of the source.
+    mixture: of their predictions.
+    coverage: weight of the coverage penalty.
+  """
+
+  models: tuple[Transformer, ...]
+  parameters: tuple[Parameters, ...]
+  sources: tuple[Source, ...]
+  memories: tuple[Any, ...]
+  mixture: Mixture
+  coverage: float
+
+  @property
+  def normalised(self) -> bool:
+    """Whether the logits are log-probabilities."""
+    return len(self.models) > 1 or self.models[0].gives_log_probabilities
+
+  def __call__(
+    self,
+    tokens: Int32[Array, 'B K'],
+    position: Int32[Array, ''],
+    rows: Int32[Array, 'B K T'],
+    caches: tuple[ModelCache, ...],
+  ) -> tuple[Float32[Array, 'B K V'], tuple[ModelCache, ...]]:
+    """As `hypotheses.Step`."""
+    results = [
+      self._one(index, tokens, position, rows, cache)
+      for index, cache in enumerate(caches)
+    ]
+    logits, caches = zip(*results, strict=True)
+    if len(self.models) == 1:
+      return logits[0], caches
+    log_p = [
+      each if model.gives_log_probabilities else jax.nn.log_softmax(each)
+      for each, model in zip(logits, self.models, strict=True)
+    ]
+    return self.mixture.log_probabilities(log_p), caches
+
+  def _one(
+    self,
+    index: int,
+    tokens: Int32[Array, 'B K'],
+    position: Int32[Array, ''],
+    rows: Int32[Array, 'B K T'],
+    cache: ModelCache,
+  ) -> tuple[Float32[Array, 'B K V'], ModelCache]:
+    apply = functools.partial(
+      self.models[index].apply,
+      {'params': self.parameters[index]},
+      *(tokens, position, rows, cache.own, self.memories[index]),
+      method='decode_step',
+    )
+    if cache.attention is None:
+      logits, own = apply()
+      return logits, ModelCache(own, None)
+    (logits, own), kept = apply(mutable=['attention'])
+    weights = cross_attention_weights(kept['attention'])
+    attention = coverage.write_attention(
+      cache.attention, coverage.mean_attention(weights), position
+    )
+    return logits, ModelCache(own, attention)
+
+  def bonus(
+    self,
+    rows: Int32[Array, 'B K T'],
+    position: Int32[Array, ''],
+    caches: tuple[ModelCache, ...],
+  ) -> Float32[Array, 'B K']:
+    """The coverage penalty of hypotheses, weighted as their models are."""
+    each = [
+      weight
+      * coverage.coverage(
+        coverage.attended(cache.attention, rows, position),
+        source.tokens[:, None],
+      )
+      for weight, cache, source in zip(
+        self.mixture.weights, caches, self.sources, strict=True
+      )
+    ]
+    return self.coverage * sum(each)
+
+
+def start(
+  models: Sequence[Transformer],
+  parameters: Sequence[Parameters],
+  sources: Sequence[Source],
+  *,
+  beam: int,
+  max_length: int,
+  mixture: Mixture,
+  coverage: float,
+) -> tuple[ModelStep, tuple[ModelCache, ...]]:
+  """Reads the source with every model.
+
+  Args:
+    models: of one target vocabulary.
+    parameters: of each model.
+    sources: for each model.
+    beam: hypotheses of a sentence, K.
+    max_length: the most steps, T.
+    mixture: of the models.
+    coverage: weight of the coverage penalty; 0: none is computed.
+
+  Returns:
+    The step, and its empty cache.
+  """
+  caches, memories = [], []
+  for model, own, source in zip(models, parameters, sources, strict=True):
+    apply = functools.partial(model.apply, {'params': own})
+    encoded = apply(source.ids, source.lengths, method='encode')
+    cache, memory = apply(
+      encoded, source.lengths, beam, max_length, method='start_decoding'
+    )
+    batch, length = source.ids.shape
+    shape = batch, max_length * beam, length
+    attention = jnp.zeros(shape, jnp.float32) if coverage else None
+    caches.append(ModelCache(cache, attention))
+    memories.append(memory)
+  step = ModelStep(
+    tuple(models),
+    tuple(parameters),
+    tuple(sources),
+    tuple(memories),
+    mixture,
+    coverage,
+  )
+  return step, tuple(caches)

@@ -1,0 +1,94 @@
+"""Lines of text as the sentences that models translate."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fusion_jax.config import DecodingConfig
+from fusion_jax.data.normalise import normalise
+from fusion_jax.decoding.ensemble import Ensemble
+from fusion_jax.decoding.pieces import split_line
+from fusion_jax.decoding.shapes import target_limit
+from fusion_jax.errors import InputError
+
+
+class Sentence(NamedTuple):
+  """A line, or a piece of a long one.
+
+  sources: ids for each model, the end symbol included.
+  prefix: ids that the translation begins with.
+  """
+
+  sources: tuple[list[int], ...]
+  prefix: Sequence[int] = ()
+
+  @property
+  def length(self) -> int:
+    """Of the longest of the sources."""
+    return max(map(len, self.sources))
+
+
+class SentenceEncoder:
+  """Makes sentences of lines."""
+
+  def __init__(self, ensemble: Ensemble, options: DecodingConfig):
+    """Prepares to encode.
+
+    Args:
+      ensemble: has the tokenizers.
+      options: `max_source_length` and what limits translations.
+    """
+    self._ensemble = ensemble
+    self._options = options
+    self._room = options.max_source_length - 1
+
+  def encode(self, number: int, line: str, prefix: str = '') -> list[Sentence]:
+    """The sentences of a line; none of an empty one.
+
+    Args:
+      number: of the line, for messages.
+      line: text; it is normalised as the training text was.
+      prefix: what the translation of its first sentence begins with.
+
+    Returns:
+      One sentence, or as many as a line of more than `max_source_length`
+      subwords is cut into.
+
+    Raises:
+      InputError: the prefix has what is not in the target vocabulary, or
+        leaves no room for a translation.
+    """
+    tokenizers = [run.source_tokenizer for run in self._ensemble.runs]
+    pieces = split_line(
+      normalise(line),
+      lambda piece: all(len(t.encode(piece)) <= self._room for t in tokenizers),
+    )
+    sentences = [
+      Sentence(
+        tuple(
+          [*tokenizer.encode(piece)[: self._room], tokenizer.vocabulary.end]
+          for tokenizer in tokenizers
+        )
+      )
+      for piece in pieces
+    ]
+    if sentences and prefix:
+      ids = self._prefix(number, prefix, len(sentences[0].sources[0]))
+      sentences[0] = sentences[0]._replace(prefix=ids)
+    return sentences
+
+  def _prefix(self, number: int, prefix: str, source_length: int) -> list[int]:
+    tokenizer = self._ensemble.tokenizer
+    ids = tokenizer.encode(normalise(prefix))
+    if tokenizer.vocabulary.unknown in ids:
+      raise InputError(
+        f'line {number}: its prefix {prefix!r} has characters that are not in '
+        'the target vocabulary'
+      )
+    limit = target_limit(source_length, self._options, self._ensemble.longest)
+    if len(ids) >= limit:
+      raise InputError(
+        f'line {number}: its prefix has {len(ids)} subwords and the '
+        f'translation at most {limit}, the end symbol included; raise '
+        '--max_length_extra'
+      )
+    return ids
