@@ -109,9 +109,10 @@ class Tokenizer:
     found = self._processor.piece_to_id(piece)
     return found if self._processor.id_to_piece(found) == piece else None
 
-  def pieces(self, ids: Iterable[int]) -> list[str]:
-    """The subwords of ids; '▁' stands for a space."""
-    return [self._processor.id_to_piece(each) for each in ids]
+  def pieces(self, ids: Iterable[int] | None = None) -> list[str]:
+    """The subwords of ids, or all of them; '▁' stands for a space."""
+    ids = range(self.vocabulary.size) if ids is None else ids
+    return self._processor.id_to_piece(list(ids))
 
   def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
     """`encode` for many lines at once, on all cores."""

@@ -1,0 +1,150 @@
+"""Log-probabilities by CTranslate2 and by the run itself.
+
+Axis letters: B pairs, S source, T target.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float32, Int32
+
+from fusion_jax.data.tokenizer import Vocabulary
+from fusion_jax.decoding.batches import padded
+from fusion_jax.decoding.compiled import (
+  SearchRows,
+  SearchSettings,
+  Source,
+  search_batch,
+)
+from fusion_jax.decoding.score import token_log_probabilities
+from fusion_jax.decoding.search import LengthPenalty
+from fusion_jax.models.transformer import Transformer
+from fusion_jax.training.trained import Run
+
+# Source and target ids, the end symbols included.
+Pair = tuple[list[int], list[int]]
+
+# Of the random sentences, their end symbols included.
+_LENGTHS = (1, 2, 4, 7, 13, 23, 40, 64)
+
+
+def largest_difference(run: Run, folder: Path) -> float:
+  """How far the log-probability of a token may be from the run's.
+
+  The pairs are random token sequences of several lengths, and the run's own
+  greedy translations of them.
+
+  Args:
+    run: whose parameters were exported; computed in float32.
+    folder: the exported model; computed in float32 on the CPU.
+
+  Returns:
+    The largest absolute difference; NaN where one is NaN.
+  """
+  model = run.model.clone(
+    config=dataclasses.replace(run.model.config, compute_dtype='float32')
+  )
+  run = dataclasses.replace(run, model=model)
+  rng = np.random.default_rng(0)
+  sources, targets = (
+    _random_sentences(tokenizer.vocabulary, _lengths(run), rng)
+    for tokenizer in (run.source_tokenizer, run.target_tokenizer)
+  )
+  # Rounded products of a GPU would hide what is compared.
+  with jax.default_matmul_precision('highest'):
+    pairs = list(
+      zip(sources * 2, targets + _translations(run, sources), strict=True)
+    )
+    ours = own_scores(run, pairs)
+  theirs = exported_scores(run, folder, pairs)
+  return float(np.abs(np.concatenate(ours) - np.concatenate(theirs)).max())
+
+
+def own_scores(
+  run: Run, pairs: Sequence[Pair]
+) -> list[Float32[np.ndarray, ' _']]:
+  """log p of every target token, by the run."""
+  vocabulary = run.target_tokenizer.vocabulary
+  sources, targets = (list(side) for side in zip(*pairs, strict=True))
+  length = max(map(len, sources + targets))
+  ids, lengths = padded(sources, len(pairs), length, vocabulary.end)
+  target, _ = padded(targets, len(pairs), length, vocabulary.end)
+  scores = _token_scores(run.parameters, ids, lengths, target, model=run.model)
+  rows = zip(jax.device_get(scores), targets, strict=True)
+  return [row[: len(target)] for row, target in rows]
+
+
+def exported_scores(
+  run: Run, folder: Path, pairs: Sequence[Pair]
+) -> list[Float32[np.ndarray, ' _']]:
+  """log p of every target token, by CTranslate2 in float32 on the CPU."""
+  import ctranslate2  # An optional package.
+
+  # Of more threads than free cores, those that spin make it slow.
+  translator = ctranslate2.Translator(
+    str(folder), compute_type='float32', intra_threads=1
+  )
+  # CTranslate2 adds the end symbols.
+  sources, targets = (
+    [[pieces[token] for token in pair[side][:-1]] for pair in pairs]
+    for side, pieces in enumerate(
+      (run.source_tokenizer.pieces(), run.target_tokenizer.pieces())
+    )
+  )
+  scored = translator.score_batch(sources, targets, max_input_length=0)
+  return [np.asarray(each.log_probs, np.float32) for each in scored]
+
+
+def _lengths(run: Run) -> list[int]:
+  config = run.config.model
+  learned = config.positions == 'learned'
+  longest = config.max_positions if learned else max(_LENGTHS)
+  return [min(length, longest) for length in _LENGTHS]
+
+
+def _random_sentences(
+  vocabulary: Vocabulary, lengths: Sequence[int], rng: np.random.Generator
+) -> list[list[int]]:
+  """Ordinary tokens, then the end symbol."""
+  special = vocabulary.start, vocabulary.end, vocabulary.unknown
+  ordinary = np.setdiff1d(np.arange(vocabulary.size), special)
+  return [
+    [*rng.choice(ordinary, length - 1).tolist(), vocabulary.end]
+    for length in lengths
+  ]
+
+
+def _translations(run: Run, sources: list[list[int]]) -> list[list[int]]:
+  """Greedy, as long as the longest source at most."""
+  rows, end = len(sources), run.target_tokenizer.vocabulary.end
+  longest = max(map(len, sources))
+  found = search_batch(
+    (run.parameters,),
+    SearchRows(
+      (Source(*padded(sources, rows, longest, end)),),
+      np.full(rows, longest, np.int32),
+      np.arange(rows, dtype=np.int32),
+    ),
+    models=(run.model,),
+    settings=SearchSettings(1, 1, end, LengthPenalty('none')),
+    max_length=longest,
+  )
+  tokens, lengths = jax.device_get((found.tokens, found.lengths))
+  return [tokens[row, 0, : lengths[row, 0]].tolist() for row in range(rows)]
+
+
+@functools.partial(jax.jit, static_argnames='model')
+def _token_scores(
+  parameters,
+  source: Int32[Array | np.ndarray, 'B S'],
+  source_lengths: Int32[Array | np.ndarray, ' B'],
+  target: Int32[Array | np.ndarray, 'B T'],
+  *,
+  model: Transformer,
+) -> Float32[Array, 'B T']:
+  output = model.apply({'params': parameters}, source, source_lengths, target)
+  return token_log_probabilities(output, target, 'arithmetic')
