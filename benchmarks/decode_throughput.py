@@ -1,11 +1,15 @@
 """Translation: sentences/s and output tokens/s, in batches and one by one.
 
     python -m benchmarks.decode_throughput [--workdir=RUN --input=FILE]
+    python -m benchmarks.decode_throughput --size=base [--peers]
 
 Without a run, a small model with random parameters translates lines of the
 embedded corpus; it hardly ever ends a sentence, so outputs are as long as the
 limit allows. Output tokens are the subwords of the translations, their end
 symbols included. What is compiled in the first pass is not timed.
+
+With --size, a model of that size translates random ids, side by side with
+other programs (`benchmarks.decode_comparison`).
 """
 
 import argparse
@@ -27,7 +31,9 @@ from benchmarks.common import (
   table,
   write_results,
 )
+from benchmarks.decode_comparison import compare
 from benchmarks.serving import peak_memory_mb
+from benchmarks.sizes import SIZES
 from fusion_jax.config import (
   PRESETS,
   DataConfig,
@@ -100,7 +106,17 @@ class Setting:
 def main(argv: list[str]) -> None:
   """Measures all settings in turns and prints the table."""
   arguments = _parse(argv)
+  if arguments.size:
+    print(compare(arguments))
+    return
   start_logging()
+  results = _measure(arguments)
+  write_results(arguments.output or RESULTS / 'decode_throughput.json', results)
+  print(_report(results))
+
+
+def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
+  """All settings in turns."""
   if arguments.workdir:
     run = load_run(arguments.workdir)
     with open_input(arguments.input) as file:
@@ -118,14 +134,12 @@ def main(argv: list[str]) -> None:
   for _ in range(arguments.rounds):
     for setting in settings:
       setting.seconds.append(setting.run())
-  results = circumstances() | {
+  return circumstances() | {
     'run': Path(arguments.workdir).name or 'random parameters',
     'parameters': sum(x.size for x in jax.tree.leaves(run.parameters)),
     'settings': {setting.name: setting.results() for setting in settings},
     'peak_memory_mb': peak_memory_mb(),
   }
-  write_results(arguments.output, results)
-  print(_report(results))
 
 
 def random_run(pairs: int = 2_000, vocabulary: int = 1_000) -> Run:
@@ -159,12 +173,18 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     '--single', type=int, default=50, help='one by one; 0: none'
   )
   parser.add_argument('--rounds', type=int, default=3)
-  parser.add_argument(
-    '--output', type=Path, default=RESULTS / 'decode_throughput.json'
-  )
+  parser.add_argument('--output', type=Path)
+  parser.add_argument('--size', choices=SIZES, help='random ids instead')
+  parser.add_argument('--peers', action='store_true', help='with --size')
+  parser.add_argument('--steps', type=int, default=1, help='of a round')
+  parser.add_argument('--fresh', action='store_true', help='start anew')
   arguments = parse_arguments(argv, parser)
   if bool(arguments.workdir) != bool(arguments.input):
     parser.error('--workdir and --input go together')
+  if arguments.size and arguments.workdir:
+    parser.error('--size has random parameters; give it without --workdir')
+  if arguments.peers and not arguments.size:
+    parser.error('--peers needs --size')
   return arguments
 
 

@@ -26,13 +26,15 @@ from benchmarks.sizes import SIZES, Size
 CORES = 2
 ROOT = Path(__file__).resolve().parent.parent
 _WARM_UP_STEPS = 3
+# Steps that take longer are not preceded by one that is not timed.
+_LONG_SECONDS = 20.0
 
 
 class Contestant(Protocol):
   """What is timed."""
 
   def step(self) -> None:
-    """One training step; returns when it is done."""
+    """One step of training, or one pass of decoding; returns when done."""
 
   def report(self) -> dict[str, Any]:
     """Version, parameters and whatever else belongs into the results."""
@@ -58,11 +60,21 @@ def peak_memory_mb() -> float:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def serve(make: Callable[[Size], Contestant], size: Size) -> None:
+def serve(
+  make: Callable[[Size], Contestant],
+  size: Size,
+  warm_up_steps: int = _WARM_UP_STEPS,
+) -> None:
   """Makes a contestant and answers requests until stdin ends.
 
   The first answer comes unasked, after the warm-up, with no timed steps.
-  Each request is preceded by one untimed step: others had the caches.
+  Each request is preceded by one untimed step: others had the caches. Where a
+  step takes so long that caches do not matter, it is left out.
+
+  Args:
+    make: makes it.
+    size: of its model.
+    warm_up_steps: after the first step, which may compile; at least 1.
   """
   answers = os.fdopen(os.dup(1), 'w', buffering=1)
   os.dup2(2, 1)  # What libraries print must not mix with the answers.
@@ -71,8 +83,7 @@ def serve(make: Callable[[Size], Contestant], size: Size) -> None:
   contestant = make(size)
   contestant.step()
   start_seconds = time.perf_counter() - begin
-  for _ in range(_WARM_UP_STEPS):
-    contestant.step()
+  warm_up = [timed(contestant.step) for _ in range(warm_up_steps)]
   steps = 0
   while True:
     seconds = [timed(contestant.step) for _ in range(steps)]
@@ -83,7 +94,8 @@ def serve(make: Callable[[Size], Contestant], size: Size) -> None:
     if not request:
       return
     steps = int(request)
-    contestant.step()
+    if warm_up[-1] < _LONG_SECONDS:
+      contestant.step()
 
 
 def timed(step: Callable[[], None]) -> float:

@@ -51,6 +51,14 @@ def test_the_special_symbols_and_the_size(algorithm):
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_pieces_are_in_the_order_of_their_ids(algorithm):
+  tokenizer = trained(algorithm=algorithm)
+  pieces = tokenizer.pieces()
+  assert pieces[:4] == ['<pad>', '<unk>', '<s>', '</s>']
+  assert [tokenizer.id_of(piece) for piece in pieces] == list(range(60))
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
 def test_training_twice_gives_the_same_model(algorithm, capfd):
   first, second = (trained(algorithm=algorithm) for _ in range(2))
   assert first.model == second.model

@@ -1,0 +1,90 @@
+"""CTranslate2 as a contestant, with a model of `benchmarks.random_run`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+
+from benchmarks.decode_task import (
+  LENGTH,
+  Task,
+  batches,
+  task_of,
+  task_parser,
+)
+from benchmarks.serving import serve
+from benchmarks.sizes import SIZES, Size
+
+
+class CTranslate2Decode:
+  """Encoder and search of all sentences, from pieces to pieces."""
+
+  def __init__(self, size: Size, task: Task, arguments: argparse.Namespace):
+    folder = Path(arguments.model)
+    vocabulary = json.loads((folder / 'shared_vocabulary.json').read_text())
+    self._ids = {piece: index for index, piece in enumerate(vocabulary)}
+    # It adds the end symbols.
+    self._batches = [
+      [[vocabulary[token] for token in sentence[:-1]] for sentence in batch]
+      for batch in batches(task, size)
+    ]
+    self._beam = task.beam
+    # A batch is divided among the workers.
+    self._rows = -(-task.rows // arguments.workers)
+    self._translator = ctranslate2.Translator(
+      str(folder),
+      compute_type=arguments.compute,
+      inter_threads=arguments.workers,
+      intra_threads=arguments.threads,
+    )
+    self._first: list[str] = []
+
+  def step(self) -> None:
+    """Translates everything once."""
+    found = [
+      result.hypotheses[0]
+      for batch in self._batches
+      for result in self._translator.translate_batch(
+        batch,
+        max_batch_size=self._rows,
+        beam_size=self._beam,
+        min_decoding_length=LENGTH,
+        max_decoding_length=LENGTH,
+        disable_unk=False,
+        return_scores=True,
+      )
+    ]
+    if any(len(pieces) != LENGTH for pieces in found):
+      raise RuntimeError('a translation has another length')
+    self._first = found[0]
+
+  def report(self) -> dict[str, Any]:
+    """Version, type, and the first translation but for its last token."""
+    return {
+      'version': f'ctranslate2 {ctranslate2.__version__}',
+      'compute_type': self._translator.compute_type,
+      'first': [self._ids[piece] for piece in self._first[:-1]],
+    }
+
+
+def main() -> None:
+  """Serves until stdin ends."""
+  parser = task_parser()
+  parser.add_argument('--model', required=True)
+  parser.add_argument('--compute', default='float32')
+  parser.add_argument('--workers', type=int, default=1)
+  parser.add_argument('--threads', type=int, default=1)
+  arguments = parser.parse_args()
+  task = task_of(arguments)
+  serve(
+    lambda size: CTranslate2Decode(size, task, arguments),
+    SIZES[arguments.size],
+    warm_up_steps=1,
+  )
+
+
+if __name__ == '__main__':
+  sys.exit(main())

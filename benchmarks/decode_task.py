@@ -1,0 +1,89 @@
+"""What the contestants of the decoding comparison translate.
+
+Only the standard library: peers in other environments import this too.
+"""
+
+import argparse
+import random
+from typing import NamedTuple
+
+from benchmarks.serving import contestant_parser
+from benchmarks.sizes import Size
+
+# Subwords of every source and of every translation, end symbols included.
+LENGTH = 32
+_SENTENCES = 64
+_SINGLE_SENTENCES = 8
+# The ids 0 to 3 are special symbols; 3 ends a sentence.
+_SPECIAL_SYMBOLS, END = 4, 3
+
+
+class Task(NamedTuple):
+  """Sentences to translate, so many at a time; beam 1 is greedy search."""
+
+  beam: int
+  rows: int
+  sentences: int
+
+  @property
+  def name(self) -> str:
+    """As the table has it."""
+    search = 'greedy' if self.beam == 1 else f'beam {self.beam}'
+    return f'{search}, ' + ('one by one' if self.rows == 1 else 'batch')
+
+  @property
+  def flags(self) -> tuple[str, ...]:
+    """For `task_parser`."""
+    return tuple(f'--{name}={value}' for name, value in self._asdict().items())
+
+  @property
+  def output_tokens(self) -> int:
+    """Of all translations."""
+    return self.sentences * LENGTH
+
+
+TASKS = tuple(
+  Task(beam, rows, sentences)
+  for rows, sentences in ((_SENTENCES, _SENTENCES), (1, _SINGLE_SENTENCES))
+  for beam in (1, 4)
+)
+
+
+def task_parser() -> argparse.ArgumentParser:
+  """The flags that all contestants have."""
+  parser = contestant_parser()
+  for name in Task._fields:
+    parser.add_argument(f'--{name}', type=int, required=True)
+  return parser
+
+
+def task_of(arguments: argparse.Namespace) -> Task:
+  """The task that the flags name."""
+  return Task(*(getattr(arguments, name) for name in Task._fields))
+
+
+def batches(task: Task, size: Size) -> list[list[list[int]]]:
+  """The sources: random ids, the same for every contestant.
+
+  Args:
+    task: what to translate.
+    size: gives the vocabulary.
+
+  Returns:
+    Batches of task.rows sentences of ids, each with its end symbol.
+  """
+  rng = random.Random(0)
+  sentences = [
+    [
+      *(
+        rng.randrange(_SPECIAL_SYMBOLS, size.vocabulary)
+        for _ in range(LENGTH - 1)
+      ),
+      END,
+    ]
+    for _ in range(task.sentences)
+  ]
+  return [
+    sentences[first : first + task.rows]
+    for first in range(0, task.sentences, task.rows)
+  ]
