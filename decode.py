@@ -162,8 +162,9 @@ def main(argv: list[str]) -> None:
   start_logging()
   # After the flags: JAX starts slowly.
   from fusion_jax.decoding import run
+  from fusion_jax.decoding.view_flags import ViewFlags
 
-  asked = run.ViewFlags(**views)
+  asked = ViewFlags(**views)
   run.run(run.Request(**flags, options=options, views=asked))
 
 

@@ -1,6 +1,8 @@
 """decode.py with a model that copies its input."""
 
 import importlib.util
+import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,13 @@ def test_n_best_lines(decode):
     ),
     (['--attention_output=a.txt'], '=a.txt: must end in .jsonl or .pharaoh'),
     (['--states_output=s.npz', '--alignment_unit=word'], 'needs --attention_o'),
+    (['--prefix=short'], 'short: 1 lines, fewer than source'),
+    (['--prefix=none'], 'none: cannot be read (No such file'),
+    (['--input_format=json'], 'source, line 1: not JSON: '),
+    (['--per_token'], '--per_token has no meaning with --n_best=0'),
+    (['--beam_size=99'], 'must be at most 40, the subwords of the target'),
+    (['--max_length_extra=0'], 'max_length_extra: must be >= 1, got 0'),
+    (['--mode=score', '--prefix=short'], '--mode=score needs --target'),
     (['--output=none/out'], 'none/out: cannot be written (No such file'),
   ],
 )
@@ -93,3 +102,38 @@ def test_mistakes_end_in_one_line(decode, capsys, flags, message):
   ]
   assert message in line
   assert sorted(Path().iterdir()) == before
+
+
+def test_json_in_and_out(decode):
+  objects = [{'source': line, 'id': i} for i, line in enumerate('ab\n')]
+  objects[0]['source'] = 'a cat\non a mat'
+  Path('json').write_text(''.join(json.dumps(one) + '\n' for one in objects))
+  flags = '--input=json', '--input_format=json', '--output_format=json'
+  assert decode(*flags, '--output=out', '--n_best=1') == 0
+  found = [json.loads(line) for line in Path('out').read_text().splitlines()]
+  assert [one['id'] for one in found] == [0, 1, 2]
+  best = found[0]['translations'][0]
+  assert best['text'] == 'a cat on a mat'
+  assert ''.join(best['tokens'][:-1]).replace('▁', ' ').strip() == best['text']
+  assert sum(best['token_log_probabilities']) == pytest.approx(
+    best['log_probability']
+  )
+
+
+def test_a_prefix_for_each_line(decode):
+  Path('prefix').write_text('the cat\n\n\n')
+  assert decode('--input=source', '--output=out', '--prefix=prefix') == 0
+  assert Path('out').read_text() == TEXT
+
+
+def test_the_shapes_are_told_when_they_are_compiled(decode, caplog):
+  caplog.set_level(logging.INFO)
+  assert decode('--input=source', '--output=out', '--warm_up') == 0
+  lines = caplog.messages
+  told = [line for line in lines if ' sentences of ' in line]
+  (shapes,) = [
+    int(line.split(' shapes')[0].split()[-1])
+    for line in lines
+    if line.endswith(' shapes')
+  ]
+  assert len(told) == shapes

@@ -11,7 +11,6 @@ from copying import LINES, Endless, make_run, make_tokenizer, traces
 from flax import linen as nn
 
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding.shapes import plan_batches
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer
@@ -158,26 +157,18 @@ def test_a_translation_is_not_too_short(random_run, tokenizer):
     OPTIONS, min_length_ratio=1.5, min_length_extra=2, max_length_extra=4
   )
   translator = Translator(random_run, options)
-  free = _lengths(Translator(random_run, OPTIONS), tokenizer, lines)
-  found = _lengths(translator, tokenizer, lines)
+  free = _lengths(Translator(random_run, OPTIONS), lines)
+  found = _lengths(translator, lines)
   assert found != free
   for line, length in zip(lines, found, strict=True):
     source = len(tokenizer.encode(line)) + 1
     assert length >= int(np.ceil(1.5 * source)) + 2
 
 
-def _lengths(translator, tokenizer, lines):
-  """The lengths of the best hypotheses."""
-  end = tokenizer.vocabulary.end
-  sources = [([*tokenizer.encode(line), end],) for line in lines]
-  lengths = [0] * len(lines)
-  for batch in plan_batches(
-    [len(each[0]) for each in sources], translator.shapes
-  ):
-    found = translator._start(batch, sources, 0)
-    for row, sentence in enumerate(batch.sentences):
-      lengths[sentence] = int(found.lengths[row, 0])
-  return lengths
+def _lengths(translator, lines):
+  """The lengths of the best translations, end symbols included."""
+  found = translator.translate_n_best(lines)
+  return [len(best[0].pairs[0].target) for best in found]
 
 
 def test_no_translation_has_what_is_forbidden(random_run, tokenizer):
@@ -226,3 +217,92 @@ def test_samples_depend_on_seed_and_line_alone(random_run):
   three = samples(3)
   assert all(len(found) == 3 for found in three)
   assert len({text for found in three for text in found}) > len(lines)
+
+
+def test_translations_begin_with_their_prefixes(random_run, tokenizer):
+  lines = ['the cat sat', '', 'a dog', 'cats']
+  prefixes = ['a dog', 'mat', '', 'the']
+  translator = Translator(random_run, OPTIONS)
+  forced = list(translator.translate_n_best(lines, prefixes))
+  free = list(translator.translate_n_best(lines))
+  for line, prefix, own, other in zip(
+    lines, prefixes, forced, free, strict=True
+  ):
+    if not line:
+      assert own == other
+      continue
+    ids = tokenizer.encode(prefix)
+    target = own[0].pairs[0].target
+    assert target[: len(ids)] == ids
+    assert len(target) > len(ids)
+    if not prefix:
+      assert own == other
+    assert sum(own[0].token_log_probabilities) == pytest.approx(
+      own[0].log_probability, abs=1e-3
+    )
+  assert forced[0][0].text != free[0][0].text
+
+
+@pytest.mark.parametrize(
+  ('prefix', 'message'),
+  [
+    ('a 漢 dog', "line 2: its prefix 'a 漢 dog' has characters that are not"),
+    ('a dog ' * 30, 'line 2: its prefix has .* translation at most'),
+  ],
+)
+def test_prefixes_that_cannot_be_had(random_run, prefix, message):
+  translator = Translator(random_run, OPTIONS)
+  found = translator.translate_n_best(['a dog', 'cats'], ['', prefix])
+  with pytest.raises(InputError, match=message):
+    list(found)
+
+
+def test_every_line_at_once(tokenizer):
+  translator = Translator(make_run(tokenizer), OPTIONS, at_once=True)
+  read = []
+
+  def lines():
+    for line in LINES:
+      read.append(line)
+      yield line
+
+  translated = translator.translate(lines())
+  for number, line in enumerate(LINES, start=1):
+    assert next(translated) == ' '.join(line.split())
+    assert len(read) == number
+
+
+def test_few_lines_are_held(tokenizer):
+  options = dataclasses.replace(OPTIONS, batch_tokens=16)
+  translator = Translator(make_run(tokenizer), options)
+  held, most, read = 0, 0, 0
+
+  def lines():
+    nonlocal held, most, read
+    for _ in range(3_000):
+      held, read = held + 1, read + 1
+      most = max(most, held)
+      yield 'a dog'
+
+  for _ in translator.translate(lines()):
+    first = read if held == read else first
+    held -= 1
+  # 64 batches of 16 slots, 1 + 2 * 3 subwords of 2 hypotheses a line.
+  assert most <= 64 * 16 // 7 + 2
+  assert first <= 4 * 16 // 7 + 2
+
+
+def test_all_shapes_are_compiled_ahead(tokenizer):
+  options = dataclasses.replace(OPTIONS, max_source_length=16)
+  translator = Translator(make_run(tokenizer), options)
+  shapes = [shape for shape, _ in translator.warm_up()]
+  assert shapes == list(translator.shapes)
+  traces.clear()
+  list(translator.translate([line for line in LINES if len(line) < 30]))
+  assert traces == []
+
+
+def test_a_beam_wider_than_the_vocabulary(tokenizer):
+  options = dataclasses.replace(OPTIONS, beam_size=41)
+  with pytest.raises(InputError, match='must be at most 40, the subwords'):
+    Translator(make_run(tokenizer), options)

@@ -14,6 +14,7 @@ from copying import LINES, make_run, make_tokenizer
 from flax import linen as nn
 
 from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding import request as request_module
 from fusion_jax.decoding import run as run_module
 from fusion_jax.decoding.pairs import PairEncoder
 from fusion_jax.decoding.view_flags import ViewFlags
@@ -142,7 +143,7 @@ def test_a_layer_that_is_not_there_is_named(run, flag, message):
 @pytest.fixture
 def decode(run, monkeypatch, tmp_path):
   """Writes views of SOURCES, with TARGETS or translated."""
-  monkeypatch.setattr(run_module, 'load_run', lambda *arguments: run)
+  monkeypatch.setattr(request_module, 'load_run', lambda *arguments: run)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text(SOURCES)
   Path('target').write_text(TARGETS)
@@ -212,7 +213,7 @@ def test_states_of_given_translations(decode, run):
   decode('score', {'states_output': 'states.npz'})
   encoder = PairEncoder(run, OPTIONS)
   texts = list(zip(SOURCES.splitlines(), TARGETS.splitlines(), strict=True))
-  expected = _views(run, [encoder.line(each) for each in enumerate(texts)])
+  expected = _views(run, [encoder.line(1, *each) for each in texts])
   with np.load('states.npz') as states:
     names = {'encoder', 'decoder', 'source', 'target'}
     assert set(states) == {f'{name}_{i}' for name in names for i in range(3)}
