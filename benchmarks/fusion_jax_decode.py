@@ -21,10 +21,11 @@ from benchmarks.sizes import SIZES, Size
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
-  Source,
   search_batch,
 )
-from fusion_jax.decoding.search import Hypotheses, LengthPenalty
+from fusion_jax.decoding.constraints import Requirements
+from fusion_jax.decoding.hypotheses import Hypotheses, LengthPenalty
+from fusion_jax.decoding.model_step import Source
 
 
 class FusionJaxDecode:
@@ -40,7 +41,7 @@ class FusionJaxDecode:
         (Source(np.array(batch, np.int32), limits),),
         max_lengths=limits,
         numbers=np.arange(task.rows, dtype=np.int32),
-        min_lengths=limits,
+        requirements=Requirements(limits),
       )
       for batch in batches(task, size)
     ]

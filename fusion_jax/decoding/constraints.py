@@ -12,6 +12,7 @@ import dataclasses
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int32
 
 
@@ -38,9 +39,9 @@ class Requirements(NamedTuple):
   prefix_lengths: how many.
   """
 
-  min_lengths: Int32[Array, ' B']
-  prefixes: Int32[Array, 'B P'] | None = None
-  prefix_lengths: Int32[Array, ' B'] | None = None
+  min_lengths: Int32[Array | np.ndarray, ' B']
+  prefixes: Int32[Array | np.ndarray, 'B P'] | None = None
+  prefix_lengths: Int32[Array | np.ndarray, ' B'] | None = None
 
 
 def clipped_limits(

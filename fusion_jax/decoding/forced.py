@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Float32, Int32
 
 from fusion_jax.decoding.coverage import coverage, mean_attention
@@ -39,8 +40,8 @@ class ForcedRows(NamedTuple):
   """
 
   sources: tuple[Source, ...]
-  target: Int32[Array, 'B T']
-  target_lengths: Int32[Array, ' B']
+  target: Int32[Array | np.ndarray, 'B T']
+  target_lengths: Int32[Array | np.ndarray, ' B']
 
 
 @functools.partial(jax.jit, static_argnames=('models', 'mixture', 'weight'))

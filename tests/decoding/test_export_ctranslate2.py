@@ -204,7 +204,8 @@ def test_translations_are_those_of_the_run(exported, tokenizer, beam):
     ),
     models=(run.model,),
     settings=SearchSettings(
-      beam, 1, tokenizer.vocabulary.end, LengthPenalty('length', 1.0), 2.0
+      *(beam, 1, tokenizer.vocabulary.end, LengthPenalty('length', 1.0)),
+      patience=2.0,
     ),
     max_length=_MAX_LENGTH,
   )

@@ -4,25 +4,24 @@ Axis letters: B pairs, S source, T target.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Float32
 
 from fusion_jax.data.tokenizer import Vocabulary
 from fusion_jax.decoding.batches import padded
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
-  Source,
   search_batch,
 )
-from fusion_jax.decoding.score import token_log_probabilities
-from fusion_jax.decoding.search import LengthPenalty
-from fusion_jax.models.transformer import Transformer
+from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.decoding.forced import ForcedRows, forced_scores
+from fusion_jax.decoding.hypotheses import LengthPenalty
+from fusion_jax.decoding.model_step import Source
 from fusion_jax.training.trained import Run
 
 # Source and target ids, the end symbols included.
@@ -71,9 +70,13 @@ def own_scores(
   vocabulary = run.target_tokenizer.vocabulary
   sources, targets = (list(side) for side in zip(*pairs, strict=True))
   length = max(map(len, sources + targets))
-  ids, lengths = padded(sources, len(pairs), length, vocabulary.end)
-  target, _ = padded(targets, len(pairs), length, vocabulary.end)
-  scores = _token_scores(run.parameters, ids, lengths, target, model=run.model)
+  source = Source(*padded(sources, len(pairs), length, vocabulary.end))
+  rows = ForcedRows(
+    (source,), *padded(targets, len(pairs), length, vocabulary.end)
+  )
+  scores, _ = forced_scores(
+    (run.parameters,), rows, models=(run.model,), mixture=Mixture()
+  )
   rows = zip(jax.device_get(scores), targets, strict=True)
   return [row[: len(target)] for row, target in rows]
 
@@ -135,16 +138,3 @@ def _translations(run: Run, sources: list[list[int]]) -> list[list[int]]:
   )
   tokens, lengths = jax.device_get((found.tokens, found.lengths))
   return [tokens[row, 0, : lengths[row, 0]].tolist() for row in range(rows)]
-
-
-@functools.partial(jax.jit, static_argnames='model')
-def _token_scores(
-  parameters,
-  source: Int32[Array | np.ndarray, 'B S'],
-  source_lengths: Int32[Array | np.ndarray, ' B'],
-  target: Int32[Array | np.ndarray, 'B T'],
-  *,
-  model: Transformer,
-) -> Float32[Array, 'B T']:
-  output = model.apply({'params': parameters}, source, source_lengths, target)
-  return token_log_probabilities(output, target, 'arithmetic')
