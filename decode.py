@@ -16,6 +16,19 @@ pieces has its pieces one after the other, an empty line has nothing.
     python decode.py ... --attention_output=FILE.pharaoh --alignment_unit=word
     python decode.py ... --states_output=FILE.npz
 
+Or proves that translations do not depend on the batches they are made in:
+
+    python decode.py --workdir=DIR --mode=certify --input=FILE [--output=JSON]
+
+Lines spread over the file are translated one by one, in smaller batches, in
+other orders, padded to the longest shape, on fewer devices and with fewer or
+more hypotheses kept (--n_best; all of the beam if it is not given). A table is
+printed, --output has every difference. The exit code is 1 if two ways differ
+by more than a tie, or the cached steps from the teacher-forced pass. A tie is
+two translations whose scores differ by no more than rounding may change the
+score of one. Only float32 is judged. Accelerators that round float32 products
+to fewer bits need JAX_DEFAULT_MATMUL_PRECISION=highest.
+
 Flags that are not given take the values of the run's config.
 """
 
@@ -80,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     default='arithmetic',
     help='the mean of an ensemble',
   )
-  add('--mode', choices=('translate', 'score'), default='translate')
+  add('--mode', choices=('translate', 'score', 'certify'), default='translate')
   add('--input', default='', help='a text file; default: stdin')
   add('--target', default='', help='score: the translations')
   add('--prefix', default='', help='what translations begin with, line by line')
@@ -89,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     action='store_true',
     help='score, n_best: log-probabilities of the subwords too',
   )
-  add('--output', default='', help='a file to write; default: stdout')
+  add('--sentences', type=int, help='certify: lines to take; default: 64')
+  add('--output', default='', help='a file; default: stdout; certify: JSON')
   for name in ('input', 'output'):
     add(f'--{name}_format', choices=('text', 'json'), default='text')
   add('--interactive', action='store_true', help='translate each line at once')

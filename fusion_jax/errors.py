@@ -13,6 +13,13 @@ class InputError(Exception):
   """
 
 
+class CheckFailed(Exception):
+  """What the user asked to have checked does not hold.
+
+  The message is one line: what does not hold, and where it is seen.
+  """
+
+
 def require(condition: bool, field: str, message: str) -> None:
   """Refuses a value of a config.
 
@@ -52,7 +59,8 @@ def require_at_least(
 def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
   """Makes `main` end in one line on stderr and exit code 2 on `InputError`.
 
-  Every other exception is a bug of ours and keeps its traceback.
+  On `CheckFailed` the exit code is 1. Every other exception is a bug of ours
+  and keeps its traceback.
 
   Args:
     main: a program's entry point.
@@ -68,6 +76,9 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
     except InputError as error:
       print(f'error: {error}', file=sys.stderr)
       return 2
+    except CheckFailed as error:
+      print(f'failed: {error}', file=sys.stderr)
+      return 1
     except BrokenPipeError:
       sys.stderr.close()
       return 141

@@ -10,6 +10,8 @@ from fusion_jax.decoding.view_flags import ViewFlags
 from fusion_jax.errors import InputError
 from fusion_jax.training.trained import Run, load_run
 
+_TRANSLATING = 'reference', 'prefix', 'interactive', 'warm_up'
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -18,7 +20,7 @@ class Request:
   Attributes:
     workdir: the run directory; several, with commas between, translate as one.
     mode: 'translate', or 'score': the log-probabilities of translations that
-      are given.
+      are given, or 'certify': whether the batches change translations.
     input: a file, or '' for stdin.
     input_format: 'text', or 'json': objects with 'source' and, where they are
       wanted, 'target' and 'prefix'; other fields are handed on.
@@ -26,8 +28,9 @@ class Request:
     prefix: the file of what translations begin with.
     per_token: a column with the log-probabilities of all subwords, of scores
       and of the n best.
-    output: a file, or '' for stdout.
+    output: a file, or '' for stdout. With mode='certify' the report as JSON.
     output_format: 'text', or 'json': an object a line, with all that is known.
+    sentences: with mode='certify' the lines to take; None: 64.
     reference: a file to score against, or '' for no scores.
     step: a step, 'best' or 'last'.
     average: average the parameters of so many checkpoints.
@@ -46,7 +49,7 @@ class Request:
   """
 
   workdir: str
-  mode: Literal['translate', 'score'] = 'translate'
+  mode: Literal['translate', 'score', 'certify'] = 'translate'
   input: str = ''
   input_format: Literal['text', 'json'] = 'text'
   target: str = ''
@@ -54,6 +57,7 @@ class Request:
   per_token: bool = False
   output: str = ''
   output_format: Literal['text', 'json'] = 'text'
+  sentences: int | None = None
   reference: str = ''
   step: int | str = 'best'
   average: int = 1
@@ -81,28 +85,46 @@ def check_flags(request: Request) -> None:
     InputError: names the flag and the mode.
   """
   scoring = request.mode == 'score'
+  scoring, certifying = (request.mode == m for m in ('score', 'certify'))
   json_in, json_out = (
     each == 'json' for each in (request.input_format, request.output_format)
   )
   if scoring and not request.target and not json_in:
     raise InputError('--mode=score needs --target, the translations to score')
-  mode = f'--mode={request.mode}'
-  _refuse(request, ('target',), not scoring, mode)
-  translating = 'reference', 'n_best', 'prefix', 'interactive', 'warm_up'
-  _refuse(request, translating, scoring, mode)
-  _refuse(request, ('target', 'prefix'), json_in, '--input_format=json')
-  _refuse(request, ('per_token',), json_out, '--output_format=json')
-  plain = not scoring and not request.n_best and not json_out
-  _refuse(request, ('per_token',), plain, '--n_best=0')
+  if certifying and not request.input:
+    raise InputError('--mode=certify needs --input, a file to take lines from')
+  if request.sentences is not None and request.sentences < 1:
+    raise InputError(f'--sentences: must be >= 1, got {request.sentences}')
+  translates = not (scoring or certifying)
+  for refused, when, what in (
+    (_TRANSLATING, not translates, f'--mode={request.mode}'),
+    (('n_best',), scoring, '--mode=score'),
+    (('target',), not scoring, f'--mode={request.mode}'),
+    (('sentences',), not certifying, f'--mode={request.mode}'),
+    (('weights', 'per_token'), certifying, '--mode=certify'),
+    (('target', 'prefix'), json_in, '--input_format=json'),
+    (('per_token',), json_out, '--output_format=json'),
+    (('per_token',), translates and not request.n_best, '--n_best=0'),
+  ):
+    _refuse(request, refused if when else (), what)
+  if certifying:
+    _check_certifying(request, json_in or json_out)
   if request.output in request.views.outputs:
     raise InputError(f'--output={request.output}: is a file of views too')
 
 
-def _refuse(
-  request: Request, flags: Sequence[str], when: bool, what: str
-) -> None:
+def _check_certifying(request: Request, json: bool) -> None:
+  if ',' in request.workdir:
+    raise InputError('--workdir: --mode=certify takes one run')
+  if json:
+    raise InputError('--mode=certify reads text; its --output is JSON anyway')
+  for path in request.views.outputs:
+    raise InputError(f'{path}: --mode=certify writes no views')
+
+
+def _refuse(request: Request, flags: Sequence[str], what: str) -> None:
   for flag in flags:
-    if when and getattr(request, flag):
+    if getattr(request, flag):
       raise InputError(f'--{flag} has no meaning with {what}')
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.decoding.certify_files import certify_file
 from fusion_jax.decoding.ensemble import Ensemble
 from fusion_jax.decoding.line_formats import (
   Line,
@@ -39,10 +40,13 @@ def run(request: Request) -> None:
   Raises:
     InputError: a file, a flag or the run directory is wrong. An output file
       is whole or not there.
+    CheckFailed: with mode='certify', translations depend on the batches.
   """
   check_flags(request)
   if request.mode == 'score':
     score_files(request)
+  elif request.mode == 'certify':
+    certify_file(request)
   else:
     _translate_and_evaluate(request)
 

@@ -23,7 +23,7 @@ from fusion_jax.parallel.mesh import data_mesh, replicated
 from fusion_jax.training.trained import Run
 
 # A pair as every model reads it; the targets are the same.
-_Pairs = tuple[Pair, ...]
+Pairs = tuple[Pair, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +109,23 @@ class Scorer:
       tuple(e.encode(f'{unit} {number}', *pair) for e in self._encoders)
       for number, pair in numbered
     )
-    slots = ((pairs, _length(pairs)) for pairs in encoded)
+    yield from self.score_ids(encoded)
+
+  def score_ids(self, pairs: Iterable[Pairs]) -> Iterator[Scored]:
+    """Scores every pair of ids, in order.
+
+    Args:
+      pairs: as every model reads them, no side longer than
+        `max_source_length`.
+
+    Yields:
+      One for each pair.
+    """
+    slots = ((each, _length(each)) for each in pairs)
     for window in windows(slots, self._options.batch_tokens):
       yield from self._score_window(window)
 
-  def _score_window(self, window: list[_Pairs]) -> list[Scored]:
+  def _score_window(self, window: list[Pairs]) -> list[Scored]:
     pairs = [each for each in window if not each[0].is_blank]
     scored = [_NOTHING] * len(pairs)
     batches = plan_batches(list(map(_length, pairs)), self.shapes)
@@ -133,7 +145,7 @@ class Scorer:
     return Scored(tuple(map(float, tokens)), divisor, bonus)
 
   def _start(
-    self, batch: PlannedBatch, pairs: list[_Pairs]
+    self, batch: PlannedBatch, pairs: list[Pairs]
   ) -> tuple[jax.Array, jax.Array]:
     """Starts the pass; the arrays are ready later."""
     chosen = [pairs[sentence] for sentence in batch.sentences]
@@ -152,5 +164,5 @@ class Scorer:
     )
 
 
-def _length(pairs: _Pairs) -> int:
+def _length(pairs: Pairs) -> int:
   return max(pair.length for pair in pairs)

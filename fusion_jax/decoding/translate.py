@@ -56,7 +56,8 @@ class Translation:
     log_probability: the sum over all subwords, end symbols included.
     pairs: the ids of every piece of the line and of its translation, as the
       first model reads them; none of an empty line.
-    token_log_probabilities: of all subwords of the translation.
+    token_log_probabilities: of every subword of the translations in `pairs`,
+      as the search found them, step by step.
   """
 
   text: str
@@ -78,7 +79,10 @@ class Translator:
     options: DecodingConfig,
     n_best: int = 1,
     on_progress: Callable[[int], None] | None = None,
+    *,
     at_once: bool = False,
+    devices: int | None = None,
+    number_of: Callable[[int], int] | None = None,
   ):
     """Prepares to translate; nothing is compiled yet.
 
@@ -88,6 +92,9 @@ class Translator:
       n_best: translations of each line.
       on_progress: is called with the sentences of each finished batch.
       at_once: translate every line by itself, before the next is read.
+      devices: the first so many translate; None: all.
+      number_of: the number that decides what is drawn for the i-th piece of
+        all lines, i from 0; None: i.
 
     Raises:
       InputError: n_best is not between 1 and the beam size, or the beam is
@@ -103,7 +110,8 @@ class Translator:
     self._on_progress = on_progress or (lambda sentences: None)
     self._at_once = at_once
     self._joiner = joiner(ensemble.runs[0].config.data.target_language)
-    self._mesh = data_mesh()
+    self._number_of = number_of or (lambda place: place)
+    self._mesh = data_mesh(devices)
     self._parameters = jax.device_put(
       tuple(each.parameters for each in ensemble.runs), replicated(self._mesh)
     )
@@ -173,6 +181,10 @@ class Translator:
   def _slots(self, sentence: Sentence) -> int:
     return self._options.beam_size * sentence.length
 
+  def count_pieces(self, line: str) -> int:
+    """How many pieces a line is translated in; 0 for an empty line."""
+    return len(self._encoder.encode(1, line))
+
   def _translate_sources(
     self, sources: list[Sentence], first: int
   ) -> list[list[Translation]]:
@@ -198,7 +210,7 @@ class Translator:
     shape = batch.shape
     read = zip(*(sentence.sources for sentence in chosen), strict=True)
     limits = [self._limit(sentence) for sentence in chosen]
-    numbers = (first + sentence for sentence in batch.sentences)
+    numbers = (self._number_of(first + each) for each in batch.sentences)
     rows = SearchRows(
       tuple(Source(*self._padded(list(ids), shape)) for ids in read),
       filled(limits, shape.rows, 1),
