@@ -2,10 +2,18 @@
 
     python -m fusion_jax.decoding.export --workdir=DIR --format=ctranslate2 \
         --output=DIR
+    python -m fusion_jax.decoding.export --workdir=DIR --format=stablehlo \
+        --output=DIR --shapes=64x32,1x32
 
 ctranslate2: a folder for CTranslate2 (https://opennmt.net/CTranslate2), with
 the two SentencePiece models. The run must be a plain Transformer. What was
 written is loaded again and must give the log-probabilities of the run.
+
+stablehlo: a folder of StableHLO programs (https://openxla.org/stablehlo), one
+a shape, each the whole search of a batch, for runs of every scheme. load.py in
+the folder translates text with them and needs nothing of fusion_jax. What was
+written is loaded again and must give the translations of the run. Options of
+decoding that are not given take the values of the run's config.
 """
 
 import argparse
@@ -13,7 +21,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fusion_jax.errors import one_line_errors
+from fusion_jax.checkpoint_flags import add_checkpoint_flags
+from fusion_jax.decoding.export.stablehlo_options import (
+  FLAGS,
+  add_stablehlo_flags,
+  stablehlo_options,
+)
+from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import keep_compiled, start_logging
 
@@ -21,18 +35,28 @@ from fusion_jax.programs import keep_compiled, start_logging
 def _ctranslate2(flags: argparse.Namespace) -> None:
   from fusion_jax.decoding.export import ctranslate2
 
-  ctranslate2.export_run(flags.workdir, flags.step, flags.average, flags.output)
+  for name in FLAGS:
+    if name in flags:
+      raise InputError(f'--{name} has no meaning with --format=ctranslate2')
+  ctranslate2.export_run(
+    flags.workdir, flags.step, flags.average, flags.output, flags.average_of
+  )
+
+
+def _stablehlo(flags: argparse.Namespace) -> None:
+  from fusion_jax.decoding.export import stablehlo
+  from fusion_jax.training.trained import load_run
+
+  stablehlo.check(flags.output)
+  run = load_run(flags.workdir, flags.step, flags.average, flags.average_of)
+  stablehlo.export(run, flags.output, stablehlo_options(flags))
 
 
 # Each imports what it needs: JAX starts slowly.
 _FORMATS: dict[str, Callable[[argparse.Namespace], None]] = {
   'ctranslate2': _ctranslate2,
+  'stablehlo': _stablehlo,
 }
-
-
-def _step(text: str) -> int | str:
-  """A step, 'best' or 'last'."""
-  return text if text in ('best', 'last') else int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,8 +69,8 @@ def _parser() -> argparse.ArgumentParser:
   add('--workdir', required=True, help='the run directory')
   add('--format', required=True, choices=tuple(_FORMATS))
   add('--output', required=True, type=Path, help='a new or empty folder')
-  add('--step', type=_step, default='best', help="a step, 'best' or 'last'")
-  add('--average', type=int, default=1, help='average so many checkpoints')
+  add_checkpoint_flags(parser)
+  add_stablehlo_flags(parser)
   return parser
 
 

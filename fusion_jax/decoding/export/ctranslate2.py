@@ -11,7 +11,7 @@ Axis letters: D model width, P positions, V vocabulary.
 import logging
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,11 @@ _NAME = '--format=ctranslate2'
 
 
 def export_run(
-  workdir: str, step: int | str, average: int, output: Path
+  workdir: str,
+  step: int | str,
+  average: int,
+  output: Path,
+  average_of: Literal['last', 'best'] = 'last',
 ) -> None:
   """Loads a run and exports it.
 
@@ -49,6 +53,7 @@ def export_run(
     step: a step, 'best' or 'last'.
     average: average the parameters of so many checkpoints.
     output: a new or empty folder.
+    average_of: which ones.
 
   Raises:
     InputError: as `export` and `load_run`; what can be told without the
@@ -57,7 +62,7 @@ def export_run(
   library()
   check_new(output)
   check_model(run_directory.read_config(Path(workdir)).model)
-  export(load_run(workdir, step, average), output)
+  export(load_run(workdir, step, average, average_of), output)
 
 
 def export(run: Run, output: Path) -> None:

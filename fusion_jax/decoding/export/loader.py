@@ -1,0 +1,134 @@
+"""Translates lines of text with the programs in this folder.
+
+    python load.py <source.txt >translations.txt
+
+The packages jax, flatbuffers (for jax.export), numpy and sentencepiece are all
+it needs; export.json tells the rest. A line has one translation, an empty line
+an empty one. A line of more subwords than the longest program takes is
+refused; bytes that are not UTF-8 become U+FFFD.
+"""
+
+import functools
+import json
+import math
+import re
+import sys
+import unicodedata
+from pathlib import Path
+
+import jax
+import jax.export
+import numpy as np
+import sentencepiece
+
+FOLDER = Path(__file__).parent
+EXPORT = json.loads((FOLDER / 'export.json').read_text())
+END = EXPORT['special']['source']['end']
+
+
+def translate(lines):
+  """The best translation of each line, in order."""
+  sources = [encode(line) for line in lines]
+  for number, ids in enumerate(sources, start=1):
+    longest = max(shape['source'] for shape in EXPORT['shapes'])
+    if len(ids) > longest:
+      raise ValueError(
+        f'line {number}: {len(ids)} subwords with the end symbol, at most '
+        f'{longest} can be translated; cut the line'
+      )
+  found = translate_ids([ids for ids in sources if ids])
+  return [decode(next(found)) if ids else '' for ids in sources]
+
+
+def translate_ids(sources):
+  """Yields the ids of the best translation of each source, in order."""
+  best = [[]] * len(sources)
+  order = sorted(range(len(sources)), key=lambda k: -len(sources[k]))
+  while order:
+    longest = len(sources[order[0]])
+    length = min(
+      s['source'] for s in EXPORT['shapes'] if s['source'] >= longest
+    )
+    shapes = [s for s in EXPORT['shapes'] if s['source'] == length]
+    shapes.sort(key=lambda shape: shape['rows'])
+    chosen = order[: shapes[-1]['rows']]
+    order = order[len(chosen) :]
+    shape = next(s for s in shapes if s['rows'] >= len(chosen))
+    found = search(shape, [sources[k] for k in chosen], chosen)
+    for row, k in enumerate(chosen):
+      best[k] = found['tokens'][row, 0, : found['lengths'][row, 0]].tolist()
+  yield from best
+
+
+def search(shape, sources, numbers):
+  """The results of one program for at most shape['rows'] sources of ids."""
+  rows = {
+    name: np.ones(shape['rows'], np.int32) for name in EXPORT['arguments']
+  }
+  rows['source'] = np.zeros((shape['rows'], shape['source']), np.int32)
+  rows['source'][:, 0] = END
+  rows['numbers'] = np.zeros(shape['rows'], np.int32)
+  rows['numbers'][: len(sources)] = numbers
+  ratio, extra = EXPORT['limits']['ratio'], EXPORT['limits']['extra']
+  for row, ids in enumerate(sources):
+    rows['source'][row, : len(ids)] = ids
+    rows['lengths'][row] = len(ids)
+    limit = math.ceil(round(ratio * len(ids), 6)) + extra
+    rows['limits'][row] = min(limit, shape['target'])
+  if 'weights' in EXPORT['arguments']:
+    rows['weights'] = weights()
+  results = program(shape['file'])(
+    *[rows[name] for name in EXPORT['arguments']]
+  )
+  return dict(zip(EXPORT['results'], map(np.asarray, results), strict=True))
+
+
+@functools.cache
+def program(file):
+  """The function of EXPORT['arguments'] in a file."""
+  data = bytearray((FOLDER / file).read_bytes())
+  return jax.jit(jax.export.deserialize(data).call)
+
+
+@functools.cache
+def weights():
+  """The parameters, on the device."""
+  with np.load(FOLDER / 'weights.npz') as arrays:
+    return {name: jax.device_put(arrays[name]) for name in arrays}
+
+
+@functools.cache
+def tokenizer(side):
+  """The SentencePiece model of 'source' or 'target'."""
+  file = FOLDER / f'{side}.model'
+  return sentencepiece.SentencePieceProcessor(model_file=str(file))
+
+
+def encode(line):
+  """The ids of a line with the end symbol; none of an empty one.
+
+  The text is normalised as that of the training was: NFC, no byte order mark,
+  control characters and U+2581 as spaces, one space between words.
+  """
+  line = unicodedata.normalize('NFC', line.replace('\ufeff', ''))
+  line = re.sub(r'[\x00-\x1f\x7f-\x9f\u2581]', ' ', line)
+  text = ' '.join(line.split())
+  return [*tokenizer('source').encode(text), END] if text else []
+
+
+def decode(ids):
+  """The text of ids that end in the end symbol, on one line."""
+  text = tokenizer('target').decode(ids[:-1]) if ids[:-1] else ''
+  return ' '.join(text.splitlines())
+
+
+if __name__ == '__main__':
+  given = [
+    line.decode('utf-8', 'replace').removesuffix('\n')
+    for line in sys.stdin.buffer
+  ]
+  try:
+    translated = translate(given)
+  except ValueError as error:
+    sys.exit(f'error: {error}')
+  sys.stdout.buffer.writelines(line.encode() + b'\n' for line in translated)

@@ -1,0 +1,92 @@
+"""Translations by exported programs, loaded from files, and by the run."""
+
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fusion_jax.decoding.batches import padded
+from fusion_jax.decoding.export.search_program import SearchProgram, Weights
+from fusion_jax.decoding.hypotheses import Hypotheses
+from fusion_jax.decoding.shapes import target_limit
+
+
+def largest_difference(
+  programs: Sequence[SearchProgram], folder: Path
+) -> float:
+  """How far the log-probability of a translation may be from the run's.
+
+  A full batch of random sentences of all lengths is translated for each
+  shape, on the CPU.
+
+  Args:
+    programs: that were exported.
+    folder: with their files and the loader.
+
+  Returns:
+    The largest absolute difference of all hypotheses; infinite where a token
+    differs, NaN where a log-probability is NaN.
+  """
+  with jax.default_device(jax.local_devices(backend='cpu')[0]):
+    loader = runpy.run_path(str(folder / 'load.py'))
+    weights = jax.device_put(programs[0].weights())
+    differences = [_difference(each, weights, loader) for each in programs]
+  # Unlike max(), it keeps NaN.
+  return float(np.max(differences))
+
+
+def _difference(
+  program: SearchProgram, weights: Weights, loader: dict[str, Any]
+) -> float:
+  rows, source, _ = program.shape
+  sentences = _random_sentences(program)
+  (shape,) = [
+    each
+    for each in loader['EXPORT']['shapes']
+    if (each['rows'], each['source']) == (rows, source)
+  ]
+  theirs = loader['search'](shape, sentences, range(rows))
+  ours = jax.device_get(_own(program, weights, sentences))
+  same = all(
+    np.array_equal(getattr(ours, name), theirs[name])
+    for name in ('tokens', 'lengths')
+  )
+  if not same:
+    return np.inf
+  # Rows of fewer hypotheses than asked for have -inf there.
+  found = ours.lengths > 0
+  both = ours.log_probabilities[found], theirs['log_probabilities'][found]
+  return float(np.abs(both[0] - both[1]).max())
+
+
+def _own(
+  program: SearchProgram, weights: Weights, sentences: list[list[int]]
+) -> Hypotheses:
+  rows, source, _ = program.shape
+  end = program.run.source_tokenizer.vocabulary.end
+  ids, lengths = padded(sentences, rows, source, end)
+  limits = [
+    target_limit(len(each), program.options, program.run.longest)
+    for each in sentences
+  ]
+  numbers = np.arange(rows, dtype=np.int32)
+  return program.search(
+    weights, ids, lengths, np.asarray(limits, np.int32), numbers
+  )
+
+
+def _random_sentences(program: SearchProgram) -> list[list[int]]:
+  """Ordinary tokens, then the end symbol; a full batch."""
+  rng = np.random.default_rng(0)
+  rows, source, _ = program.shape
+  vocabulary = program.run.source_tokenizer.vocabulary
+  special = vocabulary.start, vocabulary.end, vocabulary.unknown
+  ordinary = np.setdiff1d(np.arange(vocabulary.size), special)
+  lengths = np.linspace(source, 1, rows).round().astype(int)
+  return [
+    [*rng.choice(ordinary, length - 1).tolist(), vocabulary.end]
+    for length in lengths
+  ]
