@@ -1,7 +1,7 @@
 """What decode.py is asked for, and the runs that do it."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from fusion_jax.config import DataConfig, DecodingConfig
@@ -9,8 +9,6 @@ from fusion_jax.decoding.ensemble import Ensemble, make_ensemble
 from fusion_jax.decoding.view_flags import ViewFlags
 from fusion_jax.errors import InputError
 from fusion_jax.training.trained import Run, load_run
-
-_TRANSLATING = 'reference', 'prefix', 'interactive', 'warm_up'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,56 +74,6 @@ class Request:
   def decoding(self, run: Run) -> DecodingConfig:
     """The run's options with those that replace them."""
     return dataclasses.replace(run.config.decoding, **self.options)
-
-
-def check_flags(request: Request) -> None:
-  """Refuses flags that have no meaning together; nothing is opened.
-
-  Raises:
-    InputError: names the flag and the mode.
-  """
-  scoring = request.mode == 'score'
-  scoring, certifying = (request.mode == m for m in ('score', 'certify'))
-  json_in, json_out = (
-    each == 'json' for each in (request.input_format, request.output_format)
-  )
-  if scoring and not request.target and not json_in:
-    raise InputError('--mode=score needs --target, the translations to score')
-  if certifying and not request.input:
-    raise InputError('--mode=certify needs --input, a file to take lines from')
-  if request.sentences is not None and request.sentences < 1:
-    raise InputError(f'--sentences: must be >= 1, got {request.sentences}')
-  translates = not (scoring or certifying)
-  for refused, when, what in (
-    (_TRANSLATING, not translates, f'--mode={request.mode}'),
-    (('n_best',), scoring, '--mode=score'),
-    (('target',), not scoring, f'--mode={request.mode}'),
-    (('sentences',), not certifying, f'--mode={request.mode}'),
-    (('weights', 'per_token'), certifying, '--mode=certify'),
-    (('target', 'prefix'), json_in, '--input_format=json'),
-    (('per_token',), json_out, '--output_format=json'),
-    (('per_token',), translates and not request.n_best, '--n_best=0'),
-  ):
-    _refuse(request, refused if when else (), what)
-  if certifying:
-    _check_certifying(request, json_in or json_out)
-  if request.output in request.views.outputs:
-    raise InputError(f'--output={request.output}: is a file of views too')
-
-
-def _check_certifying(request: Request, json: bool) -> None:
-  if ',' in request.workdir:
-    raise InputError('--workdir: --mode=certify takes one run')
-  if json:
-    raise InputError('--mode=certify reads text; its --output is JSON anyway')
-  for path in request.views.outputs:
-    raise InputError(f'{path}: --mode=certify writes no views')
-
-
-def _refuse(request: Request, flags: Sequence[str], what: str) -> None:
-  for flag in flags:
-    if getattr(request, flag):
-      raise InputError(f'--{flag} has no meaning with {what}')
 
 
 def load(request: Request) -> Ensemble:

@@ -23,7 +23,8 @@ from fusion_jax.decoding.lines import (
   read_lines,
 )
 from fusion_jax.decoding.progress import Progress
-from fusion_jax.decoding.request import Request, check_flags, load
+from fusion_jax.decoding.request import Request, load
+from fusion_jax.decoding.request_checks import check_flags
 from fusion_jax.decoding.score_files import score_files
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.decoding.view_flags import open_views

@@ -28,6 +28,7 @@ from fusion_jax.decoding.certify import (
 from fusion_jax.decoding.certify_files import sample_lines
 from fusion_jax.decoding.certify_report import as_json, failure, table
 from fusion_jax.decoding.pairs import Pair
+from fusion_jax.decoding.sentences import Sentence
 from fusion_jax.decoding.shapes import PlannedBatch
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.decoding.ways import Way, all_ways, translated
@@ -250,7 +251,7 @@ def test_ways_that_would_differ_are_skipped(changes, n_best, reason):
 
 def test_so_many_devices_translate(tokenizer):
   end = tokenizer.vocabulary.end
-  sources = [([4, end],)] * 4
+  sources = [Sentence(([4, end],))] * 4
   for count in (1, 2, 4):
     translator = Translator(make_run(tokenizer), OPTIONS, devices=count)
     shape = next(s for s in translator.shapes if s.rows == 8)

@@ -17,12 +17,13 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
-  Source,
   search_batch,
   search_settings,
 )
+from fusion_jax.decoding.constraints import Requirements
 from fusion_jax.decoding.ensemble import alone
 from fusion_jax.decoding.hypotheses import Hypotheses
+from fusion_jax.decoding.model_step import Source
 from fusion_jax.decoding.shapes import DecodeShape, shortest_target
 from fusion_jax.training.trained import Run
 
@@ -87,13 +88,14 @@ class SearchProgram:
     Returns:
       The hypotheses, those that `search_batch` finds.
     """
-    shortest = None
+    requirements = None
     if self.options.min_length_ratio or self.options.min_length_extra:
       shortest = jnp.minimum(jnp.asarray(self._shortest)[lengths], limits)
+      requirements = Requirements(shortest)
     numbers = lengths if numbers is None else numbers
     return search_batch(
       (traverse_util.unflatten_dict(weights, sep='/'),),
-      SearchRows((Source(source, lengths),), limits, numbers, shortest),
+      SearchRows((Source(source, lengths),), limits, numbers, requirements),
       models=(self.run.model,),
       settings=self.settings,
       max_length=self.shape.target,

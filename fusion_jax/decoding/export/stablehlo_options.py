@@ -12,6 +12,7 @@ PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 _NUMBERS = (
   'beam_size',
   'alpha',
+  'coverage',
   'patience',
   'min_length_ratio',
   'min_length_extra',
