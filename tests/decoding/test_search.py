@@ -283,6 +283,21 @@ def test_stopping_early_never_changes_the_result(seed, penalty, sizes):
 
 
 @some
+@given(st.integers(0, 10_000), st.sampled_from(PENALTIES))
+def test_the_n_best_are_sorted_distinct_and_have_the_best(seed, penalty):
+  model = Recurrent(seed, vocabulary=5, batch=2)
+  limits = [4, 3]
+  many = model.search(4, limits, penalty)
+  one = model.search(4, limits, penalty, keep=1)
+  for sentence in range(2):
+    found = [tuple(tokens) for tokens in texts(many, sentence) if tokens]
+    assert len(set(found)) == len(found) > 1
+    assert found[0] == tuple(texts(one, sentence)[0])
+    scores = np.asarray(many.scores[sentence])[: len(found)]
+    assert (np.diff(scores) <= 0).all()
+
+
+@some
 @given(st.integers(0, 10_000))
 def test_beam_of_one_is_greedy(seed):
   model = Recurrent(seed, vocabulary=12, batch=1)
