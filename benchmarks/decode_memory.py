@@ -43,7 +43,7 @@ def planned(size: Size, task: Task) -> dict[str, float]:
   parameters = jax.eval_shape(lambda: initial_parameters(model, 0))
   limits = np.full(task.rows, LENGTH, np.int32)
   source = Source(np.ones((task.rows, LENGTH), np.int32), limits)
-  settings = SearchSettings(task.beam, 1, END, LengthPenalty())
+  settings = SearchSettings(task.beam, 1, END, LengthPenalty(), narrows=True)
   plan = (
     search_batch.lower(
       (parameters,),

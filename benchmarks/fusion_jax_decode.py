@@ -34,7 +34,9 @@ class FusionJaxDecode:
   def __init__(self, size: Size, task: Task):
     run = random_run(size)
     self._model, self._parameters = run.model, run.parameters
-    self._settings = SearchSettings(task.beam, 1, END, LengthPenalty())
+    self._settings = SearchSettings(
+      task.beam, 1, END, LengthPenalty(), narrows=True
+    )
     limits = np.full(task.rows, LENGTH, np.int32)
     self._rows = [
       SearchRows(

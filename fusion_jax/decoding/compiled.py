@@ -34,6 +34,8 @@ class SearchSettings:
     rules: what hypotheses must not contain.
     sampling: what is drawn from; None: beam search.
     mixture: of the models.
+    narrows: the last quarter of a batch goes on alone. The sentences then move
+      between devices, if there are several.
   """
 
   beam: int
@@ -45,6 +47,7 @@ class SearchSettings:
   rules: TokenRules = TokenRules()
   sampling: Sampling | None = None
   mixture: Mixture = Mixture()
+  narrows: bool = False
 
 
 class SearchRows(NamedTuple):
@@ -117,6 +120,7 @@ def search_batch(
       beam=settings.beam,
       keep=settings.keep,
       patience=settings.patience,
+      narrow=step.narrow if settings.narrows else None,
     )
   found = decode(
     samples=settings.beam, numbers=rows.numbers, sampling=settings.sampling

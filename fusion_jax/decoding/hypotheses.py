@@ -28,6 +28,17 @@ Bonus = Callable[
   [Int32[Array, 'B K T'], Int32[Array, ''], Any], Float32[Array, 'B K']
 ]
 
+# (sentences [M], cache) -> what is needed to go on with these alone.
+Narrow = Callable[[Int32[Array, ' M'], Any], 'Narrowed']
+
+
+class Narrowed(NamedTuple):
+  """A step for some of the sentences, and their part of the cache."""
+
+  step: Step
+  bonus: Bonus | None
+  cache: Any
+
 
 @dataclasses.dataclass(frozen=True)
 class LengthPenalty:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from fusion_jax.decoding import coverage
 from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.decoding.hypotheses import Narrowed
 from fusion_jax.models.attention_views import cross_attention_weights
 from fusion_jax.models.transformer import Parameters, Transformer
 
@@ -129,6 +130,24 @@ class ModelStep:
       )
     ]
     return self.coverage * sum(each)
+
+  def narrow(
+    self, sentences: Int32[Array, ' M'], caches: tuple[ModelCache, ...]
+  ) -> Narrowed:
+    """As `hypotheses.Narrow`."""
+    own, memories = [], []
+    for model, cache, memory in zip(
+      self.models, caches, self.memories, strict=True
+    ):
+      kept, memory = model.take_sentences(cache.own, memory, sentences)
+      attention = cache.attention
+      if attention is not None:
+        attention = attention[sentences]
+      own.append(ModelCache(kept, attention))
+      memories.append(memory)
+    sources = jax.tree.map(lambda leaf: leaf[sentences], self.sources)
+    step = dataclasses.replace(self, sources=sources, memories=tuple(memories))
+    return Narrowed(step, step.bonus if self.coverage else None, tuple(own))
 
 
 def start(

@@ -25,6 +25,7 @@ from fusion_jax.decoding.hypotheses import (
   Bonus,
   Hypotheses,
   LengthPenalty,
+  Narrow,
   Step,
   best_first,
   select,
@@ -33,6 +34,10 @@ from fusion_jax.decoding.hypotheses import (
 from fusion_jax.decoding.top_k import top_k
 
 _NO_RULES = TokenRules()
+
+# When so few of the sentences are left, the search goes on with them alone:
+# each halving would save more steps, and cost a compilation of the model.
+_LEFT, _FEWEST = 4, 16
 
 # No hypothesis. Infinite, so that nothing added to it makes it one.
 _NONE = -jnp.inf
@@ -89,6 +94,7 @@ class _Search:
   normalised: bool
   rules: TokenRules
   requirements: Requirements | None
+  narrow: Narrow | None
 
 
 def beam_search(
@@ -108,6 +114,7 @@ def beam_search(
   patience: float = 0.0,
   rules: TokenRules = _NO_RULES,
   requirements: Requirements | None = None,
+  narrow: Narrow | None = None,
 ) -> Hypotheses:
   """Searches for the best hypotheses of every sentence.
 
@@ -145,6 +152,8 @@ def beam_search(
     rules: what hypotheses must not contain.
     requirements: shortest lengths and prefixes. The limit of a sentence is
       at least one more than its prefix; it goes before the shortest length.
+    narrow: lets a batch go on with the last quarter of its sentences; None:
+      with all of them to the end.
 
   Returns:
     The hypotheses, best first; equal scores in the order of their ending.
@@ -163,6 +172,7 @@ def beam_search(
     normalised,
     rules,
     requirements,
+    narrow,
   )
   state = _State(
     position=jnp.int32(0),
@@ -171,8 +181,7 @@ def beam_search(
     finished=_none_finished(batch, max(keep, enough), max_length),
     cache=cache,
   )
-  advance = functools.partial(_advance, search)
-  finished = jax.lax.while_loop(_any_alive, advance, state).finished
+  finished = _finish(search, state)
   return jax.tree.map(lambda leaf: leaf[:, :keep], finished)
 
 
@@ -199,8 +208,53 @@ def _none_finished(batch: int, room: int, max_length: int) -> Hypotheses:
   )
 
 
-def _any_alive(state: _State) -> Array:
-  return jnp.any(state.live.log_probabilities > _NONE)
+def _finish(search: _Search, state: _State) -> Hypotheses:
+  """Searches on until no sentence has a live hypothesis."""
+  left = len(state.newest) // _LEFT
+  if search.narrow is None or left < _FEWEST:
+    left = 0
+  state = jax.lax.while_loop(
+    lambda state: _alive(state).sum() > left,
+    functools.partial(_advance, search),
+    state,
+  )
+  if not left:
+    return state.finished
+  sentences = jnp.argsort(~_alive(state), stable=True)[:left]
+  rest = _finish(*_narrowed(search, state, sentences.astype(jnp.int32)))
+  return jax.tree.map(
+    lambda every, own: every.at[sentences].set(own), state.finished, rest
+  )
+
+
+def _narrowed(
+  search: _Search, state: _State, sentences: Int32[Array, ' M']
+) -> tuple[_Search, _State]:
+  """The same for some of the sentences."""
+  own = search.narrow(sentences, state.cache)
+  limits, requirements, newest, live, finished = jax.tree.map(
+    lambda leaf: leaf[sentences],
+    (
+      search.max_lengths,
+      search.requirements,
+      state.newest,
+      state.live,
+      state.finished,
+    ),
+  )
+  search = dataclasses.replace(
+    search,
+    step=own.step,
+    bonus=own.bonus,
+    max_lengths=limits,
+    requirements=requirements,
+    narrow=None,
+  )
+  return search, _State(state.position, newest, live, finished, own.cache)
+
+
+def _alive(state: _State) -> Bool[Array, ' B']:
+  return (state.live.log_probabilities > _NONE).any(1)
 
 
 def _advance(search: _Search, state: _State) -> _State:

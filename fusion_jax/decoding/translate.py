@@ -115,7 +115,9 @@ class Translator:
     self._parameters = jax.device_put(
       tuple(each.parameters for each in ensemble.runs), replicated(self._mesh)
     )
-    self._search = search_settings(options, ensemble, n_best)
+    self._search = dataclasses.replace(
+      search_settings(options, ensemble, n_best), narrows=self._mesh.size == 1
+    )
     self._shortest = options.min_length_ratio or options.min_length_extra
     self.shapes = decode_shapes(options, self._longest)
 

@@ -317,6 +317,30 @@ class Transformer(nn.Module):
       )
     return logits.reshape(batch, beam, -1), tuple(caches.seen)
 
+  @nn.nowrap
+  def take_sentences(
+    self,
+    cache: tuple[KeyValue, ...],
+    memory: Memory,
+    sentences: Int[Array, ' M'],
+  ) -> tuple[tuple[KeyValue, ...], Memory]:
+    """What decoding goes on with for some of the sentences.
+
+    Args:
+      cache: of all B.
+      memory: of all B.
+      sentences: int32, which of them.
+
+    Returns:
+      Cache and memory of these.
+    """
+    axis = 1 if self.config.scan_layers else 0
+    cache, layers = jax.tree.map(
+      lambda leaf: jnp.take(leaf, sentences, axis, mode='clip'),
+      (cache, memory.layers),
+    )
+    return cache, Memory(layers, memory.mask[sentences])
+
   @property
   def gives_log_probabilities(self) -> bool:
     """Whether `decode_step` gives the logarithm of a mixture."""

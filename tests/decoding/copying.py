@@ -54,6 +54,10 @@ class Copying(Transformer):
     logits = 20 * jax.nn.one_hot(wanted, self.target_vocabulary)
     return jnp.broadcast_to(logits, (*tokens.shape, logits.shape[-1])), cache
 
+  @nn.nowrap
+  def take_sentences(self, cache, memory, sentences):
+    return jax.tree.map(lambda leaf: leaf[sentences], (cache, memory))
+
 
 class Endless(Copying):
   """Repeats the first subword of the source and never ends by itself."""

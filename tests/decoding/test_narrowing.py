@@ -1,0 +1,154 @@
+"""A search that goes on with few sentences finds what one of all finds."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from copying import make_run, make_tokenizer, random_run
+
+from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.compiled import (
+  SearchRows,
+  SearchSettings,
+  search_batch,
+)
+from fusion_jax.decoding.constraints import Requirements
+from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.decoding.hypotheses import (
+  Hypotheses,
+  LengthPenalty,
+  Narrowed,
+)
+from fusion_jax.decoding.model_step import Source
+from fusion_jax.decoding.search import beam_search
+from fusion_jax.decoding.translate import Translator
+from fusion_jax.fusion_options import GtransOptions, SideConfig
+from fusion_jax.models.transformer import Transformer, initial_parameters
+
+_ROWS, _ROOM = 64, 9
+
+
+class CountingDown:
+  """Sentence b ends after b tokens; counts the rows of every step."""
+
+  def __init__(self, lengths):
+    self.lengths = lengths
+    self.rows = []
+
+  def step(self, tokens, position, rows, cache):
+    self.rows.append(tokens.shape[0])
+    ends = (position + 1 >= self.lengths)[:, None, None]
+    # Token 1 ends a sentence, token 2 goes on, token 3 is less probable.
+    go_on = jnp.array([-9.0, -9.0, 0.0, -1.0])
+    end = jnp.array([-9.0, 0.0, -9.0, -9.0])
+    logits = jnp.where(ends, end, go_on)
+    return jnp.broadcast_to(logits, (*tokens.shape, 4)), cache
+
+  def narrow(self, sentences, cache):
+    part = CountingDown(self.lengths[sentences])
+    part.rows = self.rows
+    return Narrowed(part.step, None, cache)
+
+
+def test_the_last_quarter_goes_on_alone():
+  lengths = jnp.asarray(np.r_[np.full(50, 2), 2 + np.arange(14) % 7])
+  model = CountingDown(lengths)
+  found = beam_search(
+    model.step,
+    (),
+    batch=_ROWS,
+    beam=1,
+    max_length=_ROOM,
+    max_lengths=jnp.full(_ROWS, _ROOM),
+    start_id=0,
+    end_id=1,
+    penalty=LengthPenalty(),
+    narrow=model.narrow,
+  )
+  np.testing.assert_array_equal(found.lengths[:, 0], lengths)
+  # Every size of a batch is traced once.
+  assert sorted(set(model.rows)) == [_ROWS // 4, _ROWS]
+
+
+def _assert_same(ours: Hypotheses, theirs: Hypotheses):
+  np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+  np.testing.assert_array_equal(ours.lengths, theirs.lengths)
+  np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-4)
+  np.testing.assert_allclose(
+    ours.token_log_probabilities, theirs.token_log_probabilities, atol=1e-4
+  )
+
+
+def _rows(models, seed):
+  random = np.random.default_rng(seed)
+  lengths = random.integers(1, 6, _ROWS).astype(np.int32)
+  ids = random.integers(4, 40, (_ROWS, 6)).astype(np.int32)
+  prefixes = random.integers(4, 40, (_ROWS, _ROOM)).astype(np.int32)
+  return SearchRows(
+    (Source(ids, lengths),) * models,
+    random.integers(2, _ROOM, _ROWS).astype(np.int32),
+    np.arange(_ROWS, dtype=np.int32),
+    Requirements(
+      random.integers(1, 4, _ROWS).astype(np.int32),
+      prefixes,
+      random.integers(0, 3, _ROWS).astype(np.int32),
+    ),
+  )
+
+
+def _scanned(tokenizer):
+  run = make_run(tokenizer, Transformer)
+  config = dataclasses.replace(
+    run.config.model, scan_layers=True, decoder_layers=2
+  )
+  model = run.model.clone(config=config)
+  parameters = jax.tree.map(lambda x: 3 * x, initial_parameters(model, 1))
+  return dataclasses.replace(run, model=model, parameters=parameters)
+
+
+@pytest.mark.parametrize('kind', ['scanned', 'ensemble'])
+def test_constraints_coverage_and_caches_go_with_their_sentences(kind):
+  tokenizer = make_tokenizer()
+  gtrans = SideConfig('gtrans', gtrans=GtransOptions(group_size=1))
+  runs = (
+    [_scanned(tokenizer)]
+    if kind == 'scanned'
+    else [random_run(tokenizer, 1), random_run(tokenizer, 2, gtrans, layers=2)]
+  )
+  weights = (1.0,) if len(runs) == 1 else (0.4, 0.6)
+  settings = SearchSettings(
+    *(3, 2, tokenizer.vocabulary.end, LengthPenalty()),
+    coverage=0.4,
+    mixture=Mixture(weights),
+  )
+  whole, narrowed = (
+    search_batch(
+      tuple(run.parameters for run in runs),
+      _rows(len(runs), 7),
+      models=tuple(run.model for run in runs),
+      settings=dataclasses.replace(settings, narrows=narrows),
+      max_length=_ROOM,
+    )
+    for narrows in (False, True)
+  )
+  assert len(set(np.asarray(whole.lengths[:, 0]).tolist())) > 3
+  _assert_same(narrowed, whole)
+
+
+def test_one_device_narrows_and_several_do_not():
+  tokenizer = make_tokenizer()
+  run = random_run(tokenizer, 4)
+  options = DecodingConfig(
+    beam_size=2, max_source_length=8, batch_tokens=1024, max_length_extra=3
+  )
+  lines = ['cats', 'a dog', 'the cat', 'a mat'] * 16
+  one = Translator(run, options, devices=1)
+  two = Translator(run, options, devices=2)
+  assert one._search.narrows
+  assert not two._search.narrows
+  ours, theirs = (each.translate_n_best(lines) for each in (one, two))
+  for (own,), (other,) in zip(ours, theirs, strict=True):
+    assert own.text == other.text
+    assert own.score == pytest.approx(other.score, abs=1e-4)
