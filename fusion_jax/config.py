@@ -116,7 +116,7 @@ class BatchConfig:
 
   def __post_init__(self):
     names = 'tokens', 'shapes', 'length_multiple', 'row_multiple'
-    require_at_least(1, self, 'data.batch', names)
+    require_at_least(1, self, 'data.batch', *names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +253,7 @@ class ModelConfig:
   def __post_init__(self):
     sizes = 'width', 'filter', 'heads', 'max_positions'
     layers = 'encoder_layers', 'decoder_layers'
-    require_at_least(1, self, 'model', sizes + layers)
+    require_at_least(1, self, 'model', *sizes, *layers)
     require(
       self.width % self.heads == 0,
       'model.heads',
@@ -351,7 +351,7 @@ class OptimizerConfig:
     for field in ('scale', 'peak', 'epsilon'):
       value = getattr(self, field)
       require(value > 0, f'optimizer.{field}', f'must be > 0, got {value}')
-    require_at_least(1, self, 'optimizer', ('warmup_steps', 'accumulation'))
+    require_at_least(1, self, 'optimizer', 'warmup_steps', 'accumulation')
     for field in ('beta1', 'beta2'):
       value = getattr(self, field)
       require(
@@ -404,9 +404,9 @@ class TrainingConfig:
   def __post_init__(self):
     every = 'log_every', 'validate_every', 'save_every'
     counts = 'steps', 'keep_last', 'translate_beam'
-    require_at_least(1, self, 'training', every + counts)
+    require_at_least(1, self, 'training', *every, *counts)
     optional = 'patience', 'keep_best', 'loss_chunk', 'translate_sentences'
-    require_at_least(0, self, 'training', (*optional, 'seed'))
+    require_at_least(0, self, 'training', *optional, 'seed')
     require(
       self.diversity >= 0,
       'training.diversity',

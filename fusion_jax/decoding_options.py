@@ -55,10 +55,10 @@ class DecodingConfig:
 
   def __post_init__(self):
     sizes = 'beam_size', 'max_source_length', 'batch_tokens'
-    require_at_least(1, self, 'decoding', (*sizes, 'max_length_extra'))
+    require_at_least(1, self, 'decoding', *sizes, 'max_length_extra')
     lengths = 'max_length_ratio', 'min_length_ratio', 'min_length_extra'
     others = 'alpha', 'coverage', 'patience', 'no_repeat_ngram', 'top_k', 'seed'
-    require_at_least(0, self, 'decoding', lengths + others)
+    require_at_least(0, self, 'decoding', *lengths, *others)
     require(
       self.temperature > 0,
       'decoding.temperature',

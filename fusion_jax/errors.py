@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 
@@ -36,7 +36,7 @@ def require(condition: bool, field: str, message: str) -> None:
 
 
 def require_at_least(
-  least: int, options: Any, section: str, fields: Sequence[str]
+  least: int, options: Any, section: str, *fields: str
 ) -> None:
   """Refuses values of a config that are too small.
 

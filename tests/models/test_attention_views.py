@@ -128,6 +128,7 @@ def test_steps_of_decoding_give_those_of_the_pass(parameters, weights, scan):
       variables,
       tokens,
       position,
+      rows,
       cache,
       memory,
       method='decode_step',
@@ -135,6 +136,8 @@ def test_steps_of_decoding_give_those_of_the_pass(parameters, weights, scan):
     )
     return cache, cross_attention_weights(kept['attention'])
 
+  own = jnp.arange(beam, dtype=jnp.int32)[:, None]
+  rows = jnp.broadcast_to(own, (2, beam, 4))
   for position, newest in enumerate(shift_right(_TARGET, _START).T):
     tokens = jnp.stack([newest] * beam, 1)
     cache, found = step(tokens, jnp.int32(position), cache)
