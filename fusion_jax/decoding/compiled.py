@@ -142,9 +142,16 @@ def search_settings(
     The settings.
 
   Raises:
-    InputError: a forbidden piece is not in the vocabulary.
+    InputError: a forbidden piece is not in the vocabulary, or the beam is
+      wider than it.
   """
   tokenizer = ensemble.tokenizer
+  size = tokenizer.vocabulary.size
+  if options.beam_size > size:
+    raise InputError(
+      f'config.decoding.beam_size: must be at most {size}, the subwords of the '
+      f'target vocabulary, got {options.beam_size}'
+    )
   sampling = None
   if options.search == 'sample':
     sampling = Sampling(

@@ -74,7 +74,7 @@ def forced_scores(
     output, kept = model.apply(
       {'params': own},
       *(source.ids, source.lengths, rows.target),
-      mutable=['attention'],
+      mutable=['attention'] if weight else [],
     )
     outputs.append(output)
     if weight:

@@ -103,7 +103,11 @@ class Translator:
     self._ensemble = ensemble = alone(run)
     if options.search == 'sample':
       options = dataclasses.replace(options, beam_size=max(n_best, 1))
-    _check_beam(options.beam_size, n_best, ensemble)
+    if not 1 <= n_best <= options.beam_size:
+      raise InputError(
+        f'n_best must be between 1 and the beam size {options.beam_size}, '
+        f'got {n_best}'
+      )
     self._encoder = SentenceEncoder(ensemble, options)
     self._longest = ensemble.longest
     self._options = options
@@ -167,7 +171,9 @@ class Translator:
         yield self._join(list(itertools.islice(translated, len(pieces))))
 
   def warm_up(self) -> Iterator[tuple[DecodeShape, float]]:
-    """Compiles the shapes; those of lines with a prefix come with these.
+    """Compiles every shape, as it is without prefixes.
+
+    A batch with a prefix has a program of its own, compiled when it comes.
 
     Yields:
       Each shape and the seconds it took.
@@ -295,16 +301,3 @@ class Translator:
       )
       for ranked in zip(*pieces, strict=False)
     ]
-
-
-def _check_beam(beam: int, n_best: int, ensemble: Ensemble) -> None:
-  if not 1 <= n_best <= beam:
-    raise InputError(
-      f'n_best must be between 1 and the beam size {beam}, got {n_best}'
-    )
-  size = ensemble.tokenizer.vocabulary.size
-  if beam > size:
-    raise InputError(
-      f'config.decoding.beam_size: must be at most {size}, the subwords of the '
-      f'target vocabulary, got {beam}'
-    )

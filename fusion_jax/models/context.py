@@ -13,7 +13,7 @@ class KeyValue(NamedTuple):
   """What attention reads; in decoding also the cache of one attention.
 
   Keys and values lie as the products of attention read them: with keys as
-  [S, H] a step of a search on a CPU takes 2 to 5 times as long to attend.
+  [S, H] a step of a search on a CPU attends up to 5 times as long.
   """
 
   keys: Float[Array, '*B N H S']

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from jaxtyping import Float32
 
-from fusion_jax.data.tokenizer import Vocabulary
 from fusion_jax.decoding.batches import padded
 from fusion_jax.decoding.compiled import (
   SearchRows,
@@ -19,6 +18,7 @@ from fusion_jax.decoding.compiled import (
   search_batch,
 )
 from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.decoding.export.samples import random_sentences
 from fusion_jax.decoding.forced import ForcedRows, forced_scores
 from fusion_jax.decoding.hypotheses import LengthPenalty
 from fusion_jax.decoding.model_step import Source
@@ -50,7 +50,7 @@ def largest_difference(run: Run, folder: Path) -> float:
   run = dataclasses.replace(run, model=model)
   rng = np.random.default_rng(0)
   sources, targets = (
-    _random_sentences(tokenizer.vocabulary, _lengths(run), rng)
+    random_sentences(tokenizer.vocabulary, _lengths(run), rng)
     for tokenizer in (run.source_tokenizer, run.target_tokenizer)
   )
   # Rounded products of a GPU would hide what is compared.
@@ -107,18 +107,6 @@ def _lengths(run: Run) -> list[int]:
   learned = config.positions == 'learned'
   longest = config.max_positions if learned else max(_LENGTHS)
   return [min(length, longest) for length in _LENGTHS]
-
-
-def _random_sentences(
-  vocabulary: Vocabulary, lengths: Sequence[int], rng: np.random.Generator
-) -> list[list[int]]:
-  """Ordinary tokens, then the end symbol."""
-  special = vocabulary.start, vocabulary.end, vocabulary.unknown
-  ordinary = np.setdiff1d(np.arange(vocabulary.size), special)
-  return [
-    [*rng.choice(ordinary, length - 1).tolist(), vocabulary.end]
-    for length in lengths
-  ]
 
 
 def _translations(run: Run, sources: list[list[int]]) -> list[list[int]]:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fusion_jax.decoding.batches import padded
+from fusion_jax.decoding.export.samples import random_sentences
 from fusion_jax.decoding.export.search_program import SearchProgram, Weights
 from fusion_jax.decoding.hypotheses import Hypotheses
 from fusion_jax.decoding.shapes import target_limit
@@ -42,7 +43,7 @@ def _difference(
   program: SearchProgram, weights: Weights, loader: dict[str, Any]
 ) -> float:
   rows, source, _ = program.shape
-  sentences = _random_sentences(program)
+  sentences = _sentences(program)
   (shape,) = [
     each
     for each in loader['EXPORT']['shapes']
@@ -78,15 +79,9 @@ def _own(
   )
 
 
-def _random_sentences(program: SearchProgram) -> list[list[int]]:
-  """Ordinary tokens, then the end symbol; a full batch."""
-  rng = np.random.default_rng(0)
+def _sentences(program: SearchProgram) -> list[list[int]]:
+  """A full batch of all lengths."""
   rows, source, _ = program.shape
-  vocabulary = program.run.source_tokenizer.vocabulary
-  special = vocabulary.start, vocabulary.end, vocabulary.unknown
-  ordinary = np.setdiff1d(np.arange(vocabulary.size), special)
   lengths = np.linspace(source, 1, rows).round().astype(int)
-  return [
-    [*rng.choice(ordinary, length - 1).tolist(), vocabulary.end]
-    for length in lengths
-  ]
+  vocabulary = program.run.source_tokenizer.vocabulary
+  return random_sentences(vocabulary, lengths, np.random.default_rng(0))
