@@ -7,13 +7,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from fusion_jax.data.prepare import prepare
-from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError, one_line_errors
-from fusion_jax.evaluation.metrics import corpus_scores
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import start_logging, use_huge_pages
-from fusion_jax.training.trained import load_run
 
 _SHOWN = 5
 
@@ -27,6 +23,12 @@ def main(argv: list[str]) -> None:
   parser.add_argument('--workdir', type=Path, required=True)
   workdir = parse_arguments(argv, parser).workdir
   start_logging()
+  # After the logging: JAX's libraries set up their own where there is none.
+  from fusion_jax.data.prepare import prepare
+  from fusion_jax.decoding.translate import Translator
+  from fusion_jax.evaluation.metrics import corpus_scores
+  from fusion_jax.training.trained import load_run
+
   run = load_run(workdir)
   corpus = prepare(run.config.data)
   if not corpus.has_split('test'):

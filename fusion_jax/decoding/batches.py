@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int32
 
+from fusion_jax.errors import InputError
 from fusion_jax.parallel.mesh import by_rows, replicated
 
 # Slots of a window in batches: enough for sorting to pay. The first windows
@@ -32,10 +33,14 @@ def windows(
 
   Yields:
     The items, in order.
+
+  Raises:
+    InputError: what `items` raises, after the items before it.
   """
   window: list[Item] = []
   slots, now = 0, min(_FIRST_WINDOW, batches)
-  for item, size in items:
+  wrong: list[InputError] = []
+  for item, size in _until_wrong(items, wrong):
     window.append(item)
     slots += 1 + size
     if slots >= now * batch_slots:
@@ -43,6 +48,18 @@ def windows(
       window, slots, now = [], 0, min(2 * now, batches)
   if window:
     yield window
+  for error in wrong:
+    raise error
+
+
+def _until_wrong(
+  items: Iterable[Item], wrong: list[InputError]
+) -> Iterator[Item]:
+  """The items before one that is refused; the refusal is put in a list."""
+  try:
+    yield from items
+  except InputError as error:
+    wrong.append(error)
 
 
 def padded(

@@ -120,6 +120,15 @@ def test_json_in_and_out(decode):
   )
 
 
+def test_lines_before_a_broken_one_are_translated(decode, capfdbinary):
+  lines = ['{"source": "the cat"}', '{"source": "a dog"}', '{"source": 3}']
+  Path('json').write_text('\n'.join([*lines, lines[0]]))
+  assert decode('--input=json', '--input_format=json') == 2
+  out, err = capfdbinary.readouterr()
+  assert out == b'the cat\na dog\n'
+  assert b"error: json, line 3: 'source' must be text, got 3\n" in err
+
+
 def test_a_prefix_for_each_line(decode):
   Path('prefix').write_text('the cat\n\n\n')
   assert decode('--input=source', '--output=out', '--prefix=prefix') == 0
