@@ -13,6 +13,7 @@ from fusion_jax.decoding_options import DecodingConfig
 from fusion_jax.errors import require, require_at_least
 from fusion_jax.fusion_checks import check_side
 from fusion_jax.fusion_options import Side, SideConfig
+from fusion_jax.parallel_options import ParallelConfig
 
 _STRICT = types.MappingProxyType({'extra': 'forbid'})
 
@@ -431,6 +432,7 @@ class ExperimentConfig:
   optimizer: OptimizerConfig = OptimizerConfig()
   training: TrainingConfig = TrainingConfig()
   decoding: DecodingConfig = DecodingConfig()
+  parallel: ParallelConfig = ParallelConfig()
 
   def __post_init__(self):
     tied_sides = self.model.tied_embeddings in ('all', 'source_target')

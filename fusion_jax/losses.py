@@ -9,7 +9,6 @@ of layers predict, their logits are there one group after the other.
 """
 
 import functools
-import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.fusion.groups import token_mixture
 from fusion_jax.models.transformer import OutputLayer, output_logits
+from fusion_jax.parallel.mesh import shards_of_rows
 
 Combine = Literal['arithmetic', 'geometric']
 
@@ -109,12 +109,12 @@ def _chunk_gradients(
 def _chunk_count(rows: int, row_tokens: int, chunk_tokens: int) -> int:
   """The most chunks of at least `chunk_tokens` into which rows divide.
 
-  Every chunk keeps a multiple of the mesh's devices, so that chunks are cut
+  Every chunk keeps a multiple of the shards of the rows, so that chunks are cut
   inside the devices and nothing is moved between them.
   """
   if chunk_tokens == 0:
     return 1
-  devices = math.prod(jax.sharding.get_abstract_mesh().shape.values())
+  devices = shards_of_rows()
   return max(
     count
     for count in range(1, rows + 1)

@@ -32,6 +32,7 @@ RESUMABLE = (
   'training.metric',
   'training.patience',
   'decoding',
+  'parallel',
 )
 
 

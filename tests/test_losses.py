@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fusion_jax.losses import _chunk_count, cross_entropy
 from fusion_jax.models.transformer import OutputLayer
-from fusion_jax.parallel.mesh import DATA_AXIS, data_mesh
+from fusion_jax.parallel.mesh import ROW_AXES, data_mesh
 
 
 def _case(seed, rows=4, length=6, width=5, vocabulary=9, bias=True):
@@ -485,8 +485,8 @@ def test_groups_on_many_devices():
   step = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
   expected = step(features, log_weights, output, targets, lengths)
   mesh = data_mesh(4)
-  rows = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
-  of_groups = NamedSharding(mesh, PartitionSpec(None, DATA_AXIS))
+  rows = NamedSharding(mesh, PartitionSpec(ROW_AXES))
+  of_groups = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
   same = NamedSharding(mesh, PartitionSpec())
   with jax.set_mesh(mesh):
     ours = step(

@@ -210,7 +210,9 @@ class TransparentAttention(nn.Module):
       ),
       (layers, config.decoder_layers),
     )
-    self.dropout = Dropout(options.dropout, config.dropout_generator)
+    self.dropout = Dropout(
+      options.dropout, config.dropout_generator, rows=False
+    )
     own_norm = not per_layer_norms(config, self.side)
     if own_norm and config.norm != 'rezero':
       self.embedding_norm = layer_norm(config)

@@ -6,7 +6,7 @@ Axis letters: B batch, T positions, D model width, L layers.
 import itertools
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.fusion.inputs import Layers
 
@@ -21,7 +21,9 @@ def _inner(
 
 
 def layer_diversity(
-  layers: Layers, keep: Bool[Array, 'B T']
+  layers: Layers,
+  keep: Bool[Array, 'B T'],
+  count: Int[Array, ''] | None = None,
 ) -> Float[Array, '']:
   """Mean over l = 1..L-1 and tokens of 1 - cos(H[l], H[l + 1])^2.
 
@@ -30,6 +32,8 @@ def layer_diversity(
   Args:
     layers: H[1..L], of the backbone.
     keep: True at tokens, False at padding.
+    count: tokens that the sum is divided by, where `keep` has a part of them;
+      None: those of `keep`.
 
   Returns:
     float32 scalar in [0, 1]: 0 where neighbours are proportional, 1 where
@@ -44,4 +48,5 @@ def layer_diversity(
     # Rounding may leave a square of slightly more than 1.
     total += 1 - jnp.minimum(cosine_squared, 1)
   pairs = max(len(layers) - 1, 1)
-  return jnp.where(keep, total, 0).sum() / (keep.sum().clip(1) * pairs)
+  count = keep.sum().clip(1) if count is None else count
+  return jnp.where(keep, total, 0).sum() / (count * pairs)

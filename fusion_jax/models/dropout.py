@@ -5,15 +5,21 @@ integer operations an element, fuses into its consumer on every backend, and
 depends on (key, position) only: a mask is the same on any number of devices.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Key, UInt32
 
+from fusion_jax.parallel.mesh import local_axes, shard_number
 
-def _positions(shape: tuple[int, ...]) -> UInt32[Array, '...']:
-  """The row-major index of every element, modulo 2^32."""
-  position, stride = jnp.zeros(shape, jnp.uint32), 1
+
+def _positions(shape: tuple[int, ...], rows: bool) -> UInt32[Array, '...']:
+  """The row-major index of every element in all shards, modulo 2^32."""
+  size = math.prod(shape)
+  first = shard_number() * jnp.uint32(size % 2**32) if rows else jnp.uint32(0)
+  position, stride = jnp.full(shape, first), 1
   for axis in reversed(range(len(shape))):
     index = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
     position += index * jnp.uint32(stride % 2**32)
@@ -22,7 +28,7 @@ def _positions(shape: tuple[int, ...]) -> UInt32[Array, '...']:
 
 
 def hash_bits(
-  key: Key[Array, ''], shape: tuple[int, ...]
+  key: Key[Array, ''], shape: tuple[int, ...], rows: bool = True
 ) -> UInt32[Array, '...']:
   """32 hashed bits for every element of `shape`.
 
@@ -33,12 +39,14 @@ def hash_bits(
   Args:
     key: a typed key of `jax.random.key`.
     shape: of the result.
+    rows: whether the first axis has the rows of a batch, of which each shard
+      has its own.
 
   Returns:
     uint32 array of `shape`.
   """
   words = jax.random.bits(key, (2,), jnp.uint32)
-  x = (_positions(shape) * jnp.uint32(0x9E3779B9)) ^ words[0]
+  x = (_positions(shape, rows) * jnp.uint32(0x9E3779B9)) ^ words[0]
   x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
   x = x ^ words[1]
   x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
@@ -46,7 +54,11 @@ def hash_bits(
 
 
 def keep_mask(
-  key: Key[Array, ''], rate: float, shape: tuple[int, ...], generator: str
+  key: Key[Array, ''],
+  rate: float,
+  shape: tuple[int, ...],
+  generator: str,
+  rows: bool = True,
 ) -> Bool[Array, '...']:
   """True with probability 1 - rate, independently for every element.
 
@@ -54,21 +66,32 @@ def keep_mask(
     key: a typed key of `jax.random.key`.
     rate: the probability of False, in [0, 1).
     shape: of the result.
-    generator: 'hash' or 'threefry'.
+    generator: 'hash' or 'threefry'; with that, masks depend on the number of
+      shards.
+    rows: as in `hash_bits`.
 
   Returns:
     bool array of `shape`.
   """
   if generator == 'threefry':
+    if rows and local_axes():
+      key = jax.random.fold_in(key, shard_number())
     return jax.random.bernoulli(key, 1.0 - rate, shape)
-  return hash_bits(key, shape) >= jnp.uint32(round(rate * 2**32))
+  return hash_bits(key, shape, rows) >= jnp.uint32(round(rate * 2**32))
 
 
 class Dropout(nn.Module):
-  """Zeroes elements at `rate` and scales the others by 1 / (1 - rate)."""
+  """Zeroes elements at `rate` and scales the others by 1 / (1 - rate).
+
+  Attributes:
+    rate: the probability of a zero, in [0, 1).
+    generator: of `keep_mask`.
+    rows: whether the first axis has the rows of a batch.
+  """
 
   rate: float
   generator: str = 'hash'
+  rows: bool = True
 
   def __call__(
     self, x: Float[Array, '*shape'], deterministic: bool
@@ -76,6 +99,6 @@ class Dropout(nn.Module):
     if deterministic or self.rate == 0:
       return x
     keep = keep_mask(
-      self.make_rng('dropout'), self.rate, x.shape, self.generator
+      self.make_rng('dropout'), self.rate, x.shape, self.generator, self.rows
     )
     return jnp.where(keep, x / (1.0 - self.rate), 0)

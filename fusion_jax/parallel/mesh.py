@@ -1,24 +1,40 @@
-"""The device mesh: data parallel over all devices; one device is a mesh of one.
+"""The device mesh: rows over data and fsdp, products over tensor.
 
-A step is jitted once for any number of devices. Parameters are replicated,
-batches are cut by rows, and XLA adds the sum of the gradients.
+A step is jitted once for any number of devices; one device is a mesh of one.
 """
 
-import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+import math
 
-DATA_AXIS = 'data'
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, UInt32
+
+from fusion_jax.parallel_options import ParallelConfig
+
+# The rows of a batch are cut over these, in this order.
+ROW_AXES = ('data', 'fsdp')
+AXES = (*ROW_AXES, 'tensor')
+
+
+def make_mesh(config: ParallelConfig) -> Mesh:
+  """The mesh of a config over all devices of all processes.
+
+  Raises:
+    InputError: its axes do not multiply to the number of devices.
+  """
+  return _mesh(config.shape(jax.device_count()), jax.devices())
 
 
 def data_mesh(devices: int | None = None) -> Mesh:
-  """A one-axis mesh over the first `devices` devices; None: over all."""
+  """Data parallel over the first `devices` devices; None: over all."""
   chosen = jax.devices()[:devices]
-  return jax.make_mesh(
-    (len(chosen),),
-    (DATA_AXIS,),
-    axis_types=(AxisType.Auto,),
-    devices=chosen,
-  )
+  return _mesh((len(chosen), 1, 1), chosen)
+
+
+def _mesh(shape: tuple[int, int, int], devices: list[jax.Device]) -> Mesh:
+  types = (AxisType.Auto,) * len(AXES)
+  return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -27,5 +43,38 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def by_rows(mesh: Mesh) -> NamedSharding:
-  """The first axis cut over the devices."""
-  return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+  """The first axis cut over the devices that have rows of their own."""
+  return NamedSharding(mesh, PartitionSpec(ROW_AXES))
+
+
+def row_shards(mesh: Mesh) -> int:
+  """Into how many pieces the rows of a batch are cut."""
+  return math.prod(mesh.shape[axis] for axis in ROW_AXES)
+
+
+def row_axes() -> tuple[str, ...]:
+  """The axes of the present mesh that cut rows, where there is one."""
+  shape = jax.sharding.get_abstract_mesh().shape
+  return tuple(axis for axis in ROW_AXES if shape.get(axis, 1) > 1)
+
+
+def shard_number() -> UInt32[Array, '']:
+  """Which shard of the rows this is traced for; 0 outside of a shard_map."""
+  local = local_axes()
+  if not local:
+    return jnp.uint32(0)
+  return jax.lax.axis_index(local).astype(jnp.uint32)
+
+
+def shards_of_rows() -> int:
+  """Into how many pieces XLA cuts the rows of what is traced here."""
+  if local_axes():
+    return 1
+  shape = jax.sharding.get_abstract_mesh().shape
+  return math.prod(shape[axis] for axis in row_axes())
+
+
+def local_axes() -> tuple[str, ...]:
+  """The axes that this is traced for one shard of, in the order of ROW_AXES."""
+  manual = jax.sharding.get_abstract_mesh().manual_axes
+  return tuple(axis for axis in ROW_AXES if axis in manual)

@@ -61,10 +61,13 @@ def first_line(error: BaseException) -> str:
   return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def abstract_like(tree: Any, sharding: Sharding) -> Any:
-  """Shapes to restore a tree to, on that sharding."""
+def abstract_like(tree: Any, sharding: Sharding | None = None) -> Any:
+  """Shapes to restore a tree to, on that sharding; None: on those it has."""
   return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=sharding or x.sharding
+    ),
+    tree,
   )
 
 
@@ -223,18 +226,12 @@ class Checkpoints:
     meta = read_meta(self._manager, step)
     check_digests(meta, self._digests, self._directory / str(step))
     _check_is_no_mean(meta, self._directory.parent)
-    sharding = fresh.step.sharding
     items = self._manager.restore(
       step,
       args=ocp.args.Composite(
-        parameters=ocp.args.StandardRestore(
-          abstract_like(fresh.parameters, sharding)
-        ),
+        parameters=ocp.args.StandardRestore(abstract_like(fresh.parameters)),
         training=ocp.args.StandardRestore(
-          abstract_like(
-            {'step': fresh.step, 'optimizer': fresh.optimizer},
-            sharding,
-          )
+          abstract_like({'step': fresh.step, 'optimizer': fresh.optimizer})
         ),
       ),
     )

@@ -18,7 +18,7 @@ from fusion_jax.decoding.translate import Translator
 from fusion_jax.evaluation.metrics import corpus_scores
 from fusion_jax.losses import LossSums, zero_sums
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.mesh import by_rows, replicated
+from fusion_jax.parallel.mesh import by_rows, replicated, row_shards
 from fusion_jax.training.run_directory import write_atomically
 from fusion_jax.training.step import make_eval_step
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
@@ -67,7 +67,7 @@ class Validator:
     self._shapes = choose_shapes(
       self._split.lengths,
       dataclasses.replace(config.data.batch, shapes=_SHAPES),
-      mesh.size,
+      row_shards(mesh),
       config.data.filter.max_length,
     )
     self._step = make_eval_step(model, config.training.loss_chunk)

@@ -23,9 +23,15 @@ from fusion_jax.data.pipeline import (
 )
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, require
 from fusion_jax.models.transformer import Transformer
-from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.parallel.mesh import (
+  by_rows,
+  make_mesh,
+  replicated,
+  row_shards,
+)
+from fusion_jax.parallel.rules import shardings
 from fusion_jax.training import run_directory
 from fusion_jax.training.checkpoint import (
   Checkpoints,
@@ -42,6 +48,7 @@ from fusion_jax.training.step import (
   TrainState,
   initial_state,
   make_train_step,
+  state_specs,
   zero_totals,
 )
 from fusion_jax.training.trained import make_model
@@ -69,7 +76,8 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
   run_directory.create(
     workdir, config, corpus.source_tokenizer, corpus.target_tokenizer
   )
-  mesh = data_mesh()
+  mesh = make_mesh(config.parallel)
+  _check_rows(config, mesh)
   with (
     jax.set_mesh(mesh),
     contextlib.closing(_Training(config, workdir, corpus, mesh)) as training,
@@ -88,6 +96,22 @@ def _prepare_once(config: ExperimentConfig) -> PreparedCorpus:
   return corpus if jax.process_index() == 0 else prepare(config.data)
 
 
+def _check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
+  """Refuses batches whose rows do not divide over the mesh.
+
+  They are the same on every mesh, so that a run may go on on another one.
+  """
+  parts, rows = config.optimizer.accumulation, config.data.batch.row_multiple
+  pieces = row_shards(mesh) * parts
+  require(
+    rows % pieces == 0,
+    'data.batch.row_multiple',
+    f'must be a multiple of {pieces}, the {row_shards(mesh)} devices of the '
+    f'mesh that rows are cut over times optimizer.accumulation={parts}, '
+    f'got {rows}',
+  )
+
+
 def _make_batches(
   config: ExperimentConfig, corpus: PreparedCorpus, mesh: Mesh
 ) -> TrainingBatches:
@@ -96,8 +120,7 @@ def _make_batches(
   shapes = choose_shapes(
     split.lengths,
     config.data.batch,
-    mesh.size * config.optimizer.accumulation,
-    config.data.filter.max_length,
+    max_length=config.data.filter.max_length,
   )
   batches = TrainingBatches(
     split,
@@ -139,13 +162,16 @@ class _Training:
     self._model = model = make_model(config, source, target)
     optimizer = make_optimizer(config.optimizer, config.model.width)
     self._schedule = make_schedule(config.optimizer, config.model.width)
-    self._step = make_train_step(model, optimizer, config)
+    self._step = make_train_step(model, optimizer, config, mesh)
     on_all = functools.partial(jax.jit, out_shardings=replicated(mesh))
     self._zero_totals = on_all(
       functools.partial(zero_totals, config.model.encoder_layers)
     )
-    self._state = on_all(
-      lambda: initial_state(model, optimizer, config.training.seed)
+    self._gathered = on_all(lambda parameters: parameters)
+    specs = state_specs(model, optimizer, config.parallel.rules, mesh)
+    self._state = jax.jit(
+      lambda: initial_state(model, optimizer, config.training.seed),
+      out_shardings=shardings(specs, mesh),
     )()
     self._progress = Progress()
     self._validate = (
@@ -306,9 +332,10 @@ class _Training:
     return dataclasses.replace(self._progress, seconds=seconds)
 
   def _validated(self, step: int) -> float:
-    values = self._validate(self._state.parameters, step)
+    parameters = self._gathered(self._state.parameters)
+    values = self._validate(parameters, step)
     self._log.write(step, 'valid', values)
-    telemetry = self._validate.telemetry(self._state.parameters)
+    telemetry = self._validate.telemetry(parameters)
     if telemetry:
       self._log.write(step, 'fusion', telemetry)
     metric = self._config.training.metric
@@ -351,10 +378,11 @@ def _duration(seconds: float) -> str:
 def _log_model(model: Transformer, state: TrainState, mesh: Mesh) -> None:
   parameters = sum(x.size for x in jax.tree.leaves(state.parameters))
   logger.info(
-    '%s parameters, vocabularies %d and %d, %d %s device(s)',
+    '%s parameters, vocabularies %d and %d, %d %s device(s): %s',
     f'{parameters:,}',
     model.source_vocabulary,
     model.target_vocabulary,
     mesh.size,
     jax.devices()[0].platform,
+    ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items()),
   )

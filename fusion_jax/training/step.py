@@ -10,6 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import linen as nn
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
 from fusion_jax.config import ExperimentConfig
@@ -20,8 +22,12 @@ from fusion_jax.models.transformer import (
   ModelOutput,
   Parameters,
   Transformer,
-  initial_parameters,
+  boxed_parameters,
 )
+from fusion_jax.parallel.mesh import replicated
+from fusion_jax.parallel.rules import partition_specs, shardings
+from fusion_jax.parallel_options import AxisRules
+from fusion_jax.training.gradients import summed_gradients
 
 
 class TrainState(NamedTuple):
@@ -72,10 +78,39 @@ def initial_state(
   model: Transformer, optimizer: optax.GradientTransformation, seed: int
 ) -> TrainState:
   """Fresh parameters and optimizer state at step 0."""
-  parameters = initial_parameters(model, seed)
+  return nn.unbox(_boxed_state(model, optimizer, seed))
+
+
+def _boxed_state(
+  model: Transformer, optimizer: optax.GradientTransformation, seed: int
+) -> TrainState:
+  parameters = boxed_parameters(model, seed)
   return TrainState(
     jnp.zeros((), jnp.int32), parameters, optimizer.init(parameters)
   )
+
+
+def state_specs(
+  model: Transformer,
+  optimizer: optax.GradientTransformation,
+  rules: AxisRules,
+  mesh: Mesh,
+) -> TrainState:
+  """How each array of a training state is cut over a mesh.
+
+  Moments lie like the parameters they belong to.
+
+  Args:
+    model: the Transformer.
+    optimizer: of `make_optimizer`.
+    rules: of the config.
+    mesh: gives the sizes.
+
+  Returns:
+    A `PartitionSpec` in the place of each array.
+  """
+  boxed = jax.eval_shape(lambda: _boxed_state(model, optimizer, 0))
+  return partition_specs(boxed, rules, mesh)
 
 
 def batch_loss(
@@ -108,72 +143,60 @@ def batch_loss(
   return sums, output
 
 
+class BatchCounts(NamedTuple):
+  """int32 tokens of a whole batch, on all devices and in all parts."""
+
+  source: Int[Array, '']
+  target: Int[Array, '']
+
+
+def count_tokens(batch: Batch) -> BatchCounts:
+  """The tokens of both sides."""
+  return BatchCounts(batch.source_lengths.sum(), batch.target_lengths.sum())
+
+
 def batch_diversity(
-  output: ModelOutput, batch: Batch, sides: str
+  output: ModelOutput, batch: Batch, sides: str, counts: BatchCounts
 ) -> Float[Array, '']:
   """The layer diversity of both stacks; Dou et al. (2018), Eq. 9-10.
 
   Args:
     output: of the model.
-    batch: gives the lengths.
+    batch: some rows of a batch; gives the lengths.
     sides: 'sum' or 'mean' of the two.
+    counts: of the whole batch. What the parts of a batch give adds up to the
+      diversity of the batch.
 
   Returns:
     float32, in [0, 2] or [0, 1].
   """
   total = sum(
-    layer_diversity(layers[1:], jnp.arange(size) < lengths[:, None])
-    for layers, size, lengths in (
-      (output.encoder_layers, batch.source.shape[1], batch.source_lengths),
-      (output.decoder_layers, batch.target.shape[1], batch.target_lengths),
+    layer_diversity(
+      layers[1:], jnp.arange(size) < lengths[:, None], jnp.maximum(count, 1)
+    )
+    for layers, size, lengths, count in (
+      (
+        output.encoder_layers,
+        batch.source.shape[1],
+        batch.source_lengths,
+        counts.source,
+      ),
+      (
+        output.decoder_layers,
+        batch.target.shape[1],
+        batch.target_lengths,
+        counts.target,
+      ),
     )
   )
   return total if sides == 'sum' else total / 2
-
-
-# Of the loss, and the diversity times the target tokens.
-_Sums = tuple[LossSums, Float[Array, '']]
-
-
-def _split_rows(batch: Batch, parts: int) -> Batch:
-  """[R, ...] -> [parts, R / parts, ...], every part on all devices."""
-  return jax.tree.map(
-    lambda x: jnp.moveaxis(
-      x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0
-    ),
-    batch,
-  )
-
-
-def _summed_gradients(
-  loss: Callable[..., tuple[Array, _Sums]],
-  parameters: Parameters,
-  batch: Batch,
-  key: Key[Array, ''],
-  parts: int,
-) -> tuple[Parameters, _Sums]:
-  """Gradient of the summed loss, and the sums, over all parts of a batch."""
-  gradient = jax.grad(loss, has_aux=True)
-  if parts == 1:
-    return gradient(parameters, batch, key)
-
-  def add_part(carry, part):
-    index, rows = part
-    new = gradient(parameters, rows, jax.random.fold_in(key, index))
-    return jax.tree.map(jnp.add, carry, new), None
-
-  split = _split_rows(batch, parts)
-  shapes = jax.eval_shape(
-    gradient, parameters, jax.tree.map(lambda x: x[0], split), key
-  )
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-  return jax.lax.scan(add_part, zeros, (jnp.arange(parts), split))[0]
 
 
 def make_train_step(
   model: Transformer,
   optimizer: optax.GradientTransformation,
   config: ExperimentConfig,
+  mesh: Mesh | None = None,
 ) -> Callable[[TrainState, Totals, Batch], tuple[TrainState, Totals]]:
   """The jitted update.
 
@@ -183,15 +206,19 @@ def make_train_step(
   Args:
     model: the Transformer.
     optimizer: of `make_optimizer`.
-    config: seed, label smoothing, chunk of the loss, accumulation.
+    config: seed, label smoothing, chunk of the loss, accumulation, rules.
+    mesh: that the step runs on; it must be the present one. None: one device.
 
   Returns:
     A function (state, totals, batch) -> (state, totals) that donates its
     first two arguments.
   """
   training = config.training
+  specs = None
+  if mesh is not None:
+    specs = state_specs(model, optimizer, config.parallel.rules, mesh)
 
-  def loss(parameters, batch, key):
+  def loss(parameters, batch, key, counts):
     sums, output = batch_loss(
       model,
       parameters,
@@ -202,14 +229,22 @@ def make_train_step(
     )
     if not training.diversity:
       return sums.loss, (sums, jnp.zeros((), jnp.float32))
-    reward = batch_diversity(output, batch, training.diversity_sides)
-    reward = reward * sums.tokens
-    return sums.loss - training.diversity * reward, (sums, reward)
+    reward = batch_diversity(output, batch, training.diversity_sides, counts)
+    return sums.loss - training.diversity * counts.target * reward, (
+      sums,
+      reward,
+    )
 
   def train_step(state, totals, batch):
     key = jax.random.fold_in(jax.random.key(training.seed), state.step)
-    gradients, (sums, reward) = _summed_gradients(
-      loss, state.parameters, batch, key, config.optimizer.accumulation
+    gradients, (sums, reward) = summed_gradients(
+      loss,
+      state.parameters,
+      batch,
+      key,
+      count_tokens(batch),
+      config.optimizer.accumulation,
+      specs and specs.parameters,
     )
     scale = 1.0 / jnp.maximum(sums.tokens, 1)
     gradients = jax.tree.map(lambda g: g * scale, gradients)
@@ -218,9 +253,10 @@ def make_train_step(
     )
     parameters = optax.apply_updates(state.parameters, updates)
     new = TrainState(state.step + 1, parameters, optimizer_state)
-    return new, _add(totals, sums, reward * scale, gradients, new.step)
+    return new, _add(totals, sums, reward, gradients, new.step)
 
-  return jax.jit(train_step, donate_argnums=(0, 1))
+  placed = mesh and (shardings(specs, mesh), replicated(mesh))
+  return jax.jit(train_step, donate_argnums=(0, 1), out_shardings=placed)
 
 
 def _add(

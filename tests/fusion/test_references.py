@@ -29,7 +29,7 @@ from fusion_jax.losses import cross_entropy
 from fusion_jax.models.attention import causal_mask, padding_mask
 from fusion_jax.models.context import Context
 from fusion_jax.models.transformer import ModelOutput, OutputLayer
-from fusion_jax.training.step import batch_diversity
+from fusion_jax.training.step import batch_diversity, count_tokens
 
 _BATCH, _LENGTH, _WIDTH, _HEADS = 2, 5, 8, 2
 _LENGTHS = np.array([5, 3], np.int32)
@@ -709,7 +709,7 @@ def test_diversity(sides, depths):
     output = ModelOutput(
       decoder[-1], OutputLayer(jnp.zeros((2, _WIDTH)), None), encoder, decoder
     )
-    return batch_diversity(output, batch, sides)
+    return batch_diversity(output, batch, sides, count_tokens(batch))
 
   result = diversity(*_single((tuple(encoder), tuple(decoder))))
   expected = references.diversity_reward(

@@ -58,7 +58,7 @@ def _compiled(config, devices):
   initial = jax.jit(
     lambda: initial_state(model, optimizer, 0), out_shardings=place
   )
-  return make_train_step(model, optimizer, config), initial, mesh
+  return make_train_step(model, optimizer, config, mesh), initial, mesh
 
 
 def _build(config=_CONFIG, devices=1):

@@ -1,0 +1,169 @@
+"""Gradients of a batch: accumulated over its parts, summed over the devices.
+
+Each device sums what its own rows give, over all parts; then the sums of all
+devices are added, once an update. Parameters that lie cut over the axis fsdp
+are gathered once before, and their gradients are cut again where they are
+added.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Key
+
+from fusion_jax.data.batching import Batch
+from fusion_jax.models.transformer import Parameters
+from fusion_jax.parallel.mesh import ROW_AXES, row_axes
+
+# (parameters, batch, dropout key, other arguments) -> (summed loss, sums).
+SummedLoss = Callable[
+  [Parameters, Batch, Key[Array, ''], Any], tuple[Float[Array, ''], Any]
+]
+
+
+def summed_gradients(
+  loss: SummedLoss,
+  parameters: Parameters,
+  batch: Batch,
+  key: Key[Array, ''],
+  others: Any,
+  parts: int,
+  specs: Any = None,
+) -> tuple[Parameters, Any]:
+  """The gradient of a summed loss, and the sums, over all rows of a batch.
+
+  Args:
+    loss: must be a sum over rows, and so must the sums that it returns.
+    parameters: to differentiate by, float32.
+    batch: its rows divide into the parts on every device.
+    key: of the dropout; folded with the number of each part.
+    others: arguments of `loss` that are the same for all rows.
+    parts: one after the other; memory is that of one.
+    specs: how the parameters are cut over the present mesh; None: not.
+
+  Returns:
+    The gradients, cut like the parameters, and the sums.
+  """
+  own_rows = functools.partial(_over_parts, loss, parts)
+  axes = row_axes()
+  if not axes:
+    return own_rows(parameters, batch, key, others)
+  if specs is None:
+    specs = jax.tree.map(lambda _: PartitionSpec(), parameters)
+  gathered = _gather(parameters, specs)
+  own, sums = _on_each_shard(own_rows, axes)(gathered, batch, key, others)
+  return _add(own, specs, axes), jax.tree.map(lambda x: x.sum(0), sums)
+
+
+def _on_each_shard(
+  function: Callable[..., Any], axes: tuple[str, ...]
+) -> Callable[..., Any]:
+  """(parameters, rows, ...) -> what each shard gives, along a new first axis.
+
+  The axis tensor stays with XLA, which cuts the products inside.
+  """
+  whole = PartitionSpec()
+
+  def on_shard(*arguments):
+    return jax.tree.map(lambda x: x[None], function(*arguments))
+
+  return jax.shard_map(
+    on_shard,
+    in_specs=(whole, PartitionSpec(axes), whole, whole),
+    out_specs=PartitionSpec(axes),
+    axis_names=set(axes),
+    check_vma=False,
+  )
+
+
+def _gather(parameters: Parameters, specs: Any) -> Parameters:
+  """Makes what is cut over fsdp whole; the cut over tensor stays."""
+  return jax.shard_map(
+    lambda shards: jax.tree.map(_gathered, shards, specs),
+    in_specs=(specs,),
+    out_specs=jax.tree.map(_without_rows, specs, is_leaf=_is_spec),
+    check_vma=False,
+  )(parameters)
+
+
+def _gathered(shard: Array, spec: PartitionSpec) -> Array:
+  for dimension, axis in enumerate(spec):
+    if axis in ROW_AXES:
+      shard = jax.lax.all_gather(shard, axis, axis=dimension, tiled=True)
+  return shard
+
+
+def _add(
+  gradients: Parameters, specs: Any, axes: tuple[str, ...]
+) -> Parameters:
+  """The sum of the shards' gradients, cut like the parameters."""
+
+  def stacked(spec: PartitionSpec) -> PartitionSpec:
+    return PartitionSpec(axes, *_without_rows(spec))
+
+  return jax.shard_map(
+    lambda own: jax.tree.map(functools.partial(_added, axes), own, specs),
+    in_specs=(jax.tree.map(stacked, specs, is_leaf=_is_spec),),
+    out_specs=specs,
+    check_vma=False,
+  )(gradients)
+
+
+def _added(
+  axes: tuple[str, ...], gradient: Array, spec: PartitionSpec
+) -> Array:
+  gradient = gradient[0]
+  for dimension, axis in enumerate(spec):
+    if axis in ROW_AXES:
+      gradient = jax.lax.psum_scatter(
+        gradient, axis, scatter_dimension=dimension, tiled=True
+      )
+  left = tuple(axis for axis in axes if axis not in spec)
+  return jax.lax.psum(gradient, left) if left else gradient
+
+
+def _is_spec(x: Any) -> bool:
+  return isinstance(x, PartitionSpec)
+
+
+def _without_rows(spec: PartitionSpec) -> PartitionSpec:
+  return PartitionSpec(*(None if axis in ROW_AXES else axis for axis in spec))
+
+
+def _over_parts(
+  loss: SummedLoss,
+  parts: int,
+  parameters: Parameters,
+  batch: Batch,
+  key: Key[Array, ''],
+  others: Any,
+) -> tuple[Parameters, Any]:
+  gradient = jax.grad(loss, has_aux=True)
+  if parts == 1:
+    return gradient(parameters, batch, key, others)
+
+  def add_part(carry, part):
+    index, rows = part
+    own_key = jax.random.fold_in(key, index)
+    new = gradient(parameters, rows, own_key, others)
+    return jax.tree.map(jnp.add, carry, new), None
+
+  split = _split_rows(batch, parts)
+  first = jax.tree.map(lambda x: x[0], split)
+  shapes = jax.eval_shape(gradient, parameters, first, key, others)
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  return jax.lax.scan(add_part, zeros, (jnp.arange(parts), split))[0]
+
+
+def _split_rows(batch: Batch, parts: int) -> Batch:
+  """[R, ...] -> [parts, R / parts, ...], every part on all devices."""
+  return jax.tree.map(
+    lambda x: jnp.moveaxis(
+      x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0
+    ),
+    batch,
+  )
