@@ -13,6 +13,11 @@ from pathlib import Path
 
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_experiment
+from fusion_jax.parallel.distributed import (
+  add_process_flags,
+  processes_of,
+  start,
+)
 from fusion_jax.programs import start_logging, use_huge_pages
 
 
@@ -30,13 +35,16 @@ def main(argv: list[str]) -> None:
     default='',
     help='start from the parameters of this run directory',
   )
+  add_process_flags(parser)
   config, arguments = parse_experiment(argv, parser)
+  processes = processes_of(arguments)
   if arguments.init_from:
     training = dataclasses.replace(
       config.training, init_from=arguments.init_from
     )
     config = dataclasses.replace(config, training=training)
   start_logging()
+  start(processes)
   from fusion_jax.training import loop  # After the flags: JAX starts slowly.
 
   loop.run(config, arguments.workdir)

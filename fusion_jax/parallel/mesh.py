@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
+from fusion_jax.errors import InputError
 from fusion_jax.parallel_options import ParallelConfig
 
 # The rows of a batch are cut over these, in this order.
@@ -27,8 +28,8 @@ def make_mesh(config: ParallelConfig) -> Mesh:
 
 
 def data_mesh(devices: int | None = None) -> Mesh:
-  """Data parallel over the first `devices` devices; None: over all."""
-  chosen = jax.devices()[:devices]
+  """Data parallel over the first devices of this process; None: over all."""
+  chosen = jax.local_devices()[:devices]
   return _mesh((len(chosen), 1, 1), chosen)
 
 
@@ -50,6 +51,36 @@ def by_rows(mesh: Mesh) -> NamedSharding:
 def row_shards(mesh: Mesh) -> int:
   """Into how many pieces the rows of a batch are cut."""
   return math.prod(mesh.shape[axis] for axis in ROW_AXES)
+
+
+def own_rows(mesh: Mesh) -> tuple[int, int]:
+  """Which part of the rows this process reads.
+
+  Args:
+    mesh: over the devices of all processes.
+
+  Returns:
+    The number of the part and how many parts there are; processes whose
+    devices share rows read the same part.
+
+  Raises:
+    InputError: the devices of this process have no connected part.
+  """
+  process, shards = jax.process_index(), row_shards(mesh)
+  holders = mesh.devices.reshape(shards, -1)
+  own = [
+    shard
+    for shard, devices in enumerate(holders)
+    if any(device.process_index == process for device in devices)
+  ]
+  part, left = divmod(own[0], len(own))
+  if left or shards % len(own) or own != list(range(own[0], own[-1] + 1)):
+    raise InputError(
+      f'config.parallel: {dict(mesh.shape)} gives process {process} rows that '
+      'are not side by side; let tensor divide the devices of one process, or '
+      'these divide tensor'
+    )
+  return part, shards // len(own)
 
 
 def row_axes() -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from orbax.checkpoint import checkpoint_managers
 from fusion_jax.config import TrainingConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
+from fusion_jax.parallel.distributed import on_all
 from fusion_jax.serialization import FORMAT, check_format
 from fusion_jax.training.step import TrainState
 
@@ -213,12 +214,15 @@ class Checkpoints:
 
   def _set_aside(self, steps: Sequence[int]) -> None:
     """Moves damaged checkpoints to DIR/damaged, out of the run's way."""
+    on_all(lambda: self._move(steps) if jax.process_index() == 0 else None)
+    self._manager.reload()
+
+  def _move(self, steps: Sequence[int]) -> None:
     for step in steps:
       damaged = self._directory.with_name('damaged') / str(step)
       shutil.rmtree(damaged, ignore_errors=True)
       damaged.parent.mkdir(exist_ok=True)
       (self._directory / str(step)).rename(damaged)
-    self._manager.reload()
 
   def _restore_step(
     self, step: int, fresh: TrainState, iterator: grain.DatasetIterator

@@ -1,6 +1,7 @@
 """Validation during training: loss, perplexity, accuracy, BLEU and chrF."""
 
 import dataclasses
+import json
 import logging
 import math
 import time
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fusion_jax.config import ExperimentConfig
@@ -18,7 +20,14 @@ from fusion_jax.decoding.translate import Translator
 from fusion_jax.evaluation.metrics import corpus_scores
 from fusion_jax.losses import LossSums, zero_sums
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.mesh import by_rows, replicated, row_shards
+from fusion_jax.parallel.distributed import gather, joined, own_share
+from fusion_jax.parallel.mesh import (
+  by_rows,
+  data_mesh,
+  own_rows,
+  replicated,
+  row_shards,
+)
 from fusion_jax.training.run_directory import write_atomically
 from fusion_jax.training.step import make_eval_step
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
@@ -71,6 +80,15 @@ class Validator:
       config.data.filter.max_length,
     )
     self._step = make_eval_step(model, config.training.loss_chunk)
+    shards = row_shards(mesh)
+    self._zero_sums = jax.jit(
+      lambda: jax.tree.map(lambda x: jnp.stack([x] * shards), zero_sums()),
+      out_shardings=by_rows(mesh),
+    )
+    self._total = jax.jit(
+      lambda sums: jax.tree.map(lambda x: x.sum(0), sums),
+      out_shardings=replicated(mesh),
+    )
     self._telemetry_step = make_telemetry_step(model)
     wanted = config.training.translate_sentences or None
     self._sources, self._references = (
@@ -102,17 +120,16 @@ class Validator:
     """
     start = time.monotonic()
     values = token_means(self._loss(parameters))
-    run = dataclasses.replace(self._run, parameters=parameters, step=step)
-    translator = Translator(run, self._options)
-    translations = list(translator.translate(self._sources))
+    translations = self._translated(parameters, step)
     scores = corpus_scores(translations, self._references, self._language)
     values |= {'bleu': scores.bleu, 'chrf': scores.chrf}
     values['validation_seconds'] = time.monotonic() - start
-    self._translations.mkdir(exist_ok=True)
-    write_atomically(
-      self._translations / f'{step}.txt',
-      ''.join(line + '\n' for line in translations).encode(),
-    )
+    if jax.process_index() == 0:
+      self._translations.mkdir(exist_ok=True)
+      write_atomically(
+        self._translations / f'{step}.txt',
+        ''.join(line + '\n' for line in translations).encode(),
+      )
     logger.info(
       'validation at step %d: loss %.4f, perplexity %.2f, accuracy %.4f, '
       'BLEU %.2f, chrF %.2f (%s), %.1f s',
@@ -127,6 +144,16 @@ class Validator:
     )
     return values
 
+  def _translated(self, parameters: Parameters, step: int) -> list[str]:
+    """The translations of all sources; each process makes its share."""
+    own = jax.tree.map(lambda x: x.addressable_data(0), parameters)
+    run = dataclasses.replace(self._run, parameters=own, step=step)
+    with jax.set_mesh(data_mesh()):
+      translator = Translator(run, self._options)
+      lines = list(translator.translate(own_share(self._sources)))
+    shares = gather(json.dumps(lines).encode())
+    return list(joined([json.loads(share) for share in shares]))
+
   def telemetry(self, parameters: Parameters) -> dict[str, float]:
     """What the fusions do on the first batch; empty without fusion."""
     return telemetry_values(
@@ -135,11 +162,17 @@ class Validator:
 
   def _batches(self) -> Iterator[Batch]:
     sharding = by_rows(self._mesh)
-    for batch in evaluation_batches(self._split, self._shapes):
-      yield Batch(*jax.device_put(tuple(batch), sharding))
+    own = own_rows(self._mesh)
+    for batch in evaluation_batches(self._split, self._shapes, *own):
+      yield Batch(
+        *(
+          jax.make_array_from_process_local_data(sharding, part)
+          for part in batch
+        )
+      )
 
   def _loss(self, parameters: Parameters) -> LossSums:
-    sums = jax.device_put(zero_sums(), replicated(self._mesh))
+    sums = self._zero_sums()
     for batch in self._batches():
       sums = self._step(parameters, sums, batch)
-    return jax.device_get(sums)
+    return jax.device_get(self._total(sums))

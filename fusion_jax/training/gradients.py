@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Key
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.parallel.mesh import ROW_AXES, row_axes
+from fusion_jax.parallel.shards import on_each_shard
 
 # (parameters, batch, dropout key, other arguments) -> (summed loss, sums).
 SummedLoss = Callable[
@@ -55,29 +56,8 @@ def summed_gradients(
   if specs is None:
     specs = jax.tree.map(lambda _: PartitionSpec(), parameters)
   gathered = _gather(parameters, specs)
-  own, sums = _on_each_shard(own_rows, axes)(gathered, batch, key, others)
+  own, sums = on_each_shard(own_rows)(gathered, batch, key, others)
   return _add(own, specs, axes), jax.tree.map(lambda x: x.sum(0), sums)
-
-
-def _on_each_shard(
-  function: Callable[..., Any], axes: tuple[str, ...]
-) -> Callable[..., Any]:
-  """(parameters, rows, ...) -> what each shard gives, along a new first axis.
-
-  The axis tensor stays with XLA, which cuts the products inside.
-  """
-  whole = PartitionSpec()
-
-  def on_shard(*arguments):
-    return jax.tree.map(lambda x: x[None], function(*arguments))
-
-  return jax.shard_map(
-    on_shard,
-    in_specs=(whole, PartitionSpec(axes), whole, whole),
-    out_specs=PartitionSpec(axes),
-    axis_names=set(axes),
-    check_vma=False,
-  )
 
 
 def _gather(parameters: Parameters, specs: Any) -> Parameters:

@@ -4,19 +4,23 @@ import json
 import math
 from pathlib import Path
 
+import jax
 import tensorboardX
 
 from fusion_jax.training.run_directory import write_atomically
 
 
 class MetricsLog:
-  """Appends named numbers of a step to both files.
+  """Appends named numbers of a step to both files, on process 0.
 
   Lines of steps after `step`, left by a run that was killed and resumed from
   an earlier checkpoint, are removed first.
   """
 
   def __init__(self, workdir: Path, step: int):
+    self._writes = jax.process_index() == 0
+    if not self._writes:
+      return
     path = workdir / 'metrics.jsonl'
     if path.exists():
       kept = [line for line in path.read_text().splitlines() if _is_whole(line)]
@@ -33,6 +37,8 @@ class MetricsLog:
       kind: 'train', 'valid' or 'fusion'; the prefix of the curves' names.
       values: named numbers; those that are not finite become null in JSON.
     """
+    if not self._writes:
+      return
     finite = {
       name: value if math.isfinite(value) else None
       for name, value in values.items()
@@ -43,8 +49,9 @@ class MetricsLog:
 
   def close(self) -> None:
     """Flushes and closes both."""
-    self._file.close()
-    self._events.close()
+    if self._writes:
+      self._file.close()
+      self._events.close()
 
 
 def _is_whole(line: str) -> bool:

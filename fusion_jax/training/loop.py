@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import math
 import time
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from fusion_jax import serialization
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import choose_shapes, shape_table
 from fusion_jax.data.pipeline import (
@@ -25,9 +26,15 @@ from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.errors import InputError, require
 from fusion_jax.models.transformer import Transformer
+from fusion_jax.parallel.distributed import (
+  first_then_others,
+  gather,
+  on_all,
+)
 from fusion_jax.parallel.mesh import (
   by_rows,
   make_mesh,
+  own_rows,
   replicated,
   row_shards,
 )
@@ -71,10 +78,12 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
     InputError: bad data, another run's directory, a full disk, a loss that
       is not finite.
   """
-  run_directory.check(workdir, config)
-  corpus = _prepare_once(config)
-  run_directory.create(
-    workdir, config, corpus.source_tokenizer, corpus.target_tokenizer
+  on_all(lambda: run_directory.check(workdir, config))
+  _check_same_everywhere(config)
+  corpus = first_then_others(lambda: prepare(config.data))
+  source, target = corpus.source_tokenizer, corpus.target_tokenizer
+  first_then_others(
+    lambda: run_directory.create(workdir, config, source, target)
   )
   mesh = make_mesh(config.parallel)
   _check_rows(config, mesh)
@@ -87,13 +96,18 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
       training.run(stop)
 
 
-def _prepare_once(config: ExperimentConfig) -> PreparedCorpus:
-  """Prepares on the first process; the others open what it made."""
-  if jax.process_index() == 0:
-    corpus = prepare(config.data)
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices('prepared')
-  return corpus if jax.process_index() == 0 else prepare(config.data)
+def _check_same_everywhere(config: ExperimentConfig) -> None:
+  """Refuses processes that were started with different configs."""
+  own = serialization.flatten(config)
+  texts = gather(json.dumps(own, sort_keys=True).encode())
+  for process, text in enumerate(texts):
+    other = json.loads(text)
+    for name, value in json.loads(texts[0]).items():
+      if other[name] != value:
+        raise InputError(
+          f'config.{name}: {value!r} on process 0, {other[name]!r} on process '
+          f'{process}; start all processes with the same config'
+        )
 
 
 def _check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
@@ -126,8 +140,7 @@ def _make_batches(
     split,
     shapes,
     config.training.seed,
-    jax.process_index(),
-    jax.process_count(),
+    *own_rows(mesh),
     config.data.sampling.enabled,
   )
   table = shape_table(split.lengths, batches.plan.epoch(0))
@@ -214,12 +227,12 @@ class _Training:
     if hasattr(self, '_log'):
       self._log.close()
 
-  def run(self, stop: Callable[[], bool]) -> None:
+  def run(self, stop: Callable[[int], bool]) -> None:
     """Updates until the last step, a stop, or the end of patience."""
     training = self._config.training
     self._totals, self._clock = self._zero_totals(), _Clock()
     in_flight = collections.deque()
-    step = int(self._state.step)
+    step, stopped = int(self._state.step), False
     while step < training.steps and not self._out_of_patience():
       self._update(in_flight)
       step += 1
@@ -229,9 +242,10 @@ class _Training:
         self._save(step, validate=True)
       elif step % training.save_every == 0:
         self._save(step, validate=False)
-      if stop():
+      stopped = stop(step)
+      if stopped:
         break
-    self._finish(step, stopped=stop())
+    self._finish(step, stopped)
 
   def _update(self, in_flight: collections.deque) -> None:
     batch = next(self._iterator)

@@ -5,18 +5,30 @@ import logging
 import signal
 from collections.abc import Callable, Iterator
 
+import jax
+from jax.experimental import multihost_utils
+
 logger = logging.getLogger(__name__)
 
 
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[Callable[[], bool]]:
-  """Within the block, the first SIGTERM or SIGINT asks for a stop.
+def stop_on_signals() -> contextlib.AbstractContextManager[
+  Callable[[int], bool]
+]:
+  """Within the block, SIGTERM or SIGINT asks for a stop.
 
-  A second one acts as it would without the block.
+  A second one acts as it would without the block. Among several processes
+  SIGTERM to one of them stops all at the same step; SIGINT is not heard.
 
-  Yields:
-    A function that says whether a stop was asked for.
+  Returns:
+    Gives a function that says after each step whether to stop there.
   """
+  if jax.process_count() > 1:
+    return contextlib.nullcontext(multihost_utils.reached_preemption_sync_point)
+  return _own_signals()
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[Callable[[int], bool]]:
   asked = False
   numbers = (signal.SIGTERM, signal.SIGINT)
   before = {number: signal.getsignal(number) for number in numbers}
@@ -31,7 +43,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
   for number in numbers:
     signal.signal(number, ask)
   try:
-    yield lambda: asked
+    yield lambda step: asked
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)

@@ -26,6 +26,7 @@ from fusion_jax.models.transformer import (
 )
 from fusion_jax.parallel.mesh import replicated
 from fusion_jax.parallel.rules import partition_specs, shardings
+from fusion_jax.parallel.shards import on_each_shard
 from fusion_jax.parallel_options import AxisRules
 from fusion_jax.training.gradients import summed_gradients
 
@@ -293,10 +294,22 @@ def layer_norms(gradients: Parameters) -> Float[Array, ' L']:
 def make_eval_step(
   model: Transformer, chunk_tokens: int
 ) -> Callable[[Parameters, LossSums, Batch], LossSums]:
-  """The jitted validation step: adds the sums of a batch, unsmoothed."""
+  """The jitted validation step: adds the sums of a batch, unsmoothed.
+
+  Args:
+    model: the Transformer.
+    chunk_tokens: as in `batch_loss`.
+
+  Returns:
+    A function (parameters, sums, batch) -> sums that donates the sums. They
+    have one element for each shard of the rows, so that nothing is exchanged.
+  """
+
+  def own_sums(parameters, batch):
+    return batch_loss(model, parameters, batch, 0.0, chunk_tokens)[0]
 
   def eval_step(parameters, sums, batch):
-    new, _ = batch_loss(model, parameters, batch, 0.0, chunk_tokens)
+    new = on_each_shard(own_sums)(parameters, batch)
     return jax.tree.map(jnp.add, sums, new)
 
   return jax.jit(eval_step, donate_argnums=1)

@@ -181,15 +181,15 @@ def test_validation_adds_up_and_uses_no_smoothing():
   model = Transformer(_MODEL, 30, 30, 2)
   state = initial_state(model, optax.sgd(0.1), 0)
   evaluate = make_eval_step(model, 8)
-  zero = zero_totals(1).sums
   batch = _batch()
-  once = evaluate(state.parameters, zero, batch)
-  twice = evaluate(
-    state.parameters,
-    evaluate(state.parameters, zero_totals(1).sums, batch),
-    batch,
-  )
-  assert int(twice.tokens) == 2 * batch.target_lengths.sum()
+
+  def zero():
+    return jax.tree.map(lambda x: x[None], zero_totals(1).sums)
+
+  once = evaluate(state.parameters, zero(), batch)
+  again = evaluate(state.parameters, zero(), batch)
+  twice = evaluate(state.parameters, again, batch)
+  assert int(twice.tokens[0]) == 2 * batch.target_lengths.sum()
   np.testing.assert_allclose(once.loss, once.negative_log_likelihood)
   np.testing.assert_allclose(2 * once.loss, twice.loss, rtol=1e-6)
 

@@ -1,0 +1,42 @@
+"""A function on the rows of each shard by itself, without any exchange."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from fusion_jax.parallel.mesh import row_axes
+
+
+def on_each_shard(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Calls a function for the rows that each shard has.
+
+  The axis tensor stays with XLA, which cuts the products inside.
+
+  Args:
+    function: of something that is whole on all shards, a batch, and more that
+      is whole.
+
+  Returns:
+    The function of the whole batch on the present mesh. Its arrays are those
+    of all shards along a new first axis, which lies as the rows do.
+  """
+
+  def on_shard(*arguments):
+    return jax.tree.map(lambda x: x[None], function(*arguments))
+
+  def on_all_shards(whole, batch, *others):
+    axes = row_axes()
+    if not axes:
+      return on_shard(whole, batch, *others)
+    uncut = PartitionSpec()
+    return jax.shard_map(
+      on_shard,
+      in_specs=(uncut, PartitionSpec(axes), *(uncut for _ in others)),
+      out_specs=PartitionSpec(axes),
+      axis_names=set(axes),
+      check_vma=False,
+    )(whole, batch, *others)
+
+  return on_all_shards
