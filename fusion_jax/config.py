@@ -5,11 +5,18 @@ Every field is described here, once. A file in `configs/` builds an
 """
 
 import dataclasses
+import math
 import types
 from collections.abc import Mapping
 from typing import Literal
 
 from fusion_jax.decoding_options import DecodingConfig
+from fusion_jax.directions import (
+  Direction,
+  check_directions,
+  check_tag,
+  tag_of,
+)
 from fusion_jax.errors import require, require_at_least
 from fusion_jax.fusion_checks import check_side
 from fusion_jax.fusion_options import Side, SideConfig
@@ -145,6 +152,16 @@ class SamplingConfig:
     return self.source_alpha > 0 or self.target_alpha > 0
 
 
+# The fields of `DataConfig` that `directions` replace.
+_ONE_DIRECTION = (
+  'source_language',
+  'target_language',
+  'train',
+  'valid',
+  'test',
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
   """Where the text comes from and how it becomes batches.
@@ -166,6 +183,19 @@ class DataConfig:
   train: tuple[str, ...] = ('embedded:train',)
   valid: tuple[str, ...] = ('embedded:valid',)
   test: tuple[str, ...] = ('embedded:test',)
+  # Several directions in one run, in place of the five fields above. All are
+  # encoded by the same tokenizer and trained in one mixture.
+  directions: tuple[Direction, ...] = ()
+  # Tags before the subwords of the source, first that of its language, then
+  # that of the language to translate to: '<2{lang}>' for example; '': none.
+  # The target's (Johnson et al. 2017) is needed where one source language has
+  # several target languages. Each tag is one piece of the vocabulary.
+  source_tag: str = ''
+  target_tag: str = ''
+  # T: direction k has the share (n_k * weight_k)^(1/T) of the training pairs,
+  # up to a factor (Arivazhagan et al. 2019). 1: in proportion to its n_k
+  # pairs; the larger, the more alike. The tokenizer sees the same shares.
+  mixing_temperature: float = 1.0
   # Relative file names start here.
   root: str = '.'
   # Prepared corpora live here, each in a folder named by its content.
@@ -190,6 +220,54 @@ class DataConfig:
       'data.embedded_pairs',
       f'must be >= 1, got {self.embedded_pairs}',
     )
+    require(
+      0 < self.mixing_temperature < math.inf,
+      'data.mixing_temperature',
+      f'must be > 0 and finite, got {self.mixing_temperature}',
+    )
+    self._check_directions()
+
+  def _check_directions(self) -> None:
+    every = self.all_directions
+    for side in ('source', 'target'):
+      languages = [getattr(each, f'{side}_language') for each in every]
+      check_tag(f'data.{side}_tag', getattr(self, f'{side}_tag'), languages)
+    if not self.directions:
+      return
+    check_directions(self.directions, self.target_tag)
+    for field in dataclasses.fields(self):
+      if field.name in _ONE_DIRECTION:
+        require(
+          getattr(self, field.name) == field.default,
+          f'data.{field.name}',
+          'has no effect with data.directions; leave it out',
+        )
+
+  @property
+  def all_directions(self) -> tuple[Direction, ...]:
+    """`directions`, or the one of the fields above them."""
+    own = {name: getattr(self, name) for name in _ONE_DIRECTION}
+    return self.directions or (Direction(**own),)
+
+  def between(self, source: str, target: str) -> 'DataConfig':
+    """The same with one direction, of these languages."""
+    return dataclasses.replace(
+      self, source_language=source, target_language=target, directions=()
+    )
+
+  def tags(self, source: str, target: str) -> tuple[str, ...]:
+    """What stands before a source line of one language for the other."""
+    pairs = (self.source_tag, source), (self.target_tag, target)
+    return tuple(tag_of(*each) for each in pairs if each[0])
+
+  @property
+  def all_tags(self) -> tuple[str, ...]:
+    """Those of all directions, each once."""
+    tags = (
+      self.tags(each.source_language, each.target_language)
+      for each in self.all_directions
+    )
+    return tuple(dict.fromkeys(tag for own in tags for tag in own))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,7 +469,8 @@ class TrainingConfig:
   log_every: int = 100
   validate_every: int = 1_000
   save_every: int = 1_000
-  # Validation sentences that are translated for BLEU; 0: all.
+  # Validation sentences that are translated for BLEU, of each direction; 0:
+  # all. Of several directions `metric` is the mean over them.
   translate_sentences: int = 0
   # Beam of that translation; the other settings are those of `decoding`.
   translate_beam: int = 1

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
-from fusion_jax.serialization import flatten, from_dict, to_dict
+from fusion_jax.serialization import fields_of, flatten, from_dict, to_dict
 
 _PREFIX = '--config.'
 
@@ -136,8 +136,8 @@ def override(
     parent = values
     for depth, section in enumerate(sections):
       _check_field(parent, sections[:depth], section, values)
-      parent = parent[section]
-      if not isinstance(parent, Mapping):
+      parent = fields_of(parent[section])
+      if not parent:
         path = '.'.join(sections[: depth + 1])
         raise InputError(f'--config.{name}: config.{path} has no fields')
     _check_field(parent, sections, field, values)

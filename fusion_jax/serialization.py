@@ -1,5 +1,6 @@
 """The JSON form of a config, its format number, and how two configs differ."""
 
+import fnmatch
 import functools
 import json
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ RESUMABLE = (
   'data.root',
   'data.prepared',
   'data.test',
+  'data.directions.*.test',
   'training.steps',
   'training.log_every',
   'training.validate_every',
@@ -129,14 +131,30 @@ def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
     ) from None
 
 
+def fields_of(value: Any) -> Mapping[str, Any] | None:
+  """The named parts of a JSON value: of a list of sections its numbers.
+
+  Args:
+    value: a part of what `to_dict` gives.
+
+  Returns:
+    The parts themselves, not copies; None where there are none.
+  """
+  if isinstance(value, Mapping):
+    return value
+  if isinstance(value, list) and all(isinstance(v, Mapping) for v in value):
+    return {str(number): section for number, section in enumerate(value)}
+  return None
+
+
 def flatten(config: ExperimentConfig) -> dict[str, Any]:
   """The config as one dictionary of dotted names, leaves only."""
 
   def walk(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     leaves = {}
     for name, value in values.items():
-      if isinstance(value, Mapping):
-        leaves |= walk(value, f'{prefix}{name}.')
+      if fields := fields_of(value):
+        leaves |= walk(fields, f'{prefix}{name}.')
       else:
         leaves[prefix + name] = value
     return leaves
@@ -147,13 +165,21 @@ def flatten(config: ExperimentConfig) -> dict[str, Any]:
 def differing_fields(
   saved: ExperimentConfig, given: ExperimentConfig
 ) -> list[str]:
-  """The dotted names in which two configs differ, RESUMABLE ones left out."""
+  """The dotted names in which two configs differ, RESUMABLE ones left out.
+
+  A name that only one of them has is there too.
+  """
   saved_leaves, given_leaves = flatten(saved), flatten(given)
   return [
     name
-    for name, value in given_leaves.items()
-    if saved_leaves[name] != value
+    for name in given_leaves | saved_leaves
+    if saved_leaves.get(name, _ABSENT) != given_leaves.get(name, _ABSENT)
     and not any(
-      name == free or name.startswith(free + '.') for free in RESUMABLE
+      fnmatch.fnmatchcase(name, pattern)
+      for free in RESUMABLE
+      for pattern in (free, free + '.*')
     )
   ]
+
+
+_ABSENT = object()

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -20,15 +20,19 @@ _CHUNK = 4_096
 _PAIRS_PER_SHARD = 200_000
 
 
+class Part(NamedTuple):
+  """The pairs of one direction, and what encodes them."""
+
+  encoder: PairEncoder
+  pairs: Iterable[tuple[str, str]]
+
+
 class CorpusWriter:
   """Writes splits into a folder, one after the other."""
 
-  def __init__(
-    self, directory: Path, encoder: PairEncoder, config: FilterConfig
-  ):
+  def __init__(self, directory: Path, config: FilterConfig):
     """Starts a TFDS dataset without splits."""
     self._directory = directory
-    self._encoder = encoder
     self._config = config
     info = tfds.core.DatasetInfo(
       builder=tfds.core.DatasetIdentity(
@@ -46,72 +50,81 @@ class CorpusWriter:
       info, _PAIRS_PER_SHARD, file_format='array_record'
     )
 
-  def write_train(self, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+  def write_train(self, parts: Iterable[Part]) -> list[dict[str, Any]]:
     """Writes the training pairs that pass the filter.
 
     Args:
-      pairs: normalised source and target lines.
+      parts: normalised source and target lines, stored in this order.
 
     Returns:
-      The split's part of the report.
+      The report of each part.
     """
-    pair_filter = filtering.PairFilter(self._config)
-    sampled = any(self._encoder.alphas)
-    counts = _Counts()
     with self._open_split('train') as split:
-      for texts, plain in self._encoded(pairs):
-        lengths = len(plain.source), len(plain.target)
-        reason = pair_filter.reason(texts, lengths)
-        counts.add(plain, reason, self._encoder)
-        if reason:
-          continue
-        if not sampled:
-          split.add(plain, ('', ''), lengths)
-          continue
-        longest = self._encoder.longest(texts, plain, (split.rows, 0))
-        capped = [min(each, self._config.max_length) for each in longest]
-        split.add(_NO_EXAMPLE, texts, capped)
+      return [self._write_train(part, split) for part in parts]
+
+  def _write_train(self, part: Part, split: '_SplitWriter') -> dict[str, Any]:
+    pair_filter = filtering.PairFilter(self._config)
+    sampled = any(part.encoder.alphas)
+    counts = _Counts()
+    for texts, plain in _encoded(part):
+      lengths = len(plain.source), len(plain.target)
+      reason = pair_filter.reason(texts, lengths)
+      counts.add(plain, reason, part.encoder)
+      if reason:
+        continue
+      if not sampled:
+        split.add(plain, ('', ''), lengths)
+        continue
+      longest = part.encoder.longest(texts, plain, (split.rows, 0))
+      capped = [min(each, self._config.max_length) for each in longest]
+      split.add(_NO_EXAMPLE, texts, capped)
     return counts.report()
 
   def write_held_out(
-    self, name: str, pairs: Iterable[tuple[str, str]]
-  ) -> dict[str, Any]:
+    self, name: str, parts: Iterable[Part]
+  ) -> list[dict[str, Any]]:
     """Writes all pairs of 'valid' or 'test', ids and text.
 
     Empty and over-long pairs are no examples, only text.
 
     Args:
       name: of the split.
-      pairs: normalised source and target lines.
+      parts: normalised source and target lines, stored in this order.
 
     Returns:
-      The split's part of the report.
+      The report of each part.
     """
-    counts = _Counts()
-    rows = []
+    rows: list[int] = []
     with self._open_split(name) as split:
-      for row, (texts, plain) in enumerate(self._encoded(pairs)):
-        lengths = len(plain.source), len(plain.target)
-        reason = filtering.unusable(texts, lengths, self._config.max_length)
-        counts.add(plain, reason, self._encoder)
-        split.add(plain, texts, None if reason else lengths)
-        if not reason:
-          rows.append(row)
-    if counts.pairs > len(rows):
+      reports = [self._write_held_out(part, split, rows) for part in parts]
+      records_written = split.rows
+    if records_written > len(rows):
       path = self._directory / prepared.ROWS.format(split=name)
       np.save(path, np.array(rows, np.int64))
+    return reports
+
+  def _write_held_out(
+    self, part: Part, split: '_SplitWriter', rows: list[int]
+  ) -> dict[str, Any]:
+    counts = _Counts()
+    for texts, plain in _encoded(part):
+      lengths = len(plain.source), len(plain.target)
+      reason = filtering.unusable(texts, lengths, self._config.max_length)
+      counts.add(plain, reason, part.encoder)
+      if not reason:
+        rows.append(split.rows)
+      split.add(plain, texts, None if reason else lengths)
     return counts.report()
 
   def _open_split(self, name: str) -> '_SplitWriter':
     lengths = self._directory / prepared.LENGTHS.format(split=name)
     return _SplitWriter(self._writer, name, lengths.open('wb'))
 
-  def _encoded(
-    self, pairs: Iterable[tuple[str, str]]
-  ) -> Iterator[tuple[tuple[str, str], Example]]:
-    stream = iter(pairs)
-    while chunk := list(itertools.islice(stream, _CHUNK)):
-      yield from zip(chunk, self._encoder.encode_pairs(chunk), strict=True)
+
+def _encoded(part: Part) -> Iterator[tuple[tuple[str, str], Example]]:
+  stream = iter(part.pairs)
+  while chunk := list(itertools.islice(stream, _CHUNK)):
+    yield from zip(chunk, part.encoder.encode_pairs(chunk), strict=True)
 
 
 _NO_EXAMPLE = Example(records.NO_IDS, records.NO_IDS)

@@ -10,6 +10,7 @@ the folder again. The text streams through, whatever its size.
 import argparse
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -17,18 +18,20 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fusion_jax.config import DataConfig, TokenizerConfig
-from fusion_jax.data import corpora, filtering, prepared
-from fusion_jax.data.building import CorpusWriter
+from fusion_jax.data import corpora, prepared
+from fusion_jax.data.building import CorpusWriter, Part
 from fusion_jax.data.encoding import PairEncoder
 from fusion_jax.data.prepared import PreparedCorpus
-from fusion_jax.data.progress import with_progress
+from fusion_jax.data.reports import report_table, summed
+from fusion_jax.data.texts import Text, splits_of, tokenizer_pairs
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.data.tokenizer import train as train_tokenizer
+from fusion_jax.directions import Direction
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_experiment
 from fusion_jax.programs import start_logging
@@ -68,30 +71,6 @@ def prepare(data: DataConfig) -> PreparedCorpus:
   return PreparedCorpus(directory)
 
 
-def report_table(report: dict[str, Any]) -> str:
-  """The report of `PreparedCorpus` as a table for people."""
-  heads = ('split', 'pairs', 'kept', *filtering.REASONS)
-  lines = ['  '.join(f'{head:>12}' for head in heads)]
-  for name, split in report['splits'].items():
-    cells = [split['pairs'], split['kept'], *split['dropped'].values()]
-    numbers = '  '.join(f'{cell:>12,}' for cell in cells)
-    lines.append(f'{name:>12}  {numbers}')
-  for name, split in report['splits'].items():
-    kept = max(split['kept'], 1)
-    means = [f'{subwords / kept:.1f}' for subwords in split['subwords']]
-    shares = [
-      f'{unknown / max(subwords, 1):.3%}'
-      for unknown, subwords in zip(
-        split['unknown'], split['subwords'], strict=True
-      )
-    ]
-    lines.append(
-      f'{name}: {" / ".join(means)} subwords a line (source / target), '
-      f'{" / ".join(shares)} of them unknown'
-    )
-  return '\n'.join(lines)
-
-
 def _settings(data: DataConfig) -> dict[str, Any]:
   """All that determines the content of the folder, as JSON values."""
   tokenizer = to_dict(data.tokenizer)
@@ -102,20 +81,40 @@ def _settings(data: DataConfig) -> dict[str, Any]:
   sampling = data.sampling
   return {
     'format': _FORMAT,
-    'languages': [data.source_language, data.target_language],
-    'splits': {
-      name: [corpora.fingerprint(corpus, data) for corpus in names]
-      for name, names in _splits(data).items()
-    },
+    **_text_settings(data),
     'tokenizer': tokenizer,
     'filter': to_dict(data.filter),
     'sampling': [sampling.source_alpha, sampling.target_alpha],
   }
 
 
-def _splits(data: DataConfig) -> dict[str, tuple[str, ...]]:
-  splits = {'train': data.train, 'valid': data.valid, 'test': data.test}
-  return {name: names for name, names in splits.items() if names}
+def _text_settings(data: DataConfig) -> dict[str, Any]:
+  directions = [_direction_settings(data, d) for d in data.all_directions]
+  if not data.directions:
+    return directions[0]
+  weights = [each.weight for each in data.directions]
+  trained = not data.tokenizer.source_model
+  return {
+    'directions': directions,
+    'mixing': [weights, data.mixing_temperature] if trained else [],
+  }
+
+
+def _direction_settings(
+  data: DataConfig, direction: Direction
+) -> dict[str, Any]:
+  languages = direction.source_language, direction.target_language
+  own = data.between(*languages)
+  tags = list(data.tags(*languages))
+  return {
+    'languages': list(languages),
+    'splits': {
+      name: [corpora.fingerprint(corpus, own) for corpus in names]
+      for name, names in splits_of(direction).items()
+    },
+    # Folders without tags keep the names that they had before there were any.
+    **({'tags': tags} if tags else {}),
+  }
 
 
 def _folder_name(data: DataConfig, settings: dict[str, Any]) -> str:
@@ -125,7 +124,9 @@ def _folder_name(data: DataConfig, settings: dict[str, Any]) -> str:
   kind = f'{tokenizer.algorithm}{tokenizer.vocabulary_size}'
   if tokenizer.source_model:
     kind = Path(tokenizer.source_model).stem
-  return f'{data.source_language}-{data.target_language}-{kind}-{digest}'
+  names = [direction.name for direction in data.all_directions]
+  languages = names[0] if len(names) == 1 else f'{len(names)}-directions'
+  return f'{languages}-{kind}-{digest}'
 
 
 def _make(data: DataConfig, settings: dict[str, Any], directory: Path) -> None:
@@ -146,92 +147,94 @@ def _make(data: DataConfig, settings: dict[str, Any], directory: Path) -> None:
 
 
 def _fill(data: DataConfig, directory: Path) -> dict[str, Any]:
-  totals = {
-    name: sum(corpora.count_pairs(corpus, data) for corpus in names)
-    for name, names in _splits(data).items()
-  }
-  tokenizers = _tokenizers(data, totals['train'])
+  texts = [Text(data, direction) for direction in data.all_directions]
+  tokenizers = _tokenizers(data, texts)
   for name, tokenizer in zip(
     (prepared.SOURCE_MODEL, prepared.TARGET_MODEL), tokenizers, strict=True
   ):
     (directory / name).write_bytes(tokenizer.model)
+  source, target = tokenizers
   alphas = data.sampling.source_alpha, data.sampling.target_alpha
-  writer = CorpusWriter(directory, PairEncoder(tokenizers, alphas), data.filter)
+  encoders = [
+    PairEncoder((source.tagged(text.tags), target), alphas) for text in texts
+  ]
+  writer = CorpusWriter(directory, data.filter)
   splits = {}
-  for name, names in _splits(data).items():
-    pairs = with_progress(
-      _read_all(names, data), f'encoding {name}', totals[name]
-    )
-    splits[name] = (
-      writer.write_train(pairs)
-      if name == 'train'
-      else writer.write_held_out(name, pairs)
-    )
-    _check_not_empty(name, splits[name])
+  for name in ('train', 'valid', 'test'):
+    parts = {
+      text.direction.name: Part(encoder, text.read(name, f'encoding {name}'))
+      for text, encoder in zip(texts, encoders, strict=True)
+      if name in text.totals
+    }
+    if parts:
+      splits[name] = _write_split(name, parts, writer)
+      _check_not_empty(name, splits[name])
+      if not data.directions:
+        del splits[name]['directions']
   return {
     'tokenizers': [tokenizer.digest for tokenizer in tokenizers],
     'splits': splits,
   }
 
 
-def _check_not_empty(name: str, report: dict[str, Any]) -> None:
-  if report['kept']:
-    return
-  reasons = ', '.join(
-    f'{count:,} {reason}'
-    for reason, count in report['dropped'].items()
-    if count
-  )
-  raise InputError(
-    f'config.data.{name}: no pair is left of {report["pairs"]:,} '
-    f'({reasons}); see config.data.filter'
-  )
+def _write_split(
+  name: str, parts: Mapping[str, Part], writer: CorpusWriter
+) -> dict[str, Any]:
+  """Returns the report of the split, and of each direction in it."""
+  own = list(parts.values())
+  if name == 'train':
+    reports = writer.write_train(own)
+  else:
+    reports = writer.write_held_out(name, own)
+  return summed(reports) | {
+    'directions': dict(zip(parts, reports, strict=True))
+  }
 
 
-def _tokenizers(data: DataConfig, total: int) -> tuple[Tokenizer, Tokenizer]:
+def _check_not_empty(name: str, report: Mapping[str, Any]) -> None:
+  for direction, own in report['directions'].items():
+    if own['kept']:
+      continue
+    reasons = ', '.join(
+      f'{count:,} {reason}' for reason, count in own['dropped'].items() if count
+    )
+    raise InputError(
+      f'config.data.{name}: no pair of {direction} is left of '
+      f'{own["pairs"]:,} ({reasons}); see config.data.filter'
+    )
+
+
+def _tokenizers(
+  data: DataConfig, texts: list[Text]
+) -> tuple[Tokenizer, Tokenizer]:
   config = data.tokenizer
   if config.source_model:
     source = Tokenizer.from_file(Path(data.root, config.source_model))
     target_model = config.target_model or config.source_model
     return source, Tokenizer.from_file(Path(data.root, target_model))
+  pairs = functools.partial(tokenizer_pairs, data, texts)
+  tags = data.all_tags
   if config.joint:
-    both = (line for pair in _sample(data, total) for line in pair)
-    tokenizer = _trained('joint', both, config)
+    both = (line for pair in pairs() for line in pair)
+    tokenizer = _trained('joint', both, config, tags)
     return tokenizer, tokenizer
   return (
-    _trained('source', (pair[0] for pair in _sample(data, total)), config),
-    _trained('target', (pair[1] for pair in _sample(data, total)), config),
+    _trained('source', (pair[0] for pair in pairs()), config, tags),
+    _trained('target', (pair[1] for pair in pairs()), config),
   )
 
 
 def _trained(
-  name: str, lines: Iterable[str], config: TokenizerConfig
+  name: str,
+  lines: Iterable[str],
+  config: TokenizerConfig,
+  tags: tuple[str, ...] = (),
 ) -> Tokenizer:
   logger.info(
       'training the %s tokenizer: %s, %s pieces',
       name, config.algorithm, f'{config.vocabulary_size:,}',
   )  # fmt: skip
-  return Tokenizer(train_tokenizer(filter(None, lines), config))
-
-
-def _sample(data: DataConfig, total: int) -> Iterator[tuple[str, str]]:
-  """Evenly spaced training pairs, as many as the tokenizer may have lines."""
-  config = data.tokenizer
-  wanted = config.training_lines // (2 if config.joint else 1) or total
-  wanted = min(wanted, total)
-  pairs = with_progress(
-    _read_all(data.train, data), 'reading for the tokenizer', total
-  )
-  for index, pair in enumerate(pairs):
-    if index * wanted // total < (index + 1) * wanted // total:
-      yield pair
-
-
-def _read_all(
-  names: tuple[str, ...], data: DataConfig
-) -> Iterator[tuple[str, str]]:
-  for name in names:
-    yield from corpora.read_pairs(name, data)
+  return Tokenizer(train_tokenizer(filter(None, lines), config, tags))
 
 
 def _publish(partial: Path, directory: Path) -> None:

@@ -9,12 +9,16 @@ The folder, written by `fusion_jax.data.prepare`:
   SPLIT.lengths.npy           int32 [N, 2]: source and target, in subwords
   SPLIT.rows.npy              int64 [N]: the records that are examples; only
                               where not all of them are
+Of several directions a split holds one after the other, in the order of the
+report, which tells how many pairs each of them has there.
 """
 
+import bisect
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -53,17 +57,25 @@ class PreparedCorpus:
     self.report = self._read_json(REPORT)
     self.source_tokenizer = Tokenizer.from_file(self.directory / SOURCE_MODEL)
     self.target_tokenizer = Tokenizer.from_file(self.directory / TARGET_MODEL)
-    sampling = self._read_json(SETTINGS)['sampling']
-    self._encoder = PairEncoder(
-      (self.source_tokenizer, self.target_tokenizer), tuple(sampling)
-    )
+    settings = self._read_json(SETTINGS)
+    alphas = tuple(settings['sampling'])
+    self._encoders = {
+      direction: PairEncoder(
+        (self.source_tokenizer.tagged(tags), self.target_tokenizer), alphas
+      )
+      for direction, tags in _tags(settings).items()
+    }
 
   def has_split(self, name: str) -> bool:
     """Whether there is a split of that name."""
     return name in self.report['splits']
 
-  def split(self, name: str) -> 'Split':
+  def split(self, name: str, direction: str = '') -> 'Split':
     """The examples of 'train', 'valid' or 'test'.
+
+    Args:
+      name: of the split.
+      direction: 'de-en' and the like; '': all, one after the other.
 
     Raises:
       InputError: there is no such split.
@@ -73,7 +85,17 @@ class PreparedCorpus:
         f'{self.directory}: no split {name!r}; it has '
         f'{", ".join(self.report["splits"])}'
       )
-    return Split(self.directory, name, self._encoder)
+    return Split(self.directory, name, self._parts(name), direction)
+
+  def _parts(self, name: str) -> tuple['Part', ...]:
+    report = self.report['splits'][name]
+    (only, *_) = self._encoders
+    found = report.get('directions', {only: report})
+    stored = 'kept' if name == 'train' else 'pairs'
+    return tuple(
+      Part(direction, self._encoders[direction], own[stored], own['kept'])
+      for direction, own in found.items()
+    )
 
   def _read_json(self, name: str) -> dict[str, Any]:
     try:
@@ -82,34 +104,83 @@ class PreparedCorpus:
       raise _damaged(self.directory, name) from None
 
 
+def _tags(settings: dict[str, Any]) -> dict[str, list[str]]:
+  """The tags before the source lines of each direction."""
+  directions = settings.get('directions', [settings])
+  return {
+    '-'.join(each['languages']): each.get('tags', []) for each in directions
+  }
+
+
+class Part(NamedTuple):
+  """What a split has of one direction.
+
+  direction: 'de-en' and the like.
+  encoder: of its lines.
+  records: how many are stored.
+  examples: how many of these are examples.
+  """
+
+  direction: str
+  encoder: PairEncoder
+  records: int
+  examples: int
+
+
 class Split:
   """The examples of a split, by random access.
 
   Attributes:
     lengths: int32 [N, 2], memory-mapped: of source and target in subwords,
-      the end symbol included. Of a split that is sampled, the longest that
-      `sample` may return.
+      tags and the end symbol included. Of a split that is sampled, the longest
+      that `sample` may return.
     sampled: whether `sample` draws a new segmentation at every call.
+    directions: the examples of each direction in it, in their order.
   """
 
-  def __init__(self, directory: Path, name: str, encoder: PairEncoder):
-    """Opens the shards of a split."""
-    self._arguments = (directory, name, encoder)
-    self._encoder = encoder
-    self.sampled = name == 'train' and any(encoder.alphas)
+  def __init__(
+    self,
+    directory: Path,
+    name: str,
+    parts: tuple[Part, ...],
+    direction: str = '',
+  ):
+    """Opens the shards of a split.
+
+    Args:
+      directory: the prepared folder.
+      name: of the split.
+      parts: all that the split holds, in its order.
+      direction: of the one part to take; '': all.
+    """
+    self._arguments = (directory, name, parts, direction)
+    chosen = [p for p in parts if direction in ('', p.direction)]
+    self.directions = {part.direction: part.examples for part in chosen}
+    self._encoders = [part.encoder for part in chosen]
+    ends = itertools.accumulate(part.examples for part in chosen)
+    self._ends = list(ends)
+    before = parts[: parts.index(chosen[0])] if chosen else ()
+    self._first = sum(part.examples for part in before)
+    first_record = sum(part.records for part in before)
+    own_records = sum(part.records for part in chosen)
+    self._record_range = range(first_record, first_record + own_records)
+    self.sampled = name == 'train' and any(
+      any(part.encoder.alphas) for part in chosen
+    )
     shards = sorted(directory.glob(f'{records.DATASET}-{name}.array_record-*'))
     rows = directory / ROWS.format(split=name)
     try:
-      self.lengths: Int32[np.ndarray, 'N 2'] = np.load(
-        directory / LENGTHS.format(split=name), mmap_mode='r'
-      )
+      lengths = np.load(directory / LENGTHS.format(split=name), mmap_mode='r')
       self._rows = np.load(rows, mmap_mode='r') if rows.exists() else None
       self._records = records.Reader(shards)
     except (EOFError, OSError, ValueError, RuntimeError) as error:
       raise _damaged(directory, f'split {name!r}') from error
     examples = self._records if self._rows is None else self._rows
-    if len(examples) != len(self.lengths):
+    if not len(examples) == len(lengths) == sum(p.examples for p in parts):
       raise _damaged(directory, f'split {name!r}')
+    self.lengths: Int32[np.ndarray, 'N 2'] = lengths[
+      self._first : self._first + self._ends[-1]
+    ]
 
   def __reduce__(self):
     """Pickles as its file names."""
@@ -121,7 +192,7 @@ class Split:
 
   def __getitem__(self, index: int) -> Example:
     """The ids of a pair, in their plain segmentation."""
-    return self._example(self._record(index))
+    return self._example(index, self._record(index))
 
   def __getitems__(self, indices: Sequence[int]) -> list[Example]:
     """The ids of many pairs."""
@@ -139,36 +210,40 @@ class Split:
     """
     record = self._record(index)
     if not self.sampled:
-      return self._example(record)
+      return self._example(index, record)
     longest = tuple(self.lengths[index].tolist())
-    return self._encoder.sample(records.texts(record), (seed, index), longest)
+    encoder = self._encoder(index)
+    return encoder.sample(records.texts(record), (seed, index), longest)
 
   def texts(self) -> tuple[list[str], list[str]]:
     """All source and all target lines of 'valid' or 'test', in order.
 
     Also those that are no examples because they are empty or over-long.
     """
-    _, name, _ = self._arguments
+    name = self._arguments[1]
     if name == 'train':
       raise ValueError('the texts of the training split are not kept')
-    pairs = [records.texts(record) for record in self._records]
+    pairs = [records.texts(self._records[i]) for i in self._record_range]
     return [source for source, _ in pairs], [target for _, target in pairs]
 
   def _row(self, index: int) -> int:
     size = len(self)
     if not -size <= index < size:
       raise IndexError(f'example {index} of {size}')
-    index = int(index) % size
+    index = self._first + int(index) % size
     return index if self._rows is None else int(self._rows[index])
 
   def _record(self, index: int) -> bytes:
     return self._records[self._row(index)]
 
-  def _example(self, record: bytes) -> Example:
+  def _encoder(self, index: int) -> PairEncoder:
+    return self._encoders[bisect.bisect_right(self._ends, index % len(self))]
+
+  def _example(self, index: int, record: bytes) -> Example:
     example = records.example(record)
     if len(example.source):
       return example
-    return self._encoder.encode(records.texts(record))
+    return self._encoder(index).encode(records.texts(record))
 
 
 def _damaged(directory: Path, part: str) -> InputError:

@@ -58,6 +58,7 @@ class Tokenizer:
     model: the bytes of the `.model` file.
     digest: SHA-256 of the model, in hexadecimal.
     vocabulary: its size and special symbols.
+    tags: ids before those of every line that is not empty; see `tagged`.
   """
 
   def __init__(self, model: bytes, name: str = 'the tokenizer model'):
@@ -84,6 +85,8 @@ class Tokenizer:
       end=end,
       unknown=self._processor.unk_id(),
     )
+    self.tags: tuple[int, ...] = ()
+    self._untagged = self
 
   @classmethod
   def from_file(cls, path: str | Path) -> 'Tokenizer':
@@ -98,11 +101,42 @@ class Tokenizer:
 
   def __reduce__(self):
     """Pickles as the model's bytes: worker processes load it again."""
+    if self.tags:
+      return Tokenizer.tagged, (self._untagged, self.pieces(self.tags))
     return Tokenizer, (self.model,)
+
+  def tagged(self, pieces: Sequence[str]) -> 'Tokenizer':
+    """The same tokenizer, with tags before the ids of every line.
+
+    Args:
+      pieces: the tags in their order; none: a tokenizer without tags.
+
+    Returns:
+      It shares the model with this one.
+
+    Raises:
+      InputError: a tag is not in the vocabulary.
+    """
+    if not pieces:
+      return self._untagged
+    found = {piece: self.id_of(piece) for piece in pieces}
+    for piece, number in found.items():
+      if number is None:
+        raise InputError(
+          f'the tag {piece!r} is no piece of the tokenizer; train it with this '
+          'control symbol, or change data.source_tag or data.target_tag'
+        )
+    tagged = object.__new__(Tokenizer)
+    tagged.__dict__.update(self._untagged.__dict__)
+    tagged.tags = tuple(found[piece] for piece in pieces)
+    return tagged
 
   def encode(self, text: str) -> list[int]:
     """The ids of a normalised line, without an end symbol."""
-    return self._processor.encode(text, out_type=int)
+    return self._with_tags(self._processor.encode(text, out_type=int))
+
+  def _with_tags(self, ids: list[int]) -> list[int]:
+    return [*self.tags, *ids] if self.tags and ids else ids
 
   def id_of(self, piece: str) -> int | None:
     """The id of a piece, or None where there is no such piece."""
@@ -116,7 +150,9 @@ class Tokenizer:
 
   def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
     """`encode` for many lines at once, on all cores."""
-    return self._processor.encode(list(lines), out_type=int, num_threads=-1)
+    lines = list(lines)
+    encoded = self._processor.encode(lines, out_type=int, num_threads=-1)
+    return list(map(self._with_tags, encoded)) if self.tags else encoded
 
   def sample(self, text: str, alpha: float, seed: int) -> list[int]:
     """One random segmentation of a line.
@@ -136,6 +172,10 @@ class Tokenizer:
     Returns:
       The ids, without an end symbol.
     """
+    return self._with_tags(self._untagged._drawn(text, alpha, seed))
+
+  def _drawn(self, text: str, alpha: float, seed: int) -> list[int]:
+    """`sample` of a tokenizer without tags."""
     if alpha == 0:
       return self.encode(text)
     kinds = self._trainer_spec
@@ -155,17 +195,21 @@ class Tokenizer:
     return model.trainer_spec
 
   def decode(self, ids: Iterable[int] | np.ndarray) -> str:
-    """The text of ids; start, end and padding symbols are left out."""
+    """The text of ids; start, end, padding and tags are left out."""
     ids = [int(each) for each in ids]
     return self._processor.decode(ids) if ids else ''
 
 
-def train(lines: Iterable[str], config: TokenizerConfig) -> bytes:
+def train(
+  lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()
+) -> bytes:
   """Trains a SentencePiece model; the same lines give the same model.
 
   Args:
     lines: normalised lines; those over 4,192 bytes are left out.
     config: algorithm, size and coverage.
+    tags: control symbols: pieces that no text is cut into, and that stand for
+      no text. The size counts them.
 
   Returns:
     The bytes of a `.model` file. SentencePiece changes nothing in a line, so
@@ -191,6 +235,7 @@ def train(lines: Iterable[str], config: TokenizerConfig) -> bytes:
       eos_id=END,
       num_threads=_TRAINING_THREADS,
       minloglevel=_ERRORS_ONLY,
+      **({'control_symbols': list(tags)} if tags else {}),
     )
   except RuntimeError as error:
     raise _explained(str(error), config) from error

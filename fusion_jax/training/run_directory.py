@@ -6,7 +6,8 @@ DIR/target.model          of the target side (the same file if joint)
 DIR/checkpoints/STEP/     Orbax checkpoints
 DIR/metrics.jsonl         one JSON object a line: training and validation
 DIR/events.out.tfevents*  the same for TensorBoard
-DIR/translations/STEP.txt validation translations
+DIR/translations/STEP.txt validation translations; of a run with several
+                          directions STEP.DIRECTION.txt
 """
 
 import os
@@ -60,7 +61,8 @@ def _check_same(workdir: Path, given: ExperimentConfig) -> None:
   if names:
     old, new = serialization.flatten(saved), serialization.flatten(given)
     listed = ', '.join(
-      f'{name} ({old[name]!r} there, {new[name]!r} given)' for name in names
+      f'{name} ({old.get(name)!r} there, {new.get(name)!r} given)'
+      for name in names
     )
     raise InputError(
       f'{workdir} belongs to a run with another config: {listed}; '

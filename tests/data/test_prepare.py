@@ -20,6 +20,7 @@ from fusion_jax.config import (
   TokenizerConfig,
 )
 from fusion_jax.data import building, filtering, prepare
+from fusion_jax.data import texts as texts_module
 from fusion_jax.data.filtering import PairFilter
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.tokenizer import Tokenizer
@@ -310,7 +311,7 @@ def test_the_tokenizer_sees_evenly_spaced_lines(
   seen = []
   model = prepare.prepare(data_in(text)).source_tokenizer.model
 
-  def train(given, _):
+  def train(given, *_):
     seen.append(list(given))
     return model
 
@@ -334,7 +335,10 @@ def prepared_is_empty(directory):
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'filter': FilterConfig(max_length=2)}, 'train: no pair is left of 300'),
+    (
+      {'filter': FilterConfig(max_length=2)},
+      'train: no pair of en-de is left of 300',
+    ),
     (
       {'tokenizer': TokenizerConfig(vocabulary_size=9_000)},
       'largest possible is',
@@ -405,7 +409,7 @@ def peak_memory(data, count, monkeypatch):
   """Peak of what Python allocates while `count` pairs stream by."""
   (pair,) = numbers(1, 777)
   monkeypatch.setattr(
-    prepare, '_read_all', lambda names, _: itertools.repeat(pair, count)
+    texts_module, '_read_all', lambda names, _: itertools.repeat(pair, count)
   )
   monkeypatch.setattr(prepare.corpora, 'count_pairs', lambda *_: count)
   monkeypatch.setattr(prepare.corpora, 'fingerprint', lambda *_: str(count))

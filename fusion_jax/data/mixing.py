@@ -1,0 +1,218 @@
+"""How often each corpus of a mixture is seen, and which examples when.
+
+An epoch of a mixture is a fixed list of slots of fixed lengths, as many as
+there are examples. A corpus that gets as many slots as it has examples has
+one for each of them, or several whole rounds of them. What is left is a part
+of a round: its examples, in the order of their lengths, are cut into that many
+blocks of neighbours. A block is one slot, as long as its longest example; the
+epoch and the seed choose which example it shows, each once before any comes
+again. So batches can be planned once for slots, and a step still finds its
+examples without walking there.
+
+Axis letters: N examples, M slots.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int, Int32
+
+from fusion_jax.config import DataConfig
+
+# Tells the draws here from others of the same seed.
+_STREAM = 2
+
+
+def shares(
+  sizes: Sequence[int], weights: Sequence[float], temperature: float
+) -> Float64[np.ndarray, ' corpora']:
+  """The share of each corpus in the training.
+
+  p_k = (n_k w_k)^(1/T) / sum_j (n_j w_j)^(1/T), Arivazhagan et al. (2019),
+  section 4.2, https://arxiv.org/abs/1907.05019.
+
+  Args:
+    sizes: n_k, the pairs of each corpus.
+    weights: w_k, positive.
+    temperature: T; 1 is proportional, a large one uniform.
+
+  Returns:
+    float64, of sum 1.
+  """
+  logarithms = (np.log(sizes) + np.log(weights)) / temperature
+  powers = np.exp(logarithms - logarithms.max())
+  return powers / powers.sum()
+
+
+def apportioned(
+  total: int, parts: Float64[np.ndarray, ' corpora']
+) -> Int[np.ndarray, ' corpora']:
+  """Whole numbers in given proportions, each within 1 of its exact share.
+
+  The largest remainders are rounded up (Hamilton's method).
+
+  Args:
+    total: their sum.
+    parts: their shares, of sum 1.
+
+  Returns:
+    The numbers.
+  """
+  exact = total * parts
+  counts = np.floor(exact).astype(np.int64)
+  order = np.argsort(counts - exact, kind='stable')
+  counts[order[: total - counts.sum()]] += 1
+  return counts
+
+
+class _Rounds(NamedTuple):
+  """Slots of one corpus for whole rounds and blocks of one size.
+
+  blocks: examples; each row is the choice of one slot.
+  first: the first slot.
+  """
+
+  corpus: int
+  first: int
+  blocks: Int32[np.ndarray, 'slots size']
+
+
+class Mixture:
+  """The slots of an epoch and the examples in them.
+
+  Attributes:
+    lengths: int32 [M, 2]: the room in each slot for source and target.
+    counts: the slots of each corpus.
+  """
+
+  def __init__(
+    self,
+    lengths: Int32[np.ndarray, 'N 2'],
+    sizes: Sequence[int],
+    parts: Float64[np.ndarray, ' corpora'],
+    seed: int,
+  ):
+    """Lays out the slots: M = N of them, each corpus with one at least.
+
+    Args:
+      lengths: of the examples, those of the first corpus first.
+      sizes: how many examples each corpus has, at least 1.
+      parts: the share of each corpus, of sum 1.
+      seed: decides what is shown when.
+    """
+    assert sum(sizes) == len(lengths), (sizes, len(lengths))
+    self.counts = np.maximum(apportioned(len(lengths), parts), 1)
+    self._seed = seed
+    self._rounds: list[_Rounds] = []
+    # One corpus, or all in proportion to their sizes: slots are examples.
+    self._plain = self.counts.tolist() == list(sizes)
+    self.lengths = lengths
+    if not self._plain:
+      self._lay_out(lengths, sizes)
+      self.lengths = np.concatenate(
+        [lengths[each.blocks].max(axis=1) for each in self._rounds]
+      )
+    # An epoch is asked for batch by batch, by several threads.
+    self._cached = functools.lru_cache(maxsize=2)(self._chosen)
+
+  def examples(self, epoch: int) -> Int32[np.ndarray, ' M']:
+    """The example in every slot of an epoch. Thread-safe."""
+    return self._cached(0 if self._plain else epoch)
+
+  def _lay_out(
+    self, lengths: Int32[np.ndarray, 'N 2'], sizes: Sequence[int]
+  ) -> None:
+    first_slot = first = 0
+    for corpus, (size, count) in enumerate(
+      zip(sizes, self.counts, strict=True)
+    ):
+      own = np.arange(first, first + size, dtype=np.int32)
+      whole, part = divmod(int(count), size)
+      pieces = [own[:, None]] * whole
+      if part:
+        pieces += _blocks(own[np.lexsort(lengths[own].T)], part)
+      for blocks in pieces:
+        self._rounds.append(_Rounds(corpus, first_slot, blocks))
+        first_slot += len(blocks)
+      first += size
+
+  def _chosen(self, epoch: int) -> Int32[np.ndarray, ' M']:
+    if self._plain:
+      return np.arange(len(self.lengths), dtype=np.int32)
+    return np.concatenate([self._shown(each, epoch) for each in self._rounds])
+
+  def _shown(self, rounds: _Rounds, epoch: int) -> Int32[np.ndarray, ' slots']:
+    """Every block in a new order each time it has been shown as a whole."""
+    blocks = rounds.blocks
+    cycle, position = divmod(epoch, blocks.shape[1])
+    entropy = np.random.SeedSequence(
+      (self._seed, cycle), spawn_key=(_STREAM, rounds.corpus, rounds.first)
+    )
+    keys = np.random.Philox(entropy).random_raw(blocks.size)
+    order = np.argsort(keys.reshape(blocks.shape), axis=1, kind='stable')
+    column = order[:, position : position + 1]
+    return np.take_along_axis(blocks, column, axis=1)[:, 0]
+
+
+def training_mixture(
+  data: DataConfig,
+  directions: Mapping[str, int],
+  lengths: Int32[np.ndarray, 'N 2'],
+  seed: int,
+) -> Mixture:
+  """The mixture that a config asks for.
+
+  Args:
+    data: gives weights and temperature.
+    directions: the name of each direction and how many examples it has, in
+      their order.
+    lengths: of all examples.
+    seed: of the training.
+
+  Returns:
+    The mixture; of one direction the examples themselves.
+  """
+  weights = {each.name: each.weight for each in data.all_directions}
+  sizes = list(directions.values())
+  parts = shares(
+    sizes, [weights[name] for name in directions], data.mixing_temperature
+  )
+  return Mixture(lengths, sizes, parts, seed)
+
+
+def mixture_table(directions: Mapping[str, int], mixture: Mixture) -> str:
+  """A line a direction: its pairs, its share, and how often it is seen."""
+  header = ('direction', 'pairs', 'an epoch', 'share', 'passes')
+  lines = [''.join(f'{name:>12}' for name in header)]
+  total = mixture.counts.sum()
+  for (name, size), count in zip(
+    directions.items(), mixture.counts, strict=True
+  ):
+    lines.append(
+      f'{name:>12}{size:>12,}{count:>12,}{count / total:>12.1%}'
+      f'{count / size:>12.2f}'
+    )
+  return '\n'.join(lines)
+
+
+def _blocks(
+  ordered: Int32[np.ndarray, ' n'], count: int
+) -> list[Int32[np.ndarray, 'slots size']]:
+  """Cuts examples into `count` runs whose sizes differ by 1 at most.
+
+  Args:
+    ordered: the examples.
+    count: at most as many as there are.
+
+  Returns:
+    The runs of the smaller size, then those of the larger one, if any.
+  """
+  size, larger = divmod(len(ordered), count)
+  # The longest examples, where lengths are far apart, get the smaller runs.
+  middle = len(ordered) - (count - larger) * size
+  runs = [ordered[middle:].reshape(-1, size)]
+  if larger:
+    runs.append(ordered[:middle].reshape(-1, size + 1))
+  return runs

@@ -1,0 +1,89 @@
+"""The text of the directions of a run, read as line pairs."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from fusion_jax.config import DataConfig
+from fusion_jax.data import corpora
+from fusion_jax.data.mixing import apportioned, shares
+from fusion_jax.data.progress import with_progress
+from fusion_jax.directions import Direction
+
+
+class Text:
+  """The text of a direction.
+
+  Attributes:
+    direction: its languages and corpora.
+    tags: before each of its source lines.
+    totals: how many pairs each of its splits has.
+  """
+
+  def __init__(self, data: DataConfig, direction: Direction):
+    """Counts the pairs.
+
+    Raises:
+      InputError: a corpus is missing or malformed.
+    """
+    languages = direction.source_language, direction.target_language
+    self.direction = direction
+    self.tags = data.tags(*languages)
+    self._several = bool(data.directions)
+    self._own = data.between(*languages)
+    self._names = splits_of(direction)
+    self.totals = {
+      name: sum(corpora.count_pairs(corpus, self._own) for corpus in names)
+      for name, names in self._names.items()
+    }
+
+  def read(self, split: str, what: str) -> Iterator[tuple[str, str]]:
+    """The pairs of a split; `what` names the work in the log."""
+    what = f'{what}, {self.direction.name}' if self._several else what
+    pairs = _read_all(self._names[split], self._own)
+    return with_progress(pairs, what, self.totals[split])
+
+
+def splits_of(direction: Direction) -> dict[str, tuple[str, ...]]:
+  """The corpora of each split that a direction has."""
+  splits = {
+    'train': direction.train,
+    'valid': direction.valid,
+    'test': direction.test,
+  }
+  return {name: names for name, names in splits.items() if names}
+
+
+def tokenizer_pairs(
+  data: DataConfig, texts: Sequence[Text]
+) -> Iterator[tuple[str, str]]:
+  """Training pairs, as many as the tokenizer may have lines.
+
+  Each direction has its share of the training. Its pairs are evenly spaced;
+  where the share is more pairs than there are, some or all come repeatedly.
+
+  Args:
+    data: gives the number of lines and the shares.
+    texts: of the directions.
+
+  Yields:
+    (source line, target line).
+  """
+  config = data.tokenizer
+  totals = [text.totals['train'] for text in texts]
+  wanted = config.training_lines // (2 if config.joint else 1) or sum(totals)
+  wanted = min(wanted, sum(totals))
+  weights = [text.direction.weight for text in texts]
+  parts = shares(totals, weights, data.mixing_temperature)
+  counts = apportioned(wanted, parts).tolist()
+  for text, total, count in zip(texts, totals, counts, strict=True):
+    pairs = text.read('train', 'reading for the tokenizer')
+    for index, pair in enumerate(pairs):
+      times = (index + 1) * count // total - index * count // total
+      yield from itertools.repeat(pair, times)
+
+
+def _read_all(
+  names: tuple[str, ...], data: DataConfig
+) -> Iterator[tuple[str, str]]:
+  for name in names:
+    yield from corpora.read_pairs(name, data)

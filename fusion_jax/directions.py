@@ -1,0 +1,120 @@
+"""Directions of translation in one run, and the tags that tell them apart."""
+
+import dataclasses
+import math
+import types
+from collections.abc import Iterable, Sequence
+
+from fusion_jax.errors import require
+
+_PATH = 'data.directions'
+_PLACE = '{lang}'
+# SentencePiece writes a space so; and these symbols are in every model.
+_SPACE = '\u2581'
+_TAKEN = ('<pad>', '<unk>', '<s>', '</s>')
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+  """One direction of a run that has several, and its text."""
+
+  __pydantic_config__ = types.MappingProxyType({'extra': 'forbid'})
+
+  # Language codes and corpora are as in `DataConfig`. A direction without
+  # `valid` is trained and not validated.
+  source_language: str
+  target_language: str
+  train: tuple[str, ...]
+  valid: tuple[str, ...] = ()
+  test: tuple[str, ...] = ()
+  # Counts each training pair so many times where `mixing_temperature` finds
+  # the direction's share of the training.
+  weight: float = 1.0
+
+  def __post_init__(self):
+    require(
+      self.source_language != self.target_language,
+      _PATH,
+      f'{self.name}: source and target language must differ',
+    )
+    require(
+      bool(self.train),
+      _PATH,
+      f'{self.name}: its train must name at least one corpus',
+    )
+    require(
+      0 < self.weight < math.inf,
+      _PATH,
+      f'{self.name}: its weight must be > 0 and finite, got {self.weight}',
+    )
+
+  @property
+  def name(self) -> str:
+    """'de-en' of German to English."""
+    return f'{self.source_language}-{self.target_language}'
+
+
+def check_directions(directions: Sequence[Direction], target_tag: str) -> None:
+  """Refuses directions that cannot be told apart.
+
+  Args:
+    directions: of a run.
+    target_tag: of `DataConfig`; empty: the source does not say what language
+      to translate to.
+
+  Raises:
+    InputError: two have the same languages, or one source language has two
+      target languages and no tag.
+  """
+  names, targets = set(), {}
+  for each in directions:
+    require(
+      each.name not in names,
+      _PATH,
+      f'{each.name} is there twice; join its corpora in one direction',
+    )
+    names.add(each.name)
+    first = targets.setdefault(each.source_language, each.name)
+    require(
+      bool(target_tag) or first == each.name,
+      'data.target_tag',
+      f"must not be empty with {first} and {each.name}; '<2{{lang}}>' is usual",
+    )
+
+
+def check_tag(field: str, pattern: str, languages: Iterable[str]) -> None:
+  """Refuses a pattern of tags that cannot be symbols of a vocabulary.
+
+  Args:
+    field: its dotted name.
+    pattern: with {lang}, or empty for no tags.
+    languages: that get tags.
+
+  Raises:
+    InputError: no {lang}, white space, or a symbol with another meaning.
+  """
+  if not pattern:
+    return
+  require(
+    _PLACE in pattern,
+    field,
+    f'must have {{lang}} where the language code goes, got {pattern!r}',
+  )
+  for tag in (tag_of(pattern, language) for language in languages):
+    printable = tag.isprintable() and ' ' not in tag and _SPACE not in tag
+    require(
+      printable and tag not in _TAKEN,
+      field,
+      f'{tag!r} is no legal symbol: it must have neither white space nor '
+      f'{_SPACE!r} and must not be one of {", ".join(_TAKEN)}',
+    )
+
+
+def tag_of(pattern: str, language: str) -> str:
+  """The tag of a language."""
+  return pattern.replace(_PLACE, language)
+
+
+def both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+  """Every pair of languages, and after it the same the other way round."""
+  return [each for pair in pairs for each in (pair, pair[::-1])]
