@@ -17,6 +17,7 @@ from jaxtyping import Int32
 
 from fusion_jax.data import batching
 from fusion_jax.data.batching import Batch, Example, Shape
+from fusion_jax.data.mixing import Mixture
 
 logger = logging.getLogger(__name__)
 
@@ -53,18 +54,23 @@ class TrainingBatches:
     process_index: int = 0,
     process_count: int = 1,
     sampling: bool = False,
+    mixture: Mixture | None = None,
   ):
     """Plans the batches.
 
     Args:
       split: the training examples.
-      shapes: from `choose_shapes` for the split's lengths.
+      shapes: from `choose_shapes` for the split's lengths or the mixture's.
       seed: of the order and of the sampling.
       process_index: this process among those that train.
       process_count: how many these are; it divides the rows of every shape.
       sampling: draw a new segmentation of each example in each epoch.
+      mixture: of the corpora in the split; the plan is then one of its slots.
+        None: each example once an epoch.
     """
-    self.plan = batching.TrainingPlan(split.lengths, shapes, seed)
+    lengths = split.lengths if mixture is None else mixture.lengths
+    self.plan = batching.TrainingPlan(lengths, shapes, seed)
+    self._mixture = mixture
     self._split = split
     self._seed = seed
     self._process = (process_index, process_count)
@@ -74,20 +80,29 @@ class TrainingBatches:
     return sys.maxsize
 
   def __getitem__(self, step: int) -> Batch:
-    epoch, shape, indices = self.plan.batch(step)
-    shape, indices = _share(shape, indices, *self._process)
+    epoch, shape, slots = self.plan.batch(step)
+    shape, slots = _share(shape, slots, *self._process)
+    indices = self.examples(epoch, slots)
     if self._sampling:
-      # Each (seed, epoch, example) has its own seed, the next example's is
-      # the next number.
+      # Each (seed, epoch, slot) has its own seed, the next slot's is the next
+      # number.
       entropy = np.random.SeedSequence((self._seed, epoch), spawn_key=(1,))
       first = int(entropy.generate_state(1, np.uint64)[0])
       examples = [
-        self._split.sample(index, (first + index) % 2**64)
-        for index in indices.tolist()
+        self._split.sample(index, (first + slot) % 2**64)
+        for index, slot in zip(indices.tolist(), slots.tolist(), strict=True)
       ]
     else:
       examples = self._split.__getitems__(indices.tolist())
     return batching.assemble(examples, shape)
+
+  def examples(
+    self, epoch: int, slots: Int32[np.ndarray, ' rows']
+  ) -> Int32[np.ndarray, ' rows']:
+    """The examples that the plan's slots show in an epoch."""
+    if self._mixture is None:
+      return slots
+    return self._mixture.examples(epoch)[slots]
 
 
 def training_iterator(

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from fusion_jax import serialization
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import choose_shapes, shape_table
+from fusion_jax.data.mixing import mixture_table, training_mixture
 from fusion_jax.data.pipeline import (
   TrainingBatches,
   training_iterator,
@@ -131,8 +132,11 @@ def _make_batches(
 ) -> TrainingBatches:
   """Chooses the shapes of the corpus, and prints them."""
   split = corpus.split('train')
+  mixture = training_mixture(
+    config.data, split.directions, split.lengths, config.training.seed
+  )
   shapes = choose_shapes(
-    split.lengths,
+    mixture.lengths,
     config.data.batch,
     max_length=config.data.filter.max_length,
   )
@@ -142,9 +146,12 @@ def _make_batches(
     config.training.seed,
     *own_rows(mesh),
     config.data.sampling.enabled,
+    mixture,
   )
-  table = shape_table(split.lengths, batches.plan.epoch(0))
+  table = shape_table(mixture.lengths, batches.plan.epoch(0))
   logger.info('%d training shapes:\n%s', len(shapes), table)
+  if len(split.directions) > 1:
+    logger.info('mixture:\n%s', mixture_table(split.directions, mixture))
   per_epoch = batches.plan.batches_per_epoch
   logger.info(
     '%s pairs, %s batches an epoch; %s steps are %.1f epochs',
@@ -320,7 +327,8 @@ class _Training:
   def _check_finite(self, totals: Totals) -> None:
     bad = int(totals.first_bad_step)
     if bad:
-      epoch, shape, indices = self._batches.plan.batch(bad - 1)
+      epoch, shape, slots = self._batches.plan.batch(bad - 1)
+      indices = self._batches.examples(epoch, slots)
       last = self._checkpoints.latest_step()
       raise InputError(
         f'step {bad}: the loss or its gradient is not finite (batch '

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fusion_jax.config import BatchConfig
 from fusion_jax.data import batching, pipeline
+from fusion_jax.data.mixing import Mixture
 
 SEED = 3
 
@@ -123,6 +124,76 @@ def test_processes_share_the_rows_of_a_batch(step, count):
   ]
   joined = batching.Batch(*map(np.concatenate, zip(*parts, strict=True)))
   assert_same([joined], [whole])
+
+
+def test_the_order_of_one_corpus_is_that_of_old_runs():
+  # Of the code that had no mixtures: a run that is resumed goes on with it.
+  one = Mixture(SPLIT.lengths, [100], np.array([1.0]), SEED)
+  batches = batches_of(mixture=one)
+  assert batches.plan.batches_per_epoch == 12
+  for step, expected in (
+    (0, [57, 5, 67, 76, 27, 71]),
+    (1, [16, 50, 89, 49, 10, 12]),
+    (50, [50, 85, 16, 10, 45, 49]),
+  ):
+    assert indices_in([batches[step]])[:6] == expected
+    assert_same([batches[step]], [batches_of()[step]])
+  sampled = batches_of(mixture=one, sampling=True)
+  assert_same([sampled[7]], [batches_of(sampling=True)[7]])
+  assert sampled[7].source_lengths[:6].tolist() == [5, 9, 5, 1, 4, 4]
+  assert sampled[7].target_lengths[:6].tolist() == [1, 1, 2, 1, 1, 2]
+
+
+def mixed(**options):
+  """80 examples and 20, which get half of the slots each."""
+  mixture = Mixture(SPLIT.lengths, [80, 20], np.array([0.5, 0.5]), SEED)
+  shapes = batching.choose_shapes(mixture.lengths, BatchConfig(tokens=100))
+  return pipeline.TrainingBatches(
+    SPLIT, shapes, SEED, mixture=mixture, **options
+  )
+
+
+def test_a_mixture_keeps_its_proportions_in_every_epoch():
+  batches = mixed()
+  size = batches.plan.batches_per_epoch
+  epochs = [
+    indices_in(batches[step] for step in range(first, first + size))
+    for first in (0, size, 2 * size)
+  ]
+  for shown in epochs:
+    assert sum(index < 80 for index in shown) == 50
+    # 50 slots for 20 examples: each of them twice, ten of them thrice.
+    times = np.bincount(shown, minlength=100)[80:]
+    assert sorted(times.tolist()) == [2] * 10 + [3] * 10
+  # 80 examples in 50 slots: blocks of one or two have been seen after two.
+  assert set(epochs[0]) | set(epochs[1]) == set(range(100))
+  assert sorted(epochs[0]) != sorted(epochs[1])
+
+
+def test_processes_share_a_mixture():
+  whole = [mixed()[step] for step in (0, 30)]
+  parts = [
+    [mixed(process_index=index, process_count=4)[step] for step in (0, 30)]
+    for index in range(4)
+  ]
+  joined = [
+    batching.Batch(*map(np.concatenate, zip(*batch, strict=True)))
+    for batch in zip(*parts, strict=True)
+  ]
+  assert_same(joined, whole)
+
+
+def test_an_example_in_two_slots_of_an_epoch_is_drawn_twice():
+  batches = mixed(sampling=True)
+  drawn = {}
+  for step in range(batches.plan.batches_per_epoch):
+    batch = batches[step]
+    for row in np.flatnonzero(batch.source_lengths):
+      sizes = batch.source_lengths[row], batch.target_lengths[row]
+      drawn.setdefault(batch.source[row, 0] - 1, []).append(sizes)
+  twice = [sizes for index, sizes in drawn.items() if index >= 80]
+  assert all(len(sizes) in (2, 3) for sizes in twice)
+  assert sum(len(set(sizes)) > 1 for sizes in twice) > 10
 
 
 def test_rows_that_processes_cannot_share():
