@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fusion_jax.config import DataConfig, DecodingConfig
+from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.direction import in_direction
 from fusion_jax.decoding.ensemble import Ensemble, make_ensemble
 from fusion_jax.decoding.view_flags import ViewFlags
 from fusion_jax.errors import InputError
@@ -35,7 +36,8 @@ class Request:
     average_of: 'last' or 'best': which ones.
     n_best: 0: one translation a line. Else so many lines of the form
       'index ||| translation ||| score' for each line; the index starts at 0.
-    source_language, target_language: if given, the run's must be the same.
+    source_language, target_language: of a run with several directions the one
+      to translate in; otherwise, if given, the run's must be the same.
     interactive: translate every line before the next is read.
     warm_up: compile all shapes before the first line.
     groups: 'first:last' of a GTRANS decoder that translate; '': the run's.
@@ -91,7 +93,8 @@ def load(request: Request) -> Ensemble:
 def load_one(workdir: str, request: Request) -> Run:
   """Loads one run, with the groups and the languages that are asked for."""
   trained = load_run(workdir, request.step, request.average, request.average_of)
-  _check_direction(workdir, request, trained.config.data)
+  languages = request.source_language, request.target_language
+  trained = in_direction(trained, workdir, *languages)
   if request.groups:
     trained = with_groups(trained, request.groups)
   return trained
@@ -137,13 +140,3 @@ def with_groups(run: Run, groups: str) -> Run:
     config=dataclasses.replace(run.config, model=model),
     model=run.model.clone(config=model),
   )
-
-
-def _check_direction(workdir: str, request: Request, data: DataConfig) -> None:
-  for side in ('source_language', 'target_language'):
-    given, trained = getattr(request, side), getattr(data, side)
-    if given and given != trained:
-      raise InputError(
-        f'--{side}={given}: {workdir} translates from '
-        f'{data.source_language} to {data.target_language}'
-      )
