@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -166,7 +166,7 @@ def first_then_others(action: Callable[[], Result]) -> Result:
   return result if first else others
 
 
-def own_share(items: list[Result]) -> list[Result]:
+def own_share(items: Sequence[Result]) -> Sequence[Result]:
   """Every n-th item, from the number of this process on."""
   import jax
 

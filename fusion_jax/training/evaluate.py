@@ -1,11 +1,15 @@
-"""Validation during training: loss, perplexity, accuracy, BLEU and chrF."""
+"""Validation during training: loss, perplexity, accuracy, BLEU and chrF.
+
+Of several directions each is validated by itself; the numbers of the whole are
+their means, in which every direction counts the same.
+"""
 
 import dataclasses
 import json
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -15,7 +19,8 @@ from jax.sharding import Mesh
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch, choose_shapes
 from fusion_jax.data.pipeline import evaluation_batches
-from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.data.prepared import PreparedCorpus, Split
+from fusion_jax.decoding.direction import in_direction
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.evaluation.metrics import corpus_scores
 from fusion_jax.losses import LossSums, zero_sums
@@ -38,6 +43,9 @@ logger = logging.getLogger(__name__)
 # The loss of the validation set needs no more shapes than these.
 _SHAPES = 3
 
+# What is told of each direction where there are several.
+_OF_DIRECTIONS = ('loss', 'bleu', 'chrf')
+
 
 def token_means(sums: LossSums) -> dict[str, float]:
   """Loss, perplexity and accuracy per target token from sums.
@@ -58,6 +66,24 @@ def token_means(sums: LossSums) -> dict[str, float]:
   }
 
 
+@dataclasses.dataclass(frozen=True)
+class _Direction:
+  """What one direction is validated on.
+
+  Attributes:
+    name: 'de-en' and the like.
+    split: its validation examples.
+    run: translates in this direction; has no parameters yet.
+    sources, references: the lines to translate and what they should give.
+  """
+
+  name: str
+  split: Split
+  run: Run
+  sources: Sequence[str]
+  references: Sequence[str]
+
+
 class Validator:
   """Validates a model on the validation split; compiles once."""
 
@@ -71,8 +97,8 @@ class Validator:
   ):
     self._mesh = mesh
     self._translations = workdir / 'translations'
-    self._language = config.data.target_language
     self._split = corpus.split('valid')
+    # The same shapes for all directions: they are compiled once.
     self._shapes = choose_shapes(
       self._split.lengths,
       dataclasses.replace(config.data.batch, shapes=_SHAPES),
@@ -90,80 +116,73 @@ class Validator:
       out_shardings=replicated(mesh),
     )
     self._telemetry_step = make_telemetry_step(model)
-    wanted = config.training.translate_sentences or None
-    self._sources, self._references = (
-      texts[:wanted] for texts in self._split.texts()
-    )
-    self._options = dataclasses.replace(
-      config.decoding, beam_size=config.training.translate_beam
-    )
-    self._run = Run(
-      config,
-      model,
-      None,
-      0,
-      corpus.source_tokenizer,
-      corpus.target_tokenizer,
-    )
+    tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
+    run = Run(config, model, None, 0, *tokenizers)
+    self._directions = [
+      _direction(run, corpus, each.source_language, each.target_language)
+      for each in config.data.all_directions
+      if each.name in self._split.directions
+    ]
 
   def __call__(self, parameters: Parameters, step: int) -> dict[str, float]:
     """Loss without smoothing, perplexity, accuracy, BLEU, chrF.
 
-    Also writes translations/STEP.txt and logs one line.
+    Also writes translations/STEP.txt, or STEP.DIRECTION.txt of each direction,
+    and logs one line for each and one for their mean.
 
     Args:
       parameters: to validate, replicated over the mesh.
       step: names the file.
 
     Returns:
-      The named numbers, 'validation_seconds' among them.
+      The named numbers, 'validation_seconds' among them. Of several directions
+      the means, and 'bleu/de-en' and the like.
     """
     start = time.monotonic()
-    values = token_means(self._loss(parameters))
-    translations = self._translated(parameters, step)
-    scores = corpus_scores(translations, self._references, self._language)
-    values |= {'bleu': scores.bleu, 'chrf': scores.chrf}
+    found = {
+      each.name: self._validated(each, parameters, step)
+      for each in self._directions
+    }
+    values = _means(found)
     values['validation_seconds'] = time.monotonic() - start
-    if jax.process_index() == 0:
-      self._translations.mkdir(exist_ok=True)
-      write_atomically(
-        self._translations / f'{step}.txt',
-        ''.join(line + '\n' for line in translations).encode(),
-      )
-    logger.info(
-      'validation at step %d: loss %.4f, perplexity %.2f, accuracy %.4f, '
-      'BLEU %.2f, chrF %.2f (%s), %.1f s',
-      step,
-      values['loss'],
-      values['perplexity'],
-      values['accuracy'],
-      scores.bleu,
-      scores.chrf,
-      scores.bleu_signature,
-      values['validation_seconds'],
-    )
+    if len(found) == 1:
+      return values
+    _log(f'step {step}, mean of {len(found)} directions', values)
+    for direction, own in found.items():
+      values |= {f'{name}/{direction}': own[name] for name in _OF_DIRECTIONS}
     return values
-
-  def _translated(self, parameters: Parameters, step: int) -> list[str]:
-    """The translations of all sources; each process makes its share."""
-    own = jax.tree.map(lambda x: x.addressable_data(0), parameters)
-    run = dataclasses.replace(self._run, parameters=own, step=step)
-    with jax.set_mesh(data_mesh()):
-      translator = Translator(run, self._options)
-      lines = list(translator.translate(own_share(self._sources)))
-    shares = gather(json.dumps(lines).encode())
-    return list(joined([json.loads(share) for share in shares]))
 
   def telemetry(self, parameters: Parameters) -> dict[str, float]:
     """What the fusions do on the first batch; empty without fusion."""
     return telemetry_values(
-      self._telemetry_step(parameters, next(self._batches()))
+      self._telemetry_step(parameters, next(self._batches(self._split)))
     )
 
-  def _batches(self) -> Iterator[Batch]:
+  def _validated(
+    self, direction: _Direction, parameters: Parameters, step: int
+  ) -> dict[str, float]:
+    start = time.monotonic()
+    values = token_means(self._loss(parameters, direction.split))
+    run = dataclasses.replace(direction.run, step=step)
+    translations = _translated(run, parameters, direction.sources)
+    language = run.config.data.target_language
+    scores = corpus_scores(translations, direction.references, language)
+    values |= {'bleu': scores.bleu, 'chrf': scores.chrf}
+    values['validation_seconds'] = time.monotonic() - start
+    only = len(self._directions) == 1
+    name = f'{step}{"" if only else "." + direction.name}.txt'
+    if jax.process_index() == 0:
+      self._translations.mkdir(exist_ok=True)
+      text = ''.join(line + '\n' for line in translations)
+      write_atomically(self._translations / name, text.encode())
+    where = f'step {step}{"" if only else ", " + direction.name}'
+    _log(where, values, scores.bleu_signature)
+    return values
+
+  def _batches(self, split: Split) -> Iterator[Batch]:
     sharding = by_rows(self._mesh)
     own = own_rows(self._mesh)
-    for batch in evaluation_batches(self._split, self._shapes, *own):
+    for batch in evaluation_batches(split, self._shapes, *own):
       yield Batch(
         *(
           jax.make_array_from_process_local_data(sharding, part)
@@ -171,8 +190,62 @@ class Validator:
         )
       )
 
-  def _loss(self, parameters: Parameters) -> LossSums:
+  def _loss(self, parameters: Parameters, split: Split) -> LossSums:
     sums = self._zero_sums()
-    for batch in self._batches():
+    for batch in self._batches(split):
       sums = self._step(parameters, sums, batch)
     return jax.device_get(self._total(sums))
+
+
+def _translated(
+  run: Run, parameters: Parameters, sources: Sequence[str]
+) -> list[str]:
+  """The translations of all sources; each process makes its share."""
+  own = jax.tree.map(lambda x: x.addressable_data(0), parameters)
+  run = dataclasses.replace(run, parameters=own)
+  with jax.set_mesh(data_mesh()):
+    translator = Translator(run, run.config.decoding)
+    lines = list(translator.translate(own_share(sources)))
+  shares = gather(json.dumps(lines).encode())
+  return list(joined([json.loads(share) for share in shares]))
+
+
+def _direction(
+  run: Run, corpus: PreparedCorpus, source: str, target: str
+) -> _Direction:
+  training = run.config.training
+  own = in_direction(run, 'this run', source, target)
+  options = dataclasses.replace(
+    own.config.decoding, beam_size=training.translate_beam
+  )
+  own = dataclasses.replace(
+    own, config=dataclasses.replace(own.config, decoding=options)
+  )
+  name = f'{source}-{target}'
+  split = corpus.split('valid', name)
+  wanted = training.translate_sentences or None
+  sources, references = (texts[:wanted] for texts in split.texts())
+  return _Direction(name, split, own, sources, references)
+
+
+def _means(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+  """Of each number, over the directions."""
+  values = list(found.values())
+  return {
+    name: sum(own[name] for own in values) / len(values) for name in values[0]
+  }
+
+
+def _log(where: str, values: Mapping[str, float], signature: str = '') -> None:
+  logger.info(
+    'validation at %s: loss %.4f, perplexity %.2f, accuracy %.4f, BLEU %.2f, '
+    'chrF %.2f%s, %.1f s',
+    where,
+    values['loss'],
+    values['perplexity'],
+    values['accuracy'],
+    values['bleu'],
+    values['chrf'],
+    signature and f' ({signature})',
+    values['validation_seconds'],
+  )
