@@ -35,7 +35,10 @@ Flags that are not given take the values of the run's config.
 import argparse
 import sys
 
-from fusion_jax.checkpoint_flags import add_checkpoint_flags
+from fusion_jax.checkpoint_flags import (
+  add_checkpoint_flags,
+  add_direction_flags,
+)
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import (
@@ -111,8 +114,7 @@ def _parser() -> argparse.ArgumentParser:
   add('--reference', default='', help='print BLEU and chrF against this file')
   add_checkpoint_flags(parser)
   add('--n_best', type=int, default=0, help='index ||| translation ||| score')
-  add('--source_language', default='', help='needed with several directions')
-  add('--target_language', default='', help='of the run; others are refused')
+  add_direction_flags(parser)
   add('--beam_size', type=int, help='1: greedy search')
   add('--length_penalty', choices=('gnmt', 'length', 'none'))
   add('--alpha', type=float, help='exponent of the length penalty')

@@ -1,4 +1,4 @@
-"""The flags that choose checkpoints, for all programs that load a run."""
+"""The flags that choose checkpoint and direction of a run that is loaded."""
 
 import argparse
 
@@ -21,6 +21,20 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     default='last',
     help='which ones: the last or the best, up to --step',
   )
+
+
+def add_direction_flags(parser: argparse.ArgumentParser) -> None:
+  """Adds --source_language and --target_language to a parser.
+
+  Args:
+    parser: of the program; its values are arguments of `in_direction`.
+  """
+  for side in ('source', 'target'):
+    parser.add_argument(
+      f'--{side}_language',
+      default='',
+      help='needed where the run has several directions',
+    )
 
 
 def _step(text: str) -> int | str:

@@ -7,6 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from fusion_jax.checkpoint_flags import add_direction_flags
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import start_logging, use_huge_pages
@@ -21,10 +22,13 @@ def main(argv: list[str]) -> None:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument('--workdir', type=Path, required=True)
-  workdir = parse_arguments(argv, parser).workdir
+  add_direction_flags(parser)
+  arguments = parse_arguments(argv, parser)
+  workdir = arguments.workdir
   start_logging()
   # After the logging: JAX's libraries set up their own where there is none.
   from fusion_jax.data.prepare import prepare
+  from fusion_jax.decoding.direction import in_direction
   from fusion_jax.decoding.translate import Translator
   from fusion_jax.evaluation.metrics import corpus_scores
   from fusion_jax.training.trained import load_run
@@ -33,10 +37,14 @@ def main(argv: list[str]) -> None:
   corpus = prepare(run.config.data)
   if not corpus.has_split('test'):
     raise InputError(f'{workdir}: its config names no data.test')
-  sources, references = corpus.split('test').texts()
+  languages = arguments.source_language, arguments.target_language
+  run = in_direction(run, str(workdir), *languages)
+  data = run.config.data
+  direction = f'{data.source_language}-{data.target_language}'
+  sources, references = corpus.split('test', direction).texts()
   translations = list(Translator(run, run.config.decoding).translate(sources))
-  language = run.config.data.target_language
-  print(corpus_scores(translations, references, language).report)
+  scores = corpus_scores(translations, references, data.target_language)
+  print(scores.report)
   stride = max(len(sources) // _SHOWN, 1)
   for index in range(0, stride * _SHOWN, stride):
     print(f'\nsource       {sources[index]}')

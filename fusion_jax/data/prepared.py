@@ -78,14 +78,21 @@ class PreparedCorpus:
       direction: 'de-en' and the like; '': all, one after the other.
 
     Raises:
-      InputError: there is no such split.
+      InputError: there is no such split, or nothing of that direction in it.
     """
     if not self.has_split(name):
       raise InputError(
         f'{self.directory}: no split {name!r}; it has '
         f'{", ".join(self.report["splits"])}'
       )
-    return Split(self.directory, name, self._parts(name), direction)
+    parts = self._parts(name)
+    found = [part.direction for part in parts]
+    if direction and direction not in found:
+      raise InputError(
+        f'{self.directory}: split {name!r} has nothing of {direction}; it has '
+        f'{", ".join(found)}'
+      )
+    return Split(self.directory, name, parts, direction)
 
   def _parts(self, name: str) -> tuple['Part', ...]:
     report = self.report['splits'][name]
@@ -154,18 +161,9 @@ class Split:
       direction: of the one part to take; '': all.
     """
     self._arguments = (directory, name, parts, direction)
-    chosen = [p for p in parts if direction in ('', p.direction)]
-    self.directions = {part.direction: part.examples for part in chosen}
-    self._encoders = [part.encoder for part in chosen]
-    ends = itertools.accumulate(part.examples for part in chosen)
-    self._ends = list(ends)
-    before = parts[: parts.index(chosen[0])] if chosen else ()
-    self._first = sum(part.examples for part in before)
-    first_record = sum(part.records for part in before)
-    own_records = sum(part.records for part in chosen)
-    self._record_range = range(first_record, first_record + own_records)
+    self._choose(parts, direction)
     self.sampled = name == 'train' and any(
-      any(part.encoder.alphas) for part in chosen
+      any(encoder.alphas) for encoder in self._encoders
     )
     shards = sorted(directory.glob(f'{records.DATASET}-{name}.array_record-*'))
     rows = directory / ROWS.format(split=name)
@@ -181,6 +179,18 @@ class Split:
     self.lengths: Int32[np.ndarray, 'N 2'] = lengths[
       self._first : self._first + self._ends[-1]
     ]
+
+  def _choose(self, parts: tuple[Part, ...], direction: str) -> None:
+    """Finds the examples and the records of the direction, or of all."""
+    chosen = [p for p in parts if direction in ('', p.direction)]
+    before = parts[: parts.index(chosen[0])]
+    self.directions = {part.direction: part.examples for part in chosen}
+    self._encoders = [part.encoder for part in chosen]
+    self._ends = list(itertools.accumulate(self.directions.values()))
+    self._first = sum(part.examples for part in before)
+    first_record = sum(part.records for part in before)
+    count = sum(part.records for part in chosen)
+    self._own_records = range(first_record, first_record + count)
 
   def __reduce__(self):
     """Pickles as its file names."""
@@ -223,7 +233,7 @@ class Split:
     name = self._arguments[1]
     if name == 'train':
       raise ValueError('the texts of the training split are not kept')
-    pairs = [records.texts(self._records[i]) for i in self._record_range]
+    pairs = [records.texts(self._records[i]) for i in self._own_records]
     return [source for source, _ in pairs], [target for _, target in pairs]
 
   def _row(self, index: int) -> int:

@@ -76,18 +76,20 @@ def alignment_file(
 
   Args:
     path: of the file.
-    source: gives the subwords of the source.
+    source: gives the subwords of the source; its tags have no number.
     target: likewise.
     unit: what i and j count.
 
   Yields:
     Writes one line; the weights are those of one layer and head, or means.
   """
+  tags = len(source.tags)
 
   def part(view: View) -> tuple[list[tuple[int, int]], int, int]:
-    links = piece_links(view.look.attention)
-    sides = zip((source, target), view.pair, strict=True)
-    pieces = [tokenizer.pieces(ids[:-1]) for tokenizer, ids in sides]
+    links = piece_links(view.look.attention[:, tags:])
+    ids = view.pair.source[tags:-1], view.pair.target[:-1]
+    sides = zip((source, target), ids, strict=True)
+    pieces = [tokenizer.pieces(own) for tokenizer, own in sides]
     if unit == 'piece':
       return links, len(pieces[0]), len(pieces[1])
     words = [word_numbers(each) for each in pieces]

@@ -19,7 +19,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fusion_jax.checkpoint_flags import add_checkpoint_flags
+from fusion_jax.checkpoint_flags import (
+  add_checkpoint_flags,
+  add_direction_flags,
+)
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import (
@@ -163,6 +166,7 @@ def _scores(
   arguments: argparse.Namespace, items: Sequence[Item]
 ) -> Iterator[list[float]]:
   # After the flags: JAX starts slowly.
+  from fusion_jax.decoding.direction import in_direction
   from fusion_jax.decoding.progress import Progress
   from fusion_jax.decoding.score import Scorer
   from fusion_jax.training.trained import load_run
@@ -173,6 +177,8 @@ def _scores(
     arguments.average,
     arguments.average_of,
   )
+  languages = arguments.source_language, arguments.target_language
+  run = in_direction(run, str(arguments.workdir), *languages)
   progress = Progress(sum(len(item.pairs) for item in items))
   scorer = Scorer(run, run.config.decoding, progress.add)
   pairs = itertools.chain.from_iterable(item.pairs for item in items)
@@ -198,6 +204,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add('--output', type=Path, help='a JSON file for the scores of each item')
   add('--score', choices=('sum', 'mean'), default='sum', help='over subwords')
   add_checkpoint_flags(parser)
+  add_direction_flags(parser)
   return parse_arguments(argv, parser)
 
 

@@ -7,7 +7,9 @@
 
 ctranslate2: a folder for CTranslate2 (https://opennmt.net/CTranslate2), with
 the two SentencePiece models. The run must be a plain Transformer. What was
-written is loaded again and must give the log-probabilities of the run.
+written is loaded again and must give the log-probabilities of the run. It
+translates in all directions of the run: the language tags, if it has any, are
+pieces to put before those of a source line.
 
 stablehlo: a folder of StableHLO programs (https://openxla.org/stablehlo), one
 a shape, each the whole search of a batch, for runs of every scheme. load.py in
@@ -21,7 +23,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fusion_jax.checkpoint_flags import add_checkpoint_flags
+from fusion_jax.checkpoint_flags import (
+  add_checkpoint_flags,
+  add_direction_flags,
+)
 from fusion_jax.decoding.export.stablehlo_options import (
   FLAGS,
   add_stablehlo_flags,
@@ -31,24 +36,30 @@ from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import keep_compiled, start_logging
 
+_LANGUAGES = ('source_language', 'target_language')
+
 
 def _ctranslate2(flags: argparse.Namespace) -> None:
   from fusion_jax.decoding.export import ctranslate2
 
-  for name in FLAGS:
-    if name in flags:
-      raise InputError(f'--{name} has no meaning with --format=ctranslate2')
+  given = [name for name in FLAGS if name in flags]
+  given += [name for name in _LANGUAGES if getattr(flags, name)]
+  if given:
+    raise InputError(f'--{given[0]} has no meaning with --format=ctranslate2')
   ctranslate2.export_run(
     flags.workdir, flags.step, flags.average, flags.output, flags.average_of
   )
 
 
 def _stablehlo(flags: argparse.Namespace) -> None:
+  from fusion_jax.decoding.direction import in_direction
   from fusion_jax.decoding.export import stablehlo
   from fusion_jax.training.trained import load_run
 
   stablehlo.check(flags.output)
   run = load_run(flags.workdir, flags.step, flags.average, flags.average_of)
+  languages = flags.source_language, flags.target_language
+  run = in_direction(run, flags.workdir, *languages)
   stablehlo.export(run, flags.output, stablehlo_options(flags))
 
 
@@ -70,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
   add('--format', required=True, choices=tuple(_FORMATS))
   add('--output', required=True, type=Path, help='a new or empty folder')
   add_checkpoint_flags(parser)
+  add_direction_flags(parser)
   add_stablehlo_flags(parser)
   return parser
 

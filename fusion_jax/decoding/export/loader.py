@@ -105,7 +105,7 @@ def tokenizer(side):
 
 
 def encode(line):
-  """The ids of a line with the end symbol; none of an empty one.
+  """The ids of a line with tags and the end symbol; none of an empty one.
 
   The text is normalised as that of the training was: NFC, no byte order mark,
   control characters and U+2581 as spaces, one space between words.
@@ -113,7 +113,8 @@ def encode(line):
   line = unicodedata.normalize('NFC', line.replace('\ufeff', ''))
   line = re.sub(r'[\x00-\x1f\x7f-\x9f\u2581]', ' ', line)
   text = ' '.join(line.split())
-  return [*tokenizer('source').encode(text), END] if text else []
+  ids = tokenizer('source').encode(text)
+  return [*EXPORT['tags'], *ids, END] if text else []
 
 
 def decode(ids):

@@ -212,6 +212,7 @@ def _description(
     'step': run.step,
     'source_language': run.config.data.source_language,
     'target_language': run.config.data.target_language,
+    'tags': run.source_tokenizer.tags,
     'arguments': (*before, *first.arguments),
     'results': RESULTS,
     'shapes': [
