@@ -71,11 +71,28 @@ _PARAMETERS = {
   'iwslt14_deen.py:post_norm_36_30': 175_453_184,
   'iwslt14_deen.py:gtrans_60_12': 169_141_284,
   'iwslt14_deen.py:gtrans_6_18': 74_517_530,
+  'iwslt17_multi.py': 64_619_531,
+  'iwslt17_multi.py:pre_norm': 64_620_544,
+  'iwslt17_multi.py:post_norm': 64_618_496,
+  'iwslt17_multi.py:transparent': 64_619_562,
+  'iwslt17_multi.py:mlrf': 68_562_432,
+  'iwslt17_multi.py:dlcl': 64_632_930,
+  'iwslt17_multi.py:rezero': 64_587_788,
+  'iwslt17_multi.py:gtrans': 64_619_531,
+  'iwslt17_multi.py:gtrans_no_encoder': 64_618_505,
+  'iwslt17_multi.py:gtrans_no_decoder': 64_619_522,
   'kyoto_jaen.py': 60_524_544,
   'multi30k.py': 7_578_624,
   'multi30k.py:fr-de': 7_578_624,
+  'opus100.py': 190_918_669,
+  'opus100.py:post_norm': 190_917_120,
+  'opus100.py:gtrans': 190_918_669,
   'quickstart.py': 1_182_208,
   'quickstart.py:es-nl': 1_182_208,
+  'tatoeba_many.py': 9_626_624,
+  'tatoeba_many.py:many_to_many': 9_626_624,
+  'tatoeba_many.py:many_to_one': 9_626_624,
+  'tatoeba_many.py:one_to_many': 9_626_624,
   'wmt14_ende.py:base': 60_522_496,
   'wmt14_ende.py:dense': 60_522_496,
   'wmt14_ende.py:linear': 75_207_680,
@@ -144,11 +161,14 @@ _PARAMETERS = {
 # Without fusion.
 _BASELINES = (
   'iwslt14_deen.py',
+  'iwslt17_multi.py:post_norm',
   'kyoto_jaen.py',
   'multi30k.py',
   'multi30k.py:fr-de',
+  'opus100.py:post_norm',
   'quickstart.py',
   'quickstart.py:es-nl',
+  'tatoeba_many.py',
   'wmt14_ende.py:base',
   'wmt14_ende.py:big',
   'wmt17_zhen.py:base',
@@ -241,7 +261,15 @@ def test_no_config_is_missing():
 
 
 @pytest.mark.parametrize(
-  'file', ['iwslt14_deen.py', 'wmt14_ende.py', 'wmt17_zhen.py']
+  'file',
+  [
+    'iwslt14_deen.py',
+    'iwslt17_multi.py',
+    'opus100.py',
+    'tatoeba_many.py',
+    'wmt14_ende.py',
+    'wmt17_zhen.py',
+  ],
 )
 def test_no_variant_is_missing(file):
   with pytest.raises(InputError, match="no variant 'x'; there are ") as raised:
@@ -323,6 +351,8 @@ def test_the_saved_form_reads_back(name):
   'name',
   [
     'iwslt14_deen.py:3',
+    'opus100.py:de-en',
+    'tatoeba_many.py:one',
     'wmt14_ende.py:huge',
     'wmt17_zhen.py:dense',
     'multi30k.py:en-en',
@@ -343,3 +373,25 @@ def test_the_header_says_what_a_reader_asks(name):
   header = text.split('"""')[1]
   for word in ('Paper', 'Data', 'Command'):
     assert f'\n{word}' in header
+
+
+# The directions of the two papers: four languages with English both ways, and
+# 94 both ways.
+@pytest.mark.parametrize(
+  ('name', 'count', 'into_english'),
+  [
+    ('iwslt17_multi.py', 8, 4),
+    ('opus100.py', 188, 94),
+    ('tatoeba_many.py', 10, 5),
+    ('tatoeba_many.py:many_to_one', 5, 5),
+    ('tatoeba_many.py:one_to_many', 5, 0),
+  ],
+)
+def test_the_directions_of_a_config(name, count, into_english):
+  data = load_config(str(_CONFIGS / name)).data
+  names = {each.name for each in data.directions}
+  assert len(names) == len(data.directions) == count
+  assert sum(each.endswith('-en') for each in names) == into_english
+  assert all(each.valid and each.test for each in data.directions)
+  targets = {each.target_language for each in data.directions}
+  assert sorted(data.all_tags) == sorted(f'<2{each}>' for each in targets)

@@ -4,6 +4,7 @@ The text is that of the embedded corpus; files and TFDS datasets have the
 names, compression and features of the real ones.
 """
 
+import dataclasses
 import gzip
 import itertools
 import lzma
@@ -44,6 +45,7 @@ def _write_files(folder: Path, languages: tuple[str, str], names: list[str]):
   for name, split in zip(names, ('train', 'valid', 'test'), strict=True):
     for side, language in enumerate(languages):
       path = folder / name.format(lang=language)
+      path.parent.mkdir(exist_ok=True)
       lines = ''.join(f'{pair[side]}\n' for pair in _pairs(split, 300))
       open_file = _OPEN.get(path.suffix[1:], open)
       with open_file(path, 'wt', encoding='utf-8') as file:
@@ -111,3 +113,35 @@ def test_two_steps(tmp_path, monkeypatch, name, languages, names):
   assert run.step == 2
   data = run.config.data
   assert {data.source_language, data.target_language} == set(languages)
+
+
+@pytest.mark.parametrize(
+  ('name', 'languages', 'folder', 'names'),
+  [
+    ('tatoeba_many.py', 'de es', 'tatoeba-{}-en', ('train', 'valid', 'test')),
+    ('iwslt17_multi.py', 'de it', '{}-en', ('train', 'dev2010', 'tst2017')),
+    ('opus100.py', 'af am', '{0}-en/opus.{0}-en-', ('train', 'dev', 'test')),
+  ],
+)
+def test_two_steps_of_several_directions(
+  tmp_path, name, languages, folder, names
+):
+  """Of the first two languages, both ways."""
+  extension = '.gz' if name.startswith('tatoeba') else ''
+  for language in languages.split():
+    own = folder.format(language)
+    start = own if own.endswith('-') else f'{own}/'
+    files = _files(extension, *(start + split for split in names))
+    _write_files(tmp_path, (language, 'en'), files)
+  folders = {'data.root': tmp_path, 'data.prepared': tmp_path / 'prepared'}
+  changes = _SMALL | {key: str(value) for key, value in folders.items()}
+  config = override(load_config(str(_CONFIGS / name)), list(changes.items()))
+  data = dataclasses.replace(config.data, directions=config.data.directions[:4])
+  loop.run(dataclasses.replace(config, data=data), tmp_path / 'run')
+  translations = tmp_path / 'run' / 'translations'
+  first, second = languages.split()
+  assert {path.name for path in translations.iterdir()} == {
+    f'2.{each}.txt'
+    for language in (first, second)
+    for each in (f'{language}-en', f'en-{language}')
+  }

@@ -1,0 +1,88 @@
+"""Tatoeba, five pairs with English in one model: everyday sentences.
+
+Paper     Johnson et al. (2017): one model for all, a tag for the target
+          Arivazhagan et al. (2019): temperature 5; pre-norm Transformer, 3+3
+          layers of width 256
+Data      13,768 (ro) to 164,008 (de) pairs of 6.5 words with de, es, fr, nl,
+          ro; files tatoeba-{de,es,fr,nl,ro}-en/{train,valid,test}.{lang}.gz in
+          data.root
+Command   python train.py --config=configs/tatoeba_many.py
+            --config.data.root=DIR --workdir=runs/tatoeba_many
+          python decode.py --workdir=runs/tatoeba_many --average=5
+            --source_language=ro --target_language=en --input=test.ro
+            --reference=test.en
+Hardware  one GPU, or 2 CPU cores and a night
+Variants  many_to_many (the default): ten directions; many_to_one: five into
+          English; one_to_many: five out of English
+"""
+
+from fusion_jax.config import (
+  BatchConfig,
+  DataConfig,
+  DecodingConfig,
+  Direction,
+  ExperimentConfig,
+  FilterConfig,
+  ModelConfig,
+  OptimizerConfig,
+  TokenizerConfig,
+  TrainingConfig,
+)
+from fusion_jax.directions import both_ways
+from fusion_jax.presets import Row, changed, choose
+
+_PAIRS = [(language, 'en') for language in ('de', 'es', 'fr', 'nl', 'ro')]
+
+
+def _directions(pairs: list[tuple[str, str]]) -> Row:
+  return {'data.directions': tuple(_direction(*pair) for pair in pairs)}
+
+
+def _direction(source: str, target: str) -> Direction:
+  other = source if target == 'en' else target
+  train, valid, test = (
+    (f'tatoeba-{other}-en/{split}.{{lang}}.gz',)
+    for split in ('train', 'valid', 'test')
+  )
+  return Direction(source, target, train, valid, test)
+
+
+_VARIANTS = {
+  'many_to_many': _directions(both_ways(_PAIRS)),
+  'many_to_one': _directions(_PAIRS),
+  'one_to_many': _directions([pair[::-1] for pair in _PAIRS]),
+}
+
+
+def get_config(variant: str = 'many_to_many') -> ExperimentConfig:
+  """A config for the directions of a variant."""
+  row = choose(_VARIANTS, variant)
+  config = ExperimentConfig(
+    name=f'tatoeba_{variant}',
+    data=DataConfig(
+      target_tag='<2{lang}>',
+      mixing_temperature=5.0,
+      tokenizer=TokenizerConfig(vocabulary_size=16_000),
+      filter=FilterConfig(max_length=64),
+      batch=BatchConfig(tokens=4_096),
+    ),
+    model=ModelConfig(
+      width=256,
+      filter=1_024,
+      heads=4,
+      encoder_layers=3,
+      decoder_layers=3,
+      norm='pre',
+    ),
+    optimizer=OptimizerConfig(
+      schedule='inverse_sqrt', peak=2e-3, warmup_steps=2_000
+    ),
+    training=TrainingConfig(
+      steps=20_000,
+      validate_every=2_000,
+      save_every=1_000,
+      translate_sentences=500,
+    ),
+    decoding=DecodingConfig(alpha=1.0, max_source_length=64),
+  )
+  return changed(config, row)
