@@ -29,7 +29,9 @@ two translations whose scores differ by no more than rounding may change the
 score of one. Only float32 is judged. Accelerators that round float32 products
 to fewer bits need JAX_DEFAULT_MATMUL_PRECISION=highest.
 
-Flags that are not given take the values of the run's config.
+Flags that are not given take the values of the run's config. A run of several
+directions needs to be told which one, by --source_language, --target_language
+or both; one that it was not trained in is possible where it knows both.
 """
 
 import argparse

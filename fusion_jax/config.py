@@ -41,7 +41,8 @@ class TokenizerConfig:
   character_coverage: float = 1.0
   # One vocabulary for both languages, or one for each.
   joint: bool = True
-  # At most so many lines, evenly spaced, train the tokenizer; 0: all.
+  # At most so many lines, evenly spaced, train the tokenizer; 0: all. Each
+  # direction has the share of them that it has of the training.
   training_lines: int = 2_000_000
   # Use these SentencePiece models and train none. With joint=True only
   # source_model is given.
@@ -83,7 +84,7 @@ class FilterConfig:
 
   __pydantic_config__ = _STRICT
 
-  # Longest source or target in subwords, the end symbol included.
+  # Longest source or target in subwords, tags and the end symbol included.
   max_length: int = 128
   # Largest ratio of the two lengths in subwords; 0: any. Pairs in which
   # both sides have at most 10 subwords are not tested.
@@ -189,12 +190,13 @@ class DataConfig:
   # Tags before the subwords of the source, first that of its language, then
   # that of the language to translate to: '<2{lang}>' for example; '': none.
   # The target's (Johnson et al. 2017) is needed where one source language has
-  # several target languages. Each tag is one piece of the vocabulary.
+  # several target languages. Each tag is one piece of the vocabulary, which no
+  # text is cut into and no translation has.
   source_tag: str = ''
   target_tag: str = ''
   # T: direction k has the share (n_k * weight_k)^(1/T) of the training pairs,
   # up to a factor (Arivazhagan et al. 2019). 1: in proportion to its n_k
-  # pairs; the larger, the more alike. The tokenizer sees the same shares.
+  # pairs; the larger, the more alike.
   mixing_temperature: float = 1.0
   # Relative file names start here.
   root: str = '.'

@@ -117,9 +117,11 @@ class Mixture:
     # An epoch is asked for batch by batch, by several threads.
     self._cached = functools.lru_cache(maxsize=2)(self._chosen)
 
-  def examples(self, epoch: int) -> Int32[np.ndarray, ' M']:
-    """The example in every slot of an epoch. Thread-safe."""
-    return self._cached(0 if self._plain else epoch)
+  def examples(
+    self, epoch: int, slots: Int32[np.ndarray, ' rows']
+  ) -> Int32[np.ndarray, ' rows']:
+    """The examples that slots show in an epoch. Thread-safe."""
+    return slots if self._plain else self._cached(epoch)[slots]
 
   def _lay_out(
     self, lengths: Int32[np.ndarray, 'N 2'], sizes: Sequence[int]
@@ -139,8 +141,6 @@ class Mixture:
       first += size
 
   def _chosen(self, epoch: int) -> Int32[np.ndarray, ' M']:
-    if self._plain:
-      return np.arange(len(self.lengths), dtype=np.int32)
     return np.concatenate([self._shown(each, epoch) for each in self._rounds])
 
   def _shown(self, rounds: _Rounds, epoch: int) -> Int32[np.ndarray, ' slots']:
@@ -174,11 +174,10 @@ def training_mixture(
   Returns:
     The mixture; of one direction the examples themselves.
   """
-  weights = {each.name: each.weight for each in data.all_directions}
+  weights = {each.name: float(each.weight) for each in data.all_directions}
   sizes = list(directions.values())
-  parts = shares(
-    sizes, [weights[name] for name in directions], data.mixing_temperature
-  )
+  own = [weights[name] for name in directions]
+  parts = shares(sizes, own, float(data.mixing_temperature))
   return Mixture(lengths, sizes, parts, seed)
 
 

@@ -102,7 +102,7 @@ class TrainingBatches:
     """The examples that the plan's slots show in an epoch."""
     if self._mixture is None:
       return slots
-    return self._mixture.examples(epoch)[slots]
+    return self._mixture.examples(epoch, slots)
 
 
 def training_iterator(

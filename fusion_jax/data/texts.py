@@ -72,8 +72,8 @@ def tokenizer_pairs(
   totals = [text.totals['train'] for text in texts]
   wanted = config.training_lines // (2 if config.joint else 1) or sum(totals)
   wanted = min(wanted, sum(totals))
-  weights = [text.direction.weight for text in texts]
-  parts = shares(totals, weights, data.mixing_temperature)
+  weights = [float(text.direction.weight) for text in texts]
+  parts = shares(totals, weights, float(data.mixing_temperature))
   counts = apportioned(wanted, parts).tolist()
   for text, total, count in zip(texts, totals, counts, strict=True):
     pairs = text.read('train', 'reading for the tokenizer')
