@@ -68,10 +68,11 @@ def apportioned(
 
 
 class _Rounds(NamedTuple):
-  """Slots of one corpus for whole rounds and blocks of one size.
+  """Some slots of one corpus that have blocks of the same size.
 
-  blocks: examples; each row is the choice of one slot.
+  corpus: its number.
   first: the first slot.
+  blocks: examples; each row is the choice of one slot.
   """
 
   corpus: int
@@ -84,7 +85,7 @@ class Mixture:
 
   Attributes:
     lengths: int32 [M, 2]: the room in each slot for source and target.
-    counts: the slots of each corpus.
+    counts: the slots of each corpus, at least 1.
   """
 
   def __init__(
@@ -94,7 +95,7 @@ class Mixture:
     parts: Float64[np.ndarray, ' corpora'],
     seed: int,
   ):
-    """Lays out the slots: M = N of them, each corpus with one at least.
+    """Lays out the slots: M = N, or more where a corpus would have none.
 
     Args:
       lengths: of the examples, those of the first corpus first.
