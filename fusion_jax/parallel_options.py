@@ -5,7 +5,7 @@ import math
 import types
 from typing import Literal
 
-from fusion_jax.errors import require
+from fusion_jax.errors import require, require_at_least
 
 _STRICT = types.MappingProxyType({'extra': 'forbid'})
 
@@ -54,8 +54,13 @@ class ParallelConfig:
   fsdp: int = 1
   tensor: int = 1
   rules: AxisRules = AxisRules()
+  # Of several processes: seconds without a sign of life of one, and without a
+  # new step of any, validations included, after which the others end; 0: wait.
+  lost_after: int = 60
+  stalled_after: int = 3_600
 
   def __post_init__(self):
+    require_at_least(0, self, 'parallel', 'lost_after', 'stalled_after')
     for field, size in self._sizes().items():
       require(
         size >= 1 or size == -1,

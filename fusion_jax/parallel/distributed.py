@@ -13,9 +13,10 @@ from fusion_jax.errors import InputError
 
 Result = TypeVar('Result')
 
-# Seconds: until all processes must be there, until one that gives no sign of
-# life is lost, and until the others must have come to the end.
-_START, _LOST, _END = 300, 60, 30
+# Seconds: until all processes must be there, until JAX gives up one that shows
+# no sign of life (`heartbeat` does so before, and says more), and until the
+# others must have come to the end.
+_START, _LOST, _END = 300, 300, 30
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,7 @@ from fusion_jax.training.checkpoint import (
   tokenizer_digests,
 )
 from fusion_jax.training.evaluate import Validator, token_means
+from fusion_jax.training.heartbeat import Heartbeat
 from fusion_jax.training.initialize import with_baseline
 from fusion_jax.training.logs import MetricsLog
 from fusion_jax.training.optimizer import make_optimizer, make_schedule
@@ -215,6 +216,7 @@ class _Training:
     elif self._config.training.init_from:
       self._start_from_baseline()
     self._log = MetricsLog(self._workdir, step)
+    self._heartbeat = Heartbeat(self._workdir, self._config.parallel)
 
   def _start_from_baseline(self) -> None:
     fresh = self._state.parameters
@@ -233,6 +235,7 @@ class _Training:
     self._checkpoints.close()
     if hasattr(self, '_log'):
       self._log.close()
+      self._heartbeat.close()
 
   def run(self, stop: Callable[[int], bool]) -> None:
     """Updates until the last step, a stop, or the end of patience."""
@@ -241,6 +244,7 @@ class _Training:
     in_flight = collections.deque()
     step, stopped = int(self._state.step), False
     while step < training.steps and not self._out_of_patience():
+      self._heartbeat.at(step)
       self._update(in_flight)
       step += 1
       if step % training.log_every == 0:

@@ -4,137 +4,28 @@ The runs are of the embedded corpus cut to 600 pairs. They share one prepared
 corpus and one compilation cache, so that each takes a few seconds.
 """
 
-import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
-
-from fusion_jax.training.trained import load_run
-
-_ROOT = Path(__file__).parents[2]
-_STEPS = 300
-_FLAGS = {
-  'data.embedded_pairs': 600,
-  'data.tokenizer.vocabulary_size': 300,
-  'data.batch.tokens': 512,
-  'data.batch.shapes': 1,
-  'model.width': 16,
-  'model.filter': 32,
-  'model.heads': 2,
-  'model.encoder_layers': 1,
-  'model.decoder_layers': 1,
-  'model.dropout': 0.1,
-  'training.steps': _STEPS,
-  'training.log_every': 1,
-  'training.save_every': 50,
-  'training.validate_every': 150,
-  'training.translate_sentences': 8,
-  'training.keep_last': 3,
-}
-
-
-class _Program:
-  """Starts train.py with the flags above."""
-
-  def __init__(self, folder: Path):
-    self._folder = folder
-
-  def start(self, workdir: Path, limit: int | None = None, **changes):
-    """Starts a process; `limit` is the largest file it may write, in KiB."""
-    flags = (
-      _FLAGS
-      | {'data.prepared': self._folder / 'prepared'}
-      | {name.replace('__', '.'): value for name, value in changes.items()}
-    )
-    command = [
-      sys.executable,
-      'train.py',
-      '--config=configs/quickstart.py',
-      f'--workdir={workdir}',
-      *(f'--config.{name}={value}' for name, value in flags.items()),
-    ]
-    environment = os.environ | {
-      'JAX_PLATFORMS': 'cpu',
-      'JAX_COMPILATION_CACHE_DIR': str(self._folder / 'cache'),
-      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    }
-
-    if limit:
-      command = [
-        'bash',
-        '-c',
-        f'ulimit -f {limit}; exec "$@"',
-        'bash',
-        *command,
-      ]
-    return subprocess.Popen(
-      command,
-      cwd=_ROOT,
-      env=environment,
-      text=True,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-    )
-
-  def run(self, workdir: Path, **changes) -> tuple[int, str]:
-    """Runs to the end; exit code and stderr. stdout must stay empty."""
-    out, err, code = self.finish(self.start(workdir, **changes))
-    assert out == ''
-    return code, err
-
-  def finish(self, process) -> tuple[str, str, int]:
-    """Waits for a process; stdout, stderr and exit code."""
-    out, err = process.communicate(timeout=300)
-    return out, err, process.returncode
-
-
-def _steps(workdir: Path) -> list[int]:
-  # A kill may leave an unfinished one, '100.orbax-checkpoint-tmp'.
-  names = [path.name for path in (workdir / 'checkpoints').iterdir()]
-  return sorted(int(name) for name in names if name.isdigit())
-
-
-def _rows(workdir: Path, kind: str) -> list[dict]:
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  return [row for row in map(json.loads, lines) if row['kind'] == kind]
-
-
-def _wait_for_step(workdir: Path, step: int) -> None:
-  deadline = time.monotonic() + 120
-  while time.monotonic() < deadline:
-    path = workdir / 'metrics.jsonl'
-    if path.exists() and path.read_text().count('"train"') >= step:
-      return
-    time.sleep(0.01)
-  raise AssertionError(f'no step {step} in two minutes')
-
-
-def _assert_same_parameters(first: Path, second: Path) -> None:
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    load_run(first, 'last').parameters,
-    load_run(second, 'last').parameters,
-  )
-
-
-def _one_line(err: str) -> str:
-  errors = [line for line in err.splitlines() if line.startswith('error:')]
-  assert len(errors) == 1, err
-  assert 'Traceback' not in err, err
-  return errors[0]
+from programs import (
+  ROOT,
+  STEPS,
+  Program,
+  assert_same_parameters,
+  logged,
+  one_line,
+  saved_steps,
+  wait_for_step,
+)
 
 
 @pytest.fixture(scope='module')
 def program(tmp_path_factory):
-  return _Program(tmp_path_factory.mktemp('shared'))
+  return Program(tmp_path_factory.mktemp('shared'))
 
 
 @pytest.fixture(scope='module')
@@ -157,11 +48,11 @@ def test_a_run_leaves_what_decoding_needs(unbroken):
     'translations',
   }
   # The last three, and the best of the two validations among them or not.
-  assert _steps(workdir)[-3:] == [200, 250, 300]
-  assert len(_rows(workdir, 'train')) == _STEPS
-  valid = _rows(workdir, 'valid')
+  assert saved_steps(workdir)[-3:] == [200, 250, 300]
+  assert len(logged(workdir, 'train')) == STEPS
+  valid = logged(workdir, 'valid')
   assert [row['step'] for row in valid] == [150, 300]
-  assert valid[-1]['loss'] < _rows(workdir, 'train')[0]['loss']
+  assert valid[-1]['loss'] < logged(workdir, 'train')[0]['loss']
   assert {'perplexity', 'accuracy', 'bleu', 'chrf'} <= set(valid[0])
   assert (
     len((workdir / 'translations' / '300.txt').read_text().splitlines()) == 8
@@ -171,11 +62,11 @@ def test_a_run_leaves_what_decoding_needs(unbroken):
 
 def test_a_finished_run_has_nothing_to_do(program, unbroken):
   workdir, _ = unbroken
-  before = _steps(workdir)
+  before = saved_steps(workdir)
   code, err = program.run(workdir)
   assert code == 0, err
   assert 'going on from step 300' in err
-  assert _steps(workdir) == before
+  assert saved_steps(workdir) == before
 
 
 def test_kill_9_and_the_same_command_end_in_the_same_parameters(
@@ -184,34 +75,34 @@ def test_kill_9_and_the_same_command_end_in_the_same_parameters(
   workdir = tmp_path / 'run'
   process = program.start(workdir)
   # Any step will do; this one lies between two checkpoints.
-  _wait_for_step(workdir, 129)
+  wait_for_step(workdir, 129)
   process.kill()
   program.finish(process)
-  assert _steps(workdir)[-1] < _STEPS
+  assert saved_steps(workdir)[-1] < STEPS
   code, err = program.run(workdir)
   assert code == 0, err
   assert 'going on from step' in err
-  _assert_same_parameters(workdir, unbroken[0])
+  assert_same_parameters(workdir, unbroken[0])
   # No step is there twice, and none is missing.
-  steps = [row['step'] for row in _rows(workdir, 'train')]
-  assert steps == list(range(1, _STEPS + 1))
+  steps = [row['step'] for row in logged(workdir, 'train')]
+  assert steps == list(range(1, STEPS + 1))
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_polite_stop_saves_and_resumes(program, unbroken, tmp_path, number):
   workdir = tmp_path / 'run'
   process = program.start(workdir)
-  _wait_for_step(workdir, 70)
+  wait_for_step(workdir, 70)
   process.send_signal(number)
   _, err, code = program.finish(process)
   assert code == 0, err
-  stopped = _steps(workdir)[-1]
+  stopped = saved_steps(workdir)[-1]
   assert f'stopped after step {stopped}' in err
-  assert stopped % 50 != 0 or stopped < _STEPS
+  assert stopped % 50 != 0 or stopped < STEPS
   code, err = program.run(workdir)
   assert code == 0, err
   assert f'going on from step {stopped}' in err
-  _assert_same_parameters(workdir, unbroken[0])
+  assert_same_parameters(workdir, unbroken[0])
 
 
 def test_a_damaged_checkpoint_is_left_out_with_a_warning(
@@ -228,7 +119,7 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(
   assert 'is damaged and is left out' in err
   assert 'going on from step 250' in err
   assert (workdir / 'damaged' / '300').is_dir()
-  _assert_same_parameters(workdir, unbroken[0])
+  assert_same_parameters(workdir, unbroken[0])
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(program, unbroken, tmp_path):
@@ -256,7 +147,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(program, tmp_path):
     workdir, optimizer__peak=1e30, optimizer__warmup_steps=60
   )
   assert code == 2
-  message = _one_line(err)
+  message = one_line(err)
   assert 'is not finite' in message
   assert 'batch' in message
   assert 'last good checkpoint' in message
@@ -274,13 +165,13 @@ def test_patience_ends_a_run_that_does_not_improve(program, tmp_path):
   assert code == 0, err
   # The first validation is the best there is; two more are not better.
   assert 'no better bleu in 2 validations' in err
-  assert _steps(workdir)[-1] == 60
+  assert saved_steps(workdir)[-1] == 60
 
 
 def test_another_config_is_refused_by_field(program, unbroken):
   code, err = program.run(unbroken[0], model__width=32, training__seed=7)
   assert code == 2
-  message = _one_line(err)
+  message = one_line(err)
   assert 'model.width (16 there, 32 given)' in message
   assert 'training.seed (0 there, 7 given)' in message
 
@@ -292,7 +183,7 @@ def test_another_tokenizer_is_refused(program, unbroken, tmp_path):
   (workdir / 'source.model').write_bytes(model + b'\x00')
   code, err = program.run(workdir)
   assert code == 2
-  assert 'source.model' in _one_line(err)
+  assert 'source.model' in one_line(err)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +200,7 @@ def test_a_mistyped_config_is_one_line(program, tmp_path, flag, message):
   workdir = tmp_path / 'run'
   code, err = program.run(workdir, **{flag: 3})
   assert code == 2
-  assert message in _one_line(err)
+  assert message in one_line(err)
   assert not workdir.exists()
 
 
@@ -317,14 +208,14 @@ def test_a_folder_that_is_no_run_is_refused(program, tmp_path):
   (tmp_path / 'thesis.txt').write_text('mine')
   code, err = program.run(tmp_path)
   assert code == 2
-  assert 'not empty and not a run directory' in _one_line(err)
+  assert 'not empty and not a run directory' in one_line(err)
   assert [p.name for p in tmp_path.iterdir()] == ['thesis.txt']
 
 
 def _decode(workdir: Path, text: bytes, *flags: str):
   return subprocess.run(
     [sys.executable, 'decode.py', f'--workdir={workdir}', *flags],
-    cwd=_ROOT,
+    cwd=ROOT,
     input=text,
     capture_output=True,
     timeout=300,
@@ -353,7 +244,7 @@ def test_a_saved_mean_decodes_and_is_not_trained_on(
   module = 'fusion_jax.training.average'
   done = subprocess.run(
     [sys.executable, '-m', module, *flags],
-    cwd=_ROOT,
+    cwd=ROOT,
     capture_output=True,
     text=True,
     timeout=300,
@@ -368,7 +259,7 @@ def test_a_saved_mean_decodes_and_is_not_trained_on(
   assert saved.stdout == direct.stdout
   code, err = program.run(mean)
   assert code == 2
-  assert 'no optimizer state to go on from' in _one_line(err)
+  assert 'no optimizer state to go on from' in one_line(err)
 
 
 @pytest.mark.parametrize(
@@ -387,14 +278,14 @@ def test_a_saved_mean_decodes_and_is_not_trained_on(
 def test_a_wrong_decoding_flag_is_one_line(unbroken, flags, message):
   done = _decode(unbroken[0], b'A line.\n', *flags)
   assert done.returncode == 2
-  assert message in _one_line(done.stderr.decode())
+  assert message in one_line(done.stderr.decode())
   assert done.stdout == b''
 
 
 def test_decoding_without_a_run_is_one_line(tmp_path):
   done = _decode(tmp_path, b'A line.\n')
   assert done.returncode == 2
-  assert 'not a run directory' in _one_line(done.stderr.decode())
+  assert 'not a run directory' in one_line(done.stderr.decode())
 
 
 def test_an_empty_file_gives_an_empty_file(unbroken, tmp_path):

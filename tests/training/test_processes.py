@@ -1,0 +1,146 @@
+"""Two processes, of two devices each, that train as one."""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from programs import (
+  ROOT,
+  Program,
+  logged,
+  one_line,
+  saved_steps,
+  wait_for_step,
+)
+
+from fusion_jax.training.trained import load_run
+
+_STEPS = 40
+_RUN = {
+  'training__steps': _STEPS,
+  'training__save_every': 20,
+  'training__validate_every': 40,
+  'parallel__lost_after': 4,
+  # Adam must not blow up what is zero but for rounding.
+  'optimizer__epsilon': 1e-3,
+}
+
+
+@pytest.fixture(scope='module')
+def program(tmp_path_factory):
+  return Program(tmp_path_factory.mktemp('shared'))
+
+
+@pytest.fixture(scope='module')
+def alone(program, tmp_path_factory):
+  """The run of one process with one device."""
+  workdir = tmp_path_factory.mktemp('alone') / 'run'
+  code, err = program.run(workdir, **_RUN)
+  assert code == 0, err
+  return workdir
+
+
+def _finished(program, processes) -> list[tuple[str, int]]:
+  return [program.finish(process)[1:] for process in processes]
+
+
+def _assert_the_same_run(workdir: Path, alone: Path):
+  ours, theirs = (logged(path, 'train') for path in (workdir, alone))
+  assert [row['step'] for row in ours] == [row['step'] for row in theirs]
+  # The loss of a step is that of its batch: the batches were the same.
+  for name in ('loss', 'gradient_norm'):
+    np.testing.assert_allclose(
+      [row[name] for row in ours], [row[name] for row in theirs], rtol=1e-4
+    )
+  ours, theirs = (logged(path, 'valid')[-1] for path in (workdir, alone))
+  for name in ('loss', 'perplexity', 'accuracy', 'bleu', 'chrf'):
+    assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-3), name
+  ours, theirs = (
+    load_run(path, 'last').parameters['source_embedding']
+    for path in (workdir, alone)
+  )
+  np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_a_stop_of_one_stops_both_and_one_alone_goes_on(
+  program, alone, tmp_path
+):
+  workdir = tmp_path / 'run'
+  both = program.start_together(workdir, **_RUN)
+  wait_for_step(workdir, 23)
+  both[1].send_signal(signal.SIGTERM)
+  (first, code), (second, other_code) = _finished(program, both)
+  assert (code, other_code) == (0, 0), first + second
+  (*_, stopped) = saved_steps(workdir)
+  assert 23 <= stopped < _STEPS
+  assert f'stopped after step {stopped}' in first
+  # Only the first says what goes well.
+  assert 'step' not in second
+  code, err = program.run(workdir, **_RUN)
+  assert code == 0, err
+  assert f'going on from step {stopped}' in err
+  _assert_the_same_run(workdir, alone)
+
+
+def test_one_begins_and_two_with_cut_parameters_go_on(program, alone, tmp_path):
+  workdir = tmp_path / 'run'
+  code, err = program.run(workdir, **(_RUN | {'training__steps': 20}))
+  assert code == 0, err
+  both = program.start_together(workdir, **_RUN, parallel__fsdp=2)
+  (first, code), (second, other_code) = _finished(program, both)
+  assert (code, other_code) == (0, 0), first + second
+  assert 'going on from step 20' in first
+  assert 'data 2 x fsdp 2 x tensor 1' in first
+  _assert_the_same_run(workdir, alone)
+
+
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_lost_or_hangs_ends_the_other(
+  program, tmp_path, number
+):
+  workdir = tmp_path / 'run'
+  both = program.start_together(workdir, **(_RUN | {'training__steps': 9_999}))
+  wait_for_step(workdir, 25)
+  both[1].send_signal(number)
+  _, err, code = program.finish(both[0])
+  both[1].kill()
+  program.finish(both[1])
+  assert code == 75, err
+  message = one_line(err.replace(err.partition('error:')[0], ''))
+  assert 'no sign of life for 4 s from process 1 (last seen at step' in message
+  assert 'start all processes again with the same command' in message
+  assert 20 in saved_steps(workdir)
+
+
+def test_different_configs_are_refused_on_all(program, tmp_path):
+  workdir = tmp_path / 'run'
+  both = program.start_together(
+    workdir, [{}, {'model__width': 32, 'training__seed': 1}], **_RUN
+  )
+  for err, code in _finished(program, both):
+    assert code == 2, err
+    message = one_line(err)
+    assert 'config.model.width: 16 on process 0, 32 on process 1' in message
+  assert not workdir.exists()
+
+
+def test_text_that_one_process_does_not_see_is_told_by_all(program, tmp_path):
+  (tmp_path / 'here').mkdir()
+  for language in ('en', 'de'):
+    lines = ''.join(f'{language} {n}\n' for n in range(400))
+    (tmp_path / 'here' / f'text.{language}').write_text(lines)
+  text = "('text.{lang}',)"
+  both = program.start_together(
+    tmp_path / 'run',
+    [{'folder': tmp_path / 'here'}, {'folder': ROOT}],
+    **_RUN,
+    data__train=text,
+    data__tokenizer__vocabulary_size=50,
+    data__valid='()',
+    data__test='()',
+  )
+  for err, code in _finished(program, both):
+    assert code == 2, err
+    assert 'process 1: text.en' in one_line(err)
+  assert not (tmp_path / 'run').exists()
