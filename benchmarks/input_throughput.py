@@ -1,13 +1,16 @@
 r"""The input pipeline alone against the training step on the same batches.
 
     python -m benchmarks.input_throughput --config=configs/multi30k.py \
-        --config.data.root=DIR
+        --config.data.root=DIR [--config.data.batch.packing=true]
 
 Counts target tokens without padding. The step is timed on the first batches
-after a pass over them that compiles their shapes.
+after a pass over them that compiles their shapes. --profile prints where one
+thread spends its time when it reads and assembles batches.
 """
 
 import argparse
+import cProfile
+import pstats
 import sys
 import time
 from pathlib import Path
@@ -25,8 +28,12 @@ from benchmarks.common import (
 )
 from benchmarks.fusion_jax_step import fresh_totals
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.data.batching import Batch, choose_shapes
-from fusion_jax.data.pipeline import TrainingBatches, training_iterator
+from fusion_jax.data.batching import Batch
+from fusion_jax.data.pipeline import (
+  TrainingBatches,
+  training_iterator,
+  training_shapes,
+)
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.errors import one_line_errors
@@ -36,6 +43,9 @@ from fusion_jax.programs import start_logging, use_huge_pages
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import initial_state, make_train_step
 from fusion_jax.training.trained import make_model
+
+# Batches of a profile.
+_PROFILED = 100
 
 
 @one_line_errors
@@ -48,6 +58,9 @@ def main(argv: list[str]) -> None:
     '--steps', type=int, default=24, help='of a round of the model; 0: none'
   )
   parser.add_argument(
+    '--profile', action='store_true', help='profile one thread, no more'
+  )
+  parser.add_argument(
     '--output', type=Path, default=RESULTS / 'input_throughput.json'
   )
   config, arguments = parse_experiment(argv, parser)
@@ -55,6 +68,10 @@ def main(argv: list[str]) -> None:
   jax.set_mesh(data_mesh())
   corpus = prepare(config.data)
   batches = training_batches(config, corpus)
+  print(batches.table())
+  if arguments.profile:
+    print_profile(batches, _PROFILED)
+    return
   results = circumstances() | _results(config, corpus, batches, arguments)
   write_results(arguments.output, results)
   print(_report(results))
@@ -65,21 +82,44 @@ def training_batches(
 ) -> TrainingBatches:
   """As the training loop makes them."""
   split = corpus.split('train')
-  shapes = choose_shapes(
+  shapes = training_shapes(
     split.lengths,
     config.data.batch,
     config.optimizer.accumulation,
     config.data.filter.max_length,
   )
   return TrainingBatches(
-    split, shapes, config.training.seed, sampling=config.data.sampling.enabled
+    split,
+    shapes,
+    config.training.seed,
+    sampling=config.data.sampling.enabled,
+    packing=config.data.batch.packing,
   )
 
 
 def real_share(batches: TrainingBatches, lengths: np.ndarray) -> float:
   """Share of the slots of an epoch that hold real tokens, both sides."""
-  plan = batches.plan.epoch(0)
-  return float(np.asarray(lengths)[plan.order].sum() / plan.slots())
+  return float(np.asarray(lengths).sum() / batches.plan.epoch(0).slots())
+
+
+def host_rate(batches: TrainingBatches, seconds: float) -> float:
+  """Target tokens/s that one thread reads and assembles."""
+  tokens = step = 0
+  batches.plan.epoch(0)
+  begin = time.perf_counter()
+  while (passed := time.perf_counter() - begin) < seconds:
+    tokens += _target_tokens(batches[step])
+    step += 1
+  return tokens / passed
+
+
+def print_profile(batches: TrainingBatches, steps: int) -> None:
+  """Prints what one thread does in the first batches, the slowest first."""
+  batches.plan.epoch(0)
+  with cProfile.Profile() as profile:
+    for step in range(steps):
+      batches[step]
+  pstats.Stats(profile).strip_dirs().sort_stats('tottime').print_stats(12)
 
 
 def input_rate(batches: TrainingBatches, seconds: float) -> float:
@@ -129,9 +169,13 @@ def _results(
     'config': config.name,
     'shapes': [list(shape) for shape in batches.plan.shapes],
     'real_share': real_share(batches, corpus.split('train').lengths),
-    'input': spread(
-      [input_rate(batches, arguments.seconds) for _ in range(arguments.rounds)]
-    ),
+    'packing': config.data.batch.packing,
+    **{
+      name: spread(
+        [rate(batches, arguments.seconds) for _ in range(arguments.rounds)]
+      )
+      for name, rate in (('one thread', host_rate), ('input', input_rate))
+    },
   }
   if arguments.steps:
     results['model'] = spread(
@@ -149,7 +193,7 @@ def _target_tokens(batch: Batch) -> int:
 def _report(results: dict[str, Any]) -> str:
   rows = [
     (name, *(f'{results[name][key]:,.0f}' for key in ('median', 'min', 'max')))
-    for name in ('input', 'model')
+    for name in ('one thread', 'input', 'model')
     if name in results
   ]
   lines = [

@@ -122,10 +122,31 @@ class BatchConfig:
   length_multiple: int = 1
   # Rows of a shape are a multiple of this and of the data-parallel devices.
   row_multiple: int = 8
+  # Several training pairs share a row, none of which sees another; all
+  # batches then have one shape. Validation keeps to `shapes`.
+  packing: bool = False
+  # Source and target positions of a packed row, at least
+  # data.filter.max_length; 0: chosen from the lengths of the corpus.
+  packed_source: int = 0
+  packed_target: int = 0
 
   def __post_init__(self):
     names = 'tokens', 'shapes', 'length_multiple', 'row_multiple'
     require_at_least(1, self, 'data.batch', *names)
+    for field in ('packed_source', 'packed_target'):
+      require_at_least(0, self, 'data.batch', field)
+      value, multiple = getattr(self, field), self.length_multiple
+      require(
+        self.packing or not value,
+        f'data.batch.{field}',
+        f'needs data.batch.packing=True, got {value} without it',
+      )
+      require(
+        value % multiple == 0,
+        f'data.batch.{field}',
+        f'must be a multiple of data.batch.length_multiple={multiple}, got '
+        f'{value}',
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,6 +249,7 @@ class DataConfig:
       f'must be > 0 and finite, got {self.mixing_temperature}',
     )
     self._check_directions()
+    self._check_packing()
 
   def _check_directions(self) -> None:
     every = self.all_directions
@@ -244,6 +266,17 @@ class DataConfig:
           f'data.{field.name}',
           'has no effect with data.directions; leave it out',
         )
+
+  def _check_packing(self) -> None:
+    longest = self.filter.max_length
+    for field in ('packed_source', 'packed_target'):
+      size = getattr(self.batch, field)
+      require(
+        size == 0 or size >= longest,
+        f'data.batch.{field}',
+        f'must be 0 (chosen) or at least data.filter.max_length={longest}, '
+        f'got {size}',
+      )
 
   @property
   def all_directions(self) -> tuple[Direction, ...]:

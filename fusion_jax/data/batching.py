@@ -44,12 +44,18 @@ class Batch(NamedTuple):
 
   Both sides end in the end symbol and have no start symbol; what follows the
   length is 0. A row of length 0 is only padding.
+
+  A packed row has several examples side by side, and their tokens together
+  are its length. Segments number them from 1 on, and are 0 at padding; None
+  where every row has one example.
   """
 
   source: Int32[np.ndarray | Array, 'B S']
   target: Int32[np.ndarray | Array, 'B T']
   source_lengths: Int32[np.ndarray | Array, ' B']
   target_lengths: Int32[np.ndarray | Array, ' B']
+  source_segments: Int32[np.ndarray | Array, 'B S'] | None = None
+  target_segments: Int32[np.ndarray | Array, 'B T'] | None = None
 
 
 @runtime_checkable
@@ -61,6 +67,18 @@ class Example(Protocol):
 
   @property
   def target(self) -> Int32[np.ndarray, ' T']: ...
+
+
+@runtime_checkable
+class Epoch(Protocol):
+  """The batches of one epoch; `EpochPlan` is one."""
+
+  @property
+  def batches(self) -> int: ...
+
+  def batch(
+    self, index: int
+  ) -> tuple[Shape, Int32[np.ndarray, ' rows *K']]: ...
 
 
 class EpochPlan(NamedTuple):
@@ -111,16 +129,18 @@ class TrainingPlan:
     unshuffled = np.arange(len(lengths), dtype=np.int32)
     self.batches_per_epoch = self._group(unshuffled).batches
     self._lock = threading.Lock()
-    self._epochs: collections.OrderedDict[int, EpochPlan] = (
+    self._epochs: collections.OrderedDict[int, Epoch] = (
       collections.OrderedDict()
     )
 
-  def batch(self, step: int) -> tuple[int, Shape, Int32[np.ndarray, ' rows']]:
+  def batch(
+    self, step: int
+  ) -> tuple[int, Shape, Int32[np.ndarray, ' rows *K']]:
     """The epoch of a global batch, its shape and its examples."""
     epoch, index = divmod(step, self.batches_per_epoch)
     return epoch, *self.epoch(epoch).batch(index)
 
-  def epoch(self, epoch: int) -> EpochPlan:
+  def epoch(self, epoch: int) -> Epoch:
     """The plan of an epoch; the last two used are kept. Thread-safe."""
     with self._lock:
       if epoch not in self._epochs:
@@ -186,14 +206,14 @@ def choose_shapes(
   caps = _choose_caps(histogram, sources, targets, config.shapes)
   shapes = [
     Shape(
-      _rows(int(sources[s] + targets[t]), config, devices),
+      int(batch_rows(sources[s] + targets[t], config, devices)),
       int(sources[s]),
       int(targets[t]),
     )
     for s, t in caps
   ]
   shapes.sort(key=lambda shape: (shape.slots, shape))
-  _warn_if_larger(shapes[-1], config.tokens)
+  warn_if_larger(shapes[-1], config.tokens)
   return tuple(shapes)
 
 
@@ -310,7 +330,27 @@ def shape_table(lengths: Int32[np.ndarray, 'N 2'], plan: EpochPlan) -> str:
   return '\n'.join(lines)
 
 
-def _warn_if_larger(shape: Shape, tokens: int) -> None:
+def batch_rows(
+  slots: Int[np.ndarray | np.generic, '*caps'],
+  config: BatchConfig,
+  devices: int,
+) -> Int[np.ndarray | np.generic, '*caps']:
+  """As many rows as `config.tokens` allows, but at least one multiple.
+
+  Args:
+    slots: of one row, source and target together.
+    config: the slots of a batch, and what its rows are a multiple of.
+    devices: what they are a multiple of, too.
+
+  Returns:
+    The rows of a batch, for each number of slots.
+  """
+  multiple = math.lcm(config.row_multiple, devices)
+  return np.maximum(2 * config.tokens // slots // multiple, 1) * multiple
+
+
+def warn_if_larger(shape: Shape, tokens: int) -> None:
+  """Warns of a shape that is far above `data.batch.tokens`."""
   if shape.rows * shape.slots > 2 * tokens:
     logger.warning(
       'a batch of %d rows (the least that data.batch.row_multiple and the '
@@ -319,11 +359,6 @@ def _warn_if_larger(shape: Shape, tokens: int) -> None:
       *shape,
       tokens,
     )
-
-
-def _rows(slots: int, config: BatchConfig, devices: int) -> int:
-  multiple = math.lcm(config.row_multiple, devices)
-  return max(2 * config.tokens // slots // multiple, 1) * multiple
 
 
 def _candidates(longest: int, multiple: int) -> Int[np.ndarray, ' G']:

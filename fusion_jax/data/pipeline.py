@@ -15,9 +15,16 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
+from fusion_jax.config import BatchConfig
 from fusion_jax.data import batching
-from fusion_jax.data.batching import Batch, Example, Shape
+from fusion_jax.data.batching import Batch, Example, Shape, TrainingPlan
 from fusion_jax.data.mixing import Mixture
+from fusion_jax.data.packed_batches import (
+  PackedPlan,
+  assemble_packed,
+  packing_table,
+)
+from fusion_jax.data.packing import choose_packed_shape
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +50,32 @@ class Split(Protocol):
     ...
 
 
+def training_shapes(
+  lengths: Int32[np.ndarray, 'N 2'],
+  config: BatchConfig,
+  devices: int = 1,
+  max_length: int | None = None,
+) -> tuple[Shape, ...]:
+  """The shapes of training batches: one with packing, or `choose_shapes`.
+
+  Args:
+    lengths: source and target length of every training example.
+    config: of the batches.
+    devices: rows are a multiple of this.
+    max_length: of `choose_shapes`.
+
+  Returns:
+    The shapes, by slots of one row.
+
+  Raises:
+    InputError: an example is too long for the packed row that is asked for;
+      or no example is short enough.
+  """
+  if config.packing:
+    return (choose_packed_shape(lengths, config, devices),)
+  return batching.choose_shapes(lengths, config, devices, max_length)
+
+
 class TrainingBatches:
   """The endless sequence of training batches of one process, by step."""
 
@@ -55,22 +88,29 @@ class TrainingBatches:
     process_count: int = 1,
     sampling: bool = False,
     mixture: Mixture | None = None,
+    packing: bool = False,
   ):
     """Plans the batches.
 
     Args:
       split: the training examples.
-      shapes: from `choose_shapes` for the split's lengths or the mixture's.
+      shapes: from `training_shapes` for the split's lengths or the mixture's.
       seed: of the order and of the sampling.
       process_index: this process among those that train.
       process_count: how many these are; it divides the rows of every shape.
       sampling: draw a new segmentation of each example in each epoch.
       mixture: of the corpora in the split; the plan is then one of its slots.
         None: each example once an epoch.
+      packing: rows hold several examples; there is one shape.
     """
-    lengths = split.lengths if mixture is None else mixture.lengths
-    self.plan = batching.TrainingPlan(lengths, shapes, seed)
+    self._lengths = split.lengths if mixture is None else mixture.lengths
+    self.plan = (
+      PackedPlan(self._lengths, *shapes, seed)
+      if packing
+      else TrainingPlan(self._lengths, shapes, seed)
+    )
     self._mixture = mixture
+    self._packing = packing
     self._split = split
     self._seed = seed
     self._process = (process_index, process_count)
@@ -82,19 +122,31 @@ class TrainingBatches:
   def __getitem__(self, step: int) -> Batch:
     epoch, shape, slots = self.plan.batch(step)
     shape, slots = _share(shape, slots, *self._process)
+    if not self._packing:
+      return batching.assemble(self._shown(epoch, slots), shape)
+    taken = slots >= 0
+    shown = self._shown(epoch, slots[taken])
+    return assemble_packed(shown, taken.sum(axis=1), shape)
+
+  def table(self) -> str:
+    """The shapes, and how full they are, as a table for people."""
+    make = packing_table if self._packing else batching.shape_table
+    return make(self._lengths, self.plan.epoch(0))
+
+  def _shown(
+    self, epoch: int, slots: Int32[np.ndarray, ' rows']
+  ) -> Sequence[Example]:
     indices = self.examples(epoch, slots)
-    if self._sampling:
-      # Each (seed, epoch, slot) has its own seed, the next slot's is the next
-      # number.
-      entropy = np.random.SeedSequence((self._seed, epoch), spawn_key=(1,))
-      first = int(entropy.generate_state(1, np.uint64)[0])
-      examples = [
-        self._split.sample(index, (first + slot) % 2**64)
-        for index, slot in zip(indices.tolist(), slots.tolist(), strict=True)
-      ]
-    else:
-      examples = self._split.__getitems__(indices.tolist())
-    return batching.assemble(examples, shape)
+    if not self._sampling:
+      return self._split.__getitems__(indices.tolist())
+    # Each (seed, epoch, slot) has its own seed, the next slot's is the next
+    # number.
+    entropy = np.random.SeedSequence((self._seed, epoch), spawn_key=(1,))
+    first = int(entropy.generate_state(1, np.uint64)[0])
+    return [
+      self._split.sample(index, (first + slot) % 2**64)
+      for index, slot in zip(indices.tolist(), slots.tolist(), strict=True)
+    ]
 
   def examples(
     self, epoch: int, slots: Int32[np.ndarray, ' rows']
@@ -137,10 +189,8 @@ def to_device(
   """Copies each process's rows to its devices, two batches ahead."""
 
   def put(batch: Batch) -> Batch:
-    return Batch(
-      *(
-        jax.make_array_from_process_local_data(sharding, part) for part in batch
-      )
+    return jax.tree.map(
+      lambda part: jax.make_array_from_process_local_data(sharding, part), batch
     )
 
   return grain.experimental.ThreadPrefetchIterDataset(
@@ -188,10 +238,10 @@ def evaluation_batches(
 
 def _share(
   shape: Shape,
-  indices: Int32[np.ndarray, ' examples'],
+  indices: Int32[np.ndarray, ' examples *K'],
   process_index: int,
   process_count: int,
-) -> tuple[Shape, Int32[np.ndarray, ' own']]:
+) -> tuple[Shape, Int32[np.ndarray, ' own *K']]:
   """The rows of a batch that one process reads, and their examples."""
   rows, left = divmod(shape.rows, process_count)
   assert not left, f'{shape.rows} rows for {process_count} processes'

@@ -121,14 +121,15 @@ class Context:
   deterministic: no dropout.
   tokens: True at positions that are no padding; None: all are.
   caches: of every self-attention.
-  memory_mask: True at source tokens; None in the encoder.
+  memory_mask: of the cross-attention, True keeps: at source tokens, of packed
+    rows at those of the same segment; None in the encoder.
   """
 
   mask: Bool[Array, '#M #N #T U']
   deterministic: bool
   tokens: Bool[Array, 'M T'] | None = None
   caches: CacheWalk = dataclasses.field(default_factory=CacheWalk)
-  memory_mask: Bool[Array, 'B 1 1 S'] | None = None
+  memory_mask: Bool[Array, 'B 1 #T S'] | None = None
 
 
 def record(module: nn.Module, name: str, value: Float[Array, '...']) -> None:

@@ -23,6 +23,7 @@ from fusion_jax.models.layers import (
   kernel_initializer,
   sinusoids,
 )
+from fusion_jax.models.segments import segment_mask, segment_positions
 from fusion_jax.models.stack import (
   Decoder,
   Encoder,
@@ -68,9 +69,25 @@ class Memory(NamedTuple):
   mask: Bool[Array, 'B 1 1 S']
 
 
-def shift_right(target: Int[Array, 'B T'], start_id: int) -> Int[Array, 'B T']:
-  """The decoder's input: the start symbol, then all but the last token."""
-  return jnp.pad(target, ((0, 0), (1, 0)), constant_values=start_id)[:, :-1]
+def shift_right(
+  target: Int[Array, 'B T'],
+  start_id: int,
+  positions: Int[Array, 'B T'] | None = None,
+) -> Int[Array, 'B T']:
+  """The decoder's input: the start symbol, then all but the last token.
+
+  Args:
+    target: int32 token ids.
+    start_id: the start symbol.
+    positions: of every token in its own segment; None: a row is one sentence.
+
+  Returns:
+    The tokens; the start symbol stands at the first position of each segment.
+  """
+  shifted = jnp.pad(target, ((0, 0), (1, 0)), constant_values=start_id)[:, :-1]
+  if positions is None:
+    return shifted
+  return jnp.where(positions == 0, start_id, shifted)
 
 
 class Transformer(nn.Module):
@@ -154,22 +171,25 @@ class Transformer(nn.Module):
     table: Float[Array, 'V D'],
     learned: Float[Array, 'P D'] | None,
     tokens: Int[Array, 'B T'],
-    positions: Int[Array, ' T'],
+    positions: Int[Array, '*#B T'],
     deterministic: bool,
   ) -> Float[Array, 'B T D']:
     dtype = jnp.dtype(self.config.compute_dtype)
     scaled = table[tokens] * self.config.width**0.5
-    encoding = (
-      sinusoids(positions, self.config.width)
-      if learned is None
-      else learned[positions]
-    )
+    if learned is not None:
+      encoding = learned[positions]
+    elif positions.ndim == 1:
+      encoding = sinusoids(positions, self.config.width)
+    else:
+      # Sines are computed once a place and gathered for every row.
+      places = jnp.arange(positions.shape[1])
+      encoding = sinusoids(places, self.config.width)[positions]
     return self.dropout((scaled + encoding).astype(dtype), deterministic)
 
   def _embed_target(
     self,
     tokens: Int[Array, 'B T'],
-    positions: Int[Array, ' T'],
+    positions: Int[Array, '*#B T'],
     deterministic: bool,
   ) -> Float[Array, 'B T D']:
     learned = getattr(self, 'target_positions', None)
@@ -182,6 +202,7 @@ class Transformer(nn.Module):
     source: Int[Array, 'B S'],
     source_lengths: Int[Array, ' B'],
     deterministic: bool = True,
+    source_segments: Int[Array, 'B S'] | None = None,
   ) -> StackOutput:
     """Runs the encoder.
 
@@ -189,20 +210,24 @@ class Transformer(nn.Module):
       source: int32 token ids, the end symbol included.
       source_lengths: int32 tokens in each row; what follows is padding.
       deterministic: no dropout.
+      source_segments: int32, of a batch of packed rows; see `Batch`.
 
     Returns:
       features (what the decoder attends to) and H[0..L].
     """
+    positions = (
+      jnp.arange(source.shape[1])
+      if source_segments is None
+      else segment_positions(source_segments)
+    )
     learned = getattr(self, 'source_positions', None)
     x = self._embed(
-      self.source_table,
-      learned,
-      source,
-      jnp.arange(source.shape[1]),
-      deterministic,
+      self.source_table, learned, source, positions, deterministic
     )
-    mask = padding_mask(source_lengths, source.shape[1])
-    return self.encoder(x, Context(mask, deterministic, mask[:, 0, 0]))
+    padding = mask = padding_mask(source_lengths, source.shape[1])
+    if source_segments is not None:
+      mask = segment_mask(source_segments, source_segments)
+    return self.encoder(x, Context(mask, deterministic, padding[:, 0, 0]))
 
   def __call__(
     self,
@@ -211,11 +236,16 @@ class Transformer(nn.Module):
     target: Int[Array, 'B T'],
     deterministic: bool = True,
     target_lengths: Int[Array, ' B'] | None = None,
+    source_segments: Int[Array, 'B S'] | None = None,
+    target_segments: Int[Array, 'B T'] | None = None,
   ) -> ModelOutput:
     """The teacher-forced pass.
 
     Padding after the end of a target needs no mask: causality hides it from
     every real token, and the loss gives it no weight.
+
+    With segments each sentence of a row is by itself: it attends to its own
+    tokens and to its own source, and its positions begin at 0.
 
     Args:
       source: int32 token ids, the end symbol included.
@@ -224,23 +254,31 @@ class Transformer(nn.Module):
       deterministic: no dropout.
       target_lengths: int32 tokens in each row, for what is recorded as
         telemetry; no output depends on them.
+      source_segments: int32, of a batch of packed rows; see `Batch`.
+      target_segments: the same of the target; both or none.
 
     Returns:
       Decoder features, output projection, and H[0..L] of both stacks.
     """
-    encoded = self.encode(source, source_lengths, deterministic)
-    length = target.shape[1]
-    x = self._embed_target(
-      shift_right(target, self.start_id), jnp.arange(length), deterministic
+    encoded = self.encode(
+      source, source_lengths, deterministic, source_segments
     )
+    length, starts = target.shape[1], None
+    if target_segments is not None:
+      starts = segment_positions(target_segments)
+    shifted = shift_right(target, self.start_id, starts)
+    places = jnp.arange(length) if starts is None else starts
+    x = self._embed_target(shifted, places, deterministic)
     tokens = None
     if target_lengths is not None:
       tokens = jnp.arange(length) < target_lengths[:, None]
-    mask = padding_mask(source_lengths, source.shape[1])
-    context = Context(
-      causal_mask(length), deterministic, tokens, memory_mask=mask
-    )
-    decoded = self.decoder(x, context, self.decoder.memories(encoded, mask))
+    padding = memory_mask = padding_mask(source_lengths, source.shape[1])
+    mask = causal_mask(length)
+    if target_segments is not None:
+      mask = mask & segment_mask(target_segments, target_segments)
+      memory_mask = segment_mask(target_segments, source_segments)
+    context = Context(mask, deterministic, tokens, memory_mask=memory_mask)
+    decoded = self.decoder(x, context, self.decoder.memories(encoded, padding))
     return ModelOutput(
       decoded.features,
       self.output_layer,

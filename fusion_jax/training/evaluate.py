@@ -5,6 +5,7 @@ their means, in which every direction counts the same.
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -183,11 +184,9 @@ class Validator:
     sharding = by_rows(self._mesh)
     own = own_rows(self._mesh)
     for batch in evaluation_batches(split, self._shapes, *own):
-      yield Batch(
-        *(
-          jax.make_array_from_process_local_data(sharding, part)
-          for part in batch
-        )
+      yield jax.tree.map(
+        functools.partial(jax.make_array_from_process_local_data, sharding),
+        batch,
       )
 
   def _loss(self, parameters: Parameters, split: Split) -> LossSums:

@@ -17,11 +17,11 @@ from jax.sharding import Mesh
 
 from fusion_jax import serialization
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.data.batching import choose_shapes, shape_table
 from fusion_jax.data.mixing import mixture_table, training_mixture
 from fusion_jax.data.pipeline import (
   TrainingBatches,
   training_iterator,
+  training_shapes,
 )
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
@@ -136,7 +136,7 @@ def _make_batches(
   mixture = training_mixture(
     config.data, split.directions, split.lengths, config.training.seed
   )
-  shapes = choose_shapes(
+  shapes = training_shapes(
     mixture.lengths,
     config.data.batch,
     max_length=config.data.filter.max_length,
@@ -148,9 +148,9 @@ def _make_batches(
     *own_rows(mesh),
     config.data.sampling.enabled,
     mixture,
+    config.data.batch.packing,
   )
-  table = shape_table(mixture.lengths, batches.plan.epoch(0))
-  logger.info('%d training shapes:\n%s', len(shapes), table)
+  logger.info('%d training shapes:\n%s', len(shapes), batches.table())
   if len(split.directions) > 1:
     logger.info('mixture:\n%s', mixture_table(split.directions, mixture))
   per_epoch = batches.plan.batches_per_epoch
@@ -337,7 +337,7 @@ class _Training:
       raise InputError(
         f'step {bad}: the loss or its gradient is not finite (batch '
         f'{bad - 1}, epoch {epoch}, shape {tuple(shape)}, first pairs '
-        f'{indices[:3].tolist()}); the last good checkpoint is '
+        f'{indices[indices >= 0][:3].tolist()}); the last good checkpoint is '
         f'{"none" if last is None else f"step {last}"}; a lower learning '
         'rate, longer warm-up or optimizer.clip_norm may help'
       )

@@ -130,6 +130,8 @@ def batch_loss(
     batch.target,
     dropout_key is None,
     rngs=None if dropout_key is None else {'dropout': dropout_key},
+    source_segments=batch.source_segments,
+    target_segments=batch.target_segments,
   )
   sums = cross_entropy(
     output.features,

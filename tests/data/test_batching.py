@@ -267,7 +267,8 @@ def test_assemble():
   assert batch.target.tolist() == [[7, 2, 0, 0], [8, 9, 1, 2], [0, 0, 0, 0]]
   assert batch.source_lengths.tolist() == [3, 1, 0]
   assert batch.target_lengths.tolist() == [2, 4, 0]
-  assert {part.dtype for part in batch} == {np.dtype(np.int32)}
+  assert {part.dtype for part in batch[:4]} == {np.dtype(np.int32)}
+  assert batch.source_segments is batch.target_segments is None
 
 
 def test_assemble_nothing():

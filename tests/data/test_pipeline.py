@@ -56,8 +56,16 @@ SPLIT = MemorySplit()
 SHAPES = batching.choose_shapes(SPLIT.lengths, BatchConfig(tokens=100))
 
 
-def batches_of(**options):
-  return pipeline.TrainingBatches(SPLIT, SHAPES, SEED, **options)
+PACKED = pipeline.training_shapes(
+  SPLIT.lengths, BatchConfig(tokens=100, packing=True)
+)
+
+
+def batches_of(packing=False, **options):
+  shapes = PACKED if packing else SHAPES
+  return pipeline.TrainingBatches(
+    SPLIT, shapes, SEED, packing=packing, **options
+  )
 
 
 def data_sharding():
@@ -74,8 +82,9 @@ def open_iterator():
   """Makes iterators over the training batches and closes them."""
   opened = []
 
-  def make():
-    opened.append(pipeline.training_iterator(batches_of(), data_sharding()))
+  def make(**options):
+    batches = batches_of(**options)
+    opened.append(pipeline.training_iterator(batches, data_sharding()))
     return opened[-1]
 
   yield make
@@ -91,9 +100,18 @@ def indices_in(batches):
   """The examples in batches, in order."""
   found = []
   for batch in batches:
-    real = np.asarray(batch.source_lengths) > 0
-    found.extend((np.asarray(batch.source)[real, 0] - 1).tolist())
+    source, segments = np.asarray(batch.source), batch.source_segments
+    if segments is None:
+      starts = np.arange(source.shape[1]) == 0
+    else:
+      starts = np.diff(np.asarray(segments), prepend=0, axis=1) > 0
+    found.extend((source[starts & (source > 0)] - 1).tolist())
   return found
+
+
+def joined(parts):
+  """One batch of the rows of several."""
+  return jax.tree.map(lambda *each: np.concatenate(each), *parts)
 
 
 def assert_same(first, second):
@@ -102,10 +120,11 @@ def assert_same(first, second):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_an_epoch_has_every_example_once():
-  batches = batches_of()
+@pytest.mark.parametrize('packing', [False, True])
+def test_an_epoch_has_every_example_once(packing):
+  batches = batches_of(packing)
   size = batches.plan.batches_per_epoch
-  assert size > 4
+  assert size > 3
   epochs = [
     indices_in(batches[step] for step in range(first, first + size))
     for first in (0, size)
@@ -115,15 +134,18 @@ def test_an_epoch_has_every_example_once():
 
 
 @settings(deadline=None, derandomize=True, max_examples=20)
-@given(step=st.integers(0, 10**9), count=st.sampled_from([1, 2, 4, 8]))
-def test_processes_share_the_rows_of_a_batch(step, count):
-  whole = batches_of()[step]
+@given(
+  step=st.integers(0, 10**9),
+  count=st.sampled_from([1, 2, 4, 8]),
+  packing=st.booleans(),
+)
+def test_processes_share_the_rows_of_a_batch(step, count, packing):
+  whole = batches_of(packing)[step]
   parts = [
-    batches_of(process_index=index, process_count=count)[step]
+    batches_of(packing, process_index=index, process_count=count)[step]
     for index in range(count)
   ]
-  joined = batching.Batch(*map(np.concatenate, zip(*parts, strict=True)))
-  assert_same([joined], [whole])
+  assert_same([joined(parts)], [whole])
 
 
 def test_the_order_of_one_corpus_is_that_of_old_runs():
@@ -221,17 +243,42 @@ def test_sampling_draws_anew_in_each_epoch():
   assert (first != second).mean() > 0.3
 
 
-def test_batches_arrive_on_the_devices_in_order(open_iterator):
+def test_sampled_examples_are_packed_side_by_side():
+  batches = batches_of(True, sampling=True)
+  for batch in map(batches.__getitem__, range(3)):
+    for ids, segments, lengths in (
+      (batch.source, batch.source_segments, batch.source_lengths),
+      (batch.target, batch.target_segments, batch.target_lengths),
+    ):
+      kept = np.arange(ids.shape[1]) < lengths[:, None]
+      np.testing.assert_array_equal(segments > 0, kept)
+      # Segments follow each other, and each holds one example alone.
+      steps = np.diff(segments, axis=1)[kept[:, 1:]]
+      assert set(steps.tolist()) == {0, 1}
+      changes = np.diff(ids, axis=1)[kept[:, 1:]] != 0
+      assert not (changes & (steps == 0)).any()
+
+
+@pytest.mark.parametrize(
+  ('packing', 'head'), [(False, 'examples'), (True, 'pairs a row')]
+)
+def test_the_table_is_that_of_the_plan(packing, head):
+  assert head in batches_of(packing).table()
+
+
+@pytest.mark.parametrize(('packing', 'arrays'), [(False, 4), (True, 6)])
+def test_batches_arrive_on_the_devices_in_order(open_iterator, packing, arrays):
   # No implicit copy between host and device, in any thread.
   jax.config.update('jax_transfer_guard', 'disallow')
   try:
-    arrived = take(open_iterator(), 30)
+    arrived = take(open_iterator(packing=packing), 30)
   finally:
     jax.config.update('jax_transfer_guard', 'allow')
   for batch in arrived:
-    for part in batch:
+    assert len(jax.tree.leaves(batch)) == arrays
+    for part in jax.tree.leaves(batch):
       assert part.sharding == data_sharding()
-  expected = batches_of()
+  expected = batches_of(packing)
   assert_same(arrived, [expected[step] for step in range(30)])
 
 
@@ -284,11 +331,8 @@ def test_processes_share_the_evaluation():
   parts = [
     pipeline.evaluation_batches(SPLIT, SHAPES, index, 2) for index in (0, 1)
   ]
-  joined = [
-    batching.Batch(*map(np.concatenate, zip(*both, strict=True)))
-    for both in zip(*parts, strict=True)
-  ]
-  assert_same(joined, list(whole))
+  both = [joined(rows) for rows in zip(*parts, strict=True)]
+  assert_same(both, list(whole))
 
 
 def test_evaluation_counts_what_it_leaves_out(caplog):

@@ -14,7 +14,9 @@ from fusion_jax.config import (
   OptimizerConfig,
   TrainingConfig,
 )
-from fusion_jax.data.batching import Batch
+from fusion_jax.data.batching import Batch, Shape, assemble
+from fusion_jax.data.packed_batches import assemble_packed
+from fusion_jax.data.records import Example
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.training.optimizer import make_optimizer
@@ -111,8 +113,8 @@ def test_accumulation_changes_nothing_but_rounding(parts):
 
 def test_the_gradient_is_that_of_the_mean_over_tokens():
   batch = _batch()
-  padded = Batch(
-    *(np.pad(x, [(0, 16)] + [(0, 3)] * (x.ndim - 1)) for x in batch)
+  padded = jax.tree.map(
+    lambda x: np.pad(x, [(0, 16)] + [(0, 3)] * (x.ndim - 1)), batch
   )
   plain = _run(_without_dropout(), batches=[batch])
   more = _run(_without_dropout(), batches=[padded])
@@ -121,6 +123,23 @@ def test_the_gradient_is_that_of_the_mean_over_tokens():
   np.testing.assert_allclose(
     plain[1].gradient_norm, more[1].gradient_norm, rtol=1e-4
   )
+
+
+def test_packed_rows_train_like_rows_of_one_sentence():
+  rng = np.random.default_rng(0)
+  pairs = [
+    Example(*(rng.integers(4, 30, size, dtype=np.int32) for size in sizes))
+    for sizes in rng.integers(1, [6, 7], (32, 2))
+  ]
+  alone = _run(_without_dropout(), batches=[assemble(pairs, Shape(32, 5, 6))])
+  # Two pairs a row, the rows in two parts on eight devices.
+  packed = _run(
+    _without_dropout(accumulation=2),
+    8,
+    [assemble_packed(pairs, np.full(16, 2), Shape(16, 10, 12))],
+  )
+  _assert_same(alone[1], packed[1], 1e-4)
+  _assert_same(alone[0].parameters, packed[0].parameters, 1e-4)
 
 
 def test_the_same_step_draws_the_same_dropout():

@@ -1,0 +1,212 @@
+"""How sentence pairs share rows: their lengths in, the shape and rows out.
+
+What a row holds is decided on the histogram of lengths, as in Krell et al.
+(2021), "Efficient sequence packing without cross-contamination", here with
+two lengths a pair. The cost depends on how many different lengths there are,
+not on how many pairs. Axis letters: N pairs, C different pairs of lengths,
+R rows, S source and T target positions of a row.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int, Int32
+
+from fusion_jax.config import BatchConfig
+from fusion_jax.data.batching import Shape, batch_rows, warn_if_larger
+from fusion_jax.errors import InputError
+
+# A row has room for at least so many pairs of mean length: with fewer, what is
+# left of a row is too often a length that no pair has.
+_PAIRS_A_ROW = 4
+
+
+class Rows(NamedTuple):
+  """What the rows hold.
+
+  Row r has the places `starts[r]` to `starts[r + 1] - 1`, and place p a pair
+  of the lengths `lengths[p]`.
+  """
+
+  starts: Int[np.ndarray, ' R+1']
+  lengths: Int32[np.ndarray, 'N 2']
+
+
+def choose_packed_shape(
+  lengths: Int32[np.ndarray, 'N 2'], config: BatchConfig, devices: int = 1
+) -> Shape:
+  """Chooses the shape of packed batches.
+
+  The two sides of a row are in proportion to those of the corpus, with room
+  for the longest and for four pairs of mean length, or for as many as a side
+  that is given holds. Among rows of up to half more, those are chosen with
+  which a batch of `config.tokens` slots holds the most pairs, and of nearly
+  equal ones the shortest.
+
+  Args:
+    lengths: source and target length of every example, in subwords.
+    config: the slots, the granularity, and the sides that are given.
+    devices: rows are a multiple of this, as in `choose_shapes`.
+
+  Returns:
+    The shape.
+
+  Raises:
+    InputError: an example is longer than a side that is given.
+  """
+  mean, longest = lengths.mean(axis=0), lengths.max(axis=0)
+  given = np.array([config.packed_source, config.packed_target])
+  wanted = (given / mean).max() if given.any() else _PAIRS_A_ROW
+  least = max((longest / mean).max(), wanted) * mean
+  sources, targets = (
+    _sides(name, *map(int, sizes), config.length_multiple)
+    for name, *sizes in zip(
+      ('packed_source', 'packed_target'),
+      given,
+      longest,
+      np.ceil(least),
+      strict=True,
+    )
+  )
+  shape = _densest(sources, targets, mean, config, devices)
+  warn_if_larger(shape, config.tokens)
+  return shape
+
+
+def _densest(
+  sources: Int[np.ndarray, ' s'],
+  targets: Int[np.ndarray, ' t'],
+  mean: Float[np.ndarray, '2'],
+  config: BatchConfig,
+  devices: int,
+) -> Shape:
+  """The shape that holds the most pairs of mean length in its slots.
+
+  A batch of fewer slots than it may have counts as one of all of them.
+  """
+  source, target = sources[:, None], targets[None]
+  rows = batch_rows(source + target, config, devices)
+  pairs = rows * np.minimum(source / mean[0], target / mean[1])
+  slots = rows * (source + target)
+  density = pairs / np.maximum(slots, 2 * config.tokens)
+  good = density >= 0.99 * density.max()
+  place = np.where(good, source + target, np.iinfo(np.int64).max).argmin()
+  s, t = np.unravel_index(place, rows.shape)
+  return Shape(int(rows[s, t]), int(sources[s]), int(targets[t]))
+
+
+def _sides(
+  name: str, given: int, longest: int, least: int, multiple: int
+) -> Int[np.ndarray, ' sides']:
+  """The lengths that one side of a row may have."""
+  if given:
+    if given < longest:
+      raise InputError(
+        f'config.data.batch.{name}: must be 0 (chosen) or at least {longest}, '
+        f'the longest sentence of the corpus, got {given}'
+      )
+    return np.array([given])
+  first, last = (-(-size // multiple) for size in (least, least + least // 2))
+  return np.arange(first, last + 1) * multiple
+
+
+def pack(lengths: Int32[np.ndarray, 'N 2'], source: int, target: int) -> Rows:
+  """Packs pairs of given lengths into rows.
+
+  A row starts with the longest pair that is left. Then it takes, of the pairs
+  that fit, the one with the largest s / S + t / T - |u|, where u is by how
+  much the room left on the two sides, as shares of S and T, would differ.
+  Rows like it are made for as long as there are pairs of these lengths.
+
+  Args:
+    lengths: source and target length of every example, in subwords.
+    source: positions of a row, S; no example is longer.
+    target: the same of the other side, T.
+
+  Returns:
+    The rows; every example's lengths stand at one place.
+  """
+  assert (lengths <= (source, target)).all(), 'an example fits no row'
+  cells = _Cells(lengths, np.array([source, target]))
+  places, sizes, times = [], [], []
+  while cells.any():
+    row = cells.next_row()
+    count = cells.take(row)
+    places.append(np.tile(cells.lengths[row], (count, 1)))
+    sizes.append(len(row))
+    times.append(count)
+    cells.drop_empty()
+  starts = np.concatenate([[0], np.cumsum(np.repeat(sizes, times))])
+  return Rows(starts, np.concatenate(places).astype(np.int32))
+
+
+class _Cells:
+  """The different pairs of lengths that are left, the longest first.
+
+  Attributes:
+    lengths: of each.
+  """
+
+  def __init__(
+    self, lengths: Int32[np.ndarray, 'N 2'], room: Int[np.ndarray, '2']
+  ):
+    """Counts the examples by their lengths, for rows of that room."""
+    codes = lengths[:, 0].astype(np.int64) * (room[1] + 1) + lengths[:, 1]
+    counts = np.bincount(codes)
+    found = np.flatnonzero(counts)
+    cells = np.stack(np.divmod(found, room[1] + 1), axis=1)
+    order = np.argsort(-(cells / room).sum(axis=1), kind='stable')
+    self._room = room
+    self._keep(cells[order], counts[found[order]])
+
+  def _keep(
+    self, lengths: Int[np.ndarray, 'C 2'], left: Int[np.ndarray, ' C']
+  ) -> None:
+    self.lengths, self._left = lengths, left
+    # One array a side: comparing rows of two takes twice as long.
+    self._sources, self._targets = lengths.T.copy()
+    shares: Float[np.ndarray, 'C 2'] = lengths / self._room
+    self._sizes = shares.sum(axis=1)
+    self._leanings = shares[:, 0] - shares[:, 1]
+
+  def any(self) -> bool:
+    """Whether any pairs are left."""
+    return len(self._left) > 0
+
+  def next_row(self) -> list[int]:
+    """The cells of a row, in the order in which it takes them."""
+    row, left, room = [], self._left.copy(), self._room
+    following = 0
+    while following is not None:
+      row.append(following)
+      left[following] -= 1
+      room = room - self.lengths[following]
+      following = self._best(room, left)
+    return row
+
+  def _best(
+    self, room: Int[np.ndarray, '2'], left: Int[np.ndarray, ' C']
+  ) -> int | None:
+    """The cell that a row with that room takes next, if any fits."""
+    shares = room / self._room
+    first = np.searchsorted(-self._sizes, -shares.sum() - 1e-9)
+    fits = self._sources[first:] <= room[0]
+    fits &= self._targets[first:] <= room[1]
+    fits &= left[first:] > 0
+    places = np.flatnonzero(fits) + first
+    if not len(places):
+      return None
+    leaning = shares[0] - shares[1] - self._leanings[places]
+    return int(places[(self._sizes[places] - np.abs(leaning)).argmax()])
+
+  def take(self, row: list[int]) -> int:
+    """Takes such rows as often as there are pairs for them; how often."""
+    used, uses = np.unique(row, return_counts=True)
+    count = int((self._left[used] // uses).min())
+    self._left[used] -= count * uses
+    return count
+
+  def drop_empty(self) -> None:
+    """Forgets the cells that have no pairs left."""
+    kept = self._left > 0
+    self._keep(self.lengths[kept], self._left[kept])
