@@ -9,11 +9,18 @@ Data      160K pairs of TED talks; files {train,valid,test}.{de,en} in
           data.root, not tokenised
 Command   python train.py --config=configs/iwslt14_deen.py
             --config.data.root=DIR --workdir=runs/iwslt14
-Hardware  one GPU; 40 epochs of Wang are 80,000 steps, 80 of Yang about 20,000
+          and the second phase of Wang:
+          python train.py --config=configs/iwslt14_deen.py:mlrf_base_phase2
+            --config.data.root=DIR --init_from=runs/iwslt14
+            --workdir=runs/iwslt14_phase2
+Hardware  one GPU; 40 epochs of Wang are 80,000 steps, then 20 are 100,000; 80
+          of Yang are about 20,000
 Variants  Wang: 3+3 layers of width 256, 80 sentences, warm-up 16,000, dropout
           0.1, no label smoothing, beam 8, length penalty 1.6, no averaging.
-          This is their first phase; in a second one, of 20 epochs, Adam
-          starts anew at a constant 5e-5 with 32 sentences.
+          This is their first phase. The second is a run of its own, with
+          _phase2 after the name and the first as its --init_from: 20 epochs
+          in which Adam starts anew, its moments and count at 0, at a constant
+          5e-5 with 32 sentences. It starts at the first's best checkpoint.
             mlrf_base (the default), mlrf_base_4_layers, mlrf_base_6_layers
             mlrf_encoder_average, mlrf_encoder_fnn, mlrf_encoder_sa4,
             mlrf_encoder_sa6
@@ -83,8 +90,20 @@ _YANG_ROWS = {name: _YANG | row for name, row in YANG_2022.items()}
 _YANG_THREES = _YANG | both_sides('gtrans', gtrans=GtransOptions(group_size=3))
 _SCAN = {'scan_layers': True, 'remat': True}
 
+# Restart-Adam: 32 of 80 sentences, and 5 of 2 steps an epoch.
+_PHASE_2 = {
+  'data.batch.tokens': 820,
+  'optimizer.schedule': 'constant',
+  'optimizer.peak': 5e-5,
+  'optimizer.warmup_steps': 1,
+  'training.steps': 100_000,
+  'training.validate_every': 5_000,
+  'training.save_every': 5_000,
+}
+
 _VARIANTS = {
   **WANG_2018,
+  **{f'{name}_phase2': row | _PHASE_2 for name, row in WANG_2018.items()},
   **_YANG_ROWS,
   **{
     f'{name}_12_12': row | depth(12, 12, scan_layers=name != 'dlcl')

@@ -4,7 +4,7 @@ import argparse
 
 
 def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds --step, --average and --average_of to a parser.
+  """Adds --step, --average, --average_of and --parameters to a parser.
 
   Args:
     parser: of the program; its values are arguments of `load_run`.
@@ -20,6 +20,12 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     choices=('last', 'best'),
     default='last',
     help='which ones: the last or the best, up to --step',
+  )
+  parser.add_argument(
+    '--parameters',
+    choices=('last', 'ema'),
+    help='of a checkpoint: those after its last update or their moving '
+    'average; default: the average if training.ema made one',
   )
 
 

@@ -445,16 +445,31 @@ class OptimizerConfig:
 
   __pydantic_config__ = _STRICT
 
-  # 'vaswani': scale * D^-0.5 * min(t^-0.5, t * warmup^-1.5), their Eq. 3.
-  # 'inverse_sqrt': linear to `peak` in warmup steps, then
-  # peak * sqrt(warmup / t).
-  schedule: Literal['vaswani', 'inverse_sqrt'] = 'vaswani'
+  # The rate of update t, counted from 1, with W updates of warm-up; all but
+  # 'vaswani' grow linearly to `peak`.
+  # 'vaswani': scale * D^-0.5 * min(t^-0.5, t * W^-1.5), their Eq. 3.
+  # 'inverse_sqrt': then peak * sqrt(W / t).
+  # 'cosine': then half a cosine from `peak` to `final` at training.steps.
+  # 'constant': then `peak`.
+  schedule: Literal['vaswani', 'inverse_sqrt', 'cosine', 'constant'] = 'vaswani'
   scale: float = 1.0
   peak: float = 5e-4
+  final: float = 0.0
+  # W; 1 is no warm-up.
   warmup_steps: int = 4_000
+  # The warm-up lasts until so many target tokens have been seen and grows
+  # with them; W is then the updates that it took. 0: by warmup_steps.
+  warmup_tokens: int = 0
   beta1: float = 0.9
   beta2: float = 0.98
   epsilon: float = 1e-9
+  # Dtype in which Adam's first moment is kept between the updates, which
+  # are computed in float32; the second moment is always float32.
+  moments_dtype: Literal['float32', 'bfloat16'] = 'float32'
+  # Decoupled decay (AdamW, Loshchilov and Hutter 2019): an update also takes
+  # rate * weight_decay * parameter from the weight matrices and embedding
+  # tables; norms, biases and the scalars of fusions have none.
+  weight_decay: float = 0.0
   # Largest global norm of the gradient of the mean loss; 0: no clipping.
   clip_norm: float = 0.0
   # Parts into which a batch is cut; their gradients are added before the
@@ -466,6 +481,8 @@ class OptimizerConfig:
       value = getattr(self, field)
       require(value > 0, f'optimizer.{field}', f'must be > 0, got {value}')
     require_at_least(1, self, 'optimizer', 'warmup_steps', 'accumulation')
+    require_at_least(0, self, 'optimizer', 'weight_decay')
+    self._check_schedule()
     for field in ('beta1', 'beta2'):
       value = getattr(self, field)
       require(
@@ -475,6 +492,24 @@ class OptimizerConfig:
       self.clip_norm >= 0,
       'optimizer.clip_norm',
       f'must be 0 (none) or more, got {self.clip_norm}',
+    )
+
+  def _check_schedule(self) -> None:
+    require(
+      0 <= self.final <= self.peak,
+      'optimizer.final',
+      f'must be between 0 and optimizer.peak={self.peak}, got {self.final}',
+    )
+    require(
+      0 <= self.warmup_tokens < 2**31,
+      'optimizer.warmup_tokens',
+      f'must be at least 0 (by steps) and below 2^31, got {self.warmup_tokens}',
+    )
+    require(
+      not (self.warmup_tokens and self.schedule == 'vaswani'),
+      'optimizer.warmup_tokens',
+      "needs a schedule with a peak of its own; that of 'vaswani' follows "
+      "from warmup_steps: use 'inverse_sqrt' with optimizer.peak",
     )
 
 
@@ -489,6 +524,21 @@ class TrainingConfig:
   # A run directory whose parameters a new run starts from; what is new in
   # this model starts fresh, and so do optimizer and schedule.
   init_from: str = ''
+  # Parameters that are not trained: patterns of the shell over their names,
+  # where * matches / too: 'encoder/*', '*_embedding'. They get no update, no
+  # decay and no moments. `python -m fusion_jax.models` lists the names.
+  freeze: tuple[str, ...] = ()
+  # Decay d of the average of the parameters, a + (1 - d) (p - a) after every
+  # update, starting at the parameters; 0: none. Validation and decoding read
+  # the average, and the state has one more copy of the parameters.
+  ema: float = 0.0
+  # An update whose loss or gradient is not finite is left out; so many in a
+  # row end the run at the next progress line or checkpoint.
+  max_skipped: int = 10
+  # Where weight matrices become bfloat16, with compute_dtype='bfloat16': at
+  # every use, or in one copy a step that all uses and parts of the batch
+  # read. Those of the optimizer, and tables and all else, are float32.
+  cast_weights: Literal['at_use', 'once'] = 'at_use'
   # Of the initial parameters, the order of the data and dropout.
   seed: int = 0
   label_smoothing: float = 0.1
@@ -518,7 +568,7 @@ class TrainingConfig:
 
   def __post_init__(self):
     every = 'log_every', 'validate_every', 'save_every'
-    counts = 'steps', 'keep_last', 'translate_beam'
+    counts = 'steps', 'keep_last', 'translate_beam', 'max_skipped'
     require_at_least(1, self, 'training', *every, *counts)
     optional = 'patience', 'keep_best', 'loss_chunk', 'translate_sentences'
     require_at_least(0, self, 'training', *optional, 'seed')
@@ -531,6 +581,16 @@ class TrainingConfig:
       0 <= self.label_smoothing < 1,
       'training.label_smoothing',
       f'must be in [0, 1), got {self.label_smoothing}',
+    )
+    require(
+      0 <= self.ema < 1,
+      'training.ema',
+      f'must be 0 (none) or below 1, got {self.ema}',
+    )
+    require(
+      all(self.freeze),
+      'training.freeze',
+      "must have no empty pattern; () freezes nothing, '*' all",
     )
 
 
@@ -556,6 +616,7 @@ class ExperimentConfig:
       f"'{self.model.tied_embeddings}' shares one table between the sides "
       'and needs data.tokenizer.joint=True',
     )
+    self._check_recipe()
     if self.model.positions == 'learned':
       longest = max(
         self.data.filter.max_length, self.decoding.max_source_length
@@ -566,3 +627,20 @@ class ExperimentConfig:
         f'must be at least {longest}, the longest line of data.filter or '
         f'decoding, got {self.model.max_positions}',
       )
+
+  def _check_recipe(self) -> None:
+    optimizer, steps = self.optimizer, self.training.steps
+    require(
+      optimizer.schedule != 'cosine'
+      or optimizer.warmup_tokens > 0
+      or optimizer.warmup_steps < steps,
+      'optimizer.warmup_steps',
+      f'must be below training.steps={steps}, where the cosine ends, got '
+      f'{optimizer.warmup_steps}',
+    )
+    require(
+      self.training.cast_weights == 'at_use'
+      or self.model.compute_dtype == 'bfloat16',
+      'training.cast_weights',
+      "'once' needs model.compute_dtype='bfloat16'; use 'at_use'",
+    )

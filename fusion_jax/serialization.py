@@ -24,6 +24,7 @@ RESUMABLE = (
   'data.test',
   'data.directions.*.test',
   'training.steps',
+  'training.max_skipped',
   'training.log_every',
   'training.validate_every',
   'training.save_every',
@@ -167,19 +168,25 @@ def differing_fields(
 ) -> list[str]:
   """The dotted names in which two configs differ, RESUMABLE ones left out.
 
-  A name that only one of them has is there too.
+  A name that only one of them has is there too. 'training.steps' is not left
+  out with a cosine, which ends there.
   """
   saved_leaves, given_leaves = flatten(saved), flatten(given)
+  cosine = given.optimizer.schedule == 'cosine'
   return [
     name
     for name in given_leaves | saved_leaves
     if saved_leaves.get(name, _ABSENT) != given_leaves.get(name, _ABSENT)
-    and not any(
-      fnmatch.fnmatchcase(name, pattern)
-      for free in RESUMABLE
-      for pattern in (free, free + '.*')
-    )
+    and ((cosine and name == 'training.steps') or not _is_resumable(name))
   ]
 
 
 _ABSENT = object()
+
+
+def _is_resumable(name: str) -> bool:
+  return any(
+    fnmatch.fnmatchcase(name, pattern)
+    for free in RESUMABLE
+    for pattern in (free, free + '.*')
+  )

@@ -14,11 +14,18 @@ def _parse(*flags):
 
 
 def test_defaults_and_values():
-  assert _parse() == {'step': 'best', 'average': 1, 'average_of': 'last'}
-  assert _parse('--step=120', '--average=5', '--average_of=best') == {
+  assert _parse() == {
+    'step': 'best',
+    'average': 1,
+    'average_of': 'last',
+    'parameters': None,
+  }
+  flags = '--step=120', '--average=5', '--average_of=best', '--parameters=last'
+  assert _parse(*flags) == {
     'step': 120,
     'average': 5,
     'average_of': 'best',
+    'parameters': 'last',
   }
   assert _parse('--step=last')['step'] == 'last'
 

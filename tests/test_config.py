@@ -7,6 +7,7 @@ from fusion_jax.config import (
   DataConfig,
   ExperimentConfig,
   ModelConfig,
+  OptimizerConfig,
   TokenizerConfig,
 )
 from fusion_jax.errors import InputError
@@ -58,6 +59,18 @@ def test_the_saved_form_reads_back(tmp_path):
       'config.model.max_positions: must be at least 256',
     ),
     ({'optimizer': {'peak': 0}}, 'config.optimizer.peak: must be > 0, got 0'),
+    (
+      {'optimizer': {'weight_decay': -1}},
+      'config.optimizer.weight_decay: must be >= 0, got -1',
+    ),
+    (
+      {'optimizer': {'moments_dtype': 'float16'}},
+      "config.optimizer.moments_dtype: .*'float32' or 'bfloat16'",
+    ),
+    (
+      {'training': {'cast_weights': 'once'}},
+      "config.training.cast_weights: 'once' needs model.compute_dtype",
+    ),
     ({'decoding': {'beam_size': 0}}, 'config.decoding.beam_size: must be >= 1'),
     ({'training': {'steps': 0}}, 'config.training.steps: must be >= 1'),
   ],
@@ -78,6 +91,15 @@ def test_differing_fields_leave_out_what_a_resumed_run_may_change():
     decoding=dataclasses.replace(config.decoding, beam_size=9),
   )
   assert differing_fields(config, other) == ['model.width', 'model.dropout']
+
+
+def test_a_cosine_ends_where_it_was_begun():
+  config = ExperimentConfig(optimizer=OptimizerConfig(schedule='cosine'))
+  other = dataclasses.replace(
+    config,
+    training=dataclasses.replace(config.training, steps=9_000, max_skipped=3),
+  )
+  assert differing_fields(config, other) == ['training.steps']
 
 
 def test_flatten_names_every_leaf():

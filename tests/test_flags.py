@@ -68,6 +68,7 @@ def override(*pairs):
     ('data.valid', '', ()),
     ('data.valid', '[]', ()),
     ('data.tokenizer.source_model', 'a=b', 'a=b'),
+    ('training.freeze', 'encoder/*,*_e[a-m]*', ('encoder/*', '*_e[a-m]*')),
   ],
 )
 def test_values_are_read_as_the_field_wants(config_file, name, text, expected):

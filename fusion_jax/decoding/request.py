@@ -34,6 +34,8 @@ class Request:
     step: a step, 'best' or 'last'.
     average: average the parameters of so many checkpoints.
     average_of: 'last' or 'best': which ones.
+    parameters: of each, 'last' or 'ema'; None: the moving average if it is
+      there.
     n_best: 0: one translation a line. Else so many lines of the form
       'index ||| translation ||| score' for each line; the index starts at 0.
     source_language, target_language: of a run with several directions the one
@@ -62,6 +64,7 @@ class Request:
   step: int | str = 'best'
   average: int = 1
   average_of: Literal['last', 'best'] = 'last'
+  parameters: Literal['last', 'ema'] | None = None
   n_best: int = 0
   source_language: str = ''
   target_language: str = ''
@@ -92,7 +95,13 @@ def load(request: Request) -> Ensemble:
 
 def load_one(workdir: str, request: Request) -> Run:
   """Loads one run, with the groups and the languages that are asked for."""
-  trained = load_run(workdir, request.step, request.average, request.average_of)
+  trained = load_run(
+    workdir,
+    request.step,
+    request.average,
+    request.average_of,
+    request.parameters,
+  )
   languages = request.source_language, request.target_language
   trained = in_direction(trained, workdir, *languages)
   if request.groups:

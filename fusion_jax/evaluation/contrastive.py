@@ -176,6 +176,7 @@ def _scores(
     arguments.step,
     arguments.average,
     arguments.average_of,
+    arguments.parameters,
   )
   languages = arguments.source_language, arguments.target_language
   run = in_direction(run, str(arguments.workdir), *languages)

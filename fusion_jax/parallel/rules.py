@@ -27,12 +27,15 @@ def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:
   table = [
     (name, axis or None) for name, axis in dataclasses.asdict(rules).items()
   ]
-  logical = nn.get_partition_spec(boxed)
+
+  def spec(axes: PartitionSpec, unboxed: Any) -> Any:
+    # What is frozen has a box without an array.
+    own = nn.logical_to_mesh_axes(axes, table)
+    return jax.tree.map(lambda x: _dividing(own, x.shape, mesh), unboxed)
+
   return jax.tree.map(
-    lambda axes, leaf: _dividing(
-      nn.logical_to_mesh_axes(axes, table), leaf.shape, mesh
-    ),
-    logical,
+    spec,
+    nn.get_partition_spec(boxed),
     nn.unbox(boxed),
     is_leaf=lambda x: isinstance(x, PartitionSpec),
   )

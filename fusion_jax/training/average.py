@@ -1,7 +1,7 @@
 r"""Writes the mean of checkpoints as a run directory of its own.
 
     python -m fusion_jax.training.average --workdir=DIR --average=5 \
-        [--average_of=best] [--step=STEP] --output=DIR2
+        [--average_of=best] [--step=STEP] [--parameters=last] --output=DIR2
 
 All that reads a run reads DIR2: decode.py, the contrastive evaluation and
 `train.py --init_from=DIR2`. It has no optimizer state.
@@ -50,6 +50,7 @@ def main(argv: list[str]) -> None:
     arguments.step,
     arguments.average,
     arguments.average_of,
+    arguments.parameters,
   )
   write_mean(run, arguments.workdir.resolve().name, arguments.output)
   print(arguments.output)

@@ -2,9 +2,10 @@
 
 A checkpoint has three items, so that decoding reads only the parameters:
 `parameters`, `training` (step and optimizer) and `meta` (format, position in
-the data, progress of the validation, digests of the tokenizers). A validated
-one has its quality as Orbax's `metrics`. The mean of several has no `training`;
-its `meta` says of what it is the mean.
+the data, progress of the validation, digests of the tokenizers). With
+`training.ema` there is `average` too, of the form of `parameters`. A validated
+one has its quality as Orbax's `metrics`. The mean of several has no `training`
+and no `average`; its `meta` says of what it is the mean.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.distributed import on_all
 from fusion_jax.serialization import FORMAT, check_format
-from fusion_jax.training.step import TrainState
+from fusion_jax.training.state import TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +41,14 @@ class Progress:
   stale: validations since then.
   seconds: of wall-clock time in the loop, validations included, summed over
     the times the run was resumed.
+  skipped: updates left out because a loss or gradient was not finite.
   """
 
   best: float | None = None
   best_step: int = 0
   stale: int = 0
   seconds: float = 0.0
+  skipped: int = 0
 
   def updated(self, value: float, step: int, lower_is_better: bool):
     """The progress after a validation with that value of the metric."""
@@ -53,7 +56,7 @@ class Progress:
       value < self.best if lower_is_better else value > self.best
     )
     if better:
-      return Progress(value, step, 0, self.seconds)
+      return dataclasses.replace(self, best=value, best_step=step, stale=0)
     return dataclasses.replace(self, stale=self.stale + 1)
 
 
@@ -141,6 +144,9 @@ class Checkpoints:
     step = int(state.step)
     if step in self._manager.all_steps():
       return
+    average = {}
+    if state.average is not None:
+      average['average'] = ocp.args.StandardSave(state.average)
     items = ocp.args.Composite(
       parameters=ocp.args.StandardSave(state.parameters),
       training=ocp.args.StandardSave(
@@ -151,9 +157,11 @@ class Checkpoints:
           'format': FORMAT,
           'data': iterator.get_state(),
           'progress': dataclasses.asdict(progress),
+          'average': state.average is not None,
           **self._digests,
         }
       ),
+      **average,
     )
     metrics = None if quality is None else {'quality': quality}
     with _write_errors(self._directory, f'checkpoint {step}'):
@@ -230,17 +238,22 @@ class Checkpoints:
     meta = read_meta(self._manager, step)
     check_digests(meta, self._digests, self._directory / str(step))
     _check_is_no_mean(meta, self._directory.parent)
-    items = self._manager.restore(
-      step,
-      args=ocp.args.Composite(
-        parameters=ocp.args.StandardRestore(abstract_like(fresh.parameters)),
-        training=ocp.args.StandardRestore(
-          abstract_like({'step': fresh.step, 'optimizer': fresh.optimizer})
-        ),
-      ),
-    )
+    wanted = {
+      'parameters': fresh.parameters,
+      'training': {'step': fresh.step, 'optimizer': fresh.optimizer},
+    }
+    if fresh.average is not None:
+      wanted['average'] = fresh.average
+    arguments = {
+      name: ocp.args.StandardRestore(abstract_like(tree))
+      for name, tree in wanted.items()
+    }
+    items = self._manager.restore(step, args=ocp.args.Composite(**arguments))
     state = TrainState(
-      items.training['step'], items.parameters, items.training['optimizer']
+      items.training['step'],
+      items.parameters,
+      items.training['optimizer'],
+      items.get('average'),
     )
     iterator.set_state(meta['data'])
     return state, Progress(**meta['progress'])

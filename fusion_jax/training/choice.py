@@ -25,11 +25,14 @@ class Choice:
       validation if one of the last is wanted, and 'last' otherwise.
     average: how many.
     average_of: the last ones, or those of the best validations.
+    parameters: of each: those after its last update, or their moving average;
+      None: the average where there is one.
   """
 
   step: int | str = 'best'
   average: int = 1
   average_of: Literal['last', 'best'] = 'last'
+  parameters: Literal['last', 'ema'] | None = None
 
   def __post_init__(self):
     if self.average < 1:

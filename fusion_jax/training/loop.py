@@ -26,7 +26,7 @@ from fusion_jax.data.pipeline import (
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.errors import InputError, require
-from fusion_jax.models.transformer import Transformer
+from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.parallel.distributed import (
   first_then_others,
   gather,
@@ -47,14 +47,16 @@ from fusion_jax.training.checkpoint import (
   tokenizer_digests,
 )
 from fusion_jax.training.evaluate import Validator, token_means
+from fusion_jax.training.freeze import check_patterns
 from fusion_jax.training.heartbeat import Heartbeat
 from fusion_jax.training.initialize import with_baseline
 from fusion_jax.training.logs import MetricsLog
-from fusion_jax.training.optimizer import make_optimizer, make_schedule
+from fusion_jax.training.optimizer import last_rate, make_optimizer
 from fusion_jax.training.signals import stop_on_signals
+from fusion_jax.training.skips import check_skips, log_skips, with_skips
+from fusion_jax.training.state import TrainState
 from fusion_jax.training.step import (
   Totals,
-  TrainState,
   initial_state,
   make_train_step,
   state_specs,
@@ -78,11 +80,12 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
 
   Raises:
     InputError: bad data, another run's directory, a full disk, a loss that
-      is not finite.
+      stays not finite.
   """
   on_all(lambda: run_directory.check(workdir, config))
   _check_same_everywhere(config)
   corpus = first_then_others(lambda: prepare(config.data))
+  _check_freeze(config, corpus)
   source, target = corpus.source_tokenizer, corpus.target_tokenizer
   first_then_others(
     lambda: run_directory.create(workdir, config, source, target)
@@ -126,6 +129,14 @@ def _check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
     f'mesh that rows are cut over times optimizer.accumulation={parts}, '
     f'got {rows}',
   )
+
+
+def _check_freeze(config: ExperimentConfig, corpus: PreparedCorpus) -> None:
+  """Refuses wrong patterns before the run directory is made."""
+  if config.training.freeze:
+    model = make_model(config, corpus.source_tokenizer, corpus.target_tokenizer)
+    shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
+    check_patterns(shapes, config.training.freeze)
 
 
 def _make_batches(
@@ -181,17 +192,20 @@ class _Training:
     source, target = corpus.source_tokenizer, corpus.target_tokenizer
     self._tokenizers = source, target
     self._model = model = make_model(config, source, target)
-    optimizer = make_optimizer(config.optimizer, config.model.width)
-    self._schedule = make_schedule(config.optimizer, config.model.width)
+    recipe = config.optimizer, config.model.width, config.training.steps
+    optimizer = make_optimizer(*recipe, config.training.freeze)
+    self._last_rate = functools.partial(last_rate, *recipe)
     self._step = make_train_step(model, optimizer, config, mesh)
-    on_all = functools.partial(jax.jit, out_shardings=replicated(mesh))
-    self._zero_totals = on_all(
+    on_mesh = functools.partial(jax.jit, out_shardings=replicated(mesh))
+    self._zero_totals = on_mesh(
       functools.partial(zero_totals, config.model.encoder_layers)
     )
-    self._gathered = on_all(lambda parameters: parameters)
-    specs = state_specs(model, optimizer, config.parallel.rules, mesh)
+    self._gathered = on_mesh(lambda parameters: parameters)
+    specs = state_specs(model, optimizer, config, mesh)
     self._state = jax.jit(
-      lambda: initial_state(model, optimizer, config.training.seed),
+      lambda: initial_state(
+        model, optimizer, config.training.seed, config.training.ema > 0
+      ),
       out_shardings=shardings(specs, mesh),
     )()
     self._progress = Progress()
@@ -227,7 +241,7 @@ class _Training:
       Path(self._config.training.init_from),
     )
     started = jax.device_put(started, jax.tree.map(lambda x: x.sharding, fresh))
-    self._state = self._state._replace(parameters=started)
+    self._state = self._state.started_at(started)
 
   def close(self) -> None:
     """Ends the reading threads and closes the files."""
@@ -271,7 +285,8 @@ class _Training:
 
   def _finish(self, step: int, stopped: bool) -> None:
     if self._checkpoints.latest_step() != step:
-      self._save(step, validate=self._validate is not None and not stopped)
+      validate = self._validate is not None and not stopped
+      self._save(step, validate, last=True)
     self._checkpoints.wait()
     if self._out_of_patience():
       logger.info(
@@ -296,9 +311,16 @@ class _Training:
   def _report(self, step: int) -> None:
     """Logs the means since the last report and starts new sums."""
     totals = jax.device_get(self._totals)
-    self._check_finite(totals)
-    self._totals = self._zero_totals()
+    self._check_skips(totals)
+    self._progress = with_skips(self._progress, totals)
+    log_skips(totals, step, self._progress.skipped)
+    in_a_row = self._totals.in_a_row
+    self._totals = self._zero_totals()._replace(in_a_row=in_a_row)
     seconds = self._clock.lap()
+    if totals.steps > 0:
+      self._log_means(step, totals, seconds)
+
+  def _log_means(self, step: int, totals: Totals, seconds: float) -> None:
     steps = int(totals.steps)
     values = token_means(totals.sums) | {
       'tokens_per_second': int(totals.sums.tokens) / seconds,
@@ -307,14 +329,16 @@ class _Training:
         f'encoder_gradient_norm_{layer}': float(norm) / steps
         for layer, norm in enumerate(totals.encoder_gradient_norms, 1)
       },
-      'learning_rate': float(self._schedule(step - 1)),
+      'learning_rate': float(self._last_rate(self._state.optimizer)),
       'epoch': step / self._batches.plan.batches_per_epoch,
       'seconds': self._timed_progress().seconds,
+      'skipped': self._progress.skipped,
     }
     if self._config.training.diversity:
       values['diversity'] = float(totals.diversity) / steps
     self._log.write(step, 'train', values)
-    left = (self._config.training.steps - step) * seconds / steps
+    each = seconds / (steps + int(totals.skipped))
+    left = (self._config.training.steps - step) * each
     logger.info(
       'step %d of %d, epoch %.2f, loss %.4f, perplexity %.2f, '
       '%.0f target tokens/s, rate %.2e, %s left',
@@ -328,37 +352,43 @@ class _Training:
       _duration(left),
     )
 
-  def _check_finite(self, totals: Totals) -> None:
-    bad = int(totals.first_bad_step)
-    if bad:
-      epoch, shape, slots = self._batches.plan.batch(bad - 1)
-      indices = self._batches.examples(epoch, slots)
-      last = self._checkpoints.latest_step()
-      raise InputError(
-        f'step {bad}: the loss or its gradient is not finite (batch '
-        f'{bad - 1}, epoch {epoch}, shape {tuple(shape)}, first pairs '
-        f'{indices[indices >= 0][:3].tolist()}); the last good checkpoint is '
-        f'{"none" if last is None else f"step {last}"}; a lower learning '
-        'rate, longer warm-up or optimizer.clip_norm may help'
-      )
+  def _check_skips(self, totals: Totals) -> None:
+    most = self._config.training.max_skipped
+    last_good = self._checkpoints.latest_step()
+    check_skips(totals, most, self._batch_of, last_good)
 
-  def _save(self, step: int, validate: bool) -> None:
-    """Saves, after a validation if asked for; never a broken state."""
-    self._check_finite(jax.device_get(self._totals))
+  def _batch_of(self, step: int) -> str:
+    epoch, shape, slots = self._batches.plan.batch(step - 1)
+    indices = self._batches.examples(epoch, slots[slots >= 0])
+    return (
+      f'batch {step - 1}, epoch {epoch}, shape {tuple(shape)}, first pairs '
+      f'{indices[:3].tolist()}'
+    )
+
+  def _save(self, step: int, validate: bool, last: bool = False) -> None:
+    """Saves, after a validation if asked for.
+
+    While updates are skipped only the last state is saved, and not validated:
+    it may be the state that makes them bad.
+    """
+    totals = jax.device_get(self._totals)
+    self._check_skips(totals)
+    if totals.in_a_row > 0 and not last:
+      logger.warning('no checkpoint at step %d: its update was skipped', step)
+      return
     quality = None
     with self._clock.paused():
-      if validate:
+      if validate and totals.in_a_row == 0:
         quality = self._validated(step)
-      self._checkpoints.save(
-        self._state, self._iterator, self._timed_progress(), quality
-      )
+      progress = with_skips(self._timed_progress(), totals)
+      self._checkpoints.save(self._state, self._iterator, progress, quality)
 
   def _timed_progress(self) -> Progress:
     seconds = self._progress.seconds + self._clock.total()
     return dataclasses.replace(self._progress, seconds=seconds)
 
   def _validated(self, step: int) -> float:
-    parameters = self._gathered(self._state.parameters)
+    parameters = self._gathered(self._state.evaluated)
     values = self._validate(parameters, step)
     self._log.write(step, 'valid', values)
     telemetry = self._validate.telemetry(parameters)

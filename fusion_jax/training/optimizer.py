@@ -1,69 +1,136 @@
-"""Adam and the learning-rate schedules, from the config."""
+"""Adam, from the config: clipping, decay, what is frozen, the rate."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
 from fusion_jax.config import OptimizerConfig
+from fusion_jax.training.freeze import train_others
+from fusion_jax.training.schedules import Count, schedule_after
+from fusion_jax.training.token_warmup import (
+  TokenWarmupState,
+  scale_by_token_warmup,
+  token_warmup_rate,
+)
+from fusion_jax.training.weights import are_weights
 
 
-def vaswani_schedule(
-  width: int, warmup_steps: int, scale: float = 1.0
+def make_schedule(
+  config: OptimizerConfig, width: int, steps: int = 0
 ) -> optax.Schedule:
-  """scale * D^-0.5 * min(t^-0.5, t * warmup^-1.5).
-
-  Vaswani et al. (2017), Eq. 3, with t counted from 1.
+  """The schedule that the config names, with its warm-up by steps.
 
   Args:
-    width: D.
-    warmup_steps: steps of linear growth.
-    scale: factor on all of it.
+    config: of the optimizer.
+    width: D of the model.
+    steps: of the training; only 'cosine' asks for it.
 
   Returns:
     A function from the count of finished updates to the rate of the next.
   """
-
-  def rate(count):
-    t = jnp.asarray(count, jnp.float32) + 1
-    return scale * width**-0.5 * jnp.minimum(t**-0.5, t * warmup_steps**-1.5)
-
-  return rate
-
-
-def inverse_sqrt_schedule(peak: float, warmup_steps: int) -> optax.Schedule:
-  """peak * min(t / warmup, sqrt(warmup / t)), with t counted from 1.
-
-  Args:
-    peak: the rate at t = warmup_steps.
-    warmup_steps: steps of linear growth.
-
-  Returns:
-    A function from the count of finished updates to the rate of the next.
-  """
-
-  def rate(count):
-    t = jnp.asarray(count, jnp.float32) + 1
-    return peak * jnp.minimum(t / warmup_steps, jnp.sqrt(warmup_steps / t))
-
-  return rate
-
-
-def make_schedule(config: OptimizerConfig, width: int) -> optax.Schedule:
-  """The schedule that the config names, for a model of that width."""
-  if config.schedule == 'vaswani':
-    return vaswani_schedule(width, config.warmup_steps, config.scale)
-  return inverse_sqrt_schedule(config.peak, config.warmup_steps)
+  return schedule_after(config, width, steps, config.warmup_steps)
 
 
 def make_optimizer(
-  config: OptimizerConfig, width: int
+  config: OptimizerConfig,
+  width: int,
+  steps: int = 0,
+  freeze: Sequence[str] = (),
+) -> optax.GradientTransformationExtraArgs:
+  """Adam (Kingma and Ba 2015), after clipping by global norm if asked for.
+
+  Args:
+    config: of the optimizer.
+    width: D of the model.
+    steps: of the training; only 'cosine' asks for it.
+    freeze: patterns of `training.freeze`.
+
+  Returns:
+    The optimizer. With warmup_tokens its updates need the argument `tokens`,
+    the target tokens of the batch; otherwise they do not look at it.
+  """
+  optimizer = _adam(config, width, steps)
+  if config.clip_norm > 0:
+    clip = optax.clip_by_global_norm(config.clip_norm)
+    optimizer = optax.chain(clip, optimizer)
+  if freeze:
+    optimizer = train_others(optimizer, freeze)
+  return optax.with_extra_args_support(optimizer)
+
+
+def last_rate(
+  config: OptimizerConfig, width: int, steps: int, state: Any
+) -> Float[Array, '']:
+  """The learning rate of the last update.
+
+  Args:
+    config: of the optimizer.
+    width: D of the model.
+    steps: of the training.
+    state: of the optimizer that `make_optimizer` makes, after an update.
+
+  Returns:
+    float32.
+  """
+  if config.warmup_tokens:
+    return token_warmup_rate(
+      optax.tree.get(state, TokenWarmupState.__name__),
+      *_warmup(config, width, steps),
+    )
+  count = optax.tree.get(state, optax.ScaleByScheduleState.__name__).count
+  return make_schedule(config, width, steps)(count - 1)
+
+
+def _adam(
+  config: OptimizerConfig, width: int, steps: int
 ) -> optax.GradientTransformation:
-  """Adam (Kingma and Ba 2015), after clipping by global norm if asked for."""
-  adam = optax.adam(
-    make_schedule(config, width),
-    b1=config.beta1,
-    b2=config.beta2,
-    eps=config.epsilon,
+  """m / (sqrt(v) + epsilon), decay and rate, in the order of AdamW."""
+  adam = optax.scale_by_adam(
+    b1=config.beta1, b2=config.beta2, eps=config.epsilon
   )
-  if config.clip_norm == 0:
-    return adam
-  return optax.chain(optax.clip_by_global_norm(config.clip_norm), adam)
+  if config.moments_dtype == 'bfloat16':
+    adam = _kept_in_bfloat16(adam)
+  parts = [adam]
+  if config.weight_decay > 0:
+    decay = optax.add_decayed_weights(config.weight_decay, are_weights)
+    parts.append(decay)
+  if config.warmup_tokens:
+    parts.append(scale_by_token_warmup(*_warmup(config, width, steps)))
+  else:
+    schedule = make_schedule(config, width, steps)
+    parts.append(optax.scale_by_learning_rate(schedule))
+  return optax.chain(*parts)
+
+
+def _kept_in_bfloat16(
+  adam: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+  """Adam whose first moment is bfloat16 between two updates.
+
+  Optax's own mu_dtype multiplies in bfloat16, where 0.9 is 0.898.
+  """
+
+  def stored(state):
+    return state._replace(mu=optax.tree.cast(state.mu, jnp.bfloat16))
+
+  def init(parameters):
+    return stored(adam.init(parameters))
+
+  def update(updates, state, parameters=None):
+    state = state._replace(mu=optax.tree.cast(state.mu, jnp.float32))
+    updates, state = adam.update(updates, state, parameters)
+    return updates, stored(state)
+
+  return optax.GradientTransformation(init, update)
+
+
+def _warmup(config: OptimizerConfig, width: int, steps: int) -> tuple[Any, ...]:
+  """The arguments of a warm-up by tokens: peak, tokens, what comes after."""
+
+  def after(warmup_steps: Count) -> optax.Schedule:
+    return schedule_after(config, width, steps, warmup_steps)
+
+  return config.peak, config.warmup_tokens, after

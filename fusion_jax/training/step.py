@@ -27,32 +27,27 @@ from fusion_jax.models.transformer import (
 from fusion_jax.parallel.mesh import replicated
 from fusion_jax.parallel.rules import partition_specs, shardings
 from fusion_jax.parallel.shards import on_each_shard
-from fusion_jax.parallel_options import AxisRules
 from fusion_jax.training.gradients import summed_gradients
-
-
-class TrainState(NamedTuple):
-  """What an update changes; the checkpoint holds just this.
-
-  step: int32 finished updates.
-  parameters: float32.
-  optimizer: Optax's state.
-  """
-
-  step: Int[Array, '']
-  parameters: Parameters
-  optimizer: optax.OptState
+from fusion_jax.training.state import TrainState, copied
+from fusion_jax.training.update import Applied, apply_update, where
+from fusion_jax.training.weights import bfloat16_copies
 
 
 class Totals(NamedTuple):
   """Sums since they were last read, kept on the device.
+
+  A step whose loss or gradient is not finite is counted and not summed.
 
   sums: of the losses.
   diversity: sum over the steps of the layer-diversity reward, float32.
   gradient_norm: sum over the steps of the global norm, before clipping.
   encoder_gradient_norms: the same for each encoder layer, [L].
   steps: int32 steps summed.
-  first_bad_step: int32 step whose loss or gradient was not finite; 0: none.
+  skipped: int32 steps not summed.
+  first_bad_step: int32, the first of them; 0: none.
+  in_a_row: int32, how many of them are the last steps until now; not only
+    those since the sums were read.
+  longest: int32, the largest `in_a_row` there was.
   """
 
   sums: LossSums
@@ -60,7 +55,10 @@ class Totals(NamedTuple):
   gradient_norm: Float[Array, '']
   encoder_gradient_norms: Float[Array, ' L']
   steps: Int[Array, '']
+  skipped: Int[Array, '']
   first_bad_step: Int[Array, '']
+  in_a_row: Int[Array, '']
+  longest: Int[Array, '']
 
 
 def zero_totals(encoder_layers: int) -> Totals:
@@ -71,30 +69,52 @@ def zero_totals(encoder_layers: int) -> Totals:
     gradient_norm=jnp.zeros((), jnp.float32),
     encoder_gradient_norms=jnp.zeros((encoder_layers,), jnp.float32),
     steps=jnp.zeros((), jnp.int32),
+    skipped=jnp.zeros((), jnp.int32),
     first_bad_step=jnp.zeros((), jnp.int32),
+    in_a_row=jnp.zeros((), jnp.int32),
+    longest=jnp.zeros((), jnp.int32),
   )
 
 
 def initial_state(
-  model: Transformer, optimizer: optax.GradientTransformation, seed: int
+  model: Transformer,
+  optimizer: optax.GradientTransformation,
+  seed: int,
+  averaged: bool = False,
 ) -> TrainState:
-  """Fresh parameters and optimizer state at step 0."""
-  return nn.unbox(_boxed_state(model, optimizer, seed))
+  """Fresh parameters and optimizer state at step 0.
+
+  Args:
+    model: the Transformer.
+    optimizer: of `make_optimizer`.
+    seed: of the parameters.
+    averaged: whether their moving average is kept too.
+
+  Returns:
+    The state; the average is that of the fresh parameters.
+  """
+  return nn.unbox(_boxed_state(model, optimizer, seed, averaged))
 
 
 def _boxed_state(
-  model: Transformer, optimizer: optax.GradientTransformation, seed: int
+  model: Transformer,
+  optimizer: optax.GradientTransformation,
+  seed: int,
+  averaged: bool,
 ) -> TrainState:
   parameters = boxed_parameters(model, seed)
   return TrainState(
-    jnp.zeros((), jnp.int32), parameters, optimizer.init(parameters)
+    jnp.zeros((), jnp.int32),
+    parameters,
+    optimizer.init(parameters),
+    copied(parameters) if averaged else None,
   )
 
 
 def state_specs(
   model: Transformer,
   optimizer: optax.GradientTransformation,
-  rules: AxisRules,
+  config: ExperimentConfig,
   mesh: Mesh,
 ) -> TrainState:
   """How each array of a training state is cut over a mesh.
@@ -104,14 +124,15 @@ def state_specs(
   Args:
     model: the Transformer.
     optimizer: of `make_optimizer`.
-    rules: of the config.
+    config: the rules, and whether an average is kept.
     mesh: gives the sizes.
 
   Returns:
     A `PartitionSpec` in the place of each array.
   """
-  boxed = jax.eval_shape(lambda: _boxed_state(model, optimizer, 0))
-  return partition_specs(boxed, rules, mesh)
+  averaged = config.training.ema > 0
+  boxed = jax.eval_shape(lambda: _boxed_state(model, optimizer, 0, averaged))
+  return partition_specs(boxed, config.parallel.rules, mesh)
 
 
 def batch_loss(
@@ -197,19 +218,21 @@ def batch_diversity(
 
 def make_train_step(
   model: Transformer,
-  optimizer: optax.GradientTransformation,
+  optimizer: optax.GradientTransformationExtraArgs,
   config: ExperimentConfig,
   mesh: Mesh | None = None,
 ) -> Callable[[TrainState, Totals, Batch], tuple[TrainState, Totals]]:
   """The jitted update.
 
   The gradient is that of the mean loss per target token of the whole batch,
-  whatever the padding, the devices and the parts it is accumulated over.
+  whatever the padding, the devices and the parts it is accumulated over. If
+  it is not finite the step changes nothing but its number.
 
   Args:
     model: the Transformer.
     optimizer: of `make_optimizer`.
-    config: seed, label smoothing, chunk of the loss, accumulation, rules.
+    config: seed, label smoothing, chunk of the loss, accumulation, average,
+      what is frozen, rules.
     mesh: that the step runs on; it must be the present one. None: one device.
 
   Returns:
@@ -219,9 +242,11 @@ def make_train_step(
   training = config.training
   specs = None
   if mesh is not None:
-    specs = state_specs(model, optimizer, config.parallel.rules, mesh)
+    specs = state_specs(model, optimizer, config, mesh)
 
   def loss(parameters, batch, key, counts):
+    if training.cast_weights == 'once':
+      parameters = bfloat16_copies(parameters)
     sums, output = batch_loss(
       model,
       parameters,
@@ -249,36 +274,45 @@ def make_train_step(
       config.optimizer.accumulation,
       specs and specs.parameters,
     )
-    scale = 1.0 / jnp.maximum(sums.tokens, 1)
-    gradients = jax.tree.map(lambda g: g * scale, gradients)
-    updates, optimizer_state = optimizer.update(
-      gradients, state.optimizer, state.parameters
-    )
-    parameters = optax.apply_updates(state.parameters, updates)
-    new = TrainState(state.step + 1, parameters, optimizer_state)
-    return new, _add(totals, sums, reward, gradients, new.step)
+    new, applied = apply_update(state, gradients, sums, optimizer, training)
+    return new, _counted(totals, sums, reward, applied, new.step)
 
   placed = mesh and (shardings(specs, mesh), replicated(mesh))
   return jax.jit(train_step, donate_argnums=(0, 1), out_shardings=placed)
 
 
-def _add(
+def _counted(
   totals: Totals,
   sums: LossSums,
-  diversity: Float[Array, ''],
-  gradients: Parameters,
+  reward: Float[Array, ''],
+  applied: Applied,
   step: Int[Array, ''],
 ) -> Totals:
-  norm = optax.tree.norm(gradients)
-  bad = ~(jnp.isfinite(sums.loss) & jnp.isfinite(norm))
-  first = totals.first_bad_step
-  return Totals(
-    jax.tree.map(jnp.add, totals.sums, sums),
-    totals.diversity + diversity,
-    totals.gradient_norm + norm,
-    totals.encoder_gradient_norms + layer_norms(gradients['encoder']),
-    totals.steps + 1,
-    jnp.where((first == 0) & bad, step, first),
+  """The totals after one more step, summed or skipped."""
+  bad = ~applied.finite
+  first, in_a_row = totals.first_bad_step, (totals.in_a_row + 1) * bad
+  summed = _added(totals, sums, reward, applied)
+  return where(applied.finite, summed, totals)._replace(
+    skipped=totals.skipped + bad,
+    first_bad_step=jnp.where((first == 0) & bad, step, first),
+    in_a_row=in_a_row,
+    longest=jnp.maximum(totals.longest, in_a_row),
+  )
+
+
+def _added(
+  totals: Totals,
+  sums: LossSums,
+  reward: Float[Array, ''],
+  applied: Applied,
+) -> Totals:
+  layers = layer_norms(applied.gradients['encoder'])
+  return totals._replace(
+    sums=jax.tree.map(jnp.add, totals.sums, sums),
+    diversity=totals.diversity + reward,
+    gradient_norm=totals.gradient_norm + applied.norm,
+    encoder_gradient_norms=totals.encoder_gradient_norms + layers,
+    steps=totals.steps + 1,
   )
 
 

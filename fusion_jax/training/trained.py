@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
@@ -76,6 +76,7 @@ def load_run(
   step: int | str = 'best',
   average: int = 1,
   average_of: Literal['last', 'best'] = 'last',
+  parameters: Literal['last', 'ema'] | None = None,
 ) -> Run:
   """Loads a run for decoding; nothing but the run directory is read.
 
@@ -87,22 +88,25 @@ def load_run(
       and those before it. With more than one, 'best' means 'last'.
     average_of: 'best': of those checkpoints the ones with the best value of
       the validation metric; others are not averaged.
+    parameters: of each checkpoint: 'last': those after its last update;
+      'ema': their moving average; None: that average if there is one.
 
   Returns:
     The run.
 
   Raises:
     InputError: no run, no checkpoint, no such step, fewer checkpoints than
-      asked for, another tokenizer, or a newer version wrote it.
+      asked for, no moving average, another tokenizer, or a newer version
+      wrote it.
   """
   workdir = Path(workdir)
-  choice = Choice(step, average, average_of)
+  choice = Choice(step, average, average_of, parameters)
   config = run_directory.read_config(workdir)
   source, target = run_directory.read_tokenizers(workdir)
   model = make_model(config, source, target)
   digests = tokenizer_digests(source, target)
-  steps, parameters = _load_parameters(workdir, model, digests, config, choice)
-  return Run(config, model, parameters, max(steps), source, target, steps)
+  steps, loaded = _load_parameters(workdir, model, digests, config, choice)
+  return Run(config, model, loaded, max(steps), source, target, steps)
 
 
 def _load_parameters(
@@ -125,7 +129,7 @@ def _load_parameters(
       replicated(data_mesh()),
     )
     for step in candidates(manager, choice, config.training.metric):
-      if _add_checkpoint(mean, manager, step, abstract, digests):
+      if _add_checkpoint(mean, manager, step, abstract, digests, choice):
         used.append(step)
       if mean.count == choice.average:
         steps = tuple(sorted(used))
@@ -153,15 +157,16 @@ def _add_checkpoint(
   step: int,
   abstract: Parameters,
   digests: Mapping[str, str],
+  choice: Choice,
 ) -> bool:
   """Adds the parameters of a checkpoint; False with a warning if damaged."""
   path = Path(manager.directory) / str(step)
   try:
-    check_digests(read_meta(manager, step), digests, path)
-    restored = manager.restore(
-      step,
-      args=ocp.args.Composite(parameters=ocp.args.StandardRestore(abstract)),
-    )
+    meta = read_meta(manager, step)
+    check_digests(meta, digests, path)
+    name = _item(meta, path, choice)
+    wanted = {name: ocp.args.StandardRestore(abstract)}
+    restored = manager.restore(step, args=ocp.args.Composite(**wanted))
   except InputError:
     raise
   except Exception as error:  # Orbax raises many kinds on damaged files.
@@ -171,5 +176,16 @@ def _add_checkpoint(
       first_line(error),
     )
     return False
-  mean.add(restored.parameters)
+  mean.add(restored[name])
   return True
+
+
+def _item(meta: Mapping[str, Any], path: Path, choice: Choice) -> str:
+  """Where the parameters that are asked for stand in a checkpoint."""
+  averaged = meta.get('average', False)
+  if choice.parameters == 'ema' and not averaged:
+    raise InputError(
+      f'--parameters=ema: {path} has no moving average of its parameters; '
+      'training.ema makes one. Leave the flag out'
+    )
+  return 'average' if averaged and choice.parameters != 'last' else 'parameters'

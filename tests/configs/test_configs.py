@@ -16,12 +16,12 @@ from fusion_jax.losses import cross_entropy
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.presets import changed
 from fusion_jax.serialization import from_dict, to_dict
+from fusion_jax.training.optimizer import make_schedule
 
 _CONFIGS = Path(__file__).parents[2] / 'configs'
 
 # Parameters by `python -m fusion_jax.models --config=configs/NAME`.
-_PARAMETERS = {
-  'iwslt14_deen.py': 13_219_600,
+_WANG = {
   'iwslt14_deen.py:mlrf_base': 13_219_600,
   'iwslt14_deen.py:mlrf_base_4_layers': 15_062_800,
   'iwslt14_deen.py:mlrf_base_6_layers': 18_749_200,
@@ -43,6 +43,11 @@ _PARAMETERS = {
   'iwslt14_deen.py:mlrf_encoder_fnn_no_word_embedding': 13_746_192,
   'iwslt14_deen.py:mlrf_decoder_sa4_no_word_embedding': 14_143_504,
   'iwslt14_deen.py:mlrf_fnn_sa_no_word_embedding': 14_669_072,
+}
+_PARAMETERS = {
+  'iwslt14_deen.py': 13_219_600,
+  **_WANG,
+  **{f'{name}_phase2': count for name, count in _WANG.items()},
   'iwslt14_deen.py:pre_norm': 36_665_344,
   'iwslt14_deen.py:post_norm': 36_663_296,
   'iwslt14_deen.py:transparent': 36_664_362,
@@ -285,6 +290,25 @@ def test_parameter_count(name):
   size = config.data.tokenizer.vocabulary_size
   assert _PARAMETERS[name] == by_hand.count(config.model, size, size)
   assert _PARAMETERS[name] == _count(config.model, size)
+
+
+def test_the_second_phase_is_that_of_wang():
+  """Their section 4.1: 5e-5 and 32 sentences where there were 80."""
+  names = ('mlrf_fnn_sa', 'mlrf_fnn_sa_phase2')
+  first, second = (
+    load_config(str(_CONFIGS / f'iwslt14_deen.py:{name}')) for name in names
+  )
+  assert second.model == first.model
+  assert second.data.tokenizer == first.data.tokenizer
+  assert second.data.batch.tokens / first.data.batch.tokens == pytest.approx(
+    32 / 80, rel=2e-3
+  )
+  # 160K pairs: 40 epochs of 2,000 steps, then 20 of 5,000.
+  assert (first.training.steps, second.training.steps) == (80_000, 100_000)
+  rate = make_schedule(second.optimizer, second.model.width)
+  assert [float(rate(count)) for count in (0, 1, 99_999)] == pytest.approx(
+    [5e-5] * 3
+  )
 
 
 @pytest.mark.parametrize('name', _ADDED)

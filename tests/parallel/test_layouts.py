@@ -79,8 +79,7 @@ class _Job:
     self.mesh = jax.make_mesh(layout, AXES, axis_types=types, devices=devices)
     model = Transformer(config.model, _VOCABULARY, _VOCABULARY, 2)
     optimizer = make_optimizer(config.optimizer, config.model.width)
-    rules = config.parallel.rules
-    specs = state_specs(model, optimizer, rules, self.mesh)
+    specs = state_specs(model, optimizer, config, self.mesh)
     self.step = make_train_step(model, optimizer, config, self.mesh)
     with jax.set_mesh(self.mesh):
       self.state = jax.jit(
@@ -174,7 +173,7 @@ def test_the_rules_of_the_config_decide():
   model = Transformer(_TINY, _VOCABULARY, _VOCABULARY, 2)
   optimizer = make_optimizer(config.optimizer, _TINY.width)
   mesh = jax.make_mesh((1, 4, 2), AXES, axis_types=(AxisType.Auto,) * 3)
-  specs = state_specs(model, optimizer, rules, mesh)
+  specs = state_specs(model, optimizer, config, mesh)
   hidden = specs.parameters['encoder']['layer_0']['feed_forward']['hidden']
   assert tuple(hidden['kernel']) == ('tensor',)
   moments = jax.tree.leaves(specs.optimizer, is_leaf=lambda x: x == ('tensor',))
@@ -185,7 +184,7 @@ def test_a_size_that_does_not_divide_stays_whole():
   model = Transformer(_TINY, _VOCABULARY + 1, _VOCABULARY + 1, 2)
   optimizer = make_optimizer(OptimizerConfig(), _TINY.width)
   mesh = jax.make_mesh((1, 4, 2), AXES, axis_types=(AxisType.Auto,) * 3)
-  specs = state_specs(model, optimizer, AxisRules(), mesh)
+  specs = state_specs(model, optimizer, _config(_TINY), mesh)
   assert tuple(specs.parameters['source_embedding']) == (None, 'fsdp')
 
 

@@ -20,6 +20,7 @@ from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import initial_state, make_train_step, zero_totals
 
 _START, _END, _SIZE, _LONGEST = 1, 2, 16, 5
+_STEPS = 700
 
 
 def _copies(rows: int, seed: int) -> Batch:
@@ -41,16 +42,14 @@ def _trained(norm: str):
       dropout=0.0,
       embedding_dropout=0.0,
     ),
-    optimizer=OptimizerConfig(
-      schedule='inverse_sqrt', peak=2e-3, warmup_steps=100
-    ),
-    training=TrainingConfig(label_smoothing=0.0),
+    optimizer=OptimizerConfig(schedule='cosine', peak=2e-3, warmup_steps=100),
+    training=TrainingConfig(steps=_STEPS, label_smoothing=0.0),
   )
   model = Transformer(config.model, _SIZE, _SIZE, _START)
-  optimizer = make_optimizer(config.optimizer, config.model.width)
+  optimizer = make_optimizer(config.optimizer, config.model.width, _STEPS)
   step = make_train_step(model, optimizer, config)
   state, totals = initial_state(model, optimizer, 0), zero_totals(1)
-  for seed in range(700):
+  for seed in range(_STEPS):
     state, totals = step(state, totals, _copies(64, seed))
   return model, state.parameters
 

@@ -1,3 +1,4 @@
+import chex
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -5,42 +6,10 @@ import pytest
 
 from fusion_jax.config import OptimizerConfig
 from fusion_jax.training.optimizer import (
-  inverse_sqrt_schedule,
+  last_rate,
   make_optimizer,
   make_schedule,
-  vaswani_schedule,
 )
-
-
-def test_vaswani_schedule_by_hand():
-  rate = vaswani_schedule(width=512, warmup_steps=4_000)
-  # 512^-0.5 * 1 * 4000^-1.5; the peak 512^-0.5 * 4000^-0.5; then t^-0.5.
-  assert float(rate(0)) == pytest.approx(1.74693e-7, rel=1e-4)
-  assert float(rate(3_999)) == pytest.approx(6.98771e-4, rel=1e-4)
-  assert float(rate(15_999)) == pytest.approx(6.98771e-4 / 2, rel=1e-4)
-
-
-def test_inverse_sqrt_schedule_by_hand():
-  rate = inverse_sqrt_schedule(peak=2e-3, warmup_steps=1_000)
-  assert float(rate(0)) == pytest.approx(2e-6)
-  assert float(rate(499)) == pytest.approx(1e-3)
-  assert float(rate(999)) == pytest.approx(2e-3)
-  assert float(rate(3_999)) == pytest.approx(1e-3)
-
-
-def test_both_schedules_are_one_function_of_peak_and_warmup():
-  a = vaswani_schedule(256, 1_000, scale=2.0)
-  b = inverse_sqrt_schedule(2 * 256**-0.5 * 1_000**-0.5, 1_000)
-  for count in (0, 10, 998, 999, 1_000, 50_000):
-    assert float(a(count)) == pytest.approx(float(b(count)), rel=1e-5)
-
-
-def test_the_config_names_the_schedule():
-  config = OptimizerConfig(schedule='inverse_sqrt', peak=1.0, warmup_steps=4)
-  assert float(make_schedule(config, 64)(3)) == pytest.approx(1.0)
-  config = OptimizerConfig(schedule='vaswani', scale=8.0, warmup_steps=4)
-  # 8 * 64^-0.5 * 4^-0.5
-  assert float(make_schedule(config, 64)(3)) == pytest.approx(0.5)
 
 
 def test_adam_by_hand():
@@ -71,3 +40,76 @@ def test_clipping_bounds_the_global_norm():
   assert ratio == pytest.approx(0.75, rel=1e-5)
   rate = float(make_schedule(config, 1)(0))
   assert float(updates['b'][0]) == pytest.approx(-rate * 0.8 / 1e9, rel=1e-4)
+
+
+def _updates(config, gradients, start):
+  """Parameter values after each update, and the last state."""
+  optimizer = make_optimizer(config, 1, steps=100)
+  x, values = jnp.array([start]), []
+  state = optimizer.init(x)
+  for gradient in gradients:
+    updates, state = optimizer.update(jnp.array([gradient]), state, x)
+    x = optax.apply_updates(x, updates)
+    values.append(float(x[0]))
+  return values, state
+
+
+def test_decay_is_decoupled_from_the_gradient():
+  # x <- x - rate * (m / (sqrt(v) + epsilon) + decay * x): Loshchilov and
+  # Hutter (2019), Algorithm 2. The first Adam step is the gradient's sign.
+  config = OptimizerConfig(
+    schedule='constant', peak=0.1, warmup_steps=1, weight_decay=0.5
+  )
+  optimizer = make_optimizer(config, 1)
+  x = {'kernel': jnp.array([2.0]), 'bias': jnp.array([2.0])}
+  gradients = {'kernel': jnp.array([3.0]), 'bias': jnp.array([-7.0])}
+  updates, _ = optimizer.update(gradients, optimizer.init(x), x)
+  assert float(updates['kernel'][0]) == pytest.approx(-0.1 * (1 + 0.5 * 2))
+  assert float(updates['bias'][0]) == pytest.approx(0.1)
+
+
+def test_the_first_moment_is_kept_in_bfloat16():
+  config = OptimizerConfig(
+    schedule='constant', peak=0.1, warmup_steps=1, moments_dtype='bfloat16'
+  )
+  # 0.1 * 1.01 = 0.101 in float32, of which bfloat16 keeps 8 bits.
+  _, state = _updates(config, [1.01], 0.0)
+  adam = optax.tree.get(state, 'ScaleByAdamState')
+  assert adam.mu.dtype == jnp.bfloat16
+  assert adam.nu.dtype == jnp.float32
+  assert float(adam.mu[0]) == float(jnp.bfloat16(0.101)) != pytest.approx(0.101)
+  # By hand: m1 = 0.1 * 1.01 rounded, m2 = 0.9 m1 + 0.1 * 2 not rounded.
+  second = 0.9 * float(jnp.bfloat16(0.101)) + 0.1 * 2
+  v = 0.98 * 0.02 * 1.01**2 + 0.02 * 2**2
+  step = (second / (1 - 0.9**2)) / np.sqrt(v / (1 - 0.98**2))
+  values, _ = _updates(config, [1.01, 2.0], 0.0)
+  assert values[1] - values[0] == pytest.approx(-0.1 * step, rel=1e-4)
+
+
+def test_the_state_without_new_options_is_that_of_earlier_checkpoints():
+  x = {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}
+  plain = optax.adam(lambda count: 1.0)
+  chex.assert_trees_all_equal_structs(
+    make_optimizer(OptimizerConfig(), 16).init(x), plain.init(x)
+  )
+  clipped = optax.chain(optax.clip_by_global_norm(1.0), plain)
+  chex.assert_trees_all_equal_structs(
+    make_optimizer(OptimizerConfig(clip_norm=1.0), 16).init(x), clipped.init(x)
+  )
+
+
+@pytest.mark.parametrize('freeze', [(), ('bias',)])
+@pytest.mark.parametrize(
+  'schedule', ['vaswani', 'inverse_sqrt', 'cosine', 'constant']
+)
+def test_the_rate_that_is_told_is_the_rate_that_was_used(schedule, freeze):
+  config = OptimizerConfig(
+    schedule=schedule, warmup_steps=3, weight_decay=0.1, clip_norm=9.0
+  )
+  optimizer = make_optimizer(config, 16, 6, freeze)
+  rate = make_schedule(config, 16, 6)
+  x = {'kernel': jnp.ones(1), 'bias': jnp.ones(1)}
+  state = optimizer.init(x)
+  for count in range(6):
+    _, state = optimizer.update(x, state, x, tokens=jnp.int32(5))
+    assert float(last_rate(config, 16, 6, state)) == float(rate(count))

@@ -3,7 +3,6 @@ import functools
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -19,6 +18,7 @@ from fusion_jax.data.packed_batches import assemble_packed
 from fusion_jax.data.records import Example
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.presets import changed
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
   initial_state,
@@ -158,17 +158,37 @@ def test_training_lowers_the_loss():
   assert late.loss / late.tokens < 0.8 * early.loss / early.tokens
 
 
-def test_bad_numbers_are_noticed_at_their_step():
-  step, state, totals, mesh = _build()
+def test_a_batch_that_overflows_is_skipped_and_counted():
+  # Only the bad batches have source token 29, whose row of a table of its own
+  # is 3e38: times sqrt(D) = 4 that is inf.
+  config = changed(_CONFIG, {'model.tied_embeddings': 'target_output'})
+  step, state, totals, mesh = _build(config)
+  huge = state.parameters['source_embedding'].at[29].set(3e38)
+  state.parameters['source_embedding'] = huge
+  fine, bad = _batch(), _batch()
+  fine.source[fine.source == 29] = 4
+  bad.source[:, 0] = 29
+  bad.source_lengths[:] = 5
   with jax.set_mesh(mesh):
-    batch = jax.device_put(_batch(), by_rows(mesh))
-    state, totals = step(state, totals, batch)
-    assert int(totals.first_bad_step) == 0
-    broken = jax.tree.map(lambda x: x.at[..., 0].set(jnp.nan), state.parameters)
-    state, totals = step(state._replace(parameters=broken), totals, batch)
-    state, totals = step(state, totals, batch)
-  assert int(totals.first_bad_step) == 2
-  assert int(totals.steps) == 3
+    seen = []
+    for batch in (fine, bad, bad, fine):
+      batch = jax.device_put(batch, by_rows(mesh))
+      state, totals = step(state, totals, batch)
+      seen.append(jax.device_get((state, totals)))
+  (first, one), (second, two), (third, three), (last, four) = seen
+  chex.assert_trees_all_equal(first[1:], second[1:], third[1:])
+  assert [int(s.step) for s, _ in seen] == [1, 2, 3, 4]
+  assert not np.array_equal(
+    last.parameters['target_embedding'], third.parameters['target_embedding']
+  )
+  chex.assert_trees_all_equal(one.sums, two.sums, three.sums)
+  assert four.sums.tokens == 2 * one.sums.tokens
+  counts = [
+    tuple(map(int, (t.steps, t.skipped, t.in_a_row, t.longest)))
+    for _, t in seen
+  ]
+  assert counts == [(1, 0, 0, 0), (1, 1, 1, 1), (1, 2, 2, 2), (2, 2, 0, 2)]
+  assert [int(t.first_bad_step) for _, t in seen] == [0, 2, 2, 2]
 
 
 def test_no_copy_and_no_compilation_after_the_first_batch_of_a_shape():
@@ -224,3 +244,14 @@ def test_bfloat16_training_keeps_float32_parameters():
   }
   exact = _run()[1].sums.loss
   np.testing.assert_allclose(totals.sums.loss, exact, rtol=0.02)
+  once = changed(config, {'training.cast_weights': 'once'})
+  copied, copied_totals = _run(once)
+  # The same products of the same bfloat16 matrices; only the fusions differ.
+  np.testing.assert_allclose(
+    copied_totals.sums.loss, totals.sums.loss, rtol=2**-8
+  )
+  _assert_same(copied.parameters, state.parameters, 0.02)
+  assert {x.dtype for x in jax.tree.leaves(copied[1:])} == {
+    np.dtype('float32'),
+    np.dtype('int32'),
+  }

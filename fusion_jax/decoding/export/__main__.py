@@ -47,7 +47,12 @@ def _ctranslate2(flags: argparse.Namespace) -> None:
   if given:
     raise InputError(f'--{given[0]} has no meaning with --format=ctranslate2')
   ctranslate2.export_run(
-    flags.workdir, flags.step, flags.average, flags.output, flags.average_of
+    flags.workdir,
+    flags.step,
+    flags.average,
+    flags.output,
+    flags.average_of,
+    flags.parameters,
   )
 
 
@@ -57,7 +62,13 @@ def _stablehlo(flags: argparse.Namespace) -> None:
   from fusion_jax.training.trained import load_run
 
   stablehlo.check(flags.output)
-  run = load_run(flags.workdir, flags.step, flags.average, flags.average_of)
+  run = load_run(
+    flags.workdir,
+    flags.step,
+    flags.average,
+    flags.average_of,
+    flags.parameters,
+  )
   languages = flags.source_language, flags.target_language
   run = in_direction(run, flags.workdir, *languages)
   stablehlo.export(run, flags.output, stablehlo_options(flags))

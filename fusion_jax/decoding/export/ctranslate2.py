@@ -45,6 +45,7 @@ def export_run(
   average: int,
   output: Path,
   average_of: Literal['last', 'best'] = 'last',
+  parameters: Literal['last', 'ema'] | None = None,
 ) -> None:
   """Loads a run and exports it.
 
@@ -54,6 +55,7 @@ def export_run(
     average: average the parameters of so many checkpoints.
     output: a new or empty folder.
     average_of: which ones.
+    parameters: of each, as in `load_run`.
 
   Raises:
     InputError: as `export` and `load_run`; what can be told without the
@@ -62,7 +64,8 @@ def export_run(
   library()
   check_new(output)
   check_model(run_directory.read_config(Path(workdir)).model)
-  export(load_run(workdir, step, average, average_of), output)
+  run = load_run(workdir, step, average, average_of, parameters)
+  export(run, output)
 
 
 def export(run: Run, output: Path) -> None:

@@ -1,0 +1,58 @@
+"""Which parameters are weights: matrices of maps and embedding tables.
+
+Only these decay, and of these the matrices are copied to bfloat16. All others
+are few, and each has a meaning of its own: scales and offsets of norms, biases
+of maps and gates, weights of layers and groups, costs of capsules, residual
+scales.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fusion_jax.models.transformer import Parameters
+
+# The last part of their names. What a new scheme adds under another name has
+# full precision and no decay until it stands here.
+_MATRICES = frozenset({'kernel'})
+_TABLES = frozenset(
+  {
+    'embedding',
+    'source_embedding',
+    'target_embedding',
+    'output_table',
+    'source_positions',
+    'target_positions',
+  }
+)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+  """'encoder/layer_0/feed_forward/out/kernel' from the path of a leaf."""
+  return jax.tree_util.keystr(path, simple=True, separator='/')
+
+
+def are_weights(parameters: Parameters) -> Parameters:
+  """The tree with True where a parameter is a matrix or table of weights."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, _: _last_name(path) in _MATRICES | _TABLES, parameters
+  )
+
+
+def bfloat16_copies(parameters: Parameters) -> Parameters:
+  """The tree with its matrices in bfloat16; gradients come back in float32.
+
+  Tables stay: a lookup reads few of their rows, and where one table has
+  several uses their gradients are to be added in float32.
+  """
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: (
+      leaf.astype(jnp.bfloat16) if _last_name(path) in _MATRICES else leaf
+    ),
+    parameters,
+  )
+
+
+def _last_name(path: tuple[Any, ...]) -> str:
+  return path_name(path).rpartition('/')[2]
