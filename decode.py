@@ -41,8 +41,13 @@ from fusion_jax.checkpoint_flags import (
   add_checkpoint_flags,
   add_direction_flags,
 )
-from fusion_jax.errors import one_line_errors
+from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_arguments
+from fusion_jax.parallel.distributed import (
+  add_process_flags,
+  processes_of,
+  start,
+)
 from fusion_jax.programs import (
   keep_compiled,
   start_logging,
@@ -135,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
   add('--groups', default='', help="groups of a GTRANS decoder, 'first:last'")
   add('--batch_tokens', type=int, help='rows * beam * source length')
   _add_views(parser)
+  add_process_flags(parser)
   return parser
 
 
@@ -173,11 +179,18 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
 @one_line_errors
 def main(argv: list[str]) -> None:
   """Reads the flags and decodes."""
-  flags = vars(parse_arguments(argv, _parser()))
+  arguments = parse_arguments(argv, _parser())
+  processes = processes_of(arguments)
+  flags = vars(arguments)
   values = {name: flags.pop(name) for name in _OPTIONS}
   views = {name: flags.pop(name) for name in _VIEWS}
   options = {name: v for name, v in values.items() if v is not None}
+  if processes and not (arguments.input and arguments.output):
+    raise InputError(
+      'several processes read and write files: give --input and --output'
+    )
   start_logging()
+  start(processes)
   # After the flags: JAX starts slowly.
   from fusion_jax.decoding import run
   from fusion_jax.decoding.view_flags import ViewFlags

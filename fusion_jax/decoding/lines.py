@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fusion_jax.errors import InputError
+from fusion_jax.parallel.distributed import is_first
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def count_lines(path: str) -> int | None:
 
 @contextlib.contextmanager
 def open_output(path: str) -> Iterator[Callable[[str], None]]:
-  """A function that writes a line, to a file or to stdout.
+  """A function that writes a line, to a file or to stdout, on process 0.
 
   Args:
     path: of the file, as for `open_whole`; empty for stdout.
@@ -89,7 +90,7 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
   Raises:
     InputError: the file cannot be written.
   """
-  if not path:
+  if not path and is_first():
     write = _line_writer(sys.stdout.buffer)
 
     def write_now(line: str) -> None:
@@ -107,7 +108,7 @@ def open_whole(path: str) -> Iterator[BinaryIO]:
   """A file to write that appears when all is written.
 
   Until then its bytes are in a neighbour, which is removed if something
-  fails. Devices and pipes are written directly.
+  fails. Devices and pipes are written directly. Only process 0 writes.
 
   Args:
     path: of the file.
@@ -118,7 +119,7 @@ def open_whole(path: str) -> Iterator[BinaryIO]:
   Raises:
     InputError: it cannot be written.
   """
-  final = Path(os.path.realpath(path))
+  final = Path(os.path.realpath(path if is_first() else os.devnull))
   direct = final.exists() and not final.is_file()
   written = final if direct else final.with_name(f'.{final.name}.{os.getpid()}')
   try:

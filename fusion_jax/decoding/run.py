@@ -29,6 +29,7 @@ from fusion_jax.decoding.score_files import score_files
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.decoding.view_flags import open_views
 from fusion_jax.evaluation.metrics import check_line_counts, corpus_scores
+from fusion_jax.parallel.distributed import is_first
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def _translate_and_evaluate(request: Request) -> None:
       check_line_counts(total, len(references))
     trained = load(request)
     best = _translate(request, trained, lines, total)
-  if references is not None:
+  if references is not None and is_first():
     scores = corpus_scores(
       best, references, trained.runs[0].config.data.target_language
     )

@@ -19,6 +19,7 @@ from fusion_jax.decoding.shapes import (
   decode_shapes,
   plan_batches,
 )
+from fusion_jax.parallel.distributed import merged, own_share
 from fusion_jax.parallel.mesh import data_mesh, replicated
 from fusion_jax.training.trained import Run
 
@@ -127,8 +128,8 @@ class Scorer:
 
   def _score_window(self, window: list[Pairs]) -> list[Scored]:
     pairs = [each for each in window if not each[0].is_blank]
-    scored = [_NOTHING] * len(pairs)
-    batches = plan_batches(list(map(_length, pairs)), self.shapes)
+    scored: dict[int, Scored] = {}
+    batches = own_share(plan_batches(list(map(_length, pairs)), self.shapes))
     for batch, found in one_ahead(
       (batch, self._start(batch, pairs)) for batch in batches
     ):
@@ -137,7 +138,10 @@ class Scorer:
         tokens = row[: len(pairs[place][0].target)]
         scored[place] = self._scored(tokens, float(bonus))
       self._on_progress(len(batch.sentences))
-    left = iter(scored)
+    own = len(scored)
+    scored = merged(scored)
+    self._on_progress(len(scored) - own)
+    left = (scored[place] for place in range(len(pairs)))
     return [_NOTHING if each[0].is_blank else next(left) for each in window]
 
   def _scored(self, tokens: np.ndarray, bonus: float) -> Scored:

@@ -41,6 +41,7 @@ from fusion_jax.decoding.shapes import (
   target_limit,
 )
 from fusion_jax.errors import InputError
+from fusion_jax.parallel.distributed import merged, own_share
 from fusion_jax.parallel.mesh import data_mesh, replicated
 from fusion_jax.training.trained import Run
 
@@ -196,19 +197,24 @@ class Translator:
   def _translate_sources(
     self, sources: list[Sentence], first: int
   ) -> list[list[Translation]]:
-    """Translations of sources that have the numbers first, first + 1, ..."""
-    translations: list[list[Translation]] = [[] for _ in sources]
+    """Translations of sources that have the numbers first, first + 1, ...
+
+    Of several processes each makes a share; all get the whole.
+    """
+    found: dict[int, list[Translation]] = {}
     lengths = [sentence.length for sentence in sources]
-    batches = plan_batches(lengths, self.shapes)
+    batches = own_share(plan_batches(lengths, self.shapes))
     for batch, hypotheses in one_ahead(
       (batch, self._start(batch, sources, first)) for batch in batches
     ):
       read = [sources[sentence].sources[0] for sentence in batch.sentences]
       texts = self._texts(hypotheses, read)
-      for sentence, found in zip(batch.sentences, texts, strict=True):
-        translations[sentence] = found
+      found.update(zip(batch.sentences, texts, strict=True))
       self._on_progress(len(batch.sentences))
-    return translations
+    own = len(found)
+    found = merged(found)
+    self._on_progress(len(found) - own)
+    return [found[number] for number in range(len(sources))]
 
   def _start(
     self, batch: PlannedBatch, sources: Sequence[Sentence], first: int

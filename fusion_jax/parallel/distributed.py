@@ -2,9 +2,13 @@
 
 import argparse
 import dataclasses
+import functools
+import itertools
 import logging
+import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -59,13 +63,21 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 def processes_of(arguments: argparse.Namespace) -> Processes | None:
   """What the flags and the environment say; None: this process is alone.
 
+  Args:
+    arguments: loses the flags of `add_process_flags`.
+
+  Returns:
+    The processes that belong together.
+
   Raises:
     InputError: flags that do not fit together.
   """
+  flags = vars(arguments)
+  several = flags.pop('distributed')
   given = Processes(
-    arguments.coordinator, arguments.processes, arguments.process
+    flags.pop('coordinator'), flags.pop('processes'), flags.pop('process')
   )
-  if given.coordinator or arguments.distributed or _in_a_cluster(os.environ):
+  if given.coordinator or several or _in_a_cluster(os.environ):
     return given
   return None
 
@@ -167,17 +179,33 @@ def first_then_others(action: Callable[[], Result]) -> Result:
   return result if first else others
 
 
-def own_share(items: Sequence[Result]) -> Sequence[Result]:
+def is_first() -> bool:
+  """Whether this process is the one that writes and speaks."""
+  import jax
+
+  return jax.process_index() == 0
+
+
+def own_share(items: Iterable[Result]) -> Iterator[Result]:
   """Every n-th item, from the number of this process on."""
   import jax
 
-  return items[jax.process_index() :: jax.process_count()]
+  return itertools.islice(items, jax.process_index(), None, jax.process_count())
 
 
-def joined(shares: list[list[Result]]) -> Iterator[Result]:
-  """What was shared out by `own_share`, in the first order."""
-  longest = max(map(len, shares))
-  for index in range(longest):
-    for share in shares:
-      if index < len(share):
-        yield share[index]
+def merged(found: dict[int, Result]) -> dict[int, Result]:
+  """What all processes have found, on each of them.
+
+  Args:
+    found: by this process, under numbers that no other has; of classes that
+      pickle knows.
+
+  Returns:
+    All of it.
+  """
+  import jax
+
+  if jax.process_count() == 1:
+    return found
+  shares = gather(pickle.dumps(found))
+  return functools.reduce(operator.or_, map(pickle.loads, shares))

@@ -25,7 +25,7 @@ from orbax.checkpoint import checkpoint_managers
 from fusion_jax.config import TrainingConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.distributed import on_all
+from fusion_jax.parallel.distributed import is_first, on_all
 from fusion_jax.serialization import FORMAT, check_format
 from fusion_jax.training.state import TrainState
 
@@ -222,7 +222,7 @@ class Checkpoints:
 
   def _set_aside(self, steps: Sequence[int]) -> None:
     """Moves damaged checkpoints to DIR/damaged, out of the run's way."""
-    on_all(lambda: self._move(steps) if jax.process_index() == 0 else None)
+    on_all(lambda: self._move(steps) if is_first() else None)
     self._manager.reload()
 
   def _move(self, steps: Sequence[int]) -> None:

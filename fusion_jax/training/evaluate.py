@@ -6,7 +6,6 @@ their means, in which every direction counts the same.
 
 import dataclasses
 import functools
-import json
 import logging
 import math
 import time
@@ -26,7 +25,7 @@ from fusion_jax.decoding.translate import Translator
 from fusion_jax.evaluation.metrics import corpus_scores
 from fusion_jax.losses import LossSums, zero_sums
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.distributed import gather, joined, own_share
+from fusion_jax.parallel.distributed import is_first
 from fusion_jax.parallel.mesh import (
   by_rows,
   data_mesh,
@@ -172,7 +171,7 @@ class Validator:
     values['validation_seconds'] = time.monotonic() - start
     only = len(self._directions) == 1
     name = f'{step}{"" if only else "." + direction.name}.txt'
-    if jax.process_index() == 0:
+    if is_first():
       self._translations.mkdir(exist_ok=True)
       text = ''.join(line + '\n' for line in translations)
       write_atomically(self._translations / name, text.encode())
@@ -199,14 +198,12 @@ class Validator:
 def _translated(
   run: Run, parameters: Parameters, sources: Sequence[str]
 ) -> list[str]:
-  """The translations of all sources; each process makes its share."""
+  """The translations of all sources, by the devices of each process."""
   own = jax.tree.map(lambda x: x.addressable_data(0), parameters)
   run = dataclasses.replace(run, parameters=own)
   with jax.set_mesh(data_mesh()):
     translator = Translator(run, run.config.decoding)
-    lines = list(translator.translate(own_share(sources)))
-  shares = gather(json.dumps(lines).encode())
-  return list(joined([json.loads(share) for share in shares]))
+    return list(translator.translate(sources))
 
 
 def _direction(

@@ -4,9 +4,9 @@ import json
 import math
 from pathlib import Path
 
-import jax
 import tensorboardX
 
+from fusion_jax.parallel.distributed import is_first
 from fusion_jax.training.run_directory import write_atomically
 
 
@@ -18,7 +18,7 @@ class MetricsLog:
   """
 
   def __init__(self, workdir: Path, step: int):
-    self._writes = jax.process_index() == 0
+    self._writes = is_first()
     if not self._writes:
       return
     path = workdir / 'metrics.jsonl'

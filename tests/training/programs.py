@@ -103,21 +103,9 @@ class Program:
 
   def start_together(self, workdir: Path, each=({}, {}), **changes):
     """Starts one process for each of `each`, with its own arguments beside."""
-    with socket.socket() as free:
-      free.bind(('127.0.0.1', 0))
-      port = free.getsockname()[1]
     return [
-      self.start(
-        workdir,
-        extra=[
-          f'--coordinator=127.0.0.1:{port}',
-          f'--processes={len(each)}',
-          f'--process={index}',
-        ],
-        devices=2,
-        **(changes | own),
-      )
-      for index, own in enumerate(each)
+      self.start(workdir, extra=flags, devices=2, **(changes | own))
+      for flags, own in zip(process_flags(len(each)), each, strict=True)
     ]
 
   def run(self, workdir: Path, **changes) -> tuple[int, str]:
@@ -130,6 +118,15 @@ class Program:
     """Waits for a process; stdout, stderr and exit code."""
     out, err = process.communicate(timeout=300)
     return out, err, process.returncode
+
+
+def process_flags(count: int) -> list[list[str]]:
+  """The flags of each of so many processes on this machine."""
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{free.getsockname()[1]}'
+  together = [f'--coordinator={address}', f'--processes={count}']
+  return [[*together, f'--process={index}'] for index in range(count)]
 
 
 def saved_steps(workdir: Path) -> list[int]:

@@ -1,6 +1,10 @@
 """Two processes, of two devices each, that train as one."""
 
+import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +14,7 @@ from programs import (
   Program,
   logged,
   one_line,
+  process_flags,
   saved_steps,
   wait_for_step,
 )
@@ -93,6 +98,35 @@ def test_one_begins_and_two_with_cut_parameters_go_on(program, alone, tmp_path):
   assert 'going on from step 20' in first
   assert 'data 2 x fsdp 2 x tensor 1' in first
   _assert_the_same_run(workdir, alone)
+
+
+def _decode(alone: Path, out: Path, flags) -> subprocess.Popen:
+  source = alone / 'translations' / '40.txt'
+  files = f'--input={source}', f'--output={out}', '--output_format=json'
+  return subprocess.Popen(
+    [sys.executable, ROOT / 'decode.py', f'--workdir={alone}', *files, *flags],
+    stderr=subprocess.PIPE,
+    stdout=subprocess.DEVNULL,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '2'},
+  )
+
+
+def test_two_translate_as_one_does(alone, tmp_path):
+  outs = tmp_path / 'one', tmp_path / 'both'
+  batches = '--beam_size=1', '--batch_tokens=64'
+  several = [[*batches, *flags] for flags in process_flags(2)]
+  started = [_decode(alone, outs[0], batches)]
+  started += [_decode(alone, outs[1], flags) for flags in several]
+  for process in started:
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+  one, both = (out.read_text().splitlines() for out in outs)
+  assert len(one) == 8
+  for a, b in zip(map(json.loads, one), map(json.loads, both), strict=True):
+    assert a['source'] == b['source']
+    (a,), (b,) = a['translations'], b['translations']
+    assert a['text'] == b['text']
+    assert a['score'] == pytest.approx(b['score'], rel=1e-5)
 
 
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
