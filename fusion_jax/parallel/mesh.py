@@ -4,9 +4,11 @@ A step is jitted once for any number of devices; one device is a mesh of one.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
@@ -46,6 +48,28 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def by_rows(mesh: Mesh) -> NamedSharding:
   """The first axis cut over the devices that have rows of their own."""
   return NamedSharding(mesh, PartitionSpec(ROW_AXES))
+
+
+def put_like(values: Any, like: Any) -> Any:
+  """Arrays of one process, on the shardings that others have.
+
+  Args:
+    values: the same on all processes.
+    like: arrays over the devices of all.
+
+  Returns:
+    `values`; each process gives what its own devices hold.
+  """
+
+  def put(value: Array, other: Array) -> Array:
+    if not value.is_fully_addressable or other.is_fully_addressable:
+      return jax.device_put(value, other.sharding)
+    whole = np.asarray(value)
+    return jax.make_array_from_callback(
+      whole.shape, other.sharding, lambda index: whole[index]
+    )
+
+  return jax.tree.map(put, values, like)
 
 
 def row_shards(mesh: Mesh) -> int:

@@ -36,6 +36,7 @@ from fusion_jax.parallel.mesh import (
   by_rows,
   make_mesh,
   own_rows,
+  put_like,
   replicated,
   row_shards,
 )
@@ -240,8 +241,7 @@ class _Training:
       self._tokenizers,
       Path(self._config.training.init_from),
     )
-    started = jax.device_put(started, jax.tree.map(lambda x: x.sharding, fresh))
-    self._state = self._state.started_at(started)
+    self._state = self._state.started_at(put_like(started, fresh))
 
   def close(self) -> None:
     """Ends the reading threads and closes the files."""
