@@ -22,6 +22,17 @@ Result = TypeVar('Result')
 # others must have come to the end.
 _START, _LOST, _END = 300, 300, 30
 
+# How many processes srun (in this step: a shell of salloc is alone in its own),
+# Open MPI, and MPICH or Intel MPI started; how many slices of TPUs there are.
+_COUNTS = (
+  'SLURM_STEP_NUM_TASKS',
+  'OMPI_COMM_WORLD_SIZE',
+  'PMI_SIZE',
+  'MEGASCALE_NUM_SLICES',
+)
+# The hosts of a slice on GKE.
+_HOSTS = ('TPU_PROCESS_ADDRESSES', 'TPU_WORKER_HOSTNAMES')
+
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
@@ -84,9 +95,8 @@ def processes_of(arguments: argparse.Namespace) -> Processes | None:
 
 def _in_a_cluster(environment: Mapping[str, str]) -> bool:
   """Whether srun, mpirun or GKE started several processes."""
-  tasks = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
-  several = any(int(environment.get(name) or 1) > 1 for name in tasks)
-  return several or ',' in environment.get('TPU_WORKER_HOSTNAMES', '')
+  several = any(int(environment.get(name) or 1) > 1 for name in _COUNTS)
+  return several or any(',' in environment.get(name, '') for name in _HOSTS)
 
 
 def start(processes: Processes | None) -> None:
@@ -119,7 +129,10 @@ def start(processes: Processes | None) -> None:
       shutdown_timeout_seconds=_END,
     )
   except (RuntimeError, ValueError) as error:
-    where = processes.coordinator or 'the cluster'
+    where = processes.coordinator or (
+      'the cluster (where JAX cannot ask it, give --coordinator, --processes '
+      'and --process)'
+    )
     raise InputError(
       f'the processes cannot be joined through {where}: '
       f'{str(error).splitlines()[0]}'
