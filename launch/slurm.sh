@@ -22,7 +22,11 @@
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 
-# Both are on a disk that all nodes see; sbatch is called in the repository.
+# A run that ends well with fewer seconds left queues again: the seconds of
+# --signal, 60 that SLURM may be early, and some.
+late=200
+# Python and the run directory are on a disk that all nodes see; sbatch is
+# called in the repository.
 python=.venv/bin/python
 train=(
   --config=configs/wmt14_ende.py:base
@@ -48,9 +52,9 @@ seconds_left() {
 srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 --label \
   "$python" train.py "${train[@]}" "$@"
 
-# It saved and ended well: because of the signal, or at its last step. A
-# finished run that queues again ends at once.
+# It ended well: told to stop, or at its last step. A finished run that queues
+# again ends at once.
 left=$(seconds_left)
-if [[ -n $left ]] && ((left < 200)); then
+if [[ -n $left ]] && ((left < late)); then
   scontrol requeue "$SLURM_JOB_ID"
 fi

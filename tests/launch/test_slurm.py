@@ -76,6 +76,7 @@ class _Cluster:
     flags = _FLAGS | {'data.prepared': folder / 'prepared'}
     values = [f'--config.{name}={value}' for name, value in flags.items()]
     settings = [
+      'late=200',
       f'python={sys.executable}',
       'train=(',
       '--config=configs/quickstart.py',
@@ -228,6 +229,9 @@ def test_what_sbatch_reads():
   assert options['gpus-per-node'] == options['ntasks-per-node']
   assert not {'gpus-per-task', 'gpu-bind', 'gres'} & set(options)
   assert options['signal'] == 'TERM@120'
+  # SLURM may send it up to 60 seconds early.
+  (late,) = re.findall(r'^late=(\d+)$', read('slurm.sh'), re.M)
+  assert int(late) > 120 + 60
   assert options['open-mode'] == 'append'
   assert 'requeue' in options
   # The rows of a batch divide over all of them.
