@@ -45,7 +45,7 @@ _TINY = dataclasses.replace(
   decoder_layers=2,
   attention_dropout=0.1,
 )
-_LAYOUTS = [(8, 1, 1), (1, 8, 1), (1, 1, 2), (2, 4, 1), (2, 2, 2), (1, 4, 2)]
+_LAYOUTS = [(8, 1, 1), (1, 4, 1), (1, 1, 2), (2, 2, 2)]
 
 
 def _batch(seed: int) -> Batch:
@@ -148,10 +148,10 @@ _SCHEMES = _scheme_cases()
 
 
 @pytest.mark.parametrize('name', _SCHEMES)
-def test_every_scheme_agrees_on_a_mesh_of_all_three_axes(name):
+def test_every_scheme_agrees_where_its_parameters_are_cut_by_both_axes(name):
   config = _config(_SCHEMES[name])
-  one = _Job(config, (1, 1, 1)).run()
-  _assert_agree(one, _Job(config, (2, 2, 2)).run())
+  one = _Job(config, (1, 1, 1)).run(steps=1)
+  _assert_agree(one, _Job(config, (1, 2, 2)).run(steps=1))
 
 
 def test_state_is_cut_from_the_beginning():
