@@ -6,13 +6,14 @@ import os
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 # Small models take longer to compile than to run: compile them quickly. The
 # programs that tests start do not inherit this.
-# XLA ends the process on a flag that it does not know any more.
-_OLD = importlib.metadata.version('jaxlib') < '0.11'
 os.environ['XLA_FLAGS'] = ' '.join(
   (
     '--xla_backend_optimization_level=0',
     '--xla_llvm_disable_expensive_passes=true',
-    '--xla_cpu_use_fusion_emitters=false' if _OLD else '',
+    # XLA ends the process on a flag that it does not know any more.
+    '--xla_cpu_use_fusion_emitters=false'
+    if importlib.metadata.version('jaxlib') < '0.11'
+    else '',
   )
 )
 
