@@ -20,6 +20,11 @@ class CheckFailed(Exception):
   """
 
 
+def first_line(error: BaseException) -> str:
+  """What an exception says, cut to one line."""
+  return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def require(condition: bool, field: str, message: str) -> None:
   """Refuses a value of a config.
 

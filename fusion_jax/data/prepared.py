@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from fusion_jax.data import records
+from fusion_jax.data.arrays import are_lengths, are_rows, open_array
 from fusion_jax.data.encoding import PairEncoder
 from fusion_jax.data.records import Example
 from fusion_jax.data.tokenizer import Tokenizer
@@ -100,7 +101,13 @@ class PreparedCorpus:
     found = report.get('directions', {only: report})
     stored = 'kept' if name == 'train' else 'pairs'
     return tuple(
-      Part(direction, self._encoders[direction], own[stored], own['kept'])
+      Part(
+        direction,
+        self._encoders[direction],
+        own[stored],
+        own['kept'],
+        tuple(own['subwords']),
+      )
       for direction, own in found.items()
     )
 
@@ -126,12 +133,14 @@ class Part(NamedTuple):
   encoder: of its lines.
   records: how many are stored.
   examples: how many of these are examples.
+  subwords: of all examples, source and target, in their plain segmentation.
   """
 
   direction: str
   encoder: PairEncoder
   records: int
   examples: int
+  subwords: tuple[int, int]
 
 
 class Split:
@@ -168,17 +177,27 @@ class Split:
     shards = sorted(directory.glob(f'{records.DATASET}-{name}.array_record-*'))
     rows = directory / ROWS.format(split=name)
     try:
-      lengths = np.load(directory / LENGTHS.format(split=name), mmap_mode='r')
-      self._rows = np.load(rows, mmap_mode='r') if rows.exists() else None
+      lengths = open_array(directory / LENGTHS.format(split=name), np.int32)
+      self._rows = open_array(rows, np.int64) if rows.exists() else None
       self._records = records.Reader(shards)
     except (EOFError, OSError, ValueError, RuntimeError) as error:
       raise _damaged(directory, f'split {name!r}') from error
-    examples = self._records if self._rows is None else self._rows
-    if not len(examples) == len(lengths) == sum(p.examples for p in parts):
+    if not self._fits(lengths, parts):
       raise _damaged(directory, f'split {name!r}')
     self.lengths: Int32[np.ndarray, 'N 2'] = lengths[
       self._first : self._first + self._ends[-1]
     ]
+
+  def _fits(self, lengths: np.ndarray, parts: tuple[Part, ...]) -> bool:
+    """Whether records, rows, lengths and report are of the same text."""
+    examples = sum(part.examples for part in parts)
+    stored = sum(part.records for part in parts)
+    subwords = np.sum([part.subwords for part in parts], axis=0)
+    return (
+      len(self._records) == stored
+      and are_rows(self._rows, examples, stored)
+      and are_lengths(lengths, examples, subwords, self.sampled)
+    )
 
   def _choose(self, parts: tuple[Part, ...], direction: str) -> None:
     """Finds the examples and the records of the direction, or of all."""

@@ -17,6 +17,8 @@ from array_record.python import array_record_module
 from jaxtyping import Int32
 from tensorflow_datasets.proto import tf_example_pb2
 
+from fusion_jax.errors import InputError, first_line
+
 # Part of the file names of every prepared corpus.
 DATASET = 'parallel_text'
 
@@ -45,6 +47,7 @@ class Reader:
     Args:
       shards: the files, in the order of their records.
     """
+    self._files = list(shards)
     self._shards = [
       array_record_module.ArrayRecordReader(
         str(shard), options='readahead_buffer_size:0,max_parallelism:0'
@@ -59,12 +62,24 @@ class Reader:
     return self._ends[-1] if self._ends else 0
 
   def __getitem__(self, index: int) -> bytes:
-    """A record; raises IndexError where there is none."""
+    """A record; its checksum is compared.
+
+    Raises:
+      IndexError: there is none of that number.
+      InputError: it is damaged, or its file cannot be read.
+    """
     if not 0 <= index < len(self):
       raise IndexError(f'record {index} of {len(self)}')
     number = bisect.bisect_right(self._ends, index)
     position = index - (self._ends[number - 1] if number else 0)
-    return self._shards[number].read(position, position + 1)[0]
+    try:
+      return self._shards[number].read(position, position + 1)[0]
+    except (IndexError, OSError, RuntimeError, ValueError) as error:
+      file = self._files[number]
+      raise InputError(
+        f'{file}, record {position}: damaged ({first_line(error)}); delete '
+        f'the folder {file.parent} and prepare it again'
+      ) from error
 
 
 def features() -> tfds.features.FeaturesDict:

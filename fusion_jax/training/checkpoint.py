@@ -24,7 +24,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from fusion_jax.config import TrainingConfig
 from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, first_line
 from fusion_jax.parallel.distributed import is_first, on_all
 from fusion_jax.serialization import FORMAT, check_format
 from fusion_jax.training.state import TrainState
@@ -58,11 +58,6 @@ class Progress:
     if better:
       return dataclasses.replace(self, best=value, best_step=step, stale=0)
     return dataclasses.replace(self, stale=self.stale + 1)
-
-
-def first_line(error: BaseException) -> str:
-  """What an exception says, cut to one line."""
-  return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def abstract_like(tree: Any, sharding: Sharding | None = None) -> Any:

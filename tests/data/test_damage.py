@@ -1,0 +1,169 @@
+"""Prepared corpora whose files a disk has damaged: named, never read on."""
+
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from fusion_jax.config import (
+  BatchConfig,
+  DataConfig,
+  FilterConfig,
+  TokenizerConfig,
+)
+from fusion_jax.data import batching, records
+from fusion_jax.data.pipeline import TrainingBatches, training_iterator
+from fusion_jax.data.prepare import prepare
+from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.errors import InputError
+from fusion_jax.parallel.mesh import by_rows, data_mesh
+
+_SHARD = 'parallel_text-train.array_record-00000'
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """A folder that nothing has happened to."""
+  data = DataConfig(
+    prepared=str(tmp_path_factory.mktemp('prepared')),
+    embedded_pairs=300,
+    tokenizer=TokenizerConfig(vocabulary_size=300),
+    # Some pairs are longer, so that there are rows.
+    filter=FilterConfig(max_length=60),
+  )
+  return prepare(data).directory
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+  return shutil.copytree(whole, tmp_path / 'corpus')
+
+
+def _refusal(read) -> str:
+  with pytest.raises(InputError) as error:
+    read()
+  assert '\n' not in str(error.value)
+  return str(error.value)
+
+
+def _flip(path, position, bit=0):
+  content = bytearray(path.read_bytes())
+  content[position] ^= 1 << bit
+  path.write_bytes(content)
+
+
+def _records(shard) -> list[bytes]:
+  return list(records.Reader([shard]))
+
+
+def _damaged_record(whole, shard) -> int:
+  """Damages a record of the shard; returns its number."""
+  good = _records(whole / _SHARD)
+  # The records lie one after the other from the start of the file; this is
+  # the first position that belongs to one.
+  for position in range(5_000, 6_000):
+    shutil.copy(whole / _SHARD, shard)
+    _flip(shard, position)
+    reader = records.Reader([shard])
+    for number in range(len(good)):
+      try:
+        reader[number]
+      except InputError:
+        return number
+  raise AssertionError('no byte of these belongs to a record')
+
+
+def test_one_bit_of_a_record_is_noticed_and_the_record_is_named(whole, folder):
+  shard = folder / _SHARD
+  number = _damaged_record(whole, shard)
+  split = PreparedCorpus(folder).split('train')
+  message = _refusal(lambda: split[number])
+  assert message.startswith(f'{shard}, record {number}: damaged (')
+  assert message.endswith(f'delete the folder {folder} and prepare it again')
+  others = [n for n in range(len(split)) if n != number]
+  good = PreparedCorpus(whole).split('train')
+  for index in others:
+    np.testing.assert_array_equal(split[index].source, good[index].source)
+
+
+def test_no_flipped_bit_of_a_shard_gives_other_records(whole, tmp_path):
+  shard = tmp_path / _SHARD
+  content = (whole / _SHARD).read_bytes()
+  good, noticed = _records(whole / _SHARD), 0
+  generator = random.Random(0)
+  for _ in range(60):
+    shutil.copy(whole / _SHARD, shard)
+    _flip(shard, generator.randrange(len(content)), generator.randrange(8))
+    try:
+      assert _records(shard) in (good, [])
+    except InputError:
+      noticed += 1
+  # Half of the file is padding between and after the records.
+  assert noticed > 10
+
+
+def test_the_reading_threads_hand_the_damage_on(whole, folder):
+  _damaged_record(whole, folder / _SHARD)
+  split = PreparedCorpus(folder).split('train')
+  shapes = batching.choose_shapes(split.lengths, BatchConfig(tokens=512))
+  batches = TrainingBatches(split, shapes, seed=0)
+  iterator = training_iterator(batches, by_rows(data_mesh()))
+  epoch = batches.plan.batches_per_epoch
+
+  def read_an_epoch():
+    for _ in range(epoch):
+      next(iterator)
+
+  assert 'prepare it again' in _refusal(read_an_epoch)
+  iterator.close()
+
+
+@pytest.mark.parametrize(
+  ('file', 'change'),
+  [
+    ('lengths', lambda values: values + 1),
+    ('lengths', lambda values: values[:-1]),
+    ('lengths', np.negative),
+    ('lengths', np.ravel),
+    ('lengths', np.float32),
+    ('rows', lambda values: values + 10_000),
+    ('rows', lambda values: values - 1),
+    ('rows', lambda values: values[:-1]),
+    ('rows', lambda values: values[::-1]),
+    ('rows', np.zeros_like),
+    ('rows', np.float64),
+  ],
+)
+def test_an_array_that_does_not_fit_is_refused(folder, file, change):
+  path = folder / f'valid.{file}.npy'
+  np.save(path, change(np.load(path)))
+  message = _refusal(lambda: PreparedCorpus(folder).split('valid'))
+  assert message == (
+    f"{folder}: split 'valid' is missing or damaged; delete the folder and "
+    'prepare it again'
+  )
+
+
+@pytest.mark.parametrize('file', ['lengths', 'rows'])
+def test_a_flipped_bit_of_an_array_is_noticed(folder, file):
+  path = folder / f'valid.{file}.npy'
+  content, values = path.read_bytes(), np.load(path)
+  corpus, generator = PreparedCorpus(folder), random.Random(0)
+  # The header takes 128 bytes; from byte 75 on they are padding.
+  header, numbers = range(10, 75), range(128, len(content))
+  for position in (*header, *generator.choices(numbers, k=60)):
+    path.write_bytes(content)
+    _flip(path, position, generator.randrange(8))
+    try:
+      corpus.split('valid')
+    except InputError:
+      continue
+    assert position in header
+    np.testing.assert_array_equal(np.load(path), values)
+
+
+def test_rows_that_are_gone_are_missed(folder):
+  (folder / 'valid.rows.npy').unlink()
+  message = _refusal(lambda: PreparedCorpus(folder).split('valid'))
+  assert "split 'valid' is missing or damaged" in message
