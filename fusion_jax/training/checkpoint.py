@@ -28,6 +28,7 @@ from fusion_jax.errors import InputError, first_line
 from fusion_jax.parallel.distributed import is_first, on_all
 from fusion_jax.serialization import FORMAT, check_format
 from fusion_jax.training.state import TrainState
+from fusion_jax.training.stored_model import check_model
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ class Checkpoints:
 
     Raises:
       InputError: there are checkpoints but none can be read, or they belong
-        to another tokenizer, or they are a mean, without optimizer.
+        to another tokenizer or model, or they are a mean, without optimizer.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
@@ -200,6 +201,7 @@ class Checkpoints:
       except InputError:
         raise
       except Exception as error:  # Orbax raises many kinds on damaged files.
+        check_model(self._directory / str(step), fresh.parameters)
         logger.warning(
           'checkpoint %s is damaged and is left out: %s',
           self._directory / str(step),

@@ -28,6 +28,7 @@ from fusion_jax.training.checkpoint import (
 )
 from fusion_jax.training.choice import Choice, candidates
 from fusion_jax.training.mean import RunningMean
+from fusion_jax.training.stored_model import check_model
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +97,8 @@ def load_run(
 
   Raises:
     InputError: no run, no checkpoint, no such step, fewer checkpoints than
-      asked for, no moving average, another tokenizer, or a newer version
-      wrote it.
+      asked for, no moving average, another tokenizer or model, or a newer
+      version wrote it.
   """
   workdir = Path(workdir)
   choice = Choice(step, average, average_of, parameters)
@@ -170,6 +171,7 @@ def _add_checkpoint(
   except InputError:
     raise
   except Exception as error:  # Orbax raises many kinds on damaged files.
+    check_model(path, abstract)
     logger.warning(
       'checkpoint %s is damaged and is left out: %s',
       path,

@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import jax
+import jax.numpy as jnp
 import pytest
 from saved_runs import SavedRun, iterator
 
@@ -93,10 +95,37 @@ def test_a_broken_config_is_named(workdir, text, message):
   assert message in _refusal(workdir)
 
 
-def test_parameters_of_another_size_are_told(workdir, caplog):
-  _edit(workdir / 'config.json', model={'width': 32, 'encoder_layers': 1})
-  assert '0 readable checkpoints, 1 asked for' in _refusal(workdir)
-  assert 'checkpoints/10 is damaged and is left out' in caplog.text
+_ANOTHER_MODEL = 'checkpoints/10: holds another model than that of config.json'
+
+
+@pytest.mark.parametrize(
+  ('model', 'difference'),
+  [
+    ({'filter': 64}, 'decoder/layer_0/feed_forward/'),
+    ({'encoder_layers': 2, 'encoder': {'fusion': 'linear'}}, 'it has no enc'),
+    ({'decoder_layers': 2}, 'it has no decoder/layer_1/'),
+  ],
+)
+def test_a_checkpoint_of_another_model_is_told(workdir, model, difference):
+  small = {'width': 16, 'filter': 32, 'heads': 2}
+  layers = {'encoder_layers': 1, 'decoder_layers': 1}
+  _edit(workdir / 'config.json', model=small | layers | model)
+  message = _refusal(workdir)
+  assert f'{_ANOTHER_MODEL}: {difference}' in message
+  assert 'put back the config.json that it was trained with' in message
+
+
+def test_training_does_not_go_on_with_another_model(workdir):
+  run = SavedRun(workdir)
+  run.shapes.pop('target_embedding', None)
+  run.shapes['wings'] = jax.ShapeDtypeStruct([2], jnp.float32)
+  checkpoints = run.checkpoints()
+  with pytest.raises(InputError) as error:
+    checkpoints.restore(run.state(0), iterator())
+  assert f'{_ANOTHER_MODEL}: it has no wings' in str(error.value)
+  checkpoints.close()
+  # Nothing was set aside as damaged.
+  assert run.steps() == [10]
 
 
 @pytest.mark.parametrize(
