@@ -33,6 +33,7 @@ from fusion_jax.parallel.mesh import (
   replicated,
   row_shards,
 )
+from fusion_jax.training.appending import write_errors
 from fusion_jax.training.run_directory import write_atomically
 from fusion_jax.training.step import make_eval_step
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
@@ -172,7 +173,8 @@ class Validator:
     only = len(self._directions) == 1
     name = f'{step}{"" if only else "." + direction.name}.txt'
     if is_first():
-      self._translations.mkdir(exist_ok=True)
+      with write_errors(self._translations):
+        self._translations.mkdir(exist_ok=True)
       text = ''.join(line + '\n' for line in translations)
       write_atomically(self._translations / name, text.encode())
     where = f'step {step}{"" if only else ", " + direction.name}'

@@ -3,24 +3,32 @@
 Collective operations wait for all processes, for ever if one of them is gone.
 So each process writes the step it is at into DIR/heartbeat/PROCESS every few
 seconds, and reads those of the others. Clocks need not agree: what counts is
-how long a file has not changed.
+how long a file has not changed. A process that cannot go on writes why.
 """
 
+import contextlib
 import logging
 import os
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 
+from fusion_jax.errors import InputError, first_line
 from fusion_jax.parallel_options import ParallelConfig
+from fusion_jax.training.appending import write_errors
 from fusion_jax.training.run_directory import write_atomically
 
 logger = logging.getLogger(__name__)
 
 # EX_TEMPFAIL of sysexits.h: the same command may go well when it is run again.
 _EXIT_CODE = 75
+# That of an InputError: it would come again.
+_ERROR_CODE = 2
 
 _ADVICE = (
   'start all processes again with the same command, it goes on from the last '
@@ -34,8 +42,10 @@ class Watch:
   def __init__(self, folder: Path, processes: int):
     now = time.monotonic()
     self._folder = folder
-    self._seen = [('', now) for _ in range(processes)]
+    # What an earlier start has left is no sign of life.
+    self._seen = [(self._read(process), now) for process in range(processes)]
     self._steps = [(-1, now) for _ in range(processes)]
+    self._failures: dict[int, str] = {}
 
   def look(self) -> None:
     """Reads all files."""
@@ -45,9 +55,17 @@ class Watch:
       if text in ('', last):
         continue
       self._seen[process] = text, now
-      step = int(text.split()[0])
-      if step != self._steps[process][0]:
-        self._steps[process] = step, now
+      step, _, *failure = text.split(maxsplit=2)
+      if int(step) != self._steps[process][0]:
+        self._steps[process] = int(step), now
+      if failure:
+        self._failures[process] = failure[0]
+
+  def failed(self) -> str:
+    """Why the first of the processes that failed did so; '' if none did."""
+    for process, failure in sorted(self._failures.items()):
+      return f'process {process}: {failure}'
+    return ''
 
   def lost(self, seconds: float) -> str:
     """What is to be told of processes without a sign of life; '' of none."""
@@ -91,14 +109,20 @@ class Heartbeat:
     Args:
       workdir: the run directory, on a disk that all processes share.
       options: after what time to give up.
+
+    Raises:
+      InputError: the folder cannot be made.
     """
     self._folder = workdir / 'heartbeat'
     self._options = options
+    lost, stalled = options.lost_after, options.stalled_after
+    self._pause = min(lost or stalled, stalled or lost, 20) / 4
     self._step, self._beats = 0, 0
     self._ended = threading.Event()
     self._thread = None
-    if jax.process_count() > 1:
-      self._folder.mkdir(exist_ok=True)
+    if jax.process_count() > 1 and self._pause:
+      with write_errors(self._folder):
+        self._folder.mkdir(exist_ok=True)
       self._thread = threading.Thread(target=self._run, daemon=True)
       self._thread.start()
 
@@ -112,20 +136,57 @@ class Heartbeat:
     if self._thread:
       self._thread.join()
 
+  @contextlib.contextmanager
+  def telling(self) -> Iterator[None]:
+    """Tells the others of an error inside the block, and ends all of them.
+
+    Without it an error of one process alone leaves the others waiting.
+    """
+    try:
+      yield
+    except InputError as error:
+      if not self._thread:
+        raise
+      self.close()
+      self._beat(f' {error}')
+      _leave(str(error), _ERROR_CODE, self._pause)
+    except jax.errors.JaxRuntimeError as error:
+      # What is computed with a process that is lost fails at once, or never:
+      # the thread tells which one it is.
+      if self._thread:
+        logger.warning('%s; looking for lost processes', first_line(error))
+        time.sleep(self._options.lost_after + 2 * self._pause)
+      raise
+
   def _run(self) -> None:
     lost, stalled = self._options.lost_after, self._options.stalled_after
-    pause = min(lost or stalled, stalled or lost, 20) / 4
     watch = Watch(self._folder, jax.process_count())
-    while pause and not self._ended.wait(pause):
-      self._beats += 1
-      write_atomically(
-        self._folder / str(jax.process_index()),
-        f'{self._step} {self._beats}'.encode(),
-      )
+    while not self._ended.wait(self._pause):
+      self._beat()
       watch.look()
+      if watch.failed():
+        _leave(watch.failed(), _ERROR_CODE, self._pause)
       trouble = lost and watch.lost(lost)
       trouble = trouble or (stalled and watch.stalled(stalled))
       if trouble:
-        logger.error('error: %s; %s', trouble, _ADVICE)
-        # The other threads wait for what will not come.
-        os._exit(_EXIT_CODE)
+        _leave(f'{trouble}; {_ADVICE}', _EXIT_CODE, self._pause)
+
+  def _beat(self, failure: str = '') -> None:
+    """Writes a sign of life; a disk that is full may have room later."""
+    self._beats += 1
+    text = f'{self._step} {self._beats}{failure}'
+    try:
+      write_atomically(self._folder / str(jax.process_index()), text.encode())
+    except InputError as error:
+      logger.warning('no sign of life for the other processes: %s', error)
+
+
+def _leave(message: str, code: int, pause: float) -> NoReturn:
+  """Ends this process, whose other threads wait for what will not come.
+
+  Process 0 goes a little later: JAX aborts the others when it is gone.
+  """
+  print(f'error: {message}', file=sys.stderr, flush=True)
+  if jax.process_index() == 0:
+    time.sleep(2 * pause)
+  os._exit(code)

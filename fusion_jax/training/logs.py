@@ -4,9 +4,9 @@ import json
 import math
 from pathlib import Path
 
-import tensorboardX
-
 from fusion_jax.parallel.distributed import is_first
+from fusion_jax.training.appending import AppendedFile
+from fusion_jax.training.events import EventFile
 from fusion_jax.training.run_directory import write_atomically
 
 
@@ -26,8 +26,8 @@ class MetricsLog:
       kept = [line for line in path.read_text().splitlines() if _is_whole(line)]
       kept = [line for line in kept if json.loads(line)['step'] <= step]
       write_atomically(path, ''.join(line + '\n' for line in kept).encode())
-    self._file = path.open('a', buffering=1, encoding='utf-8')
-    self._events = tensorboardX.SummaryWriter(str(workdir), purge_step=step + 1)
+    self._file = AppendedFile(path)
+    self._events = EventFile(workdir, first_step=step + 1)
 
   def write(self, step: int, kind: str, values: dict[str, float]) -> None:
     """Writes one line and one point of each curve.
@@ -36,6 +36,9 @@ class MetricsLog:
       step: finished updates.
       kind: 'train', 'valid' or 'fusion'; the prefix of the curves' names.
       values: named numbers; those that are not finite become null in JSON.
+
+    Raises:
+      InputError: the disk is full.
     """
     if not self._writes:
       return
@@ -43,12 +46,13 @@ class MetricsLog:
       name: value if math.isfinite(value) else None
       for name, value in values.items()
     }
-    self._file.write(json.dumps({'step': step, 'kind': kind} | finite) + '\n')
-    for name, value in values.items():
-      self._events.add_scalar(f'{kind}/{name}', value, step)
+    line = json.dumps({'step': step, 'kind': kind} | finite) + '\n'
+    self._file.append(line.encode())
+    named = {f'{kind}/{name}': value for name, value in values.items()}
+    self._events.write(step, named)
 
   def close(self) -> None:
-    """Flushes and closes both."""
+    """Closes both."""
     if self._writes:
       self._file.close()
       self._events.close()

@@ -253,6 +253,10 @@ class _Training:
 
   def run(self, stop: Callable[[int], bool]) -> None:
     """Updates until the last step, a stop, or the end of patience."""
+    with self._heartbeat.telling():
+      self._run(stop)
+
+  def _run(self, stop: Callable[[int], bool]) -> None:
     training = self._config.training
     self._totals, self._clock = self._zero_totals(), _Clock()
     in_flight = collections.deque()
