@@ -122,7 +122,7 @@ class Run:
     self._processes: list[subprocess.Popen] = []
 
   def start(self) -> None:
-    """Starts the processes; their stderr goes to files."""
+    """Starts the processes; what they say goes to files."""
     with socket.socket() as free:
       free.bind(('127.0.0.1', 0))
       port = free.getsockname()[1]
@@ -130,13 +130,14 @@ class Run:
     self._processes = []
     for index in range(self._count):
       own = [*together, f'--process={index}'] if self._count > 1 else []
-      with self._log(index).open('w') as stderr:
+      with self._log(index).open('w') as output:
         self._processes.append(
           subprocess.Popen(
             [*self._command(), *own],
             cwd=ROOT,
             env=self._environment(),
-            stderr=stderr,
+            stdout=output,
+            stderr=output,
           )
         )
 
@@ -174,10 +175,13 @@ class Run:
     steps = re.findall(r'"step": (\d+)', text)
     return int(steps[-1]) if steps else 0
 
-  def went_on(self) -> int:
-    """The step from which the processes went on."""
-    found = re.search(r'going on from step (\d+)', self._log(0).read_text())
-    return int(found[1]) if found else 0
+  def went_on(self) -> str:
+    """The step from which the processes went on; '-' if they did not yet."""
+    text = self._log(0).read_text()
+    found = re.search(r'going on from step (\d+)', text)
+    if found:
+      return found[1]
+    return '0' if ' step ' in text else '-'
 
   def checkpoints(self) -> list[Path]:
     """The finished ones, by step."""
@@ -274,9 +278,10 @@ def killed(run: Run, kills: list[Kill], chance: random.Random) -> list[list]:
       raise CheckFailed(f'kill {number}, {kill.way}: exit codes {codes}')
     victims = '+'.join(map(str, kill.victims))
     codes = ' '.join(map(str, codes))
+    step = run.step()
     cut = damage(run, kill.way, chance)
-    rows.append([number, kill.way, victims, codes, cut, run.step()])
-    log(f'kill {number} of {len(kills)}: {kill.way} at step {rows[-1][-1]}')
+    rows.append([number, kill.way, victims, codes, cut, step])
+    log(f'kill {number} of {len(kills)}: {kill.way} at step {step}')
   run.complete()
   rows[-1].append(run.went_on())
   return rows

@@ -44,7 +44,8 @@ class Watch:
     self._folder = folder
     # What an earlier start has left is no sign of life.
     self._seen = [(self._read(process), now) for process in range(processes)]
-    self._steps = [(-1, now) for _ in range(processes)]
+    # The step of each, and whether it has its batch.
+    self._steps = [((-1, False), now) for _ in range(processes)]
     self._failures: dict[int, str] = {}
 
   def look(self) -> None:
@@ -55,9 +56,10 @@ class Watch:
       if text in ('', last):
         continue
       self._seen[process] = text, now
-      step, _, *failure = text.split(maxsplit=2)
-      if int(step) != self._steps[process][0]:
-        self._steps[process] = int(step), now
+      step, has_batch, _, *failure = text.split(maxsplit=3)
+      at = int(step), bool(int(has_batch))
+      if at != self._steps[process][0]:
+        self._steps[process] = at, now
       if failure:
         self._failures[process] = failure[0]
 
@@ -71,7 +73,7 @@ class Watch:
     """What is to be told of processes without a sign of life; '' of none."""
     now = time.monotonic()
     gone = [
-      f'process {process} (last seen at step {self._steps[process][0]})'
+      f'process {process} (last seen at step {self._steps[process][0][0]})'
       for process, (_, changed) in enumerate(self._seen)
       if now - changed > seconds
     ]
@@ -81,16 +83,18 @@ class Watch:
 
   def stalled(self, seconds: float) -> str:
     """What is to be told where no process comes further; '' where one does."""
-    steps = [step for step, _ in self._steps]
+    steps = [at for at, _ in self._steps]
     newest = max(changed for _, changed in self._steps)
     if time.monotonic() - newest <= seconds:
       return ''
     behind = [
-      str(process) for process, step in enumerate(steps) if step == min(steps)
+      str(process) for process, at in enumerate(steps) if at == min(steps)
     ]
+    (first, has_batch), (last, _) = min(steps), max(steps)
     return (
-      f'no process has begun a step for {seconds:g} s: the last is '
-      f'{max(steps)}, and {min(steps)} on process {", ".join(behind)}'
+      f'no process has begun a step for {seconds:g} s: the last is {last}, '
+      f'and {first} on process {", ".join(behind)}'
+      + ('' if has_batch else ', which still waits for its input')
     )
 
   def _read(self, process: int) -> str:
@@ -117,7 +121,7 @@ class Heartbeat:
     self._options = options
     lost, stalled = options.lost_after, options.stalled_after
     self._pause = min(lost or stalled, stalled or lost, 20) / 4
-    self._step, self._beats = 0, 0
+    self._step, self._has_batch, self._beats = 0, False, 0
     self._ended = threading.Event()
     self._thread = None
     if jax.process_count() > 1 and self._pause:
@@ -127,8 +131,12 @@ class Heartbeat:
       self._thread.start()
 
   def at(self, step: int) -> None:
-    """Says that this process begins a step."""
-    self._step = step
+    """Says that this process begins a step, and waits for its batch."""
+    self._step, self._has_batch = step, False
+
+  def has_batch(self) -> None:
+    """Says that the batch is there."""
+    self._has_batch = True
 
   def close(self) -> None:
     """Ends the thread."""
@@ -174,7 +182,7 @@ class Heartbeat:
   def _beat(self, failure: str = '') -> None:
     """Writes a sign of life; a disk that is full may have room later."""
     self._beats += 1
-    text = f'{self._step} {self._beats}{failure}'
+    text = f'{self._step} {self._has_batch:d} {self._beats}{failure}'
     try:
       write_atomically(self._folder / str(jax.process_index()), text.encode())
     except InputError as error:

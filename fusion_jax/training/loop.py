@@ -278,6 +278,7 @@ class _Training:
 
   def _update(self, in_flight: collections.deque) -> None:
     batch = next(self._iterator)
+    self._heartbeat.has_batch()
     self._state, self._totals = self._step(self._state, self._totals, batch)
     in_flight.append(jnp.copy(self._state.step))
     if len(in_flight) > _STEPS_IN_FLIGHT:
