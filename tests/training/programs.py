@@ -53,6 +53,7 @@ class Program:
     extra: Sequence[str] = (),
     devices: int = 1,
     folder: Path = ROOT,
+    program: Path = ROOT / 'train.py',
     **changes,
   ):
     """Starts a process.
@@ -63,6 +64,7 @@ class Program:
       extra: more flags.
       devices: of the process.
       folder: that it runs in.
+      program: that is started; takes the flags of train.py.
       changes: fields of the config, with __ for the dot.
     """
     flags = (
@@ -72,7 +74,7 @@ class Program:
     )
     command = [
       sys.executable,
-      str(ROOT / 'train.py'),
+      str(program),
       f'--config={ROOT}/configs/quickstart.py',
       f'--workdir={workdir}',
       *extra,
