@@ -18,7 +18,11 @@ from fusion_jax.parallel.distributed import (
   processes_of,
   start,
 )
-from fusion_jax.programs import start_logging, use_huge_pages
+from fusion_jax.programs import (
+  keep_compiled,
+  start_logging,
+  use_huge_pages,
+)
 
 
 @one_line_errors
@@ -52,4 +56,5 @@ def main(argv: list[str]) -> None:
 
 if __name__ == '__main__':
   use_huge_pages()
+  keep_compiled()
   sys.exit(main(sys.argv[1:]))

@@ -19,9 +19,9 @@ from fusion_jax.config import ExperimentConfig, ModelConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion_options import GtransOptions, SideConfig
 from fusion_jax.models.transformer import Transformer
+from fusion_jax.training.fresh import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
-  initial_state,
   make_train_step,
   zero_totals,
 )

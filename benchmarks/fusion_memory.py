@@ -18,10 +18,10 @@ from fusion_jax.losses import cross_entropy
 from fusion_jax.models.transformer import OutputLayer
 from fusion_jax.parallel.mesh import data_mesh
 from fusion_jax.presets import Row, both_sides, changed
+from fusion_jax.training.fresh import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
   batch_loss,
-  initial_state,
   make_train_step,
   zero_totals,
 )

@@ -40,8 +40,9 @@ from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_experiment
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.programs import start_logging, use_huge_pages
+from fusion_jax.training.fresh import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.step import initial_state, make_train_step
+from fusion_jax.training.step import make_train_step
 from fusion_jax.training.trained import make_model
 
 # Batches of a profile.

@@ -10,7 +10,11 @@ from pathlib import Path
 from fusion_jax.checkpoint_flags import add_direction_flags
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_arguments
-from fusion_jax.programs import start_logging, use_huge_pages
+from fusion_jax.programs import (
+  keep_compiled,
+  start_logging,
+  use_huge_pages,
+)
 
 _SHOWN = 5
 
@@ -58,4 +62,5 @@ def main(argv: list[str]) -> None:
 
 if __name__ == '__main__':
   use_huge_pages()
+  keep_compiled()
   sys.exit(main(sys.argv[1:]))

@@ -181,10 +181,10 @@ class Checkpoints:
   def restore(
     self, fresh: TrainState, iterator: grain.DatasetIterator
   ) -> tuple[TrainState, Progress]:
-    """The last checkpoint that can be read, or the fresh state.
+    """The last checkpoint that can be read, or what is given.
 
     Args:
-      fresh: the initial state; gives shapes and shardings.
+      fresh: the initial state, or its shapes with their shardings.
       iterator: the input; it is moved to the saved position.
 
     Returns:

@@ -40,7 +40,6 @@ from fusion_jax.parallel.mesh import (
   replicated,
   row_shards,
 )
-from fusion_jax.parallel.rules import shardings
 from fusion_jax.training import run_directory
 from fusion_jax.training.checkpoint import (
   Checkpoints,
@@ -49,6 +48,7 @@ from fusion_jax.training.checkpoint import (
 )
 from fusion_jax.training.evaluate import Validator, token_means
 from fusion_jax.training.freeze import check_patterns
+from fusion_jax.training.fresh import plan_state
 from fusion_jax.training.heartbeat import Heartbeat
 from fusion_jax.training.initialize import with_baseline
 from fusion_jax.training.logs import MetricsLog
@@ -58,9 +58,7 @@ from fusion_jax.training.skips import check_skips, log_skips, with_skips
 from fusion_jax.training.state import TrainState
 from fusion_jax.training.step import (
   Totals,
-  initial_state,
   make_train_step,
-  state_specs,
   zero_totals,
 )
 from fusion_jax.training.trained import make_model
@@ -196,19 +194,15 @@ class _Training:
     recipe = config.optimizer, config.model.width, config.training.steps
     optimizer = make_optimizer(*recipe, config.training.freeze)
     self._last_rate = functools.partial(last_rate, *recipe)
-    self._step = make_train_step(model, optimizer, config, mesh)
+    self._plan = plan_state(model, optimizer, config, mesh)
+    self._step = make_train_step(
+      model, optimizer, config, mesh, self._plan.specs
+    )
     on_mesh = functools.partial(jax.jit, out_shardings=replicated(mesh))
     self._zero_totals = on_mesh(
       functools.partial(zero_totals, config.model.encoder_layers)
     )
     self._gathered = on_mesh(lambda parameters: parameters)
-    specs = state_specs(model, optimizer, config, mesh)
-    self._state = jax.jit(
-      lambda: initial_state(
-        model, optimizer, config.training.seed, config.training.ema > 0
-      ),
-      out_shardings=shardings(specs, mesh),
-    )()
     self._progress = Progress()
     self._validate = (
       Validator(config, model, corpus, mesh, workdir)
@@ -218,18 +212,20 @@ class _Training:
     self._checkpoints = Checkpoints(
       workdir, config.training, tokenizer_digests(source, target)
     )
-    _log_model(model, self._state, mesh)
+    _log_model(model, self._plan.abstract, mesh)
 
   def restore(self) -> None:
     """Goes back to the last checkpoint, if there is one."""
     self._state, self._progress = self._checkpoints.restore(
-      self._state, self._iterator
+      self._plan.abstract, self._iterator
     )
-    step = int(self._state.step)
+    step = self._checkpoints.latest_step() or 0
     if step:
       logger.info('going on from step %d', step)
-    elif self._config.training.init_from:
-      self._start_from_baseline()
+    else:
+      self._state = self._plan.make()
+      if self._config.training.init_from:
+        self._start_from_baseline()
     self._log = MetricsLog(self._workdir, step)
     self._heartbeat = Heartbeat(self._workdir, self._config.parallel)
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
@@ -18,17 +17,12 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion.diversity import layer_diversity
 from fusion_jax.losses import LossSums, cross_entropy, zero_sums
-from fusion_jax.models.transformer import (
-  ModelOutput,
-  Parameters,
-  Transformer,
-  boxed_parameters,
-)
+from fusion_jax.models.transformer import ModelOutput, Parameters, Transformer
 from fusion_jax.parallel.mesh import replicated
-from fusion_jax.parallel.rules import partition_specs, shardings
+from fusion_jax.parallel.rules import shardings
 from fusion_jax.parallel.shards import on_each_shard
 from fusion_jax.training.gradients import summed_gradients
-from fusion_jax.training.state import TrainState, copied
+from fusion_jax.training.state import TrainState
 from fusion_jax.training.update import Applied, apply_update, where
 from fusion_jax.training.weights import bfloat16_copies
 
@@ -74,65 +68,6 @@ def zero_totals(encoder_layers: int) -> Totals:
     in_a_row=jnp.zeros((), jnp.int32),
     longest=jnp.zeros((), jnp.int32),
   )
-
-
-def initial_state(
-  model: Transformer,
-  optimizer: optax.GradientTransformation,
-  seed: int,
-  averaged: bool = False,
-) -> TrainState:
-  """Fresh parameters and optimizer state at step 0.
-
-  Args:
-    model: the Transformer.
-    optimizer: of `make_optimizer`.
-    seed: of the parameters.
-    averaged: whether their moving average is kept too.
-
-  Returns:
-    The state; the average is that of the fresh parameters.
-  """
-  return nn.unbox(_boxed_state(model, optimizer, seed, averaged))
-
-
-def _boxed_state(
-  model: Transformer,
-  optimizer: optax.GradientTransformation,
-  seed: int,
-  averaged: bool,
-) -> TrainState:
-  parameters = boxed_parameters(model, seed)
-  return TrainState(
-    jnp.zeros((), jnp.int32),
-    parameters,
-    optimizer.init(parameters),
-    copied(parameters) if averaged else None,
-  )
-
-
-def state_specs(
-  model: Transformer,
-  optimizer: optax.GradientTransformation,
-  config: ExperimentConfig,
-  mesh: Mesh,
-) -> TrainState:
-  """How each array of a training state is cut over a mesh.
-
-  Moments lie like the parameters they belong to.
-
-  Args:
-    model: the Transformer.
-    optimizer: of `make_optimizer`.
-    config: the rules, and whether an average is kept.
-    mesh: gives the sizes.
-
-  Returns:
-    A `PartitionSpec` in the place of each array.
-  """
-  averaged = config.training.ema > 0
-  boxed = jax.eval_shape(lambda: _boxed_state(model, optimizer, 0, averaged))
-  return partition_specs(boxed, config.parallel.rules, mesh)
 
 
 def batch_loss(
@@ -221,6 +156,7 @@ def make_train_step(
   optimizer: optax.GradientTransformationExtraArgs,
   config: ExperimentConfig,
   mesh: Mesh | None = None,
+  specs: TrainState | None = None,
 ) -> Callable[[TrainState, Totals, Batch], tuple[TrainState, Totals]]:
   """The jitted update.
 
@@ -232,17 +168,15 @@ def make_train_step(
     model: the Transformer.
     optimizer: of `make_optimizer`.
     config: seed, label smoothing, chunk of the loss, accumulation, average,
-      what is frozen, rules.
+      what is frozen.
     mesh: that the step runs on; it must be the present one. None: one device.
+    specs: of `plan_state` for that mesh; None without one.
 
   Returns:
     A function (state, totals, batch) -> (state, totals) that donates its
     first two arguments.
   """
   training = config.training
-  specs = None
-  if mesh is not None:
-    specs = state_specs(model, optimizer, config, mesh)
 
   def loss(parameters, batch, key, counts):
     if training.cast_weights == 'once':

@@ -35,8 +35,9 @@ from fusion_jax.fusion_options import (
   SideConfig,
 )
 from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.training.fresh import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.step import initial_state, make_train_step, zero_totals
+from fusion_jax.training.step import make_train_step, zero_totals
 from fusion_jax.training.trained import Run, make_model
 
 # Random sentences have at most so many tokens before the end symbol.

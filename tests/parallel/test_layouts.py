@@ -23,13 +23,11 @@ from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import AXES, by_rows, replicated
-from fusion_jax.parallel.rules import shardings
 from fusion_jax.parallel_options import AxisRules, ParallelConfig
+from fusion_jax.training.fresh import plan_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
-  initial_state,
   make_train_step,
-  state_specs,
   zero_totals,
 )
 
@@ -79,13 +77,10 @@ class _Job:
     self.mesh = jax.make_mesh(layout, AXES, axis_types=types, devices=devices)
     model = Transformer(config.model, _VOCABULARY, _VOCABULARY, 2)
     optimizer = make_optimizer(config.optimizer, config.model.width)
-    specs = state_specs(model, optimizer, config, self.mesh)
-    self.step = make_train_step(model, optimizer, config, self.mesh)
+    plan = plan_state(model, optimizer, config, self.mesh)
+    self.step = make_train_step(model, optimizer, config, self.mesh, plan.specs)
     with jax.set_mesh(self.mesh):
-      self.state = jax.jit(
-        lambda: initial_state(model, optimizer, 0),
-        out_shardings=shardings(specs, self.mesh),
-      )()
+      self.state = plan.make()
     self.totals = jax.device_put(
       zero_totals(config.model.encoder_layers), replicated(self.mesh)
     )
@@ -173,7 +168,7 @@ def test_the_rules_of_the_config_decide():
   model = Transformer(_TINY, _VOCABULARY, _VOCABULARY, 2)
   optimizer = make_optimizer(config.optimizer, _TINY.width)
   mesh = jax.make_mesh((1, 4, 2), AXES, axis_types=(AxisType.Auto,) * 3)
-  specs = state_specs(model, optimizer, config, mesh)
+  specs = plan_state(model, optimizer, config, mesh).specs
   hidden = specs.parameters['encoder']['layer_0']['feed_forward']['hidden']
   assert tuple(hidden['kernel']) == ('tensor',)
   moments = jax.tree.leaves(specs.optimizer, is_leaf=lambda x: x == ('tensor',))
@@ -184,7 +179,7 @@ def test_a_size_that_does_not_divide_stays_whole():
   model = Transformer(_TINY, _VOCABULARY + 1, _VOCABULARY + 1, 2)
   optimizer = make_optimizer(OptimizerConfig(), _TINY.width)
   mesh = jax.make_mesh((1, 4, 2), AXES, axis_types=(AxisType.Auto,) * 3)
-  specs = state_specs(model, optimizer, _config(_TINY), mesh)
+  specs = plan_state(model, optimizer, _config(_TINY), mesh).specs
   assert tuple(specs.parameters['source_embedding']) == (None, 'fsdp')
 
 

@@ -16,8 +16,9 @@ from fusion_jax.config import (
 from fusion_jax.data.batching import Batch
 from fusion_jax.decoding.search import LengthPenalty, beam_search
 from fusion_jax.models.transformer import Transformer
+from fusion_jax.training.fresh import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.step import initial_state, make_train_step, zero_totals
+from fusion_jax.training.step import make_train_step, zero_totals
 
 _START, _END, _SIZE, _LONGEST = 1, 2, 16, 5
 _STEPS = 700

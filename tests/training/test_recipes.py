@@ -178,16 +178,21 @@ def _rare_token(config):
 
 def _with_a_huge_row(monkeypatch, rows):
   """Fresh states whose embeddings of these tokens overflow times sqrt(D)."""
-  fresh = loop.initial_state
+  plan_state = loop.plan_state
 
-  def initial_state(*arguments):
-    state = fresh(*arguments)
-    table = state.parameters['source_embedding'].at[jnp.array(rows)].set(3e38)
-    return state._replace(
-      parameters=state.parameters | {'source_embedding': table}
-    )
+  def plan(*arguments):
+    own = plan_state(*arguments)
 
-  monkeypatch.setattr(loop, 'initial_state', initial_state)
+    def make():
+      state = own.make()
+      table = state.parameters['source_embedding'].at[jnp.array(rows)].set(3e38)
+      return state._replace(
+        parameters=state.parameters | {'source_embedding': table}
+      )
+
+    return own._replace(make=make)
+
+  monkeypatch.setattr(loop, 'plan_state', plan)
 
 
 def test_one_bad_batch_an_epoch_is_skipped(

@@ -19,9 +19,9 @@ from fusion_jax.data.records import Example
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.presets import changed
+from fusion_jax.training.fresh import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
-  initial_state,
   make_eval_step,
   make_train_step,
   zero_totals,
