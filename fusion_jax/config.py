@@ -361,8 +361,12 @@ class ModelConfig:
   # Compile one layer and run it in a loop: compilation does not grow with
   # depth. Their parameters are then one array over all layers.
   scan_layers: bool = False
-  # Keep only the inputs of each layer for the backward pass.
+  # Compute the insides of each layer again in the backward pass, and keep
+  # only its inputs and what remat_policy says. 'nothing' more; 'dots': the
+  # results of all matrix products; 'dots_without_batch': only of those with
+  # weights, not of the attention's scores and sums.
   remat: bool = False
+  remat_policy: Literal['nothing', 'dots', 'dots_without_batch'] = 'nothing'
 
   def __post_init__(self):
     sizes = 'width', 'filter', 'heads', 'max_positions'
@@ -378,6 +382,12 @@ class ModelConfig:
       self.positions == 'learned' or self.width % 2 == 0,
       'model.width',
       f'must be even for sinusoidal positions, got {self.width}',
+    )
+    require(
+      self.remat or self.remat_policy == 'nothing',
+      'model.remat_policy',
+      f'{self.remat_policy!r} needs model.remat=True; set it, or leave the '
+      'policy out',
     )
     for field in (
       'dropout',

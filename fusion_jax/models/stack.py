@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
@@ -19,6 +20,14 @@ from fusion_jax.models.context import CacheWalk, Context, KeyValue
 from fusion_jax.models.layers import FeedForward, Residual, layer_norm
 
 Layers = tuple[Float[Array, 'B T D'], ...]
+
+# What the backward pass finds of a layer, by `model.remat_policy`.
+_keep = jax.checkpoint_policies
+_POLICIES = {
+  'nothing': _keep.nothing_saveable,
+  'dots': _keep.dots_saveable,
+  'dots_without_batch': _keep.dots_with_no_batch_dims_saveable,
+}
 
 # Of every decoder layer: one each, or stacked with scan_layers.
 Memories = tuple[KeyValue, ...] | KeyValue
@@ -226,7 +235,8 @@ class _Stack(nn.Module):
       y = layer(x, layers, part, memory)
       return y, tuple(part.caches.seen)
 
-    y, seen = nn.remat(body)(layer, x, layers, memory)
+    policy = _POLICIES[self.config.remat_policy]
+    y, seen = nn.remat(body, policy=policy)(layer, x, layers, memory)
     context.caches.join(seen)
     return y
 
@@ -245,7 +255,8 @@ class _Stack(nn.Module):
       return (y, x), (y, caches.seen[0])
 
     if self.config.remat and not context.caches.decoding:
-      body = nn.remat(body, prevent_cse=False)
+      policy = _POLICIES[self.config.remat_policy]
+      body = nn.remat(body, prevent_cse=False, policy=policy)
     scan = _scanned(body, self.config.layers(self.side))
     cache = context.caches.take()
     (x, _), (outputs, seen) = scan(self.layers, (x, x), (memories, cache))

@@ -46,6 +46,7 @@ from fusion_jax.training.checkpoint import (
   Progress,
   tokenizer_digests,
 )
+from fusion_jax.training.compilations import Compilations
 from fusion_jax.training.evaluate import Validator, token_means
 from fusion_jax.training.freeze import check_patterns
 from fusion_jax.training.fresh import plan_state
@@ -186,6 +187,7 @@ class _Training:
   ):
     self._config = config
     self._workdir = workdir
+    self._compilations = Compilations()
     self._batches = _make_batches(config, corpus, mesh)
     self._iterator = training_iterator(self._batches, by_rows(mesh))
     source, target = corpus.source_tokenizer, corpus.target_tokenizer
@@ -241,6 +243,7 @@ class _Training:
 
   def close(self) -> None:
     """Ends the reading threads and closes the files."""
+    self._compilations.close()
     self._iterator.close()
     self._checkpoints.close()
     if hasattr(self, '_log'):
@@ -302,6 +305,7 @@ class _Training:
         self._progress.best,
         self._progress.best_step,
       )
+    logger.info('in all, %s', self._compilations.total)
     logger.info(
       '%s after step %d; run directory: %s',
       'stopped' if stopped else 'finished',
@@ -320,6 +324,9 @@ class _Training:
     seconds = self._clock.lap()
     if totals.steps > 0:
       self._log_means(step, totals, seconds)
+    compiled = self._compilations.news()
+    if compiled.programs:
+      logger.info('%s', compiled)
 
   def _log_means(self, step: int, totals: Totals, seconds: float) -> None:
     steps = int(totals.steps)

@@ -1,0 +1,61 @@
+"""How many programs JAX compiles in this process, and how long that takes."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+# What JAX calls the making of a program that can be run, by the compiler or
+# from the cache on disk, and the second of the two.
+_MADE = '/jax/core/compile/backend_compile_duration'
+_FOUND = '/jax/compilation_cache/cache_hits'
+
+
+class Compiled(NamedTuple):
+  """What was compiled in a time.
+
+  programs: all of them.
+  found: those that were read from the cache on disk.
+  seconds: of wall-clock time for all, without tracing.
+  """
+
+  programs: int = 0
+  found: int = 0
+  seconds: float = 0.0
+
+  def __str__(self) -> str:
+    """One line for a log."""
+    cached = f', {self.found} of them from the cache' if self.found else ''
+    return f'{self.programs} programs compiled in {self.seconds:.1f} s{cached}'
+
+
+class Compilations:
+  """Counts from when it is made until it is closed.
+
+  Attributes:
+    total: all that was counted.
+  """
+
+  def __init__(self):
+    self.total = self._told = Compiled()
+    jax.monitoring.register_event_duration_secs_listener(self._made)
+    jax.monitoring.register_event_listener(self._found)
+
+  def news(self) -> Compiled:
+    """What was compiled since the last call."""
+    pairs = zip(self.total, self._told, strict=True)
+    self._told = self.total
+    return Compiled(*(now - before for now, before in pairs))
+
+  def close(self) -> None:
+    """Counts no more."""
+    jax.monitoring.unregister_event_duration_listener(self._made)
+    jax.monitoring.unregister_event_listener(self._found)
+
+  def _made(self, event: str, seconds: float, **_: Any) -> None:
+    if event == _MADE:
+      programs, found, before = self.total
+      self.total = Compiled(programs + 1, found, before + seconds)
+
+  def _found(self, event: str, **_: Any) -> None:
+    if event == _FOUND:
+      self.total = self.total._replace(found=self.total.found + 1)
