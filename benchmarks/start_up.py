@@ -44,6 +44,7 @@ _FLAGS = (
   '--config.model.encoder_layers=6',
   '--config.model.decoder_layers=6',
   '--config.data.tokenizer.vocabulary_size=8000',
+  '--config.data.tokenizer.algorithm=bpe',
   '--config.data.batch.tokens=512',
   '--config.data.batch.shapes=2',
 )

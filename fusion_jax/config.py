@@ -361,10 +361,10 @@ class ModelConfig:
   # Compile one layer and run it in a loop: compilation does not grow with
   # depth. Their parameters are then one array over all layers.
   scan_layers: bool = False
-  # Compute the insides of each layer again in the backward pass, and keep
-  # only its inputs and what remat_policy says. 'nothing' more; 'dots': the
-  # results of all matrix products; 'dots_without_batch': only of those with
-  # weights, not of the attention's scores and sums.
+  # Compute the insides of each layer again in the backward pass and keep only
+  # its inputs, and beside them by remat_policy 'nothing'; 'dots': the results
+  # of all matrix products; 'dots_without_batch': of those with weights, not
+  # of the attention's. XLA on a CPU saves memory by it only with scan_layers.
   remat: bool = False
   remat_policy: Literal['nothing', 'dots', 'dots_without_batch'] = 'nothing'
 

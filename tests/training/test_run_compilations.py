@@ -43,7 +43,7 @@ def _config(prepared) -> ExperimentConfig:
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-  """Names of all programs, how many were there at each step, and the log."""
+  """All programs, how many there were at each step, the log, the folder."""
   folder = tmp_path_factory.mktemp('run')
   counts, lines = {}, []
   handler = logging.Handler()
@@ -64,11 +64,11 @@ def run(tmp_path_factory):
     finally:
       log.removeHandler(handler)
       log.setLevel(level)
-  return names, counts, lines
+  return names, counts, lines, folder
 
 
 def test_nothing_is_compiled_after_the_first_epoch_and_validation(run):
-  names, counts, lines = run
+  names, counts, lines, _ = run
   assert '2 training shapes' in ' '.join(lines)
   assert sum('validation at' in line for line in lines) == 3
   # Two validations, four saves and most of the epochs come after this step.
@@ -77,13 +77,13 @@ def test_nothing_is_compiled_after_the_first_epoch_and_validation(run):
 
 
 def test_the_step_is_compiled_once_a_shape(run):
-  names, counts, _ = run
+  names, counts, *_ = run
   assert sum('train_step' in name for name in names) == 2
   assert counts[1] < counts[21]
 
 
 def test_the_log_says_what_was_compiled(run):
-  names, _, lines = run
+  names, _, lines, _ = run
   told = [line for line in lines if re.match(r'\d+ programs compiled', line)]
   total = next(line for line in lines if line.startswith('in all,'))
   numbers = [int(line.split()[0]) for line in told]
@@ -91,3 +91,11 @@ def test_the_log_says_what_was_compiled(run):
   # Counted apart, by the test; what the end of a run needs is in both.
   assert sum(numbers) == len(names)
   assert re.search(r'compiled in \d+\.\d s', total)
+
+
+def test_a_run_that_goes_on_makes_no_fresh_state(run):
+  names, *_, folder = run
+  assert any('fresh_state' in name for name in names)
+  with compiled() as later:
+    loop.run(_config(folder / 'prepared'), folder / 'run')
+  assert not any('fresh_state' in name for name in later)
