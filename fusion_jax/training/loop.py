@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import math
 import time
@@ -15,40 +14,37 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from fusion_jax import serialization
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.data.mixing import mixture_table, training_mixture
 from fusion_jax.data.pipeline import (
-  TrainingBatches,
   training_iterator,
-  training_shapes,
 )
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
-from fusion_jax.errors import InputError, require
-from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.distributed import (
   first_then_others,
-  gather,
   on_all,
 )
 from fusion_jax.parallel.mesh import (
   by_rows,
   make_mesh,
-  own_rows,
   put_like,
   replicated,
-  row_shards,
 )
 from fusion_jax.training import run_directory
+from fusion_jax.training.batches import make_batches
 from fusion_jax.training.checkpoint import (
   Checkpoints,
   Progress,
   tokenizer_digests,
 )
+from fusion_jax.training.checks import (
+  check_freeze,
+  check_rows,
+  check_same_everywhere,
+)
 from fusion_jax.training.compilations import Compilations
 from fusion_jax.training.evaluate import Validator, token_means
-from fusion_jax.training.freeze import check_patterns
 from fusion_jax.training.fresh import plan_state
 from fusion_jax.training.heartbeat import Heartbeat
 from fusion_jax.training.initialize import with_baseline
@@ -83,15 +79,15 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
       stays not finite.
   """
   on_all(lambda: run_directory.check(workdir, config))
-  _check_same_everywhere(config)
+  check_same_everywhere(config)
+  mesh = make_mesh(config.parallel)
+  check_rows(config, mesh)
   corpus = first_then_others(lambda: prepare(config.data))
-  _check_freeze(config, corpus)
+  check_freeze(config, corpus)
   source, target = corpus.source_tokenizer, corpus.target_tokenizer
   first_then_others(
     lambda: run_directory.create(workdir, config, source, target)
   )
-  mesh = make_mesh(config.parallel)
-  _check_rows(config, mesh)
   with (
     jax.set_mesh(mesh),
     contextlib.closing(_Training(config, workdir, corpus, mesh)) as training,
@@ -99,80 +95,6 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
     training.restore()
     with stop_on_signals() as stop:
       training.run(stop)
-
-
-def _check_same_everywhere(config: ExperimentConfig) -> None:
-  """Refuses processes that were started with different configs."""
-  own = serialization.flatten(config)
-  texts = gather(json.dumps(own, sort_keys=True).encode())
-  for process, text in enumerate(texts):
-    other = json.loads(text)
-    for name, value in json.loads(texts[0]).items():
-      if other[name] != value:
-        raise InputError(
-          f'config.{name}: {value!r} on process 0, {other[name]!r} on process '
-          f'{process}; start all processes with the same config'
-        )
-
-
-def _check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
-  """Refuses batches whose rows do not divide over the mesh.
-
-  They are the same on every mesh, so that a run may go on on another one.
-  """
-  parts, rows = config.optimizer.accumulation, config.data.batch.row_multiple
-  pieces = row_shards(mesh) * parts
-  require(
-    rows % pieces == 0,
-    'data.batch.row_multiple',
-    f'must be a multiple of {pieces}, the {row_shards(mesh)} devices of the '
-    f'mesh that rows are cut over times optimizer.accumulation={parts}, '
-    f'got {rows}',
-  )
-
-
-def _check_freeze(config: ExperimentConfig, corpus: PreparedCorpus) -> None:
-  """Refuses wrong patterns before the run directory is made."""
-  if config.training.freeze:
-    model = make_model(config, corpus.source_tokenizer, corpus.target_tokenizer)
-    shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
-    check_patterns(shapes, config.training.freeze)
-
-
-def _make_batches(
-  config: ExperimentConfig, corpus: PreparedCorpus, mesh: Mesh
-) -> TrainingBatches:
-  """Chooses the shapes of the corpus, and prints them."""
-  split = corpus.split('train')
-  mixture = training_mixture(
-    config.data, split.directions, split.lengths, config.training.seed
-  )
-  shapes = training_shapes(
-    mixture.lengths,
-    config.data.batch,
-    max_length=config.data.filter.max_length,
-  )
-  batches = TrainingBatches(
-    split,
-    shapes,
-    config.training.seed,
-    *own_rows(mesh),
-    config.data.sampling.enabled,
-    mixture,
-    config.data.batch.packing,
-  )
-  logger.info('%d training shapes:\n%s', len(shapes), batches.table())
-  if len(split.directions) > 1:
-    logger.info('mixture:\n%s', mixture_table(split.directions, mixture))
-  per_epoch = batches.plan.batches_per_epoch
-  logger.info(
-    '%s pairs, %s batches an epoch; %s steps are %.1f epochs',
-    f'{len(split):,}',
-    f'{per_epoch:,}',
-    f'{config.training.steps:,}',
-    config.training.steps / per_epoch,
-  )
-  return batches
 
 
 class _Training:
@@ -188,7 +110,7 @@ class _Training:
     self._config = config
     self._workdir = workdir
     self._compilations = Compilations()
-    self._batches = _make_batches(config, corpus, mesh)
+    self._batches = make_batches(config, corpus, mesh)
     self._iterator = training_iterator(self._batches, by_rows(mesh))
     source, target = corpus.source_tokenizer, corpus.target_tokenizer
     self._tokenizers = source, target
