@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.products import product_gflop
 from benchmarks.serving import contestant_parser, serve
 from benchmarks.sizes import SIZES, Size
 from fusion_jax.config import (
@@ -22,6 +21,7 @@ from fusion_jax.config import (
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.parallel.products import product_gflop
 from fusion_jax.training.fresh import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.fusion_jax_step import random_batches
-from benchmarks.products import product_gflop
 from benchmarks.sizes import Size
 from fusion_jax.decoding.search import LengthPenalty, beam_search
 from fusion_jax.models.transformer import Parameters, Transformer
+from fusion_jax.parallel.products import product_gflop
 
 _END = 3
 

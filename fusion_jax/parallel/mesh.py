@@ -4,15 +4,17 @@ A step is jitted once for any number of devices; one device is a mesh of one.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, require
 from fusion_jax.parallel_options import ParallelConfig
 
 # The rows of a batch are cut over these, in this order.
@@ -20,13 +22,26 @@ ROW_AXES = ('data', 'fsdp')
 AXES = (*ROW_AXES, 'tensor')
 
 
-def make_mesh(config: ParallelConfig) -> Mesh:
-  """The mesh of a config over all devices of all processes.
+def make_mesh(
+  config: ParallelConfig, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+  """The mesh of a config.
+
+  Args:
+    config: its axes.
+    devices: to arrange, which need not be there to compile for them; None:
+      all of all processes.
+
+  Returns:
+    A mesh of the axes `AXES`. Where the devices are in several slices, which
+    a slower network joins, data lies over the slices, then fsdp.
 
   Raises:
-    InputError: its axes do not multiply to the number of devices.
+    InputError: the axes do not multiply to the number of devices, or data and
+      fsdp do not divide over the slices.
   """
-  return _mesh(config.shape(jax.device_count()), jax.devices())
+  devices = list(jax.devices() if devices is None else devices)
+  return _mesh(config.shape(len(devices)), devices)
 
 
 def data_mesh(devices: int | None = None) -> Mesh:
@@ -36,8 +51,33 @@ def data_mesh(devices: int | None = None) -> Mesh:
 
 
 def _mesh(shape: tuple[int, int, int], devices: list[jax.Device]) -> Mesh:
-  types = (AxisType.Auto,) * len(AXES)
-  return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
+  slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  if slices == 1:
+    arranged = mesh_utils.create_device_mesh(
+      shape, devices, allow_split_physical_axes=True
+    )
+  else:
+    outer = over_slices(shape, slices)
+    inner = tuple(size // by for size, by in zip(shape, outer, strict=True))
+    arranged = mesh_utils.create_hybrid_device_mesh(
+      inner, outer, devices, allow_split_physical_axes=True
+    )
+  return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def over_slices(
+  shape: tuple[int, int, int], slices: int
+) -> tuple[int, int, int]:
+  """Into how many parts the slices cut each axis."""
+  data = math.gcd(shape[0], slices)
+  fsdp = slices // data
+  require(
+    shape[1] % fsdp == 0,
+    'parallel',
+    f'data={shape[0]} x fsdp={shape[1]} does not divide over the {slices} '
+    'slices or hosts of the devices; tensor has to stay inside of one',
+  )
+  return data, fsdp, 1
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -34,6 +34,9 @@ def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
   """Refuses batches whose rows do not divide over the mesh.
 
   They are the same on every mesh, so that a run may go on on another one.
+
+  Raises:
+    InputError: data.batch.row_multiple has to be another.
   """
   parts, rows = config.optimizer.accumulation, config.data.batch.row_multiple
   pieces = row_shards(mesh) * parts

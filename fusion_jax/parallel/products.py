@@ -11,7 +11,8 @@ def product_gflop(program: ClosedJaxpr, trips: int = 1) -> float:
   """10^9 floating point operations, 2mnk for every product that is needed.
 
   Products whose results nothing reads are not counted: XLA drops them. The
-  body of a scan counts as often as it runs; of alternatives the largest does.
+  body of a scan counts as often as it runs, that of a shard_map once a shard;
+  of alternatives the largest does.
 
   Args:
     program: `jax.jit(f).trace(...).jaxpr`.
@@ -36,8 +37,18 @@ def _count_one(equation: JaxprEqn, trips: int) -> int:
   inner = [_count(jaxpr, trips) for jaxpr in jaxprs_in_params(params)]
   if name == 'cond':
     return max(inner)
+  if name == 'shard_map':
+    return _shards(params) * sum(inner)
   times = {'scan': params.get('length'), 'while': trips}
   return times.get(name, 1) * sum(inner)
+
+
+def _shards(params: dict[str, Any]) -> int:
+  """How many of the shapes inside of a shard_map make the whole."""
+  sizes = params['mesh'].shape
+  # jax 0.10 says newly_manual_axes, others manual_axes.
+  (axes,) = (params[x] for x in params if x.endswith('manual_axes'))
+  return math.prod(sizes[axis] for axis in axes)
 
 
 def _product(equation: JaxprEqn) -> int:

@@ -1,0 +1,192 @@
+"""What a training step exchanges, against what it has to.
+
+    python -m benchmarks.scaling
+    python -m benchmarks.scaling --topology=v5e
+
+The first compiles a small model for meshes of eight CPU devices, with and
+without accumulation, and compares the exchanges of the compiled programs with
+those of scaling_expected.py. Any other exchange, one of gradients more than
+once an update, or bytes off by 5 %, and it fails. The second is
+weak_scaling.py.
+"""
+
+import argparse
+import collections
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS, circumstances, table, write_results
+from benchmarks.weak_scaling import weak_scaling
+from fusion_jax.config import (
+  PRESETS,
+  BatchConfig,
+  DataConfig,
+  ExperimentConfig,
+  OptimizerConfig,
+  TokenizerConfig,
+  TrainingConfig,
+)
+from fusion_jax.errors import CheckFailed, one_line_errors
+from fusion_jax.flags import parse_arguments
+from fusion_jax.parallel_options import ParallelConfig
+
+DEVICES = 8
+LAYOUTS = ((8, 1, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2))
+_PARTS = (1, 2)
+# Bytes of a few numbers: norms of gradients, sums of the loss.
+SMALL = 2_000
+_TOLERANCE = 0.05
+_HEADER = (
+  'mesh, parts',
+  'what',
+  'how',
+  'over',
+  'times',
+  'bytes a device',
+  'on paper',
+  'ratio',
+)
+
+
+def small(layout: Sequence[int], parts: int) -> ExperimentConfig:
+  """A plain Transformer of 2 + 2 layers, and 64 rows of 16 + 16 positions."""
+  return ExperimentConfig(
+    data=DataConfig(
+      tokenizer=TokenizerConfig(vocabulary_size=1_024),
+      batch=BatchConfig(tokens=1_024, row_multiple=16),
+    ),
+    model=dataclasses.replace(
+      PRESETS['tiny'], width=64, filter=256, encoder_layers=2, decoder_layers=2
+    ),
+    optimizer=OptimizerConfig(accumulation=parts),
+    training=TrainingConfig(loss_chunk=64),
+    parallel=ParallelConfig(*layout),
+  )
+
+
+def measured(layout: Sequence[int], parts: int) -> list[dict[str, Any]]:
+  """The exchanges of a compiled step beside those on paper.
+
+  Args:
+    layout: sizes of data, fsdp and tensor.
+    parts: that a batch is accumulated over.
+
+  Returns:
+    A row for each way to exchange.
+
+  Raises:
+    CheckFailed: there is another, gradients are exchanged more than once, or
+      the bytes differ.
+  """
+  import jax
+
+  from benchmarks.scaling_expected import Expected, expected, way
+  from fusion_jax.parallel.aot_programs import Request, program_for
+  from fusion_jax.parallel.collectives import collectives
+
+  config = small(layout, parts)
+  devices = jax.devices()[:DEVICES]
+  program = program_for(config, Request('train', 16, 16), devices)
+  found = collections.defaultdict(list)
+  for one in collectives(program.traced.lower().compile().as_text()):
+    found[way(one, program.mesh)].append(one)
+  wanted = expected(
+    program.weights, program.mesh, config.model, program.shape, parts
+  )
+  rows = []
+  for each in sorted({*found, *wanted}):
+    paper = wanted.get(each, Expected('numbers', 0.0))
+    rows.append(
+      {
+        'mesh': list(layout),
+        'parts': parts,
+        'what': paper.why,
+        'kind': each.kind,
+        'axes': list(each.axes),
+        'times': sum(one.times for one in found[each]),
+        'sent': sum(one.sent for one in found[each]),
+        'paper': paper.sent,
+      }
+    )
+    check(rows[-1], max((one.times for one in found[each]), default=0))
+  return rows
+
+
+def check(row: dict[str, Any], most_times: int) -> None:
+  """Refuses what a layout does not need.
+
+  Args:
+    row: of `measured`.
+    most_times: that one of its exchanges is done in an update.
+
+  Raises:
+    CheckFailed: the exchange is not on paper and more than a few numbers, or
+      its bytes are others, or is done again for each part where it need not.
+  """
+  mesh = ' x '.join(map(str, row['mesh']))
+  where = f'mesh {mesh}, {row["parts"]} parts: {row["kind"]} over '
+  where += f'{" and ".join(row["axes"])}'
+  sent, paper = row['sent'], row['paper']
+  numbers = row['kind'] == 'all-reduce' and sent <= SMALL
+  if not paper and not numbers:
+    raise CheckFailed(f'{where}: {sent:,.0f} bytes that the layout needs not')
+  if paper and abs(sent - paper) > _TOLERANCE * paper:
+    raise CheckFailed(f'{where}: {sent:,.0f} bytes, on paper {paper:,.0f}')
+  if most_times > 1 and row['axes'] != ['tensor']:
+    raise CheckFailed(f'{where}: {most_times} times an update')
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+  """The table."""
+  cells = [
+    (
+      f'{" x ".join(map(str, row["mesh"]))}, {row["parts"]}',
+      row['what'],
+      row['kind'],
+      ' and '.join(row['axes']),
+      row['times'],
+      f'{row["sent"]:,.0f}',
+      f'{row["paper"]:,.0f}' if row['paper'] else '',
+      f'{row["sent"] / row["paper"]:.3f}' if row['paper'] else '',
+    )
+    for row in rows
+  ]
+  return table(_HEADER, cells)
+
+
+def _on_eight_devices(output: Path) -> None:
+  os.environ['JAX_PLATFORMS'] = 'cpu'
+  import jax
+
+  jax.config.update('jax_num_cpu_devices', DEVICES)
+  rows = [
+    row
+    for layout in LAYOUTS
+    for parts in _PARTS
+    for row in measured(layout, parts)
+  ]
+  write_results(output, circumstances() | {'rows': rows})
+  print(report(rows))
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Compares, or tabulates for a pod."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--topology', choices=('v5e',), help='weak scaling on it')
+  parser.add_argument('--output', type=Path)
+  arguments = parse_arguments(argv, parser)
+  if arguments.topology:
+    weak_scaling(arguments.output or RESULTS / 'weak_scaling.json')
+  else:
+    _on_eight_devices(arguments.output or RESULTS / 'scaling.json')
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""The chips that can be compiled for, and what their makers say of them.
+
+TPUs: the tables of key specifications in docs.cloud.google.com/tpu/docs/v4,
+/v5e, /v5p and /v6e, but the links of v4, six of 50e9; memory: what libtpu
+0.0.42 leaves to a program. GPUs: nominal figures of the SXM cards and of DGX,
+not looked up in a source; memory: the three quarters that JAX allocates unless
+XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+"""
+
+from typing import NamedTuple
+
+from fusion_jax.errors import InputError
+
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+  """One kind of chip.
+
+  kind: 'tpu' or 'gpu'.
+  memory: bytes of its HBM that a program can have.
+  flops: operations a second of products in bfloat16.
+  bandwidth: bytes a second of its HBM.
+  link: bytes a second that it sends at most inside of its slice or host.
+  network: bytes a second that it sends at most to other slices or hosts, its
+    share of their network; 0: not published.
+  largest: chips of the largest slice, or of a host.
+  """
+
+  kind: str
+  memory: float
+  flops: float
+  bandwidth: float
+  link: float
+  network: float
+  largest: int
+
+
+CHIPS = {
+  'v4': Chip('tpu', 30.75 * GIB, 275e12, 1.2e12, 300e9, 0, 4_096),
+  'v5e': Chip('tpu', 15.75 * GIB, 197e12, 0.819e12, 200e9, 3.125e9, 256),
+  'v5p': Chip('tpu', 95.74 * GIB, 459e12, 2.765e12, 600e9, 6.25e9, 6_144),
+  'v6e': Chip('tpu', 31.25 * GIB, 918e12, 1.6e12, 400e9, 12.5e9, 256),
+  'a100': Chip('gpu', 0.75 * 85.1e9, 312e12, 2.039e12, 300e9, 25e9, 8),
+  'h100': Chip('gpu', 0.75 * 84.9e9, 989e12, 3.35e12, 450e9, 50e9, 8),
+  'h200': Chip('gpu', 0.75 * 150.1e9, 989e12, 4.8e12, 450e9, 50e9, 8),
+}
+
+
+def chip_named(name: str) -> Chip:
+  """A row of the table.
+
+  Raises:
+    InputError: there is no such chip.
+  """
+  if name not in CHIPS:
+    raise InputError(
+      f'--topology: no chip {name!r}; there are {", ".join(CHIPS)}'
+    )
+  return CHIPS[name]

@@ -1,0 +1,274 @@
+"""What a compiled program exchanges between devices, read from its text."""
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_KINDS = (
+  'all-reduce',
+  'all-gather',
+  'reduce-scatter',
+  'all-to-all',
+  'collective-permute',
+)
+_HEADER = re.compile(r'^(ENTRY )?%?([\w.-]+) \(.*\{$')
+_OPERATION = re.compile(
+  r'^\s+(?:ROOT )?%?[\w.-]+ = (?P<result>.*?) '
+  rf'(?P<kind>{"|".join(_KINDS)})(?P<start>-start)?\('
+)
+# How the TPU compiler hands an array to the network between slices.
+_BETWEEN = re.compile(
+  r'^\s+(?:ROOT )?%?[\w.-]+ = \((?P<result>\w+\[[\d,]*\]).* send\('
+  r'.*_xla_megascale_target="\{(?P<slices>[\d,:]+)\}'
+  r'.*_xla_megascale_transfer_type="(?P<kind>\w+)"'
+)
+_CALLS = re.compile(
+  r'\b(?:calls|to_apply|body|condition|true_computation|false_computation)='
+  r'%?([\w.-]+)|\b(?:branch_computations|called_computations)=\{([^}]*)\}'
+)
+_TRIPS = re.compile(r'known_trip_count"?[=:]\{"?n"?[=:]"?(\d+)')
+_CHAIN = re.compile(r'channel_id=(\d+).*chain_id="(\d+)"')
+_COUNTER = re.compile(r's32\[\]\S* constant\((\d+)\)')
+_NAME = re.compile(r'op_name="([^"]*)"')
+_ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,]*)\]')
+_LISTED = re.compile(r'(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}')
+_IOTA = re.compile(
+  r'replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?'
+)
+_AXES = re.compile(r'replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}')
+_MESH_AXIS = re.compile(r"'([^']*)'=(\d+)")
+_PART = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
+_DEVICES = re.compile(r'num_partitions=(\d+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """One exchange.
+
+  Attributes:
+    kind: 'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all' or
+      'collective-permute'; with ' between slices' after it over the network
+      of several slices, and then the members are slices.
+    size: bytes of the whole array: what is added, or cut, or put together.
+    members: the devices of the first of the groups that exchange, by their
+      place in the mesh, the last axis changing first.
+    times: that it is done in a run of the program.
+    name: where it comes from, as JAX names it.
+  """
+
+  kind: str
+  size: int
+  members: tuple[int, ...]
+  times: int
+  name: str = ''
+
+  @property
+  def group(self) -> int:
+    """How many devices exchange with each other."""
+    return len(self.members)
+
+  @property
+  def sent(self) -> float:
+    """Bytes that a device sends in all, in a ring: (n - 1) / n of the array.
+
+    Twice that for an all-reduce, which is a reduce-scatter and an all-gather;
+    the whole array for a permutation.
+    """
+    if self.kind == 'collective-permute':
+      return float(self.times * self.size)
+    passes = 2 if self.kind.startswith('all-reduce') else 1
+    share = (self.group - 1) / self.group
+    return passes * share * self.size * self.times
+
+
+class Total(NamedTuple):
+  """All exchanges of a kind.
+
+  count: of them, each as often as it is done.
+  sent: bytes that a device sends.
+  """
+
+  count: int
+  sent: float
+
+
+def totals(found: Sequence[Collective]) -> dict[str, Total]:
+  """Count and bytes by kind, in alphabetical order."""
+  by_kind = collections.defaultdict(list)
+  for one in found:
+    by_kind[one.kind].append(one)
+  return {
+    kind: Total(sum(x.times for x in own), sum(x.sent for x in own))
+    for kind, own in sorted(by_kind.items())
+  }
+
+
+def collectives(text: str, trips: int = 1) -> list[Collective]:
+  """The exchanges of a compiled program.
+
+  What is inside a loop counts as often as the loop runs; of alternatives each
+  counts. An exchange that the TPU compiler has cut into a start, steps between
+  products, and an end counts once.
+
+  Args:
+    text: `compiled.as_text()`, of a CPU, GPU or TPU.
+    trips: how often a loop runs whose count XLA does not know.
+
+  Returns:
+    One for each exchange among more than one device.
+  """
+  bodies = dict(_computations(text))
+  times = _executions(bodies, trips)
+  devices = int(match[1]) if (match := _DEVICES.search(text)) else 1
+  found: dict[object, Collective] = {}
+  for name, lines in bodies.items():
+    for number, line in enumerate(lines):
+      if one := _read(line, devices):
+        chain = _CHAIN.search(line)
+        key = chain.groups() if chain else (name, number)
+        found.setdefault(key, dataclasses.replace(one, times=times(name)))
+  return [x for x in found.values() if x.group > 1 and x.times]
+
+
+def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
+  """Each computation's name, '' for the entry, and its lines."""
+  name, lines = None, []
+  for line in text.splitlines():
+    if match := _HEADER.match(line):
+      name, lines = '' if match[1] else match[2], []
+    elif line.startswith('}') and name is not None:
+      yield name, lines
+      name = None
+    else:
+      lines.append(line)
+
+
+def _executions(
+  bodies: dict[str, list[str]], trips: int
+) -> Callable[[str], int]:
+  """A function from a computation's name to how often it is done."""
+  callers = collections.defaultdict(list)
+  for name, lines in bodies.items():
+    for line in lines:
+      if not _CALLS.search(line):
+        continue
+      runs = _trips(line, bodies, trips) if ' while(' in line else 1
+      for one, several in _CALLS.findall(line):
+        for called in [one] if one else re.findall(r'[\w.-]+', several):
+          callers[called].append((name, runs))
+
+  @functools.cache
+  def times(name: str) -> int:
+    if not name:
+      return 1
+    return sum(times(caller) * runs for caller, runs in callers[name])
+
+  return times
+
+
+def _trips(loop: str, bodies: dict[str, list[str]], unknown: int) -> int:
+  """What XLA says of a loop, or the bound of its counter, or `unknown`."""
+  if known := _TRIPS.search(loop):
+    return int(known[1])
+  condition = re.search(r'condition=%?([\w.-]+)', loop)
+  lines = bodies.get(condition[1], []) if condition else []
+  bounds = _COUNTER.findall('\n'.join(lines))
+  counted = any('ROOT' in x and 'direction=LT' in x for x in lines)
+  return int(bounds[0]) if counted and len(bounds) == 1 else unknown
+
+
+def _read(line: str, devices: int) -> Collective | None:
+  """The exchange of a line, done once."""
+  name = match[1] if (match := _NAME.search(line)) else ''
+  if match := _BETWEEN.match(line):
+    kind = match['kind'].lower().replace('_', '-')
+    members = _listed(match['slices'])
+    size = _bytes(match['result'])
+    return Collective(f'{kind} between slices', size, members, 1, name)
+  if match := _OPERATION.match(line):
+    kind, members = match['kind'], _members(line, devices)
+    size = _whole(match, len(members))
+    return Collective(kind, size, members, 1, name)
+  return None
+
+
+def _whole(operation: re.Match[str], group: int) -> int:
+  """Bytes of the whole array, from the result that the line has."""
+  kind, started = operation['kind'], bool(operation['start'])
+  permuted = kind == 'collective-permute'
+  size = _bytes(operation['result'], scalars=not permuted)
+  if kind == 'reduce-scatter':
+    return size * group
+  if started and kind == 'all-gather':  # The operand stands beside it.
+    return size * group // (group + 1)
+  return size // 2 if started and permuted else size
+
+
+def _bytes(result: str, scalars: bool = True) -> int:
+  return sum(
+    _bits(dtype) * math.prod(_numbers(sizes)) // 8
+    for dtype, sizes in _ARRAY.findall(result)
+    if sizes or scalars
+  )
+
+
+def _members(line: str, devices: int) -> tuple[int, ...]:
+  """The first group of a line; of a permutation the first pair."""
+  if match := _LISTED.search(line):
+    return tuple(map(int, match[1].split(',')))
+  if match := _IOTA.search(line):
+    return _transposed(*match.groups())
+  if match := _AXES.search(line):
+    return _along(*match.groups())
+  return tuple(range(devices))
+
+
+def _transposed(size: str, shape: str, order: str | None) -> tuple[int, ...]:
+  """The first `size` of arange(...).reshape(shape).transpose(order)."""
+  ids = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
+  turned = ids.transpose(_numbers(order) if order else None)
+  return tuple(turned.reshape(-1)[: int(size)].tolist())
+
+
+def _along(mesh: str, axes: str) -> tuple[int, ...]:
+  """Those from the first device on along axes of a mesh, or parts of axes.
+
+  Args:
+    mesh: "'data'=4,'tensor'=2" for example.
+    axes: "'tensor'", or "'data':(2)2" for the last two of four.
+  """
+  sizes = {name: int(size) for name, size in _MESH_AXIS.findall(mesh)}
+  strides, stride = {}, 1
+  for name in reversed(sizes):
+    strides[name], stride = stride, stride * sizes[name]
+  members = [0]
+  for name, before, part in _PART.findall(axes):
+    size = int(part or sizes[name])
+    step = strides[name] * sizes[name] // (int(before or 1) * size)
+    members = [first + k * step for first in members for k in range(size)]
+  return tuple(members)
+
+
+def _listed(slices: str) -> tuple[int, ...]:
+  """'1,2' or '0:3'."""
+  members: list[int] = []
+  for part in slices.split(','):
+    first, _, last = part.partition(':')
+    members += range(int(first), int(last or first) + 1)
+  return tuple(members)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+  return tuple(int(part) for part in text.split(',') if part)
+
+
+def _bits(dtype: str) -> int:
+  """Of an element: 'bf16' has 16, 'pred' 8."""
+  found = re.search(r'\d+', dtype)
+  return int(found[0]) if found else 8
