@@ -120,7 +120,8 @@ class BatchConfig:
   # Source and target lengths of a shape are multiples of this. 8 suits
   # TPUs; 1 leaves the least padding.
   length_multiple: int = 1
-  # Rows of a shape are a multiple of this and of the data-parallel devices.
+  # Rows of a shape are a multiple of this and of optimizer.accumulation. The
+  # devices that rows are cut over, times accumulation, must divide it.
   row_multiple: int = 8
   # Several training pairs share a row, none of which sees another; all
   # batches then have one shape. Validation keeps to `shapes`.

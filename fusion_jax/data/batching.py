@@ -180,9 +180,9 @@ def choose_shapes(
   Args:
     lengths: source and target length of every example, in subwords.
     config: the number of shapes, their slots and granularity.
-    devices: rows are a multiple of this and of `config.row_multiple`:
-      data-parallel devices times the parts of gradient accumulation. The
-      shapes are the same for all numbers that divide `row_multiple`.
+    devices: rows are a multiple of this and of `config.row_multiple`. In
+      training it is the parts of gradient accumulation alone, so that the
+      shapes are the same on all meshes.
     max_length: examples with a longer side are not counted; None: all are.
 
   Returns:

@@ -145,7 +145,8 @@ def training_problem(config: ExperimentConfig, request: Request) -> Problem:
       data, split.directions, split.lengths, config.training.seed
     ).lengths
   limit = None if given else longest
-  shape = training_shapes(known, data.batch, max_length=limit)[-1]
+  parts = config.optimizer.accumulation
+  shape = training_shapes(known, data.batch, parts, limit)[-1]
   return Problem(_vocabularies(config, request), shape)
 
 

@@ -24,7 +24,8 @@ def make_batches(
   shapes = training_shapes(
     mixture.lengths,
     config.data.batch,
-    max_length=config.data.filter.max_length,
+    config.optimizer.accumulation,
+    config.data.filter.max_length,
   )
   batches = TrainingBatches(
     split,

@@ -1,6 +1,7 @@
 """What is looked at before a run begins, on all processes."""
 
 import json
+import math
 
 import jax
 from jax.sharding import Mesh
@@ -41,7 +42,7 @@ def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
   parts, rows = config.optimizer.accumulation, config.data.batch.row_multiple
   pieces = row_shards(mesh) * parts
   require(
-    rows % pieces == 0,
+    math.lcm(rows, parts) % pieces == 0,
     'data.batch.row_multiple',
     f'must be a multiple of {pieces}, the {row_shards(mesh)} devices of the '
     f'mesh that rows are cut over times optimizer.accumulation={parts}, '

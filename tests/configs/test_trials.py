@@ -25,6 +25,8 @@ _SMALL = {
   'data.embedded_pairs': '300',
   'data.batch.tokens': '512',
   'data.batch.shapes': '1',
+  # For eight devices and two parts.
+  'data.batch.row_multiple': '16',
   'model.width': '16',
   'model.filter': '16',
   'model.heads': '2',

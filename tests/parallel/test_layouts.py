@@ -25,6 +25,7 @@ from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import AXES, by_rows, replicated
 from fusion_jax.parallel_options import AxisRules, ParallelConfig
 from fusion_jax.training.fresh import plan_state
+from fusion_jax.training.checks import check_rows
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
   make_train_step,
@@ -213,6 +214,14 @@ def test_gradients_are_added_once_an_update_however_many_parts():
 def test_meshes_that_cannot_be(options, message):
   with pytest.raises(InputError, match=re.escape(message)):
     ParallelConfig(**options).shape(8)
+
+
+def test_rows_that_do_not_divide_over_the_mesh():
+  mesh = jax.make_mesh((4, 2, 1), AXES, axis_types=(AxisType.Auto,) * 3)
+  check_rows(_config(_TINY), mesh)
+  message = 'row_multiple: must be a multiple of 16, the 8 devices'
+  with pytest.raises(InputError, match=message):
+    check_rows(_FULL, mesh)
 
 
 def test_the_rest_of_the_devices():

@@ -198,10 +198,6 @@ def test_another_tokenizer_is_refused(program, unbroken, tmp_path):
       'parallel__data',
       'config.parallel: data=3 x fsdp=1 x tensor=1 does not multiply to the 1',
     ),
-    (
-      'optimizer__accumulation',
-      'config.data.batch.row_multiple: must be a multiple of 3, the 1 devices',
-    ),
   ],
 )
 def test_a_mistyped_config_is_one_line(program, tmp_path, flag, message):
