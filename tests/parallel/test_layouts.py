@@ -24,8 +24,8 @@ from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import AXES, by_rows, replicated
 from fusion_jax.parallel_options import AxisRules, ParallelConfig
-from fusion_jax.training.fresh import plan_state
 from fusion_jax.training.checks import check_rows
+from fusion_jax.training.fresh import plan_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
   make_train_step,
