@@ -32,6 +32,7 @@ from fusion_jax.errors import require
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.parallel.mesh import by_rows, make_mesh, replicated
 from fusion_jax.parallel_options import ParallelConfig
+from fusion_jax.training.checkpoint import abstract_like
 from fusion_jax.training.checks import check_rows
 from fusion_jax.training.fresh import plan_state
 from fusion_jax.training.optimizer import make_optimizer
@@ -186,7 +187,7 @@ def training_program(
   recipe = config.optimizer, config.model.width, training.steps
   optimizer = make_optimizer(*recipe, training.freeze)
   plan = plan_state(model, optimizer, config, mesh)
-  totals = _all_placed(
+  totals = abstract_like(
     jax.eval_shape(lambda: zero_totals(config.model.encoder_layers)),
     replicated(mesh),
   )
@@ -256,7 +257,7 @@ def decoding_program(
   own = [device for device in devices if device.process_index == first]
   mesh = make_mesh(ParallelConfig(), own)
   model = _model(config, problem)
-  parameters = _all_placed(
+  parameters = abstract_like(
     jax.eval_shape(lambda: initial_parameters(model, 0)), replicated(mesh)
   )
   rows, source, target = problem.shape
@@ -295,13 +296,3 @@ def _model(config: ExperimentConfig, problem: Problem) -> Transformer:
 
 def _ids(shape: tuple[int, ...], place: NamedSharding) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
-
-
-def _placed(
-  x: jax.ShapeDtypeStruct, place: NamedSharding
-) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-
-
-def _all_placed(tree: Any, place: NamedSharding) -> Any:
-  return jax.tree.map(lambda x: _placed(x, place), tree)

@@ -8,6 +8,7 @@ from typing import Any
 from fusion_jax.parallel.aot_chips import GIB
 from fusion_jax.parallel.aot_compile import Figures
 from fusion_jax.parallel.aot_topology import Topology
+from fusion_jax.training.run_directory import write_atomically
 
 _COMPILERS = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-pjrt', 'jax-cuda12-pjrt')
 
@@ -64,9 +65,7 @@ def as_json(topology: Topology, step: str, figures: Figures) -> dict[str, Any]:
 def write(path: Path, topology: Topology, step: str, figures: Figures) -> None:
   """Writes `as_json` into a file; it is whole or not there."""
   text = json.dumps(as_json(topology, step, figures), indent=1)
-  partial = path.with_name(f'.{path.name}.partial')
-  partial.write_text(text + '\n')
-  partial.replace(path)
+  write_atomically(path, (text + '\n').encode())
 
 
 def _versions() -> dict[str, str]:

@@ -184,9 +184,7 @@ def on_all(action: Callable[[], Result]) -> Result:
 
 def first_then_others(action: Callable[[], Result]) -> Result:
   """Does something on process 0, then, if that went well, on the others."""
-  import jax
-
-  first = jax.process_index() == 0
+  first = is_first()
   result = on_all(action if first else lambda: None)
   others = on_all((lambda: None) if first else action)
   return result if first else others

@@ -201,7 +201,6 @@ class Checkpoints:
       except InputError:
         raise
       except Exception as error:  # Orbax raises many kinds on damaged files.
-        check_model(self._directory / str(step), fresh.parameters)
         logger.warning(
           'checkpoint %s is damaged and is left out: %s',
           self._directory / str(step),
@@ -235,6 +234,7 @@ class Checkpoints:
     meta = read_meta(self._manager, step)
     check_digests(meta, self._digests, self._directory / str(step))
     _check_is_no_mean(meta, self._directory.parent)
+    check_model(self._directory / str(step), fresh.parameters)
     wanted = {
       'parameters': fresh.parameters,
       'training': {'step': fresh.step, 'optimizer': fresh.optimizer},

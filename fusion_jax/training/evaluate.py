@@ -99,15 +99,15 @@ class Validator:
     self._mesh = mesh
     self._translations = workdir / 'translations'
     self._split = corpus.split('valid')
+    shards = row_shards(mesh)
     # The same shapes for all directions: they are compiled once.
     self._shapes = choose_shapes(
       self._split.lengths,
       dataclasses.replace(config.data.batch, shapes=_SHAPES),
-      row_shards(mesh),
+      shards,
       config.data.filter.max_length,
     )
     self._step = make_eval_step(model, config.training.loss_chunk)
-    shards = row_shards(mesh)
     self._zero_sums = jax.jit(
       lambda: jax.tree.map(lambda x: jnp.stack([x] * shards), zero_sums()),
       out_shardings=by_rows(mesh),

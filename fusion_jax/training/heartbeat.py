@@ -19,6 +19,7 @@ from typing import NoReturn
 import jax
 
 from fusion_jax.errors import InputError, first_line
+from fusion_jax.parallel.distributed import is_first
 from fusion_jax.parallel_options import ParallelConfig
 from fusion_jax.training.appending import write_errors
 from fusion_jax.training.run_directory import write_atomically
@@ -195,6 +196,6 @@ def _leave(message: str, code: int, pause: float) -> NoReturn:
   Process 0 goes a little later: JAX aborts the others when it is gone.
   """
   print(f'error: {message}', file=sys.stderr, flush=True)
-  if jax.process_index() == 0:
+  if is_first():
     time.sleep(2 * pause)
   os._exit(code)

@@ -15,16 +15,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.data.pipeline import (
-  training_iterator,
-)
+from fusion_jax.data.pipeline import training_iterator
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.models.transformer import Transformer
-from fusion_jax.parallel.distributed import (
-  first_then_others,
-  on_all,
-)
+from fusion_jax.parallel.distributed import first_then_others, on_all
 from fusion_jax.parallel.mesh import (
   by_rows,
   make_mesh,
@@ -110,6 +105,7 @@ class _Training:
     self._config = config
     self._workdir = workdir
     self._compilations = Compilations()
+    self._opened = contextlib.ExitStack()
     self._batches = make_batches(config, corpus, mesh)
     self._iterator = training_iterator(self._batches, by_rows(mesh))
     source, target = corpus.source_tokenizer, corpus.target_tokenizer
@@ -150,8 +146,11 @@ class _Training:
       self._state = self._plan.make()
       if self._config.training.init_from:
         self._start_from_baseline()
-    self._log = MetricsLog(self._workdir, step)
-    self._heartbeat = Heartbeat(self._workdir, self._config.parallel)
+    # Others take this process for lost once its heartbeat is closed: last.
+    heartbeat = Heartbeat(self._workdir, self._config.parallel)
+    self._heartbeat = self._opened.enter_context(contextlib.closing(heartbeat))
+    log = MetricsLog(self._workdir, step)
+    self._log = self._opened.enter_context(contextlib.closing(log))
 
   def _start_from_baseline(self) -> None:
     fresh = self._state.parameters
@@ -168,9 +167,7 @@ class _Training:
     self._compilations.close()
     self._iterator.close()
     self._checkpoints.close()
-    if hasattr(self, '_log'):
-      self._log.close()
-      self._heartbeat.close()
+    self._opened.close()
 
   def run(self, stop: Callable[[int], bool]) -> None:
     """Updates until the last step, a stop, or the end of patience."""

@@ -8,6 +8,7 @@ import orbax.checkpoint as ocp
 
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Parameters
+from fusion_jax.training.weights import path_name
 
 
 def check_model(path: Path, wanted: Parameters) -> None:
@@ -37,7 +38,7 @@ def check_model(path: Path, wanted: Parameters) -> None:
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
   return {
-    jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape)
+    path_name(path): tuple(leaf.shape)
     for path, leaf in jax.tree.leaves_with_path(tree)
   }
 

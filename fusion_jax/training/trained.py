@@ -165,13 +165,13 @@ def _add_checkpoint(
   try:
     meta = read_meta(manager, step)
     check_digests(meta, digests, path)
+    check_model(path, abstract)
     name = _item(meta, path, choice)
     wanted = {name: ocp.args.StandardRestore(abstract)}
     restored = manager.restore(step, args=ocp.args.Composite(**wanted))
   except InputError:
     raise
   except Exception as error:  # Orbax raises many kinds on damaged files.
-    check_model(path, abstract)
     logger.warning(
       'checkpoint %s is damaged and is left out: %s',
       path,

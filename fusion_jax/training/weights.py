@@ -29,8 +29,12 @@ _TABLES = frozenset(
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-  """'encoder/layer_0/feed_forward/out/kernel' from the path of a leaf."""
-  return jax.tree_util.keystr(path, simple=True, separator='/')
+  """'encoder/layer_0/feed_forward/out/kernel' from the path of a leaf.
+
+  Flax's box around a parameter is no part of its name.
+  """
+  keys = [key for key in path if isinstance(key, jax.tree_util.DictKey)]
+  return jax.tree_util.keystr(keys, simple=True, separator='/')
 
 
 def are_weights(parameters: Parameters) -> Parameters:

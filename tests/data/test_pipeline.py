@@ -198,11 +198,7 @@ def test_processes_share_a_mixture():
     [mixed(process_index=index, process_count=4)[step] for step in (0, 30)]
     for index in range(4)
   ]
-  joined = [
-    jax.tree.map(lambda *own: np.concatenate(own), *batch)
-    for batch in zip(*parts, strict=True)
-  ]
-  assert_same(joined, whole)
+  assert_same([joined(own) for own in zip(*parts, strict=True)], whole)
 
 
 def test_an_example_in_two_slots_of_an_epoch_is_drawn_twice():

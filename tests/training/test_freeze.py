@@ -4,15 +4,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fusion_jax.config import ModelConfig, OptimizerConfig, TrainingConfig
+from fusion_jax.config import (
+  PRESETS,
+  ExperimentConfig,
+  ModelConfig,
+  OptimizerConfig,
+  TrainingConfig,
+)
 from fusion_jax.errors import InputError
 from fusion_jax.losses import LossSums
 from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.parallel.mesh import data_mesh
 from fusion_jax.training.freeze import (
   are_frozen,
   check_patterns,
   without_frozen,
 )
+from fusion_jax.training.fresh import initial_state, plan_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.state import TrainState
 from fusion_jax.training.update import apply_update
@@ -158,3 +166,14 @@ def test_gradients_of_frozen_parameters_are_not_computed(patterns, products):
   parameters = {'a': jnp.ones((4, 5)), 'b': jnp.ones((5, 6))}
   compiled = jax.jit(step).lower(parameters, jnp.ones((7, 4))).compile()
   assert compiled.as_text().count(' dot(') == products
+
+
+@pytest.mark.parametrize('pattern', ['encoder/*', '*_embedding', '*/kernel'])
+def test_a_planned_state_has_moments_of_what_is_trained_alone(pattern):
+  config = ExperimentConfig(model=PRESETS['tiny'])
+  model = Transformer(config.model, 20, 20, 2)
+  optimizer = make_optimizer(config.optimizer, config.model.width, 1, [pattern])
+  plan = plan_state(model, optimizer, config, data_mesh(1))
+  fresh = jax.eval_shape(lambda: initial_state(model, optimizer, 0).parameters)
+  own = jax.eval_shape(optimizer.init, fresh)
+  assert jax.tree.structure(plan.abstract.optimizer) == jax.tree.structure(own)
