@@ -18,7 +18,8 @@ from fusion_jax.errors import CheckFailed
 SAVE_EVERY = 20
 # Seconds until a run has hung.
 _PATIENCE = 300
-_FLAGS = {
+# Fields of a run that takes seconds.
+TINY = {
   'data.embedded_pairs': 600,
   'data.tokenizer.vocabulary_size': 300,
   'data.batch.tokens': 512,
@@ -30,11 +31,22 @@ _FLAGS = {
   'model.decoder_layers': 1,
   'model.dropout': 0.1,
   'training.log_every': 1,
+}
+_FLAGS = TINY | {
   'training.save_every': SAVE_EVERY,
   'training.validate_every': 1_000_000,
   'training.keep_last': 3,
   'parallel.lost_after': 4,
 }
+
+
+def process_flags(count: int) -> list[list[str]]:
+  """The flags of each of so many processes on this machine."""
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    port = free.getsockname()[1]
+  together = [f'--coordinator=127.0.0.1:{port}', f'--processes={count}']
+  return [[*together, f'--process={index}'] for index in range(count)]
 
 
 class Run:
@@ -51,13 +63,10 @@ class Run:
 
   def start(self) -> None:
     """Starts the processes; what they say goes to files."""
-    with socket.socket() as free:
-      free.bind(('127.0.0.1', 0))
-      port = free.getsockname()[1]
-    together = [f'--coordinator=127.0.0.1:{port}', f'--processes={self._count}']
+    alone = self._count == 1
+    flags = [[]] if alone else process_flags(self._count)
     self._processes = []
-    for index in range(self._count):
-      own = [*together, f'--process={index}'] if self._count > 1 else []
+    for index, own in enumerate(flags):
       with self._log(index).open('w') as output:
         self._processes.append(
           subprocess.Popen(

@@ -32,7 +32,7 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.directions import both_ways
+from fusion_jax.directions import both_ways, from_files
 from fusion_jax.presets import YANG_2022, changed, choose
 
 _PAIRS = [(language, 'en') for language in ('de', 'it', 'nl', 'ro')]
@@ -44,7 +44,7 @@ def get_config(variant: str = 'gtrans') -> ExperimentConfig:
   config = ExperimentConfig(
     name=f'iwslt17_{variant}',
     data=DataConfig(
-      directions=tuple(_direction(*pair) for pair in both_ways(_PAIRS)),
+      directions=tuple(map(_direction, both_ways(_PAIRS))),
       target_tag='<2{lang}>',
       tokenizer=TokenizerConfig(algorithm='bpe', vocabulary_size=40_000),
       batch=BatchConfig(tokens=4_096),
@@ -63,10 +63,7 @@ def get_config(variant: str = 'gtrans') -> ExperimentConfig:
   return changed(config, row)
 
 
-def _direction(source: str, target: str) -> Direction:
-  other = source if target == 'en' else target
-  train, valid, test = (
-    (f'{other}-en/{split}.{{lang}}',)
-    for split in ('train', 'dev2010', 'tst2017')
-  )
-  return Direction(source, target, train, valid, test)
+def _direction(pair: tuple[str, str]) -> Direction:
+  (other,) = set(pair) - {'en'}
+  files = f'{other}-en/{{split}}.{{lang}}'
+  return from_files(pair, files, ('train', 'dev2010', 'tst2017'))

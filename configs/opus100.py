@@ -31,7 +31,7 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.directions import both_ways
+from fusion_jax.directions import both_ways, from_files
 from fusion_jax.presets import YANG_2022, changed, choose
 
 # All of OPUS-100 but an, dz, hy, mn and yo, which have no test set.
@@ -51,7 +51,7 @@ def get_config(variant: str = 'gtrans') -> ExperimentConfig:
   config = ExperimentConfig(
     name=f'opus100_{variant}',
     data=DataConfig(
-      directions=tuple(_direction(*pair) for pair in both_ways(_PAIRS)),
+      directions=tuple(map(_direction, both_ways(_PAIRS))),
       target_tag='<2{lang}>',
       mixing_temperature=5.0,
       tokenizer=TokenizerConfig(
@@ -87,10 +87,7 @@ def get_config(variant: str = 'gtrans') -> ExperimentConfig:
   return changed(config, row)
 
 
-def _direction(source: str, target: str) -> Direction:
-  pair = '-'.join(sorted((source, target)))
-  train, valid, test = (
-    (f'{pair}/opus.{pair}-{split}.{{lang}}',)
-    for split in ('train', 'dev', 'test')
-  )
-  return Direction(source, target, train, valid, test)
+def _direction(pair: tuple[str, str]) -> Direction:
+  name = '-'.join(sorted(pair))
+  files = f'{name}/opus.{name}-{{split}}.{{lang}}'
+  return from_files(pair, files, ('train', 'dev', 'test'))

@@ -28,23 +28,20 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.directions import both_ways
+from fusion_jax.directions import both_ways, from_files
 from fusion_jax.presets import Row, changed, choose
 
 _PAIRS = [(language, 'en') for language in ('de', 'es', 'fr', 'nl', 'ro')]
 
 
 def _directions(pairs: list[tuple[str, str]]) -> Row:
-  return {'data.directions': tuple(_direction(*pair) for pair in pairs)}
+  return {'data.directions': tuple(map(_direction, pairs))}
 
 
-def _direction(source: str, target: str) -> Direction:
-  other = source if target == 'en' else target
-  train, valid, test = (
-    (f'tatoeba-{other}-en/{split}.{{lang}}.gz',)
-    for split in ('train', 'valid', 'test')
-  )
-  return Direction(source, target, train, valid, test)
+def _direction(pair: tuple[str, str]) -> Direction:
+  (other,) = set(pair) - {'en'}
+  files = f'tatoeba-{other}-en/{{split}}.{{lang}}.gz'
+  return from_files(pair, files, ('train', 'valid', 'test'))
 
 
 _VARIANTS = {

@@ -118,3 +118,20 @@ def tag_of(pattern: str, language: str) -> str:
 def both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
   """Every pair of languages, and after it the same the other way round."""
   return [each for pair in pairs for each in (pair, pair[::-1])]
+
+
+def from_files(
+  pair: tuple[str, str], pattern: str, splits: Sequence[str]
+) -> Direction:
+  """The direction of a pair of languages, whose splits are files of one name.
+
+  Args:
+    pair: source and target language.
+    pattern: of the names of its files; {split} stands for the split, and
+      {lang} is left for the language of a side.
+    splits: the words for training, validation and test.
+  """
+  train, valid, test = (
+    (pattern.replace('{split}', split),) for split in splits
+  )
+  return Direction(*pair, train, valid, test)

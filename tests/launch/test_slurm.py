@@ -18,19 +18,11 @@ from pathlib import Path
 import pytest
 from launching import ROOT, read, stand_in, with_settings
 
+from benchmarks.tiny_run import TINY
+
 _TASKS = 2
-_FLAGS = {
-  'data.embedded_pairs': 100,
-  'data.tokenizer.vocabulary_size': 200,
-  'data.batch.tokens': 256,
-  'data.batch.shapes': 1,
-  'model.width': 16,
-  'model.filter': 32,
-  'model.heads': 2,
-  'model.encoder_layers': 1,
-  'model.decoder_layers': 1,
+_FLAGS = TINY | {
   'training.steps': 100_000,
-  'training.log_every': 1,
   'training.validate_every': 100_000,
   'training.save_every': 100_000,
 }

@@ -6,7 +6,6 @@ share a prepared corpus and a compilation cache.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,23 +15,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from benchmarks.tiny_run import TINY, process_flags
 from fusion_jax.training.trained import load_run
 
 ROOT = Path(__file__).parents[2]
 STEPS = 300
-FLAGS = {
-  'data.embedded_pairs': 600,
-  'data.tokenizer.vocabulary_size': 300,
-  'data.batch.tokens': 512,
-  'data.batch.shapes': 1,
-  'model.width': 16,
-  'model.filter': 32,
-  'model.heads': 2,
-  'model.encoder_layers': 1,
-  'model.decoder_layers': 1,
-  'model.dropout': 0.1,
+FLAGS = TINY | {
   'training.steps': STEPS,
-  'training.log_every': 1,
   'training.save_every': 50,
   'training.validate_every': 150,
   'training.translate_sentences': 8,
@@ -120,15 +109,6 @@ class Program:
     """Waits for a process; stdout, stderr and exit code."""
     out, err = process.communicate(timeout=300)
     return out, err, process.returncode
-
-
-def process_flags(count: int) -> list[list[str]]:
-  """The flags of each of so many processes on this machine."""
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    address = f'127.0.0.1:{free.getsockname()[1]}'
-  together = [f'--coordinator={address}', f'--processes={count}']
-  return [[*together, f'--process={index}'] for index in range(count)]
 
 
 def saved_steps(workdir: Path) -> list[int]:
