@@ -148,6 +148,21 @@ def record(module: nn.Module, name: str, value: Float[Array, '...']) -> None:
   )
 
 
+def show(module: nn.Module, name: str, value: Float[Array, '...']) -> None:
+  """Hands what a module computes for every position to whoever looks.
+
+  Like `record`, into the collection 'views'.
+
+  Args:
+    module: that has the value.
+    name: within the module.
+    value: of any size.
+  """
+  module.sow(
+    'views', name, value, init_fn=lambda: None, reduce_fn=lambda _, new: new
+  )
+
+
 def token_mean(
   values: Float[Array, 'B T *rest'], tokens: Bool[Array, 'B T'] | None
 ) -> Float[Array, '*rest']:

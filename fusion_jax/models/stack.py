@@ -345,7 +345,7 @@ class Decoder(_Stack):
 def _scanned(body: Callable, layers: int) -> Callable:
   return nn.scan(
     body,
-    variable_axes={'params': 0, 'telemetry': 0, 'attention': 0},
+    variable_axes={'params': 0, 'telemetry': 0, 'attention': 0, 'views': 0},
     split_rngs={'params': True, 'dropout': True},
     length=layers,
     metadata_params={nn.PARTITION_NAME: 'layers'},

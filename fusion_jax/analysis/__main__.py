@@ -1,0 +1,94 @@
+"""Looks at what a trained run has learned: numbers and a figure a view.
+
+    python -m fusion_jax.analysis VIEW [VIEW ...] --workdir=DIR [--output=DIR]
+    python -m fusion_jax.analysis all --workdir=DIR
+
+Each view writes VIEW.json, VIEW.png and VIEW.svg into --output, by default
+the folder `analysis` of the run directory, and says on stdout what is seen.
+Views that read text take the validation text of the run's config, or the
+lines of --source and --target. `all` is every view that the model has and that
+does not take minutes.
+"""
+
+import argparse
+import logging
+import sys
+import time
+from pathlib import Path
+
+from fusion_jax.checkpoint_flags import (
+  add_checkpoint_flags,
+  add_direction_flags,
+)
+from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.flags import parse_arguments
+from fusion_jax.programs import keep_compiled, start_logging
+
+logger = logging.getLogger(__name__)
+
+_ALL = 'all'
+
+
+def _parser() -> argparse.ArgumentParser:
+  from fusion_jax.analysis.views import VIEWS
+
+  listed = '\n'.join(
+    f'  {view.name:<16} {view.title} ({view.source}); needs {view.needs}'
+    for view in VIEWS.values()
+  )
+  parser = argparse.ArgumentParser(
+    prog='python -m fusion_jax.analysis',
+    description=f'{__doc__}\nviews:\n{listed}\n',
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument(
+    'views', nargs='+', metavar='VIEW', choices=(_ALL, *VIEWS)
+  )
+  parser.add_argument('--workdir', type=Path, required=True)
+  parser.add_argument('--output', type=Path, help='a folder')
+  parser.add_argument('--source', default='', help='a text file')
+  parser.add_argument('--target', default='', help='its translation')
+  parser.add_argument(
+    '--lines', type=int, default=0, help='at most so many, the first; 0: all'
+  )
+  add_checkpoint_flags(parser)
+  add_direction_flags(parser)
+  return parser
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Looks, writes and says what is seen."""
+  start_logging()
+  from fusion_jax.analysis.looking import look_at, open_subject
+  from fusion_jax.analysis.views import VIEWS, check_view, views_of
+
+  arguments = parse_arguments(argv, _parser())
+  if arguments.lines < 0:
+    raise InputError(f'--lines={arguments.lines}: must be 0 (all) or more')
+  subject = open_subject(arguments)
+  config, workdir = subject.run.config.model, arguments.workdir
+  if _ALL in arguments.views:
+    chosen = [view for view in views_of(config) if not view.slow]
+  else:
+    chosen = [VIEWS[name] for name in arguments.views]
+  for view in chosen:
+    check_view(view, config, str(workdir))
+  folder = arguments.output or workdir / 'analysis'
+  for number, view in enumerate(chosen, start=1):
+    begin = time.monotonic()
+    finding = look_at(view, subject, folder)
+    logger.info(
+      '%d of %d: %s in %.1f s: %s',
+      number,
+      len(chosen),
+      view.name,
+      time.monotonic() - begin,
+      folder / f'{view.name}.png',
+    )
+    print(f'{view.name}: {finding.summary}')
+
+
+if __name__ == '__main__':
+  keep_compiled()
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,220 @@
+"""One look for all figures.
+
+Colours are those of Okabe and Ito (2008), which people with any kind of colour
+vision tell apart, and the map cividis, which is the same to all. Figures are
+made without pyplot: there is no global state and no screen.
+"""
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fusion_jax.errors import InputError, first_line
+
+COLOURS = (
+  '#0072B2',
+  '#D55E00',
+  '#009E73',
+  '#CC79A7',
+  '#E69F00',
+  '#56B4E9',
+  '#000000',
+)
+MARKERS = 'osD^vPX'
+_MAP = 'cividis'
+_LOOK = types.MappingProxyType(
+  {
+    'font.size': 10,
+    'axes.titlesize': 11,
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'axes.grid': True,
+    'axes.axisbelow': True,
+    'grid.color': '#DDDDDD',
+    'figure.facecolor': 'white',
+    'savefig.dpi': 144,
+    # Words in an SVG stay words, and the same numbers give the same file.
+    'svg.fonttype': 'none',
+    'svg.hashsalt': 'fusion_jax',
+  }
+)
+# A map of more cells than this has no numbers in them.
+_MOST_NUMBERS = 120
+# Inches.
+_PANEL = 4.4, 3.2
+
+
+def panels(
+  count: int, columns: int = 2, size: tuple[float, float] = _PANEL
+) -> tuple[Figure, list[Axes]]:
+  """A figure of several panels, row by row.
+
+  Args:
+    count: of the panels.
+    columns: the most in a row.
+    size: of a panel, width and height in inches.
+
+  Returns:
+    The figure and its axes.
+  """
+  columns = min(count, columns)
+  rows = -(-count // columns)
+  with mpl.rc_context(_LOOK):
+    figure = Figure(
+      figsize=(size[0] * columns, size[1] * rows), layout='constrained'
+    )
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+  for spare in axes[count:]:
+    spare.remove()
+  return figure, list(axes[:count])
+
+
+def styles() -> Iterator[dict[str, str]]:
+  """Colour and marker of one line after the other; they repeat."""
+  while True:
+    for colour, marker in zip(COLOURS, MARKERS, strict=True):
+      yield {'color': colour, 'marker': marker, 'markersize': 4}
+
+
+def draw_lines(
+  axes: Axes,
+  lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+  x: str,
+  y: str,
+  whole: bool = True,
+) -> None:
+  """Lines with a legend.
+
+  Args:
+    axes: to draw on.
+    lines: x and y values of each, by name.
+    x: the name of the axis, with its unit.
+    y: likewise.
+    whole: x values are whole numbers.
+  """
+  for (name, (xs, ys)), style in zip(lines.items(), styles(), strict=False):
+    if len(xs) > 40:
+      style['marker'] = ''
+    axes.plot(xs, ys, label=name, **style)
+  axes.set_xlabel(x)
+  axes.set_ylabel(y)
+  if whole:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+  if len(lines) > 1:
+    axes.legend(fontsize='small', frameon=False)
+
+
+def draw_bars(
+  axes: Axes,
+  groups: Sequence[str],
+  bars: Mapping[str, Sequence[float]],
+  x: str,
+  y: str,
+) -> None:
+  """Bars side by side in groups, with a legend.
+
+  Args:
+    axes: to draw on.
+    groups: their names, along the axis.
+    bars: one height a group, by name.
+    x: the name of the axis.
+    y: likewise, with its unit.
+  """
+  width = 0.8 / len(bars)
+  places = np.arange(len(groups))
+  for index, ((name, heights), style) in enumerate(
+    zip(bars.items(), styles(), strict=False)
+  ):
+    shift = (index - (len(bars) - 1) / 2) * width
+    axes.bar(places + shift, heights, width, label=name, color=style['color'])
+  axes.set_xticks(places, groups)
+  axes.set_xlabel(x)
+  axes.set_ylabel(y)
+  axes.grid(axis='x', visible=False)
+  if len(bars) > 1:
+    axes.legend(fontsize='small', frameon=False)
+
+
+def draw_map(
+  axes: Axes,
+  values: Float[np.ndarray, 'R C'],
+  rows: Sequence[str],
+  columns: Sequence[str],
+  x: str,
+  y: str,
+  unit: str,
+  limits: tuple[float, float] | None = None,
+) -> None:
+  """A map of numbers; cells that are not finite stay empty.
+
+  Args:
+    axes: to draw on.
+    values: to show.
+    rows: their names, from top to bottom; () for none.
+    columns: likewise, from left to right.
+    x: what the columns are.
+    y: what the rows are.
+    unit: of the values, at the colour bar.
+    limits: of the colours; None: those of the values.
+  """
+  values = np.asarray(values, np.float64)
+  low, high = limits or (None, None)
+  image = axes.imshow(values, _MAP, aspect='auto', vmin=low, vmax=high)
+  bar = axes.figure.colorbar(image, ax=axes)
+  bar.set_label(unit)
+  axes.set_xlabel(x)
+  axes.set_ylabel(y)
+  axes.grid(visible=False)
+  for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
+    if len(names):
+      axis.set_ticks(range(len(names)), names)
+    else:
+      axis.set_major_locator(MaxNLocator(integer=True))
+  if values.size <= _MOST_NUMBERS:
+    _write_numbers(axes, values, image.norm)
+
+
+def _write_numbers(axes: Axes, values: Float[np.ndarray, 'R C'], norm) -> None:
+  for (row, column), value in np.ndenumerate(values):
+    if np.isfinite(value):
+      axes.text(
+        column,
+        row,
+        f'{value:.2f}',
+        ha='center',
+        va='center',
+        fontsize='x-small',
+        color='black' if norm(value) > 0.55 else 'white',
+      )
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+  """Writes a figure as PNG and SVG.
+
+  Args:
+    figure: to write.
+    path: without an ending.
+
+  Returns:
+    The two files.
+
+  Raises:
+    InputError: they cannot be written.
+  """
+  files = [path.with_name(f'{path.name}.{kind}') for kind in ('png', 'svg')]
+  for file in files:
+    # No date: the same numbers give the same file.
+    about = {'Date': None} if file.suffix == '.svg' else None
+    try:
+      with mpl.rc_context(_LOOK):
+        figure.savefig(file, metadata=about)
+    except OSError as error:
+      raise InputError(f'{file}: {first_line(error)}') from error
+  return files

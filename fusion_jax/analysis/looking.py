@@ -1,0 +1,67 @@
+"""Opens a run for a program that looks at it, and writes what is seen."""
+
+import argparse
+import json
+from pathlib import Path
+
+from fusion_jax.analysis import figures
+from fusion_jax.analysis.finding import Finding, View
+from fusion_jax.analysis.subject import Subject, TextChoice
+from fusion_jax.decoding.direction import in_direction
+from fusion_jax.errors import InputError
+from fusion_jax.training.run_directory import write_atomically
+from fusion_jax.training.trained import load_run
+
+
+def open_subject(arguments: argparse.Namespace) -> Subject:
+  """The run and the text of the flags.
+
+  Args:
+    arguments: workdir, source, target, lines, and those of
+      `add_checkpoint_flags` and `add_direction_flags`.
+
+  Raises:
+    InputError: of `load_run` and `in_direction`.
+  """
+  choice = TextChoice(arguments.source, arguments.target, arguments.lines)
+  run = load_run(
+    arguments.workdir,
+    arguments.step,
+    arguments.average,
+    arguments.average_of,
+    arguments.parameters,
+  )
+  languages = arguments.source_language, arguments.target_language
+  run = in_direction(run, str(arguments.workdir), *languages)
+  return Subject(arguments.workdir, run, choice)
+
+
+def look_at(view: View, subject: Subject, folder: Path) -> Finding:
+  """Looks, and writes VIEW.json, VIEW.png and VIEW.svg.
+
+  Args:
+    view: to look with.
+    subject: the run and its text.
+    folder: is made if it is not there.
+
+  Raises:
+    InputError: the folder cannot be written, or what the view says of its
+      input.
+  """
+  finding = view.look(subject)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise InputError(f'{folder}: {error.strerror}') from error
+  written = {
+    'view': view.name,
+    'source': view.source,
+    'run': str(subject.workdir),
+    'step': subject.run.step,
+    'summary': finding.summary,
+    'numbers': finding.numbers,
+  }
+  text = json.dumps(written, ensure_ascii=False, indent=1, allow_nan=False)
+  write_atomically(folder / f'{view.name}.json', text.encode() + b'\n')
+  figures.save(finding.draw(), folder / view.name)
+  return finding

@@ -1,0 +1,132 @@
+"""How alike the layers are, and how much of the embeddings they keep.
+
+Emelin et al. (2019), Fig. 6 and 7: the cosine of every layer's state with the
+embedding of its own position. Axis letters: B batch, T positions, D model
+width, L layers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from fusion_jax.analysis import figures
+from fusion_jax.analysis.finding import Finding, View
+from fusion_jax.analysis.passes import over_text, watched
+from fusion_jax.analysis.subject import Subject
+
+_SIDES = 'encoder', 'decoder'
+_EPSILON = 1e-12
+
+
+def cosine_sums(
+  layers: tuple[Float[Array, 'B T D'], ...], tokens: Bool[Array, 'B T']
+) -> Float[Array, 'L L']:
+  """sum_positions cos(H[i], H[j]) for every pair of layers.
+
+  Args:
+    layers: H[0..L].
+    tokens: True at positions that count.
+
+  Returns:
+    float32 sums.
+  """
+  states = jnp.stack(layers).astype(jnp.float32)
+  norms = jnp.linalg.norm(states, axis=-1, keepdims=True)
+  units = states / jnp.maximum(norms, _EPSILON) * tokens[..., None]
+  return jnp.einsum('iBTD,jBTD->ij', units, units)
+
+
+def similarity(subject: Subject) -> Mapping[str, Any]:
+  """The mean cosine between all layers of both stacks.
+
+  Args:
+    subject: the run and its text.
+
+  Returns:
+    For 'encoder' and 'decoder' a matrix [L+1][L+1], H[0] first; and the
+    positions they are means of. The first position of the decoder, which reads
+    the start symbol in every sentence, and the end symbol of the source do not
+    count.
+  """
+  model = subject.run.model
+
+  def step(parameters, sums, batch):
+    output, _ = watched(model, parameters, batch)
+    places = [jnp.arange(side.shape[1]) for side in batch[:2]]
+    inside = (
+      places[0] < batch.source_lengths[:, None] - 1,
+      (places[1] > 0) & (places[1] < batch.target_lengths[:, None]),
+    )
+    states = output.encoder_layers, output.decoder_layers
+    return [
+      (total + cosine_sums(layers, tokens), count + tokens.sum())
+      for (total, count), layers, tokens in zip(
+        sums, states, inside, strict=True
+      )
+    ]
+
+  config = subject.run.config.model
+  start = [
+    (jnp.zeros([config.layers(side) + 1] * 2), jnp.int32(0)) for side in _SIDES
+  ]
+  sums = over_text(subject, step, start)
+  return {
+    side: {
+      'cosine': (total / max(count, 1)).tolist(),
+      'positions': int(count),
+    }
+    for side, (total, count) in zip(_SIDES, sums, strict=True)
+  }
+
+
+def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+  """Maps of both stacks, and the first row of each as a curve."""
+  figure, axes = figures.panels(3, columns=3)
+  for panel, side in zip(axes, _SIDES, strict=False):
+    values = np.array(numbers[side]['cosine'])
+    names = [str(layer) for layer in range(len(values))]
+    figures.draw_map(
+      panel,
+      values,
+      names,
+      names,
+      f'layer of the {side}',
+      'layer',
+      'mean cosine',
+    )
+    panel.set_title(side)
+  curves = {}
+  for side in _SIDES:
+    first = numbers[side]['cosine'][0]
+    curves[side] = (range(len(first)), first)
+  figures.draw_lines(axes[2], curves, 'layer', 'mean cosine with H[0]')
+  axes[2].set_title('with the embeddings')
+  return figure
+
+
+def look(subject: Subject) -> Finding:
+  """Measures and draws."""
+  numbers = similarity(subject)
+  ends = ', '.join(
+    f'{numbers[side]["cosine"][0][-1]:.2f} in the {side}' for side in _SIDES
+  )
+  return Finding(
+    numbers,
+    lambda: draw(numbers),
+    f'The last layer has a cosine with the embeddings of {ends}.',
+  )
+
+
+VIEW = View(
+  name='similarity',
+  title='Similarity of the layers',
+  source='Emelin et al. 2019, Fig. 6 and 7',
+  reading=(
+    'Mean cosine of the states of two layers at the same position; layer 0 is '
+    'the embedding with its position.'
+  ),
+  look=look,
+)

@@ -1,0 +1,39 @@
+"""The table of all ways to look at a run."""
+
+import types
+from collections.abc import Mapping
+
+from fusion_jax.analysis import gradients, similarity
+from fusion_jax.analysis.finding import View
+from fusion_jax.config import ModelConfig
+from fusion_jax.errors import InputError
+
+_MODULES = similarity, gradients
+
+VIEWS: Mapping[str, View] = types.MappingProxyType(
+  {module.VIEW.name: module.VIEW for module in _MODULES}
+)
+
+
+def views_of(config: ModelConfig) -> list[View]:
+  """Those that a model has, in the order of the table."""
+  return [view for view in VIEWS.values() if view.applies(config)]
+
+
+def check_view(view: View, config: ModelConfig, name: str) -> None:
+  """Refuses a view that a model has not.
+
+  Args:
+    view: that is asked for.
+    config: of the model.
+    name: of the run, for the message.
+
+  Raises:
+    InputError: it says what views the model has.
+  """
+  if not view.applies(config):
+    listed = ', '.join(each.name for each in views_of(config))
+    raise InputError(
+      f'{view.name}: needs {view.needs}, which {name} is not; its views are '
+      f'{listed}'
+    )
