@@ -25,6 +25,13 @@ jax.devices()
 del os.environ['XLA_FLAGS']
 
 
+def pytest_configure(config):
+  """Keeps what is compiled for the next file, worker or run."""
+  folder = config.cache.mkdir('xla')
+  jax.config.update('jax_compilation_cache_dir', str(folder))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+
+
 @pytest.fixture(scope='module', autouse=True)
 def _bounded_memory():
   """Forgets what a file compiled: thousands of programs take gigabytes."""
