@@ -45,8 +45,11 @@ _LOOK = types.MappingProxyType(
     'svg.hashsalt': 'fusion_jax',
   }
 )
-# A map of more cells than this has no numbers in them.
+# A map of more cells or columns than this has no numbers in them.
 _MOST_NUMBERS = 120
+_MOST_COLUMNS = 14
+# Names that stand side by side.
+_MOST_NAMES = 20
 # Inches.
 _PANEL = 4.4, 3.2
 
@@ -85,7 +88,7 @@ def styles() -> Iterator[dict[str, str]]:
 
 def draw_lines(
   axes: Axes,
-  lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+  lines: Mapping[str, tuple[Sequence[float | int], Sequence[float]]],
   x: str,
   y: str,
   whole: bool = True,
@@ -111,6 +114,28 @@ def draw_lines(
     axes.legend(fontsize='small', frameon=False)
 
 
+def thinned(names: Sequence[str]) -> list[str]:
+  """Every so many names, the others empty, so that they do not overlap."""
+  step = -(-len(names) // _MOST_NAMES)
+  return ['' if place % step else name for place, name in enumerate(names)]
+
+
+def share_legend(figure: Figure, axes: Sequence[Axes]) -> None:
+  """One legend below panels of the same lines, instead of one in each."""
+  handles, names = axes[0].get_legend_handles_labels()
+  for panel in axes:
+    if panel.get_legend() is not None:
+      panel.get_legend().remove()
+  figure.legend(
+    handles,
+    names,
+    loc='outside lower center',
+    ncols=3,
+    fontsize='small',
+    frameon=False,
+  )
+
+
 def draw_bars(
   axes: Axes,
   groups: Sequence[str],
@@ -134,7 +159,7 @@ def draw_bars(
   ):
     shift = (index - (len(bars) - 1) / 2) * width
     axes.bar(places + shift, heights, width, label=name, color=style['color'])
-  axes.set_xticks(places, groups)
+  axes.set_xticks(places, thinned(groups))
   axes.set_xlabel(x)
   axes.set_ylabel(y)
   axes.grid(axis='x', visible=False)
@@ -166,7 +191,14 @@ def draw_map(
   """
   values = np.asarray(values, np.float64)
   low, high = limits or (None, None)
-  image = axes.imshow(values, _MAP, aspect='auto', vmin=low, vmax=high)
+  image = axes.imshow(
+    values,
+    _MAP,
+    aspect='auto',
+    interpolation='nearest',
+    vmin=low,
+    vmax=high,
+  )
   bar = axes.figure.colorbar(image, ax=axes)
   bar.set_label(unit)
   axes.set_xlabel(x)
@@ -177,7 +209,7 @@ def draw_map(
       axis.set_ticks(range(len(names)), names)
     else:
       axis.set_major_locator(MaxNLocator(integer=True))
-  if values.size <= _MOST_NUMBERS:
+  if values.size <= _MOST_NUMBERS and values.shape[1] <= _MOST_COLUMNS:
     _write_numbers(axes, values, image.norm)
 
 

@@ -4,6 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+
 from fusion_jax.analysis import figures
 from fusion_jax.analysis.finding import Finding, View
 from fusion_jax.analysis.subject import Subject, TextChoice
@@ -36,6 +39,22 @@ def open_subject(arguments: argparse.Namespace) -> Subject:
   return Subject(arguments.workdir, run, choice)
 
 
+def check_finite(subject: Subject) -> None:
+  """Refuses a run that has diverged; what it logged can still be looked at.
+
+  Raises:
+    InputError: a parameter is NaN or infinite.
+  """
+  run = subject.run
+  for path, leaf in jax.tree.leaves_with_path(run.parameters):
+    if not jnp.isfinite(leaf).all():
+      name = '/'.join(part.key for part in path)
+      raise InputError(
+        f'{subject.workdir}: its parameters of step {run.step} are not finite, '
+        f'{name} among them; choose an earlier --step'
+      )
+
+
 def look_at(view: View, subject: Subject, folder: Path) -> Finding:
   """Looks, and writes VIEW.json, VIEW.png and VIEW.svg.
 
@@ -45,9 +64,11 @@ def look_at(view: View, subject: Subject, folder: Path) -> Finding:
     folder: is made if it is not there.
 
   Raises:
-    InputError: the folder cannot be written, or what the view says of its
-      input.
+    InputError: the folder cannot be written, the parameters are not finite,
+      or what the view says of its input.
   """
+  if view.reads != 'metrics':
+    check_finite(subject)
   finding = view.look(subject)
   try:
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,12 +3,32 @@
 import types
 from collections.abc import Mapping
 
-from fusion_jax.analysis import gradients, similarity
+from fusion_jax.analysis import (
+  couplings,
+  exploitation,
+  gates,
+  gradients,
+  group_bleu,
+  groups,
+  hops,
+  layer_weights,
+  similarity,
+)
 from fusion_jax.analysis.finding import View
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
 
-_MODULES = similarity, gradients
+_MODULES = (
+  similarity,
+  gradients,
+  exploitation,
+  couplings,
+  hops,
+  gates,
+  groups,
+  group_bleu,
+  layer_weights,
+)
 
 VIEWS: Mapping[str, View] = types.MappingProxyType(
   {module.VIEW.name: module.VIEW for module in _MODULES}

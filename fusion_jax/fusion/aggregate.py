@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers
-from fusion_jax.models.context import Context, record, token_mean
+from fusion_jax.models.context import Context, record, show, token_mean
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import (
   Dense,
@@ -307,6 +307,8 @@ class Hops(FeedForwardFusion):
   decoder with six hops.
 
   Telemetry: 'hop_attention' [hops, n], the mean attention.
+  Views: 'hop_attention' [B, T, n, hops], its mean over the features where
+  each has its own.
   """
 
   def setup(self):
@@ -357,9 +359,9 @@ class Hops(FeedForwardFusion):
     """
     fused = self.fused_layers(layers)
     attention = self.attention(fused)
-    record(
-      self, 'hop_attention', token_mean(attention.mean(-1), context.tokens).T
-    )
+    means = attention.mean(-1)
+    record(self, 'hop_attention', token_mean(means, context.tokens).T)
+    show(self, 'hop_attention', means)
     return self.network(hop_sums(attention, fused), context)
 
 

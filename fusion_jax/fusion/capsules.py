@@ -28,7 +28,7 @@ from fusion_jax.fusion.routing import (
 )
 from fusion_jax.fusion.tree import add_residual
 from fusion_jax.fusion_options import RoutingOptions
-from fusion_jax.models.context import Context, record, token_mean
+from fusion_jax.models.context import Context, record, show, token_mean
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import (
   Dense,
@@ -187,6 +187,7 @@ class _Routing(nn.Module):
     context: Context,
   ) -> None:
     couplings = jax.lax.stop_gradient(couplings)
+    show(self, 'couplings', jnp.stack(couplings, axis=2))
     entropies = [coupling_entropy(each, axis) for each in couplings]
     diversities = [coupling_diversity(each) for each in couplings]
     for name, values in (
@@ -202,6 +203,7 @@ class DynamicRouting(_Routing):
   Nothing between the votes and the capsules is kept for the backward pass.
 
   Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration.
+  Views: 'couplings' [B, T, iterations, L, N].
 
   Attributes:
     config: of the model.
@@ -240,6 +242,7 @@ class EmRouting(_Routing):
   Nothing between the votes and the capsules is kept for the backward pass.
 
   Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration.
+  Views: 'couplings' [B, T, iterations, L, N].
 
   Attributes:
     config: of the model.

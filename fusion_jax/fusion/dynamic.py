@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.models.context import Context, record, token_mean
+from fusion_jax.models.context import Context, record, show, token_mean
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import Dense, layer_norm
 
@@ -24,6 +24,7 @@ class DynamicCombination(nn.Module):
   W2 = 0, b2 = 1 on the block of H[L] and 0 elsewhere.
 
   Telemetry: 'layer_weights' [L], the mean weight of every layer.
+  Views: 'layer_weights' [B, T, L, D].
 
   Attributes:
     config: of the model.
@@ -82,6 +83,7 @@ class DynamicCombination(nn.Module):
     weights = self.weights(layers[1:], context)
     means = weights.mean(-1, dtype=jnp.float32)
     record(self, 'layer_weights', token_mean(means, context.tokens))
+    show(self, 'layer_weights', weights)
     y = weighted_sum(
       jnp.moveaxis(weights.astype(jnp.float32), 2, 0), layers[1:]
     )

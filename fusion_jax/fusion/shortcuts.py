@@ -19,7 +19,13 @@ from jaxtyping import Array, Bool, Float
 from fusion_jax.config import Side
 from fusion_jax.fusion_options import ShortcutOptions
 from fusion_jax.models.attention import MultiHeadAttention, key_value
-from fusion_jax.models.context import Context, KeyValue, record, token_mean
+from fusion_jax.models.context import (
+  Context,
+  KeyValue,
+  record,
+  show,
+  token_mean,
+)
 from fusion_jax.models.layers import Dense
 
 _AXES = ('embed', 'heads')
@@ -78,6 +84,9 @@ class ShortcutAttention(MultiHeadAttention):
   feature fusion [K_S, K_H] = concat(E, h) W, Eq. 13-14.
 
   The projections of E and those of the feature fusion have no bias.
+
+  Telemetry: 'key_gate' and 'value_gate', the mean gates.
+  Views: the same [B, S, D], of the positions that are read.
 
   Attributes:
     config: of the model.
@@ -155,8 +164,9 @@ class ShortcutAttention(MultiHeadAttention):
     keys, values = self._project(shortcut, hidden)
     key_gates = gate(*keys, self.key_gate_bias)
     value_gates = gate(*values, self.value_gate_bias)
-    record(self, 'key_gate', token_mean(key_gates, tokens).mean())
-    record(self, 'value_gate', token_mean(value_gates, tokens).mean())
+    for name, gates in ('key_gate', key_gates), ('value_gate', value_gates):
+      record(self, name, token_mean(gates, tokens).mean())
+      show(self, name, gates)
     return key_value(
       fuse(key_gates, *keys), fuse(value_gates, *values), self.config.heads
     )

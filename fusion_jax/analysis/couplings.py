@@ -1,0 +1,174 @@
+"""Where routing sends the layers: couplings of input and output capsules.
+
+Dou et al. (AAAI 2019), Fig. 4 and section 4.3.4. Axis letters: B batch, T
+positions, I iterations, L input capsules (layers), N output capsules.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fusion_jax.analysis import figures
+from fusion_jax.analysis.finding import Finding, View
+from fusion_jax.analysis.sides import SIDES, sides_of
+from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.token_means import TokenMeans, token_means
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion.routing import coupling_diversity, coupling_entropy
+
+_SCHEMES = 'dynamic_routing', 'em_routing'
+# Of a map, in inches: 512 capsules have a pixel each.
+_MAP_SIZE = 6.0, 2.8
+# Dou et al. (2019), section 4.3.4, of 6 layers and 512 capsules; the side is
+# not said.
+_PAPER = {
+  'capsules': 512,
+  'uniform_entropy': math.log(512),
+  'entropy': [6.24, 5.93, 5.86],
+  'diversity': [0.0, 0.09, 0.18],
+}
+
+
+def coupling_maps(subject: Subject) -> Mapping[str, Any]:
+  """The mean couplings of every iteration, and how decided they are.
+
+  Args:
+    subject: the run and its text.
+
+  Returns:
+    For each side that routes, means over all its tokens: 'couplings'
+    [I][L][N], H[1] first; 'entropy' [I] in nats, of every position's own
+    couplings; 'diversity' [I]; and 'capsules', 'uniform_entropy' (that of
+    uniform couplings), 'sum_over' (the capsules over which couplings sum to 1)
+    and 'positions'. 'paper': the same of Dou et al. (2019).
+  """
+  config = subject.run.config.model
+
+  def measure(shown, side):
+    couplings = shown['read_out']['couplings']
+    each = jnp.moveaxis(couplings, 2, 0)
+    axis = _axis(config, side)
+    return {
+      'couplings': couplings,
+      'entropy': jnp.stack([coupling_entropy(c, axis) for c in each], -1),
+      'diversity': jnp.stack([coupling_diversity(c) for c in each], -1),
+    }
+
+  means = token_means(subject, sides_of(config, *_SCHEMES), measure)
+  found = {
+    side: _numbers(own, _axis(config, side)) for side, own in means.items()
+  }
+  return found | {'paper': _PAPER}
+
+
+def _axis(config: ModelConfig, side: Side) -> str:
+  """Over which capsules couplings sum to 1; EM routing knows 'output' only."""
+  if config.side(side).fusion == 'em_routing':
+    return 'output'
+  return config.side(side).routing.route_axis
+
+
+def _numbers(means: TokenMeans, axis: str) -> dict[str, Any]:
+  values = {name: array.tolist() for name, array in means.means.items()}
+  _, layers, capsules = means.means['couplings'].shape
+  return values | {
+    'capsules': capsules,
+    'sum_over': axis,
+    'uniform_entropy': math.log(capsules if axis == 'output' else layers),
+    'positions': means.positions,
+  }
+
+
+def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+  """Maps of the iterations, a row a side, and the entropies below."""
+  sides = [side for side in SIDES if side in numbers]
+  columns = max(len(numbers[side]['entropy']) for side in sides)
+  columns = max(columns, 2)
+  figure, axes = figures.panels(
+    columns * len(sides) + 2, columns, size=_MAP_SIZE
+  )
+  for row, side in enumerate(sides):
+    own = axes[row * columns : (row + 1) * columns]
+    _draw_maps(own, numbers[side], side)
+    for spare in own[len(numbers[side]['entropy']) :]:
+      spare.remove()
+  named = {side: numbers[side] for side in sides}
+  named['Dou 2019'] = numbers['paper']
+  entropies = {
+    name: [
+      value / max(one['uniform_entropy'], 1e-12) for value in one['entropy']
+    ]
+    for name, one in named.items()
+  }
+  _draw_curve(axes[-2], entropies, 'entropy / uniform entropy')
+  diversities = {name: one['diversity'] for name, one in named.items()}
+  _draw_curve(axes[-1], diversities, 'diversity, mean of 1 - cosine')
+  return figure
+
+
+def _draw_maps(
+  axes: Sequence[figures.Axes], numbers: Mapping[str, Any], side: str
+) -> None:
+  values = np.array(numbers['couplings'])
+  rows = [f'H[{layer}]' for layer in range(1, values.shape[1] + 1)]
+  # Uniform couplings are in the middle of the colours or below.
+  most = max(values.max(), 2 * math.exp(-numbers['uniform_entropy']))
+  for index, (panel, one) in enumerate(zip(axes, values, strict=False)):
+    figures.draw_map(
+      panel,
+      one,
+      rows,
+      (),
+      'output capsule',
+      'layer',
+      'mean coupling',
+      (0.0, float(most)),
+    )
+    panel.set_title(
+      f'{side}, iteration {index + 1}: '
+      f'entropy {numbers["entropy"][index]:.2f} nats'
+    )
+
+
+def _draw_curve(
+  axes: figures.Axes, curves: Mapping[str, list[float]], y: str
+) -> None:
+  lines = {
+    name: (range(1, len(values) + 1), values) for name, values in curves.items()
+  }
+  figures.draw_lines(axes, lines, 'iteration', y)
+
+
+def look(subject: Subject) -> Finding:
+  """Measures and draws."""
+  numbers = coupling_maps(subject)
+  said = '; '.join(
+    f'{side}: '
+    + ', '.join(f'{value:.2f}' for value in numbers[side]['entropy'])
+    + f' of at most {numbers[side]["uniform_entropy"]:.2f}'
+    for side in SIDES
+    if side in numbers
+  )
+  return Finding(
+    numbers,
+    lambda: draw(numbers),
+    f'Entropy of the couplings by iteration, in nats: {said} (Dou et al. '
+    '2019: 6.24, 5.93, 5.86 of at most 6.24).',
+  )
+
+
+VIEW = View(
+  name='couplings',
+  title='Where routing sends the layers',
+  source='Dou et al. 2019, Fig. 4 and section 4.3.4',
+  reading=(
+    'Mean coupling of every layer with every output capsule, by iteration of '
+    'the routing; the lower the entropy, the more decided.'
+  ),
+  look=look,
+  applies=lambda config: bool(sides_of(config, *_SCHEMES)),
+  needs='a model with dynamic or EM routing',
+)

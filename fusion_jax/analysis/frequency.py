@@ -1,0 +1,51 @@
+"""Subwords in bins of the same mass, from the most to the least frequent."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Int
+
+from fusion_jax.data.tokenizer import Tokenizer
+
+# As Emelin et al. (2019) divide them for their probes.
+BINS = 10
+# Of what is in no bin.
+NONE = -1
+
+
+def frequency_bins(
+  counts: Int[np.ndarray, ' V'], bins: int = BINS
+) -> Int[np.ndarray, ' V']:
+  """The bin of every subword: floor(bins (mass above it + half its own)).
+
+  Args:
+    counts: of every subword in a text.
+    bins: that share the text; a subword that is more frequent than a bin's
+      share leaves the next bins empty.
+
+  Returns:
+    int32 from 0, the most frequent, to bins - 1; -1 for what has no count.
+  """
+  order = np.argsort(-counts, kind='stable')
+  own = counts[order].astype(np.float64)
+  middle = (np.cumsum(own) - own / 2) / max(own.sum(), 1)
+  found = np.empty(len(counts), np.int32)
+  found[order] = np.minimum(np.int32(bins * middle), bins - 1)
+  return np.where(counts > 0, found, np.int32(NONE))
+
+
+def subword_counts(
+  sentences: Iterable[Int[np.ndarray, ' T']], tokenizer: Tokenizer
+) -> Int[np.ndarray, ' V']:
+  """How often every subword is in a text, but for end symbols and tags.
+
+  Args:
+    sentences: ids with the end symbol.
+    tokenizer: of them.
+  """
+  vocabulary = tokenizer.vocabulary
+  counts = np.zeros(vocabulary.size, np.int64)
+  for ids in sentences:
+    np.add.at(counts, ids, 1)
+  counts[[vocabulary.end, *tokenizer.tags]] = 0
+  return counts

@@ -1,0 +1,181 @@
+"""Moments of the gates of lexical shortcuts over parts of a text.
+
+The parts are: all positions, each of the first positions of a sentence, and
+each bin of equally frequent subwords. Axis letters: B batch, T positions,
+D model width, L layers, K gates of keys and of values, M moments, P parts, V
+vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from fusion_jax.analysis.frequency import (
+  BINS,
+  frequency_bins,
+  subword_counts,
+)
+from fusion_jax.analysis.passes import over_text, watched
+from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.token_means import token_masks, zeros_like
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.models.transformer import shift_right
+
+# Positions of a sentence that are told apart.
+POSITIONS = 20
+KINDS = 'key_gate', 'value_gate'
+
+
+class Place(NamedTuple):
+  """Attentions of a model that have gates.
+
+  side: of the stack.
+  attention: 'self_attention' or 'cross_attention'.
+  text: the side whose positions the gates are of.
+  """
+
+  side: Side
+  attention: str
+  text: Side
+
+  @property
+  def name(self) -> str:
+    """For people: 'decoder cross-attention'."""
+    return f'{self.side} {self.attention.replace("_", "-")}'
+
+
+class PlaceMoments(NamedTuple):
+  """Of one place; parts without positions have NaN.
+
+  mean: over the positions of a part and all features.
+  deviation: likewise.
+  counts: positions of every part.
+  """
+
+  mean: Float[np.ndarray, 'P L 2']
+  deviation: Float[np.ndarray, 'P L 2']
+  counts: Int[np.ndarray, ' P']
+
+
+def gate_places(config: ModelConfig) -> list[Place]:
+  """Where a model has gates."""
+  encoder, decoder = config.encoder.shortcut, config.decoder.shortcut
+  places = []
+  if encoder.source != 'none':
+    places.append(Place('encoder', 'self_attention', 'encoder'))
+  if decoder.source != 'none' and decoder.where != 'cross':
+    places.append(Place('decoder', 'self_attention', 'decoder'))
+  if decoder.source != 'none' and decoder.where != 'self':
+    places.append(Place('decoder', 'cross_attention', 'encoder'))
+  return places
+
+
+def gate_moments(subject: Subject) -> Mapping[Place, PlaceMoments]:
+  """Mean and deviation of the gates of every place over all parts of a text.
+
+  Args:
+    subject: the run and its text.
+
+  Returns:
+    Parts in this order: all, the first positions, the bins of frequency. The
+    end symbols count in the first two; what is binned is the subword that the
+    position reads, which is the one before in the decoder.
+  """
+  run, places = subject.run, gate_places(subject.run.config.model)
+  bins = _bins(subject)
+
+  def sums(parameters, batch):
+    _, kept = watched(run.model, parameters, batch, 'views')
+    masks = token_masks(batch)
+    read = {
+      'encoder': batch.source,
+      'decoder': shift_right(batch.target, run.model.start_id),
+    }
+    return [
+      _sums(
+        _gates(kept['views'][place.side], place.attention),
+        parts(masks[place.text], bins[place.text][read[place.text]]),
+      )
+      for place in places
+    ]
+
+  def step(parameters, total, batch):
+    return jax.tree.map(jnp.add, total, sums(parameters, batch))
+
+  totals = over_text(subject, step, zeros_like(subject, sums))
+  return {
+    place: _moments(*total) for place, total in zip(places, totals, strict=True)
+  }
+
+
+def _bins(subject: Subject) -> Mapping[Side, Int[Array, ' V']]:
+  """By the text's own counts; the start and end symbols have none."""
+  run = subject.run
+  sources = (pair.source for pair in subject.pairs)
+  targets = (pair.target for pair in subject.pairs)
+  counts = {
+    'encoder': subword_counts(sources, run.source_tokenizer),
+    'decoder': subword_counts(targets, run.target_tokenizer),
+  }
+  return {
+    side: jnp.asarray(frequency_bins(own)) for side, own in counts.items()
+  }
+
+
+def _gates(
+  shown: Mapping[str, Any], attention: str
+) -> list[Float[Array, 'L B T D']]:
+  """Of keys and of values."""
+  if 'layers' in shown:
+    return [shown['layers'][attention][kind] for kind in KINDS]
+  names = [name for name in shown if name.startswith('layer_')]
+  layers = [
+    shown[name][attention]
+    for name in sorted(names, key=lambda name: int(name[len('layer_') :]))
+    if attention in shown[name]
+  ]
+  return [jnp.stack([layer[kind] for layer in layers]) for kind in KINDS]
+
+
+def parts(
+  tokens: Bool[Array, 'B T'], bins: Int[Array, 'B T']
+) -> Float[Array, 'B T P']:
+  """1 where a position belongs to a part of the text.
+
+  Args:
+    tokens: True at positions that count.
+    bins: of what every position reads; -1: none.
+  """
+  place = jnp.arange(tokens.shape[1])[:, None] == jnp.arange(POSITIONS)
+  member = jnp.concatenate(
+    [
+      jnp.ones((*tokens.shape, 1)),
+      jnp.broadcast_to(place, (*tokens.shape, POSITIONS)),
+      jax.nn.one_hot(bins, BINS),
+    ],
+    axis=-1,
+  )
+  return member * tokens[..., None]
+
+
+def _sums(
+  gates: list[Float[Array, 'L B T D']], member: Float[Array, 'B T P']
+) -> tuple[Float[Array, 'P L 2 2'], Float[Array, ' P']]:
+  """Sums of the mean and the mean square over the features; positions."""
+  both = jnp.stack(gates)
+  features = jnp.stack([both.mean(-1), jnp.square(both).mean(-1)])
+  sums = jnp.einsum('BTP,MKLBT->PLKM', member, features)
+  return sums, member.sum((0, 1))
+
+
+def _moments(
+  sums: Float[np.ndarray, 'P L 2 2'], counts: Float[np.ndarray, ' P']
+) -> PlaceMoments:
+  filled = np.where(counts > 0, counts, np.nan)[:, None, None]
+  mean, square = np.moveaxis(np.float64(sums), -1, 0) / filled
+  deviation = np.sqrt(np.maximum(square - mean**2, 0))
+  return PlaceMoments(mean, deviation, counts.astype(np.int64))

@@ -1,0 +1,232 @@
+"""What every layer weighs in the schemes that sum layers with weights.
+
+Dynamic linear combination of layers (Wang et al. 2019), transparent attention
+(Bapna et al. 2018), linear combination (Dou et al. 2018, Eq. 5) and
+dynamic combination (Dou et al. 2019, Eq. 4); the last one's weights are those
+that it computes for the text. Axis letters: B batch, T positions, D model
+width, L layers, J layers of the decoder, F columns of a factored map.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from fusion_jax.analysis import figures
+from fusion_jax.analysis.finding import Finding, View
+from fusion_jax.analysis.sides import sides_of
+from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.token_means import TokenMeans, token_means
+from fusion_jax.config import Side
+from fusion_jax.fusion.connect import predecessors
+
+_MATRICES = 'dlcl', 'transparent'
+_SCHEMES = *_MATRICES, 'linear', 'dynamic_combination'
+
+
+def dlcl_weights(
+  weights: Float[np.ndarray, 'L L *D'], window: int, normalize: str
+) -> Float[np.ndarray, 'L L']:
+  """w_lk of what follows layer l, the mean over features; NaN: not read.
+
+  Args:
+    weights: the parameter.
+    window: the most predecessors; 0: any.
+    normalize: 'none' or 'softmax' over the predecessors.
+  """
+  read = predecessors(len(weights), window)
+  found = np.full(read.shape, np.nan)
+  for row, mask in enumerate(read):
+    own = jnp.asarray(weights[row, mask])
+    if normalize == 'softmax':
+      own = jax.nn.softmax(own, axis=0)
+    found[row, mask] = np.asarray(own).reshape(len(own), -1).mean(1)
+  return found
+
+
+def block_norms(
+  parameters: Mapping[str, Any], layers: int
+) -> Float[np.ndarray, ' L']:
+  """|W_l| of sum_l H[l] W_l; factored, W_l = A_l B.
+
+  Args:
+    parameters: of a linear combination.
+    layers: that it combines.
+
+  Returns:
+    Frobenius norms, from the lowest layer on.
+  """
+  if 'kernel' in parameters:
+    blocks = np.asarray(parameters['kernel'])
+  else:
+    first = np.asarray(parameters['hidden']['kernel'])
+    blocks = np.stack(np.split(first, layers)) @ np.asarray(
+      parameters['out']['kernel']
+    )
+  return np.linalg.norm(blocks, axis=(1, 2))
+
+
+def layer_weights(subject: Subject) -> Mapping[str, Any]:
+  """The weights of both sides.
+
+  Args:
+    subject: the run; its text is read for dynamic combination alone.
+
+  Returns:
+    For each side that has such a scheme its 'scheme', the 'layers' that are
+    weighed, and: 'weights' of dlcl [L+1][L+1] and transparent [J][L+1], rows
+    'rows', None where a layer is not read; 'norms' of linear [L]; 'mean' and
+    'deviation' of dynamic_combination [L], over 'positions' and features.
+  """
+  config = subject.run.config.model
+  dynamic = sides_of(config, 'dynamic_combination')
+  means = token_means(subject, dynamic, _moments) if dynamic else {}
+  return {
+    side: {'scheme': config.side(side).fusion}
+    | (_dynamic(means[side]) if side in dynamic else _stored(subject, side))
+    for side in sides_of(config, *_SCHEMES)
+  }
+
+
+def _moments(
+  shown: Mapping[str, Any], side: Side
+) -> Mapping[str, Float[jax.Array, 'B T L']]:
+  del side
+  weights = shown['read_out']['layer_weights'].astype(jnp.float32)
+  return {'mean': weights.mean(-1), 'square': jnp.square(weights).mean(-1)}
+
+
+def _dynamic(means: TokenMeans) -> dict[str, Any]:
+  mean = np.float64(means.means['mean'])
+  variance = np.float64(means.means['square']) - mean**2
+  return {
+    'layers': [f'H[{n}]' for n in range(1, len(mean) + 1)],
+    'mean': mean.tolist(),
+    'deviation': np.sqrt(np.maximum(variance, 0)).tolist(),
+    'positions': means.positions,
+  }
+
+
+def _stored(subject: Subject, side: Side) -> dict[str, Any]:
+  """Of the schemes whose weights are parameters."""
+  config = subject.run.config.model
+  parameters, count = subject.run.parameters[side], config.layers(side)
+  names = [f'H[{n}]' for n in range(count + 1)]
+  options = config.side(side)
+  if options.fusion == 'linear':
+    norms = block_norms(parameters['read_out'], count).tolist()
+    return {'layers': names[1:], 'norms': norms}
+  if options.fusion == 'dlcl':
+    weights = dlcl_weights(
+      np.asarray(parameters['connection']['weights']),
+      options.dlcl.window,
+      options.dlcl.normalize,
+    )
+    rows = [f'layer {n}' for n in range(1, count + 1)] + ['output']
+  else:
+    softmax = jax.nn.softmax(parameters['read_out']['weights'], axis=0)
+    weights = np.asarray(softmax).T
+    rows = [f'layer {n}' for n in range(1, config.decoder_layers + 1)]
+  return {'layers': names, 'rows': rows, 'weights': _with_none(weights)}
+
+
+def _with_none(weights: Float[np.ndarray, 'R C']) -> list[list[float | None]]:
+  return [
+    [value if np.isfinite(value) else None for value in row]
+    for row in weights.tolist()
+  ]
+
+
+def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+  """A map or bars a side."""
+  figure, axes = figures.panels(len(numbers))
+  for panel, (side, own) in zip(axes, numbers.items(), strict=True):
+    panel.set_title(f'{side}, {own["scheme"]}')
+    if 'weights' in own:
+      _draw_matrix(panel, own)
+    elif 'norms' in own:
+      bars = {'|W|': own['norms']}
+      figures.draw_bars(
+        panel,
+        _numbers(own['layers']),
+        bars,
+        'layer',
+        'Frobenius norm of its matrix',
+      )
+    else:
+      bars = {'mean': own['mean'], 'deviation': own['deviation']}
+      figures.draw_bars(
+        panel,
+        _numbers(own['layers']),
+        bars,
+        'layer',
+        'weight (positions, features)',
+      )
+  return figure
+
+
+def _draw_matrix(axes: figures.Axes, numbers: Mapping[str, Any]) -> None:
+  reads = 'decoder ' if numbers['scheme'] == 'transparent' else ''
+  weights = np.array(numbers['weights'], np.float64)
+  figures.draw_map(
+    axes,
+    weights,
+    figures.thinned(numbers['rows']),
+    figures.thinned(_numbers(numbers['layers'])),
+    'number of the layer that is read',
+    f'what the {reads}layer reads',
+    'weight',
+    (min(float(np.nanmin(weights)), 0.0), float(np.nanmax(weights))),
+  )
+
+
+def _numbers(layers: list[str]) -> list[str]:
+  """l of every H[l]; the names are too wide for an axis."""
+  return [name[2:-1] for name in layers]
+
+
+def look(subject: Subject) -> Finding:
+  """Measures and draws."""
+  numbers = layer_weights(subject)
+  said = '; '.join(f'{side} {_said(own)}' for side, own in numbers.items())
+  return Finding(numbers, lambda: draw(numbers), f'Weights of layers: {said}.')
+
+
+def _said(numbers: Mapping[str, Any]) -> str:
+  """The last row, or the bars."""
+  scheme = numbers['scheme']
+  if 'weights' in numbers:
+    row = numbers['rows'][-1]
+    values, of = numbers['weights'][-1], f'{row} of {scheme}'
+  elif 'norms' in numbers:
+    values, of = numbers['norms'], f'norms of {scheme}'
+  else:
+    values, of = numbers['mean'], f'means of {scheme}'
+  listed = ', '.join(
+    f'{name} {value:.2f}'
+    for name, value in zip(numbers['layers'], values, strict=True)
+    if value is not None
+  )
+  return f'({of}) {listed}'
+
+
+VIEW = View(
+  name='layer_weights',
+  title='What every layer weighs',
+  source=(
+    'Wang et al. 2019; Bapna et al. 2018; Dou et al. 2018, Eq. 5; Dou et al. '
+    '2019, Eq. 4'
+  ),
+  reading=(
+    'Weight of every layer in a weighted sum of layers; of full matrices their '
+    'norm, of weights that positions compute mean and deviation.'
+  ),
+  look=look,
+  applies=lambda config: bool(sides_of(config, *_SCHEMES)),
+  needs=(
+    'a model with dlcl, transparent attention, linear or dynamic combination'
+  ),
+)

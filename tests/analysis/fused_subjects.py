@@ -1,0 +1,133 @@
+"""Runs of known parameters and a text of a few lines, to be looked at."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fusion_jax.analysis.subject import Subject, TextChoice
+from fusion_jax.config import (
+  DataConfig,
+  DecodingConfig,
+  ExperimentConfig,
+  ModelConfig,
+  TokenizerConfig,
+)
+from fusion_jax.data.tokenizer import Tokenizer, train
+from fusion_jax.models.transformer import initial_parameters
+from fusion_jax.training.trained import Run, make_model
+
+SOURCES = [
+  'the cat sat on the mat',
+  'a dog',
+  'the dog and the cat and the dog sat on a mat in the house',
+  'cats',
+  'a house on the mat and the dog',
+  'the dog sat',
+]
+TARGETS = SOURCES[::-1]
+
+
+def make_run(parameters=None, seed=0, scale=0.5, **model):
+  """A run of a tiny model.
+
+  Args:
+    parameters: by path, 'encoder/read_out/weights', in place of random ones:
+      arrays, or numbers that fill them; every path that ends so.
+    seed: of the others.
+    scale: their deviation.
+    model: fields of its config.
+  """
+  sizes = {'encoder_layers': 2, 'decoder_layers': 2} | model
+  config = ExperimentConfig(
+    data=DataConfig(target_language='de'),
+    model=ModelConfig(width=16, filter=24, heads=2, **sizes),
+    decoding=DecodingConfig(
+      beam_size=1, batch_tokens=256, max_source_length=32, max_length_extra=3
+    ),
+  )
+  tokenizer = Tokenizer(
+    train(SOURCES * 3, TokenizerConfig(algorithm='bpe', vocabulary_size=40))
+  )
+  model = make_model(config, tokenizer, tokenizer)
+  random = _filled(model, parameters or {}, np.random.default_rng(seed), scale)
+  return Run(config, model, random, 7, tokenizer, tokenizer)
+
+
+def _filled(model, given, generator, scale):
+  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
+  used = set()
+
+  def fill(path, leaf):
+    name = '/'.join(part.key for part in path)
+    for end, value in given.items():
+      if f'/{name}'.endswith(f'/{end}'):
+        used.add(end)
+        return jnp.broadcast_to(jnp.asarray(value, leaf.dtype), leaf.shape)
+    drawn = scale * generator.normal(size=leaf.shape)
+    return jnp.asarray(drawn, leaf.dtype)
+
+  parameters = jax.tree.map_with_path(fill, shapes)
+  assert used == set(given), f'no such parameters: {set(given) - used}'
+  return parameters
+
+
+def subject_of(run, folder, sources=SOURCES, targets=TARGETS, lines=0):
+  """The run with a text of its own."""
+  folder.mkdir(parents=True, exist_ok=True)
+  files = folder / 'source.txt', folder / 'target.txt'
+  for file, text in zip(files, (sources, targets), strict=True):
+    file.write_text(''.join(f'{line}\n' for line in text))
+  return Subject(folder, run, TextChoice(*map(str, files), lines))
+
+
+def with_text(subject, **choice):
+  """The same subject, of other lines of its text."""
+  return Subject(
+    subject.workdir, subject.run, dataclasses.replace(subject.choice, **choice)
+  )
+
+
+def all_at_once(subject):
+  """One padded batch of the whole text, and the lengths of its rows.
+
+  Returns:
+    source, source_lengths, target, target_lengths.
+  """
+  arrays = []
+  for side in ('source', 'target'):
+    rows = [getattr(pair, side) for pair in subject.pairs]
+    lengths = np.array([len(row) for row in rows])
+    padded = np.zeros((len(rows), lengths.max()), np.int32)
+    for row, ids in zip(padded, rows, strict=True):
+      row[: len(ids)] = ids
+    arrays += [padded, lengths]
+  return arrays
+
+
+def shown(subject):
+  """What the modules hand out on that batch, as numpy."""
+  model = subject.run.model
+
+  @jax.jit
+  def one_pass(parameters, source, sizes, target, target_sizes):
+    _, kept = model.apply(
+      {'params': parameters},
+      source,
+      sizes,
+      target,
+      target_lengths=target_sizes,
+      mutable=['views'],
+    )
+    return kept['views']
+
+  batch = all_at_once(subject)
+  return jax.device_get(one_pass(subject.run.parameters, *batch))
+
+
+def rows_of(values, lengths):
+  """The positions [tokens, ...] of an array [B, T, ...] that are tokens."""
+  return np.concatenate(
+    [row[:size] for row, size in zip(values, lengths, strict=True)]
+  )

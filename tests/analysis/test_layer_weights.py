@@ -1,0 +1,146 @@
+"""Weights of layers, of every scheme that sums them."""
+
+import json
+
+import numpy as np
+import pytest
+from fused_subjects import (
+  all_at_once,
+  make_run,
+  rows_of,
+  shown,
+  subject_of,
+)
+from pictures import assert_not_blank
+
+from fusion_jax.analysis.layer_weights import VIEW, layer_weights
+from fusion_jax.analysis.looking import look_at
+from fusion_jax.fusion_options import DlclOptions, LinearOptions, SideConfig
+
+DYNAMIC = SideConfig(fusion='dynamic_combination')
+
+
+def test_dlcl_shows_what_is_read(tmp_path):
+  run = make_run(
+    {
+      # Row l is of what follows layer l; above the diagonal nothing is read.
+      'encoder/connection/weights': [[1, 9, 9], [2, 3, 9], [4, 5, 6]],
+      # Over the features 0..15 the mean of 2 x is 15.
+      'decoder/connection/weights': 2 * np.arange(16.0),
+    },
+    encoder=SideConfig(fusion='dlcl'),
+    decoder=SideConfig(
+      fusion='dlcl', dlcl=DlclOptions(weights='vector', window=2)
+    ),
+  )
+  numbers = layer_weights(subject_of(run, tmp_path))
+  assert numbers['encoder']['weights'] == [
+    [1, None, None],
+    [2, 3, None],
+    [4, 5, 6],
+  ]
+  assert numbers['encoder']['rows'] == ['layer 1', 'layer 2', 'output']
+  assert numbers['encoder']['layers'] == ['H[0]', 'H[1]', 'H[2]']
+  assert numbers['decoder']['weights'] == [
+    [15, None, None],
+    [15, 15, None],
+    [None, 15, 15],
+  ]
+
+
+def test_dlcl_with_a_softmax_sums_to_1(tmp_path):
+  options = DlclOptions(normalize='softmax')
+  run = make_run(
+    # Of the second row, 3 and 1 to 1.
+    {'encoder/connection/weights': np.log([[1, 1, 1], [3, 1, 1], [1, 2, 5]])},
+    encoder=SideConfig(fusion='dlcl', dlcl=options),
+  )
+  weights = layer_weights(subject_of(run, tmp_path))['encoder']['weights']
+  np.testing.assert_allclose(weights[1][:2], [0.75, 0.25], rtol=1e-5)
+  np.testing.assert_allclose(weights[2], [0.125, 0.25, 0.625], rtol=1e-5)
+
+
+def test_transparent_attention_by_layer_of_the_decoder(tmp_path):
+  run = make_run(
+    # Columns are layers of the decoder: 1, 1, 2 and 1, 1, 0 to one another.
+    {'read_out/weights': np.log([[1, 1], [1, 1], [2, 1e-30]])},
+    encoder=SideConfig(fusion='transparent'),
+  )
+  own = layer_weights(subject_of(run, tmp_path))['encoder']
+  assert own['rows'] == ['layer 1', 'layer 2']
+  np.testing.assert_allclose(
+    own['weights'], [[0.25, 0.25, 0.5], [0.5, 0.5, 0]], atol=1e-6
+  )
+
+
+def test_norms_of_the_blocks_of_linear_combination(tmp_path):
+  run = make_run(
+    # |2 I| = 2 sqrt(16) and |3 I| = 12.
+    {
+      'encoder/read_out/kernel': np.stack([2 * np.eye(16), 3 * np.eye(16)]),
+    },
+    encoder=SideConfig(fusion='linear', linear=LinearOptions(factored=False)),
+    decoder=SideConfig(fusion='linear'),
+    decoder_layers=3,
+  )
+  numbers = layer_weights(subject_of(run, tmp_path))
+  assert numbers['encoder']['norms'] == [8, 12]
+  assert numbers['encoder']['layers'] == ['H[1]', 'H[2]']
+  # A and B of 48 x 24 and 24 x 16.
+  parts = run.parameters['decoder']['read_out']
+  product = np.asarray(parts['hidden']['kernel']) @ parts['out']['kernel']
+  expected = [
+    np.sqrt(np.square(product[16 * layer : 16 * (layer + 1)]).sum())
+    for layer in range(3)
+  ]
+  np.testing.assert_allclose(numbers['decoder']['norms'], expected, rtol=1e-5)
+
+
+def test_dynamic_combination_against_all_weights_of_the_text(tmp_path):
+  subject = subject_of(make_run(decoder=DYNAMIC), tmp_path)
+  rows = rows_of(
+    shown(subject)['decoder']['read_out']['layer_weights'],
+    all_at_once(subject)[3],
+  )
+  own = layer_weights(subject)['decoder']
+  assert own['positions'] == len(rows)
+  assert own['layers'] == ['H[1]', 'H[2]']
+  np.testing.assert_allclose(own['mean'], rows.mean((0, 2)), atol=1e-5)
+  np.testing.assert_allclose(own['deviation'], rows.std((0, 2)), rtol=1e-4)
+  assert min(own['deviation']) > 0.1
+
+
+def test_dynamic_weights_of_a_bias_alone(tmp_path):
+  # Half the features of H[1] have 1 and half 3; those of H[2] have 5.
+  bias = [1.0] * 8 + [3.0] * 8 + [5.0] * 16
+  run = make_run(
+    {'read_out/out/kernel': 0.0, 'read_out/out/bias': bias}, encoder=DYNAMIC
+  )
+  subject = subject_of(run, tmp_path)
+  finding = look_at(VIEW, subject, tmp_path / 'analysis')
+  own = finding.numbers['encoder']
+  np.testing.assert_allclose(own['mean'], [2, 5], rtol=1e-6)
+  np.testing.assert_allclose(own['deviation'], [1, 0], atol=2e-3)
+  assert finding.summary == (
+    'Weights of layers: encoder (means of dynamic_combination) H[1] 2.00, '
+    'H[2] 5.00.'
+  )
+  assert_not_blank(tmp_path / 'analysis/layer_weights.png')
+
+
+@pytest.mark.parametrize(
+  ('encoder', 'decoder'),
+  [('transparent', 'dlcl'), ('linear', 'none'), ('none', 'dlcl')],
+)
+def test_files(tmp_path, encoder, decoder):
+  run = make_run(
+    encoder=SideConfig(fusion=encoder), decoder=SideConfig(fusion=decoder)
+  )
+  finding = look_at(VIEW, subject_of(run, tmp_path), tmp_path / 'analysis')
+  written = json.loads((tmp_path / 'analysis/layer_weights.json').read_text())
+  assert written['numbers'] == json.loads(json.dumps(finding.numbers))
+  sides = {'encoder': encoder, 'decoder': decoder}
+  assert {side: own['scheme'] for side, own in finding.numbers.items()} == {
+    side: scheme for side, scheme in sides.items() if scheme != 'none'
+  }
+  assert_not_blank(tmp_path / 'analysis/layer_weights.png')
