@@ -277,9 +277,21 @@ class DataConfig:
     return self.directions or (Direction(**own),)
 
   def between(self, source: str, target: str) -> 'DataConfig':
-    """The same with one direction, of these languages."""
+    """The same with one direction, of these languages and with its corpora.
+
+    Between languages that `directions` do not pair there is no text to
+    validate or to test.
+    """
+    own = {'valid': (), 'test': ()} if self.directions else {}
+    for each in self.directions:
+      if (each.source_language, each.target_language) == (source, target):
+        own = {name: getattr(each, name) for name in ('train', 'valid', 'test')}
     return dataclasses.replace(
-      self, source_language=source, target_language=target, directions=()
+      self,
+      source_language=source,
+      target_language=target,
+      directions=(),
+      **own,
     )
 
   def tags(self, source: str, target: str) -> tuple[str, ...]:

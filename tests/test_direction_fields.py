@@ -59,6 +59,22 @@ def test_tags_stand_in_their_order():
   assert alone.all_tags == ('<fr>', '<2de>')
 
 
+def test_a_direction_alone_has_its_own_text():
+  directions = (
+    Direction('de', 'en', ('a.{lang}',), ('b.{lang}',), ('c.{lang}',)),
+    Direction('en', 'de', ('d.{lang}',)),
+    Direction('fr', 'en', ('e.{lang}',), ('f.{lang}',)),
+  )
+  data = DataConfig(directions=directions, target_tag='<2{lang}>')
+  for each in directions:
+    pair = each.source_language, each.target_language
+    assert data.between(*pair).all_directions == (each,)
+  zero_shot = data.between('fr', 'de')
+  assert zero_shot.valid == zero_shot.test == ()
+  one = DataConfig(valid=('x.{lang}',))
+  assert one.between('en', 'de') == one
+
+
 def test_both_ways():
   pairs = [('de', 'en'), ('fr', 'en')]
   assert both_ways(pairs) == [

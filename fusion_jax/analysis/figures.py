@@ -5,6 +5,7 @@ vision tell apart, and the map cividis, which is the same to all. Figures are
 made without pyplot: there is no global state and no screen.
 """
 
+import io
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -225,6 +226,46 @@ def _write_numbers(axes: Axes, values: Float[np.ndarray, 'R C'], norm) -> None:
         fontsize='x-small',
         color='black' if norm(value) > 0.55 else 'white',
       )
+
+
+# x and y values.
+Line = tuple[Sequence[float | int], Sequence[float | int]]
+
+
+def draw_pairs(
+  axes: Axes,
+  pairs: Mapping[str, Mapping[str, Line]],
+  x: str,
+  y: str,
+) -> None:
+  """Lines that belong together in one colour: solid, then dashed.
+
+  Args:
+    axes: to draw on.
+    pairs: of each name one or two lines by their names, which the legend has
+      where there is one pair alone.
+    x: the name of the axis, with its unit.
+    y: likewise.
+  """
+  for (name, lines), style in zip(pairs.items(), styles(), strict=False):
+    for (kind, (xs, ys)), dash in zip(lines.items(), ('-', '--'), strict=False):
+      told = name if dash == '-' else '_dashed'
+      label = kind if len(pairs) == 1 else told
+      marker = style['marker'] if len(xs) <= 40 else ''
+      axes.plot(xs, ys, dash, label=label, **(style | {'marker': marker}))
+  axes.set_xlabel(x)
+  axes.set_ylabel(y)
+  axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+  if len(pairs) > 1 or any(len(lines) > 1 for lines in pairs.values()):
+    axes.legend(fontsize='small', frameon=False)
+
+
+def as_svg(figure: Figure) -> bytes:
+  """The figure as an SVG file; the same numbers give the same bytes."""
+  buffer = io.BytesIO()
+  with mpl.rc_context(_LOOK):
+    figure.savefig(buffer, format='svg', metadata={'Date': None})
+  return buffer.getvalue()
 
 
 def save(figure: Figure, path: Path) -> list[Path]:

@@ -4,15 +4,19 @@ Yang et al. (2022), Fig. 11: without fusion the lower layers of a deep stack
 get little gradient.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusion_jax.analysis import figures
 from fusion_jax.analysis.finding import Finding, View
 from fusion_jax.analysis.subject import Subject
+from fusion_jax.errors import InputError
 
 _NORM = re.compile(r'encoder_gradient_norm_(\d+)')
+# Lines of a panel.
+_MOST_LINES = 5
 
 
 def gradient_norms(subject: Subject) -> Mapping[str, Any]:
@@ -24,11 +28,19 @@ def gradient_norms(subject: Subject) -> Mapping[str, Any]:
   Returns:
     'steps', and 'layers': for each number of a layer one norm a step, the mean
     over the updates since the step before; null where it was not finite.
+
+  Raises:
+    InputError: they were not logged.
   """
   rows = subject.of_kind('train')
   numbers = sorted(
     int(match[1]) for match in map(_NORM.fullmatch, rows[-1]) if match
   )
+  if not numbers:
+    raise InputError(
+      f'{subject.workdir}/metrics.jsonl: has no encoder_gradient_norm_1; an '
+      'older version wrote it'
+    )
   return {
     'steps': [row['step'] for row in rows],
     'layers': {
@@ -39,27 +51,33 @@ def gradient_norms(subject: Subject) -> Mapping[str, Any]:
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """One line a layer, on a logarithmic axis."""
-  figure, (axes,) = figures.panels(1, size=(6.4, 3.6))
-  curves = {
-    f'layer {layer}': (
-      numbers['steps'],
-      [float('nan') if value is None else value for value in values],
-    )
-    for layer, values in numbers['layers'].items()
+  """Over the updates a line a layer; over the layers a line an update."""
+  steps, layers = numbers['steps'], numbers['layers']
+  figure, axes = figures.panels(2)
+  shown = [list(layers)[place] for place in _spread(len(layers))]
+  over_updates = {
+    f'layer {layer}': (steps, list(map(_drawn, layers[layer])))
+    for layer in shown
   }
-  figures.draw_lines(
-    axes, curves, 'update', 'norm of the mean gradient of an encoder layer'
-  )
-  axes.set_yscale('log')
+  figures.draw_lines(axes[0], over_updates, 'update', 'gradient norm')
+  over_layers = {
+    f'update {steps[place]:,}': (
+      list(map(int, layers)),
+      [_drawn(norms[place]) for norms in layers.values()],
+    )
+    for place in _spread(len(steps))
+  }
+  figures.draw_lines(axes[1], over_layers, 'encoder layer', 'gradient norm')
+  for panel in axes:
+    panel.set_yscale('log')
   return figure
 
 
 def look(subject: Subject) -> Finding:
   """Reads and draws."""
   numbers = gradient_norms(subject)
-  last = {name: norms[-1] for name, norms in numbers['layers'].items()}
-  listed = ', '.join(f'{norm:.3g}' for norm in last.values() if norm)
+  lasts = (norms[-1] for norms in numbers['layers'].values())
+  listed = ', '.join('?' if last is None else f'{last:.3g}' for last in lasts)
   return Finding(
     numbers,
     lambda: draw(numbers),
@@ -68,13 +86,26 @@ def look(subject: Subject) -> Finding:
   )
 
 
+def _spread(count: int) -> Sequence[int]:
+  """At most five places of a list, first and last among them."""
+  most = min(count, _MOST_LINES)
+  if most < 2:
+    return range(most)
+  return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _drawn(value: int | float | None) -> int | float:
+  return math.nan if value is None else value
+
+
 VIEW = View(
   name='gradients',
   title='Gradients of the layers',
   source='Yang et al. 2022, Fig. 11',
   reading=(
     'Norm of the gradient of the mean loss by the parameters of each encoder '
-    'layer, over the training.'
+    'layer, layer 1 the lowest: left over the training, of at most five '
+    'layers; right over the layers, at five updates from first to last.'
   ),
   look=look,
   reads='metrics',

@@ -1,6 +1,7 @@
 """Opens a run for a program that looks at it, and writes what is seen."""
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 
@@ -79,6 +80,8 @@ def look_at(view: View, subject: Subject, folder: Path) -> Finding:
     'source': view.source,
     'run': str(subject.workdir),
     'step': subject.run.step,
+    'steps': list(subject.run.steps),
+    'text': dataclasses.asdict(subject.choice),
     'summary': finding.summary,
     'numbers': finding.numbers,
   }

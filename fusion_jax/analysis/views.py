@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from fusion_jax.analysis import (
   couplings,
+  curves,
   exploitation,
   gates,
   gradients,
@@ -21,6 +22,7 @@ from fusion_jax.errors import InputError
 _MODULES = (
   similarity,
   gradients,
+  curves,
   exploitation,
   couplings,
   hops,

@@ -1,0 +1,114 @@
+"""Makes one HTML page of a trained run, or a comparison of several.
+
+    python -m fusion_jax.analysis.report --workdir=DIR [--output=FILE.html]
+    python -m fusion_jax.analysis.report --workdir DIR DIR --output=FILE.html
+
+The page tells what was trained on what, its curves, its scores on the
+validation text of its config or on --source and --target, what is seen inside
+of it, and its translations. It needs no other file and no network. Views and
+the translation are kept in the folder `analysis` of each run directory, and
+taken from there the next time. Of one run the page is DIR/report.html.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fusion_jax.checkpoint_flags import (
+  add_checkpoint_flags,
+  add_direction_flags,
+)
+from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.flags import parse_arguments
+from fusion_jax.programs import keep_compiled, start_logging
+
+logger = logging.getLogger(__name__)
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog='python -m fusion_jax.analysis.report',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add('--workdir', type=Path, nargs='+', required=True)
+  add('--output', type=Path, help='the page; needed for several runs')
+  add('--source', default='', help='a text file')
+  add('--target', default='', help='its translation')
+  add('--lines', type=int, default=0, help='at most so many; 0: all')
+  add('--shown', type=int, default=12, help='lines shown with translations')
+  add('--all', action='store_true', help='make views that take minutes too')
+  add_checkpoint_flags(parser)
+  add_direction_flags(parser)
+  return parser
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Gathers the runs and writes the page; its name goes to stdout."""
+  start_logging()
+  arguments = parse_arguments(argv, _parser())
+  output = _checked(arguments)
+  from fusion_jax.analysis.looking import open_subject
+  from fusion_jax.analysis.report_page import page
+  from fusion_jax.analysis.report_run import environment, gather
+  from fusion_jax.training.run_directory import read_config, write_atomically
+
+  workdirs = arguments.workdir
+  configs = [read_config(workdir) for workdir in workdirs]
+  names = distinct([config.name for config in configs], workdirs)
+  runs, text = [], ()
+  for name, workdir in zip(names, workdirs, strict=True):
+    flags = argparse.Namespace(**vars(arguments) | {'workdir': workdir})
+    subject = open_subject(flags)
+    text = text or subject.lines
+    if subject.lines != text:
+      raise InputError(
+        f'{workdir}: its validation text is not that of {workdirs[0]}; give '
+        '--source and --target'
+      )
+    runs.append(gather(subject, name, flags))
+  named = arguments.source or 'the validation text'
+  if arguments.lines:
+    named = f'the beginning of {named}'
+  html = page(runs, text, named, arguments.shown, environment())
+  write_atomically(output, html.encode())
+  print(output)
+
+
+def distinct(names: Sequence[str], workdirs: Sequence[Path]) -> list[str]:
+  """Names of runs, or of their directories where some have the same."""
+  for found in (list(names), [workdir.resolve().name for workdir in workdirs]):
+    if len(set(found)) == len(found):
+      return found
+  return list(map(str, workdirs))
+
+
+def _checked(arguments: argparse.Namespace) -> Path:
+  """The page's file; refuses flags before anything takes long."""
+  for name, least in (('lines', 0), ('shown', 1)):
+    if (value := getattr(arguments, name)) < least:
+      raise InputError(f'--{name}={value}: must be {least} or more')
+  workdirs = [workdir.resolve() for workdir in arguments.workdir]
+  if len(set(workdirs)) < len(workdirs):
+    raise InputError('--workdir: a run directory is given twice')
+  output = arguments.output
+  if output is None:
+    if len(workdirs) > 1:
+      raise InputError('--output: name the page of several runs')
+    return arguments.workdir[0] / 'report.html'
+  if output.is_dir():
+    raise InputError(f'--output={output}: is a directory; name a file in it')
+  folder = output.parent
+  if not (folder.is_dir() and os.access(folder, os.W_OK)):
+    raise InputError(f'--output={output}: no directory {folder} to write in')
+  return output
+
+
+if __name__ == '__main__':
+  keep_compiled()
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""A report as one HTML page, which needs nothing beside itself."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+from fusion_jax.analysis import report_about, report_findings, report_lines
+from fusion_jax.analysis.report_findings import Text
+from fusion_jax.analysis.report_html import document, element
+from fusion_jax.analysis.report_run import RunReport
+
+_STYLE = Path(__file__).with_name('report.css')
+# A browser that keeps to it fetches nothing for the page.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def page(
+  runs: Sequence[RunReport],
+  text: Text,
+  text_name: str,
+  shown: int,
+  versions: Mapping[str, str],
+) -> str:
+  """The page of one run, or the comparison of several.
+
+  Args:
+    runs: in the order they are shown; the first is what others are compared
+      with.
+    text: source and reference of every line.
+    text_name: what text it is.
+    shown: lines whose translations are shown.
+    versions: of `report_run.environment`.
+
+  Returns:
+    HTML.
+  """
+  sections = [
+    report_about.overview(runs),
+    report_findings.scores(runs, text, text_name),
+    report_findings.lengths(runs, text),
+    report_findings.training(runs),
+    report_findings.views(runs),
+    report_lines.translations(runs, text, shown),
+    report_about.options(runs),
+    report_about.data(runs),
+    report_about.parameters(runs),
+    report_about.environment(runs, versions),
+  ]
+  title = ', '.join(run.name for run in runs)
+  main = element('main', element('h1', title), _contents(sections), *sections)
+  return document(
+    element('html', _head(title), element('body', main), lang='en')
+  )
+
+
+def _head(title: str) -> Element:
+  metas = (
+    {'charset': 'utf-8'},
+    {'name': 'viewport', 'content': 'width=device-width, initial-scale=1'},
+    {'http-equiv': 'Content-Security-Policy', 'content': _POLICY},
+    {'name': 'color-scheme', 'content': 'light dark'},
+  )
+  return element(
+    'head',
+    *(Element('meta', each) for each in metas),
+    element('title', f'{title} - fusion_jax'),
+    element('style', _STYLE.read_text(encoding='utf-8')),
+  )
+
+
+def _contents(sections: Sequence[Element]) -> Element:
+  links = (
+    element('li', element('a', each[0].text or '', href=f'#{each.get("id")}'))
+    for each in sections
+  )
+  return element('nav', element('ul', *links), aria_label='sections')

@@ -1,0 +1,83 @@
+"""The translation of a run's text, kept in its directory, and its scores."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from fusion_jax.analysis.subject import Subject
+from fusion_jax.decoding.progress import Progress
+from fusion_jax.decoding.translate import Translator
+from fusion_jax.serialization import to_dict
+from fusion_jax.training.run_directory import write_atomically
+from fusion_jax.training.trained import Run
+
+logger = logging.getLogger(__name__)
+
+
+def translation(subject: Subject, folder: Path) -> list[str]:
+  """The text translated as the run's config says, line for line.
+
+  It is written into the folder, and read from there the next time, as long as
+  parameters, decoding and text are the same.
+
+  Args:
+    subject: the run and its text.
+    folder: is there.
+
+  Returns:
+    A line for each of `subject.lines`.
+
+  Raises:
+    InputError: the folder cannot be written.
+  """
+  sources = [source for source, _ in subject.lines]
+  key = _key(subject.run, sources)
+  path = folder / f'translation-{key[:12]}.json'
+  kept = _read(path, key, len(sources))
+  if kept is not None:
+    logger.info('translation found: %s', path)
+    return kept
+  progress = Progress(len(sources))
+  options = subject.run.config.decoding
+  translator = Translator(subject.run, options, on_progress=progress.add)
+  lines = list(translator.translate(sources))
+  progress.finish()
+  written = {'key': key, 'step': subject.run.step, 'translations': lines}
+  text = json.dumps(written, ensure_ascii=False, indent=1)
+  write_atomically(path, text.encode() + b'\n')
+  return lines
+
+
+def _key(run: Run, sources: Sequence[str]) -> str:
+  """A digest of all that a translation depends on."""
+  data = run.config.data
+  digest = hashlib.sha256()
+  about = {
+    'decoding': to_dict(run.config.decoding),
+    'model': to_dict(run.config.model),
+    'languages': [data.source_language, data.target_language],
+    'tokenizers': [run.source_tokenizer.digest, run.target_tokenizer.digest],
+    'sources': list(sources),
+  }
+  digest.update(json.dumps(about, sort_keys=True).encode())
+  for leaf in jax.tree.leaves(run.parameters):
+    digest.update(np.asarray(leaf).tobytes())
+  return digest.hexdigest()
+
+
+def _read(path: Path, key: str, lines: int) -> list[str] | None:
+  """A kept translation; None where there is none of this key."""
+  try:
+    kept = json.loads(path.read_text(encoding='utf-8'))
+  except (OSError, ValueError):
+    return None
+  if not isinstance(kept, dict) or kept.get('key') != key:
+    return None
+  found = kept.get('translations')
+  whole = isinstance(found, list) and len(found) == lines
+  return found if whole else None

@@ -1,0 +1,122 @@
+"""The views of a run for a report: found in its directory, or made."""
+
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fusion_jax.analysis.finding import View
+from fusion_jax.analysis.looking import look_at
+from fusion_jax.analysis.report_html import data_address
+from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.views import views_of
+from fusion_jax.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+# Bytes; a larger drawing is shown as pixels.
+_LARGEST_SVG = 400_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+  """A figure that a page holds itself.
+
+  Attributes:
+    address: of its bytes, which are in it.
+    width: at which it was drawn, in CSS pixels.
+  """
+
+  address: str
+  width: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+  """A view of a run, as a report shows it.
+
+  Attributes:
+    view: that was looked with.
+    found: what VIEW.json holds; None: it was not made.
+    figure: of it; None: it was not made.
+    missing: why it was not made.
+  """
+
+  view: View
+  found: Mapping[str, Any] | None = None
+  figure: Picture | None = None
+  missing: str = ''
+
+
+def cards(subject: Subject, folder: Path, slow: bool) -> Iterator[Card]:
+  """All views that the run's model has, in the order of the table.
+
+  The files of a view are taken from the folder where they are of the same
+  checkpoints. What reads the metrics alone is always made anew: the training
+  may have gone on.
+
+  Args:
+    subject: the run and its text.
+    folder: of VIEW.json and its figures.
+    slow: make those that take minutes, too.
+  """
+  for view in views_of(subject.run.config.model):
+    found = None if view.reads == 'metrics' else _stored(view, subject, folder)
+    if found is None and view.slow and not slow:
+      yield Card(view, missing='It takes minutes.')
+      continue
+    try:
+      if found is None:
+        look_at(view, subject, folder)
+        logger.info('%s: %s', view.name, folder / f'{view.name}.json')
+        found = _read(folder / f'{view.name}.json')
+    except InputError as error:
+      logger.warning('%s is left out: %s', view.name, error)
+      yield Card(view, missing=f'It could not be made: {error}.')
+      continue
+    yield Card(view, found, _picture(folder / view.name))
+
+
+def _stored(
+  view: View, subject: Subject, folder: Path
+) -> Mapping[str, Any] | None:
+  found = _read(folder / f'{view.name}.json')
+  files = (folder / f'{view.name}.{kind}' for kind in ('svg', 'png'))
+  if found is None or not all(file.is_file() for file in files):
+    return None
+  steps = list(subject.run.steps)
+  same = found.get('step') == subject.run.step
+  return found if same and found.get('steps', steps) == steps else None
+
+
+def _read(path: Path) -> Mapping[str, Any] | None:
+  """A VIEW.json; None where there is none that can be shown."""
+  try:
+    found = json.loads(path.read_text(encoding='utf-8'))
+  except (OSError, ValueError):
+    return None
+  named = isinstance(found, dict) and {'summary', 'numbers'} <= found.keys()
+  return found if named else None
+
+
+def drawn(svg: bytes) -> Picture:
+  """The picture of an SVG that Matplotlib wrote."""
+  return Picture(data_address(svg, 'image/svg+xml'), _width(svg))
+
+
+def _picture(path: Path) -> Picture:
+  """The figure of a view, as pixels where the drawing is large."""
+  svg, png = (path.with_name(f'{path.name}.{kind}') for kind in ('svg', 'png'))
+  content = svg.read_bytes()
+  if len(content) <= _LARGEST_SVG:
+    return drawn(content)
+  return Picture(data_address(png.read_bytes(), 'image/png'), _width(content))
+
+
+def _width(svg: bytes) -> int:
+  """Of a drawing in CSS pixels, 96 an inch; Matplotlib writes points, 72."""
+  match = re.search(rb'<svg [^>]*width="([\d.]+)pt"', svg)
+  return round(float(match[1]) * 96 / 72) if match else 0

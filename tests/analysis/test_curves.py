@@ -1,0 +1,110 @@
+"""The curves of a training, from metrics that are written by hand."""
+
+import json
+
+import pytest
+from report_runs import TRAINED, VALIDATED, subject_of, write_metrics
+
+from fusion_jax.analysis import curves, gradients
+from fusion_jax.errors import InputError
+
+
+def test_numbers_by_hand(tmp_path):
+  numbers = curves.curves(subject_of(tmp_path))
+  assert numbers['train'] == {
+    'steps': [10, 20, 30],
+    'accuracy': [0.25, 0.5, 0.75],
+    'loss': [4.0, 3.0, 2.0],
+    'perplexity': [50.0, None, 7.0],
+    'learning_rate': [1e-3] * 3,
+  }
+  assert numbers['valid']['steps'] == [20, 25, 30]
+  assert numbers['valid']['bleu'] == [3.0, 4.5, 4.0]
+  # 0.5 - 0.375 at update 20, unknown at 25, 0.75 - 0.875 at 30.
+  assert numbers['gap'] == [0.125, None, -0.125]
+  json.dumps(numbers, allow_nan=False)
+
+
+def test_the_gap_is_to_what_was_logged_before(tmp_path):
+  subject = subject_of(tmp_path)
+  validated = [VALIDATED[0] | {'step': step} for step in (5, 19, 21)]
+  write_metrics(tmp_path, validated=validated)
+  # Nothing is logged at 5, 0.25 at 10 and 0.5 at 20.
+  assert curves.curves(subject)['gap'] == [None, -0.125, 0.125]
+
+
+def test_the_summary_names_the_best_and_the_last(tmp_path):
+  finding = curves.look(subject_of(tmp_path))
+  assert finding.summary == (
+    '30 updates; the best validation BLEU is 4.50, at update 25; accuracy '
+    '0.875 on the validation text, 0.125 above that on the training text.'
+  )
+
+
+def test_before_the_first_validation(tmp_path):
+  subject = subject_of(tmp_path)
+  write_metrics(tmp_path, validated=[])
+  finding = curves.look(subject)
+  assert finding.numbers['valid'] == {}
+  assert finding.summary == '30 updates, not validated yet.'
+  accuracy = finding.draw().axes[0]
+  assert [list(line.get_ydata()) for line in accuracy.lines] == [
+    [0.25, 0.5, 0.75]
+  ]
+
+
+def test_nothing_logged_is_one_line(tmp_path):
+  subject = subject_of(tmp_path)
+  write_metrics(tmp_path, trained=[])
+  with pytest.raises(InputError, match=r"no line of kind 'train'$"):
+    curves.look(subject)
+
+
+def test_solid_is_validation_and_dashed_training(tmp_path):
+  figure = curves.look(subject_of(tmp_path)).draw()
+  assert len(figure.axes) == 6
+  valid, train = figure.axes[0].lines
+  assert (valid.get_linestyle(), train.get_linestyle()) == ('-', '--')
+  assert list(valid.get_xdata()) == [20, 25, 30]
+  assert list(train.get_ydata()) == [0.25, 0.5, 0.75]
+  assert valid.get_color() == train.get_color()
+  names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+  assert names == ['validation', 'training']
+
+
+def test_runs_are_overlaid_in_colours_of_their_own(tmp_path):
+  numbers = curves.curves(subject_of(tmp_path))
+  figure = curves.draw_runs({'one': numbers, 'two': numbers})
+  lines = figure.axes[0].lines
+  assert [line.get_label() for line in lines] == [
+    'one',
+    '_dashed',
+    'two',
+    '_dashed',
+  ]
+  told = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+  assert told == ['one', 'two']
+  assert lines[0].get_color() != lines[2].get_color()
+
+
+def test_gradient_norms_of_many_layers_stay_legible(tmp_path):
+  subject = subject_of(tmp_path)
+  norms = {f'encoder_gradient_norm_{n}': 1.0 / n for n in range(1, 31)}
+  write_metrics(tmp_path, trained=[row | norms for row in TRAINED])
+  finding = gradients.look(subject)
+  assert list(finding.numbers['layers']) == [str(n) for n in range(1, 31)]
+  over_updates, over_layers = finding.draw().axes
+  names = [line.get_label() for line in over_updates.lines]
+  assert names[0] == 'layer 1'
+  assert names[-1] == 'layer 30'
+  assert len(names) == 5
+  last = over_layers.lines[-1]
+  assert last.get_label() == 'update 30'
+  assert list(last.get_ydata()) == list(norms.values())
+
+
+def test_gradient_norms_that_were_not_logged_are_one_line(tmp_path):
+  subject = subject_of(tmp_path)
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "kind": "train"}\n')
+  with pytest.raises(InputError, match='has no encoder_gradient_norm_1'):
+    gradients.look(subject)

@@ -1,0 +1,151 @@
+"""Parts of a report by themselves: elements, marks, buckets of lengths."""
+
+import base64
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import Page
+
+from fusion_jax.analysis import report_lengths
+from fusion_jax.analysis.report_html import (
+  document,
+  download,
+  element,
+  table,
+)
+from fusion_jax.analysis.report_lengths import length_buckets
+from fusion_jax.analysis.report_marks import (
+  Stretch,
+  missing,
+  separator,
+  stretches,
+  units,
+)
+from fusion_jax.evaluation.metrics import corpus_scores
+
+_WORDS = st.lists(st.sampled_from(['a', 'b', 'c', 'd']), max_size=8)
+
+
+@given(st.text(st.characters(exclude_categories=['Cs', 'Cc'])))
+def test_any_text_is_read_back_as_it_was(text):
+  made = element('p', text, element('b', text), text, title=text)
+  page = Page(document(element('html', made)))
+  assert page.words['p'] == [text + text]
+  assert page.words['b'] == [text]
+  assert page.all('p') == [{'title': text}]
+  assert len(page.tags) == 3
+
+
+def test_children_stand_in_their_order():
+  made = element('p', 'a', 'b', element('i', 'c'), 'd', 'e', class_='x')
+  assert '<p class="x">ab<i>c</i>de</p>' in document(element('html', made))
+
+
+def test_a_table_names_its_rows_and_columns():
+  made = table(('', 'one'), [('BLEU', '12.5'), ('name', 'x')], 'scores')
+  page = Page(document(element('html', made)))
+  assert [each['scope'] for each in page.all('th')] == ['col'] * 2 + ['row'] * 2
+  assert page.all('td') == [{'class': 'number'}, {}]
+
+
+def test_long_names_are_cut_where_they_join():
+  made = table(('', ''), [('data.batch.row_multiple', '1')], 'options')
+  whole = document(element('html', made))
+  assert 'data.<wbr>batch.<wbr>row_<wbr>multiple</th>' in whole
+  assert Page(whole).words['th'][-1] == 'data.batch.row_multiple'
+
+
+def test_a_download_holds_its_numbers():
+  value = {'a': [1, None, 'ü<']}
+  link = download('a.json', value)
+  kind, _, content = link.get('href').partition(',')
+  assert kind == 'data:application/json;base64'
+  assert json.loads(base64.b64decode(content)) == value
+  with pytest.raises(ValueError, match='Out of range float'):
+    download('a.json', {'a': float('nan')})
+
+
+def test_marks_by_hand():
+  others = ['the', 'cat', 'sat', 'down']
+  found = missing(['the', 'red', 'cat', 'sat'], others)
+  assert found == [False, True, False, False]
+  marked = stretches('the red cat sat', 'the cat sat', 'a red cat', 'en')
+  assert marked == [
+    Stretch('the', False, True),
+    Stretch('red', True, False),
+    Stretch('cat', False, False),
+    Stretch('sat', False, True),
+  ]
+  assert stretches('', 'the cat', 'a', 'en') == []
+
+
+def test_languages_without_spaces_are_marked_by_characters():
+  assert stretches('我爱狗', '我爱猫', '我爱狗', 'zh_CN') == [
+    Stretch('我爱', False, False),
+    Stretch('狗', True, False),
+  ]
+
+
+@given(_WORDS, _WORDS, _WORDS)
+def test_stretches_are_the_translation(made, reference, first):
+  line = ' '.join(made)
+  found = stretches(line, ' '.join(reference), ' '.join(first), 'en')
+  assert separator('en').join(each.text for each in found) == line
+  # What is not marked is a common subsequence.
+  kept = [
+    word
+    for each in found
+    if not each.off_reference
+    for word in units(each.text, 'en')
+  ]
+  rest = iter(reference)
+  assert all(word in rest for word in kept)
+
+
+@given(_WORDS)
+def test_nothing_differs_from_itself(words):
+  assert not any(missing(words, words))
+
+
+def test_buckets_by_hand():
+  # Twelve lengths make six buckets of two.
+  assert length_buckets([*range(1, 13)]) == [
+    (1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12),
+  ]  # fmt: skip
+  assert length_buckets([5, 5, 5]) == [(5, 5)]
+  assert length_buckets([0, 9]) == [(0, 0), (1, 9)]
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40))
+def test_every_length_is_in_one_bucket(lengths):
+  buckets = length_buckets(lengths)
+  assert len(buckets) <= 6
+  for length in lengths:
+    assert sum(first <= length <= last for first, last in buckets) == 1
+  for first, last in buckets:
+    assert any(first <= length <= last for length in lengths)
+
+
+def test_bleu_of_a_bucket_is_that_of_its_lines():
+  sources = ['a b', 'a b', 'a b c d e', 'a b c d e']
+  references = ['x y z u', 'u v w x', 'k l m n o', 'p q r s t']
+  made = ['x y z u', 'u v', 'k l m o', 'p q r s t']
+  numbers = report_lengths.bleu_by_source_length(
+    sources, references, {'one': made, 'two': references}, ('en', 'de')
+  )
+  assert numbers['buckets'] == [
+    {'first': 2, 'last': 2, 'lines': 2},
+    {'first': 3, 'last': 5, 'lines': 2},
+  ]
+  assert numbers['bleu']['one'] == [
+    corpus_scores(made[:2], references[:2], 'de').bleu,
+    corpus_scores(made[2:], references[2:], 'de').bleu,
+  ]
+  assert numbers['bleu']['two'] == pytest.approx([100.0, 100.0])
+  (axes,) = report_lengths.draw(numbers).axes
+  assert [bar.get_height() for bar in axes.patches] == pytest.approx(
+    numbers['bleu']['one'] + numbers['bleu']['two']
+  )
+  assert [tick.get_text() for tick in axes.get_xticklabels()] == ['2', '3-5']
