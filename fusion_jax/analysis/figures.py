@@ -168,6 +168,35 @@ def draw_bars(
     axes.legend(fontsize='small', frameon=False)
 
 
+def draw_intervals(
+  axes: Axes,
+  names: Sequence[str],
+  centres: Sequence[float],
+  spreads: Sequence[float],
+  points: Sequence[Sequence[float]],
+  x: str,
+) -> None:
+  """A row for each name: an interval, and single values as crosses.
+
+  Args:
+    axes: to draw on.
+    names: from top to bottom.
+    centres: of the intervals.
+    spreads: half their widths.
+    points: the values of each row.
+    x: what the values are, with the unit.
+  """
+  for row, (centre, spread, values) in enumerate(
+    zip(centres, spreads, points, strict=True)
+  ):
+    colour = COLOURS[row % len(COLOURS)]
+    axes.errorbar(centre, row, xerr=spread, color=colour, fmt='o', capsize=4)
+    axes.plot(values, [row] * len(values), 'kx', markersize=5, zorder=3)
+  axes.set_yticks(range(len(names)), names)
+  axes.set_ylim(len(names) - 0.5, -0.5)
+  axes.set_xlabel(x)
+
+
 def draw_map(
   axes: Axes,
   values: Float[np.ndarray, 'R C'],

@@ -1,4 +1,4 @@
-"""Corpus BLEU and chrF as sacreBLEU computes them.
+"""Corpus BLEU, chrF and TER as sacreBLEU computes them.
 
 A score is a number together with its signature (Post 2018,
 https://aclanthology.org/W18-6319).
@@ -8,8 +8,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.base import Metric
 
 from fusion_jax.errors import InputError
+from fusion_jax.evaluation.edit_rate import FastTER
 
 # Languages whose words are not separated by spaces. sacreBLEU's default, 13a,
 # serves all others.
@@ -54,9 +56,8 @@ def corpus_scores(
     InputError: no lines, or different numbers of lines.
   """
   check_line_counts(len(hypotheses), len(references))
-  tokenizer = _TOKENIZERS.get(language_of(target_language), '13a')
   scores, signatures, lines = [], [], []
-  for metric in (BLEU(tokenize=tokenizer), CHRF()):
+  for metric in (bleu_for(target_language), CHRF()):
     score = metric.corpus_score(hypotheses, [references])
     # sacreBLEU knows the number of references only after scoring.
     signature = metric.get_signature().format()
@@ -64,6 +65,48 @@ def corpus_scores(
     signatures.append(signature)
     lines.append(score.format(signature=signature))
   return Scores(*scores, *signatures, report='\n'.join(lines))
+
+
+def bleu_for(language: str) -> BLEU:
+  """Cased BLEU with the tokenizer of a language; '': 13a.
+
+  Args:
+    language: its code; its script or region changes nothing.
+
+  Returns:
+    The metric; its `tokenizer` parts a line into words with spaces between.
+  """
+  return BLEU(tokenize=_TOKENIZERS.get(language_of(language), '13a'))
+
+
+def metrics_for(language: str) -> dict[str, Metric]:
+  """All metrics for translations into a language.
+
+  Args:
+    language: its code, as for `bleu_for`. TER (Snover et al. 2006) takes each
+      character as a word where words are not separated by spaces.
+
+  Returns:
+    By sacreBLEU's names: 'BLEU', 'chrF2' and 'TER'.
+  """
+  spaced = language_of(language) not in _TOKENIZERS
+  ter = FastTER(normalized=not spaced, asian_support=not spaced)
+  return {'BLEU': bleu_for(language), 'chrF2': CHRF(), 'TER': ter}
+
+
+def signature(metric: Metric, references: int) -> str:
+  """How sacreBLEU computes a metric.
+
+  Args:
+    metric: it may not have scored anything yet.
+    references: how many translations of every line.
+
+  Returns:
+    sacreBLEU's signature.
+  """
+  # sacreBLEU knows the number of references only after scoring.
+  metric.corpus_score(['a'], [['a']] * references)
+  return metric.get_signature().format()
 
 
 def check_line_counts(hypotheses: int, references: int) -> None:

@@ -3,7 +3,11 @@
 import pytest
 
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation.metrics import corpus_scores
+from fusion_jax.evaluation.metrics import (
+  corpus_scores,
+  metrics_for,
+  signature,
+)
 
 HYPOTHESES = ['the cat sat on the mat', 'a dog barks']
 REFERENCES = ['the cat sat on a mat', 'a dog barks loudly.']
@@ -49,3 +53,17 @@ def test_lines_must_correspond():
     corpus_scores(['a'], REFERENCES, 'en')
   with pytest.raises(InputError, match=r'^there are no lines to score$'):
     corpus_scores([], [], 'en')
+
+
+def test_metrics_of_a_language():
+  metrics = metrics_for('ja_JP')
+  assert list(metrics) == ['BLEU', 'chrF2', 'TER']
+  assert '|tok:ja-mecab' in signature(metrics['BLEU'], 1)
+  assert '|norm:yes|punct:yes|asian:yes' in signature(metrics['TER'], 1)
+  assert '|norm:no|punct:yes|asian:no' in signature(metrics_for('')['TER'], 1)
+  assert signature(metrics_for('de')['BLEU'], 3).startswith(
+    'nrefs:3|case:mixed'
+  )
+  # Two of three characters are right; as words there would be none.
+  score = metrics['TER'].corpus_score(['黒犬だ'], [['黒猫だ']])
+  assert score.num_edits == 1

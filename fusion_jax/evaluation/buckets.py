@@ -1,0 +1,214 @@
+"""Scores of parts of a text: lines of similar length, words alike frequent.
+
+A bucket (a, b] has what is more than a and at most b.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+from sacrebleu.metrics import BLEU
+
+from fusion_jax.errors import InputError
+from fusion_jax.evaluation.sentence_statistics import score_of
+
+# Dou et al. 2018, Fig. 4, the lengths of sources in words. Yang et al. 2022
+# do not print those of their Fig. 12, but for the last: more than 80.
+PAPER_LENGTHS = 15, 30, 45
+
+# Of compare-mt (Neubig et al. 2019, https://aclanthology.org/N19-4007): 0, 1,
+# 2, 3, 4, 5 to 9, 10 to 99, 100 to 999 and 1,000 or more.
+FREQUENCIES = 0, 1, 2, 3, 4, 9, 99, 999
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+  """What is more than `low` and at most `high`; None: without end."""
+
+  low: int
+  high: int | None
+
+  @property
+  def name(self) -> str:
+    """'0', '1-4', '>4'."""
+    if self.high is None:
+      return f'>{self.low}'
+    first = self.low + 1
+    return str(first) if first == self.high else f'{first}-{self.high}'
+
+  def holds(self, values: Int[np.ndarray, ' N']) -> np.ndarray:
+    """Which of the values are in it."""
+    high = math.inf if self.high is None else self.high
+    return (values > self.low) & (values <= high)
+
+
+def buckets_between(bounds: Sequence[int], low: int = 0) -> list[Bucket]:
+  """(low, b1], (b1, b2], ... and more than the last bound.
+
+  Args:
+    bounds: ascending.
+    low: what the first bucket begins after.
+  """
+  lows = [low, *bounds]
+  return [Bucket(*pair) for pair in zip(lows, [*bounds, None], strict=True)]
+
+
+def read_bounds(flag: str, text: str) -> tuple[int, ...]:
+  """Whole numbers with commas between, ascending and above 0.
+
+  Args:
+    flag: of the command line, for the message.
+    text: its value.
+
+  Raises:
+    InputError: they are not.
+  """
+  parts = text.split(',')
+  whole = all(part.isascii() and part.isdecimal() for part in parts)
+  bounds = [int(part) for part in parts] if whole else [0]
+  if bounds[0] < 1 or bounds != sorted(set(bounds)):
+    raise InputError(
+      f'{flag}={text}: must be whole numbers above 0, ascending, with commas '
+      'between, as 15,30,45'
+    )
+  return tuple(bounds)
+
+
+def quantile_bounds(
+  values: Int[np.ndarray, ' N'], count: int
+) -> tuple[int, ...]:
+  """Bounds between buckets of about as many values each.
+
+  Args:
+    values: of which those above 0 count.
+    count: of the buckets; equal bounds are one, so there may be fewer.
+
+  Returns:
+    For `buckets_between`: no bound is the greatest value.
+  """
+  values = np.sort(values[values > 0])
+  if not values.size:
+    return ()
+  places = np.arange(1, count) / count
+  found = np.quantile(values, places, method='inverted_cdf')
+  return tuple(sorted({int(each) for each in found} - {int(values[-1])}))
+
+
+def word_counts(
+  lines: Iterable[str], bleu: BLEU
+) -> list[collections.Counter[str]]:
+  """How often every word is in every line, parted as BLEU parts words."""
+  return [
+    collections.Counter(bleu.tokenizer(line.rstrip()).split()) for line in lines
+  ]
+
+
+def bleu_by_length(
+  lengths: Int[np.ndarray, ' S'],
+  buckets: Sequence[Bucket],
+  systems: Mapping[str, Sequence[Float[np.ndarray, 'S 10']]],
+  bleu: BLEU,
+) -> list[dict]:
+  """BLEU of the lines of each bucket.
+
+  Args:
+    lengths: of the sources.
+    buckets: of lengths.
+    systems: BLEU's statistics of each file of each system.
+    bleu: whose statistics they are.
+
+  Returns:
+    Of each bucket its name, the count of its lines, and of each system the
+    mean of BLEU over its files; None where the bucket is empty.
+  """
+  found = []
+  for bucket in buckets:
+    chosen = bucket.holds(lengths)
+    scores = {
+      name: float(np.mean([score_of(bleu, each[chosen]) for each in files]))
+      if chosen.any()
+      else None
+      for name, files in systems.items()
+    }
+    found.append(
+      {'bucket': bucket.name, 'count': int(chosen.sum()), 'scores': scores}
+    )
+  return found
+
+
+def f1_by_frequency(
+  frequency: Mapping[str, int],
+  buckets: Sequence[Bucket],
+  reference: Sequence[collections.Counter[str]],
+  systems: Mapping[str, Sequence[Sequence[collections.Counter[str]]]],
+) -> list[dict]:
+  """F1 of the words of each bucket, as compare-mt computes it.
+
+  F1 = 2 m / (r + h): of the words of a bucket r are in the reference, h in
+  the translation; m are in both, in the same line and as often.
+
+  Args:
+    frequency: of words; 0 of others.
+    buckets: of frequencies.
+    reference: the words of every line.
+    systems: the words of every line of each file of each system.
+
+  Returns:
+    Of each bucket its name, the count of the reference's words in it, and of
+    each system 100 times the mean of F1 over its files; None where neither
+    reference nor translation has a word of the bucket.
+  """
+  totals = _totals(frequency, buckets, reference)
+  scores = {
+    name: [_f1(frequency, buckets, reference, lines) for lines in files]
+    for name, files in systems.items()
+  }
+  return [
+    {
+      'bucket': bucket.name,
+      'count': int(totals[index]),
+      'scores': {
+        name: _mean([each[index] for each in files])
+        for name, files in scores.items()
+      },
+    }
+    for index, bucket in enumerate(buckets)
+  ]
+
+
+def _f1(
+  frequency: Mapping[str, int],
+  buckets: Sequence[Bucket],
+  reference: Sequence[collections.Counter[str]],
+  lines: Sequence[collections.Counter[str]],
+) -> list[float | None]:
+  both = [ours & theirs for ours, theirs in zip(reference, lines, strict=True)]
+  matches, wanted, given = (
+    _totals(frequency, buckets, each) for each in (both, reference, lines)
+  )
+  return [
+    200 * float(m) / float(r + h) if r + h else None
+    for m, r, h in zip(matches, wanted, given, strict=True)
+  ]
+
+
+def _totals(
+  frequency: Mapping[str, int],
+  buckets: Sequence[Bucket],
+  lines: Iterable[collections.Counter[str]],
+) -> Int[np.ndarray, ' N']:
+  """How many words of each bucket are in the lines."""
+  total = collections.Counter()
+  for words in lines:
+    total.update(words)
+  frequencies = np.array([frequency.get(word, 0) for word in total], np.int64)
+  counts = np.array(list(total.values()), np.int64)
+  return np.array([counts[each.holds(frequencies)].sum() for each in buckets])
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+  known = [value for value in values if value is not None]
+  return sum(known) / len(known) if known else None

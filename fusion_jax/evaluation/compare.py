@@ -1,0 +1,151 @@
+r"""Compares systems that translated the same text.
+
+    python -m fusion_jax.evaluation.compare --source=FILE --reference=FILE \
+        --system=base=base.txt --system=em=em1.txt,em2.txt --output=DIR
+
+A system is a name and one or more files of translations, one of each seed. In
+the place of a file may stand a run directory: it translates the source by its
+own decoding settings, into DIR/translations, and once only. Files that end in
+.gz are unpacked.
+
+DIR/compare.md, compare.json, compare.png and compare.svg have BLEU, chrF and
+TER with their signatures; sacreBLEU's paired bootstrap and approximate
+randomisation against the baseline; the sign test of Collins et al. 2005;
+Welch's t-test over seeds; BLEU by source length, F1 by word frequency; and the
+sentences that differ most. stdout has the scores.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.flags import parse_arguments
+from fusion_jax.programs import (
+  keep_compiled,
+  start_logging,
+  use_huge_pages,
+)
+
+logger = logging.getLogger(__name__)
+
+# The least value of flags that are numbers.
+_LEAST = {'samples': 1, 'trials': 1, 'quantiles': 0, 'examples': 0, 'jobs': 1}
+
+# More would mostly wait: there is not so much to do.
+_MOST_JOBS = 8
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog='python -m fusion_jax.evaluation.compare',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add('--source', required=True, help='the text that was translated')
+  add(
+    '--reference',
+    action='append',
+    required=True,
+    help='its translation; may be given several times',
+  )
+  add(
+    '--system',
+    action='append',
+    default=[],
+    help='NAME=FILE[,FILE], files or run directories, one of each seed',
+  )
+  add('--baseline', default='', help='a name; default: the first system')
+  add('--output', type=Path, required=True, help='a folder')
+  for side in ('source', 'target'):
+    add(
+      f'--{side}_language',
+      default='',
+      help='decides what a word is; default: that of the runs, else words '
+      'with spaces between',
+    )
+  _add_numbers(parser)
+  return parser
+
+
+def _add_numbers(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument
+  add('--samples', type=int, default=1000, help='of the bootstrap')
+  add('--trials', type=int, default=10_000, help='of the randomisation')
+  add(
+    '--length_bounds',
+    default='15,30,45',
+    help='the longest sources of all buckets but the last, in words; default: '
+    'those of Dou et al. 2018, Fig. 4',
+  )
+  add(
+    '--quantiles',
+    type=int,
+    default=4,
+    help='buckets of lengths with as many lines each; 0: none',
+  )
+  add(
+    '--train_target',
+    default='',
+    help='a text in which the frequencies of words are counted; default: the '
+    'first reference',
+  )
+  add('--examples', type=int, default=5, help='sentences each way')
+  add(
+    '--jobs',
+    type=int,
+    default=min(os.cpu_count() or 1, _MOST_JOBS),
+    help='processes; default: one for each core, and at most 8',
+  )
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Compares, writes the files and prints the scores."""
+  arguments = parse_arguments(argv, _parser())
+  for name, least in _LEAST.items():
+    value = getattr(arguments, name)
+    if value < least:
+      raise InputError(f'--{name}={value}: must be {least} or more')
+  start_logging()
+  logging.getLogger('sacrebleu').setLevel(logging.WARNING)
+  # After the flags: these start slowly, and every process reads this file.
+  from fusion_jax.evaluation.compare_inputs import options_of, read_texts
+  from fusion_jax.evaluation.compare_report import scores_line
+  from fusion_jax.evaluation.comparison import compare
+  from fusion_jax.evaluation.processes import in_processes
+
+  options = options_of(arguments)
+  texts = read_texts(arguments)
+  begin = time.monotonic()
+  with in_processes(arguments.jobs) as run:
+    numbers = compare(texts, options, run)
+  logger.info('compared in %.1f s', time.monotonic() - begin)
+  _write(numbers, arguments.output)
+  for name in numbers['systems']:
+    print(scores_line(numbers, name))
+
+
+def _write(numbers: dict, folder: Path) -> None:
+  from fusion_jax.analysis import figures
+  from fusion_jax.evaluation.compare_figure import draw
+  from fusion_jax.evaluation.compare_report import report
+  from fusion_jax.training.run_directory import write_atomically
+
+  text = json.dumps(numbers, ensure_ascii=False, indent=1, allow_nan=False)
+  markdown = report(numbers)
+  write_atomically(folder / 'compare.json', f'{text}\n'.encode())
+  figures.save(draw(numbers), folder / 'compare')
+  write_atomically(folder / 'compare.md', markdown.encode())
+  logger.info('written: %s', folder / 'compare.md')
+
+
+if __name__ == '__main__':
+  use_huge_pages()
+  keep_compiled()
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""What the flags of `compare.py` name: texts, systems, options."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fusion_jax.errors import InputError
+from fusion_jax.evaluation.buckets import read_bounds
+from fusion_jax.evaluation.comparison import Options, Texts
+from fusion_jax.evaluation.run_translations import Translated, translation_of
+from fusion_jax.evaluation.systems import (
+  System,
+  TextFile,
+  Wanted,
+  baseline_first,
+  check_lines,
+  read_file,
+  wanted,
+)
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+  """The options of the flags.
+
+  Raises:
+    InputError: --length_bounds are no bounds.
+  """
+  return Options(
+    arguments.samples,
+    arguments.trials,
+    read_bounds('--length_bounds', arguments.length_bounds),
+    arguments.quantiles,
+    arguments.examples,
+  )
+
+
+def read_texts(arguments: argparse.Namespace) -> Texts:
+  """Reads all files; then the run directories translate.
+
+  Args:
+    arguments: the flags; the folder --output is made.
+
+  Returns:
+    The texts, the baseline's first among the systems'.
+
+  Raises:
+    InputError: a file is missing, empty or of another number of lines, a
+      system is named wrongly, or a run cannot translate.
+  """
+  systems = baseline_first(wanted(arguments.system), arguments.baseline)
+  source = read_file(arguments.source)
+  references = [read_file(path) for path in arguments.reference]
+  files = _read_files(systems)
+  check_lines(source, [*references, *files.values()])
+  train = arguments.train_target
+  train_target = read_file(train) if train else None
+  folder = arguments.output / 'translations'
+  _make(folder if any(system.runs for system in systems) else arguments.output)
+  languages = arguments.source_language, arguments.target_language
+  runs = _translate(systems, source, languages, folder)
+  source_language, target_language = _languages(runs, languages)
+  translated = {path: each.text for path, each in runs.items()}
+  # Those of a comparison before may have been changed by hand.
+  check_lines(source, list(translated.values()))
+  texts = files | translated
+  return Texts(
+    source,
+    tuple(references),
+    tuple(
+      System(system.name, tuple(texts[path] for path in system.paths))
+      for system in systems
+    ),
+    source_language,
+    target_language,
+    train_target,
+  )
+
+
+def _read_files(systems: Sequence[Wanted]) -> dict[str, TextFile]:
+  return {
+    path: read_file(path)
+    for system in systems
+    for path in system.paths
+    if path not in system.runs
+  }
+
+
+def _make(folder: Path) -> None:
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise InputError(f'{folder}: cannot be made: {error.strerror}') from None
+
+
+def _translate(
+  systems: Sequence[Wanted],
+  source: TextFile,
+  languages: tuple[str, str],
+  folder: Path,
+) -> dict[str, Translated]:
+  """Of each run directory; a file is named by system and seed."""
+  return {
+    path: translation_of(
+      path, source.lines, languages, folder / f'{system.name}.{seed}.txt'
+    )
+    for system in systems
+    for seed, path in enumerate(system.paths, start=1)
+    if path in system.runs
+  }
+
+
+def _languages(
+  runs: dict[str, Translated], given: tuple[str, str]
+) -> tuple[str, str]:
+  """Those of the runs, or what the flags say where there are none."""
+  found: dict[tuple[str, str], str] = {}
+  for path, each in runs.items():
+    found.setdefault((each.source_language, each.target_language), path)
+  if len(found) > 1:
+    listed = ', '.join(
+      f'{path} from {source} to {target}'
+      for (source, target), path in found.items()
+    )
+    raise InputError(f'the runs translate in different directions: {listed}')
+  return next(iter(found), given)

@@ -1,0 +1,118 @@
+"""Translations of a text by run directories, made once and kept."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fusion_jax.errors import InputError
+from fusion_jax.evaluation.systems import TextFile, read_file
+from fusion_jax.training.run_directory import read_config, write_atomically
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Translated:
+  """A run's translation of a text.
+
+  Attributes:
+    text: the translations.
+    source_language, target_language: of the direction.
+  """
+
+  text: TextFile
+  source_language: str
+  target_language: str
+
+
+def translation_of(
+  run: str, lines: Sequence[str], languages: tuple[str, str], path: Path
+) -> Translated:
+  """Translates by the run's own decoding settings, or reads what is there.
+
+  Beside the translations a file `.json` tells of what they were made. Where
+  the run's config, its checkpoints and the text are the same, they stay.
+
+  Args:
+    run: its directory; its best checkpoint translates.
+    lines: of the source.
+    languages: as `in_direction` takes them.
+    path: of the translations.
+
+  Returns:
+    The translations with their direction.
+
+  Raises:
+    InputError: of `load_run` and `in_direction`, or the file cannot be
+      written.
+  """
+  made_of = _made_of(Path(run), lines, languages)
+  about = path.with_suffix('.json')
+  kept = _read(about)
+  if kept.get('made_of') == made_of and path.is_file():
+    logger.info('%s: translated before: %s', run, path)
+  else:
+    about.unlink(missing_ok=True)
+    kept = {'made_of': made_of} | _translate(run, lines, languages, path)
+    write_atomically(about, (json.dumps(kept, indent=1) + '\n').encode())
+  text = dataclasses.replace(
+    read_file(str(path)), run=f'{run}, step {kept["step"]}'
+  )
+  return Translated(text, kept['source_language'], kept['target_language'])
+
+
+def _made_of(
+  run: Path, lines: Sequence[str], languages: tuple[str, str]
+) -> dict[str, Any]:
+  read_config(run)
+  checkpoints = run / 'checkpoints'
+  if not checkpoints.is_dir():
+    raise InputError(f'{checkpoints}: no checkpoint yet; train first')
+  return {
+    'run': str(run),
+    'config': _hash((run / 'config.json').read_bytes()),
+    'checkpoints': sorted(each.name for each in checkpoints.iterdir()),
+    'source': _hash('\n'.join(lines).encode()),
+    'languages': list(languages),
+  }
+
+
+def _hash(content: bytes) -> str:
+  return hashlib.sha256(content).hexdigest()
+
+
+def _read(about: Path) -> dict[str, Any]:
+  try:
+    return json.loads(about.read_text())
+  except (OSError, ValueError):
+    return {}
+
+
+def _translate(
+  run: str, lines: Sequence[str], languages: tuple[str, str], path: Path
+) -> dict[str, Any]:
+  # Where it is needed: JAX starts slowly.
+  from fusion_jax.decoding.direction import in_direction
+  from fusion_jax.decoding.progress import Progress
+  from fusion_jax.decoding.translate import Translator
+  from fusion_jax.training.trained import load_run
+
+  trained = in_direction(load_run(run), run, *languages)
+  progress = Progress(len(lines))
+  translator = Translator(
+    trained, trained.config.decoding, on_progress=progress.add
+  )
+  logger.info('%s, step %d: translates %d lines', run, trained.step, len(lines))
+  text = ''.join(f'{line}\n' for line in translator.translate(lines))
+  progress.finish()
+  write_atomically(path, text.encode())
+  data = trained.config.data
+  return {
+    'step': trained.step,
+    'source_language': data.source_language,
+    'target_language': data.target_language,
+  }

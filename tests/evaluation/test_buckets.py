@@ -1,0 +1,125 @@
+import collections
+
+import numpy as np
+import pytest
+from comparing import mistaken, pairs
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU
+
+from fusion_jax.errors import InputError
+from fusion_jax.evaluation.buckets import (
+  Bucket,
+  bleu_by_length,
+  buckets_between,
+  f1_by_frequency,
+  quantile_bounds,
+  read_bounds,
+  word_counts,
+)
+from fusion_jax.evaluation.metrics import bleu_for
+from fusion_jax.evaluation.sentence_statistics import statistics_of
+
+
+def test_boundaries_by_hand():
+  # Dou et al. 2018, Fig. 4: (0, 15], (15, 30], (30, 45], > 45.
+  buckets = buckets_between([15, 30, 45])
+  assert [each.name for each in buckets] == ['1-15', '16-30', '31-45', '>45']
+  lengths = np.array([0, 1, 15, 16, 30, 31, 45, 46, 99])
+  held = [lengths[each.holds(lengths)].tolist() for each in buckets]
+  assert held == [[1, 15], [16, 30], [31, 45], [46, 99]]
+  assert [each.name for each in buckets_between([0, 1, 4], -1)] == [
+    '0',
+    '1',
+    '2-4',
+    '>4',
+  ]
+
+
+@given(
+  bounds=st.sets(st.integers(1, 50), min_size=1).map(sorted),
+  value=st.integers(1, 60),
+)
+def test_every_length_is_in_one_bucket(bounds, value):
+  values = np.array([value])
+  held = [each.holds(values)[0] for each in buckets_between(bounds)]
+  assert sum(held) == 1
+
+
+def test_bounds_are_read():
+  assert read_bounds('--b', '10,20') == (10, 20)
+  for text in ('', '0,5', '5,5', '7,5', '5,x', '-5'):
+    with pytest.raises(InputError, match=f'^--b={text}: must be whole numbers'):
+      read_bounds('--b', text)
+
+
+def test_quantiles_by_hand():
+  # Of 1 to 8, two in each of four; of equal ones there is one bucket.
+  assert quantile_bounds(np.arange(9), 4) == (2, 4, 6)
+  assert quantile_bounds(np.array([5, 5, 5, 5]), 4) == ()
+  assert quantile_bounds(np.array([5, 5, 5, 9]), 4) == (5,)
+  assert quantile_bounds(np.array([0, 0]), 4) == ()
+
+
+@given(st.lists(st.integers(0, 30), min_size=1), st.integers(1, 6))
+def test_no_bucket_between_quantiles_is_empty(lengths, count):
+  lengths = np.array(lengths)
+  bounds = quantile_bounds(lengths, count)
+  assert len(bounds) < max(count, 1)
+  if (lengths > 0).any():
+    assert all(each.holds(lengths).any() for each in buckets_between(bounds))
+
+
+def test_bleu_of_a_bucket_is_that_of_its_lines():
+  _, targets = pairs(30)
+  seeds = [mistaken(targets, 0.2, seed) for seed in (1, 2)]
+  counts = [each['BLEU'] for each in statistics_of(seeds, [targets], 'en')]
+  lengths = np.array([5, 10, 20] * 10)
+  buckets = buckets_between([9, 19, 29])
+  found = bleu_by_length(lengths, buckets, {'a': counts}, bleu_for('en'))
+  assert [row['count'] for row in found] == [10, 10, 10, 0]
+  for index, row in enumerate(found[:3]):
+    scores = [
+      BLEU().corpus_score(lines[index::3], [targets[index::3]]).score
+      for lines in seeds
+    ]
+    assert row['scores']['a'] == pytest.approx(np.mean(scores))
+  assert found[3] == {'bucket': '>29', 'count': 0, 'scores': {'a': None}}
+
+
+def test_words_are_parted_as_bleu_parts_them():
+  found = word_counts(['A cat, a cat. '], bleu_for('en'))
+  assert found == [{'A': 1, 'cat': 2, ',': 1, 'a': 1, '.': 1}]
+  assert word_counts(['黒い猫'], bleu_for('zh')) == [
+    {'黒': 1, 'い': 1, '猫': 1}
+  ]
+
+
+def test_f1_by_hand():
+  bleu = bleu_for('en')
+  reference = word_counts(['the cat sat', 'the the dog'], bleu)
+  lines = word_counts(['the the cat', 'the dog dog'], bleu)
+  frequency = collections.Counter({'the': 9, 'cat': 2, 'dog': 2})
+  buckets = [Bucket(-1, 0), Bucket(0, 2), Bucket(2, 5), Bucket(5, None)]
+  rows = f1_by_frequency(frequency, buckets, reference, {'a': [lines]})
+  # `sat` is once in the reference and never in the translation. `cat` and
+  # `dog`: 2 in the reference, 3 in the translation, 2 in both: 4/5. `the`: 3,
+  # 3, and in the same line one and one: 2/3.
+  expected = [
+    ('0', 1, 0.0),
+    ('1-2', 2, 80.0),
+    ('3-5', 0, None),
+    ('>5', 3, 200 / 3),
+  ]
+  for row, (name, count, score) in zip(rows, expected, strict=True):
+    assert (row['bucket'], row['count']) == (name, count)
+    assert row['scores']['a'] == (score and pytest.approx(score))
+
+
+def test_f1_is_the_mean_over_files():
+  bleu = bleu_for('en')
+  reference, wrong = word_counts(['a'], bleu), word_counts(['b'], bleu)
+  rows = f1_by_frequency(
+    {'a': 1}, [Bucket(0, None)], reference, {'x': [reference, wrong]}
+  )
+  assert rows == [{'bucket': '>0', 'count': 1, 'scores': {'x': 50.0}}]

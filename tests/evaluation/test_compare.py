@@ -1,0 +1,268 @@
+"""The program that compares systems, from flags to files."""
+
+import gzip
+import json
+import os
+
+import matplotlib.image
+import pytest
+from comparing import mistaken, pairs, write
+
+from fusion_jax.evaluation import compare
+from fusion_jax.evaluation.metrics import corpus_scores
+
+_FEW = ('--samples=50', '--trials=60', '--jobs=1')
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+  """Files of 24 lines in the working directory."""
+  monkeypatch.chdir(tmp_path)
+  sources, targets = pairs(24)
+  named = {'source': sources, 'reference': targets}
+  for seed, name in enumerate(('base', 'base2', 'new', 'new2')):
+    named[name] = mistaken(targets, 0.35 - 0.1 * ('new' in name), seed)
+  for name, lines in named.items():
+    write(tmp_path / name, lines)
+  return named
+
+
+def _compare(*flags):
+  return compare.main(
+    ['--source=source', '--reference=reference', '--output=out', *flags]
+  )
+
+
+def _numbers():
+  with open('out/compare.json') as file:
+    return json.load(file)
+
+
+_SEEDS = '--system=base=base,base2', '--system=new=new,new2'
+
+
+def test_numbers_of_two_systems(texts, capsys):
+  assert _compare(*_SEEDS, *_FEW, '--examples=2') == 0
+  numbers = _numbers()
+  assert numbers['lines'] == 24
+  assert numbers['systems'] == {
+    'base': ['base', 'base2'],
+    'new': ['new', 'new2'],
+  }
+  scores = [
+    corpus_scores(texts[name], texts['reference'], 'en')
+    for name in ('new', 'new2')
+  ]
+  for metric, name in (('BLEU', 'bleu'), ('chrF2', 'chrf')):
+    seeds = numbers['seeds'][metric]
+    assert seeds['new']['scores'] == pytest.approx(
+      [getattr(each, name) for each in scores]
+    )
+    assert 0 < seeds['new']['welch'] < 1
+    assert seeds['base']['welch'] is None
+  for test, count in (('bootstrap', 'bs:50'), ('randomisation', 'ar:60')):
+    found = numbers['tests'][test]['TER']
+    assert count in found['signature']
+    assert found['systems']['base']['p_value'] is None
+    assert 0 < found['systems']['new']['p_value'] <= 1
+  sign = numbers['sign_test']['new']
+  assert sign['better'] + sign['worse'] + sign['same'] == 24
+  assert sum(row['count'] for row in numbers['lengths']['bounds']) == 24
+  first = capsys.readouterr().out.splitlines()
+  assert [line.split(':')[0] for line in first] == ['base', 'new']
+  assert f'BLEU {scores[0].bleu:.2f}, chrF2 {scores[0].chrf:.2f}' in first[1]
+
+
+def test_examples_are_the_largest_differences(texts):
+  assert _compare(*_SEEDS, *_FEW, '--examples=3') == 0
+  expected = []
+  for index, reference in enumerate(texts['reference']):
+    base, new = (
+      corpus_scores([texts[name][index]], [reference], 'en').chrf
+      for name in ('base', 'new')
+    )
+    expected.append(new - base)
+  found = _numbers()['differences']['new']
+  for way, order in (
+    ('better', sorted(expected, reverse=True)[:3]),
+    ('worse', sorted(expected)[:3]),
+  ):
+    changes = [each['system'] - each['baseline'] for each in found[way]]
+    assert changes == pytest.approx([x for x in order if x * order[0] > 0])
+    for each in found[way]:
+      index = each['line'] - 1
+      assert each['source'] == texts['source'][index]
+      assert each['references'] == [texts['reference'][index]]
+      assert each['baseline_text'] == texts['base'][index]
+      assert each['system_text'] == texts['new'][index]
+
+
+def test_the_report_has_every_part(texts):
+  assert _compare(*_SEEDS, *_FEW, '--length_bounds=6,9,99') == 0
+  with open('out/compare.md') as file:
+    report = file.read()
+  numbers = _numbers()
+  titles = [line for line in report.splitlines() if line.startswith('#')]
+  assert titles == [
+    '# Comparison of systems',
+    '## Scores',
+    '### BLEU',
+    '### chrF2',
+    '### TER',
+    '## Sign test',
+    '## Seeds',
+    '## BLEU by source length',
+    '## F1 of words by their frequency',
+    '## Where `new` and `base` differ most',
+    '## Signatures',
+  ]
+  bleu = numbers['seeds']['BLEU']
+  change = bleu['new']['scores'][0] - bleu['base']['scores'][0]
+  assert f'| `new` | {bleu["new"]["scores"][0]:.2f} | {change:+.2f} |' in report
+  assert 'of the first file of each system' in report
+  assert 'The boundaries that were asked for:' in report
+  rows = numbers['lengths']['bounds']
+  empty = [row['bucket'] for row in rows if not row['count']]
+  assert '>99' in empty
+  assert f'Empty, without lines: {", ".join(empty)}.' in report
+  assert 'are counted in `reference`.' in report
+  for signature in numbers['signatures'].values():
+    assert f'`{signature}`' in report
+  # All rows of a table have as many cells.
+  for table in report.split('\n\n'):
+    if table.startswith('|'):
+      assert len({line.count('|') for line in table.splitlines()}) == 1
+
+
+def test_the_figure_is_not_blank(texts):
+  assert _compare(*_SEEDS, *_FEW) == 0
+  image = matplotlib.image.imread('out/compare.png')[..., :3]
+  # The first two of the palette of figures.py, 0072B2 and D55E00.
+  for colour in ((0, 0x72, 0xB2), (0xD5, 0x5E, 0)):
+    same = (abs(image * 255 - colour) < 2).all(axis=-1)
+    # Its bars are several per cent of the figure.
+    assert same.mean() > 0.02
+    halves = same.shape[1] // 2
+    assert same[:, :halves].any()
+    assert same[:, halves:].any()
+  with open('out/compare.svg') as file:
+    assert 'words of the source (lines)' in file.read()
+
+
+def test_processes_change_nothing(texts):
+  assert _compare(*_SEEDS, *_FEW) == 0
+  alone = _numbers()
+  os.remove('out/compare.json')
+  assert _compare(*_SEEDS, *_FEW[:2], '--jobs=2') == 0
+  assert _numbers() == alone
+
+
+def test_the_baseline_may_be_any(texts):
+  assert _compare(*_SEEDS, *_FEW, '--baseline=new') == 0
+  assert list(_numbers()['sign_test']) == ['base']
+  assert list(_numbers()['systems']) == ['new', 'base']
+
+
+def test_one_system_alone_is_scored(texts):
+  flags = '--system=base=base', '--target_language=zh', '--quantiles=0'
+  assert _compare(*flags, *_FEW) == 0
+  numbers = _numbers()
+  assert (
+    numbers['tests'] == numbers['sign_test'] == numbers['differences'] == {}
+  )
+  assert '|tok:zh' in numbers['signatures']['BLEU']
+  assert list(numbers['lengths']) == ['bounds']
+
+
+def test_two_references_and_counts_of_a_training_text(texts):
+  with open('train', 'w') as file:
+    file.write('The the unseen\n' * 7)
+  flags = '--reference=base2', '--train_target=train', '--system=base=base'
+  assert _compare(*flags, *_FEW) == 0
+  numbers = _numbers()
+  assert numbers['signatures']['BLEU'].startswith('nrefs:2|')
+  found = numbers['frequencies']
+  assert found['counted_in'] == 'train'
+  rows = {row['bucket']: row['count'] for row in found['buckets']}
+  words = ' '.join(texts['reference']).split()
+  # `The` and `the` are there 7 times, all else never; BLEU's words are more,
+  # for punctuation is parted from them.
+  assert rows['5-9'] == words.count('The') + words.count('the') > 0
+  assert rows['0'] > len(words) - rows['5-9']
+  assert sum(rows.values()) == rows['0'] + rows['5-9']
+
+
+def test_sources_without_words_are_in_no_bucket(texts):
+  with open('source', 'w') as file:
+    file.write('\n' * 24)
+  assert _compare('--system=base=base', *_FEW) == 0
+  with open('out/compare.md') as file:
+    report = file.read()
+  assert 'All buckets are empty: there are no lines to put into them.' in report
+
+
+def test_names_and_texts_mean_nothing_to_markdown(texts):
+  with open('odd', 'w') as file:
+    file.write('*a* | <b> `c`\n' * 24)
+  assert _compare('--system=base=base', '--system=a|b=odd', *_FEW) == 0
+  with open('out/compare.md') as file:
+    report = file.read()
+  assert '`a\\|b`' in report
+  assert '\\*a\\* \\| \\<b\\> \\`c\\`' in report
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    ([], 'no system to compare: give --system NAME=FILE[,FILE]'),
+    (['--system=base'], '--system base: must be NAME=FILE[,FILE]'),
+    (['--system==base'], '--system =base: must be NAME=FILE[,FILE]'),
+    (['--system=a=base,'], '--system a=base,: must be NAME=FILE[,FILE]'),
+    (['--system=a/b=base'], 'the name without /'),
+    (
+      ['--system=a=base', '--system=a=new'],
+      '--system a=new: there is a system a already',
+    ),
+    (['--system=a=base,base'], '--system a=base,base: base is given twice'),
+    (['--system=a=none'], 'none: cannot be read (No such file'),
+    (['--system=a=empty'], 'empty: the file is empty'),
+    (['--system=a=short'], 'short has 1 lines but source has 24: line i'),
+    (['--reference=short', '--system=a=base'], 'short has 1 lines but source'),
+    (['--system=a=folder'], 'folder: not a run directory: it has no config'),
+    (['--system=a=bad.gz'], 'bad.gz: not a readable .gz file (Not a gzipped'),
+    (
+      ['--system=a=base', '--system=b=new', '--baseline=c'],
+      '--baseline=c: no such system; there are a, b',
+    ),
+    (['--system=a=base', '--train_target=empty'], 'empty: the file is empty'),
+    (['--system=a=base', '--samples=0'], '--samples=0: must be 1 or more'),
+    (['--system=a=base', '--examples=-1'], '--examples=-1: must be 0 or more'),
+    (
+      ['--system=a=base', '--length_bounds=9,5'],
+      '--length_bounds=9,5: must be whole numbers above 0, ascending',
+    ),
+    (['--system=a=base', '--output=short/out'], 'short/out: cannot be made'),
+  ],
+)
+def test_mistakes_end_in_one_line(texts, capsys, flags, message):
+  files = {'empty': b'', 'short': b'one\n', 'bad.gz': b'text'}
+  for name, content in files.items():
+    with open(name, 'wb') as file:
+      file.write(content)
+  os.mkdir('folder')
+  assert _compare(*flags) == 2
+  (line,) = [
+    line
+    for line in capsys.readouterr().err.splitlines()
+    if line.startswith('error: ')
+  ]
+  assert message in line
+  assert not any(found for _, _, found in os.walk('out'))
+
+
+def test_packed_files_are_read(texts):
+  with gzip.open('base.gz', 'wt') as file:
+    file.write('\n'.join(texts['base']) + '\n')
+  assert _compare('--system=a=base', '--system=b=base.gz', *_FEW) == 0
+  bleu = _numbers()['seeds']['BLEU']
+  assert bleu['a']['scores'] == bleu['b']['scores']
