@@ -73,11 +73,11 @@ def lengths(runs: Sequence[RunReport], text: Text) -> Element:
   )
   rows = [
     [
-      report_lengths.bucket_name(bucket),
-      f'{bucket["lines"]:,}',
-      *(f'{bleu[index]:.2f}' for bleu in numbers['bleu'].values()),
+      row['bucket'],
+      f'{row["count"]:,}',
+      *(f'{score:.2f}' for score in row['scores'].values()),
     ]
-    for index, bucket in enumerate(numbers['buckets'])
+    for row in numbers
   ]
   heads = ['length', 'lines', *(f'BLEU of {run.name}' for run in runs)]
   picture = drawn(figures.as_svg(report_lengths.draw(numbers)))
@@ -89,7 +89,7 @@ def lengths(runs: Sequence[RunReport], text: Text) -> Element:
     shown,
     element(
       'p',
-      'Lengths are in words, or in characters where no spaces part words. '
+      "Lengths are in words as BLEU's tokenizer of the language parts them. "
       'Corpus BLEU of few lines is noisy.',
     ),
     details('The numbers', table(heads, rows, 'BLEU by source length')),

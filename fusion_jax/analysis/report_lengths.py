@@ -1,4 +1,4 @@
-"""BLEU by the length of the source, as a curve with few buckets."""
+"""BLEU by the length of the source, in buckets of about as many lines each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,27 +6,10 @@ from typing import Any
 import numpy as np
 
 from fusion_jax.analysis import figures
-from fusion_jax.analysis.report_marks import units
-from fusion_jax.evaluation.metrics import corpus_scores
+from fusion_jax.evaluation import buckets
+from fusion_jax.evaluation.metrics import bleu_for, corpus_scores
 
 _BUCKETS = 6
-
-
-def length_buckets(lengths: Sequence[int]) -> list[tuple[int, int]]:
-  """Shortest and longest of buckets with about as many lines each.
-
-  Args:
-    lengths: of all lines.
-
-  Returns:
-    At most six, ascending; every length is in one of them.
-  """
-  edges = np.quantile(
-    lengths, np.linspace(0, 1, _BUCKETS + 1)[1:], method='inverted_cdf'
-  )
-  lasts = sorted(set(edges.astype(int).tolist()))
-  firsts = [min(lengths), *(last + 1 for last in lasts[:-1])]
-  return list(zip(firsts, lasts, strict=True))
 
 
 def bleu_by_source_length(
@@ -34,58 +17,44 @@ def bleu_by_source_length(
   references: Sequence[str],
   systems: Mapping[str, Sequence[str]],
   languages: tuple[str, str],
-) -> Mapping[str, Any]:
+) -> list[dict[str, Any]]:
   """Corpus BLEU of the lines of every bucket.
 
   Args:
-    sources: lines; their length is in words, or in characters where no spaces
-      part words.
+    sources: lines; their length is in words, as BLEU parts them.
     references: their translations.
     systems: translations by the name of a system.
     languages: of source and target.
 
   Returns:
-    'buckets': first and last length and the lines of each; 'bleu': of each
-    system one score a bucket.
+    Of at most six buckets the name, the count of its lines and the score of
+    each system; lines without a word are in none.
   """
-  lengths = [len(units(source, languages[0])) for source in sources]
-  buckets = length_buckets(lengths)
-  rows = [
-    [row for row, length in enumerate(lengths) if first <= length <= last]
-    for first, last in buckets
-  ]
-  return {
-    'buckets': [
-      {'first': first, 'last': last, 'lines': len(own)}
-      for (first, last), own in zip(buckets, rows, strict=True)
-    ],
-    'bleu': {
-      name: [
-        corpus_scores(
-          [lines[row] for row in own],
-          [references[row] for row in own],
-          languages[1],
-        ).bleu
-        for own in rows
-      ]
-      for name, lines in systems.items()
-    },
-  }
+  words = buckets.word_counts(sources, bleu_for(languages[0]))
+  lengths = np.array([each.total() for each in words])
+  bounds = buckets.quantile_bounds(lengths, _BUCKETS)
+  found = []
+  for bucket in buckets.buckets_between(bounds):
+    rows = np.flatnonzero(bucket.holds(lengths))
+    if rows.size:
+      own = [references[row] for row in rows]
+      scores = {
+        name: corpus_scores([lines[row] for row in rows], own, languages[1])
+        for name, lines in systems.items()
+      }
+      bleu = {name: each.bleu for name, each in scores.items()}
+      found.append({'bucket': bucket.name, 'count': len(rows), 'scores': bleu})
+  return found
 
 
-def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+def draw(rows: Sequence[Mapping[str, Any]]) -> figures.Figure:
   """Bars of every bucket, side by side for several systems."""
   figure, (axes,) = figures.panels(1, size=(6.4, 3.6))
-  names = [bucket_name(each) for each in numbers['buckets']]
-  figures.draw_bars(
-    axes, names, numbers['bleu'], 'length of the source line', 'BLEU'
-  )
+  bars = {
+    name: [row['scores'][name] for row in rows] for name in rows[0]['scores']
+  }
+  names = [row['bucket'] for row in rows]
+  figures.draw_bars(axes, names, bars, 'words of the source line', 'BLEU')
   # The legend stands above the bars.
   axes.margins(y=0.25)
   return figure
-
-
-def bucket_name(bucket: Mapping[str, int]) -> str:
-  """'5-9' and the like."""
-  first, last = bucket['first'], bucket['last']
-  return str(first) if first == last else f'{first}-{last}'

@@ -15,7 +15,6 @@ from fusion_jax.analysis.report_html import (
   element,
   table,
 )
-from fusion_jax.analysis.report_lengths import length_buckets
 from fusion_jax.analysis.report_marks import (
   Stretch,
   missing,
@@ -109,25 +108,6 @@ def test_nothing_differs_from_itself(words):
   assert not any(missing(words, words))
 
 
-def test_buckets_by_hand():
-  # Twelve lengths make six buckets of two.
-  assert length_buckets([*range(1, 13)]) == [
-    (1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12),
-  ]  # fmt: skip
-  assert length_buckets([5, 5, 5]) == [(5, 5)]
-  assert length_buckets([0, 9]) == [(0, 0), (1, 9)]
-
-
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=40))
-def test_every_length_is_in_one_bucket(lengths):
-  buckets = length_buckets(lengths)
-  assert len(buckets) <= 6
-  for length in lengths:
-    assert sum(first <= length <= last for first, last in buckets) == 1
-  for first, last in buckets:
-    assert any(first <= length <= last for length in lengths)
-
-
 def test_bleu_of_a_bucket_is_that_of_its_lines():
   sources = ['a b', 'a b', 'a b c d e', 'a b c d e']
   references = ['x y z u', 'u v w x', 'k l m n o', 'p q r s t']
@@ -135,17 +115,18 @@ def test_bleu_of_a_bucket_is_that_of_its_lines():
   numbers = report_lengths.bleu_by_source_length(
     sources, references, {'one': made, 'two': references}, ('en', 'de')
   )
-  assert numbers['buckets'] == [
-    {'first': 2, 'last': 2, 'lines': 2},
-    {'first': 3, 'last': 5, 'lines': 2},
-  ]
-  assert numbers['bleu']['one'] == [
+  first, second = numbers
+  assert (first['bucket'], second['bucket']) == ('1-2', '>2')
+  assert (first['count'], second['count']) == (2, 2)
+  ones = [row['scores']['one'] for row in numbers]
+  assert ones == [
     corpus_scores(made[:2], references[:2], 'de').bleu,
     corpus_scores(made[2:], references[2:], 'de').bleu,
   ]
-  assert numbers['bleu']['two'] == pytest.approx([100.0, 100.0])
+  twos = [row['scores']['two'] for row in numbers]
+  assert twos == pytest.approx([100.0, 100.0])
   (axes,) = report_lengths.draw(numbers).axes
   assert [bar.get_height() for bar in axes.patches] == pytest.approx(
-    numbers['bleu']['one'] + numbers['bleu']['two']
+    ones + twos
   )
-  assert [tick.get_text() for tick in axes.get_xticklabels()] == ['2', '3-5']
+  assert [tick.get_text() for tick in axes.get_xticklabels()] == ['1-2', '>2']
