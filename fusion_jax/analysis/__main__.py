@@ -51,6 +51,12 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     '--lines', type=int, default=0, help='at most so many, the first; 0: all'
   )
+  parser.add_argument(
+    '--tags', default='', help='a CoNLL-U file of the text, for the probes'
+  )
+  parser.add_argument(
+    '--tags_side', choices=('source', 'target'), default='source'
+  )
   add_checkpoint_flags(parser)
   add_direction_flags(parser)
   return parser

@@ -21,13 +21,19 @@ def open_subject(arguments: argparse.Namespace) -> Subject:
   """The run and the text of the flags.
 
   Args:
-    arguments: workdir, source, target, lines, and those of
+    arguments: workdir, source, target, lines, tags, tags_side, and those of
       `add_checkpoint_flags` and `add_direction_flags`.
 
   Raises:
     InputError: of `load_run` and `in_direction`.
   """
-  choice = TextChoice(arguments.source, arguments.target, arguments.lines)
+  choice = TextChoice(
+    arguments.source,
+    arguments.target,
+    arguments.lines,
+    arguments.tags,
+    arguments.tags_side,
+  )
   run = load_run(
     arguments.workdir,
     arguments.step,

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -41,11 +41,16 @@ class TextChoice:
     source: a file; '': the validation text of the run's config.
     target: its translation, line for line; of the same kind.
     lines: at most so many, the first; 0: all.
+    tags: a CoNLL-U file of one side, for views that look by word class; ''
+      for none.
+    tags_side: which side: 'source' or 'target'.
   """
 
   source: str = ''
   target: str = ''
   lines: int = 0
+  tags: str = ''
+  tags_side: Literal['source', 'target'] = 'source'
 
   def __post_init__(self):
     if bool(self.source) != bool(self.target):

@@ -13,6 +13,8 @@ from fusion_jax.analysis import (
   groups,
   hops,
   layer_weights,
+  lesions,
+  probes,
   similarity,
 )
 from fusion_jax.analysis.finding import View
@@ -30,6 +32,8 @@ _MODULES = (
   groups,
   group_bleu,
   layer_weights,
+  lesions,
+  probes,
 )
 
 VIEWS: Mapping[str, View] = types.MappingProxyType(

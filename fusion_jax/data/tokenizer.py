@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
+from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from fusion_jax.config import TokenizerConfig
 from fusion_jax.data.sampling import SubwordSampler
@@ -147,6 +147,19 @@ class Tokenizer:
     """The subwords of ids, or all of them; '▁' stands for a space."""
     ids = range(self.vocabulary.size) if ids is None else ids
     return self._processor.id_to_piece(list(ids))
+
+  def places(self, text: str) -> list[int | None]:
+    """For each id of `encode` the character of the line at which it begins.
+
+    A space before a word is part of its first subword. Bytes of a character
+    begin where it does. Tags have no place: None.
+    """
+    encoded = self._processor.encode(text, out_type='serialized_proto')
+    found = sentencepiece_pb2.SentencePieceText.FromString(encoded)
+    # SentencePiece counts the bytes of UTF-8.
+    raw = text.encode()
+    places = [len(raw[: each.begin].decode()) for each in found.pieces]
+    return [*(None for _ in self.tags), *places] if places else []
 
   def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
     """`encode` for many lines at once, on all cores."""

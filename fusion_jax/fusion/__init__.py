@@ -185,6 +185,27 @@ def _layers_read(
   return range(0 if scheme.embedding else 1, layers + 1)
 
 
+def layers_fused(config: ModelConfig, side: Side) -> tuple[int, ...]:
+  """The numbers of the layers that read-outs, nodes, groups or sums read.
+
+  Args:
+    config: of the model.
+    side: of the stack.
+
+  Returns:
+    Ascending, 0 for the embedding; none where a stack gives its last layer.
+  """
+  options, count = config.side(side), config.layers(side)
+  scheme = SCHEMES.get(options.fusion)
+  if scheme is None:
+    return ()
+  if scheme.plug[side] != 'layer input':
+    return tuple(_layers_read(config, side, scheme))
+  if options.fusion == 'dense':
+    return tuple(range(1 - options.dense.include_embedding, count))
+  return tuple(range(0 if scheme.embedding else 1, count + 1))
+
+
 def layer_embedding(config: ModelConfig) -> LayerEmbedding | None:
   """The table that both sides share (Wang et al. 2018, Eq. 4), if any."""
   sides = (config.encoder, config.decoder)
@@ -215,8 +236,8 @@ def cross_attention(config: ModelConfig) -> MultiHeadAttention:
   return MultiHeadAttention(config)
 
 
-def _groups_kept(config: ModelConfig) -> tuple[int, int]:
-  """The groups that translate, as a half-open range counted from 0."""
+def groups_kept(config: ModelConfig) -> tuple[int, int]:
+  """The decoder's groups that translate, a half-open range from 0."""
   text = config.decoder.gtrans.inference_groups
   count = group_count(config, 'decoder')
   if not text:
@@ -226,7 +247,7 @@ def _groups_kept(config: ModelConfig) -> tuple[int, int]:
 
 def inference_depth(config: ModelConfig) -> int:
   """The decoder layers that the groups that translate need."""
-  _, last = _groups_kept(config)
+  _, last = groups_kept(config)
   return groups_of(config, 'decoder')[last - 1][-1]
 
 
@@ -236,4 +257,4 @@ def inference_groups(
   log_weights: Float[Array, ' G'],
 ) -> tuple[Float[Array, 'K M T D'], Float[Array, ' K']]:
   """The groups that translate, with their weights summing to 1."""
-  return keep_groups(features, log_weights, *_groups_kept(config))
+  return keep_groups(features, log_weights, *groups_kept(config))

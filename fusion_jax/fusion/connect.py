@@ -161,18 +161,24 @@ class Dlcl(Chain):
     record(self, f'weights_{row}', weights.reshape(len(weights), -1).mean(1))
     return weights
 
+  def _summed(self, row: int, carried: Layers, context: Context) -> Layers:
+    """The predecessors of a row; an only one is no sum, and always read."""
+    numbers = np.flatnonzero(self._read[row]).tolist()
+    if len(numbers) == 1:
+      return (carried[numbers[0]],)
+    return tuple(context.read_one(k, carried[k]) for k in numbers)
+
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
   ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
     """x[l]; `carried` is y[0..l-2] with their norms."""
-    del context
     row, x, norm = len(layers) - 1, layers[-1], self.config.norm
     if row > 0 and norm == 'pre':
       x = self.norm[str(row)](x)
     carried = (*carried, x)
     if row == 0 and norm == 'post':
       return x, carried
-    read = tuple(carried[k] for k in np.flatnonzero(self._read[row]))
+    read = self._summed(row, carried, context)
     x = weighted_sum(self._row(row), read)
     if norm == 'post':
       x = self.norm[str(row)](x)
@@ -232,7 +238,9 @@ class TransparentAttention(nn.Module):
       The memory of every layer of the decoder, from the first on.
     """
     if self.embedding_norm is not None:
-      layers = (self.embedding_norm(layers[0]), *layers[1:])
+      # The norm of nothing is its offset.
+      embedding = context.read_one(0, self.embedding_norm(layers[0]))
+      layers = (embedding, *layers[1:])
     record(self, 'weights', jax.nn.softmax(self.weights, axis=0))
     weights = self.dropout(self.weights, context.deterministic)
     weights = jax.nn.softmax(weights, axis=0)

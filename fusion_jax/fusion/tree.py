@@ -250,8 +250,14 @@ class Hierarchical(Chain):
     self, number: int, layers: Layers, below: Layers, context: Context
   ) -> Float[Array, 'B T D']:
     group = self._groups[number]
-    inputs = tuple(self.norms.one(n, layers[n]) for n in group)
+    inputs = tuple(self._input(n, layers, context) for n in group)
     if number > 1 and not below:
-      below = (self.norms.one(1, layers[1]),)
+      below = (self._input(1, layers, context),)
     node = self.node[str(number)]
     return node((*inputs, *below), len(group) - 1, context)
+
+  def _input(
+    self, number: int, layers: Layers, context: Context
+  ) -> Float[Array, 'B T D']:
+    """What a node reads of a layer."""
+    return context.read_one(number, self.norms.one(number, layers[number]))

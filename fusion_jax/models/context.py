@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
+from fusion_jax.models.keep import Keep
+
 
 class KeyValue(NamedTuple):
   """What attention reads; in decoding also the cache of one attention.
@@ -123,6 +125,7 @@ class Context:
   caches: of every self-attention.
   memory_mask: of the cross-attention, True keeps: at source tokens, of packed
     rows at those of the same segment; None in the encoder.
+  keep: what takes part; None: all.
   """
 
   mask: Bool[Array, '#M #N #T U']
@@ -130,6 +133,19 @@ class Context:
   tokens: Bool[Array, 'M T'] | None = None
   caches: CacheWalk = dataclasses.field(default_factory=CacheWalk)
   memory_mask: Bool[Array, 'B 1 #T S'] | None = None
+  keep: Keep | None = None
+
+  def read_one(
+    self, number: int, layer: Float[Array, 'M T D']
+  ) -> Float[Array, 'M T D']:
+    """What a fusion reads of H[number], after its norm if it has one."""
+    return layer if self.keep is None else self.keep.read_one(number, layer)
+
+  def read(
+    self, layers: tuple[Float[Array, 'M T D'], ...]
+  ) -> tuple[Float[Array, 'M T D'], ...]:
+    """What a fusion reads of H[0], H[1] and so on."""
+    return tuple(self.read_one(n, layer) for n, layer in enumerate(layers))
 
 
 def record(module: nn.Module, name: str, value: Float[Array, '...']) -> None:

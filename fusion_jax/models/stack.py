@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
 from fusion_jax.models.context import CacheWalk, Context, KeyValue
+from fusion_jax.models.keep import masks_of
 from fusion_jax.models.layers import FeedForward, Residual, layer_norm
 
 Layers = tuple[Float[Array, 'B T D'], ...]
@@ -196,6 +198,7 @@ class _Stack(nn.Module):
   ) -> StackOutput:
     """All layers, then the read-out."""
     run = self._scan if self.config.scan_layers else self._loop
+    context = dataclasses.replace(context, keep=masks_of(self))
     return self._read(*run(x, context, memories), context)
 
   def _loop(
@@ -206,7 +209,10 @@ class _Stack(nn.Module):
     for index, layer in enumerate(self.layer[: self._depth(context)]):
       h, carried = self.connection.layer_input(layers, carried, context)
       y = self._one(layer, h, layers, context, memories[index])
-      layers = (*layers, self.connection.layer_output(layers, y))
+      if context.keep is not None:
+        y = context.keep.layer(index, h, y)
+      y = self.connection.layer_output(context.read(layers), y)
+      layers = (*layers, y)
     return layers, self.connection.layer_input(layers, carried, context)[0]
 
   def _depth(self, context: Context) -> int:
@@ -248,18 +254,24 @@ class _Stack(nn.Module):
 
     def body(layer, carry, scanned):
       x, below = carry
-      memory, cache = scanned
+      memory, cache, index = scanned
       caches = context.caches.branch(None if cache is None else (cache,))
       part = dataclasses.replace(context, caches=caches)
       y = layer(x, (embedding, below, x), part, memory)
+      if context.keep is not None:
+        y = context.keep.layer(index, x, y)
       return (y, x), (y, caches.seen[0])
 
     if self.config.remat and not context.caches.decoding:
       policy = _POLICIES[self.config.remat_policy]
       body = nn.remat(body, prevent_cse=False, policy=policy)
-    scan = _scanned(body, self.config.layers(self.side))
+    count = self.config.layers(self.side)
+    scan = _scanned(body, count)
     cache = context.caches.take()
-    (x, _), (outputs, seen) = scan(self.layers, (x, x), (memories, cache))
+    indices = None if context.keep is None else jnp.arange(count)
+    (x, _), (outputs, seen) = scan(
+      self.layers, (x, x), (memories, cache, indices)
+    )
     context.caches.join((seen,))
     layers = (embedding, *outputs)
     return layers, self.connection.layer_input(layers, (), context)[0]
@@ -269,10 +281,13 @@ class _Stack(nn.Module):
   ) -> StackOutput:
     features, log_weights = output, None
     if self.read_out is not None:
-      features = self.read_out(self.input_norms(layers), context)
+      fused = context.read(self.input_norms(layers))
+      features = self.read_out(fused, context)
     elif self.prediction is not None:
-      fused = self.input_norms(layers)
+      fused = context.read(self.input_norms(layers))
       features, log_weights = self.prediction(fused, context)
+      if context.keep is not None:
+        log_weights = context.keep.log_weights(log_weights)
     if self.config.norm == 'pre':
       features = self.final_norm(features)
     return StackOutput(features, layers, log_weights)

@@ -1,0 +1,174 @@
+"""Word classes of a text, from a CoNLL-U file, on its subwords.
+
+https://universaldependencies.org/format.html: a token a line, ten columns with
+tabs between, an empty line after each sentence. The class is column 4, UPOS. A
+word of several tokens (1-2) has the class of its first; empty nodes (1.1) are
+left out.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from fusion_jax.analysis.subject import Subject
+from fusion_jax.data.normalise import normalise
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.errors import InputError
+
+_COLUMNS = 10
+_INDEX = re.compile(r'\d+([-.]\d+)?')
+_NONE = -1
+
+
+class Word(NamedTuple):
+  """A word of a tagged file.
+
+  form: as it stands in the text.
+  tag: its class.
+  line: of the file, from 1.
+  """
+
+  form: str
+  tag: str
+  line: int
+
+
+class TaggedText(NamedTuple):
+  """The class of every subword.
+
+  names: of the classes.
+  of_line: by number of the line, from 1, the place in `names` of the class of
+    each subword, without the end symbol; -1 for none.
+  """
+
+  names: tuple[str, ...]
+  of_line: dict[int, Int[np.ndarray, ' T']]
+
+
+def read_words(path: Path) -> Iterator[list[Word]]:
+  """The words of every sentence of a CoNLL-U file.
+
+  Raises:
+    InputError: the file cannot be read, or a line has not ten columns.
+  """
+  try:
+    lines = path.read_text(encoding='utf-8').split('\n')
+  except OSError as error:
+    raise InputError(f'{path}: {error.strerror}') from error
+  except UnicodeDecodeError as error:
+    raise InputError(f'{path}: not UTF-8 ({error.reason})') from None
+  words, inside = [], 0
+  for number, line in enumerate([*lines, ''], start=1):
+    if not line.strip() and words:
+      yield words
+      words, inside = [], 0
+    if not line.strip() or line.startswith('#'):
+      continue
+    columns = line.rstrip('\r').split('\t')
+    if len(columns) != _COLUMNS:
+      raise InputError(
+        f'{path}, line {number}: {len(columns)} columns, must be the '
+        f'{_COLUMNS} of CoNLL-U with tabs between'
+      )
+    index, form, tag = columns[0], columns[1], columns[3]
+    if not _INDEX.fullmatch(index):
+      raise InputError(
+        f'{path}, line {number}: {index!r} must be the number of a word: 1, '
+        '1-2 or 1.1'
+      )
+    if '-' in index:
+      first, _, last = index.partition('-')
+      inside = int(last) - int(first) + 1
+      words.append(Word(form, '', number))
+    elif '.' not in index and inside:
+      inside -= 1
+      words[-1] = words[-1]._replace(tag=words[-1].tag or tag)
+    elif '.' not in index:
+      words.append(Word(form, tag, number))
+
+
+def tags_of_characters(
+  text: str, words: Sequence[Word], where: str
+) -> list[str]:
+  """The class of the word of each character; a space has that after it.
+
+  Args:
+    text: a normalised line.
+    words: of it, in order.
+    where: names the line of the text and the tagged file, for the message.
+
+  Raises:
+    InputError: the words are not those of the line.
+  """
+  tags: list[str] = []
+  for word in words:
+    form = ''.join(normalise(word.form).split())
+    for character in form:
+      while len(tags) < len(text) and text[len(tags)].isspace():
+        tags.append(word.tag)
+      if text[len(tags) : len(tags) + 1] != character:
+        raise InputError(
+          f'{where}, line {word.line}: {word.form!r} is not what the text has '
+          f'there, {text[len(tags) : len(tags) + 20]!r}; the words must be '
+          'those of the text'
+        )
+      tags.append(word.tag)
+  if len(tags) < len(text):
+    last = words[-1].line if words else 0
+    raise InputError(
+      f'{where}, line {last}: the text goes on with '
+      f'{text[len(tags) :].strip()[:20]!r}; the words must be those of the text'
+    )
+  return tags
+
+
+def tagged_text(subject: Subject) -> TaggedText | None:
+  """The classes of the subwords of a subject's text; None without --tags.
+
+  Args:
+    subject: its text; the sentences of the file are those lines of the side
+      that are not empty, in order.
+
+  Raises:
+    InputError: of `read_words` and `tags_of_characters`, or there are fewer
+      sentences than lines.
+  """
+  choice, run = subject.choice, subject.run
+  if not choice.tags:
+    return None
+  side = 0 if choice.tags_side == 'source' else 1
+  tokenizer = (run.source_tokenizer, run.target_tokenizer)[side]
+  path = Path(choice.tags)
+  sentences, names, of_line = read_words(path), {}, {}
+  for number, line in enumerate(subject.lines, start=1):
+    text = normalise(line[side])
+    if not text:
+      continue
+    words = next(sentences, None)
+    if words is None:
+      raise InputError(
+        f'{path}: {len(of_line)} sentences, but line {number} of the '
+        f'{choice.tags_side} text has none; give one a line'
+      )
+    where = f'{path} against line {number} of the {choice.tags_side} text'
+    tags = tags_of_characters(text, words, where)
+    of_line[number] = _of_subwords(tags, tokenizer, text, names)
+  return TaggedText(tuple(names), of_line)
+
+
+def _of_subwords(
+  tags: Sequence[str], tokenizer: Tokenizer, text: str, names: dict[str, int]
+) -> Int[np.ndarray, ' T']:
+  """The place of each subword's class; new classes are added to `names`."""
+  found = []
+  for place in tokenizer.places(text):
+    if place is None:
+      found.append(_NONE)
+    else:
+      tag = tags[min(place, len(tags) - 1)]
+      found.append(names.setdefault(tag, len(names)))
+  return np.array(found, np.int32)
