@@ -16,11 +16,11 @@ import sys
 import time
 from pathlib import Path
 
-from fusion_jax.checkpoint_flags import (
-  add_checkpoint_flags,
-  add_direction_flags,
+from fusion_jax.analysis.subject_flags import (
+  add_subject_flags,
+  check_subject_flags,
 )
-from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import keep_compiled, start_logging
 
@@ -46,19 +46,7 @@ def _parser() -> argparse.ArgumentParser:
   )
   parser.add_argument('--workdir', type=Path, required=True)
   parser.add_argument('--output', type=Path, help='a folder')
-  parser.add_argument('--source', default='', help='a text file')
-  parser.add_argument('--target', default='', help='its translation')
-  parser.add_argument(
-    '--lines', type=int, default=0, help='at most so many, the first; 0: all'
-  )
-  parser.add_argument(
-    '--tags', default='', help='a CoNLL-U file of the text, for the probes'
-  )
-  parser.add_argument(
-    '--tags_side', choices=('source', 'target'), default='source'
-  )
-  add_checkpoint_flags(parser)
-  add_direction_flags(parser)
+  add_subject_flags(parser)
   return parser
 
 
@@ -70,8 +58,7 @@ def main(argv: list[str]) -> None:
   from fusion_jax.analysis.views import VIEWS, check_view, views_of
 
   arguments = parse_arguments(argv, _parser())
-  if arguments.lines < 0:
-    raise InputError(f'--lines={arguments.lines}: must be 0 (all) or more')
+  check_subject_flags(arguments)
   subject = open_subject(arguments)
   config, workdir = subject.run.config.model, arguments.workdir
   if _ALL in arguments.views:

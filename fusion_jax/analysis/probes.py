@@ -28,21 +28,20 @@ import numpy as np
 from jaxtyping import Int
 
 from fusion_jax.analysis.finding import Finding, View
+from fusion_jax.analysis.frequency import BINS, frequency_bins
 from fusion_jax.analysis.probes_figure import draw
 from fusion_jax.analysis.probes_passes import (
-  SIDES,
   Answers,
   ProbeOptions,
   ProbePasses,
 )
 from fusion_jax.analysis.probes_text import (
-  BINS,
-  frequency_bins,
   make_classes,
   split,
   token_counts,
 )
 from fusion_jax.analysis.probes_training import KINDS, Weights, better
+from fusion_jax.analysis.sides import SIDES
 from fusion_jax.analysis.subject import Subject, TextPair
 from fusion_jax.analysis.tags import TaggedText, tagged_text
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from fusion_jax.analysis import figures
+from fusion_jax.analysis.frequency import BINS
 from fusion_jax.analysis.probes_passes import SIDES
-from fusion_jax.analysis.probes_text import BINS
 from fusion_jax.analysis.probes_training import KINDS
 
 

@@ -23,11 +23,11 @@ from fusion_jax.analysis import probes_training as training
 from fusion_jax.analysis.passes import text_batches, text_shapes
 from fusion_jax.analysis.probes_text import Classes
 from fusion_jax.analysis.probes_training import Asked, Probes, Weights
+from fusion_jax.analysis.sides import SIDES
 from fusion_jax.analysis.subject import Subject, TextPair
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Parameters, shift_right
 
-SIDES = 'encoder', 'decoder'
 TASKS = 'label', 'control'
 _SEED = 0
 _LITTLE = 1e-6

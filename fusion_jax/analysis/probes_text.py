@@ -13,7 +13,6 @@ from fusion_jax.analysis.subject import TextPair
 from fusion_jax.errors import InputError
 
 PARTS = 'train', 'stop', 'test'
-BINS = 10
 # Rarer types have no class; more would not fit beside a model of base size.
 MOST_CLASSES = 16_384
 _SEED = 0
@@ -111,26 +110,3 @@ def control_classes(shares: Float[np.ndarray, ' V']) -> Int[np.ndarray, ' W']:
   size = len(shares)
   drawn = np.random.default_rng(_SEED).choice(size, size, p=shares)
   return np.append(drawn, size).astype(np.int32)
-
-
-def frequency_bins(
-  counts: Int[np.ndarray, ' N'], bins: int = BINS
-) -> Int[np.ndarray, ' N']:
-  """The frequency bin of every type; bins have equal shares of the tokens.
-
-  Types stand in the order of their counts. A type belongs to the bin in which
-  the middle of its own tokens lies.
-
-  Args:
-    counts: of every id.
-    bins: how many.
-
-  Returns:
-    From 0, the most frequent, to bins - 1.
-  """
-  order = np.argsort(-counts, kind='stable')
-  own = counts[order]
-  middles = np.cumsum(own) - own / 2
-  found = np.empty(len(counts), np.int32)
-  found[order] = np.minimum(middles * bins // max(own.sum(), 1), bins - 1)
-  return found

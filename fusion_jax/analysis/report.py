@@ -17,9 +17,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusion_jax.checkpoint_flags import (
-  add_checkpoint_flags,
-  add_direction_flags,
+from fusion_jax.analysis.subject_flags import (
+  add_subject_flags,
+  check_subject_flags,
 )
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_arguments
@@ -37,13 +37,9 @@ def _parser() -> argparse.ArgumentParser:
   add = parser.add_argument
   add('--workdir', type=Path, nargs='+', required=True)
   add('--output', type=Path, help='the page; needed for several runs')
-  add('--source', default='', help='a text file')
-  add('--target', default='', help='its translation')
-  add('--lines', type=int, default=0, help='at most so many; 0: all')
   add('--shown', type=int, default=12, help='lines shown with translations')
   add('--all', action='store_true', help='make views that take minutes too')
-  add_checkpoint_flags(parser)
-  add_direction_flags(parser)
+  add_subject_flags(parser)
   return parser
 
 
@@ -90,9 +86,9 @@ def distinct(names: Sequence[str], workdirs: Sequence[Path]) -> list[str]:
 
 def _checked(arguments: argparse.Namespace) -> Path:
   """The page's file; refuses flags before anything takes long."""
-  for name, least in (('lines', 0), ('shown', 1)):
-    if (value := getattr(arguments, name)) < least:
-      raise InputError(f'--{name}={value}: must be {least} or more')
+  check_subject_flags(arguments)
+  if arguments.shown < 1:
+    raise InputError(f'--shown={arguments.shown}: must be 1 or more')
   workdirs = [workdir.resolve() for workdir in arguments.workdir]
   if len(set(workdirs)) < len(workdirs):
     raise InputError('--workdir: a run directory is given twice')

@@ -33,6 +33,8 @@ _SHARED = (
   'source',
   'target',
   'lines',
+  'tags',
+  'tags_side',
   'step',
   'average',
   'average_of',
@@ -147,7 +149,13 @@ def command(workdir: Path, arguments: argparse.Namespace) -> str:
     A command line with VIEW where the name of the view goes.
   """
   flags = {name: getattr(arguments, name) for name in _SHARED}
-  defaults = {'lines': 0, 'step': 'best', 'average': 1, 'average_of': 'last'}
+  defaults = {
+    'lines': 0,
+    'tags_side': 'source',
+    'step': 'best',
+    'average': 1,
+    'average_of': 'last',
+  }
   given = [
     f'--{name}={value}'
     for name, value in flags.items()

@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float
 from fusion_jax.analysis import figures
 from fusion_jax.analysis.finding import Finding, View
 from fusion_jax.analysis.passes import over_text, watched
+from fusion_jax.analysis.sides import SIDES
 from fusion_jax.analysis.subject import Subject
 
-_SIDES = 'encoder', 'decoder'
 _EPSILON = 1e-12
 
 
@@ -70,7 +70,7 @@ def similarity(subject: Subject) -> Mapping[str, Any]:
 
   config = subject.run.config.model
   start = [
-    (jnp.zeros([config.layers(side) + 1] * 2), jnp.int32(0)) for side in _SIDES
+    (jnp.zeros([config.layers(side) + 1] * 2), jnp.int32(0)) for side in SIDES
   ]
   sums = over_text(subject, step, start)
   return {
@@ -78,14 +78,14 @@ def similarity(subject: Subject) -> Mapping[str, Any]:
       'cosine': (total / max(count, 1)).tolist(),
       'positions': int(count),
     }
-    for side, (total, count) in zip(_SIDES, sums, strict=True)
+    for side, (total, count) in zip(SIDES, sums, strict=True)
   }
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
   """Maps of both stacks, and the first row of each as a curve."""
   figure, axes = figures.panels(3, columns=3)
-  for panel, side in zip(axes, _SIDES, strict=False):
+  for panel, side in zip(axes, SIDES, strict=False):
     values = np.array(numbers[side]['cosine'])
     names = [str(layer) for layer in range(len(values))]
     figures.draw_map(
@@ -99,7 +99,7 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
     )
     panel.set_title(side)
   curves = {}
-  for side in _SIDES:
+  for side in SIDES:
     first = numbers[side]['cosine'][0]
     curves[side] = (range(len(first)), first)
   figures.draw_lines(axes[2], curves, 'layer', 'mean cosine with H[0]')
@@ -111,7 +111,7 @@ def look(subject: Subject) -> Finding:
   """Measures and draws."""
   numbers = similarity(subject)
   ends = ', '.join(
-    f'{numbers[side]["cosine"][0][-1]:.2f} in the {side}' for side in _SIDES
+    f'{numbers[side]["cosine"][0][-1]:.2f} in the {side}' for side in SIDES
   )
   return Finding(
     numbers,

@@ -177,7 +177,7 @@ def _without(folder, tmp_path, *names):
     ),
     (lambda f, t: ['--output', str(t / 'x/y.html')], 'no directory'),
     (lambda f, t: ['--output', str(t)], 'name a file in it'),
-    (lambda f, t: ['--lines=-1'], '--lines=-1: must be 0 or more'),
+    (lambda f, t: ['--lines=-1'], '--lines=-1: must be 0 (all) or more'),
     (lambda f, t: ['--shown=0'], '--shown=0: must be 1 or more'),
     (lambda f, t: ['--source=x'], 'give both, or neither'),
     (lambda f, t: ['--workdir', 'a', 'a'], 'given twice'),

@@ -1,0 +1,68 @@
+"""Cosines of layers over a text, against one padded pass and by hand."""
+
+import jax.numpy as jnp
+import numpy as np
+from fused_subjects import all_at_once, make_run, subject_of
+
+from fusion_jax.analysis.passes import over_text, text_batches, text_shapes
+from fusion_jax.analysis.similarity import cosine_sums, look
+
+
+def test_cosines_by_hand():
+  # Positions (1, 0), (0, 2) and one that does not count.
+  first = jnp.array([[[1.0, 0.0], [0.0, 2.0], [5.0, 5.0]]])
+  # Cosines with them: 0.6 and -1.
+  second = jnp.array([[[3.0, 4.0], [0.0, -7.0], [5.0, 5.0]]])
+  tokens = jnp.array([[True, True, False]])
+  sums = cosine_sums((first, second), tokens)
+  np.testing.assert_allclose(sums, [[2, -0.4], [-0.4, 2]], atol=1e-6)
+
+
+def test_a_state_of_zeros_is_like_nothing():
+  layers = jnp.zeros((1, 1, 2)), jnp.ones((1, 1, 2))
+  sums = cosine_sums(layers, jnp.array([[True]]))
+  np.testing.assert_allclose(sums, [[0, 0], [0, 1]], atol=1e-6)
+
+
+def _mean_cosines(layers, inside):
+  states = np.stack([np.asarray(layer)[inside] for layer in layers])
+  units = states / np.linalg.norm(states, axis=-1, keepdims=True)
+  return np.einsum('itd,jtd->ij', units, units) / inside.sum()
+
+
+def test_the_text_in_batches_gives_what_one_batch_gives(tmp_path):
+  subject = subject_of(make_run(), tmp_path)
+  found = look(subject).numbers
+  source, source_lengths, target, target_lengths = all_at_once(subject)
+  output = subject.run.model.apply(
+    {'params': subject.run.parameters},
+    *map(jnp.asarray, (source, source_lengths, target)),
+  )
+  places = np.arange(source.shape[1])
+  no_end = places < source_lengths[:, None] - 1
+  places = np.arange(target.shape[1])
+  no_start = (places > 0) & (places < target_lengths[:, None])
+  for side, layers, inside in (
+    ('encoder', output.encoder_layers, no_end),
+    ('decoder', output.decoder_layers, no_start),
+  ):
+    expected = _mean_cosines(layers, inside)
+    np.testing.assert_allclose(found[side]['cosine'], expected, atol=1e-5)
+    assert found[side]['positions'] == inside.sum()
+
+
+def test_a_pass_sees_every_pair_once_in_at_most_two_shapes(tmp_path):
+  subject = subject_of(make_run(), tmp_path)
+  shapes = text_shapes(subject.pairs, tokens=64)
+  assert len(shapes) == 2
+  rows = [
+    row for _, rows in text_batches(subject.pairs, shapes) for row in rows
+  ]
+  assert sorted(rows) == list(range(len(subject.pairs)))
+  counted = over_text(
+    subject,
+    lambda _, total, batch: total + batch.target_lengths.sum(),
+    jnp.int32(0),
+    tokens=64,
+  )
+  assert counted == sum(len(pair.target) for pair in subject.pairs)
