@@ -7,12 +7,11 @@ from typing import Literal
 import numpy as np
 
 from fusion_jax import fusion
+from fusion_jax.analysis.sides import SIDES
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.groups import group_count, groups_of
 from fusion_jax.models.keep import Keep, with_masks
 from fusion_jax.models.transformer import Parameters
-
-SIDES: tuple[Side, ...] = ('encoder', 'decoder')
 
 Kind = Literal['layer', 'input', 'group']
 
