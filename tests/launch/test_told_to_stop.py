@@ -16,7 +16,9 @@ _TRAINING = [
   '  sys.exit(int(os.environ["CODE"]))',
   'signal.signal(signal.SIGTERM, save)',
   'open(sys.argv[0] + ".ready", "w").close()',
-  'signal.pause()',
+  # A signal just before signal.pause() would be waited for once more.
+  'import time',
+  'while True: time.sleep(0.01)',
 ]
 
 
