@@ -7,11 +7,11 @@ https://aclanthology.org/W18-6319).
 import dataclasses
 from collections.abc import Sequence
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation.edit_rate import FastTER
+
 
 # Languages whose words are not separated by spaces. sacreBLEU's default, 13a,
 # serves all others.
@@ -90,7 +90,7 @@ def metrics_for(language: str) -> dict[str, Metric]:
     By sacreBLEU's names: 'BLEU', 'chrF2' and 'TER'.
   """
   spaced = language_of(language) not in _TOKENIZERS
-  ter = FastTER(normalized=not spaced, asian_support=not spaced)
+  ter = TER(normalized=not spaced, asian_support=not spaced)
   return {'BLEU': bleu_for(language), 'chrF2': CHRF(), 'TER': ter}
 
 
