@@ -12,7 +12,6 @@ from sacrebleu.metrics.base import Metric
 
 from fusion_jax.errors import InputError
 
-
 # Languages whose words are not separated by spaces. sacreBLEU's default, 13a,
 # serves all others.
 _TOKENIZERS = {'zh': 'zh', 'ja': 'ja-mecab'}
