@@ -27,6 +27,8 @@ del os.environ['XLA_FLAGS']
 
 def pytest_configure(config):
   """Keeps what is compiled for the next file, worker or run."""
+  if not config.pluginmanager.hasplugin('cacheprovider'):
+    return
   folder = config.cache.mkdir('xla')
   jax.config.update('jax_compilation_cache_dir', str(folder))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
