@@ -127,14 +127,10 @@ def _gap(
 def _lines(numbers: Mapping[str, Any], field: str) -> dict[str, figures.Line]:
   """The curves of a number: of the validation, of the training, or both."""
   return {
-    name: (columns['steps'], list(map(_drawn, columns[field])))
+    name: (columns['steps'], list(map(figures.drawn, columns[field])))
     for kind, name in _NAMES.items()
     if field in (columns := numbers[kind])
   }
-
-
-def _drawn(value: int | float | None) -> int | float:
-  return math.nan if value is None else value
 
 
 def _score(value: int | float | None) -> int | float:

@@ -6,6 +6,7 @@ made without pyplot: there is no global state and no screen.
 """
 
 import io
+import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -85,6 +86,11 @@ def styles() -> Iterator[dict[str, str]]:
   while True:
     for colour, marker in zip(COLOURS, MARKERS, strict=True):
       yield {'color': colour, 'marker': marker, 'markersize': 4}
+
+
+def drawn(value: float | int | None) -> float | int:
+  """A number of a finding; None, which is not finite there, leaves a gap."""
+  return math.nan if value is None else value
 
 
 def draw_lines(

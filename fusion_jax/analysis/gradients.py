@@ -4,7 +4,6 @@ Yang et al. (2022), Eq. 8 and Fig. 11: fusing groups balances the gradients of
 low and high layers.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,14 +55,14 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
   figure, axes = figures.panels(2)
   shown = [list(layers)[place] for place in _spread(len(layers))]
   over_updates = {
-    f'layer {layer}': (steps, list(map(_drawn, layers[layer])))
+    f'layer {layer}': (steps, list(map(figures.drawn, layers[layer])))
     for layer in shown
   }
   figures.draw_lines(axes[0], over_updates, 'update', 'gradient norm')
   over_layers = {
     f'update {steps[place]:,}': (
       list(map(int, layers)),
-      [_drawn(norms[place]) for norms in layers.values()],
+      [figures.drawn(norms[place]) for norms in layers.values()],
     )
     for place in _spread(len(steps))
   }
@@ -92,10 +91,6 @@ def _spread(count: int) -> Sequence[int]:
   if most < 2:
     return range(most)
   return [round(i * (count - 1) / (most - 1)) for i in range(most)]
-
-
-def _drawn(value: int | float | None) -> int | float:
-  return math.nan if value is None else value
 
 
 VIEW = View(

@@ -149,7 +149,7 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
   for (side, kind), own in rows.items():
     for measure_name, label in _MEASURES.items():
       panel = next(places)
-      heights = [_drawn(row[measure_name]) for row in own]
+      heights = [figures.drawn(row[measure_name]) for row in own]
       names = [str(row['number']) for row in own]
       x = f'{_KINDS[kind]} that is left out'
       figures.draw_bars(panel, names, {side: heights}, x, label)
@@ -181,10 +181,6 @@ def _name(lesion: Lesion) -> str:
 
 def _difference(value: float | None, whole: float | None) -> float | None:
   return None if value is None or whole is None else value - whole
-
-
-def _drawn(value: float | None) -> float:
-  return math.nan if value is None else value
 
 
 def _cost(row: Mapping[str, Any]) -> float:

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 from fusion_jax.analysis import figures
 from fusion_jax.analysis.finding import Finding, View
 from fusion_jax.analysis.subject import Subject, TextChoice
-from fusion_jax.decoding.direction import in_direction
+from fusion_jax.decoding.direction import load_chosen
 from fusion_jax.errors import InputError
 from fusion_jax.training.run_directory import write_atomically
-from fusion_jax.training.trained import load_run
 
 
 def open_subject(arguments: argparse.Namespace) -> Subject:
@@ -25,7 +24,7 @@ def open_subject(arguments: argparse.Namespace) -> Subject:
       `add_checkpoint_flags` and `add_direction_flags`.
 
   Raises:
-    InputError: of `load_run` and `in_direction`.
+    InputError: of `load_chosen`.
   """
   choice = TextChoice(
     arguments.source,
@@ -34,16 +33,7 @@ def open_subject(arguments: argparse.Namespace) -> Subject:
     arguments.tags,
     arguments.tags_side,
   )
-  run = load_run(
-    arguments.workdir,
-    arguments.step,
-    arguments.average,
-    arguments.average_of,
-    arguments.parameters,
-  )
-  languages = arguments.source_language, arguments.target_language
-  run = in_direction(run, str(arguments.workdir), *languages)
-  return Subject(arguments.workdir, run, choice)
+  return Subject(arguments.workdir, load_chosen(arguments), choice)
 
 
 def check_finite(subject: Subject) -> None:

@@ -1,11 +1,12 @@
 """The direction in which a run translates."""
 
+import argparse
 import dataclasses
 import logging
 
 from fusion_jax.config import DataConfig
 from fusion_jax.errors import InputError
-from fusion_jax.training.trained import Run
+from fusion_jax.training.trained import Run, load_run
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,27 @@ def in_direction(
     config=config,
     source_tokenizer=run.source_tokenizer.tagged(data.tags(source, target)),
   )
+
+
+def load_chosen(arguments: argparse.Namespace) -> Run:
+  """The run that flags choose, in one direction.
+
+  Args:
+    arguments: workdir, and those of `add_checkpoint_flags` and
+      `add_direction_flags`.
+
+  Raises:
+    InputError: of `load_run` and `in_direction`.
+  """
+  run = load_run(
+    arguments.workdir,
+    arguments.step,
+    arguments.average,
+    arguments.average_of,
+    arguments.parameters,
+  )
+  languages = arguments.source_language, arguments.target_language
+  return in_direction(run, str(arguments.workdir), *languages)
 
 
 def choose_direction(

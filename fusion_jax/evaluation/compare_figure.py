@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fusion_jax.analysis import figures
 
 _TITLES = {
@@ -64,7 +62,7 @@ def _draw_buckets(
     for row in rows
   ]
   bars = {
-    name: [_height(row['scores'][name]) for row in rows]
+    name: [figures.drawn(row['scores'][name]) for row in rows]
     for name in rows[0]['scores']
   }
   figures.draw_bars(panel, names, bars, x, y)
@@ -72,7 +70,3 @@ def _draw_buckets(
   panel.set_xlim(-0.5, len(names) - 0.5)
   if panel.get_legend():
     panel.get_legend().remove()
-
-
-def _height(value: float | None) -> float:
-  return np.nan if value is None else value

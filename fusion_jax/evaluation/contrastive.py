@@ -166,20 +166,11 @@ def _scores(
   arguments: argparse.Namespace, items: Sequence[Item]
 ) -> Iterator[list[float]]:
   # After the flags: JAX starts slowly.
-  from fusion_jax.decoding.direction import in_direction
+  from fusion_jax.decoding.direction import load_chosen
   from fusion_jax.decoding.progress import Progress
   from fusion_jax.decoding.score import Scorer
-  from fusion_jax.training.trained import load_run
 
-  run = load_run(
-    arguments.workdir,
-    arguments.step,
-    arguments.average,
-    arguments.average_of,
-    arguments.parameters,
-  )
-  languages = arguments.source_language, arguments.target_language
-  run = in_direction(run, str(arguments.workdir), *languages)
+  run = load_chosen(arguments)
   progress = Progress(sum(len(item.pairs) for item in items))
   scorer = Scorer(run, run.config.decoding, progress.add)
   pairs = itertools.chain.from_iterable(item.pairs for item in items)
