@@ -1,7 +1,7 @@
 """What lies between lines and the device: windows, rows, the next batch."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import jax
@@ -9,8 +9,14 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int32
 
+from fusion_jax.decoding.shapes import (
+  DecodeShape,
+  PlannedBatch,
+  dealt,
+  plan_batches,
+)
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.mesh import by_rows, replicated
+from fusion_jax.parallel.mesh import by_rows
 
 # Slots of a window in batches: enough for sorting to pay. The first windows
 # are smaller, so that what is read first is written soon.
@@ -85,10 +91,48 @@ def filled(
   return filled
 
 
+def own_batches(
+  lengths: Sequence[int], shapes: Sequence[DecodeShape]
+) -> Iterator[PlannedBatch]:
+  """The batches of this process, of those that `plan_batches` makes."""
+  return dealt(
+    plan_batches(lengths, shapes), jax.process_count(), jax.process_index()
+  )
+
+
 def placed(batch: Item, mesh: Mesh) -> Item:
-  """The rows over the devices, or all on each where they do not divide."""
-  even = jax.tree.leaves(batch)[0].shape[0] % mesh.size == 0
-  return jax.device_put(batch, by_rows(mesh) if even else replicated(mesh))
+  """The rows over the devices.
+
+  Args:
+    batch: rows of this process.
+    mesh: of `data_mesh`, over its devices or those of all processes.
+
+  Returns:
+    The rows of all processes. The last one stands several times where they
+    would not divide over the devices.
+  """
+  own = mesh.local_mesh.size
+
+  def put(rows: np.ndarray) -> jax.Array:
+    spare = -len(rows) % own
+    even = np.pad(rows, [(0, spare), *[(0, 0)] * (rows.ndim - 1)], 'edge')
+    return jax.make_array_from_process_local_data(by_rows(mesh), even)
+
+  return jax.tree.map(put, batch)
+
+
+def fetched(found: Item) -> Item:
+  """The rows of this process on the host, spare ones behind them."""
+
+  def parts(rows: jax.Array) -> list[jax.Array]:
+    shards = rows.addressable_shards
+    shards = sorted(shards, key=lambda shard: shard.index[0].start or 0)
+    return [shard.data for shard in shards]
+
+  own = jax.device_get(jax.tree.map(parts, found))
+  return jax.tree.map(
+    np.concatenate, own, is_leaf=lambda part: isinstance(part, list)
+  )
 
 
 def one_ahead(items: Iterable[Item]) -> Iterator[Item]:

@@ -18,6 +18,7 @@ from fusion_jax.decoding.sample import Sampling, sample
 from fusion_jax.decoding.search import beam_search
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Parameters, Transformer
+from fusion_jax.parallel.shards import over_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +35,7 @@ class SearchSettings:
     rules: what hypotheses must not contain.
     sampling: what is drawn from; None: beam search.
     mixture: of the models.
-    narrows: the last quarter of a batch goes on alone. The sentences then move
-      between devices, if there are several.
+    narrows: the last quarter of a batch, on each device, goes on alone.
   """
 
   beam: int
@@ -76,7 +76,7 @@ def search_batch(
   settings: SearchSettings,
   max_length: int,
 ) -> Hypotheses:
-  """Encodes and searches one batch.
+  """Encodes and searches one batch; each device its rows, by itself.
 
   It is compiled once for all translators of the same models, so that
   translating again with newer parameters costs no compilation.
@@ -91,6 +91,20 @@ def search_batch(
   Returns:
     `settings.keep` hypotheses of each sentence.
   """
+  search = functools.partial(
+    _search, models=models, settings=settings, max_length=max_length
+  )
+  return over_rows(search)(parameters, rows)
+
+
+def _search(
+  parameters: tuple[Parameters, ...],
+  rows: SearchRows,
+  *,
+  models: tuple[Transformer, ...],
+  settings: SearchSettings,
+  max_length: int,
+) -> Hypotheses:
   step, cache = start(
     models,
     parameters,

@@ -24,6 +24,7 @@ from fusion_jax.models.transformer import (
   Transformer,
   output_logits,
 )
+from fusion_jax.parallel.shards import over_rows
 
 # Target positions that have logits at a time.
 _CHUNK = 1_024
@@ -66,6 +67,20 @@ def forced_scores(
     The log-probability of every token (padding has values too), and the
     coverage penalty, 0 with no weight.
   """
+  score = functools.partial(
+    _scores, models=models, mixture=mixture, weight=weight
+  )
+  return over_rows(score)(parameters, rows)
+
+
+def _scores(
+  parameters: tuple[Parameters, ...],
+  rows: ForcedRows,
+  *,
+  models: tuple[Transformer, ...],
+  mixture: Mixture,
+  weight: float,
+) -> tuple[Float32[Array, 'B T'], Float32[Array, ' B']]:
   tokens = jnp.arange(rows.target.shape[1]) < rows.target_lengths[:, None]
   outputs, bonus = [], jnp.zeros(rows.target.shape[0])
   for model, own, source, share in zip(

@@ -8,7 +8,14 @@ import jax
 import numpy as np
 
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding.batches import filled, one_ahead, placed, windows
+from fusion_jax.decoding.batches import (
+  fetched,
+  filled,
+  one_ahead,
+  own_batches,
+  placed,
+  windows,
+)
 from fusion_jax.decoding.ensemble import Ensemble, alone
 from fusion_jax.decoding.forced import ForcedRows, forced_scores
 from fusion_jax.decoding.hypotheses import LengthPenalty
@@ -17,10 +24,9 @@ from fusion_jax.decoding.pairs import Pair, PairEncoder, padded_pairs
 from fusion_jax.decoding.shapes import (
   PlannedBatch,
   decode_shapes,
-  plan_batches,
 )
-from fusion_jax.parallel.distributed import merged, own_share
-from fusion_jax.parallel.mesh import data_mesh, replicated
+from fusion_jax.parallel.distributed import merged
+from fusion_jax.parallel.mesh import data_mesh, put_whole
 from fusion_jax.training.trained import Run
 
 # A pair as every model reads it; the targets are the same.
@@ -81,8 +87,8 @@ class Scorer:
     self._options = dataclasses.replace(options, beam_size=1)
     self._encoders = [PairEncoder(each, options) for each in ensemble.runs]
     self._mesh = data_mesh()
-    self._parameters = jax.device_put(
-      tuple(each.parameters for each in ensemble.runs), replicated(self._mesh)
+    self._parameters = put_whole(
+      tuple(each.parameters for each in ensemble.runs), self._mesh
     )
     self._divisors = LengthPenalty(
       options.length_penalty, options.alpha
@@ -123,17 +129,18 @@ class Scorer:
       One for each pair.
     """
     slots = ((each, _length(each)) for each in pairs)
-    for window in windows(slots, self._options.batch_tokens):
+    window_slots = self._options.batch_tokens * jax.process_count()
+    for window in windows(slots, window_slots):
       yield from self._score_window(window)
 
   def _score_window(self, window: list[Pairs]) -> list[Scored]:
     pairs = [each for each in window if not each[0].is_blank]
     scored: dict[int, Scored] = {}
-    batches = own_share(plan_batches(list(map(_length, pairs)), self.shapes))
+    batches = own_batches(list(map(_length, pairs)), self.shapes)
     for batch, found in one_ahead(
       (batch, self._start(batch, pairs)) for batch in batches
     ):
-      rows = zip(*jax.device_get(found), strict=True)
+      rows = zip(*fetched(found), strict=True)
       for place, (row, bonus) in zip(batch.sentences, rows, strict=False):
         tokens = row[: len(pairs[place][0].target)]
         scored[place] = self._scored(tokens, float(bonus))
@@ -155,17 +162,19 @@ class Scorer:
     chosen = [pairs[sentence] for sentence in batch.sentences]
     end = self._ensemble.tokenizer.vocabulary.end
     sources = []
-    for own in zip(*chosen, strict=True):
-      ids, lengths, target = padded_pairs(list(own), batch.shape, end)
+    for run in range(len(self._encoders)):
+      own = [pairs[run] for pairs in chosen]
+      ids, lengths, target = padded_pairs(own, batch.shape, end)
       sources.append(Source(ids, lengths))
     lengths = filled((len(p[0].target) for p in chosen), batch.shape.rows, 1)
-    return forced_scores(
-      self._parameters,
-      placed(ForcedRows(tuple(sources), target, lengths), self._mesh),
-      models=tuple(run.model for run in self._ensemble.runs),
-      mixture=self._ensemble.mixture,
-      weight=self._options.coverage,
-    )
+    with jax.set_mesh(self._mesh):
+      return forced_scores(
+        self._parameters,
+        placed(ForcedRows(tuple(sources), target, lengths), self._mesh),
+        models=tuple(run.model for run in self._ensemble.runs),
+        mixture=self._ensemble.mixture,
+        weight=self._options.coverage,
+      )
 
 
 def _length(pairs: Pairs) -> int:

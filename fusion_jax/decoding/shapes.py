@@ -6,7 +6,7 @@ length and only the last batch of a window is not full.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -114,6 +114,30 @@ def plan_batches(
     yield PlannedBatch(
       next(s for s in rows_of[source] if s.rows >= len(sentences)), sentences
     )
+
+
+def dealt(
+  batches: Iterable[PlannedBatch], processes: int, process: int
+) -> Iterator[PlannedBatch]:
+  """The batches of one process.
+
+  A program of the devices of several processes is one that all of them start,
+  so they have the same shapes in the same order.
+
+  Args:
+    batches: of all processes; those of a shape one after the other.
+    processes: how many there are.
+    process: the number of this one.
+
+  Yields:
+    Every `processes`-th batch of a shape, or an empty one where the others
+    have one more.
+  """
+  for shape, group in itertools.groupby(batches, lambda each: each.shape):
+    same = list(group)
+    for first in range(0, len(same), processes):
+      own = same[first : first + processes][process : process + 1]
+      yield from own or [PlannedBatch(shape, [])]
 
 
 def _source_lengths(longest: int) -> list[int]:

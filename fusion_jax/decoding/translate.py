@@ -14,8 +14,10 @@ import numpy as np
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import (
+  fetched,
   filled,
   one_ahead,
+  own_batches,
   padded,
   placed,
   windows,
@@ -36,13 +38,12 @@ from fusion_jax.decoding.shapes import (
   DecodeShape,
   PlannedBatch,
   decode_shapes,
-  plan_batches,
   shortest_target,
   target_limit,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.distributed import merged, own_share
-from fusion_jax.parallel.mesh import data_mesh, replicated
+from fusion_jax.parallel.distributed import merged
+from fusion_jax.parallel.mesh import data_mesh, put_whole
 from fusion_jax.training.trained import Run
 
 
@@ -93,7 +94,8 @@ class Translator:
       n_best: translations of each line.
       on_progress: is called with the sentences of each finished batch.
       at_once: translate every line by itself, before the next is read.
-      devices: the first so many translate; None: all.
+      devices: the first so many of this process translate; None: those of
+        all processes.
       number_of: the number that decides what is drawn for the i-th piece of
         all lines, i from 0; None: i.
 
@@ -116,12 +118,12 @@ class Translator:
     self._at_once = at_once
     self._joiner = joiner(ensemble.runs[0].config.data.target_language)
     self._number_of = number_of or (lambda place: place)
-    self._mesh = data_mesh(devices)
-    self._parameters = jax.device_put(
-      tuple(each.parameters for each in ensemble.runs), replicated(self._mesh)
+    self._mesh = data_mesh(devices and jax.local_devices()[:devices])
+    self._parameters = put_whole(
+      tuple(each.parameters for each in ensemble.runs), self._mesh
     )
     self._search = dataclasses.replace(
-      search_settings(options, ensemble, n_best), narrows=self._mesh.size == 1
+      search_settings(options, ensemble, n_best), narrows=True
     )
     self._shortest = options.min_length_ratio or options.min_length_extra
     self.shapes = decode_shapes(options, self._longest)
@@ -163,7 +165,8 @@ class Translator:
     encoded = map(self._encoder.encode, itertools.count(1), lines, prefixes)
     slots = ((own, sum(map(self._slots, own))) for own in encoded)
     first = 0
-    window_slots = 0 if self._at_once else self._options.batch_tokens
+    window_slots = self._options.batch_tokens * jax.process_count()
+    window_slots = 0 if self._at_once else window_slots
     for window in windows(slots, window_slots):
       sources = list(itertools.chain.from_iterable(window))
       translated = iter(self._translate_sources(sources, first))
@@ -203,7 +206,7 @@ class Translator:
     """
     found: dict[int, list[Translation]] = {}
     lengths = [sentence.length for sentence in sources]
-    batches = own_share(plan_batches(lengths, self.shapes))
+    batches = own_batches(lengths, self.shapes)
     for batch, hypotheses in one_ahead(
       (batch, self._start(batch, sources, first)) for batch in batches
     ):
@@ -222,22 +225,28 @@ class Translator:
     """Starts the search; the arrays are ready later."""
     chosen = [sources[sentence] for sentence in batch.sentences]
     shape = batch.shape
-    read = zip(*(sentence.sources for sentence in chosen), strict=True)
+    read = (
+      [sentence.sources[run] for sentence in chosen]
+      for run in range(len(self._ensemble.runs))
+    )
+    # As all processes see it: batches with prefixes are another program.
+    prefixed = any(sentence.prefix for sentence in sources)
     limits = [self._limit(sentence) for sentence in chosen]
     numbers = (self._number_of(first + each) for each in batch.sentences)
     rows = SearchRows(
-      tuple(Source(*self._padded(list(ids), shape)) for ids in read),
+      tuple(Source(*self._padded(ids, shape)) for ids in read),
       filled(limits, shape.rows, 1),
       filled(numbers, shape.rows, 0),
-      self._requirements(chosen, shape),
+      self._requirements(chosen, shape, prefixed),
     )
-    return search_batch(
-      self._parameters,
-      placed(rows, self._mesh),
-      models=tuple(run.model for run in self._ensemble.runs),
-      settings=self._search,
-      max_length=shape.target,
-    )
+    with jax.set_mesh(self._mesh):
+      return search_batch(
+        self._parameters,
+        placed(rows, self._mesh),
+        models=tuple(run.model for run in self._ensemble.runs),
+        settings=self._search,
+        max_length=shape.target,
+      )
 
   def _padded(
     self, ids: list[list[int]], shape: DecodeShape
@@ -250,10 +259,9 @@ class Translator:
     return target_limit(own, self._options, self._longest)
 
   def _requirements(
-    self, sentences: Sequence[Sentence], shape: DecodeShape
+    self, sentences: Sequence[Sentence], shape: DecodeShape, prefixed: bool
   ) -> Requirements | None:
     """None where there are none: a program of its own, without them."""
-    prefixed = any(sentence.prefix for sentence in sentences)
     if not (self._shortest or prefixed):
       return None
     shortest = (
@@ -272,7 +280,7 @@ class Translator:
   def _texts(
     self, hypotheses: Hypotheses, sources: list[list[int]]
   ) -> list[list[Translation]]:
-    hypotheses = jax.device_get(hypotheses)
+    hypotheses = fetched(hypotheses)
     return [
       [
         Translation(

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int32
 
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding.batches import one_ahead, placed, windows
+from fusion_jax.decoding.batches import fetched, one_ahead, placed, windows
 from fusion_jax.decoding.ensemble import alone
 from fusion_jax.decoding.pairs import Pair, padded_pairs
 from fusion_jax.decoding.shapes import (
@@ -25,8 +25,9 @@ from fusion_jax.decoding.shapes import (
 )
 from fusion_jax.errors import InputError
 from fusion_jax.models.attention_views import cross_attention_weights
-from fusion_jax.models.transformer import Transformer
-from fusion_jax.parallel.mesh import data_mesh, replicated
+from fusion_jax.models.transformer import Parameters, Transformer
+from fusion_jax.parallel.mesh import data_mesh, put_whole
+from fusion_jax.parallel.shards import over_rows
 from fusion_jax.training.trained import Run
 
 # Batches whose views are held at a time; they are much larger than text.
@@ -93,8 +94,10 @@ class Viewer:
     self._run = run
     self._wanted = wanted
     self._slots = options.batch_tokens
-    self._mesh = data_mesh()
-    self._parameters = jax.device_put(run.parameters, replicated(self._mesh))
+    # Each of several processes looks at everything, in its own time.
+    devices = 1 if jax.process_count() > 1 else None
+    self._mesh = data_mesh(jax.local_devices()[:devices])
+    self._parameters = put_whole(run.parameters, self._mesh)
     self.blank = _checked(run, wanted)
     longest = options.max_source_length
     # A translation may be longer than any source.
@@ -133,7 +136,7 @@ class Viewer:
     for batch, looks in one_ahead(
       (batch, self._start(batch, pairs)) for batch in batches
     ):
-      looks = jax.device_get(looks)
+      looks = fetched(looks)
       for row, place in enumerate(batch.sentences):
         views[place] = _cut(pairs[place], looks, row)
     return views
@@ -143,12 +146,13 @@ class Viewer:
     chosen = [pairs[sentence] for sentence in batch.sentences]
     end = self._run.target_tokenizer.vocabulary.end
     rows = padded_pairs(chosen, batch.shape, end)
-    return _look(
-      self._parameters,
-      *placed(rows, self._mesh),
-      model=self._run.model,
-      wanted=self._wanted,
-    )
+    with jax.set_mesh(self._mesh):
+      return _look(
+        self._parameters,
+        placed(rows, self._mesh),
+        model=self._run.model,
+        wanted=self._wanted,
+      )
 
 
 def _checked(run: Run, wanted: Wanted) -> Look:
@@ -157,7 +161,7 @@ def _checked(run: Run, wanted: Wanted) -> Look:
   ids = jax.ShapeDtypeStruct((1, 1), np.int32)
   look = functools.partial(_look, model=run.model, wanted=everything)
   lengths = jax.ShapeDtypeStruct((1,), np.int32)
-  seen = jax.eval_shape(look, run.parameters, ids, lengths, ids)
+  seen = jax.eval_shape(look, run.parameters, (ids, lengths, ids))
   if seen.attention is not None:
     _, layers, heads, _, _ = seen.attention.shape
     _check('layers', wanted.layers, layers)
@@ -181,19 +185,26 @@ def _check(kind: str, chosen: str | int, count: int) -> None:
 
 @functools.partial(jax.jit, static_argnames=('model', 'wanted'))
 def _look(
-  parameters,
-  source: Int32[Array, 'B S'],
-  source_lengths: Int32[Array, ' B'],
-  target: Int32[Array, 'B T'],
+  parameters: Parameters,
+  rows: tuple[Int32[Array, 'B S'], Int32[Array, ' B'], Int32[Array, 'B T']],
+  *,
+  model: Transformer,
+  wanted: Wanted,
+) -> Look:
+  look = functools.partial(_look_at_rows, model=model, wanted=wanted)
+  return over_rows(look)(parameters, rows)
+
+
+def _look_at_rows(
+  parameters: Parameters,
+  rows: tuple[Int32[Array, 'B S'], Int32[Array, ' B'], Int32[Array, 'B T']],
   *,
   model: Transformer,
   wanted: Wanted,
 ) -> Look:
   output, kept = model.apply(
     {'params': parameters},
-    source,
-    source_lengths,
-    target,
+    *rows,
     mutable=['attention'] if wanted.attention else [],
   )
   attention = encoder = decoder = None

@@ -30,8 +30,7 @@ from fusion_jax.decoding.model_step import Source
 from fusion_jax.decoding.shapes import decode_shapes
 from fusion_jax.errors import require
 from fusion_jax.models.transformer import Transformer, initial_parameters
-from fusion_jax.parallel.mesh import by_rows, make_mesh, replicated
-from fusion_jax.parallel_options import ParallelConfig
+from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated
 from fusion_jax.training.checkpoint import abstract_like
 from fusion_jax.training.checks import check_rows
 from fusion_jax.training.fresh import plan_state
@@ -234,12 +233,12 @@ def decoding_problem(config: ExperimentConfig, request: Request) -> Problem:
 def decoding_program(
   config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
 ) -> Program:
-  """The beam search of one process, over the devices that it has.
+  """The beam search of all processes, each device its rows.
 
   Args:
     config: of the experiment.
-    problem: of `decoding_problem`.
-    devices: of all processes; those of the first one are taken.
+    problem: of `decoding_problem`; the rows of each process.
+    devices: that it is for.
 
   Returns:
     The program; its parameters are whole on each device.
@@ -253,30 +252,33 @@ def decoding_program(
     'decoding.search',
     "must be 'beam': sampling is not compiled ahead of time",
   )
-  first = devices[0].process_index
-  own = [device for device in devices if device.process_index == first]
-  mesh = make_mesh(ParallelConfig(), own)
+  mesh = data_mesh(devices)
   model = _model(config, problem)
   parameters = abstract_like(
     jax.eval_shape(lambda: initial_parameters(model, 0)), replicated(mesh)
   )
-  rows, source, target = problem.shape
-  place = by_rows(mesh) if rows % mesh.size == 0 else replicated(mesh)
-  numbers = _ids((rows,), place)
+  own, source, target = problem.shape
+  processes = len({device.process_index for device in devices})
+  devices_each = mesh.size // processes
+  # As `placed` fills the devices of a process up.
+  rows = math.ceil(own / devices_each) * mesh.size
+  numbers = _ids((rows,), by_rows(mesh))
   batch = SearchRows(
-    (Source(_ids((rows, source), place), numbers),), numbers, numbers
+    (Source(_ids((rows, source), by_rows(mesh)), numbers),), numbers, numbers
   )
-  traced = search_batch.trace(
-    (parameters,),
-    batch,
-    models=(model,),
-    settings=_settings(options, mesh),
-    max_length=target,
-  )
-  return Program(traced, mesh, problem.shape, parameters, target)
+  with jax.set_mesh(mesh):
+    traced = search_batch.trace(
+      (parameters,),
+      batch,
+      models=(model,),
+      settings=_settings(options),
+      max_length=target,
+    )
+  shape = Shape(rows, source, target)
+  return Program(traced, mesh, shape, parameters, target)
 
 
-def _settings(options: DecodingConfig, mesh: Mesh) -> SearchSettings:
+def _settings(options: DecodingConfig) -> SearchSettings:
   """As `compiled.search_settings`, without a tokenizer."""
   return SearchSettings(
     beam=options.beam_size,
@@ -286,7 +288,7 @@ def _settings(options: DecodingConfig, mesh: Mesh) -> SearchSettings:
     coverage=options.coverage,
     patience=options.patience,
     rules=TokenRules((), options.no_repeat_ngram),
-    narrows=mesh.size == 1,
+    narrows=True,
   )
 
 

@@ -3,12 +3,11 @@
 import argparse
 import dataclasses
 import functools
-import itertools
 import logging
 import operator
 import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -195,13 +194,6 @@ def is_first() -> bool:
   import jax
 
   return jax.process_index() == 0
-
-
-def own_share(items: Iterable[Result]) -> Iterator[Result]:
-  """Every n-th item, from the number of this process on."""
-  import jax
-
-  return itertools.islice(items, jax.process_index(), None, jax.process_count())
 
 
 def merged(found: dict[int, Result]) -> dict[int, Result]:

@@ -44,10 +44,21 @@ def make_mesh(
   return _mesh(config.shape(len(devices)), devices)
 
 
-def data_mesh(devices: int | None = None) -> Mesh:
-  """Data parallel over the first devices of this process; None: over all."""
-  chosen = jax.local_devices()[:devices]
-  return _mesh((len(chosen), 1, 1), chosen)
+def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
+  """Data parallel; the devices of a process have rows side by side.
+
+  Args:
+    devices: as for `make_mesh`.
+
+  Returns:
+    A mesh of the axes `AXES`.
+  """
+  devices = sorted(
+    jax.devices() if devices is None else devices,
+    key=lambda device: (device.process_index, device.id),
+  )
+  arranged = np.array(devices).reshape(-1, 1, 1)
+  return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _mesh(shape: tuple[int, int, int], devices: list[jax.Device]) -> Mesh:
@@ -110,6 +121,29 @@ def put_like(values: Any, like: Any) -> Any:
     )
 
   return jax.tree.map(put, values, like)
+
+
+def put_whole(values: Any, mesh: Mesh) -> Any:
+  """Arrays whole on every device.
+
+  Args:
+    values: the same on all processes; arrays of this one.
+    mesh: over the devices of this process or of all.
+
+  Returns:
+    `values`; nothing goes from process to process.
+  """
+  own = jax.device_put(values, replicated(mesh.local_mesh))
+  if not mesh.is_multi_process:
+    return own
+
+  def joined(value: Array) -> Array:
+    parts = [shard.data for shard in value.addressable_shards]
+    return jax.make_array_from_single_device_arrays(
+      value.shape, replicated(mesh), parts
+    )
+
+  return jax.tree.map(joined, own)
 
 
 def row_shards(mesh: Mesh) -> int:

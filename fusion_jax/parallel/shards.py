@@ -9,14 +9,41 @@ from jax.sharding import PartitionSpec
 from fusion_jax.parallel.mesh import row_axes
 
 
-def on_each_shard(function: Callable[..., Any]) -> Callable[..., Any]:
+def over_rows(function: Callable[..., Any]) -> Callable[..., Any]:
   """Calls a function for the rows that each shard has.
 
   The axis tensor stays with XLA, which cuts the products inside.
 
   Args:
     function: of something that is whole on all shards, a batch, and more that
-      is whole.
+      is whole; gives something for every row.
+
+  Returns:
+    The function of the whole batch on the present mesh; what it gives lies as
+    the rows do.
+  """
+
+  def on_all_shards(whole, batch, *others):
+    axes = row_axes()
+    if not axes:
+      return function(whole, batch, *others)
+    uncut = PartitionSpec()
+    return jax.shard_map(
+      function,
+      in_specs=(uncut, PartitionSpec(axes), *(uncut for _ in others)),
+      out_specs=PartitionSpec(axes),
+      axis_names=set(axes),
+      check_vma=False,
+    )(whole, batch, *others)
+
+  return on_all_shards
+
+
+def on_each_shard(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Calls a function for the rows that each shard has, and keeps all it gives.
+
+  Args:
+    function: as for `over_rows`, but what it gives is of the shard.
 
   Returns:
     The function of the whole batch on the present mesh. Its arrays are those
@@ -26,17 +53,4 @@ def on_each_shard(function: Callable[..., Any]) -> Callable[..., Any]:
   def on_shard(*arguments):
     return jax.tree.map(lambda x: x[None], function(*arguments))
 
-  def on_all_shards(whole, batch, *others):
-    axes = row_axes()
-    if not axes:
-      return on_shard(whole, batch, *others)
-    uncut = PartitionSpec()
-    return jax.shard_map(
-      on_shard,
-      in_specs=(uncut, PartitionSpec(axes), *(uncut for _ in others)),
-      out_specs=PartitionSpec(axes),
-      axis_names=set(axes),
-      check_vma=False,
-    )(whole, batch, *others)
-
-  return on_all_shards
+  return over_rows(on_shard)

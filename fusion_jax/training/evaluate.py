@@ -28,7 +28,6 @@ from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.distributed import is_first
 from fusion_jax.parallel.mesh import (
   by_rows,
-  data_mesh,
   own_rows,
   replicated,
   row_shards,
@@ -200,12 +199,10 @@ class Validator:
 def _translated(
   run: Run, parameters: Parameters, sources: Sequence[str]
 ) -> list[str]:
-  """The translations of all sources, by the devices of each process."""
+  """The translations of all sources, by the devices of all processes."""
   own = jax.tree.map(lambda x: x.addressable_data(0), parameters)
   run = dataclasses.replace(run, parameters=own)
-  with jax.set_mesh(data_mesh()):
-    translator = Translator(run, run.config.decoding)
-    return list(translator.translate(sources))
+  return list(Translator(run, run.config.decoding).translate(sources))
 
 
 def _direction(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
+from jax.sharding import SingleDeviceSharding
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
@@ -17,7 +18,6 @@ from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
 )
-from fusion_jax.parallel.mesh import data_mesh, replicated
 from fusion_jax.training import run_directory
 from fusion_jax.training.checkpoint import (
   abstract_like,
@@ -39,7 +39,7 @@ class Run:
 
   config: of the experiment.
   model: the Transformer.
-  parameters: float32, replicated over the devices.
+  parameters: float32, on one device of this process.
   step: the checkpoint's, the last one of an average.
   source_tokenizer, target_tokenizer: of the two sides.
   steps: of the checkpoints that the parameters are the mean of, ascending.
@@ -127,7 +127,7 @@ def _load_parameters(
   with ocp.CheckpointManager(directory.absolute(), options=options) as manager:
     abstract = abstract_like(
       jax.eval_shape(lambda: initial_parameters(model, 0)),
-      replicated(data_mesh()),
+      SingleDeviceSharding(jax.local_devices()[0]),
     )
     for step in candidates(manager, choice, config.training.metric):
       if _add_checkpoint(mean, manager, step, abstract, digests, choice):

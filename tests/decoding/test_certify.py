@@ -305,9 +305,9 @@ def decode(tokenizer, monkeypatch, tmp_path):
   ('kind', 'way', 'different', 'first'),
   [
     (ReadsPadding, 'longest shape', ['translation'] * 4, 1),
-    # The reference translates the first sentence of its batch for all; alone
-    # that sentence stays what it is. The longest is the first of its batch.
-    (ReadsNeighbour, 'one by one', ['translation'] * 3, 3),
+    # On eight devices each has one sentence; one device has all of them, and
+    # the first of its batch, the longest, stays what it is.
+    (ReadsNeighbour, '1 device of 8', ['translation'] * 3, 3),
     (Unsure, 'longest shape', ['score'] * 4, 1),
   ],
 )

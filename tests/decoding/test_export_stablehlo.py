@@ -117,7 +117,7 @@ def _random_run(tokenizer, model_config, decoding=_DECODING):
 
 def _translated(run, lines, **changes):
   options = dataclasses.replace(run.config.decoding, **changes)
-  return list(Translator(run, options).translate(lines))
+  return list(Translator(run, options, devices=1).translate(lines))
 
 
 @pytest.fixture(scope='module', params=['beside', 'inside'])

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.shapes import (
   DecodeShape,
+  PlannedBatch,
+  dealt,
   decode_shapes,
   plan_batches,
   target_limit,
@@ -72,3 +74,34 @@ def test_every_sentence_is_in_one_batch_that_holds_it(lengths, tokens, beam):
     assert batch.shape in shapes
     assert len(batch.sentences) <= batch.shape.rows
     assert max(lengths[i] for i in batch.sentences) <= batch.shape.source
+
+
+def _batch(source, sentence):
+  return PlannedBatch(DecodeShape(2, source, 9), [sentence])
+
+
+def test_batches_dealt_to_three_processes():
+  batches = [_batch(8, i) for i in range(4)] + [_batch(4, 4), _batch(4, 5)]
+  shares = [list(dealt(batches, 3, process)) for process in range(3)]
+  assert [[batch.sentences for batch in share] for share in shares] == [
+    [[0], [3], [4]],
+    [[1], [], [5]],
+    [[2], [], []],
+  ]
+
+
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(st.lists(st.integers(1, 40), max_size=80), st.integers(1, 5))
+def test_processes_have_the_same_shapes_and_together_every_batch(
+  lengths, processes
+):
+  options = DecodingConfig(max_source_length=40, batch_tokens=80, beam_size=1)
+  batches = list(plan_batches(lengths, decode_shapes(options)))
+  shares = [
+    list(dealt(batches, processes, process)) for process in range(processes)
+  ]
+  for together in zip(*shares, strict=True):
+    assert len({batch.shape for batch in together}) == 1
+    assert together[0].sentences
+  found = [batch for share in shares for batch in share if batch.sentences]
+  assert sorted(found) == sorted(batches)

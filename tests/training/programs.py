@@ -122,14 +122,17 @@ def logged(workdir: Path, kind: str) -> list[dict]:
   return [row for row in map(json.loads, lines) if row['kind'] == kind]
 
 
-def wait_for_step(workdir: Path, step: int) -> None:
-  deadline = time.monotonic() + 120
+def wait_for_step(workdir: Path, step: int, *processes) -> None:
+  """Waits while all processes live."""
+  deadline = time.monotonic() + 300
   while time.monotonic() < deadline:
     path = workdir / 'metrics.jsonl'
     if path.exists() and path.read_text().count('"train"') >= step:
       return
+    for process in processes:
+      assert process.poll() is None, process.communicate()[1]
     time.sleep(0.01)
-  raise AssertionError(f'no step {step} in two minutes')
+  raise AssertionError(f'no step {step} in five minutes')
 
 
 def assert_same_parameters(first: Path, second: Path) -> None:

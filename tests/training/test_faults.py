@@ -113,7 +113,7 @@ def test_a_disk_that_fills_up_with_logs_is_one_line(program, first, tmp_path):
 def test_both_killed_in_a_save_and_one_goes_on(program, tmp_path):
   workdir = tmp_path / 'run'
   both = program.start_together(workdir, **(_RUN | {'training__steps': 9_999}))
-  wait_for_step(workdir, 25)
+  wait_for_step(workdir, 25, *both)
   deadline = time.monotonic() + 120
   while not any(workdir.glob('checkpoints/*.orbax-checkpoint-tmp*')):
     assert time.monotonic() < deadline

@@ -73,7 +73,7 @@ def test_a_stop_of_one_stops_both_and_one_alone_goes_on(
 ):
   workdir = tmp_path / 'run'
   both = program.start_together(workdir, **_RUN)
-  wait_for_step(workdir, 23)
+  wait_for_step(workdir, 23, *both)
   both[1].send_signal(signal.SIGTERM)
   (first, code), (second, other_code) = _finished(program, both)
   assert (code, other_code) == (0, 0), first + second
@@ -135,7 +135,7 @@ def test_a_process_that_is_lost_or_hangs_ends_the_other(
 ):
   workdir = tmp_path / 'run'
   both = program.start_together(workdir, **(_RUN | {'training__steps': 9_999}))
-  wait_for_step(workdir, 25)
+  wait_for_step(workdir, 25, *both)
   both[1].send_signal(number)
   _, err, code = program.finish(both[0])
   both[1].kill()

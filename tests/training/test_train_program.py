@@ -75,7 +75,7 @@ def test_kill_9_and_the_same_command_end_in_the_same_parameters(
   workdir = tmp_path / 'run'
   process = program.start(workdir)
   # Any step will do; this one lies between two checkpoints.
-  wait_for_step(workdir, 129)
+  wait_for_step(workdir, 129, process)
   process.kill()
   program.finish(process)
   assert saved_steps(workdir)[-1] < STEPS
@@ -92,7 +92,7 @@ def test_kill_9_and_the_same_command_end_in_the_same_parameters(
 def test_a_polite_stop_saves_and_resumes(program, unbroken, tmp_path, number):
   workdir = tmp_path / 'run'
   process = program.start(workdir)
-  wait_for_step(workdir, 70)
+  wait_for_step(workdir, 70, process)
   process.send_signal(number)
   _, err, code = program.finish(process)
   assert code == 0, err
