@@ -119,8 +119,8 @@ def _cells(row: Row, figures: dict[str, Any]) -> tuple[str, ...]:
     f'{figures["peak"] / _GIB:.2f} GiB',
     'yes',
     f'{most}{figures["flops"] / 1e12:,.2f} T',
-    f'{most}{sum(each["count"] for each in exchanges):,}',
-    f'{most}{sum(each["sent"] for each in exchanges) / _MIB:,.1f} MiB',
+    f'{sum(each["count"] for each in exchanges):,}',
+    f'{sum(each["sent"] for each in exchanges) / _MIB:,.1f} MiB',
     f'{figures["compile_seconds"]:.0f} s',
   )
 
