@@ -23,6 +23,7 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
+from fusion_jax.data.prepare import prepare
 from fusion_jax.decoding_options import DecodingConfig
 from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.parallel import aot_topology
@@ -154,6 +155,26 @@ def test_the_batch_is_that_of_the_config(lengths, shape):
   problem = training_problem(_TINY, Request('train', *lengths))
   assert tuple(problem.shape) == shape
   assert problem.vocabularies == (64, 64)
+
+
+def test_the_batch_is_that_of_a_prepared_corpus(tmp_path):
+  data = dataclasses.replace(
+    _TINY.data,
+    prepared=str(tmp_path),
+    embedded_pairs=300,
+    tokenizer=TokenizerConfig(vocabulary_size=300),
+    filter=FilterConfig(max_length=60),
+  )
+  corpus = prepare(data)
+  config = dataclasses.replace(_TINY, data=data)
+  request = Request('train', prepared=str(corpus.directory))
+  problem = training_problem(config, request)
+  assert problem.vocabularies == (
+    corpus.source_tokenizer.vocabulary.size,
+    corpus.target_tokenizer.vocabulary.size,
+  )
+  longest = corpus.split('train').lengths.max(0)
+  assert tuple(problem.shape) == (16, *longest)
 
 
 def test_the_search_has_the_most_target_positions():
