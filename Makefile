@@ -20,7 +20,7 @@ quickstart: .venv/installed
 	$(VENV)/python -m fusion_jax.quickstart --workdir=$(RUN)
 
 test: .venv/installed-dev
-	$(VENV)/python -m pytest -n auto --maxprocesses=4
+	$(VENV)/python -m pytest -n auto --maxprocesses=4 --dist worksteal
 
 lint: .venv/installed-dev
 	$(VENV)/ruff check

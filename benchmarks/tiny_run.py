@@ -36,7 +36,7 @@ _FLAGS = TINY | {
   'training.save_every': SAVE_EVERY,
   'training.validate_every': 1_000_000,
   'training.keep_last': 3,
-  'parallel.lost_after': 4,
+  'parallel.lost_after': 12,
 }
 
 

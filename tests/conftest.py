@@ -19,7 +19,16 @@ os.environ['XLA_FLAGS'] = ' '.join(
 
 import jax
 import pytest
+from hypothesis import HealthCheck, settings
 
+# The same examples in every run, and no clock.
+settings.register_profile(
+  'tests',
+  deadline=None,
+  derandomize=True,
+  suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile('tests')
 jax.config.update('jax_num_cpu_devices', 8)
 jax.devices()
 del os.environ['XLA_FLAGS']

@@ -484,7 +484,7 @@ def test_groups_on_many_devices():
 
   step = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
   expected = step(features, log_weights, output, targets, lengths)
-  mesh = data_mesh(4)
+  mesh = data_mesh(jax.devices()[:4])
   rows = NamedSharding(mesh, PartitionSpec(ROW_AXES))
   of_groups = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
   same = NamedSharding(mesh, PartitionSpec())

@@ -5,6 +5,7 @@ names, compression and features of the real ones.
 """
 
 import dataclasses
+import functools
 import gzip
 import itertools
 import lzma
@@ -39,8 +40,9 @@ _SMALL = {
 _OPEN = {'gz': gzip.open, 'xz': lzma.open}
 
 
-def _pairs(split: str, count: int):
-  return list(itertools.islice(generate('en', 'de', split, count), count))
+@functools.cache
+def _pairs(split: str):
+  return list(itertools.islice(generate('en', 'de', split, 300), 300))
 
 
 def _write_files(folder: Path, languages: tuple[str, str], names: list[str]):
@@ -48,7 +50,7 @@ def _write_files(folder: Path, languages: tuple[str, str], names: list[str]):
     for side, language in enumerate(languages):
       path = folder / name.format(lang=language)
       path.parent.mkdir(exist_ok=True)
-      lines = ''.join(f'{pair[side]}\n' for pair in _pairs(split, 300))
+      lines = ''.join(f'{pair[side]}\n' for pair in _pairs(split))
       open_file = _OPEN.get(path.suffix[1:], open)
       with open_file(path, 'wt', encoding='utf-8') as file:
         file.write(lines)
@@ -73,9 +75,7 @@ def _write_tfds(folder: Path, name: str, languages: tuple[str, str]):
   writer.initialize_splits(list(splits))
   writer.add_examples(
     {
-      split: [
-        dict(zip(languages, pair, strict=True)) for pair in _pairs(ours, 300)
-      ]
+      split: [dict(zip(languages, pair, strict=True)) for pair in _pairs(ours)]
       for split, ours in splits.items()
     }
   )

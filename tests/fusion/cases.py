@@ -41,19 +41,25 @@ def _both(norm: str = 'post', **options) -> ModelConfig:
 
 
 def _plain_schemes() -> dict[str, ModelConfig]:
-  """Every scheme on every side it has, post-norm and pre-norm."""
+  """Every scheme on every side it has: in a pre-norm encoder, elsewhere post."""
   cases = {}
   for name, scheme in SCHEMES.items():
     for side in scheme.module:
-      other = 'decoder' if side == 'encoder' else 'encoder'
-      for norm in ('post', 'pre'):
-        fused = {side: SideConfig(fusion=name), f'{other}_layers': 1}
-        cases[f'{name}-{side}-{norm}'] = _model(norm=norm, **fused)
+      norm = 'pre' if len(scheme.module) == 2 and side == 'encoder' else 'post'
+      fused = {side: SideConfig(fusion=name), f'{_other(side)}_layers': 1}
+      cases[f'{name}-{side}-{norm}'] = _model(norm=norm, **fused)
   return cases
 
 
+def _other(side: str) -> str:
+  return 'decoder' if side == 'encoder' else 'encoder'
+
+
 def _options() -> dict[str, ModelConfig]:
-  """Every option of every scheme away from its default at least once."""
+  """Every option of every scheme away from its default at least once.
+
+  They are on the sides of the scheme in turn.
+  """
   options = {
     'dense': [DenseOptions(include_embedding=True, post_sum_norm=True)],
     'linear': [
@@ -105,9 +111,11 @@ def _options() -> dict[str, ModelConfig]:
       ),
     ],
     'gtrans': [
-      GtransOptions(group_size=1, mode='weighted_mean', group_norm=True),
       GtransOptions(group_size=3, mode='last', single_group_norm=True),
+      GtransOptions(group_size=1, mode='weighted_mean', group_norm=True),
+      GtransOptions(group_size=3, mode='weighted_mean'),
       GtransOptions(last_group='floor', combine='geometric', temperature=1.0),
+      GtransOptions(mode='last'),
       GtransOptions(inference_groups='1:1'),
     ],
     'transparent': [TransparentOptions(dropout=0.0, weights='uniform')],
@@ -119,12 +127,12 @@ def _options() -> dict[str, ModelConfig]:
   cases = {}
   for name, scheme in SCHEMES.items():
     for number, value in enumerate(options[scheme.options]):
+      sides = list(scheme.module)
+      side = sides[number % len(sides)]
       fused = {
-        side: SideConfig(fusion=name, **{scheme.options: value})
-        for side in scheme.module
+        side: SideConfig(fusion=name, **{scheme.options: value}),
+        f'{_other(side)}_layers': 1,
       }
-      if name == 'gtrans' and value.inference_groups:
-        fused.pop('encoder')
       cases[f'{name}-options-{number}'] = _model(**fused)
   return cases
 

@@ -43,13 +43,13 @@ def test_every_model_hands_out_its_weights(name):
   ('name', 'layers'),
   [
     ('multi_layer-gtrans', 3),
-    ('gtrans-options-3', 2),
+    ('gtrans-options-5', 2),
     ('scan-shortcut-cross', 3),
     ('remat-hierarchical', 3),
   ],
 )
 def test_weights_are_distributions_over_the_source(name, layers):
-  # 'gtrans-options-3' predicts with the first group, which has two layers.
+  # 'gtrans-options-5' predicts with the first group, which has two layers.
   weights = np.asarray(jax.jit(lambda: _weights(CASES[name]))())
   assert weights.shape == (layers, 2, 2, 3, 5)
   np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)

@@ -77,11 +77,11 @@ class _Fused:
     return batch_loss(self._model, parameters, batch, 0.1, 0)
 
 
-# The place of the norms has nothing to do with who sees whom.
-_POST = [name for name in CASES if not name.endswith('-pre')]
+# Options of what happens at one position have nothing to do with who sees whom.
+_WITH_OTHERS = [name for name in CASES if '-options-' not in name]
 
 
-@pytest.fixture(scope='module', params=_POST)
+@pytest.fixture(scope='module', params=_WITH_OTHERS)
 def fused(request):
   return _Fused(CASES[request.param])
 

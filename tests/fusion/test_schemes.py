@@ -330,7 +330,7 @@ def test_bfloat16_is_close_to_float32(name):
   close = half.eager(*inputs)
   assert np.isfinite(close).all()
   np.testing.assert_allclose(close, exact.eager(*inputs), atol=0.25)
-  for fused, scale in ((half, 1.0), (half, 0.0), (exact, 0.0)):
-    gradient = jax.grad(lambda p, fused=fused: _loss(fused, p))
-    for leaf in jax.tree.leaves(gradient(fused.scaled(scale))):
-      assert np.isfinite(leaf).all(), (fused.config.compute_dtype, scale)
+  for scale in (1.0, 0.0):
+    gradient = jax.grad(functools.partial(_loss, half))
+    for leaf in jax.tree.leaves(gradient(half.scaled(scale))):
+      assert np.isfinite(leaf).all(), scale

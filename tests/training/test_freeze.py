@@ -173,7 +173,7 @@ def test_a_planned_state_has_moments_of_what_is_trained_alone(pattern):
   config = ExperimentConfig(model=PRESETS['tiny'])
   model = Transformer(config.model, 20, 20, 2)
   optimizer = make_optimizer(config.optimizer, config.model.width, 1, [pattern])
-  plan = plan_state(model, optimizer, config, data_mesh(1))
+  plan = plan_state(model, optimizer, config, data_mesh(jax.devices()[:1]))
   fresh = jax.eval_shape(lambda: initial_state(model, optimizer, 0).parameters)
   own = jax.eval_shape(optimizer.init, fresh)
   assert jax.tree.structure(plan.abstract.optimizer) == jax.tree.structure(own)

@@ -55,7 +55,7 @@ def _batch(rows=16, source=5, target=6, seed=0) -> Batch:
 def _compiled(config, devices):
   model = Transformer(config.model, 30, 30, 2)
   optimizer = make_optimizer(config.optimizer, config.model.width)
-  mesh = data_mesh(devices)
+  mesh = data_mesh(jax.devices()[:devices])
   place = replicated(mesh)
   initial = jax.jit(
     lambda: initial_state(model, optimizer, 0), out_shardings=place
