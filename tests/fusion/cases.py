@@ -41,7 +41,7 @@ def _both(norm: str = 'post', **options) -> ModelConfig:
 
 
 def _plain_schemes() -> dict[str, ModelConfig]:
-  """Every scheme on every side it has: in a pre-norm encoder, elsewhere post."""
+  """Every scheme on every side it has; pre-norm in encoders, post elsewhere."""
   cases = {}
   for name, scheme in SCHEMES.items():
     for side in scheme.module:
