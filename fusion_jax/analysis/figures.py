@@ -5,20 +5,28 @@ vision tell apart, and the map cividis, which is the same to all. Figures are
 made without pyplot: there is no global state and no screen.
 """
 
+import contextlib
+import functools
 import io
+import logging
 import math
 import types
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fusion_jax.errors import InputError, first_line
+
+logger = logging.getLogger(__name__)
 
 COLOURS = (
   '#0072B2',
@@ -47,6 +55,18 @@ _LOOK = types.MappingProxyType(
     'svg.hashsalt': 'fusion_jax',
   }
 )
+# The font that comes with matplotlib has none of these scripts.
+_EASTERN = (
+  'Noto Sans CJK JP',
+  'Noto Sans CJK SC',
+  'IPAGothic',
+  'WenQuanYi Zen Hei',
+  'Hiragino Sans',
+  'PingFang SC',
+  'Yu Gothic',
+  'Microsoft YaHei',
+  'Malgun Gothic',
+)
 # A map of more cells or columns than this has no numbers in them.
 _MOST_NUMBERS = 120
 _MOST_COLUMNS = 14
@@ -71,7 +91,7 @@ def panels(
   """
   columns = min(count, columns)
   rows = -(-count // columns)
-  with mpl.rc_context(_LOOK):
+  with mpl.rc_context(_look()):
     figure = Figure(
       figsize=(size[0] * columns, size[1] * rows), layout='constrained'
     )
@@ -297,14 +317,11 @@ def draw_pairs(
 
 def as_svg(figure: Figure) -> bytes:
   """The figure as an SVG file; the same numbers give the same bytes."""
-  buffer = io.BytesIO()
-  with mpl.rc_context(_LOOK):
-    figure.savefig(buffer, format='svg', metadata={'Date': None})
-  return buffer.getvalue()
+  return _encoded(figure, 'svg')
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-  """Writes a figure as PNG and SVG.
+  """Writes a figure as PNG and SVG; the same numbers give the same files.
 
   Args:
     figure: to write.
@@ -318,11 +335,45 @@ def save(figure: Figure, path: Path) -> list[Path]:
   """
   files = [path.with_name(f'{path.name}.{kind}') for kind in ('png', 'svg')]
   for file in files:
-    # No date: the same numbers give the same file.
-    about = {'Date': None} if file.suffix == '.svg' else None
     try:
-      with mpl.rc_context(_LOOK):
-        figure.savefig(file, metadata=about)
+      file.write_bytes(_encoded(figure, file.suffix[1:]))
     except OSError as error:
       raise InputError(f'{file}: {first_line(error)}') from error
   return files
+
+
+def _encoded(figure: Figure, kind: str) -> bytes:
+  buffer = io.BytesIO()
+  with mpl.rc_context(_look()), warnings.catch_warnings(record=True) as found:
+    warnings.filterwarnings('always', 'Glyph')
+    # No date: the same numbers give the same file.
+    about = {'Date': None} if kind == 'svg' else None
+    figure.savefig(buffer, format=kind, metadata=about)
+  missing = {str(w.message) for w in found if 'Glyph' in str(w.message)}
+  if missing:
+    logger.warning(
+      'a figure shows boxes for %d letters that no font here has; for Chinese, '
+      'Japanese and Korean install one of: %s',
+      len(missing),
+      ', '.join(_EASTERN),
+    )
+  for other in found:
+    if str(other.message) not in missing:
+      warnings.warn_explicit(
+        other.message, other.category, other.filename, other.lineno
+      )
+  return buffer.getvalue()
+
+
+@functools.cache
+def _look() -> Mapping[str, Any]:
+  """The look of all figures, with the fonts that are there."""
+  fonts = font_manager.fontManager
+  # Matplotlib keeps its list of fonts, and does not see new ones.
+  known = {font.fname for font in fonts.ttflist}
+  for path in set(font_manager.findSystemFonts()) - known:
+    with contextlib.suppress(OSError, RuntimeError):
+      fonts.addfont(path)
+  installed = {font.name for font in fonts.ttflist}
+  eastern = [name for name in _EASTERN if name in installed]
+  return _LOOK | {'font.family': ['DejaVu Sans', *eastern]}
