@@ -29,7 +29,11 @@ from fusion_jax.fusion_options import (
   ShortcutOptions,
   SideConfig,
 )
-from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.models.transformer import (
+  Parameters,
+  Transformer,
+  initial_parameters,
+)
 
 _START = 2
 
@@ -265,9 +269,12 @@ def _model(row: Row, encoder: SideConfig, decoder: SideConfig) -> Transformer:
 
 
 @functools.cache
+def _shapes(model: Transformer) -> Parameters:
+  return jax.eval_shape(lambda: initial_parameters(model, 0))
+
+
 def _count(model: Transformer) -> int:
-  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
-  return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+  return sum(leaf.size for leaf in jax.tree.leaves(_shapes(model)))
 
 
 def parameters(row: Row) -> tuple[int, int]:
@@ -287,14 +294,14 @@ def parameters(row: Row) -> tuple[int, int]:
 def _cached(model: Transformer) -> int:
   """Numbers that decoding keeps of one position of one hypothesis."""
 
-  def start(ids, lengths):
-    fresh = initial_parameters(model, 0)
-    apply = functools.partial(model.apply, {'params': fresh})
+  def start(parameters, ids, lengths):
+    apply = functools.partial(model.apply, {'params': parameters})
     encoded = apply(ids, lengths, method='encode')
     return apply(encoded, lengths, 1, 1, method='start_decoding')[0]
 
   cache = jax.eval_shape(
     start,
+    _shapes(model),
     jax.ShapeDtypeStruct((1, 2), jnp.int32),
     jax.ShapeDtypeStruct((1,), jnp.int32),
   )

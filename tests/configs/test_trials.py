@@ -11,14 +11,18 @@ import itertools
 import lzma
 from pathlib import Path
 
+import jax
 import pytest
 import tensorflow_datasets as tfds
 import tensorflow_datasets.translate  # Registers the WMT datasets.
 
 from fusion_jax.data.embedded import generate
 from fusion_jax.flags import load_config, override
+from fusion_jax.parallel.mesh import make_mesh
 from fusion_jax.training import loop
 from fusion_jax.training.trained import load_run
+
+pytestmark = pytest.mark.usefixtures('shapes_unchecked')
 
 _CONFIGS = Path(__file__).parents[2] / 'configs'
 _SMALL = {
@@ -26,8 +30,8 @@ _SMALL = {
   'data.embedded_pairs': '300',
   'data.batch.tokens': '512',
   'data.batch.shapes': '1',
-  # For eight devices and two parts.
-  'data.batch.row_multiple': '16',
+  # For two devices and two parts.
+  'data.batch.row_multiple': '4',
   'model.width': '16',
   'model.filter': '16',
   'model.heads': '2',
@@ -38,6 +42,14 @@ _SMALL = {
   'decoding.max_source_length': '32',
 }
 _OPEN = {'gz': gzip.open, 'xz': lzma.open}
+
+
+@pytest.fixture(autouse=True)
+def _two_devices(monkeypatch):
+  def mesh(config):
+    return make_mesh(config, jax.devices()[:2])
+
+  monkeypatch.setattr(loop, 'make_mesh', mesh)
 
 
 @functools.cache

@@ -274,12 +274,12 @@ def test_every_line_at_once(tokenizer):
 
 def test_few_lines_are_held(tokenizer):
   options = dataclasses.replace(OPTIONS, batch_tokens=16)
-  translator = Translator(make_run(tokenizer), options)
+  translator = Translator(make_run(tokenizer), options, devices=1)
   held, most, read = 0, 0, 0
 
   def lines():
     nonlocal held, most, read
-    for _ in range(3_000):
+    for _ in range(600):
       held, read = held + 1, read + 1
       most = max(most, held)
       yield 'a dog'

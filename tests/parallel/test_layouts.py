@@ -38,6 +38,8 @@ from fusion_jax.training.step import (
 sys.path.insert(0, str(Path(__file__).parents[1] / 'fusion'))
 from cases import CASES
 
+pytestmark = pytest.mark.usefixtures('shapes_unchecked')
+
 _VOCABULARY = 32
 _TINY = dataclasses.replace(
   PRESETS['tiny'],
@@ -158,8 +160,12 @@ def _scheme_cases() -> dict[str, ModelConfig]:
     '-'.join(names): _fused(*names)
     for names in itertools.zip_longest(encoder, decoder, fillvalue='none')
   }
-  for name in ('multi_layer-2', 'shortcut-both', 'rezero', 'scan-linear'):
-    cases[name] = CASES[name]
+  cases['scan-linear'] = CASES['scan-linear']
+  cases['shortcut-multi_layer'] = dataclasses.replace(
+    CASES['rezero'],
+    encoder=CASES['shortcut'].encoder,
+    decoder=CASES['multi_layer-2'].decoder,
+  )
   return cases
 
 

@@ -24,7 +24,7 @@ _RUN = {
   'training__steps': 60,
   'training__save_every': 20,
   'training__validate_every': 9_999,
-  'parallel__lost_after': 12,
+  'parallel__lost_after': 9,
 }
 
 

@@ -26,7 +26,7 @@ _RUN = {
   'training__steps': _STEPS,
   'training__save_every': 20,
   'training__validate_every': 40,
-  'parallel__lost_after': 12,
+  'parallel__lost_after': 9,
   # Adam must not blow up what is zero but for rounding.
   'optimizer__epsilon': 1e-3,
 }
@@ -142,7 +142,7 @@ def test_a_process_that_is_lost_or_hangs_ends_the_other(
   program.finish(both[1])
   assert code == 75, err
   message = one_line(err.replace(err.partition('error:')[0], ''))
-  assert 'no sign of life for 12 s from process 1 (last seen at step' in message
+  assert 'no sign of life for 9 s from process 1 (last seen at step' in message
   assert 'start all processes again with the same command' in message
   assert 20 in saved_steps(workdir)
 

@@ -18,6 +18,8 @@ from fusion_jax.config import (
 )
 from fusion_jax.training import loop
 
+pytestmark = pytest.mark.usefixtures('shapes_unchecked')
+
 
 def _config(prepared) -> ExperimentConfig:
   return ExperimentConfig(
