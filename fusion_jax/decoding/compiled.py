@@ -68,6 +68,7 @@ class SearchRows(NamedTuple):
 @functools.partial(
   jax.jit, static_argnames=('models', 'settings', 'max_length')
 )
+@over_rows
 def search_batch(
   parameters: tuple[Parameters, ...],
   rows: SearchRows,
@@ -91,20 +92,6 @@ def search_batch(
   Returns:
     `settings.keep` hypotheses of each sentence.
   """
-  search = functools.partial(
-    _search, models=models, settings=settings, max_length=max_length
-  )
-  return over_rows(search)(parameters, rows)
-
-
-def _search(
-  parameters: tuple[Parameters, ...],
-  rows: SearchRows,
-  *,
-  models: tuple[Transformer, ...],
-  settings: SearchSettings,
-  max_length: int,
-) -> Hypotheses:
   step, cache = start(
     models,
     parameters,

@@ -6,7 +6,7 @@ import logging
 
 from fusion_jax.config import DataConfig
 from fusion_jax.errors import InputError
-from fusion_jax.training.trained import Run, load_run
+from fusion_jax.training.trained import Run, load_flagged
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +59,7 @@ def load_chosen(arguments: argparse.Namespace) -> Run:
   Raises:
     InputError: of `load_run` and `in_direction`.
   """
-  run = load_run(
-    arguments.workdir,
-    arguments.step,
-    arguments.average,
-    arguments.average_of,
-    arguments.parameters,
-  )
+  run = load_flagged(arguments)
   languages = arguments.source_language, arguments.target_language
   return in_direction(run, str(arguments.workdir), *languages)
 

@@ -46,6 +46,7 @@ class ForcedRows(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=('models', 'mixture', 'weight'))
+@over_rows
 def forced_scores(
   parameters: tuple[Parameters, ...],
   rows: ForcedRows,
@@ -67,20 +68,6 @@ def forced_scores(
     The log-probability of every token (padding has values too), and the
     coverage penalty, 0 with no weight.
   """
-  score = functools.partial(
-    _scores, models=models, mixture=mixture, weight=weight
-  )
-  return over_rows(score)(parameters, rows)
-
-
-def _scores(
-  parameters: tuple[Parameters, ...],
-  rows: ForcedRows,
-  *,
-  models: tuple[Transformer, ...],
-  mixture: Mixture,
-  weight: float,
-) -> tuple[Float32[Array, 'B T'], Float32[Array, ' B']]:
   tokens = jnp.arange(rows.target.shape[1]) < rows.target_lengths[:, None]
   outputs, bonus = [], jnp.zeros(rows.target.shape[0])
   for model, own, source, share in zip(

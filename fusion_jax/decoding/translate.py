@@ -177,7 +177,7 @@ class Translator:
   def warm_up(self) -> Iterator[tuple[DecodeShape, float]]:
     """Compiles every shape, as it is without prefixes.
 
-    A batch with a prefix has a program of its own, compiled when it comes.
+    Windows with a prefix have programs of their own, compiled when they come.
 
     Yields:
       Each shape and the seconds it took.
@@ -186,7 +186,7 @@ class Translator:
     sentence = Sentence(tuple([end] for _ in self._ensemble.runs))
     for shape in self.shapes:
       begin = time.perf_counter()
-      started = self._start(PlannedBatch(shape, [0]), [sentence], 0)
+      started = self._start(PlannedBatch(shape, [0]), [sentence], 0, False)
       jax.block_until_ready(started)
       yield shape, time.perf_counter() - begin
 
@@ -206,9 +206,11 @@ class Translator:
     """
     found: dict[int, list[Translation]] = {}
     lengths = [sentence.length for sentence in sources]
+    # Of all, so that every process starts the same program.
+    prefixed = any(sentence.prefix for sentence in sources)
     batches = own_batches(lengths, self.shapes)
     for batch, hypotheses in one_ahead(
-      (batch, self._start(batch, sources, first)) for batch in batches
+      (batch, self._start(batch, sources, first, prefixed)) for batch in batches
     ):
       read = [sources[sentence].sources[0] for sentence in batch.sentences]
       texts = self._texts(hypotheses, read)
@@ -220,7 +222,11 @@ class Translator:
     return [found[number] for number in range(len(sources))]
 
   def _start(
-    self, batch: PlannedBatch, sources: Sequence[Sentence], first: int
+    self,
+    batch: PlannedBatch,
+    sources: Sequence[Sentence],
+    first: int,
+    prefixed: bool,
   ) -> Hypotheses:
     """Starts the search; the arrays are ready later."""
     chosen = [sources[sentence] for sentence in batch.sentences]
@@ -229,8 +235,6 @@ class Translator:
       [sentence.sources[run] for sentence in chosen]
       for run in range(len(self._ensemble.runs))
     )
-    # As all processes see it: batches with prefixes are another program.
-    prefixed = any(sentence.prefix for sentence in sources)
     limits = [self._limit(sentence) for sentence in chosen]
     numbers = (self._number_of(first + each) for each in batch.sentences)
     rows = SearchRows(

@@ -184,18 +184,8 @@ def _check(kind: str, chosen: str | int, count: int) -> None:
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'wanted'))
+@over_rows
 def _look(
-  parameters: Parameters,
-  rows: tuple[Int32[Array, 'B S'], Int32[Array, ' B'], Int32[Array, 'B T']],
-  *,
-  model: Transformer,
-  wanted: Wanted,
-) -> Look:
-  look = functools.partial(_look_at_rows, model=model, wanted=wanted)
-  return over_rows(look)(parameters, rows)
-
-
-def _look_at_rows(
   parameters: Parameters,
   rows: tuple[Int32[Array, 'B S'], Int32[Array, ' B'], Int32[Array, 'B T']],
   *,

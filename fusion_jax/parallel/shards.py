@@ -1,5 +1,6 @@
 """A function on the rows of each shard by itself, without any exchange."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,20 +17,22 @@ def over_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 
   Args:
     function: of something that is whole on all shards, a batch, and more that
-      is whole; gives something for every row.
+      is whole, and of options by name; gives something for every row.
 
   Returns:
     The function of the whole batch on the present mesh; what it gives lies as
     the rows do.
   """
 
-  def on_all_shards(whole, batch, *others):
+  @functools.wraps(function)
+  def on_all_shards(whole, batch, *others, **options):
     axes = row_axes()
+    on_shard = functools.partial(function, **options)
     if not axes:
-      return function(whole, batch, *others)
+      return on_shard(whole, batch, *others)
     uncut = PartitionSpec()
     return jax.shard_map(
-      function,
+      on_shard,
       in_specs=(uncut, PartitionSpec(axes), *(uncut for _ in others)),
       out_specs=PartitionSpec(axes),
       axis_names=set(axes),

@@ -42,16 +42,10 @@ def main(argv: list[str]) -> None:
   start_logging()
   # After the flags: JAX starts slowly.
   from fusion_jax.training.save_mean import check_new, write_mean
-  from fusion_jax.training.trained import load_run
+  from fusion_jax.training.trained import load_flagged
 
   check_new(arguments.output)
-  run = load_run(
-    arguments.workdir,
-    arguments.step,
-    arguments.average,
-    arguments.average_of,
-    arguments.parameters,
-  )
+  run = load_flagged(arguments)
   write_mean(run, arguments.workdir.resolve().name, arguments.output)
   print(arguments.output)
 

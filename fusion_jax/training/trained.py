@@ -1,5 +1,6 @@
 """A trained run, loaded from its directory for decoding."""
 
+import argparse
 import dataclasses
 import logging
 from collections.abc import Mapping
@@ -108,6 +109,17 @@ def load_run(
   digests = tokenizer_digests(source, target)
   steps, loaded = _load_parameters(workdir, model, digests, config, choice)
   return Run(config, model, loaded, max(steps), source, target, steps)
+
+
+def load_flagged(arguments: argparse.Namespace) -> Run:
+  """`load_run` with a parser's workdir and `add_checkpoint_flags`."""
+  return load_run(
+    arguments.workdir,
+    arguments.step,
+    arguments.average,
+    arguments.average_of,
+    arguments.parameters,
+  )
 
 
 def _load_parameters(

@@ -55,7 +55,7 @@ def caption_lengths(count=29_000):
   return np.clip(np.rint(np.exp(logs)), 3, [53, 56]).astype(np.int32)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(lengths=LENGTHS, config=CONFIGS, devices=st.sampled_from([1, 2, 6]))
 def test_shapes_keep_to_the_config(lengths, config, devices):
   shapes = batching.choose_shapes(lengths, config, devices)
@@ -143,7 +143,7 @@ def test_smallest_shape_that_fits():
   assert batching.assign_shapes(lengths, shapes).tolist() == [0, 1, 2, 2, -1]
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(lengths=LENGTHS, config=CONFIGS, seed=st.integers(0, 2**31))
 def test_every_example_once_an_epoch_and_within_its_shape(
   lengths, config, seed

@@ -76,7 +76,7 @@ def test_normalisation_of_known_cases(raw, expected):
   assert normalise(raw) == expected
 
 
-@hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
+@hypothesis.settings(max_examples=200)
 @hypothesis.given(strategies.text())
 def test_normalised_lines_stay_as_they_are(text):
   line = normalise(text)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fusion_jax.config import DataConfig, Direction
@@ -51,7 +51,6 @@ def test_the_largest_remainders_are_rounded_up():
   assert apportioned(10, np.array([0.55, 0.36, 0.09])).tolist() == [5, 4, 1]
 
 
-@settings(deadline=None, derandomize=True)
 @given(SIZES)
 def test_shares_in_proportion_are_the_sizes(sizes):
   parts = shares(sizes, [1.0] * len(sizes), 1.0)
@@ -83,7 +82,6 @@ def test_a_mixture_by_hand():
     assert set(shown[:2, slot]) == set(shown[2:, slot]) == block
 
 
-@settings(deadline=None, derandomize=True)
 @given(SIZES, st.floats(0.2, 20), st.integers(0, 2**31), st.data())
 def test_every_example_once_before_any_comes_again(
   sizes, temperature, seed, data

@@ -30,7 +30,7 @@ def _pair(source, target):
   return _Pair(np.array(source, np.int32), np.array(target, np.int32))
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(
   lengths=_LENGTHS,
   rows=st.integers(1, 6),

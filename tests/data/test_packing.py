@@ -21,7 +21,7 @@ def _sorted(lengths):
   return lengths[np.lexsort(lengths.T)]
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(lengths=_LENGTHS, spare=st.tuples(*[st.integers(0, 90)] * 2))
 def test_rows_hold_every_pair_once_and_no_more_than_fits(lengths, spare):
   source, target = (lengths.max(axis=0) + spare).tolist()
@@ -88,7 +88,7 @@ def test_captions_fill_their_rows():
   assert (lengths.sum(axis=0) / slots > 0.95).all()
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(
   lengths=_LENGTHS,
   config=st.builds(

@@ -133,7 +133,7 @@ def test_an_epoch_has_every_example_once(packing):
   assert epochs[0] != epochs[1]
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(max_examples=20)
 @given(
   step=st.integers(0, 10**9),
   count=st.sampled_from([1, 2, 4, 8]),

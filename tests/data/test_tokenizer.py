@@ -67,7 +67,7 @@ def test_training_twice_gives_the_same_model(algorithm, capfd):
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
-@hypothesis.settings(deadline=None, derandomize=True, max_examples=150)
+@hypothesis.settings(max_examples=150)
 @hypothesis.given(text=strategies.text(), seed=strategies.integers())
 def test_decoding_gives_back_any_line(tokenizers, algorithm, text, seed):
   line = normalise(text)

@@ -15,7 +15,7 @@ from fusion_jax.decoding.constraints import (
 from fusion_jax.decoding.search import LengthPenalty, beam_search
 
 START, END = 0, 1
-some = settings(deadline=None, derandomize=True, max_examples=8)
+some = settings(max_examples=8)
 
 
 def _logits(seed, vocabulary=4):

@@ -34,7 +34,7 @@ def test_cuts(line, characters, pieces):
   assert split(line, characters) == pieces
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(max_examples=100)
 @given(
   st.text('ab .!。', max_size=60).map(lambda s: ' '.join(s.split())),
   st.integers(1, 20),

@@ -20,7 +20,7 @@ PENALTIES = (
   LengthPenalty('length', 1.0),
   LengthPenalty('none'),
 )
-some = settings(deadline=None, derandomize=True, max_examples=8)
+some = settings(max_examples=8)
 
 # From each state (row) to the next: start, end, a, b, c.
 #   start -> a 0.6, b 0.4;  a -> end 0.3, b 0.2, c 0.5;  b -> end 0.9, c 0.1;

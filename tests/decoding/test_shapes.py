@@ -55,7 +55,7 @@ def test_target_limit():
   assert target_limit(11, options, longest=14) == 14
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 @given(
   st.lists(st.integers(1, 40), max_size=80),
   st.integers(1, 400),
@@ -90,7 +90,7 @@ def test_batches_dealt_to_three_processes():
   ]
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 40), max_size=80), st.integers(1, 5))
 def test_processes_have_the_same_shapes_and_together_every_batch(
   lengths, processes

@@ -172,7 +172,7 @@ def test_factored_is_plain_with_the_products_of_its_blocks(layers):
   )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
   a=st.floats(-10, 10),
   b=st.floats(-10, 10),
@@ -488,7 +488,7 @@ def test_attention_sums_to_one_over_the_layers(
   np.testing.assert_allclose(attention.sum(2), 1, rtol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
   count=st.integers(1, 7),
   scale=st.sampled_from([1e-6, 1.0, 1e3]),

@@ -409,7 +409,7 @@ def test_transparent_weight_on_the_last_layer_is_the_baseline():
     np.testing.assert_array_equal(memory, states[3])
 
 
-@settings(deadline=None, derandomize=True, max_examples=5)
+@settings(max_examples=5)
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 99))
 def test_transparent_memories_are_means(layers, decoder_layers, seed):
   module = _transparent(layers, 'rezero', decoder_layers)

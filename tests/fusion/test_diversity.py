@@ -35,7 +35,7 @@ def test_by_hand():
   )
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000))
 def test_between_0_and_1(seed):
   value = _diversity(_layers(seed), _KEEP)
@@ -43,7 +43,7 @@ def test_between_0_and_1(seed):
   assert 0 <= float(value) <= 1
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 10_000), st.sampled_from([-3.0, -1.0, 0.5, 1.0, 7.0]))
 def test_proportional_layers_have_none(seed, factor):
   (h,) = _layers(seed, 1)
@@ -56,7 +56,7 @@ def test_orthogonal_layers_have_all():
   assert float(_diversity((h, jnp.roll(h, 1, -1), h), _KEEP)) == 1
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 10_000))
 def test_the_length_of_a_vector_is_nothing(seed):
   layers = _layers(seed)

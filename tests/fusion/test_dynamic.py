@@ -159,7 +159,7 @@ def test_constant_weights_are_a_diagonal_combination():
   )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(layers=st.sampled_from([1, 3, 6]), seed=st.integers(0, 999))
 def test_softmax_weights_keep_the_sum_among_the_layers(layers, seed):
   module = _module(layers, options=DynamicOptions(normalize='softmax'))

@@ -144,7 +144,6 @@ def test_psi_by_hand():
   np.testing.assert_allclose(np.exp(log_psi), [0.2026, 0.7974], atol=1e-4)
 
 
-@settings(deadline=None, derandomize=True)
 @given(
   st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=6),
   st.floats(-100, 100, width=32),
@@ -195,7 +194,7 @@ def test_mixture_by_hand():
   np.testing.assert_allclose(np.exp(geometric), expected, rtol=1e-6)
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 1.0, 30.0]))
 def test_mixture_sums(seed, scale):
   logits, log_weights = _random_mixture(seed, scale=scale)

@@ -20,7 +20,7 @@ from fusion_jax.fusion.routing import (
 )
 
 _E = math.e
-_FEW = settings(deadline=None, derandomize=True, max_examples=12)
+_FEW = settings(max_examples=12)
 # L, N, C: one of each, odd ones, more inputs than capsules and the reverse.
 _SHAPES = st.sampled_from([(6, 8, 1), (1, 4, 1), (3, 1, 4), (5, 2, 3)])
 _SEEDS = st.integers(0, 99)

@@ -108,7 +108,7 @@ def test_gates_by_hand():
   np.testing.assert_allclose(mixed, [[6.0, 8.0, 4.0, 10.0]], rtol=1e-6)
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
+@settings(max_examples=30)
 @given(
   st.integers(0, 99),
   st.sampled_from([1e-6, 1.0, 1e3]),

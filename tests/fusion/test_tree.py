@@ -150,7 +150,7 @@ def test_exploitation_scores_by_hand():
   )
 
 
-@settings(deadline=None, derandomize=True, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(1, 5), st.floats(1e-3, 1e3), st.integers(0, 99))
 def test_exploitation_scores_are_shares(inputs, scale, seed):
   kernel = np.random.default_rng(seed).normal(size=(inputs * 4, 3))
@@ -188,7 +188,6 @@ def test_groups_written_out(layers, size, groups):
   assert {n: list(group) for n, group in found.items()} == groups
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.integers(1, 40), st.integers(2, 10))
 def test_groups_cover_every_layer_once(layers, size):
   groups = tree_groups(layers, size)

@@ -42,7 +42,7 @@ def test_positions_begin_anew_in_every_segment():
   ]
 
 
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(max_examples=20)
 @given(
   st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=2, max_size=2)
 )
