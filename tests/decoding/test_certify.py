@@ -256,7 +256,7 @@ def test_so_many_devices_translate(tokenizer):
     translator = Translator(make_run(tokenizer), OPTIONS, devices=count)
     shape = next(s for s in translator.shapes if s.rows == 8)
     batch = PlannedBatch(shape, list(range(4)))
-    tokens = translator._start(batch, sources, 0).tokens
+    tokens = translator._start(batch, sources, 0, prefixed=False).tokens
     assert len(tokens.sharding.device_set) == count
     assert tokens.addressable_shards[0].data.shape[0] == 8 // count
 
