@@ -18,7 +18,6 @@ os.environ['XLA_FLAGS'] = ' '.join(
 )
 
 import jax
-import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -42,14 +41,6 @@ def pytest_configure(config):
   folder = config.cache.mkdir('xla')
   jax.config.update('jax_compilation_cache_dir', str(folder))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-
-
-@pytest.fixture
-def shapes_unchecked():
-  """Saves a fifth of the time; for calls whose shapes other tests check."""
-  jaxtyping.config.update('jaxtyping_disable', True)
-  yield
-  jaxtyping.config.update('jaxtyping_disable', False)
 
 
 @pytest.fixture(scope='module', autouse=True)

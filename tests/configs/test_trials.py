@@ -22,8 +22,6 @@ from fusion_jax.parallel.mesh import make_mesh
 from fusion_jax.training import loop
 from fusion_jax.training.trained import load_run
 
-pytestmark = pytest.mark.usefixtures('shapes_unchecked')
-
 _CONFIGS = Path(__file__).parents[2] / 'configs'
 _SMALL = {
   'data.tokenizer.vocabulary_size': '400',

@@ -9,8 +9,6 @@ from cases import CASES
 from fusion_jax.models.attention_views import cross_attention_weights
 from fusion_jax.models.transformer import Transformer
 
-pytestmark = pytest.mark.usefixtures('shapes_unchecked')
-
 _SOURCE = jnp.array([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]])
 _LENGTHS = jnp.array([5, 3])
 _TARGET = jnp.array([[7, 6, 3], [9, 8, 3]])

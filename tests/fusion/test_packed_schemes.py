@@ -14,8 +14,6 @@ from fusion_jax.fusion.groups import token_mixture
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.training.step import batch_loss
 
-pytestmark = pytest.mark.usefixtures('shapes_unchecked')
-
 _VOCABULARY, _START = 11, 2
 # Source and target lengths of three sentences in a row. The second row has
 # other tokens in the middle one; the others are empty.

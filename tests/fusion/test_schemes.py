@@ -154,7 +154,6 @@ def test_log_probabilities_are_finite_and_normalised(fused):
     assert (total <= 1 + 1e-5).all()
 
 
-@pytest.mark.usefixtures('shapes_unchecked')
 def test_features_move_with_their_positions(fused):
   # Without positional encodings and the causal mask no position is special.
   random = np.random.default_rng(3)
@@ -215,7 +214,6 @@ def test_extreme_inputs_stay_finite(fused):
     assert np.isfinite(got).all(), scale
 
 
-@pytest.mark.usefixtures('shapes_unchecked')
 def test_cached_decoding_equals_the_full_pass(fused):
   source, target = _inputs()
   targets = np.stack([target, target[::-1]])
@@ -305,7 +303,6 @@ def _has_no_gradient(config, name: str) -> bool:
   )
 
 
-@pytest.mark.usefixtures('shapes_unchecked')
 def test_gradients_are_finite_and_reach_every_parameter(fused):
   # Not compiled as a whole, which takes longer than all it computes.
   gradient = jax.grad(lambda parameters: _loss(fused, parameters))
@@ -325,7 +322,6 @@ _HALF = {
 }
 
 
-@pytest.mark.usefixtures('shapes_unchecked')
 @pytest.mark.parametrize('name', _HALF)
 def test_bfloat16_is_close_to_float32(name):
   exact = _Fused(_HALF[name])

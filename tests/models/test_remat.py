@@ -11,8 +11,6 @@ from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer, initial_parameters
 
-pytestmark = pytest.mark.usefixtures('shapes_unchecked')
-
 _POLICIES = ('nothing', 'dots_without_batch', 'dots')
 
 

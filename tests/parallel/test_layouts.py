@@ -38,8 +38,6 @@ from fusion_jax.training.step import (
 sys.path.insert(0, str(Path(__file__).parents[1] / 'fusion'))
 from cases import CASES
 
-pytestmark = pytest.mark.usefixtures('shapes_unchecked')
-
 _VOCABULARY = 32
 _TINY = dataclasses.replace(
   PRESETS['tiny'],

@@ -20,8 +20,6 @@ from fusion_jax.training.fresh import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import make_train_step, zero_totals
 
-pytestmark = pytest.mark.usefixtures('shapes_unchecked')
-
 _START, _END, _SIZE, _LONGEST = 1, 2, 16, 5
 _STEPS = 700
 

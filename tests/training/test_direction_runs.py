@@ -22,8 +22,6 @@ from fusion_jax.flags import override
 from fusion_jax.training import loop
 from fusion_jax.training.trained import load_run
 
-pytestmark = pytest.mark.usefixtures('shapes_unchecked')
-
 NAMES = ['en-de', 'de-en', 'en-fr']
 SENTENCES = 3
 

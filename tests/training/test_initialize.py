@@ -20,8 +20,6 @@ from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.training import initialize
 from fusion_jax.training.initialize import stacked, unstacked, with_baseline
 
-pytestmark = pytest.mark.usefixtures('shapes_unchecked')
-
 _ROOT = Path(__file__).parents[2]
 
 

@@ -23,8 +23,6 @@ from fusion_jax.training import loop
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.trained import load_run
 
-pytestmark = pytest.mark.usefixtures('shapes_unchecked')
-
 
 @pytest.fixture(scope='module')
 def config(tmp_path_factory):

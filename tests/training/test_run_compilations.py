@@ -18,8 +18,6 @@ from fusion_jax.config import (
 )
 from fusion_jax.training import loop
 
-pytestmark = pytest.mark.usefixtures('shapes_unchecked')
-
 
 def _config(prepared) -> ExperimentConfig:
   return ExperimentConfig(

@@ -16,8 +16,6 @@ from fusion_jax.fusion_options import (
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
 
-pytestmark = pytest.mark.usefixtures('shapes_unchecked')
-
 _BATCH = Batch(
   source=jnp.array([[4, 5, 3], [6, 3, 0]]),
   target=jnp.array([[7, 8, 3], [9, 3, 0]]),
