@@ -93,7 +93,11 @@ def _rows(topologies: list[str]) -> Iterator[Row]:
 
 
 def _compiled(row: Row) -> dict[str, Any]:
-  """The figures of a row, or the line that says why there are none."""
+  """The figures of a row, or the line that says why there are none.
+
+  Raises:
+    RuntimeError: it ended in an error of its own.
+  """
   with tempfile.TemporaryDirectory() as folder:
     output = Path(folder, 'figures.json')
     answer = subprocess.run(
@@ -104,6 +108,8 @@ def _compiled(row: Row) -> dict[str, Any]:
     )
     if answer.returncode == 0:
       return json.loads(output.read_text())
+    if answer.returncode != 2:  # Of an InputError.
+      raise RuntimeError(f'{row.key}: {answer.stderr}')
     return {'refused': answer.stderr.splitlines()[-1]}
 
 
