@@ -1,5 +1,6 @@
 """Eight CPU devices for all tests; most of them use one."""
 
+import gc
 import importlib.metadata
 import os
 
@@ -38,9 +39,21 @@ def pytest_configure(config):
   """Keeps what is compiled for the next file, worker or run."""
   if not config.pluginmanager.hasplugin('cacheprovider'):
     return
-  folder = config.cache.mkdir('xla')
-  jax.config.update('jax_compilation_cache_dir', str(folder))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  kept = {
+    'jax_compilation_cache_dir': str(config.cache.mkdir('xla')),
+    'jax_persistent_cache_min_compile_time_secs': 0,
+  }
+  for name, value in kept.items():
+    jax.config.update(name, value)
+    os.environ[name.upper()] = str(value)
+
+
+def pytest_collection_finish():
+  """Leaves what was imported out of every collection of garbage."""
+  gc.collect()
+  gc.freeze()
+  # Tracing makes many small objects and few cycles.
+  gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -113,7 +113,6 @@ class _Training:
     self._model = model = make_model(config, source, target)
     recipe = config.optimizer, config.model.width, config.training.steps
     optimizer = make_optimizer(*recipe, config.training.freeze)
-    self._last_rate = functools.partial(last_rate, *recipe)
     self._plan = plan_state(model, optimizer, config, mesh)
     self._step = make_train_step(
       model, optimizer, config, mesh, self._plan.specs
@@ -123,6 +122,7 @@ class _Training:
       functools.partial(zero_totals, config.model.encoder_layers)
     )
     self._gathered = on_mesh(lambda parameters: parameters)
+    self._last_rate = on_mesh(functools.partial(last_rate, *recipe))
     self._progress = Progress()
     self._validate = (
       Validator(config, model, corpus, mesh, workdir)
@@ -139,7 +139,7 @@ class _Training:
     self._state, self._progress = self._checkpoints.restore(
       self._plan.abstract, self._iterator
     )
-    step = self._checkpoints.latest_step() or 0
+    self._restored = step = self._checkpoints.latest_step() or 0
     if step:
       logger.info('going on from step %d', step)
     else:
@@ -178,7 +178,7 @@ class _Training:
     training = self._config.training
     self._totals, self._clock = self._zero_totals(), _Clock()
     in_flight = collections.deque()
-    step, stopped = int(self._state.step), False
+    step, stopped = self._restored, False
     while step < training.steps and not self._out_of_patience():
       self._heartbeat.at(step)
       self._update(in_flight)

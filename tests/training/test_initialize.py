@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -160,11 +159,9 @@ def _train(workdir, *flags):
     '--config.training.translate_sentences=2',
     *flags,
   ]
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
   return subprocess.run(
     command,
     cwd=_ROOT,
-    env=environment,
     capture_output=True,
     text=True,
     check=False,
