@@ -100,9 +100,10 @@ class Validator:
     self._split = corpus.split('valid')
     shards = row_shards(mesh)
     # The same shapes for all directions: they are compiled once.
+    batch, most = config.data.batch, min(config.data.batch.shapes, _SHAPES)
     self._shapes = choose_shapes(
       self._split.lengths,
-      dataclasses.replace(config.data.batch, shapes=_SHAPES),
+      dataclasses.replace(batch, shapes=most),
       shards,
       config.data.filter.max_length,
     )

@@ -77,8 +77,15 @@ class _Fused:
     return batch_loss(self._model, parameters, batch, 0.1, 0)
 
 
-# Options of what happens at one position have nothing to do with who sees whom.
-_WITH_OTHERS = [name for name in CASES if '-options-' not in name]
+# What happens at one position has nothing to do with who sees whom: options,
+# starts, norms, and how often a layer is compiled or computed.
+_OF_ONE_POSITION = (
+  *('-options-', '-start', 'rezero-', 'post-per', 'pre-no-', 'remat-'),
+  *('scan-tree', 'scan-rezero', 'scan-linear', 'different-', 'one-layer'),
+)
+_WITH_OTHERS = [
+  name for name in CASES if not any(part in name for part in _OF_ONE_POSITION)
+]
 
 
 @pytest.fixture(scope='module', params=_WITH_OTHERS)
