@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compiled
+from drawn import drawn_parameters
 from matplotlib import image
 
 from fusion_jax.analysis import figures, lesions
@@ -62,13 +63,7 @@ def _model(config):
 
 
 def _parameters(config):
-  """Random everywhere, so that nothing is left out by a zero."""
-  shapes = jax.eval_shape(lambda: initial_parameters(_model(config), 0))
-  random = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda x: jnp.asarray(0.3 * random.standard_normal(x.shape), x.dtype),
-    shapes,
-  )
+  return drawn_parameters(_model(config))
 
 
 @functools.cache

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from copying import Copying, make_run, make_tokenizer, random_run
+from drawn import drawn_parameters
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding import request as request_module
@@ -44,7 +44,6 @@ from fusion_jax.models.transformer import (
   ModelOutput,
   OutputLayer,
   Transformer,
-  initial_parameters,
 )
 
 PROGRAM = Path(__file__).parents[2] / 'decode.py'
@@ -371,11 +370,7 @@ def _fused(tokenizer, name):
     run.config.model, **layers, **dict.fromkeys(sides, side)
   )
   model = run.model.clone(config=config)
-  generator = np.random.default_rng(1)
-  parameters = jax.tree.map(
-    lambda leaf: generator.normal(0, 0.3, leaf.shape).astype(leaf.dtype),
-    jax.eval_shape(lambda: initial_parameters(model, 0)),
-  )
+  parameters = drawn_parameters(model)
   config = dataclasses.replace(run.config, model=config)
   return dataclasses.replace(
     run, config=config, model=model, parameters=parameters

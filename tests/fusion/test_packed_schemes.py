@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES
+from drawn import drawn_parameters
 
 from fusion_jax.data.batching import Shape, assemble
 from fusion_jax.data.packed_batches import assemble_packed
 from fusion_jax.fusion.groups import token_mixture
-from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.models.transformer import Transformer
 from fusion_jax.training.step import batch_loss
 
 _VOCABULARY, _START = 11, 2
@@ -49,12 +50,7 @@ class _Fused:
   def __init__(self, config):
     self.combine = config.decoder.gtrans.combine
     self._model = Transformer(config, _VOCABULARY, _VOCABULARY, _START)
-    shapes = jax.eval_shape(lambda: initial_parameters(self._model, 0))
-    leaves, structure = jax.tree.flatten(shapes)
-    random = np.random.default_rng(1)
-    drawn = [0.3 * random.standard_normal(leaf.shape) for leaf in leaves]
-    drawn = [jnp.asarray(leaf, jnp.float32) for leaf in drawn]
-    self._parameters = jax.tree.unflatten(structure, drawn)
+    self._parameters = drawn_parameters(self._model)
 
   def alone(self):
     """The output for every sentence in a row of its own."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from beams import changing_rows
 from cases import CASES
+from drawn import drawn_parameters
 
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.groups import group_count, mixture_log_probabilities
@@ -18,7 +19,6 @@ from fusion_jax.losses import cross_entropy
 from fusion_jax.models.context import Context
 from fusion_jax.models.transformer import (
   Transformer,
-  initial_parameters,
   output_logits,
   shift_right,
 )
@@ -37,20 +37,6 @@ def _inputs():
 
 def _model(config) -> Transformer:
   return Transformer(config, _VOCABULARY, _VOCABULARY, _START)
-
-
-def _parameters(model, scale=0.3):
-  """Random everywhere: a generic point, where no zero hides an error."""
-  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
-  leaves, structure = jax.tree.flatten(shapes)
-  random = np.random.default_rng(1)
-  return jax.tree.unflatten(
-    structure,
-    [
-      jnp.asarray(scale * random.standard_normal(x.shape), x.dtype)
-      for x in leaves
-    ],
-  )
 
 
 def _log_probabilities(output, combine):
@@ -75,7 +61,7 @@ class _Fused:
   def __init__(self, config):
     self.config = config
     self.model = _model(config)
-    self.parameters = _parameters(self.model)
+    self.parameters = drawn_parameters(self.model)
     self._forward = jax.jit(self._plain_forward)
 
   def _plain_forward(self, parameters, source, target):

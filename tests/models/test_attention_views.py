@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import drawn_parameters
 
 from fusion_jax.config import PRESETS
 from fusion_jax.models.attention_views import cross_attention_weights
 from fusion_jax.models.transformer import (
   Transformer,
-  initial_parameters,
   shift_right,
 )
 
@@ -51,7 +51,7 @@ def _seen(model, parameters, deterministic=True):
 
 @pytest.fixture(scope='module')
 def parameters():
-  return initial_parameters(_model(), 0)
+  return drawn_parameters(_model())
 
 
 @pytest.fixture(scope='module')

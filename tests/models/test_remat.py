@@ -6,10 +6,11 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
+from drawn import drawn_parameters
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
-from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.models.transformer import Transformer
 
 _POLICIES = ('nothing', 'dots_without_batch', 'dots')
 
@@ -36,7 +37,7 @@ def _gradient(scan: bool, **remat):
     )
     return (output.features**3).sum()
 
-  return jax.grad(loss), initial_parameters(model, 0)
+  return jax.grad(loss), drawn_parameters(model)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import drawn_parameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +12,6 @@ from fusion_jax.config import PRESETS
 from fusion_jax.models.segments import segment_mask, segment_positions
 from fusion_jax.models.transformer import (
   Transformer,
-  initial_parameters,
   shift_right,
 )
 
@@ -84,7 +84,7 @@ def test_one_segment_a_row_is_a_row_without_segments(positions):
     20,
     _START,
   )
-  parameters = initial_parameters(model, 0)
+  parameters = drawn_parameters(model)
   keys = jax.random.split(jax.random.key(0))
   source = jax.random.randint(keys[0], (2, 7), 4, 20)
   target = jax.random.randint(keys[1], (2, 6), 4, 20)
@@ -113,7 +113,7 @@ def test_rows_are_longer_than_the_learned_positions():
     20,
     _START,
   )
-  parameters = initial_parameters(model, 0)
+  parameters = drawn_parameters(model)
   sentence = jax.random.randint(jax.random.key(0), (1, 4), 4, 20)
   alone = _features(model, parameters, sentence, jnp.array([4]), sentence)
   row = jnp.tile(sentence, (1, 2))

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from beams import changing_rows
+from drawn import drawn_parameters
 from flax import linen as nn
 
 from fusion_jax.config import PRESETS, ModelConfig
@@ -121,7 +122,7 @@ def test_every_parameter_has_logical_axes():
 @pytest.mark.parametrize('positions', ['sinusoidal', 'learned'])
 def test_cached_decoding_equals_the_full_pass(norm, positions):
   model = _model(norm=norm, positions=positions)
-  parameters = initial_parameters(model, 0)
+  parameters = drawn_parameters(model)
   source, lengths, target = _inputs()
   targets = [target, target[::-1]]
   full = [_logits(model, parameters, source, lengths, each) for each in targets]
@@ -154,7 +155,7 @@ def test_cached_decoding_equals_the_full_pass(norm, positions):
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 def test_a_later_target_token_changes_nothing_before_it(norm):
   model = _model(norm=norm)
-  parameters = initial_parameters(model, 0)
+  parameters = drawn_parameters(model)
   source, lengths, target = _inputs()
   before = _logits(model, parameters, source, lengths, target)
   changed = target.at[:, 3].set(5)
@@ -167,7 +168,7 @@ def test_a_later_target_token_changes_nothing_before_it(norm):
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 def test_padding_changes_nothing(norm):
   model = _model(norm=norm)
-  parameters = initial_parameters(model, 0)
+  parameters = drawn_parameters(model)
   source, lengths, target = _inputs()
   before = _logits(model, parameters, source, lengths, target)
   padding = jnp.arange(7) >= lengths[:, None]
@@ -180,7 +181,7 @@ def test_padding_changes_nothing(norm):
 
 def test_a_batch_equals_its_rows():
   model = _model()
-  parameters = initial_parameters(model, 0)
+  parameters = drawn_parameters(model)
   inputs = _inputs()
   together = _logits(model, parameters, *inputs)
   for row in range(3):
@@ -191,7 +192,7 @@ def test_a_batch_equals_its_rows():
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 def test_every_layer_is_returned(norm):
   model = _model(norm=norm, encoder_layers=3, decoder_layers=2)
-  parameters = initial_parameters(model, 0)
+  parameters = drawn_parameters(model)
   source, lengths, target = _inputs()
   output = model.apply({'params': parameters}, source, lengths, target)
   chex.assert_shape(output.encoder_layers, (3, 7, 16))
@@ -204,7 +205,7 @@ def test_every_layer_is_returned(norm):
 
 def test_embedding_is_scaled_and_shifted():
   model = _model()
-  parameters = initial_parameters(model, 0)
+  parameters = drawn_parameters(model)
   source, lengths, target = _inputs()
   output = model.apply({'params': parameters}, source, lengths, target)
   table = parameters['source_embedding']
@@ -339,7 +340,7 @@ def _reference(params, config, source, target):
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 def test_against_an_independent_reference(norm):
   model = _model(norm=norm, initialization='mlrf')
-  parameters = initial_parameters(model, 3)
+  parameters = drawn_parameters(model)
   source, lengths, target = _inputs(5)
   logits = _logits(model, parameters, source, lengths, target)
   _, kept = model.apply(
@@ -366,7 +367,7 @@ def test_dropout_changes_training_only():
     activation_dropout=0.1,
     embedding_dropout=0.1,
   )
-  parameters = initial_parameters(model, 0)
+  parameters = drawn_parameters(model)
   inputs = _inputs()
 
   def features(seed=None):

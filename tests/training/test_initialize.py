@@ -1,15 +1,14 @@
 """Starting a fused model from a trained baseline."""
 
 import dataclasses
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import drawn_parameters
+from programs import Program, logged
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.data.tokenizer import Tokenizer
@@ -18,8 +17,6 @@ from fusion_jax.fusion_options import MultiLayerOptions, SideConfig
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.training import initialize
 from fusion_jax.training.initialize import stacked, unstacked, with_baseline
-
-_ROOT = Path(__file__).parents[2]
 
 
 class _Tokenizer(Tokenizer):
@@ -75,7 +72,7 @@ def _features(model, parameters):
 )
 def test_an_exact_start_computes_what_the_baseline_computes(monkeypatch, fused):
   baseline = _model()
-  trained = initial_parameters(baseline, 0)
+  trained = drawn_parameters(baseline)
   model = _model(**fused)
   started = _started(monkeypatch, model, _Run(trained))
   np.testing.assert_allclose(
@@ -85,7 +82,7 @@ def test_an_exact_start_computes_what_the_baseline_computes(monkeypatch, fused):
 
 def test_names_on_both_sides_are_listed(monkeypatch, caplog):
   caplog.set_level('INFO')
-  trained = initial_parameters(_model(norm='post', output_bias=True), 0)
+  trained = drawn_parameters(_model(norm='post', output_bias=True))
   model = _model(**_both(multi_layer=MultiLayerOptions(layers=2)))
   started = _started(monkeypatch, model, _Run(trained))
   assert 'new here and fresh: decoder/layer_2/self_attention/' in caplog.text
@@ -97,19 +94,19 @@ def test_names_on_both_sides_are_listed(monkeypatch, caplog):
 
 
 def test_a_missing_backbone_parameter_is_an_error(monkeypatch):
-  trained = initial_parameters(_model(encoder_layers=2), 0)
+  trained = drawn_parameters(_model(encoder_layers=2))
   with pytest.raises(InputError, match=r'lacks 16 parameters.*encoder/layer_2'):
     _started(monkeypatch, _model(**_both(fusion='linear')), _Run(trained))
 
 
 def test_another_size_is_an_error(monkeypatch):
-  trained = initial_parameters(_model(filter=16), 0)
+  trained = drawn_parameters(_model(filter=16))
   with pytest.raises(InputError, match=r'is \(16,\) there and \(12,\) here'):
     _started(monkeypatch, _model(), _Run(trained))
 
 
 def test_another_tokenizer_is_an_error(monkeypatch):
-  run = _Run(initial_parameters(_model(), 0), digest='b')
+  run = _Run(drawn_parameters(_model()), digest='b')
   with pytest.raises(InputError, match='another source tokenizer'):
     _started(monkeypatch, _model(), run)
 
@@ -121,11 +118,10 @@ def test_scan_equals_loop(norm, remat):
   scan = _model(
     norm=norm, scan_layers=True, remat=remat, **_both(fusion='average')
   )
-  parameters = initial_parameters(loop, 0)
+  parameters = drawn_parameters(loop)
   together = stacked(parameters)
-  assert jax.tree.map(jnp.shape, initial_parameters(scan, 0)) == jax.tree.map(
-    jnp.shape, together
-  )
+  fresh = jax.eval_shape(lambda: initial_parameters(scan, 0))
+  assert jax.tree.map(jnp.shape, fresh) == jax.tree.map(jnp.shape, together)
 
   def loss(model):
     return lambda parameters: (_features(model, parameters) ** 3).sum()
@@ -142,51 +138,23 @@ def test_scan_equals_loop(norm, remat):
   )
 
 
-def _train(workdir, *flags):
-  command = [
-    sys.executable,
-    'train.py',
-    '--config=configs/quickstart.py',
-    f'--workdir={workdir}',
-    '--config.model.width=16',
-    '--config.model.filter=32',
-    '--config.model.heads=2',
-    '--config.data.embedded_pairs=500',
-    '--config.data.tokenizer.vocabulary_size=500',
-    f'--config.data.prepared={workdir.parent / "prepared"}',
-    '--config.training.log_every=2',
-    '--config.training.validate_every=2',
-    '--config.training.translate_sentences=2',
-    *flags,
-  ]
-  return subprocess.run(
-    command,
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
-    timeout=300,
-  )
-
-
 def test_train_from_a_baseline_and_watch_the_fusion(tmp_path):
-  base = _train(tmp_path / 'base', '--config.training.steps=2')
-  assert base.returncode == 0, base.stderr
-  fused = _train(
+  program, run = Program(tmp_path), {'training__steps': 2}
+  code, err = program.run(tmp_path / 'base', **run)
+  assert code == 0, err
+  code, err = program.run(
     tmp_path / 'fused',
-    '--config.training.steps=2',
-    f'--init_from={tmp_path / "base"}',
-    '--config.model.decoder.fusion=em_routing',
-    '--config.training.diversity=1.0',
+    extra=[f'--init_from={tmp_path / "base"}'],
+    model__decoder__fusion='em_routing',
+    training__diversity=1.0,
+    **run,
   )
-  assert fused.returncode == 0, fused.stderr
-  assert 'new here and fresh: decoder/' in fused.stderr
-  lines = [
-    json.loads(line)
-    for line in (tmp_path / 'fused' / 'metrics.jsonl').read_text().splitlines()
-  ]
-  by_kind = {line['kind']: line for line in lines}
-  assert 0 <= by_kind['train']['diversity'] <= 2
-  assert by_kind['train']['encoder_gradient_norm_1'] > 0
-  entropy = by_kind['fusion']['decoder/read_out/coupling_entropy_0']
+  assert code == 0, err
+  assert 'new here and fresh: decoder/' in err
+  trained, seen = (
+    logged(tmp_path / 'fused', kind)[-1] for kind in ('train', 'fusion')
+  )
+  assert 0 <= trained['diversity'] <= 2
+  assert trained['encoder_gradient_norm_1'] > 0
+  entropy = seen['decoder/read_out/coupling_entropy_0']
   assert entropy == pytest.approx(np.log(16), rel=1e-4)

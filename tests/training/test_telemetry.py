@@ -1,7 +1,7 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import drawn_parameters
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.data.batching import Batch
@@ -26,7 +26,9 @@ _LEXICAL = ShortcutOptions('lexical', where='both')
 _FEEDBACK = AggOptions(group_size=3, hidden=4)
 
 
-def _seen(encoder=None, decoder=None, batch=_BATCH, parameters=None, **fields):
+def _seen(
+  encoder=None, decoder=None, batch=_BATCH, start=drawn_parameters, **fields
+):
   config = ModelConfig(
     width=8,
     filter=12,
@@ -38,9 +40,8 @@ def _seen(encoder=None, decoder=None, batch=_BATCH, parameters=None, **fields):
     **fields,
   )
   model = Transformer(config, 10, 10, 2)
-  start = jax.jit(lambda: initial_parameters(model, 0))()
   step = make_telemetry_step(model)
-  return telemetry_values(step((parameters or (lambda x: x))(start), batch))
+  return telemetry_values(step(start(model), batch))
 
 
 def _names(prefix, *counts):
@@ -121,7 +122,11 @@ def test_what_is_recorded(encoder, decoder, expected):
 
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 def test_dlcl_weights_are_those_of_the_sums(norm):
-  seen = _seen(SideConfig('dlcl'), norm=norm)
+  seen = _seen(
+    SideConfig('dlcl'),
+    start=lambda model: initial_parameters(model, 0),
+    norm=norm,
+  )
   for row in (1, 2, 3):
     for column in range(row + 1):
       name = f'encoder/connection/weights_{row}_{column}'
@@ -129,14 +134,15 @@ def test_dlcl_weights_are_those_of_the_sums(norm):
 
 
 def test_transparent_weights_of_a_layer_sum_to_one():
-  def peaked(parameters):
+  def peaked(model):
+    parameters = drawn_parameters(model)
     weights = parameters['encoder']['read_out']['weights']
     peak = weights.at[2, 1].set(50.0)
     read_out = {**parameters['encoder']['read_out'], 'weights': peak}
     encoder = {**parameters['encoder'], 'read_out': read_out}
     return {**parameters, 'encoder': encoder}
 
-  seen = _seen(SideConfig('transparent'), parameters=peaked)
+  seen = _seen(SideConfig('transparent'), start=peaked)
   name = 'encoder/read_out/weights_{}_{}'.format
   assert seen[name(2, 1)] == pytest.approx(1)
   for layer in range(3):
