@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from fusion_jax.config import DecodingConfig, ExperimentConfig
-from fusion_jax.data.batching import Shape
+from fusion_jax.data.batching import Batch, Shape
 from fusion_jax.data.mixing import training_mixture
 from fusion_jax.data.pipeline import training_shapes
 from fusion_jax.data.prepared import PreparedCorpus
@@ -30,12 +31,11 @@ from fusion_jax.decoding.shapes import decode_shapes
 from fusion_jax.errors import require
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated
-from fusion_jax.training.ahead import abstract_arguments, abstract_ids
 from fusion_jax.training.checkpoint import abstract_like
 from fusion_jax.training.checks import check_rows
 from fusion_jax.training.fresh import plan_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.step import make_train_step
+from fusion_jax.training.step import make_train_step, zero_totals
 
 # Which ids start and end a line changes no program.
 _START, _END = 1, 2
@@ -186,10 +186,17 @@ def training_program(
   recipe = config.optimizer, config.model.width, training.steps
   optimizer = make_optimizer(*recipe, training.freeze)
   plan = plan_state(model, optimizer, config, mesh)
-  arguments = abstract_arguments(plan, config, mesh, problem.shape)
+  totals = abstract_like(
+    jax.eval_shape(lambda: zero_totals(config.model.encoder_layers)),
+    replicated(mesh),
+  )
+  rows, source, target = problem.shape
+  ids = [_ids((rows, size), by_rows(mesh)) for size in (source, target)]
+  lengths = [_ids((rows,), by_rows(mesh))] * 2
+  batch = Batch(*ids, *lengths, *(ids if config.data.batch.packing else ()))
   with jax.set_mesh(mesh):
     step = make_train_step(model, optimizer, config, mesh, plan.specs)
-    traced = step.trace(*arguments)
+    traced = step.trace(plan.abstract, totals, batch)
   return Program(traced, mesh, problem.shape, plan.abstract.parameters)
 
 
@@ -255,11 +262,9 @@ def decoding_program(
   devices_each = mesh.size // processes
   # As `placed` fills the devices of a process up.
   rows = math.ceil(own / devices_each) * mesh.size
-  numbers = abstract_ids((rows,), by_rows(mesh))
+  numbers = _ids((rows,), by_rows(mesh))
   batch = SearchRows(
-    (Source(abstract_ids((rows, source), by_rows(mesh)), numbers),),
-    numbers,
-    numbers,
+    (Source(_ids((rows, source), by_rows(mesh)), numbers),), numbers, numbers
   )
   with jax.set_mesh(mesh):
     traced = search_batch.trace(
@@ -289,3 +294,7 @@ def _settings(options: DecodingConfig) -> SearchSettings:
 
 def _model(config: ExperimentConfig, problem: Problem) -> Transformer:
   return Transformer(config.model, *problem.vocabularies, _START)
+
+
+def _ids(shape: tuple[int, ...], place: NamedSharding) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)

@@ -27,11 +27,6 @@ from fusion_jax.parallel.mesh import (
   replicated,
 )
 from fusion_jax.training import run_directory
-from fusion_jax.training.ahead import (
-  StepArguments,
-  abstract_arguments,
-  traced_beside,
-)
 from fusion_jax.training.batches import make_batches
 from fusion_jax.training.checkpoint import (
   Checkpoints,
@@ -109,7 +104,6 @@ class _Training:
   ):
     self._config = config
     self._workdir = workdir
-    self._mesh = mesh
     self._compilations = Compilations()
     self._opened = contextlib.ExitStack()
     self._batches = make_batches(config, corpus, mesh)
@@ -142,28 +136,21 @@ class _Training:
 
   def restore(self) -> None:
     """Goes back to the last checkpoint, if there is one."""
-    arguments = self._next_arguments()
-    with traced_beside(self._step, arguments, self._mesh):
-      self._state, self._progress = self._checkpoints.restore(
-        self._plan.abstract, self._iterator
-      )
-      self._restored = step = self._checkpoints.latest_step() or 0
-      if step:
-        logger.info('going on from step %d', step)
-      else:
-        self._state = self._plan.make()
-    if not step and self._config.training.init_from:
-      self._start_from_baseline()
+    self._state, self._progress = self._checkpoints.restore(
+      self._plan.abstract, self._iterator
+    )
+    self._restored = step = self._checkpoints.latest_step() or 0
+    if step:
+      logger.info('going on from step %d', step)
+    else:
+      self._state = self._plan.make()
+      if self._config.training.init_from:
+        self._start_from_baseline()
     # Others take this process for lost once its heartbeat is closed: last.
     heartbeat = Heartbeat(self._workdir, self._config.parallel)
     self._heartbeat = self._opened.enter_context(contextlib.closing(heartbeat))
     log = MetricsLog(self._workdir, step)
     self._log = self._opened.enter_context(contextlib.closing(log))
-
-  def _next_arguments(self) -> StepArguments:
-    """Of the first step after the last checkpoint."""
-    shape = self._batches.plan.batch(self._checkpoints.latest_step() or 0)[1]
-    return abstract_arguments(self._plan, self._config, self._mesh, shape)
 
   def _start_from_baseline(self) -> None:
     fresh = self._state.parameters
