@@ -19,7 +19,6 @@ from fusion_jax.parallel.distributed import (
   start,
 )
 from fusion_jax.programs import (
-  few_collections,
   keep_compiled,
   start_logging,
   use_huge_pages,
@@ -50,8 +49,7 @@ def main(argv: list[str]) -> None:
     config = dataclasses.replace(config, training=training)
   start_logging()
   start(processes)
-  with few_collections():
-    from fusion_jax.training import loop  # After the flags: JAX starts slowly.
+  from fusion_jax.training import loop  # After the flags: JAX starts slowly.
 
   loop.run(config, arguments.workdir)
 

@@ -1,11 +1,8 @@
-"""How a program of the project starts: memory, compiled code, logs."""
+"""How a program of the project starts: memory pages, compiled code, logs."""
 
-import contextlib
-import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 _TUNABLE = 'glibc.malloc.hugetlb=1'
@@ -42,21 +39,6 @@ def keep_compiled() -> None:
   os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder))
   # Many small programs make a slow start too.
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
-
-
-@contextlib.contextmanager
-def few_collections() -> Iterator[None]:
-  """Collects garbage rarely within the block.
-
-  Imports and traces make many small objects and hardly a cycle among them; a
-  trace is a sixth quicker.
-  """
-  before = gc.get_threshold()
-  gc.set_threshold(50_000, 20, 50)
-  try:
-    yield
-  finally:
-    gc.set_threshold(*before)
 
 
 def start_logging() -> None:

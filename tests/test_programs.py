@@ -1,12 +1,11 @@
-"""What a program does before JAX starts, and while it traces."""
+"""What a program does before JAX starts."""
 
-import gc
 import os
 from pathlib import Path
 
 import pytest
 
-from fusion_jax.programs import few_collections, keep_compiled
+from fusion_jax.programs import keep_compiled
 
 
 @pytest.fixture
@@ -35,37 +34,3 @@ def test_without_a_folder_nothing_is_kept(environment, tmp_path):
   environment['XDG_CACHE_HOME'] = str(tmp_path / 'file')
   keep_compiled()
   assert 'JAX_COMPILATION_CACHE_DIR' not in environment
-
-
-@pytest.fixture
-def collections():
-  """The collections of garbage, which is collected often."""
-  before, seen = gc.get_threshold(), []
-
-  def collected(phase, info):
-    seen.append(phase)
-
-  gc.callbacks.append(collected)
-  gc.set_threshold(100, 10, 10)
-  yield seen
-  gc.set_threshold(*before)
-  gc.callbacks.remove(collected)
-
-
-def _lists() -> int:
-  return len([[] for _ in range(2_000)])
-
-
-def test_garbage_is_collected_rarely_within_a_block(collections):
-  _lists()
-  assert collections
-  with few_collections():
-    collections.clear()
-    _lists()
-    assert collections == []
-
-
-def test_garbage_is_collected_as_before_after_an_error(collections):
-  with pytest.raises(ZeroDivisionError), few_collections():
-    raise ZeroDivisionError
-  assert gc.get_threshold() == (100, 10, 10)

@@ -26,7 +26,6 @@ from fusion_jax.parallel.mesh import (
   put_like,
   replicated,
 )
-from fusion_jax.programs import few_collections
 from fusion_jax.training import run_directory
 from fusion_jax.training.batches import make_batches
 from fusion_jax.training.checkpoint import (
@@ -114,8 +113,7 @@ class _Training:
     self._model = model = make_model(config, source, target)
     recipe = config.optimizer, config.model.width, config.training.steps
     optimizer = make_optimizer(*recipe, config.training.freeze)
-    with few_collections():
-      self._plan = plan_state(model, optimizer, config, mesh)
+    self._plan = plan_state(model, optimizer, config, mesh)
     self._step = make_train_step(
       model, optimizer, config, mesh, self._plan.specs
     )
@@ -199,9 +197,7 @@ class _Training:
   def _update(self, in_flight: collections.deque) -> None:
     batch = next(self._iterator)
     self._heartbeat.has_batch()
-    # It traces where the shape is new.
-    with few_collections():
-      self._state, self._totals = self._step(self._state, self._totals, batch)
+    self._state, self._totals = self._step(self._state, self._totals, batch)
     in_flight.append(jnp.copy(self._state.step))
     if len(in_flight) > _STEPS_IN_FLIGHT:
       in_flight.popleft().block_until_ready()
