@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from drawn import drawn_parameters
 from jax.sharding import AxisType
 
 from fusion_jax.config import (
@@ -91,7 +92,7 @@ class _Job:
     )
     plan = plan_state(model, optimizer, config, self.mesh)
     self.step = make_train_step(model, optimizer, config, self.mesh, plan.specs)
-    self._plan = plan
+    self._model, self._plan = model, plan
     self.totals = jax.device_put(
       zero_totals(config.model.encoder_layers), replicated(self.mesh)
     )
@@ -103,14 +104,10 @@ class _Job:
 
   def start_anywhere(self) -> None:
     """Random parameters, the same on every mesh, and nothing to compile."""
-    rng = np.random.default_rng(0)
     abstract = self._plan.abstract
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract)
-    drawn = jax.tree.map(
-      lambda x: rng.normal(0, 0.3, x.shape).astype(x.dtype), abstract.parameters
-    )
     self.state = jax.device_put(
-      zeros._replace(parameters=drawn),
+      zeros._replace(parameters=drawn_parameters(self._model, seed=0)),
       jax.tree.map(lambda x: x.sharding, abstract),
     )
 
