@@ -82,6 +82,11 @@ def test_the_step_is_compiled_once_a_shape(run):
   assert counts[1] < counts[21]
 
 
+def test_the_validation_loss_takes_no_more_shapes_than_the_step(run):
+  names, *_ = run
+  assert sum('eval_step' in name for name in names) == 2
+
+
 def test_the_log_says_what_was_compiled(run):
   names, _, lines, _ = run
   told = [line for line in lines if re.match(r'\d+ programs compiled', line)]

@@ -1,0 +1,100 @@
+"""Tiny fusions of Dou (2018) and Wang (2018) and their inputs."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from fusion_jax.config import ModelConfig
+from fusion_jax.fusion.aggregate import LayerEmbedding
+from fusion_jax.fusion_options import LinearOptions, MlrfOptions, SideConfig
+from fusion_jax.models.context import Context
+
+WIDTH = 8
+KEY = jax.random.key(0)
+_MASK = jnp.ones((1, 1, 1, 5), bool)
+CONTEXT = Context(_MASK, True)
+
+
+def tiny_config(layers=3, start='fresh', linear=None, mlrf=None, **changes):
+  side = SideConfig(
+    fusion='linear' if start == 'baseline' else 'none',
+    start=start,
+    linear=linear or LinearOptions(),
+    mlrf=mlrf or MlrfOptions(hidden=12, scorer_width=6, hops=2),
+  )
+  values = {'width': WIDTH, 'filter': 20, 'heads': 2}
+  return ModelConfig(
+    encoder=side,
+    decoder=side,
+    encoder_layers=layers,
+    decoder_layers=layers,
+    **(values | changes),
+  )
+
+
+def mlrf_options(**options):
+  return MlrfOptions(**({'hidden': 12, 'scorer_width': 6} | options))
+
+
+def normal_layers(count, width=WIDTH, dtype='float32', seed=1):
+  states = np.random.default_rng(seed).normal(size=(count, 2, 5, width))
+  return tuple(jnp.asarray(state, dtype) for state in states)
+
+
+def initial_parameters(module, layers):
+  """As they start."""
+  start = jax.jit(lambda: module.init(KEY, layers, CONTEXT))
+  return nn.unbox(start().get('params', {}))
+
+
+def noise_parameters(module, layers, scale=1.0):
+  """Where nothing is 0 or 1 because it starts so."""
+  random = np.random.default_rng(2)
+  shapes = jax.eval_shape(lambda: module.init(KEY, layers, CONTEXT))
+  return jax.tree.map(
+    lambda x: jnp.asarray(scale * random.normal(size=x.shape), jnp.float32),
+    nn.unbox(shapes.get('params', {})),
+  )
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames='deterministic')
+def run_fusion(module, params, layers, tokens=None, deterministic=True):
+  """The fusion and its telemetry."""
+  return module.apply(
+    {'params': params},
+    layers,
+    Context(_MASK, deterministic, tokens),
+    rngs={'dropout': KEY},
+    mutable=['telemetry'],
+  )
+
+
+def apply_fusion(module, params, layers, **options):
+  return run_fusion(module, params, layers, **options)[0]
+
+
+def count_parameters(module, layers, width):
+  """Parameters, by shape alone."""
+  layers = (jax.ShapeDtypeStruct((1, 1, width), jnp.float32),) * (layers + 1)
+  context = Context(jnp.ones((1, 1, 1, 1), bool), True)
+  shapes = jax.eval_shape(lambda x: module.init(KEY, x, context), layers)
+  return sum(x.size for x in jax.tree.leaves(shapes.get('params', {})))
+
+
+def normalised(x):
+  x = np.asarray(x, np.float64)
+  return (x - x.mean(-1, keepdims=True)) / np.sqrt(
+    x.var(-1, keepdims=True) + 1e-6
+  )
+
+
+def position(*values):
+  """One position."""
+  return jnp.array(values, jnp.float32)[None, None]
+
+
+def with_table(kind, config, side='encoder'):
+  return kind(config, side, LayerEmbedding(config))

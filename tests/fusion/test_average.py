@@ -1,0 +1,65 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from aggregates import (
+  apply_fusion,
+  mlrf_options,
+  noise_parameters,
+  normal_layers,
+  normalised,
+  position,
+  tiny_config,
+)
+
+from fusion_jax.fusion.aggregate import (
+  Average,
+  average,
+)
+
+
+def test_average_by_hand():
+  layers = (position(1, 2), position(3, 4), position(8, 0))
+  np.testing.assert_array_equal(average(layers), position(4, 2))
+
+
+def test_average_adds_in_float32():
+  # 256 + 1 = 256 in bfloat16: adding one after the other would lose the ones.
+  layers = tuple(position(x).astype('bfloat16') for x in (256, *(1,) * 16))
+  np.testing.assert_array_equal(average(layers).astype('float32'), position(16))
+
+
+@pytest.mark.parametrize('include', [True, False])
+@pytest.mark.parametrize('layers', [1, 3, 6])
+def test_average_of_equal_layers_is_that_layer(include, layers):
+  options = mlrf_options(norm='none', include_embedding=include)
+  module = Average(tiny_config(layers, mlrf=options), 'encoder')
+  x = normal_layers(1) * (layers + 1)
+  assert not noise_parameters(module, x)
+  np.testing.assert_allclose(apply_fusion(module, {}, x), x[0], rtol=1e-6)
+
+
+def test_average_without_the_embedding():
+  options = mlrf_options(norm='none', include_embedding=False)
+  module = Average(tiny_config(2, mlrf=options), 'encoder')
+  layers = (position(100, 100), position(1, 2), position(3, 4))
+  np.testing.assert_array_equal(
+    apply_fusion(module, {}, layers), position(2, 3)
+  )
+
+
+@pytest.mark.parametrize('norm', ['affine', 'plain'])
+def test_norm_of_the_average(norm):
+  module, x = (
+    Average(tiny_config(mlrf=mlrf_options(norm=norm)), 'decoder'),
+    normal_layers(4),
+  )
+  params = {}
+  if norm == 'affine':
+    params = {'norm': {'scale': jnp.full(8, 2.0), 'bias': jnp.full(8, 3.0)}}
+  scale, offset = (2, 3) if norm == 'affine' else (1, 0)
+  np.testing.assert_allclose(
+    apply_fusion(module, params, x),
+    scale * normalised(sum(x) / 4) + offset,
+    rtol=1e-4,
+    atol=1e-5,
+  )

@@ -1,0 +1,186 @@
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from aggregates import (
+  WIDTH,
+  apply_fusion,
+  count_parameters,
+  initial_parameters,
+  noise_parameters,
+  normal_layers,
+  normalised,
+  position,
+  tiny_config,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusion_jax.config import PRESETS
+from fusion_jax.errors import InputError
+from fusion_jax.fusion.aggregate import (
+  Linear,
+  linear_combination,
+)
+from fusion_jax.fusion_options import LinearOptions, SideConfig
+
+
+def test_linear_combination_by_hand():
+  layers = (position(1, 2), position(3, 4))
+  kernel = jnp.array([[[1.0, 0], [0, -1]], [[0, 2], [1, 0]]])
+  # (1, -2) + (4, 6) + (0, 1)
+  y = linear_combination(layers, kernel, jnp.array([0.0, 1.0]))
+  np.testing.assert_array_equal(y, position(5, 5))
+
+
+def test_factored_by_hand():
+  config = tiny_config(2, width=2, heads=1, linear=LinearOptions(hidden=1))
+  params = {
+    'hidden': {
+      'kernel': jnp.array([[1.0], [-2], [0], [3]]),
+      'bias': jnp.array([-20.0]),
+    },
+    'out': {
+      'kernel': jnp.array([[2.0, -1]]),
+      'bias': jnp.array([0.0, 0.5]),
+    },
+  }
+  # H[0] is not read. 1 - 2 * 2 + 3 * 4 - 20 = -11, with no activation after.
+  layers = (position(9, 9), position(1, 2), position(3, 4))
+  y = apply_fusion(Linear(config, 'encoder'), params, layers)
+  np.testing.assert_array_equal(y, position(-22, 11.5))
+
+
+@pytest.mark.parametrize('layers', [1, 3, 6])
+def test_factored_is_plain_with_the_products_of_its_blocks(layers):
+  factored = Linear(tiny_config(layers), 'decoder')
+  plain = Linear(
+    tiny_config(layers, linear=LinearOptions(factored=False)), 'decoder'
+  )
+  x = normal_layers(layers + 1)
+  params = noise_parameters(factored, x)
+  rows, out = params['hidden']['kernel'], params['out']['kernel']
+  products = {
+    'kernel': (rows @ out).reshape(layers, WIDTH, WIDTH),
+    'bias': params['hidden']['bias'] @ out + params['out']['bias'],
+  }
+  np.testing.assert_allclose(
+    apply_fusion(factored, params, x),
+    apply_fusion(plain, products, x),
+    rtol=1e-4,
+    atol=1e-4,
+  )
+
+
+@settings(max_examples=20)
+@given(
+  a=st.floats(-10, 10),
+  b=st.floats(-10, 10),
+  factored=st.booleans(),
+  seed=st.integers(0, 99),
+)
+def test_linear_without_biases_is_linear(a, b, factored, seed):
+  options = LinearOptions(factored=factored, bias=False)
+  module = Linear(tiny_config(linear=options), 'encoder')
+  x, z = normal_layers(4, seed=seed), normal_layers(4, seed=seed + 100)
+  params = noise_parameters(module, x, 0.3)
+  both = tuple(a * p + b * q for p, q in zip(x, z, strict=True))
+  expected = a * apply_fusion(module, params, x) + b * apply_fusion(
+    module, params, z
+  )
+  np.testing.assert_allclose(
+    apply_fusion(module, params, both), expected, rtol=1e-3, atol=1e-3
+  )
+
+
+@pytest.mark.parametrize('layers', [1, 3, 6])
+@pytest.mark.parametrize('factored', [True, False])
+@pytest.mark.parametrize(
+  ('initialization', 'dtype'), [('glorot', 'bfloat16'), ('mlrf', 'float32')]
+)
+def test_linear_baseline_start_is_the_last_layer(
+  layers, factored, initialization, dtype
+):
+  config = tiny_config(
+    layers,
+    start='baseline',
+    linear=LinearOptions(factored),
+    initialization=initialization,
+    compute_dtype=dtype,
+    dropout=0.5,
+    activation_dropout=0.5,
+  )
+  module, x = Linear(config, 'decoder'), normal_layers(layers + 1, dtype=dtype)
+  y = apply_fusion(
+    module, initial_parameters(module, x), x, deterministic=False
+  )
+  assert y.dtype == dtype
+  np.testing.assert_array_equal(
+    y.astype(jnp.float32), x[-1].astype(jnp.float32)
+  )
+
+
+def test_linear_baseline_start_leaves_nothing_dead():
+  module, x = (
+    Linear(tiny_config(3, start='baseline'), 'encoder'),
+    normal_layers(4),
+  )
+  params = initial_parameters(module, x)
+
+  def loss(params):
+    return (apply_fusion(module, params, x) * x[1]).sum()
+
+  gradient_of = jax.jit(jax.grad(loss))
+  gradient = gradient_of(params)
+  assert (np.abs(gradient['hidden']['kernel'][:, :WIDTH]) > 0).all()
+  assert (np.abs(gradient['out']['kernel']) > 0).all()
+  moved = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+  assert (np.abs(gradient_of(moved)['hidden']['kernel']) > 0).all()
+
+
+def test_linear_baseline_start_needs_as_many_columns_as_features():
+  with pytest.raises(InputError, match=r'model\.encoder\.linear\.hidden'):
+    tiny_config(start='baseline', linear=LinearOptions(hidden=WIDTH - 1))
+
+
+def test_plain_starts_as_one_matrix_over_all_layers():
+  config = tiny_config(3, width=64, linear=LinearOptions(factored=False))
+  kernel = initial_parameters(Linear(config, 'encoder'), normal_layers(4, 64))[
+    'kernel'
+  ]
+  limit = math.sqrt(6 / (3 * 64 + 64))
+  assert 0.99 * limit < np.abs(kernel).max() <= limit
+
+
+def test_linear_output_norm():
+  config = tiny_config(linear=LinearOptions(output_norm=True))
+  module, x = Linear(config, 'encoder'), normal_layers(4)
+  params = initial_parameters(module, x)
+  raw = {name: params[name] for name in ('hidden', 'out')}
+  np.testing.assert_allclose(
+    apply_fusion(module, params, x),
+    normalised(apply_fusion(Linear(tiny_config(), 'encoder'), raw, x)),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize(
+  ('options', 'expected'),
+  [
+    # Dou et al. (2018), Table 1: 14.7M for both sides; U = 512 * 512.
+    (LinearOptions(), 28 * 512**2 + 2_560),
+    (LinearOptions(bias=False), 28 * 512**2),
+    (LinearOptions(hidden=512, output_norm=True), 7 * 512**2 + 1_024 + 1_024),
+    (LinearOptions(factored=False), 6 * 512**2 + 512),
+    (LinearOptions(factored=False, bias=False), 6 * 512**2),
+  ],
+)
+def test_linear_parameters(options, expected):
+  side = SideConfig(linear=options)
+  config = dataclasses.replace(PRESETS['base'], encoder=side, decoder=side)
+  for name in ('encoder', 'decoder'):
+    assert count_parameters(Linear(config, name), 6, 512) == expected
