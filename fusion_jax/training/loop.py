@@ -139,7 +139,7 @@ class _Training:
     self._state, self._progress = self._checkpoints.restore(
       self._plan.abstract, self._iterator
     )
-    self._restored = step = self._checkpoints.latest_step() or 0
+    step = self._checkpoints.latest_step() or 0
     if step:
       logger.info('going on from step %d', step)
     else:
@@ -178,7 +178,7 @@ class _Training:
     training = self._config.training
     self._totals, self._clock = self._zero_totals(), _Clock()
     in_flight = collections.deque()
-    step, stopped = self._restored, False
+    step, stopped = int(self._state.step), False
     while step < training.steps and not self._out_of_patience():
       self._heartbeat.at(step)
       self._update(in_flight)
