@@ -25,8 +25,8 @@ from benchmarks.fusion_jax_step import (
 )
 from benchmarks.serving import limit_cores, timed
 from benchmarks.sizes import Size
-from fusion_jax.analysis.probes import measure
-from fusion_jax.analysis.probes_training import KINDS
+from fusion_jax.analysis.probes.training import KINDS
+from fusion_jax.analysis.probes.view import measure
 from fusion_jax.analysis.subject import Subject, TextChoice, TextPair
 from fusion_jax.errors import CheckFailed, one_line_errors
 from fusion_jax.flags import parse_arguments

@@ -14,10 +14,10 @@ from fusion_jax.analysis import (
   hops,
   layer_weights,
   lesions,
-  probes,
   similarity,
 )
 from fusion_jax.analysis.finding import View
+from fusion_jax.analysis.probes import view as probes
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
 

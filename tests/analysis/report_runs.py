@@ -6,7 +6,7 @@ import html.parser
 import json
 
 from fusion_jax.analysis.curves import curves
-from fusion_jax.analysis.report_run import RunReport
+from fusion_jax.analysis.report.run import RunReport
 from fusion_jax.analysis.subject import Subject, TextChoice
 from fusion_jax.config import (
   DataConfig,

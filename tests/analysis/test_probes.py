@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from fusion_jax.analysis import figures, probes
-from fusion_jax.analysis import probes_training as training
+from fusion_jax.analysis import figures
 from fusion_jax.analysis.frequency import frequency_bins
-from fusion_jax.analysis.probes_passes import ProbeOptions, ProbePasses
-from fusion_jax.analysis.probes_text import (
+from fusion_jax.analysis.probes import training, view
+from fusion_jax.analysis.probes.passes import ProbeOptions, ProbePasses
+from fusion_jax.analysis.probes.text import (
   control_classes,
   make_classes,
   split,
   token_counts,
 )
-from fusion_jax.analysis.probes_training import Asked
+from fusion_jax.analysis.probes.training import Asked
 from fusion_jax.analysis.subject import Subject, TextChoice, TextPair
 from fusion_jax.config import (
   ExperimentConfig,
@@ -224,7 +224,7 @@ def test_training_stops_early_and_keeps_the_best_epoch_of_each_probe():
   ]
   passes = _Scripted(table)
   options = ProbeOptions(patience=2)
-  weights, epochs = probes.trained(
+  weights, epochs = view.trained(
     passes, dict.fromkeys(('train', 'stop'), _pairs([1])), options
   )
   assert epochs == passes.epochs == 5
@@ -277,11 +277,11 @@ def subject(tmp_path_factory):
 
 
 def test_a_model_is_probed(subject, tmp_path, monkeypatch):
-  measured = probes.measure(
+  measured = view.measure(
     subject, ProbeOptions(positions=64, most_epochs=15, hidden=64)
   )
-  monkeypatch.setattr(probes, 'measure', lambda _: measured)
-  finding = probes.look(subject)
+  monkeypatch.setattr(view, 'measure', lambda _: measured)
+  finding = view.look(subject)
   numbers = json.loads(json.dumps(finding.numbers, allow_nan=False))
   assert numbers['protocol']['lines'] == {'train': 80, 'stop': 10, 'test': 10}
   for side in ('encoder', 'decoder'):

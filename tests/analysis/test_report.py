@@ -14,9 +14,10 @@ from report_runs import (
   subject_of,
 )
 
-from fusion_jax.analysis import figures, report_views
+from fusion_jax.analysis import figures
 from fusion_jax.analysis.finding import View
-from fusion_jax.analysis.report_page import page
+from fusion_jax.analysis.report import views as report_views
+from fusion_jax.analysis.report.page import page
 from fusion_jax.analysis.views import views_of
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES

@@ -12,8 +12,9 @@ import subprocess
 import pytest
 from report_runs import TEXT, report_of, subject_of
 
-from fusion_jax.analysis import curves, gradients, report_views
-from fusion_jax.analysis.report_page import page
+from fusion_jax.analysis import curves, gradients
+from fusion_jax.analysis.report import views as report_views
+from fusion_jax.analysis.report.page import page
 
 _CHROMIUM = shutil.which('chromium')
 pytestmark = pytest.mark.skipif(

@@ -8,14 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import Page
 
-from fusion_jax.analysis import report_lengths
-from fusion_jax.analysis.report_html import (
+from fusion_jax.analysis.report.html import (
   document,
   download,
   element,
   table,
 )
-from fusion_jax.analysis.report_marks import (
+from fusion_jax.analysis.report.lengths import (
+  bleu_by_source_length,
+  draw_lengths,
+)
+from fusion_jax.analysis.report.marks import (
   Stretch,
   missing,
   separator,
@@ -112,7 +115,7 @@ def test_bleu_of_a_bucket_is_that_of_its_lines():
   sources = ['a b', 'a b', 'a b c d e', 'a b c d e']
   references = ['x y z u', 'u v w x', 'k l m n o', 'p q r s t']
   made = ['x y z u', 'u v', 'k l m o', 'p q r s t']
-  numbers = report_lengths.bleu_by_source_length(
+  numbers = bleu_by_source_length(
     sources, references, {'one': made, 'two': references}, ('en', 'de')
   )
   first, second = numbers
@@ -125,7 +128,7 @@ def test_bleu_of_a_bucket_is_that_of_its_lines():
   ]
   twos = [row['scores']['two'] for row in numbers]
   assert twos == pytest.approx([100.0, 100.0])
-  (axes,) = report_lengths.draw(numbers).axes
+  (axes,) = draw_lengths(numbers).axes
   assert [bar.get_height() for bar in axes.patches] == pytest.approx(
     ones + twos
   )

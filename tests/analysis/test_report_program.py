@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 from report_runs import Page, subject_of, write_metrics
 
-from fusion_jax.analysis import (
-  curves,
-  gradients,
-  report,
-  report_text,
-  report_views,
-  similarity,
-)
-from fusion_jax.analysis.report_run import (
+from fusion_jax.analysis import curves, gradients, similarity
+from fusion_jax.analysis.report import __main__ as program
+from fusion_jax.analysis.report import text as report_text
+from fusion_jax.analysis.report import views as report_views
+from fusion_jax.analysis.report.run import (
   command,
   environment,
   parameters_by_part,
@@ -78,7 +74,7 @@ def test_training_pairs_of_a_prepared_corpus(tmp_path):
 
 
 def test_the_command_repeats_the_flags(tmp_path):
-  parser = report._parser()
+  parser = program._parser()
   plain = parser.parse_args(['--workdir', 'x', '--shown=3'])
   assert command(Path('x y'), plain) == (
     "python -m fusion_jax.analysis VIEW '--workdir=x y'"
@@ -90,9 +86,9 @@ def test_the_command_repeats_the_flags(tmp_path):
 
 def test_names_tell_runs_apart():
   paths = [Path('a/x'), Path('b/y')]
-  assert report.distinct(['one', 'two'], paths) == ['one', 'two']
-  assert report.distinct(['one', 'one'], paths) == ['x', 'y']
-  assert report.distinct(['one', 'one'], [Path('a/x'), Path('b/x')]) == [
+  assert program.distinct(['one', 'two'], paths) == ['one', 'two']
+  assert program.distinct(['one', 'one'], paths) == ['x', 'y']
+  assert program.distinct(['one', 'one'], [Path('a/x'), Path('b/x')]) == [
     'a/x',
     'b/x',
   ]
@@ -119,7 +115,7 @@ def saved(tmp_path_factory):
 def _main(folder, *flags, workdirs=('one',)):
   paths = [str(folder / name) for name in workdirs]
   text = f'--source={folder / "s"}', f'--target={folder / "t"}'
-  return report.main(['--workdir', *paths, *text, *flags])
+  return program.main(['--workdir', *paths, *text, *flags])
 
 
 def test_the_program_makes_a_page(saved, capsys, monkeypatch):
@@ -190,7 +186,7 @@ def test_bad_input_is_one_line(flags, said, saved, tmp_path, capsys):
   if '--workdir' not in given:
     given = ['--workdir', str(saved / 'one'), *given]
   before = sorted(tmp_path.rglob('*'))
-  assert report.main(given) == 2
+  assert program.main(given) == 2
   captured = capsys.readouterr()
   errors = [e for e in captured.err.splitlines() if e.startswith('error: ')]
   assert len(errors) == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from fusion_jax.analysis.finding import View
 from fusion_jax.analysis.looking import look_at
-from fusion_jax.analysis.report_html import data_address
+from fusion_jax.analysis.report.html import data_address
 from fusion_jax.analysis.subject import Subject
 from fusion_jax.analysis.views import views_of
 from fusion_jax.errors import InputError

@@ -29,18 +29,18 @@ from jaxtyping import Int
 
 from fusion_jax.analysis.finding import Finding, View
 from fusion_jax.analysis.frequency import BINS, frequency_bins
-from fusion_jax.analysis.probes_figure import draw
-from fusion_jax.analysis.probes_passes import (
+from fusion_jax.analysis.probes.figure import draw
+from fusion_jax.analysis.probes.passes import (
   Answers,
   ProbeOptions,
   ProbePasses,
 )
-from fusion_jax.analysis.probes_text import (
+from fusion_jax.analysis.probes.text import (
   make_classes,
   split,
   token_counts,
 )
-from fusion_jax.analysis.probes_training import KINDS, Weights, better
+from fusion_jax.analysis.probes.training import KINDS, Weights, better
 from fusion_jax.analysis.sides import SIDES
 from fusion_jax.analysis.subject import Subject, TextPair
 from fusion_jax.analysis.tags import TaggedText, tagged_text

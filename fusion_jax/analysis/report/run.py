@@ -16,8 +16,8 @@ from typing import Any
 import jax
 
 from fusion_jax.analysis.curves import curves
-from fusion_jax.analysis.report_text import translation
-from fusion_jax.analysis.report_views import Card, cards
+from fusion_jax.analysis.report.text import translation
+from fusion_jax.analysis.report.views import Card, cards
 from fusion_jax.analysis.subject import Subject
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data import prepared

@@ -47,7 +47,7 @@ def bleu_by_source_length(
   return found
 
 
-def draw(rows: Sequence[Mapping[str, Any]]) -> figures.Figure:
+def draw_lengths(rows: Sequence[Mapping[str, Any]]) -> figures.Figure:
   """Bars of every bucket, side by side for several systems."""
   figure, (axes,) = figures.panels(1, size=(6.4, 3.6))
   bars = {

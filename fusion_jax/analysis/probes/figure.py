@@ -7,8 +7,8 @@ import numpy as np
 
 from fusion_jax.analysis import figures
 from fusion_jax.analysis.frequency import BINS
-from fusion_jax.analysis.probes_passes import SIDES
-from fusion_jax.analysis.probes_training import KINDS
+from fusion_jax.analysis.probes.passes import SIDES
+from fusion_jax.analysis.probes.training import KINDS
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:

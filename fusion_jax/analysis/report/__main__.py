@@ -50,8 +50,8 @@ def main(argv: list[str]) -> None:
   arguments = parse_arguments(argv, _parser())
   output = _checked(arguments)
   from fusion_jax.analysis.looking import open_subject
-  from fusion_jax.analysis.report_page import page
-  from fusion_jax.analysis.report_run import environment, gather
+  from fusion_jax.analysis.report.page import page
+  from fusion_jax.analysis.report.run import environment, gather
   from fusion_jax.training.run_directory import read_config, write_atomically
 
   workdirs = arguments.workdir

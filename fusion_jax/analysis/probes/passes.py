@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fusion_jax.analysis import probes_training as training
 from fusion_jax.analysis.passes import text_batches, text_shapes
-from fusion_jax.analysis.probes_text import Classes
-from fusion_jax.analysis.probes_training import Asked, Probes, Weights
+from fusion_jax.analysis.probes import training
+from fusion_jax.analysis.probes.text import Classes
+from fusion_jax.analysis.probes.training import Asked, Probes, Weights
 from fusion_jax.analysis.sides import SIDES
 from fusion_jax.analysis.subject import Subject, TextPair
 from fusion_jax.data.batching import Batch

@@ -5,10 +5,10 @@ from xml.etree.ElementTree import Element
 
 from sacrebleu.metrics import CHRF
 
-from fusion_jax.analysis.report_findings import Text
-from fusion_jax.analysis.report_html import download, element, section
-from fusion_jax.analysis.report_marks import Stretch, separator, stretches
-from fusion_jax.analysis.report_run import RunReport
+from fusion_jax.analysis.report.findings import Text
+from fusion_jax.analysis.report.html import download, element, section
+from fusion_jax.analysis.report.marks import Stretch, separator, stretches
+from fusion_jax.analysis.report.run import RunReport
 
 # By whether words differ from the reference and from the first run.
 _CLASSES = {

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from fusion_jax.analysis.report_html import (
+from fusion_jax.analysis.report.html import (
   details,
   download,
   element,
   section,
   table,
 )
-from fusion_jax.analysis.report_run import RunReport
+from fusion_jax.analysis.report.run import RunReport
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion_options import Side, SideConfig

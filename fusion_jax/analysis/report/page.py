@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from fusion_jax.analysis import report_about, report_findings, report_lines
-from fusion_jax.analysis.report_findings import Text
-from fusion_jax.analysis.report_html import document, element
-from fusion_jax.analysis.report_run import RunReport
+from fusion_jax.analysis.report import about, findings, lines
+from fusion_jax.analysis.report.findings import Text
+from fusion_jax.analysis.report.html import document, element
+from fusion_jax.analysis.report.run import RunReport
 
 _STYLE = Path(__file__).with_name('report.css')
 # A browser that keeps to it fetches nothing for the page.
@@ -29,22 +29,22 @@ def page(
     text: source and reference of every line.
     text_name: what text it is.
     shown: lines whose translations are shown.
-    versions: of `report_run.environment`.
+    versions: of `report.run.environment`.
 
   Returns:
     HTML.
   """
   sections = [
-    report_about.overview(runs),
-    report_findings.scores(runs, text, text_name),
-    report_findings.lengths(runs, text),
-    report_findings.training(runs),
-    report_findings.views(runs),
-    report_lines.translations(runs, text, shown),
-    report_about.options(runs),
-    report_about.data(runs),
-    report_about.parameters(runs),
-    report_about.environment(runs, versions),
+    about.overview(runs),
+    findings.scores(runs, text, text_name),
+    findings.lengths(runs, text),
+    findings.training(runs),
+    findings.views(runs),
+    lines.translations(runs, text, shown),
+    about.options(runs),
+    about.data(runs),
+    about.parameters(runs),
+    about.environment(runs, versions),
   ]
   title = ', '.join(run.name for run in runs)
   main = element('main', element('h1', title), _contents(sections), *sections)

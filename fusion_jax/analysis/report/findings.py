@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from fusion_jax.analysis import curves, figures, report_lengths
+from fusion_jax.analysis import curves, figures
 from fusion_jax.analysis.finding import View
-from fusion_jax.analysis.report_html import (
+from fusion_jax.analysis.report.html import (
   details,
   download,
   element,
@@ -15,8 +15,12 @@ from fusion_jax.analysis.report_html import (
   section,
   table,
 )
-from fusion_jax.analysis.report_run import RunReport
-from fusion_jax.analysis.report_views import Card, Picture, drawn
+from fusion_jax.analysis.report.lengths import (
+  bleu_by_source_length,
+  draw_lengths,
+)
+from fusion_jax.analysis.report.run import RunReport
+from fusion_jax.analysis.report.views import Card, Picture, drawn
 
 # A figure is not made smaller than this share of the width it was drawn at.
 _SMALLEST = 0.55
@@ -65,7 +69,7 @@ def scores(runs: Sequence[RunReport], text: Text, name: str) -> Element:
 
 def lengths(runs: Sequence[RunReport], text: Text) -> Element:
   """BLEU by the length of the source."""
-  numbers = report_lengths.bleu_by_source_length(
+  numbers = bleu_by_source_length(
     [source for source, _ in text],
     [reference for _, reference in text],
     {run.name: run.translations for run in runs},
@@ -80,7 +84,7 @@ def lengths(runs: Sequence[RunReport], text: Text) -> Element:
     for row in numbers
   ]
   heads = ['length', 'lines', *(f'BLEU of {run.name}' for run in runs)]
-  picture = drawn(figures.as_svg(report_lengths.draw(numbers)))
+  picture = drawn(figures.as_svg(draw_lengths(numbers)))
   said = 'BLEU of the lines of each length; buckets have about as many lines.'
   shown = _figure(picture, f'BLEU by source length. {said}', said)
   return section(

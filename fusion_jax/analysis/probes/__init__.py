@@ -1,0 +1,1 @@
+"""Classifiers of tokens on the layers of a frozen model."""

@@ -1,0 +1,1 @@
+"""One page that tells of trained runs."""
