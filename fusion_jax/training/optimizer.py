@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
@@ -50,7 +51,8 @@ def make_optimizer(
 
   Returns:
     The optimizer. With warmup_tokens its updates need the argument `tokens`,
-    the target tokens of the batch; otherwise they do not look at it.
+    the target tokens of the batch; otherwise they do not look at it. They may
+    be given `finite`: False where the caller will keep the old state.
   """
   optimizer = _adam(config, width, steps)
   if config.clip_norm > 0:
@@ -88,9 +90,7 @@ def _adam(
   config: OptimizerConfig, width: int, steps: int
 ) -> optax.GradientTransformation:
   """m / (sqrt(v) + epsilon), decay and rate, in the order of AdamW."""
-  adam = optax.scale_by_adam(
-    b1=config.beta1, b2=config.beta2, eps=config.epsilon
-  )
+  adam = _in_place(config)
   if config.moments_dtype == 'bfloat16':
     adam = _kept_in_bfloat16(adam)
   parts = [adam]
@@ -105,9 +105,34 @@ def _adam(
   return optax.chain(*parts)
 
 
+def _in_place(
+  config: OptimizerConfig,
+) -> optax.GradientTransformationExtraArgs:
+  """Adam whose update is computed from the moments that will be kept.
+
+  Optax computes both from the old moments. XLA on a CPU then makes them anew
+  for the parameters, and to do so copies all old ones in every step.
+  """
+  b1, b2, epsilon = config.beta1, config.beta2, config.epsilon
+  adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon)
+
+  def update(updates, state, parameters=None, *, finite=True, **_):
+    _, new = adam.update(updates, state, parameters)
+    kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+    count, mu, nu = jax.lax.optimization_barrier(kept)
+    updates = jax.tree.map(
+      lambda m, v: m / (jnp.sqrt(v) + epsilon),
+      optax.tree.bias_correction(mu, b1, count),
+      optax.tree.bias_correction(nu, b2, count),
+    )
+    return updates, new
+
+  return optax.GradientTransformationExtraArgs(adam.init, update)
+
+
 def _kept_in_bfloat16(
-  adam: optax.GradientTransformation,
-) -> optax.GradientTransformation:
+  adam: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
   """Adam whose first moment is bfloat16 between two updates.
 
   Optax's own mu_dtype multiplies in bfloat16, where 0.9 is 0.898.
@@ -119,12 +144,12 @@ def _kept_in_bfloat16(
   def init(parameters):
     return stored(adam.init(parameters))
 
-  def update(updates, state, parameters=None):
+  def update(updates, state, parameters=None, **others):
     state = state._replace(mu=optax.tree.cast(state.mu, jnp.float32))
-    updates, state = adam.update(updates, state, parameters)
+    updates, state = adam.update(updates, state, parameters, **others)
     return updates, stored(state)
 
-  return optax.GradientTransformation(init, update)
+  return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _warmup(config: OptimizerConfig, width: int, steps: int) -> tuple[Any, ...]:

@@ -58,12 +58,19 @@ def apply_update(
   norm = optax.tree.norm(gradients)
   finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
   updates, optimizer_state = optimizer.update(
-    gradients, state.optimizer, state.parameters, tokens=sums.tokens
+    gradients,
+    state.optimizer,
+    state.parameters,
+    tokens=sums.tokens,
+    finite=finite,
   )
   parameters = optax.apply_updates(state.parameters, updates)
   average = state.average
   if average is not None:
-    average = moved_average(average, parameters, config.ema)
+    # Of what is kept, as in the optimizer: so nothing old is copied.
+    now = where(finite, parameters, state.parameters)
+    now = jax.lax.optimization_barrier(now)
+    average = moved_average(average, now, config.ema)
   new = TrainState(state.step, parameters, optimizer_state, average)
   kept = where(finite, new, state)
   applied = Applied(gradients, norm, finite)

@@ -24,7 +24,7 @@ from fusion_jax.config import (
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion_options import GtransOptions, SideConfig
+from fusion_jax.fusion_options import AggOptions, GtransOptions, SideConfig
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import AXES, by_rows, replicated
 from fusion_jax.parallel_options import AxisRules, ParallelConfig
@@ -180,15 +180,18 @@ def _scheme_cases() -> dict[str, ModelConfig]:
 
 
 def _fused(encoder: str, decoder: str) -> ModelConfig:
-  """Three layers are two nodes or groups, and so are two in groups of one."""
-  alone = GtransOptions(group_size=1)
+  """In groups of one, two layers are two nodes or groups."""
+  alone = {
+    'gtrans': GtransOptions(group_size=1),
+    'agg': AggOptions(group_size=1),
+  }
   return dataclasses.replace(
     CASES['rezero'],
     norm='post',
-    encoder_layers=3,
+    encoder_layers=2,
     decoder_layers=2,
-    encoder=SideConfig(fusion=encoder),
-    decoder=SideConfig(fusion=decoder, gtrans=alone),
+    encoder=SideConfig(fusion=encoder, **alone),
+    decoder=SideConfig(fusion=decoder, **alone),
   )
 
 

@@ -1,4 +1,5 @@
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -28,6 +29,28 @@ def test_adam_by_hand():
     rate = 0.1 / np.sqrt(t)
     expected -= rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.98**t)) + 1e-9)
     assert float(x[0]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_updates_and_moments_are_those_of_optax():
+  config = OptimizerConfig(schedule='constant', peak=1.0, warmup_steps=1)
+  ours = make_optimizer(config, 1)
+  theirs = optax.adam(1.0, config.beta1, config.beta2, config.epsilon)
+  x = {'a': jnp.zeros((2, 3)), 'b': jnp.zeros(5)}
+  states = [ours.init(x), theirs.init(x)]
+  random = np.random.default_rng(0)
+  for _ in range(4):
+    gradients = jax.tree.map(
+      lambda leaf: jnp.float32(random.normal(size=leaf.shape)), x
+    )
+    (updates, states[0]), (expected, states[1]) = (
+      each.update(gradients, state, x)
+      for each, state in zip((ours, theirs), states, strict=True)
+    )
+    chex.assert_trees_all_close(updates, expected, rtol=1e-6)
+  adam, expected = (
+    optax.tree.get(state, 'ScaleByAdamState') for state in states
+  )
+  chex.assert_trees_all_equal(adam, expected)
 
 
 def test_clipping_bounds_the_global_norm():

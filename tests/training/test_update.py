@@ -1,5 +1,7 @@
 """One update of a small tree: its average, and what is skipped."""
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,7 @@ _OPTIMIZER = make_optimizer(
   1,
 )
 _CONFIG = TrainingConfig(ema=0.75)
+_SUM_DTYPES = jnp.float32, jnp.float32, jnp.int32, jnp.int32
 
 
 def _state(ema=True):
@@ -122,3 +125,21 @@ def test_other_parameters_start_another_average():
 def test_what_cannot_be_is_one_line(changes, message):
   with pytest.raises(InputError, match=message):
     TrainingConfig(**changes)
+
+
+@pytest.mark.parametrize('ema', [True, False])
+def test_the_state_is_updated_in_place(ema):
+  # All arrays are of this shape, which is none of `_state`.
+  abstract = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((64, 128) if x.ndim else (), x.dtype),
+    jax.eval_shape(lambda: _state(ema)),
+  )
+
+  def apply(state, gradients, sums):
+    kept, applied = apply_update(state, gradients, sums, _OPTIMIZER, _CONFIG)
+    return kept, applied.norm
+
+  sums = LossSums(*(jax.ShapeDtypeStruct((), d) for d in _SUM_DTYPES))
+  step = jax.jit(apply, donate_argnums=0)
+  compiled = step.lower(abstract, abstract.parameters, sums).compile()
+  assert re.findall(r'f32\[64,128\]\S* copy\(.*', compiled.as_text()) == []
