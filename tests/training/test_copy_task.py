@@ -51,7 +51,7 @@ def _trained(norm: str):
   step = make_train_step(model, optimizer, config)
   state, totals = initial_state(model, optimizer, 0), zero_totals(1)
   for seed in range(_STEPS):
-    state, totals = step(state, totals, _copies(64, seed))
+    state, totals = step(state, totals, _copies(32, seed))
   return model, state.parameters
 
 
