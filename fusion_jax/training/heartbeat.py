@@ -19,7 +19,7 @@ from typing import NoReturn
 import jax
 
 from fusion_jax.errors import InputError, first_line
-from fusion_jax.parallel.distributed import is_first
+from fusion_jax.parallel.distributed import gather, is_first
 from fusion_jax.parallel_options import ParallelConfig
 from fusion_jax.training.appending import write_errors
 from fusion_jax.training.run_directory import write_atomically
@@ -40,11 +40,18 @@ _ADVICE = (
 class Watch:
   """How long the files of some processes have not changed."""
 
-  def __init__(self, folder: Path, processes: int):
+  def __init__(self, folder: Path, processes: int, start: str):
+    """Watches from now on.
+
+    Args:
+      folder: of the files.
+      processes: how many there are.
+      start: what the files of this start begin with, whenever they were
+        written; what an earlier start has left is no sign of life.
+    """
     now = time.monotonic()
-    self._folder = folder
-    # What an earlier start has left is no sign of life.
-    self._seen = [(self._read(process), now) for process in range(processes)]
+    self._folder, self._start = folder, start
+    self._seen = [('', now) for _ in range(processes)]
     # The step of each, and whether it has its batch.
     self._steps = [((-1, False), now) for _ in range(processes)]
     self._failures: dict[int, str] = {}
@@ -53,8 +60,8 @@ class Watch:
     """Reads all files."""
     now = time.monotonic()
     for process, (last, _) in enumerate(self._seen):
-      text = self._read(process)
-      if text in ('', last):
+      start, _, text = self._read(process).partition(' ')
+      if start != self._start or text == last:
         continue
       self._seen[process] = text, now
       step, has_batch, _, *failure = text.split(maxsplit=3)
@@ -126,6 +133,7 @@ class Heartbeat:
     self._ended = threading.Event()
     self._thread = None
     if jax.process_count() > 1 and self._pause:
+      self._start = gather(os.urandom(8).hex().encode())[0].decode()
       with write_errors(self._folder):
         self._folder.mkdir(exist_ok=True)
       self._thread = threading.Thread(target=self._run, daemon=True)
@@ -169,7 +177,7 @@ class Heartbeat:
 
   def _run(self) -> None:
     lost, stalled = self._options.lost_after, self._options.stalled_after
-    watch = Watch(self._folder, jax.process_count())
+    watch = Watch(self._folder, jax.process_count(), self._start)
     while not self._ended.wait(self._pause):
       self._beat()
       watch.look()
@@ -183,7 +191,8 @@ class Heartbeat:
   def _beat(self, failure: str = '') -> None:
     """Writes a sign of life; a disk that is full may have room later."""
     self._beats += 1
-    text = f'{self._step} {self._has_batch:d} {self._beats}{failure}'
+    at = f'{self._step} {self._has_batch:d} {self._beats}'
+    text = f'{self._start} {at}{failure}'
     try:
       write_atomically(self._folder / str(jax.process_index()), text.encode())
     except InputError as error:

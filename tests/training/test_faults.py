@@ -86,11 +86,8 @@ def test_a_damaged_record_ends_both_processes(program, shared, tmp_path):
   # The shard has 256 KiB; the records take these, one after the other.
   content[20_000:100_000:500] = bytes(160)
   shard.write_bytes(content)
-  # A machine with other work may leave one without a turn for many seconds.
   both = program.start_together(
-    tmp_path / 'run',
-    **(_RUN | {'parallel__lost_after': 60}),
-    data__prepared=tmp_path / 'prepared',
+    tmp_path / 'run', **_RUN, data__prepared=tmp_path / 'prepared'
   )
   for process in both:
     _, err, code = program.finish(process)

@@ -17,12 +17,12 @@ def clock(monkeypatch):
   return now
 
 
-def _beat(folder, process, text):
-  (folder / str(process)).write_text(text)
+def _beat(folder, process, text, start='a1'):
+  (folder / str(process)).write_text(f'{start} {text}')
 
 
 def test_a_process_without_new_beats_is_lost(tmp_path, clock):
-  watch = Watch(tmp_path, 3)
+  watch = Watch(tmp_path, 3, 'a1')
   for beat in range(4):
     clock[0] += 1
     for process in range(3 if beat < 2 else 2):
@@ -36,7 +36,7 @@ def test_a_process_without_new_beats_is_lost(tmp_path, clock):
 
 
 def test_the_process_that_is_behind_is_named(tmp_path, clock):
-  watch = Watch(tmp_path, 2)
+  watch = Watch(tmp_path, 2, 'a1')
   for beat in range(9):
     clock[0] += 1
     # Both beat; process 0 stops at step 5, process 1 at 3.
@@ -52,7 +52,7 @@ def test_the_process_that_is_behind_is_named(tmp_path, clock):
 
 
 def test_of_two_at_a_step_the_one_without_a_batch_is_behind(tmp_path, clock):
-  watch = Watch(tmp_path, 3)
+  watch = Watch(tmp_path, 3, 'a1')
   for process in range(3):
     _beat(tmp_path, process, f'30 {int(process != 1)} 7')
   watch.look()
@@ -64,16 +64,23 @@ def test_of_two_at_a_step_the_one_without_a_batch_is_behind(tmp_path, clock):
 
 
 def test_what_an_earlier_start_left_is_no_sign_of_life(tmp_path, clock):
-  _beat(tmp_path, 0, '60 1 12 text.array_record, record 7: damaged')
-  watch = Watch(tmp_path, 1)
+  _beat(tmp_path, 0, '60 1 12 text.array_record, record 7: damaged', 'b2')
+  watch = Watch(tmp_path, 1, 'a1')
   clock[0] += 5
   watch.look()
   assert watch.failed() == ''
   assert 'process 0 (last seen at step -1)' in watch.lost(4.0)
 
 
+def test_a_failure_from_before_the_watch_began_is_passed_on(tmp_path):
+  _beat(tmp_path, 0, '0 0 1 text.array_record, record 7: damaged')
+  watch = Watch(tmp_path, 1, 'a1')
+  watch.look()
+  assert watch.failed() == 'process 0: text.array_record, record 7: damaged'
+
+
 def test_the_reason_of_a_failure_is_passed_on(tmp_path, clock):
-  watch = Watch(tmp_path, 2)
+  watch = Watch(tmp_path, 2, 'a1')
   _beat(tmp_path, 0, '3 1 1')
   _beat(tmp_path, 1, '3 0 1 text.array_record, record 7: damaged')
   watch.look()
