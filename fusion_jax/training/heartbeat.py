@@ -37,6 +37,11 @@ _ADVICE = (
 )
 
 
+def name_start() -> str:
+  """A name of this start, the same on all processes; all have to ask."""
+  return gather(os.urandom(8))[0].hex()
+
+
 class Watch:
   """How long the files of some processes have not changed."""
 
@@ -115,25 +120,25 @@ class Watch:
 class Heartbeat:
   """Writes and watches in a thread, where there are several processes."""
 
-  def __init__(self, workdir: Path, options: ParallelConfig):
+  def __init__(self, workdir: Path, options: ParallelConfig, start: str):
     """Starts the thread.
 
     Args:
       workdir: the run directory, on a disk that all processes share.
       options: after what time to give up.
+      start: of `name_start`.
 
     Raises:
       InputError: the folder cannot be made.
     """
     self._folder = workdir / 'heartbeat'
-    self._options = options
+    self._options, self._start = options, start
     lost, stalled = options.lost_after, options.stalled_after
     self._pause = min(lost or stalled, stalled or lost, 20) / 4
     self._step, self._has_batch, self._beats = 0, False, 0
     self._ended = threading.Event()
     self._thread = None
     if jax.process_count() > 1 and self._pause:
-      self._start = gather(os.urandom(8).hex().encode())[0].decode()
       with write_errors(self._folder):
         self._folder.mkdir(exist_ok=True)
       self._thread = threading.Thread(target=self._run, daemon=True)

@@ -41,7 +41,7 @@ from fusion_jax.training.checks import (
 from fusion_jax.training.compilations import Compilations
 from fusion_jax.training.evaluate import Validator, token_means
 from fusion_jax.training.fresh import plan_state
-from fusion_jax.training.heartbeat import Heartbeat
+from fusion_jax.training.heartbeat import Heartbeat, name_start
 from fusion_jax.training.initialize import with_baseline
 from fusion_jax.training.logs import MetricsLog
 from fusion_jax.training.optimizer import last_rate, make_optimizer
@@ -75,6 +75,8 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
   """
   on_all(lambda: run_directory.check(workdir, config))
   check_same_everywhere(config)
+  # Before anything takes long: who is lost later leaves nobody waiting here.
+  start = name_start()
   mesh = make_mesh(config.parallel)
   check_rows(config, mesh)
   corpus = first_then_others(lambda: prepare(config.data))
@@ -85,7 +87,9 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
   )
   with (
     jax.set_mesh(mesh),
-    contextlib.closing(_Training(config, workdir, corpus, mesh)) as training,
+    contextlib.closing(
+      _Training(config, workdir, corpus, mesh, start)
+    ) as training,
   ):
     training.restore()
     with stop_on_signals() as stop:
@@ -101,9 +105,11 @@ class _Training:
     workdir: Path,
     corpus: PreparedCorpus,
     mesh: Mesh,
+    start: str,
   ):
     self._config = config
     self._workdir = workdir
+    self._start = start
     self._compilations = Compilations()
     self._opened = contextlib.ExitStack()
     self._batches = make_batches(config, corpus, mesh)
@@ -147,7 +153,7 @@ class _Training:
       if self._config.training.init_from:
         self._start_from_baseline()
     # Others take this process for lost once its heartbeat is closed: last.
-    heartbeat = Heartbeat(self._workdir, self._config.parallel)
+    heartbeat = Heartbeat(self._workdir, self._config.parallel, self._start)
     self._heartbeat = self._opened.enter_context(contextlib.closing(heartbeat))
     log = MetricsLog(self._workdir, step)
     self._log = self._opened.enter_context(contextlib.closing(log))

@@ -16,6 +16,7 @@ from fusion_jax.training.token_warmup import (
   scale_by_token_warmup,
   token_warmup_rate,
 )
+from fusion_jax.training.update import where
 from fusion_jax.training.weights import are_weights
 
 
@@ -118,7 +119,7 @@ def _in_place(
 
   def update(updates, state, parameters=None, *, finite=True, **_):
     _, new = adam.update(updates, state, parameters)
-    kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+    kept = where(finite, new, state)
     count, mu, nu = jax.lax.optimization_barrier(kept)
     updates = jax.tree.map(
       lambda m, v: m / (jnp.sqrt(v) + epsilon),

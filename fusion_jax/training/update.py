@@ -95,6 +95,6 @@ def moved_average(
   )
 
 
-def where(condition: Bool[Array, ''], yes: Any, no: Any) -> Any:
+def where(condition: Bool[Array, ''] | bool, yes: Any, no: Any) -> Any:
   """One of two trees."""
   return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
