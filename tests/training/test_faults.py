@@ -115,7 +115,8 @@ def test_both_killed_in_a_save_and_one_goes_on(program, tmp_path):
   both = program.start_together(workdir, **(_RUN | {'training__steps': 9_999}))
   wait_for_step(workdir, 25, *both)
   deadline = time.monotonic() + 120
-  while not any(workdir.glob('checkpoints/*.orbax-checkpoint-tmp*')):
+  unfinished = 'checkpoints/*.orbax-checkpoint-tmp*'
+  while not (saved_steps(workdir) and any(workdir.glob(unfinished))):
     assert time.monotonic() < deadline
     time.sleep(0.001)
   for process in both:
@@ -126,6 +127,21 @@ def test_both_killed_in_a_save_and_one_goes_on(program, tmp_path):
   again = _RUN | {'training__steps': last + 20}
   code, err = program.run(workdir, **again)
   assert code == 0, err
+
+
+@pytest.mark.usefixtures('first')
+def test_one_killed_where_it_restores_ends_the_other(
+  program, tmp_path, monkeypatch
+):
+  monkeypatch.setenv('PYTHONPATH', str(ROOT))
+  killed = ROOT / 'tests' / 'training' / 'killed_in_restore.py'
+  both = program.start_together(
+    tmp_path / 'run', [{}, {'program': killed}], **_RUN
+  )
+  assert program.finish(both[1])[2] == -signal.SIGKILL
+  _, err, code = program.finish(both[0])
+  assert code == 75, err
+  assert 'no sign of life for 9 s from process 1' in _last_line(err)
 
 
 @pytest.mark.usefixtures('first')
