@@ -50,6 +50,7 @@ from fusion_jax.parallel.distributed import (
 )
 from fusion_jax.programs import (
   keep_compiled,
+  lasting_imports,
   start_logging,
   use_huge_pages,
 )
@@ -191,9 +192,9 @@ def main(argv: list[str]) -> None:
     )
   start_logging()
   start(processes)
-  # After the flags: JAX starts slowly.
-  from fusion_jax.decoding import run
-  from fusion_jax.decoding.view_flags import ViewFlags
+  with lasting_imports():  # After the flags: JAX starts slowly.
+    from fusion_jax.decoding import run
+    from fusion_jax.decoding.view_flags import ViewFlags
 
   asked = ViewFlags(**views)
   run.run(run.Request(**flags, options=options, views=asked))

@@ -20,6 +20,7 @@ from fusion_jax.parallel.distributed import (
 )
 from fusion_jax.programs import (
   keep_compiled,
+  lasting_imports,
   start_logging,
   use_huge_pages,
 )
@@ -49,7 +50,8 @@ def main(argv: list[str]) -> None:
     config = dataclasses.replace(config, training=training)
   start_logging()
   start(processes)
-  from fusion_jax.training import loop  # After the flags: JAX starts slowly.
+  with lasting_imports():  # After the flags: JAX starts slowly.
+    from fusion_jax.training import loop
 
   loop.run(config, arguments.workdir)
 

@@ -1,11 +1,12 @@
 """What a program does before JAX starts."""
 
+import gc
 import os
 from pathlib import Path
 
 import pytest
 
-from fusion_jax.programs import keep_compiled
+from fusion_jax.programs import keep_compiled, lasting_imports
 
 
 @pytest.fixture
@@ -34,3 +35,18 @@ def test_without_a_folder_nothing_is_kept(environment, tmp_path):
   environment['XDG_CACHE_HOME'] = str(tmp_path / 'file')
   keep_compiled()
   assert 'JAX_COMPILATION_CACHE_DIR' not in environment
+
+
+def test_what_is_imported_is_left_out_of_collections():
+  before = gc.get_freeze_count()
+  with lasting_imports():
+    assert not gc.isenabled()
+    kept = [[] for _ in range(100)]
+  assert gc.isenabled()
+  assert gc.get_freeze_count() >= before + len(kept)
+
+
+def test_an_import_that_fails_leaves_the_collector_running():
+  with pytest.raises(ImportError), lasting_imports():
+    raise ImportError
+  assert gc.isenabled()

@@ -183,6 +183,28 @@ def training_iterator(
   return iter(to_device(dataset, sharding))
 
 
+def abstract_batch(
+  shape: Shape, packing: bool, sharding: jax.sharding.Sharding
+) -> Batch:
+  """What is known of a batch on the devices before there is one.
+
+  Args:
+    shape: of the batch of all processes.
+    packing: whether its rows hold several examples.
+    sharding: of the rows.
+
+  Returns:
+    A `jax.ShapeDtypeStruct` in the place of each array.
+  """
+
+  def ids(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, np.int32, sharding=sharding)
+
+  sides = [ids(shape.rows, size) for size in (shape.source, shape.target)]
+  lengths = [ids(shape.rows)] * 2
+  return Batch(*sides, *lengths, *(sides if packing else ()))
+
+
 def to_device(
   dataset: grain.IterDataset[Batch], sharding: jax.sharding.Sharding
 ) -> grain.IterDataset[Batch]:

@@ -15,9 +15,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fusion_jax.config import DecodingConfig, ExperimentConfig
-from fusion_jax.data.batching import Batch, Shape
+from fusion_jax.data.batching import Shape
 from fusion_jax.data.mixing import training_mixture
-from fusion_jax.data.pipeline import training_shapes
+from fusion_jax.data.pipeline import abstract_batch, training_shapes
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.decoding.compiled import (
   SearchRows,
@@ -190,10 +190,8 @@ def training_program(
     jax.eval_shape(lambda: zero_totals(config.model.encoder_layers)),
     replicated(mesh),
   )
-  rows, source, target = problem.shape
-  ids = [_ids((rows, size), by_rows(mesh)) for size in (source, target)]
-  lengths = [_ids((rows,), by_rows(mesh))] * 2
-  batch = Batch(*ids, *lengths, *(ids if config.data.batch.packing else ()))
+  packing = config.data.batch.packing
+  batch = abstract_batch(problem.shape, packing, by_rows(mesh))
   with jax.set_mesh(mesh):
     step = make_train_step(model, optimizer, config, mesh, plan.specs)
     traced = step.trace(plan.abstract, totals, batch)

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.data.pipeline import training_iterator
+from fusion_jax.data.pipeline import abstract_batch, training_iterator
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.models.transformer import Transformer
@@ -31,6 +32,7 @@ from fusion_jax.training.batches import make_batches
 from fusion_jax.training.checkpoint import (
   Checkpoints,
   Progress,
+  abstract_like,
   tokenizer_digests,
 )
 from fusion_jax.training.checks import (
@@ -109,6 +111,7 @@ class _Training:
   ):
     self._config = config
     self._workdir = workdir
+    self._mesh = mesh
     self._start = start
     self._compilations = Compilations()
     self._opened = contextlib.ExitStack()
@@ -141,22 +144,48 @@ class _Training:
     _log_model(model, self._plan.abstract, mesh)
 
   def restore(self) -> None:
-    """Goes back to the last checkpoint, if there is one."""
+    """Goes back to the last checkpoint, if there is one.
+
+    The next step is compiled, or read from the cache, at the same time.
+    """
+    # Before what takes one process longer than another. Others take this one
+    # for lost once it is closed: last.
+    heartbeat = Heartbeat(self._workdir, self._config.parallel, self._start)
+    self._heartbeat = self._opened.enter_context(contextlib.closing(heartbeat))
+    last = self._checkpoints.latest_step() or 0
+    with heartbeat.telling(), futures.ThreadPoolExecutor(1) as ahead:
+      compiled = ahead.submit(self._compile_step_after, last)
+      step = self._restore_or_start()
+      compiled.result()
+    log = MetricsLog(self._workdir, step)
+    self._log = self._opened.enter_context(contextlib.closing(log))
+
+  def _restore_or_start(self) -> int:
+    """Has the state to go on from; gives its step."""
     self._state, self._progress = self._checkpoints.restore(
       self._plan.abstract, self._iterator
     )
     step = self._checkpoints.latest_step() or 0
     if step:
       logger.info('going on from step %d', step)
-    else:
-      self._state = self._plan.make()
-      if self._config.training.init_from:
-        self._start_from_baseline()
-    # Others take this process for lost once its heartbeat is closed: last.
-    heartbeat = Heartbeat(self._workdir, self._config.parallel, self._start)
-    self._heartbeat = self._opened.enter_context(contextlib.closing(heartbeat))
-    log = MetricsLog(self._workdir, step)
-    self._log = self._opened.enter_context(contextlib.closing(log))
+      return step
+    self._state = self._plan.make()
+    if self._config.training.init_from:
+      self._start_from_baseline()
+    return step
+
+  def _compile_step_after(self, step: int) -> None:
+    """As the first update will ask for it; runs nothing."""
+    if step >= self._config.training.steps:
+      return
+    _, shape, _ = self._batches.plan.batch(step)
+    packing = self._config.data.batch.packing
+    batch = abstract_batch(shape, packing, by_rows(self._mesh))
+    totals = abstract_like(
+      jax.eval_shape(self._zero_totals), replicated(self._mesh)
+    )
+    with jax.set_mesh(self._mesh):
+      self._step.lower(self._plan.abstract, totals, batch).compile()
 
   def _start_from_baseline(self) -> None:
     fresh = self._state.parameters
