@@ -56,7 +56,11 @@ def run(tmp_path_factory):
       counts[step] = len(names)
       return False
 
-    patch.setattr(loop, 'stop_on_signals', lambda: nullcontext(after))
+    def before_the_first():
+      after(0)
+      return nullcontext(after)
+
+    patch.setattr(loop, 'stop_on_signals', before_the_first)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
@@ -82,6 +86,11 @@ def test_the_step_is_compiled_once_a_shape(run):
   assert counts[1] < counts[21]
 
 
+def test_the_first_step_is_compiled_while_the_state_is_made(run):
+  names, counts, *_ = run
+  assert sum('train_step' in name for name in names[: counts[0]]) == 1
+
+
 def test_the_validation_loss_takes_no_more_shapes_than_the_step(run):
   names, *_ = run
   assert sum('eval_step' in name for name in names) == 2
@@ -98,9 +107,10 @@ def test_the_log_says_what_was_compiled(run):
   assert re.search(r'compiled in \d+\.\d s', total)
 
 
-def test_a_run_that_goes_on_makes_no_fresh_state(run):
+def test_a_run_that_is_finished_makes_no_state_and_no_step(run):
   names, *_, folder = run
   assert any('fresh_state' in name for name in names)
   with compiled() as later:
     loop.run(_config(folder / 'prepared'), folder / 'run')
-  assert not any('fresh_state' in name for name in later)
+  for program in ('fresh_state', 'train_step'):
+    assert not any(program in name for name in later)
