@@ -1,5 +1,6 @@
 """A run compiles every program once, and says so."""
 
+import dataclasses
 import logging
 import re
 from contextlib import nullcontext
@@ -86,7 +87,7 @@ def test_the_step_is_compiled_once_a_shape(run):
   assert counts[1] < counts[21]
 
 
-def test_the_first_step_is_compiled_while_the_state_is_made(run):
+def test_the_first_step_is_compiled_before_the_updates_begin(run):
   names, counts, *_ = run
   assert sum('train_step' in name for name in names[: counts[0]]) == 1
 
@@ -114,3 +115,12 @@ def test_a_run_that_is_finished_makes_no_state_and_no_step(run):
     loop.run(_config(folder / 'prepared'), folder / 'run')
   for program in ('fresh_state', 'train_step'):
     assert not any(program in name for name in later)
+
+
+def test_a_run_that_goes_on_compiles_the_step_once_a_shape(run):
+  config = _config(run[-1] / 'prepared')
+  longer = dataclasses.replace(config.training, steps=80)
+  with compiled() as later:
+    loop.run(dataclasses.replace(config, training=longer), run[-1] / 'run')
+  assert not any('fresh_state' in name for name in later)
+  assert sum('train_step' in name for name in later) == 2
