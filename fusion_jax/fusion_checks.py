@@ -2,7 +2,9 @@
 
 from fusion_jax.errors import require
 from fusion_jax.fusion_options import (
+  LITERAL_ROUTING,
   GtransOptions,
+  RoutingOptions,
   Side,
   SideConfig,
   parse_groups,
@@ -15,7 +17,6 @@ def check_side(
   *,
   layers: int,
   width: int,
-  filter_width: int,
   norm: str,
 ) -> None:
   """Refuses values and pairs that make no sense.
@@ -25,7 +26,6 @@ def check_side(
     name: which of the two.
     layers: of the stack.
     width: D.
-    filter_width: F.
     norm: of the model.
 
   Raises:
@@ -34,14 +34,8 @@ def check_side(
   path = f'model.{name}'
   _check_ranges(side, path, layers)
   _check_capsules(side, path, width)
+  _check_routing_form(side.routing, f'{path}.routing')
   _check_pairs(side, path, name, norm)
-  if side.start == 'baseline' and side.fusion == 'linear':
-    hidden = side.linear.hidden or filter_width
-    require(
-      hidden >= width or not side.linear.factored,
-      f'{path}.linear.hidden',
-      f"start='baseline' needs at least model.width {width}, got {hidden}",
-    )
   if side.fusion == 'gtrans':
     _check_groups(side.gtrans, path, name, layers)
 
@@ -111,6 +105,24 @@ def _check_capsules(side: SideConfig, path: str, width: int) -> None:
     )
 
 
+def _check_routing_form(options: RoutingOptions, path: str) -> None:
+  require(
+    options.agreement_scale > 0,
+    f'{path}.agreement_scale',
+    f'must be > 0, got {options.agreement_scale}',
+  )
+  if options.form == 'stable':
+    return
+  for field, literal in LITERAL_ROUTING.items():
+    value = getattr(options, field)
+    require(
+      value in (literal, getattr(RoutingOptions, field)),
+      f'{path}.{field}',
+      f"form='paper' makes it {literal!r}, got {value!r}; leave it out, or use "
+      "form='stable' and set each option",
+    )
+
+
 def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
   encoder = name == 'encoder'
   shortcut, many = side.shortcut, side.multi_layer.layers > 1
@@ -157,30 +169,20 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f'is about the norm before attention; model.norm={norm!r} has none',
   )
   if side.start == 'baseline':
-    _check_baseline_start(side, path, norm)
+    _check_baseline_start(side, path)
 
 
-def _check_baseline_start(side: SideConfig, path: str, norm: str) -> None:
-  field = f'{path}.start'
+def _check_baseline_start(side: SideConfig, path: str) -> None:
+  many, shortcut = side.multi_layer.layers > 1, side.shortcut.source != 'none'
   require(
-    side.fusion in ('linear', 'dynamic_combination'),
-    field,
-    f"'baseline' is exact for 'linear' and 'dynamic_combination' only, not "
-    f'for fusion={side.fusion!r}',
+    side.fusion != 'none' or many or shortcut,
+    f'{path}.start',
+    "'baseline' is about a fusion, and there is none; choose "
+    f"{path}.fusion, or start='fresh'",
   )
   require(
-    not side.per_layer_norms(norm),
-    field,
-    "'baseline' is exact only with input_norm='none'",
-  )
-  scheme = side.linear if side.fusion == 'linear' else side.dynamic
-  require(
-    not scheme.output_norm,
-    field,
-    "'baseline' is exact only with output_norm=False",
-  )
-  require(
-    side.fusion == 'linear' or side.dynamic.normalize == 'none',
-    field,
-    "'baseline' is exact only with dynamic.normalize='none'",
+    not side.shortcut.author_compat,
+    f'{path}.start',
+    "'baseline' cannot be exact with shortcut.author_compat, which starts the "
+    "residual from the normalised input; use start='fresh'",
   )

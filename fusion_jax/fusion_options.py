@@ -123,12 +123,45 @@ class DynamicOptions:
   output_norm: bool = False
 
 
+# The options that form='paper' sets (Dou 2019, Algorithms 1 and 2).
+LITERAL_ROUTING = types.MappingProxyType(
+  {
+    'vote_norm': 'none',
+    'agreement': 'product',
+    'agreement_scale': 1.0,
+    'average': 'gain',
+    'route_gain': 1.0,
+    'residual': 'none',
+    'stop_gradient': False,
+  }
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class RoutingOptions:
-  """Capsules, dynamic routing and EM routing (Dou 2019, Eq. 5-16)."""
+  """Capsules, dynamic routing and EM routing (Dou 2019, Eq. 5-16).
+
+  The paper's literal form does not train: votes grow until every layer goes to
+  one capsule and no gradient reaches the encoder. The defaults below keep the
+  votes at unit size, their agreement bounded, and the top layer as residual.
+  """
 
   __pydantic_config__ = _STRICT
 
+  # 'paper': the literal form, vote_norm='none', agreement='product',
+  # agreement_scale=1, average='gain' with route_gain=1, residual='none' and
+  # stop_gradient=False; these options must then have their defaults.
+  form: Literal['stable', 'paper'] = 'stable'
+  # 'rms': the votes of a layer are divided by their root mean square.
+  vote_norm: Literal['rms', 'none'] = 'rms'
+  # Dynamic: what is added to the logits, the 'cosine' of capsule and vote,
+  # their 'product', or the product 'scaled' by the size of the votes and
+  # 1 / sqrt(width of a capsule); and a factor on it.
+  agreement: Literal['cosine', 'scaled', 'product'] = 'cosine'
+  agreement_scale: float = 1.0
+  # Dynamic: a capsule is the sum of its votes times route_gain, or their mean
+  # weighted by the couplings.
+  average: Literal['mass', 'gain'] = 'mass'
   # Output capsules; 0: 512, or model.width where that is less.
   capsules: int = 0
   iterations: int = 3
@@ -143,19 +176,20 @@ class RoutingOptions:
   vote_activation: Literal['auto', 'none', 'relu'] = 'auto'
   # Dynamic: over which capsules an input's couplings sum to 1.
   route_axis: Literal['output', 'input'] = 'output'
-  # Dynamic: factor g of the weighted votes; 0: that which makes uniform
-  # couplings a mean, capsules / layers for 'output' and 1 for 'input'. 1 is
-  # the paper's literal form.
+  # Dynamic, average='gain': factor g of the weighted votes; 0: that which makes
+  # uniform couplings a mean, capsules / layers for 'output' and 1 for 'input'.
   route_gain: float = 0.0
-  # Dynamic: no gradient through the couplings of all but the last iteration.
-  stop_gradient: bool = False
+  # No gradient through the couplings of all but the last iteration.
+  stop_gradient: bool = True
   # EM: input activations, one a layer, one a (layer, capsule), or all 1.
   activation: Literal['scalar', 'per_output', 'none'] = 'scalar'
   betas: Literal['learned', 'zero'] = 'learned'
   # EM: inverse temperature. 'linear': 1, 2, 3, then 3.
   # 'hinton': 0.01 (1 - 0.95^(t + 1)).
   temperature: Literal['linear', 'hinton'] = 'linear'
+  # EM: added to the variances; 'relative': times the mean square of the votes.
   variance_floor: float = 1e-4
+  floor: Literal['absolute', 'relative'] = 'absolute'
   # EM: standardise the cost over the output capsules.
   cost_norm: bool = False
   # EM: factor of the log-density of a vote.
@@ -163,11 +197,19 @@ class RoutingOptions:
   # EM: what a capsule emits: activation * mean, or the mean.
   emit: Literal['act_mean', 'mean'] = 'act_mean'
   output_norm: bool = True
-  residual: Literal['none', 'top', 'all'] = 'none'
+  # Layers added to the capsules before the norm.
+  residual: Literal['top', 'none', 'all'] = 'top'
 
   def capsule_count(self, width: int) -> int:
-    """N, in a model of that width."""
+    """Return N in a model of that width."""
     return self.capsules or min(512, width)
+
+  @property
+  def resolved(self) -> 'RoutingOptions':
+    """The options with those of form='paper' filled in."""
+    if self.form == 'stable':
+      return self
+    return dataclasses.replace(self, form='stable', **LITERAL_ROUTING)
 
 
 def partition(
@@ -274,9 +316,19 @@ class ShortcutOptions:
   where: Literal['self', 'cross', 'both'] = 'self'
   # Projects both sources together (Eq. 13-14).
   feature_fusion: bool = False
-  # Keys and values read what the norm has not seen, and the residual starts
-  # from what it has, as the released code does.
+  # A norm without scale and offset on the source H[l - 2] of non-lexical
+  # shortcuts; 'auto': with pre-norm, whose states no norm has seen.
+  source_norm: Literal['auto', 'plain', 'none'] = 'auto'
+  # The released code's variant: keys and values read what the norm has not
+  # seen, and the residual starts from what it has.
   author_compat: bool = False
+
+  def norms_source(self, norm: str) -> bool:
+    """Return whether the source of the shortcuts has a norm."""
+    auto = self.source == 'non_lexical' and norm == 'pre'
+    return self.source_norm == 'plain' or (
+      self.source_norm == 'auto' and auto and not self.author_compat
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,6 +341,11 @@ class MultiLayerOptions:
   layers: int = 1
   # Layers 2..k, which have fewer below them, read those they have.
   partial: bool = False
+
+
+# Factors on the learning rate of what only the fusion has, where 1 was measured
+# to train worse (`python -m benchmarks.scheme_health`).
+FUSION_RATES = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +361,8 @@ class SideConfig:
 
   fusion: Scheme = 'none'
   # 'baseline': new parameters start so that the model computes what it would
-  # without the fusion; 'linear' and 'dynamic_combination' can.
+  # without the fusion: as identity maps where that is exact, otherwise behind
+  # gates that start at 0 (fusion_jax/fusion/starts.py).
   start: Literal['fresh', 'baseline'] = 'fresh'
   # A norm of its own for every layer that is fused. 'auto': with pre-norm.
   input_norm: Literal['auto', 'none', 'per_layer'] = 'auto'
@@ -325,6 +383,11 @@ class SideConfig:
     return self.input_norm == 'per_layer' or (
       self.input_norm == 'auto' and norm == 'pre'
     )
+
+  @property
+  def default_rate(self) -> float:
+    """The factor on the learning rate of the fusion's parameters."""
+    return FUSION_RATES.get(self.fusion, 1.0)
 
   @property
   def owns_layer_inputs(self) -> bool:

@@ -112,7 +112,6 @@ class ModelConfig:
         name,
         layers=self.layers(name),
         width=self.width,
-        filter_width=self.filter,
         norm=self.norm,
       )
       self._check_scan(name)
@@ -135,6 +134,11 @@ class ModelConfig:
   def layers(self, name: Side) -> int:
     """The layers of the encoder or the decoder."""
     return self.encoder_layers if name == 'encoder' else self.decoder_layers
+
+  @property
+  def without_fusion(self) -> 'ModelConfig':
+    """The same Transformer with nothing fused."""
+    return dataclasses.replace(self, encoder=SideConfig(), decoder=SideConfig())
 
   @property
   def head_width(self) -> int:

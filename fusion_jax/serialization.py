@@ -3,6 +3,7 @@
 import fnmatch
 import functools
 import json
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,16 @@ import pydantic
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
+from fusion_jax.fusion_options import FUSION_RATES
 
-# Of run directories; goes up when older versions must not read them. A file
-# without the number has format 1.
-FORMAT = 1
+# Of run directories; goes up when older versions must not read them, or when
+# the default of a field changes. A file without the number has format 1.
+FORMAT = 2
+
+# What routings of format 1 did where later versions have a choice.
+_ROUTING_1 = types.MappingProxyType(
+  {'vote_norm': 'none', 'agreement': 'product', 'average': 'gain'}
+)
 
 # Fields that a resumed run may change: they do not alter what is computed.
 RESUMABLE = (
@@ -75,11 +82,34 @@ def from_json(path: Path) -> ExperimentConfig:
   if not isinstance(values, dict):
     raise InputError(f'{path}: must be a JSON object')
   check_format(values, path.parent)
-  values.pop('format', None)
+  if values.pop('format', 1) == 1:
+    values = _upgraded(values)
   try:
     return from_dict(values)
   except InputError as error:
     raise InputError(f'{path}: {error}') from None
+
+
+def _upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+  """A config of format 1 with what its run did written out.
+
+  Options of a scheme that the run does not use become those of today, so that
+  their defaults do not make it another run.
+  """
+  model, schemes = dict(values.get('model', {})), set()
+  for name in ('encoder', 'decoder'):
+    side = dict(model.get(name, {}))
+    routing, shortcut = side.pop('routing', {}), side.pop('shortcut', {})
+    if side.get('fusion') in ('dynamic_routing', 'em_routing'):
+      side['routing'] = {**_ROUTING_1, **routing}
+    if shortcut.get('source', 'none') != 'none':
+      side['shortcut'] = {'source_norm': 'none', **shortcut}
+    schemes.add(side.get('fusion', 'none'))
+    model[name] = side
+  optimizer = dict(values.get('optimizer', {}))
+  if not schemes.isdisjoint(FUSION_RATES):
+    optimizer.setdefault('fusion_rate', 1.0)
+  return {**values, 'model': model, 'optimizer': optimizer}
 
 
 def check_format(values: Mapping[str, Any], directory: Path) -> None:

@@ -40,6 +40,10 @@ class OptimizerConfig:
   # rate * weight_decay * parameter from the weight matrices and embedding
   # tables; norms, biases and the scalars of fusions have none.
   weight_decay: float = 0.0
+  # Factor on the rate of the parameters that only the fusion has: what the same
+  # model without fusion lacks. 0: that of the scheme (FUSION_RATES in
+  # fusion_jax/fusion_options.py).
+  fusion_rate: float = 0.0
   # Largest global norm of the gradient of the mean loss; 0: no clipping.
   clip_norm: float = 0.0
   # Parts into which a batch is cut; their gradients are added before the
@@ -51,7 +55,7 @@ class OptimizerConfig:
       value = getattr(self, field)
       require(value > 0, f'optimizer.{field}', f'must be > 0, got {value}')
     require_at_least(1, self, 'optimizer', 'warmup_steps', 'accumulation')
-    require_at_least(0, self, 'optimizer', 'weight_decay')
+    require_at_least(0, self, 'optimizer', 'weight_decay', 'fusion_rate')
     self._check_schedule()
     for field in ('beta1', 'beta2'):
       value = getattr(self, field)
@@ -116,6 +120,13 @@ class TrainingConfig:
   # there); 0: none. The reward of the two stacks is their sum or mean.
   diversity: float = 0.0
   diversity_sides: Literal['sum', 'mean'] = 'sum'
+  # The reward of a token and a pair of layers: their distance d = 1 - cos^2,
+  # the paper's, or log d, which asks for less and less.
+  diversity_reward: Literal['distance', 'log_distance'] = 'distance'
+  # The weight is 0 before update diversity_start and rises linearly over the
+  # next diversity_rise updates.
+  diversity_start: int = 0
+  diversity_rise: int = 0
   # Target tokens of one chunk of the output layer and loss; the logits of
   # one chunk are all that is held at a time. 0: the whole batch at once.
   loss_chunk: int = 256
@@ -141,7 +152,8 @@ class TrainingConfig:
     counts = 'steps', 'keep_last', 'translate_beam', 'max_skipped'
     require_at_least(1, self, 'training', *every, *counts)
     optional = 'patience', 'keep_best', 'loss_chunk', 'translate_sentences'
-    require_at_least(0, self, 'training', *optional, 'seed')
+    diversity = 'diversity_start', 'diversity_rise'
+    require_at_least(0, self, 'training', *optional, *diversity, 'seed')
     require(
       self.diversity >= 0,
       'training.diversity',

@@ -43,6 +43,7 @@ from fusion_jax.fusion.groups import (
 from fusion_jax.fusion.inputs import InputNorms
 from fusion_jax.fusion.shortcuts import ShortcutAttention
 from fusion_jax.fusion.sources import MultiLayerAttention
+from fusion_jax.fusion.starts import Opening, has_opening
 from fusion_jax.fusion.tree import Hierarchical, Iterative
 from fusion_jax.fusion_options import parse_groups
 from fusion_jax.models.attention import MultiHeadAttention
@@ -166,6 +167,25 @@ def prediction(config: ModelConfig, side: Side) -> nn.Module | None:
   return None if module is None else module(config, side)
 
 
+def openings(config: ModelConfig, side: Side) -> dict[str, Opening]:
+  """Return what opens each place of a stack that is fused, by its name.
+
+  Args:
+    config: of the model.
+    side: of the stack.
+
+  Returns:
+    'input_N' of layer N (L + 1 for what follows the stack), 'output_N' and
+    'features'; those that are not used have no parameters. Empty without
+    start='baseline', or where the scheme starts as an identity map.
+  """
+  if not has_opening(config, side):
+    return {}
+  layers = range(1, config.layers(side) + 2)
+  places = [f'{end}_{n}' for n in layers for end in ('input', 'output')]
+  return {place: Opening(config) for place in (*places, 'features')}
+
+
 def input_norms(config: ModelConfig, side: Side) -> InputNorms | None:
   """The norms of the layers that a read-out or groups fuse."""
   scheme = SCHEMES.get(config.side(side).fusion)
@@ -246,7 +266,12 @@ def groups_kept(config: ModelConfig) -> tuple[int, int]:
 
 
 def inference_depth(config: ModelConfig) -> int:
-  """The decoder layers that the groups that translate need."""
+  """The decoder layers that the groups that translate need.
+
+  All of them where groups start at the top layer and open from there.
+  """
+  if has_opening(config, 'decoder'):
+    return config.decoder_layers
   _, last = groups_kept(config)
   return groups_of(config, 'decoder')[last - 1][-1]
 

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.starts import identity_start
 from fusion_jax.models.context import Context, record, show, token_mean
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import (
@@ -28,6 +29,7 @@ from fusion_jax.models.layers import (
   bias_initializer,
   kernel_initializer,
   layer_norm,
+  plain_norm,
 )
 
 _ACTIVATIONS = types.MappingProxyType({'tanh': jnp.tanh, 'relu': jax.nn.relu})
@@ -156,7 +158,7 @@ class Linear(nn.Module):
 
   @property
   def _from_baseline(self) -> bool:
-    return self.config.side(self.side).start == 'baseline'
+    return identity_start(self.config, self.side)
 
   def _dense(
     self, features: int, axes: tuple[str, str], start: Initializer
@@ -242,15 +244,22 @@ class LayerEmbedding(nn.Module):
     """The table; row l belongs to H[l] of either side."""
     config = self.config
     rows = max(config.encoder_layers, config.decoder_layers) + 1
+    exact = any(identity_start(config, s) for s in ('encoder', 'decoder'))
+    start = nn.initializers.zeros_init() if exact else _embedding_start
     return self.param(
       'embedding',
-      nn.with_logical_partitioning(_embedding_start, ('layers', 'embed')),
+      nn.with_logical_partitioning(start, ('layers', 'embed')),
       (rows, config.width),
     )
 
 
 class FeedForwardFusion(nn.Module):
   """norm(relu(concat(z + E) W1 + b1) W2 + b2); Wang et al. (2018), 3.2.
+
+  start='baseline' gives the norm of H[L] + E[L], for the feed-forward fusion
+  alone: [I, -I] in W1's rows of H[L], zeros in the others of these columns, and
+  [I; -I] in W2, as x = relu(x) - relu(-x); E starts as 0. W1's other columns
+  start as usual behind zeros of W2.
 
   Attributes:
     config: of the model.
@@ -264,8 +273,13 @@ class FeedForwardFusion(nn.Module):
 
   def setup(self):
     config, options = self.config, self.config.side(self.side).mlrf
-    self.hidden = Dense(config, options.hidden, ('embed', 'mlp'), True)
-    self.out = Dense(config, config.width, ('mlp', 'embed'), True)
+    starts = (None,) * 4
+    if identity_start(config, self.side):
+      zeros = nn.initializers.zeros_init()
+      starts = _two_signs(config), zeros, _difference, zeros
+    hidden, out = starts[:2], starts[2:]
+    self.hidden = Dense(config, options.hidden, ('embed', 'mlp'), True, *hidden)
+    self.out = Dense(config, config.width, ('mlp', 'embed'), True, *out)
     self.dropout = Dropout(config.activation_dropout, config.dropout_generator)
     self.norm = _fusion_norm(config, self.side)
 
@@ -389,13 +403,7 @@ def _fusion_norm(config: ModelConfig, side: Side) -> Callable[[Array], Array]:
     return layer_norm(config)
   if kind == 'none':
     return lambda x: x
-  return nn.LayerNorm(
-    epsilon=config.norm_epsilon,
-    dtype=jnp.dtype(config.compute_dtype),
-    use_fast_variance=False,
-    use_scale=False,
-    use_bias=False,
-  )
+  return plain_norm(config)
 
 
 def _each(init: Initializer) -> Initializer:
@@ -438,6 +446,26 @@ def _top_identity(config: ModelConfig) -> Initializer:
     return jnp.concatenate([lower, jnp.eye(width, shape[1])])
 
   return start
+
+
+def _two_signs(config: ModelConfig) -> Initializer:
+  """[I, -I, fresh] in the last D rows, [0, 0, fresh] above."""
+  width, init = config.width, kernel_initializer(config)
+
+  def start(key, shape):
+    kernel = init(key, shape).at[:, : 2 * width].set(0)
+    signs = jnp.concatenate([jnp.eye(width), -jnp.eye(width)], axis=1)
+    return kernel.at[-width:, : 2 * width].set(signs)
+
+  return start
+
+
+def _difference(key: Array, shape: tuple[int, int]) -> Float[Array, 'I O']:
+  """[I; -I] in the first 2 D rows, 0 below."""
+  del key
+  width = shape[1]
+  rows = jnp.concatenate([jnp.eye(width), -jnp.eye(width)])
+  return jnp.zeros(shape).at[: 2 * width].set(rows)
 
 
 def _embedding_start(key: Array, shape: tuple[int, int]) -> Float[Array, 'n D']:

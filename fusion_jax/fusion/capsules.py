@@ -25,6 +25,7 @@ from fusion_jax.fusion.routing import (
   dynamic_routing,
   em_routing,
   inverse_temperatures,
+  unit_votes,
 )
 from fusion_jax.fusion.tree import add_residual
 from fusion_jax.fusion_options import RoutingOptions
@@ -36,6 +37,11 @@ from fusion_jax.models.layers import (
   kernel_initializer,
   layer_norm,
 )
+
+# Lengths of a capsule below which it is counted as dead, and above which the
+# squash of dynamic routing has saturated.
+_DEAD = 0.01
+_SATURATED = 0.99
 
 
 class _PerLayer(nn.Module):
@@ -161,7 +167,7 @@ class _Routing(nn.Module):
 
   @property
   def options(self) -> RoutingOptions:
-    return self.config.side(self.side).routing
+    return self.config.side(self.side).routing.resolved
 
   def setup(self):
     activation = self.options.vote_activation
@@ -170,6 +176,15 @@ class _Routing(nn.Module):
     self.votes = Votes(self.config, self.side, activation)
     if self.options.output_norm:
       self.norm = layer_norm(self.config)
+
+  def _votes(
+    self, layers: Layers, context: Context
+  ) -> Float[Array, 'B T L N C']:
+    """The votes at the size at which they are routed."""
+    votes = self.votes(layers, context)
+    size = jnp.sqrt(jnp.square(votes.astype(jnp.float32)).mean((2, 3, 4)))
+    record(self, 'vote_size', token_mean(size, context.tokens))
+    return unit_votes(votes) if self.options.vote_norm == 'rms' else votes
 
   def _finish(
     self, output: Float[Array, 'B T N C'], layers: Layers
@@ -183,10 +198,17 @@ class _Routing(nn.Module):
   def _record(
     self,
     couplings: tuple[Float[Array, 'B T L N'], ...],
+    output: Float[Array, 'B T N C'],
     axis: Literal['output', 'input'],
     context: Context,
   ) -> None:
     couplings = jax.lax.stop_gradient(couplings)
+    size = jnp.sqrt(jnp.square(jax.lax.stop_gradient(output)).sum(-1))
+    for name, share in (
+      ('dead_capsules', size < _DEAD),
+      ('saturated_capsules', size > _SATURATED),
+    ):
+      record(self, name, token_mean(share, context.tokens).mean())
     show(self, 'couplings', jnp.stack(couplings, axis=2))
     entropies = [coupling_entropy(each, axis) for each in couplings]
     diversities = [coupling_diversity(each) for each in couplings]
@@ -202,7 +224,10 @@ class DynamicRouting(_Routing):
 
   Nothing between the votes and the capsules is kept for the backward pass.
 
-  Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration.
+  Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration;
+  'vote_size', the root mean square of the votes before `vote_norm`; the shares
+  'dead_capsules' (shorter than 0.01) and 'saturated_capsules' (longer than
+  0.99).
   Views: 'couplings' [B, T, iterations, L, N].
 
   Attributes:
@@ -224,15 +249,19 @@ class DynamicRouting(_Routing):
     capsules = options.capsule_count(self.config.width)
     # The gain with which uniform couplings give the mean of the votes.
     mean = capsules / len(layers) if options.route_axis == 'output' else 1.0
+    gain = options.route_gain or mean
     route = functools.partial(
       dynamic_routing,
       iterations=options.iterations,
-      gain=options.route_gain or mean,
+      gain=None if options.average == 'mass' else gain,
       axis=options.route_axis,
       stop_gradient=options.stop_gradient,
+      agreement=options.agreement,
+      agreement_scale=options.agreement_scale,
     )
-    routed = jax.checkpoint(route)(self.votes(layers, context))
-    self._record(routed.couplings, options.route_axis, context)
+    routed = jax.checkpoint(route)(self._votes(layers, context))
+    axis = options.route_axis
+    self._record(routed.couplings, routed.output, axis, context)
     return self._finish(routed.output, layers)
 
 
@@ -241,7 +270,10 @@ class EmRouting(_Routing):
 
   Nothing between the votes and the capsules is kept for the backward pass.
 
-  Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration.
+  Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration;
+  'vote_size', the root mean square of the votes before `vote_norm`; the shares
+  'dead_capsules' (shorter than 0.01) and 'saturated_capsules' (longer than
+  0.99).
   Views: 'couplings' [B, T, iterations, L, N].
 
   Attributes:
@@ -313,12 +345,14 @@ class EmRouting(_Routing):
       cost_norm=options.cost_norm,
       log_density_scale=options.log_density_scale,
       emit=options.emit,
+      stop_gradient=options.stop_gradient,
+      relative_floor=options.floor == 'relative',
     )
     routed = jax.checkpoint(route)(
-      self.votes(layers, context),
+      self._votes(layers, context),
       self._activation(layers, context),
       self.beta_a,
       self.beta_u,
     )
-    self._record(routed.couplings, 'output', context)
+    self._record(routed.couplings, routed.output, 'output', context)
     return self._finish(routed.output, layers)

@@ -4,6 +4,7 @@ Axis letters: B batch, T positions, D model width, L layers.
 """
 
 import itertools
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -12,6 +13,8 @@ from fusion_jax.fusion.inputs import Layers
 
 # Added to |a|^2 |b|^2, so that a vector of zeros is as unlike as can be.
 _SMALLEST = 1e-12
+# Below it a distance has no more gradient in log d.
+_LEAST_DISTANCE = 1e-3
 
 
 def _inner(
@@ -24,20 +27,26 @@ def layer_diversity(
   layers: Layers,
   keep: Bool[Array, 'B T'],
   count: Int[Array, ''] | None = None,
+  reward: Literal['distance', 'log_distance'] = 'distance',
 ) -> Float[Array, '']:
-  """Mean over l = 1..L-1 and tokens of 1 - cos(H[l], H[l + 1])^2.
+  """Return the mean over l = 1..L-1 and tokens of d = 1 - cos^2.
 
+  cos is that of the angle between H[l] and H[l + 1];
   Dou et al. (2018), Eq. 9-10; a term to be maximised. Of one layer it is 0.
+  With 'log_distance' it is the mean of log d: its gradient 1 / d is the largest
+  where two layers are alike, and an orthogonal pair has the same value as one
+  of a single layer.
 
   Args:
     layers: H[1..L], of the backbone.
     keep: True at tokens, False at padding.
     count: tokens that the sum is divided by, where `keep` has a part of them;
       None: those of `keep`.
+    reward: of a token and a pair of layers, d or log d.
 
   Returns:
     float32 scalar in [0, 1]: 0 where neighbours are proportional, 1 where
-    they are orthogonal.
+    they are orthogonal; of log d in [log 0.001, 0].
   """
   squares = [_inner(h, h) for h in layers]
   total = jnp.zeros(keep.shape, jnp.float32)
@@ -46,7 +55,10 @@ def layer_diversity(
   ):
     cosine_squared = _inner(a, b) ** 2 / (aa * bb + _SMALLEST)
     # Rounding may leave a square of slightly more than 1.
-    total += 1 - jnp.minimum(cosine_squared, 1)
+    distance = 1 - jnp.minimum(cosine_squared, 1)
+    if reward == 'log_distance':
+      distance = jnp.log(jnp.maximum(distance, _LEAST_DISTANCE))
+    total += distance
   pairs = max(len(layers) - 1, 1)
   count = keep.sum().clip(1) if count is None else count
   return jnp.where(keep, total, 0).sum() / (count * pairs)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers, weighted_sum
+from fusion_jax.fusion.starts import identity_start
 from fusion_jax.models.context import Context, record, show, token_mean
 from fusion_jax.models.dropout import Dropout
 from fusion_jax.models.layers import Dense, layer_norm
@@ -46,7 +47,7 @@ class DynamicCombination(nn.Module):
   def _out(self) -> Dense:
     config, axes = self.config, ('mlp', 'embed')
     features = config.layers(self.side) * config.width
-    if config.side(self.side).start == 'fresh':
+    if not identity_start(config, self.side):
       return Dense(config, features, axes, True)
     zeros, width = nn.initializers.zeros_init(), config.width
     return Dense(

@@ -23,8 +23,14 @@ from jaxtyping import Array, Float
 
 # Least mass of an output capsule.
 _MASS_FLOOR = 1e-9
+# Least variance of votes where the floor is relative to their size.
+_VARIANCE_FLOOR = 1e-9
 # Added to the variance of the costs that are standardised.
 _COST_EPSILON = 1e-12
+# Added to the mean square of the votes of an input capsule.
+_VOTE_EPSILON = 1e-6
+
+Agreement = Literal['product', 'scaled', 'cosine']
 
 
 class Routed(NamedTuple):
@@ -75,36 +81,61 @@ def squash(total: Float[Array, '*P C'], axis: int = -1) -> Float[Array, '*P C']:
   return total * (norm / (1 + jnp.square(norm)))
 
 
+def unit_votes(votes: Float[Array, '*P L N C']) -> Float[Array, '*P L N C']:
+  """Return V[l] / sqrt(mean_{n, c} V[l]^2 + 1e-6), the votes at unit size.
+
+  Args:
+    votes: V, of any floating dtype.
+
+  Returns:
+    The votes of every input capsule with a root mean square of 1, at least
+    float32; votes of 0 stay 0.
+  """
+  wide = votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
+  return wide * jax.lax.rsqrt(_mean_square(wide) + _VOTE_EPSILON)
+
+
 def dynamic_routing(
   votes: Float[Array, '*P L N C'],
   iterations: int = 3,
-  gain: float = 1.0,
+  gain: float | None = 1.0,
   axis: Literal['output', 'input'] = 'output',
   stop_gradient: bool = False,
+  agreement: Agreement = 'product',
+  agreement_scale: float = 1.0,
 ) -> Routed:
-  """Routes by scalar products; Dou et al. (2019), Algorithm 1, Eq. 5-9.
+  """Route by agreement; Dou et al. (2019), Algorithm 1, Eq. 5-9.
 
     B = 0, then in every iteration:
     C = softmax(B),  O[n] = squash(g sum_l C[l, n] V[l, n]),
-    B[l, n] += O[n] . V[l, n]
+    B[l, n] += s a(O[n], V[l, n])
 
   With g = 1, the paper's form, and many capsules the output is next to 0 and
   the couplings stay uniform: at N = 512 and C = 1 votes of deviation 1 give an
-  output of deviation 4e-5. With g = N / L uniform couplings give a mean.
+  output of deviation 4e-5. With g = N / L uniform couplings give a mean; with
+  gain=None the sum is divided by the mass sum_l C[l, n], so that any couplings
+  give a mean.
+
+  The agreement a is a 'product', O . V, as in Algorithm 1; or 'scaled',
+  O . V / (sqrt(C) RMS(V[l])), which does not grow with the size of the votes;
+  or their 'cosine', the paper's word elsewhere, which is in [-1, 1].
 
   Args:
     votes: V, of any floating dtype.
     iterations: at least 1.
-    gain: g.
+    gain: g; None: divide by the mass of the output capsule.
     axis: over which couplings sum to 1, output capsules or input capsules.
     stop_gradient: no gradient through the couplings of all but the last
       iteration.
+    agreement: a.
+    agreement_scale: s, 1 in the paper.
 
   Returns:
     The capsules and the couplings of every iteration, at least float32.
   """
   flat, width = _flat(votes), votes.shape[-1]
   over = -1 if axis == 'output' else -2
+  readers = agreement_scale * _readers(votes, agreement)
   logits = jnp.zeros((), flat.dtype)
   history = []
   for iteration in range(iterations):
@@ -115,10 +146,13 @@ def dynamic_routing(
     history.append(_couplings(couplings, votes))
     if stop_gradient and iteration < iterations - 1:
       couplings = jax.lax.stop_gradient(couplings)
-    total = gain * (_to_width(couplings, width) * flat).sum(-2)
-    output = squash(total.reshape(len(total), width, -1), -2)
-    output = output.reshape(total.shape)
-    logits = logits + _over_width(output[:, None] * flat, width)
+    total = _gathered(couplings, flat, width, gain)
+    total = total.reshape(len(total), width, -1)
+    output = squash(total, -2)
+    asked = _direction(total) if agreement == 'cosine' else output
+    output = output.reshape(len(total), -1)
+    asked = asked.reshape(output.shape)
+    logits = logits + _over_width(asked[:, None] * readers, width)
   return Routed(_capsules(output, votes), tuple(history))
 
 
@@ -150,8 +184,10 @@ def em_routing(
   cost_norm: bool = False,
   log_density_scale: float = 1.0,
   emit: Literal['act_mean', 'mean'] = 'act_mean',
+  stop_gradient: bool = False,
+  relative_floor: bool = False,
 ) -> EmRouted:
-  """Routes by a mixture of Gaussians; Dou et al. (2019), Algorithm 2.
+  """Route by a mixture of Gaussians; Dou et al. (2019), Algorithm 2.
 
     C = 1 / N, then in every iteration, with R = C A_in and m = sum_l R:
     mu = sum_l R V / m,  var = sum_l R (V - mu)^2 / m + floor    (Eq. 11, 12)
@@ -173,6 +209,10 @@ def em_routing(
     cost_norm: the costs of a position are brought to mean 0 and deviation 1.
     log_density_scale: factor of log N.
     emit: 'act_mean': A mu. 'mean': mu.
+    stop_gradient: no gradient through the couplings of all but the last
+      iteration.
+    relative_floor: the floor is multiplied by the mean square of the votes of
+      the position, so that it means the same at any size.
 
   Returns:
     The capsules and what they are made of, at least float32.
@@ -181,6 +221,9 @@ def em_routing(
   weights = jnp.ones((), flat.dtype)
   if activation is not None:
     weights = activation.reshape(len(flat), flat.shape[1], -1)
+  floor = variance_floor
+  if relative_floor:
+    floor = floor * jnp.square(flat).mean((-2, -1))[:, None] + _VARIANCE_FLOOR
   couplings = _uniform(votes, -1)
   history = [_couplings(couplings, votes)]
   for iteration, temperature in enumerate(temperatures):
@@ -190,7 +233,9 @@ def em_routing(
       )
       couplings = jax.nn.softmax(logits, -1)
       history.append(_couplings(couplings, votes))
-    gaussians = _maximise(flat, couplings * weights, width, variance_floor)
+    if stop_gradient and iteration < len(temperatures) - 1:
+      couplings = jax.lax.stop_gradient(couplings)
+    gaussians = _maximise(flat, couplings * weights, width, floor)
     cost = _cost(gaussians, width, cost_norm)
     log_activation = jax.nn.log_sigmoid(
       temperature * (beta_a - beta_u * gaussians.mass - cost)
@@ -260,6 +305,42 @@ def _norm(x: Float[Array, '...'], axis: int) -> Float[Array, '...']:
   return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
 
 
+def _direction(x: Float[Array, 'Q C N']) -> Float[Array, 'Q C N']:
+  """x / |x| of every capsule; 0 for 0."""
+  norm = _norm(x, -2)
+  return x / jnp.where(norm > 0, norm, 1)
+
+
+def _mean_square(votes: Float[Array, '*P L N C']) -> Float[Array, '*P L 1 1']:
+  return jnp.square(votes).mean((-2, -1), keepdims=True)
+
+
+def _readers(
+  votes: Float[Array, '*P L N C'], agreement: Agreement
+) -> Float[Array, 'Q L M']:
+  """What the capsules are multiplied with: the votes, at what size."""
+  if agreement == 'cosine':
+    wide = votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
+    norm = _norm(wide, -1)
+    return _flat(wide / jnp.where(norm > 0, norm, 1))
+  if agreement == 'scaled':
+    return _flat(unit_votes(votes)) / math.sqrt(votes.shape[-1])
+  return _flat(votes)
+
+
+def _gathered(
+  couplings: Float[Array, '#Q L #N'],
+  flat: Float[Array, 'Q L M'],
+  width: int,
+  gain: float | None,
+) -> Float[Array, 'Q M']:
+  """sum_l C V of every output capsule, times the gain or over the mass."""
+  total = (_to_width(couplings, width) * flat).sum(-2)
+  if gain is not None:
+    return gain * total
+  return total / (_to_width(couplings.sum(-2), width) + _MASS_FLOOR)
+
+
 def _flat(votes: Float[Array, '*P L N C']) -> Float[Array, 'Q L M']:
   *positions, inputs, capsules, width = votes.shape
   wide = votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
@@ -310,7 +391,7 @@ def _maximise(
   flat: Float[Array, 'Q L M'],
   responsibilities: Float[Array, '#Q L #N'],
   width: int,
-  variance_floor: float,
+  variance_floor: float | Float[Array, 'Q 1'],
 ) -> _Gaussians:
   """The M-step (Eq. 11-12).
 

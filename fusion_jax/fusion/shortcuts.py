@@ -10,13 +10,16 @@ a pass.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from fusion_jax.config import Side
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion.starts import Opening
 from fusion_jax.fusion_options import ShortcutOptions
 from fusion_jax.models.attention import MultiHeadAttention, key_value
 from fusion_jax.models.context import (
@@ -26,7 +29,12 @@ from fusion_jax.models.context import (
   show,
   token_mean,
 )
-from fusion_jax.models.layers import Dense
+from fusion_jax.models.layers import (
+  Dense,
+  Initializer,
+  kernel_initializer,
+  plain_norm,
+)
 
 _AXES = ('embed', 'heads')
 
@@ -83,7 +91,8 @@ class ShortcutAttention(MultiHeadAttention):
   the norm. Cross-attention: E = H[0] of the encoder and h its features. With
   feature fusion [K_S, K_H] = concat(E, h) W, Eq. 13-14.
 
-  The projections of E and those of the feature fusion have no bias.
+  The projections of E and those of the feature fusion have no bias. With
+  start='baseline' the gates are multiplied by openings that start at 0.
 
   Telemetry: 'key_gate' and 'value_gate', the mean gates.
   Views: the same [B, S, D], of the positions that are read.
@@ -98,14 +107,23 @@ class ShortcutAttention(MultiHeadAttention):
   def setup(self):
     super().setup()
     width = self.config.width
+    exact = self.config.side(self.side).start == 'baseline'
     if self._options.feature_fusion:
-      self.fused_key = Dense(self.config, 2 * width, _AXES, False)
-      self.fused_value = Dense(self.config, 2 * width, _AXES, False)
+      start = _separate_start(self.config) if exact else None
+      self.fused_key = Dense(self.config, 2 * width, _AXES, False, start)
+      self.fused_value = Dense(self.config, 2 * width, _AXES, False, start)
     else:
       self.shortcut_key = Dense(self.config, width, _AXES, False)
       self.shortcut_value = Dense(self.config, width, _AXES, False)
     self.key_gate_bias = self._gate_bias('key_gate_bias')
     self.value_gate_bias = self._gate_bias('value_gate_bias')
+    if self._options.norms_source(self.config.norm):
+      self.source_norm = plain_norm(self.config)
+    else:
+      self.source_norm = None
+    if exact:
+      self.key_opening = Opening(self.config)
+      self.value_opening = Opening(self.config)
 
   @property
   def _options(self) -> ShortcutOptions:
@@ -135,6 +153,8 @@ class ShortcutAttention(MultiHeadAttention):
     shortcut = layers[0]
     if self._options.source == 'non_lexical' and len(layers) > 1:
       shortcut = layers[-2]
+    if self.source_norm is not None:
+      shortcut = self.source_norm(shortcut)
     hidden = x if self._options.author_compat else h
     seen = context.caches.extend(self._mix(shortcut, hidden, context.tokens))
     return self(h, seen, context.mask, context.deterministic)
@@ -167,6 +187,9 @@ class ShortcutAttention(MultiHeadAttention):
     for name, gates in ('key_gate', key_gates), ('value_gate', value_gates):
       record(self, name, token_mean(gates, tokens).mean())
       show(self, name, gates)
+    if self.config.side(self.side).start == 'baseline':
+      key_gates *= self.key_opening.values()
+      value_gates *= self.value_opening.values()
     return key_value(
       fuse(key_gates, *keys), fuse(value_gates, *values), self.config.heads
     )
@@ -186,3 +209,42 @@ class ShortcutAttention(MultiHeadAttention):
     keys = self.shortcut_key(shortcut), self.key(hidden)
     values = self.shortcut_value(shortcut), self.value(hidden)
     return keys, values
+
+
+def _separate_start(config: ModelConfig) -> Initializer:
+  """Fresh, but for zeros where K_H and V_H would read E."""
+  init = kernel_initializer(config)
+
+  def start(key, shape):
+    return init(key, shape).at[: shape[0] // 2, shape[1] // 2 :].set(0)
+
+  return start
+
+
+def fused_from_separate(
+  fused: Mapping[str, Any], separate: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Return parameters of feature fusion that compute a plain attention.
+
+  The right half of W in concat(E, h) W becomes the plain map of h. The fused
+  maps have no biases: that of the plain keys adds the same to all logits of a
+  query, and that of the values, whose weights sum to 1, goes into the output's.
+
+  Args:
+    fused: parameters of a `ShortcutAttention` with feature_fusion=True and
+      start='baseline'; its query and output are those of `separate`.
+    separate: of a trained `MultiHeadAttention`.
+
+  Returns:
+    `fused` with what `separate` knows about keys and values.
+  """
+  result = dict(fused)
+  for name in ('key', 'value'):
+    kernel = fused[f'fused_{name}']['kernel']
+    half = kernel.shape[0] // 2
+    own = kernel.at[half:, half:].set(separate[name]['kernel'])
+    result[f'fused_{name}'] = {'kernel': own}
+  out = dict(separate['out'])
+  if 'bias' in out:
+    out['bias'] = out['bias'] + separate['value']['bias'] @ out['kernel']
+  return result | {'out': out}

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from fusion_jax.config import Side
 from fusion_jax.fusion.inputs import per_layer_norms
+from fusion_jax.fusion.starts import Opening
 from fusion_jax.fusion.tree import AggNode
 from fusion_jax.models.attention import MultiHeadAttention
 from fusion_jax.models.context import Context
@@ -38,7 +39,8 @@ class MultiLayerAttention(MultiHeadAttention):
 
   Dou et al. (2018), Eq. 8. C_1 is the layer's usual attention, under its
   usual names; each other layer that is read has an attention of its own.
-  Where one layer is read there is no AGG.
+  Where one layer is read there is no AGG. With start='baseline' C_1 is what
+  the sublayer gives at first, behind an opening.
 
   Attributes:
     config: of the model.
@@ -58,6 +60,10 @@ class MultiLayerAttention(MultiHeadAttention):
       self.source_norm = {str(i): layer_norm(config) for i in numbers}
     if numbers:
       self.agg = AggNode(config, self.side)
+    if numbers and config.side(self.side).start == 'baseline':
+      self.opening = Opening(config)
+    else:
+      self.opening = None
 
   @property
   def _numbers(self) -> range:
@@ -84,4 +90,5 @@ class MultiLayerAttention(MultiHeadAttention):
       outputs.append(attention(h, seen, context.mask, context.deterministic))
     if len(outputs) == 1:
       return outputs[0]
-    return self.agg(tuple(outputs), 0, context)
+    fused = self.agg(tuple(outputs), 0, context)
+    return fused if self.opening is None else self.opening(outputs[0], fused)

@@ -91,6 +91,17 @@ def layer_norm(config: ModelConfig) -> nn.LayerNorm:
   )
 
 
+def plain_norm(config: ModelConfig) -> nn.LayerNorm:
+  """Return layer normalisation without scale and offset."""
+  return nn.LayerNorm(
+    epsilon=config.norm_epsilon,
+    dtype=jnp.dtype(config.compute_dtype),
+    use_fast_variance=False,
+    use_scale=False,
+    use_bias=False,
+  )
+
+
 def sinusoids(
   positions: Int[Array, '*T'], width: int
 ) -> Float[Array, '*T {width}']:

@@ -187,6 +187,7 @@ class _Stack(nn.Module):
     self.input_norms = fusion.input_norms(config, side)
     self.read_out = fusion.read_out(config, side, self.layer_embedding)
     self.prediction = fusion.prediction(config, side)
+    self.opening = fusion.openings(config, side)
     if config.norm == 'pre':
       self.final_norm = layer_norm(config)
 
@@ -207,13 +208,32 @@ class _Stack(nn.Module):
     """H[0..L] and what the connection makes of them."""
     layers, carried = (x,), ()
     for index, layer in enumerate(self.layer[: self._depth(context)]):
-      h, carried = self.connection.layer_input(layers, carried, context)
+      h, carried = self._layer_input(layers, carried, context)
       y = self._one(layer, h, layers, context, memories[index])
       if context.keep is not None:
         y = context.keep.layer(index, h, y)
-      y = self.connection.layer_output(context.read(layers), y)
-      layers = (*layers, y)
-    return layers, self.connection.layer_input(layers, carried, context)[0]
+      output = self.connection.layer_output(context.read(layers), y)
+      layers = (*layers, self._opened(f'output_{index + 1}', y, output))
+    return layers, self._layer_input(layers, carried, context)[0]
+
+  def _layer_input(
+    self, layers: Layers, carried: tuple[Any, ...], context: Context
+  ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
+    h, carried = self.connection.layer_input(layers, carried, context)
+    if len(layers) > 1:
+      h = self._opened(f'input_{len(layers)}', layers[-1], h)
+    return h, carried
+
+  def _opened(
+    self, place: str, plain: Float[Array, '...'], fused: Float[Array, '...']
+  ) -> Float[Array, '...']:
+    """What the plain model has, and as much of the fusion as is open.
+
+    A connection that fuses nothing at a place gives back the same array.
+    """
+    if not self.opening or fused is plain:
+      return fused
+    return self.opening[place](plain, fused)
 
   def _depth(self, context: Context) -> int:
     """How many layers are run: fewer where no group reads the others."""
@@ -274,7 +294,7 @@ class _Stack(nn.Module):
     )
     context.caches.join((seen,))
     layers = (embedding, *outputs)
-    return layers, self.connection.layer_input(layers, (), context)[0]
+    return layers, self._layer_input(layers, (), context)[0]
 
   def _read(
     self, layers: Layers, output: Float[Array, 'B T D'], context: Context
@@ -288,6 +308,10 @@ class _Stack(nn.Module):
       features, log_weights = self.prediction(fused, context)
       if context.keep is not None:
         log_weights = context.keep.log_weights(log_weights)
+    if self.read_out is not None or self.prediction is not None:
+      # The norm at the end makes the two the same with pre-norm.
+      top = fused[-1] if self.config.norm == 'pre' else output
+      features = self._opened('features', top, features)
     if self.config.norm == 'pre':
       features = self.final_norm(features)
     return StackOutput(features, layers, log_weights)

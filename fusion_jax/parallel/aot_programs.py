@@ -34,6 +34,7 @@ from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated
 from fusion_jax.training.checkpoint import abstract_like
 from fusion_jax.training.checks import check_rows
 from fusion_jax.training.fresh import plan_state
+from fusion_jax.training.fusion_rate import fusion_rates
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import make_train_step, zero_totals
 
@@ -184,7 +185,8 @@ def training_program(
   model = _model(config, problem)
   training = config.training
   recipe = config.optimizer, config.model.width, training.steps
-  optimizer = make_optimizer(*recipe, training.freeze)
+  rates = fusion_rates(model, config.optimizer)
+  optimizer = make_optimizer(*recipe, training.freeze, rates)
   plan = plan_state(model, optimizer, config, mesh)
   totals = abstract_like(
     jax.eval_shape(lambda: zero_totals(config.model.encoder_layers)),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from flax import traverse_util
 from fusion_jax.config import ModelConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.fusion_options import SideConfig
+from fusion_jax.fusion.shortcuts import fused_from_separate
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
@@ -70,6 +70,7 @@ def with_baseline(
     workdir,
   )
   tree = traverse_util.unflatten_dict(merged, sep='/')
+  tree = _with_fused_maps(tree, unstacked(baseline.parameters), model.config)
   logger.info('started from %s, step %d', workdir, baseline.step)
   return stacked(tree) if model.config.scan_layers else tree
 
@@ -97,6 +98,34 @@ def _merge(
   return own | {name: theirs[name] for name in own.keys() & theirs.keys()}
 
 
+def _with_fused_maps(
+  own: Parameters, theirs: Parameters, config: ModelConfig
+) -> Parameters:
+  """Gives maps of feature fusion what the baseline's separate ones know.
+
+  Only with start='baseline'; otherwise they start fresh, as in the paper.
+  """
+  result = dict(own)
+  for side in ('encoder', 'decoder'):
+    if config.side(side).start == 'baseline':
+      result[side] = {
+        name: _with_fused_attention(part, theirs[side].get(name))
+        if name.startswith('layer_')
+        else part
+        for name, part in own[side].items()
+      }
+  return result
+
+
+def _with_fused_attention(own: Parameters, theirs: Parameters) -> Parameters:
+  return {
+    name: fused_from_separate(part, theirs[name])
+    if isinstance(part, Mapping) and 'fused_key' in part
+    else part
+    for name, part in own.items()
+  }
+
+
 def _some(names: Iterable[str]) -> str:
   names = sorted(names)
   if len(names) > _LISTED:
@@ -108,15 +137,9 @@ def _flat(parameters: Parameters) -> dict[str, Any]:
   return traverse_util.flatten_dict(parameters, sep='/')
 
 
-def without_fusion(config: ModelConfig) -> ModelConfig:
-  """The same Transformer with nothing fused and a loop over its layers."""
-  return dataclasses.replace(
-    config, encoder=SideConfig(), decoder=SideConfig(), scan_layers=False
-  )
-
-
 def _backbone(model: Transformer) -> set[str]:
-  plain = model.clone(config=without_fusion(model.config))
+  config = model.config.without_fusion
+  plain = model.clone(config=dataclasses.replace(config, scan_layers=False))
   shapes = jax.eval_shape(lambda: initial_parameters(plain, 0))
   return set(_flat(shapes))
 

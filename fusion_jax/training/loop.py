@@ -43,6 +43,7 @@ from fusion_jax.training.checks import (
 from fusion_jax.training.compilations import Compilations
 from fusion_jax.training.evaluate import Validator, token_means
 from fusion_jax.training.fresh import plan_state
+from fusion_jax.training.fusion_rate import fusion_rates
 from fusion_jax.training.heartbeat import Heartbeat, name_start
 from fusion_jax.training.initialize import with_baseline
 from fusion_jax.training.logs import MetricsLog
@@ -121,7 +122,8 @@ class _Training:
     self._tokenizers = source, target
     self._model = model = make_model(config, source, target)
     recipe = config.optimizer, config.model.width, config.training.steps
-    optimizer = make_optimizer(*recipe, config.training.freeze)
+    rates = fusion_rates(model, config.optimizer)
+    optimizer = make_optimizer(*recipe, config.training.freeze, rates)
     self._plan = plan_state(model, optimizer, config, mesh)
     self._step = make_train_step(
       model, optimizer, config, mesh, self._plan.specs

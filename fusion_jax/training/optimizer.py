@@ -1,6 +1,7 @@
 """Adam, from the config: clipping, decay, what is frozen, the rate."""
 
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from jaxtyping import Array, Float
 
 from fusion_jax.config import OptimizerConfig
 from fusion_jax.training.freeze import train_others
+from fusion_jax.training.fusion_rate import scale_by_name
 from fusion_jax.training.schedules import Count, schedule_after
 from fusion_jax.training.token_warmup import (
   TokenWarmupState,
@@ -41,6 +43,7 @@ def make_optimizer(
   width: int,
   steps: int = 0,
   freeze: Sequence[str] = (),
+  rates: Mapping[str, float] = types.MappingProxyType({}),
 ) -> optax.GradientTransformationExtraArgs:
   """Adam (Kingma and Ba 2015), after clipping by global norm if asked for.
 
@@ -49,6 +52,7 @@ def make_optimizer(
     width: D of the model.
     steps: of the training; only 'cosine' asks for it.
     freeze: patterns of `training.freeze`.
+    rates: of `fusion_rates`, factors on the rate of single parameters.
 
   Returns:
     The optimizer. With warmup_tokens its updates need the argument `tokens`,
@@ -59,6 +63,8 @@ def make_optimizer(
   if config.clip_norm > 0:
     clip = optax.clip_by_global_norm(config.clip_norm)
     optimizer = optax.chain(clip, optimizer)
+  if rates:
+    optimizer = optax.chain(optimizer, scale_by_name(rates))
   if freeze:
     optimizer = train_others(optimizer, freeze)
   return optax.with_extra_args_support(optimizer)

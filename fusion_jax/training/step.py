@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
-from fusion_jax.config import ExperimentConfig
+from fusion_jax.config import ExperimentConfig, TrainingConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion.diversity import layer_diversity
 from fusion_jax.losses import LossSums, cross_entropy, zero_sums
@@ -114,24 +114,58 @@ def count_tokens(batch: Batch) -> BatchCounts:
   return BatchCounts(batch.source_lengths.sum(), batch.target_lengths.sum())
 
 
+class Whole(NamedTuple):
+  """What the loss of some rows of a batch has to know of the whole.
+
+  counts: tokens of the batch.
+  diversity: float32, weight of the diversity reward at this update.
+  """
+
+  counts: BatchCounts
+  diversity: Float[Array, '']
+
+
+def diversity_weight(
+  config: TrainingConfig, step: Int[Array, '']
+) -> Float[Array, '']:
+  """Return the weight of the diversity reward after `step` updates.
+
+  Args:
+    config: diversity, diversity_start, diversity_rise.
+    step: int32, finished updates.
+
+  Returns:
+    float32: 0 before the start, then linear to `diversity` over the rise.
+  """
+  risen = jnp.float32(step - config.diversity_start + 1)
+  share = risen / max(config.diversity_rise, 1)
+  return config.diversity * jnp.clip(share, 0, 1)
+
+
 def batch_diversity(
-  output: ModelOutput, batch: Batch, sides: str, counts: BatchCounts
+  output: ModelOutput,
+  batch: Batch,
+  config: TrainingConfig,
+  counts: BatchCounts,
 ) -> Float[Array, '']:
   """The layer diversity of both stacks; Dou et al. (2018), Eq. 9-10.
 
   Args:
     output: of the model.
     batch: some rows of a batch; gives the lengths.
-    sides: 'sum' or 'mean' of the two.
+    config: the reward of a pair of layers, and the sum or mean of two sides.
     counts: of the whole batch. What the parts of a batch give adds up to the
       diversity of the batch.
 
   Returns:
-    float32, in [0, 2] or [0, 1].
+    float32, in [0, 2] or [0, 1] for the paper's reward.
   """
   total = sum(
     layer_diversity(
-      layers[1:], jnp.arange(size) < lengths[:, None], jnp.maximum(count, 1)
+      layers[1:],
+      jnp.arange(size) < lengths[:, None],
+      jnp.maximum(count, 1),
+      config.diversity_reward,
     )
     for layers, size, lengths, count in (
       (
@@ -148,7 +182,7 @@ def batch_diversity(
       ),
     )
   )
-  return total if sides == 'sum' else total / 2
+  return total if config.diversity_sides == 'sum' else total / 2
 
 
 def make_train_step(
@@ -178,7 +212,7 @@ def make_train_step(
   """
   training = config.training
 
-  def loss(parameters, batch, key, counts):
+  def loss(parameters, batch, key, whole):
     if training.cast_weights == 'once':
       parameters = bfloat16_copies(parameters)
     sums, output = batch_loss(
@@ -191,11 +225,9 @@ def make_train_step(
     )
     if not training.diversity:
       return sums.loss, (sums, jnp.zeros((), jnp.float32))
-    reward = batch_diversity(output, batch, training.diversity_sides, counts)
-    return sums.loss - training.diversity * counts.target * reward, (
-      sums,
-      reward,
-    )
+    reward = batch_diversity(output, batch, training, whole.counts)
+    weighted = whole.diversity * whole.counts.target * reward
+    return sums.loss - weighted, (sums, reward)
 
   def train_step(state, totals, batch):
     key = jax.random.fold_in(jax.random.key(training.seed), state.step)
@@ -204,7 +236,7 @@ def make_train_step(
       state.parameters,
       batch,
       key,
-      count_tokens(batch),
+      Whole(count_tokens(batch), diversity_weight(training, state.step)),
       config.optimizer.accumulation,
       specs and specs.parameters,
     )

@@ -1,0 +1,95 @@
+"""Start a fusion at exactly what the model computes without it.
+
+A fusion that replaces x by y computes x + g * (y - x) instead, where the
+opening g is a vector that starts at 0: the plain model, whatever y is. At
+g = 1 it is the fusion itself. Schemes whose own parameters can be such that
+y = x start there and have no opening: `linear`, `dynamic_combination` and
+`feed_forward`, as identity maps.
+
+Axis letters: B batch, T positions, D model width.
+"""
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.models.context import record
+
+
+class Opening(nn.Module):
+  """x + g * (y - x) with a vector g that starts at 0.
+
+  The form is that of the residual weights of ReZero (Bachlechner et al. 2020)
+  and LayerScale (Touvron et al. 2021), between two tensors.
+
+  Telemetry: 'opening', the mean of |g|.
+
+  Attributes:
+    config: of the model.
+  """
+
+  config: ModelConfig
+
+  def setup(self):
+    init = nn.with_logical_partitioning(nn.initializers.zeros_init(), ('norm',))
+    self.gate = self.param('gate', init, (self.config.width,))
+
+  def values(self) -> Float[Array, ' D']:
+    """Return g, float32."""
+    record(self, 'opening', jnp.abs(self.gate).mean())
+    return self.gate
+
+  def __call__(
+    self, plain: Float[Array, '*B T D'], fused: Float[Array, '*B T D']
+  ) -> Float[Array, '*B T D']:
+    """Return plain + g * (fused - plain).
+
+    Args:
+      plain: x, what the model has without the fusion.
+      fused: y, what the fusion makes of it.
+
+    Returns:
+      The blend, computed in float32, in the dtype of `fused`.
+    """
+    x, y = plain.astype(jnp.float32), fused.astype(jnp.float32)
+    return (x + self.values() * (y - x)).astype(fused.dtype)
+
+
+def identity_start(config: ModelConfig, side: Side) -> bool:
+  """Return whether the scheme of a side starts as an identity map.
+
+  The map gives the top layer as the fusion reads it. That is the plain model
+  where the layers have no norm of their own, and with pre-norm, where the norm
+  at the end of the stack undoes nothing: LN(LN(x)) = LN(x).
+
+  Args:
+    config: of the model.
+    side: of the stack.
+
+  Returns:
+    False where there is an `Opening`, or nothing to start.
+  """
+  options, pre = config.side(side), config.norm == 'pre'
+  if options.start != 'baseline':
+    return False
+  if options.per_layer_norms(config.norm) and not pre:
+    return False
+  if options.fusion == 'linear':
+    linear = options.linear
+    wide = (linear.hidden or config.filter) >= config.width
+    return (wide or not linear.factored) and (pre or not linear.output_norm)
+  if options.fusion == 'dynamic_combination':
+    dynamic = options.dynamic
+    return dynamic.normalize == 'none' and (pre or not dynamic.output_norm)
+  if options.fusion == 'feed_forward':
+    wide = options.mlrf.hidden >= 2 * config.width
+    return wide and (pre or options.mlrf.norm == 'none')
+  return False
+
+
+def has_opening(config: ModelConfig, side: Side) -> bool:
+  """Return whether the fusion of a side starts behind an `Opening`."""
+  options = config.side(side)
+  fused = options.start == 'baseline' and options.fusion != 'none'
+  return fused and not identity_start(config, side)
