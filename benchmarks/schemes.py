@@ -43,9 +43,7 @@ class Scheme(NamedTuple):
 
 def schemes(layers: int) -> Mapping[str, Scheme]:
   """The baseline, then all schemes, for stacks of so many layers."""
-  literal = RoutingOptions(route_gain=1.0)
-  by_input = RoutingOptions(route_axis='input')
-  soft = RoutingOptions(variance_floor=0.1)
+  literal = RoutingOptions(form='paper')
   lexical = ShortcutOptions(source='lexical')
   return {
     BASELINE: Scheme({}, 1.0, 1.0),
@@ -64,15 +62,12 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
     'feed_forward_hops': Scheme(WANG_2018['mlrf_fnn_sa']),
     'dynamic_combination': Scheme(DOU_2019['dynamic_combination'], 0.84, 0.91),
     'dynamic_routing': Scheme(DOU_2019['dynamic_routing'], 0.77, 0.87),
-    'dynamic_routing_literal': Scheme(
+    'dynamic_routing_paper': Scheme(
       both_sides('dynamic_routing', routing=literal), 0.77, 0.87
     ),
-    'dynamic_routing_input': Scheme(
-      both_sides('dynamic_routing', routing=by_input), 0.77, 0.87
-    ),
     'em_routing': Scheme(DOU_2019['em_routing'], 0.61, 0.80),
-    'em_routing_soft': Scheme(
-      both_sides('em_routing', routing=soft), 0.61, 0.80
+    'em_routing_paper': Scheme(
+      both_sides('em_routing', routing=literal), 0.61, 0.80
     ),
     'lexical': Scheme(both_sides(shortcut=lexical), 0.89),
     'feature_fusion': Scheme(_emelin('feature_fusion'), 0.79),

@@ -133,6 +133,7 @@ LITERAL_ROUTING = types.MappingProxyType(
     'route_gain': 1.0,
     'residual': 'none',
     'stop_gradient': False,
+    'variance_floor': 1e-4,
   }
 )
 
@@ -149,8 +150,9 @@ class RoutingOptions:
   __pydantic_config__ = _STRICT
 
   # 'paper': the literal form, vote_norm='none', agreement='product',
-  # agreement_scale=1, average='gain' with route_gain=1, residual='none' and
-  # stop_gradient=False; these options must then have their defaults.
+  # agreement_scale=1, average='gain' with route_gain=1, residual='none',
+  # stop_gradient=False and variance_floor=1e-4, which the paper does not print;
+  # these options must then have their defaults.
   form: Literal['stable', 'paper'] = 'stable'
   # 'rms': the votes of a layer are divided by their root mean square.
   vote_norm: Literal['rms', 'none'] = 'rms'
@@ -188,7 +190,7 @@ class RoutingOptions:
   # 'hinton': 0.01 (1 - 0.95^(t + 1)).
   temperature: Literal['linear', 'hinton'] = 'linear'
   # EM: added to the variances; 'relative': times the mean square of the votes.
-  variance_floor: float = 1e-4
+  variance_floor: float = 0.1
   floor: Literal['absolute', 'relative'] = 'absolute'
   # EM: standardise the cost over the output capsules.
   cost_norm: bool = False
@@ -345,7 +347,9 @@ class MultiLayerOptions:
 
 # Factors on the learning rate of what only the fusion has, where 1 was measured
 # to train worse (`python -m benchmarks.scheme_health`).
-FUSION_RATES = types.MappingProxyType({})
+FUSION_RATES = types.MappingProxyType(
+  {'linear': 0.3, 'feed_forward': 0.3, 'hops': 0.3}
+)
 
 
 @dataclasses.dataclass(frozen=True)

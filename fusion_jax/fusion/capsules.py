@@ -208,7 +208,8 @@ class _Routing(nn.Module):
       ('dead_capsules', size < _DEAD),
       ('saturated_capsules', size > _SATURATED),
     ):
-      record(self, name, token_mean(share, context.tokens).mean())
+      mean = token_mean(share.astype(jnp.float32), context.tokens).mean()
+      record(self, name, mean)
     show(self, 'couplings', jnp.stack(couplings, axis=2))
     entropies = [coupling_entropy(each, axis) for each in couplings]
     diversities = [coupling_diversity(each) for each in couplings]

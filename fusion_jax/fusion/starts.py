@@ -41,7 +41,7 @@ class Opening(nn.Module):
     return self.gate
 
   def __call__(
-    self, plain: Float[Array, '*B T D'], fused: Float[Array, '*B T D']
+    self, plain: Float[Array, '*#B T D'], fused: Float[Array, '*B T D']
   ) -> Float[Array, '*B T D']:
     """Return plain + g * (fused - plain).
 

@@ -62,16 +62,37 @@ def with_baseline(
         f'prepare the data with --config.data.tokenizer.source_model='
         f'{workdir}/source.model'
       )
-  names = _flat(unstacked(fresh)).keys() & _backbone(model)
-  merged = _merge(
-    _flat(unstacked(fresh)),
-    _flat(unstacked(baseline.parameters)),
-    names,
-    workdir,
-  )
-  tree = traverse_util.unflatten_dict(merged, sep='/')
-  tree = _with_fused_maps(tree, unstacked(baseline.parameters), model.config)
+  try:
+    merged = merged_parameters(fresh, baseline.parameters, model)
+  except InputError as error:
+    raise InputError(f'--init_from={workdir}: {error}') from None
   logger.info('started from %s, step %d', workdir, baseline.step)
+  return merged
+
+
+def merged_parameters(
+  fresh: Parameters, trained: Parameters, model: Transformer
+) -> Parameters:
+  """Return fresh parameters with trained ones where both have them.
+
+  Args:
+    fresh: of `model`.
+    trained: of another model; maps of an attention become those of feature
+      fusion where the model has start='baseline'.
+    model: to start.
+
+  Returns:
+    Parameters of `model`.
+
+  Raises:
+    InputError: a parameter that `model` would have without its fusions is
+      missing, or has another shape.
+  """
+  fresh, trained = unstacked(fresh), unstacked(trained)
+  names = _flat(fresh).keys() & _backbone(model)
+  merged = _merge(_flat(fresh), _flat(trained), names)
+  tree = traverse_util.unflatten_dict(merged, sep='/')
+  tree = _with_fused_maps(tree, trained, model.config)
   return stacked(tree) if model.config.scan_layers else tree
 
 
@@ -79,19 +100,17 @@ def _merge(
   own: dict[str, jax.Array],
   theirs: dict[str, jax.Array],
   backbone: Iterable[str],
-  workdir: Path,
 ) -> dict[str, jax.Array]:
   missing = sorted(name for name in backbone if name not in theirs)
   if missing:
     raise InputError(
-      f'--init_from={workdir}: it lacks {len(missing)} parameters of the '
-      f'model: {_some(missing)}'
+      f'it lacks {len(missing)} parameters of the model: {_some(missing)}'
     )
   for name in sorted(own.keys() & theirs.keys()):
     if own[name].shape != theirs[name].shape:
       raise InputError(
-        f'--init_from={workdir}: {name} is {theirs[name].shape} there and '
-        f'{own[name].shape} here; both need the same model sizes'
+        f'{name} is {theirs[name].shape} there and {own[name].shape} here; '
+        'both need the same model sizes'
       )
   logger.info('new here and fresh: %s', _some(own.keys() - theirs.keys()))
   logger.info('only there, not used: %s', _some(theirs.keys() - own.keys()))

@@ -19,7 +19,7 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.pipeline import abstract_batch, training_iterator
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
-from fusion_jax.models.transformer import Transformer
+from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.distributed import first_then_others, on_all
 from fusion_jax.parallel.mesh import (
   by_rows,
@@ -57,6 +57,13 @@ from fusion_jax.training.step import (
   zero_totals,
 )
 from fusion_jax.training.trained import make_model
+from fusion_jax.training.watch import (
+  WATCH_EVERY,
+  Watch,
+  encoder_trouble,
+  has_router,
+  router_troubles,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +141,7 @@ class _Training:
     )
     self._gathered = on_mesh(lambda parameters: parameters)
     self._last_rate = on_mesh(functools.partial(last_rate, *recipe))
+    self._watch, self._looked, self._telemetry = Watch(), -WATCH_EVERY, {}
     self._progress = Progress()
     self._validate = (
       Validator(config, model, corpus, mesh, workdir)
@@ -286,12 +294,15 @@ class _Training:
 
   def _log_means(self, step: int, totals: Totals, seconds: float) -> None:
     steps = int(totals.steps)
+    encoder_norms = [
+      float(norm) / steps for norm in totals.encoder_gradient_norms
+    ]
     values = token_means(totals.sums) | {
       'tokens_per_second': int(totals.sums.tokens) / seconds,
       'gradient_norm': float(totals.gradient_norm) / steps,
       **{
-        f'encoder_gradient_norm_{layer}': float(norm) / steps
-        for layer, norm in enumerate(totals.encoder_gradient_norms, 1)
+        f'encoder_gradient_norm_{layer}': norm
+        for layer, norm in enumerate(encoder_norms, 1)
       },
       'learning_rate': float(self._last_rate(self._state.optimizer)),
       'epoch': step / self._batches.plan.batches_per_epoch,
@@ -301,6 +312,7 @@ class _Training:
     if self._config.training.diversity:
       values['diversity'] = float(totals.diversity) / steps
     self._log.write(step, 'train', values)
+    self._warn(step, encoder_norms, values['gradient_norm'])
     each = seconds / (steps + int(totals.skipped))
     left = (self._config.training.steps - step) * each
     logger.info(
@@ -315,6 +327,30 @@ class _Training:
       values['learning_rate'],
       _duration(left),
     )
+
+  def _warn(
+    self, step: int, encoder_norms: list[float], gradient_norm: float
+  ) -> None:
+    """Tells of a fusion or an encoder that has not learned for long."""
+    troubles = encoder_trouble(encoder_norms, gradient_norm, self._config)
+    if has_router(self._config.model) and self._validate:
+      if step - self._looked >= WATCH_EVERY:
+        self._telemetry = self._told_by_fusions(step)
+      troubles |= router_troubles(self._telemetry, self._config.model)
+    for line in self._watch(step, troubles):
+      logger.warning('%s', line)
+
+  def _told_by_fusions(
+    self, step: int, parameters: Parameters | None = None
+  ) -> dict[str, float]:
+    """Logs what the fusions of the model do."""
+    self._looked = step
+    if parameters is None:
+      parameters = self._gathered(self._state.evaluated)
+    telemetry = self._validate.telemetry(parameters)
+    if telemetry:
+      self._log.write(step, 'fusion', telemetry)
+    return telemetry
 
   def _check_skips(self, totals: Totals) -> None:
     most = self._config.training.max_skipped
@@ -355,9 +391,8 @@ class _Training:
     parameters = self._gathered(self._state.evaluated)
     values = self._validate(parameters, step)
     self._log.write(step, 'valid', values)
-    telemetry = self._validate.telemetry(parameters)
-    if telemetry:
-      self._log.write(step, 'fusion', telemetry)
+    if self._looked != step:
+      self._telemetry = self._told_by_fusions(step, parameters)
     metric = self._config.training.metric
     lower = metric == 'loss'
     self._progress = self._progress.updated(values[metric], step, lower)

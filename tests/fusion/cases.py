@@ -82,7 +82,8 @@ def _options() -> dict[str, ModelConfig]:
       DynamicOptions(hidden=10, normalize='softmax', output_norm=True)
     ],
     'routing': [
-      RoutingOptions(capsules=4, vote_projection='block', residual='top'),
+      RoutingOptions(capsules=4, vote_projection='block', agreement='scaled'),
+      RoutingOptions(form='paper'),
       RoutingOptions(
         vote_projection='block',
         context='own',
@@ -94,8 +95,11 @@ def _options() -> dict[str, ModelConfig]:
       RoutingOptions(
         vote_hidden=10,
         vote_activation='relu',
+        average='gain',
+        agreement='product',
+        agreement_scale=2.0,
         route_gain=1.0,
-        stop_gradient=True,
+        stop_gradient=False,
         activation='none',
         betas='zero',
         temperature='hinton',
@@ -108,7 +112,10 @@ def _options() -> dict[str, ModelConfig]:
         log_density_scale=0.5,
         output_norm=False,
         residual='all',
+        vote_norm='none',
+        floor='relative',
       ),
+      RoutingOptions(residual='none'),
     ],
     'gtrans': [
       GtransOptions(group_size=3, mode='last', single_group_norm=True),
@@ -161,6 +168,16 @@ def _attention() -> dict[str, ModelConfig]:
     'shortcut-author': _both(
       'pre', shortcut=dataclasses.replace(lexical, author_compat=True)
     ),
+    'shortcut-non_lexical-pre': _both(
+      'pre', shortcut=ShortcutOptions(source='non_lexical')
+    ),
+    'shortcut-source_norm': _both(
+      shortcut=dataclasses.replace(fused, source_norm='plain')
+    ),
+    'shortcut-no_source_norm': _both(
+      'pre',
+      shortcut=ShortcutOptions(source='non_lexical', source_norm='none'),
+    ),
   }
 
 
@@ -176,6 +193,21 @@ def _combined() -> dict[str, ModelConfig]:
     ),
     'dynamic_combination-start': _both(
       fusion='dynamic_combination', start='baseline'
+    ),
+    'feed_forward-start': _both(
+      'pre',
+      fusion='feed_forward',
+      start='baseline',
+      mlrf=MlrfOptions(hidden=20),
+    ),
+    'gtrans-start': _both(fusion='gtrans', start='baseline'),
+    'hierarchical-start': _both('pre', fusion='hierarchical', start='baseline'),
+    'shortcut-fused-start': _both(
+      shortcut=ShortcutOptions(source='lexical', feature_fusion=True),
+      start='baseline',
+    ),
+    'multi_layer-start': _both(
+      multi_layer=MultiLayerOptions(layers=2), start='baseline'
     ),
     'rezero-dlcl': _both('rezero', fusion='dlcl'),
     'post-per_layer': _both(fusion='linear', input_norm='per_layer'),

@@ -11,7 +11,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fusion_jax.fusion_options import AggOptions, MlrfOptions, SideConfig
+from fusion_jax.fusion_options import (
+  AggOptions,
+  MlrfOptions,
+  RoutingOptions,
+  SideConfig,
+)
 
 Layers = Sequence[np.ndarray]
 Function = Callable[[np.ndarray], np.ndarray]
@@ -425,21 +430,49 @@ def squash(s: np.ndarray) -> np.ndarray:
   return s * math.sqrt(square) / (1 + square)
 
 
-def route_dynamically(
-  vote: np.ndarray, iterations: int, axis: str, gain: float
-) -> np.ndarray:
+def route_dynamically(vote: np.ndarray, options: RoutingOptions) -> np.ndarray:
   """Algorithm 1 at one position: [L, N, C] to [N, C]."""
   inputs, capsules, _ = vote.shape
   logits = np.zeros((inputs, capsules))
   outputs = np.zeros(vote.shape[1:])
-  for _ in range(iterations):
-    couplings = softmax(logits, axis=1 if axis == 'output' else 0)
+  over = 1 if options.route_axis == 'output' else 0
+  mean = capsules / inputs if over == 1 else 1
+  for _ in range(options.iterations):
+    couplings = softmax(logits, axis=over)
     for n in range(capsules):
       total = sum(couplings[i, n] * vote[i, n] for i in range(inputs))
-      outputs[n] = squash(gain * total)
+      if options.average == 'mass':
+        outputs[n] = squash(total / couplings[:, n].sum())
+      else:
+        outputs[n] = squash((options.route_gain or mean) * total)
     for i, n in np.ndindex(inputs, capsules):
-      logits[i, n] += outputs[n] @ vote[i, n]
+      logits[i, n] += agreement(outputs[n], vote[i], n, options)
   return outputs
+
+
+def agreement(
+  output: np.ndarray, vote: np.ndarray, n: int, options: RoutingOptions
+) -> float:
+  """Of a capsule's output and the vote [N, C] of an input for it."""
+  product = options.agreement_scale * (output @ vote[n])
+  if options.agreement == 'cosine':
+    lengths = np.linalg.norm(output) * np.linalg.norm(vote[n])
+    return product / lengths if lengths > 0 else 0.0
+  if options.agreement == 'scaled':
+    size = np.sqrt(np.square(vote).mean() + 1e-6)
+    return product / size / math.sqrt(vote.shape[1])
+  return product
+
+
+def sized(vote: np.ndarray, options: RoutingOptions) -> np.ndarray:
+  """Votes [B, T, L, N, C] as they are routed."""
+  if options.vote_norm == 'none':
+    return vote
+  result = np.zeros(vote.shape)
+  for place in np.ndindex(*vote.shape[:3]):
+    size = math.sqrt(np.square(vote[place]).mean() + 1e-6)
+    result[place] = vote[place] / size
+  return result
 
 
 def dynamic_routing(
@@ -447,15 +480,10 @@ def dynamic_routing(
 ) -> np.ndarray:
   """Eq. 5-9."""
   routing = options.routing
-  vote = votes(parameters['votes'], layers, options, 'none')
-  inputs, capsules = vote.shape[2:4]
-  mean = capsules / inputs if routing.route_axis == 'output' else 1
-  gain = routing.route_gain or mean
+  vote = sized(votes(parameters['votes'], layers, options, 'none'), routing)
   y = np.zeros(layers[0].shape)
   for b, t in np.ndindex(*y.shape[:2]):
-    y[b, t] = route_dynamically(
-      vote[b, t], routing.iterations, routing.route_axis, gain
-    ).reshape(-1)
+    y[b, t] = route_dynamically(vote[b, t], routing).reshape(-1)
   return _capsule_output(parameters, y, layers, options, epsilon)
 
 
@@ -500,13 +528,16 @@ def maximise(vote, couplings, beta_a, beta_u, step, options: SideConfig):
   inputs, capsules, size = vote.shape
   mean, variance = np.zeros((2, capsules, size))
   mass, cost = np.zeros((2, capsules))
+  floor = options.routing.variance_floor
+  if options.routing.floor == 'relative':
+    floor = floor * np.square(vote).mean() + 1e-9
   for n in range(capsules):
     # The floor of the mass is spread, so that the mean weights sum to 1.
     r = couplings[:, n] + 1e-9 / inputs
     mass[n] = r.sum()
     mean[n] = sum(r[i] * vote[i, n] for i in range(inputs)) / mass[n]
     spread = sum(r[i] * (vote[i, n] - mean[n]) ** 2 for i in range(inputs))
-    variance[n] = spread / mass[n] + options.routing.variance_floor
+    variance[n] = spread / mass[n] + floor
     nats = 0.5 * np.log(variance[n]) + 0.5 * (1 + math.log(2 * math.pi))
     cost[n] = nats.sum() * mass[n]
   if options.routing.cost_norm:
@@ -547,6 +578,7 @@ def em_routing(
 ) -> np.ndarray:
   """Eq. 10-16."""
   vote = votes(parameters['votes'], layers, options, 'relu')
+  vote = sized(vote, options.routing)
   capsules = vote.shape[3]
   activation = input_activations(parameters, layers, options, capsules)
   beta_a = beta_u = np.zeros(capsules)
@@ -585,10 +617,17 @@ def _gated(parameters, name, shortcut, h, feature_fusion):
 
 
 def shortcut_source(layers: Layers, options: SideConfig) -> np.ndarray:
-  """H[0], or H[l-2] and in layers 1 and 2 H[0]; from H[0..l-1]."""
-  if options.shortcut.source == 'lexical':
-    return layers[0]
-  return layers[max(len(layers) - 2, 0)]
+  """H[0], or H[l-2] and in layers 1 and 2 H[0]; from H[0..l-1], pre-norm."""
+  shortcut = options.shortcut
+  number = 0 if shortcut.source == 'lexical' else max(len(layers) - 2, 0)
+  auto = shortcut.source == 'non_lexical' and not shortcut.author_compat
+  if shortcut.source_norm == 'plain' or (
+    shortcut.source_norm == 'auto' and auto
+  ):
+    width = layers[number].shape[-1]
+    plain = {'scale': np.ones(width), 'bias': np.zeros(width)}
+    return layer_norm(layers[number], plain)
+  return layers[number]
 
 
 def shortcut_attention(

@@ -21,7 +21,16 @@ SCALES = st.sampled_from([1e-6, 0.3, 1.0, 10.0])
 ROUTES = {
   'output': jax.jit(functools.partial(dynamic_routing, gain=2.0)),
   'input': jax.jit(functools.partial(dynamic_routing, axis='input')),
+  'cosine': jax.jit(
+    functools.partial(
+      dynamic_routing, gain=None, agreement='cosine', agreement_scale=3.0
+    )
+  ),
+  'scaled': jax.jit(
+    functools.partial(dynamic_routing, gain=None, agreement='scaled')
+  ),
   'em': jax.jit(em_routing),
+  'em-relative': jax.jit(functools.partial(em_routing, relative_floor=True)),
   'em-cost-norm': jax.jit(functools.partial(em_routing, cost_norm=True)),
 }
 

@@ -14,7 +14,7 @@ import references
 from flax import linen as nn
 
 from fusion_jax import fusion_options
-from fusion_jax.config import ModelConfig
+from fusion_jax.config import ModelConfig, TrainingConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion import aggregate, capsules, connect, dynamic, tree
 from fusion_jax.fusion.groups import (
@@ -288,13 +288,18 @@ def test_dynamic_combination(options, side, depth):
 
 # Routing.
 
+_LITERAL = {'vote_norm': 'none', 'agreement': 'product', 'average': 'gain'}
+
 
 @_cases(
   {'capsules': 2, 'iterations': 2, 'residual': 'top'},
   {'capsules': 1, 'iterations': 1, 'output_norm': False},
   {'capsules': 4, 'route_axis': 'input'},
   {'capsules': 4, 'route_axis': 'input', 'output_norm': False},
-  {'route_gain': 1.0, 'residual': 'all', 'stop_gradient': True},
+  {'route_gain': 1.0, 'residual': 'all', 'stop_gradient': False, **_LITERAL},
+  {'capsules': 4, 'residual': 'none', **_LITERAL},
+  {'capsules': 4, 'agreement': 'scaled', 'agreement_scale': 2.0},
+  {'capsules': 2, 'vote_norm': 'none', 'average': 'gain'},
   {'vote_hidden': 7, 'vote_activation': 'relu', 'iterations': 4},
   {'vote_projection': 'block', 'capsules': 4},
   {
@@ -329,6 +334,8 @@ def test_dynamic_routing(options, side, depth):
     'variance_floor': 0.1,
   },
   {'cost_norm': True, 'capsules': 2, 'output_norm': False, 'iterations': 2},
+  {'vote_norm': 'none', 'residual': 'none', 'stop_gradient': False},
+  {'vote_norm': 'none', 'floor': 'relative', 'variance_floor': 0.1},
 )
 def test_em_routing(options, side, depth):
   config = _config(side, depth, 'routing', options, 'em_routing')
@@ -524,22 +531,26 @@ def test_multi_layer_attention(side, index, options):
 
 
 @pytest.mark.parametrize(
-  ('side', 'index', 'source', 'fused', 'compatible'),
+  ('side', 'index', 'source', 'fused', 'compatible', 'source_norm'),
   [
-    ('encoder', 1, 'lexical', False, False),
-    ('decoder', 3, 'lexical', True, False),
-    ('encoder', 3, 'lexical', True, True),
-    ('decoder', 1, 'non_lexical', False, False),
-    ('encoder', 2, 'non_lexical', True, False),
-    ('decoder', 3, 'non_lexical', False, True),
-    ('encoder', 6, 'non_lexical', False, False),
+    ('encoder', 1, 'lexical', False, False, 'auto'),
+    ('decoder', 3, 'lexical', True, False, 'plain'),
+    ('encoder', 3, 'lexical', True, True, 'auto'),
+    ('decoder', 1, 'non_lexical', False, False, 'auto'),
+    ('encoder', 2, 'non_lexical', True, False, 'auto'),
+    ('decoder', 3, 'non_lexical', False, True, 'auto'),
+    ('encoder', 6, 'non_lexical', False, False, 'auto'),
+    ('encoder', 6, 'non_lexical', False, False, 'none'),
   ],
 )
-def test_shortcut_attention(side, index, source, fused, compatible):
+def test_shortcut_attention(
+  side, index, source, fused, compatible, source_norm
+):
   options = {
     'source': source,
     'feature_fusion': fused,
     'author_compat': compatible,
+    'source_norm': source_norm,
   }
   config = _config(side, 6, 'shortcut', options, norm='pre')
   below = _states(index)
@@ -709,7 +720,8 @@ def test_diversity(sides, depths):
     output = ModelOutput(
       decoder[-1], OutputLayer(jnp.zeros((2, _WIDTH)), None), encoder, decoder
     )
-    return batch_diversity(output, batch, sides, count_tokens(batch))
+    training = TrainingConfig(diversity_sides=sides)
+    return batch_diversity(output, batch, training, count_tokens(batch))
 
   result = diversity(*_single((tuple(encoder), tuple(decoder))))
   expected = references.diversity_reward(

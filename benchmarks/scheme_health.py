@@ -1,0 +1,292 @@
+r"""Whether every fusion scheme learns: short trainings beside the plain model.
+
+    python -m benchmarks.scheme_health --data=DIR [--schemes=NAME,NAME] \
+        [--seeds=0,1,2] [--minutes=60]
+
+Trains every scheme of benchmarks/schemes.py on the short sentences of Multi30k
+(width 64, 4+4 layers, pre-norm), once from scratch and once from a trained
+plain model with start='baseline', and compares the negative log-likelihood of
+the validation set with that of the plain model after the same updates. Exits
+with 1 where a scheme is more than 0.1 nats behind from scratch (0.05 as the
+mean of three or more seeds) or 0.02 behind going on from the plain model, but
+for the exceptions that the table names. Finished trainings are kept in
+--output; the same command does the rest.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from benchmarks.common import RESULTS, log, resume, table, write_results
+from benchmarks.schemes import BASELINE, Scheme, chosen, schemes
+from benchmarks.serving import ROOT
+from benchmarks.small_training import train
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.data.prepare import prepare
+from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.flags import load_config, parse_arguments
+from fusion_jax.models.transformer import Parameters
+from fusion_jax.presets import Row, changed, depth
+from fusion_jax.programs import start_logging
+from fusion_jax.serialization import flatten
+
+SCRATCH, CONTINUED = 'scratch', 'continued'
+_SETTING: Row = {
+  'data.tokenizer.vocabulary_size': 2_000,
+  'data.filter.max_length': 20,
+  'data.batch.tokens': 640,
+  'data.batch.shapes': 1,
+  'model.width': 64,
+  'model.filter': 256,
+  'model.heads': 2,
+  **depth(4, 4),
+  'model.dropout': 0.1,
+  'model.embedding_dropout': 0.1,
+  'optimizer.peak': 5e-3,
+  'optimizer.warmup_steps': 80,
+  'training.steps': 240,
+}
+_PHASES: Mapping[str, Row] = {
+  SCRATCH: {},
+  CONTINUED: {'optimizer.peak': 3e-3, 'training.steps': 180},
+}
+# Updates of the plain model that others start from.
+_BEFORE = 300
+# Nats that a scheme may be behind the plain model.
+_BEHIND = {SCRATCH: 0.1, CONTINUED: 0.02}
+_MEAN_BEHIND = 0.05
+_MANY_SEEDS = 3
+
+_LITERAL = 'the literal form, which the default replaces'
+# Why a scheme may be behind: (scheme, phase) and the reason, which is tested by
+# the scheme that differs in it alone.
+EXCEPTIONS: Mapping[tuple[str, str], str] = {
+  ('dynamic_routing_paper', SCRATCH): _LITERAL,
+  ('em_routing_paper', SCRATCH): _LITERAL,
+}
+# Schemes that cannot go on from a plain model with norms.
+_ONLY_SCRATCH = ('rezero',)
+
+
+class Job(NamedTuple):
+  """A training: a scheme, from where, and a seed."""
+
+  scheme: str
+  phase: str
+  seed: int
+
+  @property
+  def name(self) -> str:
+    """In the results."""
+    return f'{self.scheme}, {self.phase}, seed {self.seed}'
+
+
+class Verdict(NamedTuple):
+  """What a scheme's trainings of one phase say.
+
+  behind: mean over the seeds of NLL minus that of the plain model.
+  seeds: of them.
+  failed: whether that is more than it may be.
+  reason: of an exception; ''.
+  """
+
+  behind: float
+  seeds: int
+  failed: bool
+  reason: str
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Runs what is missing, then prints the table."""
+  arguments = _parse(argv)
+  start_logging()
+  config = _setting(arguments.data, arguments.prepared)
+  names = chosen(schemes(config.model.encoder_layers), arguments.schemes)
+  seeds = [int(seed) for seed in arguments.seeds.split(',')]
+  settings = flatten(changed(config, {'data.root': '', 'data.prepared': ''}))
+  results = resume(arguments.output, settings, arguments.fresh)
+  left = _run(jobs(names, seeds), names, config, results, arguments)
+  print(report(results['rounds']))
+  if left:
+    log(f'left out for want of time: {", ".join(job.name for job in left)}')
+  if left or any(v.failed for v in verdicts(results['rounds']).values()):
+    raise SystemExit(1)
+
+
+def jobs(names: Iterable[str], seeds: Iterable[int]) -> list[Job]:
+  """Return the trainings, seed by seed, those of the plain model first."""
+  ordered = tuple(dict.fromkeys((BASELINE, *names)))
+  return [
+    Job(name, phase, seed)
+    for seed in seeds
+    for name in ordered
+    for phase in (SCRATCH, CONTINUED)
+    if phase == SCRATCH or name not in _ONLY_SCRATCH
+  ]
+
+
+def verdicts(
+  rounds: Mapping[str, Mapping[str, Any]],
+) -> dict[tuple[str, str], Verdict]:
+  """Return the verdict on each scheme and phase that has been trained.
+
+  Args:
+    rounds: of the results, by the names of the jobs.
+
+  Returns:
+    The verdicts of all but the plain model, over the seeds that it has too.
+  """
+  nll = {
+    (run['scheme'], run['phase'], run['seed']): run['end']
+    for run in rounds.values()
+  }
+  behind: dict[tuple[str, str], list[float]] = {}
+  for (scheme, phase, seed), value in nll.items():
+    plain = nll.get((BASELINE, phase, seed))
+    if scheme != BASELINE and plain is not None:
+      behind.setdefault((scheme, phase), []).append(value - plain)
+  return {key: _verdict(*key, values) for key, values in behind.items()}
+
+
+def _verdict(scheme: str, phase: str, behind: list[float]) -> Verdict:
+  mean, most = statistics.mean(behind), _BEHIND[phase]
+  if phase == SCRATCH and len(behind) >= _MANY_SEEDS:
+    most = _MEAN_BEHIND
+  reason = EXCEPTIONS.get((scheme, phase), '')
+  failed = not mean <= most and not reason
+  return Verdict(mean, len(behind), failed, reason)
+
+
+def report(rounds: Mapping[str, Mapping[str, Any]]) -> str:
+  """Return the table of all trainings, and what failed."""
+  found = verdicts(rounds)
+  rows = [
+    (
+      run['scheme'],
+      run['phase'],
+      str(run['seed']),
+      f'{run["start"]:.3f}',
+      f'{run["end"]:.3f}',
+      _behind(found.get((run['scheme'], run['phase']))),
+      f'{run["encoder"] / run["gradient"]:.3f}',
+      _entropies(run['telemetry'], 'encoder'),
+      _entropies(run['telemetry'], 'decoder'),
+    )
+    for run in rounds.values()
+  ]
+  header = ('', 'from', 'seed', 'NLL before', 'after', 'behind', 'encoder')
+  header += ('entropies, encoder', 'decoder')
+  lines = [table(header, rows)]
+  for (scheme, phase), verdict in found.items():
+    if verdict.failed:
+      lines.append(f'{scheme}, {phase}: {verdict.behind:+.3f} nats, too far')
+    elif verdict.reason:
+      lines.append(f'{scheme}, {phase}: excepted, {verdict.reason}')
+  return '\n'.join(lines)
+
+
+def _behind(verdict: Verdict | None) -> str:
+  return '' if verdict is None else f'{verdict.behind:+.3f}'
+
+
+def _entropies(telemetry: Mapping[str, float], side: str) -> str:
+  prefix = f'{side}/read_out/coupling_entropy_'
+  return ' '.join(
+    f'{value:.2f}' for name, value in telemetry.items() if prefix in name
+  )
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  add = parser.add_argument
+  add('--data', type=Path, required=True, help='the folder of Multi30k')
+  add('--prepared', type=Path, help='keep the prepared text in this folder')
+  add('--schemes', default='', help='with commas between; default: all')
+  add('--seeds', default='0', help='with commas between; default: 0')
+  add('--minutes', type=float, default=60.0, help='start no training after it')
+  add('--output', type=Path, default=RESULTS / 'scheme_health.json')
+  add('--fresh', action='store_true', help='forget finished trainings')
+  return parse_arguments(argv, parser)
+
+
+def _setting(data: Path, prepared: Path | None) -> ExperimentConfig:
+  if not data.is_dir():
+    raise InputError(f'--data: {data}: no such folder')
+  folder = prepared or Path(tempfile.gettempdir()) / 'fusion_jax_health'
+  base = load_config(f'{ROOT}/configs/multi30k.py:en-de')
+  where = {'data.root': str(data.absolute()), 'data.prepared': str(folder)}
+  return changed(base, _SETTING | where)
+
+
+def job_config(
+  config: ExperimentConfig, scheme: Scheme, job: Job
+) -> ExperimentConfig:
+  """Return the config of a training.
+
+  Args:
+    config: of the plain model from scratch.
+    scheme: the row of the scheme.
+    job: says from where and which seed.
+  """
+  own = changed(config, _PHASES[job.phase] | {'training.seed': job.seed})
+  own = changed(own, scheme.row)
+  if job.phase == SCRATCH:
+    return own
+  exact = {
+    f'model.{name}.start': 'baseline'
+    for name in ('encoder', 'decoder')
+    if own.model.side(name) != type(own.model.side(name))()
+  }
+  return changed(own, exact)
+
+
+def _run(
+  todo: list[Job],
+  rows: Mapping[str, Scheme],
+  config: ExperimentConfig,
+  results: dict[str, Any],
+  arguments: argparse.Namespace,
+) -> list[Job]:
+  """Adds what is missing; what there was no time for."""
+  corpus, plain = prepare(config.data), {}
+  begin, rounds = time.monotonic(), results['rounds']
+  missing = [job for job in todo if job.name not in rounds]
+  rows = schemes(config.model.encoder_layers) | dict(rows)
+  for number, job in enumerate(missing):
+    minutes = (time.monotonic() - begin) / 60
+    if minutes > arguments.minutes:
+      return missing[number:]
+    if job.phase == CONTINUED and job.seed not in plain:
+      plain[job.seed] = _plain(config, corpus, job.seed)
+    own = job_config(config, rows[job.scheme], job)
+    start = plain[job.seed] if job.phase == CONTINUED else None
+    trained = train(own, corpus, start)
+    rounds[job.name] = job._asdict() | trained.measured
+    write_results(arguments.output, results)
+    left = minutes / max(number, 1) * (len(missing) - number)
+    log(
+      f'{job.name}: {trained.end:.3f} nats, {trained.seconds:.0f} s; '
+      f'{len(missing) - number - 1} to go, {left:.0f} minutes'
+    )
+    jax.clear_caches()
+  return []
+
+
+def _plain(config: ExperimentConfig, corpus: Any, seed: int) -> Parameters:
+  """The plain model that schemes start from."""
+  own = changed(config, {'training.steps': _BEFORE, 'training.seed': seed})
+  return jax.device_get(train(own, corpus).parameters)
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

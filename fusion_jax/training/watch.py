@@ -1,0 +1,138 @@
+"""Watch a training for fusions that have stopped learning.
+
+A router that sends every layer to one capsule, or all layers to all capsules
+alike, computes a constant choice; an encoder without a gradient stays as it
+started. Neither shows in the loss for a long time.
+"""
+
+import math
+from collections.abc import Mapping
+
+from fusion_jax.config import ExperimentConfig, ModelConfig, Side
+
+# Updates for which something must hold before there is a warning.
+LASTING = 300
+# Updates between two looks at the routers, at the progress lines.
+WATCH_EVERY = 100
+# Shares of the largest coupling entropy below and above which a router does
+# not route, and of capsules that are next to 0.
+_DEAD_ENTROPY = 0.02
+_UNIFORM_ENTROPY = 0.999
+_DEAD_CAPSULES = 0.9
+# Least norm of the encoder layers' gradient relative to that of the whole
+# model; plain models and fusions that learn have 0.1 to 0.4.
+_STARVED = 0.02
+
+_ROUTERS = 'dynamic_routing', 'em_routing'
+
+
+def has_router(config: ModelConfig) -> bool:
+  """Return whether a side of the model routes."""
+  return any(
+    config.side(side).fusion in _ROUTERS for side in ('encoder', 'decoder')
+  )
+
+
+def router_troubles(
+  telemetry: Mapping[str, float], config: ModelConfig
+) -> dict[str, str]:
+  """Return what is wrong with the routers of a model, if anything.
+
+  Args:
+    telemetry: of `telemetry_values`.
+    config: of the model.
+
+  Returns:
+    A sentence about each router that does not route, by a key that stays the
+    same while it does not.
+  """
+  found = {}
+  for side in ('encoder', 'decoder'):
+    if config.side(side).fusion in _ROUTERS:
+      found |= _router_trouble(telemetry, config, side)
+  return found
+
+
+def _router_trouble(
+  telemetry: Mapping[str, float], config: ModelConfig, side: Side
+) -> dict[str, str]:
+  options = config.side(side).routing
+  last = options.iterations - 1
+  entropy = telemetry[f'{side}/read_out/coupling_entropy_{last}']
+  dead = telemetry[f'{side}/read_out/dead_capsules']
+  capsules = options.capsule_count(config.width)
+  by_input = options.route_axis == 'input'
+  receivers = (
+    config.layers(side)
+    if by_input and config.side(side).fusion == 'dynamic_routing'
+    else capsules
+  )
+  most = math.log(receivers)
+  if dead > _DEAD_CAPSULES:
+    return {
+      f'{side} capsules': f'{dead:.0%} of the capsules of the {side} are dead '
+      '(shorter than 0.01): no gradient comes through them'
+    }
+  if not most or not last:
+    return {}
+  shown = f'coupling entropy {entropy:.2f} of {most:.2f}'
+  if entropy < _DEAD_ENTROPY * most:
+    text = f'the router of the {side} sends each layer to one capsule ({shown})'
+    return {f'{side} one capsule': text}
+  if entropy > _UNIFORM_ENTROPY * most:
+    text = f'the router of the {side} does not choose ({shown})'
+    return {f'{side} uniform': text}
+  return {}
+
+
+def encoder_trouble(
+  encoder_norms: list[float], norm: float, config: ExperimentConfig
+) -> dict[str, str]:
+  """Return whether the encoder gets next to no gradient.
+
+  Args:
+    encoder_norms: of the gradient of each encoder layer.
+    norm: of the whole gradient.
+    config: says what is frozen.
+
+  Returns:
+    A sentence by its key, or nothing.
+  """
+  share = math.sqrt(sum(each**2 for each in encoder_norms)) / max(norm, 1e-30)
+  if config.training.freeze or share >= _STARVED:
+    return {}
+  return {
+    'starved encoder': 'the encoder learns next to nothing: its layers have '
+    f'{share:.1%} of the norm of the gradient (plain models: 10 % to 40 %)'
+  }
+
+
+class Watch:
+  """Warn once of each trouble that lasts."""
+
+  def __init__(self):
+    self._since: dict[str, int] = {}
+    self._told: set[str] = set()
+
+  def __call__(self, step: int, troubles: Mapping[str, str]) -> list[str]:
+    """Return the warnings that are due.
+
+    Args:
+      step: updates so far; ascending from call to call.
+      troubles: sentences by their keys; a key that is missing has ended.
+
+    Returns:
+      A line for each trouble that has lasted for LASTING updates, once.
+    """
+    self._since = {key: self._since.get(key, step) for key in troubles}
+    self._told &= set(troubles)
+    due = [
+      key
+      for key, since in self._since.items()
+      if step - since >= LASTING and key not in self._told
+    ]
+    self._told |= set(due)
+    return [
+      f'since step {self._since[key]}: {troubles[key]}; see docs/training.md'
+      for key in due
+    ]
