@@ -78,8 +78,10 @@ class AggOptions:
   activation: Literal['sigmoid', 'relu', 'attention'] = 'sigmoid'
   # Inputs added to the node's output; 'top': the highest backbone layer.
   residual: Literal['all', 'top', 'none'] = 'all'
-  # Starts with W2 = 0: the node is the norm of its residual inputs.
-  zero_out: bool = False
+  # Starts with W2 = 0, so that the node is the norm of its residual inputs; not
+  # with residual='none'. False is the paper's start, which trains worse: every
+  # sigmoid(0) adds half a row of W2.
+  zero_out: bool = True
   # Hierarchical: layers of a group.
   group_size: int = 2
   # Hierarchical: the node of a group is the input of the next group.
@@ -348,7 +350,7 @@ class MultiLayerOptions:
 # Factors on the learning rate of what only the fusion has, where 1 was measured
 # to train worse (`python -m benchmarks.scheme_health`).
 FUSION_RATES = types.MappingProxyType(
-  {'linear': 0.3, 'feed_forward': 0.3, 'hops': 0.3}
+  {'linear': 0.1, 'feed_forward': 0.3, 'hops': 0.3}
 )
 
 

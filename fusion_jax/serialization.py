@@ -99,7 +99,11 @@ def _upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
   model, schemes = dict(values.get('model', {})), set()
   for name in ('encoder', 'decoder'):
     side = dict(model.get(name, {}))
+    agg = side.pop('agg', {})
     routing, shortcut = side.pop('routing', {}), side.pop('shortcut', {})
+    many = side.get('multi_layer', {}).get('layers', 1) > 1
+    if side.get('fusion') in ('iterative', 'hierarchical') or many:
+      side['agg'] = agg
     if side.get('fusion') in ('dynamic_routing', 'em_routing'):
       side['routing'] = {**_ROUTING_1, **routing}
     if shortcut.get('source', 'none') != 'none':

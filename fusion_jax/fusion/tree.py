@@ -108,7 +108,8 @@ class AggNode(nn.Module):
       self.hidden = self._projection(
         inner, options.hidden or config.filter, bias
       )
-    zero = nn.initializers.zeros_init() if options.zero_out else None
+    zeros = options.zero_out and options.residual != 'none'
+    zero = nn.initializers.zeros_init() if zeros else None
     axes = (inner, 'embed')
     self.out = Dense(config, config.width, axes, bias, zero, zero)
     self.norm = layer_norm(config)

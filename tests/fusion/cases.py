@@ -70,7 +70,7 @@ def _options() -> dict[str, ModelConfig]:
       AggOptions(activation='attention', residual='top'),
       AggOptions(activation='relu', residual='none', hidden=10),
       AggOptions(group_size=3, feedback=False),
-      AggOptions(zero_out=True),
+      AggOptions(zero_out=False),
     ],
     'mlrf': [
       MlrfOptions(independent='per_layer', norm='plain', hidden=10),

@@ -22,6 +22,7 @@ from fusion_jax.fusion.routing import (
   coupling_entropy,
   dynamic_routing,
   squash,
+  unit_votes,
 )
 
 _E = math.e
@@ -87,6 +88,95 @@ def test_agreement_is_a_scalar_product_over_components():
   logits = [25 / 2 * 2.5 / 7.25, 1 / 2 * 0.5 / 1.25]
   powers = np.exp(logits)
   assert_close(routed.couplings[1][0], powers / powers.sum())
+
+
+def test_means_by_mass_and_cosines_by_hand():
+  # Iteration 1: S = (0, 1), the mean whatever the mass; cosines of width 1 are
+  # signs, and 0 for a capsule of 0: B = ((0, 1), (0, 0)).
+  votes = one_position([1, 2], [-1, 0])
+  routed = dynamic_routing(
+    votes, 2, gain=None, agreement='cosine', agreement_scale=math.log(3)
+  )
+  # C[1] = (1, 3) / 4, C[2] = (1, 1) / 2; mass (3/4, 5/4).
+  assert_close(routed.couplings[1], [[0.25, 0.75], [0.5, 0.5]])
+  s = np.array([(0.25 - 0.5) / 0.75, 1.5 / 1.25])
+  assert_close(routed.output[:, 0], np.sign(s) * s**2 / (1 + s**2))
+
+
+def test_cosine_of_wide_capsules_by_hand():
+  # One input: S = V, so that its cosine with V is 1 for both capsules, however
+  # long; of no length it is 0.
+  votes = jnp.array([[[3.0, 4.0], [0.0, -1e-3], [0.0, 0.0]]])
+  routed = dynamic_routing(votes, 2, gain=None, agreement='cosine')
+  shares = np.array([_E, _E, 1]) / (2 * _E + 1)
+  assert_close(routed.couplings[1][0], shares)
+
+
+def test_scaled_agreement_by_hand():
+  # As the scalar products, over sqrt(C) = sqrt(2) and the RMS of the votes,
+  # sqrt((9 + 16 + 0 + 1) / 4 + 1e-6).
+  votes = jnp.array([[[3.0, 4.0], [0.0, -1.0]]])
+  routed = dynamic_routing(votes, iterations=2, agreement='scaled')
+  logits = np.array([25 / 2 * 2.5 / 7.25, 1 / 2 * 0.5 / 1.25])
+  powers = np.exp(logits / math.sqrt(2) / math.sqrt(6.5 + 1e-6))
+  assert_close(routed.couplings[1][0], powers / powers.sum())
+
+
+@FEW
+@given(SHAPES, SEEDS, st.sampled_from(['cosine', 'scaled', 'product']))
+def test_larger_votes_route_the_same_at_unit_size(shape, seed, agreement):
+  def route(votes):
+    return dynamic_routing(unit_votes(votes), gain=None, agreement=agreement)
+
+  votes = normal_votes(shape, seed)
+  ours, theirs = route(votes), route(1_000 * votes)
+  # 1e-6 is added to a mean square of about 1.
+  assert_close(ours.output, theirs.output, 1e-4)
+  for a, b in zip(ours.couplings, theirs.couplings, strict=True):
+    assert_close(a, b, 1e-4)
+
+
+@FEW
+@given(SHAPES, SEEDS)
+def test_cosines_route_the_same_at_any_size(shape, seed):
+  route = ROUTES['cosine']
+  votes = normal_votes(shape, seed)
+  ours, theirs = route(votes), route(1_000 * votes)
+  assert_close(ours.couplings[1], theirs.couplings[1])
+
+
+@FEW
+@given(SHAPES, SEEDS, st.sampled_from([0.5, 1.0, 2.0]))
+def test_cosines_bound_the_entropy(shape, seed, scale):
+  """Logits of T iterations are within [-s (T - 1), s (T - 1)]."""
+  routed = dynamic_routing(
+    normal_votes(shape, seed, 100.0),
+    gain=None,
+    agreement='cosine',
+    agreement_scale=scale,
+  )
+  capsules = shape[1]
+  for iteration, couplings in enumerate(routed.couplings):
+    # The least entropy has one logit at the top and all others at the bottom.
+    top = math.exp(2 * scale * iteration)
+    p = top / (top + capsules - 1)
+    rest = (1 - p) / max(capsules - 1, 1)
+    least = -p * math.log(p)
+    if capsules > 1:
+      least -= (1 - p) * math.log(rest)
+    entropy = np.asarray(coupling_entropy(couplings))
+    assert (entropy >= least - 1e-4).all()
+    assert (entropy <= math.log(capsules) + 1e-5).all()
+
+
+def test_unit_votes_by_hand():
+  votes = jnp.array([[[3.0], [4.0]], [[0.0], [0.0]]])
+  size = math.sqrt(12.5 + 1e-6)
+  assert_close(unit_votes(votes)[:, :, 0], [[3 / size, 4 / size], [0, 0]])
+  half = unit_votes(votes.astype(jnp.bfloat16))
+  assert half.dtype == jnp.float32
+  gradient = jax.grad(lambda v: jnp.sin(unit_votes(v)).sum())(votes)
+  assert np.isfinite(gradient).all()
 
 
 @FEW

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -36,15 +37,15 @@ from fusion_jax.training.weights import path_name
 _SOURCE = jnp.array([[3, 4, 5], [6, 7, 0]])
 _LENGTHS = jnp.array([3, 2])
 _TARGET = jnp.array([[8, 9], [10, 3]])
-_NORMS = 'pre', 'post', 'rezero'
+_BOTH = 'encoder', 'decoder'
 _EPS = np.finfo(np.float32).eps
 
 
-def _model(norm: str, **changes) -> Transformer:
-  config = ModelConfig(
-    width=8, filter=12, heads=2, encoder_layers=4, decoder_layers=4, norm=norm
-  )
-  return Transformer(dataclasses.replace(config, **changes), 11, 11, 2)
+def _model(norm: str, **sides) -> Transformer:
+  """Three layers where something is fused, one on the other side."""
+  depth = {f'{side}_layers': 3 if side in sides else 1 for side in _BOTH}
+  config = ModelConfig(width=8, filter=12, heads=2, norm=norm, **depth, **sides)
+  return Transformer(config, 11, 11, 2)
 
 
 def _side(scheme: str, **options) -> SideConfig:
@@ -92,7 +93,9 @@ _SIDES = {
   },
   'multi_layer': {
     'encoder': _side('none', multi_layer=MultiLayerOptions(layers=2)),
-    'decoder': _side('none', multi_layer=MultiLayerOptions(layers=3)),
+    'decoder': _side(
+      'none', multi_layer=MultiLayerOptions(layers=2, partial=True)
+    ),
   },
   'shortcut': {
     'encoder': _side('none', shortcut=ShortcutOptions(source='lexical')),
@@ -113,8 +116,8 @@ _SIDES = {
 
 
 @functools.cache
-def _plain(norm: str):
-  model = _model(norm)
+def _plain(norm: str, sides: tuple[str, ...]):
+  model = _model(norm, **dict.fromkeys(sides, SideConfig()))
   return model, drawn_parameters(model)
 
 
@@ -122,8 +125,8 @@ def _plain(norm: str):
 def _started(name: str, norm: str):
   """A fused model and its parameters, from a trained plain one."""
   model = _model(norm, **_SIDES[name])
-  fresh = initial_parameters(model, 1)
-  return model, merged_parameters(fresh, _plain(norm)[1], model)
+  _, trained = _plain(norm, tuple(_SIDES[name]))
+  return model, merged_parameters(initial_parameters(model, 1), trained, model)
 
 
 def _log_probabilities(model, parameters):
@@ -139,74 +142,83 @@ def _log_probabilities(model, parameters):
   )
 
 
-@pytest.mark.parametrize('norm', _NORMS)
-@pytest.mark.parametrize('name', _SIDES)
+def _gradient(model):
+  """Of a loss by the parameters; compiled."""
+
+  def loss(parameters):
+    log_p = _log_probabilities(model, parameters)
+    return -jnp.take_along_axis(log_p, _TARGET.reshape(-1, 1), 1).sum()
+
+  return jax.jit(jax.grad(loss))
+
+
+def _named(gradient):
+  return {
+    path_name(path): np.abs(leaf).max() for path, leaf in _leaves(gradient)
+  }
+
+
+def _leaves(tree):
+  return jax.tree_util.tree_leaves_with_path(tree)
+
+
+@functools.cache
+def _plain_answer(norm: str, sides: tuple[str, ...]):
+  """Log-probabilities, and the names of the parameters."""
+  model, parameters = _plain(norm, sides)
+  names = {path_name(path) for path, _ in _leaves(parameters)}
+  return np.asarray(_log_probabilities(model, parameters)), names
+
+
+def _moved(parameters):
+  """As after an update, which moves every opening and all else a little."""
+  leaves, tree = jax.tree_util.tree_flatten_with_path(parameters)
+  generator = np.random.default_rng(0)
+  return tree.unflatten(
+    leaf
+    + 0.1 * path_name(path).endswith('/gate')
+    + jnp.float32(0.01 * generator.normal(size=leaf.shape))
+    for path, leaf in leaves
+  )
+
+
+_REZERO = 'linear-encoder', 'dense-decoder', 'gtrans-decoder', 'shortcut'
+_CASES = [
+  *itertools.product(_SIDES, ('pre', 'post')),
+  *itertools.product(_REZERO, ('rezero',)),
+]
+
+
+@pytest.mark.parametrize(('name', 'norm'), _CASES)
 def test_a_fused_model_starts_as_the_plain_one(name, norm):
-  expected = _log_probabilities(*_plain(norm))
-  got = _log_probabilities(*_started(name, norm))
+  expected, _ = _plain_answer(norm, tuple(_SIDES[name]))
+  got = jax.jit(functools.partial(_log_probabilities, _started(name, norm)[0]))(
+    _started(name, norm)[1]
+  )
   # LN(LN(x)) is LN(x) but for epsilon, 1e-6 of a variance of 1.
   tolerance = (32 * _EPS + 2e-6) * np.abs(expected).max()
   np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
 
 
-def _gradient(model, parameters):
-  def loss(parameters):
-    log_p = _log_probabilities(model, parameters)
-    return -jnp.take_along_axis(log_p, _TARGET.reshape(-1, 1), 1).sum()
-
-  return {
-    path_name(path): np.asarray(leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(
-      jax.grad(loss)(parameters)
-    )
-  }
+@pytest.mark.parametrize('name', _SIDES)
+def test_what_is_new_learns_from_the_start_on(name):
+  _, old = _plain_answer('pre', tuple(_SIDES[name]))
+  model, parameters = _started(name, 'pre')
+  gradient = _gradient(model)
+  start, later = gradient(parameters), gradient(_moved(parameters))
+  _check_gradients(_named(start), _named(later), old)
 
 
-def _opened(parameters):
-  """As after an update that moves every opening."""
-
-  def move(path, leaf):
-    return leaf + 0.1 if path_name(path).endswith('/gate') else leaf
-
-  return jax.tree_util.tree_map_with_path(move, parameters)
-
-
-# What no gradient can reach: biases of keys, which the softmax over keys
-# cancels.
-def _is_inert(name: str) -> bool:
-  return name.endswith('key/bias')
-
-
-@pytest.mark.parametrize('norm', _NORMS)
-@pytest.mark.parametrize(
-  'name', [name for name in _SIDES if name != 'gtrans-pruned']
-)
-def test_new_parameters_have_a_gradient_at_the_start(name, norm):
-  model, parameters = _started(name, norm)
-  if not (old := _gradient(*_plain(norm))):
-    raise AssertionError
-  gradient = _gradient(model, parameters)
-  new = {each for each in gradient if each not in old}
+def _check_gradients(start, later, old):
+  """What is new learns: openings at once, what is behind them after that."""
+  new = start.keys() - old
   gates = {each for each in new if each.endswith('/gate')}
   for each in gates:
-    assert np.abs(gradient[each]).max() > 0, each
-  if not gates:
-    assert any(np.abs(gradient[each]).max() > 0 for each in new)
-  # Behind an opening, and behind zeros of the second of two maps, a gradient
-  # arrives with the first update.
-  moved = jax.tree.map(
-    lambda leaf, key: leaf + 0.01 * jax.random.normal(key, leaf.shape),
-    _opened(parameters),
-    _keys(parameters),
-  )
-  later = _gradient(model, moved)
+    assert start[each] > 0, each
+  assert not new or any(start[each] > 0 for each in new)
   for each in new:
-    assert _is_inert(each) or np.abs(later[each]).max() > 0, each
-
-
-def _keys(parameters):
-  leaves, tree = jax.tree.flatten(parameters)
-  return tree.unflatten(jax.random.split(jax.random.key(0), len(leaves)))
+    # The softmax over keys cancels their biases.
+    assert later[each] > 0 or each.endswith('key/bias'), each
 
 
 def test_an_open_gate_is_the_fusion_itself():
@@ -228,12 +240,6 @@ def test_an_open_gate_is_the_fusion_itself():
   )
 
 
-def test_pruned_groups_start_as_the_whole_decoder():
-  model, parameters = _started('gtrans-pruned', 'pre')
-  pruned = _log_probabilities(model, parameters)
-  assert pruned.shape == (4, 11)
-
-
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
@@ -253,11 +259,11 @@ def test_what_cannot_start_as_the_plain_model_is_refused(options, message):
 def test_the_opening_is_recorded():
   model, parameters = _started('average-encoder', 'pre')
   _, kept = model.apply(
-    {'params': _opened(parameters)},
+    {'params': _moved(parameters)},
     _SOURCE,
     _LENGTHS,
     _TARGET,
     mutable=['telemetry'],
   )
   value = kept['telemetry']['encoder']['opening_features']['opening']
-  np.testing.assert_allclose(value, 0.1, rtol=1e-6)
+  np.testing.assert_allclose(value, 0.1, atol=0.01)

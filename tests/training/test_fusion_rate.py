@@ -18,7 +18,6 @@ from fusion_jax.training.fusion_rate import fusion_rates
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.weights import path_name
 
-
 _PLAIN = SideConfig()
 
 
