@@ -9,8 +9,9 @@ from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 
 from fusion_jax.config import PRESETS, ModelConfig
+from fusion_jax.errors import InputError
 from fusion_jax.fusion.capsules import DynamicRouting, EmRouting, Votes
-from fusion_jax.fusion.routing import dynamic_routing, em_routing
+from fusion_jax.fusion.routing import dynamic_routing, em_routing, unit_votes
 from fusion_jax.fusion_options import RoutingOptions, SideConfig
 from fusion_jax.models.context import Context
 
@@ -260,7 +261,9 @@ def test_automatic_activation_of_votes():
 
 
 def test_dynamic_routing_is_the_norm_of_routed_votes():
-  options = {'capsules': 4, 'iterations': 2, 'route_gain': 3.0}
+  literal = {'vote_norm': 'none', 'agreement': 'product', 'residual': 'none'}
+  options = {'capsules': 4, 'iterations': 2, 'route_gain': 3.0, **literal}
+  options['average'] = 'gain'
   layers = _layers(4)
   module = _module(options=options)
   params = _params(module, layers)
@@ -273,8 +276,58 @@ def test_dynamic_routing_is_the_norm_of_routed_votes():
   )
 
 
-def test_em_routing_is_routed_votes():
+def test_the_default_routes_cosines_of_unit_votes():
   options = {'capsules': 4, 'output_norm': False}
+  layers = _layers(4)
+  module = _module(options=options)
+  params = _params(module, layers)
+  votes, _ = _votes('none', options, layers[1:], params['votes'])
+  routed = dynamic_routing(
+    unit_votes(votes), gain=None, agreement='cosine', stop_gradient=True
+  )
+  expected = routed.output.reshape(2, 5, 8) + layers[-1]
+  np.testing.assert_allclose(
+    _apply(module, params, layers), expected, rtol=1e-4, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize('name', ['dynamic_routing', 'em_routing'])
+def test_the_literal_form_is_one_option(name):
+  literal = {
+    'vote_norm': 'none',
+    'agreement': 'product',
+    'average': 'gain',
+    'route_gain': 1.0,
+    'residual': 'none',
+    'stop_gradient': False,
+    'variance_floor': 1e-4,
+  }
+  layers = _layers(4)
+  written_out = _module(name, literal)
+  params = _params(written_out, layers)
+  np.testing.assert_array_equal(
+    _apply(_module(name, {'form': 'paper'}), params, layers),
+    _apply(written_out, params, layers),
+  )
+  stable = _apply(_module(name), params, layers)
+  assert not np.allclose(stable, _apply(written_out, params, layers), atol=0.1)
+
+
+def test_options_that_contradict_the_literal_form_are_refused():
+  with pytest.raises(InputError, match=r'routing\.residual') as error:
+    _module(options={'form': 'paper', 'residual': 'all'})
+  assert "form='paper' makes it 'none'" in str(error.value)
+  assert _module(options={'form': 'paper', 'route_gain': 1.0})
+
+
+def test_em_routing_is_routed_votes():
+  options = {
+    'capsules': 4,
+    'output_norm': False,
+    'vote_norm': 'none',
+    'residual': 'none',
+    'variance_floor': 1e-4,
+  }
   layers = _layers(4)
   module = _module('em_routing', options)
   params = _params(module, layers)
@@ -300,7 +353,7 @@ def test_em_routing_is_routed_votes():
 @pytest.mark.parametrize('residual', ['top', 'all'])
 def test_residual_is_added_before_the_norm(name, residual):
   layers = _layers(4)
-  options = {'output_norm': False}
+  options = {'output_norm': False, 'residual': 'none'}
   plain = _module(name, options)
   params = _params(plain, layers)
   expected = _apply(plain, params, layers)
@@ -391,10 +444,14 @@ def test_telemetry(name):
     return state['telemetry']
 
   all_tokens, some = seen(layers, None), seen(layers, tokens)
-  assert set(some) == {'coupling_entropy', 'coupling_diversity'}
-  for values in some.values():
-    assert values.shape == (2,)
+  entropies = 'coupling_entropy', 'coupling_diversity'
+  shares = 'dead_capsules', 'saturated_capsules'
+  assert set(some) == {*entropies, *shares, 'vote_size'}
+  for key, values in some.items():
+    assert values.shape == ((2,) if key in entropies else ())
     assert values.dtype == jnp.float32
+  assert float(some['vote_size']) > 0
+  assert all(0 <= float(some[key]) <= 1 for key in shares)
   assert float(some['coupling_entropy'][0]) == pytest.approx(math.log(4))
   assert float(some['coupling_entropy'][1]) < math.log(4)
   assert float(some['coupling_diversity'][0]) == pytest.approx(0, abs=1e-6)
@@ -403,7 +460,33 @@ def test_telemetry(name):
   other = tuple(jnp.where(tokens[..., None], x, 9.0) for x in layers)
   for key, values in seen(other, tokens).items():
     np.testing.assert_allclose(values, some[key], rtol=1e-5, atol=1e-6)
-    assert not np.allclose(all_tokens[key][1], values[1])
+    if key not in shares:
+      assert not np.allclose(all_tokens[key], values)
+
+
+def test_dead_and_saturated_capsules_by_hand():
+  # One layer and one iteration: O = squash(V), of length 2e-6 or 0.9999.
+  layers = (jnp.zeros((1, 1, 2)), jnp.array([[[1.0, 0.0]]]))
+  votes = {
+    name: {'kernel': jnp.eye(2), 'bias': jnp.zeros(2)}
+    for name in ('hidden', 'out')
+  }
+  votes['out']['kernel'] = jnp.diag(jnp.array([100.0, 1.0]))
+  votes['out']['bias'] = jnp.array([0.0, 1e-3])
+  options = {'capsules': 2, 'iterations': 1, 'average': 'mass'}
+  options |= {'vote_norm': 'none', 'output_norm': False}
+  module = _module(options=options, layers=1, width=2, heads=1)
+  _, state = module.apply(
+    {'params': {'votes': votes}},
+    layers,
+    Context(jnp.ones((1, 1, 1, 1), bool), True),
+    mutable='telemetry',
+  )
+  telemetry = state['telemetry']
+  assert float(telemetry['dead_capsules']) == 0.5
+  assert float(telemetry['saturated_capsules']) == 0.5
+  size = math.sqrt((100**2 + 1e-6) / 2)
+  assert float(telemetry['vote_size']) == pytest.approx(size)
 
 
 def test_telemetry_over_inputs_starts_at_the_logarithm_of_their_number():
@@ -437,10 +520,10 @@ def test_the_backward_pass_keeps_nothing_of_the_iterations(name):
 def test_literal_gain_starves_the_norm():
   # The specification's number: with 512 capsules and g = 1 the norm, of
   # epsilon 1e-6, returns a deviation of 0.04; the votes here have that of 1.
+  literal = {'vote_norm': 'none', 'agreement': 'product', 'average': 'gain'}
   for gain, low, high in ((1.0, 0.02, 0.08), (0.0, 0.99, 1.01)):
-    module = _module(
-      options={'route_gain': gain}, layers=6, width=512, filter=4, heads=1
-    )
+    options = {'route_gain': gain, 'residual': 'none', **literal}
+    module = _module(options=options, layers=6, width=512, filter=4, heads=1)
     keys = jax.random.split(_KEY, 7)
     layers = tuple(jax.random.normal(key, (1, 4, 512)) for key in keys)
     y = _apply(module, _params(module, layers), layers)
