@@ -32,7 +32,7 @@ from benchmarks.comparison.estimate import Estimate, duration
 from benchmarks.comparison.experiment import Folders
 from benchmarks.comparison.measure import Runner, hardware
 from benchmarks.comparison.plan import Chosen, Entry, Run, plan
-from benchmarks.comparison.recipe import PHASES, RECIPE, Recipe, read
+from benchmarks.comparison.recipe import PHASES, RECIPE, read
 from benchmarks.comparison.report import put_into, report
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.tables import tables

@@ -1,5 +1,6 @@
 """One run: trained by train.py, translated by decode.py, scored."""
 
+import itertools
 import math
 import shutil
 import statistics
@@ -232,7 +233,7 @@ def seconds_an_update(workdir: Path) -> float:
   lines = metrics(workdir, 'train')
   laps = [
     (line['seconds'] - before['seconds']) / (line['step'] - before['step'])
-    for before, line in zip(lines, lines[1:], strict=False)
+    for before, line in itertools.pairwise(lines)
   ]
   first = lines[0]
   return statistics.median(laps or [first['seconds'] / first['step']])

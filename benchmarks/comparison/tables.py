@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from benchmarks.comparison.plan import Run
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.texts import Text
@@ -111,10 +113,11 @@ class Paired:
     """p of equal BLEU; None where the test set is not there."""
     if test not in self._tests:
       return None
-    counts = {
-      'baseline': self._counts(baseline, test),
-      'system': self._counts(run, test),
-    }
+    before, after = (self._counts(each, test) for each in (baseline, run))
+    # sacreBLEU gives its smallest p to translations that do not differ.
+    if np.array_equal(before, after):
+      return 1.0
+    counts = {'baseline': before, 'system': after}
     _, found = paired_test('BLEU', self._language, 1, counts, 'bs', SAMPLES)
     return found['system'].p_value
 
