@@ -54,7 +54,7 @@ class Comparison:
     self.results = Results(arguments.results / recipe.corpus, recipe.digest)
     self.contestants = Contestants(recipe.phases['plain'])
     self.tests: dict[str, Text] = find_tests(
-      recipe.tests, self.data, self.folders.data, self.folders.work / 'tests'
+      recipe.tests, self.data, self.folders.data, self.folders.runs / 'tests'
     )
 
   def runs(self, arguments: argparse.Namespace) -> list[Run]:

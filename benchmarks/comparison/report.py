@@ -31,7 +31,7 @@ def report(recipe: Recipe, results: Results, tables: Sequence[Table]) -> str:
   Returns:
     Markdown that ends in a newline.
   """
-  parts = [_head(recipe), *map(_section, tables), *_circumstances(results)]
+  parts = [_head(recipe), *map(_section, tables), _circumstances(results)]
   return '\n\n'.join(part for part in parts if part) + '\n'
 
 
@@ -55,13 +55,14 @@ def _head(recipe: Recipe) -> str:
   model, data = plain.model, plain.data
   rates = ', '.join(f'{rate:g}' for rate in recipe.rates)
   return (
-    f'Corpus `{recipe.corpus}`, {data.source_language}-{data.target_language}; '
+    f'Recipe `{recipe.digest[:12]}`, corpus `{recipe.corpus}`, '
+    f'{data.source_language}-{data.target_language}; '
     f'width {model.width}, filter {model.filter}, {model.heads} heads, '
     f'{model.encoder_layers}+{model.decoder_layers} layers, vocabulary '
     f'{data.tokenizer.vocabulary_size:,}, {data.batch.tokens:,} slots a batch; '
     f'{plain.training.steps:,} updates from scratch, '
     f'{continued.training.steps:,} from the trained plain model, with fresh '
-    f'Adam. The learning rate of what only a fusion has was chosen among '
+    'Adam. The learning rate of what only a fusion has was chosen among '
     f'{rates} times that of the rest, by validation loss after '
     f'{recipe.phases["tuning"].training.steps:,} updates. Beam '
     f'{plain.decoding.beam_size}, alpha {plain.decoding.alpha:g}, mean of the '
@@ -195,10 +196,10 @@ def _missing(table: Table) -> str:
   return f'Missing: {listed}.'
 
 
-def _circumstances(results: Results) -> list[str]:
-  """Signatures, hardware and digest; nothing without results."""
+def _circumstances(results: Results) -> str:
+  """Signatures and hardware; nothing without results."""
   signatures = {
-    scores['bleu_signature']: None
+    f'`{scores["bleu_signature"]}`': None
     for found in results
     for scores in found['tests'].values()
   }
@@ -207,13 +208,9 @@ def _circumstances(results: Results) -> list[str]:
     f'jax {found["jax"]}': None
     for found in results
   }
-  digests = {found['recipe']: None for found in results}
   if not machines:
-    return []
-  return [
-    f'BLEU {", ".join(f"`{each}`" for each in signatures)}; trained on '
-    f'{"; ".join(machines)}; recipe `{next(iter(digests))[:12]}`.'
-  ]
+    return ''
+  return f'BLEU {", ".join(signatures)}; trained on {"; ".join(machines)}.'
 
 
 def _markdown(rows: Iterable[Sequence[str]]) -> str:

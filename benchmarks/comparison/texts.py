@@ -2,7 +2,7 @@
 
 import gzip
 import lzma
-import shutil
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from fusion_jax.config import DataConfig
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import check_lines, read_file
+from fusion_jax.training.run_directory import write_atomically
 
 _OPENERS = {'.gz': gzip.open, '.xz': lzma.open}
 
@@ -74,9 +75,13 @@ def _unpacked(path: Path, data: DataConfig, stem: Path) -> Text:
 
 
 def _unpack(packed: Path, file: Path) -> None:
-  if not packed.is_file():
-    raise InputError(f'--data: {packed}: no such file')
-  file.parent.mkdir(parents=True, exist_ok=True)
   opened = _OPENERS.get(packed.suffix, open)
-  with opened(packed, 'rb') as read, file.open('wb') as write:
-    shutil.copyfileobj(read, write)
+  try:
+    with opened(packed, 'rb') as read:
+      text = read.read()
+  except FileNotFoundError:
+    raise InputError(f'--data: {packed}: no such file') from None
+  except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    raise InputError(f'--data: {packed}: not readable: {error}') from None
+  file.parent.mkdir(parents=True, exist_ok=True)
+  write_atomically(file, text)

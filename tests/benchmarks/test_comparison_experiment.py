@@ -147,3 +147,7 @@ def test_tests_are_found_by_pattern_and_unpacked(tmp_path):
     find_tests(patterns, data, root, tmp_path / 'tests')
   with pytest.raises(InputError, match=r'none\.en: no such file'):
     find_tests(['none.{lang}'], data, root, tmp_path / 'tests')
+  (root / 'test.en.gz').write_bytes(b'no archive')
+  (root / 'test.de.gz').write_bytes(b'no archive')
+  with pytest.raises(InputError, match=r'test\.en\.gz: not readable'):
+    find_tests(['test.{lang}.gz'], data, root, tmp_path / 'tests')
