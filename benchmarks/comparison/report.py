@@ -1,6 +1,7 @@
 """The tables of a comparison as Markdown, and their place in a README."""
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -54,10 +55,10 @@ def _head(recipe: Recipe) -> str:
   plain, continued = recipe.phases['plain'], recipe.phases['continued']
   model, data = plain.model, plain.data
   rates = ', '.join(f'{rate:g}' for rate in recipe.rates)
-  return (
+  return _paragraph(
     f'Recipe `{recipe.digest[:12]}`, corpus `{recipe.corpus}`, '
     f'{data.source_language}-{data.target_language}; '
-    f'width {model.width}, filter {model.filter}, {model.heads} heads, '
+    f'width {model.width}, filter {model.filter:,}, {model.heads} heads, '
     f'{model.encoder_layers}+{model.decoder_layers} layers, vocabulary '
     f'{data.tokenizer.vocabulary_size:,}, {data.batch.tokens:,} slots a batch; '
     f'{plain.training.steps:,} updates from scratch, '
@@ -70,14 +71,14 @@ def _head(recipe: Recipe) -> str:
     'filter and as many parameters as the heaviest scheme. p: '
     f"sacreBLEU's paired bootstrap ({SAMPLES:,} samples) against `none` of the "
     "same table; with several seeds, that of the first seed, and Welch's "
-    't-test over seeds. No p is corrected for the number of schemes.'
+    't-test over seeds. Differences are over the seeds that both have. No p is corrected for the number of schemes.'
   )
 
 
 def _section(table: Table) -> str:
   parts = [
     f'#### {table.norm.capitalize()}-norm, {_TITLES[table.kind]}',
-    _grid(table.lines) if table.lines else 'No run is finished yet.',
+    _grid(table.lines) if table.lines else '',
     _fresh(table.lines),
     _entropies(table.lines),
     _missing(table),
@@ -136,7 +137,7 @@ def _fresh(lines: Sequence[Line]) -> str:
   ]
   if not listed:
     return ''
-  return (
+  return _paragraph(
     'New parameters start at random, without an exact start, in one stack or '
     f'both of {", ".join(listed)}.'
   )
@@ -188,12 +189,12 @@ def _missing(table: Table) -> str:
   if not seeds:
     return ''
   if not table.lines:
-    return f'Missing: all {len(table.missing)} runs.'
+    return f'None of {len(table.missing)} runs is finished yet.'
   listed = ', '.join(
     f'`{scheme}` (seed {", ".join(numbers)})'
     for scheme, numbers in seeds.items()
   )
-  return f'Missing: {listed}.'
+  return _paragraph(f'Missing: {listed}.')
 
 
 def _circumstances(results: Results) -> str:
@@ -210,7 +211,13 @@ def _circumstances(results: Results) -> str:
   }
   if not machines:
     return ''
-  return f'BLEU {", ".join(signatures)}; trained on {"; ".join(machines)}.'
+  return _paragraph(
+    f'BLEU {", ".join(signatures)}; trained on {"; ".join(machines)}.'
+  )
+
+
+def _paragraph(text: str) -> str:
+  return textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)
 
 
 def _markdown(rows: Iterable[Sequence[str]]) -> str:
