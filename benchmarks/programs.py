@@ -3,45 +3,76 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.serving import ROOT
 
 
-def start(*command: str) -> str:
+def start(
+  *command: str,
+  seconds: float | None = None,
+  keep_open: Sequence[int] = (),
+) -> str:
   """Runs Python with these arguments in the root of the repository.
+
+  What interrupts this program ends the other by SIGTERM, and waits for it.
+
+  Args:
+    command: the arguments.
+    seconds: after which it is ended; None: never.
+    keep_open: file descriptors that it inherits.
 
   Returns:
     Its stdout; its stderr is ours.
 
   Raises:
     subprocess.CalledProcessError: its exit code is not 0.
+    subprocess.TimeoutExpired: it took too long.
   """
-  answer = subprocess.run(
+  with subprocess.Popen(
     [sys.executable, *command],
     cwd=ROOT,
-    check=True,
     stdout=subprocess.PIPE,
     text=True,
-  )
-  return answer.stdout
+    pass_fds=keep_open,
+  ) as process:
+    try:
+      answer, _ = process.communicate(timeout=seconds)
+    except BaseException:
+      process.terminate()
+      process.communicate()
+      raise
+  if process.returncode:
+    raise subprocess.CalledProcessError(process.returncode, process.args)
+  return answer
 
 
-def train(config: str, workdir: Path, overrides: Mapping[str, Any]) -> None:
-  """Starts train.py, or goes on with what it has begun.
+def train(
+  config: str, workdir: Path, overrides: Mapping[str, Any], **options: Any
+) -> None:
+  """Starts train.py, or resumes what it has begun.
 
   Args:
     config: its --config.
     workdir: its --workdir.
     overrides: dotted names of fields of the config, and their values.
+    options: of `start`.
   """
   flags = [f'--config.{name}={value}' for name, value in overrides.items()]
-  start('train.py', f'--config={config}', f'--workdir={workdir}', *flags)
+  command = 'train.py', f'--config={config}', f'--workdir={workdir}'
+  start(*command, *flags, **options)
 
 
 def metrics(workdir: Path, kind: str) -> list[dict[str, Any]]:
-  """The lines of a kind in a run's metrics.jsonl: 'train' or 'valid'."""
-  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  return [line for line in map(json.loads, lines) if line['kind'] == kind]
+  """The whole lines of a kind in a run's metrics.jsonl; none before there are.
+
+  Args:
+    workdir: the run directory.
+    kind: 'train', 'valid' or 'fusion'.
+  """
+  path = workdir / 'metrics.jsonl'
+  lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+  whole = [json.loads(line) for line in lines if line.endswith('\n')]
+  return [line for line in whole if line['kind'] == kind]

@@ -1,0 +1,118 @@
+"""The config that a run is trained with, and the flags that train.py needs."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.comparison.contestants import Contestants
+from benchmarks.comparison.plan import Run
+from benchmarks.comparison.recipe import Recipe
+from benchmarks.serving import ROOT
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.errors import InputError
+from fusion_jax.flags import load_config
+from fusion_jax.fusion_options import SideConfig
+from fusion_jax.presets import changed
+from fusion_jax.serialization import flatten
+
+_PLACES = ('name', 'data.root', 'data.prepared', 'training.init_from')
+
+
+class Folders(NamedTuple):
+  """Where runs and texts are.
+
+  data: the folder of the corpora.
+  work: prepared corpora, test sets and run directories.
+  runs: run directories of the recipe.
+  """
+
+  data: Path
+  work: Path
+  runs: Path
+
+  @classmethod
+  def of(cls, data: Path, work: Path, recipe: Recipe) -> 'Folders':
+    """Those of a recipe; another recipe has other run directories."""
+    runs = work / f'{recipe.corpus}-{recipe.digest[:12]}'
+    return cls(data.absolute(), work.absolute(), runs.absolute())
+
+  def run(self, run: Run) -> Path:
+    """The run directory of a run."""
+    return self.runs / run.name
+
+
+class Experiment(NamedTuple):
+  """A config, and of every fused stack how its new parameters start."""
+
+  config: ExperimentConfig
+  start: dict[str, str]
+
+
+def experiment(
+  run: Run,
+  recipe: Recipe,
+  contestants: Contestants,
+  folders: Folders,
+  rate: float | None,
+) -> Experiment:
+  """The experiment of a run.
+
+  Args:
+    run: of the plan.
+    recipe: the fields of its phase.
+    contestants: what its scheme changes.
+    folders: where it is trained.
+    rate: factor on the fusion's learning rate; None: its default.
+
+  Raises:
+    InputError: the scheme does not go with the recipe.
+  """
+  own = {
+    'name': run.name,
+    'data.root': str(folders.data),
+    'data.prepared': str(folders.work / 'prepared'),
+    'model.norm': run.norm,
+    'training.seed': run.seed,
+  } | contestants.row(run.scheme)
+  if rate is not None:
+    own['optimizer.fusion_rate'] = rate
+  config = changed(recipe.phases[run.phase], own)
+  if run.start is None:
+    return Experiment(config, {})
+  baseline = {'training.init_from': str(folders.run(run.start))}
+  return _started(changed(config, baseline))
+
+
+def overrides(config: ExperimentConfig, recipe: Recipe) -> dict[str, Any]:
+  """The fields in which a config differs from the recipe's config file."""
+  return _difference(config, load_config(f'{ROOT}/{recipe.config}'))
+
+
+def changes(config: ExperimentConfig, of: ExperimentConfig) -> dict[str, Any]:
+  """What a run changes in the config of its phase, but for names and paths."""
+  found = _difference(config, of)
+  return {name: found[name] for name in found if name not in _PLACES}
+
+
+def _difference(
+  config: ExperimentConfig, base: ExperimentConfig
+) -> dict[str, Any]:
+  before = flatten(base)
+  return {
+    name: value
+    for name, value in flatten(config).items()
+    if name not in before or before[name] != value
+  }
+
+
+def _started(config: ExperimentConfig) -> Experiment:
+  """With the exact start in every stack whose fusion has one."""
+  starts = {}
+  for side in ('encoder', 'decoder'):
+    if config.model.side(side) == SideConfig():
+      continue
+    try:
+      config = changed(config, {f'model.{side}.start': 'baseline'})
+      starts[side] = 'baseline'
+    except InputError:
+      starts[side] = 'fresh'
+  return Experiment(config, starts)

@@ -1,0 +1,149 @@
+"""Which runs there are, in which order, and what each of them needs."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from benchmarks.comparison.recipe import Phase, Recipe
+from benchmarks.schemes import BASELINE
+
+
+class Run(NamedTuple):
+  """A training.
+
+  phase: of the recipe.
+  norm: of the model.
+  scheme: the contestant.
+  seed: of parameters, data and dropout.
+  rate: of the fusion, of a run of the tuning.
+  start: the run whose parameters it starts from.
+  trials: the runs of the tuning that choose its rate.
+  """
+
+  phase: Phase
+  norm: str
+  scheme: str
+  seed: int
+  rate: float | None = None
+  start: 'Run | None' = None
+  trials: tuple['Run', ...] = ()
+
+  @property
+  def name(self) -> str:
+    """PHASE/NORM/SCHEME-SEED; of the tuning SCHEME@RATE."""
+    rate = '' if self.rate is None else f'@{self.rate:g}'
+    return f'{self.phase}/{self.norm}/{self.scheme}{rate}-{self.seed}'
+
+  @property
+  def needs(self) -> tuple['Run', ...]:
+    """The runs that must be finished before."""
+    return (*self.trials, self.start) if self.start else self.trials
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """What the plan has to know of a contestant.
+
+  Attributes:
+    name: of it.
+    is_tuned: whether its fusion's rate is chosen.
+    has_norm: whether it is a norm itself; it cannot start from a plain model
+      then, and is trained from scratch once, in the place of the first norm.
+    is_plain: whether it has no fusion: it then continues its own run.
+  """
+
+  name: str
+  is_tuned: bool = False
+  has_norm: bool = False
+  is_plain: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+  """The runs that are asked for."""
+
+  phases: Sequence[str]
+  norms: Sequence[str]
+  seeds: Sequence[int]
+
+  def __contains__(self, run: Run) -> bool:
+    return (
+      run.phase in self.phases
+      and run.norm in self.norms
+      and run.seed in self.seeds
+    )
+
+
+def plan(recipe: Recipe, entries: Sequence[Entry], chosen: Chosen) -> list[Run]:
+  """The runs that are chosen and all that they need, in order.
+
+  Seed by seed, first that of the tuning: for each norm the plain model, its
+  continuation, tuning and continuation of every scheme; then all schemes from
+  scratch.
+
+  Args:
+    recipe: norms, seeds and rates.
+    entries: the contestants that are asked for, and the plain model.
+    chosen: what is asked for.
+
+  Returns:
+    The runs; each comes after those that it needs.
+  """
+  every = [
+    run
+    for seed in dict.fromkeys((recipe.tuning_seed, *chosen.seeds))
+    for run in _of_seed(recipe, entries, seed)
+  ]
+  wanted: set[Run] = set()
+  for run in every:
+    if run in chosen:
+      _add(wanted, run)
+  return [run for run in every if run in wanted]
+
+
+def _add(wanted: set[Run], run: Run) -> None:
+  wanted.add(run)
+  for needed in run.needs:
+    _add(wanted, needed)
+
+
+def _of_seed(
+  recipe: Recipe, entries: Sequence[Entry], seed: int
+) -> Iterator[Run]:
+  for norm in recipe.norms:
+    for entry in entries:
+      if not entry.has_norm:
+        yield from _continued(recipe, entry, norm, seed)
+  for norm in recipe.norms:
+    for entry in entries:
+      once = entry.has_norm and norm != recipe.norms[0]
+      if not (entry.is_plain or once):
+        yield Run('scratch', norm, entry.name, seed)
+
+
+def _continued(
+  recipe: Recipe, entry: Entry, norm: str, seed: int
+) -> Iterator[Run]:
+  """A contestant from a trained plain model, and what comes before."""
+  plain = _plain(entry, norm, seed)
+  trials = _trials(recipe, entry, norm) if entry.is_tuned else []
+  if entry.is_plain:
+    yield plain
+  if seed == recipe.tuning_seed:
+    yield from trials
+  yield Run(
+    'continued', norm, entry.name, seed, start=plain, trials=tuple(trials)
+  )
+
+
+def _plain(entry: Entry, norm: str, seed: int) -> Run:
+  name = entry.name if entry.is_plain else BASELINE
+  return Run('plain', norm, name, seed)
+
+
+def _trials(recipe: Recipe, entry: Entry, norm: str) -> list[Run]:
+  seed = recipe.tuning_seed
+  start = _plain(entry, norm, seed)
+  return [
+    Run('tuning', norm, entry.name, seed, rate, start) for rate in recipe.rates
+  ]

@@ -1,0 +1,147 @@
+"""What defines a comparison: a TOML file, resolved for one corpus.
+
+See recipe.toml for what stands in it. A scheme from scratch has the fields of
+the plain model. The digest of a recipe is the SHA-256 of
+all that alters a run: the fields of each phase that are not the defaults of
+`ExperimentConfig`, the rates that are tried, the tests and the average.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from benchmarks.serving import ROOT
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.errors import InputError
+from fusion_jax.flags import load_config
+from fusion_jax.serialization import flatten, from_dict, to_dict
+
+RECIPE = Path(__file__).with_name('recipe.toml')
+
+Phase = Literal['plain', 'tuning', 'continued', 'scratch']
+PHASES: tuple[Phase, ...] = get_args(Phase)
+_SECTIONS = ('config', 'tests', 'average', 'runs', 'tuning', 'fields', 'phases')
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """A recipe of one corpus.
+
+  Attributes:
+    corpus: its name.
+    config: FILE.py[:VARIANT] that all fields change.
+    tests: paths of the test sets with {lang} and *, in the folder of the data.
+    average: checkpoints whose mean translates.
+    norms: of the models.
+    seeds: of the runs.
+    tuning_seed: of the runs that choose a fusion's rate.
+    rates: among which it is chosen.
+    phases: the config of each.
+  """
+
+  corpus: str
+  config: str
+  tests: tuple[str, ...]
+  average: int
+  norms: tuple[str, ...]
+  seeds: tuple[int, ...]
+  tuning_seed: int
+  rates: tuple[float, ...]
+  phases: Mapping[Phase, ExperimentConfig]
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256 of what alters a run, in hexadecimal digits."""
+    defaults = flatten(ExperimentConfig())
+    resolved = {
+      'tests': self.tests,
+      'average': self.average,
+      'tuning': [self.tuning_seed, self.rates],
+      'phases': {
+        phase: {
+          name: value
+          for name, value in flatten(config).items()
+          if name not in defaults or defaults[name] != value
+        }
+        for phase, config in self.phases.items()
+      },
+    }
+    text = json.dumps(resolved, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(path: Path, corpus: str) -> Recipe:
+  """Reads a recipe.
+
+  Args:
+    path: of the TOML file.
+    corpus: one of those that the file has.
+
+  Returns:
+    The recipe of this corpus.
+
+  Raises:
+    InputError: the file cannot be read, lacks something, names no such corpus
+      or has a field that no config has.
+  """
+  table = _load(path)
+  corpora = table.pop('corpora', {})
+  if corpus not in corpora:
+    raise InputError(
+      f'--corpus: {path} has no corpus {corpus!r}; it has {", ".join(corpora)}'
+    )
+  table = merged(table, corpora[corpus])
+  try:
+    return _recipe(corpus, table)
+  except KeyError as error:
+    raise InputError(f'--recipe: {path}: it lacks {error}') from None
+  except InputError as error:
+    raise InputError(f'--recipe: {path}: {error}') from None
+
+
+def merged(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+  """Nested tables with the entries of another over them."""
+  result = dict(table)
+  for name, value in over.items():
+    below = result.get(name)
+    both = isinstance(value, Mapping) and isinstance(below, Mapping)
+    result[name] = merged(below, value) if both else value
+  return result
+
+
+def _load(path: Path) -> dict[str, Any]:
+  try:
+    table = tomllib.loads(path.read_text(encoding='utf-8'))
+  except (OSError, ValueError) as error:
+    raise InputError(f'--recipe: {path}: not readable: {error}') from None
+  unknown = [name for name in table if name not in (*_SECTIONS, 'corpora')]
+  if unknown:
+    raise InputError(
+      f'--recipe: {path}: no section {unknown[0]!r} is known; there are '
+      f'{", ".join(_SECTIONS)}, corpora'
+    )
+  return table
+
+
+def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:
+  phases = dict(table['phases'])
+  phases['scratch'] = phases['plain']
+  phases['tuning'] = merged(phases['continued'], phases['tuning'])
+  base = to_dict(load_config(f'{ROOT}/{table["config"]}'))
+  base = merged(base, table['fields'])
+  return Recipe(
+    corpus,
+    table['config'],
+    tuple(table['tests']),
+    table['average'],
+    tuple(table['runs']['norms']),
+    tuple(table['runs']['seeds']),
+    table['tuning']['seed'],
+    tuple(table['tuning']['rates']),
+    {phase: from_dict(merged(base, phases[phase])) for phase in PHASES},
+  )

@@ -1,0 +1,225 @@
+"""The tables of a comparison as Markdown, and their place in a README."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.comparison.recipe import Recipe
+from benchmarks.comparison.results import Results
+from benchmarks.comparison.tables import SAMPLES, Bleu, Line, Table
+from fusion_jax.errors import InputError
+from fusion_jax.training.run_directory import write_atomically
+
+_BEGIN = '<!-- comparison of schemes -->'
+_END = '<!-- end of the comparison -->'
+_TITLES = {
+  'continued': 'from the trained plain model',
+  'scratch': 'from scratch',
+}
+_NONE = '–'
+_ENTROPY = re.compile(r'(\w+)/.*coupling_entropy_(\d+)')
+
+
+def report(recipe: Recipe, results: Results, tables: Sequence[Table]) -> str:
+  """What was compared and how, and a section for each table.
+
+  Args:
+    recipe: of the results.
+    results: of the finished runs.
+    tables: of them.
+
+  Returns:
+    Markdown that ends in a newline.
+  """
+  parts = [_head(recipe), *map(_section, tables), _circumstances(results)]
+  return '\n\n'.join(part for part in parts if part) + '\n'
+
+
+def put_into(path: Path, text: str) -> None:
+  """Replaces what stands between the markers of a file.
+
+  Raises:
+    InputError: there is no such file, or a marker is missing.
+  """
+  if not path.is_file():
+    raise InputError(f'--readme: {path}: no such file')
+  before, begin, rest = path.read_text(encoding='utf-8').partition(_BEGIN)
+  _, end, after = rest.partition(_END)
+  if not (begin and end):
+    raise InputError(f'--readme: {path}: must have {_BEGIN} and then {_END}')
+  write_atomically(path, f'{before}{begin}\n\n{text}\n{end}{after}'.encode())
+
+
+def _head(recipe: Recipe) -> str:
+  plain, continued = recipe.phases['plain'], recipe.phases['continued']
+  model, data = plain.model, plain.data
+  rates = ', '.join(f'{rate:g}' for rate in recipe.rates)
+  return _paragraph(
+    f'Recipe `{recipe.digest[:12]}`, corpus `{recipe.corpus}`, '
+    f'{data.source_language}-{data.target_language}; '
+    f'width {model.width}, filter {model.filter:,}, {model.heads} heads, '
+    f'{model.encoder_layers}+{model.decoder_layers} layers, vocabulary '
+    f'{data.tokenizer.vocabulary_size:,}, {data.batch.tokens:,} slots a batch; '
+    f'{plain.training.steps:,} updates from scratch, '
+    f'{continued.training.steps:,} from the trained plain model, with fresh '
+    'Adam. The learning rate of what only a fusion has was chosen among '
+    f'{rates} times that of the rest, by validation loss after '
+    f'{recipe.phases["tuning"].training.steps:,} updates. Beam '
+    f'{plain.decoding.beam_size}, alpha {plain.decoding.alpha:g}, mean of the '
+    f'last {recipe.average} checkpoints. `wide` is a plain model with a wider '
+    'filter and as many parameters as the heaviest scheme. p: '
+    f"sacreBLEU's paired bootstrap ({SAMPLES:,} samples) against `none` of the "
+    "same table; with several seeds, that of the first seed, and Welch's "
+    't-test over seeds. Differences are over the seeds that both have. No p is '
+    'corrected for the number of schemes.'
+  )
+
+
+def _section(table: Table) -> str:
+  parts = [
+    f'#### {table.norm.capitalize()}-norm, {_TITLES[table.kind]}',
+    _grid(table.lines) if table.lines else '',
+    _fresh(table.lines),
+    _entropies(table.lines),
+    _missing(table),
+  ]
+  return '\n\n'.join(part for part in parts if part)
+
+
+def _grid(lines: Sequence[Line]) -> str:
+  tests = list(dict.fromkeys(test for line in lines for test in line.bleu))
+  several = any(len(line.seeds) > 1 for line in lines)
+  header = ['scheme', 'extra parameters', 'fusion rate', 'validation NLL']
+  for test in tests:
+    header += [f'BLEU `{test}`', 'difference', 'p']
+    header += ['p over seeds'] if several else []
+  header += ['seeds'] if several else []
+  rows = []
+  for line in lines:
+    row = [
+      f'`{line.scheme}`',
+      _NONE if line.extra_parameters is None else f'{line.extra_parameters:+,}',
+      _NONE if line.rate is None else f'{line.rate:g}',
+      'not finite' if line.nll is None else f'{line.nll:.4f}',
+    ]
+    for test in tests:
+      row += _cells(line.bleu.get(test), several)
+    row += [str(len(line.seeds))] if several else []
+    rows.append(row)
+  return _markdown([header, ['---'] * len(header), *rows])
+
+
+def _cells(bleu: Bleu | None, several: bool) -> list[str]:
+  if bleu is None:
+    return [_NONE] * (3 + several)
+  deviation = bleu.seeds.deviation
+  score = f'{bleu.seeds.mean:.2f}'
+  cells = [
+    score if deviation is None else f'{score} ± {deviation:.2f}',
+    _NONE if bleu.difference is None else f'{bleu.difference:+.2f}',
+    _p(bleu.bootstrap),
+  ]
+  return [*cells, _p(bleu.over_seeds)] if several else cells
+
+
+def _p(value: float | None) -> str:
+  if value is None:
+    return _NONE
+  return '<0.001' if value < 0.001 else f'{value:.3f}'
+
+
+def _fresh(lines: Sequence[Line]) -> str:
+  """Which schemes have no start that computes what the plain model does."""
+  listed = [
+    f'`{line.scheme}`'
+    for line in lines
+    if 'fresh' in line.first['start'].values()
+  ]
+  if not listed:
+    return ''
+  return _paragraph(
+    'New parameters start at random, without an exact start, in one stack or '
+    f'both of {", ".join(listed)}.'
+  )
+
+
+def _entropies(lines: Sequence[Line]) -> str:
+  listed = [
+    f'- `{line.scheme}`: '
+    + '; '.join(
+      f'{side} {", ".join(f"{value:.2f}" for value in values)}'
+      for side, values in found.items()
+    )
+    for line in lines
+    if (found := coupling_entropies(line.first['telemetry']))
+  ]
+  if not listed:
+    return ''
+  title = (
+    'Coupling entropy of the routers at the end, in nats, after each iteration:'
+  )
+  return '\n'.join([title, '', *listed])
+
+
+def coupling_entropies(
+  telemetry: Mapping[str, float],
+) -> dict[str, list[float]]:
+  """The coupling entropies of a run, of each stack that routes.
+
+  Args:
+    telemetry: of its last validation.
+
+  Returns:
+    By the stack; one value for each iteration, the first one first.
+  """
+  found: dict[str, dict[int, float]] = {}
+  for name, value in telemetry.items():
+    if (match := _ENTROPY.fullmatch(name)) and value is not None:
+      found.setdefault(match[1], {})[int(match[2])] = value
+  return {
+    side: [values[index] for index in sorted(values)]
+    for side, values in found.items()
+  }
+
+
+def _missing(table: Table) -> str:
+  seeds: dict[str, list[str]] = {}
+  for run in table.missing:
+    seeds.setdefault(run.scheme, []).append(str(run.seed))
+  if not seeds:
+    return ''
+  if not table.lines:
+    return f'None of {len(table.missing)} runs is finished yet.'
+  listed = ', '.join(
+    f'`{scheme}` (seed {", ".join(numbers)})'
+    for scheme, numbers in seeds.items()
+  )
+  return _paragraph(f'Missing: {listed}.')
+
+
+def _circumstances(results: Results) -> str:
+  """Signatures and hardware; nothing without results."""
+  signatures = {
+    f'`{scores["bleu_signature"]}`': None
+    for found in results
+    for scores in found['tests'].values()
+  }
+  machines = {
+    f'{found["cpu"]}, {found["cores"]} cores, {found["device"]}, '
+    f'jax {found["jax"]}': None
+    for found in results
+  }
+  if not machines:
+    return ''
+  return _paragraph(
+    f'BLEU {", ".join(signatures)}; trained on {"; ".join(machines)}.'
+  )
+
+
+def _paragraph(text: str) -> str:
+  return textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)
+
+
+def _markdown(rows: Iterable[Sequence[str]]) -> str:
+  return '\n'.join(f'| {" | ".join(row)} |' for row in rows)

@@ -1,0 +1,203 @@
+"""The numbers of a comparison, table by table and line by line.
+
+There is a table for each norm of the continued runs, with the continued plain
+model as the baseline, and one of the runs from scratch, with the plain model.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from benchmarks.comparison.plan import Run
+from benchmarks.comparison.results import Results
+from benchmarks.comparison.texts import Text
+from benchmarks.schemes import BASELINE
+from fusion_jax.evaluation.sentence_statistics import statistics_of
+from fusion_jax.evaluation.significance import (
+  Seeds,
+  over_seeds,
+  paired_test,
+  welch,
+)
+
+# Of the bootstrap.
+SAMPLES = 1_000
+
+
+class Bleu(NamedTuple):
+  """BLEU of a contestant on one test set.
+
+  seeds: the scores.
+  difference: of the means to the baseline, over the seeds that both have.
+  bootstrap: p of the paired bootstrap, of the first seed that both have.
+  over_seeds: p of Welch's t-test; None with less than two seeds each.
+  """
+
+  seeds: Seeds
+  difference: float | None = None
+  bootstrap: float | None = None
+  over_seeds: float | None = None
+
+
+class Line(NamedTuple):
+  """A contestant with at least one finished run.
+
+  scheme: its name.
+  seeds: of its finished runs.
+  extra_parameters: beside the baseline; None without a baseline.
+  rate: of the fusion; None: its default, or no fusion.
+  nll: the mean of the validation losses, in nats; None if one is not finite.
+  bleu: by test set.
+  first: the results of the first seed.
+  """
+
+  scheme: str
+  seeds: tuple[int, ...]
+  extra_parameters: int | None
+  rate: float | None
+  nll: float | None
+  bleu: dict[str, Bleu]
+  first: dict[str, Any]
+
+
+class Table(NamedTuple):
+  """The lines of one norm, the baseline first, and what is not there yet."""
+
+  kind: Literal['continued', 'scratch']
+  norm: str
+  lines: list[Line]
+  missing: list[Run]
+
+
+def tables(
+  runs: Sequence[Run],
+  results: Results,
+  tests: Mapping[str, Text],
+  language: str,
+) -> list[Table]:
+  """All tables of a plan.
+
+  Args:
+    runs: of the plan; those of the tuning are in no table.
+    results: of the finished ones.
+    tests: with their references.
+    language: of the target.
+
+  Returns:
+    The tables in the order of the plan.
+  """
+  grouped: dict[tuple[str, str], list[Run]] = {}
+  for run in runs:
+    if run.phase != 'tuning':
+      kind = 'continued' if run.phase == 'continued' else 'scratch'
+      grouped.setdefault((kind, run.norm), []).append(run)
+  paired = Paired(results, tests, language)
+  return [
+    _table(*key, grouped[key], results, paired)
+    for key in sorted(grouped, key=lambda key: key[0])
+  ]
+
+
+class Paired:
+  """The paired bootstrap between finished runs; counts a text once."""
+
+  def __init__(
+    self, results: Results, tests: Mapping[str, Text], language: str
+  ):
+    self._results, self._tests, self._language = results, tests, language
+    self._counted: dict[tuple[Run, str], Any] = {}
+
+  def __call__(self, baseline: Run, run: Run, test: str) -> float | None:
+    """p of equal BLEU; None where the test set is not there."""
+    if test not in self._tests:
+      return None
+    before, after = (self._counts(each, test) for each in (baseline, run))
+    # sacreBLEU gives its smallest p to translations that do not differ.
+    if np.array_equal(before, after):
+      return 1.0
+    counts = {'baseline': before, 'system': after}
+    _, found = paired_test('BLEU', self._language, 1, counts, 'bs', SAMPLES)
+    return found['system'].p_value
+
+  def _counts(self, run: Run, test: str) -> Any:
+    if (run, test) not in self._counted:
+      lines = self._results.translations(run, test)
+      references = [self._tests[test].references]
+      (counted,) = statistics_of([lines], references, self._language)
+      self._counted[run, test] = counted['BLEU']
+    return self._counted[run, test]
+
+
+def _table(
+  kind: Literal['continued', 'scratch'],
+  norm: str,
+  runs: Sequence[Run],
+  results: Results,
+  paired: Paired,
+) -> Table:
+  finished: dict[str, list[Run]] = {}
+  for run in runs:
+    if run in results:
+      finished.setdefault(run.scheme, []).append(run)
+  baseline = finished.get(BASELINE, [])
+  lines = [_line(own, baseline, results, paired) for own in finished.values()]
+  return Table(kind, norm, lines, [run for run in runs if run not in results])
+
+
+def _line(
+  own: Sequence[Run],
+  baseline: Sequence[Run],
+  results: Results,
+  paired: Paired,
+) -> Line:
+  first = results[own[0]]
+  losses = [results[run]['validation_nll'] for run in own]
+  extra = None
+  if baseline:
+    extra = first['parameters'] - results[baseline[0]]['parameters']
+  return Line(
+    own[0].scheme,
+    tuple(run.seed for run in own),
+    extra,
+    first['fusion_rate'],
+    None if None in losses else statistics.fmean(losses),
+    {
+      test: _bleu(test, own, baseline, results, paired)
+      for test in first['tests']
+    },
+    first,
+  )
+
+
+def _bleu(
+  test: str,
+  own: Sequence[Run],
+  baseline: Sequence[Run],
+  results: Results,
+  paired: Paired,
+) -> Bleu:
+  ours, theirs = (
+    {
+      run.seed: (run, results[run]['tests'][test]['bleu'])
+      for run in runs
+      if test in results[run]['tests']
+    }
+    for runs in (own, baseline)
+  )
+  seeds = over_seeds([score for _, score in ours.values()])
+  common = [seed for seed in ours if seed in theirs]
+  if not common or own[0].scheme == BASELINE:
+    return Bleu(seeds)
+  before, after = (
+    over_seeds([scores[seed][1] for seed in common])
+    for scores in (theirs, ours)
+  )
+  first = common[0]
+  return Bleu(
+    seeds,
+    after.mean - before.mean,
+    paired(theirs[first][0], ours[first][0], test),
+    welch(before, after),
+  )

@@ -1,0 +1,66 @@
+"""The recipe of the comparison: resolved, digested, refused."""
+
+import pytest
+from small_comparison import RECIPE, recipe
+
+from benchmarks.comparison.recipe import RECIPE as FROZEN
+from benchmarks.comparison.recipe import read
+from fusion_jax.errors import InputError
+
+
+@pytest.mark.parametrize('corpus', ['multi30k', 'deen', 'kyoto'])
+def test_the_frozen_recipe_has_every_corpus(corpus):
+  frozen = read(FROZEN, corpus)
+  assert frozen.phases['scratch'] == frozen.phases['plain']
+  plain, continued = frozen.phases['plain'], frozen.phases['continued']
+  # As many checkpoints as are averaged exist and are kept.
+  for config in (plain, continued):
+    training = config.training
+    assert training.steps // training.save_every >= frozen.average
+    assert training.keep_last >= frozen.average
+  # A run starts from the only validated checkpoint, the last one.
+  assert plain.training.validate_every == plain.training.steps
+
+
+def test_tuning_is_continued_but_for_its_own_fields(tmp_path):
+  phases = recipe(tmp_path).phases
+  assert phases['tuning'].optimizer == phases['continued'].optimizer
+  assert phases['tuning'].training.steps == 10
+
+
+def test_a_corpus_changes_its_part_alone(tmp_path):
+  own, other = recipe(tmp_path), recipe(tmp_path, corpus='other')
+  assert other.phases['continued'].training.steps == 60
+  assert other.phases['plain'].data.source_language == 'de'
+  assert other.phases['plain'].training == own.phases['plain'].training
+
+
+def test_the_digest_is_of_what_alters_a_run(tmp_path):
+  before = recipe(tmp_path).digest
+  more_seeds = RECIPE.replace('seeds = [0, 1]', 'seeds = [0, 1, 2, 3]')
+  assert recipe(tmp_path, f'# A note.\n{more_seeds}').digest == before
+  for old, new in (
+    ('steps = 50', 'steps = 51'),
+    ('rates = [0.3, 1.0]', 'rates = [0.3]'),
+    ('average = 2', 'average = 3'),
+    ('model.heads = 2', 'model.heads = 4'),
+    ('multi30k.py:en-de', 'multi30k.py:en-fr'),
+  ):
+    assert recipe(tmp_path, RECIPE.replace(old, new)).digest != before
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    (RECIPE.replace('model.width', 'model.widht'), r'config\.model\.widht'),
+    (RECIPE.replace('average = 2', ''), "lacks 'average'"),
+    (f'extra = 1\n{RECIPE}', "no section 'extra' is known"),
+    (f'average = \n{RECIPE}', 'not readable'),
+    (RECIPE.replace('[corpora.multi30k]', ''), "no corpus 'multi30k'"),
+  ],
+)
+def test_what_is_wrong_is_told_in_one_line(tmp_path, text, message):
+  with pytest.raises(InputError, match=message) as error:
+    recipe(tmp_path, text)
+  assert 'recipe.toml' in str(error.value)
+  assert '\n' not in str(error.value)

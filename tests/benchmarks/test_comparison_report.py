@@ -1,0 +1,158 @@
+"""The tables of made-up results, and their place in a README."""
+
+import pytest
+from scipy import stats
+from small_comparison import LINEAR, NUMBERS, PLAIN, WIDE, planned, recipe
+
+from benchmarks.comparison.report import (
+  coupling_entropies,
+  put_into,
+  report,
+)
+from benchmarks.comparison.results import Results
+from benchmarks.comparison.tables import tables
+from benchmarks.comparison.texts import Text
+from fusion_jax.errors import InputError
+
+REFERENCES = tuple(f'Das ist die Zeile {n} von {n + 1} .' for n in range(40))
+WRONG = tuple(f'Dies war eine {n} .' for n in range(40))
+TELEMETRY = {
+  'encoder/read_out/coupling_entropy_1': 1.5,
+  'encoder/read_out/coupling_entropy_0': 2.0,
+  'decoder/read_out/coupling_entropy_0': 0.25,
+  'decoder/read_out/coupling_diversity_0': 0.5,
+}
+
+
+def result(bleu, loss, parameters=1_000, **numbers):
+  scores = {'bleu': bleu, 'bleu_signature': 'made up'}
+  own = {'validation_nll': loss, 'parameters': parameters}
+  return NUMBERS | own | {'tests': {'news': scores}} | numbers
+
+
+@pytest.fixture
+def comparison(tmp_path):
+  """A recipe, runs of two seeds, and results of none of them."""
+  own = recipe(tmp_path)
+  runs = planned(own, (PLAIN, LINEAR, WIDE), seeds=(0, 1))
+  return own, runs, Results(tmp_path / 'results', own.digest)
+
+
+def tables_of(comparison):
+  _, runs, results = comparison
+  tests = {'news': Text(None, REFERENCES)}
+  return tables(list(runs.values()), results, tests, 'de')
+
+
+def add(comparison, name, lines, numbers):
+  _, runs, results = comparison
+  results.add(runs[name], numbers, {'news': lines})
+
+
+def add_all(comparison):
+  fused = {'parameters': 1_250, 'fusion_rate': 0.3, 'telemetry': TELEMETRY}
+  fused['start'] = {'encoder': 'baseline', 'decoder': 'fresh'}
+  for name, lines, numbers in (
+    ('continued/pre/none-0', WRONG, result(30.0, 2.0)),
+    ('continued/pre/none-1', WRONG, result(32.0, 2.2)),
+    ('continued/pre/linear-0', REFERENCES, result(33.0, 1.75, **fused)),
+    ('continued/pre/linear-1', REFERENCES, result(36.0, 1.85, **fused)),
+    ('continued/pre/wide-0', WRONG, result(30.5, None, 1_300)),
+  ):
+    add(comparison, name, lines, numbers)
+
+
+def test_a_line_is_beside_the_continued_plain_model(comparison):
+  add_all(comparison)
+  continued, scratch = tables_of(comparison)
+  none, linear, wide = continued.lines
+  assert none.extra_parameters == 0
+  assert linear.extra_parameters == 250
+  assert linear.rate == 0.3
+  # (1.75 + 1.85) / 2
+  assert linear.nll == pytest.approx(1.8)
+  bleu = linear.bleu['news']
+  # (33 + 36) / 2 - (30 + 32) / 2, deviation 3 / sqrt(2)
+  assert bleu.difference == pytest.approx(3.5)
+  assert bleu.seeds.deviation == pytest.approx(3 / 2**0.5)
+  welch = stats.ttest_ind([30.0, 32.0], [33.0, 36.0], equal_var=False)
+  assert bleu.over_seeds == pytest.approx(welch.pvalue)
+  # No sample of 1,000 is on the other side: (0 + 1) / (1,000 + 1).
+  assert bleu.bootstrap == pytest.approx(1 / 1_001)
+  assert none.bleu['news'].difference is None
+  # Only seed 0 is there of both: 30.5 - 30.
+  assert wide.bleu['news'].difference == pytest.approx(0.5)
+  assert wide.bleu['news'].over_seeds is None
+  assert wide.nll is None
+  assert [run.name for run in continued.missing] == ['continued/pre/wide-1']
+  assert scratch.lines == []
+
+
+def test_the_same_translations_do_not_differ(comparison):
+  add(comparison, 'continued/pre/none-0', WRONG, result(30.0, 2.0))
+  add(comparison, 'continued/pre/linear-0', WRONG, result(30.0, 2.0))
+  linear = tables_of(comparison)[0].lines[1]
+  assert linear.bleu['news'].difference == 0
+  assert linear.bleu['news'].bootstrap == 1
+
+
+def test_without_a_baseline_there_are_no_differences(comparison):
+  add(comparison, 'continued/pre/linear-0', WRONG, result(30.0, 2.0))
+  (linear,) = tables_of(comparison)[0].lines
+  assert linear.extra_parameters is None
+  assert linear.bleu['news'].difference is None
+
+
+def test_the_report_has_every_number_and_what_is_missing(comparison):
+  add_all(comparison)
+  own, _, results = comparison
+  text = report(own, results, tables_of(comparison))
+  lines = text.splitlines()
+  (linear,) = [line for line in lines if line.startswith('| `linear`')]
+  p = f'{tables_of(comparison)[0].lines[1].bleu["news"].over_seeds:.3f}'
+  assert linear == (
+    '| `linear` | +250 | 0.3 | 1.8000 | 34.50 ± 2.12 | +3.50 | <0.001 | '
+    f'{p} | 2 |'
+  )
+  (wide,) = [line for line in lines if line.startswith('| `wide`')]
+  assert wide.startswith('| `wide` | +300 | – | not finite | 30.50 | +0.50 |')
+  assert '- `linear`: encoder 2.00, 1.50; decoder 0.25' in lines
+  assert 'Missing: `wide` (seed 1).' in lines
+  # none, wide and linear from scratch, two seeds each.
+  assert 'None of 6 runs is finished yet.' in lines
+  assert 'in one stack or both of `linear`.' in text.replace('\n', ' ')
+  assert own.digest[:12] in text
+
+
+def test_with_one_seed_there_is_no_column_of_seeds(comparison):
+  add(comparison, 'continued/pre/none-0', WRONG, result(30.0, 2.0))
+  own, _, results = comparison
+  lines = report(own, results, tables_of(comparison)).splitlines()
+  assert '| `none` | +0 | – | 2.0000 | 30.00 | – | – |' in lines
+
+
+def test_entropies_are_in_the_order_of_the_iterations():
+  assert coupling_entropies(TELEMETRY | {'encoder/gates_0': 1.0}) == {
+    'encoder': [2.0, 1.5],
+    'decoder': [0.25],
+  }
+
+
+def test_the_section_of_a_readme_is_replaced(tmp_path):
+  path = tmp_path / 'README.md'
+  begin, end = (
+    '<!-- comparison of schemes -->',
+    '<!-- end of the comparison -->',
+  )
+  path.write_text(f'Before.\n\n{begin}\n\nold\n\n{end}\n\nAfter.\n')
+  for text in ('first\n', 'second\n'):
+    put_into(path, text)
+    assert path.read_text() == (
+      f'Before.\n\n{begin}\n\n{text}\n{end}\n\nAfter.\n'
+    )
+  path.write_text(f'Before.\n\n{begin}\n\nold\n')
+  with pytest.raises(InputError, match='end of the comparison'):
+    put_into(path, 'text')
+  assert path.read_text() == f'Before.\n\n{begin}\n\nold\n'
+  with pytest.raises(InputError, match='no such file'):
+    put_into(tmp_path / 'none.md', 'text')
