@@ -71,7 +71,8 @@ def _head(recipe: Recipe) -> str:
     'filter and as many parameters as the heaviest scheme. p: '
     f"sacreBLEU's paired bootstrap ({SAMPLES:,} samples) against `none` of the "
     "same table; with several seeds, that of the first seed, and Welch's "
-    't-test over seeds. Differences are over the seeds that both have. No p is corrected for the number of schemes.'
+    't-test over seeds. Differences are over the seeds that both have. No p is '
+    'corrected for the number of schemes.'
   )
 
 
