@@ -19,7 +19,6 @@ runs on the same hardware.
 import argparse
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -101,8 +100,6 @@ def main(argv: list[str]) -> None:
   arguments = _parse(argv)
   if arguments.priority == 'low':
     os.nice(19)
-  # A stop of this program stops the one that it has started.
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   logging.getLogger('sacrebleu').setLevel(logging.WARNING)
   if arguments.plan:
     _print_plan(Comparison(arguments), arguments)

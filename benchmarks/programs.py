@@ -1,9 +1,11 @@
 """train.py and other programs as a user starts them, and what they log."""
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,16 @@ def start(
     subprocess.CalledProcessError: its exit code is not 0.
     subprocess.TimeoutExpired: it took too long.
   """
-  with subprocess.Popen(
-    [sys.executable, *command],
-    cwd=ROOT,
-    stdout=subprocess.PIPE,
-    text=True,
-    pass_fds=keep_open,
-  ) as process:
+  with (
+    _exit_on_sigterm(),
+    subprocess.Popen(
+      [sys.executable, *command],
+      cwd=ROOT,
+      stdout=subprocess.PIPE,
+      text=True,
+      pass_fds=keep_open,
+    ) as process,
+  ):
     try:
       answer, _ = process.communicate(timeout=seconds)
     except BaseException:
@@ -76,3 +81,17 @@ def metrics(workdir: Path, kind: str) -> list[dict[str, Any]]:
   lines = path.read_text().splitlines(keepends=True) if path.exists() else []
   whole = [json.loads(line) for line in lines if line.endswith('\n')]
   return [line for line in whole if line['kind'] == kind]
+
+
+@contextlib.contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+  """SIGTERM raises SystemExit, as Ctrl-C raises KeyboardInterrupt.
+
+  Only while another program runs: where JAX is at work, its callbacks may
+  swallow the exception.
+  """
+  before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, before)
