@@ -31,25 +31,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import RESULTS, log, resume, table, write_results
-from benchmarks.programs import metrics, start, train
+from benchmarks.programs import measured_fields, metrics, start, train
 from benchmarks.schemes import BASELINE, chosen, schemes
 from benchmarks.serving import limit_cores
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import load_config, parse_arguments
 from fusion_jax.presets import changed
-from fusion_jax.serialization import flatten
 
 _FILE = 'benchmarks/fusion_recipes.py'
 _BLEU = re.compile(r'^(BLEU\S+) = ([\d.]+)', re.MULTILINE)
-# Fields that do not alter what is measured.
-_FREE = (
-  'name',
-  'data.root',
-  'data.prepared',
-  'training.seed',
-  'training.init_from',
-)
 
 
 class Job(NamedTuple):
@@ -82,7 +73,7 @@ def main(argv: list[str]) -> None:
   # A stop of this program stops the one that it has started.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   jobs = _jobs(arguments)
-  settings = _fields(jobs[0].config)
+  settings = measured_fields(jobs[0].config)
   settings['from_baseline'] = arguments.from_baseline
   results = resume(arguments.output, settings, arguments.fresh)
   failed = [job.name for job in jobs if not _add(job, results, arguments)]
@@ -288,14 +279,6 @@ def _test_files(
   return files
 
 
-def _fields(config: ExperimentConfig) -> dict[str, Any]:
-  """The leaves of a config that alter what is measured, as JSON has them."""
-  leaves = {
-    name: value for name, value in flatten(config).items() if name not in _FREE
-  }
-  return json.loads(json.dumps(leaves))
-
-
 def _add(
   job: Job, results: dict[str, Any], arguments: argparse.Namespace
 ) -> bool:
@@ -303,7 +286,7 @@ def _add(
   rounds, settings = results['rounds'], results['settings']
   changes = {
     name: value
-    for name, value in _fields(job.config).items()
+    for name, value in measured_fields(job.config).items()
     if settings[name] != value
   }
   if job.name in rounds and rounds[job.name]['changes'] == changes:

@@ -8,6 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serving import ROOT
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.serialization import flatten
+
+# Fields that do not alter what is measured.
+_FREE = (
+  'name',
+  'data.root',
+  'data.prepared',
+  'training.seed',
+  'training.init_from',
+)
 
 
 def start(*command: str) -> str:
@@ -45,3 +56,11 @@ def metrics(workdir: Path, kind: str) -> list[dict[str, Any]]:
   """The lines of a kind in a run's metrics.jsonl: 'train' or 'valid'."""
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   return [line for line in map(json.loads, lines) if line['kind'] == kind]
+
+
+def measured_fields(config: ExperimentConfig) -> dict[str, Any]:
+  """The leaves of a config that alter what is measured, as JSON has them."""
+  leaves = {
+    name: value for name, value in flatten(config).items() if name not in _FREE
+  }
+  return json.loads(json.dumps(leaves))

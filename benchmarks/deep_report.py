@@ -1,0 +1,111 @@
+"""The table and the figure of benchmarks/deep_stacks.py."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.common import table
+from benchmarks.deep_recipes import SCHEMES, layers_of
+from benchmarks.deep_verdict import RULE, verdict
+from fusion_jax.analysis import figures
+
+_HEADER = (
+  '',
+  'train NLL',
+  'valid NLL',
+  'gradient',
+  'layer 1',
+  'layer L',
+  'skipped',
+  'minutes',
+  '',
+)
+_NEVER = 'nan'
+
+
+def report(results: Mapping[str, Any]) -> str:
+  """The table and what its columns and verdicts are."""
+  settings, unigram = results['settings'], results['unigram']
+  free = f'{unigram["train"]:.3f}', f'{unigram["valid"]:.3f}'
+  rows = [('unigram', *free, *[''] * 6)]
+  rows += [
+    (name, *_cells(run, unigram['valid']))
+    for name, run in sorted(results['rounds'].items(), key=_place)
+  ]
+  every = settings['training.log_every']
+  return '\n'.join(
+    [
+      f'{settings["training.steps"]:,} updates of '
+      f'{settings["data.batch.tokens"]:,} slots, width '
+      f'{settings["model.width"]}, rate {settings["optimizer.peak"]:g} after '
+      f'{settings["optimizer.warmup_steps"]:,} updates; NLL: nats a target '
+      f'token, of the training text over the last {every} updates; gradient: '
+      'norm of the whole and of the first and last encoder layer, mean of the '
+      f'first {every} updates',
+      table(_HEADER, rows),
+      RULE,
+    ]
+  )
+
+
+def draw(results: Mapping[str, Any]) -> Figure:
+  """The training NLL over the updates, a panel a depth.
+
+  Post-norm schemes are solid lines, the others dashed.
+  """
+  rounds = results['rounds']
+  depths = sorted({name.partition('/')[0] for name in rounds}, key=layers_of)
+  figure, axes = figures.panels(len(depths), columns=3)
+  for panel, stacks in zip(axes, depths, strict=True):
+    _draw_depth(panel, stacks, results)
+  fullest = max(axes, key=lambda panel: len(panel.lines))
+  rest = [panel for panel in axes if panel is not fullest]
+  figures.share_legend(figure, [fullest, *rest])
+  return figure
+
+
+def _draw_depth(panel: Axes, stacks: str, results: Mapping[str, Any]) -> None:
+  looks = figures.styles()
+  for scheme in SCHEMES:
+    look = next(looks)
+    run = results['rounds'].get(f'{stacks}/{scheme}')
+    if run is None:
+      continue
+    post = 'model.norm' not in run['changes']
+    dash = '-' if post else '--'
+    values = list(map(figures.drawn, run['train']))
+    label = f'{scheme} ({run["changes"].get("model.norm", "post")}-norm)'
+    panel.plot(run['steps'], values, dash, label=label, **look)
+  panel.axhline(
+    results['unigram']['train'], color='grey', linestyle=':', label='unigram'
+  )
+  panel.set_title(f'{stacks} layers')
+  panel.set_xlabel('update')
+  panel.set_ylabel('training NLL (nats a target token)')
+
+
+def _cells(run: Mapping[str, Any], unigram: float) -> tuple[str, ...]:
+  norms = run['encoder_gradient_norms']
+  train = run['train'][-1] if run['train'] else None
+  return (
+    _number(train, '.3f'),
+    _number(run['valid'], '.3f'),
+    _number(run['gradient_norm'], '.2g'),
+    _number(norms[0] if norms else None, '.2g'),
+    _number(norms[-1] if norms else None, '.2g'),
+    str(run['skipped']),
+    f'{run["seconds"] / 60:.1f}',
+    verdict(run['train'], run['valid'], unigram),
+  )
+
+
+def _number(value: float | None, form: str) -> str:
+  return _NEVER if value is None else format(value, form)
+
+
+def _place(item: tuple[str, Any]) -> tuple[tuple[int, int], int]:
+  """Sorts by depth, then as the schemes are listed."""
+  stacks, _, scheme = item[0].partition('/')
+  return layers_of(stacks), list(SCHEMES).index(scheme)
