@@ -76,8 +76,7 @@ def _draw_depth(panel: Axes, stacks: str, results: Mapping[str, Any]) -> None:
     post = 'model.norm' not in run['changes']
     dash = '-' if post else '--'
     values = list(map(figures.drawn, run['train']))
-    label = f'{scheme} ({run["changes"].get("model.norm", "post")}-norm)'
-    panel.plot(run['steps'], values, dash, label=label, **look)
+    panel.plot(run['steps'], values, dash, label=scheme, **look)
   panel.axhline(
     results['unigram']['train'], color='grey', linestyle=':', label='unigram'
   )
