@@ -43,6 +43,7 @@ RECIPE: Row = {
   'optimizer.warmup_steps': 100,
   'training.steps': 300,
   'training.log_every': 10,
+  'training.save_every': 50,
   # Updates that are not finite are counted, and do not end a run.
   'training.max_skipped': 1_000_000,
   'training.translate_sentences': 1,

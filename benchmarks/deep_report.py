@@ -15,6 +15,7 @@ _HEADER = (
   '',
   'train NLL',
   'valid NLL',
+  'source',
   'gradient',
   'layer 1',
   'layer L',
@@ -29,25 +30,12 @@ def report(results: Mapping[str, Any]) -> str:
   """The table and what its columns and verdicts are."""
   settings, unigram = results['settings'], results['unigram']
   free = f'{unigram["train"]:.3f}', f'{unigram["valid"]:.3f}'
-  rows = [('unigram', *free, *[''] * 6)]
+  rows = [('unigram', *free, *[''] * 7)]
   rows += [
     (name, *_cells(run, unigram['valid']))
     for name, run in sorted(results['rounds'].items(), key=_place)
   ]
-  every = settings['training.log_every']
-  return '\n'.join(
-    [
-      f'{settings["training.steps"]:,} updates of '
-      f'{settings["data.batch.tokens"]:,} slots, width '
-      f'{settings["model.width"]}, rate {settings["optimizer.peak"]:g} after '
-      f'{settings["optimizer.warmup_steps"]:,} updates; NLL: nats a target '
-      f'token, of the training text over the last {every} updates; gradient: '
-      'norm of the whole and of the first and last encoder layer, mean of the '
-      f'first {every} updates',
-      table(_HEADER, rows),
-      RULE,
-    ]
-  )
+  return '\n'.join([_caption(settings), table(_HEADER, rows), RULE])
 
 
 def draw(results: Mapping[str, Any]) -> Figure:
@@ -85,18 +73,36 @@ def _draw_depth(panel: Axes, stacks: str, results: Mapping[str, Any]) -> None:
   panel.set_ylabel('training NLL (nats a target token)')
 
 
+def _caption(settings: Mapping[str, Any]) -> str:
+  """The recipe, and what the columns are."""
+  every = settings['training.log_every']
+  return (
+    f'{settings["training.steps"]:,} updates of '
+    f'{settings["data.batch.tokens"]:,} slots, width '
+    f'{settings["model.width"]}, rate {settings["optimizer.peak"]:g} after '
+    f'{settings["optimizer.warmup_steps"]:,} updates; NLL: nats a target '
+    f'token, of the training text over the last {every} updates; source: what '
+    'the sources of other sentences add to the NLL of validation; gradient: '
+    'norm of the whole and of the first and last encoder layer, mean of the '
+    f'first {every} updates'
+  )
+
+
 def _cells(run: Mapping[str, Any], unigram: float) -> tuple[str, ...]:
   norms = run['encoder_gradient_norms']
   train = run['train'][-1] if run['train'] else None
+  valid, other = run['valid'], run['other_source']
+  source = None if None in (valid, other) else other - valid
   return (
     _number(train, '.3f'),
-    _number(run['valid'], '.3f'),
+    _number(valid, '.3f'),
+    _number(source, '.3f'),
     _number(run['gradient_norm'], '.2g'),
     _number(norms[0] if norms else None, '.2g'),
     _number(norms[-1] if norms else None, '.2g'),
     str(run['skipped']),
     f'{run["seconds"] / 60:.1f}',
-    verdict(run['train'], run['valid'], unigram),
+    verdict(run, unigram),
   )
 
 

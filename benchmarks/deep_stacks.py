@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 from benchmarks.common import RESULTS, log, resume, write_results
 from benchmarks.deep_recipes import SCHEMES, layers_of
 from benchmarks.deep_report import draw, report
-from benchmarks.deep_verdict import unigram_nll
+from benchmarks.deep_source import exchanged_nll
+from benchmarks.deep_verdict import nll, unigram_nll
 from benchmarks.programs import measured_fields, metrics, train
 from benchmarks.serving import ROOT, limit_cores
 from fusion_jax.analysis.figures import as_svg
@@ -35,6 +36,7 @@ from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import load_config, parse_arguments
 from fusion_jax.presets import changed
+from fusion_jax.programs import start_logging
 from fusion_jax.training.run_directory import write_atomically
 
 _FILE = 'benchmarks/deep_recipes.py'
@@ -75,13 +77,14 @@ class Job(NamedTuple):
 def main(argv: list[str]) -> None:
   """Runs what is missing, then prints the table."""
   arguments = _parse(argv)
+  start_logging()
   limit_cores()
   # A stop of this program stops the one that it has started.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   wanted = jobs(arguments)
   common = wanted[0]._replace(stacks='6+6', scheme='post').config
   settings = measured_fields(common)
-  results = resume(arguments.output, settings, arguments.fresh)
+  results = resumed(arguments, settings)
   results['unigram'] = unigram_nll(prepare(common.data))
   left_out = run_missing(wanted, results, arguments)
   print(report(results))
@@ -125,6 +128,24 @@ def jobs(arguments: argparse.Namespace) -> list[Job]:
     for stacks in dict.fromkeys(depths)
     for scheme in dict.fromkeys(schemes)
   ]
+
+
+def resumed(
+  arguments: argparse.Namespace, settings: dict[str, Any]
+) -> dict[str, Any]:
+  """The results so far.
+
+  Raises:
+    InputError: they are of another recipe, and `fresh` does not say that they
+      may be replaced.
+  """
+  results = resume(arguments.output, settings, arguments.fresh)
+  if arguments.output.exists() and not (results['rounds'] or arguments.fresh):
+    raise InputError(
+      f'--output: {arguments.output}: has results of another recipe; give '
+      'another file, or --fresh to replace them'
+    )
+  return results
 
 
 def run_missing(
@@ -191,7 +212,7 @@ def seconds_of(
 
 
 def measure(job: Job) -> dict[str, Any]:
-  """Trains, and reads what was logged.
+  """Trains, reads what was logged, and exchanges the sources.
 
   Raises:
     subprocess.CalledProcessError: train.py failed.
@@ -203,7 +224,10 @@ def measure(job: Job) -> dict[str, Any]:
   if not (job.workdir / 'checkpoints' / str(steps)).is_dir():
     raise SystemExit(f'{job.name}: stopped; the same command continues')
   lines = metrics(job.workdir, 'train'), metrics(job.workdir, 'valid')
-  return read(*lines, steps) | {'seconds': time.monotonic() - begin}
+  return read(*lines, steps) | {
+    'other_source': exchanged_nll(job.workdir),
+    'seconds': time.monotonic() - begin,
+  }
 
 
 def read(
@@ -239,11 +263,6 @@ def read(
     'skipped': last.get('skipped', 0)
     + (0 if finished else steps - last.get('step', 0)),
   }
-
-
-def nll(perplexity: float | None) -> float | None:
-  """Nats; None stays what it is: not finite."""
-  return None if perplexity is None else math.log(perplexity)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

@@ -1,7 +1,8 @@
-"""Whether a run has learnt: its curve against what needs no model."""
+"""Whether a run has learnt: its losses against what needs no training."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -11,33 +12,44 @@ from fusion_jax.data.prepared import PreparedCorpus
 # Nats a target token.
 MARGIN = 0.1
 RISE = 0.5
+READ = 0.05
 RULE = (
   'not finite: a loss is not finite at the end; no better than unigrams: the '
   f'validation NLL is not {MARGIN} below that of the unigram distribution; '
-  f'rose again: the training NLL ends more than {RISE} above its minimum'
+  f'rose again: the training NLL ends more than {RISE} above its minimum; '
+  f'source not read: the sources of other sentences cost less than {READ}'
 )
 
 
-def verdict(
-  train: Sequence[float | None], valid: float | None, unigram: float
-) -> str:
-  """How a training went, by `RULE`.
+def verdict(run: Mapping[str, Any], unigram: float) -> str:
+  """How a training went, by the first case of `RULE` that holds.
 
   Args:
-    train: NLL of the training text at every log line; None: not finite.
-    valid: NLL of the validation text at the end; None: not finite.
-    unigram: that of the unigram distribution on the validation text.
+    run: 'train': NLL of the training text at every log line; 'valid' and
+      'other_source': of the validation text at the end, with the sources of
+      its sentences and with those of others. None: not finite.
+    unigram: NLL of the unigram distribution on the validation text.
 
   Returns:
     'trains', or how it failed to.
   """
-  if valid is None or not train or train[-1] is None:
+  train, valid, other = run['train'], run['valid'], run['other_source']
+  if not train or None in (train[-1], valid, other):
     return 'not finite'
   if valid > unigram - MARGIN:
     return 'no better than unigrams'
   if train[-1] > min(each for each in train if each is not None) + RISE:
     return 'rose again'
+  if other < valid + READ:
+    return 'source not read'
   return 'trains'
+
+
+def nll(perplexity: float | None) -> float | None:
+  """Nats, or None where the perplexity is not finite or None."""
+  if perplexity is None or not math.isfinite(perplexity):
+    return None
+  return math.log(perplexity)
 
 
 def unigram_nll(corpus: PreparedCorpus) -> dict[str, float]:

@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 
 from benchmarks import deep_stacks
+from benchmarks.common import write_results
 from benchmarks.deep_recipes import SCHEMES, get_config, layers_of
 from benchmarks.deep_report import draw, report
+from benchmarks.deep_source import exchanged
 from benchmarks.deep_stacks import (
   changes,
   jobs,
-  nll,
   read,
+  resumed,
   run_missing,
   seconds_of,
 )
-from benchmarks.deep_verdict import log_unigram, verdict
+from benchmarks.deep_verdict import log_unigram, nll, verdict
 from benchmarks.programs import measured_fields
+from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 
 
@@ -52,6 +55,7 @@ def _measured(seconds=60.0):
     'steps': [10, 20],
     'train': [7.0, 4.0],
     'valid': 4.2,
+    'other_source': 4.9,
     'gradient_norm': 2.0,
     'encoder_gradient_norms': [0.25, 0.5],
     'skipped': 0,
@@ -114,19 +118,22 @@ def test_gtrans_has_the_groups_of_its_paper(stacks, encoder, decoder):
 
 
 @pytest.mark.parametrize(
-  ('train', 'valid', 'expected'),
+  ('train', 'valid', 'other', 'expected'),
   [
-    ([7.0, 5.0, 4.0], 4.1, 'trains'),
-    ([7.0, 5.0, 5.6], 5.3, 'rose again'),
-    ([7.0, None, 4.0], 4.1, 'trains'),
-    ([7.0, 5.5], 5.45, 'no better than unigrams'),
-    ([7.0, 4.0, None], 4.0, 'not finite'),
-    ([7.0, 4.0], None, 'not finite'),
-    ([], None, 'not finite'),
+    ([7.0, 5.0, 4.0], 4.1, 4.6, 'trains'),
+    ([7.0, 5.0, 4.0], 4.1, 4.14, 'source not read'),
+    ([7.0, 5.0, 5.6], 5.3, 5.4, 'rose again'),
+    ([7.0, None, 4.0], 4.1, 4.6, 'trains'),
+    ([7.0, 5.5], 5.45, 5.5, 'no better than unigrams'),
+    ([7.0, 4.0, None], 4.0, 4.6, 'not finite'),
+    ([7.0, 4.0], None, 4.6, 'not finite'),
+    ([7.0, 4.0], 4.0, None, 'not finite'),
+    ([], None, None, 'not finite'),
   ],
 )
-def test_the_verdict_on_a_curve(train, valid, expected):
-  assert verdict(train, valid, unigram=5.5) == expected
+def test_the_verdict_on_a_run(train, valid, other, expected):
+  run = {'train': train, 'valid': valid, 'other_source': other}
+  assert verdict(run, unigram=5.5) == expected
 
 
 def test_log_unigram_by_hand():
@@ -165,8 +172,33 @@ def test_updates_without_a_line_were_skipped():
   assert read([], [], steps=30)['skipped'] == 30
 
 
-def test_nll_of_what_is_not_finite():
-  assert nll(None) is None
+@pytest.mark.parametrize('perplexity', [None, math.inf, math.nan])
+def test_nll_of_what_is_not_finite(perplexity):
+  assert nll(perplexity) is None
+
+
+def test_sentences_exchange_their_sources_and_padding_keeps_its_own():
+  ids = np.array([[1, 1], [2, 0], [3, 3], [0, 0]], np.int32)
+  lengths = np.array([2, 1, 2, 0], np.int32)
+  batch = Batch(ids, ids, lengths, lengths)
+  found = exchanged(batch)
+  np.testing.assert_array_equal(found.source, ids[[1, 2, 0, 3]])
+  np.testing.assert_array_equal(found.source_lengths, [1, 2, 2, 0])
+  np.testing.assert_array_equal(found.target, ids)
+
+
+def test_results_of_another_recipe_are_not_replaced(tmp_path):
+  arguments = _arguments(tmp_path, fresh=False)
+  assert resumed(arguments, {'model.width': 64})['rounds'] == {}
+  known = {'settings': {'model.width': 32}, 'rounds': {'6+6/post': {}}}
+  write_results(arguments.output, known)
+  assert resumed(arguments, {'model.width': 32}) == known
+  with pytest.raises(
+    InputError, match=r'results\.json: has results of another'
+  ):
+    resumed(arguments, {'model.width': 64})
+  arguments.fresh = True
+  assert resumed(arguments, {'model.width': 64})['rounds'] == {}
 
 
 def test_the_time_of_a_run_follows_its_scheme_and_its_layers(tmp_path):
