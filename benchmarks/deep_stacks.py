@@ -17,6 +17,7 @@ import argparse
 import math
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ from benchmarks.serving import ROOT, limit_cores
 from fusion_jax.analysis.figures import as_svg
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.prepare import prepare
-from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.errors import CheckFailed, InputError, one_line_errors
 from fusion_jax.flags import load_config, parse_arguments
 from fusion_jax.presets import changed
 from fusion_jax.programs import start_logging
@@ -118,7 +119,10 @@ def jobs(arguments: argparse.Namespace) -> list[Job]:
     'optimizer.warmup_steps': arguments.warmup,
   }
   given = {name: value for name, value in recipe.items() if value is not None}
-  runs = workdir / '-'.join(('runs', *(f'{v:g}' for v in given.values())))
+  names = [
+    f'{name.partition(".")[2]}={value:g}' for name, value in given.items()
+  ]
+  runs = workdir / '-'.join(['runs', *names])
   fixed = given | {
     'data.root': str(arguments.data.absolute()),
     'data.prepared': str(workdir / 'prepared'),
@@ -215,11 +219,14 @@ def measure(job: Job) -> dict[str, Any]:
   """Trains, reads what was logged, and exchanges the sources.
 
   Raises:
-    subprocess.CalledProcessError: train.py failed.
+    CheckFailed: train.py failed.
     SystemExit: the training was stopped; it has been saved.
   """
   begin = time.monotonic()
-  train(f'{_FILE}:{job.name}', job.workdir, job.overrides)
+  try:
+    train(f'{_FILE}:{job.name}', job.workdir, job.overrides)
+  except subprocess.CalledProcessError as error:
+    raise CheckFailed(f'{job.name}: {error}') from error
   steps = job.config.training.steps
   if not (job.workdir / 'checkpoints' / str(steps)).is_dir():
     raise SystemExit(f'{job.name}: stopped; the same command continues')

@@ -94,7 +94,7 @@ def test_flags_of_the_recipe_reach_the_config_and_name_the_runs(tmp_path):
   )
   assert job.config.training.steps == 40
   assert job.config.optimizer.peak == 5e-4
-  assert job.workdir == tmp_path / 'runs-40-0.0005' / '6+6-pre'
+  assert job.workdir == tmp_path / 'runs-steps=40-peak=0.0005' / '6+6-pre'
 
 
 # Norms: Yang et al. (2022), section III-D, and Dou et al. (2018); groups of 6
