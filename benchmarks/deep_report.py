@@ -1,6 +1,6 @@
 """The table and the figure of benchmarks/deep_stacks.py."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -19,8 +19,9 @@ _HEADER = (
   'gradient',
   'layer 1',
   'layer L',
+  'last 1',
+  'last L',
   'skipped',
-  'minutes',
   '',
 )
 _NEVER = 'nan'
@@ -30,7 +31,7 @@ def report(results: Mapping[str, Any]) -> str:
   """The table and what its columns and verdicts are."""
   settings, unigram = results['settings'], results['unigram']
   free = f'{unigram["train"]:.3f}', f'{unigram["valid"]:.3f}'
-  rows = [('unigram', *free, *[''] * 7)]
+  rows = [('unigram', *free, *[''] * 8)]
   rows += [
     (name, *_cells(run, unigram['valid']))
     for name, run in sorted(results['rounds'].items(), key=_place)
@@ -84,12 +85,12 @@ def _caption(settings: Mapping[str, Any]) -> str:
     f'token, of the training text over the last {every} updates; source: what '
     'the sources of other sentences add to the NLL of validation; gradient: '
     'norm of the whole and of the first and last encoder layer, mean of the '
-    f'first {every} updates'
+    f'first {every} updates; last 1 and last L: of these layers in the last '
+    f'{every}'
   )
 
 
 def _cells(run: Mapping[str, Any], unigram: float) -> tuple[str, ...]:
-  norms = run['encoder_gradient_norms']
   train = run['train'][-1] if run['train'] else None
   valid, other = run['valid'], run['other_source']
   source = None if None in (valid, other) else other - valid
@@ -98,12 +99,17 @@ def _cells(run: Mapping[str, Any], unigram: float) -> tuple[str, ...]:
     _number(valid, '.3f'),
     _number(source, '.3f'),
     _number(run['gradient_norm'], '.2g'),
-    _number(norms[0] if norms else None, '.2g'),
-    _number(norms[-1] if norms else None, '.2g'),
+    *_ends(run['first_norms']),
+    *_ends(run['last_norms']),
     str(run['skipped']),
-    f'{run["seconds"] / 60:.1f}',
     verdict(run, unigram),
   )
+
+
+def _ends(norms: Sequence[float | None]) -> tuple[str, str]:
+  """Of the lowest and of the highest layer."""
+  first, last = (norms[0], norms[-1]) if norms else (None, None)
+  return _number(first, '.2g'), _number(last, '.2g')
 
 
 def _number(value: float | None, form: str) -> str:

@@ -251,8 +251,9 @@ def read(
 
   Returns:
     'steps' and 'train': the NLL, of a mixture its own, since the line before.
-    'valid': the NLL at the end. 'gradient_norm' and 'encoder_gradient_norms':
-    of the first line. 'skipped': updates. None: not finite.
+    'valid': the NLL at the end. 'gradient_norm': of the first line.
+    'first_norms' and 'last_norms': of the gradient of each encoder layer, of
+    the first and of the last line. 'skipped': updates. None: not finite.
   """
   first, last = (lines[0], lines[-1]) if lines else ({}, {})
   finished = last.get('step') == steps
@@ -261,15 +262,18 @@ def read(
     'train': [nll(line['perplexity']) for line in lines],
     'valid': nll(validations[-1]['perplexity']) if validations else None,
     'gradient_norm': first.get('gradient_norm'),
-    'encoder_gradient_norms': [
-      value
-      for name, value in first.items()
-      if name.startswith('encoder_gradient_norm_')
-    ],
+    'first_norms': encoder_norms(first),
+    'last_norms': encoder_norms(last),
     # No line is written while all updates are skipped.
     'skipped': last.get('skipped', 0)
     + (0 if finished else steps - last.get('step', 0)),
   }
+
+
+def encoder_norms(line: Mapping[str, Any]) -> list[float | None]:
+  """The gradient norms of the encoder's layers, the lowest first."""
+  prefix = 'encoder_gradient_norm_'
+  return [value for name, value in line.items() if name.startswith(prefix)]
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

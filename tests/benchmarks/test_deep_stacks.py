@@ -57,7 +57,8 @@ def _measured(seconds=60.0):
     'valid': 4.2,
     'other_source': 4.9,
     'gradient_norm': 2.0,
-    'encoder_gradient_norms': [0.25, 0.5],
+    'first_norms': [0.25, 0.5],
+    'last_norms': [0.125, 0.5],
     'skipped': 0,
     'seconds': seconds,
   }
@@ -144,7 +145,7 @@ def test_log_unigram_by_hand():
 
 
 def _line(step, perplexity, skipped=0):
-  norms = {'encoder_gradient_norm_1': 0.5, 'encoder_gradient_norm_2': 0.25}
+  norms = {'encoder_gradient_norm_1': step / 2, 'encoder_gradient_norm_2': 0.25}
   return {
     'step': step,
     'perplexity': perplexity,
@@ -162,7 +163,8 @@ def test_what_is_read_from_the_metrics():
     'train': [pytest.approx(2), None],
     'valid': pytest.approx(1),
     'gradient_norm': 0.1,
-    'encoder_gradient_norms': [0.5, 0.25],
+    'first_norms': [5.0, 0.25],
+    'last_norms': [10.0, 0.25],
     'skipped': 3,
   }
 
