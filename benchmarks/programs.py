@@ -10,6 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serving import ROOT
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.serialization import flatten
+
+# Fields that do not alter what is measured.
+_FREE = (
+  'name',
+  'data.root',
+  'data.prepared',
+  'training.seed',
+  'training.init_from',
+)
 
 
 def start(
@@ -81,6 +92,14 @@ def metrics(workdir: Path, kind: str) -> list[dict[str, Any]]:
   lines = path.read_text().splitlines(keepends=True) if path.exists() else []
   whole = [json.loads(line) for line in lines if line.endswith('\n')]
   return [line for line in whole if line['kind'] == kind]
+
+
+def measured_fields(config: ExperimentConfig) -> dict[str, Any]:
+  """The leaves of a config that alter what is measured, as JSON has them."""
+  leaves = {
+    name: value for name, value in flatten(config).items() if name not in _FREE
+  }
+  return json.loads(json.dumps(leaves))
 
 
 @contextlib.contextmanager

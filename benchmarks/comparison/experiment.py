@@ -66,13 +66,17 @@ def experiment(
   Raises:
     InputError: the scheme does not go with the recipe.
   """
-  own = {
-    'name': run.name,
-    'data.root': str(folders.data),
-    'data.prepared': str(folders.work / 'prepared'),
-    'model.norm': run.norm,
-    'training.seed': run.seed,
-  } | contestants.row(run.scheme)
+  own = (
+    dict(recipe.by_norm[run.phase].get(run.norm, {}))
+    | {
+      'name': run.name,
+      'data.root': str(folders.data),
+      'data.prepared': str(folders.work / 'prepared'),
+      'model.norm': run.norm,
+      'training.seed': run.seed,
+    }
+    | contestants.row(run.scheme)
+  )
   if rate is not None:
     own['optimizer.fusion_rate'] = rate
   config = changed(recipe.phases[run.phase], own)

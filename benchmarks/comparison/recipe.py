@@ -19,6 +19,7 @@ from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
 from fusion_jax.flags import load_config
+from fusion_jax.presets import Row
 from fusion_jax.serialization import flatten, from_dict, to_dict
 
 RECIPE = Path(__file__).with_name('recipe.toml')
@@ -42,6 +43,8 @@ class Recipe:
     tuning_seed: of the runs that choose a fusion's rate.
     rates: among which it is chosen.
     phases: the config of each.
+    by_norm: what a norm changes in the config of a phase, dotted names of
+      fields and their values, by phase and norm.
   """
 
   corpus: str
@@ -53,6 +56,7 @@ class Recipe:
   tuning_seed: int
   rates: tuple[float, ...]
   phases: Mapping[Phase, ExperimentConfig]
+  by_norm: Mapping[Phase, Mapping[str, Row]]
 
   @functools.cached_property
   def digest(self) -> str:
@@ -62,6 +66,7 @@ class Recipe:
       'tests': self.tests,
       'average': self.average,
       'tuning': [self.tuning_seed, self.rates],
+      'by_norm': self.by_norm,
       'phases': {
         phase: {
           name: value
@@ -132,8 +137,13 @@ def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:
   phases = dict(table['phases'])
   phases['scratch'] = phases['plain']
   phases['tuning'] = merged(phases['continued'], phases['tuning'])
+  phases = {phase: dict(phases[phase]) for phase in PHASES}
+  norms = {phase: own.pop('norms', {}) for phase, own in phases.items()}
   base = to_dict(load_config(f'{ROOT}/{table["config"]}'))
   base = merged(base, table['fields'])
+  for phase, own in norms.items():
+    for row in own.values():
+      from_dict(merged(merged(base, phases[phase]), row))
   return Recipe(
     corpus,
     table['config'],
@@ -144,4 +154,19 @@ def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:
     table['tuning']['seed'],
     tuple(table['tuning']['rates']),
     {phase: from_dict(merged(base, phases[phase])) for phase in PHASES},
+    {
+      phase: {name: _dotted(row) for name, row in own.items()}
+      for phase, own in norms.items()
+    },
   )
+
+
+def _dotted(table: Mapping[str, Any], prefix: str = '') -> Row:
+  """Nested tables as one of dotted names."""
+  row = {}
+  for name, value in table.items():
+    if isinstance(value, Mapping):
+      row |= _dotted(value, f'{prefix}{name}.')
+    else:
+      row[prefix + name] = value
+  return row
