@@ -4,7 +4,14 @@ VENV := .venv/bin
 RUN := runs/quickstart
 QUICKSTART := --config=configs/quickstart.py --workdir=$(RUN)
 
-.PHONY: quickstart test lint bench
+# Other product kernels: without YNNPACK; without AVX; one thread.
+KERNELS := --xla_cpu_experimental_ynn_fusion_type= \
+  --xla_cpu_max_isa=SSE4_2 \
+  --xla_cpu_multi_thread_eigen=false
+NUMERICAL := tests/models tests/fusion tests/decoding tests/parallel \
+  tests/training tests/test_losses.py tests/test_group_losses.py
+
+.PHONY: quickstart test test-kernels lint bench
 
 .venv/installed: requirements.txt
 	$(PYTHON) -m venv .venv
@@ -21,6 +28,10 @@ quickstart: .venv/installed
 
 test: .venv/installed-dev
 	$(VENV)/python -m pytest -n auto --maxprocesses=4 --dist worksteal
+
+test-kernels: .venv/installed-dev
+	XLA_FLAGS='$(KERNELS)' ONEDNN_MAX_CPU_ISA=SSE41 \
+	  $(VENV)/python -m pytest -n auto --maxprocesses=4 $(NUMERICAL)
 
 lint: .venv/installed-dev
 	$(VENV)/ruff check

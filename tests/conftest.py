@@ -3,24 +3,26 @@
 import gc
 import importlib.metadata
 import os
+from unittest import mock
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-# Small models take longer to compile than to run: compile them quickly. The
-# programs that tests start do not inherit this.
-os.environ['XLA_FLAGS'] = ' '.join(
-  (
-    '--xla_backend_optimization_level=0',
-    '--xla_llvm_disable_expensive_passes=true',
-    # XLA ends the process on a flag that it does not know any more.
-    '--xla_cpu_use_fusion_emitters=false'
-    if importlib.metadata.version('jaxlib') < '0.11'
-    else '',
-  )
-)
 
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Small models take longer to compile than to run: compile them quickly. The
+# programs that tests start do not inherit this. Flags of the caller come last
+# and win.
+_FLAGS = (
+  '--xla_backend_optimization_level=0',
+  '--xla_llvm_disable_expensive_passes=true',
+  # XLA ends the process on a flag that it does not know any more.
+  '--xla_cpu_use_fusion_emitters=false'
+  if importlib.metadata.version('jaxlib') < '0.11'
+  else '',
+  os.environ.get('XLA_FLAGS', ''),
+)
 
 # The same examples in every run, and no clock.
 settings.register_profile(
@@ -31,8 +33,8 @@ settings.register_profile(
 )
 settings.load_profile('tests')
 jax.config.update('jax_num_cpu_devices', 8)
-jax.devices()
-del os.environ['XLA_FLAGS']
+with mock.patch.dict(os.environ, XLA_FLAGS=' '.join(_FLAGS)):
+  jax.devices()
 
 
 def pytest_configure(config):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_cases import make_case, plain_loss
+from rounding import assert_close
 
 from fusion_jax.losses import _chunk_count, cross_entropy
 from fusion_jax.models.transformer import OutputLayer
@@ -63,13 +64,9 @@ def test_value_and_gradients_equal_the_plain_formula(
   expected, gradient_expected = jax.value_and_grad(plain, (0, 1))(
     features, output
   )
-  np.testing.assert_allclose(value, expected, rtol=1e-5)
-  np.testing.assert_allclose(ours(features, output), value, rtol=1e-6)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-    gradient,
-    gradient_expected,
-  )
+  assert_close(value, expected)
+  assert_close(ours(features, output), value)
+  assert_close(gradient, gradient_expected)
 
 
 def test_a_mask_equals_removing_the_rows():
@@ -79,9 +76,7 @@ def test_a_mask_equals_removing_the_rows():
   removed = cross_entropy(
     features[::2], output, targets[::2], lengths[::2], 0.1
   )
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), masked, removed
-  )
+  assert_close(masked, removed)
 
 
 def test_large_logits_stay_finite():

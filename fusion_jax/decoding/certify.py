@@ -5,12 +5,13 @@ every other way of `ways.py`. Two things hold of a sound model and search:
 
 1. Every way gives the same n best translations with the same scores. Rounding
    may move the score of one translation by at most
-   `Tolerance.score` * max(1, |score|); each translation that two ways have in
-   common is held to that bound. Where two ways differ, the teacher-forced pass
-   scores both translations, each alone; they are a tie if these two scores
+   `Tolerance.relative` * max(1, |score|); each translation that two ways have
+   in common is held to that bound. Where two ways differ, the teacher-forced
+   pass scores both translations, each alone; they are a tie if these two scores
    differ by no more than the same bound. Anything else is a difference.
 2. Each subword has the same log-probability in the step-by-step search, which
-   reads a cache, and in the teacher-forced pass, to `Tolerance.token`.
+   reads a cache, and in the teacher-forced pass, to the bound of a value of
+   that size.
 
 Hypotheses that tie before they end may leave the beam one way and stay in the
 other; what they become then counts as a difference, although none is wrong.
@@ -26,6 +27,7 @@ import jax
 import numpy as np
 
 from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.rounding import relative_gaps, rounding
 from fusion_jax.decoding.score import Scored, Scorer
 from fusion_jax.decoding.shapes import target_limit
 from fusion_jax.decoding.translate import Translation
@@ -47,24 +49,17 @@ Score = Callable[[Sequence[Translation]], Sequence[float]]
 class Tolerance(NamedTuple):
   """What rounding may do.
 
-  score: largest change of a score, for each unit of it and at least of 1.
-  token: largest difference of a subword's log-probabilities.
+  relative: largest change of a score or of a subword's log-probability, for
+    each unit of it and at least of 1.
   decides: whether more than that fails the check.
   """
 
-  score: float
-  token: float
+  relative: float
   decides: bool
 
   def of(self, score: float) -> float:
     """The largest change of this score."""
-    return self.score * max(1.0, abs(score))
-
-
-TOLERANCES = {
-  'float32': Tolerance(1e-5, 1e-4, True),
-  'bfloat16': Tolerance(2e-2, 2e-1, False),
-}
+    return self.relative * max(1.0, abs(score))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +121,8 @@ class StepCheck:
 
   Attributes:
     subwords: that were compared.
-    largest, mean: of the absolute differences.
+    largest, mean: of the differences, for each unit of the teacher-forced
+      log-probability and at least of 1.
     line, rank, position: where the largest is, each from 1; 0 of nothing.
   """
 
@@ -156,7 +152,7 @@ class Certificate:
   @property
   def steps_agree(self) -> bool:
     """Whether the cached steps give what the teacher-forced pass gives."""
-    return self.steps.largest <= self.tolerance.token
+    return self.steps.largest <= self.tolerance.relative
 
 
 def certify(
@@ -185,7 +181,8 @@ def certify(
   ours = translated(run, options, n_best, REFERENCE, texts)
   if ways is None:
     ways = all_ways(options, n_best, _source_tokens(ours), jax.device_count())
-  tolerance = TOLERANCES[run.config.model.compute_dtype]
+  model = run.config.model
+  tolerance = Tolerance(rounding(model), model.compute_dtype == 'float32')
   forced = Forced(run, options)
   comparisons = []
   for count, way in enumerate(ways, start=1):
@@ -260,7 +257,7 @@ def compare_steps(
   for line, *found in zip(numbers, answers, forced, strict=True):
     for rank, (answer, tokens) in enumerate(zip(*found, strict=True), start=1):
       cached = answer.token_log_probabilities
-      gaps += np.abs(np.subtract(cached, tokens)).tolist()
+      gaps += relative_gaps(cached, tokens).tolist()
       places += [(line, rank, position + 1) for position in range(len(cached))]
   if not gaps:
     return StepCheck()

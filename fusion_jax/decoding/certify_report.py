@@ -32,7 +32,7 @@ def table(certificate: Certificate) -> Iterator[str]:
   tolerance = certificate.tolerance
   yield (
     'tie: two translations whose scores differ by at most '
-    f'{tolerance.score:g} * max(1, |score|)'
+    f'{tolerance.relative:.1e} * max(1, |score|)'
   )
   yield f'cached steps against teacher-forced pass: {_steps(certificate)}'
   yield from _listed(certificate)
@@ -71,8 +71,8 @@ def as_json(certificate: Certificate, **about: Any) -> str:
     **about,
     'certified': certificate.holds,
     'decides': tolerance.decides,
-    'tie': f'gap <= {tolerance.score:g} * max(1, |score|)',
-    'tolerance': {'score': tolerance.score, 'token': tolerance.token},
+    'tie': f'gap <= {tolerance.relative:.1e} * max(1, |score|)',
+    'tolerance': tolerance.relative,
     'n_best': certificate.n_best,
     'ways': [_way(each) for each in certificate.comparisons],
     'cached_against_forced': {
@@ -102,8 +102,8 @@ def _steps(certificate: Certificate) -> str:
   return (
     f'largest difference {steps.largest:.1e} (line {steps.line}, translation '
     f'{steps.rank}, subword {steps.position}), mean {steps.mean:.1e} of '
-    f'{steps.subwords:,} subwords, at most {certificate.tolerance.token:g} '
-    'allowed'
+    f'{steps.subwords:,} subwords, for each unit of max(1, |log-probability|); '
+    f'at most {certificate.tolerance.relative:.1e} allowed'
   )
 
 

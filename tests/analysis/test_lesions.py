@@ -10,6 +10,7 @@ import pytest
 from compilations import compiled
 from drawn import drawn_parameters
 from matplotlib import image
+from rounding import assert_close
 
 from fusion_jax.analysis import figures, lesions
 from fusion_jax.analysis.lesions_masks import Lesion, lesioned, lesions_of
@@ -80,14 +81,6 @@ def _output(config, parameters, lesion=None):
   return _pass(config)(lesioned(parameters, config, lesion))
 
 
-def _assert_close(one, other):
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-    one,
-    other,
-  )
-
-
 def _with(parameters, path, change):
   """Parameters with one array, at 'a/b/c', changed."""
   first, _, rest = path.partition('/')
@@ -109,7 +102,7 @@ def test_each_lesion_changes_the_model_and_compiles_nothing(name):
   config = _only_scheme(name)
   parameters = _parameters(config)
   whole = _output(config, parameters)
-  _assert_close(whole, _pass(config)(parameters))
+  assert_close(whole, _pass(config)(parameters))
   lesions_there = lesions_of(config)
   kinds = {(lesion.side, lesion.kind) for lesion in lesions_there}
   fused = {'group'} if name == 'gtrans' else {'input'}
@@ -160,7 +153,7 @@ def test_a_model_without_a_layer_is_one_layer_shorter(norm, side, number):
   got = _output(config, parameters, Lesion(side, 'layer', number))
   short = dataclasses.replace(config, **{f'{side}_layers': 2})
   want = _pass(short)(_shorter(parameters, side, number))
-  _assert_close(got.features, want.features)
+  assert_close(got.features, want.features)
   layers = getattr(got, f'{side}_layers')
   np.testing.assert_array_equal(layers[number], layers[number - 1])
 
@@ -176,7 +169,7 @@ def test_scanned_layers_are_left_out_too():
       'decoder/layers/residual_scale',
       lambda scale, number=number: scale.at[number - 1].set(0),
     )
-    _assert_close(got.features, _output(config, want).features)
+    assert_close(got.features, _output(config, want).features)
 
 
 _PLAIN = AggOptions(residual='none')
@@ -225,7 +218,7 @@ def test_an_input_left_out_is_a_reader_of_zeros(name):
   without = _with(parameters, path, lambda x: x.at[part].set(nothing))
   kind = 'group' if name == 'gtrans' else 'input'
   got = _output(config, parameters, Lesion('encoder', kind, number))
-  _assert_close(got.features, _output(config, without).features)
+  assert_close(got.features, _output(config, without).features)
 
 
 def test_a_sum_of_layers_without_one_of_them():
@@ -235,9 +228,7 @@ def test_a_sum_of_layers_without_one_of_them():
   whole = _output(config, parameters).encoder_layers
   got = _output(config, parameters, Lesion('encoder', 'input', 1))
   # H[2] = Layer_2(H[1]) + H[1]; layer 2 still reads H[1].
-  np.testing.assert_allclose(
-    got.encoder_layers[2], whole[2] - whole[1], rtol=1e-5, atol=1e-5
-  )
+  assert_close(got.encoder_layers[2], whole[2] - whole[1])
 
 
 def test_transparent_attention_without_the_embedding():
@@ -249,7 +240,7 @@ def test_transparent_attention_without_the_embedding():
     lambda norm: jax.tree.map(jnp.zeros_like, norm),
   )
   got = _output(config, parameters, Lesion('encoder', 'input', 0))
-  _assert_close(got.features, _output(config, silent).features)
+  assert_close(got.features, _output(config, silent).features)
 
 
 def test_groups_left_out_give_their_weight_to_the_others():
@@ -298,9 +289,7 @@ def test_cached_decoding_leaves_out_the_same():
     now = tokens[:, position : position + 1]
     rows = jnp.zeros((2, 1, 4), jnp.int32)
     logits, cache = step(now, jnp.int32(position), rows, cache, memory)
-    np.testing.assert_allclose(
-      logits[:, 0], want[:, position], rtol=1e-4, atol=2e-5
-    )
+    assert_close(logits[:, 0], want[:, position])
 
 
 @pytest.fixture(scope='module')

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 from fused_subjects import all_at_once, make_run, subject_of
+from rounding import assert_close
 
 from fusion_jax.analysis.passes import over_text, text_batches, text_shapes
 from fusion_jax.analysis.similarity import cosine_sums, look
@@ -15,13 +16,13 @@ def test_cosines_by_hand():
   second = jnp.array([[[3.0, 4.0], [0.0, -7.0], [5.0, 5.0]]])
   tokens = jnp.array([[True, True, False]])
   sums = cosine_sums((first, second), tokens)
-  np.testing.assert_allclose(sums, [[2, -0.4], [-0.4, 2]], atol=1e-6)
+  assert_close(sums, np.array([[2, -0.4], [-0.4, 2]]))
 
 
 def test_a_state_of_zeros_is_like_nothing():
   layers = jnp.zeros((1, 1, 2)), jnp.ones((1, 1, 2))
   sums = cosine_sums(layers, jnp.array([[True]]))
-  np.testing.assert_allclose(sums, [[0, 0], [0, 1]], atol=1e-6)
+  assert_close(sums, np.array([[0, 0], [0, 1]]))
 
 
 def _mean_cosines(layers, inside):

@@ -9,6 +9,7 @@ import pytest
 from copying import make_tokenizer, random_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import assert_close
 
 from fusion_jax.decoding.compiled import (
   SearchRows,
@@ -60,7 +61,7 @@ def test_hypotheses_find_their_attention_by_row(beam, steps, seed):
   found = attended(cache, jnp.asarray(rows), jnp.int32(steps - 1))
   for b, k in itertools.product(range(2), range(beam)):
     expected = sum(attention[b, t, rows[b, k, t]] for t in range(steps))
-    np.testing.assert_allclose(found[b, k], expected, rtol=1e-5)
+    assert_close(found[b, k], expected, units=16)
 
 
 def test_a_wide_beam_finds_the_best_of_all_hypotheses():
@@ -104,7 +105,7 @@ def test_a_wide_beam_finds_the_best_of_all_hypotheses():
     ),
     max_length=limit,
   )
-  np.testing.assert_allclose(found.scores[0], scores[best], atol=1e-4)
+  assert_close(found.scores[0], scores[best])
   np.testing.assert_array_equal(found.tokens[0], target[best])
   plain = np.argsort(-totals / penalty.divisors(limit)[lengths])[:3]
   assert (plain != best).any()

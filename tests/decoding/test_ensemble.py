@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from copying import LINES, make_run, make_tokenizer, random_run
+from rounding import assert_close
 
 from fusion_jax.config import DecodingConfig, TokenizerConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
@@ -50,7 +51,7 @@ def test_a_model_with_itself_is_the_model(runs, which, combine):
     _translations(run), _translations(twice), strict=True
   ):
     assert double.text == single.text
-    assert double.score == pytest.approx(single.score, abs=1e-4)
+    assert_close(double.score, single.score)
 
 
 def test_schemes_and_depths_mix(runs):
@@ -67,12 +68,10 @@ def test_mixtures_by_hand():
   log_p = [jnp.log(jnp.array([0.2, 0.8])), jnp.log(jnp.array([0.6, 0.4]))]
   weights = (0.25, 0.75)
   arithmetic = Mixture(weights).log_probabilities(log_p)
-  np.testing.assert_allclose(jnp.exp(arithmetic), [0.5, 0.5], rtol=1e-6)
+  assert_close(jnp.exp(arithmetic), np.array([0.5, 0.5]), units=16)
   geometric = Mixture(weights, 'geometric').log_probabilities(log_p)
   products = np.array([0.2**0.25 * 0.6**0.75, 0.8**0.25 * 0.4**0.75])
-  np.testing.assert_allclose(
-    jnp.exp(geometric), products / products.sum(), rtol=1e-6
-  )
+  assert_close(jnp.exp(geometric), products / products.sum(), units=16)
 
 
 def test_sources_may_be_cut_differently(runs, tokenizer):

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from copying import make_run, make_tokenizer
+from rounding import assert_close
 
 from fusion_jax.config import (
   ExperimentConfig,
@@ -165,7 +166,7 @@ def _assert_same_scores(run, folder):
   ours, theirs = own_scores(run, pairs), exported_scores(run, folder, pairs)
   for pair, own, other in zip(pairs, ours, theirs, strict=True):
     assert len(own) == len(other) == len(pair[1])
-    np.testing.assert_allclose(own, other, rtol=0, atol=1e-4)
+    assert_close(own, other)
   assert np.concatenate(ours).std() > 0.5
 
 
@@ -228,7 +229,7 @@ def test_translations_are_those_of_the_run(exported, tokenizer, beam):
     own = [pieces[token] for token in tokens[row, : lengths[row] - 1]]
     equal.append(own == other.hypotheses[0])
     if equal[-1]:
-      assert other.scores[0] == pytest.approx(scores[row], abs=1e-4)
+      assert_close(other.scores[0], scores[row])
   assert np.mean(equal) >= 0.99
   # Hypotheses that end by themselves, and not all alike.
   assert lengths.max() < _MAX_LENGTH

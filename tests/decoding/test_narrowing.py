@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from copying import make_run, make_tokenizer, random_run
+from rounding import assert_close
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.compiled import (
@@ -75,10 +76,8 @@ def test_the_last_quarter_goes_on_alone():
 def _assert_same(ours: Hypotheses, theirs: Hypotheses):
   np.testing.assert_array_equal(ours.tokens, theirs.tokens)
   np.testing.assert_array_equal(ours.lengths, theirs.lengths)
-  np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-4)
-  np.testing.assert_allclose(
-    ours.token_log_probabilities, theirs.token_log_probabilities, atol=1e-4
-  )
+  assert_close(ours.scores, theirs.scores)
+  assert_close(ours.token_log_probabilities, theirs.token_log_probabilities)
 
 
 def _rows(models, seed):
@@ -151,4 +150,4 @@ def test_several_devices_narrow_by_themselves():
   ours, theirs = (each.translate_n_best(lines) for each in (one, two))
   for (own,), (other,) in zip(ours, theirs, strict=True):
     assert own.text == other.text
-    assert own.score == pytest.approx(other.score, abs=1e-4)
+    assert_close(own.score, other.score)

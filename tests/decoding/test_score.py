@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from copying import LINES, make_tokenizer, random_run
+from rounding import assert_close
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding import request as request_module
@@ -80,13 +81,11 @@ def _scores_are_those_of_the_search(runs, mixture=ONE, coverage=0.0):
     )
     real = np.arange(6) < np.asarray(lengths)[:, None]
     each = found.token_log_probabilities[:, place]
-    np.testing.assert_allclose(np.where(real, tokens, 0), each, atol=1e-4)
+    assert_close(np.where(real, tokens, 0), each)
     totals = np.asarray(each).sum(-1)
-    np.testing.assert_allclose(
-      totals, found.log_probabilities[:, place], atol=1e-4
-    )
+    assert_close(totals, found.log_probabilities[:, place])
     scores = totals / divisors[np.asarray(lengths)] + np.asarray(bonus)
-    np.testing.assert_allclose(scores, found.scores[:, place], atol=1e-4)
+    assert_close(scores, found.scores[:, place])
     assert (np.asarray(bonus) < -1e-3).any() == (coverage > 0)
 
 
@@ -111,7 +110,7 @@ def test_scores_do_not_depend_on_the_batch(tokenizer):
   for pair, scored, alone in zip(
     pairs, together, Scorer(run, small).score(pairs), strict=True
   ):
-    np.testing.assert_allclose(scored.tokens, alone.tokens, atol=1e-5)
+    assert_close(np.array(scored.tokens), np.array(alone.tokens))
     ids = tokenizer.encode(pair[1])
     blank = not (pair[0].strip() or pair[1].strip())
     assert len(scored.tokens) == (0 if blank else len(ids) + 1)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from copying import LINES, make_run, make_tokenizer
 from flax import linen as nn
+from rounding import assert_close
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding import request as request_module
@@ -90,7 +91,7 @@ def test_views_are_those_of_a_pass_over_the_pair_alone(run, lines, views):
     assert view.pair == pair
     for seen, stacked in zip(view.look, map(np.stack, expected), strict=True):
       assert seen.dtype == np.float32
-      np.testing.assert_allclose(seen, stacked[:, 0], rtol=1e-4, atol=1e-5)
+      assert_close(seen, stacked[:, 0])
 
 
 def test_every_pair_has_a_view_of_its_own_size(lines, views):
@@ -106,10 +107,7 @@ def test_every_pair_has_a_view_of_its_own_size(lines, views):
 
 def test_views_do_not_depend_on_the_batch(run, lines, views):
   small = _views(run, lines, batch_tokens=32)
-  for one, other in zip(
-    jax.tree.leaves(views), jax.tree.leaves(small), strict=True
-  ):
-    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+  assert_close(views, small)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +122,7 @@ def test_views_do_not_depend_on_the_batch(run, lines, views):
 def test_layers_and_heads_are_chosen(run, lines, views, layers, heads, choose):
   ((view,),) = _views(run, lines[:1], Wanted(layers=layers, heads=heads))
   expected = choose(views[0][0].look.attention)
-  np.testing.assert_allclose(view.look.attention, expected, atol=1e-6)
+  assert_close(view.look.attention, expected, units=16)
   assert view.look[1:] == (None, None)
 
 
@@ -227,9 +225,7 @@ def test_states_of_given_translations(decode, run):
         (*view.look[1:], *view.pair),
         strict=True,
       ):
-        np.testing.assert_allclose(
-          states[f'{name}_{index}'], array, rtol=1e-4, atol=1e-5
-        )
+        assert_close(states[f'{name}_{index}'], array)
     assert states['encoder_0'].dtype == np.float32
 
 

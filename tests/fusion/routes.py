@@ -46,4 +46,5 @@ def one_position(*rows):
 
 
 def assert_close(ours, theirs, tolerance=1e-5):
-  np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+  largest = np.max(np.abs(theirs), initial=1)
+  np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * largest)

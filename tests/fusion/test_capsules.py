@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from extremes import assert_finite, extreme_layers
 from flax import linen as nn
+from rounding import assert_close
 
 from fusion_jax.config import PRESETS, ModelConfig
 from fusion_jax.errors import InputError
@@ -220,9 +221,7 @@ def test_dense_votes_are_a_network_over_all_layers(activation):
   hidden = jax.nn.relu(hidden) if activation == 'relu' else hidden
   flat = hidden @ params['out']['kernel']
   assert votes.shape == (2, 5, 3, 2, 4)
-  np.testing.assert_allclose(
-    votes.reshape(2, 5, 24), flat, rtol=1e-5, atol=1e-6
-  )
+  assert_close(votes.reshape(2, 5, 24), flat)
 
 
 @pytest.mark.parametrize('activation', ['none', 'relu'])
@@ -240,9 +239,7 @@ def test_block_votes_have_maps_for_every_layer(activation, context):
     capsule = read @ params['context']['kernel'][index]
     capsule = jax.nn.relu(capsule) if activation == 'relu' else capsule
     vote = capsule @ params['transform']['kernel'][index]
-    np.testing.assert_allclose(
-      votes[:, :, index].reshape(2, 5, 8), vote, rtol=1e-5, atol=1e-6
-    )
+    assert_close(votes[:, :, index].reshape(2, 5, 8), vote)
 
 
 def test_automatic_activation_of_votes():

@@ -10,6 +10,7 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
+from rounding import assert_close
 
 from fusion_jax.config import PRESETS, ModelConfig
 from fusion_jax.fusion.dynamic import DynamicCombination
@@ -154,9 +155,7 @@ def test_constant_weights_are_a_diagonal_combination():
   diagonal = jax.random.normal(jax.random.key(3), (3, _WIDTH))
   params['out']['bias'] = diagonal.reshape(-1)
   expected = sum(w * z for w, z in zip(diagonal, x[1:], strict=True))
-  np.testing.assert_allclose(
-    _apply(module, params, x), expected, rtol=1e-5, atol=1e-6
-  )
+  assert_close(_apply(module, params, x), expected)
 
 
 @settings(max_examples=20)

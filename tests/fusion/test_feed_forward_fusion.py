@@ -16,6 +16,7 @@ from aggregates import (
   with_table,
 )
 from flax import linen as nn
+from rounding import assert_close
 
 from fusion_jax.fusion.aggregate import (
   FeedForwardFusion,
@@ -63,11 +64,9 @@ def test_a_shallow_side_reads_the_first_rows(kind):
   assert table.shape == (6, WIDTH)
   added = tuple(z + row for z, row in zip(x, table, strict=False))
   rest = {k: v for k, v in params.items() if k != 'embedding'}
-  np.testing.assert_allclose(
+  assert_close(
     apply_fusion(module, params, x),
     apply_fusion(kind(config, 'decoder'), rest, added),
-    rtol=1e-5,
-    atol=1e-6,
   )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import references
 from flax import linen as nn
+from rounding import assert_close
 
 from fusion_jax import fusion_options
 from fusion_jax.config import ModelConfig, TrainingConfig
@@ -109,7 +110,7 @@ def _compare(result, expected):
   result, expected = jax.tree.leaves(result), jax.tree.leaves(expected)
   for ours, theirs in zip(result, expected, strict=True):
     assert ours.dtype == jnp.float32
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert_close(ours, theirs, units=128)
 
 
 def _words(options):

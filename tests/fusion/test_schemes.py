@@ -11,6 +11,7 @@ import pytest
 from beams import changing_rows
 from cases import CASES
 from drawn import drawn_parameters
+from rounding import assert_close
 
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.groups import group_count, mixture_log_probabilities
@@ -152,9 +153,7 @@ def test_features_move_with_their_positions(fused):
   for features, order in zip(fused.stacks(*rows), orders, strict=True):
     before, after = features[..., 0, :, :], features[..., 1, :, :]
     assert before.shape[-2:] == (len(order), 8)
-    np.testing.assert_allclose(
-      before[..., order, :], after, rtol=1e-4, atol=1e-5
-    )
+    assert_close(before[..., order, :], after)
 
 
 def test_a_later_token_changes_nothing_before_it(fused):
@@ -164,7 +163,7 @@ def test_a_later_token_changes_nothing_before_it(fused):
   changed[:, 1] = 3 + (changed[:, 1] - 2) % 8
   after = fused.forward(source, changed)
   # Token 1 is the input of position 2.
-  np.testing.assert_allclose(before[:, :2], after[:, :2], atol=1e-5)
+  assert_close(before[:, :2], after[:, :2])
   assert np.abs(before[:, 2] - after[:, 2]).max() > 1e-5
 
 
@@ -173,14 +172,10 @@ def test_padding_and_other_rows_change_nothing(fused):
   before = fused.forward(source, target)
   padded = source.copy()
   padded[1, 3:] = 4
-  np.testing.assert_allclose(
-    before, fused.forward(padded, target), rtol=1e-5, atol=1e-6
-  )
+  assert_close(before, fused.forward(padded, target))
   other = source.copy(), target.copy()
   other[0][0], other[1][0] = 5, 6
-  np.testing.assert_allclose(
-    before[1], fused.forward(*other)[1], rtol=1e-5, atol=1e-6
-  )
+  assert_close(before[1], fused.forward(*other)[1])
 
 
 @pytest.mark.parametrize(
@@ -188,9 +183,7 @@ def test_padding_and_other_rows_change_nothing(fused):
 )
 def test_compiled_equals_eager(name):
   fused, inputs = _Fused(CASES[name]), _inputs()
-  np.testing.assert_allclose(
-    fused.forward(*inputs), fused.eager(*inputs), rtol=1e-4, atol=1e-5
-  )
+  assert_close(fused.forward(*inputs), fused.eager(*inputs))
 
 
 def test_extreme_inputs_stay_finite(fused):
@@ -235,12 +228,7 @@ def test_cached_decoding_equals_the_full_pass(fused):
   if not fused.model.gives_log_probabilities:
     scores = jax.nn.log_softmax(scores)
   for hypothesis in range(beam):
-    np.testing.assert_allclose(
-      scores[:, :, hypothesis].swapaxes(0, 1),
-      full[hypothesis],
-      rtol=1e-4,
-      atol=2e-5,
-    )
+    assert_close(scores[:, :, hypothesis].swapaxes(0, 1), full[hypothesis])
 
 
 def _loss(fused, parameters, config=None):

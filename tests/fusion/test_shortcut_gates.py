@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
+from rounding import assert_close
 from tiny_shortcuts import (
   CAUSAL,
   LENGTH,
@@ -103,7 +104,7 @@ def test_gated_attention_against_numpy():
   weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   expected = weights @ gated('value') @ params['out']['kernel']
   y = attend(module, fresh, (embedding, h))
-  np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-6)
+  assert_close(y, expected)
 
 
 @pytest.mark.parametrize('bias', [True, False])
@@ -152,9 +153,7 @@ def test_gates_do_not_matter_where_both_projections_are_one():
     'shortcut_value': params['value'],
   }
   expected = attend(MultiHeadAttention(module.config), _plain(params), (x,))
-  np.testing.assert_allclose(
-    attend(module, params, (x,)), expected, rtol=1e-5, atol=1e-6
-  )
+  assert_close(attend(module, params, (x,)), expected)
 
 
 def test_block_diagonal_feature_fusion_is_a_plain_shortcut():
@@ -172,12 +171,7 @@ def test_block_diagonal_feature_fusion_is_a_plain_shortcut():
     blocks[f'fused_{name}'] = {'kernel': kernel}
   shapes = jax.tree.map(jnp.shape, blocks)
   assert shapes == jax.tree.map(jnp.shape, initial_parameters(fused, layers))
-  np.testing.assert_allclose(
-    attend(fused, blocks, layers),
-    attend(module, params, layers),
-    rtol=1e-5,
-    atol=1e-6,
-  )
+  assert_close(attend(fused, blocks, layers), attend(module, params, layers))
 
 
 def test_feature_fusion_mixes_the_features():

@@ -5,6 +5,7 @@ import pytest
 from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 from flax.core import meta
+from rounding import assert_close
 from tiny_shortcuts import (
   CAUSAL,
   LENGTH,
@@ -108,10 +109,9 @@ def test_what_keys_values_and_residual_read(author_compat):
     seen = module.memory(x if author_compat else h, embedding)
     return module(h, seen, CAUSAL, True)
 
-  np.testing.assert_allclose(
+  assert_close(
     attend(module, params, (embedding, x), h=h),
     module.apply({'params': params}, method=expected),
-    atol=1e-6,
   )
   residual = module.bind({'params': params}).residual_input(x, h)
   assert residual is (h if author_compat else x)
@@ -167,10 +167,9 @@ def test_no_later_position_and_no_padding_is_seen():
   params = initial_parameters(module, layers)
   other = tuple(layer.at[:, 3:].add(5.0) for layer in layers)
   for mask in (causal_mask(LENGTH), padding_mask(jnp.full((2,), 3), LENGTH)):
-    np.testing.assert_allclose(
+    assert_close(
       attend(module, params, other, mask)[:, :3],
       attend(module, params, layers, mask)[:, :3],
-      atol=1e-6,
     )
 
 
@@ -180,8 +179,8 @@ def test_memory_is_position_wise():
   order = jnp.array([3, 0, 4, 1, 2])
   mixed = memory_of(module, params, features, embedding)
   moved = memory_of(module, params, features[:, order], embedding[:, order])
-  np.testing.assert_allclose(moved.keys, mixed.keys[..., order], atol=1e-6)
-  np.testing.assert_allclose(moved.values, mixed.values[:, :, order], atol=1e-6)
+  assert_close(moved.keys, mixed.keys[..., order])
+  assert_close(moved.values, mixed.values[:, :, order])
 
 
 def test_telemetry_is_the_mean_over_tokens():

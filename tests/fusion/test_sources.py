@@ -5,6 +5,7 @@ import pytest
 from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 from flax.core import meta
+from rounding import assert_close
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.fusion.sources import MultiLayerAttention, layers_read
@@ -265,10 +266,9 @@ def test_no_later_position_and_no_padding_is_seen(activation):
   other = tuple(layer.at[:, 3:].add(5.0) for layer in layers)
   lengths = jnp.full((2,), 3)
   for mask in (causal_mask(_T), padding_mask(lengths, _T)):
-    np.testing.assert_allclose(
+    assert_close(
       _attend(module, params, other, mask)[:, :3],
       _attend(module, params, layers, mask)[:, :3],
-      atol=1e-6,
     )
 
 
@@ -326,9 +326,7 @@ def test_rows_of_a_batch_do_not_meet():
   together = _attend(module, params, layers)
   for row in range(2):
     alone = tuple(layer[row : row + 1] for layer in layers)
-    np.testing.assert_allclose(
-      _attend(module, params, alone)[0], together[row], atol=1e-6
-    )
+    assert_close(_attend(module, params, alone)[0], together[row])
 
 
 # Dou et al. (2018), Table 1: +33.6M and +37.8M.

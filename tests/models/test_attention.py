@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import assert_close
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.models.attention import (
@@ -30,14 +31,14 @@ def test_weights_by_hand():
   keys = jnp.array([0.0, np.log(3.0), 100.0]) * jnp.eye(4, 1)
   keys = keys.reshape(1, 1, 4, 3)
   weights = attention_weights(query, keys, padding_mask(jnp.array([2]), 3))
-  np.testing.assert_allclose(weights.reshape(3), [0.25, 0.75, 0.0], atol=1e-6)
+  assert_close(weights.reshape(3), np.array([0.25, 0.75, 0.0]))
 
 
 def test_a_row_without_keys_is_finite_and_so_is_its_gradient():
   query, keys = jnp.ones((1, 1, 1, 2)), jnp.ones((1, 1, 2, 3))
   mask = padding_mask(jnp.array([0]), 3)
   weights, pull = jax.vjp(lambda q: attention_weights(q, keys, mask), query)
-  np.testing.assert_allclose(weights.reshape(3), [1 / 3] * 3, rtol=1e-6)
+  assert_close(weights.reshape(3), np.full(3, 1 / 3))
   assert np.isfinite(pull(jnp.ones_like(weights))[0]).all()
 
 
@@ -106,4 +107,4 @@ def test_module_against_a_loop_over_heads(bias):
     weights /= weights.sum(-1, keepdims=True)
     heads.append(weights @ value[..., part])
   expected = project('out', np.concatenate(heads, -1))
-  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+  assert_close(y, expected)

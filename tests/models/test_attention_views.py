@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn_parameters
+from rounding import assert_close
 
 from fusion_jax.config import PRESETS
 from fusion_jax.models.attention_views import cross_attention_weights
@@ -82,12 +83,12 @@ def test_weights_are_distributions_over_the_source(weights):
 def test_scanned_layers_give_the_same(parameters, weights, remat):
   model = _model(scan_layers=True, remat=remat)
   found = _seen(model, _scanned(parameters))
-  np.testing.assert_allclose(found, weights, atol=1e-6)
+  assert_close(found, weights)
 
 
 def test_recomputed_layers_give_the_same(parameters, weights):
   found = _seen(_model(remat=True), parameters)
-  np.testing.assert_allclose(found, weights, atol=1e-6)
+  assert_close(found, weights)
 
 
 def test_weights_are_those_before_dropout(parameters):
@@ -143,9 +144,7 @@ def test_steps_of_decoding_give_those_of_the_pass(parameters, weights, scan):
     cache, found = step(tokens, jnp.int32(position), cache)
     assert found.shape == (_LAYERS, 2, 2, beam, 5)
     expected = weights[:, :, :, position, None]
-    np.testing.assert_allclose(
-      found, np.repeat(expected, beam, axis=3), atol=1e-5
-    )
+    assert_close(found, np.repeat(expected, beam, axis=3))
 
 
 def test_layers_come_in_the_order_of_their_numbers():

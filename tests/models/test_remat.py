@@ -2,11 +2,11 @@
 
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import pytest
 from drawn import drawn_parameters
+from rounding import assert_close
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
@@ -51,7 +51,7 @@ def _plain(scan: bool):
 def test_gradients_do_not_depend_on_what_is_kept(policy, scan):
   gradient, parameters = _gradient(scan, remat=True, remat_policy=policy)
   got = jax.jit(gradient)(parameters)
-  chex.assert_trees_all_close(got, _plain(scan), rtol=1e-4, atol=1e-5)
+  assert_close(got, _plain(scan))
 
 
 @pytest.mark.parametrize('scan', [False, True])

@@ -7,6 +7,7 @@ import pytest
 from drawn import drawn_parameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import assert_close
 
 from fusion_jax.config import PRESETS
 from fusion_jax.models.segments import segment_mask, segment_positions
@@ -100,9 +101,7 @@ def test_one_segment_a_row_is_a_row_without_segments(positions):
     target_segments=jnp.asarray(_segments([[6], [3]], 6)),
   )
   for row, length in enumerate((6, 3)):
-    np.testing.assert_allclose(
-      packed[row, :length], plain[row, :length], rtol=1e-5, atol=1e-6
-    )
+    assert_close(packed[row, :length], plain[row, :length])
 
 
 def test_rows_are_longer_than_the_learned_positions():
@@ -128,4 +127,4 @@ def test_rows_are_longer_than_the_learned_positions():
     target_segments=segments,
   )
   for half in jnp.split(both, 2, axis=1):
-    np.testing.assert_allclose(half, alone, rtol=1e-5, atol=1e-6)
+    assert_close(half, alone)

@@ -8,6 +8,7 @@ import pytest
 from beams import changing_rows
 from drawn import drawn_parameters
 from flax import linen as nn
+from rounding import assert_close
 
 from fusion_jax.config import PRESETS, ModelConfig
 from fusion_jax.models.attention_views import cross_attention_weights
@@ -147,9 +148,7 @@ def test_cached_decoding_equals_the_full_pass(norm, positions):
       memory,
     )
     for row, hypothesis in enumerate(order):
-      np.testing.assert_allclose(
-        logits[:, row], full[hypothesis][:, position], rtol=1e-4, atol=1e-5
-      )
+      assert_close(logits[:, row], full[hypothesis][:, position])
 
 
 @pytest.mark.parametrize('norm', ['pre', 'post'])
@@ -176,7 +175,7 @@ def test_padding_changes_nothing(norm):
     jnp.where(padding, 9, source), ((0, 0), (0, 4)), constant_values=11
   )
   after = _logits(model, parameters, other, lengths, target)
-  np.testing.assert_allclose(before, after, rtol=1e-5, atol=1e-6)
+  assert_close(before, after)
 
 
 def test_a_batch_equals_its_rows():
@@ -186,7 +185,7 @@ def test_a_batch_equals_its_rows():
   together = _logits(model, parameters, *inputs)
   for row in range(3):
     alone = _logits(model, parameters, *(x[row : row + 1] for x in inputs))
-    np.testing.assert_allclose(together[row], alone[0], rtol=1e-5, atol=1e-5)
+    assert_close(together[row], alone[0])
 
 
 @pytest.mark.parametrize('norm', ['pre', 'post'])
@@ -355,9 +354,9 @@ def test_against_an_independent_reference(norm):
       source[row, :length].tolist(),
       target[row].tolist(),
     )
-    np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-5)
+    assert_close(logits[row], expected)
     assert seen.shape == (2, 2, target.shape[1], length)
-    np.testing.assert_allclose(weights[:, row, ..., :length], seen, atol=1e-5)
+    assert_close(weights[:, row, ..., :length], seen)
 
 
 def test_dropout_changes_training_only():

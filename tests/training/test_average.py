@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from rounding import assert_close
 from saved_runs import SavedRun, iterator
 
 from fusion_jax.errors import InputError
@@ -40,11 +41,7 @@ def _assert_mean(run, saved, steps):
   expected = jax.tree.map(
     lambda *leaves: np.mean(leaves, axis=0, dtype=np.float64), *trees
   )
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
-    run.parameters,
-    expected,
-  )
+  assert_close(run.parameters, expected, units=16)
 
 
 def _average(*flags):

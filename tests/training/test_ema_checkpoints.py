@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rounding import assert_close
 from saved_runs import SavedRun, iterator
 
 from fusion_jax.errors import InputError
@@ -63,7 +64,7 @@ def test_the_average_is_read_unless_the_last_is_wanted(
     tree(step) if of == 'last' else tree(averaged, step) for step in steps
   ]
   run = load_run(averaged.workdir, 'last', count, 'last', chosen)
-  chex.assert_trees_all_close(run.parameters, _mean(*trees), rtol=1e-6)
+  assert_close(run.parameters, _mean(*trees), units=16)
   assert run.steps == steps
 
 
@@ -139,7 +140,7 @@ def test_a_saved_mean_is_of_what_was_chosen(averaged, tmp_path, capsys):
     assert average.main([f'--workdir={averaged.workdir}', *flags]) == 0
     second = averaged.of_step(20) if chosen else _average_of(averaged, 20)
     saved = load_run(output).parameters
-    chex.assert_trees_all_close(saved, _mean(first, second), rtol=1e-6)
+    assert_close(saved, _mean(first, second), units=16)
     with pytest.raises(InputError, match='has no moving average'):
       load_run(output, parameters='ema')
   assert capsys.readouterr().err == ''

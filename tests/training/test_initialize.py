@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from drawn import drawn_parameters
 from programs import Program, logged
+from rounding import assert_close
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.data.tokenizer import Tokenizer
@@ -75,9 +76,7 @@ def test_an_exact_start_computes_what_the_baseline_computes(monkeypatch, fused):
   trained = drawn_parameters(baseline)
   model = _model(**fused)
   started = _started(monkeypatch, model, _Run(trained))
-  np.testing.assert_allclose(
-    _features(model, started), _features(baseline, trained), atol=1e-6
-  )
+  assert_close(_features(model, started), _features(baseline, trained))
 
 
 def test_names_on_both_sides_are_listed(monkeypatch, caplog):
@@ -131,11 +130,7 @@ def test_scan_equals_loop(norm, remat):
   )
   expected = jax.grad(loss(loop))(parameters)
   got = unstacked(jax.grad(loss(scan))(together))
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
-    expected,
-    got,
-  )
+  assert_close(got, expected)
 
 
 def test_train_from_a_baseline_and_watch_the_fusion(tmp_path):

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from rounding import assert_close
 
 from fusion_jax.config import (
   PRESETS,
@@ -229,8 +230,8 @@ def test_validation_adds_up_and_uses_no_smoothing():
   again = evaluate(state.parameters, zero(), batch)
   twice = evaluate(state.parameters, again, batch)
   assert int(twice.tokens[0]) == 2 * batch.target_lengths.sum()
-  np.testing.assert_allclose(once.loss, once.negative_log_likelihood)
-  np.testing.assert_allclose(2 * once.loss, twice.loss, rtol=1e-6)
+  assert_close(once.loss, once.negative_log_likelihood)
+  assert_close(2 * once.loss, twice.loss)
 
 
 def test_bfloat16_training_keeps_float32_parameters():

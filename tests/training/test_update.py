@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rounding import assert_close
 
 from fusion_jax.config import OptimizerConfig, TrainingConfig
 from fusion_jax.errors import InputError
@@ -59,7 +60,7 @@ def test_the_average_starts_at_the_parameters_and_follows_by_hand():
   for _ in range(4):
     state, _ = _apply(state)
     average = 0.75 * average + 0.25 * np.asarray(state.parameters['kernel'])
-    np.testing.assert_allclose(state.average['kernel'], average, rtol=1e-6)
+    assert_close(state.average['kernel'], average, units=16)
   assert not np.allclose(average, state.parameters['kernel'])
   assert state.evaluated is state.average
   assert _state(ema=False).evaluated['kernel'].tolist() == [1.0, -2.0]

@@ -22,6 +22,7 @@ from fusion_jax.decoding.export.samples import random_sentences
 from fusion_jax.decoding.forced import ForcedRows, forced_scores
 from fusion_jax.decoding.hypotheses import LengthPenalty
 from fusion_jax.decoding.model_step import Source
+from fusion_jax.decoding.rounding import relative_gaps
 from fusion_jax.training.trained import Run
 
 # Source and target ids, the end symbols included.
@@ -42,7 +43,7 @@ def largest_difference(run: Run, folder: Path) -> float:
     folder: the exported model; computed in float32 on the CPU.
 
   Returns:
-    The largest absolute difference; NaN where one is NaN.
+    The largest of `relative_gaps`; NaN where one is NaN.
   """
   model = run.model.clone(
     config=dataclasses.replace(run.model.config, compute_dtype='float32')
@@ -60,7 +61,8 @@ def largest_difference(run: Run, folder: Path) -> float:
     )
     ours = own_scores(run, pairs)
   theirs = exported_scores(run, folder, pairs)
-  return float(np.abs(np.concatenate(ours) - np.concatenate(theirs)).max())
+  gaps = relative_gaps(np.concatenate(theirs), np.concatenate(ours))
+  return float(gaps.max())
 
 
 def own_scores(

@@ -8,6 +8,7 @@ translated, and put together by target.model.
 Axis letters: D model width, P positions, V vocabulary.
 """
 
+import dataclasses
 import logging
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ from jaxtyping import Float32
 from fusion_jax.config import ExperimentConfig, ModelConfig, Side
 from fusion_jax.decoding.export.agreement import largest_difference
 from fusion_jax.decoding.export.folder import check_new, new_folder
+from fusion_jax.decoding.rounding import rounding
 from fusion_jax.decoding.shapes import target_limit
 from fusion_jax.errors import InputError
 from fusion_jax.models.layers import sinusoids
@@ -29,9 +31,6 @@ from fusion_jax.training import run_directory
 from fusion_jax.training.trained import Run, load_run
 
 logger = logging.getLogger(__name__)
-
-# Largest difference of a token's log-probability between the two programs.
-TOLERANCE = 1e-4
 
 # CTranslate2 reads so many source tokens if it is not told otherwise.
 _MAX_INPUT_LENGTH = 1_024
@@ -90,13 +89,18 @@ def export(run: Run, output: Path) -> None:
     (folder / 'source.model').write_bytes(run.source_tokenizer.model)
     (folder / 'target.model').write_bytes(run.target_tokenizer.model)
     difference = largest_difference(run, folder)
-    if not difference <= TOLERANCE:
+    # Both compute in float32, whatever the run does.
+    exact = dataclasses.replace(run.config.model, compute_dtype='float32')
+    allowed = rounding(exact)
+    if not difference <= allowed:
       raise RuntimeError(
-        f'{output}: CTranslate2 differs by {difference:.1e} in the '
-        f'log-probability of a token, more than {TOLERANCE:.0e}; not exported'
+        f'{output}: CTranslate2 differs by {difference:.1e} for each unit of '
+        f"a token's log-probability, more than the {allowed:.1e} of rounding; "
+        'not exported'
       )
   logger.info(
-    '%s, step %d: written; log-probabilities of tokens differ by at most %.1e',
+    '%s, step %d: written; log-probabilities of tokens differ by at most %.1e '
+    'for each unit',
     output,
     run.step,
     difference,

@@ -27,6 +27,7 @@ from fusion_jax.decoding.export.search_program import (
 )
 from fusion_jax.decoding.export.stablehlo_agreement import largest_difference
 from fusion_jax.decoding.export.stablehlo_options import StablehloOptions
+from fusion_jax.decoding.rounding import rounding
 from fusion_jax.decoding.shapes import (
   DecodeShape,
   decode_shapes,
@@ -39,9 +40,6 @@ logger = logging.getLogger(__name__)
 
 # Of export.json; goes up when what stands there means something else.
 FORMAT = 1
-
-# Largest difference of a translation's log-probability.
-TOLERANCE = 1e-5
 
 # A serialized program has 32-bit offsets; its code has far less than the rest.
 _MOST_INSIDE = 2**31 - 2**27
@@ -94,15 +92,16 @@ def export(run: Run, output: Path, asked: StablehloOptions) -> None:
     text = json.dumps(description, indent=2) + '\n'
     (folder / 'export.json').write_text(text)
     difference = largest_difference(programs, folder)
-    if not difference <= TOLERANCE:
+    allowed = rounding(run.config.model)
+    if not difference <= allowed:
       raise RuntimeError(
-        f'{output}: the exported programs differ by {difference:.1e} in the '
-        f'log-probability of a translation, more than {TOLERANCE:.0e}; not '
-        'exported'
+        f'{output}: the exported programs differ by {difference:.1e} for each '
+        "unit of a translation's log-probability, more than the "
+        f'{allowed:.1e} of rounding; not exported'
       )
   logger.info(
     '%s, step %d: %d programs written; same tokens, log-probabilities differ '
-    'by at most %.1e',
+    'by at most %.1e for each unit',
     output,
     run.step,
     len(programs),

@@ -12,6 +12,7 @@ from fusion_jax.decoding.batches import padded
 from fusion_jax.decoding.export.samples import random_sentences
 from fusion_jax.decoding.export.search_program import SearchProgram, Weights
 from fusion_jax.decoding.hypotheses import Hypotheses
+from fusion_jax.decoding.rounding import relative_gaps
 from fusion_jax.decoding.shapes import target_limit
 
 
@@ -28,7 +29,7 @@ def largest_difference(
     folder: with their files and the loader.
 
   Returns:
-    The largest absolute difference of all hypotheses; infinite where a token
+    The largest of `relative_gaps` of all hypotheses; infinite where a token
     differs, NaN where a log-probability is NaN.
   """
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
@@ -59,8 +60,10 @@ def _difference(
     return np.inf
   # Rows of fewer hypotheses than asked for have -inf there.
   found = ours.lengths > 0
-  both = ours.log_probabilities[found], theirs['log_probabilities'][found]
-  return float(np.abs(both[0] - both[1]).max())
+  gaps = relative_gaps(
+    theirs['log_probabilities'][found], ours.log_probabilities[found]
+  )
+  return float(gaps.max())
 
 
 def _own(
