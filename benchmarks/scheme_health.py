@@ -108,7 +108,7 @@ def main(argv: list[str]) -> None:
   """Runs what is missing, then prints the table."""
   arguments = _parse(argv)
   start_logging()
-  config = _setting(arguments.data, arguments.prepared)
+  config = setting(arguments.data, arguments.prepared)
   names = chosen(schemes(config.model.encoder_layers), arguments.schemes)
   seeds = [int(seed) for seed in arguments.seeds.split(',')]
   settings = flatten(changed(config, {'data.root': '', 'data.prepared': ''}))
@@ -219,7 +219,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   return parse_arguments(argv, parser)
 
 
-def _setting(data: Path, prepared: Path | None) -> ExperimentConfig:
+def setting(data: Path, prepared: Path | None) -> ExperimentConfig:
   if not data.is_dir():
     raise InputError(f'--data: {data}: no such folder')
   folder = prepared or Path(tempfile.gettempdir()) / 'fusion_jax_health'

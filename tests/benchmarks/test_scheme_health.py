@@ -1,10 +1,10 @@
 """The verdicts of the health of the schemes; its trainings are not run here."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
-from benchmarks import scheme_health
 from benchmarks.scheme_health import (
   CONTINUED,
   EXCEPTIONS,
@@ -12,6 +12,7 @@ from benchmarks.scheme_health import (
   Job,
   job_config,
   jobs,
+  setting,
   verdicts,
 )
 from benchmarks.schemes import BASELINE, schemes
@@ -97,4 +98,4 @@ def test_every_scheme_has_a_config(name):
 
 def test_a_missing_folder_is_told():
   with pytest.raises(InputError, match='--data: nowhere: no such folder'):
-    scheme_health.main(['--data=nowhere'])
+    setting(Path('nowhere'), None)

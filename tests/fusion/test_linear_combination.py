@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusion_jax.config import PRESETS
-from fusion_jax.errors import InputError
 from fusion_jax.fusion.aggregate import (
   Linear,
   linear_combination,
@@ -139,11 +138,6 @@ def test_linear_baseline_start_leaves_nothing_dead():
   assert (np.abs(gradient['out']['kernel']) > 0).all()
   moved = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
   assert (np.abs(gradient_of(moved)['hidden']['kernel']) > 0).all()
-
-
-def test_linear_baseline_start_needs_as_many_columns_as_features():
-  with pytest.raises(InputError, match=r'model\.encoder\.linear\.hidden'):
-    tiny_config(start='baseline', linear=LinearOptions(hidden=WIDTH - 1))
 
 
 def test_plain_starts_as_one_matrix_over_all_layers():

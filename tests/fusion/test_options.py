@@ -45,26 +45,24 @@ _REFUSED = {
     'encoder': {'multi_layer': {'layers': 2}},
     'scan_layers': True,
   },
-  "encoder.start: 'baseline' is exact .*'em_routing'": {
-    'encoder': {'fusion': 'em_routing', 'start': 'baseline'}
+  "encoder.start: 'baseline' is about a fusion": {
+    'encoder': {'start': 'baseline'}
   },
-  "start: .*input_norm='none'": {
-    'encoder': {'fusion': 'linear', 'start': 'baseline'},
+  "decoder.start: 'baseline' cannot be exact with .*author_compat": {
+    'decoder': {
+      'start': 'baseline',
+      'shortcut': {'source': 'lexical', 'author_compat': True},
+    },
     'norm': 'pre',
   },
-  'start: .*output_norm=False': {
+  "routing.residual: form='paper' makes it 'none', got 'all'": {
     'encoder': {
-      'fusion': 'linear',
-      'start': 'baseline',
-      'linear': {'output_norm': True},
+      'fusion': 'em_routing',
+      'routing': {'form': 'paper', 'residual': 'all'},
     }
   },
-  "start: .*normalize='none'": {
-    'encoder': {
-      'fusion': 'dynamic_combination',
-      'start': 'baseline',
-      'dynamic': {'normalize': 'softmax'},
-    }
+  'routing.agreement_scale: must be > 0, got 0.0': {
+    'encoder': {'routing': {'agreement_scale': 0.0}}
   },
   'routing.capsules: must divide model.width 512, got 3': {
     'encoder': {'fusion': 'em_routing', 'routing': {'capsules': 3}}

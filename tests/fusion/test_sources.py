@@ -308,7 +308,8 @@ def test_bfloat16_is_near_float32():
 
 def test_every_parameter_has_a_gradient():
   # Without key biases, which attention cancels.
-  config = _config(read=3, norm='pre', attention_bias=False)
+  agg = AggOptions(hidden=12, zero_out=False)
+  config = _config(read=3, norm='pre', attention_bias=False, agg=agg)
   module, layers = MultiLayerAttention(config, 'encoder', 4), _states(4)
   params = _init(module, layers)
   weights = jax.random.normal(jax.random.key(1), (2, _T, 8))

@@ -13,6 +13,7 @@ from saved_runs import SavedRun, iterator
 
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
+from fusion_jax.serialization import FORMAT
 from fusion_jax.training import average, initialize
 from fusion_jax.training.checkpoint import read_meta
 from fusion_jax.training.trained import load_run
@@ -134,7 +135,7 @@ def test_a_saved_mean_says_of_what(mean):
   with ocp.CheckpointManager(mean / 'checkpoints') as manager:
     meta = read_meta(manager, 50)
   assert meta['mean'] == {'run': 'base', 'steps': [30, 50]}
-  assert meta['format'] == 1
+  assert meta['format'] == FORMAT
   assert not (mean / 'checkpoints' / '50' / 'training').exists()
 
 

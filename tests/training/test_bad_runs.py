@@ -9,6 +9,7 @@ import pytest
 from saved_runs import SavedRun, iterator
 
 from fusion_jax.errors import InputError
+from fusion_jax.serialization import FORMAT
 from fusion_jax.training import run_directory
 from fusion_jax.training.trained import load_run
 
@@ -47,7 +48,7 @@ def _refusal(workdir, *arguments):
 
 def test_files_without_a_format_are_of_the_first(workdir, saved):
   for path in (workdir / 'config.json', _meta(workdir)):
-    assert json.loads(path.read_text())['format'] == 1
+    assert json.loads(path.read_text())['format'] == FORMAT
     _edit(path, format=None)
   assert load_run(workdir).config == saved.config
 
@@ -58,21 +59,21 @@ def test_a_newer_format_is_refused(workdir, part, step):
   path, where = workdir / 'config.json', workdir
   if part == 'checkpoint':
     path, where = _meta(workdir), workdir / 'checkpoints' / '10'
-  _edit(path, format=2)
+  _edit(path, format=FORMAT + 1)
   assert _refusal(workdir, step) == (
-    f'{where} was written by a newer fusion_jax (format 2; this one reads up '
-    'to 1); update it'
+    f'{where} was written by a newer fusion_jax (format {FORMAT + 1}; this one '
+    f'reads up to {FORMAT}); update it'
   )
 
 
 def test_training_does_not_go_on_in_a_newer_run(workdir, saved):
-  _edit(_meta(workdir), format=2)
+  _edit(_meta(workdir), format=FORMAT + 1)
   run = SavedRun(workdir)
   checkpoints = run.checkpoints()
   with pytest.raises(InputError, match=r'10 was written by a newer'):
     checkpoints.restore(run.state(0), iterator())
   checkpoints.close()
-  _edit(workdir / 'config.json', format=2)
+  _edit(workdir / 'config.json', format=FORMAT + 1)
   with pytest.raises(InputError, match=r'run was written by a newer'):
     run_directory.check(workdir, saved.config)
 

@@ -66,7 +66,11 @@ def test_a_model_without_fusion_has_none():
       None,
       SideConfig('em_routing', routing=RoutingOptions(iterations=2)),
       _names('decoder/read_out/coupling_entropy', 2)
-      | _names('decoder/read_out/coupling_diversity', 2),
+      | _names('decoder/read_out/coupling_diversity', 2)
+      | {
+        f'decoder/read_out/{name}'
+        for name in ('vote_size', 'dead_capsules', 'saturated_capsules')
+      },
     ),
     (
       SideConfig('hierarchical', agg=_FEEDBACK),
