@@ -1,7 +1,7 @@
 r"""Whether every fusion scheme learns: short trainings beside the plain model.
 
     python -m benchmarks.scheme_health --data=DIR [--schemes=NAME,NAME] \
-        [--seeds=0,1,2] [--minutes=60]
+        [--seeds=0,1,2] [--minutes=60] [--override=FIELD=VALUE ...]
 
 Trains every scheme of benchmarks/schemes.py on the short sentences of Multi30k
 (width 64, 4+4 layers, pre-norm), once from scratch and once from a trained
@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from benchmarks.small_training import train
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import InputError, one_line_errors
-from fusion_jax.flags import load_config, parse_arguments
+from fusion_jax.flags import load_config, override, parse_arguments
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.presets import Row, changed, depth
 from fusion_jax.programs import start_logging
@@ -112,6 +112,7 @@ def main(argv: list[str]) -> None:
   names = chosen(schemes(config.model.encoder_layers), arguments.schemes)
   seeds = [int(seed) for seed in arguments.seeds.split(',')]
   settings = flatten(changed(config, {'data.root': '', 'data.prepared': ''}))
+  settings['overrides'] = arguments.override
   results = resume(arguments.output, settings, arguments.fresh)
   left = _run(jobs(names, seeds), names, config, results, arguments)
   print(report(results['rounds']))
@@ -215,6 +216,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add('--seeds', default='0', help='with commas between; default: 0')
   add('--minutes', type=float, default=60.0, help='start no training after it')
   add('--output', type=Path, default=RESULTS / 'scheme_health.json')
+  add(
+    '--override',
+    action='append',
+    default=[],
+    metavar='FIELD=VALUE',
+    help='another value of a field in all schemes but the plain model',
+  )
   add('--fresh', action='store_true', help='forget finished trainings')
   return parse_arguments(argv, parser)
 
@@ -229,7 +237,10 @@ def setting(data: Path, prepared: Path | None) -> ExperimentConfig:
 
 
 def job_config(
-  config: ExperimentConfig, scheme: Scheme, job: Job
+  config: ExperimentConfig,
+  scheme: Scheme,
+  job: Job,
+  overrides: Sequence[str] = (),
 ) -> ExperimentConfig:
   """Return the config of a training.
 
@@ -237,9 +248,13 @@ def job_config(
     config: of the plain model from scratch.
     scheme: the row of the scheme.
     job: says from where and which seed.
+    overrides: 'FIELD=VALUE', of all but the plain model.
   """
   own = changed(config, _PHASES[job.phase] | {'training.seed': job.seed})
   own = changed(own, scheme.row)
+  if job.scheme != BASELINE:
+    fields = (each.partition('=') for each in overrides)
+    own = override(own, [(name, value) for name, _, value in fields])
   if job.phase == SCRATCH:
     return own
   exact = {
@@ -268,7 +283,7 @@ def _run(
       return missing[number:]
     if job.phase == CONTINUED and job.seed not in plain:
       plain[job.seed] = _plain(config, corpus, job.seed)
-    own = job_config(config, rows[job.scheme], job)
+    own = job_config(config, rows[job.scheme], job, arguments.override)
     start = plain[job.seed] if job.phase == CONTINUED else None
     trained = train(own, corpus, start)
     rounds[job.name] = job._asdict() | trained.measured

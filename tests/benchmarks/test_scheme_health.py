@@ -96,6 +96,23 @@ def test_every_scheme_has_a_config(name):
     assert own.training.steps < scratch.training.steps
 
 
+def test_overrides_leave_the_plain_model_alone():
+  config, rows = ExperimentConfig(), schemes(4)
+  fields = ['model.encoder.routing.capsules=8', 'optimizer.fusion_rate=0.5']
+  own = job_config(
+    config, rows['em_routing'], Job('em_routing', SCRATCH, 0), fields
+  )
+  assert own.model.encoder.routing.capsules == 8
+  assert own.optimizer.fusion_rate == 0.5
+  plain = job_config(config, rows[BASELINE], Job(BASELINE, SCRATCH, 0), fields)
+  assert (
+    plain.optimizer
+    == job_config(config, rows[BASELINE], Job(BASELINE, SCRATCH, 0)).optimizer
+  )
+  with pytest.raises(InputError, match='no such field'):
+    job_config(config, rows['dense'], Job('dense', SCRATCH, 0), ['model.w=3'])
+
+
 def test_a_missing_folder_is_told():
   with pytest.raises(InputError, match='--data: nowhere: no such folder'):
     setting(Path('nowhere'), None)
