@@ -200,7 +200,10 @@ def test_a_fused_model_starts_as_the_plain_one(name, norm):
   np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize('name', _SIDES)
+# Groups that do not translate have no gradient, in a pass without dropout.
+@pytest.mark.parametrize(
+  'name', [name for name in _SIDES if name != 'gtrans-pruned']
+)
 def test_what_is_new_learns_from_the_start_on(name):
   _, old = _plain_answer('pre', tuple(_SIDES[name]))
   model, parameters = _started(name, 'pre')
