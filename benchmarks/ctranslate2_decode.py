@@ -36,6 +36,7 @@ class CTranslate2Decode:
     self._rows = -(-task.rows // arguments.workers)
     self._translator = ctranslate2.Translator(
       str(folder),
+      device=arguments.device,
       compute_type=arguments.compute,
       inter_threads=arguments.workers,
       intra_threads=arguments.threads,
@@ -62,9 +63,10 @@ class CTranslate2Decode:
     self._first = found[0]
 
   def report(self) -> dict[str, Any]:
-    """Version, type, and the first translation but for its last token."""
+    """Version, device, type, and the first translation less its last token."""
     return {
       'version': f'ctranslate2 {ctranslate2.__version__}',
+      'device': self._translator.device,
       'compute_type': self._translator.compute_type,
       'first': [self._ids[piece] for piece in self._first[:-1]],
     }
@@ -75,6 +77,7 @@ def main() -> None:
   parser = task_parser()
   parser.add_argument('--model', required=True)
   parser.add_argument('--compute', default='float32')
+  parser.add_argument('--device', default='cpu', help='or cuda')
   parser.add_argument('--workers', type=int, default=1)
   parser.add_argument('--threads', type=int, default=1)
   arguments = parser.parse_args()

@@ -31,8 +31,8 @@ from fusion_jax.decoding.model_step import Source
 class FusionJaxDecode:
   """Encoder and search of all sentences, from ids to ids on the host."""
 
-  def __init__(self, size: Size, task: Task):
-    run = random_run(size)
+  def __init__(self, size: Size, task: Task, dtype: str):
+    run = random_run(size, dtype)
     self._model, self._parameters = run.model, run.parameters
     self._settings = SearchSettings(
       task.beam, 1, END, LengthPenalty(), narrows=True
@@ -68,16 +68,22 @@ class FusionJaxDecode:
     )
 
   def report(self) -> dict[str, Any]:
-    """Version, and the first translation without its end symbol."""
-    return {'version': f'jax {version("jax")}', 'first': self._first}
+    """Version, device, and the first translation without its end symbol."""
+    return {
+      'version': f'jax {version("jax")}',
+      'device': jax.devices()[0].platform,
+      'first': self._first,
+    }
 
 
 def main() -> None:
   """Serves until stdin ends."""
-  arguments = task_parser().parse_args()
+  parser = task_parser()
+  parser.add_argument('--dtype', default='float32', help='or bfloat16')
+  arguments = parser.parse_args()
   task = task_of(arguments)
   serve(
-    lambda size: FusionJaxDecode(size, task),
+    lambda size: FusionJaxDecode(size, task, arguments.dtype),
     SIZES[arguments.size],
     warm_up_steps=1,
   )

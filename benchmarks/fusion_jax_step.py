@@ -111,7 +111,19 @@ class FusionJaxStep:
     gflop: 10^9 floating point operations of the products of a step.
   """
 
-  def __init__(self, size: Size, config: ExperimentConfig):
+  def __init__(
+    self,
+    size: Size,
+    config: ExperimentConfig,
+    batches: Iterator[Batch] | None = None,
+  ):
+    """Compiles the step.
+
+    Args:
+      size: of the model, and of its batches.
+      config: of the experiment.
+      batches: of one shape, without end; None: dense ones of the size.
+    """
     self._compilations = CompilationCounter()
     mesh = data_mesh()
     jax.set_mesh(mesh)
@@ -121,7 +133,7 @@ class FusionJaxStep:
     self._state = jax.device_put(state, replicated(mesh))
     self._totals = fresh_totals(config)
     self._sharding = by_rows(mesh)
-    self._batches = random_batches(size)
+    self._batches = batches or random_batches(size)
     before = self._compilations.count, self._compilations.seconds
     traced = make_train_step(self.model, optimizer, config).trace(
       self._state, self._totals, self._batch()
@@ -144,9 +156,15 @@ class FusionJaxStep:
 
   def step(self) -> None:
     """One update."""
-    self._state, self._totals = jax.block_until_ready(
-      self._step(self._state, self._totals, self._batch())
-    )
+    self.updates(1)
+
+  def updates(self, count: int) -> None:
+    """Some updates; the host waits for the last one only."""
+    for _ in range(count):
+      self._state, self._totals = self._step(
+        self._state, self._totals, self._batch()
+      )
+    jax.block_until_ready((self._state, self._totals))
     if self._compiled_warm is None:
       self._compiled_warm = self._compilations.count
 

@@ -8,7 +8,8 @@ s b; the speed of the scheme is the median of b / s over all neighbours.
 `allowed` is the speed that the matrix products in the two programs allow, by
 their operations alone, and `efficiency` the part of it that is reached. A
 decoding step is one of a beam search; the encoder is not timed. Schemes are
-saved one by one: the same command goes on with those that are missing.
+saved one by one: the same command resumes with those that are missing. One that
+fails is reported and does not stop the others.
 
 With --memory: what XLA plans for a training step and for the loss alone, with
 a group of GTRANS for each decoder layer beside the baseline. Nothing is run.
@@ -19,7 +20,7 @@ import dataclasses
 import gc
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from benchmarks.schemes import POST_NORM, Scheme, chosen, schemes
 from benchmarks.search_step import SearchSteps
 from benchmarks.serving import limit_cores, timed
 from benchmarks.sizes import SIZES, Size
-from fusion_jax.errors import one_line_errors
+from fusion_jax.errors import CheckFailed, first_line, one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.presets import Row, changed
 from fusion_jax.programs import use_huge_pages
@@ -112,6 +113,15 @@ def summarise(measured: dict[str, Any]) -> dict[str, float]:
   return {'speed': speed, 'allowed': allowed, 'efficiency': speed / allowed}
 
 
+def summaries(rounds: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """What `report` shows of each scheme that has been measured."""
+  return {
+    name: {'extra_parameters': measured['extra_parameters']}
+    | {part: summarise(measured[part]) for part in _PARTS}
+    for name, measured in rounds.items()
+  }
+
+
 def report(results: dict[str, Any], printed: dict[str, Scheme]) -> str:
   """The table and the sentences around it."""
   summary, settings = results['summary'], results['settings']
@@ -146,6 +156,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add('--schemes', default='', help='with commas between; default: all')
   add('--memory', action='store_true', help='plan the memory instead')
   add('--size', choices=SIZES, default='base')
+  add('--dtype', default='float32', help='or bfloat16: of the activations')
+  add('--length', type=int, help='subwords of a sentence; default: as --size')
   add('--rows', type=int, default=8, help='sentences of a training step')
   add('--sentences', type=int, default=16, help='of a decoding step')
   add('--steps', type=int, default=12, help='of a search')
@@ -156,25 +168,26 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _measure(arguments: argparse.Namespace) -> None:
-  size = dataclasses.replace(SIZES[arguments.size], rows=arguments.rows)
+  size = SIZES[arguments.size]
+  length = arguments.length or size.length
+  size = dataclasses.replace(size, rows=arguments.rows, length=length)
   path = arguments.output or RESULTS / 'fusion_overhead.json'
-  numbers = ('sentences', 'steps', 'rounds')
+  flags = ('dtype', 'sentences', 'steps', 'rounds')
   settings = dataclasses.asdict(size)
-  settings |= {name: getattr(arguments, name) for name in numbers}
+  settings |= {name: getattr(arguments, name) for name in flags}
   results = resume(path, settings, arguments.fresh)
   every = schemes(size.layers)
   missing = chosen(every, arguments.schemes)
   for name in results['rounds']:
     missing.pop(name, None)
-  if missing:
-    _add_rounds(results, missing, size, arguments, path)
-  results['summary'] = {
-    name: {'extra_parameters': measured['extra_parameters']}
-    | {part: summarise(measured[part]) for part in _PARTS}
-    for name, measured in results['rounds'].items()
-  }
+  failed = (
+    _add_rounds(results, missing, size, arguments, path) if missing else []
+  )
+  results['summary'] = summaries(results['rounds'])
   write_results(path, results)
   print(report(results, every))
+  if failed:
+    raise CheckFailed('; '.join(failed))
 
 
 def _add_rounds(
@@ -183,25 +196,39 @@ def _add_rounds(
   size: Size,
   arguments: argparse.Namespace,
   path: Path,
-) -> None:
+) -> list[str]:
+  """Measures schemes; of those that failed, names and reasons."""
   sizes = size, arguments.sentences, arguments.steps
-  baseline = Programs(*sizes, {})
+  dtype = {'model.compute_dtype': arguments.dtype}
+  baseline, failed = Programs(*sizes, dtype), []
   for name, scheme in missing.items():
-    programs = Programs(*sizes, scheme.row)
-    measured = {
-      part: in_turns(programs, baseline, part, arguments.rounds)
-      for part in _PARTS
-    }
-    extra = programs.parameters - baseline.parameters
-    results['rounds'][name] = {'extra_parameters': extra} | measured
-    write_results(path, results)
-    speeds = [
-      f'{part} {summarise(measured[part])["speed"]:.2f}' for part in _PARTS
-    ]
-    log(f'{name}: {", ".join(speeds)}')
-    del programs
+    try:
+      measured = _beside(
+        baseline, Programs(*sizes, scheme.row | dtype), arguments.rounds
+      )
+    except RuntimeError as error:  # Of XLA: too little memory, for example.
+      failed.append(f'{name}: {first_line(error)}')
+      log(failed[-1])
+    else:
+      results['rounds'][name] = measured
+      write_results(path, results)
+      speeds = [
+        f'{part} {summarise(measured[part])["speed"]:.2f}' for part in _PARTS
+      ]
+      log(f'{name}: {", ".join(speeds)}')
     jax.clear_caches()
     gc.collect()
+  return failed
+
+
+def _beside(
+  baseline: Programs, scheme: Programs, rounds: int
+) -> dict[str, Any]:
+  """Both programs of a scheme in turns with those of the baseline."""
+  extra = scheme.parameters - baseline.parameters
+  return {'extra_parameters': extra} | {
+    part: in_turns(scheme, baseline, part, rounds) for part in _PARTS
+  }
 
 
 def _cells(own: dict[str, Any], scheme: Scheme) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
@@ -27,6 +27,9 @@ def start(
   *command: str,
   seconds: float | None = None,
   keep_open: Sequence[int] = (),
+  requests: str = '',
+  errors: IO[str] | None = None,
+  environment: Mapping[str, str] | None = None,
 ) -> str:
   """Runs Python with these arguments in the root of the repository.
 
@@ -36,12 +39,15 @@ def start(
     command: the arguments.
     seconds: after which it is ended; None: never.
     keep_open: file descriptors that it inherits.
+    requests: its stdin; empty: ours.
+    errors: the file of its stderr; None: ours.
+    environment: its variables; None: ours.
 
   Returns:
-    Its stdout; its stderr is ours.
+    Its stdout.
 
   Raises:
-    subprocess.CalledProcessError: its exit code is not 0.
+    subprocess.CalledProcessError: its exit code is not 0; it has the stdout.
     subprocess.TimeoutExpired: it took too long.
   """
   with (
@@ -49,19 +55,24 @@ def start(
     subprocess.Popen(
       [sys.executable, *command],
       cwd=ROOT,
+      stdin=subprocess.PIPE if requests else None,
       stdout=subprocess.PIPE,
+      stderr=errors,
+      env=environment,
       text=True,
       pass_fds=keep_open,
     ) as process,
   ):
     try:
-      answer, _ = process.communicate(timeout=seconds)
+      answer, _ = process.communicate(requests or None, seconds)
     except BaseException:
       process.terminate()
       process.communicate()
       raise
   if process.returncode:
-    raise subprocess.CalledProcessError(process.returncode, process.args)
+    raise subprocess.CalledProcessError(
+      process.returncode, process.args, answer
+    )
   return answer
 
 

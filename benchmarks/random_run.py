@@ -15,14 +15,15 @@ from benchmarks.sizes import SIZES, Size
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.export.ctranslate2 import export
 from fusion_jax.models.transformer import initial_parameters
+from fusion_jax.presets import changed
 from fusion_jax.training.trained import Run
 
 _SPECIAL = ('<pad>', '<unk>', '<s>', '</s>')
 
 
-def random_run(size: Size) -> Run:
+def random_run(size: Size, dtype: str = 'float32') -> Run:
   """The Transformer of a size, and a tokenizer of made-up pieces."""
-  config = experiment(size)
+  config = changed(experiment(size), {'model.compute_dtype': dtype})
   model = make_model(size, config)
   tokenizer = made_up_tokenizer(size.vocabulary)
   # Larger layers: with a tied table alone every token would repeat the last.

@@ -80,6 +80,7 @@ class Size:
 SIZES = {
   'small': Size(256, 1024, 4, 3, 8_000, rows=64, length=32),
   'base': Size(512, 2048, 8, 6, 32_000, rows=32, length=32),
+  'big': Size(1024, 4096, 16, 6, 32_000, rows=32, length=32, dropout=0.3),
   # Only to see that the scripts run.
   'tiny': Size(64, 128, 2, 2, 500, rows=8, length=16, loss_chunk=64),
 }

@@ -1,0 +1,64 @@
+"""The speed of every scheme beside the plain model's, in bfloat16."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks import fusion_overhead
+from benchmarks.acceleration.place import Place
+from benchmarks.acceleration.work import Part, Piece
+from benchmarks.schemes import schemes
+from benchmarks.sizes import SIZES
+
+# Schemes of one process, which compiles the plain model once.
+_TOGETHER = 5
+_FULL = {'rows': 64, 'length': 64, 'sentences': 64, 'rounds': 10}
+_TINY = {'rows': 4, 'length': 8, 'sentences': 2, 'steps': 4, 'rounds': 1}
+
+
+def part(place: Place) -> Part:
+  """A piece for each few schemes."""
+  size = 'tiny' if place.tiny else 'base'
+  names = list(schemes(SIZES[size].layers))
+  if place.tiny:
+    names = names[:2]
+  groups = [
+    names[first : first + _TOGETHER]
+    for first in range(0, len(names), _TOGETHER)
+  ]
+  pieces = [
+    Piece(
+      f'schemes {", ".join(group)}',
+      0.8 if place.tiny else 0.7 * (len(group) + 1),
+      functools.partial(_measure, place, size, group),
+    )
+    for group in groups
+  ]
+  return Part(
+    'training and decoding steps of every scheme beside the plain model',
+    pieces,
+    functools.partial(place.measured, 'schemes'),
+    _table,
+  )
+
+
+def _measure(
+  place: Place, size: str, names: Sequence[str], seconds: float
+) -> bool:
+  flags = {'size': size, 'dtype': 'bfloat16', 'schemes': ','.join(names)}
+  flags |= _TINY if place.tiny else _FULL
+  flags['output'] = place.folder / 'schemes.json'
+  place.start(
+    f'schemes {names[0]}',
+    *('-m', 'benchmarks.fusion_overhead'),
+    *(f'--{flag}={value}' for flag, value in flags.items()),
+    seconds=seconds,
+  )
+  return True
+
+
+def _table(found: Mapping[str, Any]) -> str:
+  """Also of the schemes of a piece that was stopped."""
+  summary = fusion_overhead.summaries(found['rounds'])
+  printed = schemes(found['settings']['layers'])
+  return fusion_overhead.report({**found, 'summary': summary}, printed)
