@@ -86,7 +86,7 @@ def _measure(
   taken = [each for line in lines for each in line.pop('seconds')]
   place.add(
     'search',
-    f'{name} | {_title(task)}',
+    f'{name}, {_title(task)}',
     lines[-1]
     | {
       'output_tokens_per_second': spread(
