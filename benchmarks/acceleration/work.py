@@ -84,6 +84,8 @@ def carry_out(
       if reason:
         state.left_out[piece.name] = reason
       else:
+        state.left_out[piece.name] = f'interrupted: {_RESUMES}'
+        save()
         _do(piece, state, minutes_left())
       save()
 
@@ -114,6 +116,7 @@ def _do(piece: Piece, state: State, left: float) -> None:
     finished = piece.run(60 * left)
     spent = (time.monotonic() - begin) / 60
     if finished:
+      del state.left_out[piece.name]
       state.finished[piece.name] = spent
       log(f'{piece.name}: finished in {spent:.1f} minutes')
     else:
@@ -128,5 +131,6 @@ def _recorded(name: str, state: State) -> Iterator[None]:
   except subprocess.TimeoutExpired:
     state.left_out[name] = f'stopped when the time was over: {_RESUMES}'
   except Exception as error:  # The others must be done, bug or not.
+    del state.left_out[name]
     state.failed[name] = first_line(error)
     log(f'{name}: failed: {state.failed[name]}')

@@ -84,6 +84,7 @@ def test_a_failure_does_not_stop_the_others():
   fake = FakePart({'a': 1, 'b': 1, 'c': 1}, endings)
   state = fake.carry_out()
   assert state.failed == {'a': 'one line', 'b': 'ZeroDivisionError'}
+  assert state.left_out == {}
   assert list(state.finished) == ['c']
 
 
@@ -144,6 +145,7 @@ def test_a_cut_leaves_the_finished_pieces_in_the_folder(tmp_path, monkeypatch):
     command(monkeypatch, fake, tmp_path)
   results = json.loads((tmp_path / 'accelerator.json').read_text())
   assert list(results['finished']) == ['a']
+  assert results['left_out'] == {'b': 'interrupted: the same command resumes'}
   assert command(monkeypatch, fake, tmp_path) == 0
   assert fake.calls == ['a', 'b', 'b']
 
