@@ -67,4 +67,4 @@ def _line(value: Any) -> str:
 
 def _block(text: str) -> str:
   """Tables that are no Markdown yet are shown as they are."""
-  return text if text.startswith('#') else f'```\n{text}\n```'
+  return text.strip() if '| --- |' in text else f'```\n{text}\n```'
