@@ -121,9 +121,12 @@ def _scores_head(numbers: Mapping[str, Any]) -> str:
     else ''
   )
   return (
-    "## Scores\n\nsacreBLEU's paired bootstrap resampling (interval and p) and "
-    f'approximate randomisation{only}, against '
-    f'{_code(numbers["baseline"])}.{several}'
+    '## Scores\n\nPaired bootstrap resampling (interval and p) and approximate '
+    f'randomisation{only}, against {_code(numbers["baseline"])}, with the '
+    "samples of sacreBLEU's command. Its p-values leave out the trials that "
+    'differ by exactly as much as the systems do, and are smaller where there '
+    'are many of them: in TER, in few sentences, and in equal outputs, which '
+    f'have p = 1 here.{several}'
   )
 
 

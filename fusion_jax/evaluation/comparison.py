@@ -13,7 +13,8 @@ from fusion_jax.evaluation.differences import (
   largest_differences,
   sentence_scores,
 )
-from fusion_jax.evaluation.metrics import bleu_for, metrics_for, signature
+from fusion_jax.evaluation.metrics import bleu_for, metrics_for, signature_of
+from fusion_jax.evaluation.paired_tests import paired_test
 from fusion_jax.evaluation.processes import Map
 from fusion_jax.evaluation.sentence_statistics import (
   Statistics,
@@ -123,7 +124,10 @@ def _count(texts: Texts, run: Map) -> Counted:
 def _signatures(texts: Texts) -> dict[str, str]:
   metrics = metrics_for(texts.target_language)
   count = len(texts.references)
-  return {name: signature(metric, count) for name, metric in metrics.items()}
+  return {
+    name: signature_of(metric, count).format()
+    for name, metric in metrics.items()
+  }
 
 
 def _seeds(texts: Texts, counted: Counted) -> dict[str, Any]:
@@ -155,7 +159,7 @@ def _paired(
   asked = [(test, name) for test in _TESTS for name in names]
   sizes = {'bootstrap': options.samples, 'randomisation': options.trials}
   results = run(
-    significance.paired_test,
+    paired_test,
     [name for _, name in asked],
     itertools.repeat(texts.target_language),
     itertools.repeat(len(texts.references)),

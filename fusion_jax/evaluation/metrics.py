@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from sacrebleu.metrics import BLEU, CHRF, TER
-from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.base import Metric, Signature
 
 from fusion_jax.errors import InputError
 
@@ -93,19 +93,19 @@ def metrics_for(language: str) -> dict[str, Metric]:
   return {'BLEU': bleu_for(language), 'chrF2': CHRF(), 'TER': ter}
 
 
-def signature(metric: Metric, references: int) -> str:
-  """How sacreBLEU computes a metric.
+def signature_of(metric: Metric, references: int) -> Signature:
+  """Return how sacreBLEU computes a metric.
 
   Args:
-    metric: it may not have scored anything yet.
-    references: how many translations of every line.
+    metric: Metric that may not have scored anything yet.
+    references: Number of translations of every line.
 
   Returns:
     sacreBLEU's signature.
   """
   # sacreBLEU knows the number of references only after scoring.
   metric.corpus_score(['a'], [['a']] * references)
-  return metric.get_signature().format()
+  return metric.get_signature()
 
 
 def check_line_counts(hypotheses: int, references: int) -> None:

@@ -6,7 +6,7 @@ from fusion_jax.errors import InputError
 from fusion_jax.evaluation.metrics import (
   corpus_scores,
   metrics_for,
-  signature,
+  signature_of,
 )
 
 HYPOTHESES = ['the cat sat on the mat', 'a dog barks']
@@ -58,11 +58,18 @@ def test_lines_must_correspond():
 def test_metrics_of_a_language():
   metrics = metrics_for('ja_JP')
   assert list(metrics) == ['BLEU', 'chrF2', 'TER']
-  assert '|tok:ja-mecab' in signature(metrics['BLEU'], 1)
-  assert '|norm:yes|punct:yes|asian:yes' in signature(metrics['TER'], 1)
-  assert '|norm:no|punct:yes|asian:no' in signature(metrics_for('')['TER'], 1)
-  assert signature(metrics_for('de')['BLEU'], 3).startswith(
-    'nrefs:3|case:mixed'
+  assert '|tok:ja-mecab' in signature_of(metrics['BLEU'], 1).format()
+  assert (
+    '|norm:yes|punct:yes|asian:yes' in signature_of(metrics['TER'], 1).format()
+  )
+  assert (
+    '|norm:no|punct:yes|asian:no'
+    in signature_of(metrics_for('')['TER'], 1).format()
+  )
+  assert (
+    signature_of(metrics_for('de')['BLEU'], 3)
+    .format()
+    .startswith('nrefs:3|case:mixed')
   )
   # Two of three characters are right; as words there would be none.
   score = metrics['TER'].corpus_score(['黒犬だ'], [['黒猫だ']])

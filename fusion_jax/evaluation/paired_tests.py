@@ -1,0 +1,197 @@
+"""Paired significance tests between the outputs of systems.
+
+Bootstrap resampling (Koehn 2004, https://aclanthology.org/W04-3250) and
+approximate randomisation (Riezler and Maxwell 2005,
+https://aclanthology.org/W05-0908), with the random numbers of sacreBLEU, so
+that its command line prints the same p-values. There are two exceptions, and in
+both the p-value here is the larger one:
+
+- sacreBLEU counts the trials that differ by more than the systems do. Trials
+  that differ by as much are counted here too. This is what the definition of a
+  p-value asks for, and only then do equal outputs have p = 1.
+- Where d sentences differ, swapping outputs gives at least 2 of 2^d assignments
+  a difference as large, so that no paired test of them can have a p-value below
+  2^(1 - d). The bootstrap is not aware of it: from a single sentence it draws
+  the same sample every time.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from fusion_jax.errors import InputError
+from fusion_jax.evaluation.corpus_formulas import CORPUS_SCORES
+from fusion_jax.evaluation.metrics import metrics_for, signature_of
+
+# Differences between scores by no more than this are rounding.
+ROUNDING = 1e-9
+
+_SEED = 12345
+# Random selections that are multiplied at a time.
+_CHUNK = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+  """One system in a paired test.
+
+  Attributes:
+    score: Score of all sentences.
+    mean: Mean of the scores of the bootstrap samples; None without them.
+    interval: Half of their 95 % interval: mean ± interval.
+    p_value: Two-sided, of no difference to the baseline; None of the baseline.
+  """
+
+  score: float
+  mean: float | None
+  interval: float | None
+  p_value: float | None
+
+
+def paired_test(
+  name: str,
+  language: str,
+  references: int,
+  systems: Mapping[str, Float[np.ndarray, 'S K']],
+  kind: Literal['bs', 'ar'],
+  samples: int,
+) -> tuple[str, dict[str, Paired]]:
+  """Test systems against a baseline, as sacreBLEU does.
+
+  Args:
+    name: Name of the metric, as in `metrics_for`.
+    language: Language of the texts, as for `metrics_for`.
+    references: Number of translations of every line, for the signature.
+    systems: Statistics of every sentence, the baseline's first.
+    kind: 'bs' for the bootstrap, 'ar' for randomisation.
+    samples: Samples of the bootstrap, or trials.
+
+  Returns:
+    sacreBLEU's signature with samples and seed (SACREBLEU_SEED, by default
+    12345), and what was found about each system.
+
+  Raises:
+    InputError: SACREBLEU_SEED is no integer.
+  """
+  seed = _seed()
+  signed = signature_of(metrics_for(language)[name], references)
+  signed.update('seed', str(seed).lower())
+  signed.update(kind, samples)
+  test = _bootstrap if kind == 'bs' else _randomisation
+  return signed.format(), test(name, systems, samples, seed)
+
+
+def _seed() -> int | None:
+  value = os.environ.get('SACREBLEU_SEED', str(_SEED))
+  if value.lower() == 'none':
+    return None
+  if not value.isdecimal():
+    raise InputError(
+      f'SACREBLEU_SEED: {value!r}: give an integer from 0 on, or none'
+    )
+  return int(value)
+
+
+def _bootstrap(
+  name: str,
+  systems: Mapping[str, Float[np.ndarray, 'S K']],
+  samples: int,
+  seed: int | None,
+) -> dict[str, Paired]:
+  score = CORPUS_SCORES[name]
+  stacked = np.stack(list(systems.values()), axis=1)
+  lines, count, width = stacked.shape
+  drawn = [
+    (weights @ stacked.reshape(lines, -1)).reshape(-1, width)
+    for weights in _bootstrap_weights(lines, samples, seed)
+  ]
+  scores = score(np.concatenate(drawn)).reshape(samples, count)
+  whole = score(stacked.sum(axis=0))
+  found = {}
+  for index, system in enumerate(systems):
+    p_value = None
+    if index:
+      change = np.abs(scores[:, index] - scores[:, 0])
+      p_value = max(
+        _p_value(change - change.mean(), abs(whole[index] - whole[0])),
+        least_p_value(stacked[:, 0], stacked[:, index]),
+      )
+    mean, interval = _interval(scores[:, index])
+    found[system] = Paired(float(whole[index]), mean, interval, p_value)
+  return found
+
+
+def _bootstrap_weights(
+  lines: int, samples: int, seed: int | None
+) -> Iterator[Float[np.ndarray, 'N S']]:
+  """How often each line is drawn, for some samples at a time."""
+  generator = np.random.default_rng(seed)
+  for start in range(0, samples, _CHUNK):
+    size = min(_CHUNK, samples - start), lines
+    indices = generator.choice(lines, size=size, replace=True)
+    yield np.stack(
+      [np.bincount(row, minlength=lines) for row in indices]
+    ).astype(np.float64)
+
+
+def _randomisation(
+  name: str,
+  systems: Mapping[str, Float[np.ndarray, 'S K']],
+  trials: int,
+  seed: int | None,
+) -> dict[str, Paired]:
+  score = CORPUS_SCORES[name]
+  (first, baseline), *others = systems.items()
+  (whole,) = score(baseline.sum(axis=0, keepdims=True))
+  found = {first: Paired(float(whole), None, None, None)}
+  lines = len(baseline)
+  swaps = np.random.default_rng(seed).integers(
+    2, size=(trials, lines), dtype=bool
+  )
+  for system, counts in others:
+    (own,) = score(counts.sum(axis=0, keepdims=True))
+    one, other = _swapped(swaps, baseline, counts)
+    p_value = _p_value(np.abs(score(one) - score(other)), abs(own - whole))
+    found[system] = Paired(float(own), None, None, p_value)
+  return found
+
+
+def _swapped(
+  swaps: Bool[np.ndarray, 'N S'],
+  baseline: Float[np.ndarray, 'S K'],
+  system: Float[np.ndarray, 'S K'],
+) -> tuple[Float[np.ndarray, 'N K'], Float[np.ndarray, 'N K']]:
+  """The counts of both systems after their outputs were swapped at random."""
+  both = baseline.sum(axis=0) + system.sum(axis=0)
+  one = system.sum(axis=0) + np.concatenate(
+    [
+      swaps[start : start + _CHUNK].astype(np.float64) @ (baseline - system)
+      for start in range(0, len(swaps), _CHUNK)
+    ]
+  )
+  return one, both - one
+
+
+def _p_value(values: Float[np.ndarray, ' N'], difference: float) -> float:
+  """The share of trials that differ by as much, the real one counted in."""
+  count = int((values >= difference - ROUNDING).sum())
+  return (count + 1) / (len(values) + 1)
+
+
+def least_p_value(
+  baseline: Float[np.ndarray, 'S K'], system: Float[np.ndarray, 'S K']
+) -> float:
+  """Return 2^(1 - d) for d sentences that differ, at most 1."""
+  differing = int((baseline != system).any(axis=1).sum())
+  return min(1.0, 2.0 ** (1 - differing))
+
+
+def _interval(scores: Float[np.ndarray, ' N']) -> tuple[float, float]:
+  """The mean and half of the 95 % interval, as sacreBLEU has them."""
+  ordered, tail = np.sort(scores), len(scores) // 40
+  half = (ordered[len(scores) - tail - 1] - ordered[tail]) / 2
+  return float(scores.mean()), float(half)
