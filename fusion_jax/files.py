@@ -1,0 +1,152 @@
+"""Files and folders that are whole or not there, and files that are the same.
+
+What is written goes into a neighbour with an unpredictable name, made anew and
+without following links, which takes the place of the file at the end.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from fusion_jax.errors import InputError
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+  """Open a file that appears, or is replaced, when all of it is written.
+
+  A link is followed: the file that it names is replaced. Devices and pipes are
+  written directly.
+
+  Args:
+    path: Name of the file.
+
+  Yields:
+    The file, opened for writing bytes.
+
+  Raises:
+    InputError: It cannot be written; what was there before is left as it was.
+  """
+  with write_errors(path):
+    final = path.resolve()
+    if final.exists() and not final.is_file():
+      with final.open('wb') as file:
+        yield file
+      return
+    written = _neighbour(final)
+    try:
+      with written.open('xb') as file:
+        yield file
+      os.replace(written, final)
+    finally:
+      written.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+  """Write a file, whole or not at all.
+
+  Raises:
+    InputError: It cannot be written.
+  """
+  with whole_file(path) as file:
+    file.write(content)
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+  """Make a folder that appears when all that is in it is written.
+
+  Args:
+    path: Name of the folder; it does not exist or is empty.
+
+  Yields:
+    A neighbour to write into. It is removed if something fails.
+
+  Raises:
+    InputError: The folder cannot be written.
+  """
+  with write_errors(path):
+    final = path.resolve()
+    written = _neighbour(final)
+    try:
+      written.mkdir(parents=True)
+      yield written
+      os.replace(written, final)
+    finally:
+      shutil.rmtree(written, ignore_errors=True)
+
+
+def check_new_folder(path: Path, flag: str = '--output') -> None:
+  """Refuse to write over something.
+
+  Args:
+    path: Name of a folder that is to be made.
+    flag: Option that named it, for the message.
+
+  Raises:
+    InputError: The path is a file, or a folder that is not empty.
+  """
+  with write_errors(path):
+    if not os.path.lexists(path):
+      return
+    if not path.is_dir():
+      raise InputError(f'{flag}={path}: is a file; give a new or empty folder')
+    if any(path.iterdir()):
+      raise InputError(f'{flag}={path}: not empty; give a new or empty folder')
+
+
+@contextlib.contextmanager
+def write_errors(path: Path, advice: str = '') -> Iterator[None]:
+  """Turn a failure of the disk into one line.
+
+  Args:
+    path: What is written inside the block.
+    advice: What to do about it.
+
+  Raises:
+    InputError: It cannot be written.
+  """
+  try:
+    yield
+  except BrokenPipeError:
+    raise
+  except OSError as error:
+    reason = error.strerror or str(error)
+    advice = advice and f'; {advice}'
+    raise InputError(f'{path}: cannot be written: {reason}{advice}') from error
+
+
+@contextlib.contextmanager
+def read_errors(name: str | Path) -> Iterator[None]:
+  """Turn a failure to read into one line.
+
+  Args:
+    name: What is read inside the block.
+
+  Raises:
+    InputError: It cannot be read.
+  """
+  try:
+    yield
+  except OSError as error:
+    reason = error.strerror or str(error)
+    raise InputError(f'{name}: cannot be read: {reason}') from error
+
+
+def same_file(one: str | Path, other: str | Path) -> bool:
+  """Return whether two paths name one file, whatever way they are written."""
+  if os.path.realpath(one) == os.path.realpath(other):
+    return True
+  try:
+    return os.path.samefile(one, other)
+  except OSError:
+    return False
+
+
+def _neighbour(path: Path) -> Path:
+  """A path in the same folder that nobody can guess."""
+  return path.with_name(f'.{secrets.token_hex(8)}.part')
