@@ -35,10 +35,10 @@ from fusion_jax.analysis.figures import as_svg
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import CheckFailed, InputError, one_line_errors
+from fusion_jax.files import write_whole
 from fusion_jax.flags import load_config, parse_arguments
 from fusion_jax.presets import changed
 from fusion_jax.programs import start_logging
-from fusion_jax.training.run_directory import write_atomically
 
 _FILE = 'benchmarks/deep_recipes.py'
 _OUTPUT = RESULTS / 'deep_stacks.json'
@@ -311,7 +311,7 @@ def _write_figure(
   if results['rounds']:
     default = arguments.output == _OUTPUT
     path = _FIGURE if default else arguments.output.with_suffix('.svg')
-    write_atomically(path, as_svg(draw(results)))
+    write_whole(path, as_svg(draw(results)))
 
 
 if __name__ == '__main__':

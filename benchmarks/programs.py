@@ -12,6 +12,7 @@ from typing import IO, Any
 from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.serialization import flatten
+from fusion_jax.training.metrics_file import read_metrics
 
 # Fields that do not alter what is measured.
 _FREE = (
@@ -99,10 +100,8 @@ def metrics(workdir: Path, kind: str) -> list[dict[str, Any]]:
     workdir: the run directory.
     kind: 'train', 'valid' or 'fusion'.
   """
-  path = workdir / 'metrics.jsonl'
-  lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-  whole = [json.loads(line) for line in lines if line.endswith('\n')]
-  return [line for line in whole if line['kind'] == kind]
+  rows = read_metrics(workdir / 'metrics.jsonl')
+  return [row for row in rows if row['kind'] == kind]
 
 
 def measured_fields(config: ExperimentConfig) -> dict[str, Any]:

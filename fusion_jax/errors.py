@@ -1,6 +1,7 @@
 """What the user did wrong, told in one line."""
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -62,13 +63,15 @@ def require_at_least(
 
 
 def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
-  """Makes `main` end in one line on stderr and exit code 2 on `InputError`.
+  """Make `main` end in one line on stderr where the user can do something.
 
-  On `CheckFailed` the exit code is 1. Every other exception is a bug of ours
-  and keeps its traceback.
+  Exit codes: 2 on `InputError` and on errors of the operating system (a full
+  disk, a closed stdout, no permission), 1 on `CheckFailed`, 130 on Ctrl-C, 141
+  where the reader of stdout is gone. Every other exception is a bug of ours and
+  keeps its traceback.
 
   Args:
-    main: a program's entry point.
+    main: Entry point of a program.
 
   Returns:
     The wrapped entry point; it returns the exit code for `sys.exit`.
@@ -76,17 +79,45 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
 
   @functools.wraps(main)
   def wrapped(*args, **kwargs) -> int:
-    try:
-      main(*args, **kwargs)
-    except InputError as error:
-      print(f'error: {error}', file=sys.stderr)
-      return 2
-    except CheckFailed as error:
-      print(f'failed: {error}', file=sys.stderr)
-      return 1
-    except BrokenPipeError:
+    code, message = _outcome(lambda: main(*args, **kwargs))
+    if code == _BROKEN_PIPE:
       sys.stderr.close()
-      return 141
-    return 0
+    elif message:
+      print(message, file=sys.stderr)
+    return code
 
   return wrapped
+
+
+_INTERRUPTED, _BROKEN_PIPE = 130, 141
+
+
+def _outcome(action: Callable[[], None]) -> tuple[int, str]:
+  """The exit code and the line for stderr."""
+  try:
+    action()
+    if sys.stdout:
+      sys.stdout.flush()
+  except InputError as error:
+    return 2, f'error: {error}'
+  except CheckFailed as error:
+    return 1, f'failed: {error}'
+  except KeyboardInterrupt:
+    return _INTERRUPTED, 'error: interrupted'
+  except BrokenPipeError:
+    return _BROKEN_PIPE, ''
+  except OSError as error:
+    where = error.filename or ('a file' if _stdout_works() else 'stdout')
+    return 2, f'error: {where}: {error.strerror or error}'
+  return 0, ''
+
+
+def _stdout_works() -> bool:
+  """Whether it takes what waits for it; if not, that is dropped."""
+  try:
+    sys.stdout.flush()
+  except OSError:
+    # The interpreter would try again, and fail, when it ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return False
+  return True

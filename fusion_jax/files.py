@@ -8,11 +8,16 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, first_line
+
+# Neighbours of what is being written.
+_unfinished: set[Path] = set()
 
 
 @contextlib.contextmanager
@@ -37,13 +42,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
       with final.open('wb') as file:
         yield file
       return
-    written = _neighbour(final)
-    try:
+    with _neighbour(final) as written:
       with written.open('xb') as file:
         yield file
       os.replace(written, final)
-    finally:
-      written.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -71,13 +73,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
   """
   with write_errors(path):
     final = path.resolve()
-    written = _neighbour(final)
-    try:
+    with _neighbour(final) as written:
       written.mkdir(parents=True)
       yield written
       os.replace(written, final)
-    finally:
-      shutil.rmtree(written, ignore_errors=True)
 
 
 def check_new_folder(path: Path, flag: str = '--output') -> None:
@@ -115,7 +114,7 @@ def write_errors(path: Path, advice: str = '') -> Iterator[None]:
   except BrokenPipeError:
     raise
   except OSError as error:
-    reason = error.strerror or str(error)
+    reason = error.strerror or first_line(error)
     advice = advice and f'; {advice}'
     raise InputError(f'{path}: cannot be written: {reason}{advice}') from error
 
@@ -133,7 +132,7 @@ def read_errors(name: str | Path) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    reason = error.strerror or str(error)
+    reason = error.strerror or first_line(error)
     raise InputError(f'{name}: cannot be read: {reason}') from error
 
 
@@ -147,6 +146,45 @@ def same_file(one: str | Path, other: str | Path) -> bool:
     return False
 
 
-def _neighbour(path: Path) -> Path:
-  """A path in the same folder that nobody can guess."""
-  return path.with_name(f'.{secrets.token_hex(8)}.part')
+@contextlib.contextmanager
+def _neighbour(path: Path) -> Iterator[Path]:
+  """A path in the same folder that nobody can guess; removed at the end.
+
+  SIGTERM, where nobody else handles it, removes it too before the process ends.
+  """
+  neighbour = path.with_name(f'.{secrets.token_hex(8)}.part')
+  _unfinished.add(neighbour)
+  with _removing_on_sigterm():
+    try:
+      yield neighbour
+    finally:
+      _remove(neighbour)
+      _unfinished.discard(neighbour)
+
+
+@contextlib.contextmanager
+def _removing_on_sigterm() -> Iterator[None]:
+  in_main = threading.current_thread() is threading.main_thread()
+  if not in_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    yield
+    return
+  # An exception would not do: callbacks of JAX may swallow it.
+  signal.signal(signal.SIGTERM, _remove_and_end)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _remove_and_end(number: int, _: object) -> None:
+  for path in _unfinished:
+    _remove(path)
+  signal.signal(number, signal.SIG_DFL)
+  os.kill(os.getpid(), number)
+
+
+def _remove(path: Path) -> None:
+  if path.is_dir():
+    shutil.rmtree(path, ignore_errors=True)
+  else:
+    path.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.tables import SAMPLES, Bleu, Line, Table
 from fusion_jax.errors import InputError
-from fusion_jax.training.run_directory import write_atomically
+from fusion_jax.files import write_whole
 
 _BEGIN = '<!-- comparison of schemes -->'
 _END = '<!-- end of the comparison -->'
@@ -48,7 +48,7 @@ def put_into(path: Path, text: str) -> None:
   _, end, after = rest.partition(_END)
   if not (begin and end):
     raise InputError(f'--readme: {path}: must have {_BEGIN} and then {_END}')
-  write_atomically(path, f'{before}{begin}\n\n{text}\n{end}{after}'.encode())
+  write_whole(path, f'{before}{begin}\n\n{text}\n{end}{after}'.encode())
 
 
 def _head(recipe: Recipe) -> str:

@@ -14,7 +14,7 @@ from benchmarks.common import write_results
 from benchmarks.comparison.plan import Run
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import read_file
-from fusion_jax.training.run_directory import write_atomically
+from fusion_jax.files import write_whole
 
 
 class Results:
@@ -65,7 +65,7 @@ class Results:
     for test, lines in translations.items():
       text = ''.join(f'{line}\n' for line in lines)
       packed = gzip.compress(text.encode(), mtime=0)
-      write_atomically(self._translations(run, test), packed)
+      write_whole(self._translations(run, test), packed)
     numbers = {'recipe': self._digest, **_identity(run), **numbers}
     write_results(path, numbers)
     self._found[run.name] = numbers

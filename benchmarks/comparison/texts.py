@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fusion_jax.config import DataConfig
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import check_lines, read_file
-from fusion_jax.training.run_directory import write_atomically
+from fusion_jax.files import write_whole
 
 _OPENERS = {'.gz': gzip.open, '.xz': lzma.open}
 
@@ -84,4 +84,4 @@ def _unpack(packed: Path, file: Path) -> None:
   except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
     raise InputError(f'--data: {packed}: not readable: {error}') from None
   file.parent.mkdir(parents=True, exist_ok=True)
-  write_atomically(file, text)
+  write_whole(file, text)

@@ -13,7 +13,7 @@ from fusion_jax.analysis.finding import Finding, View
 from fusion_jax.analysis.subject import Subject, TextChoice
 from fusion_jax.decoding.direction import load_chosen
 from fusion_jax.errors import InputError
-from fusion_jax.training.run_directory import write_atomically
+from fusion_jax.files import write_whole
 
 
 def open_subject(arguments: argparse.Namespace) -> Subject:
@@ -82,6 +82,6 @@ def look_at(view: View, subject: Subject, folder: Path) -> Finding:
     'numbers': finding.numbers,
   }
   text = json.dumps(written, ensure_ascii=False, indent=1, allow_nan=False)
-  write_atomically(folder / f'{view.name}.json', text.encode() + b'\n')
+  write_whole(folder / f'{view.name}.json', text.encode() + b'\n')
   figures.save(finding.draw(), folder / view.name)
   return finding

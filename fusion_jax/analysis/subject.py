@@ -3,9 +3,8 @@
 import dataclasses
 import functools
 import itertools
-import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +16,7 @@ from fusion_jax.data.normalise import normalise
 from fusion_jax.data.text_files import read_pairs as read_files
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
+from fusion_jax.training.metrics_file import read_metrics
 from fusion_jax.training.trained import Run
 
 logger = logging.getLogger(__name__)
@@ -112,19 +112,17 @@ class Subject:
 
   @functools.cached_property
   def metrics(self) -> tuple[dict[str, Any], ...]:
-    """The lines of metrics.jsonl.
+    """The lines of metrics.jsonl, without those that are damaged.
 
     Raises:
-      InputError: there is none, or a line that is no JSON object.
+      InputError: There is none, or it cannot be read.
     """
     path = self.workdir / 'metrics.jsonl'
-    try:
-      lines = path.read_text(encoding='utf-8').splitlines()
-    except OSError as error:
+    if not path.exists():
       raise InputError(
-        f'{path}: {error.strerror}; training writes it into the run directory'
-      ) from error
-    return tuple(_rows(lines, path))
+        f'{path}: no such file; training writes it into the run directory'
+      )
+    return tuple(read_metrics(path))
 
   def of_kind(self, kind: str) -> list[dict[str, Any]]:
     """The metrics of a kind: 'train', 'valid' or 'fusion'.
@@ -171,16 +169,3 @@ class Subject:
 def _ids(text: str, tokenizer: Tokenizer) -> Int32[np.ndarray, ' S']:
   ids = [*tokenizer.encode(normalise(text)), tokenizer.vocabulary.end]
   return np.array(ids, np.int32)
-
-
-def _rows(lines: Sequence[str], path: Path) -> Iterable[dict[str, Any]]:
-  for number, line in enumerate(lines, start=1):
-    try:
-      row = json.loads(line)
-    except ValueError:
-      row = None
-    if not isinstance(row, dict) or not {'step', 'kind'} <= row.keys():
-      raise InputError(
-        f'{path}, line {number}: must be a JSON object with step and kind'
-      )
-    yield row

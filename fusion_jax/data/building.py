@@ -1,6 +1,7 @@
 """Writes the splits of a prepared corpus, as they stream by."""
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ from fusion_jax.config import FilterConfig
 from fusion_jax.data import filtering, prepared, records
 from fusion_jax.data.encoding import PairEncoder
 from fusion_jax.data.records import Example
+from fusion_jax.errors import InputError, first_line
 
 # Pairs that are encoded and written together: all that is held in memory.
 _CHUNK = 4_096
@@ -156,7 +158,8 @@ class _SplitWriter:
     with self._lengths_file:
       if error_type is None:
         self._flush()
-        self._writer.close_splits([self._name])
+        with _writer_errors(self._name):
+          self._writer.close_splits([self._name])
         self._write_header()
 
   def add(
@@ -181,7 +184,8 @@ class _SplitWriter:
       self._flush()
 
   def _flush(self) -> None:
-    self._writer.add_examples({self._name: self._records})
+    with _writer_errors(self._name):
+      self._writer.add_examples({self._name: self._records})
     lengths = np.array(self._lengths, np.int32).reshape(-1, 2)
     self._lengths_file.write(lengths.tobytes())
     self._examples += len(lengths)
@@ -199,6 +203,18 @@ class _SplitWriter:
         'shape': (self._examples, 2),
       },
     )
+
+
+@contextlib.contextmanager
+def _writer_errors(split: str) -> Iterator[None]:
+  """ArrayRecord tells of a full disk by a RuntimeError."""
+  try:
+    yield
+  except RuntimeError as error:
+    raise InputError(
+      f'the records of {split} cannot be written: {first_line(error)}; make '
+      'room and run the same command again'
+    ) from error
 
 
 @dataclasses.dataclass

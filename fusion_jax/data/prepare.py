@@ -8,17 +8,12 @@ the folder again. The text streams through, whatever its size.
 """
 
 import argparse
-import contextlib
-import errno
 import functools
 import hashlib
 import json
 import logging
-import os
-import secrets
-import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +28,7 @@ from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.data.tokenizer import train as train_tokenizer
 from fusion_jax.directions import Direction
 from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.files import whole_folder
 from fusion_jax.flags import parse_experiment
 from fusion_jax.programs import start_logging
 from fusion_jax.serialization import to_dict
@@ -41,11 +37,6 @@ logger = logging.getLogger(__name__)
 
 # Goes up when the same settings begin to give other files.
 _FORMAT = 1
-
-_USERS_TROUBLE = {
-    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS,
-    errno.ENOTDIR, errno.EEXIST,
-}  # fmt: skip
 
 
 def prepare(data: DataConfig) -> PreparedCorpus:
@@ -130,19 +121,17 @@ def _folder_name(data: DataConfig, settings: dict[str, Any]) -> str:
 
 
 def _make(data: DataConfig, settings: dict[str, Any], directory: Path) -> None:
-  """Fills a neighbour of the folder, and renames it when it is complete."""
-  partial = directory.with_name(
-    f'.{directory.name}.{os.getpid()}-{secrets.token_hex(4)}'
-  )
-  with _disk_errors(partial):
-    partial.mkdir(parents=True)
-    try:
+  """Fills a folder that appears when it is complete."""
+  try:
+    with whole_folder(directory) as partial:
       report = _fill(data, partial)
       _write_json(partial / prepared.REPORT, report)
       _write_json(partial / prepared.SETTINGS, settings)
-      _publish(partial, directory)
-    finally:
-      shutil.rmtree(partial, ignore_errors=True)
+  except InputError:
+    # Another process may have made the same folder in the meantime.
+    if not directory.is_dir():
+      raise
+    return
   logger.info('%s:\n%s', directory, report_table(report))
 
 
@@ -237,30 +226,9 @@ def _trained(
   return Tokenizer(train_tokenizer(filter(None, lines), config, tags))
 
 
-def _publish(partial: Path, directory: Path) -> None:
-  try:
-    partial.rename(directory)
-  except OSError:
-    # Another process has made the same folder in the meantime.
-    if not directory.is_dir():
-      raise
-
-
 def _write_json(path: Path, values: dict[str, Any]) -> None:
   text = json.dumps(values, indent=2, ensure_ascii=False) + '\n'
   path.write_text(text, 'utf-8')
-
-
-@contextlib.contextmanager
-def _disk_errors(directory: Path) -> Iterator[None]:
-  try:
-    yield
-  except OSError as error:
-    if error.errno not in _USERS_TROUBLE:
-      raise
-    raise InputError(
-      f'{directory}: cannot be written ({error.strerror})'
-    ) from error
 
 
 @one_line_errors

@@ -111,4 +111,4 @@ def _told_by_name(path: Path) -> Iterator[None]:
   except FileNotFoundError:
     raise InputError(f'{path}: no such file') from None
   except OSError as error:
-    raise InputError(f'{path}: cannot be read ({error.strerror})') from None
+    raise InputError(f'{path}: cannot be read: {error.strerror}') from None

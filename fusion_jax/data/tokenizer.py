@@ -95,7 +95,7 @@ class Tokenizer:
       model = Path(path).read_bytes()
     except OSError as error:
       raise InputError(
-        f'{path}: the tokenizer model cannot be read ({error.strerror})'
+        f'{path}: the tokenizer model cannot be read: {error.strerror}'
       ) from None
     return cls(model, str(path))
 

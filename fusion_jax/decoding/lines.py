@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fusion_jax.errors import InputError
+from fusion_jax.files import read_errors, whole_file
 from fusion_jax.parallel.distributed import is_first
 
 logger = logging.getLogger(__name__)
@@ -18,19 +19,19 @@ _CHUNK_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def open_input(path: str) -> Iterator[BinaryIO]:
-  """A file to read, or stdin where the path is empty.
+  """Open a file to read, or stdin where the path is empty.
 
   Raises:
-    InputError: the file cannot be opened.
+    InputError: The file cannot be opened, or stdin is closed.
   """
   if not path:
+    if sys.stdin is None:
+      raise InputError('stdin: is closed; give --input=FILE')
     yield sys.stdin.buffer
     return
   with contextlib.ExitStack() as stack:
-    try:
+    with read_errors(path):
       file = stack.enter_context(open(path, 'rb'))
-    except OSError as error:
-      raise InputError(f'{path}: cannot be read ({error.strerror})') from None
     yield file
 
 
@@ -48,7 +49,7 @@ def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
     Lines; an end of line at the end of the file does not start another.
   """
   warned = False
-  for number, line in enumerate(file, start=1):
+  for number, line in enumerate(_read(file, name), start=1):
     line = line.removesuffix(b'\n')
     try:
       text = line.decode('utf-8')
@@ -65,6 +66,11 @@ def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
     yield text
 
 
+def _read(file: Iterable[bytes], name: str) -> Iterator[bytes]:
+  with read_errors(name):
+    yield from file
+
+
 def count_lines(path: str) -> int | None:
   """The lines that `read_lines` gives; None for stdin and pipes."""
   if not Path(path).is_file():
@@ -79,71 +85,35 @@ def count_lines(path: str) -> int | None:
 
 @contextlib.contextmanager
 def open_output(path: str) -> Iterator[Callable[[str], None]]:
-  """A function that writes a line, to a file or to stdout, on process 0.
+  """Open a file or stdout for lines, on process 0.
 
   Args:
-    path: of the file, as for `open_whole`; empty for stdout.
+    path: Name of a file, as for `open_whole`; empty for stdout.
 
   Yields:
-    Writes one line, given without its end.
+    A function that writes one line, given without its end.
 
   Raises:
-    InputError: the file cannot be written.
+    InputError: It cannot be written.
   """
   if not path and is_first():
-    write = _line_writer(sys.stdout.buffer)
-
-    def write_now(line: str) -> None:
-      write(line)
-      sys.stdout.buffer.flush()
-
-    yield write_now
+    if sys.stdout is None:
+      raise InputError('stdout: is closed; give --output=FILE')
+    yield _write_to_stdout
     return
   with open_whole(path) as file:
-    yield _line_writer(file)
+    yield lambda line: _write_line(file, line)
 
 
-@contextlib.contextmanager
-def open_whole(path: str) -> Iterator[BinaryIO]:
-  """A file to write that appears when all is written.
-
-  Until then its bytes are in a neighbour, which is removed if something
-  fails. Devices and pipes are written directly. Only process 0 writes.
-
-  Args:
-    path: of the file.
-
-  Yields:
-    The file.
-
-  Raises:
-    InputError: it cannot be written.
-  """
-  final = Path(os.path.realpath(path if is_first() else os.devnull))
-  direct = final.exists() and not final.is_file()
-  written = final if direct else final.with_name(f'.{final.name}.{os.getpid()}')
-  try:
-    with _told_by_name(path), written.open('wb') as file:
-      yield file
-    if not direct:
-      os.replace(written, final)
-  finally:
-    if not direct:
-      written.unlink(missing_ok=True)
+def _write_to_stdout(line: str) -> None:
+  _write_line(sys.stdout.buffer, line)
+  sys.stdout.buffer.flush()
 
 
-def _line_writer(file: BinaryIO) -> Callable[[str], None]:
-  def write(line: str) -> None:
-    file.write(line.encode('utf-8') + b'\n')
-
-  return write
+def _write_line(file: BinaryIO, line: str) -> None:
+  file.write(line.encode('utf-8') + b'\n')
 
 
-@contextlib.contextmanager
-def _told_by_name(path: str) -> Iterator[None]:
-  try:
-    yield
-  except BrokenPipeError:
-    raise
-  except OSError as error:
-    raise InputError(f'{path}: cannot be written ({error.strerror})') from None
+def open_whole(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+  """Open a file as `whole_file` does, on process 0; others write nothing."""
+  return whole_file(Path(path if is_first() else os.devnull))

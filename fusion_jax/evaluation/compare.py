@@ -135,13 +135,13 @@ def _write(numbers: dict, folder: Path) -> None:
   from fusion_jax.analysis import figures
   from fusion_jax.evaluation.compare_figure import draw
   from fusion_jax.evaluation.compare_report import report
-  from fusion_jax.training.run_directory import write_atomically
+  from fusion_jax.files import write_whole
 
   text = json.dumps(numbers, ensure_ascii=False, indent=1, allow_nan=False)
   markdown = report(numbers)
-  write_atomically(folder / 'compare.json', f'{text}\n'.encode())
+  write_whole(folder / 'compare.json', f'{text}\n'.encode())
   figures.save(draw(numbers), folder / 'compare')
-  write_atomically(folder / 'compare.md', markdown.encode())
+  write_whole(folder / 'compare.md', markdown.encode())
   logger.info('written: %s', folder / 'compare.md')
 
 

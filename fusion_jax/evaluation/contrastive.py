@@ -24,6 +24,7 @@ from fusion_jax.checkpoint_flags import (
   add_direction_flags,
 )
 from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.files import write_whole
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import (
   keep_compiled,
@@ -211,10 +212,8 @@ def main(argv: list[str]) -> None:
     raise InputError(f'{arguments.input}: no item has a wrong translation')
   scores = list(_scores(arguments, items))
   if arguments.output:
-    from fusion_jax.training.run_directory import write_atomically
-
     text = json.dumps(scores, indent=1) + '\n'
-    write_atomically(arguments.output, text.encode())
+    write_whole(arguments.output, text.encode())
   print(report(accuracies(items, scores)))
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import TextFile, read_file
-from fusion_jax.training.run_directory import read_config, write_atomically
+from fusion_jax.files import write_whole
+from fusion_jax.training.run_directory import read_config
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def translation_of(
   else:
     about.unlink(missing_ok=True)
     kept = {'made_of': made_of} | _translate(run, lines, languages, path)
-    write_atomically(about, (json.dumps(kept, indent=1) + '\n').encode())
+    write_whole(about, (json.dumps(kept, indent=1) + '\n').encode())
   text = dataclasses.replace(
     read_file(str(path)), run=f'{run}, step {kept["step"]}'
   )
@@ -109,7 +110,7 @@ def _translate(
   logger.info('%s, step %d: translates %d lines', run, trained.step, len(lines))
   text = ''.join(f'{line}\n' for line in translator.translate(lines))
   progress.finish()
-  write_atomically(path, text.encode())
+  write_whole(path, text.encode())
   data = trained.config.data
   return {
     'step': trained.step,

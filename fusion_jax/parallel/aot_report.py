@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fusion_jax.files import write_whole
 from fusion_jax.parallel.aot_chips import GIB
 from fusion_jax.parallel.aot_compile import Figures
 from fusion_jax.parallel.aot_topology import Topology
-from fusion_jax.training.run_directory import write_atomically
 
 _COMPILERS = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-pjrt', 'jax-cuda12-pjrt')
 
@@ -65,7 +65,7 @@ def as_json(topology: Topology, step: str, figures: Figures) -> dict[str, Any]:
 def write(path: Path, topology: Topology, step: str, figures: Figures) -> None:
   """Writes `as_json` into a file; it is whole or not there."""
   text = json.dumps(as_json(topology, step, figures), indent=1)
-  write_atomically(path, (text + '\n').encode())
+  write_whole(path, (text + '\n').encode())
 
 
 def _versions() -> dict[str, str]:

@@ -1,31 +1,15 @@
 """Files of a run that grow: each piece is whole in them, or not there."""
 
-import contextlib
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-from fusion_jax.errors import InputError
+from fusion_jax.files import write_errors
 
-
-@contextlib.contextmanager
-def write_errors(path: Path) -> Iterator[None]:
-  """Turns a failure of the disk into one line.
-
-  Args:
-    path: what is written inside the block.
-
-  Raises:
-    InputError: it cannot be written.
-  """
-  try:
-    yield
-  except OSError as error:
-    raise InputError(
-      f'{path}: cannot be written: {error.strerror}; run the same command '
-      'again when it can, it goes on from the last whole checkpoint'
-    ) from error
+_ADVICE = (
+  'run the same command again when it can, it resumes from the last whole '
+  'checkpoint'
+)
 
 
 class AppendedFile:
@@ -38,7 +22,7 @@ class AppendedFile:
       InputError: it cannot be opened.
     """
     self._path = path
-    with write_errors(path):
+    with write_errors(path, _ADVICE):
       self._file = path.open('ab', buffering=0)
 
   def append(self, piece: bytes) -> None:
@@ -48,7 +32,7 @@ class AppendedFile:
       InputError: it cannot be written.
     """
     size = os.fstat(self._file.fileno()).st_size
-    with write_errors(self._path):
+    with write_errors(self._path, _ADVICE):
       try:
         if self._file.write(piece) < len(piece):
           raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -58,5 +42,5 @@ class AppendedFile:
 
   def close(self) -> None:
     """Closes the file."""
-    with write_errors(self._path):
+    with write_errors(self._path, _ADVICE):
       self._file.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fusion_jax.checkpoint_flags import add_checkpoint_flags
 from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.files import check_new_folder
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import start_logging
 
@@ -41,10 +42,10 @@ def main(argv: list[str]) -> None:
   arguments = _parse(argv)
   start_logging()
   # After the flags: JAX starts slowly.
-  from fusion_jax.training.save_mean import check_new, write_mean
+  from fusion_jax.training.save_mean import write_mean
   from fusion_jax.training.trained import load_flagged
 
-  check_new(arguments.output)
+  check_new_folder(arguments.output)
   run = load_flagged(arguments)
   write_mean(run, arguments.workdir.resolve().name, arguments.output)
   print(arguments.output)

@@ -23,6 +23,7 @@ from fusion_jax.data.prepared import PreparedCorpus, Split
 from fusion_jax.decoding.direction import in_direction
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.evaluation.metrics import corpus_scores
+from fusion_jax.files import write_errors, write_whole
 from fusion_jax.losses import LossSums, zero_sums
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.distributed import is_first
@@ -32,8 +33,6 @@ from fusion_jax.parallel.mesh import (
   replicated,
   row_shards,
 )
-from fusion_jax.training.appending import write_errors
-from fusion_jax.training.run_directory import write_atomically
 from fusion_jax.training.step import make_eval_step
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
 from fusion_jax.training.trained import Run
@@ -176,7 +175,7 @@ class Validator:
       with write_errors(self._translations):
         self._translations.mkdir(exist_ok=True)
       text = ''.join(line + '\n' for line in translations)
-      write_atomically(self._translations / name, text.encode())
+      write_whole(self._translations / name, text.encode())
     where = f'step {step}{"" if only else ", " + direction.name}'
     _log(where, values, scores.bleu_signature)
     return values

@@ -19,10 +19,9 @@ from typing import NoReturn
 import jax
 
 from fusion_jax.errors import InputError, first_line
+from fusion_jax.files import write_errors, write_whole
 from fusion_jax.parallel.distributed import gather, is_first
 from fusion_jax.parallel_options import ParallelConfig
-from fusion_jax.training.appending import write_errors
-from fusion_jax.training.run_directory import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +198,7 @@ class Heartbeat:
     at = f'{self._step} {self._has_batch:d} {self._beats}'
     text = f'{self._start} {at}{failure}'
     try:
-      write_atomically(self._folder / str(jax.process_index()), text.encode())
+      write_whole(self._folder / str(jax.process_index()), text.encode())
     except InputError as error:
       logger.warning('no sign of life for the other processes: %s', error)
 

@@ -4,17 +4,18 @@ import json
 import math
 from pathlib import Path
 
+from fusion_jax.files import write_whole
 from fusion_jax.parallel.distributed import is_first
 from fusion_jax.training.appending import AppendedFile
 from fusion_jax.training.events import EventFile
-from fusion_jax.training.run_directory import write_atomically
+from fusion_jax.training.metrics_file import read_metrics
 
 
 class MetricsLog:
   """Appends named numbers of a step to both files, on process 0.
 
-  Lines of steps after `step`, left by a run that was killed and resumed from
-  an earlier checkpoint, are removed first.
+  Lines that are damaged, and those of steps after `step`, left by a run that
+  was killed and resumed from an earlier checkpoint, are removed first.
   """
 
   def __init__(self, workdir: Path, step: int):
@@ -23,9 +24,9 @@ class MetricsLog:
       return
     path = workdir / 'metrics.jsonl'
     if path.exists():
-      kept = [line for line in path.read_text().splitlines() if _is_whole(line)]
-      kept = [line for line in kept if json.loads(line)['step'] <= step]
-      write_atomically(path, ''.join(line + '\n' for line in kept).encode())
+      kept = [row for row in read_metrics(path) if row['step'] <= step]
+      text = ''.join(json.dumps(row) + '\n' for row in kept)
+      write_whole(path, text.encode())
     self._file = AppendedFile(path)
     self._events = EventFile(workdir, first_step=step + 1)
 
@@ -56,11 +57,3 @@ class MetricsLog:
     if self._writes:
       self._file.close()
       self._events.close()
-
-
-def _is_whole(line: str) -> bool:
-  """Whether a line is complete; a kill may have cut the last one."""
-  try:
-    return 'step' in json.loads(line)
-  except ValueError:
-    return False

@@ -10,24 +10,13 @@ DIR/translations/STEP.txt validation translations; of a run with several
                           directions STEP.DIRECTION.txt
 """
 
-import os
 from pathlib import Path
 
 from fusion_jax import serialization
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-  """Writes a neighbour and renames it: the file is whole or not there."""
-  temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-  try:
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-  except OSError as error:
-    temporary.unlink(missing_ok=True)
-    raise InputError(f'{path}: cannot be written: {error.strerror}') from error
+from fusion_jax.files import write_errors, write_whole
 
 
 def read_config(workdir: Path) -> ExperimentConfig:
@@ -99,19 +88,15 @@ def create(
     InputError: the directory belongs to another tokenizer or cannot be
       written.
   """
-  try:
+  with write_errors(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise InputError(f'{workdir}: cannot be made: {error.strerror}') from None
   for name, tokenizer in (('source', source), ('target', target)):
     path = workdir / f'{name}.model'
     if not path.exists():
-      write_atomically(path, tokenizer.model)
+      write_whole(path, tokenizer.model)
     elif path.read_bytes() != tokenizer.model:
       raise InputError(
         f'{path}: not the tokenizer of the prepared corpus; the run was '
         'trained on other text or its tokenizer was replaced'
       )
-  write_atomically(
-    workdir / 'config.json', serialization.to_json(config).encode()
-  )
+  write_whole(workdir / 'config.json', serialization.to_json(config).encode())

@@ -1,14 +1,12 @@
 """A run directory whose only checkpoint is the mean of others."""
 
 import dataclasses
-import os
-import secrets
-import shutil
 from pathlib import Path
 
 import orbax.checkpoint as ocp
 
 from fusion_jax.errors import InputError
+from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.serialization import FORMAT
 from fusion_jax.training import run_directory
 from fusion_jax.training.checkpoint import (
@@ -30,37 +28,19 @@ def write_mean(run: Run, name: str, output: Path) -> None:
   Raises:
     InputError: it is there already and not empty, or cannot be written.
   """
-  check_new(output)
-  final = Path(os.path.realpath(output))
-  partial = final.with_name(
-    f'.{final.name}.{os.getpid()}-{secrets.token_hex(4)}'
-  )
+  check_new_folder(output)
   try:
-    run_directory.create(
-      partial, run.config, run.source_tokenizer, run.target_tokenizer
-    )
-    _write_checkpoint(partial / 'checkpoints', run, name)
-    partial.rename(final)
+    with whole_folder(output) as partial:
+      run_directory.create(
+        partial, run.config, run.source_tokenizer, run.target_tokenizer
+      )
+      _write_checkpoint(partial / 'checkpoints', run, name)
+  except InputError:
+    raise
   except Exception as error:  # Orbax raises many kinds on a full disk.
     raise InputError(
       f'{output}: cannot be written: {first_line(error)}'
     ) from error
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
-
-
-def check_new(output: Path) -> None:
-  """Refuses a folder that `write_mean` would not write.
-
-  Raises:
-    InputError: it is there already and not empty.
-  """
-  if output.is_dir() and not any(output.iterdir()):
-    return
-  if os.path.lexists(output):
-    raise InputError(
-      f'--output={output}: is there already; give a new or empty folder'
-    )
 
 
 def _write_checkpoint(directory: Path, run: Run, name: str) -> None:

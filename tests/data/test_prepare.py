@@ -7,6 +7,8 @@ import json
 import logging
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -360,9 +362,32 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(text, monkeypatch):
     raise OSError(errno.ENOSPC, 'No space left on device')
 
   monkeypatch.setattr(building._SplitWriter, '_flush', no_space)
-  with pytest.raises(InputError, match=r'cannot be written \(No space'):
+  with pytest.raises(InputError, match=r'cannot be written: No space'):
     prepare.prepare(data_in(text))
   assert prepared_is_empty(text)
+
+
+def test_a_disk_that_is_full_for_the_records_is_one_line(text):
+  # The limit stands for a full disk: ArrayRecord has its own way to fail.
+  code = (
+    'import resource, signal, sys\n'
+    'signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n'
+    'resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))\n'
+    'from array_record.python import array_record_module as module\n'
+    'from fusion_jax.data import building\n'
+    'writer = module.ArrayRecordWriter(sys.argv[1], "group_size:1")\n'
+    'with building._writer_errors("train"):\n'
+    '  for _ in range(999): writer.write(bytes(range(256)) * 9)\n'
+    '  writer.close()\n'
+  )
+  ended = subprocess.run(
+    [sys.executable, '-c', code, text / 'records'],
+    capture_output=True,
+    text=True,
+  )
+  last = ended.stderr.splitlines()[-1]
+  assert 'InputError: the records of train cannot be written: ' in last
+  assert 'File too large' in last
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_n_best_lines(decode):
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
-    (['--input=none'], 'none: cannot be read (No such file'),
-    (['--reference=none'], 'none: cannot be read (No such file'),
+    (['--input=none'], 'none: cannot be read: No such file'),
+    (['--reference=none'], 'none: cannot be read: No such file'),
     (['--reference=short'], '3 lines to score but 1 reference lines'),
     (['--n_best=9', '--beam_size=2'], 'the beam size 2, got 9'),
     (['--beam_size=0'], 'config.decoding.beam_size: must be >= 1, got 0'),
@@ -82,13 +82,13 @@ def test_n_best_lines(decode):
     (['--attention_output=a.txt'], '=a.txt: must end in .jsonl or .pharaoh'),
     (['--states_output=s.npz', '--alignment_unit=word'], 'needs --attention_o'),
     (['--prefix=short'], 'short: 1 lines, fewer than source'),
-    (['--prefix=none'], 'none: cannot be read (No such file'),
+    (['--prefix=none'], 'none: cannot be read: No such file'),
     (['--input_format=json'], 'source, line 1: not JSON: '),
     (['--per_token'], '--per_token has no meaning with --n_best=0'),
     (['--beam_size=99'], 'must be at most 40, the subwords of the target'),
     (['--max_length_extra=0'], 'max_length_extra: must be >= 1, got 0'),
     (['--mode=score', '--prefix=short'], '--mode=score needs --target'),
-    (['--output=none/out'], 'none/out: cannot be written (No such file'),
+    (['--output=none/out'], 'none/out: cannot be written: No such file'),
   ],
 )
 def test_mistakes_end_in_one_line(decode, capsys, flags, message):

@@ -73,17 +73,17 @@ def test_a_device_is_written_directly():
 def test_files_that_cannot_be_opened_are_named(tmp_path):
   missing = str(tmp_path / 'missing' / 'file')
   with (
-    pytest.raises(InputError, match=r'missing/file: cannot be read \(No'),
+    pytest.raises(InputError, match=r'missing/file: cannot be read: No'),
     open_input(missing),
   ):
     pass
   with (
-    pytest.raises(InputError, match=r'missing/file: cannot be written \(No'),
+    pytest.raises(InputError, match=r'missing/file: cannot be written: No'),
     open_output(missing),
   ):
     pass
   with (
-    pytest.raises(InputError, match=r'cannot be read \(Is a directory'),
+    pytest.raises(InputError, match=r'cannot be read: Is a directory'),
     open_input(str(tmp_path)),
   ):
     pass

@@ -224,7 +224,7 @@ def test_names_and_texts_mean_nothing_to_markdown(texts):
       '--system a=new: there is a system a already',
     ),
     (['--system=a=base,base'], '--system a=base,base: base is given twice'),
-    (['--system=a=none'], 'none: cannot be read (No such file'),
+    (['--system=a=none'], 'none: cannot be read: No such file'),
     (['--system=a=empty'], 'empty: the file is empty'),
     (['--system=a=short'], 'short has 1 lines but source has 24: line i'),
     (['--reference=short', '--system=a=base'], 'short has 1 lines but source'),
@@ -241,7 +241,7 @@ def test_names_and_texts_mean_nothing_to_markdown(texts):
       ['--system=a=base', '--length_bounds=9,5'],
       '--length_bounds=9,5: must be whole numbers above 0, ascending',
     ),
-    (['--system=a=base', '--output=short/out'], 'short/out: cannot be made'),
+    (['--system=a=base', '--output=short/out'], 'short/out: cannot be'),
   ],
 )
 def test_mistakes_end_in_one_line(texts, capsys, flags, message):

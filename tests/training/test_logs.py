@@ -10,9 +10,9 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 from fusion_jax.errors import InputError
+from fusion_jax.files import write_whole
 from fusion_jax.training.appending import AppendedFile
 from fusion_jax.training.logs import MetricsLog
-from fusion_jax.training.run_directory import write_atomically
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def test_a_full_disk_is_told_and_leaves_whole_lines(tmp_path):
     write_a_hundred()
   message = str(error.value)
   assert 'cannot be written: ' in message
-  assert 'it goes on from the last whole checkpoint' in message
+  assert 'it resumes from the last whole checkpoint' in message
   lines = (tmp_path / 'metrics.jsonl').read_bytes().splitlines(keepends=True)
   assert 2 < len(lines) < 100
   assert [json.loads(line)['step'] for line in lines] == [*range(len(lines))]
@@ -105,8 +105,8 @@ def test_a_file_that_cannot_be_made_is_named(tmp_path):
 
 def test_a_whole_file_is_replaced_or_stays(tmp_path):
   path = tmp_path / '100.txt'
-  write_atomically(path, b'old\n')
+  write_whole(path, b'old\n')
   with _files_of_at_most(100), pytest.raises(InputError, match=str(path)):
-    write_atomically(path, b'new\n' * 100)
+    write_whole(path, b'new\n' * 100)
   assert path.read_bytes() == b'old\n'
   assert list(tmp_path.iterdir()) == [path]

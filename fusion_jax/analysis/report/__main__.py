@@ -22,6 +22,7 @@ from fusion_jax.analysis.subject_flags import (
   check_subject_flags,
 )
 from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.files import write_whole
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import keep_compiled, start_logging
 
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> None:
   from fusion_jax.analysis.looking import open_subject
   from fusion_jax.analysis.report.page import page
   from fusion_jax.analysis.report.run import environment, gather
-  from fusion_jax.training.run_directory import read_config, write_atomically
+  from fusion_jax.training.run_directory import read_config
 
   workdirs = arguments.workdir
   configs = [read_config(workdir) for workdir in workdirs]
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> None:
   if arguments.lines:
     named = f'the beginning of {named}'
   html = page(runs, text, named, arguments.shown, environment())
-  write_atomically(output, html.encode())
+  write_whole(output, html.encode())
   print(output)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from fusion_jax.analysis.subject import Subject
 from fusion_jax.decoding.progress import Progress
 from fusion_jax.decoding.translate import Translator
+from fusion_jax.files import write_whole
 from fusion_jax.serialization import to_dict
-from fusion_jax.training.run_directory import write_atomically
 from fusion_jax.training.trained import Run
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def translation(subject: Subject, folder: Path) -> list[str]:
   progress.finish()
   written = {'key': key, 'step': subject.run.step, 'translations': lines}
   text = json.dumps(written, ensure_ascii=False, indent=1)
-  write_atomically(path, text.encode() + b'\n')
+  write_whole(path, text.encode() + b'\n')
   return lines
 
 

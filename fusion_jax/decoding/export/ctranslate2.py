@@ -21,10 +21,10 @@ from jaxtyping import Float32
 
 from fusion_jax.config import ExperimentConfig, ModelConfig, Side
 from fusion_jax.decoding.export.agreement import largest_difference
-from fusion_jax.decoding.export.folder import check_new, new_folder
 from fusion_jax.decoding.rounding import rounding
 from fusion_jax.decoding.shapes import target_limit
 from fusion_jax.errors import InputError
+from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.models.layers import sinusoids
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.training import run_directory
@@ -61,7 +61,7 @@ def export_run(
       parameters is told before they are loaded.
   """
   library()
-  check_new(output)
+  check_new_folder(output)
   check_model(run_directory.read_config(Path(workdir)).model)
   run = load_run(workdir, step, average, average_of, parameters)
   export(run, output)
@@ -81,7 +81,7 @@ def export(run: Run, output: Path) -> None:
   """
   library()
   check_model(run.config.model)
-  with new_folder(output) as folder:
+  with whole_folder(output) as folder:
     model = specification(run)
     model.validate()
     model.optimize()

@@ -19,7 +19,6 @@ import numpy as np
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.compiled import search_settings
 from fusion_jax.decoding.ensemble import alone
-from fusion_jax.decoding.export.folder import check_new, new_folder
 from fusion_jax.decoding.export.search_program import (
   RESULTS,
   SearchProgram,
@@ -34,6 +33,7 @@ from fusion_jax.decoding.shapes import (
   target_limit,
 )
 from fusion_jax.errors import InputError
+from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.training.trained import Run
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def check(output: Path) -> None:
     raise InputError(
       f'{_NAME}: needs the package flatbuffers; pip install flatbuffers'
     ) from None
-  check_new(output)
+  check_new_folder(output)
 
 
 def export(run: Run, output: Path, asked: StablehloOptions) -> None:
@@ -85,7 +85,7 @@ def export(run: Run, output: Path, asked: StablehloOptions) -> None:
   inside = asked.weights == 'inside'
   if inside:
     _check_size(programs[0])
-  with new_folder(output) as folder:
+  with whole_folder(output) as folder:
     _write_common(folder, run, programs[0], inside)
     versions = {_write_program(folder, each, asked) for each in programs}
     description = _description(programs, asked, max(versions))

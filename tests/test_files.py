@@ -1,0 +1,139 @@
+"""Files that are whole or not there, also when the process is ended."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fusion_jax import files
+from fusion_jax.errors import InputError
+from fusion_jax.files import (
+  check_new_folder,
+  same_file,
+  whole_file,
+  whole_folder,
+  write_whole,
+)
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path):
+  path = tmp_path / 'file'
+  path.write_bytes(b'old')
+  with whole_file(path) as file:
+    file.write(b'new')
+    file.flush()
+    assert path.read_bytes() == b'old'
+  assert path.read_bytes() == b'new'
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def _fail_in_file(path, error):
+  with whole_file(path) as file:
+    file.write(b'new')
+    raise error
+
+
+def _fail_in_folder(path, error):
+  with whole_folder(path) as folder:
+    (folder / 'part').write_bytes(b'new')
+    raise error
+
+
+@pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt, SystemExit])
+def test_what_fails_leaves_what_was_there(tmp_path, error):
+  path = tmp_path / 'file'
+  path.write_bytes(b'old')
+  with pytest.raises(error):
+    _fail_in_file(path, error)
+  with pytest.raises(error):
+    _fail_in_folder(tmp_path / 'folder', error)
+  assert path.read_bytes() == b'old'
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path):
+  (tmp_path / 'file').write_bytes(b'old')
+  (tmp_path / 'link').symlink_to('file')
+  write_whole(tmp_path / 'link', b'new')
+  assert (tmp_path / 'link').is_symlink()
+  assert (tmp_path / 'file').read_bytes() == b'new'
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path, monkeypatch):
+  monkeypatch.setattr(files.secrets, 'token_hex', lambda _: 'guessed')
+  (tmp_path / 'theirs').write_bytes(b'theirs')
+  (tmp_path / '.guessed.part').symlink_to('theirs')
+  with pytest.raises(InputError, match='file: cannot be written: File exists'):
+    write_whole(tmp_path / 'file', b'mine')
+  assert (tmp_path / 'theirs').read_bytes() == b'theirs'
+
+
+def test_the_umask_decides_who_may_read(tmp_path):
+  before = os.umask(0o027)
+  try:
+    write_whole(tmp_path / 'file', b'')
+  finally:
+    os.umask(before)
+  assert (tmp_path / 'file').stat().st_mode & 0o777 == 0o640
+
+
+def test_names_as_long_as_the_file_system_takes(tmp_path):
+  write_whole(tmp_path / ('n' * 255), b'new')
+  with pytest.raises(InputError, match='cannot be written: File name too long'):
+    write_whole(tmp_path / ('n' * 256), b'new')
+
+
+def test_a_folder_is_new_or_empty(tmp_path):
+  (tmp_path / 'file').touch()
+  with pytest.raises(InputError, match=r'--output=.*file: is a file'):
+    check_new_folder(tmp_path / 'file')
+  with pytest.raises(InputError, match='not empty'):
+    check_new_folder(tmp_path)
+  (tmp_path / 'empty').mkdir()
+  check_new_folder(tmp_path / 'empty')
+  with whole_folder(tmp_path / 'empty') as folder:
+    (folder / 'part').touch()
+  assert (tmp_path / 'empty' / 'part').exists()
+
+
+def test_one_file_in_many_spellings(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'file').touch()
+  (tmp_path / 'other').touch()
+  os.link('file', 'hard')
+  os.symlink('file', 'soft')
+  (tmp_path / 'folder').mkdir()
+  for name in ('./file', 'folder/../file', str(tmp_path / 'file')):
+    assert same_file('file', name)
+  assert same_file('hard', 'soft')
+  assert same_file('absent', './absent')
+  assert not same_file('file', 'other')
+  assert not same_file('file', 'absent')
+
+
+@pytest.mark.parametrize('opened', ['whole_file', 'whole_folder'])
+def test_sigterm_removes_what_is_unfinished(tmp_path, opened):
+  code = (
+    'import pathlib, sys, time\n'
+    f'from fusion_jax.files import {opened}\n'
+    f'with {opened}(pathlib.Path(sys.argv[1])) as target:\n'
+    "  print('open', flush=True)\n"
+    '  time.sleep(60)\n'
+  )
+  with subprocess.Popen(
+    [sys.executable, '-c', code, tmp_path / 'out'], stdout=subprocess.PIPE
+  ) as process:
+    assert process.stdout.readline() == b'open\n'
+    assert len(list(tmp_path.iterdir())) == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == -signal.SIGTERM
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_the_handler_of_sigterm_is_put_back(tmp_path):
+  before = signal.getsignal(signal.SIGTERM)
+  with whole_file(tmp_path / 'one'), whole_file(tmp_path / 'two'):
+    assert signal.getsignal(signal.SIGTERM) != before
+  assert signal.getsignal(signal.SIGTERM) == before
