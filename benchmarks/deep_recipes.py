@@ -44,6 +44,7 @@ RECIPE: Row = {
   'training.steps': 300,
   'training.log_every': 10,
   'training.save_every': 50,
+  'training.validate_every': 300,
   # Updates that are not finite are counted, and do not end a run.
   'training.max_skipped': 1_000_000,
   'training.translate_sentences': 1,

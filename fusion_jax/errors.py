@@ -107,17 +107,16 @@ def _outcome(action: Callable[[], None]) -> tuple[int, str]:
   except BrokenPipeError:
     return _BROKEN_PIPE, ''
   except OSError as error:
-    where = error.filename or ('a file' if _stdout_works() else 'stdout')
-    return 2, f'error: {where}: {error.strerror or error}'
+    _drop_what_stdout_does_not_take()
+    where = error.filename or 'stdout or an open file'
+    return 2, f'error: {where}: {error.strerror or first_line(error)}'
   return 0, ''
 
 
-def _stdout_works() -> bool:
-  """Whether it takes what waits for it; if not, that is dropped."""
+def _drop_what_stdout_does_not_take() -> None:
+  """Else the interpreter tries again, and complains, when it ends."""
   try:
-    sys.stdout.flush()
+    if sys.stdout:
+      sys.stdout.flush()
   except OSError:
-    # The interpreter would try again, and fail, when it ends.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return False
-  return True

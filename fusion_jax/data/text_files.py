@@ -1,5 +1,6 @@
-"""Parallel text files: plain, `.gz` or `.xz`, one sentence a line."""
+"""Parallel text files: plain, `.gz`, `.bz2` or `.xz`, one sentence per line."""
 
+import bz2
 import contextlib
 import gzip
 import hashlib
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fusion_jax.data.normalise import normalise
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, first_line
 
-_OPENERS = {'.gz': gzip.open, '.xz': lzma.open}
+_OPENERS = {'.bz2': bz2.open, '.gz': gzip.open, '.xz': lzma.open}
 _CHUNK_BYTES = 1 << 20
 
 
@@ -54,7 +55,7 @@ def fingerprint(source: Path, target: Path) -> str:
   """A hash of the bytes of both files."""
   digests = []
   for path in (source, target):
-    with _told_by_name(path), path.open('rb') as file:
+    with _told_by_name(path), _open_raw(path) as file:
       digests.append(hashlib.file_digest(file, 'sha256').hexdigest())
   return ' '.join(digests)
 
@@ -77,11 +78,17 @@ def _read_lines(path: Path) -> Iterator[str]:
 
 
 def _count_lines(path: Path) -> int:
-  lines, last = 0, b'\n'
+  lines, returns, last = 0, 0, b'\n'
   with _told_by_name(path), _open(path) as file:
     while chunk := file.read(_CHUNK_BYTES):
       lines += chunk.count(b'\n')
+      returns += chunk.count(b'\r')
       last = chunk[-1:]
+  if returns > 1 and not lines:
+    raise InputError(
+      f'{path}: its lines end in a carriage return alone; convert them to '
+      r'line feeds, with tr "\r" "\n" for example'
+    )
   lines += last != b'\n'
   if lines == 0:
     raise InputError(f'{path}: the file is empty')
@@ -89,10 +96,25 @@ def _count_lines(path: Path) -> int:
 
 
 def _open(path: Path) -> BinaryIO:
+  """The text of a file, decompressed."""
   opener = _OPENERS.get(path.suffix)
   if opener is None:
-    return path.open('rb')
+    return _open_raw(path)
+  _check_regular(path)
   return io.BufferedReader(opener(path, 'rb'), _CHUNK_BYTES)
+
+
+def _open_raw(path: Path) -> BinaryIO:
+  _check_regular(path)
+  return path.open('rb')
+
+
+def _check_regular(path: Path) -> None:
+  if path.exists() and not path.is_file():
+    raise InputError(
+      f'{path}: is no regular file; a corpus is read several times, so that it '
+      'cannot be a folder, a pipe or a device'
+    )
 
 
 @contextlib.contextmanager
@@ -111,4 +133,5 @@ def _told_by_name(path: Path) -> Iterator[None]:
   except FileNotFoundError:
     raise InputError(f'{path}: no such file') from None
   except OSError as error:
-    raise InputError(f'{path}: cannot be read: {error.strerror}') from None
+    reason = error.strerror or first_line(error)
+    raise InputError(f'{path}: cannot be read: {reason}') from None

@@ -28,6 +28,8 @@ PADDING, UNKNOWN, START, END = range(4)
 # threads keeps the sums, and so the model, the same on every machine.
 _TRAINING_THREADS = 8
 _ERRORS_ONLY = 2
+# Bytes of a line; SentencePiece's default.
+_LONGEST_LINE = 4_192
 _TOO_LARGE = re.compile(r'Vocabulary size too high.*<= (\d+)', re.DOTALL)
 _TOO_SMALL = re.compile(
   r'smaller than required_chars\. \d+ vs (\d+)', re.DOTALL
@@ -247,6 +249,7 @@ def train(
       bos_id=START,
       eos_id=END,
       num_threads=_TRAINING_THREADS,
+      max_sentence_length=_LONGEST_LINE,
       minloglevel=_ERRORS_ONLY,
       **({'control_symbols': list(tags)} if tags else {}),
     )
@@ -282,7 +285,11 @@ def _explained(message: str, config: TokenizerConfig) -> InputError:
       f'need {int(match[1]):,}, or a smaller character_coverage'
     )
   if '!sentences_.empty()' in message:
-    return InputError('the training corpora have no text for a tokenizer')
+    return InputError(
+      'the training corpora have no text for a tokenizer: every line is empty '
+      f'or has more than {_LONGEST_LINE:,} bytes; one sentence a line is '
+      'expected'
+    )
   return InputError(f'the tokenizer cannot be trained ({message.strip()})')
 
 

@@ -1,13 +1,17 @@
 """Which flags of decode.py have a meaning together."""
 
+import itertools
+import os
 from collections.abc import Sequence
 
 from fusion_jax.decoding.request import Request
 from fusion_jax.decoding.view_flags import ViewFlags
 from fusion_jax.errors import InputError
+from fusion_jax.files import same_file
 
 _TRANSLATING = 'reference', 'prefix', 'interactive', 'warm_up'
 _VIEWS = 'attention_output', 'states_output'
+_INPUTS = 'input', 'target', 'prefix', 'reference'
 
 
 def check_flags(request: Request) -> None:
@@ -29,8 +33,7 @@ def check_flags(request: Request) -> None:
     _refuse(request, ('per_token',), '--output_format=json')
   elif request.mode == 'translate' and not request.n_best:
     _refuse(request, ('per_token',), '--n_best=0')
-  if request.output in request.views.outputs:
-    raise InputError(f'--output={request.output}: is a file of views too')
+  _check_files(request)
 
 
 def _check_scoring(request: Request, mode: str) -> None:
@@ -50,6 +53,31 @@ def _check_certifying(request: Request, mode: str) -> None:
     raise InputError('--mode=certify reads text; its --output is JSON anyway')
   _refuse(request, (*_TRANSLATING, 'target', 'weights', 'per_token'), mode)
   _refuse(request.views, _VIEWS, mode)
+
+
+def _check_files(request: Request) -> None:
+  """Refuses to write two things into one file, or over what is read."""
+  outputs = _paths(request, ('output',)) | _paths(request.views, _VIEWS)
+  inputs = _paths(request, _INPUTS)
+  pairs = (
+    *itertools.combinations(outputs.items(), 2),
+    *itertools.product(outputs.items(), inputs.items()),
+  )
+  for (flag, path), (other, second) in pairs:
+    if same_file(path, second):
+      raise InputError(
+        f'--{flag}={path}: is the same file as --{other}={second}; give another'
+      )
+
+
+def _paths(given: Request | ViewFlags, flags: Sequence[str]) -> dict[str, str]:
+  """The files and those to come; not devices and pipes."""
+  named = {flag: getattr(given, flag) for flag in flags}
+  return {
+    flag: path
+    for flag, path in named.items()
+    if path and (os.path.isfile(path) or not os.path.exists(path))
+  }
 
 
 def _refuse(

@@ -146,7 +146,7 @@ class Scorer:
         scored[place] = self._scored(tokens, float(bonus))
       self._on_progress(len(batch.sentences))
     own = len(scored)
-    scored = merged(scored)
+    scored = merged(scored, Scored)
     self._on_progress(len(scored) - own)
     left = (scored[place] for place in range(len(pairs)))
     return [_NOTHING if each[0].is_blank else next(left) for each in window]

@@ -217,7 +217,7 @@ class Translator:
       found.update(zip(batch.sentences, texts, strict=True))
       self._on_progress(len(batch.sentences))
     own = len(found)
-    found = merged(found)
+    found = merged(found, list[Translation])
     self._on_progress(len(found) - own)
     return [found[number] for number in range(len(sources))]
 

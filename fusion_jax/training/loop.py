@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 
@@ -20,14 +20,18 @@ from fusion_jax.data.pipeline import abstract_batch, training_iterator
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.distributed import first_then_others, on_all
+from fusion_jax.parallel.distributed import (
+  first_then_others,
+  is_first,
+  on_all,
+)
 from fusion_jax.parallel.mesh import (
   by_rows,
   make_mesh,
   put_like,
   replicated,
 )
-from fusion_jax.training import run_directory
+from fusion_jax.training import lock, run_directory
 from fusion_jax.training.batches import make_batches
 from fusion_jax.training.checkpoint import (
   Checkpoints,
@@ -80,8 +84,8 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
     workdir: the run directory; made if it is not there.
 
   Raises:
-    InputError: bad data, another run's directory, a full disk, a loss that
-      stays not finite.
+    InputError: bad data, another run's directory or one that another process
+      trains in, a full disk, a loss that stays not finite.
   """
   on_all(lambda: run_directory.check(workdir, config))
   check_same_everywhere(config)
@@ -91,10 +95,38 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
   check_rows(config, mesh)
   corpus = first_then_others(lambda: prepare(config.data))
   check_freeze(config, corpus)
-  source, target = corpus.source_tokenizer, corpus.target_tokenizer
-  first_then_others(
-    lambda: run_directory.create(workdir, config, source, target)
-  )
+  with _held(workdir):
+    _train(config, workdir, corpus, mesh, start)
+
+
+@contextlib.contextmanager
+def _held(workdir: Path) -> Iterator[None]:
+  """Keeps other trainings out; of several processes the first holds it."""
+  with contextlib.ExitStack() as stack:
+
+    def hold() -> None:
+      if is_first():
+        stack.enter_context(lock.held(workdir))
+
+    on_all(hold)
+    yield
+
+
+def _train(
+  config: ExperimentConfig,
+  workdir: Path,
+  corpus: PreparedCorpus,
+  mesh: Mesh,
+  start: str,
+) -> None:
+  tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
+
+  def open_directory() -> None:
+    # Again: another training may have ended in it in the meantime.
+    run_directory.check(workdir, config)
+    run_directory.create(workdir, config, *tokenizers)
+
+  first_then_others(open_directory)
   with (
     jax.set_mesh(mesh),
     contextlib.closing(
@@ -230,7 +262,7 @@ class _Training:
       step += 1
       if step % training.log_every == 0:
         self._report(step)
-      if self._validate and step % training.validate_every == 0:
+      if self._validate and self._is_validated(step):
         self._save(step, validate=True)
       elif step % training.save_every == 0:
         self._save(step, validate=False)
@@ -250,6 +282,10 @@ class _Training:
   def _out_of_patience(self) -> bool:
     patience = self._config.training.patience
     return 0 < patience <= self._progress.stale
+
+  def _is_validated(self, step: int) -> bool:
+    training = self._config.training
+    return step % training.validate_every == 0 or step == training.steps
 
   def _finish(self, step: int, stopped: bool) -> None:
     if self._checkpoints.latest_step() != step:

@@ -4,6 +4,7 @@ DIR/config.json           the experiment's config, and the format of all this
 DIR/source.model          SentencePiece model of the source side
 DIR/target.model          of the target side (the same file if joint)
 DIR/checkpoints/STEP/     Orbax checkpoints
+DIR/lock                  held while a training runs, see lock.py
 DIR/metrics.jsonl         one JSON object a line: training and validation
 DIR/events.out.tfevents*  the same for TensorBoard
 DIR/translations/STEP.txt validation translations; of a run with several
@@ -17,6 +18,7 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_errors, write_whole
+from fusion_jax.training.lock import NAME as LOCK
 
 
 def read_config(workdir: Path) -> ExperimentConfig:
@@ -69,7 +71,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
     raise InputError(f'{workdir}: --workdir must be a directory')
   if (workdir / 'config.json').exists():
     _check_same(workdir, config)
-  elif workdir.is_dir() and any(workdir.iterdir()):
+  elif workdir.is_dir() and {path.name for path in workdir.iterdir()} - {LOCK}:
     raise InputError(
       f'{workdir}: not empty and not a run directory; '
       'choose a new or empty --workdir'

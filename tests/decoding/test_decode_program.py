@@ -89,6 +89,17 @@ def test_n_best_lines(decode):
     (['--max_length_extra=0'], 'max_length_extra: must be >= 1, got 0'),
     (['--mode=score', '--prefix=short'], '--mode=score needs --target'),
     (['--output=none/out'], 'none/out: cannot be written: No such file'),
+    (['--output=./source'], 'is the same file as --input=source'),
+    (['--reference=out'], 'is the same file as --reference=out'),
+    (['--prefix=./out'], 'is the same file as --prefix=./out'),
+    (
+      [
+        '--attention_output=a.jsonl',
+        '--states_output=s.npz',
+        '--output=./s.npz',
+      ],
+      '--output=./s.npz: is the same file as --states_output=s.npz',
+    ),
   ],
 )
 def test_mistakes_end_in_one_line(decode, capsys, flags, message):

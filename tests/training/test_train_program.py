@@ -4,6 +4,7 @@ The runs are of the embedded corpus cut to 600 pairs. They share one prepared
 corpus and one compilation cache, so that each takes a few seconds.
 """
 
+import os
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from programs import (
   saved_steps,
   wait_for_step,
 )
+
+from fusion_jax.training.lock import held
 
 
 @pytest.fixture(scope='module')
@@ -166,6 +169,16 @@ def test_patience_ends_a_run_that_does_not_improve(program, tmp_path):
   # The first validation is the best there is; two more are not better.
   assert 'no better bleu in 2 validations' in err
   assert saved_steps(workdir)[-1] == 60
+
+
+def test_two_trainings_in_one_directory(program, unbroken):
+  workdir = unbroken[0]
+  before = saved_steps(workdir)
+  with held(workdir):
+    code, err = program.run(workdir, training__steps=STEPS + 50)
+  assert code == 2
+  assert f'process {os.getpid()} of ' in one_line(err)
+  assert saved_steps(workdir) == before
 
 
 def test_another_config_is_refused_by_field(program, unbroken):
