@@ -1,9 +1,12 @@
 """What the user did wrong, told in one line."""
 
+import contextlib
 import functools
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -68,7 +71,8 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
   Exit codes: 2 on `InputError` and on errors of the operating system (a full
   disk, a closed stdout, no permission), 1 on `CheckFailed`, 130 on Ctrl-C, 141
   where the reader of stdout is gone. Every other exception is a bug of ours and
-  keeps its traceback.
+  keeps its traceback. SIGTERM removes files that are not whole, and ends the
+  process as ever.
 
   Args:
     main: Entry point of a program.
@@ -79,7 +83,8 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
 
   @functools.wraps(main)
   def wrapped(*args, **kwargs) -> int:
-    code, message = _outcome(lambda: main(*args, **kwargs))
+    with _nothing_left_by_sigterm():
+      code, message = _outcome(lambda: main(*args, **kwargs))
     if code == _BROKEN_PIPE:
       sys.stderr.close()
     elif message:
@@ -120,3 +125,29 @@ def _drop_what_stdout_does_not_take() -> None:
       sys.stdout.flush()
   except OSError:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _nothing_left_by_sigterm() -> Iterator[None]:
+  """Within the block, SIGTERM removes unfinished files before it ends all.
+
+  An exception would not do: callbacks of JAX may swallow it. Training, and JAX
+  where there are several processes, put handlers of their own in its place.
+  """
+  in_main = threading.current_thread() is threading.main_thread()
+  if not in_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    yield
+    return
+  signal.signal(signal.SIGTERM, _end)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end(number: int, _: Any) -> None:
+  from fusion_jax.files import remove_unfinished  # It needs this module.
+
+  remove_unfinished()
+  signal.signal(number, signal.SIG_DFL)
+  os.kill(os.getpid(), number)

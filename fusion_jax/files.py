@@ -8,8 +8,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -148,39 +146,20 @@ def same_file(one: str | Path, other: str | Path) -> bool:
 
 @contextlib.contextmanager
 def _neighbour(path: Path) -> Iterator[Path]:
-  """A path in the same folder that nobody can guess; removed at the end.
-
-  SIGTERM, where nobody else handles it, removes it too before the process ends.
-  """
+  """A path in the same folder that nobody can guess; removed at the end."""
   neighbour = path.with_name(f'.{secrets.token_hex(8)}.part')
   _unfinished.add(neighbour)
-  with _removing_on_sigterm():
-    try:
-      yield neighbour
-    finally:
-      _remove(neighbour)
-      _unfinished.discard(neighbour)
-
-
-@contextlib.contextmanager
-def _removing_on_sigterm() -> Iterator[None]:
-  in_main = threading.current_thread() is threading.main_thread()
-  if not in_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-    yield
-    return
-  # An exception would not do: callbacks of JAX may swallow it.
-  signal.signal(signal.SIGTERM, _remove_and_end)
   try:
-    yield
+    yield neighbour
   finally:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _remove(neighbour)
+    _unfinished.discard(neighbour)
 
 
-def _remove_and_end(number: int, _: object) -> None:
+def remove_unfinished() -> None:
+  """Remove all that is being written, before the process ends."""
   for path in _unfinished:
     _remove(path)
-  signal.signal(number, signal.SIG_DFL)
-  os.kill(os.getpid(), number)
 
 
 def _remove(path: Path) -> None:

@@ -117,10 +117,14 @@ def test_one_file_in_many_spellings(tmp_path, monkeypatch):
 def test_sigterm_removes_what_is_unfinished(tmp_path, opened):
   code = (
     'import pathlib, sys, time\n'
+    'from fusion_jax.errors import one_line_errors\n'
     f'from fusion_jax.files import {opened}\n'
-    f'with {opened}(pathlib.Path(sys.argv[1])) as target:\n'
-    "  print('open', flush=True)\n"
-    '  time.sleep(60)\n'
+    '@one_line_errors\n'
+    'def main():\n'
+    f'  with {opened}(pathlib.Path(sys.argv[1])) as target:\n'
+    "    print('open', flush=True)\n"
+    '    time.sleep(60)\n'
+    'main()\n'
   )
   with subprocess.Popen(
     [sys.executable, '-c', code, tmp_path / 'out'], stdout=subprocess.PIPE
@@ -130,10 +134,3 @@ def test_sigterm_removes_what_is_unfinished(tmp_path, opened):
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == -signal.SIGTERM
   assert list(tmp_path.iterdir()) == []
-
-
-def test_the_handler_of_sigterm_is_put_back(tmp_path):
-  before = signal.getsignal(signal.SIGTERM)
-  with whole_file(tmp_path / 'one'), whole_file(tmp_path / 'two'):
-    assert signal.getsignal(signal.SIGTERM) != before
-  assert signal.getsignal(signal.SIGTERM) == before

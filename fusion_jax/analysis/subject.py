@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int32
 
-from fusion_jax.data.corpora import read_pairs
 from fusion_jax.data.normalise import normalise
 from fusion_jax.data.text_files import read_pairs as read_files
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.training.metrics_file import read_metrics
 from fusion_jax.training.trained import Run
+from fusion_jax.training.validation_text import read_validation
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class TextChoice:
   """Which text.
 
   Attributes:
-    source: a file; '': the validation text of the run's config.
+    source: a file; '': the validation text that the run directory holds.
     target: its translation, line for line; of the same kind.
     lines: at most so many, the first; 0: all.
     tags: a CoNLL-U file of one side, for views that look by word class; ''
@@ -141,20 +141,8 @@ class Subject:
     if self.choice.source:
       yield from read_files(Path(self.choice.source), Path(self.choice.target))
       return
-    data = self.run.config.data
-    if not data.valid:
-      raise InputError(
-        f'{self.workdir}: its config names no data.valid; give --source and '
-        '--target'
-      )
-    try:
-      for corpus in data.valid:
-        yield from read_pairs(corpus, data)
-    except InputError as error:
-      raise InputError(
-        f'{error}; that is the validation text of {self.workdir}: give '
-        '--source and --target'
-      ) from error
+    (direction,) = self.run.config.data.all_directions
+    yield from read_validation(self.workdir, direction.name)
 
   def _encoded(self) -> Iterator[TextPair]:
     run = self.run

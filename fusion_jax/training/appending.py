@@ -31,13 +31,15 @@ class AppendedFile:
     Raises:
       InputError: it cannot be written.
     """
-    size = os.fstat(self._file.fileno()).st_size
+    about = os.fstat(self._file.fileno())
     with write_errors(self._path, _ADVICE):
+      if not about.st_nlink:
+        raise OSError(errno.ENOENT, 'it was deleted')
       try:
         if self._file.write(piece) < len(piece):
           raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
       except OSError:
-        self._file.truncate(size)
+        self._file.truncate(about.st_size)
         raise
 
   def close(self) -> None:

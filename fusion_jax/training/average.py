@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
 
   check_new_folder(arguments.output)
   run = load_flagged(arguments)
-  write_mean(run, arguments.workdir.resolve().name, arguments.output)
+  write_mean(run, arguments.workdir, arguments.output)
   print(arguments.output)
 
 

@@ -61,6 +61,7 @@ from fusion_jax.training.step import (
   zero_totals,
 )
 from fusion_jax.training.trained import make_model
+from fusion_jax.training.validation_text import write_validation
 from fusion_jax.training.watch import (
   WATCH_EVERY,
   Watch,
@@ -125,6 +126,7 @@ def _train(
     # Again: another training may have ended in it in the meantime.
     run_directory.check(workdir, config)
     run_directory.create(workdir, config, *tokenizers)
+    write_validation(workdir, corpus)
 
   first_then_others(open_directory)
   with (

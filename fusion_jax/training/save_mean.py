@@ -15,14 +15,16 @@ from fusion_jax.training.checkpoint import (
   tokenizer_digests,
 )
 from fusion_jax.training.trained import Run
+from fusion_jax.training.validation_text import copy_validation
 
 
-def write_mean(run: Run, name: str, output: Path) -> None:
+def write_mean(run: Run, workdir: Path, output: Path) -> None:
   """Writes a run directory with one checkpoint, of step `run.step`.
 
   Args:
     run: its parameters are the mean of those of `run.steps`.
-    name: of the directory that it was loaded from; kept in the checkpoint.
+    workdir: the directory that it was loaded from; its name is kept in the
+      checkpoint.
     output: the new directory; it is whole or not there.
 
   Raises:
@@ -34,7 +36,8 @@ def write_mean(run: Run, name: str, output: Path) -> None:
       run_directory.create(
         partial, run.config, run.source_tokenizer, run.target_tokenizer
       )
-      _write_checkpoint(partial / 'checkpoints', run, name)
+      copy_validation(workdir, partial)
+      _write_checkpoint(partial / 'checkpoints', run, workdir.resolve().name)
   except InputError:
     raise
   except Exception as error:  # Orbax raises many kinds on a full disk.

@@ -168,8 +168,16 @@ def _without(folder, tmp_path, *names):
     (lambda f, t: ['--workdir', str(t)], 'not a run directory'),
     (lambda f, t: _without(f, t, 'checkpoints'), 'no checkpoint yet'),
     (
-      lambda f, t: _without(f, t, 'metrics.jsonl'),
+      lambda f, t: [
+        *_without(f, t, 'metrics.jsonl'),
+        f'--source={f / "s"}',
+        f'--target={f / "t"}',
+      ],
       'training writes it into the run directory',
+    ),
+    (
+      lambda f, t: _without(f, t),
+      'holds no validation text of en-de; give --source and --target',
     ),
     (lambda f, t: ['--output', str(t / 'x/y.html')], 'no directory'),
     (lambda f, t: ['--output', str(t)], 'name a file in it'),

@@ -110,3 +110,12 @@ def test_a_whole_file_is_replaced_or_stays(tmp_path):
     write_whole(path, b'new\n' * 100)
   assert path.read_bytes() == b'old\n'
   assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_deleted_meanwhile_is_told(tmp_path):
+  file = AppendedFile(tmp_path / 'file')
+  file.append(b'one')
+  (tmp_path / 'file').unlink()
+  with pytest.raises(InputError, match='it was deleted'):
+    file.append(b'two')
+  file.close()

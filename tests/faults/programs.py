@@ -1,0 +1,118 @@
+"""All programs of the project, found by what they are, and run in this process.
+
+A program is a module whose `main` has the decorator `one_line_errors`.
+"""
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import io
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).parents[2]
+
+
+def programs() -> dict[str, Callable[[Sequence[str]], int]]:
+  """The entry points, by 'train', 'decode' or the name of the module."""
+  found = {}
+  for path in [ROOT / 'train.py', ROOT / 'decode.py', *_modules()]:
+    if _has_main(path):
+      name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+      found[name.removesuffix('.__main__')] = _main(path, name)
+  return found
+
+
+def _modules() -> list[Path]:
+  return sorted((ROOT / 'fusion_jax').rglob('*.py'))
+
+
+def _has_main(path: Path) -> bool:
+  tree = ast.parse(path.read_text())
+  return any(
+    isinstance(node, ast.FunctionDef)
+    and node.name == 'main'
+    and 'one_line_errors' in map(ast.unparse, node.decorator_list)
+    for node in tree.body
+  )
+
+
+def _main(path: Path, name: str) -> Callable[[Sequence[str]], int]:
+  if name.startswith('fusion_jax.'):
+    return importlib.import_module(name).main
+  spec = importlib.util.spec_from_file_location(name, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module.main
+
+
+class _Seen(BaseException):
+  """Carries the parser of a program."""
+
+  def __init__(self, parser: argparse.ArgumentParser):
+    super().__init__()
+    self.parser = parser
+
+
+def options_of(
+  main: Callable[[Sequence[str]], int], argv: Sequence[str]
+) -> list[argparse.Action]:
+  """The options that a program has."""
+
+  def parse_args(parser, *_):
+    raise _Seen(parser)
+
+  with mock.patch.object(argparse.ArgumentParser, 'parse_args', parse_args):
+    try:
+      main(argv)
+    except _Seen as seen:
+      return [
+        action
+        for action in seen.parser._actions
+        if action.option_strings and action.dest != 'help'
+      ]
+  raise AssertionError('the program has no parser')
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+  """How a program ended.
+
+  Attributes:
+    code: Exit code.
+    lines: Lines of stderr that begin with 'error:'.
+    seconds: It took.
+  """
+
+  code: int
+  lines: tuple[str, ...]
+  seconds: float
+
+
+def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> Ended:
+  """Runs a program; an exception that it does not handle comes through."""
+  out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
+  begin = time.monotonic()
+  root = logging.getLogger()
+  handlers = root.handlers[:]
+  try:
+    with (
+      redirect_stdout(out),
+      redirect_stderr(err),
+      mock.patch.object(
+        sys, 'stdin', io.TextIOWrapper(io.BytesIO(b'the cat\n'))
+      ),
+    ):
+      code = main(list(argv))
+  finally:
+    root.handlers[:] = handlers
+  lines = err.getvalue().splitlines()
+  told = tuple(line for line in lines if line.startswith('error:'))
+  return Ended(code, told, time.monotonic() - begin)
