@@ -29,12 +29,7 @@ from fusion_jax.parallel.mesh import (
 )
 from fusion_jax.training import run_directory
 from fusion_jax.training.batches import make_batches
-from fusion_jax.training.checkpoint import (
-  Checkpoints,
-  Progress,
-  abstract_like,
-  tokenizer_digests,
-)
+from fusion_jax.training.checkpoint import Checkpoints, Progress, abstract_like
 from fusion_jax.training.checks import (
   check_freeze,
   check_rows,
@@ -56,6 +51,7 @@ from fusion_jax.training.step import (
   make_train_step,
   zero_totals,
 )
+from fusion_jax.training.stored import identity_of
 from fusion_jax.training.trained import make_model
 from fusion_jax.training.watch import (
   WATCH_EVERY,
@@ -149,7 +145,7 @@ class _Training:
       else None
     )
     self._checkpoints = Checkpoints(
-      workdir, config.training, tokenizer_digests(source, target)
+      workdir, config.training, identity_of(config, source, target)
     )
     _log_model(model, self._plan.abstract, mesh)
 

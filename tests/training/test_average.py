@@ -9,13 +9,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from rounding import assert_close
-from saved_runs import SavedRun, iterator
+from saved_runs import SavedRun, iterator, without_digests
 
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.serialization import FORMAT
 from fusion_jax.training import average, initialize
-from fusion_jax.training.checkpoint import read_meta
+from fusion_jax.training.stored import read_meta
 from fusion_jax.training.trained import load_run
 
 # The two best are neither the last two nor beside each other.
@@ -72,6 +72,7 @@ def test_the_mean_by_hand(saved, arguments, steps):
 
 def test_a_damaged_checkpoint_gives_way_to_the_next(saved, tmp_path):
   workdir = _copy(saved, tmp_path)
+  without_digests(workdir)
   shutil.rmtree(workdir / 'checkpoints' / '30' / 'parameters')
   (workdir / 'checkpoints' / '10' / 'metrics' / 'metrics').write_text('{')
   run = load_run(workdir, 'best', 2, 'best')
@@ -84,6 +85,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_next(saved, tmp_path):
 def test_qualities_that_only_the_log_has(tmp_path, metric, steps):
   saved = SavedRun(tmp_path / 'run', metric=metric)
   saved.save(dict.fromkeys((10, 20, 30, 40)))
+  without_digests(saved.workdir)
   values = {10: 1.0, 20: 8.0, 30: 2.0, 35: 0.5, 40: 7.0}
   rows = [
     {'step': step, 'kind': 'valid', metric: value}
@@ -98,9 +100,12 @@ def test_qualities_that_only_the_log_has(tmp_path, metric, steps):
   _assert_mean(load_run(saved.workdir, 'best', 2, 'best'), saved, steps)
 
 
-def test_a_resumed_run_keeps_the_best(tmp_path):
+@pytest.mark.parametrize('digests', [True, False])
+def test_a_resumed_run_keeps_the_best(tmp_path, digests):
   saved = SavedRun(tmp_path / 'run', keep_last=1, keep_best=2)
   saved.save({10: 9.0, 20: 1.0, 30: 8.0})
+  if not digests:
+    without_digests(saved.workdir)
   saved.save({40: 2.0, 50: None})
   assert saved.steps() == [10, 30, 50]
 
