@@ -35,6 +35,7 @@ from fusion_jax.directions import Direction
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_experiment
 from fusion_jax.programs import start_logging
+from fusion_jax.seals import sealed
 from fusion_jax.serialization import to_dict
 
 logger = logging.getLogger(__name__)
@@ -138,8 +139,9 @@ def _make(data: DataConfig, settings: dict[str, Any], directory: Path) -> None:
     partial.mkdir(parents=True)
     try:
       report = _fill(data, partial)
-      _write_json(partial / prepared.REPORT, report)
       _write_json(partial / prepared.SETTINGS, settings)
+      report['files'] = prepared.file_digests(partial)
+      _write_json(partial / prepared.REPORT, sealed(report))
       _publish(partial, directory)
     finally:
       shutil.rmtree(partial, ignore_errors=True)
