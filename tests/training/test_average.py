@@ -9,7 +9,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from rounding import assert_close
-from saved_runs import SavedRun, iterator, without_digests
+from saved_runs import (
+  SavedRun,
+  edit_meta,
+  iterator,
+  meta_path,
+  without_digests,
+)
 
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
@@ -77,6 +83,55 @@ def test_a_damaged_checkpoint_gives_way_to_the_next(saved, tmp_path):
   (workdir / 'checkpoints' / '10' / 'metrics' / 'metrics').write_text('{')
   run = load_run(workdir, 'best', 2, 'best')
   _assert_mean(run, saved, (40, 50))
+
+
+def _damaged(saved, tmp_path, part, *steps):
+  """A copy where an array is not what was written at some steps, or `meta`."""
+  workdir = _copy(saved, tmp_path)
+  for step in steps:
+    path = meta_path(workdir, step)
+    path.write_text(path.read_text().replace('"digest": "', '"digest": "0', 1))
+    if part == 'arrays':
+      edit_meta(workdir, step)
+  return workdir
+
+
+@pytest.mark.parametrize('part', ['arrays', 'meta'])
+def test_damage_is_told_and_what_is_before_is_used(
+  saved, tmp_path, caplog, part
+):
+  workdir = _damaged(saved, tmp_path, part, 30, 60)
+  cases = [
+    (('last', 1), (50,), 60),
+    (('last', 3), (20, 40, 50), 60),
+    (('best', 1), (50,), 60),
+    (('best', 1, 'best'), (50,), 30),
+    (('best', 2, 'best'), (10, 50), 30),
+  ]
+  for arguments, steps, left_out in cases:
+    caplog.clear()
+    assert load_run(workdir, *arguments).steps == steps
+    (path,) = workdir.glob(f'checkpoints/{left_out}')
+    assert f'checkpoint {path} is damaged and is left out: ' in caplog.text
+
+
+@pytest.mark.parametrize('part', ['arrays', 'meta'])
+@pytest.mark.parametrize('count', [1, 3])
+def test_a_damaged_step_that_is_named_is_refused(saved, tmp_path, part, count):
+  workdir = _damaged(saved, tmp_path, part, 40)
+  with pytest.raises(InputError) as error:
+    load_run(workdir, 40, count)
+  path = workdir / 'checkpoints' / '40'
+  assert str(error.value).startswith(f'--step=40: {path} is damaged: ')
+  assert '\n' not in str(error.value)
+  assert load_run(workdir, 30, count).steps[-1] == 30
+
+
+def test_the_log_does_not_choose_where_checkpoints_say_it(saved, tmp_path):
+  workdir = _copy(saved, tmp_path)
+  row = {'step': 60, 'kind': 'valid', 'bleu': 99.0}
+  (workdir / 'metrics.jsonl').write_text(json.dumps(row))
+  assert load_run(workdir, 'best', 1, 'best').steps == (30,)
 
 
 @pytest.mark.parametrize(
