@@ -63,23 +63,30 @@ def _outcome(read, same, older, caplog):
   return 'the same'
 
 
-def _outcomes(folder, copy, part, read, expected, caplog, seeds):
-  """Counts what becomes of one bit of a file, both drawn by a seed."""
+def _outcomes(folder, copy, parts, read, expected, caplog, seeds):
+  """Counts what becomes of one bit of a file, both drawn by a seed.
+
+  Even seeds draw any file, odd ones the large ones more often.
+  """
   files = sorted(
     path.relative_to(folder)
+    for part in parts
     for path in (folder / part).rglob('*')
     if path.is_file() and path.stat().st_size
   )
+  sizes = [(folder / file).stat().st_size for file in files]
   counts = collections.Counter()
   for seed in seeds:
     generator = random.Random(seed)
+    (file,) = generator.choices(files, sizes if seed % 2 else None)
     shutil.copytree(folder, copy)
-    flipped = _flip(copy / generator.choice(files), generator)
+    flipped = _flip(copy / file, generator)
     try:
       counts[_outcome(lambda: read(copy), *expected, caplog)] += 1
     except Exception as error:
       raise AssertionError(f'seed {seed}: {flipped}') from error
     shutil.rmtree(copy)
+  print(counts)
   return counts
 
 
@@ -134,27 +141,37 @@ def _resumed(run, workdir):
     checkpoints.close()
 
 
+# What is read, and of which items of the newer checkpoint.
 _READINGS = {
-  'best': lambda run, workdir: _loaded(workdir),
-  'named': lambda run, workdir: _loaded(workdir, _NEWER),
-  'best validated': lambda run, workdir: _loaded(workdir, 'last', 1, 'best'),
-  'mean': lambda run, workdir: _loaded(workdir, 'last', 1, 'last', 'last'),
-  'resumed': _resumed,
+  'best': (lambda run, folder: _loaded(folder), ['average', 'meta']),
+  'named': (
+    lambda run, folder: _loaded(folder, _NEWER, 1, 'last', 'last'),
+    ['parameters', 'meta'],
+  ),
+  'best validated': (
+    lambda run, folder: _loaded(folder, 'last', 1, 'best'),
+    ['average', 'meta'],
+  ),
+  'resumed': (_resumed, ['']),
 }
 
 
+# Where one array cannot be read, Orbax does not wait for the others.
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize(
   ('reading', 'seeds'),
-  _cases(['best', 'resumed'], ['named', 'best validated', 'mean'], 45),
+  _cases(['best', 'resumed'], ['named', 'best validated'], 45),
 )
 def test_a_bit_of_a_checkpoint(saved, tmp_path, caplog, reading, seeds):
-  read = functools.partial(_READINGS[reading], saved)
+  read, items = _READINGS[reading]
+  read = functools.partial(read, saved)
   alone = shutil.copytree(saved.workdir, tmp_path / 'alone')
   shutil.rmtree(alone / 'checkpoints' / str(_NEWER))
   older = None if reading == 'named' else read(alone)
   expected = read(saved.workdir), older
-  part, copy = f'checkpoints/{_NEWER}', tmp_path / 'run'
-  counts = _outcomes(saved.workdir, copy, part, read, expected, caplog, seeds)
+  parts = [f'checkpoints/{_NEWER}/{item}' for item in items]
+  copy = tmp_path / 'run'
+  counts = _outcomes(saved.workdir, copy, parts, read, expected, caplog, seeds)
   noticed = 'refused' if reading == 'named' else 'left out'
   assert set(counts) <= {noticed, 'the same'}
   if len(seeds) > 9:
@@ -192,7 +209,7 @@ def test_a_bit_of_a_corpus(tmp_path, caplog, alpha, seeds):
   folder = _corpus(tmp_path / 'prepared', alpha)
   expected = _all_of(folder), None
   copy = tmp_path / folder.name
-  counts = _outcomes(folder, copy, '.', _all_of, expected, caplog, seeds)
+  counts = _outcomes(folder, copy, ['.'], _all_of, expected, caplog, seeds)
   assert set(counts) <= {'refused', 'the same'}
   if len(seeds) > 9:
     assert counts['refused'] > len(seeds) / 5
