@@ -170,11 +170,12 @@ class Checkpoints:
       'quality': self._best.qualities[step],
       **self._identity,
     }
+    items = items_of(arrays, meta)
     with _write_errors(self._directory, f'checkpoint {step}'):
-      self._manager.save(step, args=items_of(arrays, meta))
+      self._manager.save(step, args=items)
 
   def _know_qualities(self) -> None:
-    """Reads those that earlier runs of this run saved."""
+    """Reads those of checkpoints that were there before."""
     for step in self._manager.all_steps():
       if step not in self._best.qualities:
         try:
