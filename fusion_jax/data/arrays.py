@@ -1,6 +1,7 @@
 """The .npy files of a prepared split: opened and checked.
 
-They have no checksums, but must fit to what else the folder holds.
+They must fit to what else the folder holds. Corpora that were prepared before
+there were digests of files have nothing else that tells of damage.
 """
 
 import tokenize

@@ -31,6 +31,7 @@ from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.files import whole_folder
 from fusion_jax.flags import parse_experiment
 from fusion_jax.programs import start_logging
+from fusion_jax.seals import sealed
 from fusion_jax.serialization import to_dict
 
 logger = logging.getLogger(__name__)
@@ -125,8 +126,9 @@ def _make(data: DataConfig, settings: dict[str, Any], directory: Path) -> None:
   try:
     with whole_folder(directory) as partial:
       report = _fill(data, partial)
-      _write_json(partial / prepared.REPORT, report)
       _write_json(partial / prepared.SETTINGS, settings)
+      report['files'] = prepared.file_digests(partial)
+      _write_json(partial / prepared.REPORT, sealed(report))
   except InputError:
     # Another process may have made the same folder in the meantime.
     if not directory.is_dir():

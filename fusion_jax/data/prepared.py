@@ -2,7 +2,8 @@
 
 The folder, written by `fusion_jax.data.prepare`:
   settings.json               what was prepared and how
-  report.json                 how many pairs were kept, and why others not
+  report.json                 how many pairs were kept, and why others not;
+                              digests of itself and of what has no checksums
   source.model, target.model  the tokenizers
   dataset_info.json, features.json, parallel_text-SPLIT.array_record-NNNNN
                               a TFDS dataset
@@ -29,6 +30,7 @@ from fusion_jax.data.encoding import PairEncoder
 from fusion_jax.data.records import Example
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
+from fusion_jax.seals import DamagedError, check_seal, file_digest
 
 SETTINGS = 'settings.json'
 REPORT = 'report.json'
@@ -56,6 +58,7 @@ class PreparedCorpus:
     """
     self.directory = Path(directory)
     self.report = self._read_json(REPORT)
+    self._check_files(SETTINGS, SOURCE_MODEL, TARGET_MODEL)
     self.source_tokenizer = Tokenizer.from_file(self.directory / SOURCE_MODEL)
     self.target_tokenizer = Tokenizer.from_file(self.directory / TARGET_MODEL)
     settings = self._read_json(SETTINGS)
@@ -93,7 +96,15 @@ class PreparedCorpus:
         f'{self.directory}: split {name!r} has nothing of {direction}; it has '
         f'{", ".join(found)}'
       )
+    self._check_files(LENGTHS.format(split=name), ROWS.format(split=name))
     return Split(self.directory, name, parts, direction)
+
+  def _check_files(self, *names: str) -> None:
+    """Compares files with their digests; corpora from before have none."""
+    written = self.report.get('files', {})
+    for name in names:
+      if name in written and written[name] != _digest(self.directory / name):
+        raise _damaged(self.directory, name)
 
   def _parts(self, name: str) -> tuple['Part', ...]:
     report = self.report['splits'][name]
@@ -113,9 +124,31 @@ class PreparedCorpus:
 
   def _read_json(self, name: str) -> dict[str, Any]:
     try:
-      return json.loads((self.directory / name).read_text('utf-8'))
-    except (OSError, ValueError):
+      values = json.loads((self.directory / name).read_text('utf-8'))
+      check_seal(values, name)
+    except (OSError, ValueError, DamagedError):
       raise _damaged(self.directory, name) from None
+    return values
+
+
+def file_digests(directory: Path) -> dict[str, str]:
+  """The SHA-256 of each file of a folder but the records, by name.
+
+  ArrayRecord compares checksums of its own whenever it reads.
+  """
+  return {
+    path.name: file_digest(path)
+    for path in sorted(directory.iterdir())
+    if not path.name.startswith(f'{records.DATASET}-')
+  }
+
+
+def _digest(path: Path) -> str:
+  """Of a file; '' if it cannot be read."""
+  try:
+    return file_digest(path)
+  except OSError:
+    return ''
 
 
 def _tags(settings: dict[str, Any]) -> dict[str, list[str]]:

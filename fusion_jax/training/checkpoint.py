@@ -2,14 +2,15 @@
 
 A checkpoint has three items, so that decoding reads only the parameters:
 `parameters`, `training` (step and optimizer) and `meta` (format, position in
-the data, progress of the validation, digests of the tokenizers). With
-`training.ema` there is `average` too, of the form of `parameters`. A validated
-one has its quality as Orbax's `metrics`. The mean of several has no `training`
-and no `average`; its `meta` says of what it is the mean.
+the data, progress of the validation, quality, what model it belongs to, and
+digests of all this). With `training.ema` there is `average` too, of the form of
+`parameters`. The mean of several has no `training` and no `average`; its `meta`
+says of what it is the mean.
 """
 
 import contextlib
 import dataclasses
+import heapq
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +24,21 @@ from jax.sharding import Sharding
 from orbax.checkpoint import checkpoint_managers
 
 from fusion_jax.config import TrainingConfig
-from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.parallel.distributed import is_first, on_all
-from fusion_jax.serialization import FORMAT, check_format
+from fusion_jax.seals import DamagedError, sealed
+from fusion_jax.serialization import FORMAT
+from fusion_jax.training.digests import array_digests
 from fusion_jax.training.state import TrainState
+from fusion_jax.training.stored import (
+  check_identity,
+  finite,
+  read_arrays,
+  read_meta,
+  read_quality,
+  reading,
+  warn_damaged,
+)
 from fusion_jax.training.stored_model import check_model
 
 logger = logging.getLogger(__name__)
@@ -71,44 +82,48 @@ def abstract_like(tree: Any, sharding: Sharding | None = None) -> Any:
   )
 
 
-def _quality(metrics: Mapping[str, float]) -> float:
-  return metrics['quality']
+class _KeepBest:
+  """Orbax's policy that keeps the checkpoints of the best validations.
 
+  Attributes:
+    qualities: of the checkpoints, larger is better; None: not validated.
+  """
 
-def _preservation(
-  config: TrainingConfig,
-) -> checkpoint_managers.AnyPreservationPolicy:
-  return checkpoint_managers.AnyPreservationPolicy(
-    [
-      checkpoint_managers.LatestN(config.keep_last),
-      checkpoint_managers.BestN(
-        get_metric_fn=_quality,
-        n=config.keep_best,
-        keep_checkpoints_without_metrics=False,
-      ),
-    ]
-  )
+  def __init__(self, count: int):
+    self.qualities: dict[int, float | None] = {}
+    self._count = count
+
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: Any
+  ) -> list[bool]:
+    """Whether each of them is one of the best."""
+    del context
+    steps = [checkpoint.step for checkpoint in checkpoints]
+    validated = [s for s in steps if self.qualities.get(s) is not None]
+    best = heapq.nlargest(self._count, validated, self.qualities.get)
+    return [step in best for step in steps]
 
 
 class Checkpoints:
   """The checkpoints of a training run. Call `close` at the end."""
 
   def __init__(
-    self, workdir: Path, config: TrainingConfig, digests: Mapping[str, str]
+    self, workdir: Path, config: TrainingConfig, identity: Mapping[str, Any]
   ):
     """Opens the folder and removes what an interrupted save left.
 
     Args:
       workdir: the run directory.
       config: what to keep.
-      digests: of the tokenizers; a checkpoint with others is refused.
+      identity: of the model; a checkpoint of another is refused.
     """
     self._directory = (workdir / 'checkpoints').absolute()
-    self._digests = dict(digests)
+    self._identity = dict(identity)
+    self._best = _KeepBest(config.keep_best)
     options = ocp.CheckpointManagerOptions(
-      preservation_policy=_preservation(config),
-      # Without it Orbax forgets the metrics when the run is resumed.
-      best_fn=_quality,
+      preservation_policy=checkpoint_managers.AnyPreservationPolicy(
+        [checkpoint_managers.LatestN(config.keep_last), self._best]
+      ),
       cleanup_tmp_directories=True,
       enable_async_checkpointing=True,
     )
@@ -140,28 +155,33 @@ class Checkpoints:
     step = int(state.step)
     if step in self._manager.all_steps():
       return
-    average = {}
+    self._know_qualities()
+    self._best.qualities[step] = finite(quality)
+    arrays = {
+      'parameters': state.parameters,
+      'training': {'step': state.step, 'optimizer': state.optimizer},
+    }
     if state.average is not None:
-      average['average'] = ocp.args.StandardSave(state.average)
-    items = ocp.args.Composite(
-      parameters=ocp.args.StandardSave(state.parameters),
-      training=ocp.args.StandardSave(
-        {'step': state.step, 'optimizer': state.optimizer}
-      ),
-      meta=ocp.args.JsonSave(
-        {
-          'format': FORMAT,
-          'data': iterator.get_state(),
-          'progress': dataclasses.asdict(progress),
-          'average': state.average is not None,
-          **self._digests,
-        }
-      ),
-      **average,
-    )
-    metrics = None if quality is None else {'quality': quality}
+      arrays['average'] = state.average
+    meta = {
+      'data': iterator.get_state(),
+      'progress': dataclasses.asdict(progress),
+      'average': state.average is not None,
+      'quality': self._best.qualities[step],
+      **self._identity,
+    }
+    items = items_of(arrays, meta)
     with _write_errors(self._directory, f'checkpoint {step}'):
-      self._manager.save(step, args=items, metrics=metrics)
+      self._manager.save(step, args=items)
+
+  def _know_qualities(self) -> None:
+    """Reads those of checkpoints that were there before."""
+    for step in self._manager.all_steps():
+      if step not in self._best.qualities:
+        try:
+          self._best.qualities[step] = read_quality(self._manager, step)
+        except DamagedError:
+          self._best.qualities[step] = None
 
   def latest_step(self) -> int | None:
     """The newest checkpoint, if there is one."""
@@ -198,14 +218,8 @@ class Checkpoints:
     for step in steps:
       try:
         restored = self._restore_step(step, fresh, iterator)
-      except InputError:
-        raise
-      except Exception as error:  # Orbax raises many kinds on damaged files.
-        logger.warning(
-          'checkpoint %s is damaged and is left out: %s',
-          self._directory / str(step),
-          first_line(error),
-        )
+      except DamagedError as error:
+        warn_damaged(self._directory / str(step), error)
         continue
       self._set_aside([later for later in steps if later > step])
       return restored
@@ -231,29 +245,46 @@ class Checkpoints:
   def _restore_step(
     self, step: int, fresh: TrainState, iterator: grain.DatasetIterator
   ) -> tuple[TrainState, Progress]:
+    path = self._directory / str(step)
     meta = read_meta(self._manager, step)
-    check_digests(meta, self._digests, self._directory / str(step))
-    _check_is_no_mean(meta, self._directory.parent)
-    check_model(self._directory / str(step), fresh.parameters)
     wanted = {
       'parameters': fresh.parameters,
       'training': {'step': fresh.step, 'optimizer': fresh.optimizer},
     }
     if fresh.average is not None:
       wanted['average'] = fresh.average
-    arguments = {
-      name: ocp.args.StandardRestore(abstract_like(tree))
-      for name, tree in wanted.items()
-    }
-    items = self._manager.restore(step, args=ocp.args.Composite(**arguments))
+    with reading():
+      check_identity(meta, self._identity, path)
+      _check_is_no_mean(meta, self._directory.parent)
+      check_model(path, meta, fresh.parameters)
+      items = read_arrays(self._manager, step, meta, abstract_like(wanted))
+      iterator.set_state(meta['data'])
+      progress = Progress(**meta['progress'])
+    training = items['training']
     state = TrainState(
-      items.training['step'],
-      items.parameters,
-      items.training['optimizer'],
+      training['step'],
+      items['parameters'],
+      training['optimizer'],
       items.get('average'),
     )
-    iterator.set_state(meta['data'])
-    return state, Progress(**meta['progress'])
+    return state, progress
+
+
+def items_of(
+  arrays: Mapping[str, Any], meta: Mapping[str, Any]
+) -> ocp.args.Composite:
+  """What Orbax is to write, with format and digests.
+
+  Args:
+    arrays: the items that consist of arrays.
+    meta: what else is known, as JSON values.
+
+  Returns:
+    The items of a checkpoint.
+  """
+  meta = {'format': FORMAT, **meta, 'arrays': array_digests(arrays)}
+  items = {name: ocp.args.StandardSave(tree) for name, tree in arrays.items()}
+  return ocp.args.Composite(**items, meta=ocp.args.JsonSave(sealed(meta)))
 
 
 def _check_is_no_mean(meta: Mapping[str, Any], workdir: Path) -> None:
@@ -276,33 +307,3 @@ def _write_errors(directory: Path, what: str) -> Iterator[None]:
       'the disk and run the same command again, it goes on from the last '
       'whole checkpoint'
     ) from error
-
-
-def read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-  """The item `meta` of a checkpoint.
-
-  Raises:
-    InputError: a newer version wrote it.
-  """
-  args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-  meta = manager.restore(step, args=args).meta
-  check_format(meta, Path(manager.directory) / str(step))
-  return meta
-
-
-def tokenizer_digests(source: Tokenizer, target: Tokenizer) -> dict[str, str]:
-  """What a checkpoint remembers of its tokenizers."""
-  return {'source.model': source.digest, 'target.model': target.digest}
-
-
-def check_digests(
-  meta: Mapping[str, Any], digests: Mapping[str, str], path: Path
-) -> None:
-  """Refuses a checkpoint that was trained with other tokenizers."""
-  for name, digest in digests.items():
-    if meta[name] != digest:
-      raise InputError(
-        f'{path}: trained with another tokenizer than {name} of this run: '
-        f'its SHA-256 is {meta[name][:12]}..., the file has '
-        f'{digest[:12]}...'
-      )

@@ -1,19 +1,20 @@
 """Which checkpoints of a run are loaded."""
 
 import dataclasses
-import json
-import logging
-import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import orbax.checkpoint as ocp
 
 from fusion_jax.errors import InputError
-from fusion_jax.training.checkpoint import first_line, read_meta
-
-logger = logging.getLogger(__name__)
+from fusion_jax.seals import DamagedError
+from fusion_jax.training.metrics_file import read_metrics
+from fusion_jax.training.stored import (
+  read_meta,
+  read_quality,
+  reading,
+  warn_damaged,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ def candidates(
   allowed = [step for step in steps if step <= newest]
   if choice.average_of == 'last':
     return allowed
-  quality = _logged(directory.parent, metric) | _saved(manager, allowed)
+  quality = _qualities(manager, allowed, _logged(directory.parent, metric))
   validated = [step for step in allowed if step in quality]
   return sorted(validated, key=lambda step: quality[step], reverse=True)
 
@@ -88,29 +89,31 @@ def _best_step(manager: ocp.CheckpointManager, steps: list[int]) -> int:
   """The best step as the newest readable checkpoint remembers it."""
   for step in steps:
     try:
-      best = read_meta(manager, step)['progress']['best_step']
-    except InputError:
-      raise
-    except Exception as error:  # Orbax raises many kinds on damaged files.
-      logger.warning('checkpoint %d: %s', step, first_line(error))
+      with reading():
+        best = read_meta(manager, step)['progress']['best_step']
+    except DamagedError as error:
+      warn_damaged(Path(manager.directory) / str(step), error)
       continue
     return best if best in steps else step
   return steps[0]
 
 
-def _saved(
-  manager: ocp.CheckpointManager, steps: list[int]
+def _qualities(
+  manager: ocp.CheckpointManager, steps: list[int], logged: dict[int, float]
 ) -> dict[int, float]:
-  """The qualities that validated checkpoints hold."""
+  """Those of validated checkpoints, by step; damaged ones have none.
+
+  What the log has counts only where a checkpoint does not say it.
+  """
   found = {}
   for step in steps:
     try:
-      metrics = manager.metrics(step)
-    except Exception as error:  # Orbax raises many kinds on damaged files.
-      logger.warning('checkpoint %d: metrics: %s', step, first_line(error))
+      quality = read_quality(manager, step, logged.get(step))
+    except DamagedError as error:
+      warn_damaged(Path(manager.directory) / str(step), error)
       continue
-    if metrics and math.isfinite(metrics['quality']):
-      found[step] = metrics['quality']
+    if quality is not None:
+      found[step] = quality
   return found
 
 
@@ -119,19 +122,6 @@ def _logged(workdir: Path, metric: str) -> dict[int, float]:
   sign = -1 if metric == 'loss' else 1
   return {
     row['step']: sign * row[metric]
-    for row in _validations(workdir / 'metrics.jsonl')
-    if row.get(metric) is not None
+    for row in read_metrics(workdir / 'metrics.jsonl')
+    if row['kind'] == 'valid' and row.get(metric) is not None
   }
-
-
-def _validations(path: Path) -> Iterator[dict[str, Any]]:
-  """The validations of a log, its last line whole or not."""
-  if not path.is_file():
-    return
-  for line in path.read_text(encoding='utf-8').splitlines():
-    try:
-      row = json.loads(line)
-    except ValueError:
-      continue
-    if row.get('kind') == 'valid':
-      yield row

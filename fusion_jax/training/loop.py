@@ -33,12 +33,7 @@ from fusion_jax.parallel.mesh import (
 )
 from fusion_jax.training import lock, run_directory
 from fusion_jax.training.batches import make_batches
-from fusion_jax.training.checkpoint import (
-  Checkpoints,
-  Progress,
-  abstract_like,
-  tokenizer_digests,
-)
+from fusion_jax.training.checkpoint import Checkpoints, Progress, abstract_like
 from fusion_jax.training.checks import (
   check_freeze,
   check_rows,
@@ -60,6 +55,7 @@ from fusion_jax.training.step import (
   make_train_step,
   zero_totals,
 )
+from fusion_jax.training.stored import identity_of
 from fusion_jax.training.trained import make_model
 from fusion_jax.training.validation_text import write_validation
 from fusion_jax.training.watch import (
@@ -183,7 +179,7 @@ class _Training:
       else None
     )
     self._checkpoints = Checkpoints(
-      workdir, config.training, tokenizer_digests(source, target)
+      workdir, config.training, identity_of(config, source, target)
     )
     _log_model(model, self._plan.abstract, mesh)
 

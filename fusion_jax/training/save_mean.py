@@ -5,15 +5,11 @@ from pathlib import Path
 
 import orbax.checkpoint as ocp
 
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import check_new_folder, whole_folder
-from fusion_jax.serialization import FORMAT
 from fusion_jax.training import run_directory
-from fusion_jax.training.checkpoint import (
-  Progress,
-  first_line,
-  tokenizer_digests,
-)
+from fusion_jax.training.checkpoint import Progress, items_of
+from fusion_jax.training.stored import identity_of
 from fusion_jax.training.trained import Run
 from fusion_jax.training.validation_text import copy_validation
 
@@ -47,17 +43,12 @@ def write_mean(run: Run, workdir: Path, output: Path) -> None:
 
 
 def _write_checkpoint(directory: Path, run: Run, name: str) -> None:
-  progress = Progress(best_step=run.step)
   meta = {
-    'format': FORMAT,
-    'progress': dataclasses.asdict(progress),
+    'progress': dataclasses.asdict(Progress(best_step=run.step)),
     'mean': {'run': name, 'steps': run.steps},
-    **tokenizer_digests(run.source_tokenizer, run.target_tokenizer),
+    **identity_of(run.config, run.source_tokenizer, run.target_tokenizer),
   }
-  items = ocp.args.Composite(
-    parameters=ocp.args.StandardSave(run.parameters),
-    meta=ocp.args.JsonSave(meta),
-  )
+  items = items_of({'parameters': run.parameters}, meta)
   options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
   with ocp.CheckpointManager(directory.absolute(), options=options) as manager:
     manager.save(run.step, args=items)

@@ -19,16 +19,19 @@ from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
 )
+from fusion_jax.seals import DamagedError
 from fusion_jax.training import run_directory
-from fusion_jax.training.checkpoint import (
-  abstract_like,
-  check_digests,
-  first_line,
-  read_meta,
-  tokenizer_digests,
-)
+from fusion_jax.training.checkpoint import abstract_like
 from fusion_jax.training.choice import Choice, candidates
 from fusion_jax.training.mean import RunningMean
+from fusion_jax.training.stored import (
+  check_identity,
+  identity_of,
+  read_arrays,
+  read_meta,
+  reading,
+  warn_damaged,
+)
 from fusion_jax.training.stored_model import check_model
 
 logger = logging.getLogger(__name__)
@@ -98,16 +101,16 @@ def load_run(
 
   Raises:
     InputError: no run, no checkpoint, no such step, fewer checkpoints than
-      asked for, no moving average, another tokenizer or model, or a newer
-      version wrote it.
+      asked for, that step is damaged, no moving average, another tokenizer or
+      model, or a newer version wrote it.
   """
   workdir = Path(workdir)
   choice = Choice(step, average, average_of, parameters)
   config = run_directory.read_config(workdir)
   source, target = run_directory.read_tokenizers(workdir)
   model = make_model(config, source, target)
-  digests = tokenizer_digests(source, target)
-  steps, loaded = _load_parameters(workdir, model, digests, config, choice)
+  identity = identity_of(config, source, target)
+  steps, loaded = _load_parameters(workdir, model, identity, config, choice)
   return Run(config, model, loaded, max(steps), source, target, steps)
 
 
@@ -125,7 +128,7 @@ def load_flagged(arguments: argparse.Namespace) -> Run:
 def _load_parameters(
   workdir: Path,
   model: Transformer,
-  digests: Mapping[str, str],
+  identity: Mapping[str, Any],
   config: ExperimentConfig,
   choice: Choice,
 ) -> tuple[tuple[int, ...], Parameters]:
@@ -142,7 +145,7 @@ def _load_parameters(
       SingleDeviceSharding(jax.local_devices()[0]),
     )
     for step in candidates(manager, choice, config.training.metric):
-      if _add_checkpoint(mean, manager, step, abstract, digests, choice):
+      if _add_checkpoint(mean, manager, step, abstract, identity, choice):
         used.append(step)
       if mean.count == choice.average:
         steps = tuple(sorted(used))
@@ -169,26 +172,25 @@ def _add_checkpoint(
   manager: ocp.CheckpointManager,
   step: int,
   abstract: Parameters,
-  digests: Mapping[str, str],
+  identity: Mapping[str, Any],
   choice: Choice,
 ) -> bool:
   """Adds the parameters of a checkpoint; False with a warning if damaged."""
   path = Path(manager.directory) / str(step)
   try:
     meta = read_meta(manager, step)
-    check_digests(meta, digests, path)
-    check_model(path, abstract)
-    name = _item(meta, path, choice)
-    wanted = {name: ocp.args.StandardRestore(abstract)}
-    restored = manager.restore(step, args=ocp.args.Composite(**wanted))
-  except InputError:
-    raise
-  except Exception as error:  # Orbax raises many kinds on damaged files.
-    logger.warning(
-      'checkpoint %s is damaged and is left out: %s',
-      path,
-      first_line(error),
-    )
+    with reading():
+      check_identity(meta, identity, path)
+      check_model(path, meta, abstract)
+      name = _item(meta, path, choice)
+    restored = read_arrays(manager, step, meta, {name: abstract})
+  except DamagedError as error:
+    if step == choice.step:
+      raise InputError(
+        f'--step={step}: {path} is damaged: {error}; give the step of '
+        'another checkpoint, or none'
+      ) from error
+    warn_damaged(path, error)
     return False
   mean.add(restored[name])
   return True

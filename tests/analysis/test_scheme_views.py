@@ -21,12 +21,9 @@ from fusion_jax.fusion_options import (
   SideConfig,
 )
 from fusion_jax.training import run_directory
-from fusion_jax.training.checkpoint import (
-  Checkpoints,
-  Progress,
-  tokenizer_digests,
-)
+from fusion_jax.training.checkpoint import Checkpoints, Progress
 from fusion_jax.training.step import TrainState
+from fusion_jax.training.stored import identity_of
 
 # The views of every scheme; those without any have no weights of layers.
 SCHEME_VIEWS = {
@@ -119,7 +116,7 @@ def workdir(tmp_path_factory):
   tokenizers = run.source_tokenizer, run.target_tokenizer
   run_directory.create(folder, config, *tokenizers)
   checkpoints = Checkpoints(
-    folder, config.training, tokenizer_digests(*tokenizers)
+    folder, config.training, identity_of(config, *tokenizers)
   )
   state = TrainState(jnp.int32(7), run.parameters, jnp.float32(0))
   position = iter(grain.MapDataset.range(9).to_iter_dataset())

@@ -1,5 +1,6 @@
 """Prepared corpora whose files a disk has damaged: named, never read on."""
 
+import json
 import random
 import shutil
 
@@ -38,6 +39,16 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def folder(whole, tmp_path):
   return shutil.copytree(whole, tmp_path / 'corpus')
+
+
+@pytest.fixture
+def earlier(folder):
+  """A folder as it was prepared before files had digests."""
+  path = folder / 'report.json'
+  report = json.loads(path.read_text())
+  del report['files'], report['sha256']
+  path.write_text(json.dumps(report))
+  return folder
 
 
 def _refusal(read) -> str:
@@ -135,21 +146,21 @@ def test_the_reading_threads_hand_the_damage_on(whole, folder):
     ('rows', np.float64),
   ],
 )
-def test_an_array_that_does_not_fit_is_refused(folder, file, change):
-  path = folder / f'valid.{file}.npy'
+def test_an_array_that_does_not_fit_is_refused(earlier, file, change):
+  path = earlier / f'valid.{file}.npy'
   np.save(path, change(np.load(path)))
-  message = _refusal(lambda: PreparedCorpus(folder).split('valid'))
+  message = _refusal(lambda: PreparedCorpus(earlier).split('valid'))
   assert message == (
-    f"{folder}: split 'valid' is missing or damaged; delete the folder and "
+    f"{earlier}: split 'valid' is missing or damaged; delete the folder and "
     'prepare it again'
   )
 
 
 @pytest.mark.parametrize('file', ['lengths', 'rows'])
-def test_a_flipped_bit_of_an_array_is_noticed(folder, file):
-  path = folder / f'valid.{file}.npy'
+def test_a_flipped_bit_of_an_array_is_noticed(earlier, file):
+  path = earlier / f'valid.{file}.npy'
   content, values = path.read_bytes(), np.load(path)
-  corpus, generator = PreparedCorpus(folder), random.Random(0)
+  corpus, generator = PreparedCorpus(earlier), random.Random(0)
   # The header takes 128 bytes; from byte 75 on they are padding.
   header, numbers = range(10, 75), range(128, len(content))
   for position in (*header, *generator.choices(numbers, k=60)):
@@ -163,7 +174,37 @@ def test_a_flipped_bit_of_an_array_is_noticed(folder, file):
     np.testing.assert_array_equal(np.load(path), values)
 
 
-def test_rows_that_are_gone_are_missed(folder):
-  (folder / 'valid.rows.npy').unlink()
-  message = _refusal(lambda: PreparedCorpus(folder).split('valid'))
+def test_rows_that_are_gone_are_missed(earlier):
+  (earlier / 'valid.rows.npy').unlink()
+  message = _refusal(lambda: PreparedCorpus(earlier).split('valid'))
   assert "split 'valid' is missing or damaged" in message
+
+
+@pytest.mark.parametrize(
+  'file',
+  [
+    'report.json',
+    'settings.json',
+    'source.model',
+    'target.model',
+    'valid.lengths.npy',
+    'valid.rows.npy',
+  ],
+)
+def test_a_file_that_is_not_what_was_written_is_named(folder, file):
+  path = folder / file
+  # A digit of the numbers; in the others any bit of what is there.
+  content = path.read_bytes()
+  position = content.find(b'0') if file.endswith('.json') else len(content) - 8
+  _flip(path, position)
+  message = _refusal(lambda: PreparedCorpus(folder).split('valid'))
+  assert message == (
+    f'{folder}: {file} is missing or damaged; delete the folder and prepare '
+    'it again'
+  )
+
+
+def test_a_folder_of_before_is_read(whole, earlier):
+  for name in ('train', 'valid'):
+    now, then = (PreparedCorpus(each).split(name) for each in (whole, earlier))
+    np.testing.assert_array_equal(now.lengths, then.lengths)

@@ -9,13 +9,19 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from rounding import assert_close
-from saved_runs import SavedRun, iterator
+from saved_runs import (
+  SavedRun,
+  edit_meta,
+  iterator,
+  meta_path,
+  without_digests,
+)
 
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.serialization import FORMAT
 from fusion_jax.training import average, initialize
-from fusion_jax.training.checkpoint import read_meta
+from fusion_jax.training.stored import read_meta
 from fusion_jax.training.trained import load_run
 
 # The two best are neither the last two nor beside each other.
@@ -72,10 +78,60 @@ def test_the_mean_by_hand(saved, arguments, steps):
 
 def test_a_damaged_checkpoint_gives_way_to_the_next(saved, tmp_path):
   workdir = _copy(saved, tmp_path)
+  without_digests(workdir)
   shutil.rmtree(workdir / 'checkpoints' / '30' / 'parameters')
   (workdir / 'checkpoints' / '10' / 'metrics' / 'metrics').write_text('{')
   run = load_run(workdir, 'best', 2, 'best')
   _assert_mean(run, saved, (40, 50))
+
+
+def _damaged(saved, tmp_path, part, *steps):
+  """A copy where an array is not what was written at some steps, or `meta`."""
+  workdir = _copy(saved, tmp_path)
+  for step in steps:
+    path = meta_path(workdir, step)
+    path.write_text(path.read_text().replace('"digest": "', '"digest": "0', 1))
+    if part == 'arrays':
+      edit_meta(workdir, step)
+  return workdir
+
+
+@pytest.mark.parametrize('part', ['arrays', 'meta'])
+def test_damage_is_told_and_what_is_before_is_used(
+  saved, tmp_path, caplog, part
+):
+  workdir = _damaged(saved, tmp_path, part, 30, 60)
+  cases = [
+    (('last', 1), (50,), 60),
+    (('last', 3), (20, 40, 50), 60),
+    (('best', 1), (50,), 60),
+    (('best', 1, 'best'), (50,), 30),
+    (('best', 2, 'best'), (10, 50), 30),
+  ]
+  for arguments, steps, left_out in cases:
+    caplog.clear()
+    assert load_run(workdir, *arguments).steps == steps
+    (path,) = workdir.glob(f'checkpoints/{left_out}')
+    assert f'checkpoint {path} is damaged and is left out: ' in caplog.text
+
+
+@pytest.mark.parametrize('part', ['arrays', 'meta'])
+@pytest.mark.parametrize('count', [1, 3])
+def test_a_damaged_step_that_is_named_is_refused(saved, tmp_path, part, count):
+  workdir = _damaged(saved, tmp_path, part, 40)
+  with pytest.raises(InputError) as error:
+    load_run(workdir, 40, count)
+  path = workdir / 'checkpoints' / '40'
+  assert str(error.value).startswith(f'--step=40: {path} is damaged: ')
+  assert '\n' not in str(error.value)
+  assert load_run(workdir, 30, count).steps[-1] == 30
+
+
+def test_the_log_does_not_choose_where_checkpoints_say_it(saved, tmp_path):
+  workdir = _copy(saved, tmp_path)
+  row = {'step': 60, 'kind': 'valid', 'bleu': 99.0}
+  (workdir / 'metrics.jsonl').write_text(json.dumps(row))
+  assert load_run(workdir, 'best', 1, 'best').steps == (30,)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +140,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_next(saved, tmp_path):
 def test_qualities_that_only_the_log_has(tmp_path, metric, steps):
   saved = SavedRun(tmp_path / 'run', metric=metric)
   saved.save(dict.fromkeys((10, 20, 30, 40)))
+  without_digests(saved.workdir)
   values = {10: 1.0, 20: 8.0, 30: 2.0, 35: 0.5, 40: 7.0}
   rows = [
     {'step': step, 'kind': 'valid', metric: value}
@@ -98,9 +155,12 @@ def test_qualities_that_only_the_log_has(tmp_path, metric, steps):
   _assert_mean(load_run(saved.workdir, 'best', 2, 'best'), saved, steps)
 
 
-def test_a_resumed_run_keeps_the_best(tmp_path):
+@pytest.mark.parametrize('digests', [True, False])
+def test_a_resumed_run_keeps_the_best(tmp_path, digests):
   saved = SavedRun(tmp_path / 'run', keep_last=1, keep_best=2)
   saved.save({10: 9.0, 20: 1.0, 30: 8.0})
+  if not digests:
+    without_digests(saved.workdir)
   saved.save({40: 2.0, 50: None})
   assert saved.steps() == [10, 30, 50]
 

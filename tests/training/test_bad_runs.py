@@ -6,7 +6,7 @@ import shutil
 import jax
 import jax.numpy as jnp
 import pytest
-from saved_runs import SavedRun, iterator
+from saved_runs import SavedRun, edit_meta, iterator, meta_path, without_digests
 
 from fusion_jax.errors import InputError
 from fusion_jax.serialization import FORMAT
@@ -35,10 +35,6 @@ def _edit(path, **changes):
   path.write_text(json.dumps(kept))
 
 
-def _meta(workdir):
-  return workdir / 'checkpoints' / '10' / 'meta' / 'metadata'
-
-
 def _refusal(workdir, *arguments):
   with pytest.raises(InputError) as error:
     load_run(workdir, *arguments)
@@ -47,19 +43,22 @@ def _refusal(workdir, *arguments):
 
 
 def test_files_without_a_format_are_of_the_first(workdir, saved):
-  for path in (workdir / 'config.json', _meta(workdir)):
+  for path in (workdir / 'config.json', meta_path(workdir, 10)):
     assert json.loads(path.read_text())['format'] == FORMAT
-    _edit(path, format=None)
+  _edit(workdir / 'config.json', format=None)
+  edit_meta(workdir, 10, 'format')
   assert load_run(workdir).config == saved.config
 
 
 @pytest.mark.parametrize('step', ['best', 'last'])
 @pytest.mark.parametrize('part', ['config', 'checkpoint'])
 def test_a_newer_format_is_refused(workdir, part, step):
-  path, where = workdir / 'config.json', workdir
   if part == 'checkpoint':
-    path, where = _meta(workdir), workdir / 'checkpoints' / '10'
-  _edit(path, format=FORMAT + 1)
+    where = workdir / 'checkpoints' / '10'
+    edit_meta(workdir, 10, format=FORMAT + 1)
+  else:
+    where = workdir
+    _edit(workdir / 'config.json', format=FORMAT + 1)
   assert _refusal(workdir, step) == (
     f'{where} was written by a newer fusion_jax (format {FORMAT + 1}; this one '
     f'reads up to {FORMAT}); update it'
@@ -67,7 +66,7 @@ def test_a_newer_format_is_refused(workdir, part, step):
 
 
 def test_training_does_not_go_on_in_a_newer_run(workdir, saved):
-  _edit(_meta(workdir), format=FORMAT + 1)
+  edit_meta(workdir, 10, format=FORMAT + 1)
   run = SavedRun(workdir)
   checkpoints = run.checkpoints()
   with pytest.raises(InputError, match=r'10 was written by a newer'):
@@ -107,13 +106,58 @@ _ANOTHER_MODEL = 'checkpoints/10: holds another model than that of config.json'
     ({'decoder_layers': 2}, 'it has no decoder/layer_1/'),
   ],
 )
-def test_a_checkpoint_of_another_model_is_told(workdir, model, difference):
+@pytest.mark.parametrize('digests', [True, False])
+def test_a_checkpoint_of_another_model_is_told(
+  workdir, model, difference, digests
+):
+  if digests:
+    edit_meta(workdir, 10, 'model')
+  else:
+    without_digests(workdir)
   small = {'width': 16, 'filter': 32, 'heads': 2}
   layers = {'encoder_layers': 1, 'decoder_layers': 1}
   _edit(workdir / 'config.json', model=small | layers | model)
   message = _refusal(workdir)
   assert f'{_ANOTHER_MODEL}: {difference}' in message
   assert 'put back the config.json that it was trained with' in message
+
+
+def _edit_model(workdir, **changes):
+  path = workdir / 'config.json'
+  _edit(path, model=json.loads(path.read_text())['model'] | changes)
+
+
+def test_the_fields_of_another_model_are_named(workdir):
+  _edit_model(workdir, heads=4, norm_epsilon=0.5, dropout=0.4)
+  assert (
+    f'{_ANOTHER_MODEL}: model.heads is 2 there and 4 here, model.norm_epsilon '
+    'is 1e-06 there and 0.5 here; put back'
+  ) in _refusal(workdir)
+
+
+def test_training_does_not_go_on_with_the_fields_of_another(workdir, saved):
+  run = SavedRun(workdir)
+  run.identity['model'] = {**saved.identity['model'], 'model.heads': 4}
+  checkpoints = run.checkpoints()
+  with pytest.raises(InputError, match=r'heads is 2 there and 4 here; put'):
+    checkpoints.restore(run.state(0), iterator())
+  checkpoints.close()
+  assert run.steps() == [10]
+
+
+def test_fields_of_training_alone_may_be_others(workdir):
+  free = {
+    'dropout': 0.4,
+    'attention_dropout': 0.4,
+    'activation_dropout': 0.4,
+    'embedding_dropout': 0.4,
+    'dropout_generator': 'threefry',
+    'initialization': 'mlrf',
+    'remat': True,
+    'remat_policy': 'dots',
+  }
+  _edit_model(workdir, **free)
+  assert load_run(workdir).config.model.remat
 
 
 def test_training_does_not_go_on_with_another_model(workdir):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rounding import assert_close
-from saved_runs import SavedRun, iterator
+from saved_runs import SavedRun, iterator, meta_path, without_digests
 
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
@@ -108,7 +108,8 @@ def test_runs_without_an_average_load_as_before(plain, tmp_path):
   # As a checkpoint was written before there were averages and skips.
   workdir = tmp_path / 'old'
   shutil.copytree(plain.workdir, workdir)
-  path = workdir / 'checkpoints' / '10' / 'meta' / 'metadata'
+  without_digests(workdir)
+  path = meta_path(workdir, 10)
   meta = json.loads(path.read_text())
   del meta['average'], meta['progress']['skipped']
   path.write_text(json.dumps(meta))

@@ -1,5 +1,7 @@
 """Run directories with checkpoints of known parameters, without training."""
 
+import json
+
 import grain
 import jax
 import jax.numpy as jnp
@@ -13,13 +15,11 @@ from fusion_jax.config import (
 )
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.models.transformer import initial_parameters
+from fusion_jax.seals import sealed
 from fusion_jax.training import run_directory
-from fusion_jax.training.checkpoint import (
-  Checkpoints,
-  Progress,
-  tokenizer_digests,
-)
+from fusion_jax.training.checkpoint import Checkpoints, Progress
 from fusion_jax.training.step import TrainState
+from fusion_jax.training.stored import identity_of
 from fusion_jax.training.trained import make_model
 
 _TEXT = ['the cat sat on the mat', 'a dog in the house', 'cats and dogs'] * 3
@@ -32,7 +32,7 @@ class SavedRun:
     workdir: the run directory.
     config: of the run.
     shapes: of its parameters.
-    digests: of its tokenizers.
+    identity: what its checkpoints belong to.
   """
 
   def __init__(self, workdir, **training):
@@ -49,7 +49,7 @@ class SavedRun:
     model = make_model(config, tokenizer, tokenizer)
     self.workdir, self.config = workdir, config
     self.shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
-    self.digests = tokenizer_digests(tokenizer, tokenizer)
+    self.identity = identity_of(config, tokenizer, tokenizer)
 
   def of_step(self, step):
     """Normal random parameters with the step as seed."""
@@ -65,7 +65,7 @@ class SavedRun:
 
   def checkpoints(self):
     """The run's checkpoints, opened anew as a resumed training does."""
-    return Checkpoints(self.workdir, self.config.training, self.digests)
+    return Checkpoints(self.workdir, self.config.training, self.identity)
 
   def save(self, qualities):
     """Saves a checkpoint for each step; quality None: not validated."""
@@ -83,3 +83,32 @@ class SavedRun:
 def iterator():
   """Something whose position can be saved."""
   return iter(grain.MapDataset.range(9).to_iter_dataset())
+
+
+def meta_path(workdir, step):
+  """The file of the item `meta` of a checkpoint."""
+  return workdir / 'checkpoints' / str(step) / 'meta' / 'metadata'
+
+
+def edit_meta(workdir, step, *removed, **changes):
+  """Replaces or takes out values of a checkpoint's `meta`, and seals it."""
+  path = meta_path(workdir, step)
+  meta = json.loads(path.read_text()) | changes
+  left_out = 'sha256', *removed
+  kept = {name: value for name, value in meta.items() if name not in left_out}
+  path.write_text(json.dumps(sealed(kept)))
+
+
+def without_digests(workdir):
+  """Makes checkpoints such as were written before there were digests."""
+  for checkpoint in (workdir / 'checkpoints').iterdir():
+    path = meta_path(workdir, checkpoint.name)
+    meta = json.loads(path.read_text())
+    quality = meta.pop('quality', None)
+    for name in ('sha256', 'arrays', 'model'):
+      del meta[name]
+    path.write_text(json.dumps(meta))
+    if quality is not None:
+      (checkpoint / 'metrics').mkdir()
+      metrics = json.dumps({'quality': quality})
+      (checkpoint / 'metrics' / 'metrics').write_text(metrics)

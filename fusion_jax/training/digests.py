@@ -1,0 +1,106 @@
+"""Digests of the arrays of a checkpoint, at the speed of memory.
+
+With w_i the bits of element i in row-major order as a 32-bit word, c odd, and
+m, n one-to-one maps of words that mix all their bits,
+
+  s = sum_i m(w_i xor c i) mod 2^32,  t = sum_i n(m(w_i xor c i)) mod 2^32.
+
+One term differs where one element does, so that s and t do. Any other damage
+is missed with probability 2^-64. (With sums of w_i times odd weights, two
+flipped signs would always cancel: 2^31 times an odd number is 2^31.) Sums of
+integers depend neither on their order nor on how an array is cut, so each
+device sums what it holds.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, UInt32
+
+from fusion_jax.seals import DamagedError
+
+_ODD = np.uint32(0x9E3779B9)
+
+
+def array_digests(tree: Any) -> dict[str, dict[str, Any]]:
+  """The digest of each array.
+
+  Equal shapes, dtypes and layouts share a program, so there are few, and they
+  stay few with the depth of a model.
+
+  Args:
+    tree: of arrays on any devices; None: no array.
+
+  Returns:
+    For each name, 'encoder/layer_0/...', its 'shape', and 'digest', s and t
+    in hexadecimal.
+  """
+  leaves = jax.tree.leaves_with_path(tree)
+  sums = jax.device_get([_sums(leaf) for _, leaf in leaves])
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): {
+      'shape': list(leaf.shape),
+      'digest': f'{s:08x}{t:08x}',
+    }
+    for (path, leaf), (s, t) in zip(leaves, sums, strict=True)
+  }
+
+
+def check_arrays(tree: Any, written: Mapping[str, Mapping[str, Any]]) -> None:
+  """Compares arrays with their digests.
+
+  Args:
+    tree: as for `array_digests`.
+    written: what it gave for these arrays, and maybe others.
+
+  Raises:
+    DamagedError: an array is not what was written.
+  """
+  found = array_digests(tree)
+  other = [name for name in found if written.get(name) != found[name]]
+  if other:
+    more = f' and {len(other) - 1} more arrays' if len(other) > 1 else ''
+    raise DamagedError(f'{other[0]}{more} do not agree with their digests')
+
+
+@jax.jit
+def _sums(array: Array) -> tuple[UInt32[Array, ''], UInt32[Array, '']]:
+  first = _mixed(_words(array) ^ (_positions(array.shape) * _ODD))
+  second = (first ^ (first >> 15)) * _ODD
+  # Together in one reduction, XLA reads the array once and in vectors: on a
+  # CPU 20 times as fast as two sums.
+  zero = jnp.uint32(0)
+  return jax.lax.reduce(
+    (first, second),
+    (zero, zero),
+    lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    tuple(range(array.ndim)),
+  )
+
+
+def _mixed(x: UInt32[Array, '...']) -> UInt32[Array, '...']:
+  """Wellons' lowbias32, a one-to-one map."""
+  x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+  x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+  return x ^ (x >> 16)
+
+
+def _words(array: Array) -> UInt32[Array, '...']:
+  """The bits of each element, of at most 32."""
+  if array.dtype == bool:
+    return array.astype(jnp.uint32)
+  unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+  return jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
+
+
+def _positions(shape: tuple[int, ...]) -> UInt32[Array, '...']:
+  """The row-major index of every element, modulo 2^32."""
+  position = jnp.zeros(shape, jnp.uint32)
+  for axis in range(len(shape)):
+    stride = jnp.uint32(math.prod(shape[axis + 1 :]) % 2**32)
+    position += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
+  return position

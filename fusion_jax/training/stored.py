@@ -1,0 +1,154 @@
+"""What is read of a checkpoint, and whether it is what was written.
+
+The item `meta` has the digests of all arrays, and one of itself. Checkpoints
+of earlier versions have none, and are read as they are.
+"""
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.errors import InputError, first_line
+from fusion_jax.seals import DamagedError, check_seal
+from fusion_jax.serialization import check_format
+from fusion_jax.training.digests import check_arrays
+from fusion_jax.training.stored_model import check_fields, model_fields
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+  """Turns what a damaged checkpoint raises into `DamagedError`."""
+  try:
+    yield
+  except (InputError, DamagedError):
+    raise
+  except Exception as error:  # Orbax raises many kinds on damaged files.
+    raise DamagedError(first_line(error)) from error
+
+
+def warn_damaged(path: Path, error: DamagedError) -> None:
+  """Tells that a checkpoint is not used."""
+  logger.warning('checkpoint %s is damaged and is left out: %s', path, error)
+
+
+def read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+  """The item `meta` of a checkpoint.
+
+  Raises:
+    DamagedError: it cannot be read, or is not what was written.
+    InputError: a newer version wrote it.
+  """
+  args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+  with reading():
+    meta = manager.restore(step, args=args).meta
+    check_seal(meta, 'meta')
+    check_format(meta, Path(manager.directory) / str(step))
+  return meta
+
+
+def read_arrays(
+  manager: ocp.CheckpointManager,
+  step: int,
+  meta: Mapping[str, Any],
+  wanted: Mapping[str, Any],
+) -> dict[str, Any]:
+  """Items of a checkpoint that consist of arrays.
+
+  Args:
+    manager: of the folder `checkpoints`.
+    step: of the checkpoint.
+    meta: of the checkpoint.
+    wanted: for each item the shapes to restore it to.
+
+  Returns:
+    The items.
+
+  Raises:
+    DamagedError: they cannot be read, or are not what was written.
+  """
+  arguments = {
+    name: ocp.args.StandardRestore(tree) for name, tree in wanted.items()
+  }
+  with reading():
+    items = manager.restore(step, args=ocp.args.Composite(**arguments))
+    found = {name: items[name] for name in wanted}
+    if 'arrays' in meta:
+      check_arrays(found, meta['arrays'])
+  return found
+
+
+def read_quality(
+  manager: ocp.CheckpointManager, step: int, logged: float | None = None
+) -> float | None:
+  """How good a checkpoint is.
+
+  Args:
+    manager: of the folder `checkpoints`.
+    step: of the checkpoint.
+    logged: what the log says, for checkpoints that say nothing.
+
+  Returns:
+    The quality, larger is better; None: not validated.
+
+  Raises:
+    DamagedError: it cannot be read.
+    InputError: a newer version wrote it.
+  """
+  meta = read_meta(manager, step)
+  if 'quality' in meta:
+    return meta['quality']
+  # Where earlier versions put it.
+  with reading():
+    metrics = manager.metrics(step) or {}
+    saved = finite(metrics.get('quality'))
+  return logged if saved is None else saved
+
+
+def finite(quality: float | None) -> float | None:
+  """The quality; None where it is no finite number."""
+  if quality is None or not math.isfinite(quality):
+    return None
+  return quality
+
+
+def identity_of(
+  config: ExperimentConfig, source: Tokenizer, target: Tokenizer
+) -> dict[str, Any]:
+  """What a checkpoint remembers of the model it belongs to."""
+  return {
+    'source.model': source.digest,
+    'target.model': target.digest,
+    'model': model_fields(config),
+  }
+
+
+def check_identity(
+  meta: Mapping[str, Any], identity: Mapping[str, Any], path: Path
+) -> None:
+  """Refuses a checkpoint of other tokenizers, or of another model.
+
+  Args:
+    meta: of the checkpoint.
+    identity: of `identity_of`, for this run.
+    path: of the checkpoint.
+
+  Raises:
+    InputError: the checkpoint does not belong to this run.
+  """
+  for name in ('source.model', 'target.model'):
+    if meta[name] != identity[name]:
+      raise InputError(
+        f'{path}: trained with another tokenizer than {name} of this run: '
+        f'its SHA-256 is {meta[name][:12]}..., the file has '
+        f'{identity[name][:12]}...'
+      )
+  check_fields(path, meta.get('model', {}), identity['model'])
