@@ -3,7 +3,6 @@
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
 
 
 class InputError(Exception):
@@ -38,27 +37,6 @@ def require(condition: bool, field: str, message: str) -> None:
   """
   if not condition:
     raise InputError(f'config.{field}: {message}')
-
-
-def require_at_least(
-  least: int, options: Any, section: str, *fields: str
-) -> None:
-  """Refuses values of a config that are too small.
-
-  Args:
-    least: that is allowed.
-    options: have the fields.
-    section: the dotted name of the options.
-    fields: to look at.
-
-  Raises:
-    InputError: one is smaller.
-  """
-  for field in fields:
-    value = getattr(options, field)
-    require(
-      value >= least, f'{section}.{field}', f'must be >= {least}, got {value}'
-    )
 
 
 def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
