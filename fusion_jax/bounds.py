@@ -67,11 +67,10 @@ def check_fields(options: Any, section: str = '') -> None:
   """
   for name, kind in kinds_of(type(options)).items():
     value, path = getattr(options, name), f'{section}.{name}'.lstrip('.')
-    if dataclasses.is_dataclass(kind) and isinstance(value, kind):
+    fault = fault_of(value, kind)
+    require(not fault, path, fault)
+    if dataclasses.is_dataclass(kind):
       check_fields(value, path)
-    else:
-      fault = fault_of(value, kind)
-      require(not fault, path, fault)
 
 
 @functools.cache
@@ -91,13 +90,19 @@ def fault_of(value: Any, kind: Any) -> str:
   if origin is Literal:
     return choice_fault(value, typing.get_args(kind))
   if origin is tuple:
-    items = value if isinstance(value, (tuple, list)) else ()
-    faults = (fault_of(item, typing.get_args(kind)[0]) for item in items)
+    if not isinstance(value, (tuple, list)):
+      return f'must be a tuple, got {shown(value)}'
+    faults = (fault_of(item, typing.get_args(kind)[0]) for item in value)
     return next(filter(None, faults), '')
   plain, *bounds = typing.get_args(kind) if origin is Annotated else (kind,)
   if plain in (int, float):
     return _number_fault(value, plain, bounds)
-  return _text_fault(value) if plain is str else ''
+  if plain is str:
+    return _text_fault(value)
+  name = 'True or False' if plain is bool else f'of {plain.__name__}'
+  return (
+    '' if isinstance(value, plain) else f'must be {name}, got {shown(value)}'
+  )
 
 
 def choice_fault(value: Any, choices: Iterable[str]) -> str:
