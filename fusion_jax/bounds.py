@@ -99,7 +99,7 @@ def fault_of(value: Any, kind: Any) -> str:
     return _number_fault(value, plain, bounds)
   if plain is str:
     return _text_fault(value)
-  name = 'True or False' if plain is bool else f'of {plain.__name__}'
+  name = 'True or False' if plain is bool else f'a {plain.__name__}'
   return (
     '' if isinstance(value, plain) else f'must be {name}, got {shown(value)}'
   )

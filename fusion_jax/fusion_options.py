@@ -246,7 +246,7 @@ def partition(
 
 def parse_groups(text: str, groups: int, field: str) -> tuple[int, int]:
   """'first:last', counted from 1, as a half-open range counted from 0."""
-  match = re.fullmatch(r'(\d+):(\d+)', text)
+  match = re.fullmatch('([0-9]{1,9}):([0-9]{1,9})', text)
   first, last = map(int, match.groups()) if match else (0, 0)
   require(
     1 <= first <= last <= groups,
