@@ -11,6 +11,13 @@ class InputError(Exception):
   The message is one line: what is wrong, where, and what would be right.
   """
 
+  def __str__(self) -> str:
+    """The message; what is no printable character of it is written out."""
+    return ''.join(
+      each if each.isprintable() else repr(each)[1:-1]
+      for each in super().__str__()
+    )
+
 
 class CheckFailed(Exception):
   """What the user asked to have checked does not hold.

@@ -16,9 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from fusion_jax.analysis.subject_flags import (
-  add_subject_flags,
-)
+from fusion_jax.analysis.subject_flags import add_subject_flags
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import keep_compiled, start_logging

@@ -10,6 +10,7 @@ from typing import Any
 
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import TextFile, read_file
+from fusion_jax.json_input import read_json
 from fusion_jax.training.run_directory import read_config, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -85,10 +86,18 @@ def _hash(content: bytes) -> str:
   return hashlib.sha256(content).hexdigest()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+  step: int
+  source_language: str
+  target_language: str
+  made_of: dict[str, Any]
+
+
 def _read(about: Path) -> dict[str, Any]:
   try:
-    return json.loads(about.read_text())
-  except (OSError, ValueError):
+    return read_json(about, _Kept)
+  except InputError:
     return {}
 
 

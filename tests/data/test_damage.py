@@ -1,5 +1,6 @@
 """Prepared corpora whose files a disk has damaged: named, never read on."""
 
+import json
 import random
 import shutil
 
@@ -161,6 +162,48 @@ def test_a_flipped_bit_of_an_array_is_noticed(folder, file):
       continue
     assert position in header
     np.testing.assert_array_equal(np.load(path), values)
+
+
+@pytest.mark.parametrize(
+  ('file', 'change', 'message'),
+  [
+    ('report.json', [], 'must be an object, got []'),
+    ('report.json', {'splits': []}, 'splits: must be an object, got []'),
+    (
+      'report.json',
+      {'splits': {'train': {}}},
+      'splits.train.pairs: is missing',
+    ),
+    ('report.json', {}, 'splits: is missing'),
+    ('settings.json', {}, 'sampling: is missing'),
+    ('settings.json', {'sampling': [0.0, 'x']}, 'sampling.1: must be a number'),
+    ('settings.json', {'sampling': [0.0, 0.0]}, 'is missing or damaged'),
+    (
+      'settings.json',
+      {'sampling': [0.0, 0.0], 'languages': 'en'},
+      "languages: must be a list, got 'en'",
+    ),
+    (
+      'settings.json',
+      {'sampling': [0.0, 0.0], 'directions': [{'tags': []}]},
+      'directions.0.languages: is missing',
+    ),
+  ],
+)
+def test_json_of_another_shape_is_refused(folder, file, change, message):
+  (folder / file).write_text(json.dumps(change))
+  refusal = _refusal(lambda: PreparedCorpus(folder))
+  assert refusal.startswith(str(folder))
+  assert message in refusal
+  assert refusal.endswith('delete the folder and prepare it again')
+
+
+def test_settings_of_another_corpus_are_refused(folder):
+  path = folder / 'settings.json'
+  settings = json.loads(path.read_text()) | {'languages': ['fr', 'de']}
+  path.write_text(json.dumps(settings))
+  message = _refusal(lambda: PreparedCorpus(folder).split('train'))
+  assert 'settings.json is missing or damaged' in message
 
 
 def test_rows_that_are_gone_are_missed(folder):
