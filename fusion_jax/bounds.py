@@ -122,9 +122,11 @@ def _number_fault(value: Any, kind: type, bounds: Iterable[Bound]) -> str:
   if isinstance(value, bool) or not isinstance(value, numbers):
     name = 'a number' if kind is float else 'a whole number'
     return f'must be {name}, got {shown(value)}'
+  if isinstance(value, float) and math.isnan(value):
+    return 'must be finite, got nan'
   # The bounds that were annotated last are the narrowest.
   for sign, limit in reversed(tuple(bounds)):
-    if not math.isnan(value) and not _HOLDS[sign](value, limit):
+    if not _HOLDS[sign](value, limit):
       return f'must be {sign} {limit}, got {shown(value)}'
   finite = isinstance(value, int) or math.isfinite(value)
   return '' if finite else f'must be finite, got {value}'

@@ -165,7 +165,7 @@ def _model(options):
     ('assert 0, "one\\ntwo"', '', 'mine.py, line 1: AssertionError: one$'),
     ('def get_config(): return get_config()', '', 'line 1: RecursionError: '),
     ('x = 1\0', '', 'mine.py, line 1: source code string cannot contain null'),
-    ('# \udcff', '', "mine.py, line .*: .*'utf-8' codec"),
+    ('"\udcff"', '', "mine.py, line .*: .*'utf-8' codec"),
     (_model('wdth=3'), '', 'line 3: TypeError: .* keyword argument .wdth.'),
   ],
 )

@@ -199,9 +199,11 @@ def test_json_of_another_shape_is_refused(folder, file, change, message):
 
 
 def test_settings_of_another_corpus_are_refused(folder):
-  path = folder / 'settings.json'
-  settings = json.loads(path.read_text()) | {'languages': ['fr', 'de']}
-  path.write_text(json.dumps(settings))
+  path = folder / 'report.json'
+  report = json.loads(path.read_text())
+  train = report['splits']['train']
+  train['directions'] = {'fr-de': dict(train)}
+  path.write_text(json.dumps(report))
   message = _refusal(lambda: PreparedCorpus(folder).split('train'))
   assert 'settings.json is missing or damaged' in message
 

@@ -14,6 +14,7 @@ from fusion_jax.decoding import request as request_module
 from fusion_jax.decoding import run as run_module
 from fusion_jax.decoding.ensemble import Ensemble, Mixture, make_ensemble
 from fusion_jax.decoding.line_formats import score_text
+from fusion_jax.decoding.lines import split_paths
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError

@@ -13,6 +13,7 @@ import sys
 import pytest
 from launching import ROOT
 
+from fusion_jax.errors import InputError
 from fusion_jax.parallel.distributed import (
   Processes,
   add_process_flags,
