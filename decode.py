@@ -37,10 +37,12 @@ or both; one that it was not trained in is possible where it knows both.
 import argparse
 import sys
 
+from fusion_jax.bounds import Natural, Positive, kinds_of, number
 from fusion_jax.checkpoint_flags import (
   add_checkpoint_flags,
   add_direction_flags,
 )
+from fusion_jax.decoding_options import DecodingConfig
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.parallel.distributed import (
@@ -113,7 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     action='store_true',
     help='score, n_best: log-probabilities of the subwords too',
   )
-  add('--sentences', type=int, help='certify: lines to take; default: 64')
+  add(
+    '--sentences',
+    type=number(Positive),
+    help='certify: lines to take; default: 64',
+  )
   add('--output', default='', help='a file; default: stdout; certify: JSON')
   for name in ('input', 'output'):
     add(f'--{name}_format', choices=('text', 'json'), default='text')
@@ -121,28 +127,42 @@ def _parser() -> argparse.ArgumentParser:
   add('--warm_up', action='store_true', help='compile all shapes first')
   add('--reference', default='', help='print BLEU and chrF against this file')
   add_checkpoint_flags(parser)
-  add('--n_best', type=int, default=0, help='index ||| translation ||| score')
+  add(
+    '--n_best',
+    type=number(Natural),
+    default=0,
+    help='index ||| translation ||| score',
+  )
   add_direction_flags(parser)
-  add('--beam_size', type=int, help='1: greedy search')
-  add('--length_penalty', choices=('gnmt', 'length', 'none'))
-  add('--alpha', type=float, help='exponent of the length penalty')
-  add('--coverage', type=float, help='weight of the coverage penalty')
-  add('--patience', type=float, help='stop at so many beams of finished ones')
-  for name in ('min_length', 'max_length'):
-    add(f'--{name}_ratio', type=float, help='times the subwords of the source')
-    add(f'--{name}_extra', type=int, help='and so many subwords more')
-  add('--forbid_unknown', action='store_true', default=None)
-  add('--no_repeat_ngram', type=int, help='no n-gram of this size twice')
-  add('--search', choices=('beam', 'sample'))
-  add('--temperature', type=float, help='sample: divides the logits')
-  add('--top_k', type=int, help='sample: of so many tokens')
-  add('--top_p', type=float, help='sample: of tokens of this probability')
-  add('--seed', type=int, help='sample: decides the draws')
+  _add_search(parser)
   add('--groups', default='', help="groups of a GTRANS decoder, 'first:last'")
-  add('--batch_tokens', type=int, help='rows * beam * source length')
   _add_views(parser)
   add_process_flags(parser)
   return parser
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+  kinds = kinds_of(DecodingConfig)
+
+  def add(name: str, text: str) -> None:
+    parser.add_argument(f'--{name}', type=number(kinds[name]), help=text)
+
+  add('beam_size', '1: greedy search')
+  parser.add_argument('--length_penalty', choices=('gnmt', 'length', 'none'))
+  add('alpha', 'exponent of the length penalty')
+  add('coverage', 'weight of the coverage penalty')
+  add('patience', 'stop at so many beams of finished ones')
+  for name in ('min_length', 'max_length'):
+    add(f'{name}_ratio', 'times the subwords of the source')
+    add(f'{name}_extra', 'and so many subwords more')
+  parser.add_argument('--forbid_unknown', action='store_true', default=None)
+  add('no_repeat_ngram', 'no n-gram of this size twice')
+  parser.add_argument('--search', choices=('beam', 'sample'))
+  add('temperature', 'sample: divides the logits')
+  add('top_k', 'sample: of so many tokens')
+  add('top_p', 'sample: of tokens of this probability')
+  add('seed', 'sample: decides the draws')
+  add('batch_tokens', 'rows * beam * source length')
 
 
 def _add_views(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,9 @@
 """The flags that choose checkpoint and direction of a run that is loaded."""
 
 import argparse
+import re
+
+from fusion_jax.bounds import Positive, number
 
 
 def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +16,10 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     '--step', type=_step, default='best', help="a step, 'best' or 'last'"
   )
   parser.add_argument(
-    '--average', type=int, default=1, help='average so many checkpoints'
+    '--average',
+    type=number(Positive),
+    default=1,
+    help='average so many checkpoints',
   )
   parser.add_argument(
     '--average_of',
@@ -46,7 +52,7 @@ def add_direction_flags(parser: argparse.ArgumentParser) -> None:
 def _step(text: str) -> int | str:
   if text in ('best', 'last'):
     return text
-  if not (text.isascii() and text.isdecimal()):
+  if not re.fullmatch('[0-9]{1,10}', text):
     raise argparse.ArgumentTypeError(
       f"must be a step, 'best' or 'last', got {text!r}"
     )

@@ -9,6 +9,7 @@ an `ExperimentConfig`; the run directory keeps it as `config.json`.
 import dataclasses
 import types
 
+from fusion_jax.bounds import check_fields
 from fusion_jax.data_options import (
   BatchConfig,
   DataConfig,
@@ -60,6 +61,7 @@ class ExperimentConfig:
   parallel: ParallelConfig = ParallelConfig()
 
   def __post_init__(self):
+    check_fields(self)
     tied_sides = self.model.tied_embeddings in ('all', 'source_target')
     require(
       self.data.tokenizer.joint or not tied_sides,

@@ -1,17 +1,27 @@
 """The corpora of an experiment and how they become batches."""
 
 import dataclasses
-import math
 import types
-from typing import Literal
+from typing import Annotated, Literal
 
+from fusion_jax.bounds import (
+  Bound,
+  Natural,
+  NotNegative,
+  Positive,
+  PositiveFloat,
+  Probability,
+  Size,
+  SizeOrZero,
+  check_fields,
+)
 from fusion_jax.directions import (
   Direction,
   check_directions,
   check_tag,
   tag_of,
 )
-from fusion_jax.errors import require, require_at_least
+from fusion_jax.errors import require
 
 _STRICT = types.MappingProxyType({'extra': 'forbid'})
 
@@ -25,46 +35,31 @@ class TokenizerConfig:
   # 'unigram' (Kudo 2018) or 'bpe' (Sennrich et al. 2016).
   algorithm: Literal['unigram', 'bpe'] = 'unigram'
   # Pieces in each vocabulary, the special symbols included.
-  vocabulary_size: int = 32_000
+  vocabulary_size: Annotated[Size, Bound('>=', 8)] = 32_000
   # Unknown characters become UTF-8 bytes instead of <unk>.
   byte_fallback: bool = False
   # Share of the characters of the corpus that get a piece of their own.
-  character_coverage: float = 1.0
+  character_coverage: Annotated[Probability, Bound('>=', 0.9)] = 1.0
   # One vocabulary for both languages, or one for each.
   joint: bool = True
   # At most so many lines, evenly spaced, train the tokenizer; 0: all. Each
   # direction has the share of them that it has of the training.
-  training_lines: int = 2_000_000
+  training_lines: Natural = 2_000_000
   # Use these SentencePiece models and train none. With joint=True only
   # source_model is given.
   source_model: str = ''
   target_model: str = ''
 
   def __post_init__(self):
-    path = 'data.tokenizer.'
-    require(
-      self.vocabulary_size >= 8,
-      path + 'vocabulary_size',
-      f'must be at least 8, got {self.vocabulary_size}',
-    )
-    require(
-      0.9 <= self.character_coverage <= 1.0,
-      path + 'character_coverage',
-      f'must be between 0.9 and 1, got {self.character_coverage}',
-    )
-    require(
-      self.training_lines >= 0,
-      path + 'training_lines',
-      f'must be 0 (all) or more, got {self.training_lines}',
-    )
+    check_fields(self, 'data.tokenizer')
     require(
       not (self.joint and self.target_model),
-      path + 'target_model',
+      'data.tokenizer.target_model',
       'must be empty with joint=True: source_model serves both sides',
     )
     require(
       self.joint or bool(self.source_model) == bool(self.target_model),
-      path + 'source_model',
+      'data.tokenizer.source_model',
       'give both source_model and target_model, or neither',
     )
 
@@ -76,19 +71,15 @@ class FilterConfig:
   __pydantic_config__ = _STRICT
 
   # Longest source or target in subwords, tags and the end symbol included.
-  max_length: int = 128
+  max_length: Annotated[Size, Bound('>=', 2)] = 128
   # Largest ratio of the two lengths in subwords; 0: any. Pairs in which
   # both sides have at most 10 subwords are not tested.
-  max_length_ratio: float = 0.0
+  max_length_ratio: NotNegative = 0.0
   # Drop a pair that has been seen before.
   drop_duplicates: bool = False
 
   def __post_init__(self):
-    require(
-      self.max_length >= 2,
-      'data.filter.max_length',
-      f'must be at least 2, got {self.max_length}',
-    )
+    check_fields(self, 'data.filter')
     require(
       self.max_length_ratio == 0 or self.max_length_ratio >= 1,
       'data.filter.max_length_ratio',
@@ -105,28 +96,26 @@ class BatchConfig:
   # Slots of one batch on one side, padding included: a batch of R rows of
   # S source and T target positions has R * (S + T) / 2 of them. It counts
   # the whole batch over all devices and all accumulated parts.
-  tokens: int = 4_096
+  tokens: Positive = 4_096
   # At most so many (rows, source, target) shapes; each is compiled once.
-  shapes: int = 8
+  shapes: Size = 8
   # Source and target lengths of a shape are multiples of this. 8 suits
   # TPUs; 1 leaves the least padding.
-  length_multiple: int = 1
+  length_multiple: Size = 1
   # Rows of a shape are a multiple of this and of optimizer.accumulation. The
   # devices that rows are cut over, times accumulation, must divide it.
-  row_multiple: int = 8
+  row_multiple: Size = 8
   # Several training pairs share a row, none of which sees another; all
   # batches then have one shape. Validation keeps to `shapes`.
   packing: bool = False
   # Source and target positions of a packed row, at least
   # data.filter.max_length; 0: chosen from the lengths of the corpus.
-  packed_source: int = 0
-  packed_target: int = 0
+  packed_source: SizeOrZero = 0
+  packed_target: SizeOrZero = 0
 
   def __post_init__(self):
-    names = 'tokens', 'shapes', 'length_multiple', 'row_multiple'
-    require_at_least(1, self, 'data.batch', *names)
+    check_fields(self, 'data.batch')
     for field in ('packed_source', 'packed_target'):
-      require_at_least(0, self, 'data.batch', field)
       value, multiple = getattr(self, field), self.length_multiple
       require(
         self.packing or not value,
@@ -149,17 +138,11 @@ class SamplingConfig:
 
   # Unigram: the smoothing exponent of the lattice sampling (0.1 in the
   # paper). BPE: the probability of dropping a merge. 0: no sampling.
-  source_alpha: float = 0.0
-  target_alpha: float = 0.0
+  source_alpha: Probability = 0.0
+  target_alpha: Probability = 0.0
 
   def __post_init__(self):
-    for field in ('source_alpha', 'target_alpha'):
-      value = getattr(self, field)
-      require(
-        0 <= value <= 1,
-        f'data.sampling.{field}',
-        f'must be between 0 and 1, got {value}',
-      )
+    check_fields(self, 'data.sampling')
 
   @property
   def enabled(self) -> bool:
@@ -210,35 +193,26 @@ class DataConfig:
   # T: direction k has the share (n_k * weight_k)^(1/T) of the training pairs,
   # up to a factor (Arivazhagan et al. 2019). 1: in proportion to its n_k
   # pairs; the larger, the more alike.
-  mixing_temperature: float = 1.0
+  mixing_temperature: PositiveFloat = 1.0
   # Relative file names start here.
   root: str = '.'
   # Prepared corpora live here, each in a folder named by its content.
   prepared: str = 'prepared'
   # Pairs of the embedded training corpus.
-  embedded_pairs: int = 50_000
+  embedded_pairs: Positive = 50_000
   tokenizer: TokenizerConfig = TokenizerConfig()
   filter: FilterConfig = FilterConfig()
   batch: BatchConfig = BatchConfig()
   sampling: SamplingConfig = SamplingConfig()
 
   def __post_init__(self):
+    check_fields(self, 'data')
     require(bool(self.train), 'data.train', 'must name at least one corpus')
     require(
       self.source_language != self.target_language,
       'data.target_language',
       f'must differ from the source language, both are '
       f'{self.source_language!r}',
-    )
-    require(
-      self.embedded_pairs >= 1,
-      'data.embedded_pairs',
-      f'must be >= 1, got {self.embedded_pairs}',
-    )
-    require(
-      0 < self.mixing_temperature < math.inf,
-      'data.mixing_temperature',
-      f'must be > 0 and finite, got {self.mixing_temperature}',
     )
     self._check_directions()
     self._check_packing()

@@ -1,10 +1,10 @@
 """Directions of translation in one run, and the tags that tell them apart."""
 
 import dataclasses
-import math
 import types
 from collections.abc import Iterable, Sequence
 
+from fusion_jax.bounds import PositiveFloat, check_fields
 from fusion_jax.errors import require
 
 _PATH = 'data.directions'
@@ -29,9 +29,10 @@ class Direction:
   test: tuple[str, ...] = ()
   # Counts each training pair so many times where `mixing_temperature` finds
   # the direction's share of the training.
-  weight: float = 1.0
+  weight: PositiveFloat = 1.0
 
   def __post_init__(self):
+    check_fields(self, f'{_PATH}.{self.name}')
     require(
       self.source_language != self.target_language,
       _PATH,
@@ -41,11 +42,6 @@ class Direction:
       bool(self.train),
       _PATH,
       f'{self.name}: its train must name at least one corpus',
-    )
-    require(
-      0 < self.weight < math.inf,
-      _PATH,
-      f'{self.name}: its weight must be > 0 and finite, got {self.weight}',
     )
 
   @property

@@ -16,6 +16,13 @@ class InputError(Exception):
   The message is one line: what is wrong, where, and what would be right.
   """
 
+  def __str__(self) -> str:
+    """The message; what is no printable character of it is written out."""
+    return ''.join(
+      each if each.isprintable() else repr(each)[1:-1]
+      for each in super().__str__()
+    )
+
 
 class CheckFailed(Exception):
   """What the user asked to have checked does not hold.
@@ -42,27 +49,6 @@ def require(condition: bool, field: str, message: str) -> None:
   """
   if not condition:
     raise InputError(f'config.{field}: {message}')
-
-
-def require_at_least(
-  least: int, options: Any, section: str, *fields: str
-) -> None:
-  """Refuses values of a config that are too small.
-
-  Args:
-    least: that is allowed.
-    options: have the fields.
-    section: the dotted name of the options.
-    fields: to look at.
-
-  Raises:
-    InputError: one is smaller.
-  """
-  for field in fields:
-    value = getattr(options, field)
-    require(
-      value >= least, f'{section}.{field}', f'must be >= {least}, got {value}'
-    )
 
 
 def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:

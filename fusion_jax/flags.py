@@ -6,16 +6,19 @@ A command line is `--config=configs/NAME.py[:VARIANT]`, then any number of
 
 import argparse
 import ast
+import contextlib
 import difflib
 import importlib.util
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, first_line
 from fusion_jax.serialization import fields_of, flatten, from_dict, to_dict
 
 _PREFIX = '--config.'
@@ -45,8 +48,7 @@ def parse_experiment(
   )
   rest, overrides = _split_off_overrides(argv)
   arguments = parse_arguments(rest, parser)
-  config = load_config(arguments.config)
-  return override(config, overrides), arguments
+  return override(load_config(arguments.config), overrides), arguments
 
 
 def parse_arguments(
@@ -72,23 +74,27 @@ def load_config(name: str) -> ExperimentConfig:
     The config.
 
   Raises:
-    InputError: there is no such file, or no such function or variant in it.
+    InputError: there is no such file, no such function or variant in it, or
+      it fails, or what it returns is no config that can work.
   """
   path, colon, variant = name, '', ''
   if not name.endswith('.py'):
     path, colon, variant = name.rpartition(':')
-  if not Path(path).is_file():
-    raise InputError(f'--config: {path or name}: no such file')
-  get_config = _get_config(Path(path))
-  if colon and not inspect.signature(get_config).parameters:
-    raise InputError(f'--config: {path} has no variants, got {variant!r}')
-  config = get_config(variant) if colon else get_config()
+  _check_file(path or name)
+  with _told_by_line(path):
+    get_config = _get_config(path)
+    if colon and not inspect.signature(get_config).parameters:
+      raise InputError(f'--config: {path} has no variants, got {variant!r}')
+    config = get_config(variant) if colon else get_config()
   if not isinstance(config, ExperimentConfig):
     raise InputError(
       f'--config: get_config of {path} returns a {type(config).__name__}, '
       'it must return an ExperimentConfig'
     )
-  return config
+  try:
+    return from_dict(to_dict(config))
+  except InputError as error:
+    raise InputError(f'--config: {path}: {error}') from None
 
 
 def language_pair(variant: str, languages: Sequence[str]) -> tuple[str, str]:
@@ -168,20 +174,48 @@ def _split_off_overrides(
   return rest, overrides
 
 
-def _get_config(path: Path) -> Callable[..., Any]:
-  spec = importlib.util.spec_from_file_location(path.stem, path)
+def _check_file(path: str) -> None:
+  if os.path.isdir(path):
+    raise InputError(f'--config: {path}: is a folder, not a Python file')
+  if not os.path.isfile(path):
+    raise InputError(f'--config: {path}: no such file')
+
+
+def _get_config(path: str) -> Callable[..., Any]:
+  spec = importlib.util.spec_from_file_location(Path(path).stem, path)
   if spec is None or spec.loader is None:
     raise InputError(f'--config: {path}: not a Python file')
   module = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(module)
-  except SyntaxError as error:
-    raise InputError(
-      f'--config: {path}, line {error.lineno}: {error.msg}'
-    ) from None
-  if not hasattr(module, 'get_config'):
+  spec.loader.exec_module(module)
+  get_config = getattr(module, 'get_config', None)
+  if not callable(get_config):
     raise InputError(f'--config: {path} has no function get_config')
-  return module.get_config
+  return get_config
+
+
+@contextlib.contextmanager
+def _told_by_line(path: str) -> Iterator[None]:
+  """Tells what stops a config file, which is the user's code, by its line."""
+  try:
+    yield
+  except SyntaxError as error:
+    place = f'{error.filename or path}, line {error.lineno or 1}'
+    raise InputError(f'--config: {place}: {error.msg}') from None
+  except (Exception, SystemExit) as error:
+    reason = first_line(error)
+    if reason.startswith('--config'):
+      raise
+    if not isinstance(error, InputError):
+      reason = f'{type(error).__name__}: {reason}'
+    place = f'{path}{_line_of(error, os.path.abspath(path))}'
+    raise InputError(f'--config: {place}: {reason}') from error
+
+
+def _line_of(error: BaseException, path: str) -> str:
+  """Where in a file an exception came up, ', line 3'; '' if nowhere in it."""
+  passed = traceback.walk_tb(error.__traceback__)
+  lines = [line for at, line in passed if at.f_code.co_filename == path]
+  return f', line {lines[-1]}' if lines else ''
 
 
 def _check_field(
@@ -236,6 +270,6 @@ def _literal(text: str) -> Any:
   for read in (json.loads, ast.literal_eval):
     try:
       return read(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
       continue
   return text

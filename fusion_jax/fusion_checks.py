@@ -32,7 +32,7 @@ def check_side(
     InputError: names the field, or both fields of a pair.
   """
   path = f'model.{name}'
-  _check_ranges(side, path, layers)
+  _check_layers(side, path, layers)
   _check_capsules(side, path, width)
   _check_routing_form(side.routing, f'{path}.routing')
   _check_pairs(side, path, name, norm)
@@ -55,37 +55,7 @@ def _check_groups(
     parse_groups(options.inference_groups, len(groups), field)
 
 
-def _check_ranges(side: SideConfig, path: str, layers: int) -> None:
-  at_least = {
-    'linear.hidden': (side.linear.hidden, 0),
-    'agg.hidden': (side.agg.hidden, 0),
-    'agg.group_size': (side.agg.group_size, 1),
-    'mlrf.hidden': (side.mlrf.hidden, 1),
-    'mlrf.hops': (side.mlrf.hops, 1),
-    'mlrf.scorer_width': (side.mlrf.scorer_width, 1),
-    'dynamic.hidden': (side.dynamic.hidden, 0),
-    'routing.capsules': (side.routing.capsules, 0),
-    'routing.iterations': (side.routing.iterations, 1),
-    'routing.vote_hidden': (side.routing.vote_hidden, 0),
-    'routing.route_gain': (side.routing.route_gain, 0),
-    'gtrans.group_size': (side.gtrans.group_size, 0),
-    'gtrans.temperature': (side.gtrans.temperature, 0),
-    'dlcl.window': (side.dlcl.window, 0),
-    'multi_layer.layers': (side.multi_layer.layers, 1),
-  }
-  for field, (value, least) in at_least.items():
-    require(
-      value >= least, f'{path}.{field}', f'must be >= {least}, got {value}'
-    )
-  for field in ('variance_floor', 'log_density_scale'):
-    value = getattr(side.routing, field)
-    require(value > 0, f'{path}.routing.{field}', f'must be > 0, got {value}')
-  dropout = side.transparent.dropout
-  require(
-    0 <= dropout < 1,
-    f'{path}.transparent.dropout',
-    f'must be in [0, 1), got {dropout}',
-  )
+def _check_layers(side: SideConfig, path: str, layers: int) -> None:
   most = layers if side.multi_layer.partial else layers - 1
   require(
     side.multi_layer.layers <= max(most, 1),
@@ -106,11 +76,6 @@ def _check_capsules(side: SideConfig, path: str, width: int) -> None:
 
 
 def _check_routing_form(options: RoutingOptions, path: str) -> None:
-  require(
-    options.agreement_scale > 0,
-    f'{path}.agreement_scale',
-    f'must be > 0, got {options.agreement_scale}',
-  )
   if options.form == 'stable':
     return
   for field, literal in LITERAL_ROUTING.items():

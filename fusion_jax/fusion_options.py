@@ -15,6 +15,14 @@ import re
 import types
 from typing import Literal
 
+from fusion_jax.bounds import (
+  Depth,
+  NotNegative,
+  PositiveFloat,
+  Share,
+  Size,
+  SizeOrZero,
+)
 from fusion_jax.errors import require
 
 _STRICT = types.MappingProxyType({'extra': 'forbid'})
@@ -61,7 +69,7 @@ class LinearOptions:
   # False: sum_l W_l H[l], the form of the paper's text.
   factored: bool = True
   # Columns of A; 0: model.filter.
-  hidden: int = 0
+  hidden: SizeOrZero = 0
   bias: bool = True
   # A norm after the combination.
   output_norm: bool = False
@@ -74,7 +82,7 @@ class AggOptions:
   __pydantic_config__ = _STRICT
 
   # Hidden width of the node; 0: model.filter.
-  hidden: int = 0
+  hidden: SizeOrZero = 0
   activation: Literal['sigmoid', 'relu', 'attention'] = 'sigmoid'
   # Inputs added to the node's output; 'top': the highest backbone layer.
   residual: Literal['all', 'top', 'none'] = 'all'
@@ -83,7 +91,7 @@ class AggOptions:
   # sigmoid(0) adds half a row of W2.
   zero_out: bool = True
   # Hierarchical: layers of a group.
-  group_size: int = 2
+  group_size: Size = 2
   # Hierarchical: the node of a group is the input of the next group.
   feedback: bool = True
 
@@ -100,10 +108,10 @@ class MlrfOptions:
   # not used by the average.
   layer_embedding: bool = True
   # Hidden width of the feed-forward network.
-  hidden: int = 512
+  hidden: Size = 512
   # Multi-hop: hops, width and activation of the scorer.
-  hops: int = 4
-  scorer_width: int = 1_024
+  hops: Depth = 4
+  scorer_width: Size = 1_024
   scorer_activation: Literal['tanh', 'relu'] = 'tanh'
   # Multi-hop: a W1 of their own for layers or hops.
   independent: Literal['none', 'per_layer', 'per_hop'] = 'none'
@@ -120,7 +128,7 @@ class DynamicOptions:
   __pydantic_config__ = _STRICT
 
   # Hidden width; 0: model.filter.
-  hidden: int = 0
+  hidden: SizeOrZero = 0
   normalize: Literal['none', 'softmax'] = 'none'
   output_norm: bool = False
 
@@ -162,27 +170,27 @@ class RoutingOptions:
   # their 'product', or the product 'scaled' by the size of the votes and
   # 1 / sqrt(width of a capsule); and a factor on it.
   agreement: Literal['cosine', 'scaled', 'product'] = 'cosine'
-  agreement_scale: float = 1.0
+  agreement_scale: PositiveFloat = 1.0
   # Dynamic: a capsule is the sum of its votes times route_gain, or their mean
   # weighted by the couplings.
   average: Literal['mass', 'gain'] = 'mass'
   # Output capsules; 0: 512, or model.width where that is less.
-  capsules: int = 0
-  iterations: int = 3
+  capsules: SizeOrZero = 0
+  iterations: Depth = 3
   # 'dense': two matrices over all layers at once, the paper's size.
   # 'block': F_l and W_l for every layer, as in Eq. 7-8.
   vote_projection: Literal['dense', 'block'] = 'dense'
   # What F_l reads in the block form: all layers, or its own.
   context: Literal['all', 'own'] = 'all'
   # Width between the two maps of the dense form; 0: layers * model.width.
-  vote_hidden: int = 0
+  vote_hidden: SizeOrZero = 0
   # Between the two maps. 'auto': none for dynamic, relu for EM routing.
   vote_activation: Literal['auto', 'none', 'relu'] = 'auto'
   # Dynamic: over which capsules an input's couplings sum to 1.
   route_axis: Literal['output', 'input'] = 'output'
   # Dynamic, average='gain': factor g of the weighted votes; 0: that which makes
   # uniform couplings a mean, capsules / layers for 'output' and 1 for 'input'.
-  route_gain: float = 0.0
+  route_gain: NotNegative = 0.0
   # No gradient through the couplings of all but the last iteration.
   stop_gradient: bool = True
   # EM: input activations, one a layer, one a (layer, capsule), or all 1.
@@ -192,12 +200,12 @@ class RoutingOptions:
   # 'hinton': 0.01 (1 - 0.95^(t + 1)).
   temperature: Literal['linear', 'hinton'] = 'linear'
   # EM: added to the variances; 'relative': times the mean square of the votes.
-  variance_floor: float = 0.1
+  variance_floor: PositiveFloat = 0.1
   floor: Literal['absolute', 'relative'] = 'absolute'
   # EM: standardise the cost over the output capsules.
   cost_norm: bool = False
   # EM: factor of the log-density of a vote.
-  log_density_scale: float = 1.0
+  log_density_scale: PositiveFloat = 1.0
   # EM: what a capsule emits: activation * mean, or the mean.
   emit: Literal['act_mean', 'mean'] = 'act_mean'
   output_norm: bool = True
@@ -238,7 +246,7 @@ def partition(
 
 def parse_groups(text: str, groups: int, field: str) -> tuple[int, int]:
   """'first:last', counted from 1, as a half-open range counted from 0."""
-  match = re.fullmatch(r'(\d+):(\d+)', text)
+  match = re.fullmatch('([0-9]{1,9}):([0-9]{1,9})', text)
   first, last = map(int, match.groups()) if match else (0, 0)
   require(
     1 <= first <= last <= groups,
@@ -255,7 +263,7 @@ class GtransOptions:
   __pydantic_config__ = _STRICT
 
   # Layers of a group; 0: 3 in the encoder, 2 in the decoder.
-  group_size: int = 0
+  group_size: SizeOrZero = 0
   # 'ceil': a last short group. 'floor': left-over layers belong to none.
   last_group: Literal['ceil', 'floor'] = 'ceil'
   # Encoder: a norm even where all layers are one group.
@@ -267,7 +275,7 @@ class GtransOptions:
   # Decoder: log sum_k psi_k P_k, or sum_k psi_k log P_k.
   combine: Literal['arithmetic', 'geometric'] = 'arithmetic'
   # Decoder: psi = softmax(w / temperature); 0: sqrt(model.width).
-  temperature: float = 0.0
+  temperature: NotNegative = 0.0
   # Decoder: groups that translate, 'first:last' counted from 1; '': all.
   inference_groups: str = ''
 
@@ -287,7 +295,7 @@ class TransparentOptions:
   __pydantic_config__ = _STRICT
 
   # Dropout on the weights before their softmax.
-  dropout: float = 0.1
+  dropout: Share = 0.1
   # 'constant': uniform means. 'uniform': +-sqrt(1 / (L + 1)).
   weights: Literal['constant', 'uniform'] = 'constant'
 
@@ -304,7 +312,7 @@ class DlclOptions:
   # A scalar a layer, or one for every feature.
   weights: Literal['scalar', 'vector'] = 'scalar'
   # Only so many predecessors; 0: all.
-  window: int = 0
+  window: SizeOrZero = 0
   # The weights stay as they start.
   frozen: bool = False
 
@@ -342,7 +350,7 @@ class MultiLayerOptions:
   __pydantic_config__ = _STRICT
 
   # Layers that a self-attention reads; 1: its input alone, as usual.
-  layers: int = 1
+  layers: Depth = 1
   # Layers 2..k, which have fewer below them, read those they have.
   partial: bool = False
 

@@ -3,9 +3,17 @@
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from fusion_jax.errors import require, require_at_least
+from fusion_jax.bounds import (
+  Bound,
+  Depth,
+  PositiveFloat,
+  Share,
+  Size,
+  check_fields,
+)
+from fusion_jax.errors import require
 from fusion_jax.fusion_checks import check_side
 from fusion_jax.fusion_options import Side, SideConfig
 
@@ -19,22 +27,22 @@ class ModelConfig:
   __pydantic_config__ = _STRICT
 
   # Model width D (d_model).
-  width: int = 512
+  width: Size = 512
   # Width of the hidden layer of the feed-forward sublayer, F.
-  filter: int = 2048
+  filter: Size = 2048
   # Attention heads N; the head width is width / heads.
-  heads: int = 8
-  encoder_layers: int = 6
-  decoder_layers: int = 6
+  heads: Size = 8
+  encoder_layers: Depth = 6
+  decoder_layers: Depth = 6
   # 'post': LN(x + f(x)), the paper's. 'pre': x + f(LN(x)), and one LN more
   # at the end of each stack. 'rezero': x + a f(x) without any norm, a = 0 at
   # first and one a layer (Bachlechner et al. 2020).
   norm: Literal['post', 'pre', 'rezero'] = 'post'
-  norm_epsilon: float = 1e-6
+  norm_epsilon: Annotated[PositiveFloat, Bound('<=', 1)] = 1e-6
   # 'sinusoidal': section 3.5 of the paper. 'learned': a table of
   # max_positions vectors for each side.
   positions: Literal['sinusoidal', 'learned'] = 'sinusoidal'
-  max_positions: int = 1_024
+  max_positions: Size = 1_024
   # Which of the source table, the target table and the output projection
   # are one array: 'none'; 'source_target'; 'target_output'; 'all'.
   tied_embeddings: Literal['none', 'source_target', 'target_output', 'all'] = (
@@ -52,10 +60,10 @@ class ModelConfig:
   # Dropout on: the output of every sublayer; the attention weights; the
   # hidden layer of the feed-forward sublayer; the sum of embedding and
   # position.
-  dropout: float = 0.1
-  attention_dropout: float = 0.0
-  activation_dropout: float = 0.0
-  embedding_dropout: float = 0.1
+  dropout: Share = 0.1
+  attention_dropout: Share = 0.0
+  activation_dropout: Share = 0.0
+  embedding_dropout: Share = 0.1
   # 'hash': a counter-based integer hash, cheap on every backend.
   # 'threefry': jax.random.bernoulli.
   dropout_generator: Literal['hash', 'threefry'] = 'hash'
@@ -76,9 +84,7 @@ class ModelConfig:
   remat_policy: Literal['nothing', 'dots', 'dots_without_batch'] = 'nothing'
 
   def __post_init__(self):
-    sizes = 'width', 'filter', 'heads', 'max_positions'
-    layers = 'encoder_layers', 'decoder_layers'
-    require_at_least(1, self, 'model', *sizes, *layers)
+    check_fields(self, 'model')
     require(
       self.width % self.heads == 0,
       'model.heads',
@@ -96,16 +102,6 @@ class ModelConfig:
       f'{self.remat_policy!r} needs model.remat=True; set it, or leave the '
       'policy out',
     )
-    for field in (
-      'dropout',
-      'attention_dropout',
-      'activation_dropout',
-      'embedding_dropout',
-    ):
-      value = getattr(self, field)
-      require(
-        0 <= value < 1, f'model.{field}', f'must be in [0, 1), got {value}'
-      )
     for name in ('encoder', 'decoder'):
       check_side(
         self.side(name),

@@ -3,13 +3,15 @@
 import dataclasses
 import math
 import types
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from fusion_jax.errors import require, require_at_least
+from fusion_jax.bounds import Bound, Natural, check_fields
+from fusion_jax.errors import require
 
 _STRICT = types.MappingProxyType({'extra': 'forbid'})
 
 MeshAxis = Literal['', 'fsdp', 'tensor']
+_Devices: TypeAlias = Annotated[int, Bound('<=', 2**20), Bound('>=', -1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +52,17 @@ class ParallelConfig:
   # Devices along each axis; -1 is what the others leave. The rows of a batch
   # are cut over data and fsdp; parameters and optimizer state over fsdp
   # (gathered for a step) and over tensor (which also cuts the products).
-  data: int = -1
-  fsdp: int = 1
-  tensor: int = 1
+  data: _Devices = -1
+  fsdp: _Devices = 1
+  tensor: _Devices = 1
   rules: AxisRules = AxisRules()
   # Of several processes: seconds without a sign of life of one, and without a
   # new step of any, validations included, after which the others end; 0: wait.
-  lost_after: int = 60
-  stalled_after: int = 3_600
+  lost_after: Natural = 60
+  stalled_after: Natural = 3_600
 
   def __post_init__(self):
-    require_at_least(0, self, 'parallel', 'lost_after', 'stalled_after')
+    check_fields(self, 'parallel')
     for field, size in self._sizes().items():
       require(
         size >= 1 or size == -1,

@@ -13,6 +13,7 @@ import pydantic
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion_options import FUSION_RATES
+from fusion_jax.json_input import first_fault, read_json
 
 # Of run directories; goes up when older versions must not read them, or when
 # the default of a field changes. A file without the number has format 1.
@@ -75,17 +76,12 @@ def from_json(path: Path) -> ExperimentConfig:
     InputError: the file cannot be read, has a newer format, or holds a config
       that `from_dict` refuses.
   """
-  try:
-    values = json.loads(path.read_text(encoding='utf-8'))
-  except (ValueError, OSError) as error:
-    raise InputError(f'{path}: not readable as JSON: {error}') from None
-  if not isinstance(values, dict):
-    raise InputError(f'{path}: must be a JSON object')
+  values = read_json(path, dict)
   check_format(values, path.parent)
-  if values.pop('format', 1) == 1:
-    values = _upgraded(values)
+  first = values.pop('format', 1) == 1
   try:
-    return from_dict(values)
+    config = from_dict(values)
+    return from_dict(_upgraded(values)) if first else config
   except InputError as error:
     raise InputError(f'{path}: {error}') from None
 
@@ -124,12 +120,12 @@ def check_format(values: Mapping[str, Any], directory: Path) -> None:
     directory: that they were read from.
 
   Raises:
-    InputError: the format is higher than FORMAT, or no number.
+    InputError: the format is higher than FORMAT, or none.
   """
   found = values.get('format', 1)
-  if not isinstance(found, int):
+  if type(found) is not int or found < 1:
     raise InputError(
-      f'{directory}: its format must be a whole number, got {found!r}'
+      f'{directory}: its format must be a whole number from 1, got {found!r}'
     )
   if found > FORMAT:
     raise InputError(
@@ -153,17 +149,13 @@ def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
   try:
     return _adapter(ExperimentConfig).validate_python(values)
   except pydantic.ValidationError as error:
-    first = error.errors()[0]
-    path = '.'.join(str(part) for part in first['loc'])
-    if first['type'] in ('unexpected_keyword_argument', 'extra_forbidden'):
-      raise InputError(
-        f'config.{path}: no such field; remove it, or update fusion_jax if a '
-        'newer one wrote it'
-      ) from None
-    message = first['msg'][:1].lower() + first['msg'][1:]
-    raise InputError(
-      f'config.{path}: {message}, got {first["input"]!r}'
-    ) from None
+    field, message = first_fault(error)
+    unknown = 'unexpected_keyword_argument', 'extra_forbidden'
+    if error.errors()[0]['type'] in unknown:
+      message = (
+        'no such field; remove it, or update fusion_jax if a newer one wrote it'
+      )
+    raise InputError(f'config.{field}: {message}') from None
 
 
 def fields_of(value: Any) -> Mapping[str, Any] | None:

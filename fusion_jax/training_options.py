@@ -2,9 +2,21 @@
 
 import dataclasses
 import types
-from typing import Literal
+from typing import Annotated, Literal
 
-from fusion_jax.errors import require, require_at_least
+from fusion_jax.bounds import (
+  Beam,
+  Bound,
+  Natural,
+  NotNegative,
+  Positive,
+  PositiveFloat,
+  Seed,
+  Share,
+  Size,
+  check_fields,
+)
+from fusion_jax.errors import require
 
 _STRICT = types.MappingProxyType({'extra': 'forbid'})
 
@@ -22,62 +34,40 @@ class OptimizerConfig:
   # 'cosine': then half a cosine from `peak` to `final` at training.steps.
   # 'constant': then `peak`.
   schedule: Literal['vaswani', 'inverse_sqrt', 'cosine', 'constant'] = 'vaswani'
-  scale: float = 1.0
-  peak: float = 5e-4
-  final: float = 0.0
+  scale: PositiveFloat = 1.0
+  peak: PositiveFloat = 5e-4
+  final: NotNegative = 0.0
   # W; 1 is no warm-up.
-  warmup_steps: int = 4_000
+  warmup_steps: Positive = 4_000
   # The warm-up lasts until so many target tokens have been seen and grows
   # with them; W is then the updates that it took. 0: by warmup_steps.
-  warmup_tokens: int = 0
-  beta1: float = 0.9
-  beta2: float = 0.98
-  epsilon: float = 1e-9
+  warmup_tokens: Natural = 0
+  beta1: Share = 0.9
+  beta2: Share = 0.98
+  epsilon: Annotated[PositiveFloat, Bound('<=', 1)] = 1e-9
   # Dtype in which Adam's first moment is kept between the updates, which
   # are computed in float32; the second moment is always float32.
   moments_dtype: Literal['float32', 'bfloat16'] = 'float32'
   # Decoupled decay (AdamW, Loshchilov and Hutter 2019): an update also takes
   # rate * weight_decay * parameter from the weight matrices and embedding
   # tables; norms, biases and the scalars of fusions have none.
-  weight_decay: float = 0.0
+  weight_decay: NotNegative = 0.0
   # Factor on the rate of the parameters that only the fusion has: what the same
   # model without fusion lacks. 0: that of the scheme (FUSION_RATES in
   # fusion_jax/fusion_options.py).
-  fusion_rate: float = 0.0
+  fusion_rate: NotNegative = 0.0
   # Largest global norm of the gradient of the mean loss; 0: no clipping.
-  clip_norm: float = 0.0
+  clip_norm: NotNegative = 0.0
   # Parts into which a batch is cut; their gradients are added before the
   # update.
-  accumulation: int = 1
+  accumulation: Size = 1
 
   def __post_init__(self):
-    for field in ('scale', 'peak', 'epsilon'):
-      value = getattr(self, field)
-      require(value > 0, f'optimizer.{field}', f'must be > 0, got {value}')
-    require_at_least(1, self, 'optimizer', 'warmup_steps', 'accumulation')
-    require_at_least(0, self, 'optimizer', 'weight_decay', 'fusion_rate')
-    self._check_schedule()
-    for field in ('beta1', 'beta2'):
-      value = getattr(self, field)
-      require(
-        0 <= value < 1, f'optimizer.{field}', f'must be in [0, 1), got {value}'
-      )
+    check_fields(self, 'optimizer')
     require(
-      self.clip_norm >= 0,
-      'optimizer.clip_norm',
-      f'must be 0 (none) or more, got {self.clip_norm}',
-    )
-
-  def _check_schedule(self) -> None:
-    require(
-      0 <= self.final <= self.peak,
+      self.final <= self.peak,
       'optimizer.final',
       f'must be between 0 and optimizer.peak={self.peak}, got {self.final}',
-    )
-    require(
-      0 <= self.warmup_tokens < 2**31,
-      'optimizer.warmup_tokens',
-      f'must be at least 0 (by steps) and below 2^31, got {self.warmup_tokens}',
     )
     require(
       not (self.warmup_tokens and self.schedule == 'vaswani'),
@@ -94,7 +84,7 @@ class TrainingConfig:
   __pydantic_config__ = _STRICT
 
   # Updates.
-  steps: int = 100_000
+  steps: Positive = 100_000
   # A run directory whose parameters a new run starts from; what is new in
   # this model starts fresh, and so do optimizer and schedule.
   init_from: str = ''
@@ -105,70 +95,50 @@ class TrainingConfig:
   # Decay d of the average of the parameters, a + (1 - d) (p - a) after every
   # update, starting at the parameters; 0: none. Validation and decoding read
   # the average, and the state has one more copy of the parameters.
-  ema: float = 0.0
+  ema: Share = 0.0
   # An update whose loss or gradient is not finite is left out; so many in a
   # row end the run at the next progress line or checkpoint.
-  max_skipped: int = 10
+  max_skipped: Positive = 10
   # Where weight matrices become bfloat16, with compute_dtype='bfloat16': at
   # every use, or in one copy a step that all uses and parts of the batch
   # read. Those of the optimizer, and tables and all else, are float32.
   cast_weights: Literal['at_use', 'once'] = 'at_use'
   # Of the initial parameters, the order of the data and dropout.
-  seed: int = 0
-  label_smoothing: float = 0.1
+  seed: Seed = 0
+  label_smoothing: Share = 0.1
   # Weight of the layer-diversity reward (Dou et al. 2018, Eq. 9-10; 1.0
   # there); 0: none. The reward of the two stacks is their sum or mean.
-  diversity: float = 0.0
+  diversity: NotNegative = 0.0
   diversity_sides: Literal['sum', 'mean'] = 'sum'
   # The reward of a token and a pair of layers: their distance d = 1 - cos^2,
   # the paper's, or log d, which asks for less and less.
   diversity_reward: Literal['distance', 'log_distance'] = 'distance'
   # The weight is 0 before update diversity_start and rises linearly over the
   # next diversity_rise updates.
-  diversity_start: int = 0
-  diversity_rise: int = 0
+  diversity_start: Natural = 0
+  diversity_rise: Natural = 0
   # Target tokens of one chunk of the output layer and loss; the logits of
   # one chunk are all that is held at a time. 0: the whole batch at once.
-  loss_chunk: int = 256
+  loss_chunk: Natural = 256
   # Steps between progress lines, between validations (loss and BLEU) and
   # between checkpoints. A validation always saves.
-  log_every: int = 100
-  validate_every: int = 1_000
-  save_every: int = 1_000
+  log_every: Positive = 100
+  validate_every: Positive = 1_000
+  save_every: Positive = 1_000
   # Validation sentences that are translated for BLEU, of each direction; 0:
   # all. Of several directions `metric` is the mean over them.
-  translate_sentences: int = 0
+  translate_sentences: Natural = 0
   # Beam of that translation; the other settings are those of `decoding`.
-  translate_beam: int = 1
+  translate_beam: Beam = 1
   # Checkpoints kept: the last ones, and the best by `metric`.
-  keep_last: int = 5
-  keep_best: int = 1
+  keep_last: Positive = 5
+  keep_best: Natural = 1
   metric: Literal['bleu', 'chrf', 'loss'] = 'bleu'
   # Validations without improvement of `metric` before stopping; 0: never.
-  patience: int = 0
+  patience: Natural = 0
 
   def __post_init__(self):
-    every = 'log_every', 'validate_every', 'save_every'
-    counts = 'steps', 'keep_last', 'translate_beam', 'max_skipped'
-    require_at_least(1, self, 'training', *every, *counts)
-    optional = 'patience', 'keep_best', 'loss_chunk', 'translate_sentences'
-    diversity = 'diversity_start', 'diversity_rise'
-    require_at_least(0, self, 'training', *optional, *diversity, 'seed')
-    require(
-      self.diversity >= 0,
-      'training.diversity',
-      f'must be 0 (none) or more, got {self.diversity}',
-    )
-    require(
-      0 <= self.label_smoothing < 1,
-      'training.label_smoothing',
-      f'must be in [0, 1), got {self.label_smoothing}',
-    )
-    require(
-      0 <= self.ema < 1,
-      'training.ema',
-      f'must be 0 (none) or below 1, got {self.ema}',
-    )
+    check_fields(self, 'training')
     require(
       all(self.freeze),
       'training.freeze',

@@ -1,6 +1,10 @@
 """The flags that choose a config and override parts of it."""
 
 import argparse
+import os
+import subprocess
+import sys
+from unittest import mock
 
 import pytest
 
@@ -138,6 +142,13 @@ def test_a_wrong_command_line_is_one_line(config_file, argv, message):
   assert '\n' not in str(raised.value)
 
 
+def _model(options):
+  return (
+    'from fusion_jax.config import *\ndef get_config():\n  '
+    f'return ExperimentConfig(model=ModelConfig({options}))'
+  )
+
+
 @pytest.mark.parametrize(
   ('content', 'variant', 'message'),
   [
@@ -145,15 +156,50 @@ def test_a_wrong_command_line_is_one_line(config_file, argv, message):
     ('def get_config(): return 3', '', 'returns a int, it must return'),
     ('def get_config(): return 3', ':big', "has no variants, got 'big'"),
     ('x = 1\ndef (', '', 'mine.py, line 2: '),
+    ('get_config = 3', '', 'has no function get_config'),
+    ('def get_config(a, b): ...', '', r'mine.py: TypeError: get_config\(\) mi'),
+    ('def get_config(): ...', '', 'returns a NoneType, it must return'),
+    ('\nimport nothing_here', '', 'line 2: ModuleNotFoundError: No module'),
+    ('def get_config():\n  return absent', '', 'line 2: NameError: name'),
+    ('import sys\nsys.exit(1)', '', 'mine.py, line 2: SystemExit: 1'),
+    ('assert 0, "one\\ntwo"', '', 'mine.py, line 1: AssertionError: one$'),
+    ('def get_config(): return get_config()', '', 'line 1: RecursionError: '),
+    ('x = 1\0', '', 'mine.py, line 1: source code string cannot contain null'),
+    ('"\udcff"', '', "mine.py, line .*: .*'utf-8' codec"),
+    (_model('wdth=3'), '', 'line 3: TypeError: .* keyword argument .wdth.'),
   ],
 )
 def test_a_file_that_is_no_config_is_named(
   config_file, content, variant, message
 ):
-  with open(config_file, 'w') as file:
+  with open(config_file, 'w', errors='surrogateescape') as file:
     file.write(content)
-  with pytest.raises(InputError, match=message):
+  with pytest.raises(InputError, match=message) as raised:
     parse(f'--config={config_file}{variant}')
+  assert '\n' not in str(raised.value)
+
+
+def test_a_config_that_cannot_be_read_is_named(config_file, tmp_path):
+  (tmp_path / 'folder.py').mkdir()
+  with pytest.raises(InputError, match=r'folder.py: is a folder, not a Python'):
+    parse(f'--config={tmp_path}/folder.py')
+  denied = PermissionError(13, 'Permission denied')
+  reading = 'importlib.machinery.SourceFileLoader.get_data'
+  with (
+    mock.patch(reading, side_effect=denied),
+    pytest.raises(InputError, match=r'mine.py: PermissionError: .*denied'),
+  ):
+    parse(f'--config={config_file}')
+
+
+def test_a_config_is_checked_whatever_made_it(config_file):
+  with open(config_file, 'a') as file:
+    file.write(
+      '\nbuild = get_config\ndef get_config():\n  config = build()\n'
+      "  object.__setattr__(config.model, 'norm', 'Pre')\n  return config\n"
+    )
+  with pytest.raises(InputError, match=r"mine.py: config.model.norm: .*'Pre'"):
+    parse(f'--config={config_file}')
 
 
 def test_help_ends_the_program(capsys):
@@ -161,3 +207,35 @@ def test_help_ends_the_program(capsys):
     parse('--help')
   assert raised.value.code == 0
   assert 'FILE.py' in capsys.readouterr().out
+
+
+# Types are checked in all tests, but not where users are.
+_WRONG_TYPES = {
+  "width='3'": "line 3: config.model.width: must be a whole number, got '3'",
+  "norm='Pre'": "line 3: config.model.norm: must be 'post', 'pre' or 'rezero', "
+  "got 'Pre'; did you mean 'pre'?",
+  "encoder='linear'": 'config.model.encoder: must be a SideConfig',
+  'remat=3': 'config.model.remat: must be True or False, got 3',
+  "encoder=SideConfig(fusion='em_ruting')": "did you mean 'em_routing'?",
+}
+
+
+def test_a_config_with_wrong_types_is_one_line(tmp_path):
+  for number, options in enumerate(_WRONG_TYPES):
+    (tmp_path / f'{number}.py').write_text(_model(options))
+  program = (
+    'from fusion_jax import errors, flags\n'
+    'load = errors.one_line_errors(flags.load_config)\n'
+    f'for number in range({len(_WRONG_TYPES)}): load(f"{{number}}.py")'
+  )
+  ended = subprocess.run(
+    [sys.executable, '-c', program],
+    cwd=tmp_path,
+    env=os.environ | {'PYTHONPATH': os.getcwd()},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  lines = ended.stderr.splitlines()
+  for line, message in zip(lines, _WRONG_TYPES.values(), strict=True):
+    assert message in line

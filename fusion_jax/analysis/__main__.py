@@ -16,10 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from fusion_jax.analysis.subject_flags import (
-  add_subject_flags,
-  check_subject_flags,
-)
+from fusion_jax.analysis.subject_flags import add_subject_flags
 from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import keep_compiled, start_logging
@@ -58,7 +55,6 @@ def main(argv: list[str]) -> None:
   from fusion_jax.analysis.views import VIEWS, check_view, views_of
 
   arguments = parse_arguments(argv, _parser())
-  check_subject_flags(arguments)
   subject = open_subject(arguments)
   config, workdir = subject.run.config.model, arguments.workdir
   if _ALL in arguments.views:

@@ -15,13 +15,14 @@ report, which tells how many pairs each of them has there.
 """
 
 import bisect
+import dataclasses
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import pydantic
 from jaxtyping import Int32
 
 from fusion_jax.data import records
@@ -30,6 +31,7 @@ from fusion_jax.data.encoding import PairEncoder
 from fusion_jax.data.records import Example
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
+from fusion_jax.json_input import read_json
 from fusion_jax.seals import DamagedError, check_seal, file_digest
 
 SETTINGS = 'settings.json'
@@ -38,6 +40,44 @@ SOURCE_MODEL = 'source.model'
 TARGET_MODEL = 'target.model'
 LENGTHS = '{split}.lengths.npy'
 ROWS = '{split}.rows.npy'
+
+_Count = Annotated[int, pydantic.Field(strict=True, ge=0, lt=2**63)]
+_Alpha = Annotated[float, pydantic.Field(strict=True, ge=0, le=1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counts:
+  """What is read of the report of a part of a split."""
+
+  pairs: _Count
+  kept: _Count
+  subwords: tuple[_Count, _Count]
+
+
+@dataclasses.dataclass(frozen=True)
+class _SplitCounts(_Counts):
+  directions: dict[str, _Counts] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Report:
+  splits: dict[str, _SplitCounts]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Direction:
+  languages: tuple[str, str]
+  tags: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+  """What is read of the settings; one direction has no list of them."""
+
+  sampling: tuple[_Alpha, _Alpha]
+  languages: tuple[str, str] = ('', '')
+  tags: list[str] = dataclasses.field(default_factory=list)
+  directions: list[_Direction] = dataclasses.field(default_factory=list)
 
 
 class PreparedCorpus:
@@ -57,11 +97,13 @@ class PreparedCorpus:
       InputError: it is not a prepared corpus, or a damaged one.
     """
     self.directory = Path(directory)
-    self.report = self._read_json(REPORT)
+    self.report = self._read_json(REPORT, _Report)
     self._check_files(SETTINGS, SOURCE_MODEL, TARGET_MODEL)
     self.source_tokenizer = Tokenizer.from_file(self.directory / SOURCE_MODEL)
     self.target_tokenizer = Tokenizer.from_file(self.directory / TARGET_MODEL)
-    settings = self._read_json(SETTINGS)
+    settings = self._read_json(SETTINGS, _Settings)
+    if not (settings.get('directions') or 'languages' in settings):
+      raise _damaged(self.directory, SETTINGS)
     alphas = tuple(settings['sampling'])
     self._encoders = {
       direction: PairEncoder(
@@ -110,6 +152,8 @@ class PreparedCorpus:
     report = self.report['splits'][name]
     (only, *_) = self._encoders
     found = report.get('directions', {only: report})
+    if not found.keys() <= self._encoders.keys():
+      raise _damaged(self.directory, SETTINGS)
     stored = 'kept' if name == 'train' else 'pairs'
     return tuple(
       Part(
@@ -122,11 +166,15 @@ class PreparedCorpus:
       for direction, own in found.items()
     )
 
-  def _read_json(self, name: str) -> dict[str, Any]:
+  def _read_json(self, name: str, kind: type) -> dict[str, Any]:
     try:
-      values = json.loads((self.directory / name).read_text('utf-8'))
+      values = read_json(self.directory / name, kind)
       check_seal(values, name)
-    except (OSError, ValueError, DamagedError):
+    except InputError as error:
+      raise InputError(
+        f'{error}; delete the folder and prepare it again'
+      ) from None
+    except DamagedError:
       raise _damaged(self.directory, name) from None
     return values
 

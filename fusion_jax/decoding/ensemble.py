@@ -1,6 +1,7 @@
 """Several runs that translate as one."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -108,7 +109,8 @@ def make_ensemble(
         f'--workdir: {name} translates {own}, but {names[0]} {pair}'
       )
   weights = tuple(weights) or (1.0,) * len(runs)
-  if len(weights) != len(runs) or min(weights) <= 0:
+  allowed = all(0 < weight < math.inf for weight in weights)
+  if len(weights) != len(runs) or not allowed:
     raise InputError(
       f'--weights: must be {len(runs)} positive numbers, one for each run, got '
       f'{",".join(map(str, weights))}'

@@ -12,6 +12,7 @@ from fusion_jax.decoding.lines import open_input, read_lines
 from fusion_jax.decoding.score import Scored
 from fusion_jax.decoding.translate import Translation
 from fusion_jax.errors import InputError
+from fusion_jax.json_input import parse_json
 
 _FIELDS = 'source', 'target', 'prefix'
 
@@ -102,10 +103,7 @@ def open_json(path: str, needed: Sequence[str]) -> Iterator[Iterator[Line]]:
 
 
 def _parsed(text: str, where: str, needed: Sequence[str]) -> Line:
-  try:
-    found = json.loads(text)
-  except ValueError as error:
-    raise InputError(f'{where}: not JSON: {error}') from None
+  found = parse_json(text, where)
   if not isinstance(found, dict):
     raise InputError(f"{where}: must be an object like {{'source': 'text'}}")
   for field in needed:

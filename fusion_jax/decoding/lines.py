@@ -17,6 +17,11 @@ logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 1 << 20
 
 
+def split_paths(text: str) -> list[str]:
+  """Paths with commas between; or the one of this name that is there."""
+  return [text] if os.path.exists(text) else text.split(',')
+
+
 @contextlib.contextmanager
 def open_input(path: str) -> Iterator[BinaryIO]:
   """Open a file to read, or stdin where the path is empty.

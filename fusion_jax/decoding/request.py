@@ -1,12 +1,15 @@
 """What decode.py is asked for, and the runs that do it."""
 
+import argparse
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from fusion_jax.bounds import PositiveFloat, number
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.direction import in_direction
 from fusion_jax.decoding.ensemble import Ensemble, make_ensemble
+from fusion_jax.decoding.lines import split_paths
 from fusion_jax.decoding.view_flags import ViewFlags
 from fusion_jax.errors import InputError
 from fusion_jax.training.trained import Run, load_run
@@ -88,9 +91,10 @@ def load(request: Request) -> Ensemble:
     InputError: one cannot be loaded or translates something else, or they
       do not fit together.
   """
-  names = request.workdir.split(',')
+  names = split_paths(request.workdir)
+  weights = _weights(request.weights)
   runs = [load_one(name, request) for name in names]
-  return make_ensemble(runs, names, _weights(request.weights), request.combine)
+  return make_ensemble(runs, names, weights, request.combine)
 
 
 def load_one(workdir: str, request: Request) -> Run:
@@ -111,10 +115,10 @@ def load_one(workdir: str, request: Request) -> Run:
 
 def _weights(text: str) -> list[float]:
   try:
-    return [float(part) for part in text.split(',') if text]
-  except ValueError:
+    return [number(PositiveFloat)(part) for part in text.split(',') if text]
+  except argparse.ArgumentTypeError as error:
     raise InputError(
-      f'--weights={text}: must be numbers with commas between'
+      f'--weights={text}: must be numbers with commas between; one {error}'
     ) from None
 
 

@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Sequence
 
+from fusion_jax.decoding.lines import split_paths
 from fusion_jax.decoding.request import Request
 from fusion_jax.decoding.view_flags import ViewFlags
 from fusion_jax.errors import InputError
@@ -45,10 +46,8 @@ def _check_scoring(request: Request, mode: str) -> None:
 def _check_certifying(request: Request, mode: str) -> None:
   if not request.input:
     raise InputError('--mode=certify needs --input, a file to take lines from')
-  if ',' in request.workdir:
+  if len(split_paths(request.workdir)) > 1:
     raise InputError('--workdir: --mode=certify takes one run')
-  if request.sentences is not None and request.sentences < 1:
-    raise InputError(f'--sentences: must be >= 1, got {request.sentences}')
   if 'json' in (request.input_format, request.output_format):
     raise InputError('--mode=certify reads text; its --output is JSON anyway')
   _refuse(request, (*_TRANSLATING, 'target', 'weights', 'per_token'), mode)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -110,7 +111,7 @@ def _choice(flag: str, text: str, *more: str) -> str | int:
   names = ('mean', 'all', *more)
   if not text or text in names:
     return text or 'mean'
-  if not (text.isascii() and text.isdigit()):
+  if not re.fullmatch('[0-9]{1,9}', text):
     listed = ', '.join(map(repr, names))
     raise InputError(f'--{flag}={text}: must be {listed} or a number from 1')
   return int(text)

@@ -6,6 +6,7 @@ A bucket (a, b] has what is more than a and at most b.
 import collections
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -67,7 +68,7 @@ def read_bounds(flag: str, text: str) -> tuple[int, ...]:
     InputError: they are not.
   """
   parts = text.split(',')
-  whole = all(part.isascii() and part.isdecimal() for part in parts)
+  whole = all(re.fullmatch('[0-9]{1,9}', part) for part in parts)
   bounds = [int(part) for part in parts] if whole else [0]
   if bounds[0] < 1 or bounds != sorted(set(bounds)):
     raise InputError(

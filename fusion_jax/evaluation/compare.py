@@ -23,7 +23,8 @@ import sys
 import time
 from pathlib import Path
 
-from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.bounds import Natural, Positive, number
+from fusion_jax.errors import one_line_errors
 from fusion_jax.flags import parse_arguments
 from fusion_jax.programs import (
   keep_compiled,
@@ -32,9 +33,6 @@ from fusion_jax.programs import (
 )
 
 logger = logging.getLogger(__name__)
-
-# The least value of flags that are numbers.
-_LEAST = {'samples': 1, 'trials': 1, 'quantiles': 0, 'examples': 0, 'jobs': 1}
 
 # More would mostly wait: there is not so much to do.
 _MOST_JOBS = 8
@@ -74,9 +72,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_numbers(parser: argparse.ArgumentParser) -> None:
-  add = parser.add_argument
-  add('--samples', type=int, default=1000, help='of the bootstrap')
-  add('--trials', type=int, default=10_000, help='of the randomisation')
+  add, positive = parser.add_argument, number(Positive)
+  add('--samples', type=positive, default=1000, help='of the bootstrap')
+  add('--trials', type=positive, default=10_000, help='of the randomisation')
   add(
     '--length_bounds',
     default='15,30,45',
@@ -85,7 +83,7 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
   )
   add(
     '--quantiles',
-    type=int,
+    type=number(Natural),
     default=4,
     help='buckets of lengths with as many lines each; 0: none',
   )
@@ -95,10 +93,10 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
     help='a text in which the frequencies of words are counted; default: the '
     'first reference',
   )
-  add('--examples', type=int, default=5, help='sentences each way')
+  add('--examples', type=number(Natural), default=5, help='sentences each way')
   add(
     '--jobs',
-    type=int,
+    type=positive,
     default=min(os.cpu_count() or 1, _MOST_JOBS),
     help='processes; default: one for each core, and at most 8',
   )
@@ -108,10 +106,6 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
 def main(argv: list[str]) -> None:
   """Compares, writes the files and prints the scores."""
   arguments = parse_arguments(argv, _parser())
-  for name, least in _LEAST.items():
-    value = getattr(arguments, name)
-    if value < least:
-      raise InputError(f'--{name}={value}: must be {least} or more')
   start_logging()
   logging.getLogger('sacrebleu').setLevel(logging.WARNING)
   # After the flags: these start slowly, and every process reads this file.

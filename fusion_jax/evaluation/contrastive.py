@@ -15,9 +15,12 @@ import gzip
 import itertools
 import json
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
 
 from fusion_jax.checkpoint_flags import (
   add_checkpoint_flags,
@@ -26,6 +29,7 @@ from fusion_jax.checkpoint_flags import (
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.files import write_whole
 from fusion_jax.flags import parse_arguments
+from fusion_jax.json_input import check_shape, parse_json
 from fusion_jax.programs import (
   keep_compiled,
   start_logging,
@@ -35,6 +39,29 @@ from fusion_jax.programs import (
 # Fields by which pairs are told apart, of the error or else of the item.
 _BY_NAME = ('type', 'origin')
 _BY_NUMBER = ('distance', 'frequency')
+
+
+_Number = Annotated[int, pydantic.Field(strict=True, ge=-(2**31), lt=2**31)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grouped:
+  """The numbers that an item and an error may both have."""
+
+  distance: _Number = 0
+  frequency: _Number = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _ErrorShape(_Grouped):
+  contrastive: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _ItemShape(_Grouped):
+  source: str
+  reference: str
+  errors: list[_ErrorShape]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +112,12 @@ def read_items(path: Path) -> list[Item]:
     InputError: the file cannot be read, or an item lacks a field.
   """
   try:
-    read = gzip.open if path.suffix == '.gz' else open
-    with read(path, 'rt', encoding='utf-8') as file:
-      values = json.load(file)
-  except (OSError, ValueError, EOFError) as error:
-    raise InputError(f'{path}: cannot be read as JSON ({error})') from None
+    read = gzip.open if path.suffix == '.gz' else Path.open
+    with read(path, 'rb') as file:
+      content = file.read()
+  except (OSError, EOFError, zlib.error) as error:
+    raise InputError(f'{path}: cannot be read ({error})') from None
+  values = parse_json(content, str(path))
   if not isinstance(values, list) or not values:
     raise InputError(f'{path}: must be a list of items, and not empty')
   numbered = enumerate(values, start=1)
@@ -97,28 +125,20 @@ def read_items(path: Path) -> list[Item]:
 
 
 def _item(value: Any, where: str) -> Item:
-  errors = _field(value, 'errors', list, where)
+  check_shape(value, _ItemShape, where)
+  errors = value['errors']
   return Item(
-    _field(value, 'source', str, where),
-    _field(value, 'reference', str, where),
-    tuple(_field(error, 'contrastive', str, where) for error in errors),
-    tuple(_groups(value | error, where) for error in errors),
+    value['source'],
+    value['reference'],
+    tuple(error['contrastive'] for error in errors),
+    tuple(_groups(value | error) for error in errors),
   )
 
 
-def _field(value: Any, name: str, kind: type, where: str) -> Any:
-  found = value.get(name) if isinstance(value, dict) else None
-  if not isinstance(found, kind):
-    raise InputError(f'{where}: no field {name!r} of type {kind.__name__}')
-  return found
-
-
-def _groups(fields: dict[str, Any], where: str) -> tuple[str, ...]:
+def _groups(fields: dict[str, Any]) -> tuple[str, ...]:
   names = [f'{name} {fields[name]}' for name in _BY_NAME if name in fields]
   numbers = [
-    f'{name} {_bin(_field(fields, name, int, where))}'
-    for name in _BY_NUMBER
-    if name in fields
+    f'{name} {_bin(fields[name])}' for name in _BY_NUMBER if name in fields
   ]
   return ('pairs', *names, *numbers)
 

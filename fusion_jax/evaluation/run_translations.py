@@ -11,6 +11,7 @@ from typing import Any
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import TextFile, read_file
 from fusion_jax.files import write_whole
+from fusion_jax.json_input import read_json
 from fusion_jax.training.run_directory import read_config
 
 logger = logging.getLogger(__name__)
@@ -86,10 +87,18 @@ def _hash(content: bytes) -> str:
   return hashlib.sha256(content).hexdigest()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+  step: int
+  source_language: str
+  target_language: str
+  made_of: dict[str, Any]
+
+
 def _read(about: Path) -> dict[str, Any]:
   try:
-    return json.loads(about.read_text())
-  except (OSError, ValueError):
+    return read_json(about, _Kept)
+  except InputError:
     return {}
 
 

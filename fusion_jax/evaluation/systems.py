@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusion_jax.decoding.lines import open_input, read_lines
+from fusion_jax.decoding.lines import open_input, read_lines, split_paths
 from fusion_jax.errors import InputError
 
 
@@ -69,7 +69,7 @@ def wanted(flags: Sequence[str]) -> list[Wanted]:
   systems: dict[str, Wanted] = {}
   for flag in flags:
     name, _, listed = flag.partition('=')
-    paths = tuple(listed.split(','))
+    paths = tuple(split_paths(listed))
     if not (name and all(paths)) or '/' in name:
       raise InputError(
         f'--system {flag}: must be NAME=FILE[,FILE], the name without /'

@@ -14,6 +14,7 @@ import functools
 import sys
 from pathlib import Path
 
+from fusion_jax.bounds import Size, number
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.flags import parse_experiment
 from fusion_jax.parallel.aot_topology import (
@@ -70,8 +71,12 @@ def _parser() -> argparse.ArgumentParser:
   add('--topology', required=True, help='v5e:16x16, 2xv5e:16x16, h100:8, ...')
   add('--step', choices=('train', 'decode'), default='train')
   add('--find_batch', action='store_true', help='the largest that fits')
-  add('--source_length', type=int, help='positions of a source line')
-  add('--target_length', type=int, help='positions of a target line; training')
+  add('--source_length', type=number(Size), help='positions of a source line')
+  add(
+    '--target_length',
+    type=number(Size),
+    help='positions of a target line; training',
+  )
   add('--prepared', default='', help='prepared folder: its shapes, vocabulary')
   add('--output', type=Path, help='writes the figures as JSON too')
   return parser

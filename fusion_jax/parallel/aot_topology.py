@@ -12,7 +12,7 @@ from typing import Any
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.aot_chips import Chip, chip_named
 
-_NAME = re.compile(r'(?:(\d+)x)?([a-z]\w*):(\d+(?:x\d+){0,2})')
+_NAME = re.compile(r'(?:(\d{1,6})x)?([a-z]\w*):(\d{1,6}(?:x\d{1,6}){0,2})')
 # What libtpu asks of the machine that it believes to be on; what is compiled
 # for is the topology's own.
 _TPU_HOST = {

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pydantic
 
+from fusion_jax.bounds import Natural, Positive, number
 from fusion_jax.errors import InputError
 
 Result = TypeVar('Result')
@@ -28,6 +29,16 @@ _COUNTS = (
   'OMPI_COMM_WORLD_SIZE',
   'PMI_SIZE',
   'MEGASCALE_NUM_SLICES',
+)
+# What JAX reads there, and expects to be numbers.
+_ASKED = (
+  'SLURM_JOB_ID',
+  'SLURM_NTASKS',
+  'SLURM_PROCID',
+  'SLURM_LOCALID',
+  'OMPI_COMM_WORLD_SIZE',
+  'OMPI_COMM_WORLD_RANK',
+  'OMPI_COMM_WORLD_LOCAL_RANK',
 )
 # The hosts of a slice on GKE.
 _HOSTS = ('TPU_PROCESS_ADDRESSES', 'TPU_WORKER_HOSTNAMES')
@@ -66,8 +77,18 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('--distributed', action='store_true', help='ask the cluster for these:')
   add('--coordinator', default='', help='HOST:PORT of process 0')
-  add('--processes', type=int, default=0, help='the number of processes')
-  add('--process', type=int, default=-1, help='of this process, from 0')
+  add(
+    '--processes',
+    type=number(Positive),
+    default=0,
+    help='the number of processes',
+  )
+  add(
+    '--process',
+    type=number(Natural),
+    default=-1,
+    help='of this process, from 0',
+  )
 
 
 def processes_of(arguments: argparse.Namespace) -> Processes | None:
@@ -80,22 +101,35 @@ def processes_of(arguments: argparse.Namespace) -> Processes | None:
     The processes that belong together.
 
   Raises:
-    InputError: flags that do not fit together.
+    InputError: flags that do not fit together, or a variable of the cluster
+      that is no number.
   """
   flags = vars(arguments)
   several = flags.pop('distributed')
   given = Processes(
     flags.pop('coordinator'), flags.pop('processes'), flags.pop('process')
   )
-  if given.coordinator or several or _in_a_cluster(os.environ):
+  if given.coordinator:
+    return given
+  if several or _in_a_cluster(os.environ):
+    for name in _ASKED:
+      _whole(os.environ, name, 0)
     return given
   return None
 
 
 def _in_a_cluster(environment: Mapping[str, str]) -> bool:
   """Whether srun, mpirun or GKE started several processes."""
-  several = any(int(environment.get(name) or 1) > 1 for name in _COUNTS)
+  several = any(_whole(environment, name, 1) > 1 for name in _COUNTS)
   return several or any(',' in environment.get(name, '') for name in _HOSTS)
+
+
+def _whole(environment: Mapping[str, str], name: str, default: int) -> int:
+  text = environment.get(name) or str(default)
+  try:
+    return number(Natural)(text)
+  except argparse.ArgumentTypeError as error:
+    raise InputError(f'{name}={text}: {error}') from None
 
 
 def start(processes: Processes | None) -> None:

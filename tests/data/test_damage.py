@@ -174,6 +174,50 @@ def test_a_flipped_bit_of_an_array_is_noticed(earlier, file):
     np.testing.assert_array_equal(np.load(path), values)
 
 
+@pytest.mark.parametrize(
+  ('file', 'change', 'message'),
+  [
+    ('report.json', [], 'must be an object, got []'),
+    ('report.json', {'splits': []}, 'splits: must be an object, got []'),
+    (
+      'report.json',
+      {'splits': {'train': {}}},
+      'splits.train.pairs: is missing',
+    ),
+    ('report.json', {}, 'splits: is missing'),
+    ('settings.json', {}, 'sampling: is missing'),
+    ('settings.json', {'sampling': [0.0, 'x']}, 'sampling.1: must be a number'),
+    ('settings.json', {'sampling': [0.0, 0.0]}, 'is missing or damaged'),
+    (
+      'settings.json',
+      {'sampling': [0.0, 0.0], 'languages': 'en'},
+      "languages: must be a list, got 'en'",
+    ),
+    (
+      'settings.json',
+      {'sampling': [0.0, 0.0], 'directions': [{'tags': []}]},
+      'directions.0.languages: is missing',
+    ),
+  ],
+)
+def test_json_of_another_shape_is_refused(earlier, file, change, message):
+  (earlier / file).write_text(json.dumps(change))
+  refusal = _refusal(lambda: PreparedCorpus(earlier))
+  assert refusal.startswith(str(earlier))
+  assert message in refusal
+  assert refusal.endswith('delete the folder and prepare it again')
+
+
+def test_settings_of_another_corpus_are_refused(earlier):
+  path = earlier / 'report.json'
+  report = json.loads(path.read_text())
+  train = report['splits']['train']
+  train['directions'] = {'fr-de': dict(train)}
+  path.write_text(json.dumps(report))
+  message = _refusal(lambda: PreparedCorpus(earlier).split('train'))
+  assert 'settings.json is missing or damaged' in message
+
+
 def test_rows_that_are_gone_are_missed(earlier):
   (earlier / 'valid.rows.npy').unlink()
   message = _refusal(lambda: PreparedCorpus(earlier).split('valid'))

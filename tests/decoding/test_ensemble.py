@@ -14,6 +14,7 @@ from fusion_jax.decoding import request as request_module
 from fusion_jax.decoding import run as run_module
 from fusion_jax.decoding.ensemble import Ensemble, Mixture, make_ensemble
 from fusion_jax.decoding.line_formats import score_text
+from fusion_jax.decoding.lines import split_paths
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
@@ -100,7 +101,7 @@ def test_what_cannot_be_an_ensemble(runs, tokenizer):
   french = make_run(tokenizer, Transformer, language='fr')
   with pytest.raises(InputError, match='b translates en to fr, but a en to de'):
     make_ensemble([runs[0], french], ['a', 'b'])
-  for weights in ([1.0], [1.0, 0.0], [1.0, -1.0]):
+  for weights in ([1.0], [1.0, 0.0], [1.0, -1.0], [1.0, np.nan], [np.inf, 1.0]):
     with pytest.raises(InputError, match='must be 2 positive numbers'):
       make_ensemble(runs, ['a', 'b'], weights)
 
@@ -130,6 +131,12 @@ def test_decode_reads_several_runs(runs, monkeypatch, tmp_path):
   scores = (tmp_path / 'out').read_text().splitlines()
   assert len(scores) == len(short) > 2
   assert scores == _scored(Ensemble(runs, Mixture((0.75, 0.25))), short)
+
+
+def test_a_run_directory_may_have_a_comma_in_its_name(tmp_path):
+  (tmp_path / 'a,b').mkdir()
+  assert split_paths(f'{tmp_path}/a,b') == [f'{tmp_path}/a,b']
+  assert split_paths(f'{tmp_path}/a,c') == [f'{tmp_path}/a', 'c']
 
 
 def _scored(ensemble, lines):

@@ -235,8 +235,8 @@ def test_names_and_texts_mean_nothing_to_markdown(texts):
       '--baseline=c: no such system; there are a, b',
     ),
     (['--system=a=base', '--train_target=empty'], 'empty: the file is empty'),
-    (['--system=a=base', '--samples=0'], '--samples=0: must be 1 or more'),
-    (['--system=a=base', '--examples=-1'], '--examples=-1: must be 0 or more'),
+    (['--system=a=base', '--samples=0'], '--samples: must be >= 1, got 0'),
+    (['--system=a=base', '--examples=-1'], '--examples: must be >= 0, got -1'),
     (
       ['--system=a=base', '--length_bounds=9,5'],
       '--length_bounds=9,5: must be whole numbers above 0, ascending',

@@ -94,19 +94,19 @@ def test_the_program_prints_accuracies_and_writes_scores(
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('{', 'cannot be read as JSON'),
+    ('{', 'items.json: not JSON: '),
     ('{}', 'must be a list of items'),
     ('[]', 'must be a list of items'),
-    ('[{"source": "a", "errors": []}]', "item 1: no field 'reference'"),
-    ('[{"source": "a", "reference": "b"}]', "item 1: no field 'errors'"),
+    ('[{"source": "a", "errors": []}]', 'item 1: reference: is missing'),
+    ('[{"source": "a", "reference": "b"}]', 'item 1: errors: is missing'),
     (
       '[{"source": "a", "reference": "b", "errors": ["c"]}]',
-      "item 1: no field 'contrastive'",
+      "item 1: errors.0: must be an object, got 'c'",
     ),
     (
       '[{"source": "a", "reference": "b", "errors": '
       '[{"contrastive": "c", "distance": "far"}]}]',
-      "item 1: no field 'distance' of type int",
+      "item 1: errors.0.distance: must be a whole number, got 'far'",
     ),
   ],
 )

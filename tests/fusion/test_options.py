@@ -76,7 +76,7 @@ _REFUSED = {
   'routing.variance_floor: must be > 0': {
     'encoder': {'routing': {'variance_floor': 0.0}}
   },
-  'transparent.dropout: must be in': {
+  'transparent.dropout: must be < 1': {
     'encoder': {'transparent': {'dropout': 1.0}}
   },
   'inference_groups: .*within 1:3, got .2:4': {
@@ -88,9 +88,7 @@ _REFUSED = {
       'gtrans': {'group_size': 7, 'last_group': 'floor'},
     }
   },
-  'model.encoder.fusion: input should be .*none': {
-    'encoder': {'fusion': 'capsules'}
-  },
+  'model.encoder.fusion: must be .*none': {'encoder': {'fusion': 'capsules'}},
   'model.encoder.rooting: no such field': {'encoder': {'rooting': {}}},
 }
 

@@ -80,9 +80,12 @@ def test_training_does_not_go_on_in_a_newer_run(workdir, saved):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('{"format": "new"}', "run: its format must be a whole number, got 'new'"),
-    ('[1]', 'run/config.json: must be a JSON object'),
-    ('{', 'run/config.json: not readable as JSON'),
+    (
+      '{"format": "new"}',
+      "format must be a whole number from 1, got 'new'",
+    ),
+    ('[1]', 'run/config.json: must be an object, got [1]'),
+    ('{', 'run/config.json: not JSON: '),
     (
       '{"model": {"wings": 2}}',
       'run/config.json: config.model.wings: no such field; remove it, or '

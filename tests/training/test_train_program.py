@@ -283,7 +283,7 @@ def test_a_saved_mean_decodes_and_is_not_trained_on(
   ('flags', 'message'),
   [
     (['--average=9'], 'readable checkpoints, 9 asked for'),
-    (['--average=0'], '--average: must be at least 1'),
+    (['--average=0'], '--average: must be >= 1, got 0'),
     (['--step=7'], 'no checkpoint of step 7; there are'),
     (['--step=soon'], "must be a step, 'best' or 'last', got 'soon'"),
     (['--source_language=fr'], 'translates from en to de'),

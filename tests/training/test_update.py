@@ -118,8 +118,8 @@ def test_other_parameters_start_another_average():
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'ema': 1.0}, 'training.ema: must be 0 .none. or below 1, got 1.0'),
-    ({'ema': -0.1}, 'training.ema: must be 0'),
+    ({'ema': 1.0}, 'training.ema: must be < 1, got 1.0'),
+    ({'ema': -0.1}, 'training.ema: must be >= 0'),
     ({'max_skipped': 0}, 'training.max_skipped: must be >= 1, got 0'),
   ],
 )

@@ -17,10 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusion_jax.analysis.subject_flags import (
-  add_subject_flags,
-  check_subject_flags,
-)
+from fusion_jax.analysis.subject_flags import add_subject_flags
+from fusion_jax.bounds import Positive, number
 from fusion_jax.errors import InputError, one_line_errors
 from fusion_jax.files import write_whole
 from fusion_jax.flags import parse_arguments
@@ -38,7 +36,12 @@ def _parser() -> argparse.ArgumentParser:
   add = parser.add_argument
   add('--workdir', type=Path, nargs='+', required=True)
   add('--output', type=Path, help='the page; needed for several runs')
-  add('--shown', type=int, default=12, help='lines shown with translations')
+  add(
+    '--shown',
+    type=number(Positive),
+    default=12,
+    help='lines shown with translations',
+  )
   add('--all', action='store_true', help='make views that take minutes too')
   add_subject_flags(parser)
   return parser
@@ -87,9 +90,6 @@ def distinct(names: Sequence[str], workdirs: Sequence[Path]) -> list[str]:
 
 def _checked(arguments: argparse.Namespace) -> Path:
   """The page's file; refuses flags before anything takes long."""
-  check_subject_flags(arguments)
-  if arguments.shown < 1:
-    raise InputError(f'--shown={arguments.shown}: must be 1 or more')
   workdirs = [workdir.resolve() for workdir in arguments.workdir]
   if len(set(workdirs)) < len(workdirs):
     raise InputError('--workdir: a run directory is given twice')

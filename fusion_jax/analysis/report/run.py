@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -24,6 +23,7 @@ from fusion_jax.data import prepared
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.metrics import Scores, corpus_scores
+from fusion_jax.json_input import read_json
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.serialization import to_dict
 from fusion_jax.training.run_directory import read_config, read_tokenizers
@@ -205,14 +205,12 @@ def training_pairs(
   found = []
   for path in sorted(Path(config.data.prepared).glob(f'*/{prepared.REPORT}')):
     try:
-      report = json.loads(path.read_text('utf-8'))
-      settings = json.loads(
-        (path.parent / prepared.SETTINGS).read_text('utf-8')
-      )
+      report = read_json(path)
+      settings = read_json(path.parent / prepared.SETTINGS)
       if (report['tokenizers'], settings['filter']) == wanted:
         split = report['splits']['train']
         found.append({name: split[name] for name in ('pairs', 'kept')})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (InputError, KeyError, TypeError):
       continue
   return found[0] if len(found) == 1 else {}
 

@@ -1,5 +1,6 @@
 """The translation of a run's text, kept in its directory, and its scores."""
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -12,7 +13,9 @@ import numpy as np
 from fusion_jax.analysis.subject import Subject
 from fusion_jax.decoding.progress import Progress
 from fusion_jax.decoding.translate import Translator
+from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
+from fusion_jax.json_input import read_json
 from fusion_jax.serialization import to_dict
 from fusion_jax.training.trained import Run
 
@@ -70,14 +73,17 @@ def _key(run: Run, sources: Sequence[str]) -> str:
   return digest.hexdigest()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Translated:
+  key: str
+  translations: list[str]
+
+
 def _read(path: Path, key: str, lines: int) -> list[str] | None:
   """A kept translation; None where there is none of this key."""
   try:
-    kept = json.loads(path.read_text(encoding='utf-8'))
-  except (OSError, ValueError):
+    kept = read_json(path, _Translated)
+  except InputError:
     return None
-  if not isinstance(kept, dict) or kept.get('key') != key:
-    return None
-  found = kept.get('translations')
-  whole = isinstance(found, list) and len(found) == lines
-  return found if whole else None
+  found = kept['translations']
+  return found if kept['key'] == key and len(found) == lines else None

@@ -1,7 +1,6 @@
 """The views of a run for a report: found in its directory, or made."""
 
 import dataclasses
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from fusion_jax.analysis.report.html import data_address
 from fusion_jax.analysis.subject import Subject
 from fusion_jax.analysis.views import views_of
 from fusion_jax.errors import InputError
+from fusion_jax.json_input import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -95,11 +95,10 @@ def _stored(
 def _read(path: Path) -> Mapping[str, Any] | None:
   """A VIEW.json; None where there is none that can be shown."""
   try:
-    found = json.loads(path.read_text(encoding='utf-8'))
-  except (OSError, ValueError):
+    found = read_json(path, dict)
+  except InputError:
     return None
-  named = isinstance(found, dict) and {'summary', 'numbers'} <= found.keys()
-  return found if named else None
+  return found if {'summary', 'numbers'} <= found.keys() else None
 
 
 def drawn(svg: bytes) -> Picture:

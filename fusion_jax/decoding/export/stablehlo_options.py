@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 from typing import Any, Literal
 
+from fusion_jax.bounds import Positive, kinds_of, number
 from fusion_jax.decoding_options import DecodingConfig
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
@@ -63,9 +64,14 @@ def add_stablehlo_flags(parser: argparse.ArgumentParser) -> None:
   add('--shapes', type=_shapes, metavar='64x32,1x32', help='ROWSxLENGTH, ...')
   add('--weights', choices=('beside', 'inside'), help='of the programs')
   add('--platforms', type=_platforms, metavar='cpu,cuda,tpu')
-  add('--n_best', type=int, help='translations of a sentence; default: 1')
+  add(
+    '--n_best',
+    type=number(Positive),
+    help='translations of a sentence; default: 1',
+  )
+  kinds = kinds_of(DecodingConfig)
   for name in _NUMBERS:
-    add(f'--{name}', type=type(getattr(DecodingConfig(), name)))
+    add(f'--{name}', type=number(kinds[name]))
   for name, choices in _CHOICES.items():
     add(f'--{name}', choices=choices)
   add('--forbid_unknown', action='store_true')

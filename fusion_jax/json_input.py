@@ -1,0 +1,159 @@
+"""JSON that comes from outside: read, and held to a shape, in one place."""
+
+import functools
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from fusion_jax.bounds import choice_fault, shown
+from fusion_jax.errors import InputError
+
+# By the beginnings of pydantic's names of faults.
+_FAULTS = {
+  'dataclass': 'must be an object',
+  'dict': 'must be an object',
+  'list': 'must be a list',
+  'tuple': 'must be a list',
+  'string': 'must be text',
+  'int': 'must be a whole number',
+  'float': 'must be a number',
+  'bool': 'must be true or false',
+}
+
+# Deeper than any file of ours or of others that we know.
+_DEEPEST = 64
+
+
+def read_json(path: Path, kind: Any = Any) -> Any:
+  """What a JSON file holds.
+
+  Args:
+    path: of the file.
+    kind: the type that it must have, as for pydantic.
+
+  Raises:
+    InputError: the file cannot be read, is no JSON, or of another shape.
+  """
+  try:
+    content = path.read_bytes()
+  except OSError as error:
+    raise InputError(f'{path}: cannot be read ({error.strerror})') from None
+  return parse_json(content, str(path), kind)
+
+
+def parse_json(text: str | bytes, where: str, kind: Any = Any) -> Any:
+  """What JSON says: finite numbers, texts that UTF-8 can write.
+
+  Args:
+    text: the JSON.
+    where: it is from, for messages.
+    kind: the type that it must have, as for pydantic.
+
+  Returns:
+    The values as json.loads gives them.
+
+  Raises:
+    InputError: names where, the field, and what is wrong.
+  """
+  try:
+    found = json.loads(text)
+  except RecursionError:
+    raise _too_deep(where) from None
+  except ValueError as error:
+    raise InputError(f'{where}: not JSON: {error}') from None
+  _check_values(found, where)
+  check_shape(found, kind, where)
+  return found
+
+
+def check_shape(value: Any, kind: Any, where: str) -> None:
+  """Refuses JSON values of another type.
+
+  Args:
+    value: as json.loads gives it.
+    kind: a type, as for pydantic, dataclasses for objects; fields that they
+      have not are let through.
+    where: the value is from, for messages.
+
+  Raises:
+    InputError: names where, the field, and what would be right.
+  """
+  try:
+    _adapter(kind).validate_python(value)
+  except pydantic.ValidationError as error:
+    field, message = first_fault(error)
+    raise InputError(f'{_place(where, field)}: {message}') from None
+
+
+@functools.cache
+def _adapter(kind: Any) -> pydantic.TypeAdapter:
+  return pydantic.TypeAdapter(kind)
+
+
+def first_fault(error: pydantic.ValidationError) -> tuple[str, str]:
+  """The dotted name of the first wrong field, and what is wrong with it."""
+  first = error.errors()[0]
+  field = '.'.join(map(str, first['loc']))
+  if first['type'] in ('missing', 'missing_argument'):
+    return field, 'is missing'
+  if first['type'] == 'literal_error':
+    choices = re.findall("'([^']*)'", first['ctx']['expected'])
+    return field, choice_fault(first['input'], choices)
+  message = _FAULTS.get(
+    first['type'].partition('_')[0],
+    first['msg'].replace('Input should be', 'must be'),
+  )
+  return field, f'{message}, got {shown(first["input"])}'
+
+
+def _check_values(value: Any, where: str) -> None:
+  level = [('', value)]
+  for _ in range(_DEEPEST):
+    for field, each in level:
+      fault = _fault(each)
+      if fault:
+        raise InputError(f'{_place(where, field)}: {fault}')
+    level = [part for field, each in level for part in _parts(field, each)]
+    if not level:
+      return
+  raise _too_deep(where)
+
+
+def _fault(value: Any) -> str:
+  if isinstance(value, float) and not math.isfinite(value):
+    return f'must be finite, got {value}'
+  texts: Iterable[Any] = value if isinstance(value, dict) else (value,)
+  for text in texts:
+    if isinstance(text, str) and not _is_unicode(text):
+      return f'half of a surrogate pair is no character, got {shown(text)}'
+  return ''
+
+
+def _is_unicode(text: str) -> bool:
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
+def _parts(field: str, value: Any) -> Iterator[tuple[str, Any]]:
+  parts: Iterable[tuple[Any, Any]] = ()
+  if isinstance(value, dict):
+    parts = value.items()
+  elif isinstance(value, list):
+    parts = enumerate(value)
+  return ((f'{field}.{name}'.lstrip('.'), part) for name, part in parts)
+
+
+def _place(where: str, field: str) -> str:
+  return f'{where}: {field}' if field else where
+
+
+def _too_deep(where: str) -> InputError:
+  return InputError(f'{where}: nested deeper than {_DEEPEST} levels')
