@@ -7,6 +7,7 @@ of earlier versions have none, and are read as they are.
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from fusion_jax.training.stored_model import check_fields, model_fields
 
 logger = logging.getLogger(__name__)
 
+# Between two looks at a folder that may be deleted.
+_LOOK_SECONDS = 0.1
+
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
@@ -35,8 +39,28 @@ def reading() -> Iterator[None]:
     raise DamagedError(first_line(error)) from error
 
 
+def is_being_deleted(path: Path) -> bool:
+  """Whether a checkpoint is gone, or loses files while one looks."""
+  files = _files(path)
+  while files:
+    time.sleep(_LOOK_SECONDS)
+    before, files = files, _files(path)
+    if files == before:
+      return False
+  return True
+
+
+def _files(path: Path) -> set[Path]:
+  try:
+    return set(path.rglob('*'))
+  except OSError:
+    return set()
+
+
 def warn_damaged(path: Path, error: DamagedError) -> None:
-  """Tells that a checkpoint is not used."""
+  """Tell that a checkpoint is not used, unless it was deleted meanwhile."""
+  if not path.exists():
+    return
   logger.warning('checkpoint %s is damaged and is left out: %s', path, error)
 
 

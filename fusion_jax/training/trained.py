@@ -1,9 +1,10 @@
 """A trained run, loaded from its directory for decoding."""
 
 import argparse
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from fusion_jax.training.mean import RunningMean
 from fusion_jax.training.stored import (
   check_identity,
   identity_of,
+  is_being_deleted,
   read_arrays,
   read_meta,
   reading,
@@ -35,6 +37,9 @@ from fusion_jax.training.stored import (
 from fusion_jax.training.stored_model import check_model
 
 logger = logging.getLogger(__name__)
+
+# How often the checkpoints of a running training are looked at.
+_ATTEMPTS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,27 +137,56 @@ def _load_parameters(
   config: ExperimentConfig,
   choice: Choice,
 ) -> tuple[tuple[int, ...], Parameters]:
+  """The steps that are loaded, and the mean of their parameters.
+
+  A training may run in the directory and delete a checkpoint while it is read:
+  then those that are there now are looked at again.
+  """
   directory = workdir / 'checkpoints'
   if not directory.is_dir():
     raise InputError(f'{directory}: no checkpoint yet; train first')
+  abstract = abstract_like(
+    jax.eval_shape(lambda: initial_parameters(model, 0)),
+    SingleDeviceSharding(jax.local_devices()[0]),
+  )
   options = ocp.CheckpointManagerOptions(
     read_only=True, lightweight_initialize=True
   )
+  for _ in range(_ATTEMPTS):
+    with (
+      contextlib.suppress(_DeletedError),
+      ocp.CheckpointManager(directory.absolute(), options=options) as manager,
+    ):
+      wanted = candidates(manager, choice, config.training.metric)
+      return _mean_of(wanted, manager, abstract, identity, choice)
+  raise InputError(
+    f'{directory}: its checkpoints are deleted faster than they can be read; '
+    'raise training.keep_last or training.save_every'
+  )
+
+
+class _DeletedError(Exception):
+  """A checkpoint was deleted while it was read."""
+
+
+def _mean_of(
+  steps: Sequence[int],
+  manager: ocp.CheckpointManager,
+  abstract: Parameters,
+  identity: Mapping[str, Any],
+  choice: Choice,
+) -> tuple[tuple[int, ...], Parameters]:
+  directory = Path(manager.directory)
   mean, used = RunningMean(), []
-  with ocp.CheckpointManager(directory.absolute(), options=options) as manager:
-    abstract = abstract_like(
-      jax.eval_shape(lambda: initial_parameters(model, 0)),
-      SingleDeviceSharding(jax.local_devices()[0]),
-    )
-    for step in candidates(manager, choice, config.training.metric):
-      if _add_checkpoint(mean, manager, step, abstract, identity, choice):
-        used.append(step)
-      if mean.count == choice.average:
-        steps = tuple(sorted(used))
-        if choice.average > 1:
-          listed = ', '.join(map(str, steps))
-          logger.info('%s: the mean of steps %s', workdir, listed)
-        return steps, mean.value()
+  for step in steps:
+    if _add_checkpoint(mean, manager, step, abstract, identity, choice):
+      used.append(step)
+    if mean.count == choice.average:
+      found = tuple(sorted(used))
+      if choice.average > 1:
+        listed = ', '.join(map(str, found))
+        logger.info('%s: the mean of steps %s', directory.parent, listed)
+      return found, mean.value()
   raise _too_few(directory, mean.count, choice)
 
 
@@ -185,6 +219,8 @@ def _add_checkpoint(
       name = _item(meta, path, choice)
     restored = read_arrays(manager, step, meta, {name: abstract})
   except DamagedError as error:
+    if is_being_deleted(path):
+      raise _DeletedError from error
     if step == choice.step:
       raise InputError(
         f'--step={step}: {path} is damaged: {error}; give the step of '
