@@ -71,7 +71,7 @@ def options_of(
 
   with mock.patch.object(argparse.ArgumentParser, 'parse_args', parse_args):
     try:
-      main(argv)
+      main(list(argv))
     except _Seen as seen:
       return [
         action

@@ -150,12 +150,12 @@ def _options():
     yield from cases.option_cases(name, argv, programs.options_of(main, argv))
 
 
-@pytest.mark.parametrize('case', _options(), ids=lambda case: case.name)
+@pytest.mark.parametrize('case', list(_options()), ids=lambda case: case.name)
 def test_options(place, case):
   _check(case, place)
 
 
-@pytest.mark.parametrize('name', flatten(ExperimentConfig()))
+@pytest.mark.parametrize('name', list(flatten(ExperimentConfig())))
 def test_fields(place, name):
   """No field takes every nonsense; none ends in a traceback."""
   refused = 0
