@@ -403,7 +403,7 @@ def test_lines_are_spread_over_the_file(tmp_path):
     (['--input='], '--mode=certify needs --input, a file'),
     (['--input=none'], 'none: cannot be read'),
     (['--input=blank'], 'blank: has no line of text'),
-    (['--sentences=0'], '--sentences: must be >= 1, got 0'),
+    (['--sentences=0'], 'argument --sentences: must be >= 1, got 0'),
     (['--workdir=a,b'], '--workdir: --mode=certify takes one run'),
     (['--reference=source'], '--reference has no meaning with --mode=certify'),
     (['--states_output=s.npz'], '--states_output has no meaning with --mode=c'),

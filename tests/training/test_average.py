@@ -264,7 +264,10 @@ def test_a_failing_write_leaves_nothing(
     ),
     (['--average=2', '--step=-3'], "'best' or 'last', got '-3'"),
     (['--average=1'], '--average: must be at least 2 checkpoints, got 1'),
-    (['--average=two'], "argument --average: invalid int value: 'two'"),
+    (
+      ['--average=two'],
+      "argument --average: must be a whole number, got 'two'",
+    ),
     (['--average=2', '--average_of=worst'], "invalid choice: 'worst'"),
   ],
 )
