@@ -15,9 +15,9 @@ from fusion_jax.data.normalise import normalise
 from fusion_jax.data.text_files import read_pairs as read_files
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
+from fusion_jax.training.kept_corpus import read_validation
 from fusion_jax.training.metrics_file import read_metrics
 from fusion_jax.training.trained import Run
-from fusion_jax.training.validation_text import read_validation
 
 logger = logging.getLogger(__name__)
 

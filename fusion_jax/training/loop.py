@@ -45,6 +45,7 @@ from fusion_jax.training.fresh import plan_state
 from fusion_jax.training.fusion_rate import fusion_rates
 from fusion_jax.training.heartbeat import Heartbeat, name_start
 from fusion_jax.training.initialize import with_baseline
+from fusion_jax.training.kept_corpus import write_corpus
 from fusion_jax.training.logs import MetricsLog
 from fusion_jax.training.optimizer import last_rate, make_optimizer
 from fusion_jax.training.signals import stop_on_signals
@@ -57,7 +58,6 @@ from fusion_jax.training.step import (
 )
 from fusion_jax.training.stored import identity_of
 from fusion_jax.training.trained import make_model
-from fusion_jax.training.validation_text import write_validation
 from fusion_jax.training.watch import (
   WATCH_EVERY,
   Watch,
@@ -122,7 +122,7 @@ def _train(
     # Again: another training may have ended in it in the meantime.
     run_directory.check(workdir, config)
     run_directory.create(workdir, config, *tokenizers)
-    write_validation(workdir, corpus)
+    write_corpus(workdir, corpus)
 
   first_then_others(open_directory)
   with (

@@ -3,8 +3,8 @@
 DIR/config.json           the experiment's config, and the format of all this
 DIR/source.model          SentencePiece model of the source side
 DIR/target.model          of the target side (the same file if joint)
-DIR/validation/           the validation text, DIRECTION.source and .target: who
-                          looks at the run needs no other file
+DIR/corpus/               counts of the corpus and the validation text, see
+                          kept_corpus.py
 DIR/checkpoints/STEP/     Orbax checkpoints
 DIR/lock                  held while a training runs, see lock.py
 DIR/metrics.jsonl         one JSON object a line: training and validation

@@ -9,9 +9,9 @@ from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.training import run_directory
 from fusion_jax.training.checkpoint import Progress, items_of
+from fusion_jax.training.kept_corpus import copy_corpus
 from fusion_jax.training.stored import identity_of
 from fusion_jax.training.trained import Run
-from fusion_jax.training.validation_text import copy_validation
 
 
 def write_mean(run: Run, workdir: Path, output: Path) -> None:
@@ -32,7 +32,7 @@ def write_mean(run: Run, workdir: Path, output: Path) -> None:
       run_directory.create(
         partial, run.config, run.source_tokenizer, run.target_tokenizer
       )
-      copy_validation(workdir, partial)
+      copy_corpus(workdir, partial)
       _write_checkpoint(partial / 'checkpoints', run, workdir.resolve().name)
   except InputError:
     raise

@@ -1,6 +1,5 @@
 """The program that makes reports, on saved runs, and what it gathers."""
 
-import dataclasses
 import json
 import shutil
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_runs import Page, subject_of, write_metrics
+from report_runs import Page, write_metrics
 
 from fusion_jax.analysis import curves, gradients, similarity
 from fusion_jax.analysis.report import __main__ as program
@@ -20,7 +19,6 @@ from fusion_jax.analysis.report.run import (
   parameters_by_part,
   training_pairs,
 )
-from fusion_jax.data_options import FilterConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'training'))
 from saved_runs import SavedRun
@@ -47,30 +45,23 @@ def test_parameters_are_counted_by_part():
   }
 
 
-def test_training_pairs_of_a_prepared_corpus(tmp_path):
-  run = subject_of(tmp_path).run
-  own = run.source_tokenizer.digest
-  data = dataclasses.replace(run.config.data, prepared=str(tmp_path))
-  config = dataclasses.replace(run.config, data=data)
-  both = run.source_tokenizer, run.target_tokenizer
-  assert training_pairs(config, both) == {}
-  longest = dataclasses.asdict(FilterConfig())
-  for name, tokenizer, most in (
-    ('a', own, 128),
-    ('b', own, 9),
-    ('c', 'x', 128),
-  ):
-    (tmp_path / name).mkdir()
-    splits = {'train': {'pairs': ord(name), 'kept': 5, 'dropped': {}}}
-    (tmp_path / name / 'report.json').write_text(
-      json.dumps({'tokenizers': [tokenizer] * 2, 'splits': splits})
-    )
-    (tmp_path / name / 'settings.json').write_text(
-      json.dumps({'filter': longest | {'max_length': most}})
-    )
-  assert training_pairs(config, both) == {'pairs': ord('a'), 'kept': 5}
-  shutil.copytree(tmp_path / 'a', tmp_path / 'd')
-  assert training_pairs(config, both) == {}
+@pytest.mark.parametrize(
+  ('report', 'expected'),
+  [
+    (
+      {'splits': {'train': {'pairs': 7, 'kept': 5, 'dropped': {}}}},
+      {'pairs': 7, 'kept': 5},
+    ),
+    ({'splits': {'valid': {'pairs': 7, 'kept': 5}}}, {}),
+    ({'splits': {'train': {'pairs': 'many', 'kept': 5}}}, {}),
+    (None, {}),
+  ],
+)
+def test_training_pairs_of_a_run(tmp_path, report, expected):
+  if report is not None:
+    (tmp_path / 'corpus').mkdir()
+    (tmp_path / 'corpus' / 'report.json').write_text(json.dumps(report))
+  assert training_pairs(tmp_path) == expected
 
 
 def test_the_command_repeats_the_flags(tmp_path):

@@ -14,7 +14,6 @@ from fusion_jax.training import stored, trained
 from fusion_jax.training.checkpoint import Progress
 from fusion_jax.training.trained import load_run
 
-
 # Where one array cannot be read, Orbax does not wait for the others.
 _MARK = pytest.mark.filterwarnings(
   'ignore::pytest.PytestUnraisableExceptionWarning'

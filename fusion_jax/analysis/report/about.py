@@ -190,7 +190,7 @@ def _corpora(config: ExperimentConfig, split: str) -> str:
 
 def _pairs(corpus: Mapping[str, int]) -> str:
   if not corpus:
-    return 'not known: the prepared corpus is not here'
+    return 'not known: the run directory does not say it'
   return f'{corpus["pairs"]:,}, {corpus["kept"]:,} after filtering'
 
 

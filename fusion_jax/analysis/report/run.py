@@ -19,13 +19,10 @@ from fusion_jax.analysis.report.text import translation
 from fusion_jax.analysis.report.views import Card, cards
 from fusion_jax.analysis.subject import Subject
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.data import prepared
-from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.metrics import Scores, corpus_scores
-from fusion_jax.json_input import read_json
 from fusion_jax.models.transformer import Parameters
-from fusion_jax.serialization import to_dict
+from fusion_jax.training.kept_corpus import read_report
 from fusion_jax.training.run_directory import read_config, read_tokenizers
 
 # Flags of the report that a command for one view needs too.
@@ -126,7 +123,7 @@ def gather(
     run.steps,
     config,
     (data.source_language, data.target_language),
-    training_pairs(config, tokenizers),
+    training_pairs(subject.workdir),
     tuple(each.vocabulary.size for each in tokenizers),
     parameters_by_part(run.parameters),
     subject.of_kind('train')[-1],
@@ -188,31 +185,19 @@ def parameters_by_part(parameters: Parameters) -> dict[str, int]:
   return dict(counts)
 
 
-def training_pairs(
-  config: ExperimentConfig, tokenizers: tuple[Tokenizer, Tokenizer]
-) -> dict[str, int]:
-  """Pairs of the training text, from the prepared corpus if it is still there.
+def training_pairs(workdir: Path) -> dict[str, int]:
+  """Pairs of the training text.
 
   Args:
-    config: of the run.
-    tokenizers: of it.
+    workdir: Run directory.
 
   Returns:
-    'pairs' that were read and 'kept'; {} where no folder of data.prepared has
-    these tokenizers and the same filter, or several have.
+    'pairs' that were read and 'kept'; {} where the run does not say it.
   """
-  wanted = [each.digest for each in tokenizers], to_dict(config.data.filter)
-  found = []
-  for path in sorted(Path(config.data.prepared).glob(f'*/{prepared.REPORT}')):
-    try:
-      report = read_json(path)
-      settings = read_json(path.parent / prepared.SETTINGS)
-      if (report['tokenizers'], settings['filter']) == wanted:
-        split = report['splits']['train']
-        found.append({name: split[name] for name in ('pairs', 'kept')})
-    except (InputError, KeyError, TypeError):
-      continue
-  return found[0] if len(found) == 1 else {}
+  match read_report(workdir):
+    case {'splits': {'train': {'pairs': int(pairs), 'kept': int(kept)}}}:
+      return {'pairs': pairs, 'kept': kept}
+  return {}
 
 
 def environment() -> dict[str, str]:

@@ -1,33 +1,41 @@
-"""The validation text of a run, kept in its run directory.
+"""What a run directory keeps of its corpus: counts, and the validation text.
 
 Who looks at a run later needs no other file, and a run directory that comes
 from elsewhere cannot make a program read files or start downloads that its
 config names.
+
+DIR/corpus/report.json                        the report of the prepared corpus
+DIR/corpus/DIRECTION.source, DIRECTION.target the validation text
 """
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.text_files import read_pairs
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_errors, write_whole
+from fusion_jax.json_input import read_json
 
-_FOLDER = 'validation'
+_FOLDER, _REPORT = 'corpus', 'report.json'
 
 
-def write_validation(workdir: Path, corpus: PreparedCorpus) -> None:
-  """Keep the validation text of a corpus in the run directory.
+def write_corpus(workdir: Path, corpus: PreparedCorpus) -> None:
+  """Keep the report and the validation text of a corpus.
 
   Raises:
-    InputError: It cannot be written.
+    InputError: They cannot be written.
   """
-  if not corpus.has_split('valid'):
-    return
   folder = workdir / _FOLDER
   with write_errors(folder):
     folder.mkdir(exist_ok=True)
+  report = json.dumps(corpus.report, ensure_ascii=False, indent=1)
+  write_whole(folder / _REPORT, report.encode() + b'\n')
+  if not corpus.has_split('valid'):
+    return
   for direction in corpus.split('valid').directions:
     texts = corpus.split('valid', direction).texts()
     for path, lines in zip(_texts(folder, direction), texts, strict=True):
@@ -35,10 +43,20 @@ def write_validation(workdir: Path, corpus: PreparedCorpus) -> None:
         write_whole(path, ''.join(f'{line}\n' for line in lines).encode())
 
 
-def copy_validation(workdir: Path, to: Path) -> None:
-  """Copy the validation text, if there is one, into another run directory."""
+def copy_corpus(workdir: Path, to: Path) -> None:
+  """Copy what is kept, if there is something, into another run directory."""
   if (workdir / _FOLDER).is_dir():
     shutil.copytree(workdir / _FOLDER, to / _FOLDER)
+
+
+def read_report(workdir: Path) -> dict[str, Any]:
+  """Read the report of the prepared corpus; {} where it was not kept.
+
+  Raises:
+    InputError: It is damaged.
+  """
+  path = workdir / _FOLDER / _REPORT
+  return read_json(path, dict[str, Any]) if path.is_file() else {}
 
 
 def read_validation(workdir: Path, direction: str) -> Iterator[tuple[str, str]]:

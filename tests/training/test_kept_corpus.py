@@ -12,12 +12,12 @@ from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import InputError
 from fusion_jax.flags import load_config
 from fusion_jax.presets import changed
-from fusion_jax.training.trained import load_run
-from fusion_jax.training.validation_text import (
-  copy_validation,
+from fusion_jax.training.kept_corpus import (
+  copy_corpus,
   read_validation,
-  write_validation,
+  write_corpus,
 )
+from fusion_jax.training.trained import load_run
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -32,8 +32,8 @@ def test_what_is_written_is_read(tmp_path):
   corpus = prepare(config.data)
   (tmp_path / 'run').mkdir()
   (tmp_path / 'mean').mkdir()
-  write_validation(tmp_path / 'run', corpus)
-  copy_validation(tmp_path / 'run', tmp_path / 'mean')
+  write_corpus(tmp_path / 'run', corpus)
+  copy_corpus(tmp_path / 'run', tmp_path / 'mean')
   (direction,) = config.data.all_directions
   texts = corpus.split('valid', direction.name).texts()
   for name in ('run', 'mean'):
