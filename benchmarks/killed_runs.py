@@ -2,10 +2,12 @@
 
     python -m benchmarks.killed_runs --kills=20 --workdir=DIR [--processes=2]
 
-A tiny run is killed at random moments, in a mixture of ways, and started again
-with the same command each time. It must end with the same parameters as an
-unbroken one, bit for bit, and must have logged the same numbers. Prints a
-table of the kills; the exit code is 1 if anything differs.
+A tiny run, with packed rows, sampled subwords, a moving average and accumulated
+gradients, is killed at random moments, in a mixture of ways, and started again
+with the same command each time. It must end with the same parameters and the
+same moving average as an unbroken one, bit for bit, and must have logged the
+same numbers. Prints a table of the kills; the exit code is 1 if anything
+differs.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -152,11 +155,12 @@ def differences(ours: Path, theirs: Path) -> list[str]:
 
   Lines of ours that are gone are none: a file was cut off.
   """
-  parameters = [load_run(path, 'last').parameters for path in (ours, theirs)]
-  leaves = zip(*map(jax.tree.leaves_with_path, parameters), strict=True)
   found = [
-    f'parameter {jax.tree_util.keystr(path)}'
-    for (path, own), (_, other) in leaves
+    f'{kind} parameter {jax.tree_util.keystr(path)}'
+    for kind in ('last', 'ema')
+    for (path, own), (_, other) in zip(
+      *(_leaves(path, kind) for path in (ours, theirs)), strict=True
+    )
     if not np.array_equal(own, other)
   ]
   expected = {row['step']: row['loss'] for row in metrics(theirs, 'train')}
@@ -166,6 +170,11 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     found.append('steps in metrics.jsonl that are there twice')
   wrong = [step for step, loss in logged if loss != expected[step]]
   return found + [f'the loss of step {step}' for step in wrong]
+
+
+def _leaves(workdir: Path, kind: str) -> list[tuple[Any, Any]]:
+  run = load_run(workdir, 'last', parameters=kind)
+  return jax.tree.leaves_with_path(run.parameters)
 
 
 @one_line_errors

@@ -32,7 +32,13 @@ TINY = {
   'model.dropout': 0.1,
   'training.log_every': 1,
 }
+# All that a run holds a state of: where a resumed one could differ.
 _FLAGS = TINY | {
+  'data.batch.packing': True,
+  'data.sampling.source_alpha': 0.2,
+  'data.sampling.target_alpha': 0.2,
+  'optimizer.accumulation': 2,
+  'training.ema': 0.9,
   'training.save_every': SAVE_EVERY,
   'training.validate_every': 1_000_000,
   'training.keep_last': 3,
