@@ -11,6 +11,7 @@ import importlib.util
 import io
 import logging
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -98,12 +99,13 @@ class Ended:
 
 def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> Ended:
   """Runs a program; an exception that it does not handle comes through."""
-  out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
+  err = io.StringIO()
   begin = time.monotonic()
   root = logging.getLogger()
   handlers = root.handlers[:]
   try:
     with (
+      tempfile.TemporaryFile('w+') as out,
       redirect_stdout(out),
       redirect_stderr(err),
       mock.patch.object(
