@@ -82,5 +82,5 @@ def _holder(file: IO[str]) -> str:
       f'process {about["process"]:d} of {about["host"]}, since '
       f'{about["since"]},'
     )
-  except (ValueError, KeyError, TypeError):
+  except (ValueError, KeyError, TypeError, RecursionError):
     return 'another process'

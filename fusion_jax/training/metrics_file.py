@@ -2,7 +2,7 @@
 
 import json
 import logging
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,4 +67,5 @@ def _is_row(row: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-  return type(value) in (int, float) and math.isfinite(value)
+  # math.isfinite fails on whole numbers that no float can hold.
+  return type(value) in (int, float) and abs(value) <= sys.float_info.max

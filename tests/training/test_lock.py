@@ -66,7 +66,13 @@ def test_it_is_gone_with_its_holder(tmp_path, number):
 def test_a_holder_that_has_not_written_yet(tmp_path):
   with (tmp_path / 'lock').open('w') as file:
     fcntl.flock(file, fcntl.LOCK_EX)
-    for content in ('', 'no JSON', '[]', '{"process": "x", "host": 1}'):
+    for content in (
+      '',
+      'no JSON',
+      '[]',
+      '[' * 100_000,
+      '{"process": "x", "host": 1}',
+    ):
       (tmp_path / 'lock').write_text(content)
       assert f'{tmp_path}: another process trains in it' in _refused(tmp_path)
 

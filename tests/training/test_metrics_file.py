@@ -23,6 +23,7 @@ _DAMAGED = [
   b'{"step": 5, "kind": "train", "loss": "low"}',
   b'{"step": 5, "kind": "train", "loss": NaN}',
   b'{"step": 5, "kind": "train", "loss": [1]}',
+  b'{"step": 5, "kind": "train", "loss": 1%s}' % (b'0' * 400),
   b'\xff\xfe\x00',
   b'[' * 100_000,
 ]

@@ -1,0 +1,99 @@
+"""Feed one reader with inputs that libFuzzer makes from its coverage.
+
+    python -m benchmarks.fuzzing.fuzz FOLDER READER SECONDS
+
+FOLDER is that of `readers.made`; the inputs that reached something new and the
+exceptions that were no InputError are put beside it. Ends with libFuzzer's
+statistics on stderr.
+"""
+
+import hashlib
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=['fusion_jax']):
+  from benchmarks.fuzzing.readers import READERS, Reader
+  from fusion_jax.errors import InputError
+
+# Of one input, in seconds and MiB.
+_TIMEOUT, _MEMORY = 30, 8_192
+
+
+def corpus(folder: Path, name: str) -> Path:
+  """Where the inputs of a reader are kept."""
+  return folder.parent / 'inputs' / name
+
+
+def findings(folder: Path, name: str) -> Path:
+  """Where the exceptions of a reader are kept, each with its input."""
+  return folder.parent / 'findings' / name
+
+
+def write_seeds(folder: Path, name: str) -> None:
+  """Begin the inputs of a reader with files that it likes."""
+  reader = READERS[name]
+  where = corpus(folder, name)
+  where.mkdir(parents=True, exist_ok=True)
+  seeds = reader.seeds or ((folder / reader.file).read_bytes(),)
+  for number, seed in enumerate(seeds):
+    (where / f'seed-{number}').write_bytes(seed)
+
+
+def one_input(
+  folder: Path, reader: Reader, found: Path
+) -> Callable[[bytes], None]:
+  """What reads one input, and writes down what is no InputError."""
+  path = folder / reader.file
+
+  def read(content: bytes) -> None:
+    path.write_bytes(content)
+    try:
+      reader.read(folder)
+    except InputError as error:
+      if '\n' in str(error):
+        _write_down(found, content)
+    except Exception:
+      _write_down(found, content)
+
+  return read
+
+
+def _write_down(found: Path, content: bytes) -> None:
+  """An exception by its place, so that each is kept once."""
+  frames = traceback.extract_tb(sys.exc_info()[2])
+  own = [each for each in frames if 'fusion_jax' in each.filename] or frames
+  place = f'{sys.exc_info()[0]} {own[-1].filename} {own[-1].lineno}'
+  name = hashlib.sha256(place.encode()).hexdigest()[:8]
+  found.mkdir(parents=True, exist_ok=True)
+  if not (found / f'{name}.txt').exists():
+    (found / f'{name}.input').write_bytes(content)
+    (found / f'{name}.txt').write_text(traceback.format_exc())
+
+
+def main() -> None:
+  """Fuzz until the time is over."""
+  folder, name, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+  logging.disable()
+  write_seeds(folder, name)
+  found = findings(folder, name)
+  flags = [
+    f'-max_total_time={seconds}',
+    f'-timeout={_TIMEOUT}',
+    f'-rss_limit_mb={_MEMORY}',
+    f'-artifact_prefix={found}-',
+    '-print_final_stats=1',
+    '-verbosity=0',
+    str(corpus(folder, name)),
+  ]
+  found.parent.mkdir(exist_ok=True)
+  atheris.Setup([sys.argv[0], *flags], one_input(folder, READERS[name], found))
+  atheris.Fuzz()
+
+
+if __name__ == '__main__':
+  main()
