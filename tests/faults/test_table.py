@@ -181,7 +181,7 @@ def test_files(made, tmp_path, monkeypatch, damage):
 
   The programs take turns, in another order for each damage.
   """
-  outcomes = collections.Counter()
+  outcomes, faults = collections.Counter(), []
   turn = list(cases.DAMAGE).index(damage)
   resumed = *_CONFIG, '--workdir=run', '--config.training.steps=6'
   for number, file in enumerate(_files(made)):
@@ -194,8 +194,12 @@ def test_files(made, tmp_path, monkeypatch, damage):
       case = cases.Case(f'{file} {damage}', 'train', resumed)
     else:
       case = cases.Case(f'{file} {damage}', program, COMMANDS[program])
-    outcomes[_check(case, folder)] += 1
+    try:
+      outcomes[_check(case, folder)] += 1
+    except Exception as error:
+      faults.append(f'{case.name}, {case.program}: {error!r:.500}')
     shutil.rmtree(folder)
+  assert not faults, '\n'.join(faults)
   assert outcomes[True]
   assert outcomes[False]
 
