@@ -15,7 +15,11 @@ import pytest
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.serialization import flatten
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+  pytest.mark.slow,
+  # Orbax leaves open what reads a damaged checkpoint.
+  pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning'),
+]
 
 _PROGRAMS = programs.programs()
 _TINY = {
