@@ -16,8 +16,8 @@ from fusion_jax.errors import CheckFailed
 
 # Steps between two checkpoints.
 SAVE_EVERY = 20
-# Seconds until a run has hung.
-_PATIENCE = 300
+# Seconds until a run has hung, and a step of it.
+_PATIENCE, _A_STEP = 300, 1
 # Fields of a run that takes seconds.
 TINY = {
   'data.embedded_pairs': 600,
@@ -86,7 +86,8 @@ class Run:
 
   def finish(self) -> list[int]:
     """Waits for all processes; their exit codes."""
-    return [process.wait(_PATIENCE) for process in self._processes]
+    patience = _PATIENCE + _A_STEP * self._steps
+    return [process.wait(patience) for process in self._processes]
 
   def complete(self) -> None:
     """Starts the processes and waits for their good end."""
