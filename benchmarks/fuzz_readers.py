@@ -92,6 +92,7 @@ def fuzz(folder: Path, name: str, seconds: int) -> Fuzzed:
       errors='replace',
       check=False,
     )
+  (folder.parent / f'{name}.log').write_text(done.stderr)
   counted = re.search(r'number_of_executed_units: (\d+)', done.stderr)
   where = folder.parent / 'findings'
   if done.returncode or not counted:
@@ -139,7 +140,8 @@ def _replay(folder: Path, name: str) -> None:
   with _copy(folder) as work:
     for content in sorted((folder.parent / 'inputs' / name).iterdir()):
       shutil.copyfile(content, work / reader.file)
-      with contextlib.suppress(InputError):
+      # What is no InputError was found before.
+      with contextlib.suppress(Exception):
         reader.read(work)
 
 

@@ -264,7 +264,7 @@ def _load(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
   try:
     processor.load_from_serialized_proto(model)
     pieces = processor.get_piece_size()
-  except RuntimeError:
+  except (RuntimeError, UnicodeDecodeError):
     pieces = 0
   if pieces == 0:
     raise InputError(f'{name}: not a SentencePiece model')

@@ -129,7 +129,7 @@ class Checkpoints:
     )
     try:
       self._manager = ocp.CheckpointManager(self._directory, options=options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
       raise InputError(
         f'{self._directory}: cannot be used: {first_line(error)}'
       ) from error

@@ -251,7 +251,11 @@ def test_a_given_model_that_cannot_serve_is_named(tmp_path):
   path.write_bytes(given_model(eos_id=-1))
   with pytest.raises(InputError, match=r'given\.model: has no end symbol'):
     Tokenizer.from_file(path)
-  for content in (b'', b'no model'):
+  # Two pieces, of three bytes, that are the same and no UTF-8.
+  twice = given_model()
+  for piece in ('<s>', '\u2581'):
+    twice = twice.replace(b'\n\x03' + piece.encode(), b'\n\x03<s\xbf')
+  for content in (b'', b'no model', twice):
     path.write_bytes(content)
     with pytest.raises(InputError, match=r'given\.model: not a SentencePiece'):
       Tokenizer.from_file(path)

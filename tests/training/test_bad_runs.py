@@ -11,6 +11,7 @@ from saved_runs import SavedRun, edit_meta, iterator, meta_path, without_digests
 from fusion_jax.errors import InputError
 from fusion_jax.serialization import FORMAT
 from fusion_jax.training import run_directory
+from fusion_jax.training.checkpoint import Checkpoints
 from fusion_jax.training.trained import load_run
 
 
@@ -201,3 +202,10 @@ def test_other_files_among_the_checkpoints_do_no_harm(workdir):
   (workdir / 'checkpoints' / 'README').write_text('mine')
   (workdir / 'checkpoints' / '20.orbax-checkpoint-tmp').mkdir()
   assert load_run(workdir).step == 10
+
+
+def test_a_checkpoint_folder_that_orbax_cannot_open(workdir, saved):
+  metadata = workdir / 'checkpoints' / '10' / '_CHECKPOINT_METADATA'
+  metadata.write_text('[' * 100_000)
+  with pytest.raises(InputError, match='checkpoints: cannot be used: '):
+    Checkpoints(workdir, saved.config.training, saved.identity)
