@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 import sentencepiece
 from hypothesis import strategies
+from sentencepiece import sentencepiece_model_pb2
 
 from fusion_jax.config import TokenizerConfig
 from fusion_jax.data import tokenizer as tokenizer_lib
@@ -244,6 +245,17 @@ def test_a_given_model_without_start_starts_with_its_end(tmp_path):
   assert (vocabulary.unknown, vocabulary.start, vocabulary.end) == (0, 1, 2)
 
 
+def _same_piece_twice():
+  """A model with a piece twice that is not UTF-8, nor is the message of it."""
+  model = sentencepiece_model_pb2.ModelProto()
+  model.pieces.add(piece='<unk>', type=model.SentencePiece.UNKNOWN)
+  for _ in range(2):
+    model.pieces.add(piece='twice')
+  spec = model.trainer_spec
+  spec.bos_id = spec.eos_id = spec.pad_id = -1
+  return model.SerializeToString().replace(b'twice', b'\xbfwice')
+
+
 def test_a_given_model_that_cannot_serve_is_named(tmp_path):
   path = tmp_path / 'given.model'
   with pytest.raises(InputError, match=r'given\.model: .* cannot be read'):
@@ -251,11 +263,7 @@ def test_a_given_model_that_cannot_serve_is_named(tmp_path):
   path.write_bytes(given_model(eos_id=-1))
   with pytest.raises(InputError, match=r'given\.model: has no end symbol'):
     Tokenizer.from_file(path)
-  # Two pieces, of three bytes, that are the same and no UTF-8.
-  twice = given_model()
-  for piece in ('<s>', '\u2581'):
-    twice = twice.replace(b'\n\x03' + piece.encode(), b'\n\x03<s\xbf')
-  for content in (b'', b'no model', twice):
+  for content in (b'', b'no model', _same_piece_twice()):
     path.write_bytes(content)
     with pytest.raises(InputError, match=r'given\.model: not a SentencePiece'):
       Tokenizer.from_file(path)
