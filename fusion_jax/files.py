@@ -67,8 +67,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
     A neighbour to write into. It is removed if something fails.
 
   Raises:
-    InputError: The folder cannot be written.
+    InputError: There is such a file or folder already, or it cannot be written.
   """
+  check_new_folder(path)
   with write_errors(path):
     final = path.resolve()
     with _neighbour(final) as written:

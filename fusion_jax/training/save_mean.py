@@ -6,7 +6,7 @@ from pathlib import Path
 import orbax.checkpoint as ocp
 
 from fusion_jax.errors import InputError, first_line
-from fusion_jax.files import check_new_folder, whole_folder
+from fusion_jax.files import whole_folder
 from fusion_jax.training import run_directory
 from fusion_jax.training.checkpoint import Progress, items_of
 from fusion_jax.training.kept_corpus import copy_corpus
@@ -26,7 +26,6 @@ def write_mean(run: Run, workdir: Path, output: Path) -> None:
   Raises:
     InputError: it is there already and not empty, or cannot be written.
   """
-  check_new_folder(output)
   try:
     with whole_folder(output) as partial:
       run_directory.create(
