@@ -28,7 +28,8 @@ PADDING, UNKNOWN, START, END = range(4)
 # threads keeps the sums, and so the model, the same on every machine.
 _TRAINING_THREADS = 8
 _ERRORS_ONLY = 2
-# Bytes of a line; SentencePiece's default.
+# Bytes of a line, SentencePiece's default. It is not given: the bytes of the
+# model would be others, and so its digest.
 _LONGEST_LINE = 4_192
 _TOO_LARGE = re.compile(r'Vocabulary size too high.*<= (\d+)', re.DOTALL)
 _TOO_SMALL = re.compile(
@@ -249,7 +250,6 @@ def train(
       bos_id=START,
       eos_id=END,
       num_threads=_TRAINING_THREADS,
-      max_sentence_length=_LONGEST_LINE,
       minloglevel=_ERRORS_ONLY,
       **({'control_symbols': list(tags)} if tags else {}),
     )

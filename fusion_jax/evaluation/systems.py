@@ -117,7 +117,7 @@ def read_file(path: str) -> TextFile:
   with open_input(path) as packed, opened(packed) as file:
     try:
       lines = tuple(line.rstrip() for line in read_lines(file, path))
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except (EOFError, zlib.error) as error:
       raise InputError(f'{path}: not a readable .gz file ({error})') from None
   if not lines:
     raise InputError(f'{path}: the file is empty')

@@ -303,7 +303,11 @@ def test_the_program_hands_its_flags_on(decode):
     ),
     ('score', {'target': 'short'}, 'short: 1 lines, fewer than source'),
     ('translate', {'workdir': 'a,b'}, '--attention_output: takes one run'),
-    ('translate', {'output': 'w.jsonl'}, '--output=w.jsonl: is a file of view'),
+    (
+      'translate',
+      {'output': 'w.jsonl'},
+      '--output=w.jsonl: is the same file as --attention_output=w.jsonl',
+    ),
   ],
 )
 def test_what_goes_wrong_leaves_no_file(decode, mode, fields, message):
