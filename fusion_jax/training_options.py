@@ -2,11 +2,10 @@
 
 import dataclasses
 import types
-from typing import Annotated, Literal
+from typing import Literal
 
 from fusion_jax.bounds import (
   Beam,
-  Bound,
   Natural,
   NotNegative,
   Positive,
@@ -44,7 +43,7 @@ class OptimizerConfig:
   warmup_tokens: Natural = 0
   beta1: Share = 0.9
   beta2: Share = 0.98
-  epsilon: Annotated[PositiveFloat, Bound('<=', 1)] = 1e-9
+  epsilon: PositiveFloat = 1e-9
   # Dtype in which Adam's first moment is kept between the updates, which
   # are computed in float32; the second moment is always float32.
   moments_dtype: Literal['float32', 'bfloat16'] = 'float32'

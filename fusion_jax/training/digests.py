@@ -40,7 +40,7 @@ def array_digests(tree: Any) -> dict[str, dict[str, Any]]:
     in hexadecimal.
   """
   leaves = jax.tree.leaves_with_path(tree)
-  sums = jax.device_get([_sums(leaf) for _, leaf in leaves])
+  sums = jax.device_get([_sums_where_it_lies(leaf) for _, leaf in leaves])
   return {
     jax.tree_util.keystr(path, simple=True, separator='/'): {
       'shape': list(leaf.shape),
@@ -65,6 +65,21 @@ def check_arrays(tree: Any, written: Mapping[str, Mapping[str, Any]]) -> None:
   if other:
     more = f' and {len(other) - 1} more arrays' if len(other) > 1 else ''
     raise DamagedError(f'{other[0]}{more} do not agree with their digests')
+
+
+def _sums_where_it_lies(
+  array: Array | np.ndarray,
+) -> tuple[UInt32[Array, ''], UInt32[Array, '']]:
+  """The sums, on the devices of the array, whatever mesh is set."""
+  array = jnp.asarray(array)
+  sharding = array.sharding
+  if isinstance(sharding, jax.sharding.NamedSharding):
+    mesh = sharding.mesh
+  else:
+    (device,) = sharding.device_set
+    mesh = jax.sharding.Mesh(np.array([device]), ('device',))
+  with jax.set_mesh(mesh):
+    return _sums(array)
 
 
 @jax.jit

@@ -8,8 +8,8 @@ import collections
 import json
 import shutil
 
-import cases
-import programs
+import bad_inputs
+import entry_points
 import pytest
 
 from fusion_jax.config import ExperimentConfig
@@ -21,7 +21,7 @@ pytestmark = [
   pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning'),
 ]
 
-_PROGRAMS = programs.programs()
+_PROGRAMS = entry_points.programs()
 _TINY = {
   'data.embedded_pairs': 300,
   'data.tokenizer.vocabulary_size': 250,
@@ -39,7 +39,7 @@ _TINY = {
   'training.keep_last': 2,
 }
 _CONFIG = (
-  f'--config={programs.ROOT}/configs/quickstart.py',
+  f'--config={entry_points.ROOT}/configs/quickstart.py',
   '--config.data.prepared=prepared',
   *(f'--config.{name}={value}' for name, value in _TINY.items()),
 )
@@ -113,7 +113,7 @@ def made(tmp_path_factory):
     item = {'source': 'the cat', 'reference': 'die Katze'}
     item |= {'contrastive': ['ein Hund']}
     (folder / 'items.json').write_text(json.dumps([item]))
-    ended = programs.run(_PROGRAMS['train'], (*_CONFIG, '--workdir=run'))
+    ended = entry_points.run(_PROGRAMS['train'], (*_CONFIG, '--workdir=run'))
     assert ended.code == 0, ended
   return folder
 
@@ -129,7 +129,7 @@ def place(made, tmp_path, monkeypatch):
 def _check(case, folder):
   """Runs a case; whether it was refused."""
   before = {path for path in folder.rglob('*') if _is_result(path, folder)}
-  ended = programs.run(_PROGRAMS[case.program], case.argv)
+  ended = entry_points.run(_PROGRAMS[case.program], case.argv)
   after = {path for path in folder.rglob('*') if _is_result(path, folder)}
   assert ended.seconds < _MAX_SECONDS
   if ended.code == 0:
@@ -151,7 +151,9 @@ def _is_result(path, folder):
 def _options():
   for name, main in _PROGRAMS.items():
     argv = COMMANDS.get(name, ())
-    yield from cases.option_cases(name, argv, programs.options_of(main, argv))
+    yield from bad_inputs.option_cases(
+      name, argv, entry_points.options_of(main, argv)
+    )
 
 
 @pytest.mark.parametrize('case', list(_options()), ids=lambda case: case.name)
@@ -165,7 +167,7 @@ def test_fields(place, name):
   refused = 0
   for value in ('nonsense', '-1', 'nan', '1e300', '[[]]', '{"a": 1}'):
     argv = *COMMANDS['fusion_jax.models'], f'--config.{name}={value}'
-    case = cases.Case(name, 'fusion_jax.models', argv)
+    case = bad_inputs.Case(name, 'fusion_jax.models', argv)
     refused += _check(case, place)
   assert refused or isinstance(flatten(ExperimentConfig())[name], str)
 
@@ -179,25 +181,25 @@ def _files(folder):
   )
 
 
-@pytest.mark.parametrize('damage', cases.DAMAGE)
+@pytest.mark.parametrize('damage', bad_inputs.DAMAGE)
 def test_files(made, tmp_path, monkeypatch, damage):
   """Every file of a run and of a prepared corpus, damaged, and a reader of it.
 
   The programs take turns, in another order for each damage.
   """
   outcomes, faults = collections.Counter(), []
-  turn = list(cases.DAMAGE).index(damage)
+  turn = list(bad_inputs.DAMAGE).index(damage)
   resumed = *_CONFIG, '--workdir=run', '--config.training.steps=6'
   for number, file in enumerate(_files(made)):
     folder = tmp_path / str(number)
     shutil.copytree(made, folder)
     monkeypatch.chdir(folder)
-    cases.DAMAGE[damage](folder / file)
+    bad_inputs.DAMAGE[damage](folder / file)
     program = (*_READERS, 'train')[(number + turn) % (len(_READERS) + 1)]
     if program == 'train' or file.parts[0] == 'prepared':
-      case = cases.Case(f'{file} {damage}', 'train', resumed)
+      case = bad_inputs.Case(f'{file} {damage}', 'train', resumed)
     else:
-      case = cases.Case(f'{file} {damage}', program, COMMANDS[program])
+      case = bad_inputs.Case(f'{file} {damage}', program, COMMANDS[program])
     try:
       outcomes[_check(case, folder)] += 1
     except Exception as error:
@@ -208,12 +210,12 @@ def test_files(made, tmp_path, monkeypatch, damage):
   assert outcomes[False]
 
 
-@pytest.mark.parametrize('damage', cases.DAMAGE)
+@pytest.mark.parametrize('damage', bad_inputs.DAMAGE)
 @pytest.mark.parametrize('file', ['text.en', 'text.de', 'items.json'])
 @pytest.mark.parametrize('program', _PROGRAMS)
 def test_texts(place, program, file, damage):
   if not any(file in argument for argument in COMMANDS[program]):
     pytest.skip('it does not read this file')
-  cases.DAMAGE[damage](place / file)
-  case = cases.Case(f'{file} {damage}', program, COMMANDS[program])
+  bad_inputs.DAMAGE[damage](place / file)
+  case = bad_inputs.Case(f'{file} {damage}', program, COMMANDS[program])
   _check(case, place)
