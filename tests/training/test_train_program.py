@@ -147,7 +147,10 @@ def test_a_full_disk_is_one_line_and_loses_nothing(program, unbroken, tmp_path):
 def test_a_loss_that_is_not_finite_stops_the_run(program, tmp_path):
   workdir = tmp_path / 'run'
   code, err = program.run(
-    workdir, optimizer__peak=1e30, optimizer__warmup_steps=60
+    workdir,
+    optimizer__peak=1e9,
+    optimizer__weight_decay=1e9,
+    optimizer__warmup_steps=60,
   )
   assert code == 2
   message = one_line(err)
