@@ -131,7 +131,7 @@ def _make(data: DataConfig, settings: dict[str, Any], directory: Path) -> None:
       _write_json(partial / prepared.REPORT, sealed(report))
   except InputError:
     # Another process may have made the same folder in the meantime.
-    if not directory.is_dir():
+    if not (directory / prepared.REPORT).is_file():
       raise
     return
   logger.info('%s:\n%s', directory, report_table(report))
