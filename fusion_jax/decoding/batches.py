@@ -19,8 +19,9 @@ from fusion_jax.errors import InputError
 from fusion_jax.parallel.mesh import by_rows
 
 # Slots of a window in batches: enough for sorting to pay. The first windows
-# are smaller, so that what is read first is written soon.
-_FIRST_WINDOW, _WINDOW_BATCHES = 4, 64
+# are smaller, so that what is read first is written soon. The number of items
+# is bounded too, as each costs memory however short it is.
+_FIRST_WINDOW, _WINDOW_BATCHES, _WINDOW_ITEMS = 4, 64, 32_768
 
 Item = TypeVar('Item')
 
@@ -35,7 +36,8 @@ def windows(
   Args:
     items: each with the slots it takes.
     batch_slots: of a batch.
-    batches: a window has the slots of so many; the first a few of them.
+    batches: a window has the slots of that number of batches, the first one
+      of a few, and none more than 32,768 items.
 
   Yields:
     The items, in order.
@@ -49,7 +51,7 @@ def windows(
   for item, size in _until_wrong(items, wrong):
     window.append(item)
     slots += 1 + size
-    if slots >= now * batch_slots:
+    if slots >= now * batch_slots or len(window) == _WINDOW_ITEMS:
       yield window
       window, slots, now = [], 0, min(2 * now, batches)
   if window:

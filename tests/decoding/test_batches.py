@@ -1,11 +1,13 @@
 """Rows that go to the devices and come back."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
 
 from fusion_jax.config import PRESETS, DecodingConfig, ExperimentConfig
-from fusion_jax.decoding.batches import fetched, placed
+from fusion_jax.decoding.batches import fetched, placed, windows
 from fusion_jax.parallel.aot_programs import Request, program_for
 from fusion_jax.parallel.collectives import collectives
 from fusion_jax.parallel.mesh import data_mesh, put_whole
@@ -44,3 +46,19 @@ def test_devices_that_search_exchange_nothing():
   program = program_for(config, Request('decode'), jax.devices())
   assert program.shape.rows == 8
   assert collectives(program.traced.lower().compile().as_text()) == []
+
+
+def test_windows_grow_to_the_slots_of_their_batches():
+  slots = [3, 9, 0, 4, 7, 1] * 200
+  cut = list(windows(enumerate(slots), batch_slots=40, batches=8))
+  assert list(itertools.chain(*cut)) == list(range(len(slots)))
+  sizes = [sum(1 + slots[item] for item in window) for window in cut]
+  assert 160 <= sizes[0] < 160 + 10
+  assert all(320 <= size < 320 + 10 for size in sizes[1:-1])
+
+
+def test_windows_of_very_short_items_are_bounded():
+  items = 100_000
+  cut = list(windows(((item, 0) for item in range(items)), 1_000_000))
+  assert list(itertools.chain(*cut)) == list(range(items))
+  assert [len(window) for window in cut] == [32_768] * 3 + [1_696]
