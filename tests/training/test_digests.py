@@ -1,5 +1,8 @@
 """Digests of arrays: by hand, every bit of them, and on many devices."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +84,25 @@ def test_devices_do_not_matter(spec):
   # An array need not lie on the mesh that is set.
   with jax.set_mesh(mesh):
     assert _digest(values) == whole
+
+
+_CUT_ARRAYS = """
+import jax
+jax.config.update('jax_num_cpu_devices', 8)
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from fusion_jax.training.digests import array_digests
+mesh = Mesh(jax.devices(), ('fsdp',))
+cut = NamedSharding(mesh, PartitionSpec('fsdp'))
+arrays = jax.device_put([jax.numpy.ones([16, 32])] * 120, cut)
+print(len(array_digests(arrays)))
+"""
+
+
+def test_many_arrays_that_are_cut_do_not_wait_for_one_another():
+  # In a process of its own, as it is the process that would hang.
+  command = [sys.executable, '-c', _CUT_ARRAYS]
+  found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+  assert found.stdout == '120\n', found.stderr
 
 
 def test_what_differs_is_named():
