@@ -190,29 +190,57 @@ def gather(value: bytes) -> list[bytes]:
   ]
 
 
-def on_all(action: Callable[[], Result]) -> Result:
+def on_all(
+  action: Callable[[], Result],
+  kinds: tuple[type[Exception], ...] = (InputError,),
+) -> Result:
   """Does something on every process; what stops one of them stops all.
 
   Args:
     action: the same on all of them.
+    kinds: of exceptions that the others are told of; each takes a message.
 
   Returns:
     What it returns here.
 
   Raises:
-    InputError: on all processes, what the first that failed says.
+    Exception: of `kinds`, on all processes: what the first that failed says.
   """
   result, failure = None, b''
   try:
     result = action()
-  except InputError as error:
-    failure = str(error).encode() or b'?'
+  except kinds as error:
+    kind = next(i for i, kind in enumerate(kinds) if isinstance(error, kind))
+    failure = f'{kind} {error}'.encode()
   failures = gather(failure)
-  for process, message in enumerate(failures):
-    if message:
+  for process, told in enumerate(failures):
+    if told:
+      kind, _, message = told.decode().partition(' ')
       where = f'process {process}: ' if len(failures) > 1 else ''
-      raise InputError(where + message.decode())
+      raise kinds[int(kind)](where + message)
   return result
+
+
+def any_of_all(value: bool) -> bool:
+  """Whether the value is true on one of the processes."""
+  return any(gather(b'1' if value else b''))
+
+
+def of_first(action: Callable[[], Result], kind: Any) -> Result:
+  """Give all processes what process 0 finds.
+
+  Args:
+    action: Called on process 0 alone.
+    kind: Type of its result, as in `merged`.
+
+  Returns:
+    The result.
+
+  Raises:
+    InputError: On all processes, if it is raised there.
+  """
+  found = on_all(lambda: {0: action()} if is_first() else {})
+  return merged(found, kind)[0]
 
 
 def first_then_others(action: Callable[[], Result]) -> Result:

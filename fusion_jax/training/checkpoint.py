@@ -10,6 +10,7 @@ says of what it is the mean.
 
 import contextlib
 import dataclasses
+import functools
 import heapq
 import logging
 import shutil
@@ -33,7 +34,9 @@ from fusion_jax.training.state import TrainState
 from fusion_jax.training.stored import (
   check_identity,
   finite,
+  open_to_read,
   read_arrays,
+  read_by_all,
   read_meta,
   read_quality,
   reading,
@@ -176,12 +179,18 @@ class Checkpoints:
 
   def _know_qualities(self) -> None:
     """Reads those of checkpoints that were there before."""
-    for step in self._manager.all_steps():
-      if step not in self._best.qualities:
+    known = self._best.qualities
+    unknown = [step for step in self._manager.all_steps() if step not in known]
+    if not unknown:
+      return
+    with open_to_read(self._directory) as reader:
+      for step in unknown:
         try:
-          self._best.qualities[step] = read_quality(self._manager, step)
+          known[step] = read_by_all(
+            functools.partial(read_quality, reader, step)
+          )
         except DamagedError:
-          self._best.qualities[step] = None
+          known[step] = None
 
   def latest_step(self) -> int | None:
     """The newest checkpoint, if there is one."""
@@ -245,21 +254,22 @@ class Checkpoints:
   def _restore_step(
     self, step: int, fresh: TrainState, iterator: grain.DatasetIterator
   ) -> tuple[TrainState, Progress]:
-    path = self._directory / str(step)
-    meta = read_meta(self._manager, step)
     wanted = {
       'parameters': fresh.parameters,
       'training': {'step': fresh.step, 'optimizer': fresh.optimizer},
     }
     if fresh.average is not None:
       wanted['average'] = fresh.average
-    with reading():
-      check_identity(meta, self._identity, path)
-      _check_is_no_mean(meta, self._directory.parent)
-      check_model(path, meta, fresh.parameters)
-      items = read_arrays(self._manager, step, meta, abstract_like(wanted))
-      iterator.set_state(meta['data'])
-      progress = Progress(**meta['progress'])
+    with open_to_read(self._directory) as reader:
+      meta = read_by_all(lambda: self._fitting_meta(reader, step, fresh))
+      items = read_arrays(reader, step, meta, abstract_like(wanted))
+
+    def move_input() -> Progress:
+      with reading():
+        iterator.set_state(meta['data'])
+        return Progress(**meta['progress'])
+
+    progress = read_by_all(move_input)
     training = items['training']
     state = TrainState(
       training['step'],
@@ -268,6 +278,18 @@ class Checkpoints:
       items.get('average'),
     )
     return state, progress
+
+  def _fitting_meta(
+    self, reader: ocp.CheckpointManager, step: int, fresh: TrainState
+  ) -> dict[str, Any]:
+    """The item `meta` of a checkpoint that this run can go on from."""
+    path = self._directory / str(step)
+    meta = read_meta(reader, step)
+    with reading():
+      check_identity(meta, self._identity, path)
+      _check_is_no_mean(meta, self._directory.parent)
+      check_model(path, meta, fresh.parameters)
+    return meta
 
 
 def items_of(

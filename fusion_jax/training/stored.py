@@ -8,15 +8,17 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, first_line
+from fusion_jax.parallel.distributed import Result, on_all
 from fusion_jax.seals import DamagedError, check_seal
 from fusion_jax.serialization import check_format
 from fusion_jax.training.digests import check_arrays
@@ -26,6 +28,44 @@ logger = logging.getLogger(__name__)
 
 # Between two looks at a folder that may be deleted.
 _LOOK_SECONDS = 0.1
+
+
+def open_to_read(directory: Path) -> ocp.CheckpointManager:
+  """Orbax's manager of checkpoints that this process reads by itself.
+
+  With Orbax's default, a process that cannot read a file leaves the others
+  waiting for it.
+
+  Args:
+    directory: the folder `checkpoints` of a run directory.
+
+  Returns:
+    The manager. It sees the checkpoints that are there now.
+  """
+  this = jax.process_index()
+  options = ocp.CheckpointManagerOptions(
+    read_only=True,
+    lightweight_initialize=True,
+    multiprocessing_options=ocp.options.MultiprocessingOptions(
+      primary_host=this, active_processes={this}
+    ),
+  )
+  return ocp.CheckpointManager(directory.absolute(), options=options)
+
+
+def read_by_all(action: Callable[[], Result]) -> Result:
+  """Reads on every process; what one of them cannot read, none has read.
+
+  Args:
+    action: the same on all of them.
+
+  Returns:
+    What it returns here.
+
+  Raises:
+    DamagedError, InputError: on all processes, if one raises it.
+  """
+  return on_all(action, (InputError, DamagedError))
 
 
 @contextlib.contextmanager
@@ -67,6 +107,13 @@ def warn_damaged(path: Path, error: DamagedError) -> None:
 def read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
   """The item `meta` of a checkpoint.
 
+  Args:
+    manager: of `open_to_read`.
+    step: of the checkpoint.
+
+  Returns:
+    The item.
+
   Raises:
     DamagedError: it cannot be read, or is not what was written.
     InputError: a newer version wrote it.
@@ -85,10 +132,10 @@ def read_arrays(
   meta: Mapping[str, Any],
   wanted: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """Items of a checkpoint that consist of arrays.
+  """Items of a checkpoint that consist of arrays; all processes have to ask.
 
   Args:
-    manager: of the folder `checkpoints`.
+    manager: of `open_to_read`.
     step: of the checkpoint.
     meta: of the checkpoint.
     wanted: for each item the shapes to restore it to.
@@ -97,16 +144,22 @@ def read_arrays(
     The items.
 
   Raises:
-    DamagedError: they cannot be read, or are not what was written.
+    DamagedError: one of the processes cannot read them, or they are not what
+      was written.
   """
   arguments = {
     name: ocp.args.StandardRestore(tree) for name, tree in wanted.items()
   }
-  with reading():
-    items = manager.restore(step, args=ocp.args.Composite(**arguments))
-    found = {name: items[name] for name in wanted}
-    if 'arrays' in meta:
-      check_arrays(found, meta['arrays'])
+
+  def read() -> dict[str, Any]:
+    with reading():
+      items = manager.restore(step, args=ocp.args.Composite(**arguments))
+      return {name: items[name] for name in wanted}
+
+  # Digests of cut arrays are sums over all processes: each has to be there.
+  found = read_by_all(read)
+  if 'arrays' in meta:
+    read_by_all(lambda: check_arrays(found, meta['arrays']))
   return found
 
 
@@ -116,7 +169,7 @@ def read_quality(
   """How good a checkpoint is.
 
   Args:
-    manager: of the folder `checkpoints`.
+    manager: of `open_to_read`.
     step: of the checkpoint.
     logged: what the log says, for checkpoints that say nothing.
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
 )
+from fusion_jax.parallel.distributed import any_of_all, of_first, on_all
 from fusion_jax.seals import DamagedError
 from fusion_jax.training import run_directory
 from fusion_jax.training.checkpoint import abstract_like
@@ -29,7 +31,9 @@ from fusion_jax.training.stored import (
   check_identity,
   identity_of,
   is_being_deleted,
+  open_to_read,
   read_arrays,
+  read_by_all,
   read_meta,
   reading,
   warn_damaged,
@@ -90,6 +94,8 @@ def load_run(
 ) -> Run:
   """Loads a run for decoding; nothing but the run directory is read.
 
+  Of several processes all have to ask, and all get the same.
+
   Args:
     workdir: the run directory.
     step: a step, 'last', or 'best' by the validation metric ('last' where
@@ -111,12 +117,23 @@ def load_run(
   """
   workdir = Path(workdir)
   choice = Choice(step, average, average_of, parameters)
-  config = run_directory.read_config(workdir)
-  source, target = run_directory.read_tokenizers(workdir)
+  config, source, target = on_all(lambda: _described(workdir))
   model = make_model(config, source, target)
   identity = identity_of(config, source, target)
   steps, loaded = _load_parameters(workdir, model, identity, config, choice)
   return Run(config, model, loaded, max(steps), source, target, steps)
+
+
+def _described(
+  workdir: Path,
+) -> tuple[ExperimentConfig, Tokenizer, Tokenizer]:
+  """What stands beside the checkpoints: config and tokenizers."""
+  config = run_directory.read_config(workdir)
+  source, target = run_directory.read_tokenizers(workdir)
+  directory = workdir / 'checkpoints'
+  if not directory.is_dir():
+    raise InputError(f'{directory}: no checkpoint yet; train first')
+  return config, source, target
 
 
 def load_flagged(arguments: argparse.Namespace) -> Run:
@@ -143,22 +160,20 @@ def _load_parameters(
   then those that are there now are looked at again.
   """
   directory = workdir / 'checkpoints'
-  if not directory.is_dir():
-    raise InputError(f'{directory}: no checkpoint yet; train first')
   abstract = abstract_like(
     jax.eval_shape(lambda: initial_parameters(model, 0)),
     SingleDeviceSharding(jax.local_devices()[0]),
   )
-  options = ocp.CheckpointManagerOptions(
-    read_only=True, lightweight_initialize=True
-  )
   for _ in range(_ATTEMPTS):
     with (
       contextlib.suppress(_DeletedError),
-      ocp.CheckpointManager(directory.absolute(), options=options) as manager,
+      open_to_read(directory) as reader,
     ):
-      wanted = candidates(manager, choice, config.training.metric)
-      return _mean_of(wanted, manager, abstract, identity, choice)
+      chosen = functools.partial(
+        candidates, reader, choice, config.training.metric
+      )
+      wanted = of_first(chosen, list[int])
+      return _mean_of(wanted, reader, abstract, identity, choice)
   raise InputError(
     f'{directory}: its checkpoints are deleted faster than they can be read; '
     'raise training.keep_last or training.save_every'
@@ -211,15 +226,19 @@ def _add_checkpoint(
 ) -> bool:
   """Adds the parameters of a checkpoint; False with a warning if damaged."""
   path = Path(manager.directory) / str(step)
-  try:
+
+  def fitting_meta() -> tuple[dict[str, Any], str]:
     meta = read_meta(manager, step)
     with reading():
       check_identity(meta, identity, path)
       check_model(path, meta, abstract)
-      name = _item(meta, path, choice)
+      return meta, _item(meta, path, choice)
+
+  try:
+    meta, name = read_by_all(fitting_meta)
     restored = read_arrays(manager, step, meta, {name: abstract})
   except DamagedError as error:
-    if is_being_deleted(path):
+    if any_of_all(is_being_deleted(path)):
       raise _DeletedError from error
     if step == choice.step:
       raise InputError(

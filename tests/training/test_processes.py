@@ -100,6 +100,33 @@ def test_one_begins_and_two_with_cut_parameters_go_on(program, alone, tmp_path):
   _assert_the_same_run(workdir, alone)
 
 
+def test_what_one_cannot_read_is_read_by_none(
+  program, alone, tmp_path, monkeypatch
+):
+  monkeypatch.setenv('PYTHONPATH', str(ROOT))
+  workdir = tmp_path / 'run'
+  often = _RUN | {'training__save_every': 10, 'training__keep_last': 3}
+  code, err = program.run(workdir, **(often | {'training__steps': 40}))
+  assert code == 0, err
+  assert saved_steps(workdir) == [20, 30, 40]
+  both = program.start_together(
+    workdir,
+    [{}, {'program': ROOT / 'tests' / 'training' / 'unreadable_for_one.py'}],
+    **often,
+    parallel__fsdp=2,
+  )
+  (first, code), (second, other_code) = _finished(program, both)
+  assert (code, other_code) == (0, 0), first + second
+  for err in (first, second):
+    assert 'checkpoints/40 is damaged' in err
+    assert 'process 1: Input/output error' in err
+    assert 'process 1: meta does not agree with its digest' in err
+  assert 'going on from step 20' in first
+  set_aside = workdir / 'damaged'
+  assert sorted(path.name for path in set_aside.iterdir()) == ['30', '40']
+  _assert_the_same_run(workdir, alone)
+
+
 def _decode(alone: Path, out: Path, flags) -> subprocess.Popen:
   source = alone / 'translations' / '40.txt'
   files = f'--input={source}', f'--output={out}', '--output_format=json'
