@@ -8,8 +8,8 @@ QUICKSTART := --config=configs/quickstart.py --workdir=$(RUN)
 KERNELS := --xla_cpu_experimental_ynn_fusion_type= \
   --xla_cpu_max_isa=SSE4_2 \
   --xla_cpu_multi_thread_eigen=false
-NUMERICAL := tests/models tests/fusion tests/decoding tests/parallel \
-  tests/training tests/test_losses.py tests/test_group_losses.py
+NUMERICAL := tests/layers tests/models tests/fusion tests/search \
+  tests/decoding tests/parallel tests/training tests/tools
 
 .PHONY: quickstart test test-kernels lint bench
 
@@ -24,7 +24,7 @@ NUMERICAL := tests/models tests/fusion tests/decoding tests/parallel \
 
 quickstart: .venv/installed
 	$(VENV)/python train.py $(QUICKSTART)
-	$(VENV)/python -m fusion_jax.quickstart --workdir=$(RUN)
+	$(VENV)/python -m fusion_jax.tools.quickstart --workdir=$(RUN)
 
 test: .venv/installed-dev
 	$(VENV)/python -m pytest -n auto --maxprocesses=4 --dist worksteal

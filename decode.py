@@ -38,21 +38,22 @@ import argparse
 import sys
 
 from fusion_jax.bounds import Natural, Positive, kinds_of, number
-from fusion_jax.checkpoint_flags import (
+from fusion_jax.cli.checkpoint_flags import (
   add_checkpoint_flags,
   add_direction_flags,
 )
-from fusion_jax.decoding_options import DecodingConfig
-from fusion_jax.errors import InputError, one_line_errors
-from fusion_jax.flags import parse_arguments
+from fusion_jax.config.decoding import DecodingConfig
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.errors import InputError
 from fusion_jax.parallel.distributed import (
   add_process_flags,
   processes_of,
   start,
 )
-from fusion_jax.programs import (
+from fusion_jax.startup import (
   keep_compiled,
   lasting_imports,
+  one_line_errors,
   start_logging,
   use_huge_pages,
 )
@@ -213,8 +214,8 @@ def main(argv: list[str]) -> None:
   start_logging()
   start(processes)
   with lasting_imports():  # After the flags: JAX starts slowly.
-    from fusion_jax.decoding import run
-    from fusion_jax.decoding.view_flags import ViewFlags
+    from fusion_jax.cli import run
+    from fusion_jax.cli.view_flags import ViewFlags
 
   asked = ViewFlags(**views)
   run.run(run.Request(**flags, options=options, views=asked))

@@ -11,16 +11,16 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from fusion_jax.errors import one_line_errors
-from fusion_jax.flags import parse_experiment
+from fusion_jax.config.flags import parse_experiment
 from fusion_jax.parallel.distributed import (
   add_process_flags,
   processes_of,
   start,
 )
-from fusion_jax.programs import (
+from fusion_jax.startup import (
   keep_compiled,
   lasting_imports,
+  one_line_errors,
   start_logging,
   use_huge_pages,
 )

@@ -35,8 +35,9 @@ from benchmarks.acceleration.report import plan, report
 from benchmarks.acceleration.work import Part, State, carry_out, expected
 from benchmarks.common import circumstances, write_results
 from benchmarks.comparison.work import locked
-from fusion_jax.errors import CheckFailed, InputError, one_line_errors
-from fusion_jax.flags import parse_arguments
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.errors import CheckFailed, InputError
+from fusion_jax.startup import one_line_errors
 
 # In the order of their importance.
 PARTS: Mapping[str, Callable[[Place], Part]] = {

@@ -30,7 +30,7 @@ from benchmarks.comparison.contestants import Contestants
 from benchmarks.comparison.estimate import Estimate, duration
 from benchmarks.comparison.experiment import Folders
 from benchmarks.comparison.measure import Runner, hardware
-from benchmarks.comparison.plan import Chosen, Entry, Run, plan
+from benchmarks.comparison.plan import Chosen, Entry, TrainedModel, plan
 from benchmarks.comparison.recipe import PHASES, RECIPE, read
 from benchmarks.comparison.report import put_into, report
 from benchmarks.comparison.results import Results
@@ -39,8 +39,9 @@ from benchmarks.comparison.texts import Text, find_tests
 from benchmarks.comparison.work import carry_out, locked
 from benchmarks.schemes import BASELINE
 from benchmarks.serving import ROOT
-from fusion_jax.errors import CheckFailed, InputError, one_line_errors
-from fusion_jax.flags import parse_arguments
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.errors import CheckFailed, InputError
+from fusion_jax.startup import one_line_errors
 
 
 class Comparison:
@@ -56,7 +57,7 @@ class Comparison:
       recipe.tests, self.data, self.folders.data, self.folders.runs / 'tests'
     )
 
-  def runs(self, arguments: argparse.Namespace) -> list[Run]:
+  def runs(self, arguments: argparse.Namespace) -> list[TrainedModel]:
     """The runs of the flags, and those that they need."""
     known = self.contestants
     names = _names('schemes', arguments.schemes, known.names)
@@ -87,7 +88,7 @@ class Comparison:
     timing = self.contestants.gflop, runner.time_plain
     return runner, Estimate(self.recipe, self.results, here, *timing)
 
-  def report(self, runs: Sequence[Run]) -> str:
+  def report(self, runs: Sequence[TrainedModel]) -> str:
     """The tables of these runs."""
     found = tables(runs, self.results, self.tests, self.data.target_language)
     return report(self.recipe, self.results, found)

@@ -23,8 +23,8 @@ from typing import Any
 from benchmarks.common import RESULTS, circumstances, log, table, write_results
 from benchmarks.serving import ROOT
 from fusion_jax.data.embedded import generate
-from fusion_jax.errors import one_line_errors
 from fusion_jax.evaluation.systems import check_lines, read_file
+from fusion_jax.startup import one_line_errors
 
 # Shares of words with a mistake: TER of 45 to 60, as translations have it.
 _SHARES = 0.50, 0.48, 0.45, 0.42, 0.40

@@ -16,15 +16,12 @@ import jax.numpy as jnp
 
 from benchmarks.common import RESULTS, table, write_results
 from fusion_jax.config import ExperimentConfig, ModelConfig
+from fusion_jax.config.fusion import GtransOptions, SideConfig
 from fusion_jax.data.batching import Batch
-from fusion_jax.fusion_options import GtransOptions, SideConfig
 from fusion_jax.models.transformer import Transformer
-from fusion_jax.training.fresh import initial_state
+from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.step import (
-  make_train_step,
-  zero_totals,
-)
+from fusion_jax.training.step import make_train_step, zero_totals
 
 _DEPTHS = ((6, 6), (12, 12), (60, 12))
 _VOCABULARY, _ROWS, _LENGTH = 32_000, 32, 32

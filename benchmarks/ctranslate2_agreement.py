@@ -26,18 +26,18 @@ import ctranslate2
 import numpy as np
 
 from benchmarks.common import RESULTS, circumstances, table, write_results
+from fusion_jax.cli.text_io import open_input, read_lines
 from fusion_jax.config import DecodingConfig
+from fusion_jax.config.flags import parse_arguments
 from fusion_jax.data.normalise import normalise
-from fusion_jax.decoding.export.ctranslate2 import export
-from fusion_jax.decoding.lines import open_input, read_lines
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.shapes import target_limit
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.errors import InputError, one_line_errors
-from fusion_jax.evaluation.metrics import check_line_counts, corpus_scores
-from fusion_jax.flags import parse_arguments
-from fusion_jax.programs import start_logging, use_huge_pages
-from fusion_jax.training.trained import Run, load_run
+from fusion_jax.errors import InputError
+from fusion_jax.metrics import check_line_counts, corpus_scores
+from fusion_jax.runs.loading import TrainedModel, load_run
+from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
+from fusion_jax.tools.export.ctranslate2 import export
 
 _BATCH = 64
 
@@ -45,7 +45,7 @@ _BATCH = 64
 class Exported:
   """The exported model, from text to text and to log-probabilities."""
 
-  def __init__(self, run: Run, folder: Path):
+  def __init__(self, run: TrainedModel, folder: Path):
     self._run = run
     self._translator = ctranslate2.Translator(
       str(folder),
@@ -127,7 +127,7 @@ class Exported:
 
 
 def compare_translations(
-  run: Run,
+  run: TrainedModel,
   exported: Exported,
   lines: Sequence[str],
   references: Sequence[str],
@@ -171,7 +171,7 @@ def compare_translations(
 
 
 def compare_scores(
-  run: Run,
+  run: TrainedModel,
   exported: Exported,
   lines: Sequence[str],
   references: Sequence[str],
@@ -213,7 +213,7 @@ def main(argv: list[str]) -> None:
 
 
 def _read_pairs(
-  run: Run, source: str, reference: str
+  run: TrainedModel, source: str, reference: str
 ) -> tuple[list[str], list[str]]:
   """The lines of both files that can be translated and scored at once."""
   sides = []

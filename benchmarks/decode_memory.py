@@ -24,9 +24,9 @@ from fusion_jax.decoding.compiled import (
   SearchSettings,
   search_batch,
 )
-from fusion_jax.decoding.hypotheses import LengthPenalty
 from fusion_jax.decoding.model_step import Source, start
 from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.search.hypotheses import LengthPenalty
 
 
 def planned(size: Size, task: Task) -> dict[str, float]:

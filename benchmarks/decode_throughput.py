@@ -34,6 +34,7 @@ from benchmarks.common import (
 from benchmarks.decode_comparison import compare
 from benchmarks.serving import peak_memory_mb
 from benchmarks.sizes import SIZES
+from fusion_jax.cli.text_io import open_input, read_lines
 from fusion_jax.config import (
   PRESETS,
   DataConfig,
@@ -41,16 +42,14 @@ from fusion_jax.config import (
   ExperimentConfig,
   TokenizerConfig,
 )
+from fusion_jax.config.flags import parse_arguments
 from fusion_jax.data import embedded
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.data.tokenizer import train as train_tokenizer
-from fusion_jax.decoding.lines import open_input, read_lines
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.errors import one_line_errors
-from fusion_jax.flags import parse_arguments
 from fusion_jax.models.transformer import initial_parameters
-from fusion_jax.programs import start_logging, use_huge_pages
-from fusion_jax.training.trained import Run, load_run, make_model
+from fusion_jax.runs.loading import TrainedModel, load_run, make_model
+from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
 
 
 class CountingTokenizer(Tokenizer):
@@ -67,7 +66,9 @@ class CountingTokenizer(Tokenizer):
 class Setting:
   """One way to translate, with its times so far."""
 
-  def __init__(self, run: Run, lines: Sequence[str], beam: int, batch: bool):
+  def __init__(
+    self, run: TrainedModel, lines: Sequence[str], beam: int, batch: bool
+  ):
     self.name = f'{"greedy" if beam == 1 else f"beam {beam}"}, ' + (
       'batches' if batch else 'one by one'
     )
@@ -142,7 +143,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
   }
 
 
-def random_run(pairs: int = 2_000, vocabulary: int = 1_000) -> Run:
+def random_run(pairs: int = 2_000, vocabulary: int = 1_000) -> TrainedModel:
   """A small model that has learnt nothing, with a tokenizer that has."""
   tokenizer_config = TokenizerConfig(vocabulary_size=vocabulary)
   lines = itertools.chain.from_iterable(
@@ -156,7 +157,7 @@ def random_run(pairs: int = 2_000, vocabulary: int = 1_000) -> Run:
   )
   model = make_model(config, tokenizer, tokenizer)
   parameters = initial_parameters(model, seed=0)
-  return Run(config, model, parameters, 0, tokenizer, tokenizer)
+  return TrainedModel(config, model, parameters, 0, tokenizer, tokenizer)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

@@ -14,10 +14,9 @@ import re
 
 from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.errors import InputError
-from fusion_jax.flags import load_config
-from fusion_jax.fusion_options import GtransOptions
-from fusion_jax.presets import (
+from fusion_jax.config.flags import load_config
+from fusion_jax.config.fusion import GtransOptions
+from fusion_jax.config.presets import (
   DOU_2018,
   YANG_2022,
   Row,
@@ -26,6 +25,7 @@ from fusion_jax.presets import (
   choose,
   depth,
 )
+from fusion_jax.errors import InputError
 
 RECIPE: Row = {
   'data.tokenizer.vocabulary_size': 2_000,

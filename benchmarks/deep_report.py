@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from benchmarks.common import table
 from benchmarks.deep_recipes import SCHEMES, layers_of
 from benchmarks.deep_verdict import RULE, verdict
-from fusion_jax.analysis import figures
+from fusion_jax import figures
 
 _HEADER = (
   '',

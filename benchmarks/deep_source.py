@@ -10,10 +10,10 @@ from benchmarks.deep_verdict import nll
 from fusion_jax.data.batching import Batch, choose_shapes
 from fusion_jax.data.pipeline import evaluation_batches
 from fusion_jax.data.prepare import prepare
-from fusion_jax.losses import zero_sums
+from fusion_jax.models.losses import zero_sums
+from fusion_jax.runs.loading import load_run
 from fusion_jax.training.evaluate import token_means
 from fusion_jax.training.step import batch_loss
-from fusion_jax.training.trained import load_run
 
 
 def exchanged_nll(workdir: Path) -> float | None:

@@ -31,14 +31,14 @@ from benchmarks.deep_source import exchanged_nll
 from benchmarks.deep_verdict import nll, unigram_nll
 from benchmarks.programs import measured_fields, metrics, train
 from benchmarks.serving import ROOT, limit_cores
-from fusion_jax.analysis.figures import as_svg
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.flags import load_config, parse_arguments
+from fusion_jax.config.presets import changed
 from fusion_jax.data.prepare import prepare
-from fusion_jax.errors import CheckFailed, InputError, one_line_errors
+from fusion_jax.errors import CheckFailed, InputError
+from fusion_jax.figures import as_svg
 from fusion_jax.files import write_whole
-from fusion_jax.flags import load_config, parse_arguments
-from fusion_jax.presets import changed
-from fusion_jax.programs import start_logging
+from fusion_jax.startup import one_line_errors, start_logging
 
 _FILE = 'benchmarks/deep_recipes.py'
 _OUTPUT = RESULTS / 'deep_stacks.json'

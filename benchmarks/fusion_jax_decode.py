@@ -23,9 +23,9 @@ from fusion_jax.decoding.compiled import (
   SearchSettings,
   search_batch,
 )
-from fusion_jax.decoding.constraints import Requirements
-from fusion_jax.decoding.hypotheses import Hypotheses, LengthPenalty
 from fusion_jax.decoding.model_step import Source
+from fusion_jax.search.constraints import Requirements
+from fusion_jax.search.hypotheses import Hypotheses, LengthPenalty
 
 
 class FusionJaxDecode:

@@ -21,14 +21,10 @@ from fusion_jax.config import (
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
-from fusion_jax.parallel.products import product_gflop
-from fusion_jax.training.fresh import initial_state
+from fusion_jax.tools.aot.matmul_flops import product_gflop
+from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.step import (
-  Totals,
-  make_train_step,
-  zero_totals,
-)
+from fusion_jax.training.step import Totals, make_train_step, zero_totals
 
 _SPECIAL_SYMBOLS = 4
 _START = 2

@@ -12,19 +12,15 @@ from benchmarks.fusion_jax_step import experiment, make_model, random_batches
 from benchmarks.schemes import POST_NORM
 from benchmarks.sizes import Size
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.fusion import GtransOptions
+from fusion_jax.config.presets import Row, both_sides, changed
 from fusion_jax.data.batching import Batch
-from fusion_jax.fusion_options import GtransOptions
-from fusion_jax.losses import cross_entropy
+from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import OutputLayer
 from fusion_jax.parallel.mesh import data_mesh
-from fusion_jax.presets import Row, both_sides, changed
-from fusion_jax.training.fresh import initial_state
+from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.step import (
-  batch_loss,
-  make_train_step,
-  zero_totals,
-)
+from fusion_jax.training.step import batch_loss, make_train_step, zero_totals
 
 # Decoder features, output layer and log weights of groups.
 _Learned = tuple[

@@ -40,10 +40,10 @@ from benchmarks.schemes import POST_NORM, Scheme, chosen, schemes
 from benchmarks.search_step import SearchSteps
 from benchmarks.serving import limit_cores, timed
 from benchmarks.sizes import SIZES, Size
-from fusion_jax.errors import CheckFailed, first_line, one_line_errors
-from fusion_jax.flags import parse_arguments
-from fusion_jax.presets import Row, changed
-from fusion_jax.programs import use_huge_pages
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.presets import Row, changed
+from fusion_jax.errors import CheckFailed, first_line
+from fusion_jax.startup import one_line_errors, use_huge_pages
 
 _LEAST_EFFICIENCY = 0.85
 _BEAM = 4

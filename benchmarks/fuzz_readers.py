@@ -32,20 +32,22 @@ import coverage
 from benchmarks.common import RESULTS, circumstances, log, table, write_results
 from benchmarks.fuzzing.readers import READERS, made
 from benchmarks.serving import ROOT
-from fusion_jax import json_input, serialization
+from fusion_jax import json_input
 from fusion_jax.analysis import tags
+from fusion_jax.cli import line_formats, text_io
+from fusion_jax.config import serialization
 from fusion_jax.data import arrays, prepared, records, text_files, tokenizer
-from fusion_jax.decoding import line_formats, lines
-from fusion_jax.errors import CheckFailed, InputError, one_line_errors
+from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.evaluation import contrastive
-from fusion_jax.training import lock, metrics_file
+from fusion_jax.runs import lock, metrics_file
+from fusion_jax.startup import one_line_errors
 
 _MODULES = (
   arrays,
   contrastive,
   json_input,
   line_formats,
-  lines,
+  text_io,
   lock,
   metrics_file,
   prepared,

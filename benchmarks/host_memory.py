@@ -25,7 +25,8 @@ import numpy as np
 
 from benchmarks.common import RESULTS, circumstances, table, write_results
 from benchmarks.serving import ROOT
-from fusion_jax.errors import CheckFailed, InputError, one_line_errors
+from fusion_jax.errors import CheckFailed, InputError
+from fusion_jax.startup import one_line_errors
 
 # Steps between two lines of the table.
 _LINE = 200

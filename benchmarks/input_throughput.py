@@ -28,6 +28,7 @@ from benchmarks.common import (
 )
 from benchmarks.fusion_jax_step import fresh_totals
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.flags import parse_experiment
 from fusion_jax.data.batching import Batch
 from fusion_jax.data.pipeline import (
   TrainingBatches,
@@ -36,14 +37,12 @@ from fusion_jax.data.pipeline import (
 )
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
-from fusion_jax.errors import one_line_errors
-from fusion_jax.flags import parse_experiment
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
-from fusion_jax.programs import start_logging, use_huge_pages
-from fusion_jax.training.fresh import initial_state
+from fusion_jax.runs.loading import make_model
+from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
+from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import make_train_step
-from fusion_jax.training.trained import make_model
 
 # Batches of a profile.
 _PROFILED = 100

@@ -22,8 +22,9 @@ from typing import NamedTuple
 from benchmarks.common import RESULTS, circumstances, log, table, write_results
 from benchmarks.serving import ROOT
 from benchmarks.tiny_run import TINY
-from fusion_jax.errors import CheckFailed, one_line_errors
-from fusion_jax.training.kept_corpus import read_validation
+from fusion_jax.errors import CheckFailed
+from fusion_jax.runs.kept_corpus import read_validation
+from fusion_jax.startup import one_line_errors
 
 _TRAINING = TINY | {'training.steps': 400, 'training.log_every': 200}
 _DISTINCT, _WORDS, _LOOK_EVERY, _SETTLED = 500, 3, 50_000, 100_000

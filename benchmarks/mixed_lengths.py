@@ -24,12 +24,11 @@ from benchmarks.common import (
   table,
   write_results,
 )
-from fusion_jax.decoding.lines import open_input, read_lines
+from fusion_jax.cli.text_io import open_input, read_lines
+from fusion_jax.config.flags import parse_arguments
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.errors import one_line_errors
-from fusion_jax.flags import parse_arguments
-from fusion_jax.programs import start_logging, use_huge_pages
-from fusion_jax.training.trained import load_run
+from fusion_jax.runs.loading import load_run
+from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
 
 
 class Text:

@@ -31,11 +31,11 @@ from benchmarks.input_throughput import real_share, training_batches
 from benchmarks.programs import metrics, train
 from benchmarks.serving import ROOT, limit_cores
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.flags import load_config
+from fusion_jax.config.presets import changed
 from fusion_jax.data.corpora import read_pairs
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
-from fusion_jax.flags import load_config
-from fusion_jax.presets import changed
 
 _OURS, _PEER = 'fusion_jax', 'JoeyNMT'
 _LOG_EVERY = 10

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import RESULTS, circumstances, log, write_results
 from benchmarks.serving import ROOT
-from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.errors import InputError
+from fusion_jax.startup import one_line_errors
 
 _GIB, _MIB = 2**30, 2**20
 # Base, big, and the heaviest scheme of each paper; mlrf and gtrans are big.
@@ -73,7 +74,7 @@ class Row(NamedTuple):
     own = _OVERRIDES[self.topology].get(self.name, {})
     return [
       '-m',
-      'fusion_jax.parallel.aot',
+      'fusion_jax.tools.aot',
       f'--config=configs/wmt14_ende.py:{self.name}',
       f'--topology={self.topology}',
       f'--step={self.step}',

@@ -27,11 +27,11 @@ from benchmarks.serving import limit_cores, timed
 from benchmarks.sizes import Size
 from fusion_jax.analysis.probes.training import KINDS
 from fusion_jax.analysis.probes.view import measure
-from fusion_jax.analysis.subject import Subject, TextChoice, TextPair
-from fusion_jax.errors import CheckFailed, one_line_errors
-from fusion_jax.flags import parse_arguments
-from fusion_jax.programs import use_huge_pages
-from fusion_jax.training.trained import Run
+from fusion_jax.analysis.run_with_text import RunWithText, TextChoice, TextPair
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.errors import CheckFailed
+from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.startup import one_line_errors, use_huge_pages
 
 _END, _SPECIAL = 3, 4
 _MOST = 2.0
@@ -64,8 +64,8 @@ def main(argv: list[str]) -> None:
   step.step()
   seconds = [timed(step.step) for _ in range(arguments.steps)]
   training = statistics.median(seconds) * arguments.sentences / size.rows
-  run = Run(config, step.model, step.parameters, 0, None, None)
-  subject = Subject(Path(), run, TextChoice())
+  run = TrainedModel(config, step.model, step.parameters, 0, None, None)
+  subject = RunWithText(Path(), run, TextChoice())
   subject.pairs = random_text(size, arguments.sentences)
   counter, begin = CompilationCounter(), time.perf_counter()
   numbers = measure(subject)

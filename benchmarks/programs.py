@@ -11,8 +11,8 @@ from typing import IO, Any
 
 from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.serialization import flatten
-from fusion_jax.training.metrics_file import read_metrics
+from fusion_jax.config.serialization import flatten
+from fusion_jax.runs.metrics_file import read_metrics
 
 # Fields that do not alter what is measured.
 _FREE = (

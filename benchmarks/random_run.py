@@ -12,16 +12,16 @@ from sentencepiece import sentencepiece_model_pb2
 from benchmarks.fusion_jax_step import experiment, make_model
 from benchmarks.serving import contestant_parser
 from benchmarks.sizes import SIZES, Size
+from fusion_jax.config.presets import changed
 from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.decoding.export.ctranslate2 import export
 from fusion_jax.models.transformer import initial_parameters
-from fusion_jax.presets import changed
-from fusion_jax.training.trained import Run
+from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.tools.export.ctranslate2 import export
 
 _SPECIAL = ('<pad>', '<unk>', '<s>', '</s>')
 
 
-def random_run(size: Size, dtype: str = 'float32') -> Run:
+def random_run(size: Size, dtype: str = 'float32') -> TrainedModel:
   """The Transformer of a size, and a tokenizer of made-up pieces."""
   config = changed(experiment(size), {'model.compute_dtype': dtype})
   model = make_model(size, config)
@@ -31,7 +31,7 @@ def random_run(size: Size, dtype: str = 'float32') -> Run:
     lambda x: 2 * x if x.ndim > 1 else x, initial_parameters(model, seed=0)
   )
   parameters['source_embedding'] /= 2
-  return Run(config, model, parameters, 0, tokenizer, tokenizer)
+  return TrainedModel(config, model, parameters, 0, tokenizer, tokenizer)
 
 
 def made_up_tokenizer(pieces: int) -> Tokenizer:

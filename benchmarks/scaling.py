@@ -30,9 +30,10 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.errors import CheckFailed, one_line_errors
-from fusion_jax.flags import parse_arguments
-from fusion_jax.parallel_options import ParallelConfig
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.errors import CheckFailed
+from fusion_jax.startup import one_line_errors
 
 DEVICES = 8
 LAYOUTS = ((8, 1, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2))
@@ -85,8 +86,8 @@ def measured(layout: Sequence[int], parts: int) -> list[dict[str, Any]]:
   import jax
 
   from benchmarks.scaling_expected import Expected, expected, way
-  from fusion_jax.parallel.aot_programs import Request, program_for
-  from fusion_jax.parallel.collectives import collectives
+  from fusion_jax.tools.aot.hlo_collectives import collectives
+  from fusion_jax.tools.aot.programs import Request, program_for
 
   config = small(layout, parts)
   devices = jax.devices()[:DEVICES]

@@ -29,8 +29,8 @@ from jax.sharding import Mesh
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.data.batching import Shape
-from fusion_jax.parallel.collectives import Collective
 from fusion_jax.parallel.mesh import ROW_AXES
+from fusion_jax.tools.aot.hlo_collectives import Collective
 
 
 class Way(NamedTuple):

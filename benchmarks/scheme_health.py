@@ -29,13 +29,13 @@ from benchmarks.schemes import BASELINE, Scheme, chosen, schemes
 from benchmarks.serving import ROOT
 from benchmarks.small_training import train
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.flags import load_config, override, parse_arguments
+from fusion_jax.config.presets import Row, changed, depth
+from fusion_jax.config.serialization import flatten
 from fusion_jax.data.prepare import prepare
-from fusion_jax.errors import InputError, one_line_errors
-from fusion_jax.flags import load_config, override, parse_arguments
+from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Parameters
-from fusion_jax.presets import Row, changed, depth
-from fusion_jax.programs import start_logging
-from fusion_jax.serialization import flatten
+from fusion_jax.startup import one_line_errors, start_logging
 
 SCRATCH, CONTINUED = 'scratch', 'continued'
 _SETTING: Row = {

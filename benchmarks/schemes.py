@@ -1,20 +1,19 @@
 """The fusion schemes that are compared, and the speeds that papers printed.
 
-A row of `fusion_jax.presets` says what a scheme changes in a config; what
-belongs to a paper's recipe and not to the scheme is left out here, so that
+A row of `fusion_jax.config.presets` says what a scheme changes in a config.
+What belongs to a paper's recipe and not to the scheme is left out here, so that
 all schemes have the same training.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fusion_jax.errors import InputError
-from fusion_jax.fusion_options import (
+from fusion_jax.config.fusion import (
   MultiLayerOptions,
   RoutingOptions,
   ShortcutOptions,
 )
-from fusion_jax.presets import (
+from fusion_jax.config.presets import (
   DOU_2018,
   DOU_2019,
   EMELIN_2019,
@@ -23,6 +22,7 @@ from fusion_jax.presets import (
   Row,
   both_sides,
 )
+from fusion_jax.errors import InputError
 
 BASELINE = 'none'
 # The paper's 1.0 suits its post-norm models. With pre-norm, layers become

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from benchmarks.fusion_jax_step import random_batches
 from benchmarks.sizes import Size
-from fusion_jax.decoding.search import LengthPenalty, beam_search
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.products import product_gflop
+from fusion_jax.search.beam import LengthPenalty, beam_search
+from fusion_jax.tools.aot.matmul_flops import product_gflop
 
 _END = 3
 

@@ -14,13 +14,13 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch, choose_shapes
 from fusion_jax.data.pipeline import evaluation_batches, training_iterator
 from fusion_jax.data.prepared import PreparedCorpus
-from fusion_jax.losses import zero_sums
+from fusion_jax.models.losses import zero_sums
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import by_rows, make_mesh
+from fusion_jax.runs.loading import make_model
 from fusion_jax.training.batches import make_batches
-from fusion_jax.training.fresh import initial_state
 from fusion_jax.training.fusion_rate import fusion_rates
-from fusion_jax.training.initialize import merged_parameters
+from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
   Totals,
@@ -29,7 +29,7 @@ from fusion_jax.training.step import (
   zero_totals,
 )
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
-from fusion_jax.training.trained import make_model
+from fusion_jax.training.warm_start import merged_parameters
 
 # Validation needs no more shapes than these.
 _SHAPES = 2

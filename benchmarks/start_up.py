@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.common import RESULTS, circumstances, log, table, write_results
 from benchmarks.serving import ROOT
-from fusion_jax.errors import one_line_errors
+from fusion_jax.startup import one_line_errors
 
 # What each part ends with, a regular expression of a line of the log.
 _PARTS = {

@@ -1,7 +1,7 @@
 """Base from 8 to 1,024 chips, the same batch on each: what bounds a step.
 
 Compiled for TPU v5e, run on none. From the compiled programs and the figures
-of a chip (fusion_jax/parallel/aot_chips.py), for one step:
+of a chip (fusion_jax/tools/aot/chips.py), for one step:
 
   products  operations of the whole / chips / (operations a second)
   memory    bytes that XLA says a chip reads and writes / bandwidth of its HBM;
@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.common import circumstances, log, table, write_results
 from benchmarks.serving import ROOT
 from fusion_jax.errors import CheckFailed
-from fusion_jax.parallel.aot_chips import Chip
-from fusion_jax.parallel.aot_topology import read_topology
+from fusion_jax.tools.aot.chips import Chip
+from fusion_jax.tools.aot.topology import read_topology
 
 _TOPOLOGIES = ('v5e:2x4', 'v5e:8x8', 'v5e:16x16', '4xv5e:16x16')
 _CONFIG = 'configs/wmt14_ende.py:base'
@@ -132,7 +132,7 @@ def _compiled(name: str) -> dict[str, Any]:
       [
         sys.executable,
         '-m',
-        'fusion_jax.parallel.aot',
+        'fusion_jax.tools.aot',
         f'--config={_CONFIG}',
         f'--topology={name}',
         f'--config.data.batch.tokens={_SLOTS * chips}',

@@ -56,8 +56,8 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.fusion_options import GtransOptions
-from fusion_jax.presets import (
+from fusion_jax.config.fusion import GtransOptions
+from fusion_jax.config.presets import (
   WANG_2018,
   YANG_2022,
   both_sides,

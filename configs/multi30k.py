@@ -23,7 +23,7 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.flags import language_pair
+from fusion_jax.config.flags import language_pair
 
 _LANGUAGES = ('de', 'en', 'fr')
 

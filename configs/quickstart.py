@@ -19,8 +19,8 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
+from fusion_jax.config.flags import language_pair
 from fusion_jax.data.embedded import LANGUAGES
-from fusion_jax.flags import language_pair
 
 
 def get_config(variant: str = 'en-de') -> ExperimentConfig:

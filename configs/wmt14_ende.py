@@ -58,8 +58,8 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.fusion_options import GtransOptions
-from fusion_jax.presets import (
+from fusion_jax.config.fusion import GtransOptions
+from fusion_jax.config.presets import (
   BIG,
   DOU_2018,
   DOU_2019,

@@ -28,7 +28,7 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.presets import BIG, DOU_2018, DOU_2019, changed, choose
+from fusion_jax.config.presets import BIG, DOU_2018, DOU_2019, changed, choose
 
 _BASE = {
   'base': {},

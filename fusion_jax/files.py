@@ -1,10 +1,12 @@
 """Files and folders that are whole or not there, and files that are the same.
 
 What is written goes into a neighbour with an unpredictable name, made anew and
-without following links, which takes the place of the file at the end.
+without following links, which takes the place of the file at the end. Of a file
+that grows, each piece is whole or not there.
 """
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -168,3 +170,45 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
   else:
     path.unlink(missing_ok=True)
+
+
+_ADVICE = (
+  'run the same command again when it can, it resumes from the last whole '
+  'checkpoint'
+)
+
+
+class AppendedFile:
+  """A file that grows by whole pieces. Call `close` at the end."""
+
+  def __init__(self, path: Path):
+    """Opens a file, or makes it.
+
+    Raises:
+      InputError: it cannot be opened.
+    """
+    self._path = path
+    with write_errors(path, _ADVICE):
+      self._file = path.open('ab', buffering=0)
+
+  def append(self, piece: bytes) -> None:
+    """Writes a piece at the end; takes back what a full disk cuts off.
+
+    Raises:
+      InputError: it cannot be written.
+    """
+    about = os.fstat(self._file.fileno())
+    with write_errors(self._path, _ADVICE):
+      if not about.st_nlink:
+        raise OSError(errno.ENOENT, 'it was deleted')
+      try:
+        if self._file.write(piece) < len(piece):
+          raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+      except OSError:
+        self._file.truncate(about.st_size)
+        raise
+
+  def close(self) -> None:
+    """Closes the file."""
+    with write_errors(self._path, _ADVICE):
+      self._file.close()

@@ -15,12 +15,12 @@ from fusion_jax.config import (
 )
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.models.transformer import initial_parameters
+from fusion_jax.runs import run_directory
+from fusion_jax.runs.checkpoint import Checkpoints, Progress
+from fusion_jax.runs.loading import make_model
+from fusion_jax.runs.stored import identity_of
 from fusion_jax.seals import sealed
-from fusion_jax.training import run_directory
-from fusion_jax.training.checkpoint import Checkpoints, Progress
 from fusion_jax.training.step import TrainState
-from fusion_jax.training.stored import identity_of
-from fusion_jax.training.trained import make_model
 
 _TEXT = ['the cat sat on the mat', 'a dog in the house', 'cats and dogs'] * 3
 

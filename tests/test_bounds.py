@@ -7,13 +7,14 @@ import math
 import pytest
 
 from fusion_jax import bounds
-from fusion_jax.config import (
-  DataConfig,
-  Direction,
-  ExperimentConfig,
+from fusion_jax.config import DataConfig, Direction, ExperimentConfig
+from fusion_jax.config.serialization import (
+  fields_of,
+  flatten,
+  from_dict,
+  to_dict,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.serialization import fields_of, flatten, from_dict, to_dict
 
 _CONFIG = ExperimentConfig(
   data=DataConfig(directions=(Direction('de', 'en', ('a.{lang}',)),))

@@ -8,7 +8,8 @@ import pytest
 
 _PROGRAM = """
 import sys
-from fusion_jax.errors import CheckFailed, InputError, one_line_errors
+from fusion_jax.errors import (CheckFailed, InputError)
+from fusion_jax.startup import one_line_errors
 
 @one_line_errors
 def main(argv):

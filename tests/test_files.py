@@ -117,7 +117,7 @@ def test_one_file_in_many_spellings(tmp_path, monkeypatch):
 def test_sigterm_removes_what_is_unfinished(tmp_path, opened):
   code = (
     'import pathlib, sys, time\n'
-    'from fusion_jax.errors import one_line_errors\n'
+    'from fusion_jax.startup import one_line_errors\n'
     f'from fusion_jax.files import {opened}\n'
     '@one_line_errors\n'
     'def main():\n'

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.serialization import from_json, to_dict
 from fusion_jax.errors import InputError
 from fusion_jax.json_input import parse_json, read_json
-from fusion_jax.serialization import from_json, to_dict
 
 
 @dataclasses.dataclass

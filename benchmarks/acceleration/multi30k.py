@@ -14,8 +14,8 @@ from benchmarks.comparison.texts import find_tests
 from benchmarks.programs import start, train
 from benchmarks.tiny_run import TINY
 from fusion_jax.config import DataConfig
-from fusion_jax.evaluation.metrics import corpus_scores
 from fusion_jax.evaluation.systems import read_file
+from fusion_jax.metrics import corpus_scores
 
 _CONFIG = 'configs/multi30k.py:en-de'
 _TARGET_BLEU = 40.0

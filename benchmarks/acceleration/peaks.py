@@ -1,6 +1,6 @@
 """What devices can compute at most, and how much of it a program uses."""
 
-from fusion_jax.parallel.aot_chips import CHIPS
+from fusion_jax.tools.aot.chips import CHIPS
 
 # device_kind of JAX. PCIe and NVL cards are slower and not in the table.
 _CHIPS = {

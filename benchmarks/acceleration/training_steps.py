@@ -24,9 +24,9 @@ from benchmarks.fusion_jax_step import (
 )
 from benchmarks.serving import contestant_parser, serve
 from benchmarks.sizes import SIZES, Size
+from fusion_jax.config.presets import changed
 from fusion_jax.data.batching import Batch, Shape
 from fusion_jax.data.packed_batches import PackedPlan, assemble_packed
-from fusion_jax.presets import changed
 
 _BATCHES = 4
 _SPECIAL_SYMBOLS = 4

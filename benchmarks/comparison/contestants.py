@@ -13,12 +13,12 @@ import jax.numpy as jnp
 
 from benchmarks.schemes import BASELINE, schemes
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.presets import Row, changed
 from fusion_jax.data.batching import Batch
-from fusion_jax.losses import zero_sums
-from fusion_jax.models.__main__ import parameter_rows
+from fusion_jax.models.losses import zero_sums
 from fusion_jax.models.transformer import Transformer, initial_parameters
-from fusion_jax.parallel.products import product_gflop
-from fusion_jax.presets import Row, changed
+from fusion_jax.tools.aot.matmul_flops import product_gflop
+from fusion_jax.tools.model_sizes import parameter_rows
 from fusion_jax.training.step import make_eval_step
 
 jax.config.update('jax_platforms', 'cpu')

@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.comparison.contestants import Contestants
-from benchmarks.comparison.plan import Run
+from benchmarks.comparison.plan import TrainedModel
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.flags import load_config
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.config.presets import changed
+from fusion_jax.config.serialization import flatten
 from fusion_jax.errors import InputError
-from fusion_jax.flags import load_config
-from fusion_jax.fusion_options import SideConfig
-from fusion_jax.presets import changed
-from fusion_jax.serialization import flatten
 
 _PLACES = ('name', 'data.root', 'data.prepared', 'training.init_from')
 
@@ -35,7 +35,7 @@ class Folders(NamedTuple):
     runs = work / f'{recipe.corpus}-{recipe.digest[:12]}'
     return cls(data.absolute(), work.absolute(), runs.absolute())
 
-  def run(self, run: Run) -> Path:
+  def run(self, run: TrainedModel) -> Path:
     """The run directory of a run."""
     return self.runs / run.name
 
@@ -48,7 +48,7 @@ class Experiment(NamedTuple):
 
 
 def experiment(
-  run: Run,
+  run: TrainedModel,
   recipe: Recipe,
   contestants: Contestants,
   folders: Folders,

@@ -17,10 +17,10 @@ from typing import Any, Literal, get_args
 
 from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.flags import load_config
+from fusion_jax.config.presets import Row
+from fusion_jax.config.serialization import flatten, from_dict, to_dict
 from fusion_jax.errors import InputError
-from fusion_jax.flags import load_config
-from fusion_jax.presets import Row
-from fusion_jax.serialization import flatten, from_dict, to_dict
 
 RECIPE = Path(__file__).with_name('recipe.toml')
 

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from fusion_jax.analysis.tags import read_words
+from fusion_jax.cli.line_formats import open_json, open_text
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.flags import load_config
+from fusion_jax.config.presets import changed
+from fusion_jax.config.serialization import to_json
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.text_files import count_pairs, read_pairs
 from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.decoding.line_formats import open_json, open_text
 from fusion_jax.evaluation.contrastive import read_items
-from fusion_jax.flags import load_config
-from fusion_jax.presets import changed
-from fusion_jax.serialization import to_json
-from fusion_jax.training.kept_corpus import read_report
-from fusion_jax.training.lock import held
-from fusion_jax.training.metrics_file import read_metrics
-from fusion_jax.training.run_directory import read_config
+from fusion_jax.runs.kept_corpus import read_report
+from fusion_jax.runs.lock import held
+from fusion_jax.runs.metrics_file import read_metrics
+from fusion_jax.runs.run_directory import read_config
 
 _TEXT = 'Ein Hund läuft.\nEine Katze\tsitzt\u2028da.\n\n'.encode()
 _ITEM = {'source': 'a dog', 'reference': 'ein Hund', 'contrastive': ['x', 'y']}

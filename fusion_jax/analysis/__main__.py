@@ -17,9 +17,8 @@ import time
 from pathlib import Path
 
 from fusion_jax.analysis.subject_flags import add_subject_flags
-from fusion_jax.errors import one_line_errors
-from fusion_jax.flags import parse_arguments
-from fusion_jax.programs import keep_compiled, start_logging
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.startup import keep_compiled, one_line_errors, start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
   """Looks, writes and says what is seen."""
   start_logging()
-  from fusion_jax.analysis.looking import look_at, open_subject
+  from fusion_jax.analysis.run_view import look_at, open_subject
   from fusion_jax.analysis.views import VIEWS, check_view, views_of
 
   arguments = parse_arguments(argv, _parser())

@@ -11,11 +11,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fusion_jax.analysis import figures
-from fusion_jax.analysis.finding import Finding, View
+from fusion_jax import figures
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.sides import SIDES, sides_of
-from fusion_jax.analysis.subject import Subject
 from fusion_jax.analysis.token_means import TokenMeans, token_means
+from fusion_jax.analysis.view_result import View, ViewResult
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.routing import coupling_diversity, coupling_entropy
 
@@ -32,7 +32,7 @@ _PAPER = {
 }
 
 
-def coupling_maps(subject: Subject) -> Mapping[str, Any]:
+def coupling_maps(subject: RunWithText) -> Mapping[str, Any]:
   """The mean couplings of every iteration, and how decided they are.
 
   Args:
@@ -142,7 +142,7 @@ def _draw_curve(
   figures.draw_lines(axes, lines, 'iteration', y)
 
 
-def look(subject: Subject) -> Finding:
+def look(subject: RunWithText) -> ViewResult:
   """Measures and draws."""
   numbers = coupling_maps(subject)
   said = '; '.join(
@@ -152,7 +152,7 @@ def look(subject: Subject) -> Finding:
     for side in SIDES
     if side in numbers
   )
-  return Finding(
+  return ViewResult(
     numbers,
     lambda: draw(numbers),
     f'Entropy of the couplings by iteration, in nats: {said} (Dou et al. '

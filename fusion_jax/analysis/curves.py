@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fusion_jax.analysis import figures
-from fusion_jax.analysis.finding import Finding, View
-from fusion_jax.analysis.subject import Subject
+from fusion_jax import figures
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.view_result import View, ViewResult
 
 # Of lines of kind 'train' and of kind 'valid'.
 _TRAIN = 'accuracy', 'loss', 'perplexity', 'learning_rate', 'tokens_per_second'
@@ -28,7 +28,7 @@ _PANELS = (
 _NAMES = {'valid': 'validation', 'train': 'training'}
 
 
-def curves(subject: Subject) -> Mapping[str, Any]:
+def curves(subject: RunWithText) -> Mapping[str, Any]:
   """The numbers of the training and of its validations, by update.
 
   Args:
@@ -92,10 +92,10 @@ def summary(numbers: Mapping[str, Any]) -> str:
   return f'{said}.'
 
 
-def look(subject: Subject) -> Finding:
+def look(subject: RunWithText) -> ViewResult:
   """Reads and draws."""
   numbers = curves(subject)
-  return Finding(numbers, lambda: draw(numbers), summary(numbers))
+  return ViewResult(numbers, lambda: draw(numbers), summary(numbers))
 
 
 def _columns(

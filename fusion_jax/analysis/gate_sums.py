@@ -14,13 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fusion_jax.analysis.frequency import (
-  BINS,
-  frequency_bins,
-  subword_counts,
-)
+from fusion_jax.analysis.frequency import BINS, frequency_bins, subword_counts
 from fusion_jax.analysis.passes import over_text, watched
-from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.token_means import token_masks, zeros_like
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.models.transformer import shift_right
@@ -74,7 +70,7 @@ def gate_places(config: ModelConfig) -> list[Place]:
   return places
 
 
-def gate_moments(subject: Subject) -> Mapping[Place, PlaceMoments]:
+def gate_moments(subject: RunWithText) -> Mapping[Place, PlaceMoments]:
   """Mean and deviation of the gates of every place over all parts of a text.
 
   Args:
@@ -112,7 +108,7 @@ def gate_moments(subject: Subject) -> Mapping[Place, PlaceMoments]:
   }
 
 
-def _bins(subject: Subject) -> Mapping[Side, Int[Array, ' V']]:
+def _bins(subject: RunWithText) -> Mapping[Side, Int[Array, ' V']]:
   """By the text's own counts; the start and end symbols have none."""
   run = subject.run
   sources = (pair.source for pair in subject.pairs)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from fusion_jax.analysis import figures
-from fusion_jax.analysis.finding import Finding, View
+from fusion_jax import figures
 from fusion_jax.analysis.frequency import BINS
 from fusion_jax.analysis.gate_sums import (
   KINDS,
@@ -20,7 +19,8 @@ from fusion_jax.analysis.gate_sums import (
   gate_moments,
   gate_places,
 )
-from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.view_result import View, ViewResult
 
 # Parts of a text: all of it, the first positions, the bins.
 _PARTS = {
@@ -34,7 +34,7 @@ _AXES = {
 }
 
 
-def gate_numbers(subject: Subject) -> Mapping[str, Any]:
+def gate_numbers(subject: RunWithText) -> Mapping[str, Any]:
   """Mean and deviation of the gates of keys and values.
 
   Args:
@@ -104,7 +104,7 @@ def _curve(
   return [x for x, _ in curve], [y for _, y in curve]
 
 
-def look(subject: Subject) -> Finding:
+def look(subject: RunWithText) -> ViewResult:
   """Measures and draws."""
   numbers = gate_numbers(subject)
   said = '; '.join(
@@ -112,7 +112,7 @@ def look(subject: Subject) -> Finding:
     f'{np.mean(own["value_gate"]["mean"]["layer"]):.3f} of values'
     for place, own in numbers.items()
   )
-  return Finding(
+  return ViewResult(
     numbers,
     lambda: draw(numbers),
     f'Mean gates, where 1 takes the shortcut: {said}.',

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusion_jax.analysis import figures
-from fusion_jax.analysis.finding import Finding, View
-from fusion_jax.analysis.subject import Subject
+from fusion_jax import figures
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.view_result import View, ViewResult
 from fusion_jax.errors import InputError
 
 _NORM = re.compile(r'encoder_gradient_norm_(\d+)')
@@ -18,7 +18,7 @@ _NORM = re.compile(r'encoder_gradient_norm_(\d+)')
 _MOST_LINES = 5
 
 
-def gradient_norms(subject: Subject) -> Mapping[str, Any]:
+def gradient_norms(subject: RunWithText) -> Mapping[str, Any]:
   """Norms by layer, as they were logged.
 
   Args:
@@ -72,12 +72,12 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
   return figure
 
 
-def look(subject: Subject) -> Finding:
+def look(subject: RunWithText) -> ViewResult:
   """Reads and draws."""
   numbers = gradient_norms(subject)
   lasts = (norms[-1] for norms in numbers['layers'].values())
   listed = ', '.join('?' if last is None else f'{last:.3g}' for last in lasts)
-  return Finding(
+  return ViewResult(
     numbers,
     lambda: draw(numbers),
     f'At update {numbers["steps"][-1]:,} the norms of the encoder layers, from '

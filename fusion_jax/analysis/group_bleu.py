@@ -9,15 +9,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusion_jax.analysis import figures
-from fusion_jax.analysis.finding import Finding, View
+from fusion_jax import figures
 from fusion_jax.analysis.groups import PAPER_WEIGHTS, psi_of
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.sides import sides_of
-from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.view_result import View, ViewResult
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.evaluation.metrics import Scores, corpus_scores
 from fusion_jax.fusion.groups import group_count
-from fusion_jax.training.trained import Run
+from fusion_jax.metrics import Scores, corpus_scores
+from fusion_jax.runs.loading import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _PAPER = {
 }
 
 
-def with_groups(run: Run, groups: str) -> Run:
+def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
   """The run, translating with some of its decoder groups.
 
   Args:
@@ -48,7 +48,7 @@ def with_groups(run: Run, groups: str) -> Run:
   )
 
 
-def group_scores(subject: Subject) -> Mapping[str, Any]:
+def group_scores(subject: RunWithText) -> Mapping[str, Any]:
   """BLEU of the text with every single group, and without the lowest groups.
 
   Args:
@@ -78,7 +78,7 @@ def group_scores(subject: Subject) -> Mapping[str, Any]:
   }
 
 
-def _scores(subject: Subject, groups: str) -> Scores:
+def _scores(subject: RunWithText, groups: str) -> Scores:
   run = with_groups(subject.run, groups)
   sources, references = zip(*subject.lines, strict=True)
   translator = Translator(run, run.config.decoding)
@@ -113,12 +113,12 @@ def _draw_row(
     panel.set_title(title)
 
 
-def look(subject: Subject) -> Finding:
+def look(subject: RunWithText) -> ViewResult:
   """Translates with every choice of groups, and draws."""
   numbers = group_scores(subject)
   best = max(numbers['single'])
   place = numbers['single'].index(best) + 1
-  return Finding(
+  return ViewResult(
     numbers,
     lambda: draw(numbers),
     f'All groups together have BLEU {numbers["pruned"][0]:.2f}; the best one '

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fusion_jax.analysis import figures
-from fusion_jax.analysis.finding import Finding, View
+from fusion_jax import figures
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.sides import sides_of
-from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.view_result import View, ViewResult
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.groups import groups_of, log_group_weights
@@ -50,7 +50,7 @@ def psi_of(parameters: Mapping[str, Any], config: ModelConfig) -> list[float]:
   return jnp.exp(log_group_weights(weights, temperature)).tolist()
 
 
-def group_weights(subject: Subject) -> Mapping[str, Any]:
+def group_weights(subject: RunWithText) -> Mapping[str, Any]:
   """The weights of groups and of the layers in them.
 
   Args:
@@ -86,7 +86,7 @@ def group_weights(subject: Subject) -> Mapping[str, Any]:
   }
 
 
-def _over_training(subject: Subject) -> dict[str, Any] | None:
+def _over_training(subject: RunWithText) -> dict[str, Any] | None:
   try:
     rows = subject.of_kind('fusion')
   except InputError as error:
@@ -143,14 +143,14 @@ def _draw_weights(
   figures.draw_bars(axes, each, bars, what, _TITLES[name])
 
 
-def look(subject: Subject) -> Finding:
+def look(subject: RunWithText) -> ViewResult:
   """Reads and draws."""
   numbers = group_weights(subject)
   said = '; '.join(
     f'{_TITLES[name]}: ' + ', '.join(f'{value:.3f}' for value in values)
     for name, values in numbers['weights'].items()
   )
-  return Finding(
+  return ViewResult(
     numbers,
     lambda: draw(numbers),
     f'Weights from the lowest on: {said}.',

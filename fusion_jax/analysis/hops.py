@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from fusion_jax.analysis import figures
-from fusion_jax.analysis.finding import Finding, View
+from fusion_jax import figures
 from fusion_jax.analysis.passes import watched
+from fusion_jax.analysis.run_with_text import RunWithText, TextPair
 from fusion_jax.analysis.sides import SIDES, sides_of
-from fusion_jax.analysis.subject import Subject, TextPair
 from fusion_jax.analysis.token_means import token_means
+from fusion_jax.analysis.view_result import View, ViewResult
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.data.batching import Batch, Shape, assemble
 
@@ -26,7 +26,7 @@ _SENTENCES = 5
 _MOST_PIECES = 36
 
 
-def hop_attention(subject: Subject) -> Mapping[str, Any]:
+def hop_attention(subject: RunWithText) -> Mapping[str, Any]:
   """The attention of every hop over the layers.
 
   Args:
@@ -69,7 +69,7 @@ def _layer_names(config: ModelConfig, side: Side) -> list[str]:
 
 
 def _sentence_attention(
-  subject: Subject, pairs: Sequence[TextPair], sides: tuple[Side, ...]
+  subject: RunWithText, pairs: Sequence[TextPair], sides: tuple[Side, ...]
 ) -> Mapping[Side, Float[np.ndarray, 'B T n P']]:
   """Of a few sentences, in one batch."""
   model = subject.run.model
@@ -89,7 +89,7 @@ def _sentence_attention(
 
 
 def _sentence(
-  subject: Subject,
+  subject: RunWithText,
   pair: TextPair,
   side: Side,
   attention: Float[np.ndarray, 'T n P'],
@@ -165,7 +165,7 @@ def _draw_hop(
   axes.set_title(f'{side}, line {sentence["line"]}, hop {hop + 1}')
 
 
-def look(subject: Subject) -> Finding:
+def look(subject: RunWithText) -> ViewResult:
   """Measures and draws."""
   numbers = hop_attention(subject)
   said = []
@@ -176,7 +176,7 @@ def look(subject: Subject) -> Finding:
       for name, hop in zip(best, own['mean'], strict=True)
     )
     said.append(f'in the {side} {shares}')
-  return Finding(
+  return ViewResult(
     numbers,
     lambda: draw(numbers),
     f'The layer that each hop attends to most: {"; ".join(said)}.',

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from fusion_jax.analysis import figures
-from fusion_jax.analysis.finding import Finding, View
+from fusion_jax import figures
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.sides import sides_of
-from fusion_jax.analysis.subject import Subject
 from fusion_jax.analysis.token_means import TokenMeans, token_means
+from fusion_jax.analysis.view_result import View, ViewResult
 from fusion_jax.config import Side
 from fusion_jax.fusion.connect import predecessors
 
@@ -69,7 +69,7 @@ def block_norms(
   return np.linalg.norm(blocks, axis=(1, 2))
 
 
-def layer_weights(subject: Subject) -> Mapping[str, Any]:
+def layer_weights(subject: RunWithText) -> Mapping[str, Any]:
   """The weights of both sides.
 
   Args:
@@ -110,7 +110,7 @@ def _dynamic(means: TokenMeans) -> dict[str, Any]:
   }
 
 
-def _stored(subject: Subject, side: Side) -> dict[str, Any]:
+def _stored(subject: RunWithText, side: Side) -> dict[str, Any]:
   """Of the schemes whose weights are parameters."""
   config = subject.run.config.model
   parameters, count = subject.run.parameters[side], config.layers(side)
@@ -188,11 +188,13 @@ def _numbers(layers: list[str]) -> list[str]:
   return [name[2:-1] for name in layers]
 
 
-def look(subject: Subject) -> Finding:
+def look(subject: RunWithText) -> ViewResult:
   """Measures and draws."""
   numbers = layer_weights(subject)
   said = '; '.join(f'{side} {_said(own)}' for side, own in numbers.items())
-  return Finding(numbers, lambda: draw(numbers), f'Weights of layers: {said}.')
+  return ViewResult(
+    numbers, lambda: draw(numbers), f'Weights of layers: {said}.'
+  )
 
 
 def _said(numbers: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Teacher-forced passes over a text, batch by batch, reduced on the device.
 
 What a pass computes inside is large; a view keeps sums over the text instead.
-Modules hand what they compute to the collection 'views', by `context.show`.
+Modules sow what they compute into the collection 'views'.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from fusion_jax.analysis.subject import Subject, TextPair
+from fusion_jax.analysis.run_with_text import RunWithText, TextPair
 from fusion_jax.config import BatchConfig
 from fusion_jax.data.batching import (
   Batch,
@@ -97,7 +97,7 @@ def watched(
 
 
 def over_text(
-  subject: Subject,
+  subject: RunWithText,
   step: Callable[[Parameters, Carry, Batch], Carry],
   start: Carry,
   tokens: int = _TOKENS,

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from fusion_jax.analysis import figures
-from fusion_jax.analysis.finding import Finding, View
+from fusion_jax import figures
 from fusion_jax.analysis.passes import over_text, watched
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.sides import SIDES
-from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.view_result import View, ViewResult
 
 _EPSILON = 1e-12
 
@@ -39,7 +39,7 @@ def cosine_sums(
   return jnp.einsum('iBTD,jBTD->ij', units, units)
 
 
-def similarity(subject: Subject) -> Mapping[str, Any]:
+def similarity(subject: RunWithText) -> Mapping[str, Any]:
   """The mean cosine between all layers of both stacks.
 
   Args:
@@ -107,13 +107,13 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
   return figure
 
 
-def look(subject: Subject) -> Finding:
+def look(subject: RunWithText) -> ViewResult:
   """Measures and draws."""
   numbers = similarity(subject)
   ends = ', '.join(
     f'{numbers[side]["cosine"][0][-1]:.2f} in the {side}' for side in SIDES
   )
-  return Finding(
+  return ViewResult(
     numbers,
     lambda: draw(numbers),
     f'The last layer has a cosine with the embeddings of {ends}.',

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.data.normalise import normalise
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
@@ -126,7 +126,7 @@ def tags_of_characters(
   return tags
 
 
-def tagged_text(subject: Subject) -> TaggedText | None:
+def tagged_text(subject: RunWithText) -> TaggedText | None:
   """The classes of the subwords of a subject's text; None without --tags.
 
   Args:

@@ -18,7 +18,7 @@ from fusion_jax.analysis.passes import (
   text_shapes,
   watched,
 )
-from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.config import Side
 from fusion_jax.data.batching import Batch
 
@@ -55,7 +55,9 @@ def token_sum(
   return jnp.where(keep, values.astype(jnp.float32), 0).sum((0, 1))
 
 
-def zeros_like(subject: Subject, measure: Callable[[Any, Batch], Any]) -> Any:
+def zeros_like(
+  subject: RunWithText, measure: Callable[[Any, Batch], Any]
+) -> Any:
   """What a sum over the batches of a text begins with.
 
   Args:
@@ -70,7 +72,7 @@ def zeros_like(subject: Subject, measure: Callable[[Any, Batch], Any]) -> Any:
 
 
 def token_means(
-  subject: Subject,
+  subject: RunWithText,
   sides: tuple[Side, ...],
   measure: Callable[[Mapping[str, Any], Side], Shown],
 ) -> Mapping[Side, TokenMeans]:

@@ -4,6 +4,7 @@ import types
 from collections.abc import Mapping
 
 from fusion_jax.analysis import (
+  ablations,
   couplings,
   curves,
   exploitation,
@@ -13,11 +14,10 @@ from fusion_jax.analysis import (
   groups,
   hops,
   layer_weights,
-  lesions,
   similarity,
 )
-from fusion_jax.analysis.finding import View
 from fusion_jax.analysis.probes import view as probes
+from fusion_jax.analysis.view_result import View
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
 
@@ -32,7 +32,7 @@ _MODULES = (
   groups,
   group_bleu,
   layer_weights,
-  lesions,
+  ablations,
   probes,
 )
 

@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from fusion_jax.config import DataConfig, TokenizerConfig
+from fusion_jax.config.directions import Direction
+from fusion_jax.config.flags import parse_experiment
+from fusion_jax.config.serialization import to_dict
 from fusion_jax.data import corpora, prepared
 from fusion_jax.data.building import CorpusWriter, Part
 from fusion_jax.data.encoding import PairEncoder
@@ -26,13 +29,10 @@ from fusion_jax.data.reports import report_table, summed
 from fusion_jax.data.texts import Text, splits_of, tokenizer_pairs
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.data.tokenizer import train as train_tokenizer
-from fusion_jax.directions import Direction
-from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.errors import InputError
 from fusion_jax.files import whole_folder
-from fusion_jax.flags import parse_experiment
-from fusion_jax.programs import start_logging
 from fusion_jax.seals import sealed
-from fusion_jax.serialization import to_dict
+from fusion_jax.startup import one_line_errors, start_logging
 
 logger = logging.getLogger(__name__)
 

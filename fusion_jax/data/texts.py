@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from fusion_jax.config import DataConfig
+from fusion_jax.config.directions import Direction
 from fusion_jax.data import corpora
 from fusion_jax.data.mixing import apportioned, shares
-from fusion_jax.data.progress import with_progress
-from fusion_jax.directions import Direction
+from fusion_jax.progress import with_progress
 
 
 class Text:

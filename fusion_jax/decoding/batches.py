@@ -12,8 +12,8 @@ from jaxtyping import Int32
 from fusion_jax.decoding.shapes import (
   DecodeShape,
   PlannedBatch,
-  dealt,
   plan_batches,
+  shard_batches,
 )
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.mesh import by_rows
@@ -83,26 +83,26 @@ def padded(
   return ids, lengths
 
 
-def filled(
+def pad_values(
   values: Iterable[int], rows: int, spare: int
 ) -> Int32[np.ndarray, ' {rows}']:
   """One value a row; spare rows have another."""
-  filled = np.full(rows, spare, np.int32)
+  padded = np.full(rows, spare, np.int32)
   own = list(values)
-  filled[: len(own)] = own
-  return filled
+  padded[: len(own)] = own
+  return padded
 
 
 def own_batches(
   lengths: Sequence[int], shapes: Sequence[DecodeShape]
 ) -> Iterator[PlannedBatch]:
   """The batches of this process, of those that `plan_batches` makes."""
-  return dealt(
+  return shard_batches(
     plan_batches(lengths, shapes), jax.process_count(), jax.process_index()
   )
 
 
-def placed(batch: Item, mesh: Mesh) -> Item:
+def device_put_rows(batch: Item, mesh: Mesh) -> Item:
   """The rows over the devices.
 
   Args:
@@ -123,7 +123,7 @@ def placed(batch: Item, mesh: Mesh) -> Item:
   return jax.tree.map(put, batch)
 
 
-def fetched(found: Item) -> Item:
+def device_get_rows(found: Item) -> Item:
   """The rows of this process on the host, spare ones behind them."""
 
   def parts(rows: jax.Array) -> list[jax.Array]:

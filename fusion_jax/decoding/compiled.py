@@ -10,15 +10,15 @@ from jaxtyping import Array, Int32
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.decoding.constraints import Requirements, TokenRules
 from fusion_jax.decoding.ensemble import Ensemble, Mixture
-from fusion_jax.decoding.hypotheses import Hypotheses, LengthPenalty
 from fusion_jax.decoding.model_step import Source, start
-from fusion_jax.decoding.sample import Sampling, sample
-from fusion_jax.decoding.search import beam_search
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.shards import over_rows
+from fusion_jax.search.beam import beam_search
+from fusion_jax.search.constraints import Requirements, TokenRules
+from fusion_jax.search.hypotheses import Hypotheses, LengthPenalty
+from fusion_jax.search.sample import Sampling, sample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def search_batch(
     start_id=models[0].start_id,
     end_id=settings.end_id,
     penalty=settings.penalty,
-    bonus=step.bonus if settings.coverage else None,
+    coverage_score=step.coverage_score if settings.coverage else None,
     normalised=step.normalised,
     rules=settings.rules,
     requirements=rows.requirements,
@@ -121,7 +121,7 @@ def search_batch(
       beam=settings.beam,
       keep=settings.keep,
       patience=settings.patience,
-      narrow=step.narrow if settings.narrows else None,
+      compact_batch=step.compact_batch if settings.narrows else None,
     )
   found = decode(
     samples=settings.beam, numbers=rows.numbers, sampling=settings.sampling

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from fusion_jax.models.attention import rows_mask
+from fusion_jax.layers.attention import rows_mask
 
 # What a source position counts at least; it keeps the logarithm finite.
 _LEAST = 1e-6

@@ -6,14 +6,14 @@ import logging
 
 from fusion_jax.config import DataConfig
 from fusion_jax.errors import InputError
-from fusion_jax.training.trained import Run, load_flagged
+from fusion_jax.runs.loading import TrainedModel, load_flagged
 
 logger = logging.getLogger(__name__)
 
 
 def in_direction(
-  run: Run, name: str, source: str = '', target: str = ''
-) -> Run:
+  run: TrainedModel, name: str, source: str = '', target: str = ''
+) -> TrainedModel:
   """The run as one that translates in one direction alone.
 
   Its source tokenizer puts the tags of the direction before every line, and
@@ -49,7 +49,7 @@ def in_direction(
   )
 
 
-def load_chosen(arguments: argparse.Namespace) -> Run:
+def load_chosen(arguments: argparse.Namespace) -> TrainedModel:
   """The run that flags choose, in one direction.
 
   Args:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float32
 
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.training.trained import Run
+from fusion_jax.runs.loading import TrainedModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Ensemble:
     mixture: of their predictions.
   """
 
-  runs: tuple[Run, ...]
+  runs: tuple[TrainedModel, ...]
   mixture: Mixture = Mixture()
 
   @property
@@ -70,13 +70,13 @@ class Ensemble:
     return min((n for n in limits if n is not None), default=None)
 
 
-def alone(run: Run | Ensemble) -> Ensemble:
+def alone(run: TrainedModel | Ensemble) -> Ensemble:
   """A run as an ensemble of one."""
   return run if isinstance(run, Ensemble) else Ensemble((run,))
 
 
 def make_ensemble(
-  runs: Sequence[Run],
+  runs: Sequence[TrainedModel],
   names: Sequence[str],
   weights: Sequence[float] = (),
   combine: Literal['arithmetic', 'geometric'] = 'arithmetic',
@@ -121,6 +121,6 @@ def make_ensemble(
   )
 
 
-def _languages(run: Run) -> str:
+def _languages(run: TrainedModel) -> str:
   data = run.config.data
   return f'{data.source_language} to {data.target_language}'

@@ -16,9 +16,9 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from fusion_jax.decoding import coverage
 from fusion_jax.decoding.ensemble import Mixture
-from fusion_jax.decoding.hypotheses import Narrowed
-from fusion_jax.models.attention_views import cross_attention_weights
+from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Parameters, Transformer
+from fusion_jax.search.hypotheses import Narrowed
 
 
 class Source(NamedTuple):
@@ -112,7 +112,7 @@ class ModelStep:
     )
     return logits, ModelCache(own, attention)
 
-  def bonus(
+  def coverage_score(
     self,
     rows: Int32[Array, 'B K T'],
     position: Int32[Array, ''],
@@ -131,7 +131,7 @@ class ModelStep:
     ]
     return self.coverage * sum(each)
 
-  def narrow(
+  def compact_batch(
     self, sentences: Int32[Array, ' M'], caches: tuple[ModelCache, ...]
   ) -> Narrowed:
     """As `hypotheses.Narrow`."""
@@ -147,7 +147,9 @@ class ModelStep:
       memories.append(memory)
     sources = jax.tree.map(lambda leaf: leaf[sentences], self.sources)
     step = dataclasses.replace(self, sources=sources, memories=tuple(memories))
-    return Narrowed(step, step.bonus if self.coverage else None, tuple(own))
+    return Narrowed(
+      step, step.coverage_score if self.coverage else None, tuple(own)
+    )
 
 
 def start(

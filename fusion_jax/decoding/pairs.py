@@ -11,7 +11,7 @@ from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.batches import padded
 from fusion_jax.decoding.shapes import DecodeShape
 from fusion_jax.errors import InputError
-from fusion_jax.training.trained import Run
+from fusion_jax.runs.loading import TrainedModel
 
 
 class Pair(NamedTuple):
@@ -38,7 +38,7 @@ class PairEncoder:
     longest: the most subwords of a side, the end symbol included.
   """
 
-  def __init__(self, run: Run, options: DecodingConfig):
+  def __init__(self, run: TrainedModel, options: DecodingConfig):
     """Prepares to encode.
 
     Args:

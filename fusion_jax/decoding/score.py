@@ -9,25 +9,25 @@ import numpy as np
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import (
-  fetched,
-  filled,
+  device_get_rows,
+  device_put_rows,
   one_ahead,
   own_batches,
-  placed,
+  pad_values,
   windows,
 )
 from fusion_jax.decoding.ensemble import Ensemble, alone
-from fusion_jax.decoding.forced import ForcedRows, forced_scores
-from fusion_jax.decoding.hypotheses import LengthPenalty
 from fusion_jax.decoding.model_step import Source
 from fusion_jax.decoding.pairs import Pair, PairEncoder, padded_pairs
-from fusion_jax.decoding.shapes import (
-  PlannedBatch,
-  decode_shapes,
+from fusion_jax.decoding.shapes import PlannedBatch, decode_shapes
+from fusion_jax.decoding.teacher_forcing import (
+  TeacherForcedRows,
+  teacher_forced_scores,
 )
 from fusion_jax.parallel.distributed import merged
 from fusion_jax.parallel.mesh import data_mesh, put_whole
-from fusion_jax.training.trained import Run
+from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.search.hypotheses import LengthPenalty
 
 # A pair as every model reads it; the targets are the same.
 Pairs = tuple[Pair, ...]
@@ -71,7 +71,7 @@ class Scorer:
 
   def __init__(
     self,
-    run: Run | Ensemble,
+    run: TrainedModel | Ensemble,
     options: DecodingConfig,
     on_progress: Callable[[int], None] | None = None,
   ):
@@ -140,10 +140,12 @@ class Scorer:
     for batch, found in one_ahead(
       (batch, self._start(batch, pairs)) for batch in batches
     ):
-      rows = zip(*fetched(found), strict=True)
-      for place, (row, bonus) in zip(batch.sentences, rows, strict=False):
+      rows = zip(*device_get_rows(found), strict=True)
+      for place, (row, coverage_score) in zip(
+        batch.sentences, rows, strict=False
+      ):
         tokens = row[: len(pairs[place][0].target)]
-        scored[place] = self._scored(tokens, float(bonus))
+        scored[place] = self._scored(tokens, float(coverage_score))
       self._on_progress(len(batch.sentences))
     own = len(scored)
     scored = merged(scored, Scored)
@@ -151,9 +153,9 @@ class Scorer:
     left = (scored[place] for place in range(len(pairs)))
     return [_NOTHING if each[0].is_blank else next(left) for each in window]
 
-  def _scored(self, tokens: np.ndarray, bonus: float) -> Scored:
+  def _scored(self, tokens: np.ndarray, coverage_score: float) -> Scored:
     divisor = float(self._divisors[len(tokens)])
-    return Scored(tuple(map(float, tokens)), divisor, bonus)
+    return Scored(tuple(map(float, tokens)), divisor, coverage_score)
 
   def _start(
     self, batch: PlannedBatch, pairs: list[Pairs]
@@ -166,11 +168,15 @@ class Scorer:
       own = [pairs[run] for pairs in chosen]
       ids, lengths, target = padded_pairs(own, batch.shape, end)
       sources.append(Source(ids, lengths))
-    lengths = filled((len(p[0].target) for p in chosen), batch.shape.rows, 1)
+    lengths = pad_values(
+      (len(p[0].target) for p in chosen), batch.shape.rows, 1
+    )
     with jax.set_mesh(self._mesh):
-      return forced_scores(
+      return teacher_forced_scores(
         self._parameters,
-        placed(ForcedRows(tuple(sources), target, lengths), self._mesh),
+        device_put_rows(
+          TeacherForcedRows(tuple(sources), target, lengths), self._mesh
+        ),
         models=tuple(run.model for run in self._ensemble.runs),
         mixture=self._ensemble.mixture,
         weight=self._options.coverage,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from fusion_jax.config import DecodingConfig
 from fusion_jax.data.normalise import normalise
 from fusion_jax.decoding.ensemble import Ensemble
-from fusion_jax.decoding.pieces import split_line
+from fusion_jax.decoding.line_splitting import split_line
 from fusion_jax.decoding.shapes import target_limit
 from fusion_jax.errors import InputError
 

@@ -116,7 +116,7 @@ def plan_batches(
     )
 
 
-def dealt(
+def shard_batches(
   batches: Iterable[PlannedBatch], processes: int, process: int
 ) -> Iterator[PlannedBatch]:
   """The batches of one process.

@@ -14,12 +14,12 @@ import numpy as np
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import (
-  fetched,
-  filled,
+  device_get_rows,
+  device_put_rows,
   one_ahead,
   own_batches,
+  pad_values,
   padded,
-  placed,
   windows,
 )
 from fusion_jax.decoding.compiled import (
@@ -27,12 +27,10 @@ from fusion_jax.decoding.compiled import (
   search_batch,
   search_settings,
 )
-from fusion_jax.decoding.constraints import Requirements
 from fusion_jax.decoding.ensemble import Ensemble, alone
-from fusion_jax.decoding.hypotheses import Hypotheses
+from fusion_jax.decoding.line_splitting import joiner
 from fusion_jax.decoding.model_step import Source
 from fusion_jax.decoding.pairs import Pair
-from fusion_jax.decoding.pieces import joiner
 from fusion_jax.decoding.sentences import Sentence, SentenceEncoder
 from fusion_jax.decoding.shapes import (
   DecodeShape,
@@ -44,7 +42,9 @@ from fusion_jax.decoding.shapes import (
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.distributed import merged
 from fusion_jax.parallel.mesh import data_mesh, put_whole
-from fusion_jax.training.trained import Run
+from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.search.constraints import Requirements
+from fusion_jax.search.hypotheses import Hypotheses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Translator:
 
   def __init__(
     self,
-    run: Run | Ensemble,
+    run: TrainedModel | Ensemble,
     options: DecodingConfig,
     n_best: int = 1,
     on_progress: Callable[[int], None] | None = None,
@@ -239,14 +239,14 @@ class Translator:
     numbers = (self._number_of(first + each) for each in batch.sentences)
     rows = SearchRows(
       tuple(Source(*self._padded(ids, shape)) for ids in read),
-      filled(limits, shape.rows, 1),
-      filled(numbers, shape.rows, 0),
+      pad_values(limits, shape.rows, 1),
+      pad_values(numbers, shape.rows, 0),
       self._requirements(chosen, shape, prefixed),
     )
     with jax.set_mesh(self._mesh):
       return search_batch(
         self._parameters,
-        placed(rows, self._mesh),
+        device_put_rows(rows, self._mesh),
         models=tuple(run.model for run in self._ensemble.runs),
         settings=self._search,
         max_length=shape.target,
@@ -272,19 +272,19 @@ class Translator:
       min(shortest_target(len(s.sources[0]), self._options), self._limit(s))
       for s in sentences
     )
-    least = filled(shortest, shape.rows, 1)
+    least = pad_values(shortest, shape.rows, 1)
     if not prefixed:
       return Requirements(least)
     prefixes = np.zeros((shape.rows, shape.target), np.int32)
     for row, sentence in enumerate(sentences):
       prefixes[row, : len(sentence.prefix)] = sentence.prefix
-    lengths = filled((len(s.prefix) for s in sentences), shape.rows, 0)
+    lengths = pad_values((len(s.prefix) for s in sentences), shape.rows, 0)
     return Requirements(least, prefixes, lengths)
 
   def _texts(
     self, hypotheses: Hypotheses, sources: list[list[int]]
   ) -> list[list[Translation]]:
-    hypotheses = fetched(hypotheses)
+    hypotheses = device_get_rows(hypotheses)
     return [
       [
         Translation(

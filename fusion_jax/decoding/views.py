@@ -14,7 +14,12 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int32
 
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding.batches import fetched, one_ahead, placed, windows
+from fusion_jax.decoding.batches import (
+  device_get_rows,
+  device_put_rows,
+  one_ahead,
+  windows,
+)
 from fusion_jax.decoding.ensemble import alone
 from fusion_jax.decoding.pairs import Pair, padded_pairs
 from fusion_jax.decoding.shapes import (
@@ -24,11 +29,11 @@ from fusion_jax.decoding.shapes import (
   target_limit,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.models.attention_views import cross_attention_weights
+from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import data_mesh, put_whole
 from fusion_jax.parallel.shards import over_rows
-from fusion_jax.training.trained import Run
+from fusion_jax.runs.loading import TrainedModel
 
 # Batches whose views are held at a time; they are much larger than text.
 _WINDOW_BATCHES = 2
@@ -80,7 +85,9 @@ class Viewer:
     shapes: every shape of a batch that can be compiled.
   """
 
-  def __init__(self, run: Run, options: DecodingConfig, wanted: Wanted):
+  def __init__(
+    self, run: TrainedModel, options: DecodingConfig, wanted: Wanted
+  ):
     """Prepares to look; nothing is compiled yet.
 
     Args:
@@ -136,7 +143,7 @@ class Viewer:
     for batch, looks in one_ahead(
       (batch, self._start(batch, pairs)) for batch in batches
     ):
-      looks = fetched(looks)
+      looks = device_get_rows(looks)
       for row, place in enumerate(batch.sentences):
         views[place] = _cut(pairs[place], looks, row)
     return views
@@ -149,13 +156,13 @@ class Viewer:
     with jax.set_mesh(self._mesh):
       return _look(
         self._parameters,
-        placed(rows, self._mesh),
+        device_put_rows(rows, self._mesh),
         model=self._run.model,
         wanted=self._wanted,
       )
 
 
-def _checked(run: Run, wanted: Wanted) -> Look:
+def _checked(run: TrainedModel, wanted: Wanted) -> Look:
   """What is seen of nothing, if what is wanted is there."""
   everything = dataclasses.replace(wanted, layers='all', heads='all')
   ids = jax.ShapeDtypeStruct((1, 1), np.int32)

@@ -24,10 +24,10 @@ import time
 from pathlib import Path
 
 from fusion_jax.bounds import Natural, Positive, number
-from fusion_jax.errors import one_line_errors
-from fusion_jax.flags import parse_arguments
-from fusion_jax.programs import (
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.startup import (
   keep_compiled,
+  one_line_errors,
   start_logging,
   use_huge_pages,
 )
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> None:
   from fusion_jax.evaluation.compare_inputs import options_of, read_texts
   from fusion_jax.evaluation.compare_report import scores_line
   from fusion_jax.evaluation.comparison import compare
-  from fusion_jax.evaluation.processes import in_processes
+  from fusion_jax.evaluation.sentence_statistics import in_processes
 
   options = options_of(arguments)
   texts = read_texts(arguments)
@@ -126,7 +126,7 @@ def main(argv: list[str]) -> None:
 
 
 def _write(numbers: dict, folder: Path) -> None:
-  from fusion_jax.analysis import figures
+  from fusion_jax import figures
   from fusion_jax.evaluation.compare_figure import draw
   from fusion_jax.evaluation.compare_report import report
   from fusion_jax.files import write_whole

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusion_jax.analysis import figures
+from fusion_jax import figures
 
 _TITLES = {
   'bounds': 'by source length',

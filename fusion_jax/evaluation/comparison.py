@@ -13,15 +13,15 @@ from fusion_jax.evaluation.differences import (
   largest_differences,
   sentence_scores,
 )
-from fusion_jax.evaluation.metrics import bleu_for, metrics_for, signature_of
 from fusion_jax.evaluation.paired_tests import paired_test
-from fusion_jax.evaluation.processes import Map
 from fusion_jax.evaluation.sentence_statistics import (
+  Map,
   Statistics,
   score_of,
   statistics_of,
 )
 from fusion_jax.evaluation.systems import System, TextFile
+from fusion_jax.metrics import bleu_for, metrics_for, signature_of
 
 # Statistics of each file of each system, the baseline first.
 Counted = Mapping[str, Sequence[Statistics]]

@@ -22,16 +22,17 @@ from typing import Annotated, Any
 
 import pydantic
 
-from fusion_jax.checkpoint_flags import (
+from fusion_jax.cli.checkpoint_flags import (
   add_checkpoint_flags,
   add_direction_flags,
 )
-from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
-from fusion_jax.flags import parse_arguments
 from fusion_jax.json_input import check_shape, parse_json
-from fusion_jax.programs import (
+from fusion_jax.startup import (
   keep_compiled,
+  one_line_errors,
   start_logging,
   use_huge_pages,
 )
@@ -188,11 +189,11 @@ def _scores(
 ) -> Iterator[list[float]]:
   # After the flags: JAX starts slowly.
   from fusion_jax.decoding.direction import load_chosen
-  from fusion_jax.decoding.progress import Progress
   from fusion_jax.decoding.score import Scorer
+  from fusion_jax.progress import Progress
 
   run = load_chosen(arguments)
-  progress = Progress(sum(len(item.pairs) for item in items))
+  progress = Progress(sum(len(item.pairs) for item in items), 'translations')
   scorer = Scorer(run, run.config.decoding, progress.add)
   pairs = itertools.chain.from_iterable(item.pairs for item in items)
   scored = scorer.score(pairs, 'translation')

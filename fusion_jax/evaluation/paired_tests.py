@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float
 
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.corpus_formulas import CORPUS_SCORES
-from fusion_jax.evaluation.metrics import metrics_for, signature_of
+from fusion_jax.metrics import metrics_for, signature_of
 
 # Differences between scores by no more than this are rounding.
 ROUNDING = 1e-9

@@ -12,7 +12,7 @@ from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import TextFile, read_file
 from fusion_jax.files import write_whole
 from fusion_jax.json_input import read_json
-from fusion_jax.training.run_directory import read_config
+from fusion_jax.runs.run_directory import read_config
 
 logger = logging.getLogger(__name__)
 
@@ -107,12 +107,12 @@ def _translate(
 ) -> dict[str, Any]:
   # Where it is needed: JAX starts slowly.
   from fusion_jax.decoding.direction import in_direction
-  from fusion_jax.decoding.progress import Progress
   from fusion_jax.decoding.translate import Translator
-  from fusion_jax.training.trained import load_run
+  from fusion_jax.progress import Progress
+  from fusion_jax.runs.loading import load_run
 
   trained = in_direction(load_run(run), run, *languages)
-  progress = Progress(len(lines))
+  progress = Progress(len(lines), 'sentences')
   translator = Translator(
     trained, trained.config.decoding, on_progress=progress.add
   )

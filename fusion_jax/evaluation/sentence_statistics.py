@@ -5,15 +5,18 @@ a corpus score: everything that compares systems begins here, and each line of
 each file is counted once.
 """
 
+import concurrent.futures
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from sacrebleu.metrics.base import Metric
 
-from fusion_jax.evaluation.metrics import metrics_for
-from fusion_jax.evaluation.processes import Map
+from fusion_jax.metrics import metrics_for
 
 # Of one file, by metric. BLEU has K = 10: the lengths of translation and
 # reference, the n-grams that match and all n-grams, n = 1 to 4.
@@ -79,3 +82,27 @@ def score_of(metric: Metric, statistics: Float[np.ndarray, 'S K']) -> float:
     The score, as sacreBLEU computes it from the lines.
   """
   return float(metric._compute_score_from_stats(statistics.sum(axis=0)).score)
+
+
+Map = Callable[..., Iterable[Any]]
+
+
+@contextlib.contextmanager
+def in_processes(count: int) -> Iterator[Map]:
+  """A `map` whose calls are made in several processes.
+
+  Processes are started anew and not forked: JAX has threads of its own.
+
+  Args:
+    count: of the processes; 1: all is done in this one.
+
+  Yields:
+    Takes a function of the top of a module and its arguments, as `map` does,
+    and gives the answers in order.
+  """
+  if count == 1:
+    yield map
+    return
+  context = multiprocessing.get_context('spawn')
+  with concurrent.futures.ProcessPoolExecutor(count, context) as pool:
+    yield pool.map

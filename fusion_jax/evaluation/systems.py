@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusion_jax.decoding.lines import open_input, read_lines, split_paths
+from fusion_jax.cli.text_io import open_input, read_lines, split_paths
 from fusion_jax.errors import InputError
 
 

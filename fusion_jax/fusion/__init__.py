@@ -17,6 +17,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import parse_groups
 from fusion_jax.fusion.aggregate import (
   Average,
   FeedForwardFusion,
@@ -26,9 +27,9 @@ from fusion_jax.fusion.aggregate import (
 )
 from fusion_jax.fusion.capsules import DynamicRouting, EmRouting
 from fusion_jax.fusion.connect import (
-  Chain,
   DenseConnection,
   Dlcl,
+  LayerConnection,
   TransparentAttention,
 )
 from fusion_jax.fusion.dynamic import DynamicCombination
@@ -45,8 +46,7 @@ from fusion_jax.fusion.shortcuts import ShortcutAttention
 from fusion_jax.fusion.sources import MultiLayerAttention
 from fusion_jax.fusion.starts import Opening, has_opening
 from fusion_jax.fusion.tree import Hierarchical, Iterative
-from fusion_jax.fusion_options import parse_groups
-from fusion_jax.models.attention import MultiHeadAttention
+from fusion_jax.layers.attention import MultiHeadAttention
 
 Plug = Literal['none', 'read-out', 'layer input', 'prediction']
 
@@ -142,10 +142,10 @@ def _module(config: ModelConfig, side: Side, plug: Plug) -> type | None:
   return scheme.module[side]
 
 
-def connection(config: ModelConfig, side: Side) -> nn.Module | Chain:
+def connection(config: ModelConfig, side: Side) -> nn.Module | LayerConnection:
   """What the layers of a stack read."""
   module = _module(config, side, 'layer input')
-  return Chain() if module is None else module(config, side)
+  return LayerConnection() if module is None else module(config, side)
 
 
 def read_out(

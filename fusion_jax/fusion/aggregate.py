@@ -21,9 +21,9 @@ from jaxtyping import Array, Float
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.starts import identity_start
-from fusion_jax.models.context import Context, record, show, token_mean
-from fusion_jax.models.dropout import Dropout
-from fusion_jax.models.layers import (
+from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.layers import (
   Dense,
   Initializer,
   bias_initializer,
@@ -31,6 +31,7 @@ from fusion_jax.models.layers import (
   layer_norm,
   plain_norm,
 )
+from fusion_jax.layers.sow import sow
 
 _ACTIVATIONS = types.MappingProxyType({'tanh': jnp.tanh, 'relu': jax.nn.relu})
 
@@ -374,8 +375,8 @@ class Hops(FeedForwardFusion):
     fused = self.fused_layers(layers)
     attention = self.attention(fused)
     means = attention.mean(-1)
-    record(self, 'hop_attention', token_mean(means, context.tokens).T)
-    show(self, 'hop_attention', means)
+    sow(self, 'telemetry', 'hop_attention', token_mean(means, context.tokens).T)
+    sow(self, 'views', 'hop_attention', means)
     return self.network(hop_sums(attention, fused), context)
 
 

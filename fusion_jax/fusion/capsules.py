@@ -17,6 +17,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import RoutingOptions
 from fusion_jax.fusion.aggregate import affine
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.routing import (
@@ -28,15 +29,15 @@ from fusion_jax.fusion.routing import (
   unit_votes,
 )
 from fusion_jax.fusion.tree import add_residual
-from fusion_jax.fusion_options import RoutingOptions
-from fusion_jax.models.context import Context, record, show, token_mean
-from fusion_jax.models.dropout import Dropout
-from fusion_jax.models.layers import (
+from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.layers import (
   Dense,
   bias_initializer,
   kernel_initializer,
   layer_norm,
 )
+from fusion_jax.layers.sow import sow
 
 # Lengths of a capsule below which it is counted as dead, and above which the
 # squash of dynamic routing has saturated.
@@ -183,7 +184,7 @@ class _Routing(nn.Module):
     """The votes at the size at which they are routed."""
     votes = self.votes(layers, context)
     size = jnp.sqrt(jnp.square(votes.astype(jnp.float32)).mean((2, 3, 4)))
-    record(self, 'vote_size', token_mean(size, context.tokens))
+    sow(self, 'telemetry', 'vote_size', token_mean(size, context.tokens))
     return unit_votes(votes) if self.options.vote_norm == 'rms' else votes
 
   def _finish(
@@ -209,15 +210,20 @@ class _Routing(nn.Module):
       ('saturated_capsules', size > _SATURATED),
     ):
       mean = token_mean(share.astype(jnp.float32), context.tokens).mean()
-      record(self, name, mean)
-    show(self, 'couplings', jnp.stack(couplings, axis=2))
+      sow(self, 'telemetry', name, mean)
+    sow(self, 'views', 'couplings', jnp.stack(couplings, axis=2))
     entropies = [coupling_entropy(each, axis) for each in couplings]
     diversities = [coupling_diversity(each) for each in couplings]
     for name, values in (
       ('coupling_entropy', entropies),
       ('coupling_diversity', diversities),
     ):
-      record(self, name, token_mean(jnp.stack(values, axis=-1), context.tokens))
+      sow(
+        self,
+        'telemetry',
+        name,
+        token_mean(jnp.stack(values, axis=-1), context.tokens),
+      )
 
 
 class DynamicRouting(_Routing):

@@ -17,9 +17,10 @@ from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers, per_layer_norms, weighted_sum
-from fusion_jax.models.context import Context, record
-from fusion_jax.models.dropout import Dropout
-from fusion_jax.models.layers import layer_norm
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.layers import layer_norm
+from fusion_jax.layers.sow import sow
 
 
 def predecessors(size: int, window: int) -> Bool[np.ndarray, '{size} {size}']:
@@ -36,7 +37,7 @@ def predecessors(size: int, window: int) -> Bool[np.ndarray, '{size} {size}']:
   return (column <= row) & (row - column < (window or size))
 
 
-class Chain(nn.Module):
+class LayerConnection(nn.Module):
   """Every layer reads the layer below, and the stack's output is H[L]."""
 
   def layer_input(
@@ -71,7 +72,7 @@ class Chain(nn.Module):
     return y
 
 
-class DenseConnection(Chain):
+class DenseConnection(LayerConnection):
   """H[l] = Layer_l(H[l-1]) + sum_{i=1..l-1} H[i]; Dou et al. (2018), Eq. 4.
 
   `post_sum_norm` puts a norm after each sum; where there is nothing to add, as
@@ -103,7 +104,7 @@ class DenseConnection(Chain):
     return self.sum_norm[str(len(layers))](total)
 
 
-class Dlcl(Chain):
+class Dlcl(LayerConnection):
   """Every layer reads a weighted sum of all below it; Wang et al. (2019).
 
   With y[0] = H[0] and y[l] = Layer_l(x[l]):
@@ -158,7 +159,12 @@ class Dlcl(Chain):
       weights = jax.lax.stop_gradient(weights)
     if options.normalize == 'softmax':
       weights = jax.nn.softmax(weights, axis=0)
-    record(self, f'weights_{row}', weights.reshape(len(weights), -1).mean(1))
+    sow(
+      self,
+      'telemetry',
+      f'weights_{row}',
+      weights.reshape(len(weights), -1).mean(1),
+    )
     return weights
 
   def _summed(self, row: int, carried: Layers, context: Context) -> Layers:
@@ -241,7 +247,7 @@ class TransparentAttention(nn.Module):
       # The norm of nothing is its offset.
       embedding = context.read_one(0, self.embedding_norm(layers[0]))
       layers = (embedding, *layers[1:])
-    record(self, 'weights', jax.nn.softmax(self.weights, axis=0))
+    sow(self, 'telemetry', 'weights', jax.nn.softmax(self.weights, axis=0))
     weights = self.dropout(self.weights, context.deterministic)
     weights = jax.nn.softmax(weights, axis=0)
     return jax.vmap(weighted_sum, (1, None))(weights, layers)

@@ -11,9 +11,10 @@ from jaxtyping import Array, Float
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.starts import identity_start
-from fusion_jax.models.context import Context, record, show, token_mean
-from fusion_jax.models.dropout import Dropout
-from fusion_jax.models.layers import Dense, layer_norm
+from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.layers import Dense, layer_norm
+from fusion_jax.layers.sow import sow
 
 
 class DynamicCombination(nn.Module):
@@ -83,8 +84,8 @@ class DynamicCombination(nn.Module):
     options = self.config.side(self.side).dynamic
     weights = self.weights(layers[1:], context)
     means = weights.mean(-1, dtype=jnp.float32)
-    record(self, 'layer_weights', token_mean(means, context.tokens))
-    show(self, 'layer_weights', weights)
+    sow(self, 'telemetry', 'layer_weights', token_mean(means, context.tokens))
+    sow(self, 'views', 'layer_weights', weights)
     y = weighted_sum(
       jnp.moveaxis(weights.astype(jnp.float32), 2, 0), layers[1:]
     )

@@ -19,8 +19,9 @@ from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.models.context import Context, record
-from fusion_jax.models.layers import Initializer, layer_norm
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.layers import Initializer, layer_norm
+from fusion_jax.layers.sow import sow
 
 
 def groups_of(config: ModelConfig, side: Side) -> tuple[range, ...]:
@@ -177,7 +178,7 @@ class EncoderGroups(nn.Module):
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     del context
     weights = jax.nn.sigmoid(self.weights)
-    record(self, 'group_weights', weights)
+    sow(self, 'telemetry', 'group_weights', weights)
     groups = groups_of(self.config, self.side)
     fused = weighted_sum(
       weights / len(groups), tuple(layers[group[-1]] for group in groups)
@@ -230,7 +231,7 @@ class DecoderGroups(nn.Module):
     log_weights = log_group_weights(
       self.group_weights, options.temperature or math.sqrt(config.width)
     )
-    record(self, 'group_weights', jnp.exp(log_weights))
+    sow(self, 'telemetry', 'group_weights', jnp.exp(log_weights))
     return jnp.stack(features), log_weights[: len(features)]
 
   def _features(self, layers: Layers) -> list[Float[Array, 'B T D']]:
@@ -243,5 +244,5 @@ class DecoderGroups(nn.Module):
     if mode == 'last':
       return [layers[group[-1]] for group in groups]
     weights = jax.nn.sigmoid(self.layer_weights)
-    record(self, 'layer_weights', weights)
+    sow(self, 'telemetry', 'layer_weights', weights)
     return [group_sum(layers, group, weights, mode) for group in groups]

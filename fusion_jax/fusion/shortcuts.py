@@ -19,22 +19,18 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import ShortcutOptions
 from fusion_jax.fusion.starts import Opening
-from fusion_jax.fusion_options import ShortcutOptions
-from fusion_jax.models.attention import MultiHeadAttention, key_value
-from fusion_jax.models.context import (
-  Context,
-  KeyValue,
-  record,
-  show,
-  token_mean,
-)
-from fusion_jax.models.layers import (
+from fusion_jax.layers.attention import MultiHeadAttention, key_value
+from fusion_jax.layers.caches import KeyValue
+from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.layers import (
   Dense,
   Initializer,
   kernel_initializer,
   plain_norm,
 )
+from fusion_jax.layers.sow import sow
 
 _AXES = ('embed', 'heads')
 
@@ -185,8 +181,8 @@ class ShortcutAttention(MultiHeadAttention):
     key_gates = gate(*keys, self.key_gate_bias)
     value_gates = gate(*values, self.value_gate_bias)
     for name, gates in ('key_gate', key_gates), ('value_gate', value_gates):
-      record(self, name, token_mean(gates, tokens).mean())
-      show(self, name, gates)
+      sow(self, 'telemetry', name, token_mean(gates, tokens).mean())
+      sow(self, 'views', name, gates)
     if self.config.side(self.side).start == 'baseline':
       key_gates *= self.key_opening.values()
       value_gates *= self.value_opening.values()

@@ -10,9 +10,9 @@ from fusion_jax.config import Side
 from fusion_jax.fusion.inputs import per_layer_norms
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.fusion.tree import AggNode
-from fusion_jax.models.attention import MultiHeadAttention
-from fusion_jax.models.context import Context
-from fusion_jax.models.layers import layer_norm
+from fusion_jax.layers.attention import MultiHeadAttention
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.layers import layer_norm
 
 
 def layers_read(index: int, most: int, partial: bool) -> int:

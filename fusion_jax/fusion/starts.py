@@ -14,7 +14,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.models.context import record
+from fusion_jax.layers.sow import sow
 
 
 class Opening(nn.Module):
@@ -37,7 +37,7 @@ class Opening(nn.Module):
 
   def values(self) -> Float[Array, ' D']:
     """Return g, float32."""
-    record(self, 'opening', jnp.abs(self.gate).mean())
+    sow(self, 'telemetry', 'opening', jnp.abs(self.gate).mean())
     return self.gate
 
   def __call__(

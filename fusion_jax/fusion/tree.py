@@ -15,17 +15,18 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.fusion.connect import Chain
+from fusion_jax.fusion.connect import LayerConnection
 from fusion_jax.fusion.inputs import InputNorms, Layers
-from fusion_jax.models.attention import (
+from fusion_jax.layers.attention import (
   attention_weights,
   join_heads,
   key_value,
   split_heads,
 )
-from fusion_jax.models.context import Context, record
-from fusion_jax.models.dropout import Dropout
-from fusion_jax.models.layers import Dense, layer_norm
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.layers import Dense, layer_norm
+from fusion_jax.layers.sow import sow
 
 
 def exploitation_scores(
@@ -163,7 +164,7 @@ class AggNode(nn.Module):
   ) -> None:
     kernels = [nn.unbox(part.variables['params']['kernel']) for part in readers]
     scores = exploitation_scores(jnp.concatenate(kernels, axis=1), inputs)
-    record(self, 'exploitation', scores)
+    sow(self, 'telemetry', 'exploitation', scores)
 
 
 class Iterative(nn.Module):
@@ -199,7 +200,7 @@ class Iterative(nn.Module):
     return node
 
 
-class Hierarchical(Chain):
+class Hierarchical(LayerConnection):
   """Hierarchical aggregation; Dou et al. (2018), section 3.1.
 
   With groups of two: G[1] = AGG(H[1], H[2]) and

@@ -17,9 +17,10 @@ from jaxtyping import Array, Bool, Float
 
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
-from fusion_jax.models.context import CacheWalk, Context, KeyValue
-from fusion_jax.models.keep import masks_of
-from fusion_jax.models.layers import FeedForward, Residual, layer_norm
+from fusion_jax.layers.ablation_masks import masks_of
+from fusion_jax.layers.caches import CacheCursor, KeyValue
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.layers import FeedForward, Residual, layer_norm
 
 Layers = tuple[Float[Array, 'B T D'], ...]
 
@@ -257,7 +258,7 @@ class _Stack(nn.Module):
       return layer(x, layers, context, memory)
 
     def body(layer, x, layers, memory):
-      part = dataclasses.replace(context, caches=CacheWalk())
+      part = dataclasses.replace(context, caches=CacheCursor())
       y = layer(x, layers, part, memory)
       return y, tuple(part.caches.seen)
 

@@ -15,21 +15,17 @@ from jaxtyping import Array, Bool, Float, Int
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
 from fusion_jax.fusion.groups import mixture_log_probabilities
-from fusion_jax.models.attention import causal_mask, padding_mask, rows_mask
-from fusion_jax.models.context import CacheWalk, Context, KeyValue, empty
-from fusion_jax.models.dropout import Dropout
-from fusion_jax.models.layers import (
+from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
+from fusion_jax.layers.caches import CacheCursor, KeyValue, empty
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.layers import (
   bias_initializer,
   kernel_initializer,
   sinusoids,
 )
-from fusion_jax.models.segments import segment_mask, segment_positions
-from fusion_jax.models.stack import (
-  Decoder,
-  Encoder,
-  Memories,
-  StackOutput,
-)
+from fusion_jax.layers.segments import segment_mask, segment_positions
+from fusion_jax.models.stack import Decoder, Encoder, Memories, StackOutput
 
 Parameters = Any  # Nested dictionaries of float32 arrays.
 
@@ -309,7 +305,7 @@ class Transformer(nn.Module):
     mask = padding_mask(source_lengths, encoded.layers[0].shape[1])
     memory = Memory(self.decoder.memories(encoded, mask), mask)
     first = jnp.full((source_lengths.shape[0], 1), self.start_id)
-    caches = CacheWalk()
+    caches = CacheCursor()
     # Only the shapes of what it sees are used; XLA drops the rest.
     self._decode(first, jnp.int32(0), memory, caches, causal_mask(1))
 
@@ -339,7 +335,7 @@ class Transformer(nn.Module):
       `gives_log_probabilities`; and the cache with this position.
     """
     batch, beam = tokens.shape
-    caches = CacheWalk(cache, position * beam)
+    caches = CacheCursor(cache, position * beam)
     mask = rows_mask(rows, position)
     decoded = self._decode(tokens, position, memory, caches, mask)
     *groups, _, _, width = decoded.features.shape
@@ -389,7 +385,7 @@ class Transformer(nn.Module):
     tokens: Int[Array, 'B K'],
     position: Int[Array, ''],
     memory: Memory,
-    caches: CacheWalk,
+    caches: CacheCursor,
     mask: Bool[Array, '#B 1 K U'],
   ) -> StackOutput:
     positions = jnp.full(tokens.shape[1], position)

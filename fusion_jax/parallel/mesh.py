@@ -1,8 +1,10 @@
 """The device mesh: rows over data and fsdp, products over tensor.
 
-A step is jitted once for any number of devices; one device is a mesh of one.
+The logical axes of parameters decide how they lie on it. A step is jitted once
+for any number of devices; one device is a mesh of one.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
+from fusion_jax.config.parallel import AxisRules, ParallelConfig
 from fusion_jax.errors import InputError, require
-from fusion_jax.parallel_options import ParallelConfig
 
 # The rows of a batch are cut over these, in this order.
 ROW_AXES = ('data', 'fsdp')
@@ -207,3 +210,57 @@ def local_axes() -> tuple[str, ...]:
   """The axes that this is traced for one shard of, in the order of ROW_AXES."""
   manual = jax.sharding.get_abstract_mesh().manual_axes
   return tuple(axis for axis in ROW_AXES if axis in manual)
+
+
+def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:
+  """How each array of a tree is cut.
+
+  Args:
+    boxed: shapes or arrays in Flax's boxes with their logical axes, as
+      `boxed_parameters` gives them, or any state made of such boxes; what has
+      no box is left whole.
+    rules: the mesh axis of each logical axis.
+    mesh: gives the sizes.
+
+  Returns:
+    A `PartitionSpec` for each array, in the tree without boxes.
+  """
+  table = [
+    (name, axis or None) for name, axis in dataclasses.asdict(rules).items()
+  ]
+
+  def spec(axes: PartitionSpec, unboxed: Any) -> Any:
+    # What is frozen has a box without an array.
+    own = nn.logical_to_mesh_axes(axes, table)
+    return jax.tree.map(lambda x: _dividing(own, x.shape, mesh), unboxed)
+
+  return jax.tree.map(
+    spec,
+    nn.get_partition_spec(boxed),
+    nn.unbox(boxed),
+    is_leaf=lambda x: isinstance(x, PartitionSpec),
+  )
+
+
+def _dividing(
+  spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh
+) -> PartitionSpec:
+  """The spec without axes of size 1 or that do not divide their dimension."""
+
+  def kept(axis: str | None, size: int) -> str | None:
+    pieces = math.prod(mesh.shape[axis] for axis in [axis] if axis)
+    return axis if pieces > 1 and size % pieces == 0 else None
+
+  axes = [kept(axis, size) for axis, size in zip(spec, shape, strict=False)]
+  while axes and axes[-1] is None:
+    axes.pop()
+  return PartitionSpec(*axes)
+
+
+def shardings(specs: Any, mesh: Mesh) -> Any:
+  """The same on a mesh."""
+  return jax.tree.map(
+    lambda spec: NamedSharding(mesh, spec),
+    specs,
+    is_leaf=lambda x: isinstance(x, PartitionSpec),
+  )

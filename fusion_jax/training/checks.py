@@ -6,15 +6,14 @@ import math
 import jax
 from jax.sharding import Mesh
 
-from fusion_jax import serialization
-from fusion_jax.config import ExperimentConfig
+from fusion_jax.config import ExperimentConfig, serialization
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.errors import InputError, require
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.parallel.distributed import gather
 from fusion_jax.parallel.mesh import row_shards
+from fusion_jax.runs.loading import make_model
 from fusion_jax.training.freeze import check_patterns
-from fusion_jax.training.trained import make_model
 
 
 def check_same_everywhere(config: ExperimentConfig) -> None:

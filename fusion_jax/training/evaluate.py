@@ -22,20 +22,15 @@ from fusion_jax.data.pipeline import evaluation_batches
 from fusion_jax.data.prepared import PreparedCorpus, Split
 from fusion_jax.decoding.direction import in_direction
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.evaluation.metrics import corpus_scores
 from fusion_jax.files import write_errors, write_whole
-from fusion_jax.losses import LossSums, zero_sums
+from fusion_jax.metrics import corpus_scores
+from fusion_jax.models.losses import LossSums, zero_sums
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.distributed import is_first
-from fusion_jax.parallel.mesh import (
-  by_rows,
-  own_rows,
-  replicated,
-  row_shards,
-)
+from fusion_jax.parallel.mesh import by_rows, own_rows, replicated, row_shards
+from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.training.step import make_eval_step
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
-from fusion_jax.training.trained import Run
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +73,7 @@ class _Direction:
 
   name: str
   split: Split
-  run: Run
+  run: TrainedModel
   sources: Sequence[str]
   references: Sequence[str]
 
@@ -117,7 +112,7 @@ class Validator:
     )
     self._telemetry_step = make_telemetry_step(model)
     tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
-    run = Run(config, model, None, 0, *tokenizers)
+    run = TrainedModel(config, model, None, 0, *tokenizers)
     self._directions = [
       _direction(run, corpus, each.source_language, each.target_language)
       for each in config.data.all_directions
@@ -197,7 +192,7 @@ class Validator:
 
 
 def _translated(
-  run: Run, parameters: Parameters, sources: Sequence[str]
+  run: TrainedModel, parameters: Parameters, sources: Sequence[str]
 ) -> list[str]:
   """The translations of all sources, by the devices of all processes."""
   own = jax.tree.map(lambda x: x.addressable_data(0), parameters)
@@ -206,7 +201,7 @@ def _translated(
 
 
 def _direction(
-  run: Run, corpus: PreparedCorpus, source: str, target: str
+  run: TrainedModel, corpus: PreparedCorpus, source: str, target: str
 ) -> _Direction:
   training = run.config.training
   own = in_direction(run, 'this run', source, target)

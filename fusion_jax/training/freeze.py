@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from fusion_jax.errors import InputError
+from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import Parameters
-from fusion_jax.training.weights import path_name
 
 # Names in a message.
 _LISTED = 3

@@ -6,8 +6,8 @@ import jax
 import optax
 
 from fusion_jax.config import OptimizerConfig
+from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import Transformer, initial_parameters
-from fusion_jax.training.weights import path_name
 
 
 def fusion_rates(

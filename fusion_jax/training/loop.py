@@ -20,20 +20,16 @@ from fusion_jax.data.pipeline import abstract_batch, training_iterator
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.distributed import (
-  first_then_others,
-  is_first,
-  on_all,
-)
-from fusion_jax.parallel.mesh import (
-  by_rows,
-  make_mesh,
-  put_like,
-  replicated,
-)
-from fusion_jax.training import lock, run_directory
+from fusion_jax.parallel.distributed import first_then_others, is_first, on_all
+from fusion_jax.parallel.heartbeat import Heartbeat, name_start
+from fusion_jax.parallel.mesh import by_rows, make_mesh, put_like, replicated
+from fusion_jax.runs import lock, run_directory
+from fusion_jax.runs.checkpoint import Checkpoints, Progress, abstract_like
+from fusion_jax.runs.kept_corpus import write_corpus
+from fusion_jax.runs.loading import make_model
+from fusion_jax.runs.state import TrainState
+from fusion_jax.runs.stored import identity_of
 from fusion_jax.training.batches import make_batches
-from fusion_jax.training.checkpoint import Checkpoints, Progress, abstract_like
 from fusion_jax.training.checks import (
   check_freeze,
   check_rows,
@@ -41,23 +37,14 @@ from fusion_jax.training.checks import (
 )
 from fusion_jax.training.compilations import Compilations
 from fusion_jax.training.evaluate import Validator, token_means
-from fusion_jax.training.fresh import plan_state
 from fusion_jax.training.fusion_rate import fusion_rates
-from fusion_jax.training.heartbeat import Heartbeat, name_start
-from fusion_jax.training.initialize import with_baseline
-from fusion_jax.training.kept_corpus import write_corpus
+from fusion_jax.training.initial_state import plan_state
 from fusion_jax.training.logs import MetricsLog
 from fusion_jax.training.optimizer import last_rate, make_optimizer
 from fusion_jax.training.signals import stop_on_signals
 from fusion_jax.training.skips import check_skips, log_skips, with_skips
-from fusion_jax.training.state import TrainState
-from fusion_jax.training.step import (
-  Totals,
-  make_train_step,
-  zero_totals,
-)
-from fusion_jax.training.stored import identity_of
-from fusion_jax.training.trained import make_model
+from fusion_jax.training.step import Totals, make_train_step, zero_totals
+from fusion_jax.training.warm_start import with_baseline
 from fusion_jax.training.watch import (
   WATCH_EVERY,
   Watch,

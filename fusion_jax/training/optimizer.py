@@ -10,16 +10,17 @@ import optax
 from jaxtyping import Array, Float
 
 from fusion_jax.config import OptimizerConfig
+from fusion_jax.models.parameter_kinds import are_weights
 from fusion_jax.training.freeze import train_others
 from fusion_jax.training.fusion_rate import scale_by_name
-from fusion_jax.training.schedules import Count, schedule_after
-from fusion_jax.training.token_warmup import (
+from fusion_jax.training.schedules import (
+  Count,
   TokenWarmupState,
   scale_by_token_warmup,
+  schedule_after,
   token_warmup_rate,
 )
 from fusion_jax.training.update import where
-from fusion_jax.training.weights import are_weights
 
 
 def make_schedule(

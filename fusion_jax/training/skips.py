@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 
 from fusion_jax.errors import InputError
-from fusion_jax.training.checkpoint import Progress
+from fusion_jax.runs.checkpoint import Progress
 from fusion_jax.training.step import Totals
 
 logger = logging.getLogger(__name__)

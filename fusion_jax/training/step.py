@@ -16,15 +16,14 @@ from jaxtyping import Array, Float, Int, Key
 from fusion_jax.config import ExperimentConfig, TrainingConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion.diversity import layer_diversity
-from fusion_jax.losses import LossSums, cross_entropy, zero_sums
+from fusion_jax.models.losses import LossSums, cross_entropy, zero_sums
+from fusion_jax.models.parameter_kinds import bfloat16_copies
 from fusion_jax.models.transformer import ModelOutput, Parameters, Transformer
-from fusion_jax.parallel.mesh import replicated
-from fusion_jax.parallel.rules import shardings
+from fusion_jax.parallel.mesh import replicated, shardings
 from fusion_jax.parallel.shards import on_each_shard
+from fusion_jax.runs.state import TrainState
 from fusion_jax.training.gradients import summed_gradients
-from fusion_jax.training.state import TrainState
 from fusion_jax.training.update import Applied, apply_update, where
-from fusion_jax.training.weights import bfloat16_copies
 
 
 class Totals(NamedTuple):

@@ -1,6 +1,6 @@
 """What the fusions of a model do, seen on one batch: named numbers.
 
-Modules hand small arrays to the collection 'telemetry' (`record`). It is kept
+Modules sow small arrays into the collection 'telemetry'. It is kept
 only here, in a pass of its own, so that the training step does not know it.
 """
 

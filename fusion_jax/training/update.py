@@ -12,10 +12,10 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import TrainingConfig
-from fusion_jax.losses import LossSums
+from fusion_jax.models.losses import LossSums
 from fusion_jax.models.transformer import Parameters
+from fusion_jax.runs.state import TrainState
 from fusion_jax.training.freeze import without_frozen
-from fusion_jax.training.state import TrainState
 
 
 class Applied(NamedTuple):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fusion_jax.analysis.subject import Subject, TextChoice
+from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
 from fusion_jax.config import (
   DataConfig,
   DecodingConfig,
@@ -16,7 +16,7 @@ from fusion_jax.config import (
 )
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.models.transformer import initial_parameters
-from fusion_jax.training.trained import Run, make_model
+from fusion_jax.runs.loading import TrainedModel, make_model
 
 SOURCES = [
   'the cat sat on the mat',
@@ -52,7 +52,7 @@ def make_run(parameters=None, seed=0, scale=0.5, **model):
   )
   model = make_model(config, tokenizer, tokenizer)
   random = _filled(model, parameters or {}, np.random.default_rng(seed), scale)
-  return Run(config, model, random, 7, tokenizer, tokenizer)
+  return TrainedModel(config, model, random, 7, tokenizer, tokenizer)
 
 
 def _filled(model, given, generator, scale):
@@ -79,12 +79,12 @@ def subject_of(run, folder, sources=SOURCES, targets=TARGETS, lines=0):
   files = folder / 'source.txt', folder / 'target.txt'
   for file, text in zip(files, (sources, targets), strict=True):
     file.write_text(''.join(f'{line}\n' for line in text))
-  return Subject(folder, run, TextChoice(*map(str, files), lines))
+  return RunWithText(folder, run, TextChoice(*map(str, files), lines))
 
 
 def with_text(subject, **choice):
   """The same subject, of other lines of its text."""
-  return Subject(
+  return RunWithText(
     subject.workdir, subject.run, dataclasses.replace(subject.choice, **choice)
   )
 

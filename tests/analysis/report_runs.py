@@ -7,7 +7,7 @@ import json
 
 from fusion_jax.analysis.curves import curves
 from fusion_jax.analysis.report.run import RunReport
-from fusion_jax.analysis.subject import Subject, TextChoice
+from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
 from fusion_jax.config import (
   DataConfig,
   ExperimentConfig,
@@ -15,8 +15,8 @@ from fusion_jax.config import (
   TokenizerConfig,
 )
 from fusion_jax.data.tokenizer import Tokenizer, train
-from fusion_jax.evaluation.metrics import corpus_scores
-from fusion_jax.training.trained import Run, make_model
+from fusion_jax.metrics import corpus_scores
+from fusion_jax.runs.loading import TrainedModel, make_model
 
 MODEL = ModelConfig(
   width=16, filter=32, heads=2, encoder_layers=2, decoder_layers=2
@@ -64,10 +64,10 @@ def subject_of(workdir, model=MODEL, name='run', choice=None):
   write_metrics(workdir)
   config = ExperimentConfig(name=name, model=model)
   pieces = tokenizer()
-  run = Run(
+  run = TrainedModel(
     config, make_model(config, pieces, pieces), {}, 30, pieces, pieces, (30,)
   )
-  return Subject(workdir, run, choice or TextChoice())
+  return RunWithText(workdir, run, choice or TextChoice())
 
 
 def report_of(subject, cards=(), name='run', made=OTHER, text=TEXT):

@@ -19,8 +19,8 @@ from pictures import assert_not_blank
 
 from fusion_jax.analysis.frequency import frequency_bins, subword_counts
 from fusion_jax.analysis.gates import VIEW, gate_numbers
-from fusion_jax.analysis.looking import look_at
-from fusion_jax.fusion_options import GtransOptions, ShortcutOptions, SideConfig
+from fusion_jax.analysis.run_view import look_at
+from fusion_jax.config.fusion import GtransOptions, ShortcutOptions, SideConfig
 
 SELF = SideConfig(shortcut=ShortcutOptions(source='lexical'))
 BOTH = SideConfig(shortcut=ShortcutOptions(source='lexical', where='both'))

@@ -11,10 +11,10 @@ from pictures import assert_not_blank
 from fusion_jax.analysis import group_bleu, groups
 from fusion_jax.analysis.group_bleu import group_scores, with_groups
 from fusion_jax.analysis.groups import group_weights
-from fusion_jax.analysis.looking import look_at
+from fusion_jax.analysis.run_view import look_at
+from fusion_jax.config.fusion import GtransOptions, SideConfig
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
-from fusion_jax.fusion_options import GtransOptions, SideConfig
 
 ONE = SideConfig(fusion='gtrans', gtrans=GtransOptions(group_size=1))
 LAST = SideConfig(

@@ -15,10 +15,10 @@ from fused_subjects import (
 )
 from pictures import assert_not_blank
 
-from fusion_jax.analysis import figures
+from fusion_jax import figures
 from fusion_jax.analysis.hops import VIEW, draw, hop_attention
-from fusion_jax.analysis.looking import look_at
-from fusion_jax.fusion_options import MlrfOptions, SideConfig
+from fusion_jax.analysis.run_view import look_at
+from fusion_jax.config.fusion import MlrfOptions, SideConfig
 
 FEATURES = SideConfig(
   fusion='hops',

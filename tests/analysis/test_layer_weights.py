@@ -14,8 +14,8 @@ from fused_subjects import (
 from pictures import assert_not_blank
 
 from fusion_jax.analysis.layer_weights import VIEW, layer_weights
-from fusion_jax.analysis.looking import look_at
-from fusion_jax.fusion_options import DlclOptions, LinearOptions, SideConfig
+from fusion_jax.analysis.run_view import look_at
+from fusion_jax.config.fusion import DlclOptions, LinearOptions, SideConfig
 
 DYNAMIC = SideConfig(fusion='dynamic_combination')
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from fusion_jax.analysis import figures
+from fusion_jax import figures
 from fusion_jax.analysis.frequency import frequency_bins
 from fusion_jax.analysis.probes import training, view
 from fusion_jax.analysis.probes.passes import ProbeOptions, ProbePasses
@@ -20,16 +20,12 @@ from fusion_jax.analysis.probes.text import (
   token_counts,
 )
 from fusion_jax.analysis.probes.training import Asked
-from fusion_jax.analysis.subject import Subject, TextChoice, TextPair
-from fusion_jax.config import (
-  ExperimentConfig,
-  ModelConfig,
-  TokenizerConfig,
-)
+from fusion_jax.analysis.run_with_text import RunWithText, TextChoice, TextPair
+from fusion_jax.config import ExperimentConfig, ModelConfig, TokenizerConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
-from fusion_jax.training.trained import Run, make_model
+from fusion_jax.runs.loading import TrainedModel, make_model
 
 _CLASSES, _WIDTH, _POSITIONS = 6, 16, 64
 # Control classes that are no permutation.
@@ -270,10 +266,10 @@ def subject(tmp_path_factory):
   )
   model = make_model(config, tokenizer, tokenizer)
   parameters = initial_parameters(model, 0)
-  run = Run(config, model, parameters, 1, tokenizer, tokenizer)
+  run = TrainedModel(config, model, parameters, 1, tokenizer, tokenizer)
   text = str(folder / 'text')
   choice = TextChoice(text, text, 0, str(folder / 'tags'), 'target')
-  return Subject(folder, run, choice)
+  return RunWithText(folder, run, choice)
 
 
 def test_a_model_is_probed(subject, tmp_path, monkeypatch):

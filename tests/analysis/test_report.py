@@ -14,18 +14,18 @@ from report_runs import (
   subject_of,
 )
 
-from fusion_jax.analysis import figures
-from fusion_jax.analysis.finding import View
+from fusion_jax import figures
 from fusion_jax.analysis.report import views as report_views
 from fusion_jax.analysis.report.page import page
+from fusion_jax.analysis.view_result import View
 from fusion_jax.analysis.views import views_of
-from fusion_jax.errors import InputError
-from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion_options import (
+from fusion_jax.config.fusion import (
   MultiLayerOptions,
   ShortcutOptions,
   SideConfig,
 )
+from fusion_jax.errors import InputError
+from fusion_jax.fusion import SCHEMES
 
 _SECTIONS = [
   'runs',

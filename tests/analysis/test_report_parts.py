@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import Page
 
-from fusion_jax.analysis.report.html import (
-  document,
-  download,
-  element,
-  table,
-)
+from fusion_jax.analysis.report.html import document, download, element, table
 from fusion_jax.analysis.report.lengths import (
   bleu_by_source_length,
   draw_lengths,
@@ -25,7 +20,7 @@ from fusion_jax.analysis.report.marks import (
   stretches,
   units,
 )
-from fusion_jax.evaluation.metrics import corpus_scores
+from fusion_jax.metrics import corpus_scores
 
 _WORDS = st.lists(st.sampled_from(['a', 'b', 'c', 'd']), max_size=8)
 

@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from report_runs import Page, write_metrics
+from saved_runs import SavedRun
 
 from fusion_jax.analysis import curves, gradients, similarity
 from fusion_jax.analysis.report import __main__ as program
@@ -19,9 +19,6 @@ from fusion_jax.analysis.report.run import (
   parameters_by_part,
   training_pairs,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[1] / 'training'))
-from saved_runs import SavedRun
 
 
 def test_parameters_are_counted_by_part():

@@ -10,20 +10,20 @@ from fused_subjects import SOURCES, TARGETS, make_run, subject_of
 from pictures import assert_not_blank
 
 from fusion_jax.analysis.__main__ import main
-from fusion_jax.analysis.looking import look_at
+from fusion_jax.analysis.run_view import look_at
 from fusion_jax.analysis.views import VIEWS, check_view, views_of
 from fusion_jax.config import ModelConfig, TrainingConfig
-from fusion_jax.errors import InputError
-from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion_options import (
+from fusion_jax.config.fusion import (
   MultiLayerOptions,
   ShortcutOptions,
   SideConfig,
 )
-from fusion_jax.training import run_directory
-from fusion_jax.training.checkpoint import Checkpoints, Progress
+from fusion_jax.errors import InputError
+from fusion_jax.fusion import SCHEMES
+from fusion_jax.runs import run_directory
+from fusion_jax.runs.checkpoint import Checkpoints, Progress
+from fusion_jax.runs.stored import identity_of
 from fusion_jax.training.step import TrainState
-from fusion_jax.training.stored import identity_of
 
 # The views of every scheme; those without any have no weights of layers.
 SCHEME_VIEWS = {

@@ -5,20 +5,17 @@ import re
 import numpy as np
 import pytest
 
-from fusion_jax.analysis.subject import Subject, TextChoice
+from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
 from fusion_jax.analysis.tags import (
   Word,
   read_words,
   tagged_text,
   tags_of_characters,
 )
-from fusion_jax.config import (
-  ExperimentConfig,
-  TokenizerConfig,
-)
+from fusion_jax.config import ExperimentConfig, TokenizerConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
-from fusion_jax.training.trained import Run, make_model
+from fusion_jax.runs.loading import TrainedModel, make_model
 
 _LINES = ['Das Haus ist schön.', '', 'Im Häuschen brennt Licht!']
 # Im is a word of two tokens, and 2.1 an empty node.
@@ -59,9 +56,9 @@ def _subject(tmp_path, tokenizer, tagged):
   text = str(tmp_path / 'text')
   config = ExperimentConfig()
   model = make_model(config, tokenizer, tokenizer)
-  run = Run(config, model, {}, 1, tokenizer, tokenizer)
+  run = TrainedModel(config, model, {}, 1, tokenizer, tokenizer)
   choice = TextChoice(text, text, 0, str(tmp_path / 'tagged.conllu'), 'target')
-  return Subject(tmp_path, run, choice)
+  return RunWithText(tmp_path, run, choice)
 
 
 def test_a_file_gives_words_with_classes(tmp_path):

@@ -16,8 +16,8 @@ from rounding import assert_close
 from fusion_jax.analysis.layer_weights import layer_weights
 from fusion_jax.analysis.passes import text_batches, text_shapes
 from fusion_jax.analysis.token_means import token_masks, token_sum
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
-from fusion_jax.fusion_options import SideConfig
 
 DYNAMIC = SideConfig(fusion='dynamic_combination')
 

@@ -4,7 +4,7 @@ D model width, F filter, L layers of a side, n inputs of a node.
 """
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.fusion_options import SideConfig
+from fusion_jax.config.fusion import SideConfig
 
 
 def count(model: ModelConfig, source: int, target: int) -> int:

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import pytest
 
 from fusion_jax.config import ModelConfig
+from fusion_jax.config.flags import load_config
+from fusion_jax.config.presets import changed
+from fusion_jax.config.serialization import from_dict, to_dict
 from fusion_jax.errors import InputError
-from fusion_jax.flags import load_config
-from fusion_jax.losses import cross_entropy
+from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import Transformer, initial_parameters
-from fusion_jax.presets import changed
-from fusion_jax.serialization import from_dict, to_dict
 from fusion_jax.training.optimizer import make_schedule
 
 _CONFIGS = Path(__file__).parents[2] / 'configs'

@@ -16,11 +16,11 @@ import pytest
 import tensorflow_datasets as tfds
 import tensorflow_datasets.translate  # Registers the WMT datasets.
 
+from fusion_jax.config.flags import load_config, override
 from fusion_jax.data.embedded import generate
-from fusion_jax.flags import load_config, override
 from fusion_jax.parallel.mesh import make_mesh
+from fusion_jax.runs.loading import load_run
 from fusion_jax.training import loop
-from fusion_jax.training.trained import load_run
 
 _CONFIGS = Path(__file__).parents[2] / 'configs'
 _SMALL = {

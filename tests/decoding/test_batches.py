@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 
 from fusion_jax.config import PRESETS, DecodingConfig, ExperimentConfig
-from fusion_jax.decoding.batches import fetched, placed, windows
-from fusion_jax.parallel.aot_programs import Request, program_for
-from fusion_jax.parallel.collectives import collectives
+from fusion_jax.decoding.batches import (
+  device_get_rows,
+  device_put_rows,
+  windows,
+)
 from fusion_jax.parallel.mesh import data_mesh, put_whole
+from fusion_jax.tools.aot.hlo_collectives import collectives
+from fusion_jax.tools.aot.programs import Request, program_for
 
 
 @pytest.mark.parametrize('rows', [1, 5, 8, 11])
@@ -20,8 +24,8 @@ def test_rows_come_back_in_order_with_the_last_again(rows):
     'lengths': np.arange(rows, dtype=np.int32),
     'none': None,
   }
-  on_devices = placed(batch, data_mesh())
-  back = fetched(on_devices)
+  on_devices = device_put_rows(batch, data_mesh())
+  back = device_get_rows(on_devices)
   spare = -rows % 8
   for name in ('ids', 'lengths'):
     shard = on_devices[name].addressable_shards[0].data

@@ -13,9 +13,16 @@ import pytest
 from copying import Copying, make_run, make_tokenizer, random_run
 from drawn import drawn_parameters
 
+from fusion_jax.cli import request as request_module
+from fusion_jax.cli.certify_files import sample_lines
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding import request as request_module
-from fusion_jax.decoding.certify import (
+from fusion_jax.config.fusion import (
+  GtransOptions,
+  MultiLayerOptions,
+  ShortcutOptions,
+  SideConfig,
+)
+from fusion_jax.decoding.certify.certify import (
   Certificate,
   Comparison,
   StepCheck,
@@ -24,26 +31,15 @@ from fusion_jax.decoding.certify import (
   compare,
   compare_steps,
 )
-from fusion_jax.decoding.certify_files import sample_lines
-from fusion_jax.decoding.certify_report import as_json, failure, table
+from fusion_jax.decoding.certify.report import as_json, failure, table
+from fusion_jax.decoding.certify.scenarios import Way, all_ways, translated
 from fusion_jax.decoding.pairs import Pair
 from fusion_jax.decoding.sentences import Sentence
 from fusion_jax.decoding.shapes import PlannedBatch
 from fusion_jax.decoding.translate import Translation, Translator
-from fusion_jax.decoding.ways import Way, all_ways, translated
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion_options import (
-  GtransOptions,
-  MultiLayerOptions,
-  ShortcutOptions,
-  SideConfig,
-)
-from fusion_jax.models.transformer import (
-  ModelOutput,
-  OutputLayer,
-  Transformer,
-)
+from fusion_jax.models.transformer import ModelOutput, OutputLayer, Transformer
 
 PROGRAM = Path(__file__).parents[2] / 'decode.py'
 # Each has at most 7 subwords.

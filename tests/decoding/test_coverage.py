@@ -16,7 +16,6 @@ from fusion_jax.decoding.compiled import (
   SearchSettings,
   search_batch,
 )
-from fusion_jax.decoding.constraints import TokenRules
 from fusion_jax.decoding.coverage import (
   attended,
   coverage,
@@ -24,9 +23,13 @@ from fusion_jax.decoding.coverage import (
   write_attention,
 )
 from fusion_jax.decoding.ensemble import Mixture
-from fusion_jax.decoding.forced import ForcedRows, forced_scores
-from fusion_jax.decoding.hypotheses import LengthPenalty
 from fusion_jax.decoding.model_step import Source
+from fusion_jax.decoding.teacher_forcing import (
+  TeacherForcedRows,
+  teacher_forced_scores,
+)
+from fusion_jax.search.constraints import TokenRules
+from fusion_jax.search.hypotheses import LengthPenalty
 
 
 def test_by_hand():
@@ -79,9 +82,9 @@ def test_a_wide_beam_finds_the_best_of_all_hypotheses():
   ]
   lengths = np.array([len(tokens) for tokens in every], np.int32)
   target = np.array([t + (0,) * (limit - len(t)) for t in every], np.int32)
-  tokens, bonus = forced_scores(
+  tokens, coverage_score = teacher_forced_scores(
     (run.parameters,),
-    ForcedRows(
+    TeacherForcedRows(
       (jax.tree.map(lambda x: jnp.repeat(x, len(every), 0), source),),
       jnp.asarray(target),
       jnp.asarray(lengths),
@@ -92,7 +95,9 @@ def test_a_wide_beam_finds_the_best_of_all_hypotheses():
   )
   real = np.arange(limit) < lengths[:, None]
   totals = np.where(real, tokens, 0).sum(1)
-  scores = totals / penalty.divisors(limit)[lengths] + np.asarray(bonus)
+  scores = totals / penalty.divisors(limit)[lengths] + np.asarray(
+    coverage_score
+  )
   best = np.argsort(-scores)[:3]
   forbidden = set(range(run.model.target_vocabulary)) - set(allowed)
   found = search_batch(

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from copying import make_tokenizer
 
+from fusion_jax.cli.request import with_groups
 from fusion_jax.config import ExperimentConfig, ModelConfig
-from fusion_jax.decoding.request import with_groups
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
-from fusion_jax.fusion_options import SideConfig
 from fusion_jax.models.transformer import Transformer, initial_parameters
-from fusion_jax.training.trained import Run
+from fusion_jax.runs.loading import TrainedModel
 
 _TOKENIZER = make_tokenizer()
 
@@ -26,7 +26,7 @@ def _run(fusion='gtrans'):
     decoder=SideConfig(fusion=fusion),
   )
   transformer = Transformer(model, 11, 11, 2)
-  return Run(
+  return TrainedModel(
     ExperimentConfig(model=model),
     transformer,
     initial_parameters(transformer, 0),

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from copying import LINES, Copying, make_run, random_run
 
+from fusion_jax.cli import request as request_module
+from fusion_jax.cli.view_writers import alignment_file
 from fusion_jax.config import (
   DataConfig,
   DecodingConfig,
@@ -17,16 +19,14 @@ from fusion_jax.config import (
   TokenizerConfig,
 )
 from fusion_jax.data.tokenizer import Tokenizer, train
-from fusion_jax.decoding import request as request_module
 from fusion_jax.decoding.direction import in_direction
-from fusion_jax.decoding.export import stablehlo
-from fusion_jax.decoding.export.stablehlo_options import StablehloOptions
 from fusion_jax.decoding.pairs import Pair
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.decoding.view_writers import alignment_file
 from fusion_jax.decoding.views import Look, View
 from fusion_jax.errors import InputError
+from fusion_jax.tools.export import stablehlo
+from fusion_jax.tools.export.stablehlo_options import StablehloOptions
 
 PROGRAM = Path(__file__).parents[2] / 'decode.py'
 PAIRS = [('de', 'en'), ('en', 'de'), ('en', 'fr'), ('ro', 'en')]

@@ -8,17 +8,17 @@ import pytest
 from copying import LINES, make_run, make_tokenizer, random_run
 from rounding import assert_close
 
+from fusion_jax.cli import request as request_module
+from fusion_jax.cli import run as run_module
+from fusion_jax.cli.line_formats import score_text
+from fusion_jax.cli.text_io import split_paths
 from fusion_jax.config import DecodingConfig, TokenizerConfig
+from fusion_jax.config.fusion import GtransOptions, SideConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
-from fusion_jax.decoding import request as request_module
-from fusion_jax.decoding import run as run_module
 from fusion_jax.decoding.ensemble import Ensemble, Mixture, make_ensemble
-from fusion_jax.decoding.line_formats import score_text
-from fusion_jax.decoding.lines import split_paths
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
-from fusion_jax.fusion_options import GtransOptions, SideConfig
 from fusion_jax.models.transformer import Transformer
 
 OPTIONS = DecodingConfig(

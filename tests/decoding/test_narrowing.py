@@ -10,23 +10,19 @@ from copying import make_run, make_tokenizer, random_run
 from rounding import assert_close
 
 from fusion_jax.config import DecodingConfig
+from fusion_jax.config.fusion import GtransOptions, SideConfig
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
   search_batch,
 )
-from fusion_jax.decoding.constraints import Requirements
 from fusion_jax.decoding.ensemble import Mixture
-from fusion_jax.decoding.hypotheses import (
-  Hypotheses,
-  LengthPenalty,
-  Narrowed,
-)
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.search import beam_search
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.fusion_options import GtransOptions, SideConfig
 from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.search.beam import beam_search
+from fusion_jax.search.constraints import Requirements
+from fusion_jax.search.hypotheses import Hypotheses, LengthPenalty, Narrowed
 
 _ROWS, _ROOM = 64, 9
 
@@ -47,7 +43,7 @@ class CountingDown:
     logits = jnp.where(ends, end, go_on)
     return jnp.broadcast_to(logits, (*tokens.shape, 4)), cache
 
-  def narrow(self, sentences, cache):
+  def compact_batch(self, sentences, cache):
     part = CountingDown(self.lengths[sentences])
     part.rows = self.rows
     return Narrowed(part.step, None, cache)
@@ -66,7 +62,7 @@ def test_the_last_quarter_goes_on_alone():
     start_id=0,
     end_id=1,
     penalty=LengthPenalty(),
-    narrow=model.narrow,
+    compact_batch=model.compact_batch,
   )
   np.testing.assert_array_equal(found.lengths[:, 0], lengths)
   # Every size of a batch is traced once.

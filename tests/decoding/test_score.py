@@ -9,29 +9,26 @@ import pytest
 from copying import LINES, make_tokenizer, random_run
 from rounding import assert_close
 
+from fusion_jax.cli import request as request_module
+from fusion_jax.cli import run as run_module
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding import request as request_module
-from fusion_jax.decoding import run as run_module
+from fusion_jax.config.fusion import GtransOptions, SideConfig
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
   search_batch,
 )
 from fusion_jax.decoding.ensemble import Mixture
-from fusion_jax.decoding.forced import (
-  ForcedRows,
-  forced_scores,
-  token_log_probabilities,
-)
-from fusion_jax.decoding.hypotheses import LengthPenalty
 from fusion_jax.decoding.model_step import Source
 from fusion_jax.decoding.score import Scorer
-from fusion_jax.errors import InputError
-from fusion_jax.fusion_options import GtransOptions, SideConfig
-from fusion_jax.models.transformer import (
-  ModelOutput,
-  OutputLayer,
+from fusion_jax.decoding.teacher_forcing import (
+  TeacherForcedRows,
+  teacher_forced_scores,
+  token_log_probabilities,
 )
+from fusion_jax.errors import InputError
+from fusion_jax.models.transformer import ModelOutput, OutputLayer
+from fusion_jax.search.hypotheses import LengthPenalty
 
 ONE = Mixture()
 OPTIONS = DecodingConfig(
@@ -72,9 +69,9 @@ def _scores_are_those_of_the_search(runs, mixture=ONE, coverage=0.0):
   for place in range(2):
     lengths = found.lengths[:, place]
     assert (np.asarray(lengths) > 0).all()
-    tokens, bonus = forced_scores(
+    tokens, coverage_score = teacher_forced_scores(
       parameters,
-      ForcedRows(sources, found.tokens[:, place], lengths),
+      TeacherForcedRows(sources, found.tokens[:, place], lengths),
       models=models,
       mixture=mixture,
       weight=coverage,
@@ -84,9 +81,9 @@ def _scores_are_those_of_the_search(runs, mixture=ONE, coverage=0.0):
     assert_close(np.where(real, tokens, 0), each)
     totals = np.asarray(each).sum(-1)
     assert_close(totals, found.log_probabilities[:, place])
-    scores = totals / divisors[np.asarray(lengths)] + np.asarray(bonus)
+    scores = totals / divisors[np.asarray(lengths)] + np.asarray(coverage_score)
     assert_close(scores, found.scores[:, place])
-    assert (np.asarray(bonus) < -1e-3).any() == (coverage > 0)
+    assert (np.asarray(coverage_score) < -1e-3).any() == (coverage > 0)
 
 
 @pytest.mark.parametrize('coverage', [0.0, 0.3])

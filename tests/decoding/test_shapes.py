@@ -7,9 +7,9 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.shapes import (
   DecodeShape,
   PlannedBatch,
-  dealt,
   decode_shapes,
   plan_batches,
+  shard_batches,
   target_limit,
 )
 
@@ -82,7 +82,7 @@ def _batch(source, sentence):
 
 def test_batches_dealt_to_three_processes():
   batches = [_batch(8, i) for i in range(4)] + [_batch(4, 4), _batch(4, 5)]
-  shares = [list(dealt(batches, 3, process)) for process in range(3)]
+  shares = [list(shard_batches(batches, 3, process)) for process in range(3)]
   assert [[batch.sentences for batch in share] for share in shares] == [
     [[0], [3], [4]],
     [[1], [], [5]],
@@ -98,7 +98,8 @@ def test_processes_have_the_same_shapes_and_together_every_batch(
   options = DecodingConfig(max_source_length=40, batch_tokens=80, beam_size=1)
   batches = list(plan_batches(lengths, decode_shapes(options)))
   shares = [
-    list(dealt(batches, processes, process)) for process in range(processes)
+    list(shard_batches(batches, processes, process))
+    for process in range(processes)
   ]
   for together in zip(*shares, strict=True):
     assert len({batch.shape for batch in together}) == 1

@@ -14,14 +14,14 @@ from copying import LINES, make_run, make_tokenizer
 from flax import linen as nn
 from rounding import assert_close
 
+from fusion_jax.cli import request as request_module
+from fusion_jax.cli import run as run_module
+from fusion_jax.cli.view_flags import ViewFlags
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding import request as request_module
-from fusion_jax.decoding import run as run_module
 from fusion_jax.decoding.pairs import PairEncoder
-from fusion_jax.decoding.view_flags import ViewFlags
 from fusion_jax.decoding.views import Viewer, Wanted
 from fusion_jax.errors import InputError
-from fusion_jax.models.attention_views import cross_attention_weights
+from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Transformer
 
 PROGRAM = Path(__file__).parents[2] / 'decode.py'

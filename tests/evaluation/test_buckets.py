@@ -17,8 +17,8 @@ from fusion_jax.evaluation.buckets import (
   read_bounds,
   word_counts,
 )
-from fusion_jax.evaluation.metrics import bleu_for
 from fusion_jax.evaluation.sentence_statistics import statistics_of
+from fusion_jax.metrics import bleu_for
 
 
 def test_boundaries_by_hand():

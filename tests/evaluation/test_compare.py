@@ -9,7 +9,7 @@ import pytest
 from comparing import mistaken, pairs, write
 
 from fusion_jax.evaluation import compare
-from fusion_jax.evaluation.metrics import corpus_scores
+from fusion_jax.metrics import corpus_scores
 
 _FEW = ('--samples=50', '--trials=60', '--jobs=1')
 

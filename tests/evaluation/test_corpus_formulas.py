@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusion_jax.evaluation.corpus_formulas import CORPUS_SCORES
-from fusion_jax.evaluation.metrics import metrics_for
 from fusion_jax.evaluation.sentence_statistics import score_of, statistics_of
+from fusion_jax.metrics import metrics_for
 
 _LINES = st.lists(
   st.lists(st.sampled_from('abcd'), max_size=9).map(' '.join),

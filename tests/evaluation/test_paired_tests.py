@@ -11,9 +11,9 @@ from scipy.stats import binomtest
 
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation import paired_tests
-from fusion_jax.evaluation.metrics import metrics_for
 from fusion_jax.evaluation.paired_tests import least_p_value, paired_test
 from fusion_jax.evaluation.sentence_statistics import statistics_of
+from fusion_jax.metrics import metrics_for
 
 KINDS = [('bs', 200), ('ar', 300)]
 

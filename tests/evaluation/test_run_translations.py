@@ -2,20 +2,16 @@
 
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 from comparing import write
+from saved_runs import SavedRun
 
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation import compare
 from fusion_jax.evaluation.run_translations import translation_of
-from fusion_jax.training import trained
-
-sys.path.insert(0, str(Path(__file__).parents[1] / 'training'))
-from saved_runs import SavedRun
+from fusion_jax.runs import loading
 
 _LINES = ['the cat', '', 'a dog on']
 
@@ -39,12 +35,12 @@ def no_loading(monkeypatch):
   def refuse(*arguments):
     raise InputError('it was loaded')
 
-  monkeypatch.setattr(trained, 'load_run', refuse)
+  monkeypatch.setattr(loading, 'load_run', refuse)
 
 
 def test_the_run_translates_by_its_own_settings(saved, first):
   path, found = first
-  run = trained.load_run(saved.workdir)
+  run = loading.load_run(saved.workdir)
   expected = list(Translator(run, run.config.decoding).translate(_LINES))
   assert path.read_text().split('\n') == [*expected, '']
   assert found.text.lines == tuple(line.rstrip() for line in expected)

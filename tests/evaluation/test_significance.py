@@ -66,9 +66,9 @@ def test_seeds_by_hand():
 def test_welch_by_hand():
   # t = (2 - 4) / sqrt(1/3 + 4/3); degrees of freedom
   # (5/3)^2 / ((1/3)^2 / 2 + (4/3)^2 / 2) = 50/17.
-  narrow, wide = over_seeds([1.0, 2.0, 3.0]), over_seeds([2.0, 4.0, 6.0])
+  compact_batch, wide = over_seeds([1.0, 2.0, 3.0]), over_seeds([2.0, 4.0, 6.0])
   expected = 2 * stats.t.sf(2 / np.sqrt(5 / 3), 50 / 17)
-  assert welch(narrow, wide) == pytest.approx(expected)
+  assert welch(compact_batch, wide) == pytest.approx(expected)
 
 
 def test_welch_needs_seeds_that_differ():

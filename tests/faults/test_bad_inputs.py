@@ -13,7 +13,7 @@ import entry_points
 import pytest
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.serialization import flatten
+from fusion_jax.config.serialization import flatten
 
 pytestmark = [
   pytest.mark.slow,
@@ -49,7 +49,7 @@ COMMANDS = {
   'train': (*_CONFIG, '--workdir=new'),
   'decode': ('--workdir=run', '--input=text.en', '--output=out'),
   'fusion_jax.data.prepare': _CONFIG,
-  'fusion_jax.training.average': (
+  'fusion_jax.tools.average_checkpoints': (
     '--workdir=run',
     '--average=2',
     '--output=out',
@@ -74,21 +74,21 @@ COMMANDS = {
     '--lines=3',
     '--output=out.html',
   ),
-  'fusion_jax.decoding.export': (
+  'fusion_jax.tools.export': (
     '--workdir=run',
     '--format=stablehlo',
     '--output=out',
   ),
-  'fusion_jax.quickstart': ('--workdir=run',),
+  'fusion_jax.tools.quickstart': ('--workdir=run',),
   'fusion_jax.models': _CONFIG,
   'fusion_jax.fusion': (),
   # Nothing is compiled: the devices are named last, and there are none such.
-  'fusion_jax.parallel.aot': (*_CONFIG, '--topology=none'),
+  'fusion_jax.tools.aot': (*_CONFIG, '--topology=none'),
 }
 # What reads a run directory.
 _READERS = (
   'decode',
-  'fusion_jax.training.average',
+  'fusion_jax.tools.average_checkpoints',
   'fusion_jax.analysis',
   'fusion_jax.evaluation.contrastive',
 )

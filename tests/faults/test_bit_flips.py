@@ -25,8 +25,8 @@ from fusion_jax.config import (
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.errors import InputError
-from fusion_jax.training.checkpoint import Checkpoints, Progress
-from fusion_jax.training.trained import load_run
+from fusion_jax.runs.checkpoint import Checkpoints, Progress
+from fusion_jax.runs.loading import load_run
 
 _OLDER, _NEWER = 10, 20
 

@@ -10,9 +10,9 @@ import pytest
 from saved_runs import SavedRun, iterator
 
 from fusion_jax.errors import InputError
-from fusion_jax.training import stored, trained
-from fusion_jax.training.checkpoint import Progress
-from fusion_jax.training.trained import load_run
+from fusion_jax.runs import loading, stored
+from fusion_jax.runs.checkpoint import Progress
+from fusion_jax.runs.loading import load_run
 
 # Where one array cannot be read, Orbax does not wait for the others.
 _MARK = pytest.mark.filterwarnings(
@@ -84,7 +84,7 @@ def test_a_folder_that_loses_files(tmp_path, monkeypatch):
 def test_checkpoints_that_are_always_gone(tmp_path, monkeypatch):
   run = SavedRun(tmp_path / 'run')
   run.save({1: None})
-  monkeypatch.setattr(trained, 'is_being_deleted', lambda _: True)
-  monkeypatch.setattr(trained, 'check_identity', lambda *_: 1 / 0)
+  monkeypatch.setattr(loading, 'is_being_deleted', lambda _: True)
+  monkeypatch.setattr(loading, 'check_identity', lambda *_: 1 / 0)
   with pytest.raises(InputError, match='deleted faster than they can be read'):
     load_run(run.workdir)

@@ -8,9 +8,9 @@ import numpy as np
 from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
+from fusion_jax.config.fusion import LinearOptions, MlrfOptions, SideConfig
 from fusion_jax.fusion.aggregate import LayerEmbedding
-from fusion_jax.fusion_options import LinearOptions, MlrfOptions, SideConfig
-from fusion_jax.models.context import Context
+from fusion_jax.layers.context import Context
 
 WIDTH = 8
 KEY = jax.random.key(0)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fusion_jax.fusion_options import (
+from fusion_jax.config.fusion import (
   AggOptions,
   MlrfOptions,
   RoutingOptions,

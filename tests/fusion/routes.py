@@ -8,10 +8,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from fusion_jax.fusion.routing import (
-  dynamic_routing,
-  em_routing,
-)
+from fusion_jax.fusion.routing import dynamic_routing, em_routing
 
 FEW = settings(max_examples=12)
 # L, N, C: one of each, odd ones, more inputs than capsules and the reverse.

@@ -20,12 +20,8 @@ from trees import (
   tree_config,
 )
 
-from fusion_jax.fusion.tree import (
-  AggNode,
-  add_residual,
-  exploitation_scores,
-)
-from fusion_jax.models.attention import causal_mask, padding_mask
+from fusion_jax.fusion.tree import AggNode, add_residual, exploitation_scores
+from fusion_jax.layers.attention import causal_mask, padding_mask
 
 
 def _agg(agg=None, **changes):

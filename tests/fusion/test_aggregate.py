@@ -17,6 +17,7 @@ from aggregates import (
 from extremes import assert_finite, extreme_layers
 
 from fusion_jax.config import PRESETS
+from fusion_jax.config.fusion import LinearOptions, MlrfOptions, SideConfig
 from fusion_jax.fusion.aggregate import (
   Average,
   FeedForwardFusion,
@@ -24,7 +25,6 @@ from fusion_jax.fusion.aggregate import (
   LayerEmbedding,
   Linear,
 )
-from fusion_jax.fusion_options import LinearOptions, MlrfOptions, SideConfig
 
 _SMALL = PRESETS['small']
 

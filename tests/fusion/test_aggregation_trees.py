@@ -18,12 +18,7 @@ from trees import (
   tree_config,
 )
 
-from fusion_jax.fusion.tree import (
-  AggNode,
-  Hierarchical,
-  Iterative,
-  tree_groups,
-)
+from fusion_jax.fusion.tree import AggNode, Hierarchical, Iterative, tree_groups
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from flax import linen as nn
 from rounding import assert_close
 
 from fusion_jax.config import PRESETS, ModelConfig
+from fusion_jax.config.fusion import RoutingOptions, SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.capsules import DynamicRouting, EmRouting, Votes
 from fusion_jax.fusion.routing import dynamic_routing, em_routing, unit_votes
-from fusion_jax.fusion_options import RoutingOptions, SideConfig
-from fusion_jax.models.context import Context
+from fusion_jax.layers.context import Context
 
 _WIDTH = 8
 _KEY = jax.random.key(0)

@@ -9,21 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.fusion.connect import (
-  Chain,
-  DenseConnection,
-  Dlcl,
-  TransparentAttention,
-  predecessors,
-)
-from fusion_jax.fusion_options import (
+from fusion_jax.config.fusion import (
   DenseOptions,
   DlclOptions,
   SideConfig,
   TransparentOptions,
 )
-from fusion_jax.models.attention import causal_mask
-from fusion_jax.models.context import Context
+from fusion_jax.fusion.connect import (
+  DenseConnection,
+  Dlcl,
+  LayerConnection,
+  TransparentAttention,
+  predecessors,
+)
+from fusion_jax.layers.attention import causal_mask
+from fusion_jax.layers.context import Context
 
 _WIDTH = 8
 
@@ -103,7 +103,7 @@ def _close(a, b, tolerance=1e-5):
 
 def test_a_chain_passes_the_last_layer_on():
   layers = (_x(0), _x(1))
-  chain = Chain()
+  chain = LayerConnection()
   assert chain.layer_input(layers, (), _context()) == (layers[-1], ())
   assert chain.layer_output(layers, layers[0]) is layers[0]
 

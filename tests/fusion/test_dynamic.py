@@ -13,9 +13,9 @@ from jax.test_util import check_grads
 from rounding import assert_close
 
 from fusion_jax.config import PRESETS, ModelConfig
+from fusion_jax.config.fusion import DynamicOptions, SideConfig
 from fusion_jax.fusion.dynamic import DynamicCombination
-from fusion_jax.fusion_options import DynamicOptions, SideConfig
-from fusion_jax.models.context import Context
+from fusion_jax.layers.context import Context
 
 _WIDTH = 8
 _KEY = jax.random.key(0)

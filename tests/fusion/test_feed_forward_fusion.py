@@ -18,12 +18,8 @@ from aggregates import (
 from flax import linen as nn
 from rounding import assert_close
 
-from fusion_jax.fusion.aggregate import (
-  FeedForwardFusion,
-  Hops,
-  LayerEmbedding,
-)
-from fusion_jax.fusion_options import MlrfOptions
+from fusion_jax.config.fusion import MlrfOptions
+from fusion_jax.fusion.aggregate import FeedForwardFusion, Hops, LayerEmbedding
 
 
 def test_feed_forward_by_hand():

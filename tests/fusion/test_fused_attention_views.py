@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import CASES
 
-from fusion_jax.models.attention_views import cross_attention_weights
+from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Transformer
 
 _SOURCE = jnp.array([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]])

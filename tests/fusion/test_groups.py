@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusion_jax.config import ModelConfig
+from fusion_jax.config.fusion import GtransOptions, SideConfig, partition
 from fusion_jax.fusion.groups import (
   DecoderGroups,
   EncoderGroups,
   group_count,
   keep_groups,
 )
-from fusion_jax.fusion_options import GtransOptions, SideConfig, partition
-from fusion_jax.models.context import Context
+from fusion_jax.layers.context import Context
 
 _CONTEXT = Context(jnp.ones((1, 1, 1, 1), bool), True)
 _WIDTH = 8

@@ -5,12 +5,8 @@ import pytest
 from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.fusion.inputs import (
-  InputNorms,
-  per_layer_norms,
-  weighted_sum,
-)
-from fusion_jax.fusion_options import SideConfig
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.inputs import InputNorms, per_layer_norms, weighted_sum
 
 
 def _config(norm, input_norm='auto'):

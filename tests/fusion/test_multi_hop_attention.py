@@ -23,13 +23,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
+from fusion_jax.config.fusion import MlrfOptions
 from fusion_jax.fusion.aggregate import (
   FeedForwardFusion,
   Hops,
   hop_scores,
   hop_sums,
 )
-from fusion_jax.fusion_options import MlrfOptions
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -14,8 +14,8 @@ import references
 from flax import linen as nn
 from rounding import assert_close
 
-from fusion_jax import fusion_options
 from fusion_jax.config import ModelConfig, TrainingConfig
+from fusion_jax.config import fusion as fusion_options
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion import aggregate, capsules, connect, dynamic, tree
 from fusion_jax.fusion.groups import (
@@ -26,9 +26,9 @@ from fusion_jax.fusion.groups import (
 )
 from fusion_jax.fusion.shortcuts import ShortcutAttention
 from fusion_jax.fusion.sources import MultiLayerAttention
-from fusion_jax.losses import cross_entropy
-from fusion_jax.models.attention import causal_mask, padding_mask
-from fusion_jax.models.context import Context
+from fusion_jax.layers.attention import causal_mask, padding_mask
+from fusion_jax.layers.context import Context
+from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import ModelOutput, OutputLayer
 from fusion_jax.training.step import batch_diversity, count_tokens
 

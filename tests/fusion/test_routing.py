@@ -17,10 +17,7 @@ from routes import (
   normal_votes,
 )
 
-from fusion_jax.fusion.routing import (
-  coupling_diversity,
-  coupling_entropy,
-)
+from fusion_jax.fusion.routing import coupling_diversity, coupling_entropy
 
 _ANY_ROUTE = st.sampled_from(sorted(ROUTES))
 

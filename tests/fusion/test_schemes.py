@@ -13,11 +13,11 @@ from cases import CASES
 from drawn import drawn_parameters
 from rounding import assert_close
 
+from fusion_jax.config.fusion import Scheme, SideConfig
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.groups import group_count, mixture_log_probabilities
-from fusion_jax.fusion_options import Scheme, SideConfig
-from fusion_jax.losses import cross_entropy
-from fusion_jax.models.context import Context
+from fusion_jax.layers.context import Context
+from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import (
   Transformer,
   output_logits,

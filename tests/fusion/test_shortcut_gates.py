@@ -21,7 +21,7 @@ from tiny_shortcuts import (
 )
 
 from fusion_jax.fusion.shortcuts import ShortcutAttention, fuse, gate
-from fusion_jax.models.attention import MultiHeadAttention
+from fusion_jax.layers.attention import MultiHeadAttention
 
 
 def _with_gates(params, bias):

@@ -18,15 +18,16 @@ from tiny_shortcuts import (
 )
 
 from fusion_jax.config import ModelConfig
+from fusion_jax.config.fusion import ShortcutOptions, SideConfig
 from fusion_jax.fusion.shortcuts import ShortcutAttention, gate
-from fusion_jax.fusion_options import ShortcutOptions, SideConfig
-from fusion_jax.models.attention import (
+from fusion_jax.layers.attention import (
   MultiHeadAttention,
   causal_mask,
   padding_mask,
 )
-from fusion_jax.models.context import CacheWalk, Context
-from fusion_jax.models.layers import Residual
+from fusion_jax.layers.caches import CacheCursor
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.layers import Residual
 
 
 class _Stack(nn.Module):
@@ -139,7 +140,7 @@ def test_caches_give_what_the_full_pass_gives(options):
 
   @jax.jit
   def step(one, caches, position):
-    walk = CacheWalk(caches, position)
+    walk = CacheCursor(caches, position)
     mask = padding_mask(position[None] + 1, LENGTH)
     layers = stack.apply(variables, one, Context(mask, True, caches=walk))
     return layers[-1], tuple(walk.seen)

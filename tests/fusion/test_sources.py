@@ -8,15 +8,16 @@ from flax.core import meta
 from rounding import assert_close
 
 from fusion_jax.config import ModelConfig
+from fusion_jax.config.fusion import AggOptions, MultiLayerOptions, SideConfig
 from fusion_jax.fusion.sources import MultiLayerAttention, layers_read
-from fusion_jax.fusion_options import AggOptions, MultiLayerOptions, SideConfig
-from fusion_jax.models.attention import (
+from fusion_jax.layers.attention import (
   MultiHeadAttention,
   causal_mask,
   padding_mask,
 )
-from fusion_jax.models.context import CacheWalk, Context, KeyValue
-from fusion_jax.models.layers import Residual
+from fusion_jax.layers.caches import CacheCursor, KeyValue
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.layers import Residual
 
 _T = 5
 _CAUSAL = causal_mask(_T)
@@ -237,7 +238,7 @@ def test_caches_give_what_the_full_pass_gives(activation, norm, read, partial):
 
   @jax.jit
   def step(one, caches, position):
-    walk = CacheWalk(caches, position)
+    walk = CacheCursor(caches, position)
     mask = padding_mask(position[None] + 1, _T)
     layers = stack.apply(variables, one, Context(mask, True, caches=walk))
     return layers[-1], tuple(walk.seen)

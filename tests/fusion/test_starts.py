@@ -11,10 +11,7 @@ import pytest
 from drawn import drawn_parameters
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.errors import InputError
-from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.groups import mixture_log_probabilities
-from fusion_jax.fusion_options import (
+from fusion_jax.config.fusion import (
   AggOptions,
   DlclOptions,
   DynamicOptions,
@@ -26,13 +23,16 @@ from fusion_jax.fusion_options import (
   ShortcutOptions,
   SideConfig,
 )
+from fusion_jax.errors import InputError
+from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.groups import mixture_log_probabilities
+from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
   output_logits,
 )
-from fusion_jax.training.initialize import merged_parameters
-from fusion_jax.training.weights import path_name
+from fusion_jax.training.warm_start import merged_parameters
 
 _SOURCE = jnp.array([[3, 4, 5], [6, 7, 0]])
 _LENGTHS = jnp.array([3, 2])

@@ -20,14 +20,10 @@ from trees import (
 )
 
 from fusion_jax.config import PRESETS
-from fusion_jax.fusion.tree import (
-  AggNode,
-  Hierarchical,
-  Iterative,
-)
-from fusion_jax.fusion_options import AggOptions, SideConfig
-from fusion_jax.models.attention import padding_mask
-from fusion_jax.models.context import CacheWalk, KeyValue
+from fusion_jax.config.fusion import AggOptions, SideConfig
+from fusion_jax.fusion.tree import AggNode, Hierarchical, Iterative
+from fusion_jax.layers.attention import padding_mask
+from fusion_jax.layers.caches import CacheCursor, KeyValue
 
 
 @pytest.mark.parametrize('module', [AggNode, Iterative, Hierarchical])
@@ -44,7 +40,7 @@ def test_one_position_at_a_time_equals_all_at_once(module):
 
   @jax.jit
   def step(position, caches, inputs):
-    walk = CacheWalk(caches, position)
+    walk = CacheCursor(caches, position)
     output = module.apply(
       {'params': params},
       inputs,

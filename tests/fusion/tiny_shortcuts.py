@@ -5,10 +5,10 @@ import jax.numpy as jnp
 from flax.core import meta
 
 from fusion_jax.config import ModelConfig
+from fusion_jax.config.fusion import ShortcutOptions, SideConfig
 from fusion_jax.fusion.shortcuts import ShortcutAttention
-from fusion_jax.fusion_options import ShortcutOptions, SideConfig
-from fusion_jax.models.attention import causal_mask
-from fusion_jax.models.context import Context
+from fusion_jax.layers.attention import causal_mask
+from fusion_jax.layers.context import Context
 
 LENGTH = 5
 CAUSAL = causal_mask(LENGTH)

@@ -6,21 +6,18 @@ import numpy as np
 from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.fusion.tree import (
-  AggNode,
-  Hierarchical,
-  Iterative,
-)
-from fusion_jax.fusion_options import AggOptions, SideConfig
-from fusion_jax.models.attention import causal_mask
-from fusion_jax.models.context import CacheWalk, Context
+from fusion_jax.config.fusion import AggOptions, SideConfig
+from fusion_jax.fusion.tree import AggNode, Hierarchical, Iterative
+from fusion_jax.layers.attention import causal_mask
+from fusion_jax.layers.caches import CacheCursor
+from fusion_jax.layers.context import Context
 
 WIDTH, LENGTH, HEADS = 8, 4, 2
 
 
 def make_context(mask=None, deterministic=True, caches=None):
   mask = causal_mask(LENGTH) if mask is None else mask
-  return Context(mask, deterministic, caches=caches or CacheWalk())
+  return Context(mask, deterministic, caches=caches or CacheCursor())
 
 
 def tree_config(layers=3, norm='post', agg=None, **changes):

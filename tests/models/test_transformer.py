@@ -11,7 +11,7 @@ from flax import linen as nn
 from rounding import assert_close
 
 from fusion_jax.config import PRESETS, ModelConfig
-from fusion_jax.models.attention_views import cross_attention_weights
+from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,

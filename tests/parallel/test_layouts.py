@@ -4,13 +4,12 @@ import dataclasses
 import functools
 import itertools
 import re
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import optax
 import pytest
+from cases import CASES
 from drawn import drawn_parameters
 from jax.sharding import AxisType
 
@@ -21,24 +20,18 @@ from fusion_jax.config import (
   OptimizerConfig,
   TrainingConfig,
 )
+from fusion_jax.config.fusion import AggOptions, GtransOptions, SideConfig
+from fusion_jax.config.parallel import AxisRules, ParallelConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion_options import AggOptions, GtransOptions, SideConfig
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import AXES, by_rows, replicated
-from fusion_jax.parallel_options import AxisRules, ParallelConfig
+from fusion_jax.runs.state import TrainState
 from fusion_jax.training.checks import check_rows
-from fusion_jax.training.fresh import plan_state
+from fusion_jax.training.initial_state import plan_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.state import TrainState
-from fusion_jax.training.step import (
-  make_train_step,
-  zero_totals,
-)
-
-sys.path.insert(0, str(Path(__file__).parents[1] / 'fusion'))
-from cases import CASES
+from fusion_jax.training.step import make_train_step, zero_totals
 
 _VOCABULARY = 32
 _TINY = dataclasses.replace(

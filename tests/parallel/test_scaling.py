@@ -10,12 +10,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from benchmarks.scaling import check, measured, small
 from benchmarks.scaling_expected import Way, expected, way
 from benchmarks.weak_scaling import bounds, efficiency
+from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.data.batching import Shape
 from fusion_jax.errors import CheckFailed
-from fusion_jax.parallel.aot_chips import CHIPS
-from fusion_jax.parallel.collectives import Collective
 from fusion_jax.parallel.mesh import make_mesh
-from fusion_jax.parallel_options import ParallelConfig
+from fusion_jax.tools.aot.chips import CHIPS
+from fusion_jax.tools.aot.hlo_collectives import Collective
 
 _SHAPE = Shape(64, 16, 16)
 

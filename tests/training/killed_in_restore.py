@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from fusion_jax.training.checkpoint import Checkpoints
+from fusion_jax.runs.checkpoint import Checkpoints
 
 
 def _killed(*_):

@@ -15,12 +15,12 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
+from fusion_jax.config.flags import override
 from fusion_jax.decoding.direction import in_direction
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
-from fusion_jax.flags import override
+from fusion_jax.runs.loading import load_run
 from fusion_jax.training import loop
-from fusion_jax.training.trained import load_run
 
 NAMES = ['en-de', 'de-en', 'en-fr']
 SENTENCES = 3

@@ -12,19 +12,19 @@ from fusion_jax.config import (
   TrainingConfig,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.losses import LossSums
+from fusion_jax.models.losses import LossSums
+from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.parallel.mesh import data_mesh
+from fusion_jax.runs.state import TrainState
 from fusion_jax.training.freeze import (
   are_frozen,
   check_patterns,
   without_frozen,
 )
-from fusion_jax.training.fresh import initial_state, plan_state
+from fusion_jax.training.initial_state import initial_state, plan_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.state import TrainState
 from fusion_jax.training.update import apply_update
-from fusion_jax.training.weights import path_name
 
 
 def _names(parameters, patterns):

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from fusion_jax.config import ModelConfig, OptimizerConfig
-from fusion_jax.errors import InputError
-from fusion_jax.fusion_options import (
+from fusion_jax.config.fusion import (
   FUSION_RATES,
   MultiLayerOptions,
   ShortcutOptions,
   SideConfig,
 )
+from fusion_jax.errors import InputError
+from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.training.fusion_rate import fusion_rates
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.weights import path_name
 
 _PLAIN = SideConfig()
 

@@ -10,8 +10,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 from fusion_jax.errors import InputError
-from fusion_jax.files import write_whole
-from fusion_jax.training.appending import AppendedFile
+from fusion_jax.files import AppendedFile, write_whole
 from fusion_jax.training.logs import MetricsLog
 
 

@@ -19,7 +19,7 @@ from programs import (
   wait_for_step,
 )
 
-from fusion_jax.training.trained import load_run
+from fusion_jax.runs.loading import load_run
 
 _STEPS = 40
 _RUN = {

@@ -16,12 +16,12 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
+from fusion_jax.config.presets import changed
 from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import InputError
-from fusion_jax.presets import changed
+from fusion_jax.runs.loading import load_run
 from fusion_jax.training import loop
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.trained import load_run
 
 
 @pytest.fixture(scope='module')

@@ -14,13 +14,13 @@ from fusion_jax.config import (
   OptimizerConfig,
   TrainingConfig,
 )
+from fusion_jax.config.presets import changed
 from fusion_jax.data.batching import Batch, Shape, assemble
 from fusion_jax.data.packed_batches import assemble_packed
 from fusion_jax.data.records import Example
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
-from fusion_jax.presets import changed
-from fusion_jax.training.fresh import initial_state
+from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (
   make_eval_step,

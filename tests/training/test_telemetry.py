@@ -4,8 +4,7 @@ import pytest
 from drawn import drawn_parameters
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.data.batching import Batch
-from fusion_jax.fusion_options import (
+from fusion_jax.config.fusion import (
   AggOptions,
   MlrfOptions,
   MultiLayerOptions,
@@ -13,6 +12,7 @@ from fusion_jax.fusion_options import (
   ShortcutOptions,
   SideConfig,
 )
+from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
 

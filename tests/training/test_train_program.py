@@ -23,7 +23,7 @@ from programs import (
   wait_for_step,
 )
 
-from fusion_jax.training.lock import held
+from fusion_jax.runs.lock import held
 
 
 @pytest.fixture(scope='module')
@@ -261,7 +261,7 @@ def test_a_saved_mean_decodes_and_is_not_trained_on(
 ):
   mean = tmp_path / 'mean'
   flags = ('--average=3', f'--workdir={unbroken[0]}', f'--output={mean}')
-  module = 'fusion_jax.training.average'
+  module = 'fusion_jax.tools.average_checkpoints'
   done = subprocess.run(
     [sys.executable, '-m', module, *flags],
     cwd=ROOT,

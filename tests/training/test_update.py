@@ -13,9 +13,9 @@ from rounding import assert_close
 
 from fusion_jax.config import OptimizerConfig, TrainingConfig
 from fusion_jax.errors import InputError
-from fusion_jax.losses import LossSums
+from fusion_jax.models.losses import LossSums
+from fusion_jax.runs.state import TrainState
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.state import TrainState
 from fusion_jax.training.update import apply_update, moved_average
 
 _OPTIMIZER = make_optimizer(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fusion_jax.analysis import figures
+from fusion_jax import figures
 from fusion_jax.analysis.frequency import BINS
 from fusion_jax.analysis.probes.passes import SIDES
 from fusion_jax.analysis.probes.training import KINDS

@@ -23,8 +23,8 @@ from fusion_jax.analysis.passes import text_batches, text_shapes
 from fusion_jax.analysis.probes import training
 from fusion_jax.analysis.probes.text import Classes
 from fusion_jax.analysis.probes.training import Asked, Probes, Weights
+from fusion_jax.analysis.run_with_text import RunWithText, TextPair
 from fusion_jax.analysis.sides import SIDES
-from fusion_jax.analysis.subject import Subject, TextPair
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Parameters, shift_right
 
@@ -93,7 +93,7 @@ class ProbePasses:
 
   def __init__(
     self,
-    subject: Subject,
+    subject: RunWithText,
     classes: Mapping[str, Classes],
     options: ProbeOptions,
   ):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from fusion_jax.analysis.subject import TextPair
+from fusion_jax.analysis.run_with_text import TextPair
 from fusion_jax.errors import InputError
 
 PARTS = 'train', 'stop', 'test'

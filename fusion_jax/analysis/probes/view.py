@@ -27,23 +27,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from fusion_jax.analysis.finding import Finding, View
 from fusion_jax.analysis.frequency import BINS, frequency_bins
 from fusion_jax.analysis.probes.figure import draw
-from fusion_jax.analysis.probes.passes import (
-  Answers,
-  ProbeOptions,
-  ProbePasses,
-)
-from fusion_jax.analysis.probes.text import (
-  make_classes,
-  split,
-  token_counts,
-)
+from fusion_jax.analysis.probes.passes import Answers, ProbeOptions, ProbePasses
+from fusion_jax.analysis.probes.text import make_classes, split, token_counts
 from fusion_jax.analysis.probes.training import KINDS, Weights, better
+from fusion_jax.analysis.run_with_text import RunWithText, TextPair
 from fusion_jax.analysis.sides import SIDES
-from fusion_jax.analysis.subject import Subject, TextPair
 from fusion_jax.analysis.tags import TaggedText, tagged_text
+from fusion_jax.analysis.view_result import View, ViewResult
 
 _TEXT_SIDES = {'encoder': 'source', 'decoder': 'target'}
 
@@ -153,7 +145,7 @@ def _tags_at(
 
 
 def measure(
-  subject: Subject, options: ProbeOptions | None = None
+  subject: RunWithText, options: ProbeOptions | None = None
 ) -> Mapping[str, Any]:
   """Trains and tests the probes of all layers.
 
@@ -204,7 +196,7 @@ def measure(
   return {'protocol': protocol} | numbers
 
 
-def _tags(subject: Subject) -> dict[str, TaggedText]:
+def _tags(subject: RunWithText) -> dict[str, TaggedText]:
   tags = tagged_text(subject)
   side = 'encoder' if subject.choice.tags_side == 'source' else 'decoder'
   return {} if tags is None else {side: tags}
@@ -241,7 +233,7 @@ def _nullable(values: np.ndarray) -> list[list[float | None]]:
   ]
 
 
-def look(subject: Subject) -> Finding:
+def look(subject: RunWithText) -> ViewResult:
   """Measures and draws."""
   numbers = measure(subject)
   parts = []
@@ -251,7 +243,7 @@ def look(subject: Subject) -> Finding:
       f'{own["accuracy"][0]:.1%} of the tokens in H[0] and '
       f'{own["accuracy"][-1]:.1%} in the last layer of the {side}'
     )
-  return Finding(
+  return ViewResult(
     numbers,
     lambda: draw(numbers),
     f'MLP probes tell {" and ".join(parts)}.',

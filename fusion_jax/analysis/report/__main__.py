@@ -19,10 +19,10 @@ from pathlib import Path
 
 from fusion_jax.analysis.subject_flags import add_subject_flags
 from fusion_jax.bounds import Positive, number
-from fusion_jax.errors import InputError, one_line_errors
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
-from fusion_jax.flags import parse_arguments
-from fusion_jax.programs import keep_compiled, start_logging
+from fusion_jax.startup import keep_compiled, one_line_errors, start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ def main(argv: list[str]) -> None:
   start_logging()
   arguments = parse_arguments(argv, _parser())
   output = _checked(arguments)
-  from fusion_jax.analysis.looking import open_subject
   from fusion_jax.analysis.report.page import page
   from fusion_jax.analysis.report.run import environment, gather
-  from fusion_jax.training.run_directory import read_config
+  from fusion_jax.analysis.run_view import open_subject
+  from fusion_jax.runs.run_directory import read_config
 
   workdirs = arguments.workdir
   configs = [read_config(workdir) for workdir in workdirs]

@@ -13,9 +13,9 @@ from fusion_jax.analysis.report.html import (
 )
 from fusion_jax.analysis.report.run import RunReport
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.fusion import Side, SideConfig
+from fusion_jax.config.serialization import flatten, to_json
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion_options import Side, SideConfig
-from fusion_jax.serialization import flatten, to_json
 
 _ABSENT = '(not there)'
 

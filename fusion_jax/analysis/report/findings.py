@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from fusion_jax.analysis import curves, figures
-from fusion_jax.analysis.finding import View
+from fusion_jax import figures
+from fusion_jax.analysis import curves
 from fusion_jax.analysis.report.html import (
   details,
   download,
@@ -21,6 +21,7 @@ from fusion_jax.analysis.report.lengths import (
 )
 from fusion_jax.analysis.report.run import RunReport
 from fusion_jax.analysis.report.views import Card, Picture, drawn
+from fusion_jax.analysis.view_result import View
 
 # A figure is not made smaller than this share of the width it was drawn at.
 _SMALLEST = 0.55

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from fusion_jax.analysis import figures
+from fusion_jax import figures
 from fusion_jax.evaluation import buckets
-from fusion_jax.evaluation.metrics import bleu_for, corpus_scores
+from fusion_jax.metrics import bleu_for, corpus_scores
 
 _BUCKETS = 6
 

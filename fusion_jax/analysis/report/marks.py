@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fusion_jax.evaluation.metrics import language_of
+from fusion_jax.metrics import language_of
 
 # Languages that put no spaces between words: their units are characters.
 _WITHOUT_SPACES = 'zh', 'ja', 'th', 'lo', 'km', 'my'

@@ -17,13 +17,13 @@ import jax
 from fusion_jax.analysis.curves import curves
 from fusion_jax.analysis.report.text import translation
 from fusion_jax.analysis.report.views import Card, cards
-from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation.metrics import Scores, corpus_scores
+from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.models.transformer import Parameters
-from fusion_jax.training.kept_corpus import read_report
-from fusion_jax.training.run_directory import read_config, read_tokenizers
+from fusion_jax.runs.kept_corpus import read_report
+from fusion_jax.runs.run_directory import read_config, read_tokenizers
 
 # Flags of the report that a command for one view needs too.
 _SHARED = (
@@ -94,7 +94,7 @@ class RunReport:
 
 
 def gather(
-  subject: Subject, name: str, arguments: argparse.Namespace
+  subject: RunWithText, name: str, arguments: argparse.Namespace
 ) -> RunReport:
   """Translates, scores and looks at a run.
 

@@ -10,19 +10,19 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fusion_jax.analysis.subject import Subject
-from fusion_jax.decoding.progress import Progress
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.config.serialization import to_dict
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
 from fusion_jax.json_input import read_json
-from fusion_jax.serialization import to_dict
-from fusion_jax.training.trained import Run
+from fusion_jax.progress import Progress
+from fusion_jax.runs.loading import TrainedModel
 
 logger = logging.getLogger(__name__)
 
 
-def translation(subject: Subject, folder: Path) -> list[str]:
+def translation(subject: RunWithText, folder: Path) -> list[str]:
   """The text translated as the run's config says, line for line.
 
   It is written into the folder, and read from there the next time, as long as
@@ -45,7 +45,7 @@ def translation(subject: Subject, folder: Path) -> list[str]:
   if kept is not None:
     logger.info('translation found: %s', path)
     return kept
-  progress = Progress(len(sources))
+  progress = Progress(len(sources), 'sentences')
   options = subject.run.config.decoding
   translator = Translator(subject.run, options, on_progress=progress.add)
   lines = list(translator.translate(sources))
@@ -56,7 +56,7 @@ def translation(subject: Subject, folder: Path) -> list[str]:
   return lines
 
 
-def _key(run: Run, sources: Sequence[str]) -> str:
+def _key(run: TrainedModel, sources: Sequence[str]) -> str:
   """A digest of all that a translation depends on."""
   data = run.config.data
   digest = hashlib.sha256()

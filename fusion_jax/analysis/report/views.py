@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fusion_jax.analysis.finding import View
-from fusion_jax.analysis.looking import look_at
 from fusion_jax.analysis.report.html import data_address
-from fusion_jax.analysis.subject import Subject
+from fusion_jax.analysis.run_view import look_at
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.view_result import View
 from fusion_jax.analysis.views import views_of
 from fusion_jax.errors import InputError
 from fusion_jax.json_input import read_json
@@ -51,7 +51,7 @@ class Card:
   missing: str = ''
 
 
-def cards(subject: Subject, folder: Path, slow: bool) -> Iterator[Card]:
+def cards(subject: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
   """All views that the run's model has, in the order of the table.
 
   The files of a view are taken from the folder where they are of the same
@@ -81,7 +81,7 @@ def cards(subject: Subject, folder: Path, slow: bool) -> Iterator[Card]:
 
 
 def _stored(
-  view: View, subject: Subject, folder: Path
+  view: View, subject: RunWithText, folder: Path
 ) -> Mapping[str, Any] | None:
   found = _read(folder / f'{view.name}.json')
   files = (folder / f'{view.name}.{kind}' for kind in ('svg', 'png'))

@@ -1,0 +1,87 @@
+"""Opens a run for a program that looks at it, and writes what is seen."""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from fusion_jax import figures
+from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.analysis.view_result import View, ViewResult
+from fusion_jax.decoding.direction import load_chosen
+from fusion_jax.errors import InputError
+from fusion_jax.files import write_whole
+
+
+def open_subject(arguments: argparse.Namespace) -> RunWithText:
+  """The run and the text of the flags.
+
+  Args:
+    arguments: workdir, source, target, lines, tags, tags_side, and those of
+      `add_checkpoint_flags` and `add_direction_flags`.
+
+  Raises:
+    InputError: of `load_chosen`.
+  """
+  choice = TextChoice(
+    arguments.source,
+    arguments.target,
+    arguments.lines,
+    arguments.tags,
+    arguments.tags_side,
+  )
+  return RunWithText(arguments.workdir, load_chosen(arguments), choice)
+
+
+def check_finite(subject: RunWithText) -> None:
+  """Refuses a run that has diverged; what it logged can still be looked at.
+
+  Raises:
+    InputError: a parameter is NaN or infinite.
+  """
+  run = subject.run
+  for path, leaf in jax.tree.leaves_with_path(run.parameters):
+    if not jnp.isfinite(leaf).all():
+      name = '/'.join(part.key for part in path)
+      raise InputError(
+        f'{subject.workdir}: its parameters of step {run.step} are not finite, '
+        f'{name} among them; choose an earlier --step'
+      )
+
+
+def look_at(view: View, subject: RunWithText, folder: Path) -> ViewResult:
+  """Looks, and writes VIEW.json, VIEW.png and VIEW.svg.
+
+  Args:
+    view: to look with.
+    subject: the run and its text.
+    folder: is made if it is not there.
+
+  Raises:
+    InputError: the folder cannot be written, the parameters are not finite,
+      or what the view says of its input.
+  """
+  if view.reads != 'metrics':
+    check_finite(subject)
+  finding = view.look(subject)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise InputError(f'{folder}: {error.strerror}') from error
+  written = {
+    'view': view.name,
+    'source': view.source,
+    'run': str(subject.workdir),
+    'step': subject.run.step,
+    'steps': list(subject.run.steps),
+    'text': dataclasses.asdict(subject.choice),
+    'summary': finding.summary,
+    'numbers': finding.numbers,
+  }
+  text = json.dumps(written, ensure_ascii=False, indent=1, allow_nan=False)
+  write_whole(folder / f'{view.name}.json', text.encode() + b'\n')
+  figures.save(finding.draw(), folder / view.name)
+  return finding

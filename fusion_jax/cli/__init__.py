@@ -1,0 +1,1 @@
+"""What the programs do with their flags: requests, text formats, files."""

@@ -1,0 +1,235 @@
+"""What decode.py is asked for, its checks, and the runs that do it."""
+
+import argparse
+import dataclasses
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from fusion_jax.bounds import PositiveFloat, number
+from fusion_jax.cli.text_io import split_paths
+from fusion_jax.cli.view_flags import ViewFlags
+from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.direction import in_direction
+from fusion_jax.decoding.ensemble import Ensemble, make_ensemble
+from fusion_jax.errors import InputError
+from fusion_jax.files import same_file
+from fusion_jax.runs.loading import TrainedModel, load_run
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What to translate, with what, and where to.
+
+  Attributes:
+    workdir: the run directory; several, with commas between, translate as one.
+    mode: 'translate', or 'score': the log-probabilities of translations that
+      are given, or 'certify': whether the batches change translations.
+    input: a file, or '' for stdin.
+    input_format: 'text', or 'json': objects with 'source' and, where they are
+      wanted, 'target' and 'prefix'; other fields are handed on.
+    target: with mode='score' the file of the translations.
+    prefix: the file of what translations begin with.
+    per_token: a column with the log-probabilities of all subwords, of scores
+      and of the n best.
+    output: a file, or '' for stdout. With mode='certify' the report as JSON.
+    output_format: 'text', or 'json': an object a line, with all that is known.
+    sentences: with mode='certify' the lines to take; None: 64.
+    reference: a file to score against, or '' for no scores.
+    step: a step, 'best' or 'last'.
+    average: average the parameters of so many checkpoints.
+    average_of: 'last' or 'best': which ones.
+    parameters: of each, 'last' or 'ema'; None: the moving average if it is
+      there.
+    n_best: 0: one translation a line. Else so many lines of the form
+      'index ||| translation ||| score' for each line; the index starts at 0.
+    source_language, target_language: of a run with several directions the one
+      to translate in; otherwise, if given, the run's must be the same.
+    interactive: translate every line before the next is read.
+    warm_up: compile all shapes before the first line.
+    groups: 'first:last' of a GTRANS decoder that translate; '': the run's.
+    weights: of several runs, with commas between; '': all alike.
+    combine: of several runs: the mean of their predictions.
+    options: fields of DecodingConfig that replace the run's.
+    views: files for what the model computes inside, of the pairs that are
+      scored or of each line and its best translation.
+  """
+
+  workdir: str
+  mode: Literal['translate', 'score', 'certify'] = 'translate'
+  input: str = ''
+  input_format: Literal['text', 'json'] = 'text'
+  target: str = ''
+  prefix: str = ''
+  per_token: bool = False
+  output: str = ''
+  output_format: Literal['text', 'json'] = 'text'
+  sentences: int | None = None
+  reference: str = ''
+  step: int | str = 'best'
+  average: int = 1
+  average_of: Literal['last', 'best'] = 'last'
+  parameters: Literal['last', 'ema'] | None = None
+  n_best: int = 0
+  source_language: str = ''
+  target_language: str = ''
+  interactive: bool = False
+  warm_up: bool = False
+  groups: str = ''
+  weights: str = ''
+  combine: Literal['arithmetic', 'geometric'] = 'arithmetic'
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  views: ViewFlags = ViewFlags()
+
+  def decoding(self, run: TrainedModel) -> DecodingConfig:
+    """The run's options with those that replace them."""
+    return dataclasses.replace(run.config.decoding, **self.options)
+
+
+def load(request: Request) -> Ensemble:
+  """Loads the runs that translate.
+
+  Raises:
+    InputError: one cannot be loaded or translates something else, or they
+      do not fit together.
+  """
+  names = split_paths(request.workdir)
+  weights = _weights(request.weights)
+  runs = [load_one(name, request) for name in names]
+  return make_ensemble(runs, names, weights, request.combine)
+
+
+def load_one(workdir: str, request: Request) -> TrainedModel:
+  """Loads one run, with the groups and the languages that are asked for."""
+  trained = load_run(
+    workdir,
+    request.step,
+    request.average,
+    request.average_of,
+    request.parameters,
+  )
+  languages = request.source_language, request.target_language
+  trained = in_direction(trained, workdir, *languages)
+  if request.groups:
+    trained = with_groups(trained, request.groups)
+  return trained
+
+
+def _weights(text: str) -> list[float]:
+  try:
+    return [number(PositiveFloat)(part) for part in text.split(',') if text]
+  except argparse.ArgumentTypeError as error:
+    raise InputError(
+      f'--weights={text}: must be numbers with commas between; one {error}'
+    ) from None
+
+
+def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
+  """The run with only some groups of its decoder.
+
+  Layers above the last of them are not computed, and the weights of those
+  kept sum to 1; Yang et al. (2022), Table VI.
+
+  Args:
+    run: with fusion='gtrans' in its decoder.
+    groups: 'first:last', counted from 1.
+
+  Returns:
+    The same parameters in a model with those groups.
+
+  Raises:
+    InputError: the decoder has no groups, or not those.
+  """
+  decoder = run.config.model.decoder
+  if decoder.fusion != 'gtrans':
+    raise InputError(
+      f'--groups={groups}: the decoder has no groups, its fusion is '
+      f'{decoder.fusion!r}'
+    )
+  options = dataclasses.replace(decoder.gtrans, inference_groups=groups)
+  model = dataclasses.replace(
+    run.config.model, decoder=dataclasses.replace(decoder, gtrans=options)
+  )
+  return dataclasses.replace(
+    run,
+    config=dataclasses.replace(run.config, model=model),
+    model=run.model.clone(config=model),
+  )
+
+
+_TRANSLATING = 'reference', 'prefix', 'interactive', 'warm_up'
+_VIEWS = 'attention_output', 'states_output'
+_INPUTS = 'input', 'target', 'prefix', 'reference'
+
+
+def check_flags(request: Request) -> None:
+  """Refuses flags that have no meaning together; nothing is opened.
+
+  Raises:
+    InputError: names the flag and what it does not go with.
+  """
+  mode = f'--mode={request.mode}'
+  if request.mode == 'score':
+    _check_scoring(request, mode)
+  elif request.mode == 'certify':
+    _check_certifying(request, mode)
+  else:
+    _refuse(request, ('target', 'sentences'), mode)
+  if request.input_format == 'json':
+    _refuse(request, ('target', 'prefix'), '--input_format=json')
+  if request.output_format == 'json':
+    _refuse(request, ('per_token',), '--output_format=json')
+  elif request.mode == 'translate' and not request.n_best:
+    _refuse(request, ('per_token',), '--n_best=0')
+  _check_files(request)
+
+
+def _check_scoring(request: Request, mode: str) -> None:
+  if not request.target and request.input_format == 'text':
+    raise InputError('--mode=score needs --target, the translations to score')
+  _refuse(request, (*_TRANSLATING, 'n_best', 'sentences'), mode)
+
+
+def _check_certifying(request: Request, mode: str) -> None:
+  if not request.input:
+    raise InputError('--mode=certify needs --input, a file to take lines from')
+  if len(split_paths(request.workdir)) > 1:
+    raise InputError('--workdir: --mode=certify takes one run')
+  if 'json' in (request.input_format, request.output_format):
+    raise InputError('--mode=certify reads text; its --output is JSON anyway')
+  _refuse(request, (*_TRANSLATING, 'target', 'weights', 'per_token'), mode)
+  _refuse(request.views, _VIEWS, mode)
+
+
+def _check_files(request: Request) -> None:
+  """Refuses to write two things into one file, or over what is read."""
+  outputs = _paths(request, ('output',)) | _paths(request.views, _VIEWS)
+  inputs = _paths(request, _INPUTS)
+  pairs = (
+    *itertools.combinations(outputs.items(), 2),
+    *itertools.product(outputs.items(), inputs.items()),
+  )
+  for (flag, path), (other, second) in pairs:
+    if same_file(path, second):
+      raise InputError(
+        f'--{flag}={path}: is the same file as --{other}={second}; give another'
+      )
+
+
+def _paths(given: Request | ViewFlags, flags: Sequence[str]) -> dict[str, str]:
+  """The files and those to come; not devices and pipes."""
+  named = {flag: getattr(given, flag) for flag in flags}
+  return {
+    flag: path
+    for flag, path in named.items()
+    if path and (os.path.isfile(path) or not os.path.exists(path))
+  }
+
+
+def _refuse(
+  given: Request | ViewFlags, flags: Sequence[str], what: str
+) -> None:
+  for flag in flags:
+    if getattr(given, flag):
+      raise InputError(f'--{flag} has no meaning with {what}')

@@ -1,0 +1,155 @@
+"""What decode.py does: reads, translates or scores, writes."""
+
+import contextlib
+import itertools
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+
+from fusion_jax.cli.certify_files import certify_file
+from fusion_jax.cli.line_formats import (
+  Line,
+  open_json,
+  open_text,
+  translation_json,
+  translation_text,
+)
+from fusion_jax.cli.request import Request, check_flags, load
+from fusion_jax.cli.score_files import score_files
+from fusion_jax.cli.text_io import (
+  count_lines,
+  open_input,
+  open_output,
+  read_lines,
+)
+from fusion_jax.cli.view_flags import open_views
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.decoding.ensemble import Ensemble
+from fusion_jax.decoding.translate import Translation, Translator
+from fusion_jax.metrics import check_line_counts, corpus_scores
+from fusion_jax.parallel.distributed import is_first
+from fusion_jax.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+
+def run(request: Request) -> None:
+  """Carries out a request; the translations are written line for line.
+
+  BLEU goes to stdout, or to stderr where the translations are on stdout.
+
+  Raises:
+    InputError: a file, a flag or the run directory is wrong. An output file
+      is whole or not there.
+    CheckFailed: with mode='certify', translations depend on the batches.
+  """
+  check_flags(request)
+  if request.mode == 'score':
+    score_files(request)
+  elif request.mode == 'certify':
+    certify_file(request)
+  else:
+    _translate_and_evaluate(request)
+
+
+def _translate_and_evaluate(request: Request) -> None:
+  with _open_lines(request) as lines:
+    total = count_lines(request.input)
+    references = _read_references(request.reference)
+    if references is not None:
+      # Evaluating holds all lines anyway; a wrong file is named at once.
+      lines = list(lines)
+      total = len(lines)
+      check_line_counts(total, len(references))
+    trained = load(request)
+    best = _translate(request, trained, lines, total)
+  if references is not None and is_first():
+    scores = corpus_scores(
+      best, references, trained.runs[0].config.data.target_language
+    )
+    out = sys.stdout if request.output else sys.stderr
+    print(scores.report, file=out, flush=True)
+
+
+def _open_lines(
+  request: Request,
+) -> contextlib.AbstractContextManager[Iterator[Line]]:
+  if request.input_format == 'json':
+    return open_json(request.input, ('source',))
+  return open_text(request.input, prefix=request.prefix)
+
+
+def _translate(
+  request: Request, trained: Ensemble, lines: Iterable[Line], total: int | None
+) -> list[str]:
+  """Writes the translations; returns them if they are to be evaluated."""
+  options = request.decoding(trained.runs[0])
+  progress = Progress(total, 'sentences')
+  translator = Translator(
+    trained,
+    options,
+    max(request.n_best, 1),
+    progress.add,
+    at_once=request.interactive,
+  )
+  _announce(request, translator, trained.runs[0].step, options.beam_size)
+  best = []
+  with (
+    open_output(request.output) as write,
+    open_views(request.views, trained.runs, options) as show,
+  ):
+    read, sources, prefixes = itertools.tee(lines, 3)
+    translated = translator.translate_n_best(
+      (line.source for line in sources), (line.prefix for line in prefixes)
+    )
+    shown = show(translated, lambda translations: translations[0].pairs)
+    for index, (line, found) in enumerate(zip(read, shown, strict=True)):
+      for text in _formatted(request, index, line, found, trained.tokenizer):
+        write(text)
+      if request.reference:
+        best.append(found[0].text)
+  progress.finish()
+  return best
+
+
+def _announce(
+  request: Request, translator: Translator, step: int, beam: int
+) -> None:
+  """Logs what translates; compiles it if that is asked for."""
+  shapes = len(translator.shapes)
+  name = request.workdir
+  logger.info('%s, step %d: beam %d, %d shapes', name, step, beam, shapes)
+  if not request.warm_up:
+    return
+  for number, (shape, seconds) in enumerate(translator.warm_up(), start=1):
+    rows, source, target = shape
+    logger.info(
+      'shape %d of %d: %d sentences of %d, translations of %d: %.1f s',
+      number,
+      shapes,
+      rows,
+      source,
+      target,
+      seconds,
+    )
+
+
+def _formatted(
+  request: Request,
+  index: int,
+  line: Line,
+  translations: list[Translation],
+  tokenizer: Tokenizer,
+) -> Iterable[str]:
+  if request.output_format == 'json':
+    return [translation_json(index, line, translations, tokenizer)]
+  return translation_text(
+    index, translations, request.n_best, request.per_token
+  )
+
+
+def _read_references(path: str) -> list[str] | None:
+  if not path:
+    return None
+  with open_input(path) as file:
+    return list(read_lines(file, path))

@@ -1,0 +1,62 @@
+"""decode.py --mode=score: pairs in, their log-probabilities out."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+from fusion_jax.cli.line_formats import (
+  Line,
+  open_json,
+  open_text,
+  score_json,
+  score_text,
+)
+from fusion_jax.cli.request import Request, load
+from fusion_jax.cli.text_io import count_lines, open_output
+from fusion_jax.cli.view_flags import open_views
+from fusion_jax.decoding.pairs import PairEncoder
+from fusion_jax.decoding.score import Scorer
+from fusion_jax.progress import Progress
+
+
+def score_files(request: Request) -> None:
+  """Writes a line for each pair.
+
+  Raises:
+    InputError: a file or the run directory is wrong.
+  """
+  with _open_pairs(request) as lines:
+    ensemble = load(request)
+    first = ensemble.runs[0]
+    options = request.decoding(first)
+    progress = Progress(count_lines(request.input), 'sentences')
+    scorer = Scorer(ensemble, options, progress.add)
+    encoder = PairEncoder(first, options)
+    with (
+      open_output(request.output) as write,
+      open_views(request.views, ensemble.runs, options) as show,
+    ):
+      numbered = enumerate(lines, start=1)
+      shown = show(
+        numbered, lambda each: encoder.line(each[0], *_pair(each[1]))
+      )
+      read, scored = itertools.tee(shown)
+      found = scorer.score(_pair(line) for _, line in scored)
+      for (number, line), each in zip(read, found, strict=True):
+        if request.output_format == 'json':
+          write(score_json(number - 1, line, each))
+        else:
+          write(score_text(each, request.per_token))
+  progress.finish()
+
+
+def _open_pairs(
+  request: Request,
+) -> contextlib.AbstractContextManager[Iterator[Line]]:
+  if request.input_format == 'json':
+    return open_json(request.input, ('source', 'target'))
+  return open_text(request.input, request.target)
+
+
+def _pair(line: Line) -> tuple[str, str]:
+  return line.source, line.target

@@ -1,0 +1,171 @@
+"""The flags of decode.py that write views, and what they ask for."""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from fusion_jax.cli.view_writers import (
+  WriteViews,
+  alignment_file,
+  attention_file,
+  states_file,
+)
+from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.pairs import Pair
+from fusion_jax.decoding.views import Viewer, Wanted
+from fusion_jax.errors import InputError
+from fusion_jax.runs.loading import TrainedModel
+
+_WEIGHTS = '.jsonl'
+_ALIGNMENTS = '.pharaoh', '.align'
+_STATES = '.npz'
+
+Item = TypeVar('Item')
+
+# Hands the items on, in order, when the views of their pairs are written.
+Show = Callable[
+  [Iterable[Item], Callable[[Item], Sequence[Pair]]], Iterator[Item]
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewFlags:
+  """Where views go, and which; all are text, '' where not given.
+
+  Attributes:
+    attention_output: FILE.jsonl for weights over the source; FILE.pharaoh or
+      FILE.align for hard alignments.
+    attention_layers: 'mean' (the default), 'all', 'last' or a number from 1.
+    attention_heads: 'mean' (the default), 'all' or a number from 1.
+    alignment_unit: of hard alignments: 'piece' (the default) or 'word'.
+    states_output: FILE.npz for H[0..L].
+  """
+
+  attention_output: str = ''
+  attention_layers: str = ''
+  attention_heads: str = ''
+  alignment_unit: str = ''
+  states_output: str = ''
+
+  def __post_init__(self):
+    self._check_ends()
+    for flag in ('attention_layers', 'attention_heads', 'alignment_unit'):
+      if getattr(self, flag) and not self.attention_output:
+        raise InputError(f'--{flag} needs --attention_output')
+    if self.alignment_unit not in ('', 'piece', 'word'):
+      raise InputError(
+        f"--alignment_unit={self.alignment_unit}: must be 'piece' or 'word'"
+      )
+    self._check_alignment(self.wanted)
+
+  def _check_ends(self) -> None:
+    for flag, ends in (
+      ('attention_output', (_WEIGHTS, *_ALIGNMENTS)),
+      ('states_output', (_STATES,)),
+    ):
+      path = getattr(self, flag)
+      if path and not path.endswith(ends):
+        raise InputError(f'--{flag}={path}: must end in {" or ".join(ends)}')
+
+  def _check_alignment(self, wanted: Wanted) -> None:
+    if not self.aligns:
+      if self.alignment_unit:
+        raise InputError(
+          f'--alignment_unit: {self.attention_output} is for weights; '
+          f'alignments end in {" or ".join(_ALIGNMENTS)}'
+        )
+      return
+    for flag, chosen in (('layers', wanted.layers), ('heads', wanted.heads)):
+      if chosen == 'all':
+        raise InputError(
+          f'--attention_{flag}=all: an alignment has one row of weights; give '
+          "'mean' or a number"
+        )
+
+  @property
+  def outputs(self) -> list[str]:
+    """The files that are asked for."""
+    return [
+      path for path in (self.attention_output, self.states_output) if path
+    ]
+
+  @property
+  def aligns(self) -> bool:
+    """Whether hard alignments are asked for."""
+    return self.attention_output.endswith(_ALIGNMENTS)
+
+  @property
+  def wanted(self) -> Wanted:
+    """What to look at."""
+    return Wanted(
+      attention=bool(self.attention_output),
+      layers=_choice('attention_layers', self.attention_layers, 'last'),
+      heads=_choice('attention_heads', self.attention_heads),
+      states=bool(self.states_output),
+    )
+
+
+def _choice(flag: str, text: str, *more: str) -> str | int:
+  names = ('mean', 'all', *more)
+  if not text or text in names:
+    return text or 'mean'
+  if not re.fullmatch('[0-9]{1,9}', text):
+    listed = ', '.join(map(repr, names))
+    raise InputError(f'--{flag}={text}: must be {listed} or a number from 1')
+  return int(text)
+
+
+@contextlib.contextmanager
+def open_views(
+  flags: ViewFlags, runs: Sequence[TrainedModel], options: DecodingConfig
+) -> Iterator[Show]:
+  """Opens the files that are asked for.
+
+  Args:
+    flags: of the command.
+    runs: one, where a view is asked for.
+    options: longest line and slots of a batch.
+
+  Yields:
+    Writes the views of every item while the items pass through.
+
+  Raises:
+    InputError: several runs, no such layer, or a file that cannot be
+      written. A file is whole or not there.
+  """
+  if not flags.outputs:
+    yield lambda items, pairs_of: iter(items)
+    return
+  if len(runs) > 1:
+    flag = 'attention' if flags.attention_output else 'states'
+    raise InputError(f'--{flag}_output: takes one run, got {len(runs)}')
+  viewer = Viewer(runs[0], options, flags.wanted)
+  with contextlib.ExitStack() as stack:
+    files = _files(flags, runs[0], viewer)
+    writers = [stack.enter_context(file) for file in files]
+
+    def show(
+      items: Iterable[Item], pairs_of: Callable[[Item], Sequence[Pair]]
+    ) -> Iterator[Item]:
+      paired = ((item, pairs_of(item)) for item in items)
+      for index, (item, views) in enumerate(viewer.view(paired)):
+        for write in writers:
+          write(index, views)
+        yield item
+
+    yield show
+
+
+def _files(
+  flags: ViewFlags, run: TrainedModel, viewer: Viewer
+) -> Iterator[contextlib.AbstractContextManager[WriteViews]]:
+  path = flags.attention_output
+  tokenizers = run.source_tokenizer, run.target_tokenizer
+  if flags.aligns:
+    yield alignment_file(path, *tokenizers, flags.alignment_unit or 'piece')
+  elif path:
+    yield attention_file(path, *tokenizers)
+  if flags.states_output:
+    yield states_file(flags.states_output, viewer.blank)

@@ -1,0 +1,99 @@
+"""All options of an experiment, and the checks between its parts.
+
+Every field is described once, in the module of its part: `data_options`,
+`model_options`, `fusion_options`, `training_options`, `decoding_options`,
+`parallel_options`. A file in `configs/` imports them all from here and builds
+an `ExperimentConfig`; the run directory keeps it as `config.json`.
+"""
+
+import dataclasses
+import types
+
+from fusion_jax.bounds import check_fields
+from fusion_jax.config.data import (
+  BatchConfig,
+  DataConfig,
+  FilterConfig,
+  SamplingConfig,
+  TokenizerConfig,
+)
+from fusion_jax.config.decoding import DecodingConfig
+from fusion_jax.config.directions import Direction
+from fusion_jax.config.fusion import Side, SideConfig
+from fusion_jax.config.model import PRESETS, ModelConfig
+from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.config.training import OptimizerConfig, TrainingConfig
+from fusion_jax.errors import require
+
+__all__ = (
+  'PRESETS',
+  'BatchConfig',
+  'DataConfig',
+  'DecodingConfig',
+  'Direction',
+  'ExperimentConfig',
+  'FilterConfig',
+  'ModelConfig',
+  'OptimizerConfig',
+  'ParallelConfig',
+  'SamplingConfig',
+  'Side',
+  'SideConfig',
+  'TokenizerConfig',
+  'TrainingConfig',
+)
+
+_STRICT = types.MappingProxyType({'extra': 'forbid'})
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+  """All of an experiment."""
+
+  __pydantic_config__ = _STRICT
+
+  name: str = 'experiment'
+  data: DataConfig = DataConfig()
+  model: ModelConfig = ModelConfig()
+  optimizer: OptimizerConfig = OptimizerConfig()
+  training: TrainingConfig = TrainingConfig()
+  decoding: DecodingConfig = DecodingConfig()
+  parallel: ParallelConfig = ParallelConfig()
+
+  def __post_init__(self):
+    check_fields(self)
+    tied_sides = self.model.tied_embeddings in ('all', 'source_target')
+    require(
+      self.data.tokenizer.joint or not tied_sides,
+      'model.tied_embeddings',
+      f"'{self.model.tied_embeddings}' shares one table between the sides "
+      'and needs data.tokenizer.joint=True',
+    )
+    self._check_recipe()
+    if self.model.positions == 'learned':
+      longest = max(
+        self.data.filter.max_length, self.decoding.max_source_length
+      )
+      require(
+        self.model.max_positions >= longest,
+        'model.max_positions',
+        f'must be at least {longest}, the longest line of data.filter or '
+        f'decoding, got {self.model.max_positions}',
+      )
+
+  def _check_recipe(self) -> None:
+    optimizer, steps = self.optimizer, self.training.steps
+    require(
+      optimizer.schedule != 'cosine'
+      or optimizer.warmup_tokens > 0
+      or optimizer.warmup_steps < steps,
+      'optimizer.warmup_steps',
+      f'must be below training.steps={steps}, where the cosine ends, got '
+      f'{optimizer.warmup_steps}',
+    )
+    require(
+      self.training.cast_weights == 'at_use'
+      or self.model.compute_dtype == 'bfloat16',
+      'training.cast_weights',
+      "'once' needs model.compute_dtype='bfloat16'; use 'at_use'",
+    )

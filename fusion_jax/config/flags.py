@@ -1,0 +1,280 @@
+"""The flags that all programs share: a config file and overrides of it.
+
+A command line is `--config=configs/NAME.py[:VARIANT]`, then any number of
+`--config.data.batch.tokens=8192` and the like, then the program's own flags.
+"""
+
+import argparse
+import ast
+import contextlib
+import difflib
+import importlib.util
+import inspect
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.serialization import (
+  fields_of,
+  flatten,
+  from_dict,
+  to_dict,
+)
+from fusion_jax.errors import InputError, first_line
+
+_PREFIX = '--config.'
+
+
+def parse_experiment(
+  argv: Sequence[str], parser: argparse.ArgumentParser
+) -> tuple[ExperimentConfig, argparse.Namespace]:
+  """Reads a program's flags.
+
+  Args:
+    argv: the flags, without the program's name.
+    parser: has the program's own flags; `--config` is added to them.
+
+  Returns:
+    The config with its overrides, and the values of all other flags.
+
+  Raises:
+    InputError: no such flag, file, variant or field, or a wrong value.
+  """
+  parser.add_argument(
+    '--config',
+    required=True,
+    metavar='FILE.py[:VARIANT]',
+    help='config file; --config.FIELD=VALUE, with the dotted name of any '
+    'field of fusion_jax/config.py, overrides a part of it',
+  )
+  rest, overrides = _split_off_overrides(argv)
+  arguments = parse_arguments(rest, parser)
+  return override(load_config(arguments.config), overrides), arguments
+
+
+def parse_arguments(
+  argv: Sequence[str], parser: argparse.ArgumentParser
+) -> argparse.Namespace:
+  """`parser.parse_args` with errors of one line and no abbreviations."""
+
+  def refuse(message: str) -> NoReturn:
+    raise InputError(f'{message}; --help lists the flags')
+
+  parser.allow_abbrev = False
+  parser.error = refuse
+  return parser.parse_args(argv)
+
+
+def load_config(name: str) -> ExperimentConfig:
+  """Calls `get_config` of a config file.
+
+  Args:
+    name: FILE.py, or FILE.py:VARIANT to call `get_config(VARIANT)`.
+
+  Returns:
+    The config.
+
+  Raises:
+    InputError: there is no such file, no such function or variant in it, or
+      it fails, or what it returns is no config that can work.
+  """
+  path, colon, variant = name, '', ''
+  if not name.endswith('.py'):
+    path, colon, variant = name.rpartition(':')
+  _check_file(path or name)
+  with _told_by_line(path):
+    get_config = _get_config(path)
+    if colon and not inspect.signature(get_config).parameters:
+      raise InputError(f'--config: {path} has no variants, got {variant!r}')
+    config = get_config(variant) if colon else get_config()
+  if not isinstance(config, ExperimentConfig):
+    raise InputError(
+      f'--config: get_config of {path} returns a {type(config).__name__}, '
+      'it must return an ExperimentConfig'
+    )
+  try:
+    return from_dict(to_dict(config))
+  except InputError as error:
+    raise InputError(f'--config: {path}: {error}') from None
+
+
+def language_pair(variant: str, languages: Sequence[str]) -> tuple[str, str]:
+  """Reads a config's variant of the form SOURCE-TARGET.
+
+  Args:
+    variant: 'en-de' for example.
+    languages: that the config has.
+
+  Returns:
+    The two language codes.
+
+  Raises:
+    InputError: it is no pair of two different ones of these languages.
+  """
+  source, _, target = variant.partition('-')
+  if source == target or not {source, target} <= set(languages):
+    raise InputError(
+      f'--config: no variant {variant!r}; give SOURCE-TARGET, two of '
+      f'{", ".join(languages)}'
+    )
+  return source, target
+
+
+def override(
+  config: ExperimentConfig, overrides: Sequence[tuple[str, str]]
+) -> ExperimentConfig:
+  """Replaces fields of a config.
+
+  Args:
+    config: the config.
+    overrides: (dotted name of the field, value as text), in order.
+
+  Returns:
+    The config with these fields, checked as a whole.
+
+  Raises:
+    InputError: no such field, or a value that it cannot have.
+  """
+  if not overrides:
+    return config
+  values = to_dict(config)
+  for name, text in overrides:
+    *sections, field = name.split('.')
+    parent = values
+    for depth, section in enumerate(sections):
+      _check_field(parent, sections[:depth], section, values)
+      parent = fields_of(parent[section])
+      if not parent:
+        path = '.'.join(sections[: depth + 1])
+        raise InputError(f'--config.{name}: config.{path} has no fields')
+    _check_field(parent, sections, field, values)
+    if isinstance(parent[field], Mapping):
+      raise InputError(
+        f'--config.{name}: is a section; give one of its fields: '
+        f'{", ".join(parent[field])}'
+      )
+    parent[field] = _value(text, parent[field])
+  return from_dict(values)
+
+
+def _split_off_overrides(
+  argv: Sequence[str],
+) -> tuple[list[str], list[tuple[str, str]]]:
+  rest, overrides = [], []
+  remaining = iter(argv)
+  for argument in remaining:
+    if not argument.startswith(_PREFIX):
+      rest.append(argument)
+      continue
+    name, equals, value = argument.removeprefix(_PREFIX).partition('=')
+    if not equals:
+      value = next(remaining, '--')
+      if value.startswith('--'):
+        raise InputError(f'{argument}: needs a value')
+    overrides.append((name, value))
+  return rest, overrides
+
+
+def _check_file(path: str) -> None:
+  if os.path.isdir(path):
+    raise InputError(f'--config: {path}: is a folder, not a Python file')
+  if not os.path.isfile(path):
+    raise InputError(f'--config: {path}: no such file')
+
+
+def _get_config(path: str) -> Callable[..., Any]:
+  spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+  if spec is None or spec.loader is None:
+    raise InputError(f'--config: {path}: not a Python file')
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  get_config = getattr(module, 'get_config', None)
+  if not callable(get_config):
+    raise InputError(f'--config: {path} has no function get_config')
+  return get_config
+
+
+@contextlib.contextmanager
+def _told_by_line(path: str) -> Iterator[None]:
+  """Tells what stops a config file, which is the user's code, by its line."""
+  try:
+    yield
+  except SyntaxError as error:
+    place = f'{error.filename or path}, line {error.lineno or 1}'
+    raise InputError(f'--config: {place}: {error.msg}') from None
+  except (Exception, SystemExit) as error:
+    reason = first_line(error)
+    if reason.startswith('--config'):
+      raise
+    if not isinstance(error, InputError):
+      reason = f'{type(error).__name__}: {reason}'
+    place = f'{path}{_line_of(error, os.path.abspath(path))}'
+    raise InputError(f'--config: {place}: {reason}') from error
+
+
+def _line_of(error: BaseException, path: str) -> str:
+  """Where in a file an exception came up, ', line 3'; '' if nowhere in it."""
+  passed = traceback.walk_tb(error.__traceback__)
+  lines = [line for at, line in passed if at.f_code.co_filename == path]
+  return f', line {lines[-1]}' if lines else ''
+
+
+def _check_field(
+  parent: Mapping[str, Any],
+  sections: Sequence[str],
+  field: str,
+  values: Mapping[str, Any],
+) -> None:
+  if field in parent:
+    return
+  path = '.'.join(['config', *sections])
+  raise InputError(
+    f'--{path}.{field}: no such field; '
+    + _suggestion(path, parent, field, values)
+  )
+
+
+def _suggestion(
+  path: str,
+  parent: Mapping[str, Any],
+  field: str,
+  values: Mapping[str, Any],
+) -> str:
+  """The closest sibling, the same name elsewhere, or all siblings."""
+  if close := difflib.get_close_matches(field, parent, n=1):
+    return f'did you mean {path}.{close[0]}?'
+  leaves = flatten(from_dict(values))
+  if same := [leaf for leaf in leaves if leaf.endswith(f'.{field}')]:
+    return f'did you mean {" or ".join(f"config.{leaf}" for leaf in same)}?'
+  return f'{path} has {", ".join(parent)}'
+
+
+def _value(text: str, current: Any) -> Any:
+  """Reads a flag's text as the kind of value that the field has.
+
+  A text that does not fit is passed on as it is: the config's own check then
+  names the field and the type it wants.
+  """
+  if isinstance(current, str):
+    return text
+  literal = _literal(text)
+  if isinstance(current, list):
+    if isinstance(literal, (list, tuple)):
+      return list(literal)
+    return [part.strip() for part in text.split(',') if part.strip()]
+  if isinstance(literal, bool) and not isinstance(current, bool):
+    return text
+  return literal
+
+
+def _literal(text: str) -> Any:
+  for read in (json.loads, ast.literal_eval):
+    try:
+      return read(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+      continue
+  return text

@@ -1,0 +1,218 @@
+"""The JSON form of a config, its format number, and how two configs differ."""
+
+import fnmatch
+import functools
+import json
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.fusion import FUSION_RATES
+from fusion_jax.errors import InputError
+from fusion_jax.json_input import first_fault, read_json
+
+# Of run directories; goes up when older versions must not read them, or when
+# the default of a field changes. A file without the number has format 1.
+FORMAT = 2
+
+# What routings of format 1 did where later versions have a choice.
+_ROUTING_1 = types.MappingProxyType(
+  {'vote_norm': 'none', 'agreement': 'product', 'average': 'gain'}
+)
+
+# Fields that a resumed run may change: they do not alter what is computed.
+RESUMABLE = (
+  'name',
+  'data.root',
+  'data.prepared',
+  'data.test',
+  'data.directions.*.test',
+  'training.steps',
+  'training.max_skipped',
+  'training.log_every',
+  'training.validate_every',
+  'training.save_every',
+  'training.translate_sentences',
+  'training.translate_beam',
+  'training.keep_last',
+  'training.keep_best',
+  'training.metric',
+  'training.patience',
+  'decoding',
+  'parallel',
+)
+
+
+@functools.cache
+def _adapter(config_class: type) -> pydantic.TypeAdapter:
+  return pydantic.TypeAdapter(config_class)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+  """The config as nested dictionaries of JSON values."""
+  return _adapter(type(config)).dump_python(config, mode='json')
+
+
+def to_json(config: ExperimentConfig) -> str:
+  """The config and its format as indented JSON, ending in a newline."""
+  values = {'format': FORMAT} | to_dict(config)
+  return json.dumps(values, indent=2) + '\n'
+
+
+def from_json(path: Path) -> ExperimentConfig:
+  """Reads a config that `to_json` wrote.
+
+  Args:
+    path: of the file.
+
+  Returns:
+    The config.
+
+  Raises:
+    InputError: the file cannot be read, has a newer format, or holds a config
+      that `from_dict` refuses.
+  """
+  values = read_json(path, dict)
+  check_format(values, path.parent)
+  first = values.pop('format', 1) == 1
+  try:
+    config = from_dict(values)
+    return from_dict(_upgraded(values)) if first else config
+  except InputError as error:
+    raise InputError(f'{path}: {error}') from None
+
+
+def _upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+  """A config of format 1 with what its run did written out.
+
+  Options of a scheme that the run does not use become those of today, so that
+  their defaults do not make it another run.
+  """
+  model, schemes = dict(values.get('model', {})), set()
+  for name in ('encoder', 'decoder'):
+    side = dict(model.get(name, {}))
+    agg = side.pop('agg', {})
+    routing, shortcut = side.pop('routing', {}), side.pop('shortcut', {})
+    many = side.get('multi_layer', {}).get('layers', 1) > 1
+    if side.get('fusion') in ('iterative', 'hierarchical') or many:
+      side['agg'] = agg
+    if side.get('fusion') in ('dynamic_routing', 'em_routing'):
+      side['routing'] = {**_ROUTING_1, **routing}
+    if shortcut.get('source', 'none') != 'none':
+      side['shortcut'] = {'source_norm': 'none', **shortcut}
+    schemes.add(side.get('fusion', 'none'))
+    model[name] = side
+  optimizer = dict(values.get('optimizer', {}))
+  if not schemes.isdisjoint(FUSION_RATES):
+    optimizer.setdefault('fusion_rate', 1.0)
+  return {**values, 'model': model, 'optimizer': optimizer}
+
+
+def check_format(values: Mapping[str, Any], directory: Path) -> None:
+  """Refuses what a newer version wrote.
+
+  Args:
+    values: with 'format', or without for format 1.
+    directory: that they were read from.
+
+  Raises:
+    InputError: the format is higher than FORMAT, or none.
+  """
+  found = values.get('format', 1)
+  if type(found) is not int or found < 1:
+    raise InputError(
+      f'{directory}: its format must be a whole number from 1, got {found!r}'
+    )
+  if found > FORMAT:
+    raise InputError(
+      f'{directory} was written by a newer fusion_jax (format {found}; this '
+      f'one reads up to {FORMAT}); update it'
+    )
+
+
+def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
+  """Builds and checks a config.
+
+  Args:
+    values: nested dictionaries; missing fields take their defaults.
+
+  Returns:
+    The config.
+
+  Raises:
+    InputError: an unknown field, a wrong type or a value out of range.
+  """
+  try:
+    return _adapter(ExperimentConfig).validate_python(values)
+  except pydantic.ValidationError as error:
+    field, message = first_fault(error)
+    unknown = 'unexpected_keyword_argument', 'extra_forbidden'
+    if error.errors()[0]['type'] in unknown:
+      message = (
+        'no such field; remove it, or update fusion_jax if a newer one wrote it'
+      )
+    raise InputError(f'config.{field}: {message}') from None
+
+
+def fields_of(value: Any) -> Mapping[str, Any] | None:
+  """The named parts of a JSON value: of a list of sections its numbers.
+
+  Args:
+    value: a part of what `to_dict` gives.
+
+  Returns:
+    The parts themselves, not copies; None where there are none.
+  """
+  if isinstance(value, Mapping):
+    return value
+  if isinstance(value, list) and all(isinstance(v, Mapping) for v in value):
+    return {str(number): section for number, section in enumerate(value)}
+  return None
+
+
+def flatten(config: ExperimentConfig) -> dict[str, Any]:
+  """The config as one dictionary of dotted names, leaves only."""
+
+  def walk(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    leaves = {}
+    for name, value in values.items():
+      if fields := fields_of(value):
+        leaves |= walk(fields, f'{prefix}{name}.')
+      else:
+        leaves[prefix + name] = value
+    return leaves
+
+  return walk(to_dict(config), '')
+
+
+def differing_fields(
+  saved: ExperimentConfig, given: ExperimentConfig
+) -> list[str]:
+  """The dotted names in which two configs differ, RESUMABLE ones left out.
+
+  A name that only one of them has is there too. 'training.steps' is not left
+  out with a cosine, which ends there.
+  """
+  saved_leaves, given_leaves = flatten(saved), flatten(given)
+  cosine = given.optimizer.schedule == 'cosine'
+  return [
+    name
+    for name in given_leaves | saved_leaves
+    if saved_leaves.get(name, _ABSENT) != given_leaves.get(name, _ABSENT)
+    and ((cosine and name == 'training.steps') or not _is_resumable(name))
+  ]
+
+
+_ABSENT = object()
+
+
+def _is_resumable(name: str) -> bool:
+  return any(
+    fnmatch.fnmatchcase(name, pattern)
+    for free in RESUMABLE
+    for pattern in (free, free + '.*')
+  )

@@ -1,0 +1,1 @@
+"""Check that translations do not depend on their batches."""

@@ -1,0 +1,352 @@
+"""Proof that answers are the same whatever the batch, by comparing them.
+
+The lines are translated in the default way, which is the reference, and in
+every other way of `ways.py`. Two things hold of a sound model and search:
+
+1. Every way gives the same n best translations with the same scores. Rounding
+   may move the score of one translation by at most
+   `Tolerance.relative` * max(1, |score|); each translation that two ways have
+   in common is held to that bound. Where two ways differ, the teacher-forced
+   pass scores both translations, each alone; they are a tie if these two scores
+   differ by no more than the same bound. Anything else is a difference.
+2. Each subword has the same log-probability in the step-by-step search, which
+   reads a cache, and in the teacher-forced pass, to the bound of a value of
+   that size.
+
+Hypotheses that tie before they end may leave the beam one way and stay in the
+other; what they become then counts as a difference, although none is wrong.
+"""
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.certify.scenarios import (
+  REFERENCE,
+  Answers,
+  Way,
+  all_ways,
+  translated,
+)
+from fusion_jax.decoding.rounding import relative_gaps, rounding
+from fusion_jax.decoding.score import Scored, Scorer
+from fusion_jax.decoding.shapes import target_limit
+from fusion_jax.decoding.translate import Translation
+from fusion_jax.runs.loading import TrainedModel
+
+logger = logging.getLogger(__name__)
+
+# Teacher-forced scores of translations.
+Score = Callable[[Sequence[Translation]], Sequence[float]]
+
+
+class Tolerance(NamedTuple):
+  """What rounding may do.
+
+  relative: largest change of a score or of a subword's log-probability, for
+    each unit of it and at least of 1.
+  decides: whether more than that fails the check.
+  """
+
+  relative: float
+  decides: bool
+
+  def of(self, score: float) -> float:
+    """The largest change of this score."""
+    return self.relative * max(1.0, abs(score))
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """A place where a way does not give what the reference gives.
+
+  Attributes:
+    line: its number in the file, from 1.
+    rank: of the translation, from 1.
+    kind: 'tie'; 'score': the same translation with another score;
+      'translation': another one; 'missing': one way has none.
+    ours, theirs: of the reference and of the way.
+    gap: score of ours less that of theirs: as each way found it with
+      'score', of the teacher-forced pass otherwise; None where one is missing.
+    bound: the largest gap of a tie.
+  """
+
+  line: int
+  rank: int
+  kind: Literal['tie', 'score', 'translation', 'missing']
+  ours: Translation | None
+  theirs: Translation | None
+  gap: float | None
+  bound: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """A way beside the reference.
+
+  Attributes:
+    way: that was gone, or skipped.
+    sentences: lines that were compared.
+    differences: in the order of the lines.
+    largest: difference of the scores of a translation that both found.
+  """
+
+  way: Way
+  sentences: int = 0
+  differences: tuple[Difference, ...] = ()
+  largest: float = 0.0
+
+  @property
+  def different(self) -> list[int]:
+    """The lines with a difference that is no tie."""
+    found = {each.line for each in self.differences if each.kind != 'tie'}
+    return sorted(found)
+
+  @property
+  def ties(self) -> list[int]:
+    """The lines with ties alone."""
+    found = {each.line for each in self.differences}
+    return sorted(found - set(self.different))
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCheck:
+  """Log-probabilities of subwords: step by step against teacher-forced.
+
+  Attributes:
+    subwords: that were compared.
+    largest, mean: of the differences, for each unit of the teacher-forced
+      log-probability and at least of 1.
+    line, rank, position: where the largest is, each from 1; 0 of nothing.
+  """
+
+  subwords: int = 0
+  largest: float = 0.0
+  mean: float = 0.0
+  line: int = 0
+  rank: int = 0
+  position: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+  """All that was found; `holds` is the verdict."""
+
+  tolerance: Tolerance
+  n_best: int
+  comparisons: tuple[Comparison, ...]
+  steps: StepCheck
+
+  @property
+  def holds(self) -> bool:
+    """Whether there is nothing but ties and rounding; not vacuously."""
+    same = not any(each.different for each in self.comparisons)
+    return same and self.steps_agree and self.steps.subwords > 0
+
+  @property
+  def steps_agree(self) -> bool:
+    """Whether the cached steps give what the teacher-forced pass gives."""
+    return self.steps.largest <= self.tolerance.relative
+
+
+def certify(
+  run: TrainedModel,
+  options: DecodingConfig,
+  lines: Sequence[tuple[int, str]],
+  n_best: int,
+  ways: Sequence[Way] | None = None,
+) -> Certificate:
+  """Translates lines in many ways and compares.
+
+  Args:
+    run: what translates.
+    options: of the reference.
+    lines: with their numbers.
+    n_best: translations of each line to compare.
+    ways: to go; None: all.
+
+  Returns:
+    What was found.
+
+  Raises:
+    InputError: n_best is more than the beam.
+  """
+  numbers, texts = zip(*lines, strict=True)
+  ours = translated(run, options, n_best, REFERENCE, texts)
+  if ways is None:
+    ways = all_ways(options, n_best, _source_tokens(ours), jax.device_count())
+  model = run.config.model
+  tolerance = Tolerance(rounding(model), model.compute_dtype == 'float32')
+  forced = Forced(run, options)
+  comparisons = []
+  for count, way in enumerate(ways, start=1):
+    if way.skipped:
+      comparisons.append(Comparison(way))
+      continue
+    logger.info('%s (%d of %d)', way.name, count, len(ways))
+    theirs = translated(run, options, n_best, way, texts)
+    keep = min(n_best, way.n_best or n_best)
+    answers = ([each[:keep] for each in found] for found in (ours, theirs))
+    comparisons.append(compare(way, numbers, *answers, forced.score, tolerance))
+  tokens = iter(forced.tokens([each for found in ours for each in found]))
+  steps = compare_steps(
+    numbers, ours, [list(itertools.islice(tokens, len(each))) for each in ours]
+  )
+  return Certificate(tolerance, n_best, tuple(comparisons), steps)
+
+
+def compare(
+  way: Way,
+  numbers: Sequence[int],
+  ours: Answers,
+  theirs: Answers,
+  score: Score,
+  tolerance: Tolerance,
+) -> Comparison:
+  """Compares the answers of a way, rank by rank, with those of the reference.
+
+  Args:
+    way: that gave `theirs`.
+    numbers: of the lines.
+    ours: of the reference.
+    theirs: of the way, as many a line.
+    score: of the teacher-forced pass; is asked where translations differ.
+    tolerance: of rounding.
+
+  Returns:
+    Every difference. Of scores that are not numbers all are different.
+  """
+  places = [
+    (line, rank, *pair)
+    for line, *found in zip(numbers, ours, theirs, strict=True)
+    for rank, pair in enumerate(itertools.zip_longest(*found), start=1)
+  ]
+  same = [place for place in places if _same(*place[2:])]
+  other = [place for place in places if not _same(*place[2:])]
+  differences = [_rescored(*place, tolerance) for place in same]
+  differences += _apart(other, score, tolerance)
+  changes = [abs(mine.score - their.score) for _, _, mine, their in same]
+  found = [each for each in differences if each is not None]
+  found.sort(key=lambda each: (each.line, each.rank))
+  largest = float(np.max([0.0, *changes]))
+  return Comparison(way, len(numbers), tuple(found), largest)
+
+
+def compare_steps(
+  numbers: Sequence[int],
+  answers: Answers,
+  forced: Sequence[Sequence[Sequence[float]]],
+) -> StepCheck:
+  """Compares the log-probabilities that were found with given ones.
+
+  Args:
+    numbers: of the lines.
+    answers: have those of the search.
+    forced: for each line and translation, those of its subwords.
+
+  Returns:
+    The largest difference, a value that is no number before all others.
+  """
+  gaps, places = [], []
+  for line, *found in zip(numbers, answers, forced, strict=True):
+    for rank, (answer, tokens) in enumerate(zip(*found, strict=True), start=1):
+      cached = answer.token_log_probabilities
+      gaps += relative_gaps(cached, tokens).tolist()
+      places += [(line, rank, position + 1) for position in range(len(cached))]
+  if not gaps:
+    return StepCheck()
+  # The first NaN counts as the largest.
+  worst = int(np.argmax(gaps))
+  return StepCheck(len(gaps), gaps[worst], float(np.mean(gaps)), *places[worst])
+
+
+class Forced:
+  """What the teacher-forced pass gives to translations of the search.
+
+  Each is in a batch of its own, so that no neighbour can change its score.
+  """
+
+  def __init__(self, run: TrainedModel, options: DecodingConfig):
+    """Prepares; nothing is compiled yet."""
+    # A translation may be longer than the longest source.
+    longest = options.max_source_length
+    longest = max(longest, target_limit(longest, options, run.longest))
+    self._scorer = Scorer(
+      run,
+      dataclasses.replace(options, max_source_length=longest, batch_tokens=1),
+    )
+
+  def tokens(self, translations: Sequence[Translation]) -> list[list[float]]:
+    """The log-probability of every subword of each translation."""
+    return [
+      [token for piece in pieces for token in piece.tokens]
+      for pieces in self._scored(translations)
+    ]
+
+  def score(self, translations: Sequence[Translation]) -> list[float]:
+    """The score of each translation, as the search ranks."""
+    return [
+      sum(piece.score for piece in pieces)
+      for pieces in self._scored(translations)
+    ]
+
+  def _scored(self, translations: Sequence[Translation]) -> list[list[Scored]]:
+    """Those of the pieces of each translation."""
+    pairs = [(pair,) for each in translations for pair in each.pairs]
+    scored = iter(list(self._scorer.score_ids(pairs)))
+    return [
+      list(itertools.islice(scored, len(each.pairs))) for each in translations
+    ]
+
+
+def _source_tokens(answers: Answers) -> int:
+  best = (translations[0] for translations in answers)
+  return sum(len(pair.source) for each in best for pair in each.pairs)
+
+
+def _same(ours: Translation | None, theirs: Translation | None) -> bool:
+  """Whether these are the same subwords."""
+  if ours is None or theirs is None:
+    return False
+  return ours.pairs == theirs.pairs
+
+
+def _rescored(
+  line: int,
+  rank: int,
+  ours: Translation,
+  theirs: Translation,
+  tolerance: Tolerance,
+) -> Difference | None:
+  """The same translation, if its two scores are too far apart."""
+  gap, bound = ours.score - theirs.score, tolerance.of(ours.score)
+  if abs(gap) <= bound:
+    return None
+  return Difference(line, rank, 'score', ours, theirs, gap, bound)
+
+
+def _apart(
+  places: Sequence[tuple[int, int, Translation | None, Translation | None]],
+  score: Score,
+  tolerance: Tolerance,
+) -> list[Difference]:
+  """Differences of translations; all are scored at once."""
+  both = [place for place in places if None not in place]
+  scores = iter(score([each for place in both for each in place[2:]]))
+  differences = []
+  for line, rank, ours, theirs in places:
+    if ours is None or theirs is None:
+      differences.append(
+        Difference(line, rank, 'missing', ours, theirs, None, 0.0)
+      )
+      continue
+    gap, bound = next(scores) - next(scores), tolerance.of(ours.score)
+    kind = 'tie' if abs(gap) <= bound else 'translation'
+    differences.append(Difference(line, rank, kind, ours, theirs, gap, bound))
+  return differences

@@ -1,0 +1,167 @@
+"""The ways to put the same lines before the search; none may change an answer.
+
+Batches of other sizes give a sentence other companions, another row and
+another shape; another order too; the longest shape pads its source; devices
+share the rows; and the search may keep fewer or more of its hypotheses.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.ensemble import Ensemble
+from fusion_jax.decoding.translate import Translation, Translator
+from fusion_jax.runs.loading import TrainedModel
+
+Order = Literal['given', 'reversed', 'shuffled']
+
+# The n best translations of every line, in the order of the lines.
+Answers = list[list[Translation]]
+
+_SHUFFLE_SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+  """One way to translate the lines; the defaults are those of decode.py.
+
+  Attributes:
+    name: of the way in the report.
+    batch_tokens: slots of a batch; 0: those of the options.
+    order: of the lines.
+    longest_shape: whether every source is padded to the longest shape.
+    devices: the first so many share the rows; 0: all.
+    n_best: hypotheses to keep; 0: as many as in the reference.
+    skipped: why nothing is translated this way; '' where it is.
+  """
+
+  name: str
+  batch_tokens: int = 0
+  order: Order = 'given'
+  longest_shape: bool = False
+  devices: int = 0
+  n_best: int = 0
+  skipped: str = ''
+
+
+REFERENCE = Way('default')
+
+
+def all_ways(
+  options: DecodingConfig, n_best: int, source_tokens: int, devices: int
+) -> tuple[Way, ...]:
+  """Every way that differs from the reference.
+
+  Args:
+    options: of the reference.
+    n_best: hypotheses that the reference keeps.
+    source_tokens: subwords of all sources; the batches are made so small that
+      the lines fill several.
+    devices: that there are.
+
+  Returns:
+    The ways, those that are impossible here with the reason.
+  """
+  beam = n_best if options.search == 'sample' else options.beam_size
+  slots = min(options.batch_tokens, beam * source_tokens)
+  quarter, sixteenth = max(slots // 4, 2), max(slots // 16, 2)
+  return (
+    Way('one by one', batch_tokens=1),
+    Way(f'batches of {sixteenth:,} slots', batch_tokens=sixteenth),
+    Way(f'batches of {quarter:,} slots', batch_tokens=quarter),
+    # In several batches, so that an order changes who is in one.
+    Way('reversed', batch_tokens=quarter, order='reversed'),
+    Way('shuffled', batch_tokens=quarter, order='shuffled'),
+    Way('longest shape', longest_shape=True),
+    *_device_counts(devices),
+    *_kept_counts(options, n_best),
+  )
+
+
+def translated(
+  run: TrainedModel | Ensemble,
+  options: DecodingConfig,
+  n_best: int,
+  way: Way,
+  lines: Sequence[str],
+) -> Answers:
+  """Translates the lines in one way.
+
+  Args:
+    run: what translates.
+    options: of the reference.
+    n_best: hypotheses that the reference keeps.
+    way: one that is not skipped.
+    lines: in the order of the reference.
+
+  Returns:
+    The answers, in that order whatever the way's.
+
+  Raises:
+    InputError: the options do not fit the run.
+  """
+  slots = way.batch_tokens or options.batch_tokens
+  numbers: list[int] = []
+  translator = Translator(
+    run,
+    dataclasses.replace(options, batch_tokens=slots),
+    way.n_best or n_best,
+    devices=way.devices or None,
+    number_of=lambda place: numbers[place],
+  )
+  order = _order(way.order, len(lines))
+  # Draws are those of the line, wherever it stands.
+  numbers += _numbers([translator.count_pieces(line) for line in lines], order)
+  if way.longest_shape:
+    longest = max(shape.source for shape in translator.shapes)
+    translator.shapes = tuple(
+      shape for shape in translator.shapes if shape.source == longest
+    )
+  found = translator.translate_n_best(lines[place] for place in order)
+  answers = dict(zip(order, found, strict=True))
+  return [answers[place] for place in range(len(lines))]
+
+
+def _device_counts(devices: int) -> list[Way]:
+  """Powers of two below the number that there is, which the reference has."""
+  if devices == 1:
+    return [Way('other devices', skipped='there is 1 device')]
+  counts = [2**n for n in range((devices - 1).bit_length())]
+  return [
+    Way(f'{count} device{"s" * (count > 1)} of {devices}', devices=count)
+    for count in counts
+  ]
+
+
+def _kept_counts(options: DecodingConfig, n_best: int) -> list[Way]:
+  if options.search == 'sample':
+    reason = 'another number of samples gives other samples'
+    return [Way('other n_best', skipped=reason)]
+  counts = sorted({1, options.beam_size} - {n_best})
+  if not counts:
+    return [Way('other n_best', skipped='a beam of 1 has 1 hypothesis')]
+  enough = round(options.patience * options.beam_size)
+  most = max(n_best, *counts)
+  if options.patience and enough < most:
+    reason = f'patience {options.patience:g} ends the search sooner for fewer'
+    return [Way('other n_best', skipped=reason)]
+  return [Way(f'n_best {count}', n_best=count) for count in counts]
+
+
+def _order(order: Order, count: int) -> list[int]:
+  """Which line comes first, second and so on."""
+  if order == 'shuffled':
+    return np.random.default_rng(_SHUFFLE_SEED).permutation(count).tolist()
+  places = list(range(count))
+  return places[::-1] if order == 'reversed' else places
+
+
+def _numbers(pieces: Sequence[int], order: Sequence[int]) -> list[int]:
+  """For each piece in the new order, its place in the given one."""
+  firsts = np.cumsum([0, *pieces]).tolist()
+  return [
+    firsts[line] + piece for line in order for piece in range(pieces[line])
+  ]

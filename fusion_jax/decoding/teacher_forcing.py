@@ -1,0 +1,183 @@
+"""Log-probabilities of given tokens, from one teacher-forced pass.
+
+Axis letters: B batch, S source, T target, D model width, V vocabulary.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int32
+
+from fusion_jax.decoding.coverage import coverage, mean_attention
+from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.decoding.model_step import Source
+from fusion_jax.fusion.groups import mixture_log_probabilities, token_mixture
+from fusion_jax.layers.sow import cross_attention_weights
+from fusion_jax.models.transformer import (
+  ModelOutput,
+  OutputLayer,
+  Parameters,
+  Transformer,
+  output_logits,
+)
+from fusion_jax.parallel.shards import over_rows
+
+# Target positions that have logits at a time.
+_CHUNK = 1_024
+
+Combine = Literal['arithmetic', 'geometric']
+
+
+class TeacherForcedRows(NamedTuple):
+  """A batch of pairs.
+
+  sources: for each model.
+  target: token ids, the end symbols included.
+  target_lengths: tokens in each row.
+  """
+
+  sources: tuple[Source, ...]
+  target: Int32[Array | np.ndarray, 'B T']
+  target_lengths: Int32[Array | np.ndarray, ' B']
+
+
+@functools.partial(jax.jit, static_argnames=('models', 'mixture', 'weight'))
+@over_rows
+def teacher_forced_scores(
+  parameters: tuple[Parameters, ...],
+  rows: TeacherForcedRows,
+  *,
+  models: tuple[Transformer, ...],
+  mixture: Mixture,
+  weight: float = 0.0,
+) -> tuple[Float32[Array, 'B T'], Float32[Array, ' B']]:
+  """What models give to targets.
+
+  Args:
+    parameters: of each model.
+    rows: the batch.
+    models: what scores.
+    mixture: of the models.
+    weight: of the coverage penalty.
+
+  Returns:
+    The log-probability of every token (padding has values too), and the
+    coverage penalty, 0 with no weight.
+  """
+  tokens = jnp.arange(rows.target.shape[1]) < rows.target_lengths[:, None]
+  outputs, coverage_score = [], jnp.zeros(rows.target.shape[0])
+  for model, own, source, share in zip(
+    models, parameters, rows.sources, mixture.weights, strict=True
+  ):
+    output, kept = model.apply(
+      {'params': own},
+      *(source.ids, source.lengths, rows.target),
+      mutable=['attention'] if weight else [],
+    )
+    outputs.append(output)
+    if weight:
+      attention = mean_attention(cross_attention_weights(kept['attention']))
+      attended = jnp.where(tokens[..., None], attention, 0).sum(1)
+      coverage_score += weight * share * coverage(attended, source.tokens)
+  combines = [model.config.decoder.gtrans.combine for model in models]
+  if len(models) == 1:
+    found = token_log_probabilities(outputs[0], rows.target, combines[0])
+  else:
+    found = ensemble_log_probabilities(outputs, rows.target, combines, mixture)
+  return found, coverage_score
+
+
+def token_log_probabilities(
+  output: ModelOutput, targets: Int32[Array, 'B T'], combine: Combine
+) -> Float32[Array, 'B T']:
+  """log p of every target token; of groups, that of their mixture.
+
+  Args:
+    output: of the teacher-forced pass.
+    targets: int32 token ids.
+    combine: the mixture of groups: log sum_k psi_k p_k, or
+      sum_k psi_k log p_k.
+
+  Returns:
+    float32; padding has values too.
+  """
+  log_p = functools.partial(_log_softmax, output=output.output)
+  if output.log_weights is None:
+    return _chosen(log_p, output.features, targets)
+  each = jax.lax.map(
+    lambda group: _chosen(log_p, group, targets), output.features
+  )
+  return token_mixture(each, output.log_weights, combine)
+
+
+def ensemble_log_probabilities(
+  outputs: Sequence[ModelOutput],
+  targets: Int32[Array, 'B T'],
+  combines: Sequence[Combine],
+  mixture: Mixture,
+) -> Float32[Array, 'B T']:
+  """log p of every target token in the mixture of several models.
+
+  Args:
+    outputs: of the teacher-forced passes.
+    targets: int32 token ids.
+    combines: how each model mixes its groups, if it has any.
+    mixture: of the models.
+
+  Returns:
+    float32; padding has values too.
+  """
+
+  def log_p(features):
+    return mixture.log_probabilities(
+      [
+        _all_log_probabilities(own, output, combine)
+        for own, output, combine in zip(
+          features, outputs, combines, strict=True
+        )
+      ]
+    )
+
+  features = tuple(
+    # [G, B, T, D] as [B, G, T, D]: rows are taken one by one.
+    o.features if o.log_weights is None else jnp.moveaxis(o.features, 0, 1)
+    for o in outputs
+  )
+  return _chosen(log_p, features, targets)
+
+
+def _chosen(
+  log_p: Callable,
+  features: Float[Array, '...'] | tuple[Float[Array, '...'], ...],
+  targets: Int32[Array, 'B T'],
+) -> Float32[Array, 'B T']:
+  """Row by row, so that few logits are held."""
+
+  def row(pair):
+    every = log_p(pair[0])
+    return jnp.take_along_axis(every, pair[1][:, None], axis=-1)[:, 0]
+
+  rows = max(_CHUNK // targets.shape[1], 1)
+  return jax.lax.map(row, (features, targets), batch_size=rows)
+
+
+def _log_softmax(
+  features: Float[Array, 'T D'], output: OutputLayer
+) -> Float32[Array, 'T V']:
+  return jax.nn.log_softmax(output_logits(features, output))
+
+
+def _all_log_probabilities(
+  features: Float[Array, '*G T D'], output: ModelOutput, combine: Combine
+) -> Float32[Array, 'T V']:
+  """Of one row in one model."""
+  if output.log_weights is None:
+    return _log_softmax(features, output.output)
+  logits = functools.partial(output_logits, output=output.output)
+  return mixture_log_probabilities(
+    features, output.log_weights, logits, combine
+  )

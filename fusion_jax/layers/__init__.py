@@ -1,0 +1,1 @@
+"""Parts of a Transformer that know nothing of fusion."""

@@ -1,0 +1,194 @@
+"""Multi-head attention: the pure function and the module.
+
+Axis letters: B batch, T queries, S keys, D model width, N heads, H head width.
+Masks are True where a key may be attended to.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from fusion_jax.config import ModelConfig
+from fusion_jax.layers.caches import KeyValue
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.layers import Dense
+from fusion_jax.layers.sow import sow
+
+# Added to masked logits. Finite, so that a row without any key stays finite.
+_MASKED = -1e9
+
+
+def padding_mask(
+  lengths: Int[Array, '*B'], size: int
+) -> Bool[Array, '*B 1 1 {size}']:
+  """True at the first `lengths` of `size` keys."""
+  return (jnp.arange(size) < lengths[..., None])[..., None, None, :]
+
+
+def causal_mask(size: int) -> Bool[Array, '1 1 {size} {size}']:
+  """True where the key is not later than the query."""
+  position = jnp.arange(size)
+  return (position[:, None] >= position[None, :])[None, None]
+
+
+def rows_mask(
+  rows: Int[Array, 'B K P'], position: Int[Array, '']
+) -> Bool[Array, 'B 1 K P*K']:
+  """Which keys of a cache belong to each hypothesis of a beam.
+
+  The cache of a sentence has K keys a position, one a row, position by
+  position.
+
+  Args:
+    rows: where each position of hypothesis k stands.
+    position: the newest one.
+
+  Returns:
+    True at the keys of the positions up to `position`.
+  """
+  batch, beam, size = rows.shape
+  own = rows[..., None] == jnp.arange(beam)
+  seen = (jnp.arange(size) <= position)[:, None]
+  return (own & seen).reshape(batch, 1, beam, size * beam)
+
+
+def split_heads(
+  x: Float[Array, 'B T D'], heads: int
+) -> Float[Array, 'B N T H']:
+  """Gives each of N heads its part of the width."""
+  return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def join_heads(x: Float[Array, 'B N T H']) -> Float[Array, 'B T D']:
+  """What `split_heads` has split."""
+  return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
+
+
+def key_value(
+  keys: Float[Array, 'B S D'], values: Float[Array, 'B S D'], heads: int
+) -> KeyValue:
+  """Projected keys and values, split into heads."""
+  return KeyValue(
+    split_heads(keys, heads).swapaxes(-1, -2), split_heads(values, heads)
+  )
+
+
+def attention_weights(
+  query: Float[Array, 'B N T H'],
+  keys: Float[Array, 'B N H S'],
+  mask: Bool[Array, '#B #N #T S'],
+) -> Float[Array, 'B N T S']:
+  """softmax(Q K^T / sqrt(H)); Vaswani et al. (2017), Eq. 1.
+
+  Args:
+    query: the queries.
+    keys: the keys.
+    mask: True keeps.
+
+  Returns:
+    float32 weights; a row whose keys are all masked is uniform.
+  """
+  logits = jnp.einsum(
+    'BNTH,BNHS->BNTS', query, keys, preferred_element_type=jnp.float32
+  )
+  logits = jnp.where(mask, logits / query.shape[-1] ** 0.5, _MASKED)
+  return jax.nn.softmax(logits, axis=-1)
+
+
+class MultiHeadAttention(nn.Module):
+  """Concat(head_1..head_N) W^O; Vaswani et al. (2017), section 3.2.2."""
+
+  config: ModelConfig
+
+  def setup(self):
+    inner = ('embed', 'heads')
+    self.query = self._dense(inner)
+    self.key = self._dense(inner)
+    self.value = self._dense(inner)
+    self.out = self._dense(inner[::-1])
+    self.dropout = Dropout(
+      self.config.attention_dropout, self.config.dropout_generator
+    )
+
+  def _dense(self, axes: tuple[str, str]) -> Dense:
+    config = self.config
+    return Dense(config, config.width, axes, config.attention_bias)
+
+  def keys_values(self, source: Float[Array, 'B S D']) -> KeyValue:
+    """Projects what is attended to; independent for every position."""
+    return key_value(self.key(source), self.value(source), self.config.heads)
+
+  def attend(
+    self,
+    x: Float[Array, 'M T D'],
+    h: Float[Array, 'M T D'],
+    layers: tuple[Float[Array, 'M T D'], ...],
+    context: Context,
+  ) -> Float[Array, 'M T D']:
+    """Self-attention over all positions of a pass and those before it.
+
+    Args:
+      x: the input of the layer.
+      h: the same after the norm before attention, if any.
+      layers: H[0..l-1], for attentions that read more than h.
+      context: of the pass.
+
+    Returns:
+      The output of the sublayer.
+    """
+    del x, layers
+    seen = context.caches.extend(self.keys_values(h))
+    return self(h, seen, context.mask, context.deterministic)
+
+  def memory(
+    self,
+    features: Float[Array, 'B S D'],
+    embedding: Float[Array, 'B S D'],
+    tokens: Bool[Array, 'B S'] | None = None,
+  ) -> KeyValue:
+    """What cross-attention reads, computed once a sentence.
+
+    Args:
+      features: of the encoder.
+      embedding: H[0] of the encoder, for attentions that read it too.
+      tokens: True at source tokens, for telemetry; None: all are.
+
+    Returns:
+      Keys and values of every source position.
+    """
+    del embedding, tokens
+    return self.keys_values(features)
+
+  def residual_input(
+    self, x: Float[Array, '*B T D'], h: Float[Array, '*B T D']
+  ) -> Float[Array, '*B T D']:
+    """What the sublayer's output is added to: x, the layer's raw input."""
+    del h
+    return x
+
+  def __call__(
+    self,
+    x: Float[Array, 'B T D'],
+    source: KeyValue,
+    mask: Bool[Array, '#B #N #T S'],
+    deterministic: bool,
+  ) -> Float[Array, 'B T D']:
+    """Attends from every position of x to `source`.
+
+    Args:
+      x: the input of the query projection.
+      source: keys and values of `keys_values`.
+      mask: True where a key may be attended to.
+      deterministic: no dropout on the weights.
+
+    Returns:
+      The attended values after the output projection, in x's dtype.
+    """
+    query = split_heads(self.query(x), self.config.heads)
+    weights = attention_weights(query, source.keys, mask)
+    sow(self, 'attention', 'weights', weights)
+    weights = self.dropout(weights.astype(x.dtype), deterministic)
+    heads = jnp.einsum('BNTS,BNSH->BNTH', weights, source.values)
+    return self.out(join_heads(heads))

@@ -1,0 +1,214 @@
+"""Signs of life among several processes: a lost or hung one ends the others.
+
+Collective operations wait for all processes, for ever if one of them is gone.
+So each process writes the step it is at into DIR/heartbeat/PROCESS every few
+seconds, and reads those of the others. Clocks need not agree: what counts is
+how long a file has not changed. A process that cannot go on writes why.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import jax
+
+from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.errors import InputError, first_line
+from fusion_jax.files import write_errors, write_whole
+from fusion_jax.parallel.distributed import gather, is_first
+
+logger = logging.getLogger(__name__)
+
+# EX_TEMPFAIL of sysexits.h: the same command may go well when it is run again.
+_EXIT_CODE = 75
+# That of an InputError: it would come again.
+_ERROR_CODE = 2
+
+_ADVICE = (
+  'start all processes again with the same command, it goes on from the last '
+  'whole checkpoint'
+)
+
+
+def name_start() -> str:
+  """A name of this start, the same on all processes; all have to ask."""
+  return gather(os.urandom(8))[0].hex()
+
+
+class Watch:
+  """How long the files of some processes have not changed."""
+
+  def __init__(self, folder: Path, processes: int, start: str):
+    """Watches from now on.
+
+    Args:
+      folder: of the files.
+      processes: how many there are.
+      start: what the files of this start begin with, whenever they were
+        written; what an earlier start has left is no sign of life.
+    """
+    now = time.monotonic()
+    self._folder, self._start = folder, start
+    self._seen = [('', now) for _ in range(processes)]
+    # The step of each, and whether it has its batch.
+    self._steps = [((-1, False), now) for _ in range(processes)]
+    self._failures: dict[int, str] = {}
+
+  def look(self) -> None:
+    """Reads all files."""
+    now = time.monotonic()
+    for process, (last, _) in enumerate(self._seen):
+      start, _, text = self._read(process).partition(' ')
+      if start != self._start or text == last:
+        continue
+      self._seen[process] = text, now
+      step, has_batch, _, *failure = text.split(maxsplit=3)
+      at = int(step), bool(int(has_batch))
+      if at != self._steps[process][0]:
+        self._steps[process] = at, now
+      if failure:
+        self._failures[process] = failure[0]
+
+  def failed(self) -> str:
+    """Why the first of the processes that failed did so; '' if none did."""
+    for process, failure in sorted(self._failures.items()):
+      return f'process {process}: {failure}'
+    return ''
+
+  def lost(self, seconds: float) -> str:
+    """What is to be told of processes without a sign of life; '' of none."""
+    now = time.monotonic()
+    gone = [
+      f'process {process} (last seen at step {self._steps[process][0][0]})'
+      for process, (_, changed) in enumerate(self._seen)
+      if now - changed > seconds
+    ]
+    if not gone:
+      return ''
+    return f'no sign of life for {seconds:g} s from {", ".join(gone)}'
+
+  def stalled(self, seconds: float) -> str:
+    """What is to be told where no process comes further; '' where one does."""
+    steps = [at for at, _ in self._steps]
+    newest = max(changed for _, changed in self._steps)
+    if time.monotonic() - newest <= seconds:
+      return ''
+    behind = [
+      str(process) for process, at in enumerate(steps) if at == min(steps)
+    ]
+    (first, has_batch), (last, _) = min(steps), max(steps)
+    return (
+      f'no process has begun a step for {seconds:g} s: the last is {last}, '
+      f'and {first} on process {", ".join(behind)}'
+      + ('' if has_batch else ', which still waits for its input')
+    )
+
+  def _read(self, process: int) -> str:
+    try:
+      return (self._folder / str(process)).read_text()
+    except OSError:
+      return ''
+
+
+class Heartbeat:
+  """Writes and watches in a thread, where there are several processes."""
+
+  def __init__(self, workdir: Path, options: ParallelConfig, start: str):
+    """Starts the thread.
+
+    Args:
+      workdir: the run directory, on a disk that all processes share.
+      options: after what time to give up.
+      start: of `name_start`.
+
+    Raises:
+      InputError: the folder cannot be made.
+    """
+    self._folder = workdir / 'heartbeat'
+    self._options, self._start = options, start
+    lost, stalled = options.lost_after, options.stalled_after
+    self._pause = min(lost or stalled, stalled or lost, 20) / 4
+    self._step, self._has_batch, self._beats = 0, False, 0
+    self._ended = threading.Event()
+    self._thread = None
+    if jax.process_count() > 1 and self._pause:
+      with write_errors(self._folder):
+        self._folder.mkdir(exist_ok=True)
+      self._thread = threading.Thread(target=self._run, daemon=True)
+      self._thread.start()
+
+  def at(self, step: int) -> None:
+    """Says that this process begins a step, and waits for its batch."""
+    self._step, self._has_batch = step, False
+
+  def has_batch(self) -> None:
+    """Says that the batch is there."""
+    self._has_batch = True
+
+  def close(self) -> None:
+    """Ends the thread."""
+    self._ended.set()
+    if self._thread:
+      self._thread.join()
+
+  @contextlib.contextmanager
+  def telling(self) -> Iterator[None]:
+    """Tells the others of an error inside the block, and ends all of them.
+
+    Without it an error of one process alone leaves the others waiting.
+    """
+    try:
+      yield
+    except InputError as error:
+      if not self._thread:
+        raise
+      self.close()
+      self._beat(f' {error}')
+      _leave(str(error), _ERROR_CODE, self._pause)
+    except jax.errors.JaxRuntimeError as error:
+      # What is computed with a process that is lost fails at once, or never:
+      # the thread tells which one it is.
+      if self._thread:
+        logger.warning('%s; looking for lost processes', first_line(error))
+        time.sleep(self._options.lost_after + 2 * self._pause)
+      raise
+
+  def _run(self) -> None:
+    lost, stalled = self._options.lost_after, self._options.stalled_after
+    watch = Watch(self._folder, jax.process_count(), self._start)
+    while not self._ended.wait(self._pause):
+      self._beat()
+      watch.look()
+      if watch.failed():
+        _leave(watch.failed(), _ERROR_CODE, self._pause)
+      trouble = lost and watch.lost(lost)
+      trouble = trouble or (stalled and watch.stalled(stalled))
+      if trouble:
+        _leave(f'{trouble}; {_ADVICE}', _EXIT_CODE, self._pause)
+
+  def _beat(self, failure: str = '') -> None:
+    """Writes a sign of life; a disk that is full may have room later."""
+    self._beats += 1
+    at = f'{self._step} {self._has_batch:d} {self._beats}'
+    text = f'{self._start} {at}{failure}'
+    try:
+      write_whole(self._folder / str(jax.process_index()), text.encode())
+    except InputError as error:
+      logger.warning('no sign of life for the other processes: %s', error)
+
+
+def _leave(message: str, code: int, pause: float) -> NoReturn:
+  """Ends this process, whose other threads wait for what will not come.
+
+  Process 0 goes a little later: JAX aborts the others when it is gone.
+  """
+  print(f'error: {message}', file=sys.stderr, flush=True)
+  if is_first():
+    time.sleep(2 * pause)
+  os._exit(code)

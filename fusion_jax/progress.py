@@ -1,0 +1,79 @@
+"""A log line every few seconds: how far, how fast, how long still."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+logger = logging.getLogger(__name__)
+
+_SECONDS_BETWEEN_LINES = 4.0
+# Asking for the time costs as much as reading a line.
+_ITEMS_BETWEEN_LOOKS = 256
+_ItemT = TypeVar('_ItemT')
+
+
+class Progress:
+  """Count work that is done; log the count, the rate and the time left."""
+
+  def __init__(self, total: int | None, unit: str, what: str = ''):
+    """Start the clock.
+
+    Args:
+      total: Number of units to come, if known.
+      unit: What is counted, in the plural.
+      what: Name of the work, for the beginning of the line.
+    """
+    self._total, self._unit = total, unit
+    self._name = f'{what}: ' if what else ''
+    self._done = 0
+    self._start = self._last = time.monotonic()
+
+  def add(self, count: int) -> None:
+    """Count, and log if the last line is some seconds old."""
+    self._done += count
+    now = time.monotonic()
+    if now - self._last >= _SECONDS_BETWEEN_LINES:
+      self._last = now
+      logger.info('%s%s', self._name, self._state(now - self._start))
+
+  def finish(self) -> None:
+    """Log the whole."""
+    seconds = time.monotonic() - self._start
+    state = f'{self._done:,} {self._unit}, {self._rate(seconds):,.1f} a second'
+    logger.info('%s%s, in %.1f s', self._name, state, seconds)
+
+  def _rate(self, seconds: float) -> float:
+    return self._done / max(seconds, 1e-9)
+
+  def _state(self, seconds: float) -> str:
+    rate = self._rate(seconds)
+    left = (self._total or 0) - self._done
+    of = f' of {self._total:,}' if self._total else ''
+    state = f'{self._done:,}{of} {self._unit}, {rate:,.1f} a second'
+    return f'{state}, {left / rate:,.0f} s left' if left > 0 < rate else state
+
+
+def with_progress(
+  items: Iterable[_ItemT], what: str, total: int, unit: str = 'pairs'
+) -> Iterator[_ItemT]:
+  """Pass items on and log how far they are.
+
+  Args:
+    items: Anything iterable.
+    what: Name of the work, 'encoding train' for example.
+    total: Number of items, for the time that is left.
+    unit: What the items are, in the plural.
+
+  Yields:
+    The items.
+  """
+  progress, unseen = Progress(total, unit, what), 0
+  for item in items:
+    yield item
+    unseen += 1
+    if unseen == _ITEMS_BETWEEN_LOOKS:
+      progress.add(unseen)
+      unseen = 0
+  progress.add(unseen)
+  progress.finish()

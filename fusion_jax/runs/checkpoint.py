@@ -1,0 +1,331 @@
+"""Orbax checkpoints of a run: state, data position, progress.
+
+A checkpoint has three items, so that decoding reads only the parameters:
+`parameters`, `training` (step and optimizer) and `meta` (format, position in
+the data, progress of the validation, quality, what model it belongs to, and
+digests of all this). With `training.ema` there is `average` too, of the form of
+`parameters`. The mean of several has no `training` and no `average`; its `meta`
+says of what it is the mean.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import heapq
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax
+import orbax.checkpoint as ocp
+from jax.sharding import Sharding
+from orbax.checkpoint import checkpoint_managers
+
+from fusion_jax.config import TrainingConfig
+from fusion_jax.config.serialization import FORMAT
+from fusion_jax.errors import InputError, first_line
+from fusion_jax.parallel.distributed import is_first, on_all
+from fusion_jax.runs.digests import array_digests
+from fusion_jax.runs.state import TrainState
+from fusion_jax.runs.stored import (
+  check_identity,
+  finite,
+  open_to_read,
+  read_arrays,
+  read_by_all,
+  read_meta,
+  read_quality,
+  reading,
+  warn_damaged,
+)
+from fusion_jax.runs.stored_model import check_model
+from fusion_jax.seals import DamagedError, sealed
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+  """How far the run is, beside its state.
+
+  best: the best value of the metric so far, if there was a validation.
+  best_step: where.
+  stale: validations since then.
+  seconds: of wall-clock time in the loop, validations included, summed over
+    the times the run was resumed.
+  skipped: updates left out because a loss or gradient was not finite.
+  """
+
+  best: float | None = None
+  best_step: int = 0
+  stale: int = 0
+  seconds: float = 0.0
+  skipped: int = 0
+
+  def updated(self, value: float, step: int, lower_is_better: bool):
+    """The progress after a validation with that value of the metric."""
+    better = self.best is None or (
+      value < self.best if lower_is_better else value > self.best
+    )
+    if better:
+      return dataclasses.replace(self, best=value, best_step=step, stale=0)
+    return dataclasses.replace(self, stale=self.stale + 1)
+
+
+def abstract_like(tree: Any, sharding: Sharding | None = None) -> Any:
+  """Shapes to restore a tree to, on that sharding; None: on those it has."""
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=sharding or x.sharding
+    ),
+    tree,
+  )
+
+
+class _KeepBest:
+  """Orbax's policy that keeps the checkpoints of the best validations.
+
+  Attributes:
+    qualities: of the checkpoints, larger is better; None: not validated.
+  """
+
+  def __init__(self, count: int):
+    self.qualities: dict[int, float | None] = {}
+    self._count = count
+
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: Any
+  ) -> list[bool]:
+    """Whether each of them is one of the best."""
+    del context
+    steps = [checkpoint.step for checkpoint in checkpoints]
+    validated = [s for s in steps if self.qualities.get(s) is not None]
+    best = heapq.nlargest(self._count, validated, self.qualities.get)
+    return [step in best for step in steps]
+
+
+class Checkpoints:
+  """The checkpoints of a training run. Call `close` at the end."""
+
+  def __init__(
+    self, workdir: Path, config: TrainingConfig, identity: Mapping[str, Any]
+  ):
+    """Opens the folder and removes what an interrupted save left.
+
+    Args:
+      workdir: the run directory.
+      config: what to keep.
+      identity: of the model; a checkpoint of another is refused.
+    """
+    self._directory = (workdir / 'checkpoints').absolute()
+    self._identity = dict(identity)
+    self._best = _KeepBest(config.keep_best)
+    options = ocp.CheckpointManagerOptions(
+      preservation_policy=checkpoint_managers.AnyPreservationPolicy(
+        [checkpoint_managers.LatestN(config.keep_last), self._best]
+      ),
+      cleanup_tmp_directories=True,
+      enable_async_checkpointing=True,
+    )
+    try:
+      self._manager = ocp.CheckpointManager(self._directory, options=options)
+    except (OSError, ValueError, RecursionError) as error:
+      raise InputError(
+        f'{self._directory}: cannot be used: {first_line(error)}'
+      ) from error
+
+  def save(
+    self,
+    state: TrainState,
+    iterator: grain.DatasetIterator,
+    progress: Progress,
+    quality: float | None,
+  ) -> None:
+    """Starts writing a checkpoint; a step that is there already is left.
+
+    Args:
+      state: of the training.
+      iterator: the input; its position is saved.
+      progress: of the validations.
+      quality: of this checkpoint, larger is better; None: not validated.
+
+    Raises:
+      InputError: this or an earlier checkpoint cannot be written.
+    """
+    step = int(state.step)
+    if step in self._manager.all_steps():
+      return
+    self._know_qualities()
+    self._best.qualities[step] = finite(quality)
+    arrays = {
+      'parameters': state.parameters,
+      'training': {'step': state.step, 'optimizer': state.optimizer},
+    }
+    if state.average is not None:
+      arrays['average'] = state.average
+    meta = {
+      'data': iterator.get_state(),
+      'progress': dataclasses.asdict(progress),
+      'average': state.average is not None,
+      'quality': self._best.qualities[step],
+      **self._identity,
+    }
+    items = items_of(arrays, meta)
+    with _write_errors(self._directory, f'checkpoint {step}'):
+      self._manager.save(step, args=items)
+
+  def _know_qualities(self) -> None:
+    """Reads those of checkpoints that were there before."""
+    known = self._best.qualities
+    unknown = [step for step in self._manager.all_steps() if step not in known]
+    if not unknown:
+      return
+    with open_to_read(self._directory) as reader:
+      for step in unknown:
+        try:
+          known[step] = read_by_all(
+            functools.partial(read_quality, reader, step)
+          )
+        except DamagedError:
+          known[step] = None
+
+  def latest_step(self) -> int | None:
+    """The newest checkpoint, if there is one."""
+    return self._manager.latest_step()
+
+  def wait(self) -> None:
+    """Returns when all checkpoints are on disk."""
+    with _write_errors(self._directory, 'a checkpoint'):
+      self._manager.wait_until_finished()
+      self._manager.check_for_errors()
+
+  def close(self) -> None:
+    """Waits and closes."""
+    self.wait()
+    self._manager.close()
+
+  def restore(
+    self, fresh: TrainState, iterator: grain.DatasetIterator
+  ) -> tuple[TrainState, Progress]:
+    """The last checkpoint that can be read, or what is given.
+
+    Args:
+      fresh: the initial state, or its shapes with their shardings.
+      iterator: the input; it is moved to the saved position.
+
+    Returns:
+      The state to go on from, and the progress of the validations.
+
+    Raises:
+      InputError: there are checkpoints but none can be read, or they belong
+        to another tokenizer or model, or they are a mean, without optimizer.
+    """
+    steps = sorted(self._manager.all_steps(), reverse=True)
+    for step in steps:
+      try:
+        restored = self._restore_step(step, fresh, iterator)
+      except DamagedError as error:
+        warn_damaged(self._directory / str(step), error)
+        continue
+      self._set_aside([later for later in steps if later > step])
+      return restored
+    if steps:
+      raise InputError(
+        f'{self._directory}: none of the {len(steps)} checkpoints can be '
+        'read; remove the folder to start again'
+      )
+    return fresh, Progress()
+
+  def _set_aside(self, steps: Sequence[int]) -> None:
+    """Moves damaged checkpoints to DIR/damaged, out of the run's way."""
+    on_all(lambda: self._move(steps) if is_first() else None)
+    self._manager.reload()
+
+  def _move(self, steps: Sequence[int]) -> None:
+    for step in steps:
+      damaged = self._directory.with_name('damaged') / str(step)
+      shutil.rmtree(damaged, ignore_errors=True)
+      damaged.parent.mkdir(exist_ok=True)
+      (self._directory / str(step)).rename(damaged)
+
+  def _restore_step(
+    self, step: int, fresh: TrainState, iterator: grain.DatasetIterator
+  ) -> tuple[TrainState, Progress]:
+    wanted = {
+      'parameters': fresh.parameters,
+      'training': {'step': fresh.step, 'optimizer': fresh.optimizer},
+    }
+    if fresh.average is not None:
+      wanted['average'] = fresh.average
+    with open_to_read(self._directory) as reader:
+      meta = read_by_all(lambda: self._fitting_meta(reader, step, fresh))
+      items = read_arrays(reader, step, meta, abstract_like(wanted))
+
+    def move_input() -> Progress:
+      with reading():
+        iterator.set_state(meta['data'])
+        return Progress(**meta['progress'])
+
+    progress = read_by_all(move_input)
+    training = items['training']
+    state = TrainState(
+      training['step'],
+      items['parameters'],
+      training['optimizer'],
+      items.get('average'),
+    )
+    return state, progress
+
+  def _fitting_meta(
+    self, reader: ocp.CheckpointManager, step: int, fresh: TrainState
+  ) -> dict[str, Any]:
+    """The item `meta` of a checkpoint that this run can go on from."""
+    path = self._directory / str(step)
+    meta = read_meta(reader, step)
+    with reading():
+      check_identity(meta, self._identity, path)
+      _check_is_no_mean(meta, self._directory.parent)
+      check_model(path, meta, fresh.parameters)
+    return meta
+
+
+def items_of(
+  arrays: Mapping[str, Any], meta: Mapping[str, Any]
+) -> ocp.args.Composite:
+  """What Orbax is to write, with format and digests.
+
+  Args:
+    arrays: the items that consist of arrays.
+    meta: what else is known, as JSON values.
+
+  Returns:
+    The items of a checkpoint.
+  """
+  meta = {'format': FORMAT, **meta, 'arrays': array_digests(arrays)}
+  items = {name: ocp.args.StandardSave(tree) for name, tree in arrays.items()}
+  return ocp.args.Composite(**items, meta=ocp.args.JsonSave(sealed(meta)))
+
+
+def _check_is_no_mean(meta: Mapping[str, Any], workdir: Path) -> None:
+  if 'mean' in meta:
+    raise InputError(
+      f'{workdir}: holds the mean of {len(meta["mean"]["steps"])} checkpoints '
+      f'of {meta["mean"]["run"]} and no optimizer state to go on from; start '
+      f'another --workdir with --init_from={workdir}'
+    )
+
+
+@contextlib.contextmanager
+def _write_errors(directory: Path, what: str) -> Iterator[None]:
+  """Turns a failure to write into one line."""
+  try:
+    yield
+  except Exception as error:  # Orbax raises many kinds on a full disk.
+    raise InputError(
+      f'{directory}: {what} could not be written: {first_line(error)}; free '
+      'the disk and run the same command again, it goes on from the last '
+      'whole checkpoint'
+    ) from error

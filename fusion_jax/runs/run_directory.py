@@ -1,0 +1,105 @@
+"""The run directory: config, tokenizers, checkpoints, logs.
+
+DIR/config.json           the experiment's config, and the format of all this
+DIR/source.model          SentencePiece model of the source side
+DIR/target.model          of the target side (the same file if joint)
+DIR/corpus/               counts of the corpus and the validation text, see
+                          kept_corpus.py
+DIR/checkpoints/STEP/     Orbax checkpoints
+DIR/lock                  held while a training runs, see lock.py
+DIR/metrics.jsonl         one JSON object a line: training and validation
+DIR/events.out.tfevents*  the same for TensorBoard
+DIR/translations/STEP.txt validation translations; of a run with several
+                          directions STEP.DIRECTION.txt
+"""
+
+from pathlib import Path
+
+from fusion_jax.config import ExperimentConfig, serialization
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.errors import InputError
+from fusion_jax.files import write_errors, write_whole
+from fusion_jax.runs.lock import NAME as LOCK
+
+
+def read_config(workdir: Path) -> ExperimentConfig:
+  """The config of a run directory.
+
+  Raises:
+    InputError: there is no run directory, a newer version wrote it, or its
+      config cannot be read.
+  """
+  path = workdir / 'config.json'
+  if not path.is_file():
+    raise InputError(
+      f'{workdir}: not a run directory: it has no config.json; '
+      'give the --workdir of a training run'
+    )
+  return serialization.from_json(path)
+
+
+def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
+  """The source and the target tokenizer of a run directory."""
+  paths = [workdir / 'source.model', workdir / 'target.model']
+  for path in paths:
+    if not path.is_file():
+      raise InputError(f'{path}: missing; training writes it into the run')
+  return Tokenizer.from_file(paths[0]), Tokenizer.from_file(paths[1])
+
+
+def _check_same(workdir: Path, given: ExperimentConfig) -> None:
+  saved = read_config(workdir)
+  names = serialization.differing_fields(saved, given)
+  if names:
+    old, new = serialization.flatten(saved), serialization.flatten(given)
+    listed = ', '.join(
+      f'{name} ({old.get(name)!r} there, {new.get(name)!r} given)'
+      for name in names
+    )
+    raise InputError(
+      f'{workdir} belongs to a run with another config: {listed}; '
+      'choose another --workdir or give the same values'
+    )
+
+
+def check(workdir: Path, config: ExperimentConfig) -> None:
+  """Refuses a directory that this config must not train in.
+
+  Raises:
+    InputError: it is a file, holds something else, or another run.
+  """
+  if workdir.exists() and not workdir.is_dir():
+    raise InputError(f'{workdir}: --workdir must be a directory')
+  if (workdir / 'config.json').exists():
+    _check_same(workdir, config)
+  elif workdir.is_dir() and {path.name for path in workdir.iterdir()} - {LOCK}:
+    raise InputError(
+      f'{workdir}: not empty and not a run directory; '
+      'choose a new or empty --workdir'
+    )
+
+
+def create(
+  workdir: Path,
+  config: ExperimentConfig,
+  source: Tokenizer,
+  target: Tokenizer,
+) -> None:
+  """Writes what decoding needs beside the checkpoints; config.json last.
+
+  Raises:
+    InputError: the directory belongs to another tokenizer or cannot be
+      written.
+  """
+  with write_errors(workdir):
+    workdir.mkdir(parents=True, exist_ok=True)
+  for name, tokenizer in (('source', source), ('target', target)):
+    path = workdir / f'{name}.model'
+    if not path.exists():
+      write_whole(path, tokenizer.model)
+    elif path.read_bytes() != tokenizer.model:
+      raise InputError(
+        f'{path}: not the tokenizer of the prepared corpus; the run was '
+        'trained on other text or its tokenizer was replaced'
+      )
+  write_whole(workdir / 'config.json', serialization.to_json(config).encode())

@@ -1,0 +1,133 @@
+"""Whose parameters a checkpoint holds: by the model's fields, and by shapes."""
+
+import fnmatch
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.serialization import flatten
+from fusion_jax.errors import InputError
+from fusion_jax.models.parameter_kinds import path_name
+from fusion_jax.models.transformer import Parameters
+
+# What decides what a trained model computes; tags are part of what it reads.
+_DECISIVE = ('model.*', 'data.source_tag', 'data.target_tag')
+
+# But these do not: dropout and remat are of training alone, and parameters that
+# were trained do not tell how they were drawn.
+_FREE = (
+  'model.dropout',
+  'model.*_dropout',
+  'model.*.transparent.dropout',
+  'model.dropout_generator',
+  'model.initialization',
+  'model.remat',
+  'model.remat_policy',
+)
+
+
+def model_fields(config: ExperimentConfig) -> dict[str, Any]:
+  """The fields that decide what a trained model computes, by dotted names."""
+  return {
+    name: value
+    for name, value in flatten(config).items()
+    if _matches(name, _DECISIVE) and not _matches(name, _FREE)
+  }
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def check_fields(
+  path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> None:
+  """Refuses a checkpoint of another model, though its arrays may fit.
+
+  Args:
+    path: of the checkpoint.
+    stored: what it has of `model_fields`; a field that it does not know is of
+      a later version.
+    wanted: the fields of this run.
+
+  Raises:
+    InputError: a field that both have differs.
+  """
+  different = [
+    f'{name} is {stored[name]!r} there and {wanted[name]!r} here'
+    for name in wanted
+    if name in stored and stored[name] != wanted[name]
+  ]
+  if different:
+    raise _another_model(path, ', '.join(different))
+
+
+def check_model(
+  path: Path, meta: Mapping[str, Any], wanted: Parameters
+) -> None:
+  """Refuses a checkpoint whose parameters do not fit.
+
+  Args:
+    path: of the checkpoint; one that is damaged is not refused.
+    meta: of the checkpoint.
+    wanted: the parameters of this model, or their shapes.
+
+  Raises:
+    InputError: its parameters have other names or shapes.
+  """
+  stored = _stored_shapes(path, meta)
+  difference = stored and _difference(stored, _shapes(wanted))
+  if difference:
+    raise _another_model(path, difference)
+
+
+def _another_model(path: Path, difference: str) -> InputError:
+  return InputError(
+    f'{path}: holds another model than that of config.json: {difference}; '
+    'put back the config.json that it was trained with, or give another '
+    '--workdir'
+  )
+
+
+def _stored_shapes(
+  path: Path, meta: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]]:
+  """The shapes of a checkpoint's parameters; none if it is damaged."""
+  if 'arrays' in meta:
+    return {
+      name.removeprefix('parameters/'): tuple(array['shape'])
+      for name, array in meta['arrays'].items()
+      if name.startswith('parameters/')
+    }
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      metadata = checkpointer.metadata(path / 'parameters')
+      return _shapes(metadata.item_metadata.tree)
+  except Exception:  # Orbax raises many kinds on damaged files.
+    return {}
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+  return {
+    path_name(path): tuple(leaf.shape)
+    for path, leaf in jax.tree.leaves_with_path(tree)
+  }
+
+
+def _difference(
+  stored: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
+) -> str:
+  """The first parameter that is not the same; '' if all are."""
+  for name in sorted(stored | wanted):
+    there, here = stored.get(name), wanted.get(name)
+    if there is None:
+      return f'it has no {name}'
+    if here is None:
+      return f'it has {name}, this model has not'
+    if there != here:
+      return f'{name} is {list(there)} there and {list(here)} here'
+  return ''

@@ -1,0 +1,412 @@
+"""Beam search that knows no model; a beam of one is greedy search.
+
+The objective is that of Wu et al. (2016), section 7, Eq. 14: the translation Y
+with the highest log P(Y) / penalty(|Y|). |Y| counts the end symbol.
+
+Axis letters: B batch, K beam, C candidates, N hypotheses returned, T positions,
+V vocabulary.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
+
+from fusion_jax.search.constraints import (
+  Requirements,
+  TokenRules,
+  allowed_tokens,
+  clipped_limits,
+)
+from fusion_jax.search.hypotheses import (
+  CompactBatch,
+  CoverageScore,
+  Hypotheses,
+  LengthPenalty,
+  Step,
+  best_first,
+  select,
+  written,
+)
+from fusion_jax.search.top_k import top_k
+
+_NO_RULES = TokenRules()
+
+# When so few of the sentences are left, the search goes on with them alone:
+# each halving would save more steps, and cost a compilation of the model.
+_LEFT, _FEWEST = 4, 16
+
+# No hypothesis. Infinite, so that nothing added to it makes it one.
+_NONE = -jnp.inf
+
+
+class _Candidates(NamedTuple):
+  """The best one-token extensions of the live hypotheses, best first."""
+
+  parents: Int32[Array, 'B C']
+  tokens: Int32[Array, 'B C']
+  token_log_probs: Float32[Array, 'B C']
+  log_probabilities: Float32[Array, 'B C']
+
+
+class _Live(NamedTuple):
+  """Hypotheses that have not ended; those of log-probability -inf are none.
+
+  gains: log-probability of each token.
+  rows: where each position stands in the cache, see `Step`.
+  """
+
+  tokens: Int32[Array, 'B J T']
+  token_log_probs: Float32[Array, 'B J T']
+  rows: Int32[Array, 'B J T']
+  log_probabilities: Float32[Array, 'B J']
+
+
+class _State(NamedTuple):
+  """What a step reads and replaces.
+
+  Live hypotheses have `position` tokens each; `newest` is the last of them. A
+  sentence without a live hypothesis is done.
+  """
+
+  position: Int32[Array, '']
+  newest: Int32[Array, 'B K']
+  live: _Live
+  finished: Hypotheses
+  cache: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+  """What stays the same in all steps; see the arguments of `beam_search`."""
+
+  step: Step
+  beam: int
+  keep: int
+  enough: int
+  end_id: int
+  divisors: Float32[Array, ' lengths']
+  coverage_score: CoverageScore | None
+  max_lengths: Int32[Array, ' B']
+  normalised: bool
+  rules: TokenRules
+  requirements: Requirements | None
+  compact_batch: CompactBatch | None
+
+
+def beam_search(
+  step: Step,
+  cache: Any,
+  *,
+  batch: int,
+  beam: int,
+  max_length: int,
+  max_lengths: Int32[Array, ' B'],
+  start_id: int,
+  end_id: int,
+  penalty: LengthPenalty,
+  coverage_score: CoverageScore | None = None,
+  keep: int | None = None,
+  normalised: bool = False,
+  patience: float = 0.0,
+  rules: TokenRules = _NO_RULES,
+  requirements: Requirements | None = None,
+  compact_batch: CompactBatch | None = None,
+) -> Hypotheses:
+  """Searches for the best hypotheses of every sentence.
+
+  Each step extends the K live hypotheses of a sentence by every token and
+  takes the 2K best extensions: those that end go to the finished ones, the
+  best K others live on. With K = 1 it takes the one best extension, which is
+  greedy search. At the limit of its sentence a live hypothesis is extended by
+  the end symbol only, so that every score is the model's score of a complete
+  translation.
+
+  A sentence is done when nothing live can come to score more than the worst
+  hypothesis kept. Log-probabilities only fall and the divisor is largest at
+  the limit, so log P / penalty(limit) bounds what a live hypothesis can reach;
+  a coverage score is at most 0.
+  Stopping there never changes the result, and no sentence depends on another.
+
+  Args:
+    step: the model; it sees start_id at position 0 and the newest token of
+      each live hypothesis afterwards.
+    cache: of the step, with K rows a sentence.
+    batch: sentences, B.
+    beam: live hypotheses of a sentence, K.
+    max_length: room for the longest hypothesis, T.
+    max_lengths: int32 limit of each sentence, the end symbol included; values
+      outside 1 to max_length are clipped.
+    start_id: the token before the first.
+    end_id: the token that ends a hypothesis.
+    penalty: the length penalty.
+    coverage_score: is added to the score of what ends; None: nothing is.
+    keep: hypotheses to return, N; None for K. Fewer end the search sooner.
+    normalised: the step's logits are log-probabilities already.
+    patience: a sentence is also done when so many times K hypotheses are
+      finished (Kasai et al. 2022); fewer than N are N. 0: only when nothing
+      better can come.
+    rules: what hypotheses must not contain.
+    requirements: shortest lengths and prefixes. The limit of a sentence is
+      at least one more than its prefix; it goes before the shortest length.
+    compact_batch: lets a batch go on with the last quarter of its sentences;
+      None: with all of them to the end.
+
+  Returns:
+    The hypotheses, best first; equal scores in the order of their ending.
+  """
+  keep = keep or beam
+  enough = max(round(patience * beam), keep) if patience else 0
+  search = _Search(
+    step,
+    beam,
+    keep,
+    enough,
+    end_id,
+    jnp.asarray(penalty.divisors(max_length)),
+    coverage_score,
+    clipped_limits(max_lengths, requirements, max_length),
+    normalised,
+    rules,
+    requirements,
+    compact_batch,
+  )
+  state = _State(
+    position=jnp.int32(0),
+    newest=jnp.full((batch, beam), start_id, jnp.int32),
+    live=_empty_live(batch, beam, max_length),
+    finished=_none_finished(batch, max(keep, enough), max_length),
+    cache=cache,
+  )
+  finished = _finish(search, state)
+  return jax.tree.map(lambda leaf: leaf[:, :keep], finished)
+
+
+def _empty_live(batch: int, beam: int, max_length: int) -> _Live:
+  """One live hypothesis a sentence, the empty one."""
+  first = jnp.where(jnp.arange(beam) == 0, 0.0, _NONE).astype(jnp.float32)
+  rows = jnp.arange(beam, dtype=jnp.int32)[:, None]
+  shape = batch, beam, max_length
+  return _Live(
+    jnp.zeros(shape, jnp.int32),
+    jnp.zeros(shape, jnp.float32),
+    jnp.broadcast_to(rows, shape),
+    jnp.tile(first, (batch, 1)),
+  )
+
+
+def _none_finished(batch: int, room: int, max_length: int) -> Hypotheses:
+  return Hypotheses(
+    jnp.zeros((batch, room, max_length), jnp.int32),
+    jnp.zeros((batch, room), jnp.int32),
+    jnp.full((batch, room), _NONE, jnp.float32),
+    jnp.full((batch, room), _NONE, jnp.float32),
+    jnp.zeros((batch, room, max_length), jnp.float32),
+  )
+
+
+def _finish(search: _Search, state: _State) -> Hypotheses:
+  """Searches on until no sentence has a live hypothesis."""
+  left = len(state.newest) // _LEFT
+  if search.compact_batch is None or left < _FEWEST:
+    left = 0
+  state = jax.lax.while_loop(
+    lambda state: _alive(state).sum() > left,
+    functools.partial(_advance, search),
+    state,
+  )
+  if not left:
+    return state.finished
+  sentences = jnp.argsort(~_alive(state), stable=True)[:left]
+  rest = _finish(*_narrowed(search, state, sentences.astype(jnp.int32)))
+  return jax.tree.map(
+    lambda every, own: every.at[sentences].set(own), state.finished, rest
+  )
+
+
+def _narrowed(
+  search: _Search, state: _State, sentences: Int32[Array, ' M']
+) -> tuple[_Search, _State]:
+  """The same for some of the sentences."""
+  own = search.compact_batch(sentences, state.cache)
+  limits, requirements, newest, live, finished = jax.tree.map(
+    lambda leaf: leaf[sentences],
+    (
+      search.max_lengths,
+      search.requirements,
+      state.newest,
+      state.live,
+      state.finished,
+    ),
+  )
+  search = dataclasses.replace(
+    search,
+    step=own.step,
+    coverage_score=own.coverage_score,
+    max_lengths=limits,
+    requirements=requirements,
+    compact_batch=None,
+  )
+  return search, _State(state.position, newest, live, finished, own.cache)
+
+
+def _alive(state: _State) -> Bool[Array, ' B']:
+  return (state.live.log_probabilities > _NONE).any(1)
+
+
+def _advance(search: _Search, state: _State) -> _State:
+  """One more token: model, candidates, the ended ones, the live ones."""
+  position, live = state.position, state.live
+  logits, cache = search.step(state.newest, position, live.rows, state.cache)
+  candidates = _candidates(search, logits, state)
+  children = _children(live, candidates, position)
+  ends = candidates.tokens == search.end_id
+  added = 0.0
+  if search.coverage_score is not None:
+    coverage_score = search.coverage_score(live.rows, position, cache)
+    added = select(coverage_score, candidates.parents)
+  finished = _merge(search, state.finished, children, ends, position + 1, added)
+  alive, chosen = jax.lax.top_k(
+    jnp.where(ends, _NONE, candidates.log_probabilities), search.beam
+  )
+  live = jax.tree.map(lambda leaf: select(leaf, chosen), children)
+  done = _done(search, finished, alive)
+  own = jnp.arange(search.beam, dtype=jnp.int32)
+  return _State(
+    position=position + 1,
+    newest=select(candidates.tokens, chosen),
+    live=live._replace(
+      # The next step writes hypothesis k into row k.
+      rows=written(live.rows, position + 1, jnp.broadcast_to(own, alive.shape)),
+      log_probabilities=jnp.where(done[:, None], _NONE, alive),
+    ),
+    finished=finished,
+    cache=cache,
+  )
+
+
+def _candidates(
+  search: _Search, logits: Float32[Array, 'B K V'], state: _State
+) -> _Candidates:
+  """The best allowed extensions; at the limit, each hypothesis with its end."""
+  position, live = state.position, state.live
+  at_limit = position + 1 >= search.max_lengths
+  allowed = allowed_tokens(
+    search.rules,
+    search.requirements,
+    live.tokens,
+    position,
+    search.end_id,
+    logits.shape[-1],
+  )
+  normaliser = (
+    jnp.zeros(logits.shape[:2])
+    if search.normalised
+    else jax.nn.logsumexp(logits, axis=-1)
+  )
+  best = _extend(logits, allowed, live.log_probabilities, normaliser)
+  end = logits[:, :, search.end_id] - normaliser
+  last = _ended(live.log_probabilities, end, search.end_id, best.tokens.shape)
+  return jax.tree.map(
+    lambda own, other: jnp.where(at_limit[:, None], own, other), last, best
+  )
+
+
+def _extend(
+  logits: Float32[Array, 'B K V'],
+  allowed: Bool[Array, '#B #K V'] | None,
+  alive: Float32[Array, 'B K'],
+  normaliser: Float32[Array, 'B K'],
+) -> _Candidates:
+  """The best allowed extensions.
+
+  The logits are read and never copied: the best of a row need no more than
+  its largest logits and the logarithm of its normaliser.
+  """
+  batch, beam, vocabulary = logits.shape
+  count = 2 * beam if beam > 1 else 1
+  each = min(count, vocabulary)
+  if allowed is not None:
+    logits = jnp.where(allowed, logits, _NONE)
+  # [B, K, V] -> [B * K, each] -> [B, K * each]
+  largest, tokens = top_k(logits.reshape(batch * beam, vocabulary), each)
+  token_log_probs = largest.reshape(batch, beam, each) - normaliser[:, :, None]
+  scores = (alive[:, :, None] + token_log_probs).reshape(batch, beam * each)
+  scores, order = jax.lax.top_k(scores, count)
+  return _Candidates(
+    parents=order // each,
+    tokens=select(tokens.reshape(batch, beam * each), order),
+    token_log_probs=select(token_log_probs.reshape(batch, beam * each), order),
+    log_probabilities=scores,
+  )
+
+
+def _ended(
+  alive: Float32[Array, 'B K'],
+  end: Float32[Array, 'B K'],
+  end_id: int,
+  shape: tuple[int, int],
+) -> _Candidates:
+  """Every live hypothesis with the end symbol, in their order."""
+  spare = ((0, 0), (0, shape[1] - alive.shape[1]))
+  every = jnp.arange(alive.shape[1], dtype=jnp.int32)
+  return _Candidates(
+    parents=jnp.broadcast_to(jnp.pad(every, spare[1]), shape),
+    tokens=jnp.full(shape, end_id, jnp.int32),
+    token_log_probs=jnp.pad(end, spare),
+    log_probabilities=jnp.pad(alive + end, spare, constant_values=_NONE),
+  )
+
+
+def _children(
+  live: _Live, candidates: _Candidates, position: Int32[Array, '']
+) -> _Live:
+  """The candidates as hypotheses, ended or not."""
+  parents = jax.tree.map(lambda leaf: select(leaf, candidates.parents), live)
+  return _Live(
+    written(parents.tokens, position, candidates.tokens),
+    written(parents.token_log_probs, position, candidates.token_log_probs),
+    parents.rows,
+    candidates.log_probabilities,
+  )
+
+
+def _merge(
+  search: _Search,
+  finished: Hypotheses,
+  children: _Live,
+  ends: Bool[Array, 'B C'],
+  length: Int32[Array, ''],
+  added: Float32[Array, 'B C'] | float,
+) -> Hypotheses:
+  """The best of the finished hypotheses and the children that end now.
+
+  Children come after the finished ones, so they never take the place of an
+  equal.
+  """
+  total = jnp.where(ends, children.log_probabilities, _NONE)
+  ended = Hypotheses(
+    children.tokens,
+    jnp.where(total > _NONE, length, 0),
+    total / search.divisors[length] + added,
+    total,
+    children.token_log_probs,
+  )
+  both = jax.tree.map(
+    lambda old, new: jnp.concatenate([old, new], axis=1), finished, ended
+  )
+  return best_first(both, finished.scores.shape[1])
+
+
+def _done(
+  search: _Search, finished: Hypotheses, alive: Float32[Array, 'B K']
+) -> Bool[Array, ' B']:
+  """Whether nothing live can come to be kept, or enough are finished."""
+  bounds = alive[:, 0] / search.divisors[search.max_lengths]
+  done = finished.scores[:, search.keep - 1] >= bounds
+  if search.enough:
+    done |= finished.lengths[:, search.enough - 1] > 0
+  return done

@@ -1,0 +1,164 @@
+"""How a program starts and ends: memory, compiled code, logs, exit codes."""
+
+import contextlib
+import functools
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fusion_jax.errors import CheckFailed, InputError, first_line
+from fusion_jax.files import remove_unfinished
+
+_TUNABLE = 'glibc.malloc.hugetlb=1'
+
+
+def use_huge_pages() -> None:
+  """Starts this program again with huge pages for large allocations.
+
+  XLA on a CPU allocates its temporary memory anew at each step; in pages of
+  2 MiB instead of 4 KiB a training step is a tenth faster. glibc reads the
+  setting only at the start of a process; other systems ignore it. Call it
+  first, and only where the process is the program's own. GLIBC_TUNABLES, if
+  set, is left as it is.
+  """
+  if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
+    environment = os.environ | {'GLIBC_TUNABLES': _TUNABLE}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def keep_compiled() -> None:
+  """Keeps what JAX compiles in the user's cache folder, for the next start.
+
+  The folder is $XDG_CACHE_HOME/fusion_jax/xla, by default in ~/.cache. Call it
+  before JAX is imported. JAX's own variables, where they are set, are left as
+  they are: JAX_ENABLE_COMPILATION_CACHE=false keeps nothing. Where the folder
+  cannot be made, nothing is kept.
+  """
+  base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  folder = Path(base).expanduser() / 'fusion_jax' / 'xla'
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError:
+    return
+  os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder))
+  # Many small programs make a slow start too.
+  os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+
+
+@contextlib.contextmanager
+def lasting_imports() -> Iterator[None]:
+  """What is imported within the block is never looked at as garbage.
+
+  JAX and its company are 300,000 objects that stay; to go through them again
+  and again is a fifth of the time that it takes to trace a model.
+  """
+  gc.disable()
+  try:
+    yield
+  finally:
+    gc.freeze()
+    gc.enable()
+
+
+def start_logging() -> None:
+  """Sends log lines to stderr; libraries are silent, their errors reach us."""
+  logging.basicConfig(
+    level=logging.INFO,
+    format='%(asctime)s %(message)s',
+    datefmt='%H:%M:%S',
+    stream=sys.stderr,
+  )
+  for library in ('absl', 'asyncio', 'grain', 'jax', 'orbax'):
+    logging.getLogger(library).setLevel(logging.CRITICAL)
+
+
+def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
+  """Make `main` end in one line on stderr where the user can do something.
+
+  Exit codes: 2 on `InputError` and on errors of the operating system (a full
+  disk, a closed stdout, no permission), 1 on `CheckFailed`, 130 on Ctrl-C, 141
+  where the reader of stdout is gone. Every other exception is a bug of ours and
+  keeps its traceback. SIGTERM removes files that are not whole, and ends the
+  process as ever.
+
+  Args:
+    main: Entry point of a program.
+
+  Returns:
+    The wrapped entry point; it returns the exit code for `sys.exit`.
+  """
+
+  @functools.wraps(main)
+  def wrapped(*args, **kwargs) -> int:
+    with _nothing_left_by_sigterm():
+      code, message = _outcome(lambda: main(*args, **kwargs))
+    if code == _BROKEN_PIPE:
+      sys.stderr.close()
+    elif message:
+      print(message, file=sys.stderr)
+    return code
+
+  return wrapped
+
+
+_INTERRUPTED, _BROKEN_PIPE = 130, 141
+
+
+def _outcome(action: Callable[[], None]) -> tuple[int, str]:
+  """The exit code and the line for stderr."""
+  try:
+    action()
+    if sys.stdout:
+      sys.stdout.flush()
+  except InputError as error:
+    return 2, f'error: {error}'
+  except CheckFailed as error:
+    return 1, f'failed: {error}'
+  except KeyboardInterrupt:
+    return _INTERRUPTED, 'error: interrupted'
+  except BrokenPipeError:
+    return _BROKEN_PIPE, ''
+  except OSError as error:
+    _drop_what_stdout_does_not_take()
+    where = error.filename or 'stdout or an open file'
+    return 2, f'error: {where}: {error.strerror or first_line(error)}'
+  return 0, ''
+
+
+def _drop_what_stdout_does_not_take() -> None:
+  """Else the interpreter tries again, and complains, when it ends."""
+  try:
+    if sys.stdout:
+      sys.stdout.flush()
+  except OSError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _nothing_left_by_sigterm() -> Iterator[None]:
+  """Within the block, SIGTERM removes unfinished files before it ends all.
+
+  An exception would not do: callbacks of JAX may swallow it. Training, and JAX
+  where there are several processes, put handlers of their own in its place.
+  """
+  in_main = threading.current_thread() is threading.main_thread()
+  if not in_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    yield
+    return
+  signal.signal(signal.SIGTERM, _end)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end(number: int, _: Any) -> None:
+  remove_unfinished()
+  signal.signal(number, signal.SIG_DFL)
+  os.kill(os.getpid(), number)

@@ -1,0 +1,78 @@
+"""What a compiled program needs, as text and as JSON."""
+
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+from fusion_jax.files import write_whole
+from fusion_jax.tools.aot.chips import GIB
+from fusion_jax.tools.aot.compile import Figures
+from fusion_jax.tools.aot.topology import Topology
+
+_COMPILERS = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-pjrt', 'jax-cuda12-pjrt')
+
+
+def report(topology: Topology, step: str, figures: Figures) -> str:
+  """The figures, a line each.
+
+  Args:
+    topology: that it was compiled for.
+    step: 'train' or 'decode'.
+    figures: of the compiled program.
+
+  Returns:
+    Lines without a newline at the end.
+  """
+  chip, chips = topology.figures, figures.chips
+  rows, source, target = figures.shape
+  axes = ' x '.join(f'{axis} {size}' for axis, size in figures.mesh.items())
+  most = ' at most' if step == 'decode' else ''
+  lines = [
+    f'{topology.name}, {step}: {chips} chips, {axes}; '
+    f'{figures.parameters:,} parameters; '
+    f'a batch of {rows} rows of {source} + {target} positions',
+    f'memory      {figures.peak / GIB:.2f} GiB of {chip.memory / GIB:.2f} GiB '
+    f'a chip, it fits; {figures.state / GIB:.2f} GiB of it between steps',
+    f'operations  {figures.flops / 1e12:.3f} * 10^12{most}, products alone; '
+    f'{figures.flops / chips / chip.flops * 1e3:.2f} ms a chip at its peak',
+  ]
+  for kind, total in figures.exchanges.items():
+    lines.append(
+      f'{kind:<18}  {total.count:,}{most}, '
+      f'a chip sends {total.sent / 2**20:,.1f} MiB'
+    )
+  if not figures.exchanges:
+    lines.append('nothing is exchanged between chips')
+  lines.append(
+    f'seconds     {figures.trace_seconds:.0f} to trace, '
+    f'{figures.compile_seconds:.0f} to compile'
+  )
+  return '\n'.join(lines)
+
+
+def as_json(topology: Topology, step: str, figures: Figures) -> dict[str, Any]:
+  """The figures with what they depend on, as plain values."""
+  return {
+    'topology': topology.name,
+    'step': step,
+    'available': topology.figures.memory,
+    **figures.as_json(),
+    'versions': _versions(),
+  }
+
+
+def write(path: Path, topology: Topology, step: str, figures: Figures) -> None:
+  """Writes `as_json` into a file; it is whole or not there."""
+  text = json.dumps(as_json(topology, step, figures), indent=1)
+  write_whole(path, (text + '\n').encode())
+
+
+def _versions() -> dict[str, str]:
+  found = {}
+  for name in _COMPILERS:
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return found

@@ -1,0 +1,190 @@
+"""Chips that are not here: their names, and devices to compile for."""
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fusion_jax.errors import InputError
+from fusion_jax.tools.aot.chips import Chip, chip_named
+
+_NAME = re.compile(r'(?:(\d{1,6})x)?([a-z]\w*):(\d{1,6}(?:x\d{1,6}){0,2})')
+# What libtpu asks of the machine that it believes to be on; what is compiled
+# for is the topology's own.
+_TPU_HOST = {
+  'TPU_SKIP_MDS_QUERY': '1',
+  'TPU_ACCELERATOR_TYPE': 'v5litepod-8',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+  'TPU_WORKER_ID': '0',
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+}
+# For XLA's GpuTargetConfigProto: capability, cores, bytes a second, cache,
+# GHz, memory, shared memory a core and a block. h100 is as in XLA's own specs
+# (target_config/specs/h100_sxm.txtpb), the others are nominal.
+_GPUS = {
+  'a100': (8, 108, 2_039e9, 41_943_040, 1.41, 85.1e9, 167_936, 166_912),
+  'h100': (9, 132, 3_352e9, 52_428_800, 1.98, 84.9e9, 233_472, 232_448),
+  'h200': (9, 132, 4_800e9, 52_428_800, 1.98, 150.1e9, 233_472, 232_448),
+}
+_GPU_TARGET = """
+gpu_device_info {{
+  cuda_compute_capability {{ major: {0} }}
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {6}
+  shared_memory_per_block_optin: {7}
+  threads_per_core_limit: 2048
+  core_count: {1}
+  fpus_per_core: {8}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {2:.0f}
+  l2_cache_size: {3}
+  clock_rate_ghz: {4}
+  device_memory_size: {5:.0f}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{9}"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+  """What is to be rented.
+
+  Attributes:
+    name: as the user gave it.
+    chip: name of a row of `aot_chips.CHIPS`.
+    slices: of a pod, or hosts of GPUs; a network joins them.
+    shape: chips of a slice along its axes; one axis for GPUs.
+  """
+
+  name: str
+  chip: str
+  slices: int
+  shape: tuple[int, ...]
+
+  @property
+  def figures(self) -> Chip:
+    """Of one chip."""
+    return chip_named(self.chip)
+
+  @property
+  def size(self) -> int:
+    """All chips."""
+    return self.slices * math.prod(self.shape)
+
+
+def read_topology(name: str) -> Topology:
+  """Reads 'v5e:16x16', '2xv5e:16x16' for two slices, or 'h100:8'.
+
+  Raises:
+    InputError: no such chip, or more chips than a slice or a host has.
+  """
+  match = _NAME.fullmatch(name)
+  if not match:
+    raise InputError(
+      f'--topology: {name!r} is none; give CHIP:AxB, CHIP:AxBxC or GPU:CARDS, '
+      'or SLICESxCHIP:AxB, such as v5e:16x16, 2xv5e:16x16, v5p:4x4x4, h100:8'
+    )
+  slices, chip, shape = match.groups()
+  topology = Topology(
+    name, chip, int(slices or 1), tuple(map(int, shape.split('x')))
+  )
+  axes = {'v4': 3, 'v5p': 3}.get(chip, 1 if chip in _GPUS else 2)
+  figures, size = topology.figures, math.prod(topology.shape)
+  if len(topology.shape) != axes or not topology.size:
+    example = {1: '8', 2: '4x4', 3: '2x2x2'}[axes]
+    raise InputError(
+      f'--topology: {name!r}: {chip} has {axes} axes, as in {chip}:{example}'
+    )
+  if size > figures.largest:
+    raise InputError(
+      f'--topology: {name!r}: {size} chips, the largest {chip} has '
+      f'{figures.largest}; several are 2x{chip}:... and so on'
+    )
+  return topology
+
+
+def without_accelerator() -> None:
+  """Keeps JAX from looking for one; call it before JAX is imported."""
+  os.environ.update(_TPU_HOST | {'JAX_PLATFORMS': 'cpu'})
+
+
+def topology_devices(topology: Topology) -> Sequence[Any]:
+  """The devices of a topology; programs can be compiled for them, not run.
+
+  Args:
+    topology: of `read_topology`.
+
+  Returns:
+    One JAX device a chip.
+
+  Raises:
+    InputError: the compiler is not installed, or knows no such topology.
+  """
+  from jax.experimental import topologies
+
+  get = _gpus if topology.figures.kind == 'gpu' else _tpus
+  name, options = get(topology)
+  try:
+    found = topologies.get_topology_desc(
+      name, 'cuda' if topology.chip in _GPUS else 'tpu', **options
+    )
+  except Exception as error:  # Plugins raise many kinds.
+    raise InputError(
+      f'--topology: {topology.name!r}: {str(error).splitlines()[0]}'
+    ) from error
+  return found.devices
+
+
+def _tpus(topology: Topology) -> tuple[str, dict[str, Any]]:
+  """What libtpu wants to know of a topology."""
+  if importlib.util.find_spec('libtpu') is None:
+    version = importlib.metadata.version('jax')
+    raise InputError(
+      f'--topology: {topology.name!r} needs libtpu, which compiles for TPUs '
+      f'where none is: pip install "jax[tpu]=={version}"'
+    )
+  options = {}
+  if topology.slices > 1:
+    options['num_slices'] = topology.slices
+  if topology.chip == 'v4':
+    options['chip_config_name'] = 'megacore'
+  if math.prod(topology.shape) == 1:
+    options['chips_per_host_bounds'] = [1, 1, 1]
+  shape = 'x'.join(map(str, topology.shape))
+  return f'{topology.chip}:{shape}', options
+
+
+def _gpus(topology: Topology) -> tuple[str, dict[str, Any]]:
+  """What the CUDA plugin wants to know of a topology."""
+  plugins = ('jax_plugins.xla_cuda13', 'jax_plugins.xla_cuda12')
+  if not any(_is_installed(plugin) for plugin in plugins):
+    version = importlib.metadata.version('jax')
+    raise InputError(
+      f'--topology: {topology.name!r} needs the CUDA plugin, which compiles '
+      f'for GPUs where none is: pip install --no-deps '
+      f'jax-cuda13-pjrt=={version} jax-cuda13-plugin=={version}'
+    )
+  figures = _GPUS[topology.chip]
+  floats = 64 if topology.chip == 'a100' else 128
+  target = _GPU_TARGET.format(*figures, floats, topology.chip.upper())
+  cards = f'1x{topology.slices}x{topology.shape[0]}'
+  return '', {'target_config': target, 'topology': cards}
+
+
+def _is_installed(module: str) -> bool:
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ModuleNotFoundError:
+    return False

@@ -1,0 +1,102 @@
+r"""Writes the mean of checkpoints as a run directory of its own.
+
+    python -m fusion_jax.tools.average_checkpoints --workdir=DIR --average=5 \
+        [--average_of=best] [--step=STEP] [--parameters=last] --output=DIR2
+
+All that reads a run reads DIR2: decode.py, the contrastive evaluation and
+`train.py --init_from=DIR2`. It has no optimizer state.
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+import orbax.checkpoint as ocp
+
+from fusion_jax.cli.checkpoint_flags import add_checkpoint_flags
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.errors import InputError, first_line
+from fusion_jax.files import check_new_folder, whole_folder
+from fusion_jax.runs import run_directory
+from fusion_jax.runs.checkpoint import Progress, items_of
+from fusion_jax.runs.kept_corpus import copy_corpus
+from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.runs.stored import identity_of
+from fusion_jax.startup import one_line_errors, start_logging
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    prog='python -m fusion_jax.tools.average_checkpoints',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add('--workdir', type=Path, required=True, help='the run directory')
+  add('--output', type=Path, required=True, help='the new run directory')
+  add_checkpoint_flags(parser)
+  arguments = parse_arguments(argv, parser)
+  if arguments.average < 2:
+    raise InputError(
+      f'--average: must be at least 2 checkpoints, got {arguments.average}'
+    )
+  return arguments
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Averages, writes and prints the new run directory."""
+  arguments = _parse(argv)
+  start_logging()
+  # After the flags: JAX starts slowly.
+  from fusion_jax.runs.loading import load_flagged
+  from fusion_jax.tools.average_checkpoints import write_mean
+
+  check_new_folder(arguments.output)
+  run = load_flagged(arguments)
+  write_mean(run, arguments.workdir, arguments.output)
+  print(arguments.output)
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
+
+
+def write_mean(run: TrainedModel, workdir: Path, output: Path) -> None:
+  """Writes a run directory with one checkpoint, of step `run.step`.
+
+  Args:
+    run: its parameters are the mean of those of `run.steps`.
+    workdir: the directory that it was loaded from; its name is kept in the
+      checkpoint.
+    output: the new directory; it is whole or not there.
+
+  Raises:
+    InputError: it is there already and not empty, or cannot be written.
+  """
+  try:
+    with whole_folder(output) as partial:
+      run_directory.create(
+        partial, run.config, run.source_tokenizer, run.target_tokenizer
+      )
+      copy_corpus(workdir, partial)
+      _write_checkpoint(partial / 'checkpoints', run, workdir.resolve().name)
+  except InputError:
+    raise
+  except Exception as error:  # Orbax raises many kinds on a full disk.
+    raise InputError(
+      f'{output}: cannot be written: {first_line(error)}'
+    ) from error
+
+
+def _write_checkpoint(directory: Path, run: TrainedModel, name: str) -> None:
+  meta = {
+    'progress': dataclasses.asdict(Progress(best_step=run.step)),
+    'mean': {'run': name, 'steps': run.steps},
+    **identity_of(run.config, run.source_tokenizer, run.target_tokenizer),
+  }
+  items = items_of({'parameters': run.parameters}, meta)
+  options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
+  with ocp.CheckpointManager(directory.absolute(), options=options) as manager:
+    manager.save(run.step, args=items)

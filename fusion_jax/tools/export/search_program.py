@@ -1,0 +1,151 @@
+"""The search of a batch as one function of arrays, exported by `jax.export`.
+
+Axis letters: B batch, S source, N hypotheses returned, T target.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+from jaxtyping import Array, Float32, Int32
+
+from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.compiled import (
+  SearchRows,
+  SearchSettings,
+  search_batch,
+  search_settings,
+)
+from fusion_jax.decoding.ensemble import alone
+from fusion_jax.decoding.model_step import Source
+from fusion_jax.decoding.shapes import DecodeShape, shortest_target
+from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.search.constraints import Requirements
+from fusion_jax.search.hypotheses import Hypotheses
+
+# What a program gives: fields of `Hypotheses`.
+RESULTS = ('tokens', 'lengths', 'scores', 'log_probabilities')
+
+# By their names, with '/' between the parts.
+Weights = dict[str, Float32[Array | np.ndarray, '...']]
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchProgram:
+  """A run's search for one shape.
+
+  Attributes:
+    run: whose model translates.
+    options: of the decoding.
+    shape: of the batch.
+    n_best: hypotheses of each sentence.
+  """
+
+  run: TrainedModel
+  options: DecodingConfig
+  shape: DecodeShape
+  n_best: int = 1
+
+  @property
+  def settings(self) -> SearchSettings:
+    """Of the search."""
+    return search_settings(self.options, alone(self.run), self.n_best)
+
+  @property
+  def arguments(self) -> tuple[str, ...]:
+    """Names of the arguments, int32: source [B, S] and [B] each of others."""
+    names = 'source', 'lengths', 'limits'
+    drawn = self.options.search == 'sample'
+    return (*names, 'numbers') if drawn else names
+
+  def weights(self) -> Weights:
+    """The parameters as one dictionary of arrays on the host."""
+    parameters = jax.device_get(self.run.parameters)
+    return traverse_util.flatten_dict(parameters, sep='/')
+
+  def search(
+    self,
+    weights: Weights,
+    source: Int32[Array | np.ndarray, 'B S'],
+    lengths: Int32[Array | np.ndarray, ' B'],
+    limits: Int32[Array | np.ndarray, ' B'],
+    numbers: Int32[Array | np.ndarray, ' B'] | None = None,
+  ) -> Hypotheses:
+    """Translates a batch.
+
+    Args:
+      weights: as `weights` gives them.
+      source: ids, the end symbol included.
+      lengths: of the sources.
+      limits: the most tokens of each translation, the end symbol included.
+      numbers: of the sentences; with search='sample' they decide what is
+        drawn.
+
+    Returns:
+      The hypotheses, those that `search_batch` finds.
+    """
+    requirements = None
+    if self.options.min_length_ratio or self.options.min_length_extra:
+      shortest = jnp.minimum(jnp.asarray(self._shortest)[lengths], limits)
+      requirements = Requirements(shortest)
+    numbers = lengths if numbers is None else numbers
+    return search_batch(
+      (traverse_util.unflatten_dict(weights, sep='/'),),
+      SearchRows((Source(source, lengths),), limits, numbers, requirements),
+      models=(self.run.model,),
+      settings=self.settings,
+      max_length=self.shape.target,
+    )
+
+  @property
+  def _shortest(self) -> Int32[np.ndarray, ' lengths']:
+    """The fewest tokens for every length of a source."""
+    counts = [
+      shortest_target(length, self.options)
+      for length in range(self.shape.source + 1)
+    ]
+    return np.asarray(counts, np.int32)
+
+
+def export_program(
+  program: SearchProgram, platforms: Sequence[str], inside: bool
+) -> jax.export.Exported:
+  """Lowers a program for several platforms at once; nothing is compiled.
+
+  Args:
+    program: to export.
+    platforms: that it can run on.
+    inside: the weights are constants; else they are the first argument, a
+      dictionary.
+
+  Returns:
+    A function of `program.arguments` that gives the tuple `RESULTS`: tokens
+    int32 [B, N, T], lengths int32 [B, N], scores and log_probabilities float32
+    [B, N].
+  """
+  weights = program.weights()
+
+  def translate(weights, *rows):
+    found = program.search(weights, *rows)
+    return tuple(getattr(found, name) for name in RESULTS)
+
+  def translate_alone(*rows):
+    # The barrier keeps XLA from computing with the constants at compilation,
+    # which takes long and rounds otherwise.
+    return translate(jax.lax.optimization_barrier(weights), *rows)
+
+  rows, length, _ = program.shape
+  shapes = [jax.ShapeDtypeStruct((rows, length), jnp.int32)]
+  shapes += [jax.ShapeDtypeStruct((rows,), jnp.int32)] * (
+    len(program.arguments) - 1
+  )
+  if inside:
+    lower = jax.export.export(jax.jit(translate_alone), platforms=platforms)
+    return lower(*shapes)
+  abstract = jax.eval_shape(lambda: weights)
+  lower = jax.export.export(jax.jit(translate), platforms=platforms)
+  return lower(abstract, *shapes)

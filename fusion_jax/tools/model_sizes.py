@@ -1,0 +1,60 @@
+"""Prints the parameter table of a config's model.
+
+    python -m fusion_jax.models --config=configs/NAME.py[:VARIANT]
+
+The vocabularies have the size that `data.tokenizer` asks for.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+
+import jax
+from flax import linen as nn
+
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.flags import parse_experiment
+from fusion_jax.models.transformer import Transformer, boxed_parameters
+from fusion_jax.startup import one_line_errors
+
+_START = 2
+
+
+def parameter_rows(
+  config: ExperimentConfig,
+) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
+  """Name, shape and logical axes of every parameter; nothing is allocated."""
+  size = config.data.tokenizer.vocabulary_size
+  model = Transformer(config.model, size, size, _START)
+  boxes = jax.eval_shape(lambda: boxed_parameters(model, 0))
+  leaves = jax.tree_util.tree_leaves_with_path(
+    boxes, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
+  )
+  for path, box in leaves:
+    name = '/'.join(part.key for part in path)
+    yield name, box.value.shape, box.names
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Prints one line a parameter, and the sum."""
+  parser = argparse.ArgumentParser(
+    prog='python -m fusion_jax.models',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  config, _ = parse_experiment(argv, parser)
+  total = 0
+  for name, shape, axes in parameter_rows(config):
+    size = math.prod(shape)
+    total += size
+    sides = ' x '.join(
+      f'{axis} {length}' for axis, length in zip(axes, shape, strict=True)
+    )
+    print(f'{size:>14,}  {name:<56}  {sides}')
+  print(f'{total:>14,}  all')
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""Shows a trained run on its own test split: BLEU and five translations.
+
+python -m fusion_jax.tools.quickstart --workdir=runs/quickstart
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from fusion_jax.cli.checkpoint_flags import add_direction_flags
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.errors import InputError
+from fusion_jax.startup import (
+  keep_compiled,
+  one_line_errors,
+  start_logging,
+  use_huge_pages,
+)
+
+_SHOWN = 5
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Translates the test split with beam search and prints what came out."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--workdir', type=Path, required=True)
+  add_direction_flags(parser)
+  arguments = parse_arguments(argv, parser)
+  workdir = arguments.workdir
+  start_logging()
+  # After the logging: JAX's libraries set up their own where there is none.
+  from fusion_jax.data.prepare import prepare
+  from fusion_jax.decoding.direction import in_direction
+  from fusion_jax.decoding.translate import Translator
+  from fusion_jax.metrics import corpus_scores
+  from fusion_jax.runs.loading import load_run
+
+  run = load_run(workdir)
+  corpus = prepare(run.config.data)
+  if not corpus.has_split('test'):
+    raise InputError(f'{workdir}: its config names no data.test')
+  languages = arguments.source_language, arguments.target_language
+  run = in_direction(run, str(workdir), *languages)
+  data = run.config.data
+  direction = f'{data.source_language}-{data.target_language}'
+  sources, references = corpus.split('test', direction).texts()
+  translations = list(Translator(run, run.config.decoding).translate(sources))
+  scores = corpus_scores(translations, references, data.target_language)
+  print(scores.report)
+  stride = max(len(sources) // _SHOWN, 1)
+  for index in range(0, stride * _SHOWN, stride):
+    print(f'\nsource       {sources[index]}')
+    print(f'translation  {translations[index]}')
+    print(f'reference    {references[index]}')
+  print(f'\nThe run directory is {workdir}. Try it on a line of your own:')
+  print(
+    f"  echo '{sources[0]}' | .venv/bin/python decode.py --workdir={workdir}"
+  )
+
+
+if __name__ == '__main__':
+  use_huge_pages()
+  keep_compiled()
+  sys.exit(main(sys.argv[1:]))

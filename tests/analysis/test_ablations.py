@@ -1,0 +1,359 @@
+"""Parts left out: against models made by hand, and with one program."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compilations import compiled
+from drawn import drawn_parameters
+from matplotlib import image
+from rounding import assert_close
+
+from fusion_jax import figures
+from fusion_jax.analysis import ablations
+from fusion_jax.analysis.ablation_masks import Ablation, lesioned, lesions_of
+from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.config import ExperimentConfig, ModelConfig, TokenizerConfig
+from fusion_jax.config.fusion import (
+  AggOptions,
+  DenseOptions,
+  GtransOptions,
+  SideConfig,
+)
+from fusion_jax.data.tokenizer import Tokenizer, train
+from fusion_jax.fusion import SCHEMES
+from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.runs.loading import TrainedModel, make_model
+
+_SOURCE = jnp.array([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]], jnp.int32)
+_TARGET = jnp.array([[6, 5, 4, 3], [9, 8, 3, 0]], jnp.int32)
+_LENGTHS = jnp.array([5, 3])
+_LINES = [
+  ('the cat sat on the mat', 'die katze sass auf der matte'),
+  ('a dog', 'ein hund'),
+  ('the dog and the cat', 'der hund und die katze'),
+]
+
+
+def _config(encoder=None, decoder=None, **changes):
+  return ModelConfig(
+    **{
+      'width': 8,
+      'filter': 12,
+      'heads': 2,
+      'encoder_layers': 3,
+      'decoder_layers': 3,
+      'encoder': encoder or SideConfig(),
+      'decoder': decoder or SideConfig(),
+    }
+    | changes
+  )
+
+
+def _model(config):
+  return Transformer(config, 11, 11, 2)
+
+
+def _parameters(config):
+  return drawn_parameters(_model(config))
+
+
+@functools.cache
+def _pass(config):
+  model = _model(config)
+  return jax.jit(
+    lambda parameters: model.apply(
+      {'params': parameters}, _SOURCE, _LENGTHS, _TARGET
+    )
+  )
+
+
+def _output(config, parameters, lesion=None):
+  return _pass(config)(lesioned(parameters, config, lesion))
+
+
+def _with(parameters, path, change):
+  """Parameters with one array, at 'a/b/c', changed."""
+  first, _, rest = path.partition('/')
+  below = parameters[first]
+  new = _with(below, rest, change) if rest else change(below)
+  return {**parameters, first: new}
+
+
+def _only_scheme(name):
+  sides = {
+    side: SideConfig(fusion=name, gtrans=GtransOptions(group_size=1))
+    for side in SCHEMES[name].module
+  }
+  return _config(**sides, encoder_layers=2, decoder_layers=2)
+
+
+@pytest.mark.parametrize('name', SCHEMES)
+def test_each_lesion_changes_the_model_and_compiles_nothing(name):
+  config = _only_scheme(name)
+  parameters = _parameters(config)
+  whole = _output(config, parameters)
+  assert_close(whole, _pass(config)(parameters))
+  lesions_there = lesions_of(config)
+  kinds = {(lesion.side, lesion.kind) for lesion in lesions_there}
+  fused = {'group'} if name == 'gtrans' else {'input'}
+  for side in SCHEMES[name].module:
+    assert {kind for own, kind in kinds if own == side} >= {'layer', *fused}
+  with compiled() as names:
+    outputs = [_output(config, parameters, one) for one in lesions_there]
+  assert names == []
+  for lesion, output in zip(lesions_there, outputs, strict=True):
+    changed = output.features, output.log_weights
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(output.features))
+    same = jax.tree.map(
+      np.allclose, changed, (whole.features, whole.log_weights)
+    )
+    assert not all(jax.tree.leaves(same)), lesion
+
+
+@pytest.mark.parametrize('name', SCHEMES)
+def test_nothing_left_out_is_the_model_bit_for_bit(name):
+  # Operation by operation: a compiler may contract other sums and products
+  # into one rounding in another program.
+  config = _only_scheme(name)
+  parameters = _parameters(config)
+  outputs = [
+    _model(config).apply({'params': own}, _SOURCE, _LENGTHS, _TARGET)
+    for own in (parameters, lesioned(parameters, config, None))
+  ]
+  jax.tree.map(np.testing.assert_array_equal, *outputs)
+
+
+def _shorter(parameters, side, left_out):
+  """Parameters of the stack without a layer, from 1, of three."""
+  own = dict(parameters[side])
+  kept = [own.pop(f'layer_{i}') for i in range(3)]
+  del kept[left_out - 1]
+  return {
+    **parameters,
+    side: own | {f'layer_{i}': layer for i, layer in enumerate(kept)},
+  }
+
+
+@pytest.mark.parametrize(
+  ('norm', 'side', 'number'), [('post', 'decoder', 1), ('pre', 'encoder', 3)]
+)
+def test_a_model_without_a_layer_is_one_layer_shorter(norm, side, number):
+  config = _config(norm=norm)
+  parameters = _parameters(config)
+  got = _output(config, parameters, Ablation(side, 'layer', number))
+  short = dataclasses.replace(config, **{f'{side}_layers': 2})
+  want = _pass(short)(_shorter(parameters, side, number))
+  assert_close(got.features, want.features)
+  layers = getattr(got, f'{side}_layers')
+  np.testing.assert_array_equal(layers[number], layers[number - 1])
+
+
+def test_scanned_layers_are_left_out_too():
+  config = _config(scan_layers=True, norm='rezero')
+  parameters = _parameters(config)
+  for number in (1, 3):
+    got = _output(config, parameters, Ablation('decoder', 'layer', number))
+    # A layer whose updates have the weight 0 is none.
+    want = _with(
+      parameters,
+      'decoder/layers/residual_scale',
+      lambda scale, number=number: scale.at[number - 1].set(0),
+    )
+    assert_close(got.features, _output(config, want).features)
+
+
+_PLAIN = AggOptions(residual='none')
+
+# The scheme with its options, the layer that is left out, and the parameter
+# that reads it with the part that must then be 0; a width is 8.
+_READERS = {
+  'linear': (
+    {'linear': dataclasses.replace(SideConfig().linear, factored=False)},
+    2,
+    'encoder/read_out/kernel',
+    np.s_[1],
+  ),
+  # The first node joins H[2] and H[1] in this order.
+  'iterative': (
+    {'agg': _PLAIN},
+    1,
+    'encoder/read_out/node_2/hidden/kernel',
+    np.s_[8:16],
+  ),
+  'hierarchical': (
+    {'agg': _PLAIN},
+    2,
+    'encoder/connection/node_1/hidden/kernel',
+    np.s_[8:16],
+  ),
+  # What layer 1 reads is no sum.
+  'dlcl': ({}, 0, 'encoder/connection/weights', np.s_[1:, 0]),
+  'gtrans': (
+    {'gtrans': GtransOptions(group_size=1)},
+    2,
+    'encoder/read_out/weights',
+    np.s_[1],
+  ),
+}
+
+
+@pytest.mark.parametrize('name', _READERS)
+def test_an_input_left_out_is_a_reader_of_zeros(name):
+  options, number, path, part = _READERS[name]
+  norm = 'pre' if name == 'dlcl' else 'post'
+  config = _config(SideConfig(fusion=name, **options), norm=norm)
+  parameters = _parameters(config)
+  # The encoder's groups have weights sigmoid(w): it is 0 at -inf.
+  nothing = -jnp.inf if name == 'gtrans' else 0.0
+  without = _with(parameters, path, lambda x: x.at[part].set(nothing))
+  kind = 'group' if name == 'gtrans' else 'input'
+  got = _output(config, parameters, Ablation('encoder', kind, number))
+  assert_close(got.features, _output(config, without).features)
+
+
+def test_a_sum_of_layers_without_one_of_them():
+  config = _config(SideConfig(fusion='dense', dense=DenseOptions()))
+  config = dataclasses.replace(config, encoder_layers=2)
+  parameters = _parameters(config)
+  whole = _output(config, parameters).encoder_layers
+  got = _output(config, parameters, Ablation('encoder', 'input', 1))
+  # H[2] = Layer_2(H[1]) + H[1]; layer 2 still reads H[1].
+  assert_close(got.encoder_layers[2], whole[2] - whole[1])
+
+
+def test_transparent_attention_without_the_embedding():
+  config = _config(SideConfig(fusion='transparent'))
+  parameters = _parameters(config)
+  silent = _with(
+    parameters,
+    'encoder/read_out/embedding_norm',
+    lambda norm: jax.tree.map(jnp.zeros_like, norm),
+  )
+  got = _output(config, parameters, Ablation('encoder', 'input', 0))
+  assert_close(got.features, _output(config, silent).features)
+
+
+def test_groups_left_out_give_their_weight_to_the_others():
+  options = GtransOptions(group_size=1, temperature=1.0)
+  config = _config(decoder=SideConfig(fusion='gtrans', gtrans=options))
+  parameters = _parameters(config)
+  weights = np.array(parameters['decoder']['prediction']['group_weights'])
+  got = _output(config, parameters, Ablation('decoder', 'group', 2))
+  # psi = exp(w_k) / (exp(w_1) + exp(w_3)) of three groups without the second.
+  kept = np.exp(weights) * [1, 0, 1]
+  np.testing.assert_allclose(
+    np.exp(got.log_weights), kept / kept.sum(), rtol=1e-5
+  )
+
+
+def test_only_what_is_read_can_be_left_out():
+  plain = {lesion.kind for lesion in lesions_of(_config())}
+  assert plain == {'layer'}
+  options = GtransOptions(group_size=1, inference_groups='1:2')
+  few = _config(decoder=SideConfig(fusion='gtrans', gtrans=options))
+  # The third layer is not run: no group that translates reads it.
+  of_decoder = [one for one in lesions_of(few) if one.side == 'decoder']
+  assert of_decoder == [
+    Ablation('decoder', kind, number)
+    for kind in ('layer', 'input', 'group')
+    for number in (1, 2)
+  ]
+  alone = _config(SideConfig(fusion='linear'), encoder_layers=1)
+  assert Ablation('encoder', 'input', 1) not in lesions_of(alone)
+
+
+def test_cached_decoding_leaves_out_the_same():
+  config = _config(decoder=SideConfig(fusion='hierarchical'))
+  parameters = _parameters(config)
+  lesion = Ablation('decoder', 'layer', 2)
+  full = _output(config, parameters, lesion)
+  want = full.features @ full.output.table.T
+  model = _model(config)
+  variables = {'params': lesioned(parameters, config, lesion)}
+  apply = functools.partial(model.apply, variables)
+  encoded = apply(_SOURCE, _LENGTHS, method='encode')
+  cache, memory = apply(encoded, _LENGTHS, 1, 4, method='start_decoding')
+  step = jax.jit(functools.partial(apply, method='decode_step'))
+  tokens = jnp.pad(_TARGET, ((0, 0), (1, 0)), constant_values=2)
+  for position in range(4):
+    now = tokens[:, position : position + 1]
+    rows = jnp.zeros((2, 1, 4), jnp.int32)
+    logits, cache = step(now, jnp.int32(position), rows, cache, memory)
+    assert_close(logits[:, 0], want[:, position])
+
+
+@pytest.fixture(scope='module')
+def subject(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('text')
+  for side, name in enumerate(('source', 'target')):
+    text = ''.join(pair[side] + '\n' for pair in _LINES)
+    (folder / name).write_text(text)
+  everything = [line for pair in _LINES for line in pair] * 3
+  tokenizer = Tokenizer(
+    train(everything, TokenizerConfig(algorithm='bpe', vocabulary_size=40))
+  )
+  iterative = SideConfig(fusion='iterative')
+  config = _config(iterative, encoder_layers=2, decoder_layers=1)
+  experiment = ExperimentConfig(model=config)
+  model = make_model(experiment, tokenizer, tokenizer)
+  parameters = initial_parameters(model, 0)
+  run = TrainedModel(experiment, model, parameters, 1, tokenizer, tokenizer)
+  texts = (str(folder / name) for name in ('source', 'target'))
+  return RunWithText(folder, run, TextChoice(*texts))
+
+
+def test_one_program_serves_all_lesions(subject):
+  every = lesions_of(subject.run.config.model)
+  assert len(every) == 5
+  with compiled() as names:
+    ablations.ablation_scores(subject, (None,))
+  assert 'search_batch' in ' '.join(names)
+  with compiled() as names:
+    ablations.ablation_scores(subject, every)
+  assert names == []
+  with compiled() as few:
+    ablations.ablation_losses(subject, (None,))
+  with compiled() as many:
+    ablations.ablation_losses(subject, (None, *every))
+  assert len(many) <= len(few)
+
+
+def test_numbers_and_figure(subject, monkeypatch, tmp_path):
+  scores = {None: 30.0, Ablation('decoder', 'layer', 1): 10.0}
+  monkeypatch.setattr(
+    ablations,
+    'lesion_scores',
+    lambda _, chosen: ([scores.get(one, 25.0) for one in chosen], 'signed'),
+  )
+  finding = ablations.look(subject)
+  numbers = finding.numbers
+  assert numbers['whole']['bleu'] == 30.0
+  rows = {
+    (row['side'], row['kind'], row['number']): row for row in numbers['lesions']
+  }
+  assert rows['decoder', 'layer', 1]['bleu_change'] == -20.0
+  assert rows['encoder', 'input', 2]['bleu_change'] == -5.0
+  for row in rows.values():
+    assert row['loss'] == numbers['whole']['loss'] + row['loss_change']
+  figure = finding.draw()
+  titles = [panel.get_title() for panel in figure.axes]
+  assert titles == ['encoder'] * 4 + ['decoder'] * 2
+  assert [len(panel.patches) for panel in figure.axes] == [2, 2, 2, 2, 1, 1]
+  png, _ = figures.save(figure, tmp_path / 'lesions')
+  dark = image.imread(png)[..., :3].mean(-1) < 0.5
+  assert all(half.mean() > 0.002 for half in np.array_split(dark, 2))
+
+
+def test_a_loss_that_is_not_finite_is_null(subject):
+  run = subject.run
+  broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), run.parameters)
+  other = RunWithText(
+    subject.workdir,
+    dataclasses.replace(run, parameters=broken),
+    subject.choice,
+  )
+  assert ablations.ablation_losses(other, (None,)) == [None]

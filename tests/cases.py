@@ -1,0 +1,262 @@
+"""The table of fused models that the common tests run over."""
+
+import dataclasses
+
+from fusion_jax.config import ModelConfig
+from fusion_jax.config.fusion import (
+  AggOptions,
+  DenseOptions,
+  DlclOptions,
+  DynamicOptions,
+  GtransOptions,
+  LinearOptions,
+  MlrfOptions,
+  MultiLayerOptions,
+  RoutingOptions,
+  ShortcutOptions,
+  SideConfig,
+  TransparentOptions,
+)
+from fusion_jax.fusion import SCHEMES
+
+
+def _model(**changes) -> ModelConfig:
+  return dataclasses.replace(
+    ModelConfig(
+      width=8,
+      filter=12,
+      heads=2,
+      encoder_layers=3,
+      decoder_layers=3,
+      norm_epsilon=1e-6,
+      dropout=0.1,
+    ),
+    **changes,
+  )
+
+
+def _both(norm: str = 'post', **options) -> ModelConfig:
+  side = SideConfig(**options)
+  return _model(norm=norm, encoder=side, decoder=side)
+
+
+def _plain_schemes() -> dict[str, ModelConfig]:
+  """Every scheme on every side it has; pre-norm in encoders, post elsewhere."""
+  cases = {}
+  for name, scheme in SCHEMES.items():
+    for side in scheme.module:
+      norm = 'pre' if len(scheme.module) == 2 and side == 'encoder' else 'post'
+      fused = {side: SideConfig(fusion=name), f'{_other(side)}_layers': 1}
+      cases[f'{name}-{side}-{norm}'] = _model(norm=norm, **fused)
+  return cases
+
+
+def _other(side: str) -> str:
+  return 'decoder' if side == 'encoder' else 'encoder'
+
+
+def _options() -> dict[str, ModelConfig]:
+  """Every option of every scheme away from its default at least once.
+
+  They are on the sides of the scheme in turn.
+  """
+  options = {
+    'dense': [DenseOptions(include_embedding=True, post_sum_norm=True)],
+    'linear': [
+      LinearOptions(factored=False, output_norm=True),
+      LinearOptions(hidden=10, bias=False),
+    ],
+    'agg': [
+      AggOptions(activation='attention', residual='top'),
+      AggOptions(activation='relu', residual='none', hidden=10),
+      AggOptions(group_size=3, feedback=False),
+      AggOptions(zero_out=False),
+    ],
+    'mlrf': [
+      MlrfOptions(independent='per_layer', norm='plain', hidden=10),
+      MlrfOptions(independent='per_hop', scorer_activation='relu', hops=2),
+      MlrfOptions(feature_wise=True, layer_embedding=False, norm='none'),
+      MlrfOptions(include_embedding=False, scorer_width=10),
+    ],
+    'dynamic': [
+      DynamicOptions(hidden=10, normalize='softmax', output_norm=True)
+    ],
+    'routing': [
+      RoutingOptions(capsules=4, vote_projection='block', agreement='scaled'),
+      RoutingOptions(form='paper'),
+      RoutingOptions(
+        vote_projection='block',
+        context='own',
+        iterations=2,
+        route_axis='input',
+        activation='per_output',
+        emit='mean',
+      ),
+      RoutingOptions(
+        vote_hidden=10,
+        vote_activation='relu',
+        average='gain',
+        agreement='product',
+        agreement_scale=2.0,
+        route_gain=1.0,
+        stop_gradient=False,
+        activation='none',
+        betas='zero',
+        temperature='hinton',
+        cost_norm=True,
+      ),
+      RoutingOptions(
+        capsules=2,
+        vote_activation='none',
+        variance_floor=1e-2,
+        log_density_scale=0.5,
+        output_norm=False,
+        residual='all',
+        vote_norm='none',
+        floor='relative',
+      ),
+      RoutingOptions(residual='none'),
+    ],
+    'gtrans': [
+      GtransOptions(group_size=3, mode='last', single_group_norm=True),
+      GtransOptions(group_size=1, mode='weighted_mean', group_norm=True),
+      GtransOptions(group_size=3, mode='weighted_mean'),
+      GtransOptions(last_group='floor', combine='geometric', temperature=1.0),
+      GtransOptions(mode='last'),
+      GtransOptions(inference_groups='1:1'),
+    ],
+    'transparent': [TransparentOptions(dropout=0.0, weights='uniform')],
+    'dlcl': [
+      DlclOptions(start='one', normalize='softmax', weights='vector'),
+      DlclOptions(window=2, frozen=True),
+    ],
+  }
+  cases = {}
+  for name, scheme in SCHEMES.items():
+    for number, value in enumerate(options[scheme.options]):
+      sides = list(scheme.module)
+      side = sides[number % len(sides)]
+      fused = {
+        side: SideConfig(fusion=name, **{scheme.options: value}),
+        f'{_other(side)}_layers': 1,
+      }
+      cases[f'{name}-options-{number}'] = _model(**fused)
+  return cases
+
+
+def _attention() -> dict[str, ModelConfig]:
+  lexical = ShortcutOptions(source='lexical')
+  fused = dataclasses.replace(lexical, feature_fusion=True)
+  return {
+    'multi_layer-2': _both(multi_layer=MultiLayerOptions(layers=2)),
+    'multi_layer-2-partial': _both(
+      multi_layer=MultiLayerOptions(layers=3, partial=True),
+      agg=AggOptions(activation='attention'),
+    ),
+    'multi_layer-pre': _both('pre', multi_layer=MultiLayerOptions(layers=2)),
+    'shortcut': _both(shortcut=lexical),
+    'shortcut-fused': _both(shortcut=fused),
+    'shortcut-non_lexical': _both(
+      shortcut=ShortcutOptions(source='non_lexical')
+    ),
+    'shortcut-cross': _model(
+      decoder=SideConfig(shortcut=dataclasses.replace(lexical, where='cross'))
+    ),
+    'shortcut-both': _model(
+      decoder=SideConfig(shortcut=dataclasses.replace(fused, where='both'))
+    ),
+    'shortcut-author': _both(
+      'pre', shortcut=dataclasses.replace(lexical, author_compat=True)
+    ),
+    'shortcut-non_lexical-pre': _both(
+      'pre', shortcut=ShortcutOptions(source='non_lexical')
+    ),
+    'shortcut-source_norm': _both(
+      shortcut=dataclasses.replace(fused, source_norm='plain')
+    ),
+    'shortcut-no_source_norm': _both(
+      'pre',
+      shortcut=ShortcutOptions(source='non_lexical', source_norm='none'),
+    ),
+  }
+
+
+def _combined() -> dict[str, ModelConfig]:
+  lexical = ShortcutOptions(source='lexical')
+  return {
+    'none-post': _model(),
+    'none-pre': _model(norm='pre'),
+    'rezero': _model(norm='rezero'),
+    'linear-start': _both(fusion='linear', start='baseline'),
+    'plain-linear-start': _both(
+      fusion='linear', start='baseline', linear=LinearOptions(factored=False)
+    ),
+    'dynamic_combination-start': _both(
+      fusion='dynamic_combination', start='baseline'
+    ),
+    'feed_forward-start': _both(
+      'pre',
+      fusion='feed_forward',
+      start='baseline',
+      mlrf=MlrfOptions(hidden=20),
+    ),
+    'gtrans-start': _both(fusion='gtrans', start='baseline'),
+    'hierarchical-start': _both('pre', fusion='hierarchical', start='baseline'),
+    'shortcut-fused-start': _both(
+      shortcut=ShortcutOptions(source='lexical', feature_fusion=True),
+      start='baseline',
+    ),
+    'multi_layer-start': _both(
+      multi_layer=MultiLayerOptions(layers=2), start='baseline'
+    ),
+    'rezero-dlcl': _both('rezero', fusion='dlcl'),
+    'post-per_layer': _both(fusion='linear', input_norm='per_layer'),
+    'pre-no-input-norm': _both('pre', fusion='iterative', input_norm='none'),
+    'shortcut-em_routing': _both(fusion='em_routing', shortcut=lexical),
+    'multi_layer-gtrans': _both(
+      fusion='gtrans', multi_layer=MultiLayerOptions(layers=2)
+    ),
+    'feed_forward-hops': _model(
+      encoder=SideConfig(fusion='feed_forward'),
+      decoder=SideConfig(fusion='hops'),
+    ),
+    'transparent-hierarchical': _model(
+      encoder=SideConfig(fusion='transparent'),
+      decoder=SideConfig(fusion='hierarchical'),
+    ),
+    'scan-linear': dataclasses.replace(
+      _both(fusion='linear'), scan_layers=True, remat=True
+    ),
+    'scan-gtrans-transparent': _model(
+      encoder=SideConfig(fusion='transparent'),
+      decoder=SideConfig(fusion='gtrans'),
+      scan_layers=True,
+    ),
+    'scan-shortcut-cross': _model(
+      encoder=SideConfig(shortcut=lexical),
+      decoder=SideConfig(shortcut=dataclasses.replace(lexical, where='both')),
+      scan_layers=True,
+    ),
+    'scan-non_lexical': dataclasses.replace(
+      _both(shortcut=ShortcutOptions(source='non_lexical')), scan_layers=True
+    ),
+    'scan-tree': dataclasses.replace(
+      _both(fusion='hierarchical', agg=AggOptions(feedback=False)),
+      scan_layers=True,
+    ),
+    'scan-rezero': _model(norm='rezero', scan_layers=True),
+    'remat-hierarchical': dataclasses.replace(
+      _both(fusion='hierarchical'), remat=True
+    ),
+    'different-depths': _model(
+      encoder=SideConfig(fusion='feed_forward'),
+      decoder=SideConfig(fusion='hops'),
+      decoder_layers=2,
+    ),
+    'one-layer': dataclasses.replace(
+      _both(fusion='hierarchical'), encoder_layers=1, decoder_layers=1
+    ),
+  }
+
+
+CASES = _plain_schemes() | _options() | _attention() | _combined()

@@ -1,0 +1,166 @@
+"""decode.py with a model that copies its input."""
+
+import importlib.util
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from copying import make_run, make_tokenizer
+
+from fusion_jax.cli import request as request_module
+
+PROGRAM = Path(__file__).parents[2] / 'decode.py'
+TEXT = 'the cat sat on the mat\n\na dog and a cat\n'
+
+
+@pytest.fixture(scope='module')
+def trained():
+  return make_run(make_tokenizer())
+
+
+@pytest.fixture
+def decode(trained, monkeypatch, tmp_path):
+  """Runs the program in a folder with `source` and gives its exit code."""
+  spec = importlib.util.spec_from_file_location('decode', PROGRAM)
+  program = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(program)
+  monkeypatch.setattr(request_module, 'load_run', lambda *arguments: trained)
+  monkeypatch.chdir(tmp_path)
+  Path('source').write_text(TEXT)
+  return lambda *flags: program.main(['--workdir=run', *flags])
+
+
+def test_files_in_and_out_with_scores_on_stdout(decode, capsys):
+  Path('reference').write_text(TEXT)
+  code = decode('--input=source', '--output=out', '--reference=reference')
+  assert code == 0
+  assert Path('out').read_text() == TEXT
+  bleu, chrf = capsys.readouterr().out.splitlines()
+  assert bleu.startswith('BLEU|nrefs:1|case:mixed|eff:no|tok:13a')
+  assert ' = 100.00 ' in bleu
+  assert chrf.startswith('chrF2|')
+  assert chrf.endswith('= 100.00')
+
+
+def test_translations_on_stdout_put_scores_on_stderr(decode, capfdbinary):
+  Path('reference').write_text(TEXT)
+  assert decode('--input=source', '--reference=reference') == 0
+  out, err = capfdbinary.readouterr()
+  assert out == TEXT.encode()
+  assert b'BLEU|' in err
+
+
+def test_an_empty_file_gives_an_empty_file(decode):
+  Path('source').write_text('')
+  assert decode('--input=source', '--output=out') == 0
+  assert Path('out').read_bytes() == b''
+
+
+def test_n_best_lines(decode):
+  flags = ('--input=source', '--output=out', '--beam_size=2', '--n_best=2')
+  assert decode(*flags, '--length_penalty=none') == 0
+  lines = [line.split(' ||| ') for line in Path('out').read_text().splitlines()]
+  assert [index for index, _, _ in lines] == ['0', '0', '1', '2', '2']
+  assert [lines[at][1] for at in (0, 2, 3)] == TEXT.splitlines()
+  assert float(lines[0][2]) > float(lines[1][2])
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--input=none'], 'none: cannot be read: No such file'),
+    (['--reference=none'], 'none: cannot be read: No such file'),
+    (['--reference=short'], '3 lines to score but 1 reference lines'),
+    (['--n_best=9', '--beam_size=2'], 'the beam size 2, got 9'),
+    (['--beam_size=0'], 'argument --beam_size: must be >= 1, got 0'),
+    (['--alpha=-1'], 'argument --alpha: must be >= 0, got -1.0'),
+    (
+      ['--source_language=fr'],
+      '--source_language=fr: run translates from en to de',
+    ),
+    (['--attention_output=a.txt'], '=a.txt: must end in .jsonl or .pharaoh'),
+    (['--states_output=s.npz', '--alignment_unit=word'], 'needs --attention_o'),
+    (['--prefix=short'], 'short: 1 lines, fewer than source'),
+    (['--prefix=none'], 'none: cannot be read: No such file'),
+    (['--input_format=json'], 'source, line 1: not JSON: '),
+    (['--per_token'], '--per_token has no meaning with --n_best=0'),
+    (['--beam_size=99'], 'must be at most 40, the subwords of the target'),
+    (['--n_best=-1'], 'argument --n_best: must be >= 0, got -1'),
+    (['--sentences=0'], 'argument --sentences: must be >= 1, got 0'),
+    (['--temperature=nan'], '--temperature: must be finite, got nan'),
+    (['--weights=nan'], '--weights=nan: must be numbers with commas between'),
+    (['--weights=inf'], 'one must be <= 1000000000, got inf'),
+    (['--weights=-1'], 'one must be > 0, got -1.0'),
+    (['--average=0'], 'argument --average: must be >= 1, got 0'),
+    (['--max_length_extra=0'], 'max_length_extra: must be >= 1, got 0'),
+    (['--mode=score', '--prefix=short'], '--mode=score needs --target'),
+    (['--output=none/out'], 'none/out: cannot be written: No such file'),
+    (['--output=./source'], 'is the same file as --input=source'),
+    (['--reference=out'], 'is the same file as --reference=out'),
+    (['--prefix=./out'], 'is the same file as --prefix=./out'),
+    (
+      [
+        '--attention_output=a.jsonl',
+        '--states_output=s.npz',
+        '--output=./s.npz',
+      ],
+      '--output=./s.npz: is the same file as --states_output=s.npz',
+    ),
+  ],
+)
+def test_mistakes_end_in_one_line(decode, capsys, flags, message):
+  Path('short').write_text('one\n')
+  before = sorted(Path().iterdir())
+  assert decode('--input=source', '--output=out', *flags) == 2
+  (line,) = [
+    line
+    for line in capsys.readouterr().err.splitlines()
+    if line.startswith('error: ')
+  ]
+  assert message in line
+  assert sorted(Path().iterdir()) == before
+
+
+def test_json_in_and_out(decode):
+  objects = [{'source': line, 'id': i} for i, line in enumerate('ab\n')]
+  objects[0]['source'] = 'a cat\non a mat'
+  Path('json').write_text(''.join(json.dumps(one) + '\n' for one in objects))
+  flags = '--input=json', '--input_format=json', '--output_format=json'
+  assert decode(*flags, '--output=out', '--n_best=1') == 0
+  found = [json.loads(line) for line in Path('out').read_text().splitlines()]
+  assert [one['id'] for one in found] == [0, 1, 2]
+  best = found[0]['translations'][0]
+  assert best['text'] == 'a cat on a mat'
+  assert ''.join(best['tokens'][:-1]).replace('▁', ' ').strip() == best['text']
+  assert sum(best['token_log_probabilities']) == pytest.approx(
+    best['log_probability']
+  )
+
+
+def test_lines_before_a_broken_one_are_translated(decode, capfdbinary):
+  lines = ['{"source": "the cat"}', '{"source": "a dog"}', '{"source": 3}']
+  Path('json').write_text('\n'.join([*lines, lines[0]]))
+  assert decode('--input=json', '--input_format=json') == 2
+  out, err = capfdbinary.readouterr()
+  assert out == b'the cat\na dog\n'
+  assert b"error: json, line 3: 'source' must be text, got 3\n" in err
+
+
+def test_a_prefix_for_each_line(decode):
+  Path('prefix').write_text('the cat\n\n\n')
+  assert decode('--input=source', '--output=out', '--prefix=prefix') == 0
+  assert Path('out').read_text() == TEXT
+
+
+def test_the_shapes_are_told_when_they_are_compiled(decode, caplog):
+  caplog.set_level(logging.INFO)
+  assert decode('--input=source', '--output=out', '--warm_up') == 0
+  lines = caplog.messages
+  told = [line for line in lines if ' sentences of ' in line]
+  (shapes,) = [
+    int(line.split(' shapes')[0].split()[-1])
+    for line in lines
+    if line.endswith(' shapes')
+  ]
+  assert len(told) == shapes

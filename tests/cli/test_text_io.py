@@ -1,0 +1,89 @@
+"""Files of lines: where they are cut, what is left behind."""
+
+import logging
+
+import pytest
+
+from fusion_jax.cli.text_io import (
+  count_lines,
+  open_input,
+  open_output,
+  read_lines,
+)
+from fusion_jax.errors import InputError
+
+
+@pytest.mark.parametrize(
+  ('content', 'lines'),
+  [
+    (b'', []),
+    (b'\n', ['']),
+    (b'a', ['a']),
+    (b'a\n', ['a']),
+    (b'a\n\nb', ['a', '', 'b']),
+    ('a\u2028b\x0cc\r\nd\n'.encode(), ['a\u2028b\x0cc\r', 'd']),
+  ],
+)
+def test_lines_end_at_line_feeds_only(tmp_path, content, lines):
+  path = tmp_path / 'text'
+  path.write_bytes(content)
+  with open_input(str(path)) as file:
+    assert list(read_lines(file, 'text')) == lines
+  assert count_lines(str(path)) == len(lines)
+
+
+def test_bad_bytes_are_replaced_with_one_warning(caplog):
+  file = [b'good\n', b'b\xffd\n', b'\xc3\n']
+  with caplog.at_level(logging.WARNING):
+    assert list(read_lines(file, 'the.txt')) == ['good', 'b\ufffdd', '\ufffd']
+  assert [record.message.split(';')[0] for record in caplog.records] == [
+    'the.txt, line 2: not UTF-8'
+  ]
+
+
+def test_output_appears_when_it_is_whole(tmp_path):
+  path = tmp_path / 'out'
+  path.write_text('old')
+  with open_output(str(path)) as write:
+    write('ä')
+    write('')
+    assert path.read_text() == 'old'
+  assert path.read_bytes() == b'\xc3\xa4\n\n'
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_left_of_output_that_failed(tmp_path):
+  path = tmp_path / 'out'
+
+  def fail_half_way():
+    with open_output(str(path)) as write:
+      write('half')
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    fail_half_way()
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_is_written_directly():
+  with open_output('/dev/null') as write:
+    write('gone')
+
+
+def test_files_that_cannot_be_opened_are_named(tmp_path):
+  missing = str(tmp_path / 'missing' / 'file')
+  with (
+    pytest.raises(InputError, match=r'missing/file: cannot be read: No'),
+    open_input(missing),
+  ):
+    pass
+  with (
+    pytest.raises(InputError, match=r'missing/file: cannot be written: No'),
+    open_output(missing),
+  ):
+    pass
+  with (
+    pytest.raises(InputError, match=r'cannot be read: Is a directory'),
+    open_input(str(tmp_path)),
+  ):
+    pass

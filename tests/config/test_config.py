@@ -1,0 +1,129 @@
+import dataclasses
+
+import pytest
+
+from fusion_jax.config import (
+  PRESETS,
+  DataConfig,
+  ExperimentConfig,
+  ModelConfig,
+  OptimizerConfig,
+  TokenizerConfig,
+)
+from fusion_jax.config.serialization import (
+  differing_fields,
+  flatten,
+  from_dict,
+  from_json,
+  to_dict,
+  to_json,
+)
+from fusion_jax.errors import InputError
+
+
+def test_the_saved_form_reads_back(tmp_path):
+  config = ExperimentConfig(
+    name='x', data=DataConfig(train=('a.{lang}', 'b.{lang}.gz'))
+  )
+  assert from_dict(to_dict(config)) == config
+  path = tmp_path / 'config.json'
+  path.write_text(to_json(config))
+  assert path.read_text().endswith('}\n')
+  assert from_json(path) == config
+
+
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    ({'model': {'wdth': 3}}, 'config.model.wdth: no such field'),
+    ({'modl': {}}, 'config.modl: no such field'),
+    (
+      {'model': {'width': 'wide'}},
+      "config.model.width: .* whole number, got 'wide'",
+    ),
+    (
+      {'model': {'norm': 'mid'}},
+      "config.model.norm: .*'post', 'pre' or 'rezero'",
+    ),
+    ({'model': {'heads': 3}}, 'config.model.heads: must divide.*512 / 3'),
+    ({'model': {'dropout': 1.0}}, 'config.model.dropout: must be < 1, got 1.0'),
+    ({'model': {'width': 15, 'heads': 3}}, 'config.model.width: must be even'),
+    ({'data': {'train': []}}, 'config.data.train: must name at least one'),
+    (
+      {'data': {'source_language': 'de'}},
+      'config.data.target_language: must differ',
+    ),
+    (
+      {'data': {'tokenizer': {'joint': False}}},
+      'config.model.tied_embeddings: .*needs data.tokenizer.joint=True',
+    ),
+    (
+      {'model': {'positions': 'learned', 'max_positions': 100}},
+      'config.model.max_positions: must be at least 256',
+    ),
+    ({'optimizer': {'peak': 0}}, 'config.optimizer.peak: must be > 0, got 0'),
+    (
+      {'optimizer': {'weight_decay': -1}},
+      'config.optimizer.weight_decay: must be >= 0, got -1',
+    ),
+    (
+      {'optimizer': {'moments_dtype': 'float16'}},
+      "config.optimizer.moments_dtype: .*'float32' or 'bfloat16'",
+    ),
+    (
+      {'training': {'cast_weights': 'once'}},
+      "config.training.cast_weights: 'once' needs model.compute_dtype",
+    ),
+    ({'decoding': {'beam_size': 0}}, 'config.decoding.beam_size: must be >= 1'),
+    ({'training': {'steps': 0}}, 'config.training.steps: must be >= 1'),
+  ],
+)
+def test_a_bad_value_is_one_line_with_its_field(values, message):
+  with pytest.raises(InputError, match=message) as error:
+    from_dict(values)
+  assert '\n' not in str(error.value)
+
+
+def test_differing_fields_leave_out_what_a_resumed_run_may_change():
+  config = ExperimentConfig()
+  assert differing_fields(config, config) == []
+  other = dataclasses.replace(
+    config,
+    model=ModelConfig(width=256, dropout=0.2),
+    training=dataclasses.replace(config.training, steps=7, patience=3),
+    decoding=dataclasses.replace(config.decoding, beam_size=9),
+  )
+  assert differing_fields(config, other) == ['model.width', 'model.dropout']
+
+
+def test_a_cosine_ends_where_it_was_begun():
+  config = ExperimentConfig(optimizer=OptimizerConfig(schedule='cosine'))
+  other = dataclasses.replace(
+    config,
+    training=dataclasses.replace(config.training, steps=9_000, max_skipped=3),
+  )
+  assert differing_fields(config, other) == ['training.steps']
+
+
+def test_flatten_names_every_leaf():
+  leaves = flatten(ExperimentConfig())
+  assert leaves['data.tokenizer.vocabulary_size'] == 32_000
+  assert not any(isinstance(value, dict) for value in leaves.values())
+
+
+def test_presets_are_those_of_the_paper():
+  # Vaswani et al. (2017), Table 3: N, d_model, d_ff, h of base and big.
+  sizes = {
+    name: (p.encoder_layers, p.width, p.filter, p.heads)
+    for name, p in PRESETS.items()
+  }
+  assert sizes['base'] == (6, 512, 2048, 8)
+  assert sizes['big'] == (6, 1024, 4096, 16)
+  assert PRESETS['base'].head_width == PRESETS['big'].head_width == 64
+
+
+def test_models_per_side_come_in_pairs():
+  with pytest.raises(InputError, match='give both'):
+    TokenizerConfig(joint=False, source_model='a.model')
+  with pytest.raises(InputError, match='source_model serves both'):
+    TokenizerConfig(joint=True, source_model='a', target_model='b')

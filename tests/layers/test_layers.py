@@ -1,0 +1,118 @@
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fusion_jax.config import ModelConfig
+from fusion_jax.layers.layers import Dense, FeedForward, Residual, sinusoids
+
+_CONFIG = ModelConfig(width=4, filter=8, heads=2, dropout=0.0)
+
+
+def test_sinusoids_by_hand():
+  # Vaswani et al. (2017), 3.5, width 4: angles p and p / 10000^(2/4) = p/100.
+  table = sinusoids(jnp.array([0, 1, 7]), 4)
+  expected = [
+    [math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)]
+    for p in (0, 1, 7)
+  ]
+  np.testing.assert_allclose(table, expected, atol=1e-6)
+
+
+def test_sinusoids_of_a_late_position_stay_accurate():
+  row = np.asarray(sinusoids(jnp.array([1000]), 512))[0]
+  angle = 1000 * 10_000 ** -(np.arange(0, 512, 2) / 512)
+  np.testing.assert_allclose(row[0::2], np.sin(angle), atol=2e-4)
+
+
+def test_dense_flattens_any_batch():
+  dense = Dense(_CONFIG, 3, ('embed', 'mlp'), True)
+  x = jnp.arange(24.0).reshape(2, 3, 4)
+  variables = {
+    'params': {'kernel': jnp.ones((4, 3)), 'bias': jnp.array([0.0, 1.0, 2.0])}
+  }
+  y = dense.apply(variables, x)
+  # Row sums of 0..23 in fours are 6, 22, 38, ...
+  sums = np.array([6, 22, 38, 54, 70, 86]).reshape(2, 3, 1)
+  np.testing.assert_array_equal(y, sums + np.array([0, 1, 2]))
+
+
+@pytest.mark.parametrize(
+  ('initialization', 'limit'),
+  # glorot: sqrt(6 / (300 + 500)); mlrf: 1 / sqrt(300) (Wang et al. 2018).
+  [('glorot', math.sqrt(6 / 800)), ('mlrf', 1 / math.sqrt(300))],
+)
+def test_initial_kernels_fill_their_range(initialization, limit):
+  config = dataclasses.replace(_CONFIG, initialization=initialization)
+  dense = Dense(config, 500, ('embed', 'mlp'), True)
+  params = dense.init(jax.random.key(0), jnp.ones((1, 300)))['params']
+  kernel, bias = (np.asarray(params[n].value) for n in ('kernel', 'bias'))
+  assert 0.99 * limit < np.abs(kernel).max() <= limit
+  assert kernel.mean() == pytest.approx(0, abs=limit / 100)
+  if initialization == 'mlrf':
+    assert 0.95 * limit < np.abs(bias).max() <= limit
+  else:
+    assert not bias.any()
+
+
+def test_feed_forward_by_hand():
+  layer = FeedForward(
+    dataclasses.replace(
+      _CONFIG, width=1, filter=2, heads=1, positions='learned'
+    )
+  )
+  variables = {
+    'params': {
+      'hidden': {
+        'kernel': jnp.array([[1.0, -1.0]]),
+        'bias': jnp.array([0.5, 0.5]),
+      },
+      'out': {'kernel': jnp.array([[2.0], [3.0]]), 'bias': jnp.array([1.0])},
+    }
+  }
+  # x = 2: relu(2.5, -1.5) = (2.5, 0) -> 2 * 2.5 + 1 = 6.
+  # x = -1: relu(-0.5, 1.5) = (0, 1.5) -> 3 * 1.5 + 1 = 5.5.
+  y = layer.apply(variables, jnp.array([[2.0], [-1.0]]), True)
+  np.testing.assert_allclose(y, [[6.0], [5.5]])
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_residual_orders_norm_and_sum(norm):
+  residual = Residual(dataclasses.replace(_CONFIG, norm=norm))
+  x = jnp.array([[1.0, 2.0, 3.0, 6.0]])
+  variables = (
+    residual.init(jax.random.key(0), x, x, True, method=residual.after)
+    if norm == 'post'
+    else residual.init(jax.random.key(0), x, method=residual.before)
+  )
+
+  def normalised(v):
+    v = np.asarray(v)
+    return (v - v.mean()) / np.sqrt(v.var() + 1e-6)
+
+  h = residual.apply(variables, x, method=residual.before)
+  y = residual.apply(variables, x, 10 * h, True, method=residual.after)
+  if norm == 'pre':
+    np.testing.assert_allclose(h, normalised(x), rtol=1e-5)
+    np.testing.assert_allclose(y, x + 10 * normalised(x), rtol=1e-5)
+  else:
+    np.testing.assert_array_equal(h, x)
+    np.testing.assert_allclose(y, normalised(11 * x), rtol=1e-5)
+
+
+def test_norm_statistics_are_float32_in_bfloat16():
+  config = dataclasses.replace(_CONFIG, norm='post', compute_dtype='bfloat16')
+  residual = Residual(config)
+  # In bfloat16 the mean of these would swallow the differences.
+  x = jnp.array([[1000.0, 1008.0, 1016.0, 1024.0]], jnp.bfloat16)
+  zero = jnp.zeros_like(x)
+  variables = residual.init(
+    jax.random.key(0), x, zero, True, method=residual.after
+  )
+  y = residual.apply(variables, x, zero, True, method=residual.after)
+  # (-12, -4, 4, 12) / sqrt(80)
+  expected = np.array([[-12, -4, 4, 12]]) / math.sqrt(80)
+  np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.01)

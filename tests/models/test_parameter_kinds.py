@@ -1,0 +1,170 @@
+"""What decays and what is copied to bfloat16, for every scheme."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import CASES
+
+from fusion_jax.config import ModelConfig, OptimizerConfig
+from fusion_jax.config.presets import changed
+from fusion_jax.models.parameter_kinds import (
+  are_weights,
+  bfloat16_copies,
+  path_name,
+)
+from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.training.optimizer import make_optimizer
+
+# What is no weight though it has two axes or more, by the end of its name:
+# the biases of the block votes [L, D], the weights of transparent attention
+# [L + 1, J], and those of DLCL [L + 1, L + 1] or with a vector each.
+_SCALARS_IN_TABLES = (
+  'votes/context/bias',
+  'votes/transform/bias',
+  'encoder/read_out/weights',
+  'encoder/connection/weights',
+  'decoder/connection/weights',
+)
+
+_LAST_NAMES = {
+  'none': {'bias', 'scale'},
+  'rezero': {'residual_scale'},
+  'gtrans': {'weights', 'layer_weights', 'group_weights'},
+  'transparent': {'weights'},
+  'dlcl': {'weights'},
+  'em_routing': {'beta_a', 'beta_u'},
+  'shortcut': {'key_gate_bias', 'value_gate_bias'},
+}
+
+
+@functools.cache
+def _leaves(config: ModelConfig):
+  """Name to (rank, whether it is a weight); a scanned axis does not count."""
+  model = Transformer(config, 11, 12, 2)
+  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
+  marks = jax.tree.leaves(are_weights(shapes))
+  found = jax.tree_util.tree_leaves_with_path(shapes)
+  return {
+    path_name(path): (leaf.ndim - ('/layers/' in path_name(path)), mark)
+    for (path, leaf), mark in zip(found, marks, strict=True)
+  }
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_weights_have_two_axes_and_are_not_listed_by_hand(name):
+  leaves = _leaves(CASES[name])
+  wrong = [
+    leaf
+    for leaf, (rank, weight) in leaves.items()
+    if weight != (rank >= 2 and not leaf.endswith(_SCALARS_IN_TABLES))
+  ]
+  assert wrong == []
+  assert {weight for _, weight in leaves.values()} == {True, False}
+
+
+@pytest.mark.parametrize('part', _LAST_NAMES)
+def test_the_exempt_are_those_of_the_papers(part):
+  configs = [config for name, config in CASES.items() if part in name]
+  exempt = {
+    leaf.rpartition('/')[2]
+    for config in configs
+    for leaf, (_, weight) in _leaves(config).items()
+    if not weight
+  }
+  assert _LAST_NAMES[part] <= exempt
+
+
+def test_every_table_of_the_model_is_a_weight():
+  config = ModelConfig(
+    width=8, heads=2, positions='learned', tied_embeddings='none'
+  )
+  weights = {leaf for leaf, (_, weight) in _leaves(config).items() if weight}
+  assert {leaf for leaf in weights if '/' not in leaf} == {
+    'source_embedding',
+    'target_embedding',
+    'source_positions',
+    'target_positions',
+    'output_table',
+  }
+
+
+def test_a_zero_gradient_moves_the_weights_alone():
+  model = Transformer(CASES['rezero-dlcl'], 11, 11, 2)
+  parameters = jax.tree.map(jnp.ones_like, initial_parameters(model, 0))
+  config = OptimizerConfig(
+    schedule='constant', peak=0.5, warmup_steps=1, weight_decay=0.1
+  )
+  optimizer = make_optimizer(config, 8)
+  zeros = jax.tree.map(jnp.zeros_like, parameters)
+  updates, _ = optimizer.update(zeros, optimizer.init(zeros), parameters)
+  new = optax.apply_updates(parameters, updates)
+  # 1 - 0.5 * 0.1 * 1.
+  expected = jax.tree.map(
+    lambda leaf, weight: jnp.full_like(leaf, 0.95 if weight else 1.0),
+    parameters,
+    are_weights(parameters),
+  )
+  chex.assert_trees_all_close(new, expected)
+
+
+def test_decay_knows_scanned_layers():
+  leaves = _leaves(CASES['scan-rezero'])
+  assert leaves['encoder/layers/residual_scale'] == (0, False)
+  assert leaves['encoder/layers/feed_forward/hidden/bias'] == (1, False)
+  assert leaves['encoder/layers/feed_forward/hidden/kernel'] == (2, True)
+
+
+def test_a_copy_is_rounded_and_its_gradient_is_float32():
+  parameters = {
+    'kernel': jnp.array([1.001, 2.0]),
+    'scale': jnp.array([1.001, 3.0]),
+    'output_table': jnp.array([1.001]),
+  }
+
+  def loss(parameters):
+    copies = bfloat16_copies(parameters)
+    assert copies['kernel'].dtype == jnp.bfloat16
+    assert copies['scale'].dtype == jnp.float32
+    assert copies['output_table'].dtype == jnp.float32
+    return (copies['kernel'].astype(jnp.float32) * copies['scale']).sum()
+
+  value, gradients = jax.value_and_grad(loss)(parameters)
+  # bfloat16 has 8 bits: 1.001 becomes 1.
+  assert float(value) == pytest.approx(1.001 + 6)
+  assert {x.dtype for x in gradients.values()} == {jnp.dtype('float32')}
+  np.testing.assert_allclose(gradients['scale'], [1.0, 2.0])
+  # Of the copy: bfloat16(1.001) and 3.
+  np.testing.assert_allclose(gradients['kernel'], [1.0, 3.0])
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    *(name for name in CASES if name.endswith('-options-0')),
+    'dynamic_routing-options-1',
+    'shortcut-both',
+    'multi_layer-2',
+    'rezero-dlcl',
+    'scan-linear',
+    'feed_forward-hops',
+  ],
+)
+def test_every_scheme_runs_on_copies(name):
+  config = changed(CASES[name], {'compute_dtype': 'bfloat16'})
+  model = Transformer(config, 11, 11, 2)
+
+  def features(parameters, ids, lengths):
+    copies = bfloat16_copies(parameters)
+    output = model.apply({'params': copies}, ids, lengths, ids)
+    return output.features
+
+  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
+  ids, lengths = (
+    jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, 3), (2,))
+  )
+  assert jax.eval_shape(features, shapes, ids, lengths).dtype == jnp.bfloat16

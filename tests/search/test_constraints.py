@@ -1,0 +1,188 @@
+"""Constraints against plain Python, and against enumeration."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusion_jax.search.beam import LengthPenalty, beam_search
+from fusion_jax.search.constraints import Requirements, TokenRules, repeated
+
+START, END = 0, 1
+some = settings(max_examples=8)
+
+
+def _logits(seed, vocabulary=4):
+  """A chain of order 1: the next token depends on the one before."""
+  random = np.random.default_rng(seed)
+  return random.normal(size=(vocabulary, vocabulary)).astype(np.float32)
+
+
+def _search(logits, limit, **changes):
+  table = jnp.asarray(logits)
+  arguments = {
+    'batch': 1,
+    'beam': 32,
+    'max_length': limit,
+    'max_lengths': jnp.array([limit], jnp.int32),
+    'start_id': START,
+    'end_id': END,
+    'penalty': LengthPenalty('none'),
+    'keep': 8,
+  }
+  found = beam_search(
+    lambda tokens, position, rows, cache: (table[tokens], cache),
+    (),
+    **(arguments | changes),
+  )
+  lengths = np.asarray(found.lengths[0])
+  return [
+    (float(score), np.asarray(tokens)[:length].tolist())
+    for score, tokens, length in zip(
+      found.scores[0], found.tokens[0], lengths, strict=True
+    )
+    if length
+  ]
+
+
+def _every(logits, limit):
+  """(score, tokens) of all complete hypotheses, best first."""
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  others = [token for token in range(len(logits)) if token != END]
+  every = []
+  for length in range(1, limit + 1):
+    for body in itertools.product(others, repeat=length - 1):
+      path = [START, *body, END]
+      score = sum(log_p[a, b] for a, b in itertools.pairwise(path))
+      every.append((float(score), path[1:]))
+  return sorted(every, reverse=True)
+
+
+def _requirements(shortest=1, prefix=()):
+  return Requirements(
+    jnp.array([shortest]),
+    jnp.array([[*prefix, 0]]),
+    jnp.array([len(prefix)]),
+  )
+
+
+def _no_repeat(tokens, size):
+  grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
+  return len(grams) == len(set(grams))
+
+
+def _assert_same(found, expected):
+  assert [tokens for _, tokens in found] == [
+    tokens for _, tokens in expected[: len(found)]
+  ]
+  np.testing.assert_allclose(
+    [score for score, _ in found],
+    [score for score, _ in expected[: len(found)]],
+    rtol=1e-4,
+  )
+  assert len(found) == min(8, len(expected))
+
+
+@some
+@given(st.integers(0, 10_000), st.integers(1, 4))
+def test_shortest_length(seed, shortest):
+  found = _search(_logits(seed), 4, requirements=_requirements(shortest))
+  every = _every(_logits(seed), 4)
+  _assert_same(found, [each for each in every if len(each[1]) >= shortest])
+
+
+@some
+@given(st.integers(0, 10_000), st.lists(st.sampled_from([0, 2, 3]), max_size=3))
+def test_prefix(seed, prefix):
+  found = _search(_logits(seed), 4, requirements=_requirements(1, prefix))
+  every = _every(_logits(seed), 4)
+  size = len(prefix)
+  _assert_same(found, [each for each in every if each[1][:size] == prefix])
+
+
+def test_a_prefix_is_longer_than_the_limit():
+  found = _search(
+    _logits(0),
+    4,
+    max_lengths=jnp.array([2]),
+    requirements=_requirements(1, [3, 3, 2]),
+  )
+  assert [tokens for _, tokens in found] == [[3, 3, 2, END]]
+
+
+@some
+@given(st.integers(0, 10_000), st.sampled_from([(2,), (0, 3)]))
+def test_forbidden_tokens(seed, forbidden):
+  found = _search(_logits(seed), 4, rules=TokenRules(forbidden))
+  every = _every(_logits(seed), 4)
+  _assert_same(
+    found, [each for each in every if not set(each[1]) & set(forbidden)]
+  )
+
+
+@some
+@given(st.integers(0, 10_000), st.integers(1, 3))
+def test_no_ngram_twice(seed, size):
+  rules = TokenRules(no_repeat_ngram=size)
+  found = _search(_logits(seed), 4, rules=rules)
+  every = _every(_logits(seed), 4)
+  _assert_same(found, [each for each in every if _no_repeat(each[1], size)])
+
+
+def test_all_together():
+  prefix = [2, 2]
+  found = _search(
+    _logits(3),
+    4,
+    rules=TokenRules((3,), no_repeat_ngram=2),
+    requirements=_requirements(4, prefix),
+  )
+  # After 2 2, neither 2 (2 2 again) nor 3 (forbidden) may come.
+  assert [tokens for _, tokens in found] == [[2, 2, 0, END]]
+
+
+def test_nothing_is_allowed():
+  rules = TokenRules((0, 2, 3))
+  assert (
+    _search(_logits(0), 4, rules=rules, requirements=_requirements(2)) == []
+  )
+
+
+@some
+@given(
+  st.lists(st.integers(0, 2), min_size=1, max_size=9),
+  st.integers(1, 4),
+  st.integers(0, 9),
+)
+def test_repeated_by_hand(tokens, size, position):
+  position = min(position, len(tokens))
+  known = tokens[:position]
+  seen = {
+    tuple(known[i : i + size]) for i in range(max(position - size + 1, 0))
+  }
+  newest = tuple(known[position - size + 1 :]) if size > 1 else ()
+  expected = [
+    position >= size - 1 and (*newest, token) in seen for token in range(3)
+  ]
+  found = repeated(jnp.array([[tokens]]), jnp.int32(position), size, 3)
+  assert found[0, 0].tolist() == expected
+
+
+def test_patience_ends_when_enough_are_finished():
+  # The end symbol is improbable, and long hypotheses are favoured: without
+  # patience the search goes on to the limit.
+  logits = np.zeros((4, 4), np.float32)
+  logits[:, END] = -3
+  penalty = LengthPenalty('length', 1.0)
+
+  def length(patience):
+    found = _search(
+      logits, 30, beam=4, keep=1, penalty=penalty, patience=patience
+    )
+    return len(found[0][1])
+
+  lengths = [length(patience) for patience in (0.25, 1.0, 4.0, 0.0)]
+  assert lengths == sorted(lengths)
+  assert lengths[0] < lengths[-1] == 30

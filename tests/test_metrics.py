@@ -1,0 +1,72 @@
+"""Scores against values worked out by hand."""
+
+import pytest
+
+from fusion_jax.errors import InputError
+from fusion_jax.metrics import corpus_scores, metrics_for, signature_of
+
+HYPOTHESES = ['the cat sat on the mat', 'a dog barks']
+REFERENCES = ['the cat sat on a mat', 'a dog barks loudly.']
+
+
+def test_bleu_of_two_sentences():
+  # 1-grams: 5 of 6 (the second `the` is clipped) and 3 of 3; 2-grams: 3 of 5
+  # and 2 of 2; 3-grams: 2 of 4 and 1 of 1; 4-grams: 1 of 3 and 0 of 0. The
+  # references have 6 and (13a parts the full stop) 5 tokens, so the brevity
+  # penalty is exp(1 - 11/9).
+  # 100 exp(-2/9) (8/9 * 5/7 * 3/5 * 1/3)^(1/4) = 47.79995
+  scores = corpus_scores(HYPOTHESES, REFERENCES, 'en')
+  assert scores.bleu == pytest.approx(47.79995, abs=1e-5)
+  assert scores.bleu_signature.startswith('nrefs:1|case:mixed|eff:no|tok:13a')
+  assert scores.report.splitlines()[0].startswith(
+    f'BLEU|{scores.bleu_signature} = 47.80 88.9/71.4/60.0/33.3 (BP = 0.801'
+  )
+
+
+def test_chrf_of_one_word():
+  # `ab` for `ac`: 1 of 2 characters, 0 of 1 pairs, longer n-grams in neither:
+  # precision and recall are (1/2 + 0) / 2 = 1/4, and so is their F2.
+  scores = corpus_scores(['ab'], ['ac'], 'en')
+  assert scores.chrf == pytest.approx(25.0)
+  assert scores.chrf_signature.startswith('nrefs:1|case:mixed|eff:yes|nc:6')
+
+
+@pytest.mark.parametrize(
+  ('language', 'tokenizer'),
+  [('de', '13a'), ('zh', 'zh'), ('zh_CN', 'zh'), ('ja', 'ja-mecab')],
+)
+def test_tokenizer_of_the_language(language, tokenizer):
+  # Four words or characters at least, so that 4-grams exist.
+  line = '私は黒い猫がとても好きです。' if language != 'de' else 'a b c d'
+  scores = corpus_scores([line], [line], language)
+  assert f'|tok:{tokenizer}' in scores.bleu_signature
+  assert scores.bleu == pytest.approx(100)
+  assert scores.chrf == pytest.approx(100)
+
+
+def test_lines_must_correspond():
+  with pytest.raises(InputError, match=r'^1 lines to score but 2 reference'):
+    corpus_scores(['a'], REFERENCES, 'en')
+  with pytest.raises(InputError, match=r'^there are no lines to score$'):
+    corpus_scores([], [], 'en')
+
+
+def test_metrics_of_a_language():
+  metrics = metrics_for('ja_JP')
+  assert list(metrics) == ['BLEU', 'chrF2', 'TER']
+  assert '|tok:ja-mecab' in signature_of(metrics['BLEU'], 1).format()
+  assert (
+    '|norm:yes|punct:yes|asian:yes' in signature_of(metrics['TER'], 1).format()
+  )
+  assert (
+    '|norm:no|punct:yes|asian:no'
+    in signature_of(metrics_for('')['TER'], 1).format()
+  )
+  assert (
+    signature_of(metrics_for('de')['BLEU'], 3)
+    .format()
+    .startswith('nrefs:3|case:mixed')
+  )
+  # Two of three characters are right; as words there would be none.
+  score = metrics['TER'].corpus_score(['黒犬だ'], [['黒猫だ']])
+  assert score.num_edits == 1

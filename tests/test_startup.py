@@ -1,0 +1,52 @@
+"""What a program does before JAX starts."""
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from fusion_jax.startup import keep_compiled, lasting_imports
+
+
+@pytest.fixture
+def environment(monkeypatch, tmp_path):
+  mine = {'XDG_CACHE_HOME': str(tmp_path)}
+  monkeypatch.setattr(os, 'environ', mine)
+  return mine
+
+
+def test_compiled_programs_are_kept_in_the_cache_folder(environment, tmp_path):
+  keep_compiled()
+  assert environment['JAX_COMPILATION_CACHE_DIR'] == str(
+    tmp_path / 'fusion_jax' / 'xla'
+  )
+  assert (tmp_path / 'fusion_jax' / 'xla').is_dir()
+
+
+def test_a_folder_of_the_users_own_is_left(environment):
+  environment['JAX_COMPILATION_CACHE_DIR'] = 'mine'
+  keep_compiled()
+  assert environment['JAX_COMPILATION_CACHE_DIR'] == 'mine'
+
+
+def test_without_a_folder_nothing_is_kept(environment, tmp_path):
+  Path(tmp_path / 'file').write_text('')
+  environment['XDG_CACHE_HOME'] = str(tmp_path / 'file')
+  keep_compiled()
+  assert 'JAX_COMPILATION_CACHE_DIR' not in environment
+
+
+def test_what_is_imported_is_left_out_of_collections():
+  before = gc.get_freeze_count()
+  with lasting_imports():
+    assert not gc.isenabled()
+    kept = [[] for _ in range(100)]
+  assert gc.isenabled()
+  assert gc.get_freeze_count() >= before + len(kept)
+
+
+def test_an_import_that_fails_leaves_the_collector_running():
+  with pytest.raises(ImportError), lasting_imports():
+    raise ImportError
+  assert gc.isenabled()

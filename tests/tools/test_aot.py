@@ -1,0 +1,406 @@
+"""Compiling without running: topologies, figures, the largest batch."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusion_jax.config import (
+  PRESETS,
+  BatchConfig,
+  DataConfig,
+  ExperimentConfig,
+  FilterConfig,
+  OptimizerConfig,
+  TokenizerConfig,
+  TrainingConfig,
+)
+from fusion_jax.config.decoding import DecodingConfig
+from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.data.prepare import prepare
+from fusion_jax.errors import CheckFailed, InputError
+from fusion_jax.parallel.mesh import make_mesh, over_slices
+from fusion_jax.tools.aot import topology as aot_topology
+from fusion_jax.tools.aot.batch import COMPILATIONS, largest_batch
+from fusion_jax.tools.aot.chips import CHIPS
+from fusion_jax.tools.aot.compile import (
+  DoesNotFit,
+  Figures,
+  figures_for,
+  too_large,
+)
+from fusion_jax.tools.aot.programs import (
+  Request,
+  decoding_problem,
+  training_problem,
+)
+from fusion_jax.tools.aot.report import as_json, report
+from fusion_jax.tools.aot.topology import read_topology
+
+_ROOT = Path(__file__).parents[2]
+_TINY = ExperimentConfig(
+  data=DataConfig(
+    tokenizer=TokenizerConfig(vocabulary_size=64),
+    filter=FilterConfig(max_length=8),
+    batch=BatchConfig(tokens=128, row_multiple=16),
+  ),
+  model=dataclasses.replace(
+    PRESETS['tiny'], width=16, filter=32, encoder_layers=1, decoder_layers=1
+  ),
+  optimizer=OptimizerConfig(accumulation=2),
+  training=TrainingConfig(loss_chunk=16),
+  decoding=DecodingConfig(
+    beam_size=2, max_source_length=8, max_length_ratio=1.0, batch_tokens=128
+  ),
+)
+_CHIP = CHIPS['v5e']
+
+
+@pytest.mark.parametrize(
+  ('name', 'chip', 'slices', 'size'),
+  [
+    ('v5e:16x16', 'v5e', 1, 256),
+    ('2xv5e:4x4', 'v5e', 2, 32),
+    ('v5p:4x4x4', 'v5p', 1, 64),
+    ('v4:2x2x1', 'v4', 1, 4),
+    ('h100:8', 'h100', 1, 8),
+    ('4xh100:8', 'h100', 4, 32),
+  ],
+)
+def test_names_of_topologies(name, chip, slices, size):
+  topology = read_topology(name)
+  assert (topology.chip, topology.slices, topology.size) == (chip, slices, size)
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('v5e', "'v5e' is none; give CHIP:AxB"),
+    ('v5e:', "'v5e:' is none"),
+    ('v9:2x2', "no chip 'v9'; there are v4, v5e, v5p, v6e, a100, h100, h200"),
+    ('v5e:8', "'v5e:8': v5e has 2 axes, as in v5e:4x4"),
+    ('v5p:4x4', "'v5p:4x4': v5p has 3 axes, as in v5p:2x2x2"),
+    ('v5e:0x4', "'v5e:0x4': v5e has 2 axes"),
+    ('v5e:32x32', '1024 chips, the largest v5e has 256; several are 2xv5e'),
+    ('h100:16', '16 chips, the largest h100 has 8'),
+  ],
+)
+def test_topologies_that_are_none(name, message):
+  with pytest.raises(InputError, match=re.escape(message)):
+    read_topology(name)
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('v5e:2x4', 'needs libtpu, .* pip install "jax\\[tpu\\]=='),
+    ('h100:8', 'needs the CUDA plugin, .* pip install --no-deps jax-cuda13'),
+  ],
+)
+def test_a_compiler_that_is_not_installed(monkeypatch, name, message):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda module: None)
+  with pytest.raises(InputError, match=message):
+    aot_topology.topology_devices(read_topology(name))
+
+
+@pytest.mark.parametrize(
+  ('shape', 'slices', 'outer'),
+  [
+    ((32, 1, 1), 2, (2, 1, 1)),
+    ((4, 4, 2), 4, (4, 1, 1)),
+    ((1, 8, 2), 2, (1, 2, 1)),
+    ((2, 4, 1), 4, (2, 2, 1)),
+    ((6, 2, 1), 4, (2, 2, 1)),
+  ],
+)
+def test_data_lies_over_slices_and_then_fsdp(shape, slices, outer):
+  assert over_slices(shape, slices) == outer
+
+
+@pytest.mark.parametrize(
+  ('shape', 'slices'), [((1, 1, 8), 2), ((3, 1, 2), 2), ((2, 3, 2), 4)]
+)
+def test_tensor_stays_inside_of_a_slice(shape, slices):
+  with pytest.raises(InputError, match='does not divide over the'):
+    over_slices(shape, slices)
+
+
+def test_a_mesh_of_given_devices():
+  devices = jax.devices()[2:6]
+  mesh = make_mesh(ParallelConfig(fsdp=2), devices)
+  assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'tensor': 1}
+  assert list(mesh.devices.flat) == devices
+  with pytest.raises(InputError, match='does not multiply to the 4 devices'):
+    make_mesh(ParallelConfig(fsdp=3), devices)
+
+
+@pytest.mark.parametrize(
+  ('lengths', 'shape'),
+  [
+    # Rows are a multiple of 16; 128 slots on one side are 16 rows of 8.
+    ((None, None), (16, 8, 8)),
+    ((4, None), (32, 4, 4)),
+    ((2, 6), (32, 2, 6)),
+  ],
+)
+def test_the_batch_is_that_of_the_config(lengths, shape):
+  problem = training_problem(_TINY, Request('train', *lengths))
+  assert tuple(problem.shape) == shape
+  assert problem.vocabularies == (64, 64)
+
+
+def test_the_batch_is_that_of_a_prepared_corpus(tmp_path):
+  data = dataclasses.replace(
+    _TINY.data,
+    prepared=str(tmp_path),
+    embedded_pairs=300,
+    tokenizer=TokenizerConfig(vocabulary_size=300),
+    filter=FilterConfig(max_length=60),
+  )
+  corpus = prepare(data)
+  config = dataclasses.replace(_TINY, data=data)
+  request = Request('train', prepared=str(corpus.directory))
+  problem = training_problem(config, request)
+  assert problem.vocabularies == (
+    corpus.source_tokenizer.vocabulary.size,
+    corpus.target_tokenizer.vocabulary.size,
+  )
+  longest = corpus.split('train').lengths.max(0)
+  assert tuple(problem.shape) == (16, *longest)
+
+
+def test_the_search_has_the_most_target_positions():
+  # 128 slots of beam 2 are 8 rows of 8 + 10 positions.
+  problem = decoding_problem(_TINY, Request('decode'))
+  assert tuple(problem.shape) == (8, 8, 18)
+  with pytest.raises(InputError, match='must be at least --source_length=9'):
+    decoding_problem(_TINY, Request('decode', 9))
+
+
+def _mesh(config: ExperimentConfig, **axes: int) -> ExperimentConfig:
+  return dataclasses.replace(config, parallel=ParallelConfig(**axes))
+
+
+def test_figures_of_a_training_step_on_eight_devices():
+  config = _mesh(_TINY, data=2, fsdp=2, tensor=2)
+  figures, program, _ = figures_for(config, Request(), _CHIP, jax.devices())
+  assert figures.chips == 8
+  assert figures.shape == (16, 8, 8)
+  assert figures.parameters == program.parameters
+  # Parameters and both moments, cut by 4 but for norms and small biases.
+  whole = 3 * 4 * figures.parameters
+  assert whole / 4 < figures.state < whole / 2
+  assert figures.state < figures.peak < 2**20
+  kinds = {'all-reduce', 'all-gather', 'reduce-scatter'}
+  assert set(figures.exchanges) == kinds
+  assert figures.sent == sum(x.sent for x in figures.exchanges.values())
+
+
+def test_operations_are_those_of_the_whole_batch_on_any_mesh():
+  one, _, _ = figures_for(_TINY, Request(), _CHIP, jax.devices()[:1])
+  many, _, _ = figures_for(_TINY, Request(), _CHIP, jax.devices())
+  assert one.flops == many.flops
+  assert one.exchanges == {}
+  # 128 tokens on either side, D = 16, F = 32, V = 64. A token costs in the
+  # encoder 4 D^2 + 2 D F + 2 * 8 D, in the decoder 8 D^2 + 2 D F + 4 * 8 D
+  # (its keys and values of the source: as many tokens) and D V; 2
+  # operations each, three times.
+  d, f, v, length = 16, 32, 64, 8
+  encoder = 4 * d * d + 2 * d * f + 2 * length * d
+  decoder = 8 * d * d + 2 * d * f + 4 * length * d
+  assert one.flops == pytest.approx(6 * 128 * (encoder + decoder + d * v))
+
+
+def test_figures_of_a_search():
+  figures, program, _ = figures_for(
+    _TINY, Request('decode'), _CHIP, jax.devices()[:2]
+  )
+  assert (figures.chips, program.trips) == (2, 18)
+  # At least the output layer of 8 rows x 2 hypotheses in 18 steps.
+  assert figures.flops > 18 * 8 * 2 * 2 * 16 * 64
+  text = report(read_topology('v5e:2x2'), 'decode', figures)
+  assert 'nothing is exchanged between chips' in text
+
+
+def test_rows_have_to_divide_over_the_mesh():
+  batch = dataclasses.replace(_TINY.data.batch, row_multiple=4)
+  data = dataclasses.replace(_TINY.data, batch=batch)
+  config = dataclasses.replace(_TINY, data=data)
+  with pytest.raises(InputError, match='row_multiple: must be a multiple of 8'):
+    figures_for(config, Request(), _CHIP, jax.devices()[:4])
+
+
+def test_a_program_that_does_not_fit():
+  small = _CHIP._replace(memory=1_000.0)
+  with pytest.raises(DoesNotFit, match='it does not fit: '):
+    figures_for(_TINY, Request(), small, jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+  ('message', 'needed', 'available'),
+  [
+    # As libtpu 0.0.42 words them.
+    (
+      'RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.50G '
+      'of 15.75G hbm. Exceeded hbm capacity by 4.75G.',
+      20.5,
+      15.75,
+    ),
+    (
+      'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required '
+      'for HLO temporaries (400.00G) exceeds available HBM (15.75G).',
+      400,
+      15.75,
+    ),
+  ],
+)
+def test_what_the_compiler_says_of_memory(message, needed, available):
+  error = too_large(jax.errors.JaxRuntimeError(message))
+  assert isinstance(error, DoesNotFit)
+  assert error.needed == needed * 2**30
+  assert error.available == available * 2**30
+  assert f'{needed - available:.2f} GiB too much' in str(error)
+
+
+def test_other_errors_of_the_compiler_stay():
+  error = jax.errors.JaxRuntimeError('INTERNAL: something')
+  assert too_large(error) is error
+
+
+def _figures(shape: tuple[int, int, int], peak: float, state: int) -> Figures:
+  return Figures(
+    mesh={'data': 1, 'fsdp': 1, 'tensor': 1},
+    shape=shape,
+    parameters=1,
+    peak=int(peak),
+    state=state,
+    flops=1.0,
+    moved=1.0,
+    exchanges={},
+    trace_seconds=0.0,
+    compile_seconds=0.0,
+  )
+
+
+class _Compiler:
+  """Memory of rows^power times `a_row`; refuses what is over the limit."""
+
+  def __init__(self, a_row: float, state: int, memory: float, power: float):
+    self._law = a_row, state, power
+    self._memory = memory
+    self.tried: list[int] = []
+
+  def needed(self, rows: int) -> float:
+    a_row, state, power = self._law
+    return state + a_row * rows**power
+
+  def __call__(self, config: ExperimentConfig):
+    shape = training_problem(config, Request()).shape
+    self.tried.append(shape.rows)
+    needed = self.needed(shape.rows)
+    if needed > self._memory:
+      raise DoesNotFit(needed, self._memory)
+    return _figures(tuple(shape), needed, self._law[1]), None, None
+
+
+@given(
+  st.floats(10, 3_000), st.sampled_from([0, 10_000]), st.floats(0.95, 1.05)
+)
+def test_the_largest_batch_is_found_in_few_compilations(a_row, state, power):
+  memory = 1e6
+  compiler = _Compiler(a_row, state, memory, power)
+  found = largest_batch(_TINY, Request(), compiler, memory)
+  rows = found.shape[0]
+  assert len(compiler.tried) <= COMPILATIONS
+  assert len(set(compiler.tried)) == len(compiler.tried)
+  assert rows in compiler.tried
+  assert compiler.needed(rows) <= memory
+  # What fits is met within a tenth, or by less than the 16 rows that a batch
+  # grows by.
+  assert compiler.needed(int(1.12 * rows) + 16) > memory
+
+
+def test_no_batch_fits():
+  compiler = _Compiler(1e6, 0, 1e6, 1.0)
+  with pytest.raises(
+    CheckFailed, match=r'no batch fits, down to data\.batch\.tokens=128,'
+  ):
+    largest_batch(_TINY, Request(), compiler, 1e6)
+
+
+def test_the_report_and_its_json():
+  figures = _figures((16, 8, 8), 2**30, 2**29)
+  topology = read_topology('v5e:1x1')
+  text = report(topology, 'train', figures)
+  assert '1.00 GiB of 15.75 GiB a chip, it fits; 0.50 GiB' in text
+  assert 'nothing is exchanged between chips' in text
+  values = json.loads(json.dumps(as_json(topology, 'train', figures)))
+  assert values['topology'] == 'v5e:1x1'
+  assert values['shape'] == {'rows': 16, 'source': 8, 'target': 8}
+  assert values['versions']['jax'] == jax.__version__
+
+
+def _program(*flags: str) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'fusion_jax.tools.aot',
+      '--config=configs/quickstart.py',
+      *flags,
+    ],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+  )
+
+
+def test_the_program_refuses_in_one_line(tmp_path):
+  output = tmp_path / 'none' / 'figures.json'
+  answer = _program('--topology=v5e:2x4', f'--output={output}')
+  assert answer.returncode == 2
+  assert answer.stderr == f'error: --output: {output.parent}: no such folder\n'
+  assert answer.stdout == ''
+
+
+_without_libtpu = pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None, reason='libtpu is not installed'
+)
+
+
+@_without_libtpu
+def test_two_slices_of_a_pod(tmp_path):
+  output = tmp_path / 'figures.json'
+  answer = _program(
+    '--topology=2xv5e:2x2',
+    '--config.data.batch.row_multiple=8',
+    f'--output={output}',
+  )
+  assert answer.returncode == 0, answer.stderr
+  values = json.loads(output.read_text())
+  assert values['mesh'] == {'data': 8, 'fsdp': 1, 'tensor': 1}
+  assert 'all-reduce between slices' in values['exchanges']
+
+
+@_without_libtpu
+def test_a_topology_that_the_compiler_does_not_know():
+  answer = _program('--topology=v5e:3x5')
+  assert answer.returncode == 2
+  assert answer.stderr.startswith("error: --topology: 'v5e:3x5': ")
+  assert answer.stderr.count('\n') == 1
+
+
+@_without_libtpu
+def test_a_mesh_that_does_not_fit_the_pod():
+  answer = _program('--topology=v5e:2x4', '--config.parallel.fsdp=3')
+  assert answer.returncode == 2
+  assert 'does not multiply to the 8 devices' in answer.stderr
+  assert answer.stdout == ''

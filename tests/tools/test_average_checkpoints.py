@@ -1,0 +1,295 @@
+"""Means of checkpoints, on the fly and as run directories."""
+
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from rounding import assert_close
+from saved_runs import (
+  SavedRun,
+  edit_meta,
+  iterator,
+  meta_path,
+  without_digests,
+)
+
+from fusion_jax.config.serialization import FORMAT
+from fusion_jax.errors import InputError
+from fusion_jax.models.transformer import initial_parameters
+from fusion_jax.runs.loading import load_run
+from fusion_jax.runs.stored import read_meta
+from fusion_jax.tools import average_checkpoints
+from fusion_jax.training import warm_start
+
+# The two best are neither the last two nor beside each other.
+_QUALITIES = {10: 3.0, 20: None, 30: 9.0, 40: 1.0, 50: 7.0, 60: None}
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  run = SavedRun(tmp_path_factory.mktemp('runs') / 'base')
+  run.save(_QUALITIES)
+  return run
+
+
+def _copy(saved, tmp_path):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(saved.workdir, workdir)
+  return workdir
+
+
+def _assert_mean(run, saved, steps):
+  assert run.steps == steps
+  assert run.step == steps[-1]
+  trees = [saved.of_step(step) for step in steps]
+  expected = jax.tree.map(
+    lambda *leaves: np.mean(leaves, axis=0, dtype=np.float64), *trees
+  )
+  assert_close(run.parameters, expected, units=16)
+
+
+def _average(*flags):
+  return average_checkpoints.main([str(flag) for flag in flags])
+
+
+def _error(capsys):
+  (line,) = capsys.readouterr().err.splitlines()
+  return line
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'steps'),
+  [
+    (('last', 1), (60,)),
+    (('best', 3), (40, 50, 60)),
+    ((40, 3), (20, 30, 40)),
+    (('best', 1, 'best'), (30,)),
+    (('best', 2, 'best'), (30, 50)),
+    (('last', 3, 'best'), (10, 30, 50)),
+    ((40, 2, 'best'), (10, 30)),
+  ],
+)
+def test_the_mean_by_hand(saved, arguments, steps):
+  _assert_mean(load_run(saved.workdir, *arguments), saved, steps)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_next(saved, tmp_path):
+  workdir = _copy(saved, tmp_path)
+  without_digests(workdir)
+  shutil.rmtree(workdir / 'checkpoints' / '30' / 'parameters')
+  (workdir / 'checkpoints' / '10' / 'metrics' / 'metrics').write_text('{')
+  run = load_run(workdir, 'best', 2, 'best')
+  _assert_mean(run, saved, (40, 50))
+
+
+def _damaged(saved, tmp_path, part, *steps):
+  """A copy where an array is not what was written at some steps, or `meta`."""
+  workdir = _copy(saved, tmp_path)
+  for step in steps:
+    path = meta_path(workdir, step)
+    path.write_text(path.read_text().replace('"digest": "', '"digest": "0', 1))
+    if part == 'arrays':
+      edit_meta(workdir, step)
+  return workdir
+
+
+@pytest.mark.parametrize('part', ['arrays', 'meta'])
+def test_damage_is_told_and_what_is_before_is_used(
+  saved, tmp_path, caplog, part
+):
+  workdir = _damaged(saved, tmp_path, part, 30, 60)
+  cases = [
+    (('last', 1), (50,), 60),
+    (('last', 3), (20, 40, 50), 60),
+    (('best', 1), (50,), 60),
+    (('best', 1, 'best'), (50,), 30),
+    (('best', 2, 'best'), (10, 50), 30),
+  ]
+  for arguments, steps, left_out in cases:
+    caplog.clear()
+    assert load_run(workdir, *arguments).steps == steps
+    (path,) = workdir.glob(f'checkpoints/{left_out}')
+    assert f'checkpoint {path} is damaged and is left out: ' in caplog.text
+
+
+@pytest.mark.parametrize('part', ['arrays', 'meta'])
+@pytest.mark.parametrize('count', [1, 3])
+def test_a_damaged_step_that_is_named_is_refused(saved, tmp_path, part, count):
+  workdir = _damaged(saved, tmp_path, part, 40)
+  with pytest.raises(InputError) as error:
+    load_run(workdir, 40, count)
+  path = workdir / 'checkpoints' / '40'
+  assert str(error.value).startswith(f'--step=40: {path} is damaged: ')
+  assert '\n' not in str(error.value)
+  assert load_run(workdir, 30, count).steps[-1] == 30
+
+
+def test_the_log_does_not_choose_where_checkpoints_say_it(saved, tmp_path):
+  workdir = _copy(saved, tmp_path)
+  row = {'step': 60, 'kind': 'valid', 'bleu': 99.0}
+  (workdir / 'metrics.jsonl').write_text(json.dumps(row))
+  assert load_run(workdir, 'best', 1, 'best').steps == (30,)
+
+
+@pytest.mark.parametrize(
+  ('metric', 'steps'), [('bleu', (20, 40)), ('loss', (10, 30))]
+)
+def test_qualities_that_only_the_log_has(tmp_path, metric, steps):
+  saved = SavedRun(tmp_path / 'run', metric=metric)
+  saved.save(dict.fromkeys((10, 20, 30, 40)))
+  without_digests(saved.workdir)
+  values = {10: 1.0, 20: 8.0, 30: 2.0, 35: 0.5, 40: 7.0}
+  rows = [
+    {'step': step, 'kind': 'valid', metric: value}
+    for step, value in values.items()
+  ]
+  rows += [{'step': 20, 'kind': 'valid', metric: None}]
+  rows += [{'step': 20, 'kind': 'train', metric: -9.0}]
+  lines = [json.dumps(row) for row in rows]
+  (saved.workdir / 'metrics.jsonl').write_text(
+    '\n'.join([*lines, '{"kind": "valid", "st'])
+  )
+  _assert_mean(load_run(saved.workdir, 'best', 2, 'best'), saved, steps)
+
+
+@pytest.mark.parametrize('digests', [True, False])
+def test_a_resumed_run_keeps_the_best(tmp_path, digests):
+  saved = SavedRun(tmp_path / 'run', keep_last=1, keep_best=2)
+  saved.save({10: 9.0, 20: 1.0, 30: 8.0})
+  if not digests:
+    without_digests(saved.workdir)
+  saved.save({40: 2.0, 50: None})
+  assert saved.steps() == [10, 30, 50]
+
+
+@pytest.fixture
+def mean(saved, tmp_path, capsys):
+  """The directory of the mean of the two best."""
+  output = tmp_path / 'new' / 'mean'
+  flags = ('--average=2', '--average_of=best', f'--output={output}')
+  assert _average(f'--workdir={saved.workdir}', *flags) == 0
+  assert capsys.readouterr().out == f'{output}\n'
+  return output
+
+
+def test_a_saved_mean_is_the_mean_on_the_fly(saved, mean):
+  here = load_run(saved.workdir, 'best', 2, 'best')
+  there = load_run(mean)
+  jax.tree.map(np.testing.assert_array_equal, there.parameters, here.parameters)
+  assert there.step == here.step == 50
+  assert there.config == here.config
+  assert there.target_tokenizer.model == here.target_tokenizer.model
+  assert [path.name for path in mean.parent.iterdir()] == ['mean']
+  assert sorted(path.name for path in mean.iterdir()) == [
+    'checkpoints',
+    'config.json',
+    'source.model',
+    'target.model',
+  ]
+
+
+def test_a_saved_mean_says_of_what(mean):
+  with ocp.CheckpointManager(mean / 'checkpoints') as manager:
+    meta = read_meta(manager, 50)
+  assert meta['mean'] == {'run': 'base', 'steps': [30, 50]}
+  assert meta['format'] == FORMAT
+  assert not (mean / 'checkpoints' / '50' / 'training').exists()
+
+
+def test_training_starts_from_a_saved_mean_but_does_not_go_on(saved, mean):
+  run = load_run(mean)
+  started = warm_start.with_baseline(
+    initial_parameters(run.model, 1),
+    run.model,
+    (run.source_tokenizer, run.target_tokenizer),
+    mean,
+  )
+  jax.tree.map(np.testing.assert_array_equal, started, run.parameters)
+  there = SavedRun(mean)
+  message = (
+    f'{mean}: holds the mean of 2 checkpoints of base and no optimizer state '
+    f'to go on from; start another --workdir with --init_from={mean}'
+  )
+  checkpoints = there.checkpoints()
+  with pytest.raises(InputError) as error:
+    checkpoints.restore(there.state(0), iterator())
+  checkpoints.close()
+  assert str(error.value) == message
+
+
+def test_an_empty_folder_may_be_the_output(saved, tmp_path):
+  output = tmp_path / 'empty'
+  output.mkdir()
+  flags = ('--average=2', f'--output={output}')
+  assert _average(f'--workdir={saved.workdir}', *flags) == 0
+  assert load_run(output).step == 60
+
+
+@pytest.mark.parametrize('broken', ['checkpoint', 'replace'])
+def test_a_failing_write_leaves_nothing(
+  saved, tmp_path, monkeypatch, capsys, broken
+):
+  def fail(*arguments, **named):
+    raise OSError('no space left on device\nand more')
+
+  if broken == 'checkpoint':
+    monkeypatch.setattr(ocp.CheckpointManager, 'save', fail)
+  else:
+    monkeypatch.setattr(os, 'replace', fail)
+  output = tmp_path / 'mean'
+  flags = (f'--workdir={saved.workdir}', '--average=2', f'--output={output}')
+  assert _average(*flags) == 2
+  assert 'cannot be written: no space left on device' in _error(capsys)
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--average=7'], '6 readable checkpoints, 7 asked for'),
+    (
+      ['--average=5', '--average_of=best'],
+      '4 readable checkpoints with a validation, 5 asked for',
+    ),
+    (
+      ['--average=2', '--step=15'],
+      'no checkpoint of step 15; there are 10, 20',
+    ),
+    (
+      ['--average=2', '--step=soon'],
+      "argument --step: must be a step, 'best' or 'last', got 'soon'",
+    ),
+    (['--average=2', '--step=-3'], "'best' or 'last', got '-3'"),
+    (['--average=1'], '--average: must be at least 2 checkpoints, got 1'),
+    (
+      ['--average=two'],
+      "argument --average: must be a whole number, got 'two'",
+    ),
+    (['--average=2', '--average_of=worst'], "invalid choice: 'worst'"),
+  ],
+)
+def test_mistakes_end_in_one_line(saved, tmp_path, capsys, flags, message):
+  output = tmp_path / 'mean'
+  workdir = f'--workdir={saved.workdir}'
+  assert _average(workdir, f'--output={output}', *flags) == 2
+  assert message in _error(capsys)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_not_replaced(saved, tmp_path, capsys):
+  (tmp_path / 'thesis').write_text('mine')
+  for output, what in (
+    (tmp_path, 'not empty'),
+    (tmp_path / 'thesis', 'is a file'),
+    (saved.workdir, 'not empty'),
+  ):
+    flags = (f'--workdir={saved.workdir}', '--average=2')
+    assert _average(*flags, f'--output={output}') == 2
+    assert _error(capsys) == (
+      f'error: --output={output}: {what}; give a new or empty folder'
+    )
+  assert (tmp_path / 'thesis').read_text() == 'mine'

@@ -1,0 +1,36 @@
+"""The table of schemes, and its copy in the README."""
+
+from pathlib import Path
+
+import pytest
+
+from fusion_jax.tools import scheme_sizes
+
+_README = Path(__file__).parents[2] / 'README.md'
+
+
+def test_the_table_agrees_with_the_papers_and_is_in_the_readme(capsys):
+  assert scheme_sizes.main([]) == 0
+  printed = capsys.readouterr().out
+  assert printed in _README.read_text(encoding='utf-8')
+  inconsistent = [line for line in printed.splitlines() if ' no: ' in line]
+  assert [line.split('`')[1] for line in inconsistent] == [
+    'em_routing',
+    'em_routing, Big',
+  ]
+
+
+def test_a_count_that_leaves_the_rounding_is_an_error(monkeypatch):
+  row = next(row for row in scheme_sizes.ROWS if row.name == 'linear')
+  assert scheme_sizes.agrees(row)
+  wrong = row._replace(printed=row.printed._replace(value=14.6))
+  assert not scheme_sizes.agrees(wrong)
+  monkeypatch.setattr(scheme_sizes, 'ROWS', (wrong,))
+  with pytest.raises(SystemExit, match='1'):
+    scheme_sizes.main([])
+
+
+def test_the_cache_of_multi_layer_attention():
+  # k = 2: layers 3..6 keep keys and values of one layer more, 4 of 6.
+  row = next(r for r in scheme_sizes.ROWS if r.name == 'multi_layer.layers=2')
+  assert scheme_sizes.extra_cache(row) == pytest.approx(4 / 6)

@@ -1,0 +1,155 @@
+"""Starting a fused model from a trained baseline."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from drawn import drawn_parameters
+from programs import Program, logged
+from rounding import assert_close
+
+from fusion_jax.config import ModelConfig
+from fusion_jax.config.fusion import MultiLayerOptions, SideConfig
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.errors import InputError
+from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.training import warm_start
+from fusion_jax.training.warm_start import stacked, unstacked, with_baseline
+
+
+class _Tokenizer(Tokenizer):
+  """A tokenizer of which only the digest is asked."""
+
+  def __init__(self, digest):
+    self.digest = digest
+
+
+class _Run:
+  """What `load_run` would give."""
+
+  def __init__(self, parameters, digest='a'):
+    self.parameters = parameters
+    self.source_tokenizer = self.target_tokenizer = _Tokenizer(digest)
+    self.step = 7
+
+
+def _model(**changes):
+  config = ModelConfig(
+    width=8, filter=12, heads=2, encoder_layers=3, decoder_layers=3
+  )
+  return Transformer(dataclasses.replace(config, **changes), 11, 11, 2)
+
+
+def _both(**options):
+  side = SideConfig(**options)
+  return {'encoder': side, 'decoder': side}
+
+
+def _started(monkeypatch, model, run):
+  monkeypatch.setattr(warm_start, 'load_run', lambda workdir: run)
+  tokenizers = (_Tokenizer('a'), _Tokenizer('a'))
+  return with_baseline(
+    initial_parameters(model, 1), model, tokenizers, Path('base')
+  )
+
+
+def _features(model, parameters):
+  source = jnp.array([[3, 4, 5], [6, 7, 0]])
+  lengths, target = jnp.array([3, 2]), jnp.array([[8, 9], [10, 3]])
+  output = model.apply({'params': parameters}, source, lengths, target)
+  return output.features
+
+
+@pytest.mark.parametrize(
+  'fused',
+  [
+    _both(fusion='linear', start='baseline'),
+    _both(fusion='dynamic_combination', start='baseline'),
+    {'scan_layers': True},
+  ],
+)
+def test_an_exact_start_computes_what_the_baseline_computes(monkeypatch, fused):
+  baseline = _model()
+  trained = drawn_parameters(baseline)
+  model = _model(**fused)
+  started = _started(monkeypatch, model, _Run(trained))
+  assert_close(_features(model, started), _features(baseline, trained))
+
+
+def test_names_on_both_sides_are_listed(monkeypatch, caplog):
+  caplog.set_level('INFO')
+  trained = drawn_parameters(_model(norm='post', output_bias=True))
+  model = _model(**_both(multi_layer=MultiLayerOptions(layers=2)))
+  started = _started(monkeypatch, model, _Run(trained))
+  assert 'new here and fresh: decoder/layer_2/self_attention/' in caplog.text
+  assert 'only there, not used: output_bias' in caplog.text
+  np.testing.assert_array_equal(
+    started['encoder']['layer_2']['self_attention']['key']['kernel'],
+    trained['encoder']['layer_2']['self_attention']['key']['kernel'],
+  )
+
+
+def test_a_missing_backbone_parameter_is_an_error(monkeypatch):
+  trained = drawn_parameters(_model(encoder_layers=2))
+  with pytest.raises(InputError, match=r'lacks 16 parameters.*encoder/layer_2'):
+    _started(monkeypatch, _model(**_both(fusion='linear')), _Run(trained))
+
+
+def test_another_size_is_an_error(monkeypatch):
+  trained = drawn_parameters(_model(filter=16))
+  with pytest.raises(InputError, match=r'is \(16,\) there and \(12,\) here'):
+    _started(monkeypatch, _model(), _Run(trained))
+
+
+def test_another_tokenizer_is_an_error(monkeypatch):
+  run = _Run(drawn_parameters(_model()), digest='b')
+  with pytest.raises(InputError, match='another source tokenizer'):
+    _started(monkeypatch, _model(), run)
+
+
+@pytest.mark.parametrize('norm', ['post', 'pre', 'rezero'])
+@pytest.mark.parametrize('remat', [False, True])
+def test_scan_equals_loop(norm, remat):
+  loop = _model(norm=norm, **_both(fusion='average'))
+  scan = _model(
+    norm=norm, scan_layers=True, remat=remat, **_both(fusion='average')
+  )
+  parameters = drawn_parameters(loop)
+  together = stacked(parameters)
+  fresh = jax.eval_shape(lambda: initial_parameters(scan, 0))
+  assert jax.tree.map(jnp.shape, fresh) == jax.tree.map(jnp.shape, together)
+
+  def loss(model):
+    return lambda parameters: (_features(model, parameters) ** 3).sum()
+
+  np.testing.assert_allclose(
+    loss(loop)(parameters), loss(scan)(together), rtol=1e-5
+  )
+  expected = jax.grad(loss(loop))(parameters)
+  got = unstacked(jax.grad(loss(scan))(together))
+  assert_close(got, expected)
+
+
+def test_train_from_a_baseline_and_watch_the_fusion(tmp_path):
+  program, run = Program(tmp_path), {'training__steps': 2}
+  code, err = program.run(tmp_path / 'base', **run)
+  assert code == 0, err
+  code, err = program.run(
+    tmp_path / 'fused',
+    extra=[f'--init_from={tmp_path / "base"}'],
+    model__decoder__fusion='em_routing',
+    training__diversity=1.0,
+    **run,
+  )
+  assert code == 0, err
+  assert 'new here and fresh: decoder/' in err
+  trained, seen = (
+    logged(tmp_path / 'fused', kind)[-1] for kind in ('train', 'fusion')
+  )
+  assert 0 <= trained['diversity'] <= 2
+  assert trained['encoder_gradient_norm_1'] > 0
+  entropy = seen['decoder/read_out/coupling_entropy_0']
+  assert entropy == pytest.approx(np.log(16), rel=1e-4)
