@@ -37,13 +37,13 @@ or both; one that it was not trained in is possible where it knows both.
 import argparse
 import sys
 
-from fusion_jax.bounds import Natural, Positive, kinds_of, number
+from fusion_jax.bounds import Natural, Positive, number
 from fusion_jax.cli.checkpoint_flags import (
   add_checkpoint_flags,
   add_direction_flags,
 )
 from fusion_jax.config.decoding import DecodingConfig
-from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.flags import add_fields, parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.distributed import (
   add_process_flags,
@@ -135,35 +135,11 @@ def _parser() -> argparse.ArgumentParser:
     help='index ||| translation ||| score',
   )
   add_direction_flags(parser)
-  _add_search(parser)
+  add_fields(parser, DecodingConfig, _OPTIONS)
   add('--groups', default='', help="groups of a GTRANS decoder, 'first:last'")
   _add_views(parser)
   add_process_flags(parser)
   return parser
-
-
-def _add_search(parser: argparse.ArgumentParser) -> None:
-  kinds = kinds_of(DecodingConfig)
-
-  def add(name: str, text: str) -> None:
-    parser.add_argument(f'--{name}', type=number(kinds[name]), help=text)
-
-  add('beam_size', '1: greedy search')
-  parser.add_argument('--length_penalty', choices=('gnmt', 'length', 'none'))
-  add('alpha', 'exponent of the length penalty')
-  add('coverage', 'weight of the coverage penalty')
-  add('patience', 'stop at so many beams of finished ones')
-  for name in ('min_length', 'max_length'):
-    add(f'{name}_ratio', 'times the subwords of the source')
-    add(f'{name}_extra', 'and so many subwords more')
-  parser.add_argument('--forbid_unknown', action='store_true', default=None)
-  add('no_repeat_ngram', 'no n-gram of this size twice')
-  parser.add_argument('--search', choices=('beam', 'sample'))
-  add('temperature', 'sample: divides the logits')
-  add('top_k', 'sample: of so many tokens')
-  add('top_p', 'sample: of tokens of this probability')
-  add('seed', 'sample: decides the draws')
-  add('batch_tokens', 'rows * beam * source length')
 
 
 def _add_views(parser: argparse.ArgumentParser) -> None:

@@ -3,27 +3,14 @@
 import functools
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
-from fusion_jax.bounds import choice_fault, shown
 from fusion_jax.errors import InputError
-
-# By the beginnings of pydantic's names of faults.
-_FAULTS = {
-  'dataclass': 'must be an object',
-  'dict': 'must be an object',
-  'list': 'must be a list',
-  'tuple': 'must be a list',
-  'string': 'must be text',
-  'int': 'must be a whole number',
-  'float': 'must be a number',
-  'bool': 'must be true or false',
-}
+from fusion_jax.faults import first_fault, shown
 
 # Deeper than any file of ours or of others that we know.
 _DEEPEST = 64
@@ -93,22 +80,6 @@ def check_shape(value: Any, kind: Any, where: str) -> None:
 @functools.cache
 def _adapter(kind: Any) -> pydantic.TypeAdapter:
   return pydantic.TypeAdapter(kind)
-
-
-def first_fault(error: pydantic.ValidationError) -> tuple[str, str]:
-  """The dotted name of the first wrong field, and what is wrong with it."""
-  first = error.errors()[0]
-  field = '.'.join(map(str, first['loc']))
-  if first['type'] in ('missing', 'missing_argument'):
-    return field, 'is missing'
-  if first['type'] == 'literal_error':
-    choices = re.findall("'([^']*)'", first['ctx']['expected'])
-    return field, choice_fault(first['input'], choices)
-  message = _FAULTS.get(
-    first['type'].partition('_')[0],
-    first['msg'].replace('Input should be', 'must be'),
-  )
-  return field, f'{message}, got {shown(first["input"])}'
 
 
 def _check_values(value: Any, where: str) -> None:

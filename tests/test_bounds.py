@@ -117,7 +117,8 @@ def test_the_nearest_choice_is_named():
     (bounds.Natural, '1.5', "must be a whole number, got '1.5'"),
     (bounds.Natural, '9' * 10, 'must be <= 2147483647, got 9999999999'),
     (bounds.NotNegative, 'nan', 'must be finite, got nan'),
-    (bounds.NotNegative, 'inf', 'must be <= 1000000000, got inf'),
+    (bounds.NotNegative, 'inf', 'must be finite, got inf'),
+    (bounds.NotNegative, '2e9', 'must be <= 1000000000, got 2000000000.0'),
     (bounds.PositiveFloat, '-1', 'must be > 0, got -1.0'),
   ],
 )

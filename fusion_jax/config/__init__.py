@@ -1,15 +1,12 @@
 """All options of an experiment, and the checks between its parts.
 
-Every field is described once, in the module of its part: `data_options`,
-`model_options`, `fusion_options`, `training_options`, `decoding_options`,
-`parallel_options`. A file in `configs/` imports them all from here and builds
-an `ExperimentConfig`; the run directory keeps it as `config.json`.
+Every field is described once, in the module of its part: `data`, `model`,
+`fusion`, `training`, `decoding`, `parallel`. A file in `configs/` imports them
+all from here and builds an `ExperimentConfig`; the run directory keeps it as
+`config.json`.
 """
 
-import dataclasses
-import types
-
-from fusion_jax.bounds import check_fields
+from fusion_jax.bounds import Text
 from fusion_jax.config.data import (
   BatchConfig,
   DataConfig,
@@ -22,6 +19,7 @@ from fusion_jax.config.directions import Direction
 from fusion_jax.config.fusion import Side, SideConfig
 from fusion_jax.config.model import PRESETS, ModelConfig
 from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.config.section import section
 from fusion_jax.config.training import OptimizerConfig, TrainingConfig
 from fusion_jax.errors import require
 
@@ -43,16 +41,14 @@ __all__ = (
   'TrainingConfig',
 )
 
-_STRICT = types.MappingProxyType({'extra': 'forbid'})
 
-
-@dataclasses.dataclass(frozen=True)
+@section('')
 class ExperimentConfig:
   """All of an experiment."""
 
-  __pydantic_config__ = _STRICT
+  name: Text = 'experiment'
+  """Name of the experiment, for the log."""
 
-  name: str = 'experiment'
   data: DataConfig = DataConfig()
   model: ModelConfig = ModelConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
@@ -61,7 +57,6 @@ class ExperimentConfig:
   parallel: ParallelConfig = ParallelConfig()
 
   def __post_init__(self):
-    check_fields(self)
     tied_sides = self.model.tied_embeddings in ('all', 'source_target')
     require(
       self.data.tokenizer.joint or not tied_sides,

@@ -1,11 +1,11 @@
 """The corpora of an experiment and how they become batches."""
 
 import dataclasses
-import types
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from fusion_jax.bounds import (
-  Bound,
   Natural,
   NotNegative,
   Positive,
@@ -13,7 +13,8 @@ from fusion_jax.bounds import (
   Probability,
   Size,
   SizeOrZero,
-  check_fields,
+  Text,
+  Texts,
 )
 from fusion_jax.config.directions import (
   Direction,
@@ -21,37 +22,41 @@ from fusion_jax.config.directions import (
   check_tag,
   tag_of,
 )
+from fusion_jax.config.section import section
 from fusion_jax.errors import require
 
-_STRICT = types.MappingProxyType({'extra': 'forbid'})
 
-
-@dataclasses.dataclass(frozen=True)
+@section('data.tokenizer')
 class TokenizerConfig:
   """How text becomes subword ids (SentencePiece)."""
 
-  __pydantic_config__ = _STRICT
-
-  # 'unigram' (Kudo 2018) or 'bpe' (Sennrich et al. 2016).
   algorithm: Literal['unigram', 'bpe'] = 'unigram'
-  # Pieces in each vocabulary, the special symbols included.
-  vocabulary_size: Annotated[Size, Bound('>=', 8)] = 32_000
-  # Unknown characters become UTF-8 bytes instead of <unk>.
+  """'unigram' (Kudo 2018) or 'bpe' (Sennrich et al. 2016)."""
+
+  vocabulary_size: Annotated[int, Field(ge=8, le=2**20)] = 32_000
+  """Pieces in each vocabulary, the special symbols included."""
+
   byte_fallback: bool = False
-  # Share of the characters of the corpus that get a piece of their own.
-  character_coverage: Annotated[Probability, Bound('>=', 0.9)] = 1.0
-  # One vocabulary for both languages, or one for each.
+  """Whether unknown characters become UTF-8 bytes instead of <unk>."""
+
+  character_coverage: Annotated[float, Field(ge=0.9, le=1)] = 1.0
+  """Share of the characters of the corpus that get a piece of their own."""
+
   joint: bool = True
-  # At most so many lines, evenly spaced, train the tokenizer; 0: all. Each
-  # direction has the share of them that it has of the training.
+  """One vocabulary for both languages, or one for each."""
+
   training_lines: Natural = 2_000_000
-  # Use these SentencePiece models and train none. With joint=True only
-  # source_model is given.
-  source_model: str = ''
-  target_model: str = ''
+  """Number of lines, evenly spaced, that train the tokenizer; 0: all. Each
+  direction has the share of them that it has of the training."""
+
+  source_model: Text = ''
+  """A SentencePiece model to use instead of training one. With joint=True it
+  serves both sides."""
+
+  target_model: Text = ''
+  """The SentencePiece model of the target side, with joint=False."""
 
   def __post_init__(self):
-    check_fields(self, 'data.tokenizer')
     require(
       not (self.joint and self.target_model),
       'data.tokenizer.target_model',
@@ -64,22 +69,21 @@ class TokenizerConfig:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@section('data.filter')
 class FilterConfig:
   """Which training pairs are dropped. Empty lines always are."""
 
-  __pydantic_config__ = _STRICT
+  max_length: Annotated[int, Field(ge=2, le=2**20)] = 128
+  """Longest source or target in subwords, tags and the end symbol included."""
 
-  # Longest source or target in subwords, tags and the end symbol included.
-  max_length: Annotated[Size, Bound('>=', 2)] = 128
-  # Largest ratio of the two lengths in subwords; 0: any. Pairs in which
-  # both sides have at most 10 subwords are not tested.
   max_length_ratio: NotNegative = 0.0
-  # Drop a pair that has been seen before.
+  """Largest ratio of the two lengths in subwords; 0: any. Pairs in which both
+  sides have at most 10 subwords are not tested."""
+
   drop_duplicates: bool = False
+  """Whether a pair that has been seen before is dropped."""
 
   def __post_init__(self):
-    check_fields(self, 'data.filter')
     require(
       self.max_length_ratio == 0 or self.max_length_ratio >= 1,
       'data.filter.max_length_ratio',
@@ -87,34 +91,38 @@ class FilterConfig:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@section('data.batch')
 class BatchConfig:
   """How examples become a bounded set of batch shapes."""
 
-  __pydantic_config__ = _STRICT
-
-  # Slots of one batch on one side, padding included: a batch of R rows of
-  # S source and T target positions has R * (S + T) / 2 of them. It counts
-  # the whole batch over all devices and all accumulated parts.
   tokens: Positive = 4_096
-  # At most so many (rows, source, target) shapes; each is compiled once.
+  """Slots of one batch on one side, padding included: a batch of R rows of S
+  source and T target positions has R * (S + T) / 2 of them. This counts the
+  whole batch, over all devices and all parts of an accumulation."""
+
   shapes: Size = 8
-  # Source and target lengths of a shape are multiples of this. 8 suits
-  # TPUs; 1 leaves the least padding.
+  """Largest number of (rows, source, target) shapes; each is compiled once."""
+
   length_multiple: Size = 1
-  # Rows of a shape are a multiple of this and of optimizer.accumulation. The
-  # devices that rows are cut over, times accumulation, must divide it.
+  """Source and target lengths of a shape are multiples of this. 8 suits TPUs; 1
+  leaves the least padding."""
+
   row_multiple: Size = 8
-  # Several training pairs share a row, none of which sees another; all
-  # batches then have one shape. Validation keeps to `shapes`.
+  """Rows of a shape are a multiple of this and of optimizer.accumulation. The
+  devices that rows are cut over, times accumulation, must divide it."""
+
   packing: bool = False
-  # Source and target positions of a packed row, at least
-  # data.filter.max_length; 0: chosen from the lengths of the corpus.
+  """Put several training pairs into a row, none of which sees another; all
+  batches then have one shape. Validation keeps to `shapes`."""
+
   packed_source: SizeOrZero = 0
+  """Source positions of a packed row, at least data.filter.max_length; 0:
+  chosen from the lengths of the corpus."""
+
   packed_target: SizeOrZero = 0
+  """Target positions of a packed row, likewise."""
 
   def __post_init__(self):
-    check_fields(self, 'data.batch')
     for field in ('packed_source', 'packed_target'):
       value, multiple = getattr(self, field), self.length_multiple
       require(
@@ -130,19 +138,19 @@ class BatchConfig:
       )
 
 
-@dataclasses.dataclass(frozen=True)
+@section('data.sampling')
 class SamplingConfig:
-  """Subword regularisation of the training text (Kudo 2018; Provilkov 2020)."""
+  """Subword regularisation of the training text (Kudo 2018; Provilkov 2020).
 
-  __pydantic_config__ = _STRICT
+  Unigram: the smoothing exponent of the lattice sampling (0.1 in the paper).
+  BPE: the probability of dropping a merge. 0: no sampling.
+  """
 
-  # Unigram: the smoothing exponent of the lattice sampling (0.1 in the
-  # paper). BPE: the probability of dropping a merge. 0: no sampling.
   source_alpha: Probability = 0.0
-  target_alpha: Probability = 0.0
+  """Sampling of the source."""
 
-  def __post_init__(self):
-    check_fields(self, 'data.sampling')
+  target_alpha: Probability = 0.0
+  """Sampling of the target."""
 
   @property
   def enabled(self) -> bool:
@@ -159,54 +167,66 @@ _ONE_DIRECTION = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@section('data')
 class DataConfig:
   """Where the text comes from and how it becomes batches.
 
   A corpus is named by a string:
     'dir/train.{lang}.gz'              parallel files, one per language; plain,
-                                       .gz or .xz
+                                       .gz, .bz2 or .xz
     'tfds:wmt14_translate/de-en:train' a TFDS translation dataset and split
     'embedded:train'                   the corpus that ships in the package
   """
 
-  __pydantic_config__ = _STRICT
+  source_language: Text = 'en'
+  """Language code of the source. It replaces {lang} in file names, and names
+  the feature of a TFDS dataset."""
 
-  # Language codes; they replace {lang} in file names, and name the features
-  # of a TFDS dataset.
-  source_language: str = 'en'
-  target_language: str = 'de'
-  # Corpora of each split, joined in this order.
-  train: tuple[str, ...] = ('embedded:train',)
-  valid: tuple[str, ...] = ('embedded:valid',)
-  test: tuple[str, ...] = ('embedded:test',)
-  # Several directions in one run, in place of the five fields above. All are
-  # encoded by the same tokenizer and trained in one mixture.
-  directions: tuple[Direction, ...] = ()
-  # Tags before the subwords of the source, first that of its language, then
-  # that of the language to translate to: '<2{lang}>' for example; '': none.
-  # The target's (Johnson et al. 2017) is needed where one source language has
-  # several target languages. Each tag is one piece of the vocabulary, which no
-  # text is cut into and no translation has.
-  source_tag: str = ''
-  target_tag: str = ''
-  # T: direction k has the share (n_k * weight_k)^(1/T) of the training pairs,
-  # up to a factor (Arivazhagan et al. 2019). 1: in proportion to its n_k
-  # pairs; the larger, the more alike.
+  target_language: Text = 'de'
+  """Language code of the target."""
+
+  train: Texts = ('embedded:train',)
+  """Corpora of the training text, joined in this order."""
+
+  valid: Texts = ('embedded:valid',)
+  """Corpora of the validation text."""
+
+  test: Texts = ('embedded:test',)
+  """Corpora of the test text."""
+
+  directions: Annotated[tuple[Direction, ...], Field(strict=False)] = ()
+  """Several directions in one run, in place of the five fields above. All are
+  encoded by the same tokenizer and trained in one mixture."""
+
+  source_tag: Text = ''
+  """Tag before the subwords of the source that names its language: '<2{lang}>'
+  for example; '': none. A tag is one piece of the vocabulary, which no text is
+  cut into and no translation has."""
+
+  target_tag: Text = ''
+  """Tag after that one which names the language to translate to (Johnson et al.
+  2017); it is needed where one source language has several target languages."""
+
   mixing_temperature: PositiveFloat = 1.0
-  # Relative file names start here.
-  root: str = '.'
-  # Prepared corpora live here, each in a folder named by its content.
-  prepared: str = 'prepared'
-  # Pairs of the embedded training corpus.
+  """T: direction k has the share (n_k * weight_k)^(1/T) of the training pairs,
+  up to a factor (Arivazhagan et al. 2019). 1: in proportion to its n_k pairs;
+  the larger, the more alike."""
+
+  root: Text = '.'
+  """Folder that relative file names start from."""
+
+  prepared: Text = 'prepared'
+  """Folder of the prepared corpora, each in a folder named by its content."""
+
   embedded_pairs: Positive = 50_000
+  """Pairs of the embedded training corpus."""
+
   tokenizer: TokenizerConfig = TokenizerConfig()
   filter: FilterConfig = FilterConfig()
   batch: BatchConfig = BatchConfig()
   sampling: SamplingConfig = SamplingConfig()
 
   def __post_init__(self):
-    check_fields(self, 'data')
     require(bool(self.train), 'data.train', 'must name at least one corpus')
     require(
       self.source_language != self.target_language,

@@ -1,10 +1,9 @@
 """Directions of translation in one run, and the tags that tell them apart."""
 
-import dataclasses
-import types
 from collections.abc import Iterable, Sequence
 
-from fusion_jax.bounds import PositiveFloat, check_fields
+from fusion_jax.bounds import PositiveFloat, Text, Texts
+from fusion_jax.config.section import section
 from fusion_jax.errors import require
 
 _PATH = 'data.directions'
@@ -14,25 +13,34 @@ _SPACE = '\u2581'
 _TAKEN = ('<pad>', '<unk>', '<s>', '</s>')
 
 
-@dataclasses.dataclass(frozen=True)
+@section('data.directions')
 class Direction:
-  """One direction of a run that has several, and its text."""
+  """One direction of a run that has several, and its text.
 
-  __pydantic_config__ = types.MappingProxyType({'extra': 'forbid'})
+  Language codes and corpora are as in `DataConfig`.
+  """
 
-  # Language codes and corpora are as in `DataConfig`. A direction without
-  # `valid` is trained and not validated.
-  source_language: str
-  target_language: str
-  train: tuple[str, ...]
-  valid: tuple[str, ...] = ()
-  test: tuple[str, ...] = ()
-  # Counts each training pair so many times where `mixing_temperature` finds
-  # the direction's share of the training.
+  source_language: Text
+  """Language code of the source."""
+
+  target_language: Text
+  """Language code of the target."""
+
+  train: Texts
+  """Corpora of the training text."""
+
+  valid: Texts = ()
+  """Corpora of the validation text; without them the direction is trained and
+  not validated."""
+
+  test: Texts = ()
+  """Corpora of the test text."""
+
   weight: PositiveFloat = 1.0
+  """Counts each training pair this number of times where `mixing_temperature`
+  finds the direction's share of the training."""
 
   def __post_init__(self):
-    check_fields(self, f'{_PATH}.{self.name}')
     require(
       self.source_language != self.target_language,
       _PATH,

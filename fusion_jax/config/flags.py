@@ -13,11 +13,14 @@ import inspect
 import json
 import os
 import traceback
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
+from fusion_jax.bounds import number
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.section import fields_of_section
 from fusion_jax.config.serialization import (
   fields_of,
   flatten,
@@ -67,6 +70,35 @@ def parse_arguments(
   parser.allow_abbrev = False
   parser.error = refuse
   return parser.parse_args(argv)
+
+
+def add_fields(
+  parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+  options: type,
+  names: Sequence[str] = (),
+) -> None:
+  """Add a flag without a default for each field of a section.
+
+  Args:
+    parser: Parser to add to.
+    options: Class of the section.
+    names: Fields to add; empty: all that are numbers, texts or switches.
+  """
+  for name, field in fields_of_section(options).items():
+    if names and name not in names:
+      continue
+    kind, text = field.annotation, (field.description or '').replace('%', '%%')
+    if kind is bool:
+      reads = {'action': argparse.BooleanOptionalAction}
+    elif typing.get_origin(kind) is Literal:
+      reads = {'choices': typing.get_args(kind)}
+    elif kind in (int, float):
+      reads = {'type': number(Annotated[kind, *field.metadata])}
+    elif kind is str:
+      reads = {}
+    else:
+      continue
+    parser.add_argument(f'--{name}', help=text, **reads)
 
 
 def load_config(name: str) -> ExperimentConfig:

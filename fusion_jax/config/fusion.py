@@ -1,7 +1,7 @@
-"""What can be chosen about the fusion of layers, as frozen dataclasses.
+"""What can be chosen about the fusion of layers.
 
-Defaults are the papers'. Sizes that default to 0 follow the model, as the
-comment beside them says.
+Defaults are the papers', except where they were measured to train badly. Sizes
+that default to 0 follow the model, as the text below them says.
 
   Dou 2018     Dou et al., EMNLP 2018: Exploiting Deep Representations
   Wang 2018    Wang et al., COLING 2018: Multi-layer Representation Fusion
@@ -13,7 +13,7 @@ comment beside them says.
 import dataclasses
 import re
 import types
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 from fusion_jax.bounds import (
   Depth,
@@ -22,10 +22,10 @@ from fusion_jax.bounds import (
   Share,
   Size,
   SizeOrZero,
+  Text,
 )
+from fusion_jax.config.section import section
 from fusion_jax.errors import require
-
-_STRICT = types.MappingProxyType({'extra': 'forbid'})
 
 Side = Literal['encoder', 'decoder']
 
@@ -47,90 +47,117 @@ Scheme = Literal[
 ]
 
 
-@dataclasses.dataclass(frozen=True)
+class Only(NamedTuple):
+  """Says of a field that only some schemes, or only one side, read it."""
+
+  readers: tuple[str, ...]
+
+
+@section('model.*.dense')
 class DenseOptions:
   """Dense connection (Dou 2018, Eq. 4)."""
 
-  __pydantic_config__ = _STRICT
-
-  # H[0] is a term of the sums too.
   include_embedding: bool = False
-  # A norm after every sum.
+  """Whether H[0] is a term of the sums too."""
+
   post_sum_norm: bool = False
+  """Whether a norm follows every sum."""
 
 
-@dataclasses.dataclass(frozen=True)
+@section('model.*.linear')
 class LinearOptions:
   """Linear combination (Dou 2018, Eq. 5)."""
 
-  __pydantic_config__ = _STRICT
-
-  # True: concat(H[1..L]) A B, the form of the paper's size.
-  # False: sum_l W_l H[l], the form of the paper's text.
   factored: bool = True
-  # Columns of A; 0: model.filter.
+  """True: concat(H[1..L]) A B, the form that has the paper's size. False:
+  sum_l W_l H[l], the form of the paper's text."""
+
   hidden: SizeOrZero = 0
+  """Columns of A; 0: model.filter."""
+
   bias: bool = True
-  # A norm after the combination.
+  """Whether the maps have biases."""
+
   output_norm: bool = False
+  """Whether a norm follows the combination."""
 
 
-@dataclasses.dataclass(frozen=True)
+@section('model.*.agg')
 class AggOptions:
   """The aggregation node (Dou 2018, Eq. 7) and the trees made of it."""
 
-  __pydantic_config__ = _STRICT
-
-  # Hidden width of the node; 0: model.filter.
   hidden: SizeOrZero = 0
+  """Hidden width of the node; 0: model.filter."""
+
   activation: Literal['sigmoid', 'relu', 'attention'] = 'sigmoid'
-  # Inputs added to the node's output; 'top': the highest backbone layer.
+  """Activation of the node's feed-forward network; 'attention': multi-head
+  attention over the positions takes the place of the network."""
+
   residual: Literal['all', 'top', 'none'] = 'all'
-  # Starts with W2 = 0, so that the node is the norm of its residual inputs; not
-  # with residual='none'. False is the paper's start, which trains worse: every
-  # sigmoid(0) adds half a row of W2.
+  """Inputs that are added to the node's output; 'top': the highest layer."""
+
   zero_out: bool = True
-  # Hierarchical: layers of a group.
-  group_size: Size = 2
-  # Hierarchical: the node of a group is the input of the next group.
-  feedback: bool = True
+  """Start with W2 = 0, so that the node is the norm of its residual inputs; has
+  no effect with residual='none'. False is the paper's start, which trains
+  worse: every sigmoid(0) adds half a row of W2."""
+
+  group_size: Annotated[Size, Only(('hierarchical',))] = 2
+  """Hierarchical: layers of a group."""
+
+  feedback: Annotated[bool, Only(('hierarchical',))] = True
+  """Hierarchical: whether the node of a group is the next group's input."""
 
 
-@dataclasses.dataclass(frozen=True)
+_WITH_EMBEDDING = Only(('feed_forward', 'hops'))
+_HOPS = Only(('hops',))
+
+
+@section('model.*.mlrf')
 class MlrfOptions:
   """Average, feed-forward and multi-hop fusion (Wang 2018, Eq. 3-7)."""
 
-  __pydantic_config__ = _STRICT
-
-  # H[0] is fused too.
   include_embedding: bool = True
-  # Adds a learned vector to every layer, shared by both sides (Eq. 4);
-  # not used by the average.
-  layer_embedding: bool = True
-  # Hidden width of the feed-forward network.
-  hidden: Size = 512
-  # Multi-hop: hops, width and activation of the scorer.
-  hops: Depth = 4
-  scorer_width: Size = 1_024
-  scorer_activation: Literal['tanh', 'relu'] = 'tanh'
-  # Multi-hop: a W1 of their own for layers or hops.
-  independent: Literal['none', 'per_layer', 'per_hop'] = 'none'
-  # Multi-hop: weights for every feature instead of one a layer.
-  feature_wise: bool = False
-  # The norm after fusion: with or without scale and offset.
+  """Whether H[0] is fused too."""
+
+  layer_embedding: Annotated[bool, _WITH_EMBEDDING] = True
+  """Add a learned vector to every layer, shared by both sides (Eq. 4)."""
+
+  hidden: Annotated[Size, Only(('feed_forward',))] = 512
+  """Feed-forward: hidden width of the network."""
+
+  hops: Annotated[Depth, _HOPS] = 4
+  """Multi-hop: number of hops."""
+
+  scorer_width: Annotated[Size, _HOPS] = 1_024
+  """Multi-hop: hidden width of the scorer."""
+
+  scorer_activation: Annotated[Literal['tanh', 'relu'], _HOPS] = 'tanh'
+  """Multi-hop: activation of the scorer."""
+
+  independent: Annotated[Literal['none', 'per_layer', 'per_hop'], _HOPS] = (
+    'none'
+  )
+  """Multi-hop: whether every layer, or every hop, has a W1 of its own."""
+
+  feature_wise: Annotated[bool, _HOPS] = False
+  """Multi-hop: weights for every feature instead of one weight a layer."""
+
   norm: Literal['affine', 'plain', 'none'] = 'affine'
+  """Norm after the fusion, with or without scale and offset."""
 
 
-@dataclasses.dataclass(frozen=True)
+@section('model.*.dynamic')
 class DynamicOptions:
   """Dynamic combination (Dou 2019, Eq. 4)."""
 
-  __pydantic_config__ = _STRICT
-
-  # Hidden width; 0: model.filter.
   hidden: SizeOrZero = 0
+  """Hidden width; 0: model.filter."""
+
   normalize: Literal['none', 'softmax'] = 'none'
+  """Whether the weights of the layers go through a softmax."""
+
   output_norm: bool = False
+  """Whether a norm follows the combination."""
 
 
 # The options that form='paper' sets (Dou 2019, Algorithms 1 and 2).
@@ -147,8 +174,11 @@ LITERAL_ROUTING = types.MappingProxyType(
   }
 )
 
+_DYNAMIC = Only(('dynamic_routing',))
+_EM = Only(('em_routing',))
 
-@dataclasses.dataclass(frozen=True)
+
+@section('model.*.routing')
 class RoutingOptions:
   """Capsules, dynamic routing and EM routing (Dou 2019, Eq. 5-16).
 
@@ -157,60 +187,92 @@ class RoutingOptions:
   votes at unit size, their agreement bounded, and the top layer as residual.
   """
 
-  __pydantic_config__ = _STRICT
-
-  # 'paper': the literal form, vote_norm='none', agreement='product',
-  # agreement_scale=1, average='gain' with route_gain=1, residual='none',
-  # stop_gradient=False and variance_floor=1e-4, which the paper does not print;
-  # these options must then have their defaults.
   form: Literal['stable', 'paper'] = 'stable'
-  # 'rms': the votes of a layer are divided by their root mean square.
+  """'paper': the literal form, vote_norm='none', agreement='product',
+  agreement_scale=1, average='gain' with route_gain=1, residual='none',
+  stop_gradient=False and variance_floor=1e-4, which the paper does not print;
+  these options must then have their defaults."""
+
   vote_norm: Literal['rms', 'none'] = 'rms'
-  # Dynamic: what is added to the logits, the 'cosine' of capsule and vote,
-  # their 'product', or the product 'scaled' by the size of the votes and
-  # 1 / sqrt(width of a capsule); and a factor on it.
-  agreement: Literal['cosine', 'scaled', 'product'] = 'cosine'
-  agreement_scale: PositiveFloat = 1.0
-  # Dynamic: a capsule is the sum of its votes times route_gain, or their mean
-  # weighted by the couplings.
-  average: Literal['mass', 'gain'] = 'mass'
-  # Output capsules; 0: 512, or model.width where that is less.
+  """'rms': divide the votes of a layer by their root mean square."""
+
+  agreement: Annotated[Literal['cosine', 'scaled', 'product'], _DYNAMIC] = (
+    'cosine'
+  )
+  """Dynamic: what is added to the logits: the cosine of capsule and vote, their
+  product, or the product scaled by the size of the votes and by
+  1 / sqrt(width of a capsule)."""
+
+  agreement_scale: Annotated[PositiveFloat, _DYNAMIC] = 1.0
+  """Dynamic: factor on the agreement."""
+
+  average: Annotated[Literal['mass', 'gain'], _DYNAMIC] = 'mass'
+  """Dynamic: whether a capsule is the mean of its votes, weighted by the
+  couplings ('mass'), or their weighted sum times route_gain ('gain')."""
+
   capsules: SizeOrZero = 0
+  """Output capsules; 0: 512, or model.width where that is less."""
+
   iterations: Depth = 3
-  # 'dense': two matrices over all layers at once, the paper's size.
-  # 'block': F_l and W_l for every layer, as in Eq. 7-8.
+  """Iterations of the routing."""
+
   vote_projection: Literal['dense', 'block'] = 'dense'
-  # What F_l reads in the block form: all layers, or its own.
+  """'dense': two matrices over all layers at once, which has the paper's size.
+  'block': F_l and W_l for every layer, as in Eq. 7-8."""
+
   context: Literal['all', 'own'] = 'all'
-  # Width between the two maps of the dense form; 0: layers * model.width.
+  """What F_l reads in the block form: all layers, or its own."""
+
   vote_hidden: SizeOrZero = 0
-  # Between the two maps. 'auto': none for dynamic, relu for EM routing.
+  """Width between the two maps of the dense form; 0: layers * model.width."""
+
   vote_activation: Literal['auto', 'none', 'relu'] = 'auto'
-  # Dynamic: over which capsules an input's couplings sum to 1.
-  route_axis: Literal['output', 'input'] = 'output'
-  # Dynamic, average='gain': factor g of the weighted votes; 0: that which makes
-  # uniform couplings a mean, capsules / layers for 'output' and 1 for 'input'.
-  route_gain: NotNegative = 0.0
-  # No gradient through the couplings of all but the last iteration.
+  """Activation between the two maps; 'auto': none for dynamic routing, relu for
+  EM routing."""
+
+  route_axis: Annotated[Literal['output', 'input'], _DYNAMIC] = 'output'
+  """Dynamic: the couplings of an input sum to 1 over the capsules ('output'),
+  or those of a capsule over the inputs ('input')."""
+
+  route_gain: Annotated[NotNegative, _DYNAMIC] = 0.0
+  """Dynamic with average='gain': factor on the weighted votes; 0: that which
+  makes uniform couplings a mean, capsules / layers for 'output' and 1 for
+  'input'."""
+
   stop_gradient: bool = True
-  # EM: input activations, one a layer, one a (layer, capsule), or all 1.
-  activation: Literal['scalar', 'per_output', 'none'] = 'scalar'
-  betas: Literal['learned', 'zero'] = 'learned'
-  # EM: inverse temperature. 'linear': 1, 2, 3, then 3.
-  # 'hinton': 0.01 (1 - 0.95^(t + 1)).
-  temperature: Literal['linear', 'hinton'] = 'linear'
-  # EM: added to the variances; 'relative': times the mean square of the votes.
-  variance_floor: PositiveFloat = 0.1
-  floor: Literal['absolute', 'relative'] = 'absolute'
-  # EM: standardise the cost over the output capsules.
-  cost_norm: bool = False
-  # EM: factor of the log-density of a vote.
-  log_density_scale: PositiveFloat = 1.0
-  # EM: what a capsule emits: activation * mean, or the mean.
-  emit: Literal['act_mean', 'mean'] = 'act_mean'
+  """Let no gradient through the couplings of all but the last iteration."""
+
+  activation: Annotated[Literal['scalar', 'per_output', 'none'], _EM] = 'scalar'
+  """EM: input activations, one a layer, one for each layer and capsule, or all
+  1."""
+
+  betas: Annotated[Literal['learned', 'zero'], _EM] = 'learned'
+  """EM: beta_u and beta_a, learned or 0."""
+
+  temperature: Annotated[Literal['linear', 'hinton'], _EM] = 'linear'
+  """EM: inverse temperature of iteration t; 'linear': 1, 2, 3, then 3;
+  'hinton': 0.01 (1 - 0.95^(t + 1))."""
+
+  variance_floor: Annotated[PositiveFloat, _EM] = 0.1
+  """EM: what is added to the variances."""
+
+  floor: Annotated[Literal['absolute', 'relative'], _EM] = 'absolute'
+  """EM: 'relative': the floor times the mean square of the votes."""
+
+  cost_norm: Annotated[bool, _EM] = False
+  """EM: standardise the cost over the output capsules."""
+
+  log_density_scale: Annotated[PositiveFloat, _EM] = 1.0
+  """EM: factor on the log-density of a vote."""
+
+  emit: Annotated[Literal['act_mean', 'mean'], _EM] = 'act_mean'
+  """EM: what a capsule emits: activation * mean, or the mean."""
+
   output_norm: bool = True
-  # Layers added to the capsules before the norm.
+  """Whether a norm follows the capsules."""
+
   residual: Literal['top', 'none', 'all'] = 'top'
+  """Layers that are added to the capsules before the norm."""
 
   def capsule_count(self, width: int) -> int:
     """Return N in a model of that width."""
@@ -227,13 +289,13 @@ class RoutingOptions:
 def partition(
   layers: int, size: int, last_group: Literal['ceil', 'floor']
 ) -> tuple[range, ...]:
-  """The layer numbers of every group; Yang et al. (2022), section III.
+  """Return the layer numbers of every group; Yang et al. (2022), section III.
 
   Args:
-    layers: L; the layers are 1..L.
-    size: of a group.
-    last_group: 'ceil': a last short group. 'floor': left-over layers belong
-      to none.
+    layers: Number of layers L; they are numbered 1..L.
+    size: Layers of a group.
+    last_group: 'ceil': the last group may be short. 'floor': layers that are
+      left over belong to no group.
 
   Returns:
     ceil(L / size) or floor(L / size) ranges.
@@ -245,7 +307,19 @@ def partition(
 
 
 def parse_groups(text: str, groups: int, field: str) -> tuple[int, int]:
-  """'first:last', counted from 1, as a half-open range counted from 0."""
+  """Read 'first:last', counted from 1, as a half-open range from 0.
+
+  Args:
+    text: Text to read.
+    groups: Number of groups that there are.
+    field: Dotted name of the field, for the message.
+
+  Returns:
+    The first group, and the one after the last.
+
+  Raises:
+    InputError: The text does not name groups that there are.
+  """
   match = re.fullmatch('([0-9]{1,9}):([0-9]{1,9})', text)
   first, last = map(int, match.groups()) if match else (0, 0)
   require(
@@ -256,84 +330,103 @@ def parse_groups(text: str, groups: int, field: str) -> tuple[int, int]:
   return first - 1, last
 
 
-@dataclasses.dataclass(frozen=True)
+_DECODER = Only(('decoder',))
+
+
+@section('model.*.gtrans')
 class GtransOptions:
   """Group fusion and probability fusion (Yang 2022, Eq. 2-7)."""
 
-  __pydantic_config__ = _STRICT
-
-  # Layers of a group; 0: 3 in the encoder, 2 in the decoder.
   group_size: SizeOrZero = 0
-  # 'ceil': a last short group. 'floor': left-over layers belong to none.
+  """Layers of a group; 0: 3 in the encoder, 2 in the decoder."""
+
   last_group: Literal['ceil', 'floor'] = 'ceil'
-  # Encoder: a norm even where all layers are one group.
-  single_group_norm: bool = False
-  # Decoder: how the layers of a group become its features.
-  mode: Literal['weighted_sum', 'weighted_mean', 'last'] = 'weighted_sum'
-  # Decoder: a norm on the features of every group.
-  group_norm: bool = False
-  # Decoder: log sum_k psi_k P_k, or sum_k psi_k log P_k.
-  combine: Literal['arithmetic', 'geometric'] = 'arithmetic'
-  # Decoder: psi = softmax(w / temperature); 0: sqrt(model.width).
-  temperature: NotNegative = 0.0
-  # Decoder: groups that translate, 'first:last' counted from 1; '': all.
-  inference_groups: str = ''
+  """'ceil': the last group may be short. 'floor': layers that are left over
+  belong to no group."""
+
+  single_group_norm: Annotated[bool, Only(('encoder',))] = False
+  """Encoder: a norm even where all layers are one group."""
+
+  mode: Annotated[
+    Literal['weighted_sum', 'weighted_mean', 'last'], _DECODER
+  ] = 'weighted_sum'
+  """Decoder: how the layers of a group become its features."""
+
+  group_norm: Annotated[bool, _DECODER] = False
+  """Decoder: a norm on the features of every group."""
+
+  combine: Annotated[Literal['arithmetic', 'geometric'], _DECODER] = (
+    'arithmetic'
+  )
+  """Decoder: log sum_k psi_k P_k, or sum_k psi_k log P_k."""
+
+  temperature: Annotated[NotNegative, _DECODER] = 0.0
+  """Decoder: psi = softmax(w / temperature); 0: sqrt(model.width)."""
+
+  inference_groups: Annotated[Text, _DECODER] = ''
+  """Decoder: groups that translate, 'first:last' counted from 1; '': all."""
 
   def layers_of_group(self, side: Side) -> int:
-    """The layers of a whole group."""
+    """Return the number of layers of a whole group."""
     return self.group_size or (3 if side == 'encoder' else 2)
 
   def groups(self, layers: int, side: Side) -> tuple[range, ...]:
-    """The layer numbers of every group of a stack."""
+    """Return the layer numbers of every group of a stack."""
     return partition(layers, self.layers_of_group(side), self.last_group)
 
 
-@dataclasses.dataclass(frozen=True)
+@section('model.encoder.transparent')
 class TransparentOptions:
   """Transparent attention (Bapna et al. 2018)."""
 
-  __pydantic_config__ = _STRICT
-
-  # Dropout on the weights before their softmax.
   dropout: Share = 0.1
-  # 'constant': uniform means. 'uniform': +-sqrt(1 / (L + 1)).
+  """Dropout on the weights before their softmax."""
+
   weights: Literal['constant', 'uniform'] = 'constant'
+  """Weights at the start; 'constant': uniform means; 'uniform': drawn from
+  +-sqrt(1 / (L + 1))."""
 
 
-@dataclasses.dataclass(frozen=True)
+@section('model.*.dlcl')
 class DlclOptions:
   """Dynamic linear combination of layers (Wang et al. 2019)."""
 
-  __pydantic_config__ = _STRICT
-
-  # Weights at the start: mean of the predecessors, or all 1.
   start: Literal['average', 'one'] = 'average'
+  """Weights at the start: the mean of the predecessors, or all 1."""
+
   normalize: Literal['none', 'softmax'] = 'none'
-  # A scalar a layer, or one for every feature.
+  """Whether the weights of a layer go through a softmax."""
+
   weights: Literal['scalar', 'vector'] = 'scalar'
-  # Only so many predecessors; 0: all.
+  """One weight a layer, or one for every feature."""
+
   window: SizeOrZero = 0
-  # The weights stay as they start.
+  """Number of predecessors that are read; 0: all."""
+
   frozen: bool = False
+  """Keep the weights as they start."""
 
 
-@dataclasses.dataclass(frozen=True)
+@section('model.*.shortcut')
 class ShortcutOptions:
   """Lexical shortcuts into attention (Emelin 2019, Eq. 5-14)."""
 
-  __pydantic_config__ = _STRICT
-
-  # 'lexical': from H[0]. 'non_lexical': from H[l - 2].
   source: Literal['none', 'lexical', 'non_lexical'] = 'none'
+  """Where shortcuts come from; 'lexical': H[0]; 'non_lexical': H[l - 2]."""
+
   where: Literal['self', 'cross', 'both'] = 'self'
-  # Projects both sources together (Eq. 13-14).
+  """Attentions that have shortcuts."""
+
   feature_fusion: bool = False
-  # A norm without scale and offset on the source H[l - 2] of non-lexical
-  # shortcuts; 'auto': with pre-norm, whose states no norm has seen.
+  """Project both sources together (Eq. 13-14)."""
+
   source_norm: Literal['auto', 'plain', 'none'] = 'auto'
-  # The released code's variant: keys and values read what the norm has not
-  # seen, and the residual starts from what it has.
+  """Norm without scale and offset on the source H[l - 2] of non-lexical
+  shortcuts; 'auto': with pre-norm, whose states no norm has seen."""
+
   author_compat: bool = False
+  """The variant of the released code: keys and values read what the norm has
+  not seen, and the residual starts from what it has."""
 
   def norms_source(self, norm: str) -> bool:
     """Return whether the source of the shortcuts has a norm."""
@@ -343,16 +436,15 @@ class ShortcutOptions:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@section('model.*.multi_layer')
 class MultiLayerOptions:
   """Multi-layer attention (Dou 2018, Eq. 8)."""
 
-  __pydantic_config__ = _STRICT
-
-  # Layers that a self-attention reads; 1: its input alone, as usual.
   layers: Depth = 1
-  # Layers 2..k, which have fewer below them, read those they have.
+  """Layers that a self-attention reads; 1: its input alone, as usual."""
+
   partial: bool = False
+  """Whether layers 2..k, which have fewer layers below them, read those."""
 
 
 # Factors on the learning rate of what only the fusion has, where 1 was measured
@@ -362,24 +454,27 @@ FUSION_RATES = types.MappingProxyType(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@section('model.*')
 class SideConfig:
   """The fusion of one stack.
 
-  One scheme owns what follows the stack reads (and, for some, what its layers
-  read); shortcuts and multi-layer attention are inside its attention and go
-  with any scheme that leaves the layers' inputs alone.
+  One scheme decides what follows the stack reads (and, for some, what its
+  layers read). Shortcuts and multi-layer attention are inside its attention
+  and go with any scheme that leaves the layers' inputs alone.
   """
 
-  __pydantic_config__ = _STRICT
-
   fusion: Scheme = 'none'
-  # 'baseline': new parameters start so that the model computes what it would
-  # without the fusion: as identity maps where that is exact, otherwise behind
-  # gates that start at 0 (fusion_jax/fusion/starts.py).
+  """Fusion scheme."""
+
   start: Literal['fresh', 'baseline'] = 'fresh'
-  # A norm of its own for every layer that is fused. 'auto': with pre-norm.
+  """'baseline': new parameters start so that the model computes what it would
+  without the fusion: as identity maps where that is exact, otherwise behind
+  gates that start at 0 (fusion_jax/fusion/starts.py)."""
+
   input_norm: Literal['auto', 'none', 'per_layer'] = 'auto'
+  """Whether every layer that is fused has a norm of its own; 'auto': with
+  pre-norm."""
+
   dense: DenseOptions = DenseOptions()
   linear: LinearOptions = LinearOptions()
   agg: AggOptions = AggOptions()
@@ -393,7 +488,7 @@ class SideConfig:
   multi_layer: MultiLayerOptions = MultiLayerOptions()
 
   def per_layer_norms(self, norm: str) -> bool:
-    """Whether every layer that is fused has a norm of its own."""
+    """Return whether every layer that is fused has a norm of its own."""
     return self.input_norm == 'per_layer' or (
       self.input_norm == 'auto' and norm == 'pre'
     )

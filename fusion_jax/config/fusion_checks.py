@@ -1,14 +1,38 @@
 """Which choices about fusion make sense, alone and together."""
 
+import types
+
 from fusion_jax.config.fusion import (
   LITERAL_ROUTING,
   GtransOptions,
+  Only,
   RoutingOptions,
   Side,
   SideConfig,
   parse_groups,
 )
+from fusion_jax.config.section import fields_of_section
 from fusion_jax.errors import require
+
+_DEFAULT = SideConfig()
+
+# Sections of a side, and the schemes that read them; 'multi_layer' stands for
+# multi-layer attention, 'shortcut' for shortcuts.
+_READERS = types.MappingProxyType(
+  {
+    'dense': ('dense',),
+    'linear': ('linear',),
+    'agg': ('iterative', 'hierarchical', 'multi_layer'),
+    'mlrf': ('average', 'feed_forward', 'hops'),
+    'dynamic': ('dynamic_combination',),
+    'routing': ('dynamic_routing', 'em_routing'),
+    'gtrans': ('gtrans',),
+    'transparent': ('transparent',),
+    'dlcl': ('dlcl',),
+    'shortcut': ('shortcut',),
+    'multi_layer': ('multi_layer',),
+  }
+)
 
 
 def check_side(
@@ -19,25 +43,64 @@ def check_side(
   width: int,
   norm: str,
 ) -> None:
-  """Refuses values and pairs that make no sense.
+  """Refuse values and pairs that make no sense.
 
   Args:
-    side: what is chosen for a stack.
-    name: which of the two.
-    layers: of the stack.
-    width: D.
-    norm: of the model.
+    side: What is chosen for a stack.
+    name: Which of the two stacks.
+    layers: Number of its layers.
+    width: Model width D.
+    norm: Norm of the model.
 
   Raises:
-    InputError: names the field, or both fields of a pair.
+    InputError: Names the field, or both fields of a pair.
   """
   path = f'model.{name}'
+  _check_read(side, path, name)
   _check_layers(side, path, layers)
   _check_capsules(side, path, width)
   _check_routing_form(side.routing, f'{path}.routing')
   _check_pairs(side, path, name, norm)
   if side.fusion == 'gtrans':
     _check_groups(side.gtrans, path, name, layers)
+
+
+def unread_options(side: SideConfig, name: Side) -> tuple[str, ...]:
+  """Return the options that nothing of a stack reads.
+
+  Args:
+    side: What is chosen for the stack.
+    name: Which of the two stacks.
+
+  Returns:
+    'mlrf.hops' and the like.
+  """
+  chosen = {side.fusion, name}
+  if side.multi_layer.layers > 1:
+    chosen.add('multi_layer')
+  if side.shortcut.source != 'none':
+    chosen.add('shortcut')
+  unread = []
+  for section, readers in _READERS.items():
+    is_read = not chosen.isdisjoint(readers)
+    for field, info in fields_of_section(type(getattr(side, section))).items():
+      only = [each for each in info.metadata if isinstance(each, Only)]
+      wanted = [set(each.readers) for each in only]
+      if not is_read or any(chosen.isdisjoint(each) for each in wanted):
+        unread.append(f'{section}.{field}')
+  return tuple(unread)
+
+
+def _check_read(side: SideConfig, path: str, name: Side) -> None:
+  for option in unread_options(side, name):
+    section, _, field = option.partition('.')
+    value = getattr(getattr(side, section), field)
+    require(
+      value == getattr(getattr(_DEFAULT, section), field),
+      f'{path}.{option}',
+      f'{value!r} has no effect with {path}.fusion={side.fusion!r}; leave it '
+      'out',
+    )
 
 
 def _check_groups(

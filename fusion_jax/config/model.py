@@ -5,86 +5,112 @@ import types
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from fusion_jax.bounds import (
-  Bound,
-  Depth,
-  PositiveFloat,
-  Share,
-  Size,
-  check_fields,
-)
+from pydantic import Field
+
+from fusion_jax.bounds import Depth, Share, Size
 from fusion_jax.config.fusion import Side, SideConfig
 from fusion_jax.config.fusion_checks import check_side
+from fusion_jax.config.section import section
 from fusion_jax.errors import require
 
-_STRICT = types.MappingProxyType({'extra': 'forbid'})
 
-
-@dataclasses.dataclass(frozen=True)
+@section('model')
 class ModelConfig:
   """The encoder-decoder Transformer of Vaswani et al. (2017)."""
 
-  __pydantic_config__ = _STRICT
-
-  # Model width D (d_model).
   width: Size = 512
-  # Width of the hidden layer of the feed-forward sublayer, F.
+  """Model width D (d_model)."""
+
   filter: Size = 2048
-  # Attention heads N; the head width is width / heads.
+  """Width of the hidden layer of the feed-forward sublayer, F."""
+
   heads: Size = 8
+  """Attention heads N; the width of a head is width / heads."""
+
   encoder_layers: Depth = 6
+  """Layers of the encoder."""
+
   decoder_layers: Depth = 6
-  # 'post': LN(x + f(x)), the paper's. 'pre': x + f(LN(x)), and one LN more
-  # at the end of each stack. 'rezero': x + a f(x) without any norm, a = 0 at
-  # first and one a layer (Bachlechner et al. 2020).
+  """Layers of the decoder."""
+
   norm: Literal['post', 'pre', 'rezero'] = 'post'
-  norm_epsilon: Annotated[PositiveFloat, Bound('<=', 1)] = 1e-6
-  # 'sinusoidal': section 3.5 of the paper. 'learned': a table of
-  # max_positions vectors for each side.
+  """Place of the norms. 'post': LN(x + f(x)), the paper's. 'pre': x + f(LN(x)),
+  and one more LN at the end of each stack. 'rezero': x + a f(x) without any
+  norm, with one a for each layer, which starts at 0 (Bachlechner et al. 2020).
+  """
+
+  norm_epsilon: Annotated[float, Field(ge=1e-30, le=1)] = 1e-6
+  """What norms add to the variance."""
+
   positions: Literal['sinusoidal', 'learned'] = 'sinusoidal'
+  """'sinusoidal': section 3.5 of the paper. 'learned': a table of max_positions
+  vectors for each side."""
+
   max_positions: Size = 1_024
-  # Which of the source table, the target table and the output projection
-  # are one array: 'none'; 'source_target'; 'target_output'; 'all'.
+  """Rows of the tables of learned positions."""
+
   tied_embeddings: Literal['none', 'source_target', 'target_output', 'all'] = (
     'all'
   )
-  # Biases of the attention projections, of the feed-forward layers and of
-  # the output projection.
+  """Which of the source table, the target table and the output projection are
+  one array."""
+
   attention_bias: bool = True
+  """Whether the projections of attention have biases."""
+
   feedforward_bias: bool = True
+  """Whether the feed-forward layers have biases."""
+
   output_bias: bool = False
-  # 'glorot': uniform(+-sqrt(6 / (fan_in + fan_out))), biases 0.
-  # 'mlrf': uniform(+-1 / sqrt(fan_in)), biases too (Wang et al. 2018).
-  # Embeddings are normal with deviation width^-0.5 in both.
+  """Whether the output projection has a bias."""
+
   initialization: Literal['glorot', 'mlrf'] = 'glorot'
-  # Dropout on: the output of every sublayer; the attention weights; the
-  # hidden layer of the feed-forward sublayer; the sum of embedding and
-  # position.
+  """'glorot': uniform(+-sqrt(6 / (fan_in + fan_out))), biases 0. 'mlrf':
+  uniform(+-1 / sqrt(fan_in)), biases too (Wang et al. 2018). Embeddings are
+  normal with deviation width^-0.5 in both."""
+
   dropout: Share = 0.1
+  """Dropout on the output of every sublayer."""
+
   attention_dropout: Share = 0.0
+  """Dropout on the attention weights."""
+
   activation_dropout: Share = 0.0
+  """Dropout on the hidden layer of the feed-forward sublayer."""
+
   embedding_dropout: Share = 0.1
-  # 'hash': a counter-based integer hash, cheap on every backend.
-  # 'threefry': jax.random.bernoulli.
+  """Dropout on the sum of embedding and position."""
+
   dropout_generator: Literal['hash', 'threefry'] = 'hash'
-  # Dtype of activations and matrix products. Parameters, softmax, norms and
-  # loss are float32 in either case.
+  """'hash': a counter-based integer hash, cheap on every backend. 'threefry':
+  jax.random.bernoulli."""
+
   compute_dtype: Literal['float32', 'bfloat16'] = 'float32'
-  # How the layers of each stack are fused.
+  """Dtype of activations and matrix products. Parameters, softmax, norms and
+  loss are float32 in either case."""
+
   encoder: SideConfig = SideConfig()
+  """Fusion of the encoder's layers."""
+
   decoder: SideConfig = SideConfig()
-  # Compile one layer and run it in a loop: compilation does not grow with
-  # depth. Their parameters are then one array over all layers.
+  """Fusion of the decoder's layers."""
+
   scan_layers: bool = False
-  # Compute the insides of each layer again in the backward pass and keep only
-  # its inputs, and beside them by remat_policy 'nothing'; 'dots': the results
-  # of all matrix products; 'dots_without_batch': of those with weights, not
-  # of the attention's. XLA on a CPU saves memory by it only with scan_layers.
+  """Compile one layer and run it in a loop, so that compilation does not grow
+  with depth. The parameters of the layers are then one array over all layers.
+  """
+
   remat: bool = False
+  """Compute the insides of each layer again in the backward pass, and keep only
+  its inputs and what remat_policy says. XLA on a CPU saves memory by it only
+  with scan_layers."""
+
   remat_policy: Literal['nothing', 'dots', 'dots_without_batch'] = 'nothing'
+  """What remat keeps beside the inputs of a layer. 'dots': the results of all
+  matrix products; 'dots_without_batch': of those with weights, not of the
+  attention's."""
 
   def __post_init__(self):
-    check_fields(self, 'model')
     require(
       self.width % self.heads == 0,
       'model.heads',

@@ -1,20 +1,19 @@
 """How the devices are arranged, and which axis of an array lies on which."""
 
-import dataclasses
 import math
-import types
 from typing import Annotated, Literal, TypeAlias
 
-from fusion_jax.bounds import Bound, Natural, check_fields
+from pydantic import Field
+
+from fusion_jax.bounds import Natural
+from fusion_jax.config.section import section
 from fusion_jax.errors import require
 
-_STRICT = types.MappingProxyType({'extra': 'forbid'})
-
 MeshAxis = Literal['', 'fsdp', 'tensor']
-_Devices: TypeAlias = Annotated[int, Bound('<=', 2**20), Bound('>=', -1)]
+_Devices: TypeAlias = Annotated[int, Field(ge=-1, le=2**20)]
 
 
-@dataclasses.dataclass(frozen=True)
+@section('parallel.rules')
 class AxisRules:
   """The axis of the mesh that each logical axis of a parameter is cut over.
 
@@ -22,47 +21,67 @@ class AxisRules:
   the first that names it; a size that it does not divide stays whole.
   """
 
-  __pydantic_config__ = _STRICT
-
-  # Pieces of a vocabulary.
   vocab: MeshAxis = 'tensor'
-  # The model width D, and concatenations of it.
+  """Pieces of a vocabulary."""
+
   embed: MeshAxis = 'fsdp'
-  # Heads times head width.
+  """The model width D, and concatenations of it."""
+
   heads: MeshAxis = 'tensor'
-  # The hidden axis of feed-forward layers and of what fuses layers.
+  """Heads times head width."""
+
   mlp: MeshAxis = 'tensor'
-  # Learned positions.
+  """The hidden axis of feed-forward layers and of what fuses layers."""
+
   position: MeshAxis = ''
-  # Scales and offsets of norms and gates.
+  """Learned positions."""
+
   norm: MeshAxis = ''
-  # Layers of a stack, hops, groups and capsules: few, and small.
+  """Scales and offsets of norms and gates."""
+
   layers: MeshAxis = ''
+  """Layers of a stack."""
+
   hops: MeshAxis = ''
+  """Hops of multi-hop attention."""
+
   groups: MeshAxis = ''
+  """Groups of GTRANS."""
+
   capsules: MeshAxis = ''
+  """Capsules of routing."""
 
 
-@dataclasses.dataclass(frozen=True)
+@section('parallel')
 class ParallelConfig:
-  """The mesh: its three axes multiply to the number of devices."""
+  """The mesh: its three axes multiply to the number of devices.
 
-  __pydantic_config__ = _STRICT
+  The rows of a batch are cut over data and fsdp; parameters and optimizer state
+  over fsdp (and gathered for a step) and over tensor (which also cuts the
+  products). -1 is what the other axes leave.
+  """
 
-  # Devices along each axis; -1 is what the others leave. The rows of a batch
-  # are cut over data and fsdp; parameters and optimizer state over fsdp
-  # (gathered for a step) and over tensor (which also cuts the products).
   data: _Devices = -1
+  """Devices along the axis data."""
+
   fsdp: _Devices = 1
+  """Devices along the axis fsdp."""
+
   tensor: _Devices = 1
+  """Devices along the axis tensor."""
+
   rules: AxisRules = AxisRules()
-  # Of several processes: seconds without a sign of life of one, and without a
-  # new step of any, validations included, after which the others end; 0: wait.
+  """How the axes of parameters are cut."""
+
   lost_after: Natural = 60
+  """Seconds without a heartbeat of one process after which the others end; 0:
+  they wait."""
+
   stalled_after: Natural = 3_600
+  """Seconds in which no process begins a step, validations included, after
+  which all end; 0: they wait."""
 
   def __post_init__(self):
-    check_fields(self, 'parallel')
     for field, size in self._sizes().items():
       require(
         size >= 1 or size == -1,
@@ -80,16 +99,16 @@ class ParallelConfig:
     return {'data': self.data, 'fsdp': self.fsdp, 'tensor': self.tensor}
 
   def shape(self, devices: int) -> tuple[int, int, int]:
-    """The sizes of the axes data, fsdp and tensor.
+    """Return the sizes of the axes data, fsdp and tensor.
 
     Args:
-      devices: of all processes.
+      devices: Number of devices of all processes.
 
     Returns:
       Three sizes whose product is `devices`.
 
     Raises:
-      InputError: there are none.
+      InputError: There are no such sizes.
     """
     sizes = self._sizes()
     given = math.prod(size for size in sizes.values() if size != -1)

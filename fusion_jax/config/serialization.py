@@ -11,13 +11,17 @@ from typing import Any
 import pydantic
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.fusion import FUSION_RATES
+from fusion_jax.config.fusion import FUSION_RATES, Side, SideConfig
+from fusion_jax.config.fusion_checks import unread_options
 from fusion_jax.errors import InputError
-from fusion_jax.json_input import first_fault, read_json
+from fusion_jax.faults import first_fault
+from fusion_jax.json_input import read_json
 
 # Of run directories; goes up when older versions must not read them, or when
 # the default of a field changes. A file without the number has format 1.
-FORMAT = 2
+FORMAT = 3
+# The first that has no option which the chosen scheme does not read.
+_ALL_READ = 3
 
 # What routings of format 1 did where later versions have a choice.
 _ROUTING_1 = types.MappingProxyType(
@@ -78,12 +82,45 @@ def from_json(path: Path) -> ExperimentConfig:
   """
   values = read_json(path, dict)
   check_format(values, path.parent)
-  first = values.pop('format', 1) == 1
+  written = values.pop('format', 1)
+  if written < _ALL_READ:
+    values = _without_unread(values)
   try:
     config = from_dict(values)
-    return from_dict(_upgraded(values)) if first else config
+    return from_dict(_upgraded(values)) if written == 1 else config
   except InputError as error:
     raise InputError(f'{path}: {error}') from None
+
+
+def _without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Return a config without the options that its schemes do not read."""
+  model = values.get('model')
+  if not isinstance(model, Mapping):
+    return dict(values)
+  sides = {
+    name: _read_by_side(model[name], name)
+    for name in ('encoder', 'decoder')
+    if name in model
+  }
+  return {**values, 'model': {**model, **sides}}
+
+
+def _read_by_side(values: Any, name: Side) -> Any:
+  try:
+    side = _adapter(SideConfig).validate_json(json.dumps(values))
+  except pydantic.ValidationError:
+    return values  # `from_dict` says what is wrong.
+  unread = unread_options(side, name)
+  return {
+    section: {
+      field: value
+      for field, value in options.items()
+      if f'{section}.{field}' not in unread
+    }
+    if isinstance(options, Mapping)
+    else options
+    for section, options in values.items()
+  }
 
 
 def _upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +146,8 @@ def _upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
   optimizer = dict(values.get('optimizer', {}))
   if not schemes.isdisjoint(FUSION_RATES):
     optimizer.setdefault('fusion_rate', 1.0)
-  return {**values, 'model': model, 'optimizer': optimizer}
+  upgraded = {**values, 'model': model, 'optimizer': optimizer}
+  return _without_unread(upgraded)
 
 
 def check_format(values: Mapping[str, Any], directory: Path) -> None:
@@ -147,7 +185,7 @@ def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
     InputError: an unknown field, a wrong type or a value out of range.
   """
   try:
-    return _adapter(ExperimentConfig).validate_python(values)
+    return _adapter(ExperimentConfig).validate_json(json.dumps(values))
   except pydantic.ValidationError as error:
     field, message = first_fault(error)
     unknown = 'unexpected_keyword_argument', 'extra_forbidden'

@@ -25,6 +25,30 @@ Statistics = Mapping[str, Float[np.ndarray, 'S _']]
 _CHUNK_LINES = 200
 
 
+Map = Callable[..., Iterable[Any]]
+
+
+@contextlib.contextmanager
+def in_processes(count: int) -> Iterator[Map]:
+  """A `map` whose calls are made in several processes.
+
+  Processes are started anew and not forked: JAX has threads of its own.
+
+  Args:
+    count: of the processes; 1: all is done in this one.
+
+  Yields:
+    Takes a function of the top of a module and its arguments, as `map` does,
+    and gives the answers in order.
+  """
+  if count == 1:
+    yield map
+    return
+  context = multiprocessing.get_context('spawn')
+  with concurrent.futures.ProcessPoolExecutor(count, context) as pool:
+    yield pool.map
+
+
 def statistics_of(
   files: Sequence[Sequence[str]],
   references: Sequence[Sequence[str]],
@@ -82,27 +106,3 @@ def score_of(metric: Metric, statistics: Float[np.ndarray, 'S K']) -> float:
     The score, as sacreBLEU computes it from the lines.
   """
   return float(metric._compute_score_from_stats(statistics.sum(axis=0)).score)
-
-
-Map = Callable[..., Iterable[Any]]
-
-
-@contextlib.contextmanager
-def in_processes(count: int) -> Iterator[Map]:
-  """A `map` whose calls are made in several processes.
-
-  Processes are started anew and not forked: JAX has threads of its own.
-
-  Args:
-    count: of the processes; 1: all is done in this one.
-
-  Yields:
-    Takes a function of the top of a module and its arguments, as `map` does,
-    and gives the answers in order.
-  """
-  if count == 1:
-    yield map
-    return
-  context = multiprocessing.get_context('spawn')
-  with concurrent.futures.ProcessPoolExecutor(count, context) as pool:
-    yield pool.map

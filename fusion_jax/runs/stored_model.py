@@ -9,6 +9,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.fusion_checks import unread_options
 from fusion_jax.config.serialization import flatten
 from fusion_jax.errors import InputError
 from fusion_jax.models.parameter_kinds import path_name
@@ -32,10 +33,17 @@ _FREE = (
 
 def model_fields(config: ExperimentConfig) -> dict[str, Any]:
   """The fields that decide what a trained model computes, by dotted names."""
+  unread = {
+    f'model.{side}.{option}'
+    for side in ('encoder', 'decoder')
+    for option in unread_options(config.model.side(side), side)
+  }
   return {
     name: value
     for name, value in flatten(config).items()
-    if _matches(name, _DECISIVE) and not _matches(name, _FREE)
+    if _matches(name, _DECISIVE)
+    and not _matches(name, _FREE)
+    and name not in unread
   }
 
 

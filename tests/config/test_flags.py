@@ -165,7 +165,7 @@ def _model(options):
     ('def get_config(): return get_config()', '', 'line 1: RecursionError: '),
     ('x = 1\0', '', 'mine.py, line 1: source code string cannot contain null'),
     ('"\udcff"', '', "mine.py, line .*: .*'utf-8' codec"),
-    (_model('wdth=3'), '', 'line 3: TypeError: .* keyword argument .wdth.'),
+    (_model('wdth=3'), '', 'line 3: config.model.wdth: no such field; did you'),
   ],
 )
 def test_a_file_that_is_no_config_is_named(
@@ -214,7 +214,7 @@ _WRONG_TYPES = {
   "norm='Pre'": "line 3: config.model.norm: must be 'post', 'pre' or 'rezero', "
   "got 'Pre'; did you mean 'pre'?",
   "encoder='linear'": 'config.model.encoder: must be a SideConfig',
-  'remat=3': 'config.model.remat: must be True or False, got 3',
+  'remat=3': 'config.model.remat: must be true or false, got 3',
   "encoder=SideConfig(fusion='em_ruting')": "did you mean 'em_routing'?",
 }
 

@@ -8,11 +8,13 @@ import pytest
 from fusion_jax.config import ExperimentConfig, ModelConfig
 from fusion_jax.config.fusion import (
   AggOptions,
+  MlrfOptions,
   RoutingOptions,
   ShortcutOptions,
   SideConfig,
 )
 from fusion_jax.config.serialization import differing_fields, from_json, to_dict
+from fusion_jax.errors import InputError
 
 # What format 1 had no fields for.
 _LATER = {
@@ -62,17 +64,35 @@ def test_a_plain_run_is_the_same_run(tmp_path):
   assert differing_fields(_saved(tmp_path), given) == []
 
 
-@pytest.mark.parametrize('scheme', ['dynamic_routing', 'em_routing'])
-def test_a_router_keeps_its_form(scheme, tmp_path):
+@pytest.mark.parametrize(
+  ('scheme', 'own'),
+  [
+    ('dynamic_routing', {'agreement': 'product', 'average': 'gain'}),
+    ('em_routing', {'variance_floor': 1e-4}),
+  ],
+)
+def test_a_router_keeps_its_form(scheme, own, tmp_path):
   routing = _saved(tmp_path, fusion=scheme).model.encoder.routing
   assert routing == RoutingOptions(
-    vote_norm='none',
-    agreement='product',
-    average='gain',
-    residual='none',
-    stop_gradient=False,
-    variance_floor=1e-4,
+    vote_norm='none', residual='none', stop_gradient=False, **own
   )
+
+
+def test_options_that_nothing_reads_are_dropped(tmp_path):
+  values = to_dict(ExperimentConfig())
+  values['model']['encoder'] |= {
+    'fusion': 'average',
+    'mlrf': {'hops': 6, 'norm': 'plain'},
+    'routing': {'iterations': 5},
+  }
+  path = tmp_path / 'config.json'
+  path.write_text(json.dumps({'format': 2} | values))
+  side = from_json(path).model.encoder
+  assert side == SideConfig('average', mlrf=MlrfOptions(norm='plain'))
+  path.write_text(json.dumps({'format': 3} | values))
+  message = 'encoder.mlrf.hops: 6 has no effect .*encoder.fusion=.average'
+  with pytest.raises(InputError, match=message):
+    from_json(path)
 
 
 def test_trees_shortcuts_and_rates_keep_theirs(tmp_path):

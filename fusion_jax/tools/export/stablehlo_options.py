@@ -4,14 +4,16 @@ import argparse
 import dataclasses
 from typing import Any, Literal
 
-from fusion_jax.bounds import Positive, kinds_of, number
+from fusion_jax.bounds import Positive, number
 from fusion_jax.config.decoding import DecodingConfig
+from fusion_jax.config.flags import add_fields
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 
 # Flags that replace a field of the run's DecodingConfig.
-_NUMBERS = (
+_REPLACED = (
   'beam_size',
+  'length_penalty',
   'alpha',
   'coverage',
   'patience',
@@ -19,19 +21,17 @@ _NUMBERS = (
   'min_length_extra',
   'max_length_ratio',
   'max_length_extra',
+  'forbid_unknown',
   'no_repeat_ngram',
+  'search',
   'temperature',
   'top_k',
   'top_p',
   'seed',
 )
-_CHOICES = {
-  'length_penalty': ('gnmt', 'length', 'none'),
-  'search': ('beam', 'sample'),
-}
 _OWN = ('shapes', 'weights', 'platforms', 'n_best')
 
-FLAGS = (*_OWN, *_NUMBERS, *_CHOICES, 'forbid_unknown')
+FLAGS = (*_OWN, *_REPLACED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +69,7 @@ def add_stablehlo_flags(parser: argparse.ArgumentParser) -> None:
     type=number(Positive),
     help='translations of a sentence; default: 1',
   )
-  kinds = kinds_of(DecodingConfig)
-  for name in _NUMBERS:
-    add(f'--{name}', type=number(kinds[name]))
-  for name, choices in _CHOICES.items():
-    add(f'--{name}', choices=choices)
-  add('--forbid_unknown', action='store_true')
+  add_fields(group, DecodingConfig, _REPLACED)
 
 
 def stablehlo_options(flags: argparse.Namespace) -> StablehloOptions:
