@@ -30,7 +30,7 @@ from benchmarks.comparison.contestants import Contestants
 from benchmarks.comparison.estimate import Estimate, duration
 from benchmarks.comparison.experiment import Folders
 from benchmarks.comparison.measure import Runner, hardware
-from benchmarks.comparison.plan import Chosen, Entry, TrainedModel, plan
+from benchmarks.comparison.plan import Chosen, Entry, Run, plan
 from benchmarks.comparison.recipe import PHASES, RECIPE, read
 from benchmarks.comparison.report import put_into, report
 from benchmarks.comparison.results import Results
@@ -57,7 +57,7 @@ class Comparison:
       recipe.tests, self.data, self.folders.data, self.folders.runs / 'tests'
     )
 
-  def runs(self, arguments: argparse.Namespace) -> list[TrainedModel]:
+  def runs(self, arguments: argparse.Namespace) -> list[Run]:
     """The runs of the flags, and those that they need."""
     known = self.contestants
     names = _names('schemes', arguments.schemes, known.names)
@@ -88,7 +88,7 @@ class Comparison:
     timing = self.contestants.gflop, runner.time_plain
     return runner, Estimate(self.recipe, self.results, here, *timing)
 
-  def report(self, runs: Sequence[TrainedModel]) -> str:
+  def report(self, runs: Sequence[Run]) -> str:
     """The tables of these runs."""
     found = tables(runs, self.results, self.tests, self.data.target_language)
     return report(self.recipe, self.results, found)

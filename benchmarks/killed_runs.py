@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.common import log, table
 from benchmarks.programs import metrics
-from benchmarks.tiny_run import SAVE_EVERY, TrainedModel
+from benchmarks.tiny_run import SAVE_EVERY, Run
 from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.runs.loading import load_run
 from fusion_jax.startup import one_line_errors
@@ -90,7 +90,7 @@ def plan(kills: int, processes: int, chance: random.Random) -> list[Kill]:
   ]
 
 
-def strike(run: TrainedModel, kill: Kill) -> list[int]:
+def strike(run: Run, kill: Kill) -> list[int]:
   """Kills as it is planned; the exit codes of all processes."""
   if kill.way != _STARTING:
     run.wait_until(lambda: run.step() >= kill.step)
@@ -100,7 +100,7 @@ def strike(run: TrainedModel, kill: Kill) -> list[int]:
   return run.kill(kill.victims, kill.number)
 
 
-def damage(run: TrainedModel, way: str, chance: random.Random) -> str:
+def damage(run: Run, way: str, chance: random.Random) -> str:
   """Cuts off what the way says; returns what and where."""
   if way == _LOG_CUT:
     return _cut(run.workdir / 'metrics.jsonl', chance)
@@ -121,7 +121,7 @@ def _cut(path: Path, chance: random.Random) -> str:
 
 
 def killed(
-  run: TrainedModel, kills: list[Kill], chance: random.Random
+  run: Run, kills: list[Kill], chance: random.Random
 ) -> list[list]:
   """Kills a run so often, and lets it come to its end.
 
@@ -196,8 +196,8 @@ def main() -> None:
   # In the last stride there is time for a save to be seen.
   steps = (arguments.kills + 2) * _STRIDE
   chance = random.Random(arguments.seed)
-  unbroken = TrainedModel(folder, 'unbroken', steps, processes)
-  run = TrainedModel(folder, 'killed', steps, processes)
+  unbroken = Run(folder, 'unbroken', steps, processes)
+  run = Run(folder, 'killed', steps, processes)
   kills = plan(arguments.kills, processes, chance)
   with contextlib.closing(unbroken), contextlib.closing(run):
     unbroken.complete()

@@ -55,7 +55,7 @@ def process_flags(count: int) -> list[list[str]]:
   return [[*together, f'--process={index}'] for index in range(count)]
 
 
-class TrainedModel:
+class Run:
   """A run of train.py, and the processes that work on it.
 
   Attributes:

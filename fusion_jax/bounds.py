@@ -12,13 +12,13 @@ from typing import Annotated, Any, TypeAlias
 import pydantic
 from pydantic import AfterValidator, Field
 
-from fusion_jax.faults import first_fault
+from fusion_jax.faults import first_fault, shown
 
 
 def _not_tiny(value: float) -> float:
   """Refuse what is 0 as a float32, or as the square of one."""
   if value < 1e-30:
-    raise ValueError('must be >= 1e-30')
+    raise ValueError(f'must be >= 1e-30, got {value}')
   return value
 
 
@@ -48,7 +48,7 @@ Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 def _writable(text: str) -> str:
   """Refuse what is no UTF-8, or has a character that no file name can have."""
   if '\0' in text or any('\ud800' <= each <= '\udfff' for each in text):
-    raise ValueError('must be UTF-8 text without NUL')
+    raise ValueError(f'must be UTF-8 text without NUL, got {shown(text)}')
   return text
 
 

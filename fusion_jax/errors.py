@@ -1,14 +1,14 @@
-"""What the user did wrong, told in one line."""
+"""Errors that are shown to the user as one line."""
 
 
 class InputError(Exception):
-  """A mistake in what the user gave: a file, a flag, a config, a checkpoint.
+  """A mistake in the user's input: a file, a flag, a config, a checkpoint.
 
   The message is one line: what is wrong, where, and what would be right.
   """
 
   def __str__(self) -> str:
-    """The message; what is no printable character of it is written out."""
+    """Return the message with unprintable characters escaped."""
     return ''.join(
       each if each.isprintable() else repr(each)[1:-1]
       for each in super().__str__()
@@ -16,27 +16,27 @@ class InputError(Exception):
 
 
 class CheckFailed(Exception):
-  """What the user asked to have checked does not hold.
+  """A check that the user asked for has failed.
 
-  The message is one line: what does not hold, and where it is seen.
+  The message is one line: what does not hold, and where this was seen.
   """
 
 
 def first_line(error: BaseException) -> str:
-  """What an exception says, cut to one line."""
+  """Return the first line of an exception's message, or its type's name."""
   return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def require(condition: bool, field: str, message: str) -> None:
-  """Refuses a value of a config.
+  """Refuse a config value that breaks a condition.
 
   Args:
-    condition: what must hold.
-    field: the value's dotted name.
-    message: what is wrong and what would be right.
+    condition: Condition that must hold.
+    field: Dotted name of the field.
+    message: What is wrong and what would be right.
 
   Raises:
-    InputError: it does not hold.
+    InputError: The condition does not hold.
   """
   if not condition:
     raise InputError(f'config.{field}: {message}')

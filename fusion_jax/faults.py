@@ -40,11 +40,13 @@ def first_fault(error: pydantic.ValidationError) -> tuple[str, str]:
   kind = first['type']
   if kind in ('missing', 'missing_argument'):
     return field, 'is missing'
+  if kind == 'value_error':
+    return field, str(first['ctx']['error'])
   if kind == 'literal_error':
     choices = re.findall("'([^']*)'", first['ctx']['expected'])
     return field, choice_fault(first['input'], choices)
   named = (text for name, text in _FAULTS.items() if kind.startswith(name))
-  message = next(named, '') or first['msg'].removeprefix('Value error, ')
+  message = next(named, '') or first['msg']
   message = message.replace('Input should be', 'must be')
   for words, sign in _SIGNS.items():
     message = message.replace(words, sign)

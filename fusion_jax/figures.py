@@ -1,8 +1,8 @@
-"""One look for all figures.
+"""A common look for all figures, and functions that draw them.
 
 Colours are those of Okabe and Ito (2008), which people with any kind of colour
-vision tell apart, and the map cividis, which is the same to all. Figures are
-made without pyplot: there is no global state and no screen.
+vision can tell apart, and the colour map cividis, which looks the same to all.
+Figures are made without pyplot: there is no global state and no screen.
 """
 
 import contextlib
@@ -50,12 +50,12 @@ _LOOK = types.MappingProxyType(
     'grid.color': '#DDDDDD',
     'figure.facecolor': 'white',
     'savefig.dpi': 144,
-    # Words in an SVG stay words, and the same numbers give the same file.
+    # Text in an SVG stays text, and the same numbers give the same file.
     'svg.fonttype': 'none',
     'svg.hashsalt': 'fusion_jax',
   }
 )
-# The font that comes with matplotlib has none of these scripts.
+# Fonts for scripts that the font shipped with matplotlib lacks.
 _EASTERN = (
   'Noto Sans CJK JP',
   'Noto Sans CJK SC',
@@ -67,24 +67,24 @@ _EASTERN = (
   'Microsoft YaHei',
   'Malgun Gothic',
 )
-# A map of more cells or columns than this has no numbers in them.
+# A map with more cells or columns than this shows no numbers in them.
 _MOST_NUMBERS = 120
 _MOST_COLUMNS = 14
-# Names that stand side by side.
+# Most names shown side by side.
 _MOST_NAMES = 20
-# Inches.
+# Width and height of a panel in inches.
 _PANEL = 4.4, 3.2
 
 
 def panels(
   count: int, columns: int = 2, size: tuple[float, float] = _PANEL
 ) -> tuple[Figure, list[Axes]]:
-  """A figure of several panels, row by row.
+  """Make a figure of several panels, filled row by row.
 
   Args:
-    count: of the panels.
-    columns: the most in a row.
-    size: of a panel, width and height in inches.
+    count: Number of panels.
+    columns: Most panels in a row.
+    size: Width and height of a panel in inches.
 
   Returns:
     The figure and its axes.
@@ -102,14 +102,14 @@ def panels(
 
 
 def styles() -> Iterator[dict[str, str]]:
-  """Colour and marker of one line after the other; they repeat."""
+  """Yield the colour and marker of each next line, repeating forever."""
   while True:
     for colour, marker in zip(COLOURS, MARKERS, strict=True):
       yield {'color': colour, 'marker': marker, 'markersize': 4}
 
 
 def drawn(value: float | int | None) -> float | int:
-  """A number of a finding; None, which is not finite there, leaves a gap."""
+  """Return a number of a view for drawing; None becomes NaN, a gap."""
   return math.nan if value is None else value
 
 
@@ -120,14 +120,14 @@ def draw_lines(
   y: str,
   whole: bool = True,
 ) -> None:
-  """Lines with a legend.
+  """Draw lines with a legend.
 
   Args:
-    axes: to draw on.
-    lines: x and y values of each, by name.
-    x: the name of the axis, with its unit.
-    y: likewise.
-    whole: x values are whole numbers.
+    axes: Axes to draw on.
+    lines: The x and y values of each line, by name.
+    x: Label of the x axis, with its unit.
+    y: Label of the y axis, with its unit.
+    whole: Whether the x values are whole numbers.
   """
   for (name, (xs, ys)), style in zip(lines.items(), styles(), strict=False):
     if len(xs) > 40:
@@ -142,13 +142,13 @@ def draw_lines(
 
 
 def thinned(names: Sequence[str]) -> list[str]:
-  """Every so many names, the others empty, so that they do not overlap."""
+  """Empty most names of a long list, at regular steps, to avoid overlap."""
   step = -(-len(names) // _MOST_NAMES)
   return ['' if place % step else name for place, name in enumerate(names)]
 
 
 def share_legend(figure: Figure, axes: Sequence[Axes]) -> None:
-  """One legend below panels of the same lines, instead of one in each."""
+  """Put one legend below panels of the same lines, instead of one in each."""
   handles, names = axes[0].get_legend_handles_labels()
   for panel in axes:
     if panel.get_legend() is not None:
@@ -170,14 +170,14 @@ def draw_bars(
   x: str,
   y: str,
 ) -> None:
-  """Bars side by side in groups, with a legend.
+  """Draw bars side by side in groups, with a legend.
 
   Args:
-    axes: to draw on.
-    groups: their names, along the axis.
-    bars: one height a group, by name.
-    x: the name of the axis.
-    y: likewise, with its unit.
+    axes: Axes to draw on.
+    groups: Names of the groups, along the x axis.
+    bars: One height per group, by name.
+    x: Label of the x axis.
+    y: Label of the y axis, with its unit.
   """
   width = 0.8 / len(bars)
   places = np.arange(len(groups))
@@ -202,15 +202,15 @@ def draw_intervals(
   points: Sequence[Sequence[float]],
   x: str,
 ) -> None:
-  """A row for each name: an interval, and single values as crosses.
+  """Draw a row for each name: an interval, and single values as crosses.
 
   Args:
-    axes: to draw on.
-    names: from top to bottom.
-    centres: of the intervals.
-    spreads: half their widths.
-    points: the values of each row.
-    x: what the values are, with the unit.
+    axes: Axes to draw on.
+    names: Names of the rows, from top to bottom.
+    centres: Centres of the intervals.
+    spreads: Half-widths of the intervals.
+    points: Single values of each row.
+    x: Label of the values, with their unit.
   """
   for row, (centre, spread, values) in enumerate(
     zip(centres, spreads, points, strict=True)
@@ -233,17 +233,18 @@ def draw_map(
   unit: str,
   limits: tuple[float, float] | None = None,
 ) -> None:
-  """A map of numbers; cells that are not finite stay empty.
+  """Draw a map of numbers; cells that are not finite stay empty.
 
   Args:
-    axes: to draw on.
-    values: to show.
-    rows: their names, from top to bottom; () for none.
-    columns: likewise, from left to right.
-    x: what the columns are.
-    y: what the rows are.
-    unit: of the values, at the colour bar.
-    limits: of the colours; None: those of the values.
+    axes: Axes to draw on.
+    values: Numbers to show.
+    rows: Names of the rows, from top to bottom; () for none.
+    columns: Names of the columns, from left to right; () for none.
+    x: Label of the columns.
+    y: Label of the rows.
+    unit: Label of the colour bar.
+    limits: Lowest and highest value of the colours; None uses those of the
+      values.
   """
   values = np.asarray(values, np.float64)
   low, high = limits or (None, None)
@@ -283,7 +284,7 @@ def _write_numbers(axes: Axes, values: Float[np.ndarray, 'R C'], norm) -> None:
       )
 
 
-# x and y values.
+# x and y values of a line.
 Line = tuple[Sequence[float | int], Sequence[float | int]]
 
 
@@ -293,14 +294,14 @@ def draw_pairs(
   x: str,
   y: str,
 ) -> None:
-  """Lines that belong together in one colour: solid, then dashed.
+  """Draw pairs of lines in one colour each: the first solid, the second dashed.
 
   Args:
-    axes: to draw on.
-    pairs: of each name one or two lines by their names, which the legend has
-      where there is one pair alone.
-    x: the name of the axis, with its unit.
-    y: likewise.
+    axes: Axes to draw on.
+    pairs: One or two named lines for each name. The legend shows the names of
+      the lines if there is only one pair.
+    x: Label of the x axis, with its unit.
+    y: Label of the y axis, with its unit.
   """
   for (name, lines), style in zip(pairs.items(), styles(), strict=False):
     for (kind, (xs, ys)), dash in zip(lines.items(), ('-', '--'), strict=False):
@@ -316,22 +317,22 @@ def draw_pairs(
 
 
 def as_svg(figure: Figure) -> bytes:
-  """The figure as an SVG file; the same numbers give the same bytes."""
+  """Return a figure as an SVG file; the same numbers give the same bytes."""
   return _encoded(figure, 'svg')
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-  """Writes a figure as PNG and SVG; the same numbers give the same files.
+  """Write a figure as PNG and SVG; the same numbers give the same files.
 
   Args:
-    figure: to write.
-    path: without an ending.
+    figure: Figure to write.
+    path: Path of the files without their extension.
 
   Returns:
-    The two files.
+    The paths of the two files.
 
   Raises:
-    InputError: they cannot be written.
+    InputError: The files cannot be written.
   """
   files = [path.with_name(f'{path.name}.{kind}') for kind in ('png', 'svg')]
   for file in files:
@@ -346,7 +347,7 @@ def _encoded(figure: Figure, kind: str) -> bytes:
   buffer = io.BytesIO()
   with mpl.rc_context(_look()), warnings.catch_warnings(record=True) as found:
     warnings.filterwarnings('always', 'Glyph')
-    # No date: the same numbers give the same file.
+    # Without a date, the same numbers give the same file.
     about = {'Date': None} if kind == 'svg' else None
     figure.savefig(buffer, format=kind, metadata=about)
   missing = {str(w.message) for w in found if 'Glyph' in str(w.message)}
@@ -367,9 +368,9 @@ def _encoded(figure: Figure, kind: str) -> bytes:
 
 @functools.cache
 def _look() -> Mapping[str, Any]:
-  """The look of all figures, with the fonts that are there."""
+  """Return the look of all figures, with the fonts that are installed."""
   fonts = font_manager.fontManager
-  # Matplotlib keeps its list of fonts, and does not see new ones.
+  # Matplotlib caches its list of fonts and does not notice new ones.
   known = {font.fname for font in fonts.ttflist}
   for path in set(font_manager.findSystemFonts()) - known:
     with contextlib.suppress(OSError, RuntimeError):

@@ -1,8 +1,9 @@
-"""Files and folders that are whole or not there, and files that are the same.
+"""Writing of files and folders so that each is complete or does not exist.
 
-What is written goes into a neighbour with an unpredictable name, made anew and
-without following links, which takes the place of the file at the end. Of a file
-that grows, each piece is whole or not there.
+Content goes into a temporary neighbour, which takes the place of the file at
+the end. The neighbour has an unpredictable name, is newly created, and is
+opened without following links. In a file that grows, each piece is complete or
+absent.
 """
 
 import contextlib
@@ -16,25 +17,25 @@ from typing import BinaryIO
 
 from fusion_jax.errors import InputError, first_line
 
-# Neighbours of what is being written.
+# Temporary neighbours of the files and folders that are being written.
 _unfinished: set[Path] = set()
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-  """Open a file that appears, or is replaced, when all of it is written.
+  """Open a file that appears, or is replaced, once it is completely written.
 
-  A link is followed: the file that it names is replaced. Devices and pipes are
-  written directly.
+  A link is followed: the file that it points to is replaced. Devices and pipes
+  are written directly.
 
   Args:
-    path: Name of the file.
+    path: File to write.
 
   Yields:
     The file, opened for writing bytes.
 
   Raises:
-    InputError: It cannot be written; what was there before is left as it was.
+    InputError: The file cannot be written; an existing file stays unchanged.
   """
   with write_errors(path):
     final = path.resolve()
@@ -49,10 +50,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-  """Write a file, whole or not at all.
+  """Write a file completely or not at all.
 
   Raises:
-    InputError: It cannot be written.
+    InputError: The file cannot be written.
   """
   with whole_file(path) as file:
     file.write(content)
@@ -60,16 +61,17 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-  """Make a folder that appears when all that is in it is written.
+  """Create a folder that appears once all of its content is written.
 
   Args:
-    path: Name of the folder; it does not exist or is empty.
+    path: Folder to create; it does not exist yet or is empty.
 
   Yields:
-    A neighbour to write into. It is removed if something fails.
+    A temporary neighbour to write into. It is removed if something fails.
 
   Raises:
-    InputError: There is such a file or folder already, or it cannot be written.
+    InputError: The path is a file or a folder that is not empty, or it cannot
+      be written.
   """
   check_new_folder(path)
   with write_errors(path):
@@ -81,11 +83,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def check_new_folder(path: Path, flag: str = '--output') -> None:
-  """Refuse to write over something.
+  """Refuse a folder that would overwrite something.
 
   Args:
-    path: Name of a folder that is to be made.
-    flag: Option that named it, for the message.
+    path: Folder to create.
+    flag: Command-line option that named the folder, for the message.
 
   Raises:
     InputError: The path is a file, or a folder that is not empty.
@@ -101,14 +103,14 @@ def check_new_folder(path: Path, flag: str = '--output') -> None:
 
 @contextlib.contextmanager
 def write_errors(path: Path, advice: str = '') -> Iterator[None]:
-  """Turn a failure of the disk into one line.
+  """Turn an operating-system error while writing into an `InputError`.
 
   Args:
-    path: What is written inside the block.
-    advice: What to do about it.
+    path: File or folder that is written inside the block.
+    advice: What the user can do about the failure.
 
   Raises:
-    InputError: It cannot be written.
+    InputError: The path cannot be written.
   """
   try:
     yield
@@ -122,10 +124,10 @@ def write_errors(path: Path, advice: str = '') -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_errors(name: str | Path) -> Iterator[None]:
-  """Turn a failure to read into one line.
+  """Turn an operating-system error while reading into an `InputError`.
 
   Args:
-    name: What is read inside the block.
+    name: Name of what is read inside the block.
 
   Raises:
     InputError: It cannot be read.
@@ -138,7 +140,7 @@ def read_errors(name: str | Path) -> Iterator[None]:
 
 
 def same_file(one: str | Path, other: str | Path) -> bool:
-  """Return whether two paths name one file, whatever way they are written."""
+  """Return whether two paths name the same file, however they are spelled."""
   if os.path.realpath(one) == os.path.realpath(other):
     return True
   try:
@@ -149,7 +151,7 @@ def same_file(one: str | Path, other: str | Path) -> bool:
 
 @contextlib.contextmanager
 def _neighbour(path: Path) -> Iterator[Path]:
-  """A path in the same folder that nobody can guess; removed at the end."""
+  """Yield an unpredictable path in the same folder; remove it at the end."""
   neighbour = path.with_name(f'.{secrets.token_hex(8)}.part')
   _unfinished.add(neighbour)
   try:
@@ -160,7 +162,7 @@ def _neighbour(path: Path) -> Iterator[Path]:
 
 
 def remove_unfinished() -> None:
-  """Remove all that is being written, before the process ends."""
+  """Remove all unfinished files and folders, before the process ends."""
   for path in _unfinished:
     _remove(path)
 
@@ -179,23 +181,23 @@ _ADVICE = (
 
 
 class AppendedFile:
-  """A file that grows by whole pieces. Call `close` at the end."""
+  """A file that grows by complete pieces. Call `close` at the end."""
 
   def __init__(self, path: Path):
-    """Opens a file, or makes it.
+    """Open a file for appending, and create it if it does not exist.
 
     Raises:
-      InputError: it cannot be opened.
+      InputError: The file cannot be opened.
     """
     self._path = path
     with write_errors(path, _ADVICE):
       self._file = path.open('ab', buffering=0)
 
   def append(self, piece: bytes) -> None:
-    """Writes a piece at the end; takes back what a full disk cuts off.
+    """Append a piece; if only part of it fits on the disk, remove that part.
 
     Raises:
-      InputError: it cannot be written.
+      InputError: The piece cannot be written.
     """
     about = os.fstat(self._file.fileno())
     with write_errors(self._path, _ADVICE):
@@ -209,6 +211,6 @@ class AppendedFile:
         raise
 
   def close(self) -> None:
-    """Closes the file."""
+    """Close the file."""
     with write_errors(self._path, _ADVICE):
       self._file.close()

@@ -1,4 +1,4 @@
-"""JSON that comes from outside: read, and held to a shape, in one place."""
+"""Reading and validation of JSON from outside the package."""
 
 import functools
 import json
@@ -12,19 +12,22 @@ import pydantic
 from fusion_jax.errors import InputError
 from fusion_jax.faults import first_fault, shown
 
-# Deeper than any file of ours or of others that we know.
+# Deeper than any JSON file known to us, our own or from elsewhere.
 _DEEPEST = 64
 
 
 def read_json(path: Path, kind: Any = Any) -> Any:
-  """What a JSON file holds.
+  """Read a JSON file and check its type.
 
   Args:
-    path: of the file.
-    kind: the type that it must have, as for pydantic.
+    path: File to read.
+    kind: Expected type, as for pydantic.
+
+  Returns:
+    The values as json.loads gives them.
 
   Raises:
-    InputError: the file cannot be read, is no JSON, or of another shape.
+    InputError: The file cannot be read, is not JSON, or has another type.
   """
   try:
     content = path.read_bytes()
@@ -34,18 +37,19 @@ def read_json(path: Path, kind: Any = Any) -> Any:
 
 
 def parse_json(text: str | bytes, where: str, kind: Any = Any) -> Any:
-  """What JSON says: finite numbers, texts that UTF-8 can write.
+  """Parse JSON with finite numbers and with texts that UTF-8 can encode.
 
   Args:
-    text: the JSON.
-    where: it is from, for messages.
-    kind: the type that it must have, as for pydantic.
+    text: JSON to parse.
+    where: Origin of the text, for messages.
+    kind: Expected type, as for pydantic.
 
   Returns:
     The values as json.loads gives them.
 
   Raises:
-    InputError: names where, the field, and what is wrong.
+    InputError: The text is not such JSON; the message names the origin, the
+      field, and what is wrong.
   """
   try:
     found = json.loads(text)
@@ -59,16 +63,17 @@ def parse_json(text: str | bytes, where: str, kind: Any = Any) -> Any:
 
 
 def check_shape(value: Any, kind: Any, where: str) -> None:
-  """Refuses JSON values of another type.
+  """Refuse JSON values of the wrong type.
 
   Args:
-    value: as json.loads gives it.
-    kind: a type, as for pydantic, dataclasses for objects; fields that they
-      have not are let through.
-    where: the value is from, for messages.
+    value: Value as json.loads gives it.
+    kind: Expected type, as for pydantic, with dataclasses for objects. Fields
+      that the dataclasses do not declare are accepted.
+    where: Origin of the value, for messages.
 
   Raises:
-    InputError: names where, the field, and what would be right.
+    InputError: The type is wrong; the message names the origin, the field, and
+      what would be right.
   """
   try:
     _adapter(kind).validate_python(value)

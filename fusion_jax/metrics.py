@@ -1,6 +1,6 @@
 """Corpus BLEU, chrF and TER as sacreBLEU computes them.
 
-A score is a number together with its signature (Post 2018,
+Every score is reported together with its signature (Post 2018,
 https://aclanthology.org/W18-6319).
 """
 
@@ -12,8 +12,8 @@ from sacrebleu.metrics.base import Metric, Signature
 
 from fusion_jax.errors import InputError
 
-# Languages whose words are not separated by spaces. sacreBLEU's default, 13a,
-# serves all others.
+# Languages whose words are not separated by spaces. All others use sacreBLEU's
+# default tokenizer, 13a.
 _TOKENIZERS = {'zh': 'zh', 'ja': 'ja-mecab'}
 
 
@@ -22,11 +22,11 @@ class Scores:
   """BLEU (Papineni et al. 2002) and chrF (Popović 2015), from 0 to 100.
 
   Attributes:
-    bleu: cased, on detokenised text.
-    chrf: chrF2.
-    bleu_signature: how sacreBLEU computed `bleu`.
-    chrf_signature: how sacreBLEU computed `chrf`.
-    report: both, as sacreBLEU prints them, one line each.
+    bleu: Cased BLEU of detokenised text.
+    chrf: chrF2 score.
+    bleu_signature: sacreBLEU's signature of `bleu`.
+    chrf_signature: sacreBLEU's signature of `chrf`.
+    report: Both scores as sacreBLEU prints them, one line each.
   """
 
   bleu: float
@@ -41,18 +41,18 @@ def corpus_scores(
   references: Sequence[str],
   target_language: str,
 ) -> Scores:
-  """Scores translations against one reference each.
+  """Score translations against one reference each.
 
   Args:
-    hypotheses: detokenised translations.
-    references: detokenised references.
-    target_language: its code; decides BLEU's tokenizer.
+    hypotheses: Detokenised translations.
+    references: Detokenised references.
+    target_language: Language code, which decides BLEU's tokenizer.
 
   Returns:
-    The scores.
+    BLEU and chrF of the corpus.
 
   Raises:
-    InputError: no lines, or different numbers of lines.
+    InputError: There are no lines, or the numbers of lines differ.
   """
   check_line_counts(len(hypotheses), len(references))
   scores, signatures, lines = [], [], []
@@ -67,26 +67,27 @@ def corpus_scores(
 
 
 def bleu_for(language: str) -> BLEU:
-  """Cased BLEU with the tokenizer of a language; '': 13a.
+  """Return cased BLEU with the tokenizer of a language.
 
   Args:
-    language: its code; its script or region changes nothing.
+    language: Language code; a script or region changes nothing. An empty code
+      selects 13a.
 
   Returns:
-    The metric; its `tokenizer` parts a line into words with spaces between.
+    The metric; its `tokenizer` separates the words of a line by spaces.
   """
   return BLEU(tokenize=_TOKENIZERS.get(language_of(language), '13a'))
 
 
 def metrics_for(language: str) -> dict[str, Metric]:
-  """All metrics for translations into a language.
+  """Return all metrics for translations into a language.
 
   Args:
-    language: its code, as for `bleu_for`. TER (Snover et al. 2006) takes each
-      character as a word where words are not separated by spaces.
+    language: Language code, as for `bleu_for`. TER (Snover et al. 2006) counts
+      each character as a word in languages that are written without spaces.
 
   Returns:
-    By sacreBLEU's names: 'BLEU', 'chrF2' and 'TER'.
+    The metrics by sacreBLEU's names: 'BLEU', 'chrF2' and 'TER'.
   """
   spaced = language_of(language) not in _TOKENIZERS
   ter = TER(normalized=not spaced, asian_support=not spaced)
@@ -94,14 +95,14 @@ def metrics_for(language: str) -> dict[str, Metric]:
 
 
 def signature_of(metric: Metric, references: int) -> Signature:
-  """Return how sacreBLEU computes a metric.
+  """Return sacreBLEU's signature of a metric.
 
   Args:
-    metric: Metric that may not have scored anything yet.
-    references: Number of translations of every line.
+    metric: Metric, which need not have scored anything yet.
+    references: Number of references for each line.
 
   Returns:
-    sacreBLEU's signature.
+    The signature.
   """
   # sacreBLEU knows the number of references only after scoring.
   metric.corpus_score(['a'], [['a']] * references)
@@ -109,7 +110,7 @@ def signature_of(metric: Metric, references: int) -> Signature:
 
 
 def check_line_counts(hypotheses: int, references: int) -> None:
-  """Refuses what cannot be compared line by line."""
+  """Refuse numbers of lines that cannot be compared line by line."""
   if hypotheses == 0 and references == 0:
     raise InputError('there are no lines to score')
   if hypotheses != references:
@@ -120,5 +121,5 @@ def check_line_counts(hypotheses: int, references: int) -> None:
 
 
 def language_of(code: str) -> str:
-  """The language of a code that may name script or region: zh of zh_CN."""
+  """Return the language of a code with script or region: zh of zh_CN."""
   return code.replace('_', '-').split('-')[0].lower()

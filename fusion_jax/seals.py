@@ -1,4 +1,4 @@
-"""JSON values with a digest of their own, so that a change of them is found."""
+"""JSON values with their own digest, so that later changes are detected."""
 
 import hashlib
 import json
@@ -10,24 +10,24 @@ _SEAL = 'sha256'
 
 
 class DamagedError(Exception):
-  """What was read is not what was written; the message is one line."""
+  """Content differs from what was written; the message is one line."""
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-  """The values as JSON gives them back, and the SHA-256 of their text."""
+  """Return values as JSON reads them back, with the SHA-256 of their text."""
   values = json.loads(json.dumps(values))
   return values | {_SEAL: _digest(values)}
 
 
 def check_seal(values: Mapping[str, Any], name: str) -> None:
-  """Compares values with their digest.
+  """Compare values with their digest.
 
   Args:
-    values: of `sealed`; those that have no digest pass.
-    name: what they are called in the message.
+    values: Result of `sealed`. Values without a digest pass.
+    name: Name of the values in the message.
 
   Raises:
-    DamagedError: they are not those that were sealed.
+    DamagedError: The values differ from those that were sealed.
   """
   content = {key: value for key, value in values.items() if key != _SEAL}
   if _SEAL in values and values[_SEAL] != _digest(content):
@@ -35,7 +35,7 @@ def check_seal(values: Mapping[str, Any], name: str) -> None:
 
 
 def file_digest(path: Path) -> str:
-  """The SHA-256 of a file, in hexadecimal."""
+  """Return the SHA-256 of a file in hexadecimal."""
   with path.open('rb') as file:
     return hashlib.file_digest(file, 'sha256').hexdigest()
 

@@ -1,4 +1,4 @@
-"""How a program starts and ends: memory, compiled code, logs, exit codes."""
+"""Start and end of a program: memory, compiled code, logs, exit codes."""
 
 import contextlib
 import functools
@@ -19,13 +19,13 @@ _TUNABLE = 'glibc.malloc.hugetlb=1'
 
 
 def use_huge_pages() -> None:
-  """Starts this program again with huge pages for large allocations.
+  """Restart this program with huge pages for large allocations.
 
-  XLA on a CPU allocates its temporary memory anew at each step; in pages of
-  2 MiB instead of 4 KiB a training step is a tenth faster. glibc reads the
-  setting only at the start of a process; other systems ignore it. Call it
-  first, and only where the process is the program's own. GLIBC_TUNABLES, if
-  set, is left as it is.
+  XLA on a CPU allocates its temporary memory anew at each step; with pages of
+  2 MiB instead of 4 KiB, a training step is a tenth faster. glibc reads the
+  setting only at the start of a process; other systems ignore it. Call this
+  function first, and only if the process belongs to the program alone. If
+  GLIBC_TUNABLES is already set, it is left unchanged.
   """
   if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
     environment = os.environ | {'GLIBC_TUNABLES': _TUNABLE}
@@ -33,12 +33,12 @@ def use_huge_pages() -> None:
 
 
 def keep_compiled() -> None:
-  """Keeps what JAX compiles in the user's cache folder, for the next start.
+  """Keep the programs that JAX compiles in the user's cache folder.
 
-  The folder is $XDG_CACHE_HOME/fusion_jax/xla, by default in ~/.cache. Call it
-  before JAX is imported. JAX's own variables, where they are set, are left as
-  they are: JAX_ENABLE_COMPILATION_CACHE=false keeps nothing. Where the folder
-  cannot be made, nothing is kept.
+  The folder is $XDG_CACHE_HOME/fusion_jax/xla, by default in ~/.cache. Call
+  this function before JAX is imported. JAX's own variables are left unchanged
+  if they are set: JAX_ENABLE_COMPILATION_CACHE=false turns the cache off. If
+  the folder cannot be created, nothing is kept.
   """
   base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
   folder = Path(base).expanduser() / 'fusion_jax' / 'xla'
@@ -47,16 +47,16 @@ def keep_compiled() -> None:
   except OSError:
     return
   os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder))
-  # Many small programs make a slow start too.
+  # Many small programs also make a start slow.
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
 
 @contextlib.contextmanager
 def lasting_imports() -> Iterator[None]:
-  """What is imported within the block is never looked at as garbage.
+  """Exclude what is imported inside the block from garbage collection.
 
-  JAX and its company are 300,000 objects that stay; to go through them again
-  and again is a fifth of the time that it takes to trace a model.
+  JAX and its dependencies are 300,000 objects that stay alive; visiting them
+  again and again takes a fifth of the time needed to trace a model.
   """
   gc.disable()
   try:
@@ -67,7 +67,7 @@ def lasting_imports() -> Iterator[None]:
 
 
 def start_logging() -> None:
-  """Sends log lines to stderr; libraries are silent, their errors reach us."""
+  """Send log lines to stderr, and silence the logs of libraries."""
   logging.basicConfig(
     level=logging.INFO,
     format='%(asctime)s %(message)s',
@@ -79,13 +79,13 @@ def start_logging() -> None:
 
 
 def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
-  """Make `main` end in one line on stderr where the user can do something.
+  """Make `main` report errors that the user can fix as one line on stderr.
 
   Exit codes: 2 on `InputError` and on errors of the operating system (a full
   disk, a closed stdout, no permission), 1 on `CheckFailed`, 130 on Ctrl-C, 141
-  where the reader of stdout is gone. Every other exception is a bug of ours and
-  keeps its traceback. SIGTERM removes files that are not whole, and ends the
-  process as ever.
+  if the reader of stdout is gone. Every other exception is a bug in this
+  package and keeps its traceback. SIGTERM removes unfinished files and then
+  ends the process as usual.
 
   Args:
     main: Entry point of a program.
@@ -111,7 +111,7 @@ _INTERRUPTED, _BROKEN_PIPE = 130, 141
 
 
 def _outcome(action: Callable[[], None]) -> tuple[int, str]:
-  """The exit code and the line for stderr."""
+  """Return the exit code and the line for stderr."""
   try:
     action()
     if sys.stdout:
@@ -132,7 +132,7 @@ def _outcome(action: Callable[[], None]) -> tuple[int, str]:
 
 
 def _drop_what_stdout_does_not_take() -> None:
-  """Else the interpreter tries again, and complains, when it ends."""
+  """Discard what stdout refuses, or the interpreter would fail at its end."""
   try:
     if sys.stdout:
       sys.stdout.flush()
@@ -142,10 +142,10 @@ def _drop_what_stdout_does_not_take() -> None:
 
 @contextlib.contextmanager
 def _nothing_left_by_sigterm() -> Iterator[None]:
-  """Within the block, SIGTERM removes unfinished files before it ends all.
+  """Make SIGTERM inside the block remove unfinished files before the end.
 
-  An exception would not do: callbacks of JAX may swallow it. Training, and JAX
-  where there are several processes, put handlers of their own in its place.
+  An exception would not work, because callbacks of JAX may swallow it.
+  Training, and JAX with several processes, install their own handlers instead.
   """
   in_main = threading.current_thread() is threading.main_thread()
   if not in_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:

@@ -17,6 +17,7 @@ from fusion_jax.config.fusion import (
   SideConfig,
   TransparentOptions,
 )
+from fusion_jax.config.fusion_checks import unread_options
 from fusion_jax.fusion import SCHEMES
 
 
@@ -44,8 +45,8 @@ def _plain_schemes() -> dict[str, ModelConfig]:
   """Every scheme on every side it has; pre-norm in encoders, post elsewhere."""
   cases = {}
   for name, scheme in SCHEMES.items():
-    for side in scheme.module:
-      norm = 'pre' if len(scheme.module) == 2 and side == 'encoder' else 'post'
+    for side in scheme.modules:
+      norm = 'pre' if len(scheme.modules) == 2 and side == 'encoder' else 'post'
       fused = {side: SideConfig(fusion=name), f'{_other(side)}_layers': 1}
       cases[f'{name}-{side}-{norm}'] = _model(norm=norm, **fused)
   return cases
@@ -134,14 +135,26 @@ def _options() -> dict[str, ModelConfig]:
   cases = {}
   for name, scheme in SCHEMES.items():
     for number, value in enumerate(options[scheme.options]):
-      sides = list(scheme.module)
+      sides = list(scheme.modules)
       side = sides[number % len(sides)]
-      fused = {
-        side: SideConfig(fusion=name, **{scheme.options: value}),
-        f'{_other(side)}_layers': 1,
-      }
-      cases[f'{name}-options-{number}'] = _model(**fused)
+      chosen = _without_unread(
+        SideConfig(fusion=name, **{scheme.options: value}), side
+      )
+      if chosen != SideConfig(fusion=name):
+        fused = {side: chosen, f'{_other(side)}_layers': 1}
+        cases[f'{name}-options-{number}'] = _model(**fused)
   return cases
+
+
+def _without_unread(side: SideConfig, name: str) -> SideConfig:
+  """The side with the defaults of options that it does not read."""
+  plain = SideConfig()
+  for option in unread_options(side, name):
+    section, _, field = option.partition('.')
+    default = getattr(getattr(plain, section), field)
+    options = dataclasses.replace(getattr(side, section), **{field: default})
+    side = dataclasses.replace(side, **{section: options})
+  return side
 
 
 def _attention() -> dict[str, ModelConfig]:

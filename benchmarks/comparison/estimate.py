@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.comparison.plan import TrainedModel
+from benchmarks.comparison.plan import Run
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.results import Results
 from benchmarks.schemes import BASELINE
@@ -41,7 +41,7 @@ class Estimate:
     self._hardware = hardware
     self._gflop, self._time_plain = gflop, time_plain
 
-  def __call__(self, run: TrainedModel) -> float:
+  def __call__(self, run: Run) -> float:
     """Seconds of a run from its beginning to its results."""
     updates = self._recipe.phases[run.phase].training.steps
     tuning = run.phase == 'tuning'

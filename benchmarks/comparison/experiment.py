@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.comparison.contestants import Contestants
-from benchmarks.comparison.plan import TrainedModel
+from benchmarks.comparison.plan import Run
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
@@ -35,7 +35,7 @@ class Folders(NamedTuple):
     runs = work / f'{recipe.corpus}-{recipe.digest[:12]}'
     return cls(data.absolute(), work.absolute(), runs.absolute())
 
-  def run(self, run: TrainedModel) -> Path:
+  def run(self, run: Run) -> Path:
     """The run directory of a run."""
     return self.runs / run.name
 
@@ -48,7 +48,7 @@ class Experiment(NamedTuple):
 
 
 def experiment(
-  run: TrainedModel,
+  run: Run,
   recipe: Recipe,
   contestants: Contestants,
   folders: Folders,

@@ -19,7 +19,7 @@ from benchmarks.comparison.experiment import (
   experiment,
   overrides,
 )
-from benchmarks.comparison.plan import TrainedModel
+from benchmarks.comparison.plan import Run
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.texts import Text
 from benchmarks.programs import metrics, start, train
@@ -79,7 +79,7 @@ class Runner:
     self._hardware = hardware
     self._keep_open, self._deadline = keep_open, deadline
 
-  def __call__(self, run: TrainedModel, rate: float | None) -> Finished:
+  def __call__(self, run: Run, rate: float | None) -> Finished:
     """Does what is left of a run.
 
     Args:
@@ -113,7 +113,7 @@ class Runner:
     numbers['other_seconds'] = spent - updates if unbroken else None
     return Finished(numbers | self._circumstances(), translations)
 
-  def clean(self, run: TrainedModel) -> None:
+  def clean(self, run: Run) -> None:
     """Deletes the checkpoints of a finished run that no run starts from."""
     if run.phase != 'plain':
       checkpoints = self._folders.run(run) / 'checkpoints'
@@ -122,18 +122,18 @@ class Runner:
   def time_plain(self) -> float:
     """Seconds of an update of the plain model, of a run of a few of them."""
     workdir = self._folders.runs / 'timing'
-    run = TrainedModel('plain', self._recipe.norms[0], BASELINE, 0)
+    run = Run('plain', self._recipe.norms[0], BASELINE, 0)
     config = changed(self._experiment(run, None).config, _TIMING)
     logged = metrics(workdir, 'train')
     if not logged or logged[-1]['step'] != config.training.steps:
       self._train(config, workdir)
     return seconds_an_update(workdir)
 
-  def _experiment(self, run: TrainedModel, rate: float | None) -> Experiment:
+  def _experiment(self, run: Run, rate: float | None) -> Experiment:
     parts = self._recipe, self._contestants, self._folders
     return experiment(run, *parts, rate)
 
-  def _check_start(self, run: TrainedModel) -> None:
+  def _check_start(self, run: Run) -> None:
     if run.start is None:
       return
     trained = self._folders.run(run.start)
@@ -171,7 +171,7 @@ class Runner:
     return {'seconds': left, 'keep_open': self._keep_open}
 
   def _trained(
-    self, run: TrainedModel, made: Experiment, workdir: Path
+    self, run: Run, made: Experiment, workdir: Path
   ) -> dict[str, Any]:
     """What the training says of itself."""
     config, last = made.config, metrics(workdir, 'train')[-1]

@@ -8,7 +8,7 @@ from benchmarks.comparison.recipe import Phase, Recipe
 from benchmarks.schemes import BASELINE
 
 
-class TrainedModel(NamedTuple):
+class Run(NamedTuple):
   """A training.
 
   phase: of the recipe.
@@ -66,7 +66,7 @@ class Chosen:
   norms: Sequence[str]
   seeds: Sequence[int]
 
-  def __contains__(self, run: TrainedModel) -> bool:
+  def __contains__(self, run: Run) -> bool:
     return (
       run.phase in self.phases
       and run.norm in self.norms
@@ -76,7 +76,7 @@ class Chosen:
 
 def plan(
   recipe: Recipe, entries: Sequence[Entry], chosen: Chosen
-) -> list[TrainedModel]:
+) -> list[Run]:
   """The runs that are chosen and all that they need, in order.
 
   Seed by seed, first that of the tuning: for each norm the plain model, its
@@ -96,14 +96,14 @@ def plan(
     for seed in dict.fromkeys((recipe.tuning_seed, *chosen.seeds))
     for run in _of_seed(recipe, entries, seed)
   ]
-  wanted: set[TrainedModel] = set()
+  wanted: set[Run] = set()
   for run in every:
     if run in chosen:
       _add(wanted, run)
   return [run for run in every if run in wanted]
 
 
-def _add(wanted: set[TrainedModel], run: TrainedModel) -> None:
+def _add(wanted: set[Run], run: Run) -> None:
   wanted.add(run)
   for needed in run.needs:
     _add(wanted, needed)
@@ -111,7 +111,7 @@ def _add(wanted: set[TrainedModel], run: TrainedModel) -> None:
 
 def _of_seed(
   recipe: Recipe, entries: Sequence[Entry], seed: int
-) -> Iterator[TrainedModel]:
+) -> Iterator[Run]:
   for norm in recipe.norms:
     for entry in entries:
       if not entry.has_norm:
@@ -120,12 +120,12 @@ def _of_seed(
     for entry in entries:
       once = entry.has_norm and norm != recipe.norms[0]
       if not (entry.is_plain or once):
-        yield TrainedModel('scratch', norm, entry.name, seed)
+        yield Run('scratch', norm, entry.name, seed)
 
 
 def _continued(
   recipe: Recipe, entry: Entry, norm: str, seed: int
-) -> Iterator[TrainedModel]:
+) -> Iterator[Run]:
   """A contestant from a trained plain model, and what comes before."""
   plain = _plain(entry, norm, seed)
   trials = _trials(recipe, entry, norm) if entry.is_tuned else []
@@ -133,20 +133,20 @@ def _continued(
     yield plain
   if seed == recipe.tuning_seed:
     yield from trials
-  yield TrainedModel(
+  yield Run(
     'continued', norm, entry.name, seed, start=plain, trials=tuple(trials)
   )
 
 
-def _plain(entry: Entry, norm: str, seed: int) -> TrainedModel:
+def _plain(entry: Entry, norm: str, seed: int) -> Run:
   name = entry.name if entry.is_plain else BASELINE
-  return TrainedModel('plain', norm, name, seed)
+  return Run('plain', norm, name, seed)
 
 
-def _trials(recipe: Recipe, entry: Entry, norm: str) -> list[TrainedModel]:
+def _trials(recipe: Recipe, entry: Entry, norm: str) -> list[Run]:
   seed = recipe.tuning_seed
   start = _plain(entry, norm, seed)
   return [
-    TrainedModel('tuning', norm, entry.name, seed, rate, start)
+    Run('tuning', norm, entry.name, seed, rate, start)
     for rate in recipe.rates
   ]

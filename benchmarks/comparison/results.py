@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import write_results
-from benchmarks.comparison.plan import TrainedModel
+from benchmarks.comparison.plan import Run
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import read_file
 from fusion_jax.files import write_whole
@@ -38,10 +38,10 @@ class Results:
       for path in sorted(folder.rglob('[!.]*.json'))
     }
 
-  def __contains__(self, run: TrainedModel) -> bool:
+  def __contains__(self, run: Run) -> bool:
     return run.name in self._found
 
-  def __getitem__(self, run: TrainedModel) -> dict[str, Any]:
+  def __getitem__(self, run: Run) -> dict[str, Any]:
     return self._found[run.name]
 
   def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -49,7 +49,7 @@ class Results:
 
   def add(
     self,
-    run: TrainedModel,
+    run: Run,
     numbers: dict[str, Any],
     translations: Mapping[str, Sequence[str]],
   ) -> None:
@@ -70,7 +70,7 @@ class Results:
     write_results(path, numbers)
     self._found[run.name] = numbers
 
-  def translations(self, run: TrainedModel, test: str) -> tuple[str, ...]:
+  def translations(self, run: Run, test: str) -> tuple[str, ...]:
     """The translations of a test set by a finished run.
 
     Raises:
@@ -78,11 +78,11 @@ class Results:
     """
     return read_file(str(self._translations(run, test))).lines
 
-  def _translations(self, run: TrainedModel, test: str) -> Path:
+  def _translations(self, run: Run, test: str) -> Path:
     return self._folder / f'{run.name}.{test}.txt.gz'
 
 
-def _identity(run: TrainedModel) -> dict[str, Any]:
+def _identity(run: Run) -> dict[str, Any]:
   names = 'phase', 'norm', 'scheme', 'seed'
   return {name: getattr(run, name) for name in names}
 

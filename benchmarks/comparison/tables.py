@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from benchmarks.comparison.plan import TrainedModel
+from benchmarks.comparison.plan import Run
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.texts import Text
 from benchmarks.schemes import BASELINE
@@ -62,11 +62,11 @@ class Table(NamedTuple):
   kind: Literal['continued', 'scratch']
   norm: str
   lines: list[Line]
-  missing: list[TrainedModel]
+  missing: list[Run]
 
 
 def tables(
-  runs: Sequence[TrainedModel],
+  runs: Sequence[Run],
   results: Results,
   tests: Mapping[str, Text],
   language: str,
@@ -82,7 +82,7 @@ def tables(
   Returns:
     The tables in the order of the plan.
   """
-  grouped: dict[tuple[str, str], list[TrainedModel]] = {}
+  grouped: dict[tuple[str, str], list[Run]] = {}
   for run in runs:
     if run.phase != 'tuning':
       kind = 'continued' if run.phase == 'continued' else 'scratch'
@@ -101,10 +101,10 @@ class Paired:
     self, results: Results, tests: Mapping[str, Text], language: str
   ):
     self._results, self._tests, self._language = results, tests, language
-    self._counted: dict[tuple[TrainedModel, str], Any] = {}
+    self._counted: dict[tuple[Run, str], Any] = {}
 
   def __call__(
-    self, baseline: TrainedModel, run: TrainedModel, test: str
+    self, baseline: Run, run: Run, test: str
   ) -> float | None:
     """p of equal BLEU; None where the test set is not there."""
     if test not in self._tests:
@@ -114,7 +114,7 @@ class Paired:
     _, found = paired_test('BLEU', self._language, 1, counts, 'bs', SAMPLES)
     return found['system'].p_value
 
-  def _counts(self, run: TrainedModel, test: str) -> Any:
+  def _counts(self, run: Run, test: str) -> Any:
     if (run, test) not in self._counted:
       lines = self._results.translations(run, test)
       references = [self._tests[test].references]
@@ -126,11 +126,11 @@ class Paired:
 def _table(
   kind: Literal['continued', 'scratch'],
   norm: str,
-  runs: Sequence[TrainedModel],
+  runs: Sequence[Run],
   results: Results,
   paired: Paired,
 ) -> Table:
-  finished: dict[str, list[TrainedModel]] = {}
+  finished: dict[str, list[Run]] = {}
   for run in runs:
     if run in results:
       finished.setdefault(run.scheme, []).append(run)
@@ -140,8 +140,8 @@ def _table(
 
 
 def _line(
-  own: Sequence[TrainedModel],
-  baseline: Sequence[TrainedModel],
+  own: Sequence[Run],
+  baseline: Sequence[Run],
   results: Results,
   paired: Paired,
 ) -> Line:
@@ -166,8 +166,8 @@ def _line(
 
 def _bleu(
   test: str,
-  own: Sequence[TrainedModel],
-  baseline: Sequence[TrainedModel],
+  own: Sequence[Run],
+  baseline: Sequence[Run],
   results: Results,
   paired: Paired,
 ) -> Bleu:

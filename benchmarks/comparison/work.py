@@ -12,7 +12,7 @@ from typing import Protocol
 from benchmarks.common import log
 from benchmarks.comparison.estimate import duration
 from benchmarks.comparison.measure import Finished
-from benchmarks.comparison.plan import TrainedModel
+from benchmarks.comparison.plan import Run
 from benchmarks.comparison.results import Results
 from fusion_jax.errors import CheckFailed, InputError
 
@@ -22,18 +22,18 @@ _FAILURES = subprocess.CalledProcessError, CheckFailed, InputError
 class Measure(Protocol):
   """What `Runner` is to a plan."""
 
-  def __call__(self, run: TrainedModel, rate: float | None) -> Finished:
+  def __call__(self, run: Run, rate: float | None) -> Finished:
     """Does what is left of a run."""
 
-  def clean(self, run: TrainedModel) -> None:
+  def clean(self, run: Run) -> None:
     """Deletes what nobody needs of a finished run."""
 
 
 def carry_out(
-  runs: Sequence[TrainedModel],
+  runs: Sequence[Run],
   results: Results,
   measure: Measure,
-  seconds: Callable[[TrainedModel], float],
+  seconds: Callable[[Run], float],
   limit: int | None = None,
   deadline: float | None = None,
 ) -> list[str]:
@@ -71,7 +71,7 @@ def carry_out(
   return failed
 
 
-def chosen_rate(run: TrainedModel, results: Results) -> float | None:
+def chosen_rate(run: Run, results: Results) -> float | None:
   """The fusion's rate of a run: its own, or the best of its trials.
 
   Args:
@@ -116,7 +116,7 @@ def locked(folder: Path) -> Iterator[int]:
     yield file.fileno()
 
 
-def _do(run: TrainedModel, results: Results, measure: Measure) -> None:
+def _do(run: Run, results: Results, measure: Measure) -> None:
   if run.start and run.start not in results:
     raise CheckFailed(f'it starts from {run.start.name}, which is not finished')
   finished = measure(run, chosen_rate(run, results))
@@ -125,11 +125,11 @@ def _do(run: TrainedModel, results: Results, measure: Measure) -> None:
 
 
 def _announce(
-  run: TrainedModel,
+  run: Run,
   number: int,
-  runs: Sequence[TrainedModel],
+  runs: Sequence[Run],
   results: Results,
-  seconds: Callable[[TrainedModel], float],
+  seconds: Callable[[Run], float],
 ) -> None:
   left = sum(seconds(other) for other in runs if other not in results)
   log(

@@ -1,13 +1,13 @@
-"""Looks at what a trained run has learned: numbers and a figure a view.
+"""Look at what a trained run has learned: numbers and a figure per view.
 
     python -m fusion_jax.analysis VIEW [VIEW ...] --workdir=DIR [--output=DIR]
     python -m fusion_jax.analysis all --workdir=DIR
 
 Each view writes VIEW.json, VIEW.png and VIEW.svg into --output, by default
-the folder `analysis` of the run directory, and says on stdout what is seen.
-Views that read text take the validation text of the run's config, or the
-lines of --source and --target. `all` is every view that the model has and that
-does not take minutes.
+the folder `analysis` of the run directory, and prints a summary to stdout.
+Views that read text take the validation text of the run's config, or the lines
+of --source and --target. `all` is every view that applies to the model and does
+not take minutes.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Looks, writes and says what is seen."""
+  """Apply the views, write their files and print their summaries."""
   start_logging()
   from fusion_jax.analysis.run_view import look_at, open_subject
   from fusion_jax.analysis.views import VIEWS, check_view, views_of

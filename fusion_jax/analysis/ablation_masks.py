@@ -1,4 +1,4 @@
-"""What can be left out of a model, one part at a time."""
+"""Ablations of a model: the parts that can be left out one at a time."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import numpy as np
 from fusion_jax import fusion
 from fusion_jax.analysis.sides import SIDES
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.fusion.groups import group_count, groups_of
+from fusion_jax.fusion.gtrans import group_count, groups_of
 from fusion_jax.layers.ablation_masks import AblationMasks, with_masks
 from fusion_jax.models.transformer import Parameters
 
@@ -18,12 +18,14 @@ Kind = Literal['layer', 'input', 'group']
 
 @dataclasses.dataclass(frozen=True)
 class Ablation:
-  """A part that is left out; `AblationMasks` says what that means.
+  """A part that is left out; see `AblationMasks` for the effect.
 
   Attributes:
-    side: of the stack.
-    kind: 'input': a layer as a fusion reads it.
-    number: layers count from 1, 0 is the embedding; groups count from 1.
+    side: Side of the stack.
+    kind: Kind of part; 'input' is a layer as layer aggregation or a layer
+      connection reads it.
+    number: Number of the part. Layers count from 1, with 0 for the embedding;
+      groups count from 1.
   """
 
   side: Side
@@ -31,28 +33,30 @@ class Ablation:
   number: int
 
 
-def lesions_of(config: ModelConfig) -> tuple[Ablation, ...]:
-  """Every part that can be left out alone; what nothing reads is none."""
-  return tuple(lesion for side in SIDES for lesion in _of_side(config, side))
+def ablations_of(config: ModelConfig) -> tuple[Ablation, ...]:
+  """Return every part that can be left out alone and that the model reads."""
+  return tuple(
+    ablation for side in SIDES for ablation in _of_side(config, side)
+  )
 
 
-def lesioned(
-  parameters: Parameters, config: ModelConfig, lesion: Ablation | None
+def ablated(
+  parameters: Parameters, config: ModelConfig, ablation: Ablation | None
 ) -> Parameters:
-  """Parameters of a model without a part.
+  """Return parameters of a model without a part.
 
   Args:
-    parameters: of the model.
-    config: of the model.
-    lesion: of `lesions_of`; None: nothing is left out.
+    parameters: Parameters of the model.
+    config: Model configuration.
+    ablation: One of `ablations_of`; None leaves nothing out.
 
   Returns:
-    The same arrays with masks beside them, of one structure for all lesions:
-    what is compiled for one serves all.
+    The same arrays with masks beside them. The structure is the same for all
+    ablations, so that one compiled program serves them all.
   """
   masks = {side: _whole(config, side) for side in SIDES}
-  if lesion is not None:
-    masks[lesion.side] = _without(masks[lesion.side], config, lesion)
+  if ablation is not None:
+    masks[ablation.side] = _without(masks[ablation.side], config, ablation)
   return with_masks(parameters, masks)
 
 
@@ -67,8 +71,8 @@ def _of_side(config: ModelConfig, side: Side) -> Iterable[Ablation]:
   for number in range(1, depth + 1):
     yield Ablation(side, 'layer', number)
   read = [n for n in fusion.layers_fused(config, side) if n <= depth]
-  # What is read alone is no aggregation, but a dense connection adds it to the
-  # layer's own output; an encoder's group is its last layer.
+  # A layer that is read alone is not aggregated, but a dense connection adds it
+  # to the layer's own output. A group of the encoder is read as its last layer.
   least = 1 if config.side(side).fusion == 'dense' else 2
   if len(read) >= least and not (grouped and side == 'encoder'):
     for number in read:
@@ -86,13 +90,13 @@ def _whole(config: ModelConfig, side: Side) -> AblationMasks:
 
 
 def _without(
-  keep: AblationMasks, config: ModelConfig, lesion: Ablation
+  keep: AblationMasks, config: ModelConfig, ablation: Ablation
 ) -> AblationMasks:
-  field, place = f'{lesion.kind}s', lesion.number
-  if lesion.kind == 'group' and lesion.side == 'encoder':
+  field, place = f'{ablation.kind}s', ablation.number
+  if ablation.kind == 'group' and ablation.side == 'encoder':
     field = 'inputs'
     place = groups_of(config, 'encoder')[place - 1][-1]
-  elif lesion.kind != 'input':
+  elif ablation.kind != 'input':
     place -= 1
   mask = getattr(keep, field).copy()
   mask[place] = False

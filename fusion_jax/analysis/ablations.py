@@ -1,8 +1,8 @@
-"""What a model loses without one of its layers, groups or fused layers.
+"""Ablations: loss and BLEU of a model without one layer, group or fused layer.
 
-Nothing is trained again: the part is left out at inference, in the
-teacher-forced pass and in every step of the search. One program serves all
-lesions, because the masks are inputs (`fusion_jax.layers.ablation_masks`).
+Nothing is retrained: the part is left out at inference, in the teacher-forced
+pass and in every step of the search. One program serves all ablations, because
+the masks are inputs (`fusion_jax.layers.ablation_masks`).
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fusion_jax import figures
-from fusion_jax.analysis.ablation_masks import Ablation, lesioned, lesions_of
+from fusion_jax.analysis.ablation_masks import Ablation, ablated, ablations_of
 from fusion_jax.analysis.passes import text_batches, text_shapes
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view_result import View, ViewResult
@@ -41,16 +41,17 @@ _MEASURES = {
 
 
 def ablation_losses(
-  subject: RunWithText, lesions: Sequence[Ablation | None]
+  subject: RunWithText, chosen: Sequence[Ablation | None]
 ) -> list[float | None]:
-  """The mean negative log-likelihood of a target subword under each lesion.
+  """Measure the mean negative log-likelihood per target subword.
 
   Args:
-    subject: the run and its text.
-    lesions: None: nothing is left out.
+    subject: Run and text to measure.
+    chosen: Ablations to apply, one after the other; None leaves nothing out.
 
   Returns:
-    Nats, of GTRANS those of the mixture; None where it is not finite.
+    Losses in nats (for GTRANS, those of the mixture); None where a loss is not
+    finite.
   """
   run, pairs = subject.run, subject.pairs
   shapes = text_shapes(pairs)
@@ -61,8 +62,8 @@ def ablation_losses(
     return jax.tree.map(jnp.add, sums, new)
 
   losses = []
-  for lesion in lesions:
-    parameters = lesioned(run.parameters, run.config.model, lesion)
+  for ablation in chosen:
+    parameters = ablated(run.parameters, run.config.model, ablation)
     sums = zero_sums()
     for batch, _ in text_batches(pairs, shapes):
       sums = step(parameters, sums, batch)
@@ -72,23 +73,23 @@ def ablation_losses(
 
 
 def ablation_scores(
-  subject: RunWithText, lesions: Sequence[Ablation | None]
+  subject: RunWithText, chosen: Sequence[Ablation | None]
 ) -> tuple[list[float], str]:
-  """BLEU of the text under each lesion, by the search of the run's config.
+  """Measure BLEU under each ablation, with the search of the run's config.
 
   Args:
-    subject: the run and its text.
-    lesions: None: nothing is left out.
+    subject: Run and text to measure.
+    chosen: Ablations to apply, one after the other; None leaves nothing out.
 
   Returns:
-    Scores from 0 to 100, and how sacreBLEU computed them.
+    Scores from 0 to 100, and sacreBLEU's signature.
   """
   run = subject.run
   sources, references = zip(*subject.lines, strict=True)
   language = run.config.data.target_language
   found, signature = [], ''
-  for number, lesion in enumerate(lesions, start=1):
-    parameters = lesioned(run.parameters, run.config.model, lesion)
+  for number, ablation in enumerate(chosen, start=1):
+    parameters = ablated(run.parameters, run.config.model, ablation)
     own = dataclasses.replace(run, parameters=parameters)
     translations = list(Translator(own, run.config.decoding).translate(sources))
     scores = corpus_scores(translations, references, language)
@@ -97,48 +98,48 @@ def ablation_scores(
     logger.info(
       'translated %d of %d: BLEU %.2f %s',
       number,
-      len(lesions),
+      len(chosen),
       scores.bleu,
-      f'without {_name(lesion)}' if lesion else 'of the whole model',
+      f'without {_name(ablation)}' if ablation else 'of the whole model',
     )
   return found, signature
 
 
 def measure(subject: RunWithText) -> Mapping[str, Any]:
-  """Loss and BLEU of the whole model, and how every lesion changes them.
+  """Measure loss and BLEU of the whole model and of every ablation.
 
   Args:
-    subject: the run and its text.
+    subject: Run and text to measure.
 
   Returns:
-    'whole': loss and bleu; 'lesions': for each side, kind, number, both and
-    their changes; null where a loss is not finite.
+    'whole': loss and BLEU of the whole model. 'ablations': for each side, kind
+    and number, both values and their changes; None where a loss is not finite.
   """
-  lesions = lesions_of(subject.run.config.model)
-  losses = ablation_losses(subject, (None, *lesions))
-  scores, signature = ablation_scores(subject, (None, *lesions))
+  chosen = ablations_of(subject.run.config.model)
+  losses = ablation_losses(subject, (None, *chosen))
+  scores, signature = ablation_scores(subject, (None, *chosen))
   rows = [
-    dataclasses.asdict(lesion)
+    dataclasses.asdict(ablation)
     | {
       'loss': loss,
       'loss_change': _difference(loss, losses[0]),
       'bleu': bleu,
       'bleu_change': bleu - scores[0],
     }
-    for lesion, loss, bleu in zip(lesions, losses[1:], scores[1:], strict=True)
+    for ablation, loss, bleu in zip(chosen, losses[1:], scores[1:], strict=True)
   ]
   return {
     'lines': len(subject.lines),
     'bleu_signature': signature,
     'whole': {'loss': losses[0], 'bleu': scores[0]},
-    'lesions': rows,
+    'ablations': rows,
   }
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """A row of bars for each side and kind: loss, then BLEU."""
+  """Draw a row of bars for each side and kind: loss, then BLEU."""
   rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-  for row in numbers['lesions']:
+  for row in numbers['ablations']:
     rows.setdefault((row['side'], row['kind']), []).append(row)
   figure, axes = figures.panels(len(_MEASURES) * len(rows))
   places = iter(axes)
@@ -154,10 +155,10 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
 
 
 def look(subject: RunWithText) -> ViewResult:
-  """Measures and draws."""
+  """Measure the ablations, and summarise and draw them."""
   numbers = measure(subject)
   whole = numbers['whole']
-  worst = max(numbers['lesions'], key=_cost)
+  worst = max(numbers['ablations'], key=_cost)
   loss = 'no' if whole['loss'] is None else f'{whole["loss"]:.3f}'
   change = worst['loss_change']
   change = 'no finite loss' if change is None else f'{change:+.3f} nats'
@@ -165,14 +166,14 @@ def look(subject: RunWithText) -> ViewResult:
     numbers,
     lambda: draw(numbers),
     f'The whole model has a loss of {loss} nats and BLEU {whole["bleu"]:.2f}; '
-    f'it suffers most without {_name(Lesion(*map(worst.get, _FIELDS)))}: '
+    f'it suffers most without {_name(Ablation(*map(worst.get, _FIELDS)))}: '
     f'{change}, BLEU {worst["bleu_change"]:+.2f}.',
   )
 
 
-def _name(lesion: Ablation) -> str:
+def _name(ablation: Ablation) -> str:
   names = {'layer': 'layer', 'input': 'fused layer', 'group': 'group'}
-  return f'{names[lesion.kind]} {lesion.number} of the {lesion.side}'
+  return f'{names[ablation.kind]} {ablation.number} of the {ablation.side}'
 
 
 def _difference(value: float | None, whole: float | None) -> float | None:
@@ -184,7 +185,7 @@ def _cost(row: Mapping[str, Any]) -> float:
 
 
 VIEW = View(
-  name='lesions',
+  name='ablations',
   title='What the model loses without a part',
   source='after Michel et al. 2019, who leave out heads',
   reading=(

@@ -1,7 +1,9 @@
-"""Where routing sends the layers: couplings of input and output capsules.
+"""Routing of the layers: couplings of input and output capsules.
 
-Dou et al. (AAAI 2019), Fig. 4 and section 4.3.4. Axis letters: B batch, T
-positions, I iterations, L input capsules (layers), N output capsules.
+Dou et al. (AAAI 2019), Fig. 4 and section 4.3.4.
+
+Axis letters: B batch, T positions, I iterations, L input capsules (layers), N
+output capsules.
 """
 
 import math
@@ -20,10 +22,10 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.routing import coupling_diversity, coupling_entropy
 
 _SCHEMES = 'dynamic_routing', 'em_routing'
-# Of a map, in inches: 512 capsules have a pixel each.
+# Size of a map in inches, at which 512 capsules have a pixel each.
 _MAP_SIZE = 6.0, 2.8
-# Dou et al. (2019), section 4.3.4, of 6 layers and 512 capsules; the side is
-# not said.
+# Dou et al. (2019), section 4.3.4, with 6 layers and 512 capsules; the paper
+# does not name the side.
 _PAPER = {
   'capsules': 512,
   'uniform_entropy': math.log(512),
@@ -33,17 +35,17 @@ _PAPER = {
 
 
 def coupling_maps(subject: RunWithText) -> Mapping[str, Any]:
-  """The mean couplings of every iteration, and how decided they are.
+  """Measure the mean couplings of every iteration, and their entropy.
 
   Args:
-    subject: the run and its text.
+    subject: Run and text to measure.
 
   Returns:
     For each side that routes, means over all its tokens: 'couplings'
-    [I][L][N], H[1] first; 'entropy' [I] in nats, of every position's own
-    couplings; 'diversity' [I]; and 'capsules', 'uniform_entropy' (that of
+    [I][L][N], H[1] first; 'entropy' [I] in nats, of the couplings of each
+    position; 'diversity' [I]; and 'capsules', 'uniform_entropy' (that of
     uniform couplings), 'sum_over' (the capsules over which couplings sum to 1)
-    and 'positions'. 'paper': the same of Dou et al. (2019).
+    and 'positions'. 'paper': the values of Dou et al. (2019).
   """
   config = subject.run.config.model
 
@@ -65,7 +67,7 @@ def coupling_maps(subject: RunWithText) -> Mapping[str, Any]:
 
 
 def _axis(config: ModelConfig, side: Side) -> str:
-  """Over which capsules couplings sum to 1; EM routing knows 'output' only."""
+  """Return the capsules over which couplings sum to 1; for EM, the output."""
   if config.side(side).fusion == 'em_routing':
     return 'output'
   return config.side(side).routing.route_axis
@@ -83,7 +85,7 @@ def _numbers(means: TokenMeans, axis: str) -> dict[str, Any]:
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """Maps of the iterations, a row a side, and the entropies below."""
+  """Draw maps of the iterations, a row per side, and the entropies below."""
   sides = [side for side in SIDES if side in numbers]
   columns = max(len(numbers[side]['entropy']) for side in sides)
   columns = max(columns, 2)
@@ -114,7 +116,7 @@ def _draw_maps(
 ) -> None:
   values = np.array(numbers['couplings'])
   rows = [f'H[{layer}]' for layer in range(1, values.shape[1] + 1)]
-  # Uniform couplings are in the middle of the colours or below.
+  # Uniform couplings take the middle of the colours or less.
   most = max(values.max(), 2 * math.exp(-numbers['uniform_entropy']))
   for index, (panel, one) in enumerate(zip(axes, values, strict=False)):
     figures.draw_map(
@@ -143,7 +145,7 @@ def _draw_curve(
 
 
 def look(subject: RunWithText) -> ViewResult:
-  """Measures and draws."""
+  """Measure the couplings, and summarise and draw them."""
   numbers = coupling_maps(subject)
   said = '; '.join(
     f'{side}: '

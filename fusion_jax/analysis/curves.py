@@ -1,4 +1,4 @@
-"""What was logged over the training: accuracy, loss, scores and rate.
+"""Values logged over the training: accuracy, loss, scores and learning rate.
 
 Wang et al. (2018), Fig. 4: accuracy on the training text against accuracy on
 the validation text shows how much a model over-fits.
@@ -13,10 +13,10 @@ from fusion_jax import figures
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view_result import View, ViewResult
 
-# Of lines of kind 'train' and of kind 'valid'.
+# Fields of lines of kind 'train' and of kind 'valid'.
 _TRAIN = 'accuracy', 'loss', 'perplexity', 'learning_rate', 'tokens_per_second'
 _VALID = 'accuracy', 'loss', 'perplexity', 'bleu', 'chrf'
-# What each panel shows, the name of its axis, and whether it is logarithmic.
+# Field of each panel, label of its axis, and whether the axis is logarithmic.
 _PANELS = (
   ('accuracy', 'accuracy (share of target tokens)', False),
   ('loss', 'loss (nats a target token)', False),
@@ -29,20 +29,20 @@ _NAMES = {'valid': 'validation', 'train': 'training'}
 
 
 def curves(subject: RunWithText) -> Mapping[str, Any]:
-  """The numbers of the training and of its validations, by update.
+  """Read the numbers of the training and of its validations, by update.
 
   Args:
-    subject: the run; only its metrics are read.
+    subject: Run; only its metrics are read.
 
   Returns:
     For 'train' and 'valid' the list 'steps' and a list of every number that
-    was logged, null where it was not finite. 'valid' is {} before the first
-    validation. 'gap': at every validation the accuracy on the training text
-    less that on the validation text, the former as it was last logged up to
-    there; null where one of them is missing.
+    was logged, None where it was not finite. 'valid' is {} before the first
+    validation. 'gap': at every validation, the accuracy on the training text
+    as last logged, minus that on the validation text; None where one of them
+    is missing.
 
   Raises:
-    InputError: nothing was logged.
+    InputError: Nothing was logged.
   """
   train = _columns(subject.of_kind('train'), _TRAIN)
   rows = [row for row in subject.metrics if row['kind'] == 'valid']
@@ -51,10 +51,10 @@ def curves(subject: RunWithText) -> Mapping[str, Any]:
 
 
 def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
-  """The curves of one or more runs, overlaid.
+  """Draw the curves of one or more runs, overlaid.
 
   Args:
-    runs: what `curves` gave of each, by name.
+    runs: Results of `curves`, by the name of the run.
 
   Returns:
     A figure of six panels.
@@ -69,12 +69,12 @@ def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """The curves of one run."""
+  """Draw the curves of one run."""
   return draw_runs({'run': numbers})
 
 
 def summary(numbers: Mapping[str, Any]) -> str:
-  """The best score and the last accuracies, in a sentence."""
+  """Describe the best score and the last accuracies in a sentence."""
   train, valid = numbers['train'], numbers['valid']
   said = f'{train["steps"][-1]:,} updates'
   if not valid:
@@ -93,7 +93,7 @@ def summary(numbers: Mapping[str, Any]) -> str:
 
 
 def look(subject: RunWithText) -> ViewResult:
-  """Reads and draws."""
+  """Read the curves, and summarise and draw them."""
   numbers = curves(subject)
   return ViewResult(numbers, lambda: draw(numbers), summary(numbers))
 
@@ -111,7 +111,7 @@ def _columns(
 def _gap(
   train: Mapping[str, list], valid: Mapping[str, list]
 ) -> list[float | None]:
-  """Training less validation accuracy at every validation."""
+  """Subtract validation from training accuracy at every validation."""
   logged = train.get('accuracy', [])
   gaps = []
   for step, reached in zip(
@@ -125,7 +125,7 @@ def _gap(
 
 
 def _lines(numbers: Mapping[str, Any], field: str) -> dict[str, figures.Line]:
-  """The curves of a number: of the validation, of the training, or both."""
+  """Return the curves of a number: validation, training, or both."""
   return {
     name: (columns['steps'], list(map(figures.drawn, columns[field])))
     for kind, name in _NAMES.items()

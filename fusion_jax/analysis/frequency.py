@@ -1,4 +1,4 @@
-"""Subwords in bins of the same mass, from the most to the least frequent."""
+"""Subwords in bins of equal mass, from the most to the least frequent."""
 
 from collections.abc import Iterable
 
@@ -7,24 +7,25 @@ from jaxtyping import Int
 
 from fusion_jax.data.tokenizer import Tokenizer
 
-# As Emelin et al. (2019) divide them for their probes.
+# Number of bins that Emelin et al. (2019) use for their probes.
 BINS = 10
-# Of what is in no bin.
+# Bin of subwords that are in no bin.
 NONE = -1
 
 
 def frequency_bins(
   counts: Int[np.ndarray, ' V'], bins: int = BINS
 ) -> Int[np.ndarray, ' V']:
-  """The bin of every subword: floor(bins (mass above it + half its own)).
+  """Return the bins floor(bins (mass above it + half its own)) of subwords.
 
   Args:
-    counts: of every subword in a text.
-    bins: that share the text; a subword that is more frequent than a bin's
-      share leaves the next bins empty.
+    counts: Count of every subword in a text.
+    bins: Number of bins, which share the text equally; a subword that is more
+      frequent than a bin's share leaves the next bins empty.
 
   Returns:
-    int32 from 0, the most frequent, to bins - 1; -1 for what has no count.
+    int32 from 0, the most frequent, to bins - 1; -1 for subwords without a
+    count.
   """
   order = np.argsort(-counts, kind='stable')
   own = counts[order].astype(np.float64)
@@ -37,11 +38,11 @@ def frequency_bins(
 def subword_counts(
   sentences: Iterable[Int[np.ndarray, ' T']], tokenizer: Tokenizer
 ) -> Int[np.ndarray, ' V']:
-  """How often every subword is in a text, but for end symbols and tags.
+  """Count every subword of a text, except end symbols and tags.
 
   Args:
-    sentences: ids with the end symbol.
-    tokenizer: of them.
+    sentences: Ids with the end symbol.
+    tokenizer: Tokenizer of the ids.
   """
   vocabulary = tokenizer.vocabulary
   counts = np.zeros(vocabulary.size, np.int64)

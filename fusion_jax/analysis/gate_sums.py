@@ -1,9 +1,10 @@
 """Moments of the gates of lexical shortcuts over parts of a text.
 
-The parts are: all positions, each of the first positions of a sentence, and
-each bin of equally frequent subwords. Axis letters: B batch, T positions,
-D model width, L layers, K gates of keys and of values, M moments, P parts, V
-vocabulary.
+The parts are all positions, each of the first positions of a sentence, and each
+frequency bin of subwords.
+
+Axis letters: B batch, T positions, D model width, L layers, K gates (of keys
+and of values), M moments, P parts, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -21,17 +22,18 @@ from fusion_jax.analysis.token_means import token_masks, zeros_like
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.models.transformer import shift_right
 
-# Positions of a sentence that are told apart.
+# Number of first positions of a sentence that are parts of their own.
 POSITIONS = 20
 KINDS = 'key_gate', 'value_gate'
 
 
 class Place(NamedTuple):
-  """Attentions of a model that have gates.
+  """An attention of a model that has gates.
 
-  side: of the stack.
-  attention: 'self_attention' or 'cross_attention'.
-  text: the side whose positions the gates are of.
+  Attributes:
+    side: Side of the stack.
+    attention: 'self_attention' or 'cross_attention'.
+    text: Side of the positions that the gates belong to.
   """
 
   side: Side
@@ -40,16 +42,17 @@ class Place(NamedTuple):
 
   @property
   def name(self) -> str:
-    """For people: 'decoder cross-attention'."""
+    """The name to display: 'decoder cross-attention'."""
     return f'{self.side} {self.attention.replace("_", "-")}'
 
 
 class PlaceMoments(NamedTuple):
-  """Of one place; parts without positions have NaN.
+  """Moments of one place; parts without positions have NaN.
 
-  mean: over the positions of a part and all features.
-  deviation: likewise.
-  counts: positions of every part.
+  Attributes:
+    mean: Mean over the positions of a part and all features.
+    deviation: Standard deviation over the same.
+    counts: Number of positions of every part.
   """
 
   mean: Float[np.ndarray, 'P L 2']
@@ -58,7 +61,7 @@ class PlaceMoments(NamedTuple):
 
 
 def gate_places(config: ModelConfig) -> list[Place]:
-  """Where a model has gates."""
+  """Return the attentions of a model that have gates."""
   encoder, decoder = config.encoder.shortcut, config.decoder.shortcut
   places = []
   if encoder.source != 'none':
@@ -71,15 +74,15 @@ def gate_places(config: ModelConfig) -> list[Place]:
 
 
 def gate_moments(subject: RunWithText) -> Mapping[Place, PlaceMoments]:
-  """Mean and deviation of the gates of every place over all parts of a text.
+  """Measure mean and deviation of the gates of every place by part of a text.
 
   Args:
-    subject: the run and its text.
+    subject: Run and text to measure.
 
   Returns:
-    Parts in this order: all, the first positions, the bins of frequency. The
-    end symbols count in the first two; what is binned is the subword that the
-    position reads, which is the one before in the decoder.
+    Moments with the parts in this order: all, the first positions, the
+    frequency bins. End symbols count in the first two. The subword that is
+    binned is the one that the position reads, in the decoder the previous one.
   """
   run, places = subject.run, gate_places(subject.run.config.model)
   bins = _bins(subject)
@@ -109,7 +112,7 @@ def gate_moments(subject: RunWithText) -> Mapping[Place, PlaceMoments]:
 
 
 def _bins(subject: RunWithText) -> Mapping[Side, Int[Array, ' V']]:
-  """By the text's own counts; the start and end symbols have none."""
+  """Bin the subwords by the text's own counts, without start and end."""
   run = subject.run
   sources = (pair.source for pair in subject.pairs)
   targets = (pair.target for pair in subject.pairs)
@@ -125,7 +128,7 @@ def _bins(subject: RunWithText) -> Mapping[Side, Int[Array, ' V']]:
 def _gates(
   shown: Mapping[str, Any], attention: str
 ) -> list[Float[Array, 'L B T D']]:
-  """Of keys and of values."""
+  """Return the gates of keys and of values."""
   if 'layers' in shown:
     return [shown['layers'][attention][kind] for kind in KINDS]
   names = [name for name in shown if name.startswith('layer_')]
@@ -140,11 +143,11 @@ def _gates(
 def parts(
   tokens: Bool[Array, 'B T'], bins: Int[Array, 'B T']
 ) -> Float[Array, 'B T P']:
-  """1 where a position belongs to a part of the text.
+  """Mark the parts of the text that a position belongs to with 1.
 
   Args:
     tokens: True at positions that count.
-    bins: of what every position reads; -1: none.
+    bins: Bin of the subword that every position reads; -1 for none.
   """
   place = jnp.arange(tokens.shape[1])[:, None] == jnp.arange(POSITIONS)
   member = jnp.concatenate(
@@ -161,7 +164,7 @@ def parts(
 def _sums(
   gates: list[Float[Array, 'L B T D']], member: Float[Array, 'B T P']
 ) -> tuple[Float[Array, 'P L 2 2'], Float[Array, ' P']]:
-  """Sums of the mean and the mean square over the features; positions."""
+  """Sum the means and mean squares over features; count the positions."""
   both = jnp.stack(gates)
   features = jnp.stack([both.mean(-1), jnp.square(both).mean(-1)])
   sums = jnp.einsum('BTP,MKLBT->PLKM', member, features)

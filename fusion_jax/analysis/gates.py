@@ -1,7 +1,9 @@
 """How far lexical shortcuts are open: by layer, by position, by frequency.
 
 Emelin et al. (WMT 2019), appendix A.3: 'we were unable to discern any distinct
-patterns in the activations of the individual gates'. Axis letters: L layers.
+patterns in the activations of the individual gates'.
+
+Axis letters: L layers, P parts of a text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,7 @@ from fusion_jax.analysis.gate_sums import (
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view_result import View, ViewResult
 
-# Parts of a text: all of it, the first positions, the bins.
+# Parts of a text; part 0 is all of it.
 _PARTS = {
   'position': slice(1, 1 + POSITIONS),
   'frequency': slice(1 + POSITIONS, 1 + POSITIONS + BINS),
@@ -35,17 +37,17 @@ _AXES = {
 
 
 def gate_numbers(subject: RunWithText) -> Mapping[str, Any]:
-  """Mean and deviation of the gates of keys and values.
+  """Measure the mean and deviation of the gates of keys and values.
 
   Args:
-    subject: the run and its text.
+    subject: Run and text to measure.
 
   Returns:
-    For each attention with gates, 'encoder self-attention' and the like, for
-    'key_gate' and 'value_gate': 'mean' and 'deviation', over positions and
+    For each attention with gates ('encoder self-attention' and the like), and
+    for 'key_gate' and 'value_gate': 'mean' and 'deviation' over positions and
     features, by 'layer' [L], by 'position' [20][L] and by 'frequency' [10][L];
-    None where the text has no such position. 'positions' is how many positions
-    there are in all and of each kind.
+    None where the text has no such position. 'positions' holds the number of
+    positions in total and of each kind.
   """
   moments = gate_moments(subject)
   return {place.name: _numbers(own) for place, own in moments.items()}
@@ -77,7 +79,10 @@ def _by_part(values: Float[np.ndarray, 'P L']) -> dict[str, Any]:
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """Means above, deviations below; means over the layers but in the first."""
+  """Draw means above and deviations below, by layer, position, frequency.
+
+  Those by position and frequency are averaged over the layers.
+  """
   figure, axes = figures.panels(6, columns=3)
   panels = iter(axes)
   for moment in ('mean', 'deviation'):
@@ -95,7 +100,7 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
 def _curve(
   values: Sequence[Any],
 ) -> tuple[list[int], list[float]]:
-  """Numbered from 1; rows of one value a layer become their means."""
+  """Number values from 1, and average those that have one value per layer."""
   curve = [
     (number, float(np.mean(value)))
     for number, value in enumerate(values, start=1)
@@ -105,7 +110,7 @@ def _curve(
 
 
 def look(subject: RunWithText) -> ViewResult:
-  """Measures and draws."""
+  """Measure the gates, and summarise and draw them."""
   numbers = gate_numbers(subject)
   said = '; '.join(
     f'{place} {np.mean(own["key_gate"]["mean"]["layer"]):.3f} of keys and '

@@ -14,22 +14,22 @@ from fusion_jax.analysis.view_result import View, ViewResult
 from fusion_jax.errors import InputError
 
 _NORM = re.compile(r'encoder_gradient_norm_(\d+)')
-# Lines of a panel.
+# Most lines of a panel.
 _MOST_LINES = 5
 
 
 def gradient_norms(subject: RunWithText) -> Mapping[str, Any]:
-  """Norms by layer, as they were logged.
+  """Read the logged norms by layer.
 
   Args:
-    subject: the run.
+    subject: Run; only its metrics are read.
 
   Returns:
-    'steps', and 'layers': for each number of a layer one norm a step, the mean
-    over the updates since the step before; null where it was not finite.
+    'steps', and 'layers': for the number of each layer one norm per step, the
+    mean over the updates since the previous step; None where it was not finite.
 
   Raises:
-    InputError: they were not logged.
+    InputError: No norms were logged.
   """
   rows = subject.of_kind('train')
   numbers = sorted(
@@ -50,7 +50,7 @@ def gradient_norms(subject: RunWithText) -> Mapping[str, Any]:
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """Over the updates a line a layer; over the layers a line an update."""
+  """Draw a line per layer over updates, and a line per update over layers."""
   steps, layers = numbers['steps'], numbers['layers']
   figure, axes = figures.panels(2)
   shown = [list(layers)[place] for place in _spread(len(layers))]
@@ -73,7 +73,7 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
 
 
 def look(subject: RunWithText) -> ViewResult:
-  """Reads and draws."""
+  """Read the norms, and summarise and draw them."""
   numbers = gradient_norms(subject)
   lasts = (norms[-1] for norms in numbers['layers'].values())
   listed = ', '.join('?' if last is None else f'{last:.3g}' for last in lasts)
@@ -86,7 +86,7 @@ def look(subject: RunWithText) -> ViewResult:
 
 
 def _spread(count: int) -> Sequence[int]:
-  """At most five places of a list, first and last among them."""
+  """Return at most five indices of a list, including first and last."""
   most = min(count, _MOST_LINES)
   if most < 2:
     return range(most)

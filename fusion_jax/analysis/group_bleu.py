@@ -1,4 +1,4 @@
-"""How well single groups translate, and what is lost without the lowest.
+"""BLEU of single decoder groups, and of mixtures without the lowest groups.
 
 Yang et al. (TASLP 2022), Table VI: BLEU of every single group k:k, and of the
 mixtures a:N of the highest groups.
@@ -15,14 +15,14 @@ from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.sides import sides_of
 from fusion_jax.analysis.view_result import View, ViewResult
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.fusion.groups import group_count
+from fusion_jax.fusion.gtrans import group_count
 from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.runs.loading import TrainedModel
 
 logger = logging.getLogger(__name__)
 
-# Table VI of Yang et al. (2022): De-En, 6 + 18 layers, groups of 3. Its text
-# has 35.02 for the last group.
+# Table VI of Yang et al. (2022): De-En, 6 + 18 layers, groups of 3. The text of
+# the paper gives 35.02 for the last group.
 _PAPER = {
   'single': [33.12, 34.16, 34.94, 34.89, 35.17, 35.05],
   'pruned': [35.43, 35.39, 35.29, 35.10, 35.09, 35.05],
@@ -31,11 +31,11 @@ _PAPER = {
 
 
 def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
-  """The run, translating with some of its decoder groups.
+  """Return a run that translates with some of its decoder groups.
 
   Args:
-    run: of a model with decoder groups.
-    groups: 'first:last', counted from 1.
+    run: Run of a model with decoder groups.
+    groups: Range of groups as 'first:last', counted from 1.
   """
   model = run.config.model
   gtrans = dataclasses.replace(model.decoder.gtrans, inference_groups=groups)
@@ -49,15 +49,15 @@ def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
 
 
 def group_scores(subject: RunWithText) -> Mapping[str, Any]:
-  """BLEU of the text with every single group, and without the lowest groups.
+  """Measure BLEU with every single group, and without the lowest groups.
 
   Args:
-    subject: the run and its text.
+    subject: Run and text to measure.
 
   Returns:
-    'single' BLEU of k:k for k = 1..N, 'pruned' BLEU of a:N for a = 1..N,
-    'psi', 'lines' of the text, 'signature' of BLEU and 'decoding', how it was
-    searched; and 'paper', the same of Yang et al. (2022).
+    'single', BLEU of k:k for k = 1..N; 'pruned', BLEU of a:N for a = 1..N;
+    'psi'; 'lines' of the text; 'signature' of BLEU; 'decoding', the options of
+    the search; and 'paper', the values of Yang et al. (2022).
   """
   run = subject.run
   count = group_count(run.config.model, 'decoder')
@@ -90,7 +90,7 @@ def _scores(subject: RunWithText, groups: str) -> Scores:
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """BLEU of single and of several groups, and psi; the paper's below."""
+  """Draw BLEU of single and of several groups, and psi; the paper's below."""
   figure, axes = figures.panels(4)
   _draw_row(axes[:2], numbers, 'this run')
   _draw_row(axes[2:], numbers['paper'], 'Yang 2022, De-En, 6 + 18 layers')
@@ -114,7 +114,7 @@ def _draw_row(
 
 
 def look(subject: RunWithText) -> ViewResult:
-  """Translates with every choice of groups, and draws."""
+  """Translate with every choice of groups, and summarise and draw BLEU."""
   numbers = group_scores(subject)
   best = max(numbers['single'])
   place = numbers['single'].index(best) + 1

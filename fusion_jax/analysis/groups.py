@@ -1,7 +1,7 @@
-"""What groups of layers weigh, and how these weights came about.
+"""Weights of groups of layers, and their course over the training.
 
-Yang et al. (TASLP 2022), Fig. 8 and 9, and the weights of Table VI. From the
-parameters and, over the training, from metrics.jsonl.
+Yang et al. (TASLP 2022), Fig. 8 and 9, and the weights of Table VI. They are
+read from the parameters and, over the training, from metrics.jsonl.
 """
 
 import logging
@@ -19,13 +19,13 @@ from fusion_jax.analysis.sides import sides_of
 from fusion_jax.analysis.view_result import View, ViewResult
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
-from fusion_jax.fusion.groups import groups_of, log_group_weights
+from fusion_jax.fusion.gtrans import groups_of, log_group_weights
 
 logger = logging.getLogger(__name__)
 
 # Table VI of Yang et al. (2022): 6 + 18 layers, groups of 3.
 PAPER_WEIGHTS = [0.066, 0.071, 0.103, 0.255, 0.254, 0.251]
-# What is logged over the training, and its name here.
+# Names in metrics.jsonl, and the corresponding names here.
 _LOGGED = {
   'encoder/read_out/group_weights': 'encoder',
   'decoder/prediction/layer_weights': 'decoder_layers',
@@ -39,11 +39,11 @@ _TITLES = {
 
 
 def psi_of(parameters: Mapping[str, Any], config: ModelConfig) -> list[float]:
-  """psi = softmax(w / temperature) of all groups; Yang et al. (2022), Eq. 6.
+  """Return psi = softmax(w / temperature); Yang et al. (2022), Eq. 6.
 
   Args:
-    parameters: of a model with decoder groups.
-    config: of the model.
+    parameters: Parameters of a model with decoder groups.
+    config: Model configuration.
   """
   temperature = config.decoder.gtrans.temperature or math.sqrt(config.width)
   weights = parameters['decoder']['prediction']['group_weights']
@@ -51,17 +51,18 @@ def psi_of(parameters: Mapping[str, Any], config: ModelConfig) -> list[float]:
 
 
 def group_weights(subject: RunWithText) -> Mapping[str, Any]:
-  """The weights of groups and of the layers in them.
+  """Read the weights of groups and of the layers in them.
 
   Args:
-    subject: the run.
+    subject: Run to read.
 
   Returns:
-    'weights': 'encoder' sigmoid(w) of every group, 'decoder_layers' sigmoid(w)
-    of every layer and 'psi' of every group, as far as the model has them;
-    'layers': the first and the last layer of every group of each side;
-    'training': 'steps' and the same over the training, [weights][steps], None
-    where no weights were logged; and 'paper', psi of Yang et al. (2022).
+    'weights': 'encoder', sigmoid(w) of every group, 'decoder_layers',
+    sigmoid(w) of every layer, and 'psi' of every group, as far as the model
+    has them. 'layers': the first and the last layer of every group of each
+    side. 'training': 'steps' and the same weights over the training,
+    [weights][steps]; None where nothing was logged. 'paper': psi of Yang et
+    al. (2022).
   """
   config, parameters = subject.run.config.model, subject.run.parameters
   sides = sides_of(config, 'gtrans')
@@ -106,7 +107,7 @@ def _over_training(subject: RunWithText) -> dict[str, Any] | None:
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """Bars of the weights; below, the same over the training."""
+  """Draw bars of the weights; below, the weights over the training."""
   weights, training = numbers['weights'], numbers['training'] or {}
   curves = [name for name in weights if name in training]
   figure, axes = figures.panels(len(weights) + len(curves), len(weights))
@@ -144,7 +145,7 @@ def _draw_weights(
 
 
 def look(subject: RunWithText) -> ViewResult:
-  """Reads and draws."""
+  """Read the weights, and summarise and draw them."""
   numbers = group_weights(subject)
   said = '; '.join(
     f'{_TITLES[name]}: ' + ', '.join(f'{value:.3f}' for value in values)

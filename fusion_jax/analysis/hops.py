@@ -1,7 +1,8 @@
-"""Which layers the hops of multi-layer representation fusion read.
+"""Which layers the hops of multi-layer representation fusion attend to.
 
-Wang et al. (COLING 2018), Fig. 5: the attention over the layers, by hop. Axis
-letters: B batch, T positions, P hops, n fused layers.
+Wang et al. (COLING 2018), Fig. 5: the attention over the layers, by hop.
+
+Axis letters: B batch, T positions, P hops, n fused layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,23 +21,24 @@ from fusion_jax.analysis.view_result import View, ViewResult
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.data.batching import Batch, Shape, assemble
 
-# Sentences whose attention is given word by word.
+# Number of sentences whose attention is given word by word.
 _SENTENCES = 5
-# Of the figure, so that subwords can be read.
+# Most subwords in the figure, so that they stay readable.
 _MOST_PIECES = 36
 
 
 def hop_attention(subject: RunWithText) -> Mapping[str, Any]:
-  """The attention of every hop over the layers.
+  """Measure the attention of every hop over the layers.
 
   Args:
-    subject: the run and its text.
+    subject: Run and text to measure.
 
   Returns:
-    For each side with hops: 'layers' their names, 'mean' [P][n] over all
-    'positions' of the text, and 'sentences', the first five: 'line' in the
-    text, 'pieces' read by the encoder or predicted by the decoder, 'read' what
-    the position reads, and 'attention' [P][n][T].
+    For each side with hops: 'layers', their names; 'mean' [P][n] over all
+    'positions' of the text; and 'sentences', the first five. Each sentence has
+    its 'line' in the text, the 'pieces' that the encoder reads or the decoder
+    predicts, 'read', the piece read at each position, and 'attention'
+    [P][n][T].
   """
   config = subject.run.config.model
   sides = sides_of(config, 'hops')
@@ -71,7 +73,7 @@ def _layer_names(config: ModelConfig, side: Side) -> list[str]:
 def _sentence_attention(
   subject: RunWithText, pairs: Sequence[TextPair], sides: tuple[Side, ...]
 ) -> Mapping[Side, Float[np.ndarray, 'B T n P']]:
-  """Of a few sentences, in one batch."""
+  """Return the attention of a few sentences, computed in one batch."""
   model = subject.run.model
   shape = Shape(
     len(pairs),
@@ -111,7 +113,7 @@ def _sentence(
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """The mean of each side, then the hops of the first sentence."""
+  """Draw the mean of each side, then the hops of the first sentence."""
   sides = [side for side in SIDES if side in numbers]
   last = sides[-1]
   hops = len(numbers[last]['mean'])
@@ -145,7 +147,7 @@ def _draw_hop(
   axes: figures.Axes, numbers: Mapping[str, Any], hop: int, side: str
 ) -> None:
   sentence = numbers['sentences'][0]
-  # Two dollars would be read as a formula.
+  # Matplotlib would read text between two dollar signs as a formula.
   pieces = [
     piece.replace('$', r'\$') for piece in sentence['pieces'][:_MOST_PIECES]
   ]
@@ -166,7 +168,7 @@ def _draw_hop(
 
 
 def look(subject: RunWithText) -> ViewResult:
-  """Measures and draws."""
+  """Measure the attention of the hops, and summarise and draw it."""
   numbers = hop_attention(subject)
   said = []
   for side, own in numbers.items():

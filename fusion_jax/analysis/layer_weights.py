@@ -1,10 +1,12 @@
-"""What every layer weighs in the schemes that sum layers with weights.
+"""Weights of the layers in the schemes that compute weighted sums of layers.
 
 Dynamic linear combination of layers (Wang et al. 2019), transparent attention
-(Bapna et al. 2018), linear combination (Dou et al. 2018, Eq. 5) and
-dynamic combination (Dou et al. 2019, Eq. 4); the last one's weights are those
-that it computes for the text. Axis letters: B batch, T positions, D model
-width, L layers, J layers of the decoder, F columns of a factored map.
+(Bapna et al. 2018), linear combination (Dou et al. 2018, Eq. 5) and dynamic
+combination (Dou et al. 2019, Eq. 4). The weights of the last are those that it
+computes for the text.
+
+Axis letters: B batch, T positions, D model width, L layers, J decoder layers, F
+columns of a factored map.
 """
 
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ from fusion_jax.analysis.sides import sides_of
 from fusion_jax.analysis.token_means import TokenMeans, token_means
 from fusion_jax.analysis.view_result import View, ViewResult
 from fusion_jax.config import Side
-from fusion_jax.fusion.connect import predecessors
+from fusion_jax.fusion.dlcl import predecessors
 
 _MATRICES = 'dlcl', 'transparent'
 _SCHEMES = *_MATRICES, 'linear', 'dynamic_combination'
@@ -30,12 +32,15 @@ _SCHEMES = *_MATRICES, 'linear', 'dynamic_combination'
 def dlcl_weights(
   weights: Float[np.ndarray, 'L L *D'], window: int, normalize: str
 ) -> Float[np.ndarray, 'L L']:
-  """w_lk of what follows layer l, the mean over features; NaN: not read.
+  """Return the weights w_lk after layer l, averaged over features.
 
   Args:
-    weights: the parameter.
-    window: the most predecessors; 0: any.
+    weights: Parameter with the weights.
+    window: Largest number of predecessors; 0 for no limit.
     normalize: 'none' or 'softmax' over the predecessors.
+
+  Returns:
+    Weights with NaN where a layer is not read.
   """
   read = predecessors(len(weights), window)
   found = np.full(read.shape, np.nan)
@@ -50,14 +55,14 @@ def dlcl_weights(
 def block_norms(
   parameters: Mapping[str, Any], layers: int
 ) -> Float[np.ndarray, ' L']:
-  """|W_l| of sum_l H[l] W_l; factored, W_l = A_l B.
+  """Compute |W_l| of sum_l H[l] W_l; in a factored map, W_l = A_l B.
 
   Args:
-    parameters: of a linear combination.
-    layers: that it combines.
+    parameters: Parameters of a linear combination.
+    layers: Number of layers that it combines.
 
   Returns:
-    Frobenius norms, from the lowest layer on.
+    Frobenius norms, from the lowest layer upwards.
   """
   if 'kernel' in parameters:
     blocks = np.asarray(parameters['kernel'])
@@ -70,16 +75,17 @@ def block_norms(
 
 
 def layer_weights(subject: RunWithText) -> Mapping[str, Any]:
-  """The weights of both sides.
+  """Measure the layer weights of both sides.
 
   Args:
-    subject: the run; its text is read for dynamic combination alone.
+    subject: Run and text; the text is read only for dynamic combination.
 
   Returns:
-    For each side that has such a scheme its 'scheme', the 'layers' that are
-    weighed, and: 'weights' of dlcl [L+1][L+1] and transparent [J][L+1], rows
-    'rows', None where a layer is not read; 'norms' of linear [L]; 'mean' and
-    'deviation' of dynamic_combination [L], over 'positions' and features.
+    For each side with such a scheme: its 'scheme'; 'layers', the names of the
+    weighted layers; 'weights' of dlcl [L+1][L+1] and transparent [J][L+1], with
+    the names 'rows', None where a layer is not read; 'norms' of linear [L];
+    'mean' and 'deviation' of dynamic_combination [L] over 'positions' and
+    features.
   """
   config = subject.run.config.model
   dynamic = sides_of(config, 'dynamic_combination')
@@ -111,7 +117,7 @@ def _dynamic(means: TokenMeans) -> dict[str, Any]:
 
 
 def _stored(subject: RunWithText, side: Side) -> dict[str, Any]:
-  """Of the schemes whose weights are parameters."""
+  """Return the weights of the schemes whose weights are parameters."""
   config = subject.run.config.model
   parameters, count = subject.run.parameters[side], config.layers(side)
   names = [f'H[{n}]' for n in range(count + 1)]
@@ -141,7 +147,7 @@ def _with_none(weights: Float[np.ndarray, 'R C']) -> list[list[float | None]]:
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """A map or bars a side."""
+  """Draw a map or bars for each side."""
   figure, axes = figures.panels(len(numbers))
   for panel, (side, own) in zip(axes, numbers.items(), strict=True):
     panel.set_title(f'{side}, {own["scheme"]}')
@@ -184,12 +190,12 @@ def _draw_matrix(axes: figures.Axes, numbers: Mapping[str, Any]) -> None:
 
 
 def _numbers(layers: list[str]) -> list[str]:
-  """l of every H[l]; the names are too wide for an axis."""
+  """Return l of every H[l]; the full names are too wide for an axis."""
   return [name[2:-1] for name in layers]
 
 
 def look(subject: RunWithText) -> ViewResult:
-  """Measures and draws."""
+  """Measure the weights, and summarise and draw them."""
   numbers = layer_weights(subject)
   said = '; '.join(f'{side} {_said(own)}' for side, own in numbers.items())
   return ViewResult(
@@ -198,7 +204,7 @@ def look(subject: RunWithText) -> ViewResult:
 
 
 def _said(numbers: Mapping[str, Any]) -> str:
-  """The last row, or the bars."""
+  """Describe the last row of the weights, or the bars."""
   scheme = numbers['scheme']
   if 'weights' in numbers:
     row = numbers['rows'][-1]

@@ -1,7 +1,7 @@
 """Teacher-forced passes over a text, batch by batch, reduced on the device.
 
-What a pass computes inside is large; a view keeps sums over the text instead.
-Modules sow what they compute into the collection 'views'.
+The values computed inside a pass are large, so a view keeps sums over the text
+instead. Modules sow their values into the collection 'views'.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from fusion_jax.data.batching import (
 )
 from fusion_jax.models.transformer import ModelOutput, Parameters, Transformer
 
-# Few shapes: a view takes longer to compile than to run.
+# Few shapes, because a view takes longer to compile than to run.
 _SHAPES = 2
 _TOKENS = 2_048
 
@@ -31,9 +31,11 @@ Carry = TypeVar('Carry')
 
 
 class TextBatch(NamedTuple):
-  """A batch, and where its rows stand in the text.
+  """A batch, and the places of its rows in the text.
 
-  rows: for each row with a sentence, its index among the pairs.
+  Attributes:
+    batch: Batch of sentences.
+    rows: Index among the pairs, for each row with a sentence.
   """
 
   batch: Batch
@@ -43,11 +45,11 @@ class TextBatch(NamedTuple):
 def text_shapes(
   pairs: Sequence[TextPair], tokens: int = _TOKENS
 ) -> tuple[Shape, ...]:
-  """The shapes of the batches of a text, at most two.
+  """Choose the shapes of the batches of a text, at most two.
 
   Args:
-    pairs: of the text.
-    tokens: slots of a batch on one side.
+    pairs: Pairs of the text.
+    tokens: Token slots of a batch on one side.
   """
   config = BatchConfig(tokens=tokens, shapes=_SHAPES, row_multiple=1)
   return choose_shapes(_lengths(pairs), config)
@@ -56,11 +58,11 @@ def text_shapes(
 def text_batches(
   pairs: Sequence[TextPair], shapes: Sequence[Shape]
 ) -> Iterator[TextBatch]:
-  """Every pair of a text once.
+  """Yield batches with every pair of a text once.
 
   Args:
-    pairs: of the text.
-    shapes: of `text_shapes`.
+    pairs: Pairs of the text.
+    shapes: Result of `text_shapes`.
   """
   order = np.arange(len(pairs), dtype=np.int32)
   assignment = assign_shapes(_lengths(pairs), shapes)
@@ -73,17 +75,17 @@ def text_batches(
 def watched(
   model: Transformer, parameters: Parameters, batch: Batch, *collections: str
 ) -> tuple[ModelOutput, Mapping[str, Any]]:
-  """A pass without dropout, and what its modules handed out.
+  """Run a pass without dropout, and return what its modules sowed.
 
   Args:
-    model: of a run.
-    parameters: of it.
-    batch: teacher-forced.
-    collections: 'views', 'attention' or 'telemetry'.
+    model: Model of a run.
+    parameters: Parameters of the model.
+    batch: Batch, read with teacher forcing.
+    collections: Collections to return: 'views', 'attention' or 'telemetry'.
 
   Returns:
-    The output, and of each collection nested mappings of arrays by the names
-    of the modules; {} where nothing was handed out.
+    The output, and for each collection nested mappings of arrays by the names
+    of the modules; {} if nothing was sown.
   """
   output, kept = model.apply(
     {'params': parameters},
@@ -102,13 +104,13 @@ def over_text(
   start: Carry,
   tokens: int = _TOKENS,
 ) -> Carry:
-  """Folds a pure step over the batches of the text, on the device.
+  """Fold a pure step over the batches of the text, on the device.
 
   Args:
-    subject: the run and its text.
-    step: jitted here; compiled once for each of the two shapes.
-    start: what it begins with.
-    tokens: slots of a batch on one side.
+    subject: Run and text.
+    step: Step to jit; it is compiled once for each of the two shapes.
+    start: First carry.
+    tokens: Token slots of a batch on one side.
 
   Returns:
     The last carry, on the host.

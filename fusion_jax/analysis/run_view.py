@@ -1,4 +1,4 @@
-"""Opens a run for a program that looks at it, and writes what is seen."""
+"""Opening of a run for a view, and writing of the view's result."""
 
 import argparse
 import dataclasses
@@ -17,14 +17,14 @@ from fusion_jax.files import write_whole
 
 
 def open_subject(arguments: argparse.Namespace) -> RunWithText:
-  """The run and the text of the flags.
+  """Open the run and the text that the flags name.
 
   Args:
-    arguments: workdir, source, target, lines, tags, tags_side, and those of
-      `add_checkpoint_flags` and `add_direction_flags`.
+    arguments: Flags workdir, source, target, lines, tags and tags_side, and
+      those of `add_checkpoint_flags` and `add_direction_flags`.
 
   Raises:
-    InputError: of `load_chosen`.
+    InputError: As for `load_chosen`.
   """
   choice = TextChoice(
     arguments.source,
@@ -37,10 +37,10 @@ def open_subject(arguments: argparse.Namespace) -> RunWithText:
 
 
 def check_finite(subject: RunWithText) -> None:
-  """Refuses a run that has diverged; what it logged can still be looked at.
+  """Refuse a run that has diverged; views of its metrics remain possible.
 
   Raises:
-    InputError: a parameter is NaN or infinite.
+    InputError: A parameter is NaN or infinite.
   """
   run = subject.run
   for path, leaf in jax.tree.leaves_with_path(run.parameters):
@@ -53,16 +53,16 @@ def check_finite(subject: RunWithText) -> None:
 
 
 def look_at(view: View, subject: RunWithText, folder: Path) -> ViewResult:
-  """Looks, and writes VIEW.json, VIEW.png and VIEW.svg.
+  """Apply a view to a run, and write VIEW.json, VIEW.png and VIEW.svg.
 
   Args:
-    view: to look with.
-    subject: the run and its text.
-    folder: is made if it is not there.
+    view: View to apply.
+    subject: Run and text to look at.
+    folder: Folder to write to; it is created if it does not exist.
 
   Raises:
-    InputError: the folder cannot be written, the parameters are not finite,
-      or what the view says of its input.
+    InputError: The folder cannot be written, the parameters are not finite, or
+      the view refuses its input.
   """
   if view.reads != 'metrics':
     check_finite(subject)

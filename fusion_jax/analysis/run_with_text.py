@@ -1,4 +1,4 @@
-"""A run that is looked at, and the text that it is looked at with."""
+"""A run together with the text that views measure it on."""
 
 import dataclasses
 import functools
@@ -23,9 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class TextPair(NamedTuple):
-  """A line of text on both sides; ids with the end symbols.
+  """A line of text on both sides as token ids.
 
-  line: its number in the text, from 1.
+  Attributes:
+    source: Source ids with the end symbol.
+    target: Target ids with the end symbol.
+    line: Number of the line in the text, from 1.
   """
 
   source: Int32[np.ndarray, ' S']
@@ -35,15 +38,14 @@ class TextPair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TextChoice:
-  """Which text.
+  """Choice of a text.
 
   Attributes:
-    source: a file; '': the validation text that the run directory holds.
-    target: its translation, line for line; of the same kind.
-    lines: at most so many, the first; 0: all.
-    tags: a CoNLL-U file of one side, for views that look by word class; ''
-      for none.
-    tags_side: which side: 'source' or 'target'.
+    source: Source file; '' for the validation text in the run directory.
+    target: Its translation, line by line; '' if `source` is ''.
+    lines: Number of lines to use from the beginning; 0 uses all.
+    tags: CoNLL-U file of one side, for views by word class; '' for none.
+    tags_side: Side that `tags` describes: 'source' or 'target'.
   """
 
   source: str = ''
@@ -58,12 +60,12 @@ class TextChoice:
 
 
 class RunWithText:
-  """A run and a text; what is not asked for is not read.
+  """A run and a text; each is read only when it is first needed.
 
   Attributes:
-    workdir: the run directory.
-    run: of one direction.
-    choice: of the text.
+    workdir: Run directory.
+    run: Trained model of one direction.
+    choice: Choice of the text.
   """
 
   def __init__(self, workdir: Path, run: TrainedModel, choice: TextChoice):
@@ -76,7 +78,7 @@ class RunWithText:
     """Source and target lines.
 
     Raises:
-      InputError: there is no such text.
+      InputError: The text cannot be read or has no lines.
     """
     lines = itertools.islice(self._read(), self.choice.lines or None)
     found = tuple(lines)
@@ -88,7 +90,7 @@ class RunWithText:
 
   @functools.cached_property
   def pairs(self) -> tuple[TextPair, ...]:
-    """The lines as ids, but for those with an empty or a too long side."""
+    """The lines as ids, without those where a side is empty or too long."""
     longest = self.run.config.data.filter.max_length
     pairs = tuple(
       pair
@@ -115,7 +117,7 @@ class RunWithText:
     """The lines of metrics.jsonl, without those that are damaged.
 
     Raises:
-      InputError: There is none, or it cannot be read.
+      InputError: The file does not exist or cannot be read.
     """
     path = self.workdir / 'metrics.jsonl'
     if not path.exists():
@@ -125,10 +127,10 @@ class RunWithText:
     return tuple(read_metrics(path))
 
   def of_kind(self, kind: str) -> list[dict[str, Any]]:
-    """The metrics of a kind: 'train', 'valid' or 'fusion'.
+    """Return the metrics of a kind: 'train', 'valid' or 'fusion'.
 
     Raises:
-      InputError: the run has none.
+      InputError: The run has none of this kind.
     """
     rows = [row for row in self.metrics if row['kind'] == kind]
     if not rows:

@@ -1,4 +1,4 @@
-"""The stacks of a model that have what a view looks at."""
+"""The sides of a model whose fusion scheme a view can look at."""
 
 from typing import get_args
 
@@ -8,5 +8,5 @@ SIDES: tuple[Side, ...] = get_args(Side)
 
 
 def sides_of(config: ModelConfig, *schemes: str) -> tuple[Side, ...]:
-  """The sides whose fusion is one of some schemes, the encoder first."""
+  """Return the sides whose fusion is one of the schemes, the encoder first."""
   return tuple(side for side in SIDES if config.side(side).fusion in schemes)

@@ -1,8 +1,9 @@
-"""How alike the layers are, and how much of the embeddings they keep.
+"""Similarity of the layers to each other and to the embeddings.
 
 Emelin et al. (2019), Fig. 6 and 7: the cosine of every layer's state with the
-embedding of its own position. Axis letters: B batch, T positions, D model
-width, L layers.
+embedding of its own position.
+
+Axis letters: B batch, T positions, D model width, L layers.
 """
 
 from collections.abc import Mapping
@@ -24,10 +25,10 @@ _EPSILON = 1e-12
 def cosine_sums(
   layers: tuple[Float[Array, 'B T D'], ...], tokens: Bool[Array, 'B T']
 ) -> Float[Array, 'L L']:
-  """sum_positions cos(H[i], H[j]) for every pair of layers.
+  """Compute sum_positions cos(H[i], H[j]) for every pair of layers.
 
   Args:
-    layers: H[0..L].
+    layers: States H[0..L].
     tokens: True at positions that count.
 
   Returns:
@@ -40,16 +41,16 @@ def cosine_sums(
 
 
 def similarity(subject: RunWithText) -> Mapping[str, Any]:
-  """The mean cosine between all layers of both stacks.
+  """Measure the mean cosine between all layers of both stacks.
 
   Args:
-    subject: the run and its text.
+    subject: Run and text to measure.
 
   Returns:
-    For 'encoder' and 'decoder' a matrix [L+1][L+1], H[0] first; and the
-    positions they are means of. The first position of the decoder, which reads
-    the start symbol in every sentence, and the end symbol of the source do not
-    count.
+    For 'encoder' and 'decoder' a matrix [L+1][L+1], H[0] first, and the number
+    of positions of the mean. Two kinds of positions do not count: the first of
+    the decoder, which reads the start symbol in every sentence, and the end
+    symbol of the source.
   """
   model = subject.run.model
 
@@ -83,7 +84,7 @@ def similarity(subject: RunWithText) -> Mapping[str, Any]:
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """Maps of both stacks, and the first row of each as a curve."""
+  """Draw maps of both stacks, and the first row of each as a curve."""
   figure, axes = figures.panels(3, columns=3)
   for panel, side in zip(axes, SIDES, strict=False):
     values = np.array(numbers[side]['cosine'])
@@ -108,7 +109,7 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
 
 
 def look(subject: RunWithText) -> ViewResult:
-  """Measures and draws."""
+  """Measure the cosines, and summarise and draw them."""
   numbers = similarity(subject)
   ends = ', '.join(
     f'{numbers[side]["cosine"][0][-1]:.2f} in the {side}' for side in SIDES

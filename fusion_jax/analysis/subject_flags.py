@@ -1,4 +1,4 @@
-"""The flags that choose a run's checkpoint, its direction and a text."""
+"""Flags that choose a run's checkpoint, its direction and a text."""
 
 import argparse
 
@@ -10,7 +10,7 @@ from fusion_jax.cli.checkpoint_flags import (
 
 
 def add_subject_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags that `looking.open_subject` reads, but for --workdir."""
+  """Add the flags that `run_view.open_subject` reads, except --workdir."""
   add = parser.add_argument
   add('--source', default='', help='a text file')
   add('--target', default='', help='its translation')

@@ -1,9 +1,9 @@
-"""Word classes of a text, from a CoNLL-U file, on its subwords.
+"""Word classes of the subwords of a text, from a CoNLL-U file.
 
-https://universaldependencies.org/format.html: a token a line, ten columns with
-tabs between, an empty line after each sentence. The class is column 4, UPOS. A
-word of several tokens (1-2) has the class of its first; empty nodes (1.1) are
-left out.
+https://universaldependencies.org/format.html: one token per line, ten columns
+separated by tabs, an empty line after each sentence. The class is column 4,
+UPOS. A word of several tokens (1-2) has the class of its first; empty nodes
+(1.1) are left out.
 """
 
 import re
@@ -27,9 +27,10 @@ _NONE = -1
 class Word(NamedTuple):
   """A word of a tagged file.
 
-  form: as it stands in the text.
-  tag: its class.
-  line: of the file, from 1.
+  Attributes:
+    form: Form of the word in the text.
+    tag: Class of the word.
+    line: Line of the file, from 1.
   """
 
   form: str
@@ -38,11 +39,12 @@ class Word(NamedTuple):
 
 
 class TaggedText(NamedTuple):
-  """The class of every subword.
+  """The word class of every subword.
 
-  names: of the classes.
-  of_line: by number of the line, from 1, the place in `names` of the class of
-    each subword, without the end symbol; -1 for none.
+  Attributes:
+    names: Names of the classes.
+    of_line: For the number of each line, from 1, the index in `names` of the
+      class of each subword, without the end symbol; -1 for none.
   """
 
   names: tuple[str, ...]
@@ -50,10 +52,11 @@ class TaggedText(NamedTuple):
 
 
 def read_words(path: Path) -> Iterator[list[Word]]:
-  """The words of every sentence of a CoNLL-U file.
+  """Yield the words of every sentence of a CoNLL-U file.
 
   Raises:
-    InputError: the file cannot be read, or a line has not ten columns.
+    InputError: The file cannot be read, or a line does not have ten columns or
+      a valid word number.
   """
   try:
     lines = path.read_text(encoding='utf-8').split('\n')
@@ -94,15 +97,15 @@ def read_words(path: Path) -> Iterator[list[Word]]:
 def tags_of_characters(
   text: str, words: Sequence[Word], where: str
 ) -> list[str]:
-  """The class of the word of each character; a space has that after it.
+  """Return the class of the word of each character; spaces join the next word.
 
   Args:
-    text: a normalised line.
-    words: of it, in order.
-    where: names the line of the text and the tagged file, for the message.
+    text: Normalised line.
+    words: Words of the line, in order.
+    where: Names of the line of the text and the tagged file, for the message.
 
   Raises:
-    InputError: the words are not those of the line.
+    InputError: The words are not those of the line.
   """
   tags: list[str] = []
   for word in words:
@@ -127,14 +130,14 @@ def tags_of_characters(
 
 
 def tagged_text(subject: RunWithText) -> TaggedText | None:
-  """The classes of the subwords of a subject's text; None without --tags.
+  """Return the classes of the subwords of a text; None without --tags.
 
   Args:
-    subject: its text; the sentences of the file are those lines of the side
-      that are not empty, in order.
+    subject: Run and text. The sentences of the tagged file are the non-empty
+      lines of the tagged side, in order.
 
   Raises:
-    InputError: of `read_words` and `tags_of_characters`, or there are fewer
+    InputError: As for `read_words` and `tags_of_characters`, or there are fewer
       sentences than lines.
   """
   choice, run = subject.choice, subject.run
@@ -163,7 +166,7 @@ def tagged_text(subject: RunWithText) -> TaggedText | None:
 def _of_subwords(
   tags: Sequence[str], tokenizer: Tokenizer, text: str, names: dict[str, int]
 ) -> Int[np.ndarray, ' T']:
-  """The place of each subword's class; new classes are added to `names`."""
+  """Return the index of each subword's class; add new classes to `names`."""
   found = []
   for place in tokenizer.places(text):
     if place is None:

@@ -1,7 +1,9 @@
-"""Means over the tokens of a text of what modules show at every position.
+"""Means of sown values over the tokens of a text.
 
-The sums are made on the device, batch by batch: maps of a long text are never
-held. Axis letters: B batch, T positions.
+The sums are computed on the device, batch by batch, so that the values of a
+long text are never held at once.
+
+Axis letters: B batch, T positions.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,15 +24,16 @@ from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.config import Side
 from fusion_jax.data.batching import Batch
 
-# A named array for every position, [B, T, ...].
+# Named arrays with a value at every position, [B, T, ...].
 Shown = Mapping[str, Float[Array, 'B T *rest']]
 
 
 class TokenMeans(NamedTuple):
-  """Of one side.
+  """Means of one side.
 
-  means: of every array, without the axes of batch and positions.
-  positions: that they are means of.
+  Attributes:
+    means: Mean of every array, without the axes of batch and positions.
+    positions: Number of positions of the means.
   """
 
   means: Mapping[str, Float[np.ndarray, '...']]
@@ -38,7 +41,7 @@ class TokenMeans(NamedTuple):
 
 
 def token_masks(batch: Batch) -> Mapping[Side, Bool[Array, 'B T']]:
-  """True at the tokens of each side, the end symbols among them."""
+  """Return masks of the tokens of each side, including the end symbols."""
   return {
     'encoder': jnp.arange(batch.source.shape[1])
     < batch.source_lengths[:, None],
@@ -50,7 +53,7 @@ def token_masks(batch: Batch) -> Mapping[Side, Bool[Array, 'B T']]:
 def token_sum(
   values: Float[Array, 'B T *rest'], tokens: Bool[Array, 'B T']
 ) -> Float[Array, '*rest']:
-  """The float32 sum over the positions that are tokens."""
+  """Sum values in float32 over the positions that are tokens."""
   keep = tokens.reshape(*tokens.shape, *(1,) * (values.ndim - 2))
   return jnp.where(keep, values.astype(jnp.float32), 0).sum((0, 1))
 
@@ -58,12 +61,12 @@ def token_sum(
 def zeros_like(
   subject: RunWithText, measure: Callable[[Any, Batch], Any]
 ) -> Any:
-  """What a sum over the batches of a text begins with.
+  """Return the zeros from which a sum over the batches of a text starts.
 
   Args:
-    subject: the run and its text.
-    measure: parameters and a batch to arrays whose shapes do not depend on
-      the batch's.
+    subject: Run and text.
+    measure: Function of parameters and a batch that returns arrays whose shapes
+      do not depend on the batch's.
   """
   pairs = subject.pairs[:1]
   batch = next(text_batches(pairs, text_shapes(pairs))).batch
@@ -76,12 +79,12 @@ def token_means(
   sides: tuple[Side, ...],
   measure: Callable[[Mapping[str, Any], Side], Shown],
 ) -> Mapping[Side, TokenMeans]:
-  """Means over all tokens of the text, the end symbols among them.
+  """Average values over all tokens of the text, including end symbols.
 
   Args:
-    subject: the run and its text.
-    sides: to look at.
-    measure: what the modules of a side handed out to named arrays.
+    subject: Run and text to measure.
+    sides: Sides to look at.
+    measure: Function from what the modules of a side sowed to named arrays.
 
   Returns:
     The means of each side.

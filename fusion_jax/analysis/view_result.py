@@ -1,4 +1,4 @@
-"""What a view of a run gives: numbers, and how they are drawn."""
+"""The type of a view of a run, and the type of its result."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,12 +12,12 @@ from fusion_jax.config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class ViewResult:
-  """What was seen of one run.
+  """Result of a view of one run.
 
   Attributes:
-    numbers: all of it, for JSON: mappings, lists, numbers, strings.
-    draw: makes the figure of these numbers.
-    summary: what is seen, in one or two sentences with figures.
+    numbers: All results as JSON values: mappings, lists, numbers, strings.
+    draw: Function that makes the figure of these numbers.
+    summary: Summary of the results with numbers, in one or two sentences.
   """
 
   numbers: Mapping[str, Any]
@@ -30,16 +30,17 @@ class View:
   """One way to look at a run.
 
   Attributes:
-    name: of the subcommand and of the files.
-    title: of the section in a report.
-    source: the paper, its figure or table, and equations.
-    reading: how to read the figure, in one or two sentences.
-    look: makes the finding.
-    applies: whether a model has what is looked at.
-    needs: in words, which models have; for a message.
-    reads: 'parameters', 'metrics' (those of the training) or 'text'.
-    slow: it takes minutes; a report has it only if it was asked for or made
-      before.
+    name: Name of the subcommand and of the files.
+    title: Title of the section in a report.
+    source: Paper, with its figure or table, and equations.
+    reading: Explanation of the figure, in one or two sentences.
+    look: Function that makes the result.
+    applies: Whether a model has what the view looks at.
+    needs: Models that the view applies to, in words, for a message.
+    reads: Input of the view: 'parameters', 'metrics' (of the training) or
+      'text'.
+    slow: Whether the view takes minutes; a report then includes it only on
+      request or if its files exist.
   """
 
   name: str

@@ -1,4 +1,4 @@
-"""The table of all ways to look at a run."""
+"""The table of all views of a run."""
 
 import types
 from collections.abc import Mapping
@@ -42,20 +42,20 @@ VIEWS: Mapping[str, View] = types.MappingProxyType(
 
 
 def views_of(config: ModelConfig) -> list[View]:
-  """Those that a model has, in the order of the table."""
+  """Return the views that apply to a model, in the order of the table."""
   return [view for view in VIEWS.values() if view.applies(config)]
 
 
 def check_view(view: View, config: ModelConfig, name: str) -> None:
-  """Refuses a view that a model has not.
+  """Refuse a view that does not apply to a model.
 
   Args:
-    view: that is asked for.
-    config: of the model.
-    name: of the run, for the message.
+    view: Requested view.
+    config: Model configuration.
+    name: Name of the run, for the message.
 
   Raises:
-    InputError: it says what views the model has.
+    InputError: The view does not apply; the message lists those that do.
   """
   if not view.applies(config):
     listed = ', '.join(each.name for each in views_of(config))

@@ -1,1 +1,1 @@
-"""What the programs do with their flags: requests, text formats, files."""
+"""Command-line programs: their requests, text formats and files."""

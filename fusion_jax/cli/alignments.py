@@ -1,4 +1,4 @@
-"""Hard alignments out of the weights over a source, as lines of links.
+"""Hard alignments from the weights over a source, as lines of links.
 
 A link i-j says that piece or word j of the translation comes from piece or
 word i of the source, both counted from 0 (the format of Pharaoh and Moses).
@@ -14,16 +14,16 @@ from jaxtyping import Float
 
 Links = list[tuple[int, int]]
 
-# SentencePiece writes a space so; it stands at the start of every word.
+# How SentencePiece writes a space; it stands at the start of every word.
 _SPACE = '▁'
 
 
 def piece_links(weights: Float[np.ndarray, 'T S']) -> Links:
-  """Links every target piece to argmax_i of its weights.
+  """Link every target piece to argmax_i of its weights.
 
   Args:
-    weights: over the source; the last row and the last column are those of
-      the end symbols, which have no part in it.
+    weights: Weights over the source. The last row and the last column belong
+      to the end symbols and are ignored.
 
   Returns:
     (i, j) in the order of j; none without source pieces.
@@ -35,7 +35,7 @@ def piece_links(weights: Float[np.ndarray, 'T S']) -> Links:
 
 
 def word_numbers(pieces: Iterable[str]) -> list[int]:
-  """The number of the word of every piece, counted from 0."""
+  """Return the number of the word of every piece, counted from 0."""
   numbers, word = [], -1
   for piece in pieces:
     if piece.startswith(_SPACE) or word < 0:
@@ -47,12 +47,12 @@ def word_numbers(pieces: Iterable[str]) -> list[int]:
 def word_links(
   links: Links, source: Sequence[int], target: Sequence[int]
 ) -> Links:
-  """Links two words where any of their pieces are linked.
+  """Link two words if any of their pieces are linked.
 
   Args:
-    links: of pieces.
-    source: the word of every source piece.
-    target: likewise.
+    links: Links of pieces.
+    source: Word of every source piece.
+    target: Word of every target piece.
 
   Returns:
     (i, j) without repetition, in the order of j, then i.
@@ -62,14 +62,14 @@ def word_links(
 
 
 def link_line(parts: Iterable[tuple[Links, int, int]]) -> str:
-  """One line of a sentence translated in parts.
+  """Format the links of a sentence translated in parts as one line.
 
   Args:
-    parts: the links of each, and how many pieces or words its source and its
-      translation have.
+    parts: Links of each part, with the number of pieces or words of its source
+      and of its translation.
 
   Returns:
-    '0-0 2-1' and the like, numbered through all parts.
+    Links such as '0-0 2-1', numbered through all parts.
   """
   found, before = [], (0, 0)
   for links, source, target in parts:

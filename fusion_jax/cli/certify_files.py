@@ -1,4 +1,4 @@
-"""decode.py --mode=certify: a file in, a table out, and a verdict."""
+"""decode.py --mode=certify: reads a file, prints a table and a verdict."""
 
 import contextlib
 import logging
@@ -19,11 +19,12 @@ _SENTENCES = 64
 
 
 def certify_file(request: Request) -> None:
-  """Prints a table; writes JSON where `output` is given.
+  """Print the table of the check, and write JSON if `output` is given.
 
   Raises:
-    InputError: a file, a flag or the run directory is wrong.
-    CheckFailed: a difference that is no tie. The report is written before.
+    InputError: A file, a flag or the run directory is wrong.
+    CheckFailed: There is a difference that is no tie. The report is written
+      before this is raised.
   """
   lines = sample_lines(request.input, request.sentences or _SENTENCES)
   trained = load_one(request.workdir, request)
@@ -47,17 +48,17 @@ def certify_file(request: Request) -> None:
 
 
 def sample_lines(path: str, count: int) -> list[tuple[int, str]]:
-  """Lines spread evenly over a file, those without text left out.
+  """Take lines spread evenly over a file, without those that have no text.
 
   Args:
-    path: of the file.
-    count: the most lines to take.
+    path: File to read.
+    count: Largest number of lines to take.
 
   Returns:
     The lines and their numbers, from 1.
 
   Raises:
-    InputError: the file cannot be read or has no text.
+    InputError: The file cannot be read or has no text.
   """
   with open_input(path) as file:
     numbered = enumerate(read_lines(file, path), start=1)
@@ -69,7 +70,7 @@ def sample_lines(path: str, count: int) -> list[tuple[int, str]]:
 
 
 def _n_best(request: Request, options: DecodingConfig) -> int:
-  """Of a beam all, if not told otherwise."""
+  """Return the requested number; by default 1 sample or the whole beam."""
   default = 1 if options.search == 'sample' else options.beam_size
   return request.n_best or default
 

@@ -1,4 +1,4 @@
-"""The flags that choose checkpoint and direction of a run that is loaded."""
+"""Flags that choose the checkpoint and the direction of a run to load."""
 
 import argparse
 import re
@@ -7,10 +7,10 @@ from fusion_jax.bounds import Positive, number
 
 
 def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds --step, --average, --average_of and --parameters to a parser.
+  """Add --step, --average, --average_of and --parameters to a parser.
 
   Args:
-    parser: of the program; its values are arguments of `load_run`.
+    parser: Parser of the program; the values are arguments of `load_run`.
   """
   parser.add_argument(
     '--step', type=_step, default='best', help="a step, 'best' or 'last'"
@@ -36,10 +36,10 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_direction_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds --source_language and --target_language to a parser.
+  """Add --source_language and --target_language to a parser.
 
   Args:
-    parser: of the program; its values are arguments of `in_direction`.
+    parser: Parser of the program; the values are arguments of `in_direction`.
   """
   for side in ('source', 'target'):
     parser.add_argument(

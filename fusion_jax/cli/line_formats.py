@@ -1,4 +1,4 @@
-"""What a line of input says, and what a line of output: text or JSON."""
+"""Formats of the lines of input and output: text or JSON."""
 
 import contextlib
 import dataclasses
@@ -19,13 +19,13 @@ _FIELDS = 'source', 'target', 'prefix'
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-  """A line of input.
+  """Line of input.
 
   Attributes:
-    source: the text.
-    target: a translation of it, to be scored.
-    prefix: what its translation begins with.
-    others: fields of a JSON line that are handed on to the output.
+    source: Text of the source.
+    target: Translation to be scored.
+    prefix: Beginning of the translation to be found.
+    others: Fields of a JSON line that are passed on to the output.
   """
 
   source: str
@@ -38,18 +38,18 @@ class Line:
 def open_text(
   source: str, target: str = '', prefix: str = ''
 ) -> Iterator[Iterator[Line]]:
-  """Reads files of which line i belongs to line i of the others.
+  """Read files whose lines of the same number belong together.
 
   Args:
-    source: a path; empty for stdin.
-    target: a path; empty for none.
-    prefix: likewise.
+    source: Path of the sources; empty for stdin.
+    target: Path of the translations; empty for none.
+    prefix: Path of the prefixes; empty for none.
 
   Yields:
-    The lines.
+    An iterator over the lines.
 
   Raises:
-    InputError: a file cannot be opened, or, while lines are taken, one has
+    InputError: A file cannot be opened or, while lines are taken, one has
       fewer lines than another.
   """
   paths = {'source': source, 'target': target, 'prefix': prefix}
@@ -66,7 +66,7 @@ def open_text(
 def _side_by_side(
   files: Sequence[tuple[str, Iterable[str]]],
 ) -> Iterator[tuple[str, ...]]:
-  """The lines of named files."""
+  """Yield the lines of named files side by side."""
   names, lines = zip(*files, strict=True)
   for number, row in enumerate(itertools.zip_longest(*lines)):
     if None in row:
@@ -81,17 +81,17 @@ def _side_by_side(
 
 @contextlib.contextmanager
 def open_json(path: str, needed: Sequence[str]) -> Iterator[Iterator[Line]]:
-  """Reads JSON lines: objects with a text 'source', 'target' or 'prefix'.
+  """Read JSON lines: objects with a text 'source', 'target' or 'prefix'.
 
   Args:
-    path: of the file; empty for stdin.
-    needed: fields that every object must have.
+    path: File to read; empty for stdin.
+    needed: Fields that every object must have.
 
   Yields:
-    The lines.
+    An iterator over the lines.
 
   Raises:
-    InputError: the file cannot be opened, or, while lines are taken, one is
+    InputError: The file cannot be opened or, while lines are taken, one is
       no such object.
   """
   name = path or 'stdin'
@@ -119,13 +119,13 @@ def _parsed(text: str, where: str, needed: Sequence[str]) -> Line:
 def translation_json(
   index: int, line: Line, translations: Sequence[Translation], to: Tokenizer
 ) -> str:
-  """All that is known of the translations of a line.
+  """Format everything known about the translations of a line as JSON.
 
   Args:
-    index: of the line, from 0.
-    line: what was translated.
-    translations: best first.
-    to: the target tokenizer, for the names of the subwords.
+    index: Index of the line, from 0.
+    line: Line that was translated.
+    translations: Translations, best first.
+    to: Target tokenizer, for the names of the subwords.
 
   Returns:
     An object in one line; 'tokens' end with the end symbol.
@@ -146,13 +146,14 @@ def translation_json(
 def translation_text(
   index: int, translations: Sequence[Translation], n_best: int, per_token: bool
 ) -> Iterator[str]:
-  """One line, or the n best.
+  """Yield the best translation of a line, or the n best, as text.
 
   Args:
-    index: of the line, from 0.
-    translations: best first.
-    n_best: 0: the best one, alone.
-    per_token: add the log-probabilities of the subwords to the n best.
+    index: Index of the line, from 0.
+    translations: Translations, best first.
+    n_best: Number of translations; 0 yields only the text of the best one.
+    per_token: Whether to add the log-probabilities of the subwords to the n
+      best.
 
   Yields:
     'index ||| text ||| score' or the text.
@@ -168,7 +169,7 @@ def translation_text(
 
 
 def score_json(index: int, line: Line, scored: Scored) -> str:
-  """All that is known of the score of a pair, an object in one line."""
+  """Format everything known about the score of a pair as JSON, in one line."""
   return _dumped(
     index,
     line,
@@ -184,7 +185,7 @@ def score_json(index: int, line: Line, scored: Scored) -> str:
 
 
 def score_text(scored: Scored, per_token: bool) -> str:
-  """Sum, mean and score of a pair, and of each subword, between tabs."""
+  """Format sum, mean, score and subword values of a pair, between tabs."""
   numbers = [scored.log_probability, scored.mean, scored.score]
   columns = [f'{number:.6f}' for number in numbers]
   if per_token:

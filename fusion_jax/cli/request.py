@@ -1,4 +1,4 @@
-"""What decode.py is asked for, its checks, and the runs that do it."""
+"""Request made of decode.py, its checks, and the loading of its runs."""
 
 import argparse
 import dataclasses
@@ -20,40 +20,44 @@ from fusion_jax.runs.loading import TrainedModel, load_run
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What to translate, with what, and where to.
+  """Request to translate, score or certify.
 
   Attributes:
-    workdir: the run directory; several, with commas between, translate as one.
-    mode: 'translate', or 'score': the log-probabilities of translations that
-      are given, or 'certify': whether the batches change translations.
-    input: a file, or '' for stdin.
-    input_format: 'text', or 'json': objects with 'source' and, where they are
-      wanted, 'target' and 'prefix'; other fields are handed on.
-    target: with mode='score' the file of the translations.
-    prefix: the file of what translations begin with.
-    per_token: a column with the log-probabilities of all subwords, of scores
-      and of the n best.
-    output: a file, or '' for stdout. With mode='certify' the report as JSON.
-    output_format: 'text', or 'json': an object a line, with all that is known.
-    sentences: with mode='certify' the lines to take; None: 64.
-    reference: a file to score against, or '' for no scores.
-    step: a step, 'best' or 'last'.
-    average: average the parameters of so many checkpoints.
-    average_of: 'last' or 'best': which ones.
-    parameters: of each, 'last' or 'ema'; None: the moving average if it is
-      there.
-    n_best: 0: one translation a line. Else so many lines of the form
-      'index ||| translation ||| score' for each line; the index starts at 0.
-    source_language, target_language: of a run with several directions the one
-      to translate in; otherwise, if given, the run's must be the same.
-    interactive: translate every line before the next is read.
-    warm_up: compile all shapes before the first line.
-    groups: 'first:last' of a GTRANS decoder that translate; '': the run's.
-    weights: of several runs, with commas between; '': all alike.
-    combine: of several runs: the mean of their predictions.
-    options: fields of DecodingConfig that replace the run's.
-    views: files for what the model computes inside, of the pairs that are
-      scored or of each line and its best translation.
+    workdir: Run directory; several, separated by commas, form an ensemble.
+    mode: 'translate', 'score' for the log-probabilities of given translations,
+      or 'certify' to check whether the batches change translations.
+    input: Input file, or '' for stdin.
+    input_format: 'text', or 'json' for objects with 'source' and, if used,
+      'target' and 'prefix'; other fields are passed on.
+    target: File of the translations, with mode='score'.
+    prefix: File of the beginnings of translations.
+    per_token: Whether scores and the n best get a column with the
+      log-probabilities of all subwords.
+    output: Output file, or '' for stdout. With mode='certify' it is the
+      report as JSON.
+    output_format: 'text', or 'json' for one object a line with everything
+      known.
+    sentences: Number of lines to take with mode='certify'; None means 64.
+    reference: File to compute scores against, or '' for no scores.
+    step: Step of the checkpoint, 'best' or 'last'.
+    average: Number of checkpoints whose parameters are averaged.
+    average_of: Checkpoints to average, 'last' or 'best'.
+    parameters: Parameters of each checkpoint, 'last' or 'ema'; None takes the
+      moving average if it exists.
+    n_best: Number of output lines for each line, in the form
+      'index ||| translation ||| score' with the index from 0. With 0 there is
+      one translation a line.
+    source_language, target_language: Direction to translate in, for a run
+      with several. If given for another run, they must be the run's.
+    interactive: Whether to translate every line before the next is read.
+    warm_up: Whether to compile all shapes before the first line.
+    groups: Groups 'first:last' of a GTRANS decoder that translate; '' takes
+      the run's.
+    weights: Weights of several runs, separated by commas; '' means equal.
+    combine: Mean of the predictions of several runs.
+    options: Fields of DecodingConfig that replace the run's.
+    views: Files for the model's internals, for the scored pairs or for each
+      line and its best translation.
   """
 
   workdir: str
@@ -83,16 +87,16 @@ class Request:
   views: ViewFlags = ViewFlags()
 
   def decoding(self, run: TrainedModel) -> DecodingConfig:
-    """The run's options with those that replace them."""
+    """Return the run's options with those that replace them."""
     return dataclasses.replace(run.config.decoding, **self.options)
 
 
 def load(request: Request) -> Ensemble:
-  """Loads the runs that translate.
+  """Load the runs that translate.
 
   Raises:
-    InputError: one cannot be loaded or translates something else, or they
-      do not fit together.
+    InputError: A run cannot be loaded or translates something else, or the
+      runs do not fit together.
   """
   names = split_paths(request.workdir)
   weights = _weights(request.weights)
@@ -101,7 +105,7 @@ def load(request: Request) -> Ensemble:
 
 
 def load_one(workdir: str, request: Request) -> TrainedModel:
-  """Loads one run, with the groups and the languages that are asked for."""
+  """Load one run, with the requested groups and languages."""
   trained = load_run(
     workdir,
     request.step,
@@ -126,20 +130,20 @@ def _weights(text: str) -> list[float]:
 
 
 def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
-  """The run with only some groups of its decoder.
+  """Return the run with only some groups of its decoder.
 
-  Layers above the last of them are not computed, and the weights of those
-  kept sum to 1; Yang et al. (2022), Table VI.
+  Layers above the last of them are not computed, and the weights of the
+  remaining groups sum to 1; Yang et al. (2022), Table VI.
 
   Args:
-    run: with fusion='gtrans' in its decoder.
-    groups: 'first:last', counted from 1.
+    run: Run with fusion='gtrans' in its decoder.
+    groups: Groups 'first:last', counted from 1.
 
   Returns:
     The same parameters in a model with those groups.
 
   Raises:
-    InputError: the decoder has no groups, or not those.
+    InputError: The decoder has no groups, or not those.
   """
   decoder = run.config.model.decoder
   if decoder.fusion != 'gtrans':
@@ -164,10 +168,10 @@ _INPUTS = 'input', 'target', 'prefix', 'reference'
 
 
 def check_flags(request: Request) -> None:
-  """Refuses flags that have no meaning together; nothing is opened.
+  """Refuse flags that have no meaning together; no file is opened.
 
   Raises:
-    InputError: names the flag and what it does not go with.
+    InputError: A flag does not go with another; the message names both.
   """
   mode = f'--mode={request.mode}'
   if request.mode == 'score':
@@ -203,7 +207,7 @@ def _check_certifying(request: Request, mode: str) -> None:
 
 
 def _check_files(request: Request) -> None:
-  """Refuses to write two things into one file, or over what is read."""
+  """Refuse to write two things into one file, or to overwrite an input."""
   outputs = _paths(request, ('output',)) | _paths(request.views, _VIEWS)
   inputs = _paths(request, _INPUTS)
   pairs = (
@@ -218,7 +222,7 @@ def _check_files(request: Request) -> None:
 
 
 def _paths(given: Request | ViewFlags, flags: Sequence[str]) -> dict[str, str]:
-  """The files and those to come; not devices and pipes."""
+  """Return the regular or new files of flags, without devices and pipes."""
   named = {flag: getattr(given, flag) for flag in flags}
   return {
     flag: path

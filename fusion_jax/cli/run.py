@@ -1,4 +1,4 @@
-"""What decode.py does: reads, translates or scores, writes."""
+"""Execution of a request of decode.py: reads, translates or scores, writes."""
 
 import contextlib
 import itertools
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 
 def run(request: Request) -> None:
-  """Carries out a request; the translations are written line for line.
+  """Carry out a request; the translations are written line by line.
 
-  BLEU goes to stdout, or to stderr where the translations are on stdout.
+  BLEU goes to stdout, or to stderr if the translations are on stdout.
 
   Raises:
-    InputError: a file, a flag or the run directory is wrong. An output file
-      is whole or not there.
-    CheckFailed: with mode='certify', translations depend on the batches.
+    InputError: A file, a flag or the run directory is wrong. An output file
+      is either complete or does not exist.
+    CheckFailed: With mode='certify', translations depend on the batches.
   """
   check_flags(request)
   if request.mode == 'score':
@@ -57,7 +57,7 @@ def _translate_and_evaluate(request: Request) -> None:
     total = count_lines(request.input)
     references = _read_references(request.reference)
     if references is not None:
-      # Evaluating holds all lines anyway; a wrong file is named at once.
+      # Evaluation holds all lines anyway, so a wrong file is reported at once.
       lines = list(lines)
       total = len(lines)
       check_line_counts(total, len(references))
@@ -82,7 +82,7 @@ def _open_lines(
 def _translate(
   request: Request, trained: Ensemble, lines: Iterable[Line], total: int | None
 ) -> list[str]:
-  """Writes the translations; returns them if they are to be evaluated."""
+  """Write the translations; return them if they are to be evaluated."""
   options = request.decoding(trained.runs[0])
   progress = Progress(total, 'sentences')
   translator = Translator(
@@ -115,7 +115,7 @@ def _translate(
 def _announce(
   request: Request, translator: Translator, step: int, beam: int
 ) -> None:
-  """Logs what translates; compiles it if that is asked for."""
+  """Log the run and its options, and compile it if requested."""
   shapes = len(translator.shapes)
   name = request.workdir
   logger.info('%s, step %d: beam %d, %d shapes', name, step, beam, shapes)

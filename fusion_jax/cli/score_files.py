@@ -1,4 +1,4 @@
-"""decode.py --mode=score: pairs in, their log-probabilities out."""
+"""decode.py --mode=score: reads pairs and writes their log-probabilities."""
 
 import contextlib
 import itertools
@@ -20,10 +20,10 @@ from fusion_jax.progress import Progress
 
 
 def score_files(request: Request) -> None:
-  """Writes a line for each pair.
+  """Write a line of scores for each pair.
 
   Raises:
-    InputError: a file or the run directory is wrong.
+    InputError: A file or the run directory is wrong.
   """
   with _open_pairs(request) as lines:
     ensemble = load(request)

@@ -1,4 +1,4 @@
-"""Lines of text from files and pipes, and back."""
+"""Lines of text read from and written to files and pipes."""
 
 import contextlib
 import logging
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def split_paths(text: str) -> list[str]:
-  """Paths with commas between; or the one of this name that is there."""
+  """Split paths at commas, unless a path with this whole name exists."""
   return [text] if os.path.exists(text) else text.split(',')
 
 
@@ -41,14 +41,14 @@ def open_input(path: str) -> Iterator[BinaryIO]:
 
 
 def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
-  r"""The lines of a file, without their ends.
+  r"""Yield the lines of a file, without their ends.
 
-  Bytes are split at \n only: str.splitlines would also split at U+2028 and
-  others. Bytes that are not UTF-8 become U+FFFD, with one warning a file.
+  Bytes are split at \n only, because str.splitlines would also split at U+2028
+  and others. Bytes that are not UTF-8 become U+FFFD, with one warning a file.
 
   Args:
-    file: gives lines of bytes, as files do.
-    name: of the file in the warning.
+    file: Lines of bytes, as files give them.
+    name: Name of the file in the warning.
 
   Yields:
     Lines; an end of line at the end of the file does not start another.
@@ -77,7 +77,7 @@ def _read(file: Iterable[bytes], name: str) -> Iterator[bytes]:
 
 
 def count_lines(path: str) -> int | None:
-  """The lines that `read_lines` gives; None for stdin and pipes."""
+  """Count the lines that `read_lines` yields; None for stdin and pipes."""
   if not Path(path).is_file():
     return None
   lines, last = 0, b'\n'

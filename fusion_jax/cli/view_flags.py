@@ -1,4 +1,4 @@
-"""The flags of decode.py that write views, and what they ask for."""
+"""Flags of decode.py that write views, and the views that they request."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ _STATES = '.npz'
 
 Item = TypeVar('Item')
 
-# Hands the items on, in order, when the views of their pairs are written.
+# Passes the items on, in order, after the views of their pairs are written.
 Show = Callable[
   [Iterable[Item], Callable[[Item], Sequence[Pair]]], Iterator[Item]
 ]
@@ -32,14 +32,14 @@ Show = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class ViewFlags:
-  """Where views go, and which; all are text, '' where not given.
+  """Files and selection of views; all are text, '' if not given.
 
   Attributes:
     attention_output: FILE.jsonl for weights over the source; FILE.pharaoh or
       FILE.align for hard alignments.
     attention_layers: 'mean' (the default), 'all', 'last' or a number from 1.
     attention_heads: 'mean' (the default), 'all' or a number from 1.
-    alignment_unit: of hard alignments: 'piece' (the default) or 'word'.
+    alignment_unit: Unit of hard alignments, 'piece' (the default) or 'word'.
     states_output: FILE.npz for H[0..L].
   """
 
@@ -86,19 +86,19 @@ class ViewFlags:
 
   @property
   def outputs(self) -> list[str]:
-    """The files that are asked for."""
+    """Requested files."""
     return [
       path for path in (self.attention_output, self.states_output) if path
     ]
 
   @property
   def aligns(self) -> bool:
-    """Whether hard alignments are asked for."""
+    """Whether hard alignments are requested."""
     return self.attention_output.endswith(_ALIGNMENTS)
 
   @property
   def wanted(self) -> Wanted:
-    """What to look at."""
+    """Internals to view."""
     return Wanted(
       attention=bool(self.attention_output),
       layers=_choice('attention_layers', self.attention_layers, 'last'),
@@ -121,19 +121,20 @@ def _choice(flag: str, text: str, *more: str) -> str | int:
 def open_views(
   flags: ViewFlags, runs: Sequence[TrainedModel], options: DecodingConfig
 ) -> Iterator[Show]:
-  """Opens the files that are asked for.
+  """Open the requested files.
 
   Args:
-    flags: of the command.
-    runs: one, where a view is asked for.
-    options: longest line and slots of a batch.
+    flags: Flags of the command.
+    runs: Runs; only one if a view is requested.
+    options: Decoding options with longest line and slots of a batch.
 
   Yields:
-    Writes the views of every item while the items pass through.
+    A function that writes the views of every item while the items pass
+    through.
 
   Raises:
-    InputError: several runs, no such layer, or a file that cannot be
-      written. A file is whole or not there.
+    InputError: There are several runs, there is no such layer, or a file
+      cannot be written. A file is either complete or does not exist.
   """
   if not flags.outputs:
     yield lambda items, pairs_of: iter(items)

@@ -1,7 +1,7 @@
-"""Views of lines, written to files: weights, alignments, states.
+"""Writers of views of lines into files: weights, alignments, states.
 
-A line that was translated in pieces is written as one: its pieces stand one
-after the other, and a piece has no weight on another piece's source.
+A line that was translated in pieces is written as one: its pieces follow each
+other, and a piece has no weight on another piece's source.
 
 Axis letters: S source, T target, L layers, D model width.
 """
@@ -28,7 +28,7 @@ from fusion_jax.decoding.views import Look, View
 # Writes the views of a line with its number, counted from 0.
 WriteViews = Callable[[int, Sequence[View]], None]
 
-# Of a weight in JSON.
+# Digits of a weight in JSON.
 _DIGITS = 6
 
 
@@ -36,20 +36,20 @@ _DIGITS = 6
 def attention_file(
   path: str, source: Tokenizer, target: Tokenizer
 ) -> Iterator[WriteViews]:
-  """Writes weights over the source: one JSON object a line.
+  """Write weights over the source, one JSON object a line.
 
   Its keys are index (from 0), source and target (subwords, end symbols
-  included) and attention: for each layer and head, if all were wanted, then
-  for each target subword the weights of all source subwords, to 6 digits. An
-  empty line has three empty lists.
+  included) and attention: for each layer and head, if all were wanted, and for
+  each target subword the weights of all source subwords, to 6 digits. An empty
+  line has three empty lists.
 
   Args:
-    path: of the file.
-    source: gives the subwords of the source.
-    target: likewise.
+    path: File to write.
+    source: Tokenizer that gives the subwords of the source.
+    target: Tokenizer that gives the subwords of the target.
 
   Yields:
-    Writes one line.
+    A function that writes one line.
   """
   with open_output(path) as write:
 
@@ -72,16 +72,17 @@ def alignment_file(
   target: Tokenizer,
   unit: Literal['piece', 'word'] = 'piece',
 ) -> Iterator[WriteViews]:
-  """Writes hard alignments: one line of links i-j for each line.
+  """Write hard alignments, one line of links i-j for each line.
 
   Args:
-    path: of the file.
-    source: gives the subwords of the source; its tags have no number.
-    target: likewise.
-    unit: what i and j count.
+    path: File to write.
+    source: Tokenizer of the source; its tags have no number.
+    target: Tokenizer of the target.
+    unit: What i and j count.
 
   Yields:
-    Writes one line; the weights are those of one layer and head, or means.
+    A function that writes one line, from the weights of one layer and head or
+    from means.
   """
   tags = len(source.tags)
 
@@ -102,17 +103,17 @@ def alignment_file(
 
 @contextlib.contextmanager
 def states_file(path: str, blank: Look) -> Iterator[WriteViews]:
-  """Writes H[0..L] of both stacks as an .npz file, array by array.
+  """Write H[0..L] of both stacks as an .npz file, array by array.
 
   Line i, counted from 0, has the arrays encoder_i [L+1, S, D], decoder_i
   [L+1, T, D], source_i [S] and target_i [T] (ids, end symbols included).
 
   Args:
-    path: of the file.
-    blank: what is seen of an empty line.
+    path: File to write.
+    blank: `Look` of an empty line.
 
   Yields:
-    Writes the arrays of one line.
+    A function that writes the arrays of one line.
   """
   with open_whole(path) as file, zipfile.ZipFile(file, 'w') as archive:
 
@@ -132,7 +133,7 @@ def _rounded(weights: list[Float[np.ndarray, '... _ _']]) -> list[Any]:
 def _diagonal(
   blocks: list[Float[np.ndarray, '... _ _']],
 ) -> Float[np.ndarray, '... _ _']:
-  """The blocks along the diagonal of their last two axes, 0 elsewhere."""
+  """Put blocks along the diagonal of their last two axes, with 0 elsewhere."""
   sizes = [block.shape[-2:] for block in blocks]
   whole = np.zeros((*blocks[0].shape[:-2], *np.sum(sizes, axis=0)), np.float32)
   row = column = 0

@@ -12,7 +12,9 @@ import importlib.util
 import inspect
 import json
 import os
+import sys
 import traceback
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,14 +64,38 @@ def parse_experiment(
 def parse_arguments(
   argv: Sequence[str], parser: argparse.ArgumentParser
 ) -> argparse.Namespace:
-  """`parser.parse_args` with errors of one line and no abbreviations."""
+  """Parse flags, and run the plugins that they name.
+
+  Args:
+    argv: Flags, without the program's name.
+    parser: Parser of the program; `--plugin` is added to it.
+
+  Returns:
+    The values of the program's own flags.
+
+  Raises:
+    InputError: There is no such flag, its value is wrong (flags cannot be
+      abbreviated), or a plugin fails.
+  """
 
   def refuse(message: str) -> NoReturn:
     raise InputError(f'{message}; --help lists the flags')
 
+  parser.add_argument(
+    '--plugin',
+    action='append',
+    default=[],
+    metavar='FILE.py',
+    help='a Python file that registers fusion schemes; several may be given',
+  )
   parser.allow_abbrev = False
   parser.error = refuse
-  return parser.parse_args(argv)
+  arguments = parser.parse_args(argv)
+  for path in vars(arguments).pop('plugin'):
+    _check_file(path, '--plugin')
+    with _told_by_line(path, '--plugin'):
+      _run_file(path, '--plugin')
+  return arguments
 
 
 def add_fields(
@@ -117,8 +143,8 @@ def load_config(name: str) -> ExperimentConfig:
   path, colon, variant = name, '', ''
   if not name.endswith('.py'):
     path, colon, variant = name.rpartition(':')
-  _check_file(path or name)
-  with _told_by_line(path):
+  _check_file(path or name, '--config')
+  with _told_by_line(path, '--config'):
     get_config = _get_config(path)
     if colon and not inspect.signature(get_config).parameters:
       raise InputError(f'--config: {path} has no variants, got {variant!r}')
@@ -211,41 +237,48 @@ def _split_off_overrides(
   return rest, overrides
 
 
-def _check_file(path: str) -> None:
+def _check_file(path: str, flag: str) -> None:
   if os.path.isdir(path):
-    raise InputError(f'--config: {path}: is a folder, not a Python file')
+    raise InputError(f'{flag}: {path}: is a folder, not a Python file')
   if not os.path.isfile(path):
-    raise InputError(f'--config: {path}: no such file')
+    raise InputError(f'{flag}: {path}: no such file')
+
+
+def _run_file(path: str, flag: str) -> types.ModuleType:
+  # Dataclasses ask for the module by its name, which must be no other's.
+  name = f'user_file_{Path(path).stem}'
+  spec = importlib.util.spec_from_file_location(name, path)
+  if spec is None or spec.loader is None:
+    raise InputError(f'{flag}: {path}: not a Python file')
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module
+  spec.loader.exec_module(module)
+  return module
 
 
 def _get_config(path: str) -> Callable[..., Any]:
-  spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-  if spec is None or spec.loader is None:
-    raise InputError(f'--config: {path}: not a Python file')
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  get_config = getattr(module, 'get_config', None)
+  get_config = getattr(_run_file(path, '--config'), 'get_config', None)
   if not callable(get_config):
     raise InputError(f'--config: {path} has no function get_config')
   return get_config
 
 
 @contextlib.contextmanager
-def _told_by_line(path: str) -> Iterator[None]:
-  """Tells what stops a config file, which is the user's code, by its line."""
+def _told_by_line(path: str, flag: str) -> Iterator[None]:
+  """Report what stops a user's Python file by its line."""
   try:
     yield
   except SyntaxError as error:
     place = f'{error.filename or path}, line {error.lineno or 1}'
-    raise InputError(f'--config: {place}: {error.msg}') from None
+    raise InputError(f'{flag}: {place}: {error.msg}') from None
   except (Exception, SystemExit) as error:
     reason = first_line(error)
-    if reason.startswith('--config'):
+    if reason.startswith(flag):
       raise
     if not isinstance(error, InputError):
       reason = f'{type(error).__name__}: {reason}'
     place = f'{path}{_line_of(error, os.path.abspath(path))}'
-    raise InputError(f'--config: {place}: {reason}') from error
+    raise InputError(f'{flag}: {place}: {reason}') from error
 
 
 def _line_of(error: BaseException, path: str) -> str:

@@ -13,7 +13,10 @@ that default to 0 follow the model, as the text below them says.
 import dataclasses
 import re
 import types
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, Field
 
 from fusion_jax.bounds import (
   Depth,
@@ -25,26 +28,12 @@ from fusion_jax.bounds import (
   Text,
 )
 from fusion_jax.config.section import section
-from fusion_jax.errors import require
+from fusion_jax.errors import InputError, require
+from fusion_jax.faults import choice_fault
 
 Side = Literal['encoder', 'decoder']
 
-Scheme = Literal[
-  'none',
-  'dense',
-  'linear',
-  'iterative',
-  'hierarchical',
-  'average',
-  'feed_forward',
-  'hops',
-  'dynamic_combination',
-  'dynamic_routing',
-  'em_routing',
-  'gtrans',
-  'transparent',
-  'dlcl',
-]
+_Value: TypeAlias = bool | int | float | Text
 
 
 class Only(NamedTuple):
@@ -108,7 +97,7 @@ class AggOptions:
   """Hierarchical: whether the node of a group is the next group's input."""
 
 
-_WITH_EMBEDDING = Only(('feed_forward', 'hops'))
+_NETWORKS = Only(('feed_forward', 'hops'))
 _HOPS = Only(('hops',))
 
 
@@ -119,11 +108,11 @@ class MlrfOptions:
   include_embedding: bool = True
   """Whether H[0] is fused too."""
 
-  layer_embedding: Annotated[bool, _WITH_EMBEDDING] = True
+  layer_embedding: Annotated[bool, _NETWORKS] = True
   """Add a learned vector to every layer, shared by both sides (Eq. 4)."""
 
-  hidden: Annotated[Size, Only(('feed_forward',))] = 512
-  """Feed-forward: hidden width of the network."""
+  hidden: Annotated[Size, _NETWORKS] = 512
+  """Feed-forward and multi-hop: hidden width of the feed-forward network."""
 
   hops: Annotated[Depth, _HOPS] = 4
   """Multi-hop: number of hops."""
@@ -447,11 +436,71 @@ class MultiLayerOptions:
   """Whether layers 2..k, which have fewer layers below them, read those."""
 
 
-# Factors on the learning rate of what only the fusion has, where 1 was measured
-# to train worse (`python -m benchmarks.scheme_health`).
-FUSION_RATES = types.MappingProxyType(
-  {'linear': 0.1, 'feed_forward': 0.3, 'hops': 0.3}
-)
+def _no(side: 'SideConfig') -> bool:
+  return False
+
+
+def _yes(side: 'SideConfig') -> bool:
+  return True
+
+
+@dataclasses.dataclass(frozen=True)
+class SchemeRules:
+  """What a config knows of a scheme, whose module it does not import.
+
+  Attributes:
+    options: Section of `SideConfig` that the scheme reads.
+    sides: Sides that may have it.
+    owns_layer_inputs: Whether layers read something else than the layer below.
+    rate: Factor on the learning rate of what only the fusion has; not 1 where
+      that was measured to train worse (`python -m benchmarks.scheme_health`).
+  """
+
+  options: str
+  sides: tuple[Side, ...] = ('encoder', 'decoder')
+  owns_layer_inputs: Callable[['SideConfig'], bool] = _no
+  rate: float = 1.0
+
+
+_RULES = {
+  'dense': SchemeRules('dense', owns_layer_inputs=_yes),
+  'linear': SchemeRules('linear', rate=0.1),
+  'iterative': SchemeRules('agg'),
+  'hierarchical': SchemeRules(
+    'agg', owns_layer_inputs=lambda side: side.agg.feedback
+  ),
+  'average': SchemeRules('mlrf'),
+  'feed_forward': SchemeRules('mlrf', rate=0.3),
+  'hops': SchemeRules('mlrf', rate=0.3),
+  'dynamic_combination': SchemeRules('dynamic'),
+  'dynamic_routing': SchemeRules('routing'),
+  'em_routing': SchemeRules('routing'),
+  'gtrans': SchemeRules('gtrans'),
+  'transparent': SchemeRules('transparent', sides=('encoder',)),
+  'dlcl': SchemeRules('dlcl', owns_layer_inputs=_yes),
+}
+RULES: Mapping[str, SchemeRules] = types.MappingProxyType(_RULES)
+
+
+def register_rules(name: str, rules: SchemeRules) -> None:
+  """Add a scheme to those that configs may name.
+
+  Args:
+    name: Name of the scheme, which no other has.
+    rules: Its rules; its options are `SideConfig.own`.
+
+  Raises:
+    InputError: There is such a scheme already.
+  """
+  if name in _RULES or name == 'none':
+    raise InputError(f'fusion={name!r}: there is such a scheme already')
+  _RULES[name] = rules
+
+
+def _known(name: str) -> str:
+  if fault := choice_fault(name, ('none', *RULES)):
+    raise ValueError(fault)
+  return name
 
 
 @section('model.*')
@@ -463,8 +512,8 @@ class SideConfig:
   and go with any scheme that leaves the layers' inputs alone.
   """
 
-  fusion: Scheme = 'none'
-  """Fusion scheme."""
+  fusion: Annotated[Text, AfterValidator(_known)] = 'none'
+  """Fusion scheme: 'none', or a name of `RULES`."""
 
   start: Literal['fresh', 'baseline'] = 'fresh'
   """'baseline': new parameters start so that the model computes what it would
@@ -487,6 +536,14 @@ class SideConfig:
   shortcut: ShortcutOptions = ShortcutOptions()
   multi_layer: MultiLayerOptions = MultiLayerOptions()
 
+  own: Annotated[tuple[tuple[Text, _Value], ...], Field(strict=False)] = ()
+  """Options of a scheme that is registered from outside: names and values."""
+
+  @property
+  def rules(self) -> SchemeRules | None:
+    """The rules of the scheme; None without one."""
+    return RULES.get(self.fusion)
+
   def per_layer_norms(self, norm: str) -> bool:
     """Return whether every layer that is fused has a norm of its own."""
     return self.input_norm == 'per_layer' or (
@@ -496,11 +553,9 @@ class SideConfig:
   @property
   def default_rate(self) -> float:
     """The factor on the learning rate of the fusion's parameters."""
-    return FUSION_RATES.get(self.fusion, 1.0)
+    return self.rules.rate if self.rules else 1.0
 
   @property
   def owns_layer_inputs(self) -> bool:
     """Whether layers read something else than the layer below."""
-    if self.fusion == 'hierarchical':
-      return self.agg.feedback
-    return self.fusion in ('dense', 'dlcl')
+    return bool(self.rules and self.rules.owns_layer_inputs(self))

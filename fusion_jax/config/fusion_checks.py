@@ -1,6 +1,8 @@
 """Which choices about fusion make sense, alone and together."""
 
-import types
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 from fusion_jax.config.fusion import (
   LITERAL_ROUTING,
@@ -16,23 +18,9 @@ from fusion_jax.errors import require
 
 _DEFAULT = SideConfig()
 
-# Sections of a side, and the schemes that read them; 'multi_layer' stands for
-# multi-layer attention, 'shortcut' for shortcuts.
-_READERS = types.MappingProxyType(
-  {
-    'dense': ('dense',),
-    'linear': ('linear',),
-    'agg': ('iterative', 'hierarchical', 'multi_layer'),
-    'mlrf': ('average', 'feed_forward', 'hops'),
-    'dynamic': ('dynamic_combination',),
-    'routing': ('dynamic_routing', 'em_routing'),
-    'gtrans': ('gtrans',),
-    'transparent': ('transparent',),
-    'dlcl': ('dlcl',),
-    'shortcut': ('shortcut',),
-    'multi_layer': ('multi_layer',),
-  }
-)
+# What else reads sections of a side: multi-layer attention and shortcuts.
+_MULTI_LAYER = 'agg', 'multi_layer'
+_SHORTCUT = ('shortcut',)
 
 
 def check_side(
@@ -75,23 +63,33 @@ def unread_options(side: SideConfig, name: Side) -> tuple[str, ...]:
   Returns:
     'mlrf.hops' and the like.
   """
-  chosen = {side.fusion, name}
+  chosen, sections = {side.fusion, name}, set()
+  if side.rules:
+    sections.add(side.rules.options)
   if side.multi_layer.layers > 1:
-    chosen.add('multi_layer')
+    sections.update(_MULTI_LAYER)
   if side.shortcut.source != 'none':
-    chosen.add('shortcut')
-  unread = []
-  for section, readers in _READERS.items():
-    is_read = not chosen.isdisjoint(readers)
-    for field, info in fields_of_section(type(getattr(side, section))).items():
-      only = [each for each in info.metadata if isinstance(each, Only)]
-      wanted = [set(each.readers) for each in only]
-      if not is_read or any(chosen.isdisjoint(each) for each in wanted):
-        unread.append(f'{section}.{field}')
-  return tuple(unread)
+    sections.update(_SHORTCUT)
+  return tuple(
+    f'{section}.{field}'
+    for section, options in fields_of_section(SideConfig).items()
+    if dataclasses.is_dataclass(options.annotation)
+    for field, info in fields_of_section(options.annotation).items()
+    if section not in sections or not _is_read(info.metadata, chosen)
+  )
+
+
+def _is_read(metadata: Iterable[Any], chosen: set[str]) -> bool:
+  only = (set(each.readers) for each in metadata if isinstance(each, Only))
+  return all(chosen & readers for readers in only)
 
 
 def _check_read(side: SideConfig, path: str, name: Side) -> None:
+  require(
+    not side.own or (side.rules is not None and side.rules.options == 'own'),
+    f'{path}.own',
+    f'has no effect with {path}.fusion={side.fusion!r}; leave it out',
+  )
   for option in unread_options(side, name):
     section, _, field = option.partition('.')
     value = getattr(getattr(side, section), field)
@@ -129,7 +127,7 @@ def _check_layers(side: SideConfig, path: str, layers: int) -> None:
 
 
 def _check_capsules(side: SideConfig, path: str, width: int) -> None:
-  if side.fusion in ('dynamic_routing', 'em_routing'):
+  if side.rules and side.rules.options == 'routing':
     capsules = side.routing.capsule_count(width)
     require(
       width % capsules == 0,
@@ -155,10 +153,10 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
   encoder = name == 'encoder'
   shortcut, many = side.shortcut, side.multi_layer.layers > 1
   require(
-    encoder or side.fusion != 'transparent',
+    side.rules is None or name in side.rules.sides,
     f'{path}.fusion',
-    "'transparent' gives memories to the decoder's layers: it belongs to "
-    'model.encoder.fusion',
+    f'{side.fusion!r} does not fit the {name}; it belongs to model.'
+    f'{side.rules.sides[0] if side.rules else name}.fusion',
   )
   require(
     not (many and shortcut.source != 'none'),

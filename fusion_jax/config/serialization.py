@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.fusion import FUSION_RATES, Side, SideConfig
+from fusion_jax.config.fusion import RULES, Side, SideConfig
 from fusion_jax.config.fusion_checks import unread_options
 from fusion_jax.errors import InputError
 from fusion_jax.faults import first_fault
@@ -144,7 +144,7 @@ def _upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
     schemes.add(side.get('fusion', 'none'))
     model[name] = side
   optimizer = dict(values.get('optimizer', {}))
-  if not schemes.isdisjoint(FUSION_RATES):
+  if any(name in RULES and RULES[name].rate != 1 for name in schemes):
     optimizer.setdefault('fusion_rate', 1.0)
   upgraded = {**values, 'model': model, 'optimizer': optimizer}
   return _without_unread(upgraded)

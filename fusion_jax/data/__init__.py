@@ -1,1 +1,1 @@
-"""Text to subword ids to examples to batches of fixed shapes."""
+"""Data pipeline from text to subword ids, examples and batches."""

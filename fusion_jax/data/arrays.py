@@ -1,7 +1,7 @@
-"""The .npy files of a prepared split: opened and checked.
+"""Opening and checking the .npy files of a prepared split.
 
-They must fit to what else the folder holds. Corpora that were prepared before
-there were digests of files have nothing else that tells of damage.
+Their content must be consistent with the rest of the folder. For corpora
+prepared before files had digests, this is the only check for damage.
 """
 
 import tokenize
@@ -11,17 +11,17 @@ import numpy as np
 
 
 def open_array(path: Path, dtype: type[np.integer]) -> np.ndarray:
-  """Memory-maps a file.
+  """Memory-map a file.
 
   Args:
-    path: of the file.
-    dtype: that it must have.
+    path: File to open.
+    dtype: Required dtype.
 
   Returns:
     The array, of any shape.
 
   Raises:
-    EOFError, OSError, ValueError: it is missing or damaged.
+    EOFError, OSError, ValueError: The file is missing or damaged.
   """
   try:
     array = np.load(path, mmap_mode='r')
@@ -33,15 +33,15 @@ def open_array(path: Path, dtype: type[np.integer]) -> np.ndarray:
 
 
 def are_rows(rows: np.ndarray | None, examples: int, stored: int) -> bool:
-  """Whether they name so many of the stored records, in ascending order.
+  """Return whether the rows are ascending positions of stored records.
 
   Args:
-    rows: [N], positions of records; None: all of them.
-    examples: how many there must be.
-    stored: records there are.
+    rows: Positions of records [N]; None stands for all of them.
+    examples: Required number of rows.
+    stored: Number of stored records.
 
   Returns:
-    Whether they do.
+    Whether number, order and range are right.
   """
   if rows is None:
     return examples == stored
@@ -53,16 +53,16 @@ def are_rows(rows: np.ndarray | None, examples: int, stored: int) -> bool:
 def are_lengths(
   lengths: np.ndarray, examples: int, subwords: np.ndarray, sampled: bool
 ) -> bool:
-  """Whether they are of so many pairs with so many subwords.
+  """Return whether lengths match the counts of examples and subwords.
 
   Args:
-    lengths: [N, 2], of source and target.
-    examples: how many there must be.
-    subwords: [2], the sums of the plain segmentation.
-    sampled: the lengths may be larger than those of the plain segmentation.
+    lengths: Source and target lengths [N, 2].
+    examples: Required number of pairs.
+    subwords: Sums of source and target lengths [2], of the plain segmentation.
+    sampled: Whether the lengths may exceed those of the plain segmentation.
 
   Returns:
-    Whether they are.
+    Whether number and sums are right and no length is below 1.
   """
   if lengths.shape != (examples, 2) or lengths.min(initial=1) < 1:
     return False

@@ -1,8 +1,8 @@
-"""Which examples make a batch, and of what shape: lengths in, numpy out.
+"""Batch shapes of a corpus and the examples of each batch, in NumPy.
 
-A corpus gets at most a handful of batch shapes, chosen for its own lengths.
-Each example goes to the shape that fits it with the fewest slots; an epoch is
-cut into whole batches of one shape each. Axis letters: B rows, S source and
+A corpus gets a handful of batch shapes at most, chosen for its own lengths.
+Each example goes to the shape that fits it with the fewest slots, and an epoch
+is cut into whole batches of one shape each. Axis letters: B rows, S source and
 T target positions, N examples of the corpus.
 """
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Shape(NamedTuple):
-  """The sizes of a batch: rows, source positions, target positions."""
+  """Sizes of a batch: rows, source positions, target positions."""
 
   rows: int
   source: int
@@ -35,19 +35,19 @@ class Shape(NamedTuple):
     return self.source + self.target
 
   def holds(self, other: 'Shape') -> bool:
-    """Whether every example that fits `other` fits here."""
+    """Return whether every example that fits `other` fits this shape."""
     return self.source >= other.source and self.target >= other.target
 
 
 class Batch(NamedTuple):
-  """Padded examples: numpy arrays on the host, jax arrays on the device.
+  """Padded examples: NumPy arrays on the host, JAX arrays on the device.
 
-  Both sides end in the end symbol and have no start symbol; what follows the
-  length is 0. A row of length 0 is only padding.
+  Both sides end in the end symbol and have no start symbol. Positions beyond
+  the length are 0, and a row of length 0 holds padding only.
 
-  A packed row has several examples side by side, and their tokens together
-  are its length. Segments number them from 1 on, and are 0 at padding; None
-  where every row has one example.
+  A packed row holds several examples side by side, and its length counts all
+  their tokens. Segments number these examples from 1 and are 0 at padding;
+  they are None where every row holds one example.
   """
 
   source: Int32[np.ndarray | Array, 'B S']
@@ -60,7 +60,7 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class Example(Protocol):
-  """A pair of sentences as subword ids, both ending in the end symbol."""
+  """Pair of sentences as subword ids, both ending in the end symbol."""
 
   @property
   def source(self) -> Int32[np.ndarray, ' S']: ...
@@ -71,7 +71,7 @@ class Example(Protocol):
 
 @runtime_checkable
 class Epoch(Protocol):
-  """The batches of one epoch; `EpochPlan` is one."""
+  """Batches of one epoch; `EpochPlan` implements it."""
 
   @property
   def batches(self) -> int: ...
@@ -82,10 +82,10 @@ class Epoch(Protocol):
 
 
 class EpochPlan(NamedTuple):
-  """The batches of one epoch.
+  """Batches of one epoch.
 
-  Batch b has the examples `order[starts[b] : starts[b + 1]]` and the shape
-  `shapes[shape_ids[b]]`.
+  Batch b consists of the examples `order[starts[b] : starts[b + 1]]` and has
+  the shape `shapes[shape_ids[b]]`.
   """
 
   shapes: tuple[Shape, ...]
@@ -98,22 +98,22 @@ class EpochPlan(NamedTuple):
     return len(self.shape_ids)
 
   def batch(self, index: int) -> tuple[Shape, Int32[np.ndarray, ' rows']]:
-    """The shape of a batch and its examples, which may be fewer than rows."""
+    """Return the shape of a batch and its examples (at most `rows`)."""
     first, last = self.starts[index], self.starts[index + 1]
     return self.shapes[self.shape_ids[index]], self.order[first:last]
 
   def slots(self) -> int:
-    """All slots of the epoch's batches, padding rows included."""
+    """Count all slots of the epoch's batches, padding rows included."""
     sizes = np.array([shape.rows * shape.slots for shape in self.shapes])
     return int(sizes[self.shape_ids].sum())
 
 
 class TrainingPlan:
-  """The examples of every training batch, a function of seed and step.
+  """Plan of all training batches, a function of seed and step.
 
   An epoch shuffles all examples, groups them by shape (`plan_epoch`) and
-  shuffles the batches. The number of batches is the same in every epoch, so
-  a step is found without walking there.
+  shuffles the batches. Every epoch has the same number of batches, so the
+  batch of a step is found without planning the epochs before it.
   """
 
   def __init__(
@@ -136,12 +136,12 @@ class TrainingPlan:
   def batch(
     self, step: int
   ) -> tuple[int, Shape, Int32[np.ndarray, ' rows *K']]:
-    """The epoch of a global batch, its shape and its examples."""
+    """Return the epoch of a global batch, its shape and its examples."""
     epoch, index = divmod(step, self.batches_per_epoch)
     return epoch, *self.epoch(epoch).batch(index)
 
   def epoch(self, epoch: int) -> Epoch:
-    """The plan of an epoch; the last two used are kept. Thread-safe."""
+    """Return the plan of an epoch. Thread-safe; keeps the last two used."""
     with self._lock:
       if epoch not in self._epochs:
         while len(self._epochs) > 1:
@@ -171,25 +171,25 @@ def choose_shapes(
   devices: int = 1,
   max_length: int | None = None,
 ) -> tuple[Shape, ...]:
-  """Chooses the batch shapes that leave the least padding in a corpus.
+  """Choose the batch shapes that leave the least padding in a corpus.
 
   Minimises sum_n min{S_k + T_k : example n fits (S_k, T_k)} over the caps
   (S_k, T_k) by coordinate descent, see `_choose_caps`. The last shape holds
   the longest source and the longest target.
 
   Args:
-    lengths: source and target length of every example, in subwords.
-    config: the number of shapes, their slots and granularity.
-    devices: rows are a multiple of this and of `config.row_multiple`. In
-      training it is the parts of gradient accumulation alone, so that the
-      shapes are the same on all meshes.
-    max_length: examples with a longer side are not counted; None: all are.
+    lengths: Source and target length of every example, in subwords.
+    config: Number of shapes, their slots and granularity.
+    devices: The rows are a multiple of this and of `config.row_multiple`. In
+      training it is the number of microbatches of gradient accumulation, not
+      of devices, so that the shapes are the same on all meshes.
+    max_length: Examples with a longer side are ignored; None keeps all.
 
   Returns:
-    At most `config.shapes` shapes, by slots of one row.
+    At most `config.shapes` shapes, sorted by the slots of one row.
 
   Raises:
-    InputError: no example is short enough.
+    InputError: No example is short enough.
   """
   if max_length is not None:
     lengths = lengths[lengths.max(axis=1) <= max_length]
@@ -220,7 +220,7 @@ def choose_shapes(
 def assign_shapes(
   lengths: Int32[np.ndarray, 'N 2'], shapes: Sequence[Shape]
 ) -> Int16[np.ndarray, ' N']:
-  """The index of the smallest shape that fits each example; -1: none does."""
+  """Return the index of the smallest shape that fits each example, or -1."""
   assignment = np.full(len(lengths), -1, np.int16)
   for index in reversed(range(len(shapes))):
     fits = lengths[:, 0] <= shapes[index].source
@@ -234,20 +234,20 @@ def plan_epoch(
   assignment: Int16[np.ndarray, ' examples'],
   shapes: tuple[Shape, ...],
 ) -> EpochPlan:
-  """Cuts examples into batches, those of the same shape in the given order.
+  """Cut examples into batches; those of one shape keep the given order.
 
-  What is left over after a shape's last whole batch moves up to the next
-  shape that holds it, unless the empty rows of a short batch cost fewer
+  The examples that remain after the last whole batch of a shape move up to the
+  next shape that holds them, unless the empty rows of a short batch cost fewer
   slots. All batches of a shape share its empty rows evenly. The number of
   batches depends on how many examples each shape has, not on their order.
 
   Args:
-    order: the examples to cut, each once.
-    assignment: the shape of every example of the corpus.
-    shapes: by slots of one row; the last one holds all others.
+    order: Examples to cut, each once.
+    assignment: Shape of every example of the corpus.
+    shapes: Shapes, sorted by the slots of one row; the last holds all others.
 
   Returns:
-    The plan, batches of the same shape side by side.
+    The plan, with batches of the same shape side by side.
   """
   assigned = assignment[order]
   queues = [order[assigned == index] for index in range(len(shapes))]
@@ -281,11 +281,11 @@ def plan_epoch(
 
 
 def assemble(examples: Sequence[Example], shape: Shape) -> Batch:
-  """Pads examples with 0 to a batch.
+  """Pad examples with 0 to a batch.
 
   Args:
-    examples: at most `shape.rows` examples that fit the shape.
-    shape: the batch's shape.
+    examples: Examples that fit the shape, at most `shape.rows`.
+    shape: Shape of the batch.
 
   Returns:
     The batch; rows without an example have length 0.
@@ -301,16 +301,16 @@ def assemble(examples: Sequence[Example], shape: Shape) -> Batch:
 
 
 def shape_table(lengths: Int32[np.ndarray, 'N 2'], plan: EpochPlan) -> str:
-  """The shapes as a table for people.
+  """Format the shapes as a table for the log.
 
   Args:
-    lengths: source and target length of every example.
-    plan: any epoch of these examples.
+    lengths: Source and target length of every example.
+    plan: Any epoch of these examples.
 
   Returns:
     One line for each shape: its sizes, its batches in an epoch, its share of
-    the examples, and the share of its slots that hold real tokens; a last
-    line for all.
+    the examples, and the share of its slots that hold real tokens. The last
+    line is the total.
   """
   sizes = np.diff(plan.starts)
   tokens = np.append(np.cumsum(lengths[plan.order].sum(axis=1)), 0)
@@ -335,22 +335,22 @@ def batch_rows(
   config: BatchConfig,
   devices: int,
 ) -> Int[np.ndarray | np.generic, '*caps']:
-  """As many rows as `config.tokens` allows, but at least one multiple.
+  """Return as many rows as `config.tokens` allows, at least one multiple.
 
   Args:
-    slots: of one row, source and target together.
-    config: the slots of a batch, and what its rows are a multiple of.
-    devices: what they are a multiple of, too.
+    slots: Slots of one row, source and target together.
+    config: Slots of a batch and the multiple of its rows.
+    devices: The rows are also a multiple of this.
 
   Returns:
-    The rows of a batch, for each number of slots.
+    The rows of a batch for each number of slots.
   """
   multiple = math.lcm(config.row_multiple, devices)
   return np.maximum(2 * config.tokens // slots // multiple, 1) * multiple
 
 
 def warn_if_larger(shape: Shape, tokens: int) -> None:
-  """Warns of a shape that is far above `data.batch.tokens`."""
+  """Warn if a batch of the shape has more than 2 * `tokens` slots."""
   if shape.rows * shape.slots > 2 * tokens:
     logger.warning(
       'a batch of %d rows (the least that data.batch.row_multiple and the '
@@ -362,7 +362,7 @@ def warn_if_larger(shape: Shape, tokens: int) -> None:
 
 
 def _candidates(longest: int, multiple: int) -> Int[np.ndarray, ' G']:
-  """Lengths a cap may have: multiples, thinned to steps of 2 % when large."""
+  """List possible cap lengths: multiples, in steps of 2 % when large."""
   last = -(-longest // multiple) * multiple
   lengths = [multiple]
   while lengths[-1] < last:
@@ -376,7 +376,7 @@ def _histogram(
   sources: Int[np.ndarray, ' Gs'],
   targets: Int[np.ndarray, ' Gt'],
 ) -> Int[np.ndarray, 'Gs Gt']:
-  """Examples by the smallest candidate lengths that hold them."""
+  """Count the examples by the smallest candidate lengths that hold them."""
   cells = np.searchsorted(sources, np.arange(sources[-1] + 1))[lengths[:, 0]]
   cells *= len(targets)
   cells += np.searchsorted(targets, np.arange(targets[-1] + 1))[lengths[:, 1]]
@@ -390,19 +390,20 @@ def _choose_caps(
   targets: Int[np.ndarray, ' Gt'],
   count: int,
 ) -> list[tuple[int, int]]:
-  """Caps of the least total slots: greedy, then one cap at a time.
+  """Choose caps of few total slots: greedily, then one cap at a time.
 
   The best place of one cap among fixed others is found exactly, so each
   round can only lower the sum; the rounds end when no cap moves.
 
   Args:
-    histogram: examples by candidate lengths.
-    sources: candidate source lengths, ascending.
-    targets: candidate target lengths, ascending.
-    count: the most caps.
+    histogram: Number of examples by candidate lengths.
+    sources: Candidate source lengths, ascending.
+    targets: Candidate target lengths, ascending.
+    count: Largest number of caps.
 
   Returns:
-    Pairs of indices into `sources` and `targets`; one is the last of both.
+    Pairs of indices into `sources` and `targets`; one pair is the last of
+    both.
   """
   slots = sources[:, None] + targets
   caps = [(len(sources) - 1, len(targets) - 1)]
@@ -428,7 +429,7 @@ def _best_cap(
   slots: Int[np.ndarray, 'Gs Gt'],
   others: Sequence[tuple[int, int]],
 ) -> tuple[tuple[int, int], int]:
-  """The place of one more cap that saves the most slots, and how many."""
+  """Return the best place of one more cap and the slots that it saves."""
   gains = _gains(histogram, slots, others)
   source, target = np.unravel_index(gains.argmax(), gains.shape)
   return (int(source), int(target)), int(gains[source, target])
@@ -439,11 +440,11 @@ def _gains(
   slots: Int[np.ndarray, 'Gs Gt'],
   others: Sequence[tuple[int, int]],
 ) -> Int[np.ndarray, 'Gs Gt']:
-  """Slots that one more cap at each place would save.
+  """Compute the slots that one more cap at each place would save.
 
-  With c the slots that an example costs now, a cap of u slots saves
-  sum over the examples that fit of max(c - u, 0). c takes one value for each
-  of the other caps; the examples of one value that fit are a 2-D prefix sum.
+  If an example costs c slots now, a cap of u slots saves the sum of
+  max(c - u, 0) over the examples that fit. c takes one value for each of the
+  other caps; the number of fitting examples of one value is a 2-D prefix sum.
   """
   cost = np.full_like(histogram, np.iinfo(histogram.dtype).max)
   for source, target in others:
@@ -458,10 +459,10 @@ def _gains(
 
 
 def _permutation(bits: np.random.Philox, size: int) -> Int32[np.ndarray, ' N']:
-  """A random permutation.
+  """Draw a random permutation.
 
-  It sorts raw bits because NumPy keeps those the same in all its versions,
-  but not what `Generator.permutation` makes of them (NEP 19).
+  It sorts raw bits, because NumPy keeps these the same in all its versions but
+  may change the results of `Generator.permutation` (NEP 19).
   """
   keys = bits.random_raw(size)
   return np.argsort(keys, kind='stable').astype(np.int32)

@@ -1,4 +1,4 @@
-"""Writes the splits of a prepared corpus, as they stream by."""
+"""Writer of the splits of a prepared corpus from streams of pairs."""
 
 import collections
 import contextlib
@@ -17,23 +17,23 @@ from fusion_jax.data.encoding import PairEncoder
 from fusion_jax.data.records import Example
 from fusion_jax.errors import InputError, first_line
 
-# Pairs that are encoded and written together: all that is held in memory.
+# Pairs that are encoded and written together; no more are held in memory.
 _CHUNK = 4_096
 _PAIRS_PER_SHARD = 200_000
 
 
 class Part(NamedTuple):
-  """The pairs of one direction, and what encodes them."""
+  """Pairs of one direction and their encoder."""
 
   encoder: PairEncoder
   pairs: Iterable[tuple[str, str]]
 
 
 class CorpusWriter:
-  """Writes splits into a folder, one after the other."""
+  """Writer of splits into a folder, one after the other."""
 
   def __init__(self, directory: Path, config: FilterConfig):
-    """Starts a TFDS dataset without splits."""
+    """Start a TFDS dataset without splits."""
     self._directory = directory
     self._config = config
     info = tfds.core.DatasetInfo(
@@ -46,17 +46,17 @@ class CorpusWriter:
       features=records.features(),
       description='Parallel text, encoded in subwords.',
     )
-    # The generator-based builders of TFDS shuffle by sorting keys on disk;
-    # this writer streams, and training shuffles anew in every epoch.
+    # The generator-based builders of TFDS shuffle by sorting keys on disk.
+    # This writer streams instead; training shuffles anew in every epoch.
     self._writer = tfds.core.SequentialWriter(
       info, _PAIRS_PER_SHARD, file_format='array_record'
     )
 
   def write_train(self, parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """Writes the training pairs that pass the filter.
+    """Write the training pairs that pass the filter.
 
     Args:
-      parts: normalised source and target lines, stored in this order.
+      parts: Normalised source and target lines, stored in this order.
 
     Returns:
       The report of each part.
@@ -85,13 +85,13 @@ class CorpusWriter:
   def write_held_out(
     self, name: str, parts: Iterable[Part]
   ) -> list[dict[str, Any]]:
-    """Writes all pairs of 'valid' or 'test', ids and text.
+    """Write all pairs of 'valid' or 'test', ids and text.
 
-    Empty and over-long pairs are no examples, only text.
+    Empty and over-long pairs are stored as text but are no examples.
 
     Args:
-      name: of the split.
-      parts: normalised source and target lines, stored in this order.
+      name: Name of the split.
+      parts: Normalised source and target lines, stored in this order.
 
     Returns:
       The report of each part.
@@ -133,7 +133,7 @@ _NO_EXAMPLE = Example(records.NO_IDS, records.NO_IDS)
 
 
 class _SplitWriter:
-  """Records and lengths of one split, written a chunk at a time."""
+  """Writer of the records and lengths of one split, a chunk at a time."""
 
   def __init__(
     self,
@@ -168,7 +168,7 @@ class _SplitWriter:
     texts: tuple[str, str],
     lengths: Iterable[int] | None,
   ) -> None:
-    """Adds a record, and its lengths if it is an example."""
+    """Add a record, and its lengths if it is an example."""
     self.rows += 1
     self._records.append(
       {
@@ -193,7 +193,7 @@ class _SplitWriter:
 
   def _write_header(self) -> None:
     # NumPy leaves room in the header for the first axis to grow, so the
-    # header with the true number of rows takes the place of the first one.
+    # header with the true number of rows fits in the place of the first one.
     self._lengths_file.seek(0)
     np.lib.format.write_array_header_1_0(
       self._lengths_file,
@@ -207,7 +207,7 @@ class _SplitWriter:
 
 @contextlib.contextmanager
 def _writer_errors(split: str) -> Iterator[None]:
-  """ArrayRecord tells of a full disk by a RuntimeError."""
+  """Turn ArrayRecord's RuntimeError, raised on a full disk, into InputError."""
   try:
     yield
   except RuntimeError as error:
@@ -219,7 +219,7 @@ def _writer_errors(split: str) -> Iterator[None]:
 
 @dataclasses.dataclass
 class _Counts:
-  """What is told about a split afterwards."""
+  """Counts of a split for its report."""
 
   pairs: int = 0
   dropped: collections.Counter = dataclasses.field(
@@ -235,7 +235,7 @@ class _Counts:
   def add(
     self, example: Example, reason: str | None, encoder: PairEncoder
   ) -> None:
-    """Counts one pair."""
+    """Count one pair."""
     self.pairs += 1
     if reason:
       self.dropped[reason] += 1
@@ -248,7 +248,7 @@ class _Counts:
       )
 
   def report(self) -> dict[str, Any]:
-    """The counts as JSON values."""
+    """Return the counts as JSON values."""
     return {
       'pairs': self.pairs,
       'kept': self.pairs - self.dropped.total(),

@@ -1,4 +1,4 @@
-"""Where text comes from: the strings of `DataConfig`, read as line pairs."""
+"""Corpora named by the strings of `DataConfig`, read as line pairs."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,29 +18,29 @@ _TFDS = re.compile(r'(?P<name>[^\[\]]+):(?P<split>\w+(\[[^\[\]]*\])?)')
 
 
 def read_pairs(corpus: str, data: DataConfig) -> Iterator[tuple[str, str]]:
-  """Reads a corpus line by line, in constant memory.
+  """Yield the line pairs of a corpus, in constant memory.
 
   Args:
-    corpus: names the corpus as described in `DataConfig`.
-    data: gives the languages, the root of file names and the size of the
-      embedded corpus.
+    corpus: Name of the corpus, as described in `DataConfig`.
+    data: Configuration with the languages, the root of file names and the
+      size of the embedded corpus.
 
   Yields:
     (source line, target line), both normalised; lines may be empty.
 
   Raises:
-    InputError: the corpus is not there, or not as it should be.
+    InputError: The corpus is missing or malformed.
   """
   yield from _find(corpus, data).read_pairs()
 
 
 def count_pairs(corpus: str, data: DataConfig) -> int:
-  """The number of pairs that `read_pairs` yields."""
+  """Count the pairs that `read_pairs` yields."""
   return _find(corpus, data).count_pairs()
 
 
 def fingerprint(corpus: str, data: DataConfig) -> str:
-  """Names the content of a corpus: equal content, equal fingerprint."""
+  """Return a name of the content of a corpus, the same for equal content."""
   return _find(corpus, data).fingerprint()
 
 
@@ -83,7 +83,7 @@ def _files(pattern: str, data: DataConfig) -> _Corpus:
 
 
 def _tfds(rest: str, data: DataConfig) -> _Corpus:
-  # TFDS takes a second to import and only its own corpora need it.
+  # TFDS takes a second to import, and only its own corpora need it.
   from fusion_jax.data import tfds_corpora
 
   match = _TFDS.fullmatch(rest)

@@ -1,4 +1,4 @@
-"""From a pair of lines to ids and lengths."""
+"""Encoding of a pair of lines as ids, plain or in a random segmentation."""
 
 import dataclasses
 import hashlib
@@ -13,30 +13,31 @@ from fusion_jax.data.tokenizer import Tokenizer
 
 SOURCE, TARGET = 0, 1
 
-# Segmentations that are drawn to find out how long a line may become.
+# Segmentations drawn to find out how long a line may become.
 _MEASURED_DRAWS = 3
-# Draws of a segmentation before the plain one is taken.
+# Draws of a segmentation before the plain one is used.
 _DRAWS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class PairEncoder:
-  """The tokenizers of the two sides and how they are sampled from.
+  """Tokenizers of the two sides and their sampling.
 
   Attributes:
-    tokenizers: of source and target.
-    alphas: of `Tokenizer.sample` for source and target; 0: no sampling.
+    tokenizers: Tokenizers of source and target.
+    alphas: `alpha` of `Tokenizer.sample` for source and target; 0 means no
+      sampling.
   """
 
   tokenizers: tuple[Tokenizer, Tokenizer]
   alphas: tuple[float, float] = (0.0, 0.0)
 
   def encode(self, texts: tuple[str, str]) -> Example:
-    """The plain segmentation of both lines."""
+    """Return the plain segmentation of both lines."""
     return Example(*(self._plain(texts[side], side) for side in (0, 1)))
 
   def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Example]:
-    """`encode` for many pairs at once, on all cores."""
+    """Encode many pairs at once, on all cores; see `encode`."""
     sides = []
     for lines, tokenizer in zip(
       zip(*pairs, strict=True), self.tokenizers, strict=True
@@ -53,13 +54,14 @@ class PairEncoder:
     seed: tuple[int, int],
     max_lengths: tuple[int, int],
   ) -> Example:
-    """A random segmentation of both lines that is not over-long.
+    """Draw a random segmentation of both lines that is not too long.
 
     Args:
-      texts: source and target line.
-      seed: two numbers; the same two give the same ids.
-      max_lengths: of source and target, the end symbol included. Longer
-        draws are repeated a few times; then the plain segmentation is taken.
+      texts: Source and target line.
+      seed: Two numbers; the same two give the same ids.
+      max_lengths: Largest lengths of source and target, the end symbol
+        included. Longer draws are repeated a few times; then the plain
+        segmentation is used.
 
     Returns:
       The ids.
@@ -75,12 +77,12 @@ class PairEncoder:
   def longest(
     self, texts: tuple[str, str], plain: Example, seed: tuple[int, int]
   ) -> tuple[int, int]:
-    """The lengths to expect of a pair whose segmentation is sampled.
+    """Return the lengths to expect of a pair whose segmentation is sampled.
 
     Args:
-      texts: source and target line.
-      plain: their plain segmentation.
-      seed: two numbers, of the draws.
+      texts: Source and target line.
+      plain: Plain segmentation of the two.
+      seed: Two numbers that seed the draws.
 
     Returns:
       For source and target, the largest length of the plain segmentation and
@@ -107,6 +109,6 @@ class PairEncoder:
 
 
 def _mixed(first: int, second: int, side: int, draw: int) -> int:
-  """A 32-bit seed for one draw; neighbouring seeds have nothing in common."""
+  """Return a 32-bit seed for one draw, unrelated to those of other draws."""
   packed = struct.pack('<QQBB', first % 2**64, second % 2**64, side, draw)
   return int.from_bytes(hashlib.blake2b(packed, digest_size=4).digest())

@@ -1,4 +1,4 @@
-"""Which training pairs are dropped, and why."""
+"""Filter of training pairs, with the reason why each is dropped."""
 
 import hashlib
 
@@ -10,35 +10,35 @@ LENGTH_RATIO = 'length ratio'
 DUPLICATE = 'duplicate'
 REASONS = (EMPTY, TOO_LONG, LENGTH_RATIO, DUPLICATE)
 
-# Pairs with no side longer than this are not tested for their length ratio:
-# a name or an exclamation may well be three times as long in translation.
+# Pairs with no side longer than this are not tested for their length ratio: a
+# name or an exclamation may well be three times as long in translation.
 _RATIO_FREE_LENGTH = 10
 
 
 class PairFilter:
-  """Tells why a pair is dropped; remembers the pairs it has let through.
+  """Filter of training pairs that remembers the pairs it has kept.
 
-  With `drop_duplicates` it holds eight bytes' hash of every pair it keeps:
-  the one part of preparing a corpus whose memory grows with the corpus, by
-  about 100 bytes a pair.
+  With `drop_duplicates` it holds an eight-byte hash of every pair it keeps.
+  This is the only part of preparing a corpus whose memory grows with the
+  corpus, by about 100 bytes per pair.
   """
 
   def __init__(self, config: FilterConfig):
-    """Starts with no pair seen."""
+    """Start with no pair seen."""
     self._config = config
     self._seen: set[int] = set()
 
   def reason(
     self, texts: tuple[str, str], lengths: tuple[int, int]
   ) -> str | None:
-    """Why a pair is dropped.
+    """Return the reason why a pair is dropped.
 
     Args:
-      texts: source and target line.
-      lengths: of the two in subwords, the end symbol included.
+      texts: Source and target line.
+      lengths: Source and target length in subwords, the end symbol included.
 
     Returns:
-      The first of REASONS that holds, None if the pair stays.
+      The first of REASONS that applies, or None if the pair is kept.
     """
     return (
       unusable(texts, lengths, self._config.max_length)
@@ -68,7 +68,7 @@ class PairFilter:
 def unusable(
   texts: tuple[str, str], lengths: tuple[int, int], max_length: int
 ) -> str | None:
-  """EMPTY or TOO_LONG if a pair cannot be an example, None if it can."""
+  """Return EMPTY or TOO_LONG if a pair cannot be an example, else None."""
   if not all(texts):
     return EMPTY
   return TOO_LONG if max(lengths) > max_length else None

@@ -1,13 +1,14 @@
-"""How often each corpus of a mixture is seen, and which examples when.
+"""Mixture of corpora: how often each is seen, and which examples when.
 
 An epoch of a mixture is a fixed list of slots of fixed lengths, as many as
-there are examples. A corpus that gets as many slots as it has examples has
-one for each of them, or several whole rounds of them. What is left is a part
-of a round: its examples, in the order of their lengths, are cut into that many
-blocks of neighbours. A block is one slot, as long as its longest example; the
-epoch and the seed choose which example it shows, each once before any comes
-again. So batches can be planned once for slots, and a step still finds its
-examples without walking there.
+there are examples. A corpus that gets as many slots as it has examples has one
+slot for each of them; one that gets more has several whole rounds of them. The
+remaining slots are part of a round: the examples, sorted by length, are cut
+into that many blocks of neighbours. A block is one slot, as long as its longest
+example; the epoch and the seed choose which example it shows, and each example
+is shown once before any is repeated. Batches can therefore be planned once for
+the slots, and the examples of a step are found without going through the
+earlier steps.
 
 Axis letters: N examples, M slots.
 """
@@ -21,25 +22,25 @@ from jaxtyping import Float64, Int, Int32
 
 from fusion_jax.config import DataConfig
 
-# Tells the draws here from others of the same seed.
+# Separates the draws of this module from others with the same seed.
 _STREAM = 2
 
 
 def shares(
   sizes: Sequence[int], weights: Sequence[float], temperature: float
 ) -> Float64[np.ndarray, ' corpora']:
-  """The share of each corpus in the training.
+  """Compute the share of each corpus in the training.
 
   p_k = (n_k w_k)^(1/T) / sum_j (n_j w_j)^(1/T), Arivazhagan et al. (2019),
   section 4.2, https://arxiv.org/abs/1907.05019.
 
   Args:
-    sizes: n_k, the pairs of each corpus.
-    weights: w_k, positive.
-    temperature: T; 1 is proportional, a large one uniform.
+    sizes: Number of pairs n_k of each corpus.
+    weights: Weights w_k, positive.
+    temperature: Temperature T; 1 is proportional, a large one uniform.
 
   Returns:
-    float64, of sum 1.
+    Shares of sum 1, in float64.
   """
   logarithms = (np.log(sizes) + np.log(weights)) / temperature
   powers = np.exp(logarithms - logarithms.max())
@@ -49,13 +50,14 @@ def shares(
 def apportioned(
   total: int, parts: Float64[np.ndarray, ' corpora']
 ) -> Int[np.ndarray, ' corpora']:
-  """Whole numbers in given proportions, each within 1 of its exact share.
+  """Divide a total in given proportions into whole numbers.
 
-  The largest remainders are rounded up (Hamilton's method).
+  Each number is within 1 of its exact share. The largest remainders are
+  rounded up (Hamilton's method).
 
   Args:
-    total: their sum.
-    parts: their shares, of sum 1.
+    total: Sum of the numbers.
+    parts: Share of each number, of sum 1.
 
   Returns:
     The numbers.
@@ -68,11 +70,12 @@ def apportioned(
 
 
 class _Rounds(NamedTuple):
-  """Some slots of one corpus that have blocks of the same size.
+  """Slots of one corpus whose blocks have the same size.
 
-  corpus: its number.
-  first: the first slot.
-  blocks: examples; each row is the choice of one slot.
+  Attributes:
+    corpus: Number of the corpus.
+    first: First slot.
+    blocks: Examples; each row lists the choices of one slot.
   """
 
   corpus: int
@@ -81,11 +84,11 @@ class _Rounds(NamedTuple):
 
 
 class Mixture:
-  """The slots of an epoch and the examples in them.
+  """Slots of an epoch and the examples in them.
 
   Attributes:
-    lengths: int32 [M, 2]: the room in each slot for source and target.
-    counts: the slots of each corpus, at least 1.
+    lengths: Room in each slot for source and target, int32 [M, 2].
+    counts: Number of slots of each corpus, at least 1.
   """
 
   def __init__(
@@ -95,19 +98,19 @@ class Mixture:
     parts: Float64[np.ndarray, ' corpora'],
     seed: int,
   ):
-    """Lays out the slots: M = N, or more where a corpus would have none.
+    """Lay out the slots: M = N, or more where a corpus would have none.
 
     Args:
-      lengths: of the examples, those of the first corpus first.
-      sizes: how many examples each corpus has, at least 1.
-      parts: the share of each corpus, of sum 1.
-      seed: decides what is shown when.
+      lengths: Lengths of the examples, those of the first corpus first.
+      sizes: Number of examples of each corpus, at least 1.
+      parts: Share of each corpus, of sum 1.
+      seed: Seed that decides which example is shown when.
     """
     assert sum(sizes) == len(lengths), (sizes, len(lengths))
     self.counts = np.maximum(apportioned(len(lengths), parts), 1)
     self._seed = seed
     self._rounds: list[_Rounds] = []
-    # One corpus, or all in proportion to their sizes: slots are examples.
+    # With one corpus, or all in proportion to their sizes, slots are examples.
     self._plain = self.counts.tolist() == list(sizes)
     self.lengths = lengths
     if not self._plain:
@@ -115,13 +118,13 @@ class Mixture:
       self.lengths = np.concatenate(
         [lengths[each.blocks].max(axis=1) for each in self._rounds]
       )
-    # An epoch is asked for batch by batch, by several threads.
+    # Several threads request an epoch batch by batch.
     self._cached = functools.lru_cache(maxsize=2)(self._chosen)
 
   def examples(
     self, epoch: int, slots: Int32[np.ndarray, ' rows']
   ) -> Int32[np.ndarray, ' rows']:
-    """The examples that slots show in an epoch. Thread-safe."""
+    """Return the examples that slots show in an epoch. Thread-safe."""
     return slots if self._plain else self._cached(epoch)[slots]
 
   def _lay_out(
@@ -145,7 +148,7 @@ class Mixture:
     return np.concatenate([self._shown(each, epoch) for each in self._rounds])
 
   def _shown(self, rounds: _Rounds, epoch: int) -> Int32[np.ndarray, ' slots']:
-    """Every block in a new order each time it has been shown as a whole."""
+    """Choose one example per block, in a new order after each full cycle."""
     blocks = rounds.blocks
     cycle, position = divmod(epoch, blocks.shape[1])
     entropy = np.random.SeedSequence(
@@ -163,17 +166,16 @@ def training_mixture(
   lengths: Int32[np.ndarray, 'N 2'],
   seed: int,
 ) -> Mixture:
-  """The mixture that a config asks for.
+  """Build the mixture that a config asks for.
 
   Args:
-    data: gives weights and temperature.
-    directions: the name of each direction and how many examples it has, in
-      their order.
-    lengths: of all examples.
-    seed: of the training.
+    data: Configuration with weights and temperature.
+    directions: Number of examples by name of the direction, in their order.
+    lengths: Lengths of all examples.
+    seed: Seed of the training.
 
   Returns:
-    The mixture; of one direction the examples themselves.
+    The mixture; with one direction its slots are the examples themselves.
   """
   weights = {each.name: float(each.weight) for each in data.all_directions}
   sizes = list(directions.values())
@@ -183,7 +185,7 @@ def training_mixture(
 
 
 def mixture_table(directions: Mapping[str, int], mixture: Mixture) -> str:
-  """A line a direction: its pairs, its share, and how often it is seen."""
+  """Format each direction's pairs, share and number of passes as a line."""
   header = ('direction', 'pairs', 'an epoch', 'share', 'passes')
   lines = [''.join(f'{name:>12}' for name in header)]
   total = mixture.counts.sum()
@@ -200,17 +202,17 @@ def mixture_table(directions: Mapping[str, int], mixture: Mixture) -> str:
 def _blocks(
   ordered: Int32[np.ndarray, ' n'], count: int
 ) -> list[Int32[np.ndarray, 'slots size']]:
-  """Cuts examples into `count` runs whose sizes differ by 1 at most.
+  """Cut examples into `count` runs whose sizes differ by 1 at most.
 
   Args:
-    ordered: the examples.
-    count: at most as many as there are.
+    ordered: Examples to cut.
+    count: Number of runs, at most the number of examples.
 
   Returns:
     The runs of the smaller size, then those of the larger one, if any.
   """
   size, larger = divmod(len(ordered), count)
-  # The longest examples, where lengths are far apart, get the smaller runs.
+  # The longest examples, whose lengths are far apart, get the smaller runs.
   middle = len(ordered) - (count - larger) * size
   runs = [ordered[middle:].reshape(-1, size)]
   if larger:

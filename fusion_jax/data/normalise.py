@@ -1,23 +1,24 @@
-"""What happens to every line of text before anything else sees it."""
+"""Normalisation of every line of text, applied before anything else."""
 
 import re
 import unicodedata
 
-# Control characters end a line in some reader or other; U+2581 is the sign
-# by which SentencePiece writes a space.
+# Control characters end a line for some readers; U+2581 is the character that
+# SentencePiece writes for a space.
 _SPACES = re.compile(r'[\x00-\x1f\x7f-\x9f\u2581]')
 _BYTE_ORDER_MARK = '\ufeff'
 
 
 def normalise(line: str) -> str:
-  """One line in NFC, without control characters or superfluous white space.
+  """Return a line in NFC, without control characters or extra white space.
 
-  Byte order marks go; control characters (the carriage return of CRLF among
-  them) and U+2581, which SentencePiece reads as a space, become spaces; runs
-  of white space of any kind become one space; the ends are stripped.
+  Byte order marks are removed. Control characters (including the carriage
+  return of CRLF) and U+2581, which SentencePiece reads as a space, become
+  spaces. Runs of white space of any kind become one space, and the ends are
+  stripped.
 
   Args:
-    line: text, possibly with its line end.
+    line: Text, possibly with its line end.
 
   Returns:
     The normalised line; normalising it again changes nothing.

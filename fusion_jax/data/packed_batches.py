@@ -1,7 +1,7 @@
-"""Batches of packed rows: which examples share a row, and their arrays.
+"""Batches of packed rows: the examples that share a row, and their arrays.
 
-Axis letters: B rows of a batch, K the most examples of one of its rows, S
-source and T target positions, N examples and R rows of the corpus.
+Axis letters: B rows of a batch, K largest number of examples in one of its
+rows, S source and T target positions, N examples and R rows of the corpus.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,17 @@ from fusion_jax.data.batching import (
 )
 from fusion_jax.data.packing import pack
 
-# Random bits in a key of 64, which orders examples of the same lengths.
+# Random bits of a 64-bit key, which order the examples of the same lengths.
 _RANDOM_BITS = 32
 
 
 class PackedEpoch(NamedTuple):
-  """The batches of one epoch of packed rows.
+  """Batches of one epoch of packed rows.
 
-  rows: which rows each batch has, in the order of batches.
-  places: the examples of each row, row by row, in the same order.
-  starts: row r of that order has `places[starts[r] : starts[r + 1]]`.
+  Attributes:
+    rows: Rows of each batch, in the order of the batches.
+    places: Examples of each row, row by row, in the same order.
+    starts: Row r of that order holds `places[starts[r] : starts[r + 1]]`.
   """
 
   rows: EpochPlan
@@ -40,14 +41,14 @@ class PackedEpoch(NamedTuple):
     return self.rows.batches
 
   def batch(self, index: int) -> tuple[Shape, Int32[np.ndarray, 'B K']]:
-    """The shape of a batch and the examples of its rows.
+    """Return the shape of a batch and the examples of its rows.
 
     Args:
-      index: of the batch in the epoch.
+      index: Index of the batch in the epoch.
 
     Returns:
-      The shape, and a row of examples for each row of the batch; -1 stands
-      where a row has fewer examples than another.
+      The shape, and the examples of each row of the batch, filled up with -1
+      to the largest number of examples in a row.
     """
     shape = self.rows.shapes[0]
     first, last = self.rows.starts[index], self.rows.starts[index + 1]
@@ -60,12 +61,12 @@ class PackedEpoch(NamedTuple):
     return shape, examples
 
   def slots(self) -> int:
-    """All slots of the epoch's batches, padding rows included."""
+    """Count all slots of the epoch's batches, padding rows included."""
     return self.rows.slots()
 
 
 class PackedPlan(TrainingPlan):
-  """The examples of every packed batch, a function of seed and step.
+  """Plan of all packed batches, a function of seed and step.
 
   The lengths in every row are the same in all epochs. An epoch puts random
   examples of just these lengths into the rows, and shuffles the rows.
@@ -98,12 +99,12 @@ class PackedPlan(TrainingPlan):
 def assemble_packed(
   examples: Sequence[Example], counts: Int[np.ndarray, ' B'], shape: Shape
 ) -> Batch:
-  """Puts examples side by side into rows, padded with 0.
+  """Put examples side by side into rows, padded with 0.
 
   Args:
-    examples: those of the first row, then those of the second, ...
-    counts: how many each row has.
-    shape: the batch's shape.
+    examples: Examples of the first row, then those of the second, and so on.
+    counts: Number of examples in each row.
+    shape: Shape of the batch.
 
   Returns:
     The batch with its segments.
@@ -127,16 +128,16 @@ def assemble_packed(
 
 
 def packing_table(lengths: Int32[np.ndarray, 'N 2'], plan: PackedEpoch) -> str:
-  """The packed shape as a table for people.
+  """Format the packed shape as a table for the log.
 
   Args:
-    lengths: source and target length of every example.
-    plan: any epoch of these examples.
+    lengths: Source and target length of every example.
+    plan: Any epoch of these examples.
 
   Returns:
     The sizes of a batch, the batches of an epoch, the mean number of pairs in
     a row, and the shares of the source slots, of the target slots and of all
-    that hold real tokens.
+    slots that hold real tokens.
   """
   shape, batches = plan.rows.shapes[0], plan.batches
   sides = np.array([shape.source, shape.target]) * shape.rows * batches
@@ -158,7 +159,7 @@ def packing_table(lengths: Int32[np.ndarray, 'N 2'], plan: PackedEpoch) -> str:
 def _cells(
   lengths: Int32[np.ndarray, 'N 2'], shape: Shape
 ) -> UInt64[np.ndarray, ' N']:
-  """One number for each pair of lengths."""
+  """Map each pair of lengths to one number."""
   source, target = lengths.astype(np.uint64).T
   return source * np.uint64(shape.target + 1) + target
 
@@ -172,7 +173,7 @@ def _side_by_side(
 ) -> tuple[
   Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B'], Int32[np.ndarray, 'B L']
 ]:
-  """Ids, tokens of each row, and segments of one side."""
+  """Return the ids, the lengths of the rows and the segments of one side."""
   sizes = np.array([len(sentence) for sentence in sentences], np.int64)
   lengths = np.bincount(row, sizes, shape.rows).astype(np.int32)
   assert lengths.max() <= width, f'{lengths.max()} ids for {width}'

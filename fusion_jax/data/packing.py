@@ -1,10 +1,10 @@
-"""How sentence pairs share rows: their lengths in, the shape and rows out.
+"""Packing of sentence pairs into rows, computed from their lengths alone.
 
-What a row holds is decided on the histogram of lengths, as in Krell et al.
+The content of a row is decided on the histogram of lengths, as in Krell et al.
 (2021), "Efficient sequence packing without cross-contamination", here with
-two lengths a pair. The cost depends on how many different lengths there are,
-not on how many pairs. Axis letters: N pairs, C different pairs of lengths,
-R rows, S source and T target positions of a row.
+two lengths for each pair. The cost depends on the number of different lengths,
+not on the number of pairs. Axis letters: N pairs, C different pairs of
+lengths, R rows, S source and T target positions of a row.
 """
 
 from typing import NamedTuple
@@ -16,16 +16,16 @@ from fusion_jax.config import BatchConfig
 from fusion_jax.data.batching import Shape, batch_rows, warn_if_larger
 from fusion_jax.errors import InputError
 
-# A row has room for at least so many pairs of mean length: with fewer, what is
-# left of a row is too often a length that no pair has.
+# A row has room for at least this number of pairs of mean length. With fewer,
+# the room left in a row too often has a length that no pair has.
 _PAIRS_A_ROW = 4
 
 
 class Rows(NamedTuple):
-  """What the rows hold.
+  """Lengths of the pairs in each row.
 
-  Row r has the places `starts[r]` to `starts[r + 1] - 1`, and place p a pair
-  of the lengths `lengths[p]`.
+  Row r has the places `starts[r]` to `starts[r + 1] - 1`, and place p holds a
+  pair of the lengths `lengths[p]`.
   """
 
   starts: Int[np.ndarray, ' R+1']
@@ -35,24 +35,24 @@ class Rows(NamedTuple):
 def choose_packed_shape(
   lengths: Int32[np.ndarray, 'N 2'], config: BatchConfig, devices: int = 1
 ) -> Shape:
-  """Chooses the shape of packed batches.
+  """Choose the shape of packed batches.
 
   The two sides of a row are in proportion to those of the corpus, with room
-  for the longest and for four pairs of mean length, or for as many as a side
-  that is given holds. Among rows of up to half more, those are chosen with
-  which a batch of `config.tokens` slots holds the most pairs, and of nearly
-  equal ones the shortest.
+  for the longest sentences and for four pairs of mean length, or for as many
+  pairs as a configured side holds. Among rows up to half longer than that,
+  those are chosen with which a batch of `config.tokens` slots holds the most
+  pairs, and among nearly equal ones the shortest.
 
   Args:
-    lengths: source and target length of every example, in subwords.
-    config: the slots, the granularity, and the sides that are given.
-    devices: rows are a multiple of this, as in `choose_shapes`.
+    lengths: Source and target length of every example, in subwords.
+    config: Slots, granularity, and the configured sides if any.
+    devices: The rows are a multiple of this, as in `choose_shapes`.
 
   Returns:
     The shape.
 
   Raises:
-    InputError: an example is longer than a side that is given.
+    InputError: An example is longer than a configured side.
   """
   mean, longest = lengths.mean(axis=0), lengths.max(axis=0)
   given = np.array([config.packed_source, config.packed_target])
@@ -80,9 +80,9 @@ def _densest(
   config: BatchConfig,
   devices: int,
 ) -> Shape:
-  """The shape that holds the most pairs of mean length in its slots.
+  """Choose the shape that holds the most pairs of mean length in its slots.
 
-  A batch of fewer slots than it may have counts as one of all of them.
+  A batch with fewer slots than allowed is rated as if it used them all.
   """
   source, target = sources[:, None], targets[None]
   rows = batch_rows(source + target, config, devices)
@@ -98,7 +98,7 @@ def _densest(
 def _sides(
   name: str, given: int, longest: int, least: int, multiple: int
 ) -> Int[np.ndarray, ' sides']:
-  """The lengths that one side of a row may have."""
+  """List the lengths that one side of a row may have."""
   if given:
     if given < longest:
       raise InputError(
@@ -111,17 +111,18 @@ def _sides(
 
 
 def pack(lengths: Int32[np.ndarray, 'N 2'], source: int, target: int) -> Rows:
-  """Packs pairs of given lengths into rows.
+  """Pack pairs of given lengths into rows.
 
-  A row starts with the longest pair that is left. Then it takes, of the pairs
-  that fit, the one with the largest s / S + t / T - |u|, where u is by how
-  much the room left on the two sides, as shares of S and T, would differ.
-  Rows like it are made for as long as there are pairs of these lengths.
+  A row starts with the longest pair that is left. It then takes, of the pairs
+  that fit, the one with the largest s / S + t / T - |u|, where u is the
+  difference that would remain between the free room of the two sides, as
+  shares of S and T. Rows of the same lengths are repeated as long as there are
+  pairs for them.
 
   Args:
-    lengths: source and target length of every example, in subwords.
-    source: positions of a row, S; no example is longer.
-    target: the same of the other side, T.
+    lengths: Source and target length of every example, in subwords.
+    source: Source positions S of a row; no example is longer.
+    target: Target positions T of a row; no example is longer.
 
   Returns:
     The rows; every example's lengths stand at one place.
@@ -141,16 +142,16 @@ def pack(lengths: Int32[np.ndarray, 'N 2'], source: int, target: int) -> Rows:
 
 
 class _Cells:
-  """The different pairs of lengths that are left, the longest first.
+  """Different pairs of lengths that are left, the longest first.
 
   Attributes:
-    lengths: of each.
+    lengths: Source and target length of each.
   """
 
   def __init__(
     self, lengths: Int32[np.ndarray, 'N 2'], room: Int[np.ndarray, '2']
   ):
-    """Counts the examples by their lengths, for rows of that room."""
+    """Count the examples by their lengths, for rows of that room."""
     codes = lengths[:, 0].astype(np.int64) * (room[1] + 1) + lengths[:, 1]
     counts = np.bincount(codes)
     found = np.flatnonzero(counts)
@@ -163,18 +164,18 @@ class _Cells:
     self, lengths: Int[np.ndarray, 'C 2'], left: Int[np.ndarray, ' C']
   ) -> None:
     self.lengths, self._left = lengths, left
-    # One array a side: comparing rows of two takes twice as long.
+    # One array per side: comparing rows of two takes twice as long.
     self._sources, self._targets = lengths.T.copy()
     shares: Float[np.ndarray, 'C 2'] = lengths / self._room
     self._sizes = shares.sum(axis=1)
     self._leanings = shares[:, 0] - shares[:, 1]
 
   def any(self) -> bool:
-    """Whether any pairs are left."""
+    """Return whether any pairs are left."""
     return len(self._left) > 0
 
   def next_row(self) -> list[int]:
-    """The cells of a row, in the order in which it takes them."""
+    """Return the cells of a row, in the order in which it takes them."""
     row, left, room = [], self._left.copy(), self._room
     following = 0
     while following is not None:
@@ -187,7 +188,7 @@ class _Cells:
   def _best(
     self, room: Int[np.ndarray, '2'], left: Int[np.ndarray, ' C']
   ) -> int | None:
-    """The cell that a row with that room takes next, if any fits."""
+    """Return the cell that a row with that room takes next, if any fits."""
     shares = room / self._room
     first = np.searchsorted(-self._sizes, -shares.sum() - 1e-9)
     fits = self._sources[first:] <= room[0]
@@ -200,13 +201,13 @@ class _Cells:
     return int(places[(self._sizes[places] - np.abs(leaning)).argmax()])
 
   def take(self, row: list[int]) -> int:
-    """Takes such rows as often as there are pairs for them; how often."""
+    """Remove such rows while pairs for them are left; return the number."""
     used, uses = np.unique(row, return_counts=True)
     count = int((self._left[used] // uses).min())
     self._left[used] -= count * uses
     return count
 
   def drop_empty(self) -> None:
-    """Forgets the cells that have no pairs left."""
+    """Remove the cells that have no pairs left."""
     kept = self._left > 0
     self._keep(self.lengths[kept], self._left[kept])

@@ -1,4 +1,4 @@
-"""The way of a batch: prepared examples, Grain, device.
+"""Training and evaluation batches, from prepared examples to the device.
 
 The global batch of a training step is a function of the corpus, the shapes,
 the seed and the step, whatever the number of processes; each process reads
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class Split(Protocol):
-  """The examples of a corpus by index; `prepared.Split` is one."""
+  """Examples of a corpus by index; `prepared.Split` implements it."""
 
   @property
   def lengths(self) -> Int32[np.ndarray, 'N 2']:
@@ -43,9 +43,9 @@ class Split(Protocol):
   def __getitems__(self, indices: Sequence[int]) -> Sequence[Example]: ...
 
   def sample(self, index: int, seed: int) -> Example:
-    """The example in a random segmentation, no longer than its lengths.
+    """Return the example in a random segmentation, within its lengths.
 
-    Nothing connects the segmentations of two seeds, be they neighbours.
+    The segmentations of two seeds are independent, even of adjacent seeds.
     """
     ...
 
@@ -56,20 +56,20 @@ def training_shapes(
   devices: int = 1,
   max_length: int | None = None,
 ) -> tuple[Shape, ...]:
-  """The shapes of training batches: one with packing, or `choose_shapes`.
+  """Choose the shapes of training batches: one with packing, else several.
 
   Args:
-    lengths: source and target length of every training example.
-    config: of the batches.
-    devices: rows are a multiple of this.
-    max_length: of `choose_shapes`.
+    lengths: Source and target length of every training example.
+    config: Options of the batches.
+    devices: The rows are a multiple of this.
+    max_length: As in `choose_shapes`, which is called without packing.
 
   Returns:
-    The shapes, by slots of one row.
+    The shapes, sorted by the slots of one row.
 
   Raises:
-    InputError: an example is too long for the packed row that is asked for;
-      or no example is short enough.
+    InputError: An example is too long for the requested packed row, or no
+      example is short enough.
   """
   if config.packing:
     return (choose_packed_shape(lengths, config, devices),)
@@ -77,7 +77,7 @@ def training_shapes(
 
 
 class TrainingBatches:
-  """The endless sequence of training batches of one process, by step."""
+  """Endless sequence of training batches of one process, by step."""
 
   def __init__(
     self,
@@ -90,18 +90,21 @@ class TrainingBatches:
     mixture: Mixture | None = None,
     packing: bool = False,
   ):
-    """Plans the batches.
+    """Plan the batches.
 
     Args:
-      split: the training examples.
-      shapes: from `training_shapes` for the split's lengths or the mixture's.
-      seed: of the order and of the sampling.
-      process_index: this process among those that train.
-      process_count: how many these are; it divides the rows of every shape.
-      sampling: draw a new segmentation of each example in each epoch.
-      mixture: of the corpora in the split; the plan is then one of its slots.
-        None: each example once an epoch.
-      packing: rows hold several examples; there is one shape.
+      split: Training examples.
+      shapes: Shapes that `training_shapes` chose for the lengths of the split
+        or of the mixture.
+      seed: Seed of the order and of the sampling.
+      process_index: Index of this process among those that train.
+      process_count: Number of these processes; it divides the rows of every
+        shape.
+      sampling: Whether to draw a new segmentation of each example in each
+        epoch.
+      mixture: Mixture of the corpora in the split, whose slots are then
+        planned. None shows each example once an epoch.
+      packing: Whether rows hold several examples; there is then one shape.
     """
     self._lengths = split.lengths if mixture is None else mixture.lengths
     self.plan = (
@@ -129,7 +132,7 @@ class TrainingBatches:
     return assemble_packed(shown, taken.sum(axis=1), shape)
 
   def table(self) -> str:
-    """The shapes, and how full they are, as a table for people."""
+    """Format the shapes and their shares of real tokens as a table."""
     make = packing_table if self._packing else batching.shape_table
     return make(self._lengths, self.plan.epoch(0))
 
@@ -139,8 +142,8 @@ class TrainingBatches:
     indices = self.examples(epoch, slots)
     if not self._sampling:
       return self._split.__getitems__(indices.tolist())
-    # Each (seed, epoch, slot) has its own seed, the next slot's is the next
-    # number.
+    # Each (seed, epoch, slot) has its own seed; consecutive slots have
+    # consecutive seeds.
     entropy = np.random.SeedSequence((self._seed, epoch), spawn_key=(1,))
     first = int(entropy.generate_state(1, np.uint64)[0])
     return [
@@ -151,7 +154,7 @@ class TrainingBatches:
   def examples(
     self, epoch: int, slots: Int32[np.ndarray, ' rows']
   ) -> Int32[np.ndarray, ' rows']:
-    """The examples that the plan's slots show in an epoch."""
+    """Return the examples that the plan's slots show in an epoch."""
     if self._mixture is None:
       return slots
     return self._mixture.examples(epoch, slots)
@@ -163,20 +166,21 @@ def training_iterator(
   threads: int = 2,
   ahead: int = 16,
 ) -> grain.DatasetIterator[Batch]:
-  """The training batches on the devices, read ahead by threads.
+  """Iterate over the training batches on the devices, read ahead by threads.
 
   The iterator's state is the position after the last batch taken from it,
-  whatever has been read ahead; it fits `grain.checkpoint.CheckpointSave` and
-  is restored without reading what came before. Call `close()` at the end.
+  whatever has been read ahead. The state fits `grain.checkpoint.CheckpointSave`
+  and is restored without reading the earlier batches. Call `close()` at the
+  end.
 
   Args:
-    batches: this process's share of the batches.
-    sharding: of the rows over the devices of all processes.
-    threads: that read and assemble batches.
-    ahead: batches that are kept ready on the host.
+    batches: Batches of this process.
+    sharding: Sharding of the rows over the devices of all processes.
+    threads: Number of threads that read and assemble batches.
+    ahead: Number of batches kept ready on the host.
 
   Returns:
-    An endless iterator over batches of jax arrays.
+    An endless iterator over batches of JAX arrays.
   """
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
   dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
@@ -186,15 +190,15 @@ def training_iterator(
 def abstract_batch(
   shape: Shape, packing: bool, sharding: jax.sharding.Sharding
 ) -> Batch:
-  """What is known of a batch on the devices before there is one.
+  """Return the shapes and dtypes of a batch on the devices.
 
   Args:
-    shape: of the batch of all processes.
-    packing: whether its rows hold several examples.
-    sharding: of the rows.
+    shape: Shape of the batch of all processes.
+    packing: Whether its rows hold several examples.
+    sharding: Sharding of the rows.
 
   Returns:
-    A `jax.ShapeDtypeStruct` in the place of each array.
+    A batch with a `jax.ShapeDtypeStruct` in the place of each array.
   """
 
   def ids(*sizes: int) -> jax.ShapeDtypeStruct:
@@ -208,7 +212,7 @@ def abstract_batch(
 def to_device(
   dataset: grain.IterDataset[Batch], sharding: jax.sharding.Sharding
 ) -> grain.IterDataset[Batch]:
-  """Copies each process's rows to its devices, two batches ahead."""
+  """Copy each process's rows to its devices, two batches ahead."""
 
   def put(batch: Batch) -> Batch:
     return jax.tree.map(
@@ -226,17 +230,18 @@ def evaluation_batches(
   process_index: int = 0,
   process_count: int = 1,
 ) -> Iterator[Batch]:
-  """Every example once, in a fixed order, as batches on the host.
+  """Yield every example once, in a fixed order, as batches on the host.
 
-  Examples that fit no shape are left out and counted in the log. Shapes from
-  `choose_shapes(split.lengths, config, devices, max_length)` leave out those
-  longer than max_length and no others.
+  Examples that fit no shape are left out, and their number is logged. Shapes
+  from `choose_shapes(split.lengths, config, devices, max_length)` leave out
+  the examples longer than max_length and no others.
 
   Args:
-    split: the examples.
-    shapes: by slots of one row; the last one holds all others.
-    process_index: this process among those that evaluate.
-    process_count: how many these are; it divides the rows of every shape.
+    split: Examples to batch.
+    shapes: Shapes, sorted by the slots of one row; the last holds all others.
+    process_index: Index of this process among those that evaluate.
+    process_count: Number of these processes; it divides the rows of every
+      shape.
 
   Yields:
     This process's rows of each batch.
@@ -264,7 +269,7 @@ def _share(
   process_index: int,
   process_count: int,
 ) -> tuple[Shape, Int32[np.ndarray, ' own *K']]:
-  """The rows of a batch that one process reads, and their examples."""
+  """Return the rows of a batch that one process reads, and their examples."""
   rows, left = divmod(shape.rows, process_count)
   assert not left, f'{shape.rows} rows for {process_count} processes'
   first = process_index * rows

@@ -1,10 +1,10 @@
-"""Prepares a corpus: trains tokenizers, filters, encodes once.
+"""Command that prepares a corpus: trains tokenizers, filters and encodes.
 
     python -m fusion_jax.data.prepare --config=configs/NAME.py
 
-The result is a folder of `data.prepared` that is named by its content, that
-is, by all that it was made from: the same config over the same text finds
-the folder again. The text streams through, whatever its size.
+The result is a folder as `data.prepared` describes it. Its name depends on
+everything that the content depends on, so the same config over the same text
+finds the folder again. The text is streamed, whatever its size.
 """
 
 import argparse
@@ -36,21 +36,21 @@ from fusion_jax.startup import one_line_errors, start_logging
 
 logger = logging.getLogger(__name__)
 
-# Goes up when the same settings begin to give other files.
+# Increased when the same settings begin to give other files.
 _FORMAT = 1
 
 
 def prepare(data: DataConfig) -> PreparedCorpus:
-  """Opens the prepared corpus of a config; makes it if it is not there.
+  """Open the prepared corpus of a config, and make it if it does not exist.
 
   Args:
-    data: what to prepare, and in which folder to keep it.
+    data: What to prepare, and in which folder to keep it.
 
   Returns:
     The prepared corpus.
 
   Raises:
-    InputError: a corpus is missing or malformed, the vocabulary cannot have
+    InputError: A corpus is missing or malformed, the vocabulary cannot have
       its size, nothing is left after filtering, or the disk is full.
   """
   settings = _settings(data)
@@ -64,7 +64,7 @@ def prepare(data: DataConfig) -> PreparedCorpus:
 
 
 def _settings(data: DataConfig) -> dict[str, Any]:
-  """All that determines the content of the folder, as JSON values."""
+  """Return all that determines the content of the folder, as JSON values."""
   tokenizer = to_dict(data.tokenizer)
   for field in ('source_model', 'target_model'):
     if tokenizer[field]:
@@ -104,7 +104,7 @@ def _direction_settings(
       name: [corpora.fingerprint(corpus, own) for corpus in names]
       for name, names in splits_of(direction).items()
     },
-    # Folders without tags keep the names that they had before there were any.
+    # Without tags the key is left out, so that folders keep their old names.
     **({'tags': tags} if tags else {}),
   }
 
@@ -122,7 +122,7 @@ def _folder_name(data: DataConfig, settings: dict[str, Any]) -> str:
 
 
 def _make(data: DataConfig, settings: dict[str, Any], directory: Path) -> None:
-  """Fills a folder that appears when it is complete."""
+  """Fill a folder that appears only when it is complete."""
   try:
     with whole_folder(directory) as partial:
       report = _fill(data, partial)
@@ -171,7 +171,7 @@ def _fill(data: DataConfig, directory: Path) -> dict[str, Any]:
 def _write_split(
   name: str, parts: Mapping[str, Part], writer: CorpusWriter
 ) -> dict[str, Any]:
-  """Returns the report of the split, and of each direction in it."""
+  """Write a split; return its report, with those of its directions."""
   own = list(parts.values())
   if name == 'train':
     reports = writer.write_train(own)
@@ -235,7 +235,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Prepares the corpus of a config and prints its folder."""
+  """Prepare the corpus of a config and print its folder."""
   start_logging()
   parser = argparse.ArgumentParser(
     prog='python -m fusion_jax.data.prepare',

@@ -1,17 +1,18 @@
-"""A prepared corpus: ids by random access, lengths, tokenizers, report.
+"""Reader of a prepared corpus: ids by random access, lengths, tokenizers.
 
 The folder, written by `fusion_jax.data.prepare`:
   settings.json               what was prepared and how
-  report.json                 how many pairs were kept, and why others not;
-                              digests of itself and of what has no checksums
+  report.json                 how many pairs were kept, and why others were
+                              not; digests of itself and of the files that
+                              have no checksums of their own
   source.model, target.model  the tokenizers
   dataset_info.json, features.json, parallel_text-SPLIT.array_record-NNNNN
                               a TFDS dataset
   SPLIT.lengths.npy           int32 [N, 2]: source and target, in subwords
   SPLIT.rows.npy              int64 [N]: the records that are examples; only
                               where not all of them are
-Of several directions a split holds one after the other, in the order of the
-report, which tells how many pairs each of them has there.
+A split holds several directions one after the other, in the order of the
+report, which says how many pairs each of them has in the split.
 """
 
 import bisect
@@ -47,7 +48,7 @@ _Alpha = Annotated[float, pydantic.Field(strict=True, ge=0, le=1)]
 
 @dataclasses.dataclass(frozen=True)
 class _Counts:
-  """What is read of the report of a part of a split."""
+  """Fields of the report of a part of a split that are read."""
 
   pairs: _Count
   kept: _Count
@@ -72,7 +73,10 @@ class _Direction:
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-  """What is read of the settings; one direction has no list of them."""
+  """Fields of the settings that are read.
+
+  A corpus of one direction has `languages` and `tags`, others `directions`.
+  """
 
   sampling: tuple[_Alpha, _Alpha]
   languages: tuple[str, str] = ('', '')
@@ -81,20 +85,21 @@ class _Settings:
 
 
 class PreparedCorpus:
-  """What a prepared folder holds.
+  """Content of a prepared folder.
 
   Attributes:
-    directory: the folder.
-    report: for each split how many pairs were read, kept and dropped.
-    source_tokenizer: of the source language.
-    target_tokenizer: of the target language; equal to the source's if joint.
+    directory: Folder of the corpus.
+    report: Number of pairs read, kept and dropped, for each split.
+    source_tokenizer: Tokenizer of the source language.
+    target_tokenizer: Tokenizer of the target language; equal to the source
+      tokenizer if joint.
   """
 
   def __init__(self, directory: str | Path):
-    """Opens a folder.
+    """Open a folder.
 
     Raises:
-      InputError: it is not a prepared corpus, or a damaged one.
+      InputError: The folder is not a prepared corpus, or it is damaged.
     """
     self.directory = Path(directory)
     self.report = self._read_json(REPORT, _Report)
@@ -113,18 +118,18 @@ class PreparedCorpus:
     }
 
   def has_split(self, name: str) -> bool:
-    """Whether there is a split of that name."""
+    """Return whether there is a split of that name."""
     return name in self.report['splits']
 
   def split(self, name: str, direction: str = '') -> 'Split':
-    """The examples of 'train', 'valid' or 'test'.
+    """Return the examples of 'train', 'valid' or 'test'.
 
     Args:
-      name: of the split.
-      direction: 'de-en' and the like; '': all, one after the other.
+      name: Name of the split.
+      direction: Direction such as 'de-en'; '' means all, one after the other.
 
     Raises:
-      InputError: there is no such split, or nothing of that direction in it.
+      InputError: There is no such split, or it lacks that direction.
     """
     if not self.has_split(name):
       raise InputError(
@@ -142,7 +147,7 @@ class PreparedCorpus:
     return Split(self.directory, name, parts, direction)
 
   def _check_files(self, *names: str) -> None:
-    """Compares files with their digests; corpora from before have none."""
+    """Compare files with their digests, which older corpora lack."""
     written = self.report.get('files', {})
     for name in names:
       if name in written and written[name] != _digest(self.directory / name):
@@ -180,9 +185,9 @@ class PreparedCorpus:
 
 
 def file_digests(directory: Path) -> dict[str, str]:
-  """The SHA-256 of each file of a folder but the records, by name.
+  """Return the SHA-256 of each file of a folder but the records, by name.
 
-  ArrayRecord compares checksums of its own whenever it reads.
+  ArrayRecord verifies its own checksums on every read.
   """
   return {
     path.name: file_digest(path)
@@ -192,7 +197,7 @@ def file_digests(directory: Path) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
-  """Of a file; '' if it cannot be read."""
+  """Return the digest of a file; '' if it cannot be read."""
   try:
     return file_digest(path)
   except OSError:
@@ -200,7 +205,7 @@ def _digest(path: Path) -> str:
 
 
 def _tags(settings: dict[str, Any]) -> dict[str, list[str]]:
-  """The tags before the source lines of each direction."""
+  """Return the tags before the source lines of each direction."""
   directions = settings.get('directions', [settings])
   return {
     '-'.join(each['languages']): each.get('tags', []) for each in directions
@@ -208,13 +213,15 @@ def _tags(settings: dict[str, Any]) -> dict[str, list[str]]:
 
 
 class Part(NamedTuple):
-  """What a split has of one direction.
+  """One direction of a split.
 
-  direction: 'de-en' and the like.
-  encoder: of its lines.
-  records: how many are stored.
-  examples: how many of these are examples.
-  subwords: of all examples, source and target, in their plain segmentation.
+  Attributes:
+    direction: Name of the direction, such as 'de-en'.
+    encoder: Encoder of its lines.
+    records: Number of stored records.
+    examples: Number of records that are examples.
+    subwords: Source and target subwords of all examples, in their plain
+      segmentation.
   """
 
   direction: str
@@ -225,14 +232,14 @@ class Part(NamedTuple):
 
 
 class Split:
-  """The examples of a split, by random access.
+  """Examples of a split, by random access.
 
   Attributes:
-    lengths: int32 [N, 2], memory-mapped: of source and target in subwords,
-      tags and the end symbol included. Of a split that is sampled, the longest
-      that `sample` may return.
-    sampled: whether `sample` draws a new segmentation at every call.
-    directions: the examples of each direction in it, in their order.
+    lengths: Source and target lengths in subwords, tags and the end symbol
+      included, int32 [N, 2], memory-mapped. In a sampled split these are the
+      longest lengths that `sample` may return.
+    sampled: Whether `sample` draws a new segmentation at every call.
+    directions: Number of examples of each direction, in their order.
   """
 
   def __init__(
@@ -242,13 +249,13 @@ class Split:
     parts: tuple[Part, ...],
     direction: str = '',
   ):
-    """Opens the shards of a split.
+    """Open the shards of a split.
 
     Args:
-      directory: the prepared folder.
-      name: of the split.
-      parts: all that the split holds, in its order.
-      direction: of the one part to take; '': all.
+      directory: Prepared folder.
+      name: Name of the split.
+      parts: All parts of the split, in order.
+      direction: Direction of the one part to take; '' takes all.
     """
     self._arguments = (directory, name, parts, direction)
     self._choose(parts, direction)
@@ -270,7 +277,7 @@ class Split:
     ]
 
   def _fits(self, lengths: np.ndarray, parts: tuple[Part, ...]) -> bool:
-    """Whether records, rows, lengths and report are of the same text."""
+    """Return whether records, rows, lengths and report fit together."""
     examples = sum(part.examples for part in parts)
     stored = sum(part.records for part in parts)
     subwords = np.sum([part.subwords for part in parts], axis=0)
@@ -281,7 +288,7 @@ class Split:
     )
 
   def _choose(self, parts: tuple[Part, ...], direction: str) -> None:
-    """Finds the examples and the records of the direction, or of all."""
+    """Find the examples and the records of the direction, or of all."""
     chosen = [p for p in parts if direction in ('', p.direction)]
     before = parts[: parts.index(chosen[0])]
     self.directions = {part.direction: part.examples for part in chosen}
@@ -293,30 +300,31 @@ class Split:
     self._own_records = range(first_record, first_record + count)
 
   def __reduce__(self):
-    """Pickles as its file names."""
+    """Pickle the file names instead of the content."""
     return Split, self._arguments
 
   def __len__(self) -> int:
-    """The number of examples."""
+    """Return the number of examples."""
     return len(self.lengths)
 
   def __getitem__(self, index: int) -> Example:
-    """The ids of a pair, in their plain segmentation."""
+    """Return the ids of a pair, in their plain segmentation."""
     return self._example(index, self._record(index))
 
   def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-    """The ids of many pairs."""
+    """Return the ids of many pairs."""
     return [self[index] for index in indices]
 
   def sample(self, index: int, seed: int) -> Example:
-    """The ids of a pair in a random segmentation; `split[index]` if none is.
+    """Return the ids of a pair, in a random segmentation if it is sampled.
 
     Args:
-      index: of the pair.
-      seed: the same index and seed give the same ids.
+      index: Index of the pair.
+      seed: Seed of the draw; the same index and seed give the same ids.
 
     Returns:
-      Ids no longer than `lengths[index]`.
+      Ids no longer than `lengths[index]`; those of `split[index]` if the split
+      is not sampled.
     """
     record = self._record(index)
     if not self.sampled:
@@ -326,9 +334,9 @@ class Split:
     return encoder.sample(records.texts(record), (seed, index), longest)
 
   def texts(self) -> tuple[list[str], list[str]]:
-    """All source and all target lines of 'valid' or 'test', in order.
+    """Return all source and all target lines of 'valid' or 'test', in order.
 
-    Also those that are no examples because they are empty or over-long.
+    They include lines that are no examples because they are empty or too long.
     """
     name = self._arguments[1]
     if name == 'train':

@@ -1,8 +1,8 @@
-"""What one record of a prepared corpus holds, and how it is read back.
+"""Records of a prepared corpus: their fields and how they are read.
 
 A record is a `tf.train.Example` of four byte strings, as TFDS writes them.
 Ids are little-endian int32, so that reading is a view of the bytes and takes
-two microseconds; a feature that a split has no use for is empty.
+two microseconds. A feature that a split does not use is empty.
 """
 
 import bisect
@@ -24,7 +24,7 @@ DATASET = 'parallel_text'
 
 
 class Example(NamedTuple):
-  """The ids of a pair, each ending in the end symbol; no start symbol."""
+  """Ids of a pair, each side ending in the end symbol; no start symbol."""
 
   source: Int32[np.ndarray, 'S']
   target: Int32[np.ndarray, 'T']
@@ -34,18 +34,19 @@ NO_IDS = np.zeros([0], np.int32)
 
 
 class Reader:
-  """The serialised records of a list of ArrayRecord files, by random access.
+  """Serialised records of a list of ArrayRecord files, by random access.
 
   ArrayRecord reads a list of positions in a time that grows with the size of
-  the file (1.5 ms for one of 425,000 records), but a range of them in
-  10 microseconds; this reads ranges of one. Threads may share a reader.
+  the file (1.5 ms for one of 425,000 records), but a range of positions in
+  10 microseconds; this class therefore reads ranges of one. Threads may share
+  a reader.
   """
 
   def __init__(self, shards: Sequence[Path]):
-    """Opens the files.
+    """Open the files.
 
     Args:
-      shards: the files, in the order of their records.
+      shards: Files, in the order of their records.
     """
     self._files = list(shards)
     self._shards = [
@@ -58,15 +59,15 @@ class Reader:
     self._ends = list(itertools.accumulate(sizes))
 
   def __len__(self) -> int:
-    """The number of records."""
+    """Return the number of records."""
     return self._ends[-1] if self._ends else 0
 
   def __getitem__(self, index: int) -> bytes:
-    """A record; its checksum is compared.
+    """Return a record after ArrayRecord has verified its checksum.
 
     Raises:
-      IndexError: there is none of that number.
-      InputError: it is damaged, or its file cannot be read.
+      IndexError: There is no record of that number.
+      InputError: The record is damaged, or its file cannot be read.
     """
     if not 0 <= index < len(self):
       raise IndexError(f'record {index} of {len(self)}')
@@ -83,7 +84,7 @@ class Reader:
 
 
 def features() -> tfds.features.FeaturesDict:
-  """The TFDS features of a record."""
+  """Return the TFDS features of a record."""
   ids = tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes')
   text = tfds.features.Text()
   return tfds.features.FeaturesDict(
@@ -97,7 +98,7 @@ def features() -> tfds.features.FeaturesDict:
 
 
 def example(record: bytes) -> Example:
-  """The ids of a serialised record; empty where it holds text alone."""
+  """Return the ids of a serialised record; empty if it holds text alone."""
   stored = _fields(record)
   return Example(
     np.frombuffer(stored['source'].bytes_list.value[0], np.int32),
@@ -106,7 +107,7 @@ def example(record: bytes) -> Example:
 
 
 def texts(record: bytes) -> tuple[str, str]:
-  """The source and target line of a record; empty where it holds none."""
+  """Return the source and target line of a record; empty if it has none."""
   stored = _fields(record)
   return (
     stored['source_text'].bytes_list.value[0].decode(),

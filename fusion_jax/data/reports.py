@@ -1,4 +1,4 @@
-"""What is told about a prepared corpus: counts of its splits, as a table."""
+"""Report of a prepared corpus: counts of its splits, summed and as a table."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from fusion_jax.data import filtering
 
 
 def report_table(report: dict[str, Any]) -> str:
-  """The report of `PreparedCorpus` as a table for people."""
+  """Format the report of `PreparedCorpus` as a table for the log."""
   heads = ('pairs', 'kept', *filtering.REASONS)
   splits = dict(_rows(report))
   width = max(12, *map(len, splits))
@@ -34,7 +34,7 @@ def report_table(report: dict[str, Any]) -> str:
 
 
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Every split, and each of its directions where there are several."""
+  """Yield every split, and each of its directions if there are several."""
   for name, split in report['splits'].items():
     yield name, split
     for direction, own in split.get('directions', {}).items():
@@ -42,7 +42,7 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def summed(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-  """The report of several parts of a split together; at least one."""
+  """Add up the reports of one or more parts of a split."""
   reasons = reports[0]['dropped']
   return {
     **{

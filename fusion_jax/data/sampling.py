@@ -2,7 +2,7 @@
 
 SentencePiece can sample too, but what it draws for a seed differs from one
 process to the next (observed with 0.2.3), so a resumed run would see other
-data than an unbroken one. Here the draws come from Python's generator.
+data than an uninterrupted one. Here the draws come from Python's generator.
 """
 
 import bisect
@@ -19,19 +19,20 @@ import sentencepiece
 # How SentencePiece writes a space.
 _SPACE = '\u2581'
 _WORDS = re.compile(f'{_SPACE}[^{_SPACE}]*|[^{_SPACE}]+')
-# SentencePiece's own: log P of an unknown character is so much less than
+# SentencePiece's own value: log P of an unknown character is this much below
 # that of the least probable piece.
 _UNKNOWN_PENALTY = 10.0
-# Lattices of so many words of so many characters are kept, about 80 MB.
+# This number of lattices is kept, of words of at most this number of
+# characters; about 80 MB.
 _CACHED_WORDS = 1 << 15
 _CACHED_LENGTH = 16
 
 
 class SubwordSampler:
-  """Draws segmentations under a SentencePiece model."""
+  """Sampler of segmentations under a SentencePiece model."""
 
   def __init__(self, processor: sentencepiece.SentencePieceProcessor):
-    """Reads the pieces of a model and tells a unigram model from BPE."""
+    """Read the pieces of a model."""
     self._processor = processor
     ids = range(processor.get_piece_size())
     special = (
@@ -49,7 +50,7 @@ class SubwordSampler:
       piece: processor.get_score(each) for piece, each in self._ids.items()
     }
     self._longest = max(map(len, self._ids), default=1)
-    # Without pieces across spaces, the words of a line are independent.
+    # If no piece spans a space, the words of a line are independent.
     self._by_word = not any(_SPACE in piece[1:] for piece in self._ids)
     least = min(self._scores.values(), default=0.0)
     self._unknown_score = least - _UNKNOWN_PENALTY
@@ -60,15 +61,15 @@ class SubwordSampler:
     self._cached = functools.lru_cache(_CACHED_WORDS)(self._lattice)
 
   def sample_unigram(self, text: str, alpha: float, seed: int) -> list[int]:
-    """Draws a segmentation x with probability proportional to P(x)^alpha.
+    """Draw a segmentation x with probability proportional to P(x)^alpha.
 
     Kudo (2018), section 3.2, over all segmentations (l unbounded): forward
     filtering, backward sampling.
 
     Args:
-      text: a line.
-      alpha: the smoothing exponent.
-      seed: any integer.
+      text: Line to segment.
+      alpha: Smoothing exponent.
+      seed: Any integer.
 
     Returns:
       The ids of the subwords.
@@ -76,14 +77,14 @@ class SubwordSampler:
     return self._sample(text, seed, functools.partial(self._path, alpha))
 
   def sample_bpe(self, text: str, alpha: float, seed: int) -> list[int]:
-    """Merges characters; each possible merge is left out at random.
+    """Merge characters, leaving out each possible merge at random.
 
     Provilkov et al. (2020), Algorithm 1.
 
     Args:
-      text: a line.
-      alpha: the probability of leaving a merge out at a step, their p.
-      seed: any integer.
+      text: Line to segment.
+      alpha: Probability p of leaving a merge out at a step.
+      seed: Any integer.
 
     Returns:
       The ids of the subwords.
@@ -117,7 +118,7 @@ class SubwordSampler:
     return pieces[::-1]
 
   def _lattice(self, word: str, alpha: float) -> list['_Arcs']:
-    """For each position, where the piece that ends there may begin."""
+    """List, for each position, where the piece that ends there may begin."""
     lattice = [_Arcs([], [])]
     log_totals = [0.0]
     for end in range(1, len(word) + 1):
@@ -155,7 +156,7 @@ class SubwordSampler:
       pieces[position : position + 2] = [piece]
 
   def _with_unknowns(self, pieces: Iterable[str]) -> Iterator[int]:
-    """The ids; a run of unknown characters is one symbol, or their bytes."""
+    """Yield ids; unknown characters give their bytes or one symbol a run."""
     unknown = self._processor.unk_id()
     previous = -1
     for piece in pieces:
@@ -168,8 +169,12 @@ class SubwordSampler:
 
 
 class _Arcs(NamedTuple):
-  """The pieces that may end at one position of a word."""
+  """Pieces that may end at one position of a word.
+
+  Attributes:
+    starts: Where each piece begins.
+    cumulative: Cumulative probabilities of the pieces.
+  """
 
   starts: list[int]
-  # Their probabilities, added up from the first on.
   cumulative: list[float]

@@ -20,17 +20,17 @@ _CHUNK_BYTES = 1 << 20
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-  """The normalised line pairs of two files, in order.
+  """Yield the normalised line pairs of two files, in order.
 
   Args:
-    source: the file of the source language.
-    target: the file of the target language.
+    source: File of the source language.
+    target: File of the target language.
 
   Yields:
     (source line, target line).
 
   Raises:
-    InputError: a file is missing, empty, cut off or not UTF-8, or the two
+    InputError: A file is missing, empty, cut off or not UTF-8, or the two
       have different numbers of lines.
   """
   pairs = itertools.zip_longest(_read_lines(source), _read_lines(target))
@@ -41,7 +41,7 @@ def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
 
 
 def count_pairs(source: Path, target: Path) -> int:
-  """The number of line pairs; see `read_pairs` for what is refused."""
+  """Count the line pairs; raises InputError as `read_pairs` does."""
   source_lines, target_lines = _count_lines(source), _count_lines(target)
   if source_lines != target_lines:
     raise InputError(
@@ -52,7 +52,7 @@ def count_pairs(source: Path, target: Path) -> int:
 
 
 def fingerprint(source: Path, target: Path) -> str:
-  """A hash of the bytes of both files."""
+  """Return a hash of the bytes of both files."""
   digests = []
   for path in (source, target):
     with _told_by_name(path), _open_raw(path) as file:
@@ -63,7 +63,7 @@ def fingerprint(source: Path, target: Path) -> str:
 def _read_lines(path: Path) -> Iterator[str]:
   number = 0
   with _told_by_name(path), _open(path) as file:
-    # Bytes are split at \n only; str.splitlines would also split at U+2028.
+    # Bytes are split at \n only, whereas str.splitlines also splits at U+2028.
     for number, line in enumerate(file, start=1):
       try:
         text = line.decode('utf-8')
@@ -96,7 +96,7 @@ def _count_lines(path: Path) -> int:
 
 
 def _open(path: Path) -> BinaryIO:
-  """The text of a file, decompressed."""
+  """Open a file for reading, decompressed."""
   opener = _OPENERS.get(path.suffix)
   if opener is None:
     return _open_raw(path)
@@ -119,7 +119,7 @@ def _check_regular(path: Path) -> None:
 
 @contextlib.contextmanager
 def _told_by_name(path: Path) -> Iterator[None]:
-  """Turns what can go wrong with a file into one line that names it."""
+  """Turn an error in reading a file into one line that names the file."""
   try:
     yield
   except EOFError:

@@ -1,4 +1,4 @@
-"""The text of the directions of a run, read as line pairs."""
+"""Text of the directions of a run, read as line pairs."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -11,19 +11,19 @@ from fusion_jax.progress import with_progress
 
 
 class Text:
-  """The text of a direction.
+  """Text of a direction.
 
   Attributes:
-    direction: its languages and corpora.
-    tags: before each of its source lines.
-    totals: how many pairs each of its splits has.
+    direction: Languages and corpora of the direction.
+    tags: Tags before each of its source lines.
+    totals: Number of pairs of each of its splits.
   """
 
   def __init__(self, data: DataConfig, direction: Direction):
-    """Counts the pairs.
+    """Count the pairs.
 
     Raises:
-      InputError: a corpus is missing or malformed.
+      InputError: A corpus is missing or malformed.
     """
     languages = direction.source_language, direction.target_language
     self.direction = direction
@@ -37,14 +37,14 @@ class Text:
     }
 
   def read(self, split: str, what: str) -> Iterator[tuple[str, str]]:
-    """The pairs of a split; `what` names the work in the log."""
+    """Return the pairs of a split; `what` names the work in the log."""
     what = f'{what}, {self.direction.name}' if self._several else what
     pairs = _read_all(self._names[split], self._own)
     return with_progress(pairs, what, self.totals[split])
 
 
 def splits_of(direction: Direction) -> dict[str, tuple[str, ...]]:
-  """The corpora of each split that a direction has."""
+  """Return the corpora of each split that a direction has."""
   splits = {
     'train': direction.train,
     'valid': direction.valid,
@@ -56,14 +56,15 @@ def splits_of(direction: Direction) -> dict[str, tuple[str, ...]]:
 def tokenizer_pairs(
   data: DataConfig, texts: Sequence[Text]
 ) -> Iterator[tuple[str, str]]:
-  """Training pairs, as many as the tokenizer may have lines.
+  """Yield training pairs, as many as the tokenizer may have lines.
 
-  Each direction has its share of the training. Its pairs are evenly spaced;
-  where the share is more pairs than there are, some or all come repeatedly.
+  Each direction contributes in proportion to its share of the training. Its
+  pairs are evenly spaced; where the share exceeds the number of pairs, some or
+  all of them are repeated.
 
   Args:
-    data: gives the number of lines and the shares.
-    texts: of the directions.
+    data: Configuration with the number of lines and the shares.
+    texts: Text of each direction.
 
   Yields:
     (source line, target line).

@@ -18,18 +18,19 @@ _READ_AT_ONCE = 1_000
 def read_pairs(
   name: str, split: str, languages: tuple[str, str]
 ) -> Iterator[tuple[str, str]]:
-  """The normalised line pairs of a split of a dataset, in its order.
+  """Yield the normalised line pairs of a split of a dataset, in its order.
 
   Args:
-    name: as `tfds.builder` takes it, 'wmt14_translate/de-en' for example.
-    split: a split or a slice of one, 'train[:1000]' for example.
-    languages: the features that hold the source and the target text.
+    name: Name as `tfds.builder` takes it, such as 'wmt14_translate/de-en'.
+    split: A split or a slice of one, such as 'train[:1000]'.
+    languages: Names of the features with the source and the target text.
 
   Yields:
     (source line, target line).
 
   Raises:
-    InputError: no such dataset, split or language, or text not in UTF-8.
+    InputError: There is no such dataset, split or language, or the text is
+      not in UTF-8.
   """
   examples = _open(_prepared_builder(name), name, split, languages)
   for start in range(0, len(examples), _READ_AT_ONCE):
@@ -42,15 +43,15 @@ def read_pairs(
 
 
 def count_pairs(name: str, split: str, languages: tuple[str, str]) -> int:
-  """The number of pairs of a split; see `read_pairs` for what is refused."""
+  """Count the pairs of a split; raises InputError as `read_pairs` does."""
   return len(_open(_prepared_builder(name), name, split, languages))
 
 
 def fingerprint(name: str, split: str, languages: tuple[str, str]) -> str:
-  """What tells one content of a split from another.
+  """Return a text that differs between different contents of a split.
 
-  The name with its version, the split and, for the whole split it is cut
-  from, the sizes of the shards.
+  It consists of the name with its version, the split and, for the whole split
+  that it is cut from, the sizes of the shards.
   """
   builder = _prepared_builder(name)
   _open(builder, name, split, languages)
@@ -62,8 +63,8 @@ def fingerprint(name: str, split: str, languages: tuple[str, str]) -> str:
 
 
 def _prepared_builder(name: str) -> tfds.core.DatasetBuilder:
-  # Registers the translation datasets; nothing else of the catalogue is
-  # needed, and importing all of it is slow.
+  # This import registers the translation datasets. Nothing else of the
+  # catalogue is needed, and importing all of it is slow.
   import tensorflow_datasets.translate  # noqa: F401
 
   data_dir = os.environ.get('TFDS_DATA_DIR')

@@ -1,7 +1,7 @@
-"""Subwords: SentencePiece models, trained here or given.
+"""Subword tokenizers: SentencePiece models, trained here or given.
 
-Unigram language models are Kudo (2018), https://arxiv.org/abs/1804.10959;
-byte-pair encoding is Sennrich et al. (2016),
+Unigram language models follow Kudo (2018), https://arxiv.org/abs/1804.10959;
+byte-pair encoding follows Sennrich et al. (2016),
 https://arxiv.org/abs/1508.07909.
 """
 
@@ -28,8 +28,8 @@ PADDING, UNKNOWN, START, END = range(4)
 # threads keeps the sums, and so the model, the same on every machine.
 _TRAINING_THREADS = 8
 _ERRORS_ONLY = 2
-# Bytes of a line, SentencePiece's default. It is not given: the bytes of the
-# model would be others, and so its digest.
+# Longest line in bytes, SentencePiece's default. It is not passed on, because
+# that would change the bytes of the model and so its digest.
 _LONGEST_LINE = 4_192
 _TOO_LARGE = re.compile(r'Vocabulary size too high.*<= (\d+)', re.DOTALL)
 _TOO_SMALL = re.compile(
@@ -39,13 +39,13 @@ _TOO_SMALL = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """What a model has to know of a tokenizer.
+  """Facts about a tokenizer that a model needs.
 
   Attributes:
-    size: ids are 0 .. size - 1.
-    start: the id the decoder reads before the first target subword.
-    end: the id after the last subword of a line.
-    unknown: the id of what has no piece of its own.
+    size: Number of ids, which are 0 .. size - 1.
+    start: Id that the decoder reads before the first target subword.
+    end: Id after the last subword of a line.
+    unknown: Id of text that no piece covers.
   """
 
   size: int
@@ -55,24 +55,24 @@ class Vocabulary:
 
 
 class Tokenizer:
-  """A SentencePiece model: text to ids and back.
+  """SentencePiece model that turns text into ids and back.
 
   Attributes:
-    model: the bytes of the `.model` file.
+    model: Bytes of the `.model` file.
     digest: SHA-256 of the model, in hexadecimal.
-    vocabulary: its size and special symbols.
-    tags: ids before those of every line that is not empty; see `tagged`.
+    vocabulary: Size and special symbols.
+    tags: Ids put before those of every line that is not empty; see `tagged`.
   """
 
   def __init__(self, model: bytes, name: str = 'the tokenizer model'):
-    """Loads a model.
+    """Load a model.
 
     Args:
-      model: the bytes of a `.model` file.
-      name: what error messages call it.
+      model: Bytes of a `.model` file.
+      name: Name of the model in error messages.
 
     Raises:
-      InputError: not a SentencePiece model, or one without an end symbol.
+      InputError: It is not a SentencePiece model, or it has no end symbol.
     """
     self.model = model
     self.digest = hashlib.sha256(model).hexdigest()
@@ -93,7 +93,7 @@ class Tokenizer:
 
   @classmethod
   def from_file(cls, path: str | Path) -> 'Tokenizer':
-    """Loads a `.model` file."""
+    """Load a `.model` file."""
     try:
       model = Path(path).read_bytes()
     except OSError as error:
@@ -103,22 +103,22 @@ class Tokenizer:
     return cls(model, str(path))
 
   def __reduce__(self):
-    """Pickles as the model's bytes: worker processes load it again."""
+    """Pickle the model's bytes, from which worker processes load it again."""
     if self.tags:
       return Tokenizer.tagged, (self._untagged, self.pieces(self.tags))
     return Tokenizer, (self.model,)
 
   def tagged(self, pieces: Sequence[str]) -> 'Tokenizer':
-    """The same tokenizer, with tags before the ids of every line.
+    """Return this tokenizer with tags before the ids of every line.
 
     Args:
-      pieces: the tags in their order; none: a tokenizer without tags.
+      pieces: Tags in their order; none gives a tokenizer without tags.
 
     Returns:
-      It shares the model with this one.
+      A tokenizer that shares the model with this one.
 
     Raises:
-      InputError: a tag is not in the vocabulary.
+      InputError: A tag is not in the vocabulary.
     """
     if not pieces:
       return self._untagged
@@ -135,27 +135,27 @@ class Tokenizer:
     return tagged
 
   def encode(self, text: str) -> list[int]:
-    """The ids of a normalised line, without an end symbol."""
+    """Return the ids of a normalised line, without an end symbol."""
     return self._with_tags(self._processor.encode(text, out_type=int))
 
   def _with_tags(self, ids: list[int]) -> list[int]:
     return [*self.tags, *ids] if self.tags and ids else ids
 
   def id_of(self, piece: str) -> int | None:
-    """The id of a piece, or None where there is no such piece."""
+    """Return the id of a piece, or None if there is no such piece."""
     found = self._processor.piece_to_id(piece)
     return found if self._processor.id_to_piece(found) == piece else None
 
   def pieces(self, ids: Iterable[int] | None = None) -> list[str]:
-    """The subwords of ids, or all of them; '▁' stands for a space."""
+    """Return the subwords of ids, or all of them; '▁' stands for a space."""
     ids = range(self.vocabulary.size) if ids is None else ids
     return self._processor.id_to_piece(list(ids))
 
   def places(self, text: str) -> list[int | None]:
-    """For each id of `encode` the character of the line at which it begins.
+    """Return the character of the line at which each id of `encode` begins.
 
-    A space before a word is part of its first subword. Bytes of a character
-    begin where it does. Tags have no place: None.
+    A space before a word is part of its first subword. The bytes of a
+    character begin where the character does. Tags have no place: None.
     """
     encoded = self._processor.encode(text, out_type='serialized_proto')
     found = sentencepiece_pb2.SentencePieceText.FromString(encoded)
@@ -165,25 +165,25 @@ class Tokenizer:
     return [*(None for _ in self.tags), *places] if places else []
 
   def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-    """`encode` for many lines at once, on all cores."""
+    """Encode many lines at once, on all cores; see `encode`."""
     lines = list(lines)
     encoded = self._processor.encode(lines, out_type=int, num_threads=-1)
     return list(map(self._with_tags, encoded)) if self.tags else encoded
 
   def sample(self, text: str, alpha: float, seed: int) -> list[int]:
-    """One random segmentation of a line.
+    """Draw one random segmentation of a line.
 
-    Unigram models: a segmentation x of the line with probability
-    proportional to P(x)^alpha, over all of them (Kudo 2018, section 3.2, with
-    l unbounded: forward filtering, backward sampling). BPE models: each merge
-    is left out with probability alpha (Provilkov et al. 2020, section 3).
-    Word and character models have nothing to draw.
+    Unigram models: a segmentation x of the line has a probability proportional
+    to P(x)^alpha, over all segmentations (Kudo 2018, section 3.2, with l
+    unbounded: forward filtering, backward sampling). BPE models: each merge is
+    left out with probability alpha (Provilkov et al. 2020, section 3). Word
+    and character models have nothing to draw.
 
     Args:
-      text: a normalised line.
-      alpha: smoothing exponent or dropout probability; 0 is `encode`.
-      seed: any integer; the same seed gives the same ids, in every thread,
-        process and machine.
+      text: Normalised line.
+      alpha: Smoothing exponent or dropout probability; 0 is `encode`.
+      seed: Any integer; the same seed gives the same ids in every thread and
+        process and on every machine.
 
     Returns:
       The ids, without an end symbol.
@@ -191,7 +191,7 @@ class Tokenizer:
     return self._with_tags(self._untagged._drawn(text, alpha, seed))
 
   def _drawn(self, text: str, alpha: float, seed: int) -> list[int]:
-    """`sample` of a tokenizer without tags."""
+    """Draw a segmentation without tags; see `sample`."""
     if alpha == 0:
       return self.encode(text)
     kinds = self._trainer_spec
@@ -211,7 +211,7 @@ class Tokenizer:
     return model.trainer_spec
 
   def decode(self, ids: Iterable[int] | np.ndarray) -> str:
-    """The text of ids; start, end, padding and tags are left out."""
+    """Return the text of ids without start, end, padding and tags."""
     ids = [int(each) for each in ids]
     return self._processor.decode(ids) if ids else ''
 
@@ -219,20 +219,20 @@ class Tokenizer:
 def train(
   lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()
 ) -> bytes:
-  """Trains a SentencePiece model; the same lines give the same model.
+  """Train a SentencePiece model; the same lines give the same model.
 
   Args:
-    lines: normalised lines; those over 4,192 bytes are left out.
-    config: algorithm, size and coverage.
-    tags: control symbols: pieces that no text is cut into, and that stand for
-      no text. The size counts them.
+    lines: Normalised lines; those over 4,192 bytes are left out.
+    config: Algorithm, size and coverage.
+    tags: Control symbols: pieces that never occur in the segmentation of a
+      text and that decode to nothing. The vocabulary size includes them.
 
   Returns:
     The bytes of a `.model` file. SentencePiece changes nothing in a line, so
-    decoding gives back every line whose characters the model knows.
+    decoding restores every line whose characters the model knows.
 
   Raises:
-    InputError: there are no lines, or the vocabulary cannot have this size.
+    InputError: There are no lines, or the vocabulary cannot have this size.
   """
   _silence()
   model = io.BytesIO()

@@ -1,1 +1,1 @@
-"""From a trained run to translations: search, batching, files."""
+"""Decoding with trained runs: search, batching, scoring and views."""

@@ -1,4 +1,4 @@
-"""What lies between lines and the device: windows, rows, the next batch."""
+"""Windows of lines, padded rows, and batches on their way to the device."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,9 +18,9 @@ from fusion_jax.decoding.shapes import (
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.mesh import by_rows
 
-# Slots of a window in batches: enough for sorting to pay. The first windows
-# are smaller, so that what is read first is written soon. The number of items
-# is bounded too, as each costs memory however short it is.
+# A window has the slots of this number of batches, enough for sorting to pay.
+# The first windows are smaller, so that the first lines are written soon. The
+# number of items is bounded too, because each costs memory however short it is.
 _FIRST_WINDOW, _WINDOW_BATCHES, _WINDOW_ITEMS = 4, 64, 32_768
 
 Item = TypeVar('Item')
@@ -31,19 +31,19 @@ def windows(
   batch_slots: int,
   batches: int = _WINDOW_BATCHES,
 ) -> Iterator[list[Item]]:
-  """Cuts a stream into windows that are held in memory one at a time.
+  """Cut a stream into windows that are held in memory one at a time.
 
   Args:
-    items: each with the slots it takes.
-    batch_slots: of a batch.
-    batches: a window has the slots of that number of batches, the first one
-      of a few, and none more than 32,768 items.
+    items: Items, each with its number of slots.
+    batch_slots: Slots of a batch.
+    batches: Number of batches whose slots a window has. The first windows have
+      fewer, and none has more than 32,768 items.
 
   Yields:
     The items, in order.
 
   Raises:
-    InputError: what `items` raises, after the items before it.
+    InputError: `items` raised it; the items before it are yielded first.
   """
   window: list[Item] = []
   slots, now = 0, min(_FIRST_WINDOW, batches)
@@ -63,7 +63,7 @@ def windows(
 def _until_wrong(
   items: Iterable[Item], wrong: list[InputError]
 ) -> Iterator[Item]:
-  """The items before one that is refused; the refusal is put in a list."""
+  """Yield the items before an InputError, which is appended to `wrong`."""
   try:
     yield from items
   except InputError as error:
@@ -73,7 +73,7 @@ def _until_wrong(
 def padded(
   sequences: list[list[int]], rows: int, length: int, end_id: int
 ) -> tuple[Int32[np.ndarray, '{rows} {length}'], Int32[np.ndarray, ' {rows}']]:
-  """Token ids and lengths of a batch; spare rows hold one end symbol."""
+  """Return the ids and lengths of a batch; spare rows hold one end symbol."""
   ids = np.zeros((rows, length), np.int32)
   ids[:, 0] = end_id
   lengths = np.ones(rows, np.int32)
@@ -86,7 +86,7 @@ def padded(
 def pad_values(
   values: Iterable[int], rows: int, spare: int
 ) -> Int32[np.ndarray, ' {rows}']:
-  """One value a row; spare rows have another."""
+  """Return one value for each row, and `spare` for rows beyond them."""
   padded = np.full(rows, spare, np.int32)
   own = list(values)
   padded[: len(own)] = own
@@ -96,22 +96,22 @@ def pad_values(
 def own_batches(
   lengths: Sequence[int], shapes: Sequence[DecodeShape]
 ) -> Iterator[PlannedBatch]:
-  """The batches of this process, of those that `plan_batches` makes."""
+  """Yield this process's share of the batches of `plan_batches`."""
   return shard_batches(
     plan_batches(lengths, shapes), jax.process_count(), jax.process_index()
   )
 
 
 def device_put_rows(batch: Item, mesh: Mesh) -> Item:
-  """The rows over the devices.
+  """Distribute rows over the devices.
 
   Args:
-    batch: rows of this process.
-    mesh: of `data_mesh`, over its devices or those of all processes.
+    batch: Rows of this process.
+    mesh: Mesh of `data_mesh`, over devices of this process or of all processes.
 
   Returns:
-    The rows of all processes. The last one stands several times where they
-    would not divide over the devices.
+    The rows of all processes. The last row is repeated where the number of
+    rows is not a multiple of the number of devices.
   """
   own = mesh.local_mesh.size
 
@@ -124,7 +124,7 @@ def device_put_rows(batch: Item, mesh: Mesh) -> Item:
 
 
 def device_get_rows(found: Item) -> Item:
-  """The rows of this process on the host, spare ones behind them."""
+  """Copy this process's rows to the host, with spare ones at the end."""
 
   def parts(rows: jax.Array) -> list[jax.Array]:
     shards = rows.addressable_shards
@@ -138,9 +138,9 @@ def device_get_rows(found: Item) -> Item:
 
 
 def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
-  """The items, each made before the one before it is handed out.
+  """Yield the items, each after the next one has been made.
 
-  The device then works on the next batch while the host reads the last.
+  The device then works on the next batch while the host reads the last one.
   """
   for earlier, later in itertools.pairwise(itertools.chain(items, [None])):
     del later

@@ -1,4 +1,4 @@
-"""The program that translates a batch, and what it is compiled for."""
+"""Compiled search of one batch, and the settings it is compiled for."""
 
 import dataclasses
 import functools
@@ -23,19 +23,20 @@ from fusion_jax.search.sample import Sampling, sample
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings:
-  """What the program depends on, beside shapes and models.
+  """Settings that the program depends on, besides shapes and models.
 
   Attributes:
-    beam: live hypotheses, or samples.
-    keep: hypotheses to return.
-    end_id: the token that ends a hypothesis.
-    penalty: the length penalty.
-    coverage: weight of the coverage penalty.
-    patience: of `beam_search`.
-    rules: what hypotheses must not contain.
-    sampling: what is drawn from; None: beam search.
-    mixture: of the models.
-    narrows: the last quarter of a batch, on each device, goes on alone.
+    beam: Number of live hypotheses, or of samples.
+    keep: Number of hypotheses to return.
+    end_id: Token that ends a hypothesis.
+    penalty: Length penalty.
+    coverage: Weight of the coverage penalty.
+    patience: Patience of `beam_search`.
+    rules: Tokens and n-grams that hypotheses must not contain.
+    sampling: Distribution to draw from; None means beam search.
+    mixture: Mixture of the models.
+    narrows: Whether the last quarter of a batch, on each device, is searched
+      without the other sentences.
   """
 
   beam: int
@@ -51,12 +52,13 @@ class SearchSettings:
 
 
 class SearchRows(NamedTuple):
-  """A batch.
+  """Batch of source sentences to search.
 
-  sources: for each model.
-  max_lengths: of the translations.
-  numbers: of the sentences; they decide what is drawn.
-  requirements: shortest lengths and prefixes; None where there are none.
+  Attributes:
+    sources: Source sentences for each model.
+    max_lengths: Length limits of the translations.
+    numbers: Numbers of the sentences, which decide what is drawn.
+    requirements: Shortest lengths and prefixes, if any.
   """
 
   sources: tuple[Source, ...]
@@ -77,17 +79,17 @@ def search_batch(
   settings: SearchSettings,
   max_length: int,
 ) -> Hypotheses:
-  """Encodes and searches one batch; each device its rows, by itself.
+  """Encode and search one batch, on each device its own rows.
 
   It is compiled once for all translators of the same models, so that
   translating again with newer parameters costs no compilation.
 
   Args:
-    parameters: of each model.
-    rows: the batch.
-    models: what translates.
-    settings: of the search.
-    max_length: room for the longest translation.
+    parameters: Parameters of each model.
+    rows: Batch of source sentences.
+    models: Models that translate.
+    settings: Settings of the search.
+    max_length: Room for the longest translation.
 
   Returns:
     `settings.keep` hypotheses of each sentence.
@@ -132,18 +134,18 @@ def search_batch(
 def search_settings(
   options: DecodingConfig, ensemble: Ensemble, keep: int
 ) -> SearchSettings:
-  """The settings that options mean for an ensemble.
+  """Return the settings that options imply for an ensemble.
 
   Args:
-    options: of the decoding.
-    ensemble: gives vocabulary and mixture.
-    keep: hypotheses to return.
+    options: Decoding options.
+    ensemble: Ensemble with its vocabulary and mixture.
+    keep: Number of hypotheses to return.
 
   Returns:
     The settings.
 
   Raises:
-    InputError: a forbidden piece is not in the vocabulary, or the beam is
+    InputError: A forbidden piece is not in the vocabulary, or the beam is
       wider than it.
   """
   tokenizer = ensemble.tokenizer

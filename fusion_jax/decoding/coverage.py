@@ -1,7 +1,7 @@
-"""The coverage penalty of Wu et al. (2016), section 7, Eq. 14.
+"""Coverage penalty of Wu et al. (2016), section 7, Eq. 14.
 
 cp(X, Y) = sum_i log(min(sum_j p_ij, 1)), where p_ij is the attention of target
-position j over source position i: here the mean over the heads of all layers.
+position j over source position i, here the mean over the heads of all layers.
 It is at most 0, and the score of a translation is log P(Y) / penalty(|Y|) +
 beta cp(X, Y).
 
@@ -14,28 +14,28 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from fusion_jax.layers.attention import rows_mask
 
-# What a source position counts at least; it keeps the logarithm finite.
+# Lower bound of the attention on a source position, for a finite logarithm.
 _LEAST = 1e-6
 
 
 def mean_attention(
   weights: Float32[Array, 'L B N T S'],
 ) -> Float32[Array, 'B T S']:
-  """The mean over layers and heads."""
+  """Return the mean over layers and heads."""
   return weights.mean((0, 2))
 
 
 def coverage(
   attended: Float32[Array, '*B S'], tokens: Bool[Array, '*#B S']
 ) -> Float32[Array, '*B']:
-  """cp of translations.
+  """Compute cp of translations.
 
   Args:
-    attended: sum_j p_ij.
-    tokens: True at source tokens; padding counts nothing.
+    attended: Sums over j of p_ij.
+    tokens: True at source tokens; padding adds nothing.
 
   Returns:
-    At most 0.
+    The penalties, at most 0.
   """
   each = jnp.log(jnp.clip(attended, _LEAST, 1.0))
   return jnp.where(tokens, each, 0).sum(-1)
@@ -46,7 +46,7 @@ def write_attention(
   attention: Float32[Array, 'B K S'],
   position: Int32[Array, ''],
 ) -> Float32[Array, 'B P S']:
-  """The cache, [B, T * K, S], with the attention of a step."""
+  """Write the attention of a step into the cache [B, T * K, S]."""
   start = position * attention.shape[1]
   return jax.lax.dynamic_update_slice_in_dim(cache, attention, start, axis=1)
 
@@ -56,12 +56,12 @@ def attended(
   rows: Int32[Array, 'B K T'],
   position: Int32[Array, ''],
 ) -> Float32[Array, 'B K S']:
-  """sum_j p_ij of each hypothesis up to a position.
+  """Sum p_ij over j for each hypothesis up to a position.
 
   Args:
-    cache: of `write_attention`.
-    rows: where each position of each hypothesis stands, see `Step`.
-    position: the newest one.
+    cache: Cache filled by `write_attention`.
+    rows: Cache row of each position of each hypothesis, see `Step`.
+    position: Newest position.
   """
   own = rows_mask(rows, position)[:, 0].astype(cache.dtype)
   return jnp.einsum('BKP,BPS->BKS', own, cache)

@@ -1,4 +1,4 @@
-"""The direction in which a run translates."""
+"""Direction in which a run translates."""
 
 import argparse
 import dataclasses
@@ -14,23 +14,23 @@ logger = logging.getLogger(__name__)
 def in_direction(
   run: TrainedModel, name: str, source: str = '', target: str = ''
 ) -> TrainedModel:
-  """The run as one that translates in one direction alone.
+  """Return a run that translates in one direction alone.
 
   Its source tokenizer puts the tags of the direction before every line, and
-  no tag can be in a translation.
+  no tag can occur in a translation.
 
   Args:
-    run: trained in one direction or in several.
-    name: of the run, for messages.
-    source: a language; may be empty where `target` or the run leaves one
+    run: Run that was trained in one direction or in several.
+    name: Name of the run, for messages.
+    source: Source language; may be empty if `target` or the run leaves one
       direction.
-    target: likewise.
+    target: Target language, likewise.
 
   Returns:
     The run; its config has this direction and no other.
 
   Raises:
-    InputError: the run knows no such direction, or several fit.
+    InputError: The run knows no such direction, or several fit.
   """
   data = run.config.data
   source, target = choose_direction(data, name, source, target)
@@ -50,14 +50,14 @@ def in_direction(
 
 
 def load_chosen(arguments: argparse.Namespace) -> TrainedModel:
-  """The run that flags choose, in one direction.
+  """Load the run that flags choose, in one direction.
 
   Args:
-    arguments: workdir, and those of `add_checkpoint_flags` and
+    arguments: Values of workdir and of the flags of `add_checkpoint_flags` and
       `add_direction_flags`.
 
   Raises:
-    InputError: of `load_run` and `in_direction`.
+    InputError: As for `load_run` and `in_direction`.
   """
   run = load_flagged(arguments)
   languages = arguments.source_language, arguments.target_language
@@ -67,22 +67,23 @@ def load_chosen(arguments: argparse.Namespace) -> TrainedModel:
 def choose_direction(
   data: DataConfig, name: str, source: str, target: str
 ) -> tuple[str, str]:
-  """The languages to translate between, of those that a run was trained on.
+  """Choose the languages to translate between.
 
-  Two languages that it knows, but not this way round or not together, are a
-  zero-shot direction (Johnson et al. 2017, section 5); a warning says so.
+  Two languages that the run was trained on, but not in this order or not as a
+  pair, are a zero-shot direction (Johnson et al. 2017, section 5); a warning
+  says so.
 
   Args:
-    data: of the run.
-    name: of the run, for messages.
-    source: a language, or empty.
-    target: a language, or empty.
+    data: Data configuration of the run.
+    name: Name of the run, for messages.
+    source: Source language, or empty.
+    target: Target language, or empty.
 
   Returns:
     Source and target language.
 
   Raises:
-    InputError: an unknown language, no direction or more than one.
+    InputError: A language is unknown, or no direction or more than one fits.
   """
   every = data.all_directions
   known = [(each.source_language, each.target_language) for each in every]

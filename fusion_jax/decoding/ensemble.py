@@ -1,4 +1,4 @@
-"""Several runs that translate as one."""
+"""Ensembles: several runs that translate together."""
 
 import dataclasses
 import math
@@ -16,12 +16,12 @@ from fusion_jax.runs.loading import TrainedModel
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-  """How the predictions of models become one.
+  """Mixture of the predictions of several models.
 
   Attributes:
-    weights: of the models, of sum 1.
-    combine: 'arithmetic': sum_i w_i p_i. 'geometric': prod_i p_i^w_i, scaled
-      to sum 1.
+    weights: Weights of the models, of sum 1.
+    combine: 'arithmetic' is sum_i w_i p_i, 'geometric' is prod_i p_i^w_i,
+      scaled to sum 1.
   """
 
   weights: tuple[float, ...] = (1.0,)
@@ -30,13 +30,13 @@ class Mixture:
   def log_probabilities(
     self, log_p: Sequence[Float32[Array, '*R V']]
   ) -> Float32[Array, '*R V']:
-    """The logarithm of the mixture.
+    """Return the logarithm of the mixture.
 
     Args:
-      log_p: of each model.
+      log_p: Log-probabilities of each model.
 
     Returns:
-      float32, normalised.
+      Normalised log-probabilities in float32.
     """
     weights = jnp.asarray(self.weights, jnp.float32)
     if self.combine == 'arithmetic':
@@ -48,11 +48,11 @@ class Mixture:
 
 @dataclasses.dataclass(frozen=True)
 class Ensemble:
-  """Runs of one target vocabulary; their sources may be cut differently.
+  """Runs of one target vocabulary; their source segmentations may differ.
 
   Attributes:
-    runs: the first one gives languages, options and length limits.
-    mixture: of their predictions.
+    runs: Runs; the first one gives languages, options and length limits.
+    mixture: Mixture of their predictions.
   """
 
   runs: tuple[TrainedModel, ...]
@@ -60,18 +60,18 @@ class Ensemble:
 
   @property
   def tokenizer(self) -> Tokenizer:
-    """Of the target side."""
+    """Tokenizer of the target side."""
     return self.runs[0].target_tokenizer
 
   @property
   def longest(self) -> int | None:
-    """The most positions that all models have, if any has a limit."""
+    """Largest number of positions of all models; None without a limit."""
     limits = (run.longest for run in self.runs)
     return min((n for n in limits if n is not None), default=None)
 
 
 def alone(run: TrainedModel | Ensemble) -> Ensemble:
-  """A run as an ensemble of one."""
+  """Wrap a run as an ensemble of one; return an ensemble unchanged."""
   return run if isinstance(run, Ensemble) else Ensemble((run,))
 
 
@@ -81,20 +81,20 @@ def make_ensemble(
   weights: Sequence[float] = (),
   combine: Literal['arithmetic', 'geometric'] = 'arithmetic',
 ) -> Ensemble:
-  """Joins runs.
+  """Join runs to an ensemble.
 
   Args:
-    runs: at least one.
-    names: of the runs, for messages.
-    weights: positive, in any scale; none: all alike.
-    combine: the mean of the predictions.
+    runs: Runs, at least one.
+    names: Names of the runs, for messages.
+    weights: Positive weights on any scale; empty means equal weights.
+    combine: Mean of the predictions.
 
   Returns:
     The ensemble.
 
   Raises:
-    InputError: the target vocabularies or languages differ, or the weights
-      are not as many as the runs or not positive.
+    InputError: The target vocabularies or languages differ, or the weights
+      are not positive or not as many as the runs.
   """
   first = runs[0]
   for run, name in zip(runs, names, strict=True):

@@ -1,17 +1,17 @@
-"""Cuts a line that is too long to translate at once."""
+"""Splitting of a line that is too long to translate at once."""
 
 import re
 from collections.abc import Callable, Iterator
 
 from fusion_jax.metrics import language_of
 
-# The end of a sentence or clause, with the brackets and quotation marks that
-# close there. Chinese and Japanese put no space after it.
+# End of a sentence or clause, with the closing brackets and quotation marks.
+# Chinese and Japanese put no space after it.
 _SENTENCE_END = re.compile(
   r'[.!?;:…][\'")\]}’”»]*\s+|[。！？；：][\'")\]}’”」』）》]*\s*'
 )
 _UNSPACED = ('ja', 'zh')
-# Characters that are tried at once.
+# Number of characters that are tried at once.
 _SHORT = 4_096
 
 
@@ -24,12 +24,12 @@ def split_line(line: str, fits: Callable[[str], bool]) -> Iterator[str]:
 
   Args:
     line: Normalised text.
-    fits: Whether a piece is short enough. What fits must still fit when it is
-      made shorter, more or less.
+    fits: Function that returns whether a piece is short enough. A shorter
+      prefix of a piece that fits should fit too; exceptions are tolerated.
 
   Yields:
     The pieces, without white space at their ends. A single character is a
-    piece even where it does not fit.
+    piece even if it does not fit.
   """
   start = 0
   while start < len(line):
@@ -44,15 +44,15 @@ def split_line(line: str, fits: Callable[[str], bool]) -> Iterator[str]:
 
 
 def joiner(language: str) -> str:
-  """What stands between the translations of two pieces."""
+  """Return the text between the translations of two pieces."""
   return '' if language_of(language) in _UNSPACED else ' '
 
 
 def _longest_prefix(line: str, start: int, fits: Callable[[str], bool]) -> int:
-  """Characters from `start` on that fit, at least 1.
+  """Return the number of characters from `start` on that fit, at least 1.
 
-  All of a short line at once; else doubling, then bisection, so that the cost
-  does not grow with what follows.
+  A short line is tried as a whole. Otherwise the size is doubled and then
+  bisected, so that the cost does not depend on the text that follows.
   """
   left = len(line) - start
   if left <= _SHORT and fits(line[start:]):
@@ -78,6 +78,6 @@ def _sentence_end(prefix: str) -> int | None:
 
 
 def _last_space(line: str, start: int, size: int) -> int | None:
-  """How many characters the whole words within `size` have."""
+  """Return the number of characters of the whole words within `size`."""
   space = line.rfind(' ', start + 1, start + size + 1)
   return space - start if space > 0 else None

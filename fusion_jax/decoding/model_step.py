@@ -22,23 +22,24 @@ from fusion_jax.search.hypotheses import Narrowed
 
 
 class Source(NamedTuple):
-  """The source sentences as one model reads them."""
+  """Source sentences as one model reads them."""
 
   ids: Int32[Array | np.ndarray, 'B S']
   lengths: Int32[Array | np.ndarray, ' B']
 
   @property
   def tokens(self) -> Bool[Array, 'B S']:
-    """False at padding."""
+    """Mask of the tokens [B, S], False at padding."""
     return jnp.arange(self.ids.shape[1]) < self.lengths[:, None]
 
 
 class ModelCache(NamedTuple):
-  """What one model keeps of the positions so far.
+  """Cache of one model for the positions so far.
 
-  own: its keys and values.
-  attention: its weights over the source, [B, T * K, S]; None without a
-    coverage penalty.
+  Attributes:
+    own: Keys and values of the model.
+    attention: Weights over the source, [B, T * K, S]; None without a coverage
+      penalty.
   """
 
   own: Any
@@ -47,12 +48,15 @@ class ModelCache(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ModelStep:
-  """The step of models that translate as one; what `start` has prepared.
+  """Step of models that translate together, prepared by `start`.
 
   Attributes:
-    models: with their parameters and what they read of the source.
-    mixture: of their predictions.
-    coverage: weight of the coverage penalty.
+    models: Models of the ensemble.
+    parameters: Parameters of each model.
+    sources: Source sentences as each model reads them.
+    memories: What each model computed of the source in `start_decoding`.
+    mixture: Mixture of their predictions.
+    coverage: Weight of the coverage penalty.
   """
 
   models: tuple[Transformer, ...]
@@ -74,7 +78,7 @@ class ModelStep:
     rows: Int32[Array, 'B K T'],
     caches: tuple[ModelCache, ...],
   ) -> tuple[Float32[Array, 'B K V'], tuple[ModelCache, ...]]:
-    """As `hypotheses.Step`."""
+    """Compute the next logits and caches; see `hypotheses.Step`."""
     results = [
       self._one(index, tokens, position, rows, cache)
       for index, cache in enumerate(caches)
@@ -118,7 +122,7 @@ class ModelStep:
     position: Int32[Array, ''],
     caches: tuple[ModelCache, ...],
   ) -> Float32[Array, 'B K']:
-    """The coverage penalty of hypotheses, weighted as their models are."""
+    """Compute the coverage penalty, averaged with the weights of the models."""
     each = [
       weight
       * coverage.coverage(
@@ -134,7 +138,7 @@ class ModelStep:
   def compact_batch(
     self, sentences: Int32[Array, ' M'], caches: tuple[ModelCache, ...]
   ) -> Narrowed:
-    """As `hypotheses.Narrow`."""
+    """Restrict step and cache to some sentences; see `CompactBatch`."""
     own, memories = [], []
     for model, cache, memory in zip(
       self.models, caches, self.memories, strict=True
@@ -162,16 +166,16 @@ def start(
   mixture: Mixture,
   coverage: float,
 ) -> tuple[ModelStep, tuple[ModelCache, ...]]:
-  """Reads the source with every model.
+  """Encode the source with every model.
 
   Args:
-    models: of one target vocabulary.
-    parameters: of each model.
-    sources: for each model.
-    beam: hypotheses of a sentence, K.
-    max_length: the most steps, T.
-    mixture: of the models.
-    coverage: weight of the coverage penalty; 0: none is computed.
+    models: Models with the same target vocabulary.
+    parameters: Parameters of each model.
+    sources: Source sentences for each model.
+    beam: Number K of hypotheses of a sentence.
+    max_length: Largest number T of steps.
+    mixture: Mixture of the models.
+    coverage: Weight of the coverage penalty; 0 computes none.
 
   Returns:
     The step, and its empty cache.

@@ -1,4 +1,4 @@
-"""Pairs of a source and a translation of it: their ids and their batches."""
+"""Pairs of a source and its translation: their ids and their batches."""
 
 from typing import NamedTuple
 
@@ -27,42 +27,42 @@ class Pair(NamedTuple):
 
   @property
   def length(self) -> int:
-    """Of the longer side."""
+    """Length of the longer side."""
     return max(len(self.source), len(self.target))
 
 
 class PairEncoder:
-  """Makes pairs of text; refuses those that are too long.
+  """Encoder of text pairs, which refuses those that are too long.
 
   Attributes:
-    longest: the most subwords of a side, the end symbol included.
+    longest: Largest number of subwords of a side, the end symbol included.
   """
 
   def __init__(self, run: TrainedModel, options: DecodingConfig):
-    """Prepares to encode.
+    """Prepare to encode.
 
     Args:
-      run: has the tokenizers.
-      options: give `max_source_length`; a model with learned positions may
-        have fewer.
+      run: Trained model with its tokenizers.
+      options: Decoding options with `max_source_length`; a model with learned
+        positions may allow less.
     """
     self._tokenizers = run.source_tokenizer, run.target_tokenizer
     longest = options.max_source_length
     self.longest = min(longest, run.longest or longest)
 
   def encode(self, name: str, source: str, target: str) -> Pair:
-    """The ids of a pair.
+    """Return the ids of a pair.
 
     Args:
-      name: of the pair, for the message.
-      source: normalised here as the training text was.
-      target: likewise.
+      name: Name of the pair, for the message.
+      source: Source text, normalised here as the training text was.
+      target: Target text, likewise.
 
     Returns:
       The pair.
 
     Raises:
-      InputError: a side has more subwords than `longest`.
+      InputError: A side has more subwords than `longest`.
     """
     texts = zip((source, target), self._tokenizers, strict=True)
     pair = Pair(*(_ids(text, tokenizer) for text, tokenizer in texts))
@@ -75,7 +75,7 @@ class PairEncoder:
     return pair
 
   def line(self, number: int, source: str, target: str) -> list[Pair]:
-    """The pair of a line; none of two empty lines."""
+    """Return the pair of a line in a list; an empty list if both are empty."""
     pair = self.encode(f'line {number}', source, target)
     return [] if pair.is_blank else [pair]
 
@@ -85,12 +85,12 @@ def padded_pairs(
 ) -> tuple[
   Int32[np.ndarray, 'B S'], Int32[np.ndarray, ' B'], Int32[np.ndarray, 'B S']
 ]:
-  """What a teacher-forced pass reads.
+  """Return the arrays that a teacher-forced pass reads.
 
   Args:
-    pairs: at most shape.rows of them.
-    shape: both sides have shape.source positions.
-    end_id: all that spare rows hold.
+    pairs: Pairs, at most shape.rows.
+    shape: Shape of the batch; both sides have shape.source positions.
+    end_id: End symbol, the only token of spare rows.
 
   Returns:
     Source ids, their lengths, and target ids.

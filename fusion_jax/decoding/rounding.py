@@ -1,7 +1,8 @@
-"""How far rounding alone may move the log-probabilities of a model.
+"""Bound on how far rounding alone may change a model's log-probabilities.
 
 Other batches, programs and processors add the terms of a product in another
-order. A difference is told from such rounding by its size beside the value.
+order. A difference counts as such rounding if it is small relative to the
+value.
 """
 
 from collections.abc import Sequence
@@ -11,24 +12,24 @@ from jaxtyping import Float
 
 from fusion_jax.config import ModelConfig
 
-# Times the spread of a random walk: room for hard cases, none for a wrong term.
+# Factor on the spread of a random walk: hard cases pass, a wrong term does not.
 _MARGIN = 8
 
-# Products add up in float32; the features that are rounded decide.
+# Products are added in float32, so the rounding of the features dominates.
 _BFLOAT16 = 2e-2
 
 
 def rounding(model: ModelConfig) -> float:
-  """Return the change of a log-probability, or a score, that rounding explains.
+  """Return the change of a log-probability or score that rounding explains.
 
-  Of float32 it is 8 eps sqrt(L D): each of the L layers of both sides adds
+  For float32 it is 8 eps sqrt(L D): each of the L layers of both sides adds
   sums of D terms, whose roundings add up like the steps of a random walk.
 
   Args:
-    model: whose compute_dtype, width and layers count.
+    model: Model configuration; compute_dtype, width and layers count.
 
   Returns:
-    The largest change for each unit of the value, and at least of 1.
+    The largest change, relative to max(1, absolute value).
   """
   if model.compute_dtype == 'bfloat16':
     return _BFLOAT16
@@ -41,11 +42,11 @@ def relative_gaps(
   ours: Sequence[float] | Float[np.ndarray, '...'],
   theirs: Sequence[float] | Float[np.ndarray, '...'],
 ) -> Float[np.ndarray, '...']:
-  """Return |ours - theirs| / max(1, |theirs|), what `rounding` bounds.
+  """Return |ours - theirs| / max(1, |theirs|), which `rounding` bounds.
 
   Args:
-    ours: log-probabilities or scores.
-    theirs: those that they are compared with, of the same shape.
+    ours: Log-probabilities or scores.
+    theirs: Values to compare them with, of the same shape.
 
   Returns:
     The gaps; NaN where one of the values is NaN or both are infinite.

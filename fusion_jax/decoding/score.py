@@ -1,4 +1,4 @@
-"""Log-probabilities of given translations, line by line."""
+"""Scoring of given translations by their log-probabilities, line by line."""
 
 import dataclasses
 import math
@@ -35,12 +35,12 @@ Pairs = tuple[Pair, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-  """What a model gives to a translation.
+  """Scores of one translation.
 
   Attributes:
-    tokens: log-probability of every subword, that of the end symbol last.
-    divisor: the length penalty.
-    coverage: what the coverage penalty adds.
+    tokens: Log-probability of every subword, that of the end symbol last.
+    divisor: Length penalty.
+    coverage: Term that the coverage penalty adds.
   """
 
   tokens: tuple[float, ...]
@@ -49,17 +49,17 @@ class Scored:
 
   @property
   def log_probability(self) -> float:
-    """The sum over the subwords."""
+    """Sum over the subwords."""
     return math.fsum(self.tokens)
 
   @property
   def mean(self) -> float:
-    """The mean over the subwords; 0 of nothing."""
+    """Mean over the subwords; 0 if there are none."""
     return self.log_probability / max(len(self.tokens), 1)
 
   @property
   def score(self) -> float:
-    """What the search ranks by."""
+    """Score by which the search ranks."""
     return self.log_probability / self.divisor + self.coverage
 
 
@@ -67,7 +67,7 @@ _NOTHING = Scored((), 1.0)
 
 
 class Scorer:
-  """Scores pairs of a source and a translation, as a search would."""
+  """Scorer of pairs of a source and a translation, as a search scores them."""
 
   def __init__(
     self,
@@ -75,12 +75,14 @@ class Scorer:
     options: DecodingConfig,
     on_progress: Callable[[int], None] | None = None,
   ):
-    """Prepares to score; nothing is compiled yet.
+    """Prepare to score; nothing is compiled yet.
 
     Args:
-      run: one or more trained models and their tokenizers.
-      options: penalties, longest line and slots of a batch.
-      on_progress: is called with the pairs of each finished batch.
+      run: One or more trained models and their tokenizers.
+      options: Decoding options with penalties, longest line and slots of a
+        batch.
+      on_progress: Function called with the number of pairs of each finished
+        batch.
     """
     self._ensemble = ensemble = alone(run)
     self._on_progress = on_progress or (lambda pairs: None)
@@ -98,18 +100,18 @@ class Scorer:
   def score(
     self, pairs: Iterable[tuple[str, str]], unit: str = 'line'
   ) -> Iterator[Scored]:
-    """Scores every pair, in order.
+    """Score every pair, in order.
 
     Args:
-      pairs: source and translation, normalised as the training text was. Two
-        empty lines have nothing to score, as in translating.
-      unit: what a pair is called in a message.
+      pairs: Source and translation, normalised here as the training text was.
+        Two empty lines have nothing to score, as in translating.
+      unit: Name of a pair in a message.
 
     Yields:
-      One for each pair.
+      The scores of each pair.
 
     Raises:
-      InputError: a side has more subwords than `max_source_length`.
+      InputError: A side has more subwords than `max_source_length`.
     """
     numbered = enumerate(pairs, start=1)
     encoded = (
@@ -119,14 +121,14 @@ class Scorer:
     yield from self.score_ids(encoded)
 
   def score_ids(self, pairs: Iterable[Pairs]) -> Iterator[Scored]:
-    """Scores every pair of ids, in order.
+    """Score every pair of ids, in order.
 
     Args:
-      pairs: as every model reads them, no side longer than
+      pairs: Pairs as every model reads them, no side longer than
         `max_source_length`.
 
     Yields:
-      One for each pair.
+      The scores of each pair.
     """
     slots = ((each, _length(each)) for each in pairs)
     window_slots = self._options.batch_tokens * jax.process_count()
@@ -160,7 +162,7 @@ class Scorer:
   def _start(
     self, batch: PlannedBatch, pairs: list[Pairs]
   ) -> tuple[jax.Array, jax.Array]:
-    """Starts the pass; the arrays are ready later."""
+    """Start the pass; the arrays are ready later."""
     chosen = [pairs[sentence] for sentence in batch.sentences]
     end = self._ensemble.tokenizer.vocabulary.end
     sources = []

@@ -1,4 +1,4 @@
-"""Lines of text as the sentences that models translate."""
+"""Sentences that models translate, made from lines of text."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,10 +12,11 @@ from fusion_jax.errors import InputError
 
 
 class Sentence(NamedTuple):
-  """A line, or a piece of a long one.
+  """Line, or a piece of a long one.
 
-  sources: ids for each model, the end symbol included.
-  prefix: ids that the translation begins with.
+  Attributes:
+    sources: Ids for each model, the end symbol included.
+    prefix: Ids at the beginning of the translation.
   """
 
   sources: tuple[list[int], ...]
@@ -23,39 +24,40 @@ class Sentence(NamedTuple):
 
   @property
   def length(self) -> int:
-    """Of the longest of the sources."""
+    """Length of the longest source."""
     return max(map(len, self.sources))
 
 
 class SentenceEncoder:
-  """Makes sentences of lines."""
+  """Encoder of lines as sentences."""
 
   def __init__(self, ensemble: Ensemble, options: DecodingConfig):
-    """Prepares to encode.
+    """Prepare to encode.
 
     Args:
-      ensemble: has the tokenizers.
-      options: `max_source_length` and what limits translations.
+      ensemble: Ensemble with its tokenizers.
+      options: Decoding options with `max_source_length` and the limits of
+        translations.
     """
     self._ensemble = ensemble
     self._options = options
     self._room = options.max_source_length - 1
 
   def encode(self, number: int, line: str, prefix: str = '') -> list[Sentence]:
-    """The sentences of a line; none of an empty one.
+    """Return the sentences of a line; none if it is empty.
 
     Args:
-      number: of the line, for messages.
-      line: text; it is normalised as the training text was.
-      prefix: what the translation of its first sentence begins with.
+      number: Number of the line, for messages.
+      line: Text, which is normalised as the training text was.
+      prefix: Beginning of the translation of the line's first sentence.
 
     Returns:
-      One sentence, or as many as a line of more than `max_source_length`
-      subwords is cut into.
+      One sentence, or the pieces into which a line of more than
+      `max_source_length` subwords is cut.
 
     Raises:
-      InputError: the prefix has what is not in the target vocabulary, or
-        leaves no room for a translation.
+      InputError: The prefix has characters that are not in the target
+        vocabulary, or leaves no room for a translation.
     """
     tokenizers = [run.source_tokenizer for run in self._ensemble.runs]
     pieces = split_line(

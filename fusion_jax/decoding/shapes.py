@@ -13,8 +13,8 @@ import numpy as np
 
 from fusion_jax.config import DecodingConfig
 
-# Rows of a batch that is not full: a quarter of the full ones, a quarter of
-# that and so on. Every shape costs a compilation.
+# Divisor of the rows for batches that are not full: a quarter of the full ones,
+# a quarter of that and so on. Every shape costs a compilation.
 _ROW_STEP = 4
 
 
@@ -27,7 +27,7 @@ class DecodeShape(NamedTuple):
 
 
 class PlannedBatch(NamedTuple):
-  """Which sentences fill a shape; at most shape.rows of them."""
+  """Shape of a batch and the sentences that fill it, at most shape.rows."""
 
   shape: DecodeShape
   sentences: list[int]
@@ -36,14 +36,15 @@ class PlannedBatch(NamedTuple):
 def target_limit(
   source_length: int, options: DecodingConfig, longest: int | None = None
 ) -> int:
-  """The most subwords of a translation, the end symbol included.
+  """Return the largest number of subwords of a translation.
 
-  It depends on the sentence alone, never on the batch it is in.
+  It counts the end symbol and depends on the sentence alone, never on the
+  batch it is in.
 
   Args:
-    source_length: subwords of the source, the end symbol included.
-    options: give ratio and extra.
-    longest: what the model can do at most, if it has a limit.
+    source_length: Subwords of the source, the end symbol included.
+    options: Decoding options with ratio and extra.
+    longest: Length limit of the model, if it has one.
 
   Returns:
     ceil(ratio * source_length) + extra, at most `longest`.
@@ -55,7 +56,7 @@ def target_limit(
 
 
 def shortest_target(source_length: int, options: DecodingConfig) -> int:
-  """The fewest subwords of a translation, the end symbol included."""
+  """Return the smallest number of subwords of a translation, end included."""
   scaled = math.ceil(round(options.min_length_ratio * source_length, 6))
   return max(scaled + options.min_length_extra, 1)
 
@@ -63,15 +64,16 @@ def shortest_target(source_length: int, options: DecodingConfig) -> int:
 def decode_shapes(
   options: DecodingConfig, longest: int | None = None
 ) -> tuple[DecodeShape, ...]:
-  """Every shape that decoding with these options can compile.
+  """Return every shape that decoding with these options can compile.
 
   Source lengths are 8, 16, 24, 32, 48, 64, 96, ... up to
-  options.max_source_length. Full batches have the power of two of rows that
-  options.batch_tokens allows, others fewer in steps of 4.
+  options.max_source_length. Full batches have the largest power of two of rows
+  that options.batch_tokens allows; smaller ones have a quarter of that, a
+  sixteenth and so on, down to 1.
 
   Args:
-    options: of the decoding.
-    longest: the longest target of the model, if it has a limit.
+    options: Decoding options.
+    longest: Longest target of the model, if it has a limit.
 
   Returns:
     The shapes in the order of source length, then rows.
@@ -92,12 +94,12 @@ def decode_shapes(
 def plan_batches(
   lengths: Sequence[int], shapes: Sequence[DecodeShape]
 ) -> Iterator[PlannedBatch]:
-  """Puts sentences into batches, longest first.
+  """Put sentences into batches, longest first.
 
   Args:
-    lengths: of the sources, the end symbol included; none longer than the
+    lengths: Lengths of the sources, the end symbol included; none exceeds the
       longest shape.
-    shapes: of `decode_shapes`.
+    shapes: Shapes from `decode_shapes`.
 
   Yields:
     Batches that hold every sentence once.
@@ -119,15 +121,15 @@ def plan_batches(
 def shard_batches(
   batches: Iterable[PlannedBatch], processes: int, process: int
 ) -> Iterator[PlannedBatch]:
-  """The batches of one process.
+  """Yield the batches of one process.
 
-  A program of the devices of several processes is one that all of them start,
-  so they have the same shapes in the same order.
+  A program on the devices of several processes must be started by all of them,
+  so each process gets the same shapes in the same order.
 
   Args:
-    batches: of all processes; those of a shape one after the other.
-    processes: how many there are.
-    process: the number of this one.
+    batches: Batches of all processes; those of a shape follow each other.
+    processes: Number of processes.
+    process: Index of this process.
 
   Yields:
     Every `processes`-th batch of a shape, or an empty one where the others
@@ -143,7 +145,7 @@ def shard_batches(
 def _source_lengths(longest: int) -> list[int]:
   lengths = [8]
   while lengths[-1] < longest:
-    # 16, 24, 32, 48, 64, 96, ...: powers of two and the middles between them.
+    # 16, 24, 32, 48, 64, 96, ...: powers of two and their midpoints.
     power = 2 ** (lengths[-1].bit_length() - 1)
     middle = power + power // 2
     lengths.append(middle if 16 <= lengths[-1] < middle else 2 * power)

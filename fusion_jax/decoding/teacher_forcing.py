@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from fusion_jax.decoding.coverage import coverage, mean_attention
 from fusion_jax.decoding.ensemble import Mixture
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.fusion.groups import mixture_log_probabilities, token_mixture
+from fusion_jax.fusion.gtrans import mixture_log_probabilities, token_mixture
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import (
   ModelOutput,
@@ -26,18 +26,19 @@ from fusion_jax.models.transformer import (
 )
 from fusion_jax.parallel.shards import over_rows
 
-# Target positions that have logits at a time.
+# Number of target positions whose logits are held at a time.
 _CHUNK = 1_024
 
 Combine = Literal['arithmetic', 'geometric']
 
 
 class TeacherForcedRows(NamedTuple):
-  """A batch of pairs.
+  """Batch of pairs.
 
-  sources: for each model.
-  target: token ids, the end symbols included.
-  target_lengths: tokens in each row.
+  Attributes:
+    sources: Source sentences for each model.
+    target: Token ids, the end symbols included.
+    target_lengths: Number of tokens in each row.
   """
 
   sources: tuple[Source, ...]
@@ -55,18 +56,18 @@ def teacher_forced_scores(
   mixture: Mixture,
   weight: float = 0.0,
 ) -> tuple[Float32[Array, 'B T'], Float32[Array, ' B']]:
-  """What models give to targets.
+  """Score targets with one or more models.
 
   Args:
-    parameters: of each model.
-    rows: the batch.
-    models: what scores.
-    mixture: of the models.
-    weight: of the coverage penalty.
+    parameters: Parameters of each model.
+    rows: Batch of pairs.
+    models: Models that score.
+    mixture: Mixture of the models.
+    weight: Weight of the coverage penalty.
 
   Returns:
     The log-probability of every token (padding has values too), and the
-    coverage penalty, 0 with no weight.
+    coverage penalty, which is 0 if the weight is.
   """
   tokens = jnp.arange(rows.target.shape[1]) < rows.target_lengths[:, None]
   outputs, coverage_score = [], jnp.zeros(rows.target.shape[0])
@@ -94,16 +95,16 @@ def teacher_forced_scores(
 def token_log_probabilities(
   output: ModelOutput, targets: Int32[Array, 'B T'], combine: Combine
 ) -> Float32[Array, 'B T']:
-  """log p of every target token; of groups, that of their mixture.
+  """Return log p of every target token, under the mixture if there are groups.
 
   Args:
-    output: of the teacher-forced pass.
-    targets: int32 token ids.
-    combine: the mixture of groups: log sum_k psi_k p_k, or
-      sum_k psi_k log p_k.
+    output: Output of the teacher-forced pass.
+    targets: Token ids, int32.
+    combine: Mixture of the groups: log sum_k psi_k p_k ('arithmetic') or
+      sum_k psi_k log p_k ('geometric').
 
   Returns:
-    float32; padding has values too.
+    Log-probabilities in float32; padding has values too.
   """
   log_p = functools.partial(_log_softmax, output=output.output)
   if output.log_weights is None:
@@ -120,16 +121,16 @@ def ensemble_log_probabilities(
   combines: Sequence[Combine],
   mixture: Mixture,
 ) -> Float32[Array, 'B T']:
-  """log p of every target token in the mixture of several models.
+  """Return log p of every target token in the mixture of several models.
 
   Args:
-    outputs: of the teacher-forced passes.
-    targets: int32 token ids.
-    combines: how each model mixes its groups, if it has any.
-    mixture: of the models.
+    outputs: Outputs of the teacher-forced passes.
+    targets: Token ids, int32.
+    combines: Mixture of the groups of each model, if it has groups.
+    mixture: Mixture of the models.
 
   Returns:
-    float32; padding has values too.
+    Log-probabilities in float32; padding has values too.
   """
 
   def log_p(features):
@@ -143,7 +144,7 @@ def ensemble_log_probabilities(
     )
 
   features = tuple(
-    # [G, B, T, D] as [B, G, T, D]: rows are taken one by one.
+    # [G, B, T, D] becomes [B, G, T, D], because rows are taken one by one.
     o.features if o.log_weights is None else jnp.moveaxis(o.features, 0, 1)
     for o in outputs
   )
@@ -155,7 +156,7 @@ def _chosen(
   features: Float[Array, '...'] | tuple[Float[Array, '...'], ...],
   targets: Int32[Array, 'B T'],
 ) -> Float32[Array, 'B T']:
-  """Row by row, so that few logits are held."""
+  """Choose log p of the targets row by row, so that few logits are held."""
 
   def row(pair):
     every = log_p(pair[0])
@@ -174,7 +175,7 @@ def _log_softmax(
 def _all_log_probabilities(
   features: Float[Array, '*G T D'], output: ModelOutput, combine: Combine
 ) -> Float32[Array, 'T V']:
-  """Of one row in one model."""
+  """Return all log-probabilities of one row in one model."""
   if output.log_weights is None:
     return _log_softmax(features, output.output)
   logits = functools.partial(output_logits, output=output.output)

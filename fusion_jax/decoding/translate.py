@@ -1,7 +1,7 @@
-"""Lines of text in, their translations out, in the same order.
+"""Translation of lines of text, in the same order.
 
 A window of lines is encoded, put into batches of similar length, searched and
-put back into order; the window bounds what is held in memory.
+put back into order. The window bounds what is held in memory.
 """
 
 import dataclasses
@@ -52,14 +52,14 @@ class Translation:
   """One translation of a line.
 
   Attributes:
-    text: detokenised, on one line.
-    score: the log-probability divided by the length penalty; of a line
-      translated in pieces the sum over them.
-    log_probability: the sum over all subwords, end symbols included.
-    pairs: the ids of every piece of the line and of its translation, as the
-      first model reads them; none of an empty line.
-    token_log_probabilities: of every subword of the translations in `pairs`,
-      as the search found them, step by step.
+    text: Detokenised text, on one line.
+    score: Log-probability divided by the length penalty; for a line translated
+      in pieces, the sum over the pieces.
+    log_probability: Sum over all subwords, end symbols included.
+    pairs: Ids of every piece of the line and of its translation, as the first
+      model reads them; empty for an empty line.
+    token_log_probabilities: Log-probability of every subword of the
+      translations in `pairs`, as found step by step in the search.
   """
 
   text: str
@@ -73,7 +73,7 @@ _EMPTY = Translation('', 0.0, 0.0)
 
 
 class Translator:
-  """Translates with a run, or with several as one."""
+  """Translator with a run, or with several as an ensemble."""
 
   def __init__(
     self,
@@ -86,18 +86,20 @@ class Translator:
     devices: int | None = None,
     number_of: Callable[[int], int] | None = None,
   ):
-    """Prepares to translate; nothing is compiled yet.
+    """Prepare to translate; nothing is compiled yet.
 
     Args:
-      run: one or more trained models and their tokenizers.
-      options: of the search and the batches.
-      n_best: translations of each line.
-      on_progress: is called with the sentences of each finished batch.
-      at_once: translate every line by itself, before the next is read.
-      devices: the first so many of this process translate; None: those of
-        all processes.
-      number_of: the number that decides what is drawn for the i-th piece of
-        all lines, i from 0; None: i.
+      run: One or more trained models and their tokenizers.
+      options: Options of the search and the batches.
+      n_best: Number of translations of each line.
+      on_progress: Function called with the number of sentences of each
+        finished batch.
+      at_once: Whether every line is translated by itself, before the next is
+        read.
+      devices: Number of this process's devices to use, from the first; None
+        uses those of all processes.
+      number_of: Function that maps the index of a piece among all lines to the
+        number that decides its draws; None keeps the index.
 
     Raises:
       InputError: n_best is not between 1 and the beam size, or the beam is
@@ -129,16 +131,16 @@ class Translator:
     self.shapes = decode_shapes(options, self._longest)
 
   def translate(self, lines: Iterable[str]) -> Iterator[str]:
-    """The best translation of every line, in order.
+    """Yield the best translation of every line, in order.
 
     An empty line gives an empty line. A line of more than
     `max_source_length` subwords is translated in pieces.
 
     Args:
-      lines: text; it is normalised as the training text was.
+      lines: Text, which is normalised as the training text was.
 
     Yields:
-      One line for each.
+      One translation for each line.
     """
     for translations in self.translate_n_best(lines):
       yield translations[0].text
@@ -146,21 +148,21 @@ class Translator:
   def translate_n_best(
     self, lines: Iterable[str], prefixes: Iterable[str] = itertools.repeat('')
   ) -> Iterator[list[Translation]]:
-    """The n best translations of every line, best first, in order.
+    """Yield the n best translations of every line, best first, in order.
 
     There are fewer than n only where fewer are possible within the length
-    limit. The k-th best of a line translated in pieces is made of the k-th
-    best of every piece.
+    limit. For a line translated in pieces, the k-th best translation joins the
+    k-th best of every piece.
 
     Args:
-      lines: as for `translate`.
-      prefixes: of each line, what its translation begins with.
+      lines: As for `translate`.
+      prefixes: Beginning of the translation of each line.
 
     Yields:
       At least one translation for each line.
 
     Raises:
-      InputError: a prefix cannot be had.
+      InputError: A prefix is impossible.
     """
     encoded = map(self._encoder.encode, itertools.count(1), lines, prefixes)
     slots = ((own, sum(map(self._slots, own))) for own in encoded)
@@ -175,12 +177,12 @@ class Translator:
         yield self._join(list(itertools.islice(translated, len(pieces))))
 
   def warm_up(self) -> Iterator[tuple[DecodeShape, float]]:
-    """Compiles every shape, as it is without prefixes.
+    """Compile every shape, in its program without prefixes.
 
-    Windows with a prefix have programs of their own, compiled when they come.
+    Windows with a prefix have programs of their own, compiled at first use.
 
     Yields:
-      Each shape and the seconds it took.
+      Each shape and the seconds that its compilation took.
     """
     end = self._search.end_id
     sentence = Sentence(tuple([end] for _ in self._ensemble.runs))
@@ -194,19 +196,19 @@ class Translator:
     return self._options.beam_size * sentence.length
 
   def count_pieces(self, line: str) -> int:
-    """How many pieces a line is translated in; 0 for an empty line."""
+    """Count the pieces in which a line is translated; 0 if it is empty."""
     return len(self._encoder.encode(1, line))
 
   def _translate_sources(
     self, sources: list[Sentence], first: int
   ) -> list[list[Translation]]:
-    """Translations of sources that have the numbers first, first + 1, ...
+    """Translate sources that have the numbers first, first + 1, ...
 
-    Of several processes each makes a share; all get the whole.
+    Several processes translate a share each, and all get the whole result.
     """
     found: dict[int, list[Translation]] = {}
     lengths = [sentence.length for sentence in sources]
-    # Of all, so that every process starts the same program.
+    # Taken over all sources, so that every process starts the same program.
     prefixed = any(sentence.prefix for sentence in sources)
     batches = own_batches(lengths, self.shapes)
     for batch, hypotheses in one_ahead(
@@ -228,7 +230,7 @@ class Translator:
     first: int,
     prefixed: bool,
   ) -> Hypotheses:
-    """Starts the search; the arrays are ready later."""
+    """Start the search; the arrays are ready later."""
     chosen = [sources[sentence] for sentence in batch.sentences]
     shape = batch.shape
     read = (
@@ -258,14 +260,14 @@ class Translator:
     return padded(ids, shape.rows, shape.source, self._search.end_id)
 
   def _limit(self, sentence: Sentence) -> int:
-    """The most subwords; the first run's count of subwords decides."""
+    """Return the length limit, from the subwords of the first run."""
     own = len(sentence.sources[0])
     return target_limit(own, self._options, self._longest)
 
   def _requirements(
     self, sentences: Sequence[Sentence], shape: DecodeShape, prefixed: bool
   ) -> Requirements | None:
-    """None where there are none: a program of its own, without them."""
+    """Return the requirements; None selects a program without any."""
     if not (self._shortest or prefixed):
       return None
     shortest = (
@@ -303,7 +305,7 @@ class Translator:
 
   def _decode(self, ids: np.ndarray) -> str:
     text = self._ensemble.tokenizer.decode(ids)
-    # Byte pieces can spell any character; a line must stay one line.
+    # Byte pieces can spell any character, but a line must stay one line.
     return ' '.join(text.splitlines())
 
   def _join(self, pieces: list[list[Translation]]) -> list[Translation]:

@@ -1,4 +1,4 @@
-"""What a model computes inside, seen in teacher-forced passes over pairs.
+"""Views of a model's internals, computed by teacher-forced passes over pairs.
 
 Axis letters: B batch, S source, T target, N heads, L layers, D model width.
 """
@@ -35,7 +35,7 @@ from fusion_jax.parallel.mesh import data_mesh, put_whole
 from fusion_jax.parallel.shards import over_rows
 from fusion_jax.runs.loading import TrainedModel
 
-# Batches whose views are held at a time; they are much larger than text.
+# Batches whose views are held at a time; views are much larger than text.
 _WINDOW_BATCHES = 2
 
 Item = TypeVar('Item')
@@ -43,13 +43,13 @@ Item = TypeVar('Item')
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-  """What is looked at.
+  """Selection of the internals to view.
 
   Attributes:
-    attention: the weights over the source.
-    layers: of them: 'all', 'mean', 'last', or the number of one from 1.
-    heads: 'all', 'mean', or the number of one from 1.
-    states: H[0..L] of both stacks.
+    attention: Whether to view the weights over the source.
+    layers: Layers of the weights: 'all', 'mean', 'last', or a number from 1.
+    heads: Heads of the weights: 'all', 'mean', or a number from 1.
+    states: Whether to view H[0..L] of both stacks.
   """
 
   attention: bool = True
@@ -59,10 +59,12 @@ class Wanted:
 
 
 class Look(NamedTuple):
-  """What is seen of a batch, or of one pair without the axis B.
+  """Internals of a batch, or of one pair without the axis B.
 
-  attention: L and N are there only where all of them are wanted.
-  encoder, decoder: H[0..L]; None, as the weights, where they are not wanted.
+  Attributes:
+    attention: Weights over the source; the axes L and N exist only if all
+      layers or heads are wanted. None if no weights are wanted.
+    encoder, decoder: H[0..L]; None if no states are wanted.
   """
 
   attention: Float32[Array | np.ndarray, '*BLN T S'] | None
@@ -71,37 +73,37 @@ class Look(NamedTuple):
 
 
 class View(NamedTuple):
-  """A pair and what is seen of it, without any padding."""
+  """Pair and its internals, without any padding."""
 
   pair: Pair
   look: Look
 
 
 class Viewer:
-  """Looks into one run.
+  """Viewer of one run's internals.
 
   Attributes:
-    blank: what is seen of nothing; no weights.
-    shapes: every shape of a batch that can be compiled.
+    blank: `Look` of an empty line, without weights.
+    shapes: Every shape of a batch that can be compiled.
   """
 
   def __init__(
     self, run: TrainedModel, options: DecodingConfig, wanted: Wanted
   ):
-    """Prepares to look; nothing is compiled yet.
+    """Prepare to view; nothing is compiled yet.
 
     Args:
-      run: the trained model.
-      options: longest line and slots of a batch.
-      wanted: what to look at.
+      run: Trained model.
+      options: Decoding options with longest line and slots of a batch.
+      wanted: Internals to view.
 
     Raises:
-      InputError: the decoder has no such layer or head.
+      InputError: The decoder has no such layer or head.
     """
     self._run = run
     self._wanted = wanted
     self._slots = options.batch_tokens
-    # Each of several processes looks at everything, in its own time.
+    # Each of several processes views all pairs by itself, at its own pace.
     devices = 1 if jax.process_count() > 1 else None
     self._mesh = data_mesh(jax.local_devices()[:devices])
     self._parameters = put_whole(run.parameters, self._mesh)
@@ -118,15 +120,15 @@ class Viewer:
   def view(
     self, items: Iterable[tuple[Item, Sequence[Pair]]]
   ) -> Iterator[tuple[Item, list[View]]]:
-    """Looks at the pairs of every item, in order.
+    """Yield the items with views of their pairs, in order.
 
-    What is seen of a pair does not depend on the other pairs.
+    The view of a pair does not depend on the other pairs.
 
     Args:
-      items: anything, and the pairs that belong to it, if any.
+      items: Any objects, each with the pairs that belong to it, if any.
 
     Yields:
-      The items, with a view of each of their pairs.
+      Each item, with a view of each of its pairs.
     """
     slots = (
       ((item, pairs), sum(pair.length for pair in pairs))
@@ -149,7 +151,7 @@ class Viewer:
     return views
 
   def _start(self, batch: PlannedBatch, pairs: list[Pair]) -> Look:
-    """Starts the pass; the arrays are ready later."""
+    """Start the pass; the arrays are ready later."""
     chosen = [pairs[sentence] for sentence in batch.sentences]
     end = self._run.target_tokenizer.vocabulary.end
     rows = padded_pairs(chosen, batch.shape, end)
@@ -163,7 +165,7 @@ class Viewer:
 
 
 def _checked(run: TrainedModel, wanted: Wanted) -> Look:
-  """What is seen of nothing, if what is wanted is there."""
+  """Check that the wanted internals exist; return `Viewer.blank`."""
   everything = dataclasses.replace(wanted, layers='all', heads='all')
   ids = jax.ShapeDtypeStruct((1, 1), np.int32)
   look = functools.partial(_look, model=run.model, wanted=everything)
@@ -218,7 +220,7 @@ def _look(
 def _chosen(
   weights: Float32[Array, '...'], axis: int, which: str | int
 ) -> Float32[Array, '...']:
-  """All along an axis, their mean, the last, or one counted from 1."""
+  """Take all along an axis, their mean, the last, or one counted from 1."""
   if which == 'all':
     return weights
   if which == 'mean':

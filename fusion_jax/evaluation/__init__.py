@@ -1,1 +1,1 @@
-"""How good translations are."""
+"""Evaluation of translations."""

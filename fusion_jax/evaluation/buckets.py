@@ -1,6 +1,6 @@
-"""Scores of parts of a text: lines of similar length, words alike frequent.
+"""Scores by bucket: lines of similar length, words of similar frequency.
 
-A bucket (a, b] has what is more than a and at most b.
+A bucket (a, b] contains the values above a and up to b.
 """
 
 import collections
@@ -16,56 +16,61 @@ from sacrebleu.metrics import BLEU
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.sentence_statistics import score_of
 
-# Dou et al. 2018, Fig. 4, the lengths of sources in words. Yang et al. 2022
-# do not print those of their Fig. 12, but for the last: more than 80.
+# Dou et al. 2018, Fig. 4: bounds of source lengths in words. Yang et al. 2022
+# do not print those of their Fig. 12, except the last: more than 80.
 PAPER_LENGTHS = 15, 30, 45
 
-# Of compare-mt (Neubig et al. 2019, https://aclanthology.org/N19-4007): 0, 1,
-# 2, 3, 4, 5 to 9, 10 to 99, 100 to 999 and 1,000 or more.
+# Bounds of compare-mt (Neubig et al. 2019, https://aclanthology.org/N19-4007):
+# 0, 1, 2, 3, 4, 5 to 9, 10 to 99, 100 to 999 and 1,000 or more.
 FREQUENCIES = 0, 1, 2, 3, 4, 9, 99, 999
 
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-  """What is more than `low` and at most `high`; None: without end."""
+  """A range of values.
+
+  Attributes:
+    low: Bound that the values exceed.
+    high: Largest value; None for no upper bound.
+  """
 
   low: int
   high: int | None
 
   @property
   def name(self) -> str:
-    """'0', '1-4', '>4'."""
+    """The name of the range: '0', '1-4' or '>4'."""
     if self.high is None:
       return f'>{self.low}'
     first = self.low + 1
     return str(first) if first == self.high else f'{first}-{self.high}'
 
   def holds(self, values: Int[np.ndarray, ' N']) -> np.ndarray:
-    """Which of the values are in it."""
+    """Return which of the values are in the bucket."""
     high = math.inf if self.high is None else self.high
     return (values > self.low) & (values <= high)
 
 
 def buckets_between(bounds: Sequence[int], low: int = 0) -> list[Bucket]:
-  """(low, b1], (b1, b2], ... and more than the last bound.
+  """Make buckets (low, b1], (b1, b2], ... and one above the last bound.
 
   Args:
-    bounds: ascending.
-    low: what the first bucket begins after.
+    bounds: Bounds between buckets, ascending.
+    low: Bound below the first bucket.
   """
   lows = [low, *bounds]
   return [Bucket(*pair) for pair in zip(lows, [*bounds, None], strict=True)]
 
 
 def read_bounds(flag: str, text: str) -> tuple[int, ...]:
-  """Whole numbers with commas between, ascending and above 0.
+  """Read ascending whole numbers above 0, separated by commas.
 
   Args:
-    flag: of the command line, for the message.
-    text: its value.
+    flag: Command-line flag, for the message.
+    text: Value of the flag.
 
   Raises:
-    InputError: they are not.
+    InputError: The value does not consist of such numbers.
   """
   parts = text.split(',')
   whole = all(re.fullmatch('[0-9]{1,9}', part) for part in parts)
@@ -81,14 +86,15 @@ def read_bounds(flag: str, text: str) -> tuple[int, ...]:
 def quantile_bounds(
   values: Int[np.ndarray, ' N'], count: int
 ) -> tuple[int, ...]:
-  """Bounds between buckets of about as many values each.
+  """Choose bounds between buckets of similar numbers of values.
 
   Args:
-    values: of which those above 0 count.
-    count: of the buckets; equal bounds are one, so there may be fewer.
+    values: Values; only those above 0 count.
+    count: Number of buckets; there may be fewer, because equal bounds are
+      merged.
 
   Returns:
-    For `buckets_between`: no bound is the greatest value.
+    Bounds for `buckets_between`, none of which is the greatest value.
   """
   values = np.sort(values[values > 0])
   if not values.size:
@@ -101,7 +107,7 @@ def quantile_bounds(
 def word_counts(
   lines: Iterable[str], bleu: BLEU
 ) -> list[collections.Counter[str]]:
-  """How often every word is in every line, parted as BLEU parts words."""
+  """Count every word in every line, with words as BLEU's tokenizer has them."""
   return [
     collections.Counter(bleu.tokenizer(line.rstrip()).split()) for line in lines
   ]
@@ -113,17 +119,17 @@ def bleu_by_length(
   systems: Mapping[str, Sequence[Float[np.ndarray, 'S 10']]],
   bleu: BLEU,
 ) -> list[dict]:
-  """BLEU of the lines of each bucket.
+  """Compute BLEU of the lines of each bucket.
 
   Args:
-    lengths: of the sources.
-    buckets: of lengths.
+    lengths: Lengths of the sources.
+    buckets: Buckets of lengths.
     systems: BLEU's statistics of each file of each system.
-    bleu: whose statistics they are.
+    bleu: Metric of the statistics.
 
   Returns:
-    Of each bucket its name, the count of its lines, and of each system the
-    mean of BLEU over its files; None where the bucket is empty.
+    For each bucket its name, its number of lines, and for each system the mean
+    of BLEU over its files; None where the bucket is empty.
   """
   found = []
   for bucket in buckets:
@@ -146,19 +152,19 @@ def f1_by_frequency(
   reference: Sequence[collections.Counter[str]],
   systems: Mapping[str, Sequence[Sequence[collections.Counter[str]]]],
 ) -> list[dict]:
-  """F1 of the words of each bucket, as compare-mt computes it.
+  """Compute F1 of the words of each bucket, as compare-mt does.
 
-  F1 = 2 m / (r + h): of the words of a bucket r are in the reference, h in
-  the translation; m are in both, in the same line and as often.
+  F1 = 2 m / (r + h): of the words of a bucket, r are in the reference and h in
+  the translation; m are in both, matched in the same line and as often.
 
   Args:
-    frequency: of words; 0 of others.
-    buckets: of frequencies.
-    reference: the words of every line.
-    systems: the words of every line of each file of each system.
+    frequency: Frequency of words; other words have 0.
+    buckets: Buckets of frequencies.
+    reference: Word counts of every line.
+    systems: Word counts of every line of each file of each system.
 
   Returns:
-    Of each bucket its name, the count of the reference's words in it, and of
+    For each bucket its name, the number of the reference's words in it, and for
     each system 100 times the mean of F1 over its files; None where neither
     reference nor translation has a word of the bucket.
   """
@@ -201,7 +207,7 @@ def _totals(
   buckets: Sequence[Bucket],
   lines: Iterable[collections.Counter[str]],
 ) -> Int[np.ndarray, ' N']:
-  """How many words of each bucket are in the lines."""
+  """Count the words of each bucket in the lines."""
   total = collections.Counter()
   for words in lines:
     total.update(words)

@@ -1,18 +1,18 @@
-r"""Compares systems that translated the same text.
+r"""Compare systems that translated the same text.
 
     python -m fusion_jax.evaluation.compare --source=FILE --reference=FILE \
         --system=base=base.txt --system=em=em1.txt,em2.txt --output=DIR
 
-A system is a name and one or more files of translations, one of each seed. In
-the place of a file may stand a run directory: it translates the source by its
-own decoding settings, into DIR/translations, and once only. Files that end in
-.gz are unpacked.
+A system is a name and one or more files of translations, one per seed. A run
+directory may take the place of a file: it translates the source with its own
+decoding settings, into DIR/translations, and only once. Files that end in .gz
+are unpacked.
 
-DIR/compare.md, compare.json, compare.png and compare.svg have BLEU, chrF and
+DIR/compare.md, compare.json, compare.png and compare.svg contain BLEU, chrF and
 TER with their signatures; sacreBLEU's paired bootstrap and approximate
 randomisation against the baseline; the sign test of Collins et al. 2005;
 Welch's t-test over seeds; BLEU by source length, F1 by word frequency; and the
-sentences that differ most. stdout has the scores.
+sentences that differ most. The scores are also printed to stdout.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from fusion_jax.startup import (
 
 logger = logging.getLogger(__name__)
 
-# More would mostly wait: there is not so much to do.
+# With more processes, most would wait: there is not enough work.
 _MOST_JOBS = 8
 
 
@@ -104,11 +104,12 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Compares, writes the files and prints the scores."""
+  """Compare the systems, write the files and print the scores."""
   arguments = parse_arguments(argv, _parser())
   start_logging()
   logging.getLogger('sacrebleu').setLevel(logging.WARNING)
-  # After the flags: these start slowly, and every process reads this file.
+  # Imported after the flags are read, because these modules load slowly and
+  # every process loads this file.
   from fusion_jax.evaluation.compare_inputs import options_of, read_texts
   from fusion_jax.evaluation.compare_report import scores_line
   from fusion_jax.evaluation.comparison import compare

@@ -1,4 +1,4 @@
-"""A comparison of systems as a figure."""
+"""The figure of a comparison of systems."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,10 +12,10 @@ _TITLES = {
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """BLEU of all systems, by length, and F1 by frequency.
+  """Draw BLEU of all systems and by length, and F1 by frequency.
 
   Args:
-    numbers: of `compare`.
+    numbers: Result of `compare`.
   """
   lengths = numbers['lengths']
   frequencies = numbers['frequencies']['buckets']
@@ -29,7 +29,7 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
   )
   axes[-1].set_title('by frequency of the target word')
   if len(numbers['systems']) > 1:
-    # One legend for all panels, where it covers nothing.
+    # One legend for all panels, placed where it covers nothing.
     handles, names = axes[-1].get_legend_handles_labels()
     figure.legend(handles, names, loc='outside lower center', ncols=6)
   return figure

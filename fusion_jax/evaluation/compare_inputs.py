@@ -1,4 +1,4 @@
-"""What the flags of `compare.py` name: texts, systems, options."""
+"""Inputs of `compare.py` from its flags: texts, systems, options."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from fusion_jax.evaluation.systems import (
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
-  """The options of the flags.
+  """Return the options that the flags give.
 
   Raises:
-    InputError: --length_bounds are no bounds.
+    InputError: --length_bounds is not a list of bounds.
   """
   return Options(
     arguments.samples,
@@ -35,16 +35,16 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def read_texts(arguments: argparse.Namespace) -> Texts:
-  """Reads all files; then the run directories translate.
+  """Read all files, then translate with the run directories.
 
   Args:
-    arguments: the flags; the folder --output is made.
+    arguments: Flags of `compare.py`; the folder --output is created.
 
   Returns:
-    The texts, the baseline's first among the systems'.
+    The texts, with the baseline first among the systems.
 
   Raises:
-    InputError: a file is missing, empty or of another number of lines, a
+    InputError: A file is missing, empty or has another number of lines, a
       system is named wrongly, or a run cannot translate.
   """
   systems = baseline_first(wanted(arguments.system), arguments.baseline)
@@ -60,7 +60,7 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
   runs = _translate(systems, source, languages, folder)
   source_language, target_language = _languages(runs, languages)
   translated = {path: each.text for path, each in runs.items()}
-  # Those of a comparison before may have been changed by hand.
+  # Translations from an earlier comparison may have been edited since.
   check_lines(source, list(translated.values()))
   texts = files | translated
   return Texts(
@@ -98,7 +98,7 @@ def _translate(
   languages: tuple[str, str],
   folder: Path,
 ) -> dict[str, Translated]:
-  """Of each run directory; a file is named by system and seed."""
+  """Translate with each run directory, into files named by system and seed."""
   return {
     path: translation_of(
       path, source.lines, languages, folder / f'{system.name}.{seed}.txt'
@@ -112,7 +112,7 @@ def _translate(
 def _languages(
   runs: dict[str, Translated], given: tuple[str, str]
 ) -> tuple[str, str]:
-  """Those of the runs, or what the flags say where there are none."""
+  """Return the languages of the runs, or of the flags if there are no runs."""
   found: dict[tuple[str, str], str] = {}
   for path, each in runs.items():
     found.setdefault((each.source_language, each.target_language), path)

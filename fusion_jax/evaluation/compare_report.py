@@ -1,4 +1,4 @@
-"""A comparison of systems as Markdown."""
+"""The report on a comparison of systems, in Markdown."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,13 +10,13 @@ _LESS_IS_BETTER = ('TER',)
 
 
 def report(numbers: Mapping[str, Any]) -> str:
-  """What was found, section by section.
+  """Write the results of a comparison section by section.
 
   Args:
-    numbers: of `compare`.
+    numbers: Result of `compare`.
 
   Returns:
-    Markdown.
+    The report in Markdown.
   """
   parts = [
     _head(numbers),
@@ -33,11 +33,11 @@ def report(numbers: Mapping[str, Any]) -> str:
 
 
 def scores_line(numbers: Mapping[str, Any], system: str) -> str:
-  """The scores of a system's first file, and how likely BLEU differs by chance.
+  """Describe the scores of a system's first file, with the p-values of BLEU.
 
   Args:
-    numbers: of `compare`.
-    system: its name.
+    numbers: Result of `compare`.
+    system: Name of the system.
 
   Returns:
     One line.
@@ -292,10 +292,10 @@ def _p(value: float | None) -> str:
 
 
 def _code(name: str) -> str:
-  """A name that Markdown leaves as it is, in tables too."""
+  """Return a name that Markdown leaves unchanged, in tables too."""
   return f'`{name.replace("`", "").replace("|", chr(92) + "|")}`'
 
 
 def _text(text: str) -> str:
-  """A sentence in which no letter has a meaning to Markdown."""
+  """Escape all characters of a sentence that have a meaning in Markdown."""
   return re.sub(r'([\\`*_{}\[\]<>#|$~])', r'\\\1', text) or '(empty)'

@@ -1,4 +1,4 @@
-"""All that is said of some systems, as numbers."""
+"""Comparison of systems: scores, tests, buckets and examples as numbers."""
 
 import collections
 import dataclasses
@@ -31,15 +31,17 @@ _TESTS = {'bootstrap': 'bs', 'randomisation': 'ar'}
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-  """What is compared.
+  """Texts to compare.
 
   Attributes:
-    source: the text that was translated.
-    references: one or more translations by people.
-    systems: the baseline first.
-    source_language: decides what a word is; '': 13a's.
-    target_language: likewise, of references and translations.
-    train_target: where the words' frequencies are counted; None: in the first
+    source: Text that was translated.
+    references: One or more human translations.
+    systems: Systems, the baseline first.
+    source_language: Source language, which decides what a word is; '' for
+      13a's words.
+    target_language: Language of references and translations; '' for
+      13a's words.
+    train_target: Text in which word frequencies are counted; None for the first
       reference.
   """
 
@@ -53,14 +55,15 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How it is compared.
+  """Options of a comparison.
 
   Attributes:
-    samples: of the bootstrap.
-    trials: of approximate randomisation.
-    length_bounds: of the buckets of lengths.
-    quantiles: buckets of lengths with as many lines each; 0: none.
-    examples: sentences each way.
+    samples: Number of bootstrap samples.
+    trials: Number of trials of approximate randomisation.
+    length_bounds: Bounds of the buckets of lengths.
+    quantiles: Number of buckets of lengths with the same number of lines each;
+      0 for none.
+    examples: Number of sentences to show each way.
   """
 
   samples: int = 1000
@@ -71,15 +74,15 @@ class Options:
 
 
 def compare(texts: Texts, options: Options, run: Map = map) -> dict[str, Any]:
-  """Scores, tests, buckets and examples.
+  """Compute scores, tests, buckets and examples.
 
   Args:
-    texts: of the same number of lines each.
-    options: of the comparison.
-    run: as `in_processes` yields it.
+    texts: Texts of the same number of lines each.
+    options: Options of the comparison.
+    run: Map function from `in_processes`.
 
   Returns:
-    For JSON, see `compare_report.py` for what each part is.
+    Values for JSON; see `compare_report.py` for the meaning of each part.
   """
   counted = _count(texts, run)
   names = list(counted)
@@ -131,7 +134,7 @@ def _signatures(texts: Texts) -> dict[str, str]:
 
 
 def _seeds(texts: Texts, counted: Counted) -> dict[str, Any]:
-  """Of each metric and system the scores over the seeds."""
+  """Return the scores over the seeds for each metric and system."""
   found = {}
   for name, metric in metrics_for(texts.target_language).items():
     seeds = {
@@ -154,7 +157,7 @@ def _seeds(texts: Texts, counted: Counted) -> dict[str, Any]:
 def _paired(
   texts: Texts, counted: Counted, options: Options, run: Map
 ) -> dict[str, Any]:
-  """Of each test and metric its signature and what was found."""
+  """Return the signature and the results of each test and metric."""
   names = list(metrics_for(texts.target_language))
   asked = [(test, name) for test in _TESTS for name in names]
   sizes = {'bootstrap': options.samples, 'randomisation': options.trials}
@@ -210,7 +213,7 @@ def _lengths(
 def _frequencies(texts: Texts) -> dict[str, Any]:
   bleu = bleu_for(texts.target_language)
   reference = buckets.word_counts(texts.references[0].lines, bleu)
-  # Of the words of the reference none has the frequency 0 in it.
+  # No word of the reference has the frequency 0 in it.
   counted_in, ranges = texts.references[0].path, buckets.FREQUENCIES[1:]
   low, counts = 0, reference
   if texts.train_target:

@@ -3,9 +3,9 @@ r"""Contrastive evaluation: how often a model prefers the right translation.
     python -m fusion_jax.evaluation.contrastive --workdir=DIR \
         --input=FILE.json[.gz] [--output=SCORES.json]
 
-An item has a source, a reference and translations with one error each
-(Sennrich 2017; Rios et al. 2017, whose ContraWSD form is read). It counts as
-right where the reference has a higher score than the wrong translation.
+An item has a source, a reference and translations with one error each (Sennrich
+2017; Rios et al. 2017, whose ContraWSD format is read). A pair counts as right
+if the reference scores higher than the wrong translation.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from fusion_jax.startup import (
   use_huge_pages,
 )
 
-# Fields by which pairs are told apart, of the error or else of the item.
+# Fields that group pairs, taken from the error or else from the item.
 _BY_NAME = ('type', 'origin')
 _BY_NUMBER = ('distance', 'frequency')
 
@@ -47,7 +47,7 @@ _Number = Annotated[int, pydantic.Field(strict=True, ge=-(2**31), lt=2**31)]
 
 @dataclasses.dataclass(frozen=True)
 class _Grouped:
-  """The numbers that an item and an error may both have."""
+  """Numeric fields that both an item and an error may have."""
 
   distance: _Number = 0
   frequency: _Number = 0
@@ -70,10 +70,10 @@ class Item:
   """A source with its translations.
 
   Attributes:
-    source: text.
-    reference: the right translation.
-    contrastive: the wrong ones.
-    groups: of each wrong one the names of the groups it counts in.
+    source: Source text.
+    reference: Right translation.
+    contrastive: Wrong translations.
+    groups: For each wrong translation, names of the groups it counts in.
   """
 
   source: str
@@ -90,7 +90,12 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-  """Of `total` comparisons, `right` are right."""
+  """A share of comparisons.
+
+  Attributes:
+    right: Number of comparisons that are right.
+    total: Number of comparisons.
+  """
 
   right: int
   total: int
@@ -101,16 +106,16 @@ class Accuracy:
 
 
 def read_items(path: Path) -> list[Item]:
-  """The items of a file in the ContraWSD JSON form.
+  """Read a file in the ContraWSD JSON format.
 
   Args:
-    path: of the JSON file, perhaps with gzip.
+    path: JSON file, optionally packed with gzip.
 
   Returns:
-    The items.
+    The items of the file.
 
   Raises:
-    InputError: the file cannot be read, or an item lacks a field.
+    InputError: The file cannot be read, or an item lacks a field.
   """
   try:
     read = gzip.open if path.suffix == '.gz' else Path.open
@@ -145,7 +150,7 @@ def _groups(fields: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _bin(number: int) -> str:
-  """0, 1, 2-3, 4-7 and so on."""
+  """Return the bin of a number: 0, 1, 2-3, 4-7 and so on."""
   if number < 2:
     return str(number)
   low = 2 ** (number.bit_length() - 1)
@@ -155,15 +160,15 @@ def _bin(number: int) -> str:
 def accuracies(
   items: Sequence[Item], scores: Iterable[Sequence[float]]
 ) -> dict[str, Accuracy]:
-  """How often the reference is preferred.
+  """Count how often the reference is preferred.
 
   Args:
-    items: with at least one wrong translation.
-    scores: of each item, that of the reference first.
+    items: Items with at least one wrong translation.
+    scores: Scores of each item, that of the reference first.
 
   Returns:
-    'items': the reference is above all wrong translations of the item.
-    'pairs': it is above one. Then the pairs of every group.
+    'items', where the reference must beat all wrong translations of the item;
+    'pairs', where it must beat one; then the pairs of every group.
   """
   right, total = collections.Counter(), collections.Counter()
   for item, (reference, *wrong) in zip(items, scores, strict=True):
@@ -176,7 +181,7 @@ def accuracies(
 
 
 def report(found: dict[str, Accuracy]) -> str:
-  """A line for each accuracy."""
+  """Write a line for each accuracy."""
   width = max(map(len, found))
   return '\n'.join(
     f'{name:{width}}  {each.share:7.2%}  {each.right:,} of {each.total:,}'
@@ -187,7 +192,7 @@ def report(found: dict[str, Accuracy]) -> str:
 def _scores(
   arguments: argparse.Namespace, items: Sequence[Item]
 ) -> Iterator[list[float]]:
-  # After the flags: JAX starts slowly.
+  # Imported after the flags are read, because JAX loads slowly.
   from fusion_jax.decoding.direction import load_chosen
   from fusion_jax.decoding.score import Scorer
   from fusion_jax.progress import Progress
@@ -224,7 +229,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Scores the items and prints the accuracies."""
+  """Score the items and print the accuracies."""
   arguments = _parse(argv)
   start_logging()
   every = read_items(arguments.input)

@@ -1,6 +1,7 @@
 """BLEU, chrF2 and TER of many corpora at once, from sacreBLEU's statistics.
 
-sacreBLEU scores one corpus at a time; the significance tests need thousands.
+sacreBLEU scores one corpus at a time, but the significance tests need
+thousands.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +15,8 @@ _BETA = 2
 def corpus_bleu(counts: Float[np.ndarray, 'N 10']) -> Float[np.ndarray, ' N']:
   """Compute BLEU with sacreBLEU's default, exponential smoothing.
 
-  BLEU = 100 BP (p_1 p_2 p_3 p_4)^(1/4); BP = min(1, exp(1 - r / h)); the k-th
-  order without a match has p = 1 / (2^k n-grams), k from 1.
+  BLEU = 100 BP (p_1 p_2 p_3 p_4)^(1/4); BP = min(1, exp(1 - r / h)). The k-th
+  order without a match, k from 1, has p = 1 / (2^k n-grams).
 
   Args:
     counts: Sums of BLEU's statistics over the sentences of each corpus.
@@ -37,12 +38,12 @@ def corpus_bleu(counts: Float[np.ndarray, 'N 10']) -> Float[np.ndarray, ' N']:
 def corpus_chrf(counts: Float[np.ndarray, 'N 18']) -> Float[np.ndarray, ' N']:
   """Compute chrF2: characters, orders 1 to 6, beta 2 (Popović 2015).
 
-  chrF = 100 (1 + 4) P R / (4 P + R); P and R are means over the orders of
-  which translation and reference have n-grams.
+  chrF = 100 (1 + 4) P R / (4 P + R); P and R are means over the orders for
+  which both translation and reference have n-grams.
 
   Args:
     counts: Sums of chrF's statistics over the sentences of each corpus: for
-      each order n-grams of the translation, of the reference, and matches.
+      each order, n-grams of the translation, of the reference, and matches.
 
   Returns:
     Scores from 0 to 100.
@@ -65,7 +66,7 @@ def corpus_ter(counts: Float[np.ndarray, 'N 2']) -> Float[np.ndarray, ' N']:
     counts: Edits, and the mean length of the references, of each corpus.
 
   Returns:
-    Percentages; 100 for edits of an empty reference, 0 where there are none.
+    Percentages; for an empty reference, 100 with edits and 0 without.
   """
   edits, length = counts.T
   of_nothing = np.where(edits > 0, 1.0, 0.0)
@@ -74,7 +75,7 @@ def corpus_ter(counts: Float[np.ndarray, 'N 2']) -> Float[np.ndarray, ' N']:
   )
 
 
-# By the names of `metrics_for`.
+# Formulas by the names of `metrics_for`.
 CORPUS_SCORES: Mapping[
   str, Callable[[Float[np.ndarray, 'N K']], Float[np.ndarray, ' N']]
 ] = {'BLEU': corpus_bleu, 'chrF2': corpus_chrf, 'TER': corpus_ter}

@@ -10,11 +10,11 @@ from sacrebleu.metrics.base import Metric
 def sentence_scores(
   metric: Metric, statistics: Float[np.ndarray, 'S K']
 ) -> Float[np.ndarray, ' S']:
-  """The score of every sentence by itself.
+  """Score every sentence by itself.
 
   Args:
-    metric: whose statistics these are.
-    statistics: of the sentences.
+    metric: Metric of the statistics.
+    statistics: Statistics of the sentences.
   """
   scores = [metric._compute_score_from_stats(each) for each in statistics]
   return np.array([each.score for each in scores])
@@ -23,16 +23,16 @@ def sentence_scores(
 def largest_differences(
   baseline: Float[np.ndarray, ' S'], system: Float[np.ndarray, ' S'], most: int
 ) -> dict[str, list[dict[str, Any]]]:
-  """The sentences in which one system is better than the other by most.
+  """Find the sentences in which one system beats the other by most.
 
   Args:
-    baseline: its score of every sentence.
-    system: likewise.
-    most: sentences each way.
+    baseline: The baseline's score of every sentence.
+    system: The system's score of every sentence.
+    most: Largest number of sentences each way.
 
   Returns:
-    'better': where the system is, and 'worse'; each a list of the number of
-    the line (from 1) and both scores, the largest difference first. Equal
+    'better', where the system is better, and 'worse'. Each is a list of line
+    number (from 1) and both scores, the largest difference first. Equal
     differences are in the order of the lines.
   """
   change = system - baseline

@@ -7,11 +7,11 @@ that its command line prints the same p-values. There are two exceptions, and in
 both the p-value here is the larger one:
 
 - sacreBLEU counts the trials that differ by more than the systems do. Trials
-  that differ by as much are counted here too. This is what the definition of a
-  p-value asks for, and only then do equal outputs have p = 1.
-- Where d sentences differ, swapping outputs gives at least 2 of 2^d assignments
-  a difference as large, so that no paired test of them can have a p-value below
-  2^(1 - d). The bootstrap is not aware of it: from a single sentence it draws
+  that differ by as much are counted here too. The definition of a p-value
+  requires this, and only then do equal outputs have p = 1.
+- If d sentences differ, swapping outputs gives at least 2 of 2^d assignments a
+  difference as large, so that no paired test of them can have a p-value below
+  2^(1 - d). The bootstrap ignores this limit: from a single sentence it draws
   the same sample every time.
 """
 
@@ -27,11 +27,11 @@ from fusion_jax.errors import InputError
 from fusion_jax.evaluation.corpus_formulas import CORPUS_SCORES
 from fusion_jax.metrics import metrics_for, signature_of
 
-# Differences between scores by no more than this are rounding.
+# Differences between scores up to this size are rounding.
 ROUNDING = 1e-9
 
 _SEED = 12345
-# Random selections that are multiplied at a time.
+# Number of random selections that are multiplied at a time.
 _CHUNK = 256
 
 
@@ -42,8 +42,9 @@ class Paired:
   Attributes:
     score: Score of all sentences.
     mean: Mean of the scores of the bootstrap samples; None without them.
-    interval: Half of their 95 % interval: mean ± interval.
-    p_value: Two-sided, of no difference to the baseline; None of the baseline.
+    interval: Half-width of their 95 % interval: mean ± interval.
+    p_value: Two-sided p-value of no difference to the baseline; None for the
+      baseline itself.
   """
 
   score: float
@@ -68,11 +69,11 @@ def paired_test(
     references: Number of translations of every line, for the signature.
     systems: Statistics of every sentence, the baseline's first.
     kind: 'bs' for the bootstrap, 'ar' for randomisation.
-    samples: Samples of the bootstrap, or trials.
+    samples: Number of bootstrap samples, or of trials.
 
   Returns:
     sacreBLEU's signature with samples and seed (SACREBLEU_SEED, by default
-    12345), and what was found about each system.
+    12345), and the result of each system.
 
   Raises:
     InputError: SACREBLEU_SEED is no integer.
@@ -128,7 +129,7 @@ def _bootstrap(
 def _bootstrap_weights(
   lines: int, samples: int, seed: int | None
 ) -> Iterator[Float[np.ndarray, 'N S']]:
-  """How often each line is drawn, for some samples at a time."""
+  """Yield how often each line is drawn, for some samples at a time."""
   generator = np.random.default_rng(seed)
   for start in range(0, samples, _CHUNK):
     size = min(_CHUNK, samples - start), lines
@@ -165,7 +166,7 @@ def _swapped(
   baseline: Float[np.ndarray, 'S K'],
   system: Float[np.ndarray, 'S K'],
 ) -> tuple[Float[np.ndarray, 'N K'], Float[np.ndarray, 'N K']]:
-  """The counts of both systems after their outputs were swapped at random."""
+  """Return the counts of both systems after random swaps of their outputs."""
   both = baseline.sum(axis=0) + system.sum(axis=0)
   one = system.sum(axis=0) + np.concatenate(
     [
@@ -177,7 +178,7 @@ def _swapped(
 
 
 def _p_value(values: Float[np.ndarray, ' N'], difference: float) -> float:
-  """The share of trials that differ by as much, the real one counted in."""
+  """Return the share of trials that differ by as much, with the real one."""
   count = int((values >= difference - ROUNDING).sum())
   return (count + 1) / (len(values) + 1)
 
@@ -185,13 +186,13 @@ def _p_value(values: Float[np.ndarray, ' N'], difference: float) -> float:
 def least_p_value(
   baseline: Float[np.ndarray, 'S K'], system: Float[np.ndarray, 'S K']
 ) -> float:
-  """Return 2^(1 - d) for d sentences that differ, at most 1."""
+  """Return 2^(1 - d) for d sentences that differ, but at most 1."""
   differing = int((baseline != system).any(axis=1).sum())
   return min(1.0, 2.0 ** (1 - differing))
 
 
 def _interval(scores: Float[np.ndarray, ' N']) -> tuple[float, float]:
-  """The mean and half of the 95 % interval, as sacreBLEU has them."""
+  """Return the mean and half the 95 % interval, as sacreBLEU computes them."""
   ordered, tail = np.sort(scores), len(scores) // 40
   half = (ordered[len(scores) - tail - 1] - ordered[tail]) / 2
   return float(scores.mean()), float(half)

@@ -1,4 +1,4 @@
-"""Translations of a text by run directories, made once and kept."""
+"""Translations of a text by run directories, computed once and kept."""
 
 import dataclasses
 import hashlib
@@ -22,8 +22,9 @@ class Translated:
   """A run's translation of a text.
 
   Attributes:
-    text: the translations.
-    source_language, target_language: of the direction.
+    text: Translations.
+    source_language: Source language of the direction.
+    target_language: Target language of the direction.
   """
 
   text: TextFile
@@ -34,22 +35,22 @@ class Translated:
 def translation_of(
   run: str, lines: Sequence[str], languages: tuple[str, str], path: Path
 ) -> Translated:
-  """Translates by the run's own decoding settings, or reads what is there.
+  """Translate with the run's own decoding settings, or read a kept result.
 
-  Beside the translations a file `.json` tells of what they were made. Where
-  the run's config, its checkpoints and the text are the same, they stay.
+  A `.json` file beside the translations records what they were made from. They
+  are kept while the run's config, its checkpoints and the text stay the same.
 
   Args:
-    run: its directory; its best checkpoint translates.
-    lines: of the source.
-    languages: as `in_direction` takes them.
-    path: of the translations.
+    run: Run directory; its best checkpoint translates.
+    lines: Source lines.
+    languages: Languages as `in_direction` takes them.
+    path: File of the translations.
 
   Returns:
     The translations with their direction.
 
   Raises:
-    InputError: of `load_run` and `in_direction`, or the file cannot be
+    InputError: As for `load_run` and `in_direction`, or the file cannot be
       written.
   """
   made_of = _made_of(Path(run), lines, languages)
@@ -105,7 +106,7 @@ def _read(about: Path) -> dict[str, Any]:
 def _translate(
   run: str, lines: Sequence[str], languages: tuple[str, str], path: Path
 ) -> dict[str, Any]:
-  # Where it is needed: JAX starts slowly.
+  # Imported only where it is needed, because JAX loads slowly.
   from fusion_jax.decoding.direction import in_direction
   from fusion_jax.decoding.translate import Translator
   from fusion_jax.progress import Progress

@@ -1,8 +1,8 @@
-"""What sacreBLEU counts in every sentence.
+"""Statistics that sacreBLEU counts in every sentence.
 
-The sums of these counts over sentences, any sentences and in any order, decide
-a corpus score: everything that compares systems begins here, and each line of
-each file is counted once.
+A corpus score depends only on the sums of these counts over its sentences, in
+any order. All comparisons of systems therefore start here, and each line of
+each file is counted only once.
 """
 
 import concurrent.futures
@@ -18,8 +18,8 @@ from sacrebleu.metrics.base import Metric
 
 from fusion_jax.metrics import metrics_for
 
-# Of one file, by metric. BLEU has K = 10: the lengths of translation and
-# reference, the n-grams that match and all n-grams, n = 1 to 4.
+# Statistics of one file, by metric. BLEU has K = 10: the lengths of translation
+# and reference, the matching n-grams and all n-grams, n = 1 to 4.
 Statistics = Mapping[str, Float[np.ndarray, 'S _']]
 
 _CHUNK_LINES = 200
@@ -30,16 +30,16 @@ Map = Callable[..., Iterable[Any]]
 
 @contextlib.contextmanager
 def in_processes(count: int) -> Iterator[Map]:
-  """A `map` whose calls are made in several processes.
+  """Yield a `map` whose calls run in several processes.
 
-  Processes are started anew and not forked: JAX has threads of its own.
+  Processes are spawned and not forked, because JAX has its own threads.
 
   Args:
-    count: of the processes; 1: all is done in this one.
+    count: Number of processes; 1 does everything in this one.
 
   Yields:
-    Takes a function of the top of a module and its arguments, as `map` does,
-    and gives the answers in order.
+    A function that is called like `map`, with a function from the top level of
+    a module, and returns the results in order.
   """
   if count == 1:
     yield map
@@ -55,16 +55,16 @@ def statistics_of(
   language: str,
   run: Map = map,
 ) -> list[Statistics]:
-  """Counts in every line of every file.
+  """Count the statistics of every line of every file.
 
   Args:
-    files: the lines of each.
-    references: one or more translations of the lines, by other people.
-    language: of all of them; decides the tokenizers.
-    run: as `in_processes` yields it.
+    files: Lines of each file.
+    references: Lines of one or more references.
+    language: Target language, which decides the tokenizers.
+    run: Map function from `in_processes`.
 
   Returns:
-    Of each file, by the names of `metrics_for`.
+    Statistics of each file, by the names of `metrics_for`.
   """
   starts = range(0, len(references[0]), _CHUNK_LINES)
   parts = [
@@ -96,11 +96,11 @@ def _count(
 
 
 def score_of(metric: Metric, statistics: Float[np.ndarray, 'S K']) -> float:
-  """The corpus score of some sentences.
+  """Compute the corpus score of some sentences.
 
   Args:
-    metric: whose statistics they are.
-    statistics: of the sentences; at least one.
+    metric: Metric of the statistics.
+    statistics: Statistics of at least one sentence.
 
   Returns:
     The score, as sacreBLEU computes it from the lines.

@@ -14,13 +14,13 @@ from fusion_jax.evaluation.paired_tests import ROUNDING
 
 @dataclasses.dataclass(frozen=True)
 class SignTest:
-  """How many sentences of a system better the baseline's output.
+  """Counts of sentences that improve or worsen the baseline's output.
 
   Attributes:
-    better: BLEU rises where this sentence takes the place of the baseline's.
-    worse: it falls.
-    same: it stays.
-    p_value: two-sided, of no difference; 1 if BLEU always stays.
+    better: Sentences that raise BLEU when they replace the baseline's.
+    worse: Sentences that lower BLEU.
+    same: Sentences that leave BLEU unchanged.
+    p_value: Two-sided p-value of no difference; 1 if BLEU never changes.
   """
 
   better: int
@@ -32,16 +32,16 @@ class SignTest:
 def sign_test(
   baseline: Float[np.ndarray, 'S 10'], system: Float[np.ndarray, 'S 10']
 ) -> SignTest:
-  """The sign test of Collins, Koehn and Kucerova 2005.
+  """Run the sign test of Collins, Koehn and Kucerova 2005.
 
-  One sentence after the other of the baseline's output is replaced by the
-  system's, and only this one: BLEU of the whole rises (b+) or falls (b-). With
-  no difference between the systems b+ is binomial, of b+ + b- draws with
-  probability 1/2. https://aclanthology.org/P05-1066
+  Each sentence of the baseline's output in turn is replaced by the system's,
+  and only this one: BLEU of the whole rises (b+) or falls (b-). With no
+  difference between the systems, b+ is binomial: b+ + b- draws with probability
+  1/2. https://aclanthology.org/P05-1066
 
   Args:
-    baseline: BLEU's statistics of every sentence.
-    system: likewise.
+    baseline: BLEU's statistics of every sentence of the baseline.
+    system: BLEU's statistics of every sentence of the system.
 
   Returns:
     The counts, and the p-value of `scipy.stats.binomtest`.
@@ -60,9 +60,9 @@ class Seeds:
   """The scores of one system trained with several seeds.
 
   Attributes:
-    scores: of each seed.
-    mean: of them.
-    deviation: the sample standard deviation (n - 1); None of one seed.
+    scores: Score of each seed.
+    mean: Mean of the scores.
+    deviation: Sample standard deviation (n - 1); None for a single seed.
   """
 
   scores: tuple[float, ...]
@@ -71,22 +71,22 @@ class Seeds:
 
 
 def over_seeds(scores: Sequence[float]) -> Seeds:
-  """Mean and sample standard deviation of one or more scores."""
+  """Compute mean and sample standard deviation of one or more scores."""
   deviation = statistics.stdev(scores) if len(scores) > 1 else None
   return Seeds(tuple(scores), statistics.fmean(scores), deviation)
 
 
 def welch(baseline: Seeds, system: Seeds) -> float | None:
-  """Welch's t-test: two-sided, variances may differ.
+  """Run Welch's t-test: two-sided, variances may differ.
 
   Args:
-    baseline: its scores.
-    system: likewise.
+    baseline: Scores of the baseline.
+    system: Scores of the system.
 
   Returns:
-    The p-value of equal means. It is 1 where all scores are the same, and None
-    where it is not defined: one of them has less than two seeds, or neither has
-    scores that differ among themselves.
+    The p-value of equal means. It is 1 if all scores are the same. It is None
+    where it is undefined: one of them has fewer than two seeds, or neither has
+    scores that vary and the means differ.
   """
   if baseline.deviation is None or system.deviation is None:
     return None

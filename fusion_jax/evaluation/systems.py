@@ -1,4 +1,4 @@
-"""The translations that are compared: files, or what run directories give."""
+"""Systems to compare: files of translations, or run directories."""
 
 import contextlib
 import dataclasses
@@ -16,9 +16,9 @@ class TextFile:
   """The lines of a file.
 
   Attributes:
-    path: of the file.
-    lines: without white space at their ends, as sacreBLEU reads them.
-    run: what made them, a run directory and its step; '': not known.
+    path: Path of the file.
+    lines: Lines without trailing white space, as sacreBLEU reads them.
+    run: Run directory and step that made the lines; '' if unknown.
   """
 
   path: str
@@ -28,11 +28,11 @@ class TextFile:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-  """A system as it was asked for.
+  """A system as named on the command line.
 
   Attributes:
-    name: of the system.
-    paths: of files or run directories, one or more, one of each seed.
+    name: Name of the system.
+    paths: One or more files or run directories, one per seed.
   """
 
   name: str
@@ -40,29 +40,35 @@ class Wanted:
 
   @property
   def runs(self) -> list[str]:
-    """The run directories of the paths."""
+    """The paths that are run directories."""
     return [path for path in self.paths if Path(path).is_dir()]
 
 
 @dataclasses.dataclass(frozen=True)
 class System:
-  """A system with its translations, one file of each seed."""
+  """A system with its translations.
+
+  Attributes:
+    name: Name of the system.
+    outputs: Files of translations, one per seed.
+  """
 
   name: str
   outputs: tuple[TextFile, ...]
 
 
 def wanted(flags: Sequence[str]) -> list[Wanted]:
-  """Reads `NAME=PATH[,PATH]` of each --system.
+  """Read `NAME=PATH[,PATH]` of each --system.
 
   Args:
-    flags: their values.
+    flags: Values of the flag.
 
   Returns:
     The systems in order.
 
   Raises:
-    InputError: none, no name, no path, or a name or path given twice.
+    InputError: There is no system, a name or path is missing, or one is given
+      twice.
   """
   if not flags:
     raise InputError('no system to compare: give --system NAME=FILE[,FILE]')
@@ -87,14 +93,14 @@ def wanted(flags: Sequence[str]) -> list[Wanted]:
 
 
 def baseline_first(systems: Sequence[Wanted], baseline: str) -> list[Wanted]:
-  """The systems in order, but for the baseline.
+  """Put the baseline first and keep the order of the other systems.
 
   Args:
-    systems: at least one.
-    baseline: its name; '': the first one.
+    systems: At least one system.
+    baseline: Name of the baseline; '' for the first system.
 
   Raises:
-    InputError: there is no such system.
+    InputError: There is no such system.
   """
   names = [system.name for system in systems]
   if baseline and baseline not in names:
@@ -105,13 +111,13 @@ def baseline_first(systems: Sequence[Wanted], baseline: str) -> list[Wanted]:
 
 
 def read_file(path: str) -> TextFile:
-  """Reads a text.
+  """Read a text.
 
   Args:
-    path: of the file; one that ends in .gz is unpacked.
+    path: File to read; a file that ends in .gz is unpacked.
 
   Raises:
-    InputError: it cannot be read, or has no lines.
+    InputError: The file cannot be read, or has no lines.
   """
   opened = gzip.open if path.endswith('.gz') else contextlib.nullcontext
   with open_input(path) as packed, opened(packed) as file:
@@ -125,14 +131,14 @@ def read_file(path: str) -> TextFile:
 
 
 def check_lines(source: TextFile, others: Sequence[TextFile]) -> None:
-  """Refuses files that do not go with the source line for line.
+  """Refuse files that do not match the source line by line.
 
   Args:
-    source: of all of them.
-    others: references and translations.
+    source: Source of all files.
+    others: References and translations.
 
   Raises:
-    InputError: it names the first file of another number of lines.
+    InputError: A file has another number of lines; the first one is named.
   """
   for each in others:
     if len(each.lines) != len(source.lines):

@@ -1,178 +1,142 @@
-"""The table of fusion schemes, and the modules a stack is built of.
+"""The table of fusion schemes, and the modules that a stack is built of."""
 
-A scheme plugs in at one of four points:
-
-  read-out      (H[0..L], context) -> what follows reads, [B, T, D]
-  layer input   H[0..l-1] -> the input of layer l, and the stack's output
-  attention     what self- or cross-attention reads
-  prediction    H[0..L] -> features of G groups, and their log weights
-"""
-
-import dataclasses
 import types
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Mapping
 
 from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.config.fusion import parse_groups
-from fusion_jax.fusion.aggregate import (
-  Average,
-  FeedForwardFusion,
-  Hops,
-  LayerEmbedding,
-  Linear,
+from fusion_jax.config.fusion import (
+  SchemeRules,
+  parse_groups,
+  register_rules,
 )
-from fusion_jax.fusion.capsules import DynamicRouting, EmRouting
-from fusion_jax.fusion.connect import (
-  DenseConnection,
-  Dlcl,
-  LayerConnection,
-  TransparentAttention,
+from fusion_jax.fusion import (
+  average,
+  dense,
+  dlcl,
+  dynamic_combination,
+  dynamic_routing,
+  em_routing,
+  feed_forward,
+  gtrans,
+  hops,
+  linear,
+  transparent,
+  tree,
 )
-from fusion_jax.fusion.dynamic import DynamicCombination
-from fusion_jax.fusion.groups import (
-  DecoderGroups,
-  EncoderGroups,
-  group_count,
-  groups_of,
-  keep_groups,
-  layers_in_groups,
-)
+from fusion_jax.fusion.connection import LayerConnection
+from fusion_jax.fusion.feed_forward import LayerEmbedding
+from fusion_jax.fusion.gtrans import group_count, groups_of, keep_groups
 from fusion_jax.fusion.inputs import InputNorms
+from fusion_jax.fusion.multi_layer import MultiLayerAttention
+from fusion_jax.fusion.scheme import Plug, Scheme
 from fusion_jax.fusion.shortcuts import ShortcutAttention
-from fusion_jax.fusion.sources import MultiLayerAttention
-from fusion_jax.fusion.starts import Opening, has_opening
-from fusion_jax.fusion.tree import Hierarchical, Iterative
+from fusion_jax.fusion.starts import Opening
 from fusion_jax.layers.attention import MultiHeadAttention
 
-Plug = Literal['none', 'read-out', 'layer input', 'prediction']
-
-
-@dataclasses.dataclass(frozen=True)
-class Scheme:
-  """One value of `SideConfig.fusion`.
-
-  Attributes:
-    module: for each side it may be used on.
-    plug: where it plugs in, by side.
-    source: paper and equations.
-    embedding: it fuses H[0] too.
-    options: the field of `SideConfig` that holds its options.
-  """
-
-  module: Mapping[Side, type[nn.Module]]
-  plug: Mapping[Side, Plug]
-  source: str
-  options: str
-  embedding: bool = False
-
-
-def _both(
-  module: type[nn.Module],
-  plug: Plug,
-  source: str,
-  options: str,
-  embedding: bool = False,
-) -> Scheme:
-  return Scheme(
-    {'encoder': module, 'decoder': module},
-    {'encoder': plug, 'decoder': plug},
-    source,
-    options,
-    embedding,
+_TABLE = {
+  scheme.name: scheme
+  for scheme in (
+    dense.SCHEME,
+    linear.SCHEME,
+    tree.ITERATIVE,
+    tree.HIERARCHICAL,
+    average.SCHEME,
+    feed_forward.SCHEME,
+    hops.SCHEME,
+    dynamic_combination.SCHEME,
+    dynamic_routing.SCHEME,
+    em_routing.SCHEME,
+    gtrans.SCHEME,
+    transparent.SCHEME,
+    dlcl.SCHEME,
   )
+}
+SCHEMES: Mapping[str, Scheme] = types.MappingProxyType(_TABLE)
 
 
-SCHEMES: Mapping[str, Scheme] = types.MappingProxyType(
-  {
-    'dense': _both(
-      DenseConnection, 'layer input', 'Dou et al. 2018, Eq. 4', 'dense'
-    ),
-    'linear': _both(Linear, 'read-out', 'Dou et al. 2018, Eq. 5', 'linear'),
-    'iterative': _both(
-      Iterative, 'read-out', 'Dou et al. 2018, Eq. 6-7', 'agg'
-    ),
-    'hierarchical': _both(
-      Hierarchical, 'layer input', 'Dou et al. 2018, section 3.1.1', 'agg'
-    ),
-    'average': _both(
-      Average, 'read-out', 'Wang et al. 2018, Eq. 3', 'mlrf', True
-    ),
-    'feed_forward': _both(
-      FeedForwardFusion, 'read-out', 'Wang et al. 2018, Eq. 4', 'mlrf', True
-    ),
-    'hops': _both(Hops, 'read-out', 'Wang et al. 2018, Eq. 5-7', 'mlrf', True),
-    'dynamic_combination': _both(
-      DynamicCombination, 'read-out', 'Dou et al. 2019, Eq. 4', 'dynamic'
-    ),
-    'dynamic_routing': _both(
-      DynamicRouting, 'read-out', 'Dou et al. 2019, Eq. 5-9', 'routing'
-    ),
-    'em_routing': _both(
-      EmRouting, 'read-out', 'Dou et al. 2019, Eq. 10-16', 'routing'
-    ),
-    'gtrans': Scheme(
-      {'encoder': EncoderGroups, 'decoder': DecoderGroups},
-      {'encoder': 'read-out', 'decoder': 'prediction'},
-      'Yang et al. 2022, Eq. 2-7',
-      'gtrans',
-    ),
-    'transparent': Scheme(
-      {'encoder': TransparentAttention},
-      {'encoder': 'read-out'},
-      'Bapna et al. 2018, Eq. 1-3',
-      'transparent',
-      True,
-    ),
-    'dlcl': _both(
-      Dlcl, 'layer input', 'Wang et al. 2019, Eq. 5-7', 'dlcl', True
-    ),
-  }
-)
+def register(scheme: Scheme, rate: float = 1.0) -> None:
+  """Add a scheme from outside of the package to the table.
+
+  Configs name it in `SideConfig.fusion`; its options are `SideConfig.own`.
+
+  Args:
+    scheme: The scheme; its `options` are 'own'.
+    rate: Factor on the learning rate of its parameters.
+
+  Raises:
+    InputError: There is a scheme of that name already.
+  """
+  connects = 'layer connection' in scheme.plugs.values()
+  rules = SchemeRules(
+    scheme.options, tuple(scheme.modules), lambda _: connects, rate
+  )
+  register_rules(scheme.name, rules)
+  _TABLE[scheme.name] = scheme
+
+
+def scheme_of(config: ModelConfig, side: Side) -> Scheme | None:
+  """Return the scheme of a side, if it has one."""
+  return SCHEMES.get(config.side(side).fusion)
 
 
 def _module(config: ModelConfig, side: Side, plug: Plug) -> type | None:
-  """The class that a side has at a plug point, if any."""
-  scheme = SCHEMES.get(config.side(side).fusion)
-  if scheme is None or scheme.plug[side] != plug:
+  """Return the class that a side has at a plug point, if any."""
+  scheme = scheme_of(config, side)
+  if scheme is None or scheme.plugs[side] != plug:
     return None
-  return scheme.module[side]
+  return scheme.modules[side]
 
 
-def connection(config: ModelConfig, side: Side) -> nn.Module | LayerConnection:
-  """What the layers of a stack read."""
-  module = _module(config, side, 'layer input')
+def connection(config: ModelConfig, side: Side) -> LayerConnection:
+  """Return what decides what the layers of a stack read."""
+  module = _module(config, side, 'layer connection')
   return LayerConnection() if module is None else module(config, side)
 
 
-def read_out(
+def layer_aggregation(
   config: ModelConfig, side: Side, table: nn.Module | None
 ) -> nn.Module | None:
-  """What follows a stack reads, or None for its last layer."""
-  module = _module(config, side, 'read-out')
+  """Return the module whose output what follows a stack reads.
+
+  Args:
+    config: Model configuration.
+    side: Side of the stack.
+    table: Layer embeddings that both sides share, if there are any.
+
+  Returns:
+    The module; None: what follows reads the last layer.
+  """
+  module = _module(config, side, 'layer aggregation')
   if module is None:
     return None
-  if module in (FeedForwardFusion, Hops):
-    own = table if config.side(side).mlrf.layer_embedding else None
-    return module(config, side, own)
+  if SCHEMES[config.side(side).fusion].reads_layer_embedding(config, side):
+    return module(config, side, table)
   return module(config, side)
 
 
 def prediction(config: ModelConfig, side: Side) -> nn.Module | None:
-  """The groups that predict, or None."""
+  """Return the groups that predict, or None."""
   module = _module(config, side, 'prediction')
   return None if module is None else module(config, side)
+
+
+def has_opening(config: ModelConfig, side: Side) -> bool:
+  """Return whether the fusion of a side starts behind an `Opening`."""
+  scheme = scheme_of(config, side)
+  if scheme is None or config.side(side).start != 'baseline':
+    return False
+  return not scheme.starts_as_identity(config, side)
 
 
 def openings(config: ModelConfig, side: Side) -> dict[str, Opening]:
   """Return what opens each place of a stack that is fused, by its name.
 
   Args:
-    config: of the model.
-    side: of the stack.
+    config: Model configuration.
+    side: Side of the stack.
 
   Returns:
     'input_N' of layer N (L + 1 for what follows the stack), 'output_N' and
@@ -186,60 +150,44 @@ def openings(config: ModelConfig, side: Side) -> dict[str, Opening]:
   return {place: Opening(config) for place in (*places, 'features')}
 
 
-def input_norms(config: ModelConfig, side: Side) -> InputNorms | None:
-  """The norms of the layers that a read-out or groups fuse."""
-  scheme = SCHEMES.get(config.side(side).fusion)
-  if scheme is None or scheme.plug[side] == 'layer input':
-    return None
-  return InputNorms(config, side, tuple(_layers_read(config, side, scheme)))
-
-
-def _layers_read(
-  config: ModelConfig, side: Side, scheme: Scheme
-) -> Iterable[int]:
-  options, layers = config.side(side), config.layers(side)
-  if options.fusion == 'gtrans':
-    return layers_in_groups(config, side)
-  if scheme.options == 'mlrf' and not options.mlrf.include_embedding:
-    return range(1, layers + 1)
-  return range(0 if scheme.embedding else 1, layers + 1)
-
-
 def layers_fused(config: ModelConfig, side: Side) -> tuple[int, ...]:
-  """The numbers of the layers that read-outs, nodes, groups or sums read.
+  """Return the numbers of the layers that the scheme of a side reads.
 
   Args:
-    config: of the model.
-    side: of the stack.
+    config: Model configuration.
+    side: Side of the stack.
 
   Returns:
     Ascending, 0 for the embedding; none where a stack gives its last layer.
   """
-  options, count = config.side(side), config.layers(side)
-  scheme = SCHEMES.get(options.fusion)
-  if scheme is None:
-    return ()
-  if scheme.plug[side] != 'layer input':
-    return tuple(_layers_read(config, side, scheme))
-  if options.fusion == 'dense':
-    return tuple(range(1 - options.dense.include_embedding, count))
-  return tuple(range(0 if scheme.embedding else 1, count + 1))
+  scheme = scheme_of(config, side)
+  return () if scheme is None else scheme.layers_read(config, side)
+
+
+def input_norms(config: ModelConfig, side: Side) -> InputNorms | None:
+  """Return the norms of the layers that an aggregation or groups fuse."""
+  scheme = scheme_of(config, side)
+  if scheme is None or scheme.plugs[side] == 'layer connection':
+    return None
+  return InputNorms(config, side, layers_fused(config, side))
 
 
 def layer_embedding(config: ModelConfig) -> LayerEmbedding | None:
-  """The table that both sides share (Wang et al. 2018, Eq. 4), if any."""
-  sides = (config.encoder, config.decoder)
-  used = any(
-    side.fusion in ('feed_forward', 'hops') and side.mlrf.layer_embedding
-    for side in sides
-  )
-  return LayerEmbedding(config) if used else None
+  """Return the table that both sides share, if one of them reads it.
+
+  Source: Wang et al. (2018), Eq. 4.
+  """
+  for side in ('encoder', 'decoder'):
+    scheme = scheme_of(config, side)
+    if scheme and scheme.reads_layer_embedding(config, side):
+      return LayerEmbedding(config)
+  return None
 
 
 def self_attention(
   config: ModelConfig, side: Side, index: int
 ) -> MultiHeadAttention:
-  """The self-attention of layer `index`, counted from 1."""
+  """Return the self-attention of layer `index`, counted from 1."""
   options = config.side(side)
   if options.multi_layer.layers > 1:
     return MultiLayerAttention(config, side, index)
@@ -249,7 +197,7 @@ def self_attention(
 
 
 def cross_attention(config: ModelConfig) -> MultiHeadAttention:
-  """The cross-attention of every decoder layer."""
+  """Return the cross-attention of a decoder layer."""
   shortcut = config.decoder.shortcut
   if shortcut.source != 'none' and shortcut.where != 'self':
     return ShortcutAttention(config, 'decoder')
@@ -257,7 +205,7 @@ def cross_attention(config: ModelConfig) -> MultiHeadAttention:
 
 
 def groups_kept(config: ModelConfig) -> tuple[int, int]:
-  """The decoder's groups that translate, a half-open range from 0."""
+  """Return the decoder's groups that translate, a half-open range from 0."""
   text = config.decoder.gtrans.inference_groups
   count = group_count(config, 'decoder')
   if not text:
@@ -266,9 +214,9 @@ def groups_kept(config: ModelConfig) -> tuple[int, int]:
 
 
 def inference_depth(config: ModelConfig) -> int:
-  """The decoder layers that the groups that translate need.
+  """Return the number of decoder layers that the translating groups need.
 
-  All of them where groups start at the top layer and open from there.
+  All layers where groups start at the top layer and open from there.
   """
   if has_opening(config, 'decoder'):
     return config.decoder_layers
@@ -281,5 +229,5 @@ def inference_groups(
   features: Float[Array, 'G M T D'],
   log_weights: Float[Array, ' G'],
 ) -> tuple[Float[Array, 'K M T D'], Float[Array, ' K']]:
-  """The groups that translate, with their weights summing to 1."""
+  """Return the groups that translate, with weights that sum to 1."""
   return keep_groups(features, log_weights, *groups_kept(config))

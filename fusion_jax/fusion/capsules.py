@@ -18,14 +18,11 @@ from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import RoutingOptions
-from fusion_jax.fusion.aggregate import affine
 from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.linear import affine
 from fusion_jax.fusion.routing import (
   coupling_diversity,
   coupling_entropy,
-  dynamic_routing,
-  em_routing,
-  inverse_temperatures,
   unit_votes,
 )
 from fusion_jax.fusion.tree import add_residual
@@ -42,6 +39,8 @@ from fusion_jax.layers.sow import sow
 # Lengths of a capsule below which it is counted as dead, and above which the
 # squash of dynamic routing has saturated.
 _DEAD = 0.01
+
+
 _SATURATED = 0.99
 
 
@@ -157,7 +156,7 @@ class Votes(nn.Module):
     return jnp.stack(votes, axis=-2)
 
 
-class _Routing(nn.Module):
+class Routing(nn.Module):
   """What both routings share: votes, what follows the capsules, telemetry."""
 
   config: ModelConfig
@@ -224,142 +223,3 @@ class _Routing(nn.Module):
         name,
         token_mean(jnp.stack(values, axis=-1), context.tokens),
       )
-
-
-class DynamicRouting(_Routing):
-  """Dynamic routing of layers; Dou et al. (2019), Algorithm 1, Eq. 5-9.
-
-  Nothing between the votes and the capsules is kept for the backward pass.
-
-  Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration;
-  'vote_size', the root mean square of the votes before `vote_norm`; the shares
-  'dead_capsules' (shorter than 0.01) and 'saturated_capsules' (longer than
-  0.99).
-  Views: 'couplings' [B, T, iterations, L, N].
-
-  Attributes:
-    config: of the model.
-    side: of the stack.
-  """
-
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuses the layers.
-
-    Args:
-      layers: H[0..L]; H[0] is not used.
-      context: of the pass.
-
-    Returns:
-      The capsules, concatenated, in the layers' dtype.
-    """
-    layers, options = layers[1:], self.options
-    capsules = options.capsule_count(self.config.width)
-    # The gain with which uniform couplings give the mean of the votes.
-    mean = capsules / len(layers) if options.route_axis == 'output' else 1.0
-    gain = options.route_gain or mean
-    route = functools.partial(
-      dynamic_routing,
-      iterations=options.iterations,
-      gain=None if options.average == 'mass' else gain,
-      axis=options.route_axis,
-      stop_gradient=options.stop_gradient,
-      agreement=options.agreement,
-      agreement_scale=options.agreement_scale,
-    )
-    routed = jax.checkpoint(route)(self._votes(layers, context))
-    axis = options.route_axis
-    self._record(routed.couplings, routed.output, axis, context)
-    return self._finish(routed.output, layers)
-
-
-class EmRouting(_Routing):
-  """EM routing of layers; Dou et al. (2019), Algorithm 2, Eq. 10-16.
-
-  Nothing between the votes and the capsules is kept for the backward pass.
-
-  Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration;
-  'vote_size', the root mean square of the votes before `vote_norm`; the shares
-  'dead_capsules' (shorter than 0.01) and 'saturated_capsules' (longer than
-  0.99).
-  Views: 'couplings' [B, T, iterations, L, N].
-
-  Attributes:
-    config: of the model.
-    side: of the stack.
-  """
-
-  vote_activation = 'relu'
-
-  def setup(self):
-    super().setup()
-    config, options = self.config, self.options
-    layers = config.layers(self.side)
-    capsules = options.capsule_count(config.width)
-    if options.activation == 'scalar':
-      self.activation_hidden = Dense(
-        config, layers * config.width, ('embed', 'mlp'), True
-      )
-      self.activation_out = Dense(config, layers, ('mlp', 'layers'), True)
-      self.dropout = Dropout(
-        config.activation_dropout, config.dropout_generator
-      )
-    if options.activation == 'per_output':
-      self.activation_out = Dense(
-        config, layers * capsules, ('embed', 'mlp'), True
-      )
-    if options.betas == 'learned':
-      self.beta_a = self._beta('beta_a', capsules)
-      self.beta_u = self._beta('beta_u', capsules)
-    else:
-      self.beta_a = self.beta_u = jnp.zeros(capsules)
-
-  def _beta(self, name: str, capsules: int) -> Float[Array, ' N']:
-    start = nn.initializers.normal(self.config.width**-0.5)
-    return self.param(
-      name, nn.with_logical_partitioning(start, ('capsules',)), (capsules,)
-    )
-
-  def _activation(
-    self, layers: Layers, context: Context
-  ) -> Float[Array, 'B T L X'] | None:
-    """A_in, of every layer (X = 1) or for every capsule (X = N); Eq. 10."""
-    if self.options.activation == 'none':
-      return None
-    x = jnp.concatenate(layers, axis=-1)
-    if self.options.activation == 'scalar':
-      hidden = jax.nn.relu(self.activation_hidden(x))
-      x = self.dropout(hidden, context.deterministic)
-    logits = self.activation_out(x).astype(jnp.float32)
-    return jax.nn.sigmoid(logits).reshape(*x.shape[:2], len(layers), -1)
-
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuses the layers.
-
-    Args:
-      layers: H[0..L]; H[0] is not used.
-      context: of the pass.
-
-    Returns:
-      The capsules, concatenated, in the layers' dtype.
-    """
-    layers, options = layers[1:], self.options
-    route = functools.partial(
-      em_routing,
-      temperatures=inverse_temperatures(
-        options.temperature, options.iterations
-      ),
-      variance_floor=options.variance_floor,
-      cost_norm=options.cost_norm,
-      log_density_scale=options.log_density_scale,
-      emit=options.emit,
-      stop_gradient=options.stop_gradient,
-      relative_floor=options.floor == 'relative',
-    )
-    routed = jax.checkpoint(route)(
-      self._votes(layers, context),
-      self._activation(layers, context),
-      self.beta_a,
-      self.beta_u,
-    )
-    self._record(routed.couplings, routed.output, 'output', context)
-    return self._finish(routed.output, layers)

@@ -56,40 +56,25 @@ class Opening(nn.Module):
     return (x + self.values() * (y - x)).astype(fused.dtype)
 
 
-def identity_start(config: ModelConfig, side: Side) -> bool:
-  """Return whether the scheme of a side starts as an identity map.
+def may_start_as_identity(config: ModelConfig, side: Side, name: str) -> bool:
+  """Return whether a scheme that can be an identity map may start as one.
 
   The map gives the top layer as the fusion reads it. That is the plain model
   where the layers have no norm of their own, and with pre-norm, where the norm
   at the end of the stack undoes nothing: LN(LN(x)) = LN(x).
 
   Args:
-    config: of the model.
-    side: of the stack.
+    config: Model configuration.
+    side: Side of the stack.
+    name: Name of the scheme.
 
   Returns:
-    False where there is an `Opening`, or nothing to start.
+    False where the side has another scheme or start, or post-norm and norms for
+    the layers that are fused.
   """
-  options, pre = config.side(side), config.norm == 'pre'
-  if options.start != 'baseline':
-    return False
-  if options.per_layer_norms(config.norm) and not pre:
-    return False
-  if options.fusion == 'linear':
-    linear = options.linear
-    wide = (linear.hidden or config.filter) >= config.width
-    return (wide or not linear.factored) and (pre or not linear.output_norm)
-  if options.fusion == 'dynamic_combination':
-    dynamic = options.dynamic
-    return dynamic.normalize == 'none' and (pre or not dynamic.output_norm)
-  if options.fusion == 'feed_forward':
-    wide = options.mlrf.hidden >= 2 * config.width
-    return wide and (pre or options.mlrf.norm == 'none')
-  return False
-
-
-def has_opening(config: ModelConfig, side: Side) -> bool:
-  """Return whether the fusion of a side starts behind an `Opening`."""
   options = config.side(side)
-  fused = options.start == 'baseline' and options.fusion != 'none'
-  return fused and not identity_start(config, side)
+  return (
+    options.fusion == name
+    and options.start == 'baseline'
+    and (config.norm == 'pre' or not options.per_layer_norms(config.norm))
+  )

@@ -1,1 +1,1 @@
-"""Parts of a Transformer that know nothing of fusion."""
+"""Modules of a Transformer that do not depend on the fusion schemes."""

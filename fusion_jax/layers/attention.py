@@ -16,19 +16,20 @@ from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.layers import Dense
 from fusion_jax.layers.sow import sow
 
-# Added to masked logits. Finite, so that a row without any key stays finite.
+# Value of masked logits. It is finite, so that a row without any key stays
+# finite.
 _MASKED = -1e9
 
 
 def padding_mask(
   lengths: Int[Array, '*B'], size: int
 ) -> Bool[Array, '*B 1 1 {size}']:
-  """True at the first `lengths` of `size` keys."""
+  """Return a mask that is True at the first `lengths` of `size` keys."""
   return (jnp.arange(size) < lengths[..., None])[..., None, None, :]
 
 
 def causal_mask(size: int) -> Bool[Array, '1 1 {size} {size}']:
-  """True where the key is not later than the query."""
+  """Return a mask that is True where the key is not later than the query."""
   position = jnp.arange(size)
   return (position[:, None] >= position[None, :])[None, None]
 
@@ -36,14 +37,14 @@ def causal_mask(size: int) -> Bool[Array, '1 1 {size} {size}']:
 def rows_mask(
   rows: Int[Array, 'B K P'], position: Int[Array, '']
 ) -> Bool[Array, 'B 1 K P*K']:
-  """Which keys of a cache belong to each hypothesis of a beam.
+  """Return which keys of a cache belong to each hypothesis of a beam.
 
-  The cache of a sentence has K keys a position, one a row, position by
-  position.
+  The cache of a sentence has K keys for each position, one in each row, and is
+  ordered by position.
 
   Args:
-    rows: where each position of hypothesis k stands.
-    position: the newest one.
+    rows: Row of the cache that holds each position of hypothesis k.
+    position: Newest position.
 
   Returns:
     True at the keys of the positions up to `position`.
@@ -57,19 +58,19 @@ def rows_mask(
 def split_heads(
   x: Float[Array, 'B T D'], heads: int
 ) -> Float[Array, 'B N T H']:
-  """Gives each of N heads its part of the width."""
+  """Give each of N heads its part of the width."""
   return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
 
 def join_heads(x: Float[Array, 'B N T H']) -> Float[Array, 'B T D']:
-  """What `split_heads` has split."""
+  """Invert `split_heads`."""
   return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
 
 
 def key_value(
   keys: Float[Array, 'B S D'], values: Float[Array, 'B S D'], heads: int
 ) -> KeyValue:
-  """Projected keys and values, split into heads."""
+  """Return projected keys and values, split into heads."""
   return KeyValue(
     split_heads(keys, heads).swapaxes(-1, -2), split_heads(values, heads)
   )
@@ -80,15 +81,15 @@ def attention_weights(
   keys: Float[Array, 'B N H S'],
   mask: Bool[Array, '#B #N #T S'],
 ) -> Float[Array, 'B N T S']:
-  """softmax(Q K^T / sqrt(H)); Vaswani et al. (2017), Eq. 1.
+  """Return softmax(Q K^T / sqrt(H)); Vaswani et al. (2017), Eq. 1.
 
   Args:
-    query: the queries.
-    keys: the keys.
-    mask: True keeps.
+    query: Queries.
+    keys: Keys.
+    mask: Mask, True where a key may be attended to.
 
   Returns:
-    float32 weights; a row whose keys are all masked is uniform.
+    Weights, float32; a row whose keys are all masked is uniform.
   """
   logits = jnp.einsum(
     'BNTH,BNHS->BNTS', query, keys, preferred_element_type=jnp.float32
@@ -98,7 +99,10 @@ def attention_weights(
 
 
 class MultiHeadAttention(nn.Module):
-  """Concat(head_1..head_N) W^O; Vaswani et al. (2017), section 3.2.2."""
+  """Multi-head attention of Vaswani et al. (2017), section 3.2.2.
+
+  It is Concat(head_1..head_N) W^O.
+  """
 
   config: ModelConfig
 
@@ -117,7 +121,7 @@ class MultiHeadAttention(nn.Module):
     return Dense(config, config.width, axes, config.attention_bias)
 
   def keys_values(self, source: Float[Array, 'B S D']) -> KeyValue:
-    """Projects what is attended to; independent for every position."""
+    """Project what is attended to; every position is independent."""
     return key_value(self.key(source), self.value(source), self.config.heads)
 
   def attend(
@@ -127,13 +131,13 @@ class MultiHeadAttention(nn.Module):
     layers: tuple[Float[Array, 'M T D'], ...],
     context: Context,
   ) -> Float[Array, 'M T D']:
-    """Self-attention over all positions of a pass and those before it.
+    """Self-attend over all positions of a pass and those before it.
 
     Args:
-      x: the input of the layer.
-      h: the same after the norm before attention, if any.
+      x: Input of the layer.
+      h: The same after the norm before attention, if any.
       layers: H[0..l-1], for attentions that read more than h.
-      context: of the pass.
+      context: Context of the pass.
 
     Returns:
       The output of the sublayer.
@@ -148,12 +152,12 @@ class MultiHeadAttention(nn.Module):
     embedding: Float[Array, 'B S D'],
     tokens: Bool[Array, 'B S'] | None = None,
   ) -> KeyValue:
-    """What cross-attention reads, computed once a sentence.
+    """Return what cross-attention reads, computed once a sentence.
 
     Args:
-      features: of the encoder.
+      features: Features of the encoder.
       embedding: H[0] of the encoder, for attentions that read it too.
-      tokens: True at source tokens, for telemetry; None: all are.
+      tokens: Mask for telemetry, True at source tokens; None: all are.
 
     Returns:
       Keys and values of every source position.
@@ -164,7 +168,7 @@ class MultiHeadAttention(nn.Module):
   def residual_input(
     self, x: Float[Array, '*B T D'], h: Float[Array, '*B T D']
   ) -> Float[Array, '*B T D']:
-    """What the sublayer's output is added to: x, the layer's raw input."""
+    """Return what the sublayer's output is added to: x, the raw layer input."""
     del h
     return x
 
@@ -175,13 +179,13 @@ class MultiHeadAttention(nn.Module):
     mask: Bool[Array, '#B #N #T S'],
     deterministic: bool,
   ) -> Float[Array, 'B T D']:
-    """Attends from every position of x to `source`.
+    """Attend from every position of x to `source`.
 
     Args:
-      x: the input of the query projection.
-      source: keys and values of `keys_values`.
-      mask: True where a key may be attended to.
-      deterministic: no dropout on the weights.
+      x: Input of the query projection.
+      source: Keys and values from `keys_values`.
+      mask: Mask, True where a key may be attended to.
+      deterministic: Whether dropout on the weights is off.
 
     Returns:
       The attended values after the output projection, in x's dtype.

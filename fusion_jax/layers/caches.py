@@ -1,4 +1,4 @@
-"""Keys and values, and the caches of them that decoding keeps."""
+"""Keys and values of attention, and the caches of them in decoding."""
 
 from typing import NamedTuple
 
@@ -8,10 +8,10 @@ from jaxtyping import Array, Float, Int
 
 
 class KeyValue(NamedTuple):
-  """What attention reads; in decoding also the cache of one attention.
+  """Keys and values that attention reads; in decoding, also its cache.
 
-  Keys and values lie as the products of attention read them: with keys as
-  [S, H] a step of a search on a CPU attends up to 5 times as long.
+  They are laid out as the matrix products of attention read them: with keys as
+  [S, H], a step of a search on a CPU takes up to 5 times as long to attend.
   """
 
   keys: Float[Array, '*B N H S']
@@ -21,12 +21,12 @@ class KeyValue(NamedTuple):
 def append(
   cache: KeyValue, new: KeyValue, position: Int[Array, '']
 ) -> KeyValue:
-  """Writes keys and values into a cache.
+  """Write keys and values into a cache.
 
   Args:
-    cache: of S positions.
-    new: of a few of them.
-    position: of the first of these.
+    cache: Cache of S positions.
+    new: Keys and values of a few positions.
+    position: Position of the first of these.
 
   Returns:
     The cache with those positions replaced.
@@ -44,7 +44,7 @@ def append(
 
 
 def empty(like: KeyValue, size: int) -> KeyValue:
-  """A cache of `size` positions for what has one position here."""
+  """Return a cache of `size` positions, all zeros, in the form of `like`."""
   return KeyValue(
     jnp.zeros((*like.keys.shape[:-1], size), like.keys.dtype),
     jnp.zeros(
@@ -55,12 +55,12 @@ def empty(like: KeyValue, size: int) -> KeyValue:
 
 
 class CacheCursor:
-  """Gives every self-attention of a pass its cache, in the order of use.
+  """Cursor that gives every self-attention of a pass its cache, in order.
 
   A pass over all positions has no caches: attention reads what it has just
-  projected. A pass over one position, of each hypothesis of a beam, takes the
-  caches of the earlier ones.
-  Either way `seen` lists what was read, which is the next step's caches.
+  projected. A pass over one position of each hypothesis of a beam takes the
+  caches of the earlier positions. Either way `seen` lists what was read; these
+  are the caches of the next step.
   """
 
   def __init__(
@@ -68,19 +68,19 @@ class CacheCursor:
     caches: tuple[KeyValue, ...] | None = None,
     position: Int[Array, ''] | None = None,
   ):
-    """Starts a pass.
+    """Start a pass.
 
     Args:
-      caches: of the earlier positions, in the order of use; None: this pass
-        covers all positions.
-      position: where in the caches the new keys begin.
+      caches: Caches of the earlier positions, in the order of use; None: this
+        pass covers all positions.
+      position: Position in the caches where the new keys begin.
     """
     self._left = None if caches is None else list(caches)
     self._position = position
     self.seen: list[KeyValue] = []
 
   def extend(self, new: KeyValue) -> KeyValue:
-    """The keys and values to read, `new` among them."""
+    """Return the keys and values to read, with `new` among them."""
     if self._left is not None:
       new = append(self._left.pop(0), new, self._position)
     self.seen.append(new)
@@ -92,10 +92,10 @@ class CacheCursor:
     return self._left is not None
 
   def branch(self, caches: tuple[KeyValue, ...] | None) -> 'CacheCursor':
-    """A cursor at the same position for a part of the pass.
+    """Return a cursor at the same position for a part of the pass.
 
     Args:
-      caches: of that part; None: it covers all positions.
+      caches: Caches of that part; None: it covers all positions.
 
     Returns:
       The cursor of the part; give what it has seen to `join`.
@@ -103,9 +103,9 @@ class CacheCursor:
     return CacheCursor(caches, self._position)
 
   def take(self) -> KeyValue | None:
-    """The next cache as it is, for a part that extends it itself."""
+    """Return the next cache unchanged, for a part that extends it itself."""
     return None if self._left is None else self._left.pop(0)
 
   def join(self, seen: tuple[KeyValue, ...]) -> None:
-    """Adds what a part of the pass has seen."""
+    """Add what a part of the pass has seen."""
     self.seen.extend(seen)

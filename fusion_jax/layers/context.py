@@ -1,4 +1,4 @@
-"""What every module of a stack shares during one pass."""
+"""The context of a pass, which all modules of a stack share."""
 
 import dataclasses
 
@@ -10,15 +10,16 @@ from fusion_jax.layers.caches import CacheCursor
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """Of one pass through one stack.
+  """Context of one pass through one stack.
 
-  mask: of the self-attention, True keeps.
-  deterministic: no dropout.
-  tokens: True at positions that are no padding; None: all are.
-  caches: of every self-attention.
-  memory_mask: of the cross-attention, True keeps: at source tokens, of packed
-    rows at those of the same segment; None in the encoder.
-  keep: what takes part; None: all.
+  Attributes:
+    mask: Mask of the self-attention, True where a key may be attended to.
+    deterministic: Whether dropout is off.
+    tokens: Mask, True at positions that are not padding; None: all are tokens.
+    caches: Caches of every self-attention.
+    memory_mask: Mask of the cross-attention, True at source tokens, in packed
+      rows at those of the same segment; None in the encoder.
+    keep: Ablation masks of what takes part; None: everything does.
   """
 
   mask: Bool[Array, '#M #N #T U']
@@ -31,20 +32,23 @@ class Context:
   def read_one(
     self, number: int, layer: Float[Array, 'M T D']
   ) -> Float[Array, 'M T D']:
-    """What a fusion reads of H[number], after its norm if it has one."""
+    """Return what a fusion reads of H[number], after any norm it has."""
     return layer if self.keep is None else self.keep.read_one(number, layer)
 
   def read(
     self, layers: tuple[Float[Array, 'M T D'], ...]
   ) -> tuple[Float[Array, 'M T D'], ...]:
-    """What a fusion reads of H[0], H[1] and so on."""
+    """Return what a fusion reads of H[0], H[1] and so on."""
     return tuple(self.read_one(n, layer) for n, layer in enumerate(layers))
 
 
 def token_mean(
   values: Float[Array, 'B T *rest'], tokens: Bool[Array, 'B T'] | None
 ) -> Float[Array, '*rest']:
-  """The float32 mean over the positions that are no padding; None: over all."""
+  """Return the float32 mean over the positions that are not padding.
+
+  With tokens=None it is the mean over all positions.
+  """
   values = values.astype('float32')
   if tokens is None:
     return values.mean((0, 1))

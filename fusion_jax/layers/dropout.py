@@ -2,7 +2,8 @@
 
 Threefry bits take a fifth of a training step on a CPU. The hash costs a few
 integer operations an element, fuses into its consumer on every backend, and
-depends on (key, position) only: a mask is the same on any number of devices.
+depends on (key, position) only, so that a mask is the same on any number of
+devices.
 """
 
 import math
@@ -16,7 +17,7 @@ from fusion_jax.parallel.mesh import local_axes, shard_number
 
 
 def _positions(shape: tuple[int, ...], rows: bool) -> UInt32[Array, '...']:
-  """The row-major index of every element in all shards, modulo 2^32."""
+  """Return the row-major index of every element in all shards, modulo 2^32."""
   size = math.prod(shape)
   first = shard_number() * jnp.uint32(size % 2**32) if rows else jnp.uint32(0)
   position, stride = jnp.full(shape, first), 1
@@ -30,20 +31,21 @@ def _positions(shape: tuple[int, ...], rows: bool) -> UInt32[Array, '...']:
 def hash_bits(
   key: Key[Array, ''], shape: tuple[int, ...], rows: bool = True
 ) -> UInt32[Array, '...']:
-  """32 hashed bits for every element of `shape`.
+  """Return 32 hashed bits for every element of `shape`.
 
-  Two multiply-xorshift rounds (the constants are those of Wellons' lowbias32)
-  over the element's index. Two words that threefry draws from the key enter
-  before and between the rounds, so that two keys never give shifted copies.
+  The hash is two multiply-xorshift rounds (the constants are those of Wellons'
+  lowbias32) over the element's index. Two words that threefry draws from the
+  key enter before and between the rounds, so that two keys never give shifted
+  copies.
 
   Args:
-    key: a typed key of `jax.random.key`.
-    shape: of the result.
-    rows: whether the first axis has the rows of a batch, of which each shard
+    key: Typed key from `jax.random.key`.
+    shape: Shape of the result.
+    rows: Whether the first axis has the rows of a batch, of which each shard
       has its own.
 
   Returns:
-    uint32 array of `shape`.
+    An array of `shape`, uint32.
   """
   words = jax.random.bits(key, (2,), jnp.uint32)
   x = (_positions(shape, rows) * jnp.uint32(0x9E3779B9)) ^ words[0]
@@ -60,18 +62,18 @@ def keep_mask(
   generator: str,
   rows: bool = True,
 ) -> Bool[Array, '...']:
-  """True with probability 1 - rate, independently for every element.
+  """Return True with probability 1 - rate, independently for every element.
 
   Args:
-    key: a typed key of `jax.random.key`.
-    rate: the probability of False, in [0, 1).
-    shape: of the result.
-    generator: 'hash' or 'threefry'; with that, masks depend on the number of
-      shards.
-    rows: as in `hash_bits`.
+    key: Typed key from `jax.random.key`.
+    rate: Probability of False, in [0, 1).
+    shape: Shape of the result.
+    generator: 'hash' or 'threefry'; with 'threefry', masks depend on the number
+      of shards.
+    rows: Whether the first axis has rows, as in `hash_bits`.
 
   Returns:
-    bool array of `shape`.
+    An array of `shape`, bool.
   """
   if generator == 'threefry':
     if rows and local_axes():
@@ -81,12 +83,14 @@ def keep_mask(
 
 
 class Dropout(nn.Module):
-  """Zeroes elements at `rate` and scales the others by 1 / (1 - rate).
+  """Dropout with a choice of the random generator.
+
+  It sets elements to zero at `rate` and scales the others by 1 / (1 - rate).
 
   Attributes:
-    rate: the probability of a zero, in [0, 1).
-    generator: of `keep_mask`.
-    rows: whether the first axis has the rows of a batch.
+    rate: Probability of a zero, in [0, 1).
+    generator: Generator of `keep_mask`.
+    rows: Whether the first axis has the rows of a batch.
   """
 
   rate: float

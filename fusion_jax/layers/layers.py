@@ -1,7 +1,7 @@
 """The parts of a layer: projections, norms, positions, feed-forward, residual.
 
-Axis letters: B batch, T positions, D model width, F filter width.
-Every parameter carries logical axis names; `parallel` maps them to a mesh.
+Axis letters: B batch, T positions, D model width, F filter width. Every
+parameter carries logical axis names; `parallel` maps them to a mesh.
 """
 
 import math
@@ -19,14 +19,17 @@ Initializer = Callable[..., Array]
 
 
 def kernel_initializer(config: ModelConfig) -> Initializer:
-  """Of weight matrices [fan_in, fan_out]; see `ModelConfig.initialization`."""
+  """Return the initialiser of weight matrices [fan_in, fan_out].
+
+  It depends on `ModelConfig.initialization`.
+  """
   if config.initialization == 'mlrf':
     return nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
   return nn.initializers.glorot_uniform()
 
 
 def bias_initializer(config: ModelConfig, fan_in: int) -> Initializer:
-  """Of the bias of a projection with `fan_in` inputs."""
+  """Return the initialiser of the bias of a projection with `fan_in` inputs."""
   if config.initialization == 'mlrf':
     limit = 1 / math.sqrt(fan_in)
     return lambda key, shape: jax.random.uniform(
@@ -36,17 +39,17 @@ def bias_initializer(config: ModelConfig, fan_in: int) -> Initializer:
 
 
 class Dense(nn.Module):
-  """y = x W + b, computed on a matrix of all positions.
+  """Projection y = x W + b, computed on a matrix of all positions.
 
   The weight gradient of [positions, D] x [D, F] is one matrix product; XLA's
   CPU backend is a quarter slower on the batched [B, T, D] form.
 
   Attributes:
-    config: of the model; gives initialiser and dtype.
-    features: the size of the last axis of the result.
-    axes: logical names of the kernel's two axes.
-    use_bias: whether b is there.
-    kernel_start, bias_start: initialisers; None: the model's.
+    config: Model configuration; it gives initialiser and dtype.
+    features: Size of the last axis of the result.
+    axes: Logical names of the kernel's two axes.
+    use_bias: Whether there is a bias b.
+    kernel_start, bias_start: Initialisers; None: those of the model.
   """
 
   config: ModelConfig
@@ -77,7 +80,7 @@ class Dense(nn.Module):
 
 
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:
-  """Layer normalisation with scale and offset, statistics in float32."""
+  """Return layer normalisation with scale and offset, statistics in float32."""
   return nn.LayerNorm(
     epsilon=config.norm_epsilon,
     dtype=jnp.dtype(config.compute_dtype),
@@ -105,16 +108,17 @@ def plain_norm(config: ModelConfig) -> nn.LayerNorm:
 def sinusoids(
   positions: Int[Array, '*T'], width: int
 ) -> Float[Array, '*T {width}']:
-  """PE(p, 2i) = sin(p / 10000^(2i / D)), PE(p, 2i + 1) = cos(the same).
+  """Return the position encodings of Vaswani et al. (2017), section 3.5.
 
-  Vaswani et al. (2017), section 3.5, sines and cosines interleaved.
+  PE(p, 2i) = sin(p / 10000^(2i / D)), PE(p, 2i + 1) = cos(the same), so that
+  sines and cosines are interleaved.
 
   Args:
-    positions: int32, counted from 0.
-    width: D, even.
+    positions: Positions, int32, counted from 0.
+    width: Width D, even.
 
   Returns:
-    float32 encodings.
+    The encodings, float32.
   """
   exponent = jnp.arange(0, width, 2, dtype=jnp.float32) / width
   angle = positions[..., None] * jnp.float32(10_000) ** -exponent
@@ -123,7 +127,10 @@ def sinusoids(
 
 
 class FeedForward(nn.Module):
-  """relu(x W1 + b1) W2 + b2; Vaswani et al. (2017), Eq. 2."""
+  """Feed-forward sublayer of Vaswani et al. (2017), Eq. 2.
+
+  It is relu(x W1 + b1) W2 + b2.
+  """
 
   config: ModelConfig
 
@@ -145,7 +152,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-  """What surrounds every sublayer f: norm, dropout and the sum.
+  """Norm, dropout and residual sum around a sublayer f.
 
   norm='post': LN(x + dropout(f(x))). norm='pre': x + dropout(f(LN(x))).
   norm='rezero': x + a dropout(f(x)); Bachlechner et al. (2020), Eq. 1.
@@ -159,7 +166,7 @@ class Residual(nn.Module):
     self.dropout = Dropout(self.config.dropout, self.config.dropout_generator)
 
   def before(self, x: Float[Array, '*batch D']) -> Float[Array, '*batch D']:
-    """The input of f."""
+    """Return the input of f."""
     return self.norm(x) if self.config.norm == 'pre' else x
 
   def after(
@@ -169,16 +176,16 @@ class Residual(nn.Module):
     deterministic: bool,
     scale: Float[Array, ''] | None = None,
   ) -> Float[Array, '*batch D']:
-    """The output, from the input x and y = f(before(x)).
+    """Return the output, from the input x and y = f(before(x)).
 
     Args:
-      x: the input of the sublayer.
-      y: of f.
-      deterministic: no dropout.
-      scale: a of norm='rezero', float32.
+      x: Input of the sublayer.
+      y: Output of f.
+      deterministic: Whether dropout is off.
+      scale: Scale a of norm='rezero', float32.
 
     Returns:
-      The sum, after the norm with norm='post'.
+      The sum; with norm='post' it is normalised.
     """
     y = self.dropout(y, deterministic)
     if scale is not None:

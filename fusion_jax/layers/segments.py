@@ -1,6 +1,7 @@
-"""Several sentences in a row: which position belongs to which, and where.
+"""Segments: the sentences of a packed row, their masks and positions.
 
 The segments of a row are numbered from 1 on, side by side; 0 is padding.
+
 Axis letters: B batch, T queries or positions, S keys.
 """
 
@@ -12,11 +13,11 @@ from jaxtyping import Array, Bool, Int
 def segment_mask(
   queries: Int[Array, 'B T'], keys: Int[Array, 'B S']
 ) -> Bool[Array, 'B 1 T S']:
-  """True where query and key belong to the same segment.
+  """Return where query and key belong to the same segment.
 
   Args:
-    queries: int32 segments.
-    keys: int32 segments.
+    queries: Segments of the queries, int32.
+    keys: Segments of the keys, int32.
 
   Returns:
     The mask of an attention; a query that is padding has no key.
@@ -26,13 +27,13 @@ def segment_mask(
 
 
 def segment_positions(segments: Int[Array, 'B T']) -> Int[Array, 'B T']:
-  """The position of every token in its own segment.
+  """Return the position of every token in its own segment.
 
   Args:
-    segments: int32.
+    segments: Segments, int32.
 
   Returns:
-    int32, counted from 0 at the start of each segment; 0 at padding.
+    Positions, int32, counted from 0 at the start of each segment; 0 at padding.
   """
   place = jnp.arange(segments.shape[1], dtype=jnp.int32)
   before = jnp.pad(segments, ((0, 0), (1, 0)))[:, :-1]

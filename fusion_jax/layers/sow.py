@@ -1,4 +1,4 @@
-"""What modules compute inside a pass, for whoever watches it.
+"""Values that modules compute inside a pass, recorded on request.
 
 A value is kept only where the pass asks for its collection:
 
@@ -28,13 +28,13 @@ def sow(
   name: str,
   value: Float[Array, '...'],
 ) -> None:
-  """Keep a value of this pass where its collection is asked for.
+  """Keep a value of this pass if its collection is asked for.
 
-  Nothing is kept while parameters are made.
+  Nothing is kept while parameters are initialised.
 
   Args:
     module: Module that computes the value.
-    collection: Where to keep it.
+    collection: Collection to keep it in.
     name: Name of the value within the module.
     value: Array of any shape.
   """
@@ -54,12 +54,12 @@ def cross_attention_weights(
   """Return the weights of the decoder over the source, layer by layer.
 
   Args:
-    collection: 'attention', kept in a pass of the Transformer or in one of its
-      decoding steps.
+    collection: Collection 'attention', kept in a pass of the Transformer or in
+      one of its decoding steps.
 
   Returns:
     Weights of all layers that were run, before dropout. A query is a target
-    position of the teacher-forced pass (T), or the newest position of a
+    position of a pass with teacher forcing (T), or the newest position of a
     hypothesis (K in place of T).
   """
   layers = collection['decoder']

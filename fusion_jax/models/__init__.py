@@ -1,1 +1,1 @@
-"""The Transformer; it knows nothing of any paper on fusion."""
+"""The Transformer and its loss, independent of any paper on fusion."""

@@ -1,11 +1,13 @@
-"""Label-smoothed cross-entropy as sums and counts, chunk by chunk.
+"""Label-smoothed cross-entropy as sums and counts, computed chunk by chunk.
 
-Axis letters: B rows, T target length, D model width, V vocabulary, G groups,
-C chunks, R tokens of a chunk.
+Axis letters: B rows, T target length, D model width, V vocabulary, G groups, C
+chunks, R tokens of a chunk.
+
 The logits of a batch are the largest array of a training step. Here only one
-chunk of rows has logits at a time, and its gradient is taken while they are
-there: three matrix products a chunk, none of them twice. Where several groups
-of layers predict, their logits are there one group after the other.
+chunk of rows has logits at a time, and its gradient is computed while they are
+in memory: this takes three matrix products a chunk, none of them twice. Where
+several groups of layers predict, the logits of one group after the other are
+computed.
 """
 
 import functools
@@ -15,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fusion_jax.fusion.groups import token_mixture
+from fusion_jax.fusion.gtrans import token_mixture
 from fusion_jax.models.transformer import OutputLayer, output_logits
 from fusion_jax.parallel.mesh import shards_of_rows
 
@@ -25,10 +27,11 @@ Combine = Literal['arithmetic', 'geometric']
 class LossSums(NamedTuple):
   """Sums over target tokens; divide by `tokens` last.
 
-  loss: of the label-smoothed cross-entropy, in nats; the one to minimise.
-  negative_log_likelihood: without smoothing, in nats.
-  correct: int32 tokens that are the most probable.
-  tokens: int32 tokens counted.
+  Attributes:
+    loss: Label-smoothed cross-entropy in nats, the sum to minimise.
+    negative_log_likelihood: Cross-entropy without smoothing, in nats.
+    correct: Number of target tokens that are the most probable token, int32.
+    tokens: Number of tokens counted, int32.
   """
 
   loss: Float[Array, '']
@@ -38,12 +41,12 @@ class LossSums(NamedTuple):
 
 
 def zero_sums() -> LossSums:
-  """Sums over no tokens."""
+  """Return sums over no tokens."""
   return LossSums(*(jnp.zeros((), t) for t in ('f4', 'f4', 'i4', 'i4')))
 
 
 class _Rows(NamedTuple):
-  """Of every row of logits; the sums are taken later."""
+  """Values of every row of logits, before they are summed."""
 
   loss: Float[Array, ' R']
   negative_log_likelihood: Float[Array, ' R']
@@ -58,7 +61,7 @@ class _Gradients(NamedTuple):
 def _row_losses(
   logits: Float[Array, 'R V'], targets: Int[Array, ' R'], smoothing: float
 ) -> tuple[_Rows, Float[Array, 'R 1']]:
-  """The losses of one chunk, and logsumexp of each row."""
+  """Return the losses of one chunk, and the logsumexp of each row."""
   largest = logits.max(-1, keepdims=True)
   log_sum = largest + jnp.log(jnp.exp(logits - largest).sum(-1, keepdims=True))
   chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)
@@ -87,7 +90,10 @@ def _chunk_gradients(
   smoothing: float,
   weight: Float[Array, ''] | float = 1.0,
 ) -> _Gradients:
-  """weight (p - (1 - e) onehot - e / V) by the logits, and what follows."""
+  """Return the gradients of one chunk by the features and the output layer.
+
+  The gradient by the logits is weight (p - (1 - e) onehot - e / V).
+  """
   size = logits.shape[-1]
   hit = jnp.arange(size) == targets[:, None]
   smoothed = jnp.where(hit, 1 - smoothing, 0) + smoothing / size
@@ -107,10 +113,10 @@ def _chunk_gradients(
 
 
 def _chunk_count(rows: int, row_tokens: int, chunk_tokens: int) -> int:
-  """The most chunks of at least `chunk_tokens` into which rows divide.
+  """Return the largest number of chunks of at least `chunk_tokens` tokens.
 
-  Every chunk keeps a multiple of the shards of the rows, so that chunks are cut
-  inside the devices and nothing is moved between them.
+  Every chunk keeps a multiple of the shards of the rows, so that each device
+  divides its own rows and nothing is moved between devices.
   """
   if chunk_tokens == 0:
     return 1
@@ -127,7 +133,10 @@ def _chunk_count(rows: int, row_tokens: int, chunk_tokens: int) -> int:
 
 
 def _to_chunks(x: Array, count: int) -> Array:
-  """[B, T, ...] -> [C, B / C * T, ...]; chunk c has the rows c, c + C, ..."""
+  """Reshape [B, T, ...] to [C, B / C * T, ...].
+
+  Chunk c has the rows c, c + C, ...
+  """
   by_chunk = jnp.moveaxis(
     x.reshape(x.shape[0] // count, count, *x.shape[1:]), 1, 0
   )
@@ -135,7 +144,7 @@ def _to_chunks(x: Array, count: int) -> Array:
 
 
 def _from_chunks(x: Array, rows: int) -> Array:
-  """The inverse of `_to_chunks`."""
+  """Invert `_to_chunks`."""
   count = x.shape[0]
   by_chunk = x.reshape(count, rows // count, -1, *x.shape[2:])
   return jnp.moveaxis(by_chunk, 0, 1).reshape(rows, -1, *x.shape[2:])
@@ -214,7 +223,7 @@ class _Settings(NamedTuple):
 
 
 class _MixtureGradients(NamedTuple):
-  """Of the weighted loss; the features as in `_mixture_pass`."""
+  """Gradients of the weighted loss; features as in `_mixture_pass`."""
 
   features: Float[Array, 'G X C T D']
   log_weights: Float[Array, ' G']
@@ -222,7 +231,14 @@ class _MixtureGradients(NamedTuple):
 
 
 class _MixtureChunk(NamedTuple):
-  """losses: of every group, psi_k CE_k, which is also d loss / d log psi_k."""
+  """Results of one chunk.
+
+  Attributes:
+    losses: Loss of every group, psi_k CE_k, which is also d loss / d log psi_k.
+    sums: Loss sums of the chunk.
+    by_features: Gradient by the features of the chunk, if differentiated.
+    by_output: Gradient by the output layer so far, if differentiated.
+  """
 
   losses: Float[Array, ' G']
   sums: LossSums
@@ -239,7 +255,7 @@ def _mixture_chunk(
   settings: _Settings,
   by_output: OutputLayer | None,
 ) -> _MixtureChunk:
-  """One chunk, group by group; adds to `by_output` unless that is None."""
+  """Compute one chunk group by group; add to `by_output` unless it is None."""
 
   def add_group(carry, group):
     mixture, by_output = carry
@@ -297,10 +313,11 @@ def _mixture_pass(
   settings: _Settings,
   differentiate: bool,
 ) -> tuple[LossSums, _MixtureGradients | None]:
-  """The sums of all chunks.
+  """Return the sums of all chunks, and their gradients if asked for.
 
-  Features and their gradient are read and written in place, chunk c as
-  [:, :, c] of [G, B / C, C, T, D]: G copies would be the largest arrays here.
+  Features and their gradient are read and written in place, chunk c as [:, :,
+  c] of [G, B / C, C, T, D], because copies of the G groups would be the largest
+  arrays here.
   """
   count = _chunk_count(*targets.shape, settings.chunk_tokens)
   groups, rows, *rest = features.shape
@@ -386,29 +403,30 @@ def cross_entropy(
   log_weights: Float[Array, '*G'] | None = None,
   combine: Combine = 'arithmetic',
 ) -> LossSums:
-  """Label-smoothed cross-entropy of the output layer.
+  """Return the label-smoothed cross-entropy of the output layer.
 
-  -(1 - e) log p(y) - e / V sum_v log p(v), Szegedy et al. (2016), section 7,
-  with p = softmax(features table^T + bias) in float32.
+  It is -(1 - e) log p(y) - e / V sum_v log p(v), Szegedy et al. (2016), section
+  7, with p = softmax(features table^T + bias) in float32.
 
-  With groups, sum_k psi_k of that, Yang et al. (2022), Eq. 7, which is at
-  least the cross-entropy of the mixture. The other sums are the mixture's:
-  sum_k psi_k p_k, or exp(sum_k psi_k log p_k).
+  With groups it is the sum over k of psi_k times that of group k, Yang et al.
+  (2022), Eq. 7, which is at least the cross-entropy of the mixture. The other
+  sums are those of the mixture: sum_k psi_k p_k, or exp(sum_k psi_k log p_k).
 
   Only `loss` has a gradient.
 
   Args:
-    features: decoder features, float32 or bfloat16; [B, T, D], or those of
+    features: Decoder features, float32 or bfloat16; [B, T, D], or those of
       every group.
-    output: table [V, D] and bias [V] or None, float32.
-    targets: int32 token ids.
-    target_lengths: int32 tokens in each row; the rest does not count.
-    label_smoothing: e, in [0, 1).
-    chunk_tokens: the fewest tokens, padding included, whose logits are held
-      at a time; 0: all.
-    log_weights: log psi of the groups, float32, with psi of sum 1; None
-      without groups.
-    combine: the mixture: 'arithmetic' or 'geometric'.
+    output: Table [V, D] and bias [V] or None, float32.
+    targets: Token ids, int32.
+    target_lengths: Number of tokens in each row, int32; the rest does not
+      count.
+    label_smoothing: Smoothing e, in [0, 1).
+    chunk_tokens: Least number of tokens, padding included, whose logits are
+      held at a time; 0: all.
+    log_weights: Log weights log psi of the groups, float32, where psi sums to
+      1; None without groups.
+    combine: Kind of the mixture: 'arithmetic' or 'geometric'.
 
   Returns:
     Sums over the tokens of all rows.
@@ -419,7 +437,7 @@ def cross_entropy(
     return _mixture_cross_entropy(
       features, log_weights, output, targets, keep, settings
     )
-  # One group has psi = 1 and no mixture.
+  # One group has psi = 1 and needs no mixture.
   alone = features if log_weights is None else features[0]
   return _cross_entropy(
     alone, output, targets, keep, label_smoothing, chunk_tokens

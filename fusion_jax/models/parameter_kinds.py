@@ -1,9 +1,9 @@
-"""Which parameters are weights: matrices of maps and embedding tables.
+"""The parameters that are weights: matrices of maps and embedding tables.
 
-Only these decay, and of these the matrices are copied to bfloat16. All others
-are few, and each has a meaning of its own: scales and offsets of norms, biases
-of maps and gates, weights of layers and groups, costs of capsules, residual
-scales.
+Only weights decay, and of them only the matrices are copied to bfloat16. All
+other parameters are few, and each has a meaning of its own: scales and offsets
+of norms, biases of maps and gates, weights of layers and groups, costs of
+capsules, residual scales.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from fusion_jax.models.transformer import Parameters
 
-# The last part of their names. What a new scheme adds under another name has
-# full precision and no decay until it stands here.
+# The last parts of their names. A parameter that a new scheme adds under
+# another name has full precision and no decay until it is listed here.
 _MATRICES = frozenset({'kernel'})
 _TABLES = frozenset(
   {
@@ -29,26 +29,26 @@ _TABLES = frozenset(
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-  """'encoder/layer_0/feed_forward/out/kernel' from the path of a leaf.
+  """Return 'encoder/layer_0/feed_forward/out/kernel' from the path of a leaf.
 
-  Flax's box around a parameter is no part of its name.
+  Flax's box around a parameter is not part of its name.
   """
   keys = [key for key in path if isinstance(key, jax.tree_util.DictKey)]
   return jax.tree_util.keystr(keys, simple=True, separator='/')
 
 
 def are_weights(parameters: Parameters) -> Parameters:
-  """The tree with True where a parameter is a matrix or table of weights."""
+  """Return a tree with True where a parameter is a weight matrix or table."""
   return jax.tree_util.tree_map_with_path(
     lambda path, _: _last_name(path) in _MATRICES | _TABLES, parameters
   )
 
 
 def bfloat16_copies(parameters: Parameters) -> Parameters:
-  """The tree with its matrices in bfloat16; gradients come back in float32.
+  """Return the tree with its matrices in bfloat16; gradients are float32.
 
-  Tables stay: a lookup reads few of their rows, and where one table has
-  several uses their gradients are to be added in float32.
+  Tables stay float32: a lookup reads few of their rows, and where one table has
+  several uses their gradients must be added in float32.
   """
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf: (

@@ -1,7 +1,9 @@
 """Encoder and decoder stacks; both return every H[0..L] as a value.
 
 H[0] is the input of the first layer, H[l] the output of layer l.
+
 Axis letters: B batch, S source, T target, D model width, K beam, G groups.
+
 In one step of a search T is the K hypotheses of a sentence: they stand side by
 side like positions, and the mask keeps them apart.
 """
@@ -24,7 +26,8 @@ from fusion_jax.layers.layers import FeedForward, Residual, layer_norm
 
 Layers = tuple[Float[Array, 'B T D'], ...]
 
-# What the backward pass finds of a layer, by `model.remat_policy`.
+# What the forward pass keeps of a layer for the backward pass, by
+# `model.remat_policy`.
 _keep = jax.checkpoint_policies
 _POLICIES = {
   'nothing': _keep.nothing_saveable,
@@ -32,17 +35,20 @@ _POLICIES = {
   'dots_without_batch': _keep.dots_with_no_batch_dims_saveable,
 }
 
-# Of every decoder layer: one each, or stacked with scan_layers.
+# One for each decoder layer, or stacked with scan_layers.
 Memories = tuple[KeyValue, ...] | KeyValue
 
 
 class StackOutput(NamedTuple):
-  """What a stack gives.
+  """Output of a stack.
 
-  features: what follows reads; one for each decoder layer after an encoder
-    with transparent attention, one a group after a decoder of groups.
-  layers: H[0..L], before any final norm.
-  log_weights: log psi of the decoder's groups, float32; None without groups.
+  Attributes:
+    features: Output for what follows the stack; one for each decoder layer
+      after an encoder with transparent attention, and one for each group after
+      a decoder with groups.
+    layers: H[0..L], before any final norm.
+    log_weights: Log weights log psi of the decoder's groups, float32; None
+      without groups.
   """
 
   features: Float[Array, '*G M T D']
@@ -51,7 +57,7 @@ class StackOutput(NamedTuple):
 
 
 def _scale(module: nn.Module, config: ModelConfig) -> Float[Array, ''] | None:
-  """The weight of a layer's sublayers with norm='rezero'."""
+  """Return the weight of a layer's sublayers with norm='rezero'."""
   if config.norm != 'rezero':
     return None
   init = nn.with_logical_partitioning(nn.initializers.zeros_init(), ())
@@ -59,7 +65,7 @@ def _scale(module: nn.Module, config: ModelConfig) -> Float[Array, ''] | None:
 
 
 class EncoderLayer(nn.Module):
-  """Self-attention, then feed-forward."""
+  """Encoder layer: self-attention, then feed-forward."""
 
   config: ModelConfig
   index: int = 1
@@ -79,16 +85,16 @@ class EncoderLayer(nn.Module):
     context: Context,
     memory: None = None,
   ) -> Float[Array, 'B S D']:
-    """One layer.
+    """Apply the layer.
 
     Args:
-      x: its input.
+      x: Input of the layer.
       layers: H[0..l-1], for attentions that read more than x.
-      context: of the pass.
-      memory: None; the decoder's layers have one.
+      context: Context of the pass.
+      memory: None; only decoder layers have a memory.
 
     Returns:
-      Its output.
+      The output of the layer.
     """
     del memory
     deterministic = context.deterministic
@@ -101,7 +107,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-  """Self-attention, attention over the memory, feed-forward."""
+  """Decoder layer: self-attention, attention over the memory, feed-forward."""
 
   config: ModelConfig
   index: int = 1
@@ -122,7 +128,7 @@ class DecoderLayer(nn.Module):
     embedding: Float[Array, 'B S D'],
     tokens: Bool[Array, 'B S'],
   ) -> KeyValue:
-    """What this layer's cross-attention reads, computed once a sentence."""
+    """Return the input of this layer's cross-attention, once a sentence."""
     return self.cross_attention.memory(features, embedding, tokens)
 
   def __call__(
@@ -132,17 +138,17 @@ class DecoderLayer(nn.Module):
     context: Context,
     memory: KeyValue,
   ) -> Float[Array, 'B T D']:
-    """One layer, for all positions or for one with caches.
+    """Apply the layer to all positions, or to one position with caches.
 
     Args:
-      x: all positions of B sentences, or the newest position of each of K
+      x: All positions of B sentences, or the newest position of each of K
         hypotheses of B sentences (T = K).
       layers: H[0..l-1], for attentions that read more than x.
-      context: of the pass.
-      memory: keys and values of the source.
+      context: Context of the pass.
+      memory: Keys and values of the source.
 
     Returns:
-      The layer's output.
+      The output of the layer.
     """
     deterministic = context.deterministic
     h = self.self_attention_residual.before(x)
@@ -162,11 +168,11 @@ class DecoderLayer(nn.Module):
 
 
 class _Stack(nn.Module):
-  """Layers, what connects them, and what is read out of them.
+  """Stack of layers with their layer connection and layer aggregation.
 
   Attributes:
-    config: of the model.
-    layer_embedding: the table of Wang et al. (2018), Eq. 4, if any.
+    config: Model configuration.
+    layer_embedding: Table of Wang et al. (2018), Eq. 4, if any.
   """
 
   config: ModelConfig
@@ -186,7 +192,7 @@ class _Stack(nn.Module):
       ]
     self.connection = fusion.connection(config, side)
     self.input_norms = fusion.input_norms(config, side)
-    self.read_out = fusion.read_out(config, side, self.layer_embedding)
+    self.read_out = fusion.layer_aggregation(config, side, self.layer_embedding)
     self.prediction = fusion.prediction(config, side)
     self.opening = fusion.openings(config, side)
     if config.norm == 'pre':
@@ -198,7 +204,7 @@ class _Stack(nn.Module):
     context: Context,
     memories: Any,
   ) -> StackOutput:
-    """All layers, then the read-out."""
+    """Apply all layers, then the layer aggregation."""
     run = self._scan if self.config.scan_layers else self._loop
     context = dataclasses.replace(context, keep=masks_of(self))
     return self._read(*run(x, context, memories), context)
@@ -206,7 +212,7 @@ class _Stack(nn.Module):
   def _loop(
     self, x: Float[Array, 'B T D'], context: Context, memories: Any
   ) -> tuple[Layers, Float[Array, 'B T D']]:
-    """H[0..L] and what the connection makes of them."""
+    """Return H[0..L], and what the layer connection makes of them."""
     layers, carried = (x,), ()
     for index, layer in enumerate(self.layer[: self._depth(context)]):
       h, carried = self._layer_input(layers, carried, context)
@@ -228,22 +234,22 @@ class _Stack(nn.Module):
   def _opened(
     self, place: str, plain: Float[Array, '...'], fused: Float[Array, '...']
   ) -> Float[Array, '...']:
-    """What the plain model has, and as much of the fusion as is open.
+    """Mix the plain array with the fused one by the opening of the place.
 
-    A connection that fuses nothing at a place gives back the same array.
+    A connection that fuses nothing at a place returns the same array.
     """
     if not self.opening or fused is plain:
       return fused
     return self.opening[place](plain, fused)
 
   def _depth(self, context: Context) -> int:
-    """How many layers are run: fewer where no group reads the others."""
+    """Return how many layers to run: fewer where no group reads the others."""
     if self.prediction is None or self._is_whole(context):
       return len(self.layer)
     return fusion.inference_depth(self.config)
 
   def _is_whole(self, context: Context) -> bool:
-    """Whether all groups predict: in training, and for the parameters."""
+    """Return whether all groups predict: in training, and in initialisation."""
     return self.is_initializing() or not context.deterministic
 
   def _one(
@@ -270,7 +276,7 @@ class _Stack(nn.Module):
   def _scan(
     self, x: Float[Array, 'B T D'], context: Context, memories: Any
   ) -> tuple[Layers, Float[Array, 'B T D']]:
-    """As `_loop`, where layers read the layer below; one is compiled."""
+    """Do the same as `_loop` where layers read the layer below; compile one."""
     embedding = x
 
     def body(layer, carry, scanned):
@@ -310,7 +316,8 @@ class _Stack(nn.Module):
       if context.keep is not None:
         log_weights = context.keep.log_weights(log_weights)
     if self.read_out is not None or self.prediction is not None:
-      # The norm at the end makes the two the same with pre-norm.
+      # With pre-norm the final norm makes the plain output and fused[-1] the
+      # same.
       top = fused[-1] if self.config.norm == 'pre' else output
       features = self._opened('features', top, features)
     if self.config.norm == 'pre':
@@ -319,16 +326,22 @@ class _Stack(nn.Module):
 
 
 class Encoder(_Stack):
-  """encoder_layers layers, their fusion and, with norm='pre', a final norm."""
+  """Encoder stack with its fusion.
+
+  It has encoder_layers layers and, with norm='pre', a final norm.
+  """
 
   def __call__(self, x: Float[Array, 'B S D'], context: Context) -> StackOutput:
-    """H[0] -> features and H[0..L]."""
+    """Return the features and H[0..L] from H[0]."""
     memories = None if self.config.scan_layers else [None] * len(self.layer)
     return self._run(x, context, memories)
 
 
 class Decoder(_Stack):
-  """decoder_layers layers, their fusion and, with norm='pre', a final norm."""
+  """Decoder stack with its fusion.
+
+  It has decoder_layers layers and, with norm='pre', a final norm.
+  """
 
   side = 'decoder'
   layer_class = DecoderLayer
@@ -336,11 +349,11 @@ class Decoder(_Stack):
   def memories(
     self, encoded: StackOutput, mask: Bool[Array, 'B 1 1 S']
   ) -> Memories:
-    """Keys and values of the source for every layer.
+    """Return keys and values of the source for every layer.
 
     Args:
-      encoded: of the encoder.
-      mask: True at source tokens.
+      encoded: Output of the encoder.
+      mask: Mask, True at source tokens.
 
     Returns:
       One for each layer; stacked, [L, B, N, S, H], with scan_layers.
@@ -363,15 +376,15 @@ class Decoder(_Stack):
   def __call__(
     self, x: Float[Array, 'B T D'], context: Context, memories: Memories
   ) -> StackOutput:
-    """All positions at once, or one position with caches.
+    """Return the features of all positions, or of one position with caches.
 
     Args:
-      x: H[0], as in `DecoderLayer`.
-      context: of the pass.
-      memories: of the method of that name.
+      x: H[0], with positions as in `DecoderLayer`.
+      context: Context of the pass.
+      memories: Keys and values from `memories`.
 
     Returns:
-      features and H[0..L].
+      The features and H[0..L].
     """
     output = self._run(x, context, memories)
     if output.log_weights is None or self._is_whole(context):

@@ -1,7 +1,7 @@
 """The encoder-decoder Transformer of Vaswani et al. (2017).
 
-Axis letters: B batch, S source length, T target length, D model width,
-V target vocabulary, K beam.
+Axis letters: B batch, S source length, T target length, D model width, V target
+vocabulary, K beam.
 """
 
 import functools
@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
-from fusion_jax.fusion.groups import mixture_log_probabilities
+from fusion_jax.fusion.gtrans import mixture_log_probabilities
 from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
 from fusion_jax.layers.caches import CacheCursor, KeyValue, empty
 from fusion_jax.layers.context import Context
@@ -31,20 +31,22 @@ Parameters = Any  # Nested dictionaries of float32 arrays.
 
 
 class OutputLayer(NamedTuple):
-  """logits = features table^T + bias; the bias is None where there is none."""
+  """Output layer: logits = features table^T + bias, with an optional bias."""
 
   table: Float[Array, 'V D']
   bias: Float[Array, ' V'] | None
 
 
 class ModelOutput(NamedTuple):
-  """All that the teacher-forced pass knows.
+  """Output of a pass with teacher forcing.
 
-  features: decoder features, the input of `output`; one tensor a group with
-    fusion='gtrans'.
-  output: the output projection, applied by the loss.
-  encoder_layers, decoder_layers: H[0..L] of each stack.
-  log_weights: log psi of the groups, float32; None without groups.
+  Attributes:
+    features: Decoder features, the input of `output`; one tensor for each group
+      with fusion='gtrans'.
+    output: Output projection, which the loss applies.
+    encoder_layers, decoder_layers: H[0..L] of each stack.
+    log_weights: Log weights log psi of the groups, float32; None without
+      groups.
   """
 
   features: Float[Array, '*G B T D']
@@ -55,10 +57,11 @@ class ModelOutput(NamedTuple):
 
 
 class Memory(NamedTuple):
-  """What the decoder reads of the source; one row a sentence.
+  """Values of the source that the decoder reads; one row for each sentence.
 
-  layers: keys and values of every decoder layer, [B, N, S, H] each.
-  mask: True at source tokens.
+  Attributes:
+    layers: Keys and values of every decoder layer, [B, N, S, H] each.
+    mask: Mask, True at source tokens.
   """
 
   layers: Memories
@@ -70,12 +73,13 @@ def shift_right(
   start_id: int,
   positions: Int[Array, 'B T'] | None = None,
 ) -> Int[Array, 'B T']:
-  """The decoder's input: the start symbol, then all but the last token.
+  """Return the decoder's input: the start symbol, then all but the last token.
 
   Args:
-    target: int32 token ids.
-    start_id: the start symbol.
-    positions: of every token in its own segment; None: a row is one sentence.
+    target: Token ids, int32.
+    start_id: Id of the start symbol.
+    positions: Position of every token in its own segment; None: a row is one
+      sentence.
 
   Returns:
     The tokens; the start symbol stands at the first position of each segment.
@@ -87,13 +91,13 @@ def shift_right(
 
 
 class Transformer(nn.Module):
-  """Encoder, decoder, embeddings and output projection.
+  """Transformer: encoder, decoder, embeddings and output projection.
 
   Attributes:
-    config: of the model.
-    source_vocabulary: pieces of the source side.
-    target_vocabulary: pieces of the target side.
-    start_id: the decoder's first input.
+    config: Model configuration.
+    source_vocabulary: Number of pieces of the source side.
+    target_vocabulary: Number of pieces of the target side.
+    start_id: First input id of the decoder.
   """
 
   config: ModelConfig
@@ -177,7 +181,7 @@ class Transformer(nn.Module):
     elif positions.ndim == 1:
       encoding = sinusoids(positions, self.config.width)
     else:
-      # Sines are computed once a place and gathered for every row.
+      # Sines are computed once for each position and gathered for every row.
       places = jnp.arange(positions.shape[1])
       encoding = sinusoids(places, self.config.width)[positions]
     return self.dropout((scaled + encoding).astype(dtype), deterministic)
@@ -200,16 +204,17 @@ class Transformer(nn.Module):
     deterministic: bool = True,
     source_segments: Int[Array, 'B S'] | None = None,
   ) -> StackOutput:
-    """Runs the encoder.
+    """Run the encoder.
 
     Args:
-      source: int32 token ids, the end symbol included.
-      source_lengths: int32 tokens in each row; what follows is padding.
-      deterministic: no dropout.
-      source_segments: int32, of a batch of packed rows; see `Batch`.
+      source: Token ids, int32, the end symbol included.
+      source_lengths: Number of tokens in each row, int32; what follows is
+        padding.
+      deterministic: Whether dropout is off.
+      source_segments: Segments of a batch of packed rows, int32; see `Batch`.
 
     Returns:
-      features (what the decoder attends to) and H[0..L].
+      The features, which the decoder attends to, and H[0..L].
     """
     positions = (
       jnp.arange(source.shape[1])
@@ -235,23 +240,24 @@ class Transformer(nn.Module):
     source_segments: Int[Array, 'B S'] | None = None,
     target_segments: Int[Array, 'B T'] | None = None,
   ) -> ModelOutput:
-    """The teacher-forced pass.
+    """Run encoder and decoder with teacher forcing.
 
     Padding after the end of a target needs no mask: causality hides it from
     every real token, and the loss gives it no weight.
 
-    With segments each sentence of a row is by itself: it attends to its own
-    tokens and to its own source, and its positions begin at 0.
+    With segments the sentences of a row are independent: each attends to its
+    own tokens and to its own source, and its positions begin at 0.
 
     Args:
-      source: int32 token ids, the end symbol included.
-      source_lengths: int32 tokens in each row.
-      target: int32 token ids, the end symbol included, no start symbol.
-      deterministic: no dropout.
-      target_lengths: int32 tokens in each row, for what is recorded as
-        telemetry; no output depends on them.
-      source_segments: int32, of a batch of packed rows; see `Batch`.
-      target_segments: the same of the target; both or none.
+      source: Token ids, int32, the end symbol included.
+      source_lengths: Number of tokens in each row, int32.
+      target: Token ids, int32, the end symbol included, no start symbol.
+      deterministic: Whether dropout is off.
+      target_lengths: Number of tokens in each row, int32, for the telemetry; no
+        output depends on them.
+      source_segments: Segments of a batch of packed rows, int32; see `Batch`.
+      target_segments: Segments of the target; given with those of the source or
+        not at all.
 
     Returns:
       Decoder features, output projection, and H[0..L] of both stacks.
@@ -290,23 +296,23 @@ class Transformer(nn.Module):
     beam: int,
     max_length: int,
   ) -> tuple[tuple[KeyValue, ...], Memory]:
-    """An empty cache, and what all steps read of the source.
+    """Return an empty cache, and what all decoding steps read of the source.
 
     Args:
-      encoded: of `encode`.
-      source_lengths: int32 tokens in each row.
-      beam: hypotheses of a sentence, K.
-      max_length: the most steps, T.
+      encoded: Output of `encode`.
+      source_lengths: Number of tokens in each row, int32.
+      beam: Number K of hypotheses of a sentence.
+      max_length: Largest number T of steps.
 
     Returns:
       The cache of K rows at each of T positions, one `KeyValue` for each
-      attention, with scan_layers one of [L, ...] leaves; and the memory.
+      attention, with scan_layers one with leaves [L, ...]; and the memory.
     """
     mask = padding_mask(source_lengths, encoded.layers[0].shape[1])
     memory = Memory(self.decoder.memories(encoded, mask), mask)
     first = jnp.full((source_lengths.shape[0], 1), self.start_id)
     caches = CacheCursor()
-    # Only the shapes of what it sees are used; XLA drops the rest.
+    # Only the shapes of what this pass caches are used; XLA drops the rest.
     self._decode(first, jnp.int32(0), memory, caches, causal_mask(1))
 
     cache = tuple(empty(one, max_length * beam) for one in caches.seen)
@@ -320,18 +326,18 @@ class Transformer(nn.Module):
     cache: tuple[KeyValue, ...],
     memory: Memory,
   ) -> tuple[Float[Array, 'B K V'], tuple[KeyValue, ...]]:
-    """The logits of the next token of every hypothesis.
+    """Return the logits of the next token of every hypothesis.
 
     Args:
-      tokens: int32, the newest token; `start_id` at position 0.
-      position: of that token.
-      rows: int32; in which row of the cache each position of each hypothesis
-        stands. Hypothesis k writes this position into row k.
-      cache: of the earlier positions.
-      memory: of `start_decoding`.
+      tokens: Newest token of each hypothesis, int32; `start_id` at position 0.
+      position: Position of that token.
+      rows: Row of the cache that holds each position of each hypothesis, int32.
+        Hypothesis k writes this position into row k.
+      cache: Cache of the earlier positions.
+      memory: Memory from `start_decoding`.
 
     Returns:
-      float32 logits, which are log-probabilities already where
+      Logits, float32, which already are log-probabilities if
       `gives_log_probabilities`; and the cache with this position.
     """
     batch, beam = tokens.shape
@@ -358,15 +364,15 @@ class Transformer(nn.Module):
     memory: Memory,
     sentences: Int[Array, ' M'],
   ) -> tuple[tuple[KeyValue, ...], Memory]:
-    """What decoding goes on with for some of the sentences.
+    """Select the cache and the memory of some of the sentences.
 
     Args:
-      cache: of all B.
-      memory: of all B.
-      sentences: int32, which of them.
+      cache: Cache of all B sentences.
+      memory: Memory of all B sentences.
+      sentences: Indices of the sentences to select, int32.
 
     Returns:
-      Cache and memory of these.
+      Cache and memory of these sentences.
     """
     axis = 1 if self.config.scan_layers else 0
     cache, layers = jax.tree.map(
@@ -377,7 +383,7 @@ class Transformer(nn.Module):
 
   @property
   def gives_log_probabilities(self) -> bool:
-    """Whether `decode_step` gives the logarithm of a mixture."""
+    """Whether `decode_step` returns the logarithm of a mixture."""
     return self.config.decoder.fusion == 'gtrans'
 
   def _decode(
@@ -397,7 +403,7 @@ class Transformer(nn.Module):
 def output_logits(
   features: Float[Array, 'M D'], output: OutputLayer
 ) -> Float[Array, 'M V']:
-  """features table^T + bias, float32 [M, V]."""
+  """Return features table^T + bias, float32 [M, V]."""
   logits = jax.lax.dot_general(
     features,
     output.table.astype(features.dtype),
@@ -408,11 +414,11 @@ def output_logits(
 
 
 def boxed_parameters(model: Transformer, seed: int) -> Parameters:
-  """Fresh parameters, each in a box with its logical axis names."""
+  """Return fresh parameters, each in a box with its logical axis names."""
   ids, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
   return model.init(jax.random.key(seed), ids, lengths, ids)['params']
 
 
 def initial_parameters(model: Transformer, seed: int) -> Parameters:
-  """Fresh parameters; a function of the seed alone."""
+  """Return fresh parameters, which depend on the seed alone."""
   return nn.unbox(boxed_parameters(model, seed))

@@ -1,1 +1,1 @@
-"""Devices: the mesh and how arrays lie on it."""
+"""Devices: the mesh, how arrays are sharded on it, and several processes."""

@@ -17,20 +17,21 @@ from fusion_jax.errors import InputError
 
 Result = TypeVar('Result')
 
-# Seconds: until all processes must be there, until JAX gives up one that shows
-# no sign of life (`heartbeat` does so before, and says more), and until the
-# others must have come to the end.
+# Timeouts in seconds: until all processes must have joined, until JAX gives up
+# a process without a heartbeat (the module `heartbeat` does so earlier, and
+# reports more), and until the other processes must have ended.
 _START, _LOST, _END = 300, 300, 30
 
-# How many processes srun (in this step: a shell of salloc is alone in its own),
-# Open MPI, and MPICH or Intel MPI started; how many slices of TPUs there are.
+# Variables with the number of processes that srun, Open MPI, and MPICH or Intel
+# MPI started, and with the number of TPU slices. The number of srun is that of
+# this step, because a shell of salloc is alone in its own step.
 _COUNTS = (
   'SLURM_STEP_NUM_TASKS',
   'OMPI_COMM_WORLD_SIZE',
   'PMI_SIZE',
   'MEGASCALE_NUM_SLICES',
 )
-# What JAX reads there, and expects to be numbers.
+# Variables that JAX reads in a cluster and expects to be numbers.
 _ASKED = (
   'SLURM_JOB_ID',
   'SLURM_NTASKS',
@@ -40,18 +41,18 @@ _ASKED = (
   'OMPI_COMM_WORLD_RANK',
   'OMPI_COMM_WORLD_LOCAL_RANK',
 )
-# The hosts of a slice on GKE.
+# Variables with the hosts of a TPU slice on GKE.
 _HOSTS = ('TPU_PROCESS_ADDRESSES', 'TPU_WORKER_HOSTNAMES')
 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-  """Which process this is.
+  """Position of this process among all.
 
   Attributes:
     coordinator: 'HOST:PORT' of process 0; empty: JAX asks the cluster.
-    count: all processes; 0: JAX asks.
-    index: of this one; -1: JAX asks.
+    count: Number of all processes; 0: JAX asks the cluster.
+    index: Number of this process; -1: JAX asks the cluster.
   """
 
   coordinator: str = ''
@@ -73,7 +74,7 @@ class Processes:
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds --coordinator, --processes, --process and --distributed."""
+  """Add --coordinator, --processes, --process and --distributed."""
   add = parser.add_argument
   add('--distributed', action='store_true', help='ask the cluster for these:')
   add('--coordinator', default='', help='HOST:PORT of process 0')
@@ -92,17 +93,17 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def processes_of(arguments: argparse.Namespace) -> Processes | None:
-  """What the flags and the environment say; None: this process is alone.
+  """Return what the flags and the environment say about the processes.
 
   Args:
-    arguments: loses the flags of `add_process_flags`.
+    arguments: Parsed arguments; the flags of `add_process_flags` are removed.
 
   Returns:
-    The processes that belong together.
+    The processes that belong together; None: this process is alone.
 
   Raises:
-    InputError: flags that do not fit together, or a variable of the cluster
-      that is no number.
+    InputError: The flags do not fit together, or a variable of the cluster is
+      not a number.
   """
   flags = vars(arguments)
   several = flags.pop('distributed')
@@ -119,7 +120,7 @@ def processes_of(arguments: argparse.Namespace) -> Processes | None:
 
 
 def _in_a_cluster(environment: Mapping[str, str]) -> bool:
-  """Whether srun, mpirun or GKE started several processes."""
+  """Return whether srun, mpirun or GKE started several processes."""
   several = any(_whole(environment, name, 1) > 1 for name in _COUNTS)
   return several or any(',' in environment.get(name, '') for name in _HOSTS)
 
@@ -133,15 +134,15 @@ def _whole(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 def start(processes: Processes | None) -> None:
-  """Joins the other processes; call it before anything else of JAX.
+  """Join the other processes; call it before anything else of JAX.
 
-  Only process 0 logs what goes well.
+  Afterwards only process 0 logs messages below a warning.
 
   Args:
-    processes: of `processes_of`.
+    processes: Processes from `processes_of`.
 
   Raises:
-    InputError: the others cannot be reached.
+    InputError: The other processes cannot be reached.
   """
   if processes is None:
     return
@@ -175,7 +176,7 @@ def start(processes: Processes | None) -> None:
 
 
 def gather(value: bytes) -> list[bytes]:
-  """What each process gives, by the number of the process, on all of them."""
+  """Return the values of all processes on each of them, in process order."""
   import jax
   from jax.experimental import multihost_utils
 
@@ -194,17 +195,19 @@ def on_all(
   action: Callable[[], Result],
   kinds: tuple[type[Exception], ...] = (InputError,),
 ) -> Result:
-  """Does something on every process; what stops one of them stops all.
+  """Run an action on every process, and fail on all if it fails on one.
 
   Args:
-    action: the same on all of them.
-    kinds: of exceptions that the others are told of; each takes a message.
+    action: Action, the same on all processes.
+    kinds: Kinds of exceptions that are reported to the other processes; each
+      takes a message.
 
   Returns:
-    What it returns here.
+    The result of the action on this process.
 
   Raises:
-    Exception: of `kinds`, on all processes: what the first that failed says.
+    Exception: One of `kinds`, on all processes, with the message of the first
+      process that failed.
   """
   result, failure = None, b''
   try:
@@ -222,29 +225,29 @@ def on_all(
 
 
 def any_of_all(value: bool) -> bool:
-  """Whether the value is true on one of the processes."""
+  """Return whether the value is true on one of the processes."""
   return any(gather(b'1' if value else b''))
 
 
 def of_first(action: Callable[[], Result], kind: Any) -> Result:
-  """Give all processes what process 0 finds.
+  """Return the result of process 0 on all processes.
 
   Args:
-    action: Called on process 0 alone.
+    action: Function that is called on process 0 alone.
     kind: Type of its result, as in `merged`.
 
   Returns:
     The result.
 
   Raises:
-    InputError: On all processes, if it is raised there.
+    InputError: The action raised it on process 0; all processes raise it.
   """
   found = on_all(lambda: {0: action()} if is_first() else {})
   return merged(found, kind)[0]
 
 
 def first_then_others(action: Callable[[], Result]) -> Result:
-  """Does something on process 0, then, if that went well, on the others."""
+  """Run an action on process 0 and then, if that succeeded, on the others."""
   first = is_first()
   result = on_all(action if first else lambda: None)
   others = on_all((lambda: None) if first else action)
@@ -252,24 +255,24 @@ def first_then_others(action: Callable[[], Result]) -> Result:
 
 
 def is_first() -> bool:
-  """Whether this process is the one that writes and speaks."""
+  """Return whether this process is the one that writes files and logs."""
   import jax
 
   return jax.process_index() == 0
 
 
 def merged(found: dict[int, Result], kind: Any) -> dict[int, Result]:
-  """Give each process what all of them have found.
+  """Return the findings of all processes on each of them.
 
-  It travels as JSON and is checked against its type where it arrives: bytes of
+  They travel as JSON and are checked against their type on arrival: bytes of
   other processes are data, and are never executed.
 
   Args:
-    found: What this process found, by numbers that no other process has.
+    found: Findings of this process, by numbers that no other process has.
     kind: Type of the values: standard types, dataclasses, named tuples.
 
   Returns:
-    What all processes have found.
+    The findings of all processes.
   """
   import jax
 

@@ -1,9 +1,10 @@
-"""Signs of life among several processes: a lost or hung one ends the others.
+"""Heartbeats among several processes: a lost or hung one ends the others.
 
-Collective operations wait for all processes, for ever if one of them is gone.
-So each process writes the step it is at into DIR/heartbeat/PROCESS every few
-seconds, and reads those of the others. Clocks need not agree: what counts is
-how long a file has not changed. A process that cannot go on writes why.
+Collective operations wait for all processes, and wait forever if one of them is
+gone. So each process writes its current step into DIR/heartbeat/PROCESS every
+few seconds, and reads the files of the others. Clocks need not agree, because
+only the time for which a file has not changed counts. A process that cannot
+continue writes the reason.
 """
 
 import contextlib
@@ -25,9 +26,9 @@ from fusion_jax.parallel.distributed import gather, is_first
 
 logger = logging.getLogger(__name__)
 
-# EX_TEMPFAIL of sysexits.h: the same command may go well when it is run again.
+# EX_TEMPFAIL of sysexits.h: the same command may succeed when it is run again.
 _EXIT_CODE = 75
-# That of an InputError: it would come again.
+# Exit code of an InputError, which would be raised again.
 _ERROR_CODE = 2
 
 _ADVICE = (
@@ -37,31 +38,31 @@ _ADVICE = (
 
 
 def name_start() -> str:
-  """A name of this start, the same on all processes; all have to ask."""
+  """Return a name of this start that all processes share; all must call it."""
   return gather(os.urandom(8))[0].hex()
 
 
 class Watch:
-  """How long the files of some processes have not changed."""
+  """Record of how long the files of some processes have not changed."""
 
   def __init__(self, folder: Path, processes: int, start: str):
-    """Watches from now on.
+    """Watch the files from now on.
 
     Args:
-      folder: of the files.
-      processes: how many there are.
-      start: what the files of this start begin with, whenever they were
-        written; what an earlier start has left is no sign of life.
+      folder: Folder of the files.
+      processes: Number of processes.
+      start: Name of this start, with which its files begin; a file of an
+        earlier start is not a heartbeat.
     """
     now = time.monotonic()
     self._folder, self._start = folder, start
     self._seen = [('', now) for _ in range(processes)]
-    # The step of each, and whether it has its batch.
+    # The step of each process, and whether it has its batch.
     self._steps = [((-1, False), now) for _ in range(processes)]
     self._failures: dict[int, str] = {}
 
   def look(self) -> None:
-    """Reads all files."""
+    """Read all files."""
     now = time.monotonic()
     for process, (last, _) in enumerate(self._seen):
       start, _, text = self._read(process).partition(' ')
@@ -76,13 +77,13 @@ class Watch:
         self._failures[process] = failure[0]
 
   def failed(self) -> str:
-    """Why the first of the processes that failed did so; '' if none did."""
+    """Return why the first of the failed processes failed; '' if none did."""
     for process, failure in sorted(self._failures.items()):
       return f'process {process}: {failure}'
     return ''
 
   def lost(self, seconds: float) -> str:
-    """What is to be told of processes without a sign of life; '' of none."""
+    """Return a message about processes without a heartbeat; '' if none."""
     now = time.monotonic()
     gone = [
       f'process {process} (last seen at step {self._steps[process][0][0]})'
@@ -94,7 +95,7 @@ class Watch:
     return f'no sign of life for {seconds:g} s from {", ".join(gone)}'
 
   def stalled(self, seconds: float) -> str:
-    """What is to be told where no process comes further; '' where one does."""
+    """Return a message if no process makes progress; '' if one does."""
     steps = [at for at, _ in self._steps]
     newest = max(changed for _, changed in self._steps)
     if time.monotonic() - newest <= seconds:
@@ -117,18 +118,18 @@ class Watch:
 
 
 class Heartbeat:
-  """Writes and watches in a thread, where there are several processes."""
+  """Thread that writes and watches heartbeats, if several processes train."""
 
   def __init__(self, workdir: Path, options: ParallelConfig, start: str):
-    """Starts the thread.
+    """Start the thread.
 
     Args:
-      workdir: the run directory, on a disk that all processes share.
-      options: after what time to give up.
-      start: of `name_start`.
+      workdir: Run directory, on a disk that all processes share.
+      options: Options that say after what time to give up.
+      start: Name from `name_start`.
 
     Raises:
-      InputError: the folder cannot be made.
+      InputError: The folder cannot be made.
     """
     self._folder = workdir / 'heartbeat'
     self._options, self._start = options, start
@@ -144,24 +145,24 @@ class Heartbeat:
       self._thread.start()
 
   def at(self, step: int) -> None:
-    """Says that this process begins a step, and waits for its batch."""
+    """Record that this process begins a step, and waits for its batch."""
     self._step, self._has_batch = step, False
 
   def has_batch(self) -> None:
-    """Says that the batch is there."""
+    """Record that the batch has arrived."""
     self._has_batch = True
 
   def close(self) -> None:
-    """Ends the thread."""
+    """End the thread."""
     self._ended.set()
     if self._thread:
       self._thread.join()
 
   @contextlib.contextmanager
   def telling(self) -> Iterator[None]:
-    """Tells the others of an error inside the block, and ends all of them.
+    """Report an error inside the block to the other processes, and end all.
 
-    Without it an error of one process alone leaves the others waiting.
+    Without this, an error of one process alone leaves the others waiting.
     """
     try:
       yield
@@ -172,8 +173,8 @@ class Heartbeat:
       self._beat(f' {error}')
       _leave(str(error), _ERROR_CODE, self._pause)
     except jax.errors.JaxRuntimeError as error:
-      # What is computed with a process that is lost fails at once, or never:
-      # the thread tells which one it is.
+      # A computation with a lost process fails at once, or never; the thread
+      # finds out which process it is.
       if self._thread:
         logger.warning('%s; looking for lost processes', first_line(error))
         time.sleep(self._options.lost_after + 2 * self._pause)
@@ -193,7 +194,7 @@ class Heartbeat:
         _leave(f'{trouble}; {_ADVICE}', _EXIT_CODE, self._pause)
 
   def _beat(self, failure: str = '') -> None:
-    """Writes a sign of life; a disk that is full may have room later."""
+    """Write a heartbeat, or warn: a full disk may have room later."""
     self._beats += 1
     at = f'{self._step} {self._has_batch:d} {self._beats}'
     text = f'{self._start} {at}{failure}'
@@ -204,9 +205,9 @@ class Heartbeat:
 
 
 def _leave(message: str, code: int, pause: float) -> NoReturn:
-  """Ends this process, whose other threads wait for what will not come.
+  """End this process, whose other threads may wait forever.
 
-  Process 0 goes a little later: JAX aborts the others when it is gone.
+  Process 0 ends a little later, because JAX aborts the others when it is gone.
   """
   print(f'error: {message}', file=sys.stderr, flush=True)
   if is_first():

@@ -1,7 +1,7 @@
-"""The device mesh: rows over data and fsdp, products over tensor.
+"""The device mesh: rows over data and fsdp, matrix products over tensor.
 
-The logical axes of parameters decide how they lie on it. A step is jitted once
-for any number of devices; one device is a mesh of one.
+The logical axes of parameters decide how they are sharded on it. A step is
+jitted in the same way for any number of devices; one device is a mesh of one.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jaxtyping import Array, UInt32
 from fusion_jax.config.parallel import AxisRules, ParallelConfig
 from fusion_jax.errors import InputError, require
 
-# The rows of a batch are cut over these, in this order.
+# The rows of a batch are sharded over these axes, in this order.
 ROW_AXES = ('data', 'fsdp')
 AXES = (*ROW_AXES, 'tensor')
 
@@ -28,19 +28,19 @@ AXES = (*ROW_AXES, 'tensor')
 def make_mesh(
   config: ParallelConfig, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-  """The mesh of a config.
+  """Return the mesh of a config.
 
   Args:
-    config: its axes.
-    devices: to arrange, which need not be there to compile for them; None:
-      all of all processes.
+    config: Options of the mesh, which give its axes.
+    devices: Devices to arrange, which need not be present to compile for them;
+      None: all devices of all processes.
 
   Returns:
-    A mesh of the axes `AXES`. Where the devices are in several slices, which
-    a slower network joins, data lies over the slices, then fsdp.
+    A mesh of the axes `AXES`. Where the devices are in several slices, which a
+    slower network joins, data is divided over the slices first, then fsdp.
 
   Raises:
-    InputError: the axes do not multiply to the number of devices, or data and
+    InputError: The axes do not multiply to the number of devices, or data and
       fsdp do not divide over the slices.
   """
   devices = list(jax.devices() if devices is None else devices)
@@ -48,10 +48,12 @@ def make_mesh(
 
 
 def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """Data parallel; the devices of a process have rows side by side.
+  """Return a data-parallel mesh.
+
+  The rows of a process's devices are adjacent.
 
   Args:
-    devices: as for `make_mesh`.
+    devices: Devices, as for `make_mesh`.
 
   Returns:
     A mesh of the axes `AXES`.
@@ -82,7 +84,7 @@ def _mesh(shape: tuple[int, int, int], devices: list[jax.Device]) -> Mesh:
 def over_slices(
   shape: tuple[int, int, int], slices: int
 ) -> tuple[int, int, int]:
-  """Into how many parts the slices cut each axis."""
+  """Return into how many parts the slices divide each axis."""
   data = math.gcd(shape[0], slices)
   fsdp = slices // data
   require(
@@ -95,24 +97,24 @@ def over_slices(
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The whole array on every device."""
+  """Return the sharding that puts the whole array on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def by_rows(mesh: Mesh) -> NamedSharding:
-  """The first axis cut over the devices that have rows of their own."""
+  """Return the sharding of the first axis over the axes `ROW_AXES`."""
   return NamedSharding(mesh, PartitionSpec(ROW_AXES))
 
 
 def put_like(values: Any, like: Any) -> Any:
-  """Arrays of one process, on the shardings that others have.
+  """Put arrays of one process on the shardings of other arrays.
 
   Args:
-    values: the same on all processes.
-    like: arrays over the devices of all.
+    values: Arrays, the same on all processes.
+    like: Arrays over the devices of all processes.
 
   Returns:
-    `values`; each process gives what its own devices hold.
+    `values`; each process provides the shards of its own devices.
   """
 
   def put(value: Array, other: Array) -> Array:
@@ -127,14 +129,14 @@ def put_like(values: Any, like: Any) -> Any:
 
 
 def put_whole(values: Any, mesh: Mesh) -> Any:
-  """Arrays whole on every device.
+  """Put whole arrays on every device.
 
   Args:
-    values: the same on all processes; arrays of this one.
-    mesh: over the devices of this process or of all.
+    values: Arrays of this process, the same on all processes.
+    mesh: Mesh over the devices of this process or of all.
 
   Returns:
-    `values`; nothing goes from process to process.
+    `values`; no data are sent between processes.
   """
   own = jax.device_put(values, replicated(mesh.local_mesh))
   if not mesh.is_multi_process:
@@ -150,22 +152,22 @@ def put_whole(values: Any, mesh: Mesh) -> Any:
 
 
 def row_shards(mesh: Mesh) -> int:
-  """Into how many pieces the rows of a batch are cut."""
+  """Return into how many shards the rows of a batch are divided."""
   return math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
 def own_rows(mesh: Mesh) -> tuple[int, int]:
-  """Which part of the rows this process reads.
+  """Return which part of the rows this process reads.
 
   Args:
-    mesh: over the devices of all processes.
+    mesh: Mesh over the devices of all processes.
 
   Returns:
-    The number of the part and how many parts there are; processes whose
-    devices share rows read the same part.
+    The number of the part and the number of parts. Processes whose devices
+    share rows read the same part.
 
   Raises:
-    InputError: the devices of this process have no connected part.
+    InputError: The rows of this process's devices are not one connected part.
   """
   process, shards = jax.process_index(), row_shards(mesh)
   holders = mesh.devices.reshape(shards, -1)
@@ -185,13 +187,13 @@ def own_rows(mesh: Mesh) -> tuple[int, int]:
 
 
 def row_axes() -> tuple[str, ...]:
-  """The axes of the present mesh that cut rows, where there is one."""
+  """Return the axes of the current mesh that shard rows; () without a mesh."""
   shape = jax.sharding.get_abstract_mesh().shape
   return tuple(axis for axis in ROW_AXES if shape.get(axis, 1) > 1)
 
 
 def shard_number() -> UInt32[Array, '']:
-  """Which shard of the rows this is traced for; 0 outside of a shard_map."""
+  """Return which shard of the rows is traced here; 0 outside a shard_map."""
   local = local_axes()
   if not local:
     return jnp.uint32(0)
@@ -199,7 +201,7 @@ def shard_number() -> UInt32[Array, '']:
 
 
 def shards_of_rows() -> int:
-  """Into how many pieces XLA cuts the rows of what is traced here."""
+  """Return into how many shards XLA divides the rows of what is traced here."""
   if local_axes():
     return 1
   shape = jax.sharding.get_abstract_mesh().shape
@@ -207,20 +209,20 @@ def shards_of_rows() -> int:
 
 
 def local_axes() -> tuple[str, ...]:
-  """The axes that this is traced for one shard of, in the order of ROW_AXES."""
+  """Return the row axes of which one shard is traced, in ROW_AXES order."""
   manual = jax.sharding.get_abstract_mesh().manual_axes
   return tuple(axis for axis in ROW_AXES if axis in manual)
 
 
 def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:
-  """How each array of a tree is cut.
+  """Return how each array of a tree is sharded.
 
   Args:
-    boxed: shapes or arrays in Flax's boxes with their logical axes, as
-      `boxed_parameters` gives them, or any state made of such boxes; what has
-      no box is left whole.
-    rules: the mesh axis of each logical axis.
-    mesh: gives the sizes.
+    boxed: Shapes or arrays in Flax boxes with their logical axes, from
+      `boxed_parameters`, or any state made of such boxes. An array without a
+      box is not sharded.
+    rules: Mesh axis of each logical axis.
+    mesh: Mesh that gives the sizes of the axes.
 
   Returns:
     A `PartitionSpec` for each array, in the tree without boxes.
@@ -230,7 +232,7 @@ def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:
   ]
 
   def spec(axes: PartitionSpec, unboxed: Any) -> Any:
-    # What is frozen has a box without an array.
+    # The box of a frozen parameter contains no array.
     own = nn.logical_to_mesh_axes(axes, table)
     return jax.tree.map(lambda x: _dividing(own, x.shape, mesh), unboxed)
 
@@ -245,7 +247,7 @@ def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:
 def _dividing(
   spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh
 ) -> PartitionSpec:
-  """The spec without axes of size 1 or that do not divide their dimension."""
+  """Drop mesh axes of size 1, and those that do not divide their dimension."""
 
   def kept(axis: str | None, size: int) -> str | None:
     pieces = math.prod(mesh.shape[axis] for axis in [axis] if axis)
@@ -258,7 +260,7 @@ def _dividing(
 
 
 def shardings(specs: Any, mesh: Mesh) -> Any:
-  """The same on a mesh."""
+  """Return the specs as shardings on a mesh."""
   return jax.tree.map(
     lambda spec: NamedSharding(mesh, spec),
     specs,

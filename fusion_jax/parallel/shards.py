@@ -1,4 +1,4 @@
-"""A function on the rows of each shard by itself, without any exchange."""
+"""Functions that run on the rows of each shard separately, without exchange."""
 
 import functools
 from collections.abc import Callable
@@ -11,17 +11,18 @@ from fusion_jax.parallel.mesh import row_axes
 
 
 def over_rows(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Calls a function for the rows that each shard has.
+  """Return a function that is called separately for the rows of each shard.
 
-  The axis tensor stays with XLA, which cuts the products inside.
+  The axis tensor is left to XLA, which shards the matrix products inside.
 
   Args:
-    function: of something that is whole on all shards, a batch, and more that
-      is whole, and of options by name; gives something for every row.
+    function: Function of (whole, batch, *others, **options), where `whole` and
+      `others` are whole on all shards and `batch` has the rows of the shard. It
+      returns arrays with one entry for every row.
 
   Returns:
-    The function of the whole batch on the present mesh; what it gives lies as
-    the rows do.
+    The function of the whole batch on the current mesh; its result is sharded
+    like the rows.
   """
 
   @functools.wraps(function)
@@ -43,14 +44,15 @@ def over_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_each_shard(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Calls a function for the rows that each shard has, and keeps all it gives.
+  """Return a function that collects one result for each shard of the rows.
 
   Args:
-    function: as for `over_rows`, but what it gives is of the shard.
+    function: Function as for `over_rows`, but its result belongs to the shard
+      as a whole.
 
   Returns:
-    The function of the whole batch on the present mesh. Its arrays are those
-    of all shards along a new first axis, which lies as the rows do.
+    The function of the whole batch on the current mesh. Its arrays are those of
+    all shards along a new first axis, which is sharded like the rows.
   """
 
   def on_shard(*arguments):

@@ -1,1 +1,1 @@
-"""A run directory: its files, its checkpoints, and how they are read."""
+"""The run directory: its files, its checkpoints, and how they are read."""

@@ -1,11 +1,12 @@
-"""Orbax checkpoints of a run: state, data position, progress.
+"""Orbax checkpoints of a run: state, position in the data, progress.
 
 A checkpoint has three items, so that decoding reads only the parameters:
-`parameters`, `training` (step and optimizer) and `meta` (format, position in
-the data, progress of the validation, quality, what model it belongs to, and
-digests of all this). With `training.ema` there is `average` too, of the form of
-`parameters`. The mean of several has no `training` and no `average`; its `meta`
-says of what it is the mean.
+`parameters`, `training` (step and optimizer) and `meta`. `meta` holds the
+format, the position in the data, the progress of the validation, the quality,
+the model that the checkpoint belongs to, and digests of all this. With
+`training.ema` there is also `average`, which has the form of `parameters`. The
+mean of several checkpoints has no `training` and no `average`; its `meta` lists
+the checkpoints that were averaged.
 """
 
 import contextlib
@@ -49,14 +50,16 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """How far the run is, beside its state.
+  """Progress of a run apart from its state.
 
-  best: the best value of the metric so far, if there was a validation.
-  best_step: where.
-  stale: validations since then.
-  seconds: of wall-clock time in the loop, validations included, summed over
-    the times the run was resumed.
-  skipped: updates left out because a loss or gradient was not finite.
+  Attributes:
+    best: Best value of the metric so far, if there was a validation.
+    best_step: Step of that validation.
+    stale: Number of validations since then.
+    seconds: Wall-clock time in the loop in seconds, validations included,
+      summed over the times the run was resumed.
+    skipped: Number of updates skipped because a loss or gradient was not
+      finite.
   """
 
   best: float | None = None
@@ -66,7 +69,7 @@ class Progress:
   skipped: int = 0
 
   def updated(self, value: float, step: int, lower_is_better: bool):
-    """The progress after a validation with that value of the metric."""
+    """Return the progress after a validation that gave `value`."""
     better = self.best is None or (
       value < self.best if lower_is_better else value > self.best
     )
@@ -76,7 +79,15 @@ class Progress:
 
 
 def abstract_like(tree: Any, sharding: Sharding | None = None) -> Any:
-  """Shapes to restore a tree to, on that sharding; None: on those it has."""
+  """Return the shapes and shardings to restore a tree to.
+
+  Args:
+    tree: Arrays or their shapes.
+    sharding: Sharding of all arrays; None: those that they have.
+
+  Returns:
+    A `jax.ShapeDtypeStruct` for each array.
+  """
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=sharding or x.sharding
@@ -86,10 +97,11 @@ def abstract_like(tree: Any, sharding: Sharding | None = None) -> Any:
 
 
 class _KeepBest:
-  """Orbax's policy that keeps the checkpoints of the best validations.
+  """Orbax policy that keeps the checkpoints of the best validations.
 
   Attributes:
-    qualities: of the checkpoints, larger is better; None: not validated.
+    qualities: Qualities of the checkpoints, larger is better; None: not
+      validated.
   """
 
   def __init__(self, count: int):
@@ -99,7 +111,7 @@ class _KeepBest:
   def should_preserve(
     self, checkpoints: Sequence[Any], *, context: Any
   ) -> list[bool]:
-    """Whether each of them is one of the best."""
+    """Return for each checkpoint whether it is one of the best."""
     del context
     steps = [checkpoint.step for checkpoint in checkpoints]
     validated = [s for s in steps if self.qualities.get(s) is not None]
@@ -108,17 +120,17 @@ class _KeepBest:
 
 
 class Checkpoints:
-  """The checkpoints of a training run. Call `close` at the end."""
+  """Checkpoints of a training run. Call `close` at the end."""
 
   def __init__(
     self, workdir: Path, config: TrainingConfig, identity: Mapping[str, Any]
   ):
-    """Opens the folder and removes what an interrupted save left.
+    """Open the folder and remove what an interrupted save left.
 
     Args:
-      workdir: the run directory.
-      config: what to keep.
-      identity: of the model; a checkpoint of another is refused.
+      workdir: Run directory.
+      config: Options that say which checkpoints to keep.
+      identity: Identity of the model; checkpoints of another model are refused.
     """
     self._directory = (workdir / 'checkpoints').absolute()
     self._identity = dict(identity)
@@ -144,16 +156,17 @@ class Checkpoints:
     progress: Progress,
     quality: float | None,
   ) -> None:
-    """Starts writing a checkpoint; a step that is there already is left.
+    """Start writing a checkpoint, unless the step has one already.
 
     Args:
-      state: of the training.
-      iterator: the input; its position is saved.
-      progress: of the validations.
-      quality: of this checkpoint, larger is better; None: not validated.
+      state: State of the training.
+      iterator: Input iterator; its position is saved.
+      progress: Progress of the run.
+      quality: Quality of this checkpoint, larger is better; None: not
+        validated.
 
     Raises:
-      InputError: this or an earlier checkpoint cannot be written.
+      InputError: This or an earlier checkpoint cannot be written.
     """
     step = int(state.step)
     if step in self._manager.all_steps():
@@ -178,7 +191,7 @@ class Checkpoints:
       self._manager.save(step, args=items)
 
   def _know_qualities(self) -> None:
-    """Reads those of checkpoints that were there before."""
+    """Read the qualities of checkpoints that existed before."""
     known = self._best.qualities
     unknown = [step for step in self._manager.all_steps() if step not in known]
     if not unknown:
@@ -193,35 +206,35 @@ class Checkpoints:
           known[step] = None
 
   def latest_step(self) -> int | None:
-    """The newest checkpoint, if there is one."""
+    """Return the step of the newest checkpoint, if there is one."""
     return self._manager.latest_step()
 
   def wait(self) -> None:
-    """Returns when all checkpoints are on disk."""
+    """Wait until all checkpoints are on disk."""
     with _write_errors(self._directory, 'a checkpoint'):
       self._manager.wait_until_finished()
       self._manager.check_for_errors()
 
   def close(self) -> None:
-    """Waits and closes."""
+    """Wait for all checkpoints and close the manager."""
     self.wait()
     self._manager.close()
 
   def restore(
     self, fresh: TrainState, iterator: grain.DatasetIterator
   ) -> tuple[TrainState, Progress]:
-    """The last checkpoint that can be read, or what is given.
+    """Restore the last readable checkpoint, or return the given state.
 
     Args:
-      fresh: the initial state, or its shapes with their shardings.
-      iterator: the input; it is moved to the saved position.
+      fresh: Initial state, or its shapes with their shardings.
+      iterator: Input iterator; it is moved to the saved position.
 
     Returns:
-      The state to go on from, and the progress of the validations.
+      The state to resume from, and the progress of the run.
 
     Raises:
-      InputError: there are checkpoints but none can be read, or they belong
-        to another tokenizer or model, or they are a mean, without optimizer.
+      InputError: There are checkpoints but none can be read, or they belong to
+        another tokenizer or model, or they are a mean, without optimizer.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
@@ -240,7 +253,7 @@ class Checkpoints:
     return fresh, Progress()
 
   def _set_aside(self, steps: Sequence[int]) -> None:
-    """Moves damaged checkpoints to DIR/damaged, out of the run's way."""
+    """Move damaged checkpoints to DIR/damaged, out of the run's way."""
     on_all(lambda: self._move(steps) if is_first() else None)
     self._manager.reload()
 
@@ -282,7 +295,7 @@ class Checkpoints:
   def _fitting_meta(
     self, reader: ocp.CheckpointManager, step: int, fresh: TrainState
   ) -> dict[str, Any]:
-    """The item `meta` of a checkpoint that this run can go on from."""
+    """Return the item `meta` of a checkpoint that this run can resume from."""
     path = self._directory / str(step)
     meta = read_meta(reader, step)
     with reading():
@@ -295,11 +308,11 @@ class Checkpoints:
 def items_of(
   arrays: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> ocp.args.Composite:
-  """What Orbax is to write, with format and digests.
+  """Return the items for Orbax to write, with format and digests.
 
   Args:
-    arrays: the items that consist of arrays.
-    meta: what else is known, as JSON values.
+    arrays: Items that consist of arrays.
+    meta: Everything else to write, as JSON values.
 
   Returns:
     The items of a checkpoint.
@@ -320,7 +333,7 @@ def _check_is_no_mean(meta: Mapping[str, Any], workdir: Path) -> None:
 
 @contextlib.contextmanager
 def _write_errors(directory: Path, what: str) -> Iterator[None]:
-  """Turns a failure to write into one line."""
+  """Turn a failure to write into an InputError of one line."""
   try:
     yield
   except Exception as error:  # Orbax raises many kinds on a full disk.

@@ -1,15 +1,15 @@
-"""Digests of the arrays of a checkpoint, at the speed of memory.
+"""Digests of the arrays of a checkpoint, computed at the speed of memory.
 
-With w_i the bits of element i in row-major order as a 32-bit word, c odd, and
-m, n one-to-one maps of words that mix all their bits,
+Let w_i be the bits of element i in row-major order as a 32-bit word, c an odd
+constant, and m and n one-to-one maps of words that mix all their bits. Then
 
   s = sum_i m(w_i xor c i) mod 2^32,  t = sum_i n(m(w_i xor c i)) mod 2^32.
 
-One term differs where one element does, so that s and t do. Any other damage
-is missed with probability 2^-64. (With sums of w_i times odd weights, two
-flipped signs would always cancel: 2^31 times an odd number is 2^31.) Sums of
-integers depend neither on their order nor on how an array is cut, so each
-device sums what it holds.
+If one element differs, one term of each sum differs, and so do s and t. Any
+other damage is missed with probability 2^-64. (With sums of w_i times odd
+weights, two flipped signs would always cancel: 2^31 times an odd number is
+2^31.) Sums of integers depend neither on their order nor on how an array is
+sharded, so each device sums its own shard.
 """
 
 import math
@@ -27,21 +27,21 @@ _ODD = np.uint32(0x9E3779B9)
 
 
 def array_digests(tree: Any) -> dict[str, dict[str, Any]]:
-  """The digest of each array.
+  """Return the digest of each array.
 
-  Equal shapes, dtypes and layouts share a program, so there are few, and they
-  stay few with the depth of a model.
+  Arrays of equal shape, dtype and layout share a program. So there are few
+  programs, also for a deep model.
 
   Args:
-    tree: of arrays on any devices; None: no array.
+    tree: Arrays on any devices; None stands for no array.
 
   Returns:
-    For each name, 'encoder/layer_0/...', its 'shape', and 'digest', s and t
-    in hexadecimal.
+    For each name, 'encoder/layer_0/...' for example, the 'shape' and the
+    'digest': s and t in hexadecimal.
   """
   leaves = jax.tree.leaves_with_path(tree)
-  # One after the other: on a CPU with few cores, programs that exchange and
-  # run at the same time wait for one another for ever.
+  # They run one after the other: on a CPU with few cores, programs with
+  # collectives that run at the same time wait for one another forever.
   sums = [jax.device_get(_sums_where_it_lies(leaf)) for _, leaf in leaves]
   return {
     jax.tree_util.keystr(path, simple=True, separator='/'): {
@@ -53,14 +53,15 @@ def array_digests(tree: Any) -> dict[str, dict[str, Any]]:
 
 
 def check_arrays(tree: Any, written: Mapping[str, Mapping[str, Any]]) -> None:
-  """Compares arrays with their digests.
+  """Compare arrays with their digests.
 
   Args:
-    tree: as for `array_digests`.
-    written: what it gave for these arrays, and maybe others.
+    tree: Arrays, as for `array_digests`.
+    written: Digests that `array_digests` returned for these arrays, and perhaps
+      for others.
 
   Raises:
-    DamagedError: an array is not what was written.
+    DamagedError: An array is not what was written.
   """
   found = array_digests(tree)
   other = [name for name in found if written.get(name) != found[name]]
@@ -72,7 +73,7 @@ def check_arrays(tree: Any, written: Mapping[str, Mapping[str, Any]]) -> None:
 def _sums_where_it_lies(
   array: Array | np.ndarray,
 ) -> tuple[UInt32[Array, ''], UInt32[Array, '']]:
-  """The sums, on the devices of the array, whatever mesh is set."""
+  """Return the sums, computed on the devices of the array under any mesh."""
   array = jnp.asarray(array)
   sharding = array.sharding
   if isinstance(sharding, jax.sharding.NamedSharding):
@@ -88,8 +89,8 @@ def _sums_where_it_lies(
 def _sums(array: Array) -> tuple[UInt32[Array, ''], UInt32[Array, '']]:
   first = _mixed(_words(array) ^ (_positions(array.shape) * _ODD))
   second = (first ^ (first >> 15)) * _ODD
-  # Together in one reduction, XLA reads the array once and in vectors: on a
-  # CPU 20 times as fast as two sums.
+  # In one common reduction XLA reads the array once and uses vectors: on a CPU
+  # this is 20 times as fast as two sums.
   zero = jnp.uint32(0)
   return jax.lax.reduce(
     (first, second),
@@ -100,14 +101,14 @@ def _sums(array: Array) -> tuple[UInt32[Array, ''], UInt32[Array, '']]:
 
 
 def _mixed(x: UInt32[Array, '...']) -> UInt32[Array, '...']:
-  """Wellons' lowbias32, a one-to-one map."""
+  """Return Wellons' lowbias32 of x, a one-to-one map."""
   x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
   x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
   return x ^ (x >> 16)
 
 
 def _words(array: Array) -> UInt32[Array, '...']:
-  """The bits of each element, of at most 32."""
+  """Return the bits of each element, which has at most 32."""
   if array.dtype == bool:
     return array.astype(jnp.uint32)
   unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
@@ -115,7 +116,7 @@ def _words(array: Array) -> UInt32[Array, '...']:
 
 
 def _positions(shape: tuple[int, ...]) -> UInt32[Array, '...']:
-  """The row-major index of every element, modulo 2^32."""
+  """Return the row-major index of every element, modulo 2^32."""
   position = jnp.zeros(shape, jnp.uint32)
   for axis in range(len(shape)):
     stride = jnp.uint32(math.prod(shape[axis + 1 :]) % 2**32)

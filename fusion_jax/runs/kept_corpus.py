@@ -1,8 +1,8 @@
-"""What a run directory keeps of its corpus: counts, and the validation text.
+"""The part of a corpus that a run directory keeps: counts and validation text.
 
-Who looks at a run later needs no other file, and a run directory that comes
-from elsewhere cannot make a program read files or start downloads that its
-config names.
+A later look at a run needs no other file. And a run directory that comes from
+elsewhere cannot make a program read files or start downloads that its config
+names.
 
 DIR/corpus/report.json                        the report of the prepared corpus
 DIR/corpus/DIRECTION.source, DIRECTION.target the validation text
@@ -24,10 +24,10 @@ _FOLDER, _REPORT = 'corpus', 'report.json'
 
 
 def write_corpus(workdir: Path, corpus: PreparedCorpus) -> None:
-  """Keep the report and the validation text of a corpus.
+  """Write the report and the validation text of a corpus.
 
   Raises:
-    InputError: They cannot be written.
+    InputError: The files cannot be written.
   """
   folder = workdir / _FOLDER
   with write_errors(folder):
@@ -44,7 +44,7 @@ def write_corpus(workdir: Path, corpus: PreparedCorpus) -> None:
 
 
 def copy_corpus(workdir: Path, to: Path) -> None:
-  """Copy what is kept, if there is something, into another run directory."""
+  """Copy the kept part of a corpus, if any, into another run directory."""
   if (workdir / _FOLDER).is_dir():
     shutil.copytree(workdir / _FOLDER, to / _FOLDER)
 
@@ -53,7 +53,7 @@ def read_report(workdir: Path) -> dict[str, Any]:
   """Read the report of the prepared corpus; {} where it was not kept.
 
   Raises:
-    InputError: It is damaged.
+    InputError: The report is damaged.
   """
   path = workdir / _FOLDER / _REPORT
   return read_json(path, dict[str, Any]) if path.is_file() else {}
@@ -70,7 +70,7 @@ def read_validation(workdir: Path, direction: str) -> Iterator[tuple[str, str]]:
     Source and target line, normalised.
 
   Raises:
-    InputError: The run holds no such text.
+    InputError: The run directory does not hold this text.
   """
   source, target = _texts(workdir / _FOLDER, direction)
   if not (source.is_file() and target.is_file()):

@@ -1,4 +1,4 @@
-"""A trained run, loaded from its directory for decoding."""
+"""Loading of a trained run from its directory, for decoding."""
 
 import argparse
 import contextlib
@@ -42,20 +42,22 @@ from fusion_jax.seals import DamagedError
 
 logger = logging.getLogger(__name__)
 
-# How often the checkpoints of a running training are looked at.
+# Number of attempts to read checkpoints that a running training deletes.
 _ATTEMPTS = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-  """A trained model and all that is needed to translate with it.
+  """A trained model and everything needed to translate with it.
 
-  config: of the experiment.
-  model: the Transformer.
-  parameters: float32, on one device of this process.
-  step: the checkpoint's, the last one of an average.
-  source_tokenizer, target_tokenizer: of the two sides.
-  steps: of the checkpoints that the parameters are the mean of, ascending.
+  Attributes:
+    config: Experiment configuration.
+    model: Transformer.
+    parameters: Parameters, float32, on one device of this process.
+    step: Step of the checkpoint; of an average, the step of the last one.
+    source_tokenizer, target_tokenizer: Tokenizers of the two sides.
+    steps: Steps of the checkpoints that the parameters are the mean of,
+      ascending.
   """
 
   config: ExperimentConfig
@@ -68,34 +70,35 @@ class TrainedModel:
 
   @property
   def longest(self) -> int | None:
-    """The most positions the model has, if there is a limit."""
+    """The largest number of positions of the model, if there is a limit."""
     model = self.config.model
     return model.max_positions if model.positions == 'learned' else None
 
 
 class RunningMean:
-  """(p_1 + ... + p_N) / N, summed in the order given.
+  """Mean (p_1 + ... + p_N) / N, summed in the order given.
 
-  The sum is float32, overwrites the first set in place and lies as it does.
+  The sum is float32. It overwrites the first set in place and keeps its
+  sharding.
 
   Attributes:
-    count: N so far.
+    count: Number N of sets so far.
   """
 
   def __init__(self):
-    """Starts with no parameters."""
+    """Start without parameters."""
     self.count = 0
     self._total: Parameters | None = None
 
   def add(self, parameters: Parameters) -> None:
-    """Adds a set; the first one must not be used afterwards."""
+    """Add a set of parameters; the first one must not be used afterwards."""
     if self.count:
       parameters = _sum(self._total, parameters)
     self._total = parameters
     self.count += 1
 
   def value(self) -> Parameters:
-    """The mean of what was added, at least one set; it ends the sum."""
+    """Return the mean of at least one set; nothing can be added afterwards."""
     if self.count == 1:
       return self._total
     return _quotient(self._total, jnp.float32(self.count))
@@ -114,7 +117,7 @@ def _quotient(total: Parameters, count: jax.Array) -> Parameters:
 def make_model(
   config: ExperimentConfig, source: Tokenizer, target: Tokenizer
 ) -> Transformer:
-  """The experiment's model for these vocabularies."""
+  """Return the experiment's model for these vocabularies."""
   return Transformer(
     config.model,
     source.vocabulary.size,
@@ -130,28 +133,30 @@ def load_run(
   average_of: Literal['last', 'best'] = 'last',
   parameters: Literal['last', 'ema'] | None = None,
 ) -> TrainedModel:
-  """Loads a run for decoding; nothing but the run directory is read.
+  """Load a run for decoding; nothing but the run directory is read.
 
-  Of several processes all have to ask, and all get the same.
+  All processes must call it, and all get the same result.
 
   Args:
-    workdir: the run directory.
-    step: a step, 'last', or 'best' by the validation metric ('last' where
-      no validation was made).
-    average: mean of the parameters of so many checkpoints, that of `step`
-      and those before it. With more than one, 'best' means 'last'.
-    average_of: 'best': of those checkpoints the ones with the best value of
-      the validation metric; others are not averaged.
-    parameters: of each checkpoint: 'last': those after its last update;
-      'ema': their moving average; None: that average if there is one.
+    workdir: Run directory.
+    step: Step number, 'last', or 'best' by the validation metric ('last' where
+      there was no validation).
+    average: Number of checkpoints to average: that of `step` and those before
+      it. With more than one, 'best' means 'last'.
+    average_of: Whether to average the last of those checkpoints or the ones
+      with the best value of the validation metric ('best'), which leaves out
+      checkpoints without a validation.
+    parameters: Parameters to read from each checkpoint: 'last': those after its
+      last update; 'ema': their moving average; None: the moving average if
+      there is one.
 
   Returns:
     The run.
 
   Raises:
-    InputError: no run, no checkpoint, no such step, fewer checkpoints than
-      asked for, that step is damaged, no moving average, another tokenizer or
-      model, or a newer version wrote it.
+    InputError: There is no run, no checkpoint or no such step; there are fewer
+      checkpoints than asked for; that step is damaged or has no moving average;
+      the tokenizer or the model is another; or a newer version wrote the run.
   """
   workdir = Path(workdir)
   choice = CheckpointSelection(step, average, average_of, parameters)
@@ -165,7 +170,7 @@ def load_run(
 def _described(
   workdir: Path,
 ) -> tuple[ExperimentConfig, Tokenizer, Tokenizer]:
-  """What stands beside the checkpoints: config and tokenizers."""
+  """Read the config and the tokenizers that are stored beside checkpoints."""
   config = run_directory.read_config(workdir)
   source, target = run_directory.read_tokenizers(workdir)
   directory = workdir / 'checkpoints'
@@ -175,7 +180,7 @@ def _described(
 
 
 def load_flagged(arguments: argparse.Namespace) -> TrainedModel:
-  """`load_run` with a parser's workdir and `add_checkpoint_flags`."""
+  """Call `load_run` with a parser's workdir and `add_checkpoint_flags`."""
   return load_run(
     arguments.workdir,
     arguments.step,
@@ -192,10 +197,10 @@ def _load_parameters(
   config: ExperimentConfig,
   choice: CheckpointSelection,
 ) -> tuple[tuple[int, ...], Parameters]:
-  """The steps that are loaded, and the mean of their parameters.
+  """Return the steps that are loaded, and the mean of their parameters.
 
-  A training may run in the directory and delete a checkpoint while it is read:
-  then those that are there now are looked at again.
+  A training may run in the directory and delete a checkpoint while it is read.
+  Then the checkpoints are listed and chosen again.
   """
   directory = workdir / 'checkpoints'
   abstract = abstract_like(
@@ -219,7 +224,7 @@ def _load_parameters(
 
 
 class _DeletedError(Exception):
-  """A checkpoint was deleted while it was read."""
+  """Error of a checkpoint that was deleted while it was read."""
 
 
 def _mean_of(
@@ -264,7 +269,7 @@ def _add_checkpoint(
   identity: Mapping[str, Any],
   choice: CheckpointSelection,
 ) -> bool:
-  """Adds the parameters of a checkpoint; False with a warning if damaged."""
+  """Add the parameters of a checkpoint; warn and return False if damaged."""
   path = Path(manager.directory) / str(step)
 
   def fitting_meta() -> tuple[dict[str, Any], str]:
@@ -294,7 +299,7 @@ def _add_checkpoint(
 def _item(
   meta: Mapping[str, Any], path: Path, choice: CheckpointSelection
 ) -> str:
-  """Where the parameters that are asked for stand in a checkpoint."""
+  """Return the name of the item that holds the requested parameters."""
   averaged = meta.get('average', False)
   if choice.parameters == 'ema' and not averaged:
     raise InputError(

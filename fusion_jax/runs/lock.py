@@ -1,8 +1,8 @@
-"""A run directory belongs to one training at a time.
+"""The lock of a run directory, which belongs to one training at a time.
 
 The lock is on the open file DIR/lock, so that it is gone with the process that
-holds it, however that ends. Hosts that share a file system with locks (NFS,
-Lustre, GPFS) see those of each other. The file says who holds it.
+holds it, however that process ends. Hosts that share a file system with locks
+(NFS, Lustre, GPFS) see the locks of each other. The file names the holder.
 """
 
 import contextlib
@@ -23,24 +23,25 @@ from fusion_jax.files import write_errors
 logger = logging.getLogger(__name__)
 
 NAME = 'lock'
-# What file systems without locks answer.
+# Errors from file systems that have no locks.
 _NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 
 
 @contextlib.contextmanager
 def held(workdir: Path) -> Iterator[None]:
-  """Hold a run directory within the block.
+  """Hold the lock of a run directory within the block.
 
   Args:
-    workdir: Run directory; made if it is not there.
+    workdir: Run directory; it is made if it does not exist.
 
   Raises:
-    InputError: Another process holds it, or it cannot be written.
+    InputError: Another process holds the lock, or the lock file cannot be
+      written.
   """
   path = workdir / NAME
   with write_errors(path):
     workdir.mkdir(parents=True, exist_ok=True)
-    # Not truncated: what the holder has written stays.
+    # Not truncated, so that the text of the current holder stays.
     file = path.open('a+', encoding='utf-8')
   with file:
     _take(file, path)
@@ -74,7 +75,7 @@ def _take(file: IO[str], path: Path) -> None:
 
 
 def _holder(file: IO[str]) -> str:
-  """Who has written the file."""
+  """Return a description of the process that wrote the file."""
   file.seek(0)
   try:
     about = json.loads(file.read())

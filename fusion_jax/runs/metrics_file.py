@@ -1,4 +1,4 @@
-"""Reads metrics.jsonl, the numbers of a run, whatever has happened to it."""
+"""Reading of metrics.jsonl, the numbers of a run, even if it is damaged."""
 
 import json
 import logging
@@ -15,18 +15,18 @@ logger = logging.getLogger(__name__)
 def read_metrics(path: Path) -> list[dict[str, Any]]:
   """Read the lines of metrics.jsonl.
 
-  Lines that are damaged are left out, with one warning that counts them. A last
-  line without its end, which a training may be writing, is left out silently.
+  Damaged lines are left out, with one warning that counts them. An incomplete
+  last line, which a training may be writing, is left out silently.
 
   Args:
-    path: Name of the file; one that is not there has no lines.
+    path: File to read; a file that does not exist has no lines.
 
   Returns:
     An object for each line: 'step' (an integer), 'kind', and named numbers or
     None.
 
   Raises:
-    InputError: It cannot be read.
+    InputError: The file cannot be read.
   """
   if not path.exists():
     return []
@@ -46,7 +46,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-  """What a line says; None where it is no object as training writes them."""
+  """Return the object of a line; None if it is not one that training writes."""
   try:
     row = json.loads(line)
   except (ValueError, RecursionError):
@@ -67,5 +67,5 @@ def _is_row(row: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-  # math.isfinite fails on whole numbers that no float can hold.
+  # math.isfinite fails on integers that are too large for a float.
   return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -1,4 +1,4 @@
-"""The run directory: config, tokenizers, checkpoints, logs.
+"""The run directory: config, tokenizers, checkpoints and logs.
 
 DIR/config.json           the experiment's config, and the format of all this
 DIR/source.model          SentencePiece model of the source side
@@ -9,8 +9,8 @@ DIR/checkpoints/STEP/     Orbax checkpoints
 DIR/lock                  held while a training runs, see lock.py
 DIR/metrics.jsonl         one JSON object a line: training and validation
 DIR/events.out.tfevents*  the same for TensorBoard
-DIR/translations/STEP.txt validation translations; of a run with several
-                          directions STEP.DIRECTION.txt
+DIR/translations/STEP.txt validation translations; STEP.DIRECTION.txt in a run
+                          with several directions
 """
 
 from pathlib import Path
@@ -23,10 +23,10 @@ from fusion_jax.runs.lock import NAME as LOCK
 
 
 def read_config(workdir: Path) -> ExperimentConfig:
-  """The config of a run directory.
+  """Read the config of a run directory.
 
   Raises:
-    InputError: there is no run directory, a newer version wrote it, or its
+    InputError: There is no run directory, a newer version wrote it, or its
       config cannot be read.
   """
   path = workdir / 'config.json'
@@ -39,7 +39,7 @@ def read_config(workdir: Path) -> ExperimentConfig:
 
 
 def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
-  """The source and the target tokenizer of a run directory."""
+  """Read the source and the target tokenizer of a run directory."""
   paths = [workdir / 'source.model', workdir / 'target.model']
   for path in paths:
     if not path.is_file():
@@ -63,10 +63,10 @@ def _check_same(workdir: Path, given: ExperimentConfig) -> None:
 
 
 def check(workdir: Path, config: ExperimentConfig) -> None:
-  """Refuses a directory that this config must not train in.
+  """Refuse a directory that this config must not train in.
 
   Raises:
-    InputError: it is a file, holds something else, or another run.
+    InputError: It is a file, or it holds another run or something else.
   """
   if workdir.exists() and not workdir.is_dir():
     raise InputError(f'{workdir}: --workdir must be a directory')
@@ -85,11 +85,10 @@ def create(
   source: Tokenizer,
   target: Tokenizer,
 ) -> None:
-  """Writes what decoding needs beside the checkpoints; config.json last.
+  """Write the files that decoding needs beside checkpoints; config.json last.
 
   Raises:
-    InputError: the directory belongs to another tokenizer or cannot be
-      written.
+    InputError: The directory belongs to another tokenizer or cannot be written.
   """
   with write_errors(workdir):
     workdir.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are loaded."""
+"""Checkpoint selection: which checkpoints of a run are loaded."""
 
 import dataclasses
 from pathlib import Path
@@ -19,15 +19,16 @@ from fusion_jax.seals import DamagedError
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointSelection:
-  """The checkpoints to average.
+  """Selection of the checkpoints to average.
 
   Attributes:
-    step: 'last', or the newest that may be chosen. 'best' is that of the best
-      validation if one of the last is wanted, and 'last' otherwise.
-    average: how many.
-    average_of: the last ones, or those of the best validations.
-    parameters: of each: those after its last update, or their moving average;
-      None: the average where there is one.
+    step: 'last', 'best', or the newest step that may be chosen. 'best' is the
+      step of the best validation if a single one of the last checkpoints is
+      wanted, and 'last' otherwise.
+    average: Number of checkpoints to average.
+    average_of: Whether to take the last ones, or those of the best validations.
+    parameters: Parameters of each checkpoint: those after its last update, or
+      their moving average; None: the average where there is one.
   """
 
   step: int | str = 'best'
@@ -43,18 +44,18 @@ class CheckpointSelection:
 def candidates(
   manager: ocp.CheckpointManager, choice: CheckpointSelection, metric: str
 ) -> list[int]:
-  """The steps to load, the most wanted first; damaged ones are not left out.
+  """Return the steps to load, the most wanted first, damaged ones included.
 
   Args:
-    manager: of the folder `checkpoints` of a run directory.
-    choice: which ones.
-    metric: of validations, as in TrainingConfig.
+    manager: Manager of the folder `checkpoints` of a run directory.
+    choice: Checkpoints that are wanted.
+    metric: Metric of the validations, as in TrainingConfig.
 
   Returns:
     Steps of checkpoints.
 
   Raises:
-    InputError: no checkpoint, or not that of `choice.step`.
+    InputError: There is no checkpoint, or not that of `choice.step`.
   """
   directory = Path(manager.directory)
   steps = sorted(manager.all_steps(), reverse=True)
@@ -86,7 +87,7 @@ def _newest(
 
 
 def _best_step(manager: ocp.CheckpointManager, steps: list[int]) -> int:
-  """The best step as the newest readable checkpoint remembers it."""
+  """Return the best step as recorded by the newest readable checkpoint."""
   for step in steps:
     try:
       with reading():
@@ -101,9 +102,10 @@ def _best_step(manager: ocp.CheckpointManager, steps: list[int]) -> int:
 def _qualities(
   manager: ocp.CheckpointManager, steps: list[int], logged: dict[int, float]
 ) -> dict[int, float]:
-  """Those of validated checkpoints, by step; damaged ones have none.
+  """Return the qualities of validated checkpoints by step.
 
-  What the log has counts only where a checkpoint does not say it.
+  Damaged checkpoints have none. A quality from the log counts only where the
+  checkpoint does not hold one.
   """
   found = {}
   for step in steps:
@@ -118,7 +120,7 @@ def _qualities(
 
 
 def _logged(workdir: Path, metric: str) -> dict[int, float]:
-  """The qualities in metrics.jsonl, for runs that did not save them."""
+  """Return the qualities in metrics.jsonl, for runs that did not save them."""
   sign = -1 if metric == 'loss' else 1
   return {
     row['step']: sign * row[metric]

@@ -1,4 +1,4 @@
-"""What an update changes."""
+"""The training state, which an update changes."""
 
 from typing import NamedTuple
 
@@ -11,12 +11,14 @@ from fusion_jax.models.transformer import Parameters
 
 
 class TrainState(NamedTuple):
-  """What an update changes; the checkpoint holds just this.
+  """State that an update changes; the arrays of a checkpoint are exactly these.
 
-  step: int32 batches seen, those whose update was left out included.
-  parameters: float32.
-  optimizer: Optax's state.
-  average: float32, the moving average of the parameters; None: none is kept.
+  Attributes:
+    step: Number of batches seen, int32, including those whose update was
+      skipped.
+    parameters: Parameters, float32.
+    optimizer: State of the Optax optimizer.
+    average: Moving average of the parameters, float32; None: none is kept.
   """
 
   step: Int[Array, '']
@@ -26,11 +28,11 @@ class TrainState(NamedTuple):
 
   @property
   def evaluated(self) -> Parameters:
-    """What validation and decoding read: the average, if there is one."""
+    """The parameters for validation and decoding: the average if it exists."""
     return self.parameters if self.average is None else self.average
 
   def started_at(self, parameters: Parameters) -> 'TrainState':
-    """The state with other parameters, where the average starts too."""
+    """Return the state with other parameters, which also start the average."""
     if self.average is None:
       return self._replace(parameters=parameters)
     average = copied(parameters)
@@ -38,5 +40,5 @@ class TrainState(NamedTuple):
 
 
 def copied(parameters: Parameters) -> Parameters:
-  """Arrays of their own: what is donated must not be there twice."""
+  """Copy all arrays, because a donated array must not occur twice."""
   return jax.tree.map(jnp.copy, parameters)

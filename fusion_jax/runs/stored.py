@@ -1,7 +1,7 @@
-"""What is read of a checkpoint, and whether it is what was written.
+"""Reading of checkpoints, with checks that they are what was written.
 
-The item `meta` has the digests of all arrays, and one of itself. Checkpoints
-of earlier versions have none, and are read as they are.
+The item `meta` has the digests of all arrays, and one of itself. Checkpoints of
+earlier versions have no digests, and are read unchecked.
 """
 
 import contextlib
@@ -26,21 +26,21 @@ from fusion_jax.seals import DamagedError, check_seal
 
 logger = logging.getLogger(__name__)
 
-# Between two looks at a folder that may be deleted.
+# Seconds between two looks at a folder that may be deleted.
 _LOOK_SECONDS = 0.1
 
 
 def open_to_read(directory: Path) -> ocp.CheckpointManager:
-  """Orbax's manager of checkpoints that this process reads by itself.
+  """Return an Orbax manager of checkpoints that this process reads alone.
 
   With Orbax's default, a process that cannot read a file leaves the others
   waiting for it.
 
   Args:
-    directory: the folder `checkpoints` of a run directory.
+    directory: Folder `checkpoints` of a run directory.
 
   Returns:
-    The manager. It sees the checkpoints that are there now.
+    The manager. It sees the checkpoints that exist now.
   """
   this = jax.process_index()
   options = ocp.CheckpointManagerOptions(
@@ -54,23 +54,23 @@ def open_to_read(directory: Path) -> ocp.CheckpointManager:
 
 
 def read_by_all(action: Callable[[], Result]) -> Result:
-  """Reads on every process; what one of them cannot read, none has read.
+  """Read on every process, and fail on all if one of them cannot read.
 
   Args:
-    action: the same on all of them.
+    action: Function that reads, the same on all processes.
 
   Returns:
-    What it returns here.
+    The result of the action on this process.
 
   Raises:
-    DamagedError, InputError: on all processes, if one raises it.
+    DamagedError, InputError: Raised on all processes, if one raises it.
   """
   return on_all(action, (InputError, DamagedError))
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-  """Turns what a damaged checkpoint raises into `DamagedError`."""
+  """Turn the errors of a damaged checkpoint into `DamagedError`."""
   try:
     yield
   except (InputError, DamagedError):
@@ -80,7 +80,7 @@ def reading() -> Iterator[None]:
 
 
 def is_being_deleted(path: Path) -> bool:
-  """Whether a checkpoint is gone, or loses files while one looks."""
+  """Return whether a checkpoint is gone or is losing files."""
   files = _files(path)
   while files:
     time.sleep(_LOOK_SECONDS)
@@ -98,25 +98,25 @@ def _files(path: Path) -> set[Path]:
 
 
 def warn_damaged(path: Path, error: DamagedError) -> None:
-  """Tell that a checkpoint is not used, unless it was deleted meanwhile."""
+  """Warn that a checkpoint is not used, unless it was deleted meanwhile."""
   if not path.exists():
     return
   logger.warning('checkpoint %s is damaged and is left out: %s', path, error)
 
 
 def read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-  """The item `meta` of a checkpoint.
+  """Read the item `meta` of a checkpoint.
 
   Args:
-    manager: of `open_to_read`.
-    step: of the checkpoint.
+    manager: Manager from `open_to_read`.
+    step: Step of the checkpoint.
 
   Returns:
     The item.
 
   Raises:
-    DamagedError: it cannot be read, or is not what was written.
-    InputError: a newer version wrote it.
+    DamagedError: It cannot be read, or is not what was written.
+    InputError: A newer version wrote it.
   """
   args = ocp.args.Composite(meta=ocp.args.JsonRestore())
   with reading():
@@ -132,19 +132,21 @@ def read_arrays(
   meta: Mapping[str, Any],
   wanted: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """Items of a checkpoint that consist of arrays; all processes have to ask.
+  """Read the items of a checkpoint that consist of arrays.
+
+  All processes must call it.
 
   Args:
-    manager: of `open_to_read`.
-    step: of the checkpoint.
-    meta: of the checkpoint.
-    wanted: for each item the shapes to restore it to.
+    manager: Manager from `open_to_read`.
+    step: Step of the checkpoint.
+    meta: Item `meta` of the checkpoint.
+    wanted: Shapes to restore each item to, by its name.
 
   Returns:
     The items.
 
   Raises:
-    DamagedError: one of the processes cannot read them, or they are not what
+    DamagedError: One of the processes cannot read them, or they are not what
       was written.
   """
   arguments = {
@@ -156,7 +158,8 @@ def read_arrays(
       items = manager.restore(step, args=ocp.args.Composite(**arguments))
       return {name: items[name] for name in wanted}
 
-  # Digests of cut arrays are sums over all processes: each has to be there.
+  # Digests of sharded arrays are sums over all processes, so that all of them
+  # must have read their shards.
   found = read_by_all(read)
   if 'arrays' in meta:
     read_by_all(lambda: check_arrays(found, meta['arrays']))
@@ -166,24 +169,24 @@ def read_arrays(
 def read_quality(
   manager: ocp.CheckpointManager, step: int, logged: float | None = None
 ) -> float | None:
-  """How good a checkpoint is.
+  """Read the quality of a checkpoint.
 
   Args:
-    manager: of `open_to_read`.
-    step: of the checkpoint.
-    logged: what the log says, for checkpoints that say nothing.
+    manager: Manager from `open_to_read`.
+    step: Step of the checkpoint.
+    logged: Quality in the log, for checkpoints that hold none.
 
   Returns:
     The quality, larger is better; None: not validated.
 
   Raises:
-    DamagedError: it cannot be read.
-    InputError: a newer version wrote it.
+    DamagedError: The checkpoint cannot be read.
+    InputError: A newer version wrote it.
   """
   meta = read_meta(manager, step)
   if 'quality' in meta:
     return meta['quality']
-  # Where earlier versions put it.
+  # Earlier versions stored the quality here.
   with reading():
     metrics = manager.metrics(step) or {}
     saved = finite(metrics.get('quality'))
@@ -191,7 +194,7 @@ def read_quality(
 
 
 def finite(quality: float | None) -> float | None:
-  """The quality; None where it is no finite number."""
+  """Return the quality, or None where it is not a finite number."""
   if quality is None or not math.isfinite(quality):
     return None
   return quality
@@ -200,7 +203,7 @@ def finite(quality: float | None) -> float | None:
 def identity_of(
   config: ExperimentConfig, source: Tokenizer, target: Tokenizer
 ) -> dict[str, Any]:
-  """What a checkpoint remembers of the model it belongs to."""
+  """Return what a checkpoint records about the model it belongs to."""
   return {
     'source.model': source.digest,
     'target.model': target.digest,
@@ -211,15 +214,15 @@ def identity_of(
 def check_identity(
   meta: Mapping[str, Any], identity: Mapping[str, Any], path: Path
 ) -> None:
-  """Refuses a checkpoint of other tokenizers, or of another model.
+  """Refuse a checkpoint of other tokenizers, or of another model.
 
   Args:
-    meta: of the checkpoint.
-    identity: of `identity_of`, for this run.
-    path: of the checkpoint.
+    meta: Item `meta` of the checkpoint.
+    identity: Identity of this run, from `identity_of`.
+    path: Path of the checkpoint.
 
   Raises:
-    InputError: the checkpoint does not belong to this run.
+    InputError: The checkpoint does not belong to this run.
   """
   for name in ('source.model', 'target.model'):
     if meta[name] != identity[name]:

@@ -1,4 +1,4 @@
-"""Whose parameters a checkpoint holds: by the model's fields, and by shapes."""
+"""Checks that a checkpoint fits the model, by fields and by array shapes."""
 
 import fnmatch
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from fusion_jax.errors import InputError
 from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import Parameters
 
-# What decides what a trained model computes; tags are part of what it reads.
+# Fields that decide what a trained model computes; tags are part of its input.
 _DECISIVE = ('model.*', 'data.source_tag', 'data.target_tag')
 
-# But these do not: dropout and remat are of training alone, and parameters that
-# were trained do not tell how they were drawn.
+# Exceptions: dropout and remat matter in training only, and trained parameters
+# do not depend on how they were initialised.
 _FREE = (
   'model.dropout',
   'model.*_dropout',
@@ -32,7 +32,10 @@ _FREE = (
 
 
 def model_fields(config: ExperimentConfig) -> dict[str, Any]:
-  """The fields that decide what a trained model computes, by dotted names."""
+  """Return the fields that decide what a trained model computes.
+
+  Their names are dotted.
+  """
   unread = {
     f'model.{side}.{option}'
     for side in ('encoder', 'decoder')
@@ -54,16 +57,16 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 def check_fields(
   path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> None:
-  """Refuses a checkpoint of another model, though its arrays may fit.
+  """Refuse a checkpoint of another model, even if its arrays fit.
 
   Args:
-    path: of the checkpoint.
-    stored: what it has of `model_fields`; a field that it does not know is of
-      a later version.
-    wanted: the fields of this run.
+    path: Path of the checkpoint.
+    stored: Fields that the checkpoint has of `model_fields`; one that it lacks
+      was added by a later version.
+    wanted: Fields of this run.
 
   Raises:
-    InputError: a field that both have differs.
+    InputError: A field that both have differs.
   """
   different = [
     f'{name} is {stored[name]!r} there and {wanted[name]!r} here'
@@ -77,15 +80,15 @@ def check_fields(
 def check_model(
   path: Path, meta: Mapping[str, Any], wanted: Parameters
 ) -> None:
-  """Refuses a checkpoint whose parameters do not fit.
+  """Refuse a checkpoint whose parameters do not fit.
 
   Args:
-    path: of the checkpoint; one that is damaged is not refused.
-    meta: of the checkpoint.
-    wanted: the parameters of this model, or their shapes.
+    path: Path of the checkpoint; a damaged one is not refused.
+    meta: Item `meta` of the checkpoint.
+    wanted: Parameters of this model, or their shapes.
 
   Raises:
-    InputError: its parameters have other names or shapes.
+    InputError: Its parameters have other names or shapes.
   """
   stored = _stored_shapes(path, meta)
   difference = stored and _difference(stored, _shapes(wanted))
@@ -104,7 +107,7 @@ def _another_model(path: Path, difference: str) -> InputError:
 def _stored_shapes(
   path: Path, meta: Mapping[str, Any]
 ) -> dict[str, tuple[int, ...]]:
-  """The shapes of a checkpoint's parameters; none if it is damaged."""
+  """Return the shapes of a checkpoint's parameters; none if it is damaged."""
   if 'arrays' in meta:
     return {
       name.removeprefix('parameters/'): tuple(array['shape'])
@@ -129,7 +132,7 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 def _difference(
   stored: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
 ) -> str:
-  """The first parameter that is not the same; '' if all are."""
+  """Describe the first parameter that differs; '' if none does."""
   for name in sorted(stored | wanted):
     there, here = stored.get(name), wanted.get(name)
     if there is None:

@@ -1,1 +1,1 @@
-"""Beam search and sampling over any model that gives logits."""
+"""Beam search and sampling over any model that computes logits."""

@@ -1,4 +1,4 @@
-"""Beam search that knows no model; a beam of one is greedy search.
+"""Beam search, independent of the model; a beam of one is greedy search.
 
 The objective is that of Wu et al. (2016), section 7, Eq. 14: the translation Y
 with the highest log P(Y) / penalty(|Y|). |Y| counts the end symbol.
@@ -35,16 +35,17 @@ from fusion_jax.search.top_k import top_k
 
 _NO_RULES = TokenRules()
 
-# When so few of the sentences are left, the search goes on with them alone:
-# each halving would save more steps, and cost a compilation of the model.
+# When a quarter of the sentences is left, and that is at least 16, the search
+# continues with them alone. Compacting at each halving would save more steps,
+# but every time costs a compilation of the model.
 _LEFT, _FEWEST = 4, 16
 
-# No hypothesis. Infinite, so that nothing added to it makes it one.
+# Score of no hypothesis. It is infinite, so that adding to it changes nothing.
 _NONE = -jnp.inf
 
 
 class _Candidates(NamedTuple):
-  """The best one-token extensions of the live hypotheses, best first."""
+  """Best one-token extensions of the live hypotheses, best first."""
 
   parents: Int32[Array, 'B C']
   tokens: Int32[Array, 'B C']
@@ -53,10 +54,13 @@ class _Candidates(NamedTuple):
 
 
 class _Live(NamedTuple):
-  """Hypotheses that have not ended; those of log-probability -inf are none.
+  """Hypotheses that have not ended; log-probability -inf marks an empty place.
 
-  gains: log-probability of each token.
-  rows: where each position stands in the cache, see `Step`.
+  Attributes:
+    tokens: Tokens so far.
+    token_log_probs: Log-probability of each token.
+    rows: Row of the cache in which each position stands, see `Step`.
+    log_probabilities: Sums over the tokens.
   """
 
   tokens: Int32[Array, 'B J T']
@@ -66,7 +70,7 @@ class _Live(NamedTuple):
 
 
 class _State(NamedTuple):
-  """What a step reads and replaces.
+  """Arrays that a step reads and replaces.
 
   Live hypotheses have `position` tokens each; `newest` is the last of them. A
   sentence without a live hypothesis is done.
@@ -81,7 +85,7 @@ class _State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-  """What stays the same in all steps; see the arguments of `beam_search`."""
+  """Constants of all steps; see the arguments of `beam_search`."""
 
   step: Step
   beam: int
@@ -116,44 +120,45 @@ def beam_search(
   requirements: Requirements | None = None,
   compact_batch: CompactBatch | None = None,
 ) -> Hypotheses:
-  """Searches for the best hypotheses of every sentence.
+  """Search for the best hypotheses of every sentence.
 
   Each step extends the K live hypotheses of a sentence by every token and
-  takes the 2K best extensions: those that end go to the finished ones, the
-  best K others live on. With K = 1 it takes the one best extension, which is
+  takes the 2K best extensions: those that end join the finished ones, and the
+  best K others stay live. With K = 1 it takes the one best extension, which is
   greedy search. At the limit of its sentence a live hypothesis is extended by
   the end symbol only, so that every score is the model's score of a complete
   translation.
 
-  A sentence is done when nothing live can come to score more than the worst
-  hypothesis kept. Log-probabilities only fall and the divisor is largest at
-  the limit, so log P / penalty(limit) bounds what a live hypothesis can reach;
-  a coverage score is at most 0.
-  Stopping there never changes the result, and no sentence depends on another.
+  A sentence is done when no live hypothesis can reach a higher score than the
+  worst hypothesis kept. Log-probabilities only fall and the divisor is largest
+  at the limit, so log P / penalty(limit) bounds what a live hypothesis can
+  reach; a coverage score is at most 0. Stopping there never changes the
+  result, and no sentence depends on another.
 
   Args:
-    step: the model; it sees start_id at position 0 and the newest token of
+    step: The model; it reads start_id at position 0 and the newest token of
       each live hypothesis afterwards.
-    cache: of the step, with K rows a sentence.
-    batch: sentences, B.
-    beam: live hypotheses of a sentence, K.
-    max_length: room for the longest hypothesis, T.
-    max_lengths: int32 limit of each sentence, the end symbol included; values
-      outside 1 to max_length are clipped.
-    start_id: the token before the first.
-    end_id: the token that ends a hypothesis.
-    penalty: the length penalty.
-    coverage_score: is added to the score of what ends; None: nothing is.
-    keep: hypotheses to return, N; None for K. Fewer end the search sooner.
-    normalised: the step's logits are log-probabilities already.
-    patience: a sentence is also done when so many times K hypotheses are
-      finished (Kasai et al. 2022); fewer than N are N. 0: only when nothing
-      better can come.
-    rules: what hypotheses must not contain.
-    requirements: shortest lengths and prefixes. The limit of a sentence is
-      at least one more than its prefix; it goes before the shortest length.
-    compact_batch: lets a batch go on with the last quarter of its sentences;
-      None: with all of them to the end.
+    cache: Cache of the step, with K rows for each sentence.
+    batch: Number B of sentences.
+    beam: Number K of live hypotheses of a sentence.
+    max_length: Room T for the longest hypothesis.
+    max_lengths: Limit of each sentence, the end symbol included, int32;
+      values outside 1 to max_length are clipped.
+    start_id: Token before the first.
+    end_id: Token that ends a hypothesis.
+    penalty: Length penalty.
+    coverage_score: Term added to the score of a hypothesis that ends, if any.
+    keep: Number N of hypotheses to return; None stands for K. A smaller number
+      ends the search sooner.
+    normalised: Whether the step's logits are log-probabilities already.
+    patience: A sentence is also done when `patience` times K hypotheses are
+      finished, but at least N (Kasai et al. 2022). With 0 it is done only when
+      no better one is possible.
+    rules: Tokens and n-grams that hypotheses must not contain.
+    requirements: Shortest lengths and prefixes. The limit of a sentence is
+      at least one more than its prefix, and overrides the shortest length.
+    compact_batch: Function that lets the search continue with the last quarter
+      of a batch's sentences; None keeps all of them to the end.
 
   Returns:
     The hypotheses, best first; equal scores in the order of their ending.
@@ -186,7 +191,7 @@ def beam_search(
 
 
 def _empty_live(batch: int, beam: int, max_length: int) -> _Live:
-  """One live hypothesis a sentence, the empty one."""
+  """Create one live hypothesis for each sentence, the empty one."""
   first = jnp.where(jnp.arange(beam) == 0, 0.0, _NONE).astype(jnp.float32)
   rows = jnp.arange(beam, dtype=jnp.int32)[:, None]
   shape = batch, beam, max_length
@@ -209,7 +214,7 @@ def _none_finished(batch: int, room: int, max_length: int) -> Hypotheses:
 
 
 def _finish(search: _Search, state: _State) -> Hypotheses:
-  """Searches on until no sentence has a live hypothesis."""
+  """Search until no sentence has a live hypothesis."""
   left = len(state.newest) // _LEFT
   if search.compact_batch is None or left < _FEWEST:
     left = 0
@@ -230,7 +235,7 @@ def _finish(search: _Search, state: _State) -> Hypotheses:
 def _narrowed(
   search: _Search, state: _State, sentences: Int32[Array, ' M']
 ) -> tuple[_Search, _State]:
-  """The same for some of the sentences."""
+  """Restrict search and state to some of the sentences."""
   own = search.compact_batch(sentences, state.cache)
   limits, requirements, newest, live, finished = jax.tree.map(
     lambda leaf: leaf[sentences],
@@ -258,7 +263,7 @@ def _alive(state: _State) -> Bool[Array, ' B']:
 
 
 def _advance(search: _Search, state: _State) -> _State:
-  """One more token: model, candidates, the ended ones, the live ones."""
+  """Extend all sentences by one token and sort ended from live hypotheses."""
   position, live = state.position, state.live
   logits, cache = search.step(state.newest, position, live.rows, state.cache)
   candidates = _candidates(search, logits, state)
@@ -291,7 +296,7 @@ def _advance(search: _Search, state: _State) -> _State:
 def _candidates(
   search: _Search, logits: Float32[Array, 'B K V'], state: _State
 ) -> _Candidates:
-  """The best allowed extensions; at the limit, each hypothesis with its end."""
+  """Find the best allowed extensions; at the limit, only the end symbol."""
   position, live = state.position, state.live
   at_limit = position + 1 >= search.max_lengths
   allowed = allowed_tokens(
@@ -321,9 +326,9 @@ def _extend(
   alive: Float32[Array, 'B K'],
   normaliser: Float32[Array, 'B K'],
 ) -> _Candidates:
-  """The best allowed extensions.
+  """Find the best allowed extensions.
 
-  The logits are read and never copied: the best of a row need no more than
+  The logits are read and never copied: the best extensions of a row need only
   its largest logits and the logarithm of its normaliser.
   """
   batch, beam, vocabulary = logits.shape
@@ -350,7 +355,7 @@ def _ended(
   end_id: int,
   shape: tuple[int, int],
 ) -> _Candidates:
-  """Every live hypothesis with the end symbol, in their order."""
+  """Extend every live hypothesis by the end symbol, in their order."""
   spare = ((0, 0), (0, shape[1] - alive.shape[1]))
   every = jnp.arange(alive.shape[1], dtype=jnp.int32)
   return _Candidates(
@@ -364,7 +369,7 @@ def _ended(
 def _children(
   live: _Live, candidates: _Candidates, position: Int32[Array, '']
 ) -> _Live:
-  """The candidates as hypotheses, ended or not."""
+  """Return the candidates as hypotheses, ended or not."""
   parents = jax.tree.map(lambda leaf: select(leaf, candidates.parents), live)
   return _Live(
     written(parents.tokens, position, candidates.tokens),
@@ -382,10 +387,10 @@ def _merge(
   length: Int32[Array, ''],
   added: Float32[Array, 'B C'] | float,
 ) -> Hypotheses:
-  """The best of the finished hypotheses and the children that end now.
+  """Keep the best of the finished hypotheses and the children that end now.
 
-  Children come after the finished ones, so they never take the place of an
-  equal.
+  Children come after the finished ones, so a child never replaces a finished
+  hypothesis of equal score.
   """
   total = jnp.where(ends, children.log_probabilities, _NONE)
   ended = Hypotheses(
@@ -404,7 +409,10 @@ def _merge(
 def _done(
   search: _Search, finished: Hypotheses, alive: Float32[Array, 'B K']
 ) -> Bool[Array, ' B']:
-  """Whether nothing live can come to be kept, or enough are finished."""
+  """Return whether the search of each sentence can stop.
+
+  It can if no live hypothesis can still be kept, or enough are finished.
+  """
   bounds = alive[:, 0] / search.divisors[search.max_lengths]
   done = finished.scores[:, search.keep - 1] >= bounds
   if search.enough:

@@ -1,8 +1,8 @@
-"""What a hypothesis must begin with and must not contain.
+"""Constraints of a search: required prefixes and lengths, forbidden tokens.
 
-The probabilities stay the model's: a token that is not allowed is left out of
-the search, and those that remain are not scaled up to sum to 1. A hypothesis
-then has the score that `score` gives it.
+The probabilities stay those of the model: a token that is not allowed is left
+out of the search, and the remaining ones are not scaled up to sum to 1. A
+hypothesis then has the score that `score` gives it.
 
 Axis letters: B batch, K beam, T positions, V vocabulary, P prefix, N length of
 the n-grams, W windows of T.
@@ -18,12 +18,12 @@ from jaxtyping import Array, Bool, Int32
 
 @dataclasses.dataclass(frozen=True)
 class TokenRules:
-  """What holds for all sentences, and is compiled into the search.
+  """Rules for all sentences, compiled into the search.
 
   Attributes:
-    forbidden: tokens that are never extended by.
-    no_repeat_ngram: no n-gram of this size stands twice in a hypothesis
-      (Paulus et al. 2018, section 2.5); 0: any may.
+    forbidden: Tokens that never extend a hypothesis.
+    no_repeat_ngram: Size of the n-grams that must not occur twice in a
+      hypothesis (Paulus et al. 2018, section 2.5); 0 allows repetition.
   """
 
   forbidden: tuple[int, ...] = ()
@@ -31,12 +31,13 @@ class TokenRules:
 
 
 class Requirements(NamedTuple):
-  """What holds for each sentence.
+  """Requirements of each sentence.
 
-  min_lengths: the fewest tokens, the end symbol included.
-  prefixes: the first tokens, as far as prefix_lengths; they may be forbidden
-    ones and may repeat n-grams. None: no sentence has any.
-  prefix_lengths: how many.
+  Attributes:
+    min_lengths: Smallest number of tokens, the end symbol included.
+    prefixes: First tokens, as far as prefix_lengths. They may be forbidden
+      tokens and may repeat n-grams. None if no sentence has a prefix.
+    prefix_lengths: Number of tokens of each prefix.
   """
 
   min_lengths: Int32[Array | np.ndarray, ' B']
@@ -49,15 +50,16 @@ def clipped_limits(
   requirements: Requirements | None,
   max_length: int,
 ) -> Int32[Array, ' B']:
-  """The most tokens of each sentence, the end symbol included.
+  """Return the largest number of tokens of each sentence, with the end symbol.
 
   Args:
-    max_lengths: as asked for.
-    requirements: a sentence has room for its prefix and an end symbol.
-    max_length: the room there is.
+    max_lengths: Requested limits.
+    requirements: Requirements; a sentence gets room for its prefix and an end
+      symbol.
+    max_length: Available room.
 
   Returns:
-    From 1 to max_length.
+    Limits from 1 to max_length.
   """
   if requirements is not None and requirements.prefix_lengths is not None:
     max_lengths = jnp.maximum(max_lengths, requirements.prefix_lengths + 1)
@@ -72,18 +74,18 @@ def allowed_tokens(
   end_id: int,
   vocabulary: int,
 ) -> Bool[Array, '#B #K V'] | None:
-  """Which tokens may come next.
+  """Find the tokens that may come next.
 
   Args:
-    rules: for all sentences.
-    requirements: for each sentence; None: there are none.
-    tokens: of the live hypotheses, `position` of them each.
-    position: where the next token stands, from 0.
-    end_id: the token that ends a hypothesis.
-    vocabulary: V.
+    rules: Rules for all sentences.
+    requirements: Requirements of each sentence, if any.
+    tokens: Tokens of the live hypotheses, `position` of them each.
+    position: Position of the next token, from 0.
+    end_id: Token that ends a hypothesis.
+    vocabulary: Size V of the vocabulary.
 
   Returns:
-    True where it may; None where all may, always.
+    True for each allowed token; None if all tokens are always allowed.
   """
   allowed = None
   if rules.forbidden:
@@ -114,16 +116,16 @@ def repeated(
   size: int,
   vocabulary: int,
 ) -> Bool[Array, 'B K V']:
-  """Which tokens would complete an n-gram that has been there.
+  """Find the tokens that would complete an n-gram that occurred before.
 
   Args:
-    tokens: of the hypotheses, `position` of them each.
-    position: where the next token stands, from 0.
-    size: N.
-    vocabulary: V.
+    tokens: Tokens of the hypotheses, `position` of them each.
+    position: Position of the next token, from 0.
+    size: Size N of the n-grams.
+    vocabulary: Size V of the vocabulary.
 
   Returns:
-    True where the token would.
+    True for each such token.
   """
   batch, beam, room = tokens.shape
   count = room - size + 1

@@ -1,4 +1,4 @@
-"""What a search asks of a model, and what it gives.
+"""Interface between a search and a model, and the results of a search.
 
 Axis letters: B batch, K rows of a sentence (live hypotheses or samples),
 N hypotheses returned, T positions, V vocabulary.
@@ -14,26 +14,26 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 # (tokens [B, K], position, rows [B, K, T], cache) -> (logits [B, K, V], cache).
-# A step writes what it keeps of a position into the cache and never moves it:
-# of hypothesis k, position t was written in row rows[b, k, t], for all t up to
+# A step writes the values of a position into the cache and never moves them:
+# position t of hypothesis k was written in row rows[b, k, t], for all t up to
 # `position`. The search knows nothing else of the cache.
 Step = Callable[
   [Int32[Array, 'B K'], Int32[Array, ''], Int32[Array, 'B K T'], Any],
   tuple[Float32[Array, 'B K V'], Any],
 ]
 
-# (rows [B, K, T], position, cache) -> [B, K], at most 0: is added to the score
-# of a hypothesis that ends after `position`.
+# (rows [B, K, T], position, cache) -> [B, K], at most 0: a term that is added
+# to the score of a hypothesis that ends after `position`.
 CoverageScore = Callable[
   [Int32[Array, 'B K T'], Int32[Array, ''], Any], Float32[Array, 'B K']
 ]
 
-# (sentences [M], cache) -> what is needed to go on with these alone.
+# (sentences [M], cache) -> what the search of these sentences alone needs.
 CompactBatch = Callable[[Int32[Array, ' M'], Any], 'Narrowed']
 
 
 class Narrowed(NamedTuple):
-  """A step for some of the sentences, and their part of the cache."""
+  """Step for some of the sentences, and their part of the cache."""
 
   step: Step
   coverage_score: CoverageScore | None
@@ -42,13 +42,13 @@ class Narrowed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LengthPenalty:
-  """What the log-probability of a hypothesis is divided by.
+  """Divisor of the log-probability of a hypothesis.
 
   Attributes:
-    form: 'gnmt': ((5 + length) / 6)^alpha (Wu et al. 2016, Eq. 14).
-      'length': length^alpha. 'none': 1.
-    alpha: at least 0, so that the divisor does not fall as the length grows;
-      the bound that ends the search rests on it.
+    form: 'gnmt' is ((5 + length) / 6)^alpha (Wu et al. 2016, Eq. 14),
+      'length' is length^alpha and 'none' is 1.
+    alpha: Exponent, at least 0, so that the divisor never decreases with the
+      length; the bound that ends the search relies on it.
   """
 
   form: Literal['gnmt', 'length', 'none'] = 'gnmt'
@@ -59,10 +59,10 @@ class LengthPenalty:
       raise ValueError(f'alpha must be >= 0, got {self.alpha}')
 
   def divisors(self, max_length: int) -> Float32[np.ndarray, ' lengths']:
-    """The divisors of lengths 0 to max_length.
+    """Return the divisors of lengths 0 to max_length.
 
-    A table, because a power computed on the device may round differently in
-    arrays of different sizes.
+    They are a table, because a power computed on the device may round
+    differently in arrays of different sizes.
     """
     lengths = np.maximum(np.arange(max_length + 1), 1)
     bases = {
@@ -76,13 +76,14 @@ class LengthPenalty:
 class Hypotheses(NamedTuple):
   """Finished hypotheses of each sentence, best first.
 
-  tokens: end in the end symbol, followed by zeros; no start symbol.
-  lengths: tokens, the end symbol included; 0 where a sentence has fewer
-    hypotheses than there is room for.
-  scores: log_probabilities divided by the length penalty, with the coverage
-    score if there is any; -inf where length is 0.
-  log_probabilities: sums over the tokens, the end symbol included.
-  token_log_probabilities: of each token; 0 after the end.
+  Attributes:
+    tokens: Tokens with the end symbol, then zeros; no start symbol.
+    lengths: Number of tokens, the end symbol included; 0 where a sentence has
+      fewer hypotheses than there is room for.
+    scores: Log-probabilities divided by the length penalty, plus the coverage
+      score if there is one; -inf where the length is 0.
+    log_probabilities: Sums over the tokens, the end symbol included.
+    token_log_probabilities: Log-probability of each token; 0 after the end.
   """
 
   tokens: Int32[Array, 'B N T']
@@ -93,14 +94,14 @@ class Hypotheses(NamedTuple):
 
 
 def select(rows: Array, index: Int32[Array, 'B J']) -> Array:
-  """rows[b, index[b, j]] for every b and j: [B, I, ...] -> [B, J, ...]."""
+  """Return rows[b, index[b, j]] for all b, j: [B, I, ...] -> [B, J, ...]."""
   return jax.vmap(
     lambda one, chosen: one.at[chosen].get(mode='promise_in_bounds')
   )(rows, index)
 
 
 def best_first(hypotheses: Hypotheses, count: int) -> Hypotheses:
-  """The `count` best by score; equal scores keep their order."""
+  """Return the `count` best by score; equal scores keep their order."""
   _, order = jax.lax.top_k(hypotheses.scores, count)
   return jax.tree.map(lambda leaf: select(leaf, order), hypotheses)
 
@@ -108,6 +109,6 @@ def best_first(hypotheses: Hypotheses, count: int) -> Hypotheses:
 def written(
   sequences: Array, position: Int32[Array, ''], values: Array
 ) -> Array:
-  """The sequences [B, J, T] with values [B, J] at one position."""
+  """Return the sequences [B, J, T] with values [B, J] at one position."""
   here = jnp.arange(sequences.shape[-1]) == position
   return jnp.where(here, values[..., None], sequences)

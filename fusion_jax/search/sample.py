@@ -1,4 +1,4 @@
-"""Samples of translations, the same for a sentence in any batch.
+"""Sampling of translations, the same for a sentence in any batch.
 
 Axis letters: B batch, K samples of a sentence, T positions, V vocabulary.
 """
@@ -31,14 +31,15 @@ _NO_RULES = TokenRules()
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """The distribution that is drawn from.
+  """Distribution from which tokens are drawn.
 
   Attributes:
-    temperature: logits are divided by it.
-    top_k: of the most probable tokens (Fan et al. 2018); 0: of all.
-    top_p: of the fewest tokens that have this probability together (Holtzman
-      et al. 2020); 1: of all.
-    seed: with the number of the sentence it decides what is drawn.
+    temperature: Divisor of the logits.
+    top_k: Number of most probable tokens to draw from (Fan et al. 2018); 0
+      draws from all.
+    top_p: Draw from the fewest tokens that together have this probability
+      (Holtzman et al. 2020); 1 draws from all.
+    seed: Seed that, with the number of the sentence, decides what is drawn.
   """
 
   temperature: float = 1.0
@@ -48,7 +49,7 @@ class Sampling:
 
 
 class _State(NamedTuple):
-  """Samples so far; what has ended draws on and keeps nothing of it."""
+  """Samples so far; draws after the end of a sample are discarded."""
 
   position: Int32[Array, '']
   newest: Int32[Array, 'B K']
@@ -61,7 +62,7 @@ class _State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Draws:
-  """What stays the same in all steps; see the arguments of `sample`."""
+  """Constants of all steps; see the arguments of `sample`."""
 
   step: Step
   keys: Array
@@ -77,11 +78,11 @@ class _Draws:
 def restrict(
   logits: Float32[Array, '*R V'], sampling: Sampling
 ) -> Float32[Array, '*R V']:
-  """The logits that are drawn from; -inf where a token is left out.
+  """Restrict logits to the tokens that may be drawn; others become -inf.
 
   Args:
-    logits: of the model; -inf where a token is not allowed.
-    sampling: top-k is taken first, then top-p of what it leaves.
+    logits: Logits of the model; -inf where a token is not allowed.
+    sampling: Distribution; top-k is applied first, top-p to what it leaves.
 
   Returns:
     The logits divided by the temperature.
@@ -116,24 +117,24 @@ def sample(
   rules: TokenRules = _NO_RULES,
   requirements: Requirements | None = None,
 ) -> Hypotheses:
-  """Draws hypotheses of every sentence, token by token.
+  """Draw hypotheses of every sentence, token by token.
 
   Args:
-    step: the model, as for `beam_search`.
-    cache: of the step, with K rows a sentence.
-    samples: of a sentence, K.
-    max_length: room for the longest hypothesis, T.
-    max_lengths: int32 limit of each sentence; there the end symbol follows.
-    numbers: int32 number of each sentence; with the seed it decides the draw,
-      and nothing else of the batch does.
-    start_id: the token before the first.
-    end_id: the token that ends a hypothesis.
-    penalty: the length penalty of the scores.
-    sampling: what is drawn from.
-    coverage_score: is added to the scores; None: nothing is.
-    normalised: the step's logits are log-probabilities already.
-    rules: what hypotheses must not contain.
-    requirements: shortest lengths and prefixes.
+    step: The model, as for `beam_search`.
+    cache: Cache of the step, with K rows for each sentence.
+    samples: Number K of samples of a sentence.
+    max_length: Room T for the longest hypothesis.
+    max_lengths: Limit of each sentence, int32; the end symbol follows there.
+    numbers: Number of each sentence, int32. It decides the draw together with
+      the seed; nothing else in the batch influences the draw.
+    start_id: Token before the first.
+    end_id: Token that ends a hypothesis.
+    penalty: Length penalty of the scores.
+    sampling: Distribution from which tokens are drawn.
+    coverage_score: Term added to the scores, if any.
+    normalised: Whether the step's logits are log-probabilities already.
+    rules: Tokens and n-grams that hypotheses must not contain.
+    requirements: Shortest lengths and prefixes.
 
   Returns:
     K hypotheses with the model's own log-probabilities, best first.
@@ -166,9 +167,9 @@ def sample(
 
 
 def _advance(draws: _Draws, state: _State) -> _State:
-  """One more token of every sample."""
+  """Append one token to every sample."""
   position = state.position
-  # A sample goes on with itself: its positions stand in its own row.
+  # A sample only extends itself: its positions stand in its own row.
   own = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[:, None]
   rows = jnp.broadcast_to(own, state.tokens.shape)
   logits, cache = draws.step(state.newest, position, rows, state.cache)
@@ -198,7 +199,7 @@ def _advance(draws: _Draws, state: _State) -> _State:
 def _ranked(
   final: _State, divisors: Float32[Array, ' lengths'], end_id: int
 ) -> Hypotheses:
-  """The samples, best first; each has one end symbol, its last token."""
+  """Sort the samples, best first; each ends in its one end symbol."""
   lengths = jnp.argmax(final.tokens == end_id, axis=-1).astype(jnp.int32) + 1
   total = final.token_log_probs.sum(-1)
   found = Hypotheses(
@@ -229,7 +230,7 @@ def _draw(
 def _open(
   draws: _Draws, log_p: Float32[Array, 'B K V'], state: _State
 ) -> Float32[Array, 'B K V']:
-  """-inf where a token is not allowed."""
+  """Set the log-probabilities of tokens that are not allowed to -inf."""
   allowed = allowed_tokens(
     draws.rules,
     draws.requirements,

@@ -1,4 +1,4 @@
-"""The largest elements of long rows.
+"""Largest elements of long rows.
 
 Axis letters: R rows, V columns.
 """
@@ -7,27 +7,28 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-# Rows are searched in chunks of so many columns; measured to be the fastest
-# for 8,000 and for 32,000 columns on a CPU.
+# Number of columns of a chunk; measured to be the fastest for 8,000 and for
+# 32,000 columns on a CPU.
 _CHUNK = 64
 
 
 def top_k(
   scores: Float32[Array, 'R V'], k: int
 ) -> tuple[Float32[Array, 'R {k}'], Int32[Array, 'R {k}']]:
-  """The k largest elements of every row, as `jax.lax.top_k`, but fast.
+  """Find the k largest elements of every row, faster than `jax.lax.top_k`.
 
-  In two levels: the k chunks with the largest maxima, then the k largest
-  elements inside them. It is exact: an element outside those chunks has k
-  elements before it, one in each. Equal elements come in the order of their
-  columns, because the chunks chosen are searched in the order of theirs.
+  The search has two levels: the k chunks with the largest maxima, then the k
+  largest elements inside them. It is exact: k elements, one in each of those
+  chunks, come before any element outside them. Equal elements come in the
+  order of their columns, because the chosen chunks are searched in the order
+  of their columns.
 
   Args:
-    scores: the rows.
-    k: at most V.
+    scores: Rows to search.
+    k: Number of elements, at most V.
 
   Returns:
-    The elements in falling order, and their columns.
+    The elements in descending order, and their columns.
   """
   rows, columns = scores.shape
   chunks = -(-columns // _CHUNK)

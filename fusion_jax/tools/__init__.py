@@ -1,1 +1,1 @@
-"""Programs around trained runs."""
+"""Command-line programs that work on trained runs and configs."""

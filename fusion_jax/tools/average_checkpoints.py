@@ -1,10 +1,10 @@
-r"""Writes the mean of checkpoints as a run directory of its own.
+r"""Write the mean of several checkpoints as a new run directory.
 
     python -m fusion_jax.tools.average_checkpoints --workdir=DIR --average=5 \
         [--average_of=best] [--step=STEP] [--parameters=last] --output=DIR2
 
-All that reads a run reads DIR2: decode.py, the contrastive evaluation and
-`train.py --init_from=DIR2`. It has no optimizer state.
+Every program that reads a run can read DIR2: decode.py, the contrastive
+evaluation and `train.py --init_from=DIR2`. DIR2 has no optimizer state.
 """
 
 import argparse
@@ -46,10 +46,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Averages, writes and prints the new run directory."""
+  """Average the checkpoints, and write and print the new run directory."""
   arguments = _parse(argv)
   start_logging()
-  # After the flags: JAX starts slowly.
+  # Imported after the flags are read, because JAX loads slowly.
   from fusion_jax.runs.loading import load_flagged
   from fusion_jax.tools.average_checkpoints import write_mean
 
@@ -64,16 +64,16 @@ if __name__ == '__main__':
 
 
 def write_mean(run: TrainedModel, workdir: Path, output: Path) -> None:
-  """Writes a run directory with one checkpoint, of step `run.step`.
+  """Write a run directory with one checkpoint, of step `run.step`.
 
   Args:
-    run: its parameters are the mean of those of `run.steps`.
-    workdir: the directory that it was loaded from; its name is kept in the
+    run: Run whose parameters are the mean of those of `run.steps`.
+    workdir: Directory that the run was loaded from; its name is kept in the
       checkpoint.
-    output: the new directory; it is whole or not there.
+    output: New directory; it appears only when it is complete.
 
   Raises:
-    InputError: it is there already and not empty, or cannot be written.
+    InputError: The directory exists and is not empty, or cannot be written.
   """
   try:
     with whole_folder(output) as partial:
@@ -84,7 +84,7 @@ def write_mean(run: TrainedModel, workdir: Path, output: Path) -> None:
       _write_checkpoint(partial / 'checkpoints', run, workdir.resolve().name)
   except InputError:
     raise
-  except Exception as error:  # Orbax raises many kinds on a full disk.
+  except Exception as error:  # Orbax raises many types on a full disk.
     raise InputError(
       f'{output}: cannot be written: {first_line(error)}'
     ) from error

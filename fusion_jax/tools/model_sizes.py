@@ -1,8 +1,8 @@
-"""Prints the parameter table of a config's model.
+"""Print the parameter table of a config's model.
 
-    python -m fusion_jax.models --config=configs/NAME.py[:VARIANT]
+    python -m fusion_jax.tools.model_sizes --config=configs/NAME.py[:VARIANT]
 
-The vocabularies have the size that `data.tokenizer` asks for.
+The vocabularies have the size that `data.tokenizer` requests.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _START = 2
 def parameter_rows(
   config: ExperimentConfig,
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
-  """Name, shape and logical axes of every parameter; nothing is allocated."""
+  """Yield name, shape and logical axes of every parameter; allocate nothing."""
   size = config.data.tokenizer.vocabulary_size
   model = Transformer(config.model, size, size, _START)
   boxes = jax.eval_shape(lambda: boxed_parameters(model, 0))
@@ -38,9 +38,9 @@ def parameter_rows(
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Prints one line a parameter, and the sum."""
+  """Print one line per parameter, and the sum."""
   parser = argparse.ArgumentParser(
-    prog='python -m fusion_jax.models',
+    prog='python -m fusion_jax.tools.model_sizes',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )

@@ -1,4 +1,4 @@
-"""Shows a trained run on its own test split: BLEU and five translations.
+"""Test a trained run on its own test split: BLEU and five translations.
 
 python -m fusion_jax.tools.quickstart --workdir=runs/quickstart
 """
@@ -22,7 +22,7 @@ _SHOWN = 5
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Translates the test split with beam search and prints what came out."""
+  """Translate the test split with beam search and print the results."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
   arguments = parse_arguments(argv, parser)
   workdir = arguments.workdir
   start_logging()
-  # After the logging: JAX's libraries set up their own where there is none.
+  # Imported after logging starts, else JAX's libraries set up their own.
   from fusion_jax.data.prepare import prepare
   from fusion_jax.decoding.direction import in_direction
   from fusion_jax.decoding.translate import Translator

@@ -1,1 +1,1 @@
-"""Training: schedule, step, loop, checkpoints, validation."""
+"""Training of a model: schedules, optimizer, step, loop and validation."""

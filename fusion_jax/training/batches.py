@@ -1,4 +1,4 @@
-"""The training batches of a run, and what is told of them."""
+"""The training batches of a run and the log lines about them."""
 
 import logging
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 def make_batches(
   config: ExperimentConfig, corpus: PreparedCorpus, mesh: Mesh
 ) -> TrainingBatches:
-  """Chooses the shapes of the corpus, and prints them."""
+  """Choose the batch shapes for the corpus, and log them."""
   split = corpus.split('train')
   mixture = training_mixture(
     config.data, split.directions, split.lengths, config.training.seed

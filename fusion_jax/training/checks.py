@@ -1,4 +1,4 @@
-"""What is looked at before a run begins, on all processes."""
+"""Checks before a run begins, made on all processes."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from fusion_jax.training.freeze import check_patterns
 
 
 def check_same_everywhere(config: ExperimentConfig) -> None:
-  """Refuses processes that were started with different configs."""
+  """Refuse processes that were started with different configs."""
   own = serialization.flatten(config)
   texts = gather(json.dumps(own, sort_keys=True).encode())
   for process, text in enumerate(texts):
@@ -31,12 +31,13 @@ def check_same_everywhere(config: ExperimentConfig) -> None:
 
 
 def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
-  """Refuses batches whose rows do not divide over the mesh.
+  """Refuse batches whose rows cannot be divided over the mesh.
 
-  They are the same on every mesh, so that a run may go on on another one.
+  The batches are the same on every mesh, so that a run may resume on another
+  one.
 
   Raises:
-    InputError: data.batch.row_multiple has to be another.
+    InputError: data.batch.row_multiple must have another value.
   """
   parts, rows = config.optimizer.accumulation, config.data.batch.row_multiple
   pieces = row_shards(mesh) * parts
@@ -50,7 +51,7 @@ def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
 
 
 def check_freeze(config: ExperimentConfig, corpus: PreparedCorpus) -> None:
-  """Refuses wrong patterns before the run directory is made."""
+  """Refuse wrong patterns before the run directory is made."""
   if config.training.freeze:
     model = make_model(config, corpus.source_tokenizer, corpus.target_tokenizer)
     shapes = jax.eval_shape(lambda: initial_parameters(model, 0))

@@ -1,22 +1,24 @@
-"""How many programs JAX compiles in this process, and how long that takes."""
+"""Counts of the programs that JAX compiles in this process, and their time."""
 
 import threading
 from typing import Any, NamedTuple
 
 import jax
 
-# What JAX calls the making of a program that can be run, by the compiler or
-# from the cache on disk, and the second of the two.
+# Events of JAX: a program was made ready to run, by the compiler or from the
+# cache on disk; and a program was found in that cache.
 _MADE = '/jax/core/compile/backend_compile_duration'
 _FOUND = '/jax/compilation_cache/cache_hits'
 
 
 class Compiled(NamedTuple):
-  """What was compiled in a time.
+  """Counts of the programs that were compiled in a period.
 
-  programs: all of them.
-  found: those that were read from the cache on disk.
-  seconds: of all of them added up, without tracing; some run side by side.
+  Attributes:
+    programs: Number of all programs.
+    found: Number of those that were read from the cache on disk.
+    seconds: Sum over all programs, without tracing; some are compiled at the
+      same time.
   """
 
   programs: int = 0
@@ -24,16 +26,16 @@ class Compiled(NamedTuple):
   seconds: float = 0.0
 
   def __str__(self) -> str:
-    """One line for a log."""
+    """Return one line for a log."""
     cached = f', {self.found} of them from the cache' if self.found else ''
     return f'{self.programs} programs compiled in {self.seconds:.1f} s{cached}'
 
 
 class Compilations:
-  """Counts from when it is made until it is closed.
+  """Counter of compilations, from its construction until `close`.
 
   Attributes:
-    total: all that was counted.
+    total: Everything counted so far.
   """
 
   def __init__(self):
@@ -43,13 +45,13 @@ class Compilations:
     jax.monitoring.register_event_listener(self._found)
 
   def news(self) -> Compiled:
-    """What was compiled since the last call."""
+    """Return what was compiled since the last call."""
     pairs = zip(self.total, self._told, strict=True)
     self._told = self.total
     return Compiled(*(now - before for now, before in pairs))
 
   def close(self) -> None:
-    """Counts no more."""
+    """Stop counting."""
     jax.monitoring.unregister_event_duration_listener(self._made)
     jax.monitoring.unregister_event_listener(self._found)
 

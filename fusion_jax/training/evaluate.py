@@ -1,7 +1,7 @@
 """Validation during training: loss, perplexity, accuracy, BLEU and chrF.
 
-Of several directions each is validated by itself; the numbers of the whole are
-their means, in which every direction counts the same.
+Each of several directions is validated by itself. The overall numbers are the
+means over the directions, in which every direction counts the same.
 """
 
 import dataclasses
@@ -34,22 +34,22 @@ from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
 
 logger = logging.getLogger(__name__)
 
-# The loss of the validation set needs no more shapes than these.
+# Largest number of batch shapes; the validation loss needs no more.
 _SHAPES = 3
 
-# What is told of each direction where there are several.
+# Numbers that are reported for each direction where there are several.
 _OF_DIRECTIONS = ('loss', 'bleu', 'chrf')
 
 
 def token_means(sums: LossSums) -> dict[str, float]:
-  """Loss, perplexity and accuracy per target token from sums.
+  """Return loss, perplexity and accuracy per target token.
 
   Args:
-    sums: on the host or the device.
+    sums: Loss sums, on the host or the device.
 
   Returns:
-    'loss': nats, as it was minimised; 'perplexity': exp of the negative
-    log-likelihood; 'accuracy': share of tokens predicted, in [0, 1].
+    'loss': in nats, as it was minimised; 'perplexity': exp of the negative
+    log-likelihood; 'accuracy': share of tokens predicted correctly, in [0, 1].
   """
   tokens = max(int(sums.tokens), 1)
   likelihood = float(sums.negative_log_likelihood) / tokens
@@ -62,13 +62,13 @@ def token_means(sums: LossSums) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class _Direction:
-  """What one direction is validated on.
+  """Validation data of one direction.
 
   Attributes:
-    name: 'de-en' and the like.
-    split: its validation examples.
-    run: translates in this direction; has no parameters yet.
-    sources, references: the lines to translate and what they should give.
+    name: Name of the direction, 'de-en' for example.
+    split: Validation examples of the direction.
+    run: Run that translates in this direction; it has no parameters yet.
+    sources, references: Lines to translate and their reference translations.
   """
 
   name: str
@@ -79,7 +79,7 @@ class _Direction:
 
 
 class Validator:
-  """Validates a model on the validation split; compiles once."""
+  """Validation of a model on the validation split; it compiles once."""
 
   def __init__(
     self,
@@ -93,7 +93,7 @@ class Validator:
     self._translations = workdir / 'translations'
     self._split = corpus.split('valid')
     shards = row_shards(mesh)
-    # The same shapes for all directions: they are compiled once.
+    # All directions share the shapes, so that each shape is compiled once.
     batch, most = config.data.batch, min(config.data.batch.shapes, _SHAPES)
     self._shapes = choose_shapes(
       self._split.lengths,
@@ -120,18 +120,18 @@ class Validator:
     ]
 
   def __call__(self, parameters: Parameters, step: int) -> dict[str, float]:
-    """Loss without smoothing, perplexity, accuracy, BLEU, chrF.
+    """Return loss without smoothing, perplexity, accuracy, BLEU and chrF.
 
-    Also writes translations/STEP.txt, or STEP.DIRECTION.txt of each direction,
-    and logs one line for each and one for their mean.
+    Also writes translations/STEP.txt, or STEP.DIRECTION.txt for each of several
+    directions, and logs one line for each direction and one for their mean.
 
     Args:
-      parameters: to validate, replicated over the mesh.
-      step: names the file.
+      parameters: Parameters to validate, replicated over the mesh.
+      step: Step that names the file.
 
     Returns:
-      The named numbers, 'validation_seconds' among them. Of several directions
-      the means, and 'bleu/de-en' and the like.
+      Named numbers, with 'validation_seconds'. For several directions these are
+      the means, and 'bleu/de-en' and the like are added.
     """
     start = time.monotonic()
     found = {
@@ -148,7 +148,7 @@ class Validator:
     return values
 
   def telemetry(self, parameters: Parameters) -> dict[str, float]:
-    """What the fusions do on the first batch; empty without fusion."""
+    """Return the telemetry of the first batch; it is empty without fusion."""
     return telemetry_values(
       self._telemetry_step(parameters, next(self._batches(self._split)))
     )
@@ -194,7 +194,7 @@ class Validator:
 def _translated(
   run: TrainedModel, parameters: Parameters, sources: Sequence[str]
 ) -> list[str]:
-  """The translations of all sources, by the devices of all processes."""
+  """Translate all sources, on the devices of all processes."""
   own = jax.tree.map(lambda x: x.addressable_data(0), parameters)
   run = dataclasses.replace(run, parameters=own)
   return list(Translator(run, run.config.decoding).translate(sources))
@@ -219,7 +219,7 @@ def _direction(
 
 
 def _means(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-  """Of each number, over the directions."""
+  """Return the mean of each number over the directions."""
   values = list(found.values())
   return {
     name: sum(own[name] for own in values) / len(values) for name in values[0]

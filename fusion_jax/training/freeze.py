@@ -1,4 +1,4 @@
-"""Parameters that are not trained, chosen by patterns over their names."""
+"""Frozen parameters, chosen by patterns over their names."""
 
 import difflib
 import fnmatch
@@ -12,20 +12,20 @@ from fusion_jax.errors import InputError
 from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import Parameters
 
-# Names in a message.
+# Largest number of names in a message.
 _LISTED = 3
 
 
 def are_frozen(parameters: Parameters, patterns: Sequence[str]) -> Parameters:
-  """The tree with True where a name matches one of the patterns.
+  """Return a tree with True where a name matches one of the patterns.
 
   Args:
-    parameters: nested dictionaries.
-    patterns: of `fnmatch.fnmatchcase`, over names like
-      'encoder/layer_0/feed_forward/out/kernel'; * matches / too.
+    parameters: Nested dictionaries.
+    patterns: Patterns of `fnmatch.fnmatchcase`, over names like
+      'encoder/layer_0/feed_forward/out/kernel'; * also matches /.
 
   Returns:
-    Booleans in the same tree.
+    Booleans in the structure of `parameters`.
   """
   return jax.tree_util.tree_map_with_path(
     lambda path, _: _matches(path_name(path), patterns), parameters
@@ -33,14 +33,14 @@ def are_frozen(parameters: Parameters, patterns: Sequence[str]) -> Parameters:
 
 
 def check_patterns(parameters: Parameters, patterns: Sequence[str]) -> None:
-  """Refuses patterns that do not do what they seem to.
+  """Refuse patterns that match no parameter or leave none to train.
 
   Args:
-    parameters: of the model, or their shapes.
-    patterns: of `training.freeze`.
+    parameters: Parameters of the model, or their shapes.
+    patterns: Patterns of `training.freeze`.
 
   Raises:
-    InputError: one matches no parameter, or together they match all.
+    InputError: A pattern matches no parameter, or together they match all.
   """
   leaves = jax.tree_util.tree_leaves_with_path(parameters)
   names = [path_name(path) for path, _ in leaves]
@@ -61,7 +61,7 @@ def check_patterns(parameters: Parameters, patterns: Sequence[str]) -> None:
 def without_frozen(
   gradients: Parameters, patterns: Sequence[str]
 ) -> Parameters:
-  """Gradients with zeros where a parameter is frozen; XLA drops the rest."""
+  """Return gradients with zeros for frozen parameters; XLA drops the rest."""
   return jax.tree.map(
     lambda leaf, frozen: jnp.zeros_like(leaf) if frozen else leaf,
     gradients,
@@ -72,14 +72,15 @@ def without_frozen(
 def train_others(
   optimizer: optax.GradientTransformation, patterns: Sequence[str]
 ) -> optax.GradientTransformationExtraArgs:
-  """The optimizer for what is not frozen; the rest has no state.
+  """Restrict an optimizer to the parameters that are not frozen.
 
   Args:
-    optimizer: of the parameters that are trained.
-    patterns: of `training.freeze`.
+    optimizer: Optimizer of the parameters that are trained.
+    patterns: Patterns of `training.freeze`.
 
   Returns:
-    An optimizer of all parameters whose updates of frozen ones are 0.
+    An optimizer of all parameters. Frozen parameters have no state in it and
+    their updates are 0.
   """
 
   def labels(parameters):

@@ -1,4 +1,4 @@
-"""A learning rate of its own for what only the fusion of a model has."""
+"""Separate learning rates for the parameters that only the fusion adds."""
 
 from collections.abc import Mapping
 
@@ -15,15 +15,15 @@ def fusion_rates(
 ) -> dict[str, float]:
   """Return the factors on the learning rate of the fusion's parameters.
 
-  Those are the parameters that the same model without fusion does not have.
+  Those are the parameters that the same model without fusion lacks.
 
   Args:
-    model: the Transformer.
-    config: of the optimizer; `fusion_rate` holds for both sides, 0 stands for
-      the default of each side's scheme.
+    model: Transformer.
+    config: Options of the optimizer; `fusion_rate` holds for both sides, and 0
+      stands for the default of each side's scheme.
 
   Returns:
-    The names of parameters and their factors; no name where it is 1.
+    Factors by the names of the parameters; empty where all are 1.
   """
   sides = {'encoder': model.config.encoder, 'decoder': model.config.decoder}
   rates = {
@@ -40,10 +40,10 @@ def fusion_rates(
 
 
 def scale_by_name(rates: Mapping[str, float]) -> optax.GradientTransformation:
-  """Multiply the updates of named parameters.
+  """Return a transformation that multiplies the updates by their factors.
 
   Args:
-    rates: of `fusion_rates`; other parameters have a factor of 1.
+    rates: Factors from `fusion_rates`; other parameters have a factor of 1.
 
   Returns:
     A transformation without state.

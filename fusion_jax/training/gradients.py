@@ -1,9 +1,9 @@
-"""Gradients of a batch: accumulated over its parts, summed over the devices.
+"""Gradients of a batch: accumulated over microbatches, summed over devices.
 
-Each device sums what its own rows give, over all parts; then the sums of all
-devices are added, once an update. Parameters that lie cut over the axis fsdp
-are gathered once before, and their gradients are cut again where they are
-added.
+Each device sums the gradients of its own rows over all microbatches. Then the
+sums of all devices are added, once an update. Parameters that are sharded over
+the axis fsdp are gathered once before, and their gradients are sharded again
+where they are added.
 """
 
 import functools
@@ -35,19 +35,22 @@ def summed_gradients(
   parts: int,
   specs: Any = None,
 ) -> tuple[Parameters, Any]:
-  """The gradient of a summed loss, and the sums, over all rows of a batch.
+  """Return the gradient of a summed loss, and the sums, over a whole batch.
 
   Args:
-    loss: must be a sum over rows, and so must the sums that it returns.
-    parameters: to differentiate by, float32.
-    batch: its rows divide into the parts on every device.
-    key: of the dropout; folded with the number of each part.
-    others: arguments of `loss` that are the same for all rows.
-    parts: one after the other; memory is that of one.
-    specs: how the parameters are cut over the present mesh; None: not.
+    loss: Loss function. Its loss must be a sum over rows, and so must the sums
+      that it returns.
+    parameters: Parameters to differentiate by, float32.
+    batch: Batch whose rows divide into the microbatches on every device.
+    key: Key of the dropout; the number of each microbatch is folded in.
+    others: Arguments of `loss` that are the same for all rows.
+    parts: Number of microbatches. They are computed one after the other, so
+      that only one needs memory.
+    specs: Specs of the parameters on the current mesh; None: they are not
+      sharded.
 
   Returns:
-    The gradients, cut like the parameters, and the sums.
+    The gradients, sharded like the parameters, and the sums.
   """
   own_rows = functools.partial(_over_parts, loss, parts)
   axes = row_axes()
@@ -61,7 +64,7 @@ def summed_gradients(
 
 
 def _gather(parameters: Parameters, specs: Any) -> Parameters:
-  """Makes what is cut over fsdp whole; the cut over tensor stays."""
+  """Gather what is sharded over fsdp; shards over tensor stay."""
   return jax.shard_map(
     lambda shards: jax.tree.map(_gathered, shards, specs),
     in_specs=(specs,),
@@ -80,7 +83,7 @@ def _gathered(shard: Array, spec: PartitionSpec) -> Array:
 def _add(
   gradients: Parameters, specs: Any, axes: tuple[str, ...]
 ) -> Parameters:
-  """The sum of the shards' gradients, cut like the parameters."""
+  """Return the sum of the devices' gradients, sharded like the parameters."""
 
   def stacked(spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(axes, *_without_rows(spec))
@@ -140,7 +143,7 @@ def _over_parts(
 
 
 def _split_rows(batch: Batch, parts: int) -> Batch:
-  """[R, ...] -> [parts, R / parts, ...], every part on all devices."""
+  """Split [R, ...] into [parts, R / parts, ...], each part on all devices."""
   return jax.tree.map(
     lambda x: jnp.moveaxis(
       x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0

@@ -19,11 +19,13 @@ from fusion_jax.runs.state import TrainState, copied
 
 
 class StatePlan(NamedTuple):
-  """A training state before it is there.
+  """Plan of a training state that does not exist yet.
 
-  specs: a `PartitionSpec` in the place of each array.
-  abstract: a `jax.ShapeDtypeStruct` with its sharding in the place of each.
-  make: gives the state at step 0, on the mesh.
+  Attributes:
+    specs: State with a `PartitionSpec` in place of each array.
+    abstract: State with a `jax.ShapeDtypeStruct` and its sharding in place of
+      each array.
+    make: Function that returns the state at step 0, on the mesh.
   """
 
   specs: TrainState
@@ -37,15 +39,16 @@ def plan_state(
   config: ExperimentConfig,
   mesh: Mesh,
 ) -> StatePlan:
-  """How the arrays of a training state lie on a mesh, and what makes them.
+  """Plan how a training state is sharded over a mesh and how it is made.
 
-  Moments lie like the parameters they belong to.
+  Moments are sharded like the parameters they belong to.
 
   Args:
-    model: the Transformer.
-    optimizer: of `make_optimizer`.
-    config: the seed, whether an average is kept, and the rules.
-    mesh: gives the sizes.
+    model: Transformer.
+    optimizer: Optimizer from `make_optimizer`.
+    config: Options: the seed, whether an average is kept, and the sharding
+      rules.
+    mesh: Mesh that gives the sizes of the axes.
 
   Returns:
     The plan; nothing is computed or compiled yet.
@@ -55,7 +58,7 @@ def plan_state(
   def fresh_state() -> TrainState:
     return _boxed_state(model, optimizer, training.seed, training.ema > 0)
 
-  # JAX traces one function of the same arguments once.
+  # JAX caches the trace of a function, so that `make` does not trace again.
   shapes = jax.eval_shape(fresh_state)
   specs = partition_specs(shapes, config.parallel.rules, mesh)
   placed = shardings(specs, mesh)
@@ -76,16 +79,16 @@ def initial_state(
   seed: int,
   averaged: bool = False,
 ) -> TrainState:
-  """Fresh parameters and optimizer state at step 0.
+  """Return fresh parameters and optimizer state at step 0.
 
   Args:
-    model: the Transformer.
-    optimizer: of `make_optimizer`.
-    seed: of the parameters.
-    averaged: whether their moving average is kept too.
+    model: Transformer.
+    optimizer: Optimizer from `make_optimizer`.
+    seed: Seed of the parameters.
+    averaged: Whether the moving average of the parameters is kept too.
 
   Returns:
-    The state; the average is that of the fresh parameters.
+    The state; its average is that of the fresh parameters.
   """
   return nn.unbox(_boxed_state(model, optimizer, seed, averaged))
 
@@ -106,6 +109,6 @@ def _boxed_state(
 
 
 def _like(boxed: TrainState, leaves: TrainState) -> TrainState:
-  """The leaves of one tree in the boxes of another."""
+  """Put the leaves of one tree into the boxes of another."""
   structure = jax.tree.structure(boxed)
   return jax.tree.unflatten(structure, jax.tree.leaves(leaves))

@@ -1,7 +1,7 @@
-"""Where the numbers of a run go: metrics.jsonl and TensorBoard's events.
+"""Files with the numbers of a run: metrics.jsonl and TensorBoard events.
 
 tensorboardX writes events in a thread: when the disk is full, the thread dies
-and whoever logs waits for it for ever. Here it only makes the records.
+and the caller waits for it forever. Here it only makes the records.
 """
 
 import json
@@ -23,10 +23,10 @@ from fusion_jax.runs.metrics_file import read_metrics
 
 
 class MetricsLog:
-  """Appends named numbers of a step to both files, on process 0.
+  """Log of named numbers in both files, written on process 0 alone.
 
-  Lines that are damaged, and those of steps after `step`, left by a run that
-  was killed and resumed from an earlier checkpoint, are removed first.
+  Damaged lines are removed first, and so are lines of steps after `step`: a run
+  that was killed and resumed from an earlier checkpoint left them.
   """
 
   def __init__(self, workdir: Path, step: int):
@@ -42,15 +42,15 @@ class MetricsLog:
     self._events = EventFile(workdir, first_step=step + 1)
 
   def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-    """Writes one line and one point of each curve.
+    """Write one line and one point of each curve.
 
     Args:
-      step: finished updates.
+      step: Number of finished updates.
       kind: 'train', 'valid' or 'fusion'; the prefix of the curves' names.
-      values: named numbers; those that are not finite become null in JSON.
+      values: Named numbers; those that are not finite become null in JSON.
 
     Raises:
-      InputError: the disk is full.
+      InputError: The disk is full.
     """
     if not self._writes:
       return
@@ -64,25 +64,25 @@ class MetricsLog:
     self._events.write(step, named)
 
   def close(self) -> None:
-    """Closes both."""
+    """Close both files."""
     if self._writes:
       self._file.close()
       self._events.close()
 
 
 class EventFile:
-  """A new file of points. Call `close` at the end."""
+  """A new file of TensorBoard points. Call `close` at the end."""
 
   def __init__(self, workdir: Path, first_step: int):
-    """Makes the file.
+    """Make the file.
 
     Args:
-      workdir: the folder that TensorBoard is shown.
-      first_step: points of this step and later ones in older files are not
-        shown any more.
+      workdir: Folder that TensorBoard reads.
+      first_step: First step of this file; points of this step and later ones in
+        older files are no longer shown.
 
     Raises:
-      InputError: it cannot be written.
+      InputError: The file cannot be written.
     """
     now = time.time()
     name = f'events.out.tfevents.{int(now)}.{socket.gethostname()}'
@@ -92,14 +92,14 @@ class EventFile:
     self._add(Event(wall_time=now, step=first_step, session_log=start))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Adds one point to each curve.
+    """Add one point to each curve.
 
     Args:
-      step: finished updates.
-      values: by the names of the curves.
+      step: Number of finished updates.
+      values: Values by the names of the curves.
 
     Raises:
-      InputError: they cannot be written.
+      InputError: The points cannot be written.
     """
     points = [
       point
@@ -110,7 +110,7 @@ class EventFile:
     self._add(Event(wall_time=time.time(), step=step, summary=summary))
 
   def close(self) -> None:
-    """Closes the file."""
+    """Close the file."""
     self._file.close()
 
   def _add(self, event: Event) -> None:
@@ -118,7 +118,7 @@ class EventFile:
 
 
 def record(content: bytes) -> bytes:
-  """A TFRecord: length, checksum of it, content, checksum of it."""
+  """Return a TFRecord: length, its checksum, content, its checksum."""
   length = struct.pack('<Q', len(content))
   checks = [struct.pack('<I', masked_crc32c(x)) for x in (length, content)]
   return length + checks[0] + content + checks[1]

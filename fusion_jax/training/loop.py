@@ -55,25 +55,26 @@ from fusion_jax.training.watch import (
 
 logger = logging.getLogger(__name__)
 
-# Steps that may wait on the device: enough to keep it busy, few enough for a
-# signal to be answered soon.
+# Number of steps that may wait on the device: enough to keep it busy, and few
+# enough to answer a signal soon.
 _STEPS_IN_FLIGHT = 2
 
 
 def run(config: ExperimentConfig, workdir: Path) -> None:
-  """Trains, or goes on training, an experiment.
+  """Train an experiment, or resume its training.
 
   Args:
-    config: the experiment.
-    workdir: the run directory; made if it is not there.
+    config: Experiment.
+    workdir: Run directory; it is made if it does not exist.
 
   Raises:
-    InputError: bad data, another run's directory or one that another process
-      trains in, a full disk, a loss that stays not finite.
+    InputError: The data are bad, the directory belongs to another run, another
+      process trains in it, the disk is full, or the loss stays not finite.
   """
   on_all(lambda: run_directory.check(workdir, config))
   check_same_everywhere(config)
-  # Before anything takes long: who is lost later leaves nobody waiting here.
+  # Before anything that takes long, so that a process that is lost later leaves
+  # no other waiting here.
   start = name_start()
   mesh = make_mesh(config.parallel)
   check_rows(config, mesh)
@@ -85,7 +86,7 @@ def run(config: ExperimentConfig, workdir: Path) -> None:
 
 @contextlib.contextmanager
 def _held(workdir: Path) -> Iterator[None]:
-  """Keeps other trainings out; of several processes the first holds it."""
+  """Keep other trainings out of the run directory; process 0 holds the lock."""
   with contextlib.ExitStack() as stack:
 
     def hold() -> None:
@@ -106,7 +107,7 @@ def _train(
   tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
 
   def open_directory() -> None:
-    # Again: another training may have ended in it in the meantime.
+    # Checked again: another training may have ended in it in the meantime.
     run_directory.check(workdir, config)
     run_directory.create(workdir, config, *tokenizers)
     write_corpus(workdir, corpus)
@@ -124,7 +125,7 @@ def _train(
 
 
 class _Training:
-  """The parts of a training run and the state between steps."""
+  """Parts of a training run, and the state between its steps."""
 
   def __init__(
     self,
@@ -171,12 +172,12 @@ class _Training:
     _log_model(model, self._plan.abstract, mesh)
 
   def restore(self) -> None:
-    """Goes back to the last checkpoint, if there is one.
+    """Restore the last checkpoint, if there is one.
 
     The next step is compiled, or read from the cache, at the same time.
     """
-    # Before what takes one process longer than another. Others take this one
-    # for lost once it is closed: last.
+    # Opened before work that takes some processes longer than others, and
+    # closed last: the others take this process for lost once it is closed.
     heartbeat = Heartbeat(self._workdir, self._config.parallel, self._start)
     self._heartbeat = self._opened.enter_context(contextlib.closing(heartbeat))
     last = self._checkpoints.latest_step() or 0
@@ -188,7 +189,7 @@ class _Training:
     self._log = self._opened.enter_context(contextlib.closing(log))
 
   def _restore_or_start(self) -> int:
-    """Has the state to go on from; gives its step."""
+    """Set the state to resume or start from, and return its step."""
     self._state, self._progress = self._checkpoints.restore(
       self._plan.abstract, self._iterator
     )
@@ -202,7 +203,7 @@ class _Training:
     return step
 
   def _compile_step_after(self, step: int) -> None:
-    """As the first update will ask for it; runs nothing."""
+    """Compile the step as the first update will ask for it; run nothing."""
     if step >= self._config.training.steps:
       return
     _, shape, _ = self._batches.plan.batch(step)
@@ -225,14 +226,14 @@ class _Training:
     self._state = self._state.started_at(put_like(started, fresh))
 
   def close(self) -> None:
-    """Ends the reading threads and closes the files."""
+    """Stop the reading threads and close the files."""
     self._compilations.close()
     self._iterator.close()
     self._checkpoints.close()
     self._opened.close()
 
   def run(self, stop: Callable[[int], bool]) -> None:
-    """Updates until the last step, a stop, or the end of patience."""
+    """Update until the last step, a stop, or the end of patience."""
     with self._heartbeat.telling():
       self._run(stop)
 
@@ -299,7 +300,7 @@ class _Training:
     )
 
   def _report(self, step: int) -> None:
-    """Logs the means since the last report and starts new sums."""
+    """Log the means since the last report and start new sums."""
     totals = jax.device_get(self._totals)
     self._check_skips(totals)
     self._progress = with_skips(self._progress, totals)
@@ -352,7 +353,7 @@ class _Training:
   def _warn(
     self, step: int, encoder_norms: list[float], gradient_norm: float
   ) -> None:
-    """Tells of a fusion or an encoder that has not learned for long."""
+    """Warn of a fusion or an encoder that has not learned for a long time."""
     troubles = encoder_trouble(encoder_norms, gradient_norm, self._config)
     if has_router(self._config.model) and self._validate:
       if step - self._looked >= WATCH_EVERY:
@@ -364,7 +365,7 @@ class _Training:
   def _told_by_fusions(
     self, step: int, parameters: Parameters | None = None
   ) -> dict[str, float]:
-    """Logs what the fusions of the model do."""
+    """Log the telemetry of the fusions and return it."""
     self._looked = step
     if parameters is None:
       parameters = self._gathered(self._state.evaluated)
@@ -387,10 +388,10 @@ class _Training:
     )
 
   def _save(self, step: int, validate: bool, last: bool = False) -> None:
-    """Saves, after a validation if asked for.
+    """Save a checkpoint, after a validation if asked for.
 
-    While updates are skipped only the last state is saved, and not validated:
-    it may be the state that makes them bad.
+    While updates are skipped only the last state is saved, and it is not
+    validated: it may be the state that makes them bad.
     """
     totals = jax.device_get(self._totals)
     self._check_skips(totals)
@@ -421,18 +422,18 @@ class _Training:
 
 
 class _Clock:
-  """Seconds of training since the last lap, pauses left out."""
+  """Clock of the training time since the last lap, without pauses."""
 
   def __init__(self):
     self._begin = self._start = time.monotonic()
     self._pause = 0.0
 
   def total(self) -> float:
-    """Seconds since the clock was made, pauses included."""
+    """Return the seconds since the clock was made, pauses included."""
     return time.monotonic() - self._begin
 
   def lap(self) -> float:
-    """Seconds since the last lap; starts the next."""
+    """Return the seconds since the last lap, and start the next."""
     now = time.monotonic()
     seconds = now - self._start - self._pause
     self._start, self._pause = now, 0.0
@@ -440,7 +441,7 @@ class _Clock:
 
   @contextlib.contextmanager
   def paused(self):
-    """What runs inside does not count."""
+    """Leave out the time that is spent in the block."""
     begin = time.monotonic()
     yield
     self._pause += time.monotonic() - begin

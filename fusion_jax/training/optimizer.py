@@ -1,4 +1,4 @@
-"""Adam, from the config: clipping, decay, what is frozen, the rate."""
+"""Adam as configured: clipping, decay, frozen parameters and learning rate."""
 
 import types
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ from fusion_jax.training.update import where
 def make_schedule(
   config: OptimizerConfig, width: int, steps: int = 0
 ) -> optax.Schedule:
-  """The schedule that the config names, with its warm-up by steps.
+  """Return the schedule that the config names, with its warm-up by steps.
 
   Args:
-    config: of the optimizer.
-    width: D of the model.
-    steps: of the training; only 'cosine' asks for it.
+    config: Options of the optimizer.
+    width: Width D of the model.
+    steps: Number of training steps; only 'cosine' needs it.
 
   Returns:
     A function from the count of finished updates to the rate of the next.
@@ -46,19 +46,21 @@ def make_optimizer(
   freeze: Sequence[str] = (),
   rates: Mapping[str, float] = types.MappingProxyType({}),
 ) -> optax.GradientTransformationExtraArgs:
-  """Adam (Kingma and Ba 2015), after clipping by global norm if asked for.
+  """Return Adam (Kingma and Ba 2015) with the options of the config.
+
+  Gradients are first clipped by their global norm if asked for.
 
   Args:
-    config: of the optimizer.
-    width: D of the model.
-    steps: of the training; only 'cosine' asks for it.
-    freeze: patterns of `training.freeze`.
-    rates: of `fusion_rates`, factors on the rate of single parameters.
+    config: Options of the optimizer.
+    width: Width D of the model.
+    steps: Number of training steps; only 'cosine' needs it.
+    freeze: Patterns of `training.freeze`.
+    rates: Factors from `fusion_rates` on the rate of single parameters.
 
   Returns:
     The optimizer. With warmup_tokens its updates need the argument `tokens`,
-    the target tokens of the batch; otherwise they do not look at it. They may
-    be given `finite`: False where the caller will keep the old state.
+    the target tokens of the batch; otherwise they ignore it. They also accept
+    `finite`, which is False where the caller will keep the old state.
   """
   optimizer = _adam(config, width, steps)
   if config.clip_norm > 0:
@@ -74,16 +76,16 @@ def make_optimizer(
 def last_rate(
   config: OptimizerConfig, width: int, steps: int, state: Any
 ) -> Float[Array, '']:
-  """The learning rate of the last update.
+  """Return the learning rate of the last update.
 
   Args:
-    config: of the optimizer.
-    width: D of the model.
-    steps: of the training.
-    state: of the optimizer that `make_optimizer` makes, after an update.
+    config: Options of the optimizer.
+    width: Width D of the model.
+    steps: Number of training steps.
+    state: State of an optimizer from `make_optimizer`, after an update.
 
   Returns:
-    float32.
+    The rate, float32.
   """
   if config.warmup_tokens:
     return token_warmup_rate(
@@ -97,7 +99,7 @@ def last_rate(
 def _adam(
   config: OptimizerConfig, width: int, steps: int
 ) -> optax.GradientTransformation:
-  """m / (sqrt(v) + epsilon), decay and rate, in the order of AdamW."""
+  """Return m / (sqrt(v) + epsilon), decay and rate, in the order of AdamW."""
   adam = _in_place(config)
   if config.moments_dtype == 'bfloat16':
     adam = _kept_in_bfloat16(adam)
@@ -116,10 +118,11 @@ def _adam(
 def _in_place(
   config: OptimizerConfig,
 ) -> optax.GradientTransformationExtraArgs:
-  """Adam whose update is computed from the moments that will be kept.
+  """Return an Adam that computes its update from the moments it will keep.
 
-  Optax computes both from the old moments. XLA on a CPU then makes them anew
-  for the parameters, and to do so copies all old ones in every step.
+  Optax computes the update and the moments to keep from the old moments. XLA on
+  a CPU then recomputes the new moments for the parameters, and copies all old
+  ones for this in every step.
   """
   b1, b2, epsilon = config.beta1, config.beta2, config.epsilon
   adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon)
@@ -141,7 +144,7 @@ def _in_place(
 def _kept_in_bfloat16(
   adam: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-  """Adam whose first moment is bfloat16 between two updates.
+  """Store the first moment of Adam in bfloat16 between two updates.
 
   Optax's own mu_dtype multiplies in bfloat16, where 0.9 is 0.898.
   """
@@ -161,7 +164,7 @@ def _kept_in_bfloat16(
 
 
 def _warmup(config: OptimizerConfig, width: int, steps: int) -> tuple[Any, ...]:
-  """The arguments of a warm-up by tokens: peak, tokens, what comes after."""
+  """Return the arguments of a warm-up by tokens: peak, tokens and `after`."""
 
   def after(warmup_steps: Count) -> optax.Schedule:
     return schedule_after(config, width, steps, warmup_steps)

@@ -1,9 +1,9 @@
 """Learning-rate schedules: functions of the count of finished updates.
 
-t = count + 1 numbers the updates from 1. A warm-up of W updates may be a traced
-number: that of a warm-up measured in target tokens, where the rate is
-peak * n / N after n of N tokens. The updates that it took are then the W of the
-schedule, which continues from the peak.
+t = count + 1 numbers the updates from 1. The number W of warm-up updates may be
+traced. It is traced for a warm-up that is measured in target tokens, where the
+rate is peak * n / N after n of N tokens. The number of updates that this
+warm-up took is then the W of the schedule, which continues from the peak.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,21 @@ from jaxtyping import Array, Float, Int
 
 from fusion_jax.config import OptimizerConfig
 
-# Updates, as a number or on the device.
+# A number of updates, as a Python integer or on the device.
 Count = int | Int[Array, '']
 
 
 def vaswani_schedule(
   width: int, warmup_steps: Count, scale: float = 1.0
 ) -> optax.Schedule:
-  """scale * D^-0.5 * min(t^-0.5, t * W^-1.5); Vaswani et al. (2017), Eq. 3.
+  """Return the schedule of Vaswani et al. (2017), Eq. 3.
+
+  The rate is scale * D^-0.5 * min(t^-0.5, t * W^-1.5).
 
   Args:
-    width: D.
-    warmup_steps: W, updates of linear growth.
-    scale: factor on all of it.
+    width: Width D of the model.
+    warmup_steps: Number W of updates of linear growth.
+    scale: Factor on the whole rate.
 
   Returns:
     A function from the count of finished updates to the rate of the next.
@@ -42,11 +44,11 @@ def vaswani_schedule(
 
 
 def inverse_sqrt_schedule(peak: float, warmup_steps: Count) -> optax.Schedule:
-  """peak * min(t / W, sqrt(W / t)).
+  """Return the schedule peak * min(t / W, sqrt(W / t)).
 
   Args:
-    peak: the rate at t = W.
-    warmup_steps: W, updates of linear growth.
+    peak: Rate at t = W.
+    warmup_steps: Number W of updates of linear growth.
 
   Returns:
     A function from the count of finished updates to the rate of the next.
@@ -62,17 +64,18 @@ def inverse_sqrt_schedule(peak: float, warmup_steps: Count) -> optax.Schedule:
 def cosine_schedule(
   peak: float, final: float, warmup_steps: Count, steps: int
 ) -> optax.Schedule:
-  """peak * t / W, then final + (peak - final) (1 + cos(pi x)) / 2.
+  """Return a schedule of linear growth to the peak and cosine decay.
 
-  x = (t - W) / (steps - W) goes from 0 to 1 and stays there; Loshchilov and
-  Hutter (2017), Eq. 5, without restarts.
+  The rate is peak * t / W, then final + (peak - final) (1 + cos(pi x)) / 2,
+  where x = (t - W) / (steps - W) goes from 0 to 1 and stays there; Loshchilov
+  and Hutter (2017), Eq. 5, without restarts.
 
   Args:
-    peak: the rate at t = W.
-    final: the rate from t = steps on.
-    warmup_steps: W, updates of linear growth.
-    steps: of the whole schedule; if W is not below it, peak is followed by
-      final.
+    peak: Rate at t = W.
+    final: Rate from t = steps on.
+    warmup_steps: Number W of updates of linear growth.
+    steps: Length of the whole schedule; if W is not below it, peak is followed
+      by final.
 
   Returns:
     A function from the count of finished updates to the rate of the next.
@@ -89,11 +92,11 @@ def cosine_schedule(
 
 
 def constant_schedule(peak: float, warmup_steps: Count) -> optax.Schedule:
-  """peak * min(t / W, 1).
+  """Return the schedule peak * min(t / W, 1).
 
   Args:
-    peak: the rate from t = W on.
-    warmup_steps: W, updates of linear growth; 1: none.
+    peak: Rate from t = W on.
+    warmup_steps: Number W of updates of linear growth; 1: none.
 
   Returns:
     A function from the count of finished updates to the rate of the next.
@@ -108,13 +111,13 @@ def constant_schedule(peak: float, warmup_steps: Count) -> optax.Schedule:
 def schedule_after(
   config: OptimizerConfig, width: int, steps: int, warmup_steps: Count
 ) -> optax.Schedule:
-  """The schedule that the config names, with a warm-up of so many updates.
+  """Return the schedule that the config names, with a warm-up of W updates.
 
   Args:
-    config: schedule, scale, peak, final.
-    width: D of the model.
-    steps: of the training.
-    warmup_steps: W.
+    config: Options: schedule, scale, peak and final.
+    width: Width D of the model.
+    steps: Number of training steps.
+    warmup_steps: Number W of warm-up updates.
 
   Returns:
     A function from the count of finished updates to the rate of the next.
@@ -129,16 +132,19 @@ def schedule_after(
 
 
 def _number(count: Count) -> Float[Array, '']:
-  """t, float32."""
+  """Return t, float32."""
   return jnp.asarray(count, jnp.float32) + 1
 
 
 class TokenWarmupState(NamedTuple):
-  """How far the warm-up and the schedule are.
+  """Progress of the warm-up and of the schedule.
 
-  count: int32 finished updates.
-  tokens: int32 target tokens in them, at most N: it cannot overflow.
-  warmup_steps: int32 updates of the warm-up so far, or in all.
+  Attributes:
+    count: Number of finished updates, int32.
+    tokens: Number of target tokens in them, int32, at most N so that it cannot
+      overflow.
+    warmup_steps: Number of updates of the warm-up so far, or in all if it has
+      ended; int32.
   """
 
   count: Int[Array, '']
@@ -149,12 +155,12 @@ class TokenWarmupState(NamedTuple):
 def counted(
   state: TokenWarmupState, tokens: Int[Array, ''], warmup_tokens: int
 ) -> TokenWarmupState:
-  """The state after one more update.
+  """Return the state after one more update.
 
   Args:
-    state: before it.
-    tokens: int32 target tokens of its batch.
-    warmup_tokens: N.
+    state: State before the update.
+    tokens: Number of target tokens of its batch, int32.
+    warmup_tokens: Length N of the warm-up.
 
   Returns:
     The new state.
@@ -173,16 +179,16 @@ def token_warmup_rate(
   warmup_tokens: int,
   after: Callable[[Count], optax.Schedule],
 ) -> Float[Array, '']:
-  """The rate of the last update in a state.
+  """Return the rate of the last update.
 
   Args:
-    state: after that update.
-    peak: the rate at the end of the warm-up.
-    warmup_tokens: N.
-    after: from W to the schedule.
+    state: State after that update.
+    peak: Rate at the end of the warm-up.
+    warmup_tokens: Length N of the warm-up in target tokens.
+    after: Function from W to the schedule after the warm-up.
 
   Returns:
-    peak * n / N during the warm-up, then that of the schedule; float32.
+    peak * n / N during the warm-up, then the rate of the schedule; float32.
   """
   growing = peak * state.tokens.astype(jnp.float32) / warmup_tokens
   decayed = after(state.warmup_steps)(state.count - 1)
@@ -192,12 +198,14 @@ def token_warmup_rate(
 def scale_by_token_warmup(
   peak: float, warmup_tokens: int, after: Callable[[Count], optax.Schedule]
 ) -> optax.GradientTransformationExtraArgs:
-  """Multiplies by minus the rate; updates need `tokens`, those of the batch.
+  """Return a transformation that multiplies updates by minus the rate.
+
+  Its updates need the argument `tokens`, the target tokens of the batch.
 
   Args:
-    peak: the rate at the end of the warm-up.
-    warmup_tokens: N, target tokens.
-    after: from W to the schedule.
+    peak: Rate at the end of the warm-up.
+    warmup_tokens: Length N of the warm-up in target tokens.
+    after: Function from W to the schedule after the warm-up.
 
   Returns:
     The transformation, with a `TokenWarmupState`.

@@ -1,4 +1,4 @@
-"""A polite stop: SIGTERM and Ctrl-C set a flag that the loop looks at."""
+"""A polite stop: SIGTERM and Ctrl-C set a flag that the loop checks."""
 
 import contextlib
 import logging
@@ -14,13 +14,14 @@ logger = logging.getLogger(__name__)
 def stop_on_signals() -> contextlib.AbstractContextManager[
   Callable[[int], bool]
 ]:
-  """Within the block, SIGTERM or SIGINT asks for a stop.
+  """Return a context in which SIGTERM or SIGINT asks for a stop.
 
-  A second one acts as it would without the block. Among several processes
-  SIGTERM to one of them stops all at the same step; SIGINT is not heard.
+  A second signal acts as it would outside the block. Among several processes
+  SIGTERM to one of them stops all at the same step; SIGINT is not handled.
 
   Returns:
-    Gives a function that says after each step whether to stop there.
+    A context manager that gives a function from a step to whether to stop after
+    it.
   """
   if jax.process_count() > 1:
     return contextlib.nullcontext(multihost_utils.reached_preemption_sync_point)

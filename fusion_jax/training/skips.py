@@ -1,4 +1,4 @@
-"""Updates that were left out: counted, logged, and the end of a run."""
+"""Skipped updates: they are counted and logged, and too many end the run."""
 
 import dataclasses
 import logging
@@ -17,16 +17,16 @@ def check_skips(
   batch_of: Callable[[int], str],
   last_good: int | None,
 ) -> None:
-  """Ends a run whose updates are skipped one after the other.
+  """End a run that skips too many updates in a row.
 
   Args:
-    totals: on the host.
-    most: `training.max_skipped`.
-    batch_of: describes the batch of a step.
-    last_good: the newest checkpoint, if there is one.
+    totals: Totals, on the host.
+    most: Value of `training.max_skipped`.
+    batch_of: Function that describes the batch of a step.
+    last_good: Step of the newest checkpoint, if there is one.
 
   Raises:
-    InputError: so many in a row were skipped.
+    InputError: `most` updates or more in a row were skipped.
   """
   if totals.longest < most:
     return
@@ -41,19 +41,19 @@ def check_skips(
 
 
 def with_skips(progress: Progress, totals: Totals) -> Progress:
-  """The progress with what was skipped since the last report."""
+  """Add the updates skipped since the last report to the progress."""
   return dataclasses.replace(
     progress, skipped=progress.skipped + int(totals.skipped)
   )
 
 
 def log_skips(totals: Totals, step: int, so_far: int) -> None:
-  """Warns of what was skipped since the last report.
+  """Warn of the updates skipped since the last report.
 
   Args:
-    totals: on the host.
-    step: of this report.
-    so_far: skipped in all of the run.
+    totals: Totals, on the host.
+    step: Step of this report.
+    so_far: Number of updates skipped in the whole run.
   """
   if totals.skipped > 0:
     logger.warning(

@@ -1,7 +1,7 @@
 """The training step: a pure function of state and batch.
 
-It is jitted once a batch shape, donates what it replaces, and draws its
-dropout from (seed, step), so that a resumed run draws the same.
+It is compiled once for each batch shape and donates what it replaces. Its
+dropout depends on (seed, step) alone, so that a resumed run draws the same.
 """
 
 from collections.abc import Callable
@@ -29,18 +29,19 @@ from fusion_jax.training.update import Applied, apply_update, where
 class Totals(NamedTuple):
   """Sums since they were last read, kept on the device.
 
-  A step whose loss or gradient is not finite is counted and not summed.
+  A step whose loss or gradient is not finite is counted but not summed.
 
-  sums: of the losses.
-  diversity: sum over the steps of the layer-diversity reward, float32.
-  gradient_norm: sum over the steps of the global norm, before clipping.
-  encoder_gradient_norms: the same for each encoder layer, [L].
-  steps: int32 steps summed.
-  skipped: int32 steps not summed.
-  first_bad_step: int32, the first of them; 0: none.
-  in_a_row: int32, how many of them are the last steps until now; not only
-    those since the sums were read.
-  longest: int32, the largest `in_a_row` there was.
+  Attributes:
+    sums: Sums of the losses.
+    diversity: Sum over the steps of the layer-diversity reward, float32.
+    gradient_norm: Sum over the steps of the global norm, before clipping.
+    encoder_gradient_norms: The same sum for each encoder layer, [L].
+    steps: Number of steps summed, int32.
+    skipped: Number of steps not summed, int32.
+    first_bad_step: First step not summed, int32; 0: none.
+    in_a_row: Number of the most recent steps in a row that were not summed,
+      int32; it also counts steps before the sums were last read.
+    longest: Largest value of `in_a_row`, int32.
   """
 
   sums: LossSums
@@ -55,7 +56,7 @@ class Totals(NamedTuple):
 
 
 def zero_totals(encoder_layers: int) -> Totals:
-  """Totals of no steps; every leaf an array of its own, to be donated."""
+  """Return totals of no steps; each leaf is its own array, to be donated."""
   return Totals(
     zero_sums(),
     diversity=jnp.zeros((), jnp.float32),
@@ -77,7 +78,7 @@ def batch_loss(
   chunk_tokens: int,
   dropout_key: Key[Array, ''] | None = None,
 ) -> tuple[LossSums, ModelOutput]:
-  """Loss sums of one batch; with dropout when a key is given."""
+  """Return the loss sums of one batch; a key turns dropout on."""
   output = model.apply(
     {'params': parameters},
     batch.source,
@@ -102,22 +103,23 @@ def batch_loss(
 
 
 class BatchCounts(NamedTuple):
-  """int32 tokens of a whole batch, on all devices and in all parts."""
+  """Token counts of a batch over all devices and microbatches, int32."""
 
   source: Int[Array, '']
   target: Int[Array, '']
 
 
 def count_tokens(batch: Batch) -> BatchCounts:
-  """The tokens of both sides."""
+  """Count the tokens of both sides."""
   return BatchCounts(batch.source_lengths.sum(), batch.target_lengths.sum())
 
 
 class Whole(NamedTuple):
-  """What the loss of some rows of a batch has to know of the whole.
+  """Values of the whole batch that the loss of some of its rows needs.
 
-  counts: tokens of the batch.
-  diversity: float32, weight of the diversity reward at this update.
+  Attributes:
+    counts: Token counts of the batch.
+    diversity: Weight of the diversity reward at this update, float32.
   """
 
   counts: BatchCounts
@@ -130,11 +132,12 @@ def diversity_weight(
   """Return the weight of the diversity reward after `step` updates.
 
   Args:
-    config: diversity, diversity_start, diversity_rise.
-    step: int32, finished updates.
+    config: Options: diversity, diversity_start, diversity_rise.
+    step: Number of finished updates, int32.
 
   Returns:
-    float32: 0 before the start, then linear to `diversity` over the rise.
+    The weight, float32: 0 before the start, then linear up to `diversity` over
+    the rise.
   """
   risen = jnp.float32(step - config.diversity_start + 1)
   share = risen / max(config.diversity_rise, 1)
@@ -147,17 +150,18 @@ def batch_diversity(
   config: TrainingConfig,
   counts: BatchCounts,
 ) -> Float[Array, '']:
-  """The layer diversity of both stacks; Dou et al. (2018), Eq. 9-10.
+  """Return the layer diversity of both stacks; Dou et al. (2018), Eq. 9-10.
 
   Args:
-    output: of the model.
-    batch: some rows of a batch; gives the lengths.
-    config: the reward of a pair of layers, and the sum or mean of two sides.
-    counts: of the whole batch. What the parts of a batch give adds up to the
-      diversity of the batch.
+    output: Output of the model.
+    batch: Rows of a batch, which give the lengths.
+    config: Options: the reward of a pair of layers, and whether the two sides
+      are summed or averaged.
+    counts: Token counts of the whole batch, so that the results of its
+      microbatches add up to the diversity of the batch.
 
   Returns:
-    float32, in [0, 2] or [0, 1] for the paper's reward.
+    The diversity, float32; in [0, 2] or [0, 1] for the paper's reward.
   """
   total = sum(
     layer_diversity(
@@ -191,23 +195,24 @@ def make_train_step(
   mesh: Mesh | None = None,
   specs: TrainState | None = None,
 ) -> Callable[[TrainState, Totals, Batch], tuple[TrainState, Totals]]:
-  """The jitted update.
+  """Return the jitted update.
 
-  The gradient is that of the mean loss per target token of the whole batch,
-  whatever the padding, the devices and the parts it is accumulated over. If
-  it is not finite the step changes nothing but its number.
+  The gradient is that of the mean loss per target token of the whole batch. It
+  does not depend on the padding, the devices or the number of microbatches. If
+  it is not finite, the step changes nothing but the step number.
 
   Args:
-    model: the Transformer.
-    optimizer: of `make_optimizer`.
-    config: seed, label smoothing, chunk of the loss, accumulation, average,
-      what is frozen.
-    mesh: that the step runs on; it must be the present one. None: one device.
-    specs: of `plan_state` for that mesh; None without one.
+    model: Transformer.
+    optimizer: Optimizer from `make_optimizer`.
+    config: Options: seed, label smoothing, chunk of the loss, accumulation,
+      moving average and frozen parameters.
+    mesh: Mesh that the step runs on, which must be the current one; None: one
+      device.
+    specs: Specs from `plan_state` for that mesh; None without a mesh.
 
   Returns:
-    A function (state, totals, batch) -> (state, totals) that donates its
-    first two arguments.
+    A function (state, totals, batch) -> (state, totals) that donates its first
+    two arguments.
   """
   training = config.training
 
@@ -253,7 +258,7 @@ def _counted(
   applied: Applied,
   step: Int[Array, ''],
 ) -> Totals:
-  """The totals after one more step, summed or skipped."""
+  """Return the totals after one more step, summed or skipped."""
   bad = ~applied.finite
   first, in_a_row = totals.first_bad_step, (totals.in_a_row + 1) * bad
   summed = _added(totals, sums, reward, applied)
@@ -282,7 +287,7 @@ def _added(
 
 
 def layer_norms(gradients: Parameters) -> Float[Array, ' L']:
-  """The norm of each layer's gradient in one stack; Yang et al., Fig. 11."""
+  """Return the norm of each layer's gradient; Yang et al., Fig. 11."""
   if 'layers' in gradients:
     return jax.vmap(optax.tree.norm)(gradients['layers'])
   count = sum(name.startswith('layer_') for name in gradients)
@@ -295,15 +300,15 @@ def layer_norms(gradients: Parameters) -> Float[Array, ' L']:
 def make_eval_step(
   model: Transformer, chunk_tokens: int
 ) -> Callable[[Parameters, LossSums, Batch], LossSums]:
-  """The jitted validation step: adds the sums of a batch, unsmoothed.
+  """Return the jitted validation step, which adds a batch without smoothing.
 
   Args:
-    model: the Transformer.
-    chunk_tokens: as in `batch_loss`.
+    model: Transformer.
+    chunk_tokens: Chunk size of the loss, as in `batch_loss`.
 
   Returns:
     A function (parameters, sums, batch) -> sums that donates the sums. They
-    have one element for each shard of the rows, so that nothing is exchanged.
+    have one element for each shard of the rows, so that no data are exchanged.
   """
 
   def own_sums(parameters, batch):

@@ -1,7 +1,7 @@
-"""What the fusions of a model do, seen on one batch: named numbers.
+"""Telemetry: named numbers that show how fusions work on one batch.
 
-Modules sow small arrays into the collection 'telemetry'. It is kept
-only here, in a pass of its own, so that the training step does not know it.
+Modules sow small arrays into the collection 'telemetry'. Only this separate
+pass collects them, so that the training step need not know of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from fusion_jax.models.transformer import Parameters, Transformer
 def make_telemetry_step(
   model: Transformer,
 ) -> Callable[[Parameters, Batch], Mapping[str, Any]]:
-  """The jitted pass without dropout that gives the recorded arrays."""
+  """Return a jitted pass without dropout that returns the recorded arrays."""
 
   def telemetry_step(parameters, batch):
     _, kept = model.apply(
@@ -35,14 +35,14 @@ def make_telemetry_step(
 
 
 def telemetry_values(recorded: Mapping[str, Any]) -> dict[str, float]:
-  """One named number for every element that was recorded.
+  """Return one named number for every element that was recorded.
 
   Args:
-    recorded: of the telemetry step, on the host or the device.
+    recorded: Output of the telemetry step, on the host or the device.
 
   Returns:
-    'decoder/read_out/coupling_entropy_2' and the like; indices are counted
-    from 0, one for each axis.
+    Numbers by names like 'decoder/read_out/coupling_entropy_2'; a name ends in
+    one index for each axis, counted from 0.
   """
   values = {}
   for path, array in traverse_util.flatten_dict(dict(recorded)).items():

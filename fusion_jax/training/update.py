@@ -1,7 +1,7 @@
-"""What follows the gradients of a step, as pure functions.
+"""The update after the gradients of a step, as pure functions.
 
-The gradient of the mean loss, then Adam, then the average of the parameters;
-and none of it if the loss or the gradient is not finite.
+It takes the gradient of the mean loss, then Adam, then the average of the
+parameters. Nothing changes if the loss or the gradient is not finite.
 """
 
 from typing import Any, NamedTuple
@@ -19,11 +19,14 @@ from fusion_jax.training.freeze import without_frozen
 
 
 class Applied(NamedTuple):
-  """What an update saw.
+  """Values that an update saw.
 
-  gradients: of the mean loss per target token; 0 for frozen parameters.
-  norm: their global norm, before clipping.
-  finite: whether loss and norm are, and so whether the update was made.
+  Attributes:
+    gradients: Gradients of the mean loss per target token; 0 for frozen
+      parameters.
+    norm: Global norm of the gradients, before clipping.
+    finite: Whether loss and norm are finite, and so whether the update was
+      made.
   """
 
   gradients: Parameters
@@ -38,18 +41,18 @@ def apply_update(
   optimizer: optax.GradientTransformationExtraArgs,
   config: TrainingConfig,
 ) -> tuple[TrainState, Applied]:
-  """One update of the state.
+  """Update the state once.
 
   Args:
-    state: before it.
-    gradients: float32, of the loss summed over the whole batch.
-    sums: of the whole batch.
-    optimizer: of `make_optimizer`.
-    config: what is frozen, and the decay of the average.
+    state: State before the update.
+    gradients: Gradients of the loss summed over the whole batch, float32.
+    sums: Loss sums of the whole batch.
+    optimizer: Optimizer from `make_optimizer`.
+    config: Options: frozen parameters and the decay of the average.
 
   Returns:
-    The new state, which is the old one but for `step` if the loss or the
-    gradient is not finite; and what the update saw.
+    The new state, and what the update saw. If the loss or the gradient is not
+    finite, the new state is the old one except for `step`.
   """
   if config.freeze:
     gradients = without_frozen(gradients, config.freeze)
@@ -67,7 +70,8 @@ def apply_update(
   parameters = optax.apply_updates(state.parameters, updates)
   average = state.average
   if average is not None:
-    # Of what is kept, as in the optimizer: so nothing old is copied.
+    # Averages what is kept, as the optimizer does, so that nothing old is
+    # copied.
     now = where(finite, parameters, state.parameters)
     now = jax.lax.optimization_barrier(now)
     average = moved_average(average, now, config.ema)
@@ -80,12 +84,12 @@ def apply_update(
 def moved_average(
   average: Parameters, parameters: Parameters, decay: float
 ) -> Parameters:
-  """a + (1 - d) (p - a), for every parameter p and its average a.
+  """Return a + (1 - d) (p - a), for every parameter p and its average a.
 
   Args:
-    average: of the updates before.
-    parameters: after this update.
-    decay: d, in [0, 1).
+    average: Average after the updates before this one.
+    parameters: Parameters after this update.
+    decay: Decay d, in [0, 1).
 
   Returns:
     The new average.
@@ -96,5 +100,5 @@ def moved_average(
 
 
 def where(condition: Bool[Array, ''] | bool, yes: Any, no: Any) -> Any:
-  """One of two trees."""
+  """Return one of two trees."""
   return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

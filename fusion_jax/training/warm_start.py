@@ -23,7 +23,7 @@ from fusion_jax.runs.loading import load_run
 
 logger = logging.getLogger(__name__)
 
-# Names in a message.
+# Largest number of names in a message.
 _LISTED = 12
 
 
@@ -33,23 +33,24 @@ def with_baseline(
   tokenizers: tuple[Tokenizer, Tokenizer],
   workdir: Path,
 ) -> Parameters:
-  """Fresh parameters, with those of a trained run where both have them.
+  """Return fresh parameters with those of a trained run where both have them.
 
-  What is new here stays fresh and what is only there is not used; both are
-  listed in the log.
+  Parameters that are new here stay fresh, and those that only the run has are
+  not used; both are listed in the log.
 
   Args:
-    fresh: of `model`.
-    model: to start.
-    tokenizers: of its source and target side.
-    workdir: the run directory of the baseline; its best checkpoint is read.
+    fresh: Fresh parameters of `model`.
+    model: Model to start.
+    tokenizers: Tokenizers of its source and target side.
+    workdir: Run directory of the baseline; its best checkpoint is read.
 
   Returns:
     Parameters of `model`.
 
   Raises:
-    InputError: the baseline has other tokenizers, or lacks a parameter that
-      `model` would have without its fusions, or has it in another shape.
+    InputError: The baseline has other tokenizers, or lacks a parameter that
+      `model` would have without its fusions, or has a parameter in another
+      shape.
   """
   baseline = load_run(workdir)
   theirs = (baseline.source_tokenizer, baseline.target_tokenizer)
@@ -76,17 +77,17 @@ def merged_parameters(
   """Return fresh parameters with trained ones where both have them.
 
   Args:
-    fresh: of `model`.
-    trained: of another model; maps of an attention become those of feature
-      fusion where the model has start='baseline'.
-    model: to start.
+    fresh: Fresh parameters of `model`.
+    trained: Parameters of another model. The maps of its attentions become
+      those of feature fusion where `model` has start='baseline'.
+    model: Model to start.
 
   Returns:
     Parameters of `model`.
 
   Raises:
-    InputError: a parameter that `model` would have without its fusions is
-      missing, or has another shape.
+    InputError: A parameter that `model` would have without its fusions is
+      missing, or a parameter has another shape.
   """
   fresh, trained = unstacked(fresh), unstacked(trained)
   names = _flat(fresh).keys() & _backbone(model)
@@ -120,9 +121,10 @@ def _merge(
 def _with_fused_maps(
   own: Parameters, theirs: Parameters, config: ModelConfig
 ) -> Parameters:
-  """Gives maps of feature fusion what the baseline's separate ones know.
+  """Set maps of feature fusion from the baseline's separate maps.
 
-  Only with start='baseline'; otherwise they start fresh, as in the paper.
+  This is done only with start='baseline'; otherwise they start fresh, as in the
+  paper.
   """
   result = dict(own)
   for side in ('encoder', 'decoder'):
@@ -164,13 +166,13 @@ def _backbone(model: Transformer) -> set[str]:
 
 
 def unstacked(parameters: Parameters) -> Parameters:
-  """The parameters as those of a model that loops over its layers.
+  """Return the parameters in the form of a model that loops over its layers.
 
   Args:
-    parameters: with or without `scan_layers`.
+    parameters: Parameters with or without `scan_layers`.
 
   Returns:
-    'layer_0', 'layer_1', ... in the place of 'layers'.
+    Parameters with 'layer_0', 'layer_1', ... in place of 'layers'.
   """
   result = dict(parameters)
   for side in ('encoder', 'decoder'):
@@ -186,7 +188,7 @@ def unstacked(parameters: Parameters) -> Parameters:
 
 
 def stacked(parameters: Parameters) -> Parameters:
-  """The inverse of `unstacked`."""
+  """Invert `unstacked`."""
   result = dict(parameters)
   for side in ('encoder', 'decoder'):
     stack = dict(result[side])

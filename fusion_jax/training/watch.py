@@ -1,4 +1,4 @@
-"""Watch a training for fusions that have stopped learning.
+"""Warnings about fusions that have stopped learning.
 
 A router that sends every layer to one capsule, or all layers to all capsules
 alike, computes a constant choice; an encoder without a gradient stays as it
@@ -10,12 +10,14 @@ from collections.abc import Mapping
 
 from fusion_jax.config import ExperimentConfig, ModelConfig, Side
 
-# Updates for which something must hold before there is a warning.
+# Number of updates for which a trouble must last before there is a warning.
 LASTING = 300
-# Updates between two looks at the routers, at the progress lines.
+# Least number of updates between two looks at the routers, which are made when
+# progress is reported.
 WATCH_EVERY = 100
-# Shares of the largest coupling entropy below and above which a router does
-# not route, and of capsules that are next to 0.
+# A router does not route if its coupling entropy is below the first or above
+# the second of these shares of the largest possible entropy, or if a larger
+# share of its capsules than the third is close to 0.
 _DEAD_ENTROPY = 0.02
 _UNIFORM_ENTROPY = 0.999
 _DEAD_CAPSULES = 0.9
@@ -39,12 +41,12 @@ def router_troubles(
   """Return what is wrong with the routers of a model, if anything.
 
   Args:
-    telemetry: of `telemetry_values`.
-    config: of the model.
+    telemetry: Numbers from `telemetry_values`.
+    config: Model configuration.
 
   Returns:
     A sentence about each router that does not route, by a key that stays the
-    same while it does not.
+    same as long as the trouble lasts.
   """
   found = {}
   for side in ('encoder', 'decoder'):
@@ -88,15 +90,15 @@ def _router_trouble(
 def encoder_trouble(
   encoder_norms: list[float], norm: float, config: ExperimentConfig
 ) -> dict[str, str]:
-  """Return whether the encoder gets next to no gradient.
+  """Return a sentence if the encoder gets next to no gradient.
 
   Args:
-    encoder_norms: of the gradient of each encoder layer.
-    norm: of the whole gradient.
-    config: says what is frozen.
+    encoder_norms: Norms of the gradient of each encoder layer.
+    norm: Norm of the whole gradient.
+    config: Experiment configuration; it says what is frozen.
 
   Returns:
-    A sentence by its key, or nothing.
+    The sentence by its key, or nothing.
   """
   share = math.sqrt(sum(each**2 for each in encoder_norms)) / max(norm, 1e-30)
   if config.training.freeze or share >= _STARVED:
@@ -108,7 +110,7 @@ def encoder_trouble(
 
 
 class Watch:
-  """Warn once of each trouble that lasts."""
+  """Record of troubles that warns once of each that lasts."""
 
   def __init__(self):
     self._since: dict[str, int] = {}
@@ -118,8 +120,8 @@ class Watch:
     """Return the warnings that are due.
 
     Args:
-      step: updates so far; ascending from call to call.
-      troubles: sentences by their keys; a key that is missing has ended.
+      step: Number of updates so far; ascending from call to call.
+      troubles: Sentences by their keys; a key that is missing has ended.
 
     Returns:
       A line for each trouble that has lasted for LASTING updates, once.

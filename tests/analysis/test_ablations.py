@@ -14,7 +14,7 @@ from rounding import assert_close
 
 from fusion_jax import figures
 from fusion_jax.analysis import ablations
-from fusion_jax.analysis.ablation_masks import Ablation, lesioned, lesions_of
+from fusion_jax.analysis.ablation_masks import Ablation, ablated, ablations_of
 from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
 from fusion_jax.config import ExperimentConfig, ModelConfig, TokenizerConfig
 from fusion_jax.config.fusion import (
@@ -71,8 +71,8 @@ def _pass(config):
   )
 
 
-def _output(config, parameters, lesion=None):
-  return _pass(config)(lesioned(parameters, config, lesion))
+def _output(config, parameters, ablation=None):
+  return _pass(config)(ablated(parameters, config, ablation))
 
 
 def _with(parameters, path, change):
@@ -84,34 +84,35 @@ def _with(parameters, path, change):
 
 
 def _only_scheme(name):
+  groups = {'gtrans': GtransOptions(group_size=1)}
+  options = groups if name == 'gtrans' else {}
   sides = {
-    side: SideConfig(fusion=name, gtrans=GtransOptions(group_size=1))
-    for side in SCHEMES[name].module
+    side: SideConfig(fusion=name, **options) for side in SCHEMES[name].modules
   }
   return _config(**sides, encoder_layers=2, decoder_layers=2)
 
 
 @pytest.mark.parametrize('name', SCHEMES)
-def test_each_lesion_changes_the_model_and_compiles_nothing(name):
+def test_each_ablation_changes_the_model_and_compiles_nothing(name):
   config = _only_scheme(name)
   parameters = _parameters(config)
   whole = _output(config, parameters)
   assert_close(whole, _pass(config)(parameters))
-  lesions_there = lesions_of(config)
-  kinds = {(lesion.side, lesion.kind) for lesion in lesions_there}
+  chosen_there = ablations_of(config)
+  kinds = {(ablation.side, ablation.kind) for ablation in chosen_there}
   fused = {'group'} if name == 'gtrans' else {'input'}
-  for side in SCHEMES[name].module:
+  for side in SCHEMES[name].modules:
     assert {kind for own, kind in kinds if own == side} >= {'layer', *fused}
   with compiled() as names:
-    outputs = [_output(config, parameters, one) for one in lesions_there]
+    outputs = [_output(config, parameters, one) for one in chosen_there]
   assert names == []
-  for lesion, output in zip(lesions_there, outputs, strict=True):
+  for ablation, output in zip(chosen_there, outputs, strict=True):
     changed = output.features, output.log_weights
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(output.features))
     same = jax.tree.map(
       np.allclose, changed, (whole.features, whole.log_weights)
     )
-    assert not all(jax.tree.leaves(same)), lesion
+    assert not all(jax.tree.leaves(same)), ablation
 
 
 @pytest.mark.parametrize('name', SCHEMES)
@@ -122,7 +123,7 @@ def test_nothing_left_out_is_the_model_bit_for_bit(name):
   parameters = _parameters(config)
   outputs = [
     _model(config).apply({'params': own}, _SOURCE, _LENGTHS, _TARGET)
-    for own in (parameters, lesioned(parameters, config, None))
+    for own in (parameters, ablated(parameters, config, None))
   ]
   jax.tree.map(np.testing.assert_array_equal, *outputs)
 
@@ -251,29 +252,29 @@ def test_groups_left_out_give_their_weight_to_the_others():
 
 
 def test_only_what_is_read_can_be_left_out():
-  plain = {lesion.kind for lesion in lesions_of(_config())}
+  plain = {ablation.kind for ablation in ablations_of(_config())}
   assert plain == {'layer'}
   options = GtransOptions(group_size=1, inference_groups='1:2')
   few = _config(decoder=SideConfig(fusion='gtrans', gtrans=options))
   # The third layer is not run: no group that translates reads it.
-  of_decoder = [one for one in lesions_of(few) if one.side == 'decoder']
+  of_decoder = [one for one in ablations_of(few) if one.side == 'decoder']
   assert of_decoder == [
     Ablation('decoder', kind, number)
     for kind in ('layer', 'input', 'group')
     for number in (1, 2)
   ]
   alone = _config(SideConfig(fusion='linear'), encoder_layers=1)
-  assert Ablation('encoder', 'input', 1) not in lesions_of(alone)
+  assert Ablation('encoder', 'input', 1) not in ablations_of(alone)
 
 
 def test_cached_decoding_leaves_out_the_same():
   config = _config(decoder=SideConfig(fusion='hierarchical'))
   parameters = _parameters(config)
-  lesion = Ablation('decoder', 'layer', 2)
-  full = _output(config, parameters, lesion)
+  ablation = Ablation('decoder', 'layer', 2)
+  full = _output(config, parameters, ablation)
   want = full.features @ full.output.table.T
   model = _model(config)
-  variables = {'params': lesioned(parameters, config, lesion)}
+  variables = {'params': ablated(parameters, config, ablation)}
   apply = functools.partial(model.apply, variables)
   encoded = apply(_SOURCE, _LENGTHS, method='encode')
   cache, memory = apply(encoded, _LENGTHS, 1, 4, method='start_decoding')
@@ -306,8 +307,8 @@ def subject(tmp_path_factory):
   return RunWithText(folder, run, TextChoice(*texts))
 
 
-def test_one_program_serves_all_lesions(subject):
-  every = lesions_of(subject.run.config.model)
+def test_one_program_serves_all_chosen(subject):
+  every = ablations_of(subject.run.config.model)
   assert len(every) == 5
   with compiled() as names:
     ablations.ablation_scores(subject, (None,))
@@ -326,14 +327,15 @@ def test_numbers_and_figure(subject, monkeypatch, tmp_path):
   scores = {None: 30.0, Ablation('decoder', 'layer', 1): 10.0}
   monkeypatch.setattr(
     ablations,
-    'lesion_scores',
+    'ablation_scores',
     lambda _, chosen: ([scores.get(one, 25.0) for one in chosen], 'signed'),
   )
   finding = ablations.look(subject)
   numbers = finding.numbers
   assert numbers['whole']['bleu'] == 30.0
   rows = {
-    (row['side'], row['kind'], row['number']): row for row in numbers['lesions']
+    (row['side'], row['kind'], row['number']): row
+    for row in numbers['ablations']
   }
   assert rows['decoder', 'layer', 1]['bleu_change'] == -20.0
   assert rows['encoder', 'input', 2]['bleu_change'] == -5.0
@@ -343,7 +345,7 @@ def test_numbers_and_figure(subject, monkeypatch, tmp_path):
   titles = [panel.get_title() for panel in figure.axes]
   assert titles == ['encoder'] * 4 + ['decoder'] * 2
   assert [len(panel.patches) for panel in figure.axes] == [2, 2, 2, 2, 1, 1]
-  png, _ = figures.save(figure, tmp_path / 'lesions')
+  png, _ = figures.save(figure, tmp_path / 'ablations')
   dark = image.imread(png)[..., :3].mean(-1) < 0.5
   assert all(half.mean() > 0.002 for half in np.array_split(dark, 2))
 

@@ -46,7 +46,7 @@ def _models():
   sides = {
     f'{name}-{side}': {side: SideConfig(fusion=name)}
     for name, scheme in SCHEMES.items()
-    for side in scheme.module
+    for side in scheme.modules
   } | {
     'none': {},
     'shortcut': {'encoder': SideConfig(shortcut=ShortcutOptions('lexical'))},

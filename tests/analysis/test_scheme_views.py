@@ -51,7 +51,7 @@ def _views(**sides):
 def test_every_scheme_has_its_views_on_both_sides():
   assert SCHEME_VIEWS.keys() == SCHEMES.keys()
   for name, scheme in SCHEMES.items():
-    for side in scheme.module:
+    for side in scheme.modules:
       # The encoder's groups do not translate.
       gone = {'group_bleu'} if side == 'encoder' else set()
       found = _views(**{side: SideConfig(fusion=name)})

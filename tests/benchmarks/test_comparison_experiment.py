@@ -10,7 +10,7 @@ from benchmarks.comparison import contestants
 from benchmarks.comparison.contestants import Contestants, count
 from benchmarks.comparison.experiment import Folders, experiment, overrides
 from benchmarks.comparison.measure import seconds_an_update
-from benchmarks.comparison.plan import TrainedModel
+from benchmarks.comparison.plan import Run
 from benchmarks.comparison.recipe import RECIPE, read
 from benchmarks.comparison.texts import find_tests
 from benchmarks.schemes import schemes
@@ -28,8 +28,8 @@ def made(run, own, rate=None):
 @pytest.mark.parametrize('name', schemes(6))
 def test_train_py_reads_the_config_of_every_scheme(name, norm):
   frozen = read(RECIPE, 'multi30k')
-  start = TrainedModel('plain', norm, 'none', 3)
-  run = TrainedModel('continued', norm, name, 3, start=start)
+  start = Run('plain', norm, 'none', 3)
+  run = Run('continued', norm, name, 3, start=start)
   config = made(run, frozen).config
   assert config.training.seed == 3
   assert config.model.norm == ('rezero' if name == 'rezero' else norm)
@@ -44,7 +44,7 @@ def test_train_py_reads_the_config_of_every_scheme(name, norm):
 
 def test_every_fusion_starts_as_the_plain_model():
   frozen = read(RECIPE, 'multi30k')
-  start = TrainedModel('plain', 'post', 'none', 0)
+  start = Run('plain', 'post', 'none', 0)
   sides = 'encoder', 'decoder'
   for scheme, expected in (
     ('linear', dict.fromkeys(sides, 'baseline')),
@@ -52,18 +52,14 @@ def test_every_fusion_starts_as_the_plain_model():
     ('transparent', {'encoder': 'baseline'}),
     ('none', {}),
   ):
-    found = made(
-      TrainedModel('continued', 'post', scheme, 0, start=start), frozen
-    )
+    found = made(Run('continued', 'post', scheme, 0, start=start), frozen)
     assert found.start == expected
     for side, way in found.start.items():
       assert found.config.model.side(side).start == way
 
 
 def test_from_scratch_nothing_starts_elsewhere():
-  found = made(
-    TrainedModel('scratch', 'post', 'linear', 0), read(RECIPE, 'multi30k')
-  )
+  found = made(Run('scratch', 'post', 'linear', 0), read(RECIPE, 'multi30k'))
   assert found.start == {}
   assert found.config.training.init_from == ''
   assert found.config.model.encoder.start == 'fresh'
@@ -84,7 +80,7 @@ def test_the_wide_model_is_as_large_as_the_heaviest_scheme(
   monkeypatch.setattr(contestants, 'schemes', lambda layers: few)
   own = recipe(tmp_path)
   sizes = {
-    name: count(made(TrainedModel('plain', 'pre', name, 0), own).config)
+    name: count(made(Run('plain', 'pre', name, 0), own).config)
     for name in (*names, 'wide')
   }
   # 3+3 layers, each with 2 * 16 weights and a bias for a filter unit; the

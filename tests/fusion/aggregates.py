@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import LinearOptions, MlrfOptions, SideConfig
-from fusion_jax.fusion.aggregate import LayerEmbedding
+from fusion_jax.fusion.feed_forward import LayerEmbedding
 from fusion_jax.layers.context import Context
 
 WIDTH = 8
@@ -19,12 +19,11 @@ CONTEXT = Context(_MASK, True)
 
 
 def tiny_config(layers=3, start='fresh', linear=None, mlrf=None, **changes):
-  side = SideConfig(
-    fusion='linear' if start == 'baseline' else 'none',
-    start=start,
-    linear=linear or LinearOptions(),
-    mlrf=mlrf or MlrfOptions(hidden=12, scorer_width=6, hops=2),
-  )
+  if linear or start == 'baseline':
+    side = SideConfig('linear', start, linear=linear or LinearOptions())
+  else:
+    mlrf = mlrf or MlrfOptions(hidden=12, scorer_width=6, hops=2)
+    side = SideConfig('hops', mlrf=mlrf)
   values = {'width': WIDTH, 'filter': 20, 'heads': 2}
   return ModelConfig(
     encoder=side,

@@ -18,13 +18,10 @@ from extremes import assert_finite, extreme_layers
 
 from fusion_jax.config import PRESETS
 from fusion_jax.config.fusion import LinearOptions, MlrfOptions, SideConfig
-from fusion_jax.fusion.aggregate import (
-  Average,
-  FeedForwardFusion,
-  Hops,
-  LayerEmbedding,
-  Linear,
-)
+from fusion_jax.fusion.average import Average
+from fusion_jax.fusion.feed_forward import FeedForwardFusion, LayerEmbedding
+from fusion_jax.fusion.hops import Hops
+from fusion_jax.fusion.linear import Linear
 
 _SMALL = PRESETS['small']
 

@@ -11,7 +11,7 @@ from aggregates import (
   tiny_config,
 )
 
-from fusion_jax.fusion.aggregate import Average, average
+from fusion_jax.fusion.average import Average, average
 
 
 def test_average_by_hand():

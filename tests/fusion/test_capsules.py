@@ -12,7 +12,9 @@ from rounding import assert_close
 from fusion_jax.config import PRESETS, ModelConfig
 from fusion_jax.config.fusion import RoutingOptions, SideConfig
 from fusion_jax.errors import InputError
-from fusion_jax.fusion.capsules import DynamicRouting, EmRouting, Votes
+from fusion_jax.fusion.capsules import Votes
+from fusion_jax.fusion.dynamic_routing import DynamicRouting
+from fusion_jax.fusion.em_routing import EmRouting
 from fusion_jax.fusion.routing import dynamic_routing, em_routing, unit_votes
 from fusion_jax.layers.context import Context
 

@@ -15,13 +15,10 @@ from fusion_jax.config.fusion import (
   SideConfig,
   TransparentOptions,
 )
-from fusion_jax.fusion.connect import (
-  DenseConnection,
-  Dlcl,
-  LayerConnection,
-  TransparentAttention,
-  predecessors,
-)
+from fusion_jax.fusion.connection import LayerConnection
+from fusion_jax.fusion.dense import DenseConnection
+from fusion_jax.fusion.dlcl import Dlcl, predecessors
+from fusion_jax.fusion.transparent import TransparentAttention
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.context import Context
 

@@ -14,7 +14,7 @@ from rounding import assert_close
 
 from fusion_jax.config import PRESETS, ModelConfig
 from fusion_jax.config.fusion import DynamicOptions, SideConfig
-from fusion_jax.fusion.dynamic import DynamicCombination
+from fusion_jax.fusion.dynamic_combination import DynamicCombination
 from fusion_jax.layers.context import Context
 
 _WIDTH = 8

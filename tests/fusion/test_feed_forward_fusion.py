@@ -19,7 +19,8 @@ from flax import linen as nn
 from rounding import assert_close
 
 from fusion_jax.config.fusion import MlrfOptions
-from fusion_jax.fusion.aggregate import FeedForwardFusion, Hops, LayerEmbedding
+from fusion_jax.fusion.feed_forward import FeedForwardFusion, LayerEmbedding
+from fusion_jax.fusion.hops import Hops
 
 
 def test_feed_forward_by_hand():

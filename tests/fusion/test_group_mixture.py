@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusion_jax.fusion.groups import (
+from fusion_jax.fusion.gtrans import (
   keep_groups,
   log_group_weights,
   mixture_log_probabilities,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import GtransOptions, SideConfig, partition
-from fusion_jax.fusion.groups import (
+from fusion_jax.fusion.gtrans import (
   DecoderGroups,
   EncoderGroups,
   group_count,

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from fusion_jax.config import PRESETS
 from fusion_jax.config.fusion import LinearOptions, SideConfig
-from fusion_jax.fusion.aggregate import Linear, linear_combination
+from fusion_jax.fusion.linear import Linear, linear_combination
 
 
 def test_linear_combination_by_hand():

@@ -24,12 +24,8 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from fusion_jax.config.fusion import MlrfOptions
-from fusion_jax.fusion.aggregate import (
-  FeedForwardFusion,
-  Hops,
-  hop_scores,
-  hop_sums,
-)
+from fusion_jax.fusion.feed_forward import FeedForwardFusion
+from fusion_jax.fusion.hops import Hops, hop_scores, hop_sums
 
 
 @functools.partial(jax.jit, static_argnums=0)

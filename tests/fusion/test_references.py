@@ -17,15 +17,27 @@ from rounding import assert_close
 from fusion_jax.config import ModelConfig, TrainingConfig
 from fusion_jax.config import fusion as fusion_options
 from fusion_jax.data.batching import Batch
-from fusion_jax.fusion import aggregate, capsules, connect, dynamic, tree
-from fusion_jax.fusion.groups import (
+from fusion_jax.fusion import (
+  average,
+  dense,
+  dlcl,
+  dynamic_combination,
+  dynamic_routing,
+  em_routing,
+  feed_forward,
+  hops,
+  linear,
+  transparent,
+  tree,
+)
+from fusion_jax.fusion.gtrans import (
   DecoderGroups,
   EncoderGroups,
   keep_groups,
   mixture_log_probabilities,
 )
+from fusion_jax.fusion.multi_layer import MultiLayerAttention
 from fusion_jax.fusion.shortcuts import ShortcutAttention
-from fusion_jax.fusion.sources import MultiLayerAttention
 from fusion_jax.layers.attention import causal_mask, padding_mask
 from fusion_jax.layers.context import Context
 from fusion_jax.models.losses import cross_entropy
@@ -152,7 +164,7 @@ def _check_read_out(module, depth, side, reference):
 def test_linear(options, side, depth):
   config = _config(side, depth, 'linear', options, 'linear')
   _check_read_out(
-    aggregate.Linear(config, side),
+    linear.Linear(config, side),
     depth,
     side,
     lambda p, layers: references.linear(p, layers, config.side(side)),
@@ -203,7 +215,7 @@ def test_agg_node(side, activation, residual, top):
 def test_average(options, side, depth):
   config = _config(side, depth, 'mlrf', options, 'average')
   _check_read_out(
-    aggregate.Average(config, side),
+    average.Average(config, side),
     depth,
     side,
     lambda p, layers: references.average(p, layers, config.side(side)),
@@ -218,7 +230,7 @@ class _WithTable(nn.Module):
   fusion: type[nn.Module]
 
   def setup(self):
-    self.table = aggregate.LayerEmbedding(self.config)
+    self.table = feed_forward.LayerEmbedding(self.config)
     used = self.config.side(self.side).mlrf.layer_embedding
     table = self.table if used else None
     self.inner = self.fusion(self.config, self.side, table)
@@ -245,7 +257,7 @@ def _check_with_table(module, name, reference, options, side, depth):
 )
 def test_feed_forward(options, side, depth):
   _check_with_table(
-    aggregate.FeedForwardFusion,
+    feed_forward.FeedForwardFusion,
     'feed_forward',
     references.feed_forward,
     options,
@@ -269,16 +281,14 @@ def test_feed_forward(options, side, depth):
   },
 )
 def test_hops(options, side, depth):
-  _check_with_table(
-    aggregate.Hops, 'hops', references.hops, options, side, depth
-  )
+  _check_with_table(hops.Hops, 'hops', references.hops, options, side, depth)
 
 
 @_cases({'hidden': 5, 'normalize': 'softmax', 'output_norm': True})
 def test_dynamic_combination(options, side, depth):
   config = _config(side, depth, 'dynamic', options, 'dynamic_combination')
   _check_read_out(
-    dynamic.DynamicCombination(config, side),
+    dynamic_combination.DynamicCombination(config, side),
     depth,
     side,
     lambda p, layers: references.dynamic_combination(
@@ -313,7 +323,7 @@ _LITERAL = {'vote_norm': 'none', 'agreement': 'product', 'average': 'gain'}
 def test_dynamic_routing(options, side, depth):
   config = _config(side, depth, 'routing', options, 'dynamic_routing')
   _check_read_out(
-    capsules.DynamicRouting(config, side),
+    dynamic_routing.DynamicRouting(config, side),
     depth,
     side,
     lambda p, layers: references.dynamic_routing(p, layers, config.side(side)),
@@ -341,7 +351,7 @@ def test_dynamic_routing(options, side, depth):
 def test_em_routing(options, side, depth):
   config = _config(side, depth, 'routing', options, 'em_routing')
   _check_read_out(
-    capsules.EmRouting(config, side),
+    em_routing.EmRouting(config, side),
     depth,
     side,
     lambda p, layers: references.em_routing(p, layers, config.side(side)),
@@ -399,9 +409,7 @@ def test_dense_connection(options, side, depth):
     )
     return states[-1], states
 
-  _check_connection(
-    connect.DenseConnection(config, side), depth, side, reference
-  )
+  _check_connection(dense.DenseConnection(config, side), depth, side, reference)
 
 
 def _check_hierarchical(options, side, depth, norm):
@@ -447,7 +455,7 @@ def _check_dlcl(options, side, depth, norm):
     )
     return inputs[-1], outputs
 
-  _check_connection(connect.Dlcl(config, side), depth, side, reference)
+  _check_connection(dlcl.Dlcl(config, side), depth, side, reference)
 
 
 @_cases(
@@ -470,7 +478,7 @@ def test_transparent_attention(depth):
   config = dataclasses.replace(config, decoder_layers=4)
   layers, context = _states(depth + 1), _context('encoder')
   memories, parameters = _run(
-    connect.TransparentAttention(config, 'encoder'),
+    transparent.TransparentAttention(config, 'encoder'),
     lambda module, *layers: module(layers, context),
     *layers,
   )

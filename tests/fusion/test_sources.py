@@ -9,7 +9,7 @@ from rounding import assert_close
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import AggOptions, MultiLayerOptions, SideConfig
-from fusion_jax.fusion.sources import MultiLayerAttention, layers_read
+from fusion_jax.fusion.multi_layer import MultiLayerAttention, layers_read
 from fusion_jax.layers.attention import (
   MultiHeadAttention,
   causal_mask,

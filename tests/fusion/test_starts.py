@@ -25,7 +25,7 @@ from fusion_jax.config.fusion import (
 )
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.groups import mixture_log_probabilities
+from fusion_jax.fusion.gtrans import mixture_log_probabilities
 from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import (
   Transformer,
@@ -57,7 +57,7 @@ _SIDES = {
   **{
     f'{scheme}-{side}': {side: _side(scheme)}
     for scheme, row in SCHEMES.items()
-    for side in row.module
+    for side in row.modules
   },
   'linear-plain': {
     'encoder': _side('linear', linear=LinearOptions(factored=False))

@@ -21,7 +21,7 @@ def make_context(mask=None, deterministic=True, caches=None):
 
 
 def tree_config(layers=3, norm='post', agg=None, **changes):
-  side = SideConfig(agg=AggOptions(**(agg or {})))
+  side = SideConfig('hierarchical', agg=AggOptions(**(agg or {})))
   return ModelConfig(
     width=WIDTH,
     filter=12,

@@ -155,7 +155,7 @@ def test_layouts_agree_with_dropout_accumulation_and_diversity(layout):
 
 def _scheme_cases() -> dict[str, ModelConfig]:
   """Models that have every scheme on one of their sides."""
-  both = [name for name, scheme in SCHEMES.items() if len(scheme.module) == 2]
+  both = [name for name, scheme in SCHEMES.items() if len(scheme.modules) == 2]
   one_sided = [name for name in SCHEMES if name not in both]
   assert one_sided == ['transparent']
   encoder, decoder = [*one_sided, *both[::2]], both[1::2]

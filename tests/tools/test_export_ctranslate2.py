@@ -263,7 +263,7 @@ def test_a_long_source_has_positions(exported):
 
 def _fused():
   for name, scheme in SCHEMES.items():
-    for side in scheme.module:
+    for side in scheme.modules:
       yield side, 'fusion', repr(name), SideConfig(fusion=name)
   shortcut = ShortcutOptions(source='lexical')
   layers = MultiLayerOptions(layers=2)

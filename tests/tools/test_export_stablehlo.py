@@ -69,7 +69,7 @@ def _models() -> dict[str, ModelConfig]:
   """Every scheme where it is part of each step, and what is no scheme."""
   models = {}
   for name, scheme in SCHEMES.items():
-    side = 'decoder' if 'decoder' in scheme.module else 'encoder'
+    side = 'decoder' if 'decoder' in scheme.modules else 'encoder'
     other = 'encoder' if side == 'decoder' else 'decoder'
     models[name] = {side: SideConfig(fusion=name), f'{other}_layers': 1}
   models['attention'] = {

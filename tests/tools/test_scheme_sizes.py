@@ -21,9 +21,10 @@ def test_the_table_agrees_with_the_papers_and_is_in_the_readme(capsys):
 
 
 def test_a_count_that_leaves_the_rounding_is_an_error(monkeypatch):
-  row = next(row for row in scheme_sizes.ROWS if row.name == 'linear')
+  row = next(row for row in scheme_sizes.ROWS if row.size.name == 'linear')
   assert scheme_sizes.agrees(row)
-  wrong = row._replace(printed=row.printed._replace(value=14.6))
+  printed = row.size.printed._replace(value=14.6)
+  wrong = row._replace(size=row.size._replace(printed=printed))
   assert not scheme_sizes.agrees(wrong)
   monkeypatch.setattr(scheme_sizes, 'ROWS', (wrong,))
   with pytest.raises(SystemExit, match='1'):
@@ -32,5 +33,7 @@ def test_a_count_that_leaves_the_rounding_is_an_error(monkeypatch):
 
 def test_the_cache_of_multi_layer_attention():
   # k = 2: layers 3..6 keep keys and values of one layer more, 4 of 6.
-  row = next(r for r in scheme_sizes.ROWS if r.name == 'multi_layer.layers=2')
+  row = next(
+    row for row in scheme_sizes.ROWS if row.size.name == 'multi_layer.layers=2'
+  )
   assert scheme_sizes.extra_cache(row) == pytest.approx(4 / 6)

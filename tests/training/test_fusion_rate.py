@@ -7,7 +7,7 @@ import pytest
 
 from fusion_jax.config import ModelConfig, OptimizerConfig
 from fusion_jax.config.fusion import (
-  FUSION_RATES,
+  RULES,
   MultiLayerOptions,
   ShortcutOptions,
   SideConfig,
@@ -79,8 +79,8 @@ def test_each_side_has_the_rate_of_its_scheme():
   for name, rate in rates.items():
     side = name.partition('/')[0]
     own = {'encoder': 'linear', 'decoder': 'hops'}.get(side)
-    shared = min(FUSION_RATES['linear'], FUSION_RATES['hops'])
-    assert rate == (FUSION_RATES[own] if own else shared), name
+    shared = min(RULES['linear'].rate, RULES['hops'].rate)
+    assert rate == (RULES[own].rate if own else shared), name
   assert any(name.startswith('layer_embedding') for name in rates)
 
 

@@ -1,1 +1,1 @@
-"""Classifiers of tokens on the layers of a frozen model."""
+"""Probes: classifiers of tokens on the layers of a frozen model."""

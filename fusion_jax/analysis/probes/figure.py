@@ -1,4 +1,4 @@
-"""How the accuracies of probes are drawn."""
+"""The figure of the accuracies of probes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from fusion_jax.analysis.probes.training import KINDS
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """Accuracy by layer of both stacks; of the MLP by bin, and by class."""
+  """Draw accuracy by layer of both stacks; of the MLP also by bin and tag."""
   tagged = [side for side in SIDES if 'tag_positions' in numbers[side]]
   figure, axes = figures.panels(4 + len(tagged), size=(5.2, 3.6))
   for index, side in enumerate(SIDES):

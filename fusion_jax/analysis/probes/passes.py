@@ -1,12 +1,13 @@
-"""The frozen model streamed past its probes, batch by batch.
+"""Passes of the frozen model that feed its probes, batch by batch.
 
-Axis letters: K tasks, L layers (H[0..L]), n positions, B rows, D model width.
-One pass of the model serves all probes of both stacks. Its states are made
-anew in each epoch, and only those of the drawn positions leave the model. The
+One pass of the model serves all probes of both stacks. Its states are computed
+again in each epoch, and only those of the drawn positions leave the model. The
 largest array is that of the answers, tasks x layers x positions of an update x
 classes: 4 bytes x 2 x 7 x 256 x 16,384 = 235 MB for 6 layers. Weights, moments
-and the best weights of both stacks of 6 layers of width 512 are 7.5 GB with so
-many classes, and in proportion less with fewer.
+and the best weights of both stacks of 6 layers of width 512 take 7.5 GB with
+this number of classes, and proportionally less with fewer.
+
+Axis letters: K tasks, L layers (H[0..L]), n positions, B rows, D model width.
 """
 
 import dataclasses
@@ -35,20 +36,21 @@ _LITTLE = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class ProbeOptions:
-  """How probes are trained.
+  """Options of the training of probes.
 
   Attributes:
-    tokens: slots of a batch on one side.
-    updates: on one batch.
-    positions: of one update, drawn anew from the batch in every epoch.
-    rate: of Adam at width 512; times 512 / D at others, so that an update
-      changes a logit as much.
-    least_updates: are made by as many epochs as it takes, unless the training
-      stops before.
-    least_epochs: are allowed, however long the text is.
-    most_epochs: are allowed, however short it is.
-    hidden: width of the hidden layer of an MLP.
-    patience: epochs without a better loss of any probe that end the training.
+    tokens: Token slots of a batch on one side.
+    updates: Number of updates on one batch.
+    positions: Positions of one update, drawn from the batch in every epoch.
+    rate: Adam's learning rate at width 512; scaled by 512 / D at other widths,
+      so that an update changes a logit by the same amount.
+    least_updates: Number of updates that the number of epochs must allow,
+      unless the training stops before.
+    least_epochs: Least number of epochs allowed, however long the text is.
+    most_epochs: Most epochs allowed, however short the text is.
+    hidden: Width of the hidden layer of an MLP.
+    patience: Number of epochs without a better loss of any probe that end the
+      training.
   """
 
   tokens: int = 4_096
@@ -62,18 +64,20 @@ class ProbeOptions:
   patience: int = 2
 
   def epochs(self, batches: int) -> int:
-    """The most epochs for so many batches in each."""
+    """Return the most epochs for this number of batches in each."""
     wanted = -(-self.least_updates // (batches * self.updates))
     return min(max(wanted, self.least_epochs), self.most_epochs)
 
 
 class Answers(NamedTuple):
-  """What the probes of one side say on a batch.
+  """Answers of the probes of one side on a batch.
 
-  correct: by kind and task, for every layer and position.
-  token: the id asked for at each position.
-  place: its index in the flattened rows and positions of the batch.
-  keep: True at positions that count.
+  Attributes:
+    correct: Whether the answer is right, by kind and task, for every layer and
+      position.
+    token: Id asked for at each position.
+    place: Index of each position in the flattened batch.
+    keep: True at positions that count.
   """
 
   correct: Mapping[str, Bool[Array | np.ndarray, 'K L n']]
@@ -89,7 +93,7 @@ class _Drawn(NamedTuple):
 
 
 class ProbePasses:
-  """Passes over parts of a text; each program is compiled once a shape."""
+  """Passes over parts of a text; each program is compiled once per shape."""
 
   def __init__(
     self,
@@ -109,11 +113,11 @@ class ProbePasses:
     self._answers = jax.jit(self._answer_step)
 
   def batches(self, pairs: Sequence[TextPair]) -> int:
-    """The batches of a part."""
+    """Return the number of batches of a part."""
     return sum(1 for _ in text_batches(pairs, self._shapes))
 
   def start(self, pairs: Sequence[TextPair]) -> dict[str, Probes]:
-    """Fresh probes, and the scale of every layer from the first batch."""
+    """Initialise probes, and scale every layer by the first batch."""
     batch = next(text_batches(pairs, self._shapes)).batch
     self._scales = jax.jit(self._root_mean_squares)(
       self._subject.run.parameters, batch
@@ -133,7 +137,7 @@ class ProbePasses:
   def train(
     self, probes: dict[str, Probes], pairs: Sequence[TextPair], epoch: int
   ) -> dict[str, Probes]:
-    """One epoch in an order of its own; gives up the old probes."""
+    """Train one epoch in its own order; the old probes are donated."""
     order = np.random.default_rng((_SEED, epoch)).permutation(len(pairs))
     shuffled = [pairs[index] for index in order]
     key = jax.random.fold_in(jax.random.key(_SEED), epoch)
@@ -146,7 +150,7 @@ class ProbePasses:
   def losses(
     self, weights: Mapping[str, Weights], pairs: Sequence[TextPair]
   ) -> dict[str, Any]:
-    """Sums over the same positions in every epoch, by side and kind."""
+    """Sum losses over the same positions in every epoch, by side and kind."""
     shape = {side: weights[side]['linear']['out'].shape[:2] for side in SIDES}
     sums = {
       side: {kind: jnp.zeros(shape[side]) for kind in training.KINDS}
@@ -157,7 +161,7 @@ class ProbePasses:
     return sums
 
   def answers(self, weights: Mapping[str, Weights], pairs: Sequence[TextPair]):
-    """Yields each batch with rows, and the answers of both sides on it."""
+    """Yield each batch with its rows and the answers of both sides."""
     for batch, rows in text_batches(pairs, self._shapes):
       found = self._answers(weights, self._inputs, batch)
       yield batch, rows, jax.device_get(found)
@@ -209,7 +213,7 @@ class ProbePasses:
     return found
 
   def _draw(self, inputs, batch: Batch, key: Array) -> dict[str, _Drawn]:
-    """Random positions of a batch, without any twice."""
+    """Draw random positions of a batch, none of them twice."""
     parameters, scales, classes = inputs
     states, tokens, inside = self._states(parameters, batch)
     slots = min(x.size for x in inside.values())
@@ -229,10 +233,10 @@ class ProbePasses:
     return drawn
 
   def _states(self, parameters: Parameters, batch: Batch):
-    """H[0..L], the ids asked for and where, of both stacks.
+    """Return H[0..L], the ids asked for, and the positions that count.
 
-    Encoder: the token of the position, but no end symbol. Decoder: the input
-    token of the position, but no start symbol.
+    The encoder is asked for the token of the position, except end symbols; the
+    decoder for the input token of the position, except start symbols.
     """
     output = self._model.apply(
       {'params': parameters}, batch.source, batch.source_lengths, batch.target
@@ -250,7 +254,7 @@ class ProbePasses:
   def _root_mean_squares(
     self, parameters: Parameters, batch: Batch
   ) -> dict[str, Float[Array, 'L 1 1']]:
-    """The root mean square of every layer: one rate then suits all."""
+    """Return the root mean square of every layer; one rate then suits all."""
     states, _, inside = self._states(parameters, batch)
     return {
       side: jnp.stack([_scale(x, inside[side]) for x in states[side]]).reshape(
@@ -269,7 +273,7 @@ def _scale(
 
 
 def _parts(asked: Asked, count: int) -> Asked:
-  """The positions in equal parts, which are the first axis then."""
+  """Split the positions into equal parts along a new first axis."""
 
   def cut(x: Array) -> Array:
     return jnp.moveaxis(

@@ -1,4 +1,4 @@
-"""What lexical probes are asked: parts of a text, classes, controls, bins.
+"""Data of lexical probes: parts of a text, classes, and control classes.
 
 Axis letters: N token ids, V classes.
 """
@@ -13,18 +13,19 @@ from fusion_jax.analysis.run_with_text import TextPair
 from fusion_jax.errors import InputError
 
 PARTS = 'train', 'stop', 'test'
-# Rarer types have no class; more would not fit beside a model of base size.
+# Rarer types have no class; more would not fit beside a base-size model.
 MOST_CLASSES = 16_384
 _SEED = 0
 
 
 class Classes(NamedTuple):
-  """What the probes of one side choose from: types of the training lines.
+  """Classes of the probes of one side: types of the training lines.
 
-  of_token: the class of every id, V where it has none.
-  control: another class for every class, V for V; see `control_classes`.
-  shares: of the training positions, by class.
-  control_shares: likewise by control class.
+  Attributes:
+    of_token: Class of every id; V if it has none.
+    control: Another class for every class, V for V; see `control_classes`.
+    shares: Share of the training positions, by class.
+    control_shares: Share of the training positions, by control class.
   """
 
   of_token: Int[np.ndarray, ' N']
@@ -34,16 +35,16 @@ class Classes(NamedTuple):
 
 
 def split(pairs: Sequence[TextPair]) -> dict[str, list[TextPair]]:
-  """The lines of each part: of ten lines the ninth stops, the tenth tests.
+  """Split lines into parts: of every ten, the ninth stops, the tenth tests.
 
   Args:
-    pairs: of a text; their line numbers decide.
+    pairs: Pairs of a text; their line numbers decide.
 
   Returns:
-    For each of `PARTS` its pairs.
+    The pairs of each of `PARTS`.
 
   Raises:
-    InputError: a part is empty.
+    InputError: A part is empty.
   """
   parts = {name: [] for name in PARTS}
   for pair in pairs:
@@ -60,12 +61,12 @@ def split(pairs: Sequence[TextPair]) -> dict[str, list[TextPair]]:
 def token_counts(
   pairs: Sequence[TextPair], side: str, size: int
 ) -> Int[np.ndarray, ' {size}']:
-  """How often every id is a label: end symbols never are.
+  """Count how often every id is a label; end symbols never are.
 
   Args:
-    pairs: of a text.
+    pairs: Pairs of a text.
     side: 'source' or 'target'.
-    size: of the vocabulary.
+    size: Size of the vocabulary.
   """
   ids = np.concatenate([getattr(pair, side)[:-1] for pair in pairs])
   return np.bincount(ids, minlength=size)
@@ -74,14 +75,14 @@ def token_counts(
 def make_classes(
   counts: Int[np.ndarray, ' N'], most: int = MOST_CLASSES
 ) -> Classes:
-  """The classes of a side.
+  """Make the classes of a side.
 
   Args:
-    counts: of the training lines.
-    most: the most frequent types have classes, at most so many.
+    counts: Counts of the training lines.
+    most: Largest number of classes; only the most frequent types have one.
 
   Returns:
-    Classes in the order of frequency.
+    Classes in order of frequency, the most frequent first.
   """
   order = np.argsort(-counts, kind='stable')[:most]
   order = order[counts[order] > 0]
@@ -95,14 +96,14 @@ def make_classes(
 
 
 def control_classes(shares: Float[np.ndarray, ' V']) -> Int[np.ndarray, ' W']:
-  """A random but fixed class for every class; Hewitt and Liang (2019).
+  """Draw a random but fixed class for every class; Hewitt and Liang (2019).
 
   Each type draws its own label from the distribution of the labels, as in
   their section 2. A permutation of the types would be no control: a softmax
   with a row for each class learns it exactly as well.
 
   Args:
-    shares: of the labels.
+    shares: Shares of the labels.
 
   Returns:
     One class each, and V for V (no class).

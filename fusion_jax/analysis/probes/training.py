@@ -1,11 +1,12 @@
 """Classifiers on the states of all layers, trained side by side.
 
+A softmax over all classes would cost more than the model. An update scores
+only the classes that occur at its own positions, subtracts from each logit the
+logarithm of the chance that the class is among them (Bengio and Senecal 2003),
+and changes only the rows and moments of these classes.
+
 Axis letters: K tasks (the label, and its control), L layers (H[0..L]), n
 positions, D model width, F hidden width, V classes, C candidates.
-A softmax over all classes would cost more than the model. An update scores
-only the classes that its own positions have, with the logarithm of the chance
-that each is among them taken off (Bengio and Senecal 2003), and moves only
-their rows and moments.
 """
 
 from typing import NamedTuple
@@ -18,18 +19,21 @@ from jaxtyping import Array, Bool, Float, Int
 KINDS = 'mlp', 'linear'
 _DROPOUT = 0.5
 _LITTLE = 1e-9
-# Finite, so that a batch without any label has no NaN.
+# Finite, so that a batch without any label gives no NaN.
 _MASKED = -1e9
 
-# By kind: 'out' [K L V F], and of an MLP 'hidden' [K L D F] and 'bias' [K L F].
+# By kind: 'out' [K L V F]; an MLP also has 'hidden' [K L D F], 'bias' [K L F].
 Weights = dict[str, dict[str, Float[Array, 'K L ...']]]
 
 
 class Probes(NamedTuple):
-  """Of one stack, with Adam's moments.
+  """Probes of one stack, with Adam's moments.
 
-  weights, first, second: alike; see `Weights`.
-  count: int32 updates.
+  Attributes:
+    weights: Weights; see `Weights`.
+    first: First moments, of the same structure.
+    second: Second moments, of the same structure.
+    count: int32 number of updates.
   """
 
   weights: Weights
@@ -39,11 +43,12 @@ class Probes(NamedTuple):
 
 
 class Asked(NamedTuple):
-  """Some positions and what is asked there.
+  """Some positions and the questions asked there.
 
-  states: of every layer.
-  labels: for each task a class; V: none, which no answer gets right.
-  keep: True at positions that count.
+  Attributes:
+    states: States of every layer.
+    labels: Class for each task; V for none, which no answer gets right.
+    keep: True at positions that count.
   """
 
   states: Float[Array, 'L n D']
@@ -54,15 +59,15 @@ class Asked(NamedTuple):
 def start(
   key: Array, tasks: int, layers: int, width: int, hidden: int, classes: int
 ) -> Probes:
-  """Fresh probes.
+  """Initialise probes.
 
   Args:
-    key: of the hidden layers; output rows start as 0.
-    tasks: K.
-    layers: L + 1.
-    width: D.
-    hidden: F.
-    classes: V.
+    key: Random key for the hidden layers; output rows start as 0.
+    tasks: Number of tasks K.
+    layers: Number of layers L + 1.
+    width: Model width D.
+    hidden: Hidden width F.
+    classes: Number of classes V.
 
   Returns:
     Probes without updates.
@@ -87,17 +92,17 @@ def update(
   rate: float,
   key: Array,
 ) -> Probes:
-  """One step of Adam on one set of positions, for all tasks and layers.
+  """Make one Adam step on one set of positions, for all tasks and layers.
 
   Args:
-    probes: of a stack.
-    asked: of that stack.
-    shares: of the classes, by which they come to be candidates.
-    rate: of learning.
-    key: of the dropout.
+    probes: Probes of a stack.
+    asked: Positions of that stack.
+    shares: Shares of the classes, which give their chance to be candidates.
+    rate: Learning rate.
+    key: Random key for the dropout.
 
   Returns:
-    The probes; rows of classes that are no candidates are as before.
+    The new probes; rows of classes that are no candidates are unchanged.
   """
   rows = _candidates(asked, shares.shape[-1])
   trees = probes.weights, probes.first, probes.second
@@ -119,7 +124,7 @@ def update(
 def candidate_losses(
   weights: Weights, asked: Asked, shares: Float[Array, 'K V']
 ) -> dict[str, Float[Array, 'K L']]:
-  """The sums of the losses that `update` lowers, without dropout, by kind."""
+  """Sum the losses that `update` lowers, without dropout, by kind."""
   rows = _candidates(asked, shares.shape[-1])
   own = _gathered(weights, rows)
   losses = _losses(own, asked, rows, shares, None)
@@ -127,7 +132,7 @@ def candidate_losses(
 
 
 def answers(weights: Weights, asked: Asked) -> dict[str, Bool[Array, 'K L n']]:
-  """Whether the most probable of all classes is the label, by kind."""
+  """Return whether the most probable of all classes is the label, by kind."""
 
   def one(probe, states, labels):
     chosen = (_features(probe, states, None) @ probe['out'].T).argmax(-1)
@@ -145,7 +150,7 @@ def better(
   old: Weights,
   improved: dict[str, Bool[Array, 'K L']],
 ) -> Weights:
-  """Of every probe the new weights where it improved, else the old ones."""
+  """Return the new weights of probes that improved, else the old ones."""
 
   def choose(mask):
     return lambda one, other: jnp.where(
@@ -159,13 +164,13 @@ def better(
 
 
 def _glorot(key: Array, shape: tuple[int, ...]) -> Float[Array, '...']:
-  """Glorot's uniform start of the matrices in the last two axes."""
+  """Draw Glorot-uniform matrices in the last two axes."""
   limit = (6 / sum(shape[-2:])) ** 0.5
   return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
 
 
 def _candidates(asked: Asked, classes: int) -> Int[Array, 'K C']:
-  """The classes among the labels of each task, then V."""
+  """Return the classes among the labels of each task, then V."""
   size = asked.labels.shape[-1]
   labels = jnp.where(asked.keep, asked.labels, classes)
 
@@ -194,12 +199,12 @@ def _losses(
   shares: Float[Array, 'K V'],
   key: Array | None,
 ) -> dict[str, Array]:
-  """Sums by kind, task and layer; 'sum': their sum a position, to minimise."""
+  """Return sums by kind, task and layer; 'sum' is their total per position."""
   classes, positions = shares.shape[-1], asked.keep.shape[0]
 
   def one(probe, states, labels, own, shares):
     logits = _features(probe, states, key) @ probe['out'].T
-    # log(1 - (1 - p)^n): the chance to be among n positions.
+    # 1 - (1 - p)^n is the chance to be among n positions.
     p = shares[jnp.minimum(own, classes - 1)]
     chance = -jnp.expm1(positions * jnp.log1p(-jnp.minimum(p, 1 - 1e-6)))
     logits -= jnp.log(jnp.maximum(chance, _LITTLE))
@@ -220,7 +225,7 @@ def _losses(
 
 
 def _gathered(weights: Weights, rows: Int[Array, 'K C']) -> Weights:
-  """The same with only the output rows of the candidates."""
+  """Return the weights with only the output rows of the candidates."""
 
   def one(table, own):
     return table.at[own].get(mode='clip')
@@ -233,7 +238,7 @@ def _gathered(weights: Weights, rows: Int[Array, 'K C']) -> Weights:
 
 
 def _scattered(old: Weights, rows: Int[Array, 'K C'], new: Weights) -> Weights:
-  """The new weights, with those output rows put back among the others."""
+  """Return the new weights with their output rows put back into the old."""
 
   def one(table, own, values):
     return table.at[own].set(values, mode='drop')

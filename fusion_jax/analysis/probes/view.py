@@ -1,19 +1,19 @@
-"""How much of the tokens every layer still tells: lexical probes.
+"""Lexical probes: how well each layer still identifies the tokens.
 
-Emelin et al. (2019), section on probing: on the frozen model, for each
-H[0..L] of both stacks, a classifier says which token stands at a position: in
-the encoder the source token, in the decoder the input token. Here an MLP (D to
-512, bias, ReLU, dropout 0.5; to the classes, no bias) and a linear one. Both
-are trained on the labels and on control labels (Hewitt and Liang 2019), and
-the difference of the two accuracies is their selectivity.
+Emelin et al. (2019), section on probing: on the frozen model, for each H[0..L]
+of both stacks, a classifier predicts the token at a position: the source token
+in the encoder, the input token in the decoder. Here these are an MLP (D to 512,
+bias, ReLU, dropout 0.5; to the classes, no bias) and a linear classifier. Both
+are trained on the labels and on control labels (Hewitt and Liang 2019); the
+difference of the two accuracies is their selectivity.
 
-Of every ten lines of the text eight train, the ninth stops the training and
-the tenth tests. The best epoch of every probe by itself, by its loss on the
-ninth lines, is what is tested. Classes are the types of the training lines, the
-`MOST_CLASSES` most frequent; another type is never answered right.
+Of every ten lines of the text, eight train, the ninth stops the training and
+the tenth tests. Each probe is tested at its own best epoch, by its loss on the
+ninth lines. Classes are the types of the training lines, the `MOST_CLASSES`
+most frequent; another type is never answered right.
 
 The paper trains for many passes on batches of about 4,096 tokens at a rate of
-2e-4. Here a text is passed three times or a little more, a quarter of its
+2e-4. Here the text is read three times or a little more, a quarter of its
 positions each time, at ten times that rate: see `ProbeOptions`.
 """
 
@@ -43,8 +43,9 @@ _TEXT_SIDES = {'encoder': 'source', 'decoder': 'target'}
 class Tested(NamedTuple):
   """Counts of test positions.
 
-  right: [K, L + 1, groups] by kind.
-  asked: positions of every group.
+  Attributes:
+    right: Right answers [K, L + 1, groups] by kind.
+    asked: Number of positions of every group.
   """
 
   right: Mapping[str, Int[np.ndarray, 'K L g']]
@@ -56,15 +57,15 @@ def trained(
   parts: Mapping[str, Sequence[TextPair]],
   options: ProbeOptions,
 ) -> tuple[dict[str, Weights], int]:
-  """Trains all probes until none improves.
+  """Train all probes until none improves.
 
   Args:
-    passes: of the model.
-    parts: of `split`.
-    options: of the training.
+    passes: Passes of the model.
+    parts: Result of `split`.
+    options: Options of the training.
 
   Returns:
-    The weights of every probe at its best epoch, and the epochs made.
+    The weights of every probe at its best epoch, and the number of epochs.
   """
   probes = passes.start(parts['train'])
   best, lowest, waited, epoch = None, None, 0, 0
@@ -95,14 +96,14 @@ def tested(
   bins: Mapping[str, Int[np.ndarray, ' N']],
   tags: Mapping[str, TaggedText],
 ) -> dict[str, Tested]:
-  """Counts what is answered right: of all, of each bin and of each class.
+  """Count right answers: of all positions, of each bin and of each word class.
 
   Args:
-    passes: of the model.
-    weights: of `trained`.
-    pairs: that test.
-    bins: of every id, for each side.
-    tags: of the sides that have some.
+    passes: Passes of the model.
+    weights: Weights from `trained`.
+    pairs: Test pairs.
+    bins: Frequency bin of every id, for each side.
+    tags: Word classes of the sides that have them.
   """
   sums: dict[str, Tested] = {}
   for batch, rows, answers in passes.answers(weights, pairs):
@@ -133,7 +134,7 @@ def _tags_at(
   tags: TaggedText,
   side: str,
 ) -> Int[np.ndarray, ' n']:
-  """The tag of every position asked, -1 for none.
+  """Return the tag of every position asked, -1 for none.
 
   The decoder's input at position t is subword t - 1 of the target.
   """
@@ -147,19 +148,20 @@ def _tags_at(
 def measure(
   subject: RunWithText, options: ProbeOptions | None = None
 ) -> Mapping[str, Any]:
-  """Trains and tests the probes of all layers.
+  """Train and test the probes of all layers.
 
   Args:
-    subject: the run and its text.
-    options: of the training; None: the defaults.
+    subject: Run and text to measure.
+    options: Options of the training; None uses the defaults.
 
   Returns:
-    'protocol', and for 'encoder' and 'decoder' accuracies by kind, H[0] first:
-    'accuracy', 'control' and 'selectivity'; 'bins' and 'tags', accuracies of
-    each bin and class, null where nothing was asked; how often each was asked.
+    'protocol', and for 'encoder' and 'decoder' by kind, H[0] first:
+    'accuracy', 'control' and 'selectivity'; 'bins' and 'tags', the accuracies
+    of each bin and word class, None where nothing was asked. Each side also
+    has the number of positions asked of each.
 
   Raises:
-    InputError: the text is too short, or what `tagged_text` says.
+    InputError: The text is too short, or as for `tagged_text`.
   """
   options = options or ProbeOptions()
   parts, tags = split(subject.pairs), _tags(subject)
@@ -234,7 +236,7 @@ def _nullable(values: np.ndarray) -> list[list[float | None]]:
 
 
 def look(subject: RunWithText) -> ViewResult:
-  """Measures and draws."""
+  """Train and test the probes, and summarise and draw their accuracies."""
   numbers = measure(subject)
   parts = []
   for side in SIDES:

@@ -1,1 +1,1 @@
-"""One page that tells of trained runs."""
+"""A report on trained runs as one HTML page."""

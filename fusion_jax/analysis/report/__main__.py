@@ -1,13 +1,14 @@
-"""Makes one HTML page of a trained run, or a comparison of several.
+"""Make one HTML page of a trained run, or a comparison of several.
 
     python -m fusion_jax.analysis.report --workdir=DIR [--output=FILE.html]
     python -m fusion_jax.analysis.report --workdir DIR DIR --output=FILE.html
 
-The page tells what was trained on what, its curves, its scores on the
-validation text of its config or on --source and --target, what is seen inside
-of it, and its translations. It needs no other file and no network. Views and
+The page shows what was trained on what data, the curves of the training, scores
+on the validation text of the config or on --source and --target, the views of
+the model, and translations. It needs no other file and no network. Views and
 the translation are kept in the folder `analysis` of each run directory, and
-taken from there the next time. Of one run the page is DIR/report.html.
+are read from there the next time. For a single run the page is DIR/report.html
+by default.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Gathers the runs and writes the page; its name goes to stdout."""
+  """Gather the runs and write the page; its name goes to stdout."""
   start_logging()
   arguments = parse_arguments(argv, _parser())
   output = _checked(arguments)
@@ -81,7 +82,7 @@ def main(argv: list[str]) -> None:
 
 
 def distinct(names: Sequence[str], workdirs: Sequence[Path]) -> list[str]:
-  """Names of runs, or of their directories where some have the same."""
+  """Return names of runs, or of their directories if some names are equal."""
   for found in (list(names), [workdir.resolve().name for workdir in workdirs]):
     if len(set(found)) == len(found):
       return found
@@ -89,7 +90,7 @@ def distinct(names: Sequence[str], workdirs: Sequence[Path]) -> list[str]:
 
 
 def _checked(arguments: argparse.Namespace) -> Path:
-  """The page's file; refuses flags before anything takes long."""
+  """Check the flags before anything slow, and return the page's file."""
   workdirs = [workdir.resolve() for workdir in arguments.workdir]
   if len(set(workdirs)) < len(workdirs):
     raise InputError('--workdir: a run directory is given twice')

@@ -1,4 +1,4 @@
-"""Sections of a report on what was trained, on what, and with what."""
+"""Sections of a report on the model, the data and the environment."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ _ABSENT = '(not there)'
 
 
 def overview(runs: Sequence[RunReport]) -> Element:
-  """The runs with their schemes, sizes and scores."""
+  """Show the runs with their schemes, sizes and scores."""
   rows = [
     ('encoder', [scheme(run.config, 'encoder') for run in runs]),
     ('decoder', [scheme(run.config, 'decoder') for run in runs]),
@@ -38,7 +38,7 @@ def overview(runs: Sequence[RunReport]) -> Element:
 
 
 def options(runs: Sequence[RunReport]) -> Element:
-  """The options that are not at their defaults, those that differ first."""
+  """Show the options that are not at their defaults, differing ones first."""
   default = flatten(ExperimentConfig())
   flat = [flatten(run.config) for run in runs]
   names = sorted(
@@ -64,7 +64,7 @@ def options(runs: Sequence[RunReport]) -> Element:
 
 
 def data(runs: Sequence[RunReport]) -> Element:
-  """Corpora, languages, pairs and tokenizers."""
+  """Show corpora, languages, pairs and tokenizers."""
   rows = [
     (split, [_corpora(run.config, split) for run in runs])
     for split in ('train', 'valid', 'test')
@@ -78,7 +78,7 @@ def data(runs: Sequence[RunReport]) -> Element:
 
 
 def parameters(runs: Sequence[RunReport]) -> Element:
-  """How many parameters each part has."""
+  """Show the number of parameters of each part."""
   names = sorted({name for run in runs for name in run.parameters})
   rows = [
     (name, [_share(run.parameters, name) for run in runs]) for name in names
@@ -91,7 +91,7 @@ def parameters(runs: Sequence[RunReport]) -> Element:
 def environment(
   runs: Sequence[RunReport], versions: Mapping[str, str]
 ) -> Element:
-  """Versions, and the whole config of every run."""
+  """Show versions, and the whole config of every run."""
   shown = table(('', 'here'), list(versions.items()), 'versions')
   configs = (
     details(f'The config of {run.name}', element('pre', to_json(run.config)))
@@ -108,7 +108,7 @@ def environment(
 
 
 def scheme(config: ExperimentConfig, side: Side) -> str:
-  """The fusion of a stack in words, with its paper."""
+  """Describe the fusion of a stack in words, with its paper."""
   own: SideConfig = config.model.side(side)
   found = SCHEMES.get(own.fusion)
   parts = [f'{own.fusion} ({found.source})'] if found else []
@@ -128,7 +128,7 @@ def _by_run(
   label: str,
   more: Sequence[str] = (),
 ) -> Element:
-  """A table of a column a run."""
+  """Make a table with one column per run."""
   heads = (corner, *(run.name for run in runs), *more)
   return table(heads, [(name, *cells) for name, cells in rows], label)
 
@@ -138,7 +138,7 @@ def _option_rows(
   flat: Sequence[Mapping[str, Any]],
   default: Mapping[str, Any],
 ) -> list[tuple[str, list[str]]]:
-  """Of each option its value in every run, and the default."""
+  """Return the value of each option in every run, and its default."""
   return [
     (
       name,

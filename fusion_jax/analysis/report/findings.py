@@ -23,21 +23,21 @@ from fusion_jax.analysis.report.run import RunReport
 from fusion_jax.analysis.report.views import Card, Picture, drawn
 from fusion_jax.analysis.view_result import View
 
-# A figure is not made smaller than this share of the width it was drawn at.
+# A figure is not shown smaller than this share of the width it was drawn at.
 _SMALLEST = 0.55
-# CSS pixels; figures that are not wider stand side by side.
+# CSS pixels; figures up to this width stand side by side.
 _WIDE = 900
 # The text of a report: source and reference of each line.
 Text = Sequence[tuple[str, str]]
 
 
 def scores(runs: Sequence[RunReport], text: Text, name: str) -> Element:
-  """BLEU and chrF of the text, with sacreBLEU's signatures.
+  """Show BLEU and chrF of the text, with sacreBLEU's signatures.
 
   Args:
-    runs: of the page.
-    text: that was translated.
-    name: of the text.
+    runs: Runs of the page.
+    text: Source and reference of every line.
+    name: Name of the text.
   """
   first = runs[0].scores
   heads = ['run', 'BLEU', 'chrF']
@@ -69,7 +69,7 @@ def scores(runs: Sequence[RunReport], text: Text, name: str) -> Element:
 
 
 def lengths(runs: Sequence[RunReport], text: Text) -> Element:
-  """BLEU by the length of the source."""
+  """Show BLEU by the length of the source."""
   numbers = bleu_by_source_length(
     [source for source, _ in text],
     [reference for _, reference in text],
@@ -103,7 +103,7 @@ def lengths(runs: Sequence[RunReport], text: Text) -> Element:
 
 
 def training(runs: Sequence[RunReport]) -> Element:
-  """The curves of all runs in one figure."""
+  """Show the curves of all runs in one figure."""
   view = curves.VIEW
   numbers = {run.name: run.curves for run in runs}
   picture = drawn(figures.as_svg(curves.draw_runs(numbers)))
@@ -119,11 +119,11 @@ def training(runs: Sequence[RunReport]) -> Element:
 
 
 def views(runs: Sequence[RunReport]) -> Element:
-  """The figures of all views that the runs have."""
+  """Show the figures of all views that the runs have."""
   every: dict[str, list[tuple[RunReport, Card]]] = {}
   for run in runs:
     for card in run.cards:
-      # The curves have a section of their own.
+      # The curves have their own section.
       if card.view.name != curves.VIEW.name:
         every.setdefault(card.view.name, []).append((run, card))
   blocks = []
@@ -138,7 +138,7 @@ def views(runs: Sequence[RunReport]) -> Element:
 
 
 def _about(view: View) -> tuple[Element, Element]:
-  """How to read a figure, and where it is from."""
+  """Return how to read a figure, and its source."""
   source = element('p', f'After {view.source}.', class_='source')
   return element('p', view.reading), source
 
@@ -162,7 +162,7 @@ def _card(run: RunReport, card: Card, named: bool) -> Element:
 
 
 def _of_text(card: Card) -> str:
-  """Which text a view was made of, if it says so."""
+  """Return the text that a view was made with, if the view records it."""
   text = card.found.get('text')
   if card.view.reads != 'text' or not text:
     return ''
@@ -171,7 +171,7 @@ def _of_text(card: Card) -> str:
 
 
 def _figure(picture: Picture, alt: str, *captions: str) -> Element:
-  """A figure on white, which scrolls where it is too wide to be read."""
+  """Make a figure on white that scrolls if it is too wide to be readable."""
   least = f'min-width: {round(_SMALLEST * picture.width)}px'
   image = element('img', src=picture.address, alt=alt, style=least)
   shown = scrolling(image, 'figure')
@@ -180,7 +180,7 @@ def _figure(picture: Picture, alt: str, *captions: str) -> Element:
 
 
 def _validations(run: RunReport) -> Element:
-  """The validations of a run as a table."""
+  """Make a table of the validations of a run."""
   columns: Mapping[str, Any] = run.curves['valid']
   if not columns:
     return element('p', f'{run.name} was not validated yet.')

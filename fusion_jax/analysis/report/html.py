@@ -1,4 +1,4 @@
-"""Elements of an HTML page; all text in them is escaped when it is written."""
+"""Elements of an HTML page; their text is escaped when it is written."""
 
 import base64
 import json
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree.ElementTree import Element, tostring
 
-# What a cell of a number is made of.
+# Characters of a cell with a number.
 _NUMERIC = frozenset('0123456789+-.,% ')
 
 
 def element(tag: str, *children: Element | str, **attributes: str) -> Element:
-  """An element with text and elements in it, in order.
+  """Make an element that contains texts and elements in order.
 
   Args:
-    tag: its name.
-    children: texts are escaped.
-    attributes: `class_` is class, `aria_label` is aria-label.
+    tag: Name of the element.
+    children: Elements and texts; texts are escaped.
+    attributes: Attributes; `class_` is class, `aria_label` is aria-label.
   """
   names = {name.rstrip('_').replace('_', '-'): name for name in attributes}
   made = Element(tag, {html: attributes[own] for html, own in names.items()})
@@ -34,24 +34,24 @@ def element(tag: str, *children: Element | str, **attributes: str) -> Element:
 
 
 def document(root: Element) -> str:
-  """The whole file of an `html` element."""
+  """Return the whole file of an `html` element."""
   return f'<!DOCTYPE html>\n{tostring(root, "unicode", "html")}\n'
 
 
 def section(name: str, title: str, *children: Element | str) -> Element:
-  """A part of the page that can be linked to as #name."""
+  """Make a part of the page that can be linked to as #name."""
   return element('section', element('h2', title), *children, id=name)
 
 
 def table(
   heads: Sequence[str], rows: Sequence[Sequence[str]], label: str
 ) -> Element:
-  """A table that scrolls by itself where it is too wide for the page.
+  """Make a table that scrolls by itself if it is too wide for the page.
 
   Args:
-    heads: of the columns.
-    rows: as long as `heads`; the first cell names the row.
-    label: what it shows.
+    heads: Headings of the columns.
+    rows: Cells as long as `heads`; the first cell names the row.
+    label: Accessible name of the table.
   """
   head = element('tr', *(element('th', name, scope='col') for name in heads))
   body = (element('tr', _name(row[0]), *map(_cell, row[1:])) for row in rows)
@@ -60,23 +60,23 @@ def table(
 
 
 def scrolling(child: Element, label: str) -> Element:
-  """A box that scrolls sideways, also by the keyboard."""
+  """Make a box that scrolls sideways, also by the keyboard."""
   return element(
     'div', child, class_='scroll', tabindex='0', role='region', aria_label=label
   )
 
 
 def details(summary: str, *children: Element | str) -> Element:
-  """What is shown when its summary is opened."""
+  """Make a block that is shown when its summary is opened."""
   return element('details', element('summary', summary), *children)
 
 
 def download(name: str, value: Any) -> Element:
-  """A link that saves a JSON value, which the page itself holds.
+  """Make a link that saves a JSON value, which the page itself holds.
 
   Args:
-    name: of the file.
-    value: to save.
+    name: Name of the file.
+    value: Value to save.
   """
   text = json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False)
   address = data_address(text.encode(), 'application/json')
@@ -84,12 +84,12 @@ def download(name: str, value: Any) -> Element:
 
 
 def data_address(content: bytes, kind: str) -> str:
-  """An address that holds the content itself."""
+  """Return an address that holds the content itself."""
   return f'data:{kind};base64,{base64.b64encode(content).decode()}'
 
 
 def _name(text: str) -> Element:
-  """The name of a row, which may be cut after its dots and the like."""
+  """Make the head of a row, which may be broken after dots and the like."""
   parts = re.split(r'(?<=[._/])', text)
   cut = (child for part in parts[1:] for child in (element('wbr'), part))
   return element('th', parts[0], *cut, scope='row')

@@ -1,4 +1,4 @@
-"""BLEU by the length of the source, in buckets of about as many lines each."""
+"""BLEU by the length of the source, in buckets of similar numbers of lines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,17 +18,18 @@ def bleu_by_source_length(
   systems: Mapping[str, Sequence[str]],
   languages: tuple[str, str],
 ) -> list[dict[str, Any]]:
-  """Corpus BLEU of the lines of every bucket.
+  """Compute corpus BLEU of the lines of every bucket.
 
   Args:
-    sources: lines; their length is in words, as BLEU parts them.
-    references: their translations.
-    systems: translations by the name of a system.
-    languages: of source and target.
+    sources: Source lines; their lengths are counted in words of BLEU's
+      tokenizer.
+    references: Reference translations.
+    systems: Translations by the name of a system.
+    languages: Source and target language.
 
   Returns:
-    Of at most six buckets the name, the count of its lines and the score of
-    each system; lines without a word are in none.
+    The name, the number of lines and the score of each system, for at most six
+    buckets. Lines without a word are in none.
   """
   words = buckets.word_counts(sources, bleu_for(languages[0]))
   lengths = np.array([each.total() for each in words])
@@ -48,13 +49,13 @@ def bleu_by_source_length(
 
 
 def draw_lengths(rows: Sequence[Mapping[str, Any]]) -> figures.Figure:
-  """Bars of every bucket, side by side for several systems."""
+  """Draw the bars of every bucket, with several systems side by side."""
   figure, (axes,) = figures.panels(1, size=(6.4, 3.6))
   bars = {
     name: [row['scores'][name] for row in rows] for name in rows[0]['scores']
   }
   names = [row['bucket'] for row in rows]
   figures.draw_bars(axes, names, bars, 'words of the source line', 'BLEU')
-  # The legend stands above the bars.
+  # Leave room for the legend above the bars.
   axes.margins(y=0.25)
   return figure

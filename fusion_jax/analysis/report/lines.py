@@ -10,7 +10,7 @@ from fusion_jax.analysis.report.html import download, element, section
 from fusion_jax.analysis.report.marks import Stretch, separator, stretches
 from fusion_jax.analysis.report.run import RunReport
 
-# By whether words differ from the reference and from the first run.
+# By whether words differ from the reference, and from the first run.
 _CLASSES = {
   (True, False): 'off-reference',
   (False, True): 'off-first',
@@ -19,12 +19,12 @@ _CLASSES = {
 
 
 def translations(runs: Sequence[RunReport], text: Text, shown: int) -> Element:
-  """Lines with source, reference and the translation of every run.
+  """Show lines with source, reference and the translation of every run.
 
   Args:
-    runs: of the page.
-    text: that was translated.
-    shown: so many lines, evenly spread over the text.
+    runs: Runs of the page.
+    text: Source and reference of every line.
+    shown: Number of lines to show, evenly spread over the text.
   """
   chosen = spread(len(text), shown)
   return section(
@@ -41,7 +41,7 @@ def translations(runs: Sequence[RunReport], text: Text, shown: int) -> Element:
 
 
 def spread(count: int, shown: int) -> list[int]:
-  """Places of so many lines in a text, the same distance between them."""
+  """Return the indices of lines that are evenly spread over a text."""
   shown = min(count, shown)
   return [place * count // shown for place in range(shown)]
 

@@ -1,4 +1,4 @@
-"""Which words of a translation differ from those of another text."""
+"""Marks on words of a translation that differ from another text."""
 
 import difflib
 import itertools
@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 from fusion_jax.metrics import language_of
 
-# Languages that put no spaces between words: their units are characters.
+# Languages written without spaces between words: their units are characters.
 _WITHOUT_SPACES = 'zh', 'ja', 'th', 'lo', 'km', 'my'
 
 
 class Stretch(NamedTuple):
-  """Words side by side that are marked alike.
+  """Adjacent words with the same marks.
 
-  text: of them.
-  off_reference: the reference has them not, or elsewhere.
-  off_first: likewise, the first translation.
+  Attributes:
+    text: Text of the words.
+    off_reference: Whether the reference lacks them or has them elsewhere.
+    off_first: Whether the first translation lacks them or has them elsewhere.
   """
 
   text: str
@@ -25,24 +26,24 @@ class Stretch(NamedTuple):
 
 
 def separator(language: str) -> str:
-  """What stands between two units of a line."""
+  """Return the text between two units of a line."""
   return '' if language_of(language) in _WITHOUT_SPACES else ' '
 
 
 def units(text: str, language: str) -> list[str]:
-  """The words of a line, or its characters where no spaces part words."""
+  """Return the words of a line, or its characters if spaces part no words."""
   return text.split() if separator(language) else list(text)
 
 
 def missing(words: Sequence[str], others: Sequence[str]) -> list[bool]:
-  """For each word whether it is left out of the best alignment with others.
+  """Find the words that the best alignment with others leaves out.
 
   Args:
-    words: to look at.
-    others: to compare with.
+    words: Words to mark.
+    others: Words to compare with.
 
   Returns:
-    As many as words; False for the words of the blocks that difflib matches.
+    One value per word; False for the words of the blocks that difflib matches.
   """
   matcher = difflib.SequenceMatcher(None, words, others, autojunk=False)
   found = [True] * len(words)
@@ -54,16 +55,16 @@ def missing(words: Sequence[str], others: Sequence[str]) -> list[bool]:
 def stretches(
   text: str, reference: str, first: str, language: str
 ) -> list[Stretch]:
-  """A translation, cut where its marks change.
+  """Cut a translation where its marks change.
 
   Args:
-    text: the translation.
-    reference: that it should be.
-    first: the translation of the first run.
-    language: of all three.
+    text: Translation to cut.
+    reference: Reference translation.
+    first: Translation of the first run.
+    language: Language of all three.
 
   Returns:
-    Their texts, with `separator` between them, are the translation.
+    Stretches whose texts, joined by `separator`, are the translation.
   """
   words = units(text, language)
   marks = zip(

@@ -1,4 +1,4 @@
-"""A report as one HTML page, which needs nothing beside itself."""
+"""The HTML page of a report, which needs no other file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from fusion_jax.analysis.report.html import document, element
 from fusion_jax.analysis.report.run import RunReport
 
 _STYLE = Path(__file__).with_name('report.css')
-# A browser that keeps to it fetches nothing for the page.
+# A browser that follows this policy fetches nothing for the page.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -21,18 +21,17 @@ def page(
   shown: int,
   versions: Mapping[str, str],
 ) -> str:
-  """The page of one run, or the comparison of several.
+  """Make the page of one run, or the comparison of several.
 
   Args:
-    runs: in the order they are shown; the first is what others are compared
-      with.
-    text: source and reference of every line.
-    text_name: what text it is.
-    shown: lines whose translations are shown.
-    versions: of `report.run.environment`.
+    runs: Runs in the order of the page; others are compared with the first.
+    text: Source and reference of every line.
+    text_name: Name of the text.
+    shown: Number of lines whose translations are shown.
+    versions: Result of `report.run.environment`.
 
   Returns:
-    HTML.
+    The page as HTML.
   """
   sections = [
     about.overview(runs),

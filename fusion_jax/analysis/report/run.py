@@ -1,4 +1,4 @@
-"""What a report tells of one run, gathered from its directory."""
+"""The content of a report on one run, gathered from the run directory."""
 
 import argparse
 import dataclasses
@@ -25,7 +25,7 @@ from fusion_jax.models.transformer import Parameters
 from fusion_jax.runs.kept_corpus import read_report
 from fusion_jax.runs.run_directory import read_config, read_tokenizers
 
-# Flags of the report that a command for one view needs too.
+# Flags of the report that a command for a single view needs too.
 _SHARED = (
   'source',
   'target',
@@ -58,23 +58,23 @@ _LAYER = re.compile(r'layers?(_\d+)?')
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-  """All that is told of a run.
+  """All that a report shows of a run.
 
   Attributes:
-    name: that tells it from the others of the page.
-    workdir: the run directory.
-    steps: of the checkpoints that its parameters are the mean of.
-    config: of the run, with all of its directions.
-    languages: source and target, of the direction that is looked at.
-    corpus: 'pairs' and 'kept' of the training text; {} where not known.
-    vocabularies: pieces of the source and the target tokenizer.
-    parameters: how many each part has.
-    last: the last line of kind 'train' in the metrics.
-    curves: of the training.
-    cards: its views.
-    translations: of the text, line for line.
-    scores: of them.
-    command: that looks at the run; a view's name is to be put in.
+    name: Name that distinguishes the run from the others of the page.
+    workdir: Run directory.
+    steps: Steps of the checkpoints whose mean its parameters are.
+    config: Config of the run, with all of its directions.
+    languages: Source and target language of the direction looked at.
+    corpus: 'pairs' and 'kept' of the training text; {} if unknown.
+    vocabularies: Vocabulary sizes of the source and the target tokenizer.
+    parameters: Number of parameters of each part.
+    last: Last line of kind 'train' in the metrics.
+    curves: Curves of the training.
+    cards: Views of the run.
+    translations: Translations of the text, line by line.
+    scores: BLEU and chrF of the translations.
+    command: Command that makes a view of the run; VIEW stands for its name.
   """
 
   name: str
@@ -96,15 +96,15 @@ class RunReport:
 def gather(
   subject: RunWithText, name: str, arguments: argparse.Namespace
 ) -> RunReport:
-  """Translates, scores and looks at a run.
+  """Translate and score the text with a run, and collect the run's views.
 
   Args:
-    subject: the run and its text.
-    name: that tells it from others.
-    arguments: of the report; with `all` slow views are made too.
+    subject: Run and text to report on.
+    name: Name that distinguishes the run from others.
+    arguments: Flags of the report; `all` also makes slow views.
 
   Raises:
-    InputError: nothing was logged, or the run directory cannot be written.
+    InputError: Nothing was logged, or the run directory cannot be written.
   """
   run, data = subject.run, subject.run.config.data
   numbers = curves(subject)
@@ -136,14 +136,14 @@ def gather(
 
 
 def command(workdir: Path, arguments: argparse.Namespace) -> str:
-  """What makes a view of a run, with the flags of the report.
+  """Return the command that makes a view of a run, with the report's flags.
 
   Args:
-    workdir: the run directory.
-    arguments: of the report.
+    workdir: Run directory.
+    arguments: Flags of the report.
 
   Returns:
-    A command line with VIEW where the name of the view goes.
+    A command line with VIEW in place of the name of the view.
   """
   flags = {name: getattr(arguments, name) for name in _SHARED}
   defaults = {
@@ -163,14 +163,14 @@ def command(workdir: Path, arguments: argparse.Namespace) -> str:
 
 
 def parameters_by_part(parameters: Parameters) -> dict[str, int]:
-  """How many parameters each part of the model has.
+  """Count the parameters of each part of the model.
 
   Args:
-    parameters: of a run.
+    parameters: Parameters of a run.
 
   Returns:
-    By 'encoder layers / self_attention', 'encoder / read_out' and the like, as
-    the model names them; layers together.
+    Counts by 'encoder layers / self_attention', 'encoder / read_out' and the
+    like, named as in the model; the layers of a stack are counted together.
   """
   counts = Counter()
   for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
@@ -186,13 +186,13 @@ def parameters_by_part(parameters: Parameters) -> dict[str, int]:
 
 
 def training_pairs(workdir: Path) -> dict[str, int]:
-  """Pairs of the training text.
+  """Return the numbers of pairs of the training text.
 
   Args:
     workdir: Run directory.
 
   Returns:
-    'pairs' that were read and 'kept'; {} where the run does not say it.
+    'pairs' that were read and 'kept'; {} if the run does not record them.
   """
   match read_report(workdir):
     case {'splits': {'train': {'pairs': int(pairs), 'kept': int(kept)}}}:
@@ -201,7 +201,7 @@ def training_pairs(workdir: Path) -> dict[str, int]:
 
 
 def environment() -> dict[str, str]:
-  """Machine and versions of this process."""
+  """Return the machine and the versions of this process."""
   devices = jax.devices()
   versions = {}
   for name in _PACKAGES:

@@ -1,4 +1,4 @@
-"""The translation of a run's text, kept in its directory, and its scores."""
+"""The translation of a run's text, kept in the run directory."""
 
 import dataclasses
 import hashlib
@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 
 
 def translation(subject: RunWithText, folder: Path) -> list[str]:
-  """The text translated as the run's config says, line for line.
+  """Translate the text line by line with the search of the run's config.
 
-  It is written into the folder, and read from there the next time, as long as
-  parameters, decoding and text are the same.
+  The translation is written into the folder, and read from there the next time
+  if parameters, decoding and text are the same.
 
   Args:
-    subject: the run and its text.
-    folder: is there.
+    subject: Run and text to translate.
+    folder: Existing folder for the translation.
 
   Returns:
-    A line for each of `subject.lines`.
+    A translation of each of `subject.lines`.
 
   Raises:
-    InputError: the folder cannot be written.
+    InputError: The folder cannot be written.
   """
   sources = [source for source, _ in subject.lines]
   key = _key(subject.run, sources)
@@ -57,7 +57,7 @@ def translation(subject: RunWithText, folder: Path) -> list[str]:
 
 
 def _key(run: TrainedModel, sources: Sequence[str]) -> str:
-  """A digest of all that a translation depends on."""
+  """Return a digest of everything that a translation depends on."""
   data = run.config.data
   digest = hashlib.sha256()
   about = {
@@ -80,7 +80,7 @@ class _Translated:
 
 
 def _read(path: Path, key: str, lines: int) -> list[str] | None:
-  """A kept translation; None where there is none of this key."""
+  """Return the kept translation, or None if there is none with this key."""
   try:
     kept = read_json(path, _Translated)
   except InputError:

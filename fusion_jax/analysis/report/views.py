@@ -1,4 +1,4 @@
-"""The views of a run for a report: found in its directory, or made."""
+"""The views of a run for a report, found in its directory or made."""
 
 import dataclasses
 import logging
@@ -17,17 +17,17 @@ from fusion_jax.json_input import read_json
 
 logger = logging.getLogger(__name__)
 
-# Bytes; a larger drawing is shown as pixels.
+# Bytes; a larger drawing is shown as a PNG.
 _LARGEST_SVG = 400_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-  """A figure that a page holds itself.
+  """A figure that is embedded in a page.
 
   Attributes:
-    address: of its bytes, which are in it.
-    width: at which it was drawn, in CSS pixels.
+    address: Data address that holds the bytes of the figure.
+    width: Width at which the figure was drawn, in CSS pixels.
   """
 
   address: str
@@ -39,10 +39,10 @@ class Card:
   """A view of a run, as a report shows it.
 
   Attributes:
-    view: that was looked with.
-    found: what VIEW.json holds; None: it was not made.
-    figure: of it; None: it was not made.
-    missing: why it was not made.
+    view: View of the card.
+    found: Content of VIEW.json; None if the view was not made.
+    figure: Figure of the view; None if the view was not made.
+    missing: Reason why the view was not made.
   """
 
   view: View
@@ -52,16 +52,16 @@ class Card:
 
 
 def cards(subject: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
-  """All views that the run's model has, in the order of the table.
+  """Yield all views that apply to the run's model, in the order of the table.
 
-  The files of a view are taken from the folder where they are of the same
-  checkpoints. What reads the metrics alone is always made anew: the training
-  may have gone on.
+  The files of a view are taken from the folder if they come from the same
+  checkpoints. Views that read only the metrics are always made again, because
+  the training may have continued.
 
   Args:
-    subject: the run and its text.
-    folder: of VIEW.json and its figures.
-    slow: make those that take minutes, too.
+    subject: Run and text to look at.
+    folder: Folder of VIEW.json and its figures.
+    slow: Whether to make views that take minutes, too.
   """
   for view in views_of(subject.run.config.model):
     found = None if view.reads == 'metrics' else _stored(view, subject, folder)
@@ -93,7 +93,7 @@ def _stored(
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:
-  """A VIEW.json; None where there is none that can be shown."""
+  """Read a VIEW.json; return None if there is none that can be shown."""
   try:
     found = read_json(path, dict)
   except InputError:
@@ -102,12 +102,12 @@ def _read(path: Path) -> Mapping[str, Any] | None:
 
 
 def drawn(svg: bytes) -> Picture:
-  """The picture of an SVG that Matplotlib wrote."""
+  """Return the picture of an SVG that Matplotlib wrote."""
   return Picture(data_address(svg, 'image/svg+xml'), _width(svg))
 
 
 def _picture(path: Path) -> Picture:
-  """The figure of a view, as pixels where the drawing is large."""
+  """Return the figure of a view, as a PNG if the drawing is large."""
   svg, png = (path.with_name(f'{path.name}.{kind}') for kind in ('svg', 'png'))
   content = svg.read_bytes()
   if len(content) <= _LARGEST_SVG:
@@ -116,6 +116,6 @@ def _picture(path: Path) -> Picture:
 
 
 def _width(svg: bytes) -> int:
-  """Of a drawing in CSS pixels, 96 an inch; Matplotlib writes points, 72."""
+  """Return the width in CSS pixels, 96 per inch; Matplotlib's points are 72."""
   match = re.search(rb'<svg [^>]*width="([\d.]+)pt"', svg)
   return round(float(match[1]) * 96 / 72) if match else 0

@@ -2,11 +2,12 @@
 
 Every sentence is a frame (`frames.py`, written by hand in each language) whose
 slots hold values (`values.py`) that Babel and num2words render
-(`rendering.py`): dates, times, spans, numbers, currencies, units, names of
-countries and languages. Babel 2.17 to 2.18 and num2words 0.5.14 were tried.
+(`rendering.py`): dates, times, time spans, numbers, currencies, units, names
+of countries and languages. It was tested with Babel 2.17 to 2.18 and num2words
+0.5.14.
 
 The values of a sentence alone, without its frame and language, decide its
-split, so that no combination of values is in two splits, under any seed.
+split, so no combination of values is in two splits, under any seed.
 """
 
 import functools
@@ -21,10 +22,10 @@ from fusion_jax.errors import InputError
 
 LANGUAGES: tuple[str, ...] = rendering.LANGUAGES
 
-# Pairs that each split can give at most.
+# Largest number of pairs of each split.
 SIZES = {'train': 500_000, 'valid': 25_000, 'test': 25_000}
 
-# What the text depends on besides the arguments of `generate`.
+# Everything that the text depends on besides the arguments of `generate`.
 _installed = importlib.metadata.version
 VERSION = f'1 babel-{_installed("babel")} num2words-{_installed("num2words")}'
 
@@ -38,21 +39,22 @@ def generate(
   pairs: int,
   seed: int = 0,
 ) -> Iterator[tuple[str, str]]:
-  """Yields sentence pairs, all different; the same ones for the same arguments.
+  """Return distinct sentence pairs, the same for the same arguments.
 
   Args:
-    source_language: one of `LANGUAGES`.
-    target_language: another one of `LANGUAGES`.
+    source_language: One of `LANGUAGES`.
+    target_language: Another one of `LANGUAGES`.
     split: 'train', 'valid' or 'test'.
-    pairs: how many; at most `SIZES[split]`. The first pairs of a longer
-      corpus are the shorter corpus.
-    seed: decides which combinations are drawn, and their order.
+    pairs: Number of pairs, at most `SIZES[split]`. A shorter corpus is the
+      beginning of a longer one.
+    seed: Seed of the draw of combinations and of their order.
 
   Returns:
     An iterator over (source, target): plain text in Unicode NFC.
 
   Raises:
-    InputError: at the call, when one of the arguments is not accepted.
+    InputError: One of the arguments is not accepted; raised at the call, not
+      at the first pair.
   """
   _check(source_language, target_language, split, pairs)
   return _pairs(source_language, target_language, split, pairs, seed)
@@ -100,7 +102,7 @@ def _pairs(
 def _contents(
   split: str, count: int, seed: int
 ) -> Iterator[tuple[Frame, tuple[Slot, ...]]]:
-  """Draws distinct (frame, content) of one split."""
+  """Draw distinct (frame, content) of one split."""
   draw = random.Random(seed)
   seen = set()
   while len(seen) < count:
@@ -118,19 +120,19 @@ def _contents(
 
 
 def _below(draw: random.Random, limit: int) -> int:
-  # Only random() promises the same numbers in every Python version.
+  # Only random() guarantees the same numbers in every Python version.
   return int(draw.random() * limit)
 
 
 @functools.cache
 def _families(index: int) -> tuple[tuple[str, int], ...]:
-  """Family of values and number of values for each slot of a frame."""
+  """Return the family of each slot of a frame and its number of values."""
   families = (slot.rstrip('0123456789') for slot in FRAMES[index].slots)
   return tuple((family, len(values.VALUES[family])) for family in families)
 
 
 def split_of(content: tuple[Slot, ...]) -> str:
-  """Names the split of a combination of values, whatever their order."""
+  """Return the split of a combination of values, whatever their order."""
   digest = hashlib.blake2b(repr(sorted(content)).encode(), digest_size=4)
   share = int.from_bytes(digest.digest(), 'big') % 20
   return {0: 'valid', 1: 'test'}.get(share, 'train')

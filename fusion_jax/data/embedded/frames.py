@@ -1,15 +1,16 @@
-"""The sentence frames, written by hand in every language.
+"""Sentence frames, written by hand in every language.
 
 A slot is `{name}` or `{name:style}`, with a digit after the name where a
-frame has two of a family: `{country1}`. `country:in` brings its preposition
-('in Germany', 'in der Schweiz', 'au Japon'). Each slot stands where its text
-needs no inflection. The first letter of a sentence is made a capital later.
+frame has two slots of a family: `{country1}`. `country:in` includes the
+preposition ('in Germany', 'in der Schweiz', 'au Japon'). Each slot stands
+where its text needs no inflection. The first letter of a sentence is
+capitalised later.
 """
 
 import dataclasses
 import re
 
-# Text before the slot, slot ('' after the last one), style.
+# Text before a slot, the slot ('' after the last one) and its style.
 Part = tuple[str, str, str]
 
 _SLOT = re.compile(r'\{(\w+)(?::(\w+))?\}')
@@ -17,11 +18,11 @@ _SLOT = re.compile(r'\{(\w+)(?::(\w+))?\}')
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-  """One sentence with slots, in all languages.
+  """Sentence with slots, in all languages.
 
   Attributes:
-    slots: names of the slots, in the order of the English text.
-    parts: for each language, the text cut at its slots.
+    slots: Names of the slots, in the order of the English text.
+    parts: Text of each language, cut at its slots.
   """
 
   slots: tuple[str, ...]

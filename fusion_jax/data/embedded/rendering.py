@@ -1,4 +1,4 @@
-"""Values as text: Babel (CLDR) and num2words, with their slips mended."""
+"""Values written as text by Babel (CLDR) and num2words, with corrections."""
 
 import datetime
 import decimal
@@ -22,16 +22,16 @@ _PLAIN_SPACES = str.maketrans('\u00a0\u202f\u2009', '   ')
 
 @functools.cache
 def render(family: str, style: str, value: Value, language: str) -> str:
-  """Writes one value of a family of `values.VALUES` in one language.
+  """Write one value of a family of `values.VALUES` in one language.
 
   Args:
-    family: key of `values.VALUES`.
-    style: a way of writing it, '' for the usual one; see `_RENDERERS`.
-    value: one of `values.VALUES[family]`.
-    language: one of `LANGUAGES`.
+    family: Key of `values.VALUES`.
+    style: Way of writing the value, '' for the usual one; see `_RENDERERS`.
+    value: One of `values.VALUES[family]`.
+    language: One of `LANGUAGES`.
 
   Returns:
-    Unicode NFC; the no-break and thin spaces of CLDR are plain spaces.
+    The text in Unicode NFC; CLDR's no-break and thin spaces are plain spaces.
   """
   locale = babel.Locale.parse(language)
   text = _RENDERERS[family, style](value, locale)
@@ -63,7 +63,7 @@ _UNIT_DAYS = {'day': 1, 'week': 7, 'month': 30, 'year': 365}
 
 
 def _span(direction: int) -> Callable[[tuple[int, str], babel.Locale], str]:
-  """A length of time: -1 'ago', 1 'from now', 0 neither."""
+  """Return a writer of time spans: -1 'ago', 1 'from now', 0 neither."""
 
   def write(value: tuple[int, str], locale: babel.Locale) -> str:
     amount, unit = value
@@ -92,17 +92,17 @@ def _words(value: int, locale: babel.Locale) -> str:
     text = text.replace('veintiuno mil', 'veintiún mil')
     text = text.replace('uno mil', 'un mil')
   if locale.language == 'nl' and value > 1:
-    # Accents only on 'één' by itself, a space after 'duizend' (Taalunie).
+    # Only 'één' by itself has accents; a space follows 'duizend' (Taalunie).
     text = text.replace('éé', 'ee').replace('duizend', 'duizend ').strip()
   return text
 
 
 def _ordinal(value: int, locale: babel.Locale) -> str:
-  """The form after 'the' and before a masculine noun."""
+  """Write the form that stands after 'the' and before a masculine noun."""
   text = num2words(value, lang=locale.language, to='ordinal')
   if locale.language == 'es':
-    # One word without the first accent ('decimotercero', 'decimoctavo'); 'o'
-    # falls before the noun: 'decimotercer'. RAE, as above.
+    # One word without the first accent ('decimotercero', 'decimoctavo'), and
+    # no final 'o' before the noun: 'decimotercer'. Source: RAE, as above.
     text = re.sub(r'décimo (?=\w)|décimo(?=\w)', 'decimo', text)
     text = text.replace('oo', 'o')
     text = re.sub(r'(primer|tercer)o$', r'\1', text)
@@ -161,10 +161,10 @@ def _language(value: str, locale: babel.Locale) -> str:
 
 _IN = {'de': 'in', 'en': 'in', 'es': 'en', 'fr': 'en', 'nl': 'in'}
 
-# French: 'au' before a masculine name, 'en' where it starts with a vowel.
+# French has 'au' before a masculine name, but 'en' before a vowel.
 _FRENCH_AU = names('BR CA CL DK GB JP KE LU MA MX NG NP PE PK PT SN VE VN')
 
-# Names with an article.
+# Country names that need an article.
 _IN_ARTICLE = {
   ('de', 'CH'): 'in der Schweiz',
   ('de', 'GB'): 'im Vereinigten Königreich',

@@ -1,7 +1,7 @@
-"""The values that fill the slots, without any language.
+"""Values that fill the slots, independent of language.
 
-Names are few, so that each is seen often; what is new in a held-out sentence
-is the combination.
+There are few names, so that each is seen often; a held-out sentence is new in
+its combination of values.
 """
 
 import datetime
@@ -10,12 +10,12 @@ Value = int | str | tuple[int, str] | tuple[int, int]
 
 
 def names(text: str) -> tuple[str, ...]:
-  """Cuts a list of names at its spaces."""
+  """Split a list of names at its spaces."""
   return tuple(text.split())
 
 
 def _days(first_year: int, last_year: int) -> tuple[str, ...]:
-  """ISO dates. CLDR's French has no '1er', so the first of a month is out."""
+  """List ISO dates without the first of a month (CLDR French lacks '1er')."""
   day = datetime.date(first_year, 1, 1)
   count = (datetime.date(last_year + 1, 1, 1) - day).days
   days = (day + datetime.timedelta(n) for n in range(count))
@@ -23,7 +23,7 @@ def _days(first_year: int, last_year: int) -> tuple[str, ...]:
 
 
 def _log_spaced(limit: int, points: int) -> tuple[int, ...]:
-  """Whole numbers from 0 to below `limit`, evenly spread in logarithm."""
+  """List whole numbers from 0 to below `limit`, evenly spaced in logarithm."""
   numbers = (round(limit ** (n / points)) - 1 for n in range(points))
   return tuple(dict.fromkeys(numbers))
 
@@ -45,7 +45,7 @@ _LANGUAGES = names("""
     nl no pl pt ro ru sk sl sq sr sv sw ta th tr uk vi zh
 """)
 
-# All with two decimals.
+# All of them have two decimals.
 _CURRENCIES = names('AUD CAD CHF DKK EUR GBP INR MXN NOK PLN SEK USD')
 
 _PEOPLE = names('Anna Clara Eva Julia Laura Maria Sara Sofia')

@@ -1,20 +1,22 @@
-"""Proof that answers are the same whatever the batch, by comparing them.
+"""Comparison of translations across batches, to show that they do not differ.
 
 The lines are translated in the default way, which is the reference, and in
-every other way of `ways.py`. Two things hold of a sound model and search:
+every other way of `scenarios.py`. Two things hold for a correct model and
+search:
 
 1. Every way gives the same n best translations with the same scores. Rounding
-   may move the score of one translation by at most
+   may change the score of one translation by at most
    `Tolerance.relative` * max(1, |score|); each translation that two ways have
-   in common is held to that bound. Where two ways differ, the teacher-forced
-   pass scores both translations, each alone; they are a tie if these two scores
+   in common is held to that bound. Where two ways differ, both translations are
+   scored by teacher forcing, each alone; they are a tie if these two scores
    differ by no more than the same bound. Anything else is a difference.
 2. Each subword has the same log-probability in the step-by-step search, which
-   reads a cache, and in the teacher-forced pass, to the bound of a value of
-   that size.
+   reads a cache, and in the teacher-forced pass, within the bound for a value
+   of that size.
 
-Hypotheses that tie before they end may leave the beam one way and stay in the
-other; what they become then counts as a difference, although none is wrong.
+Hypotheses that tie before they end may leave the beam in one way and stay in
+the other. If their continuations differ, that counts as a difference, although
+neither is wrong.
 """
 
 import dataclasses
@@ -47,34 +49,35 @@ Score = Callable[[Sequence[Translation]], Sequence[float]]
 
 
 class Tolerance(NamedTuple):
-  """What rounding may do.
+  """Change that rounding may cause.
 
-  relative: largest change of a score or of a subword's log-probability, for
-    each unit of it and at least of 1.
-  decides: whether more than that fails the check.
+  Attributes:
+    relative: Largest change of a score or of a subword's log-probability,
+      relative to max(1, its absolute value).
+    decides: Whether a larger change fails the check.
   """
 
   relative: float
   decides: bool
 
   def of(self, score: float) -> float:
-    """The largest change of this score."""
+    """Return the largest change of this score."""
     return self.relative * max(1.0, abs(score))
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """A place where a way does not give what the reference gives.
+  """Place where a way does not give the result of the reference.
 
   Attributes:
-    line: its number in the file, from 1.
-    rank: of the translation, from 1.
-    kind: 'tie'; 'score': the same translation with another score;
-      'translation': another one; 'missing': one way has none.
-    ours, theirs: of the reference and of the way.
-    gap: score of ours less that of theirs: as each way found it with
-      'score', of the teacher-forced pass otherwise; None where one is missing.
-    bound: the largest gap of a tie.
+    line: Number of the line in the file, from 1.
+    rank: Rank of the translation, from 1.
+    kind: 'tie', 'score' (the same translation with another score),
+      'translation' (another translation) or 'missing' (one way has none).
+    ours, theirs: Translation of the reference and of the way.
+    gap: Score of ours less that of theirs: as each way found it for 'score',
+      by teacher forcing otherwise; None if one is missing.
+    bound: Largest gap of a tie.
   """
 
   line: int
@@ -88,13 +91,13 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """A way beside the reference.
+  """Comparison of a way with the reference.
 
   Attributes:
-    way: that was gone, or skipped.
-    sentences: lines that were compared.
-    differences: in the order of the lines.
-    largest: difference of the scores of a translation that both found.
+    way: Way that was tried or skipped.
+    sentences: Number of lines that were compared.
+    differences: Differences in the order of the lines.
+    largest: Largest difference of the scores of a translation that both found.
   """
 
   way: Way
@@ -104,13 +107,13 @@ class Comparison:
 
   @property
   def different(self) -> list[int]:
-    """The lines with a difference that is no tie."""
+    """Lines with a difference that is no tie."""
     found = {each.line for each in self.differences if each.kind != 'tie'}
     return sorted(found)
 
   @property
   def ties(self) -> list[int]:
-    """The lines with ties alone."""
+    """Lines whose differences are all ties."""
     found = {each.line for each in self.differences}
     return sorted(found - set(self.different))
 
@@ -120,10 +123,11 @@ class StepCheck:
   """Log-probabilities of subwords: step by step against teacher-forced.
 
   Attributes:
-    subwords: that were compared.
-    largest, mean: of the differences, for each unit of the teacher-forced
-      log-probability and at least of 1.
-    line, rank, position: where the largest is, each from 1; 0 of nothing.
+    subwords: Number of subwords that were compared.
+    largest, mean: Largest and mean difference, relative to max(1, absolute
+      value of the teacher-forced log-probability).
+    line, rank, position: Place of the largest difference, each from 1; 0 if
+      nothing was compared.
   """
 
   subwords: int = 0
@@ -136,7 +140,7 @@ class StepCheck:
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-  """All that was found; `holds` is the verdict."""
+  """All results of the check; `holds` is the verdict."""
 
   tolerance: Tolerance
   n_best: int
@@ -145,7 +149,7 @@ class Certificate:
 
   @property
   def holds(self) -> bool:
-    """Whether there is nothing but ties and rounding; not vacuously."""
+    """Whether only ties and rounding were found, on at least one subword."""
     same = not any(each.different for each in self.comparisons)
     return same and self.steps_agree and self.steps.subwords > 0
 
@@ -162,20 +166,20 @@ def certify(
   n_best: int,
   ways: Sequence[Way] | None = None,
 ) -> Certificate:
-  """Translates lines in many ways and compares.
+  """Translate lines in many ways and compare the results.
 
   Args:
-    run: what translates.
-    options: of the reference.
-    lines: with their numbers.
-    n_best: translations of each line to compare.
-    ways: to go; None: all.
+    run: Trained model.
+    options: Decoding options of the reference.
+    lines: Lines with their numbers.
+    n_best: Number of translations of each line to compare.
+    ways: Ways to compare; None means all.
 
   Returns:
-    What was found.
+    The comparisons and the verdict.
 
   Raises:
-    InputError: n_best is more than the beam.
+    InputError: n_best is larger than the beam.
   """
   numbers, texts = zip(*lines, strict=True)
   ours = translated(run, options, n_best, REFERENCE, texts)
@@ -209,18 +213,18 @@ def compare(
   score: Score,
   tolerance: Tolerance,
 ) -> Comparison:
-  """Compares the answers of a way, rank by rank, with those of the reference.
+  """Compare the answers of a way, rank by rank, with those of the reference.
 
   Args:
-    way: that gave `theirs`.
-    numbers: of the lines.
-    ours: of the reference.
-    theirs: of the way, as many a line.
-    score: of the teacher-forced pass; is asked where translations differ.
-    tolerance: of rounding.
+    way: Way that gave `theirs`.
+    numbers: Numbers of the lines.
+    ours: Answers of the reference.
+    theirs: Answers of the way, as many for each line.
+    score: Teacher-forced scores; called where translations differ.
+    tolerance: Tolerance for rounding.
 
   Returns:
-    Every difference. Of scores that are not numbers all are different.
+    Every difference. Scores that are NaN always count as different.
   """
   places = [
     (line, rank, *pair)
@@ -243,15 +247,15 @@ def compare_steps(
   answers: Answers,
   forced: Sequence[Sequence[Sequence[float]]],
 ) -> StepCheck:
-  """Compares the log-probabilities that were found with given ones.
+  """Compare the log-probabilities of the search with given ones.
 
   Args:
-    numbers: of the lines.
-    answers: have those of the search.
-    forced: for each line and translation, those of its subwords.
+    numbers: Numbers of the lines.
+    answers: Answers with the log-probabilities of the search.
+    forced: Log-probabilities of the subwords of each line's translations.
 
   Returns:
-    The largest difference, a value that is no number before all others.
+    The check with the largest difference; NaN counts as the largest.
   """
   gaps, places = [], []
   for line, *found in zip(numbers, answers, forced, strict=True):
@@ -261,19 +265,20 @@ def compare_steps(
       places += [(line, rank, position + 1) for position in range(len(cached))]
   if not gaps:
     return StepCheck()
-  # The first NaN counts as the largest.
+  # argmax returns the first NaN, so NaN counts as the largest.
   worst = int(np.argmax(gaps))
   return StepCheck(len(gaps), gaps[worst], float(np.mean(gaps)), *places[worst])
 
 
 class Forced:
-  """What the teacher-forced pass gives to translations of the search.
+  """Teacher-forced scores of the translations of the search.
 
-  Each is in a batch of its own, so that no neighbour can change its score.
+  Each translation has a batch of its own, so that no neighbour can change its
+  score.
   """
 
   def __init__(self, run: TrainedModel, options: DecodingConfig):
-    """Prepares; nothing is compiled yet."""
+    """Prepare to score; nothing is compiled yet."""
     # A translation may be longer than the longest source.
     longest = options.max_source_length
     longest = max(longest, target_limit(longest, options, run.longest))
@@ -283,21 +288,21 @@ class Forced:
     )
 
   def tokens(self, translations: Sequence[Translation]) -> list[list[float]]:
-    """The log-probability of every subword of each translation."""
+    """Return the log-probability of every subword of each translation."""
     return [
       [token for piece in pieces for token in piece.tokens]
       for pieces in self._scored(translations)
     ]
 
   def score(self, translations: Sequence[Translation]) -> list[float]:
-    """The score of each translation, as the search ranks."""
+    """Return the score by which the search ranks, for each translation."""
     return [
       sum(piece.score for piece in pieces)
       for pieces in self._scored(translations)
     ]
 
   def _scored(self, translations: Sequence[Translation]) -> list[list[Scored]]:
-    """Those of the pieces of each translation."""
+    """Score the pieces of each translation."""
     pairs = [(pair,) for each in translations for pair in each.pairs]
     scored = iter(list(self._scorer.score_ids(pairs)))
     return [
@@ -311,7 +316,7 @@ def _source_tokens(answers: Answers) -> int:
 
 
 def _same(ours: Translation | None, theirs: Translation | None) -> bool:
-  """Whether these are the same subwords."""
+  """Return whether both are present and have the same subwords."""
   if ours is None or theirs is None:
     return False
   return ours.pairs == theirs.pairs
@@ -324,7 +329,7 @@ def _rescored(
   theirs: Translation,
   tolerance: Tolerance,
 ) -> Difference | None:
-  """The same translation, if its two scores are too far apart."""
+  """Return a difference if a translation's two scores are too far apart."""
   gap, bound = ours.score - theirs.score, tolerance.of(ours.score)
   if abs(gap) <= bound:
     return None
@@ -336,7 +341,7 @@ def _apart(
   score: Score,
   tolerance: Tolerance,
 ) -> list[Difference]:
-  """Differences of translations; all are scored at once."""
+  """Return the differences of translations, which are all scored at once."""
   both = [place for place in places if None not in place]
   scores = iter(score([each for place in both for each in place[2:]]))
   differences = []

@@ -1,4 +1,4 @@
-"""What `certify` found, as a table for people and as JSON for programs."""
+"""Report of `certify`, as a table and as JSON."""
 
 import json
 import math
@@ -12,19 +12,19 @@ from fusion_jax.decoding.certify.certify import (
 )
 from fusion_jax.decoding.translate import Translation
 
-# Differences that the table is followed by; JSON has all of them.
+# Number of differences listed below the table; the JSON has all of them.
 _SHOWN = 20
 
 
 def table(certificate: Certificate) -> Iterator[str]:
-  """The report that is printed.
+  """Yield the lines of the printed report.
 
   Args:
-    certificate: what was found.
+    certificate: Results of the check.
 
   Yields:
-    Lines: a row for each way, what the steps gave, the differences, those
-    that are no ties first.
+    A row for each way, the comparison of steps, and the differences, ties
+    last.
   """
   names = [each.way.name for each in certificate.comparisons]
   width = max(map(len, ('way', *names)))
@@ -44,7 +44,7 @@ def table(certificate: Certificate) -> Iterator[str]:
 
 
 def failure(certificate: Certificate) -> str:
-  """What does not hold, on one line; '' if nothing, or if it is not judged."""
+  """Describe in one line what fails; '' if nothing does or it is not judged."""
   if certificate.holds or not certificate.tolerance.decides:
     return ''
   if not certificate.steps.subwords:
@@ -61,14 +61,14 @@ def failure(certificate: Certificate) -> str:
 
 
 def as_json(certificate: Certificate, **about: Any) -> str:
-  """The report for programs.
+  """Return the report as JSON.
 
   Args:
-    certificate: what was found.
-    about: what was certified, put before it.
+    certificate: Results of the check.
+    about: Description of what was certified, put before the results.
 
   Returns:
-    One line; null for what is not a number.
+    One line; values that are not finite numbers become null.
   """
   tolerance, steps = certificate.tolerance, certificate.steps
   report = {

@@ -1,8 +1,9 @@
-"""The ways to put the same lines before the search; none may change an answer.
+"""Ways to batch the same lines for the search; none may change an answer.
 
-Batches of other sizes give a sentence other companions, another row and
-another shape; another order too; the longest shape pads its source; devices
-share the rows; and the search may keep fewer or more of its hypotheses.
+Batches of other sizes give a sentence other neighbours, another row and
+another shape, and so does another order of the lines. The longest shape pads
+the source, several devices share the rows, and the search may keep fewer or
+more of its hypotheses.
 """
 
 import dataclasses
@@ -29,13 +30,14 @@ class Way:
   """One way to translate the lines; the defaults are those of decode.py.
 
   Attributes:
-    name: of the way in the report.
-    batch_tokens: slots of a batch; 0: those of the options.
-    order: of the lines.
-    longest_shape: whether every source is padded to the longest shape.
-    devices: the first so many share the rows; 0: all.
-    n_best: hypotheses to keep; 0: as many as in the reference.
-    skipped: why nothing is translated this way; '' where it is.
+    name: Name of the way in the report.
+    batch_tokens: Slots of a batch; 0 means those of the options.
+    order: Order of the lines.
+    longest_shape: Whether every source is padded to the longest shape.
+    devices: Number of devices that share the rows, from the first; 0 means
+      all.
+    n_best: Number of hypotheses to keep; 0 means as many as in the reference.
+    skipped: Reason why nothing is translated this way; '' if it is.
   """
 
   name: str
@@ -53,17 +55,17 @@ REFERENCE = Way('default')
 def all_ways(
   options: DecodingConfig, n_best: int, source_tokens: int, devices: int
 ) -> tuple[Way, ...]:
-  """Every way that differs from the reference.
+  """Return every way that differs from the reference.
 
   Args:
-    options: of the reference.
-    n_best: hypotheses that the reference keeps.
-    source_tokens: subwords of all sources; the batches are made so small that
+    options: Decoding options of the reference.
+    n_best: Number of hypotheses that the reference keeps.
+    source_tokens: Subwords of all sources; the batches are made so small that
       the lines fill several.
-    devices: that there are.
+    devices: Number of devices.
 
   Returns:
-    The ways, those that are impossible here with the reason.
+    The ways; those that are impossible here state the reason.
   """
   beam = n_best if options.search == 'sample' else options.beam_size
   slots = min(options.batch_tokens, beam * source_tokens)
@@ -72,7 +74,7 @@ def all_ways(
     Way('one by one', batch_tokens=1),
     Way(f'batches of {sixteenth:,} slots', batch_tokens=sixteenth),
     Way(f'batches of {quarter:,} slots', batch_tokens=quarter),
-    # In several batches, so that an order changes who is in one.
+    # In several batches, so that the order changes which lines share a batch.
     Way('reversed', batch_tokens=quarter, order='reversed'),
     Way('shuffled', batch_tokens=quarter, order='shuffled'),
     Way('longest shape', longest_shape=True),
@@ -88,20 +90,20 @@ def translated(
   way: Way,
   lines: Sequence[str],
 ) -> Answers:
-  """Translates the lines in one way.
+  """Translate the lines in one way.
 
   Args:
-    run: what translates.
-    options: of the reference.
-    n_best: hypotheses that the reference keeps.
-    way: one that is not skipped.
-    lines: in the order of the reference.
+    run: Trained model or ensemble.
+    options: Decoding options of the reference.
+    n_best: Number of hypotheses that the reference keeps.
+    way: Way that is not skipped.
+    lines: Lines in the order of the reference.
 
   Returns:
-    The answers, in that order whatever the way's.
+    The answers in the order of the reference.
 
   Raises:
-    InputError: the options do not fit the run.
+    InputError: The options do not fit the run.
   """
   slots = way.batch_tokens or options.batch_tokens
   numbers: list[int] = []
@@ -113,7 +115,7 @@ def translated(
     number_of=lambda place: numbers[place],
   )
   order = _order(way.order, len(lines))
-  # Draws are those of the line, wherever it stands.
+  # A line's draws are the same wherever it stands.
   numbers += _numbers([translator.count_pieces(line) for line in lines], order)
   if way.longest_shape:
     longest = max(shape.source for shape in translator.shapes)
@@ -126,7 +128,7 @@ def translated(
 
 
 def _device_counts(devices: int) -> list[Way]:
-  """Powers of two below the number that there is, which the reference has."""
+  """Return ways with powers of two of devices, fewer than the reference."""
   if devices == 1:
     return [Way('other devices', skipped='there is 1 device')]
   counts = [2**n for n in range((devices - 1).bit_length())]
@@ -152,7 +154,7 @@ def _kept_counts(options: DecodingConfig, n_best: int) -> list[Way]:
 
 
 def _order(order: Order, count: int) -> list[int]:
-  """Which line comes first, second and so on."""
+  """Return the places of the lines in the new order."""
   if order == 'shuffled':
     return np.random.default_rng(_SHUFFLE_SEED).permutation(count).tolist()
   places = list(range(count))
@@ -160,7 +162,7 @@ def _order(order: Order, count: int) -> list[int]:
 
 
 def _numbers(pieces: Sequence[int], order: Sequence[int]) -> list[int]:
-  """For each piece in the new order, its place in the given one."""
+  """Return the place in the given order of each piece in the new order."""
   firsts = np.cumsum([0, *pieces]).tolist()
   return [
     firsts[line] + piece for line in order for piece in range(pieces[line])

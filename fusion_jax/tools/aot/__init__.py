@@ -1,1 +1,1 @@
-"""Compile training and decoding for accelerators that are not here."""
+"""Compilation of training and decoding for absent accelerators."""

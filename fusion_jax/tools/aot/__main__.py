@@ -1,11 +1,11 @@
-"""Compiles training or decoding for chips that are not here.
+"""Compile training or decoding for chips that this machine does not have.
 
     python -m fusion_jax.tools.aot --config=configs/NAME.py[:VARIANT]
       --topology=v5e:16x16 [--config.parallel.fsdp=8 ...]
       [--step=train|decode] [--find_batch] [--output=FILE.json]
 
-It prints the memory that a chip needs, whether it has it, the operations and
-exchanges of a step, and the seconds of compilation. 2xv5e:16x16 are two
+It prints the memory that a chip needs, whether the chip has it, the operations
+and exchanges of a step, and the seconds of compilation. 2xv5e:16x16 means two
 slices of a pod, h100:8 eight cards of a host. Nothing is run or downloaded.
 """
 
@@ -27,7 +27,7 @@ from fusion_jax.tools.aot.topology import (
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Reads the flags, compiles and prints."""
+  """Read the flags, compile the program and print its figures."""
   config, arguments = parse_experiment(argv, _parser())
   topology = read_topology(arguments.topology)
   if arguments.find_batch and arguments.step != 'train':

@@ -1,9 +1,9 @@
-"""The largest batch that fits, with few compilations: each takes minutes.
+"""Search for the largest batch that fits, with few slow compilations.
 
-Memory is nearly linear in the rows of a batch. What stays between steps and
-one measurement give the line; each further one corrects it, inside of the
-bounds that were found, and at most `_REACH` times as far: far away the line is
-a guess.
+Each compilation takes minutes. Memory is nearly linear in the rows of a batch.
+The memory that stays in use between steps and one measurement give the line.
+Each further measurement corrects it, within the bounds found so far and by at
+most a factor of `_REACH`: far from the measurements the line is a guess.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from fusion_jax.tools.aot.programs import Request, training_problem
 logger = logging.getLogger(__name__)
 
 COMPILATIONS = 6
-# The search ends where the bounds are so close, and aims so far below the
-# line: the compiler does not lay out memory the same way at every size.
+# The search ends when the bounds are this close, and aims this far below the
+# line, because the compiler lays out memory differently at different sizes.
 _CLOSE, _SAFE = 0.05, 0.98
 _REACH = 16.0
 
@@ -33,19 +33,20 @@ def largest_batch(
   compile_one: Callable[[ExperimentConfig], tuple[Figures, Any, Any]],
   memory: float,
 ) -> Figures:
-  """Searches the largest data.batch.tokens that fits.
+  """Search the largest data.batch.tokens that fits.
 
   Args:
-    config: what to train; its batch is tried first.
-    request: the lengths.
-    compile_one: gives the figures of a config first, or raises `DoesNotFit`.
-    memory: bytes of a chip.
+    config: Experiment to train; its batch is tried first.
+    request: Lengths of the batch.
+    compile_one: Function of a config that returns its figures first, or raises
+      `DoesNotFit`.
+    memory: Bytes of memory of a chip.
 
   Returns:
     The figures of the largest batch that was compiled and fits.
 
   Raises:
-    CheckFailed: not even the smallest batch fits.
+    CheckFailed: Not even the smallest batch that was tried fits.
   """
   shape = training_problem(config, request).shape
   step = config.data.batch.row_multiple * shape.slots
@@ -77,11 +78,11 @@ def largest_batch(
 
 
 class _Search:
-  """Where to look next: the sizes are in steps of the rows of a batch.
+  """State of the search; sizes are in steps of the rows of a batch.
 
   Attributes:
-    units: the size to try.
-    is_over: nothing is left to try between what fits and what does not.
+    units: Size to try next.
+    is_over: Whether nothing is left to try between what fits and what does not.
   """
 
   def __init__(self, units: int):
@@ -90,12 +91,12 @@ class _Search:
     self._least, self._most = 0, math.inf
 
   def fits(self, growth: float) -> None:
-    """`units` fits; memory would suffice for so many times as much."""
+    """Record that `units` fits; memory would suffice for `growth` times it."""
     self._least = self.units
     self._next(min(growth * _SAFE, _REACH))
 
   def too_large(self, growth: float) -> None:
-    """`units` does not fit; so many times as much might."""
+    """Record that `units` does not fit; `growth` times as much might."""
     self._most = self.units
     self._next(max(growth * _SAFE, 1 / _REACH))
 

@@ -1,7 +1,7 @@
-"""The chips that can be compiled for, and what their makers say of them.
+"""Chips that can be compiled for, with the figures of their makers.
 
 TPUs: the tables of key specifications in docs.cloud.google.com/tpu/docs/v4,
-/v5e, /v5p and /v6e, but the links of v4, six of 50e9; memory: what libtpu
+/v5e, /v5p and /v6e, except the links of v4, six of 50e9; memory: what libtpu
 0.0.42 leaves to a program. GPUs: nominal figures of the SXM cards and of DGX,
 not looked up in a source; memory: the three quarters that JAX allocates unless
 XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
@@ -17,14 +17,15 @@ GIB = 2**30
 class Chip(NamedTuple):
   """One kind of chip.
 
-  kind: 'tpu' or 'gpu'.
-  memory: bytes of its HBM that a program can have.
-  flops: operations a second of products in bfloat16.
-  bandwidth: bytes a second of its HBM.
-  link: bytes a second that it sends at most inside of its slice or host.
-  network: bytes a second that it sends at most to other slices or hosts, its
-    share of their network; 0: not published.
-  largest: chips of the largest slice, or of a host.
+  Attributes:
+    kind: 'tpu' or 'gpu'.
+    memory: Bytes of its HBM that a program can use.
+    flops: Operations per second of bfloat16 matrix products.
+    bandwidth: Bytes per second of its HBM.
+    link: Most bytes per second that it sends inside its slice or host.
+    network: Most bytes per second that it sends to other slices or hosts, its
+      share of their network; 0 if not published.
+    largest: Number of chips of the largest slice, or of a host.
   """
 
   kind: str
@@ -48,10 +49,10 @@ CHIPS = {
 
 
 def chip_named(name: str) -> Chip:
-  """A row of the table.
+  """Return a row of the table.
 
   Raises:
-    InputError: there is no such chip.
+    InputError: There is no such chip.
   """
   if name not in CHIPS:
     raise InputError(

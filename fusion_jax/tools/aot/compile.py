@@ -1,4 +1,4 @@
-"""Compiles a program for chips that are not here, and reads what it will need.
+"""Compilation of a program for absent chips, and figures of what it needs.
 
 `cost_analysis` counts the body of a loop once; products and exchanges are
 counted here as often as they are done.
@@ -24,7 +24,7 @@ from fusion_jax.tools.aot.programs import Program, Request, program_for
 logger = logging.getLogger(__name__)
 
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
-# What libtpu says of a program that is too large, in two ways.
+# The two forms of libtpu's message about a program that is too large.
 _TOO_LARGE = re.compile(
   r'(?:Used |\()([\d.]+)([KMGT]?)\)?'
   r'(?: of | exceeds available HBM \()([\d.]+)([KMGT]?)'
@@ -35,7 +35,8 @@ class DoesNotFit(CheckFailed):
   """A program needs more memory than a chip has.
 
   Attributes:
-    needed, available: bytes.
+    needed: Bytes that the program needs.
+    available: Bytes that a chip has.
   """
 
   def __init__(self, needed: float, available: float):
@@ -49,20 +50,21 @@ class DoesNotFit(CheckFailed):
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-  """What a compiled program needs.
+  """Figures of a compiled program.
 
   Attributes:
-    mesh: devices along each of its axes.
-    shape: rows, source and target positions of the batch.
-    parameters: of the model.
-    peak: bytes a chip at most has in use.
-    state: bytes of the arguments a chip, which stay between steps.
-    flops: operations of the matrix products of all chips, 2mnk each; in a
-      search those of the most steps.
-    moved: bytes that a chip reads and writes in its HBM, as XLA estimates
-      it, with a loop's body once; 0 where it does not.
-    exchanges: by kind, how many and what a chip sends.
-    trace_seconds, compile_seconds: on the machine that compiled.
+    mesh: Number of devices along each axis of the mesh.
+    shape: Rows, source and target positions of the batch.
+    parameters: Number of parameters of the model.
+    peak: Most bytes that a chip has in use.
+    state: Bytes of the arguments per chip, which stay between steps.
+    flops: Operations of the matrix products of all chips, 2mnk each; for a
+      search, those of the most steps.
+    moved: Bytes that a chip reads and writes in its HBM, as estimated by XLA
+      with a loop's body counted once; 0 without an estimate.
+    exchanges: Count of exchanges and bytes that a chip sends, by kind.
+    trace_seconds: Seconds of tracing on the machine that compiled.
+    compile_seconds: Seconds of compilation on that machine.
   """
 
   mesh: dict[str, int]
@@ -78,16 +80,16 @@ class Figures:
 
   @property
   def chips(self) -> int:
-    """How many compute it together."""
+    """The number of chips that compute the program together."""
     return math.prod(self.mesh.values())
 
   @property
   def sent(self) -> float:
-    """Bytes that a chip sends."""
+    """The bytes that a chip sends."""
     return sum(total.sent for total in self.exchanges.values())
 
   def as_json(self) -> dict[str, Any]:
-    """Plain values."""
+    """Return the figures as plain values."""
     exchanges = {kind: x._asdict() for kind, x in self.exchanges.items()}
     return dataclasses.asdict(self) | {
       'exchanges': exchanges,
@@ -101,20 +103,20 @@ def figures_for(
   chip: Chip,
   devices: Sequence[Any],
 ) -> tuple[Figures, Program, str]:
-  """Traces and compiles a program.
+  """Trace and compile a program.
 
   Args:
-    config: of the experiment.
-    request: which program of it.
-    chip: what the devices are.
-    devices: that it is for.
+    config: Config of the experiment.
+    request: Which program of the experiment.
+    chip: Kind of the devices.
+    devices: Devices that the program runs on.
 
   Returns:
-    The figures, the program, and its text as it was compiled.
+    The figures, the program, and its compiled text.
 
   Raises:
-    InputError: of `program_for`.
-    DoesNotFit: a chip has not the memory for it.
+    InputError: As for `program_for`.
+    DoesNotFit: A chip does not have enough memory.
   """
   begin = time.monotonic()
   program = program_for(config, request, devices)
@@ -152,14 +154,14 @@ def _compiled(program: Program, chip: Chip) -> tuple[Figures, str]:
 
 
 def too_large(error: jax.errors.JaxRuntimeError) -> Exception:
-  """What to raise when the compiler refuses a program.
+  """Return the error to raise when the compiler refuses a program.
 
   Args:
-    error: of the compiler.
+    error: Error of the compiler.
 
   Returns:
-    `DoesNotFit` with its figures where memory is the reason; any other error
-    as it is.
+    `DoesNotFit` with the compiler's figures if memory is the reason; any other
+    error unchanged.
   """
   message = str(error)
   match = _TOO_LARGE.search(message)

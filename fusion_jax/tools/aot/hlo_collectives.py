@@ -1,4 +1,4 @@
-"""What a compiled program exchanges between devices, read from its text."""
+"""Exchanges of a compiled program between devices, read from its text."""
 
 import collections
 import dataclasses
@@ -22,7 +22,7 @@ _OPERATION = re.compile(
   r'^\s+(?:ROOT )?%?[\w.-]+ = (?P<result>.*?) '
   rf'(?P<kind>{"|".join(_KINDS)})(?P<start>-start)?\('
 )
-# How the TPU compiler hands an array to the network between slices.
+# How the TPU compiler passes an array to the network between slices.
 _BETWEEN = re.compile(
   r'^\s+(?:ROOT )?%?[\w.-]+ = \((?P<result>\w+\[[\d,]*\]).* send\('
   r'.*_xla_megascale_target="\{(?P<slices>[\d,:]+)\}'
@@ -49,17 +49,17 @@ _DEVICES = re.compile(r'num_partitions=(\d+)')
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """One exchange.
+  """One exchange between devices.
 
   Attributes:
     kind: 'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all' or
-      'collective-permute'; with ' between slices' after it over the network
-      of several slices, and then the members are slices.
-    size: bytes of the whole array: what is added, or cut, or put together.
-    members: the devices of the first of the groups that exchange, by their
-      place in the mesh, the last axis changing first.
-    times: that it is done in a run of the program.
-    name: where it comes from, as JAX names it.
+      'collective-permute'. Over the network of several slices, ' between
+      slices' follows, and the members are slices.
+    size: Bytes of the whole array that is summed, cut or put together.
+    members: Devices of the first group that exchanges, by their place in the
+      mesh, with the last axis changing first.
+    times: Number of times that it is done in a run of the program.
+    name: Origin of the exchange, as named by JAX.
   """
 
   kind: str
@@ -70,15 +70,15 @@ class Collective:
 
   @property
   def group(self) -> int:
-    """How many devices exchange with each other."""
+    """The number of devices that exchange with each other."""
     return len(self.members)
 
   @property
   def sent(self) -> float:
-    """Bytes that a device sends in all, in a ring: (n - 1) / n of the array.
+    """The bytes that a device sends in a ring: (n - 1) / n of the array.
 
-    Twice that for an all-reduce, which is a reduce-scatter and an all-gather;
-    the whole array for a permutation.
+    An all-reduce, which is a reduce-scatter and an all-gather, sends twice
+    that; a permutation sends the whole array.
     """
     if self.kind == 'collective-permute':
       return float(self.times * self.size)
@@ -90,8 +90,9 @@ class Collective:
 class Total(NamedTuple):
   """All exchanges of a kind.
 
-  count: of them, each as often as it is done.
-  sent: bytes that a device sends.
+  Attributes:
+    count: Number of exchanges, each counted as often as it is done.
+    sent: Bytes that a device sends.
   """
 
   count: int
@@ -99,7 +100,7 @@ class Total(NamedTuple):
 
 
 def totals(found: Sequence[Collective]) -> dict[str, Total]:
-  """Count and bytes by kind, in alphabetical order."""
+  """Sum counts and bytes by kind, in alphabetical order."""
   by_kind = collections.defaultdict(list)
   for one in found:
     by_kind[one.kind].append(one)
@@ -110,18 +111,18 @@ def totals(found: Sequence[Collective]) -> dict[str, Total]:
 
 
 def collectives(text: str, trips: int = 1) -> list[Collective]:
-  """The exchanges of a compiled program.
+  """Find the exchanges of a compiled program.
 
-  What is inside a loop counts as often as the loop runs; of alternatives each
-  counts. An exchange that the TPU compiler has cut into a start, steps between
-  products, and an end counts once.
+  An exchange inside a loop counts as often as the loop runs; those of all
+  branches of a conditional count. An exchange that the TPU compiler has cut
+  into a start, steps between products, and an end counts once.
 
   Args:
-    text: `compiled.as_text()`, of a CPU, GPU or TPU.
-    trips: how often a loop runs whose count XLA does not know.
+    text: `compiled.as_text()`, for a CPU, GPU or TPU.
+    trips: Number of iterations of a loop whose count XLA does not know.
 
   Returns:
-    One for each exchange among more than one device.
+    The exchanges among more than one device.
   """
   bodies = dict(_computations(text))
   times = _executions(bodies, trips)
@@ -137,7 +138,7 @@ def collectives(text: str, trips: int = 1) -> list[Collective]:
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
-  """Each computation's name, '' for the entry, and its lines."""
+  """Yield each computation's name, '' for the entry, and its lines."""
   name, lines = None, []
   for line in text.splitlines():
     if match := _HEADER.match(line):
@@ -152,7 +153,7 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
 def _executions(
   bodies: dict[str, list[str]], trips: int
 ) -> Callable[[str], int]:
-  """A function from a computation's name to how often it is done."""
+  """Return a function from a computation's name to how often it is done."""
   callers = collections.defaultdict(list)
   for name, lines in bodies.items():
     for line in lines:
@@ -173,7 +174,7 @@ def _executions(
 
 
 def _trips(loop: str, bodies: dict[str, list[str]], unknown: int) -> int:
-  """What XLA says of a loop, or the bound of its counter, or `unknown`."""
+  """Return a loop's trip count from XLA or its counter, or `unknown`."""
   if known := _TRIPS.search(loop):
     return int(known[1])
   condition = re.search(r'condition=%?([\w.-]+)', loop)
@@ -184,7 +185,7 @@ def _trips(loop: str, bodies: dict[str, list[str]], unknown: int) -> int:
 
 
 def _read(line: str, devices: int) -> Collective | None:
-  """The exchange of a line, done once."""
+  """Read the exchange of a line, done once; None if there is none."""
   name = match[1] if (match := _NAME.search(line)) else ''
   if match := _BETWEEN.match(line):
     kind = match['kind'].lower().replace('_', '-')
@@ -199,13 +200,13 @@ def _read(line: str, devices: int) -> Collective | None:
 
 
 def _whole(operation: re.Match[str], group: int) -> int:
-  """Bytes of the whole array, from the result that the line has."""
+  """Return the bytes of the whole array from the result of the line."""
   kind, started = operation['kind'], bool(operation['start'])
   permuted = kind == 'collective-permute'
   size = _bytes(operation['result'], scalars=not permuted)
   if kind == 'reduce-scatter':
     return size * group
-  if started and kind == 'all-gather':  # The operand stands beside it.
+  if started and kind == 'all-gather':  # The result includes the operand.
     return size * group // (group + 1)
   return size // 2 if started and permuted else size
 
@@ -219,7 +220,7 @@ def _bytes(result: str, scalars: bool = True) -> int:
 
 
 def _members(line: str, devices: int) -> tuple[int, ...]:
-  """The first group of a line; of a permutation the first pair."""
+  """Return the first group of a line; for a permutation, the first pair."""
   if match := _LISTED.search(line):
     return tuple(map(int, match[1].split(',')))
   if match := _IOTA.search(line):
@@ -230,18 +231,18 @@ def _members(line: str, devices: int) -> tuple[int, ...]:
 
 
 def _transposed(size: str, shape: str, order: str | None) -> tuple[int, ...]:
-  """The first `size` of arange(...).reshape(shape).transpose(order)."""
+  """Return the first of arange(...).reshape(shape).transpose(order)."""
   ids = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
   turned = ids.transpose(_numbers(order) if order else None)
   return tuple(turned.reshape(-1)[: int(size)].tolist())
 
 
 def _along(mesh: str, axes: str) -> tuple[int, ...]:
-  """Those from the first device on along axes of a mesh, or parts of axes.
+  """Return the devices along mesh axes, or parts of them, from the first on.
 
   Args:
-    mesh: "'data'=4,'tensor'=2" for example.
-    axes: "'tensor'", or "'data':(2)2" for the last two of four.
+    mesh: Axes of the mesh, for example "'data'=4,'tensor'=2".
+    axes: Axes to follow: "'tensor'", or "'data':(2)2" for the last two of four.
   """
   sizes = {name: int(size) for name, size in _MESH_AXIS.findall(mesh)}
   strides, stride = {}, 1
@@ -256,7 +257,7 @@ def _along(mesh: str, axes: str) -> tuple[int, ...]:
 
 
 def _listed(slices: str) -> tuple[int, ...]:
-  """'1,2' or '0:3'."""
+  """Return the slices of a text such as '1,2' or '0:3'."""
   members: list[int] = []
   for part in slices.split(','):
     first, _, last = part.partition(':')
@@ -269,6 +270,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _bits(dtype: str) -> int:
-  """Of an element: 'bf16' has 16, 'pred' 8."""
+  """Return the bits of an element: 16 for 'bf16', 8 for 'pred'."""
   found = re.search(r'\d+', dtype)
   return int(found[0]) if found else 8

@@ -1,4 +1,4 @@
-"""The matrix products of a traced program, counted."""
+"""Counts of the matrix products of a traced program."""
 
 import math
 from typing import Any
@@ -8,18 +8,16 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 
 def product_gflop(program: ClosedJaxpr, trips: int = 1) -> float:
-  """10^9 floating point operations, 2mnk for every product that is needed.
+  """Count the needed matrix products in 10^9 floating-point operations.
 
-  Products whose results nothing reads are not counted: XLA drops them. The
-  body of a scan counts as often as it runs, that of a shard_map once a shard;
-  of alternatives the largest does.
+  A product takes 2mnk operations. Products whose results nothing reads are not
+  counted, because XLA drops them. The body of a scan counts as often as it
+  runs, that of a shard_map once per shard; of the branches of a conditional
+  only the largest counts.
 
   Args:
-    program: `jax.jit(f).trace(...).jaxpr`.
-    trips: how often the body of each while loop runs.
-
-  Returns:
-    The number.
+    program: Traced program, `jax.jit(f).trace(...).jaxpr`.
+    trips: Number of times that the body of each while loop runs.
   """
   jaxpr = program.jaxpr
   needed, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
@@ -44,15 +42,15 @@ def _count_one(equation: JaxprEqn, trips: int) -> int:
 
 
 def _shards(params: dict[str, Any]) -> int:
-  """How many of the shapes inside of a shard_map make the whole."""
+  """Return how many shards of a shard_map make up the whole."""
   sizes = params['mesh'].shape
-  # jax 0.10 says newly_manual_axes, others manual_axes.
+  # jax 0.10 uses newly_manual_axes, other versions manual_axes.
   (axes,) = (params[x] for x in params if x.endswith('manual_axes'))
   return math.prod(sizes[axis] for axis in axes)
 
 
 def _product(equation: JaxprEqn) -> int:
-  """2 times the elements of the result times those of each sum."""
+  """Return 2 times the elements of the result times the terms of each sum."""
   left: Any = equation.invars[0].aval
   (contracted, _), _ = equation.params['dimension_numbers']
   terms = math.prod(left.shape[axis] for axis in contracted)

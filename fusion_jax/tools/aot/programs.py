@@ -1,7 +1,7 @@
 """The training step and the search of a config, traced for given devices.
 
-They are the programs that train.py and decode.py run, with the shapes of the
-arguments in the place of arrays.
+They are the programs that train.py and decode.py run, traced with the shapes of
+the arguments instead of arrays.
 """
 
 import dataclasses
@@ -38,19 +38,21 @@ from fusion_jax.training.initial_state import plan_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import make_train_step, zero_totals
 
-# Which ids start and end a line changes no program.
+# The ids that start and end a line do not change the programs.
 _START, _END = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What is asked for beside the config.
+  """Request for a program, in addition to the config.
 
   Attributes:
     step: 'train' or 'decode'.
-    source_length, target_length: positions of a batch; None: the most that
-      the config allows, or as many as the other side.
-    prepared: a prepared folder whose shapes and vocabularies are taken.
+    source_length: Source positions of a batch; None for the most that the
+      config allows, or the target's number if that is given.
+    target_length: Target positions of a batch; None for the most that the
+      config allows, or the source's number if that is given.
+    prepared: Prepared folder that gives shapes and vocabularies; '' for none.
   """
 
   step: Literal['train', 'decode'] = 'train'
@@ -61,11 +63,11 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  """What a program depends on beside the config.
+  """Sizes that a program depends on, in addition to the config.
 
   Attributes:
-    vocabularies: pieces of source and target.
-    shape: of a batch.
+    vocabularies: Vocabulary sizes of source and target.
+    shape: Shape of a batch.
   """
 
   vocabularies: tuple[int, int]
@@ -77,12 +79,12 @@ class Program:
   """A program that is ready to be compiled.
 
   Attributes:
-    traced: by JAX.
-    mesh: that it is for.
-    shape: of its batch.
-    weights: the shapes of the model's parameters, and how they are cut.
-    trips: how often a loop runs whose count is not known: the most steps of
-      a search.
+    traced: Program as traced by JAX.
+    mesh: Mesh that it runs on.
+    shape: Shape of its batch.
+    weights: Shapes of the model's parameters, and their sharding.
+    trips: Number of iterations of a loop whose count is unknown: the most steps
+      of a search.
   """
 
   traced: jax.stages.Traced
@@ -93,26 +95,26 @@ class Program:
 
   @property
   def parameters(self) -> int:
-    """How many numbers the model has."""
+    """The number of the model's parameters."""
     return sum(math.prod(x.shape) for x in jax.tree.leaves(self.weights))
 
 
 def program_for(
   config: ExperimentConfig, request: Request, devices: Sequence[Any]
 ) -> Program:
-  """The program that is asked for.
+  """Trace the requested program.
 
   Args:
-    config: of the experiment.
-    request: which program, and its sizes.
-    devices: that it is for.
+    config: Config of the experiment.
+    request: Which program, and its sizes.
+    devices: Devices that it runs on.
 
   Returns:
-    The program, traced.
+    The traced program.
 
   Raises:
-    InputError: the mesh does not fit the devices, or the rows the mesh, or
-      the lengths the config.
+    InputError: The mesh does not fit the devices, the rows do not fit the mesh,
+      or the lengths do not fit the config.
   """
   if request.step == 'decode':
     problem = decoding_problem(config, request)
@@ -121,18 +123,16 @@ def program_for(
 
 
 def training_problem(config: ExperimentConfig, request: Request) -> Problem:
-  """The largest batch of a training run.
+  """Return vocabularies and shape of the largest batch of a training run.
 
   Args:
-    config: gives slots and granularity of the batches, and where nothing else
-      does their lengths, data.filter.max_length, and the vocabularies.
-    request: lengths or a prepared folder. Of its shapes the longest is taken.
-
-  Returns:
-    The vocabularies and the shape.
+    config: Config that gives slots and granularity of the batches. Unless the
+      request does, it also gives their lengths, data.filter.max_length, and the
+      vocabularies.
+    request: Lengths, or a prepared folder, whose longest shape is used.
 
   Raises:
-    InputError: it is no prepared folder.
+    InputError: The folder is not a prepared folder.
   """
   data, longest = config.data, config.data.filter.max_length
   source, target = request.source_length, request.target_length
@@ -167,18 +167,16 @@ def _vocabularies(
 def training_program(
   config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
 ) -> Program:
-  """The training step.
+  """Trace the training step on the mesh of the config.
 
   Args:
-    config: of the experiment.
-    problem: of `training_problem`.
-    devices: that it is for.
-
-  Returns:
-    The program, on the mesh of the config.
+    config: Config of the experiment.
+    problem: Result of `training_problem`.
+    devices: Devices that it runs on.
 
   Raises:
-    InputError: the mesh does not fit the devices, or the rows the mesh.
+    InputError: The mesh does not fit the devices, or the rows do not fit the
+      mesh.
   """
   mesh = make_mesh(config.parallel, devices)
   check_rows(config, mesh)
@@ -201,17 +199,15 @@ def training_program(
 
 
 def decoding_problem(config: ExperimentConfig, request: Request) -> Problem:
-  """The full batch of the search that has the most target positions.
+  """Return vocabularies and shape of the search with most target positions.
 
   Args:
-    config: gives the options of decoding.
-    request: with a source length, the shape that holds such lines is taken.
-
-  Returns:
-    The vocabularies and the shape.
+    config: Config that gives the options of decoding.
+    request: Request; with a source length, the shape that holds such lines is
+      used.
 
   Raises:
-    InputError: no shape is so long.
+    InputError: No shape holds sources of this length.
   """
   model, options = config.model, config.decoding
   limit = model.max_positions if model.positions == 'learned' else None
@@ -233,18 +229,18 @@ def decoding_problem(config: ExperimentConfig, request: Request) -> Problem:
 def decoding_program(
   config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
 ) -> Program:
-  """The beam search of all processes, each device its rows.
+  """Trace the beam search of all processes, where each device has its rows.
 
   Args:
-    config: of the experiment.
-    problem: of `decoding_problem`; the rows of each process.
-    devices: that it is for.
+    config: Config of the experiment.
+    problem: Result of `decoding_problem`, with the rows of each process.
+    devices: Devices that it runs on.
 
   Returns:
-    The program; its parameters are whole on each device.
+    The program; its parameters are replicated on all devices.
 
   Raises:
-    InputError: the config samples.
+    InputError: The config samples.
   """
   options = config.decoding
   require(
@@ -260,7 +256,7 @@ def decoding_program(
   own, source, target = problem.shape
   processes = len({device.process_index for device in devices})
   devices_each = mesh.size // processes
-  # As `placed` fills the devices of a process up.
+  # Rows are added as `placed` fills up the devices of a process.
   rows = math.ceil(own / devices_each) * mesh.size
   numbers = _ids((rows,), by_rows(mesh))
   batch = SearchRows(
@@ -279,7 +275,7 @@ def decoding_program(
 
 
 def _settings(options: DecodingConfig) -> SearchSettings:
-  """As `compiled.search_settings`, without a tokenizer."""
+  """Return settings as `compiled.search_settings` does, without tokenizer."""
   return SearchSettings(
     beam=options.beam_size,
     keep=1,

@@ -1,4 +1,4 @@
-"""What a compiled program needs, as text and as JSON."""
+"""The report on a compiled program, as text and as JSON."""
 
 import importlib.metadata
 import json
@@ -14,12 +14,12 @@ _COMPILERS = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-pjrt', 'jax-cuda12-pjrt')
 
 
 def report(topology: Topology, step: str, figures: Figures) -> str:
-  """The figures, a line each.
+  """Write the figures, one per line.
 
   Args:
-    topology: that it was compiled for.
+    topology: Topology that the program was compiled for.
     step: 'train' or 'decode'.
-    figures: of the compiled program.
+    figures: Figures of the compiled program.
 
   Returns:
     Lines without a newline at the end.
@@ -52,7 +52,7 @@ def report(topology: Topology, step: str, figures: Figures) -> str:
 
 
 def as_json(topology: Topology, step: str, figures: Figures) -> dict[str, Any]:
-  """The figures with what they depend on, as plain values."""
+  """Return the figures and what they depend on as plain values."""
   return {
     'topology': topology.name,
     'step': step,
@@ -63,7 +63,7 @@ def as_json(topology: Topology, step: str, figures: Figures) -> dict[str, Any]:
 
 
 def write(path: Path, topology: Topology, step: str, figures: Figures) -> None:
-  """Writes `as_json` into a file; it is whole or not there."""
+  """Write `as_json` to a file, completely or not at all."""
   text = json.dumps(as_json(topology, step, figures), indent=1)
   write_whole(path, (text + '\n').encode())
 

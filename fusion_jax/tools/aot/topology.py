@@ -1,4 +1,4 @@
-"""Chips that are not here: their names, and devices to compile for."""
+"""Topologies of absent chips: their names, and devices to compile for."""
 
 import dataclasses
 import importlib.metadata
@@ -13,8 +13,8 @@ from fusion_jax.errors import InputError
 from fusion_jax.tools.aot.chips import Chip, chip_named
 
 _NAME = re.compile(r'(?:(\d{1,6})x)?([a-z]\w*):(\d{1,6}(?:x\d{1,6}){0,2})')
-# What libtpu asks of the machine that it believes to be on; what is compiled
-# for is the topology's own.
+# What libtpu asks about the machine that it believes to run on. The topology
+# alone decides what is compiled for.
 _TPU_HOST = {
   'TPU_SKIP_MDS_QUERY': '1',
   'TPU_ACCELERATOR_TYPE': 'v5litepod-8',
@@ -22,9 +22,9 @@ _TPU_HOST = {
   'TPU_WORKER_ID': '0',
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
 }
-# For XLA's GpuTargetConfigProto: capability, cores, bytes a second, cache,
-# GHz, memory, shared memory a core and a block. h100 is as in XLA's own specs
-# (target_config/specs/h100_sxm.txtpb), the others are nominal.
+# Values for XLA's GpuTargetConfigProto: capability, cores, bytes per second,
+# cache, GHz, memory, shared memory of a core and of a block. h100 is as in
+# XLA's own specs (target_config/specs/h100_sxm.txtpb), the others are nominal.
 _GPUS = {
   'a100': (8, 108, 2_039e9, 41_943_040, 1.41, 85.1e9, 167_936, 166_912),
   'h100': (9, 132, 3_352e9, 52_428_800, 1.98, 84.9e9, 233_472, 232_448),
@@ -59,13 +59,13 @@ device_description_str: "{9}"
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """What is to be rented.
+  """Chips to compile for.
 
   Attributes:
-    name: as the user gave it.
-    chip: name of a row of `aot_chips.CHIPS`.
-    slices: of a pod, or hosts of GPUs; a network joins them.
-    shape: chips of a slice along its axes; one axis for GPUs.
+    name: Name as the user gave it.
+    chip: Name of a row of `chips.CHIPS`.
+    slices: Number of slices of a pod, or of GPU hosts, joined by a network.
+    shape: Number of chips of a slice along its axes; one axis for GPUs.
   """
 
   name: str
@@ -75,20 +75,21 @@ class Topology:
 
   @property
   def figures(self) -> Chip:
-    """Of one chip."""
+    """The figures of one chip."""
     return chip_named(self.chip)
 
   @property
   def size(self) -> int:
-    """All chips."""
+    """The number of all chips."""
     return self.slices * math.prod(self.shape)
 
 
 def read_topology(name: str) -> Topology:
-  """Reads 'v5e:16x16', '2xv5e:16x16' for two slices, or 'h100:8'.
+  """Read 'v5e:16x16', '2xv5e:16x16' for two slices, or 'h100:8'.
 
   Raises:
-    InputError: no such chip, or more chips than a slice or a host has.
+    InputError: The text is not a topology, there is no such chip, or there are
+      more chips than a slice or a host has.
   """
   match = _NAME.fullmatch(name)
   if not match:
@@ -116,21 +117,21 @@ def read_topology(name: str) -> Topology:
 
 
 def without_accelerator() -> None:
-  """Keeps JAX from looking for one; call it before JAX is imported."""
+  """Keep JAX from looking for accelerators; call it before importing JAX."""
   os.environ.update(_TPU_HOST | {'JAX_PLATFORMS': 'cpu'})
 
 
 def topology_devices(topology: Topology) -> Sequence[Any]:
-  """The devices of a topology; programs can be compiled for them, not run.
+  """Return the devices of a topology; programs are compiled for them, not run.
 
   Args:
-    topology: of `read_topology`.
+    topology: Result of `read_topology`.
 
   Returns:
-    One JAX device a chip.
+    One JAX device per chip.
 
   Raises:
-    InputError: the compiler is not installed, or knows no such topology.
+    InputError: The compiler is not installed, or does not know the topology.
   """
   from jax.experimental import topologies
 
@@ -140,7 +141,7 @@ def topology_devices(topology: Topology) -> Sequence[Any]:
     found = topologies.get_topology_desc(
       name, 'cuda' if topology.chip in _GPUS else 'tpu', **options
     )
-  except Exception as error:  # Plugins raise many kinds.
+  except Exception as error:  # Plugins raise many types.
     raise InputError(
       f'--topology: {topology.name!r}: {str(error).splitlines()[0]}'
     ) from error
@@ -148,7 +149,7 @@ def topology_devices(topology: Topology) -> Sequence[Any]:
 
 
 def _tpus(topology: Topology) -> tuple[str, dict[str, Any]]:
-  """What libtpu wants to know of a topology."""
+  """Return the name and the options of a topology for libtpu."""
   if importlib.util.find_spec('libtpu') is None:
     version = importlib.metadata.version('jax')
     raise InputError(
@@ -167,7 +168,7 @@ def _tpus(topology: Topology) -> tuple[str, dict[str, Any]]:
 
 
 def _gpus(topology: Topology) -> tuple[str, dict[str, Any]]:
-  """What the CUDA plugin wants to know of a topology."""
+  """Return the name and the options of a topology for the CUDA plugin."""
   plugins = ('jax_plugins.xla_cuda13', 'jax_plugins.xla_cuda12')
   if not any(_is_installed(plugin) for plugin in plugins):
     version = importlib.metadata.version('jax')

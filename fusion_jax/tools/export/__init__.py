@@ -1,1 +1,1 @@
-"""Runs in the formats of other programs."""
+"""Export of runs to the formats of other programs."""

@@ -1,4 +1,4 @@
-"""Writes a run in the format of another program.
+"""Write a run in the format of another program.
 
     python -m fusion_jax.tools.export --workdir=DIR --format=ctranslate2 \
         --output=DIR
@@ -6,16 +6,16 @@
         --output=DIR --shapes=64x32,1x32
 
 ctranslate2: a folder for CTranslate2 (https://opennmt.net/CTranslate2), with
-the two SentencePiece models. The run must be a plain Transformer. What was
-written is loaded again and must give the log-probabilities of the run. It
+the two SentencePiece models. The run must be a plain Transformer. The written
+model is loaded again and must give the log-probabilities of the run. It
 translates in all directions of the run: the language tags, if it has any, are
 pieces to put before those of a source line.
 
 stablehlo: a folder of StableHLO programs (https://openxla.org/stablehlo), one
-a shape, each the whole search of a batch, for runs of every scheme. load.py in
-the folder translates text with them and needs nothing of fusion_jax. What was
-written is loaded again and must give the translations of the run. Options of
-decoding that are not given take the values of the run's config.
+per shape, each the whole search of a batch, for runs of every scheme. load.py
+in the folder translates text with them and needs nothing from fusion_jax. The
+written programs are loaded again and must give the translations of the run.
+Options of decoding that are not given take the values of the run's config.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def _stablehlo(flags: argparse.Namespace) -> None:
   stablehlo.export(run, flags.output, stablehlo_options(flags))
 
 
-# Each imports what it needs: JAX starts slowly.
+# Each function imports what it needs, because JAX loads slowly.
 _FORMATS: dict[str, Callable[[argparse.Namespace], None]] = {
   'ctranslate2': _ctranslate2,
   'stablehlo': _stablehlo,
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Reads the flags and exports."""
+  """Read the flags and export the run."""
   flags = parse_arguments(argv, _parser())
   start_logging()
   _FORMATS[flags.format](flags)

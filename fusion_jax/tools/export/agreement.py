@@ -1,4 +1,4 @@
-"""Log-probabilities by CTranslate2 and by the run itself.
+"""Comparison of log-probabilities by CTranslate2 and by the run itself.
 
 Axis letters: B pairs, S source, T target.
 """
@@ -28,25 +28,25 @@ from fusion_jax.decoding.teacher_forcing import (
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.hypotheses import LengthPenalty
 
-# Source and target ids, the end symbols included.
+# Source and target ids, including the end symbols.
 Pair = tuple[list[int], list[int]]
 
-# Of the random sentences, their end symbols included.
+# Lengths of the random sentences, including their end symbols.
 _LENGTHS = (1, 2, 4, 7, 13, 23, 40, 64)
 
 
 def largest_difference(run: TrainedModel, folder: Path) -> float:
-  """How far the log-probability of a token may be from the run's.
+  """Compare the exported model's log-probabilities of tokens with the run's.
 
   The pairs are random token sequences of several lengths, and the run's own
   greedy translations of them.
 
   Args:
-    run: whose parameters were exported; computed in float32.
-    folder: the exported model; computed in float32 on the CPU.
+    run: Run whose parameters were exported; computed in float32.
+    folder: Folder of the exported model; computed in float32 on the CPU.
 
   Returns:
-    The largest of `relative_gaps`; NaN where one is NaN.
+    The largest of `relative_gaps`; NaN if one is NaN.
   """
   model = run.model.clone(
     config=dataclasses.replace(run.model.config, compute_dtype='float32')
@@ -57,7 +57,7 @@ def largest_difference(run: TrainedModel, folder: Path) -> float:
     random_sentences(tokenizer.vocabulary, _lengths(run), rng)
     for tokenizer in (run.source_tokenizer, run.target_tokenizer)
   )
-  # Rounded products of a GPU would hide what is compared.
+  # Rounded products on a GPU would hide the difference.
   with jax.default_matmul_precision('highest'):
     pairs = list(
       zip(sources * 2, targets + _translations(run, sources), strict=True)
@@ -71,7 +71,7 @@ def largest_difference(run: TrainedModel, folder: Path) -> float:
 def own_scores(
   run: TrainedModel, pairs: Sequence[Pair]
 ) -> list[Float32[np.ndarray, ' _']]:
-  """log p of every target token, by the run."""
+  """Compute log p of every target token with the run."""
   vocabulary = run.target_tokenizer.vocabulary
   sources, targets = (list(side) for side in zip(*pairs, strict=True))
   length = max(map(len, sources + targets))
@@ -89,10 +89,10 @@ def own_scores(
 def exported_scores(
   run: TrainedModel, folder: Path, pairs: Sequence[Pair]
 ) -> list[Float32[np.ndarray, ' _']]:
-  """log p of every target token, by CTranslate2 in float32 on the CPU."""
+  """Compute log p of every target token with CTranslate2 in float32 on CPU."""
   import ctranslate2  # An optional package.
 
-  # Of more threads than free cores, those that spin make it slow.
+  # With more threads than free cores, the spinning threads make it slow.
   translator = ctranslate2.Translator(
     str(folder), compute_type='float32', intra_threads=1
   )
@@ -117,7 +117,7 @@ def _lengths(run: TrainedModel) -> list[int]:
 def _translations(
   run: TrainedModel, sources: list[list[int]]
 ) -> list[list[int]]:
-  """Greedy, as long as the longest source at most."""
+  """Translate greedily, up to the length of the longest source."""
   rows, end = len(sources), run.target_tokenizer.vocabulary.end
   longest = max(map(len, sources))
   found = search_batch(
@@ -140,12 +140,12 @@ def random_sentences(
   lengths: Sequence[int] | np.ndarray,
   rng: np.random.Generator,
 ) -> list[list[int]]:
-  """Ordinary tokens, then the end symbol.
+  """Draw sentences of ordinary tokens that end in the end symbol.
 
   Args:
-    vocabulary: of one side.
-    lengths: of the sentences, the end symbols included.
-    rng: draws the tokens.
+    vocabulary: Vocabulary of one side.
+    lengths: Lengths of the sentences, including the end symbols.
+    rng: Generator of the tokens.
 
   Returns:
     The ids of each sentence.

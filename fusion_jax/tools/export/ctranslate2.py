@@ -1,9 +1,9 @@
-"""A run as a model of CTranslate2 (https://opennmt.net/CTranslate2).
+"""Export of a run as a model of CTranslate2 (https://opennmt.net/CTranslate2).
 
 CTranslate2 computes the plain Transformer, pre-norm or post-norm; every fusion
-is refused. The exported folder also has the two SentencePiece models: a line
-is normalised as `fusion_jax.data.normalise` does, cut by source.model,
-translated, and put together by target.model.
+scheme is refused. The exported folder also has the two SentencePiece models: a
+line is normalised as `fusion_jax.data.normalise` does, segmented by
+source.model, translated, and joined by target.model.
 
 Axis letters: D model width, P positions, V vocabulary.
 """
@@ -32,7 +32,7 @@ from fusion_jax.tools.export.agreement import largest_difference
 
 logger = logging.getLogger(__name__)
 
-# CTranslate2 reads so many source tokens if it is not told otherwise.
+# CTranslate2 reads this number of source tokens by default.
 _MAX_INPUT_LENGTH = 1_024
 
 _NAME = '--format=ctranslate2'
@@ -46,19 +46,19 @@ def export_run(
   average_of: Literal['last', 'best'] = 'last',
   parameters: Literal['last', 'ema'] | None = None,
 ) -> None:
-  """Loads a run and exports it.
+  """Load a run and export it.
 
   Args:
-    workdir: the run directory.
-    step: a step, 'best' or 'last'.
-    average: average the parameters of so many checkpoints.
-    output: a new or empty folder.
-    average_of: which ones.
-    parameters: of each, as in `load_run`.
+    workdir: Run directory.
+    step: A step, 'best' or 'last'.
+    average: Number of checkpoints whose parameters are averaged.
+    output: New or empty folder.
+    average_of: Which checkpoints are averaged.
+    parameters: Which parameters of each checkpoint, as in `load_run`.
 
   Raises:
-    InputError: as `export` and `load_run`; what can be told without the
-      parameters is told before they are loaded.
+    InputError: As for `export` and `load_run`; problems that show without the
+      parameters are reported before these are loaded.
   """
   library()
   check_new_folder(output)
@@ -68,16 +68,16 @@ def export_run(
 
 
 def export(run: TrainedModel, output: Path) -> None:
-  """Writes a run as a model of CTranslate2, and compares the two.
+  """Write a run as a model of CTranslate2, and compare the two.
 
   Args:
-    run: with a plain Transformer.
-    output: a new or empty folder; it is whole or not there.
+    run: Run of a plain Transformer.
+    output: New or empty folder; it appears only when it is complete.
 
   Raises:
     InputError: CTranslate2 is not installed or cannot compute this model, or
       the folder cannot be written.
-    RuntimeError: the two programs give different log-probabilities.
+    RuntimeError: The two models give different log-probabilities.
   """
   library()
   check_model(run.config.model)
@@ -89,7 +89,7 @@ def export(run: TrainedModel, output: Path) -> None:
     (folder / 'source.model').write_bytes(run.source_tokenizer.model)
     (folder / 'target.model').write_bytes(run.target_tokenizer.model)
     difference = largest_difference(run, folder)
-    # Both compute in float32, whatever the run does.
+    # Both compute in float32, whatever the run's own dtype is.
     exact = dataclasses.replace(run.config.model, compute_dtype='float32')
     allowed = rounding(exact)
     if not difference <= allowed:
@@ -108,10 +108,10 @@ def export(run: TrainedModel, output: Path) -> None:
 
 
 def library() -> ModuleType:
-  """The package ctranslate2.
+  """Return the package ctranslate2.
 
   Raises:
-    InputError: it is not installed.
+    InputError: The package is not installed.
   """
   try:
     import ctranslate2
@@ -123,10 +123,10 @@ def library() -> ModuleType:
 
 
 def check_model(config: ModelConfig) -> None:
-  """Refuses what CTranslate2 cannot compute.
+  """Refuse a model that CTranslate2 cannot compute.
 
   Raises:
-    InputError: names the field, its value and what it would have to be.
+    InputError: The message names the field, its value and the allowed values.
   """
   _only(config.norm in ('pre', 'post'), 'norm', config.norm, "'pre' or 'post'")
   sides: tuple[Side, ...] = ('encoder', 'decoder')
@@ -147,10 +147,10 @@ def _only(allowed: bool, field: str, value: str | int, right: str) -> None:
 
 
 def specification(run: TrainedModel) -> Any:
-  """The model as CTranslate2 describes it, with all arrays.
+  """Describe the model to CTranslate2, with all arrays.
 
   Args:
-    run: that `check_model` allows.
+    run: Run that `check_model` accepts.
 
   Returns:
     A `ctranslate2.specs.TransformerSpec` in float32.
@@ -180,7 +180,7 @@ def specification(run: TrainedModel) -> Any:
 
 
 def _layers(stack: Parameters, count: int) -> list[Parameters]:
-  """The parameters of each layer, also where they are stacked."""
+  """Return the parameters of each layer, also if they are stacked."""
   if 'layers' not in stack:
     return [stack[f'layer_{index}'] for index in range(count)]
   stacked = jax.device_get(stack['layers'])
@@ -210,7 +210,7 @@ def _set_layer(layer: Any, own: Parameters) -> None:
 
 
 def _set_linear(layer: Any, *projections: Parameters) -> None:
-  """One linear layer, [out, in], for projections of the same input."""
+  """Set one linear layer, [out, in], to projections of the same input."""
   layer.weight = np.concatenate(
     [_array(each['kernel']).T for each in projections]
   )
@@ -225,7 +225,7 @@ def _set_norm(layer: Any, norm: Parameters) -> None:
 def _set_tables(
   model: Any, config: ModelConfig, parameters: Parameters
 ) -> None:
-  """Embeddings and output projection; those that are tied are one array."""
+  """Set embeddings and output projection; tied ones are the same array."""
   source = _array(parameters['source_embedding'])
   target, output = source, None
   if 'target_embedding' in parameters:
@@ -243,7 +243,7 @@ def _set_tables(
 
 
 def _sinusoids(config: ExperimentConfig) -> Float32[np.ndarray, 'P D']:
-  """Encodings of all positions that a search can come to."""
+  """Return encodings of all positions that a search can reach."""
   longest = config.decoding.max_source_length
   count = max(
     longest, target_limit(longest, config.decoding), _MAX_INPUT_LENGTH
@@ -252,7 +252,7 @@ def _sinusoids(config: ExperimentConfig) -> Float32[np.ndarray, 'P D']:
 
 
 def _set_vocabularies(model: Any, run: TrainedModel) -> None:
-  """The pieces of both sides, and which of them are special."""
+  """Set the pieces of both sides, and the special ones."""
   source, target = run.source_tokenizer, run.target_tokenizer
   model.register_source_vocabulary(source.pieces())
   model.register_target_vocabulary(target.pieces())

@@ -1,11 +1,11 @@
-"""Translates lines of text with the programs in this folder.
+"""Translate lines of text with the programs in this folder.
 
     python load.py <source.txt >translations.txt
 
-The packages jax, flatbuffers (for jax.export), numpy and sentencepiece are all
-it needs; export.json tells the rest. A line has one translation, an empty line
-an empty one. A line of more subwords than the longest program takes is
-refused; bytes that are not UTF-8 become U+FFFD.
+It needs only the packages jax, flatbuffers (for jax.export), numpy and
+sentencepiece; export.json describes the programs. Each line gives one
+translation, an empty line an empty one. A line with more subwords than the
+longest program takes is refused; bytes that are not UTF-8 become U+FFFD.
 """
 
 import functools
@@ -27,7 +27,7 @@ END = EXPORT['special']['source']['end']
 
 
 def translate(lines):
-  """The best translation of each line, in order."""
+  """Return the best translation of each line, in order."""
   sources = [encode(line) for line in lines]
   for number, ids in enumerate(sources, start=1):
     longest = max(shape['source'] for shape in EXPORT['shapes'])
@@ -41,7 +41,7 @@ def translate(lines):
 
 
 def translate_ids(sources):
-  """Yields the ids of the best translation of each source, in order."""
+  """Yield the ids of the best translation of each source, in order."""
   best = [[]] * len(sources)
   order = sorted(range(len(sources)), key=lambda k: -len(sources[k]))
   while order:
@@ -61,7 +61,7 @@ def translate_ids(sources):
 
 
 def search(shape, sources, numbers):
-  """The results of one program for at most shape['rows'] sources of ids."""
+  """Run one program on at most shape['rows'] sources of ids."""
   rows = {
     name: np.ones(shape['rows'], np.int32) for name in EXPORT['arguments']
   }
@@ -85,29 +85,29 @@ def search(shape, sources, numbers):
 
 @functools.cache
 def program(file):
-  """The function of EXPORT['arguments'] in a file."""
+  """Return the program of a file as a function of EXPORT['arguments']."""
   data = bytearray((FOLDER / file).read_bytes())
   return jax.jit(jax.export.deserialize(data).call)
 
 
 @functools.cache
 def weights():
-  """The parameters, on the device."""
+  """Return the parameters, on the device."""
   with np.load(FOLDER / 'weights.npz') as arrays:
     return {name: jax.device_put(arrays[name]) for name in arrays}
 
 
 @functools.cache
 def tokenizer(side):
-  """The SentencePiece model of 'source' or 'target'."""
+  """Return the SentencePiece model of 'source' or 'target'."""
   file = FOLDER / f'{side}.model'
   return sentencepiece.SentencePieceProcessor(model_file=str(file))
 
 
 def encode(line):
-  """The ids of a line with tags and the end symbol; none of an empty one.
+  """Return the ids of a line with tags and end symbol; [] for an empty line.
 
-  The text is normalised as that of the training was: NFC, no byte order mark,
+  The text is normalised like the training text: NFC, no byte order mark,
   control characters and U+2581 as spaces, one space between words.
   """
   line = unicodedata.normalize('NFC', line.replace('\ufeff', ''))
@@ -118,7 +118,7 @@ def encode(line):
 
 
 def decode(ids):
-  """The text of ids that end in the end symbol, on one line."""
+  """Return the text of ids that end in the end symbol, on one line."""
   text = tokenizer('target').decode(ids[:-1]) if ids[:-1] else ''
   return ' '.join(text.splitlines())
 

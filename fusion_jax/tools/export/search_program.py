@@ -27,22 +27,22 @@ from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import Hypotheses
 
-# What a program gives: fields of `Hypotheses`.
+# Results of a program: fields of `Hypotheses`.
 RESULTS = ('tokens', 'lengths', 'scores', 'log_probabilities')
 
-# By their names, with '/' between the parts.
+# Arrays by name, with '/' between the parts.
 Weights = dict[str, Float32[Array | np.ndarray, '...']]
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchProgram:
-  """A run's search for one shape.
+  """The search of a run for one shape.
 
   Attributes:
-    run: whose model translates.
-    options: of the decoding.
-    shape: of the batch.
-    n_best: hypotheses of each sentence.
+    run: Run whose model translates.
+    options: Options of the decoding.
+    shape: Shape of the batch.
+    n_best: Number of hypotheses to return per sentence.
   """
 
   run: TrainedModel
@@ -52,18 +52,18 @@ class SearchProgram:
 
   @property
   def settings(self) -> SearchSettings:
-    """Of the search."""
+    """The settings of the search."""
     return search_settings(self.options, alone(self.run), self.n_best)
 
   @property
   def arguments(self) -> tuple[str, ...]:
-    """Names of the arguments, int32: source [B, S] and [B] each of others."""
+    """The names of the int32 arguments: source [B, S], each other one [B]."""
     names = 'source', 'lengths', 'limits'
     drawn = self.options.search == 'sample'
     return (*names, 'numbers') if drawn else names
 
   def weights(self) -> Weights:
-    """The parameters as one dictionary of arrays on the host."""
+    """Return the parameters as one dictionary of arrays on the host."""
     parameters = jax.device_get(self.run.parameters)
     return traverse_util.flatten_dict(parameters, sep='/')
 
@@ -75,18 +75,18 @@ class SearchProgram:
     limits: Int32[Array | np.ndarray, ' B'],
     numbers: Int32[Array | np.ndarray, ' B'] | None = None,
   ) -> Hypotheses:
-    """Translates a batch.
+    """Translate a batch.
 
     Args:
-      weights: as `weights` gives them.
-      source: ids, the end symbol included.
-      lengths: of the sources.
-      limits: the most tokens of each translation, the end symbol included.
-      numbers: of the sentences; with search='sample' they decide what is
-        drawn.
+      weights: Result of `weights`.
+      source: Source ids, including the end symbol.
+      lengths: Lengths of the sources.
+      limits: Most tokens of each translation, including the end symbol.
+      numbers: Numbers of the sentences, which decide the draws of
+        search='sample'.
 
     Returns:
-      The hypotheses, those that `search_batch` finds.
+      The hypotheses that `search_batch` finds.
     """
     requirements = None
     if self.options.min_length_ratio or self.options.min_length_extra:
@@ -114,13 +114,13 @@ class SearchProgram:
 def export_program(
   program: SearchProgram, platforms: Sequence[str], inside: bool
 ) -> jax.export.Exported:
-  """Lowers a program for several platforms at once; nothing is compiled.
+  """Lower a program for several platforms at once; nothing is compiled.
 
   Args:
-    program: to export.
-    platforms: that it can run on.
-    inside: the weights are constants; else they are the first argument, a
-      dictionary.
+    program: Program to export.
+    platforms: Platforms that it can run on.
+    inside: Whether the weights are constants; otherwise they are the first
+      argument, a dictionary.
 
   Returns:
     A function of `program.arguments` that gives the tuple `RESULTS`: tokens
@@ -134,8 +134,8 @@ def export_program(
     return tuple(getattr(found, name) for name in RESULTS)
 
   def translate_alone(*rows):
-    # The barrier keeps XLA from computing with the constants at compilation,
-    # which takes long and rounds otherwise.
+    # Without the barrier, XLA would compute with the constants at compilation,
+    # which takes long and rounds differently.
     return translate(jax.lax.optimization_barrier(weights), *rows)
 
   rows, length, _ = program.shape

@@ -1,8 +1,9 @@
-"""A run as StableHLO programs (https://openxla.org/stablehlo), by `jax.export`.
+"""Export of a run as StableHLO programs (https://openxla.org/stablehlo).
 
-Every scheme, every search, one program a shape. The exported folder needs
-nothing of this project: load.py in it translates text, and export.json says
-what the programs take and give.
+`jax.export` writes them for every scheme and every search, one program per
+shape. The exported folder needs nothing from this project: its load.py
+translates text, and export.json describes the arguments and results of the
+programs.
 """
 
 import dataclasses
@@ -34,28 +35,28 @@ from fusion_jax.tools.export.stablehlo_options import StablehloOptions
 
 logger = logging.getLogger(__name__)
 
-# Of export.json; goes up when what stands there means something else.
+# Format of export.json; increases when the meaning of its content changes.
 FORMAT = 1
 
-# A serialized program has 32-bit offsets; its code has far less than the rest.
+# A serialized program has 32-bit offsets; code needs far less than 2**27.
 _MOST_INSIDE = 2**31 - 2**27
 
-# By default every fourth source length of decode.py, from the longest on: the
-# lengths of two neighbours have a ratio of 4.
+# By default every fourth source length of decode.py is used, from the longest
+# downwards: neighbouring lengths have a ratio of 4.
 _LENGTH_STEP = 4
 
 _NAME = '--format=stablehlo'
 
 
 def check(output: Path) -> None:
-  """Refuses what can be told without the run.
+  """Refuse problems that show without the run.
 
   Raises:
-    InputError: the package flatbuffers is not installed, or the folder is not
+    InputError: The package flatbuffers is not installed, or the folder is not
       empty.
   """
   try:
-    import flatbuffers  # noqa: F401  Of jax.export.
+    import flatbuffers  # noqa: F401  Needed by jax.export.
   except ImportError:
     raise InputError(
       f'{_NAME}: needs the package flatbuffers; pip install flatbuffers'
@@ -64,17 +65,17 @@ def check(output: Path) -> None:
 
 
 def export(run: TrainedModel, output: Path, asked: StablehloOptions) -> None:
-  """Writes a run as StableHLO, and compares it with the run's own search.
+  """Write a run as StableHLO, and compare it with the run's own search.
 
   Args:
-    run: of any scheme.
-    output: a new or empty folder; it is whole or not there.
-    asked: what to export.
+    run: Run of any scheme.
+    output: New or empty folder; it appears only when it is complete.
+    asked: Options of the export.
 
   Raises:
-    InputError: a package is missing, an option has no meaning for this run,
-      or the folder cannot be written.
-    RuntimeError: the programs that were written translate otherwise.
+    InputError: A package is missing, an option does not apply to this run, or
+      the folder cannot be written.
+    RuntimeError: The written programs translate differently.
   """
   check(output)
   programs = _programs(run, asked)
@@ -108,7 +109,7 @@ def export(run: TrainedModel, output: Path, asked: StablehloOptions) -> None:
 def _programs(
   run: TrainedModel, asked: StablehloOptions
 ) -> list[SearchProgram]:
-  """One for each shape, in the order of source length, then rows."""
+  """Return a program for each shape, by source length, then rows."""
   options = dataclasses.replace(run.config.decoding, **asked.decoding)
   if options.search == 'sample':
     options = dataclasses.replace(options, beam_size=max(asked.n_best, 1))
@@ -117,7 +118,7 @@ def _programs(
       f'--n_best={asked.n_best}: must be between 1 and the beam size '
       f'{options.beam_size}'
     )
-  # Forbidden pieces that are none are told before anything is written.
+  # Refuse forbidden pieces that do not exist before anything is written.
   search_settings(options, alone(run), asked.n_best)
   return [
     SearchProgram(run, options, shape, asked.n_best)
@@ -147,7 +148,7 @@ def _shapes(
 def _default_shapes(
   options: DecodingConfig, longest: int | None
 ) -> list[DecodeShape]:
-  """One row and a full batch of some source lengths, the longest included."""
+  """Return a row and a full batch of some lengths, the longest included."""
   every = decode_shapes(options, longest)
   chosen = []
   for source in sorted({each.source for each in every})[::-_LENGTH_STEP]:
@@ -179,7 +180,7 @@ def _write_common(
 def _write_program(
   folder: Path, program: SearchProgram, asked: StablehloOptions
 ) -> int:
-  """Returns the version of its calling convention."""
+  """Write a program; return the version of its calling convention."""
   exported = export_program(
     program, asked.platforms, inside=asked.weights == 'inside'
   )
@@ -194,7 +195,7 @@ def _file(shape: DecodeShape) -> str:
 def _description(
   programs: list[SearchProgram], asked: StablehloOptions, convention: int
 ) -> dict[str, Any]:
-  """What export.json says."""
+  """Return the content of export.json."""
   first = programs[0]
   run, options = first.run, first.options
   before = ('weights',) if asked.weights == 'beside' else ()
@@ -229,7 +230,7 @@ def _description(
 
 
 def _own_version() -> str | None:
-  """Of this package; None where it is not installed but run from its files."""
+  """Return this package's version; None if it runs without being installed."""
   try:
     return importlib.metadata.version('fusion_jax')
   except importlib.metadata.PackageNotFoundError:

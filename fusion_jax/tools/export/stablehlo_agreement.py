@@ -1,4 +1,4 @@
-"""Translations by exported programs, loaded from files, and by the run."""
+"""Comparison of translations by exported programs and by the run."""
 
 import runpy
 from collections.abc import Sequence
@@ -19,24 +19,24 @@ from fusion_jax.tools.export.search_program import SearchProgram, Weights
 def largest_difference(
   programs: Sequence[SearchProgram], folder: Path
 ) -> float:
-  """How far the log-probability of a translation may be from the run's.
+  """Compare the exported programs' log-probabilities with the run's.
 
-  A full batch of random sentences of all lengths is translated for each
-  shape, on the CPU.
+  A full batch of random sentences of all lengths is translated for each shape,
+  on the CPU.
 
   Args:
-    programs: that were exported.
-    folder: with their files and the loader.
+    programs: Programs that were exported.
+    folder: Folder with their files and the loader.
 
   Returns:
-    The largest of `relative_gaps` of all hypotheses; infinite where a token
-    differs, NaN where a log-probability is NaN.
+    The largest of `relative_gaps` of all hypotheses; infinite if a token
+    differs, NaN if a log-probability is NaN.
   """
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
     loader = runpy.run_path(str(folder / 'load.py'))
     weights = jax.device_put(programs[0].weights())
     differences = [_difference(each, weights, loader) for each in programs]
-  # Unlike max(), it keeps NaN.
+  # Unlike max(), np.max keeps NaN.
   return float(np.max(differences))
 
 
@@ -58,7 +58,7 @@ def _difference(
   )
   if not same:
     return np.inf
-  # Rows of fewer hypotheses than asked for have -inf there.
+  # Rows with fewer hypotheses than requested have -inf in their place.
   found = ours.lengths > 0
   gaps = relative_gaps(
     theirs['log_probabilities'][found], ours.log_probabilities[found]
@@ -83,7 +83,7 @@ def _own(
 
 
 def _sentences(program: SearchProgram) -> list[list[int]]:
-  """A full batch of all lengths."""
+  """Draw a full batch of sentences of all lengths."""
   rows, source, _ = program.shape
   lengths = np.linspace(source, 1, rows).round().astype(int)
   vocabulary = program.run.source_tokenizer.vocabulary

@@ -1,4 +1,4 @@
-"""The options of an export as StableHLO, and their flags."""
+"""Options of an export as StableHLO, and their flags."""
 
 import argparse
 import dataclasses
@@ -36,16 +36,16 @@ FLAGS = (*_OWN, *_REPLACED)
 
 @dataclasses.dataclass(frozen=True)
 class StablehloOptions:
-  """What is exported.
+  """Options of an export.
 
   Attributes:
-    shapes: (rows, source length) of each program; none: a few of those that
-      decode.py uses.
-    weights: 'beside': in a file, the first argument of every program.
-      'inside': constants of every program.
-    platforms: that the programs can run on.
-    n_best: translations of a sentence.
-    decoding: fields of DecodingConfig that replace the run's.
+    shapes: (rows, source length) of each program; () uses some of the shapes of
+      decode.py.
+    weights: 'beside' puts the weights into a file, as the first argument of
+      every program; 'inside' makes them constants of every program.
+    platforms: Platforms that the programs can run on.
+    n_best: Number of translations per sentence.
+    decoding: Fields of DecodingConfig that replace the run's.
   """
 
   shapes: tuple[tuple[int, int], ...] = ()
@@ -56,7 +56,7 @@ class StablehloOptions:
 
 
 def add_stablehlo_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags; those that are not given are not in the namespace."""
+  """Add the flags; flags that are not given are absent from the namespace."""
   group = parser.add_argument_group(
     'stablehlo', argument_default=argparse.SUPPRESS
   )
@@ -73,7 +73,7 @@ def add_stablehlo_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def stablehlo_options(flags: argparse.Namespace) -> StablehloOptions:
-  """The options that parsed flags mean."""
+  """Return the options that parsed flags give."""
   given = {name: getattr(flags, name) for name in FLAGS if name in flags}
   own = {name: given.pop(name) for name in _OWN if name in given}
   return StablehloOptions(**own, decoding=given)

@@ -8,13 +8,29 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config import ModelConfig, Side, SideConfig
 from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.fusion.starts import identity_start
+from fusion_jax.fusion.scheme import (
+  BASE,
+  PaperSize,
+  extra_millions,
+  on_both_sides,
+)
+from fusion_jax.fusion.starts import may_start_as_identity
 from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.layers import Dense, layer_norm
 from fusion_jax.layers.sow import sow
+
+
+def starts_as_identity(config: ModelConfig, side: Side) -> bool:
+  """Return whether the combination of a side starts as H[L]."""
+  options, pre = config.side(side).dynamic, config.norm == 'pre'
+  return (
+    may_start_as_identity(config, side, 'dynamic_combination')
+    and options.normalize == 'none'
+    and (pre or not options.output_norm)
+  )
 
 
 class DynamicCombination(nn.Module):
@@ -48,7 +64,7 @@ class DynamicCombination(nn.Module):
   def _out(self) -> Dense:
     config, axes = self.config, ('mlp', 'embed')
     features = config.layers(self.side) * config.width
-    if not identity_start(config, self.side):
+    if not starts_as_identity(config, self.side):
       return Dense(config, features, axes, True)
     zeros, width = nn.initializers.zeros_init(), config.width
     return Dense(
@@ -90,3 +106,18 @@ class DynamicCombination(nn.Module):
       jnp.moveaxis(weights.astype(jnp.float32), 2, 0), layers[1:]
     )
     return self.norm(y) if options.output_norm else y
+
+
+_SIDE = SideConfig('dynamic_combination')
+
+SCHEME = on_both_sides(
+  'dynamic_combination',
+  DynamicCombination,
+  'layer aggregation',
+  'Dou et al. 2019, Eq. 4',
+  'dynamic',
+  starts_as_identity=starts_as_identity,
+  sizes=(
+    PaperSize('dynamic_combination', _SIDE, _SIDE, extra_millions(25.2), BASE),
+  ),
+)

@@ -1,0 +1,103 @@
+"""The mean of all layers; Wang et al. (COLING 2018), section 3.2.
+
+Axis letters: B batch, T positions, D model width, n fused layers (H[0] may be
+one of them).
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config.fusion import MlrfOptions
+from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.scheme import (
+  MLRF,
+  PLAIN,
+  PaperSize,
+  all_layers,
+  all_millions,
+  layers_above_embedding,
+  on_both_sides,
+)
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.layers import (
+  layer_norm,
+  plain_norm,
+)
+
+
+def average(layers: Layers) -> Float[Array, 'B T D']:
+  """1/n sum_l z[l]; Wang et al. (2018), section 3.2, pooling.
+
+  Args:
+    layers: z[1..n].
+
+  Returns:
+    The mean, taken in float32, in the layers' dtype.
+  """
+  total = sum(z.astype(jnp.float32) for z in layers)
+  return (total / len(layers)).astype(layers[0].dtype)
+
+
+class Average(nn.Module):
+  """norm(1/n sum_l z[l]); Wang et al. (2018), section 3.2, pooling.
+
+  Attributes:
+    config: of the model.
+    side: whose layers these are.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    self.norm = mlrf_norm(self.config, self.side)
+
+  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+    """Fuses the layers.
+
+    Args:
+      layers: H[0..L].
+      context: of the pass.
+
+    Returns:
+      The normalised mean, in the layers' dtype.
+    """
+    options = self.config.side(self.side).mlrf
+    chosen = layers if options.include_embedding else layers[1:]
+    return self.norm(average(chosen))
+
+
+def mlrf_norm(config: ModelConfig, side: Side) -> Callable[[Array], Array]:
+  """The norm after fusion; 'plain' has neither scale nor offset."""
+  kind = config.side(side).mlrf.norm
+  if kind == 'affine':
+    return layer_norm(config)
+  if kind == 'none':
+    return lambda x: x
+  return plain_norm(config)
+
+
+def mlrf_layers(config: ModelConfig, side: Side) -> tuple[int, ...]:
+  """Return the numbers of the layers that the fusions of the paper read."""
+  if config.side(side).mlrf.include_embedding:
+    return all_layers(config, side)
+  return layers_above_embedding(config, side)
+
+
+_SIDE = SideConfig('average', mlrf=MlrfOptions(norm='plain'))
+
+SCHEME = on_both_sides(
+  'average',
+  Average,
+  'layer aggregation',
+  'Wang et al. 2018, Eq. 3',
+  'mlrf',
+  layers_read=mlrf_layers,
+  sizes=(
+    PaperSize('average, encoder', _SIDE, PLAIN, all_millions(10.97), MLRF),
+  ),
+)

@@ -1,0 +1,67 @@
+"""Dense connection of layers; Dou et al. (EMNLP 2018), Eq. 4.
+
+Axis letters: B batch, T positions, D model width.
+"""
+
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.fusion.connection import LayerConnection
+from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.scheme import (
+  BASE,
+  PaperSize,
+  extra_millions,
+  on_both_sides,
+)
+from fusion_jax.layers.layers import layer_norm
+
+
+class DenseConnection(LayerConnection):
+  """H[l] = Layer_l(H[l-1]) + sum_{i=1..l-1} H[i]; Dou et al. (2018), Eq. 4.
+
+  `post_sum_norm` puts a norm after each sum; where there is nothing to add, as
+  in layer 1, there is none either.
+
+  Attributes:
+    config: of the model.
+    side: of the stack.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    options = self.config.side(self.side).dense
+    self._start = 0 if options.include_embedding else 1
+    numbers = range(self._start + 1, self.config.layers(self.side) + 1)
+    if options.post_sum_norm:
+      self.sum_norm = {str(n): layer_norm(self.config) for n in numbers}
+
+  def layer_output(
+    self, layers: Layers, y: Float[Array, 'B T D']
+  ) -> Float[Array, 'B T D']:
+    """H[l] from H[0..l-1] and y = Layer_l(H[l-1])."""
+    below = layers[self._start :]
+    total = sum(below, y)
+    if not below or not self.config.side(self.side).dense.post_sum_norm:
+      return total
+    return self.sum_norm[str(len(layers))](total)
+
+
+def _layers_read(config: ModelConfig, side: Side) -> tuple[int, ...]:
+  first = 0 if config.side(side).dense.include_embedding else 1
+  return tuple(range(first, config.layers(side)))
+
+
+_SIDE = SideConfig('dense')
+
+SCHEME = on_both_sides(
+  'dense',
+  DenseConnection,
+  'layer connection',
+  'Dou et al. 2018, Eq. 4',
+  'dense',
+  layers_read=_layers_read,
+  sizes=(PaperSize('dense', _SIDE, _SIDE, extra_millions(0.0), BASE),),
+)

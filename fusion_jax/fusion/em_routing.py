@@ -1,0 +1,156 @@
+"""Fusion of layers by EM routing; Dou et al. (AAAI 2019), Eq. 10-16.
+
+Axis letters: B batch, T positions, D model width, L layers, N output capsules,
+C width of an output capsule.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import SideConfig
+from fusion_jax.config.fusion import RoutingOptions
+from fusion_jax.fusion.capsules import Routing
+from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.routing import (
+  em_routing,
+  inverse_temperatures,
+)
+from fusion_jax.fusion.scheme import (
+  BASE,
+  BIG,
+  PaperSize,
+  extra_millions,
+  on_both_sides,
+)
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.layers import (
+  Dense,
+)
+
+
+class EmRouting(Routing):
+  """EM routing of layers; Dou et al. (2019), Algorithm 2, Eq. 10-16.
+
+  Nothing between the votes and the capsules is kept for the backward pass.
+
+  Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration;
+  'vote_size', the root mean square of the votes before `vote_norm`; the shares
+  'dead_capsules' (shorter than 0.01) and 'saturated_capsules' (longer than
+  0.99).
+  Views: 'couplings' [B, T, iterations, L, N].
+
+  Attributes:
+    config: of the model.
+    side: of the stack.
+  """
+
+  vote_activation = 'relu'
+
+  def setup(self):
+    super().setup()
+    config, options = self.config, self.options
+    layers = config.layers(self.side)
+    capsules = options.capsule_count(config.width)
+    if options.activation == 'scalar':
+      self.activation_hidden = Dense(
+        config, layers * config.width, ('embed', 'mlp'), True
+      )
+      self.activation_out = Dense(config, layers, ('mlp', 'layers'), True)
+      self.dropout = Dropout(
+        config.activation_dropout, config.dropout_generator
+      )
+    if options.activation == 'per_output':
+      self.activation_out = Dense(
+        config, layers * capsules, ('embed', 'mlp'), True
+      )
+    if options.betas == 'learned':
+      self.beta_a = self._beta('beta_a', capsules)
+      self.beta_u = self._beta('beta_u', capsules)
+    else:
+      self.beta_a = self.beta_u = jnp.zeros(capsules)
+
+  def _beta(self, name: str, capsules: int) -> Float[Array, ' N']:
+    start = nn.initializers.normal(self.config.width**-0.5)
+    return self.param(
+      name, nn.with_logical_partitioning(start, ('capsules',)), (capsules,)
+    )
+
+  def _activation(
+    self, layers: Layers, context: Context
+  ) -> Float[Array, 'B T L X'] | None:
+    """A_in, of every layer (X = 1) or for every capsule (X = N); Eq. 10."""
+    if self.options.activation == 'none':
+      return None
+    x = jnp.concatenate(layers, axis=-1)
+    if self.options.activation == 'scalar':
+      hidden = jax.nn.relu(self.activation_hidden(x))
+      x = self.dropout(hidden, context.deterministic)
+    logits = self.activation_out(x).astype(jnp.float32)
+    return jax.nn.sigmoid(logits).reshape(*x.shape[:2], len(layers), -1)
+
+  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+    """Fuses the layers.
+
+    Args:
+      layers: H[0..L]; H[0] is not used.
+      context: of the pass.
+
+    Returns:
+      The capsules, concatenated, in the layers' dtype.
+    """
+    layers, options = layers[1:], self.options
+    route = functools.partial(
+      em_routing,
+      temperatures=inverse_temperatures(
+        options.temperature, options.iterations
+      ),
+      variance_floor=options.variance_floor,
+      cost_norm=options.cost_norm,
+      log_density_scale=options.log_density_scale,
+      emit=options.emit,
+      stop_gradient=options.stop_gradient,
+      relative_floor=options.floor == 'relative',
+    )
+    routed = jax.checkpoint(route)(
+      self._votes(layers, context),
+      self._activation(layers, context),
+      self.beta_a,
+      self.beta_u,
+    )
+    self._record(routed.couplings, routed.output, 'output', context)
+    return self._finish(routed.output, layers)
+
+
+_SIDE = SideConfig('em_routing')
+_CAPSULES = SideConfig('em_routing', routing=RoutingOptions(capsules=512))
+
+SCHEME = on_both_sides(
+  'em_routing',
+  EmRouting,
+  'layer aggregation',
+  'Dou et al. 2019, Eq. 10-16',
+  'routing',
+  sizes=(
+    PaperSize(
+      'em_routing',
+      _SIDE,
+      _SIDE,
+      extra_millions(56.8),
+      BASE,
+      'the paper is 0.07 to 0.17M above what its equations give',
+    ),
+    PaperSize(
+      'em_routing, Big',
+      _CAPSULES,
+      _CAPSULES,
+      extra_millions(226.0, 0),
+      BIG,
+      'the paper prints 264M and 490M, whose difference is 225M to 227M',
+    ),
+  ),
+)

@@ -1,0 +1,165 @@
+"""A feed-forward network over all layers; Wang et al. (COLING 2018), Eq. 4.
+
+Axis letters: B batch, T positions, D model width, n fused layers (H[0] may be
+one of them), I and O any widths.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config.fusion import MlrfOptions
+from fusion_jax.fusion.average import mlrf_layers, mlrf_norm
+from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.scheme import (
+  MLRF,
+  PLAIN,
+  PaperSize,
+  all_millions,
+  on_both_sides,
+)
+from fusion_jax.fusion.starts import may_start_as_identity
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.layers import (
+  Dense,
+  Initializer,
+  kernel_initializer,
+)
+
+
+def starts_as_identity(config: ModelConfig, side: Side) -> bool:
+  """Return whether the feed-forward fusion of a side starts as H[L] + E[L]."""
+  options, pre = config.side(side).mlrf, config.norm == 'pre'
+  return (
+    may_start_as_identity(config, side, 'feed_forward')
+    and options.hidden >= 2 * config.width
+    and (pre or options.norm == 'none')
+  )
+
+
+class LayerEmbedding(nn.Module):
+  """E, a vector for every layer of both stacks; Wang et al. (2018), Eq. 4."""
+
+  config: ModelConfig
+
+  @nn.compact
+  def __call__(self) -> Float[Array, 'n D']:
+    """The table; row l belongs to H[l] of either side."""
+    config = self.config
+    rows = max(config.encoder_layers, config.decoder_layers) + 1
+    exact = any(starts_as_identity(config, s) for s in ('encoder', 'decoder'))
+    start = nn.initializers.zeros_init() if exact else _embedding_start
+    return self.param(
+      'embedding',
+      nn.with_logical_partitioning(start, ('layers', 'embed')),
+      (rows, config.width),
+    )
+
+
+class FeedForwardFusion(nn.Module):
+  """norm(relu(concat(z + E) W1 + b1) W2 + b2); Wang et al. (2018), 3.2.
+
+  start='baseline' gives the norm of H[L] + E[L], for the feed-forward fusion
+  alone: [I, -I] in W1's rows of H[L], zeros in the others of these columns, and
+  [I; -I] in W2, as x = relu(x) - relu(-x); E starts as 0. W1's other columns
+  start as usual behind zeros of W2.
+
+  Attributes:
+    config: of the model.
+    side: whose layers these are.
+    embedding: E, shared by both sides; None: without.
+  """
+
+  config: ModelConfig
+  side: Side
+  embedding: LayerEmbedding | None = None
+
+  def setup(self):
+    config, options = self.config, self.config.side(self.side).mlrf
+    starts = (None,) * 4
+    if starts_as_identity(config, self.side):
+      zeros = nn.initializers.zeros_init()
+      starts = _two_signs(config), zeros, _difference, zeros
+    hidden, out = starts[:2], starts[2:]
+    self.hidden = Dense(config, options.hidden, ('embed', 'mlp'), True, *hidden)
+    self.out = Dense(config, config.width, ('mlp', 'embed'), True, *out)
+    self.dropout = Dropout(config.activation_dropout, config.dropout_generator)
+    self.norm = mlrf_norm(config, self.side)
+
+  def fused_layers(self, layers: Layers) -> Layers:
+    """z[l] + E[l] of the layers that take part."""
+    options = self.config.side(self.side).mlrf
+    if options.layer_embedding and self.embedding is not None:
+      table = self.embedding().astype(layers[0].dtype)
+      layers = tuple(z + table[index] for index, z in enumerate(layers))
+    return layers if options.include_embedding else layers[1:]
+
+  def network(
+    self, z: Float[Array, 'B T I'], context: Context
+  ) -> Float[Array, 'B T D']:
+    """norm(relu(z W1 + b1) W2 + b2)."""
+    hidden = jax.nn.relu(self.hidden(z))
+    hidden = self.dropout(hidden, context.deterministic)
+    return self.norm(self.out(hidden))
+
+  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+    """Fuses the layers.
+
+    Args:
+      layers: H[0..L].
+      context: of the pass.
+
+    Returns:
+      The fusion, in the layers' dtype.
+    """
+    return self.network(jnp.concatenate(self.fused_layers(layers), -1), context)
+
+
+def _two_signs(config: ModelConfig) -> Initializer:
+  """[I, -I, fresh] in the last D rows, [0, 0, fresh] above."""
+  width, init = config.width, kernel_initializer(config)
+
+  def start(key, shape):
+    kernel = init(key, shape).at[:, : 2 * width].set(0)
+    signs = jnp.concatenate([jnp.eye(width), -jnp.eye(width)], axis=1)
+    return kernel.at[-width:, : 2 * width].set(signs)
+
+  return start
+
+
+def _difference(key: Array, shape: tuple[int, int]) -> Float[Array, 'I O']:
+  """[I; -I] in the first 2 D rows, 0 below."""
+  del key
+  width = shape[1]
+  rows = jnp.concatenate([jnp.eye(width), -jnp.eye(width)])
+  return jnp.zeros(shape).at[: 2 * width].set(rows)
+
+
+def _embedding_start(key: Array, shape: tuple[int, int]) -> Float[Array, 'n D']:
+  return jax.random.uniform(key, shape, minval=-0.1, maxval=0.1)
+
+
+def reads_layer_embedding(config: ModelConfig, side: Side) -> bool:
+  """Return whether the fusion of a side adds the layer embedding."""
+  return config.side(side).mlrf.layer_embedding
+
+
+_SIDE = SideConfig('feed_forward', mlrf=MlrfOptions(norm='plain'))
+
+SCHEME = on_both_sides(
+  'feed_forward',
+  FeedForwardFusion,
+  'layer aggregation',
+  'Wang et al. 2018, Eq. 4',
+  'mlrf',
+  layers_read=mlrf_layers,
+  reads_layer_embedding=reads_layer_embedding,
+  starts_as_identity=starts_as_identity,
+  sizes=(
+    PaperSize('feed_forward, encoder', _SIDE, PLAIN, all_millions(11.63), MLRF),
+    PaperSize('feed_forward, both', _SIDE, _SIDE, all_millions(12.29), MLRF),
+  ),
+)

@@ -1,0 +1,219 @@
+"""Attention over the layers in several hops; Wang et al. (2018), Eq. 5-7.
+
+Axis letters: B batch, T positions, D model width, n fused layers (H[0] may be
+one of them), P hops, A scorer width, K weights of one layer (1 or D), I and O
+any widths. Q is 1 where all hops share what P would tell apart.
+"""
+
+import functools
+import types
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, SideConfig
+from fusion_jax.config.fusion import MlrfOptions
+from fusion_jax.fusion.average import mlrf_layers
+from fusion_jax.fusion.feed_forward import (
+  FeedForwardFusion,
+  reads_layer_embedding,
+)
+from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.scheme import (
+  MLRF,
+  PLAIN,
+  PaperSize,
+  all_millions,
+  on_both_sides,
+)
+from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.layers import (
+  Initializer,
+  kernel_initializer,
+)
+from fusion_jax.layers.sow import sow
+
+_ACTIVATIONS = types.MappingProxyType({'tanh': jnp.tanh, 'relu': jax.nn.relu})
+
+
+def hop_scores(
+  z: Float[Array, 'B T D'],
+  first: Float[Array, 'Q D A'],
+  second: Float[Array, 'A P K'],
+  activation: Callable[[Array], Array],
+) -> Float[Array, 'B T P K']:
+  """e = act(z W1) W2 of one layer; Wang et al. (2018), Eq. 5.
+
+  Args:
+    z: the layer.
+    first: W1, one for all hops or one each, float32.
+    second: W2, float32.
+    activation: act.
+
+  Returns:
+    float32 scores of the layer in every hop.
+  """
+  positions = z.reshape(-1, z.shape[-1])
+  hidden = jnp.einsum('MD,QDA->MQA', positions, first.astype(z.dtype))
+  hidden, second = activation(hidden), second.astype(z.dtype)
+  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  if first.shape[0] == 1:
+    scores = product('MA,APK->MPK', hidden[:, 0], second)
+  else:
+    scores = product('MPA,APK->MPK', hidden, second)
+  return scores.reshape(*z.shape[:-1], *second.shape[1:])
+
+
+def hop_sums(
+  attention: Float[Array, 'B T n P K'], layers: Layers
+) -> Float[Array, 'B T PD']:
+  """concat_p(s_p), s_p = sum_l a[l, p] z[l]; Wang et al. (2018), Eq. 7.
+
+  Args:
+    attention: a, float32, of sum 1 over the layers.
+    layers: z[1..n].
+
+  Returns:
+    The sums of all hops, taken in float32, in the layers' dtype.
+  """
+  sums = sum(
+    attention[:, :, index] * z[:, :, None].astype(jnp.float32)
+    for index, z in enumerate(layers)
+  )
+  return sums.astype(layers[0].dtype).reshape(*layers[0].shape[:-1], -1)
+
+
+class Hops(FeedForwardFusion):
+  """Attention over the layers in several hops; Wang et al. (2018), Eq. 5-7.
+
+  norm(FFN(concat_p(sum_l a[l, p] z[l]))), a = softmax_l(act(z W1) W2), where z
+  has E added. The product of Eq. 7 is the weighted sum that its text speaks
+  of. 'per_layer' is the paper's section 4.4; 'per_hop' fits the size of its
+  decoder with six hops.
+
+  Telemetry: 'hop_attention' [hops, n], the mean attention.
+  Views: 'hop_attention' [B, T, n, hops], its mean over the features where
+  each has its own.
+  """
+
+  def setup(self):
+    super().setup()
+    config, options = self.config, self.config.side(self.side).mlrf
+    fused = config.layers(self.side) + options.include_embedding
+    stack, names = {
+      'none': ((), ()),
+      'per_layer': ((fused,), ('layers',)),
+      'per_hop': ((options.hops,), ('hops',)),
+    }[options.independent]
+    self.scorer_hidden = _Kernel(
+      config,
+      (*stack, config.width, options.scorer_width),
+      (*names, 'embed', 'mlp'),
+    )
+    weights = config.width if options.feature_wise else 1
+    self.scorer_out = _Kernel(
+      config, (options.scorer_width, options.hops * weights), ('mlp', 'hops')
+    )
+
+  def attention(self, layers: Layers) -> Float[Array, 'B T n P K']:
+    """a, float32: softmax over the layers of their scores; Eq. 5-6."""
+    options = self.config.side(self.side).mlrf
+    kernel = self.scorer_hidden()
+    firsts = (
+      kernel[:, None]
+      if options.independent == 'per_layer'
+      else [kernel.reshape(-1, *kernel.shape[-2:])] * len(layers)
+    )
+    second = self.scorer_out().reshape(options.scorer_width, options.hops, -1)
+    activation = _ACTIVATIONS[options.scorer_activation]
+    scores = [
+      hop_scores(z, first, second, activation)
+      for z, first in zip(layers, firsts, strict=True)
+    ]
+    return jax.nn.softmax(jnp.stack(scores, 2), axis=2)
+
+  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+    """Fuses the layers.
+
+    Args:
+      layers: H[0..L].
+      context: of the pass.
+
+    Returns:
+      The fusion, in the layers' dtype.
+    """
+    fused = self.fused_layers(layers)
+    attention = self.attention(fused)
+    means = attention.mean(-1)
+    sow(self, 'telemetry', 'hop_attention', token_mean(means, context.tokens).T)
+    sow(self, 'views', 'hop_attention', means)
+    return self.network(hop_sums(attention, fused), context)
+
+
+class _Kernel(nn.Module):
+  """A matrix, or a stack of independent ones."""
+
+  config: ModelConfig
+  shape: tuple[int, ...]
+  axes: tuple[str, ...]
+
+  @nn.compact
+  def __call__(self) -> Float[Array, '*stack I O']:
+    init = kernel_initializer(self.config)
+    if len(self.shape) == 3:
+      init = _each(init)
+    return self.param(
+      'kernel', nn.with_logical_partitioning(init, self.axes), self.shape
+    )
+
+
+def _each(init: Initializer) -> Initializer:
+  """Draws every matrix of a stack as if it were alone."""
+
+  def start(key, shape):
+    keys = jax.random.split(key, shape[0])
+    return jax.vmap(lambda one: init(one, shape[1:]))(keys)
+
+  return start
+
+
+def _side(**options) -> SideConfig:
+  return SideConfig('hops', mlrf=MlrfOptions(norm='plain', **options))
+
+
+_FEED_FORWARD = SideConfig('feed_forward', mlrf=MlrfOptions(norm='plain'))
+_PER_HOP = _side(hops=6, independent='per_hop')
+
+SCHEME = on_both_sides(
+  'hops',
+  Hops,
+  'layer aggregation',
+  'Wang et al. 2018, Eq. 5-7',
+  'mlrf',
+  layers_read=mlrf_layers,
+  reads_layer_embedding=reads_layer_embedding,
+  sizes=(
+    PaperSize('hops, encoder', _side(), PLAIN, all_millions(11.90), MLRF),
+    PaperSize(
+      'hops=6, encoder', _side(hops=6), PLAIN, all_millions(12.16), MLRF
+    ),
+    PaperSize(
+      'hops=6, decoder, one W1 a hop',
+      PLAIN,
+      _PER_HOP,
+      all_millions(13.47),
+      MLRF,
+    ),
+    PaperSize('hops, both', _side(), _side(), all_millions(12.82), MLRF),
+    PaperSize(
+      'feed_forward and hops',
+      _FEED_FORWARD,
+      _side(),
+      all_millions(12.55),
+      MLRF,
+    ),
+  ),
+)

@@ -1,0 +1,192 @@
+"""A linear combination of layers; Dou et al. (EMNLP 2018), Eq. 5.
+
+Axis letters: B batch, T positions, D model width, L layers, I and O any widths.
+"""
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.scheme import (
+  BASE,
+  PaperSize,
+  extra_millions,
+  on_both_sides,
+)
+from fusion_jax.fusion.starts import may_start_as_identity
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.layers import (
+  Dense,
+  Initializer,
+  bias_initializer,
+  kernel_initializer,
+  layer_norm,
+)
+
+
+def affine(
+  x: Float[Array, '*batch I'],
+  kernel: Float[Array, 'I O'],
+  bias: Float[Array, ' O'] | None = None,
+) -> Float[Array, '*batch O']:
+  """x W + b on a matrix of all positions, in x's dtype; see `Dense`."""
+  y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
+  if bias is not None:
+    y = y + bias.astype(x.dtype)
+  return y.reshape(*x.shape[:-1], -1)
+
+
+def linear_combination(
+  layers: Layers,
+  kernel: Float[Array, 'L D D'],
+  bias: Float[Array, ' D'] | None = None,
+) -> Float[Array, 'B T D']:
+  """sum_l H[l] W_l + b; Dou et al. (2018), Eq. 5.
+
+  Args:
+    layers: H[1..L].
+    kernel: W_1..W_L, float32.
+    bias: b, float32.
+
+  Returns:
+    The combination, in the layers' dtype.
+  """
+  rows = kernel.reshape(-1, kernel.shape[-1])
+  return affine(jnp.concatenate(layers, -1), rows, bias)
+
+
+def starts_as_identity(config: ModelConfig, side: Side) -> bool:
+  """Return whether the combination of a side starts as H[L]."""
+  options, pre = config.side(side).linear, config.norm == 'pre'
+  wide = (options.hidden or config.filter) >= config.width
+  return (
+    may_start_as_identity(config, side, 'linear')
+    and (wide or not options.factored)
+    and (pre or not options.output_norm)
+  )
+
+
+class Linear(nn.Module):
+  """Linear combination of H[1..L]; Dou et al. (2018), Eq. 5.
+
+  Factored, concat(H[1..L]) A B + biases without an activation: the form that
+  has the size of the paper's Table 1. Plain, sum_l H[l] W_l + b: the form of
+  its text. start='baseline' gives H[L]: plain W_L = I and the other W_l = 0;
+  factored [I, 0] in A's rows of H[L] and B = [I; 0], where the columns of A
+  that B's zeros do not read start as usual, or both would stay 0.
+
+  Attributes:
+    config: of the model.
+    side: whose layers these are.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    config, options = self.config, self.config.side(self.side).linear
+    if options.factored:
+      features = options.hidden or config.filter
+      self.hidden = self._dense(
+        features, ('embed', 'mlp'), _top_identity(config)
+      )
+      self.out = self._dense(config.width, ('mlp', 'embed'), _identity)
+    else:
+      self.kernel = self._kernel()
+      self.bias = self._bias() if options.bias else None
+    self.norm = layer_norm(config)
+
+  @property
+  def _from_baseline(self) -> bool:
+    return starts_as_identity(self.config, self.side)
+
+  def _dense(
+    self, features: int, axes: tuple[str, str], start: Initializer
+  ) -> Dense:
+    config, options = self.config, self.config.side(self.side).linear
+    if not self._from_baseline:
+      return Dense(config, features, axes, options.bias)
+    zeros = nn.initializers.zeros_init()
+    return Dense(config, features, axes, options.bias, start, zeros)
+
+  def _kernel(self) -> Float[Array, 'L D D']:
+    config = self.config
+    shape = (config.layers(self.side), config.width, config.width)
+    init = _last_identity if self._from_baseline else _one_matrix(config)
+    axes = ('layers', 'embed', 'mlp')
+    return self.param('kernel', nn.with_logical_partitioning(init, axes), shape)
+
+  def _bias(self) -> Float[Array, ' D']:
+    config = self.config
+    init = (
+      nn.initializers.zeros_init()
+      if self._from_baseline
+      else bias_initializer(config, config.layers(self.side) * config.width)
+    )
+    return self.param(
+      'bias', nn.with_logical_partitioning(init, ('norm',)), (config.width,)
+    )
+
+  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+    """Fuses the layers.
+
+    Args:
+      layers: H[0..L]; H[0] is not used.
+      context: of the pass.
+
+    Returns:
+      The combination, in the layers' dtype.
+    """
+    options = self.config.side(self.side).linear
+    if options.factored:
+      y = self.out(self.hidden(jnp.concatenate(layers[1:], -1)))
+    else:
+      y = linear_combination(layers[1:], self.kernel, self.bias)
+    return self.norm(y) if options.output_norm else y
+
+
+def _one_matrix(config: ModelConfig) -> Initializer:
+  """Draws W_1..W_L as the one matrix that concat(H[1..L]) is multiplied by."""
+  init = kernel_initializer(config)
+
+  def start(key, shape):
+    layers, width, features = shape
+    return init(key, (layers * width, features)).reshape(shape)
+
+  return start
+
+
+def _last_identity(key: Array, shape: tuple[int, ...]) -> Float[Array, 'L D D']:
+  del key
+  return jnp.zeros(shape).at[-1].set(jnp.eye(shape[-1]))
+
+
+def _identity(key: Array, shape: tuple[int, int]) -> Float[Array, 'I O']:
+  del key
+  return jnp.eye(*shape)
+
+
+def _top_identity(config: ModelConfig) -> Initializer:
+  """[I, 0] in the last D rows, [0, fresh] above."""
+  width, init = config.width, kernel_initializer(config)
+
+  def start(key, shape):
+    lower = init(key, shape)[:-width].at[:, :width].set(0)
+    return jnp.concatenate([lower, jnp.eye(width, shape[1])])
+
+  return start
+
+
+_SIDE = SideConfig('linear')
+
+SCHEME = on_both_sides(
+  'linear',
+  Linear,
+  'layer aggregation',
+  'Dou et al. 2018, Eq. 5',
+  'linear',
+  starts_as_identity=starts_as_identity,
+  sizes=(PaperSize('linear', _SIDE, _SIDE, extra_millions(14.7), BASE),),
+)

@@ -1,0 +1,181 @@
+"""A row of the table of schemes: where one plugs in, and what papers printed.
+
+A scheme plugs in at one of these points:
+
+  layer aggregation  (H[0..L], context) -> what follows reads, [B, T, D]
+  layer connection   H[0..l-1] -> input of layer l, and the stack's output
+  prediction         H[0..L] -> features of G groups, and their log weights
+
+Shortcuts and multi-layer attention plug in at 'attention', what self- or
+cross-attention reads; norm='rezero' at 'residual'.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from flax import linen as nn
+
+from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
+
+Plug = Literal[
+  'layer aggregation',
+  'layer connection',
+  'prediction',
+  'attention',
+  'residual',
+]
+
+PLAIN = SideConfig()
+
+
+class Baseline(NamedTuple):
+  """A paper's model without fusion.
+
+  Attributes:
+    model: Its configuration.
+    source: Pieces of the source vocabulary.
+    target: Pieces of the target vocabulary.
+  """
+
+  model: ModelConfig
+  source: int
+  target: int
+
+
+class Printed(NamedTuple):
+  """A number of parameters that a paper printed.
+
+  Attributes:
+    value: Number as printed, in multiples of `unit`.
+    unit: 1e3 or 1e6.
+    decimals: Decimals that were printed.
+    of: The whole model, or what the fusion adds to it.
+  """
+
+  value: float
+  unit: float
+  decimals: int
+  of: Literal['all', 'extra']
+
+
+class PaperSize(NamedTuple):
+  """A fused model of a paper, and its printed size.
+
+  Attributes:
+    name: Name of the model.
+    encoder: Fusion of its encoder.
+    decoder: Fusion of its decoder.
+    printed: Size; None: the paper prints none.
+    baseline: The model without fusion.
+    inconsistent: Why the size cannot be met, if it cannot.
+  """
+
+  name: str
+  encoder: SideConfig
+  decoder: SideConfig
+  printed: Printed | None
+  baseline: Baseline
+  inconsistent: str = ''
+
+
+def layers_above_embedding(config: ModelConfig, side: Side) -> tuple[int, ...]:
+  """Return the numbers of H[1..L]."""
+  return tuple(range(1, config.layers(side) + 1))
+
+
+def all_layers(config: ModelConfig, side: Side) -> tuple[int, ...]:
+  """Return the numbers of H[0..L]."""
+  return tuple(range(config.layers(side) + 1))
+
+
+def _never(config: ModelConfig, side: Side) -> bool:
+  return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+  """One value of `SideConfig.fusion`.
+
+  Attributes:
+    name: The value.
+    source: Paper and equations.
+    options: Section of `SideConfig` that has its options.
+    modules: Module for each side that may have the scheme. It is built from
+      the model's configuration and the side.
+    plugs: Plug point on each of these sides.
+    layers_read: Numbers of the layers that it fuses, ascending; 0 is the
+      embedding.
+    reads_layer_embedding: Whether its module takes a third argument, the table
+      of layer embeddings that both sides share.
+    starts_as_identity: Whether its parameters start, with start='baseline',
+      such that it gives the top layer; otherwise it starts behind gates.
+    sizes: Models of its paper.
+  """
+
+  name: str
+  source: str
+  options: str
+  modules: Mapping[Side, type[nn.Module]]
+  plugs: Mapping[Side, Plug]
+  layers_read: Callable[[ModelConfig, Side], tuple[int, ...]] = (
+    layers_above_embedding
+  )
+  reads_layer_embedding: Callable[[ModelConfig, Side], bool] = _never
+  starts_as_identity: Callable[[ModelConfig, Side], bool] = _never
+  sizes: tuple[PaperSize, ...] = ()
+
+
+def on_both_sides(
+  name: str,
+  module: type[nn.Module],
+  plug: Plug,
+  source: str,
+  options: str,
+  **others,
+) -> Scheme:
+  """Return a scheme that is the same in the encoder and in the decoder.
+
+  Args:
+    name: Value of `SideConfig.fusion`.
+    module: Module of both sides.
+    plug: Plug point of both sides.
+    source: Paper and equations.
+    options: Section of `SideConfig` that has its options.
+    **others: Further fields of `Scheme`.
+
+  Returns:
+    The scheme.
+  """
+  modules = {'encoder': module, 'decoder': module}
+  plugs = {'encoder': plug, 'decoder': plug}
+  return Scheme(name, source, options, modules, plugs, **others)
+
+
+def extra_millions(value: float, decimals: int = 1) -> Printed:
+  """Return what a paper says that its fusion adds, in millions."""
+  return Printed(value, 1e6, decimals, 'extra')
+
+
+def all_millions(value: float, decimals: int = 2) -> Printed:
+  """Return what a paper prints for the whole model, in millions."""
+  return Printed(value, 1e6, decimals, 'all')
+
+
+def all_thousands(value: float) -> Printed:
+  """Return what a paper prints for the whole model, in thousands."""
+  return Printed(value, 1e3, 0, 'all')
+
+
+# Vaswani et al. (2017). The sizes of Dou et al. (2018, 2019) do not depend on
+# the vocabulary, which they do not print.
+BASE = Baseline(PRESETS['base'], 32_000, 32_000)
+BIG = Baseline(PRESETS['big'], 32_000, 32_000)
+# Wang et al. (2018).
+MLRF = Baseline(
+  dataclasses.replace(
+    PRESETS['small'], tied_embeddings='none', output_bias=True
+  ),
+  8_389,
+  6_428,
+)

@@ -1,0 +1,92 @@
+"""Transparent attention; Bapna et al. (EMNLP 2018), Eq. 1-3.
+
+Axis letters: B batch, T positions, D model width, K layers that are summed, J
+layers of the decoder.
+"""
+
+import jax
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.fusion.inputs import Layers, per_layer_norms, weighted_sum
+from fusion_jax.fusion.scheme import BASE, PLAIN, PaperSize, Scheme, all_layers
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.layers import layer_norm
+from fusion_jax.layers.sow import sow
+
+
+class TransparentAttention(nn.Module):
+  """A memory for each layer of the decoder; Bapna et al. (2018).
+
+  memory_j = sum_{i=0..L} softmax_i(dropout(w)_ij) H[i], for j = 1..J, from the
+  encoder's H[0..L]. H[0] has a norm of its own where the layers have none
+  from `InputNorms`; with norm='rezero' nothing has.
+
+  Telemetry: 'weights' [L+1, J], the softmax without dropout.
+
+  Attributes:
+    config: of the model.
+    side: 'encoder'.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    config, options = self.config, self.config.side(self.side).transparent
+    layers = config.layers(self.side) + 1
+    limit = layers**-0.5 if options.weights == 'uniform' else 0.0
+    self.weights = self.param(
+      'weights',
+      nn.with_logical_partitioning(
+        lambda key, shape: jax.random.uniform(
+          key, shape, minval=-limit, maxval=limit
+        ),
+        ('layers', None),
+      ),
+      (layers, config.decoder_layers),
+    )
+    self.dropout = Dropout(
+      options.dropout, config.dropout_generator, rows=False
+    )
+    own_norm = not per_layer_norms(config, self.side)
+    if own_norm and config.norm != 'rezero':
+      self.embedding_norm = layer_norm(config)
+    else:
+      self.embedding_norm = None
+
+  def __call__(
+    self, layers: Layers, context: Context
+  ) -> Float[Array, 'J B T D']:
+    """The memories.
+
+    Args:
+      layers: H[0..L] of the encoder.
+      context: of the pass.
+
+    Returns:
+      The memory of every layer of the decoder, from the first on.
+    """
+    if self.embedding_norm is not None:
+      # The norm of nothing is its offset.
+      embedding = context.read_one(0, self.embedding_norm(layers[0]))
+      layers = (embedding, *layers[1:])
+    sow(self, 'telemetry', 'weights', jax.nn.softmax(self.weights, axis=0))
+    weights = self.dropout(self.weights, context.deterministic)
+    weights = jax.nn.softmax(weights, axis=0)
+    return jax.vmap(weighted_sum, (1, None))(weights, layers)
+
+
+SCHEME = Scheme(
+  'transparent',
+  'Bapna et al. 2018, Eq. 1-3',
+  'transparent',
+  {'encoder': TransparentAttention},
+  {'encoder': 'layer aggregation'},
+  layers_read=all_layers,
+  sizes=(
+    PaperSize('transparent', SideConfig('transparent'), PLAIN, None, BASE),
+  ),
+)

@@ -1,0 +1,109 @@
+"""The scheme of docs/own_scheme.md: every program works with it."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.tiny_run import TINY
+from fusion_jax import fusion
+from fusion_jax.config import fusion as fusion_options
+from fusion_jax.runs.loading import load_run
+
+ROOT = Path(__file__).parents[2]
+_FUSED = (
+  '--config.model.encoder.fusion=weighted_mean',
+  '--config.model.encoder.own=[["temperature", 2.0]]',
+  '--config.model.decoder.fusion=weighted_mean',
+)
+
+
+@pytest.fixture(scope='module')
+def own_tables():
+  """Takes the scheme out of the tables at the end."""
+  yield
+  fusion._TABLE.pop('weighted_mean', None)
+  fusion_options._RULES.pop('weighted_mean', None)
+
+
+@pytest.fixture
+def plugin(own_tables, tmp_path_factory):
+  """The file of the documentation, as if each program started anew."""
+  fusion._TABLE.pop('weighted_mean', None)
+  fusion_options._RULES.pop('weighted_mean', None)
+  text = (ROOT / 'docs' / 'own_scheme.md').read_text()
+  (code,) = re.findall('```python\n(.*?)```', text, re.DOTALL)
+  path = tmp_path_factory.mktemp('plugin') / 'my_scheme.py'
+  path.write_text(code)
+  return f'--plugin={path}'
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  return tmp_path_factory.mktemp('own') / 'run'
+
+
+def _main(program: str):
+  return importlib.import_module(program).main
+
+
+def test_it_trains(plugin, workdir):
+  flags = TINY | {
+    'data.prepared': workdir.parent / 'prepared',
+    'training.steps': 4,
+    'training.validate_every': 4,
+    'training.translate_sentences': 4,
+  }
+  given = [f'--config.{name}={value}' for name, value in flags.items()]
+  code = _main('train')(
+    [
+      f'--config={ROOT}/configs/quickstart.py',
+      f'--workdir={workdir}',
+      plugin,
+      *given,
+      *_FUSED,
+    ]
+  )
+  assert code == 0
+  rows = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+  (told,) = [row for row in rows if row['kind'] == 'fusion']
+  assert 'encoder/read_out/layer_weights_0' in told
+  run = load_run(workdir)
+  logits = run.parameters['encoder']['read_out']['logits']
+  assert np.abs(logits).max() > 0
+
+
+def test_it_decodes_and_scores(plugin, workdir, tmp_path):
+  (tmp_path / 'in').write_text('the cat\na dog\n')
+  decode, out = _main('decode'), tmp_path / 'out'
+  common = [f'--workdir={workdir}', f'--input={tmp_path}/in', plugin]
+  assert decode([*common, f'--output={out}']) == 0
+  assert len(out.read_text().splitlines()) == 2
+
+
+def test_it_is_exported(plugin, workdir, tmp_path):
+  export = _main('fusion_jax.tools.export.__main__')
+  flags = '--format=stablehlo', '--shapes=2x16', '--platforms=cpu'
+  out = tmp_path / 'out'
+  assert (
+    export([f'--workdir={workdir}', plugin, *flags, f'--output={out}']) == 0
+  )
+  assert (out / 'load.py').exists()
+
+
+def test_it_is_analysed(plugin, workdir, tmp_path):
+  analyse = _main('fusion_jax.analysis.__main__')
+  given = f'--workdir={workdir}', f'--output={tmp_path}', plugin
+  assert analyse(['similarity', *given]) == 0
+
+
+def test_without_the_plugin_its_name_is_refused(own_tables, workdir, capsys):
+  fusion._TABLE.pop('weighted_mean', None)
+  fusion_options._RULES.pop('weighted_mean', None)
+  assert _main('decode')([f'--workdir={workdir}']) == 2
+  message = capsys.readouterr().err
+  assert "model.encoder.fusion: must be 'none', " in message
+  assert "got 'weighted_mean'" in message
