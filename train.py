@@ -2,7 +2,7 @@
 
     python train.py --config=configs/NAME.py[:VARIANT] --workdir=DIR
 
-The same command goes on where the run stopped. --config.FIELD=VALUE overrides
+The same command resumes where the run stopped. --config.FIELD=VALUE overrides
 any field of the config, --config.model.width=256 for example.
 """
 
@@ -11,7 +11,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from fusion_jax.config.flags import parse_experiment
+from fusion_jax.config.flags import parse_experiment, step_range
 from fusion_jax.parallel.distributed import (
   add_process_flags,
   processes_of,
@@ -28,7 +28,7 @@ from fusion_jax.startup import (
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Reads the flags and trains."""
+  """Read the flags and train."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -39,6 +39,12 @@ def main(argv: list[str]) -> None:
     '--init_from',
     default='',
     help='start from the parameters of this run directory',
+  )
+  parser.add_argument(
+    '--profile',
+    type=step_range,
+    metavar='FIRST:LAST',
+    help='write a profile of these steps to WORKDIR/profile',
   )
   add_process_flags(parser)
   config, arguments = parse_experiment(argv, parser)
@@ -53,7 +59,7 @@ def main(argv: list[str]) -> None:
   with lasting_imports():  # After the flags: JAX starts slowly.
     from fusion_jax.training import loop
 
-  loop.run(config, arguments.workdir)
+  loop.run(config, arguments.workdir, arguments.profile)
 
 
 if __name__ == '__main__':

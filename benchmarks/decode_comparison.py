@@ -2,7 +2,7 @@
 
 All contestants translate the same random ids and make exactly 32 decoder
 steps for every sentence. They take turns, task by task and round by round;
-every round is saved, and the same command goes on where it stopped.
+every round is saved, and the same command resumes where it stopped.
 """
 
 import argparse

@@ -57,7 +57,7 @@ class Sample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-  """How the memory goes on in the second half of the steps.
+  """How the memory develops in the second half of the steps.
 
   Attributes:
     per_thousand: MiB in 1,000 steps, the slope of least squares.

@@ -120,9 +120,7 @@ def _cut(path: Path, chance: random.Random) -> str:
   return f'{path.parent.name}/{path.name[:20]} at byte {left:,} of {size:,}'
 
 
-def killed(
-  run: Run, kills: list[Kill], chance: random.Random
-) -> list[list]:
+def killed(run: Run, kills: list[Kill], chance: random.Random) -> list[list]:
   """Kills a run so often, and lets it come to its end.
 
   Args:

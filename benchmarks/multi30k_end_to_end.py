@@ -6,7 +6,7 @@ Ours is train.py with configs/multi30k.py; JoeyNMT trains on the same pairs,
 with the same SentencePiece model, model size and slots of a batch, by its own
 trainer and its usual token batches. Both count target subwords without
 padding, the end symbol included, and the first steps of neither count. Every
-round is a run of its own and is saved: the same command goes on.
+round is a run of its own and is saved: the same command resumes.
 """
 
 import argparse

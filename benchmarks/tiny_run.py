@@ -111,7 +111,7 @@ class Run:
   def went_on(self) -> str:
     """The step from which the processes went on; '-' if they did not yet."""
     text = self._log(0).read_text()
-    found = re.search(r'going on from step (\d+)', text)
+    found = re.search(r'resuming from step (\d+)', text)
     if found:
       return found[1]
     return '0' if ' step ' in text else '-'

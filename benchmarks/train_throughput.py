@@ -3,7 +3,7 @@
     python -m benchmarks.train_throughput --size=small [--peers]
 
 The contestants take turns, a few steps each, round after round. Every round
-is saved: the same command goes on where it stopped, and tries again the peers
+is saved: the same command resumes where it stopped, and tries again the peers
 that could not start.
 """
 

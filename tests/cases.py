@@ -137,7 +137,7 @@ def _options() -> dict[str, ModelConfig]:
     for number, value in enumerate(options[scheme.options]):
       sides = list(scheme.modules)
       side = sides[number % len(sides)]
-      chosen = _without_unread(
+      chosen = without_unread(
         SideConfig(fusion=name, **{scheme.options: value}), side
       )
       if chosen != SideConfig(fusion=name):
@@ -146,7 +146,7 @@ def _options() -> dict[str, ModelConfig]:
   return cases
 
 
-def _without_unread(side: SideConfig, name: str) -> SideConfig:
+def without_unread(side: SideConfig, name: str) -> SideConfig:
   """The side with the defaults of options that it does not read."""
   plain = SideConfig()
   for option in unread_options(side, name):

@@ -74,9 +74,7 @@ class Chosen:
     )
 
 
-def plan(
-  recipe: Recipe, entries: Sequence[Entry], chosen: Chosen
-) -> list[Run]:
+def plan(recipe: Recipe, entries: Sequence[Entry], chosen: Chosen) -> list[Run]:
   """The runs that are chosen and all that they need, in order.
 
   Seed by seed, first that of the tuning: for each norm the plain model, its
@@ -147,6 +145,5 @@ def _trials(recipe: Recipe, entry: Entry, norm: str) -> list[Run]:
   seed = recipe.tuning_seed
   start = _plain(entry, norm, seed)
   return [
-    Run('tuning', norm, entry.name, seed, rate, start)
-    for rate in recipe.rates
+    Run('tuning', norm, entry.name, seed, rate, start) for rate in recipe.rates
   ]

@@ -103,9 +103,7 @@ class Paired:
     self._results, self._tests, self._language = results, tests, language
     self._counted: dict[tuple[Run, str], Any] = {}
 
-  def __call__(
-    self, baseline: Run, run: Run, test: str
-  ) -> float | None:
+  def __call__(self, baseline: Run, run: Run, test: str) -> float | None:
     """p of equal BLEU; None where the test set is not there."""
     if test not in self._tests:
       return None

@@ -104,7 +104,7 @@ def locked(folder: Path) -> Iterator[int]:
   """A file descriptor that only one comparison in a folder has at a time.
 
   Programs that inherit it hold the lock too: where this one was killed, the
-  next waits for the training that goes on without it.
+  next waits for the training that continues without it.
   """
   folder.mkdir(parents=True, exist_ok=True)
   with (folder / 'lock').open('w') as file:

@@ -38,12 +38,18 @@ def _parser() -> argparse.ArgumentParser:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument(
-    'views', nargs='+', metavar='VIEW', choices=(_ALL, *VIEWS)
+    'views', nargs='+', metavar='VIEW', type=_view, choices=(_ALL, *VIEWS)
   )
   parser.add_argument('--workdir', type=Path, required=True)
   parser.add_argument('--output', type=Path, help='a folder')
   add_subject_flags(parser)
   return parser
+
+
+def _view(name: str) -> str:
+  if name == 'lesions':
+    raise argparse.ArgumentTypeError("'lesions' is called 'ablations' now")
+  return name
 
 
 @one_line_errors

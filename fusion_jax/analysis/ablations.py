@@ -187,7 +187,7 @@ def _cost(row: Mapping[str, Any]) -> float:
 VIEW = View(
   name='ablations',
   title='What the model loses without a part',
-  source='after Michel et al. 2019, who leave out heads',
+  source='Michel et al. 2019, who leave out heads',
   reading=(
     'How loss and BLEU change when one layer, one fused layer or one group is '
     'left out at inference: the higher a loss and the lower BLEU, the more the '

@@ -1,4 +1,4 @@
-"""Subwords in bins of equal mass, from the most to the least frequent."""
+"""Subwords in bins of equal mass, from the least to the most frequent."""
 
 from collections.abc import Iterable
 
@@ -16,22 +16,25 @@ NONE = -1
 def frequency_bins(
   counts: Int[np.ndarray, ' V'], bins: int = BINS
 ) -> Int[np.ndarray, ' V']:
-  """Return the bins floor(bins (mass above it + half its own)) of subwords.
+  """Return the bins of subwords, numbered as by Emelin et al. (2019).
+
+  From the most frequent, number n is floor(bins (mass above it + half its
+  own)), and the bin is bins - 1 - n.
 
   Args:
     counts: Count of every subword in a text.
     bins: Number of bins, which share the text equally; a subword that is more
-      frequent than a bin's share leaves the next bins empty.
+      frequent than a bin's share leaves the bins below it empty.
 
   Returns:
-    int32 from 0, the most frequent, to bins - 1; -1 for subwords without a
+    int32 from 0, the least frequent, to bins - 1; -1 for subwords without a
     count.
   """
   order = np.argsort(-counts, kind='stable')
   own = counts[order].astype(np.float64)
   middle = (np.cumsum(own) - own / 2) / max(own.sum(), 1)
   found = np.empty(len(counts), np.int32)
-  found[order] = np.minimum(np.int32(bins * middle), bins - 1)
+  found[order] = bins - 1 - np.minimum(np.int32(bins * middle), bins - 1)
   return np.where(counts > 0, found, np.int32(NONE))
 
 

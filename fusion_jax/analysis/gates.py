@@ -32,7 +32,7 @@ _PARTS = {
 _AXES = {
   'layer': 'layer',
   'position': 'position in the sentence',
-  'frequency': 'tenth of the text, 1: most frequent subwords',
+  'frequency': 'tenth of the text, 1: least frequent subwords',
 }
 
 

@@ -18,7 +18,7 @@ def add_subject_flags(parser: argparse.ArgumentParser) -> None:
     '--lines',
     type=number(Natural),
     default=0,
-    help='at most so many, the first; 0: all',
+    help='number of lines, from the first; 0: all',
   )
   add('--tags', default='', help='a CoNLL-U file of the text, for the probes')
   add('--tags_side', choices=('source', 'target'), default='source')

@@ -123,7 +123,7 @@ def tags_of_characters(
   if len(tags) < len(text):
     last = words[-1].line if words else 0
     raise InputError(
-      f'{where}, line {last}: the text goes on with '
+      f'{where}, line {last}: the text continues with '
       f'{text[len(tags) :].strip()[:20]!r}; the words must be those of the text'
     )
   return tags

@@ -19,7 +19,7 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     '--average',
     type=number(Positive),
     default=1,
-    help='average so many checkpoints',
+    help='number of checkpoints whose mean is loaded',
   )
   parser.add_argument(
     '--average_of',

@@ -98,6 +98,17 @@ def parse_arguments(
   return arguments
 
 
+def step_range(text: str) -> tuple[int, int]:
+  """Read a flag's text 'FIRST:LAST', two steps counted from 1."""
+  first, _, last = text.partition(':')
+  plain = first.isdecimal() and last.isdecimal()
+  if not plain or not 1 <= int(first) <= int(last):
+    raise argparse.ArgumentTypeError(
+      f'must be FIRST:LAST, two steps from 1, got {text!r}'
+    )
+  return int(first), int(last)
+
+
 def add_fields(
   parser: argparse.ArgumentParser | argparse._ArgumentGroup,
   options: type,

@@ -129,10 +129,17 @@ class Tokenizer:
           f'the tag {piece!r} is no piece of the tokenizer; train it with this '
           'control symbol, or change data.source_tag or data.target_tag'
         )
-    tagged = object.__new__(Tokenizer)
-    tagged.__dict__.update(self._untagged.__dict__)
+    tagged = self._untagged._shallow_copy()
     tagged.tags = tuple(found[piece] for piece in pieces)
     return tagged
+
+  def _shallow_copy(self) -> 'Tokenizer':
+    """Return another tokenizer with the same loaded model."""
+    other = object.__new__(Tokenizer)
+    other.model, other.digest = self.model, self.digest
+    other._processor, other.vocabulary = self._processor, self.vocabulary
+    other.tags, other._untagged = self.tags, self._untagged
+    return other
 
   def encode(self, text: str) -> list[int]:
     """Return the ids of a normalised line, without an end symbol."""

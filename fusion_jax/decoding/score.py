@@ -24,6 +24,7 @@ from fusion_jax.decoding.teacher_forcing import (
   TeacherForcedRows,
   teacher_forced_scores,
 )
+from fusion_jax.errors import InputError
 from fusion_jax.parallel.distributed import merged
 from fusion_jax.parallel.mesh import data_mesh, put_whole
 from fusion_jax.runs.loading import TrainedModel
@@ -96,6 +97,15 @@ class Scorer:
       options.length_penalty, options.alpha
     ).divisors(options.max_source_length)
     self.shapes = decode_shapes(self._options)
+
+  def fits(self, source: str, target: str) -> bool:
+    """Return whether no side of a pair is longer than `max_source_length`."""
+    try:
+      for encoder in self._encoders:
+        encoder.encode('', source, target)
+    except InputError:
+      return False
+    return True
 
   def score(
     self, pairs: Iterable[tuple[str, str]], unit: str = 'line'

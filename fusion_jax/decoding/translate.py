@@ -85,6 +85,7 @@ class Translator:
     at_once: bool = False,
     devices: int | None = None,
     number_of: Callable[[int], int] | None = None,
+    longest_shape_only: bool = False,
   ):
     """Prepare to translate; nothing is compiled yet.
 
@@ -100,6 +101,8 @@ class Translator:
         uses those of all processes.
       number_of: Function that maps the index of a piece among all lines to the
         number that decides its draws; None keeps the index.
+      longest_shape_only: Whether every batch has the shape of the longest
+        lines.
 
     Raises:
       InputError: n_best is not between 1 and the beam size, or the beam is
@@ -128,7 +131,11 @@ class Translator:
       search_settings(options, ensemble, n_best), narrows=True
     )
     self._shortest = options.min_length_ratio or options.min_length_extra
-    self.shapes = decode_shapes(options, self._longest)
+    shapes = decode_shapes(options, self._longest)
+    if longest_shape_only:
+      longest = max(shape.source for shape in shapes)
+      shapes = tuple(shape for shape in shapes if shape.source == longest)
+    self.shapes = shapes
 
   def translate(self, lines: Iterable[str]) -> Iterator[str]:
     """Yield the best translation of every line, in order.

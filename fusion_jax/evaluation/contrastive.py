@@ -14,9 +14,10 @@ import dataclasses
 import gzip
 import itertools
 import json
+import logging
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,8 @@ from fusion_jax.startup import (
   start_logging,
   use_huge_pages,
 )
+
+logger = logging.getLogger(__name__)
 
 # Fields that group pairs, taken from the error or else from the item.
 _BY_NAME = ('type', 'origin')
@@ -191,7 +194,8 @@ def report(found: dict[str, Accuracy]) -> str:
 
 def _scores(
   arguments: argparse.Namespace, items: Sequence[Item]
-) -> Iterator[list[float]]:
+) -> list[list[float] | None]:
+  """Score all items; None for those with a side that is too long."""
   # Imported after the flags are read, because JAX loads slowly.
   from fusion_jax.decoding.direction import load_chosen
   from fusion_jax.decoding.score import Scorer
@@ -200,15 +204,28 @@ def _scores(
   run = load_chosen(arguments)
   progress = Progress(sum(len(item.pairs) for item in items), 'translations')
   scorer = Scorer(run, run.config.decoding, progress.add)
-  pairs = itertools.chain.from_iterable(item.pairs for item in items)
+  fitting = [all(scorer.fits(*pair) for pair in item.pairs) for item in items]
+  if not all(fitting):
+    logger.warning(
+      '%d items have a side of more than max_source_length=%d subwords and are '
+      'left out: number %s',
+      fitting.count(False),
+      run.config.decoding.max_source_length,
+      ', '.join(str(n) for n, fits in enumerate(fitting, 1) if not fits),
+    )
+  chosen = itertools.compress(items, fitting)
+  pairs = itertools.chain.from_iterable(item.pairs for item in chosen)
   scored = scorer.score(pairs, 'translation')
-  for item in items:
-    own = itertools.islice(scored, len(item.pairs))
-    yield [
+  found: list[list[float] | None] = []
+  for item, fits in zip(items, fitting, strict=True):
+    own = itertools.islice(scored, len(item.pairs)) if fits else ()
+    values = [
       each.mean if arguments.score == 'mean' else each.log_probability
       for each in own
     ]
+    found.append(values or None)
   progress.finish()
+  return found
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -220,7 +237,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add = parser.add_argument
   add('--workdir', type=Path, required=True, help='the run directory')
   add('--input', type=Path, required=True, help='the items, JSON')
-  add('--output', type=Path, help='a JSON file for the scores of each item')
+  add(
+    '--output',
+    type=Path,
+    help='a JSON file for the scores of each item; null: left out',
+  )
   add('--score', choices=('sum', 'mean'), default='sum', help='over subwords')
   add_checkpoint_flags(parser)
   add_direction_flags(parser)
@@ -236,11 +257,16 @@ def main(argv: list[str]) -> None:
   items = [item for item in every if item.contrastive]
   if not items:
     raise InputError(f'{arguments.input}: no item has a wrong translation')
-  scores = list(_scores(arguments, items))
+  scores = _scores(arguments, items)
+  scored = [(item, own) for item, own in zip(items, scores, strict=True) if own]
+  if not scored:
+    raise InputError(
+      f'{arguments.input}: every item has a side that is too long'
+    )
   if arguments.output:
     text = json.dumps(scores, indent=1) + '\n'
     write_whole(arguments.output, text.encode())
-  print(report(accuracies(items, scores)))
+  print(report(accuracies(*zip(*scored, strict=True))))
 
 
 if __name__ == '__main__':

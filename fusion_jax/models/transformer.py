@@ -228,7 +228,9 @@ class Transformer(nn.Module):
     padding = mask = padding_mask(source_lengths, source.shape[1])
     if source_segments is not None:
       mask = segment_mask(source_segments, source_segments)
-    return self.encoder(x, Context(mask, deterministic, padding[:, 0, 0]))
+    return self.encoder(
+      x, Context(mask, deterministic, tokens=padding[:, 0, 0])
+    )
 
   def __call__(
     self,
@@ -279,7 +281,9 @@ class Transformer(nn.Module):
     if target_segments is not None:
       mask = mask & segment_mask(target_segments, target_segments)
       memory_mask = segment_mask(target_segments, source_segments)
-    context = Context(mask, deterministic, tokens, memory_mask=memory_mask)
+    context = Context(
+      mask, deterministic, tokens=tokens, memory_mask=memory_mask
+    )
     decoded = self.decoder(x, context, self.decoder.memories(encoded, padding))
     return ModelOutput(
       decoded.features,
@@ -396,7 +400,9 @@ class Transformer(nn.Module):
   ) -> StackOutput:
     positions = jnp.full(tokens.shape[1], position)
     x = self._embed_target(tokens, positions, deterministic=True)
-    context = Context(mask, True, None, caches, memory.mask)
+    context = Context(
+      mask, deterministic=True, caches=caches, memory_mask=memory.mask
+    )
     return self.decoder(x, context, memory.layers)
 
 

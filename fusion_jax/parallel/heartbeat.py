@@ -32,7 +32,7 @@ _EXIT_CODE = 75
 _ERROR_CODE = 2
 
 _ADVICE = (
-  'start all processes again with the same command, it goes on from the last '
+  'start all processes again with the same command, it resumes from the last '
   'whole checkpoint'
 )
 
@@ -92,7 +92,7 @@ class Watch:
     ]
     if not gone:
       return ''
-    return f'no sign of life for {seconds:g} s from {", ".join(gone)}'
+    return f'no heartbeat for {seconds:g} s from {", ".join(gone)}'
 
   def stalled(self, seconds: float) -> str:
     """Return a message if no process makes progress; '' if one does."""
@@ -201,7 +201,7 @@ class Heartbeat:
     try:
       write_whole(self._folder / str(jax.process_index()), text.encode())
     except InputError as error:
-      logger.warning('no sign of life for the other processes: %s', error)
+      logger.warning('no heartbeat for the other processes: %s', error)
 
 
 def _leave(message: str, code: int, pause: float) -> NoReturn:

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import heapq
 import logging
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ class Progress:
     better = self.best is None or (
       value < self.best if lower_is_better else value > self.best
     )
-    if better:
+    if better and math.isfinite(value):
       return dataclasses.replace(self, best=value, best_step=step, stale=0)
     return dataclasses.replace(self, stale=self.stale + 1)
 
@@ -339,6 +340,6 @@ def _write_errors(directory: Path, what: str) -> Iterator[None]:
   except Exception as error:  # Orbax raises many kinds on a full disk.
     raise InputError(
       f'{directory}: {what} could not be written: {first_line(error)}; free '
-      'the disk and run the same command again, it goes on from the last '
+      'the disk and run the same command again, it resumes from the last '
       'whole checkpoint'
     ) from error

@@ -116,10 +116,10 @@ def _stored_shapes(
     }
   try:
     with ocp.StandardCheckpointer() as checkpointer:
-      metadata = checkpointer.metadata(path / 'parameters')
-      return _shapes(metadata.item_metadata.tree)
-  except Exception:  # Orbax raises many kinds on damaged files.
+      found = checkpointer.metadata(path / 'parameters').item_metadata
+  except (OSError, ValueError, KeyError):
     return {}
+  return {} if found is None else _shapes(found.tree)
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -138,7 +138,7 @@ def _difference(
     if there is None:
       return f'it has no {name}'
     if here is None:
-      return f'it has {name}, this model has not'
+      return f'it has {name}, which this model lacks'
     if there != here:
       return f'{name} is {list(there)} there and {list(here)} here'
   return ''

@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 # Largest number of batch shapes; the validation loss needs no more.
 _SHAPES = 3
 
+# Number of batches that telemetry is the mean of.
+_TELEMETRY_BATCHES = 4
+
 # Numbers that are reported for each direction where there are several.
 _OF_DIRECTIONS = ('loss', 'bleu', 'chrf')
 
@@ -148,9 +151,14 @@ class Validator:
     return values
 
   def telemetry(self, parameters: Parameters) -> dict[str, float]:
-    """Return the telemetry of the first batch; it is empty without fusion."""
+    """Return the mean telemetry of a few batches; empty without fusion.
+
+    Batches are sorted by length, so they are taken from all over the set.
+    """
+    batches = list(self._batches(self._split, _TELEMETRY_BATCHES))
+    found = [self._telemetry_step(parameters, batch) for batch in batches]
     return telemetry_values(
-      self._telemetry_step(parameters, next(self._batches(self._split)))
+      jax.tree.map(lambda *parts: sum(parts) / len(parts), *found)
     )
 
   def _validated(
@@ -175,10 +183,13 @@ class Validator:
     _log(where, values, scores.bleu_signature)
     return values
 
-  def _batches(self, split: Split) -> Iterator[Batch]:
+  def _batches(self, split: Split, most: int | None = None) -> Iterator[Batch]:
+    """Yield all batches, or at most a number that are spread evenly."""
     sharding = by_rows(self._mesh)
-    own = own_rows(self._mesh)
-    for batch in evaluation_batches(split, self._shapes, *own):
+    batches = evaluation_batches(split, self._shapes, *own_rows(self._mesh))
+    if most is not None:
+      batches = _spread(list(batches), most)
+    for batch in batches:
       yield jax.tree.map(
         functools.partial(jax.make_array_from_process_local_data, sharding),
         batch,
@@ -189,6 +200,12 @@ class Validator:
     for batch in self._batches(split):
       sums = self._step(parameters, sums, batch)
     return jax.device_get(self._total(sums))
+
+
+def _spread(items: Sequence[Batch], most: int) -> list[Batch]:
+  """Return items from the middles of equal parts of a sequence."""
+  count = min(most, len(items))
+  return [items[(2 * n + 1) * len(items) // (2 * count)] for n in range(count)]
 
 
 def _translated(

@@ -165,8 +165,8 @@ def test_classes_and_bins_by_hand():
   np.testing.assert_allclose(classes.shares, [0.6, 0.3, 0.1])
   assert make_classes(counts, 2).of_token.tolist() == [2, 2, 0, 2, 1]
   # Of 10 tokens the middles are 3, 7.5 and 9.5.
-  assert frequency_bins(counts, 10)[[2, 4, 1]].tolist() == [3, 7, 9]
-  assert frequency_bins(counts, 2)[[2, 4, 1]].tolist() == [0, 1, 1]
+  assert frequency_bins(counts, 10)[[2, 4, 1]].tolist() == [6, 2, 0]
+  assert frequency_bins(counts, 2)[[2, 4, 1]].tolist() == [1, 0, 0]
 
 
 def test_control_classes_are_fixed_and_as_frequent_as_the_labels():

@@ -123,7 +123,7 @@ def test_without_a_file_there_are_no_classes(tmp_path, tokenizer):
   [
     (('Haus\t', 'Hans\t'), "line 3: 'Hans' is not what the text has there"),
     (('5\t.\t', '5\t.!\t'), "line 6: '.!' is not what the text has there"),
-    (('6\t!', '# 6\t!'), "line 14: the text goes on with '!'"),
+    (('6\t!', '# 6\t!'), "line 14: the text continues with '!'"),
     (('2\tHaus\t_\t', '2\tHaus '), 'line 3: 8 columns'),
     (('3\tist', 'a-b\tist'), "line 4: 'a-b' must be the number"),
     (('1-2\tIm', '# 1-2\tIm'), "line 9: 'In' is not what the text has"),

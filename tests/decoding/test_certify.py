@@ -359,7 +359,8 @@ _MORE = {
 
 def _fused(tokenizer, name):
   """Two layers a side; weights that need no program of their own."""
-  side = _MORE.get(name) or SideConfig(name, gtrans=GtransOptions(group_size=1))
+  groups = GtransOptions(group_size=1) if name == 'gtrans' else GtransOptions()
+  side = _MORE.get(name) or SideConfig(name, gtrans=groups)
   sides = SCHEMES[name].modules if name in SCHEMES else ('encoder', 'decoder')
   run = make_run(tokenizer, Transformer)
   layers = {'encoder_layers': 2, 'decoder_layers': 2}

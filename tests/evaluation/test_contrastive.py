@@ -80,7 +80,7 @@ def test_the_program_prints_accuracies_and_writes_scores(
   monkeypatch.setattr(
     contrastive,
     '_scores',
-    lambda arguments, items: iter([[-1.0, -2.0, -3.0], [-4.0, -3.0]]),
+    lambda arguments, items: [[-1.0, -2.0, -3.0], [-4.0, -3.0]],
   )
   flags = [f'--workdir={tmp_path}', f'--input={path}']
   output = tmp_path / 'scores.json'
@@ -89,6 +89,20 @@ def test_the_program_prints_accuracies_and_writes_scores(
   assert lines[0].split() == ['items', '50.00%', '1', 'of', '2']
   assert lines[1].split() == ['pairs', '66.67%', '2', 'of', '3']
   assert json.loads(output.read_text()) == [[-1, -2, -3], [-4, -3]]
+
+
+def test_an_item_that_is_too_long_is_left_out(
+  path, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(
+    contrastive, '_scores', lambda arguments, items: [None, [-4.0, -3.0]]
+  )
+  flags = [f'--workdir={tmp_path}', f'--input={path}']
+  output = tmp_path / 'scores.json'
+  assert contrastive.main([*flags, f'--output={output}']) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0].split() == ['items', '0.00%', '0', 'of', '1']
+  assert json.loads(output.read_text()) == [None, [-4, -3]]
 
 
 @pytest.mark.parametrize(

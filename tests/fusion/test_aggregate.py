@@ -58,7 +58,7 @@ _SMALL = PRESETS['small']
   ],
 )
 def test_mlrf_parameters(kind, options, expected):
-  side = SideConfig(mlrf=MlrfOptions(**options))
+  side = SideConfig(_NAMES[kind], mlrf=MlrfOptions(**options))
   config = dataclasses.replace(_SMALL, encoder=side, decoder=side)
   assert count_parameters(kind(config, 'decoder'), 3, 256) == expected
   if kind is not Average:
@@ -66,6 +66,7 @@ def test_mlrf_parameters(kind, options, expected):
     assert count_parameters(module, 3, 256) == expected + 4 * 256
 
 
+_NAMES = {Average: 'average', FeedForwardFusion: 'feed_forward', Hops: 'hops'}
 _ALL = [
   (Linear, LinearOptions(), None),
   (Linear, LinearOptions(factored=False, output_norm=True), None),

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import without_unread
 from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 from rounding import assert_close
@@ -57,6 +58,7 @@ _CASES = pytest.mark.parametrize(
 
 def _module(name='dynamic_routing', options=None, layers=3, **changes):
   side = SideConfig(fusion=name, routing=RoutingOptions(**(options or {})))
+  side = without_unread(side, 'decoder')
   values = {'width': _WIDTH, 'filter': 20, 'heads': 2, 'decoder': side}
   config = ModelConfig(decoder_layers=layers, **(values | changes))
   return _CLASSES[name](config, 'decoder')

@@ -214,7 +214,7 @@ def test_recorded_weights_are_means_over_tokens():
   ],
 )
 def test_parameters_of_both_sides(options, expected):
-  side = SideConfig(dynamic=options)
+  side = SideConfig('dynamic_combination', dynamic=options)
   config = dataclasses.replace(PRESETS['base'], encoder=side, decoder=side)
   layers = (jax.ShapeDtypeStruct((1, 1, 512), jnp.float32),) * 7
   context = Context(jnp.ones((1, 1, 1, 1), bool), True)

@@ -171,7 +171,7 @@ def test_linear_output_norm():
   ],
 )
 def test_linear_parameters(options, expected):
-  side = SideConfig(linear=options)
+  side = SideConfig('linear', linear=options)
   config = dataclasses.replace(PRESETS['base'], encoder=side, decoder=side)
   for name in ('encoder', 'decoder'):
     assert count_parameters(Linear(config, name), 6, 512) == expected

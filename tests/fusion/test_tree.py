@@ -193,7 +193,8 @@ def test_sizes_of_the_paper(kind, preset, both_sides):
 
 def test_sides_have_options_of_their_own():
   config = dataclasses.replace(
-    tree_config(agg={'hidden': 5}), decoder=SideConfig(agg=AggOptions(hidden=7))
+    tree_config(agg={'hidden': 5}),
+    decoder=SideConfig('iterative', agg=AggOptions(hidden=7)),
   )
   for side, hidden in (('encoder', 5), ('decoder', 7)):
     params = initial_parameters(AggNode(config, side), normal_states(2))

@@ -170,7 +170,7 @@ def test_two_tasks_train_as_one_stop_at_one_step_and_go_on(tmp_path):
   # The same command goes on; here it finds that all steps are done.
   code, log = cluster.run(f'--config.training.steps={stopped}')
   assert code == 0, log
-  assert f'going on from step {stopped}' in log
+  assert f'resuming from step {stopped}' in log
   assert f'finished after step {stopped}' in log
 
 

@@ -31,7 +31,7 @@ def test_a_process_without_new_beats_is_lost(tmp_path, clock):
   # Process 2 beat last at step 8, two seconds ago.
   assert watch.lost(2.0) == ''
   assert watch.lost(1.5) == (
-    'no sign of life for 1.5 s from process 2 (last seen at step 8)'
+    'no heartbeat for 1.5 s from process 2 (last seen at step 8)'
   )
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from cases import CASES
+from cases import CASES, without_unread
 from drawn import drawn_parameters
 from jax.sharding import AxisType
 
@@ -183,8 +183,8 @@ def _fused(encoder: str, decoder: str) -> ModelConfig:
     norm='post',
     encoder_layers=2,
     decoder_layers=2,
-    encoder=SideConfig(fusion=encoder, **alone),
-    decoder=SideConfig(fusion=decoder, **alone),
+    encoder=without_unread(SideConfig(encoder, **alone), 'encoder'),
+    decoder=without_unread(SideConfig(decoder, **alone), 'decoder'),
   )
 
 

@@ -141,7 +141,7 @@ def test_one_killed_where_it_restores_ends_the_other(
   assert program.finish(both[1])[2] == -signal.SIGKILL
   _, err, code = program.finish(both[0])
   assert code == 75, err
-  assert 'no sign of life for 9 s from process 1' in _last_line(err)
+  assert 'no heartbeat for 9 s from process 1' in _last_line(err)
 
 
 @pytest.mark.usefixtures('first')

@@ -84,7 +84,7 @@ def test_a_stop_of_one_stops_both_and_one_alone_goes_on(
   assert 'step' not in second
   code, err = program.run(workdir, **_RUN)
   assert code == 0, err
-  assert f'going on from step {stopped}' in err
+  assert f'resuming from step {stopped}' in err
   _assert_the_same_run(workdir, alone)
 
 
@@ -95,7 +95,7 @@ def test_one_begins_and_two_with_cut_parameters_go_on(program, alone, tmp_path):
   both = program.start_together(workdir, **_RUN, parallel__fsdp=2)
   (first, code), (second, other_code) = _finished(program, both)
   assert (code, other_code) == (0, 0), first + second
-  assert 'going on from step 20' in first
+  assert 'resuming from step 20' in first
   assert 'data 2 x fsdp 2 x tensor 1' in first
   _assert_the_same_run(workdir, alone)
 
@@ -121,7 +121,7 @@ def test_what_one_cannot_read_is_read_by_none(
     assert 'checkpoints/40 is damaged' in err
     assert 'process 1: Input/output error' in err
     assert 'process 1: meta does not agree with its digest' in err
-  assert 'going on from step 20' in first
+  assert 'resuming from step 20' in first
   set_aside = workdir / 'damaged'
   assert sorted(path.name for path in set_aside.iterdir()) == ['30', '40']
   _assert_the_same_run(workdir, alone)
@@ -169,7 +169,7 @@ def test_a_process_that_is_lost_or_hangs_ends_the_other(
   program.finish(both[1])
   assert code == 75, err
   message = one_line(err.replace(err.partition('error:')[0], ''))
-  assert 'no sign of life for 9 s from process 1 (last seen at step' in message
+  assert 'no heartbeat for 9 s from process 1 (last seen at step' in message
   assert 'start all processes again with the same command' in message
   assert 20 in saved_steps(workdir)
 

@@ -20,7 +20,7 @@ from fusion_jax.config.presets import changed
 from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import InputError
 from fusion_jax.runs.loading import load_run
-from fusion_jax.training import loop
+from fusion_jax.training import loop, parts
 from fusion_jax.training.optimizer import make_optimizer
 
 
@@ -146,7 +146,7 @@ def test_a_restart_keeps_the_parameters_and_nothing_of_the_optimizer(
   )
   states = []
   monkeypatch.setattr(
-    loop._Training, 'run', lambda self, stop: states.append(self._state)
+    loop, 'train', lambda parts, at, *others: states.append(at.state)
   )
   loop.run(second, tmp_path / 'run')
   (state,) = states
@@ -178,7 +178,7 @@ def _rare_token(config):
 
 def _with_a_huge_row(monkeypatch, rows):
   """Fresh states whose embeddings of these tokens overflow times sqrt(D)."""
-  plan_state = loop.plan_state
+  plan_state = parts.plan_state
 
   def plan(*arguments):
     own = plan_state(*arguments)
@@ -192,7 +192,7 @@ def _with_a_huge_row(monkeypatch, rows):
 
     return own._replace(make=make)
 
-  monkeypatch.setattr(loop, 'plan_state', plan)
+  monkeypatch.setattr(parts, 'plan_state', plan)
 
 
 def test_one_bad_batch_an_epoch_is_skipped(

@@ -68,7 +68,7 @@ def test_a_finished_run_has_nothing_to_do(program, unbroken):
   before = saved_steps(workdir)
   code, err = program.run(workdir)
   assert code == 0, err
-  assert 'going on from step 300' in err
+  assert 'resuming from step 300' in err
   assert saved_steps(workdir) == before
 
 
@@ -84,7 +84,7 @@ def test_kill_9_and_the_same_command_end_in_the_same_parameters(
   assert saved_steps(workdir)[-1] < STEPS
   code, err = program.run(workdir)
   assert code == 0, err
-  assert 'going on from step' in err
+  assert 'resuming from step' in err
   assert_same_parameters(workdir, unbroken[0])
   # No step is there twice, and none is missing.
   steps = [row['step'] for row in logged(workdir, 'train')]
@@ -104,7 +104,7 @@ def test_a_polite_stop_saves_and_resumes(program, unbroken, tmp_path, number):
   assert stopped % 50 != 0 or stopped < STEPS
   code, err = program.run(workdir)
   assert code == 0, err
-  assert f'going on from step {stopped}' in err
+  assert f'resuming from step {stopped}' in err
   assert_same_parameters(workdir, unbroken[0])
 
 
@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(
   code, err = program.run(workdir)
   assert code == 0, err
   assert 'is damaged and is left out' in err
-  assert 'going on from step 250' in err
+  assert 'resuming from step 250' in err
   assert (workdir / 'damaged' / '300').is_dir()
   assert_same_parameters(workdir, unbroken[0])
 
@@ -141,7 +141,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(program, unbroken, tmp_path):
   assert 'could not be written' in last
   code, err = program.run(workdir, training__steps=310)
   assert code == 0, err
-  assert 'going on from step 300' in err
+  assert 'resuming from step 300' in err
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(program, tmp_path):

@@ -35,7 +35,7 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
       own['mlp']['bins'],
       [str(number) for number in range(1, BINS + 1)],
       side,
-      'tenth of the tokens, from the most frequent types',
+      'tenth of the tokens, from the least frequent types',
     )
   for panel, side in zip(axes[4:], tagged, strict=True):
     tags = numbers[side]['mlp']['tags']

@@ -113,15 +113,11 @@ def translated(
     way.n_best or n_best,
     devices=way.devices or None,
     number_of=lambda place: numbers[place],
+    longest_shape_only=way.longest_shape,
   )
   order = _order(way.order, len(lines))
   # A line's draws are the same wherever it stands.
   numbers += _numbers([translator.count_pieces(line) for line in lines], order)
-  if way.longest_shape:
-    longest = max(shape.source for shape in translator.shapes)
-    translator.shapes = tuple(
-      shape for shape in translator.shapes if shape.source == longest
-    )
   found = translator.translate_n_best(lines[place] for place in order)
   answers = dict(zip(order, found, strict=True))
   return [answers[place] for place in range(len(lines))]

@@ -1,0 +1,148 @@
+"""The parts of a training, built once before its first step."""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax
+from jax.sharding import Mesh
+
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.data.pipeline import TrainingBatches, training_iterator
+from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.models.transformer import Parameters, Transformer
+from fusion_jax.parallel.heartbeat import Heartbeat
+from fusion_jax.parallel.mesh import by_rows, replicated
+from fusion_jax.runs.checkpoint import Checkpoints
+from fusion_jax.runs.loading import make_model
+from fusion_jax.runs.state import TrainState
+from fusion_jax.runs.stored import identity_of
+from fusion_jax.training.batches import make_batches
+from fusion_jax.training.compilations import Compilations
+from fusion_jax.training.evaluate import Validator
+from fusion_jax.training.fusion_rate import fusion_rates
+from fusion_jax.training.initial_state import StatePlan, plan_state
+from fusion_jax.training.optimizer import last_rate, make_optimizer
+from fusion_jax.training.step import Totals, make_train_step, zero_totals
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What a training consists of; none of it changes from step to step.
+
+  Attributes:
+    config: Experiment.
+    workdir: Run directory.
+    mesh: Device mesh.
+    model: Model to train.
+    batches: Training batches, a function of the step.
+    iterator: Iterator over the batches on the devices; its position is saved.
+    plan: Shapes, shardings and makers of the state.
+    step: The compiled update: (state, totals, batch) -> state, totals.
+    zero_totals: Function that returns totals of no update.
+    gathered: Function that replicates parameters over the mesh.
+    last_rate: Function from the optimizer's state to the rate of its update.
+    validator: Validation; None without a validation text.
+    checkpoints: Checkpoints of the run.
+    compilations: Counts of compiled programs.
+    heartbeat: Heartbeat of this process.
+  """
+
+  config: ExperimentConfig
+  workdir: Path
+  mesh: Mesh
+  model: Transformer
+  batches: TrainingBatches
+  iterator: grain.DatasetIterator
+  plan: StatePlan
+  step: Callable[..., tuple[TrainState, Totals]]
+  zero_totals: Callable[[], Totals]
+  gathered: Callable[[Parameters], Parameters]
+  last_rate: Callable[[Any], jax.Array]
+  validator: Validator | None
+  checkpoints: Checkpoints
+  compilations: Compilations
+  heartbeat: Heartbeat
+
+
+def build_parts(
+  config: ExperimentConfig,
+  workdir: Path,
+  corpus: PreparedCorpus,
+  mesh: Mesh,
+  heartbeat: Heartbeat,
+  opened: contextlib.ExitStack,
+) -> Parts:
+  """Build the parts of a training.
+
+  Args:
+    config: Experiment.
+    workdir: Run directory.
+    corpus: Prepared corpus.
+    mesh: Device mesh.
+    heartbeat: Heartbeat of this process.
+    opened: Stack that closes what is opened here.
+
+  Returns:
+    The parts. Nothing is compiled yet.
+  """
+  source, target = corpus.source_tokenizer, corpus.target_tokenizer
+  model = make_model(config, source, target)
+  recipe = config.optimizer, config.model.width, config.training.steps
+  rates = fusion_rates(model, config.optimizer)
+  optimizer = make_optimizer(*recipe, config.training.freeze, rates)
+  plan = plan_state(model, optimizer, config, mesh)
+  on_mesh = functools.partial(jax.jit, out_shardings=replicated(mesh))
+  layers = config.model.encoder_layers
+  batches = make_batches(config, corpus, mesh)
+  checkpoints = Checkpoints(
+    workdir, config.training, identity_of(config, source, target)
+  )
+  opened.callback(checkpoints.close)
+  iterator = training_iterator(batches, by_rows(mesh))
+  opened.callback(iterator.close)
+  compilations = Compilations()
+  opened.callback(compilations.close)
+  valid = corpus.has_split('valid')
+  parts = Parts(
+    config=config,
+    workdir=workdir,
+    mesh=mesh,
+    model=model,
+    batches=batches,
+    iterator=iterator,
+    plan=plan,
+    step=make_train_step(model, optimizer, config, mesh, plan.specs),
+    zero_totals=on_mesh(functools.partial(zero_totals, layers)),
+    gathered=on_mesh(lambda parameters: parameters),
+    last_rate=on_mesh(functools.partial(last_rate, *recipe)),
+    validator=Validator(config, model, corpus, mesh, workdir)
+    if valid
+    else None,
+    checkpoints=checkpoints,
+    compilations=compilations,
+    heartbeat=heartbeat,
+  )
+  _log_model(parts)
+  return parts
+
+
+def _log_model(parts: Parts) -> None:
+  model, mesh = parts.model, parts.mesh
+  leaves = jax.tree.leaves(parts.plan.abstract.parameters)
+  logger.info(
+    '%s parameters, vocabularies %d and %d, %d %s device(s): %s',
+    f'{sum(x.size for x in leaves):,}',
+    model.source_vocabulary,
+    model.target_vocabulary,
+    mesh.size,
+    jax.devices()[0].platform,
+    ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items()),
+  )
