@@ -7,9 +7,9 @@ Each reader gets the same share of the time, in a process of its own, in which
 libFuzzer (Atheris) changes files that the reader likes. An exception that is
 no InputError, or one of several lines, is kept in DIR/findings with the input
 that raised it, and so is an input that takes too long or too much memory; the
-exit code is then 1. A second run continues with the inputs that the first found.
-The inputs are then read once more under coverage.py, which says which lines of
-the readers were reached. Prints both tables and writes
+exit code is then 1. A second run continues with the inputs that the first
+found. The inputs are then read once more under coverage.py, which says which
+lines of the readers were reached. Prints both tables and writes
 results/fuzz_readers.json.
 """
 

@@ -3,8 +3,8 @@
     python -m benchmarks.pods [--topologies=v5e:2x4,v5e:16x16]
 
 A row is one compilation, in a process of its own; it takes a minute or more.
-Rows that the results have are kept, so that an interrupted command resumes where
-it stopped. The table is Markdown, for docs/pods.md.
+Rows that the results have are kept, so that an interrupted command resumes
+where it stopped. The table is Markdown, for docs/pods.md.
 """
 
 import argparse

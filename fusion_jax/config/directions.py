@@ -8,14 +8,15 @@ from fusion_jax.errors import require
 
 _PATH = 'data.directions'
 _PLACE = '{lang}'
-# SentencePiece writes a space so; and these symbols are in every model.
+# SentencePiece writes a space like this.
 _SPACE = '\u2581'
+# Every SentencePiece model has these symbols.
 _TAKEN = ('<pad>', '<unk>', '<s>', '</s>')
 
 
 @section('data.directions')
 class Direction:
-  """One direction of a run that has several, and its text.
+  """Direction of a run that has several, and its corpora.
 
   Language codes and corpora are as in `DataConfig`.
   """
@@ -54,21 +55,21 @@ class Direction:
 
   @property
   def name(self) -> str:
-    """'de-en' of German to English."""
+    """The name of the direction: 'de-en' for German to English."""
     return f'{self.source_language}-{self.target_language}'
 
 
 def check_directions(directions: Sequence[Direction], target_tag: str) -> None:
-  """Refuses directions that cannot be told apart.
+  """Refuse directions that cannot be told apart.
 
   Args:
-    directions: of a run.
-    target_tag: of `DataConfig`; empty: the source does not say what language
-      to translate to.
+    directions: Directions of a run.
+    target_tag: Pattern of target tags in `DataConfig`; empty: the source does
+      not name the language to translate to.
 
   Raises:
-    InputError: two have the same languages, or one source language has two
-      target languages and no tag.
+    InputError: Two directions have the same languages, or a source language has
+      two target languages and no tag.
   """
   names, targets = set(), {}
   for each in directions:
@@ -87,15 +88,16 @@ def check_directions(directions: Sequence[Direction], target_tag: str) -> None:
 
 
 def check_tag(field: str, pattern: str, languages: Iterable[str]) -> None:
-  """Refuses a pattern of tags that cannot be symbols of a vocabulary.
+  """Refuse a pattern of tags that cannot be symbols of a vocabulary.
 
   Args:
-    field: its dotted name.
-    pattern: with {lang}, or empty for no tags.
-    languages: that get tags.
+    field: Dotted name of the field with the pattern.
+    pattern: Pattern with {lang}; empty: no tags.
+    languages: Language codes that get tags.
 
   Raises:
-    InputError: no {lang}, white space, or a symbol with another meaning.
+    InputError: The pattern lacks {lang}, or a tag has white space or
+      unprintable characters, or is a symbol with another meaning.
   """
   if not pattern:
     return
@@ -115,25 +117,25 @@ def check_tag(field: str, pattern: str, languages: Iterable[str]) -> None:
 
 
 def tag_of(pattern: str, language: str) -> str:
-  """The tag of a language."""
+  """Return the tag of a language."""
   return pattern.replace(_PLACE, language)
 
 
 def both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-  """Every pair of languages, and after it the same the other way round."""
+  """Return every pair of languages, each followed by its reverse."""
   return [each for pair in pairs for each in (pair, pair[::-1])]
 
 
 def from_files(
   pair: tuple[str, str], pattern: str, splits: Sequence[str]
 ) -> Direction:
-  """The direction of a pair of languages, whose splits are files of one name.
+  """Return the direction of a pair whose splits are files of one name pattern.
 
   Args:
-    pair: source and target language.
-    pattern: of the names of its files; {split} stands for the split, and
-      {lang} is left for the language of a side.
-    splits: the words for training, validation and test.
+    pair: Source and target language.
+    pattern: Pattern of the file names; {split} stands for the split, and {lang}
+      is kept for the language of a side.
+    splits: Names of the training, validation and test splits.
   """
   train, valid, test = (
     (pattern.replace('{split}', split),) for split in splits

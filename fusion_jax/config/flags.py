@@ -1,7 +1,8 @@
-"""The flags that all programs share: a config file and overrides of it.
+"""Flags that all programs share: a config file and overrides of it.
 
 A command line is `--config=configs/NAME.py[:VARIANT]`, then any number of
-`--config.data.batch.tokens=8192` and the like, then the program's own flags.
+overrides such as `--config.data.batch.tokens=8192`, then the program's own
+flags.
 """
 
 import argparse
@@ -37,17 +38,18 @@ _PREFIX = '--config.'
 def parse_experiment(
   argv: Sequence[str], parser: argparse.ArgumentParser
 ) -> tuple[ExperimentConfig, argparse.Namespace]:
-  """Reads a program's flags.
+  """Read a program's flags.
 
   Args:
-    argv: the flags, without the program's name.
-    parser: has the program's own flags; `--config` is added to them.
+    argv: Flags, without the program's name.
+    parser: Parser of the program's own flags; `--config` is added to it.
 
   Returns:
     The config with its overrides, and the values of all other flags.
 
   Raises:
-    InputError: no such flag, file, variant or field, or a wrong value.
+    InputError: A flag, file, variant or field does not exist, or a value is
+      wrong.
   """
   parser.add_argument(
     '--config',
@@ -74,8 +76,8 @@ def parse_arguments(
     The values of the program's own flags.
 
   Raises:
-    InputError: There is no such flag, its value is wrong (flags cannot be
-      abbreviated), or a plugin fails.
+    InputError: A flag does not exist (flags cannot be abbreviated), its value
+      is wrong, or a plugin fails.
   """
 
   def refuse(message: str) -> NoReturn:
@@ -119,7 +121,8 @@ def add_fields(
   Args:
     parser: Parser to add to.
     options: Class of the section.
-    names: Fields to add; empty: all that are numbers, texts or switches.
+    names: Fields to add; empty: all that are numbers, texts, choices or
+      switches.
   """
   for name, field in fields_of_section(options).items():
     if names and name not in names:
@@ -139,17 +142,18 @@ def add_fields(
 
 
 def load_config(name: str) -> ExperimentConfig:
-  """Calls `get_config` of a config file.
+  """Call `get_config` of a config file.
 
   Args:
-    name: FILE.py, or FILE.py:VARIANT to call `get_config(VARIANT)`.
+    name: Name of the form FILE.py, or FILE.py:VARIANT to call
+      `get_config(VARIANT)`.
 
   Returns:
     The config.
 
   Raises:
-    InputError: there is no such file, no such function or variant in it, or
-      it fails, or what it returns is no config that can work.
+    InputError: The file, the function or the variant does not exist, the
+      function fails, or it does not return a valid config.
   """
   path, colon, variant = name, '', ''
   if not name.endswith('.py'):
@@ -172,17 +176,17 @@ def load_config(name: str) -> ExperimentConfig:
 
 
 def language_pair(variant: str, languages: Sequence[str]) -> tuple[str, str]:
-  """Reads a config's variant of the form SOURCE-TARGET.
+  """Read a config's variant of the form SOURCE-TARGET.
 
   Args:
-    variant: 'en-de' for example.
-    languages: that the config has.
+    variant: Variant, for example 'en-de'.
+    languages: Language codes of the config.
 
   Returns:
     The two language codes.
 
   Raises:
-    InputError: it is no pair of two different ones of these languages.
+    InputError: The variant is no pair of two different ones of these languages.
   """
   source, _, target = variant.partition('-')
   if source == target or not {source, target} <= set(languages):
@@ -196,17 +200,18 @@ def language_pair(variant: str, languages: Sequence[str]) -> tuple[str, str]:
 def override(
   config: ExperimentConfig, overrides: Sequence[tuple[str, str]]
 ) -> ExperimentConfig:
-  """Replaces fields of a config.
+  """Replace fields of a config.
 
   Args:
-    config: the config.
-    overrides: (dotted name of the field, value as text), in order.
+    config: Config to change.
+    overrides: Pairs of the dotted name of a field and its value as text, in
+      order.
 
   Returns:
     The config with these fields, checked as a whole.
 
   Raises:
-    InputError: no such field, or a value that it cannot have.
+    InputError: A field does not exist, or cannot have the value.
   """
   if not overrides:
     return config
@@ -256,7 +261,7 @@ def _check_file(path: str, flag: str) -> None:
 
 
 def _run_file(path: str, flag: str) -> types.ModuleType:
-  # Dataclasses ask for the module by its name, which must be no other's.
+  # Dataclasses look the module up by its name, which must therefore be unique.
   name = f'user_file_{Path(path).stem}'
   spec = importlib.util.spec_from_file_location(name, path)
   if spec is None or spec.loader is None:
@@ -276,7 +281,7 @@ def _get_config(path: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _told_by_line(path: str, flag: str) -> Iterator[None]:
-  """Report what stops a user's Python file by its line."""
+  """Report an error in a user's Python file with its line."""
   try:
     yield
   except SyntaxError as error:
@@ -293,7 +298,7 @@ def _told_by_line(path: str, flag: str) -> Iterator[None]:
 
 
 def _line_of(error: BaseException, path: str) -> str:
-  """Where in a file an exception came up, ', line 3'; '' if nowhere in it."""
+  """Return the line of a file that raised, as ', line 3'; '' if none did."""
   passed = traceback.walk_tb(error.__traceback__)
   lines = [line for at, line in passed if at.f_code.co_filename == path]
   return f', line {lines[-1]}' if lines else ''
@@ -320,7 +325,7 @@ def _suggestion(
   field: str,
   values: Mapping[str, Any],
 ) -> str:
-  """The closest sibling, the same name elsewhere, or all siblings."""
+  """Suggest the closest sibling, the same name elsewhere, or all siblings."""
   if close := difflib.get_close_matches(field, parent, n=1):
     return f'did you mean {path}.{close[0]}?'
   leaves = flatten(from_dict(values))
@@ -330,10 +335,10 @@ def _suggestion(
 
 
 def _value(text: str, current: Any) -> Any:
-  """Reads a flag's text as the kind of value that the field has.
+  """Read a flag's text as the kind of value that the field has.
 
-  A text that does not fit is passed on as it is: the config's own check then
-  names the field and the type it wants.
+  A text that does not fit is returned unchanged: the config's own check then
+  names the field and the type that it needs.
   """
   if isinstance(current, str):
     return text

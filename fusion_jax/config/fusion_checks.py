@@ -1,4 +1,4 @@
-"""Which choices about fusion make sense, alone and together."""
+"""Checks that the fusion options of a stack make sense, alone and together."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from fusion_jax.errors import require
 
 _DEFAULT = SideConfig()
 
-# What else reads sections of a side: multi-layer attention and shortcuts.
+# Sections that multi-layer attention and shortcuts read, besides the scheme's.
 _MULTI_LAYER = 'agg', 'multi_layer'
 _SHORTCUT = ('shortcut',)
 
@@ -31,17 +31,18 @@ def check_side(
   width: int,
   norm: str,
 ) -> None:
-  """Refuse values and pairs that make no sense.
+  """Refuse values and pairs of values that make no sense.
 
   Args:
-    side: What is chosen for a stack.
-    name: Which of the two stacks.
-    layers: Number of its layers.
+    side: Fusion options of a stack.
+    name: Side of the stack.
+    layers: Number of layers of the stack.
     width: Model width D.
     norm: Norm of the model.
 
   Raises:
-    InputError: Names the field, or both fields of a pair.
+    InputError: A value is refused; the message names the field, or both fields
+      of a pair.
   """
   path = f'model.{name}'
   _check_read(side, path, name)
@@ -54,14 +55,14 @@ def check_side(
 
 
 def unread_options(side: SideConfig, name: Side) -> tuple[str, ...]:
-  """Return the options that nothing of a stack reads.
+  """Return the options that nothing in a stack reads.
 
   Args:
-    side: What is chosen for the stack.
-    name: Which of the two stacks.
+    side: Fusion options of the stack.
+    name: Side of the stack.
 
   Returns:
-    'mlrf.hops' and the like.
+    Names of the form 'mlrf.hops'.
   """
   chosen, sections = {side.fusion, name}, set()
   if side.rules:

@@ -1,8 +1,8 @@
-"""The rows of the papers' tables, for the files in `configs/`.
+"""Rows of the papers' tables, for the files in `configs/`.
 
-A row is what it changes in its paper's baseline: dotted names of fields of
-`ExperimentConfig`, as on the command line, and their values. Rows join by `|`,
-where the right one wins.
+A row holds its changes of its paper's baseline: dotted names of fields of
+`ExperimentConfig`, as on the command line, and their values. `|` joins rows;
+the right one wins.
 
   DOU_2018     Exploiting Deep Representations, EMNLP 2018: Tables 1, 3, 4
   DOU_2019     Dynamic Layer Aggregation, AAAI 2019: Tables 1, 3, 4
@@ -31,17 +31,17 @@ Config = TypeVar('Config')
 
 
 def choose(rows: Mapping[str, Row], variant: str) -> Row:
-  """The row of a variant.
+  """Return the row of a variant.
 
   Args:
-    rows: of a config file.
-    variant: one of their names.
+    rows: Rows of a config file, by name.
+    variant: Name of a row.
 
   Returns:
     The row.
 
   Raises:
-    InputError: there is no such row.
+    InputError: No row has this name.
   """
   if variant not in rows:
     raise InputError(
@@ -51,11 +51,11 @@ def choose(rows: Mapping[str, Row], variant: str) -> Row:
 
 
 def changed(config: Config, row: Row) -> Config:
-  """A frozen dataclass with the changes of a row.
+  """Return a frozen dataclass with the changes of a row.
 
   Args:
-    config: an experiment's, or a part of it.
-    row: dotted names of its fields, and their values.
+    config: Config of an experiment, or a section of it.
+    row: Values of its fields by their dotted names.
 
   Returns:
     The config, checked as a whole.
@@ -72,22 +72,22 @@ def changed(config: Config, row: Row) -> Config:
 
 
 def encoder(*fusion: str, **options) -> Row:
-  """`SideConfig` of the encoder, from its fields."""
+  """Return a row with the encoder's `SideConfig`, given its fields."""
   return {'model.encoder': SideConfig(*fusion, **options)}
 
 
 def decoder(*fusion: str, **options) -> Row:
-  """`SideConfig` of the decoder, from its fields."""
+  """Return a row with the decoder's `SideConfig`, given its fields."""
   return {'model.decoder': SideConfig(*fusion, **options)}
 
 
 def both_sides(*fusion: str, **options) -> Row:
-  """The same `SideConfig` for encoder and decoder, from its fields."""
+  """Return a row with one `SideConfig` for both sides, given its fields."""
   return encoder(*fusion, **options) | decoder(*fusion, **options)
 
 
 def depth(encoder_layers: int, decoder_layers: int, **fields: Any) -> Row:
-  """The layers of both stacks, and other fields of `ModelConfig`."""
+  """Return a row with the depth of both stacks and other model fields."""
   fields = {
     'encoder_layers': encoder_layers,
     'decoder_layers': decoder_layers,
@@ -142,7 +142,7 @@ DOU_2018: Mapping[str, Row] = {
   **_ablations('iterative'),
 }
 
-# Capsules that each read their own layer, instead of all.
+# Each capsule reads its own layer instead of all layers.
 _OWN = RoutingOptions(vote_projection='block', context='own')
 
 DOU_2019: Mapping[str, Row] = {
@@ -182,7 +182,7 @@ WANG_2018: Mapping[str, Row] = {
   'mlrf_decoder_fnn': decoder('feed_forward'),
   'mlrf_decoder_sa4': decoder(**_hops(4)),
   'mlrf_decoder_sa6': decoder(**_hops(6)),
-  # The size that Table 2 has for the row above.
+  # This form has the size that Table 2 prints for the row above.
   'mlrf_decoder_sa6_per_hop': decoder(**_hops(6, independent='per_hop')),
   'mlrf_both_fnn': both_sides('feed_forward'),
   'mlrf_both_sa4': both_sides(**_hops(4)),

@@ -1,4 +1,4 @@
-"""The JSON form of a config, its format number, and how two configs differ."""
+"""JSON form of a config, its format number, and comparison of two configs."""
 
 import fnmatch
 import functools
@@ -17,13 +17,14 @@ from fusion_jax.errors import InputError
 from fusion_jax.faults import first_fault
 from fusion_jax.json_input import read_json
 
-# Of run directories; goes up when older versions must not read them, or when
-# the default of a field changes. A file without the number has format 1.
+# Format of run directories. It goes up when older versions must not read them,
+# or when the default of a field changes. A file without the number has
+# format 1.
 FORMAT = 3
-# The first that has no option which the chosen scheme does not read.
+# First format in which the chosen schemes read every option that is written.
 _ALL_READ = 3
 
-# What routings of format 1 did where later versions have a choice.
+# Routing options of format 1 that later versions let a config choose.
 _ROUTING_1 = types.MappingProxyType(
   {'vote_norm': 'none', 'agreement': 'product', 'average': 'gain'}
 )
@@ -57,27 +58,27 @@ def _adapter(config_class: type) -> pydantic.TypeAdapter:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-  """The config as nested dictionaries of JSON values."""
+  """Return the config as nested dictionaries of JSON values."""
   return _adapter(type(config)).dump_python(config, mode='json')
 
 
 def to_json(config: ExperimentConfig) -> str:
-  """The config and its format as indented JSON, ending in a newline."""
+  """Return the config and its format as indented JSON, ending in a newline."""
   values = {'format': FORMAT} | to_dict(config)
   return json.dumps(values, indent=2) + '\n'
 
 
 def from_json(path: Path) -> ExperimentConfig:
-  """Reads a config that `to_json` wrote.
+  """Read a config that `to_json` wrote.
 
   Args:
-    path: of the file.
+    path: File to read.
 
   Returns:
     The config.
 
   Raises:
-    InputError: the file cannot be read, has a newer format, or holds a config
+    InputError: The file cannot be read, has a newer format, or holds a config
       that `from_dict` refuses.
   """
   values = read_json(path, dict)
@@ -109,7 +110,7 @@ def _read_by_side(values: Any, name: Side) -> Any:
   try:
     side = _adapter(SideConfig).validate_json(json.dumps(values))
   except pydantic.ValidationError:
-    return values  # `from_dict` says what is wrong.
+    return values  # `from_dict` reports the fault.
   unread = unread_options(side, name)
   return {
     section: {
@@ -124,10 +125,10 @@ def _read_by_side(values: Any, name: Side) -> Any:
 
 
 def _upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
-  """A config of format 1 with what its run did written out.
+  """Return a config of format 1 with the defaults of its time written out.
 
-  Options of a scheme that the run does not use become those of today, so that
-  their defaults do not make it another run.
+  Options of schemes that the run does not use get today's defaults, so that old
+  defaults do not make it a different run.
   """
   model, schemes = dict(values.get('model', {})), set()
   for name in ('encoder', 'decoder'):
@@ -151,14 +152,14 @@ def _upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_format(values: Mapping[str, Any], directory: Path) -> None:
-  """Refuses what a newer version wrote.
+  """Refuse files that a newer version wrote.
 
   Args:
-    values: with 'format', or without for format 1.
-    directory: that they were read from.
+    values: Values with 'format'; format 1 where it is missing.
+    directory: Directory that they were read from.
 
   Raises:
-    InputError: the format is higher than FORMAT, or none.
+    InputError: The format is higher than FORMAT, or no whole number from 1.
   """
   found = values.get('format', 1)
   if type(found) is not int or found < 1:
@@ -173,16 +174,16 @@ def check_format(values: Mapping[str, Any], directory: Path) -> None:
 
 
 def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
-  """Builds and checks a config.
+  """Build and check a config.
 
   Args:
-    values: nested dictionaries; missing fields take their defaults.
+    values: Nested dictionaries; missing fields take their defaults.
 
   Returns:
     The config.
 
   Raises:
-    InputError: an unknown field, a wrong type or a value out of range.
+    InputError: A field is unknown, has the wrong type or is out of range.
   """
   try:
     return _adapter(ExperimentConfig).validate_json(json.dumps(values))
@@ -197,13 +198,14 @@ def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
 
 
 def fields_of(value: Any) -> Mapping[str, Any] | None:
-  """The named parts of a JSON value: of a list of sections its numbers.
+  """Return the fields of a JSON value; those of a list are named '0', '1', ...
 
   Args:
-    value: a part of what `to_dict` gives.
+    value: Value at any depth of the result of `to_dict`.
 
   Returns:
-    The parts themselves, not copies; None where there are none.
+    The fields themselves, not copies; None for a value that is neither a
+    section nor a list of sections.
   """
   if isinstance(value, Mapping):
     return value
@@ -213,7 +215,7 @@ def fields_of(value: Any) -> Mapping[str, Any] | None:
 
 
 def flatten(config: ExperimentConfig) -> dict[str, Any]:
-  """The config as one dictionary of dotted names, leaves only."""
+  """Return the leaves of the config in one dictionary of dotted names."""
 
   def walk(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     leaves = {}
@@ -230,10 +232,10 @@ def flatten(config: ExperimentConfig) -> dict[str, Any]:
 def differing_fields(
   saved: ExperimentConfig, given: ExperimentConfig
 ) -> list[str]:
-  """The dotted names in which two configs differ, RESUMABLE ones left out.
+  """Return the dotted names in which two configs differ, without RESUMABLE.
 
-  A name that only one of them has is there too. 'training.steps' is not left
-  out with a cosine, which ends there.
+  A name that only one config has is included. So is 'training.steps' with a
+  cosine schedule, because the cosine ends there.
   """
   saved_leaves, given_leaves = flatten(saved), flatten(given)
   cosine = given.optimizer.schedule == 'cosine'

@@ -1,4 +1,4 @@
-"""The table of fusion schemes, and the modules that a stack is built of."""
+"""Table of the fusion schemes, and the modules that a stack is built from."""
 
 import types
 from collections.abc import Mapping
@@ -58,16 +58,16 @@ SCHEMES: Mapping[str, Scheme] = types.MappingProxyType(_TABLE)
 
 
 def register(scheme: Scheme, rate: float = 1.0) -> None:
-  """Add a scheme from outside of the package to the table.
+  """Add a scheme from outside the package to the table.
 
   Configs name it in `SideConfig.fusion`; its options are `SideConfig.own`.
 
   Args:
-    scheme: The scheme; its `options` are 'own'.
+    scheme: Scheme to add; its `options` are 'own'.
     rate: Factor on the learning rate of its parameters.
 
   Raises:
-    InputError: There is a scheme of that name already.
+    InputError: A scheme of that name exists already.
   """
   connects = 'layer connection' in scheme.plugs.values()
   rules = SchemeRules(
@@ -78,12 +78,12 @@ def register(scheme: Scheme, rate: float = 1.0) -> None:
 
 
 def scheme_of(config: ModelConfig, side: Side) -> Scheme | None:
-  """Return the scheme of a side, if it has one."""
+  """Return the scheme of a side; None where the side has none."""
   return SCHEMES.get(config.side(side).fusion)
 
 
 def _module(config: ModelConfig, side: Side, plug: Plug) -> type | None:
-  """Return the class that a side has at a plug point, if any."""
+  """Return the module class of a side at a plug point; None without one."""
   scheme = scheme_of(config, side)
   if scheme is None or scheme.plugs[side] != plug:
     return None
@@ -91,7 +91,7 @@ def _module(config: ModelConfig, side: Side, plug: Plug) -> type | None:
 
 
 def connection(config: ModelConfig, side: Side) -> LayerConnection:
-  """Return what decides what the layers of a stack read."""
+  """Return the module that chooses the inputs of the layers of a stack."""
   module = _module(config, side, 'layer connection')
   return LayerConnection() if module is None else module(config, side)
 
@@ -99,7 +99,7 @@ def connection(config: ModelConfig, side: Side) -> LayerConnection:
 def layer_aggregation(
   config: ModelConfig, side: Side, table: nn.Module | None
 ) -> nn.Module | None:
-  """Return the module whose output what follows a stack reads.
+  """Return the module that fuses the layers into the output of a stack.
 
   Args:
     config: Model configuration.
@@ -107,7 +107,7 @@ def layer_aggregation(
     table: Layer embeddings that both sides share, if there are any.
 
   Returns:
-    The module; None: what follows reads the last layer.
+    The module; None: the output of the stack is its last layer.
   """
   module = _module(config, side, 'layer aggregation')
   if module is None:
@@ -118,7 +118,7 @@ def layer_aggregation(
 
 
 def prediction(config: ModelConfig, side: Side) -> nn.Module | None:
-  """Return the groups that predict, or None."""
+  """Return the module of the groups that predict; None without groups."""
   module = _module(config, side, 'prediction')
   return None if module is None else module(config, side)
 
@@ -132,15 +132,15 @@ def has_opening(config: ModelConfig, side: Side) -> bool:
 
 
 def openings(config: ModelConfig, side: Side) -> dict[str, Opening]:
-  """Return what opens each place of a stack that is fused, by its name.
+  """Return the openings of all places where a stack may be fused, by name.
 
   Args:
     config: Model configuration.
     side: Side of the stack.
 
   Returns:
-    'input_N' of layer N (L + 1 for what follows the stack), 'output_N' and
-    'features'; those that are not used have no parameters. Empty without
+    'input_N' and 'output_N' of layer N (L + 1 for what follows the stack), and
+    'features'; openings that are not used have no parameters. Empty without
     start='baseline', or where the scheme starts as an identity map.
   """
   if not has_opening(config, side):
@@ -158,14 +158,18 @@ def layers_fused(config: ModelConfig, side: Side) -> tuple[int, ...]:
     side: Side of the stack.
 
   Returns:
-    Ascending, 0 for the embedding; none where a stack gives its last layer.
+    Numbers, ascending, 0 for the embedding; empty without a scheme.
   """
   scheme = scheme_of(config, side)
   return () if scheme is None else scheme.layers_read(config, side)
 
 
 def input_norms(config: ModelConfig, side: Side) -> InputNorms | None:
-  """Return the norms of the layers that an aggregation or groups fuse."""
+  """Return the norms of the layers that are fused.
+
+  None without a scheme, and for layer connections, which apply norms
+  themselves.
+  """
   scheme = scheme_of(config, side)
   if scheme is None or scheme.plugs[side] == 'layer connection':
     return None
@@ -173,7 +177,7 @@ def input_norms(config: ModelConfig, side: Side) -> InputNorms | None:
 
 
 def layer_embedding(config: ModelConfig) -> LayerEmbedding | None:
-  """Return the table that both sides share, if one of them reads it.
+  """Return the layer embeddings of both sides; None where no side reads them.
 
   Source: Wang et al. (2018), Eq. 4.
   """
@@ -205,7 +209,7 @@ def cross_attention(config: ModelConfig) -> MultiHeadAttention:
 
 
 def groups_kept(config: ModelConfig) -> tuple[int, int]:
-  """Return the decoder's groups that translate, a half-open range from 0."""
+  """Return the half-open range, from 0, of the decoder's translating groups."""
   text = config.decoder.gtrans.inference_groups
   count = group_count(config, 'decoder')
   if not text:
@@ -216,7 +220,8 @@ def groups_kept(config: ModelConfig) -> tuple[int, int]:
 def inference_depth(config: ModelConfig) -> int:
   """Return the number of decoder layers that the translating groups need.
 
-  All layers where groups start at the top layer and open from there.
+  Behind an `Opening` it is all layers, because the groups start as the top
+  layer.
   """
   if has_opening(config, 'decoder'):
     return config.decoder_layers

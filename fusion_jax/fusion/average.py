@@ -1,4 +1,4 @@
-"""The mean of all layers; Wang et al. (COLING 2018), section 3.2.
+"""Mean of all layers; Wang et al. (COLING 2018), section 3.2.
 
 Axis letters: B batch, T positions, D model width, n fused layers (H[0] may be
 one of them).
@@ -30,10 +30,10 @@ from fusion_jax.layers.layers import (
 
 
 def average(layers: Layers) -> Float[Array, 'B T D']:
-  """1/n sum_l z[l]; Wang et al. (2018), section 3.2, pooling.
+  """Return 1/n sum_l z[l]; Wang et al. (2018), section 3.2, pooling.
 
   Args:
-    layers: z[1..n].
+    layers: Layers z[1..n].
 
   Returns:
     The mean, taken in float32, in the layers' dtype.
@@ -43,11 +43,11 @@ def average(layers: Layers) -> Float[Array, 'B T D']:
 
 
 class Average(nn.Module):
-  """norm(1/n sum_l z[l]); Wang et al. (2018), section 3.2, pooling.
+  """Fusion norm(1/n sum_l z[l]); Wang et al. (2018), section 3.2, pooling.
 
   Attributes:
-    config: of the model.
-    side: whose layers these are.
+    config: Model configuration.
+    side: Side of the stack.
   """
 
   config: ModelConfig
@@ -57,11 +57,11 @@ class Average(nn.Module):
     self.norm = mlrf_norm(self.config, self.side)
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuses the layers.
+    """Fuse the layers.
 
     Args:
-      layers: H[0..L].
-      context: of the pass.
+      layers: Layers H[0..L].
+      context: Context of the pass.
 
     Returns:
       The normalised mean, in the layers' dtype.
@@ -72,7 +72,7 @@ class Average(nn.Module):
 
 
 def mlrf_norm(config: ModelConfig, side: Side) -> Callable[[Array], Array]:
-  """The norm after fusion; 'plain' has neither scale nor offset."""
+  """Return the norm after fusion; 'plain' has neither scale nor offset."""
   kind = config.side(side).mlrf.norm
   if kind == 'affine':
     return layer_norm(config)
@@ -82,7 +82,7 @@ def mlrf_norm(config: ModelConfig, side: Side) -> Callable[[Array], Array]:
 
 
 def mlrf_layers(config: ModelConfig, side: Side) -> tuple[int, ...]:
-  """Return the numbers of the layers that the fusions of the paper read."""
+  """Return the numbers of the layers that the paper's fusions read."""
   if config.side(side).mlrf.include_embedding:
     return all_layers(config, side)
   return layers_above_embedding(config, side)

@@ -1,8 +1,8 @@
-"""Capsules of layers: votes, and the read-outs that route them.
+"""Capsules of layers: votes, and the base of the modules that route them.
 
-Dou et al. (AAAI 2019), section 3.2. Input capsules are the layers of a
-position; output capsules, put one after the other, are the fused vector. The
-mathematics is in `routing`; here are the parameters.
+Dou et al. (AAAI 2019), section 3.2. The input capsules are the layers of a
+position; the output capsules, concatenated, are the fused vector. This file has
+the parameters; the mathematics is in `routing`.
 
 Axis letters: B batch, T positions, D model width, L layers, N output capsules,
 C width of an output capsule, I and O any widths.
@@ -36,16 +36,14 @@ from fusion_jax.layers.layers import (
 )
 from fusion_jax.layers.sow import sow
 
-# Lengths of a capsule below which it is counted as dead, and above which the
-# squash of dynamic routing has saturated.
+# A capsule shorter than this counts as dead.
 _DEAD = 0.01
-
-
+# A capsule longer than this has saturated the squash of dynamic routing.
 _SATURATED = 0.99
 
 
 class _PerLayer(nn.Module):
-  """y[l] = x[l] W_l + b_l, a projection for every layer."""
+  """Projection of its own for every layer, y[l] = x[l] W_l + b_l."""
 
   config: ModelConfig
   features: int
@@ -73,7 +71,7 @@ class _PerLayer(nn.Module):
       ),
       (count, self.features),
     )
-    # Parts of a split: their gradients are concatenated, not added.
+    # The gradients of the pieces of a split are concatenated, not added.
     maps = zip(jnp.split(kernel, count), jnp.split(bias, count), strict=True)
     return tuple(
       affine(x, w[0], b[0]) for x, (w, b) in zip(inputs, maps, strict=True)
@@ -81,16 +79,16 @@ class _PerLayer(nn.Module):
 
 
 class Votes(nn.Module):
-  """V[l -> n] = W_{l -> n} F_l(H[1..L]); Dou et al. (2019), Eq. 7-8.
+  """Votes V[l -> n] = W_{l -> n} F_l(H[1..L]); Dou et al. (2019), Eq. 7-8.
 
-  The dense form, of the size of the paper's Table 1, is one network over the
-  concatenation, whose first map is all F_l and whose second is all W. The block
-  form is the paper's text: F_l and W_l for every layer.
+  The dense form, which has the size of the paper's Table 1, is one network over
+  the concatenation: its first map is all F_l and its second is all W. The block
+  form follows the paper's text and has F_l and W_l for every layer.
 
   Attributes:
-    config: of the model.
-    side: of the stack.
-    activation: between the two maps.
+    config: Model configuration.
+    side: Side of the stack.
+    activation: Activation between the two maps.
   """
 
   config: ModelConfig
@@ -101,15 +99,7 @@ class Votes(nn.Module):
   def __call__(
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T L N C']:
-    """The votes of every layer for every capsule.
-
-    Args:
-      layers: H[1..L].
-      context: of the pass.
-
-    Returns:
-      V, in the layers' dtype.
-    """
+    """Return the votes V of H[1..L] for every capsule, in the layers' dtype."""
     config, options = self.config, self.config.side(self.side).routing
     form = self._block if options.vote_projection == 'block' else self._dense
     capsules = options.capsule_count(config.width)
@@ -157,12 +147,12 @@ class Votes(nn.Module):
 
 
 class Routing(nn.Module):
-  """What both routings share: votes, what follows the capsules, telemetry."""
+  """Base of both routings: the votes, the residual, the norm, the telemetry."""
 
   config: ModelConfig
   side: Side
 
-  # Between the two maps of the votes, where the option is 'auto'.
+  # Activation between the two maps of the votes where the option is 'auto'.
   vote_activation = 'none'
 
   @property
@@ -180,7 +170,7 @@ class Routing(nn.Module):
   def _votes(
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T L N C']:
-    """The votes at the size at which they are routed."""
+    """Return the votes at the size at which they are routed."""
     votes = self.votes(layers, context)
     size = jnp.sqrt(jnp.square(votes.astype(jnp.float32)).mean((2, 3, 4)))
     sow(self, 'telemetry', 'vote_size', token_mean(size, context.tokens))
@@ -189,7 +179,7 @@ class Routing(nn.Module):
   def _finish(
     self, output: Float[Array, 'B T N C'], layers: Layers
   ) -> Float[Array, 'B T D']:
-    """The capsules one after the other, the residual and the norm."""
+    """Concatenate the capsules, then apply the residual and the norm."""
     fused = output.reshape(layers[0].shape)
     fused = add_residual(fused, layers, len(layers) - 1, self.options.residual)
     fused = self.norm(fused) if self.options.output_norm else fused

@@ -1,4 +1,4 @@
-"""What a layer reads: the layer below, unless a scheme decides otherwise.
+"""Base of layer connections, in which every layer reads the layer below.
 
 Axis letters: B batch, T positions, D model width.
 """
@@ -13,20 +13,20 @@ from fusion_jax.layers.context import Context
 
 
 class LayerConnection(nn.Module):
-  """Every layer reads the layer below, and the stack's output is H[L]."""
+  """Plain connection: layers read the layer below, and the output is H[L]."""
 
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
   ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
-    """What the next layer reads; after the last layer, the stack's output.
+    """Return the next layer's input, or after the last the stack's output.
 
     Args:
-      layers: H[0..l-1], what is there before layer l.
-      carried: what the call for layer l - 1 returned; () at first.
-      context: of the pass.
+      layers: States H[0..l-1] below layer l.
+      carried: Second result of the call for layer l - 1; () at first.
+      context: Context of the pass.
 
     Returns:
-      The input of layer l, and what the next call needs.
+      The input of layer l, and the `carried` of the next call.
     """
     del context
     return layers[-1], carried
@@ -34,14 +34,11 @@ class LayerConnection(nn.Module):
   def layer_output(
     self, layers: Layers, y: Float[Array, 'B T D']
   ) -> Float[Array, 'B T D']:
-    """H[l].
+    """Return H[l], the next entry of `layers`.
 
     Args:
-      layers: H[0..l-1].
-      y: what layer l made of its input.
-
-    Returns:
-      What `layers` gets next.
+      layers: States H[0..l-1].
+      y: Output of layer l.
     """
     del layers
     return y

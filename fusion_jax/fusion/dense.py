@@ -18,14 +18,14 @@ from fusion_jax.layers.layers import layer_norm
 
 
 class DenseConnection(LayerConnection):
-  """H[l] = Layer_l(H[l-1]) + sum_{i=1..l-1} H[i]; Dou et al. (2018), Eq. 4.
+  """Dense connection; Dou et al. (2018), Eq. 4.
 
-  `post_sum_norm` puts a norm after each sum; where there is nothing to add, as
-  in layer 1, there is none either.
+  H[l] = Layer_l(H[l-1]) + sum_{i=1..l-1} H[i]. `post_sum_norm` puts a norm
+  after each sum, but not where there is nothing to add, as in layer 1.
 
   Attributes:
-    config: of the model.
-    side: of the stack.
+    config: Model configuration.
+    side: Side of the stack.
   """
 
   config: ModelConfig
@@ -41,7 +41,7 @@ class DenseConnection(LayerConnection):
   def layer_output(
     self, layers: Layers, y: Float[Array, 'B T D']
   ) -> Float[Array, 'B T D']:
-    """H[l] from H[0..l-1] and y = Layer_l(H[l-1])."""
+    """Return H[l], given H[0..l-1] and y = Layer_l(H[l-1])."""
     below = layers[self._start :]
     total = sum(below, y)
     if not below or not self.config.side(self.side).dense.post_sum_norm:

@@ -1,4 +1,4 @@
-"""The reward for layers that differ; Dou et al. (EMNLP 2018), section 3.2.
+"""Reward for layers that differ; Dou et al. (EMNLP 2018), section 3.2.
 
 Axis letters: B batch, T positions, D model width, L layers.
 """
@@ -11,9 +11,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.fusion.inputs import Layers
 
-# Added to |a|^2 |b|^2, so that a vector of zeros is as unlike as can be.
+# Added to |a|^2 |b|^2, so that a vector of zeros has distance 1 to any other.
 _SMALLEST = 1e-12
-# Below it a distance has no more gradient in log d.
+# Distances below this have no gradient in log d.
 _LEAST_DISTANCE = 1e-3
 
 
@@ -31,22 +31,21 @@ def layer_diversity(
 ) -> Float[Array, '']:
   """Return the mean over l = 1..L-1 and tokens of d = 1 - cos^2.
 
-  cos is that of the angle between H[l] and H[l + 1];
-  Dou et al. (2018), Eq. 9-10; a term to be maximised. Of one layer it is 0.
-  With 'log_distance' it is the mean of log d: its gradient 1 / d is the largest
-  where two layers are alike, and an orthogonal pair has the same value as one
-  of a single layer.
+  cos is the cosine of the angle between H[l] and H[l + 1]; Dou et al. (2018),
+  Eq. 9-10. The mean is a term to maximise; a single layer gives 0. With
+  'log_distance' it is the mean of log d: the gradient 1 / d is largest where
+  two layers are alike, and an orthogonal pair gives 0, as a single layer does.
 
   Args:
-    layers: H[1..L], of the backbone.
-    keep: True at tokens, False at padding.
-    count: tokens that the sum is divided by, where `keep` has a part of them;
-      None: those of `keep`.
-    reward: of a token and a pair of layers, d or log d.
+    layers: Layers H[1..L] of the backbone.
+    keep: Mask, True at tokens, False at padding.
+    count: Number of tokens to divide the sum by, where `keep` covers only some
+      of them; None: the tokens of `keep`.
+    reward: Reward of a token and a pair of layers: d or log d.
 
   Returns:
-    float32 scalar in [0, 1]: 0 where neighbours are proportional, 1 where
-    they are orthogonal; of log d in [log 0.001, 0].
+    The mean, a float32 scalar. Of d in [0, 1]: 0 where neighbours are
+    proportional, 1 where they are orthogonal. Of log d in [log 0.001, 0].
   """
   squares = [_inner(h, h) for h in layers]
   total = jnp.zeros(keep.shape, jnp.float32)
@@ -54,7 +53,7 @@ def layer_diversity(
     itertools.pairwise(layers), itertools.pairwise(squares), strict=True
   ):
     cosine_squared = _inner(a, b) ** 2 / (aa * bb + _SMALLEST)
-    # Rounding may leave a square of slightly more than 1.
+    # Rounding may make the square slightly larger than 1.
     distance = 1 - jnp.minimum(cosine_squared, 1)
     if reward == 'log_distance':
       distance = jnp.log(jnp.maximum(distance, _LEAST_DISTANCE))

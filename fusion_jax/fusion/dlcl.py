@@ -21,21 +21,21 @@ from fusion_jax.layers.sow import sow
 
 
 def predecessors(size: int, window: int) -> Bool[np.ndarray, '{size} {size}']:
-  """True where row l may read column k: k <= l, and l - k < window.
+  """Return a mask, True where row l may read column k.
+
+  That is where k <= l and l - k < window.
 
   Args:
-    size: L + 1; row l is of what follows layer l, column k of y[k].
-    window: the most columns of a row; 0: any.
-
-  Returns:
-    The mask.
+    size: Rows and columns, L + 1. Row l stands for what follows layer l,
+      column k for y[k].
+    window: Largest number of columns that a row reads; 0: no limit.
   """
   row, column = np.indices((size, size))
   return (column <= row) & (row - column < (window or size))
 
 
 class Dlcl(LayerConnection):
-  """Every layer reads a weighted sum of all below it; Wang et al. (2019).
+  """Weighted sums of all layers below as inputs; Wang et al. (2019).
 
   With y[0] = H[0] and y[l] = Layer_l(x[l]):
   norm='pre': x[l+1] = sum_{k=0..l} w_lk LN_k(y[k]), without a norm on y[0].
@@ -43,17 +43,17 @@ class Dlcl(LayerConnection):
   norm='rezero': x[l+1] = sum_{k=0..l} w_lk y[k].
   x[L+1] is the output of the stack.
 
-  The parameter holds the square [L+1, L+1] of all w_lk. Entries that are no
-  predecessors (k > l, or outside the window) are never read: they start as 0
-  and have no gradient. The same holds for w_00 with norm='post', which starts
+  The parameter holds the square [L+1, L+1] of all w_lk. Entries that belong to
+  no predecessor (k > l, or outside the window) are never read: they start as 0
+  and have no gradient. With norm='post', w_00 is never read either, but starts
   as 1.
 
-  Telemetry: 'weights_l' [K], the weights of what x[l+1] reads; their mean over
-  the features where there is one for each.
+  Telemetry: 'weights_l' [K], the weights of the terms of x[l+1]; with a weight
+  for each feature, their mean over the features.
 
   Attributes:
-    config: of the model.
-    side: of the stack.
+    config: Model configuration.
+    side: Side of the stack.
   """
 
   config: ModelConfig
@@ -82,7 +82,7 @@ class Dlcl(LayerConnection):
     return jnp.broadcast_to(weights.T, shape[::-1]).T
 
   def _row(self, row: int) -> Float[Array, 'K *D']:
-    """The weights of the predecessors of a row."""
+    """Return the weights of the predecessors of a row."""
     options = self.config.side(self.side).dlcl
     weights = self.weights[row, self._read[row]]
     if options.frozen:
@@ -98,7 +98,10 @@ class Dlcl(LayerConnection):
     return weights
 
   def _summed(self, row: int, carried: Layers, context: Context) -> Layers:
-    """The predecessors of a row; an only one is no sum, and always read."""
+    """Return the predecessors of a row, after any ablation.
+
+    A single predecessor is no sum, so that it is never ablated.
+    """
     numbers = np.flatnonzero(self._read[row]).tolist()
     if len(numbers) == 1:
       return (carried[numbers[0]],)
@@ -107,7 +110,7 @@ class Dlcl(LayerConnection):
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
   ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
-    """x[l]; `carried` is y[0..l-2] with their norms."""
+    """Return x[l]; `carried` is y[0..l-2] after their norms."""
     row, x, norm = len(layers) - 1, layers[-1], self.config.norm
     if row > 0 and norm == 'pre':
       x = self.norm[str(row)](x)

@@ -1,4 +1,4 @@
-"""Dynamic combination: weights that every position computes for its layers.
+"""Dynamic combination: every position computes weights for its layers.
 
 Axis letters: B batch, T positions, D model width, L layers.
 """
@@ -34,19 +34,20 @@ def starts_as_identity(config: ModelConfig, side: Side) -> bool:
 
 
 class DynamicCombination(nn.Module):
-  """sum_l W[l] * H[l], W = FFN(concat(H[1..L])); Dou et al. (2019), Eq. 4.
+  """Fusion sum_l W[l] * H[l]; Dou et al. (2019), Eq. 4.
 
-  FFN(z) = relu(z W1 + b1) W2 + b2 gives the weights of all layers at once: one
-  trunk with a block of W2 for every layer, where the paper speaks of a network
-  for each; both have the size of its Table 1. start='baseline' gives H[L]:
-  W2 = 0, b2 = 1 on the block of H[L] and 0 elsewhere.
+  W = FFN(concat(H[1..L])), and FFN(z) = relu(z W1 + b1) W2 + b2 gives the
+  weights of all layers at once: W1 is shared, and W2 has a block for every
+  layer. The paper speaks of a network for each layer; both forms have the size
+  of its Table 1. start='baseline' gives H[L]: W2 = 0, b2 = 1 on the block of
+  H[L] and 0 elsewhere.
 
   Telemetry: 'layer_weights' [L], the mean weight of every layer.
   Views: 'layer_weights' [B, T, L, D].
 
   Attributes:
-    config: of the model.
-    side: whose layers these are.
+    config: Model configuration.
+    side: Side of the stack.
   """
 
   config: ModelConfig
@@ -79,7 +80,7 @@ class DynamicCombination(nn.Module):
   def weights(
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T L D']:
-    """W, of sum 1 over the layers where normalize='softmax'."""
+    """Return W, which sums to 1 over the layers with normalize='softmax'."""
     hidden = jax.nn.relu(self.hidden(jnp.concatenate(layers, -1)))
     weights = self.out(self.dropout(hidden, context.deterministic))
     weights = weights.reshape(*layers[0].shape[:-1], len(layers), -1)
@@ -88,11 +89,11 @@ class DynamicCombination(nn.Module):
     return weights
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuses the layers.
+    """Fuse the layers.
 
     Args:
-      layers: H[0..L]; H[0] is not used.
-      context: of the pass.
+      layers: Layers H[0..L]; H[0] is not used.
+      context: Context of the pass.
 
     Returns:
       The combination, in the layers' dtype.

@@ -1,4 +1,4 @@
-"""Fusion of layers by dynamic routing; Dou et al. (AAAI 2019), Eq. 5-9.
+"""Layer aggregation by dynamic routing; Dou et al. (AAAI 2019), Eq. 5-9.
 
 Axis letters: B batch, T positions, D model width, L layers, N output capsules,
 C width of an output capsule.
@@ -27,7 +27,7 @@ from fusion_jax.layers.context import Context
 class DynamicRouting(Routing):
   """Dynamic routing of layers; Dou et al. (2019), Algorithm 1, Eq. 5-9.
 
-  Nothing between the votes and the capsules is kept for the backward pass.
+  The backward pass recomputes everything between the votes and the capsules.
 
   Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration;
   'vote_size', the root mean square of the votes before `vote_norm`; the shares
@@ -36,23 +36,23 @@ class DynamicRouting(Routing):
   Views: 'couplings' [B, T, iterations, L, N].
 
   Attributes:
-    config: of the model.
-    side: of the stack.
+    config: Model configuration.
+    side: Side of the stack.
   """
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuses the layers.
+    """Fuse the layers.
 
     Args:
-      layers: H[0..L]; H[0] is not used.
-      context: of the pass.
+      layers: Layers H[0..L]; H[0] is not used.
+      context: Context of the pass.
 
     Returns:
-      The capsules, concatenated, in the layers' dtype.
+      The concatenated capsules, in the layers' dtype.
     """
     layers, options = layers[1:], self.options
     capsules = options.capsule_count(self.config.width)
-    # The gain with which uniform couplings give the mean of the votes.
+    # With this gain, uniform couplings give the mean of the votes.
     mean = capsules / len(layers) if options.route_axis == 'output' else 1.0
     gain = options.route_gain or mean
     route = functools.partial(

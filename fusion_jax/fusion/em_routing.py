@@ -1,4 +1,4 @@
-"""Fusion of layers by EM routing; Dou et al. (AAAI 2019), Eq. 10-16.
+"""Layer aggregation by EM routing; Dou et al. (AAAI 2019), Eq. 10-16.
 
 Axis letters: B batch, T positions, D model width, L layers, N output capsules,
 C width of an output capsule.
@@ -36,7 +36,7 @@ from fusion_jax.layers.layers import (
 class EmRouting(Routing):
   """EM routing of layers; Dou et al. (2019), Algorithm 2, Eq. 10-16.
 
-  Nothing between the votes and the capsules is kept for the backward pass.
+  The backward pass recomputes everything between the votes and the capsules.
 
   Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration;
   'vote_size', the root mean square of the votes before `vote_norm`; the shares
@@ -45,8 +45,8 @@ class EmRouting(Routing):
   Views: 'couplings' [B, T, iterations, L, N].
 
   Attributes:
-    config: of the model.
-    side: of the stack.
+    config: Model configuration.
+    side: Side of the stack.
   """
 
   vote_activation = 'relu'
@@ -83,7 +83,7 @@ class EmRouting(Routing):
   def _activation(
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T L X'] | None:
-    """A_in, of every layer (X = 1) or for every capsule (X = N); Eq. 10."""
+    """Return A_in of Eq. 10, where X is 1, or N for a value per capsule."""
     if self.options.activation == 'none':
       return None
     x = jnp.concatenate(layers, axis=-1)
@@ -94,14 +94,14 @@ class EmRouting(Routing):
     return jax.nn.sigmoid(logits).reshape(*x.shape[:2], len(layers), -1)
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuses the layers.
+    """Fuse the layers.
 
     Args:
-      layers: H[0..L]; H[0] is not used.
-      context: of the pass.
+      layers: Layers H[0..L]; H[0] is not used.
+      context: Context of the pass.
 
     Returns:
-      The capsules, concatenated, in the layers' dtype.
+      The concatenated capsules, in the layers' dtype.
     """
     layers, options = layers[1:], self.options
     route = functools.partial(

@@ -1,4 +1,4 @@
-"""A feed-forward network over all layers; Wang et al. (COLING 2018), Eq. 4.
+"""Feed-forward network over all layers; Wang et al. (COLING 2018), Eq. 4.
 
 Axis letters: B batch, T positions, D model width, n fused layers (H[0] may be
 one of them), I and O any widths.
@@ -41,13 +41,13 @@ def starts_as_identity(config: ModelConfig, side: Side) -> bool:
 
 
 class LayerEmbedding(nn.Module):
-  """E, a vector for every layer of both stacks; Wang et al. (2018), Eq. 4."""
+  """Table E of a vector for each layer number; Wang et al. (2018), Eq. 4."""
 
   config: ModelConfig
 
   @nn.compact
   def __call__(self) -> Float[Array, 'n D']:
-    """The table; row l belongs to H[l] of either side."""
+    """Return the table; row l belongs to H[l] of either side."""
     config = self.config
     rows = max(config.encoder_layers, config.decoder_layers) + 1
     exact = any(starts_as_identity(config, s) for s in ('encoder', 'decoder'))
@@ -60,17 +60,18 @@ class LayerEmbedding(nn.Module):
 
 
 class FeedForwardFusion(nn.Module):
-  """norm(relu(concat(z + E) W1 + b1) W2 + b2); Wang et al. (2018), 3.2.
+  """Fusion by a feed-forward network; Wang et al. (2018), section 3.2.
 
-  start='baseline' gives the norm of H[L] + E[L], for the feed-forward fusion
-  alone: [I, -I] in W1's rows of H[L], zeros in the others of these columns, and
-  [I; -I] in W2, as x = relu(x) - relu(-x); E starts as 0. W1's other columns
-  start as usual behind zeros of W2.
+  norm(relu(concat(z + E) W1 + b1) W2 + b2). For the feed-forward fusion alone,
+  start='baseline' gives the norm of H[L] + E[L], because x = relu(x) -
+  relu(-x): W1 has [I, -I] in the rows of H[L] and zeros in the other rows of
+  these columns, W2 has [I; -I], and E starts as 0. The other columns of W1
+  start as usual, and W2 multiplies them by zeros.
 
   Attributes:
-    config: of the model.
-    side: whose layers these are.
-    embedding: E, shared by both sides; None: without.
+    config: Model configuration.
+    side: Side of the stack.
+    embedding: Layer embedding E, shared by both sides; None: no E.
   """
 
   config: ModelConfig
@@ -90,7 +91,7 @@ class FeedForwardFusion(nn.Module):
     self.norm = mlrf_norm(config, self.side)
 
   def fused_layers(self, layers: Layers) -> Layers:
-    """z[l] + E[l] of the layers that take part."""
+    """Return z[l] + E[l] of the layers that are fused."""
     options = self.config.side(self.side).mlrf
     if options.layer_embedding and self.embedding is not None:
       table = self.embedding().astype(layers[0].dtype)
@@ -100,17 +101,17 @@ class FeedForwardFusion(nn.Module):
   def network(
     self, z: Float[Array, 'B T I'], context: Context
   ) -> Float[Array, 'B T D']:
-    """norm(relu(z W1 + b1) W2 + b2)."""
+    """Return norm(relu(z W1 + b1) W2 + b2)."""
     hidden = jax.nn.relu(self.hidden(z))
     hidden = self.dropout(hidden, context.deterministic)
     return self.norm(self.out(hidden))
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuses the layers.
+    """Fuse the layers.
 
     Args:
-      layers: H[0..L].
-      context: of the pass.
+      layers: Layers H[0..L].
+      context: Context of the pass.
 
     Returns:
       The fusion, in the layers' dtype.
@@ -119,7 +120,7 @@ class FeedForwardFusion(nn.Module):
 
 
 def _two_signs(config: ModelConfig) -> Initializer:
-  """[I, -I, fresh] in the last D rows, [0, 0, fresh] above."""
+  """Draw [I, -I, fresh] in the last D rows and [0, 0, fresh] above."""
   width, init = config.width, kernel_initializer(config)
 
   def start(key, shape):
@@ -131,7 +132,7 @@ def _two_signs(config: ModelConfig) -> Initializer:
 
 
 def _difference(key: Array, shape: tuple[int, int]) -> Float[Array, 'I O']:
-  """[I; -I] in the first 2 D rows, 0 below."""
+  """Return [I; -I] in the first 2 D rows and 0 below."""
   del key
   width = shape[1]
   rows = jnp.concatenate([jnp.eye(width), -jnp.eye(width)])

@@ -1,4 +1,4 @@
-"""Group fusion and probability fusion; Yang et al. (TASLP 2022), GTRANS.
+"""Group fusion and probability fusion of GTRANS; Yang et al. (TASLP 2022).
 
 Consecutive layers form groups. The encoder's groups are fused into one tensor.
 Each of the decoder's groups predicts, and the predictions are mixed with the
@@ -34,17 +34,17 @@ from fusion_jax.layers.sow import sow
 
 
 def groups_of(config: ModelConfig, side: Side) -> tuple[range, ...]:
-  """The layer numbers of every group of a stack."""
+  """Return the layer numbers of every group of a stack."""
   return config.side(side).gtrans.groups(config.layers(side), side)
 
 
 def group_count(config: ModelConfig, side: Side) -> int:
-  """The groups of a stack."""
+  """Return the number of groups of a stack."""
   return len(groups_of(config, side))
 
 
 def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
-  """The numbers of the layers that the groups of a stack read."""
+  """Return the numbers of the layers that the groups of a stack read."""
   last = side == 'encoder' or config.side(side).gtrans.mode == 'last'
   groups = groups_of(config, side)
   return tuple(n for group in groups for n in (group[-1:] if last else group))
@@ -56,13 +56,13 @@ def group_sum(
   weights: Float[Array, ' L'],
   mode: Literal['weighted_sum', 'weighted_mean'],
 ) -> Float[Array, 'B T D']:
-  """sum_{l in group} w_l H[l]; Yang et al. (2022), Eq. 4.
+  """Return sum_{l in group} w_l H[l]; Yang et al. (2022), Eq. 4.
 
   Args:
-    layers: H[0..L].
-    group: numbers of its layers.
-    weights: w_1..w_L, float32.
-    mode: 'weighted_mean' divides by the number of layers.
+    layers: Layers H[0..L].
+    group: Numbers of the layers of the group.
+    weights: Weights w_1..w_L, float32.
+    mode: Whether to divide by the number of layers ('weighted_mean').
 
   Returns:
     The group's features, in the layers' dtype.
@@ -76,7 +76,7 @@ def group_sum(
 def log_group_weights(
   weights: Float[Array, ' G'], temperature: float
 ) -> Float[Array, ' G']:
-  """log psi, psi = softmax(w / temperature); Yang et al. (2022), Eq. 5."""
+  """Return log psi, psi = softmax(w / temperature); Yang (2022), Eq. 5."""
   return jax.nn.log_softmax(weights.astype(jnp.float32) / temperature)
 
 
@@ -86,16 +86,16 @@ def keep_groups(
   first: int,
   last: int,
 ) -> tuple[Float[Array, 'K *rest'], Float[Array, ' K']]:
-  """The groups first..last - 1, counted from 0, with psi of sum 1 again.
+  """Return the groups first..last - 1, counted from 0.
 
   Args:
-    features: of all groups.
-    log_weights: log psi, float32.
-    first: the first group to keep; see `parse_groups`.
-    last: the first group after it not to keep.
+    features: Features of all groups.
+    log_weights: Logarithms of psi, float32.
+    first: First group to keep; see `parse_groups`.
+    last: Group after the last one to keep.
 
   Returns:
-    Features and log psi of those groups.
+    Features of those groups, and log psi, where psi sums to 1 over them.
   """
   kept = slice(first, last)
   return features[kept], jax.nn.log_softmax(log_weights[kept])
@@ -106,15 +106,16 @@ def token_mixture(
   log_weights: Float[Array, ' G'],
   combine: Literal['arithmetic', 'geometric'],
 ) -> Float[Array, '*rest']:
-  """The mixture of what the groups give to tokens that are chosen already.
+  """Return the mixture of the groups' log-probabilities of given tokens.
 
   Args:
-    log_p: log-probability in every group.
-    log_weights: log psi, float32.
-    combine: log sum_k psi_k p_k, or sum_k psi_k log p_k.
+    log_p: Log-probabilities of the tokens in every group.
+    log_weights: Logarithms of psi, float32.
+    combine: Mixture: 'arithmetic' is log sum_k psi_k p_k, 'geometric' is
+      sum_k psi_k log p_k.
 
   Returns:
-    float32.
+    Log-probabilities, float32.
   """
   weights = log_weights.reshape(-1, *(1,) * (log_p.ndim - 1))
   if combine == 'arithmetic':
@@ -128,20 +129,20 @@ def mixture_log_probabilities(
   logits: Callable[[Float[Array, 'M D']], Float[Array, 'M V']],
   combine: Literal['arithmetic', 'geometric'],
 ) -> Float[Array, 'M V']:
-  """The logarithm of the mixture of all groups' predictions.
+  """Return the logarithm of the mixture of all groups' predictions.
 
   'arithmetic': log sum_k psi_k P_k, Yang et al. (2022), Eq. 6.
   'geometric': sum_k psi_k log P_k, as in the released code; its exponentials
   sum to 1 or less.
 
   Args:
-    features: of the groups.
-    log_weights: log psi, float32.
-    logits: the output layer; one group has logits at a time.
-    combine: which of the two.
+    features: Features of the groups.
+    log_weights: Logarithms of psi, float32.
+    logits: Output layer; only the logits of one group exist at a time.
+    combine: Mixture, one of the two above.
 
   Returns:
-    float32.
+    Log-probabilities, float32.
   """
 
   def log_p(group_features):
@@ -167,10 +168,11 @@ def _zero_weights(axis: str) -> Initializer:
 
 
 class EncoderGroups(nn.Module):
-  """LN(1 / G sum_k sigmoid(w_k) H[last layer of k]); Yang et al. (2022), Eq. 2.
+  """Fusion of the encoder's groups; Yang et al. (2022), Eq. 2.
 
-  Without the norm where all layers are one group, as the paper's formula has
-  it; with `single_group_norm` there too, as in the released code.
+  LN(1 / G sum_k sigmoid(w_k) H[last layer of k]). Where all layers are one
+  group there is no norm, as in the paper's formula, unless `single_group_norm`
+  asks for it, as in the released code.
   """
 
   config: ModelConfig
@@ -196,11 +198,12 @@ class EncoderGroups(nn.Module):
 
 
 class DecoderGroups(nn.Module):
-  """G[k] = sum_{l in k} sigmoid(w_l) H[l] and psi; Yang et al. (2022), Eq. 4-5.
+  """Features and weights of the decoder's groups; Yang (2022), Eq. 4-5.
 
-  mode='weighted_mean' divides by the layers of the group; mode='last' takes
-  the group's last layer as it is. Both are of the released code. Layers that
-  belong to no group have no weight.
+  G[k] = sum_{l in k} sigmoid(w_l) H[l], with the weights psi.
+  mode='weighted_mean' divides by the number of layers of the group; mode='last'
+  takes the group's last layer as it is. Both come from the released code.
+  Layers that belong to no group have no weight.
   """
 
   config: ModelConfig
@@ -223,14 +226,15 @@ class DecoderGroups(nn.Module):
   def __call__(
     self, layers: Layers, context: Context
   ) -> tuple[Float[Array, 'G B T D'], Float[Array, ' G']]:
-    """The features of all groups, and log psi in float32.
+    """Return the features of the groups, and their log psi.
 
     Args:
-      layers: H[0..L]; of fewer layers, only the groups that are whole.
-      context: of the pass.
+      layers: Layers H[0..L], or the lowest of them: only groups that are
+        complete are returned.
+      context: Context of the pass.
 
     Returns:
-      The features of those groups, and their log psi among all groups.
+      The features of those groups, and their log psi among all groups, float32.
     """
     del context
     config, options = self.config, self.config.side(self.side).gtrans
@@ -257,7 +261,7 @@ class DecoderGroups(nn.Module):
     return [group_sum(layers, group, weights, mode) for group in groups]
 
 
-# The vocabulary is ours: the one with which the baseline has 68.1M.
+# The paper prints no vocabulary; with this one the baseline has 68.1M.
 _DEEP = Baseline(
   dataclasses.replace(
     PRESETS['base'], filter=1_024, encoder_layers=12, decoder_layers=12

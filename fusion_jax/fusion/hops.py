@@ -2,7 +2,7 @@
 
 Axis letters: B batch, T positions, D model width, n fused layers (H[0] may be
 one of them), P hops, A scorer width, K weights of one layer (1 or D), I and O
-any widths. Q is 1 where all hops share what P would tell apart.
+any widths. Q is P, or 1 where all hops share one map.
 """
 
 import functools
@@ -45,16 +45,16 @@ def hop_scores(
   second: Float[Array, 'A P K'],
   activation: Callable[[Array], Array],
 ) -> Float[Array, 'B T P K']:
-  """e = act(z W1) W2 of one layer; Wang et al. (2018), Eq. 5.
+  """Return e = act(z W1) W2 of one layer; Wang et al. (2018), Eq. 5.
 
   Args:
-    z: the layer.
-    first: W1, one for all hops or one each, float32.
-    second: W2, float32.
-    activation: act.
+    z: Layer z.
+    first: Matrix W1, one for all hops or one for each, float32.
+    second: Matrix W2, float32.
+    activation: Activation act.
 
   Returns:
-    float32 scores of the layer in every hop.
+    Scores of the layer in every hop, float32.
   """
   positions = z.reshape(-1, z.shape[-1])
   hidden = jnp.einsum('MD,QDA->MQA', positions, first.astype(z.dtype))
@@ -70,11 +70,11 @@ def hop_scores(
 def hop_sums(
   attention: Float[Array, 'B T n P K'], layers: Layers
 ) -> Float[Array, 'B T PD']:
-  """concat_p(s_p), s_p = sum_l a[l, p] z[l]; Wang et al. (2018), Eq. 7.
+  """Return concat_p(sum_l a[l, p] z[l]); Wang et al. (2018), Eq. 7.
 
   Args:
-    attention: a, float32, of sum 1 over the layers.
-    layers: z[1..n].
+    attention: Weights a, float32, which sum to 1 over the layers.
+    layers: Layers z[1..n].
 
   Returns:
     The sums of all hops, taken in float32, in the layers' dtype.
@@ -90,13 +90,13 @@ class Hops(FeedForwardFusion):
   """Attention over the layers in several hops; Wang et al. (2018), Eq. 5-7.
 
   norm(FFN(concat_p(sum_l a[l, p] z[l]))), a = softmax_l(act(z W1) W2), where z
-  has E added. The product of Eq. 7 is the weighted sum that its text speaks
-  of. 'per_layer' is the paper's section 4.4; 'per_hop' fits the size of its
-  decoder with six hops.
+  includes E. The product of Eq. 7 is the weighted sum that the paper's text
+  describes. independent='per_layer' is the paper's section 4.4; 'per_hop' has
+  the size of its decoder with six hops.
 
   Telemetry: 'hop_attention' [hops, n], the mean attention.
-  Views: 'hop_attention' [B, T, n, hops], its mean over the features where
-  each has its own.
+  Views: 'hop_attention' [B, T, n, hops], the attention, or its mean over the
+  features where each feature has its own.
   """
 
   def setup(self):
@@ -119,7 +119,7 @@ class Hops(FeedForwardFusion):
     )
 
   def attention(self, layers: Layers) -> Float[Array, 'B T n P K']:
-    """a, float32: softmax over the layers of their scores; Eq. 5-6."""
+    """Return a, the float32 softmax of the scores over the layers; Eq. 5-6."""
     options = self.config.side(self.side).mlrf
     kernel = self.scorer_hidden()
     firsts = (
@@ -136,11 +136,11 @@ class Hops(FeedForwardFusion):
     return jax.nn.softmax(jnp.stack(scores, 2), axis=2)
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuses the layers.
+    """Fuse the layers.
 
     Args:
-      layers: H[0..L].
-      context: of the pass.
+      layers: Layers H[0..L].
+      context: Context of the pass.
 
     Returns:
       The fusion, in the layers' dtype.
@@ -154,7 +154,7 @@ class Hops(FeedForwardFusion):
 
 
 class _Kernel(nn.Module):
-  """A matrix, or a stack of independent ones."""
+  """Matrix, or a stack of independent matrices."""
 
   config: ModelConfig
   shape: tuple[int, ...]
@@ -171,7 +171,7 @@ class _Kernel(nn.Module):
 
 
 def _each(init: Initializer) -> Initializer:
-  """Draws every matrix of a stack as if it were alone."""
+  """Draw every matrix of a stack as if it were alone."""
 
   def start(key, shape):
     keys = jax.random.split(key, shape[0])

@@ -1,7 +1,8 @@
-"""What a fusion reads: H[0..L], where asked each after a norm of its own.
+"""Inputs of a fusion: H[0..L], with `per_layer_norms` each after its own norm.
 
 The states of a residual stream without norms between the layers differ in
-scale from layer to layer; a norm each makes them comparable.
+scale from layer to layer; a norm for each layer makes them comparable.
+
 Axis letters: B batch, T positions, D model width, K layers that are summed.
 """
 
@@ -17,11 +18,11 @@ Layers = tuple[Float[Array, 'B T D'], ...]
 def weighted_sum(
   weights: Float[Array, 'K *w'], layers: Layers
 ) -> Float[Array, 'B T D']:
-  """sum_k w_k x_k in float32.
+  """Return sum_k w_k x_k, computed in float32.
 
   Args:
-    weights: float32; a scalar, a vector or an array for each of the layers.
-    layers: the K layers.
+    weights: Scalar, vector or array for each of the layers, float32.
+    layers: The K layers.
 
   Returns:
     The sum in the layers' dtype.
@@ -31,17 +32,17 @@ def weighted_sum(
 
 
 def per_layer_norms(config: ModelConfig, side: Side) -> bool:
-  """Whether every layer that is fused has a norm of its own."""
+  """Return whether every layer that is fused has its own norm."""
   return config.side(side).per_layer_norms(config.norm)
 
 
 class InputNorms(nn.Module):
-  """LN_l(H[l]) of the layers read, or H[l] itself without `per_layer_norms`.
+  """Norms LN_l(H[l]) of the layers read; without `per_layer_norms` none.
 
   Attributes:
-    config: of the model.
-    side: of the stack.
-    read: numbers of the layers that a fusion reads; 0 is the embedding.
+    config: Model configuration.
+    side: Side of the stack.
+    read: Numbers of the layers that a fusion reads; 0 is the embedding.
   """
 
   config: ModelConfig
@@ -55,11 +56,11 @@ class InputNorms(nn.Module):
   def one(
     self, number: int, layer: Float[Array, 'B T D']
   ) -> Float[Array, 'B T D']:
-    """The layer of that number as a fusion reads it."""
+    """Return the layer of that number as a fusion reads it."""
     if number not in self.read or not per_layer_norms(self.config, self.side):
       return layer
     return self.input_norm[str(number)](layer)
 
   def __call__(self, layers: Layers) -> Layers:
-    """All of H[0..L] as a fusion reads them."""
+    """Return all of H[0..L] as a fusion reads them."""
     return tuple(self.one(n, layer) for n, layer in enumerate(layers))

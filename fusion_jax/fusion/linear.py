@@ -1,4 +1,4 @@
-"""A linear combination of layers; Dou et al. (EMNLP 2018), Eq. 5.
+"""Linear combination of layers; Dou et al. (EMNLP 2018), Eq. 5.
 
 Axis letters: B batch, T positions, D model width, L layers, I and O any widths.
 """
@@ -31,7 +31,7 @@ def affine(
   kernel: Float[Array, 'I O'],
   bias: Float[Array, ' O'] | None = None,
 ) -> Float[Array, '*batch O']:
-  """x W + b on a matrix of all positions, in x's dtype; see `Dense`."""
+  """Return x W + b, one product of all positions, in x's dtype; see `Dense`."""
   y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
   if bias is not None:
     y = y + bias.astype(x.dtype)
@@ -43,12 +43,12 @@ def linear_combination(
   kernel: Float[Array, 'L D D'],
   bias: Float[Array, ' D'] | None = None,
 ) -> Float[Array, 'B T D']:
-  """sum_l H[l] W_l + b; Dou et al. (2018), Eq. 5.
+  """Return sum_l H[l] W_l + b; Dou et al. (2018), Eq. 5.
 
   Args:
-    layers: H[1..L].
-    kernel: W_1..W_L, float32.
-    bias: b, float32.
+    layers: Layers H[1..L].
+    kernel: Matrices W_1..W_L, float32.
+    bias: Vector b, float32.
 
   Returns:
     The combination, in the layers' dtype.
@@ -71,15 +71,15 @@ def starts_as_identity(config: ModelConfig, side: Side) -> bool:
 class Linear(nn.Module):
   """Linear combination of H[1..L]; Dou et al. (2018), Eq. 5.
 
-  Factored, concat(H[1..L]) A B + biases without an activation: the form that
-  has the size of the paper's Table 1. Plain, sum_l H[l] W_l + b: the form of
-  its text. start='baseline' gives H[L]: plain W_L = I and the other W_l = 0;
-  factored [I, 0] in A's rows of H[L] and B = [I; 0], where the columns of A
-  that B's zeros do not read start as usual, or both would stay 0.
+  The factored form, concat(H[1..L]) A B + biases without an activation, has the
+  size of the paper's Table 1. The plain form, sum_l H[l] W_l + b, is that of
+  its text. start='baseline' gives H[L]. Plain: W_L = I and the other W_l = 0.
+  Factored: B = [I; 0], and A has [I, 0] in its rows of H[L]; elsewhere the
+  columns of A that meet the zeros of B start as usual, or both would stay 0.
 
   Attributes:
-    config: of the model.
-    side: whose layers these are.
+    config: Model configuration.
+    side: Side of the stack.
   """
 
   config: ModelConfig
@@ -130,11 +130,11 @@ class Linear(nn.Module):
     )
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuses the layers.
+    """Fuse the layers.
 
     Args:
-      layers: H[0..L]; H[0] is not used.
-      context: of the pass.
+      layers: Layers H[0..L]; H[0] is not used.
+      context: Context of the pass.
 
     Returns:
       The combination, in the layers' dtype.
@@ -148,7 +148,7 @@ class Linear(nn.Module):
 
 
 def _one_matrix(config: ModelConfig) -> Initializer:
-  """Draws W_1..W_L as the one matrix that concat(H[1..L]) is multiplied by."""
+  """Draw W_1..W_L as one matrix, by which concat(H[1..L]) is multiplied."""
   init = kernel_initializer(config)
 
   def start(key, shape):
@@ -169,7 +169,7 @@ def _identity(key: Array, shape: tuple[int, int]) -> Float[Array, 'I O']:
 
 
 def _top_identity(config: ModelConfig) -> Initializer:
-  """[I, 0] in the last D rows, [0, fresh] above."""
+  """Draw [I, 0] in the last D rows and [0, fresh] above."""
   width, init = config.width, kernel_initializer(config)
 
   def start(key, shape):

@@ -1,7 +1,8 @@
 """Multi-layer attention: self-attention that reads several layers below.
 
 Dou et al. (EMNLP 2018), Eq. 8.
-Axis letters: T positions, D model width; M is the rows of a pass.
+
+Axis letters: M rows of a pass, T positions, D model width.
 """
 
 from jaxtyping import Array, Float
@@ -18,18 +19,18 @@ from fusion_jax.layers.layers import layer_norm
 
 
 def layers_read(index: int, most: int, partial: bool) -> int:
-  """How many layers the self-attention of layer `index` reads.
+  """Return how many layers the self-attention of layer `index` reads.
 
-  The embedding H[0] is read by the first layer only: `most` layers below a
-  layer are there from layer most + 1 on.
+  Only the first layer reads the embedding H[0], so that layer k + 1 is the
+  first one with k layers to read.
 
   Args:
-    index: of the layer, counted from 1.
-    most: k.
-    partial: layers 2..k read the index - 1 layers they have, not just one.
+    index: Number of the layer, counted from 1.
+    most: Largest number of layers, k.
+    partial: Whether layers 2..k read all index - 1 layers below them, not one.
 
   Returns:
-    Between 1 and k.
+    A number between 1 and k.
   """
   if index > most:
     return most
@@ -37,17 +38,17 @@ def layers_read(index: int, most: int, partial: bool) -> int:
 
 
 class MultiLayerAttention(MultiHeadAttention):
-  """AGG(C_1..C_k), C_i = attention i from H[l-1] over H[l-i].
+  """Self-attention over several layers; Dou et al. (2018), Eq. 8.
 
-  Dou et al. (2018), Eq. 8. C_1 is the layer's usual attention, under its
-  usual names; each other layer that is read has an attention of its own.
-  Where one layer is read there is no AGG. With start='baseline' C_1 is what
-  the sublayer gives at first, behind an opening.
+  AGG(C_1..C_k), where C_i is attention i from H[l-1] over H[l-i]. C_1 is the
+  layer's usual attention, and its parameters keep their usual names; each other
+  layer that is read has its own attention. A layer that reads one layer has no
+  AGG. With start='baseline' an opening makes the sublayer start as C_1.
 
   Attributes:
-    config: of the model.
-    side: whose options hold.
-    index: of the layer, counted from 1.
+    config: Model configuration.
+    side: Side whose options hold.
+    index: Number of the layer, counted from 1.
   """
 
   side: Side
@@ -56,7 +57,7 @@ class MultiLayerAttention(MultiHeadAttention):
   def setup(self):
     super().setup()
     config, numbers = self.config, self._numbers
-    # Keys become the ends of names: source_2, source_norm_2, ...
+    # The keys become the ends of parameter names: source_2, source_norm_2, ...
     self.source = {str(i): MultiHeadAttention(config) for i in numbers}
     if per_layer_norms(config, self.side):
       self.source_norm = {str(i): layer_norm(config) for i in numbers}
@@ -69,7 +70,7 @@ class MultiLayerAttention(MultiHeadAttention):
 
   @property
   def _numbers(self) -> range:
-    """The i of the layers H[l-i] that are read beside H[l-1]."""
+    """The numbers i of the layers H[l-i] that are read beside H[l-1]."""
     options = self.config.side(self.side).multi_layer
     return range(
       2, layers_read(self.index, options.layers, options.partial) + 1
@@ -82,7 +83,7 @@ class MultiLayerAttention(MultiHeadAttention):
     layers: tuple[Float[Array, 'M T D'], ...],
     context: Context,
   ) -> Float[Array, 'M T D']:
-    """Self-attention over several layers, as `MultiHeadAttention.attend`."""
+    """Attend to several layers; see `MultiHeadAttention.attend`."""
     outputs = [super().attend(x, h, layers, context)]
     for i in self._numbers:
       source, attention = layers[-i], self.source[str(i)]

@@ -1,17 +1,18 @@
-"""Routing by agreement: how the votes of input capsules become capsules.
+"""Routing by agreement, which turns votes of input capsules into capsules.
 
 Dynamic routing (Sabour et al. 2017) and EM routing (Hinton et al. 2018) as
-Dou et al. (AAAI 2019) apply them to the layers of a position. No parameters;
-everything is computed in float32 (or in float64, where the votes are).
+Dou et al. (AAAI 2019) apply them to the layers of a position. There are no
+parameters here. Everything is computed in float32, or in float64 for votes in
+float64.
 
 Axis letters: P any leading axes (positions), L input capsules (layers),
 N output capsules, C width of an output capsule.
 
-Inside, positions are one axis and votes are [P, L, M], M = C N with the
-capsules innermost: sums over L or N then run over an axis of a dense array of
-rank 3. XLA's CPU backend takes 40 times as long where an axis of size 1 stands
-beside the one that is summed, and 3 times as long for a gradient through sums
-that are written as additions of L arrays.
+Internally, positions are one axis Q and votes are [Q, L, M], where M = C N with
+the capsules innermost: sums over L or N then run over an axis of a dense array
+of rank 3. XLA's CPU backend takes 40 times as long where an axis of size 1 is
+next to the summed axis, and 3 times as long for a gradient through sums that
+are written as additions of L arrays.
 """
 
 import math
@@ -21,9 +22,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# Least mass of an output capsule.
+# Added to the mass of an output capsule.
 _MASS_FLOOR = 1e-9
-# Least variance of votes where the floor is relative to their size.
+# Added to the variance floor that is relative to the size of the votes.
 _VARIANCE_FLOOR = 1e-9
 # Added to the variance of the costs that are standardised.
 _COST_EPSILON = 1e-12
@@ -34,10 +35,11 @@ Agreement = Literal['product', 'scaled', 'cosine']
 
 
 class Routed(NamedTuple):
-  """What dynamic routing gives.
+  """Result of dynamic routing.
 
-  output: O, the capsules.
-  couplings: C of every iteration.
+  Attributes:
+    output: Capsules O.
+    couplings: Couplings C of every iteration.
   """
 
   output: Float[Array, '*P N C']
@@ -45,13 +47,14 @@ class Routed(NamedTuple):
 
 
 class EmRouted(NamedTuple):
-  """What EM routing gives; all but the couplings are of the last iteration.
+  """Result of EM routing; all but the couplings are from the last iteration.
 
-  output: what the capsules emit.
-  couplings: C of every iteration.
-  activation: A, in (0, 1).
-  mean: mu, of the votes.
-  variance: var, of the votes, not below the floor.
+  Attributes:
+    output: Output of the capsules, A mu or mu.
+    couplings: Couplings C of every iteration.
+    activation: Activations A, in (0, 1).
+    mean: Means mu of the votes.
+    variance: Variances var of the votes, not below the floor.
   """
 
   output: Float[Array, '*P N C']
@@ -68,14 +71,14 @@ class _Gaussians(NamedTuple):
 
 
 def squash(total: Float[Array, '*P C'], axis: int = -1) -> Float[Array, '*P C']:
-  """|s|^2 / (1 + |s|^2) s / |s|; Dou et al. (2019), Eq. 5.
+  """Return |s|^2 / (1 + |s|^2) s / |s|; Dou et al. (2019), Eq. 5.
 
   Args:
-    total: s.
-    axis: over which the norm is taken.
+    total: Vectors s.
+    axis: Axis over which the norm is taken.
 
   Returns:
-    A vector of the same direction, shorter than 1; 0 for 0, with gradient 0.
+    Vectors of the same direction, shorter than 1; 0 for 0, with gradient 0.
   """
   norm = _norm(total, axis)
   return total * (norm / (1 + jnp.square(norm)))
@@ -85,10 +88,10 @@ def unit_votes(votes: Float[Array, '*P L N C']) -> Float[Array, '*P L N C']:
   """Return V[l] / sqrt(mean_{n, c} V[l]^2 + 1e-6), the votes at unit size.
 
   Args:
-    votes: V, of any floating dtype.
+    votes: Votes V, of any floating dtype.
 
   Returns:
-    The votes of every input capsule with a root mean square of 1, at least
+    Votes with a root mean square of 1 for every input capsule, at least
     float32; votes of 0 stay 0.
   """
   wide = votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
@@ -110,25 +113,25 @@ def dynamic_routing(
     C = softmax(B),  O[n] = squash(g sum_l C[l, n] V[l, n]),
     B[l, n] += s a(O[n], V[l, n])
 
-  With g = 1, the paper's form, and many capsules the output is next to 0 and
-  the couplings stay uniform: at N = 512 and C = 1 votes of deviation 1 give an
-  output of deviation 4e-5. With g = N / L uniform couplings give a mean; with
+  With g = 1, the paper's form, and many capsules, the output is almost 0 and
+  the couplings stay uniform: at N = 512 and C = 1, votes of deviation 1 give an
+  output of deviation 4e-5. With g = N / L, uniform couplings give a mean; with
   gain=None the sum is divided by the mass sum_l C[l, n], so that any couplings
   give a mean.
 
-  The agreement a is a 'product', O . V, as in Algorithm 1; or 'scaled',
-  O . V / (sqrt(C) RMS(V[l])), which does not grow with the size of the votes;
-  or their 'cosine', the paper's word elsewhere, which is in [-1, 1].
+  The agreement a is one of these: 'product', O . V, as in Algorithm 1;
+  'scaled', O . V / (sqrt(C) RMS(V[l])), which does not grow with the size of
+  the votes; 'cosine', the paper's word elsewhere, which is in [-1, 1].
 
   Args:
-    votes: V, of any floating dtype.
-    iterations: at least 1.
-    gain: g; None: divide by the mass of the output capsule.
-    axis: over which couplings sum to 1, output capsules or input capsules.
-    stop_gradient: no gradient through the couplings of all but the last
+    votes: Votes V, of any floating dtype.
+    iterations: Number of iterations, at least 1.
+    gain: Factor g; None: divide by the mass of the output capsule.
+    axis: Capsules over which the couplings sum to 1, output or input.
+    stop_gradient: Whether gradients flow only through the couplings of the last
       iteration.
-    agreement: a.
-    agreement_scale: s, 1 in the paper.
+    agreement: Agreement a.
+    agreement_scale: Factor s, 1 in the paper.
 
   Returns:
     The capsules and the couplings of every iteration, at least float32.
@@ -159,15 +162,15 @@ def dynamic_routing(
 def inverse_temperatures(
   schedule: Literal['linear', 'hinton'], iterations: int
 ) -> tuple[float, ...]:
-  """Lambda of every iteration of EM routing.
+  """Return lambda of every iteration of EM routing.
 
   Args:
-    schedule: 'linear': 1, 2, 3, then 3. 'hinton': 0.01 (1 - 0.95^(t + 1)), t
-      from 0, as in Hinton et al. (2018).
-    iterations: how many.
+    schedule: Schedule of lambda. 'linear': 1, 2, 3, then 3. 'hinton':
+      0.01 (1 - 0.95^(t + 1)) for t from 0, as in Hinton et al. (2018).
+    iterations: Number of iterations.
 
   Returns:
-    One value an iteration.
+    One value for each iteration.
   """
   if schedule == 'linear':
     return tuple(min(t + 1.0, 3.0) for t in range(iterations))
@@ -195,27 +198,28 @@ def em_routing(
     A = sigmoid(lambda (beta_a - beta_u m - cost))               (Eq. 14)
     C = softmax_n(log A + log N(V; mu, var))                     (Eq. 15, 16)
 
-  Signs are those of Hinton et al. (2018): the cost is a coding length.
+  The signs are those of Hinton et al. (2018): the cost is a coding length.
 
   Args:
-    votes: V, of any floating dtype.
-    activation: A_in of every input capsule, or of every pair of input and
-      output capsule, in [0, 1]; None: 1.
-    beta_a: of every output capsule.
-    beta_u: of every output capsule.
-    temperatures: lambda of every iteration; as many as iterations, at least
-      one. See `inverse_temperatures`.
-    variance_floor: added to the variances.
-    cost_norm: the costs of a position are brought to mean 0 and deviation 1.
-    log_density_scale: factor of log N.
-    emit: 'act_mean': A mu. 'mean': mu.
-    stop_gradient: no gradient through the couplings of all but the last
+    votes: Votes V, of any floating dtype.
+    activation: Activation A_in of every input capsule, or of every pair of an
+      input and an output capsule, in [0, 1]; None: 1.
+    beta_a: Value beta_a of every output capsule.
+    beta_u: Value beta_u of every output capsule.
+    temperatures: Factor lambda of each iteration, at least one; their number is
+      that of the iterations. See `inverse_temperatures`.
+    variance_floor: Number added to the variances.
+    cost_norm: Whether the costs of a position are standardised to mean 0 and
+      deviation 1.
+    log_density_scale: Factor of log N.
+    emit: Output of the capsules. 'act_mean': A mu. 'mean': mu.
+    stop_gradient: Whether gradients flow only through the couplings of the last
       iteration.
-    relative_floor: the floor is multiplied by the mean square of the votes of
-      the position, so that it means the same at any size.
+    relative_floor: Whether the floor is multiplied by the mean square of the
+      votes of the position, so that it has the same effect at any size.
 
   Returns:
-    The capsules and what they are made of, at least float32.
+    The capsules, their couplings and their Gaussians, at least float32.
   """
   flat, width = _flat(votes), votes.shape[-1]
   weights = jnp.ones((), flat.dtype)
@@ -256,48 +260,50 @@ def coupling_entropy(
   couplings: Float[Array, '*P L N'],
   axis: Literal['output', 'input'] = 'output',
 ) -> Float[Array, '*P']:
-  """How undecided couplings are, in nats; Dou et al. (2019), section 4.3.4.
+  """Return the entropy of couplings; Dou et al. (2019), section 4.3.4.
 
-  -sum_n C[l, n] log C[l, n], the mean over input capsules: log N when uniform,
-  0 when every input capsule goes to one output capsule.
+  It is the mean of -sum_n C[l, n] log C[l, n] over input capsules, in nats:
+  log N for uniform couplings, 0 where every input capsule goes to one output
+  capsule.
 
   Args:
-    couplings: C, of sum 1 over `axis`.
-    axis: 'input': -sum_l instead, the mean over output capsules.
+    couplings: Couplings C, which sum to 1 over `axis`.
+    axis: Capsules to sum over; with 'input' it is the mean of -sum_l over
+      output capsules instead.
 
   Returns:
-    One entropy a position.
+    One entropy for each position.
   """
   over = -1 if axis == 'output' else -2
   return jax.scipy.special.entr(couplings).sum(over).mean(-1)
 
 
 def coupling_diversity(couplings: Float[Array, '*P L N']) -> Float[Array, '*P']:
-  """How differently output capsules choose; Dou et al. (2019), section 4.3.4.
+  """Return how different output capsules are; Dou (2019), section 4.3.4.
 
-  The mean over pairs i < j of 1 - cos(C[:, i], C[:, j]). The formula is missing
-  from the copies of the paper that we have seen; this one agrees with its 0.0
-  for the uniform couplings of iteration 1.
+  It is the mean over pairs i < j of 1 - cos(C[:, i], C[:, j]). The formula is
+  missing from the copies of the paper that we have seen; this one agrees with
+  the paper's 0.0 for the uniform couplings of iteration 1.
 
   Args:
-    couplings: C.
+    couplings: Couplings C.
 
   Returns:
-    One number in [0, 1] a position, up to rounding; 0 with one capsule.
+    One number in [0, 1] for each position, up to rounding; 0 with one capsule.
   """
   capsules = couplings.shape[-1]
   if capsules == 1:
     return jnp.zeros(couplings.shape[:-2], couplings.dtype)
   norm = _norm(couplings, -2)
   units = couplings / jnp.where(norm > 0, norm, 1)
-  # All ordered pairs, those of a capsule with itself among them.
+  # The sum over all ordered pairs, including a capsule with itself.
   cosines = jnp.square(units.sum(-1)).sum(-1)
   same = jnp.square(units).sum((-2, -1))
   return 1 - (cosines - same) / (capsules * (capsules - 1))
 
 
 def _norm(x: Float[Array, '...'], axis: int) -> Float[Array, '...']:
-  """The length along `axis`, which is kept; of gradient 0 at 0."""
+  """Return the length along `axis`, which is kept; its gradient is 0 at 0."""
   if x.shape[axis] == 1:
     return jnp.abs(x)
   square = jnp.square(x).sum(axis, keepdims=True)
@@ -306,7 +312,7 @@ def _norm(x: Float[Array, '...'], axis: int) -> Float[Array, '...']:
 
 
 def _direction(x: Float[Array, 'Q C N']) -> Float[Array, 'Q C N']:
-  """x / |x| of every capsule; 0 for 0."""
+  """Return x / |x| of every capsule; 0 for 0."""
   norm = _norm(x, -2)
   return x / jnp.where(norm > 0, norm, 1)
 
@@ -318,7 +324,7 @@ def _mean_square(votes: Float[Array, '*P L N C']) -> Float[Array, '*P L 1 1']:
 def _readers(
   votes: Float[Array, '*P L N C'], agreement: Agreement
 ) -> Float[Array, 'Q L M']:
-  """What the capsules are multiplied with: the votes, at what size."""
+  """Return the votes, scaled such that their product with O is a."""
   if agreement == 'cosine':
     wide = votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
     norm = _norm(wide, -1)
@@ -334,7 +340,7 @@ def _gathered(
   width: int,
   gain: float | None,
 ) -> Float[Array, 'Q M']:
-  """sum_l C V of every output capsule, times the gain or over the mass."""
+  """Return sum_l C V of the capsules, times the gain or over the mass."""
   total = (_to_width(couplings, width) * flat).sum(-2)
   if gain is not None:
     return gain * total
@@ -367,7 +373,7 @@ def _couplings(
 def _uniform(
   votes: Float[Array, '*P L N C'], over: int
 ) -> Float[Array, '1 L 1']:
-  """What softmax gives for zeros."""
+  """Return the couplings that softmax gives for zeros."""
   *_, inputs, capsules, _ = votes.shape
   share = 1 / (capsules if over == -1 else inputs)
   return jnp.full(
@@ -376,14 +382,14 @@ def _uniform(
 
 
 def _over_width(x: Float[Array, '*S M'], width: int) -> Float[Array, '*S N']:
-  """Sums the components of every capsule."""
+  """Sum the components of every capsule."""
   if width == 1:
     return x
   return x.reshape(*x.shape[:-1], width, -1).sum(-2)
 
 
 def _to_width(x: Float[Array, '*S #N'], width: int) -> Float[Array, '*S M']:
-  """Repeats a number for the components of every capsule."""
+  """Repeat the number of each capsule for all its components."""
   return x if x.shape[-1] == 1 else jnp.tile(x, width)
 
 
@@ -393,11 +399,11 @@ def _maximise(
   width: int,
   variance_floor: float | Float[Array, 'Q 1'],
 ) -> _Gaussians:
-  """The M-step (Eq. 11-12).
+  """Compute the Gaussians of the M-step (Eq. 11-12).
 
-  The least mass is spread over the input capsules. The weights of a mean then
-  sum to 1 also where next to nothing goes: such a capsule has the mean of all
-  votes, not 0, and no variance is without a share of every vote.
+  `_MASS_FLOOR` is spread over the input capsules. The weights of a mean then
+  sum to 1 even for a capsule that receives almost nothing: it has the mean of
+  all votes, not 0, and every vote contributes to every variance.
   """
   responsibilities += _MASS_FLOOR / flat.shape[1]
   weights = _to_width(responsibilities, width)
@@ -411,7 +417,7 @@ def _maximise(
 def _cost(
   gaussians: _Gaussians, width: int, normalise: bool
 ) -> Float[Array, 'Q N']:
-  """What coding the votes of a capsule costs (Eq. 13)."""
+  """Return the cost of coding the votes of each capsule (Eq. 13)."""
   nats = 0.5 * jnp.log(gaussians.variance) + 0.5 * (1 + math.log(2 * math.pi))
   cost = _over_width(nats, width) * gaussians.mass
   if normalise:
@@ -428,7 +434,7 @@ def _log_posterior(
   width: int,
   scale: float,
 ) -> Float[Array, 'Q L N']:
-  """log A + scale log N(V; mu, var), up to a constant (Eq. 15-16)."""
+  """Return log A + scale log N(V; mu, var), up to a constant (Eq. 15-16)."""
   peak = -0.5 * _over_width(jnp.log(2 * math.pi * gaussians.variance), width)
   square = jnp.square(flat - gaussians.mean[:, None])
   below = _over_width(square * (0.5 / gaussians.variance)[:, None], width)

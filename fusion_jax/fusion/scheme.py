@@ -1,13 +1,13 @@
-"""A row of the table of schemes: where one plugs in, and what papers printed.
+"""Description of a scheme: where it plugs in, and the sizes that papers print.
 
 A scheme plugs in at one of these points:
 
-  layer aggregation  (H[0..L], context) -> what follows reads, [B, T, D]
+  layer aggregation  (H[0..L], context) -> output of the stack, [B, T, D]
   layer connection   H[0..l-1] -> input of layer l, and the stack's output
   prediction         H[0..L] -> features of G groups, and their log weights
 
-Shortcuts and multi-layer attention plug in at 'attention', what self- or
-cross-attention reads; norm='rezero' at 'residual'.
+Shortcuts and multi-layer attention plug in at 'attention', the input of self-
+or cross-attention; norm='rezero' plugs in at 'residual'.
 """
 
 import dataclasses
@@ -30,10 +30,10 @@ PLAIN = SideConfig()
 
 
 class Baseline(NamedTuple):
-  """A paper's model without fusion.
+  """Model of a paper without fusion.
 
   Attributes:
-    model: Its configuration.
+    model: Configuration of the model.
     source: Pieces of the source vocabulary.
     target: Pieces of the target vocabulary.
   """
@@ -44,13 +44,13 @@ class Baseline(NamedTuple):
 
 
 class Printed(NamedTuple):
-  """A number of parameters that a paper printed.
+  """Number of parameters that a paper printed.
 
   Attributes:
     value: Number as printed, in multiples of `unit`.
     unit: 1e3 or 1e6.
-    decimals: Decimals that were printed.
-    of: The whole model, or what the fusion adds to it.
+    decimals: Number of decimals that were printed.
+    of: Parameters counted: the whole model, or those that the fusion adds.
   """
 
   value: float
@@ -60,15 +60,15 @@ class Printed(NamedTuple):
 
 
 class PaperSize(NamedTuple):
-  """A fused model of a paper, and its printed size.
+  """Fused model of a paper, and its printed size.
 
   Attributes:
     name: Name of the model.
     encoder: Fusion of its encoder.
     decoder: Fusion of its decoder.
-    printed: Size; None: the paper prints none.
-    baseline: The model without fusion.
-    inconsistent: Why the size cannot be met, if it cannot.
+    printed: Printed size; None: the paper prints none.
+    baseline: Model without fusion.
+    inconsistent: Reason why no model can have the size; empty: one can.
   """
 
   name: str
@@ -95,21 +95,22 @@ def _never(config: ModelConfig, side: Side) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-  """One value of `SideConfig.fusion`.
+  """Scheme that a value of `SideConfig.fusion` chooses.
 
   Attributes:
-    name: The value.
+    name: Value of `SideConfig.fusion`.
     source: Paper and equations.
     options: Section of `SideConfig` that has its options.
     modules: Module for each side that may have the scheme. It is built from
       the model's configuration and the side.
     plugs: Plug point on each of these sides.
-    layers_read: Numbers of the layers that it fuses, ascending; 0 is the
-      embedding.
-    reads_layer_embedding: Whether its module takes a third argument, the table
-      of layer embeddings that both sides share.
-    starts_as_identity: Whether its parameters start, with start='baseline',
-      such that it gives the top layer; otherwise it starts behind gates.
+    layers_read: Function that returns the numbers of the layers that the scheme
+      fuses, ascending; 0 is the embedding.
+    reads_layer_embedding: Function that returns whether the module takes a
+      third argument, the table of layer embeddings that both sides share.
+    starts_as_identity: Function that returns whether the parameters start such
+      that the scheme gives the top layer. With start='baseline', all other
+      schemes start behind an `Opening`.
     sizes: Models of its paper.
   """
 
@@ -153,22 +154,22 @@ def on_both_sides(
 
 
 def extra_millions(value: float, decimals: int = 1) -> Printed:
-  """Return what a paper says that its fusion adds, in millions."""
+  """Return the size that a paper prints for its fusion alone, in millions."""
   return Printed(value, 1e6, decimals, 'extra')
 
 
 def all_millions(value: float, decimals: int = 2) -> Printed:
-  """Return what a paper prints for the whole model, in millions."""
+  """Return the size that a paper prints for the whole model, in millions."""
   return Printed(value, 1e6, decimals, 'all')
 
 
 def all_thousands(value: float) -> Printed:
-  """Return what a paper prints for the whole model, in thousands."""
+  """Return the size that a paper prints for the whole model, in thousands."""
   return Printed(value, 1e3, 0, 'all')
 
 
-# Vaswani et al. (2017). The sizes of Dou et al. (2018, 2019) do not depend on
-# the vocabulary, which they do not print.
+# Vaswani et al. (2017). Dou et al. (2018, 2019) do not print the size of the
+# vocabulary, but the sizes of their fusions do not depend on it.
 BASE = Baseline(PRESETS['base'], 32_000, 32_000)
 BIG = Baseline(PRESETS['big'], 32_000, 32_000)
 # Wang et al. (2018).

@@ -1,12 +1,12 @@
 """Lexical shortcuts: attention whose keys and values also come from H[0].
 
-Emelin et al. (WMT 2019), Eq. 5-14. Two projections of the same position, one
-of an earlier layer and one of the layer's input, are mixed by element-wise
-gates. Mixing is independent for every position, so that what is cached in
-decoding is mixed already.
+Emelin et al. (WMT 2019), Eq. 5-14. Element-wise gates mix two projections of
+the same position, one of an earlier layer and one of the layer's input. Every
+position is mixed independently, so that decoding caches keys and values that
+are mixed already.
 
-Axis letters: B batch, T positions, S source, D model width; M is the rows of
-a pass.
+Axis letters: B batch, M rows of a pass, T positions, S source positions, D
+model width.
 """
 
 import dataclasses
@@ -42,15 +42,15 @@ def gate(
   hidden: Float[Array, '*batch D'],
   bias: Float[Array, ' D'],
 ) -> Float[Array, '*batch D']:
-  """r = sigmoid(shortcut + hidden + bias); Emelin et al. (2019), Eq. 5-12.
+  """Return r = sigmoid(shortcut + hidden + bias); Emelin (2019), Eq. 5-12.
 
   Args:
-    shortcut: keys or values of the earlier layer.
-    hidden: those of the layer's input.
-    bias: of the gate.
+    shortcut: Keys or values of the earlier layer.
+    hidden: Keys or values of the layer's input.
+    bias: Bias of the gate.
 
   Returns:
-    float32 gates; 1 takes the shortcut.
+    Gates r, float32; 1 takes the shortcut.
   """
   shortcut, hidden, bias = (
     array.astype(jnp.float32) for array in (shortcut, hidden, bias)
@@ -63,14 +63,15 @@ def fuse(
   shortcut: Float[Array, '*batch D'],
   hidden: Float[Array, '*batch D'],
 ) -> Float[Array, '*batch D']:
-  """r * shortcut + (1 - r) * hidden; Emelin et al. (2019), Eq. 5-12.
+  """Return r * shortcut + (1 - r) * hidden; Emelin et al. (2019), Eq. 5-12.
 
-  This form, and not hidden + r * (shortcut - hidden), is exact at both ends.
+  This form is exact at r = 0 and r = 1, unlike hidden + r * (shortcut -
+  hidden).
 
   Args:
-    gates: of `gate`, float32.
-    shortcut: keys or values of the earlier layer.
-    hidden: those of the layer's input.
+    gates: Gates r that `gate` returns, float32.
+    shortcut: Keys or values of the earlier layer.
+    hidden: Keys or values of the layer's input.
 
   Returns:
     The mixture, summed in float32, in hidden's dtype.
@@ -83,21 +84,21 @@ def fuse(
 class ShortcutAttention(MultiHeadAttention):
   """Multi-head attention over gated keys and values.
 
-  K' = r_K * K_S + (1 - r_K) * K_H, V' likewise; Emelin et al. (2019), Eq.
-  5-12. K_S and V_S are projections of E, K_H and V_H of h. Self-attention:
-  E = H[0], or H[l - 2] for 'non_lexical' shortcuts, and h is the input after
-  the norm. Cross-attention: E = H[0] of the encoder and h its features. With
-  feature fusion [K_S, K_H] = concat(E, h) W, Eq. 13-14.
+  K' = r_K * K_S + (1 - r_K) * K_H, and V' likewise; Emelin et al. (2019), Eq.
+  5-12. K_S and V_S are projections of E, and K_H and V_H of h. In
+  self-attention E = H[0], or H[l - 2] for 'non_lexical' shortcuts, and h is the
+  input after the norm. In cross-attention E = H[0] of the encoder and h is the
+  encoder's output. With feature fusion [K_S, K_H] = concat(E, h) W, Eq. 13-14.
 
   The projections of E and those of the feature fusion have no bias. With
   start='baseline' the gates are multiplied by openings that start at 0.
 
   Telemetry: 'key_gate' and 'value_gate', the mean gates.
-  Views: the same [B, S, D], of the positions that are read.
+  Views: 'key_gate' and 'value_gate' [B, S, D], the gates of the positions read.
 
   Attributes:
-    config: of the model.
-    side: whose options hold.
+    config: Model configuration.
+    side: Side whose options hold.
   """
 
   side: Side
@@ -147,7 +148,7 @@ class ShortcutAttention(MultiHeadAttention):
     layers: tuple[Float[Array, 'M T D'], ...],
     context: Context,
   ) -> Float[Array, 'M T D']:
-    """Self-attention with shortcuts, as `MultiHeadAttention.attend`."""
+    """Attend with shortcuts; see `MultiHeadAttention.attend`."""
     shortcut = layers[0]
     if self._options.source == 'non_lexical' and len(layers) > 1:
       shortcut = layers[-2]
@@ -163,13 +164,13 @@ class ShortcutAttention(MultiHeadAttention):
     embedding: Float[Array, 'B S D'],
     tokens: Bool[Array, 'B S'] | None = None,
   ) -> KeyValue:
-    """What cross-attention reads, as `MultiHeadAttention.memory`."""
+    """Return the mixed memory; see `MultiHeadAttention.memory`."""
     return self._mix(embedding, features, tokens)
 
   def residual_input(
     self, x: Float[Array, '*B T D'], h: Float[Array, '*B T D']
   ) -> Float[Array, '*B T D']:
-    """What the sublayer's output is added to: x, or h as in released code."""
+    """Return the start of the residual: x, or h as in the released code."""
     return h if self._options.author_compat else x
 
   def _mix(
@@ -178,7 +179,7 @@ class ShortcutAttention(MultiHeadAttention):
     hidden: Float[Array, 'B S D'],
     tokens: Bool[Array, 'B S'] | None,
   ) -> KeyValue:
-    """Gated keys and values; the gates' means over the tokens are recorded."""
+    """Return gated keys and values, and record the mean gates over tokens."""
     keys, values = self._project(shortcut, hidden)
     key_gates = gate(*keys, self.key_gate_bias)
     value_gates = gate(*values, self.value_gate_bias)
@@ -198,7 +199,7 @@ class ShortcutAttention(MultiHeadAttention):
     tuple[Float[Array, 'B S D'], Float[Array, 'B S D']],
     tuple[Float[Array, 'B S D'], Float[Array, 'B S D']],
   ]:
-    """(K_S, K_H) and (V_S, V_H)."""
+    """Return (K_S, K_H) and (V_S, V_H)."""
     if self._options.feature_fusion:
       both = jnp.concatenate([shortcut, hidden], axis=-1)
       keys = jnp.split(self.fused_key(both), 2, axis=-1)
@@ -210,7 +211,7 @@ class ShortcutAttention(MultiHeadAttention):
 
 
 def _separate_start(config: ModelConfig) -> Initializer:
-  """Fresh, but for zeros where K_H and V_H would read E."""
+  """Draw fresh values, with zeros where K_H and V_H would read E."""
   init = kernel_initializer(config)
 
   def start(key, shape):
@@ -225,16 +226,17 @@ def fused_from_separate(
   """Return parameters of feature fusion that compute a plain attention.
 
   The right half of W in concat(E, h) W becomes the plain map of h. The fused
-  maps have no biases: that of the plain keys adds the same to all logits of a
-  query, and that of the values, whose weights sum to 1, goes into the output's.
+  maps have no biases. The bias of the plain keys is dropped, because it adds
+  the same to all logits of a query. The bias of the values moves into that of
+  the output, because the attention weights sum to 1.
 
   Args:
-    fused: parameters of a `ShortcutAttention` with feature_fusion=True and
+    fused: Parameters of a `ShortcutAttention` with feature_fusion=True and
       start='baseline'; its query and output are those of `separate`.
-    separate: of a trained `MultiHeadAttention`.
+    separate: Parameters of a trained `MultiHeadAttention`.
 
   Returns:
-    `fused` with what `separate` knows about keys and values.
+    `fused` with the maps of keys and values of `separate`.
   """
   result = dict(fused)
   for name in ('key', 'value'):

@@ -1,10 +1,10 @@
-"""Start a fusion at exactly what the model computes without it.
+"""Openings, which make a fusion start as exactly the model without it.
 
 A fusion that replaces x by y computes x + g * (y - x) instead, where the
-opening g is a vector that starts at 0: the plain model, whatever y is. At
-g = 1 it is the fusion itself. Schemes whose own parameters can be such that
-y = x start there and have no opening: `linear`, `dynamic_combination` and
-`feed_forward`, as identity maps.
+opening g is a vector that starts at 0. At g = 0 this is the plain model,
+whatever y is; at g = 1 it is the fusion itself. Schemes whose parameters can
+give y = x start as identity maps and have no opening: `linear`,
+`dynamic_combination` and `feed_forward`.
 
 Axis letters: B batch, T positions, D model width.
 """
@@ -18,7 +18,7 @@ from fusion_jax.layers.sow import sow
 
 
 class Opening(nn.Module):
-  """x + g * (y - x) with a vector g that starts at 0.
+  """Blend x + g * (y - x) with a vector g that starts at 0.
 
   The form is that of the residual weights of ReZero (Bachlechner et al. 2020)
   and LayerScale (Touvron et al. 2021), between two tensors.
@@ -26,7 +26,7 @@ class Opening(nn.Module):
   Telemetry: 'opening', the mean of |g|.
 
   Attributes:
-    config: of the model.
+    config: Model configuration.
   """
 
   config: ModelConfig
@@ -46,8 +46,8 @@ class Opening(nn.Module):
     """Return plain + g * (fused - plain).
 
     Args:
-      plain: x, what the model has without the fusion.
-      fused: y, what the fusion makes of it.
+      plain: Tensor x of the model without the fusion.
+      fused: Tensor y that the fusion puts in its place.
 
     Returns:
       The blend, computed in float32, in the dtype of `fused`.
@@ -59,9 +59,10 @@ class Opening(nn.Module):
 def may_start_as_identity(config: ModelConfig, side: Side, name: str) -> bool:
   """Return whether a scheme that can be an identity map may start as one.
 
-  The map gives the top layer as the fusion reads it. That is the plain model
-  where the layers have no norm of their own, and with pre-norm, where the norm
-  at the end of the stack undoes nothing: LN(LN(x)) = LN(x).
+  The map gives the top layer as the fusion reads it. That equals the plain
+  model where the fused layers have no norm of their own, and also with
+  pre-norm, where the norm at the end of the stack changes nothing:
+  LN(LN(x)) = LN(x).
 
   Args:
     config: Model configuration.
@@ -69,8 +70,8 @@ def may_start_as_identity(config: ModelConfig, side: Side, name: str) -> bool:
     name: Name of the scheme.
 
   Returns:
-    False where the side has another scheme or start, or post-norm and norms for
-    the layers that are fused.
+    False where the side has another scheme or start, or where the fused layers
+    have norms of their own and the model does not have pre-norm.
   """
   options = config.side(side)
   return (

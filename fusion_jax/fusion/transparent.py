@@ -18,16 +18,16 @@ from fusion_jax.layers.sow import sow
 
 
 class TransparentAttention(nn.Module):
-  """A memory for each layer of the decoder; Bapna et al. (2018).
+  """Memory of its own for each layer of the decoder; Bapna et al. (2018).
 
   memory_j = sum_{i=0..L} softmax_i(dropout(w)_ij) H[i], for j = 1..J, from the
-  encoder's H[0..L]. H[0] has a norm of its own where the layers have none
-  from `InputNorms`; with norm='rezero' nothing has.
+  encoder's H[0..L]. H[0] has a norm of its own where `InputNorms` has no norms
+  for the layers, but not with norm='rezero'.
 
   Telemetry: 'weights' [L+1, J], the softmax without dropout.
 
   Attributes:
-    config: of the model.
+    config: Model configuration.
     side: 'encoder'.
   """
 
@@ -60,17 +60,10 @@ class TransparentAttention(nn.Module):
   def __call__(
     self, layers: Layers, context: Context
   ) -> Float[Array, 'J B T D']:
-    """The memories.
-
-    Args:
-      layers: H[0..L] of the encoder.
-      context: of the pass.
-
-    Returns:
-      The memory of every layer of the decoder, from the first on.
-    """
+    """Return the memory of every layer of the decoder, lowest layer first."""
     if self.embedding_norm is not None:
-      # The norm of nothing is its offset.
+      # An ablated H[0] must stay 0, and the norm of 0 is the norm's offset:
+      # the mask is therefore applied after the norm.
       embedding = context.read_one(0, self.embedding_norm(layers[0]))
       layers = (embedding, *layers[1:])
     sow(self, 'telemetry', 'weights', jax.nn.softmax(self.weights, axis=0))

@@ -1,8 +1,10 @@
 """Aggregation nodes and the trees made of them (Dou et al., EMNLP 2018).
 
-A node joins layers, and perhaps another node, into one. Iterative aggregation
-is a chain of nodes over an unchanged stack; hierarchical aggregation makes a
-node of every group of layers and feeds it to the next group.
+A node fuses layers, and perhaps another node, into one tensor. Iterative
+aggregation is a chain of nodes over an unchanged stack; hierarchical
+aggregation makes a node of every group of layers and feeds it to the next
+group.
+
 Axis letters: B batch, T positions, D model width, I inputs times D, F hidden
 width of a node, S keys, N heads, H head width.
 """
@@ -39,14 +41,16 @@ from fusion_jax.layers.sow import sow
 def exploitation_scores(
   kernel: Float[Array, 'I F'], inputs: int
 ) -> Float[Array, ' {inputs}']:
-  """s_j = sum |rows of W1 that read input j| / sum |W1|; Dou (2018), Eq. 11.
+  """Return the share s_j of each input in the weights; Dou (2018), Eq. 11.
+
+  s_j = sum |rows of W1 that read input j| / sum |W1|.
 
   Args:
-    kernel: W1 of a node.
-    inputs: of the node.
+    kernel: Matrix W1 of a node.
+    inputs: Number of inputs of the node.
 
   Returns:
-    The share of every input; they sum to 1, or are 0 where W1 is.
+    One share for each input. The shares sum to 1, or are 0 where W1 is 0.
   """
   rows = jnp.abs(kernel).reshape(inputs, -1).sum(1)
   return rows / rows.sum().clip(jnp.finfo(rows.dtype).tiny)
@@ -55,13 +59,13 @@ def exploitation_scores(
 def add_residual(
   y: Float[Array, 'B T D'], inputs: Layers, top: int, residual: str
 ) -> Float[Array, 'B T D']:
-  """y + sum_{j in R} x_j, the residual of a node; Dou et al. (2018), Eq. 7.
+  """Return y + sum_{j in R} x_j, with a node's residual; Dou (2018), Eq. 7.
 
   Args:
-    y: of the node's network.
-    inputs: x_1..x_n.
-    top: the place of the highest layer of the stack among them, from 0.
-    residual: R is 'all' of them, the 'top' one, or 'none'.
+    y: Output of the node's network.
+    inputs: Inputs x_1..x_n.
+    top: Index, from 0, of the input that is the highest layer of the stack.
+    residual: Set R: 'all' inputs, the 'top' one, or 'none'.
 
   Returns:
     The sum, before the node's norm.
@@ -71,17 +75,17 @@ def add_residual(
 
 
 def tree_groups(layers: int, size: int) -> dict[int, range]:
-  """The layers of every node of hierarchical aggregation, by its number.
+  """Return the layers of each node of hierarchical aggregation, by number.
 
-  The L layers make ceil(L / size) groups, the last perhaps short. The first
-  group has no node where it is one layer: G[1] is H[1] then.
+  The L layers make ceil(L / size) groups; the last may be smaller. A first
+  group of one layer has no node: G[1] is H[1] then.
 
   Args:
-    layers: L.
-    size: of a group.
+    layers: Number of layers, L.
+    size: Number of layers of a group.
 
   Returns:
-    The group of each node, counted from 1.
+    The group of each node; nodes are counted from 1.
   """
   starts = range(1, layers + 1, size)
   groups = (range(n, min(n + size, layers + 1)) for n in starts)
@@ -89,15 +93,15 @@ def tree_groups(layers: int, size: int) -> dict[int, range]:
 
 
 class AggNode(nn.Module):
-  """AGG(x_1..x_n) = LN(FF([x_1..x_n]) + sum_{j in R} x_j).
+  """Node AGG(x_1..x_n) = LN(FF([x_1..x_n]) + sum_{j in R} x_j).
 
   Dou et al. (2018), Eq. 7: FF(z) = sigmoid(z W1 + b1) W2 + b2. With
-  activation='attention', multi-head attention over the positions of z takes
-  the place of FF.
+  activation='attention', multi-head attention over the positions of z replaces
+  FF.
 
   Attributes:
-    config: of the model.
-    side: of the stack.
+    config: Model configuration.
+    side: Side of the stack.
   """
 
   config: ModelConfig
@@ -132,15 +136,15 @@ class AggNode(nn.Module):
   def __call__(
     self, inputs: Layers, top: int, context: Context
   ) -> Float[Array, 'B T D']:
-    """Joins the inputs.
+    """Fuse the inputs.
 
     Args:
-      inputs: x_1..x_n.
-      top: the place of the highest layer of the stack among them, from 0.
-      context: of the pass.
+      inputs: Inputs x_1..x_n.
+      top: Index, from 0, of the input that is the highest layer of the stack.
+      context: Context of the pass.
 
     Returns:
-      The node, in the inputs' dtype.
+      The output of the node, in the inputs' dtype.
     """
     z = jnp.concatenate(inputs, axis=-1)
     if self.options.activation == 'attention':
@@ -175,13 +179,13 @@ class AggNode(nn.Module):
 
 
 class Iterative(nn.Module):
-  """Iterative aggregation, a read-out; Dou et al. (2018), Eq. 6.
+  """Iterative aggregation of layers; Dou et al. (2018), Eq. 6.
 
   G[1] = H[1], G[l] = AGG(H[l], G[l-1]) for l = 2..L; the result is G[L].
 
   Attributes:
-    config: of the model.
-    side: of the stack.
+    config: Model configuration.
+    side: Side of the stack.
   """
 
   config: ModelConfig
@@ -192,11 +196,7 @@ class Iterative(nn.Module):
     self.node = {str(n): AggNode(self.config, self.side) for n in numbers}
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Joins H[1..L], from the lowest to the highest.
-
-    Args:
-      layers: H[0..L]; H[0] is not read.
-      context: of the pass.
+    """Fuse H[1..L] from the lowest to the highest; H[0] is not used.
 
     Returns:
       G[L]; H[1] where L is 1.
@@ -216,8 +216,8 @@ class Hierarchical(LayerConnection):
   is the last node, or H[1] where L is 1.
 
   Attributes:
-    config: of the model.
-    side: of the stack.
+    config: Model configuration.
+    side: Side of the stack.
   """
 
   config: ModelConfig
@@ -238,10 +238,10 @@ class Hierarchical(LayerConnection):
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
   ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
-    """The newest node or the layer below; `carried` is the newest node.
+    """Return a node made by this call, or the layer below.
 
-    Without feedback all nodes are made after the last layer, which may be the
-    only call.
+    `carried` is the newest node. Without feedback all nodes are made after the
+    last layer, and that call may be the only one.
     """
     made = False
     for number in self._due(len(layers) - 1):
@@ -250,7 +250,7 @@ class Hierarchical(LayerConnection):
     return carried[0] if made else layers[-1], carried
 
   def _due(self, top: int) -> list[int]:
-    """The nodes to make once layer `top` is there."""
+    """Return the numbers of the nodes to make after layer `top`."""
     if self.config.side(self.side).agg.feedback:
       return [n for n, group in self._groups.items() if group[-1] == top]
     return list(self._groups) if top == self.config.layers(self.side) else []
@@ -268,7 +268,7 @@ class Hierarchical(LayerConnection):
   def _input(
     self, number: int, layers: Layers, context: Context
   ) -> Float[Array, 'B T D']:
-    """What a node reads of a layer."""
+    """Return a layer as a node reads it."""
     return context.read_one(number, self.norms.one(number, layers[number]))
 
 
