@@ -36,6 +36,8 @@ test-kernels: .venv/installed-dev
 lint: .venv/installed-dev
 	$(VENV)/ruff check
 	$(VENV)/ruff format --check
+	PYTHONPATH=. $(VENV)/lint-imports
+	$(VENV)/mypy
 
 bench: .venv/installed
 	$(VENV)/python -m benchmarks.train_throughput --size=small

@@ -194,7 +194,7 @@ def main(argv: list[str]) -> None:
     from fusion_jax.cli.view_flags import ViewFlags
 
   asked = ViewFlags(**views)
-  run.run(run.Request(**flags, options=options, views=asked))
+  run.run(run.DecodeRequest(**flags, options=options, views=asked))
 
 
 if __name__ == '__main__':

@@ -101,7 +101,7 @@ def panels(
   return figure, list(axes[:count])
 
 
-def styles() -> Iterator[dict[str, str]]:
+def styles() -> Iterator[dict[str, Any]]:
   """Yield the colour and marker of each next line, repeating forever."""
   while True:
     for colour, marker in zip(COLOURS, MARKERS, strict=True):
@@ -151,8 +151,8 @@ def share_legend(figure: Figure, axes: Sequence[Axes]) -> None:
   """Put one legend below panels of the same lines, instead of one in each."""
   handles, names = axes[0].get_legend_handles_labels()
   for panel in axes:
-    if panel.get_legend() is not None:
-      panel.get_legend().remove()
+    if legend := panel.get_legend():
+      legend.remove()
   figure.legend(
     handles,
     names,
@@ -367,7 +367,7 @@ def _encoded(figure: Figure, kind: str) -> bytes:
 
 
 @functools.cache
-def _look() -> Mapping[str, Any]:
+def _look() -> dict[Any, Any]:
   """Return the look of all figures, with the fonts that are installed."""
   fonts = font_manager.fontManager
   # Matplotlib caches its list of fonts and does not notice new ones.

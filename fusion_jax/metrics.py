@@ -6,6 +6,7 @@ https://aclanthology.org/W18-6319).
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric, Signature
@@ -55,15 +56,28 @@ def corpus_scores(
     InputError: There are no lines, or the numbers of lines differ.
   """
   check_line_counts(len(hypotheses), len(references))
-  scores, signatures, lines = [], [], []
-  for metric in (bleu_for(target_language), CHRF()):
-    score = metric.corpus_score(hypotheses, [references])
-    # sacreBLEU knows the number of references only after scoring.
-    signature = metric.get_signature().format()
-    scores.append(float(score.score))
-    signatures.append(signature)
-    lines.append(score.format(signature=signature))
-  return Scores(*scores, *signatures, report='\n'.join(lines))
+  bleu, chrf = (
+    _scored(metric, hypotheses, references)
+    for metric in (bleu_for(target_language), CHRF())
+  )
+  report = f'{bleu.line}\n{chrf.line}'
+  return Scores(bleu.value, chrf.value, bleu.signature, chrf.signature, report)
+
+
+class _Scored(NamedTuple):
+  value: float
+  signature: str
+  line: str
+
+
+def _scored(
+  metric: Metric, hypotheses: Sequence[str], references: Sequence[str]
+) -> _Scored:
+  score = metric.corpus_score(hypotheses, [references])
+  # sacreBLEU knows the number of references only after scoring.
+  signature = metric.get_signature().format()
+  line = score.format(signature=signature)
+  return _Scored(float(score.score), signature, line)
 
 
 def bleu_for(language: str) -> BLEU:

@@ -15,8 +15,8 @@ class DamagedError(Exception):
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
   """Return values as JSON reads them back, with the SHA-256 of their text."""
-  values = json.loads(json.dumps(values))
-  return values | {_SEAL: _digest(values)}
+  content: dict[str, Any] = json.loads(json.dumps(values))
+  return content | {_SEAL: _digest(content)}
 
 
 def check_seal(values: Mapping[str, Any], name: str) -> None:

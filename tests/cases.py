@@ -1,6 +1,9 @@
 """The table of fused models that the common tests run over."""
 
 import dataclasses
+from collections.abc import Iterable
+
+from tiers import extended_but
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import (
@@ -42,107 +45,101 @@ def _both(norm: str = 'post', **options) -> ModelConfig:
 
 
 def _plain_schemes() -> dict[str, ModelConfig]:
-  """Every scheme on every side it has; pre-norm in encoders, post elsewhere."""
+  """Every scheme, on both sides if it has them; pre- and post-norm in turn."""
   cases = {}
-  for name, scheme in SCHEMES.items():
-    for side in scheme.modules:
-      norm = 'pre' if len(scheme.modules) == 2 and side == 'encoder' else 'post'
-      fused = {side: SideConfig(fusion=name), f'{_other(side)}_layers': 1}
-      cases[f'{name}-{side}-{norm}'] = _model(norm=norm, **fused)
+  for number, (name, scheme) in enumerate(SCHEMES.items()):
+    sides = dict.fromkeys(scheme.modules, SideConfig(fusion=name))
+    cases[name] = _model(norm=('pre', 'post')[number % 2], **sides)
   return cases
 
 
-def _other(side: str) -> str:
-  return 'decoder' if side == 'encoder' else 'encoder'
+# Every option of every scheme away from its default at least once. A side
+# takes what it reads of them.
+_OPTIONS = {
+  'dense': [DenseOptions(include_embedding=True, post_sum_norm=True)],
+  'linear': [
+    LinearOptions(factored=False, output_norm=True),
+    LinearOptions(hidden=10, bias=False),
+  ],
+  'iterative': [AggOptions(activation='attention', residual='top')],
+  'hierarchical': [
+    AggOptions(activation='relu', residual='none', hidden=10),
+    AggOptions(group_size=3, feedback=False),
+    AggOptions(zero_out=False),
+  ],
+  'average': [MlrfOptions(include_embedding=False, norm='plain')],
+  'feed_forward': [MlrfOptions(layer_embedding=False, hidden=10, norm='none')],
+  'hops': [
+    MlrfOptions(independent='per_layer', norm='plain', scorer_width=10),
+    MlrfOptions(independent='per_hop', scorer_activation='relu', hops=2),
+    MlrfOptions(feature_wise=True, layer_embedding=False, norm='none'),
+  ],
+  'dynamic_combination': [
+    DynamicOptions(hidden=10, normalize='softmax', output_norm=True)
+  ],
+  'dynamic_routing': [
+    RoutingOptions(form='paper'),
+    RoutingOptions(
+      vote_projection='block',
+      context='own',
+      iterations=2,
+      route_axis='input',
+      residual='none',
+    ),
+    RoutingOptions(
+      vote_hidden=10,
+      vote_activation='relu',
+      average='gain',
+      agreement='product',
+      agreement_scale=2.0,
+      route_gain=1.0,
+      stop_gradient=False,
+    ),
+    RoutingOptions(capsules=4, agreement='scaled'),
+  ],
+  'em_routing': [
+    RoutingOptions(form='paper'),
+    RoutingOptions(activation='per_output', emit='mean', iterations=2),
+    RoutingOptions(
+      stop_gradient=False,
+      activation='none',
+      betas='zero',
+      temperature='hinton',
+      cost_norm=True,
+    ),
+    RoutingOptions(
+      capsules=2,
+      vote_activation='none',
+      variance_floor=1e-2,
+      log_density_scale=0.5,
+      output_norm=False,
+      residual='all',
+      vote_norm='none',
+      floor='relative',
+    ),
+  ],
+  'gtrans': [
+    GtransOptions(group_size=3, mode='last', single_group_norm=True),
+    GtransOptions(group_size=1, mode='weighted_mean', group_norm=True),
+    GtransOptions(last_group='floor', combine='geometric', temperature=1.0),
+    GtransOptions(inference_groups='1:1'),
+  ],
+  'transparent': [TransparentOptions(dropout=0.0, weights='uniform')],
+  'dlcl': [
+    DlclOptions(start='one', normalize='softmax', weights='vector'),
+    DlclOptions(window=2, frozen=True),
+  ],
+}
 
 
 def _options() -> dict[str, ModelConfig]:
-  """Every option of every scheme away from its default at least once.
-
-  They are on the sides of the scheme in turn.
-  """
-  options = {
-    'dense': [DenseOptions(include_embedding=True, post_sum_norm=True)],
-    'linear': [
-      LinearOptions(factored=False, output_norm=True),
-      LinearOptions(hidden=10, bias=False),
-    ],
-    'agg': [
-      AggOptions(activation='attention', residual='top'),
-      AggOptions(activation='relu', residual='none', hidden=10),
-      AggOptions(group_size=3, feedback=False),
-      AggOptions(zero_out=False),
-    ],
-    'mlrf': [
-      MlrfOptions(independent='per_layer', norm='plain', hidden=10),
-      MlrfOptions(independent='per_hop', scorer_activation='relu', hops=2),
-      MlrfOptions(feature_wise=True, layer_embedding=False, norm='none'),
-      MlrfOptions(include_embedding=False, scorer_width=10),
-    ],
-    'dynamic': [
-      DynamicOptions(hidden=10, normalize='softmax', output_norm=True)
-    ],
-    'routing': [
-      RoutingOptions(capsules=4, vote_projection='block', agreement='scaled'),
-      RoutingOptions(form='paper'),
-      RoutingOptions(
-        vote_projection='block',
-        context='own',
-        iterations=2,
-        route_axis='input',
-        activation='per_output',
-        emit='mean',
-      ),
-      RoutingOptions(
-        vote_hidden=10,
-        vote_activation='relu',
-        average='gain',
-        agreement='product',
-        agreement_scale=2.0,
-        route_gain=1.0,
-        stop_gradient=False,
-        activation='none',
-        betas='zero',
-        temperature='hinton',
-        cost_norm=True,
-      ),
-      RoutingOptions(
-        capsules=2,
-        vote_activation='none',
-        variance_floor=1e-2,
-        log_density_scale=0.5,
-        output_norm=False,
-        residual='all',
-        vote_norm='none',
-        floor='relative',
-      ),
-      RoutingOptions(residual='none'),
-    ],
-    'gtrans': [
-      GtransOptions(group_size=3, mode='last', single_group_norm=True),
-      GtransOptions(group_size=1, mode='weighted_mean', group_norm=True),
-      GtransOptions(group_size=3, mode='weighted_mean'),
-      GtransOptions(last_group='floor', combine='geometric', temperature=1.0),
-      GtransOptions(mode='last'),
-      GtransOptions(inference_groups='1:1'),
-    ],
-    'transparent': [TransparentOptions(dropout=0.0, weights='uniform')],
-    'dlcl': [
-      DlclOptions(start='one', normalize='softmax', weights='vector'),
-      DlclOptions(window=2, frozen=True),
-    ],
-  }
   cases = {}
-  for name, scheme in SCHEMES.items():
-    for number, value in enumerate(options[scheme.options]):
-      sides = list(scheme.modules)
-      side = sides[number % len(sides)]
-      chosen = without_unread(
-        SideConfig(fusion=name, **{scheme.options: value}), side
-      )
-      if chosen != SideConfig(fusion=name):
-        fused = {side: chosen, f'{_other(side)}_layers': 1}
-        cases[f'{name}-options-{number}'] = _model(**fused)
+  for name, every in _OPTIONS.items():
+    scheme = SCHEMES[name]
+    for number, value in enumerate(every):
+      side = SideConfig(fusion=name, **{scheme.options: value})
+      sides = {each: without_unread(side, each) for each in scheme.modules}
+      cases[f'{name}-options-{number}'] = _model(**sides)
   return cases
 
 
@@ -272,4 +269,22 @@ def _combined() -> dict[str, ModelConfig]:
   }
 
 
-CASES = _plain_schemes() | _options() | _attention() | _combined()
+_SCHEMES = _plain_schemes()
+CASES = _SCHEMES | _options() | _attention() | _combined()
+_CORE = {
+  *_SCHEMES,
+  *(
+    'none-pre',
+    'none-post',
+    'rezero',
+    'scan-linear',
+    'scan-gtrans-transparent',
+  ),
+  *('multi_layer-2', 'shortcut', 'shortcut-both', 'shortcut-non_lexical-pre'),
+  *('hierarchical-start', 'transparent-hierarchical', 'different-depths'),
+}
+
+
+def parameters(names: Iterable[str] = CASES, core: Iterable[str] = _CORE):
+  """The cases as parameters of a test; only the core is in the short run."""
+  return extended_but(names, core)

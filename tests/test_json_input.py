@@ -74,7 +74,7 @@ def test_a_file_is_named(tmp_path):
     ),
     (
       {'model': {'encoder': {'fusion': ['linear']}}},
-      "config.model.encoder.fusion: must be 'none', ",
+      "config.model.encoder.fusion: must be text, got ['linear']",
     ),
     ({'optimizer': 3}, 'config.optimizer: must be an object, got 3'),
     ({'training': {'patience': float('inf')}}, 'training.patience: must be fi'),

@@ -8,7 +8,7 @@ output capsules.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +66,7 @@ def coupling_maps(subject: RunWithText) -> Mapping[str, Any]:
   return found | {'paper': _PAPER}
 
 
-def _axis(config: ModelConfig, side: Side) -> str:
+def _axis(config: ModelConfig, side: Side) -> Literal['output', 'input']:
   """Return the capsules over which couplings sum to 1; for EM, the output."""
   if config.side(side).fusion == 'em_routing':
     return 'output'
@@ -97,7 +97,7 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
     _draw_maps(own, numbers[side], side)
     for spare in own[len(numbers[side]['entropy']) :]:
       spare.remove()
-  named = {side: numbers[side] for side in sides}
+  named: dict[str, Any] = {side: numbers[side] for side in sides}
   named['Dou 2019'] = numbers['paper']
   entropies = {
     name: [

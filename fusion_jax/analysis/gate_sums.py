@@ -116,7 +116,7 @@ def _bins(subject: RunWithText) -> Mapping[Side, Int[Array, ' V']]:
   run = subject.run
   sources = (pair.source for pair in subject.pairs)
   targets = (pair.target for pair in subject.pairs)
-  counts = {
+  counts: dict[Side, Int[np.ndarray, ' V']] = {
     'encoder': subword_counts(sources, run.source_tokenizer),
     'decoder': subword_counts(targets, run.target_tokenizer),
   }
@@ -175,6 +175,6 @@ def _moments(
   sums: Float[np.ndarray, 'P L 2 2'], counts: Float[np.ndarray, ' P']
 ) -> PlaceMoments:
   filled = np.where(counts > 0, counts, np.nan)[:, None, None]
-  mean, square = np.moveaxis(np.float64(sums), -1, 0) / filled
+  mean, square = np.moveaxis(np.asarray(sums, np.float64), -1, 0) / filled
   deviation = np.sqrt(np.maximum(square - mean**2, 0))
   return PlaceMoments(mean, deviation, counts.astype(np.int64))

@@ -106,8 +106,8 @@ def _moments(
 
 
 def _dynamic(means: TokenMeans) -> dict[str, Any]:
-  mean = np.float64(means.means['mean'])
-  variance = np.float64(means.means['square']) - mean**2
+  mean = np.asarray(means.means['mean'], np.float64)
+  variance = np.asarray(means.means['square'], np.float64) - mean**2
   return {
     'layers': [f'H[{n}]' for n in range(1, len(mean) + 1)],
     'mean': mean.tolist(),

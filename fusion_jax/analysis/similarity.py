@@ -99,7 +99,7 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
       'mean cosine',
     )
     panel.set_title(side)
-  curves = {}
+  curves: dict[str, tuple[range, Any]] = {}
   for side in SIDES:
     first = numbers[side]['cosine'][0]
     curves[side] = (range(len(first)), first)

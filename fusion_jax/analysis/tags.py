@@ -64,7 +64,8 @@ def read_words(path: Path) -> Iterator[list[Word]]:
     raise InputError(f'{path}: {error.strerror}') from error
   except UnicodeDecodeError as error:
     raise InputError(f'{path}: not UTF-8 ({error.reason})') from None
-  words, inside = [], 0
+  words: list[Word] = []
+  inside = 0
   for number, line in enumerate([*lines, ''], start=1):
     if not line.strip() and words:
       yield words
@@ -146,7 +147,9 @@ def tagged_text(subject: RunWithText) -> TaggedText | None:
   side = 0 if choice.tags_side == 'source' else 1
   tokenizer = (run.source_tokenizer, run.target_tokenizer)[side]
   path = Path(choice.tags)
-  sentences, names, of_line = read_words(path), {}, {}
+  sentences = read_words(path)
+  names: dict[str, int] = {}
+  of_line: dict[int, Int[np.ndarray, ' T']] = {}
   for number, line in enumerate(subject.lines, start=1):
     text = normalise(line[side])
     if not text:

@@ -5,7 +5,7 @@ import logging
 
 import jax
 
-from fusion_jax.cli.request import Request, load_one
+from fusion_jax.cli.request import DecodeRequest, load_one
 from fusion_jax.cli.text_io import open_input, open_whole, read_lines
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.certify.certify import certify
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _SENTENCES = 64
 
 
-def certify_file(request: Request) -> None:
+def certify_file(request: DecodeRequest) -> None:
   """Print the table of the check, and write JSON if `output` is given.
 
   Raises:
@@ -69,22 +69,23 @@ def sample_lines(path: str, count: int) -> list[tuple[int, str]]:
   return [lines[place * len(lines) // count] for place in range(count)]
 
 
-def _n_best(request: Request, options: DecodingConfig) -> int:
+def _n_best(request: DecodeRequest, options: DecodingConfig) -> int:
   """Return the requested number; by default 1 sample or the whole beam."""
   default = 1 if options.search == 'sample' else options.beam_size
   return request.n_best or default
 
 
 def _about(
-  request: Request, run: TrainedModel, options: DecodingConfig
+  request: DecodeRequest, run: TrainedModel, options: DecodingConfig
 ) -> dict[str, object]:
   device = jax.devices()[0]
+  precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
   return {
     'workdir': request.workdir,
     'steps': list(run.steps) or [run.step],
     'input': request.input,
     'dtype': run.config.model.compute_dtype,
-    'matmul_precision': jax.config.jax_default_matmul_precision or 'default',
+    'matmul_precision': precision or 'default',
     'search': options.search,
     'beam_size': options.beam_size,
     'batch_tokens': options.batch_tokens,

@@ -60,7 +60,7 @@ def open_text(
       for path in given.values()
     ]
     rows = _side_by_side([(name, read_lines(f, name)) for name, f in files])
-    yield (Line(**dict(zip(given, row, strict=True))) for row in rows)
+    yield (Line(**dict[str, Any](zip(given, row, strict=True))) for row in rows)
 
 
 def _side_by_side(

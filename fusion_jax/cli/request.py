@@ -19,7 +19,7 @@ from fusion_jax.runs.loading import TrainedModel, load_run
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class DecodeRequest:
   """Request to translate, score or certify.
 
   Attributes:
@@ -91,7 +91,7 @@ class Request:
     return dataclasses.replace(run.config.decoding, **self.options)
 
 
-def load(request: Request) -> Ensemble:
+def load(request: DecodeRequest) -> Ensemble:
   """Load the runs that translate.
 
   Raises:
@@ -104,7 +104,7 @@ def load(request: Request) -> Ensemble:
   return make_ensemble(runs, names, weights, request.combine)
 
 
-def load_one(workdir: str, request: Request) -> TrainedModel:
+def load_one(workdir: str, request: DecodeRequest) -> TrainedModel:
   """Load one run, with the requested groups and languages."""
   trained = load_run(
     workdir,
@@ -167,7 +167,7 @@ _VIEWS = 'attention_output', 'states_output'
 _INPUTS = 'input', 'target', 'prefix', 'reference'
 
 
-def check_flags(request: Request) -> None:
+def check_flags(request: DecodeRequest) -> None:
   """Refuse flags that have no meaning together; no file is opened.
 
   Raises:
@@ -189,13 +189,13 @@ def check_flags(request: Request) -> None:
   _check_files(request)
 
 
-def _check_scoring(request: Request, mode: str) -> None:
+def _check_scoring(request: DecodeRequest, mode: str) -> None:
   if not request.target and request.input_format == 'text':
     raise InputError('--mode=score needs --target, the translations to score')
   _refuse(request, (*_TRANSLATING, 'n_best', 'sentences'), mode)
 
 
-def _check_certifying(request: Request, mode: str) -> None:
+def _check_certifying(request: DecodeRequest, mode: str) -> None:
   if not request.input:
     raise InputError('--mode=certify needs --input, a file to take lines from')
   if len(split_paths(request.workdir)) > 1:
@@ -206,7 +206,7 @@ def _check_certifying(request: Request, mode: str) -> None:
   _refuse(request.views, _VIEWS, mode)
 
 
-def _check_files(request: Request) -> None:
+def _check_files(request: DecodeRequest) -> None:
   """Refuse to write two things into one file, or to overwrite an input."""
   outputs = _paths(request, ('output',)) | _paths(request.views, _VIEWS)
   inputs = _paths(request, _INPUTS)
@@ -221,7 +221,9 @@ def _check_files(request: Request) -> None:
       )
 
 
-def _paths(given: Request | ViewFlags, flags: Sequence[str]) -> dict[str, str]:
+def _paths(
+  given: DecodeRequest | ViewFlags, flags: Sequence[str]
+) -> dict[str, str]:
   """Return the regular or new files of flags, without devices and pipes."""
   named = {flag: getattr(given, flag) for flag in flags}
   return {
@@ -232,7 +234,7 @@ def _paths(given: Request | ViewFlags, flags: Sequence[str]) -> dict[str, str]:
 
 
 def _refuse(
-  given: Request | ViewFlags, flags: Sequence[str], what: str
+  given: DecodeRequest | ViewFlags, flags: Sequence[str], what: str
 ) -> None:
   for flag in flags:
     if getattr(given, flag):

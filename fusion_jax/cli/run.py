@@ -14,7 +14,7 @@ from fusion_jax.cli.line_formats import (
   translation_json,
   translation_text,
 )
-from fusion_jax.cli.request import Request, check_flags, load
+from fusion_jax.cli.request import DecodeRequest, check_flags, load
 from fusion_jax.cli.score_files import score_files
 from fusion_jax.cli.text_io import (
   count_lines,
@@ -33,7 +33,7 @@ from fusion_jax.progress import Progress
 logger = logging.getLogger(__name__)
 
 
-def run(request: Request) -> None:
+def run(request: DecodeRequest) -> None:
   """Carry out a request; the translations are written line by line.
 
   BLEU goes to stdout, or to stderr if the translations are on stdout.
@@ -52,14 +52,15 @@ def run(request: Request) -> None:
     _translate_and_evaluate(request)
 
 
-def _translate_and_evaluate(request: Request) -> None:
-  with _open_lines(request) as lines:
+def _translate_and_evaluate(request: DecodeRequest) -> None:
+  with _open_lines(request) as opened:
+    lines: Iterable[Line] = opened
     total = count_lines(request.input)
     references = _read_references(request.reference)
     if references is not None:
       # Evaluation holds all lines anyway, so a wrong file is reported at once.
-      lines = list(lines)
-      total = len(lines)
+      held = list(opened)
+      lines, total = held, len(held)
       check_line_counts(total, len(references))
     trained = load(request)
     best = _translate(request, trained, lines, total)
@@ -72,7 +73,7 @@ def _translate_and_evaluate(request: Request) -> None:
 
 
 def _open_lines(
-  request: Request,
+  request: DecodeRequest,
 ) -> contextlib.AbstractContextManager[Iterator[Line]]:
   if request.input_format == 'json':
     return open_json(request.input, ('source',))
@@ -80,7 +81,10 @@ def _open_lines(
 
 
 def _translate(
-  request: Request, trained: Ensemble, lines: Iterable[Line], total: int | None
+  request: DecodeRequest,
+  trained: Ensemble,
+  lines: Iterable[Line],
+  total: int | None,
 ) -> list[str]:
   """Write the translations; return them if they are to be evaluated."""
   options = request.decoding(trained.runs[0])
@@ -113,7 +117,7 @@ def _translate(
 
 
 def _announce(
-  request: Request, translator: Translator, step: int, beam: int
+  request: DecodeRequest, translator: Translator, step: int, beam: int
 ) -> None:
   """Log the run and its options, and compile it if requested."""
   shapes = len(translator.shapes)
@@ -135,7 +139,7 @@ def _announce(
 
 
 def _formatted(
-  request: Request,
+  request: DecodeRequest,
   index: int,
   line: Line,
   translations: list[Translation],

@@ -11,15 +11,15 @@ from fusion_jax.cli.line_formats import (
   score_json,
   score_text,
 )
-from fusion_jax.cli.request import Request, load
+from fusion_jax.cli.request import DecodeRequest, load
 from fusion_jax.cli.text_io import count_lines, open_output
 from fusion_jax.cli.view_flags import open_views
-from fusion_jax.decoding.pairs import PairEncoder
+from fusion_jax.decoding.pairs import PairReader
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.progress import Progress
 
 
-def score_files(request: Request) -> None:
+def score_files(request: DecodeRequest) -> None:
   """Write a line of scores for each pair.
 
   Raises:
@@ -31,7 +31,7 @@ def score_files(request: Request) -> None:
     options = request.decoding(first)
     progress = Progress(count_lines(request.input), 'sentences')
     scorer = Scorer(ensemble, options, progress.add)
-    encoder = PairEncoder(first, options)
+    encoder = PairReader(first, options)
     with (
       open_output(request.output) as write,
       open_views(request.views, ensemble.runs, options) as show,
@@ -51,7 +51,7 @@ def score_files(request: Request) -> None:
 
 
 def _open_pairs(
-  request: Request,
+  request: DecodeRequest,
 ) -> contextlib.AbstractContextManager[Iterator[Line]]:
   if request.input_format == 'json':
     return open_json(request.input, ('source', 'target'))

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from fusion_jax.cli.view_writers import (
+  Unit,
   WriteViews,
   alignment_file,
   attention_file,
   states_file,
 )
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding.pairs import Pair
-from fusion_jax.decoding.views import Viewer, Wanted
+from fusion_jax.decoding.pairs import PairIds
+from fusion_jax.decoding.views import InternalsSelection, Viewer
 from fusion_jax.errors import InputError
 from fusion_jax.runs.loading import TrainedModel
 
@@ -26,7 +27,7 @@ Item = TypeVar('Item')
 
 # Passes the items on, in order, after the views of their pairs are written.
 Show = Callable[
-  [Iterable[Item], Callable[[Item], Sequence[Pair]]], Iterator[Item]
+  [Iterable[Item], Callable[[Item], Sequence[PairIds]]], Iterator[Item]
 ]
 
 
@@ -58,7 +59,7 @@ class ViewFlags:
       raise InputError(
         f"--alignment_unit={self.alignment_unit}: must be 'piece' or 'word'"
       )
-    self._check_alignment(self.wanted)
+    self._check_alignment(self.selection)
 
   def _check_ends(self) -> None:
     for flag, ends in (
@@ -69,7 +70,7 @@ class ViewFlags:
       if path and not path.endswith(ends):
         raise InputError(f'--{flag}={path}: must end in {" or ".join(ends)}')
 
-  def _check_alignment(self, wanted: Wanted) -> None:
+  def _check_alignment(self, selection: InternalsSelection) -> None:
     if not self.aligns:
       if self.alignment_unit:
         raise InputError(
@@ -77,7 +78,10 @@ class ViewFlags:
           f'alignments end in {" or ".join(_ALIGNMENTS)}'
         )
       return
-    for flag, chosen in (('layers', wanted.layers), ('heads', wanted.heads)):
+    for flag, chosen in (
+      ('layers', selection.layers),
+      ('heads', selection.heads),
+    ):
       if chosen == 'all':
         raise InputError(
           f'--attention_{flag}=all: an alignment has one row of weights; give '
@@ -97,9 +101,9 @@ class ViewFlags:
     return self.attention_output.endswith(_ALIGNMENTS)
 
   @property
-  def wanted(self) -> Wanted:
+  def selection(self) -> InternalsSelection:
     """Internals to view."""
-    return Wanted(
+    return InternalsSelection(
       attention=bool(self.attention_output),
       layers=_choice('attention_layers', self.attention_layers, 'last'),
       heads=_choice('attention_heads', self.attention_heads),
@@ -142,13 +146,13 @@ def open_views(
   if len(runs) > 1:
     flag = 'attention' if flags.attention_output else 'states'
     raise InputError(f'--{flag}_output: takes one run, got {len(runs)}')
-  viewer = Viewer(runs[0], options, flags.wanted)
+  viewer = Viewer(runs[0], options, flags.selection)
   with contextlib.ExitStack() as stack:
     files = _files(flags, runs[0], viewer)
     writers = [stack.enter_context(file) for file in files]
 
     def show(
-      items: Iterable[Item], pairs_of: Callable[[Item], Sequence[Pair]]
+      items: Iterable[Item], pairs_of: Callable[[Item], Sequence[PairIds]]
     ) -> Iterator[Item]:
       paired = ((item, pairs_of(item)) for item in items)
       for index, (item, views) in enumerate(viewer.view(paired)):
@@ -165,7 +169,8 @@ def _files(
   path = flags.attention_output
   tokenizers = run.source_tokenizer, run.target_tokenizer
   if flags.aligns:
-    yield alignment_file(path, *tokenizers, flags.alignment_unit or 'piece')
+    unit: Unit = 'word' if flags.alignment_unit == 'word' else 'piece'
+    yield alignment_file(path, *tokenizers, unit)
   elif path:
     yield attention_file(path, *tokenizers)
   if flags.states_output:

@@ -23,7 +23,9 @@ from fusion_jax.cli.alignments import (
 )
 from fusion_jax.cli.text_io import open_output, open_whole
 from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.decoding.views import Look, View
+from fusion_jax.decoding.views import Internals, View
+
+Unit = Literal['piece', 'word']
 
 # Writes the views of a line with its number, counted from 0.
 WriteViews = Callable[[int, Sequence[View]], None]
@@ -39,9 +41,9 @@ def attention_file(
   """Write weights over the source, one JSON object a line.
 
   Its keys are index (from 0), source and target (subwords, end symbols
-  included) and attention: for each layer and head, if all were wanted, and for
-  each target subword the weights of all source subwords, to 6 digits. An empty
-  line has three empty lists.
+  included) and attention: for each layer and head, if all were selected, and
+  for each target subword the weights of all source subwords, to 6 digits. An
+  empty line has three empty lists.
 
   Args:
     path: File to write.
@@ -58,7 +60,7 @@ def attention_file(
         'index': index,
         'source': [p for v in views for p in source.pieces(v.pair.source)],
         'target': [p for v in views for p in target.pieces(v.pair.target)],
-        'attention': _rounded([view.look.attention for view in views]),
+        'attention': _rounded([_attention(view) for view in views]),
       }
       write(json.dumps(record, ensure_ascii=False))
 
@@ -70,7 +72,7 @@ def alignment_file(
   path: str,
   source: Tokenizer,
   target: Tokenizer,
-  unit: Literal['piece', 'word'] = 'piece',
+  unit: Unit = 'piece',
 ) -> Iterator[WriteViews]:
   """Write hard alignments, one line of links i-j for each line.
 
@@ -87,22 +89,21 @@ def alignment_file(
   tags = len(source.tags)
 
   def part(view: View) -> tuple[list[tuple[int, int]], int, int]:
-    links = piece_links(view.look.attention[:, tags:])
+    links = piece_links(_attention(view)[:, tags:])
     ids = view.pair.source[tags:-1], view.pair.target[:-1]
     sides = zip((source, target), ids, strict=True)
     pieces = [tokenizer.pieces(own) for tokenizer, own in sides]
     if unit == 'piece':
       return links, len(pieces[0]), len(pieces[1])
-    words = [word_numbers(each) for each in pieces]
-    counts = [len(set(numbers)) for numbers in words]
-    return word_links(links, *words), *counts
+    ours, theirs = (word_numbers(each) for each in pieces)
+    return word_links(links, ours, theirs), len(set(ours)), len(set(theirs))
 
   with open_output(path) as write:
     yield lambda index, views: write(link_line(map(part, views)))
 
 
 @contextlib.contextmanager
-def states_file(path: str, blank: Look) -> Iterator[WriteViews]:
+def states_file(path: str, blank: Internals) -> Iterator[WriteViews]:
   """Write H[0..L] of both stacks as an .npz file, array by array.
 
   Line i, counted from 0, has the arrays encoder_i [L+1, S, D], decoder_i
@@ -110,7 +111,7 @@ def states_file(path: str, blank: Look) -> Iterator[WriteViews]:
 
   Args:
     path: File to write.
-    blank: `Look` of an empty line.
+    blank: `Internals` of an empty line.
 
   Yields:
     A function that writes the arrays of one line.
@@ -122,6 +123,11 @@ def states_file(path: str, blank: Look) -> Iterator[WriteViews]:
         _write_array(archive, f'{name}_{index}', array)
 
     yield write_views
+
+
+def _attention(view: View) -> Float[np.ndarray, '... _ _']:
+  assert view.internals.attention is not None, 'weights are wanted'
+  return np.asarray(view.internals.attention)
 
 
 def _rounded(weights: list[Float[np.ndarray, '... _ _']]) -> list[Any]:
@@ -143,15 +149,19 @@ def _diagonal(
   return whole
 
 
-def _states(views: Sequence[View], blank: Look) -> dict[str, np.ndarray]:
-  looks = [view.look for view in views] or [blank]
+def _states(views: Sequence[View], blank: Internals) -> dict[str, np.ndarray]:
+  seen = [view.internals for view in views] or [blank]
   source, target = (
     np.array([i for view in views for i in view.pair[side]], np.int32)
     for side in (0, 1)
   )
   return {
-    'encoder': np.concatenate([look.encoder for look in looks], axis=1),
-    'decoder': np.concatenate([look.decoder for look in looks], axis=1),
+    'encoder': np.concatenate(
+      [internals.encoder for internals in seen], axis=1
+    ),
+    'decoder': np.concatenate(
+      [internals.decoder for internals in seen], axis=1
+    ),
     'source': source,
     'target': target,
   }

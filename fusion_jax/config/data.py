@@ -1,7 +1,7 @@
 """The corpora of an experiment and how they become batches."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -276,7 +276,7 @@ class DataConfig:
     Between languages that `directions` do not pair there is no text to
     validate or to test.
     """
-    own = {'valid': (), 'test': ()} if self.directions else {}
+    own: dict[str, Any] = {'valid': (), 'test': ()} if self.directions else {}
     for each in self.directions:
       if (each.source_language, each.target_language) == (source, target):
         own = {name: getattr(each, name) for name in ('train', 'valid', 'test')}

@@ -71,7 +71,8 @@ def check_directions(directions: Sequence[Direction], target_tag: str) -> None:
     InputError: Two directions have the same languages, or a source language has
       two target languages and no tag.
   """
-  names, targets = set(), {}
+  names: set[str] = set()
+  targets: dict[str, str] = {}
   for each in directions:
     require(
       each.name not in names,

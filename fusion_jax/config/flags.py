@@ -91,7 +91,7 @@ def parse_arguments(
     help='a Python file that registers fusion schemes; several may be given',
   )
   parser.allow_abbrev = False
-  parser.error = refuse
+  parser.error = refuse  # type: ignore[method-assign]
   arguments = parser.parse_args(argv)
   for path in vars(arguments).pop('plugin'):
     _check_file(path, '--plugin')
@@ -128,6 +128,7 @@ def add_fields(
     if names and name not in names:
       continue
     kind, text = field.annotation, (field.description or '').replace('%', '%%')
+    reads: dict[str, Any]
     if kind is bool:
       reads = {'action': argparse.BooleanOptionalAction}
     elif typing.get_origin(kind) is Literal:
@@ -221,10 +222,11 @@ def override(
     parent = values
     for depth, section in enumerate(sections):
       _check_field(parent, sections[:depth], section, values)
-      parent = fields_of(parent[section])
-      if not parent:
+      fields = fields_of(parent[section])
+      if not fields:
         path = '.'.join(sections[: depth + 1])
         raise InputError(f'--config.{name}: config.{path} has no fields')
+      parent = fields
     _check_field(parent, sections, field, values)
     if isinstance(parent[field], Mapping):
       raise InputError(

@@ -14,7 +14,7 @@ import dataclasses
 import re
 import types
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, Field
 
@@ -150,7 +150,7 @@ class DynamicOptions:
 
 
 # The options that form='paper' sets (Dou 2019, Algorithms 1 and 2).
-LITERAL_ROUTING = types.MappingProxyType(
+LITERAL_ROUTING: Mapping[str, Any] = types.MappingProxyType(
   {
     'vote_norm': 'none',
     'agreement': 'product',

@@ -17,6 +17,7 @@ from fusion_jax.config.section import fields_of_section
 from fusion_jax.errors import require
 
 _DEFAULT = SideConfig()
+_OTHER: dict[Side, Side] = {'encoder': 'decoder', 'decoder': 'encoder'}
 
 # Sections that multi-layer attention and shortcuts read, besides the scheme's.
 _MULTI_LAYER = 'agg', 'multi_layer'
@@ -91,14 +92,17 @@ def _check_read(side: SideConfig, path: str, name: Side) -> None:
     f'{path}.own',
     f'has no effect with {path}.fusion={side.fusion!r}; leave it out',
   )
+  elsewhere = unread_options(side, _OTHER[name])
   for option in unread_options(side, name):
     section, _, field = option.partition('.')
     value = getattr(getattr(side, section), field)
+    why = f'with {path}.fusion={side.fusion!r}'
+    if option not in elsewhere:
+      why = f'in the {name}'
     require(
       value == getattr(getattr(_DEFAULT, section), field),
       f'{path}.{option}',
-      f'{value!r} has no effect with {path}.fusion={side.fusion!r}; leave it '
-      'out',
+      f'{value!r} has no effect {why}; leave it out',
     )
 
 

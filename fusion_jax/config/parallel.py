@@ -113,11 +113,13 @@ class ParallelConfig:
     sizes = self._sizes()
     given = math.prod(size for size in sizes.values() if size != -1)
     rest = devices // given
-    shape = tuple(rest if size == -1 else size for size in sizes.values())
+    data, fsdp, tensor = (
+      rest if size == -1 else size for size in sizes.values()
+    )
     listed = ' x '.join(f'{field}={size}' for field, size in sizes.items())
     require(
-      math.prod(shape) == devices,
+      data * fsdp * tensor == devices,
       'parallel',
       f'{listed} does not multiply to the {devices} devices there are',
     )
-    return shape
+    return data, fsdp, tensor

@@ -60,7 +60,8 @@ def changed(config: Config, row: Row) -> Config:
   Returns:
     The config, checked as a whole.
   """
-  parts = {}
+  whole: Any = config
+  parts: dict[str, Row] = {}
   for name, value in row.items():
     field, _, rest = name.partition('.')
     parts.setdefault(field, {})[rest] = value
@@ -68,22 +69,22 @@ def changed(config: Config, row: Row) -> Config:
     field: part[''] if '' in part else changed(getattr(config, field), part)
     for field, part in parts.items()
   }
-  return dataclasses.replace(config, **fields)
+  return dataclasses.replace(whole, **fields)
 
 
-def encoder(*fusion: str, **options) -> Row:
+def encoder(fusion: str = 'none', **options: Any) -> Row:
   """Return a row with the encoder's `SideConfig`, given its fields."""
-  return {'model.encoder': SideConfig(*fusion, **options)}
+  return {'model.encoder': SideConfig(fusion, **options)}
 
 
-def decoder(*fusion: str, **options) -> Row:
+def decoder(fusion: str = 'none', **options: Any) -> Row:
   """Return a row with the decoder's `SideConfig`, given its fields."""
-  return {'model.decoder': SideConfig(*fusion, **options)}
+  return {'model.decoder': SideConfig(fusion, **options)}
 
 
-def both_sides(*fusion: str, **options) -> Row:
+def both_sides(fusion: str = 'none', **options: Any) -> Row:
   """Return a row with one `SideConfig` for both sides, given its fields."""
-  return encoder(*fusion, **options) | decoder(*fusion, **options)
+  return encoder(fusion, **options) | decoder(fusion, **options)
 
 
 def depth(encoder_layers: int, decoder_layers: int, **fields: Any) -> Row:

@@ -3,11 +3,10 @@
 The type of a field has its bounds, and the text below a field is its help.
 """
 
-import dataclasses
 import difflib
 import functools
 from collections.abc import Callable
-from typing import TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import pydantic
 from pydantic.fields import FieldInfo
@@ -38,7 +37,9 @@ def section(path: str) -> Callable[[type[_Section]], type[_Section]]:
   """
 
   def decorate(cls: type[_Section]) -> type[_Section]:
-    made = pydantic.dataclasses.dataclass(frozen=True, config=_CHECKED)(cls)
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=_CHECKED)(
+      cls
+    )
     build = made.__init__
 
     @functools.wraps(build)
@@ -60,7 +61,7 @@ def _fault(error: pydantic.ValidationError, options: type) -> tuple[str, str]:
   """Return the first wrong field, and what is wrong in words of Python."""
   field, message = first_fault(error)
   first = error.errors()[0]
-  if first['type'] == 'dataclass_type':
+  if first['type'].startswith('dataclass'):
     name, given = first['ctx']['class_name'], shown(first['input'])
     return field, f'must be a {name}, got {given}'
   if first['type'] == 'unexpected_keyword_argument':
@@ -72,5 +73,5 @@ def _fault(error: pydantic.ValidationError, options: type) -> tuple[str, str]:
 
 def fields_of_section(options: type) -> dict[str, FieldInfo]:
   """Return the fields of a section, with their types, bounds and help."""
-  assert dataclasses.is_dataclass(options)
+  assert pydantic.dataclasses.is_pydantic_dataclass(options)
   return options.__pydantic_fields__

@@ -59,7 +59,7 @@ def _adapter(config_class: type) -> pydantic.TypeAdapter:
 
 def to_dict(config: Any) -> dict[str, Any]:
   """Return the config as nested dictionaries of JSON values."""
-  return _adapter(type(config)).dump_python(config, mode='json')
+  return _adapter(config.__class__).dump_python(config, mode='json')
 
 
 def to_json(config: ExperimentConfig) -> str:
@@ -197,7 +197,7 @@ def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
     raise InputError(f'config.{field}: {message}') from None
 
 
-def fields_of(value: Any) -> Mapping[str, Any] | None:
+def fields_of(value: Any) -> dict[str, Any] | None:
   """Return the fields of a JSON value; those of a list are named '0', '1', ...
 
   Args:
@@ -207,9 +207,9 @@ def fields_of(value: Any) -> Mapping[str, Any] | None:
     The fields themselves, not copies; None for a value that is neither a
     section nor a list of sections.
   """
-  if isinstance(value, Mapping):
+  if isinstance(value, dict):
     return value
-  if isinstance(value, list) and all(isinstance(v, Mapping) for v in value):
+  if isinstance(value, list) and all(isinstance(v, dict) for v in value):
     return {str(number): section for number, section in enumerate(value)}
   return None
 
@@ -218,7 +218,7 @@ def flatten(config: ExperimentConfig) -> dict[str, Any]:
   """Return the leaves of the config in one dictionary of dotted names."""
 
   def walk(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    leaves = {}
+    leaves: dict[str, Any] = {}
     for name, value in values.items():
       if fields := fields_of(value):
         leaves |= walk(fields, f'{prefix}{name}.')

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Array, Bool, Int, Int16, Int32
@@ -20,6 +20,8 @@ from fusion_jax.config import BatchConfig
 from fusion_jax.errors import InputError
 
 logger = logging.getLogger(__name__)
+
+_Counts = TypeVar('_Counts', np.ndarray, np.integer)
 
 
 class Shape(NamedTuple):
@@ -153,7 +155,10 @@ class TrainingPlan:
   def _group(self, order: Int32[np.ndarray, ' N']) -> EpochPlan:
     return plan_epoch(order, self._assignment, self.shapes)
 
-  def _shuffled(self, epoch: int) -> EpochPlan:
+  def _shuffled(self, epoch: int) -> Epoch:
+    return self._shuffled_rows(epoch)
+
+  def _shuffled_rows(self, epoch: int) -> EpochPlan:
     bits = np.random.Philox(np.random.SeedSequence((self._seed, epoch)))
     plan = self._group(_permutation(bits, len(self._assignment)))
     batch_order = _permutation(bits, plan.batches)
@@ -331,10 +336,10 @@ def shape_table(lengths: Int32[np.ndarray, 'N 2'], plan: EpochPlan) -> str:
 
 
 def batch_rows(
-  slots: Int[np.ndarray | np.generic, '*caps'],
+  slots: Int[_Counts, '*caps'],
   config: BatchConfig,
   devices: int,
-) -> Int[np.ndarray | np.generic, '*caps']:
+) -> Int[_Counts, '*caps']:
   """Return as many rows as `config.tokens` allows, at least one multiple.
 
   Args:

@@ -22,7 +22,7 @@ _CHUNK = 4_096
 _PAIRS_PER_SHARD = 200_000
 
 
-class Part(NamedTuple):
+class DirectionPairs(NamedTuple):
   """Pairs of one direction and their encoder."""
 
   encoder: PairEncoder
@@ -52,7 +52,9 @@ class CorpusWriter:
       info, _PAIRS_PER_SHARD, file_format='array_record'
     )
 
-  def write_train(self, parts: Iterable[Part]) -> list[dict[str, Any]]:
+  def write_train(
+    self, parts: Iterable[DirectionPairs]
+  ) -> list[dict[str, Any]]:
     """Write the training pairs that pass the filter.
 
     Args:
@@ -64,7 +66,9 @@ class CorpusWriter:
     with self._open_split('train') as split:
       return [self._write_train(part, split) for part in parts]
 
-  def _write_train(self, part: Part, split: '_SplitWriter') -> dict[str, Any]:
+  def _write_train(
+    self, part: DirectionPairs, split: '_SplitWriter'
+  ) -> dict[str, Any]:
     pair_filter = filtering.PairFilter(self._config)
     sampled = any(part.encoder.alphas)
     counts = _Counts()
@@ -83,7 +87,7 @@ class CorpusWriter:
     return counts.report()
 
   def write_held_out(
-    self, name: str, parts: Iterable[Part]
+    self, name: str, parts: Iterable[DirectionPairs]
   ) -> list[dict[str, Any]]:
     """Write all pairs of 'valid' or 'test', ids and text.
 
@@ -106,7 +110,7 @@ class CorpusWriter:
     return reports
 
   def _write_held_out(
-    self, part: Part, split: '_SplitWriter', rows: list[int]
+    self, part: DirectionPairs, split: '_SplitWriter', rows: list[int]
   ) -> dict[str, Any]:
     counts = _Counts()
     for texts, plain in _encoded(part):
@@ -123,7 +127,7 @@ class CorpusWriter:
     return _SplitWriter(self._writer, name, lengths.open('wb'))
 
 
-def _encoded(part: Part) -> Iterator[tuple[tuple[str, str], Example]]:
+def _encoded(part: DirectionPairs) -> Iterator[tuple[tuple[str, str], Example]]:
   stream = iter(part.pairs)
   while chunk := list(itertools.islice(stream, _CHUNK)):
     yield from zip(chunk, part.encoder.encode_pairs(chunk), strict=True)
@@ -179,7 +183,8 @@ class _SplitWriter:
       }
     )
     if lengths is not None:
-      self._lengths.append(tuple(lengths))
+      source, target = lengths
+      self._lengths.append((source, target))
     if len(self._records) == _CHUNK:
       self._flush()
 

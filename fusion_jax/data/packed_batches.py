@@ -83,7 +83,7 @@ class PackedPlan(TrainingPlan):
     super().__init__(totals.astype(np.int32), (shape,), seed)
 
   def _shuffled(self, epoch: int) -> PackedEpoch:
-    rows = super()._shuffled(epoch)
+    rows = self._shuffled_rows(epoch)
     entropy = np.random.SeedSequence((self._seed, epoch), spawn_key=(2,))
     bits = np.random.Philox(entropy).random_raw(len(self._cells))
     keys: UInt64[np.ndarray, ' N'] = self._cells | (bits >> (64 - _RANDOM_BITS))

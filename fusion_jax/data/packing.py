@@ -59,8 +59,8 @@ def choose_packed_shape(
   wanted = (given / mean).max() if given.any() else _PAIRS_A_ROW
   least = max((longest / mean).max(), wanted) * mean
   sources, targets = (
-    _sides(name, *map(int, sizes), config.length_multiple)
-    for name, *sizes in zip(
+    _sides(name, int(own), int(most), int(fewest), config.length_multiple)
+    for name, own, most, fewest in zip(
       ('packed_source', 'packed_target'),
       given,
       longest,
@@ -177,7 +177,7 @@ class _Cells:
   def next_row(self) -> list[int]:
     """Return the cells of a row, in the order in which it takes them."""
     row, left, room = [], self._left.copy(), self._room
-    following = 0
+    following: int | None = 0
     while following is not None:
       row.append(following)
       left[following] -= 1

@@ -8,7 +8,7 @@ only its own rows of it.
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import grain
 import jax
@@ -17,9 +17,16 @@ from jaxtyping import Int32
 
 from fusion_jax.config import BatchConfig
 from fusion_jax.data import batching
-from fusion_jax.data.batching import Batch, Example, Shape, TrainingPlan
+from fusion_jax.data.batching import (
+  Batch,
+  EpochPlan,
+  Example,
+  Shape,
+  TrainingPlan,
+)
 from fusion_jax.data.mixing import Mixture
 from fusion_jax.data.packed_batches import (
+  PackedEpoch,
   PackedPlan,
   assemble_packed,
   packing_table,
@@ -107,11 +114,11 @@ class TrainingBatches:
       packing: Whether rows hold several examples; there is then one shape.
     """
     self._lengths = split.lengths if mixture is None else mixture.lengths
-    self.plan = (
-      PackedPlan(self._lengths, *shapes, seed)
-      if packing
-      else TrainingPlan(self._lengths, shapes, seed)
-    )
+    if packing:
+      (shape,) = shapes
+      self.plan: TrainingPlan = PackedPlan(self._lengths, shape, seed)
+    else:
+      self.plan = TrainingPlan(self._lengths, shapes, seed)
     self._mixture = mixture
     self._packing = packing
     self._split = split
@@ -133,8 +140,11 @@ class TrainingBatches:
 
   def table(self) -> str:
     """Format the shapes and their shares of real tokens as a table."""
-    make = packing_table if self._packing else batching.shape_table
-    return make(self._lengths, self.plan.epoch(0))
+    first = self.plan.epoch(0)
+    if isinstance(first, PackedEpoch):
+      return packing_table(self._lengths, first)
+    assert isinstance(first, EpochPlan)
+    return batching.shape_table(self._lengths, first)
 
   def _shown(
     self, epoch: int, slots: Int32[np.ndarray, ' rows']
@@ -201,7 +211,7 @@ def abstract_batch(
     A batch with a `jax.ShapeDtypeStruct` in the place of each array.
   """
 
-  def ids(*sizes: int) -> jax.ShapeDtypeStruct:
+  def ids(*sizes: int) -> Any:
     return jax.ShapeDtypeStruct(sizes, np.int32, sharding=sharding)
 
   sides = [ids(shape.rows, size) for size in (shape.source, shape.target)]

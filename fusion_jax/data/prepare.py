@@ -22,7 +22,7 @@ from fusion_jax.config.directions import Direction
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.config.serialization import to_dict
 from fusion_jax.data import corpora, prepared
-from fusion_jax.data.building import CorpusWriter, Part
+from fusion_jax.data.building import CorpusWriter, DirectionPairs
 from fusion_jax.data.encoding import PairEncoder
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.reports import report_table, summed
@@ -153,7 +153,9 @@ def _fill(data: DataConfig, directory: Path) -> dict[str, Any]:
   splits = {}
   for name in ('train', 'valid', 'test'):
     parts = {
-      text.direction.name: Part(encoder, text.read(name, f'encoding {name}'))
+      text.direction.name: DirectionPairs(
+        encoder, text.read(name, f'encoding {name}')
+      )
       for text, encoder in zip(texts, encoders, strict=True)
       if name in text.totals
     }
@@ -169,7 +171,7 @@ def _fill(data: DataConfig, directory: Path) -> dict[str, Any]:
 
 
 def _write_split(
-  name: str, parts: Mapping[str, Part], writer: CorpusWriter
+  name: str, parts: Mapping[str, DirectionPairs], writer: CorpusWriter
 ) -> dict[str, Any]:
   """Write a split; return its report, with those of its directions."""
   own = list(parts.values())

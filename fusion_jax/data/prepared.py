@@ -153,7 +153,7 @@ class PreparedCorpus:
       if name in written and written[name] != _digest(self.directory / name):
         raise _damaged(self.directory, name)
 
-  def _parts(self, name: str) -> tuple['Part', ...]:
+  def _parts(self, name: str) -> tuple['DirectionSplit', ...]:
     report = self.report['splits'][name]
     (only, *_) = self._encoders
     found = report.get('directions', {only: report})
@@ -161,7 +161,7 @@ class PreparedCorpus:
       raise _damaged(self.directory, SETTINGS)
     stored = 'kept' if name == 'train' else 'pairs'
     return tuple(
-      Part(
+      DirectionSplit(
         direction,
         self._encoders[direction],
         own[stored],
@@ -212,7 +212,7 @@ def _tags(settings: dict[str, Any]) -> dict[str, list[str]]:
   }
 
 
-class Part(NamedTuple):
+class DirectionSplit(NamedTuple):
   """One direction of a split.
 
   Attributes:
@@ -246,7 +246,7 @@ class Split:
     self,
     directory: Path,
     name: str,
-    parts: tuple[Part, ...],
+    parts: tuple[DirectionSplit, ...],
     direction: str = '',
   ):
     """Open the shards of a split.
@@ -276,7 +276,9 @@ class Split:
       self._first : self._first + self._ends[-1]
     ]
 
-  def _fits(self, lengths: np.ndarray, parts: tuple[Part, ...]) -> bool:
+  def _fits(
+    self, lengths: np.ndarray, parts: tuple[DirectionSplit, ...]
+  ) -> bool:
     """Return whether records, rows, lengths and report fit together."""
     examples = sum(part.examples for part in parts)
     stored = sum(part.records for part in parts)
@@ -287,7 +289,7 @@ class Split:
       and are_lengths(lengths, examples, subwords, self.sampled)
     )
 
-  def _choose(self, parts: tuple[Part, ...], direction: str) -> None:
+  def _choose(self, parts: tuple[DirectionSplit, ...], direction: str) -> None:
     """Find the examples and the records of the direction, or of all."""
     chosen = [p for p in parts if direction in ('', p.direction)]
     before = parts[: parts.index(chosen[0])]

@@ -8,14 +8,18 @@ import io
 import itertools
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from fusion_jax.data.normalise import normalise
 from fusion_jax.errors import InputError, first_line
 
-_OPENERS = {'.bz2': bz2.open, '.gz': gzip.open, '.xz': lzma.open}
+_OPENERS: dict[str, Callable[..., Any]] = {
+  '.bz2': bz2.open,
+  '.gz': gzip.open,
+  '.xz': lzma.open,
+}
 _CHUNK_BYTES = 1 << 20
 
 
@@ -95,7 +99,7 @@ def _count_lines(path: Path) -> int:
   return lines
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> io.BufferedReader:
   """Open a file for reading, decompressed."""
   opener = _OPENERS.get(path.suffix)
   if opener is None:
@@ -104,7 +108,7 @@ def _open(path: Path) -> BinaryIO:
   return io.BufferedReader(opener(path, 'rb'), _CHUNK_BYTES)
 
 
-def _open_raw(path: Path) -> BinaryIO:
+def _open_raw(path: Path) -> io.BufferedReader:
   _check_regular(path)
   return path.open('rb')
 

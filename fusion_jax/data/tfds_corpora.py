@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow_datasets as tfds
@@ -95,7 +95,7 @@ def _open(
   name: str,
   split: str,
   languages: tuple[str, str],
-) -> Sequence[Any]:
+) -> Any:
   splits = sorted(builder.info.splits)
   if split.partition('[')[0] not in splits:
     raise InputError(

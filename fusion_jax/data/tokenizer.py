@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -122,15 +123,17 @@ class Tokenizer:
     """
     if not pieces:
       return self._untagged
-    found = {piece: self.id_of(piece) for piece in pieces}
-    for piece, number in found.items():
+    tags = []
+    for piece in pieces:
+      number = self.id_of(piece)
       if number is None:
         raise InputError(
           f'the tag {piece!r} is no piece of the tokenizer; train it with this '
           'control symbol, or change data.source_tag or data.target_tag'
         )
+      tags.append(number)
     tagged = self._untagged._shallow_copy()
-    tagged.tags = tuple(found[piece] for piece in pieces)
+    tagged.tags = tuple(tags)
     return tagged
 
   def _shallow_copy(self) -> 'Tokenizer':
@@ -243,6 +246,7 @@ def train(
   """
   _silence()
   model = io.BytesIO()
+  symbols: dict[str, Any] = {'control_symbols': list(tags)} if tags else {}
   try:
     sentencepiece.SentencePieceTrainer.train(
       sentence_iterator=iter(lines),
@@ -258,7 +262,7 @@ def train(
       eos_id=END,
       num_threads=_TRAINING_THREADS,
       minloglevel=_ERRORS_ONLY,
-      **({'control_symbols': list(tags)} if tags else {}),
+      **symbols,
     )
   except RuntimeError as error:
     raise _explained(str(error), config) from error

@@ -1,6 +1,5 @@
 """Windows of lines, padded rows, and batches on their way to the device."""
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -142,6 +141,9 @@ def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
 
   The device then works on the next batch while the host reads the last one.
   """
-  for earlier, later in itertools.pairwise(itertools.chain(items, [None])):
-    del later
-    yield earlier
+  held: list[Item] = []
+  for item in items:
+    held.append(item)
+    if len(held) > 1:
+      yield held.pop(0)
+  yield from held

@@ -5,6 +5,7 @@ import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
@@ -108,7 +109,7 @@ def search_batch(
     step,
     cache,
     max_length=max_length,
-    max_lengths=rows.max_lengths,
+    max_lengths=jnp.asarray(rows.max_lengths),
     start_id=models[0].start_id,
     end_id=settings.end_id,
     penalty=settings.penalty,

@@ -123,17 +123,15 @@ class ModelStep:
     caches: tuple[ModelCache, ...],
   ) -> Float32[Array, 'B K']:
     """Compute the coverage penalty, averaged with the weights of the models."""
-    each = [
-      weight
-      * coverage.coverage(
-        coverage.attended(cache.attention, rows, position),
-        source.tokens[:, None],
-      )
-      for weight, cache, source in zip(
-        self.mixture.weights, caches, self.sources, strict=True
-      )
-    ]
-    return self.coverage * sum(each)
+    each = []
+    for weight, cache, source in zip(
+      self.mixture.weights, caches, self.sources, strict=True
+    ):
+      assert cache.attention is not None
+      attended = coverage.attended(cache.attention, rows, position)
+      penalty = coverage.coverage(attended, source.tokens[:, None])
+      each.append(weight * penalty)
+    return self.coverage * functools.reduce(jnp.add, each)
 
   def compact_batch(
     self, sentences: Int32[Array, ' M'], caches: tuple[ModelCache, ...]

@@ -14,7 +14,7 @@ from fusion_jax.errors import InputError
 from fusion_jax.runs.loading import TrainedModel
 
 
-class Pair(NamedTuple):
+class PairIds(NamedTuple):
   """Subword ids of both sides, the end symbols included."""
 
   source: list[int]
@@ -31,7 +31,7 @@ class Pair(NamedTuple):
     return max(len(self.source), len(self.target))
 
 
-class PairEncoder:
+class PairReader:
   """Encoder of text pairs, which refuses those that are too long.
 
   Attributes:
@@ -50,7 +50,7 @@ class PairEncoder:
     longest = options.max_source_length
     self.longest = min(longest, run.longest or longest)
 
-  def encode(self, name: str, source: str, target: str) -> Pair:
+  def encode(self, name: str, source: str, target: str) -> PairIds:
     """Return the ids of a pair.
 
     Args:
@@ -65,7 +65,7 @@ class PairEncoder:
       InputError: A side has more subwords than `longest`.
     """
     texts = zip((source, target), self._tokenizers, strict=True)
-    pair = Pair(*(_ids(text, tokenizer) for text, tokenizer in texts))
+    pair = PairIds(*(_ids(text, tokenizer) for text, tokenizer in texts))
     for side, ids in zip(('source', 'translation'), pair, strict=True):
       if len(ids) > self.longest:
         raise InputError(
@@ -74,14 +74,14 @@ class PairEncoder:
         )
     return pair
 
-  def line(self, number: int, source: str, target: str) -> list[Pair]:
+  def line(self, number: int, source: str, target: str) -> list[PairIds]:
     """Return the pair of a line in a list; an empty list if both are empty."""
     pair = self.encode(f'line {number}', source, target)
     return [] if pair.is_blank else [pair]
 
 
 def padded_pairs(
-  pairs: list[Pair], shape: DecodeShape, end_id: int
+  pairs: list[PairIds], shape: DecodeShape, end_id: int
 ) -> tuple[
   Int32[np.ndarray, 'B S'], Int32[np.ndarray, ' B'], Int32[np.ndarray, 'B S']
 ]:

@@ -18,7 +18,7 @@ from fusion_jax.decoding.batches import (
 )
 from fusion_jax.decoding.ensemble import Ensemble, alone
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.pairs import Pair, PairEncoder, padded_pairs
+from fusion_jax.decoding.pairs import PairIds, PairReader, padded_pairs
 from fusion_jax.decoding.shapes import PlannedBatch, decode_shapes
 from fusion_jax.decoding.teacher_forcing import (
   TeacherForcedRows,
@@ -31,7 +31,7 @@ from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.hypotheses import LengthPenalty
 
 # A pair as every model reads it; the targets are the same.
-Pairs = tuple[Pair, ...]
+Pairs = tuple[PairIds, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Scorer:
     self._ensemble = ensemble = alone(run)
     self._on_progress = on_progress or (lambda pairs: None)
     self._options = dataclasses.replace(options, beam_size=1)
-    self._encoders = [PairEncoder(each, options) for each in ensemble.runs]
+    self._encoders = [PairReader(each, options) for each in ensemble.runs]
     self._mesh = data_mesh()
     self._parameters = put_whole(
       tuple(each.parameters for each in ensemble.runs), self._mesh

@@ -84,11 +84,12 @@ def teacher_forced_scores(
       attention = mean_attention(cross_attention_weights(kept['attention']))
       attended = jnp.where(tokens[..., None], attention, 0).sum(1)
       coverage_score += weight * share * coverage(attended, source.tokens)
+  target = jnp.asarray(rows.target)
   combines = [model.config.decoder.gtrans.combine for model in models]
   if len(models) == 1:
-    found = token_log_probabilities(outputs[0], rows.target, combines[0])
+    found = token_log_probabilities(outputs[0], target, combines[0])
   else:
-    found = ensemble_log_probabilities(outputs, rows.target, combines, mixture)
+    found = ensemble_log_probabilities(outputs, target, combines, mixture)
   return found, coverage_score
 
 

@@ -30,7 +30,7 @@ from fusion_jax.decoding.compiled import (
 from fusion_jax.decoding.ensemble import Ensemble, alone
 from fusion_jax.decoding.line_splitting import joiner
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.pairs import Pair
+from fusion_jax.decoding.pairs import PairIds
 from fusion_jax.decoding.sentences import Sentence, SentenceEncoder
 from fusion_jax.decoding.shapes import (
   DecodeShape,
@@ -65,7 +65,7 @@ class Translation:
   text: str
   score: float
   log_probability: float
-  pairs: tuple[Pair, ...] = ()
+  pairs: tuple[PairIds, ...] = ()
   token_log_probabilities: tuple[float, ...] = ()
 
 
@@ -123,7 +123,9 @@ class Translator:
     self._at_once = at_once
     self._joiner = joiner(ensemble.runs[0].config.data.target_language)
     self._number_of = number_of or (lambda place: place)
-    self._mesh = data_mesh(devices and jax.local_devices()[:devices])
+    self._mesh = data_mesh(
+      None if devices is None else jax.local_devices()[:devices]
+    )
     self._parameters = put_whole(
       tuple(each.parameters for each in ensemble.runs), self._mesh
     )
@@ -297,10 +299,10 @@ class Translator:
     return [
       [
         Translation(
-          self._decode(hypotheses.tokens[row, k, : length - 1]),
+          self._decode(hypotheses.tokens[row, k, : length - 1].tolist()),
           float(hypotheses.scores[row, k]),
           float(hypotheses.log_probabilities[row, k]),
-          (Pair(source, hypotheses.tokens[row, k, :length].tolist()),),
+          (PairIds(source, hypotheses.tokens[row, k, :length].tolist()),),
           tuple(hypotheses.token_log_probabilities[row, k, :length].tolist()),
         )
         for k, length in enumerate(hypotheses.lengths[row])
@@ -310,7 +312,7 @@ class Translator:
       for row, source in enumerate(sources)
     ]
 
-  def _decode(self, ids: np.ndarray) -> str:
+  def _decode(self, ids: list[int]) -> str:
     text = self._ensemble.tokenizer.decode(ids)
     # Byte pieces can spell any character, but a line must stay one line.
     return ' '.join(text.splitlines())

@@ -21,7 +21,7 @@ from fusion_jax.decoding.batches import (
   windows,
 )
 from fusion_jax.decoding.ensemble import alone
-from fusion_jax.decoding.pairs import Pair, padded_pairs
+from fusion_jax.decoding.pairs import PairIds, padded_pairs
 from fusion_jax.decoding.shapes import (
   PlannedBatch,
   decode_shapes,
@@ -42,7 +42,7 @@ Item = TypeVar('Item')
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class InternalsSelection:
   """Selection of the internals to view.
 
   Attributes:
@@ -58,13 +58,13 @@ class Wanted:
   states: bool = False
 
 
-class Look(NamedTuple):
+class Internals(NamedTuple):
   """Internals of a batch, or of one pair without the axis B.
 
   Attributes:
     attention: Weights over the source; the axes L and N exist only if all
-      layers or heads are wanted. None if no weights are wanted.
-    encoder, decoder: H[0..L]; None if no states are wanted.
+      layers or heads are selected. None if no weights are selected.
+    encoder, decoder: H[0..L]; None if no states are selected.
   """
 
   attention: Float32[Array | np.ndarray, '*BLN T S'] | None
@@ -75,39 +75,42 @@ class Look(NamedTuple):
 class View(NamedTuple):
   """Pair and its internals, without any padding."""
 
-  pair: Pair
-  look: Look
+  pair: PairIds
+  internals: Internals
 
 
 class Viewer:
   """Viewer of one run's internals.
 
   Attributes:
-    blank: `Look` of an empty line, without weights.
+    blank: `Internals` of an empty line, without weights.
     shapes: Every shape of a batch that can be compiled.
   """
 
   def __init__(
-    self, run: TrainedModel, options: DecodingConfig, wanted: Wanted
+    self,
+    run: TrainedModel,
+    options: DecodingConfig,
+    selection: InternalsSelection,
   ):
     """Prepare to view; nothing is compiled yet.
 
     Args:
       run: Trained model.
       options: Decoding options with longest line and slots of a batch.
-      wanted: Internals to view.
+      selection: Internals to view.
 
     Raises:
       InputError: The decoder has no such layer or head.
     """
     self._run = run
-    self._wanted = wanted
+    self._selection = selection
     self._slots = options.batch_tokens
     # Each of several processes views all pairs by itself, at its own pace.
     devices = 1 if jax.process_count() > 1 else None
     self._mesh = data_mesh(jax.local_devices()[:devices])
     self._parameters = put_whole(run.parameters, self._mesh)
-    self.blank = _checked(run, wanted)
+    self.blank = _checked(run, selection)
     longest = options.max_source_length
     # A translation may be longer than any source.
     limit = target_limit(longest, options, alone(run).longest)
@@ -118,7 +121,7 @@ class Viewer:
     )
 
   def view(
-    self, items: Iterable[tuple[Item, Sequence[Pair]]]
+    self, items: Iterable[tuple[Item, Sequence[PairIds]]]
   ) -> Iterator[tuple[Item, list[View]]]:
     """Yield the items with views of their pairs, in order.
 
@@ -139,49 +142,51 @@ class Viewer:
       for item, pairs in window:
         yield item, [next(views) for _ in pairs]
 
-  def _views(self, pairs: list[Pair]) -> list[View]:
-    views: list[View | None] = [None] * len(pairs)
+  def _views(self, pairs: list[PairIds]) -> list[View]:
+    views: dict[int, View] = {}
     batches = plan_batches([pair.length for pair in pairs], self.shapes)
-    for batch, looks in one_ahead(
+    for batch, seen in one_ahead(
       (batch, self._start(batch, pairs)) for batch in batches
     ):
-      looks = device_get_rows(looks)
+      seen = device_get_rows(seen)
       for row, place in enumerate(batch.sentences):
-        views[place] = _cut(pairs[place], looks, row)
-    return views
+        views[place] = _cut(pairs[place], seen, row)
+    return [views[place] for place in range(len(pairs))]
 
-  def _start(self, batch: PlannedBatch, pairs: list[Pair]) -> Look:
+  def _start(self, batch: PlannedBatch, pairs: list[PairIds]) -> Internals:
     """Start the pass; the arrays are ready later."""
     chosen = [pairs[sentence] for sentence in batch.sentences]
     end = self._run.target_tokenizer.vocabulary.end
     rows = padded_pairs(chosen, batch.shape, end)
     with jax.set_mesh(self._mesh):
-      return _look(
+      return _internals(
         self._parameters,
         device_put_rows(rows, self._mesh),
         model=self._run.model,
-        wanted=self._wanted,
+        selection=self._selection,
       )
 
 
-def _checked(run: TrainedModel, wanted: Wanted) -> Look:
-  """Check that the wanted internals exist; return `Viewer.blank`."""
-  everything = dataclasses.replace(wanted, layers='all', heads='all')
+def _checked(run: TrainedModel, selection: InternalsSelection) -> Internals:
+  """Check that the selected internals exist; return `Viewer.blank`."""
+  everything = dataclasses.replace(selection, layers='all', heads='all')
   ids = jax.ShapeDtypeStruct((1, 1), np.int32)
-  look = functools.partial(_look, model=run.model, wanted=everything)
+  internals = functools.partial(
+    _internals, model=run.model, selection=everything
+  )
   lengths = jax.ShapeDtypeStruct((1,), np.int32)
-  seen = jax.eval_shape(look, run.parameters, (ids, lengths, ids))
+  seen = jax.eval_shape(internals, run.parameters, (ids, lengths, ids))
   if seen.attention is not None:
     _, layers, heads, _, _ = seen.attention.shape
-    _check('layers', wanted.layers, layers)
-    _check('heads', wanted.heads, heads)
+    _check('layers', selection.layers, layers)
+    _check('heads', selection.heads, heads)
   if seen.encoder is None:
-    return Look(None, None, None)
+    return Internals(None, None, None)
   states = (
     np.zeros((side.shape[1], 0, side.shape[3]), np.float32)
     for side in (seen.encoder, seen.decoder)
   )
-  return Look(None, *states)
+  return Internals(None, *states)
 
 
 def _check(kind: str, chosen: str | int, count: int) -> None:
@@ -192,29 +197,29 @@ def _check(kind: str, chosen: str | int, count: int) -> None:
     )
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'wanted'))
+@functools.partial(jax.jit, static_argnames=('model', 'selection'))
 @over_rows
-def _look(
+def _internals(
   parameters: Parameters,
   rows: tuple[Int32[Array, 'B S'], Int32[Array, ' B'], Int32[Array, 'B T']],
   *,
   model: Transformer,
-  wanted: Wanted,
-) -> Look:
+  selection: InternalsSelection,
+) -> Internals:
   output, kept = model.apply(
     {'params': parameters},
     *rows,
-    mutable=['attention'] if wanted.attention else [],
+    mutable=['attention'] if selection.attention else [],
   )
   attention = encoder = decoder = None
-  if wanted.attention:
+  if selection.attention:
     weights = cross_attention_weights(kept['attention'])
-    weights = _chosen(jnp.moveaxis(weights, 0, 1), 2, wanted.heads)
-    attention = _chosen(weights, 1, wanted.layers)
-  if wanted.states:
+    weights = _chosen(jnp.moveaxis(weights, 0, 1), 2, selection.heads)
+    attention = _chosen(weights, 1, selection.layers)
+  if selection.states:
     encoder = _stacked(output.encoder_layers)
     decoder = _stacked(output.decoder_layers)
-  return Look(attention, encoder, decoder)
+  return Internals(attention, encoder, decoder)
 
 
 def _chosen(
@@ -225,7 +230,8 @@ def _chosen(
     return weights
   if which == 'mean':
     return weights.mean(axis)
-  return weights.take(-1 if which == 'last' else which - 1, axis)
+  place = which - 1 if isinstance(which, int) else -1
+  return weights.take(place, axis)
 
 
 def _stacked(
@@ -234,12 +240,12 @@ def _stacked(
   return jnp.stack(layers, 1).astype(jnp.float32)
 
 
-def _cut(pair: Pair, looks: Look, row: int) -> View:
+def _cut(pair: PairIds, seen: Internals, row: int) -> View:
   source, target = len(pair.source), len(pair.target)
-  attention, encoder, decoder = looks
+  attention, encoder, decoder = seen
   return View(
     pair,
-    Look(
+    Internals(
       None if attention is None else attention[row, ..., :target, :source],
       None if encoder is None else encoder[row, :, :source],
       None if decoder is None else decoder[row, :, :target],

@@ -22,7 +22,7 @@ PAPER_LENGTHS = 15, 30, 45
 
 # Bounds of compare-mt (Neubig et al. 2019, https://aclanthology.org/N19-4007):
 # 0, 1, 2, 3, 4, 5 to 9, 10 to 99, 100 to 999 and 1,000 or more.
-FREQUENCIES = 0, 1, 2, 3, 4, 9, 99, 999
+FREQUENCIES: tuple[int, ...] = (0, 1, 2, 3, 4, 9, 99, 999)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _totals(
   lines: Iterable[collections.Counter[str]],
 ) -> Int[np.ndarray, ' N']:
   """Count the words of each bucket in the lines."""
-  total = collections.Counter()
+  total: collections.Counter[str] = collections.Counter()
   for words in lines:
     total.update(words)
   frequencies = np.array([frequency.get(word, 0) for word in total], np.int64)

@@ -68,5 +68,5 @@ def _draw_buckets(
   figures.draw_bars(panel, names, bars, x, y)
   # Buckets at the ends may be empty.
   panel.set_xlim(-0.5, len(names) - 0.5)
-  if panel.get_legend():
-    panel.get_legend().remove()
+  if legend := panel.get_legend():
+    legend.remove()

@@ -9,13 +9,13 @@ from fusion_jax.evaluation.buckets import read_bounds
 from fusion_jax.evaluation.comparison import Options, Texts
 from fusion_jax.evaluation.run_translations import Translated, translation_of
 from fusion_jax.evaluation.systems import (
+  NamedSystem,
   System,
   TextFile,
-  Wanted,
   baseline_first,
   check_lines,
+  named_systems,
   read_file,
-  wanted,
 )
 
 
@@ -47,7 +47,7 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
     InputError: A file is missing, empty or has another number of lines, a
       system is named wrongly, or a run cannot translate.
   """
-  systems = baseline_first(wanted(arguments.system), arguments.baseline)
+  systems = baseline_first(named_systems(arguments.system), arguments.baseline)
   source = read_file(arguments.source)
   references = [read_file(path) for path in arguments.reference]
   files = _read_files(systems)
@@ -76,7 +76,7 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
   )
 
 
-def _read_files(systems: Sequence[Wanted]) -> dict[str, TextFile]:
+def _read_files(systems: Sequence[NamedSystem]) -> dict[str, TextFile]:
   return {
     path: read_file(path)
     for system in systems
@@ -93,7 +93,7 @@ def _make(folder: Path) -> None:
 
 
 def _translate(
-  systems: Sequence[Wanted],
+  systems: Sequence[NamedSystem],
   source: TextFile,
   languages: tuple[str, str],
   folder: Path,

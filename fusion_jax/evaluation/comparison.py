@@ -172,7 +172,7 @@ def _paired(
     [_TESTS[test] for test, _ in asked],
     [sizes[test] for test, _ in asked],
   )
-  found = {test: {} for test in _TESTS}
+  found: dict[str, dict[str, Any]] = {test: {} for test in _TESTS}
   for (test, name), (signed, each) in zip(asked, results, strict=True):
     values = {key: dataclasses.asdict(value) for key, value in each.items()}
     found[test][name] = {'signature': signed, 'systems': values}
@@ -219,7 +219,7 @@ def _frequencies(texts: Texts) -> dict[str, Any]:
   if texts.train_target:
     counted_in, ranges = texts.train_target.path, buckets.FREQUENCIES
     low, counts = -1, buckets.word_counts(texts.train_target.lines, bleu)
-  frequency = collections.Counter()
+  frequency: collections.Counter[str] = collections.Counter()
   for words in counts:
     frequency.update(words)
   systems = {

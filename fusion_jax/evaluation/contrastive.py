@@ -173,7 +173,8 @@ def accuracies(
     'items', where the reference must beat all wrong translations of the item;
     'pairs', where it must beat one; then the pairs of every group.
   """
-  right, total = collections.Counter(), collections.Counter()
+  right: collections.Counter[str] = collections.Counter()
+  total: collections.Counter[str] = collections.Counter()
   for item, (reference, *wrong) in zip(items, scores, strict=True):
     total['items'] += 1
     right['items'] += all(reference > score for score in wrong)

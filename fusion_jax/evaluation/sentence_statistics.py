@@ -9,7 +9,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from fusion_jax.metrics import metrics_for
 
 # Statistics of one file, by metric. BLEU has K = 10: the lengths of translation
 # and reference, the matching n-grams and all n-grams, n = 1 to 4.
-Statistics = Mapping[str, Float[np.ndarray, 'S _']]
+Statistics = dict[str, Float[np.ndarray, 'S _']]
 
 _CHUNK_LINES = 200
 
@@ -86,7 +86,7 @@ def _count(
   references: Sequence[Sequence[str]],
   language: str,
 ) -> list[Statistics]:
-  counted = [{} for _ in files]
+  counted: list[Statistics] = [{} for _ in files]
   for name, metric in metrics_for(language).items():
     metric._ref_cache = metric._cache_references(references)
     for lines, found in zip(files, counted, strict=True):

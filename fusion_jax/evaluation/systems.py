@@ -27,7 +27,7 @@ class TextFile:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class NamedSystem:
   """A system as named on the command line.
 
   Attributes:
@@ -57,7 +57,7 @@ class System:
   outputs: tuple[TextFile, ...]
 
 
-def wanted(flags: Sequence[str]) -> list[Wanted]:
+def named_systems(flags: Sequence[str]) -> list[NamedSystem]:
   """Read `NAME=PATH[,PATH]` of each --system.
 
   Args:
@@ -72,7 +72,7 @@ def wanted(flags: Sequence[str]) -> list[Wanted]:
   """
   if not flags:
     raise InputError('no system to compare: give --system NAME=FILE[,FILE]')
-  systems: dict[str, Wanted] = {}
+  systems: dict[str, NamedSystem] = {}
   for flag in flags:
     name, _, listed = flag.partition('=')
     paths = tuple(split_paths(listed))
@@ -88,11 +88,13 @@ def wanted(flags: Sequence[str]) -> list[Wanted]:
     for path in paths:
       if paths.count(path) > 1:
         raise InputError(f'--system {flag}: {path} is given twice')
-    systems[name] = Wanted(name, paths)
+    systems[name] = NamedSystem(name, paths)
   return list(systems.values())
 
 
-def baseline_first(systems: Sequence[Wanted], baseline: str) -> list[Wanted]:
+def baseline_first(
+  systems: Sequence[NamedSystem], baseline: str
+) -> list[NamedSystem]:
   """Put the baseline first and keep the order of the other systems.
 
   Args:

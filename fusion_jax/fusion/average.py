@@ -4,6 +4,7 @@ Axis letters: B batch, T positions, D model width, n fused layers (H[0] may be
 one of them).
 """
 
+import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ def average(layers: Layers) -> Float[Array, 'B T D']:
   Returns:
     The mean, taken in float32, in the layers' dtype.
   """
-  total = sum(z.astype(jnp.float32) for z in layers)
+  total = functools.reduce(jnp.add, (z.astype(jnp.float32) for z in layers))
   return (total / len(layers)).astype(layers[0].dtype)
 
 

@@ -9,7 +9,7 @@ C width of an output capsule, I and O any widths.
 """
 
 import functools
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from fusion_jax.layers.layers import (
   kernel_initializer,
   layer_norm,
 )
+from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.sow import sow
 
 # A capsule shorter than this counts as dead.
@@ -59,16 +60,18 @@ class _PerLayer(nn.Module):
       each = functools.partial(one, shape=shape[1:])
       return jax.vmap(each)(jax.random.split(key, shape[0]))
 
-    kernel = self.param(
+    kernel = parameter(
+      self,
       'kernel',
-      nn.with_logical_partitioning(start, ('layers', 'embed', 'mlp')),
+      start,
+      ('layers', 'embed', 'mlp'),
       (count, width, self.features),
     )
-    bias = self.param(
+    bias = parameter(
+      self,
       'bias',
-      nn.with_logical_partitioning(
-        bias_initializer(self.config, width), ('layers', 'mlp')
-      ),
+      bias_initializer(self.config, width),
+      ('layers', 'mlp'),
       (count, self.features),
     )
     # The gradients of the pieces of a split are concatenated, not added.
@@ -153,16 +156,15 @@ class Routing(nn.Module):
   side: Side
 
   # Activation between the two maps of the votes where the option is 'auto'.
-  vote_activation = 'none'
+  vote_activation: ClassVar[Literal['none', 'relu']] = 'none'
 
   @property
   def options(self) -> RoutingOptions:
     return self.config.side(self.side).routing.resolved
 
   def setup(self):
-    activation = self.options.vote_activation
-    if activation == 'auto':
-      activation = self.vote_activation
+    chosen = self.options.vote_activation
+    activation = self.vote_activation if chosen == 'auto' else chosen
     self.votes = Votes(self.config, self.side, activation)
     if self.options.output_norm:
       self.norm = layer_norm(self.config)

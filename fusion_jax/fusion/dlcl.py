@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig, Side, SideConfig
@@ -17,6 +16,7 @@ from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import BASE, PaperSize, all_layers, on_both_sides
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.layers import layer_norm
+from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.sow import sow
 
 
@@ -64,11 +64,11 @@ class Dlcl(LayerConnection):
     size = config.layers(self.side) + 1
     self._read = predecessors(size, options.window)
     vector = options.weights == 'vector'
-    self.weights = self.param(
+    self.weights = parameter(
+      self,
       'weights',
-      nn.with_logical_partitioning(
-        self._initial, ('layers', None, 'norm') if vector else ('layers', None)
-      ),
+      self._initial,
+      ('layers', None, 'norm') if vector else ('layers', None),
       (size, size, config.width) if vector else (size, size),
     )
     if config.norm != 'rezero':

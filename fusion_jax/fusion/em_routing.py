@@ -31,6 +31,7 @@ from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.layers import (
   Dense,
 )
+from fusion_jax.layers.parameter import parameter
 
 
 class EmRouting(Routing):
@@ -76,9 +77,7 @@ class EmRouting(Routing):
 
   def _beta(self, name: str, capsules: int) -> Float[Array, ' N']:
     start = nn.initializers.normal(self.config.width**-0.5)
-    return self.param(
-      name, nn.with_logical_partitioning(start, ('capsules',)), (capsules,)
-    )
+    return parameter(self, name, start, ('capsules',), (capsules,))
 
   def _activation(
     self, layers: Layers, context: Context

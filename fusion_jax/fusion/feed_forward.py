@@ -25,9 +25,9 @@ from fusion_jax.layers.context import Context
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.layers import (
   Dense,
-  Initializer,
   kernel_initializer,
 )
+from fusion_jax.layers.parameter import Initializer, parameter
 
 
 def starts_as_identity(config: ModelConfig, side: Side) -> bool:
@@ -52,10 +52,8 @@ class LayerEmbedding(nn.Module):
     rows = max(config.encoder_layers, config.decoder_layers) + 1
     exact = any(starts_as_identity(config, s) for s in ('encoder', 'decoder'))
     start = nn.initializers.zeros_init() if exact else _embedding_start
-    return self.param(
-      'embedding',
-      nn.with_logical_partitioning(start, ('layers', 'embed')),
-      (rows, config.width),
+    return parameter(
+      self, 'embedding', start, ('layers', 'embed'), (rows, config.width)
     )
 
 
@@ -80,7 +78,7 @@ class FeedForwardFusion(nn.Module):
 
   def setup(self):
     config, options = self.config, self.config.side(self.side).mlrf
-    starts = (None,) * 4
+    starts: tuple[Initializer | None, ...] = (None,) * 4
     if starts_as_identity(config, self.side):
       zeros = nn.initializers.zeros_init()
       starts = _two_signs(config), zeros, _difference, zeros

@@ -29,7 +29,8 @@ from fusion_jax.fusion.scheme import (
   all_millions,
 )
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.layers import Initializer, layer_norm
+from fusion_jax.layers.layers import layer_norm
+from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.sow import sow
 
 
@@ -163,8 +164,11 @@ def mixture_log_probabilities(
   )[0]
 
 
-def _zero_weights(axis: str) -> Initializer:
-  return nn.with_logical_partitioning(nn.initializers.zeros_init(), (axis,))
+def _zero_weights(
+  module: nn.Module, name: str, axis: str, count: int
+) -> Float[Array, ' {count}']:
+  zeros = nn.initializers.zeros_init()
+  return parameter(module, name, zeros, (axis,), (count,))
 
 
 class EncoderGroups(nn.Module):
@@ -181,7 +185,7 @@ class EncoderGroups(nn.Module):
   def setup(self):
     options = self.config.side(self.side).gtrans
     count = group_count(self.config, self.side)
-    self.weights = self.param('weights', _zero_weights('groups'), (count,))
+    self.weights = _zero_weights(self, 'weights', 'groups', count)
     self.has_norm = count > 1 or options.single_group_norm
     if self.has_norm:
       self.norm = layer_norm(self.config)
@@ -213,11 +217,11 @@ class DecoderGroups(nn.Module):
     config, options = self.config, self.config.side(self.side).gtrans
     groups = groups_of(config, self.side)
     if options.mode != 'last':
-      self.layer_weights = self.param(
-        'layer_weights', _zero_weights('layers'), (groups[-1][-1],)
+      self.layer_weights = _zero_weights(
+        self, 'layer_weights', 'layers', groups[-1][-1]
       )
-    self.group_weights = self.param(
-      'group_weights', _zero_weights('groups'), (len(groups),)
+    self.group_weights = _zero_weights(
+      self, 'group_weights', 'groups', len(groups)
     )
     if options.group_norm:
       numbers = range(1, len(groups) + 1)

@@ -31,9 +31,9 @@ from fusion_jax.fusion.scheme import (
 )
 from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.layers import (
-  Initializer,
   kernel_initializer,
 )
+from fusion_jax.layers.parameter import Initializer, parameter
 from fusion_jax.layers.sow import sow
 
 _ACTIVATIONS = types.MappingProxyType({'tanh': jnp.tanh, 'relu': jax.nn.relu})
@@ -79,9 +79,12 @@ def hop_sums(
   Returns:
     The sums of all hops, taken in float32, in the layers' dtype.
   """
-  sums = sum(
-    attention[:, :, index] * z[:, :, None].astype(jnp.float32)
-    for index, z in enumerate(layers)
+  sums = functools.reduce(
+    jnp.add,
+    (
+      attention[:, :, index] * z[:, :, None].astype(jnp.float32)
+      for index, z in enumerate(layers)
+    ),
   )
   return sums.astype(layers[0].dtype).reshape(*layers[0].shape[:-1], -1)
 
@@ -165,9 +168,7 @@ class _Kernel(nn.Module):
     init = kernel_initializer(self.config)
     if len(self.shape) == 3:
       init = _each(init)
-    return self.param(
-      'kernel', nn.with_logical_partitioning(init, self.axes), self.shape
-    )
+    return parameter(self, 'kernel', init, self.axes, self.shape)
 
 
 def _each(init: Initializer) -> Initializer:

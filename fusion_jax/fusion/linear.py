@@ -19,11 +19,11 @@ from fusion_jax.fusion.starts import may_start_as_identity
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.layers import (
   Dense,
-  Initializer,
   bias_initializer,
   kernel_initializer,
   layer_norm,
 )
+from fusion_jax.layers.parameter import Initializer, parameter
 
 
 def affine(
@@ -116,7 +116,7 @@ class Linear(nn.Module):
     shape = (config.layers(self.side), config.width, config.width)
     init = _last_identity if self._from_baseline else _one_matrix(config)
     axes = ('layers', 'embed', 'mlp')
-    return self.param('kernel', nn.with_logical_partitioning(init, axes), shape)
+    return parameter(self, 'kernel', init, axes, shape)
 
   def _bias(self) -> Float[Array, ' D']:
     config = self.config
@@ -125,9 +125,7 @@ class Linear(nn.Module):
       if self._from_baseline
       else bias_initializer(config, config.layers(self.side) * config.width)
     )
-    return self.param(
-      'bias', nn.with_logical_partitioning(init, ('norm',)), (config.width,)
-    )
+    return parameter(self, 'bias', init, ('norm',), (config.width,))
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Fuse the layers.

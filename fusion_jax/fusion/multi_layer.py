@@ -64,7 +64,7 @@ class MultiLayerAttention(MultiHeadAttention):
     if numbers:
       self.agg = AggNode(config, self.side)
     if numbers and config.side(self.side).start == 'baseline':
-      self.opening = Opening(config)
+      self.opening: Opening | None = Opening(config)
     else:
       self.opening = None
 

@@ -225,11 +225,16 @@ def em_routing(
   weights = jnp.ones((), flat.dtype)
   if activation is not None:
     weights = activation.reshape(len(flat), flat.shape[1], -1)
-  floor = variance_floor
+  floor: float | Float[Array, 'Q 1'] = variance_floor
   if relative_floor:
-    floor = floor * jnp.square(flat).mean((-2, -1))[:, None] + _VARIANCE_FLOOR
+    floor = (
+      variance_floor * jnp.square(flat).mean((-2, -1))[:, None]
+      + _VARIANCE_FLOOR
+    )
   couplings = _uniform(votes, -1)
   history = [_couplings(couplings, votes)]
+  gaussians: _Gaussians
+  log_activation: Float[Array, 'Q N']
   for iteration, temperature in enumerate(temperatures):
     if iteration:
       logits = _log_posterior(

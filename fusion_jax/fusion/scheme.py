@@ -148,8 +148,8 @@ def on_both_sides(
   Returns:
     The scheme.
   """
-  modules = {'encoder': module, 'decoder': module}
-  plugs = {'encoder': plug, 'decoder': plug}
+  modules: dict[Side, type[nn.Module]] = {'encoder': module, 'decoder': module}
+  plugs: dict[Side, Plug] = {'encoder': plug, 'decoder': plug}
   return Scheme(name, source, options, modules, plugs, **others)
 
 

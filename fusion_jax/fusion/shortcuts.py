@@ -28,10 +28,10 @@ from fusion_jax.layers.caches import KeyValue
 from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.layers import (
   Dense,
-  Initializer,
   kernel_initializer,
   plain_norm,
 )
+from fusion_jax.layers.parameter import Initializer, parameter
 from fusion_jax.layers.sow import sow
 
 _AXES = ('embed', 'heads')
@@ -117,7 +117,7 @@ class ShortcutAttention(MultiHeadAttention):
     self.key_gate_bias = self._gate_bias('key_gate_bias')
     self.value_gate_bias = self._gate_bias('value_gate_bias')
     if self._options.norms_source(self.config.norm):
-      self.source_norm = plain_norm(self.config)
+      self.source_norm: nn.LayerNorm | None = plain_norm(self.config)
     else:
       self.source_norm = None
     if exact:
@@ -135,11 +135,7 @@ class ShortcutAttention(MultiHeadAttention):
     def init(key, shape):
       return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
 
-    return self.param(
-      name,
-      nn.with_logical_partitioning(init, ('norm',)),
-      (self.config.width,),
-    )
+    return parameter(self, name, init, ('norm',), (self.config.width,))
 
   def attend(
     self,
@@ -202,12 +198,14 @@ class ShortcutAttention(MultiHeadAttention):
     """Return (K_S, K_H) and (V_S, V_H)."""
     if self._options.feature_fusion:
       both = jnp.concatenate([shortcut, hidden], axis=-1)
-      keys = jnp.split(self.fused_key(both), 2, axis=-1)
-      values = jnp.split(self.fused_value(both), 2, axis=-1)
-      return tuple(keys), tuple(values)
-    keys = self.shortcut_key(shortcut), self.key(hidden)
-    values = self.shortcut_value(shortcut), self.value(hidden)
-    return keys, values
+      (k, k_hidden), (v, v_hidden) = (
+        jnp.split(project(both), 2, axis=-1)
+        for project in (self.fused_key, self.fused_value)
+      )
+    else:
+      k, k_hidden = self.shortcut_key(shortcut), self.key(hidden)
+      v, v_hidden = self.shortcut_value(shortcut), self.value(hidden)
+    return (k, k_hidden), (v, v_hidden)
 
 
 def _separate_start(config: ModelConfig) -> Initializer:

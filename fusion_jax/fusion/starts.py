@@ -14,6 +14,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.sow import sow
 
 
@@ -32,8 +33,8 @@ class Opening(nn.Module):
   config: ModelConfig
 
   def setup(self):
-    init = nn.with_logical_partitioning(nn.initializers.zeros_init(), ('norm',))
-    self.gate = self.param('gate', init, (self.config.width,))
+    zeros, shape = nn.initializers.zeros_init(), (self.config.width,)
+    self.gate = parameter(self, 'gate', zeros, ('norm',), shape)
 
   def values(self) -> Float[Array, ' D']:
     """Return g, float32."""

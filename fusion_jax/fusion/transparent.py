@@ -14,6 +14,7 @@ from fusion_jax.fusion.scheme import BASE, PLAIN, PaperSize, Scheme, all_layers
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.layers import layer_norm
+from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.sow import sow
 
 
@@ -38,14 +39,13 @@ class TransparentAttention(nn.Module):
     config, options = self.config, self.config.side(self.side).transparent
     layers = config.layers(self.side) + 1
     limit = layers**-0.5 if options.weights == 'uniform' else 0.0
-    self.weights = self.param(
+    self.weights = parameter(
+      self,
       'weights',
-      nn.with_logical_partitioning(
-        lambda key, shape: jax.random.uniform(
-          key, shape, minval=-limit, maxval=limit
-        ),
-        ('layers', None),
+      lambda key, shape: jax.random.uniform(
+        key, shape, minval=-limit, maxval=limit
       ),
+      ('layers', None),
       (layers, config.decoder_layers),
     )
     self.dropout = Dropout(
@@ -53,7 +53,7 @@ class TransparentAttention(nn.Module):
     )
     own_norm = not per_layer_norms(config, self.side)
     if own_norm and config.norm != 'rezero':
-      self.embedding_norm = layer_norm(config)
+      self.embedding_norm: nn.LayerNorm | None = layer_norm(config)
     else:
       self.embedding_norm = None
 

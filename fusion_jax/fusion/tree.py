@@ -148,7 +148,8 @@ class AggNode(nn.Module):
     """
     z = jnp.concatenate(inputs, axis=-1)
     if self.options.activation == 'attention':
-      y, readers = self._attend(z, context), (self.query, self.key, self.value)
+      y = self._attend(z, context)
+      readers: tuple[Dense, ...] = (self.query, self.key, self.value)
     else:
       activation = getattr(jax.nn, self.options.activation)
       y, readers = self.out(activation(self.hidden(z))), (self.hidden,)

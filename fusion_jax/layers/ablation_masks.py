@@ -16,6 +16,8 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
+from fusion_jax.config import Side
+
 _NAME = 'keep'
 
 Layers = tuple[Float[Array, 'B T D'], ...]
@@ -67,7 +69,7 @@ def masks_of(stack: nn.Module) -> AblationMasks | None:
 
 
 def with_masks(
-  parameters: Mapping[str, Any], masks: Mapping[str, AblationMasks]
+  parameters: Mapping[str, Any], masks: Mapping[Side, AblationMasks]
 ) -> dict[str, Any]:
   """Return parameters with masks beside them.
 
@@ -78,7 +80,7 @@ def with_masks(
   Returns:
     The same arrays, and the masks.
   """
-  stacks = {
+  stacks: dict[str, Any] = {
     side: {**parameters[side], _NAME: keep} for side, keep in masks.items()
   }
   return {**parameters, **stacks}

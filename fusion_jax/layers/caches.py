@@ -82,6 +82,7 @@ class CacheCursor:
   def extend(self, new: KeyValue) -> KeyValue:
     """Return the keys and values to read, with `new` among them."""
     if self._left is not None:
+      assert self._position is not None, 'caches need a position'
       new = append(self._left.pop(0), new, self._position)
     self.seen.append(new)
     return new

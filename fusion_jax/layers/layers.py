@@ -5,7 +5,6 @@ parameter carries logical axis names; `parallel` maps them to a mesh.
 """
 
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.layers.dropout import Dropout
-
-Initializer = Callable[..., Array]
+from fusion_jax.layers.parameter import Initializer, parameter
 
 
 def kernel_initializer(config: ModelConfig) -> Initializer:
@@ -62,19 +60,12 @@ class Dense(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, '*batch I']) -> Float[Array, '*batch O']:
     start = self.kernel_start or kernel_initializer(self.config)
-    kernel = self.param(
-      'kernel',
-      nn.with_logical_partitioning(start, self.axes),
-      (x.shape[-1], self.features),
-    )
+    shape = x.shape[-1], self.features
+    kernel = parameter(self, 'kernel', start, self.axes, shape)
     y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
     if self.use_bias:
       start = self.bias_start or bias_initializer(self.config, x.shape[-1])
-      bias = self.param(
-        'bias',
-        nn.with_logical_partitioning(start, self.axes[1:]),
-        (self.features,),
-      )
+      bias = parameter(self, 'bias', start, self.axes[1:], (self.features,))
       y = y + bias.astype(x.dtype)
     return y.reshape(*x.shape[:-1], self.features)
 

@@ -163,7 +163,7 @@ def _cross_entropy(
   smoothing: float,
   chunk_tokens: int,
 ) -> LossSums:
-  count = _chunk_count(*targets.shape, chunk_tokens)
+  count = _chunk_count(targets.shape[0], targets.shape[1], chunk_tokens)
 
   def add_chunk(sums, chunk):
     chunk_features, chunk_targets, chunk_keep = chunk
@@ -178,7 +178,7 @@ def _cross_entropy(
 def _cross_entropy_forward(
   features, output, targets, keep, smoothing, chunk_tokens
 ):
-  count = _chunk_count(*targets.shape, chunk_tokens)
+  count = _chunk_count(targets.shape[0], targets.shape[1], chunk_tokens)
 
   def add_chunk(carry, chunk):
     chunk_features, chunk_targets, chunk_keep = chunk
@@ -319,8 +319,8 @@ def _mixture_pass(
   c] of [G, B / C, C, T, D], because copies of the G groups would be the largest
   arrays here.
   """
-  count = _chunk_count(*targets.shape, settings.chunk_tokens)
   groups, rows, *rest = features.shape
+  count = _chunk_count(rows, targets.shape[1], settings.chunk_tokens)
   features = features.reshape(groups, rows // count, count, *rest)
 
   def add_chunk(carry, chunk):
@@ -337,6 +337,8 @@ def _mixture_pass(
       gradients.output if differentiate else None,
     )
     if differentiate:
+      assert new.by_features is not None
+      assert new.by_output is not None
       gradients = _MixtureGradients(
         jax.lax.dynamic_update_index_in_dim(
           gradients.features,
@@ -380,6 +382,7 @@ def _mixture_forward(features, log_weights, output, targets, keep, settings):
   sums, gradients = _mixture_pass(
     features, log_weights, output, targets, keep, settings, True
   )
+  assert gradients is not None
   return sums, gradients._replace(
     features=gradients.features.reshape(features.shape)
   )

@@ -33,7 +33,7 @@ def path_name(path: tuple[Any, ...]) -> str:
 
   Flax's box around a parameter is not part of its name.
   """
-  keys = [key for key in path if isinstance(key, jax.tree_util.DictKey)]
+  keys = tuple(key for key in path if isinstance(key, jax.tree_util.DictKey))
   return jax.tree_util.keystr(keys, simple=True, separator='/')
 
 

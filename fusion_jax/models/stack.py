@@ -10,7 +10,7 @@ side like positions, and the mask keeps them apart.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,12 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax import fusion
-from fusion_jax.config import ModelConfig
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.layers.ablation_masks import masks_of
 from fusion_jax.layers.caches import CacheCursor, KeyValue
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.layers import FeedForward, Residual, layer_norm
+from fusion_jax.layers.parameter import parameter
 
 Layers = tuple[Float[Array, 'B T D'], ...]
 
@@ -60,8 +61,8 @@ def _scale(module: nn.Module, config: ModelConfig) -> Float[Array, ''] | None:
   """Return the weight of a layer's sublayers with norm='rezero'."""
   if config.norm != 'rezero':
     return None
-  init = nn.with_logical_partitioning(nn.initializers.zeros_init(), ())
-  return module.param('residual_scale', init, ())
+  zeros = nn.initializers.zeros_init()
+  return parameter(module, 'residual_scale', zeros, (), ())
 
 
 class EncoderLayer(nn.Module):
@@ -151,6 +152,7 @@ class DecoderLayer(nn.Module):
       The output of the layer.
     """
     deterministic = context.deterministic
+    assert context.memory_mask is not None, 'a decoder reads a memory'
     h = self.self_attention_residual.before(x)
     y = self.self_attention.attend(x, h, layers, context)
     x = self.self_attention.residual_input(x, h)
@@ -178,8 +180,8 @@ class _Stack(nn.Module):
   config: ModelConfig
   layer_embedding: nn.Module | None = None
 
-  side = 'encoder'
-  layer_class = EncoderLayer
+  side: ClassVar[Side] = 'encoder'
+  layer_class: ClassVar[type[EncoderLayer | DecoderLayer]] = EncoderLayer
 
   def setup(self):
     config, side = self.config, self.side
@@ -213,7 +215,8 @@ class _Stack(nn.Module):
     self, x: Float[Array, 'B T D'], context: Context, memories: Any
   ) -> tuple[Layers, Float[Array, 'B T D']]:
     """Return H[0..L], and what the layer connection makes of them."""
-    layers, carried = (x,), ()
+    layers: Layers = (x,)
+    carried: tuple[Any, ...] = ()
     for index, layer in enumerate(self.layer[: self._depth(context)]):
       h, carried = self._layer_input(layers, carried, context)
       y = self._one(layer, h, layers, context, memories[index])
@@ -308,10 +311,10 @@ class _Stack(nn.Module):
   ) -> StackOutput:
     features, log_weights = output, None
     if self.read_out is not None:
-      fused = context.read(self.input_norms(layers))
+      fused = self._inputs(layers, context)
       features = self.read_out(fused, context)
     elif self.prediction is not None:
-      fused = context.read(self.input_norms(layers))
+      fused = self._inputs(layers, context)
       features, log_weights = self.prediction(fused, context)
       if context.keep is not None:
         log_weights = context.keep.log_weights(log_weights)
@@ -323,6 +326,11 @@ class _Stack(nn.Module):
     if self.config.norm == 'pre':
       features = self.final_norm(features)
     return StackOutput(features, layers, log_weights)
+
+  def _inputs(self, layers: Layers, context: Context) -> Layers:
+    """Return what a layer aggregation or a prediction reads."""
+    assert self.input_norms is not None
+    return context.read(self.input_norms(layers))
 
 
 class Encoder(_Stack):
@@ -343,8 +351,8 @@ class Decoder(_Stack):
   It has decoder_layers layers and, with norm='pre', a final norm.
   """
 
-  side = 'decoder'
-  layer_class = DecoderLayer
+  side: ClassVar[Side] = 'decoder'
+  layer_class: ClassVar[type[EncoderLayer | DecoderLayer]] = DecoderLayer
 
   def memories(
     self, encoded: StackOutput, mask: Bool[Array, 'B 1 1 S']

@@ -5,6 +5,7 @@ vocabulary, K beam.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,10 +25,13 @@ from fusion_jax.layers.layers import (
   kernel_initializer,
   sinusoids,
 )
+from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.segments import segment_mask, segment_positions
 from fusion_jax.models.stack import Decoder, Encoder, Memories, StackOutput
 
-Parameters = Any  # Nested dictionaries of float32 arrays.
+# Nested dictionaries whose leaves are arrays, or what stands for each of them:
+# its shape, its box with axis names, its gradient, or whether it is trained.
+Parameters = Mapping[str, Any]
 
 
 class OutputLayer(NamedTuple):
@@ -126,19 +130,12 @@ class Transformer(nn.Module):
   def _table(self, name: str, size: int) -> Float[Array, 'V D']:
     init = nn.initializers.normal(self.config.width**-0.5)
     axes = ('vocab', 'embed')
-    return self.param(
-      name,
-      nn.with_logical_partitioning(init, axes),
-      (size, self.config.width),
-    )
+    return parameter(self, name, init, axes, (size, self.config.width))
 
   def _positions(self, name: str) -> Float[Array, 'P D']:
     init = nn.initializers.normal(self.config.width**-0.5)
-    return self.param(
-      name,
-      nn.with_logical_partitioning(init, ('position', 'embed')),
-      (self.config.max_positions, self.config.width),
-    )
+    shape = self.config.max_positions, self.config.width
+    return parameter(self, name, init, ('position', 'embed'), shape)
 
   def _output_layer(self) -> OutputLayer:
     config, size = self.config, self.target_vocabulary
@@ -146,24 +143,18 @@ class Transformer(nn.Module):
     if config.tied_embeddings in ('none', 'source_target'):
       if config.initialization == 'mlrf':
         init = kernel_initializer(config)
-        table = self.param(
+        table = parameter(
+          self,
           'output_table',
-          nn.with_logical_partitioning(
-            lambda key, shape: init(key, shape[::-1]).T,
-            ('vocab', 'embed'),
-          ),
+          lambda key, shape: init(key, shape[::-1]).T,
+          ('vocab', 'embed'),
           (size, config.width),
         )
       else:
         table = self._table('output_table', size)
     if config.output_bias:
-      bias = self.param(
-        'output_bias',
-        nn.with_logical_partitioning(
-          bias_initializer(config, config.width), ('vocab',)
-        ),
-        (size,),
-      )
+      start = bias_initializer(config, config.width)
+      bias = parameter(self, 'output_bias', start, ('vocab',), (size,))
     return OutputLayer(table, bias)
 
   def _embed(
@@ -279,6 +270,7 @@ class Transformer(nn.Module):
     padding = memory_mask = padding_mask(source_lengths, source.shape[1])
     mask = causal_mask(length)
     if target_segments is not None:
+      assert source_segments is not None, 'segments of one side alone'
       mask = mask & segment_mask(target_segments, target_segments)
       memory_mask = segment_mask(target_segments, source_segments)
     context = Context(

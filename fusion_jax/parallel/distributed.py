@@ -148,7 +148,7 @@ def start(processes: Processes | None) -> None:
     return
   import jax
 
-  known = {}
+  known: dict[str, Any] = {}
   if processes.coordinator:
     known = {
       'coordinator_address': processes.coordinator,
@@ -209,19 +209,19 @@ def on_all(
     Exception: One of `kinds`, on all processes, with the message of the first
       process that failed.
   """
-  result, failure = None, b''
+  results, failure = [], b''
   try:
-    result = action()
+    results.append(action())
   except kinds as error:
-    kind = next(i for i, kind in enumerate(kinds) if isinstance(error, kind))
-    failure = f'{kind} {error}'.encode()
+    number = next(i for i, kind in enumerate(kinds) if isinstance(error, kind))
+    failure = f'{number} {error}'.encode()
   failures = gather(failure)
   for process, told in enumerate(failures):
     if told:
       kind, _, message = told.decode().partition(' ')
       where = f'process {process}: ' if len(failures) > 1 else ''
       raise kinds[int(kind)](where + message)
-  return result
+  return results[0]
 
 
 def any_of_all(value: bool) -> bool:
@@ -248,10 +248,12 @@ def of_first(action: Callable[[], Result], kind: Any) -> Result:
 
 def first_then_others(action: Callable[[], Result]) -> Result:
   """Run an action on process 0 and then, if that succeeded, on the others."""
-  first = is_first()
-  result = on_all(action if first else lambda: None)
-  others = on_all((lambda: None) if first else action)
-  return result if first else others
+  if not is_first():
+    on_all(lambda: None)
+    return on_all(action)
+  result = on_all(action)
+  on_all(lambda: None)
+  return result
 
 
 def is_first() -> bool:

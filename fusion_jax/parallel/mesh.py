@@ -233,7 +233,8 @@ def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:
 
   def spec(axes: PartitionSpec, unboxed: Any) -> Any:
     # The box of a frozen parameter contains no array.
-    own = nn.logical_to_mesh_axes(axes, table)
+    own = nn.logical_to_mesh_axes(tuple(axes), table)
+    assert own is not None
     return jax.tree.map(lambda x: _dividing(own, x.shape, mesh), unboxed)
 
   return jax.tree.map(

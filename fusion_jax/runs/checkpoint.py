@@ -115,8 +115,12 @@ class _KeepBest:
     """Return for each checkpoint whether it is one of the best."""
     del context
     steps = [checkpoint.step for checkpoint in checkpoints]
-    validated = [s for s in steps if self.qualities.get(s) is not None]
-    best = heapq.nlargest(self._count, validated, self.qualities.get)
+    validated = {
+      step: quality
+      for step in steps
+      if (quality := self.qualities.get(step)) is not None
+    }
+    best = heapq.nlargest(self._count, validated, validated.__getitem__)
     return [step in best for step in steps]
 
 

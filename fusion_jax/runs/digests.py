@@ -78,6 +78,7 @@ def _sums_where_it_lies(
   sharding = array.sharding
   if isinstance(sharding, jax.sharding.NamedSharding):
     mesh = sharding.mesh
+    assert isinstance(mesh, jax.sharding.Mesh), 'the array lies nowhere'
   else:
     (device,) = sharding.device_set
     mesh = jax.sharding.Mesh(np.array([device]), ('device',))

@@ -92,13 +92,14 @@ class RunningMean:
 
   def add(self, parameters: Parameters) -> None:
     """Add a set of parameters; the first one must not be used afterwards."""
-    if self.count:
+    if self._total is not None:
       parameters = _sum(self._total, parameters)
     self._total = parameters
     self.count += 1
 
   def value(self) -> Parameters:
     """Return the mean of at least one set; nothing can be added afterwards."""
+    assert self._total is not None
     if self.count == 1:
       return self._total
     return _quotient(self._total, jnp.float32(self.count))

@@ -236,6 +236,7 @@ def _narrowed(
   search: _Search, state: _State, sentences: Int32[Array, ' M']
 ) -> tuple[_Search, _State]:
   """Restrict search and state to some of the sentences."""
+  assert search.compact_batch is not None
   own = search.compact_batch(sentences, state.cache)
   limits, requirements, newest, live, finished = jax.tree.map(
     lambda leaf: leaf[sentences],
@@ -269,7 +270,7 @@ def _advance(search: _Search, state: _State) -> _State:
   candidates = _candidates(search, logits, state)
   children = _children(live, candidates, position)
   ends = candidates.tokens == search.end_id
-  added = 0.0
+  added: Float32[Array, 'B C'] | float = 0.0
   if search.coverage_score is not None:
     coverage_score = search.coverage_score(live.rows, position, cache)
     added = select(coverage_score, candidates.parents)
@@ -353,7 +354,7 @@ def _ended(
   alive: Float32[Array, 'B K'],
   end: Float32[Array, 'B K'],
   end_id: int,
-  shape: tuple[int, int],
+  shape: tuple[int, ...],
 ) -> _Candidates:
   """Extend every live hypothesis by the end symbol, in their order."""
   spare = ((0, 0), (0, shape[1] - alive.shape[1]))

@@ -37,7 +37,7 @@ class Requirements(NamedTuple):
     min_lengths: Smallest number of tokens, the end symbol included.
     prefixes: First tokens, as far as prefix_lengths. They may be forbidden
       tokens and may repeat n-grams. None if no sentence has a prefix.
-    prefix_lengths: Number of tokens of each prefix.
+    prefix_lengths: Number of tokens of each prefix; None without prefixes.
   """
 
   min_lengths: Int32[Array | np.ndarray, ' B']
@@ -101,7 +101,7 @@ def allowed_tokens(
   every = jnp.arange(vocabulary)
   early = position + 1 < requirements.min_lengths[:, None, None]
   allowed &= ~(early & (every == end_id))
-  if requirements.prefixes is None:
+  if requirements.prefixes is None or requirements.prefix_lengths is None:
     return allowed
   last = max(requirements.prefixes.shape[1] - 1, 0)
   forced = position < requirements.prefix_lengths

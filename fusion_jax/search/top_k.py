@@ -33,7 +33,8 @@ def top_k(
   rows, columns = scores.shape
   chunks = -(-columns // _CHUNK)
   if chunks <= 2 * k:
-    return tuple(jax.lax.top_k(scores, k))
+    largest, places = jax.lax.top_k(scores, k)
+    return largest, places
   padding = ((0, 0), (0, chunks * _CHUNK - columns))
   padded = jnp.pad(scores, padding, constant_values=-jnp.inf)
   maxima = padded.reshape(rows, chunks, _CHUNK).max(axis=-1)

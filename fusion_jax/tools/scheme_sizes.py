@@ -182,7 +182,7 @@ def main(argv: list[str]) -> None:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parse_arguments(argv, parser)
-  header = ('scheme', 'source', 'plugs in at', 'sides', 'options')
+  header = ['scheme', 'source', 'plugs in at', 'sides', 'options']
   header += ('extra parameters', 'all', 'paper', 'agrees', 'extra cache')
   print(f'| {" | ".join(header)} |')
   print('|' + ' --- |' * len(header))

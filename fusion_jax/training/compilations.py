@@ -46,18 +46,22 @@ class Compilations:
 
   def news(self) -> Compiled:
     """Return what was compiled since the last call."""
-    pairs = zip(self.total, self._told, strict=True)
-    self._told = self.total
-    return Compiled(*(now - before for now, before in pairs))
+    now, before = self.total, self._told
+    self._told = now
+    return Compiled(
+      now.programs - before.programs,
+      now.found - before.found,
+      now.seconds - before.seconds,
+    )
 
   def close(self) -> None:
     """Stop counting."""
     jax.monitoring.unregister_event_duration_listener(self._made)
     jax.monitoring.unregister_event_listener(self._found)
 
-  def _made(self, event: str, seconds: float, **_: Any) -> None:
+  def _made(self, event: str, duration_secs: float, **_: Any) -> None:
     if event == _MADE:
-      self._add(Compiled(programs=1, seconds=seconds))
+      self._add(Compiled(programs=1, seconds=duration_secs))
 
   def _found(self, event: str, **_: Any) -> None:
     if event == _FOUND:
@@ -65,5 +69,9 @@ class Compilations:
 
   def _add(self, more: Compiled) -> None:
     with self._counting:
-      pairs = zip(self.total, more, strict=True)
-      self.total = Compiled(*(one + other for one, other in pairs))
+      sums = self.total
+      self.total = Compiled(
+        sums.programs + more.programs,
+        sums.found + more.found,
+        sums.seconds + more.seconds,
+      )

@@ -9,7 +9,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -115,7 +115,7 @@ class Validator:
     )
     self._telemetry_step = make_telemetry_step(model)
     tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
-    run = TrainedModel(config, model, None, 0, *tokenizers)
+    run = TrainedModel(config, model, {}, 0, *tokenizers)
     self._directions = [
       _direction(run, corpus, each.source_language, each.target_language)
       for each in config.data.all_directions
@@ -186,7 +186,9 @@ class Validator:
   def _batches(self, split: Split, most: int | None = None) -> Iterator[Batch]:
     """Yield all batches, or at most a number that are spread evenly."""
     sharding = by_rows(self._mesh)
-    batches = evaluation_batches(split, self._shapes, *own_rows(self._mesh))
+    batches: Iterable[Batch] = evaluation_batches(
+      split, self._shapes, *own_rows(self._mesh)
+    )
     if most is not None:
       batches = _spread(list(batches), most)
     for batch in batches:

@@ -20,7 +20,6 @@ from fusion_jax.parallel.heartbeat import Heartbeat
 from fusion_jax.parallel.mesh import by_rows, replicated
 from fusion_jax.runs.checkpoint import Checkpoints
 from fusion_jax.runs.loading import make_model
-from fusion_jax.runs.state import TrainState
 from fusion_jax.runs.stored import identity_of
 from fusion_jax.training.batches import make_batches
 from fusion_jax.training.compilations import Compilations
@@ -62,7 +61,7 @@ class Parts:
   batches: TrainingBatches
   iterator: grain.DatasetIterator
   plan: StatePlan
-  step: Callable[..., tuple[TrainState, Totals]]
+  step: jax.stages.Wrapped
   zero_totals: Callable[[], Totals]
   gathered: Callable[[Parameters], Parameters]
   last_rate: Callable[[Any], jax.Array]

@@ -147,7 +147,7 @@ class TokenWarmupState(NamedTuple):
       ended; int32.
   """
 
-  count: Int[Array, '']
+  count: Int[Array, '']  # type: ignore[assignment]
   tokens: Int[Array, '']
   warmup_steps: Int[Array, '']
 

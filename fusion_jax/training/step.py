@@ -4,6 +4,7 @@ It is compiled once for each batch shape and donates what it replaces. Its
 dropout depends on (seed, step) alone, so that a resumed run draws the same.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -79,7 +80,8 @@ def batch_loss(
   dropout_key: Key[Array, ''] | None = None,
 ) -> tuple[LossSums, ModelOutput]:
   """Return the loss sums of one batch; a key turns dropout on."""
-  output = model.apply(
+  output: ModelOutput
+  output, _ = model.apply(
     {'params': parameters},
     batch.source,
     batch.source_lengths,
@@ -88,12 +90,13 @@ def batch_loss(
     rngs=None if dropout_key is None else {'dropout': dropout_key},
     source_segments=batch.source_segments,
     target_segments=batch.target_segments,
+    mutable=[],
   )
   sums = cross_entropy(
     output.features,
     output.output,
-    batch.target,
-    batch.target_lengths,
+    jnp.asarray(batch.target),
+    jnp.asarray(batch.target_lengths),
     label_smoothing,
     chunk_tokens,
     output.log_weights,
@@ -163,7 +166,7 @@ def batch_diversity(
   Returns:
     The diversity, float32; in [0, 2] or [0, 1] for the paper's reward.
   """
-  total = sum(
+  each = (
     layer_diversity(
       layers[1:],
       jnp.arange(size) < lengths[:, None],
@@ -185,6 +188,7 @@ def batch_diversity(
       ),
     )
   )
+  total = functools.reduce(jnp.add, each)
   return total if config.diversity_sides == 'sum' else total / 2
 
 
@@ -194,7 +198,7 @@ def make_train_step(
   config: ExperimentConfig,
   mesh: Mesh | None = None,
   specs: TrainState | None = None,
-) -> Callable[[TrainState, Totals, Batch], tuple[TrainState, Totals]]:
+) -> jax.stages.Wrapped:
   """Return the jitted update.
 
   The gradient is that of the mean loss per target token of the whole batch. It
@@ -211,8 +215,8 @@ def make_train_step(
     specs: Specs from `plan_state` for that mesh; None without a mesh.
 
   Returns:
-    A function (state, totals, batch) -> (state, totals) that donates its first
-    two arguments.
+    A jitted function (state, totals, batch) -> (state, totals) that donates its
+    first two arguments.
   """
   training = config.training
 

@@ -48,7 +48,7 @@ def router_troubles(
     A sentence about each router that does not route, by a key that stays the
     same as long as the trouble lasts.
   """
-  found = {}
+  found: dict[str, str] = {}
   for side in ('encoder', 'decoder'):
     if config.side(side).fusion in _ROUTERS:
       found |= _router_trouble(telemetry, config, side)

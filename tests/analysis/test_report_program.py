@@ -106,6 +106,7 @@ def _main(folder, *flags, workdirs=('one',)):
   return program.main(['--workdir', *paths, *text, *flags])
 
 
+@pytest.mark.extended
 def test_the_program_makes_a_page(saved, capsys, monkeypatch):
   every = [curves.VIEW, similarity.VIEW, gradients.VIEW]
   monkeypatch.setattr(report_views, 'views_of', lambda config: every)

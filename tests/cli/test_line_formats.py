@@ -14,7 +14,7 @@ from fusion_jax.cli.line_formats import (
   translation_json,
   translation_text,
 )
-from fusion_jax.decoding.pairs import Pair
+from fusion_jax.decoding.pairs import PairIds
 from fusion_jax.decoding.score import Scored
 from fusion_jax.decoding.translate import Translation
 from fusion_jax.errors import InputError
@@ -79,7 +79,7 @@ def test_a_broken_json_line_is_named(tmp_path, line, message):
 
 
 def _translations(tokenizer):
-  pair = Pair([4, 3], [5, 6, 3])
+  pair = PairIds([4, 3], [5, 6, 3])
   return tokenizer.pieces(pair.target), [
     Translation('good', -0.5, -1.25, (pair,), (-0.25, -0.5, -0.5)),
     Translation('bad', -2.0, -2.0, (), ()),

@@ -22,6 +22,8 @@ from fusion_jax.parallel.mesh import make_mesh
 from fusion_jax.runs.loading import load_run
 from fusion_jax.training import loop
 
+pytestmark = pytest.mark.extended
+
 _CONFIGS = Path(__file__).parents[2] / 'configs'
 _SMALL = {
   'data.tokenizer.vocabulary_size': '400',

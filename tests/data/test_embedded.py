@@ -44,6 +44,7 @@ def test_the_draw_is_the_same_on_every_machine_and_python():
   assert digest[:16] == 'e6f0e890981f200a'
 
 
+@pytest.mark.extended
 def test_50_000_pairs_are_all_different():
   pairs = list(embedded.generate('en', 'de', 'train', 50_000))
   assert len(pairs) == 50_000

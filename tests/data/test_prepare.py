@@ -446,6 +446,7 @@ def peak_memory(data, count, monkeypatch):
   return peak
 
 
+@pytest.mark.extended
 def test_memory_does_not_grow_with_the_corpus(text, monkeypatch):
   monkeypatch.setattr(building, '_CHUNK', 256)
   model = prepare.prepare(data_in(text)).source_tokenizer.model

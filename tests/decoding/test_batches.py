@@ -14,7 +14,7 @@ from fusion_jax.decoding.batches import (
 )
 from fusion_jax.parallel.mesh import data_mesh, put_whole
 from fusion_jax.tools.aot.hlo_collectives import collectives
-from fusion_jax.tools.aot.programs import Request, program_for
+from fusion_jax.tools.aot.programs import ProgramRequest, program_for
 
 
 @pytest.mark.parametrize('rows', [1, 5, 8, 11])
@@ -47,7 +47,7 @@ def test_devices_that_search_exchange_nothing():
     model=PRESETS['tiny'],
     decoding=DecodingConfig(max_source_length=8, batch_tokens=256),
   )
-  program = program_for(config, Request('decode'), jax.devices())
+  program = program_for(config, ProgramRequest('decode'), jax.devices())
   assert program.shape.rows == 8
   assert collectives(program.traced.lower().compile().as_text()) == []
 

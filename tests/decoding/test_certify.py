@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from copying import Copying, make_run, make_tokenizer, random_run
 from drawn import drawn_parameters
+from tiers import extended_but
 
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli.certify_files import sample_lines
@@ -33,7 +34,7 @@ from fusion_jax.decoding.certify.certify import (
 )
 from fusion_jax.decoding.certify.report import as_json, failure, table
 from fusion_jax.decoding.certify.scenarios import Way, all_ways, translated
-from fusion_jax.decoding.pairs import Pair
+from fusion_jax.decoding.pairs import PairIds
 from fusion_jax.decoding.sentences import Sentence
 from fusion_jax.decoding.shapes import PlannedBatch
 from fusion_jax.decoding.translate import Translation, Translator
@@ -106,7 +107,9 @@ def tokenizer():
 
 
 def _found(ids, score, tokens=()):
-  return Translation(f'text {ids}', score, score, (Pair([5, 3], ids),), tokens)
+  return Translation(
+    f'text {ids}', score, score, (PairIds([5, 3], ids),), tokens
+  )
 
 
 def _score(translations):
@@ -375,7 +378,10 @@ def _fused(tokenizer, name):
   )
 
 
-@pytest.mark.parametrize('name', [*SCHEMES, *_MORE])
+@pytest.mark.parametrize(
+  'name',
+  extended_but([*SCHEMES, *_MORE], ['hierarchical', 'gtrans', 'shortcut']),
+)
 def test_every_scheme_passes(tokenizer, name):
   options = dataclasses.replace(OPTIONS, max_source_length=8, batch_tokens=64)
   ways = Way('one by one', batch_tokens=1), Way('reversed', order='reversed')

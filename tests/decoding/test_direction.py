@@ -20,10 +20,10 @@ from fusion_jax.config import (
 )
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.decoding.direction import in_direction
-from fusion_jax.decoding.pairs import Pair
+from fusion_jax.decoding.pairs import PairIds
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.decoding.views import Look, View
+from fusion_jax.decoding.views import Internals, View
 from fusion_jax.errors import InputError
 from fusion_jax.tools.export import stablehlo
 from fusion_jax.tools.export.stablehlo_options import StablehloOptions
@@ -215,8 +215,8 @@ def test_alignments_count_the_words_of_the_text(tokenizer, tmp_path):
   weights[:, 0] = 1
   for row, word in enumerate(numbers[1]):
     weights[row, 2 + numbers[0].index(words[word])] = 0.5
-  pair = Pair([*source, 3], [*target, 3])
-  view = View(pair, Look(weights, None, None))
+  pair = PairIds([*source, 3], [*target, 3])
+  view = View(pair, Internals(weights, None, None))
   path = tmp_path / 'links.pharaoh'
   with alignment_file(str(path), tagged, tokenizer, 'word') as write:
     write(0, [view, view])

@@ -114,7 +114,7 @@ def test_decode_reads_several_runs(runs, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'in').write_text('\n'.join(_LINES) + '\n')
   options = dataclasses.asdict(OPTIONS)
-  request = run_module.Request(
+  request = run_module.DecodeRequest(
     'a,b', input='in', output='out', weights='3,1', options=options
   )
   run_module.run(request)

@@ -18,8 +18,8 @@ from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
 from fusion_jax.cli.view_flags import ViewFlags
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding.pairs import PairEncoder
-from fusion_jax.decoding.views import Viewer, Wanted
+from fusion_jax.decoding.pairs import PairReader
+from fusion_jax.decoding.views import InternalsSelection, Viewer
 from fusion_jax.errors import InputError
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Transformer
@@ -28,7 +28,7 @@ PROGRAM = Path(__file__).parents[2] / 'decode.py'
 OPTIONS = DecodingConfig(
   beam_size=1, max_source_length=32, batch_tokens=256, max_length_extra=3
 )
-EVERYTHING = Wanted(layers='all', heads='all', states=True)
+EVERYTHING = InternalsSelection(layers='all', heads='all', states=True)
 SOURCES = 'the cat sat\n\na dog and a cat\n'
 TARGETS = 'a cat\n\nthe dog\n'
 # An encoder of 1 layer and a decoder of 2, of width 16 and 2 heads.
@@ -55,14 +55,14 @@ def run():
 @pytest.fixture(scope='module')
 def lines(run):
   """Lines of one pair, of two, and of none."""
-  encoder = PairEncoder(run, OPTIONS)
+  encoder = PairReader(run, OPTIONS)
   texts = zip(LINES, LINES[::-1], strict=True)
   pairs = [encoder.encode('', *each) for each in texts]
   return [pairs[:1], [], pairs[2:4], *([pair] for pair in pairs[4:])]
 
 
-def _views(run, lines, wanted=EVERYTHING, **options):
-  viewer = Viewer(run, dataclasses.replace(OPTIONS, **options), wanted)
+def _views(run, lines, selection=EVERYTHING, **options):
+  viewer = Viewer(run, dataclasses.replace(OPTIONS, **options), selection)
   numbers, views = zip(*viewer.view(enumerate(lines)), strict=True)
   assert numbers == tuple(range(len(lines)))
   return views
@@ -89,7 +89,9 @@ def test_views_are_those_of_a_pass_over_the_pair_alone(run, lines, views):
     ids = (jnp.array([side]) for side in pair)
     expected = _pass(run.parameters, *ids, model=run.model)
     assert view.pair == pair
-    for seen, stacked in zip(view.look, map(np.stack, expected), strict=True):
+    for seen, stacked in zip(
+      view.internals, map(np.stack, expected), strict=True
+    ):
       assert seen.dtype == np.float32
       assert_close(seen, stacked[:, 0])
 
@@ -120,10 +122,12 @@ def test_views_do_not_depend_on_the_batch(run, lines, views):
   ],
 )
 def test_layers_and_heads_are_chosen(run, lines, views, layers, heads, choose):
-  ((view,),) = _views(run, lines[:1], Wanted(layers=layers, heads=heads))
-  expected = choose(views[0][0].look.attention)
-  assert_close(view.look.attention, expected, units=16)
-  assert view.look[1:] == (None, None)
+  ((view,),) = _views(
+    run, lines[:1], InternalsSelection(layers=layers, heads=heads)
+  )
+  expected = choose(views[0][0].internals.attention)
+  assert_close(view.internals.attention, expected, units=16)
+  assert view.internals[1:] == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,7 @@ def test_layers_and_heads_are_chosen(run, lines, views, layers, heads, choose):
 )
 def test_a_layer_that_is_not_there_is_named(run, flag, message):
   with pytest.raises(InputError, match=message):
-    Viewer(run, OPTIONS, Wanted(**flag))
+    Viewer(run, OPTIONS, InternalsSelection(**flag))
 
 
 @pytest.fixture
@@ -150,7 +154,9 @@ def decode(run, monkeypatch, tmp_path):
     if mode == 'score':
       fields = {'target': 'target'} | fields
     fields = {'input': 'source', 'output': 'out', 'workdir': 'run'} | fields
-    request = run_module.Request(mode=mode, views=ViewFlags(**views), **fields)
+    request = run_module.DecodeRequest(
+      mode=mode, views=ViewFlags(**views), **fields
+    )
     run_module.run(request)
 
   return decode
@@ -209,7 +215,7 @@ def test_alignments_of_given_translations(decode, unit):
 
 def test_states_of_given_translations(decode, run):
   decode('score', {'states_output': 'states.npz'})
-  encoder = PairEncoder(run, OPTIONS)
+  encoder = PairReader(run, OPTIONS)
   texts = list(zip(SOURCES.splitlines(), TARGETS.splitlines(), strict=True))
   expected = _views(run, [encoder.line(1, *each) for each in texts])
   with np.load('states.npz') as states:
@@ -222,7 +228,7 @@ def test_states_of_given_translations(decode, run):
       (view,) = expected[index]
       for name, array in zip(
         ('encoder', 'decoder', 'source', 'target'),
-        (*view.look[1:], *view.pair),
+        (*view.internals[1:], *view.pair),
         strict=True,
       ):
         assert_close(states[f'{name}_{index}'], array)

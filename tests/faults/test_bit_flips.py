@@ -28,6 +28,8 @@ from fusion_jax.errors import InputError
 from fusion_jax.runs.checkpoint import Checkpoints, Progress
 from fusion_jax.runs.loading import load_run
 
+pytestmark = pytest.mark.extended
+
 _OLDER, _NEWER = 10, 20
 
 

@@ -14,6 +14,8 @@ from fusion_jax.runs import loading, stored
 from fusion_jax.runs.checkpoint import Progress
 from fusion_jax.runs.loading import load_run
 
+pytestmark = pytest.mark.extended
+
 # Where one array cannot be read, Orbax does not wait for the others.
 _MARK = pytest.mark.filterwarnings(
   'ignore::pytest.PytestUnraisableExceptionWarning'

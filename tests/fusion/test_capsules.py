@@ -49,9 +49,14 @@ _OPTIONS = {
 _CASES = pytest.mark.parametrize(
   ('name', 'options'),
   [
-    pytest.param(name, options, id=f'{name}-{"-".join(options) or "default"}')
+    pytest.param(
+      name,
+      options,
+      id=f'{name}-{"-".join(options) or "default"}',
+      marks=() if number < 3 else pytest.mark.extended,
+    )
     for name, all_options in _OPTIONS.items()
-    for options in all_options
+    for number, options in enumerate(all_options)
   ],
 )
 

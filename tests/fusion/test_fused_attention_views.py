@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, parameters
 
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Transformer
@@ -33,7 +33,9 @@ def _weights(config, deterministic=True):
 # Options of a fusion are no matter of what is in the layers.
 @pytest.mark.parametrize(
   'name',
-  [name for name in CASES if '-options-' not in name or 'gtrans' in name],
+  parameters(
+    name for name in CASES if '-options-' not in name or 'gtrans' in name
+  ),
 )
 def test_every_model_hands_out_its_weights(name):
   # In training, where all groups of a decoder run.
@@ -47,13 +49,13 @@ def test_every_model_hands_out_its_weights(name):
   ('name', 'layers'),
   [
     ('multi_layer-gtrans', 3),
-    ('gtrans-options-5', 2),
+    ('gtrans-options-3', 2),
     ('scan-shortcut-cross', 3),
     ('remat-hierarchical', 3),
   ],
 )
 def test_weights_are_distributions_over_the_source(name, layers):
-  # 'gtrans-options-5' predicts with the first group, which has two layers.
+  # 'gtrans-options-3' predicts with the first group, which has two layers.
   weights = np.asarray(jax.jit(lambda: _weights(CASES[name]))())
   assert weights.shape == (layers, 2, 2, 3, 5)
   np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import without_unread
 from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 from hypothesis import given
@@ -25,6 +26,7 @@ _WIDTH = 8
 
 def _config(layers=6, dtype='float32', width=_WIDTH, **options):
   side = SideConfig(fusion='gtrans', gtrans=GtransOptions(**options))
+  sides = {name: without_unread(side, name) for name in ('encoder', 'decoder')}
   return ModelConfig(
     width=width,
     filter=16,
@@ -32,8 +34,7 @@ def _config(layers=6, dtype='float32', width=_WIDTH, **options):
     encoder_layers=layers,
     decoder_layers=layers,
     compute_dtype=dtype,
-    encoder=side,
-    decoder=side,
+    **sides,
   )
 
 

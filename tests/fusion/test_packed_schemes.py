@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, parameters
 from drawn import drawn_parameters
 
 from fusion_jax.data.batching import Shape, assemble
@@ -84,7 +84,7 @@ _WITH_OTHERS = [
 ]
 
 
-@pytest.fixture(scope='module', params=_WITH_OTHERS)
+@pytest.fixture(scope='module', params=parameters(_WITH_OTHERS))
 def fused(request):
   return _Fused(CASES[request.param])
 

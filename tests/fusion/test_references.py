@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+from cases import without_unread
 from flax import linen as nn
 from rounding import assert_close
 
@@ -59,6 +60,8 @@ def _config(side, depth, field, options, fusion='none', norm='post'):
   chosen = fusion_options.SideConfig(
     fusion=fusion, **{field: _OPTIONS[field](**options)}
   )
+  if fusion != 'none':
+    chosen = without_unread(chosen, side)
   return ModelConfig(
     width=_WIDTH,
     filter=12,
@@ -198,7 +201,7 @@ def test_iterative(options, side, depth):
 )
 def test_agg_node(side, activation, residual, top):
   options = {'activation': activation, 'residual': residual, 'hidden': 7}
-  config = _config(side, 6, 'agg', options)
+  config = _config(side, 6, 'agg', options, 'hierarchical')
   inputs, context = _states(3), _context(side)
   result, parameters = _run(
     tree.AggNode(config, side),

@@ -26,10 +26,9 @@ _CAUSAL = causal_mask(_T)
 def _config(side=None, **changes):
   agg = changes.pop('agg', AggOptions(hidden=12))
   layers, partial = changes.pop('read', 2), changes.pop('partial', False)
+  read = {'agg': agg, 'multi_layer': MultiLayerOptions(layers, partial)}
   side = SideConfig(
-    agg=agg,
-    multi_layer=MultiLayerOptions(layers, partial),
-    input_norm=changes.pop('input_norm', 'auto'),
+    input_norm=changes.pop('input_norm', 'auto'), **(read if layers > 1 else {})
   )
   values = {'width': 8, 'filter': 12, 'heads': 2, 'dropout': 0.0}
   return ModelConfig(encoder=side, decoder=side, **(values | changes))

@@ -66,7 +66,7 @@ def test_train_takes_the_flags(monkeypatch, name, devices):
     'fusion_jax.training.loop.run', lambda *arguments: taken.append(arguments)
   )
   assert train.main(_flags(name)) == 0
-  ((config, workdir),) = taken
+  ((config, workdir, *_),) = taken
   assert isinstance(config, ExperimentConfig)
   # Named by their file, so that two configs do not share a run directory.
   assert workdir.name == 'wmt14_base'

@@ -20,6 +20,8 @@ from launching import ROOT, read, stand_in, with_settings
 
 from benchmarks.tiny_run import TINY
 
+pytestmark = pytest.mark.extended
+
 _TASKS = 2
 _FLAGS = TINY | {
   'training.steps': 100_000,

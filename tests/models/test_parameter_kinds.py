@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CASES
+from cases import CASES, parameters
 
 from fusion_jax.config import ModelConfig, OptimizerConfig
 from fusion_jax.config.presets import changed
+from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.parameter_kinds import (
   are_weights,
   bfloat16_copies,
@@ -55,7 +56,7 @@ def _leaves(config: ModelConfig):
   }
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', parameters())
 def test_weights_have_two_axes_and_are_not_listed_by_hand(name):
   leaves = _leaves(CASES[name])
   wrong = [
@@ -145,8 +146,8 @@ def test_a_copy_is_rounded_and_its_gradient_is_float32():
 @pytest.mark.parametrize(
   'name',
   [
-    *(name for name in CASES if name.endswith('-options-0')),
-    'dynamic_routing-options-1',
+    *SCHEMES,
+    'dynamic_routing-options-0',
     'shortcut-both',
     'multi_layer-2',
     'rezero-dlcl',

@@ -12,6 +12,7 @@ import pytest
 from cases import CASES, without_unread
 from drawn import drawn_parameters
 from jax.sharding import AxisType
+from tiers import extended_but
 
 from fusion_jax.config import (
   PRESETS,
@@ -146,9 +147,13 @@ def _on_one_device():
   return _Job(_FULL, (1, 1, 1)).run()
 
 
-@pytest.mark.parametrize('layout', _LAYOUTS)
-def test_layouts_agree_with_dropout_accumulation_and_diversity(layout):
-  job = _Job(_FULL, layout)
+@pytest.mark.parametrize(
+  ('data', 'fsdp', 'tensor'), extended_but(_LAYOUTS, _LAYOUTS[-1:])
+)
+def test_layouts_agree_with_dropout_accumulation_and_diversity(
+  data, fsdp, tensor
+):
+  job = _Job(_FULL, (data, fsdp, tensor))
   _assert_agree(_on_one_device(), job.run())
   assert job.step._cache_size() == 1
 
@@ -191,7 +196,9 @@ def _fused(encoder: str, decoder: str) -> ModelConfig:
 _SCHEMES = _scheme_cases()
 
 
-@pytest.mark.parametrize('name', _SCHEMES)
+@pytest.mark.parametrize(
+  'name', extended_but(_SCHEMES, ['scan-linear', 'shortcut-multi_layer'])
+)
 def test_every_scheme_agrees_where_its_parameters_are_cut_by_both_axes(name):
   # Adam, which other tests have, would take the scale out of a wrong gradient.
   descent = optax.with_extra_args_support(optax.sgd(1.0))

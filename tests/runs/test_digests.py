@@ -90,7 +90,7 @@ _CUT_ARRAYS = """
 import jax
 jax.config.update('jax_num_cpu_devices', 8)
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from fusion_jax.training.digests import array_digests
+from fusion_jax.runs.digests import array_digests
 mesh = Mesh(jax.devices(), ('fsdp',))
 cut = NamedSharding(mesh, PartitionSpec('fsdp'))
 arrays = jax.device_put([jax.numpy.ones([16, 32])] * 120, cut)

@@ -38,7 +38,7 @@ from fusion_jax.tools.aot.compile import (
   too_large,
 )
 from fusion_jax.tools.aot.programs import (
-  Request,
+  ProgramRequest,
   decoding_problem,
   training_problem,
 )
@@ -152,7 +152,7 @@ def test_a_mesh_of_given_devices():
   ],
 )
 def test_the_batch_is_that_of_the_config(lengths, shape):
-  problem = training_problem(_TINY, Request('train', *lengths))
+  problem = training_problem(_TINY, ProgramRequest('train', *lengths))
   assert tuple(problem.shape) == shape
   assert problem.vocabularies == (64, 64)
 
@@ -167,7 +167,7 @@ def test_the_batch_is_that_of_a_prepared_corpus(tmp_path):
   )
   corpus = prepare(data)
   config = dataclasses.replace(_TINY, data=data)
-  request = Request('train', prepared=str(corpus.directory))
+  request = ProgramRequest('train', prepared=str(corpus.directory))
   problem = training_problem(config, request)
   assert problem.vocabularies == (
     corpus.source_tokenizer.vocabulary.size,
@@ -179,10 +179,10 @@ def test_the_batch_is_that_of_a_prepared_corpus(tmp_path):
 
 def test_the_search_has_the_most_target_positions():
   # 128 slots of beam 2 are 8 rows of 8 + 10 positions.
-  problem = decoding_problem(_TINY, Request('decode'))
+  problem = decoding_problem(_TINY, ProgramRequest('decode'))
   assert tuple(problem.shape) == (8, 8, 18)
   with pytest.raises(InputError, match='must be at least --source_length=9'):
-    decoding_problem(_TINY, Request('decode', 9))
+    decoding_problem(_TINY, ProgramRequest('decode', 9))
 
 
 def _mesh(config: ExperimentConfig, **axes: int) -> ExperimentConfig:
@@ -191,7 +191,9 @@ def _mesh(config: ExperimentConfig, **axes: int) -> ExperimentConfig:
 
 def test_figures_of_a_training_step_on_eight_devices():
   config = _mesh(_TINY, data=2, fsdp=2, tensor=2)
-  figures, program, _ = figures_for(config, Request(), _CHIP, jax.devices())
+  figures, program, _ = figures_for(
+    config, ProgramRequest(), _CHIP, jax.devices()
+  )
   assert figures.chips == 8
   assert figures.shape == (16, 8, 8)
   assert figures.parameters == program.parameters
@@ -205,8 +207,8 @@ def test_figures_of_a_training_step_on_eight_devices():
 
 
 def test_operations_are_those_of_the_whole_batch_on_any_mesh():
-  one, _, _ = figures_for(_TINY, Request(), _CHIP, jax.devices()[:1])
-  many, _, _ = figures_for(_TINY, Request(), _CHIP, jax.devices())
+  one, _, _ = figures_for(_TINY, ProgramRequest(), _CHIP, jax.devices()[:1])
+  many, _, _ = figures_for(_TINY, ProgramRequest(), _CHIP, jax.devices())
   assert one.flops == many.flops
   assert one.exchanges == {}
   # 128 tokens on either side, D = 16, F = 32, V = 64. A token costs in the
@@ -221,7 +223,7 @@ def test_operations_are_those_of_the_whole_batch_on_any_mesh():
 
 def test_figures_of_a_search():
   figures, program, _ = figures_for(
-    _TINY, Request('decode'), _CHIP, jax.devices()[:2]
+    _TINY, ProgramRequest('decode'), _CHIP, jax.devices()[:2]
   )
   assert (figures.chips, program.trips) == (2, 18)
   # At least the output layer of 8 rows x 2 hypotheses in 18 steps.
@@ -235,13 +237,13 @@ def test_rows_have_to_divide_over_the_mesh():
   data = dataclasses.replace(_TINY.data, batch=batch)
   config = dataclasses.replace(_TINY, data=data)
   with pytest.raises(InputError, match='row_multiple: must be a multiple of 8'):
-    figures_for(config, Request(), _CHIP, jax.devices()[:4])
+    figures_for(config, ProgramRequest(), _CHIP, jax.devices()[:4])
 
 
 def test_a_program_that_does_not_fit():
   small = _CHIP._replace(memory=1_000.0)
   with pytest.raises(DoesNotFit, match='it does not fit: '):
-    figures_for(_TINY, Request(), small, jax.devices()[:1])
+    figures_for(_TINY, ProgramRequest(), small, jax.devices()[:1])
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,7 @@ class _Compiler:
     return state + a_row * rows**power
 
   def __call__(self, config: ExperimentConfig):
-    shape = training_problem(config, Request()).shape
+    shape = training_problem(config, ProgramRequest()).shape
     self.tried.append(shape.rows)
     needed = self.needed(shape.rows)
     if needed > self._memory:
@@ -317,7 +319,7 @@ class _Compiler:
 def test_the_largest_batch_is_found_in_few_compilations(a_row, state, power):
   memory = 1e6
   compiler = _Compiler(a_row, state, memory, power)
-  found = largest_batch(_TINY, Request(), compiler, memory)
+  found = largest_batch(_TINY, ProgramRequest(), compiler, memory)
   rows = found.shape[0]
   assert len(compiler.tried) <= COMPILATIONS
   assert len(set(compiler.tried)) == len(compiler.tried)
@@ -333,7 +335,7 @@ def test_no_batch_fits():
   with pytest.raises(
     CheckFailed, match=r'no batch fits, down to data\.batch\.tokens=128,'
   ):
-    largest_batch(_TINY, Request(), compiler, 1e6)
+    largest_batch(_TINY, ProgramRequest(), compiler, 1e6)
 
 
 def test_the_report_and_its_json():

@@ -176,6 +176,7 @@ def test_scores_are_those_of_the_run(exported):
   _assert_same_scores(*exported)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize('name', _RANDOM)
 def test_scores_of_all_other_details(tokenizer, tmp_path, name):
   run = _random_run(tokenizer, _RANDOM[name])
@@ -345,7 +346,7 @@ def test_a_model_that_differs_is_not_exported(exported, tmp_path, monkeypatch):
 
 
 def test_the_program_refuses_in_one_line(capsys, tmp_path):
-  main = importlib.import_module('fusion_jax.tools.export').main
+  main = importlib.import_module('fusion_jax.tools.export.__main__').main
   flags = [f'--workdir={tmp_path}', f'--output={tmp_path / "model"}']
   assert main([*flags, '--format=ctranslate2']) == 2
   assert main([*flags, '--format=other']) == 2

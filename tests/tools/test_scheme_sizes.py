@@ -9,6 +9,7 @@ from fusion_jax.tools import scheme_sizes
 _README = Path(__file__).parents[2] / 'README.md'
 
 
+@pytest.mark.extended
 def test_the_table_agrees_with_the_papers_and_is_in_the_readme(capsys):
   assert scheme_sizes.main([]) == 0
   printed = capsys.readouterr().out

@@ -20,6 +20,8 @@ from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import make_train_step, zero_totals
 
+pytestmark = pytest.mark.extended
+
 _START, _END, _SIZE, _LONGEST = 1, 2, 16, 5
 _STEPS = 700
 

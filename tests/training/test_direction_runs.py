@@ -87,6 +87,7 @@ def values(folder, logged):
   return found
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize('name', ['loss', 'bleu', 'chrf'])
 def test_the_whole_is_the_mean_of_the_directions(values, name):
   own = [values[f'{name}/{each}'] for each in NAMES]

@@ -20,6 +20,8 @@ from programs import (
   wait_for_step,
 )
 
+pytestmark = pytest.mark.extended
+
 _RUN = {
   'training__steps': 60,
   'training__save_every': 20,

@@ -21,6 +21,8 @@ from programs import (
 
 from fusion_jax.runs.loading import load_run
 
+pytestmark = pytest.mark.extended
+
 _STEPS = 40
 _RUN = {
   'training__steps': _STEPS,

@@ -23,6 +23,8 @@ from fusion_jax.runs.loading import load_run
 from fusion_jax.training import loop, parts
 from fusion_jax.training.optimizer import make_optimizer
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture(scope='module')
 def config(tmp_path_factory):

@@ -72,6 +72,7 @@ def test_a_finished_run_has_nothing_to_do(program, unbroken):
   assert saved_steps(workdir) == before
 
 
+@pytest.mark.extended
 def test_kill_9_and_the_same_command_end_in_the_same_parameters(
   program, unbroken, tmp_path
 ):
@@ -91,6 +92,7 @@ def test_kill_9_and_the_same_command_end_in_the_same_parameters(
   assert steps == list(range(1, STEPS + 1))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_polite_stop_saves_and_resumes(program, unbroken, tmp_path, number):
   workdir = tmp_path / 'run'
@@ -108,6 +110,7 @@ def test_a_polite_stop_saves_and_resumes(program, unbroken, tmp_path, number):
   assert_same_parameters(workdir, unbroken[0])
 
 
+@pytest.mark.extended
 def test_a_damaged_checkpoint_is_left_out_with_a_warning(
   program, unbroken, tmp_path
 ):
@@ -125,6 +128,7 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(
   assert_same_parameters(workdir, unbroken[0])
 
 
+@pytest.mark.extended
 def test_a_full_disk_is_one_line_and_loses_nothing(program, unbroken, tmp_path):
   workdir = tmp_path / 'run'
   shutil.copytree(unbroken[0], workdir)
@@ -144,6 +148,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(program, unbroken, tmp_path):
   assert 'resuming from step 300' in err
 
 
+@pytest.mark.extended
 def test_a_loss_that_is_not_finite_stops_the_run(program, tmp_path):
   workdir = tmp_path / 'run'
   code, err = program.run(
@@ -159,6 +164,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(program, tmp_path):
   assert 'last good checkpoint' in message
 
 
+@pytest.mark.extended
 def test_patience_ends_a_run_that_does_not_improve(program, tmp_path):
   workdir = tmp_path / 'run'
   code, err = program.run(
@@ -174,6 +180,7 @@ def test_patience_ends_a_run_that_does_not_improve(program, tmp_path):
   assert saved_steps(workdir)[-1] == 60
 
 
+@pytest.mark.extended
 def test_two_trainings_in_one_directory(program, unbroken):
   workdir = unbroken[0]
   before = saved_steps(workdir)
@@ -256,6 +263,7 @@ def test_decoding_needs_only_the_run_directory(program, unbroken, tmp_path):
   assert b'line 3' in done.stderr
 
 
+@pytest.mark.extended
 def test_a_saved_mean_decodes_and_is_not_trained_on(
   program, unbroken, tmp_path
 ):
@@ -282,6 +290,7 @@ def test_a_saved_mean_decodes_and_is_not_trained_on(
   assert 'no optimizer state to go on from' in one_line(err)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [

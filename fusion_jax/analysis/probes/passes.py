@@ -26,6 +26,7 @@ from fusion_jax.analysis.probes.text import Classes
 from fusion_jax.analysis.probes.training import Asked, Probes, Weights
 from fusion_jax.analysis.run_with_text import RunWithText, TextPair
 from fusion_jax.analysis.sides import SIDES
+from fusion_jax.config import Side
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Parameters, shift_right
 
@@ -116,7 +117,7 @@ class ProbePasses:
     """Return the number of batches of a part."""
     return sum(1 for _ in text_batches(pairs, self._shapes))
 
-  def start(self, pairs: Sequence[TextPair]) -> dict[str, Probes]:
+  def start(self, pairs: Sequence[TextPair]) -> dict[Side, Probes]:
     """Initialise probes, and scale every layer by the first batch."""
     batch = next(text_batches(pairs, self._shapes)).batch
     self._scales = jax.jit(self._root_mean_squares)(
@@ -135,8 +136,8 @@ class ProbePasses:
     return probes
 
   def train(
-    self, probes: dict[str, Probes], pairs: Sequence[TextPair], epoch: int
-  ) -> dict[str, Probes]:
+    self, probes: dict[Side, Probes], pairs: Sequence[TextPair], epoch: int
+  ) -> dict[Side, Probes]:
     """Train one epoch in its own order; the old probes are donated."""
     order = np.random.default_rng((_SEED, epoch)).permutation(len(pairs))
     shuffled = [pairs[index] for index in order]
@@ -148,8 +149,8 @@ class ProbePasses:
     return probes
 
   def losses(
-    self, weights: Mapping[str, Weights], pairs: Sequence[TextPair]
-  ) -> dict[str, Any]:
+    self, weights: Mapping[Side, Weights], pairs: Sequence[TextPair]
+  ) -> dict[Side, Any]:
     """Sum losses over the same positions in every epoch, by side and kind."""
     shape = {side: weights[side]['linear']['out'].shape[:2] for side in SIDES}
     sums = {
@@ -160,7 +161,7 @@ class ProbePasses:
       sums = self._losses(sums, weights, self._inputs, batch)
     return sums
 
-  def answers(self, weights: Mapping[str, Weights], pairs: Sequence[TextPair]):
+  def answers(self, weights: Mapping[Side, Weights], pairs: Sequence[TextPair]):
     """Yield each batch with its rows and the answers of both sides."""
     for batch, rows in text_batches(pairs, self._shapes):
       found = self._answers(weights, self._inputs, batch)
@@ -212,7 +213,7 @@ class ProbePasses:
       found[side] = Answers(correct, own.token, own.place, own.asked.keep)
     return found
 
-  def _draw(self, inputs, batch: Batch, key: Array) -> dict[str, _Drawn]:
+  def _draw(self, inputs, batch: Batch, key: Array) -> dict[Side, _Drawn]:
     """Draw random positions of a batch, none of them twice."""
     parameters, scales, classes = inputs
     states, tokens, inside = self._states(parameters, batch)
@@ -238,7 +239,7 @@ class ProbePasses:
     The encoder is asked for the token of the position, except end symbols; the
     decoder for the input token of the position, except start symbols.
     """
-    output = self._model.apply(
+    output: Any = self._model.apply(
       {'params': parameters}, batch.source, batch.source_lengths, batch.target
     )
     source, target = (jnp.arange(x.shape[1]) for x in batch[:2])

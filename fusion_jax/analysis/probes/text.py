@@ -46,7 +46,7 @@ def split(pairs: Sequence[TextPair]) -> dict[str, list[TextPair]]:
   Raises:
     InputError: A part is empty.
   """
-  parts = {name: [] for name in PARTS}
+  parts: dict[str, list[TextPair]] = {name: [] for name in PARTS}
   for pair in pairs:
     place = (pair.line - 1) % 10
     parts[PARTS[max(place - 7, 0)]].append(pair)

@@ -39,7 +39,7 @@ class Probes(NamedTuple):
   weights: Weights
   first: Weights
   second: Weights
-  count: Int[Array, '']
+  count: Int[Array, '']  # type: ignore[assignment]
 
 
 class Asked(NamedTuple):
@@ -115,9 +115,9 @@ def update(
   steps, state = adam.update(gradients, state)
   weights = jax.tree.map(lambda w, s: w - rate * s, weights, steps)
   new = weights, state.mu, state.nu
-  return Probes(
-    *(_scattered(old, rows, own) for old, own in zip(trees, new, strict=True)),
-    state.count,
+  pairs = zip(trees, new, strict=True)
+  return Probes._make(
+    (*(_scattered(old, rows, own) for old, own in pairs), state.count)
   )
 
 

@@ -36,6 +36,7 @@ from fusion_jax.analysis.run_with_text import RunWithText, TextPair
 from fusion_jax.analysis.sides import SIDES
 from fusion_jax.analysis.tags import TaggedText, tagged_text
 from fusion_jax.analysis.view_result import View, ViewResult
+from fusion_jax.config import Side
 
 _TEXT_SIDES = {'encoder': 'source', 'decoder': 'target'}
 
@@ -56,7 +57,7 @@ def trained(
   passes: ProbePasses,
   parts: Mapping[str, Sequence[TextPair]],
   options: ProbeOptions,
-) -> tuple[dict[str, Weights], int]:
+) -> tuple[dict[Side, Weights], int]:
   """Train all probes until none improves.
 
   Args:
@@ -68,7 +69,9 @@ def trained(
     The weights of every probe at its best epoch, and the number of epochs.
   """
   probes = passes.start(parts['train'])
-  best, lowest, waited, epoch = None, None, 0, 0
+  best: Any = None
+  lowest: Any = None
+  waited, epoch = 0, 0
   for epoch in range(1, options.epochs(passes.batches(parts['train'])) + 1):
     probes = passes.train(probes, parts['train'], epoch)
     weights = {side: probes[side].weights for side in SIDES}
@@ -91,9 +94,9 @@ def trained(
 
 def tested(
   passes: ProbePasses,
-  weights: Mapping[str, Weights],
+  weights: Mapping[Side, Weights],
   pairs: Sequence[TextPair],
-  bins: Mapping[str, Int[np.ndarray, ' N']],
+  bins: Mapping[Side, Int[np.ndarray, ' N']],
   tags: Mapping[str, TaggedText],
 ) -> dict[str, Tested]:
   """Count right answers: of all positions, of each bin and of each word class.

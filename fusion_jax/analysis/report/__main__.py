@@ -62,7 +62,8 @@ def main(argv: list[str]) -> None:
   workdirs = arguments.workdir
   configs = [read_config(workdir) for workdir in workdirs]
   names = distinct([config.name for config in configs], workdirs)
-  runs, text = [], ()
+  runs = []
+  text: Sequence[tuple[str, str]] = ()
   for name, workdir in zip(names, workdirs, strict=True):
     flags = argparse.Namespace(**vars(arguments) | {'workdir': workdir})
     subject = open_subject(flags)

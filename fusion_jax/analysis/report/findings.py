@@ -146,7 +146,7 @@ def _about(view: View) -> tuple[Element, Element]:
 def _card(run: RunReport, card: Card, named: bool) -> Element:
   title = [element('h4', run.name)] if named else []
   name = card.view.name
-  if card.found is None:
+  if card.found is None or card.figure is None:
     return element(
       'div',
       *title,
@@ -163,7 +163,7 @@ def _card(run: RunReport, card: Card, named: bool) -> Element:
 
 def _of_text(card: Card) -> str:
   """Return the text that a view was made with, if the view records it."""
-  text = card.found.get('text')
+  text = (card.found or {}).get('text')
   if card.view.reads != 'text' or not text:
     return ''
   lines = f'the first {text["lines"]:,} lines of ' if text['lines'] else ''

@@ -36,7 +36,7 @@ def bleu_by_source_length(
   bounds = buckets.quantile_bounds(lengths, _BUCKETS)
   found = []
   for bucket in buckets.buckets_between(bounds):
-    rows = np.flatnonzero(bucket.holds(lengths))
+    rows: Any = np.flatnonzero(bucket.holds(lengths))
     if rows.size:
       own = [references[row] for row in rows]
       scores = {

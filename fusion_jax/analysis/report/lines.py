@@ -48,7 +48,10 @@ def spread(count: int, shown: int) -> list[int]:
 
 def _legend(runs: Sequence[RunReport]) -> list[Element | str]:
   marked = element('mark', 'Words so', class_='off-reference')
-  parts = [marked, ' are not in the reference, or elsewhere in it.']
+  parts: list[Element | str] = [
+    marked,
+    ' are not in the reference, or elsewhere in it.',
+  ]
   if len(runs) > 1:
     other = element('mark', 'Words so', class_='off-first')
     parts += [' ', other, f' differ from those of {runs[0].name}.']

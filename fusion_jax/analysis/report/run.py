@@ -83,7 +83,7 @@ class RunReport:
   config: ExperimentConfig
   languages: tuple[str, str]
   corpus: Mapping[str, int]
-  vocabularies: tuple[int, int]
+  vocabularies: tuple[int, ...]
   parameters: Mapping[str, int]
   last: Mapping[str, Any]
   curves: Mapping[str, Any]
@@ -172,7 +172,7 @@ def parameters_by_part(parameters: Parameters) -> dict[str, int]:
     Counts by 'encoder layers / self_attention', 'encoder / read_out' and the
     like, named as in the model; the layers of a stack are counted together.
   """
-  counts = Counter()
+  counts: Counter[str] = Counter()
   for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
     names = [part.key for part in path[:-1]]
     names = [name for name in names if not _LAYER.fullmatch(name)] or ['']

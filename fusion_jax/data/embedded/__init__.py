@@ -104,7 +104,7 @@ def _contents(
 ) -> Iterator[tuple[Frame, tuple[Slot, ...]]]:
   """Draw distinct (frame, content) of one split."""
   draw = random.Random(seed)
-  seen = set()
+  seen: set[tuple[int, tuple[Slot, ...]]] = set()
   while len(seen) < count:
     index = _below(draw, len(FRAMES))
     frame = FRAMES[index]

@@ -65,6 +65,9 @@ class Tolerance(NamedTuple):
     return self.relative * max(1.0, abs(score))
 
 
+Kind = Literal['tie', 'score', 'translation', 'missing']
+
+
 @dataclasses.dataclass(frozen=True)
 class Difference:
   """Place where a way does not give the result of the reference.
@@ -82,7 +85,7 @@ class Difference:
 
   line: int
   rank: int
-  kind: Literal['tie', 'score', 'translation', 'missing']
+  kind: Kind
   ours: Translation | None
   theirs: Translation | None
   gap: float | None
@@ -196,8 +199,10 @@ def certify(
     logger.info('%s (%d of %d)', way.name, count, len(ways))
     theirs = translated(run, options, n_best, way, texts)
     keep = min(n_best, way.n_best or n_best)
-    answers = ([each[:keep] for each in found] for found in (ours, theirs))
-    comparisons.append(compare(way, numbers, *answers, forced.score, tolerance))
+    mine, other = ([each[:keep] for each in found] for found in (ours, theirs))
+    comparisons.append(
+      compare(way, numbers, mine, other, forced.score, tolerance)
+    )
   tokens = iter(forced.tokens([each for found in ours for each in found]))
   steps = compare_steps(
     numbers, ours, [list(itertools.islice(tokens, len(each))) for each in ours]
@@ -226,20 +231,22 @@ def compare(
   Returns:
     Every difference. Scores that are NaN always count as different.
   """
-  places = [
-    (line, rank, *pair)
-    for line, *found in zip(numbers, ours, theirs, strict=True)
-    for rank, pair in enumerate(itertools.zip_longest(*found), start=1)
-  ]
-  same = [place for place in places if _same(*place[2:])]
-  other = [place for place in places if not _same(*place[2:])]
+  same: list[tuple[int, int, Translation, Translation]] = []
+  other: list[tuple[int, int, Translation | None, Translation | None]] = []
+  for line, *found in zip(numbers, ours, theirs, strict=True):
+    ranked = itertools.zip_longest(*found)
+    for rank, (mine, their) in enumerate(ranked, start=1):
+      if mine is None or their is None or mine.pairs != their.pairs:
+        other.append((line, rank, mine, their))
+      else:
+        same.append((line, rank, mine, their))
   differences = [_rescored(*place, tolerance) for place in same]
   differences += _apart(other, score, tolerance)
   changes = [abs(mine.score - their.score) for _, _, mine, their in same]
-  found = [each for each in differences if each is not None]
-  found.sort(key=lambda each: (each.line, each.rank))
+  apart = [each for each in differences if each is not None]
+  apart.sort(key=lambda each: (each.line, each.rank))
   largest = float(np.max([0.0, *changes]))
-  return Comparison(way, len(numbers), tuple(found), largest)
+  return Comparison(way, len(numbers), tuple(apart), largest)
 
 
 def compare_steps(
@@ -315,13 +322,6 @@ def _source_tokens(answers: Answers) -> int:
   return sum(len(pair.source) for each in best for pair in each.pairs)
 
 
-def _same(ours: Translation | None, theirs: Translation | None) -> bool:
-  """Return whether both are present and have the same subwords."""
-  if ours is None or theirs is None:
-    return False
-  return ours.pairs == theirs.pairs
-
-
 def _rescored(
   line: int,
   rank: int,
@@ -342,8 +342,13 @@ def _apart(
   tolerance: Tolerance,
 ) -> list[Difference]:
   """Return the differences of translations, which are all scored at once."""
-  both = [place for place in places if None not in place]
-  scores = iter(score([each for place in both for each in place[2:]]))
+  both = [
+    each
+    for _, _, ours, theirs in places
+    if ours is not None and theirs is not None
+    for each in (ours, theirs)
+  ]
+  scores = iter(score(both))
   differences = []
   for line, rank, ours, theirs in places:
     if ours is None or theirs is None:
@@ -352,6 +357,6 @@ def _apart(
       )
       continue
     gap, bound = next(scores) - next(scores), tolerance.of(ours.score)
-    kind = 'tie' if abs(gap) <= bound else 'translation'
+    kind: Kind = 'tie' if abs(gap) <= bound else 'translation'
     differences.append(Difference(line, rank, kind, ours, theirs, gap, bound))
   return differences

@@ -40,9 +40,9 @@ def main(argv: list[str]) -> None:
   from fusion_jax.tools.aot import batch as aot_batch
   from fusion_jax.tools.aot import compile as aot_compile
   from fusion_jax.tools.aot import report as aot_report
-  from fusion_jax.tools.aot.programs import Request
+  from fusion_jax.tools.aot.programs import ProgramRequest
 
-  request = Request(
+  request = ProgramRequest(
     arguments.step,
     arguments.source_length,
     arguments.target_length,

@@ -16,7 +16,7 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import CheckFailed
 from fusion_jax.tools.aot.chips import GIB
 from fusion_jax.tools.aot.compile import DoesNotFit, Figures
-from fusion_jax.tools.aot.programs import Request, training_problem
+from fusion_jax.tools.aot.programs import ProgramRequest, training_problem
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _REACH = 16.0
 
 def largest_batch(
   config: ExperimentConfig,
-  request: Request,
+  request: ProgramRequest,
   compile_one: Callable[[ExperimentConfig], tuple[Figures, Any, Any]],
   memory: float,
 ) -> Figures:
@@ -88,7 +88,8 @@ class _Search:
   def __init__(self, units: int):
     self.units = units
     self.is_over = False
-    self._least, self._most = 0, math.inf
+    self._least: int = 0
+    self._most: float = math.inf
 
   def fits(self, growth: float) -> None:
     """Record that `units` fits; memory would suffice for `growth` times it."""
@@ -102,7 +103,7 @@ class _Search:
 
   def _next(self, growth: float) -> None:
     wanted = int(self.units * growth)
-    wanted = max(self._least + 1, min(wanted, self._most - 1))
+    wanted = max(self._least + 1, int(min(wanted, self._most - 1)))
     close = wanted <= self._least * (1 + _CLOSE)
     self.is_over = wanted >= self._most or (self._least > 0 and close)
     self.units = wanted

@@ -19,7 +19,7 @@ from fusion_jax.errors import CheckFailed
 from fusion_jax.tools.aot.chips import GIB, Chip
 from fusion_jax.tools.aot.hlo_collectives import Total, collectives, totals
 from fusion_jax.tools.aot.matmul_flops import product_gflop
-from fusion_jax.tools.aot.programs import Program, Request, program_for
+from fusion_jax.tools.aot.programs import Program, ProgramRequest, program_for
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Figures:
 
 def figures_for(
   config: ExperimentConfig,
-  request: Request,
+  request: ProgramRequest,
   chip: Chip,
   devices: Sequence[Any],
 ) -> tuple[Figures, Program, str]:
@@ -140,7 +140,7 @@ def _compiled(program: Program, chip: Chip) -> tuple[Figures, str]:
   costs = compiled.cost_analysis() or {}
   figures = Figures(
     mesh=dict(program.mesh.shape),
-    shape=tuple(program.shape),
+    shape=(*program.shape,),
     parameters=program.parameters,
     peak=memory.peak_memory_in_bytes,
     state=memory.argument_size_in_bytes,

@@ -95,7 +95,7 @@ class Total(NamedTuple):
     sent: Bytes that a device sends.
   """
 
-  count: int
+  count: int  # type: ignore[assignment]
   sent: float
 
 
@@ -139,7 +139,8 @@ def collectives(text: str, trips: int = 1) -> list[Collective]:
 
 def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
   """Yield each computation's name, '' for the entry, and its lines."""
-  name, lines = None, []
+  name: str | None = None
+  lines: list[str] = []
   for line in text.splitlines():
     if match := _HEADER.match(line):
       name, lines = '' if match[1] else match[2], []

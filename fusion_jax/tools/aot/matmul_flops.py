@@ -37,7 +37,7 @@ def _count_one(equation: JaxprEqn, trips: int) -> int:
     return max(inner)
   if name == 'shard_map':
     return _shards(params) * sum(inner)
-  times = {'scan': params.get('length'), 'while': trips}
+  times = {'scan': params.get('length', 1), 'while': trips}
   return times.get(name, 1) * sum(inner)
 
 
@@ -52,6 +52,7 @@ def _shards(params: dict[str, Any]) -> int:
 def _product(equation: JaxprEqn) -> int:
   """Return 2 times the elements of the result times the terms of each sum."""
   left: Any = equation.invars[0].aval
+  result: Any = equation.outvars[0].aval
   (contracted, _), _ = equation.params['dimension_numbers']
   terms = math.prod(left.shape[axis] for axis in contracted)
-  return 2 * equation.outvars[0].aval.size * terms
+  return 2 * result.size * terms

@@ -43,7 +43,7 @@ _START, _END = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class ProgramRequest:
   """Request for a program, in addition to the config.
 
   Attributes:
@@ -100,7 +100,7 @@ class Program:
 
 
 def program_for(
-  config: ExperimentConfig, request: Request, devices: Sequence[Any]
+  config: ExperimentConfig, request: ProgramRequest, devices: Sequence[Any]
 ) -> Program:
   """Trace the requested program.
 
@@ -122,7 +122,9 @@ def program_for(
   return training_program(config, training_problem(config, request), devices)
 
 
-def training_problem(config: ExperimentConfig, request: Request) -> Problem:
+def training_problem(
+  config: ExperimentConfig, request: ProgramRequest
+) -> Problem:
   """Return vocabularies and shape of the largest batch of a training run.
 
   Args:
@@ -152,7 +154,7 @@ def training_problem(config: ExperimentConfig, request: Request) -> Problem:
 
 
 def _vocabularies(
-  config: ExperimentConfig, request: Request
+  config: ExperimentConfig, request: ProgramRequest
 ) -> tuple[int, int]:
   if not request.prepared:
     size = config.data.tokenizer.vocabulary_size
@@ -198,7 +200,9 @@ def training_program(
   return Program(traced, mesh, problem.shape, plan.abstract.parameters)
 
 
-def decoding_problem(config: ExperimentConfig, request: Request) -> Problem:
+def decoding_problem(
+  config: ExperimentConfig, request: ProgramRequest
+) -> Problem:
   """Return vocabularies and shape of the search with most target positions.
 
   Args:
@@ -221,7 +225,7 @@ def decoding_problem(config: ExperimentConfig, request: Request) -> Problem:
       f'got {options.max_source_length}',
     )
     source = min(x.source for x in shapes if x.source >= source_length)
-    shapes = [x for x in shapes if x.source == source]
+    shapes = tuple(x for x in shapes if x.source == source)
   largest = max(shapes, key=lambda x: (x.rows * x.target, x.target))
   return Problem(_vocabularies(config, request), Shape(*largest))
 
@@ -292,5 +296,6 @@ def _model(config: ExperimentConfig, problem: Problem) -> Transformer:
   return Transformer(config.model, *problem.vocabularies, _START)
 
 
-def _ids(shape: tuple[int, ...], place: NamedSharding) -> jax.ShapeDtypeStruct:
+def _ids(shape: tuple[int, ...], place: NamedSharding) -> Any:
+  """Return a `jax.ShapeDtypeStruct` in the place of an array of ids."""
   return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)

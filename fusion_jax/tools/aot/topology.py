@@ -156,7 +156,7 @@ def _tpus(topology: Topology) -> tuple[str, dict[str, Any]]:
       f'--topology: {topology.name!r} needs libtpu, which compiles for TPUs '
       f'where none is: pip install "jax[tpu]=={version}"'
     )
-  options = {}
+  options: dict[str, Any] = {}
   if topology.slices > 1:
     options['num_slices'] = topology.slices
   if topology.chip == 'v4':

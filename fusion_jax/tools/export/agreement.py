@@ -29,7 +29,7 @@ from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.hypotheses import LengthPenalty
 
 # Source and target ids, including the end symbols.
-Pair = tuple[list[int], list[int]]
+PairIds = tuple[list[int], list[int]]
 
 # Lengths of the random sentences, including their end symbols.
 _LENGTHS = (1, 2, 4, 7, 13, 23, 40, 64)
@@ -69,7 +69,7 @@ def largest_difference(run: TrainedModel, folder: Path) -> float:
 
 
 def own_scores(
-  run: TrainedModel, pairs: Sequence[Pair]
+  run: TrainedModel, pairs: Sequence[PairIds]
 ) -> list[Float32[np.ndarray, ' _']]:
   """Compute log p of every target token with the run."""
   vocabulary = run.target_tokenizer.vocabulary
@@ -82,12 +82,12 @@ def own_scores(
   scores, _ = teacher_forced_scores(
     (run.parameters,), rows, models=(run.model,), mixture=Mixture()
   )
-  rows = zip(jax.device_get(scores), targets, strict=True)
-  return [row[: len(target)] for row, target in rows]
+  scored = zip(jax.device_get(scores), targets, strict=True)
+  return [row[: len(target)] for row, target in scored]
 
 
 def exported_scores(
-  run: TrainedModel, folder: Path, pairs: Sequence[Pair]
+  run: TrainedModel, folder: Path, pairs: Sequence[PairIds]
 ) -> list[Float32[np.ndarray, ' _']]:
   """Compute log p of every target token with CTranslate2 in float32 on CPU."""
   import ctranslate2  # An optional package.

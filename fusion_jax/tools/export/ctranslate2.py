@@ -161,7 +161,11 @@ def specification(run: TrainedModel) -> Any:
     config.heads,
     pre_norm=config.norm == 'pre',
   )
-  for name, stack in (('encoder', model.encoder), ('decoder', model.decoder)):
+  stacks: dict[Side, Any] = {
+    'encoder': model.encoder,
+    'decoder': model.decoder,
+  }
+  for name, stack in stacks.items():
     for layer, own in zip(
       stack.layer, _layers(parameters[name], config.layers(name)), strict=True
     ):

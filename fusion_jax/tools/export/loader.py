@@ -42,7 +42,7 @@ def translate(lines):
 
 def translate_ids(sources):
   """Yield the ids of the best translation of each source, in order."""
-  best = [[]] * len(sources)
+  best: list[list[int]] = [[]] * len(sources)
   order = sorted(range(len(sources)), key=lambda k: -len(sources[k]))
   while order:
     longest = len(sources[order[0]])

@@ -150,7 +150,7 @@ def _default_shapes(
 ) -> list[DecodeShape]:
   """Return a row and a full batch of some lengths, the longest included."""
   every = decode_shapes(options, longest)
-  chosen = []
+  chosen: list[DecodeShape] = []
   for source in sorted({each.source for each in every})[::-_LENGTH_STEP]:
     own = [each for each in every if each.source == source]
     chosen += {own[0], own[-1]}
@@ -173,8 +173,9 @@ def _write_common(
   (folder / 'source.model').write_bytes(run.source_tokenizer.model)
   (folder / 'target.model').write_bytes(run.target_tokenizer.model)
   if not inside:
+    weights: dict[str, Any] = program.weights()
     with (folder / 'weights.npz').open('wb') as file:
-      np.savez(file, **program.weights())
+      np.savez(file, **weights)
 
 
 def _write_program(
