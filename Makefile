@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv/bin
 RUN := runs/quickstart
 QUICKSTART := --config=configs/quickstart.py --workdir=$(RUN)
+PYTEST := $(VENV)/python -m pytest -n auto --maxprocesses=4 --dist worksteal
 
 # Other product kernels: without YNNPACK; without AVX; one thread.
 KERNELS := --xla_cpu_experimental_ynn_fusion_type= \
@@ -11,7 +12,7 @@ KERNELS := --xla_cpu_experimental_ynn_fusion_type= \
 NUMERICAL := tests/layers tests/models tests/fusion tests/search \
   tests/decoding tests/parallel tests/training tests/tools
 
-.PHONY: quickstart test test-kernels lint bench
+.PHONY: quickstart test test-all test-kernels lint bench
 
 .venv/installed: requirements.txt
 	$(PYTHON) -m venv .venv
@@ -27,7 +28,11 @@ quickstart: .venv/installed
 	$(VENV)/python -m fusion_jax.tools.quickstart --workdir=$(RUN)
 
 test: .venv/installed-dev
-	$(VENV)/python -m pytest -n auto --maxprocesses=4 --dist worksteal
+	$(PYTEST)
+
+# The short run, then all that it leaves out: processes, kills, exports, options.
+test-all: test
+	$(PYTEST) -m 'extended and not slow'
 
 test-kernels: .venv/installed-dev
 	XLA_FLAGS='$(KERNELS)' ONEDNN_MAX_CPU_ISA=SSE41 \

@@ -17,8 +17,8 @@ from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs import run_directory
 from fusion_jax.runs.checkpoint import Checkpoints, Progress
+from fusion_jax.runs.checkpoint_reading import identity_of
 from fusion_jax.runs.loading import make_model
-from fusion_jax.runs.stored import identity_of
 from fusion_jax.seals import sealed
 from fusion_jax.training.step import TrainState
 

@@ -24,10 +24,7 @@ from fusion_jax.fusion.scheme import (
   on_both_sides,
 )
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.layers import (
-  layer_norm,
-  plain_norm,
-)
+from fusion_jax.layers.residual import layer_norm, plain_norm
 
 
 def average(layers: Layers) -> Float[Array, 'B T D']:

@@ -27,14 +27,10 @@ from fusion_jax.fusion.routing import (
 )
 from fusion_jax.fusion.tree import add_residual
 from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.dense import Dense, bias_initializer, kernel_initializer
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.layers import (
-  Dense,
-  bias_initializer,
-  kernel_initializer,
-  layer_norm,
-)
 from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
 # A capsule shorter than this counts as dead.

@@ -14,7 +14,7 @@ from fusion_jax.fusion.scheme import (
   extra_millions,
   on_both_sides,
 )
-from fusion_jax.layers.layers import layer_norm
+from fusion_jax.layers.residual import layer_norm
 
 
 class DenseConnection(LayerConnection):

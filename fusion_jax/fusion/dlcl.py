@@ -15,8 +15,8 @@ from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import BASE, PaperSize, all_layers, on_both_sides
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.layers import layer_norm
 from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
 

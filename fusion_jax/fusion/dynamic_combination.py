@@ -18,8 +18,9 @@ from fusion_jax.fusion.scheme import (
 )
 from fusion_jax.fusion.starts import may_start_as_identity
 from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.layers import Dense, layer_norm
+from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
 

@@ -27,10 +27,8 @@ from fusion_jax.fusion.scheme import (
   on_both_sides,
 )
 from fusion_jax.layers.context import Context
+from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.layers import (
-  Dense,
-)
 from fusion_jax.layers.parameter import parameter
 
 

@@ -22,11 +22,8 @@ from fusion_jax.fusion.scheme import (
 )
 from fusion_jax.fusion.starts import may_start_as_identity
 from fusion_jax.layers.context import Context
+from fusion_jax.layers.dense import Dense, kernel_initializer
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.layers import (
-  Dense,
-  kernel_initializer,
-)
 from fusion_jax.layers.parameter import Initializer, parameter
 
 

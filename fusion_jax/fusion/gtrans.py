@@ -29,8 +29,8 @@ from fusion_jax.fusion.scheme import (
   all_millions,
 )
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.layers import layer_norm
 from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
 

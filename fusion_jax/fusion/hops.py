@@ -30,9 +30,7 @@ from fusion_jax.fusion.scheme import (
   on_both_sides,
 )
 from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.layers import (
-  kernel_initializer,
-)
+from fusion_jax.layers.dense import kernel_initializer
 from fusion_jax.layers.parameter import Initializer, parameter
 from fusion_jax.layers.sow import sow
 

@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.layers.layers import layer_norm
+from fusion_jax.layers.residual import layer_norm
 
 Layers = tuple[Float[Array, 'B T D'], ...]
 

@@ -17,13 +17,9 @@ from fusion_jax.fusion.scheme import (
 )
 from fusion_jax.fusion.starts import may_start_as_identity
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.layers import (
-  Dense,
-  bias_initializer,
-  kernel_initializer,
-  layer_norm,
-)
+from fusion_jax.layers.dense import Dense, bias_initializer, kernel_initializer
 from fusion_jax.layers.parameter import Initializer, parameter
+from fusion_jax.layers.residual import layer_norm
 
 
 def affine(

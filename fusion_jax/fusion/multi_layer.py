@@ -15,7 +15,7 @@ from fusion_jax.fusion.starts import Opening
 from fusion_jax.fusion.tree import AggNode
 from fusion_jax.layers.attention import MultiHeadAttention
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.layers import layer_norm
+from fusion_jax.layers.residual import layer_norm
 
 
 def layers_read(index: int, most: int, partial: bool) -> int:

@@ -26,12 +26,9 @@ from fusion_jax.fusion.starts import Opening
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
 from fusion_jax.layers.caches import KeyValue
 from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.layers import (
-  Dense,
-  kernel_initializer,
-  plain_norm,
-)
+from fusion_jax.layers.dense import Dense, kernel_initializer
 from fusion_jax.layers.parameter import Initializer, parameter
+from fusion_jax.layers.residual import plain_norm
 from fusion_jax.layers.sow import sow
 
 _AXES = ('embed', 'heads')

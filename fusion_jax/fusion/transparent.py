@@ -13,8 +13,8 @@ from fusion_jax.fusion.inputs import Layers, per_layer_norms, weighted_sum
 from fusion_jax.fusion.scheme import BASE, PLAIN, PaperSize, Scheme, all_layers
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.layers import layer_norm
 from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
 

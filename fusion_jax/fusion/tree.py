@@ -33,8 +33,9 @@ from fusion_jax.layers.attention import (
   split_heads,
 )
 from fusion_jax.layers.context import Context
+from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.layers import Dense, layer_norm
+from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
 

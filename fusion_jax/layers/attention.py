@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 from fusion_jax.config import ModelConfig
 from fusion_jax.layers.caches import KeyValue
 from fusion_jax.layers.context import Context
+from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.layers import Dense
 from fusion_jax.layers.sow import sow
 
 # Value of masked logits. It is finite, so that a row without any key stays

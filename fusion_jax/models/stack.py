@@ -22,8 +22,9 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.layers.ablation_masks import masks_of
 from fusion_jax.layers.caches import CacheCursor, KeyValue
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.layers import FeedForward, Residual, layer_norm
+from fusion_jax.layers.dense import FeedForward
 from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.residual import Residual, layer_norm
 
 Layers = tuple[Float[Array, 'B T D'], ...]
 

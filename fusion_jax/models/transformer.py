@@ -19,12 +19,8 @@ from fusion_jax.fusion.gtrans import mixture_log_probabilities
 from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
 from fusion_jax.layers.caches import CacheCursor, KeyValue, empty
 from fusion_jax.layers.context import Context
+from fusion_jax.layers.dense import bias_initializer, kernel_initializer
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.layers import (
-  bias_initializer,
-  kernel_initializer,
-  sinusoids,
-)
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.segments import segment_mask, segment_positions
 from fusion_jax.models.stack import Decoder, Encoder, Memories, StackOutput
@@ -32,6 +28,27 @@ from fusion_jax.models.stack import Decoder, Encoder, Memories, StackOutput
 # Nested dictionaries whose leaves are arrays, or what stands for each of them:
 # its shape, its box with axis names, its gradient, or whether it is trained.
 Parameters = Mapping[str, Any]
+
+
+def sinusoids(
+  positions: Int[Array, '*T'], width: int
+) -> Float[Array, '*T {width}']:
+  """Return the position encodings of Vaswani et al. (2017), section 3.5.
+
+  PE(p, 2i) = sin(p / 10000^(2i / D)), PE(p, 2i + 1) = cos(the same), so that
+  sines and cosines are interleaved.
+
+  Args:
+    positions: Positions, int32, counted from 0.
+    width: Width D, even.
+
+  Returns:
+    The encodings, float32.
+  """
+  exponent = jnp.arange(0, width, 2, dtype=jnp.float32) / width
+  angle = positions[..., None] * jnp.float32(10_000) ** -exponent
+  pairs = jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+  return pairs.reshape(*positions.shape, width)
 
 
 class OutputLayer(NamedTuple):

@@ -30,9 +30,7 @@ from fusion_jax.config import TrainingConfig
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.parallel.distributed import is_first, on_all
-from fusion_jax.runs.digests import array_digests
-from fusion_jax.runs.state import TrainState
-from fusion_jax.runs.stored import (
+from fusion_jax.runs.checkpoint_reading import (
   check_identity,
   finite,
   open_to_read,
@@ -43,7 +41,9 @@ from fusion_jax.runs.stored import (
   reading,
   warn_damaged,
 )
-from fusion_jax.runs.stored_model import check_model
+from fusion_jax.runs.digests import array_digests
+from fusion_jax.runs.model_match import check_model
+from fusion_jax.runs.state import TrainState
 from fusion_jax.seals import DamagedError, sealed
 
 logger = logging.getLogger(__name__)

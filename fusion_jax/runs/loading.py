@@ -25,8 +25,7 @@ from fusion_jax.models.transformer import (
 from fusion_jax.parallel.distributed import any_of_all, of_first, on_all
 from fusion_jax.runs import run_directory
 from fusion_jax.runs.checkpoint import abstract_like
-from fusion_jax.runs.selection import CheckpointSelection, candidates
-from fusion_jax.runs.stored import (
+from fusion_jax.runs.checkpoint_reading import (
   check_identity,
   identity_of,
   is_being_deleted,
@@ -37,7 +36,8 @@ from fusion_jax.runs.stored import (
   reading,
   warn_damaged,
 )
-from fusion_jax.runs.stored_model import check_model
+from fusion_jax.runs.model_match import check_model
+from fusion_jax.runs.selection import CheckpointSelection, candidates
 from fusion_jax.seals import DamagedError
 
 logger = logging.getLogger(__name__)

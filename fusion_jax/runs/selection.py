@@ -7,13 +7,13 @@ from typing import Literal
 import orbax.checkpoint as ocp
 
 from fusion_jax.errors import InputError
-from fusion_jax.runs.metrics_file import read_metrics
-from fusion_jax.runs.stored import (
+from fusion_jax.runs.checkpoint_reading import (
   read_meta,
   read_quality,
   reading,
   warn_damaged,
 )
+from fusion_jax.runs.metrics_file import read_metrics
 from fusion_jax.seals import DamagedError
 
 

@@ -20,9 +20,9 @@ from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.runs import run_directory
 from fusion_jax.runs.checkpoint import Progress, items_of
+from fusion_jax.runs.checkpoint_reading import identity_of
 from fusion_jax.runs.kept_corpus import copy_corpus
 from fusion_jax.runs.loading import TrainedModel
-from fusion_jax.runs.stored import identity_of
 from fusion_jax.startup import one_line_errors, start_logging
 
 

@@ -19,8 +19,8 @@ from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.heartbeat import Heartbeat
 from fusion_jax.parallel.mesh import by_rows, replicated
 from fusion_jax.runs.checkpoint import Checkpoints
+from fusion_jax.runs.checkpoint_reading import identity_of
 from fusion_jax.runs.loading import make_model
-from fusion_jax.runs.stored import identity_of
 from fusion_jax.training.batches import make_batches
 from fusion_jax.training.compilations import Compilations
 from fusion_jax.training.evaluate import Validator

@@ -22,7 +22,7 @@ from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.runs import run_directory
 from fusion_jax.runs.checkpoint import Checkpoints, Progress
-from fusion_jax.runs.stored import identity_of
+from fusion_jax.runs.checkpoint_reading import identity_of
 from fusion_jax.training.step import TrainState
 
 # The views of every scheme; those without any have no weights of layers.

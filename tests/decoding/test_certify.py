@@ -33,7 +33,11 @@ from fusion_jax.decoding.certify.certify import (
   compare_steps,
 )
 from fusion_jax.decoding.certify.report import as_json, failure, table
-from fusion_jax.decoding.certify.scenarios import Way, all_ways, translated
+from fusion_jax.decoding.certify.scenarios import (
+  Scenario,
+  all_scenarios,
+  translated,
+)
 from fusion_jax.decoding.pairs import PairIds
 from fusion_jax.decoding.sentences import Sentence
 from fusion_jax.decoding.shapes import PlannedBatch
@@ -48,7 +52,7 @@ SHORT = ['the dog sat', 'cats', 'a dog', 'a cat sat']
 OPTIONS = DecodingConfig(
   beam_size=2, max_source_length=16, batch_tokens=128, max_length_extra=3
 )
-WAY = Way('a way')
+SCENARIO = Scenario('a scenario')
 TOLERANCE = Tolerance(1e-2, True)
 
 
@@ -118,7 +122,7 @@ def _score(translations):
 
 
 def _compare(ours, theirs, score=_score):
-  return compare(WAY, [7], [ours], [theirs], score, TOLERANCE)
+  return compare(SCENARIO, [7], [ours], [theirs], score, TOLERANCE)
 
 
 def test_the_same_answers_have_no_difference():
@@ -197,7 +201,7 @@ def test_steps_by_hand():
   ],
 )
 def test_what_does_not_hold_is_told(steps, message):
-  certificate = Certificate(TOLERANCE, 1, (Comparison(WAY, 3),), steps)
+  certificate = Certificate(TOLERANCE, 1, (Comparison(SCENARIO, 3),), steps)
   assert certificate.holds == (not message)
   assert re.search(message, failure(certificate))
   assert bool(failure(certificate)) == bool(message)
@@ -210,27 +214,35 @@ def test_what_does_not_hold_is_told(steps, message):
 
 def test_a_long_list_is_cut_and_json_has_all_of_it():
   ours = [[_found([4, 3], math.nan)] for _ in range(30)]
-  found = compare(WAY, range(30), ours, ours, _score, TOLERANCE)
+  found = compare(SCENARIO, range(30), ours, ours, _score, TOLERANCE)
   certificate = Certificate(TOLERANCE, 1, (found,), StepCheck(1))
   lines = list(table(certificate))
   assert lines[-2].startswith('10 more differences')
   assert lines[-1] == 'not certified'
   report = json.loads(as_json(certificate, workdir='run'))
   assert report['workdir'] == 'run'
-  (way,) = report['ways']
-  assert way['largest_score_difference'] is None
-  assert [each['line'] for each in way['differences']] == list(range(30))
-  assert way['differences'][0]['ours']['ids'] == [[4, 3]]
+  (scenario,) = report['scenarios']
+  assert scenario['largest_score_difference'] is None
+  assert [each['line'] for each in scenario['differences']] == list(range(30))
+  assert scenario['differences'][0]['ours']['ids'] == [[4, 3]]
 
 
-def test_all_ways():
-  ways = all_ways(OPTIONS, 2, source_tokens=48, devices=6)
+def test_all_scenarios():
+  scenarios = all_scenarios(OPTIONS, 2, source_tokens=48, devices=6)
   # min(128, 2 * 48) = 96 slots, so 24 and 6.
-  assert {way.batch_tokens for way in ways} == {0, 1, 6, 24}
-  assert [way.devices for way in ways if way.devices] == [1, 2, 4]
-  assert [way.n_best for way in ways if way.n_best] == [1]
-  assert {way.order for way in ways} == {'given', 'reversed', 'shuffled'}
-  assert not [way for way in ways if way.skipped]
+  assert {scenario.batch_tokens for scenario in scenarios} == {0, 1, 6, 24}
+  assert [scenario.devices for scenario in scenarios if scenario.devices] == [
+    1,
+    2,
+    4,
+  ]
+  assert [scenario.n_best for scenario in scenarios if scenario.n_best] == [1]
+  assert {scenario.order for scenario in scenarios} == {
+    'given',
+    'reversed',
+    'shuffled',
+  }
+  assert not [scenario for scenario in scenarios if scenario.skipped]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +255,9 @@ def test_all_ways():
 )
 def test_ways_that_would_differ_are_skipped(changes, n_best, reason):
   options = dataclasses.replace(OPTIONS, **changes)
-  skipped = [way.skipped for way in all_ways(options, n_best, 48, 1)]
+  skipped = [
+    scenario.skipped for scenario in all_scenarios(options, n_best, 48, 1)
+  ]
   assert 'there is 1 device' in skipped
   assert [why for why in skipped if why.startswith(reason)]
 
@@ -267,11 +281,11 @@ def test_draws_are_those_of_the_line_in_every_order(tokenizer):
   run = random_run(tokenizer, 5)
   # The second line is translated in pieces.
   lines = ['cats', 'the dog sat on the mat in the house', 'a dog', 'cats']
-  ours = translated(run, options, 2, Way('default'), lines)
+  ours = translated(run, options, 2, Scenario('default'), lines)
   assert len(ours[1][0].pairs) > 1
   assert ours[0] != ours[3]
   for order in ('reversed', 'shuffled'):
-    theirs = translated(run, options, 2, Way(order, order=order), lines)
+    theirs = translated(run, options, 2, Scenario(order, order=order), lines)
     assert [_ids(each) for each in theirs] == [_ids(each) for each in ours]
 
 
@@ -301,7 +315,7 @@ def decode(tokenizer, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('kind', 'way', 'different', 'first'),
+  ('kind', 'scenario', 'different', 'first'),
   [
     (ReadsPadding, 'longest shape', ['translation'] * 4, 1),
     # On eight devices each has one sentence; one device has all of them, and
@@ -311,45 +325,49 @@ def decode(tokenizer, monkeypatch, tmp_path):
   ],
 )
 def test_a_broken_model_is_caught(
-  decode, tokenizer, capsys, kind, way, different, first
+  decode, tokenizer, capsys, kind, scenario, different, first
 ):
   flags = '--beam_size=1', '--batch_tokens=64'
   code, report = decode(make_run(tokenizer, kind), *flags)
   assert code == 1
   assert not report['certified']
-  (found,) = [each for each in report['ways'] if each['way'] == way]
+  (found,) = [
+    each for each in report['scenarios'] if each['scenario'] == scenario
+  ]
   kinds = [each['kind'] for each in found['differences']]
   assert kinds == different
   assert found['differences'][0]['line'] == first
   out, err = capsys.readouterr()
   (line,) = [x for x in err.splitlines() if x.startswith('failed: ')]
-  assert f'of 4 sentences differ in the way {way!r}: line {first},' in line
-  assert f'line {first}, {way}, translation 1: {different[0]}' in out
+  assert (
+    f'of 4 sentences differ in the scenario {scenario!r}: line {first},' in line
+  )
+  assert f'line {first}, {scenario}, translation 1: {different[0]}' in out
 
 
 def test_a_broken_cache_is_caught(decode, tokenizer, capsys):
   code, report = decode(make_run(tokenizer, BadCache), '--beam_size=1')
   assert code == 1
-  assert not any(each.get('different') for each in report['ways'])
+  assert not any(each.get('different') for each in report['scenarios'])
   assert report['cached_against_forced']['largest'] > 0.05
   line = capsys.readouterr().err.splitlines()[-1]
   assert line.startswith('failed: cached steps against teacher-forced pass: ')
 
 
-def test_a_random_transformer_passes_all_ways(decode, tokenizer, capsys):
+def test_a_random_transformer_passes_all_scenarios(decode, tokenizer, capsys):
   code, report = decode(random_run(tokenizer, 5))
   assert code == 0
   assert report['certified']
   # One by one, two sizes, two orders, the longest shape, 1, 2 and 4 devices
   # of 8, and one hypothesis of 2.
   assert report['devices'] == 8
-  assert [each.get('sentences') for each in report['ways']] == [4] * 10
+  assert [each.get('sentences') for each in report['scenarios']] == [4] * 10
   assert report['lines'] == [1, 3, 5, 7]
   steps = report['cached_against_forced']
   assert steps['subwords'] > 16
   assert 0 < steps['largest'] <= report['tolerance']
   lines = capsys.readouterr().out.splitlines()
-  assert lines[0].split()[:4] == ['way', 'sentences', 'different', 'ties']
+  assert lines[0].split()[:4] == ['scenario', 'sentences', 'different', 'ties']
   assert lines[1].split()[:6] == ['one', 'by', 'one', '4', '0', '0']
   assert lines[-1] == 'certified'
 
@@ -384,9 +402,12 @@ def _fused(tokenizer, name):
 )
 def test_every_scheme_passes(tokenizer, name):
   options = dataclasses.replace(OPTIONS, max_source_length=8, batch_tokens=64)
-  ways = Way('one by one', batch_tokens=1), Way('reversed', order='reversed')
+  scenarios = (
+    Scenario('one by one', batch_tokens=1),
+    Scenario('reversed', order='reversed'),
+  )
   lines = list(enumerate(SHORT, start=1))
-  found = certify(_fused(tokenizer, name), options, lines, 2, ways)
+  found = certify(_fused(tokenizer, name), options, lines, 2, scenarios)
   assert [each.sentences for each in found.comparisons] == [4, 4]
   assert found.steps.subwords > 16
   assert found.holds, list(table(found))

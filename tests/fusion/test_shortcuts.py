@@ -27,7 +27,7 @@ from fusion_jax.layers.attention import (
 )
 from fusion_jax.layers.caches import CacheCursor
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.layers import Residual
+from fusion_jax.layers.residual import Residual
 
 
 class _Stack(nn.Module):

@@ -17,7 +17,7 @@ from fusion_jax.layers.attention import (
 )
 from fusion_jax.layers.caches import CacheCursor, KeyValue
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.layers import Residual
+from fusion_jax.layers.residual import Residual
 
 _T = 5
 _CAUSAL = causal_mask(_T)

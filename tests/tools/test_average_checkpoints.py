@@ -20,8 +20,8 @@ from saved_runs import (
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
+from fusion_jax.runs.checkpoint_reading import read_meta
 from fusion_jax.runs.loading import load_run
-from fusion_jax.runs.stored import read_meta
 from fusion_jax.tools import average_checkpoints
 from fusion_jax.training import warm_start
 

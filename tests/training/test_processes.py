@@ -21,8 +21,6 @@ from programs import (
 
 from fusion_jax.runs.loading import load_run
 
-pytestmark = pytest.mark.extended
-
 _STEPS = 40
 _RUN = {
   'training__steps': _STEPS,
@@ -70,6 +68,7 @@ def _assert_the_same_run(workdir: Path, alone: Path):
   np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
+@pytest.mark.extended
 def test_a_stop_of_one_stops_both_and_one_alone_goes_on(
   program, alone, tmp_path
 ):
@@ -90,6 +89,7 @@ def test_a_stop_of_one_stops_both_and_one_alone_goes_on(
   _assert_the_same_run(workdir, alone)
 
 
+@pytest.mark.extended
 def test_one_begins_and_two_with_cut_parameters_go_on(program, alone, tmp_path):
   workdir = tmp_path / 'run'
   code, err = program.run(workdir, **(_RUN | {'training__steps': 20}))
@@ -102,6 +102,7 @@ def test_one_begins_and_two_with_cut_parameters_go_on(program, alone, tmp_path):
   _assert_the_same_run(workdir, alone)
 
 
+@pytest.mark.extended
 def test_what_one_cannot_read_is_read_by_none(
   program, alone, tmp_path, monkeypatch
 ):
@@ -140,6 +141,7 @@ def _decode(alone: Path, out: Path, flags) -> subprocess.Popen:
   )
 
 
+@pytest.mark.extended
 def test_two_translate_as_one_does(alone, tmp_path):
   outs = tmp_path / 'one', tmp_path / 'both'
   batches = '--beam_size=1', '--batch_tokens=64'
@@ -158,6 +160,7 @@ def test_two_translate_as_one_does(alone, tmp_path):
     assert a['score'] == pytest.approx(b['score'], rel=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_is_lost_or_hangs_ends_the_other(
   program, tmp_path, number

@@ -1,22 +1,23 @@
 """Comparison of translations across batches, to show that they do not differ.
 
-The lines are translated in the default way, which is the reference, and in
-every other way of `scenarios.py`. Two things hold for a correct model and
+The lines are translated in the default scenario, which is the reference, and in
+every other scenario of `scenarios.py`. Two things hold for a correct model and
 search:
 
-1. Every way gives the same n best translations with the same scores. Rounding
-   may change the score of one translation by at most
-   `Tolerance.relative` * max(1, |score|); each translation that two ways have
-   in common is held to that bound. Where two ways differ, both translations are
-   scored by teacher forcing, each alone; they are a tie if these two scores
-   differ by no more than the same bound. Anything else is a difference.
+1. Every scenario gives the same n best translations with the same scores.
+   Rounding may change the score of one translation by at most
+   `Tolerance.relative` * max(1, |score|); each translation that two scenarios
+   have in common is held to that bound. Where two scenarios differ, both
+   translations are scored by teacher forcing, each alone; they are a tie if
+   these two scores differ by no more than the same bound. Anything else is a
+   difference.
 2. Each subword has the same log-probability in the step-by-step search, which
    reads a cache, and in the teacher-forced pass, within the bound for a value
    of that size.
 
-Hypotheses that tie before they end may leave the beam in one way and stay in
-the other. If their continuations differ, that counts as a difference, although
-neither is wrong.
+Hypotheses that tie before they end may leave the beam in one scenario and stay
+in the other. If their continuations differ, that counts as a difference,
+although neither is wrong.
 """
 
 import dataclasses
@@ -32,8 +33,8 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.certify.scenarios import (
   REFERENCE,
   Answers,
-  Way,
-  all_ways,
+  Scenario,
+  all_scenarios,
   translated,
 )
 from fusion_jax.decoding.rounding import relative_gaps, rounding
@@ -70,16 +71,16 @@ Kind = Literal['tie', 'score', 'translation', 'missing']
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """Place where a way does not give the result of the reference.
+  """Place where a scenario does not give the result of the reference.
 
   Attributes:
     line: Number of the line in the file, from 1.
     rank: Rank of the translation, from 1.
     kind: 'tie', 'score' (the same translation with another score),
-      'translation' (another translation) or 'missing' (one way has none).
-    ours, theirs: Translation of the reference and of the way.
-    gap: Score of ours less that of theirs: as each way found it for 'score',
-      by teacher forcing otherwise; None if one is missing.
+      'translation' (another translation) or 'missing' (one scenario has none).
+    ours, theirs: Translation of the reference and of the scenario.
+    gap: Score of ours less that of theirs: as each scenario found it for
+      'score', by teacher forcing otherwise; None if one is missing.
     bound: Largest gap of a tie.
   """
 
@@ -94,16 +95,16 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """Comparison of a way with the reference.
+  """Comparison of a scenario with the reference.
 
   Attributes:
-    way: Way that was tried or skipped.
+    scenario: Scenario that was tried or skipped.
     sentences: Number of lines that were compared.
     differences: Differences in the order of the lines.
     largest: Largest difference of the scores of a translation that both found.
   """
 
-  way: Way
+  scenario: Scenario
   sentences: int = 0
   differences: tuple[Difference, ...] = ()
   largest: float = 0.0
@@ -167,16 +168,16 @@ def certify(
   options: DecodingConfig,
   lines: Sequence[tuple[int, str]],
   n_best: int,
-  ways: Sequence[Way] | None = None,
+  scenarios: Sequence[Scenario] | None = None,
 ) -> Certificate:
-  """Translate lines in many ways and compare the results.
+  """Translate lines in many scenarios and compare the results.
 
   Args:
     run: Trained model.
     options: Decoding options of the reference.
     lines: Lines with their numbers.
     n_best: Number of translations of each line to compare.
-    ways: Ways to compare; None means all.
+    scenarios: Scenarios to compare; None means all.
 
   Returns:
     The comparisons and the verdict.
@@ -186,22 +187,24 @@ def certify(
   """
   numbers, texts = zip(*lines, strict=True)
   ours = translated(run, options, n_best, REFERENCE, texts)
-  if ways is None:
-    ways = all_ways(options, n_best, _source_tokens(ours), jax.device_count())
+  if scenarios is None:
+    scenarios = all_scenarios(
+      options, n_best, _source_tokens(ours), jax.device_count()
+    )
   model = run.config.model
   tolerance = Tolerance(rounding(model), model.compute_dtype == 'float32')
   forced = Forced(run, options)
   comparisons = []
-  for count, way in enumerate(ways, start=1):
-    if way.skipped:
-      comparisons.append(Comparison(way))
+  for count, scenario in enumerate(scenarios, start=1):
+    if scenario.skipped:
+      comparisons.append(Comparison(scenario))
       continue
-    logger.info('%s (%d of %d)', way.name, count, len(ways))
-    theirs = translated(run, options, n_best, way, texts)
-    keep = min(n_best, way.n_best or n_best)
+    logger.info('%s (%d of %d)', scenario.name, count, len(scenarios))
+    theirs = translated(run, options, n_best, scenario, texts)
+    keep = min(n_best, scenario.n_best or n_best)
     mine, other = ([each[:keep] for each in found] for found in (ours, theirs))
     comparisons.append(
-      compare(way, numbers, mine, other, forced.score, tolerance)
+      compare(scenario, numbers, mine, other, forced.score, tolerance)
     )
   tokens = iter(forced.tokens([each for found in ours for each in found]))
   steps = compare_steps(
@@ -211,20 +214,20 @@ def certify(
 
 
 def compare(
-  way: Way,
+  scenario: Scenario,
   numbers: Sequence[int],
   ours: Answers,
   theirs: Answers,
   score: Score,
   tolerance: Tolerance,
 ) -> Comparison:
-  """Compare the answers of a way, rank by rank, with those of the reference.
+  """Compare the answers of a scenario with the reference, rank by rank.
 
   Args:
-    way: Way that gave `theirs`.
+    scenario: Scenario that gave `theirs`.
     numbers: Numbers of the lines.
     ours: Answers of the reference.
-    theirs: Answers of the way, as many for each line.
+    theirs: Answers of the scenario, as many for each line.
     score: Teacher-forced scores; called where translations differ.
     tolerance: Tolerance for rounding.
 
@@ -246,7 +249,7 @@ def compare(
   apart = [each for each in differences if each is not None]
   apart.sort(key=lambda each: (each.line, each.rank))
   largest = float(np.max([0.0, *changes]))
-  return Comparison(way, len(numbers), tuple(apart), largest)
+  return Comparison(scenario, len(numbers), tuple(apart), largest)
 
 
 def compare_steps(

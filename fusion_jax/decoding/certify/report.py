@@ -23,16 +23,15 @@ def table(certificate: Certificate) -> Iterator[str]:
     certificate: Results of the check.
 
   Yields:
-    A row for each way, the comparison of steps, and the differences, ties
+    A row for each scenario, the comparison of steps, and the differences, ties
     last.
   """
-  names = [each.way.name for each in certificate.comparisons]
-  width = max(map(len, ('way', *names)))
-  yield (
-    f'{"way":<{width}}  sentences  different  ties  largest score difference'
-  )
+  names = [each.scenario.name for each in certificate.comparisons]
+  width = max(map(len, ('scenario', *names)))
+  numbers = 'sentences  different  ties  largest score difference'
+  yield f'{"scenario":<{width}}  {numbers}'
   for comparison in certificate.comparisons:
-    yield f'{comparison.way.name:<{width}}  {_row(comparison)}'
+    yield f'{comparison.scenario.name:<{width}}  {_row(comparison)}'
   tolerance = certificate.tolerance
   yield (
     'tie: two translations whose scores differ by at most '
@@ -55,7 +54,8 @@ def failure(certificate: Certificate) -> str:
       more = ', ...' if len(comparison.different) > 5 else ''
       return (
         f'{len(comparison.different)} of {comparison.sentences} sentences '
-        f'differ in the way {comparison.way.name!r}: line {lines}{more}'
+        f'differ in the scenario {comparison.scenario.name!r}: line {lines}'
+        f'{more}'
       )
   return f'cached steps against teacher-forced pass: {_steps(certificate)}'
 
@@ -78,7 +78,7 @@ def as_json(certificate: Certificate, **about: Any) -> str:
     'tie': f'gap <= {tolerance.relative:.1e} * max(1, |score|)',
     'tolerance': tolerance.relative,
     'n_best': certificate.n_best,
-    'ways': [_way(each) for each in certificate.comparisons],
+    'scenarios': [_scenario(each) for each in certificate.comparisons],
     'cached_against_forced': {
       'subwords': steps.subwords,
       'largest': _number(steps.largest),
@@ -92,8 +92,8 @@ def as_json(certificate: Certificate, **about: Any) -> str:
 
 
 def _row(comparison: Comparison) -> str:
-  if comparison.way.skipped:
-    return f'skipped: {comparison.way.skipped}'
+  if comparison.scenario.skipped:
+    return f'skipped: {comparison.scenario.skipped}'
   different, ties = len(comparison.different), len(comparison.ties)
   return (
     f'{comparison.sentences:>9}  {different:>9}  {ties:>4}  '
@@ -113,7 +113,7 @@ def _steps(certificate: Certificate) -> str:
 
 def _listed(certificate: Certificate) -> Iterator[str]:
   found = [
-    (each.kind == 'tie', comparison.way.name, each)
+    (each.kind == 'tie', comparison.scenario.name, each)
     for comparison in certificate.comparisons
     for each in comparison.differences
   ]
@@ -142,12 +142,12 @@ def _verdict(certificate: Certificate) -> str:
   return 'certified' if certificate.holds else 'not certified'
 
 
-def _way(comparison: Comparison) -> dict[str, Any]:
-  way = comparison.way
-  if way.skipped:
-    return {'way': way.name, 'skipped': way.skipped}
+def _scenario(comparison: Comparison) -> dict[str, Any]:
+  scenario = comparison.scenario
+  if scenario.skipped:
+    return {'scenario': scenario.name, 'skipped': scenario.skipped}
   return {
-    'way': way.name,
+    'scenario': scenario.name,
     'sentences': comparison.sentences,
     'different': len(comparison.different),
     'ties': len(comparison.ties),

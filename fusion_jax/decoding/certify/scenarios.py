@@ -1,4 +1,4 @@
-"""Ways to batch the same lines for the search; none may change an answer.
+"""Scenarios of batching lines for the search; none may change an answer.
 
 Batches of other sizes give a sentence other neighbours, another row and
 another shape, and so does another order of the lines. The longest shape pads
@@ -26,18 +26,18 @@ _SHUFFLE_SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-  """One way to translate the lines; the defaults are those of decode.py.
+class Scenario:
+  """One scenario of translating the lines; the defaults are those of decode.py.
 
   Attributes:
-    name: Name of the way in the report.
+    name: Name of the scenario in the report.
     batch_tokens: Slots of a batch; 0 means those of the options.
     order: Order of the lines.
     longest_shape: Whether every source is padded to the longest shape.
     devices: Number of devices that share the rows, from the first; 0 means
       all.
     n_best: Number of hypotheses to keep; 0 means as many as in the reference.
-    skipped: Reason why nothing is translated this way; '' if it is.
+    skipped: Reason why nothing is translated in it; '' if something is.
   """
 
   name: str
@@ -49,13 +49,13 @@ class Way:
   skipped: str = ''
 
 
-REFERENCE = Way('default')
+REFERENCE = Scenario('default')
 
 
-def all_ways(
+def all_scenarios(
   options: DecodingConfig, n_best: int, source_tokens: int, devices: int
-) -> tuple[Way, ...]:
-  """Return every way that differs from the reference.
+) -> tuple[Scenario, ...]:
+  """Return every scenario that differs from the reference.
 
   Args:
     options: Decoding options of the reference.
@@ -65,19 +65,19 @@ def all_ways(
     devices: Number of devices.
 
   Returns:
-    The ways; those that are impossible here state the reason.
+    The scenarios; those that are impossible here state the reason.
   """
   beam = n_best if options.search == 'sample' else options.beam_size
   slots = min(options.batch_tokens, beam * source_tokens)
   quarter, sixteenth = max(slots // 4, 2), max(slots // 16, 2)
   return (
-    Way('one by one', batch_tokens=1),
-    Way(f'batches of {sixteenth:,} slots', batch_tokens=sixteenth),
-    Way(f'batches of {quarter:,} slots', batch_tokens=quarter),
+    Scenario('one by one', batch_tokens=1),
+    Scenario(f'batches of {sixteenth:,} slots', batch_tokens=sixteenth),
+    Scenario(f'batches of {quarter:,} slots', batch_tokens=quarter),
     # In several batches, so that the order changes which lines share a batch.
-    Way('reversed', batch_tokens=quarter, order='reversed'),
-    Way('shuffled', batch_tokens=quarter, order='shuffled'),
-    Way('longest shape', longest_shape=True),
+    Scenario('reversed', batch_tokens=quarter, order='reversed'),
+    Scenario('shuffled', batch_tokens=quarter, order='shuffled'),
+    Scenario('longest shape', longest_shape=True),
     *_device_counts(devices),
     *_kept_counts(options, n_best),
   )
@@ -87,16 +87,16 @@ def translated(
   run: TrainedModel | Ensemble,
   options: DecodingConfig,
   n_best: int,
-  way: Way,
+  scenario: Scenario,
   lines: Sequence[str],
 ) -> Answers:
-  """Translate the lines in one way.
+  """Translate the lines in one scenario.
 
   Args:
     run: Trained model or ensemble.
     options: Decoding options of the reference.
     n_best: Number of hypotheses that the reference keeps.
-    way: Way that is not skipped.
+    scenario: Scenario that is not skipped.
     lines: Lines in the order of the reference.
 
   Returns:
@@ -105,17 +105,17 @@ def translated(
   Raises:
     InputError: The options do not fit the run.
   """
-  slots = way.batch_tokens or options.batch_tokens
+  slots = scenario.batch_tokens or options.batch_tokens
   numbers: list[int] = []
   translator = Translator(
     run,
     dataclasses.replace(options, batch_tokens=slots),
-    way.n_best or n_best,
-    devices=way.devices or None,
+    scenario.n_best or n_best,
+    devices=scenario.devices or None,
     number_of=lambda place: numbers[place],
-    longest_shape_only=way.longest_shape,
+    longest_shape_only=scenario.longest_shape,
   )
-  order = _order(way.order, len(lines))
+  order = _order(scenario.order, len(lines))
   # A line's draws are the same wherever it stands.
   numbers += _numbers([translator.count_pieces(line) for line in lines], order)
   found = translator.translate_n_best(lines[place] for place in order)
@@ -123,30 +123,30 @@ def translated(
   return [answers[place] for place in range(len(lines))]
 
 
-def _device_counts(devices: int) -> list[Way]:
-  """Return ways with powers of two of devices, fewer than the reference."""
+def _device_counts(devices: int) -> list[Scenario]:
+  """Return scenarios with fewer devices than the reference: powers of two."""
   if devices == 1:
-    return [Way('other devices', skipped='there is 1 device')]
+    return [Scenario('other devices', skipped='there is 1 device')]
   counts = [2**n for n in range((devices - 1).bit_length())]
   return [
-    Way(f'{count} device{"s" * (count > 1)} of {devices}', devices=count)
+    Scenario(f'{count} device{"s" * (count > 1)} of {devices}', devices=count)
     for count in counts
   ]
 
 
-def _kept_counts(options: DecodingConfig, n_best: int) -> list[Way]:
+def _kept_counts(options: DecodingConfig, n_best: int) -> list[Scenario]:
   if options.search == 'sample':
     reason = 'another number of samples gives other samples'
-    return [Way('other n_best', skipped=reason)]
+    return [Scenario('other n_best', skipped=reason)]
   counts = sorted({1, options.beam_size} - {n_best})
   if not counts:
-    return [Way('other n_best', skipped='a beam of 1 has 1 hypothesis')]
+    return [Scenario('other n_best', skipped='a beam of 1 has 1 hypothesis')]
   enough = round(options.patience * options.beam_size)
   most = max(n_best, *counts)
   if options.patience and enough < most:
     reason = f'patience {options.patience:g} ends the search sooner for fewer'
-    return [Way('other n_best', skipped=reason)]
-  return [Way(f'n_best {count}', n_best=count) for count in counts]
+    return [Scenario('other n_best', skipped=reason)]
+  return [Scenario(f'n_best {count}', n_best=count) for count in counts]
 
 
 def _order(order: Order, count: int) -> list[int]:

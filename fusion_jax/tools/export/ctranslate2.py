@@ -24,8 +24,7 @@ from fusion_jax.decoding.rounding import rounding
 from fusion_jax.decoding.shapes import target_limit
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, whole_folder
-from fusion_jax.layers.layers import sinusoids
-from fusion_jax.models.transformer import Parameters
+from fusion_jax.models.transformer import Parameters, sinusoids
 from fusion_jax.runs import run_directory
 from fusion_jax.runs.loading import TrainedModel, load_run
 from fusion_jax.tools.export.agreement import largest_difference

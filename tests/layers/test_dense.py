@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.layers.layers import Dense, FeedForward, Residual, sinusoids
+from fusion_jax.layers.dense import Dense, FeedForward
+from fusion_jax.layers.residual import Residual
+from fusion_jax.models.transformer import sinusoids
 
 _CONFIG = ModelConfig(width=4, filter=8, heads=2, dropout=0.0)
 

@@ -21,7 +21,7 @@ from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.parallel.distributed import Result, on_all
 from fusion_jax.runs.digests import check_arrays
-from fusion_jax.runs.stored_model import check_fields, model_fields
+from fusion_jax.runs.model_match import check_fields, model_fields
 from fusion_jax.seals import DamagedError, check_seal
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,80 @@
+"""Norms, and the residual connection around a sublayer.
+
+Axis letters: D model width.
+"""
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig
+from fusion_jax.layers.dropout import Dropout
+
+
+def layer_norm(config: ModelConfig) -> nn.LayerNorm:
+  """Return layer normalisation with scale and offset, statistics in float32."""
+  return nn.LayerNorm(
+    epsilon=config.norm_epsilon,
+    dtype=jnp.dtype(config.compute_dtype),
+    use_fast_variance=False,
+    scale_init=nn.with_logical_partitioning(
+      nn.initializers.ones_init(), ('norm',)
+    ),
+    bias_init=nn.with_logical_partitioning(
+      nn.initializers.zeros_init(), ('norm',)
+    ),
+  )
+
+
+def plain_norm(config: ModelConfig) -> nn.LayerNorm:
+  """Return layer normalisation without scale and offset."""
+  return nn.LayerNorm(
+    epsilon=config.norm_epsilon,
+    dtype=jnp.dtype(config.compute_dtype),
+    use_fast_variance=False,
+    use_scale=False,
+    use_bias=False,
+  )
+
+
+class Residual(nn.Module):
+  """Norm, dropout and residual sum around a sublayer f.
+
+  norm='post': LN(x + dropout(f(x))). norm='pre': x + dropout(f(LN(x))).
+  norm='rezero': x + a dropout(f(x)); Bachlechner et al. (2020), Eq. 1.
+  """
+
+  config: ModelConfig
+
+  def setup(self):
+    if self.config.norm != 'rezero':
+      self.norm = layer_norm(self.config)
+    self.dropout = Dropout(self.config.dropout, self.config.dropout_generator)
+
+  def before(self, x: Float[Array, '*batch D']) -> Float[Array, '*batch D']:
+    """Return the input of f."""
+    return self.norm(x) if self.config.norm == 'pre' else x
+
+  def after(
+    self,
+    x: Float[Array, '*batch D'],
+    y: Float[Array, '*batch D'],
+    deterministic: bool,
+    scale: Float[Array, ''] | None = None,
+  ) -> Float[Array, '*batch D']:
+    """Return the output, from the input x and y = f(before(x)).
+
+    Args:
+      x: Input of the sublayer.
+      y: Output of f.
+      deterministic: Whether dropout is off.
+      scale: Scale a of norm='rezero', float32.
+
+    Returns:
+      The sum; with norm='post' it is normalised.
+    """
+    y = self.dropout(y, deterministic)
+    if scale is not None:
+      y = scale.astype(y.dtype) * y
+    x = x + y
+    return self.norm(x) if self.config.norm == 'post' else x
