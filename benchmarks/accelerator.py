@@ -4,13 +4,9 @@ r"""What a CPU cannot measure, on one GPU or TPU, in a budget of minutes.
         [--parts=speed,search] [--plan]
     python -m benchmarks.accelerator --output=DIR --size=tiny [--data=DIR]
 
-The parts are done in the order of their importance, piece by piece; a piece
-that would take longer than there is time is left out, and the report says so.
-The program may be killed at any moment: every finished piece is in --output,
-and the same command resumes with the others. One that fails does not stop the
-others; it is reported and makes the exit code 1, and the same command tries it
-again. With --size=tiny the parts take two minutes on a CPU and measure
-nothing: they only show that the program works.
+It may be killed at any moment: every finished piece is in --output, and the
+same command does the others, and tries again those that failed. --size=tiny
+takes two minutes on a CPU and only shows that the program works.
 """
 
 import argparse
@@ -23,20 +19,14 @@ from typing import Any
 
 import jax
 
-from benchmarks.acceleration import (
-  comparison,
-  multi30k,
-  overhead,
-  search,
-  speed,
-)
+from benchmarks.acceleration import overhead, recipes, search, speed
 from benchmarks.acceleration.place import Place
-from benchmarks.acceleration.report import plan, report
 from benchmarks.acceleration.work import Part, State, carry_out, expected
-from benchmarks.common import circumstances, write_results
+from benchmarks.common import circumstances, make_parser, table, write_results
 from benchmarks.comparison.work import locked
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import CheckFailed, InputError
+from fusion_jax.files import write_whole
 from fusion_jax.startup import one_line_errors
 
 # In the order of their importance.
@@ -44,65 +34,16 @@ PARTS: Mapping[str, Callable[[Place], Part]] = {
   'speed': speed.part,
   'schemes': overhead.part,
   'search': search.part,
-  'multi30k': multi30k.part,
-  'comparison': comparison.part,
+  'multi30k': recipes.multi30k,
+  'comparison': recipes.comparison,
 }
 
 
-class Session:
-  """The results of a folder, and the parts that add to them.
-
-  Attributes:
-    state: what became of the pieces.
-  """
-
-  def __init__(self, place: Place, parts: Mapping[str, Part]):
-    """Reads what there is.
-
-    Args:
-      place: where the parts work.
-      parts: all of them.
-
-    Raises:
-      InputError: the folder has results of another device or size.
-    """
-    self._place, self._parts = place, parts
-    self._path = place.folder / 'accelerator.json'
-    settings = {
-      'size': 'tiny' if place.tiny else 'full',
-      'device': dict(place.device),
-    }
-    results = circumstances() | settings
-    if self._path.exists():
-      results = json.loads(self._path.read_text())
-    before = results['size'], results['device']['kind']
-    if before != (settings['size'], place.device['kind']):
-      raise InputError(
-        f'--output: {self._path} has results of {before[1]}, size {before[0]}; '
-        'give another folder'
-      )
-    self._results = results
-    # What failed or was left out is tried again.
-    self.state = State(results.get('finished', {}), {}, {})
-
-  def save(self) -> None:
-    """Writes the results and the report."""
-    found = {name: part.read() for name, part in self._parts.items()}
-    self._results |= self.state._asdict() | {'results': found}
-    write_results(self._path, self._results)
-    path = self._path.with_suffix('.md')
-    temporary = path.with_suffix('.unfinished')
-    temporary.write_text(self.report())
-    temporary.replace(path)
-
-  def report(self) -> str:
-    """The page of what is saved."""
-    return report(self._results, self._parts)
+_DEVICE = ('kind', 'devices', 'memory_mb', 'driver', 'runtime')
 
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Does what fits into the budget, then prints the report."""
   begin = time.monotonic()
   arguments = _parse(argv)
   chosen = _chosen(arguments.parts)
@@ -111,31 +52,38 @@ def main(argv: list[str]) -> None:
   with locked(arguments.output) as lock:
     place = _place(arguments, lock)
     parts = {name: make(place) for name, make in PARTS.items()}
-    session = Session(place, parts)
+    results = _resumed(place)
+    # What failed or was left out is tried again.
+    state = State(results.get('finished', {}), {}, {})
     own = {name: parts[name] for name in chosen}
     if arguments.plan:
-      _print_plan(own, session.state)
+      print(_plan(own, state))
       return
     others = [name for name in parts if name not in own]
-    session.state.left_out.update(dict.fromkeys(others, 'not in --parts'))
+    state.left_out.update(dict.fromkeys(others, 'not in --parts'))
+
+    def save() -> None:
+      found = {name: part.read() for name, part in parts.items()}
+      results.update(state._asdict() | {'results': found})
+      write_results(place.folder / 'accelerator.json', results)
+      page = _report(results, parts).encode()
+      write_whole(place.folder / 'accelerator.md', page)
 
     def minutes_left() -> float:
       return arguments.minutes - (time.monotonic() - begin) / 60
 
-    carry_out(own, session.state, minutes_left, session.save)
-    session.save()
-    print(session.report(), end='')
-  if session.state.failed:
+    carry_out(own, state, minutes_left, save)
+    save()
+    print(_report(results, parts), end='')
+  if state.failed:
     raise CheckFailed(
-      f'{len(session.state.failed)} pieces, which the same command tries '
-      f'again: {"; ".join(session.state.failed)}'
+      f'{len(state.failed)} pieces, which the same command tries again: '
+      f'{"; ".join(state.failed)}'
     )
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = make_parser(__doc__)
   add = parser.add_argument
   add('--output', type=Path, required=True, help='a folder for the results')
   add('--data', type=Path, help='the folder of Multi30k')
@@ -169,14 +117,63 @@ def _place(arguments: argparse.Namespace, lock: int) -> Place:
   return place._replace(device=device)
 
 
-def _print_plan(parts: Mapping[str, Part], state: State) -> None:
-  minutes = {
-    piece.name: expected(piece, part, state)
-    for part in parts.values()
-    for piece in part.pieces
-    if piece.name not in state.finished
+def _resumed(place: Place) -> dict[str, Any]:
+  """The results that the folder has, or empty ones."""
+  path, device = place.folder / 'accelerator.json', dict(place.device)
+  settings = {'size': 'tiny' if place.tiny else 'full', 'device': device}
+  if not path.exists():
+    return circumstances() | settings
+  results = json.loads(path.read_text())
+  before = results['size'], results['device']['kind']
+  if before != (settings['size'], device['kind']):
+    raise InputError(
+      f'--output: {path} has results of {before[1]}, size {before[0]}; give '
+      'another folder'
+    )
+  return results
+
+
+def _plan(parts: Mapping[str, Part], state: State) -> str:
+  """The pieces, with minutes or the reason why they are left out."""
+  rows, total = [], 0.0
+  for part in parts.values():
+    for piece in part.pieces:
+      if piece.name in state.finished:
+        rows.append((piece.name, 'finished'))
+      elif piece.missing:
+        rows.append((piece.name, f'left out: {piece.missing}'))
+      else:
+        minutes = expected(piece, part, state)
+        rows.append((piece.name, f'{minutes:.1f}'))
+        total += minutes
+  return table(('piece', 'minutes'), [*rows, ('all', f'{total:.1f}')])
+
+
+def _report(results: Mapping[str, Any], parts: Mapping[str, Part]) -> str:
+  """A Markdown page of what has been measured, and what has not."""
+  sections = ['# Measured on an accelerator']
+  if results['size'] == 'tiny':
+    sections.append('tiny sizes: no result')
+  own = {key: results['device'][key] for key in _DEVICE} | {
+    key: value
+    for key, value in results.items()
+    if isinstance(value, str | int) and key != 'size'
   }
-  print(plan(parts, minutes))
+  lines = (f'{key}: {" ".join(str(own[key]).split())}' for key in own)
+  sections.append(_block('\n'.join(lines)))
+  for name, part in parts.items():
+    found = results['results'].get(name)
+    text = _block(part.table(found)) if found else 'Nothing yet.'
+    sections.append(f'## {name}: {part.does}\n\n{text}')
+  for title, key in (('Failed', 'failed'), ('Left out', 'left_out')):
+    reasons = [f'- {name}: {why}' for name, why in results[key].items()]
+    sections.append('\n'.join((f'## {title}', '', *(reasons or ['Nothing.']))))
+  return '\n\n'.join(sections) + '\n'
+
+
+def _block(text: str) -> str:
+  """Tables that are no Markdown yet are shown as they are."""
+  return text.strip() if '| --- |' in text else f'```\n{text}\n```'
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
-"""What the benchmarks share: results with their circumstances, and tables."""
+"""What the benchmarks share: flags, results, tables."""
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -7,7 +8,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,23 @@ from benchmarks.serving import ROOT
 RESULTS = ROOT / 'benchmarks' / 'results'
 PEERS_PYTHON = ROOT / '.venv-peers' / 'bin' / 'python'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'grain', 'numpy')
+
+
+def make_parser(
+  text: str | None, output: Path | None = None
+) -> argparse.ArgumentParser:
+  """A parser with a text as it stands, and --output if it has a default."""
+  parser = argparse.ArgumentParser(
+    description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  if output:
+    parser.add_argument('--output', type=Path, default=output)
+  return parser
+
+
+def as_flags(values: Mapping[str, Any], prefix: str = '') -> list[str]:
+  """--NAME=VALUE of each."""
+  return [f'--{prefix}{name}={value}' for name, value in values.items()]
 
 
 def circumstances() -> dict[str, Any]:
@@ -30,7 +48,7 @@ def circumstances() -> dict[str, Any]:
   }
 
 
-def write_results(path: Path, results: dict[str, Any]) -> None:
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
   """Writes a JSON file; it is whole or not there."""
   path.parent.mkdir(parents=True, exist_ok=True)
   temporary = path.with_name(f'.{path.name}.{os.getpid()}')
@@ -39,13 +57,7 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
 
 
 def resume(path: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any]:
-  """The unfinished results of the same settings, or empty ones.
-
-  Args:
-    path: of the results.
-    settings: results of other settings are not gone on with.
-    fresh: start anew in any case.
-  """
+  """The unfinished results of the same settings, or empty ones."""
   if path.exists() and not fresh:
     results = json.loads(path.read_text())
     if results.get('settings') == settings:
@@ -67,6 +79,15 @@ def spread(values: Sequence[float]) -> dict[str, float]:
   }
 
 
+def cells(
+  found: Mapping[str, float], form: str = ',.0f', scale: float = 1
+) -> tuple[str, ...]:
+  """Those of `spread` for a table."""
+  return tuple(
+    format(scale * found[key], form) for key in ('median', 'min', 'max')
+  )
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   """Left-aligned first column, right-aligned others."""
   lines = [list(map(str, row)) for row in (header, *rows)]
@@ -78,6 +99,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     ).rstrip()
     for line in lines
   )
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  """A table for a page."""
+  lines = [header, ['---'] * len(header), *rows]
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
 def _cpu_model() -> str:

@@ -5,15 +5,9 @@ r"""Every fusion scheme by one frozen recipe: size, BLEU, and its significance.
         [--limit=RUNS] [--minutes=M]
     python -m benchmarks.compare_fusions --data=DIR --workdir=DIR --report
 
-Trains, by train.py, what benchmarks/comparison/recipe.toml defines: the plain
-model; from it the plain model itself and each scheme, with fresh Adam; each
-scheme from scratch. Test sets are translated by decode.py. Runs that others
-need are done too, whatever is chosen.
-
-Each finished run leaves a JSON file and its translations in the folder of the
-results. A run or this program may be stopped or killed at any moment: the same
-command resumes. The time of every run is printed beforehand, from finished
-runs on the same hardware.
+Trains and translates what benchmarks/comparison/recipe.toml defines, and what
+the chosen runs need. It may be stopped or killed at any moment: the same
+command resumes. benchmarks/README.md tells more.
 """
 
 import argparse
@@ -25,12 +19,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import RESULTS, table
+from benchmarks.common import RESULTS, make_parser, table
 from benchmarks.comparison.contestants import Contestants
 from benchmarks.comparison.estimate import Estimate, duration
 from benchmarks.comparison.experiment import Folders
 from benchmarks.comparison.measure import Runner, hardware
-from benchmarks.comparison.plan import Chosen, Entry, Run, plan
+from benchmarks.comparison.plan import Chosen, Run, plan
 from benchmarks.comparison.recipe import PHASES, RECIPE, read
 from benchmarks.comparison.report import put_into, report
 from benchmarks.comparison.results import Results
@@ -62,14 +56,7 @@ class Comparison:
     known = self.contestants
     names = _names('schemes', arguments.schemes, known.names)
     entries = [
-      Entry(
-        name,
-        known.is_tuned(name),
-        known.has_norm(name),
-        known.is_plain(name),
-      )
-      for name in known.names
-      if name in (BASELINE, *names)
+      known.entry(name) for name in known.names if name in (BASELINE, *names)
     ]
     chosen = Chosen(
       _names('phases', arguments.phases, PHASES),
@@ -96,7 +83,6 @@ class Comparison:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Does the runs that are missing, then prints the tables."""
   begin = time.monotonic()
   arguments = _parse(argv)
   if arguments.priority == 'low':
@@ -105,16 +91,18 @@ def main(argv: list[str]) -> None:
   if arguments.plan:
     _print_plan(Comparison(arguments), arguments)
   elif arguments.report or arguments.readme:
-    _print_report(Comparison(arguments), arguments)
+    comparison = Comparison(arguments)
+    text = comparison.report(comparison.runs(arguments))
+    print(text, end='')
+    if arguments.readme:
+      put_into(arguments.readme, text)
   else:
     with locked(arguments.workdir) as lock:
       _work(Comparison(arguments), arguments, lock, begin)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = make_parser(__doc__)
   add = parser.add_argument
   add('--data', type=Path, required=True, help='Multi30k, or all corpora')
   add('--workdir', type=Path, required=True, help='for the runs')
@@ -195,15 +183,6 @@ def _print_plan(comparison: Comparison, arguments: argparse.Namespace) -> None:
     total += own
     rows.append((run.name, duration(own)))
   print(table(('run', 'time'), [*rows, ('all', duration(total))]))
-
-
-def _print_report(
-  comparison: Comparison, arguments: argparse.Namespace
-) -> None:
-  text = comparison.report(comparison.runs(arguments))
-  print(text, end='')
-  if arguments.readme:
-    put_into(arguments.readme, text)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""CTranslate2 as a contestant, with a model of `benchmarks.random_run`."""
+"""CTranslate2 as a contestant, with a random model of ours."""
 
 import argparse
 import json
@@ -12,11 +12,10 @@ from benchmarks.decode_task import (
   LENGTH,
   Task,
   batches,
-  task_of,
+  serve_task,
   task_parser,
 )
-from benchmarks.serving import serve
-from benchmarks.sizes import SIZES, Size
+from benchmarks.sizes import Size
 
 
 class CTranslate2Decode:
@@ -73,7 +72,6 @@ class CTranslate2Decode:
 
 
 def main() -> None:
-  """Serves until stdin ends."""
   parser = task_parser()
   parser.add_argument('--model', required=True)
   parser.add_argument('--compute', default='float32')
@@ -81,11 +79,8 @@ def main() -> None:
   parser.add_argument('--workers', type=int, default=1)
   parser.add_argument('--threads', type=int, default=1)
   arguments = parser.parse_args()
-  task = task_of(arguments)
-  serve(
-    lambda size: CTranslate2Decode(size, task, arguments),
-    SIZES[arguments.size],
-    warm_up_steps=1,
+  serve_task(
+    lambda size, task: CTranslate2Decode(size, task, arguments), arguments
   )
 
 

@@ -5,10 +5,11 @@ Only the standard library: peers in other environments import this too.
 
 import argparse
 import random
+from collections.abc import Callable
 from typing import NamedTuple
 
-from benchmarks.serving import contestant_parser
-from benchmarks.sizes import Size
+from benchmarks.serving import Contestant, contestant_parser, serve
+from benchmarks.sizes import SIZES, Size
 
 # Subwords of every source and of every translation, end symbols included.
 LENGTH = 32
@@ -53,25 +54,21 @@ def task_parser() -> argparse.ArgumentParser:
   """The flags that all contestants have."""
   parser = contestant_parser()
   for name in Task._fields:
-    parser.add_argument(f'--{name}', type=int, required=True)
+    parser.add_argument(f'--{name}', type=int, default=1)
   return parser
 
 
-def task_of(arguments: argparse.Namespace) -> Task:
-  """The task that the flags name."""
-  return Task(*(getattr(arguments, name) for name in Task._fields))
+def serve_task(
+  make: Callable[[Size, Task], Contestant], arguments: argparse.Namespace
+) -> None:
+  """Makes a contestant for the task that the flags name, and serves."""
+  task = Task(*(getattr(arguments, name) for name in Task._fields))
+  size = SIZES[arguments.size]
+  serve(lambda size: make(size, task), size, warm_up_steps=1)
 
 
 def batches(task: Task, size: Size) -> list[list[list[int]]]:
-  """The sources: random ids, the same for every contestant.
-
-  Args:
-    task: what to translate.
-    size: gives the vocabulary.
-
-  Returns:
-    Batches of task.rows sentences of ids, each with its end symbol.
-  """
+  """The sources: random ids, the same for every contestant."""
   rng = random.Random(0)
   sentences = [
     [

@@ -89,11 +89,7 @@ def get_config(variant: str = '18+6/post') -> ExperimentConfig:
 
 
 def layers_of(stacks: str) -> tuple[int, int]:
-  """The layers of the encoder and the decoder of '60+12'.
-
-  Raises:
-    InputError: it is not of that form.
-  """
+  """The layers of the encoder and the decoder of '60+12'."""
   match = re.fullmatch(r'([1-9]\d*)\+([1-9]\d*)', stacks)
   if not match:
     raise InputError(

@@ -12,22 +12,13 @@ from benchmarks.deep_verdict import RULE, verdict
 from fusion_jax import figures
 
 _HEADER = (
-  '',
-  'train NLL',
-  'valid NLL',
-  'source',
-  'gradient',
-  'layer 1',
-  'layer L',
-  'last 1',
-  'last L',
-  'skipped',
-  '',
+  *('', 'train NLL', 'valid NLL', 'source', 'gradient', 'layer 1', 'layer L'),
+  *('last 1', 'last L', 'skipped', ''),
 )
-_NEVER = 'nan'
+_Run = Mapping[str, Any]
 
 
-def report(results: Mapping[str, Any]) -> str:
+def report(results: _Run) -> str:
   """The table and what its columns and verdicts are."""
   settings, unigram = results['settings'], results['unigram']
   free = f'{unigram["train"]:.3f}', f'{unigram["valid"]:.3f}'
@@ -39,7 +30,7 @@ def report(results: Mapping[str, Any]) -> str:
   return '\n'.join([_caption(settings), table(_HEADER, rows), RULE])
 
 
-def draw(results: Mapping[str, Any]) -> Figure:
+def draw(results: _Run) -> Figure:
   """The training NLL over the updates, a panel a depth.
 
   Post-norm schemes are solid lines, the others dashed.
@@ -49,26 +40,20 @@ def draw(results: Mapping[str, Any]) -> Figure:
   figure, axes = figures.panels(len(depths), columns=3)
   for panel, stacks in zip(axes, depths, strict=True):
     _draw_depth(panel, stacks, results)
-  fullest = max(axes, key=lambda panel: len(panel.lines))
-  rest = [panel for panel in axes if panel is not fullest]
-  figures.share_legend(figure, [fullest, *rest])
+  axes = sorted(axes, key=lambda panel: -len(panel.lines))
+  figures.share_legend(figure, axes)
   return figure
 
 
-def _draw_depth(panel: Axes, stacks: str, results: Mapping[str, Any]) -> None:
-  looks = figures.styles()
-  for scheme in SCHEMES:
-    look = next(looks)
+def _draw_depth(panel: Axes, stacks: str, results: _Run) -> None:
+  for scheme, look in zip(SCHEMES, figures.styles(), strict=False):
     run = results['rounds'].get(f'{stacks}/{scheme}')
-    if run is None:
-      continue
-    post = 'model.norm' not in run['changes']
-    dash = '-' if post else '--'
-    values = list(map(figures.drawn, run['train']))
-    panel.plot(run['steps'], values, dash, label=scheme, **look)
-  panel.axhline(
-    results['unigram']['train'], color='grey', linestyle=':', label='unigram'
-  )
+    if run is not None:
+      dash = '--' if 'model.norm' in run['changes'] else '-'
+      values = list(map(figures.drawn, run['train']))
+      panel.plot(run['steps'], values, dash, label=scheme, **look)
+  free = results['unigram']['train']
+  panel.axhline(free, color='grey', linestyle=':', label='unigram')
   panel.set_title(f'{stacks} layers')
   panel.set_xlabel('update')
   panel.set_ylabel('training NLL (nats a target token)')
@@ -90,30 +75,27 @@ def _caption(settings: Mapping[str, Any]) -> str:
   )
 
 
-def _cells(run: Mapping[str, Any], unigram: float) -> tuple[str, ...]:
-  train = run['train'][-1] if run['train'] else None
+def _cells(run: _Run, unigram: float) -> tuple[str, ...]:
   valid, other = run['valid'], run['other_source']
   source = None if None in (valid, other) else other - valid
+  losses = run['train'][-1] if run['train'] else None, valid, source
+  # Of the lowest and of the highest layer.
+  ends = (_ends(run['first_norms']), _ends(run['last_norms']))
+  norms = run['gradient_norm'], *ends[0], *ends[1]
   return (
-    _number(train, '.3f'),
-    _number(valid, '.3f'),
-    _number(source, '.3f'),
-    _number(run['gradient_norm'], '.2g'),
-    *_ends(run['first_norms']),
-    *_ends(run['last_norms']),
+    *(_number(value, '.3f') for value in losses),
+    *(_number(value, '.2g') for value in norms),
     str(run['skipped']),
     verdict(run, unigram),
   )
 
 
-def _ends(norms: Sequence[float | None]) -> tuple[str, str]:
-  """Of the lowest and of the highest layer."""
-  first, last = (norms[0], norms[-1]) if norms else (None, None)
-  return _number(first, '.2g'), _number(last, '.2g')
+def _ends(norms: Sequence[float | None]) -> tuple[float | None, float | None]:
+  return (norms[0], norms[-1]) if norms else (None, None)
 
 
 def _number(value: float | None, form: str) -> str:
-  return _NEVER if value is None else format(value, form)
+  return 'nan' if value is None else format(value, form)
 
 
 def _place(item: tuple[str, Any]) -> tuple[tuple[int, int], int]:

@@ -4,16 +4,12 @@ r"""Which deep Transformers train: post-norm against what was made for depth.
         [--depths=18+6,30+6,60+12] [--schemes=NAME,NAME] [--minutes=N] \
         [--steps=N] [--peak=RATE] [--warmup=N]
 
-Yang et al. (2022), Table VIII and section IV: deep post-norm Transformers fail
-to train, and GTRANS does not. Every scheme is trained by train.py with the same
-recipe (benchmarks/deep_recipes.py), data, order of batches, updates and seed.
-
-Finished runs are saved: the same command continues with the next, also inside
-a training that was interrupted. --minutes ends it before a run that would not
-fit; the table has what was finished.
+After Yang et al. (2022), Table VIII and section IV; docs/deep_stacks.md has the
+results. The same command continues, also inside a training.
 """
 
 import argparse
+import itertools
 import math
 import signal
 import statistics
@@ -24,11 +20,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import RESULTS, log, resume, write_results
+from benchmarks.common import RESULTS, log, make_parser, resume, write_results
 from benchmarks.deep_recipes import SCHEMES, layers_of
 from benchmarks.deep_report import draw, report
-from benchmarks.deep_source import exchanged_nll
-from benchmarks.deep_verdict import nll, unigram_nll
+from benchmarks.deep_verdict import exchanged_nll, nll, unigram_nll
 from benchmarks.programs import measured_fields, metrics, train
 from benchmarks.serving import ROOT, limit_cores
 from fusion_jax.config import ExperimentConfig
@@ -76,7 +71,6 @@ class Job(NamedTuple):
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Runs what is missing, then prints the table."""
   arguments = _parse(argv)
   start_logging()
   limit_cores()
@@ -98,11 +92,7 @@ def main(argv: list[str]) -> None:
 
 
 def jobs(arguments: argparse.Namespace) -> list[Job]:
-  """Depth by depth, in the order of the flags.
-
-  Raises:
-    InputError: no such scheme, or a depth that is none.
-  """
+  """Depth by depth, in the order of the flags."""
   schemes = arguments.schemes.split(',') if arguments.schemes else SCHEMES
   for name in schemes:
     if name not in SCHEMES:
@@ -113,20 +103,16 @@ def jobs(arguments: argparse.Namespace) -> list[Job]:
   for stacks in depths:
     layers_of(stacks)
   workdir = arguments.workdir.absolute()
-  recipe = {
+  fixed = {
     'training.steps': arguments.steps,
     'optimizer.peak': arguments.peak,
     'optimizer.warmup_steps': arguments.warmup,
   }
-  given = {name: value for name, value in recipe.items() if value is not None}
-  names = [
-    f'{name.partition(".")[2]}={value:g}' for name, value in given.items()
-  ]
-  runs = workdir / '-'.join(['runs', *names])
-  fixed = given | {
-    'data.root': str(arguments.data.absolute()),
-    'data.prepared': str(workdir / 'prepared'),
-  }
+  fixed = {name: value for name, value in fixed.items() if value is not None}
+  names = (f'-{name.split(".")[1]}={value:g}' for name, value in fixed.items())
+  runs = workdir / f'runs{"".join(names)}'
+  fixed['data.root'] = str(arguments.data.absolute())
+  fixed['data.prepared'] = str(workdir / 'prepared')
   return [
     Job(stacks, scheme, fixed, runs / f'{stacks}-{scheme}')
     for stacks in dict.fromkeys(depths)
@@ -137,12 +123,7 @@ def jobs(arguments: argparse.Namespace) -> list[Job]:
 def resumed(
   arguments: argparse.Namespace, settings: dict[str, Any]
 ) -> dict[str, Any]:
-  """The results so far.
-
-  Raises:
-    InputError: they are of another recipe, and `fresh` does not say that they
-      may be replaced.
-  """
+  """The results so far."""
   results = resume(arguments.output, settings, arguments.fresh)
   if arguments.output.exists() and not (results['rounds'] or arguments.fresh):
     raise InputError(
@@ -155,16 +136,7 @@ def resumed(
 def run_missing(
   wanted: Sequence[Job], results: dict[str, Any], arguments: argparse.Namespace
 ) -> list[Job]:
-  """Adds the missing runs to the results, and writes them after each.
-
-  Args:
-    wanted: all runs of the command.
-    results: those of earlier commands; changed.
-    arguments: `minutes` ends it, `output` is written.
-
-  Returns:
-    The runs that did not fit into the minutes.
-  """
+  """Adds the missing runs to the results, and writes them after each."""
   rounds, begin = results['rounds'], time.monotonic()
   missing = [job for job in wanted if not is_done(job, results)]
   log(f'{len(wanted)} runs, {len(wanted) - len(missing)} of them done')
@@ -204,24 +176,16 @@ def seconds_of(
   A run takes the median seconds a layer of the runs of its scheme, or of all
   where its scheme has none.
   """
-  each = {
-    name: run['seconds'] / sum(layers_of(name.partition('/')[0]))
-    for name, run in rounds.items()
-  }
-  own = [
-    value for name, value in each.items() if name.endswith(f'/{job.scheme}')
-  ]
-  known = own or list(each.values())
+  each: dict[str, list[float]] = {}
+  for name, run in rounds.items():
+    stacks, _, scheme = name.partition('/')
+    each.setdefault(scheme, []).append(run['seconds'] / sum(layers_of(stacks)))
+  known = each.get(job.scheme) or list(itertools.chain(*each.values()))
   return statistics.median(known) * job.layers if known else None
 
 
 def measure(job: Job) -> dict[str, Any]:
-  """Trains, reads what was logged, and exchanges the sources.
-
-  Raises:
-    CheckFailed: train.py failed.
-    SystemExit: the training was stopped; it has been saved.
-  """
+  """Trains, reads what was logged, and exchanges the sources."""
   begin = time.monotonic()
   try:
     train(f'{_FILE}:{job.name}', job.workdir, job.overrides)
@@ -242,44 +206,29 @@ def read(
   validations: Sequence[Mapping[str, Any]],
   steps: int,
 ) -> dict[str, Any]:
-  """What is compared, from the lines of metrics.jsonl.
-
-  Args:
-    lines: of kind 'train'; there is none where all updates were skipped.
-    validations: of kind 'valid'; none after a last update that was skipped.
-    steps: of the whole run.
-
-  Returns:
-    'steps' and 'train': the NLL, of a mixture its own, since the line before.
-    'valid': the NLL at the end. 'gradient_norm': of the first line.
-    'first_norms' and 'last_norms': of the gradient of each encoder layer, of
-    the first and of the last line. 'skipped': updates. None: not finite.
-  """
+  """What is compared, from the lines of metrics.jsonl."""
   first, last = (lines[0], lines[-1]) if lines else ({}, {})
   finished = last.get('step') == steps
+  # Of the encoder's layers, the lowest first.
+  norms = [
+    [line[name] for name in line if name.startswith('encoder_gradient_norm_')]
+    for line in (first, last)
+  ]
   return {
     'steps': [line['step'] for line in lines],
     'train': [nll(line['perplexity']) for line in lines],
     'valid': nll(validations[-1]['perplexity']) if validations else None,
     'gradient_norm': first.get('gradient_norm'),
-    'first_norms': encoder_norms(first),
-    'last_norms': encoder_norms(last),
+    'first_norms': norms[0],
+    'last_norms': norms[1],
     # No line is written while all updates are skipped.
     'skipped': last.get('skipped', 0)
     + (0 if finished else steps - last.get('step', 0)),
   }
 
 
-def encoder_norms(line: Mapping[str, Any]) -> list[float | None]:
-  """The gradient norms of the encoder's layers, the lowest first."""
-  prefix = 'encoder_gradient_norm_'
-  return [value for name, value in line.items() if name.startswith(prefix)]
-
-
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = make_parser(__doc__)
   add = parser.add_argument
   add('--data', type=Path, required=True, help='the folder of Multi30k')
   add('--workdir', type=Path, required=True, help='for the runs')

@@ -1,13 +1,26 @@
-"""Whether a run has learnt: its losses against what needs no training."""
+"""Whether a run has learnt: its losses against what needs no training.
+
+And whether it reads its source: its loss with the sources exchanged.
+"""
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from fusion_jax.data.batching import Batch, choose_shapes
+from fusion_jax.data.pipeline import evaluation_batches
+from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.models.losses import zero_sums
+from fusion_jax.runs.loading import load_run
+from fusion_jax.training.evaluate import token_means
+from fusion_jax.training.step import batch_loss
 
 # Nats a target token.
 MARGIN = 0.1
@@ -22,17 +35,7 @@ RULE = (
 
 
 def verdict(run: Mapping[str, Any], unigram: float) -> str:
-  """How a training went, by the first case of `RULE` that holds.
-
-  Args:
-    run: 'train': NLL of the training text at every log line; 'valid' and
-      'other_source': of the validation text at the end, with the sources of
-      its sentences and with those of others. None: not finite.
-    unigram: NLL of the unigram distribution on the validation text.
-
-  Returns:
-    'trains', or how it failed to.
-  """
+  """How a training went, by the first case of `RULE` that holds."""
   train, valid, other = run['train'], run['valid'], run['other_source']
   if not train or None in (train[-1], valid, other):
     return 'not finite'
@@ -53,15 +56,7 @@ def nll(perplexity: float | None) -> float | None:
 
 
 def unigram_nll(corpus: PreparedCorpus) -> dict[str, float]:
-  """NLL of the target tokens by their frequencies in the training text.
-
-  Args:
-    corpus: has the splits 'train' and 'valid'.
-
-  Returns:
-    For both splits nats a target token, end symbols included. That of 'train'
-    is the entropy of the distribution, up to its smoothing.
-  """
+  """NLL of the target tokens by their frequencies in the training text."""
   counts = {name: _counts(corpus, name) for name in ('train', 'valid')}
   log_p = log_unigram(counts['train'])
   return {
@@ -80,3 +75,28 @@ def _counts(corpus: PreparedCorpus, name: str) -> Float[np.ndarray, ' V']:
   ids = np.concatenate([split[i].target for i in range(len(split))])
   size = corpus.target_tokenizer.vocabulary.size
   return np.bincount(ids, minlength=size).astype(np.float64)
+
+
+def exchanged_nll(workdir: Path) -> float | None:
+  """NLL of the validation text, given the sources of other sentences."""
+  run = load_run(workdir, 'last')
+  data, chunk = run.config.data, run.config.training.loss_chunk
+  split = prepare(data).split('valid')
+  shapes = choose_shapes(split.lengths, data.batch, 1, data.filter.max_length)
+  sums_of = jax.jit(
+    lambda batch: batch_loss(run.model, run.parameters, batch, 0.0, chunk)[0]
+  )
+  sums = zero_sums()
+  for batch in map(exchanged, evaluation_batches(split, shapes)):
+    sums = jax.tree.map(jnp.add, sums, sums_of(batch))
+  return nll(token_means(sums)['perplexity'])
+
+
+def exchanged(batch: Batch) -> Batch:
+  """Every sentence gets the source of the next; the last that of the first."""
+  rows = np.arange(len(batch.source))
+  real = np.count_nonzero(batch.target_lengths)
+  rows[:real] = np.roll(rows[:real], -1)
+  return batch._replace(
+    source=batch.source[rows], source_lengths=batch.source_lengths[rows]
+  )

@@ -1,31 +1,70 @@
-"""The search of fusion_jax as a contestant."""
+"""The search of fusion_jax as a contestant, with random parameters.
+
+--export writes the same run as a model of CTranslate2, and serves nothing.
+"""
 
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from sentencepiece import sentencepiece_model_pb2
 
 from benchmarks.decode_task import (
   END,
   LENGTH,
   Task,
   batches,
-  task_of,
+  serve_task,
   task_parser,
 )
-from benchmarks.random_run import random_run
-from benchmarks.serving import serve
+from benchmarks.fusion_jax_step import experiment, make_model
 from benchmarks.sizes import SIZES, Size
+from fusion_jax.config.presets import changed
+from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
   search_batch,
 )
 from fusion_jax.decoding.model_step import Source
+from fusion_jax.models.transformer import initial_parameters
+from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import Hypotheses, LengthPenalty
+from fusion_jax.tools.export.ctranslate2 import export
+
+_SPECIAL = ('<pad>', '<unk>', '<s>', '</s>')
+
+
+def random_run(size: Size, dtype: str) -> TrainedModel:
+  """The Transformer of a size, and a tokenizer of made-up pieces."""
+  config = changed(experiment(size), {'model.compute_dtype': dtype})
+  model = make_model(size, config)
+  tokenizer = _made_up_tokenizer(size.vocabulary)
+  # Larger layers: with a tied table alone every token would repeat the last.
+  parameters = jax.tree.map(
+    lambda x: 2 * x if x.ndim > 1 else x, initial_parameters(model, seed=0)
+  )
+  parameters['source_embedding'] /= 2
+  return TrainedModel(config, model, parameters, 0, tokenizer, tokenizer)
+
+
+def _made_up_tokenizer(pieces: int) -> Tokenizer:
+  """The four special symbols and piece4, piece5, ..."""
+  model = sentencepiece_model_pb2.ModelProto()
+  kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+  for piece in _SPECIAL:
+    kind = kinds.UNKNOWN if piece == '<unk>' else kinds.CONTROL
+    model.pieces.add(piece=piece, score=0.0, type=kind)
+  for index in range(len(_SPECIAL), pieces):
+    model.pieces.add(piece=f'piece{index}', score=-float(index))
+  spec = model.trainer_spec
+  spec.model_type, spec.vocab_size = spec.UNIGRAM, pieces
+  spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = range(len(_SPECIAL))
+  return Tokenizer(model.SerializeToString())
 
 
 class FusionJaxDecode:
@@ -77,15 +116,16 @@ class FusionJaxDecode:
 
 
 def main() -> None:
-  """Serves until stdin ends."""
   parser = task_parser()
   parser.add_argument('--dtype', default='float32', help='or bfloat16')
+  parser.add_argument('--export', type=Path, help='to this folder')
   arguments = parser.parse_args()
-  task = task_of(arguments)
-  serve(
-    lambda size: FusionJaxDecode(size, task, arguments.dtype),
-    SIZES[arguments.size],
-    warm_up_steps=1,
+  if arguments.export:
+    run = random_run(SIZES[arguments.size], arguments.dtype)
+    export(run, arguments.export)
+    return
+  serve_task(
+    lambda size, task: FusionJaxDecode(size, task, arguments.dtype), arguments
   )
 
 

@@ -1,14 +1,23 @@
-"""The training step of fusion_jax as a contestant."""
+"""The training step of fusion_jax as a contestant, on dense or packed rows.
 
+    echo 5 | python -m benchmarks.fusion_jax_step --size=base --dtype=bfloat16 \
+        --layout=packed --rows=64 --length=128 --updates=5
+
+A timed step is as many updates as --updates says, which the host starts one
+after another without waiting, as in a training.
+"""
+
+import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Int32
 
 from benchmarks.serving import contestant_parser, serve
 from benchmarks.sizes import SIZES, Size
@@ -18,7 +27,9 @@ from fusion_jax.config import (
   OptimizerConfig,
   TrainingConfig,
 )
-from fusion_jax.data.batching import Batch
+from fusion_jax.config.presets import changed
+from fusion_jax.data.batching import Batch, Shape
+from fusion_jax.data.packed_batches import PackedPlan, assemble_packed
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.tools.aot.matmul_flops import product_gflop
@@ -26,23 +37,13 @@ from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import Totals, make_train_step, zero_totals
 
-_SPECIAL_SYMBOLS = 4
-_START = 2
-_BATCHES = 4
+_SPECIAL_SYMBOLS, _START, _BATCHES = 4, 2, 4
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 
 
-class CompilationCounter:
-  """Programs that XLA has compiled in this process, and the seconds."""
-
-  def __init__(self):
-    self.count, self.seconds = 0, 0.0
-    jax.monitoring.register_event_duration_secs_listener(self._add)
-
-  def _add(self, event: str, seconds: float, **_: Any) -> None:
-    if event == _COMPILED:
-      self.count += 1
-      self.seconds += seconds
+class _Pair(NamedTuple):
+  source: Int32[np.ndarray, ' S']
+  target: Int32[np.ndarray, ' T']
 
 
 def experiment(
@@ -50,19 +51,20 @@ def experiment(
 ) -> ExperimentConfig:
   """The size as a config."""
   inner = size.dropout if dropout_everywhere else 0.0
+  model = ModelConfig(
+    width=size.width,
+    filter=size.filter,
+    heads=size.heads,
+    encoder_layers=size.layers,
+    decoder_layers=size.layers,
+    norm='pre',
+    dropout=size.dropout,
+    embedding_dropout=size.dropout,
+    attention_dropout=inner,
+    activation_dropout=inner,
+  )
   return ExperimentConfig(
-    model=ModelConfig(
-      width=size.width,
-      filter=size.filter,
-      heads=size.heads,
-      encoder_layers=size.layers,
-      decoder_layers=size.layers,
-      norm='pre',
-      dropout=size.dropout,
-      embedding_dropout=size.dropout,
-      attention_dropout=inner,
-      activation_dropout=inner,
-    ),
+    model=model,
     optimizer=OptimizerConfig(schedule='inverse_sqrt'),
     training=TrainingConfig(
       label_smoothing=size.label_smoothing, loss_chunk=size.loss_chunk
@@ -82,21 +84,44 @@ def fresh_totals(config: ExperimentConfig) -> Totals:
   return jax.jit(zeros, out_shardings=replicated(data_mesh()))()
 
 
-def random_batches(size: Size) -> Iterator[Batch]:
-  """Dense batches of random ids, on the host, over and over."""
+def random_batches(size: Size) -> list[Batch]:
+  """Dense batches of random ids, on the host."""
   random = np.random.default_rng(0)
-  shape, lengths = (size.rows, size.length), np.full(size.rows, size.length)
-  batches = [
-    Batch(
-      *random.integers(
-        _SPECIAL_SYMBOLS, size.vocabulary, (2, *shape), dtype=np.int32
-      ),
-      lengths.astype(np.int32),
-      lengths.astype(np.int32),
-    )
-    for _ in range(_BATCHES)
-  ]
-  return itertools.cycle(batches)
+  ids = functools.partial(
+    random.integers,
+    _SPECIAL_SYMBOLS,
+    size.vocabulary,
+    (2, size.rows, size.length),
+    dtype=np.int32,
+  )
+  lengths = np.full(size.rows, size.length, np.int32)
+  return [Batch(*ids(), lengths, lengths) for _ in range(_BATCHES)]
+
+
+def packed_batches(size: Size) -> list[Batch]:
+  """Packed rows of random pairs, on the host.
+
+  Sentences have up to 7/16 of the length of a row, and sources about that of
+  their targets.
+  """
+  random = np.random.default_rng(0)
+  # A row takes four pairs of mean length.
+  pairs, longest = 4 * size.rows * (_BATCHES + 1), 7 * size.length // 16
+  targets = random.integers(2, longest + 1, pairs)
+  sources = np.clip(targets + random.integers(-2, 3, pairs), 2, longest)
+  lengths = np.stack([sources, targets], axis=1).astype(np.int32)
+  shape = Shape(size.rows, size.length, size.length)
+  plan = PackedPlan(lengths, shape, seed=0)
+  ids = functools.partial(
+    random.integers, _SPECIAL_SYMBOLS, size.vocabulary, dtype=np.int32
+  )
+  batches = []
+  for step in range(_BATCHES):
+    _, _, chosen = plan.batch(step)
+    taken = chosen >= 0
+    examples = [_Pair(*map(ids, lengths[index])) for index in chosen[taken]]
+    batches.append(assemble_packed(examples, taken.sum(axis=1), shape))
+  return batches
 
 
 class FusionJaxStep:
@@ -111,36 +136,34 @@ class FusionJaxStep:
     self,
     size: Size,
     config: ExperimentConfig,
-    batches: Iterator[Batch] | None = None,
+    batches: Sequence[Batch] = (),
+    updates: int = 1,
   ):
-    """Compiles the step.
-
-    Args:
-      size: of the model, and of its batches.
-      config: of the experiment.
-      batches: of one shape, without end; None: dense ones of the size.
-    """
-    self._compilations = CompilationCounter()
+    """Compiles the step; without batches, for dense ones of the size."""
+    self._compiled: list[float] = []
+    jax.monitoring.register_event_duration_secs_listener(self._listen)
     mesh = data_mesh()
     jax.set_mesh(mesh)
-    self.model = make_model(size, config)
+    self.model, self._updates = make_model(size, config), updates
     optimizer = make_optimizer(config.optimizer, size.width)
     state = initial_state(self.model, optimizer, seed=0)
-    self._state = jax.device_put(state, replicated(mesh))
-    self._totals = fresh_totals(config)
+    self._carry = jax.device_put(state, replicated(mesh)), fresh_totals(config)
     self._sharding = by_rows(mesh)
-    self._batches = batches or random_batches(size)
-    before = self._compilations.count, self._compilations.seconds
+    batches = batches or random_batches(size)
+    self._tokens = np.mean([batch.target_lengths.sum() for batch in batches])
+    self._batches = itertools.cycle(batches)
+    before = len(self._compiled)
     traced = make_train_step(self.model, optimizer, config).trace(
-      self._state, self._totals, self._batch()
+      *self._carry, self._batch()
     )
     self.gflop = product_gflop(traced.jaxpr)
     self._step = traced.lower().compile()
-    self._of_step = {
-      'compilations_of_step': self._compilations.count - before[0],
-      'compile_seconds': self._compilations.seconds - before[1],
-    }
+    self._of_step = self._compiled[before:]
     self._compiled_warm: int | None = None
+
+  def _listen(self, event: str, seconds: float, **_: Any) -> None:
+    if event == _COMPILED:
+      self._compiled.append(seconds)
 
   def _batch(self) -> Batch:
     return jax.device_put(next(self._batches), self._sharding)
@@ -148,54 +171,64 @@ class FusionJaxStep:
   @property
   def parameters(self) -> Parameters:
     """Of the model, until the next step."""
-    return self._state.parameters
+    return self._carry[0].parameters
 
   def step(self) -> None:
-    """One update."""
-    self.updates(1)
-
-  def updates(self, count: int) -> None:
     """Some updates; the host waits for the last one only."""
-    for _ in range(count):
-      self._state, self._totals = self._step(
-        self._state, self._totals, self._batch()
-      )
-    jax.block_until_ready((self._state, self._totals))
+    for _ in range(self._updates):
+      self._carry = self._step(*self._carry, self._batch())
+    jax.block_until_ready(self._carry)
     if self._compiled_warm is None:
-      self._compiled_warm = self._compilations.count
+      self._compiled_warm = len(self._compiled)
 
   def report(self) -> dict[str, Any]:
-    """Also compilation and the memory that XLA planned."""
-    memory = self._step.memory_analysis()
-    sums = jax.device_get(self._totals.sums)
+    """Also compilation, operations, and memory: planned, and of the device."""
+    planned = self._step.memory_analysis()
+    used = jax.local_devices()[0].memory_stats() or {}
+    sums = jax.device_get(self._carry[1].sums)
     return {
       'version': f'jax {version("jax")}, flax {version("flax")}',
       'parameters': sum(x.size for x in jax.tree.leaves(self.parameters)),
       'loss': float(sums.loss / sums.tokens),
-      **self._of_step,
+      'gflop': self.gflop,
+      'target_tokens': float(self._tokens),
+      'compilations_of_step': len(self._of_step),
+      'compile_seconds': sum(self._of_step),
       'compilations_after_first_step': (
-        self._compilations.count - self._compiled_warm
+        len(self._compiled) - self._compiled_warm
       ),
-      'temporary_memory_mb': memory.temp_size_in_bytes / 2**20,
-      'argument_memory_mb': memory.argument_size_in_bytes / 2**20,
+      'temporary_memory_mb': planned.temp_size_in_bytes / 2**20,
+      'argument_memory_mb': planned.argument_size_in_bytes / 2**20,
+      'peak_device_mb': used.get('peak_bytes_in_use', 0) / 2**20 or None,
     }
 
 
 def main() -> None:
-  """Serves until stdin ends."""
   parser = contestant_parser()
-  parser.add_argument(
+  add = parser.add_argument
+  add(
     '--dropout_everywhere',
     action='store_true',
     help='also on attention weights and the hidden layer of the filter',
   )
-  arguments = parser.parse_args()
-  serve(
-    lambda size: FusionJaxStep(
-      size, experiment(size, arguments.dropout_everywhere)
-    ),
-    SIZES[arguments.size],
-  )
+  add('--dtype', choices=('float32', 'bfloat16'), default='float32')
+  add('--layout', choices=('dense', 'packed'), default='dense')
+  for name in ('rows', 'length', 'loss_chunk'):
+    add(f'--{name}', type=int, help='default: as --size')
+  add('--updates', type=int, default=1)
+  own = parser.parse_args()
+  given = {
+    name: getattr(own, name) for name in ('rows', 'length', 'loss_chunk')
+  }
+  given = {name: value for name, value in given.items() if value}
+  make = packed_batches if own.layout == 'packed' else random_batches
+
+  def contestant(size: Size) -> FusionJaxStep:
+    config = experiment(size, own.dropout_everywhere)
+    config = changed(config, {'model.compute_dtype': own.dtype})
+    return FusionJaxStep(size, config, make(size), own.updates)
+
+  serve(contestant, dataclasses.replace(SIZES[own.size], **given))
 
 
 if __name__ == '__main__':

@@ -3,17 +3,13 @@
     pip install -r requirements-fuzz.txt
     python -m benchmarks.fuzz_readers --minutes=60 --output=DIR
 
-Each reader gets the same share of the time, in a process of its own, in which
-libFuzzer (Atheris) changes files that the reader likes. An exception that is
-no InputError, or one of several lines, is kept in DIR/findings with the input
-that raised it, and so is an input that takes too long or too much memory; the
-exit code is then 1. A second run continues with the inputs that the first
-found. The inputs are then read once more under coverage.py, which says which
-lines of the readers were reached. Prints both tables and writes
-results/fuzz_readers.json.
+Each reader gets the same share of the time, in a process of its own. An
+exception that is no InputError, or one of several lines, is kept in
+DIR/findings with its input, and so is an input that takes too long or too much
+memory; the exit code is then 1. The inputs are then read once more under
+coverage.py. A second run continues with the inputs of the first.
 """
 
-import argparse
 import ast
 import contextlib
 import inspect
@@ -24,12 +20,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import coverage
 
-from benchmarks.common import RESULTS, circumstances, log, table, write_results
+from benchmarks.common import (
+  RESULTS,
+  circumstances,
+  log,
+  make_parser,
+  table,
+  write_results,
+)
 from benchmarks.fuzzing.readers import READERS, made
 from benchmarks.serving import ROOT
 from fusion_jax import json_input
@@ -43,18 +45,8 @@ from fusion_jax.runs import lock, metrics_file
 from fusion_jax.startup import one_line_errors
 
 _MODULES = (
-  arrays,
-  contrastive,
-  json_input,
-  line_formats,
-  text_io,
-  lock,
-  metrics_file,
-  prepared,
-  records,
-  serialization,
-  tags,
-  text_files,
+  *(arrays, contrastive, json_input, line_formats, text_io, lock),
+  *(metrics_file, prepared, records, serialization, tags, text_files),
   tokenizer,
 )
 
@@ -111,13 +103,8 @@ def fuzz(folder: Path, name: str, seconds: int) -> Fuzzed:
 
 
 def reached(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
-  """The lines of the readers' functions that the kept inputs reach.
-
-  Returns:
-    By module: how many lines were reached, how many there are, and the
-    numbers of the others.
-  """
-  files = [_file(module) for module in _MODULES]
+  """The lines of the readers' functions that the kept inputs reach."""
+  files = [inspect.getfile(module) for module in _MODULES]
   measured = coverage.Coverage(data_file=None, include=files)
   measured.start()
   for name in names:
@@ -125,16 +112,12 @@ def reached(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
   measured.stop()
   found = {}
   for module in _MODULES:
-    _, statements, _, missing, _ = measured.analysis2(_file(module))
-    inside = _lines_in_functions(Path(_file(module)))
+    _, statements, _, missing, _ = measured.analysis2(inspect.getfile(module))
+    inside = _lines_in_functions(Path(inspect.getfile(module)))
     there = inside.intersection(statements)
     missed = sorted(there.intersection(missing))
     found[module.__name__] = [len(there) - len(missed), len(there), missed]
   return found
-
-
-def _file(module: ModuleType) -> str:
-  return inspect.getfile(module)
 
 
 def _replay(folder: Path, name: str) -> None:
@@ -160,8 +143,7 @@ def _lines_in_functions(path: Path) -> set[int]:
 
 @one_line_errors
 def main() -> None:
-  """Fuzz, read again, print."""
-  parser = argparse.ArgumentParser(description=__doc__)
+  parser = make_parser(__doc__)
   parser.add_argument('--minutes', type=float, default=60.0)
   parser.add_argument('--output', type=Path, required=True)
   parser.add_argument('--readers', default=','.join(READERS))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.common import as_flags
 from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.serialization import flatten
@@ -16,11 +17,8 @@ from fusion_jax.runs.metrics_file import read_metrics
 
 # Fields that do not alter what is measured.
 _FREE = (
-  'name',
-  'data.root',
-  'data.prepared',
-  'training.seed',
-  'training.init_from',
+  *('name', 'data.root', 'data.prepared'),
+  *('training.seed', 'training.init_from'),
 )
 
 
@@ -35,21 +33,6 @@ def start(
   """Runs Python with these arguments in the root of the repository.
 
   What interrupts this program ends the other by SIGTERM, and waits for it.
-
-  Args:
-    command: the arguments.
-    seconds: after which it is ended; None: never.
-    keep_open: file descriptors that it inherits.
-    requests: its stdin; empty: ours.
-    errors: the file of its stderr; None: ours.
-    environment: its variables; None: ours.
-
-  Returns:
-    Its stdout.
-
-  Raises:
-    subprocess.CalledProcessError: its exit code is not 0; it has the stdout.
-    subprocess.TimeoutExpired: it took too long.
   """
   with (
     _exit_on_sigterm(),
@@ -80,26 +63,13 @@ def start(
 def train(
   config: str, workdir: Path, overrides: Mapping[str, Any], **options: Any
 ) -> None:
-  """Starts train.py, or resumes what it has begun.
-
-  Args:
-    config: its --config.
-    workdir: its --workdir.
-    overrides: dotted names of fields of the config, and their values.
-    options: of `start`.
-  """
-  flags = [f'--config.{name}={value}' for name, value in overrides.items()]
+  """Starts train.py, or resumes what it has begun."""
   command = 'train.py', f'--config={config}', f'--workdir={workdir}'
-  start(*command, *flags, **options)
+  start(*command, *as_flags(overrides, 'config.'), **options)
 
 
 def metrics(workdir: Path, kind: str) -> list[dict[str, Any]]:
-  """The whole lines of a kind in a run's metrics.jsonl; none before there are.
-
-  Args:
-    workdir: the run directory.
-    kind: 'train', 'valid' or 'fusion'.
-  """
+  """The whole lines of a kind in a run's metrics.jsonl."""
   rows = read_metrics(workdir / 'metrics.jsonl')
   return [row for row in rows if row['kind'] == kind]
 

@@ -1,26 +1,25 @@
 """What a training step exchanges, against what it has to.
 
     python -m benchmarks.scaling
-    python -m benchmarks.scaling --topology=v5e
 
-The first compiles a small model for meshes of eight CPU devices, with and
-without accumulation, and compares the exchanges of the compiled programs with
-those of scaling_expected.py. Any other exchange, one of gradients more than
-once an update, or bytes off by 5 %, and it fails. The second is
-weak_scaling.py.
+Compares the exchanges of a small model, compiled for meshes of eight CPU
+devices, with those of scaling_expected.py, and fails where they differ.
 """
 
-import argparse
 import collections
 import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, circumstances, table, write_results
-from benchmarks.weak_scaling import weak_scaling
+from benchmarks.common import (
+  RESULTS,
+  circumstances,
+  make_parser,
+  table,
+  write_results,
+)
 from fusion_jax.config import (
   PRESETS,
   BatchConfig,
@@ -42,14 +41,8 @@ _PARTS = (1, 2)
 SMALL = 2_000
 _TOLERANCE = 0.05
 _HEADER = (
-  'mesh, parts',
-  'what',
-  'how',
-  'over',
-  'times',
-  'bytes a device',
-  'on paper',
-  'ratio',
+  *('mesh, parts', 'what', 'how', 'over', 'times'),
+  *('bytes a device', 'on paper', 'ratio'),
 )
 
 
@@ -70,19 +63,7 @@ def small(layout: Sequence[int], parts: int) -> ExperimentConfig:
 
 
 def measured(layout: Sequence[int], parts: int) -> list[dict[str, Any]]:
-  """The exchanges of a compiled step beside those on paper.
-
-  Args:
-    layout: sizes of data, fsdp and tensor.
-    parts: that a batch is accumulated over.
-
-  Returns:
-    A row for each way to exchange.
-
-  Raises:
-    CheckFailed: there is another, gradients are exchanged more than once, or
-      the bytes differ.
-  """
+  """The exchanges of a compiled step beside those on paper."""
   import jax
 
   from benchmarks.scaling_expected import Expected, expected, way
@@ -118,16 +99,7 @@ def measured(layout: Sequence[int], parts: int) -> list[dict[str, Any]]:
 
 
 def check(row: dict[str, Any], most_times: int) -> None:
-  """Refuses what a layout does not need.
-
-  Args:
-    row: of `measured`.
-    most_times: that one of its exchanges is done in an update.
-
-  Raises:
-    CheckFailed: the exchange is not on paper and more than a few numbers, or
-      its bytes are others, or is done again for each part where it need not.
-  """
+  """Refuses what a layout does not need."""
   mesh = ' x '.join(map(str, row['mesh']))
   where = f'mesh {mesh}, {row["parts"]} parts: {row["kind"]} over '
   where += f'{" and ".join(row["axes"])}'
@@ -159,7 +131,11 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
   return table(_HEADER, cells)
 
 
-def _on_eight_devices(output: Path) -> None:
+@one_line_errors
+def main(argv: list[str]) -> None:
+  arguments = parse_arguments(
+    argv, make_parser(__doc__, RESULTS / 'scaling.json')
+  )
   os.environ['JAX_PLATFORMS'] = 'cpu'
   import jax
 
@@ -170,23 +146,8 @@ def _on_eight_devices(output: Path) -> None:
     for parts in _PARTS
     for row in measured(layout, parts)
   ]
-  write_results(output, circumstances() | {'rows': rows})
+  write_results(arguments.output, circumstances() | {'rows': rows})
   print(report(rows))
-
-
-@one_line_errors
-def main(argv: list[str]) -> None:
-  """Compares, or tabulates for a pod."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--topology', choices=('v5e',), help='weak scaling on it')
-  parser.add_argument('--output', type=Path)
-  arguments = parse_arguments(argv, parser)
-  if arguments.topology:
-    weak_scaling(arguments.output or RESULTS / 'weak_scaling.json')
-  else:
-    _on_eight_devices(arguments.output or RESULTS / 'scaling.json')
 
 
 if __name__ == '__main__':

@@ -25,6 +25,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from fusion_jax.config import ModelConfig
@@ -54,18 +55,7 @@ class Expected(NamedTuple):
 def expected(
   weights: Any, mesh: Mesh, model: ModelConfig, shape: Shape, parts: int
 ) -> dict[Way, Expected]:
-  """All exchanges of an update of a plain Transformer.
-
-  Args:
-    weights: shapes and shardings of the parameters.
-    mesh: that the step runs on.
-    model: its sizes; float32, with dropout or without.
-    shape: of the whole batch.
-    parts: that it is accumulated over.
-
-  Returns:
-    The exchanges of more than a few numbers.
-  """
+  """All exchanges of an update of a plain Transformer."""
   size = {axis: mesh.shape[axis] for axis in mesh.axis_names}
   rows = tuple(axis for axis in ROW_AXES if size[axis] > 1)
   found: dict[Way, Expected] = {}
@@ -110,18 +100,8 @@ def _summed_activations(model: ModelConfig, shape: Shape) -> int:
 
 def way(exchange: Collective, mesh: Mesh) -> Way:
   """Between whom a compiled program exchanges something."""
-  shape = tuple(mesh.shape.values())
-  axes = tuple(
-    axis
-    for index, axis in enumerate(mesh.axis_names)
-    if len({_place(member, shape)[index] for member in exchange.members}) > 1
+  places = np.unravel_index(exchange.members, tuple(mesh.shape.values()))
+  axes = zip(mesh.axis_names, places, strict=True)
+  return Way(
+    exchange.kind, tuple(axis for axis, own in axes if len(set(own)) > 1)
   )
-  return Way(exchange.kind, axes)
-
-
-def _place(member: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-  place = []
-  for size in reversed(shape):
-    member, own = divmod(member, size)
-    place.append(own)
-  return tuple(reversed(place))

@@ -3,14 +3,9 @@ r"""Whether every fusion scheme learns: short trainings beside the plain model.
     python -m benchmarks.scheme_health --data=DIR [--schemes=NAME,NAME] \
         [--seeds=0,1,2] [--minutes=60] [--override=FIELD=VALUE ...]
 
-Trains every scheme of benchmarks/schemes.py on the short sentences of Multi30k
-(width 64, 4+4 layers, pre-norm), once from scratch and once from a trained
-plain model with start='baseline', and compares the negative log-likelihood of
-the validation set with that of the plain model after the same updates. Exits
-with 1 where a scheme is more than 0.1 nats behind from scratch (0.05 as the
-mean of three or more seeds) or 0.02 behind going on from the plain model, but
-for the exceptions that the table names. Finished trainings are kept in
---output; the same command does the rest.
+Trains every scheme from scratch and from a trained plain model, and exits with
+1 where one is too far behind the plain model. Finished trainings are kept in
+--output; the same command does the rest. benchmarks/README.md tells more.
 """
 
 import argparse
@@ -24,7 +19,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from benchmarks.common import RESULTS, log, resume, table, write_results
+from benchmarks.common import (
+  RESULTS,
+  log,
+  make_parser,
+  resume,
+  table,
+  write_results,
+)
 from benchmarks.schemes import BASELINE, Scheme, chosen, schemes
 from benchmarks.serving import ROOT
 from benchmarks.small_training import train
@@ -105,7 +107,6 @@ class Verdict(NamedTuple):
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Runs what is missing, then prints the table."""
   arguments = _parse(argv)
   start_logging()
   config = setting(arguments.data, arguments.prepared)
@@ -137,14 +138,7 @@ def jobs(names: Iterable[str], seeds: Iterable[int]) -> list[Job]:
 def verdicts(
   rounds: Mapping[str, Mapping[str, Any]],
 ) -> dict[tuple[str, str], Verdict]:
-  """Return the verdict on each scheme and phase that has been trained.
-
-  Args:
-    rounds: of the results, by the names of the jobs.
-
-  Returns:
-    The verdicts of all but the plain model, over the seeds that it has too.
-  """
+  """Return the verdict on each scheme and phase that has been trained."""
   nll = {
     (run['scheme'], run['phase'], run['seed']): run['end']
     for run in rounds.values()
@@ -154,29 +148,27 @@ def verdicts(
     plain = nll.get((BASELINE, phase, seed))
     if scheme != BASELINE and plain is not None:
       behind.setdefault((scheme, phase), []).append(value - plain)
-  return {key: _verdict(*key, values) for key, values in behind.items()}
-
-
-def _verdict(scheme: str, phase: str, behind: list[float]) -> Verdict:
-  mean, most = statistics.mean(behind), _BEHIND[phase]
-  if phase == SCRATCH and len(behind) >= _MANY_SEEDS:
-    most = _MEAN_BEHIND
-  reason = EXCEPTIONS.get((scheme, phase), '')
-  failed = not mean <= most and not reason
-  return Verdict(mean, len(behind), failed, reason)
+  found = {}
+  for (scheme, phase), values in behind.items():
+    mean, most = statistics.mean(values), _BEHIND[phase]
+    if phase == SCRATCH and len(values) >= _MANY_SEEDS:
+      most = _MEAN_BEHIND
+    reason = EXCEPTIONS.get((scheme, phase), '')
+    failed = not mean <= most and not reason
+    found[scheme, phase] = Verdict(mean, len(values), failed, reason)
+  return found
 
 
 def report(rounds: Mapping[str, Mapping[str, Any]]) -> str:
   """Return the table of all trainings, and what failed."""
   found = verdicts(rounds)
+  behind = {key: f'{verdict.behind:+.3f}' for key, verdict in found.items()}
   rows = [
     (
-      run['scheme'],
-      run['phase'],
-      str(run['seed']),
+      *(run['scheme'], run['phase'], run['seed']),
       f'{run["start"]:.3f}',
       f'{run["end"]:.3f}',
-      _behind(found.get((run['scheme'], run['phase']))),
+      behind.get((run['scheme'], run['phase']), ''),
       f'{run["encoder"] / run["gradient"]:.3f}',
       _entropies(run['telemetry'], 'encoder'),
       _entropies(run['telemetry'], 'decoder'),
@@ -194,10 +186,6 @@ def report(rounds: Mapping[str, Mapping[str, Any]]) -> str:
   return '\n'.join(lines)
 
 
-def _behind(verdict: Verdict | None) -> str:
-  return '' if verdict is None else f'{verdict.behind:+.3f}'
-
-
 def _entropies(telemetry: Mapping[str, float], side: str) -> str:
   prefix = f'{side}/read_out/coupling_entropy_'
   return ' '.join(
@@ -206,9 +194,7 @@ def _entropies(telemetry: Mapping[str, float], side: str) -> str:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = make_parser(__doc__)
   add = parser.add_argument
   add('--data', type=Path, required=True, help='the folder of Multi30k')
   add('--prepared', type=Path, help='keep the prepared text in this folder')
@@ -242,14 +228,7 @@ def job_config(
   job: Job,
   overrides: Sequence[str] = (),
 ) -> ExperimentConfig:
-  """Return the config of a training.
-
-  Args:
-    config: of the plain model from scratch.
-    scheme: the row of the scheme.
-    job: says from where and which seed.
-    overrides: 'FIELD=VALUE', of all but the plain model.
-  """
+  """Return the config of a training."""
   own = changed(config, _PHASES[job.phase] | {'training.seed': job.seed})
   own = changed(own, scheme.row)
   if job.scheme != BASELINE:

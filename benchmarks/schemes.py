@@ -84,11 +84,7 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
 
 
 def chosen(table: Mapping[str, Scheme], names: str) -> dict[str, Scheme]:
-  """The schemes of a flag, names with commas between; all where it is empty.
-
-  Raises:
-    InputError: there is no such scheme.
-  """
+  """The schemes of a flag, names with commas between; all where it is empty."""
   wanted = names.split(',') if names else list(table)
   unknown = [name for name in wanted if name not in table]
   if unknown:

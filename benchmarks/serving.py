@@ -70,11 +70,6 @@ def serve(
   The first answer comes unasked, after the warm-up, with no timed steps.
   Each request is preceded by one untimed step: others had the caches. Where a
   step takes so long that caches do not matter, it is left out.
-
-  Args:
-    make: makes it.
-    size: of its model.
-    warm_up_steps: after the first step, which may compile; at least 1.
   """
   answers = os.fdopen(os.dup(1), 'w', buffering=1)
   os.dup2(2, 1)  # What libraries print must not mix with the answers.
@@ -110,17 +105,7 @@ class Worker:
   def __init__(
     self, python: str, module: str, flags: list[str], huge_pages: bool
   ):
-    """Starts it and waits until it is warm.
-
-    Args:
-      python: its interpreter.
-      module: to run.
-      flags: of the module.
-      huge_pages: for large allocations, as train.py has them.
-
-    Raises:
-      RuntimeError: it ended; the message has the last line it wrote.
-    """
+    """Starts it and waits until it is warm."""
     self._errors = tempfile.TemporaryFile('w+')  # noqa: SIM115
     self._process = subprocess.Popen(
       [python, '-m', module, *flags],

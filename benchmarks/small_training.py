@@ -68,16 +68,7 @@ def train(
   corpus: PreparedCorpus,
   trained: Parameters | None = None,
 ) -> Trained:
-  """Train for `training.steps` updates and validate before and after.
-
-  Args:
-    config: of the experiment.
-    corpus: its prepared text, with a validation split.
-    trained: parameters of another model to start from; None: fresh ones.
-
-  Returns:
-    The parameters and what was measured.
-  """
+  """Train for `training.steps` updates and validate before and after."""
   begin = time.monotonic()
   model = make_model(config, corpus.source_tokenizer, corpus.target_tokenizer)
   optimizer = make_optimizer(

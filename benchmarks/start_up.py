@@ -9,11 +9,9 @@ its own with a run directory of its own, stopped after its first step. A part
 ends with the line of the log that it is named by.
 """
 
-import argparse
-import dataclasses
+import itertools
 import os
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -21,9 +19,17 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from benchmarks.common import RESULTS, circumstances, log, table, write_results
+from benchmarks.common import (
+  RESULTS,
+  as_flags,
+  circumstances,
+  log,
+  make_parser,
+  table,
+  write_results,
+)
 from benchmarks.serving import ROOT
 from fusion_jax.startup import one_line_errors
 
@@ -35,33 +41,30 @@ _PARTS = {
   'fresh state, trace, program, first step': ' step 1 of ',
 }
 _COMPILED = re.compile(r'(\d+) programs compiled in ([\d.]+) s')
-
 # Base on the corpus in the package, in one batch of about 500 tokens a step.
-_FLAGS = (
-  '--config.model.width=512',
-  '--config.model.filter=2048',
-  '--config.model.heads=8',
-  '--config.model.encoder_layers=6',
-  '--config.model.decoder_layers=6',
-  '--config.data.tokenizer.vocabulary_size=8000',
-  '--config.data.tokenizer.algorithm=bpe',
-  '--config.data.batch.tokens=512',
-  '--config.data.batch.shapes=2',
-)
+_BASE = {
+  'model.width': 512,
+  'model.filter': 2048,
+  'model.heads': 8,
+  'model.encoder_layers': 6,
+  'model.decoder_layers': 6,
+  'data.tokenizer.vocabulary_size': 8000,
+  'data.tokenizer.algorithm': 'bpe',
+  'data.batch.tokens': 512,
+  'data.batch.shapes': 2,
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
   """One start.
 
-  Attributes:
-    parts: seconds of each part.
-    total: seconds from the command to the first step.
-    programs: compiled or read from the cache.
-    compiling: seconds for them, without tracing.
-    busy: seconds of all its threads on a processor; where other programs run
-      at the same time this is what can be compared.
-    load: the load average of the machine at the end.
+  parts: seconds of each part.
+  total: seconds from the command to the first step.
+  programs: compiled or read from the cache.
+  compiling: seconds for them, without tracing.
+  busy: seconds of all its threads on a processor; where other programs run at
+    the same time this is what can be compared.
+  load: the load average of the machine at the end.
   """
 
   parts: Mapping[str, float]
@@ -72,35 +75,27 @@ class Start:
   load: float
 
 
-def started(command: Sequence[str], cache: Path, workdir: Path) -> Start:
-  """Starts a training, waits for its first step, and stops it.
-
-  Args:
-    command: of Python, without --workdir.
-    cache: the folder for $XDG_CACHE_HOME.
-    workdir: of the run.
-
-  Returns:
-    What it took.
-
-  Raises:
-    RuntimeError: it ended before its first step.
-  """
+def started(flags: Sequence[str], cache: Path, workdir: Path) -> Start:
+  """Starts a training, waits for its first step, and stops it."""
+  others = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(('JAX_COMPILATION', 'JAX_PERSISTENT'))
+  }
   begin = time.monotonic()
   process = subprocess.Popen(
-    [sys.executable, *command, f'--workdir={workdir}'],
+    [sys.executable, 'train.py', *flags, f'--workdir={workdir}'],
     cwd=ROOT,
-    env=_environment(cache),
+    env=others | {'XDG_CACHE_HOME': str(cache)},
     stderr=subprocess.PIPE,
     text=True,
   )
-  ends, compiled = {}, None
-  waiting = list(_PARTS)
+  ends, compiled, waiting = [0.0], None, list(_PARTS.values())
   for line in process.stderr:
-    now = time.monotonic() - begin
     log(line.rstrip())
-    if waiting and re.search(_PARTS[waiting[0]], line):
-      ends[waiting.pop(0)] = now
+    if waiting and re.search(waiting[0], line):
+      ends.append(time.monotonic() - begin)
+      del waiting[0]
     compiled = _COMPILED.search(line)
     if compiled and not waiting:
       break
@@ -108,93 +103,56 @@ def started(command: Sequence[str], cache: Path, workdir: Path) -> Start:
   usage = os.wait4(process.pid, 0)[2]
   if not compiled:
     raise RuntimeError('train.py ended before its first step')
-  programs, seconds = compiled.groups()
-  return _start(ends, int(programs), float(seconds), usage)
-
-
-def _environment(cache: Path) -> dict[str, str]:
-  ours = {
-    name: value
-    for name, value in os.environ.items()
-    if not name.startswith(('JAX_COMPILATION', 'JAX_PERSISTENT'))
-  }
-  return ours | {'XDG_CACHE_HOME': str(cache)}
-
-
-def _start(
-  ends: Mapping[str, float],
-  programs: int,
-  compiling: float,
-  usage: resource.struct_rusage,
-) -> Start:
-  begins = [0.0, *ends.values()]
-  parts = {
-    name: end - before
-    for (name, end), before in zip(ends.items(), begins, strict=False)
-  }
-  busy, load = usage.ru_utime + usage.ru_stime, os.getloadavg()[0]
-  return Start(parts, begins[-1], programs, compiling, busy, load)
+  laps = (end - before for before, end in itertools.pairwise(ends))
+  return Start(
+    dict(zip(_PARTS, laps, strict=True)),
+    ends[-1],
+    int(compiled[1]),
+    float(compiled[2]),
+    usage.ru_utime + usage.ru_stime,
+    os.getloadavg()[0],
+  )
 
 
 def report(cold: Start, warm: Sequence[Start]) -> str:
   """The table of the parts, and the compilations."""
-  names = [*_PARTS, 'total', 'processor time']
   rows = []
-  for name in names:
-    values = [_part(start, name) for start in warm]
-    row = statistics.median(values), min(values), _part(cold, name)
+  for name in [*_PARTS, 'total', 'processor time']:
+    first, *others = (
+      (each.parts | {'total': each.total, 'processor time': each.busy})[name]
+      for each in (cold, *warm)
+    )
+    row = statistics.median(others), min(others), first
     rows.append((name, *(f'{value:.2f}' for value in row)))
-  last = warm[-1]
-  return '\n'.join(
-    [
-      table(('seconds', 'median', 'min', 'empty cache'), rows),
-      f'{last.programs} programs: {cold.compiling:.1f} s to compile, '
-      f'{last.compiling:.1f} s from the cache; load average '
-      + ', '.join(f'{start.load:.1f}' for start in warm),
-    ]
+  last, loads = warm[-1], ', '.join(f'{start.load:.1f}' for start in warm)
+  return (
+    f'{table(("seconds", "median", "min", "empty cache"), rows)}\n'
+    f'{last.programs} programs: {cold.compiling:.1f} s to compile, '
+    f'{last.compiling:.1f} s from the cache; load average {loads}'
   )
-
-
-def _part(start: Start, name: str) -> float:
-  whole = {'total': start.total, 'processor time': start.busy}
-  return whole[name] if name in whole else start.parts[name]
-
-
-def _measured(flags: Sequence[str], folder: Path, runs: int) -> list[Start]:
-  prepared = f'--config.data.prepared={folder / "prepared"}'
-  flags = [*flags, prepared, '--config.training.log_every=1']
-  subprocess.run(
-    [sys.executable, '-m', 'fusion_jax.data.prepare', *flags],
-    cwd=ROOT,
-    check=True,
-    stdout=sys.stderr,
-  )
-  return [
-    started(['train.py', *flags], folder / 'cache', folder / f'run_{index}')
-    for index in range(runs + 1)
-  ]
 
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Starts, prints the table and writes the results."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = make_parser(__doc__, RESULTS / 'start_up.json')
   parser.add_argument('--runs', type=int, default=5, help='with a warm cache')
   parser.add_argument('--config', default='')
-  parser.add_argument('--output', type=Path, default=RESULTS / 'start_up.json')
   arguments, overrides = parser.parse_known_args(argv)
-  flags = [f'--config={arguments.config}', *overrides]
-  if not arguments.config:
-    flags = ['--config=configs/quickstart.py', *_FLAGS, *overrides]
-  with tempfile.TemporaryDirectory() as folder:
-    cold, *warm = _measured(flags, Path(folder), arguments.runs)
-  results: dict[str, Any] = {
-    'flags': flags,
-    'cold': dataclasses.asdict(cold),
-    'warm': [dataclasses.asdict(start) for start in warm],
-  }
+  base = [] if arguments.config else as_flags(_BASE, 'config.')
+  config = arguments.config or 'configs/quickstart.py'
+  flags = [f'--config={config}', *base, *overrides]
+  with tempfile.TemporaryDirectory() as name:
+    folder = Path(name)
+    own = [*flags, f'--config.data.prepared={folder / "prepared"}']
+    own += ['--config.training.log_every=1']
+    prepare = [sys.executable, '-m', 'fusion_jax.data.prepare', *own]
+    subprocess.run(prepare, cwd=ROOT, check=True, stdout=sys.stderr)
+    cold, *warm = (
+      started(own, folder / 'cache', folder / f'run_{index}')
+      for index in range(arguments.runs + 1)
+    )
+  results = {'flags': flags, 'cold': cold._asdict()}
+  results['warm'] = [start._asdict() for start in warm]
   write_results(arguments.output, circumstances() | results)
   print(report(cold, warm))
 

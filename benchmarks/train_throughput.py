@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 from benchmarks.common import (
   PEERS_PYTHON,
   RESULTS,
+  cells,
   log,
+  make_parser,
   resume,
   spread,
   table,
   write_results,
 )
-from benchmarks.serving import Worker, contestant_parser, limit_cores
+from benchmarks.serving import Worker, limit_cores
 from benchmarks.sizes import SIZES, Size
 
 _PRODUCTS = 'matrix products alone'
@@ -33,52 +35,54 @@ _PYTORCH = ('PyTorch, torch.compile', 'PyTorch, eager')
 class Program(NamedTuple):
   """How a contestant is started."""
 
-  python: str
   module: str
   flags: tuple[str, ...] = ()
+  python: str = sys.executable
   huge_pages: bool = True
 
 
+def _peer(module: str, *flags: str, huge_pages: bool = True) -> Program:
+  return Program(
+    f'benchmarks.peers.{module}', flags, str(PEERS_PYTHON), huge_pages
+  )
+
+
+_STEP = 'benchmarks.fusion_jax_step'
 _OURS = {
-  'fusion_jax': Program(sys.executable, 'benchmarks.fusion_jax_step'),
-  _PRODUCTS: Program(sys.executable, 'benchmarks.matrix_products'),
+  'fusion_jax': Program(_STEP),
+  _PRODUCTS: Program('benchmarks.matrix_products'),
 }
 _PEERS = {
-  'fusion_jax, dropout everywhere': Program(
-    sys.executable, 'benchmarks.fusion_jax_step', ('--dropout_everywhere',)
-  ),
-  _JOEYNMT: Program(
-    str(PEERS_PYTHON), 'benchmarks.peers.joeynmt_step', huge_pages=False
-  ),
-  f'{_JOEYNMT}, huge pages': Program(
-    str(PEERS_PYTHON), 'benchmarks.peers.joeynmt_step'
-  ),
-  _PYTORCH[0]: Program(
-    str(PEERS_PYTHON), 'benchmarks.peers.pytorch_step', ('--compile',)
-  ),
-  _PYTORCH[1]: Program(str(PEERS_PYTHON), 'benchmarks.peers.pytorch_step'),
+  'fusion_jax, dropout everywhere': Program(_STEP, ('--dropout_everywhere',)),
+  _JOEYNMT: _peer('joeynmt_step', huge_pages=False),
+  f'{_JOEYNMT}, huge pages': _peer('joeynmt_step'),
+  _PYTORCH[0]: _peer('pytorch_step', '--compile'),
+  _PYTORCH[1]: _peer('pytorch_step'),
 }
 
 
 def main() -> None:
-  """Measures what is missing, then prints the table."""
-  arguments = _parse()
+  parser = make_parser(__doc__)
+  add = parser.add_argument
+  add('--size', choices=SIZES, default='small')
+  add('--peers', action='store_true')
+  add('--rounds', type=int, default=6)
+  add('--steps', type=int, default=5, help='of a round')
+  add('--output', type=Path)
+  add('--fresh', action='store_true', help='start anew')
+  arguments = parser.parse_args()
   size = SIZES[arguments.size]
-  path = arguments.output or (
-    RESULTS / f'train_throughput_{arguments.size}.json'
-  )
+  path = arguments.output or RESULTS / f'train_throughput_{arguments.size}.json'
   settings = {'size': arguments.size, 'steps': arguments.steps}
   results = resume(path, settings, arguments.fresh)
   results['gflop_per_step'] = size.gflop
-  programs = _OURS | (_PEERS if arguments.peers else {})
   limit_cores()
-  measure(results, programs, arguments, path)
+  measure(results, _OURS | (_PEERS if arguments.peers else {}), arguments, path)
   results['summary'] = {
-    name: summarise(answers, size)
-    for name, answers in results['rounds'].items()
+    name: _summary(answers, size) for name, answers in results['rounds'].items()
   }
   write_results(path, results)
-  print(report(results, arguments.size))
+  print(_report(results, arguments.size))
 
 
 def measure(
@@ -113,56 +117,22 @@ def measure(
     worker.close()
 
 
-def summarise(answers: list[dict[str, Any]], size: Size) -> dict[str, Any]:
-  """Rates over all timed steps of a contestant, and its last report."""
-  rates = [
-    size.target_tokens / seconds
-    for answer in answers
-    for seconds in answer['seconds']
-  ]
+def rates(answers: list[dict[str, Any]], amount: float) -> dict[str, Any]:
+  """The last answer, and the spread of an amount by the seconds of steps."""
+  each = [amount / taken for answer in answers for taken in answer['seconds']]
   last = {key: value for key, value in answers[-1].items() if key != 'seconds'}
-  median = spread(rates)['median']
-  rate = median / size.target_tokens * size.gflop
-  return last | {
-    'target_tokens_per_second': spread(rates),
-    'gflop_per_second_of_step': rate,
-  }
-
-
-def report(results: dict[str, Any], name: str) -> str:
-  """The table and the sentences below it."""
-  summary, size = results['summary'], SIZES[name]
-  header = ('', 'tokens/s', 'min', 'max', 'GFLOP/s', 'of products')
-  header += ('parameters', 'start s', 'peak MB')
-  lines = [
-    f'{name}: {size.rows} sentences of {size.length}+{size.length}, '
-    f'{size.gflop:.1f} GFLOP a step, {results["settings"]["steps"]} steps x '
-    f'{max(map(len, results["rounds"].values()))} rounds',
-    table(header, [_row(key, summary) for key in summary]),
-    *_notes(summary),
-  ]
-  return '\n'.join(lines)
-
-
-def _parse() -> argparse.Namespace:
-  parser = contestant_parser()
-  parser.description = __doc__
-  parser.formatter_class = argparse.RawDescriptionHelpFormatter
-  parser.add_argument('--peers', action='store_true')
-  parser.add_argument('--rounds', type=int, default=6)
-  parser.add_argument('--steps', type=int, default=5, help='of a round')
-  parser.add_argument('--output', type=Path)
-  parser.add_argument('--fresh', action='store_true', help='start anew')
-  return parser.parse_args()
+  return last | {'rates': spread(each)}
 
 
 def _start(programs: dict[str, Program], size: str) -> dict[str, Worker]:
   workers = {}
   for name, program in programs.items():
     try:
-      flags = [f'--size={size}', *program.flags]
       workers[name] = Worker(
-        program.python, program.module, flags, program.huge_pages
+        program.python,
+        program.module,
+        [f'--size={size}', *program.flags],
+        program.huge_pages,
       )
       seconds = workers[name].hello['start_seconds']
       log(f'{name}: ready, first step after {seconds:.1f} s')
@@ -171,12 +141,37 @@ def _start(programs: dict[str, Program], size: str) -> dict[str, Worker]:
   return workers
 
 
+def _summary(answers: list[dict[str, Any]], size: Size) -> dict[str, Any]:
+  """Rates over all timed steps of a contestant, and its last report."""
+  found = rates(answers, size.target_tokens)
+  speed = found.pop('rates')
+  gflop = speed['median'] / size.target_tokens * size.gflop
+  return found | {
+    'target_tokens_per_second': speed,
+    'gflop_per_second_of_step': gflop,
+  }
+
+
+def _report(results: dict[str, Any], name: str) -> str:
+  summary, size = results['summary'], SIZES[name]
+  header = ('', 'tokens/s', 'min', 'max', 'GFLOP/s', 'of products')
+  header += ('parameters', 'start s', 'peak MB')
+  return '\n'.join(
+    (
+      f'{name}: {size.rows} sentences of {size.length}+{size.length}, '
+      f'{size.gflop:.1f} GFLOP a step, {results["settings"]["steps"]} steps x '
+      f'{max(map(len, results["rounds"].values()))} rounds',
+      table(header, [_row(key, summary) for key in summary]),
+      *_notes(summary),
+    )
+  )
+
+
 def _row(name: str, summary: dict[str, dict[str, Any]]) -> tuple[str, ...]:
   own = summary[name]
-  rates = own['target_tokens_per_second']
   return (
     name,
-    *(f'{rates[key]:,.0f}' for key in ('median', 'min', 'max')),
+    *cells(own['target_tokens_per_second']),
     f'{own["gflop_per_second_of_step"]:.0f}',
     _share(summary, name, _PRODUCTS, '.0%'),
     f'{own["parameters"]:,}' if 'parameters' in own else '',
@@ -190,22 +185,20 @@ def _share(
 ) -> str:
   if name not in summary or other not in summary:
     return ''
-  rates = [
+  ours, theirs = (
     summary[key]['target_tokens_per_second']['median'] for key in (name, other)
-  ]
-  return format(rates[0] / rates[1], form)
+  )
+  return format(ours / theirs, form)
 
 
 def _notes(summary: dict[str, dict[str, Any]]) -> list[str]:
-  notes = []
-  for name in (key for key in summary if key.startswith('fusion_jax')):
-    notes += [
-      f'{name}: {_share(summary, name, other, ".2f")} times {other}'
-      for other in (_JOEYNMT, *_PYTORCH)
-      if other in summary
-    ]
-  own = summary.get('fusion_jax')
-  if own:
+  notes = [
+    f'{name}: {_share(summary, name, other, ".2f")} times {other}'
+    for name in summary
+    for other in (_JOEYNMT, *_PYTORCH)
+    if name.startswith('fusion_jax') and other in summary
+  ]
+  if own := summary.get('fusion_jax'):
     notes.append(
       f'fusion_jax: compiled in {own["compile_seconds"]:.1f} s '
       f'({own["compilations_of_step"]} program; after the first step '
@@ -214,9 +207,9 @@ def _notes(summary: dict[str, dict[str, Any]]) -> list[str]:
       f'{own["argument_memory_mb"]:.0f} MB'
     )
   if _PRODUCTS in summary:
-    kinds = summary[_PRODUCTS]['gflop_per_second']
-    rates = ', '.join(f'{key} {rate:.0f}' for key, rate in kinds.items())
-    notes.append(f'GFLOP/s of the products: {rates}')
+    kinds = summary[_PRODUCTS]['gflop_per_second'].items()
+    listed = ', '.join(f'{key} {rate:.0f}' for key, rate in kinds)
+    notes.append(f'GFLOP/s of the products: {listed}')
   counts = {own.get('parameters') for own in summary.values()} - {None}
   if len(counts) > 1:
     notes.append(f'the contestants differ in parameters: {sorted(counts)}')

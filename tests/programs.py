@@ -14,8 +14,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from tiny_run import TINY, process_flags
 
-from benchmarks.tiny_run import TINY, process_flags
 from fusion_jax.runs.loading import load_run
 
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""The device that programs see, as a line of JSON.
+"""The device that programs see, as a line of JSON, and what it can compute.
 
 python -m benchmarks.acceleration.device
 
@@ -15,6 +15,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fusion_jax.tools.aot.chips import CHIPS
+
+# device_kind of JAX. PCIe and NVL cards are slower and not in the table.
+_CHIPS = {
+  'NVIDIA A100-SXM4-40GB': 'a100',
+  'NVIDIA A100-SXM4-80GB': 'a100',
+  'NVIDIA H100 80GB HBM3': 'h100',
+  'NVIDIA H200': 'h200',
+  'TPU v4': 'v4',
+  'TPU v5 lite': 'v5e',
+  'TPU v5': 'v5p',
+  'TPU v6 lite': 'v6e',
+}
+# TFLOP/s of dense products: NVIDIA's data sheets of A100 (2021), H100 (2023)
+# and H200 (2024); those of the last two are twice as high, for sparse ones.
+_FLOAT32 = {
+  'a100': {'tf32': 156.0, 'float32': 19.5},
+  'h100': {'tf32': 495.0, 'float32': 67.0},
+  'h200': {'tf32': 495.0, 'float32': 67.0},
+}
 # Largest relative errors of products whose operands have 24 and 11 bits; with
 # bfloat16's 8 bits they are larger.
 _ARITHMETICS = {'float32': 1e-5, 'tf32': 1e-3}
@@ -59,6 +79,24 @@ def _nvidia_driver() -> str | None:
   query = ['--query-gpu=driver_version', '--format=csv,noheader', '--id=0']
   answer = subprocess.run([program, *query], capture_output=True, text=True)
   return answer.stdout.strip() or None
+
+
+def peak_tflops(kind: str, arithmetic: str) -> float | None:
+  """Return the peak of a device."""
+  chip = _CHIPS.get(kind)
+  if chip and arithmetic == 'bfloat16':
+    return CHIPS[chip].flops / 1e12
+  return _FLOAT32.get(chip, {}).get(arithmetic)
+
+
+def utilisation(
+  gflop: float, seconds: float, peak: float | None
+) -> float | None:
+  """Return the model FLOPs utilisation, gflop / (seconds * peak).
+
+  Chowdhery et al. (2022), "PaLM", appendix B.
+  """
+  return None if peak is None else gflop / seconds / (1_000 * peak)
 
 
 if __name__ == '__main__':

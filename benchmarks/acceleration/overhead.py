@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks import fusion_overhead
 from benchmarks.acceleration.place import Place
 from benchmarks.acceleration.work import Part, Piece
+from benchmarks.common import as_flags
 from benchmarks.schemes import schemes
 from benchmarks.sizes import SIZES
 
@@ -19,13 +20,9 @@ _TINY = {'rows': 4, 'length': 8, 'sentences': 2, 'steps': 4, 'rounds': 1}
 def part(place: Place) -> Part:
   """A piece for each few schemes."""
   size = 'tiny' if place.tiny else 'base'
-  names = list(schemes(SIZES[size].layers))
-  if place.tiny:
-    names = names[:2]
-  groups = [
-    names[first : first + _TOGETHER]
-    for first in range(0, len(names), _TOGETHER)
-  ]
+  names = list(schemes(SIZES[size].layers))[: 2 if place.tiny else None]
+  starts = range(0, len(names), _TOGETHER)
+  groups = [names[first : first + _TOGETHER] for first in starts]
   pieces = [
     Piece(
       f'schemes {", ".join(group)}',
@@ -48,12 +45,8 @@ def _measure(
   flags = {'size': size, 'dtype': 'bfloat16', 'schemes': ','.join(names)}
   flags |= _TINY if place.tiny else _FULL
   flags['output'] = place.folder / 'schemes.json'
-  place.start(
-    f'schemes {names[0]}',
-    *('-m', 'benchmarks.fusion_overhead'),
-    *(f'--{flag}={value}' for flag, value in flags.items()),
-    seconds=seconds,
-  )
+  command = '-m', 'benchmarks.fusion_overhead', *as_flags(flags)
+  place.start(f'schemes {names[0]}', *command, seconds=seconds)
   return True
 
 

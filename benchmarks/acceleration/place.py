@@ -42,19 +42,7 @@ class Place(NamedTuple):
   def options(
     self, name: str, *, compiles_anew: bool = False, **options: Any
   ) -> Iterator[dict[str, Any]]:
-    """Give the options with which a program is started.
-
-    Args:
-      name: of the piece that starts it, for its log.
-      compiles_anew: keep nothing that it compiles, and use nothing.
-      options: of `benchmarks.programs.start`.
-
-    Yields:
-      All options.
-
-    Raises:
-      CheckFailed: it failed; the message is the last error in its log.
-    """
+    """Give the options with which a program is started."""
     path = self.log(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open('w') as errors:
@@ -99,11 +87,7 @@ class Place(NamedTuple):
 
 
 def jax_platforms(device: Mapping[str, Any]) -> str:
-  """Return JAX_PLATFORMS; with it, JAX never takes the CPU in place of a GPU.
-
-  Args:
-    device: of `benchmarks.acceleration.device`.
-  """
+  """Return JAX_PLATFORMS: with it, no CPU takes the place of a GPU."""
   cuda = 'cuda' in device['runtime'].lower()
   first = 'cuda' if cuda else device['platform']
   return first if first == 'cpu' else f'{first},cpu'

@@ -10,14 +10,11 @@ from typing import Any
 
 from benchmarks.acceleration.place import Place
 from benchmarks.acceleration.work import Part, Piece
-from benchmarks.common import spread, table
+from benchmarks.common import cells, table
 from benchmarks.decode_task import LENGTH, Task
+from benchmarks.train_throughput import rates
 
-_FULL = tuple(
-  Task(beam, rows, sentences)
-  for rows, sentences in ((512, 512), (1, 8))
-  for beam in (1, 4)
-)
+_FULL = Task(1, 512, 512), Task(4, 512, 512), Task(1, 1, 8), Task(4, 1, 8)
 _TINY = (Task(4, 8, 8),)
 _OURS = {
   f'fusion_jax {dtype}': ('benchmarks.fusion_jax_decode', f'--dtype={dtype}')
@@ -32,13 +29,14 @@ def part(place: Place) -> Part:
   """A piece for each program and task."""
   pieces = [
     Piece(
-      f'search {name}, {_title(task)}',
+      f'search {title}',
       0.4 if place.tiny else 0.7,
-      functools.partial(_measure, place, task, name, command),
-      _missing(name, place),
+      functools.partial(_measure, place, task, title, command),
+      '' if name in _OURS else _missing(place),
     )
     for name, command in (_OURS | _peers(place)).items()
     for task in (_TINY if place.tiny else _FULL)
+    for title in [f'{name}, {_title(task)}']
   ]
   return Part(
     'beam search beside CTranslate2',
@@ -59,9 +57,7 @@ def _peers(place: Place) -> dict[str, tuple[str, ...]]:
   }
 
 
-def _missing(name: str, place: Place) -> str:
-  if name in _OURS:
-    return ''
+def _missing(place: Place) -> str:
   if place.device['platform'] not in ('cpu', 'gpu'):
     return f'CTranslate2 knows no {place.device["platform"]}'
   if importlib.util.find_spec('ctranslate2') is None:
@@ -70,44 +66,33 @@ def _missing(name: str, place: Place) -> str:
 
 
 def _measure(
-  place: Place, task: Task, name: str, command: tuple[str, ...], seconds: float
+  place: Place, task: Task, title: str, command: tuple[str, ...], seconds: float
 ) -> bool:
   size = '--size=tiny' if place.tiny else '--size=base'
-  piece = f'search {name}, {_title(task)}'
   if command[0] == _PEER:
     _export(place, size, seconds)
   answers = place.start(
-    piece,
+    f'search {title}',
     *('-m', *command, size, *task.flags),
     requests='1\n' * (1 if place.tiny else _ROUNDS),
     seconds=seconds,
   )
   lines = [json.loads(line) for line in answers.splitlines()]
-  taken = [each for line in lines for each in line.pop('seconds')]
-  place.add(
-    'search',
-    f'{name}, {_title(task)}',
-    lines[-1]
-    | {
-      'output_tokens_per_second': spread(
-        [task.output_tokens / each for each in taken]
-      )
-    },
-  )
+  found = rates(lines, task.output_tokens)
+  found['output_tokens_per_second'] = found.pop('rates')
+  place.add('search', title, found)
   return True
 
 
 def _export(place: Place, size: str, seconds: float) -> None:
   """Makes the model of CTranslate2 where it is not there yet."""
   folder = place.folder / 'random_model'
-  if folder.exists():
-    return
-  unfinished = Path(f'{folder}.unfinished')
-  shutil.rmtree(unfinished, ignore_errors=True)
-  flags = size, f'--output={unfinished}'
-  command = '-m', 'benchmarks.random_run', *flags
-  place.start('search random model', *command, seconds=seconds)
-  unfinished.rename(folder)
+  if not folder.exists():
+    unfinished = Path(f'{folder}.unfinished')
+    shutil.rmtree(unfinished, ignore_errors=True)
+    command = '-m', 'benchmarks.fusion_jax_decode', f'--export={unfinished}'
+    place.start('search random model', *command, size, seconds=seconds)
+    unfinished.rename(folder)
 
 
 def _title(task: Task) -> str:
@@ -115,11 +100,10 @@ def _title(task: Task) -> str:
 
 
 def _table(found: Mapping[str, Any]) -> str:
-  rows = []
-  for name, own in found.items():
-    rates = own['output_tokens_per_second']
-    cells = (f'{rates[key]:,.0f}' for key in ('median', 'min', 'max'))
-    rows.append((name, *cells, own.get('device', '')))
+  rows = [
+    (name, *cells(own['output_tokens_per_second']), own.get('device', ''))
+    for name, own in found.items()
+  ]
   header = ('output tokens/s', 'median', 'min', 'max', 'says it runs on')
   note = f'{LENGTH} tokens a sentence, from ids to ids on the host'
   return f'{table(header, rows)}\n{note}'

@@ -5,35 +5,19 @@ import itertools
 import json
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from benchmarks.acceleration.peaks import peak_tflops, utilisation
+from benchmarks.acceleration.device import peak_tflops, utilisation
 from benchmarks.acceleration.place import Place
 from benchmarks.acceleration.work import Part, Piece
-from benchmarks.common import log, spread, table
+from benchmarks.common import as_flags, cells, log, table
+from benchmarks.train_throughput import rates
 from fusion_jax.errors import CheckFailed
 
 _NO_MEMORY = 'RESOURCE_EXHAUSTED'
-_PROGRAM = '-m', 'benchmarks.acceleration.training_steps'
-
-
-class Steps(NamedTuple):
-  """Batches of so many rows and positions, and how often they are timed.
-
-  chunk: target tokens whose logits are held at a time, as the configs of large
-    corpora have it.
-  updates, rounds: of one timing, and timings.
-  """
-
-  rows: int
-  length: int
-  chunk: int
-  updates: int
-  rounds: int
-
-
-_FULL = Steps(rows=64, length=128, chunk=4_096, updates=5, rounds=10)
-_TINY = Steps(rows=8, length=16, chunk=64, updates=1, rounds=2)
+# `loss_chunk` is as the configs of large corpora have it.
+_FULL = {'rows': 64, 'length': 128, 'loss_chunk': 4_096, 'updates': 5}
+_TINY = {'rows': 8, 'length': 16, 'loss_chunk': 64, 'updates': 1}
 
 
 def part(place: Place) -> Part:
@@ -61,15 +45,13 @@ def _measure(
 ) -> bool:
   deadline, name = time.monotonic() + seconds, f'{size} {dtype} {layout}'
   steps = _TINY if place.tiny else _FULL
-  flags = {'size': size, 'dtype': dtype, 'layout': layout} | steps._asdict()
-  requests = '1\n' * flags.pop('rounds')
+  flags = {'size': size, 'dtype': dtype, 'layout': layout} | steps
   while True:
-    command = *_PROGRAM, *(f'--{flag}={flags[flag]}' for flag in flags)
     try:
       answers = place.start(
         f'speed {name}',
-        *command,
-        requests=requests,
+        *('-m', 'benchmarks.fusion_jax_step', *as_flags(flags)),
+        requests='1\n' * (2 if place.tiny else 10),
         seconds=max(deadline - time.monotonic(), 0),
         compiles_anew=True,
       )
@@ -79,39 +61,33 @@ def _measure(
         raise
     flags['rows'] //= 2
     log(f'speed {name}: too little memory; now with {flags["rows"]} rows')
-  found = summary(answers, steps.updates, place.device, dtype)
-  found |= {'rows': flags['rows'], 'length': steps.length}
-  place.add('speed', name, found | {'rows_wanted': steps.rows})
+  found = summary(answers, steps['updates'], place.device, dtype)
+  found |= {'rows': flags['rows'], 'length': steps['length']}
+  place.add('speed', name, found | {'rows_wanted': steps['rows']})
   return True
 
 
 def summary(
   answers: str, updates: int, device: Mapping[str, Any], dtype: str
 ) -> dict[str, Any]:
-  """Return seconds a step, rates and utilisation.
+  """What the contestant reports, with seconds a step, rates and utilisation.
 
-  Args:
-    answers: lines of JSON of the contestant, the first without timings.
-    updates: of each timing.
-    device: of `benchmarks.acceleration.device`.
-    dtype: of the activations.
-
-  Returns:
-    They, and what the contestant reports.
+  `answers` are its lines of JSON, `updates` those of each timing, and `device`
+  is that of `acceleration.device`.
   """
   lines = [json.loads(line) for line in answers.splitlines()]
-  seconds = [each / updates for line in lines for each in line['seconds']]
-  report = {key: lines[-1][key] for key in lines[-1] if key != 'seconds'}
-  float32 = dtype == 'float32'
-  arithmetic = device['float32_products'] if float32 else dtype
+  found = rates(lines, updates)
+  speed = found.pop('rates')
+  seconds = {'median': 1 / speed['median']}
+  seconds |= {'min': 1 / speed['max'], 'max': 1 / speed['min']}
+  arithmetic = device['float32_products'] if dtype == 'float32' else dtype
   peak = peak_tflops(device['kind'], arithmetic)
-  median = spread(seconds)['median']
-  return report | {
-    'seconds_a_step': spread(seconds),
-    'target_tokens_per_second': report['target_tokens'] / median,
-    'tflop_per_second': report['gflop'] / median / 1_000,
+  return found | {
+    'seconds_a_step': seconds,
+    'target_tokens_per_second': found['target_tokens'] * speed['median'],
+    'tflop_per_second': found['gflop'] * speed['median'] / 1_000,
     'arithmetic': arithmetic,
-    'utilisation': utilisation(report['gflop'], median, peak),
+    'utilisation': utilisation(found['gflop'], seconds['median'], peak),
   }
 
 
@@ -135,11 +111,10 @@ def _table(device: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 def _cells(own: Mapping[str, Any]) -> tuple[str, ...]:
   share, memory = own['utilisation'], own['peak_device_mb']
-  laps = own['seconds_a_step']
   return (
     f'{own["rows"]} x {own["length"]}+{own["length"]}',
     f'{own["target_tokens_per_second"]:,.0f}',
-    *(f'{1e3 * laps[key]:.2f}' for key in ('median', 'min', 'max')),
+    *cells(own['seconds_a_step'], '.2f', 1e3),
     f'{own["tflop_per_second"]:.2f}',
     '' if share is None else f'{share:.1%}',
     f'{own["compile_seconds"]:.1f}',

@@ -1,10 +1,9 @@
 """Pieces of work in a budget of minutes: what is finished is not repeated."""
 
-import contextlib
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.common import log
@@ -66,25 +65,21 @@ def carry_out(
   """Does the pieces that are not finished, the first ones first.
 
   A piece that would take longer than there is time is left out; later ones
-  may still fit.
-
-  Args:
-    parts: in the order of their importance.
-    state: is kept up to date.
-    minutes_left: of the budget.
-    save: called whenever the state has changed.
+  may still fit. `save` is called whenever the state has changed.
   """
   for part in parts.values():
     for piece in part.pieces:
       if piece.name in state.finished:
         continue
-      reason = piece.missing or _too_long(
-        expected(piece, part, state), minutes_left()
-      )
-      if reason:
-        state.left_out[piece.name] = reason
-      else:
-        state.left_out[piece.name] = f'interrupted: {_RESUMES}'
+      minutes, left = expected(piece, part, state), minutes_left()
+      reason = piece.missing
+      if not reason and minutes > left:
+        reason = (
+          f'about {minutes:.1f} minutes, of which {max(left, 0):.1f} are '
+        )
+        reason += f'left: {_RESUMES}'
+      state.left_out[piece.name] = reason or f'interrupted: {_RESUMES}'
+      if not reason:
         save()
         _do(piece, state, minutes_left())
       save()
@@ -92,45 +87,26 @@ def carry_out(
 
 def expected(piece: Piece, part: Part, state: State) -> float:
   """The minutes of a piece: the median of its part's, or what it says."""
-  known = [
-    state.finished[other.name]
-    for other in part.pieces
-    if other.name in state.finished
-  ]
+  names = [other.name for other in part.pieces]
+  known = [state.finished[name] for name in names if name in state.finished]
   return statistics.median(known) if known else piece.minutes
 
 
-def _too_long(minutes: float, left: float) -> str:
-  if minutes <= left:
-    return ''
-  return (
-    f'about {minutes:.1f} minutes, of which {max(left, 0):.1f} are left: '
-    f'{_RESUMES}'
-  )
-
-
 def _do(piece: Piece, state: State, left: float) -> None:
-  log(f'{piece.name}: {left:.1f} minutes are left')
-  begin = time.monotonic()
-  with _recorded(piece.name, state):
-    finished = piece.run(60 * left)
-    spent = (time.monotonic() - begin) / 60
-    if finished:
-      del state.left_out[piece.name]
-      state.finished[piece.name] = spent
-      log(f'{piece.name}: finished in {spent:.1f} minutes')
-    else:
-      state.left_out[piece.name] = f'not finished: {_RESUMES}'
-
-
-@contextlib.contextmanager
-def _recorded(name: str, state: State) -> Iterator[None]:
-  """Turns whatever ends a piece into a line."""
+  """Whatever ends it becomes a line."""
+  name, begin = piece.name, time.monotonic()
+  log(f'{name}: {left:.1f} minutes are left')
   try:
-    yield
+    if not piece.run(60 * left):
+      state.left_out[name] = f'not finished: {_RESUMES}'
+      return
   except subprocess.TimeoutExpired:
     state.left_out[name] = f'stopped when the time was over: {_RESUMES}'
+    return
   except Exception as error:  # The others must be done, bug or not.
-    del state.left_out[name]
     state.failed[name] = first_line(error)
     log(f'{name}: failed: {state.failed[name]}')
+  else:
+    state.finished[name] = (time.monotonic() - begin) / 60
+    log(f'{name}: finished in {state.finished[name]:.1f} minutes')
+  del state.left_out[name]

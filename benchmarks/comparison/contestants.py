@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from benchmarks.comparison.plan import Entry
 from benchmarks.schemes import BASELINE, schemes
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import Row, changed
@@ -48,19 +49,13 @@ class Contestants:
     """What a contestant changes in the config of the plain model."""
     return self._wide if name == WIDE else self._rows[name]
 
-  def is_plain(self, name: str) -> bool:
-    """Whether it has no fusion."""
-    return name in (BASELINE, WIDE)
-
-  def has_norm(self, name: str) -> bool:
-    """Whether a scheme is itself a norm, in the place of pre or post."""
-    return not self.is_plain(name) and 'model.norm' in self._rows[name]
-
-  def is_tuned(self, name: str) -> bool:
-    """Whether there are parameters that only the fusion has."""
-    if self.is_plain(name) or self.has_norm(name):
-      return False
-    return not sizes(self._config(name)).keys() <= sizes(self._plain).keys()
+  def entry(self, name: str) -> Entry:
+    """What the plan has to know of a contestant."""
+    is_plain = name in (BASELINE, WIDE)
+    has_norm = 'model.norm' in self.row(name)
+    own = sizes(self._config(name)).keys() - sizes(self._plain).keys()
+    is_tuned = bool(own) and not (is_plain or has_norm)
+    return Entry(name, is_tuned, has_norm, is_plain)
 
   def gflop(self, name: str) -> float:
     """10^9 operations of the products of a forward pass over a batch."""

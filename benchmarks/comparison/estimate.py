@@ -27,16 +27,7 @@ class Estimate:
     gflop: Callable[[str], float],
     time_plain: Callable[[], float],
   ):
-    """Times nothing yet.
-
-    Args:
-      recipe: the updates of each phase.
-      results: of which those of the same hardware are looked at.
-      hardware: as in the results.
-      gflop: operations of an update of a scheme, up to a factor.
-      time_plain: seconds of an update of the plain model, measured now; asked
-        only while no run of it is finished.
-    """
+    """Times nothing yet."""
     self._recipe, self._results = recipe, results
     self._hardware = hardware
     self._gflop, self._time_plain = gflop, time_plain

@@ -54,18 +54,7 @@ def experiment(
   folders: Folders,
   rate: float | None,
 ) -> Experiment:
-  """The experiment of a run.
-
-  Args:
-    run: of the plan.
-    recipe: the fields of its phase.
-    contestants: what its scheme changes.
-    folders: where it is trained.
-    rate: factor on the fusion's learning rate; None: its default.
-
-  Raises:
-    InputError: the scheme does not go with the recipe.
-  """
+  """The experiment of a run."""
   own = (
     dict(recipe.by_norm[run.phase].get(run.norm, {}))
     | {

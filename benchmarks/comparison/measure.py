@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import circumstances
+from benchmarks.common import as_flags, circumstances
 from benchmarks.comparison.contestants import Contestants, count
 from benchmarks.comparison.experiment import (
   Experiment,
@@ -41,6 +41,7 @@ _TIMING = {
   'training.save_every': 60,
   'training.validate_every': 60,
 }
+_SCORES = ('bleu', 'chrf', 'bleu_signature', 'chrf_signature')
 
 
 class Finished(NamedTuple):
@@ -63,38 +64,13 @@ class Runner:
     keep_open: Sequence[int],
     deadline: float | None,
   ):
-    """Runs nothing yet.
-
-    Args:
-      recipe: of the runs.
-      contestants: of the recipe.
-      folders: of runs and texts.
-      tests: that every run translates, but for those of the tuning.
-      hardware: for the results.
-      keep_open: file descriptors that the programs inherit.
-      deadline: of `time.monotonic`, at which a run is stopped; None: never.
-    """
     self._recipe, self._contestants = recipe, contestants
     self._folders, self._tests = folders, tests
     self._hardware = hardware
     self._keep_open, self._deadline = keep_open, deadline
 
   def __call__(self, run: Run, rate: float | None) -> Finished:
-    """Does what is left of a run.
-
-    Args:
-      run: of the plan; what it needs is finished.
-      rate: factor on the fusion's learning rate; None: its default.
-
-    Returns:
-      Its results.
-
-    Raises:
-      subprocess.CalledProcessError: a program failed.
-      subprocess.TimeoutExpired: it was stopped at the deadline.
-      CheckFailed: the training was stopped.
-      InputError: the run that it starts from has no checkpoint any more.
-    """
+    """Does what is left of a run."""
     begin, workdir = time.monotonic(), self._folders.run(run)
     unbroken = not workdir.exists()
     made = self._experiment(run, rate)
@@ -154,15 +130,9 @@ class Runner:
   def _translate(self, workdir: Path, name: str, text: Text) -> Sequence[str]:
     output = workdir / f'{name}.txt'
     if not output.exists():
-      start(
-        'decode.py',
-        f'--workdir={workdir}',
-        f'--input={text.source}',
-        f'--output={output}',
-        '--step=last',
-        f'--average={self._recipe.average}',
-        **self._options(),
-      )
+      files = {'workdir': workdir, 'input': text.source, 'output': output}
+      flags = files | {'step': 'last', 'average': self._recipe.average}
+      start('decode.py', *as_flags(flags), **self._options())
     return read_file(str(output)).lines
 
   def _options(self) -> dict[str, Any]:
@@ -215,12 +185,7 @@ class Runner:
     found = {}
     for name, lines in translations.items():
       scores = corpus_scores(lines, self._tests[name].references, language)
-      found[name] = {
-        'bleu': scores.bleu,
-        'chrf': scores.chrf,
-        'bleu_signature': scores.bleu_signature,
-        'chrf_signature': scores.chrf_signature,
-      }
+      found[name] = {key: getattr(scores, key) for key in _SCORES}
     return found
 
 

@@ -40,16 +40,14 @@ class Run(NamedTuple):
     return (*self.trials, self.start) if self.start else self.trials
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
   """What the plan has to know of a contestant.
 
-  Attributes:
-    name: of it.
-    is_tuned: whether its fusion's rate is chosen.
-    has_norm: whether it is a norm itself; it cannot start from a plain model
-      then, and is trained from scratch once, in the place of the first norm.
-    is_plain: whether it has no fusion: it then continues its own run.
+  name: of it.
+  is_tuned: whether its fusion's rate is chosen.
+  has_norm: whether it is a norm itself; it cannot start from a plain model
+    then, and is trained from scratch once, in the place of the first norm.
+  is_plain: whether it has no fusion: it then continues its own run.
   """
 
   name: str
@@ -80,14 +78,6 @@ def plan(recipe: Recipe, entries: Sequence[Entry], chosen: Chosen) -> list[Run]:
   Seed by seed, first that of the tuning: for each norm the plain model, its
   continuation, tuning and continuation of every scheme; then all schemes from
   scratch.
-
-  Args:
-    recipe: norms, seeds and rates.
-    entries: the contestants that are asked for, and the plain model.
-    chosen: what is asked for.
-
-  Returns:
-    The runs; each comes after those that it needs.
   """
   every = [
     run
@@ -95,16 +85,12 @@ def plan(recipe: Recipe, entries: Sequence[Entry], chosen: Chosen) -> list[Run]:
     for run in _of_seed(recipe, entries, seed)
   ]
   wanted: set[Run] = set()
-  for run in every:
-    if run in chosen:
-      _add(wanted, run)
+  left = [run for run in every if run in chosen]
+  while left:
+    run = left.pop()
+    wanted.add(run)
+    left += run.needs
   return [run for run in every if run in wanted]
-
-
-def _add(wanted: set[Run], run: Run) -> None:
-  wanted.add(run)
-  for needed in run.needs:
-    _add(wanted, needed)
 
 
 def _of_seed(
@@ -125,25 +111,15 @@ def _continued(
   recipe: Recipe, entry: Entry, norm: str, seed: int
 ) -> Iterator[Run]:
   """A contestant from a trained plain model, and what comes before."""
-  plain = _plain(entry, norm, seed)
-  trials = _trials(recipe, entry, norm) if entry.is_tuned else []
+  name = entry.name
+  plain = Run('plain', norm, name if entry.is_plain else BASELINE, seed)
+  start = plain._replace(seed=recipe.tuning_seed)
+  trials = tuple(
+    Run('tuning', norm, name, recipe.tuning_seed, rate, start)
+    for rate in (recipe.rates if entry.is_tuned else ())
+  )
   if entry.is_plain:
     yield plain
   if seed == recipe.tuning_seed:
     yield from trials
-  yield Run(
-    'continued', norm, entry.name, seed, start=plain, trials=tuple(trials)
-  )
-
-
-def _plain(entry: Entry, norm: str, seed: int) -> Run:
-  name = entry.name if entry.is_plain else BASELINE
-  return Run('plain', norm, name, seed)
-
-
-def _trials(recipe: Recipe, entry: Entry, norm: str) -> list[Run]:
-  seed = recipe.tuning_seed
-  start = _plain(entry, norm, seed)
-  return [
-    Run('tuning', norm, entry.name, seed, rate, start) for rate in recipe.rates
-  ]
+  yield Run('continued', norm, name, seed, start=plain, trials=trials)

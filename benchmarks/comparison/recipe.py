@@ -81,19 +81,7 @@ class Recipe:
 
 
 def read(path: Path, corpus: str) -> Recipe:
-  """Reads a recipe.
-
-  Args:
-    path: of the TOML file.
-    corpus: one of those that the file has.
-
-  Returns:
-    The recipe of this corpus.
-
-  Raises:
-    InputError: the file cannot be read, lacks something, names no such corpus
-      or has a field that no config has.
-  """
+  """Reads a recipe."""
   table = _load(path)
   corpora = table.pop('corpora', {})
   if corpus not in corpora:

@@ -2,9 +2,10 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.common import markdown
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.tables import SAMPLES, Bleu, Line, Table
@@ -22,26 +23,13 @@ _ENTROPY = re.compile(r'(\w+)/.*coupling_entropy_(\d+)')
 
 
 def report(recipe: Recipe, results: Results, tables: Sequence[Table]) -> str:
-  """What was compared and how, and a section for each table.
-
-  Args:
-    recipe: of the results.
-    results: of the finished runs.
-    tables: of them.
-
-  Returns:
-    Markdown that ends in a newline.
-  """
+  """What was compared and how, and a section for each table."""
   parts = [_head(recipe), *map(_section, tables), _circumstances(results)]
   return '\n\n'.join(part for part in parts if part) + '\n'
 
 
 def put_into(path: Path, text: str) -> None:
-  """Replaces what stands between the markers of a file.
-
-  Raises:
-    InputError: there is no such file, or a marker is missing.
-  """
+  """Replaces what stands between the markers of a file."""
   if not path.is_file():
     raise InputError(f'--readme: {path}: no such file')
   before, begin, rest = path.read_text(encoding='utf-8').partition(_BEGIN)
@@ -107,7 +95,7 @@ def _grid(lines: Sequence[Line]) -> str:
       row += _cells(line.bleu.get(test), several)
     row += [str(len(line.seeds))] if several else []
     rows.append(row)
-  return _markdown([header, ['---'] * len(header), *rows])
+  return markdown(header, rows)
 
 
 def _cells(bleu: Bleu | None, several: bool) -> list[str]:
@@ -131,48 +119,34 @@ def _p(value: float | None) -> str:
 
 def _fresh(lines: Sequence[Line]) -> str:
   """Which schemes have no start that computes what the plain model does."""
-  listed = [
+  listed = ', '.join(
     f'`{line.scheme}`'
     for line in lines
     if 'fresh' in line.first['start'].values()
-  ]
-  if not listed:
-    return ''
-  return _paragraph(
+  )
+  return listed and _paragraph(
     'New parameters start at random, without an exact start, in one stack or '
-    f'both of {", ".join(listed)}.'
+    f'both of {listed}.'
   )
 
 
 def _entropies(lines: Sequence[Line]) -> str:
-  listed = [
-    f'- `{line.scheme}`: '
-    + '; '.join(
-      f'{side} {", ".join(f"{value:.2f}" for value in values)}'
-      for side, values in found.items()
-    )
-    for line in lines
-    if (found := coupling_entropies(line.first['telemetry']))
-  ]
-  if not listed:
-    return ''
-  title = (
-    'Coupling entropy of the routers at the end, in nats, after each iteration:'
-  )
-  return '\n'.join([title, '', *listed])
+  title = 'Coupling entropy of the routers at the end, in nats, after each '
+  listed = [f'{title}iteration:', '']
+  for line in lines:
+    if found := coupling_entropies(line.first['telemetry']):
+      sides = (
+        f'{side} {", ".join(f"{value:.2f}" for value in values)}'
+        for side, values in found.items()
+      )
+      listed.append(f'- `{line.scheme}`: {"; ".join(sides)}')
+  return '\n'.join(listed) if len(listed) > 2 else ''
 
 
 def coupling_entropies(
   telemetry: Mapping[str, float],
 ) -> dict[str, list[float]]:
-  """The coupling entropies of a run, of each stack that routes.
-
-  Args:
-    telemetry: of its last validation.
-
-  Returns:
-    By the stack; one value for each iteration, the first one first.
-  """
+  """The coupling entropies of a run, of each stack that routes."""
   found: dict[str, dict[int, float]] = {}
   for name, value in telemetry.items():
     if (match := _ENTROPY.fullmatch(name)) and value is not None:
@@ -200,26 +174,18 @@ def _missing(table: Table) -> str:
 
 def _circumstances(results: Results) -> str:
   """Signatures and hardware; nothing without results."""
-  signatures = {
-    f'`{scores["bleu_signature"]}`': None
+  signatures = dict.fromkeys(
+    f'`{scores["bleu_signature"]}`'
     for found in results
     for scores in found['tests'].values()
-  }
-  machines = {
-    f'{found["cpu"]}, {found["cores"]} cores, {found["device"]}, '
-    f'jax {found["jax"]}': None
-    for found in results
-  }
-  if not machines:
-    return ''
-  return _paragraph(
-    f'BLEU {", ".join(signatures)}; trained on {"; ".join(machines)}.'
   )
+  machines = dict.fromkeys(
+    f'{x["cpu"]}, {x["cores"]} cores, {x["device"]}, jax {x["jax"]}'
+    for x in results
+  )
+  text = f'BLEU {", ".join(signatures)}; trained on {"; ".join(machines)}.'
+  return _paragraph(text) if machines else ''
 
 
 def _paragraph(text: str) -> str:
   return textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)
-
-
-def _markdown(rows: Iterable[Sequence[str]]) -> str:
-  return '\n'.join(f'| {" | ".join(row)} |' for row in rows)

@@ -21,15 +21,7 @@ class Results:
   """The results of one recipe in a folder."""
 
   def __init__(self, folder: Path, digest: str):
-    """Reads what is there.
-
-    Args:
-      folder: of the results; need not be there.
-      digest: of the recipe.
-
-    Raises:
-      InputError: a file cannot be read, or is of another recipe.
-    """
+    """Reads what is there."""
     self._folder, self._digest = folder, digest
     self._found = {
       path.relative_to(folder).as_posix().removesuffix('.json'): _read(
@@ -53,13 +45,7 @@ class Results:
     numbers: dict[str, Any],
     translations: Mapping[str, Sequence[str]],
   ) -> None:
-    """Writes the results of a finished run.
-
-    Args:
-      run: that is finished.
-      numbers: what was measured.
-      translations: the lines of each test set.
-    """
+    """Writes the results of a finished run."""
     path = self._folder / f'{run.name}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
     for test, lines in translations.items():
@@ -71,11 +57,7 @@ class Results:
     self._found[run.name] = numbers
 
   def translations(self, run: Run, test: str) -> tuple[str, ...]:
-    """The translations of a test set by a finished run.
-
-    Raises:
-      InputError: their file is missing.
-    """
+    """The translations of a test set by a finished run."""
     return read_file(str(self._translations(run, test))).lines
 
   def _translations(self, run: Run, test: str) -> Path:

@@ -71,31 +71,25 @@ def tables(
   tests: Mapping[str, Text],
   language: str,
 ) -> list[Table]:
-  """All tables of a plan.
-
-  Args:
-    runs: of the plan; those of the tuning are in no table.
-    results: of the finished ones.
-    tests: with their references.
-    language: of the target.
-
-  Returns:
-    The tables in the order of the plan.
-  """
+  """All tables of a plan, in its order; the tuning is in no table."""
   grouped: dict[tuple[str, str], list[Run]] = {}
   for run in runs:
     if run.phase != 'tuning':
       kind = 'continued' if run.phase == 'continued' else 'scratch'
       grouped.setdefault((kind, run.norm), []).append(run)
-  paired = Paired(results, tests, language)
+  lines = _Lines(results, tests, language)
   return [
-    _table(*key, grouped[key], results, paired)
-    for key in sorted(grouped, key=lambda key: key[0])
+    Table(
+      *key,
+      lines.of([run for run in own if run in results]),
+      [run for run in own if run not in results],
+    )
+    for key, own in sorted(grouped.items(), key=lambda item: item[0][0])
   ]
 
 
-class Paired:
-  """The paired bootstrap between finished runs; counts a text once."""
+class _Lines:
+  """The lines of finished runs; counts the n-grams of a text once."""
 
   def __init__(
     self, results: Results, tests: Mapping[str, Text], language: str
@@ -103,7 +97,52 @@ class Paired:
     self._results, self._tests, self._language = results, tests, language
     self._counted: dict[tuple[Run, str], Any] = {}
 
-  def __call__(self, baseline: Run, run: Run, test: str) -> float | None:
+  def of(self, runs: Sequence[Run]) -> list[Line]:
+    """The lines of one table."""
+    by_scheme: dict[str, list[Run]] = {}
+    for run in runs:
+      by_scheme.setdefault(run.scheme, []).append(run)
+    baseline = by_scheme.get(BASELINE, [])
+    return [self._line(own, baseline) for own in by_scheme.values()]
+
+  def _line(self, own: Sequence[Run], baseline: Sequence[Run]) -> Line:
+    first = self._results[own[0]]
+    losses = [self._results[run]['validation_nll'] for run in own]
+    extra = None
+    if baseline:
+      extra = first['parameters'] - self._results[baseline[0]]['parameters']
+    return Line(
+      own[0].scheme,
+      tuple(run.seed for run in own),
+      extra,
+      first['fusion_rate'],
+      None if None in losses else statistics.fmean(losses),
+      {test: self._bleu(test, own, baseline) for test in first['tests']},
+      first,
+    )
+
+  def _bleu(
+    self, test: str, own: Sequence[Run], baseline: Sequence[Run]
+  ) -> Bleu:
+    ours, theirs = (
+      {run.seed: run for run in runs if test in self._results[run]['tests']}
+      for runs in (own, baseline)
+    )
+    seeds = self._scores(test, ours.values())
+    common = [seed for seed in ours if seed in theirs]
+    if not common or own[0].scheme == BASELINE:
+      return Bleu(seeds)
+    before, after = (
+      self._scores(test, [runs[seed] for seed in common])
+      for runs in (theirs, ours)
+    )
+    p = self._bootstrap(test, theirs[common[0]], ours[common[0]])
+    return Bleu(seeds, after.mean - before.mean, p, welch(before, after))
+
+  def _scores(self, test: str, runs: Sequence[Run]) -> Seeds:
+    return over_seeds([self._results[r]['tests'][test]['bleu'] for r in runs])
+
+  def _bootstrap(self, test: str, baseline: Run, run: Run) -> float | None:
     """p of equal BLEU; None where the test set is not there."""
     if test not in self._tests:
       return None
@@ -119,76 +158,3 @@ class Paired:
       (counted,) = statistics_of([lines], references, self._language)
       self._counted[run, test] = counted['BLEU']
     return self._counted[run, test]
-
-
-def _table(
-  kind: Literal['continued', 'scratch'],
-  norm: str,
-  runs: Sequence[Run],
-  results: Results,
-  paired: Paired,
-) -> Table:
-  finished: dict[str, list[Run]] = {}
-  for run in runs:
-    if run in results:
-      finished.setdefault(run.scheme, []).append(run)
-  baseline = finished.get(BASELINE, [])
-  lines = [_line(own, baseline, results, paired) for own in finished.values()]
-  return Table(kind, norm, lines, [run for run in runs if run not in results])
-
-
-def _line(
-  own: Sequence[Run],
-  baseline: Sequence[Run],
-  results: Results,
-  paired: Paired,
-) -> Line:
-  first = results[own[0]]
-  losses = [results[run]['validation_nll'] for run in own]
-  extra = None
-  if baseline:
-    extra = first['parameters'] - results[baseline[0]]['parameters']
-  return Line(
-    own[0].scheme,
-    tuple(run.seed for run in own),
-    extra,
-    first['fusion_rate'],
-    None if None in losses else statistics.fmean(losses),
-    {
-      test: _bleu(test, own, baseline, results, paired)
-      for test in first['tests']
-    },
-    first,
-  )
-
-
-def _bleu(
-  test: str,
-  own: Sequence[Run],
-  baseline: Sequence[Run],
-  results: Results,
-  paired: Paired,
-) -> Bleu:
-  ours, theirs = (
-    {
-      run.seed: (run, results[run]['tests'][test]['bleu'])
-      for run in runs
-      if test in results[run]['tests']
-    }
-    for runs in (own, baseline)
-  )
-  seeds = over_seeds([score for _, score in ours.values()])
-  common = [seed for seed in ours if seed in theirs]
-  if not common or own[0].scheme == BASELINE:
-    return Bleu(seeds)
-  before, after = (
-    over_seeds([scores[seed][1] for seed in common])
-    for scores in (theirs, ours)
-  )
-  first = common[0]
-  return Bleu(
-    seeds,
-    after.mean - before.mean,
-    paired(theirs[first][0], ours[first][0], test),
-    welch(before, after),
-  )

@@ -25,22 +25,7 @@ class Text(NamedTuple):
 def find_tests(
   patterns: Sequence[str], data: DataConfig, root: Path, folder: Path
 ) -> dict[str, Text]:
-  """Finds and unpacks the test sets.
-
-  Args:
-    patterns: paths in `root` with {lang} and *.
-    data: its languages.
-    root: the folder of the data.
-    folder: for the unpacked files.
-
-  Returns:
-    By their names, which have the folder where it is not `root` itself; those
-    of the first pattern come first.
-
-  Raises:
-    InputError: a pattern fits no file, or the target side lacks a file or
-      lines.
-  """
+  """Finds and unpacks the test sets."""
   found: dict[str, Text] = {}
   for pattern in patterns:
     sources = pattern.format(lang=data.source_language)

@@ -37,19 +37,7 @@ def carry_out(
   limit: int | None = None,
   deadline: float | None = None,
 ) -> list[str]:
-  """Does the runs that have no results yet.
-
-  Args:
-    runs: each after those that it needs.
-    results: to which those of every run are added once it is finished.
-    measure: does a run.
-    seconds: that a run will probably take.
-    limit: of runs; None: all.
-    deadline: of `time.monotonic`, after which none is begun; None: never.
-
-  Returns:
-    The names of the runs that failed, or that need one that did.
-  """
+  """Does the runs that have no results yet."""
   failed, done = [], 0
   for number, run in enumerate(runs, start=1):
     if run in results:
@@ -72,19 +60,7 @@ def carry_out(
 
 
 def chosen_rate(run: Run, results: Results) -> float | None:
-  """The fusion's rate of a run: its own, or the best of its trials.
-
-  Args:
-    run: about to be done.
-    results: of the trials; those that failed are not chosen.
-
-  Returns:
-    That of the lowest validation loss, the first of equal ones; None for the
-    scheme's default, where there are no trials.
-
-  Raises:
-    CheckFailed: all trials failed.
-  """
+  """The fusion's rate of a run: its own, or the best of its trials."""
   if not run.trials:
     return run.rate
   losses = {

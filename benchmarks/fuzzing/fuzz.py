@@ -24,24 +24,15 @@ with atheris.instrument_imports(include=['fusion_jax']):
 _TIMEOUT, _MEMORY = 30, 8_192
 
 
-def corpus(folder: Path, name: str) -> Path:
-  """Where the inputs of a reader are kept."""
-  return folder.parent / 'inputs' / name
-
-
-def findings(folder: Path, name: str) -> Path:
-  """Where the exceptions of a reader are kept, each with its input."""
-  return folder.parent / 'findings' / name
-
-
-def write_seeds(folder: Path, name: str) -> None:
+def write_seeds(folder: Path, name: str) -> Path:
   """Begin the inputs of a reader with files that it likes."""
   reader = READERS[name]
-  where = corpus(folder, name)
+  where = folder.parent / 'inputs' / name
   where.mkdir(parents=True, exist_ok=True)
   seeds = reader.seeds or ((folder / reader.file).read_bytes(),)
   for number, seed in enumerate(seeds):
     (where / f'seed-{number}').write_bytes(seed)
+  return where
 
 
 def one_input(
@@ -76,11 +67,10 @@ def _write_down(found: Path, content: bytes) -> None:
 
 
 def main() -> None:
-  """Fuzz until the time is over."""
   folder, name, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
   logging.disable()
-  write_seeds(folder, name)
-  found = findings(folder, name)
+  inputs = write_seeds(folder, name)
+  found = folder.parent / 'findings' / name
   flags = [
     f'-max_total_time={seconds}',
     f'-timeout={_TIMEOUT}',
@@ -88,7 +78,7 @@ def main() -> None:
     f'-artifact_prefix={found}-',
     '-print_final_stats=1',
     '-verbosity=0',
-    str(corpus(folder, name)),
+    str(inputs),
   ]
   found.parent.mkdir(exist_ok=True)
   atheris.Setup([sys.argv[0], *flags], one_input(folder, READERS[name], found))

@@ -1,14 +1,13 @@
 """The readers of files that come from outside, and files that they like."""
 
 import bz2
-import dataclasses
 import gzip
 import json
 import lzma
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusion_jax.analysis.tags import read_words
 from fusion_jax.cli.line_formats import open_json, open_text
@@ -31,20 +30,19 @@ _ITEM = {'source': 'a dog', 'reference': 'ein Hund', 'contrastive': ['x', 'y']}
 _ERROR = {'contrastive': 'eine Hund', 'type': 'gender', 'distance': 3}
 _GROUPED = {'source': 'a', 'reference': 'ein', 'errors': [_ERROR]}
 _CONLLU = b'# text = Hi you\n1\tHi\thi\tINTJ\t_\t_\t0\troot\t_\t_\n\n'
+_LOCK = b'{"host": "a", "process": 1, "since": "2026"}\n'
 _METRICS = [
   {'kind': 'train', 'step': 100, 'loss': 4.5, 'seconds': 1.25},
   {'kind': 'valid', 'step': 200, 'loss': 4.25, 'bleu': 11.0, 'best': None},
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Reader:
+class Reader(NamedTuple):
   """What reads a file.
 
-  Attributes:
-    file: Its path below the folder that `made` fills.
-    read: Reads the file, all of it; it is given the folder.
-    seeds: Contents to begin with; none: the file as `made` leaves it.
+  file: its path below the folder that `made` fills.
+  read: reads the file, all of it; it is given the folder.
+  seeds: contents to begin with; none: the file as `made` leaves it.
   """
 
   file: str
@@ -81,22 +79,24 @@ def _config(folder: Path) -> ExperimentConfig:
   return changed(load_config('configs/quickstart.py'), tiny)
 
 
-def _pairs(path: Path) -> None:
-  for _ in read_pairs(path, path):
+def _consume(lines: Iterable[Any]) -> None:
+  for _ in lines:
     pass
+
+
+def _pairs(path: Path) -> None:
+  _consume(read_pairs(path, path))
   count_pairs(path, path)
 
 
 def _lines(path: Path) -> None:
   with open_text(str(path)) as lines:
-    for _ in lines:
-      pass
+    _consume(lines)
 
 
 def _json_lines(path: Path) -> None:
   with open_json(str(path), ('source',)) as lines:
-    for _ in lines:
-      pass
+    _consume(lines)
 
 
 def _tokenizer(path: Path) -> None:
@@ -128,39 +128,38 @@ def _in(file: str, read: Callable[[Path], Any], *seeds: bytes) -> Reader:
   return Reader(file, lambda folder: read(folder / file), seeds)
 
 
-def _readers() -> Iterator[tuple[str, Reader]]:
-  for suffix, packed in (
-    ('', bytes),
-    ('.gz', gzip.compress),
-    ('.bz2', bz2.compress),
-    ('.xz', lzma.compress),
-  ):
-    yield f'text{suffix}', _in(f'text{suffix}', _pairs, packed(_TEXT))
-  yield 'lines', _in('lines', _lines, _TEXT)
-  lines = b'{"source": "a", "target": "b", "x": [1, null]}\n{"source": ""}\n'
-  yield 'JSON lines', _in('lines.jsonl', _json_lines, lines)
-  items = (json.dumps([item]).encode() for item in (_ITEM, _GROUPED))
-  yield 'contrastive', _in('items.json', read_items, *items)
-  yield (
-    'CoNLL-U',
-    _in('words.conllu', lambda path: [*read_words(path)], _CONLLU),
-  )
-  metrics = '\n'.join(map(json.dumps, _METRICS)).encode()
-  yield 'metrics', _in('metrics.jsonl', read_metrics, metrics)
-  yield 'config', Reader('run/config.json', lambda at: read_config(at / 'run'))
-  yield (
-    'kept report',
-    Reader('run/corpus/report.json', lambda at: read_report(at / 'run')),
-  )
-  lock = b'{"host": "a", "process": 1, "since": "2026"}\n'
-  yield 'lock', Reader('run/lock', _locked, (lock,))
-  yield 'tokenizer', _in('corpus/source.model', _tokenizer)
-  for name in ('report.json', 'settings.json'):
-    yield name, Reader(f'corpus/{name}', _corpus)
-  for name in ('valid.lengths.npy', 'valid.rows.npy'):
-    yield name, Reader(f'corpus/{name}', _corpus)
-  shard = 'parallel_text-valid.array_record-00000'
-  yield 'records', Reader(f'corpus/{shard}', _corpus)
+def _at(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+  return lambda folder: read(folder / 'run')
 
 
-READERS = dict(_readers())
+_SHARD = 'parallel_text-valid.array_record-00000'
+_PACKED = {'': bytes, '.gz': gzip.compress, '.bz2': bz2.compress}
+READERS = {
+  f'text{suffix}': _in(f'text{suffix}', _pairs, packed(_TEXT))
+  for suffix, packed in (_PACKED | {'.xz': lzma.compress}).items()
+} | {
+  'lines': _in('lines', _lines, _TEXT),
+  'JSON lines': _in(
+    'lines.jsonl',
+    _json_lines,
+    b'{"source": "a", "target": "b", "x": [1, null]}\n{"source": ""}\n',
+  ),
+  'contrastive': _in(
+    'items.json',
+    read_items,
+    *(json.dumps([item]).encode() for item in (_ITEM, _GROUPED)),
+  ),
+  'CoNLL-U': _in('words.conllu', lambda at: _consume(read_words(at)), _CONLLU),
+  'metrics': _in(
+    'metrics.jsonl', read_metrics, '\n'.join(map(json.dumps, _METRICS)).encode()
+  ),
+  'config': Reader('run/config.json', _at(read_config)),
+  'kept report': Reader('run/corpus/report.json', _at(read_report)),
+  'lock': Reader('run/lock', _locked, (_LOCK,)),
+  'tokenizer': _in('corpus/source.model', _tokenizer),
+  'report.json': Reader('corpus/report.json', _corpus),
+  'settings.json': Reader('corpus/settings.json', _corpus),
+  'valid.lengths.npy': Reader('corpus/valid.lengths.npy', _corpus),
+  'valid.rows.npy': Reader('corpus/valid.rows.npy', _corpus),
+  'records': Reader(f'corpus/{_SHARD}', _corpus),
+}

@@ -5,23 +5,19 @@ from typing import Any
 
 import joeynmt
 import torch
-from joeynmt.batch import Batch
 from joeynmt.model import build_model
 from joeynmt.search import search
 
 from benchmarks.decode_task import (
-  END,
   LENGTH,
   Task,
   batches,
-  task_of,
+  serve_task,
   task_parser,
 )
-from benchmarks.peers.joeynmt_step import model_config, vocabulary
-from benchmarks.serving import CORES, serve
-from benchmarks.sizes import SIZES, Size
-
-_PADDING = 1
+from benchmarks.peers.joeynmt_step import make_batch, model_config, vocabulary
+from benchmarks.serving import CORES
+from benchmarks.sizes import Size
 
 
 class JoeyNmtDecode:
@@ -33,23 +29,9 @@ class JoeyNmtDecode:
     pieces = vocabulary(size)
     self._model = build_model(model_config(size), pieces, pieces).eval()
     self._beam = task.beam
-    self._batches = [self._batch(ids) for ids in batches(task, size)]
-
-  def _batch(self, ids: list[list[int]]) -> Batch:
-    source = torch.tensor(ids)
-    rows, length = source.shape
-    return Batch(
-      src=source,
-      src_length=torch.full((rows,), length),
-      src_prompt_mask=None,
-      trg=None,
-      trg_prompt_mask=None,
-      indices=torch.arange(rows),
-      device=torch.device('cpu'),
-      pad_index=_PADDING,
-      eos_index=END,
-      is_train=False,
-    )
+    self._batches = [
+      make_batch(torch.tensor(ids)) for ids in batches(task, size)
+    ]
 
   def step(self) -> None:
     """Translates everything once, as its `predict` does."""
@@ -74,14 +56,7 @@ class JoeyNmtDecode:
 
 
 def main() -> None:
-  """Serves until stdin ends."""
-  arguments = task_parser().parse_args()
-  task = task_of(arguments)
-  serve(
-    lambda size: JoeyNmtDecode(size, task),
-    SIZES[arguments.size],
-    warm_up_steps=1,
-  )
+  serve_task(JoeyNmtDecode, task_parser().parse_args())
 
 
 if __name__ == '__main__':

@@ -14,7 +14,6 @@ from joeynmt.data import load_data
 
 
 def main(path: str) -> None:
-  """Counts an epoch."""
   arguments = parse_global_args(load_config(Path(path)), mode='train')
   _, vocabulary, data, _, _ = load_data(arguments.data, datasets=['train'])
   batches = data.make_iter(

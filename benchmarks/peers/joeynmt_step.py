@@ -59,6 +59,25 @@ def model_config(size: Size) -> dict[str, Any]:
   }
 
 
+def make_batch(
+  source: torch.Tensor, target: torch.Tensor | None = None
+) -> Batch:
+  """Rows without padding; without a target they are to be translated."""
+  rows, length = source.shape
+  return Batch(
+    src=source,
+    src_length=torch.full((rows,), length),
+    src_prompt_mask=None,
+    trg=target,
+    trg_prompt_mask=None,
+    indices=torch.arange(rows),
+    device=torch.device('cpu'),
+    pad_index=_PADDING,
+    eos_index=_END,
+    is_train=target is not None,
+  )
+
+
 class JoeyNmtStep:
   """Forward, loss, backward, Adam."""
 
@@ -83,24 +102,9 @@ class JoeyNmtStep:
     source[:, -1] = target[:, -1] = _END
     return source, torch.nn.functional.pad(target, (1, 0), value=_START)
 
-  def _batch(self) -> Batch:
-    source, target = self._tokens[self._steps % _BATCHES]
-    rows, length = source.shape
-    return Batch(
-      src=source,
-      src_length=torch.full((rows,), length),
-      src_prompt_mask=None,
-      trg=target,
-      trg_prompt_mask=None,
-      indices=torch.arange(rows),
-      device=torch.device('cpu'),
-      pad_index=_PADDING,
-      eos_index=_END,
-    )
-
   def step(self) -> None:
     """One update, as in TrainManager._train_step."""
-    batch = self._batch()
+    batch = make_batch(*self._tokens[self._steps % _BATCHES])
     batch.sort_by_src_length()
     loss, _, _, correct = self._model(return_type='loss', **vars(batch))
     loss = batch.normalize(loss, normalization='tokens')
@@ -120,7 +124,6 @@ class JoeyNmtStep:
 
 
 def main() -> None:
-  """Serves until stdin ends."""
   serve(JoeyNmtStep, SIZES[contestant_parser().parse_args().size])
 
 

@@ -148,7 +148,6 @@ class PyTorchStep:
 
 
 def main() -> None:
-  """Serves until stdin ends."""
   parser = contestant_parser()
   parser.add_argument('--compile', action='store_true')
   arguments = parser.parse_args()

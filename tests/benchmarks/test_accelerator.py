@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks import accelerator
 from benchmarks.acceleration import device, speed
-from benchmarks.acceleration.peaks import peak_tflops, utilisation
+from benchmarks.acceleration.device import peak_tflops, utilisation
 from benchmarks.acceleration.place import Place, jax_platforms, last_error
-from benchmarks.acceleration.training_steps import packed_batches
 from benchmarks.acceleration.work import Part, Piece, State, carry_out
+from benchmarks.fusion_jax_step import packed_batches
 from benchmarks.sizes import SIZES
 from fusion_jax.errors import CheckFailed
 
@@ -271,8 +271,7 @@ def test_a_cpu_multiplies_in_float32():
 
 def test_packed_rows_are_whole_pairs_side_by_side():
   size = SIZES['tiny']
-  batches = packed_batches(size)
-  first = next(batches)
+  first = packed_batches(size)[0]
   assert first.target.shape == (size.rows, size.length)
   kept = np.arange(size.length) < first.target_lengths[:, None]
   assert ((first.target_segments > 0) == kept).all()

@@ -100,7 +100,7 @@ def test_a_fusion_has_more_operations(tmp_path):
 def test_only_what_a_fusion_adds_is_tuned(tmp_path):
   own = Contestants(recipe(tmp_path).phases['plain'])
   tuned = {
-    name: own.is_tuned(name)
+    name: own.entry(name).is_tuned
     for name in ('none', 'dense', 'linear', 'rezero', 'wide')
   }
   assert tuned == {
@@ -110,8 +110,8 @@ def test_only_what_a_fusion_adds_is_tuned(tmp_path):
     'rezero': False,
     'wide': False,
   }
-  assert own.has_norm('rezero')
-  assert own.is_plain('none')
+  assert own.entry('rezero').has_norm
+  assert own.entry('none').is_plain
 
 
 def test_the_seconds_of_an_update_are_without_compilation(tmp_path):

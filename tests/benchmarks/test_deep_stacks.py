@@ -11,7 +11,6 @@ from benchmarks import deep_stacks
 from benchmarks.common import write_results
 from benchmarks.deep_recipes import SCHEMES, get_config, layers_of
 from benchmarks.deep_report import draw, report
-from benchmarks.deep_source import exchanged
 from benchmarks.deep_stacks import (
   changes,
   jobs,
@@ -20,7 +19,7 @@ from benchmarks.deep_stacks import (
   run_missing,
   seconds_of,
 )
-from benchmarks.deep_verdict import log_unigram, nll, verdict
+from benchmarks.deep_verdict import exchanged, log_unigram, nll, verdict
 from benchmarks.programs import measured_fields
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_run import TINY
 
-from benchmarks.tiny_run import TINY
 from fusion_jax import fusion
 from fusion_jax.config import fusion as fusion_options
 from fusion_jax.runs.loading import load_run

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 from launching import ROOT, read, stand_in, with_settings
-
-from benchmarks.tiny_run import TINY
+from tiny_run import TINY
 
 pytestmark = pytest.mark.extended
 

@@ -9,12 +9,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.scaling import check, measured, small
 from benchmarks.scaling_expected import Way, expected, way
-from benchmarks.weak_scaling import bounds, efficiency
 from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.data.batching import Shape
 from fusion_jax.errors import CheckFailed
 from fusion_jax.parallel.mesh import make_mesh
-from fusion_jax.tools.aot.chips import CHIPS
 from fusion_jax.tools.aot.hlo_collectives import Collective
 
 _SHAPE = Shape(64, 16, 16)
@@ -108,22 +106,3 @@ def test_what_is_refused(changes, times, message):
   check(row, 1)
   with pytest.raises(CheckFailed, match=message):
     check(row | changes, times)
-
-
-def test_bounds_of_a_step_on_two_slices():
-  figures = {
-    'topology': '2xv5e:2x2',
-    'flops': 8 * 197e12,
-    'moved': 0.819e12,
-    'exchanges': {
-      'all-reduce': {'count': 1, 'sent': 20e9},
-      'all-reduce between slices': {'count': 1, 'sent': 3.125e9},
-    },
-  }
-  found = bounds(figures, CHIPS['v5e'])
-  # A second each of products, memory and network, a tenth of the links.
-  assert found['products'] == pytest.approx(1)
-  assert found['memory'] == pytest.approx(1)
-  assert found['exchange'] == pytest.approx(0.1)
-  assert found['network'] == pytest.approx(1)
-  assert efficiency(found) == pytest.approx(1 / 2.1)

@@ -1,6 +1,5 @@
 """A tiny run of train.py, by one or several processes, that can be killed."""
 
-import itertools
 import os
 import re
 import signal
@@ -11,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.common import as_flags
 from benchmarks.serving import ROOT
 from fusion_jax.errors import CheckFailed
 
@@ -18,26 +18,23 @@ from fusion_jax.errors import CheckFailed
 SAVE_EVERY = 20
 # Seconds until a run has hung, and a step of it.
 _PATIENCE, _A_STEP = 300, 1
-# Fields of a run that takes seconds.
-TINY = {
+# All that a run holds a state of: where a resumed one could differ.
+_FIELDS = {
   'data.embedded_pairs': 600,
   'data.tokenizer.vocabulary_size': 300,
   'data.batch.tokens': 512,
   'data.batch.shapes': 1,
+  'data.batch.packing': True,
+  'data.sampling.source_alpha': 0.2,
+  'data.sampling.target_alpha': 0.2,
   'model.width': 16,
   'model.filter': 32,
   'model.heads': 2,
   'model.encoder_layers': 1,
   'model.decoder_layers': 1,
   'model.dropout': 0.1,
-  'training.log_every': 1,
-}
-# All that a run holds a state of: where a resumed one could differ.
-_FLAGS = TINY | {
-  'data.batch.packing': True,
-  'data.sampling.source_alpha': 0.2,
-  'data.sampling.target_alpha': 0.2,
   'optimizer.accumulation': 2,
+  'training.log_every': 1,
   'training.ema': 0.9,
   'training.save_every': SAVE_EVERY,
   'training.validate_every': 1_000_000,
@@ -46,8 +43,10 @@ _FLAGS = TINY | {
 }
 
 
-def process_flags(count: int) -> list[list[str]]:
+def _process_flags(count: int) -> list[list[str]]:
   """The flags of each of so many processes on this machine."""
+  if count == 1:
+    return [[]]
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     port = free.getsockname()[1]
@@ -64,35 +63,42 @@ class Run:
 
   def __init__(self, folder: Path, name: str, steps: int, processes: int):
     self.workdir = folder / name
-    self._folder, self._steps, self._count = folder, steps, processes
+    self._checkpoints = self.workdir / 'checkpoints'
+    self._patience = _PATIENCE + _A_STEP * steps
+    self._logs = [folder / f'{name}-{index}.txt' for index in range(processes)]
     self._processes: list[subprocess.Popen] = []
+    own = {'training.steps': steps, 'data.prepared': folder / 'prepared'}
+    config = '--config=configs/quickstart.py', f'--workdir={self.workdir}'
+    flags = *config, *as_flags(_FIELDS | own, 'config.')
+    self._command = [sys.executable, 'train.py', *flags]
+    self._environment = os.environ | {
+      'JAX_PLATFORMS': 'cpu',
+      'JAX_NUM_CPU_DEVICES': '1',
+      'JAX_COMPILATION_CACHE_DIR': str(folder / 'cache'),
+      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    }
 
   def start(self) -> None:
     """Starts the processes; what they say goes to files."""
-    alone = self._count == 1
-    flags = [[]] if alone else process_flags(self._count)
     self._processes = []
-    for index, own in enumerate(flags):
-      with self._log(index).open('w') as output:
+    for flags, log in zip(
+      _process_flags(len(self._logs)), self._logs, strict=True
+    ):
+      with log.open('w') as output:
         self._processes.append(
           subprocess.Popen(
-            [*self._command(), *own],
+            [*self._command, *flags],
             cwd=ROOT,
-            env=self._environment(),
+            env=self._environment,
             stdout=output,
             stderr=output,
           )
         )
 
-  def finish(self) -> list[int]:
-    """Waits for all processes; their exit codes."""
-    patience = _PATIENCE + _A_STEP * self._steps
-    return [process.wait(patience) for process in self._processes]
-
   def complete(self) -> None:
     """Starts the processes and waits for their good end."""
     self.start()
-    codes = self.finish()
+    codes = self._finish()
     if any(codes):
       raise CheckFailed(f'{self.workdir}: exit codes {codes}: {self._said()}')
 
@@ -110,7 +116,7 @@ class Run:
 
   def went_on(self) -> str:
     """The step from which the processes went on; '-' if they did not yet."""
-    text = self._log(0).read_text()
+    text = self._logs[0].read_text()
     found = re.search(r'resuming from step (\d+)', text)
     if found:
       return found[1]
@@ -118,64 +124,36 @@ class Run:
 
   def checkpoints(self) -> list[Path]:
     """The finished ones, by step."""
-    folder = self.workdir / 'checkpoints'
-    found = [each for each in folder.glob('*') if each.name.isdigit()]
+    found = [
+      each for each in self._checkpoints.glob('*') if each.name.isdigit()
+    ]
     return sorted(found, key=lambda path: int(path.name))
 
   def is_saving(self) -> bool:
     """Whether a checkpoint is being written."""
-    folder = self.workdir / 'checkpoints'
-    return any(folder.glob('*.orbax-checkpoint-tmp*'))
+    return any(self._checkpoints.glob('*.orbax-checkpoint-tmp*'))
 
   def kill(self, victims: Sequence[int], number: signal.Signals) -> list[int]:
     """Sends a signal to some processes; the exit codes of all."""
     for victim in victims:
       self._processes[victim].send_signal(number)
-    return self.finish()
+    return self._finish()
 
   def wait_until(self, condition: Callable[[], bool]) -> None:
-    """Waits while all processes live.
-
-    Raises:
-      CheckFailed: one has ended, or it takes too long.
-    """
+    """Waits while all processes live; raises CheckFailed when one does not."""
     deadline = time.monotonic() + _PATIENCE
     while not condition():
       codes = [process.poll() for process in self._processes]
-      if codes.count(None) < self._count or time.monotonic() > deadline:
+      if codes != [None] * len(codes) or time.monotonic() > deadline:
         raise CheckFailed(
           f'{self.workdir}: not killed in time, exit codes {codes}: '
           f'{self._said()}'
         )
       time.sleep(0.001)
 
+  def _finish(self) -> list[int]:
+    return [process.wait(self._patience) for process in self._processes]
+
   def _said(self) -> str:
-    lines = [
-      self._log(index).read_text().splitlines()[-1:]
-      for index in range(self._count)
-    ]
-    return ' | '.join(itertools.chain(*lines))
-
-  def _log(self, process: int) -> Path:
-    return self._folder / f'{self.workdir.name}-{process}.txt'
-
-  def _command(self) -> list[str]:
-    flags = _FLAGS | {
-      'training.steps': self._steps,
-      'data.prepared': self._folder / 'prepared',
-    }
-    return [
-      sys.executable,
-      'train.py',
-      '--config=configs/quickstart.py',
-      f'--workdir={self.workdir}',
-      *(f'--config.{name}={value}' for name, value in flags.items()),
-    ]
-
-  def _environment(self) -> dict[str, str]:
-    return os.environ | {
-      'JAX_PLATFORMS': 'cpu',
-      'JAX_NUM_CPU_DEVICES': '1',
-      'JAX_COMPILATION_CACHE_DIR': str(self._folder / 'cache'),
-      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-    }
+    lines = (log.read_text().splitlines()[-1:] for log in self._logs)
+    return ' | '.join(line for last in lines for line in last)
