@@ -74,7 +74,7 @@ class FusionJaxDecode:
     run = random_run(size, dtype)
     self._model, self._parameters = run.model, run.parameters
     self._settings = SearchSettings(
-      task.beam, 1, END, LengthPenalty(), narrows=True
+      task.beam, 1, END, LengthPenalty(), compacts=True
     )
     limits = np.full(task.rows, LENGTH, np.int32)
     self._rows = [

@@ -82,7 +82,7 @@ def _search(size: Size, task: Task) -> dict[str, float]:
   parameters = jax.eval_shape(lambda: initial_parameters(model, 0))
   limits = np.full(task.rows, LENGTH, np.int32)
   source = Source(np.ones((task.rows, LENGTH), np.int32), limits)
-  settings = SearchSettings(task.beam, 1, END, LengthPenalty(), narrows=True)
+  settings = SearchSettings(task.beam, 1, END, LengthPenalty(), compacts=True)
 
   def cached(parameters):
     step, cache = start(

@@ -68,11 +68,11 @@ def measured(layout: Sequence[int], parts: int) -> list[dict[str, Any]]:
 
   from benchmarks.scaling_expected import Expected, expected, way
   from fusion_jax.tools.aot.hlo_collectives import collectives
-  from fusion_jax.tools.aot.programs import Request, program_for
+  from fusion_jax.tools.aot.programs import ProgramRequest, program_for
 
   config = small(layout, parts)
   devices = jax.devices()[:DEVICES]
-  program = program_for(config, Request('train', 16, 16), devices)
+  program = program_for(config, ProgramRequest('train', 16, 16), devices)
   found = collections.defaultdict(list)
   for one in collectives(program.traced.lower().compile().as_text()):
     found[way(one, program.mesh)].append(one)

@@ -8,11 +8,12 @@ Figures are made without pyplot: there is no global state and no screen.
 import contextlib
 import functools
 import io
+import itertools
 import logging
 import math
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,10 @@ _EASTERN = (
 # A map with more cells or columns than this shows no numbers in them.
 _MOST_NUMBERS = 120
 _MOST_COLUMNS = 14
+# Most markers of a line, about.
+_MOST_MARKERS = 20
+# Small letters that fit into an inch.
+_LETTERS = 14
 # Most names shown side by side.
 _MOST_NAMES = 20
 # Width and height of a panel in inches.
@@ -102,10 +107,11 @@ def panels(
 
 
 def styles() -> Iterator[dict[str, Any]]:
-  """Yield the colour and marker of each next line, repeating forever."""
-  while True:
-    for colour, marker in zip(COLOURS, MARKERS, strict=True):
-      yield {'color': colour, 'marker': marker, 'markersize': 4}
+  """Yield colour and marker of each next line; 49 pairs before one repeats."""
+  for number in itertools.count():
+    turn, place = divmod(number, len(COLOURS))
+    marker = MARKERS[(place + turn) % len(MARKERS)]
+    yield {'color': COLOURS[place], 'marker': marker, 'markersize': 4}
 
 
 def drawn(value: float | int | None) -> float | int:
@@ -113,32 +119,49 @@ def drawn(value: float | int | None) -> float | int:
   return math.nan if value is None else value
 
 
+# x and y values of a line.
+Line = tuple[Sequence[float | int], Sequence[float | int]]
+
+
 def draw_lines(
   axes: Axes,
-  lines: Mapping[str, tuple[Sequence[float | int], Sequence[float]]],
+  lines: Mapping[str, Line],
   x: str,
   y: str,
-  whole: bool = True,
+  dashed: Collection[str] = (),
 ) -> None:
-  """Draw lines with a legend.
+  """Draw lines over whole numbers, each in a colour and marker of its own.
 
   Args:
     axes: Axes to draw on.
-    lines: The x and y values of each line, by name.
+    lines: The x and y values of each line, by name. A line without values is
+      not drawn, and the others look as if it were.
     x: Label of the x axis, with its unit.
     y: Label of the y axis, with its unit.
-    whole: Whether the x values are whole numbers.
+    dashed: Names of the lines to dash.
   """
   for (name, (xs, ys)), style in zip(lines.items(), styles(), strict=False):
-    if len(xs) > 40:
-      style['marker'] = ''
-    axes.plot(xs, ys, label=name, **style)
+    if not len(xs):
+      continue
+    dash = '--' if name in dashed else '-'
+    every = max(1, len(xs) // _MOST_MARKERS)
+    axes.plot(xs, ys, dash, label=name, markevery=every, **style)
   axes.set_xlabel(x)
   axes.set_ylabel(y)
-  if whole:
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-  if len(lines) > 1:
-    axes.legend(fontsize='small', frameon=False)
+  axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+  if len(axes.lines) > 1:
+    _legend_beside(axes)
+
+
+def _legend_beside(axes: Axes) -> None:
+  """Put the legend to the right of the axes, where nothing is drawn."""
+  axes.legend(
+    loc='upper left',
+    bbox_to_anchor=(1.01, 1),
+    borderaxespad=0,
+    fontsize='small',
+    frameon=False,
+  )
 
 
 def thinned(names: Sequence[str]) -> list[str]:
@@ -151,13 +174,14 @@ def share_legend(figure: Figure, axes: Sequence[Axes]) -> None:
   """Put one legend below panels of the same lines, instead of one in each."""
   handles, names = axes[0].get_legend_handles_labels()
   for panel in axes:
-    if legend := panel.get_legend():
+    if (legend := panel.get_legend()) is not None:
       legend.remove()
+  longest = max(map(len, names)) + 8
   figure.legend(
     handles,
     names,
     loc='outside lower center',
-    ncols=3,
+    ncols=min(3, max(1, int(_LETTERS * figure.get_figwidth() / longest))),
     fontsize='small',
     frameon=False,
   )
@@ -191,7 +215,7 @@ def draw_bars(
   axes.set_ylabel(y)
   axes.grid(axis='x', visible=False)
   if len(bars) > 1:
-    axes.legend(fontsize='small', frameon=False)
+    _legend_beside(axes)
 
 
 def draw_intervals(
@@ -282,38 +306,6 @@ def _write_numbers(axes: Axes, values: Float[np.ndarray, 'R C'], norm) -> None:
         fontsize='x-small',
         color='black' if norm(value) > 0.55 else 'white',
       )
-
-
-# x and y values of a line.
-Line = tuple[Sequence[float | int], Sequence[float | int]]
-
-
-def draw_pairs(
-  axes: Axes,
-  pairs: Mapping[str, Mapping[str, Line]],
-  x: str,
-  y: str,
-) -> None:
-  """Draw pairs of lines in one colour each: the first solid, the second dashed.
-
-  Args:
-    axes: Axes to draw on.
-    pairs: One or two named lines for each name. The legend shows the names of
-      the lines if there is only one pair.
-    x: Label of the x axis, with its unit.
-    y: Label of the y axis, with its unit.
-  """
-  for (name, lines), style in zip(pairs.items(), styles(), strict=False):
-    for (kind, (xs, ys)), dash in zip(lines.items(), ('-', '--'), strict=False):
-      told = name if dash == '-' else '_dashed'
-      label = kind if len(pairs) == 1 else told
-      marker = style['marker'] if len(xs) <= 40 else ''
-      axes.plot(xs, ys, dash, label=label, **(style | {'marker': marker}))
-  axes.set_xlabel(x)
-  axes.set_ylabel(y)
-  axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-  if len(pairs) > 1 or any(len(lines) > 1 for lines in pairs.values()):
-    axes.legend(fontsize='small', frameon=False)
 
 
 def as_svg(figure: Figure) -> bytes:

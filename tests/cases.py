@@ -273,15 +273,8 @@ _SCHEMES = _plain_schemes()
 CASES = _SCHEMES | _options() | _attention() | _combined()
 _CORE = {
   *_SCHEMES,
-  *(
-    'none-pre',
-    'none-post',
-    'rezero',
-    'scan-linear',
-    'scan-gtrans-transparent',
-  ),
-  *('multi_layer-2', 'shortcut', 'shortcut-both', 'shortcut-non_lexical-pre'),
-  *('hierarchical-start', 'transparent-hierarchical', 'different-depths'),
+  'scan-linear',
+  *('multi_layer-2', 'shortcut-both', 'shortcut-non_lexical-pre'),
 }
 
 

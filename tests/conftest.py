@@ -18,7 +18,7 @@ _FLAGS = (
   '--xla_backend_optimization_level=0',
   '--xla_llvm_disable_expensive_passes=true',
   # XLA ends the process on a flag that it does not know any more.
-  '--xla_cpu_use_fusion_emitters=false'
+  '--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1'
   if importlib.metadata.version('jaxlib') < '0.11'
   else '',
   os.environ.get('XLA_FLAGS', ''),

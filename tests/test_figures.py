@@ -53,3 +53,66 @@ def test_fonts_that_are_there_are_used(monkeypatch, installed):
 def test_a_folder_that_is_not_there_is_one_line(tmp_path):
   with pytest.raises(InputError, match='No such file'):
     figures.save(_figure('x'), tmp_path / 'none' / 'x')
+
+
+def _drawn(figure):
+  """The axes, and the boxes of the legends, in pixels."""
+  figure.draw_without_rendering()
+  boxes = [axes.get_window_extent() for axes in figure.axes]
+  legends = [axes.get_legend() for axes in figure.axes] + figure.legends
+  return boxes, [each.get_window_extent() for each in legends if each]
+
+
+def _assert_apart(figure, count):
+  boxes, legends = _drawn(figure)
+  assert len(legends) == count
+  for legend in legends:
+    assert not any(legend.overlaps(box) for box in boxes)
+    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1 + 1
+
+
+_LINES = {f'line {n}': ([1, 2, 3], [n, n + 1, n]) for n in range(9)}
+
+
+def test_legends_cover_no_axes():
+  figure, axes = figures.panels(2)
+  figures.draw_lines(axes[0], _LINES, 'x', 'y')
+  figures.draw_bars(
+    axes[1], ['a', 'b'], {'one': [1.0, 2.0], 'two': [3.0, 4.0]}, 'x', ''
+  )
+  _assert_apart(figure, 2)
+
+
+@pytest.mark.parametrize('name', ['short', 'a name of a run that is long ' * 2])
+def test_a_shared_legend_fits_below(name):
+  figure, axes = figures.panels(2)
+  lines = {f'{name}, {n}': line for n, line in enumerate(_LINES.values())}
+  for panel in axes:
+    figures.draw_lines(panel, lines, 'x', 'y')
+  figures.share_legend(figure, axes)
+  _assert_apart(figure, 1)
+
+
+def test_lines_differ_in_colour_and_marker():
+  _, (axes,) = figures.panels(1)
+  figures.draw_lines(axes, _LINES, 'x', 'y', dashed=['line 1'])
+  looks = [(line.get_color(), line.get_marker()) for line in axes.lines]
+  assert len(set(looks)) == 9
+  assert all(marker != 'None' for _, marker in looks)
+  assert looks[0][0] != looks[1][0]
+  assert looks[0][1] != looks[1][1]
+  dashes = [line.get_linestyle() for line in axes.lines]
+  assert dashes == ['-', '--', *['-'] * 7]
+
+
+def test_long_lines_have_few_markers_and_empty_ones_keep_their_look():
+  _, (axes,) = figures.panels(1)
+  lines = {'none': ([], []), 'long': (range(1_000), range(1_000))}
+  figures.draw_lines(axes, lines, 'x', 'y')
+  (line,) = axes.lines
+  assert line.get_markevery() == 50
+  assert (line.get_color(), line.get_marker()) == (
+    figures.COLOURS[1],
+    figures.MARKERS[1],
+  )
+  assert axes.get_legend() is None

@@ -56,7 +56,8 @@ def _view(name: str) -> str:
 def main(argv: list[str]) -> None:
   """Apply the views, write their files and print their summaries."""
   start_logging()
-  from fusion_jax.analysis.run_view import look_at, open_subject
+  from fusion_jax.analysis.run_with_text import open_subject
+  from fusion_jax.analysis.view import look_at
   from fusion_jax.analysis.views import VIEWS, check_view, views_of
 
   arguments = parse_arguments(argv, _parser())

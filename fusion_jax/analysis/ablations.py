@@ -8,19 +8,20 @@ the masks are inputs (`fusion_jax.layers.ablation_masks`).
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fusion_jax import figures
-from fusion_jax.analysis.ablation_masks import Ablation, ablated, ablations_of
+from fusion_jax import figures, fusion
 from fusion_jax.analysis.passes import text_batches, text_shapes
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view_result import View, ViewResult
-from fusion_jax.decoding.translate import Translator
-from fusion_jax.metrics import corpus_scores
+from fusion_jax.analysis.view import SIDES, Numbers, View
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion.gtrans import group_count, groups_of
+from fusion_jax.layers.ablation_masks import AblationMasks, with_masks
 from fusion_jax.models.losses import LossSums, zero_sums
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.training.step import batch_loss
@@ -38,6 +39,95 @@ _MEASURES = {
   'loss_change': 'change of the loss, nats per subword',
   'bleu_change': 'change of BLEU, points',
 }
+
+Kind = Literal['layer', 'input', 'group']
+
+
+@dataclasses.dataclass(frozen=True)
+class Ablation:
+  """A part that is left out; see `AblationMasks` for the effect.
+
+  Attributes:
+    side: Side of the stack.
+    kind: Kind of part; 'input' is a layer as layer aggregation or a layer
+      connection reads it.
+    number: Number of the part. Layers count from 1, with 0 for the embedding;
+      groups count from 1.
+  """
+
+  side: Side
+  kind: Kind
+  number: int
+
+
+def ablations_of(config: ModelConfig) -> tuple[Ablation, ...]:
+  """Return every part that can be left out alone and that the model reads."""
+  return tuple(
+    ablation for side in SIDES for ablation in _of_side(config, side)
+  )
+
+
+def ablated(
+  parameters: Parameters, config: ModelConfig, ablation: Ablation | None
+) -> Parameters:
+  """Return parameters of a model without a part.
+
+  Args:
+    parameters: Parameters of the model.
+    config: Model configuration.
+    ablation: One of `ablations_of`; None leaves nothing out.
+
+  Returns:
+    The same arrays with masks beside them. The structure is the same for all
+    ablations, so that one compiled program serves them all.
+  """
+  masks = {side: _whole(config, side) for side in SIDES}
+  if ablation is not None:
+    masks[ablation.side] = _without(masks[ablation.side], config, ablation)
+  return with_masks(parameters, masks)
+
+
+def _of_side(config: ModelConfig, side: Side) -> Iterable[Ablation]:
+  grouped = config.side(side).fusion == 'gtrans'
+  depth, (first, last) = config.layers(side), (0, 0)
+  if grouped and side == 'decoder':
+    depth = fusion.inference_depth(config)
+    first, last = fusion.groups_kept(config)
+  elif grouped:
+    last = group_count(config, side)
+  for number in range(1, depth + 1):
+    yield Ablation(side, 'layer', number)
+  read = [n for n in fusion.layers_fused(config, side) if n <= depth]
+  # A layer that is read alone is not aggregated, but a dense connection adds it
+  # to the layer's own output. A group of the encoder is read as its last layer.
+  least = 1 if config.side(side).fusion == 'dense' else 2
+  if len(read) >= least and not (grouped and side == 'encoder'):
+    for number in read:
+      yield Ablation(side, 'input', number)
+  if last - first > 1:
+    for number in range(first + 1, last + 1):
+      yield Ablation(side, 'group', number)
+
+
+def _whole(config: ModelConfig, side: Side) -> AblationMasks:
+  layers = config.layers(side)
+  grouped = config.side(side).fusion == 'gtrans'
+  sizes = layers, layers + 1, group_count(config, side) if grouped else 0
+  return AblationMasks(*(np.ones(size, bool) for size in sizes))
+
+
+def _without(
+  keep: AblationMasks, config: ModelConfig, ablation: Ablation
+) -> AblationMasks:
+  field, place = f'{ablation.kind}s', ablation.number
+  if ablation.kind == 'group' and ablation.side == 'encoder':
+    field = 'inputs'
+    place = groups_of(config, 'encoder')[place - 1][-1]
+  elif ablation.kind != 'input':
+    place -= 1
+  mask = getattr(keep, field).copy()
+  mask[place] = False
+  return keep._replace(**{field: mask})
 
 
 def ablation_losses(
@@ -85,14 +175,10 @@ def ablation_scores(
     Scores from 0 to 100, and sacreBLEU's signature.
   """
   run = subject.run
-  sources, references = zip(*subject.lines, strict=True)
-  language = run.config.data.target_language
   found, signature = [], ''
   for number, ablation in enumerate(chosen, start=1):
     parameters = ablated(run.parameters, run.config.model, ablation)
-    own = dataclasses.replace(run, parameters=parameters)
-    translations = list(Translator(own, run.config.decoding).translate(sources))
-    scores = corpus_scores(translations, references, language)
+    scores = subject.scores(dataclasses.replace(run, parameters=parameters))
     found.append(scores.bleu)
     signature = scores.bleu_signature
     logger.info(
@@ -105,11 +191,8 @@ def ablation_scores(
   return found, signature
 
 
-def measure(subject: RunWithText) -> Mapping[str, Any]:
+def measure(subject: RunWithText) -> Numbers:
   """Measure loss and BLEU of the whole model and of every ablation.
-
-  Args:
-    subject: Run and text to measure.
 
   Returns:
     'whole': loss and BLEU of the whole model. 'ablations': for each side, kind
@@ -136,7 +219,7 @@ def measure(subject: RunWithText) -> Mapping[str, Any]:
   }
 
 
-def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+def draw(numbers: Numbers) -> figures.Figure:
   """Draw a row of bars for each side and kind: loss, then BLEU."""
   rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
   for row in numbers['ablations']:
@@ -154,20 +237,17 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
   return figure
 
 
-def look(subject: RunWithText) -> ViewResult:
-  """Measure the ablations, and summarise and draw them."""
-  numbers = measure(subject)
+def summary(numbers: Numbers) -> str:
+  """Name the part that the model misses most."""
   whole = numbers['whole']
   worst = max(numbers['ablations'], key=_cost)
   loss = 'no' if whole['loss'] is None else f'{whole["loss"]:.3f}'
   change = worst['loss_change']
   change = 'no finite loss' if change is None else f'{change:+.3f} nats'
-  return ViewResult(
-    numbers,
-    lambda: draw(numbers),
+  return (
     f'The whole model has a loss of {loss} nats and BLEU {whole["bleu"]:.2f}; '
     f'it suffers most without {_name(Ablation(*map(worst.get, _FIELDS)))}: '
-    f'{change}, BLEU {worst["bleu_change"]:+.2f}.',
+    f'{change}, BLEU {worst["bleu_change"]:+.2f}.'
   )
 
 
@@ -193,6 +273,8 @@ VIEW = View(
     'left out at inference: the higher a loss and the lower BLEU, the more the '
     'model relies on it.'
   ),
-  look=look,
+  measure=measure,
+  draw=draw,
+  summary=summary,
   slow=True,
 )

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fusion_jax import figures
+from fusion_jax.analysis.passes import TokenMeans, token_means
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.sides import SIDES, sides_of
-from fusion_jax.analysis.token_means import TokenMeans, token_means
-from fusion_jax.analysis.view_result import View, ViewResult
+from fusion_jax.analysis.view import SIDES, Numbers, View, sides_of
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.routing import coupling_diversity, coupling_entropy
 
@@ -34,11 +33,8 @@ _PAPER = {
 }
 
 
-def coupling_maps(subject: RunWithText) -> Mapping[str, Any]:
+def coupling_maps(subject: RunWithText) -> Numbers:
   """Measure the mean couplings of every iteration, and their entropy.
-
-  Args:
-    subject: Run and text to measure.
 
   Returns:
     For each side that routes, means over all its tokens: 'couplings'
@@ -84,7 +80,7 @@ def _numbers(means: TokenMeans, axis: str) -> dict[str, Any]:
   }
 
 
-def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+def draw(numbers: Numbers) -> figures.Figure:
   """Draw maps of the iterations, a row per side, and the entropies below."""
   sides = [side for side in SIDES if side in numbers]
   columns = max(len(numbers[side]['entropy']) for side in sides)
@@ -108,6 +104,7 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
   _draw_curve(axes[-2], entropies, 'entropy / uniform entropy')
   diversities = {name: one['diversity'] for name, one in named.items()}
   _draw_curve(axes[-1], diversities, 'diversity, mean of 1 - cosine')
+  figures.share_legend(figure, axes[-2:])
   return figure
 
 
@@ -144,9 +141,8 @@ def _draw_curve(
   figures.draw_lines(axes, lines, 'iteration', y)
 
 
-def look(subject: RunWithText) -> ViewResult:
-  """Measure the couplings, and summarise and draw them."""
-  numbers = coupling_maps(subject)
+def summary(numbers: Numbers) -> str:
+  """List the entropies, beside the paper's."""
   said = '; '.join(
     f'{side}: '
     + ', '.join(f'{value:.2f}' for value in numbers[side]['entropy'])
@@ -154,11 +150,9 @@ def look(subject: RunWithText) -> ViewResult:
     for side in SIDES
     if side in numbers
   )
-  return ViewResult(
-    numbers,
-    lambda: draw(numbers),
+  return (
     f'Entropy of the couplings by iteration, in nats: {said} (Dou et al. '
-    '2019: 6.24, 5.93, 5.86 of at most 6.24).',
+    '2019: 6.24, 5.93, 5.86 of at most 6.24).'
   )
 
 
@@ -170,7 +164,9 @@ VIEW = View(
     'Mean coupling of every layer with every output capsule, by iteration of '
     'the routing; the lower the entropy, the more decided.'
   ),
-  look=look,
+  measure=coupling_maps,
+  draw=draw,
+  summary=summary,
   applies=lambda config: bool(sides_of(config, *_SCHEMES)),
   needs='a model with dynamic or EM routing',
 )

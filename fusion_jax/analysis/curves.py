@@ -1,7 +1,8 @@
-"""Values logged over the training: accuracy, loss, scores and learning rate.
+"""Values logged over the training: curves, and gradients of the layers.
 
 Wang et al. (2018), Fig. 4: accuracy on the training text against accuracy on
-the validation text shows how much a model over-fits.
+the validation text shows how much a model over-fits. Yang et al. (2022), Eq. 8
+and Fig. 11: fusing groups balances the gradients of low and high layers.
 """
 
 import bisect
@@ -10,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fusion_jax import figures
-from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view_result import View, ViewResult
+from fusion_jax.analysis.run_with_text import RunWithText, numbered
+from fusion_jax.analysis.view import Numbers, View
+from fusion_jax.errors import InputError
 
 # Fields of lines of kind 'train' and of kind 'valid'.
 _TRAIN = 'accuracy', 'loss', 'perplexity', 'learning_rate', 'tokens_per_second'
@@ -25,14 +27,13 @@ _PANELS = (
   ('chrf', 'chrF of the validation text', False),
   ('learning_rate', 'learning rate', False),
 )
+# Most lines of a panel of gradients.
+_MOST_LINES = 5
 _NAMES = {'valid': 'validation', 'train': 'training'}
 
 
-def curves(subject: RunWithText) -> Mapping[str, Any]:
+def curves(subject: RunWithText) -> Numbers:
   """Read the numbers of the training and of its validations, by update.
-
-  Args:
-    subject: Run; only its metrics are read.
 
   Returns:
     For 'train' and 'valid' the list 'steps' and a list of every number that
@@ -61,19 +62,21 @@ def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
   """
   figure, axes = figures.panels(len(_PANELS))
   for panel, (field, name, logarithmic) in zip(axes, _PANELS, strict=True):
-    pairs = {run: _lines(numbers, field) for run, numbers in runs.items()}
-    figures.draw_pairs(panel, pairs, 'update', name)
+    lines = _lines(runs, field)
+    training = [line for line in lines if line.endswith(_NAMES['train'])]
+    figures.draw_lines(panel, lines, 'update', name, training)
     if logarithmic:
       panel.set_yscale('log')
+  figures.share_legend(figure, axes)
   return figure
 
 
-def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+def draw(numbers: Numbers) -> figures.Figure:
   """Draw the curves of one run."""
   return draw_runs({'run': numbers})
 
 
-def summary(numbers: Mapping[str, Any]) -> str:
+def summary(numbers: Numbers) -> str:
   """Describe the best score and the last accuracies in a sentence."""
   train, valid = numbers['train'], numbers['valid']
   said = f'{train["steps"][-1]:,} updates'
@@ -90,12 +93,6 @@ def summary(numbers: Mapping[str, Any]) -> str:
       'text'
     )
   return f'{said}.'
-
-
-def look(subject: RunWithText) -> ViewResult:
-  """Read the curves, and summarise and draw them."""
-  numbers = curves(subject)
-  return ViewResult(numbers, lambda: draw(numbers), summary(numbers))
 
 
 def _columns(
@@ -124,20 +121,24 @@ def _gap(
   return gaps
 
 
-def _lines(numbers: Mapping[str, Any], field: str) -> dict[str, figures.Line]:
-  """Return the curves of a number: validation, training, or both."""
-  return {
-    name: (columns['steps'], list(map(figures.drawn, columns[field])))
-    for kind, name in _NAMES.items()
-    if field in (columns := numbers[kind])
-  }
+def _lines(
+  runs: Mapping[str, Mapping[str, Any]], field: str
+) -> dict[str, figures.Line]:
+  """Return the curves of a number, empty where it was not logged."""
+  lines: dict[str, figures.Line] = {}
+  for run, numbers in runs.items():
+    for kind, name in _NAMES.items():
+      values = list(map(figures.drawn, numbers[kind].get(field, [])))
+      steps = numbers[kind]['steps'] if values else []
+      lines[name if len(runs) == 1 else f'{run}, {name}'] = steps, values
+  return lines
 
 
 def _score(value: int | float | None) -> int | float:
   return -math.inf if value is None else value
 
 
-VIEW = View(
+CURVES = View(
   name='curves',
   title='Curves of the training',
   source='Wang et al. 2018, Fig. 4',
@@ -149,6 +150,85 @@ VIEW = View(
     'training.translate_sentences lines, with a beam of '
     'training.translate_beam.'
   ),
-  look=look,
+  measure=curves,
+  draw=draw,
+  summary=summary,
+  reads='metrics',
+)
+
+
+def gradient_norms(subject: RunWithText) -> Numbers:
+  """Read the logged norms by layer.
+
+  Returns:
+    'steps', and 'layers': for the number of each layer one norm per step, the
+    mean over the updates since the previous step; None where it was not finite.
+
+  Raises:
+    InputError: No norms were logged.
+  """
+  rows = subject.of_kind('train')
+  layers = numbered(rows, 'encoder_gradient_norm_')
+  if not layers:
+    raise InputError(
+      f'{subject.workdir}/metrics.jsonl: has no encoder_gradient_norm_1; an '
+      'older version wrote it'
+    )
+  return {'steps': [row['step'] for row in rows], 'layers': layers}
+
+
+def draw_gradients(numbers: Numbers) -> figures.Figure:
+  """Draw a line per layer over updates, and a line per update over layers."""
+  steps, layers = numbers['steps'], numbers['layers']
+  figure, axes = figures.panels(2)
+  shown = [list(layers)[place] for place in _spread(len(layers))]
+  over_updates = {
+    f'layer {layer}': (steps, list(map(figures.drawn, layers[layer])))
+    for layer in shown
+  }
+  figures.draw_lines(axes[0], over_updates, 'update', 'gradient norm')
+  over_layers = {
+    f'update {steps[place]:,}': (
+      list(map(int, layers)),
+      [figures.drawn(norms[place]) for norms in layers.values()],
+    )
+    for place in _spread(len(steps))
+  }
+  figures.draw_lines(axes[1], over_layers, 'encoder layer', 'gradient norm')
+  for panel in axes:
+    panel.set_yscale('log')
+  return figure
+
+
+def gradient_summary(numbers: Numbers) -> str:
+  """List the last norms."""
+  lasts = (norms[-1] for norms in numbers['layers'].values())
+  listed = ', '.join('?' if last is None else f'{last:.3g}' for last in lasts)
+  return (
+    f'At update {numbers["steps"][-1]:,} the norms of the encoder layers, from '
+    f'the lowest, are {listed}.'
+  )
+
+
+def _spread(count: int) -> Sequence[int]:
+  """Return at most five indices of a list, including first and last."""
+  most = min(count, _MOST_LINES)
+  if most < 2:
+    return range(most)
+  return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+GRADIENTS = View(
+  name='gradients',
+  title='Gradients of the layers',
+  source='Yang et al. 2022, Fig. 11',
+  reading=(
+    'Norm of the gradient of the mean loss by the parameters of each encoder '
+    'layer, layer 1 the lowest: left over the training, of at most five '
+    'layers; right over the layers, at five updates from first to last.'
+  ),
+  measure=gradient_norms,
+  draw=draw_gradients,
+  summary=gradient_summary,
   reads='metrics',
 )

@@ -3,27 +3,36 @@
 Emelin et al. (WMT 2019), appendix A.3: 'we were unable to discern any distinct
 patterns in the activations of the individual gates'.
 
-Axis letters: L layers, P parts of a text.
+The parts of a text are all positions, each of the first positions of a
+sentence, and each frequency bin of subwords.
+
+Axis letters: B batch, T positions, D model width, L layers, K gates (of keys
+and of values), M moments, P parts, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax import figures
-from fusion_jax.analysis.frequency import BINS
-from fusion_jax.analysis.gate_sums import (
-  KINDS,
-  POSITIONS,
-  PlaceMoments,
-  gate_moments,
-  gate_places,
+from fusion_jax.analysis.frequency import BINS, frequency_bins, subword_counts
+from fusion_jax.analysis.passes import (
+  sum_over_text,
+  token_masks,
+  watched,
 )
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view_result import View, ViewResult
+from fusion_jax.analysis.view import Numbers, View, nullable
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.models.transformer import shift_right
 
+# Number of first positions of a sentence that are parts of their own.
+POSITIONS = 20
+KINDS = 'key_gate', 'value_gate'
 # Parts of a text; part 0 is all of it.
 _PARTS = {
   'position': slice(1, 1 + POSITIONS),
@@ -36,49 +45,160 @@ _AXES = {
 }
 
 
-def gate_numbers(subject: RunWithText) -> Mapping[str, Any]:
-  """Measure the mean and deviation of the gates of keys and values.
+class Place(NamedTuple):
+  """An attention of a model that has gates.
 
-  Args:
-    subject: Run and text to measure.
+  Attributes:
+    side: Side of the stack.
+    attention: 'self_attention' or 'cross_attention'.
+    text: Side of the positions that the gates belong to.
+  """
+
+  side: Side
+  attention: str
+  text: Side
+
+  @property
+  def name(self) -> str:
+    """The name to display: 'decoder cross-attention'."""
+    return f'{self.side} {self.attention.replace("_", "-")}'
+
+
+def gate_places(config: ModelConfig) -> list[Place]:
+  """Return the attentions of a model that have gates."""
+  encoder, decoder = config.encoder.shortcut, config.decoder.shortcut
+  places = []
+  if encoder.source != 'none':
+    places.append(Place('encoder', 'self_attention', 'encoder'))
+  if decoder.source != 'none' and decoder.where != 'cross':
+    places.append(Place('decoder', 'self_attention', 'decoder'))
+  if decoder.source != 'none' and decoder.where != 'self':
+    places.append(Place('decoder', 'cross_attention', 'encoder'))
+  return places
+
+
+def gate_numbers(subject: RunWithText) -> Numbers:
+  """Measure the mean and deviation of the gates of keys and values.
 
   Returns:
     For each attention with gates ('encoder self-attention' and the like), and
     for 'key_gate' and 'value_gate': 'mean' and 'deviation' over positions and
     features, by 'layer' [L], by 'position' [20][L] and by 'frequency' [10][L];
     None where the text has no such position. 'positions' holds the number of
-    positions in total and of each kind.
+    positions in total and of each kind. End symbols count but for the
+    frequency, which is that of the subword that the position reads.
   """
-  moments = gate_moments(subject)
-  return {place.name: _numbers(own) for place, own in moments.items()}
+  run, places = subject.run, gate_places(subject.run.config.model)
+  bins = _bins(subject)
 
-
-def _numbers(moments: PlaceMoments) -> dict[str, Any]:
-  found: dict[str, Any] = {
-    kind: {
-      name: _by_part(values[..., index])
-      for name, values in (
-        ('mean', moments.mean),
-        ('deviation', moments.deviation),
-      )
+  def sums(parameters, batch):
+    _, kept = watched(run.model, parameters, batch, 'views')
+    masks = token_masks(batch)
+    read = {
+      'encoder': batch.source,
+      'decoder': shift_right(batch.target, run.model.start_id),
     }
+    return [
+      _sums(
+        _gates(kept['views'][place.side], place.attention),
+        parts(masks[place.text], bins[place.text][read[place.text]]),
+      )
+      for place in places
+    ]
+
+  totals = sum_over_text(subject, sums)
+  return {
+    place.name: _numbers(*total)
+    for place, total in zip(places, totals, strict=True)
+  }
+
+
+def _bins(subject: RunWithText) -> Mapping[Side, Int[Array, ' V']]:
+  """Bin the subwords by the text's own counts, without start and end."""
+  run = subject.run
+  sources = (pair.source for pair in subject.pairs)
+  targets = (pair.target for pair in subject.pairs)
+  counts: dict[Side, Int[np.ndarray, ' V']] = {
+    'encoder': subword_counts(sources, run.source_tokenizer),
+    'decoder': subword_counts(targets, run.target_tokenizer),
+  }
+  return {
+    side: jnp.asarray(frequency_bins(own)) for side, own in counts.items()
+  }
+
+
+def _gates(
+  shown: Mapping[str, Any], attention: str
+) -> list[Float[Array, 'L B T D']]:
+  """Return the gates of keys and of values."""
+  if 'layers' in shown:
+    return [shown['layers'][attention][kind] for kind in KINDS]
+  names = [name for name in shown if name.startswith('layer_')]
+  layers = [
+    shown[name][attention]
+    for name in sorted(names, key=lambda name: int(name[len('layer_') :]))
+    if attention in shown[name]
+  ]
+  return [jnp.stack([layer[kind] for layer in layers]) for kind in KINDS]
+
+
+def parts(
+  tokens: Bool[Array, 'B T'], bins: Int[Array, 'B T']
+) -> Float[Array, 'B T P']:
+  """Mark the parts of the text that a position belongs to with 1.
+
+  Args:
+    tokens: True at positions that count.
+    bins: Bin of the subword that every position reads; -1 for none.
+  """
+  place = jnp.arange(tokens.shape[1])[:, None] == jnp.arange(POSITIONS)
+  member = jnp.concatenate(
+    [
+      jnp.ones((*tokens.shape, 1)),
+      jnp.broadcast_to(place, (*tokens.shape, POSITIONS)),
+      jax.nn.one_hot(bins, BINS),
+    ],
+    axis=-1,
+  )
+  return member * tokens[..., None]
+
+
+def _sums(
+  gates: list[Float[Array, 'L B T D']], member: Float[Array, 'B T P']
+) -> tuple[Float[Array, 'P L 2 2'], Float[Array, ' P']]:
+  """Sum the means and mean squares over features; count the positions."""
+  both = jnp.stack(gates)
+  features = jnp.stack([both.mean(-1), jnp.square(both).mean(-1)])
+  sums = jnp.einsum('BTP,MKLBT->PLKM', member, features)
+  return sums, member.sum((0, 1))
+
+
+def _numbers(
+  sums: Float[np.ndarray, 'P L 2 2'], counts: Float[np.ndarray, ' P']
+) -> dict[str, Any]:
+  filled = np.where(counts > 0, counts, np.nan)[:, None, None]
+  mean, square = np.moveaxis(sums.astype(np.float64), -1, 0) / filled
+  moments = {
+    'mean': mean,
+    'deviation': np.sqrt(np.maximum(square - mean**2, 0)),
+  }
+  found: dict[str, Any] = {
+    kind: {name: _by_part(own[..., index]) for name, own in moments.items()}
     for index, kind in enumerate(KINDS)
   }
-  counts = {part: moments.counts[own].tolist() for part, own in _PARTS.items()}
-  found['positions'] = {'all': int(moments.counts[0])} | counts
-  return found
+  whole = counts.astype(int)
+  by_part = {part: whole[own].tolist() for part, own in _PARTS.items()}
+  return found | {'positions': {'all': int(whole[0])} | by_part}
 
 
 def _by_part(values: Float[np.ndarray, 'P L']) -> dict[str, Any]:
-  finite = [
-    [x if np.isfinite(x) else None for x in row] for row in values.tolist()
-  ]
+  finite = nullable(values)
   return {'layer': finite[0]} | {
     part: finite[own] for part, own in _PARTS.items()
   }
 
 
-def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+def draw(numbers: Numbers) -> figures.Figure:
   """Draw means above and deviations below, by layer, position, frequency.
 
   Those by position and frequency are averaged over the layers.
@@ -92,7 +212,9 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
         for place, own in numbers.items()
         for kind in KINDS
       }
-      figures.draw_lines(next(panels), curves, name, f'{moment} of the gates')
+      panel = next(panels)
+      figures.draw_lines(panel, curves, name, f'{moment} of the gates')
+      panel.set_ylim(0, 1)
   figures.share_legend(figure, axes)
   return figure
 
@@ -109,19 +231,14 @@ def _curve(
   return [x for x, _ in curve], [y for _, y in curve]
 
 
-def look(subject: RunWithText) -> ViewResult:
-  """Measure the gates, and summarise and draw them."""
-  numbers = gate_numbers(subject)
+def summary(numbers: Numbers) -> str:
+  """List the mean gates of every attention."""
   said = '; '.join(
     f'{place} {np.mean(own["key_gate"]["mean"]["layer"]):.3f} of keys and '
     f'{np.mean(own["value_gate"]["mean"]["layer"]):.3f} of values'
     for place, own in numbers.items()
   )
-  return ViewResult(
-    numbers,
-    lambda: draw(numbers),
-    f'Mean gates, where 1 takes the shortcut: {said}.',
-  )
+  return f'Mean gates, where 1 takes the shortcut: {said}.'
 
 
 VIEW = View(
@@ -133,7 +250,9 @@ VIEW = View(
     'features, by layer, by position in the sentence, and by how frequent the '
     'subword that is read is in this text.'
   ),
-  look=look,
+  measure=gate_numbers,
+  draw=draw,
+  summary=summary,
   applies=lambda config: bool(gate_places(config)),
   needs='a model with shortcuts (shortcut.source)',
 )

@@ -1,30 +1,39 @@
-"""Weights of groups of layers, and their course over the training.
+"""Groups of layers: their weights, and what single groups translate.
 
-Yang et al. (TASLP 2022), Fig. 8 and 9, and the weights of Table VI. They are
-read from the parameters and, over the training, from metrics.jsonl.
+Yang et al. (TASLP 2022), Fig. 8 and 9: the weights, which are read from the
+parameters and, over the training, from metrics.jsonl. Table VI: BLEU of every
+single group k:k, and of the mixtures a:N of the highest groups.
 """
 
+import dataclasses
 import logging
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fusion_jax import figures
-from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.sides import sides_of
-from fusion_jax.analysis.view_result import View, ViewResult
+from fusion_jax.analysis.run_with_text import RunWithText, numbered
+from fusion_jax.analysis.view import Numbers, View, sides_of
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
-from fusion_jax.fusion.gtrans import groups_of, log_group_weights
+from fusion_jax.fusion.gtrans import group_count, groups_of, log_group_weights
+from fusion_jax.metrics import Scores
+from fusion_jax.runs.loading import TrainedModel
 
 logger = logging.getLogger(__name__)
 
 # Table VI of Yang et al. (2022): 6 + 18 layers, groups of 3.
 PAPER_WEIGHTS = [0.066, 0.071, 0.103, 0.255, 0.254, 0.251]
+# Table VI of Yang et al. (2022): De-En, 6 + 18 layers, groups of 3. The text of
+# the paper gives 35.02 for the last group.
+_PAPER = {
+  'single': [33.12, 34.16, 34.94, 34.89, 35.17, 35.05],
+  'pruned': [35.43, 35.39, 35.29, 35.10, 35.09, 35.05],
+  'psi': PAPER_WEIGHTS,
+}
 # Names in metrics.jsonl, and the corresponding names here.
 _LOGGED = {
   'encoder/read_out/group_weights': 'encoder',
@@ -50,11 +59,8 @@ def psi_of(parameters: Mapping[str, Any], config: ModelConfig) -> list[float]:
   return jnp.exp(log_group_weights(weights, temperature)).tolist()
 
 
-def group_weights(subject: RunWithText) -> Mapping[str, Any]:
+def group_weights(subject: RunWithText) -> Numbers:
   """Read the weights of groups and of the layers in them.
-
-  Args:
-    subject: Run to read.
 
   Returns:
     'weights': 'encoder', sigmoid(w) of every group, 'decoder_layers',
@@ -95,24 +101,18 @@ def _over_training(subject: RunWithText) -> dict[str, Any] | None:
     return None
   found: dict[str, Any] = {'steps': [row['step'] for row in rows]}
   for logged, name in _LOGGED.items():
-    pattern = re.compile(re.escape(logged) + r'_(\d+)')
-    numbers = sorted(
-      int(match[1]) for match in map(pattern.fullmatch, rows[-1]) if match
-    )
-    if numbers:
-      found[name] = [
-        [row.get(f'{logged}_{number}') for row in rows] for number in numbers
-      ]
+    if values := numbered(rows, f'{logged}_'):
+      found[name] = list(values.values())
   return found
 
 
-def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+def draw_weights(numbers: Numbers) -> figures.Figure:
   """Draw bars of the weights; below, the weights over the training."""
   weights, training = numbers['weights'], numbers['training'] or {}
   curves = [name for name in weights if name in training]
   figure, axes = figures.panels(len(weights) + len(curves), len(weights))
   for panel, (name, values) in zip(axes, weights.items(), strict=False):
-    _draw_weights(panel, name, values, numbers)
+    _draw_bars(panel, name, values, numbers)
   for panel, name in zip(axes[len(weights) :], curves, strict=True):
     each = 'layer' if name == 'decoder_layers' else 'group'
     lines = {
@@ -126,7 +126,7 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
   return figure
 
 
-def _draw_weights(
+def _draw_bars(
   axes: figures.Axes,
   name: str,
   values: list[float],
@@ -144,21 +144,16 @@ def _draw_weights(
   figures.draw_bars(axes, each, bars, what, _TITLES[name])
 
 
-def look(subject: RunWithText) -> ViewResult:
-  """Read the weights, and summarise and draw them."""
-  numbers = group_weights(subject)
+def weights_summary(numbers: Numbers) -> str:
+  """List the weights."""
   said = '; '.join(
     f'{_TITLES[name]}: ' + ', '.join(f'{value:.3f}' for value in values)
     for name, values in numbers['weights'].items()
   )
-  return ViewResult(
-    numbers,
-    lambda: draw(numbers),
-    f'Weights from the lowest on: {said}.',
-  )
+  return f'Weights from the lowest on: {said}.'
 
 
-VIEW = View(
+WEIGHTS = View(
   name='groups',
   title='Weights of groups of layers',
   source='Yang et al. 2022, Fig. 8 and 9, and Table VI',
@@ -166,8 +161,112 @@ VIEW = View(
     'Weights of the groups of the encoder, of the layers of the decoder, and '
     'psi, the share of every decoder group in the prediction.'
   ),
-  look=look,
+  measure=group_weights,
+  draw=draw_weights,
+  summary=weights_summary,
   applies=lambda config: bool(sides_of(config, 'gtrans')),
   needs='a model with groups (gtrans)',
   reads='parameters',
+)
+
+
+def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
+  """Return a run that translates with some of its decoder groups.
+
+  Args:
+    run: Run of a model with decoder groups.
+    groups: Range of groups as 'first:last', counted from 1.
+  """
+  model = run.config.model
+  gtrans = dataclasses.replace(model.decoder.gtrans, inference_groups=groups)
+  decoder = dataclasses.replace(model.decoder, gtrans=gtrans)
+  model = dataclasses.replace(model, decoder=decoder)
+  return dataclasses.replace(
+    run,
+    config=dataclasses.replace(run.config, model=model),
+    model=run.model.clone(config=model),
+  )
+
+
+def group_scores(subject: RunWithText) -> Numbers:
+  """Measure BLEU with every single group, and without the lowest groups.
+
+  Returns:
+    'single', BLEU of k:k for k = 1..N; 'pruned', BLEU of a:N for a = 1..N;
+    'psi'; 'lines' of the text; 'signature' of BLEU; 'decoding', the options of
+    the search; and 'paper', the values of Yang et al. (2022).
+  """
+  run = subject.run
+  count = group_count(run.config.model, 'decoder')
+  single = [f'{k}:{k}' for k in range(1, count + 1)]
+  pruned = [f'{a}:{count}' for a in range(1, count + 1)]
+  scores = {
+    groups: _scores(subject, groups)
+    for groups in dict.fromkeys([*pruned, *single])
+  }
+  return {
+    'single': [scores[groups].bleu for groups in single],
+    'pruned': [scores[groups].bleu for groups in pruned],
+    'psi': psi_of(run.parameters, run.config.model),
+    'lines': len(subject.lines),
+    'signature': scores[single[0]].bleu_signature,
+    'decoding': dataclasses.asdict(run.config.decoding),
+    'paper': _PAPER,
+  }
+
+
+def _scores(subject: RunWithText, groups: str) -> Scores:
+  scores = subject.scores(with_groups(subject.run, groups))
+  logger.info('groups %s: BLEU %.2f', groups, scores.bleu)
+  return scores
+
+
+def draw_bleu(numbers: Numbers) -> figures.Figure:
+  """Draw BLEU of single and of several groups, and psi; the paper's below."""
+  figure, axes = figures.panels(4)
+  _draw_row(axes[:2], numbers, 'this run')
+  _draw_row(axes[2:], numbers['paper'], 'Yang 2022, De-En, 6 + 18 layers')
+  return figure
+
+
+def _draw_row(
+  axes: Sequence[figures.Axes], numbers: Mapping[str, Any], title: str
+) -> None:
+  count = len(numbers['single'])
+  numbered = range(1, count + 1)
+  curves = {
+    'group k alone': (numbered, numbers['single']),
+    f'groups k:{count}': (numbered, numbers['pruned']),
+  }
+  figures.draw_lines(axes[0], curves, 'k', 'BLEU')
+  names = [str(k) for k in numbered]
+  figures.draw_bars(axes[1], names, {'psi': numbers['psi']}, 'group', 'psi')
+  for panel in axes:
+    panel.set_title(title)
+
+
+def bleu_summary(numbers: Numbers) -> str:
+  """Compare all groups with the best one."""
+  best = max(numbers['single'])
+  place = numbers['single'].index(best) + 1
+  return (
+    f'All groups together have BLEU {numbers["pruned"][0]:.2f}; the best one '
+    f'alone, group {place} of {len(numbers["single"])}, has {best:.2f}.'
+  )
+
+
+BLEU = View(
+  name='group_bleu',
+  title='BLEU of groups of layers',
+  source='Yang et al. 2022, Table VI',
+  reading=(
+    'BLEU of the text translated with one group of decoder layers alone, and '
+    'with the highest groups together.'
+  ),
+  measure=group_scores,
+  draw=draw_bleu,
+  summary=bleu_summary,
+  applies=lambda config: 'decoder' in sides_of(config, 'gtrans'),
+  needs='a model with decoder groups (decoder.fusion=gtrans)',
+  slow=True,
 )

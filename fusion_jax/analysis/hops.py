@@ -13,11 +13,9 @@ import numpy as np
 from jaxtyping import Float
 
 from fusion_jax import figures
-from fusion_jax.analysis.passes import watched
+from fusion_jax.analysis.passes import token_means, watched
 from fusion_jax.analysis.run_with_text import RunWithText, TextPair
-from fusion_jax.analysis.sides import SIDES, sides_of
-from fusion_jax.analysis.token_means import token_means
-from fusion_jax.analysis.view_result import View, ViewResult
+from fusion_jax.analysis.view import SIDES, Numbers, View, sides_of
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.data.batching import Batch, Shape, assemble
 
@@ -27,11 +25,8 @@ _SENTENCES = 5
 _MOST_PIECES = 36
 
 
-def hop_attention(subject: RunWithText) -> Mapping[str, Any]:
+def hop_attention(subject: RunWithText) -> Numbers:
   """Measure the attention of every hop over the layers.
-
-  Args:
-    subject: Run and text to measure.
 
   Returns:
     For each side with hops: 'layers', their names; 'mean' [P][n] over all
@@ -112,7 +107,7 @@ def _sentence(
   }
 
 
-def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+def draw(numbers: Numbers) -> figures.Figure:
   """Draw the mean of each side, then the hops of the first sentence."""
   sides = [side for side in SIDES if side in numbers]
   last = sides[-1]
@@ -131,16 +126,8 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
 
 def _draw_mean(axes: figures.Axes, numbers: Mapping[str, Any]) -> None:
   mean = np.array(numbers['mean'])
-  figures.draw_map(
-    axes,
-    mean.T[::-1],
-    numbers['layers'][::-1],
-    [str(hop) for hop in range(1, len(mean) + 1)],
-    'hop',
-    'layer',
-    'mean attention',
-    (0.0, 1.0),
-  )
+  names = [str(hop) for hop in range(1, len(mean) + 1)]
+  _draw_map(axes, numbers, mean.T, names, 'hop', 'mean attention')
 
 
 def _draw_hop(
@@ -153,23 +140,28 @@ def _draw_hop(
   ]
   attention = np.array(sentence['attention'][hop])[:, : len(pieces)]
   does = 'predicted' if side == 'decoder' else 'read'
-  figures.draw_map(
-    axes,
-    attention[::-1],
-    numbers['layers'][::-1],
-    pieces,
-    f'subword that is {does}',
-    'layer',
-    'attention',
-    (0.0, 1.0),
-  )
+  x = f'subword that is {does}'
+  _draw_map(axes, numbers, attention, pieces, x, 'attention')
   axes.tick_params('x', rotation=90)
   axes.set_title(f'{side}, line {sentence["line"]}, hop {hop + 1}')
 
 
-def look(subject: RunWithText) -> ViewResult:
-  """Measure the attention of the hops, and summarise and draw it."""
-  numbers = hop_attention(subject)
+def _draw_map(
+  axes: figures.Axes,
+  numbers: Mapping[str, Any],
+  attention: Float[np.ndarray, 'n C'],
+  columns: list[str],
+  x: str,
+  unit: str,
+) -> None:
+  layers, limits = numbers['layers'][::-1], (0.0, 1.0)
+  figures.draw_map(
+    axes, attention[::-1], layers, columns, x, 'layer', unit, limits
+  )
+
+
+def summary(numbers: Numbers) -> str:
+  """Name the layer that each hop attends to most."""
   said = []
   for side, own in numbers.items():
     best = [own['layers'][index] for index in np.argmax(own['mean'], axis=1)]
@@ -178,11 +170,7 @@ def look(subject: RunWithText) -> ViewResult:
       for name, hop in zip(best, own['mean'], strict=True)
     )
     said.append(f'in the {side} {shares}')
-  return ViewResult(
-    numbers,
-    lambda: draw(numbers),
-    f'The layer that each hop attends to most: {"; ".join(said)}.',
-  )
+  return f'The layer that each hop attends to most: {"; ".join(said)}.'
 
 
 VIEW = View(
@@ -193,7 +181,9 @@ VIEW = View(
     'Attention of every hop over the layers, H[0] the embedding: its mean over '
     'the text, and the words of one sentence.'
   ),
-  look=look,
+  measure=hop_attention,
+  draw=draw,
+  summary=summary,
   applies=lambda config: bool(sides_of(config, 'hops')),
   needs='a model with multi-hop fusion (hops)',
 )

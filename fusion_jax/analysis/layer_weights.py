@@ -18,10 +18,9 @@ import numpy as np
 from jaxtyping import Float
 
 from fusion_jax import figures
+from fusion_jax.analysis.passes import TokenMeans, token_means
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.sides import sides_of
-from fusion_jax.analysis.token_means import TokenMeans, token_means
-from fusion_jax.analysis.view_result import View, ViewResult
+from fusion_jax.analysis.view import Numbers, View, nullable, sides_of
 from fusion_jax.config import Side
 from fusion_jax.fusion.dlcl import predecessors
 
@@ -74,7 +73,7 @@ def block_norms(
   return np.linalg.norm(blocks, axis=(1, 2))
 
 
-def layer_weights(subject: RunWithText) -> Mapping[str, Any]:
+def layer_weights(subject: RunWithText) -> Numbers:
   """Measure the layer weights of both sides.
 
   Args:
@@ -136,41 +135,22 @@ def _stored(subject: RunWithText, side: Side) -> dict[str, Any]:
     softmax = jax.nn.softmax(parameters['read_out']['weights'], axis=0)
     weights = np.asarray(softmax).T
     rows = [f'layer {n}' for n in range(1, config.decoder_layers + 1)]
-  return {'layers': names, 'rows': rows, 'weights': _with_none(weights)}
+  return {'layers': names, 'rows': rows, 'weights': nullable(weights)}
 
 
-def _with_none(weights: Float[np.ndarray, 'R C']) -> list[list[float | None]]:
-  return [
-    [value if np.isfinite(value) else None for value in row]
-    for row in weights.tolist()
-  ]
-
-
-def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+def draw(numbers: Numbers) -> figures.Figure:
   """Draw a map or bars for each side."""
   figure, axes = figures.panels(len(numbers))
   for panel, (side, own) in zip(axes, numbers.items(), strict=True):
     panel.set_title(f'{side}, {own["scheme"]}')
     if 'weights' in own:
       _draw_matrix(panel, own)
-    elif 'norms' in own:
-      bars = {'|W|': own['norms']}
-      figures.draw_bars(
-        panel,
-        _numbers(own['layers']),
-        bars,
-        'layer',
-        'Frobenius norm of its matrix',
-      )
-    else:
-      bars = {'mean': own['mean'], 'deviation': own['deviation']}
-      figures.draw_bars(
-        panel,
-        _numbers(own['layers']),
-        bars,
-        'layer',
-        'weight (positions, features)',
-      )
+      continue
+    bars = {name: own[name] for name in ('mean', 'deviation') if name in own}
+    y = 'weight (positions, features)'
+    if 'norms' in own:
+      bars, y = {'|W|': own['norms']}, 'Frobenius norm of its matrix'
+    figures.draw_bars(panel, _numbers(own['layers']), bars, 'layer', y)
   return figure
 
 
@@ -194,13 +174,10 @@ def _numbers(layers: list[str]) -> list[str]:
   return [name[2:-1] for name in layers]
 
 
-def look(subject: RunWithText) -> ViewResult:
-  """Measure the weights, and summarise and draw them."""
-  numbers = layer_weights(subject)
+def summary(numbers: Numbers) -> str:
+  """List the weights of each side."""
   said = '; '.join(f'{side} {_said(own)}' for side, own in numbers.items())
-  return ViewResult(
-    numbers, lambda: draw(numbers), f'Weights of layers: {said}.'
-  )
+  return f'Weights of layers: {said}.'
 
 
 def _said(numbers: Mapping[str, Any]) -> str:
@@ -232,7 +209,9 @@ VIEW = View(
     'Weight of every layer in a weighted sum of layers; of full matrices their '
     'norm, of weights that positions compute mean and deviation.'
   ),
-  look=look,
+  measure=layer_weights,
+  draw=draw,
+  summary=summary,
   applies=lambda config: bool(sides_of(config, *_SCHEMES)),
   needs=(
     'a model with dlcl, transparent attention, linear or dynamic combination'

@@ -2,17 +2,20 @@
 
 The values computed inside a pass are large, so a view keeps sums over the text
 instead. Modules sow their values into the collection 'views'.
+
+Axis letters: B batch, T positions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.analysis.run_with_text import RunWithText, TextPair
-from fusion_jax.config import BatchConfig
+from fusion_jax.config import BatchConfig, Side
 from fusion_jax.data.batching import (
   Batch,
   Shape,
@@ -27,7 +30,8 @@ from fusion_jax.models.transformer import ModelOutput, Parameters, Transformer
 _SHAPES = 2
 _TOKENS = 2_048
 
-Carry = TypeVar('Carry')
+# Named arrays with a value at every position, [B, T, ...].
+Shown = Mapping[str, Float[Array, 'B T *rest']]
 
 
 class TextBatch(NamedTuple):
@@ -98,30 +102,107 @@ def watched(
   return output, {name: kept.get(name, {}) for name in collections}
 
 
-def over_text(
+def sum_over_text(
   subject: RunWithText,
-  step: Callable[[Parameters, Carry, Batch], Carry],
-  start: Carry,
+  measure: Callable[[Parameters, Batch], Any],
   tokens: int = _TOKENS,
-) -> Carry:
-  """Fold a pure step over the batches of the text, on the device.
+) -> Any:
+  """Add up what a pure function gives for the batches of the text.
 
   Args:
     subject: Run and text.
-    step: Step to jit; it is compiled once for each of the two shapes.
-    start: First carry.
+    measure: Function to jit; it gives arrays whose shapes do not depend on the
+      batch's, and is compiled once for each of the two shapes.
     tokens: Token slots of a batch on one side.
 
   Returns:
-    The last carry, on the host.
+    The sums, on the host.
   """
-  step = jax.jit(step)
-  carry = start
+
+  @jax.jit
+  def step(parameters, total, batch):
+    return jax.tree.map(jnp.add, total, measure(parameters, batch))
+
+  parameters, total = subject.run.parameters, None
   for batch, _ in text_batches(
     subject.pairs, text_shapes(subject.pairs, tokens)
   ):
-    carry = step(subject.run.parameters, carry, batch)
-  return jax.device_get(carry)
+    if total is None:
+      shapes = jax.eval_shape(measure, parameters, batch)
+      total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    total = step(parameters, total, batch)
+  return jax.device_get(total)
+
+
+class TokenMeans(NamedTuple):
+  """Means of one side.
+
+  Attributes:
+    means: Mean of every array, without the axes of batch and positions.
+    positions: Number of positions of the means.
+  """
+
+  means: Mapping[str, Float[np.ndarray, '...']]
+  positions: int
+
+
+def token_masks(batch: Batch) -> Mapping[Side, Bool[Array, 'B T']]:
+  """Return masks of the tokens of each side, including the end symbols."""
+  return {
+    'encoder': jnp.arange(batch.source.shape[1])
+    < batch.source_lengths[:, None],
+    'decoder': jnp.arange(batch.target.shape[1])
+    < batch.target_lengths[:, None],
+  }
+
+
+def token_sum(
+  values: Float[Array, 'B T *rest'], tokens: Bool[Array, 'B T']
+) -> Float[Array, '*rest']:
+  """Sum values in float32 over the positions that are tokens."""
+  keep = tokens.reshape(*tokens.shape, *(1,) * (values.ndim - 2))
+  return jnp.where(keep, values.astype(jnp.float32), 0).sum((0, 1))
+
+
+def token_means(
+  subject: RunWithText,
+  sides: tuple[Side, ...],
+  measure: Callable[[Mapping[str, Any], Side], Shown],
+) -> Mapping[Side, TokenMeans]:
+  """Average values over all tokens of the text, including end symbols.
+
+  Args:
+    subject: Run and text to measure.
+    sides: Sides to look at.
+    measure: Function from what the modules of a side sowed to named arrays.
+
+  Returns:
+    The means of each side.
+  """
+  model = subject.run.model
+
+  def sums(parameters, batch):
+    _, kept = watched(model, parameters, batch, 'views')
+    masks = token_masks(batch)
+    return {
+      side: (
+        {
+          name: token_sum(values, masks[side])
+          for name, values in measure(kept['views'][side], side).items()
+        },
+        masks[side].sum(),
+      )
+      for side in sides
+    }
+
+  totals = sum_over_text(subject, sums)
+  return {
+    side: TokenMeans(
+      {name: total / count for name, total in totals[side][0].items()},
+      int(count),
+    )
+    for side, (_, count) in totals.items()
+  }
 
 
 def _lengths(pairs: Sequence[TextPair]) -> Int[np.ndarray, 'N 2']:

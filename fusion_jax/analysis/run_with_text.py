@@ -1,23 +1,34 @@
 """A run together with the text that views measure it on."""
 
+import argparse
 import dataclasses
 import functools
+import hashlib
 import itertools
+import json
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
+from fusion_jax.config.serialization import to_dict
 from fusion_jax.data.normalise import normalise
 from fusion_jax.data.text_files import read_pairs as read_files
 from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.decoding.direction import load_chosen
+from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
+from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.runs.kept_corpus import read_validation
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.runs.metrics_file import read_metrics
+from fusion_jax.seals import file_digest
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +124,31 @@ class RunWithText:
     return pairs
 
   @functools.cached_property
+  def digest(self) -> str:
+    """SHA-256 of what results depend on: text, direction, search, parameters.
+
+    Raises:
+      InputError: The text or its tags cannot be read.
+    """
+    run, data = self.run, self.run.config.data
+    about = {
+      'lines': self.lines,
+      'longest': data.filter.max_length,
+      'tags': self.choice.tags and _content_digest(Path(self.choice.tags)),
+      'tags_side': self.choice.tags_side,
+      'direction': [data.source_language, data.target_language],
+      'tokenizers': [run.source_tokenizer.digest, run.target_tokenizer.digest],
+      'model': to_dict(run.config.model),
+      'decoding': to_dict(run.config.decoding),
+      'step': run.step,
+      'steps': run.steps,
+    }
+    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for leaf in jax.tree.leaves(run.parameters):
+      found.update(np.asarray(leaf).tobytes())
+    return found.hexdigest()
+
+  @functools.cached_property
   def metrics(self) -> tuple[dict[str, Any], ...]:
     """The lines of metrics.jsonl, without those that are damaged.
 
@@ -139,6 +175,28 @@ class RunWithText:
       )
     return rows
 
+  def check_finite(self) -> None:
+    """Refuse a run that has diverged; views of its metrics remain possible.
+
+    Raises:
+      InputError: A parameter is NaN or infinite.
+    """
+    for path, leaf in jax.tree.leaves_with_path(self.run.parameters):
+      if not jnp.isfinite(leaf).all():
+        name = '/'.join(part.key for part in path)
+        raise InputError(
+          f'{self.workdir}: its parameters of step {self.run.step} are not '
+          f'finite, {name} among them; choose an earlier --step'
+        )
+
+  def scores(self, run: TrainedModel) -> Scores:
+    """Translate the lines with the search of a run, and score them."""
+    sources, references = zip(*self.lines, strict=True)
+    translator = Translator(run, run.config.decoding)
+    translations = list(translator.translate(sources))
+    language = run.config.data.target_language
+    return corpus_scores(translations, references, language)
+
   def _read(self) -> Iterator[tuple[str, str]]:
     if self.choice.source:
       yield from read_files(Path(self.choice.source), Path(self.choice.target))
@@ -156,6 +214,52 @@ class RunWithText:
       )
 
 
+def numbered(
+  rows: Sequence[Mapping[str, Any]], prefix: str
+) -> dict[str, list[Any]]:
+  """Return the metrics that differ in a number.
+
+  Args:
+    rows: Lines of metrics; the last one says which numbers there are.
+    prefix: Their name without the number.
+
+  Returns:
+    For each number, ascending, its value in every line; None where it is not.
+  """
+  pattern = re.compile(re.escape(prefix) + r'(\d+)')
+  found = sorted(
+    int(match[1]) for match in map(pattern.fullmatch, rows[-1]) if match
+  )
+  return {str(n): [row.get(f'{prefix}{n}') for row in rows] for n in found}
+
+
+def open_subject(arguments: argparse.Namespace) -> RunWithText:
+  """Open the run and the text that the flags name.
+
+  Args:
+    arguments: Flags workdir, source, target, lines, tags and tags_side, and
+      those of `add_checkpoint_flags` and `add_direction_flags`.
+
+  Raises:
+    InputError: As for `load_chosen`.
+  """
+  choice = TextChoice(
+    arguments.source,
+    arguments.target,
+    arguments.lines,
+    arguments.tags,
+    arguments.tags_side,
+  )
+  return RunWithText(arguments.workdir, load_chosen(arguments), choice)
+
+
 def _ids(text: str, tokenizer: Tokenizer) -> Int32[np.ndarray, ' S']:
   ids = [*tokenizer.encode(normalise(text)), tokenizer.vocabulary.end]
   return np.array(ids, np.int32)
+
+
+def _content_digest(path: Path) -> str:
+  try:
+    return file_digest(path)
+  except OSError as error:
+    raise InputError(f'{path}: {error.strerror}') from error

@@ -6,7 +6,6 @@ embedding of its own position.
 Axis letters: B batch, T positions, D model width, L layers.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,10 +13,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax import figures
-from fusion_jax.analysis.passes import over_text, watched
+from fusion_jax.analysis.passes import sum_over_text, watched
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.sides import SIDES
-from fusion_jax.analysis.view_result import View, ViewResult
+from fusion_jax.analysis.view import SIDES, Numbers, View
 
 _EPSILON = 1e-12
 
@@ -40,11 +38,8 @@ def cosine_sums(
   return jnp.einsum('iBTD,jBTD->ij', units, units)
 
 
-def similarity(subject: RunWithText) -> Mapping[str, Any]:
+def similarity(subject: RunWithText) -> Numbers:
   """Measure the mean cosine between all layers of both stacks.
-
-  Args:
-    subject: Run and text to measure.
 
   Returns:
     For 'encoder' and 'decoder' a matrix [L+1][L+1], H[0] first, and the number
@@ -54,7 +49,7 @@ def similarity(subject: RunWithText) -> Mapping[str, Any]:
   """
   model = subject.run.model
 
-  def step(parameters, sums, batch):
+  def sums(parameters, batch):
     output, _ = watched(model, parameters, batch)
     places = [jnp.arange(side.shape[1]) for side in batch[:2]]
     inside = (
@@ -63,27 +58,22 @@ def similarity(subject: RunWithText) -> Mapping[str, Any]:
     )
     states = output.encoder_layers, output.decoder_layers
     return [
-      (total + cosine_sums(layers, tokens), count + tokens.sum())
-      for (total, count), layers, tokens in zip(
-        sums, states, inside, strict=True
-      )
+      (cosine_sums(layers, tokens), tokens.sum())
+      for layers, tokens in zip(states, inside, strict=True)
     ]
 
-  config = subject.run.config.model
-  start = [
-    (jnp.zeros([config.layers(side) + 1] * 2), jnp.int32(0)) for side in SIDES
-  ]
-  sums = over_text(subject, step, start)
   return {
     side: {
       'cosine': (total / max(count, 1)).tolist(),
       'positions': int(count),
     }
-    for side, (total, count) in zip(SIDES, sums, strict=True)
+    for side, (total, count) in zip(
+      SIDES, sum_over_text(subject, sums), strict=True
+    )
   }
 
 
-def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+def draw(numbers: Numbers) -> figures.Figure:
   """Draw maps of both stacks, and the first row of each as a curve."""
   figure, axes = figures.panels(3, columns=3)
   for panel, side in zip(axes, SIDES, strict=False):
@@ -108,17 +98,12 @@ def draw(numbers: Mapping[str, Any]) -> figures.Figure:
   return figure
 
 
-def look(subject: RunWithText) -> ViewResult:
-  """Measure the cosines, and summarise and draw them."""
-  numbers = similarity(subject)
+def summary(numbers: Numbers) -> str:
+  """Compare the last layer with the embeddings."""
   ends = ', '.join(
     f'{numbers[side]["cosine"][0][-1]:.2f} in the {side}' for side in SIDES
   )
-  return ViewResult(
-    numbers,
-    lambda: draw(numbers),
-    f'The last layer has a cosine with the embeddings of {ends}.',
-  )
+  return f'The last layer has a cosine with the embeddings of {ends}.'
 
 
 VIEW = View(
@@ -129,5 +114,7 @@ VIEW = View(
     'Mean cosine of the states of two layers at the same position; layer 0 is '
     'the embedding with its position.'
   ),
-  look=look,
+  measure=similarity,
+  draw=draw,
+  summary=summary,
 )

@@ -9,35 +9,32 @@ from fusion_jax.analysis import (
   curves,
   exploitation,
   gates,
-  gradients,
-  group_bleu,
   groups,
   hops,
   layer_weights,
   similarity,
 )
 from fusion_jax.analysis.probes import view as probes
-from fusion_jax.analysis.view_result import View
+from fusion_jax.analysis.view import View
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
 
-_MODULES = (
-  similarity,
-  gradients,
-  curves,
-  exploitation,
-  couplings,
-  hops,
-  gates,
-  groups,
-  group_bleu,
-  layer_weights,
-  ablations,
-  probes,
+_VIEWS = (
+  similarity.VIEW,
+  curves.GRADIENTS,
+  curves.CURVES,
+  exploitation.VIEW,
+  couplings.VIEW,
+  hops.VIEW,
+  gates.VIEW,
+  groups.WEIGHTS,
+  groups.BLEU,
+  layer_weights.VIEW,
+  ablations.VIEW,
+  probes.VIEW,
 )
-
 VIEWS: Mapping[str, View] = types.MappingProxyType(
-  {module.VIEW.name: module.VIEW for module in _MODULES}
+  {view.name: view for view in _VIEWS}
 )
 
 

@@ -36,7 +36,7 @@ class SearchSettings:
     rules: Tokens and n-grams that hypotheses must not contain.
     sampling: Distribution to draw from; None means beam search.
     mixture: Mixture of the models.
-    narrows: Whether the last quarter of a batch, on each device, is searched
+    compacts: Whether the last quarter of a batch, on each device, is searched
       without the other sentences.
   """
 
@@ -49,7 +49,7 @@ class SearchSettings:
   rules: TokenRules = TokenRules()
   sampling: Sampling | None = None
   mixture: Mixture = Mixture()
-  narrows: bool = False
+  compacts: bool = False
 
 
 class SearchRows(NamedTuple):
@@ -124,7 +124,7 @@ def search_batch(
       beam=settings.beam,
       keep=settings.keep,
       patience=settings.patience,
-      compact_batch=step.compact_batch if settings.narrows else None,
+      compact_batch=step.compact_batch if settings.compacts else None,
     )
   found = decode(
     samples=settings.beam, numbers=rows.numbers, sampling=settings.sampling

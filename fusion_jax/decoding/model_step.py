@@ -18,7 +18,7 @@ from fusion_jax.decoding import coverage
 from fusion_jax.decoding.ensemble import Mixture
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.search.hypotheses import Narrowed
+from fusion_jax.search.hypotheses import CompactedBatch
 
 
 class Source(NamedTuple):
@@ -135,7 +135,7 @@ class ModelStep:
 
   def compact_batch(
     self, sentences: Int32[Array, ' M'], caches: tuple[ModelCache, ...]
-  ) -> Narrowed:
+  ) -> CompactedBatch:
     """Restrict step and cache to some sentences; see `CompactBatch`."""
     own, memories = [], []
     for model, cache, memory in zip(
@@ -149,7 +149,7 @@ class ModelStep:
       memories.append(memory)
     sources = jax.tree.map(lambda leaf: leaf[sentences], self.sources)
     step = dataclasses.replace(self, sources=sources, memories=tuple(memories))
-    return Narrowed(
+    return CompactedBatch(
       step, step.coverage_score if self.coverage else None, tuple(own)
     )
 

@@ -130,7 +130,7 @@ class Translator:
       tuple(each.parameters for each in ensemble.runs), self._mesh
     )
     self._search = dataclasses.replace(
-      search_settings(options, ensemble, n_best), narrows=True
+      search_settings(options, ensemble, n_best), compacts=True
     )
     self._shortest = options.min_length_ratio or options.min_length_extra
     shapes = decode_shapes(options, self._longest)

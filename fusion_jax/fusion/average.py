@@ -55,15 +55,7 @@ class Average(nn.Module):
     self.norm = mlrf_norm(self.config, self.side)
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuse the layers.
-
-    Args:
-      layers: Layers H[0..L].
-      context: Context of the pass.
-
-    Returns:
-      The normalised mean, in the layers' dtype.
-    """
+    """Return the normalised mean of the layers."""
     options = self.config.side(self.side).mlrf
     chosen = layers if options.include_embedding else layers[1:]
     return self.norm(average(chosen))

@@ -90,15 +90,7 @@ class DynamicCombination(nn.Module):
     return weights
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuse the layers.
-
-    Args:
-      layers: Layers H[0..L]; H[0] is not used.
-      context: Context of the pass.
-
-    Returns:
-      The combination, in the layers' dtype.
-    """
+    """Return the combination of H[1..L]."""
     options = self.config.side(self.side).dynamic
     weights = self.weights(layers[1:], context)
     means = weights.mean(-1, dtype=jnp.float32)

@@ -41,15 +41,7 @@ class DynamicRouting(Routing):
   """
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuse the layers.
-
-    Args:
-      layers: Layers H[0..L]; H[0] is not used.
-      context: Context of the pass.
-
-    Returns:
-      The concatenated capsules, in the layers' dtype.
-    """
+    """Return the concatenated capsules of H[1..L]."""
     layers, options = layers[1:], self.options
     capsules = options.capsule_count(self.config.width)
     # With this gain, uniform couplings give the mean of the votes.

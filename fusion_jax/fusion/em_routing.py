@@ -91,15 +91,7 @@ class EmRouting(Routing):
     return jax.nn.sigmoid(logits).reshape(*x.shape[:2], len(layers), -1)
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuse the layers.
-
-    Args:
-      layers: Layers H[0..L]; H[0] is not used.
-      context: Context of the pass.
-
-    Returns:
-      The concatenated capsules, in the layers' dtype.
-    """
+    """Return the concatenated capsules of H[1..L]."""
     layers, options = layers[1:], self.options
     route = functools.partial(
       em_routing,

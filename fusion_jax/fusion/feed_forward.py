@@ -102,15 +102,7 @@ class FeedForwardFusion(nn.Module):
     return self.norm(self.out(hidden))
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuse the layers.
-
-    Args:
-      layers: Layers H[0..L].
-      context: Context of the pass.
-
-    Returns:
-      The fusion, in the layers' dtype.
-    """
+    """Return the fusion of the layers."""
     return self.network(jnp.concatenate(self.fused_layers(layers), -1), context)
 
 

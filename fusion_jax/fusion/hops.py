@@ -137,15 +137,7 @@ class Hops(FeedForwardFusion):
     return jax.nn.softmax(jnp.stack(scores, 2), axis=2)
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuse the layers.
-
-    Args:
-      layers: Layers H[0..L].
-      context: Context of the pass.
-
-    Returns:
-      The fusion, in the layers' dtype.
-    """
+    """Return the fusion of the layers."""
     fused = self.fused_layers(layers)
     attention = self.attention(fused)
     means = attention.mean(-1)

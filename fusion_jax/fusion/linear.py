@@ -124,15 +124,7 @@ class Linear(nn.Module):
     return parameter(self, 'bias', init, ('norm',), (config.width,))
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
-    """Fuse the layers.
-
-    Args:
-      layers: Layers H[0..L]; H[0] is not used.
-      context: Context of the pass.
-
-    Returns:
-      The combination, in the layers' dtype.
-    """
+    """Return the combination of H[1..L]."""
     options = self.config.side(self.side).linear
     if options.factored:
       y = self.out(self.hidden(jnp.concatenate(layers[1:], -1)))

@@ -102,7 +102,9 @@ class Scheme:
     source: Paper and equations.
     options: Section of `SideConfig` that has its options.
     modules: Module for each side that may have the scheme. It is built from
-      the model's configuration and the side.
+      the model's configuration and the side. An aggregation is called with the
+      layers H[0..L], [B, T, D] each, and the context of the pass, and returns
+      one layer [B, T, D] in their dtype.
     plugs: Plug point on each of these sides.
     layers_read: Function that returns the numbers of the layers that the scheme
       fuses, ascending; 0 is the embedding.

@@ -203,13 +203,13 @@ def _empty_live(batch: int, beam: int, max_length: int) -> _Live:
   )
 
 
-def _none_finished(batch: int, room: int, max_length: int) -> Hypotheses:
+def _none_finished(batch: int, size: int, max_length: int) -> Hypotheses:
   return Hypotheses(
-    jnp.zeros((batch, room, max_length), jnp.int32),
-    jnp.zeros((batch, room), jnp.int32),
-    jnp.full((batch, room), _NONE, jnp.float32),
-    jnp.full((batch, room), _NONE, jnp.float32),
-    jnp.zeros((batch, room, max_length), jnp.float32),
+    jnp.zeros((batch, size, max_length), jnp.int32),
+    jnp.zeros((batch, size), jnp.int32),
+    jnp.full((batch, size), _NONE, jnp.float32),
+    jnp.full((batch, size), _NONE, jnp.float32),
+    jnp.zeros((batch, size, max_length), jnp.float32),
   )
 
 
@@ -226,13 +226,13 @@ def _finish(search: _Search, state: _State) -> Hypotheses:
   if not left:
     return state.finished
   sentences = jnp.argsort(~_alive(state), stable=True)[:left]
-  rest = _finish(*_narrowed(search, state, sentences.astype(jnp.int32)))
+  rest = _finish(*_compacted(search, state, sentences.astype(jnp.int32)))
   return jax.tree.map(
     lambda every, own: every.at[sentences].set(own), state.finished, rest
   )
 
 
-def _narrowed(
+def _compacted(
   search: _Search, state: _State, sentences: Int32[Array, ' M']
 ) -> tuple[_Search, _State]:
   """Restrict search and state to some of the sentences."""

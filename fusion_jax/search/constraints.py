@@ -127,8 +127,8 @@ def repeated(
   Returns:
     True for each such token.
   """
-  batch, beam, room = tokens.shape
-  count = room - size + 1
+  batch, beam, length = tokens.shape
+  count = length - size + 1
   if count < 1:
     return jnp.zeros((batch, beam, vocabulary), bool)
   starts = jnp.arange(count)

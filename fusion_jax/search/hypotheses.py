@@ -29,10 +29,10 @@ CoverageScore = Callable[
 ]
 
 # (sentences [M], cache) -> what the search of these sentences alone needs.
-CompactBatch = Callable[[Int32[Array, ' M'], Any], 'Narrowed']
+CompactBatch = Callable[[Int32[Array, ' M'], Any], 'CompactedBatch']
 
 
-class Narrowed(NamedTuple):
+class CompactedBatch(NamedTuple):
   """Step for some of the sentences, and their part of the cache."""
 
   step: Step

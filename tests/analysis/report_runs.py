@@ -60,14 +60,16 @@ def write_metrics(workdir, trained=TRAINED, validated=VALIDATED):
 
 
 def subject_of(workdir, model=MODEL, name='run', choice=None):
-  """A run without parameters, of checkpoint 30; its metrics are written."""
+  """A run of checkpoint 30 with TEXT, whose metrics are written."""
   write_metrics(workdir)
   config = ExperimentConfig(name=name, model=model)
   pieces = tokenizer()
   run = TrainedModel(
     config, make_model(config, pieces, pieces), {}, 30, pieces, pieces, (30,)
   )
-  return RunWithText(workdir, run, choice or TextChoice())
+  subject = RunWithText(workdir, run, choice or TextChoice())
+  subject.lines = TEXT
+  return subject
 
 
 def report_of(subject, cards=(), name='run', made=OTHER, text=TEXT):

@@ -15,7 +15,7 @@ from pictures import assert_not_blank
 
 from fusion_jax import figures
 from fusion_jax.analysis.couplings import VIEW, coupling_maps, draw
-from fusion_jax.analysis.run_view import look_at
+from fusion_jax.analysis.view import look_at
 from fusion_jax.config.fusion import RoutingOptions, SideConfig
 
 # Capsules of width 2 and 4.

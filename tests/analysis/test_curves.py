@@ -5,7 +5,7 @@ import json
 import pytest
 from report_runs import TRAINED, VALIDATED, subject_of, write_metrics
 
-from fusion_jax.analysis import curves, gradients
+from fusion_jax.analysis import curves
 from fusion_jax.errors import InputError
 
 
@@ -34,7 +34,7 @@ def test_the_gap_is_to_what_was_logged_before(tmp_path):
 
 
 def test_the_summary_names_the_best_and_the_last(tmp_path):
-  finding = curves.look(subject_of(tmp_path))
+  finding = curves.CURVES.look(subject_of(tmp_path))
   assert finding.summary == (
     '30 updates; the best validation BLEU is 4.50, at update 25; accuracy '
     '0.875 on the validation text, 0.125 above that on the training text.'
@@ -44,10 +44,10 @@ def test_the_summary_names_the_best_and_the_last(tmp_path):
 def test_before_the_first_validation(tmp_path):
   subject = subject_of(tmp_path)
   write_metrics(tmp_path, validated=[])
-  finding = curves.look(subject)
+  finding = curves.CURVES.look(subject)
   assert finding.numbers['valid'] == {}
   assert finding.summary == '30 updates, not validated yet.'
-  accuracy = finding.draw().axes[0]
+  accuracy = finding.figure.axes[0]
   assert [list(line.get_ydata()) for line in accuracy.lines] == [
     [0.25, 0.5, 0.75]
   ]
@@ -57,43 +57,52 @@ def test_nothing_logged_is_one_line(tmp_path):
   subject = subject_of(tmp_path)
   write_metrics(tmp_path, trained=[])
   with pytest.raises(InputError, match=r"no line of kind 'train'$"):
-    curves.look(subject)
+    curves.CURVES.look(subject)
+
+
+def _look_of(line):
+  return line.get_color(), line.get_marker()
+
+
+def _told(figure):
+  (legend,) = figure.legends
+  return [text.get_text() for text in legend.get_texts()]
 
 
 def test_solid_is_validation_and_dashed_training(tmp_path):
-  figure = curves.look(subject_of(tmp_path)).draw()
+  figure = curves.CURVES.look(subject_of(tmp_path)).figure
   assert len(figure.axes) == 6
   valid, train = figure.axes[0].lines
   assert (valid.get_linestyle(), train.get_linestyle()) == ('-', '--')
   assert list(valid.get_xdata()) == [20, 25, 30]
   assert list(train.get_ydata()) == [0.25, 0.5, 0.75]
-  assert valid.get_color() == train.get_color()
-  names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-  assert names == ['validation', 'training']
+  assert valid.get_color() != train.get_color()
+  assert valid.get_marker() != train.get_marker()
+  assert _told(figure) == ['validation', 'training']
+  # BLEU is of the validation alone, the learning rate of the training.
+  assert _look_of(figure.axes[3].lines[0]) == _look_of(valid)
+  assert _look_of(figure.axes[5].lines[0]) == _look_of(train)
 
 
 def test_runs_are_overlaid_in_colours_of_their_own(tmp_path):
   numbers = curves.curves(subject_of(tmp_path))
   figure = curves.draw_runs({'one': numbers, 'two': numbers})
   lines = figure.axes[0].lines
-  assert [line.get_label() for line in lines] == [
-    'one',
-    '_dashed',
-    'two',
-    '_dashed',
-  ]
-  told = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-  assert told == ['one', 'two']
-  assert lines[0].get_color() != lines[2].get_color()
+  names = ['one, validation', 'one, training']
+  names += ['two, validation', 'two, training']
+  assert [line.get_label() for line in lines] == names == _told(figure)
+  assert [line.get_linestyle() for line in lines] == ['-', '--'] * 2
+  assert len({line.get_color() for line in lines}) == 4
+  assert len({line.get_marker() for line in lines}) == 4
 
 
 def test_gradient_norms_of_many_layers_stay_legible(tmp_path):
   subject = subject_of(tmp_path)
   norms = {f'encoder_gradient_norm_{n}': 1.0 / n for n in range(1, 31)}
   write_metrics(tmp_path, trained=[row | norms for row in TRAINED])
-  finding = gradients.look(subject)
+  finding = curves.GRADIENTS.look(subject)
   assert list(finding.numbers['layers']) == [str(n) for n in range(1, 31)]
-  over_updates, over_layers = finding.draw().axes
+  over_updates, over_layers = finding.figure.axes
   names = [line.get_label() for line in over_updates.lines]
   assert names[0] == 'layer 1'
   assert names[-1] == 'layer 30'
@@ -107,4 +116,4 @@ def test_gradient_norms_that_were_not_logged_are_one_line(tmp_path):
   subject = subject_of(tmp_path)
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "kind": "train"}\n')
   with pytest.raises(InputError, match='has no encoder_gradient_norm_1'):
-    gradients.look(subject)
+    curves.GRADIENTS.look(subject)

@@ -18,8 +18,8 @@ from hypothesis.extra import numpy as hnp
 from pictures import assert_not_blank
 
 from fusion_jax.analysis.frequency import frequency_bins, subword_counts
-from fusion_jax.analysis.gates import VIEW, gate_numbers
-from fusion_jax.analysis.run_view import look_at
+from fusion_jax.analysis.gates import VIEW, draw, gate_numbers
+from fusion_jax.analysis.view import look_at
 from fusion_jax.config.fusion import GtransOptions, ShortcutOptions, SideConfig
 
 SELF = SideConfig(shortcut=ShortcutOptions(source='lexical'))
@@ -189,3 +189,10 @@ def test_end_symbols_are_not_counted(subject):
 def test_the_figure(subject, numbers):
   assert numbers
   assert_not_blank(subject.workdir / 'analysis/gates.png')
+
+
+def test_gates_are_drawn_from_0_to_1(numbers):
+  figure = draw(numbers)
+  assert [axes.get_ylim() for axes in figure.axes] == [(0, 1)] * 6
+  assert not any(axes.get_legend() for axes in figure.axes)
+  assert len(figure.legends) == 1

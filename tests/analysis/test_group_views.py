@@ -8,10 +8,9 @@ import pytest
 from fused_subjects import SOURCES, TARGETS, make_run, subject_of
 from pictures import assert_not_blank
 
-from fusion_jax.analysis import group_bleu, groups
-from fusion_jax.analysis.group_bleu import group_scores, with_groups
-from fusion_jax.analysis.groups import group_weights
-from fusion_jax.analysis.run_view import look_at
+from fusion_jax.analysis import groups, run_with_text
+from fusion_jax.analysis.groups import group_scores, group_weights, with_groups
+from fusion_jax.analysis.view import look_at
 from fusion_jax.config.fusion import GtransOptions, SideConfig
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
@@ -76,7 +75,7 @@ def test_weights_over_the_training(tmp_path, caplog):
     for step, values in ((10, [0.3, 0.3, 0.4]), (20, [0.2, None, 0.6]))
   ]
   _log(tmp_path, *rows)
-  finding = look_at(groups.VIEW, subject, tmp_path / 'analysis')
+  finding = look_at(groups.WEIGHTS, subject, tmp_path / 'analysis')
   assert not caplog.records
   training = finding.numbers['training']
   assert training == {
@@ -97,14 +96,14 @@ def test_ten_groups_are_in_their_order(tmp_path):
   names = [f'decoder/prediction/group_weights_{k}' for k in range(11)]
   _log(tmp_path, {'step': 5, 'kind': 'fusion'} | dict.fromkeys(names, 0.1))
   subject = subject_of(run, tmp_path)
-  finding = look_at(groups.VIEW, subject, tmp_path)
+  finding = look_at(groups.WEIGHTS, subject, tmp_path)
   assert list(finding.numbers['weights']) == ['psi']
   assert np.shape(finding.numbers['training']['psi']) == (11, 1)
 
 
 def test_without_metrics_the_weights_are_there(tmp_path, caplog):
   run = make_run(decoder=ONE, decoder_layers=6)
-  finding = look_at(groups.VIEW, subject_of(run, tmp_path), tmp_path / 'a')
+  finding = look_at(groups.WEIGHTS, subject_of(run, tmp_path), tmp_path / 'a')
   (record,) = caplog.records
   assert 'metrics.jsonl' in record.getMessage()
   assert len(finding.numbers['weights']['psi']) == 6
@@ -126,6 +125,7 @@ def test_a_run_with_other_groups_translates_with_them():
     with_groups(run, '1:3')
 
 
+@pytest.mark.extended
 def test_bleu_of_every_group(tmp_path):
   run = make_run(
     {'decoder/prediction/group_weights': [0.0, 4 * math.log(3)]},
@@ -141,7 +141,7 @@ def test_bleu_of_every_group(tmp_path):
   references = list(translator.translate(sources))
   assert max(len(line.split()) for line in references) > 3
   subject = subject_of(run, tmp_path, sources, references)
-  finding = look_at(group_bleu.VIEW, subject, tmp_path / 'analysis')
+  finding = look_at(groups.BLEU, subject, tmp_path / 'analysis')
   numbers = finding.numbers
   assert numbers['single'][0] == pytest.approx(100)
   assert numbers['pruned'][1] == numbers['single'][1] < 99
@@ -164,7 +164,7 @@ def test_the_last_groups_of_a_search_are_all_tried_once(tmp_path, monkeypatch):
     def translate(self, lines):
       return iter(TARGETS)
 
-  monkeypatch.setattr(group_bleu, 'Translator', Knowing)
+  monkeypatch.setattr(run_with_text, 'Translator', Knowing)
   numbers = group_scores(subject_of(_three_groups(), tmp_path))
   assert tried == ['1:3', '2:3', '3:3', '1:1', '2:2']
   assert numbers['single'] == pytest.approx([100] * 3)

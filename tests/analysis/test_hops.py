@@ -17,7 +17,7 @@ from pictures import assert_not_blank
 
 from fusion_jax import figures
 from fusion_jax.analysis.hops import VIEW, draw, hop_attention
-from fusion_jax.analysis.run_view import look_at
+from fusion_jax.analysis.view import look_at
 from fusion_jax.config.fusion import MlrfOptions, SideConfig
 
 FEATURES = SideConfig(

@@ -14,7 +14,7 @@ from fused_subjects import (
 from pictures import assert_not_blank
 
 from fusion_jax.analysis.layer_weights import VIEW, layer_weights
-from fusion_jax.analysis.run_view import look_at
+from fusion_jax.analysis.view import look_at
 from fusion_jax.config.fusion import DlclOptions, LinearOptions, SideConfig
 
 DYNAMIC = SideConfig(fusion='dynamic_combination')

@@ -1,9 +1,11 @@
 """Pages of runs that are made by hand."""
 
+import base64
 import dataclasses
 import json
 import re
 
+import numpy as np
 import pytest
 from report_runs import (
   MODEL,
@@ -15,10 +17,13 @@ from report_runs import (
 )
 
 from fusion_jax import figures
+from fusion_jax.analysis.report import run as report_run
 from fusion_jax.analysis.report import views as report_views
-from fusion_jax.analysis.report.page import page
-from fusion_jax.analysis.view_result import View
+from fusion_jax.analysis.report.page import breakable, json_address, page
+from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.analysis.view import View, ViewResult, keep, look_at
 from fusion_jax.analysis.views import views_of
+from fusion_jax.config import DataConfig, DecodingConfig
 from fusion_jax.config.fusion import (
   MultiLayerOptions,
   ShortcutOptions,
@@ -72,34 +77,30 @@ def quick(monkeypatch):
   monkeypatch.setattr(figures, 'as_svg', lambda figure: _SVG)
 
 
-def _slow_view(look=lambda subject: pytest.fail('it is slow')):
+def _slow_view(measure=lambda subject: pytest.fail('it is slow')):
   return View(
     name='slow_one',
     title='A slow one',
     source='Someone <et al.> 2020',
     reading='It takes long & is slow.',
-    look=look,
+    measure=measure,
+    draw=lambda numbers: figures.Figure(),
+    summary=str,
     slow=True,
   )
 
 
-def _store(folder, view, steps=(30,), **more):
-  """The files of a view, as `look_at` leaves them."""
+def _stored(view, subject, folder):
+  """In place of `look_at`: a result that is not computed."""
   folder.mkdir(exist_ok=True)
   for kind in ('svg', 'png'):
     (folder / f'{view.name}.{kind}').write_bytes(_SVG)
-  written = {
-    'step': max(steps),
-    'steps': steps,
-    'summary': f'{view.name} <seen>',
-    'numbers': {'value': [1.5, None]},
-  }
-  (folder / f'{view.name}.json').write_text(json.dumps(written | more))
-
-
-def _stored(view, subject, folder):
-  """In place of `look_at`."""
-  _store(folder, view)
+  result = ViewResult(
+    {'value': [1.5, None]}, figures.Figure, f'{view.name} <seen>'
+  )
+  values = {'summary': result.summary, 'numbers': result.numbers}
+  keep(folder / f'{view.name}.json', subject, values, subject.digest)
+  return result
 
 
 def _page(runs, text=TEXT):
@@ -139,38 +140,126 @@ def test_every_view_of_a_scheme_is_named(name, tmp_path, monkeypatch):
   assert 'attention over 2 layers' in html.text or name != 'multi_layer'
 
 
-def test_views_of_other_checkpoints_are_made_anew(tmp_path, monkeypatch):
+def _changed(subject, **changes):
+  """The same run directory, of a run or a text that differs in something."""
+  run, lines = subject.run, changes.pop('lines', subject.lines)
+  config = run.config
+  for name in changes.keys() & {'data', 'decoding'}:
+    config = dataclasses.replace(config, **{name: changes.pop(name)})
+  run = dataclasses.replace(run, config=config, **changes)
+  other = RunWithText(subject.workdir, run, subject.choice)
+  other.lines = lines
+  return other
+
+
+_CHANGES = {
+  'text': {'lines': (('a dog', 'ein Hund'), *TEXT[1:])},
+  'reference': {'lines': ((TEXT[0][0], 'ein Hund'), *TEXT[1:])},
+  'direction': {'data': DataConfig(source_language='nl')},
+  'search': {'decoding': DecodingConfig(beam_size=2)},
+  'parameters': {'parameters': {'w': np.array([1.0, 2.5], np.float32)}},
+  'checkpoint': {'step': 31},
+  'checkpoints': {'steps': (20, 30)},
+}
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+  """A subject, and the translations and views that were made of it."""
   made = []
   view = dataclasses.replace(_slow_view(), slow=False)
+
+  class Translator:
+    def __init__(self, *_, **__):
+      made.append('translation')
+
+    def translate(self, sources):
+      return list(sources)
+
+  def look_at(*given):
+    made.append('view')
+    return _stored(*given)
+
+  monkeypatch.setattr(report_run, 'Translator', Translator)
   monkeypatch.setattr(report_views, 'views_of', lambda config: [view])
-  monkeypatch.setattr(
-    report_views,
-    'look_at',
-    lambda view, subject, folder: (
-      made.append(view.name),
-      _store(folder, view),
-    ),
-  )
+  monkeypatch.setattr(report_views, 'look_at', look_at)
   subject = subject_of(tmp_path)
-  for steps, count in (((30,), 0), ((20,), 1), ((20, 30), 2), ((30,), 2)):
-    _store(tmp_path, view, steps)
-    (card,) = _cards(subject, tmp_path)
-    assert card.found['steps'] == [30]
-    assert len(made) == count
-  (tmp_path / 'slow_one.svg').unlink()
-  _cards(subject, tmp_path)
-  assert len(made) == 3
-  (tmp_path / 'slow_one.json').write_text('{"step": 30')
-  _cards(subject, tmp_path)
-  assert len(made) == 4
+  parameters = {'w': np.array([1.0, 2.0], np.float32)}
+  return _changed(subject, parameters=parameters), made
+
+
+def _both(subject):
+  (card,) = _cards(subject, subject.workdir)
+  return report_run.translation(subject, subject.workdir), card.found
+
+
+@pytest.mark.parametrize('change', _CHANGES)
+def test_what_was_made_of_other_inputs_is_made_anew(counted, change):
+  subject, made = counted
+  first = _both(subject)
+  assert made == ['view', 'translation']
+  same = _both(_changed(subject))
+  assert made == ['view', 'translation']
+  assert same[0] == first[0]
+  assert same[1]['numbers'] == first[1]['numbers']
+  other = _changed(subject, **_CHANGES[change])
+  lines, _ = _both(other)
+  assert made == ['view', 'translation'] * 2
+  assert lines == [source for source, _ in other.lines]
+
+
+@pytest.mark.parametrize('name', ['slow_one.svg', 'slow_one.png'])
+def test_a_view_without_its_figure_is_made_anew(counted, name):
+  subject, made = counted
+  _both(subject)
+  (subject.workdir / name).unlink()
+  _both(subject)
+  assert made == ['view', 'translation', 'view']
+
+
+@pytest.mark.parametrize('content', ['', '{"key": 1', '[]', '{"key": ""}'])
+def test_damaged_results_are_made_anew(counted, content):
+  subject, made = counted
+  _both(subject)
+  for name in ('slow_one', 'translation'):
+    (subject.workdir / f'{name}.json').write_text(content)
+  _both(subject)
+  assert made == ['view', 'translation'] * 2
+
+
+def test_numbers_are_not_kept_without_their_figure(tmp_path, monkeypatch):
+  view = _slow_view(lambda subject: {'value': 1})
+  subject, path = subject_of(tmp_path), tmp_path / 'slow_one.json'
+  look_at(view, subject, tmp_path)
+  assert json.loads(path.read_text())['key'] == subject.digest
+
+  def save(*_):
+    raise InputError('the disk is full')
+
+  monkeypatch.setattr(figures, 'save', save)
+  with pytest.raises(InputError, match='disk'):
+    look_at(view, subject, tmp_path)
+  assert not path.exists()
+
+
+def test_other_tags_are_other_inputs(tmp_path):
+  digests = set()
+  for content in ('a', 'b'):
+    (tmp_path / 'tags').write_text(content)
+    choice = TextChoice(tags=str(tmp_path / 'tags'))
+    digests.add(subject_of(tmp_path, choice=choice).digest)
+  assert len(digests) == 2
+  (tmp_path / 'tags').unlink()
+  with pytest.raises(InputError, match='No such file'):
+    _ = subject_of(tmp_path, choice=choice).digest
 
 
 @pytest.mark.usefixtures('quick')
 def test_a_view_that_cannot_be_made_says_why(tmp_path, monkeypatch):
-  def look(subject):
+  def measure(subject):
     raise InputError('there is no <light>')
 
-  view = _slow_view(look)
+  view = _slow_view(measure)
   monkeypatch.setattr(report_views, 'views_of', lambda config: [view])
   subject = subject_of(tmp_path)
   (card,) = _cards(subject, tmp_path, slow=True)
@@ -178,17 +267,6 @@ def test_a_view_that_cannot_be_made_says_why(tmp_path, monkeypatch):
   text = Page(_page([report_of(subject, [card])])).text
   assert card.missing in text
   assert 'analysis slow_one --workdir=runs/one' in text
-
-
-@pytest.mark.usefixtures('quick')
-def test_a_view_of_another_text_says_so(tmp_path, monkeypatch):
-  view = _slow_view()
-  monkeypatch.setattr(report_views, 'views_of', lambda config: [view])
-  subject = subject_of(tmp_path)
-  _store(tmp_path, view, text={'source': 'a.en', 'target': 'a.de', 'lines': 7})
-  html = Page(_page([report_of(subject, _cards(subject, tmp_path))]))
-  said = 'slow_one <seen> (Of the first 7 lines of a.en.)'
-  assert said in html.words['p']
 
 
 @pytest.mark.usefixtures('quick')
@@ -286,3 +364,28 @@ def test_a_comparison_shows_both(tmp_path):
   assert re.findall(r'<t[dh]\b[^>]*>([^<]*)', rows.replace('<wbr>', '')) == [
     'option', 'one', 'two', 'default', 'model.norm', 'post', 'pre', 'post',
   ]  # fmt: skip
+
+
+@pytest.mark.usefixtures('quick')
+def test_a_table_names_its_rows_and_columns(tmp_path):
+  html = Page(_page([report_of(subject_of(tmp_path))]))
+  scopes = [each['scope'] for each in html.all('th')]
+  assert scopes.count('col') + scopes.count('row') == len(scopes)
+  assert {'class': 'number'} in html.all('td')
+  assert {} in html.all('td')
+
+
+def test_long_names_are_cut_where_they_join():
+  assert breakable('data.batch.row_multiple') == (
+    'data.<wbr>batch.<wbr>row_<wbr>multiple'
+  )
+  assert breakable('a.<b>') == 'a.<wbr>&lt;b&gt;'
+
+
+def test_a_download_holds_its_numbers():
+  value = {'a': [1, None, 'ü<']}
+  kind, _, content = json_address(value).partition(',')
+  assert kind == 'data:application/json;base64'
+  assert json.loads(base64.b64decode(content)) == value
+  with pytest.raises(ValueError, match='Out of range float'):
+    json_address({'a': float('nan')})

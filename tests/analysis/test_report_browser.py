@@ -12,7 +12,7 @@ import subprocess
 import pytest
 from report_runs import TEXT, report_of, subject_of
 
-from fusion_jax.analysis import curves, gradients
+from fusion_jax.analysis import curves
 from fusion_jax.analysis.report import views as report_views
 from fusion_jax.analysis.report.page import page
 
@@ -56,7 +56,7 @@ def comparison(tmp_path_factory):
   folder = tmp_path_factory.mktemp('run')
   subject = subject_of(folder)
   with pytest.MonkeyPatch.context() as patch:
-    every = [curves.VIEW, gradients.VIEW]
+    every = [curves.CURVES, curves.GRADIENTS]
     patch.setattr(report_views, 'views_of', lambda config: every)
     seen = list(report_views.cards(subject, folder, False))
   text = [*TEXT, (f'a {_LONG}', f'ein {_LONG}')]

@@ -1,18 +1,9 @@
-"""Parts of a report by themselves: elements, marks, buckets of lengths."""
-
-import base64
-import json
+"""Parts of a report by themselves: marks, buckets of lengths."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import Page
 
-from fusion_jax.analysis.report.html import document, download, element, table
-from fusion_jax.analysis.report.lengths import (
-  bleu_by_source_length,
-  draw_lengths,
-)
 from fusion_jax.analysis.report.marks import (
   Stretch,
   missing,
@@ -20,48 +11,10 @@ from fusion_jax.analysis.report.marks import (
   stretches,
   units,
 )
+from fusion_jax.analysis.report.page import bleu_by_source_length, draw_lengths
 from fusion_jax.metrics import corpus_scores
 
 _WORDS = st.lists(st.sampled_from(['a', 'b', 'c', 'd']), max_size=8)
-
-
-@given(st.text(st.characters(exclude_categories=['Cs', 'Cc'])))
-def test_any_text_is_read_back_as_it_was(text):
-  made = element('p', text, element('b', text), text, title=text)
-  page = Page(document(element('html', made)))
-  assert page.words['p'] == [text + text]
-  assert page.words['b'] == [text]
-  assert page.all('p') == [{'title': text}]
-  assert len(page.tags) == 3
-
-
-def test_children_stand_in_their_order():
-  made = element('p', 'a', 'b', element('i', 'c'), 'd', 'e', class_='x')
-  assert '<p class="x">ab<i>c</i>de</p>' in document(element('html', made))
-
-
-def test_a_table_names_its_rows_and_columns():
-  made = table(('', 'one'), [('BLEU', '12.5'), ('name', 'x')], 'scores')
-  page = Page(document(element('html', made)))
-  assert [each['scope'] for each in page.all('th')] == ['col'] * 2 + ['row'] * 2
-  assert page.all('td') == [{'class': 'number'}, {}]
-
-
-def test_long_names_are_cut_where_they_join():
-  made = table(('', ''), [('data.batch.row_multiple', '1')], 'options')
-  whole = document(element('html', made))
-  assert 'data.<wbr>batch.<wbr>row_<wbr>multiple</th>' in whole
-  assert Page(whole).words['th'][-1] == 'data.batch.row_multiple'
-
-
-def test_a_download_holds_its_numbers():
-  value = {'a': [1, None, 'ü<']}
-  link = download('a.json', value)
-  kind, _, content = link.get('href').partition(',')
-  assert kind == 'data:application/json;base64'
-  assert json.loads(base64.b64decode(content)) == value
-  with pytest.raises(ValueError, match='Out of range float'):
-    download('a.json', {'a': float('nan')})
 
 
 def test_marks_by_hand():

@@ -9,9 +9,9 @@ import pytest
 from report_runs import Page, write_metrics
 from saved_runs import SavedRun
 
-from fusion_jax.analysis import curves, gradients, similarity
+from fusion_jax.analysis import curves, similarity
 from fusion_jax.analysis.report import __main__ as program
-from fusion_jax.analysis.report import text as report_text
+from fusion_jax.analysis.report import run as report_run
 from fusion_jax.analysis.report import views as report_views
 from fusion_jax.analysis.report.run import (
   command,
@@ -108,7 +108,7 @@ def _main(folder, *flags, workdirs=('one',)):
 
 @pytest.mark.extended
 def test_the_program_makes_a_page(saved, capsys, monkeypatch):
-  every = [curves.VIEW, similarity.VIEW, gradients.VIEW]
+  every = [curves.CURVES, similarity.VIEW, curves.GRADIENTS]
   monkeypatch.setattr(report_views, 'views_of', lambda config: every)
   output = saved / 'one' / 'report.html'
   assert _main(saved) == 0
@@ -116,8 +116,8 @@ def test_the_program_makes_a_page(saved, capsys, monkeypatch):
   html = Page(output.read_text())
   assert 'a dog & <b>cats</b>' in html.text
   folder = saved / 'one' / 'analysis'
-  (kept,) = folder.glob('translation-*.json')
-  lines = json.loads(kept.read_text())['translations']
+  kept = json.loads((folder / 'translation.json').read_text())
+  lines = kept['translations']
   assert len(lines) == 4
   assert lines[2] == ''
   # The embedding is 30 x 16.
@@ -125,7 +125,7 @@ def test_the_program_makes_a_page(saved, capsys, monkeypatch):
   assert Page(output.read_text()).all('h3')[0] == {'id': 'view-similarity'}
   times = {p: p.stat().st_mtime_ns for p in folder.glob('similarity.*')}
   assert len(times) == 3
-  monkeypatch.setattr(report_text, 'Translator', lambda *_, **__: 1 / 0)
+  monkeypatch.setattr(report_run, 'Translator', lambda *_, **__: 1 / 0)
   assert _main(saved) == 0
   assert Page(output.read_text()).tags == html.tags
   assert times == {p: p.stat().st_mtime_ns for p in times}

@@ -10,7 +10,7 @@ from fused_subjects import SOURCES, TARGETS, make_run, subject_of
 from pictures import assert_not_blank
 
 from fusion_jax.analysis.__main__ import main
-from fusion_jax.analysis.run_view import look_at
+from fusion_jax.analysis.view import look_at
 from fusion_jax.analysis.views import VIEWS, check_view, views_of
 from fusion_jax.config import ModelConfig, TrainingConfig
 from fusion_jax.config.fusion import (

@@ -5,8 +5,8 @@ import numpy as np
 from fused_subjects import all_at_once, make_run, subject_of
 from rounding import assert_close
 
-from fusion_jax.analysis.passes import over_text, text_batches, text_shapes
-from fusion_jax.analysis.similarity import cosine_sums, look
+from fusion_jax.analysis.passes import sum_over_text, text_batches, text_shapes
+from fusion_jax.analysis.similarity import VIEW, cosine_sums
 
 
 def test_cosines_by_hand():
@@ -33,7 +33,7 @@ def _mean_cosines(layers, inside):
 
 def test_the_text_in_batches_gives_what_one_batch_gives(tmp_path):
   subject = subject_of(make_run(), tmp_path)
-  found = look(subject).numbers
+  found = VIEW.measure(subject)
   source, source_lengths, target, target_lengths = all_at_once(subject)
   output = subject.run.model.apply(
     {'params': subject.run.parameters},
@@ -60,10 +60,7 @@ def test_a_pass_sees_every_pair_once_in_at_most_two_shapes(tmp_path):
     row for _, rows in text_batches(subject.pairs, shapes) for row in rows
   ]
   assert sorted(rows) == list(range(len(subject.pairs)))
-  counted = over_text(
-    subject,
-    lambda _, total, batch: total + batch.target_lengths.sum(),
-    jnp.int32(0),
-    tokens=64,
+  counted = sum_over_text(
+    subject, lambda _, batch: batch.target_lengths.sum(), tokens=64
   )
   assert counted == sum(len(pair.target) for pair in subject.pairs)

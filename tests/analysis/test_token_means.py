@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from rounding import assert_close
 
 from fusion_jax.analysis.layer_weights import layer_weights
-from fusion_jax.analysis.passes import text_batches, text_shapes
-from fusion_jax.analysis.token_means import token_masks, token_sum
+from fusion_jax.analysis.passes import (
+  text_batches,
+  text_shapes,
+  token_masks,
+  token_sum,
+)
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
 

@@ -24,6 +24,7 @@ def made(run, own, rate=None):
   return experiment(run, own, Contestants(own.phases['plain']), folders, rate)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 @pytest.mark.parametrize('name', schemes(6))
 def test_train_py_reads_the_config_of_every_scheme(name, norm):
@@ -97,6 +98,7 @@ def test_a_fusion_has_more_operations(tmp_path):
   assert own.gflop('linear') > own.gflop('none')
 
 
+@pytest.mark.extended
 def test_only_what_a_fusion_adds_is_tuned(tmp_path):
   own = Contestants(recipe(tmp_path).phases['plain'])
   tuned = {

@@ -73,6 +73,7 @@ def test_axes_of_a_group():
     assert way(found, mesh) == Way('all-reduce', axes)
 
 
+@pytest.mark.extended
 def test_a_step_on_all_axes_exchanges_what_it_has_to():
   rows = measured((2, 2, 2), 2)
   found = {(row['kind'], *row['axes']) for row in rows if row['paper']}

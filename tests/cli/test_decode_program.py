@@ -153,6 +153,7 @@ def test_a_prefix_for_each_line(decode):
   assert Path('out').read_text() == TEXT
 
 
+@pytest.mark.extended
 def test_the_shapes_are_told_when_they_are_compiled(decode, caplog):
   caplog.set_level(logging.INFO)
   assert decode('--input=source', '--output=out', '--warm_up') == 0

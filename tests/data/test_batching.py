@@ -1,7 +1,6 @@
 import dataclasses
 import logging
 import math
-import time
 
 import numpy as np
 import pytest
@@ -252,15 +251,14 @@ def test_real_tokens_fill_85_percent_of_the_slots():
       assert lengths.sum() / plan.epoch(epoch).slots() >= 0.85
 
 
-def test_large_corpora_are_planned_in_seconds():
-  # About the pairs of WMT 2014 English-German. Seen: 0.2 s and 0.9 s.
-  lengths = np.tile(caption_lengths(), (155, 1))
-  start = time.perf_counter()
-  shapes = batching.choose_shapes(lengths, BatchConfig(tokens=25_000))
-  chosen = time.perf_counter()
-  batching.TrainingPlan(lengths, shapes, seed=0).epoch(0)
-  assert chosen - start < 2
-  assert time.perf_counter() - chosen < 10
+def test_a_corpus_repeated_has_the_shapes_of_the_corpus():
+  # As large as WMT 2014 English-German.
+  lengths, config = caption_lengths(), BatchConfig(tokens=25_000)
+  many = np.tile(lengths, (155, 1))
+  shapes = batching.choose_shapes(many, config)
+  assert shapes == batching.choose_shapes(lengths, config)
+  plan = batching.TrainingPlan(many, shapes, seed=0).epoch(0)
+  assert len(plan.order) == len(many)
 
 
 def test_assemble():

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import pytest
 from copying import Copying, make_run, make_tokenizer, random_run
 from drawn import drawn_parameters
-from tiers import extended_but
 
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli.certify_files import sample_lines
@@ -396,9 +395,10 @@ def _fused(tokenizer, name):
   )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
   'name',
-  extended_but([*SCHEMES, *_MORE], ['hierarchical', 'gtrans', 'shortcut']),
+  [*SCHEMES, *_MORE],
 )
 def test_every_scheme_passes(tokenizer, name):
   options = dataclasses.replace(OPTIONS, max_source_length=8, batch_tokens=64)

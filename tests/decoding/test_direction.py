@@ -223,6 +223,7 @@ def test_alignments_count_the_words_of_the_text(tokenizer, tmp_path):
   assert path.read_text() == '2-0 0-1 5-2 3-3\n'
 
 
+@pytest.mark.extended
 def test_an_exported_direction_puts_its_tags(tokenizer, tmp_path):
   plain = random_run(tokenizer, 3)
   config = dataclasses.replace(plain.config, data=DATA, decoding=OPTIONS)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from copying import LINES, make_run, make_tokenizer, random_run
 from rounding import assert_close
+from tiers import extended_but
 
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
@@ -43,8 +44,10 @@ def _translations(ensemble, lines=_LINES):
   return [best[0] for best in found]
 
 
-@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
-@pytest.mark.parametrize('which', [0, 1])
+@pytest.mark.parametrize(
+  ('which', 'combine'),
+  extended_but([(0, 'arithmetic'), (1, 'geometric')], [(1, 'geometric')]),
+)
 def test_a_model_with_itself_is_the_model(runs, which, combine):
   run = runs[which]
   twice = make_ensemble([run, run], ['a', 'b'], [3.0, 1.0], combine)
@@ -55,6 +58,7 @@ def test_a_model_with_itself_is_the_model(runs, which, combine):
     assert_close(double.score, single.score)
 
 
+@pytest.mark.extended
 def test_schemes_and_depths_mix(runs):
   both = _translations(make_ensemble(runs, ['a', 'b']))
   first, second = map(_translations, runs)
@@ -75,6 +79,7 @@ def test_mixtures_by_hand():
   assert_close(jnp.exp(geometric), products / products.sum(), units=16)
 
 
+@pytest.mark.extended
 def test_sources_may_be_cut_differently(runs, tokenizer):
   config = TokenizerConfig(algorithm='bpe', vocabulary_size=36)
   other = Tokenizer(train(LINES * 3, config))
@@ -106,6 +111,7 @@ def test_what_cannot_be_an_ensemble(runs, tokenizer):
       make_ensemble(runs, ['a', 'b'], weights)
 
 
+@pytest.mark.extended
 def test_decode_reads_several_runs(runs, monkeypatch, tmp_path):
   loaded = dict(zip('ab', runs, strict=True))
   monkeypatch.setattr(

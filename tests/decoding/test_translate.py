@@ -198,6 +198,7 @@ def test_a_piece_that_cannot_be_forbidden_is_named(tokenizer, piece):
     Translator(make_run(tokenizer), options)
 
 
+@pytest.mark.extended
 def test_samples_depend_on_seed_and_line_alone(random_run):
   lines = [line for line in LINES if line.strip()]
   options = dataclasses.replace(OPTIONS, search='sample')
@@ -272,6 +273,7 @@ def test_every_line_at_once(tokenizer):
     assert len(read) == number
 
 
+@pytest.mark.extended
 def test_few_lines_are_held(tokenizer):
   options = dataclasses.replace(OPTIONS, batch_tokens=16)
   translator = Translator(make_run(tokenizer), options, devices=1)

@@ -8,6 +8,7 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.translate import Translator
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
   # A batch has at most eight rows here, so that on eight devices one program
   # of each source length is enough.

@@ -80,8 +80,8 @@ COMMANDS = {
     '--output=out',
   ),
   'fusion_jax.tools.quickstart': ('--workdir=run',),
-  'fusion_jax.models': _CONFIG,
-  'fusion_jax.fusion': (),
+  'fusion_jax.tools.model_sizes': _CONFIG,
+  'fusion_jax.tools.scheme_sizes': (),
   # Nothing is compiled: the devices are named last, and there are none such.
   'fusion_jax.tools.aot': (*_CONFIG, '--topology=none'),
 }
@@ -166,8 +166,8 @@ def test_fields(place, name):
   """No field takes every nonsense; none ends in a traceback."""
   refused = 0
   for value in ('nonsense', '-1', 'nan', '1e300', '[[]]', '{"a": 1}'):
-    argv = *COMMANDS['fusion_jax.models'], f'--config.{name}={value}'
-    case = bad_inputs.Case(name, 'fusion_jax.models', argv)
+    argv = *COMMANDS['fusion_jax.tools.model_sizes'], f'--config.{name}={value}'
+    case = bad_inputs.Case(name, 'fusion_jax.tools.model_sizes', argv)
     refused += _check(case, place)
   assert refused or isinstance(flatten(ExperimentConfig())[name], str)
 

@@ -53,7 +53,7 @@ _CASES = pytest.mark.parametrize(
       name,
       options,
       id=f'{name}-{"-".join(options) or "default"}',
-      marks=() if number < 3 else pytest.mark.extended,
+      marks=() if number < 2 else pytest.mark.extended,
     )
     for name, all_options in _OPTIONS.items()
     for number, options in enumerate(all_options)

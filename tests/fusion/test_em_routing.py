@@ -215,12 +215,17 @@ def test_wide_capsules_choose_hard_unless_the_density_is_scaled():
 
 
 @pytest.mark.usefixtures('float64')
-@pytest.mark.parametrize('shape', [(3, 4, 1), (2, 3, 2), (4, 2, 3)], ids=str)
+@pytest.mark.parametrize(
+  'shape', [(4, 2, 3), pytest.param((3, 4, 1), marks=pytest.mark.extended)]
+)
 @pytest.mark.parametrize(
   'options',
   [
     {},
-    {'cost_norm': True, 'log_density_scale': 0.5},
+    pytest.param(
+      {'cost_norm': True, 'log_density_scale': 0.5},
+      marks=pytest.mark.extended,
+    ),
     {'temperatures': inverse_temperatures('hinton', 2), 'emit': 'mean'},
   ],
   ids=lambda options: '-'.join(options) or 'default',

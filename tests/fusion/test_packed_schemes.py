@@ -84,7 +84,11 @@ _WITH_OTHERS = [
 ]
 
 
-@pytest.fixture(scope='module', params=parameters(_WITH_OTHERS))
+# What reads other positions.
+_CORE = ('shortcut',)
+
+
+@pytest.fixture(scope='module', params=parameters(_WITH_OTHERS, _CORE))
 def fused(request):
   return _Fused(CASES[request.param])
 

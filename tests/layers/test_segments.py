@@ -8,6 +8,7 @@ from drawn import drawn_parameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import assert_close
+from tiers import extended_but
 
 from fusion_jax.config import PRESETS
 from fusion_jax.layers.segments import segment_mask, segment_positions
@@ -74,7 +75,9 @@ def _features(model, parameters, *inputs, **segments):
   return model.apply({'params': parameters}, *inputs, **segments).features
 
 
-@pytest.mark.parametrize('positions', ['sinusoidal', 'learned'])
+@pytest.mark.parametrize(
+  'positions', extended_but(['sinusoidal', 'learned'], ['sinusoidal'])
+)
 def test_one_segment_a_row_is_a_row_without_segments(positions):
   model = Transformer(
     dataclasses.replace(_TINY, positions=positions, max_positions=8),
@@ -101,6 +104,7 @@ def test_one_segment_a_row_is_a_row_without_segments(positions):
     assert_close(packed[row, :length], plain[row, :length])
 
 
+@pytest.mark.extended
 def test_rows_are_longer_than_the_learned_positions():
   # A row of 8 positions holds two sentences of 4, all that the table has.
   model = Transformer(

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 
 import chex
 import jax
@@ -9,6 +10,7 @@ from beams import changing_rows
 from drawn import drawn_parameters
 from flax import linen as nn
 from rounding import assert_close
+from tiers import extended_but
 
 from fusion_jax.config import PRESETS, ModelConfig
 from fusion_jax.layers.sow import cross_attention_weights
@@ -119,8 +121,13 @@ def test_every_parameter_has_logical_axes():
     assert None not in leaf.names
 
 
-@pytest.mark.parametrize('norm', ['pre', 'post'])
-@pytest.mark.parametrize('positions', ['sinusoidal', 'learned'])
+@pytest.mark.parametrize(
+  ('norm', 'positions'),
+  extended_but(
+    itertools.product(['pre', 'post'], ['sinusoidal', 'learned']),
+    [('pre', 'sinusoidal'), ('post', 'learned')],
+  ),
+)
 def test_cached_decoding_equals_the_full_pass(norm, positions):
   model = _model(norm=norm, positions=positions)
   parameters = drawn_parameters(model)
@@ -217,7 +224,7 @@ def test_embedding_is_scaled_and_shifted():
   )
 
 
-@pytest.mark.parametrize('norm', ['pre', 'post'])
+@pytest.mark.parametrize('norm', extended_but(['pre', 'post'], ['pre']))
 def test_bfloat16_is_close_and_parameters_stay_float32(norm):
   inputs = _inputs()
   model = _model(norm=norm)
@@ -233,8 +240,12 @@ def test_bfloat16_is_close_and_parameters_stay_float32(norm):
   assert np.abs(close - exact).max() < 0.1
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('norm', ['pre', 'post'])
+@pytest.mark.parametrize(
+  ('norm', 'dtype'),
+  extended_but(
+    [('pre', 'bfloat16'), ('post', 'float32')], [('post', 'float32')]
+  ),
+)
 def test_gradients_are_finite_and_reach_everything(norm, dtype):
   model = _model(
     norm=norm,

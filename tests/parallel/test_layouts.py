@@ -12,7 +12,6 @@ import pytest
 from cases import CASES, without_unread
 from drawn import drawn_parameters
 from jax.sharding import AxisType
-from tiers import extended_but
 
 from fusion_jax.config import (
   PRESETS,
@@ -147,9 +146,8 @@ def _on_one_device():
   return _Job(_FULL, (1, 1, 1)).run()
 
 
-@pytest.mark.parametrize(
-  ('data', 'fsdp', 'tensor'), extended_but(_LAYOUTS, _LAYOUTS[-1:])
-)
+@pytest.mark.extended
+@pytest.mark.parametrize(('data', 'fsdp', 'tensor'), _LAYOUTS)
 def test_layouts_agree_with_dropout_accumulation_and_diversity(
   data, fsdp, tensor
 ):
@@ -196,9 +194,8 @@ def _fused(encoder: str, decoder: str) -> ModelConfig:
 _SCHEMES = _scheme_cases()
 
 
-@pytest.mark.parametrize(
-  'name', extended_but(_SCHEMES, ['scan-linear', 'shortcut-multi_layer'])
-)
+@pytest.mark.extended
+@pytest.mark.parametrize('name', _SCHEMES)
 def test_every_scheme_agrees_where_its_parameters_are_cut_by_both_axes(name):
   # Adam, which other tests have, would take the scale out of a wrong gradient.
   descent = optax.with_extra_args_support(optax.sgd(1.0))
@@ -251,6 +248,7 @@ _COLLECTIVE = re.compile(
 )
 
 
+@pytest.mark.extended
 def test_gradients_are_added_once_an_update_however_many_parts():
   text = _Job(_FULL, (2, 4, 1)).compiled()
   found = [match.group(1, 3) for match in _COLLECTIVE.finditer(text)]

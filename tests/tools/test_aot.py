@@ -189,6 +189,7 @@ def _mesh(config: ExperimentConfig, **axes: int) -> ExperimentConfig:
   return dataclasses.replace(config, parallel=ParallelConfig(**axes))
 
 
+@pytest.mark.extended
 def test_figures_of_a_training_step_on_eight_devices():
   config = _mesh(_TINY, data=2, fsdp=2, tensor=2)
   figures, program, _ = figures_for(
@@ -206,6 +207,7 @@ def test_figures_of_a_training_step_on_eight_devices():
   assert figures.sent == sum(x.sent for x in figures.exchanges.values())
 
 
+@pytest.mark.extended
 def test_operations_are_those_of_the_whole_batch_on_any_mesh():
   one, _, _ = figures_for(_TINY, ProgramRequest(), _CHIP, jax.devices()[:1])
   many, _, _ = figures_for(_TINY, ProgramRequest(), _CHIP, jax.devices())
@@ -240,6 +242,7 @@ def test_rows_have_to_divide_over_the_mesh():
     figures_for(config, ProgramRequest(), _CHIP, jax.devices()[:4])
 
 
+@pytest.mark.extended
 def test_a_program_that_does_not_fit():
   small = _CHIP._replace(memory=1_000.0)
   with pytest.raises(DoesNotFit, match='it does not fit: '):

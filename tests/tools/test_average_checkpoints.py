@@ -16,6 +16,7 @@ from saved_runs import (
   meta_path,
   without_digests,
 )
+from tiers import extended_but
 
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.errors import InputError
@@ -97,7 +98,7 @@ def _damaged(saved, tmp_path, part, *steps):
   return workdir
 
 
-@pytest.mark.parametrize('part', ['arrays', 'meta'])
+@pytest.mark.parametrize('part', extended_but(['arrays', 'meta'], ['meta']))
 def test_damage_is_told_and_what_is_before_is_used(
   saved, tmp_path, caplog, part
 ):

@@ -172,6 +172,7 @@ def _assert_same_scores(run, folder):
   assert np.concatenate(ours).std() > 0.5
 
 
+@pytest.mark.extended
 def test_scores_are_those_of_the_run(exported):
   _assert_same_scores(*exported)
 
@@ -187,6 +188,7 @@ def test_scores_of_all_other_details(tokenizer, tmp_path, name):
   _assert_same_scores(dataclasses.replace(run, model=model), tmp_path / 'model')
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize('beam', [1, 4])
 def test_translations_are_those_of_the_run(exported, tokenizer, beam):
   """The best hypothesis, where the two searches are the same.
@@ -239,6 +241,7 @@ def test_translations_are_those_of_the_run(exported, tokenizer, beam):
   assert len(set(lengths.tolist())) > 3
 
 
+@pytest.mark.extended
 def test_text_is_translated_with_the_models_in_the_folder(exported):
   run, folder = exported
   tokenizer = Tokenizer.from_file(folder / 'source.model')
@@ -251,6 +254,7 @@ def test_text_is_translated_with_the_models_in_the_folder(exported):
   assert None not in ids
 
 
+@pytest.mark.extended
 def test_a_long_source_has_positions(exported):
   run, folder = exported
   longest = run.config.model.max_positions
@@ -317,6 +321,7 @@ def test_a_missing_package_is_told_in_one_line(monkeypatch, tokenizer):
     exporting.library()
 
 
+@pytest.mark.extended
 def test_different_names_of_the_end_symbol_are_refused(
   exported, tokenizer, tmp_path, monkeypatch
 ):
@@ -331,6 +336,7 @@ def test_different_names_of_the_end_symbol_are_refused(
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.extended
 def test_a_model_that_differs_is_not_exported(exported, tmp_path, monkeypatch):
   run, _ = exported
   right = exporting._set_norm

@@ -157,9 +157,7 @@ def unchecked(monkeypatch):
 
 
 @pytest.mark.usefixtures('unchecked')
-@pytest.mark.parametrize(
-  'name', extended_but(_models(), ['em_routing', 'gtrans', 'attention'])
-)
+@pytest.mark.parametrize('name', extended_but(_models(), ['attention']))
 def test_every_scheme(tokenizer, tmp_path, name):
   run = _random_run(tokenizer, _models()[name])
   asked = StablehloOptions(((2, 8),))
@@ -182,6 +180,7 @@ def test_text_is_translated_without_this_project(exported):
   assert len(set(found)) > 4
 
 
+@pytest.mark.extended
 def test_the_folder_is_whole_and_describes_itself(exported):
   run, folder, weights = exported
   names = {path.name for path in folder.iterdir()}
@@ -207,6 +206,7 @@ def test_the_folder_is_whole_and_describes_itself(exported):
     assert len(loaded.in_avals) == 3 + own
 
 
+@pytest.mark.extended
 def test_text_is_normalised_as_for_training(exported, tokenizer):
   _, folder, _ = exported
   encode = _load(folder)['encode']
@@ -217,6 +217,7 @@ def test_text_is_normalised_as_for_training(exported, tokenizer):
     assert encode(line) == ids
 
 
+@pytest.mark.extended
 def test_a_line_that_is_too_long_is_refused(exported):
   _, folder, _ = exported
   done = _isolated(folder, 'a dog\n' + 'the cat sat ' * 20)
@@ -227,6 +228,7 @@ def test_a_line_that_is_too_long_is_refused(exported):
   assert error.endswith('at most 32 can be translated; cut the line')
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures('unchecked')
 def test_samples_are_those_of_the_run(tokenizer, tmp_path):
   run = _random_run(tokenizer, _TINY)

@@ -97,6 +97,7 @@ def test_the_whole_is_the_mean_of_the_directions(values, name):
   assert f'{name}/fr-en' not in values
 
 
+@pytest.mark.extended
 def test_each_direction_has_its_translations_and_its_line(
   folder, logged, values
 ):
@@ -113,6 +114,7 @@ def test_each_direction_has_its_translations_and_its_line(
   assert f'BLEU {values["bleu"]:.2f}' in line
 
 
+@pytest.mark.extended
 def test_the_mixture_is_told(logged):
   (table,) = [m for m in logged if m.startswith('mixture:')]
   # Of 400 slots one share each, and two of the second direction.
@@ -125,6 +127,7 @@ def test_the_mixture_is_told(logged):
   ]
 
 
+@pytest.mark.extended
 def test_the_run_translates_as_its_validation_did(folder, logged):
   run = load_run(folder / 'run')
   own = in_direction(run, 'run', 'en', 'fr')
@@ -135,6 +138,7 @@ def test_the_run_translates_as_its_validation_did(folder, logged):
   assert list(found) == text.splitlines()
 
 
+@pytest.mark.extended
 def test_another_direction_is_another_run(folder, logged):
   config = override(
     config_in(folder), [('data.directions.1.weight', '3'), ('name', 'new')]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import extended_but
 
 from fusion_jax.config import ModelConfig, OptimizerConfig
 from fusion_jax.config.fusion import (
@@ -53,7 +54,8 @@ def _updates(model, config):
   }
 
 
-@pytest.mark.parametrize('scan_layers', [False, True])
+@pytest.mark.extended
+@pytest.mark.parametrize('scan_layers', extended_but([False, True], [True]))
 def test_the_rate_reaches_what_the_plain_model_lacks(scan_layers):
   encoder = SideConfig(fusion='iterative')
   decoder = SideConfig(shortcut=ShortcutOptions(source='lexical'))

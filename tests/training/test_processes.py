@@ -179,6 +179,7 @@ def test_a_process_that_is_lost_or_hangs_ends_the_other(
   assert 20 in saved_steps(workdir)
 
 
+@pytest.mark.extended
 def test_different_configs_are_refused_on_all(program, tmp_path):
   workdir = tmp_path / 'run'
   both = program.start_together(
@@ -191,6 +192,7 @@ def test_different_configs_are_refused_on_all(program, tmp_path):
   assert not workdir.exists()
 
 
+@pytest.mark.extended
 def test_text_that_one_process_does_not_see_is_told_by_all(program, tmp_path):
   (tmp_path / 'here').mkdir()
   for language in ('en', 'de'):

@@ -19,6 +19,8 @@ from fusion_jax.config import (
 )
 from fusion_jax.training import loop
 
+pytestmark = pytest.mark.extended
+
 
 def _config(prepared) -> ExperimentConfig:
   return ExperimentConfig(
@@ -97,7 +99,6 @@ def test_the_validation_loss_takes_no_more_shapes_than_the_step(run):
   assert sum('eval_step' in name for name in names) == 2
 
 
-@pytest.mark.extended
 def test_the_log_says_what_was_compiled(run):
   names, _, lines, _ = run
   told = [line for line in lines if re.match(r'\d+ programs compiled', line)]
@@ -118,7 +119,6 @@ def test_a_run_that_is_finished_makes_no_state_and_no_step(run):
     assert not any(program in name for name in later)
 
 
-@pytest.mark.extended
 def test_a_run_that_goes_on_compiles_the_step_once_a_shape(run):
   config = _config(run[-1] / 'prepared')
   longer = dataclasses.replace(config.training, steps=80)

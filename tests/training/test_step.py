@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 from rounding import assert_close
+from tiers import extended_but
 
 from fusion_jax.config import (
   PRESETS,
@@ -104,7 +105,7 @@ def test_one_and_eight_devices_agree_with_dropout():
   _assert_same(one[0].parameters, eight[0].parameters, 1e-4)
 
 
-@pytest.mark.parametrize('parts', [2, 4])
+@pytest.mark.parametrize('parts', extended_but([2, 4], [2]))
 def test_accumulation_changes_nothing_but_rounding(parts):
   whole = _run(_without_dropout(clip_norm=0.5))
   split = _run(_without_dropout(clip_norm=0.5, accumulation=parts))
@@ -126,6 +127,7 @@ def test_the_gradient_is_that_of_the_mean_over_tokens():
   )
 
 
+@pytest.mark.extended
 def test_packed_rows_train_like_rows_of_one_sentence():
   rng = np.random.default_rng(0)
   pairs = [

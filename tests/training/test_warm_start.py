@@ -11,7 +11,6 @@ import pytest
 from drawn import drawn_parameters
 from programs import Program, logged
 from rounding import assert_close
-from tiers import extended_but
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import MultiLayerOptions, SideConfig
@@ -67,11 +66,7 @@ def _features(model, parameters):
 
 @pytest.mark.parametrize(
   'fused',
-  [
-    _both(fusion='linear', start='baseline'),
-    _both(fusion='dynamic_combination', start='baseline'),
-    {'scan_layers': True},
-  ],
+  [_both(fusion='linear', start='baseline'), {'scan_layers': True}],
 )
 def test_an_exact_start_computes_what_the_baseline_computes(monkeypatch, fused):
   baseline = _model()
@@ -112,12 +107,10 @@ def test_another_tokenizer_is_an_error(monkeypatch):
     _started(monkeypatch, _model(), run)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
   ('norm', 'remat'),
-  extended_but(
-    itertools.product(['post', 'pre', 'rezero'], [False, True]),
-    [('pre', True), ('post', False)],
-  ),
+  [*itertools.product(['post', 'pre', 'rezero'], [False, True])],
 )
 def test_scan_equals_loop(norm, remat):
   loop = _model(norm=norm, **_both(fusion='average'))

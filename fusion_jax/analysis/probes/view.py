@@ -3,149 +3,56 @@
 Emelin et al. (2019), section on probing: on the frozen model, for each H[0..L]
 of both stacks, a classifier predicts the token at a position: the source token
 in the encoder, the input token in the decoder. Here these are an MLP (D to 512,
-bias, ReLU, dropout 0.5; to the classes, no bias) and a linear classifier. Both
-are trained on the labels and on control labels (Hewitt and Liang 2019); the
-difference of the two accuracies is their selectivity.
+ReLU; to the classes) and a linear classifier, each with a softmax over all
+classes, trained with Adam until its validation loss stops improving.
+
+The same classifiers are trained on the states of the untrained model, with the
+parameters that the training started from: what they reach needs no learning.
+The difference of the two accuracies is called selectivity here. (Hewitt and
+Liang 2019 subtract the accuracy on random labels; a random label for each type
+asks for the same information as the type itself.)
 
 Of every ten lines of the text, eight train, the ninth stops the training and
-the tenth tests. Each probe is tested at its own best epoch, by its loss on the
-ninth lines. Classes are the types of the training lines, the `MOST_CLASSES`
+the tenth tests. Classes are the types of the training lines, the `MOST_CLASSES`
 most frequent; another type is never answered right.
-
-The paper trains for many passes on batches of about 4,096 tokens at a rate of
-2e-4. Here the text is read three times or a little more, a quarter of its
-positions each time, at ten times that rate: see `ProbeOptions`.
 """
 
 import dataclasses
-import math
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Bool, Float
 
+from fusion_jax import figures
 from fusion_jax.analysis.frequency import BINS, frequency_bins
-from fusion_jax.analysis.probes.figure import draw
-from fusion_jax.analysis.probes.passes import Answers, ProbeOptions, ProbePasses
-from fusion_jax.analysis.probes.text import make_classes, split, token_counts
-from fusion_jax.analysis.probes.training import KINDS, Weights, better
+from fusion_jax.analysis.probes.states import (
+  PARTS,
+  Classes,
+  layer_states,
+  make_classes,
+  split,
+  tokens_of,
+)
+from fusion_jax.analysis.probes.training import (
+  KINDS,
+  Examples,
+  ProbeOptions,
+  scored,
+  trained,
+)
 from fusion_jax.analysis.run_with_text import RunWithText, TextPair
-from fusion_jax.analysis.sides import SIDES
 from fusion_jax.analysis.tags import TaggedText, tagged_text
-from fusion_jax.analysis.view_result import View, ViewResult
+from fusion_jax.analysis.view import SIDES, Numbers, View, nullable
 from fusion_jax.config import Side
+from fusion_jax.models.transformer import Parameters, initial_parameters
+from fusion_jax.runs.loading import TrainedModel
 
-_TEXT_SIDES = {'encoder': 'source', 'decoder': 'target'}
+logger = logging.getLogger(__name__)
 
-
-class Tested(NamedTuple):
-  """Counts of test positions.
-
-  Attributes:
-    right: Right answers [K, L + 1, groups] by kind.
-    asked: Number of positions of every group.
-  """
-
-  right: Mapping[str, Int[np.ndarray, 'K L g']]
-  asked: Int[np.ndarray, ' g']
-
-
-def trained(
-  passes: ProbePasses,
-  parts: Mapping[str, Sequence[TextPair]],
-  options: ProbeOptions,
-) -> tuple[dict[Side, Weights], int]:
-  """Train all probes until none improves.
-
-  Args:
-    passes: Passes of the model.
-    parts: Result of `split`.
-    options: Options of the training.
-
-  Returns:
-    The weights of every probe at its best epoch, and the number of epochs.
-  """
-  probes = passes.start(parts['train'])
-  best: Any = None
-  lowest: Any = None
-  waited, epoch = 0, 0
-  for epoch in range(1, options.epochs(passes.batches(parts['train'])) + 1):
-    probes = passes.train(probes, parts['train'], epoch)
-    weights = {side: probes[side].weights for side in SIDES}
-    losses = passes.losses(weights, parts['stop'])
-    if best is None:
-      best, lowest = jax.tree.map(jnp.copy, weights), losses
-      continue
-    improved = jax.tree.map(jnp.less, losses, lowest)
-    best = {
-      side: better(weights[side], best[side], improved[side]) for side in SIDES
-    }
-    lowest = jax.tree.map(jnp.minimum, losses, lowest)
-    waited = (
-      0 if any(x.any() for x in jax.tree.leaves(improved)) else waited + 1
-    )
-    if waited == options.patience:
-      break
-  return best, epoch
-
-
-def tested(
-  passes: ProbePasses,
-  weights: Mapping[Side, Weights],
-  pairs: Sequence[TextPair],
-  bins: Mapping[Side, Int[np.ndarray, ' N']],
-  tags: Mapping[str, TaggedText],
-) -> dict[str, Tested]:
-  """Count right answers: of all positions, of each bin and of each word class.
-
-  Args:
-    passes: Passes of the model.
-    weights: Weights from `trained`.
-    pairs: Test pairs.
-    bins: Frequency bin of every id, for each side.
-    tags: Word classes of the sides that have them.
-  """
-  sums: dict[str, Tested] = {}
-  for batch, rows, answers in passes.answers(weights, pairs):
-    for side in SIDES:
-      own = answers[side]
-      groups = [np.ones((len(own.keep), 1), bool)]
-      groups.append(bins[side][own.token][:, None] == np.arange(BINS))
-      if side in tags:
-        length = batch[SIDES.index(side)].shape[1]
-        lines = [pairs[row].line for row in rows]
-        of_place = _tags_at(own, lines, length, tags[side], side)
-        groups.append(of_place[:, None] == np.arange(len(tags[side].names)))
-      member = (np.concatenate(groups, 1) & own.keep[:, None]).astype(np.int64)
-      new = Tested(
-        {kind: own.correct[kind].astype(np.int64) @ member for kind in KINDS},
-        member.sum(0),
-      )
-      sums[side] = (
-        jax.tree.map(np.add, sums[side], new) if side in sums else new
-      )
-  return sums
-
-
-def _tags_at(
-  answers: Answers,
-  lines: Sequence[int],
-  length: int,
-  tags: TaggedText,
-  side: str,
-) -> Int[np.ndarray, ' n']:
-  """Return the tag of every position asked, -1 for none.
-
-  The decoder's input at position t is subword t - 1 of the target.
-  """
-  found = np.full(len(answers.place), -1)
-  for index in np.flatnonzero(answers.keep):
-    row, place = divmod(int(answers.place[index]), length)
-    found[index] = tags.of_line[lines[row]][place - (side == 'decoder')]
-  return found
+_EPSILON = 1e-6
 
 
 def measure(
@@ -159,111 +66,216 @@ def measure(
 
   Returns:
     'protocol', and for 'encoder' and 'decoder' by kind, H[0] first:
-    'accuracy', 'control' and 'selectivity'; 'bins' and 'tags', the accuracies
-    of each bin and word class, None where nothing was asked. Each side also
-    has the number of positions asked of each.
+    'accuracy', 'untrained' and 'selectivity'; 'bins' and 'tags', the accuracies
+    of each bin and word class, None where nothing was asked; and 'epochs'. Each
+    side also has the number of positions asked of each.
 
   Raises:
     InputError: The text is too short, or as for `tagged_text`.
   """
-  options = options or ProbeOptions()
-  parts, tags = split(subject.pairs), _tags(subject)
-  sizes = {
-    'encoder': subject.run.model.source_vocabulary,
-    'decoder': subject.run.model.target_vocabulary,
-  }
-  counts, classes = {}, {}
-  for side, size in sizes.items():
-    text = _TEXT_SIDES[side]
-    counts[side] = token_counts(subject.pairs, text, size)
-    classes[side] = make_classes(token_counts(parts['train'], text, size))
-  passes = ProbePasses(subject, classes, options)
-  weights, epochs = trained(passes, parts, options)
-  bins = {side: frequency_bins(counts[side]) for side in SIDES}
-  found = tested(passes, weights, parts['test'], bins, tags)
-  numbers = {
-    side: _numbers(found[side], tags.get(side))
-    | {
-      'classes': len(classes[side].shares),
-      'most_frequent': float(classes[side].shares[0]),
-      'bin_types': [
-        int(((bins[side] == number) & (counts[side] > 0)).sum())
-        for number in range(BINS)
-      ],
-    }
+  options, run = options or ProbeOptions(), subject.run
+  parts, tags = split(subject.pairs), tagged_text(subject)
+  tagged = 'encoder' if subject.choice.tags_side == 'source' else 'decoder'
+  sides = {
+    side: _side(subject, parts, side, tags if side == tagged else None)
     for side in SIDES
   }
-  protocol = {
-    'lines': {part: len(pairs) for part, pairs in parts.items()},
-    'epochs': epochs,
-    **dataclasses.asdict(options),
+  fresh = initial_parameters(run.model, run.config.training.seed)
+  answers = _answers(run, run.parameters, parts, sides, options)
+  others = _answers(run, fresh, parts, sides, options)
+  numbers = {
+    side: _numbers(own, answers[side], others[side])
+    for side, own in sides.items()
   }
+  lines = {part: len(pairs) for part, pairs in parts.items()}
+  protocol = {'lines': lines, **dataclasses.asdict(options)}
   return {'protocol': protocol} | numbers
 
 
-def _tags(subject: RunWithText) -> dict[str, TaggedText]:
-  tags = tagged_text(subject)
-  side = 'encoder' if subject.choice.tags_side == 'source' else 'decoder'
-  return {} if tags is None else {side: tags}
+class _Side(NamedTuple):
+  """What is asked of one side.
+
+  Attributes:
+    classes: Classes of the side.
+    groups: True where a test position is in a group: in all, in each
+      frequency bin, in each word class.
+    bin_types: Number of types in each bin.
+    tags: Names of the word classes; () if they are those of the other side.
+  """
+
+  classes: Classes
+  groups: Bool[np.ndarray, 'n g']
+  bin_types: list[int]
+  tags: tuple[str, ...]
 
 
-def _numbers(found: Tested, tags: TaggedText | None) -> dict[str, Any]:
-  asked = found.asked
+def _side(
+  subject: RunWithText,
+  parts: Mapping[str, Sequence[TextPair]],
+  side: Side,
+  tags: TaggedText | None,
+) -> _Side:
+  model = subject.run.model
+  sizes = model.source_vocabulary, model.target_vocabulary
+  size = sizes[SIDES.index(side)]
+  counts, train = (
+    np.bincount(tokens_of(pairs, side), minlength=size)
+    for pairs in (subject.pairs, parts['train'])
+  )
+  bins, test = frequency_bins(counts), tokens_of(parts['test'], side)
+  groups = [
+    np.ones((len(test), 1), bool),
+    bins[test][:, None] == np.arange(BINS),
+  ]
+  names = () if tags is None else tags.names
+  if tags is not None:
+    of_line = [tags.of_line[pair.line] for pair in parts['test']]
+    groups.append(np.concatenate(of_line)[:, None] == np.arange(len(names)))
+  types = np.bincount(bins[counts > 0], minlength=BINS).tolist()
+  return _Side(make_classes(train), np.concatenate(groups, 1), types, names)
+
+
+# Whether the answer at each test position is right, by layer, and the number of
+# epochs of each probe.
+_Answers = tuple[Bool[np.ndarray, 'L n'], list[int]]
+
+
+def _answers(
+  run: TrainedModel,
+  parameters: Parameters,
+  parts: Mapping[str, Sequence[TextPair]],
+  sides: Mapping[Side, _Side],
+  options: ProbeOptions,
+) -> dict[Side, dict[str, _Answers]]:
+  """Train and test the probes of a model with these parameters."""
+  pairs = [pair for part in PARTS for pair in parts[part]]
+  found = {}
+  for side, states in layer_states(run.model, parameters, pairs).items():
+    classes = sides[side].classes
+    labels = classes.of_token[tokens_of(pairs, side)]
+    sizes = [len(tokens_of(parts[part], side)) for part in PARTS]
+    ends = np.cumsum(sizes)[:-1]
+    every: dict[str, Any] = {kind: ([], []) for kind in KINDS}
+    for number, layer in enumerate(states):
+      each = np.split(_standardised(layer, sizes[0]), ends)
+      train, stop, test = map(Examples, each, np.split(labels, ends))
+      for kind, (rows, epochs) in every.items():
+        weights, count = trained(
+          kind, train, stop, len(classes.counts), options
+        )
+        rows.append(np.asarray(scored(weights, test, options.chunk)[1]))
+        epochs.append(count)
+        said = f'{side}, H[{number}], {kind}: {rows[-1].mean():.1%} right'
+        logger.info('%s after %d epochs', said, count)
+    found[side] = {
+      kind: (np.stack(rows), epochs) for kind, (rows, epochs) in every.items()
+    }
+  return found
+
+
+def _standardised(
+  states: Float[np.ndarray, 'n D'], train: int
+) -> Float[Array, 'n D']:
+  """Give each feature mean 0 and deviation 1 on the training positions."""
+  known = states[:train]
+  return jnp.asarray((states - known.mean(0)) / (known.std(0) + _EPSILON))
+
+
+def _numbers(
+  own: _Side, answers: Mapping[str, _Answers], others: Mapping[str, _Answers]
+) -> dict[str, Any]:
+  asked = own.groups.sum(0)
+  groups = own.groups / np.where(asked, asked, np.nan)
+  tagged = slice(BINS + 1, None)
   numbers: dict[str, Any] = {
     'positions': int(asked[0]),
     'bin_positions': asked[1 : BINS + 1].tolist(),
+    'classes': len(own.classes.counts),
+    'most_frequent': float(own.classes.counts[0] / own.classes.counts.sum()),
+    'bin_types': own.bin_types,
   }
-  if tags is not None:
-    positions = asked[BINS + 1 :].tolist()
-    numbers['tag_positions'] = dict(zip(tags.names, positions, strict=True))
+  if own.tags:
+    counts = asked[tagged].tolist()
+    numbers['tag_positions'] = dict(zip(own.tags, counts, strict=True))
   for kind in KINDS:
-    label, control = found.right[kind] / np.where(asked, asked, np.nan)
-    own = {
-      'accuracy': label[:, 0].tolist(),
-      'control': control[:, 0].tolist(),
-      'selectivity': (label - control)[:, 0].tolist(),
-      'bins': _nullable(label[:, 1 : BINS + 1]),
+    correct, epochs = answers[kind]
+    right = correct @ groups
+    accuracy, untrained = right[:, 0], others[kind][0].mean(1)
+    numbers[kind] = {
+      'accuracy': accuracy.tolist(),
+      'untrained': untrained.tolist(),
+      'selectivity': (accuracy - untrained).tolist(),
+      'bins': nullable(right[:, 1 : BINS + 1]),
+      'epochs': epochs,
     }
-    if tags is not None:
-      by_tag = _nullable(label[:, BINS + 1 :].T)
-      own['tags'] = dict(zip(tags.names, by_tag, strict=True))
-    numbers[kind] = own
+    if own.tags:
+      by_tag = nullable(right[:, tagged].T)
+      numbers[kind]['tags'] = dict(zip(own.tags, by_tag, strict=True))
   return numbers
 
 
-def _nullable(values: np.ndarray) -> list[list[float | None]]:
-  return [
-    [value if math.isfinite(value) else None for value in row]
-    for row in values.tolist()
-  ]
+def draw(numbers: Numbers) -> figures.Figure:
+  """Draw accuracy by layer of both stacks; of the MLP also by bin and tag."""
+  tagged = [side for side in SIDES if 'tag_positions' in numbers[side]]
+  figure, axes = figures.panels(4 + len(tagged), size=(5.2, 3.6))
+  for side, lines, bins in zip(SIDES, axes[:2], axes[2:4], strict=True):
+    own = numbers[side]
+    layers = range(len(own['mlp']['accuracy']))
+    named = {
+      f'{kind}, {name}': (layers, own[kind][field])
+      for kind in KINDS
+      for name, field in (('trained', 'accuracy'), ('untrained', 'untrained'))
+    }
+    figures.draw_lines(lines, named, f'layer of the {side}', 'accuracy')
+    lines.set_ylim(-0.02, 1.02)
+    lines.set_title(side)
+    names = [str(number) for number in range(1, BINS + 1)]
+    x = 'tenth of the tokens, from the least frequent types'
+    _draw_groups(bins, own['mlp']['bins'], names, side, x)
+  for panel, side in zip(axes[4:], tagged, strict=True):
+    tags = numbers[side]['mlp']['tags']
+    columns = list(zip(*tags.values(), strict=True))
+    _draw_groups(panel, columns, list(tags), side, 'word class')
+    panel.tick_params(axis='x', rotation=90)
+  figures.share_legend(figure, axes[:2])
+  return figure
 
 
-def look(subject: RunWithText) -> ViewResult:
-  """Train and test the probes, and summarise and draw their accuracies."""
-  numbers = measure(subject)
+def _draw_groups(
+  panel: Any, rows: Sequence[Sequence[Any]], names: list[str], side: str, x: str
+) -> None:
+  values = np.array(rows, np.float64)
+  layers = [str(layer) for layer in range(len(values))]
+  figures.draw_map(
+    panel, values, layers, names, x, 'layer', 'accuracy of the MLP', (0.0, 1.0)
+  )
+  panel.set_title(side)
+
+
+def summary(numbers: Numbers) -> str:
+  """Compare the first and the last layer of both stacks."""
   parts = []
   for side in SIDES:
     own = numbers[side]['mlp']
     parts.append(
       f'{own["accuracy"][0]:.1%} of the tokens in H[0] and '
-      f'{own["accuracy"][-1]:.1%} in the last layer of the {side}'
+      f'{own["accuracy"][-1]:.1%} in the last layer of the {side} '
+      f'({own["untrained"][-1]:.1%} before training)'
     )
-  return ViewResult(
-    numbers,
-    lambda: draw(numbers),
-    f'MLP probes tell {" and ".join(parts)}.',
-  )
+  return f'MLP probes tell {" and ".join(parts)}.'
 
 
 VIEW = View(
   name='probes',
   title='What the layers still tell of the tokens',
-  source='Emelin et al. 2019, section on probing; Hewitt and Liang 2019',
+  source='Emelin et al. 2019, section on probing',
   reading=(
     'Accuracy of classifiers that say from the state of a layer which token '
     'stands at the position: where it falls, the layer has given up lexical '
-    'content. Control: the same with a random label for every type.'
+    'content. Untrained: the same of the model before its training.'
   ),
-  look=look,
+  measure=measure,
+  draw=draw,
+  summary=summary,
   slow=True,
 )

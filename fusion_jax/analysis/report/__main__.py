@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
   output = _checked(arguments)
   from fusion_jax.analysis.report.page import page
   from fusion_jax.analysis.report.run import environment, gather
-  from fusion_jax.analysis.run_view import open_subject
+  from fusion_jax.analysis.run_with_text import open_subject
   from fusion_jax.runs.run_directory import read_config
 
   workdirs = arguments.workdir

@@ -24,6 +24,12 @@ class Stretch(NamedTuple):
   off_reference: bool
   off_first: bool
 
+  @property
+  def classes(self) -> str:
+    """The classes of the element that shows the marks; '' for none."""
+    marks = {'off-reference': self.off_reference, 'off-first': self.off_first}
+    return ' '.join(name for name, marked in marks.items() if marked)
+
 
 def separator(language: str) -> str:
   """Return the text between two units of a line."""

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import importlib.metadata
+import logging
 import os
 import platform
 import re
@@ -15,30 +16,21 @@ from typing import Any
 import jax
 
 from fusion_jax.analysis.curves import curves
-from fusion_jax.analysis.report.text import translation
 from fusion_jax.analysis.report.views import Card, cards
 from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.subject_flags import add_subject_flags
+from fusion_jax.analysis.view import keep, kept
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.models.transformer import Parameters
+from fusion_jax.progress import Progress
 from fusion_jax.runs.kept_corpus import read_report
 from fusion_jax.runs.run_directory import read_config, read_tokenizers
 
-# Flags of the report that a command for a single view needs too.
-_SHARED = (
-  'source',
-  'target',
-  'lines',
-  'tags',
-  'tags_side',
-  'step',
-  'average',
-  'average_of',
-  'parameters',
-  'source_language',
-  'target_language',
-)
+logger = logging.getLogger(__name__)
+
 _PACKAGES = (
   'fusion_jax',
   'jax',
@@ -135,6 +127,38 @@ def gather(
   )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Translated:
+  key: str
+  translations: list[str]
+
+
+def translation(subject: RunWithText, folder: Path) -> list[str]:
+  """Translate the text line by line with the search of the run's config.
+
+  The translation is written into the folder, and read from there the next time
+  if it was made of the same inputs.
+
+  Args:
+    subject: Run and text to translate.
+    folder: Existing folder for the translation.
+
+  Returns:
+    A translation of each of `subject.lines`.
+  """
+  path = folder / 'translation.json'
+  if found := kept(path, subject, _Translated):
+    logger.info('translation found: %s', path)
+    return found['translations']
+  progress = Progress(len(subject.lines), 'sentences')
+  options = subject.run.config.decoding
+  translator = Translator(subject.run, options, on_progress=progress.add)
+  lines = list(translator.translate([source for source, _ in subject.lines]))
+  progress.finish()
+  keep(path, subject, {'translations': lines}, subject.digest)
+  return lines
+
+
 def command(workdir: Path, arguments: argparse.Namespace) -> str:
   """Return the command that makes a view of a run, with the report's flags.
 
@@ -145,18 +169,12 @@ def command(workdir: Path, arguments: argparse.Namespace) -> str:
   Returns:
     A command line with VIEW in place of the name of the view.
   """
-  flags = {name: getattr(arguments, name) for name in _SHARED}
-  defaults = {
-    'lines': 0,
-    'tags_side': 'source',
-    'step': 'best',
-    'average': 1,
-    'average_of': 'last',
-  }
+  parser = argparse.ArgumentParser()
+  add_subject_flags(parser)
   given = [
     f'--{name}={value}'
-    for name, value in flags.items()
-    if value not in (None, '') and value != defaults.get(name)
+    for name, default in vars(parser.parse_args([])).items()
+    if (value := getattr(arguments, name)) != default
   ]
   words = ['python', '-m', 'fusion_jax.analysis', 'VIEW']
   return shlex.join([*words, f'--workdir={workdir}', *given])

@@ -1,5 +1,6 @@
 """The views of a run for a report, found in its directory or made."""
 
+import base64
 import dataclasses
 import logging
 import re
@@ -7,18 +8,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fusion_jax.analysis.report.html import data_address
-from fusion_jax.analysis.run_view import look_at
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view_result import View
+from fusion_jax.analysis.view import View, kept, look_at
 from fusion_jax.analysis.views import views_of
 from fusion_jax.errors import InputError
-from fusion_jax.json_input import read_json
 
 logger = logging.getLogger(__name__)
 
 # Bytes; a larger drawing is shown as a PNG.
 _LARGEST_SVG = 400_000
+# A figure is not shown smaller than this share of the width it was drawn at.
+_SMALLEST = 0.55
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,16 @@ class Picture:
 
   address: str
   width: int
+
+  @classmethod
+  def of_svg(cls, svg: bytes) -> 'Picture':
+    """Return the picture of an SVG that Matplotlib wrote."""
+    return cls(data_address(svg, 'image/svg+xml'), _width(svg))
+
+  @property
+  def least(self) -> int:
+    """The least width at which it is readable, in CSS pixels."""
+    return round(_SMALLEST * self.width)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +61,18 @@ class Card:
   missing: str = ''
 
 
+@dataclasses.dataclass(frozen=True)
+class _Found:
+  key: str
+  summary: str
+  numbers: dict[str, Any]
+
+
 def cards(subject: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
   """Yield all views that apply to the run's model, in the order of the table.
 
-  The files of a view are taken from the folder if they come from the same
-  checkpoints. Views that read only the metrics are always made again, because
-  the training may have continued.
+  Views that read a text are taken from the folder if they were made of the same
+  inputs; the others take seconds, and are always made.
 
   Args:
     subject: Run and text to look at.
@@ -64,55 +80,42 @@ def cards(subject: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
     slow: Whether to make views that take minutes, too.
   """
   for view in views_of(subject.run.config.model):
-    found = None if view.reads == 'metrics' else _stored(view, subject, folder)
+    path = folder / f'{view.name}.json'
+    found = _stored(path, subject) if view.reads == 'text' else None
     if found is None and view.slow and not slow:
       yield Card(view, missing='It takes minutes.')
       continue
     try:
       if found is None:
-        look_at(view, subject, folder)
-        logger.info('%s: %s', view.name, folder / f'{view.name}.json')
-        found = _read(folder / f'{view.name}.json')
+        result = look_at(view, subject, folder)
+        logger.info('%s: %s', view.name, path)
+        found = {'summary': result.summary, 'numbers': result.numbers}
     except InputError as error:
       logger.warning('%s is left out: %s', view.name, error)
       yield Card(view, missing=f'It could not be made: {error}.')
       continue
-    yield Card(view, found, _picture(folder / view.name))
+    yield Card(view, found, _picture(path))
 
 
-def _stored(
-  view: View, subject: RunWithText, folder: Path
-) -> Mapping[str, Any] | None:
-  found = _read(folder / f'{view.name}.json')
-  files = (folder / f'{view.name}.{kind}' for kind in ('svg', 'png'))
-  if found is None or not all(file.is_file() for file in files):
+def _stored(path: Path, subject: RunWithText) -> Mapping[str, Any] | None:
+  figures = map(path.with_suffix, ('.svg', '.png'))
+  if not all(file.is_file() for file in figures):
     return None
-  steps = list(subject.run.steps)
-  same = found.get('step') == subject.run.step
-  return found if same and found.get('steps', steps) == steps else None
-
-
-def _read(path: Path) -> Mapping[str, Any] | None:
-  """Read a VIEW.json; return None if there is none that can be shown."""
-  try:
-    found = read_json(path, dict)
-  except InputError:
-    return None
-  return found if {'summary', 'numbers'} <= found.keys() else None
-
-
-def drawn(svg: bytes) -> Picture:
-  """Return the picture of an SVG that Matplotlib wrote."""
-  return Picture(data_address(svg, 'image/svg+xml'), _width(svg))
+  return kept(path, subject, _Found)
 
 
 def _picture(path: Path) -> Picture:
   """Return the figure of a view, as a PNG if the drawing is large."""
-  svg, png = (path.with_name(f'{path.name}.{kind}') for kind in ('svg', 'png'))
-  content = svg.read_bytes()
-  if len(content) <= _LARGEST_SVG:
-    return drawn(content)
-  return Picture(data_address(png.read_bytes(), 'image/png'), _width(content))
+  svg = path.with_suffix('.svg').read_bytes()
+  if len(svg) <= _LARGEST_SVG:
+    return Picture.of_svg(svg)
+  png = path.with_suffix('.png').read_bytes()
+  return Picture(data_address(png, 'image/png'), _width(svg))
+
+
+def data_address(content: bytes, kind: str) -> str:
+  """Return an address that holds the content itself."""
+  return f'data:{kind};base64,{base64.b64encode(content).decode()}'
 
 
 def _width(svg: bytes) -> int:

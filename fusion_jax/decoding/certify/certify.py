@@ -193,7 +193,7 @@ def certify(
     )
   model = run.config.model
   tolerance = Tolerance(rounding(model), model.compute_dtype == 'float32')
-  forced = Forced(run, options)
+  forcing = TeacherForcing(run, options)
   comparisons = []
   for count, scenario in enumerate(scenarios, start=1):
     if scenario.skipped:
@@ -204,9 +204,9 @@ def certify(
     keep = min(n_best, scenario.n_best or n_best)
     mine, other = ([each[:keep] for each in found] for found in (ours, theirs))
     comparisons.append(
-      compare(scenario, numbers, mine, other, forced.score, tolerance)
+      compare(scenario, numbers, mine, other, forcing.score, tolerance)
     )
-  tokens = iter(forced.tokens([each for found in ours for each in found]))
+  tokens = iter(forcing.tokens([each for found in ours for each in found]))
   steps = compare_steps(
     numbers, ours, [list(itertools.islice(tokens, len(each))) for each in ours]
   )
@@ -280,7 +280,7 @@ def compare_steps(
   return StepCheck(len(gaps), gaps[worst], float(np.mean(gaps)), *places[worst])
 
 
-class Forced:
+class TeacherForcing:
   """Teacher-forced scores of the translations of the search.
 
   Each translation has a batch of its own, so that no neighbour can change its

@@ -288,7 +288,7 @@ def _settings(options: DecodingConfig) -> SearchSettings:
     coverage=options.coverage,
     patience=options.patience,
     rules=TokenRules((), options.no_repeat_ngram),
-    narrows=True,
+    compacts=True,
   )
 
 

@@ -1,4 +1,4 @@
-"""A search that goes on with few sentences finds what one of all finds."""
+"""A search over a compacted batch finds what one over the whole batch finds."""
 
 import dataclasses
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from copying import make_run, make_tokenizer, random_run
 from rounding import assert_close
+from tiers import extended_but
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.config.fusion import GtransOptions, SideConfig
@@ -22,7 +23,11 @@ from fusion_jax.decoding.translate import Translator
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.search.beam import beam_search
 from fusion_jax.search.constraints import Requirements
-from fusion_jax.search.hypotheses import Hypotheses, LengthPenalty, Narrowed
+from fusion_jax.search.hypotheses import (
+  CompactedBatch,
+  Hypotheses,
+  LengthPenalty,
+)
 
 _ROWS, _ROOM = 64, 9
 
@@ -37,16 +42,16 @@ class CountingDown:
   def step(self, tokens, position, rows, cache):
     self.rows.append(tokens.shape[0])
     ends = (position + 1 >= self.lengths)[:, None, None]
-    # Token 1 ends a sentence, token 2 goes on, token 3 is less probable.
-    go_on = jnp.array([-9.0, -9.0, 0.0, -1.0])
+    # Token 1 ends a sentence, token 2 continues it, token 3 is less probable.
+    continued = jnp.array([-9.0, -9.0, 0.0, -1.0])
     end = jnp.array([-9.0, 0.0, -9.0, -9.0])
-    logits = jnp.where(ends, end, go_on)
+    logits = jnp.where(ends, end, continued)
     return jnp.broadcast_to(logits, (*tokens.shape, 4)), cache
 
   def compact_batch(self, sentences, cache):
     part = CountingDown(self.lengths[sentences])
     part.rows = self.rows
-    return Narrowed(part.step, None, cache)
+    return CompactedBatch(part.step, None, cache)
 
 
 def test_the_last_quarter_goes_on_alone():
@@ -103,7 +108,9 @@ def _scanned(tokenizer):
   return dataclasses.replace(run, model=model, parameters=parameters)
 
 
-@pytest.mark.parametrize('kind', ['scanned', 'ensemble'])
+@pytest.mark.parametrize(
+  'kind', extended_but(['scanned', 'ensemble'], ['ensemble'])
+)
 def test_constraints_coverage_and_caches_go_with_their_sentences(kind):
   tokenizer = make_tokenizer()
   gtrans = SideConfig('gtrans', gtrans=GtransOptions(group_size=1))
@@ -118,21 +125,22 @@ def test_constraints_coverage_and_caches_go_with_their_sentences(kind):
     coverage=0.4,
     mixture=Mixture(weights),
   )
-  whole, narrowed = (
+  whole, compacted = (
     search_batch(
       tuple(run.parameters for run in runs),
       _rows(len(runs), 7),
       models=tuple(run.model for run in runs),
-      settings=dataclasses.replace(settings, narrows=narrows),
+      settings=dataclasses.replace(settings, compacts=compacts),
       max_length=_ROOM,
     )
-    for narrows in (False, True)
+    for compacts in (False, True)
   )
   assert len(set(np.asarray(whole.lengths[:, 0]).tolist())) > 3
-  _assert_same(narrowed, whole)
+  _assert_same(compacted, whole)
 
 
-def test_several_devices_narrow_by_themselves():
+@pytest.mark.extended
+def test_each_device_compacts_its_own_batch():
   tokenizer = make_tokenizer()
   run = random_run(tokenizer, 4)
   options = DecodingConfig(
@@ -141,8 +149,8 @@ def test_several_devices_narrow_by_themselves():
   lines = ['cats', 'a dog', 'the cat', 'a mat'] * 16
   one = Translator(run, options, devices=1)
   two = Translator(run, options, devices=2)
-  assert one._search.narrows
-  assert two._search.narrows
+  assert one._search.compacts
+  assert two._search.compacts
   ours, theirs = (each.translate_n_best(lines) for each in (one, two))
   for (own,), (other,) in zip(ours, theirs, strict=True):
     assert own.text == other.text

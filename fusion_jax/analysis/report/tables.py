@@ -1,0 +1,169 @@
+"""Rows of the tables of a report; the first cell names the row."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fusion_jax.analysis.report.run import RunReport
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.fusion import Side, SideConfig
+from fusion_jax.config.serialization import flatten
+from fusion_jax.fusion import SCHEMES
+
+_ABSENT = '(not there)'
+Row = Sequence[str]
+
+
+def overview(runs: Sequence[RunReport]) -> list[Row]:
+  """Return the schemes, sizes and scores of the runs, a column for each."""
+  columns = {
+    'encoder': lambda run: scheme(run.config, 'encoder'),
+    'decoder': lambda run: scheme(run.config, 'decoder'),
+    'direction': lambda run: '-'.join(run.languages),
+    'parameters': lambda run: f'{sum(run.parameters.values()):,}',
+    'BLEU': lambda run: f'{run.scores.bleu:.2f}',
+    'chrF': lambda run: f'{run.scores.chrf:.2f}',
+    'checkpoint': _checkpoint,
+    'trained': lambda run: _trained(run.last),
+    'directory': lambda run: run.workdir,
+  }
+  return [[name, *map(cell, runs)] for name, cell in columns.items()]
+
+
+def scores(runs: Sequence[RunReport]) -> tuple[Row, list[Row]]:
+  """Return heads and rows of BLEU and chrF, also against the first run."""
+  first, metrics = runs[0], {'BLEU': 'bleu', 'chrF': 'chrf'}
+  values = {
+    run.name: [getattr(run.scores, field) for field in metrics.values()]
+    for run in runs
+  }
+  heads, rows = ['run', *metrics], list[Row]()
+  if len(runs) > 1:
+    heads += [f'{metric} less {first.name}' for metric in metrics]
+  for name, own in values.items():
+    pairs = zip(own, values[first.name], strict=True)
+    less = [f'{value - other:+.2f}' for value, other in pairs]
+    cells = [f'{value:.2f}' for value in own]
+    rows.append([name, *cells, *(less if len(runs) > 1 else ())])
+  return heads, rows
+
+
+def validations(run: RunReport) -> list[Row]:
+  """Return the validations of a run, one a row."""
+  cells = zip(*run.curves['valid'].values(), strict=True)
+  return [[f'{row[0]:,}', *map(_number, row[1:])] for row in cells]
+
+
+def options(runs: Sequence[RunReport]) -> tuple[list[Row], list[Row]]:
+  """Return the options that are not at their defaults.
+
+  Returns:
+    Those in which runs differ, with the value in each run and the default; and
+    the others, with value and default.
+  """
+  default = flatten(ExperimentConfig())
+  flat = [flatten(run.config) for run in runs]
+  differing, alike = list[Row](), list[Row]()
+  for name in sorted(set().union(default, *flat) - {'name'}):
+    *cells, usual = (
+      _value(each.get(name, _ABSENT)) for each in (*flat, default)
+    )
+    if len(set(cells)) > 1:
+      differing.append([name, *cells, usual])
+    elif cells[0] != usual:
+      alike.append([name, cells[0], usual])
+  return differing, alike
+
+
+def data(runs: Sequence[RunReport]) -> list[Row]:
+  """Return corpora, languages, pairs and tokenizers."""
+  rows: list[Row] = [
+    [split, *(_corpora(run.config, split) for run in runs)]
+    for split in ('train', 'valid', 'test')
+  ]
+  columns = {
+    'training pairs': lambda run: _pairs(run.corpus),
+    'tokenizer': _tokenizer,
+    'longest line': lambda run: f'{run.config.data.filter.max_length} subwords',
+  }
+  return rows + [[name, *map(cell, runs)] for name, cell in columns.items()]
+
+
+def parameters(runs: Sequence[RunReport]) -> list[Row]:
+  """Return the number of parameters of each part."""
+  names = sorted({name for run in runs for name in run.parameters})
+  rows = [
+    [name, *(_share(run.parameters, name) for run in runs)] for name in names
+  ]
+  return [
+    *rows,
+    ['all', *(f'{sum(run.parameters.values()):,}' for run in runs)],
+  ]
+
+
+def scheme(config: ExperimentConfig, side: Side) -> str:
+  """Describe the fusion of a stack in words, with its paper."""
+  own: SideConfig = config.model.side(side)
+  found = SCHEMES.get(own.fusion)
+  parts = [f'{own.fusion} ({found.source})'] if found else []
+  if own.shortcut.source != 'none':
+    words = own.shortcut.source.replace('_', '-')
+    parts.append(f'{words} shortcuts into {own.shortcut.where} attention')
+  if own.multi_layer.layers > 1:
+    parts.append(f'attention over {own.multi_layer.layers} layers')
+  layers = f'{config.model.layers(side)} layers'
+  return f'{layers}, {" and ".join(parts) or "no fusion"}'
+
+
+def _value(value: Any) -> str:
+  if isinstance(value, list):
+    return ', '.join(map(str, value)) or '(none)'
+  return str(value) if value != '' else '(empty)'
+
+
+def _checkpoint(run: RunReport) -> str:
+  steps = [f'{step:,}' for step in run.steps]
+  if len(steps) > 1:
+    return f'the mean of updates {", ".join(steps)}'
+  return f'update {steps[0]}'
+
+
+def _trained(last: Mapping[str, Any]) -> str:
+  parts = [f'{last["step"]:,} updates']
+  if last.get('epoch') is not None:
+    parts.append(f'{last["epoch"]:.1f} epochs')
+  if last.get('seconds') is not None:
+    parts.append(f'{last["seconds"] / 60:,.1f} min')
+  return ', '.join(parts)
+
+
+def _corpora(config: ExperimentConfig, split: str) -> str:
+  every = config.data.all_directions
+  return '; '.join(
+    f'{each.name}: {", ".join(getattr(each, split)) or "none"}'
+    for each in every
+  )
+
+
+def _pairs(corpus: Mapping[str, int]) -> str:
+  if not corpus:
+    return 'not known: the run directory does not say it'
+  return f'{corpus["pairs"]:,}, {corpus["kept"]:,} after filtering'
+
+
+def _tokenizer(run: RunReport) -> str:
+  own = run.config.data.tokenizer
+  source, target = run.vocabularies
+  if own.joint:
+    return f'{own.algorithm}, {source:,} pieces for both sides'
+  return f'{own.algorithm}, {source:,} and {target:,} pieces'
+
+
+def _share(counts: Mapping[str, int], name: str) -> str:
+  if name not in counts:
+    return '-'
+  return f'{counts[name]:,} ({counts[name] / sum(counts.values()):.1%})'
+
+
+def _number(value: int | float | None) -> str:
+  return '-' if value is None or not math.isfinite(value) else f'{value:.4g}'
