@@ -111,7 +111,8 @@ def train(
     with profiler.step(at.step + 1):
       batch = next(parts.iterator)
       parts.heartbeat.has_batch()
-      at.state, at.totals = parts.step(at.state, at.totals, batch)
+      with jax.transfer_guard_host_to_device('disallow'):
+        at.state, at.totals = parts.step(at.state, at.totals, batch)
     at.step += 1
     in_flight.append(jnp.copy(at.state.step))
     if len(in_flight) > _STEPS_IN_FLIGHT:

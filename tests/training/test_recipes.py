@@ -3,6 +3,7 @@
 import json
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -49,6 +50,19 @@ def config(tmp_path_factory):
 def _rows(workdir, kind='train'):
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   return [row for row in map(json.loads, lines) if row['kind'] == kind]
+
+
+def test_a_hidden_copy_to_the_device_is_an_error(config, tmp_path, monkeypatch):
+  restore = loop._restore_or_start
+
+  def with_totals_on_the_host(*arguments):
+    position = restore(*arguments)
+    position.totals = jax.device_get(position.totals)
+    return position
+
+  monkeypatch.setattr(loop, '_restore_or_start', with_totals_on_the_host)
+  with pytest.raises(RuntimeError, match='Disallowed host-to-device transfer'):
+    loop.run(config, tmp_path / 'run')
 
 
 @pytest.fixture(scope='module')
