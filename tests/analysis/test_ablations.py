@@ -325,6 +325,7 @@ def test_one_program_serves_all_chosen(subject):
   assert len(many) <= len(few)
 
 
+@pytest.mark.extended
 def test_numbers_and_figure(subject, monkeypatch, tmp_path):
   scores = {None: 30.0, Ablation('decoder', 'layer', 1): 10.0}
   monkeypatch.setattr(

@@ -51,6 +51,7 @@ def _diversity(couplings):
   return 1 - cosines[:, *pairs].mean()
 
 
+@pytest.mark.extended
 def test_means_are_over_the_tokens_of_the_text(subject, looked):
   _, sources, _, targets = all_at_once(subject)
   views = shown(subject)

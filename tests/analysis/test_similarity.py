@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from fused_subjects import all_at_once, make_run, subject_of
 from rounding import assert_close
 
@@ -31,6 +32,7 @@ def _mean_cosines(layers, inside):
   return np.einsum('itd,jtd->ij', units, units) / inside.sum()
 
 
+@pytest.mark.extended
 def test_the_text_in_batches_gives_what_one_batch_gives(tmp_path):
   subject = subject_of(make_run(), tmp_path)
   found = VIEW.measure(subject)

@@ -33,6 +33,7 @@ def once(tmp_path_factory):
   return layer_weights(subject)['encoder']
 
 
+@pytest.mark.extended
 def test_a_text_of_many_batches_has_the_means_of_its_parts(once, tmp_path):
   copies = 60
   run = make_run(encoder=DYNAMIC)

@@ -409,6 +409,7 @@ def prepare_in_process(data, barrier, names):
   names.put(str(prepare.prepare(data).directory))
 
 
+@pytest.mark.extended
 def test_two_processes_at_once_make_one_folder(text):
   spawn = multiprocessing.get_context('spawn')
   barrier, names = spawn.Barrier(2), spawn.Queue()

@@ -44,6 +44,7 @@ def _translations(ensemble, lines=_LINES):
   return [best[0] for best in found]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
   ('which', 'combine'),
   extended_but([(0, 'arithmetic'), (1, 'geometric')], [(1, 'geometric')]),

@@ -99,6 +99,7 @@ def test_scores_are_those_of_the_search(tokenizer, fusion, coverage):
   _scores_are_those_of_the_search([_run(tokenizer, fusion)], coverage=coverage)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
   'combine', extended_but(['arithmetic', 'geometric'], ['geometric'])
 )

@@ -213,6 +213,7 @@ def test_alignments_of_given_translations(decode, unit):
     assert words == set(range(''.join(record['target']).count('▁')))
 
 
+@pytest.mark.extended
 def test_states_of_given_translations(decode, run):
   decode('score', {'states_output': 'states.npz'})
   encoder = PairReader(run, OPTIONS)
@@ -253,6 +254,7 @@ def test_views_of_the_translations_that_are_made(decode, run):
       assert states[f'decoder_{index}'].shape == (3, len(ids), WIDTH)
 
 
+@pytest.mark.extended
 def test_a_line_in_pieces_has_them_one_after_the_other(decode, run):
   # Translations of up to 2 * 4 + 3 subwords, of pieces of up to 4.
   options = {'max_source_length': 4}

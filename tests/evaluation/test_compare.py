@@ -149,6 +149,7 @@ def test_the_figure_is_not_blank(texts):
     assert 'words of the source (lines)' in file.read()
 
 
+@pytest.mark.extended
 def test_processes_change_nothing(texts):
   assert _compare(*_SEEDS, *_FEW) == 0
   alone = _numbers()

@@ -53,7 +53,7 @@ _CASES = pytest.mark.parametrize(
       name,
       options,
       id=f'{name}-{"-".join(options) or "default"}',
-      marks=() if number < 2 else pytest.mark.extended,
+      marks=() if number < 1 else pytest.mark.extended,
     )
     for name, all_options in _OPTIONS.items()
     for number, options in enumerate(all_options)
@@ -523,6 +523,7 @@ def test_the_backward_pass_keeps_nothing_of_the_iterations(name):
   assert kept(1) == kept(5)
 
 
+@pytest.mark.extended
 def test_literal_gain_starves_the_norm():
   # The specification's number: with 512 capsules and g = 1 the norm, of
   # epsilon 1e-6, returns a deviation of 0.04; the votes here have that of 1.

@@ -226,7 +226,10 @@ def test_wide_capsules_choose_hard_unless_the_density_is_scaled():
       {'cost_norm': True, 'log_density_scale': 0.5},
       marks=pytest.mark.extended,
     ),
-    {'temperatures': inverse_temperatures('hinton', 2), 'emit': 'mean'},
+    pytest.param(
+      {'temperatures': inverse_temperatures('hinton', 2), 'emit': 'mean'},
+      marks=pytest.mark.extended,
+    ),
   ],
   ids=lambda options: '-'.join(options) or 'default',
 )

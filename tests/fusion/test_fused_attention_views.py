@@ -36,7 +36,7 @@ def _weights(config, deterministic=True):
   'name',
   parameters(
     [name for name in CASES if '-options-' not in name or 'gtrans' in name],
-    ['hierarchical', 'gtrans', 'multi_layer-2', 'shortcut-both', 'scan-linear'],
+    ['gtrans', 'multi_layer-2', 'shortcut-both'],
   ),
 )
 def test_every_model_hands_out_its_weights(name):

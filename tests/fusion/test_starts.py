@@ -190,10 +190,8 @@ _CASES = [
 ]
 
 
-# In the short run, every scheme on one side, with one norm.
-@pytest.mark.parametrize(
-  ('name', 'norm'), extended_but(_CASES, [*_CASES[:50:10], *_CASES[5:50:10]])
-)
+# In the short run, some of them; the others are the same code with other names.
+@pytest.mark.parametrize(('name', 'norm'), extended_but(_CASES, _CASES[:50:7]))
 def test_a_fused_model_starts_as_the_plain_one(name, norm):
   expected, _ = _plain_answer(norm, tuple(_SIDES[name]))
   got = jax.jit(functools.partial(_log_probabilities, _started(name, norm)[0]))(
@@ -208,7 +206,7 @@ def test_a_fused_model_starts_as_the_plain_one(name, norm):
 @pytest.mark.parametrize(
   'name',
   extended_but(
-    [name for name in _SIDES if name != 'gtrans-pruned'], list(_SIDES)[:40:9]
+    [name for name in _SIDES if name != 'gtrans-pruned'], list(_SIDES)[:40:13]
   ),
 )
 def test_what_is_new_learns_from_the_start_on(name):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from drawn import drawn_parameters
 from rounding import assert_close
+from tiers import extended_but
 
 from fusion_jax.config import PRESETS
 from fusion_jax.layers.sow import cross_attention_weights
@@ -111,7 +112,7 @@ def test_nothing_is_kept_unless_it_is_asked_for(parameters):
   assert 'attention' not in started
 
 
-@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('scan', extended_but([False, True], [False]))
 def test_steps_of_decoding_give_those_of_the_pass(parameters, weights, scan):
   model, beam = _model(scan_layers=scan), 2
   variables = {'params': _scanned(parameters) if scan else parameters}

@@ -224,6 +224,7 @@ def test_embedding_is_scaled_and_shifted():
   )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize('norm', extended_but(['pre', 'post'], ['pre']))
 def test_bfloat16_is_close_and_parameters_stay_float32(norm):
   inputs = _inputs()

@@ -78,6 +78,7 @@ def test_a_run_goes_on_with_its_average(averaged):
   assert progress.skipped == 3
 
 
+@pytest.mark.extended
 def test_training_starts_from_the_average(averaged):
   run = load_run(averaged.workdir)
   started = warm_start.with_baseline(
@@ -133,6 +134,7 @@ def test_an_average_that_is_not_there_is_one_line(plain):
   )
 
 
+@pytest.mark.extended
 def test_a_saved_mean_is_of_what_was_chosen(averaged, tmp_path, capsys):
   last = {None: _average_of(averaged, 10), 'last': averaged.of_step(10)}
   for chosen, first in last.items():

@@ -118,7 +118,7 @@ def test_damage_is_told_and_what_is_before_is_used(
 
 
 @pytest.mark.parametrize('part', ['arrays', 'meta'])
-@pytest.mark.parametrize('count', [1, 3])
+@pytest.mark.parametrize('count', extended_but([1, 3], [3]))
 def test_a_damaged_step_that_is_named_is_refused(saved, tmp_path, part, count):
   workdir = _damaged(saved, tmp_path, part, 40)
   with pytest.raises(InputError) as error:
@@ -136,6 +136,7 @@ def test_the_log_does_not_choose_where_checkpoints_say_it(saved, tmp_path):
   assert load_run(workdir, 'best', 1, 'best').steps == (30,)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
   ('metric', 'steps'), [('bleu', (20, 40)), ('loss', (10, 30))]
 )
@@ -157,6 +158,7 @@ def test_qualities_that_only_the_log_has(tmp_path, metric, steps):
   _assert_mean(load_run(saved.workdir, 'best', 2, 'best'), saved, steps)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize('digests', [True, False])
 def test_a_resumed_run_keeps_the_best(tmp_path, digests):
   saved = SavedRun(tmp_path / 'run', keep_last=1, keep_best=2)
@@ -201,6 +203,7 @@ def test_a_saved_mean_says_of_what(mean):
   assert not (mean / 'checkpoints' / '50' / 'training').exists()
 
 
+@pytest.mark.extended
 def test_training_starts_from_a_saved_mean_but_does_not_go_on(saved, mean):
   run = load_run(mean)
   started = warm_start.with_baseline(

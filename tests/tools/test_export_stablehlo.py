@@ -242,6 +242,7 @@ def test_samples_are_those_of_the_run(tokenizer, tmp_path):
   assert len(set(found)) == 4
 
 
+@pytest.mark.extended
 def test_a_program_that_differs_is_not_exported(
   tokenizer, tmp_path, monkeypatch
 ):

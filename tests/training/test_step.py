@@ -145,6 +145,7 @@ def test_packed_rows_train_like_rows_of_one_sentence():
   _assert_same(alone[0].parameters, packed[0].parameters, 1e-4)
 
 
+@pytest.mark.extended
 def test_the_same_step_draws_the_same_dropout():
   first, second = _run(), _run()
   chex.assert_trees_all_equal(first, second)
