@@ -190,7 +190,7 @@ _CASES = [
 ]
 
 
-# In the short run, some of them; the others are the same code with other names.
+# In the short run, some of them.
 @pytest.mark.parametrize(('name', 'norm'), extended_but(_CASES, _CASES[:50:7]))
 def test_a_fused_model_starts_as_the_plain_one(name, norm):
   expected, _ = _plain_answer(norm, tuple(_SIDES[name]))
