@@ -3,7 +3,6 @@
 import gc
 import importlib.metadata
 import os
-from unittest import mock
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
@@ -11,9 +10,8 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Small models take longer to compile than to run: compile them quickly. The
-# programs that tests start do not inherit this. Flags of the caller come last
-# and win.
+# Small models take longer to compile than to run: compile them quickly, also in
+# the programs that tests start. Flags of the caller come last and win.
 _FLAGS = (
   '--xla_backend_optimization_level=0',
   '--xla_llvm_disable_expensive_passes=true',
@@ -33,8 +31,7 @@ settings.register_profile(
 )
 settings.load_profile('tests')
 jax.config.update('jax_num_cpu_devices', 8)
-with mock.patch.dict(os.environ, XLA_FLAGS=' '.join(_FLAGS)):
-  jax.devices()
+os.environ['XLA_FLAGS'] = ' '.join(_FLAGS)
 
 
 def pytest_configure(config):

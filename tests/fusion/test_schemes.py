@@ -103,11 +103,17 @@ def fused(request):
   return _Fused(CASES[request.param])
 
 
-# One of each plug point; test_aggregate has the gradients of every formula.
+# test_aggregate has the gradients of every formula and option; here are each
+# scheme and plug point, and what no gradient reaches.
+_SAMPLED = [
+  *SCHEMES,
+  *(name for name in CASES if name.startswith(('multi_layer', 'shortcut'))),
+  *('dlcl-options-1', 'gtrans-options-1', 'gtrans-options-2', 'scan-linear'),
+]
 _FEW = 'gtrans', 'shortcut-both'
 
 
-@pytest.fixture(scope='module', params=parameters(core=_FEW))
+@pytest.fixture(scope='module', params=parameters(_SAMPLED, _FEW))
 def sampled(request):
   return _Fused(CASES[request.param])
 
