@@ -1,6 +1,9 @@
-# Two commands: `make quickstart` and `make test`. PYTHON names the interpreter.
+# Two commands: `make quickstart` and `make test`. PYTHON names the interpreter;
+# ACCELERATOR=cuda12, cuda13 or tpu installs what JAX needs for it.
 PYTHON ?= python3
+ACCELERATOR ?=
 VENV := .venv/bin
+INSTALLED := .venv/installed$(ACCELERATOR:%=-%)
 RUN := runs/quickstart
 QUICKSTART := --config=configs/quickstart.py --workdir=$(RUN)
 PYTEST := $(VENV)/python -m pytest -n auto --maxprocesses=4 --dist worksteal
@@ -14,16 +17,16 @@ NUMERICAL := tests/layers tests/models tests/fusion tests/search \
 
 .PHONY: quickstart test test-all test-kernels lint bench
 
-.venv/installed: requirements.txt
+$(INSTALLED): requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(VENV)/pip install --quiet -r requirements.txt
+	$(VENV)/pip install --quiet --editable '.[plots$(ACCELERATOR:%=,%)]'
 	touch $@
 
-.venv/installed-dev: .venv/installed requirements-dev.txt
+.venv/installed-dev: $(INSTALLED) requirements-dev.txt
 	$(VENV)/pip install --quiet -r requirements-dev.txt
 	touch $@
 
-quickstart: .venv/installed
+quickstart: $(INSTALLED)
 	$(VENV)/python train.py $(QUICKSTART)
 	$(VENV)/python -m fusion_jax.tools.quickstart --workdir=$(RUN)
 
@@ -44,5 +47,5 @@ lint: .venv/installed-dev
 	PYTHONPATH=. $(VENV)/lint-imports
 	$(VENV)/mypy
 
-bench: .venv/installed
+bench: $(INSTALLED)
 	$(VENV)/python -m benchmarks.train_throughput --size=small

@@ -1,1 +1,71 @@
-"""Layer fusion for neural machine translation, in JAX."""
+"""Layer fusion for neural machine translation, in JAX.
+
+The names in `__all__` are the public interface. They are imported when they are
+first used, so that programs can read their flags before JAX starts.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from fusion_jax.api import States, TranslationModel, load, train
+  from fusion_jax.config import ExperimentConfig, ModelConfig, SideConfig
+  from fusion_jax.config.flags import load_config
+  from fusion_jax.decoding.translate import Translation
+  from fusion_jax.errors import InputError
+  from fusion_jax.fusion import register
+  from fusion_jax.fusion.routing import dynamic_routing, em_routing, squash
+  from fusion_jax.fusion.scheme import Scheme
+  from fusion_jax.models.transformer import Transformer
+
+__version__ = '0.1.0'
+
+_MODULES = {
+  'ExperimentConfig': 'config',
+  'InputError': 'errors',
+  'ModelConfig': 'config',
+  'Scheme': 'fusion.scheme',
+  'SideConfig': 'config',
+  'States': 'api',
+  'Transformer': 'models.transformer',
+  'Translation': 'decoding.translate',
+  'TranslationModel': 'api',
+  'dynamic_routing': 'fusion.routing',
+  'em_routing': 'fusion.routing',
+  'load': 'api',
+  'load_config': 'config.flags',
+  'register': 'fusion',
+  'squash': 'fusion.routing',
+  'train': 'api',
+}
+
+__all__ = [
+  'ExperimentConfig',
+  'InputError',
+  'ModelConfig',
+  'Scheme',
+  'SideConfig',
+  'States',
+  'Transformer',
+  'Translation',
+  'TranslationModel',
+  'dynamic_routing',
+  'em_routing',
+  'load',
+  'load_config',
+  'register',
+  'squash',
+  'train',
+]
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _MODULES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  value = getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
+  globals()[name] = value
+  return value
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

@@ -17,15 +17,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
-from matplotlib import font_manager
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fusion_jax.errors import InputError, first_line
+
+try:
+  import matplotlib as mpl
+  from matplotlib import font_manager
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
+  from matplotlib.ticker import MaxNLocator
+except ModuleNotFoundError:
+  raise InputError(
+    "figures need matplotlib: pip install 'fusion_jax[plots]'"
+  ) from None
 
 logger = logging.getLogger(__name__)
 

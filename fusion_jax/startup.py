@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fusion_jax.errors import CheckFailed, InputError, first_line
 from fusion_jax.files import remove_unfinished
@@ -51,6 +51,17 @@ def keep_compiled() -> None:
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
 
+def run_program(main: Callable[[list[str]], int]) -> NoReturn:
+  """Run the main function of a program on its command line, and exit.
+
+  Args:
+    main: Function from the flags to the exit code.
+  """
+  use_huge_pages()
+  keep_compiled()
+  sys.exit(main(sys.argv[1:]))
+
+
 @contextlib.contextmanager
 def lasting_imports() -> Iterator[None]:
   """Exclude what is imported inside the block from garbage collection.
@@ -78,7 +89,7 @@ def start_logging() -> None:
     logging.getLogger(library).setLevel(logging.CRITICAL)
 
 
-def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
+def one_line_errors(main: Callable[..., int | None]) -> Callable[..., int]:
   """Make `main` report errors that the user can fix as one line on stderr.
 
   Exit codes: 2 on `InputError` and on errors of the operating system (a full
@@ -88,7 +99,7 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
   ends the process as usual.
 
   Args:
-    main: Entry point of a program.
+    main: Entry point of a program. It may return an exit code of its own.
 
   Returns:
     The wrapped entry point; it returns the exit code for `sys.exit`.
@@ -110,10 +121,10 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., int]:
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
 
 
-def _outcome(action: Callable[[], None]) -> tuple[int, str]:
+def _outcome(action: Callable[[], int | None]) -> tuple[int, str]:
   """Return the exit code and the line for stderr."""
   try:
-    action()
+    code = action() or 0
     if sys.stdout:
       sys.stdout.flush()
   except InputError as error:
@@ -128,7 +139,7 @@ def _outcome(action: Callable[[], None]) -> tuple[int, str]:
     _drop_what_stdout_does_not_take()
     where = error.filename or 'stdout or an open file'
     return 2, f'error: {where}: {error.strerror or first_line(error)}'
-  return 0, ''
+  return code, ''
 
 
 def _drop_what_stdout_does_not_take() -> None:

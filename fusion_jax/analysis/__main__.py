@@ -1,7 +1,7 @@
 """Look at what a trained run has learned: numbers and a figure per view.
 
-    python -m fusion_jax.analysis VIEW [VIEW ...] --workdir=DIR [--output=DIR]
-    python -m fusion_jax.analysis all --workdir=DIR
+    fusion-jax analyse VIEW [VIEW ...] --workdir=DIR [--output=DIR]
+    fusion-jax analyse all --workdir=DIR
 
 Each view writes VIEW.json, VIEW.png and VIEW.svg into --output, by default
 the folder `analysis` of the run directory, and prints a summary to stdout.
@@ -12,13 +12,12 @@ not take minutes.
 
 import argparse
 import logging
-import sys
 import time
 from pathlib import Path
 
 from fusion_jax.analysis.subject_flags import add_subject_flags
 from fusion_jax.config.flags import parse_arguments
-from fusion_jax.startup import keep_compiled, one_line_errors, start_logging
+from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     for view in VIEWS.values()
   )
   parser = argparse.ArgumentParser(
-    prog='python -m fusion_jax.analysis',
+    prog='fusion-jax analyse',
     description=f'{__doc__}\nviews:\n{listed}\n',
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -85,5 +84,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  keep_compiled()
-  sys.exit(main(sys.argv[1:]))
+  run_program(main)

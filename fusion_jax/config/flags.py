@@ -1,23 +1,18 @@
 """Flags that all programs share: a config file and overrides of it.
 
-A command line is `--config=configs/NAME.py[:VARIANT]`, then any number of
-overrides such as `--config.data.batch.tokens=8192`, then the program's own
-flags.
+A command line is `--config=FILE.py[:VARIANT]`, or the name of a config that
+comes with the package, then any number of overrides such as
+`--config.data.batch.tokens=8192`, then the program's own flags.
 """
 
 import argparse
 import ast
-import contextlib
 import difflib
-import importlib.util
 import inspect
 import json
 import os
-import sys
-import traceback
-import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -30,19 +25,31 @@ from fusion_jax.config.serialization import (
   from_dict,
   to_dict,
 )
-from fusion_jax.errors import InputError, first_line
+from fusion_jax.config.user_code import (
+  check_file,
+  errors_by_line,
+  run_file,
+  run_installed_schemes,
+  run_user_dir,
+)
+from fusion_jax.errors import InputError
+from fusion_jax.faults import choice_fault
 
 _PREFIX = '--config.'
 
 
 def parse_experiment(
-  argv: Sequence[str], parser: argparse.ArgumentParser
+  argv: Sequence[str],
+  parser: argparse.ArgumentParser,
+  stored: Callable[[argparse.Namespace], ExperimentConfig] | None = None,
 ) -> tuple[ExperimentConfig, argparse.Namespace]:
   """Read a program's flags.
 
   Args:
     argv: Flags, without the program's name.
     parser: Parser of the program's own flags; `--config` is added to it.
+    stored: Function that returns the config where `--config` is not given;
+      None: it must be given.
 
   Returns:
     The config with its overrides, and the values of all other flags.
@@ -53,50 +60,55 @@ def parse_experiment(
   """
   parser.add_argument(
     '--config',
-    required=True,
-    metavar='FILE.py[:VARIANT]',
-    help='config file; --config.FIELD=VALUE, with the dotted name of any '
-    'field of fusion_jax/config.py, overrides a part of it',
+    required=stored is None,
+    default='',
+    metavar='NAME[:VARIANT]',
+    help='a config of the package, or a FILE.py; --config.FIELD=VALUE, with '
+    'the dotted name of any field, overrides a part of it',
   )
   rest, overrides = _split_off_overrides(argv)
   arguments = parse_arguments(rest, parser)
-  return override(load_config(arguments.config), overrides), arguments
+  if arguments.config or stored is None:
+    config = load_config(arguments.config)
+  else:
+    config = stored(arguments)
+  return override(config, overrides), arguments
 
 
 def parse_arguments(
   argv: Sequence[str], parser: argparse.ArgumentParser
 ) -> argparse.Namespace:
-  """Parse flags, and run the plugins that they name.
+  """Parse flags, and register the fusion schemes of the user.
 
   Args:
     argv: Flags, without the program's name.
-    parser: Parser of the program; `--plugin` is added to it.
+    parser: Parser of the program; `--user_dir` is added to it.
 
   Returns:
     The values of the program's own flags.
 
   Raises:
     InputError: A flag does not exist (flags cannot be abbreviated), its value
-      is wrong, or a plugin fails.
+      is wrong, or the user's code fails.
   """
 
   def refuse(message: str) -> NoReturn:
     raise InputError(f'{message}; --help lists the flags')
 
   parser.add_argument(
-    '--plugin',
+    '--user_dir',
     action='append',
     default=[],
-    metavar='FILE.py',
-    help='a Python file that registers fusion schemes; several may be given',
+    metavar='PATH',
+    help='a Python package, or one file, that registers fusion schemes; may be '
+    'given several times',
   )
   parser.allow_abbrev = False
   parser.error = refuse  # type: ignore[method-assign]
   arguments = parser.parse_args(argv)
-  for path in vars(arguments).pop('plugin'):
-    _check_file(path, '--plugin')
-    with _told_by_line(path, '--plugin'):
-      _run_file(path, '--plugin')
+  run_installed_schemes()
+  for path in vars(arguments).pop('user_dir'):
+    run_user_dir(path)
   return arguments
 
 
@@ -147,7 +159,8 @@ def load_config(name: str) -> ExperimentConfig:
 
   Args:
     name: Name of the form FILE.py, or FILE.py:VARIANT to call
-      `get_config(VARIANT)`.
+      `get_config(VARIANT)`. A config of the package needs neither a folder
+      nor '.py'.
 
   Returns:
     The config.
@@ -157,10 +170,10 @@ def load_config(name: str) -> ExperimentConfig:
       function fails, or it does not return a valid config.
   """
   path, colon, variant = name, '', ''
-  if not name.endswith('.py'):
+  if not name.endswith('.py') and ':' in name:
     path, colon, variant = name.rpartition(':')
-  _check_file(path or name, '--config')
-  with _told_by_line(path, '--config'):
+  path = _config_file(path)
+  with errors_by_line(path, '--config'):
     get_config = _get_config(path)
     if colon and not inspect.signature(get_config).parameters:
       raise InputError(f'--config: {path} has no variants, got {variant!r}')
@@ -255,55 +268,33 @@ def _split_off_overrides(
   return rest, overrides
 
 
-def _check_file(path: str, flag: str) -> None:
-  if os.path.isdir(path):
-    raise InputError(f'{flag}: {path}: is a folder, not a Python file')
-  if not os.path.isfile(path):
-    raise InputError(f'{flag}: {path}: no such file')
+def _config_file(name: str) -> str:
+  """Return the path of a config that is named by its path or is shipped."""
+  shipped = {path.stem: path for path in sorted(_configs().glob('*.py'))}
+  stem = name.removesuffix('.py')
+  if not os.path.isfile(name) and stem in shipped:
+    return str(shipped[stem])
+  if os.path.dirname(name) or os.path.exists(name):
+    check_file(name, '--config')
+    return name
+  raise InputError(
+    f'--config: {name}: no such file, and no config of the package: it '
+    + choice_fault(stem, shipped)
+  )
 
 
-def _run_file(path: str, flag: str) -> types.ModuleType:
-  # Dataclasses look the module up by its name, which must therefore be unique.
-  name = f'user_file_{Path(path).stem}'
-  spec = importlib.util.spec_from_file_location(name, path)
-  if spec is None or spec.loader is None:
-    raise InputError(f'{flag}: {path}: not a Python file')
-  module = importlib.util.module_from_spec(spec)
-  sys.modules[name] = module
-  spec.loader.exec_module(module)
-  return module
+def _configs() -> Path:
+  """Return the folder of configs; in an installed package it is inside."""
+  package = Path(__file__).parents[1]
+  inside = package / 'configs'
+  return inside if inside.is_dir() else package.parent / 'configs'
 
 
 def _get_config(path: str) -> Callable[..., Any]:
-  get_config = getattr(_run_file(path, '--config'), 'get_config', None)
+  get_config = getattr(run_file(path, '--config'), 'get_config', None)
   if not callable(get_config):
     raise InputError(f'--config: {path} has no function get_config')
   return get_config
-
-
-@contextlib.contextmanager
-def _told_by_line(path: str, flag: str) -> Iterator[None]:
-  """Report an error in a user's Python file with its line."""
-  try:
-    yield
-  except SyntaxError as error:
-    place = f'{error.filename or path}, line {error.lineno or 1}'
-    raise InputError(f'{flag}: {place}: {error.msg}') from None
-  except (Exception, SystemExit) as error:
-    reason = first_line(error)
-    if reason.startswith(flag):
-      raise
-    if not isinstance(error, InputError):
-      reason = f'{type(error).__name__}: {reason}'
-    place = f'{path}{_line_of(error, os.path.abspath(path))}'
-    raise InputError(f'{flag}: {place}: {reason}') from error
-
-
-def _line_of(error: BaseException, path: str) -> str:
-  """Return the line of a file that raised, as ', line 3'; '' if none did."""
-  passed = traceback.walk_tb(error.__traceback__)
-  lines = [line for at, line in passed if at.f_code.co_filename == path]
-  return f', line {lines[-1]}' if lines else ''
 
 
 def _check_field(

@@ -1,6 +1,6 @@
 """Command that prepares a corpus: trains tokenizers, filters and encodes.
 
-    python -m fusion_jax.data.prepare --config=configs/NAME.py
+    fusion-jax prepare --config=NAME[:VARIANT]
 
 The result is a folder as `data.prepared` describes it. Its name depends on
 everything that the content depends on, so the same config over the same text
@@ -12,7 +12,6 @@ import functools
 import hashlib
 import json
 import logging
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from fusion_jax.data.tokenizer import train as train_tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.files import whole_folder
 from fusion_jax.seals import sealed
-from fusion_jax.startup import one_line_errors, start_logging
+from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -240,12 +239,12 @@ def main(argv: list[str]) -> None:
   """Prepare the corpus of a config and print its folder."""
   start_logging()
   parser = argparse.ArgumentParser(
-    prog='python -m fusion_jax.data.prepare',
-    description='Prepares the corpus of a config; prints its folder.',
+    prog='fusion-jax prepare',
+    description='Prepare the corpus of a config; print its folder.',
   )
   config, _ = parse_experiment(argv, parser)
   print(prepare(config.data).directory)
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  run_program(main)

@@ -1,6 +1,6 @@
 r"""Compare systems that translated the same text.
 
-    python -m fusion_jax.evaluation.compare --source=FILE --reference=FILE \
+    fusion-jax compare --source=FILE --reference=FILE \
         --system=base=base.txt --system=em=em1.txt,em2.txt --output=DIR
 
 A system is a name and one or more files of translations, one per seed. A run
@@ -19,17 +19,15 @@ import argparse
 import json
 import logging
 import os
-import sys
 import time
 from pathlib import Path
 
 from fusion_jax.bounds import Natural, Positive, number
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.startup import (
-  keep_compiled,
   one_line_errors,
+  run_program,
   start_logging,
-  use_huge_pages,
 )
 
 logger = logging.getLogger(__name__)
@@ -40,7 +38,7 @@ _MOST_JOBS = 8
 
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
-    prog='python -m fusion_jax.evaluation.compare',
+    prog='fusion-jax compare',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -141,6 +139,4 @@ def _write(numbers: dict, folder: Path) -> None:
 
 
 if __name__ == '__main__':
-  use_huge_pages()
-  keep_compiled()
-  sys.exit(main(sys.argv[1:]))
+  run_program(main)

@@ -1,6 +1,6 @@
 r"""Contrastive evaluation: how often a model prefers the right translation.
 
-    python -m fusion_jax.evaluation.contrastive --workdir=DIR \
+    fusion-jax contrastive --workdir=DIR \
         --input=FILE.json[.gz] [--output=SCORES.json]
 
 An item has a source, a reference and translations with one error each (Sennrich
@@ -15,7 +15,6 @@ import gzip
 import itertools
 import json
 import logging
-import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -32,10 +31,9 @@ from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
 from fusion_jax.json_input import check_shape, parse_json
 from fusion_jax.startup import (
-  keep_compiled,
   one_line_errors,
+  run_program,
   start_logging,
-  use_huge_pages,
 )
 
 logger = logging.getLogger(__name__)
@@ -231,7 +229,7 @@ def _scores(
 
 def _parse(argv: list[str]) -> argparse.Namespace:
   parser = argparse.ArgumentParser(
-    prog='python -m fusion_jax.evaluation.contrastive',
+    prog='fusion-jax contrastive',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -271,6 +269,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  use_huge_pages()
-  keep_compiled()
-  sys.exit(main(sys.argv[1:]))
+  run_program(main)

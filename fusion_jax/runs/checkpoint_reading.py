@@ -45,12 +45,27 @@ def open_to_read(directory: Path) -> ocp.CheckpointManager:
   this = jax.process_index()
   options = ocp.CheckpointManagerOptions(
     read_only=True,
+    create=False,
+    save_interval_steps=0,
     lightweight_initialize=True,
     multiprocessing_options=ocp.options.MultiprocessingOptions(
       primary_host=this, active_processes={this}
     ),
   )
-  return ocp.CheckpointManager(directory.absolute(), options=options)
+  with _no_warnings('absl'):  # It warns that it only reads.
+    return ocp.CheckpointManager(directory.absolute(), options=options)
+
+
+@contextlib.contextmanager
+def _no_warnings(name: str) -> Iterator[None]:
+  """Silence the warnings of a logger inside the block."""
+  library = logging.getLogger(name)
+  level = library.level
+  library.setLevel(max(level, logging.ERROR))
+  try:
+    yield
+  finally:
+    library.setLevel(level)
 
 
 def read_by_all(action: Callable[[], Result]) -> Result:

@@ -1,6 +1,6 @@
 r"""Write the mean of several checkpoints as a new run directory.
 
-    python -m fusion_jax.tools.average_checkpoints --workdir=DIR --average=5 \
+    fusion-jax average --workdir=DIR --average=5 \
         [--average_of=best] [--step=STEP] [--parameters=last] --output=DIR2
 
 Every program that reads a run can read DIR2: decode.py, the contrastive
@@ -9,7 +9,6 @@ evaluation and `train.py --init_from=DIR2`. DIR2 has no optimizer state.
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 
 import orbax.checkpoint as ocp
@@ -23,12 +22,12 @@ from fusion_jax.runs.checkpoint import Progress, items_of
 from fusion_jax.runs.checkpoint_reading import identity_of
 from fusion_jax.runs.kept_corpus import copy_corpus
 from fusion_jax.runs.loading import TrainedModel
-from fusion_jax.startup import one_line_errors, start_logging
+from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
   parser = argparse.ArgumentParser(
-    prog='python -m fusion_jax.tools.average_checkpoints',
+    prog='fusion-jax average',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  run_program(main)
 
 
 def write_mean(run: TrainedModel, workdir: Path, output: Path) -> None:

@@ -1,13 +1,12 @@
 """Print the parameter table of a config's model.
 
-    python -m fusion_jax.tools.model_sizes --config=configs/NAME.py[:VARIANT]
+    fusion-jax sizes --config=configs/NAME.py[:VARIANT]
 
 The vocabularies have the size that `data.tokenizer` requests.
 """
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator
 
 import jax
@@ -16,7 +15,7 @@ from flax import linen as nn
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.models.transformer import Transformer, boxed_parameters
-from fusion_jax.startup import one_line_errors
+from fusion_jax.startup import one_line_errors, run_program
 
 _START = 2
 
@@ -40,7 +39,7 @@ def parameter_rows(
 def main(argv: list[str]) -> None:
   """Print one line per parameter, and the sum."""
   parser = argparse.ArgumentParser(
-    prog='python -m fusion_jax.tools.model_sizes',
+    prog='fusion-jax sizes',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -57,4 +56,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  run_program(main)

@@ -4,17 +4,15 @@ python -m fusion_jax.tools.quickstart --workdir=runs/quickstart
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from fusion_jax.cli.checkpoint_flags import add_direction_flags
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.startup import (
-  keep_compiled,
   one_line_errors,
+  run_program,
   start_logging,
-  use_huge_pages,
 )
 
 _SHOWN = 5
@@ -62,6 +60,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  use_huge_pages()
-  keep_compiled()
-  sys.exit(main(sys.argv[1:]))
+  run_program(main)

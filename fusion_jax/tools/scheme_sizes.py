@@ -1,6 +1,6 @@
 """Print the table of fusion schemes: where they plug in and what they cost.
 
-    python -m fusion_jax.tools.scheme_sizes
+    fusion-jax schemes
 
 Parameters are counted on the model that each paper trained, and compared with
 the number that the paper printed. The exit code is 1 if a count differs by more
@@ -12,7 +12,6 @@ beyond what the baseline caches.
 import argparse
 import dataclasses
 import functools
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -28,7 +27,7 @@ from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
 )
-from fusion_jax.startup import one_line_errors
+from fusion_jax.startup import one_line_errors, run_program
 
 _START = 2
 
@@ -177,7 +176,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 def main(argv: list[str]) -> None:
   """Print the table in Markdown; raise SystemExit(1) on a wrong count."""
   parser = argparse.ArgumentParser(
-    prog='python -m fusion_jax.tools.scheme_sizes',
+    prog='fusion-jax schemes',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -193,4 +192,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  run_program(main)

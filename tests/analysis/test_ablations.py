@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compiled
-from drawn import drawn_parameters
 from matplotlib import image
-from rounding import assert_close
 from tiers import extended_but
 
 from fusion_jax import figures
@@ -28,6 +26,7 @@ from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.runs.loading import TrainedModel, make_model
+from fusion_jax.testing import assert_close, drawn_parameters
 
 _SOURCE = jnp.array([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]], jnp.int32)
 _TARGET = jnp.array([[6, 5, 4, 3], [9, 8, 3, 0]], jnp.int32)

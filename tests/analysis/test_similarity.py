@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fused_subjects import all_at_once, make_run, subject_of
-from rounding import assert_close
 
 from fusion_jax.analysis.passes import sum_over_text, text_batches, text_shapes
 from fusion_jax.analysis.similarity import VIEW, cosine_sums
+from fusion_jax.testing import assert_close
 
 
 def test_cosines_by_hand():

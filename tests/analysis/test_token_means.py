@@ -11,7 +11,6 @@ from fused_subjects import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from rounding import assert_close
 
 from fusion_jax.analysis.layer_weights import layer_weights
 from fusion_jax.analysis.passes import (
@@ -22,6 +21,7 @@ from fusion_jax.analysis.passes import (
 )
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
+from fusion_jax.testing import assert_close
 
 DYNAMIC = SideConfig(fusion='dynamic_combination')
 

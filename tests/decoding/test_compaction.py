@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from copying import make_run, make_tokenizer, random_run
-from rounding import assert_close
 from tiers import extended_but
 
 from fusion_jax.config import DecodingConfig
@@ -28,6 +27,7 @@ from fusion_jax.search.hypotheses import (
   Hypotheses,
   LengthPenalty,
 )
+from fusion_jax.testing import assert_close
 
 _ROWS, _ROOM = 64, 9
 

@@ -9,7 +9,6 @@ import pytest
 from copying import make_tokenizer, random_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounding import assert_close
 
 from fusion_jax.decoding.compiled import (
   SearchRows,
@@ -30,6 +29,7 @@ from fusion_jax.decoding.teacher_forcing import (
 )
 from fusion_jax.search.constraints import TokenRules
 from fusion_jax.search.hypotheses import LengthPenalty
+from fusion_jax.testing import assert_close
 
 
 def test_by_hand():

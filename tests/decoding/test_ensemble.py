@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from copying import LINES, make_run, make_tokenizer, random_run
-from rounding import assert_close
 from tiers import extended_but
 
 from fusion_jax.cli import request as request_module
@@ -21,6 +20,7 @@ from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer
+from fusion_jax.testing import assert_close
 
 OPTIONS = DecodingConfig(
   beam_size=2, max_source_length=24, batch_tokens=256, max_length_extra=3

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from copying import LINES, make_tokenizer, random_run
-from rounding import assert_close
 from tiers import extended_but
 
 from fusion_jax.cli import request as request_module
@@ -31,6 +30,7 @@ from fusion_jax.decoding.teacher_forcing import (
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import ModelOutput, OutputLayer
 from fusion_jax.search.hypotheses import LengthPenalty
+from fusion_jax.testing import assert_close
 
 ONE = Mixture()
 OPTIONS = DecodingConfig(

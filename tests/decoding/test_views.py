@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from copying import LINES, make_run, make_tokenizer
 from flax import linen as nn
-from rounding import assert_close
 
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
@@ -23,6 +22,7 @@ from fusion_jax.decoding.views import InternalsSelection, Viewer
 from fusion_jax.errors import InputError
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Transformer
+from fusion_jax.testing import assert_close
 
 PROGRAM = Path(__file__).parents[2] / 'decode.py'
 OPTIONS = DecodingConfig(

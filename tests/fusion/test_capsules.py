@@ -8,7 +8,6 @@ import pytest
 from cases import without_unread
 from extremes import assert_finite, extreme_layers
 from flax import linen as nn
-from rounding import assert_close
 
 from fusion_jax.config import PRESETS, ModelConfig
 from fusion_jax.config.fusion import RoutingOptions, SideConfig
@@ -18,6 +17,7 @@ from fusion_jax.fusion.dynamic_routing import DynamicRouting
 from fusion_jax.fusion.em_routing import EmRouting
 from fusion_jax.fusion.routing import dynamic_routing, em_routing, unit_votes
 from fusion_jax.layers.context import Context
+from fusion_jax.testing import assert_close
 
 _WIDTH = 8
 _KEY = jax.random.key(0)

@@ -10,12 +10,12 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
-from rounding import assert_close
 
 from fusion_jax.config import PRESETS, ModelConfig
 from fusion_jax.config.fusion import DynamicOptions, SideConfig
 from fusion_jax.fusion.dynamic_combination import DynamicCombination
 from fusion_jax.layers.context import Context
+from fusion_jax.testing import assert_close
 
 _WIDTH = 8
 _KEY = jax.random.key(0)

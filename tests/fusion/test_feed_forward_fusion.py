@@ -16,11 +16,11 @@ from aggregates import (
   with_table,
 )
 from flax import linen as nn
-from rounding import assert_close
 
 from fusion_jax.config.fusion import MlrfOptions
 from fusion_jax.fusion.feed_forward import FeedForwardFusion, LayerEmbedding
 from fusion_jax.fusion.hops import Hops
+from fusion_jax.testing import assert_close
 
 
 def test_feed_forward_by_hand():

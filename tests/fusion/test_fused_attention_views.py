@@ -31,11 +31,14 @@ def _weights(config, deterministic=True):
   return cross_attention_weights(kept['attention'])
 
 
-# Options of a fusion are no matter of what is in the layers.
+# Other fusions are no matter of what is in the layers.
+_WITH_ATTENTION = 'gtrans', 'multi_layer', 'shortcut', 'scan', 'dlcl', 'dense'
+
+
 @pytest.mark.parametrize(
   'name',
   parameters(
-    [name for name in CASES if '-options-' not in name or 'gtrans' in name],
+    [name for name in CASES if name.startswith(_WITH_ATTENTION)],
     ['gtrans', 'multi_layer-2', 'shortcut-both'],
   ),
 )

@@ -30,15 +30,19 @@ def own_tables():
 
 
 @pytest.fixture
-def plugin(own_tables, tmp_path_factory):
+def user_dir(own_tables, tmp_path_factory):
   """The file of the documentation, as if each program started anew."""
   fusion._TABLE.pop('weighted_mean', None)
   fusion_options._RULES.pop('weighted_mean', None)
+  path = tmp_path_factory.mktemp('user_dir') / 'my_scheme.py'
+  path.write_text(_blocks()[0])
+  return f'--user_dir={path}'
+
+
+def _blocks() -> list[str]:
+  """The Python code of the documentation: the scheme, and its test."""
   text = (ROOT / 'docs' / 'own_scheme.md').read_text()
-  (code,) = re.findall('```python\n(.*?)```', text, re.DOTALL)
-  path = tmp_path_factory.mktemp('plugin') / 'my_scheme.py'
-  path.write_text(code)
-  return f'--plugin={path}'
+  return re.findall('```python\n(.*?)```', text, re.DOTALL)
 
 
 @pytest.fixture(scope='module')
@@ -50,7 +54,7 @@ def _main(program: str):
   return importlib.import_module(program).main
 
 
-def test_it_trains(plugin, workdir):
+def test_it_trains(user_dir, workdir):
   flags = TINY | {
     'data.prepared': workdir.parent / 'prepared',
     'training.steps': 4,
@@ -62,7 +66,7 @@ def test_it_trains(plugin, workdir):
     [
       f'--config={ROOT}/configs/quickstart.py',
       f'--workdir={workdir}',
-      plugin,
+      user_dir,
       *given,
       *_FUSED,
     ]
@@ -76,34 +80,43 @@ def test_it_trains(plugin, workdir):
   assert np.abs(logits).max() > 0
 
 
-def test_it_decodes_and_scores(plugin, workdir, tmp_path):
+def test_it_decodes_and_scores(user_dir, workdir, tmp_path):
   (tmp_path / 'in').write_text('the cat\na dog\n')
   decode, out = _main('decode'), tmp_path / 'out'
-  common = [f'--workdir={workdir}', f'--input={tmp_path}/in', plugin]
+  common = [f'--workdir={workdir}', f'--input={tmp_path}/in', user_dir]
   assert decode([*common, f'--output={out}']) == 0
   assert len(out.read_text().splitlines()) == 2
 
 
-def test_it_is_exported(plugin, workdir, tmp_path):
+def test_it_is_exported(user_dir, workdir, tmp_path):
   export = _main('fusion_jax.tools.export.__main__')
   flags = '--format=stablehlo', '--shapes=2x16', '--platforms=cpu'
   out = tmp_path / 'out'
   assert (
-    export([f'--workdir={workdir}', plugin, *flags, f'--output={out}']) == 0
+    export([f'--workdir={workdir}', user_dir, *flags, f'--output={out}']) == 0
   )
   assert (out / 'load.py').exists()
 
 
-def test_it_is_analysed(plugin, workdir, tmp_path):
+def test_it_is_analysed(user_dir, workdir, tmp_path):
   analyse = _main('fusion_jax.analysis.__main__')
-  given = f'--workdir={workdir}', f'--output={tmp_path}', plugin
+  given = f'--workdir={workdir}', f'--output={tmp_path}', user_dir
   assert analyse(['similarity', *given]) == 0
 
 
-def test_without_the_plugin_its_name_is_refused(own_tables, workdir, capsys):
+def test_without_its_file_it_is_refused(own_tables, workdir, capsys):
   fusion._TABLE.pop('weighted_mean', None)
   fusion_options._RULES.pop('weighted_mean', None)
   assert _main('decode')([f'--workdir={workdir}']) == 2
   message = capsys.readouterr().err
   assert "model.encoder.fusion: must be 'none', " in message
-  assert "got 'weighted_mean'" in message
+  assert "got 'weighted_mean'; a scheme of your own needs --user_dir" in message
+
+
+@pytest.mark.extended
+def test_it_passes_the_common_tests(user_dir, monkeypatch):
+  path = Path(user_dir.removeprefix('--user_dir='))
+  monkeypatch.syspath_prepend(path.parent)
+  names: dict = {}
+  exec(_blocks()[1], names)
+  names['test_my_scheme']()

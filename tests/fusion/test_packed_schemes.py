@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, parameters
-from drawn import drawn_parameters
 
 from fusion_jax.data.batching import Shape, assemble
 from fusion_jax.data.packed_batches import assemble_packed
 from fusion_jax.fusion.gtrans import token_mixture
 from fusion_jax.models.transformer import Transformer
+from fusion_jax.testing import drawn_parameters
 from fusion_jax.training.step import batch_loss
 
 _VOCABULARY, _START = 11, 2
@@ -77,7 +77,7 @@ class _Fused:
 # starts, norms, and how often a layer is compiled or computed.
 _OF_ONE_POSITION = (
   *('-options-', '-start', 'rezero-', 'post-per', 'pre-no-', 'remat-'),
-  *('scan-tree', 'scan-rezero', 'scan-linear', 'different-', 'one-layer'),
+  *('scan-', 'different-', 'one-layer', 'none-', 'source_norm', '-author'),
 )
 _WITH_OTHERS = [
   name for name in CASES if not any(part in name for part in _OF_ONE_POSITION)

@@ -13,7 +13,6 @@ import pytest
 import references
 from cases import without_unread
 from flax import linen as nn
-from rounding import assert_close
 
 from fusion_jax.config import ModelConfig, TrainingConfig
 from fusion_jax.config import fusion as fusion_options
@@ -43,6 +42,7 @@ from fusion_jax.layers.attention import causal_mask, padding_mask
 from fusion_jax.layers.context import Context
 from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import ModelOutput, OutputLayer
+from fusion_jax.testing import assert_close
 from fusion_jax.training.step import batch_diversity, count_tokens
 
 _BATCH, _LENGTH, _WIDTH, _HEADS = 2, 5, 8, 2

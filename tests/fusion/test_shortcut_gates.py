@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
-from rounding import assert_close
 from tiny_shortcuts import (
   CAUSAL,
   LENGTH,
@@ -22,6 +21,7 @@ from tiny_shortcuts import (
 
 from fusion_jax.fusion.shortcuts import ShortcutAttention, fuse, gate
 from fusion_jax.layers.attention import MultiHeadAttention
+from fusion_jax.testing import assert_close
 
 
 def _with_gates(params, bias):

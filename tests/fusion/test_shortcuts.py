@@ -5,7 +5,6 @@ import pytest
 from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 from flax.core import meta
-from rounding import assert_close
 from tiny_shortcuts import (
   CAUSAL,
   LENGTH,
@@ -28,6 +27,7 @@ from fusion_jax.layers.attention import (
 from fusion_jax.layers.caches import CacheCursor
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.residual import Residual
+from fusion_jax.testing import assert_close
 
 
 class _Stack(nn.Module):

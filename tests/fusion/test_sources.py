@@ -5,7 +5,6 @@ import pytest
 from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 from flax.core import meta
-from rounding import assert_close
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import AggOptions, MultiLayerOptions, SideConfig
@@ -18,6 +17,7 @@ from fusion_jax.layers.attention import (
 from fusion_jax.layers.caches import CacheCursor, KeyValue
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.residual import Residual
+from fusion_jax.testing import assert_close
 
 _T = 5
 _CAUSAL = causal_mask(_T)

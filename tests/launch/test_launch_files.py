@@ -13,7 +13,7 @@ import pytest
 import yaml
 from launching import LAUNCH, ROOT, read
 
-import train
+from fusion_jax.cli import train
 from fusion_jax.config import ExperimentConfig
 
 _SHELL = ['slurm.sh', 'cloud-tpu.sh']

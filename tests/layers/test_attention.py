@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounding import assert_close
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.layers.attention import (
@@ -14,6 +13,7 @@ from fusion_jax.layers.attention import (
   padding_mask,
 )
 from fusion_jax.layers.caches import KeyValue, append
+from fusion_jax.testing import assert_close
 
 
 def test_masks_written_out():

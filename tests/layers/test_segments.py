@@ -4,15 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import drawn_parameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounding import assert_close
 from tiers import extended_but
 
 from fusion_jax.config import PRESETS
 from fusion_jax.layers.segments import segment_mask, segment_positions
 from fusion_jax.models.transformer import Transformer, shift_right
+from fusion_jax.testing import assert_close, drawn_parameters
 
 _TINY = dataclasses.replace(
   PRESETS['tiny'], width=16, filter=32, encoder_layers=1, decoder_layers=1

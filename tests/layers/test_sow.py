@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import drawn_parameters
-from rounding import assert_close
 from tiers import extended_but
 
 from fusion_jax.config import PRESETS
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Transformer, shift_right
+from fusion_jax.testing import assert_close, drawn_parameters
 
 _LAYERS = 2
 _TINY = dataclasses.replace(

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from loss_cases import make_case, plain_loss
-from rounding import assert_close
 
 from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import OutputLayer
 from fusion_jax.parallel.mesh import ROW_AXES, data_mesh
+from fusion_jax.testing import assert_close
 
 
 def _groups_case(seed, groups=3, **sizes):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_cases import make_case, plain_loss
-from rounding import assert_close
 
 from fusion_jax.models.losses import _chunk_count, cross_entropy
 from fusion_jax.models.transformer import OutputLayer
+from fusion_jax.testing import assert_close
 
 
 def test_by_hand():

@@ -6,12 +6,11 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from drawn import drawn_parameters
-from rounding import assert_close
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer
+from fusion_jax.testing import assert_close, drawn_parameters
 
 _POLICIES = ('nothing', 'dots_without_batch', 'dots')
 

@@ -6,10 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from beams import changing_rows
-from drawn import drawn_parameters
 from flax import linen as nn
-from rounding import assert_close
 from tiers import extended_but
 
 from fusion_jax.config import PRESETS, ModelConfig
@@ -20,6 +17,7 @@ from fusion_jax.models.transformer import (
   output_logits,
   shift_right,
 )
+from fusion_jax.testing import assert_close, changing_rows, drawn_parameters
 
 _TINY = dataclasses.replace(
   PRESETS['tiny'], width=16, filter=32, encoder_layers=2, decoder_layers=2

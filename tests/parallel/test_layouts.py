@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 from cases import CASES, without_unread
-from drawn import drawn_parameters
 from jax.sharding import AxisType
 
 from fusion_jax.config import (
@@ -28,6 +27,7 @@ from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import AXES, by_rows, replicated
 from fusion_jax.runs.state import TrainState
+from fusion_jax.testing import drawn_parameters
 from fusion_jax.training.checks import check_rows
 from fusion_jax.training.initial_state import plan_state
 from fusion_jax.training.optimizer import make_optimizer

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rounding import assert_close
 from saved_runs import SavedRun, iterator, meta_path, without_digests
 
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs.checkpoint import Progress
 from fusion_jax.runs.loading import load_run
+from fusion_jax.testing import assert_close
 from fusion_jax.tools import average_checkpoints
 from fusion_jax.training import warm_start
 

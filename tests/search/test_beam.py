@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounding import assert_close
 
 from fusion_jax.search.beam import LengthPenalty, beam_search, top_k
+from fusion_jax.testing import assert_close
 
 START, END = 0, 1
 PENALTIES = (

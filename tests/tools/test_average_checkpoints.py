@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from rounding import assert_close
 from saved_runs import (
   SavedRun,
   edit_meta,
@@ -23,6 +22,7 @@ from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs.checkpoint_reading import read_meta
 from fusion_jax.runs.loading import load_run
+from fusion_jax.testing import assert_close
 from fusion_jax.tools import average_checkpoints
 from fusion_jax.training import warm_start
 

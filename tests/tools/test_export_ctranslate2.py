@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 from copying import make_run, make_tokenizer
-from rounding import assert_close
 
 from fusion_jax.config import (
   ExperimentConfig,
@@ -35,6 +34,7 @@ from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.search.beam import LengthPenalty
+from fusion_jax.testing import assert_close
 from fusion_jax.tools.export import ctranslate2 as exporting
 from fusion_jax.tools.export.agreement import exported_scores, own_scores
 from fusion_jax.training.initial_state import initial_state

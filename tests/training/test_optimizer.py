@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rounding import assert_close
 
 from fusion_jax.config import OptimizerConfig
+from fusion_jax.testing import assert_close
 from fusion_jax.training.optimizer import (
   last_rate,
   make_optimizer,

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from rounding import assert_close
 from tiers import extended_but
 
 from fusion_jax.config import (
@@ -21,6 +20,7 @@ from fusion_jax.data.packed_batches import assemble_packed
 from fusion_jax.data.records import Example
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.testing import assert_close
 from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import (

@@ -1,7 +1,6 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import drawn_parameters
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import (
@@ -14,6 +13,7 @@ from fusion_jax.config.fusion import (
 )
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.testing import drawn_parameters
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
 
 _BATCH = Batch(

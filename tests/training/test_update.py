@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rounding import assert_close
 
 from fusion_jax.config import OptimizerConfig, TrainingConfig
 from fusion_jax.errors import InputError
 from fusion_jax.models.losses import LossSums
 from fusion_jax.runs.state import TrainState
+from fusion_jax.testing import assert_close
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.update import apply_update, moved_average
 

@@ -8,15 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import drawn_parameters
 from programs import Program, logged
-from rounding import assert_close
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import MultiLayerOptions, SideConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.testing import assert_close, drawn_parameters
 from fusion_jax.training import warm_start
 from fusion_jax.training.warm_start import stacked, unstacked, with_baseline
 

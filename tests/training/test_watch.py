@@ -6,12 +6,12 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-from drawn import drawn_parameters
 
 from fusion_jax.config import ExperimentConfig, ModelConfig, TrainingConfig
 from fusion_jax.config.fusion import RoutingOptions, SideConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Transformer
+from fusion_jax.testing import drawn_parameters
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
 from fusion_jax.training.watch import (
   LASTING,

@@ -1,7 +1,7 @@
 """Make one HTML page of a trained run, or a comparison of several.
 
-    python -m fusion_jax.analysis.report --workdir=DIR [--output=FILE.html]
-    python -m fusion_jax.analysis.report --workdir DIR DIR --output=FILE.html
+    fusion-jax report --workdir=DIR [--output=FILE.html]
+    fusion-jax report --workdir DIR DIR --output=FILE.html
 
 The page shows what was trained on what data, the curves of the training, scores
 on the validation text of the config or on --source and --target, the views of
@@ -14,7 +14,6 @@ by default.
 import argparse
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,14 +22,14 @@ from fusion_jax.bounds import Positive, number
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
-from fusion_jax.startup import keep_compiled, one_line_errors, start_logging
+from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
 
 
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
-    prog='python -m fusion_jax.analysis.report',
+    prog='fusion-jax report',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -109,5 +108,4 @@ def _checked(arguments: argparse.Namespace) -> Path:
 
 
 if __name__ == '__main__':
-  keep_compiled()
-  sys.exit(main(sys.argv[1:]))
+  run_program(main)

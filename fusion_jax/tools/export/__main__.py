@@ -1,8 +1,8 @@
 """Write a run in the format of another program.
 
-    python -m fusion_jax.tools.export --workdir=DIR --format=ctranslate2 \
+    fusion-jax export --workdir=DIR --format=ctranslate2 \
         --output=DIR
-    python -m fusion_jax.tools.export --workdir=DIR --format=stablehlo \
+    fusion-jax export --workdir=DIR --format=stablehlo \
         --output=DIR --shapes=64x32,1x32
 
 ctranslate2: a folder for CTranslate2 (https://opennmt.net/CTranslate2), with
@@ -19,7 +19,6 @@ Options of decoding that are not given take the values of the run's config.
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from fusion_jax.cli.checkpoint_flags import (
 )
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
-from fusion_jax.startup import keep_compiled, one_line_errors, start_logging
+from fusion_jax.startup import one_line_errors, run_program, start_logging
 from fusion_jax.tools.export.stablehlo_options import (
   FLAGS,
   add_stablehlo_flags,
@@ -83,7 +82,7 @@ _FORMATS: dict[str, Callable[[argparse.Namespace], None]] = {
 
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
-    prog='python -m fusion_jax.tools.export',
+    prog='fusion-jax export',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -106,5 +105,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  keep_compiled()
-  sys.exit(main(sys.argv[1:]))
+  run_program(main)

@@ -1,0 +1,73 @@
+"""The command `fusion-jax`: one program for each thing to do with a model.
+
+    fusion-jax train --config=quickstart --workdir=DIR
+    fusion-jax decode --workdir=DIR <source.txt >translations.txt
+
+`fusion-jax COMMAND --help` lists the flags of a command.
+"""
+
+import importlib
+
+from fusion_jax import __version__
+from fusion_jax.errors import InputError
+from fusion_jax.faults import choice_fault
+from fusion_jax.startup import one_line_errors, run_program
+
+# Each command, the module whose `main` it runs, and what it does.
+COMMANDS = {
+  'train': ('cli.train', 'train a model, or resume a training'),
+  'decode': ('cli.decode', 'translate text, score or certify translations'),
+  'prepare': ('data.prepare', 'prepare the corpus of a config'),
+  'compare': ('evaluation.compare', 'compare the translations of systems'),
+  'contrastive': (
+    'evaluation.contrastive',
+    'ask a model for the better of two translations',
+  ),
+  'analyse': ('analysis.__main__', 'view what a model has learned'),
+  'report': ('analysis.report.__main__', 'write a page about runs'),
+  'export': ('tools.export.__main__', 'export a model for other runtimes'),
+  'average': ('tools.average_checkpoints', 'save the mean of checkpoints'),
+  'schemes': ('tools.scheme_sizes', 'list the schemes and their sizes'),
+  'sizes': ('tools.model_sizes', 'list the parameters of a model'),
+}
+
+
+def _usage() -> str:
+  width = max(map(len, COMMANDS))
+  listed = (f'  {name:{width}}  {text}' for name, (_, text) in COMMANDS.items())
+  return '\n'.join((__doc__.rstrip(), '', *listed))
+
+
+@one_line_errors
+def main(argv: list[str]) -> int:
+  """Run the command that the first argument names.
+
+  Args:
+    argv: Command and its flags.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    InputError: There is no such command.
+  """
+  name, *flags = argv or ['--help']
+  if name in ('--help', '-h'):
+    print(_usage())
+  elif name == '--version':
+    print(f'fusion_jax {__version__}')
+  elif name in COMMANDS:
+    program = importlib.import_module(f'fusion_jax.{COMMANDS[name][0]}')
+    return program.main(flags)
+  else:
+    raise InputError(f'fusion-jax: the command {choice_fault(name, COMMANDS)}')
+  return 0
+
+
+def command() -> None:
+  """Run the installed command."""
+  run_program(main)
+
+
+if __name__ == '__main__':
+  command()

@@ -1,0 +1,80 @@
+"""The command `fusion-jax` and the names that the package gives."""
+
+import importlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fusion_jax
+from fusion_jax.__main__ import COMMANDS, main
+
+_ROOT = Path(__file__).parents[1]
+
+
+def test_all_commands_are_listed_with_what_they_do(capsys):
+  assert main(['--help']) == 0
+  out = capsys.readouterr().out
+  for name, (_, text) in COMMANDS.items():
+    assert f'  {name} ' in out
+    assert text in out
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_every_command_has_help(name, capsys):
+  with pytest.raises(SystemExit) as end:
+    main([name, '--help'])
+  assert end.value.code == 0
+  assert capsys.readouterr().out.startswith(f'usage: fusion-jax {name} ')
+
+
+def test_the_version(capsys):
+  assert main(['--version']) == 0
+  assert capsys.readouterr().out == f'fusion_jax {fusion_jax.__version__}\n'
+
+
+def test_a_misspelt_command_is_one_line(capsys):
+  assert main(['trian']) == 2
+  err = capsys.readouterr().err
+  assert err.startswith("error: fusion-jax: the command must be 'train', ")
+  assert err.endswith("got 'trian'; did you mean 'train'?\n")
+
+
+def test_a_failing_command_keeps_its_exit_code(tmp_path, capsys):
+  assert main(['decode', f'--workdir={tmp_path}']) == 2
+  assert 'not a run directory' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', ['train', 'decode'])
+def test_the_programs_at_the_top_are_the_same_code(name):
+  program = importlib.import_module(name)
+  command = importlib.import_module(f'fusion_jax.{COMMANDS[name][0]}')
+  assert program.main is command.main
+
+
+def test_the_installed_command_is_this_one():
+  project = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
+  module, _, name = project['scripts']['fusion-jax'].partition(':')
+  assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_public_names_exist_and_are_documented():
+  for name in fusion_jax.__all__:
+    assert getattr(fusion_jax, name).__doc__, name
+  assert set(fusion_jax.__all__) <= set(dir(fusion_jax))
+  with pytest.raises(AttributeError, match="no attribute 'loda'"):
+    _ = fusion_jax.loda
+
+
+def test_importing_prints_nothing_and_waits_for_jax():
+  code = 'import sys, fusion_jax; assert "jax" not in sys.modules'
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert done.stdout == done.stderr == ''

@@ -1,0 +1,79 @@
+"""The common checks find a scheme that breaks them."""
+
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+
+from fusion_jax import fusion
+from fusion_jax.config import fusion as fusion_options
+from fusion_jax.errors import InputError
+from fusion_jax.fusion.scheme import on_both_sides
+from fusion_jax.testing import check_scheme
+
+
+class _OverTime(nn.Module):
+  """Adds the mean over all positions, later ones too."""
+
+  config: object
+  side: str
+
+  @nn.compact
+  def __call__(self, layers, context):
+    return layers[-1] + layers[-1].mean(axis=1, keepdims=True)
+
+
+class _Unused(nn.Module):
+  """Has a parameter that nothing reads."""
+
+  config: object
+  side: str
+
+  @nn.compact
+  def __call__(self, layers, context):
+    start = nn.with_logical_partitioning(nn.initializers.ones, ('layers',))
+    self.param('unused', start, (1,))
+    return layers[-1]
+
+
+class _Infinite(nn.Module):
+  """Divides by what may be zero."""
+
+  config: object
+  side: str
+
+  @nn.compact
+  def __call__(self, layers, context):
+    top = layers[-1]
+    return top / jnp.where(jnp.abs(layers[0]) > 0, 1.0, 0.0)
+
+
+@pytest.fixture
+def register():
+  yield lambda module: fusion.register(
+    on_both_sides('broken', module, 'layer aggregation', 'a test', 'own')
+  )
+  fusion._TABLE.pop('broken', None)
+  fusion_options._RULES.pop('broken', None)
+
+
+@pytest.mark.parametrize(
+  ('module', 'message'),
+  [
+    (_OverTime, "broken, encoder, norm='pre': check_padding: "),
+    pytest.param(
+      _Infinite, 'check_extreme_inputs: ', marks=pytest.mark.extended
+    ),
+    pytest.param(
+      _Unused, 'no gradient reaches encoder/', marks=pytest.mark.extended
+    ),
+  ],
+)
+def test_what_is_broken_is_named(register, module, message):
+  register(module)
+  with pytest.raises(AssertionError, match=message):
+    check_scheme('broken')
+
+
+def test_an_unknown_name_is_one_line():
+  with pytest.raises(InputError, match="got 'linaer'; did you mean 'linear'"):
+    check_scheme('linaer')
