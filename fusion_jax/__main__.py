@@ -17,6 +17,7 @@ from fusion_jax.startup import one_line_errors, run_program
 COMMANDS = {
   'train': ('cli.train', 'train a model, or resume a training'),
   'decode': ('cli.decode', 'translate text, score or certify translations'),
+  'fetch': ('data.fetch', 'download a public corpus'),
   'prepare': ('data.prepare', 'prepare the corpus of a config'),
   'compare': ('evaluation.compare', 'compare the translations of systems'),
   'contrastive': (

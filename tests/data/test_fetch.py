@@ -1,0 +1,154 @@
+"""Downloads from a server on this machine."""
+
+import functools
+import hashlib
+import http.server
+import io
+import tarfile
+import threading
+
+import pytest
+
+from fusion_jax.data import fetch
+from fusion_jax.errors import InputError
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+  def log_message(self, *_):
+    pass
+
+
+@pytest.fixture
+def served(tmp_path):
+  """A folder and the address that serves its files."""
+  folder = tmp_path / 'served'
+  folder.mkdir()
+  handler = functools.partial(_Quiet, directory=folder)
+  with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield folder, f'http://127.0.0.1:{server.server_port}'
+    server.shutdown()
+    thread.join()
+
+
+def _digests(folder):
+  return {
+    path.name: f'sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}'
+    for path in folder.iterdir()
+  }
+
+
+@pytest.fixture
+def corpus(served, monkeypatch):
+  """A corpus of two files that the server has."""
+  folder, address = served
+  for name in ('train.de', 'train.en'):
+    (folder / name).write_text(f'{name}\n')
+  listed = fetch.Corpus(address, _digests(folder), 'CC0')
+  monkeypatch.setitem(fetch.CORPORA, 'mine', listed)
+  return folder, address
+
+
+def test_files_are_downloaded_once(corpus, tmp_path):
+  out = tmp_path / 'out'
+  fetch.fetch('mine', out)
+  assert sorted(path.name for path in out.iterdir()) == ['train.de', 'train.en']
+  # What is there needs no server.
+  fetch.fetch('mine', out, mirror='http://127.0.0.1:9')
+  (out / 'train.de').write_text('changed')
+  fetch.fetch('mine', out)
+  assert (out / 'train.de').read_text() == 'train.de\n'
+
+
+def test_a_file_with_other_content_is_refused(corpus, tmp_path):
+  folder, address = corpus
+  (folder / 'train.en').write_text('other')
+  with pytest.raises(InputError, match='train.en: is not the file that it sh'):
+    fetch.fetch('mine', tmp_path / 'out')
+  assert not (tmp_path / 'out' / 'train.en').exists()
+
+
+@pytest.mark.usefixtures('corpus')
+def test_a_server_that_does_not_answer_is_one_line(tmp_path):
+  with pytest.raises(InputError, match='cannot be downloaded: .* --mirror nam'):
+    fetch.fetch('mine', tmp_path, mirror='http://127.0.0.1:9')
+
+
+def _archive(path, files):
+  with tarfile.open(path, 'w:gz') as archive:
+    for name, text in files.items():
+      member = tarfile.TarInfo(f'de-en/{name}')
+      member.size = len(text.encode())
+      archive.addfile(member, io.BytesIO(text.encode()))
+
+
+def _files(language):
+  sets = (
+    'TED.dev2010',
+    'TEDX.dev2012',
+    'TED.tst2010',
+    'TED.tst2011',
+    'TED.tst2012',
+  )
+  train = [f'<url>u</url>\n<title>{language} title</title>\n']
+  train += [f' {language} {n} \n' for n in range(2, 50)]
+  tests = {
+    f'IWSLT14.{name}.de-en.{language}.xml': (
+      '<?xml version="1.0"?>\n<doc docid="1">\n'
+      f'<seg id="1"> {language} {name} a &amp; b </seg>\n</doc>\n'
+    )
+    for name in sets
+  }
+  return {f'train.tags.de-en.{language}': ''.join(train)} | tests
+
+
+@pytest.fixture
+def iwslt14(served, monkeypatch):
+  """Writes the archive to the server, with its digest."""
+
+  def write(files):
+    folder, address = served
+    _archive(folder / 'de-en.tgz', files)
+    real = fetch.CORPORA['iwslt14']
+    listed = real._replace(url=address, files=_digests(folder))
+    monkeypatch.setitem(fetch.CORPORA, 'iwslt14', listed)
+
+  return write
+
+
+def test_iwslt14_is_split_as_is_customary(iwslt14, tmp_path):
+  iwslt14(_files('de') | _files('en'))
+  fetch.fetch('iwslt14', tmp_path / 'out')
+  read = {
+    path.name: path.read_text().splitlines()
+    for path in (tmp_path / 'out').iterdir()
+    if path.suffix != '.tgz'
+  }
+  assert read['train.de'][:2] == ['de title', 'de 2']
+  assert read['valid.en'] == ['en 23', 'en 46']
+  assert len(read['train.de']) == len(read['train.en']) == 49 - 2
+  assert len(read['test.de']) == 5
+  assert read['test.en'][0] == 'en TED.dev2010 a & b'
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'train.tags.de-en.en': 'one line\n'}, '49 and 1 lines'),
+    ({'train.tags.de-en.de': None}, 'has no file de-en/train.tags.de-en.de'),
+  ],
+)
+def test_an_archive_that_does_not_fit_is_one_line(
+  iwslt14, tmp_path, change, message
+):
+  files = _files('de') | _files('en') | change
+  iwslt14({name: text for name, text in files.items() if text is not None})
+  with pytest.raises(InputError, match=message):
+    fetch.fetch('iwslt14', tmp_path / 'out')
+  assert not list((tmp_path / 'out').glob('train.*'))
+
+
+def test_the_command_refuses_other_names(capsys):
+  assert fetch.main(['multi30', '--output=x']) == 2
+  assert "choose from 'multi30k'" in capsys.readouterr().err
