@@ -68,13 +68,13 @@ def _lines(
   names: Iterable[str],
   read: Callable[[Iterable[str]], Iterator[str]],
 ) -> list[tuple[str, ...]]:
-  """Return the pairs of all files of these names that have text on each side."""
+  """Return the pairs of these files that have text on each side."""
   pairs: list[tuple[str, ...]] = []
   for name in names:
     sides = [list(read(_content(archive, name, each))) for each in _LANGUAGES]
     if len(sides[0]) != len(sides[1]):
       found = ' and '.join(str(len(side)) for side in sides)
-      raise InputError(f'{archive.name}: {name}: {found} lines')
+      raise InputError(f'{_ARCHIVE}: {name}: {found} lines')
     pairs.extend(zip(*sides, strict=True))
   return [pair for pair in pairs if all(pair)]
 
@@ -84,7 +84,7 @@ def _content(archive: tarfile.TarFile, name: str, language: str) -> list[str]:
   members = [m for m in archive if m.name.removeprefix('./') == wanted]
   file = archive.extractfile(members[0]) if members else None
   if file is None:
-    raise InputError(f'{archive.name}: has no file {wanted}')
+    raise InputError(f'{_ARCHIVE}: has no file {wanted}')
   return file.read().decode('utf-8', 'replace').split('\n')
 
 

@@ -62,16 +62,16 @@ def test_files_are_downloaded_once(corpus, tmp_path):
 
 
 def test_a_file_with_other_content_is_refused(corpus, tmp_path):
-  folder, address = corpus
+  folder, _ = corpus
   (folder / 'train.en').write_text('other')
-  with pytest.raises(InputError, match='train.en: is not the file that it sh'):
+  with pytest.raises(InputError, match=r'train\.en: is not the file that'):
     fetch.fetch('mine', tmp_path / 'out')
   assert not (tmp_path / 'out' / 'train.en').exists()
 
 
 @pytest.mark.usefixtures('corpus')
 def test_a_server_that_does_not_answer_is_one_line(tmp_path):
-  with pytest.raises(InputError, match='cannot be downloaded: .* --mirror nam'):
+  with pytest.raises(InputError, match=r'cannot be downloaded: .*; --mirror'):
     fetch.fetch('mine', tmp_path, mirror='http://127.0.0.1:9')
 
 
