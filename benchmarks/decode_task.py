@@ -20,7 +20,7 @@ _SPECIAL_SYMBOLS, END = 4, 3
 
 
 class Task(NamedTuple):
-  """Sentences to translate, so many at a time; beam 1 is greedy search."""
+  """Sentences to translate in batches of `rows`; beam 1 is greedy search."""
 
   beam: int
   rows: int

@@ -52,7 +52,7 @@ RECIPE: Row = {
   'training.keep_last': 1,
   'training.keep_best': 0,
 }
-# From so many encoder layers on Yang et al. (2022) have groups of 6.
+# From this number of encoder layers on, Yang et al. (2022) have groups of 6.
 _DEEP = 60
 
 

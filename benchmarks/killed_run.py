@@ -44,7 +44,7 @@ _FIELDS = {
 
 
 def _process_flags(count: int) -> list[list[str]]:
-  """The flags of each of so many processes on this machine."""
+  """Return the flags of each of `count` processes on this machine."""
   if count == 1:
     return [[]]
   with socket.socket() as free:

@@ -73,7 +73,7 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
   ('dynamic_routing_paper', SCRATCH): _LITERAL,
   ('em_routing_paper', SCRATCH): _LITERAL,
 }
-# Schemes that cannot go on from a plain model with norms.
+# Schemes that cannot start from a plain model with norms.
 _ONLY_SCRATCH = ('rezero',)
 
 

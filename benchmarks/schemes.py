@@ -45,7 +45,7 @@ class Scheme(NamedTuple):
 
 
 def schemes(layers: int) -> Mapping[str, Scheme]:
-  """The baseline, then all schemes, for stacks of so many layers."""
+  """Return the baseline, then all schemes, for stacks of that many layers."""
   literal = RoutingOptions(form='paper')
   lexical = ShortcutOptions(source='lexical')
   return {
@@ -95,7 +95,7 @@ def chosen(table: Mapping[str, Scheme], names: str) -> dict[str, Scheme]:
 
 
 def _multi_layer(sources: int, layers: int) -> Row:
-  """Partial where no layer has so many below it."""
+  """Return multi-layer attention; partial where no layer has enough below."""
   options = MultiLayerOptions(layers=sources, partial=sources >= layers)
   return both_sides(multi_layer=options)
 

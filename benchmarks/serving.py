@@ -121,7 +121,7 @@ class Worker:
     self.hello = self._answer()
 
   def ask(self, steps: int) -> dict[str, Any]:
-    """The answer to a request for so many timed steps."""
+    """Return the answer to a request for a number of timed steps."""
     self._process.stdin.write(f'{steps}\n')
     return self._answer()
 

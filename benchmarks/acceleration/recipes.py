@@ -1,7 +1,7 @@
 """What is trained on Multi30k: its whole recipe, and the comparison of schemes.
 
 The recipe of configs/multi30k.py is trained and scored seed by seed; the
-comparison goes on for as long as there is time.
+comparison runs for as long as there is time.
 """
 
 import functools

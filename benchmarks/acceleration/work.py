@@ -15,11 +15,12 @@ _RESUMES = 'the same command resumes'
 class Piece(NamedTuple):
   """The smallest piece of work that is done by itself.
 
-  name: begins with that of its part.
-  minutes: that it probably takes.
-  run: does it in at most so many seconds; whether it is finished then. What
-    it leaves in files it finds again.
-  missing: what it needs and has not; '': nothing.
+  Attributes:
+    name: Name; it begins with that of its part.
+    minutes: Minutes that it probably takes.
+    run: Function that works for at most a number of seconds, and returns
+      whether it has finished. It finds again what it left in files.
+    missing: What it needs and does not have; '': nothing.
   """
 
   name: str

@@ -331,7 +331,7 @@ def _check_is_no_mean(meta: Mapping[str, Any], workdir: Path) -> None:
   if 'mean' in meta:
     raise InputError(
       f'{workdir}: holds the mean of {len(meta["mean"]["steps"])} checkpoints '
-      f'of {meta["mean"]["run"]} and no optimizer state to go on from; start '
+      f'of {meta["mean"]["run"]} and no optimizer state to resume from; start '
       f'another --workdir with --init_from={workdir}'
     )
 

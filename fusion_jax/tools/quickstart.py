@@ -1,14 +1,19 @@
-"""Test a trained run on its own test split: BLEU and five translations.
+"""Test a trained run on its own test split, and show what its fusion learned.
 
 python -m fusion_jax.tools.quickstart --workdir=runs/quickstart
 """
 
 import argparse
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fusion_jax.cli.checkpoint_flags import add_direction_flags
+from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
+from fusion_jax.runs.metrics_file import read_metrics
 from fusion_jax.startup import (
   one_line_errors,
   run_program,
@@ -16,6 +21,7 @@ from fusion_jax.startup import (
 )
 
 _SHOWN = 5
+_INDICES = re.compile(r'(_\d+)+$')
 
 
 @one_line_errors
@@ -48,6 +54,7 @@ def main(argv: list[str]) -> None:
   translations = list(Translator(run, run.config.decoding).translate(sources))
   scores = corpus_scores(translations, references, data.target_language)
   print(scores.report)
+  _print_fusion(run.config, workdir)
   stride = max(len(sources) // _SHOWN, 1)
   for index in range(0, stride * _SHOWN, stride):
     print(f'\nsource       {sources[index]}')
@@ -55,8 +62,34 @@ def main(argv: list[str]) -> None:
     print(f'reference    {references[index]}')
   print(f'\nThe run directory is {workdir}. Try it on a line of your own:')
   print(
-    f"  echo '{sources[0]}' | .venv/bin/python decode.py --workdir={workdir}"
+    f"  echo '{sources[0]}' | .venv/bin/fusion-jax decode --workdir={workdir}"
   )
+
+
+def _print_fusion(config: ExperimentConfig, workdir: Path) -> None:
+  """Print the numbers that the fusions logged at the last validation."""
+  model = config.model
+  print(f'\nfusion       encoder {model.encoder.fusion}, ', end='')
+  print(f'decoder {model.decoder.fusion}; at the last validation, from the')
+  print('             lowest layer or group up:')
+  rows = read_metrics(workdir / 'metrics.jsonl')
+  logged = [row for row in rows if row['kind'] == 'fusion']
+  for name, values in learned(logged[-1] if logged else {}).items():
+    print(f'{name:36}', *(f'{value:6.3f}' for value in values))
+
+
+def learned(row: Mapping[str, Any]) -> dict[str, list[float]]:
+  """Return the arrays of a line of telemetry by their names, flattened.
+
+  Args:
+    row: Line of kind 'fusion' of `metrics.jsonl`. The name of each number ends
+      in its indices: 'encoder/read_out/group_weights_0'.
+  """
+  arrays: dict[str, list[float]] = {}
+  for name, value in row.items():
+    if '/' in name:
+      arrays.setdefault(_INDICES.sub('', name), []).append(value)
+  return arrays
 
 
 if __name__ == '__main__':

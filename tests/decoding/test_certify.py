@@ -262,7 +262,7 @@ def test_ways_that_would_differ_are_skipped(changes, n_best, reason):
   assert [why for why in skipped if why.startswith(reason)]
 
 
-def test_so_many_devices_translate(tokenizer):
+def test_the_number_of_devices_that_translate(tokenizer):
   end = tokenizer.vocabulary.end
   sources = [Sentence(([4, end],))] * 4
   for count in (1, 2, 4):

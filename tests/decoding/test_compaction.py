@@ -54,7 +54,7 @@ class CountingDown:
     return CompactedBatch(part.step, None, cache)
 
 
-def test_the_last_quarter_goes_on_alone():
+def test_the_last_quarter_continues_alone():
   lengths = jnp.asarray(np.r_[np.full(50, 2), 2 + np.arange(14) % 7])
   model = CountingDown(lengths)
   found = beam_search(

@@ -251,7 +251,7 @@ def test_translations_begin_with_their_prefixes(random_run, tokenizer):
     ('a dog ' * 30, 'line 2: its prefix has .* translation at most'),
   ],
 )
-def test_prefixes_that_cannot_be_had(random_run, prefix, message):
+def test_impossible_prefixes(random_run, prefix, message):
   translator = Translator(random_run, OPTIONS)
   found = translator.translate_n_best(['a dog', 'cats'], ['', prefix])
   with pytest.raises(InputError, match=message):

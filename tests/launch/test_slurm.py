@@ -149,7 +149,7 @@ def _time_after(seconds: int) -> str:
   )
 
 
-def test_two_tasks_train_as_one_stop_at_one_step_and_go_on(tmp_path):
+def test_two_tasks_train_as_one_stop_at_one_step_and_resume(tmp_path):
   # squeue says that the job has less than the 180 seconds at most that are
   # left after --signal=TERM@120.
   cluster = _Cluster(tmp_path, _SRUN, _time_after(170))

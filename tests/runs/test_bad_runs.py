@@ -66,7 +66,7 @@ def test_a_newer_format_is_refused(workdir, part, step):
   )
 
 
-def test_training_does_not_go_on_in_a_newer_run(workdir, saved):
+def test_training_does_not_resume_a_newer_run(workdir, saved):
   edit_meta(workdir, 10, format=FORMAT + 1)
   run = SavedRun(workdir)
   checkpoints = run.checkpoints()
@@ -139,7 +139,7 @@ def test_the_fields_of_another_model_are_named(workdir):
   ) in _refusal(workdir)
 
 
-def test_training_does_not_go_on_with_the_fields_of_another(workdir, saved):
+def test_training_does_not_resume_with_the_fields_of_another(workdir, saved):
   run = SavedRun(workdir)
   run.identity['model'] = {**saved.identity['model'], 'model.heads': 4}
   checkpoints = run.checkpoints()
@@ -164,7 +164,7 @@ def test_fields_of_training_alone_may_be_others(workdir):
   assert load_run(workdir).config.model.remat
 
 
-def test_training_does_not_go_on_with_another_model(workdir):
+def test_training_does_not_resume_with_another_model(workdir):
   run = SavedRun(workdir)
   run.shapes.pop('target_embedding', None)
   run.shapes['wings'] = jax.ShapeDtypeStruct([2], jnp.float32)

@@ -69,7 +69,7 @@ def test_the_average_is_read_unless_the_last_is_wanted(
   assert run.steps == steps
 
 
-def test_a_run_goes_on_with_its_average(averaged):
+def test_a_run_resumes_with_its_average(averaged):
   checkpoints = averaged.checkpoints()
   fresh = _state(averaged, 0)
   state, progress = checkpoints.restore(fresh, iterator())

@@ -204,7 +204,7 @@ def test_a_saved_mean_says_of_what(mean):
 
 
 @pytest.mark.extended
-def test_training_starts_from_a_saved_mean_but_does_not_go_on(saved, mean):
+def test_training_starts_from_a_saved_mean_but_does_not_resume(saved, mean):
   run = load_run(mean)
   started = warm_start.with_baseline(
     initial_parameters(run.model, 1),
@@ -216,7 +216,7 @@ def test_training_starts_from_a_saved_mean_but_does_not_go_on(saved, mean):
   there = SavedRun(mean)
   message = (
     f'{mean}: holds the mean of 2 checkpoints of base and no optimizer state '
-    f'to go on from; start another --workdir with --init_from={mean}'
+    f'to resume from; start another --workdir with --init_from={mean}'
   )
   checkpoints = there.checkpoints()
   with pytest.raises(InputError) as error:

@@ -111,7 +111,7 @@ def test_a_disk_that_fills_up_with_logs_is_one_line(program, first, tmp_path):
 
 
 @pytest.mark.usefixtures('first')
-def test_both_killed_in_a_save_and_one_goes_on(program, tmp_path):
+def test_both_killed_in_a_save_and_one_resumes(program, tmp_path):
   workdir = tmp_path / 'run'
   both = program.start_together(workdir, **(_RUN | {'training__steps': 9_999}))
   wait_for_step(workdir, 25, *both)

@@ -69,7 +69,7 @@ def _assert_the_same_run(workdir: Path, alone: Path):
 
 
 @pytest.mark.extended
-def test_a_stop_of_one_stops_both_and_one_alone_goes_on(
+def test_a_stop_of_one_stops_both_and_one_alone_resumes(
   program, alone, tmp_path
 ):
   workdir = tmp_path / 'run'
@@ -90,7 +90,9 @@ def test_a_stop_of_one_stops_both_and_one_alone_goes_on(
 
 
 @pytest.mark.extended
-def test_one_begins_and_two_with_cut_parameters_go_on(program, alone, tmp_path):
+def test_one_begins_and_two_with_sharded_parameters_resume(
+  program, alone, tmp_path
+):
   workdir = tmp_path / 'run'
   code, err = program.run(workdir, **(_RUN | {'training__steps': 20}))
   assert code == 0, err

@@ -119,7 +119,7 @@ def test_a_run_that_is_finished_makes_no_state_and_no_step(run):
     assert not any(program in name for name in later)
 
 
-def test_a_run_that_goes_on_compiles_the_step_once_a_shape(run):
+def test_a_resumed_run_compiles_the_step_once_a_shape(run):
   config = _config(run[-1] / 'prepared')
   longer = dataclasses.replace(config.training, steps=80)
   with compiled() as later:

@@ -296,7 +296,7 @@ def test_a_saved_mean_decodes_and_is_not_trained_on(
   assert saved.stdout == direct.stdout
   code, err = program.run(mean)
   assert code == 2
-  assert 'no optimizer state to go on from' in one_line(err)
+  assert 'no optimizer state to resume from' in one_line(err)
 
 
 @pytest.mark.extended
