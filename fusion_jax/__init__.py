@@ -11,6 +11,7 @@ if TYPE_CHECKING:
   from fusion_jax.api import States, TranslationModel, load, train
   from fusion_jax.config import ExperimentConfig, ModelConfig, SideConfig
   from fusion_jax.config.flags import load_config
+  from fusion_jax.config.presets import changed
   from fusion_jax.decoding.translate import Translation
   from fusion_jax.errors import InputError
   from fusion_jax.fusion import register
@@ -30,6 +31,7 @@ _MODULES = {
   'Transformer': 'models.transformer',
   'Translation': 'decoding.translate',
   'TranslationModel': 'api',
+  'changed': 'config.presets',
   'dynamic_routing': 'fusion.routing',
   'em_routing': 'fusion.routing',
   'load': 'api',
@@ -49,6 +51,7 @@ __all__ = [
   'Transformer',
   'Translation',
   'TranslationModel',
+  'changed',
   'dynamic_routing',
   'em_routing',
   'load',
