@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 _NOTEBOOK = Path(__file__).parents[1] / 'docs' / 'tutorial.ipynb'
-_SHORTER = {'STEPS = 400': 'STEPS = 4', 'PAIRS = 50_000': 'PAIRS = 600'}
+_SHORTER = {'STEPS = 400': 'STEPS = 4', 'PAIRS = 50_000': 'PAIRS = 6_000'}
 
 
 @pytest.mark.extended

@@ -499,7 +499,7 @@ def register_rules(name: str, rules: SchemeRules) -> None:
 
 def _known(name: str) -> str:
   if fault := choice_fault(name, ('none', *RULES)):
-    raise ValueError(f'{fault}; a scheme of your own needs --user_dir')
+    raise ValueError(f'{fault} (a scheme of your own needs --user_dir)')
   return name
 
 
