@@ -110,7 +110,7 @@ def test_without_its_file_it_is_refused(own_tables, workdir, capsys):
   assert _main('decode')([f'--workdir={workdir}']) == 2
   message = capsys.readouterr().err
   assert "model.encoder.fusion: must be 'none', " in message
-  assert "got 'weighted_mean' (a scheme of your own needs --user_dir)" in message
+  assert "got 'weighted_mean' (a scheme of your own needs" in message
 
 
 @pytest.mark.extended
