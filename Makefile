@@ -5,7 +5,8 @@ ACCELERATOR ?=
 VENV := .venv/bin
 INSTALLED := .venv/installed$(ACCELERATOR:%=-%)
 RUN := runs/quickstart
-QUICKSTART := --config=configs/quickstart.py --workdir=$(RUN)
+QUICKSTART := --config=configs/quickstart.py --workdir=$(RUN) \
+  --config.model.encoder.fusion=linear --config.model.decoder.fusion=linear
 PYTEST := $(VENV)/python -m pytest -n auto --maxprocesses=4 --dist worksteal
 
 # Other product kernels: without YNNPACK; without AVX; one thread.

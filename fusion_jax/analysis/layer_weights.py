@@ -23,6 +23,7 @@ from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view import Numbers, View, nullable, sides_of
 from fusion_jax.config import Side
 from fusion_jax.fusion.dlcl import predecessors
+from fusion_jax.fusion.linear import block_norms
 
 _MATRICES = 'dlcl', 'transparent'
 _SCHEMES = *_MATRICES, 'linear', 'dynamic_combination'
@@ -49,28 +50,6 @@ def dlcl_weights(
       own = jax.nn.softmax(own, axis=0)
     found[row, mask] = np.asarray(own).reshape(len(own), -1).mean(1)
   return found
-
-
-def block_norms(
-  parameters: Mapping[str, Any], layers: int
-) -> Float[np.ndarray, ' L']:
-  """Compute |W_l| of sum_l H[l] W_l; in a factored map, W_l = A_l B.
-
-  Args:
-    parameters: Parameters of a linear combination.
-    layers: Number of layers that it combines.
-
-  Returns:
-    Frobenius norms, from the lowest layer upwards.
-  """
-  if 'kernel' in parameters:
-    blocks = np.asarray(parameters['kernel'])
-  else:
-    first = np.asarray(parameters['hidden']['kernel'])
-    blocks = np.stack(np.split(first, layers)) @ np.asarray(
-      parameters['out']['kernel']
-    )
-  return np.linalg.norm(blocks, axis=(1, 2))
 
 
 def layer_weights(subject: RunWithText) -> Numbers:

@@ -3,6 +3,9 @@
 Axis letters: B batch, T positions, D model width, L layers, I and O any widths.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -20,6 +23,7 @@ from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import Dense, bias_initializer, kernel_initializer
 from fusion_jax.layers.parameter import Initializer, parameter
 from fusion_jax.layers.residual import layer_norm
+from fusion_jax.layers.sow import sow
 
 
 def affine(
@@ -51,6 +55,27 @@ def linear_combination(
   """
   rows = kernel.reshape(-1, kernel.shape[-1])
   return affine(jnp.concatenate(layers, -1), rows, bias)
+
+
+def block_norms(
+  parameters: Mapping[str, Any], layers: int
+) -> Float[Array, ' L']:
+  """Return |W_l| of sum_l H[l] W_l; in the factored form, W_l = A_l B.
+
+  Args:
+    parameters: Parameters of a linear combination.
+    layers: Number of layers that it combines.
+
+  Returns:
+    Frobenius norms, from the lowest layer upwards.
+  """
+  if 'kernel' in parameters:
+    blocks = parameters['kernel']
+  else:
+    first = jnp.asarray(parameters['hidden']['kernel'])
+    rows = first.reshape(layers, -1, first.shape[-1])
+    blocks = rows @ parameters['out']['kernel']
+  return jnp.linalg.norm(blocks, axis=(1, 2))
 
 
 def starts_as_identity(config: ModelConfig, side: Side) -> bool:
@@ -126,6 +151,9 @@ class Linear(nn.Module):
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Return the combination of H[1..L]."""
     options = self.config.side(self.side).linear
+    if self.is_mutable_collection('telemetry'):
+      norms = block_norms(nn.unbox(self.variables['params']), len(layers) - 1)
+      sow(self, 'telemetry', 'layer_norms', norms)
     if options.factored:
       y = self.out(self.hidden(jnp.concatenate(layers[1:], -1)))
     else:
