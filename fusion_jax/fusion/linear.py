@@ -23,7 +23,7 @@ from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import Dense, bias_initializer, kernel_initializer
 from fusion_jax.layers.parameter import Initializer, parameter
 from fusion_jax.layers.residual import layer_norm
-from fusion_jax.layers.sow import sow
+from fusion_jax.layers.sow import sow, wants
 
 
 def affine(
@@ -151,7 +151,7 @@ class Linear(nn.Module):
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Return the combination of H[1..L]."""
     options = self.config.side(self.side).linear
-    if self.is_mutable_collection('telemetry'):
+    if wants(self, 'telemetry'):
       norms = block_norms(nn.unbox(self.variables['params']), len(layers) - 1)
       sow(self, 'telemetry', 'layer_norms', norms)
     if options.factored:

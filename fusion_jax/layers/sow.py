@@ -22,6 +22,12 @@ from jaxtyping import Array, Float, Float32
 Collection = Literal['telemetry', 'views', 'attention']
 
 
+def wants(module: nn.Module, collection: Collection) -> bool:
+  """Return whether this pass keeps a collection."""
+  initializing = module.is_initializing()
+  return not initializing and module.is_mutable_collection(collection)
+
+
 def sow(
   module: nn.Module,
   collection: Collection,
@@ -38,7 +44,7 @@ def sow(
     name: Name of the value within the module.
     value: Array of any shape.
   """
-  if not module.is_initializing():
+  if wants(module, collection):
     module.sow(
       collection,
       name,
