@@ -32,6 +32,8 @@ to fewer bits need JAX_DEFAULT_MATMUL_PRECISION=highest.
 Flags that are not given take the values of the run's config. A run of several
 directions needs to be told which one, by --source_language, --target_language
 or both; one that it was not trained in is possible where it knows both.
+
+Files that end in .gz, .bz2 or .xz are read, and --output written, compressed.
 """
 
 import argparse

@@ -1,8 +1,10 @@
 """decode.py with a model that copies its input."""
 
+import gzip
 import importlib.util
 import json
 import logging
+import lzma
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,16 @@ def test_translations_on_stdout_put_scores_on_stderr(decode, capfdbinary):
   assert b'BLEU|' in err
 
 
+def test_compressed_files_in_and_out(decode, capsys):
+  for name in ('input.gz', 'reference.gz'):
+    Path(name).write_bytes(gzip.compress(TEXT.encode()))
+  Path('prefix.xz').write_bytes(lzma.compress(b'the cat\n\n\n'))
+  flags = '--input=input.gz', '--prefix=prefix.xz', '--reference=reference.gz'
+  assert decode(*flags, '--output=out.xz') == 0
+  assert lzma.decompress(Path('out.xz').read_bytes()) == TEXT.encode()
+  assert ' = 100.00 ' in capsys.readouterr().out
+
+
 def test_an_empty_file_gives_an_empty_file(decode):
   Path('source').write_text('')
   assert decode('--input=source', '--output=out') == 0
@@ -70,6 +82,8 @@ def test_n_best_lines(decode):
   ('flags', 'message'),
   [
     (['--input=none'], 'none: cannot be read: No such file'),
+    (['--input=bad.gz'], 'bad.gz: not a readable .gz file (Not a gzipped'),
+    (['--reference=cut.xz'], 'cut.xz: the compressed file is cut off'),
     (['--reference=none'], 'none: cannot be read: No such file'),
     (['--reference=short'], '3 lines to score but 1 reference lines'),
     (['--n_best=9', '--beam_size=2'], 'the beam size 2, got 9'),
@@ -111,6 +125,8 @@ def test_n_best_lines(decode):
 )
 def test_mistakes_end_in_one_line(decode, capsys, flags, message):
   Path('short').write_text('one\n')
+  Path('bad.gz').write_text(TEXT)
+  Path('cut.xz').write_bytes(lzma.compress(TEXT.encode())[:-12])
   before = sorted(Path().iterdir())
   assert decode('--input=source', '--output=out', *flags) == 2
   (line,) = [

@@ -230,7 +230,7 @@ def test_names_and_texts_mean_nothing_to_markdown(texts):
     (['--system=a=short'], 'short has 1 lines but source has 24: line i'),
     (['--reference=short', '--system=a=base'], 'short has 1 lines but source'),
     (['--system=a=folder'], 'folder: not a run directory: it has no config'),
-    (['--system=a=bad.gz'], 'bad.gz: cannot be read: Not a gzipped file'),
+    (['--system=a=bad.gz'], 'bad.gz: not a readable .gz file (Not a gzipped'),
     (
       ['--system=a=base', '--system=b=new', '--baseline=c'],
       '--baseline=c: no such system; there are a, b',
