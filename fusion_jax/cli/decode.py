@@ -75,6 +75,7 @@ _OPTIONS = (
   'top_k',
   'top_p',
   'seed',
+  'max_source_length',
   'batch_tokens',
 )
 

@@ -107,6 +107,7 @@ def test_n_best_lines(decode):
     (['--weights=inf'], 'one must be finite, got inf'),
     (['--weights=-1'], 'one must be > 0, got -1.0'),
     (['--average=0'], 'argument --average: must be >= 1, got 0'),
+    (['--max_source_length=0'], 'max_source_length: must be >= 1, got 0'),
     (['--max_length_extra=0'], 'max_length_extra: must be >= 1, got 0'),
     (['--mode=score', '--prefix=short'], '--mode=score needs --target'),
     (['--output=none/out'], 'none/out: cannot be written: No such file'),
@@ -161,6 +162,15 @@ def test_lines_before_a_broken_one_are_translated(decode, capfdbinary):
   out, err = capfdbinary.readouterr()
   assert out == b'the cat\na dog\n'
   assert b"error: json, line 3: 'source' must be text, got 3\n" in err
+
+
+def test_long_lines_are_translated_in_parts_of_the_given_length(decode, caplog):
+  caplog.set_level(logging.INFO)
+  flags = '--input=source', '--output=out', '--max_source_length=8'
+  assert decode(*flags) == 0
+  assert Path('out').read_text() == TEXT
+  # One source length, and six numbers of rows up to 512.
+  assert any('beam 4, 6 shapes' in line for line in caplog.messages)
 
 
 def test_a_prefix_for_each_line(decode):
