@@ -11,6 +11,7 @@ import difflib
 import inspect
 import json
 import os
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -189,24 +190,30 @@ def load_config(name: str) -> ExperimentConfig:
     raise InputError(f'--config: {path}: {error}') from None
 
 
-def language_pair(variant: str, languages: Sequence[str]) -> tuple[str, str]:
+def language_pair(
+  variant: str, languages: Sequence[str] = ()
+) -> tuple[str, str]:
   """Read a config's variant of the form SOURCE-TARGET.
 
   Args:
     variant: Variant, for example 'en-de'.
-    languages: Language codes of the config.
+    languages: Language codes of the config; empty: any.
 
   Returns:
     The two language codes.
 
   Raises:
-    InputError: The variant is no pair of two different ones of these languages.
+    InputError: The variant is no pair of two different languages.
   """
   source, _, target = variant.partition('-')
-  if source == target or not {source, target} <= set(languages):
+  codes = languages or [
+    code for code in (source, target) if re.fullmatch(r'\w+', code)
+  ]
+  if source == target or not {source, target} <= set(codes):
+    choice = ', '.join(languages) or 'language codes such as en-de'
     raise InputError(
-      f'--config: no variant {variant!r}; give SOURCE-TARGET, two of '
-      f'{", ".join(languages)}'
+      f'--config: no variant {variant!r}; give SOURCE-TARGET, two different '
+      f'{"of " if languages else ""}{choice}'
     )
   return source, target
 
