@@ -98,6 +98,15 @@ def test_n_best_lines(decode):
     (['--prefix=short'], 'short: 1 lines, fewer than source'),
     (['--prefix=none'], 'none: cannot be read: No such file'),
     (['--input_format=json'], 'source, line 1: not JSON: '),
+    (
+      ['--search=beem'],
+      "--search: must be 'beam' or 'sample', got 'beem'; did you mean 'beam'?",
+    ),
+    (
+      ['--attention_output=a.align', '--alignment_unit=wrd'],
+      "--alignment_unit: must be 'piece' or 'word', got 'wrd'; did you mean",
+    ),
+    (['--beam=3'], 'arguments: --beam=3; did you mean --beam_size?'),
     (['--per_token'], '--per_token has no meaning with --n_best=0'),
     (['--beam_size=99'], 'must be at most 40, the subwords of the target'),
     (['--n_best=-1'], 'argument --n_best: must be >= 0, got -1'),
