@@ -44,6 +44,7 @@ RESUMABLE = (
   'training.save_every',
   'training.translate_sentences',
   'training.translate_beam',
+  'training.wandb',
   'training.keep_last',
   'training.keep_best',
   'training.metric',

@@ -32,6 +32,7 @@ from fusion_jax.training.profiling import Profiler
 from fusion_jax.training.reports import Reports
 from fusion_jax.training.signals import stop_on_signals
 from fusion_jax.training.skips import with_skips
+from fusion_jax.training.wandb_log import WandbLog, check_wandb
 from fusion_jax.training.warm_start import with_baseline
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ def run(
   """
   on_all(lambda: run_directory.check(workdir, config))
   check_same_everywhere(config)
+  check_wandb(config)
   # Before anything that takes long, so that a process that is lost later leaves
   # no other waiting here.
   start = name_start()
@@ -74,9 +76,7 @@ def run(
     with heartbeat.telling():
       parts = build_parts(config, workdir, corpus, mesh, heartbeat, opened)
       at = _restore_or_start(parts, corpus)
-      log = opened.enter_context(
-        contextlib.closing(MetricsLog(workdir, at.step))
-      )
+      log = opened.enter_context(contextlib.closing(_log(parts, at.step)))
       profiler = opened.enter_context(
         contextlib.closing(Profiler(workdir, profile))
       )
@@ -187,6 +187,12 @@ def _log_end(parts: Parts, at: Position, stopped: bool) -> None:
     at.step,
     parts.workdir,
   )
+
+
+def _log(parts: Parts, step: int) -> MetricsLog:
+  asked = parts.config.training.wandb and is_first()
+  wandb = WandbLog(parts.config, parts.workdir) if asked else None
+  return MetricsLog(parts.workdir, step, wandb)
 
 
 @contextlib.contextmanager
