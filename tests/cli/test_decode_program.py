@@ -11,6 +11,7 @@ import pytest
 from copying import make_run, make_tokenizer
 
 from fusion_jax.cli import request as request_module
+from fusion_jax.cli import run as run_module
 
 PROGRAM = Path(__file__).parents[2] / 'decode.py'
 TEXT = 'the cat sat on the mat\n\na dog and a cat\n'
@@ -43,6 +44,16 @@ def test_files_in_and_out_with_scores_on_stdout(decode, capsys):
   assert ' = 100.00 ' in bleu
   assert chrf.startswith('chrF2|')
   assert chrf.endswith('= 100.00')
+
+
+def test_comet_beside_the_other_scores(decode, capsys, monkeypatch):
+  def load_comet(name):
+    return lambda *texts: f'{name} of {[len(text) for text in texts]}'
+
+  monkeypatch.setattr(run_module, 'load_comet', load_comet)
+  flags = '--input=source', '--output=out', '--reference=source'
+  assert decode(*flags, '--comet=small') == 0
+  assert capsys.readouterr().out.splitlines()[2] == 'small of [3, 3, 3]'
 
 
 def test_translations_on_stdout_put_scores_on_stderr(decode, capfdbinary):
@@ -107,6 +118,7 @@ def test_n_best_lines(decode):
       "--alignment_unit: must be 'piece' or 'word', got 'wrd'; did you mean",
     ),
     (['--beam=3'], 'arguments: --beam=3; did you mean --beam_size?'),
+    (['--comet=x'], '--comet needs --reference'),
     (['--per_token'], '--per_token has no meaning with --n_best=0'),
     (['--beam_size=99'], 'must be at most 40, the subwords of the target'),
     (['--n_best=-1'], 'argument --n_best: must be >= 0, got -1'),
