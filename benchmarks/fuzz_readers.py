@@ -34,7 +34,7 @@ from benchmarks.common import (
 )
 from benchmarks.fuzzing.readers import READERS, made
 from benchmarks.serving import ROOT
-from fusion_jax import json_input
+from fusion_jax import compressed, json_input
 from fusion_jax.analysis import tags
 from fusion_jax.cli import line_formats, text_io
 from fusion_jax.config import serialization
@@ -47,7 +47,7 @@ from fusion_jax.startup import one_line_errors
 _MODULES = (
   *(arrays, contrastive, json_input, line_formats, text_io, lock),
   *(metrics_file, prepared, records, serialization, tags, text_files),
-  tokenizer,
+  *(compressed, tokenizer),
 )
 
 

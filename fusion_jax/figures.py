@@ -262,19 +262,21 @@ def draw_map(
   y: str,
   unit: str,
   limits: tuple[float, float] | None = None,
+  upwards: bool = False,
 ) -> None:
   """Draw a map of numbers; cells that are not finite stay empty.
 
   Args:
     axes: Axes to draw on.
     values: Numbers to show.
-    rows: Names of the rows, from top to bottom; () for none.
+    rows: Names of the rows; () for none.
     columns: Names of the columns, from left to right; () for none.
     x: Label of the columns.
     y: Label of the rows.
     unit: Label of the colour bar.
     limits: Lowest and highest value of the colours; None uses those of the
       values.
+    upwards: Whether the first row is at the bottom, as the lowest layer is.
   """
   values = np.asarray(values, np.float64)
   low, high = limits or (None, None)
@@ -286,6 +288,8 @@ def draw_map(
     vmin=low,
     vmax=high,
   )
+  if upwards:
+    axes.invert_yaxis()
   bar = axes.figure.colorbar(image, ax=axes)
   bar.set_label(unit)
   axes.set_xlabel(x)

@@ -59,7 +59,11 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
   """
   use_huge_pages()
   keep_compiled()
-  sys.exit(main(sys.argv[1:]))
+  code = main(sys.argv[1:])
+  if code == _INTERRUPTED:
+    # A thread that compiles cannot be stopped; sys.exit would wait for it.
+    os._exit(code)
+  sys.exit(code)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 from matplotlib import font_manager
 
@@ -116,3 +117,15 @@ def test_long_lines_have_few_markers_and_empty_ones_keep_their_look():
     figures.MARKERS[1],
   )
   assert axes.get_legend() is None
+
+
+def test_the_first_row_of_a_map_is_above_or_below():
+  _, axes = figures.panels(2)
+  values = np.array([[0.0, 1.0], [2.0, 3.0]])
+  for panel, upwards in zip(axes, (False, True), strict=True):
+    names = ['low', 'high']
+    figures.draw_map(panel, values, names, (), 'x', 'y', '', upwards=upwards)
+    bottom, top = panel.get_ylim()
+    assert (bottom < top) == upwards
+    assert [each.get_text() for each in panel.get_yticklabels()] == names
+    assert panel.texts[0].get_position() == (0, 0)

@@ -30,11 +30,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_TOKENS = 1_024
 _FIELDS = 'side', 'kind', 'number'
-_KINDS = {
-  'layer': 'layer',
-  'input': 'fused layer (0: embedding)',
-  'group': 'group',
-}
+_KINDS = {'layer': 'layer', 'input': 'fused layer', 'group': 'group'}
 _MEASURES = {
   'loss_change': 'change of the loss, nats per subword',
   'bleu_change': 'change of BLEU, points',
@@ -232,8 +228,9 @@ def draw(numbers: Numbers) -> figures.Figure:
       heights = [figures.drawn(row[measure_name]) for row in own]
       names = [str(row['number']) for row in own]
       x = f'{_KINDS[kind]} that is left out'
+      x += ' (0: embedding)' if kind == 'input' else ''
       figures.draw_bars(panel, names, {side: heights}, x, label)
-      panel.set_title(side)
+      panel.set_title(f'{side}, without a {_KINDS[kind]}')
   return figure
 
 
@@ -252,8 +249,7 @@ def summary(numbers: Numbers) -> str:
 
 
 def _name(ablation: Ablation) -> str:
-  names = {'layer': 'layer', 'input': 'fused layer', 'group': 'group'}
-  return f'{names[ablation.kind]} {ablation.number} of the {ablation.side}'
+  return f'{_KINDS[ablation.kind]} {ablation.number} of the {ablation.side}'
 
 
 def _difference(value: float | None, whole: float | None) -> float | None:

@@ -125,6 +125,7 @@ def _draw_maps(
       'layer',
       'mean coupling',
       (0.0, float(most)),
+      upwards=True,
     )
     panel.set_title(
       f'{side}, iteration {index + 1}: '

@@ -18,14 +18,15 @@ from fusion_jax.errors import InputError
 # Fields of lines of kind 'train' and of kind 'valid'.
 _TRAIN = 'accuracy', 'loss', 'perplexity', 'learning_rate', 'tokens_per_second'
 _VALID = 'accuracy', 'loss', 'perplexity', 'bleu', 'chrf'
-# Field of each panel, label of its axis, and whether the axis is logarithmic.
+# Field of each panel, label of its axis, and the axis: logarithmic, from 0, or
+# over the values.
 _PANELS = (
-  ('accuracy', 'accuracy (share of target tokens)', False),
-  ('loss', 'loss (nats a target token)', False),
-  ('perplexity', 'perplexity a target token', True),
-  ('bleu', 'BLEU of the validation text', False),
-  ('chrf', 'chrF of the validation text', False),
-  ('learning_rate', 'learning rate', False),
+  ('accuracy', 'accuracy (share of target tokens)', 'values'),
+  ('loss', 'loss (nats a target token)', 'values'),
+  ('perplexity', 'perplexity a target token', 'log'),
+  ('bleu', 'BLEU of the validation text', 'zero'),
+  ('chrf', 'chrF of the validation text', 'zero'),
+  ('learning_rate', 'learning rate', 'values'),
 )
 # Most lines of a panel of gradients.
 _MOST_LINES = 5
@@ -61,12 +62,14 @@ def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
     A figure of six panels.
   """
   figure, axes = figures.panels(len(_PANELS))
-  for panel, (field, name, logarithmic) in zip(axes, _PANELS, strict=True):
+  for panel, (field, name, axis) in zip(axes, _PANELS, strict=True):
     lines = _lines(runs, field)
     training = [line for line in lines if line.endswith(_NAMES['train'])]
     figures.draw_lines(panel, lines, 'update', name, training)
-    if logarithmic:
+    if axis == 'log':
       panel.set_yscale('log')
+    elif axis == 'zero':
+      panel.set_ylim(bottom=0)
   figures.share_legend(figure, axes)
   return figure
 

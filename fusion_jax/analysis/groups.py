@@ -239,6 +239,7 @@ def _draw_row(
     f'groups k:{count}': (numbered, numbers['pruned']),
   }
   figures.draw_lines(axes[0], curves, 'k', 'BLEU')
+  axes[0].set_ylim(bottom=0)
   names = [str(k) for k in numbered]
   figures.draw_bars(axes[1], names, {'psi': numbers['psi']}, 'group', 'psi')
   for panel in axes:

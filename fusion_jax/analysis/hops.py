@@ -154,9 +154,9 @@ def _draw_map(
   x: str,
   unit: str,
 ) -> None:
-  layers, limits = numbers['layers'][::-1], (0.0, 1.0)
+  layers, limits = numbers['layers'], (0.0, 1.0)
   figures.draw_map(
-    axes, attention[::-1], layers, columns, x, 'layer', unit, limits
+    axes, attention, layers, columns, x, 'layer', unit, limits, upwards=True
   )
 
 

@@ -145,6 +145,7 @@ def _draw_matrix(axes: figures.Axes, numbers: Mapping[str, Any]) -> None:
     f'what the {reads}layer reads',
     'weight',
     (min(float(np.nanmin(weights)), 0.0), float(np.nanmax(weights))),
+    upwards=True,
   )
 
 

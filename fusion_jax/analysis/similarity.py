@@ -87,6 +87,7 @@ def draw(numbers: Numbers) -> figures.Figure:
       f'layer of the {side}',
       'layer',
       'mean cosine',
+      upwards=True,
     )
     panel.set_title(side)
   curves: dict[str, tuple[range, Any]] = {}

@@ -32,6 +32,8 @@ to fewer bits need JAX_DEFAULT_MATMUL_PRECISION=highest.
 Flags that are not given take the values of the run's config. A run of several
 directions needs to be told which one, by --source_language, --target_language
 or both; one that it was not trained in is possible where it knows both.
+
+Files that end in .gz, .bz2 or .xz are read, and --output written, compressed.
 """
 
 import argparse
@@ -73,6 +75,7 @@ _OPTIONS = (
   'top_k',
   'top_p',
   'seed',
+  'max_source_length',
   'batch_tokens',
 )
 
@@ -125,6 +128,13 @@ def _parser() -> argparse.ArgumentParser:
   add('--interactive', action='store_true', help='translate each line at once')
   add('--warm_up', action='store_true', help='compile all shapes first')
   add('--reference', default='', help='print BLEU and chrF against this file')
+  add(
+    '--comet',
+    default='',
+    metavar='MODEL',
+    help='also COMET against it, by a checkpoint file or a name such as '
+    'Unbabel/wmt22-comet-da; needs the package unbabel-comet',
+  )
   add_checkpoint_flags(parser)
   add(
     '--n_best',

@@ -39,6 +39,7 @@ class DecodeRequest:
       known.
     sentences: Number of lines to take with mode='certify'; None means 64.
     reference: File to compute scores against, or '' for no scores.
+    comet: Model of COMET that scores too, or ''.
     step: Step of the checkpoint, 'best' or 'last'.
     average: Number of checkpoints whose parameters are averaged.
     average_of: Checkpoints to average, 'last' or 'best'.
@@ -71,6 +72,7 @@ class DecodeRequest:
   output_format: Literal['text', 'json'] = 'text'
   sentences: int | None = None
   reference: str = ''
+  comet: str = ''
   step: int | str = 'best'
   average: int = 1
   average_of: Literal['last', 'best'] = 'last'
@@ -162,7 +164,7 @@ def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
   )
 
 
-_TRANSLATING = 'reference', 'prefix', 'interactive', 'warm_up'
+_TRANSLATING = 'reference', 'comet', 'prefix', 'interactive', 'warm_up'
 _VIEWS = 'attention_output', 'states_output'
 _INPUTS = 'input', 'target', 'prefix', 'reference'
 
@@ -180,6 +182,8 @@ def check_flags(request: DecodeRequest) -> None:
     _check_certifying(request, mode)
   else:
     _refuse(request, ('target', 'sentences'), mode)
+    if request.comet and not request.reference:
+      raise InputError('--comet needs --reference, the right translations')
   if request.input_format == 'json':
     _refuse(request, ('target', 'prefix'), '--input_format=json')
   if request.output_format == 'json':

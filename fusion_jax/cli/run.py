@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from fusion_jax.cli.certify_files import certify_file
+from fusion_jax.cli.comet_score import load_comet
 from fusion_jax.cli.line_formats import (
   Line,
   open_json,
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 def run(request: DecodeRequest) -> None:
   """Carry out a request; the translations are written line by line.
 
-  BLEU goes to stdout, or to stderr if the translations are on stdout.
+  BLEU and COMET go to stdout, or to stderr if the translations are on stdout.
 
   Raises:
     InputError: A file, a flag or the run directory is wrong. An output file
@@ -62,6 +63,7 @@ def _translate_and_evaluate(request: DecodeRequest) -> None:
       held = list(opened)
       lines, total = held, len(held)
       check_line_counts(total, len(references))
+    comet = load_comet(request.comet) if request.comet else None
     trained = load(request)
     best = _translate(request, trained, lines, total)
   if references is not None and is_first():
@@ -70,6 +72,9 @@ def _translate_and_evaluate(request: DecodeRequest) -> None:
     )
     out = sys.stdout if request.output else sys.stderr
     print(scores.report, file=out, flush=True)
+    if comet:
+      sources = [line.source for line in lines]
+      print(comet(sources, best, references), file=out, flush=True)
 
 
 def _open_lines(

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from fusion_jax.compressed import open_to_read, open_to_write, unpack_errors
 from fusion_jax.errors import InputError
-from fusion_jax.files import read_errors, whole_file
+from fusion_jax.files import read_errors
 from fusion_jax.parallel.distributed import is_first
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ def split_paths(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_input(path: str) -> Iterator[BinaryIO]:
-  """Open a file to read, or stdin where the path is empty.
+  """Open a file to read, decompressed, or stdin where the path is empty.
 
   Raises:
     InputError: The file cannot be opened, or stdin is closed.
@@ -36,7 +37,7 @@ def open_input(path: str) -> Iterator[BinaryIO]:
     return
   with contextlib.ExitStack() as stack:
     with read_errors(path):
-      file = stack.enter_context(open(path, 'rb'))
+      file = stack.enter_context(open_to_read(Path(path)))
     yield file
 
 
@@ -72,7 +73,7 @@ def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def _read(file: Iterable[bytes], name: str) -> Iterator[bytes]:
-  with read_errors(name):
+  with unpack_errors(name):
     yield from file
 
 
@@ -81,7 +82,7 @@ def count_lines(path: str) -> int | None:
   if not Path(path).is_file():
     return None
   lines, last = 0, b'\n'
-  with open_input(path) as file:
+  with open_input(path) as file, unpack_errors(path):
     while chunk := file.read(_CHUNK_BYTES):
       lines += chunk.count(b'\n')
       last = chunk[-1:]
@@ -107,18 +108,18 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
     yield _write_to_stdout
     return
   with open_whole(path) as file:
-    yield lambda line: _write_line(file, line)
+    yield lambda line: _write_line(file.write, line)
 
 
 def _write_to_stdout(line: str) -> None:
-  _write_line(sys.stdout.buffer, line)
+  _write_line(sys.stdout.buffer.write, line)
   sys.stdout.buffer.flush()
 
 
-def _write_line(file: BinaryIO, line: str) -> None:
-  file.write(line.encode('utf-8') + b'\n')
+def _write_line(write: Callable[[bytes], object], line: str) -> None:
+  write(line.encode('utf-8') + b'\n')
 
 
 def open_whole(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
-  """Open a file as `whole_file` does, on process 0; others write nothing."""
-  return whole_file(Path(path if is_first() else os.devnull))
+  """Open a file as `open_to_write` does, on process 0; others write nothing."""
+  return open_to_write(Path(path if is_first() else os.devnull))

@@ -17,6 +17,7 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.pairs import PairIds
 from fusion_jax.decoding.views import InternalsSelection, Viewer
 from fusion_jax.errors import InputError
+from fusion_jax.faults import choice_fault
 from fusion_jax.runs.loading import TrainedModel
 
 _WEIGHTS = '.jsonl'
@@ -55,10 +56,9 @@ class ViewFlags:
     for flag in ('attention_layers', 'attention_heads', 'alignment_unit'):
       if getattr(self, flag) and not self.attention_output:
         raise InputError(f'--{flag} needs --attention_output')
-    if self.alignment_unit not in ('', 'piece', 'word'):
-      raise InputError(
-        f"--alignment_unit={self.alignment_unit}: must be 'piece' or 'word'"
-      )
+    unit = self.alignment_unit or 'piece'
+    if fault := choice_fault(unit, ('piece', 'word')):
+      raise InputError(f'--alignment_unit: {fault}')
     self._check_alignment(self.selection)
 
   def _check_ends(self) -> None:

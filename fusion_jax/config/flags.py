@@ -11,8 +11,9 @@ import difflib
 import inspect
 import json
 import os
+import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -105,11 +106,31 @@ def parse_arguments(
   )
   parser.allow_abbrev = False
   parser.error = refuse  # type: ignore[method-assign]
-  arguments = parser.parse_args(argv)
+  parser._check_value = _check_choice  # type: ignore[method-assign]
+  arguments, unknown = parser.parse_known_args(argv)
+  if unknown:
+    flags = parser._option_string_actions
+    refuse(
+      f'unrecognized arguments: {" ".join(unknown)}{_hint(unknown, flags)}'
+    )
   run_installed_schemes()
   for path in vars(arguments).pop('user_dir'):
     run_user_dir(path)
   return arguments
+
+
+def _check_choice(action: argparse.Action, value: Any) -> None:
+  """Refuse a value that is no choice of its flag, and suggest the closest."""
+  if action.choices is None:
+    return
+  if fault := choice_fault(value, action.choices):
+    raise argparse.ArgumentError(action, fault)
+
+
+def _hint(unknown: Sequence[str], flags: Iterable[str]) -> str:
+  name = unknown[0].partition('=')[0]
+  close = difflib.get_close_matches(name, flags, n=1)
+  return f'; did you mean {close[0]}?' if close else ''
 
 
 def step_range(text: str) -> tuple[int, int]:
@@ -189,24 +210,30 @@ def load_config(name: str) -> ExperimentConfig:
     raise InputError(f'--config: {path}: {error}') from None
 
 
-def language_pair(variant: str, languages: Sequence[str]) -> tuple[str, str]:
+def language_pair(
+  variant: str, languages: Sequence[str] = ()
+) -> tuple[str, str]:
   """Read a config's variant of the form SOURCE-TARGET.
 
   Args:
     variant: Variant, for example 'en-de'.
-    languages: Language codes of the config.
+    languages: Language codes of the config; empty: any.
 
   Returns:
     The two language codes.
 
   Raises:
-    InputError: The variant is no pair of two different ones of these languages.
+    InputError: The variant is no pair of two different languages.
   """
   source, _, target = variant.partition('-')
-  if source == target or not {source, target} <= set(languages):
+  codes = languages or [
+    code for code in (source, target) if re.fullmatch(r'\w+', code)
+  ]
+  if source == target or not {source, target} <= set(codes):
+    choice = ', '.join(languages) or 'language codes such as en-de'
     raise InputError(
-      f'--config: no variant {variant!r}; give SOURCE-TARGET, two of '
-      f'{", ".join(languages)}'
+      f'--config: no variant {variant!r}; give SOURCE-TARGET, two different '
+      f'{"of " if languages else ""}{choice}'
     )
   return source, target
 

@@ -2,9 +2,10 @@
 
 import fnmatch
 import functools
+import itertools
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ RESUMABLE = (
   'training.save_every',
   'training.translate_sentences',
   'training.translate_beam',
+  'training.wandb',
   'training.keep_last',
   'training.keep_best',
   'training.metric',
@@ -234,25 +236,55 @@ def differing_fields(
 ) -> list[str]:
   """Return the dotted names in which two configs differ, without RESUMABLE.
 
-  A name that only one config has is included. So is 'training.steps' with a
-  cosine schedule, because the cosine ends there.
+  A name that only one config has is included.
   """
   saved_leaves, given_leaves = flatten(saved), flatten(given)
-  cosine = given.optimizer.schedule == 'cosine'
+  free = _resumable(given)
   return [
     name
     for name in given_leaves | saved_leaves
     if saved_leaves.get(name, _ABSENT) != given_leaves.get(name, _ABSENT)
-    and ((cosine and name == 'training.steps') or not _is_resumable(name))
+    and not _is_among(name, free)
   ]
 
 
 _ABSENT = object()
 
 
-def _is_resumable(name: str) -> bool:
+def resumable_fields(config: ExperimentConfig) -> str:
+  """List the fields that a resumed run may change, each section once.
+
+  Args:
+    config: Config of the resumed run.
+
+  Returns:
+    Text such as 'name, data.{root,prepared}, decoding'.
+  """
+  sections = itertools.groupby(
+    (name.partition('.') for name in _resumable(config)),
+    key=lambda parts: parts[0],
+  )
+  return ', '.join(
+    _in_braces(section, [field for *_, field in parts])
+    for section, parts in sections
+  )
+
+
+def _in_braces(section: str, fields: Sequence[str]) -> str:
+  return f'{section}.{{{",".join(fields)}}}' if any(fields) else section
+
+
+def _resumable(config: ExperimentConfig) -> tuple[str, ...]:
+  """Return RESUMABLE, without 'training.steps' where a cosine ends there."""
+  cosine = config.optimizer.schedule == 'cosine'
+  return tuple(
+    name for name in RESUMABLE if not (cosine and name == 'training.steps')
+  )
+
+
+def _is_among(name: str, fields: Iterable[str]) -> bool:
   return any(
     fnmatch.fnmatchcase(name, pattern)
-    for free in RESUMABLE
-    for pattern in (free, free + '.*')
+    for field in fields
+    for pattern in (field, field + '.*')
   )

@@ -150,6 +150,10 @@ class TrainingConfig:
   log_every: Positive = 100
   """Updates between progress lines."""
 
+  wandb: Text = ''
+  """A project on Weights & Biases that gets the numbers of the log too; '':
+  none. Needs the package wandb; WANDB_MODE=offline sends nothing."""
+
   validate_every: Positive = 1_000
   """Updates between validations (loss and BLEU). A validation always saves."""
 

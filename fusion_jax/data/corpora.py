@@ -70,11 +70,36 @@ def _find(corpus: str, data: DataConfig) -> _Corpus:
   )
 
 
-def _files(pattern: str, data: DataConfig) -> _Corpus:
-  paths = [
+def check_files(corpus: str, data: DataConfig, field: str) -> None:
+  """Refuse a corpus of text files that do not exist.
+
+  Args:
+    corpus: Name of the corpus.
+    data: Configuration with the languages and the root of file names.
+    field: Dotted name of the field that names the corpus, for the message.
+
+  Raises:
+    InputError: A file does not exist.
+  """
+  if _SCHEME.fullmatch(corpus) or '{lang}' not in corpus:
+    return
+  for path in _paths(corpus, data):
+    if not path.exists():
+      raise InputError(
+        f'{path.absolute()}: no such file; config.{field} names it by '
+        f'{corpus!r}, and config.data.root is {data.root!r}'
+      )
+
+
+def _paths(pattern: str, data: DataConfig) -> list[Path]:
+  return [
     Path(data.root, pattern.replace('{lang}', language))
     for language in (data.source_language, data.target_language)
   ]
+
+
+def _files(pattern: str, data: DataConfig) -> _Corpus:
+  paths = _paths(pattern, data)
   return _Corpus(
     lambda: text_files.read_pairs(*paths),
     lambda: text_files.count_pairs(*paths),

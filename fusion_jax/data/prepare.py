@@ -80,6 +80,8 @@ def _settings(data: DataConfig) -> dict[str, Any]:
 
 
 def _text_settings(data: DataConfig) -> dict[str, Any]:
+  for number, direction in enumerate(data.all_directions):
+    _check_files(data, direction, number)
   directions = [_direction_settings(data, d) for d in data.all_directions]
   if not data.directions:
     return directions[0]
@@ -89,6 +91,14 @@ def _text_settings(data: DataConfig) -> dict[str, Any]:
     'directions': directions,
     'mixing': [weights, data.mixing_temperature] if trained else [],
   }
+
+
+def _check_files(data: DataConfig, direction: Direction, number: int) -> None:
+  own = data.between(direction.source_language, direction.target_language)
+  section = f'data.directions.{number}' if data.directions else 'data'
+  for name, corpora_of_split in splits_of(direction).items():
+    for corpus in corpora_of_split:
+      corpora.check_files(corpus, own, f'{section}.{name}')
 
 
 def _direction_settings(

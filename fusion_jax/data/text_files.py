@@ -1,25 +1,17 @@
 """Parallel text files: plain, `.gz`, `.bz2` or `.xz`, one sentence per line."""
 
-import bz2
 import contextlib
-import gzip
 import hashlib
-import io
 import itertools
-import lzma
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
+from fusion_jax.compressed import open_to_read, unpack_errors
 from fusion_jax.data.normalise import normalise
-from fusion_jax.errors import InputError, first_line
+from fusion_jax.errors import InputError
+from fusion_jax.files import read_errors
 
-_OPENERS: dict[str, Callable[..., Any]] = {
-  '.bz2': bz2.open,
-  '.gz': gzip.open,
-  '.xz': lzma.open,
-}
 _CHUNK_BYTES = 1 << 20
 
 
@@ -59,14 +51,16 @@ def fingerprint(source: Path, target: Path) -> str:
   """Return a hash of the bytes of both files."""
   digests = []
   for path in (source, target):
-    with _told_by_name(path), _open_raw(path) as file:
-      digests.append(hashlib.file_digest(file, 'sha256').hexdigest())
+    with read_errors(path):
+      _check_regular(path)
+      with path.open('rb') as file:
+        digests.append(hashlib.file_digest(file, 'sha256').hexdigest())
   return ' '.join(digests)
 
 
 def _read_lines(path: Path) -> Iterator[str]:
   number = 0
-  with _told_by_name(path), _open(path) as file:
+  with _open(path) as file:
     # Bytes are split at \n only, whereas str.splitlines also splits at U+2028.
     for number, line in enumerate(file, start=1):
       try:
@@ -83,7 +77,7 @@ def _read_lines(path: Path) -> Iterator[str]:
 
 def _count_lines(path: Path) -> int:
   lines, returns, last = 0, 0, b'\n'
-  with _told_by_name(path), _open(path) as file:
+  with _open(path) as file:
     while chunk := file.read(_CHUNK_BYTES):
       lines += chunk.count(b'\n')
       returns += chunk.count(b'\r')
@@ -99,43 +93,19 @@ def _count_lines(path: Path) -> int:
   return lines
 
 
-def _open(path: Path) -> io.BufferedReader:
-  """Open a file for reading, decompressed."""
-  opener = _OPENERS.get(path.suffix)
-  if opener is None:
-    return _open_raw(path)
-  _check_regular(path)
-  return io.BufferedReader(opener(path, 'rb'), _CHUNK_BYTES)
-
-
-def _open_raw(path: Path) -> io.BufferedReader:
-  _check_regular(path)
-  return path.open('rb')
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+  with unpack_errors(path):
+    _check_regular(path)
+    with open_to_read(path) as file:
+      yield file
 
 
 def _check_regular(path: Path) -> None:
-  if path.exists() and not path.is_file():
+  if not path.exists():
+    raise InputError(f'{path}: no such file')
+  if not path.is_file():
     raise InputError(
       f'{path}: is no regular file; a corpus is read several times, so that it '
       'cannot be a folder, a pipe or a device'
     )
-
-
-@contextlib.contextmanager
-def _told_by_name(path: Path) -> Iterator[None]:
-  """Turn an error in reading a file into one line that names the file."""
-  try:
-    yield
-  except EOFError:
-    raise InputError(
-      f'{path}: the compressed file is cut off; copy or download it again'
-    ) from None
-  except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-    raise InputError(
-      f'{path}: not a readable {path.suffix} file ({error})'
-    ) from None
-  except FileNotFoundError:
-    raise InputError(f'{path}: no such file') from None
-  except OSError as error:
-    reason = error.strerror or first_line(error)
-    raise InputError(f'{path}: cannot be read: {reason}') from None

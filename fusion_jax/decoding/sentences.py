@@ -38,7 +38,16 @@ class SentenceEncoder:
       ensemble: Ensemble with its tokenizers.
       options: Decoding options with `max_source_length` and the limits of
         translations.
+
+    Raises:
+      InputError: A model has fewer positions than `max_source_length`.
     """
+    positions = ensemble.longest
+    if positions and options.max_source_length > positions:
+      raise InputError(
+        f'max_source_length: must be at most {positions}, the positions that '
+        f'the model has learned, got {options.max_source_length}'
+      )
     self._ensemble = ensemble
     self._options = options
     self._room = options.max_source_length - 1

@@ -105,8 +105,8 @@ class Translator:
         lines.
 
     Raises:
-      InputError: n_best is not between 1 and the beam size, or the beam is
-        wider than the vocabulary.
+      InputError: n_best is not between 1 and the beam size, the beam is wider
+        than the vocabulary, or sources may be longer than the model allows.
     """
     self._ensemble = ensemble = alone(run)
     if options.search == 'sample':

@@ -5,14 +5,15 @@ r"""Compare systems that translated the same text.
 
 A system is a name and one or more files of translations, one per seed. A run
 directory may take the place of a file: it translates the source with its own
-decoding settings, into DIR/translations, and only once. Files that end in .gz
-are unpacked.
+decoding settings, into DIR/translations, and only once. Files may be
+compressed (.gz, .bz2, .xz).
 
 DIR/compare.md, compare.json, compare.png and compare.svg contain BLEU, chrF and
 TER with their signatures; sacreBLEU's paired bootstrap and approximate
 randomisation against the baseline; the sign test of Collins et al. 2005;
 Welch's t-test over seeds; BLEU by source length, F1 by word frequency; and the
-sentences that differ most. The scores are also printed to stdout.
+sentences that differ most. The scores are also printed to stdout, as a
+table with --format.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from fusion_jax.startup import (
   run_program,
   start_logging,
 )
+from fusion_jax.tables import add_format_flag
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
       help='decides what a word is; default: that of the runs, else words '
       'with spaces between',
     )
+  add_format_flag(parser)
   _add_numbers(parser)
   return parser
 
@@ -109,7 +112,7 @@ def main(argv: list[str]) -> None:
   # Imported after the flags are read, because these modules load slowly and
   # every process loads this file.
   from fusion_jax.evaluation.compare_inputs import options_of, read_texts
-  from fusion_jax.evaluation.compare_report import scores_line
+  from fusion_jax.evaluation.compare_report import scores_line, scores_table
   from fusion_jax.evaluation.comparison import compare
   from fusion_jax.evaluation.sentence_statistics import in_processes
 
@@ -120,6 +123,9 @@ def main(argv: list[str]) -> None:
     numbers = compare(texts, options, run)
   logger.info('compared in %.1f s', time.monotonic() - begin)
   _write(numbers, arguments.output)
+  if arguments.format:
+    print(scores_table(numbers, arguments.format))
+    return
   for name in numbers['systems']:
     print(scores_line(numbers, name))
 

@@ -46,7 +46,8 @@ def _draw_scores(panel: figures.Axes, numbers: Mapping[str, Any]) -> None:
     centres = [numbers['seeds']['BLEU'][name]['scores'][0] for name in names]
     spreads = [0.0] * len(names)
   scores = [numbers['seeds']['BLEU'][name]['scores'] for name in names]
-  figures.draw_intervals(panel, names, centres, spreads, scores, 'BLEU')
+  x = 'BLEU (the axis does not start at 0)'
+  figures.draw_intervals(panel, names, centres, spreads, scores, x)
   panel.set_title('intervals: 95 % of the bootstrap; crosses: seeds')
 
 
@@ -57,16 +58,15 @@ def _draw_buckets(
   y: str,
   counts: bool = True,
 ) -> None:
+  filled = [row for row in rows if row['count']]
   names = [
     f'{row["bucket"]}\n({row["count"]:,})' if counts else row['bucket']
-    for row in rows
+    for row in filled
   ]
   bars = {
-    name: [figures.drawn(row['scores'][name]) for row in rows]
+    name: [figures.drawn(row['scores'][name]) for row in filled]
     for name in rows[0]['scores']
   }
   figures.draw_bars(panel, names, bars, x, y)
-  # Buckets at the ends may be empty.
-  panel.set_xlim(-0.5, len(names) - 0.5)
   if legend := panel.get_legend():
     legend.remove()

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fusion_jax.evaluation.buckets import PAPER_LENGTHS
+from fusion_jax.tables import Format, table
 
 _LESS_IS_BETTER = ('TER',)
 
@@ -48,12 +49,47 @@ def scores_line(numbers: Mapping[str, Any], system: str) -> str:
   )
   if system == numbers['baseline']:
     return f'{system}: {scores}'
-  tests = ', '.join(
-    f'{test} {_p(found["BLEU"]["systems"][system]["p_value"])}'
-    for test, found in numbers['tests'].items()
-  )
-  sign = _p(numbers['sign_test'][system]['p_value'])
-  return f'{system}: {scores}; p of BLEU: {tests}, sign test {sign}'
+  names = *numbers['tests'], 'sign test'
+  values = zip(names, _p_values(numbers, system), strict=True)
+  tests = ', '.join(f'{test} {p}' for test, p in values)
+  return f'{system}: {scores}; p of BLEU: {tests}'
+
+
+def scores_table(numbers: Mapping[str, Any], form: Format) -> str:
+  """Write the scores of each system's first file, with the p-values of BLEU.
+
+  Args:
+    numbers: Result of `compare`.
+    form: Format of the table.
+
+  Returns:
+    A table with a row for each system.
+  """
+  metrics, tests = numbers['seeds'], numbers['tests']
+  header = [
+    'system',
+    *metrics,
+    *(f'p, {test}' for test in tests),
+    'p, sign test',
+  ]
+  rows = [
+    [
+      _code(name),
+      *(f'{metrics[metric][name]["scores"][0]:.2f}' for metric in metrics),
+      *_p_values(numbers, name),
+    ]
+    for name in numbers['systems']
+  ]
+  return table(form, header, rows, numeric=True)
+
+
+def _p_values(numbers: Mapping[str, Any], system: str) -> list[str]:
+  """Return the p-values of BLEU of all tests; empty texts for the baseline."""
+  tests = numbers['tests'].values()
+  if system == numbers['baseline']:
+    return [''] * (len(tests) + 1)
+  found = [test['BLEU']['systems'][system]['p_value'] for test in tests]
+  return [_p(p) for p in (*found, numbers['sign_test'][system]['p_value'])]
 
 
 def _head(numbers: Mapping[str, Any]) -> str:
@@ -277,8 +313,7 @@ def _signatures(numbers: Mapping[str, Any]) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  lines = [header, [':--'] + ['--:'] * (len(header) - 1), *rows]
-  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  return table('markdown', header, rows, numeric=True)
 
 
 def _number(value: float | None) -> str:

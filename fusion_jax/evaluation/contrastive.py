@@ -11,11 +11,9 @@ if the reference scores higher than the wrong translation.
 import argparse
 import collections
 import dataclasses
-import gzip
 import itertools
 import json
 import logging
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +24,7 @@ from fusion_jax.cli.checkpoint_flags import (
   add_checkpoint_flags,
   add_direction_flags,
 )
+from fusion_jax.compressed import open_to_read, unpack_errors
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
@@ -110,7 +109,7 @@ def read_items(path: Path) -> list[Item]:
   """Read a file in the ContraWSD JSON format.
 
   Args:
-    path: JSON file, optionally packed with gzip.
+    path: JSON file, compressed or not.
 
   Returns:
     The items of the file.
@@ -118,12 +117,8 @@ def read_items(path: Path) -> list[Item]:
   Raises:
     InputError: The file cannot be read, or an item lacks a field.
   """
-  try:
-    read = gzip.open if path.suffix == '.gz' else Path.open
-    with read(path, 'rb') as file:
-      content = file.read()
-  except (OSError, EOFError, zlib.error) as error:
-    raise InputError(f'{path}: cannot be read ({error})') from None
+  with unpack_errors(path), open_to_read(path) as file:
+    content = file.read()
   values = parse_json(content, str(path))
   if not isinstance(values, list) or not values:
     raise InputError(f'{path}: must be a list of items, and not empty')

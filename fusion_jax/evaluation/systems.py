@@ -1,9 +1,6 @@
 """Systems to compare: files of translations, or run directories."""
 
-import contextlib
 import dataclasses
-import gzip
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -116,17 +113,13 @@ def read_file(path: str) -> TextFile:
   """Read a text.
 
   Args:
-    path: File to read; a file that ends in .gz is unpacked.
+    path: File to read.
 
   Raises:
     InputError: The file cannot be read, or has no lines.
   """
-  opened = gzip.open if path.endswith('.gz') else contextlib.nullcontext
-  with open_input(path) as packed, opened(packed) as file:
-    try:
-      lines = tuple(line.rstrip() for line in read_lines(file, path))
-    except (EOFError, zlib.error) as error:
-      raise InputError(f'{path}: not a readable .gz file ({error})') from None
+  with open_input(path) as file:
+    lines = tuple(line.rstrip() for line in read_lines(file, path))
   if not lines:
     raise InputError(f'{path}: the file is empty')
   return TextFile(path, lines)

@@ -9,6 +9,7 @@ DIR/checkpoints/STEP/     Orbax checkpoints
 DIR/lock                  held while a training runs, see lock.py
 DIR/metrics.jsonl         one JSON object a line: training and validation
 DIR/events.out.tfevents*  the same for TensorBoard
+DIR/wandb_id              name of the run on Weights & Biases, if it has one
 DIR/translations/STEP.txt validation translations; STEP.DIRECTION.txt in a run
                           with several directions
 """
@@ -58,7 +59,8 @@ def _check_same(workdir: Path, given: ExperimentConfig) -> None:
     )
     raise InputError(
       f'{workdir} belongs to a run with another config: {listed}; '
-      'choose another --workdir or give the same values'
+      'choose another --workdir or give the same values; a resumed run may '
+      f'change {serialization.resumable_fields(given)}'
     )
 
 

@@ -28,6 +28,7 @@ from fusion_jax.models.transformer import (
   initial_parameters,
 )
 from fusion_jax.startup import one_line_errors, run_program
+from fusion_jax.tables import add_format_flag, table
 
 _START = 2
 
@@ -174,19 +175,17 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Print the table in Markdown; raise SystemExit(1) on a wrong count."""
+  """Print the table; raise SystemExit(1) on a wrong count."""
   parser = argparse.ArgumentParser(
     prog='fusion-jax schemes',
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parse_arguments(argv, parser)
+  add_format_flag(parser, default='markdown')
+  arguments = parse_arguments(argv, parser)
   header = ['scheme', 'source', 'plugs in at', 'sides', 'options']
   header += ('extra parameters', 'all', 'paper', 'agrees', 'extra cache')
-  print(f'| {" | ".join(header)} |')
-  print('|' + ' --- |' * len(header))
-  for row in ROWS:
-    print(f'| {" | ".join(_cells(row))} |', flush=True)
+  print(table(arguments.format, header, map(_cells, ROWS)), flush=True)
   if not all(agrees(row) or row.size.inconsistent for row in ROWS):
     raise SystemExit(1)
 

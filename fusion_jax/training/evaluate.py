@@ -247,7 +247,7 @@ def _means(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def _log(where: str, values: Mapping[str, float], signature: str = '') -> None:
   logger.info(
-    'validation at %s: loss %.4f, perplexity %.2f, accuracy %.4f, BLEU %.2f, '
+    'validation at %s: nll %.4f, perplexity %.2f, accuracy %.4f, BLEU %.2f, '
     'chrF %.2f%s, %.1f s',
     where,
     values['loss'],

@@ -20,16 +20,25 @@ from tensorboardX.summary import scalar
 from fusion_jax.files import AppendedFile, write_whole
 from fusion_jax.parallel.distributed import is_first
 from fusion_jax.runs.metrics_file import read_metrics
+from fusion_jax.training.wandb_log import WandbLog
 
 
 class MetricsLog:
-  """Log of named numbers in both files, written on process 0 alone.
+  """Log of named numbers in all places, written on process 0 alone.
 
   Damaged lines are removed first, and so are lines of steps after `step`: a run
   that was killed and resumed from an earlier checkpoint left them.
   """
 
-  def __init__(self, workdir: Path, step: int):
+  def __init__(self, workdir: Path, step: int, wandb: WandbLog | None = None):
+    """Open the files on process 0.
+
+    Args:
+      workdir: Run directory.
+      step: Number of finished updates.
+      wandb: Run on Weights & Biases that gets the same points.
+    """
+    self._wandb = wandb
     self._writes = is_first()
     if not self._writes:
       return
@@ -62,12 +71,16 @@ class MetricsLog:
     self._file.append(line.encode())
     named = {f'{kind}/{name}': value for name, value in values.items()}
     self._events.write(step, named)
+    if self._wandb:
+      self._wandb.write(step, named)
 
   def close(self) -> None:
-    """Close both files."""
+    """Close all."""
     if self._writes:
       self._file.close()
       self._events.close()
+    if self._wandb:
+      self._wandb.close()
 
 
 class EventFile:

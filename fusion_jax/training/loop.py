@@ -4,21 +4,20 @@ import collections
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.data.pipeline import abstract_batch
+from fusion_jax.data.batching import Shape
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.parallel.distributed import first_then_others, is_first, on_all
 from fusion_jax.parallel.heartbeat import Heartbeat, name_start
-from fusion_jax.parallel.mesh import by_rows, make_mesh, put_like, replicated
+from fusion_jax.parallel.mesh import make_mesh, put_like
 from fusion_jax.runs import lock, run_directory
-from fusion_jax.runs.checkpoint import Progress, abstract_like
+from fusion_jax.runs.checkpoint import Progress
 from fusion_jax.runs.kept_corpus import write_corpus
 from fusion_jax.runs.state import TrainState
 from fusion_jax.training.checks import (
@@ -33,6 +32,7 @@ from fusion_jax.training.profiling import Profiler
 from fusion_jax.training.reports import Reports
 from fusion_jax.training.signals import stop_on_signals
 from fusion_jax.training.skips import with_skips
+from fusion_jax.training.wandb_log import WandbLog, check_wandb
 from fusion_jax.training.warm_start import with_baseline
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ def run(
   """
   on_all(lambda: run_directory.check(workdir, config))
   check_same_everywhere(config)
+  check_wandb(config)
   # Before anything that takes long, so that a process that is lost later leaves
   # no other waiting here.
   start = name_start()
@@ -75,13 +76,11 @@ def run(
     with heartbeat.telling():
       parts = build_parts(config, workdir, corpus, mesh, heartbeat, opened)
       at = _restore_or_start(parts, corpus)
-      log = opened.enter_context(
-        contextlib.closing(MetricsLog(workdir, at.step))
-      )
+      log = opened.enter_context(contextlib.closing(_log(parts, at.step)))
       profiler = opened.enter_context(
         contextlib.closing(Profiler(workdir, profile))
       )
-      with stop_on_signals() as stop:
+      with stop_on_signals(parts.programs) as stop:
         train(parts, at, Reports(parts, log), profiler, stop)
 
 
@@ -111,6 +110,7 @@ def train(
     with profiler.step(at.step + 1):
       batch = next(parts.iterator)
       parts.heartbeat.has_batch()
+      parts.programs.wait_for(Shape(*batch.source.shape, batch.target.shape[1]))
       with jax.transfer_guard_host_to_device('disallow'):
         at.state, at.totals = parts.step(at.state, at.totals, batch)
     at.step += 1
@@ -189,6 +189,12 @@ def _log_end(parts: Parts, at: Position, stopped: bool) -> None:
   )
 
 
+def _log(parts: Parts, step: int) -> MetricsLog:
+  asked = parts.config.training.wandb and is_first()
+  wandb = WandbLog(parts.config, parts.workdir) if asked else None
+  return MetricsLog(parts.workdir, step, wandb)
+
+
 @contextlib.contextmanager
 def _held(workdir: Path) -> Iterator[None]:
   """Keep other trainings out of the run directory; process 0 holds the lock."""
@@ -218,10 +224,13 @@ def _restore_or_start(parts: Parts, corpus: PreparedCorpus) -> Position:
   The next step is compiled, or read from the cache, at the same time.
   """
   last = parts.checkpoints.latest_step() or 0
-  with futures.ThreadPoolExecutor(1) as ahead:
-    compiled = ahead.submit(_compile_step_after, parts, last)
-    state, progress = _restored_or_fresh(parts, corpus)
-    compiled.result()
+  goes_on = last < parts.config.training.steps
+  _, shape, _ = parts.batches.plan.batch(last)
+  if goes_on:
+    parts.programs.begin(shape)
+  state, progress = _restored_or_fresh(parts, corpus)
+  if goes_on:
+    parts.programs.wait_for(shape)
   return Position(
     int(state.step), state, parts.zero_totals(), progress, Clock()
   )
@@ -241,20 +250,6 @@ def _restored_or_fresh(
   if parts.config.training.init_from:
     state = _from_baseline(parts, corpus, state)
   return state, progress
-
-
-def _compile_step_after(parts: Parts, step: int) -> None:
-  """Compile the step as the first update will ask for it; run nothing."""
-  if step >= parts.config.training.steps:
-    return
-  _, shape, _ = parts.batches.plan.batch(step)
-  packing = parts.config.data.batch.packing
-  batch = abstract_batch(shape, packing, by_rows(parts.mesh))
-  totals = abstract_like(
-    jax.eval_shape(parts.zero_totals), replicated(parts.mesh)
-  )
-  with jax.set_mesh(parts.mesh):
-    parts.step.lower(parts.plan.abstract, totals, batch).compile()
 
 
 def _from_baseline(

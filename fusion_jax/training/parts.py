@@ -13,12 +13,17 @@ import jax
 from jax.sharding import Mesh
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.data.pipeline import TrainingBatches, training_iterator
+from fusion_jax.data.batching import Shape
+from fusion_jax.data.pipeline import (
+  TrainingBatches,
+  abstract_batch,
+  training_iterator,
+)
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.heartbeat import Heartbeat
 from fusion_jax.parallel.mesh import by_rows, replicated
-from fusion_jax.runs.checkpoint import Checkpoints
+from fusion_jax.runs.checkpoint import Checkpoints, abstract_like
 from fusion_jax.runs.checkpoint_reading import identity_of
 from fusion_jax.runs.loading import make_model
 from fusion_jax.training.batches import make_batches
@@ -28,6 +33,7 @@ from fusion_jax.training.fusion_rate import fusion_rates
 from fusion_jax.training.initial_state import StatePlan, plan_state
 from fusion_jax.training.optimizer import last_rate, make_optimizer
 from fusion_jax.training.step import Totals, make_train_step, zero_totals
+from fusion_jax.training.step_programs import StepPrograms
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +51,7 @@ class Parts:
     iterator: Iterator over the batches on the devices; its position is saved.
     plan: Shapes, shardings and makers of the state.
     step: The compiled update: (state, totals, batch) -> state, totals.
+    programs: Programs of the update for all shapes of batches.
     zero_totals: Function that returns totals of no update.
     gathered: Function that replicates parameters over the mesh.
     last_rate: Function from the optimizer's state to the rate of its update.
@@ -62,6 +69,7 @@ class Parts:
   iterator: grain.DatasetIterator
   plan: StatePlan
   step: jax.stages.Wrapped
+  programs: StepPrograms
   zero_totals: Callable[[], Totals]
   gathered: Callable[[Parameters], Parameters]
   last_rate: Callable[[Any], jax.Array]
@@ -110,6 +118,11 @@ def build_parts(
   compilations = Compilations()
   opened.callback(compilations.close)
   valid = corpus.has_split('valid')
+  step = make_train_step(model, optimizer, config, mesh, plan.specs)
+  no_totals = on_mesh(functools.partial(zero_totals, layers))
+  compile_update = functools.partial(
+    _compile_update, step, plan, no_totals, config.data.batch.packing, mesh
+  )
   parts = Parts(
     config=config,
     workdir=workdir,
@@ -118,8 +131,9 @@ def build_parts(
     batches=batches,
     iterator=iterator,
     plan=plan,
-    step=make_train_step(model, optimizer, config, mesh, plan.specs),
-    zero_totals=on_mesh(functools.partial(zero_totals, layers)),
+    step=step,
+    programs=StepPrograms(compile_update, len(batches.plan.shapes)),
+    zero_totals=no_totals,
     gathered=on_mesh(lambda parameters: parameters),
     last_rate=on_mesh(functools.partial(last_rate, *recipe)),
     validator=Validator(config, model, corpus, mesh, workdir)
@@ -131,6 +145,21 @@ def build_parts(
   )
   _log_model(parts)
   return parts
+
+
+def _compile_update(
+  step: jax.stages.Wrapped,
+  plan: StatePlan,
+  no_totals: Callable[[], Totals],
+  packing: bool,
+  mesh: Mesh,
+  shape: Shape,
+) -> None:
+  """Compile the update as the loop will ask for it; run nothing."""
+  batch = abstract_batch(shape, packing, by_rows(mesh))
+  totals = abstract_like(jax.eval_shape(no_totals), replicated(mesh))
+  with jax.set_mesh(mesh):
+    step.lower(plan.abstract, totals, batch).compile()
 
 
 def _log_model(parts: Parts) -> None:

@@ -100,11 +100,12 @@ class Reports:
     self._warn(at, encoder_norms, values['gradient_norm'])
     each = seconds / (steps + int(totals.skipped))
     logger.info(
-      'step %d of %d, epoch %.2f, loss %.4f, perplexity %.2f, '
+      'step %d of %d, epoch %.2f, %s %.4f, perplexity %.2f, '
       '%.0f target tokens/s, rate %.2e, %s left',
       at.step,
       training.steps,
       values['epoch'],
+      'loss (label-smoothed)' if training.label_smoothing else 'nll',
       values['loss'],
       values['perplexity'],
       values['tokens_per_second'],

@@ -8,16 +8,22 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.experimental import multihost_utils
 
+from fusion_jax.training.step_programs import StepPrograms
+
 logger = logging.getLogger(__name__)
 
 
-def stop_on_signals() -> contextlib.AbstractContextManager[
-  Callable[[int], bool]
-]:
+def stop_on_signals(
+  programs: StepPrograms,
+) -> contextlib.AbstractContextManager[Callable[[int], bool]]:
   """Return a context in which SIGTERM or SIGINT asks for a stop.
 
   A second signal acts as it would outside the block. Among several processes
   SIGTERM to one of them stops all at the same step; SIGINT is not handled.
+
+  Args:
+    programs: Programs of the update; a stop waits until one is compiled, and
+      says so.
 
   Returns:
     A context manager that gives a function from a step to whether to stop after
@@ -25,11 +31,11 @@ def stop_on_signals() -> contextlib.AbstractContextManager[
   """
   if jax.process_count() > 1:
     return contextlib.nullcontext(multihost_utils.reached_preemption_sync_point)
-  return _own_signals()
+  return _own_signals(programs)
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[Callable[[int], bool]]:
+def _own_signals(programs: StepPrograms) -> Iterator[Callable[[int], bool]]:
   asked = False
   numbers = (signal.SIGTERM, signal.SIGINT)
   before = {number: signal.getsignal(number) for number in numbers}
@@ -39,7 +45,12 @@ def _own_signals() -> Iterator[Callable[[int], bool]]:
     nonlocal asked
     asked = True
     signal.signal(number, before[number])
-    logger.info('%s: saving, then stopping', signal.Signals(number).name)
+    waits_for = programs.compiling
+    logger.info(
+      '%s: saving, then stopping%s; a second one stops at once',
+      signal.Signals(number).name,
+      f', once {waits_for} is compiled' if waits_for else '',
+    )
 
   for number in numbers:
     signal.signal(number, ask)

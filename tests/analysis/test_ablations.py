@@ -345,7 +345,15 @@ def test_numbers_and_figure(subject, monkeypatch, tmp_path):
     assert row['loss'] == numbers['whole']['loss'] + row['loss_change']
   figure = finding.figure
   titles = [panel.get_title() for panel in figure.axes]
-  assert titles == ['encoder'] * 4 + ['decoder'] * 2
+  assert titles == [
+    f'{side}, without a {kind}'
+    for side, kind in (
+      ('encoder', 'layer'),
+      ('encoder', 'fused layer'),
+      ('decoder', 'layer'),
+    )
+    for _ in range(2)
+  ]
   assert [len(panel.patches) for panel in figure.axes] == [2, 2, 2, 2, 1, 1]
   png, _ = figures.save(figure, tmp_path / 'ablations')
   dark = image.imread(png)[..., :3].mean(-1) < 0.5

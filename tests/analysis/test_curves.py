@@ -72,6 +72,8 @@ def _told(figure):
 def test_solid_is_validation_and_dashed_training(tmp_path):
   figure = curves.CURVES.look(subject_of(tmp_path)).figure
   assert len(figure.axes) == 6
+  # BLEU and chrF.
+  assert [figure.axes[place].get_ylim()[0] for place in (3, 4)] == [0, 0]
   valid, train = figure.axes[0].lines
   assert (valid.get_linestyle(), train.get_linestyle()) == ('-', '--')
   assert list(valid.get_xdata()) == [20, 25, 30]

@@ -1,14 +1,17 @@
 """decode.py with a model that copies its input."""
 
+import gzip
 import importlib.util
 import json
 import logging
+import lzma
 from pathlib import Path
 
 import pytest
 from copying import make_run, make_tokenizer
 
 from fusion_jax.cli import request as request_module
+from fusion_jax.cli import run as run_module
 
 PROGRAM = Path(__file__).parents[2] / 'decode.py'
 TEXT = 'the cat sat on the mat\n\na dog and a cat\n'
@@ -43,12 +46,32 @@ def test_files_in_and_out_with_scores_on_stdout(decode, capsys):
   assert chrf.endswith('= 100.00')
 
 
+def test_comet_beside_the_other_scores(decode, capsys, monkeypatch):
+  def load_comet(name):
+    return lambda *texts: f'{name} of {[len(text) for text in texts]}'
+
+  monkeypatch.setattr(run_module, 'load_comet', load_comet)
+  flags = '--input=source', '--output=out', '--reference=source'
+  assert decode(*flags, '--comet=small') == 0
+  assert capsys.readouterr().out.splitlines()[2] == 'small of [3, 3, 3]'
+
+
 def test_translations_on_stdout_put_scores_on_stderr(decode, capfdbinary):
   Path('reference').write_text(TEXT)
   assert decode('--input=source', '--reference=reference') == 0
   out, err = capfdbinary.readouterr()
   assert out == TEXT.encode()
   assert b'BLEU|' in err
+
+
+def test_compressed_files_in_and_out(decode, capsys):
+  for name in ('input.gz', 'reference.gz'):
+    Path(name).write_bytes(gzip.compress(TEXT.encode()))
+  Path('prefix.xz').write_bytes(lzma.compress(b'the cat\n\n\n'))
+  flags = '--input=input.gz', '--prefix=prefix.xz', '--reference=reference.gz'
+  assert decode(*flags, '--output=out.xz') == 0
+  assert lzma.decompress(Path('out.xz').read_bytes()) == TEXT.encode()
+  assert ' = 100.00 ' in capsys.readouterr().out
 
 
 def test_an_empty_file_gives_an_empty_file(decode):
@@ -70,6 +93,8 @@ def test_n_best_lines(decode):
   ('flags', 'message'),
   [
     (['--input=none'], 'none: cannot be read: No such file'),
+    (['--input=bad.gz'], 'bad.gz: not a readable .gz file (Not a gzipped'),
+    (['--reference=cut.xz'], 'cut.xz: the compressed file is cut off'),
     (['--reference=none'], 'none: cannot be read: No such file'),
     (['--reference=short'], '3 lines to score but 1 reference lines'),
     (['--n_best=9', '--beam_size=2'], 'the beam size 2, got 9'),
@@ -84,6 +109,16 @@ def test_n_best_lines(decode):
     (['--prefix=short'], 'short: 1 lines, fewer than source'),
     (['--prefix=none'], 'none: cannot be read: No such file'),
     (['--input_format=json'], 'source, line 1: not JSON: '),
+    (
+      ['--search=beem'],
+      "--search: must be 'beam' or 'sample', got 'beem'; did you mean 'beam'?",
+    ),
+    (
+      ['--attention_output=a.align', '--alignment_unit=wrd'],
+      "--alignment_unit: must be 'piece' or 'word', got 'wrd'; did you mean",
+    ),
+    (['--beam=3'], 'arguments: --beam=3; did you mean --beam_size?'),
+    (['--comet=x'], '--comet needs --reference'),
     (['--per_token'], '--per_token has no meaning with --n_best=0'),
     (['--beam_size=99'], 'must be at most 40, the subwords of the target'),
     (['--n_best=-1'], 'argument --n_best: must be >= 0, got -1'),
@@ -93,6 +128,7 @@ def test_n_best_lines(decode):
     (['--weights=inf'], 'one must be finite, got inf'),
     (['--weights=-1'], 'one must be > 0, got -1.0'),
     (['--average=0'], 'argument --average: must be >= 1, got 0'),
+    (['--max_source_length=0'], 'max_source_length: must be >= 1, got 0'),
     (['--max_length_extra=0'], 'max_length_extra: must be >= 1, got 0'),
     (['--mode=score', '--prefix=short'], '--mode=score needs --target'),
     (['--output=none/out'], 'none/out: cannot be written: No such file'),
@@ -111,6 +147,8 @@ def test_n_best_lines(decode):
 )
 def test_mistakes_end_in_one_line(decode, capsys, flags, message):
   Path('short').write_text('one\n')
+  Path('bad.gz').write_text(TEXT)
+  Path('cut.xz').write_bytes(lzma.compress(TEXT.encode())[:-12])
   before = sorted(Path().iterdir())
   assert decode('--input=source', '--output=out', *flags) == 2
   (line,) = [
@@ -145,6 +183,15 @@ def test_lines_before_a_broken_one_are_translated(decode, capfdbinary):
   out, err = capfdbinary.readouterr()
   assert out == b'the cat\na dog\n'
   assert b"error: json, line 3: 'source' must be text, got 3\n" in err
+
+
+def test_long_lines_are_translated_in_parts_of_the_given_length(decode, caplog):
+  caplog.set_level(logging.INFO)
+  flags = '--input=source', '--output=out', '--max_source_length=8'
+  assert decode(*flags) == 0
+  assert Path('out').read_text() == TEXT
+  # One source length, and six numbers of rows up to 512.
+  assert any('beam 4, 6 shapes' in line for line in caplog.messages)
 
 
 def test_a_prefix_for_each_line(decode):

@@ -15,6 +15,7 @@ from fusion_jax.config.serialization import (
   flatten,
   from_dict,
   from_json,
+  resumable_fields,
   to_dict,
   to_json,
 )
@@ -103,6 +104,16 @@ def test_a_cosine_ends_where_it_was_begun():
     training=dataclasses.replace(config.training, steps=9_000, max_skipped=3),
   )
   assert differing_fields(config, other) == ['training.steps']
+  assert 'steps' not in resumable_fields(config)
+
+
+def test_the_fields_that_a_resumed_run_may_change_are_listed_by_section():
+  listed = resumable_fields(ExperimentConfig())
+  assert listed.startswith(
+    'name, data.{root,prepared,test,directions.*.test}, '
+  )
+  assert ', training.{steps,max_skipped,' in listed
+  assert listed.endswith('}, decoding, parallel')
 
 
 def test_flatten_names_every_leaf():

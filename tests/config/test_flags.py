@@ -131,7 +131,10 @@ def test_a_wrong_override_is_named(name, text, message):
     (['--config=absent'], 'absent: no such file, and no config of the pack'),
     (['--config=multi_30k'], "got 'multi_30k'; did you mean 'multi30k'"),
     (['--config=a/multi30k'], 'a/multi30k: no such file'),
-    (['--config={file}', '--wrkdir=x'], 'unrecognized arguments: --wrkdir=x'),
+    (
+      ['--config={file}', '--wrkdir=x'],
+      'unrecognized arguments: --wrkdir=x; did you mean --workdir?',
+    ),
     (['--config={file}', '--work=x'], 'unrecognized arguments: --work=x'),
     (['--config={file}', '--config.model.width'], 'needs a value'),
     (['--config={file}', '--config.model.width', '--x'], 'needs a value'),
@@ -217,7 +220,8 @@ _WRONG_TYPES = {
   "got 'Pre'; did you mean 'pre'?",
   "encoder='linear'": 'config.model.encoder: must be a SideConfig',
   'remat=3': 'config.model.remat: must be true or false, got 3',
-  "encoder=SideConfig(fusion='em_ruting')": "did you mean 'em_routing'?",
+  "encoder=SideConfig(fusion='em_ruting')": '4.py, line 3: '
+  "config.model.*.fusion: must be 'none', 'dense', ",
 }
 
 

@@ -393,6 +393,8 @@ def test_the_saved_form_reads_back(name):
     'wmt14_ende.py:huge',
     'wmt17_zhen.py:dense',
     'multi30k.py:en-en',
+    'multi30k.py:en',
+    'multi30k.py:en-c/s',
     'quickstart.py:en',
   ],
 )
@@ -400,6 +402,13 @@ def test_an_unknown_variant_is_one_line(name):
   with pytest.raises(InputError, match='no variant') as raised:
     load_config(str(_CONFIGS / name))
   assert '\n' not in str(raised.value)
+
+
+def test_any_two_languages_of_multi30k():
+  config = load_config(str(_CONFIGS / 'multi30k.py:en-cs'))
+  data = config.data
+  assert (data.source_language, data.target_language) == ('en', 'cs')
+  assert config.name == 'multi30k_encs'
 
 
 @pytest.mark.parametrize(

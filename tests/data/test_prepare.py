@@ -21,6 +21,7 @@ from fusion_jax.config import (
   SamplingConfig,
   TokenizerConfig,
 )
+from fusion_jax.config.directions import Direction
 from fusion_jax.data import building, filtering, prepare
 from fusion_jax.data import texts as texts_module
 from fusion_jax.data.filtering import PairFilter
@@ -345,7 +346,6 @@ def prepared_is_empty(directory):
       {'tokenizer': TokenizerConfig(vocabulary_size=9_000)},
       'largest possible is',
     ),
-    ({'train': ('absent.{lang}',)}, 'no such file'),
     ({'valid': ('train.{lang}', 'uneven.{lang}')}, 'uneven.en has 3 lines'),
   ],
 )
@@ -355,6 +355,32 @@ def test_what_cannot_be_prepared_leaves_nothing(text, fields, message):
   with pytest.raises(InputError, match=message):
     prepare.prepare(data_in(text, **fields))
   assert prepared_is_empty(text)
+
+
+def test_a_missing_file_is_told_with_its_whole_path_and_its_field(
+  text, monkeypatch
+):
+  monkeypatch.chdir(text)
+  absent = dataclasses.replace(
+    data_in(text), root='.', test=('absent/t.{lang}',)
+  )
+  with pytest.raises(InputError) as error:
+    prepare.prepare(absent)
+  assert str(error.value) == (
+    f'{text}/absent/t.en: no such file; config.data.test names it by '
+    "'absent/t.{lang}', and config.data.root is '.'"
+  )
+  assert prepared_is_empty(text)
+
+
+def test_a_missing_file_of_a_direction_is_told_with_its_number(text):
+  directions = tuple(
+    Direction(*languages, train=(f'{name}.{{lang}}',))
+    for languages, name in ((('en', 'de'), 'train'), (('de', 'fr'), 'absent'))
+  )
+  two = DataConfig(root=str(text), directions=directions)
+  with pytest.raises(InputError, match=r'config\.data\.directions\.1\.train'):
+    prepare.prepare(two)
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(text, monkeypatch):

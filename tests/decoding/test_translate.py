@@ -304,6 +304,17 @@ def test_all_shapes_are_compiled_ahead(tokenizer):
   assert traces == []
 
 
+def test_sources_longer_than_the_positions_of_the_model(tokenizer):
+  run = make_run(tokenizer)
+  model = dataclasses.replace(
+    run.config.model, positions='learned', max_positions=300
+  )
+  config = dataclasses.replace(run.config, model=model)
+  options = dataclasses.replace(OPTIONS, max_source_length=301)
+  with pytest.raises(InputError, match='must be at most 300, the positions'):
+    Translator(dataclasses.replace(run, config=config), options)
+
+
 def test_a_beam_wider_than_the_vocabulary(tokenizer):
   options = dataclasses.replace(OPTIONS, beam_size=41)
   with pytest.raises(InputError, match='must be at most 40, the subwords'):

@@ -1,5 +1,6 @@
 """The program that compares systems, from flags to files."""
 
+import csv
 import gzip
 import json
 import os
@@ -212,6 +213,21 @@ def test_names_and_texts_mean_nothing_to_markdown(texts):
   assert '\\*a\\* \\| \\<b\\> \\`c\\`' in report
 
 
+def test_a_table_of_the_scores_on_stdout(texts, capsys):
+  flags = '--system=base=base', '--system=a_b=new', *_FEW
+  assert _compare(*flags, '--format=csv') == 0
+  header, base, new = csv.reader(capsys.readouterr().out.splitlines())
+  assert header == ['system', 'BLEU', 'chrF2', 'TER', 'p, bootstrap',
+                    'p, randomisation', 'p, sign test']  # fmt: skip
+  bleu = corpus_scores(texts['new'], texts['reference'], 'en').bleu
+  assert new[:2] == ['a_b', f'{bleu:.2f}']
+  assert base[0] == 'base'
+  assert base[-3:] == ['', '', '']
+  assert _compare(*flags, '--format=latex') == 0
+  last = capsys.readouterr().out.splitlines()[5]
+  assert last.startswith(rf'\texttt{{a\_b}} & {bleu:.2f} & ')
+
+
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
@@ -230,7 +246,7 @@ def test_names_and_texts_mean_nothing_to_markdown(texts):
     (['--system=a=short'], 'short has 1 lines but source has 24: line i'),
     (['--reference=short', '--system=a=base'], 'short has 1 lines but source'),
     (['--system=a=folder'], 'folder: not a run directory: it has no config'),
-    (['--system=a=bad.gz'], 'bad.gz: cannot be read: Not a gzipped file'),
+    (['--system=a=bad.gz'], 'bad.gz: not a readable .gz file (Not a gzipped'),
     (
       ['--system=a=base', '--system=b=new', '--baseline=c'],
       '--baseline=c: no such system; there are a, b',

@@ -273,7 +273,7 @@ def test_a_failing_write_leaves_nothing(
       ['--average=two'],
       "argument --average: must be a whole number, got 'two'",
     ),
-    (['--average=2', '--average_of=worst'], "invalid choice: 'worst'"),
+    (['--average=2', '--average_of=worst'], "or 'best', got 'worst'"),
   ],
 )
 def test_mistakes_end_in_one_line(saved, tmp_path, capsys, flags, message):

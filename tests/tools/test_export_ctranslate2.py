@@ -358,6 +358,6 @@ def test_the_program_refuses_in_one_line(capsys, tmp_path):
   assert main([*flags, '--format=other']) == 2
   lines = capsys.readouterr().err.splitlines()
   assert lines[0].endswith('give the --workdir of a training run')
-  assert "invalid choice: 'other'" in lines[1]
+  assert "got 'other'" in lines[1]
   assert len(lines) == 2
   assert not list(tmp_path.iterdir())

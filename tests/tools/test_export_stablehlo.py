@@ -301,7 +301,7 @@ def test_what_a_run_cannot_do_is_refused(tokenizer, tmp_path, monkeypatch):
     (['--shapes=0x32'], "as 64x32, got '0x32'"),
     (['--shapes=64x32,8'], "as 64x32, got '8'"),
     (['--shapes=4x'], "as 64x32, got '4x'"),
-    (['--weights=both'], "invalid choice: 'both'"),
+    (['--weights=both'], "or 'inside', got 'both'"),
     (['--beam_size=0'], 'argument --beam_size: must be >= 1, got 0'),
     (['--output=full'], '--output=full: not empty; give a new or empty'),
     (

@@ -32,6 +32,20 @@ def test_a_count_that_leaves_the_rounding_is_an_error(monkeypatch):
     scheme_sizes.main([])
 
 
+@pytest.mark.parametrize(
+  ('form', 'start'),
+  [
+    ('csv', 'linear,"Dou et al. 2018, Eq. 5",layer aggregation,'),
+    ('latex', r'\texttt{linear} & Dou et al. 2018, Eq. 5 & layer aggregation'),
+  ],
+)
+def test_other_formats_of_the_table(monkeypatch, capsys, form, start):
+  rows = [each for each in scheme_sizes.ROWS if each.size.name == 'linear']
+  monkeypatch.setattr(scheme_sizes, 'ROWS', rows)
+  assert scheme_sizes.main([f'--format={form}']) == 0
+  assert f'\n{start}' in capsys.readouterr().out
+
+
 def test_the_cache_of_multi_layer_attention():
   # k = 2: layers 3..6 keep keys and values of one layer more, 4 of 6.
   row = next(

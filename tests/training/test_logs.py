@@ -43,6 +43,24 @@ def _events(folder):
   return found
 
 
+def test_the_lines_of_a_kind_are_found_as_documented(tmp_path):
+  """What `pd.read_json(path, lines=True).query("kind == 'valid'")` reads."""
+  log = MetricsLog(tmp_path, 0)
+  for step in (1, 2):
+    log.write(step, 'train', {'loss': 2.5, 'epoch': 0.5})
+    log.write(step, 'valid', {'loss': 2.0, 'bleu': float('inf')})
+  log.close()
+  lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  # Of one type in each column: pandas makes a table of nothing else.
+  for row in rows:
+    assert isinstance(row['step'], int)
+    assert isinstance(row['kind'], str)
+    numbers = [row[name] for name in row if name not in ('step', 'kind')]
+    assert all(isinstance(each, float | None) for each in numbers)
+  assert [row['step'] for row in rows if row['kind'] == 'valid'] == [1, 2]
+
+
 def test_lines_and_curves_have_the_same_numbers(tmp_path):
   log = MetricsLog(tmp_path, 10)
   log.write(11, 'train', {'loss': 2.5, 'bleu/de-en': 7.0})

@@ -212,5 +212,5 @@ def test_text_that_one_process_does_not_see_is_told_by_all(program, tmp_path):
   )
   for err, code in _finished(program, both):
     assert code == 2, err
-    assert 'process 1: text.en' in one_line(err)
+    assert f'process 1: {ROOT / "text.en"}: no such file' in one_line(err)
   assert not (tmp_path / 'run').exists()

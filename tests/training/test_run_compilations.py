@@ -59,7 +59,7 @@ def run(tmp_path_factory):
       counts[step] = len(names)
       return False
 
-    def before_the_first():
+    def before_the_first(_):
       after(0)
       return nullcontext(after)
 

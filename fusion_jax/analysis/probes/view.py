@@ -231,25 +231,38 @@ def draw(numbers: Numbers) -> figures.Figure:
     lines.set_title(side)
     names = [str(number) for number in range(1, BINS + 1)]
     x = 'tenth of the tokens, from the least frequent types'
-    _draw_groups(bins, own['mlp']['bins'], names, side, x)
+    _draw_groups(bins, own['mlp']['bins'], names, f'{side}, by frequency', x)
   for panel, side in zip(axes[4:], tagged, strict=True):
     tags = numbers[side]['mlp']['tags']
     columns = list(zip(*tags.values(), strict=True))
-    _draw_groups(panel, columns, list(tags), side, 'word class')
+    title = f'{side}, by word class'
+    _draw_groups(panel, columns, list(tags), title, 'word class')
     panel.tick_params(axis='x', rotation=90)
   figures.share_legend(figure, axes[:2])
   return figure
 
 
 def _draw_groups(
-  panel: Any, rows: Sequence[Sequence[Any]], names: list[str], side: str, x: str
+  panel: Any,
+  rows: Sequence[Sequence[Any]],
+  names: list[str],
+  title: str,
+  x: str,
 ) -> None:
   values = np.array(rows, np.float64)
   layers = [str(layer) for layer in range(len(values))]
   figures.draw_map(
-    panel, values, layers, names, x, 'layer', 'accuracy of the MLP', (0.0, 1.0)
+    panel,
+    values,
+    layers,
+    names,
+    x,
+    'layer',
+    'accuracy of the MLP',
+    (0.0, 1.0),
+    upwards=True,
   )
-  panel.set_title(side)
+  panel.set_title(title)
 
 
 def summary(numbers: Numbers) -> str:
