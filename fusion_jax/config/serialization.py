@@ -243,14 +243,15 @@ def differing_fields(
     name
     for name in given_leaves | saved_leaves
     if saved_leaves.get(name, _ABSENT) != given_leaves.get(name, _ABSENT)
-    and ((cosine and name == 'training.steps') or not _is_resumable(name))
+    and ((cosine and name == 'training.steps') or not is_resumable(name))
   ]
 
 
 _ABSENT = object()
 
 
-def _is_resumable(name: str) -> bool:
+def is_resumable(name: str) -> bool:
+  """Return whether a resumed run may change the field of this dotted name."""
   return any(
     fnmatch.fnmatchcase(name, pattern)
     for free in RESUMABLE
