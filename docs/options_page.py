@@ -134,7 +134,7 @@ def _readers(only: Only) -> str:
 def _kind(field: FieldInfo) -> str:
   kind = field.annotation
   if typing.get_origin(kind) is Literal:
-    return ', '.join(f'`{choice}`' for choice in typing.get_args(kind))
+    return ', '.join(map(_value, typing.get_args(kind)))
   if typing.get_origin(kind) is tuple:
     return 'list'
   return ' '.join((_KINDS[kind], *_bounds(field))).strip()

@@ -102,8 +102,7 @@ class TrainingConfig:
   freeze: Texts = ()
   """Parameters that are not trained: patterns of the shell over their names,
   where * matches / too: 'encoder/*', '*_embedding'. They get no update, no
-  decay and no moments. `python -m fusion_jax.tools.model_sizes` lists the
-  names."""
+  decay and no moments. `fusion-jax sizes` lists the names."""
 
   ema: Share = 0.0
   """Decay d of the average of the parameters, a + (1 - d) (p - a) after every
