@@ -30,8 +30,8 @@ the command line:
       --config.data.batch.tokens=1024 --config.model.encoder.fusion=hops
 
 A list takes its items with commas between them. `SIDE` is `encoder` or
-`decoder`. A value of the wrong type or outside of its bounds is refused with one
-line, and so is an option of a fusion scheme that is not chosen.
+`decoder`. A value of the wrong type or outside of its bounds is refused with
+one line, and so is an option of a fusion scheme that is not chosen.
 
 *Resume: yes* means that a run that is resumed may change the option. Any other
 change is refused, because the run would no longer be the one that was started.

@@ -12,7 +12,7 @@ from fusion_jax.__main__ import COMMANDS, main
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import load_config, override
 from fusion_jax.config.serialization import flatten
-from fusion_jax.errors import InputError
+from fusion_jax.tools.aot import __main__ as aot
 
 _OVERRIDE = re.compile(r'--config\.([\w.]+)=(.*)', re.S)
 _FIELDS = flatten(ExperimentConfig())
@@ -28,6 +28,12 @@ def _words(command: str) -> list[str]:
   return [word for word in words if word[0] not in '<>$']
 
 
+def _config(name: str) -> ExperimentConfig:
+  """A config of the package; the default one for a file of the reader."""
+  own = name.isupper() or name.endswith('.py')
+  return ExperimentConfig() if own else load_config(name)
+
+
 def _check_fields(words: list[str]) -> None:
   """Apply the overrides to the config, as far as the documents name it."""
   overrides = [m.groups() for m in map(_OVERRIDE.fullmatch, words) if m]
@@ -37,12 +43,7 @@ def _check_fields(words: list[str]) -> None:
   user_code = any(word.startswith('--user_dir=') for word in words)
   if not named or user_code or any(value.isupper() for _, value in overrides):
     return
-  try:
-    config = load_config(named[0])
-  except InputError as error:
-    assert 'no such file' in str(error)  # A file of the reader.
-    config = ExperimentConfig()
-  override(config, overrides)
+  override(_config(named[0]), overrides)
 
 
 @pytest.fixture
@@ -54,10 +55,9 @@ def parse(monkeypatch):
     original(self, argv)
     raise _Parsed
 
-  def run(words):
-    assert words[0] in COMMANDS, f'no command {words[0]}'
+  def run(program, words):
     with pytest.raises(_Parsed):
-      main(words)
+      program(words)
 
   monkeypatch.setattr(argparse.ArgumentParser, 'parse_args', parse_args)
   return run
@@ -69,8 +69,16 @@ def test_programs_take_the_commands(page, parse):
     name, *flags = words = _words(command)
     if name == '--version' or (name in COMMANDS and not flags):
       continue  # A mention of the command.
-    parse(words)
+    assert name in COMMANDS, f'no command {name}'
+    parse(main, words)
     _check_fields(flags)
+
+
+def test_the_compiler_for_absent_chips_takes_its_commands(parse):
+  text = (ROOT / 'docs' / 'pods.md').read_text('utf-8')
+  for command in commands(text, 'python -m fusion_jax.tools.aot'):
+    parse(aot.main, _words(command))
+    _check_fields(_words(command))
 
 
 @pytest.mark.parametrize('page', PAGES, ids=str)
@@ -85,7 +93,7 @@ def test_modules_exist_and_have_no_shorter_name(page):
 
 def test_a_wrong_flag_is_found(parse):
   with pytest.raises(pytest.fail.Exception):
-    parse(['decode', '--workdir=DIR', '--baem_size=5'])
+    parse(main, ['decode', '--workdir=DIR', '--baem_size=5'])
   with pytest.raises(AssertionError, match='no option'):
     _check_fields(['--config.model.widht=5'])
 

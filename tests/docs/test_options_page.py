@@ -1,7 +1,6 @@
 """The page of options has every field of a config, and what it says is so."""
 
 from docs import options_page
-
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.serialization import flatten
 
