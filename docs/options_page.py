@@ -159,7 +159,7 @@ def _value(value: Any) -> str:
 def _paragraphs(text: str) -> str:
   """Return a docstring as Markdown that shows it literally."""
   lines = (
-    f'    {line}' if line.startswith('  ') else _literal(line)
+    f'  {line}' if line.startswith('  ') else _literal(line)
     for line in inspect.cleandoc(text).splitlines()
   )
   # A block of indented lines begins after an empty line.

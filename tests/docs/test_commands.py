@@ -30,7 +30,7 @@ def _words(command: str) -> list[str]:
 
 def _config(name: str) -> ExperimentConfig:
   """A config of the package; the default one for a file of the reader."""
-  own = name.isupper() or name.endswith('.py')
+  own = name.endswith('.py') or name.rpartition(':')[2].isupper()
   return ExperimentConfig() if own else load_config(name)
 
 
