@@ -53,7 +53,7 @@ lint: .venv/installed-dev
 
 # The guide as a site: site/index.html opens in a browser without a server.
 docs: .venv/installed-docs
-	PYTHONPATH=. $(VENV)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build --strict
 
 bench: $(INSTALLED)
 	$(VENV)/python -m benchmarks.train_throughput --size=small
