@@ -22,7 +22,7 @@ $(INSTALLED): requirements.txt pyproject.toml
 	$(VENV)/pip install --quiet --editable '.[plots$(ACCELERATOR:%=,%)]'
 	touch $@
 
-.venv/installed-dev: $(INSTALLED) requirements-dev.txt
+.venv/installed-dev: $(INSTALLED) requirements-dev.txt requirements-docs.txt
 	$(VENV)/pip install --quiet -r requirements-dev.txt
 	touch $@
 
@@ -53,7 +53,7 @@ lint: .venv/installed-dev
 
 # The guide as a site: site/index.html opens in a browser without a server.
 docs: .venv/installed-docs
-	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/python -m mkdocs build --strict
 
 bench: $(INSTALLED)
 	$(VENV)/python -m benchmarks.train_throughput --size=small
