@@ -16,14 +16,14 @@ KERNELS := --xla_cpu_experimental_ynn_fusion_type= \
 NUMERICAL := tests/layers tests/models tests/fusion tests/search \
   tests/decoding tests/parallel tests/training tests/tools
 
-.PHONY: quickstart test test-all test-kernels lint bench
+.PHONY: quickstart test test-all test-kernels lint docs bench
 
 $(INSTALLED): requirements.txt pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(VENV)/pip install --quiet --editable '.[plots$(ACCELERATOR:%=,%)]'
 	touch $@
 
-.venv/installed-dev: $(INSTALLED) requirements-dev.txt
+.venv/installed-dev: $(INSTALLED) requirements-dev.txt requirements-docs.txt
 	$(VENV)/pip install --quiet -r requirements-dev.txt
 	touch $@
 
@@ -47,6 +47,14 @@ lint: .venv/installed-dev
 	$(VENV)/ruff format --check
 	PYTHONPATH=. $(VENV)/lint-imports
 	$(VENV)/mypy
+
+.venv/installed-docs: $(INSTALLED) requirements-docs.txt
+	$(VENV)/pip install --quiet -r requirements-docs.txt
+	touch $@
+
+# The guide as a site: site/index.html opens in a browser without a server.
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/python -m mkdocs build --strict
 
 bench: $(INSTALLED)
 	$(VENV)/python -m benchmarks.train_throughput --size=small

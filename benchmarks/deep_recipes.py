@@ -1,6 +1,6 @@
 """A config file: deep stacks of narrow layers, for 2 CPU cores.
 
-    python train.py --config=benchmarks/deep_recipes.py:DEPTH/SCHEME ...
+    fusion-jax train --config=benchmarks/deep_recipes.py:DEPTH/SCHEME ...
 
 Depths    layers of the encoder and the decoder: 60+12 and the like
 Schemes   each in the norm of its paper, post, gtrans and the like

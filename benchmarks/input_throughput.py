@@ -1,6 +1,6 @@
 r"""The input pipeline alone against the training step on the same batches.
 
-    python -m benchmarks.input_throughput --config=configs/multi30k.py \
+    python -m benchmarks.input_throughput --config=multi30k \
         --config.data.root=DIR [--config.data.batch.packing=true]
 
 Counts target tokens without padding. The step is timed on the first batches

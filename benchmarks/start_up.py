@@ -1,6 +1,6 @@
 r"""From the command to the first finished step of a training of the Base model.
 
-    python -m benchmarks.start_up [--runs=5] [--config=configs/NAME.py] \
+    python -m benchmarks.start_up [--runs=5] [--config=NAME] \
         [--config.FIELD=VALUE]
 
 The corpus is prepared first, and is not timed. The first run starts with an

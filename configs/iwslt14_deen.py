@@ -7,10 +7,10 @@ Paper     Wang et al. (2018), COLING: 31.75 BLEU, 32.67 after their second
           (theirs; not measured here)
 Data      160K pairs of TED talks; files {train,valid,test}.{de,en} in
           data.root, not tokenised
-Command   python train.py --config=configs/iwslt14_deen.py
+Command   fusion-jax train --config=iwslt14_deen
             --config.data.root=DIR --workdir=runs/iwslt14
           and the second phase of Wang:
-          python train.py --config=configs/iwslt14_deen.py:mlrf_base_phase2
+          fusion-jax train --config=iwslt14_deen:mlrf_base_phase2
             --config.data.root=DIR --init_from=runs/iwslt14
             --workdir=runs/iwslt14_phase2
 Hardware  one GPU; 40 epochs of Wang are 80,000 steps, then 20 are 100,000; 80

@@ -5,9 +5,9 @@ Paper     Yang et al. (2022), TASLP, Table IV, mean of eight directions: 29.39
           measured here)
 Data      TED talks, some 200,000 pairs of each; files {de,it,nl,ro}-en/
           {train,dev2010,tst2017}.{lang} in data.root, not tokenised
-Command   python train.py --config=configs/iwslt17_multi.py
+Command   fusion-jax train --config=iwslt17_multi
             --config.data.root=DIR --workdir=runs/iwslt17
-          python decode.py --workdir=runs/iwslt17 --average=5
+          fusion-jax decode --workdir=runs/iwslt17 --average=5
             --source_language=ro --target_language=en --input=tst2017.ro
             --reference=tst2017.en
 Hardware  one GPU; their 15 epochs of 1.7M pairs are about 100,000 steps

@@ -3,7 +3,7 @@
 Paper     Vaswani et al. (2017), base, pre-norm
 Data      428K pairs of NICT's Kyoto wiki corpus; files
           {train,valid,test}.{ja,en}.xz in data.root, Japanese not segmented
-Command   python train.py --config=configs/kyoto_jaen.py
+Command   fusion-jax train --config=kyoto_jaen
             --config.data.root=DIR --workdir=runs/kyoto
 Hardware  one GPU; no score measured yet
 """

@@ -3,9 +3,9 @@
 Paper     Vaswani et al. (2017), pre-norm, 3+3 layers of width 256
 Data      Elliott et al. (2016): 29,000 / 1,014 / 1,000 pairs, 12 words;
           files {train,val,test_2016_flickr}.{lang}.gz in data.root
-Command   python train.py --config=configs/multi30k.py:en-de
+Command   fusion-jax train --config=multi30k:en-de
             --config.data.root=DIR --workdir=runs/multi30k
-          python decode.py --workdir=runs/multi30k --average=5
+          fusion-jax decode --workdir=runs/multi30k --average=5
             --input=test_2016_flickr.en --reference=test_2016_flickr.de
 Hardware  45 minutes on 2 CPU cores
 Score     en-de: 38.97 BLEU, 63.08 chrF (cased, detokenised sacreBLEU)

@@ -6,9 +6,9 @@ Paper     Yang et al. (2022), TASLP, Table V, means of 94 directions into
 Data      Zhang et al. (2020): 55M pairs, at most 1M a language; the files of
           opus-100-corpus/v1.0/supervised are in data.root, such as
           af-en/opus.af-en-{train,dev,test}.{lang}
-Command   python train.py --config=configs/opus100.py
+Command   fusion-jax train --config=opus100
             --config.data.root=DIR --workdir=runs/opus100
-          python decode.py --workdir=runs/opus100 --average=5
+          fusion-jax decode --workdir=runs/opus100 --average=5
             --source_language=af --target_language=en --input=FILE
 Hardware  several GPUs or TPUs
 Variants  12+6 layers of width 768, filter 3,072, 12 heads, dropout 0.1, beam 8,

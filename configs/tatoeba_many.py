@@ -6,9 +6,9 @@ Paper     Johnson et al. (2017): one model for all, a tag for the target
 Data      13,768 (ro) to 164,008 (de) pairs of 6.5 words with de, es, fr, nl,
           ro; files tatoeba-{de,es,fr,nl,ro}-en/{train,valid,test}.{lang}.gz in
           data.root
-Command   python train.py --config=configs/tatoeba_many.py
+Command   fusion-jax train --config=tatoeba_many
             --config.data.root=DIR --workdir=runs/tatoeba_many
-          python decode.py --workdir=runs/tatoeba_many --average=5
+          fusion-jax decode --workdir=runs/tatoeba_many --average=5
             --source_language=ro --target_language=en --input=test.ro
             --reference=test.en
 Hardware  one GPU, or 2 CPU cores and a night

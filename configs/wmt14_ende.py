@@ -7,10 +7,10 @@ Paper     Vaswani et al. (2017): 27.3 and 28.4 BLEU on newstest2014
           (all tokenised and theirs; not measured here)
 Data      4.5M pairs from TFDS (wmt14_translate/de-en), newstest2013 for
           validation, newstest2014 for the test
-Command   python train.py --config=configs/wmt14_ende.py:base
+Command   fusion-jax train --config=wmt14_ende:base
             --workdir=runs/wmt14_base
-          python decode.py --workdir=runs/wmt14_base --average=5 ...
-          python train.py --config=configs/wmt14_ende.py:hierarchical_diversity
+          fusion-jax decode --workdir=runs/wmt14_base --average=5 ...
+          fusion-jax train --config=wmt14_ende:hierarchical_diversity
             --workdir=runs/wmt14_hierarchical --init_from=runs/wmt14_base
 Hardware  Vaswani: 12 hours (base) and 3.5 days (big) on 8 P100; Dou: 8 P40;
           Emelin: 43 to 50 hours (base) on 4 P100; Yang: 128 GPUs, or as many

@@ -5,9 +5,9 @@ Paper     Dou et al. (2018, 2019): 24.13 and 24.56 BLEU on newstest2017 with
           and 25.00 with em_routing (theirs; not measured here)
 Data      20.6M pairs from TFDS (wmt17_translate/zh-en), newsdev2017 for
           validation, newstest2017 for the test
-Command   python train.py --config=configs/wmt17_zhen.py:base
+Command   fusion-jax train --config=wmt17_zhen:base
             --workdir=runs/wmt17_base
-          python train.py --config=configs/wmt17_zhen.py:em_routing
+          fusion-jax train --config=wmt17_zhen:em_routing
             --workdir=runs/wmt17_em --init_from=runs/wmt17_base
 Hardware  the papers: 8 P40
 Variants  warm-up 4,000, 32,768 tokens, dropout 0.1 (big: 0.3), beam 4, length

@@ -109,7 +109,7 @@ class BatchConfig:
 
   row_multiple: Size = 8
   """Rows of a shape are a multiple of this and of optimizer.accumulation. The
-  devices that rows are cut over, times accumulation, must divide it."""
+  devices that rows are sharded over, times accumulation, must divide it."""
 
   packing: bool = False
   """Put several training pairs into a row, none of which sees another; all

@@ -22,7 +22,7 @@ _Times: TypeAlias = Annotated[float, Field(ge=0, le=1_000)]
 
 @section('decoding')
 class DecodingConfig:
-  """Beam search; also the defaults of decode.py."""
+  """Beam search; also the defaults of `fusion-jax decode`."""
 
   beam_size: Beam = 4
   """Hypotheses that are extended of each sentence; 1: greedy search."""

@@ -1,4 +1,4 @@
-"""How the devices are arranged, and which axis of an array lies on which."""
+"""How the devices are arranged, and which axis of an array is on which."""
 
 import math
 from typing import Annotated, Literal, TypeAlias
@@ -15,10 +15,10 @@ _Devices: TypeAlias = Annotated[int, Field(ge=-1, le=2**20)]
 
 @section('parallel.rules')
 class AxisRules:
-  """The axis of the mesh that each logical axis of a parameter is cut over.
+  """The axis of the mesh that each logical axis of a parameter is sharded over.
 
-  '' leaves it whole. An axis of the mesh cuts one axis of a parameter at most,
-  the first that names it; a size that it does not divide stays whole.
+  Empty: it stays whole. An axis of the mesh shards one axis of a parameter at
+  most, the first that names it; a size that it does not divide stays whole.
   """
 
   vocab: MeshAxis = 'tensor'
@@ -56,9 +56,9 @@ class AxisRules:
 class ParallelConfig:
   """The mesh: its three axes multiply to the number of devices.
 
-  The rows of a batch are cut over data and fsdp; parameters and optimizer state
-  over fsdp (and gathered for a step) and over tensor (which also cuts the
-  products). -1 is what the other axes leave.
+  The rows of a batch are sharded over data and fsdp; parameters and optimizer
+  state over fsdp (and gathered for a step) and over tensor (which also shards
+  the products). -1 is what the other axes leave.
   """
 
   data: _Devices = -1
@@ -71,7 +71,7 @@ class ParallelConfig:
   """Devices along the axis tensor."""
 
   rules: AxisRules = AxisRules()
-  """How the axes of parameters are cut."""
+  """How the axes of parameters are sharded."""
 
   lost_after: Natural = 60
   """Seconds without a heartbeat of one process after which the others end; 0:

@@ -282,6 +282,11 @@ def _resumable(config: ExperimentConfig) -> tuple[str, ...]:
   )
 
 
+def is_resumable(name: str) -> bool:
+  """Return whether a resumed run may change the field of this dotted name."""
+  return _is_among(name, RESUMABLE)
+
+
 def _is_among(name: str, fields: Iterable[str]) -> bool:
   return any(
     fnmatch.fnmatchcase(name, pattern)

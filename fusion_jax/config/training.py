@@ -41,8 +41,8 @@ class OptimizerConfig:
   """W, updates of warm-up; 1: no warm-up."""
 
   warmup_tokens: Natural = 0
-  """Target tokens until which the warm-up lasts, growing with them; W is then
-  the updates that it took. 0: by warmup_steps."""
+  """Target tokens that the warm-up lasts; the rate grows with them, and W is
+  the number of updates that it took. 0: warmup_steps counts."""
 
   beta1: Share = 0.9
   """Adam's decay of the first moment."""
@@ -54,8 +54,8 @@ class OptimizerConfig:
   """What Adam adds to the root of the second moment."""
 
   moments_dtype: Literal['float32', 'bfloat16'] = 'float32'
-  """Dtype in which Adam's first moment is kept between the updates, which are
-  computed in float32; the second moment is always float32."""
+  """Dtype in which Adam's first moment is kept. Updates are computed in
+  float32, and the second moment is always float32."""
 
   weight_decay: NotNegative = 0.0
   """Decoupled decay (AdamW, Loshchilov and Hutter 2019): an update also takes
@@ -102,8 +102,7 @@ class TrainingConfig:
   freeze: Texts = ()
   """Parameters that are not trained: patterns of the shell over their names,
   where * matches / too: 'encoder/*', '*_embedding'. They get no update, no
-  decay and no moments. `python -m fusion_jax.tools.model_sizes` lists the
-  names."""
+  decay and no moments. `fusion-jax sizes` lists the names."""
 
   ema: Share = 0.0
   """Decay d of the average of the parameters, a + (1 - d) (p - a) after every
@@ -174,7 +173,7 @@ class TrainingConfig:
   """The best checkpoints by `metric` that are kept too."""
 
   metric: Literal['bleu', 'chrf', 'loss'] = 'bleu'
-  """What says which validation is the best."""
+  """Metric by which the best validation is chosen."""
 
   patience: Natural = 0
   """Validations without improvement of `metric` before stopping; 0: never."""

@@ -3,8 +3,8 @@ r"""Write the mean of several checkpoints as a new run directory.
     fusion-jax average --workdir=DIR --average=5 \
         [--average_of=best] [--step=STEP] [--parameters=last] --output=DIR2
 
-Every program that reads a run can read DIR2: decode.py, the contrastive
-evaluation and `train.py --init_from=DIR2`. DIR2 has no optimizer state.
+Every program that reads a run can read DIR2, and `fusion-jax train
+--init_from=DIR2` can start from it. DIR2 has no optimizer state.
 """
 
 import argparse

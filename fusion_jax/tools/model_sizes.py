@@ -1,6 +1,6 @@
 """Print the parameter table of a config's model.
 
-    fusion-jax sizes --config=configs/NAME.py[:VARIANT]
+    fusion-jax sizes --config=NAME[:VARIANT]
 
 The vocabularies have the size that `data.tokenizer` requests.
 """

@@ -61,9 +61,8 @@ def main(argv: list[str]) -> None:
     print(f'translation  {translations[index]}')
     print(f'reference    {references[index]}')
   print(f'\nThe run directory is {workdir}. Try it on a line of your own:')
-  print(
-    f"  echo '{sources[0]}' | .venv/bin/fusion-jax decode --workdir={workdir}"
-  )
+  print('  source .venv/bin/activate')
+  print(f"  echo '{sources[0]}' | fusion-jax decode --workdir={workdir}")
 
 
 def _print_fusion(config: ExperimentConfig, workdir: Path) -> None:

@@ -91,7 +91,7 @@ def report_of(subject, cards=(), name='run', made=OTHER, text=TEXT):
     cards=tuple(cards),
     translations=tuple(made),
     scores=corpus_scores(list(made), references, 'de'),
-    command='python -m fusion_jax.analysis VIEW --workdir=runs/one',
+    command='fusion-jax analyse VIEW --workdir=runs/one',
   )
 
 

@@ -65,7 +65,7 @@ def test_the_command_repeats_the_flags(tmp_path):
   parser = program._parser()
   plain = parser.parse_args(['--workdir', 'x', '--shown=3'])
   assert command(Path('x y'), plain) == (
-    "python -m fusion_jax.analysis VIEW '--workdir=x y'"
+    "fusion-jax analyse VIEW '--workdir=x y'"
   )
   flags = ['--step=40', '--lines=5', '--source=a', '--target=b']
   given = parser.parse_args(['--workdir', 'x', *flags])

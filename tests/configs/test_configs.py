@@ -22,7 +22,7 @@ from fusion_jax.training.optimizer import make_schedule
 
 _CONFIGS = Path(__file__).parents[2] / 'configs'
 
-# Parameters by `python -m fusion_jax.tools.model_sizes --config=configs/NAME`.
+# Parameters by `fusion-jax sizes --config=NAME`.
 _WANG = {
   'iwslt14_deen.py:mlrf_base': 13_219_600,
   'iwslt14_deen.py:mlrf_base_4_layers': 15_062_800,

@@ -1,4 +1,4 @@
-"""The table of schemes, and its copy in the README."""
+"""The table of schemes, and its copy in the guide."""
 
 from pathlib import Path
 
@@ -6,14 +6,14 @@ import pytest
 
 from fusion_jax.tools import scheme_sizes
 
-_README = Path(__file__).parents[2] / 'README.md'
+_PAGE = Path(__file__).parents[2] / 'docs' / 'schemes.md'
 
 
 @pytest.mark.extended
-def test_the_table_agrees_with_the_papers_and_is_in_the_readme(capsys):
+def test_the_table_agrees_with_the_papers_and_is_in_the_guide(capsys):
   assert scheme_sizes.main([]) == 0
   printed = capsys.readouterr().out
-  assert printed in _README.read_text(encoding='utf-8')
+  assert printed in _PAGE.read_text(encoding='utf-8')
   inconsistent = [line for line in printed.splitlines() if ' no: ' in line]
   assert [line.split('`')[1] for line in inconsistent] == [
     'em_routing',

@@ -176,7 +176,7 @@ def command(workdir: Path, arguments: argparse.Namespace) -> str:
     for name, default in vars(parser.parse_args([])).items()
     if (value := getattr(arguments, name)) != default
   ]
-  words = ['python', '-m', 'fusion_jax.analysis', 'VIEW']
+  words = ['fusion-jax', 'analyse', 'VIEW']
   return shlex.join([*words, f'--workdir={workdir}', *given])
 
 

@@ -1,6 +1,6 @@
 """Compile training or decoding for chips that this machine does not have.
 
-    python -m fusion_jax.tools.aot --config=configs/NAME.py[:VARIANT]
+    python -m fusion_jax.tools.aot --config=NAME[:VARIANT]
       --topology=v5e:16x16 [--config.parallel.fsdp=8 ...]
       [--step=train|decode] [--find_batch] [--output=FILE.json]
 

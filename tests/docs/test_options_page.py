@@ -1,0 +1,63 @@
+"""The page of options has every field of a config, and what it says is so."""
+
+from docs import options_page
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.serialization import flatten
+
+_PAGE = options_page.page()
+
+
+def _entry(name: str) -> str:
+  """The text of an option, up to the next heading."""
+  _, _, rest = _PAGE.partition(f'### `{name}` {{ #{name} }}\n')
+  return rest.partition('\n#')[0]
+
+
+def test_every_field_is_there_once():
+  sides = {
+    name.replace(f'model.{side}', 'model.SIDE')
+    for name in flatten(ExperimentConfig())
+    for side in ('encoder', 'decoder')
+    if name.startswith(f'model.{side}.')
+  }
+  others = {
+    name
+    for name in flatten(ExperimentConfig())
+    if not name.startswith(('model.encoder.', 'model.decoder.'))
+  }
+  names = options_page.option_names()
+  assert len(names) == len(set(names))
+  assert sides | others <= set(names)
+  directions = {name for name in names if '.NUMBER.' in name}
+  assert set(names) == sides | others | directions
+  assert all(_PAGE.count(f'### `{name}` {{') == 1 for name in names)
+
+
+def test_directions_are_there():
+  assert 'default `1.0`' in _entry('data.directions.NUMBER.weight')
+  assert 'required' in _entry('data.directions.NUMBER.train')
+
+
+def test_types_bounds_defaults_and_readers():
+  beam = _entry('decoding.beam_size')
+  assert 'whole number from 1 up to 4,096; default `4`' in beam
+  rate = _entry('training.ema')
+  assert 'number from 0 below 1; default `0.0`' in rate
+  kinds = _entry('parallel.rules.vocab')
+  assert 'empty, `fsdp`, `tensor`; default `tensor`' in kinds
+  assert 'read only by `hops`' in _entry('model.SIDE.mlrf.hops')
+  assert 'default `false`' in _entry('model.scan_layers')
+
+
+def test_what_a_resumed_run_may_change():
+  assert 'resume: yes' in _entry('training.steps')
+  assert 'resume: yes' in _entry('decoding.beam_size')
+  assert 'resume: yes' in _entry('data.directions.NUMBER.test')
+  assert 'resume: no' in _entry('data.directions.NUMBER.train')
+  assert 'resume: no' in _entry('model.width')
+
+
+def test_help_is_shown_literally():
+  assert '&lt;2{lang}&gt;' in _entry('data.source_tag')
+  assert '\\_embedding' in _entry('training.freeze')
+  assert '`peak`' in _entry('optimizer.schedule')
