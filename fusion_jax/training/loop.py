@@ -110,7 +110,8 @@ def train(
     with profiler.step(at.step + 1):
       batch = next(parts.iterator)
       parts.heartbeat.has_batch()
-      parts.programs.wait_for(Shape(*batch.source.shape, batch.target.shape[1]))
+      rows, source = batch.source.shape
+      parts.programs.wait_for(Shape(rows, source, batch.target.shape[1]))
       with jax.transfer_guard_host_to_device('disallow'):
         at.state, at.totals = parts.step(at.state, at.totals, batch)
     at.step += 1
@@ -224,12 +225,12 @@ def _restore_or_start(parts: Parts, corpus: PreparedCorpus) -> Position:
   The next step is compiled, or read from the cache, at the same time.
   """
   last = parts.checkpoints.latest_step() or 0
-  goes_on = last < parts.config.training.steps
+  unfinished = last < parts.config.training.steps
   _, shape, _ = parts.batches.plan.batch(last)
-  if goes_on:
+  if unfinished:
     parts.programs.begin(shape)
   state, progress = _restored_or_fresh(parts, corpus)
-  if goes_on:
+  if unfinished:
     parts.programs.wait_for(shape)
   return Position(
     int(state.step), state, parts.zero_totals(), progress, Clock()
