@@ -67,10 +67,11 @@ def options_of(
 ) -> list[argparse.Action]:
   """The options that a program has."""
 
-  def parse_args(parser, *_):
+  def parse_known_args(parser, *_):
     raise _Seen(parser)
 
-  with mock.patch.object(argparse.ArgumentParser, 'parse_args', parse_args):
+  seen_in = argparse.ArgumentParser, 'parse_known_args', parse_known_args
+  with mock.patch.object(*seen_in):
     try:
       main(list(argv))
     except _Seen as seen:
