@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,33 @@ def test_an_import_that_fails_leaves_the_collector_running():
   with pytest.raises(ImportError), lasting_imports():
     raise ImportError
   assert gc.isenabled()
+
+
+# A thread that nobody can stop, as one in the compiler.
+_INTERRUPTED = """
+import threading
+import time
+
+from fusion_jax import startup
+
+@startup.one_line_errors
+def main(_):
+  threading.Thread(target=time.sleep, args=(100,)).start()
+  raise KeyboardInterrupt
+
+startup.use_huge_pages = lambda: None
+startup.run_program(main)
+"""
+
+
+def test_ctrl_c_does_not_wait_for_threads():
+  ended = subprocess.run(
+    [sys.executable, '-c', _INTERRUPTED],
+    env=os.environ | {'PYTHONPATH': str(Path(__file__).parents[1])},
+    capture_output=True,
+    text=True,
+    timeout=60,
+    check=False,
+  )
+  assert ended.returncode == 130
+  assert ended.stderr == 'error: interrupted\n'

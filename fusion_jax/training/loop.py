@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.data.batching import Shape
+from fusion_jax.data.batching import Batch, Shape
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.parallel.distributed import first_then_others, is_first, on_all
@@ -110,8 +110,7 @@ def train(
     with profiler.step(at.step + 1):
       batch = next(parts.iterator)
       parts.heartbeat.has_batch()
-      rows, source = batch.source.shape
-      parts.programs.wait_for(Shape(rows, source, batch.target.shape[1]))
+      parts.programs.wait_for(_shape_of(batch))
       with jax.transfer_guard_host_to_device('disallow'):
         at.state, at.totals = parts.step(at.state, at.totals, batch)
     at.step += 1
@@ -131,6 +130,11 @@ def train(
     _save(parts, at, reports, validate, last=True)
   parts.checkpoints.wait()
   _log_end(parts, at, stopped)
+
+
+def _shape_of(batch: Batch) -> Shape:
+  rows, source = batch.source.shape
+  return Shape(rows, source, batch.target.shape[1])
 
 
 def _has_patience(parts: Parts, at: Position) -> bool:

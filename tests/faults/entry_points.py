@@ -24,15 +24,18 @@ ROOT = Path(__file__).parents[2]
 def programs() -> dict[str, Callable[[Sequence[str]], int]]:
   """The entry points, by 'train', 'decode' or the name of the module."""
   found = {}
-  for path in [ROOT / 'train.py', ROOT / 'decode.py', *_modules()]:
+  for path in _modules():
     if _has_main(path):
       name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
-      found[name.removesuffix('.__main__')] = _main(path, name)
+      short = name.removeprefix('fusion_jax.cli.').removesuffix('.__main__')
+      found[short] = _main(path, name)
   return found
 
 
 def _modules() -> list[Path]:
-  return sorted((ROOT / 'fusion_jax').rglob('*.py'))
+  package = ROOT / 'fusion_jax'
+  # The command only calls the others.
+  return sorted({*package.rglob('*.py')} - {package / '__main__.py'})
 
 
 def _has_main(path: Path) -> bool:
@@ -67,10 +70,11 @@ def options_of(
 ) -> list[argparse.Action]:
   """The options that a program has."""
 
-  def parse_args(parser, *_):
+  def parse_known_args(parser, *_):
     raise _Seen(parser)
 
-  with mock.patch.object(argparse.ArgumentParser, 'parse_args', parse_args):
+  seen_in = argparse.ArgumentParser, 'parse_known_args', parse_known_args
+  with mock.patch.object(*seen_in):
     try:
       main(list(argv))
     except _Seen as seen:
