@@ -71,7 +71,6 @@ class MarianConfig:
   model_type: Literal['marian']
   d_model: int
   vocab_size: int
-  decoder_vocab_size: int | None = None
   encoder_layers: int
   decoder_layers: int
   encoder_attention_heads: int
@@ -81,6 +80,7 @@ class MarianConfig:
   decoder_start_token_id: int
   activation_function: Literal['relu', 'swish', 'silu']
   eos_token_id: int = 0
+  decoder_vocab_size: int | None = None
   scale_embedding: bool = False
   share_encoder_decoder_embeddings: bool = True
   tie_word_embeddings: bool = True
