@@ -1,16 +1,17 @@
-"""How much an imported model and the program that made it are alike.
+r"""How much an imported model and the program that made it are alike.
 
     python -m benchmarks.peers.marian_parity ... --folder=DIR
     fusion-jax import --from=marian --input=DIR --output=RUN
-    python -m benchmarks.import_parity --workdir=RUN --recorded=DIR/recorded.json
+    python -m benchmarks.import_parity --workdir=RUN \
+        --recorded=DIR/recorded.json
 
 Ids of the source lines, greedy and beam translations in the same limit of
-length, and log-probabilities of the other program's beam translations. Both
-searches divide by the length and stop when nothing better can come. They are
-not quite the same: transformers lets hypotheses end that are among the best
-`beam` extensions, the run among the best 2 `beam`, and at the limit transformers
-gives the end symbol for nothing. Where translations differ, the scores are
-compared.
+length, and log-probabilities of the other program's beam translations. All
+searches divide by the length. They are not quite the same: the others let
+hypotheses end that are among the best `beam` extensions, the run among the best
+2 `beam`; at the limit transformers gives the end symbol for nothing; and
+fairseq stops when `beam` hypotheses are finished. Where translations differ,
+the scores are compared.
 """
 
 import dataclasses
@@ -118,7 +119,7 @@ def compare(run: TrainedModel, recorded: dict[str, Any]) -> dict[str, Any]:
     different = [n for n, (own, other) in pairs if own != other]
     results[name] = {'equal': len(lines) - len(different)}
     if name == 'beam':
-      gains = [found[n].score - scored[n].mean() for n in different]
+      gains = [found[n].score - float(scored[n].mean()) for n in different]
       results[name]['score_minus_theirs'] = [round(g, 4) for g in gains]
       results['equal_texts'] = _equal(
         [run.target_tokenizer.decode(each[:-1]) for each in recorded[name]],

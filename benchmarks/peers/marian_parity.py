@@ -45,7 +45,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     'pieces': 60,
     'vocabulary': 100,
     'limit': 16,
-    'end': 4.0,
+    'end': 6.0,
     'table': 0.5,
     'normalizer': 'identity',
     'model': {
@@ -193,7 +193,9 @@ def _log_probabilities(
   padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
   logits = model(**batch, labels=padded).logits
   every = logits.log_softmax(-1).gather(-1, padded[..., None])[..., 0]
-  return [own[: len(ids)].tolist() for own, ids in zip(every, rows, strict=True)]
+  return [
+    own[: len(ids)].tolist() for own, ids in zip(every, rows, strict=True)
+  ]
 
 
 if __name__ == '__main__':

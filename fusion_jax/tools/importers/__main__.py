@@ -8,6 +8,9 @@ marian: a folder of a MarianMT or OPUS-MT model of Hugging Face, with
 config.json, model.safetensors or pytorch_model.bin, source.spm, target.spm and
 vocab.json.
 
+fairseq: a folder with the checkpoint of a Transformer, dict.SOURCE.txt and
+dict.TARGET.txt; the SentencePiece models that cut its text are given apart.
+
 Every program that reads a run can read WORKDIR: decode, score, export, and
 train with --init_from=WORKDIR. Nothing in the files is executed.
 """
@@ -29,8 +32,17 @@ def _marian(request: Request) -> Found:
   return read_marian(request)
 
 
+def _fairseq(request: Request) -> Found:
+  from fusion_jax.tools.importers.fairseq import read_fairseq
+
+  return read_fairseq(request)
+
+
 # Each function imports what it needs, because JAX loads slowly.
-_FORMATS: dict[str, Callable[[Request], Found]] = {'marian': _marian}
+_FORMATS: dict[str, Callable[[Request], Found]] = {
+  'marian': _marian,
+  'fairseq': _fairseq,
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,6 +61,11 @@ def _parser() -> argparse.ArgumentParser:
       default='',
       help='code of the language, where the folder does not name it',
     )
+    add(
+      f'--{side}_spm',
+      type=Path,
+      help='the SentencePiece model of the side; fairseq only',
+    )
   return parser
 
 
@@ -60,8 +77,15 @@ def main(argv: list[str]) -> None:
   check_new_folder(flags.output)
   if not flags.input.is_dir():
     raise InputError(f'--input={flags.input}: no such folder')
+  if flags.format != 'fairseq' and (flags.source_spm or flags.target_spm):
+    raise InputError('--source_spm and --target_spm need --from=fairseq')
   request = Request(
-    flags.input, flags.output, flags.source_language, flags.target_language
+    flags.input,
+    flags.output,
+    flags.source_language,
+    flags.target_language,
+    flags.source_spm,
+    flags.target_spm,
   )
   write_found(_FORMATS[flags.format](request), flags.output, flags.format)
   print(flags.output)

@@ -24,10 +24,12 @@ from fusion_jax.json_input import as_type, read_json
 from fusion_jax.tools.importers.found import Found, Request, Sides, config_of
 from fusion_jax.tools.importers.torch_weights import read_torch
 from fusion_jax.tools.importers.vocabularies import (
+  Added,
   Vocabulary,
-  grown,
-  grown_bias,
+  added_pieces,
   rebuilt_tokenizers,
+  with_bias,
+  with_rows,
 )
 from fusion_jax.tools.importers.weights import Weights
 
@@ -122,7 +124,9 @@ def read_marian(request: Request) -> Found:
     _decoding_of(config, vocabularies[-1]),
     _target_tag(vocabularies[0], languages[1]),
   )
-  arrays = _grown(_read_arrays(folder), vocabularies, tokenizers)
+  ends = vocabularies[0], vocabularies[-1]
+  added = map(added_pieces, ends, tokenizers)
+  arrays = _grown(_read_arrays(folder), *added)
   return Found(run, tokenizers, _weights(folder, arrays, model))
 
 
@@ -287,26 +291,17 @@ def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _grown(
-  arrays: Mapping[str, np.ndarray],
-  vocabularies: Sequence[Vocabulary],
-  tokenizers: Sides,
+  arrays: Mapping[str, np.ndarray], source: Added, target: Added
 ) -> dict[str, np.ndarray]:
   """Return the arrays with rows for the pieces after the vocabulary."""
-  ends = vocabularies[0], vocabularies[-1]
-  source, target = (
-    (each.pieces.index(_UNKNOWN), len(each.pieces), tokenizer.vocabulary.size)
-    for each, tokenizer in zip(ends, tokenizers, strict=True)
-  )
-  rows = {_SHARED: source, _SOURCE: source, _TARGET: target, _OUTPUT: target}
-  result = dict(arrays)
-  for name, (unknown, size, wanted) in rows.items():
-    # An array of another size is reported with all others.
-    if name in result and len(result[name]) == size:
-      result[name] = grown(result[name], unknown, wanted)
-  unknown, size, wanted = target
-  if result.get(_BIAS, np.zeros(())).shape == (1, size):
-    result[_BIAS] = grown_bias(result[_BIAS][0], unknown, wanted)
-  return result
+  sides = {_SHARED: source, _SOURCE: source, _TARGET: target, _OUTPUT: target}
+  grown = {
+    name: with_rows(array, sides[name]) if name in sides else array
+    for name, array in arrays.items()
+  }
+  if _BIAS in grown and grown[_BIAS].ndim == 2:
+    grown[_BIAS] = with_bias(grown[_BIAS][0], target)
+  return grown
 
 
 def _weights(

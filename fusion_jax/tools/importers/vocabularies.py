@@ -16,9 +16,9 @@ Axis letters: V vocabulary, D model width.
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
 from sentencepiece import sentencepiece_model_pb2
 
 from fusion_jax.data.tokenizer import Tokenizer
@@ -166,27 +166,44 @@ def _check_merges(
     )
 
 
-def grown(
-  table: Float32[np.ndarray, '*V'], unknown: int, count: int
-) -> Float32[np.ndarray, '*W']:
-  """Return a table with more rows, each that of the unknown token.
+class Added(NamedTuple):
+  """Pieces that stand after a vocabulary.
+
+  Attributes:
+    unknown: Id of the unknown token.
+    before: Number V of pieces of the vocabulary.
+    after: Number W of all pieces.
+  """
+
+  unknown: int
+  before: int
+  after: int
+
+
+def added_pieces(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Added:
+  """Return what a rebuilt tokenizer has more than its vocabulary."""
+  unknown = vocabulary.pieces.index(vocabulary.unknown)
+  return Added(unknown, len(vocabulary.pieces), tokenizer.vocabulary.size)
+
+
+def with_rows(table: np.ndarray, added: Added) -> np.ndarray:
+  """Return a table with a row for each piece that was added.
 
   Args:
-    table: One row for each piece of a vocabulary.
-    unknown: Id of the unknown token.
-    count: Number of rows to return.
+    table: One row for each piece of the vocabulary, [V, ...]; one of another
+      size is returned as it is, and fits no model.
+    added: Pieces that were added.
 
   Returns:
-    The table, [count, ...].
+    The table, [W, ...]; each new row is that of the unknown token.
   """
-  more = np.repeat(table[unknown][None], count - len(table), axis=0)
-  return np.concatenate([table, more])
+  if table.shape[:1] != (added.before,):
+    return table
+  count = added.after - added.before
+  return np.concatenate([table, np.repeat(table[[added.unknown]], count, 0)])
 
 
-def grown_bias(
-  bias: Float32[np.ndarray, ' V'], unknown: int, count: int
-) -> Float32[np.ndarray, ' W']:
-  """Return an output bias with more entries, which have no probability."""
-  result = grown(bias, unknown, count)
-  result[len(bias) :] += _NEVER
-  return result
+def with_bias(bias: np.ndarray, added: Added) -> np.ndarray:
+  """Return an output bias by which pieces that were added are never chosen."""
+  grown = with_rows(bias, added)
+  return grown + _NEVER * (np.arange(len(grown)) >= added.before)

@@ -7,6 +7,7 @@ Axis letters: V vocabulary, D model width, P positions.
 """
 
 import dataclasses
+import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ class Weights:
     prefix: What their names of the two stacks begin with.
     tables: Their names of `source_embedding` and the other tables, by our name;
       the first that the file has is read.
-    spare: Names that the file may have beside those that are read.
+    spare: Patterns of names that the file may have beside those that are read.
   """
 
   name: str
@@ -102,8 +103,11 @@ def _check_names(weights: Weights, read: Sequence[str]) -> None:
       f'{weights.name}: lacks the weight {missing[0]}{_more(missing)}, which '
       'the model of its configuration has; give the files of one model'
     )
-  spare = {name for names in weights.tables.values() for name in names}
-  left = sorted(weights.arrays.keys() - {*read, *spare, *weights.spare})
+  left = sorted(
+    name
+    for name in weights.arrays.keys() - set(read)
+    if not any(fnmatch.fnmatchcase(name, spare) for spare in weights.spare)
+  )
   if left:
     raise InputError(
       f'{weights.name}: has the weight {left[0]}{_more(left)}, which the model '
