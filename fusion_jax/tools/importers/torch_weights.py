@@ -145,6 +145,7 @@ def read_torch(path: Path, inert: Set[str] = frozenset()) -> Any:
     try:
       if zipfile.is_zipfile(file):
         return _from_zip(file, inert)
+      file.seek(0)
       return _from_pickles(file, inert)
     except _Refusal as refusal:
       raise InputError(
