@@ -13,6 +13,9 @@ from fusion_jax.config.fusion_checks import check_side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
 
+TiedEmbeddings: TypeAlias = Literal[
+  'none', 'source_target', 'target_output', 'all'
+]
 Positions: TypeAlias = Literal['sinusoidal', 'marian', 'fairseq', 'learned']
 
 
@@ -61,9 +64,7 @@ class ModelConfig:
   """Whether embeddings are multiplied by the square root of width before the
   position is added."""
 
-  tied_embeddings: Literal['none', 'source_target', 'target_output', 'all'] = (
-    'all'
-  )
+  tied_embeddings: TiedEmbeddings = 'all'
   """Which of the source table, the target table and the output projection are
   one array."""
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fusion_jax.config import DecodingConfig, ModelConfig
+from fusion_jax.config.model import TiedEmbeddings
 from fusion_jax.errors import InputError
 from fusion_jax.files import read_errors
 from fusion_jax.json_input import as_type
@@ -172,7 +173,7 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def _read_config(saved: Any, path: Path) -> FairseqConfig:
-  options = {}
+  options: dict[str, Any] = {}
   if isinstance(saved, Mapping):
     cfg = _plain(saved.get('cfg')) or {}
     for part in (saved.get('args'), cfg.get('task'), cfg.get('model')):
@@ -227,7 +228,6 @@ def _model_of(
       f'{path}: max_source_positions is {longest[0]} and max_target_positions '
       f'is {longest[1]}; both must be the same'
     )
-  tied = 'target_output' if config.share_decoder_input_output_embed else 'none'
   return ModelConfig(
     width=config.encoder_embed_dim,
     filter=config.encoder_ffn_embed_dim,
@@ -240,13 +240,19 @@ def _model_of(
     positions='learned' if config.encoder_learned_pos else 'fairseq',
     max_positions=longest[0],
     scale_embedding=not config.no_scale_embedding,
-    tied_embeddings='all' if config.share_all_embeddings else tied,
+    tied_embeddings=_tied(config),
     output_bias=output_bias,
     dropout=config.dropout,
     attention_dropout=config.attention_dropout,
     activation_dropout=config.activation_dropout,
     embedding_dropout=config.dropout,
   )
+
+
+def _tied(config: FairseqConfig) -> TiedEmbeddings:
+  if config.share_all_embeddings:
+    return 'all'
+  return 'target_output' if config.share_decoder_input_output_embed else 'none'
 
 
 def _read_dictionary(path: Path) -> Vocabulary:

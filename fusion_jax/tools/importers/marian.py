@@ -18,6 +18,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 
 from fusion_jax.config import DecodingConfig, ModelConfig
+from fusion_jax.config.model import TiedEmbeddings
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import read_errors
 from fusion_jax.json_input import as_type, read_json
@@ -53,7 +54,7 @@ _POSITIONS = (
 _WEIGHTS = 'model.safetensors', 'pytorch_model.bin'
 
 # Whether the sides share a table, and whether the output is tied.
-_TIED = types.MappingProxyType(
+_TIED: Mapping[tuple[bool, bool], TiedEmbeddings] = types.MappingProxyType(
   {
     (True, True): 'all',
     (True, False): 'source_target',
