@@ -27,6 +27,7 @@ COMMANDS = {
   'analyse': ('analysis.__main__', 'view what a model has learned'),
   'report': ('analysis.report.__main__', 'write a page about runs'),
   'export': ('tools.export.__main__', 'export a model for other runtimes'),
+  'import': ('tools.importers.__main__', 'read a model of another program'),
   'average': ('tools.average_checkpoints', 'save the mean of checkpoints'),
   'schemes': ('tools.scheme_sizes', 'list the schemes and their sizes'),
   'sizes': ('tools.model_sizes', 'list the parameters of a model'),

@@ -43,7 +43,10 @@ def first_fault(error: pydantic.ValidationError) -> tuple[str, str]:
   if kind == 'value_error':
     return field, str(first['ctx']['error'])
   if kind == 'literal_error':
-    choices = re.findall("'([^']*)'", first['ctx']['expected'])
+    expected = first['ctx']['expected']
+    choices = re.findall("'([^']*)'", expected)
+    if not choices:
+      return field, f'must be {expected}, got {shown(first["input"])}'
     return field, choice_fault(first['input'], choices)
   named = (text for name, text in _FAULTS.items() if kind.startswith(name))
   message = next(named, '') or first['msg']

@@ -75,8 +75,25 @@ def check_shape(value: Any, kind: Any, where: str) -> None:
     InputError: The type is wrong; the message names the origin, the field, and
       what would be right.
   """
+  as_type(value, kind, where)
+
+
+def as_type(value: Any, kind: Any, where: str) -> Any:
+  """Return JSON values as a type; see `check_shape`.
+
+  Args:
+    value: Value as json.loads gives it.
+    kind: Type of the result, as for pydantic.
+    where: Origin of the value, for messages.
+
+  Returns:
+    The value, with dataclasses for objects.
+
+  Raises:
+    InputError: As for `check_shape`.
+  """
   try:
-    _adapter(kind).validate_python(value)
+    return _adapter(kind).validate_python(value)
   except pydantic.ValidationError as error:
     field, message = first_fault(error)
     raise InputError(f'{_place(where, field)}: {message}') from None

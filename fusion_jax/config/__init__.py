@@ -57,12 +57,15 @@ class ExperimentConfig:
   parallel: ParallelConfig = ParallelConfig()
 
   def __post_init__(self):
-    tied_sides = self.model.tied_embeddings in ('all', 'source_target')
+    tokenizer = self.data.tokenizer
     require(
-      self.data.tokenizer.joint or not tied_sides,
+      tokenizer.joint
+      or bool(tokenizer.source_model)
+      or not self.model.ties_sides,
       'model.tied_embeddings',
       f"'{self.model.tied_embeddings}' shares one table between the sides "
-      'and needs data.tokenizer.joint=True',
+      'and needs data.tokenizer.joint=True, or a source_model and a '
+      'target_model with the same pieces',
     )
     self._check_recipe()
     if self.model.positions == 'learned':

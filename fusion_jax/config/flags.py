@@ -24,6 +24,7 @@ from fusion_jax.config.serialization import (
   fields_of,
   flatten,
   from_dict,
+  from_json,
   to_dict,
 )
 from fusion_jax.config.user_code import (
@@ -181,7 +182,7 @@ def load_config(name: str) -> ExperimentConfig:
   Args:
     name: Name of the form FILE.py, or FILE.py:VARIANT to call
       `get_config(VARIANT)`. A config of the package needs neither a folder
-      nor '.py'.
+      nor '.py'. Or the config.json of a run directory.
 
   Returns:
     The config.
@@ -190,6 +191,9 @@ def load_config(name: str) -> ExperimentConfig:
     InputError: The file, the function or the variant does not exist, the
       function fails, or it does not return a valid config.
   """
+  if name.endswith('.json'):
+    check_file(name, '--config')
+    return from_json(Path(name))
   path, colon, variant = name, '', ''
   if not name.endswith('.py') and ':' in name:
     path, colon, variant = name.rpartition(':')

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -12,6 +12,11 @@ from fusion_jax.config.fusion import Side, SideConfig
 from fusion_jax.config.fusion_checks import check_side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
+
+TiedEmbeddings: TypeAlias = Literal[
+  'none', 'source_target', 'target_output', 'all'
+]
+Positions: TypeAlias = Literal['sinusoidal', 'marian', 'fairseq', 'learned']
 
 
 @section('model')
@@ -42,16 +47,24 @@ class ModelConfig:
   norm_epsilon: Annotated[float, Field(ge=1e-30, le=1)] = 1e-6
   """What norms add to the variance."""
 
-  positions: Literal['sinusoidal', 'learned'] = 'sinusoidal'
-  """'sinusoidal': section 3.5 of the paper. 'learned': a table of max_positions
-  vectors for each side."""
+  activation: Literal['relu', 'silu'] = 'relu'
+  """Activation of the feed-forward sublayer. 'relu': the paper's. 'silu':
+  x sigmoid(x), also called swish."""
+
+  positions: Positions = 'sinusoidal'
+  """'sinusoidal': section 3.5 of the paper, a cosine after each sine. 'marian':
+  the same values, all sines before all cosines. 'fairseq': likewise, with the
+  wavelengths of fairseq, and counted from 2. 'learned': a table of
+  max_positions vectors for each side."""
 
   max_positions: Size = 1_024
   """Rows of the tables of learned positions."""
 
-  tied_embeddings: Literal['none', 'source_target', 'target_output', 'all'] = (
-    'all'
-  )
+  scale_embedding: bool = True
+  """Whether embeddings are multiplied by the square root of width before the
+  position is added."""
+
+  tied_embeddings: TiedEmbeddings = 'all'
   """Which of the source table, the target table and the output projection are
   one array."""
 
@@ -161,6 +174,11 @@ class ModelConfig:
   def without_fusion(self) -> 'ModelConfig':
     """The same Transformer with nothing fused."""
     return dataclasses.replace(self, encoder=SideConfig(), decoder=SideConfig())
+
+  @property
+  def ties_sides(self) -> bool:
+    """Whether source and target have one table of embeddings."""
+    return self.tied_embeddings in ('all', 'source_target')
 
   @property
   def head_width(self) -> int:

@@ -14,6 +14,8 @@ from fusion_jax.config import ModelConfig
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.parameter import Initializer, parameter
 
+_ACTIVATIONS = {'relu': jax.nn.relu, 'silu': jax.nn.silu}
+
 
 def kernel_initializer(config: ModelConfig) -> Initializer:
   """Return the initialiser of weight matrices [fan_in, fan_out].
@@ -72,7 +74,7 @@ class Dense(nn.Module):
 class FeedForward(nn.Module):
   """Feed-forward sublayer of Vaswani et al. (2017), Eq. 2.
 
-  It is relu(x W1 + b1) W2 + b2.
+  It is relu(x W1 + b1) W2 + b2, or has `ModelConfig.activation` for relu.
   """
 
   config: ModelConfig
@@ -87,7 +89,7 @@ class FeedForward(nn.Module):
       config, config.filter, ('embed', 'mlp'), bias, name='hidden'
     )(x)
     hidden = Dropout(config.activation_dropout, config.dropout_generator)(
-      jax.nn.relu(hidden), deterministic
+      _ACTIVATIONS[config.activation](hidden), deterministic
     )
     return Dense(config, config.width, ('mlp', 'embed'), bias, name='out')(
       hidden

@@ -22,33 +22,13 @@ from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import bias_initializer, kernel_initializer
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.positions import sinusoids
 from fusion_jax.layers.segments import segment_mask, segment_positions
 from fusion_jax.models.stack import Decoder, Encoder, Memories, StackOutput
 
 # Nested dictionaries whose leaves are arrays, or what stands for each of them:
 # its shape, its box with axis names, its gradient, or whether it is trained.
 Parameters = Mapping[str, Any]
-
-
-def sinusoids(
-  positions: Int[Array, '*T'], width: int
-) -> Float[Array, '*T {width}']:
-  """Return the position encodings of Vaswani et al. (2017), section 3.5.
-
-  PE(p, 2i) = sin(p / 10000^(2i / D)), PE(p, 2i + 1) = cos(the same), so that
-  sines and cosines are interleaved.
-
-  Args:
-    positions: Positions, int32, counted from 0.
-    width: Width D, even.
-
-  Returns:
-    The encodings, float32.
-  """
-  exponent = jnp.arange(0, width, 2, dtype=jnp.float32) / width
-  angle = positions[..., None] * jnp.float32(10_000) ** -exponent
-  pairs = jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1)
-  return pairs.reshape(*positions.shape, width)
 
 
 class OutputLayer(NamedTuple):
@@ -128,11 +108,10 @@ class Transformer(nn.Module):
 
   def setup(self):
     config = self.config
-    tied = config.tied_embeddings
     self.source_table = self._table('source_embedding', self.source_vocabulary)
     self.target_table = (
       self.source_table
-      if tied in ('all', 'source_target')
+      if config.ties_sides
       else self._table('target_embedding', self.target_vocabulary)
     )
     self.output_layer = self._output_layer()
@@ -182,17 +161,20 @@ class Transformer(nn.Module):
     positions: Int[Array, '*#B T'],
     deterministic: bool,
   ) -> Float[Array, 'B T D']:
-    dtype = jnp.dtype(self.config.compute_dtype)
-    scaled = table[tokens] * self.config.width**0.5
+    config = self.config
+    dtype = jnp.dtype(config.compute_dtype)
+    embedding = table[tokens]
+    if config.scale_embedding:
+      embedding = embedding * config.width**0.5
     if learned is not None:
       encoding = learned[positions]
     elif positions.ndim == 1:
-      encoding = sinusoids(positions, self.config.width)
+      encoding = sinusoids(positions, config.width, config.positions)
     else:
       # Sines are computed once for each position and gathered for every row.
       places = jnp.arange(positions.shape[1])
-      encoding = sinusoids(places, self.config.width)[positions]
-    return self.dropout((scaled + encoding).astype(dtype), deterministic)
+      encoding = sinusoids(places, config.width, config.positions)[positions]
+    return self.dropout((embedding + encoding).astype(dtype), deterministic)
 
   def _embed_target(
     self,

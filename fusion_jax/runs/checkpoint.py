@@ -239,7 +239,7 @@ class Checkpoints:
 
     Raises:
       InputError: There are checkpoints but none can be read, or they belong to
-        another tokenizer or model, or they are a mean, without optimizer.
+        another tokenizer or model, or they are without optimizer state.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
@@ -305,7 +305,7 @@ class Checkpoints:
     meta = read_meta(reader, step)
     with reading():
       check_identity(meta, self._identity, path)
-      _check_is_no_mean(meta, self._directory.parent)
+      _check_has_optimizer(meta, self._directory.parent)
       check_model(path, meta, fresh.parameters)
     return meta
 
@@ -327,13 +327,18 @@ def items_of(
   return ocp.args.Composite(**items, meta=ocp.args.JsonSave(sealed(meta)))
 
 
-def _check_is_no_mean(meta: Mapping[str, Any], workdir: Path) -> None:
+def _check_has_optimizer(meta: Mapping[str, Any], workdir: Path) -> None:
   if 'mean' in meta:
-    raise InputError(
-      f'{workdir}: holds the mean of {len(meta["mean"]["steps"])} checkpoints '
-      f'of {meta["mean"]["run"]} and no optimizer state to resume from; start '
-      f'another --workdir with --init_from={workdir}'
-    )
+    mean = meta['mean']
+    what = f'the mean of {len(mean["steps"])} checkpoints of {mean["run"]}'
+  elif 'imported' in meta:
+    what = f'an imported model of {meta["imported"]["format"]}'
+  else:
+    return
+  raise InputError(
+    f'{workdir}: holds {what} and no optimizer state to resume from; start '
+    f'another --workdir with --init_from={workdir}'
+  )
 
 
 @contextlib.contextmanager

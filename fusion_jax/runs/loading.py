@@ -16,7 +16,7 @@ from jax.sharding import SingleDeviceSharding
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, require
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
@@ -118,7 +118,19 @@ def _quotient(total: Parameters, count: jax.Array) -> Parameters:
 def make_model(
   config: ExperimentConfig, source: Tokenizer, target: Tokenizer
 ) -> Transformer:
-  """Return the experiment's model for these vocabularies."""
+  """Return the experiment's model for these vocabularies.
+
+  Raises:
+    InputError: The sides have one table of embeddings but not the same pieces.
+  """
+  same = source.digest == target.digest or source.pieces() == target.pieces()
+  require(
+    same or not config.model.ties_sides,
+    'model.tied_embeddings',
+    f"'{config.model.tied_embeddings}' shares one table between the sides, but "
+    "the two SentencePiece models have other pieces; use 'none' or "
+    "'target_output'",
+  )
   return Transformer(
     config.model,
     source.vocabulary.size,

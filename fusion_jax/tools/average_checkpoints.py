@@ -8,20 +8,15 @@ Every program that reads a run can read DIR2, and `fusion-jax train
 """
 
 import argparse
-import dataclasses
 from pathlib import Path
-
-import orbax.checkpoint as ocp
 
 from fusion_jax.cli.checkpoint_flags import add_checkpoint_flags
 from fusion_jax.config.flags import parse_arguments
-from fusion_jax.errors import InputError, first_line
-from fusion_jax.files import check_new_folder, whole_folder
-from fusion_jax.runs import run_directory
-from fusion_jax.runs.checkpoint import Progress, items_of
-from fusion_jax.runs.checkpoint_reading import identity_of
+from fusion_jax.errors import InputError
+from fusion_jax.files import check_new_folder
 from fusion_jax.runs.kept_corpus import copy_corpus
 from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.runs.single_checkpoint import write_run
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 
@@ -74,28 +69,12 @@ def write_mean(run: TrainedModel, workdir: Path, output: Path) -> None:
   Raises:
     InputError: The directory exists and is not empty, or cannot be written.
   """
-  try:
-    with whole_folder(output) as partial:
-      run_directory.create(
-        partial, run.config, run.source_tokenizer, run.target_tokenizer
-      )
-      copy_corpus(workdir, partial)
-      _write_checkpoint(partial / 'checkpoints', run, workdir.resolve().name)
-  except InputError:
-    raise
-  except Exception as error:  # Orbax raises many types on a full disk.
-    raise InputError(
-      f'{output}: cannot be written: {first_line(error)}'
-    ) from error
-
-
-def _write_checkpoint(directory: Path, run: TrainedModel, name: str) -> None:
-  meta = {
-    'progress': dataclasses.asdict(Progress(best_step=run.step)),
-    'mean': {'run': name, 'steps': run.steps},
-    **identity_of(run.config, run.source_tokenizer, run.target_tokenizer),
-  }
-  items = items_of({'parameters': run.parameters}, meta)
-  options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
-  with ocp.CheckpointManager(directory.absolute(), options=options) as manager:
-    manager.save(run.step, args=items)
+  write_run(
+    output,
+    run.config,
+    (run.source_tokenizer, run.target_tokenizer),
+    run.parameters,
+    {'mean': {'run': workdir.resolve().name, 'steps': run.steps}},
+    run.step,
+    lambda folder: copy_corpus(workdir, folder),
+  )

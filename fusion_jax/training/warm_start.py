@@ -23,6 +23,9 @@ from fusion_jax.runs.loading import load_run
 
 logger = logging.getLogger(__name__)
 
+# Options that change what a model computes, but no parameter's shape.
+_SHAPELESS = 'heads', 'activation', 'positions', 'scale_embedding'
+
 # Largest number of names in a message.
 _LISTED = 12
 
@@ -50,9 +53,10 @@ def with_baseline(
   Raises:
     InputError: The baseline has other tokenizers, or lacks a parameter that
       `model` would have without its fusions, or has a parameter in another
-      shape.
+      shape, or uses its parameters otherwise.
   """
   baseline = load_run(workdir)
+  _check_options(model.config, baseline.config.model, workdir)
   theirs = (baseline.source_tokenizer, baseline.target_tokenizer)
   for side, own, other in zip(
     ('source', 'target'), tokenizers, theirs, strict=True
@@ -69,6 +73,16 @@ def with_baseline(
     raise InputError(f'--init_from={workdir}: {error}') from None
   logger.info('started from %s, step %d', workdir, baseline.step)
   return merged
+
+
+def _check_options(own: ModelConfig, other: ModelConfig, workdir: Path) -> None:
+  for name in _SHAPELESS:
+    here, there = getattr(own, name), getattr(other, name)
+    if here != there:
+      raise InputError(
+        f'--init_from={workdir}: config.model.{name} is {there!r} there and '
+        f'{here!r} here; give the same'
+      )
 
 
 def merged_parameters(

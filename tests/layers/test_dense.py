@@ -9,25 +9,8 @@ import pytest
 from fusion_jax.config import ModelConfig
 from fusion_jax.layers.dense import Dense, FeedForward
 from fusion_jax.layers.residual import Residual
-from fusion_jax.models.transformer import sinusoids
 
 _CONFIG = ModelConfig(width=4, filter=8, heads=2, dropout=0.0)
-
-
-def test_sinusoids_by_hand():
-  # Vaswani et al. (2017), 3.5, width 4: angles p and p / 10000^(2/4) = p/100.
-  table = sinusoids(jnp.array([0, 1, 7]), 4)
-  expected = [
-    [math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)]
-    for p in (0, 1, 7)
-  ]
-  np.testing.assert_allclose(table, expected, atol=1e-6)
-
-
-def test_sinusoids_of_a_late_position_stay_accurate():
-  row = np.asarray(sinusoids(jnp.array([1000]), 512))[0]
-  angle = 1000 * 10_000 ** -(np.arange(0, 512, 2) / 512)
-  np.testing.assert_allclose(row[0::2], np.sin(angle), atol=2e-4)
 
 
 def test_dense_flattens_any_batch():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from programs import Program, logged
 
-from fusion_jax.config import ModelConfig
+from fusion_jax.config import ExperimentConfig, ModelConfig
 from fusion_jax.config.fusion import MultiLayerOptions, SideConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
@@ -30,10 +30,11 @@ class _Tokenizer(Tokenizer):
 class _Run:
   """What `load_run` would give."""
 
-  def __init__(self, parameters, digest='a'):
+  def __init__(self, parameters, digest='a', **options):
     self.parameters = parameters
     self.source_tokenizer = self.target_tokenizer = _Tokenizer(digest)
     self.step = 7
+    self.config = ExperimentConfig(model=_model(**options).config)
 
 
 def _model(**changes):
@@ -103,6 +104,18 @@ def test_another_size_is_an_error(monkeypatch):
 def test_another_tokenizer_is_an_error(monkeypatch):
   run = _Run(drawn_parameters(_model()), digest='b')
   with pytest.raises(InputError, match='another source tokenizer'):
+    _started(monkeypatch, _model(), run)
+
+
+@pytest.mark.parametrize(
+  ('name', 'value'),
+  [('heads', 4), ('activation', 'silu'), ('positions', 'marian')],
+)
+def test_parameters_that_mean_something_else_are_an_error(
+  monkeypatch, name, value
+):
+  run = _Run(drawn_parameters(_model(**{name: value})), **{name: value})
+  with pytest.raises(InputError, match=rf'model.{name} is {value!r} there and'):
     _started(monkeypatch, _model(), run)
 
 

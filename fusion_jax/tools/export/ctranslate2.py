@@ -24,7 +24,8 @@ from fusion_jax.decoding.rounding import rounding
 from fusion_jax.decoding.shapes import target_limit
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, whole_folder
-from fusion_jax.models.transformer import Parameters, sinusoids
+from fusion_jax.layers.positions import sinusoids
+from fusion_jax.models.transformer import Parameters
 from fusion_jax.runs import run_directory
 from fusion_jax.runs.loading import TrainedModel, load_run
 from fusion_jax.tools.export.agreement import largest_difference
@@ -155,10 +156,16 @@ def specification(run: TrainedModel) -> Any:
     A `ctranslate2.specs.TransformerSpec` in float32.
   """
   config, parameters = run.config.model, run.parameters
-  model = library().specs.TransformerSpec.from_config(
+  specs = library().specs
+  activations = {
+    'relu': specs.Activation.RELU,
+    'silu': specs.Activation.SWISH,
+  }
+  model = specs.TransformerSpec.from_config(
     (config.encoder_layers, config.decoder_layers),
     config.heads,
     pre_norm=config.norm == 'pre',
+    activation=activations[config.activation],
   )
   stacks: dict[Side, Any] = {
     'encoder': model.encoder,
@@ -240,7 +247,8 @@ def _set_tables(
   model.decoder.embeddings.weight = target
   model.decoder.projection.weight = output
   for stack in (model.encoder, model.decoder):
-    stack.scale_embeddings = float(config.width**0.5)
+    scale = config.width**0.5 if config.scale_embedding else 1.0
+    stack.scale_embeddings = float(scale)
   if 'output_bias' in parameters:
     model.decoder.projection.bias = _array(parameters['output_bias'])
 
@@ -251,7 +259,8 @@ def _sinusoids(config: ExperimentConfig) -> Float32[np.ndarray, 'P D']:
   count = max(
     longest, target_limit(longest, config.decoding), _MAX_INPUT_LENGTH
   )
-  return _array(sinusoids(jnp.arange(count), config.model.width))
+  model = config.model
+  return _array(sinusoids(jnp.arange(count), model.width, model.positions))
 
 
 def _set_vocabularies(model: Any, run: TrainedModel) -> None:

@@ -1,0 +1,1 @@
+"""Reading of models that other programs trained, as run directories."""

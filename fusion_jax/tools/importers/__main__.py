@@ -1,0 +1,117 @@
+r"""Read a model that another program trained, and write it as a run directory.
+
+    fusion-jax import --from=marian --input=DIR --output=WORKDIR
+    fusion-jax import --from=fairseq --input=DIR --output=WORKDIR \
+        --source_spm=FILE [--target_spm=FILE]
+
+marian: a folder of a MarianMT or OPUS-MT model of Hugging Face, with
+config.json, model.safetensors or pytorch_model.bin, source.spm, target.spm and
+vocab.json.
+
+fairseq: a folder with the checkpoint of a Transformer, dict.SOURCE.txt and
+dict.TARGET.txt; the SentencePiece models that cut its text are given apart.
+
+Every program that reads a run can read WORKDIR: decode, score, export, and
+train with --init_from=WORKDIR. Nothing in the files is executed.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.errors import InputError
+from fusion_jax.files import check_new_folder
+from fusion_jax.startup import one_line_errors, run_program, start_logging
+from fusion_jax.tools.importers.found import Found, Request
+
+
+def _marian(request: Request) -> Found:
+  from fusion_jax.tools.importers.marian import read_marian
+
+  return read_marian(request)
+
+
+def _fairseq(request: Request) -> Found:
+  from fusion_jax.tools.importers.fairseq import read_fairseq
+
+  return read_fairseq(request)
+
+
+# Each function imports what it needs, because JAX loads slowly.
+_FORMATS: dict[str, Callable[[Request], Found]] = {
+  'marian': _marian,
+  'fairseq': _fairseq,
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog='fusion-jax import',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add('--from', dest='format', required=True, choices=tuple(_FORMATS))
+  add('--input', required=True, type=Path, help='the folder of the model')
+  add('--output', required=True, type=Path, help='the new run directory')
+  for side in ('source', 'target'):
+    add(
+      f'--{side}_language',
+      default='',
+      help='code of the language, where the folder does not name it',
+    )
+    add(
+      f'--{side}_spm',
+      type=Path,
+      help='the SentencePiece model of the side; fairseq only',
+    )
+  return parser
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Import the model, and print its run directory."""
+  flags = parse_arguments(argv, _parser())
+  start_logging()
+  check_new_folder(flags.output)
+  if not flags.input.is_dir():
+    raise InputError(f'--input={flags.input}: no such folder')
+  if flags.format != 'fairseq' and (flags.source_spm or flags.target_spm):
+    raise InputError('--source_spm and --target_spm need --from=fairseq')
+  request = Request(
+    flags.input,
+    flags.output,
+    flags.source_language,
+    flags.target_language,
+    flags.source_spm,
+    flags.target_spm,
+  )
+  write_found(_FORMATS[flags.format](request), flags.output, flags.format)
+  print(flags.output)
+
+
+def write_found(found: Found, output: Path, name: str) -> None:
+  """Write the model of another program as a run directory.
+
+  Args:
+    found: Model.
+    output: New directory; it appears only when it is complete.
+    name: Name of the other program, which is kept in the checkpoint.
+
+  Raises:
+    InputError: A weight does not fit the model, or the directory cannot be
+      written.
+  """
+  from fusion_jax.runs.loading import make_model
+  from fusion_jax.runs.single_checkpoint import write_run
+  from fusion_jax.tools.importers.weights import parameters_of
+
+  model = make_model(found.config, *found.tokenizers)
+  parameters = parameters_of(found.weights, model)
+  origin = {'imported': {'format': name, 'name': found.config.name}}
+  write_run(output, found.config, found.tokenizers, parameters, origin)
+
+
+if __name__ == '__main__':
+  run_program(main)

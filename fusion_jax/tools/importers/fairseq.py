@@ -1,0 +1,348 @@
+"""Transformers of fairseq.
+
+A folder has a checkpoint, dict.SOURCE.txt and dict.TARGET.txt. fairseq reads
+text that was cut into pieces before; here the SentencePiece models that cut it
+are needed too.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fusion_jax.config import DecodingConfig, ModelConfig
+from fusion_jax.config.model import TiedEmbeddings
+from fusion_jax.errors import InputError
+from fusion_jax.files import read_errors
+from fusion_jax.json_input import as_type
+from fusion_jax.tools.importers.found import Found, Request, Sides, config_of
+from fusion_jax.tools.importers.torch_weights import Record, read_torch
+from fusion_jax.tools.importers.vocabularies import (
+  Added,
+  Vocabulary,
+  added_pieces,
+  rebuilt_tokenizers,
+  with_bias,
+  with_rows,
+)
+from fusion_jax.tools.importers.weights import Weights
+
+# Modules and classes of a checkpoint's options, which are read as dictionaries.
+_INERT = frozenset(
+  {
+    'argparse',
+    'omegaconf',
+    'fairseq',
+    'numpy',
+    '_codecs',
+    'typing',
+    'enum',
+    'collections.defaultdict',
+    *(f'builtins.{n}' for n in ('dict', 'list', 'int', 'float', 'str', 'bool')),
+  }
+)
+
+# Symbols before those of a dictionary's file, in the order of their ids.
+_SYMBOLS = '<s>', '<pad>', '</s>', '<unk>'
+# fairseq fills a dictionary up with these.
+_FILLER = 'madeupword'
+# Rows of a table of learned positions that stand for no position.
+_UNUSED_POSITIONS = 2
+
+_SOURCE = 'encoder.embed_tokens.weight'
+_TARGET = 'decoder.embed_tokens.weight'
+_OUTPUTS = 'decoder.output_projection.weight', 'decoder.embed_out'
+_POSITIONS = 'encoder.embed_positions.weight', 'decoder.embed_positions.weight'
+_BIAS = 'output_bias'
+_SPARE = (
+  'encoder.version',
+  'decoder.version',
+  'encoder.embed_positions._float_tensor',
+  'decoder.embed_positions._float_tensor',
+  # fairseq 0.12 keeps copies of an encoder layer under these names.
+  'encoder.layers.*.in_proj_*',
+  'encoder.layers.*.out_proj_*',
+  'encoder.layers.*.fc?_*',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FairseqConfig:
+  """Options of a checkpoint that decide what the model computes.
+
+  The defaults are those of the architecture `transformer`.
+  """
+
+  encoder_embed_dim: int
+  decoder_embed_dim: int
+  encoder_ffn_embed_dim: int
+  decoder_ffn_embed_dim: int
+  encoder_layers: int
+  decoder_layers: int
+  encoder_attention_heads: int
+  decoder_attention_heads: int
+  encoder_normalize_before: bool = False
+  decoder_normalize_before: bool = False
+  encoder_learned_pos: bool = False
+  decoder_learned_pos: bool = False
+  max_source_positions: int = 1024
+  max_target_positions: int = 1024
+  activation_fn: Literal['relu', 'swish'] = 'relu'
+  share_all_embeddings: bool = False
+  share_decoder_input_output_embed: bool = False
+  no_scale_embedding: bool = False
+  no_token_positional_embeddings: Literal[False] = False
+  no_decoder_final_norm: Literal[False] = False
+  no_cross_attention: Literal[False] = False
+  cross_self_attention: Literal[False] = False
+  layernorm_embedding: Literal[False] = False
+  dropout: float = 0.1
+  attention_dropout: float = 0.0
+  activation_dropout: float = 0.0
+  source_lang: str = ''
+  target_lang: str = ''
+
+
+# Options of both sides that must be the same.
+_BOTH_SIDES = (
+  'embed_dim',
+  'ffn_embed_dim',
+  'attention_heads',
+  'normalize_before',
+  'learned_pos',
+)
+
+
+def read_fairseq(request: Request) -> Found:
+  """Read a folder of a Transformer that fairseq trained.
+
+  Args:
+    request: What is imported, and to where.
+
+  Returns:
+    The model.
+
+  Raises:
+    InputError: A file is missing or damaged, or does not fit the others, or
+      the model is no plain Transformer.
+  """
+  if request.source_spm is None:
+    raise InputError(
+      f'--input={request.input}: fairseq reads text that is cut into pieces; '
+      'give the SentencePiece model that cut it with --source_spm (and '
+      '--target_spm, where the target has one of its own)'
+    )
+  path = _checkpoint(request.input)
+  saved = read_torch(path, _INERT)
+  config = _read_config(saved, path)
+  languages = (
+    request.source_language or config.source_lang,
+    request.target_language or config.target_lang,
+  )
+  if not all(languages):
+    raise InputError(
+      f'{path}: does not name its languages; give --source_language and '
+      '--target_language, as codes'
+    )
+  vocabularies = [
+    _read_dictionary(request.input / f'dict.{language}.txt')
+    for language in languages
+  ]
+  tokenizers = _tokenizers(request, vocabularies)
+  source, target = map(added_pieces, vocabularies, tokenizers)
+  model = _model_of(config, path, output_bias=target.after > target.before)
+  decoding = DecodingConfig(beam_size=5, length_penalty='length', alpha=1.0)
+  run = config_of(request, languages, model, decoding)
+  arrays = _grown(_arrays(saved, path), source, target)
+  return Found(run, tokenizers, _weights(path, arrays, model))
+
+
+def _checkpoint(folder: Path) -> Path:
+  found = sorted(folder.glob('*.pt'))
+  best = folder / 'checkpoint_best.pt'
+  if best in found:
+    return best
+  if len(found) != 1:
+    raise InputError(
+      f'--input={folder}: must have checkpoint_best.pt or one other .pt file, '
+      f'has {len(found)}'
+    )
+  return found[0]
+
+
+def _read_config(saved: Any, path: Path) -> FairseqConfig:
+  options: dict[str, Any] = {}
+  if isinstance(saved, Mapping):
+    cfg = _plain(saved.get('cfg')) or {}
+    for part in (saved.get('args'), cfg.get('task'), cfg.get('model')):
+      options |= _plain(part) or {}
+  if not options:
+    raise InputError(
+      f'{path}: no checkpoint of fairseq: it has no options; give one that '
+      'fairseq-train wrote'
+    )
+  _check_architecture(options, path)
+  named = {field.name for field in dataclasses.fields(FairseqConfig)}
+  known = {n: v for n, v in options.items() if n in named and v is not None}
+  return as_type(known, FairseqConfig, str(path))
+
+
+def _plain(value: Any) -> Any:
+  """Return options without the records of omegaconf around them."""
+  if isinstance(value, Record):
+    content = value.get('_content', value.get('_val', value))
+    return _plain(dict(content)) if isinstance(content, dict) else content
+  if isinstance(value, Mapping):
+    return {
+      name: _plain(each) for name, each in value.items() if name != '_parent'
+    }
+  return value
+
+
+def _check_architecture(options: Mapping[str, Any], path: Path) -> None:
+  name = options.get('arch') or options.get('_name') or ''
+  if not str(name).startswith('transformer'):
+    raise InputError(
+      f'{path}: its architecture is {name!r}; it must be transformer, or a '
+      'named shape of it'
+    )
+  if options.get('adaptive_softmax_cutoff'):
+    raise InputError(f'{path}: has an adaptive softmax, which is not read')
+  for what in _BOTH_SIDES:
+    sides = [options.get(f'{side}_{what}') for side in ('encoder', 'decoder')]
+    if sides[0] != sides[1]:
+      raise InputError(
+        f'{path}: encoder_{what} is {sides[0]} and decoder_{what} is '
+        f'{sides[1]}; both must be the same'
+      )
+
+
+def _model_of(
+  config: FairseqConfig, path: Path, output_bias: bool
+) -> ModelConfig:
+  longest = config.max_source_positions, config.max_target_positions
+  if config.encoder_learned_pos and longest[0] != longest[1]:
+    raise InputError(
+      f'{path}: max_source_positions is {longest[0]} and max_target_positions '
+      f'is {longest[1]}; both must be the same'
+    )
+  return ModelConfig(
+    width=config.encoder_embed_dim,
+    filter=config.encoder_ffn_embed_dim,
+    heads=config.encoder_attention_heads,
+    encoder_layers=config.encoder_layers,
+    decoder_layers=config.decoder_layers,
+    norm='pre' if config.encoder_normalize_before else 'post',
+    norm_epsilon=1e-5,
+    activation='relu' if config.activation_fn == 'relu' else 'silu',
+    positions='learned' if config.encoder_learned_pos else 'fairseq',
+    max_positions=longest[0],
+    scale_embedding=not config.no_scale_embedding,
+    tied_embeddings=_tied(config),
+    output_bias=output_bias,
+    dropout=config.dropout,
+    attention_dropout=config.attention_dropout,
+    activation_dropout=config.activation_dropout,
+    embedding_dropout=config.dropout,
+  )
+
+
+def _tied(config: FairseqConfig) -> TiedEmbeddings:
+  if config.share_all_embeddings:
+    return 'all'
+  return 'target_output' if config.share_decoder_input_output_embed else 'none'
+
+
+def _read_dictionary(path: Path) -> Vocabulary:
+  if not path.is_file():
+    raise InputError(
+      f'{path}: missing; give the folder that has the dictionaries beside the '
+      'checkpoint'
+    )
+  with read_errors(path):
+    try:
+      lines = path.read_text('utf-8').splitlines()
+    except UnicodeDecodeError:
+      raise InputError(f'{path}: not UTF-8 text') from None
+  pieces = [_piece(path, n, line) for n, line in enumerate(lines, 1)]
+  fillers = [piece for piece in pieces if piece.startswith(_FILLER)]
+  return Vocabulary(
+    str(path),
+    [*_SYMBOLS, *pieces],
+    start='</s>',
+    end='</s>',
+    unknown='<unk>',
+    symbols=['<s>', '<pad>', *fillers],
+  )
+
+
+def _piece(path: Path, number: int, line: str) -> str:
+  piece, _, count = line.removesuffix(' #fairseq:overwrite').rpartition(' ')
+  if not (piece and count.isascii() and count.isdigit()):
+    raise InputError(
+      f'{path}: line {number}: must be a piece, a space and a count, got '
+      f'{line!r}'
+    )
+  return piece
+
+
+def _tokenizers(request: Request, vocabularies: Sequence[Vocabulary]) -> Sides:
+  source_spm = request.source_spm
+  assert source_spm is not None, 'read_fairseq asks for it'
+  models = [source_spm, request.target_spm or source_spm]
+  if list(vocabularies[0].pieces) == list(vocabularies[1].pieces):
+    source, target = rebuilt_tokenizers(models, vocabularies[0])
+  else:
+    (source,) = rebuilt_tokenizers(models[:1], vocabularies[0])
+    (target,) = rebuilt_tokenizers(models[1:], vocabularies[1])
+  return source, target
+
+
+def _arrays(saved: Mapping[str, Any], path: Path) -> dict[str, np.ndarray]:
+  found = saved.get('model')
+  if not isinstance(found, dict):
+    raise InputError(f'{path}: no checkpoint of fairseq: it has no model')
+  return {n: each for n, each in found.items() if isinstance(each, np.ndarray)}
+
+
+def _grown(
+  arrays: Mapping[str, np.ndarray], source: Added, target: Added
+) -> dict[str, np.ndarray]:
+  """Return the arrays as the model has them.
+
+  Tables get rows for the pieces after the dictionary, and lose those of
+  positions that are none.
+  """
+  sides = {_SOURCE: source, _TARGET: target} | dict.fromkeys(_OUTPUTS, target)
+  grown = {
+    name: with_rows(array, sides[name]) if name in sides else array
+    for name, array in arrays.items()
+  }
+  for name in _POSITIONS:
+    if name in grown:
+      grown[name] = grown[name][_UNUSED_POSITIONS:]
+  if target.after > target.before:
+    grown[_BIAS] = with_bias(np.zeros(target.before, np.float32), target)
+  return grown
+
+
+def _weights(
+  path: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig
+) -> Weights:
+  learned = model.positions == 'learned'
+  return Weights(
+    name=str(path),
+    arrays=arrays,
+    prefix='',
+    tables={
+      'source_embedding': (_SOURCE,),
+      'target_embedding': (_TARGET,),
+      'output_table': _OUTPUTS,
+      'output_bias': (_BIAS,),
+      'source_positions': _POSITIONS[:1],
+      'target_positions': _POSITIONS[1:],
+    },
+    spare=(*_SPARE, *_OUTPUTS, _TARGET, *(() if learned else _POSITIONS)),
+  )

@@ -1,0 +1,92 @@
+"""What an importer finds in the files of another program."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from fusion_jax.config import (
+  DataConfig,
+  DecodingConfig,
+  ExperimentConfig,
+  ModelConfig,
+  TokenizerConfig,
+)
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.tools.importers.weights import Weights
+
+Sides = tuple[Tokenizer, Tokenizer]
+
+
+class Request(NamedTuple):
+  """What the user asks to import.
+
+  Attributes:
+    input: Folder of the other program.
+    output: Run directory to write.
+    source_language, target_language: Language codes; empty: those that the
+      files name.
+    source_spm, target_spm: SentencePiece models that are not in the folder, if
+      any.
+  """
+
+  input: Path
+  output: Path
+  source_language: str = ''
+  target_language: str = ''
+  source_spm: Path | None = None
+  target_spm: Path | None = None
+
+
+class Found(NamedTuple):
+  """Model of another program.
+
+  Attributes:
+    config: Configuration of a run with this model.
+    tokenizers: Tokenizers of the source and the target side.
+    weights: Weights of the model.
+  """
+
+  config: ExperimentConfig
+  tokenizers: Sides
+  weights: Weights
+
+
+def config_of(
+  request: Request,
+  languages: tuple[str, str],
+  model: ModelConfig,
+  decoding: DecodingConfig,
+  target_tag: str = '',
+) -> ExperimentConfig:
+  """Return the configuration of an imported run.
+
+  Args:
+    request: What is imported, and to where.
+    languages: Codes of the source and the target language.
+    model: Options of the model.
+    decoding: Options of decoding.
+    target_tag: Pattern of the tag of the target language; empty: none.
+
+  Returns:
+    The configuration. Its corpora are names for the user to replace; its
+    tokenizers are those of the run directory, so that a training from the run
+    can use the same configuration.
+  """
+  folder = request.output.absolute()
+  return ExperimentConfig(
+    name=request.input.resolve().name,
+    data=DataConfig(
+      source_language=languages[0],
+      target_language=languages[1],
+      train=('train.{lang}',),
+      valid=(),
+      test=(),
+      target_tag=target_tag,
+      tokenizer=TokenizerConfig(
+        joint=False,
+        source_model=str(folder / 'source.model'),
+        target_model=str(folder / 'target.model'),
+      ),
+    ),
+    model=model,
+    decoding=decoding,
+  )

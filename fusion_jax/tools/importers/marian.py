@@ -1,0 +1,323 @@
+"""MarianMT and OPUS-MT models of Hugging Face.
+
+A folder has config.json, model.safetensors or pytorch_model.bin, source.spm,
+target.spm, vocab.json and, with a vocabulary for each side, target_vocab.json.
+The model is a post-norm Transformer; see `MarianMTModel` of transformers.
+"""
+
+import dataclasses
+import re
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors.numpy
+from pydantic import Field
+from safetensors import SafetensorError
+
+from fusion_jax.config import DecodingConfig, ModelConfig
+from fusion_jax.config.model import TiedEmbeddings
+from fusion_jax.errors import InputError, first_line
+from fusion_jax.files import read_errors
+from fusion_jax.json_input import as_type, read_json
+from fusion_jax.tools.importers.found import Found, Request, Sides, config_of
+from fusion_jax.tools.importers.torch_weights import read_torch
+from fusion_jax.tools.importers.vocabularies import (
+  Added,
+  Vocabulary,
+  added_pieces,
+  rebuilt_tokenizers,
+  with_bias,
+  with_rows,
+)
+from fusion_jax.tools.importers.weights import Weights
+
+# Longest line that MarianMT reads, in subwords.
+_LONGEST = 512
+
+_LANGUAGE_CODE = re.compile(r'>>.+<<')
+_UNKNOWN = '<unk>'
+
+_SHARED = 'model.shared.weight'
+_SOURCE = 'model.encoder.embed_tokens.weight'
+_TARGET = 'model.decoder.embed_tokens.weight'
+_OUTPUT = 'lm_head.weight'
+_BIAS = 'final_logits_bias'
+# Sinusoids, which are computed instead of read.
+_POSITIONS = (
+  'model.encoder.embed_positions.weight',
+  'model.decoder.embed_positions.weight',
+)
+
+_WEIGHTS = 'model.safetensors', 'pytorch_model.bin'
+
+# Whether the sides share a table, and whether the output is tied.
+_TIED: Mapping[tuple[bool, bool], TiedEmbeddings] = types.MappingProxyType(
+  {
+    (True, True): 'all',
+    (True, False): 'source_target',
+    (False, True): 'target_output',
+    (False, False): 'none',
+  }
+)
+
+# Largest number of language codes in a message.
+_LISTED = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class MarianConfig:
+  """Fields of config.json that decide what the model computes."""
+
+  model_type: Literal['marian']
+  d_model: int
+  vocab_size: int
+  encoder_layers: int
+  decoder_layers: int
+  encoder_attention_heads: int
+  decoder_attention_heads: int
+  encoder_ffn_dim: int
+  decoder_ffn_dim: int
+  decoder_start_token_id: int
+  activation_function: Literal['relu', 'swish', 'silu']
+  eos_token_id: int = 0
+  decoder_vocab_size: int | None = None
+  scale_embedding: bool = False
+  share_encoder_decoder_embeddings: bool = True
+  tie_word_embeddings: bool = True
+  normalize_before: Literal[False] = False
+  normalize_embedding: Literal[False] = False
+  add_final_layer_norm: Literal[False] = False
+  static_position_embeddings: Literal[True] = True
+  dropout: float = 0.1
+  attention_dropout: float = 0.0
+  activation_dropout: float = 0.0
+  num_beams: int = Field(4, ge=1)
+  length_penalty: float = Field(1.0, ge=0)
+  bad_words_ids: list[list[int]] | None = None
+
+
+def read_marian(request: Request) -> Found:
+  """Read a folder of a MarianMT model.
+
+  Args:
+    request: What is imported, and to where.
+
+  Returns:
+    The model.
+
+  Raises:
+    InputError: A file is missing or damaged, or does not fit the others, or
+      the model is no plain post-norm Transformer.
+  """
+  folder = request.input
+  config = _read_config(folder)
+  model = _model_of(config, folder)
+  vocabularies = _vocabularies(folder, config)
+  tokenizers = _tokenizers(folder, vocabularies)
+  languages = _languages(request)
+  run = config_of(
+    request,
+    languages,
+    model,
+    _decoding_of(config, vocabularies[-1]),
+    _target_tag(vocabularies[0], languages[1]),
+  )
+  ends = vocabularies[0], vocabularies[-1]
+  added = map(added_pieces, ends, tokenizers)
+  arrays = _grown(_read_arrays(folder), *added)
+  return Found(run, tokenizers, _weights(folder, arrays, model))
+
+
+def _read_config(folder: Path) -> MarianConfig:
+  path = folder / 'config.json'
+  if not path.is_file():
+    raise InputError(
+      f'--input={folder}: no MarianMT model: it has no config.json; give the '
+      'folder of a model of Hugging Face'
+    )
+  values = read_json(path, dict[str, Any])
+  if values.get('model_type') != 'marian':
+    raise InputError(
+      f'{path}: model_type: must be "marian", got '
+      f'{values.get("model_type")!r}; no other models are read'
+    )
+  generation = folder / 'generation_config.json'
+  if generation.is_file():
+    values |= read_json(generation, dict[str, Any])
+  named = {f.name for f in dataclasses.fields(MarianConfig)}
+  values = {n: v for n, v in values.items() if n in named and v is not None}
+  return as_type(values, MarianConfig, str(path))
+
+
+def _model_of(config: MarianConfig, folder: Path) -> ModelConfig:
+  for what in ('attention_heads', 'ffn_dim'):
+    sizes = [
+      getattr(config, f'{side}_{what}') for side in ('encoder', 'decoder')
+    ]
+    if sizes[0] != sizes[1]:
+      raise InputError(
+        f'{folder / "config.json"}: encoder_{what} is {sizes[0]} and '
+        f'decoder_{what} is {sizes[1]}; both must be the same'
+      )
+  shared = config.share_encoder_decoder_embeddings
+  tied = config.tie_word_embeddings
+  return ModelConfig(
+    width=config.d_model,
+    filter=config.encoder_ffn_dim,
+    heads=config.encoder_attention_heads,
+    encoder_layers=config.encoder_layers,
+    decoder_layers=config.decoder_layers,
+    norm_epsilon=1e-5,
+    activation='relu' if config.activation_function == 'relu' else 'silu',
+    positions='marian',
+    scale_embedding=config.scale_embedding,
+    tied_embeddings=_TIED[shared, tied],
+    output_bias=True,
+    dropout=config.dropout,
+    attention_dropout=config.attention_dropout,
+    activation_dropout=config.activation_dropout,
+    embedding_dropout=config.dropout,
+  )
+
+
+def _decoding_of(
+  config: MarianConfig, vocabulary: Vocabulary
+) -> DecodingConfig:
+  """Return the options of decoding that `generate` would take."""
+  forbidden = [ids[0] for ids in config.bad_words_ids or () if len(ids) == 1]
+  pieces = vocabulary.pieces
+  return DecodingConfig(
+    beam_size=config.num_beams,
+    length_penalty='length',
+    alpha=config.length_penalty,
+    forbidden=tuple(pieces[n] for n in forbidden if 0 <= n < len(pieces)),
+    max_source_length=_LONGEST,
+  )
+
+
+def _vocabularies(folder: Path, config: MarianConfig) -> list[Vocabulary]:
+  """Return the vocabulary of both sides, or of each."""
+  names = ['vocab.json']
+  if not config.share_encoder_decoder_embeddings:
+    separate = (folder / 'target_vocab.json').is_file()
+    names.append('target_vocab.json' if separate else 'vocab.json')
+  sizes = config.vocab_size, config.decoder_vocab_size or config.vocab_size
+  return [
+    _read_vocabulary(folder / name, config, size)
+    for name, size in zip(names, sizes, strict=False)
+  ]
+
+
+def _read_vocabulary(path: Path, config: MarianConfig, size: int) -> Vocabulary:
+  ids = read_json(path, dict[str, int])
+  pieces = sorted(ids, key=ids.__getitem__)
+  if [ids[piece] for piece in pieces] != list(range(size)):
+    raise InputError(
+      f'{path}: has {len(pieces):,} pieces, and must give each of the ids 0 to '
+      f'{size - 1} of config.json to one piece; give the files of one model'
+    )
+  start, end = config.decoder_start_token_id, config.eos_token_id
+  for name, number in (('decoder_start', start), ('eos', end)):
+    if not 0 <= number < size:
+      raise InputError(
+        f'{path.with_name("config.json")}: {name}_token_id: must be one of the '
+        f'{size} ids of {path.name}, got {number}'
+      )
+  return Vocabulary(
+    str(path),
+    pieces,
+    pieces[start],
+    pieces[end],
+    _UNKNOWN,
+    [piece for piece in pieces if _LANGUAGE_CODE.fullmatch(piece)],
+  )
+
+
+def _tokenizers(folder: Path, vocabularies: Sequence[Vocabulary]) -> Sides:
+  models = [folder / 'source.spm', folder / 'target.spm']
+  if len(vocabularies) == 1:
+    source, target = rebuilt_tokenizers(models, vocabularies[0])
+  else:
+    (source,) = rebuilt_tokenizers(models[:1], vocabularies[0])
+    (target,) = rebuilt_tokenizers(models[1:], vocabularies[1])
+  return source, target
+
+
+def _languages(request: Request) -> tuple[str, str]:
+  """Return the languages that the user gives, or those of the folder."""
+  path = request.input / 'tokenizer_config.json'
+  named = read_json(path, dict[str, Any]) if path.is_file() else {}
+  source = request.source_language or named.get('source_lang') or ''
+  target = request.target_language or named.get('target_lang') or ''
+  if not (source and target):
+    raise InputError(
+      f'{request.input}: does not name its languages; give --source_language '
+      'and --target_language, as codes'
+    )
+  return source, target
+
+
+def _target_tag(vocabulary: Vocabulary, target: str) -> str:
+  """Return the pattern of the codes of target languages, if there are any."""
+  if not vocabulary.symbols:
+    return ''
+  if f'>>{target}<<' not in vocabulary.symbols:
+    listed = ', '.join(code[2:-2] for code in vocabulary.symbols[:_LISTED])
+    raise InputError(
+      f'{vocabulary.name}: has codes of target languages, but none for '
+      f'{target!r}; give --target_language, one of {listed}'
+    )
+  return '>>{lang}<<'
+
+
+def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
+  safe, pickled = (folder / name for name in _WEIGHTS)
+  if safe.is_file():
+    with read_errors(safe):
+      try:
+        return safetensors.numpy.load_file(safe)
+      except SafetensorError as error:
+        raise InputError(
+          f'{safe}: not a safetensors file, or damaged: {first_line(error)}'
+        ) from None
+  if not pickled.is_file():
+    raise InputError(f'{folder}: has neither {" nor ".join(_WEIGHTS)}')
+  found = read_torch(pickled)
+  if not isinstance(found, dict):
+    raise InputError(f'{pickled}: has no weights by name')
+  return {n: each for n, each in found.items() if isinstance(each, np.ndarray)}
+
+
+def _grown(
+  arrays: Mapping[str, np.ndarray], source: Added, target: Added
+) -> dict[str, np.ndarray]:
+  """Return the arrays with rows for the pieces after the vocabulary."""
+  sides = {_SHARED: source, _SOURCE: source, _TARGET: target, _OUTPUT: target}
+  grown = {
+    name: with_rows(array, sides[name]) if name in sides else array
+    for name, array in arrays.items()
+  }
+  if _BIAS in grown and grown[_BIAS].ndim == 2:
+    grown[_BIAS] = with_bias(grown[_BIAS][0], target)
+  return grown
+
+
+def _weights(
+  folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig
+) -> Weights:
+  shared = (_SHARED, _SOURCE, _TARGET)
+  return Weights(
+    name=str(folder),
+    arrays=arrays,
+    prefix='model.',
+    tables={
+      'source_embedding': shared if model.ties_sides else (_SOURCE,),
+      'target_embedding': (_TARGET, _OUTPUT),
+      'output_table': (_OUTPUT,),
+      'output_bias': (_BIAS,),
+    },
+    spare=(*shared, _OUTPUT, *_POSITIONS),
+  )

@@ -1,0 +1,221 @@
+"""Reading of what PyTorch saved, without PyTorch and without running anything.
+
+A file of `torch.save` is a pickle, and a pickle may call any function. The
+reader here knows tensors and plain values, and calls nothing else. Classes of
+some modules become inert records: their state is kept, and their code never
+runs. A pickle with anything else is refused.
+
+Both forms are read: the zip archive of PyTorch 1.6 and later, and the sequence
+of pickles before it.
+"""
+
+import collections
+import dataclasses
+import io
+import math
+import pickle
+import struct
+import zipfile
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from fusion_jax.errors import InputError, first_line
+from fusion_jax.files import read_errors
+
+# What a file without a zip archive begins with.
+_MAGIC = 0x1950A86A20F9469CFC6C
+
+_DTYPES = {
+  'FloatStorage': np.dtype('float32'),
+  'DoubleStorage': np.dtype('float64'),
+  'HalfStorage': np.dtype('float16'),
+  'BFloat16Storage': np.dtype(ml_dtypes.bfloat16),
+  'LongStorage': np.dtype('int64'),
+  'IntStorage': np.dtype('int32'),
+  'ShortStorage': np.dtype('int16'),
+  'CharStorage': np.dtype('int8'),
+  'ByteStorage': np.dtype('uint8'),
+  'BoolStorage': np.dtype('bool'),
+}
+
+_BIG_ENDIAN = 'its numbers are big-endian'
+_TENSOR = 'torch._utils', '_rebuild_tensor_v2'
+
+
+class _StorageType(NamedTuple):
+  """Type of a storage, as the pickle names it."""
+
+  dtype: np.dtype
+
+
+class _Storage(NamedTuple):
+  """Storage of one or more tensors; its content is not in the pickle."""
+
+  key: str
+  dtype: np.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tensor:
+  """Tensor as the pickle describes it."""
+
+  storage: _Storage
+  offset: int
+  shape: tuple[int, ...]
+  strides: tuple[int, ...]
+
+
+class Record(dict[str, Any]):
+  """Object of a foreign class: its state by name, and nothing that runs."""
+
+  def __init__(self, *values: Any, **fields: Any):
+    """Keep nothing of what the class would have been called with."""
+    super().__init__()
+
+  def __setstate__(self, state: Any) -> None:
+    """Take the state of the object."""
+    if isinstance(state, Mapping):
+      self.update(state)
+
+
+class _Refusal(Exception):
+  """A pickle that asks for more than the reader gives."""
+
+
+class _Reader(pickle.Unpickler):
+  """Unpickler that makes tensors, records and plain values only."""
+
+  def __init__(self, file: Any, inert: Set[str] = frozenset()):
+    super().__init__(file, encoding='utf-8')
+    self._inert = inert
+    self.storages: dict[str, np.dtype] = {}
+
+  def find_class(self, module: str, name: str) -> Any:
+    if (module, name) == _TENSOR:
+      return _tensor
+    if (module, name) == ('collections', 'OrderedDict'):
+      return collections.OrderedDict
+    if module in ('torch', 'torch.storage') and name in _DTYPES:
+      return _StorageType(_DTYPES[name])
+    if not self._inert.isdisjoint(
+      (module.partition('.')[0], f'{module}.{name}')
+    ):
+      return Record
+    raise _Refusal(f'{module}.{name}')
+
+  def persistent_load(self, pid: Any) -> _Storage:
+    match pid:
+      case ('storage', _StorageType(dtype), str(key), _, int(), *view):
+        if not any(view):
+          self.storages[key] = dtype
+          return _Storage(key, dtype)
+    raise _Refusal('a storage of unknown form')
+
+
+def _tensor(
+  storage: Any, offset: Any, shape: Any, strides: Any, *_: Any
+) -> _Tensor:
+  numbers = (offset, *shape, *strides)
+  whole = all(type(each) is int and each >= 0 for each in numbers)
+  if type(storage) is not _Storage or not whole or len(shape) != len(strides):
+    raise _Refusal('a tensor of unknown form')
+  return _Tensor(storage, offset, tuple(shape), tuple(strides))
+
+
+def read_torch(path: Path, inert: Set[str] = frozenset()) -> Any:
+  """Read a file of `torch.save`.
+
+  Args:
+    path: File to read.
+    inert: Top-level modules, and classes with their module, that become
+      records.
+
+  Returns:
+    The saved value, with NumPy arrays in place of tensors.
+
+  Raises:
+    InputError: The file cannot be read, is no such file, or asks for code to be
+      run.
+  """
+  with read_errors(path), path.open('rb') as file:
+    try:
+      if zipfile.is_zipfile(file):
+        return _from_zip(file, inert)
+      file.seek(0)
+      return _from_pickles(file, inert)
+    except _Refusal as refusal:
+      raise InputError(
+        f'{path}: its pickle asks for {refusal}, which is no tensor; nothing '
+        'of it was run. Give a file that has weights alone'
+      ) from None
+    except (OSError, MemoryError):
+      raise
+    except Exception as error:  # Damaged pickles raise many kinds.
+      raise InputError(
+        f'{path}: not a file of PyTorch, or damaged: {first_line(error)}'
+      ) from None
+
+
+def _from_zip(file: BinaryIO, inert: Set[str]) -> Any:
+  with zipfile.ZipFile(file) as archive:
+    pickled = [n for n in archive.namelist() if n.endswith('/data.pkl')]
+    if len(pickled) != 1:
+      raise ValueError('a zip archive without data.pkl')
+    folder = pickled[0].removesuffix('data.pkl')
+    order = folder + 'byteorder'
+    if order in archive.namelist() and archive.read(order) != b'little':
+      raise ValueError(_BIG_ENDIAN)
+    reader = _Reader(io.BytesIO(archive.read(pickled[0])), inert)
+    saved = reader.load()
+    stored = {
+      key: archive.read(f'{folder}data/{key}') for key in reader.storages
+    }
+  return _with_arrays(saved, stored)
+
+
+def _from_pickles(file: BinaryIO, inert: Set[str]) -> Any:
+  if _Reader(file).load() != _MAGIC:
+    raise ValueError('it does not begin as one')
+  _Reader(file).load()  # The version of the form.
+  if not _Reader(file).load()['little_endian']:
+    raise ValueError(_BIG_ENDIAN)
+  reader = _Reader(file, inert)
+  saved = reader.load()
+  stored = {}
+  for key in _Reader(file).load():
+    (count,) = struct.unpack('<q', file.read(8))
+    stored[key] = file.read(count * reader.storages[key].itemsize)
+  return _with_arrays(saved, stored)
+
+
+def _with_arrays(value: Any, stored: Mapping[str, bytes]) -> Any:
+  if isinstance(value, _Tensor):
+    return _array(value, stored[value.storage.key])
+  if isinstance(value, Record):
+    return value  # It may contain itself.
+  if isinstance(value, Mapping):
+    return {name: _with_arrays(each, stored) for name, each in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_with_arrays(each, stored) for each in value]
+  return value
+
+
+def _array(tensor: _Tensor, content: bytes) -> np.ndarray:
+  dtype = tensor.storage.dtype
+  values = np.frombuffer(content, dtype, len(content) // dtype.itemsize)
+  if 0 in tensor.shape:
+    return np.zeros(tensor.shape, dtype)
+  steps = zip(tensor.shape, tensor.strides, strict=True)
+  last = tensor.offset + sum((size - 1) * stride for size, stride in steps)
+  if last >= values.size or math.prod(tensor.shape) > values.size:
+    raise ValueError('a tensor is larger than its storage')
+  return np.lib.stride_tricks.as_strided(
+    values[tensor.offset :],
+    tensor.shape,
+    tuple(stride * dtype.itemsize for stride in tensor.strides),
+    writeable=False,
+  )

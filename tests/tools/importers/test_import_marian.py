@@ -1,0 +1,206 @@
+"""MarianMT models as run directories."""
+
+import json
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from recorded import (
+  MARIAN,
+  check_parity,
+  copied,
+  import_model,
+  log_probabilities,
+  recorded,
+  translated,
+)
+
+from fusion_jax.runs.loading import load_run
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  output = tmp_path_factory.mktemp('imported') / 'run'
+  assert not import_model('marian', MARIAN, output)
+  return output
+
+
+def test_it_computes_what_transformers_computes(workdir):
+  check_parity(workdir, recorded(MARIAN))
+
+
+@pytest.mark.extended
+def test_beam_search_finds_what_transformers_finds_or_better(workdir):
+  # The search here lets more hypotheses end: among the best 8 extensions, in
+  # transformers among the best 4.
+  run, expected = load_run(workdir), recorded(MARIAN)
+  found = translated(run, expected['lines'], expected['limit'], beam=4)
+  pairs = list(zip(expected['source'], found, expected['beam'], strict=True))
+  assert sum(own == other for _, own, other in pairs) >= 9
+  for source, own, other in pairs:
+    scores = [
+      log_probabilities(run, [source], [target]).mean()
+      for target in (own, other)
+    ]
+    assert scores[0] >= scores[1]
+
+
+def test_the_run_decodes_as_generate_does(workdir):
+  config = load_run(workdir).config
+  assert config.decoding.forbidden == ('<pad>',)
+  assert config.decoding.length_penalty == 'length'
+  assert config.decoding.beam_size == 4
+  assert (config.data.source_language, config.data.target_language) == (
+    'en',
+    'de',
+  )
+
+
+def test_the_decoder_starts_with_the_padding_symbol(workdir):
+  pieces = json.loads((MARIAN / 'vocab.json').read_text())
+  vocabulary = load_run(workdir).target_tokenizer.vocabulary
+  assert vocabulary.start == pieces['<pad>']
+  assert (vocabulary.end, vocabulary.unknown) == (0, 1)
+
+
+def test_a_code_of_the_target_language_is_put_before_every_line(tmp_path):
+  folder = copied(MARIAN, tmp_path)
+  path = folder / 'vocab.json'
+  filler = next(p for p in json.loads(path.read_text()) if 'filler' in p)
+  path.write_text(path.read_text().replace(f'"{filler}"', '">>de<<"'))
+  assert not import_model('marian', folder, tmp_path / 'run')
+  run = load_run(tmp_path / 'run')
+  assert run.config.data.target_tag == '>>{lang}<<'
+  assert run.source_tokenizer.id_of('>>de<<') is not None
+
+
+def _without(folder, name):
+  (folder / name).unlink()
+
+
+def _in_json(folder, name, **changes):
+  path = folder / name
+  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _weights(folder, change):
+  path = folder / 'model.safetensors'
+  arrays = safetensors.numpy.load_file(path)
+  change(arrays)
+  safetensors.numpy.save_file(arrays, path)
+
+
+def _transposed(arrays):
+  name = 'model.encoder.layers.0.fc1.weight'
+  arrays[name] = np.ascontiguousarray(arrays[name].T)
+
+
+def _not_finite(arrays):
+  arrays['model.encoder.layers.0.fc1.bias'][0] = np.nan
+
+
+def _one_piece_less(folder):
+  path = folder / 'vocab.json'
+  pieces = json.loads(path.read_text())
+  pieces.popitem()
+  path.write_text(json.dumps(pieces))
+
+
+def _of_another_model(folder):
+  path = folder / 'vocab.json'
+  pieces = json.loads(path.read_text())
+  renamed = {
+    piece if piece in ('</s>', '<unk>', '<pad>') else f'new{n}': n
+    for piece, n in pieces.items()
+  }
+  path.write_text(json.dumps(renamed))
+
+
+class _Evil:
+  def __init__(self, path):
+    self.path = path
+
+  def __reduce__(self):
+    return open, (str(self.path), 'w')
+
+
+def _with_code(folder):
+  (folder / 'model.safetensors').unlink()
+  with zipfile.ZipFile(folder / 'pytorch_model.bin', 'w') as archive:
+    code = pickle.dumps({'weight': _Evil(folder / 'was_run')})
+    archive.writestr('archive/data.pkl', code)
+
+
+@pytest.mark.parametrize(
+  ('damage', 'message'),
+  [
+    (lambda f: _without(f, 'config.json'), 'it has no config.json'),
+    (
+      lambda f: _in_json(f, 'config.json', model_type='bart'),
+      'model_type: must be "marian", got \'bart\'',
+    ),
+    (
+      lambda f: _in_json(f, 'config.json', normalize_before=True),
+      'normalize_before: must be False, got True',
+    ),
+    (
+      lambda f: _in_json(f, 'config.json', activation_function='gelu'),
+      "activation_function: must be 'relu', 'swish' or 'silu', got 'gelu'",
+    ),
+    (
+      lambda f: _in_json(f, 'config.json', decoder_ffn_dim=30),
+      'encoder_ffn_dim is 24 and decoder_ffn_dim is 30',
+    ),
+    (lambda f: _without(f, 'model.safetensors'), 'has neither'),
+    (
+      lambda f: (f / 'model.safetensors').write_bytes(b'nothing'),
+      'not a safetensors file, or damaged',
+    ),
+    (
+      lambda f: _weights(f, lambda a: a.pop('model.decoder.layers.1.fc2.bias')),
+      'lacks the weight model.decoder.layers.1.fc2.bias',
+    ),
+    (
+      lambda f: _weights(f, lambda a: a.update(more=np.zeros(1))),
+      'has the weight more, which the model',
+    ),
+    (
+      lambda f: _weights(f, _transposed),
+      'fc1.weight has the shape [16, 24], and the model of its configuration '
+      'needs [24, 16]',
+    ),
+    (lambda f: _weights(f, _not_finite), 'fc1.bias is not finite'),
+    (lambda f: _without(f, 'source.spm'), 'source.spm'),
+    (_one_piece_less, 'has 99 pieces, and must give each of the ids 0 to 99'),
+    (_of_another_model, 'has no piece of source.spm'),
+    (
+      lambda f: _without(f, 'tokenizer_config.json'),
+      'give --source_language and --target_language',
+    ),
+    (_with_code, 'its pickle asks for io.open, which is no tensor'),
+  ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+  tmp_path, capsys, damage, message
+):
+  folder = copied(MARIAN, tmp_path)
+  damage(folder)
+  assert import_model('marian', folder, tmp_path / 'run') == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: ')
+  assert message in line
+  assert {path.name for path in tmp_path.iterdir()} == {'model'}
+  assert not (folder / 'was_run').exists()
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path, capsys):
+  (tmp_path / 'file').touch()
+  assert import_model('marian', MARIAN, tmp_path) == 2
+  assert 'not empty' in capsys.readouterr().err
+
+
+def test_flags_of_fairseq_are_refused(tmp_path, capsys):
+  assert import_model('marian', MARIAN, tmp_path, '--source_spm=a') == 2
+  assert 'need --from=fairseq' in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""Fused models that start from an imported one."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from recorded import MARIAN, import_model, log_probabilities, recorded
+from tiers import extended_but
+
+from fusion_jax.config.flags import load_config
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.models.transformer import initial_parameters
+from fusion_jax.runs.loading import load_run, make_model
+from fusion_jax.training.warm_start import with_baseline
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  output = tmp_path_factory.mktemp('imported') / 'run'
+  assert not import_model('marian', MARIAN, output)
+  return output
+
+
+_SCHEMES = ['dlcl', 'transparent', 'linear', 'dynamic_routing']
+
+
+@pytest.mark.parametrize('fusion', extended_but(_SCHEMES, ['dlcl', 'linear']))
+def test_the_first_loss_is_that_of_the_imported_model(workdir, fusion):
+  plain = load_run(workdir)
+  side = SideConfig(fusion=fusion, start='baseline')
+  sides = {'encoder': side}
+  if fusion != 'transparent':
+    sides['decoder'] = side
+  config = load_config(str(workdir / 'config.json'))
+  config = dataclasses.replace(
+    config, model=dataclasses.replace(config.model, **sides)
+  )
+  tokenizers = plain.source_tokenizer, plain.target_tokenizer
+  model = make_model(config, *tokenizers)
+  fresh = initial_parameters(model, 0)
+  parameters = with_baseline(fresh, model, tokenizers, workdir)
+  assert len(jax.tree.leaves(parameters)) > len(
+    jax.tree.leaves(plain.parameters)
+  )
+  fused = dataclasses.replace(plain, model=model, parameters=parameters)
+  expected = recorded(MARIAN)
+  pairs = expected['source'], expected['beam']
+  np.testing.assert_allclose(
+    log_probabilities(fused, *pairs),
+    log_probabilities(plain, *pairs),
+    atol=1e-5,
+  )
