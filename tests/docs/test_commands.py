@@ -30,7 +30,7 @@ def _words(command: str) -> list[str]:
 
 def _config(name: str) -> ExperimentConfig:
   """A config of the package; the default one for a file of the reader."""
-  own = name.endswith('.py') or name.rpartition(':')[2].isupper()
+  own = name.endswith(('.py', '.json')) or name.rpartition(':')[2].isupper()
   return ExperimentConfig() if own else load_config(name)
 
 
@@ -49,17 +49,21 @@ def _check_fields(words: list[str]) -> None:
 @pytest.fixture
 def parse(monkeypatch):
   """Return a function that runs a command until its flags have been read."""
-  original = argparse.ArgumentParser.parse_args
+  original = argparse.ArgumentParser.parse_known_args
 
-  def parse_args(self, argv):
-    original(self, argv)
+  def parse_known_args(self, argv):
+    found = original(self, argv)
+    if found[1]:
+      return found  # The program refuses unknown flags.
     raise _Parsed
 
   def run(program, words):
     with pytest.raises(_Parsed):
       program(words)
 
-  monkeypatch.setattr(argparse.ArgumentParser, 'parse_args', parse_args)
+  monkeypatch.setattr(
+    argparse.ArgumentParser, 'parse_known_args', parse_known_args
+  )
   return run
 
 
