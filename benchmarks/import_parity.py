@@ -56,7 +56,7 @@ def _vocabulary_size(run: TrainedModel) -> int:
   bias = run.parameters.get('output_bias')
   if bias is None:
     return run.source_tokenizer.vocabulary.size
-  return int(np.sum(np.asarray(bias) > -50))
+  return int(np.sum(np.asarray(bias) > -20))
 
 
 def translations(

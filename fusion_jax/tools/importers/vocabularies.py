@@ -4,7 +4,10 @@ A foreign program cuts a line into pieces with a SentencePiece model, and looks
 up the id of each piece in a vocabulary of its own. Here one SentencePiece model
 does both: its pieces stand in the order of the vocabulary, with the scores and
 the normaliser of the original. Pieces that the original model lacks are never
-found in a text, but are decoded.
+found in a text, but are decoded. The exception is a single character that the
+original model does not know: the foreign program looks it up as it stands, and
+so finds it where only the other side has it. (Of two such characters in a row
+it makes one unknown token, and here each is found.)
 
 Pieces of the original model that the vocabulary lacks are the unknown token to
 the foreign program. They are put after the vocabulary, so that lines are cut as
@@ -27,8 +30,9 @@ from fusion_jax.errors import InputError
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 
 # What the logit of a piece after the vocabulary is below that of the unknown
-# token: it has no probability.
-_NEVER = -100.0
+# token. Its probability is below the rounding of float32, and label smoothing
+# does not suffer.
+_NEVER = -30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +134,8 @@ def _rebuilt(
   vocabulary: Vocabulary,
 ) -> sentencepiece_model_pb2.ModelProto:
   own = {piece.piece: piece for piece in _of_text(original)}
+  characters = set(''.join(own))
+  lowest = min((piece.score for piece in own.values()), default=0.0)
   silent = {vocabulary.start, vocabulary.end, *vocabulary.symbols}
   model = sentencepiece_model_pb2.ModelProto()
   model.CopyFrom(original)
@@ -141,6 +147,8 @@ def _rebuilt(
       model.pieces.add(piece=piece, type=_Piece.CONTROL)
     elif piece in own:
       model.pieces.add().CopyFrom(own[piece])
+    elif len(piece) == 1 and piece not in characters:
+      model.pieces.add(piece=piece, score=lowest)
     else:
       model.pieces.add(piece=piece, type=_Piece.UNUSED)
   spec = model.trainer_spec

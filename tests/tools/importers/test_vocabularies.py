@@ -56,22 +56,34 @@ def test_lines_are_cut_as_before_with_the_ids_of_the_vocabulary(models):
   own = dict.fromkeys((*_pieces(models[0]), *_pieces(models[1])))
   vocabulary = _vocabulary(own)
   rebuilt = rebuilt_tokenizers(models, vocabulary)
-  every = [*_LINES, *_LINES_GERMAN, 'unseen zebras', '']
-  for path, tokenizer in zip(models, rebuilt, strict=True):
+  texts = [*_LINES, 'ÄÖ', ''], [*_LINES_GERMAN, 'ÄÖ', '']
+  for path, tokenizer, lines in zip(models, rebuilt, texts, strict=True):
     original = Tokenizer.from_file(path)
     assert tokenizer.pieces() == list(vocabulary.pieces)
-    for line in every:
+    for line in lines:
       cut = original.pieces(original.encode(line))
       assert tokenizer.pieces(tokenizer.encode(line)) == cut
 
 
 def test_a_piece_of_the_other_side_is_decoded_and_never_found(models):
+  own = [*_pieces(models[0]), 'ßt']
+  (tokenizer,) = rebuilt_tokenizers(models[:1], _vocabulary(own))
+  number = tokenizer.id_of('ßt')
+  assert number is not None
+  assert tokenizer.decode([number]) == 'ßt'
+  assert number not in tokenizer.encode('aßt')
+
+
+def test_a_character_that_only_the_other_side_has_is_found(models):
   own = [*_pieces(models[0]), 'ß']
   (tokenizer,) = rebuilt_tokenizers(models[:1], _vocabulary(own))
-  number = tokenizer.id_of('ß')
-  assert number is not None
-  assert tokenizer.decode([number]) == 'ß'
-  assert number not in tokenizer.encode('aß')
+  original = Tokenizer.from_file(models[0])
+  for character, piece in (('ß', 'ß'), ('z', '<unk>')):
+    line = f'a ca{character} and dogs'
+    cut = original.pieces(original.encode(line))
+    expected = [piece if each == '<unk>' else each for each in cut]
+    assert expected.count(piece) == 1
+    assert tokenizer.pieces(tokenizer.encode(line)) == expected
 
 
 def test_pieces_that_the_vocabulary_lacks_come_after_it(models):
@@ -91,7 +103,7 @@ def test_added_rows_are_those_of_the_unknown_token():
     with_rows(table, added), [[0, 1], [2, 3], [4, 5], [2, 3], [2, 3]]
   )
   bias = with_bias(np.array([0.0, 2.0, 4.0]), added)
-  np.testing.assert_array_equal(bias, [0, 2, 4, -98, -98])
+  np.testing.assert_array_equal(bias, [0, 2, 4, -28, -28])
 
 
 def test_a_table_of_another_size_is_left_as_it_is():
