@@ -9,6 +9,7 @@ with. 'opus' has the shape of opus-mt-en-de, 'tiny' that of the recorded case of
 the tests. Weights are drawn larger than those of a fresh model, so that its
 distributions have peaks, and the end symbol has a bias that ends translations.
 The vocabulary lacks some of the SentencePiece pieces, as that of OPUS-MT does.
+Needs transformers 5, sentencepiece and PyTorch, in an environment of their own.
 """
 
 import argparse
