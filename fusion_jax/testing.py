@@ -276,7 +276,7 @@ CHECKS: tuple[Callable[[FusedModel], None], ...] = (
 
 
 def drawn_parameters(
-  model: Transformer, seed: int = 1, scale: float = 0.3
+  model: Transformer, seed: int = 1, scale: int | float = 0.3
 ) -> Parameters:
   """Draw parameters from a normal distribution, where no zero hides an error.
 
@@ -298,7 +298,7 @@ def drawn_parameters(
 
 
 def assert_close(
-  ours: Any, theirs: Any, units: float = 64, scale: float = 1.0
+  ours: Any, theirs: Any, units: int | float = 64, scale: int | float = 1.0
 ) -> None:
   """Check trees of float32 results of two programs that compute the same.
 
