@@ -44,6 +44,15 @@ def test_an_error_of_the_compiler_reaches_the_loop():
     StepPrograms(fail, 1).wait_for(_SHORT)
 
 
+@pytest.fixture
+def _interruptible():
+  """Takes SIGINT as a program does; workers of the tests ignore it."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures('_interruptible')
 def test_ctrl_c_is_answered_while_a_shape_is_compiled(caplog):
   """Says what it waits for; the second ends the wait, not the compiler."""
   may_end, answered = threading.Event(), []
@@ -54,7 +63,7 @@ def test_ctrl_c_is_answered_while_a_shape_is_compiled(caplog):
       os.kill(os.getpid(), signal.SIGINT)
       time.sleep(0.1)
       answered.append(caplog.messages[-1])
-    may_end.wait()
+    may_end.wait(60)
 
   programs = StepPrograms(compile_slowly, 8)
   with stop_on_signals(programs) as stop:
