@@ -127,7 +127,7 @@ def test_every_view_of_a_scheme_is_named(name, tmp_path, monkeypatch):
     view = card.view
     assert view.title in html.words['h2'] + html.words['h3']
     if view.slow:
-      assert f'fusion_jax.analysis {view.name} --workdir=' in html.text
+      assert f'fusion-jax analyse {view.name} --workdir=' in html.text
     else:
       # 72 points are an inch of 96 pixels.
       assert card.figure.width == 96
@@ -266,7 +266,7 @@ def test_a_view_that_cannot_be_made_says_why(tmp_path, monkeypatch):
   assert card.missing == 'It could not be made: there is no <light>.'
   text = Page(_page([report_of(subject, [card])])).text
   assert card.missing in text
-  assert 'analysis slow_one --workdir=runs/one' in text
+  assert 'analyse slow_one --workdir=runs/one' in text
 
 
 @pytest.mark.usefixtures('quick')

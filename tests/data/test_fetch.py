@@ -151,4 +151,4 @@ def test_an_archive_that_does_not_fit_is_one_line(
 
 def test_the_command_refuses_other_names(capsys):
   assert fetch.main(['multi30', '--output=x']) == 2
-  assert "choose from 'multi30k'" in capsys.readouterr().err
+  assert "did you mean 'multi30k'?" in capsys.readouterr().err

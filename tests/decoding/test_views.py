@@ -344,7 +344,7 @@ def test_a_file_that_cannot_be_written_is_named(decode, flag):
     ({'attention_layers': 'x'}, "'mean', 'all', 'last' or a number from 1"),
     ({'attention_heads': 'last'}, "=last: must be 'mean', 'all' or a number"),
     ({'attention_layers': 'all'}, '--attention_layers=all: an alignment has'),
-    ({'alignment_unit': 'line'}, "line: must be 'piece' or 'word'"),
+    ({'alignment_unit': 'line'}, "unit: must be 'piece' or 'word', got 'line'"),
     (
       {'attention_output': 'a.jsonl', 'alignment_unit': 'word'},
       '--alignment_unit: a.jsonl is for weights; alignments end in .pharaoh',
