@@ -109,7 +109,7 @@ def test_each_direction_has_its_translations_and_its_line(
     (line,) = [
       m for m in logged if m.startswith(f'validation at step 2, {each}')
     ]
-    assert f'loss {values[f"loss/{each}"]:.4f}' in line
+    assert f'nll {values[f"loss/{each}"]:.4f}' in line
   (line,) = [m for m in logged if 'mean of 3 directions' in m]
   assert f'BLEU {values["bleu"]:.2f}' in line
 
