@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from fusion_jax.config import DecodingConfig, ExperimentConfig
+from fusion_jax.config.presets import changed
 from fusion_jax.decoding.direction import in_direction
 from fusion_jax.decoding.pairs import PairIds, PairReader
 from fusion_jax.decoding.score import Scored, Scorer
@@ -23,6 +24,7 @@ from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.decoding.views import InternalsSelection, View, Viewer
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Parameters, Transformer
+from fusion_jax.parallel.mesh import data_mesh, put_whole
 from fusion_jax.runs.loading import TrainedModel, load_run
 from fusion_jax.training import loop
 
@@ -55,8 +57,9 @@ class TranslationModel:
   """
 
   def __init__(self, run: TrainedModel):
-    """Wrap a run that `load_run` has loaded."""
-    self._run = run
+    """Put the parameters of a run on all devices, once for all calls."""
+    parameters = put_whole(run.parameters, data_mesh())
+    self._run = dataclasses.replace(run, parameters=parameters)
 
   @property
   def config(self) -> ExperimentConfig:
@@ -245,8 +248,7 @@ def train(
       loss stays not finite.
   """
   if init_from:
-    training = dataclasses.replace(config.training, init_from=str(init_from))
-    config = dataclasses.replace(config, training=training)
+    config = changed(config, {'training.init_from': str(init_from)})
   loop.run(config, Path(workdir))
 
 

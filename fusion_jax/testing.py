@@ -64,7 +64,7 @@ def check_scheme(name: str, **options: Any) -> None:
   for norm in ('pre', 'post'):
     for side in SCHEMES[name].modules:
       sides: dict[str, Any] = {side: SideConfig(fusion=name, **options)}
-      fused = FusedModel(dataclasses.replace(_TINY, norm=norm, **sides))
+      fused = FusedModel(dataclasses.replace(TINY, norm=norm, **sides))
       for check in CHECKS:
         try:
           check(fused)
@@ -73,7 +73,7 @@ def check_scheme(name: str, **options: Any) -> None:
           raise AssertionError(f'{place}: {error}') from error
 
 
-_TINY = ModelConfig(
+TINY = ModelConfig(
   width=8,
   filter=12,
   heads=2,

@@ -22,21 +22,11 @@ from fusion_jax.config.fusion import (
 )
 from fusion_jax.config.fusion_checks import unread_options
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.testing import TINY
 
 
 def _model(**changes) -> ModelConfig:
-  return dataclasses.replace(
-    ModelConfig(
-      width=8,
-      filter=12,
-      heads=2,
-      encoder_layers=3,
-      decoder_layers=3,
-      norm_epsilon=1e-6,
-      dropout=0.1,
-    ),
-    **changes,
-  )
+  return dataclasses.replace(TINY, **changes)
 
 
 def _both(norm: str = 'post', **options) -> ModelConfig:

@@ -184,7 +184,7 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Reads the flags and decodes."""
+  """Read the flags and decode."""
   arguments = parse_arguments(argv, _parser())
   processes = processes_of(arguments)
   flags = vars(arguments)

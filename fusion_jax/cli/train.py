@@ -8,11 +8,11 @@ resumes where the run in DIR stopped; so does --workdir=DIR alone.
 """
 
 import argparse
-import dataclasses
 from pathlib import Path
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import parse_experiment, step_range
+from fusion_jax.config.presets import changed
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.distributed import (
   add_process_flags,
@@ -33,10 +33,7 @@ def main(argv: list[str]) -> None:
   config, arguments = parse_experiment(argv, _parser(), _stored_config)
   processes = processes_of(arguments)
   if arguments.init_from:
-    training = dataclasses.replace(
-      config.training, init_from=arguments.init_from
-    )
-    config = dataclasses.replace(config, training=training)
+    config = changed(config, {'training.init_from': arguments.init_from})
   start_logging()
   start(processes)
   with lasting_imports():  # After the flags: JAX starts slowly.

@@ -9,7 +9,6 @@ they are prepared.
 """
 
 import argparse
-import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -123,11 +122,7 @@ def fetch(name: str, folder: Path, mirror: str = '') -> None:
 
 
 def _download(url: str, path: Path, digest: str) -> None:
-  if path.exists() and _digest(path, digest) == digest:
-    logger.info('%s: found', path)
-    return
-  logger.info('%s', url)
-  path.unlink(missing_ok=True)
+  logger.info('%s', path)
   try:
     pooch.retrieve(url, digest, path.name, path.parent)
   except requests.RequestException as error:
@@ -140,14 +135,6 @@ def _download(url: str, path: Path, digest: str) -> None:
       f'{url}: is not the file that it should be: its digest is not {digest}; '
       '--mirror names another place'
     ) from error
-
-
-def _digest(path: Path, like: str) -> str:
-  """Return the digest of a file, by the algorithm of another digest."""
-  algorithm = like.partition(':')[0]
-  with path.open('rb') as file:
-    found = hashlib.file_digest(file, algorithm).hexdigest()
-  return f'{algorithm}:{found}'
 
 
 @one_line_errors

@@ -123,9 +123,10 @@ def make_model(
   Raises:
     InputError: The sides have one table of embeddings but not the same pieces.
   """
-  same = source.digest == target.digest or source.pieces() == target.pieces()
   require(
-    same or not config.model.ties_sides,
+    not config.model.ties_sides
+    or source.digest == target.digest
+    or source.pieces() == target.pieces(),
     'model.tied_embeddings',
     f"'{config.model.tied_embeddings}' shares one table between the sides, but "
     "the two SentencePiece models have other pieces; use 'none' or "

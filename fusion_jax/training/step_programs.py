@@ -29,6 +29,7 @@ class StepPrograms:
       shapes: Number of shapes of the run.
     """
     self._compile_update, self._shapes = compile_update, shapes
+    self._thread = futures.ThreadPoolExecutor(1)
     self._made: dict[Shape, futures.Future[None]] = {}
     self.compiling = ''
 
@@ -36,8 +37,7 @@ class StepPrograms:
     """Compile the update for a shape in the background, if it is new."""
     if shape not in self._made:
       number = len(self._made) + 1
-      thread = futures.ThreadPoolExecutor(1)
-      self._made[shape] = thread.submit(self._compile, shape, number)
+      self._made[shape] = self._thread.submit(self._compile, shape, number)
 
   def wait_for(self, shape: Shape) -> None:
     """Wait until the update is compiled for a shape, or raise its error."""

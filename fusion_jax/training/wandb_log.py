@@ -31,7 +31,7 @@ def _wandb() -> types.ModuleType:
 
 
 class WandbLog:
-  """Run on Weights & Biases that a resumed training goes on with."""
+  """Run on Weights & Biases; a resumed training continues it."""
 
   def __init__(self, config: ExperimentConfig, workdir: Path):
     """Begin or resume the run; raises InputError where wandb refuses."""

@@ -6,7 +6,7 @@ are needed too.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,15 +17,15 @@ from fusion_jax.config.model import TiedEmbeddings
 from fusion_jax.errors import InputError
 from fusion_jax.files import read_errors
 from fusion_jax.json_input import as_type
-from fusion_jax.tools.importers.found import Found, Request, Sides, config_of
+from fusion_jax.tools.importers.found import Found, Request, config_of
 from fusion_jax.tools.importers.torch_weights import Record, read_torch
 from fusion_jax.tools.importers.vocabularies import (
   Added,
   Vocabulary,
   added_pieces,
-  rebuilt_tokenizers,
+  tokenizers_of,
   with_bias,
-  with_rows,
+  with_tables,
 )
 from fusion_jax.tools.importers.weights import Weights
 
@@ -137,20 +137,13 @@ def read_fairseq(request: Request) -> Found:
   path = _checkpoint(request.input)
   saved = read_torch(path, _INERT)
   config = _read_config(saved, path)
-  languages = (
-    request.source_language or config.source_lang,
-    request.target_language or config.target_lang,
-  )
-  if not all(languages):
-    raise InputError(
-      f'{path}: does not name its languages; give --source_language and '
-      '--target_language, as codes'
-    )
+  languages = request.languages(path, config.source_lang, config.target_lang)
   vocabularies = [
     _read_dictionary(request.input / f'dict.{language}.txt')
     for language in languages
   ]
-  tokenizers = _tokenizers(request, vocabularies)
+  models = [request.source_spm, request.target_spm or request.source_spm]
+  tokenizers = tokenizers_of(models, vocabularies)
   source, target = map(added_pieces, vocabularies, tokenizers)
   model = _model_of(config, path, output_bias=target.after > target.before)
   decoding = DecodingConfig(beam_size=5, length_penalty='length', alpha=1.0)
@@ -288,18 +281,6 @@ def _piece(path: Path, number: int, line: str) -> str:
   return piece
 
 
-def _tokenizers(request: Request, vocabularies: Sequence[Vocabulary]) -> Sides:
-  source_spm = request.source_spm
-  assert source_spm is not None, 'read_fairseq asks for it'
-  models = [source_spm, request.target_spm or source_spm]
-  if list(vocabularies[0].pieces) == list(vocabularies[1].pieces):
-    source, target = rebuilt_tokenizers(models, vocabularies[0])
-  else:
-    (source,) = rebuilt_tokenizers(models[:1], vocabularies[0])
-    (target,) = rebuilt_tokenizers(models[1:], vocabularies[1])
-  return source, target
-
-
 def _arrays(saved: Mapping[str, Any], path: Path) -> dict[str, np.ndarray]:
   found = saved.get('model')
   if not isinstance(found, dict):
@@ -316,10 +297,7 @@ def _grown(
   positions that are none.
   """
   sides = {_SOURCE: source, _TARGET: target} | dict.fromkeys(_OUTPUTS, target)
-  grown = {
-    name: with_rows(array, sides[name]) if name in sides else array
-    for name, array in arrays.items()
-  }
+  grown = with_tables(arrays, sides)
   for name in _POSITIONS:
     if name in grown:
       grown[name] = grown[name][_UNUSED_POSITIONS:]

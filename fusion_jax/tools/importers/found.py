@@ -10,10 +10,9 @@ from fusion_jax.config import (
   ModelConfig,
   TokenizerConfig,
 )
-from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.errors import InputError
+from fusion_jax.tools.importers.vocabularies import Sides
 from fusion_jax.tools.importers.weights import Weights
-
-Sides = tuple[Tokenizer, Tokenizer]
 
 
 class Request(NamedTuple):
@@ -34,6 +33,26 @@ class Request(NamedTuple):
   target_language: str = ''
   source_spm: Path | None = None
   target_spm: Path | None = None
+
+  def languages(self, name: Path, source: str, target: str) -> tuple[str, str]:
+    """Return the languages that the user gives, or those of the files.
+
+    Args:
+      name: What was read, for the message.
+      source: Source language that the files name; may be empty.
+      target: Target language, likewise.
+
+    Raises:
+      InputError: A language is not known.
+    """
+    source = self.source_language or source
+    target = self.target_language or target
+    if not (source and target):
+      raise InputError(
+        f'{name}: does not name its languages; give --source_language and '
+        '--target_language, as codes'
+      )
+    return source, target
 
 
 class Found(NamedTuple):

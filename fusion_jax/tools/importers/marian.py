@@ -8,7 +8,7 @@ The model is a post-norm Transformer; see `MarianMTModel` of transformers.
 import dataclasses
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,15 +22,15 @@ from fusion_jax.config.model import TiedEmbeddings
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import read_errors
 from fusion_jax.json_input import as_type, read_json
-from fusion_jax.tools.importers.found import Found, Request, Sides, config_of
+from fusion_jax.tools.importers.found import Found, Request, config_of
 from fusion_jax.tools.importers.torch_weights import read_torch
 from fusion_jax.tools.importers.vocabularies import (
   Added,
   Vocabulary,
   added_pieces,
-  rebuilt_tokenizers,
+  tokenizers_of,
   with_bias,
-  with_rows,
+  with_tables,
 )
 from fusion_jax.tools.importers.weights import Weights
 
@@ -116,7 +116,8 @@ def read_marian(request: Request) -> Found:
   config = _read_config(folder)
   model = _model_of(config, folder)
   vocabularies = _vocabularies(folder, config)
-  tokenizers = _tokenizers(folder, vocabularies)
+  models = [folder / f'{side}.spm' for side in ('source', 'target')]
+  tokenizers = tokenizers_of(models, vocabularies)
   languages = _languages(request)
   run = config_of(
     request,
@@ -236,28 +237,11 @@ def _read_vocabulary(path: Path, config: MarianConfig, size: int) -> Vocabulary:
   )
 
 
-def _tokenizers(folder: Path, vocabularies: Sequence[Vocabulary]) -> Sides:
-  models = [folder / 'source.spm', folder / 'target.spm']
-  if len(vocabularies) == 1:
-    source, target = rebuilt_tokenizers(models, vocabularies[0])
-  else:
-    (source,) = rebuilt_tokenizers(models[:1], vocabularies[0])
-    (target,) = rebuilt_tokenizers(models[1:], vocabularies[1])
-  return source, target
-
-
 def _languages(request: Request) -> tuple[str, str]:
-  """Return the languages that the user gives, or those of the folder."""
   path = request.input / 'tokenizer_config.json'
   named = read_json(path, dict[str, Any]) if path.is_file() else {}
-  source = request.source_language or named.get('source_lang') or ''
-  target = request.target_language or named.get('target_lang') or ''
-  if not (source and target):
-    raise InputError(
-      f'{request.input}: does not name its languages; give --source_language '
-      'and --target_language, as codes'
-    )
-  return source, target
+  source, target = named.get('source_lang'), named.get('target_lang')
+  return request.languages(request.input, source or '', target or '')
 
 
 def _target_tag(vocabulary: Vocabulary, target: str) -> str:
@@ -296,10 +280,7 @@ def _grown(
 ) -> dict[str, np.ndarray]:
   """Return the arrays with rows for the pieces after the vocabulary."""
   sides = {_SHARED: source, _SOURCE: source, _TARGET: target, _OUTPUT: target}
-  grown = {
-    name: with_rows(array, sides[name]) if name in sides else array
-    for name, array in arrays.items()
-  }
+  grown = with_tables(arrays, sides)
   if _BIAS in grown and grown[_BIAS].ndim == 2:
     grown[_BIAS] = with_bias(grown[_BIAS][0], target)
   return grown

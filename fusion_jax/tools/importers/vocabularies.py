@@ -17,7 +17,7 @@ Axis letters: V vocabulary, D model width.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,8 @@ from sentencepiece import sentencepiece_model_pb2
 
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
+
+Sides = tuple[Tokenizer, Tokenizer]
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 
@@ -105,6 +107,30 @@ def rebuilt_tokenizers(
     serialized = model.SerializeToString(deterministic=True)
     tokenizers.append(Tokenizer(serialized, str(path)))
   return tuple(tokenizers)
+
+
+def tokenizers_of(
+  models: Sequence[Path], vocabularies: Sequence[Vocabulary]
+) -> Sides:
+  """Return the tokenizers of both sides.
+
+  Args:
+    models: Original SentencePiece model of each side.
+    vocabularies: Vocabulary of each side, or one of both.
+
+  Returns:
+    The tokenizers; sides with equal vocabularies have the same pieces.
+
+  Raises:
+    InputError: As for `rebuilt_tokenizers`.
+  """
+  first, last = vocabularies[0], vocabularies[-1]
+  if list(first.pieces) == list(last.pieces):
+    source, target = rebuilt_tokenizers(models, first)
+  else:
+    (source,) = rebuilt_tokenizers(models[:1], first)
+    (target,) = rebuilt_tokenizers(models[1:], last)
+  return source, target
 
 
 def _read(path: Path) -> sentencepiece_model_pb2.ModelProto:
@@ -209,6 +235,21 @@ def with_rows(table: np.ndarray, added: Added) -> np.ndarray:
     return table
   count = added.after - added.before
   return np.concatenate([table, np.repeat(table[[added.unknown]], count, 0)])
+
+
+def with_tables(
+  arrays: Mapping[str, np.ndarray], sides: Mapping[str, Added]
+) -> dict[str, np.ndarray]:
+  """Return arrays whose tables have rows for the pieces that were added.
+
+  Args:
+    arrays: Arrays by name.
+    sides: Pieces that were added to each table.
+  """
+  return {
+    name: with_rows(array, sides[name]) if name in sides else array
+    for name, array in arrays.items()
+  }
 
 
 def with_bias(bias: np.ndarray, added: Added) -> np.ndarray:
