@@ -208,28 +208,33 @@ def _decoded(
   fused: FusedModel, source: Ids, targets: Int32[np.ndarray, 'K B T']
 ) -> Float[Array, 'T B K V']:
   """Decode given hypotheses, which change their rows at every position."""
+  model, beam = fused.model, len(targets)
 
-  def apply(*args, method):
-    return fused.model.apply({'params': fused.parameters}, *args, method=method)
+  @jax.jit
+  def start(parameters, source, lengths):
+    variables = {'params': parameters}
+    encoded = model.apply(variables, source, lengths, method='encode')
+    sizes = lengths, beam, _TARGET
+    return model.apply(variables, encoded, *sizes, method='start_decoding')
 
-  beam, lengths = len(targets), jnp.asarray(_LENGTHS)
-  encoded = apply(jnp.asarray(source), lengths, method='encode')
-  cache, memory = apply(
-    encoded, lengths, beam, _TARGET, method='start_decoding'
-  )
+  @jax.jit
+  def step(parameters, *args):
+    return model.apply({'params': parameters}, *args, method='decode_step')
+
+  cache, memory = start(fused.parameters, source, np.asarray(_LENGTHS))
   scores = []
   inputs = jnp.stack(
     [shift_right(jnp.asarray(each), _START) for each in targets], 1
   )
   for position in range(_TARGET):
     order, rows = changing_rows(position, beam, _TARGET)
-    now, cache = apply(
+    now, cache = step(
+      fused.parameters,
       inputs[:, order, position],
       jnp.int32(position),
       jnp.tile(rows, (len(inputs), 1, 1)),
       cache,
       memory,
-      method='decode_step',
     )
     scores.append(now[:, np.argsort(order)])
   return jnp.stack(scores)

@@ -186,6 +186,7 @@ def _combined() -> dict[str, ModelConfig]:
   return {
     'none-post': _model(),
     'none-pre': _model(norm='pre'),
+    'learned': _model(norm='pre', positions='learned'),
     'rezero': _model(norm='rezero'),
     'linear-start': _both(fusion='linear', start='baseline'),
     'plain-linear-start': _both(
@@ -265,6 +266,7 @@ _CORE = {
   *_SCHEMES,
   'scan-linear',
   *('multi_layer-2', 'shortcut-both', 'shortcut-non_lexical-pre'),
+  *('none-post', 'learned'),
 }
 
 

@@ -115,7 +115,7 @@ def test_each_ablation_changes_the_model_and_compiles_nothing(name):
     assert not all(jax.tree.leaves(same)), ablation
 
 
-@pytest.mark.parametrize('name', extended_but(SCHEMES, ['linear', 'gtrans']))
+@pytest.mark.parametrize('name', extended_but(SCHEMES, ['gtrans']))
 def test_nothing_left_out_is_the_model_bit_for_bit(name):
   # Operation by operation: a compiler may contract other sums and products
   # into one rounding in another program.
@@ -202,7 +202,7 @@ _READERS = {
 }
 
 
-@pytest.mark.parametrize('name', extended_but(_READERS, list(_READERS)[::2]))
+@pytest.mark.parametrize('name', extended_but(_READERS, list(_READERS)[::3]))
 def test_an_input_left_out_is_a_reader_of_zeros(name):
   options, number, path, part = _READERS[name]
   norm = 'pre' if name == 'dlcl' else 'post'

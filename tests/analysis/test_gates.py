@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pictures import assert_not_blank
+from tiers import extended_but
 
 from fusion_jax.analysis.frequency import frequency_bins, subword_counts
 from fusion_jax.analysis.gates import VIEW, draw, gate_numbers
@@ -110,11 +111,14 @@ def test_by_frequency_of_what_the_position_reads(subject, numbers):
 
 @pytest.mark.parametrize(
   'run_as',
-  [
-    {'remat': True},
-    {'scan_layers': True},
-    {'scan_layers': True, 'remat': True},
-  ],
+  extended_but(
+    [
+      {'remat': True},
+      {'scan_layers': True},
+      {'scan_layers': True, 'remat': True},
+    ],
+    lambda run_as: len(run_as) == 2,
+  ),
 )
 def test_without_projections_gates_are_those_of_their_bias(tmp_path, run_as):
   biases = {'key_gate_bias': 0.0, 'value_gate_bias': LOG_3}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 from scipy import optimize, special
+from tiers import extended_but
 
 from fusion_jax import figures
 from fusion_jax.analysis.frequency import frequency_bins
@@ -235,7 +236,7 @@ def test_the_control_is_the_model_before_its_training(subject, monkeypatch):
   jax.tree.map(np.testing.assert_array_equal, given[1], fresh)
 
 
-@pytest.mark.parametrize('on_disk', [False, True])
+@pytest.mark.parametrize('on_disk', extended_but([False, True], [True]))
 def test_states_are_those_of_each_line_alone(subject, monkeypatch, on_disk):
   if on_disk:
     monkeypatch.setattr(states, '_MOST_MEMORY', 0)

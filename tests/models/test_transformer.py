@@ -1,5 +1,4 @@
 import dataclasses
-import itertools
 
 import chex
 import jax
@@ -15,9 +14,8 @@ from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
   output_logits,
-  shift_right,
 )
-from fusion_jax.testing import assert_close, changing_rows, drawn_parameters
+from fusion_jax.testing import assert_close, drawn_parameters
 
 _TINY = dataclasses.replace(
   PRESETS['tiny'], width=16, filter=32, encoder_layers=2, decoder_layers=2
@@ -117,70 +115,6 @@ def test_every_parameter_has_logical_axes():
     assert isinstance(leaf, nn.LogicallyPartitioned)
     assert len(leaf.names) == leaf.value.ndim
     assert None not in leaf.names
-
-
-@pytest.mark.parametrize(
-  ('norm', 'positions'),
-  extended_but(
-    itertools.product(['pre', 'post'], ['sinusoidal', 'learned']),
-    [('pre', 'sinusoidal'), ('post', 'learned')],
-  ),
-)
-def test_cached_decoding_equals_the_full_pass(norm, positions):
-  model = _model(norm=norm, positions=positions)
-  parameters = drawn_parameters(model)
-  source, lengths, target = _inputs()
-  targets = [target, target[::-1]]
-  full = [_logits(model, parameters, source, lengths, each) for each in targets]
-  beam, steps = 2, target.shape[1]
-
-  def apply(*args, method):
-    return model.apply({'params': parameters}, *args, method=method)
-
-  encoded = apply(source, lengths, method='encode')
-  cache, memory = apply(encoded, lengths, beam, steps, method='start_decoding')
-  for leaf in jax.tree.leaves(cache):
-    assert leaf.shape in {(3, 2, 8, steps * beam), (3, 2, steps * beam, 8)}
-  step = jax.jit(lambda *args: apply(*args, method='decode_step'))
-  tokens = jnp.stack([shift_right(each, _START) for each in targets], axis=1)
-  for position in range(steps):
-    order, rows = changing_rows(position, beam, steps)
-    logits, cache = step(
-      tokens[:, order, position],
-      jnp.int32(position),
-      jnp.tile(rows, (3, 1, 1)),
-      cache,
-      memory,
-    )
-    for row, hypothesis in enumerate(order):
-      assert_close(logits[:, row], full[hypothesis][:, position])
-
-
-@pytest.mark.parametrize('norm', ['pre', 'post'])
-def test_a_later_target_token_changes_nothing_before_it(norm):
-  model = _model(norm=norm)
-  parameters = drawn_parameters(model)
-  source, lengths, target = _inputs()
-  before = _logits(model, parameters, source, lengths, target)
-  changed = target.at[:, 3].set(5)
-  after = _logits(model, parameters, source, lengths, changed)
-  # Token 3 is the input of position 4.
-  np.testing.assert_array_equal(before[:, :4], after[:, :4])
-  assert np.abs(before[:, 4:] - after[:, 4:]).max() > 1e-3
-
-
-@pytest.mark.parametrize('norm', ['pre', 'post'])
-def test_padding_changes_nothing(norm):
-  model = _model(norm=norm)
-  parameters = drawn_parameters(model)
-  source, lengths, target = _inputs()
-  before = _logits(model, parameters, source, lengths, target)
-  padding = jnp.arange(7) >= lengths[:, None]
-  other = jnp.pad(
-    jnp.where(padding, 9, source), ((0, 0), (0, 4)), constant_values=11
-  )
-  after = _logits(model, parameters, other, lengths, target)
-  assert_close(before, after)
 
 
 def test_a_batch_equals_its_rows():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import Program, logged
+from tiers import extended_but
 
 from fusion_jax.config import ExperimentConfig, ModelConfig
 from fusion_jax.config.fusion import MultiLayerOptions, SideConfig
@@ -66,7 +67,10 @@ def _features(model, parameters):
 
 @pytest.mark.parametrize(
   'fused',
-  [_both(fusion='linear', start='baseline'), {'scan_layers': True}],
+  extended_but(
+    [_both(fusion='linear', start='baseline'), {'scan_layers': True}],
+    lambda fused: 'scan_layers' in fused,
+  ),
 )
 def test_an_exact_start_computes_what_the_baseline_computes(monkeypatch, fused):
   baseline = _model()

@@ -25,7 +25,7 @@ def workdir(tmp_path_factory):
 _SCHEMES = ['dlcl', 'transparent', 'linear', 'dynamic_routing']
 
 
-@pytest.mark.parametrize('fusion', extended_but(_SCHEMES, ['dlcl', 'linear']))
+@pytest.mark.parametrize('fusion', extended_but(_SCHEMES, ['dlcl']))
 def test_the_first_loss_is_that_of_the_imported_model(workdir, fusion):
   plain = load_run(workdir)
   side = SideConfig(fusion=fusion, start='baseline')
