@@ -406,8 +406,9 @@ def test_a_disk_that_is_full_for_the_records_is_one_line(text):
     '  for _ in range(999): writer.write(bytes(range(256)) * 9)\n'
     '  writer.close()\n'
   )
+  # -B: Python would cut its own bytecode files, too, and keep them.
   ended = subprocess.run(
-    [sys.executable, '-c', code, text / 'records'],
+    [sys.executable, '-B', '-c', code, text / 'records'],
     capture_output=True,
     text=True,
   )
