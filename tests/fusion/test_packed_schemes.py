@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, parameters
+from cases import CASES
 
 from fusion_jax.data.batching import Shape, assemble
 from fusion_jax.data.packed_batches import assemble_packed
@@ -14,6 +14,9 @@ from fusion_jax.fusion.gtrans import token_mixture
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import drawn_parameters
 from fusion_jax.training.step import batch_loss
+
+# The short run has the masks of segments.
+pytestmark = pytest.mark.extended
 
 _VOCABULARY, _START = 11, 2
 # Source and target lengths of three sentences in a row. The second row has
@@ -84,11 +87,7 @@ _WITH_OTHERS = [
 ]
 
 
-# What reads other positions.
-_CORE = ('shortcut',)
-
-
-@pytest.fixture(scope='module', params=parameters(_WITH_OTHERS, _CORE))
+@pytest.fixture(scope='module', params=_WITH_OTHERS)
 def fused(request):
   return _Fused(CASES[request.param])
 

@@ -50,10 +50,9 @@ _SAMPLED = [
   *(name for name in CASES if name.startswith(('multi_layer', 'shortcut'))),
   *('dlcl-options-1', 'gtrans-options-1', 'gtrans-options-2', 'scan-linear'),
 ]
-_FEW = 'gtrans', 'shortcut-both'
 
 
-@pytest.fixture(scope='module', params=parameters(_SAMPLED, _FEW))
+@pytest.fixture(scope='module', params=parameters(_SAMPLED, ['gtrans']))
 def sampled(request):
   return FusedModel(CASES[request.param])
 
@@ -112,7 +111,8 @@ def test_padding_and_other_rows_change_nothing(fused):
   testing.check_padding(fused)
 
 
-@pytest.mark.parametrize('name', parameters(SCHEMES, ['em_routing']))
+@pytest.mark.extended
+@pytest.mark.parametrize('name', SCHEMES)
 def test_compiled_equals_eager(name):
   fused, inputs = FusedModel(CASES[name]), testing.sample_inputs()
   eager = fused.uncompiled(fused.parameters, *map(jnp.asarray, inputs))
@@ -162,7 +162,8 @@ def test_bfloat16_is_close_to_float32(name):
   testing.check_bfloat16(FusedModel(CASES[name]))
 
 
-@pytest.mark.parametrize('name', parameters(SCHEMES, []))
+@pytest.mark.extended
+@pytest.mark.parametrize('name', SCHEMES)
 def test_gradients_in_bfloat16_are_finite(name):
   half = FusedModel(dataclasses.replace(CASES[name], compute_dtype='bfloat16'))
   # Embeddings of 0 are the hardest: norms divide by nothing.
