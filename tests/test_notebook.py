@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 _NOTEBOOK = Path(__file__).parents[1] / 'docs' / 'tutorial.ipynb'
-_SHORTER = {'STEPS = 400': 'STEPS = 4', 'PAIRS = 50_000': 'PAIRS = 6_000'}
+_SHORTER = {
+  'STEPS = 400': 'STEPS = 4',
+  'PAIRS = 50_000': 'PAIRS = 6_000',
+  "('valid', 500), ('test', 200)": "('valid', 20), ('test', 20)",
+}
 
 
 @pytest.mark.extended

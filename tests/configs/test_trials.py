@@ -101,7 +101,6 @@ def _files(extension: str, *splits: str):
 @pytest.mark.parametrize(
   ('name', 'languages', 'names'),
   [
-    ('quickstart.py', ('en', 'de'), []),
     (
       'multi30k.py:de-fr',
       ('de', 'fr'),
@@ -110,7 +109,6 @@ def _files(extension: str, *splits: str):
     ('kyoto_jaen.py', ('ja', 'en'), _files('.xz', 'train', 'valid', 'test')),
     ('iwslt14_deen.py', ('de', 'en'), _files('', 'train', 'valid', 'test')),
     ('wmt14_ende.py:base', ('de', 'en'), 'wmt14_translate/de-en'),
-    ('wmt17_zhen.py:big', ('zh', 'en'), 'wmt17_translate/zh-en'),
   ],
 )
 def test_two_steps(tmp_path, monkeypatch, name, languages, names):
@@ -133,7 +131,6 @@ def test_two_steps(tmp_path, monkeypatch, name, languages, names):
   ('name', 'languages', 'folder', 'names'),
   [
     ('tatoeba_many.py', 'de es', 'tatoeba-{}-en', ('train', 'valid', 'test')),
-    ('iwslt17_multi.py', 'de it', '{}-en', ('train', 'dev2010', 'tst2017')),
     ('opus100.py', 'af am', '{0}-en/opus.{0}-en-', ('train', 'dev', 'test')),
   ],
 )

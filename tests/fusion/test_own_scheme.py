@@ -88,7 +88,6 @@ def test_it_decodes_and_scores(user_dir, workdir, tmp_path):
   assert len(out.read_text().splitlines()) == 2
 
 
-@pytest.mark.extended
 def test_it_is_exported(user_dir, workdir, tmp_path):
   export = _main('fusion_jax.tools.export.__main__')
   flags = '--format=stablehlo', '--shapes=2x16', '--platforms=cpu'
@@ -99,7 +98,6 @@ def test_it_is_exported(user_dir, workdir, tmp_path):
   assert (out / 'load.py').exists()
 
 
-@pytest.mark.extended
 def test_it_is_analysed(user_dir, workdir, tmp_path):
   analyse = _main('fusion_jax.analysis.__main__')
   given = f'--workdir={workdir}', f'--output={tmp_path}', user_dir

@@ -76,14 +76,12 @@ class _Fused:
     return batch_loss(self._model, parameters, batch, 0.1, 0)
 
 
-# What happens at one position has nothing to do with who sees whom: options,
-# starts, norms, and how often a layer is compiled or computed.
-_OF_ONE_POSITION = (
-  *('-options-', '-start', 'rezero-', 'post-per', 'pre-no-', 'remat-'),
-  *('scan-', 'different-', 'one-layer', 'none-', 'source_norm', '-author'),
-)
+# What happens at one position has nothing to do with who sees whom: of the
+# layer aggregations, some.
 _WITH_OTHERS = [
-  name for name in CASES if not any(part in name for part in _OF_ONE_POSITION)
+  *('linear', 'em_routing', 'gtrans', 'transparent', 'dlcl', 'learned'),
+  *('multi_layer-2', 'multi_layer-2-partial', 'multi_layer-gtrans'),
+  *('shortcut', 'shortcut-both', 'shortcut-non_lexical', 'shortcut-cross'),
 ]
 
 

@@ -151,7 +151,7 @@ def test_layouts_agree_with_dropout_accumulation_and_diversity(
 
 
 def _scheme_cases() -> dict[str, ModelConfig]:
-  """Models that have every scheme on one of their sides."""
+  """Models that have every scheme on one of their sides; tests take some."""
   both = [name for name, scheme in SCHEMES.items() if len(scheme.modules) == 2]
   one_sided = [name for name in SCHEMES if name not in both]
   assert one_sided == ['transparent']
@@ -189,7 +189,7 @@ _SCHEMES = _scheme_cases()
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize('name', _SCHEMES)
+@pytest.mark.parametrize('name', [*_SCHEMES][::2])
 def test_every_scheme_agrees_where_its_parameters_are_cut_by_both_axes(name):
   # Adam, which other tests have, would take the scale out of a wrong gradient.
   descent = optax.with_extra_args_support(optax.sgd(1.0))

@@ -163,7 +163,10 @@ def test_two_translate_as_one_does(alone, tmp_path):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+  'number',
+  [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)],
+)
 def test_a_process_that_is_lost_or_hangs_ends_the_other(
   program, tmp_path, number
 ):

@@ -96,12 +96,11 @@ def test_kill_9_and_the_same_command_end_in_the_same_parameters(
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_polite_stop_saves_and_resumes(program, unbroken, tmp_path, number):
+def test_a_polite_stop_saves_and_resumes(program, unbroken, tmp_path):
   workdir = tmp_path / 'run'
   process = program.start(workdir)
   wait_for_step(workdir, 70, process)
-  process.send_signal(number)
+  process.send_signal(signal.SIGINT)
   _, err, code = program.finish(process)
   assert code == 0, err
   stopped = saved_steps(workdir)[-1]
@@ -304,12 +303,8 @@ def test_a_saved_mean_decodes_and_is_not_trained_on(
   ('flags', 'message'),
   [
     (['--average=9'], 'readable checkpoints, 9 asked for'),
-    (['--average=0'], '--average: must be >= 1, got 0'),
     (['--step=7'], 'no checkpoint of step 7; there are'),
     (['--step=soon'], "must be a step, 'best' or 'last', got 'soon'"),
-    (['--source_language=fr'], 'translates from en to de'),
-    (['--input=missing.txt'], 'missing.txt'),
-    (['--n_best=9', '--beam_size=2'], 'n_best must be between 1 and'),
     (['--beem_size=3'], 'unrecognized arguments: --beem_size=3'),
   ],
 )

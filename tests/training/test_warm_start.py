@@ -1,7 +1,6 @@
 """Starting a fused model from a trained baseline."""
 
 import dataclasses
-import itertools
 from pathlib import Path
 
 import jax
@@ -126,7 +125,7 @@ def test_parameters_that_mean_something_else_are_an_error(
 @pytest.mark.extended
 @pytest.mark.parametrize(
   ('norm', 'remat'),
-  [*itertools.product(['post', 'pre', 'rezero'], [False, True])],
+  [('post', True), ('pre', False), ('rezero', True)],
 )
 def test_scan_equals_loop(norm, remat):
   loop = _model(norm=norm, **_both(fusion='average'))

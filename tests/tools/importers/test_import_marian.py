@@ -40,6 +40,8 @@ def test_beam_search_finds_what_transformers_finds_or_better(workdir):
   pairs = list(zip(expected['source'], found, expected['beam'], strict=True))
   assert sum(own == other for _, own, other in pairs) >= 9
   for source, own, other in pairs:
+    if own == other:
+      continue
     scores = [
       log_probabilities(run, [source], [target]).mean()
       for target in (own, other)

@@ -22,7 +22,7 @@ def workdir(tmp_path_factory):
   return output
 
 
-_SCHEMES = ['dlcl', 'transparent', 'linear', 'dynamic_routing']
+_SCHEMES = ['dlcl', 'transparent', 'dynamic_routing']
 
 
 @pytest.mark.parametrize('fusion', extended_but(_SCHEMES, ['dlcl']))
