@@ -54,12 +54,13 @@ def fused(request):
 # scheme and plug point, and what no gradient reaches.
 _SAMPLED = [
   *SCHEMES,
-  *(name for name in CASES if name.startswith(('multi_layer', 'shortcut'))),
-  *('dlcl-options-1', 'gtrans-options-1', 'gtrans-options-2', 'scan-linear'),
+  *('multi_layer-2-partial', 'multi_layer-pre', 'shortcut-both'),
+  *('shortcut-author', 'shortcut-non_lexical-pre', 'scan-linear'),
+  *('dlcl-options-1', 'gtrans-options-1', 'gtrans-options-2'),
 ]
 
 
-@pytest.fixture(scope='module', params=parameters(_SAMPLED[::2], ['dense']))
+@pytest.fixture(scope='module', params=parameters(_SAMPLED, ['dense']))
 def sampled(request):
   return FusedModel(CASES[request.param])
 
