@@ -7,6 +7,7 @@ import pytest
 
 _NOTEBOOK = Path(__file__).parents[1] / 'docs' / 'tutorial.ipynb'
 _SHORTER = {
+  "'name': 'mine'": "'name': 'mine', 'data.batch.shapes': 1, 'model.width': 32",
   'STEPS = 400': 'STEPS = 4',
   'PAIRS = 50_000': 'PAIRS = 6_000',
   "('valid', 500), ('test', 200)": "('valid', 20), ('test', 20)",

@@ -23,6 +23,8 @@ from fusion_jax.runs.loading import load_run
 from fusion_jax.training import loop
 
 pytestmark = pytest.mark.extended
+# Formats and options that another config has, too.
+_SLOW = pytest.mark.slow
 
 _CONFIGS = Path(__file__).parents[2] / 'configs'
 _SMALL = {
@@ -101,14 +103,23 @@ def _files(extension: str, *splits: str):
 @pytest.mark.parametrize(
   ('name', 'languages', 'names'),
   [
+    pytest.param('quickstart.py', ('en', 'de'), [], marks=_SLOW),
     (
       'multi30k.py:de-fr',
       ('de', 'fr'),
       _files('.gz', 'train', 'val', 'test_2016_flickr'),
     ),
     ('kyoto_jaen.py', ('ja', 'en'), _files('.xz', 'train', 'valid', 'test')),
-    ('iwslt14_deen.py', ('de', 'en'), _files('', 'train', 'valid', 'test')),
+    pytest.param(
+      'iwslt14_deen.py',
+      ('de', 'en'),
+      _files('', 'train', 'valid', 'test'),
+      marks=_SLOW,
+    ),
     ('wmt14_ende.py:base', ('de', 'en'), 'wmt14_translate/de-en'),
+    pytest.param(
+      'wmt17_zhen.py:big', ('zh', 'en'), 'wmt17_translate/zh-en', marks=_SLOW
+    ),
   ],
 )
 def test_two_steps(tmp_path, monkeypatch, name, languages, names):
@@ -130,7 +141,20 @@ def test_two_steps(tmp_path, monkeypatch, name, languages, names):
 @pytest.mark.parametrize(
   ('name', 'languages', 'folder', 'names'),
   [
-    ('tatoeba_many.py', 'de es', 'tatoeba-{}-en', ('train', 'valid', 'test')),
+    pytest.param(
+      'tatoeba_many.py',
+      'de es',
+      'tatoeba-{}-en',
+      ('train', 'valid', 'test'),
+      marks=_SLOW,
+    ),
+    pytest.param(
+      'iwslt17_multi.py',
+      'de it',
+      '{}-en',
+      ('train', 'dev2010', 'tst2017'),
+      marks=_SLOW,
+    ),
     ('opus100.py', 'af am', '{0}-en/opus.{0}-en-', ('train', 'dev', 'test')),
   ],
 )

@@ -91,8 +91,8 @@ def _scores_are_those_of_the_search(runs, mixture=ONE, coverage=0.0):
 @pytest.mark.parametrize(
   ('fusion', 'coverage'),
   extended_but(
-    [('linear', 0.0), *itertools.product(FUSIONS, [0.3])],
-    [('linear', 0.3)],
+    [('none', 0.0), *itertools.product(FUSIONS, [0.3])],
+    [('none', 0.3)],
   ),
 )
 def test_scores_are_those_of_the_search(tokenizer, fusion, coverage):

@@ -212,7 +212,7 @@ _LEARNING = [
 ]
 
 
-@pytest.mark.parametrize('name', extended_but(_LEARNING[::3], _LEARNING[:1]))
+@pytest.mark.parametrize('name', extended_but(_LEARNING[::5], _LEARNING[:1]))
 def test_what_is_new_learns_from_the_start_on(name):
   _, old = _plain_answer('pre', tuple(_SIDES[name]))
   model, parameters = _started(name, 'pre')

@@ -151,7 +151,7 @@ def test_layouts_agree_with_dropout_accumulation_and_diversity(
 
 
 def _scheme_cases() -> dict[str, ModelConfig]:
-  """Models that have every scheme on one of their sides; tests take some."""
+  """Models that have every scheme on one of their sides."""
   both = [name for name, scheme in SCHEMES.items() if len(scheme.modules) == 2]
   one_sided = [name for name in SCHEMES if name not in both]
   assert one_sided == ['transparent']
@@ -186,10 +186,17 @@ def _fused(encoder: str, decoder: str) -> ModelConfig:
 
 
 _SCHEMES = _scheme_cases()
+_SOME = 'dense-hierarchical', 'hops-em_routing', 'gtrans-none'
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize('name', [*_SCHEMES][::2])
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=() if name in _SOME else pytest.mark.slow)
+    for name in _SCHEMES
+  ],
+)
 def test_every_scheme_agrees_where_its_parameters_are_cut_by_both_axes(name):
   # Adam, which other tests have, would take the scale out of a wrong gradient.
   descent = optax.with_extra_args_support(optax.sgd(1.0))

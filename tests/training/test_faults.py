@@ -20,7 +20,8 @@ from programs import (
   wait_for_step,
 )
 
-pytestmark = pytest.mark.extended
+# Two processes, and the waits of the programs.
+pytestmark = pytest.mark.slow
 
 _RUN = {
   'training__steps': 60,
@@ -57,7 +58,6 @@ def _last_line(err: str) -> str:
   return last
 
 
-@pytest.mark.slow
 def test_killed_runs_end_in_the_same_parameters(tmp_path):
   done = subprocess.run(
     [
@@ -111,7 +111,6 @@ def test_a_disk_that_fills_up_with_logs_is_one_line(program, first, tmp_path):
   assert 'metrics.jsonl: cannot be written' in _last_line(err)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures('first')
 def test_both_killed_in_a_save_and_one_resumes(program, tmp_path):
   workdir = tmp_path / 'run'
@@ -147,7 +146,6 @@ def test_one_killed_where_it_restores_ends_the_other(
   assert 'no heartbeat for 9 s from process 1' in _last_line(err)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures('first')
 def test_an_input_that_hangs_on_one_process_ends_both(
   program, tmp_path, monkeypatch
