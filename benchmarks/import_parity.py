@@ -3,7 +3,8 @@ r"""How much an imported model and the program that made it are alike.
     python -m benchmarks.peers.marian_parity ... --folder=DIR
     fusion-jax import --from=marian --input=DIR --output=RUN
     python -m benchmarks.import_parity --workdir=RUN \
-        --recorded=DIR/recorded.json
+        --recorded=DIR/recorded.json \
+        --output=benchmarks/results/import_parity_marian.json
 
 Ids of the source lines, greedy and beam translations in the same limit of
 length, and log-probabilities of the other program's beam translations. All
