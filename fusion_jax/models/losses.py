@@ -396,6 +396,7 @@ def _mixture_backward(settings, gradients, cotangent):
 _mixture_cross_entropy.defvjp(_mixture_forward, _mixture_backward)
 
 
+@jax.named_scope('loss')
 def cross_entropy(
   features: Float[Array, '*G B T D'],
   output: OutputLayer,

@@ -34,6 +34,7 @@ class Applied(NamedTuple):
   finite: Bool[Array, '']
 
 
+@jax.named_scope('optimizer')
 def apply_update(
   state: TrainState,
   gradients: Parameters,

@@ -54,9 +54,10 @@ def _assert_the_same_run(workdir: Path, alone: Path):
   ours, theirs = (logged(path, 'train') for path in (workdir, alone))
   assert [row['step'] for row in ours] == [row['step'] for row in theirs]
   # The loss of a step is that of its batch: the batches were the same.
-  for name in ('loss', 'gradient_norm'):
+  # A ReLU whose input is 0 but for rounding makes the gradient jump.
+  for name, rtol in (('loss', 1e-5), ('gradient_norm', 2e-3)):
     np.testing.assert_allclose(
-      [row[name] for row in ours], [row[name] for row in theirs], rtol=1e-4
+      [row[name] for row in ours], [row[name] for row in theirs], rtol=rtol
     )
   ours, theirs = (logged(path, 'valid')[-1] for path in (workdir, alone))
   for name in ('loss', 'perplexity', 'accuracy', 'bleu', 'chrf'):

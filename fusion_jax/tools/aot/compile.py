@@ -1,7 +1,7 @@
 """Compilation of a program for absent chips, and figures of what it needs.
 
-`cost_analysis` counts the body of a loop once; products and exchanges are
-counted here as often as they are done.
+`cost_analysis` counts the body of a loop once; products, bytes and exchanges
+are counted here as often as they are done.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import CheckFailed
 from fusion_jax.tools.aot.chips import GIB, Chip
 from fusion_jax.tools.aot.hlo_collectives import Total, collectives, totals
+from fusion_jax.tools.aot.hlo_traffic import by_part, traffic
 from fusion_jax.tools.aot.matmul_flops import product_gflop
 from fusion_jax.tools.aot.programs import Program, ProgramRequest, program_for
 
@@ -60,8 +61,11 @@ class Figures:
     state: Bytes of the arguments per chip, which stay between steps.
     flops: Operations of the matrix products of all chips, 2mnk each; for a
       search, those of the most steps.
-    moved: Bytes that a chip reads and writes in its HBM, as estimated by XLA
-      with a loop's body counted once; 0 without an estimate.
+    moved: Bytes that all instructions of a chip read and write, as estimated by
+      XLA: a loop's body counts once, and so does what stays on the chip between
+      two instructions. 0 without an estimate.
+    parts: Bytes that a chip reads from its HBM and writes to it, by part of the
+      step; a loop's body counts as often as it runs.
     exchanges: Count of exchanges and bytes that a chip sends, by kind.
     trace_seconds: Seconds of tracing on the machine that compiled.
     compile_seconds: Seconds of compilation on that machine.
@@ -74,6 +78,7 @@ class Figures:
   state: int
   flops: float
   moved: float
+  parts: dict[str, int]
   exchanges: dict[str, Total]
   trace_seconds: float
   compile_seconds: float
@@ -84,6 +89,11 @@ class Figures:
     return math.prod(self.mesh.values())
 
   @property
+  def hbm(self) -> int:
+    """The bytes that a chip moves between its HBM and itself."""
+    return sum(self.parts.values())
+
+  @property
   def sent(self) -> float:
     """The bytes that a chip sends."""
     return sum(total.sent for total in self.exchanges.values())
@@ -92,6 +102,7 @@ class Figures:
     """Return the figures as plain values."""
     exchanges = {kind: x._asdict() for kind, x in self.exchanges.items()}
     return dataclasses.asdict(self) | {
+      'hbm': self.hbm,
       'exchanges': exchanges,
       'shape': dict(zip(('rows', 'source', 'target'), self.shape, strict=True)),
     }
@@ -146,6 +157,7 @@ def _compiled(program: Program, chip: Chip) -> tuple[Figures, str]:
     state=memory.argument_size_in_bytes,
     flops=1e9 * product_gflop(program.traced.jaxpr, program.trips),
     moved=float(costs.get('bytes accessed', 0)),
+    parts=by_part(traffic(text, program.trips)),
     exchanges=totals(collectives(text, program.trips)),
     trace_seconds=0.0,
     compile_seconds=seconds,

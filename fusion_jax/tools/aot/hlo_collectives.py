@@ -2,13 +2,20 @@
 
 import collections
 import dataclasses
-import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from fusion_jax.tools.aot.hlo_text import (
+  arrays,
+  computations,
+  executions,
+  numbers,
+  origin,
+)
 
 _KINDS = (
   'all-reduce',
@@ -17,7 +24,6 @@ _KINDS = (
   'all-to-all',
   'collective-permute',
 )
-_HEADER = re.compile(r'^(ENTRY )?%?([\w.-]+) \(.*\{$')
 _OPERATION = re.compile(
   r'^\s+(?:ROOT )?%?[\w.-]+ = (?P<result>.*?) '
   rf'(?P<kind>{"|".join(_KINDS)})(?P<start>-start)?\('
@@ -28,15 +34,7 @@ _BETWEEN = re.compile(
   r'.*_xla_megascale_target="\{(?P<slices>[\d,:]+)\}'
   r'.*_xla_megascale_transfer_type="(?P<kind>\w+)"'
 )
-_CALLS = re.compile(
-  r'\b(?:calls|to_apply|body|condition|true_computation|false_computation)='
-  r'%?([\w.-]+)|\b(?:branch_computations|called_computations)=\{([^}]*)\}'
-)
-_TRIPS = re.compile(r'known_trip_count"?[=:]\{"?n"?[=:]"?(\d+)')
 _CHAIN = re.compile(r'channel_id=(\d+).*chain_id="(\d+)"')
-_COUNTER = re.compile(r's32\[\]\S* constant\((\d+)\)')
-_NAME = re.compile(r'op_name="([^"]*)"')
-_ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,]*)\]')
 _LISTED = re.compile(r'(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}')
 _IOTA = re.compile(
   r'replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?'
@@ -124,8 +122,8 @@ def collectives(text: str, trips: int = 1) -> list[Collective]:
   Returns:
     The exchanges among more than one device.
   """
-  bodies = dict(_computations(text))
-  times = _executions(bodies, trips)
+  bodies = computations(text)
+  times = executions(bodies, trips)
   devices = int(match[1]) if (match := _DEVICES.search(text)) else 1
   found: dict[object, Collective] = {}
   for name, lines in bodies.items():
@@ -137,57 +135,9 @@ def collectives(text: str, trips: int = 1) -> list[Collective]:
   return [x for x in found.values() if x.group > 1 and x.times]
 
 
-def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
-  """Yield each computation's name, '' for the entry, and its lines."""
-  name: str | None = None
-  lines: list[str] = []
-  for line in text.splitlines():
-    if match := _HEADER.match(line):
-      name, lines = '' if match[1] else match[2], []
-    elif line.startswith('}') and name is not None:
-      yield name, lines
-      name = None
-    else:
-      lines.append(line)
-
-
-def _executions(
-  bodies: dict[str, list[str]], trips: int
-) -> Callable[[str], int]:
-  """Return a function from a computation's name to how often it is done."""
-  callers = collections.defaultdict(list)
-  for name, lines in bodies.items():
-    for line in lines:
-      if not _CALLS.search(line):
-        continue
-      runs = _trips(line, bodies, trips) if ' while(' in line else 1
-      for one, several in _CALLS.findall(line):
-        for called in [one] if one else re.findall(r'[\w.-]+', several):
-          callers[called].append((name, runs))
-
-  @functools.cache
-  def times(name: str) -> int:
-    if not name:
-      return 1
-    return sum(times(caller) * runs for caller, runs in callers[name])
-
-  return times
-
-
-def _trips(loop: str, bodies: dict[str, list[str]], unknown: int) -> int:
-  """Return a loop's trip count from XLA or its counter, or `unknown`."""
-  if known := _TRIPS.search(loop):
-    return int(known[1])
-  condition = re.search(r'condition=%?([\w.-]+)', loop)
-  lines = bodies.get(condition[1], []) if condition else []
-  bounds = _COUNTER.findall('\n'.join(lines))
-  counted = any('ROOT' in x and 'direction=LT' in x for x in lines)
-  return int(bounds[0]) if counted and len(bounds) == 1 else unknown
-
-
 def _read(line: str, devices: int) -> Collective | None:
   """Read the exchange of a line, done once; None if there is none."""
-  name = match[1] if (match := _NAME.search(line)) else ''
+  name = origin(line)
   if match := _BETWEEN.match(line):
     kind = match['kind'].lower().replace('_', '-')
     members = _listed(match['slices'])
@@ -213,11 +163,7 @@ def _whole(operation: re.Match[str], group: int) -> int:
 
 
 def _bytes(result: str, scalars: bool = True) -> int:
-  return sum(
-    _bits(dtype) * math.prod(_numbers(sizes)) // 8
-    for dtype, sizes in _ARRAY.findall(result)
-    if sizes or scalars
-  )
+  return sum(each.size for each in arrays(result) if each.sizes or scalars)
 
 
 def _members(line: str, devices: int) -> tuple[int, ...]:
@@ -233,8 +179,8 @@ def _members(line: str, devices: int) -> tuple[int, ...]:
 
 def _transposed(size: str, shape: str, order: str | None) -> tuple[int, ...]:
   """Return the first of arange(...).reshape(shape).transpose(order)."""
-  ids = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
-  turned = ids.transpose(_numbers(order) if order else None)
+  ids = np.arange(math.prod(numbers(shape))).reshape(numbers(shape))
+  turned = ids.transpose(numbers(order) if order else None)
   return tuple(turned.reshape(-1)[: int(size)].tolist())
 
 
@@ -264,13 +210,3 @@ def _listed(slices: str) -> tuple[int, ...]:
     first, _, last = part.partition(':')
     members += range(int(first), int(last or first) + 1)
   return tuple(members)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-  return tuple(int(part) for part in text.split(',') if part)
-
-
-def _bits(dtype: str) -> int:
-  """Return the bits of an element: 16 for 'bf16', 8 for 'pred'."""
-  found = re.search(r'\d+', dtype)
-  return int(found[0]) if found else 8

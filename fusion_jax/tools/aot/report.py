@@ -37,6 +37,13 @@ def report(topology: Topology, step: str, figures: Figures) -> str:
     f'operations  {figures.flops / 1e12:.3f} * 10^12{most}, products alone; '
     f'{figures.flops / chips / chip.flops * 1e3:.2f} ms a chip at its peak',
   ]
+  shares = ', '.join(
+    f'{part} {x / 1e9:.2f}' for part, x in figures.parts.items()
+  )
+  lines.append(
+    f'bytes       {figures.hbm / 1e9:.2f} GB{most} between HBM and chip, '
+    f'{figures.hbm / chip.bandwidth * 1e3:.2f} ms at its peak: {shares}'
+  )
   for kind, total in figures.exchanges.items():
     lines.append(
       f'{kind:<18}  {total.count:,}{most}, '

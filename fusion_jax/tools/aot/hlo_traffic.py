@@ -1,0 +1,247 @@
+"""Bytes that a compiled program moves between memory and chip, by its text.
+
+Every instruction reads its operands and writes its result, except that a slice
+reads what it takes, an update in place writes what it puts in, and arrays that
+the compiler keeps in the chip's own memory count nothing. The body of a loop
+counts as often as the loop runs.
+"""
+
+import collections
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from fusion_jax.tools.aot.hlo_text import (
+  HloArray,
+  Instruction,
+  computations,
+  executions,
+  instruction,
+)
+
+_FREE = frozenset((
+  *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
+  *('after-all', 'opt-barrier', 'partition-id', 'replica-id', 'domain'),
+))  # fmt: skip
+_CONTROL = frozenset(('while', 'conditional', 'call'))
+_SLICES = frozenset(('dynamic-slice', 'slice', 'gather'))
+_UPDATES = {'dynamic-update-slice': 1, 'scatter': 2}
+_EXCHANGES = (
+  *('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all'),
+  *('collective-permute', 'send', 'recv'),
+)
+
+# Parts of a step, by the first pattern that the origin of an instruction has.
+_PARTS = (
+  ('optimizer', re.compile(r'/optimizer/')),
+  ('loss', re.compile(r'/loss[/)]')),
+  ('attention', re.compile(r'/(?:self|cross)_attention/')),
+  ('feed-forward', re.compile(r'/feed_forward/')),
+  ('norms and residuals', re.compile(r'_residual/|norm/')),
+  ('embedding', re.compile(r'embed')),
+)
+OTHER = 'other'
+PARTS = (*(name for name, _ in _PARTS), 'exchanges', OTHER)
+
+
+class Traffic(NamedTuple):
+  """Bytes of one instruction.
+
+  Attributes:
+    instruction: The instruction.
+    read: Bytes that it reads each time.
+    written: Bytes that it writes each time.
+    times: Number of times that it is done.
+  """
+
+  instruction: Instruction
+  read: int
+  written: int
+  times: int
+
+  @property
+  def moved(self) -> int:
+    """The bytes of all times."""
+    return self.times * (self.read + self.written)
+
+  @property
+  def part(self) -> str:
+    """The part of the step that it belongs to, one of `PARTS`."""
+    if self.instruction.opcode.startswith(_EXCHANGES):
+      return 'exchanges'
+    for name, pattern in _PARTS:
+      if pattern.search(self.instruction.origin):
+        return name
+    return OTHER
+
+
+def by_part(found: Sequence[Traffic]) -> dict[str, int]:
+  """Sum the bytes of each part of a step, in the order of `PARTS`."""
+  sums: dict[str, int] = collections.Counter()
+  for one in found:
+    sums[one.part] += one.moved
+  return {part: sums[part] for part in PARTS if sums[part]}
+
+
+def traffic(text: str, trips: int = 1) -> list[Traffic]:
+  """Find the bytes that each instruction of a compiled program moves.
+
+  Args:
+    text: `compiled.as_text()`, for a CPU, GPU or TPU.
+    trips: Number of iterations of a loop whose count XLA does not know.
+
+  Returns:
+    The instructions that move anything.
+  """
+  lines = computations(text)
+  times = executions(lines, trips)
+  bodies = {
+    name: [one for line in own if (one := instruction(line))]
+    for name, own in lines.items()
+  }
+  return [
+    found
+    for name in _run(bodies)
+    if times(name)
+    for found in _computation(bodies[name], bodies, times(name))
+    if found.read or found.written
+  ]
+
+
+def _run(bodies: Mapping[str, list[Instruction]]) -> Iterator[str]:
+  """Yield the computations whose instructions run one by one."""
+  waiting, seen = [''], {''}
+  while waiting:
+    name = waiting.pop()
+    yield name
+    for one in bodies[name]:
+      if one.opcode in _CONTROL:
+        new = set(one.called) - seen
+        seen |= new
+        waiting += new
+
+
+def _computation(
+  body: list[Instruction],
+  bodies: Mapping[str, list[Instruction]],
+  times: int,
+) -> Iterator[Traffic]:
+  results = {one.name: one.results for one in body}
+  for one in body:
+    if one.opcode in _FREE or one.opcode in _CONTROL:
+      continue
+    inside = bodies[one.called[0]] if _is_fused(one, bodies) else []
+    if inside:
+      read, written = _fused(one, inside, results)
+    else:
+      read, written = _alone(one, results)
+    yield Traffic(one, read, written, times)
+
+
+def _is_fused(
+  one: Instruction, bodies: Mapping[str, list[Instruction]]
+) -> bool:
+  """Return whether a called computation shows what the operands are for."""
+  fused = one.opcode in ('fusion', 'async-start')
+  return fused and bool(one.called) and one.called[0] in bodies
+
+
+def _alone(
+  one: Instruction, results: Mapping[str, tuple[HloArray, ...]]
+) -> tuple[int, int]:
+  operands = [_bytes(results.get(name, ())) for name in one.operands]
+  if one.opcode.endswith('-start'):
+    return sum(operands), 0
+  if one.opcode.endswith('-done'):
+    return 0, _bytes(one.results)
+  if one.opcode in _SLICES:
+    size = _bytes(one.results)
+    return min(size, operands[0]) + sum(operands[1:]), size
+  if one.opcode in _UPDATES:
+    size = operands[_UPDATES[one.opcode]]
+    again = size if one.opcode == 'scatter' else 0
+    return sum(operands[1:]) + again, size
+  if one.opcode == 'custom-call' and 'AllocateBuffer' in one.line:
+    return 0, 0
+  return sum(operands), _bytes(one.results)
+
+
+def _fused(
+  one: Instruction,
+  inside: list[Instruction],
+  results: Mapping[str, tuple[HloArray, ...]],
+) -> tuple[int, int]:
+  """Return the bytes of a fusion, by what it does with its operands."""
+  users: dict[str, list[Instruction]] = collections.defaultdict(list)
+  for each in inside:
+    for name in each.operands:
+      users[name].append(each)
+  parameters = {
+    int(match[1]): each
+    for each in inside
+    if (match := re.search(r' parameter\((\d+)\)', each.line))
+  }
+  read = sum(
+    min(
+      _bytes(results.get(name, ())),
+      _used(parameters[number].name, users, _on_chip(results.get(name, ()))),
+    )
+    for number, name in enumerate(one.operands)
+    if number in parameters
+  )
+  if one.opcode == 'async-start':
+    return read, 0
+  named = {each.name: each for each in inside}
+  (root,) = (each for each in inside if each.root)
+  roots = (
+    [named[x] for x in root.operands] if root.opcode == 'tuple' else [root]
+  )
+  written = 0
+  for each, result in zip(roots, one.results, strict=False):
+    size, again = _put(each, named, result)
+    written += size
+    read += again
+  return read, written
+
+
+def _used(
+  name: str, users: Mapping[str, list[Instruction]], on_chip: bool
+) -> int:
+  """Return the bytes that are read of a parameter of a fusion."""
+  if on_chip:
+    return 0
+  total = 0
+  for user in users[name]:
+    if user.opcode == 'bitcast':
+      total += _used(user.name, users, on_chip)
+    elif user.opcode in _SLICES and user.operands[0] == name:
+      total += sum(each.padded for each in user.results)
+    elif user.opcode in _UPDATES and user.operands[0] == name:
+      continue
+    else:
+      return 2**62
+  return total
+
+
+def _put(
+  root: Instruction, named: Mapping[str, Instruction], result: HloArray
+) -> tuple[int, int]:
+  """Return the bytes that a fusion writes, and reads for it, as one result."""
+  if result.space:
+    return 0, 0
+  while root.opcode == 'bitcast':
+    root = named[root.operands[0]]
+  if root.opcode not in _UPDATES:
+    return result.padded, 0
+  update = named[root.operands[_UPDATES[root.opcode]]]
+  size = min(result.padded, sum(each.padded for each in update.results))
+  return size, size if root.opcode == 'scatter' else 0
+
+
+def _on_chip(results: Sequence[HloArray]) -> bool:
+  """Return whether all arrays are in the chip's own memory."""
+  return bool(results) and all(each.space for each in results)
+
+
+def _bytes(results: Sequence[HloArray]) -> int:
+  return sum(each.padded for each in results if not each.space)
