@@ -15,7 +15,7 @@ import logging
 import time
 from pathlib import Path
 
-from fusion_jax.analysis.subject_flags import add_subject_flags
+from fusion_jax.analysis.run_and_text_flags import add_run_and_text_flags
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
   )
   parser.add_argument('--workdir', type=Path, required=True)
   parser.add_argument('--output', type=Path, help='a folder')
-  add_subject_flags(parser)
+  add_run_and_text_flags(parser)
   return parser
 
 
@@ -55,13 +55,13 @@ def _view(name: str) -> str:
 def main(argv: list[str]) -> None:
   """Apply the views, write their files and print their summaries."""
   start_logging()
-  from fusion_jax.analysis.run_with_text import open_subject
+  from fusion_jax.analysis.run_with_text import open_run_with_text
   from fusion_jax.analysis.view import look_at
   from fusion_jax.analysis.views import VIEWS, check_view, views_of
 
   arguments = parse_arguments(argv, _parser())
-  subject = open_subject(arguments)
-  config, workdir = subject.run.config.model, arguments.workdir
+  analysed = open_run_with_text(arguments)
+  config, workdir = analysed.run.config.model, arguments.workdir
   if _ALL in arguments.views:
     chosen = [view for view in views_of(config) if not view.slow]
   else:
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
   folder = arguments.output or workdir / 'analysis'
   for number, view in enumerate(chosen, start=1):
     begin = time.monotonic()
-    finding = look_at(view, subject, folder)
+    finding = look_at(view, analysed, folder)
     logger.info(
       '%d of %d: %s in %.1f s: %s',
       number,

@@ -127,19 +127,19 @@ def _without(
 
 
 def ablation_losses(
-  subject: RunWithText, chosen: Sequence[Ablation | None]
+  analysed: RunWithText, chosen: Sequence[Ablation | None]
 ) -> list[float | None]:
   """Measure the mean negative log-likelihood per target subword.
 
   Args:
-    subject: Run and text to measure.
+    analysed: Run and text to measure.
     chosen: Ablations to apply, one after the other; None leaves nothing out.
 
   Returns:
     Losses in nats (for GTRANS, those of the mixture); None where a loss is not
     finite.
   """
-  run, pairs = subject.run, subject.pairs
+  run, pairs = analysed.run, analysed.pairs
   shapes = text_shapes(pairs)
 
   @jax.jit
@@ -159,22 +159,22 @@ def ablation_losses(
 
 
 def ablation_scores(
-  subject: RunWithText, chosen: Sequence[Ablation | None]
+  analysed: RunWithText, chosen: Sequence[Ablation | None]
 ) -> tuple[list[float], str]:
   """Measure BLEU under each ablation, with the search of the run's config.
 
   Args:
-    subject: Run and text to measure.
+    analysed: Run and text to measure.
     chosen: Ablations to apply, one after the other; None leaves nothing out.
 
   Returns:
     Scores from 0 to 100, and sacreBLEU's signature.
   """
-  run = subject.run
+  run = analysed.run
   found, signature = [], ''
   for number, ablation in enumerate(chosen, start=1):
     parameters = ablated(run.parameters, run.config.model, ablation)
-    scores = subject.scores(dataclasses.replace(run, parameters=parameters))
+    scores = analysed.scores(dataclasses.replace(run, parameters=parameters))
     found.append(scores.bleu)
     signature = scores.bleu_signature
     logger.info(
@@ -187,16 +187,16 @@ def ablation_scores(
   return found, signature
 
 
-def measure(subject: RunWithText) -> Numbers:
+def measure(analysed: RunWithText) -> Numbers:
   """Measure loss and BLEU of the whole model and of every ablation.
 
   Returns:
     'whole': loss and BLEU of the whole model. 'ablations': for each side, kind
     and number, both values and their changes; None where a loss is not finite.
   """
-  chosen = ablations_of(subject.run.config.model)
-  losses = ablation_losses(subject, (None, *chosen))
-  scores, signature = ablation_scores(subject, (None, *chosen))
+  chosen = ablations_of(analysed.run.config.model)
+  losses = ablation_losses(analysed, (None, *chosen))
+  scores, signature = ablation_scores(analysed, (None, *chosen))
   rows = [
     dataclasses.asdict(ablation)
     | {
@@ -208,7 +208,7 @@ def measure(subject: RunWithText) -> Numbers:
     for ablation, loss, bleu in zip(chosen, losses[1:], scores[1:], strict=True)
   ]
   return {
-    'lines': len(subject.lines),
+    'lines': len(analysed.lines),
     'bleu_signature': signature,
     'whole': {'loss': losses[0], 'bleu': scores[0]},
     'ablations': rows,

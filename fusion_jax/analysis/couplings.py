@@ -33,7 +33,7 @@ _PAPER = {
 }
 
 
-def coupling_maps(subject: RunWithText) -> Numbers:
+def coupling_maps(analysed: RunWithText) -> Numbers:
   """Measure the mean couplings of every iteration, and their entropy.
 
   Returns:
@@ -43,7 +43,7 @@ def coupling_maps(subject: RunWithText) -> Numbers:
     uniform couplings), 'sum_over' (the capsules over which couplings sum to 1)
     and 'positions'. 'paper': the values of Dou et al. (2019).
   """
-  config = subject.run.config.model
+  config = analysed.run.config.model
 
   def measure(shown, side):
     couplings = shown['read_out']['couplings']
@@ -55,7 +55,7 @@ def coupling_maps(subject: RunWithText) -> Numbers:
       'diversity': jnp.stack([coupling_diversity(c) for c in each], -1),
     }
 
-  means = token_means(subject, sides_of(config, *_SCHEMES), measure)
+  means = token_means(analysed, sides_of(config, *_SCHEMES), measure)
   found = {
     side: _numbers(own, _axis(config, side)) for side, own in means.items()
   }

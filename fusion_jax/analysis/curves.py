@@ -33,7 +33,7 @@ _MOST_LINES = 5
 _NAMES = {'valid': 'validation', 'train': 'training'}
 
 
-def curves(subject: RunWithText) -> Numbers:
+def curves(analysed: RunWithText) -> Numbers:
   """Read the numbers of the training and of its validations, by update.
 
   Returns:
@@ -46,8 +46,8 @@ def curves(subject: RunWithText) -> Numbers:
   Raises:
     InputError: Nothing was logged.
   """
-  train = _columns(subject.of_kind('train'), _TRAIN)
-  rows = [row for row in subject.metrics if row['kind'] == 'valid']
+  train = _columns(analysed.of_kind('train'), _TRAIN)
+  rows = [row for row in analysed.metrics if row['kind'] == 'valid']
   valid = _columns(rows, _VALID) if rows else {}
   return {'train': train, 'valid': valid, 'gap': _gap(train, valid)}
 
@@ -160,7 +160,7 @@ CURVES = View(
 )
 
 
-def gradient_norms(subject: RunWithText) -> Numbers:
+def gradient_norms(analysed: RunWithText) -> Numbers:
   """Read the logged norms by layer.
 
   Returns:
@@ -170,11 +170,11 @@ def gradient_norms(subject: RunWithText) -> Numbers:
   Raises:
     InputError: No norms were logged.
   """
-  rows = subject.of_kind('train')
+  rows = analysed.of_kind('train')
   layers = numbered(rows, 'encoder_gradient_norm_')
   if not layers:
     raise InputError(
-      f'{subject.workdir}/metrics.jsonl: has no encoder_gradient_norm_1; an '
+      f'{analysed.workdir}/metrics.jsonl: has no encoder_gradient_norm_1; an '
       'older version wrote it'
     )
   return {'steps': [row['step'] for row in rows], 'layers': layers}

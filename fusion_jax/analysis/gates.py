@@ -77,7 +77,7 @@ def gate_places(config: ModelConfig) -> list[Place]:
   return places
 
 
-def gate_numbers(subject: RunWithText) -> Numbers:
+def gate_numbers(analysed: RunWithText) -> Numbers:
   """Measure the mean and deviation of the gates of keys and values.
 
   Returns:
@@ -88,8 +88,8 @@ def gate_numbers(subject: RunWithText) -> Numbers:
     positions in total and of each kind. End symbols count but for the
     frequency, which is that of the subword that the position reads.
   """
-  run, places = subject.run, gate_places(subject.run.config.model)
-  bins = _bins(subject)
+  run, places = analysed.run, gate_places(analysed.run.config.model)
+  bins = _bins(analysed)
 
   def sums(parameters, batch):
     _, kept = watched(run.model, parameters, batch, 'views')
@@ -106,18 +106,18 @@ def gate_numbers(subject: RunWithText) -> Numbers:
       for place in places
     ]
 
-  totals = sum_over_text(subject, sums)
+  totals = sum_over_text(analysed, sums)
   return {
     place.name: _numbers(*total)
     for place, total in zip(places, totals, strict=True)
   }
 
 
-def _bins(subject: RunWithText) -> Mapping[Side, Int[Array, ' V']]:
+def _bins(analysed: RunWithText) -> Mapping[Side, Int[Array, ' V']]:
   """Bin the subwords by the text's own counts, without start and end."""
-  run = subject.run
-  sources = (pair.source for pair in subject.pairs)
-  targets = (pair.target for pair in subject.pairs)
+  run = analysed.run
+  sources = (pair.source for pair in analysed.pairs)
+  targets = (pair.target for pair in analysed.pairs)
   counts: dict[Side, Int[np.ndarray, ' V']] = {
     'encoder': subword_counts(sources, run.source_tokenizer),
     'decoder': subword_counts(targets, run.target_tokenizer),

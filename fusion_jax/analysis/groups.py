@@ -59,7 +59,7 @@ def psi_of(parameters: Mapping[str, Any], config: ModelConfig) -> list[float]:
   return jnp.exp(log_group_weights(weights, temperature)).tolist()
 
 
-def group_weights(subject: RunWithText) -> Numbers:
+def group_weights(analysed: RunWithText) -> Numbers:
   """Read the weights of groups and of the layers in them.
 
   Returns:
@@ -70,7 +70,7 @@ def group_weights(subject: RunWithText) -> Numbers:
     [weights][steps]; None where nothing was logged. 'paper': psi of Yang et
     al. (2022).
   """
-  config, parameters = subject.run.config.model, subject.run.parameters
+  config, parameters = analysed.run.config.model, analysed.run.parameters
   sides = sides_of(config, 'gtrans')
   weights: dict[str, list[float]] = {}
   if 'encoder' in sides:
@@ -88,14 +88,14 @@ def group_weights(subject: RunWithText) -> Numbers:
       side: [[group[0], group[-1]] for group in groups_of(config, side)]
       for side in sides
     },
-    'training': _over_training(subject),
+    'training': _over_training(analysed),
     'paper': PAPER_WEIGHTS,
   }
 
 
-def _over_training(subject: RunWithText) -> dict[str, Any] | None:
+def _over_training(analysed: RunWithText) -> dict[str, Any] | None:
   try:
-    rows = subject.of_kind('fusion')
+    rows = analysed.of_kind('fusion')
   except InputError as error:
     logger.warning('%s; the weights over the training are left out', error)
     return None
@@ -188,7 +188,7 @@ def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
   )
 
 
-def group_scores(subject: RunWithText) -> Numbers:
+def group_scores(analysed: RunWithText) -> Numbers:
   """Measure BLEU with every single group, and without the lowest groups.
 
   Returns:
@@ -196,27 +196,27 @@ def group_scores(subject: RunWithText) -> Numbers:
     'psi'; 'lines' of the text; 'signature' of BLEU; 'decoding', the options of
     the search; and 'paper', the values of Yang et al. (2022).
   """
-  run = subject.run
+  run = analysed.run
   count = group_count(run.config.model, 'decoder')
   single = [f'{k}:{k}' for k in range(1, count + 1)]
   pruned = [f'{a}:{count}' for a in range(1, count + 1)]
   scores = {
-    groups: _scores(subject, groups)
+    groups: _scores(analysed, groups)
     for groups in dict.fromkeys([*pruned, *single])
   }
   return {
     'single': [scores[groups].bleu for groups in single],
     'pruned': [scores[groups].bleu for groups in pruned],
     'psi': psi_of(run.parameters, run.config.model),
-    'lines': len(subject.lines),
+    'lines': len(analysed.lines),
     'signature': scores[single[0]].bleu_signature,
     'decoding': dataclasses.asdict(run.config.decoding),
     'paper': _PAPER,
   }
 
 
-def _scores(subject: RunWithText, groups: str) -> Scores:
-  scores = subject.scores(with_groups(subject.run, groups))
+def _scores(analysed: RunWithText, groups: str) -> Scores:
+  scores = analysed.scores(with_groups(analysed.run, groups))
   logger.info('groups %s: BLEU %.2f', groups, scores.bleu)
   return scores
 

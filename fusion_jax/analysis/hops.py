@@ -25,7 +25,7 @@ _SENTENCES = 5
 _MOST_PIECES = 36
 
 
-def hop_attention(subject: RunWithText) -> Numbers:
+def hop_attention(analysed: RunWithText) -> Numbers:
   """Measure the attention of every hop over the layers.
 
   Returns:
@@ -35,20 +35,20 @@ def hop_attention(subject: RunWithText) -> Numbers:
     predicts, 'read', the piece read at each position, and 'attention'
     [P][n][T].
   """
-  config = subject.run.config.model
+  config = analysed.run.config.model
   sides = sides_of(config, 'hops')
   means = token_means(
-    subject, sides, lambda shown, side: {'mean': _attention(shown)}
+    analysed, sides, lambda shown, side: {'mean': _attention(shown)}
   )
-  pairs = subject.pairs[:_SENTENCES]
-  sentences = _sentence_attention(subject, pairs, sides)
+  pairs = analysed.pairs[:_SENTENCES]
+  sentences = _sentence_attention(analysed, pairs, sides)
   return {
     side: {
       'layers': _layer_names(config, side),
       'mean': means[side].means['mean'].T.tolist(),
       'positions': means[side].positions,
       'sentences': [
-        _sentence(subject, pair, side, attention)
+        _sentence(analysed, pair, side, attention)
         for pair, attention in zip(pairs, sentences[side], strict=True)
       ],
     }
@@ -66,10 +66,10 @@ def _layer_names(config: ModelConfig, side: Side) -> list[str]:
 
 
 def _sentence_attention(
-  subject: RunWithText, pairs: Sequence[TextPair], sides: tuple[Side, ...]
+  analysed: RunWithText, pairs: Sequence[TextPair], sides: tuple[Side, ...]
 ) -> Mapping[Side, Float[np.ndarray, 'B T n P']]:
   """Return the attention of a few sentences, computed in one batch."""
-  model = subject.run.model
+  model = analysed.run.model
   shape = Shape(
     len(pairs),
     max(len(pair.source) for pair in pairs),
@@ -82,16 +82,16 @@ def _sentence_attention(
     return {side: _attention(kept['views'][side]) for side in sides}
 
   batch = assemble(list(pairs), shape)
-  return jax.device_get(one_pass(subject.run.parameters, batch))
+  return jax.device_get(one_pass(analysed.run.parameters, batch))
 
 
 def _sentence(
-  subject: RunWithText,
+  analysed: RunWithText,
   pair: TextPair,
   side: Side,
   attention: Float[np.ndarray, 'T n P'],
 ) -> dict[str, Any]:
-  run = subject.run
+  run = analysed.run
   ids, tokenizer = pair.source, run.source_tokenizer
   if side == 'decoder':
     ids, tokenizer = pair.target, run.target_tokenizer

@@ -52,11 +52,11 @@ def dlcl_weights(
   return found
 
 
-def layer_weights(subject: RunWithText) -> Numbers:
+def layer_weights(analysed: RunWithText) -> Numbers:
   """Measure the layer weights of both sides.
 
   Args:
-    subject: Run and text; the text is read only for dynamic combination.
+    analysed: Run and text; the text is read only for dynamic combination.
 
   Returns:
     For each side with such a scheme: its 'scheme'; 'layers', the names of the
@@ -65,12 +65,12 @@ def layer_weights(subject: RunWithText) -> Numbers:
     'mean' and 'deviation' of dynamic_combination [L] over 'positions' and
     features.
   """
-  config = subject.run.config.model
+  config = analysed.run.config.model
   dynamic = sides_of(config, 'dynamic_combination')
-  means = token_means(subject, dynamic, _moments) if dynamic else {}
+  means = token_means(analysed, dynamic, _moments) if dynamic else {}
   return {
     side: {'scheme': config.side(side).fusion}
-    | (_dynamic(means[side]) if side in dynamic else _stored(subject, side))
+    | (_dynamic(means[side]) if side in dynamic else _stored(analysed, side))
     for side in sides_of(config, *_SCHEMES)
   }
 
@@ -94,10 +94,10 @@ def _dynamic(means: TokenMeans) -> dict[str, Any]:
   }
 
 
-def _stored(subject: RunWithText, side: Side) -> dict[str, Any]:
+def _stored(analysed: RunWithText, side: Side) -> dict[str, Any]:
   """Return the weights of the schemes whose weights are parameters."""
-  config = subject.run.config.model
-  parameters, count = subject.run.parameters[side], config.layers(side)
+  config = analysed.run.config.model
+  parameters, count = analysed.run.parameters[side], config.layers(side)
   names = [f'H[{n}]' for n in range(count + 1)]
   options = config.side(side)
   if options.fusion == 'linear':

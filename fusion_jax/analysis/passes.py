@@ -103,14 +103,14 @@ def watched(
 
 
 def sum_over_text(
-  subject: RunWithText,
+  analysed: RunWithText,
   measure: Callable[[Parameters, Batch], Any],
   tokens: int = _TOKENS,
 ) -> Any:
   """Add up what a pure function gives for the batches of the text.
 
   Args:
-    subject: Run and text.
+    analysed: Run and text.
     measure: Function to jit; it gives arrays whose shapes do not depend on the
       batch's, and is compiled once for each of the two shapes.
     tokens: Token slots of a batch on one side.
@@ -123,9 +123,9 @@ def sum_over_text(
   def step(parameters, total, batch):
     return jax.tree.map(jnp.add, total, measure(parameters, batch))
 
-  parameters, total = subject.run.parameters, None
+  parameters, total = analysed.run.parameters, None
   for batch, _ in text_batches(
-    subject.pairs, text_shapes(subject.pairs, tokens)
+    analysed.pairs, text_shapes(analysed.pairs, tokens)
   ):
     if total is None:
       shapes = jax.eval_shape(measure, parameters, batch)
@@ -165,21 +165,21 @@ def token_sum(
 
 
 def token_means(
-  subject: RunWithText,
+  analysed: RunWithText,
   sides: tuple[Side, ...],
   measure: Callable[[Mapping[str, Any], Side], Shown],
 ) -> Mapping[Side, TokenMeans]:
   """Average values over all tokens of the text, including end symbols.
 
   Args:
-    subject: Run and text to measure.
+    analysed: Run and text to measure.
     sides: Sides to look at.
     measure: Function from what the modules of a side sowed to named arrays.
 
   Returns:
     The means of each side.
   """
-  model = subject.run.model
+  model = analysed.run.model
 
   def sums(parameters, batch):
     _, kept = watched(model, parameters, batch, 'views')
@@ -195,7 +195,7 @@ def token_means(
       for side in sides
     }
 
-  totals = sum_over_text(subject, sums)
+  totals = sum_over_text(analysed, sums)
   return {
     side: TokenMeans(
       {name: total / count for name, total in totals[side][0].items()},

@@ -233,7 +233,7 @@ def numbered(
   return {str(n): [row.get(f'{prefix}{n}') for row in rows] for n in found}
 
 
-def open_subject(arguments: argparse.Namespace) -> RunWithText:
+def open_run_with_text(arguments: argparse.Namespace) -> RunWithText:
   """Open the run and the text that the flags name.
 
   Args:

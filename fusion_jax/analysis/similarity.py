@@ -38,7 +38,7 @@ def cosine_sums(
   return jnp.einsum('iBTD,jBTD->ij', units, units)
 
 
-def similarity(subject: RunWithText) -> Numbers:
+def similarity(analysed: RunWithText) -> Numbers:
   """Measure the mean cosine between all layers of both stacks.
 
   Returns:
@@ -47,7 +47,7 @@ def similarity(subject: RunWithText) -> Numbers:
     the decoder, which reads the start symbol in every sentence, and the end
     symbol of the source.
   """
-  model = subject.run.model
+  model = analysed.run.model
 
   def sums(parameters, batch):
     output, _ = watched(model, parameters, batch)
@@ -68,7 +68,7 @@ def similarity(subject: RunWithText) -> Numbers:
       'positions': int(count),
     }
     for side, (total, count) in zip(
-      SIDES, sum_over_text(subject, sums), strict=True
+      SIDES, sum_over_text(analysed, sums), strict=True
     )
   }
 

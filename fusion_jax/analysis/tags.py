@@ -130,18 +130,18 @@ def tags_of_characters(
   return tags
 
 
-def tagged_text(subject: RunWithText) -> TaggedText | None:
+def tagged_text(analysed: RunWithText) -> TaggedText | None:
   """Return the classes of the subwords of a text; None without --tags.
 
   Args:
-    subject: Run and text. The sentences of the tagged file are the non-empty
+    analysed: Run and text. The sentences of the tagged file are the non-empty
       lines of the tagged side, in order.
 
   Raises:
     InputError: As for `read_words` and `tags_of_characters`, or there are fewer
       sentences than lines.
   """
-  choice, run = subject.choice, subject.run
+  choice, run = analysed.choice, analysed.run
   if not choice.tags:
     return None
   side = 0 if choice.tags_side == 'source' else 1
@@ -150,7 +150,7 @@ def tagged_text(subject: RunWithText) -> TaggedText | None:
   sentences = read_words(path)
   names: dict[str, int] = {}
   of_line: dict[int, Int[np.ndarray, ' T']] = {}
-  for number, line in enumerate(subject.lines, start=1):
+  for number, line in enumerate(analysed.lines, start=1):
     text = normalise(line[side])
     if not text:
       continue

@@ -67,9 +67,9 @@ class View:
   reads: str = 'text'
   slow: bool = False
 
-  def look(self, subject: RunWithText) -> ViewResult:
+  def look(self, analysed: RunWithText) -> ViewResult:
     """Measure, draw and summarise a run."""
-    numbers = self.measure(subject)
+    numbers = self.measure(analysed)
     return ViewResult(numbers, self.draw(numbers), self.summary(numbers))
 
 
@@ -85,12 +85,12 @@ def nullable(values: np.ndarray) -> list[Any]:
   return numbers.tolist()
 
 
-def look_at(view: View, subject: RunWithText, folder: Path) -> ViewResult:
+def look_at(view: View, analysed: RunWithText, folder: Path) -> ViewResult:
   """Apply a view to a run, and write VIEW.json, VIEW.png and VIEW.svg.
 
   Args:
     view: View to apply.
-    subject: Run and text to look at.
+    analysed: Run and text to look at.
     folder: Folder to write to; it is created if it does not exist.
 
   Raises:
@@ -98,8 +98,8 @@ def look_at(view: View, subject: RunWithText, folder: Path) -> ViewResult:
       the view refuses its input.
   """
   if view.reads != 'metrics':
-    subject.check_finite()
-  finding = view.look(subject)
+    analysed.check_finite()
+  finding = view.look(analysed)
   path = folder / f'{view.name}.json'
   try:
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,30 +114,30 @@ def look_at(view: View, subject: RunWithText, folder: Path) -> ViewResult:
     'numbers': finding.numbers,
   }
   figures.save(finding.figure, folder / view.name)
-  keep(path, subject, values, _key(view, subject))
+  keep(path, analysed, values, _key(view, analysed))
   return finding
 
 
 def keep(
-  path: Path, subject: RunWithText, values: Mapping[str, Any], key: str | None
+  path: Path, analysed: RunWithText, values: Mapping[str, Any], key: str | None
 ) -> None:
   """Write a result as JSON, with what it was made of.
 
   Args:
     path: File to write.
-    subject: Run and text of the result.
+    analysed: Run and text of the result.
     values: Content of the file.
-    key: Digest of the subject; None if the result must not be reused.
+    key: Digest of the analysed; None if the result must not be reused.
 
   Raises:
     InputError: The file cannot be written.
   """
   about: dict[str, Any] = {
     'key': key,
-    'run': str(subject.workdir),
-    'step': subject.run.step,
-    'steps': list(subject.run.steps),
-    'text': dataclasses.asdict(subject.choice),
+    'run': str(analysed.workdir),
+    'step': analysed.run.step,
+    'steps': list(analysed.run.steps),
+    'text': dataclasses.asdict(analysed.choice),
   }
   text = json.dumps(
     about | dict(values), ensure_ascii=False, indent=1, allow_nan=False
@@ -145,12 +145,12 @@ def keep(
   write_whole(path, text.encode() + b'\n')
 
 
-def kept(path: Path, subject: RunWithText, kind: Any) -> Any:
+def kept(path: Path, analysed: RunWithText, kind: Any) -> Any:
   """Read a result that `keep` wrote, if it was made of the same inputs.
 
   Args:
     path: File to read.
-    subject: Run and text.
+    analysed: Run and text.
     kind: Expected type of the content, with a field 'key'.
 
   Returns:
@@ -160,14 +160,14 @@ def kept(path: Path, subject: RunWithText, kind: Any) -> Any:
     found = read_json(path, kind)
   except InputError:
     return None
-  return found if found['key'] == subject.digest else None
+  return found if found['key'] == analysed.digest else None
 
 
-def _key(view: View, subject: RunWithText) -> str | None:
+def _key(view: View, analysed: RunWithText) -> str | None:
   """Return the digest by which a result is reused, if it read a text."""
   if view.reads != 'text':
     return None
   try:
-    return subject.digest
+    return analysed.digest
   except InputError:
     return None

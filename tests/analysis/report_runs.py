@@ -59,7 +59,7 @@ def write_metrics(workdir, trained=TRAINED, validated=VALIDATED):
   (workdir / 'metrics.jsonl').write_text(''.join(lines))
 
 
-def subject_of(workdir, model=MODEL, name='run', choice=None):
+def fused_run(workdir, model=MODEL, name='run', choice=None):
   """A run of checkpoint 30 with TEXT, whose metrics are written."""
   write_metrics(workdir)
   config = ExperimentConfig(name=name, model=model)
@@ -67,12 +67,12 @@ def subject_of(workdir, model=MODEL, name='run', choice=None):
   run = TrainedModel(
     config, make_model(config, pieces, pieces), {}, 30, pieces, pieces, (30,)
   )
-  subject = RunWithText(workdir, run, choice or TextChoice())
-  subject.lines = TEXT
-  return subject
+  analysed = RunWithText(workdir, run, choice or TextChoice())
+  analysed.lines = TEXT
+  return analysed
 
 
-def report_of(subject, cards=(), name='run', made=OTHER, text=TEXT):
+def report_of(analysed, cards=(), name='run', made=OTHER, text=TEXT):
   """What `gather` would give of a run that translates so."""
   references = [reference for _, reference in text]
   return RunReport(
@@ -80,14 +80,14 @@ def report_of(subject, cards=(), name='run', made=OTHER, text=TEXT):
     workdir='runs/<one>',
     steps=(30,),
     config=dataclasses.replace(
-      subject.run.config, data=DataConfig(source_language='he')
+      analysed.run.config, data=DataConfig(source_language='he')
     ),
     languages=('he', 'de'),
     corpus={'pairs': 1200, 'kept': 1100},
     vocabularies=(70, 70),
     parameters={'encoder layers / self_attention': 750, 'embedding': 250},
     last={'step': 30, 'epoch': 1.25, 'seconds': 90.0},
-    curves=curves(subject),
+    curves=curves(analysed),
     cards=tuple(cards),
     translations=tuple(made),
     scores=corpus_scores(list(made), references, 'de'),

@@ -292,7 +292,7 @@ def test_cached_decoding_leaves_out_the_same():
 
 
 @pytest.fixture(scope='module')
-def subject(tmp_path_factory):
+def analysed(tmp_path_factory):
   folder = tmp_path_factory.mktemp('text')
   for side, name in enumerate(('source', 'target')):
     text = ''.join(pair[side] + '\n' for pair in _LINES)
@@ -312,31 +312,31 @@ def subject(tmp_path_factory):
 
 
 @pytest.mark.extended
-def test_one_program_serves_all_chosen(subject):
-  every = ablations_of(subject.run.config.model)
+def test_one_program_serves_all_chosen(analysed):
+  every = ablations_of(analysed.run.config.model)
   assert len(every) == 5
   with compiled() as names:
-    ablations.ablation_scores(subject, (None,))
+    ablations.ablation_scores(analysed, (None,))
   assert 'search_batch' in ' '.join(names)
   with compiled() as names:
-    ablations.ablation_scores(subject, every)
+    ablations.ablation_scores(analysed, every)
   assert names == []
   with compiled() as few:
-    ablations.ablation_losses(subject, (None,))
+    ablations.ablation_losses(analysed, (None,))
   with compiled() as many:
-    ablations.ablation_losses(subject, (None, *every))
+    ablations.ablation_losses(analysed, (None, *every))
   assert len(many) <= len(few)
 
 
 @pytest.mark.extended
-def test_numbers_and_figure(subject, monkeypatch, tmp_path):
+def test_numbers_and_figure(analysed, monkeypatch, tmp_path):
   scores = {None: 30.0, Ablation('decoder', 'layer', 1): 10.0}
   monkeypatch.setattr(
     ablations,
     'ablation_scores',
     lambda _, chosen: ([scores.get(one, 25.0) for one in chosen], 'signed'),
   )
-  finding = ablations.VIEW.look(subject)
+  finding = ablations.VIEW.look(analysed)
   numbers = finding.numbers
   assert numbers['whole']['bleu'] == 30.0
   rows = {
@@ -364,12 +364,12 @@ def test_numbers_and_figure(subject, monkeypatch, tmp_path):
   assert all(half.mean() > 0.002 for half in np.array_split(dark, 2))
 
 
-def test_a_loss_that_is_not_finite_is_null(subject):
-  run = subject.run
+def test_a_loss_that_is_not_finite_is_null(analysed):
+  run = analysed.run
   broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), run.parameters)
   other = RunWithText(
-    subject.workdir,
+    analysed.workdir,
     dataclasses.replace(run, parameters=broken),
-    subject.choice,
+    analysed.choice,
   )
   assert ablations.ablation_losses(other, (None,)) == [None]

@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from fused_subjects import (
+from fused_runs import (
   all_at_once,
+  fused_run,
   make_run,
   rows_of,
   shown,
-  subject_of,
 )
 from pictures import assert_not_blank
 
@@ -27,14 +27,14 @@ EM = SideConfig(fusion='em_routing', routing=RoutingOptions(capsules=4))
 
 
 @pytest.fixture(scope='module')
-def subject(tmp_path_factory):
+def analysed(tmp_path_factory):
   run = make_run(encoder=DYNAMIC, decoder=EM)
-  return subject_of(run, tmp_path_factory.mktemp('routing'))
+  return fused_run(run, tmp_path_factory.mktemp('routing'))
 
 
 @pytest.fixture(scope='module')
-def looked(subject):
-  finding = look_at(VIEW, subject, subject.workdir / 'analysis')
+def looked(analysed):
+  finding = look_at(VIEW, analysed, analysed.workdir / 'analysis')
   return finding
 
 
@@ -52,9 +52,9 @@ def _diversity(couplings):
 
 
 @pytest.mark.extended
-def test_means_are_over_the_tokens_of_the_text(subject, looked):
-  _, sources, _, targets = all_at_once(subject)
-  views = shown(subject)
+def test_means_are_over_the_tokens_of_the_text(analysed, looked):
+  _, sources, _, targets = all_at_once(analysed)
+  views = shown(analysed)
   for side, lengths, axis in (('encoder', sources, 2), ('decoder', targets, 3)):
     own = looked.numbers[side]
     # [tokens, I, L, N]
@@ -94,7 +94,7 @@ def test_votes_of_zero_leave_all_iterations_uniform(tmp_path):
   )
   dynamic = SideConfig(fusion='dynamic_routing')
   run = make_run(zero, encoder=dynamic, decoder=EM)
-  numbers = coupling_maps(subject_of(run, tmp_path))
+  numbers = coupling_maps(fused_run(run, tmp_path))
   # 16 capsules where none are asked for: the width.
   for side, capsules in (('encoder', 16), ('decoder', 4)):
     np.testing.assert_allclose(
@@ -119,9 +119,9 @@ def test_one_iteration_of_one_capsule_is_drawn(looked, tmp_path):
   assert_not_blank(png)
 
 
-def test_the_paper_stands_beside(subject, looked):
+def test_the_paper_stands_beside(analysed, looked):
   # Dou et al. (2019), section 4.3.4; log 512 is 6.24.
   paper = looked.numbers['paper']
   assert paper['entropy'][0] == round(paper['uniform_entropy'], 2) == 6.24
   assert 'of at most 1.39' in looked.summary  # log 4
-  assert_not_blank(subject.workdir / 'analysis/couplings.png')
+  assert_not_blank(analysed.workdir / 'analysis/couplings.png')

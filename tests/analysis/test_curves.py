@@ -3,14 +3,14 @@
 import json
 
 import pytest
-from report_runs import TRAINED, VALIDATED, subject_of, write_metrics
+from report_runs import TRAINED, VALIDATED, fused_run, write_metrics
 
 from fusion_jax.analysis import curves
 from fusion_jax.errors import InputError
 
 
 def test_numbers_by_hand(tmp_path):
-  numbers = curves.curves(subject_of(tmp_path))
+  numbers = curves.curves(fused_run(tmp_path))
   assert numbers['train'] == {
     'steps': [10, 20, 30],
     'accuracy': [0.25, 0.5, 0.75],
@@ -26,15 +26,15 @@ def test_numbers_by_hand(tmp_path):
 
 
 def test_the_gap_is_to_what_was_logged_before(tmp_path):
-  subject = subject_of(tmp_path)
+  analysed = fused_run(tmp_path)
   validated = [VALIDATED[0] | {'step': step} for step in (5, 19, 21)]
   write_metrics(tmp_path, validated=validated)
   # Nothing is logged at 5, 0.25 at 10 and 0.5 at 20.
-  assert curves.curves(subject)['gap'] == [None, -0.125, 0.125]
+  assert curves.curves(analysed)['gap'] == [None, -0.125, 0.125]
 
 
 def test_the_summary_names_the_best_and_the_last(tmp_path):
-  finding = curves.CURVES.look(subject_of(tmp_path))
+  finding = curves.CURVES.look(fused_run(tmp_path))
   assert finding.summary == (
     '30 updates; the best validation BLEU is 4.50, at update 25; accuracy '
     '0.875 on the validation text, 0.125 above that on the training text.'
@@ -42,9 +42,9 @@ def test_the_summary_names_the_best_and_the_last(tmp_path):
 
 
 def test_before_the_first_validation(tmp_path):
-  subject = subject_of(tmp_path)
+  analysed = fused_run(tmp_path)
   write_metrics(tmp_path, validated=[])
-  finding = curves.CURVES.look(subject)
+  finding = curves.CURVES.look(analysed)
   assert finding.numbers['valid'] == {}
   assert finding.summary == '30 updates, not validated yet.'
   accuracy = finding.figure.axes[0]
@@ -54,10 +54,10 @@ def test_before_the_first_validation(tmp_path):
 
 
 def test_nothing_logged_is_one_line(tmp_path):
-  subject = subject_of(tmp_path)
+  analysed = fused_run(tmp_path)
   write_metrics(tmp_path, trained=[])
   with pytest.raises(InputError, match=r"no line of kind 'train'$"):
-    curves.CURVES.look(subject)
+    curves.CURVES.look(analysed)
 
 
 def _look_of(line):
@@ -70,7 +70,7 @@ def _told(figure):
 
 
 def test_solid_is_validation_and_dashed_training(tmp_path):
-  figure = curves.CURVES.look(subject_of(tmp_path)).figure
+  figure = curves.CURVES.look(fused_run(tmp_path)).figure
   assert len(figure.axes) == 6
   # BLEU and chrF.
   assert [figure.axes[place].get_ylim()[0] for place in (3, 4)] == [0, 0]
@@ -87,7 +87,7 @@ def test_solid_is_validation_and_dashed_training(tmp_path):
 
 
 def test_runs_are_overlaid_in_colours_of_their_own(tmp_path):
-  numbers = curves.curves(subject_of(tmp_path))
+  numbers = curves.curves(fused_run(tmp_path))
   figure = curves.draw_runs({'one': numbers, 'two': numbers})
   lines = figure.axes[0].lines
   names = ['one, validation', 'one, training']
@@ -99,10 +99,10 @@ def test_runs_are_overlaid_in_colours_of_their_own(tmp_path):
 
 
 def test_gradient_norms_of_many_layers_stay_legible(tmp_path):
-  subject = subject_of(tmp_path)
+  analysed = fused_run(tmp_path)
   norms = {f'encoder_gradient_norm_{n}': 1.0 / n for n in range(1, 31)}
   write_metrics(tmp_path, trained=[row | norms for row in TRAINED])
-  finding = curves.GRADIENTS.look(subject)
+  finding = curves.GRADIENTS.look(analysed)
   assert list(finding.numbers['layers']) == [str(n) for n in range(1, 31)]
   over_updates, over_layers = finding.figure.axes
   names = [line.get_label() for line in over_updates.lines]
@@ -115,7 +115,7 @@ def test_gradient_norms_of_many_layers_stay_legible(tmp_path):
 
 
 def test_gradient_norms_that_were_not_logged_are_one_line(tmp_path):
-  subject = subject_of(tmp_path)
+  analysed = fused_run(tmp_path)
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "kind": "train"}\n')
   with pytest.raises(InputError, match='has no encoder_gradient_norm_1'):
-    curves.GRADIENTS.look(subject)
+    curves.GRADIENTS.look(analysed)

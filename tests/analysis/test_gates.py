@@ -5,12 +5,12 @@ import json
 
 import numpy as np
 import pytest
-from fused_subjects import (
+from fused_runs import (
   all_at_once,
+  fused_run,
   make_run,
   rows_of,
   shown,
-  subject_of,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,20 +37,20 @@ LOG_3 = np.log(3)
 
 
 @pytest.fixture(scope='module')
-def subject(tmp_path_factory):
+def analysed(tmp_path_factory):
   run = make_run(encoder=SELF, decoder=BOTH)
-  return subject_of(run, tmp_path_factory.mktemp('gates'))
+  return fused_run(run, tmp_path_factory.mktemp('gates'))
 
 
 @pytest.fixture(scope='module')
-def numbers(subject):
-  found = look_at(VIEW, subject, subject.workdir / 'analysis').numbers
+def numbers(analysed):
+  found = look_at(VIEW, analysed, analysed.workdir / 'analysis').numbers
   return json.loads(json.dumps(found))
 
 
-def test_by_layer_against_all_gates_of_the_text(subject, numbers):
-  _, sources, _, targets = all_at_once(subject)
-  views = shown(subject)
+def test_by_layer_against_all_gates_of_the_text(analysed, numbers):
+  _, sources, _, targets = all_at_once(analysed)
+  views = shown(analysed)
   places = {
     'encoder self-attention': sources,
     'decoder self-attention': targets,
@@ -71,9 +71,9 @@ def test_by_layer_against_all_gates_of_the_text(subject, numbers):
         np.testing.assert_allclose(moments, [own.mean(), own.std()], rtol=1e-4)
 
 
-def test_by_position_against_all_gates_of_the_text(subject, numbers):
-  lengths = all_at_once(subject)[3]
-  gates = shown(subject)['decoder']['layer_1']['self_attention']['key_gate']
+def test_by_position_against_all_gates_of_the_text(analysed, numbers):
+  lengths = all_at_once(analysed)[3]
+  gates = shown(analysed)['decoder']['layer_1']['self_attention']['key_gate']
   own = numbers['decoder self-attention']
   counts = [int((lengths > place).sum()) for place in range(20)]
   assert own['positions']['position'] == counts
@@ -89,11 +89,11 @@ def test_by_position_against_all_gates_of_the_text(subject, numbers):
     )
 
 
-def test_by_frequency_of_what_the_position_reads(subject, numbers):
-  run, pairs = subject.run, subject.pairs
+def test_by_frequency_of_what_the_position_reads(analysed, numbers):
+  run, pairs = analysed.run, analysed.pairs
   counts = subword_counts((p.target for p in pairs), run.target_tokenizer)
   bins = frequency_bins(counts)
-  gates = shown(subject)['decoder']['layer_0']['self_attention']['value_gate']
+  gates = shown(analysed)['decoder']['layer_0']['self_attention']['value_gate']
   found = [[] for _ in range(10)]
   for row, pair in zip(gates, pairs, strict=True):
     # Position t reads token t - 1; the first reads the start symbol.
@@ -123,7 +123,7 @@ def test_by_frequency_of_what_the_position_reads(subject, numbers):
 def test_without_projections_gates_are_those_of_their_bias(tmp_path, run_as):
   biases = {'key_gate_bias': 0.0, 'value_gate_bias': LOG_3}
   run = make_run(NO_PROJECTIONS | biases, encoder=SELF, **run_as)
-  numbers = gate_numbers(subject_of(run, tmp_path))
+  numbers = gate_numbers(fused_run(run, tmp_path))
   assert list(numbers) == ['encoder self-attention']
   own = numbers['encoder self-attention']
   for kind, expected in (('key_gate', 0.5), ('value_gate', 0.75)):
@@ -140,10 +140,10 @@ def test_without_projections_gates_are_those_of_their_bias(tmp_path, run_as):
 
 def test_scanned_cross_attention(tmp_path):
   run = make_run(decoder=CROSS, scan_layers=True)
-  subject = subject_of(run, tmp_path)
-  lengths = all_at_once(subject)[1]
-  gates = shown(subject)['decoder']['layers']['cross_attention']['key_gate']
-  own = gate_numbers(subject)['decoder cross-attention']
+  analysed = fused_run(run, tmp_path)
+  lengths = all_at_once(analysed)[1]
+  gates = shown(analysed)['decoder']['layers']['cross_attention']['key_gate']
+  own = gate_numbers(analysed)['decoder cross-attention']
   expected = [rows_of(layer, lengths).mean() for layer in gates]
   np.testing.assert_allclose(
     own['key_gate']['mean']['layer'], expected, rtol=1e-5
@@ -154,7 +154,7 @@ def test_layers_that_no_group_reads_have_no_gates(tmp_path):
   # The first of two groups translates; the memory is made for both layers.
   options = GtransOptions(group_size=1, inference_groups='1:1')
   decoder = dataclasses.replace(BOTH, fusion='gtrans', gtrans=options)
-  numbers = gate_numbers(subject_of(make_run(decoder=decoder), tmp_path))
+  numbers = gate_numbers(fused_run(make_run(decoder=decoder), tmp_path))
   layers = [len(own['key_gate']['mean']['layer']) for own in numbers.values()]
   assert layers == [1, 2]
 
@@ -183,16 +183,16 @@ def test_bins_have_at_most_their_mass_and_one_subword_more(counts, number):
   assert (np.diff(seen) <= 0).all()
 
 
-def test_end_symbols_are_not_counted(subject):
-  tokenizer = subject.run.source_tokenizer
-  counts = subword_counts((p.source for p in subject.pairs), tokenizer)
+def test_end_symbols_are_not_counted(analysed):
+  tokenizer = analysed.run.source_tokenizer
+  counts = subword_counts((p.source for p in analysed.pairs), tokenizer)
   assert counts[tokenizer.vocabulary.end] == 0
-  assert counts.sum() == sum(len(p.source) - 1 for p in subject.pairs)
+  assert counts.sum() == sum(len(p.source) - 1 for p in analysed.pairs)
 
 
-def test_the_figure(subject, numbers):
+def test_the_figure(analysed, numbers):
   assert numbers
-  assert_not_blank(subject.workdir / 'analysis/gates.png')
+  assert_not_blank(analysed.workdir / 'analysis/gates.png')
 
 
 def test_gates_are_drawn_from_0_to_1(numbers):

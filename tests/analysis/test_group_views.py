@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from fused_subjects import SOURCES, TARGETS, make_run, subject_of
+from fused_runs import SOURCES, TARGETS, fused_run, make_run
 from pictures import assert_not_blank
 
 from fusion_jax.analysis import groups, run_with_text
@@ -45,9 +45,9 @@ def _log(folder, *rows):
 
 
 def test_weights_of_hand_made_parameters(tmp_path):
-  subject = subject_of(_three_groups(), tmp_path)
+  analysed = fused_run(_three_groups(), tmp_path)
   _log(tmp_path, {'step': 1, 'kind': 'train', 'loss': 2.0})
-  numbers = group_weights(subject)
+  numbers = group_weights(analysed)
   assert numbers['training'] is None
   weights = numbers['weights']
   assert list(weights) == ['encoder', 'decoder_layers', 'psi']
@@ -62,7 +62,7 @@ def test_weights_of_hand_made_parameters(tmp_path):
 
 
 def test_weights_over_the_training(tmp_path, caplog):
-  subject = subject_of(_three_groups(), tmp_path)
+  analysed = fused_run(_three_groups(), tmp_path)
   psi = 'decoder/prediction/group_weights'
   rows = [
     {
@@ -75,7 +75,7 @@ def test_weights_over_the_training(tmp_path, caplog):
     for step, values in ((10, [0.3, 0.3, 0.4]), (20, [0.2, None, 0.6]))
   ]
   _log(tmp_path, *rows)
-  finding = look_at(groups.WEIGHTS, subject, tmp_path / 'analysis')
+  finding = look_at(groups.WEIGHTS, analysed, tmp_path / 'analysis')
   assert not caplog.records
   training = finding.numbers['training']
   assert training == {
@@ -95,15 +95,15 @@ def test_ten_groups_are_in_their_order(tmp_path):
   )
   names = [f'decoder/prediction/group_weights_{k}' for k in range(11)]
   _log(tmp_path, {'step': 5, 'kind': 'fusion'} | dict.fromkeys(names, 0.1))
-  subject = subject_of(run, tmp_path)
-  finding = look_at(groups.WEIGHTS, subject, tmp_path)
+  analysed = fused_run(run, tmp_path)
+  finding = look_at(groups.WEIGHTS, analysed, tmp_path)
   assert list(finding.numbers['weights']) == ['psi']
   assert np.shape(finding.numbers['training']['psi']) == (11, 1)
 
 
 def test_without_metrics_the_weights_are_there(tmp_path, caplog):
   run = make_run(decoder=ONE, decoder_layers=6)
-  finding = look_at(groups.WEIGHTS, subject_of(run, tmp_path), tmp_path / 'a')
+  finding = look_at(groups.WEIGHTS, fused_run(run, tmp_path), tmp_path / 'a')
   (record,) = caplog.records
   assert 'metrics.jsonl' in record.getMessage()
   assert len(finding.numbers['weights']['psi']) == 6
@@ -140,8 +140,8 @@ def test_bleu_of_every_group(tmp_path):
   translator = Translator(first, run.config.decoding)
   references = list(translator.translate(sources))
   assert max(len(line.split()) for line in references) > 3
-  subject = subject_of(run, tmp_path, sources, references)
-  finding = look_at(groups.BLEU, subject, tmp_path / 'analysis')
+  analysed = fused_run(run, tmp_path, sources, references)
+  finding = look_at(groups.BLEU, analysed, tmp_path / 'analysis')
   numbers = finding.numbers
   assert numbers['single'][0] == pytest.approx(100)
   assert numbers['pruned'][1] == numbers['single'][1] < 99
@@ -165,6 +165,6 @@ def test_the_last_groups_of_a_search_are_all_tried_once(tmp_path, monkeypatch):
       return iter(TARGETS)
 
   monkeypatch.setattr(run_with_text, 'Translator', Knowing)
-  numbers = group_scores(subject_of(_three_groups(), tmp_path))
+  numbers = group_scores(fused_run(_three_groups(), tmp_path))
   assert tried == ['1:3', '2:3', '3:3', '1:1', '2:2']
   assert numbers['single'] == pytest.approx([100] * 3)

@@ -4,14 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from fused_subjects import (
+from fused_runs import (
   SOURCES,
   TARGETS,
   all_at_once,
+  fused_run,
   make_run,
   rows_of,
   shown,
-  subject_of,
 )
 from pictures import assert_not_blank
 
@@ -30,20 +30,20 @@ LAYERS = SideConfig(fusion='hops', mlrf=MlrfOptions(hops=3, scorer_width=6))
 
 
 @pytest.fixture(scope='module')
-def subject(tmp_path_factory):
+def analysed(tmp_path_factory):
   run = make_run(encoder=FEATURES, decoder=LAYERS)
-  return subject_of(run, tmp_path_factory.mktemp('hops'))
+  return fused_run(run, tmp_path_factory.mktemp('hops'))
 
 
 @pytest.fixture(scope='module')
-def numbers(subject):
-  found = look_at(VIEW, subject, subject.workdir / 'analysis').numbers
+def numbers(analysed):
+  found = look_at(VIEW, analysed, analysed.workdir / 'analysis').numbers
   return json.loads(json.dumps(found))
 
 
-def test_means_are_over_the_tokens_of_the_text(subject, numbers):
-  _, sources, _, targets = all_at_once(subject)
-  views = shown(subject)
+def test_means_are_over_the_tokens_of_the_text(analysed, numbers):
+  _, sources, _, targets = all_at_once(analysed)
+  views = shown(analysed)
   for side, lengths in (('encoder', sources), ('decoder', targets)):
     rows = rows_of(views[side]['read_out']['hop_attention'], lengths)
     assert numbers[side]['positions'] == len(rows)
@@ -70,7 +70,7 @@ def test_attention_sums_to_1_over_the_named_layers(numbers):
   ('side', 'text'), [('encoder', SOURCES), ('decoder', TARGETS)]
 )
 def test_the_first_five_sentences_are_shown_word_by_word(
-  subject, numbers, side, text
+  analysed, numbers, side, text
 ):
   sentences = numbers[side]['sentences']
   assert [sentence['line'] for sentence in sentences] == [1, 2, 3, 4, 5]
@@ -83,7 +83,7 @@ def test_the_first_five_sentences_are_shown_word_by_word(
     else:
       assert sentence['read'] == ['<s>', *words]
   # The sentences are those of the whole text's pass.
-  seen = shown(subject)[side]['read_out']['hop_attention']
+  seen = shown(analysed)[side]['read_out']['hop_attention']
   for row, sentence in zip(seen, sentences, strict=False):
     expected = row[: len(sentence['pieces'])].transpose(2, 1, 0)
     np.testing.assert_allclose(sentence['attention'], expected, atol=1e-5)
@@ -91,15 +91,15 @@ def test_the_first_five_sentences_are_shown_word_by_word(
 
 def test_a_scorer_of_zeros_reads_all_layers_alike(tmp_path):
   run = make_run({'read_out/scorer_out/kernel': 0.0}, decoder=LAYERS)
-  numbers = hop_attention(subject_of(run, tmp_path, lines=2))
+  numbers = hop_attention(fused_run(run, tmp_path, lines=2))
   assert set(numbers) == {'decoder'}
   np.testing.assert_allclose(numbers['decoder']['mean'], 1 / 3, rtol=1e-5)
   assert len(numbers['decoder']['sentences']) == 2
 
 
-def test_the_figure(subject, numbers):
-  assert_not_blank(subject.workdir / 'analysis/hops.png')
-  svg = (subject.workdir / 'analysis/hops.svg').read_text(encoding='utf-8')
+def test_the_figure(analysed, numbers):
+  assert_not_blank(analysed.workdir / 'analysis/hops.png')
+  svg = (analysed.workdir / 'analysis/hops.svg').read_text(encoding='utf-8')
   assert 'decoder, line 1, hop 3' in svg
 
 

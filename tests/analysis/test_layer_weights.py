@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from fused_subjects import (
+from fused_runs import (
   all_at_once,
+  fused_run,
   make_run,
   rows_of,
   shown,
-  subject_of,
 )
 from pictures import assert_not_blank
 
@@ -33,7 +33,7 @@ def test_dlcl_shows_what_is_read(tmp_path):
       fusion='dlcl', dlcl=DlclOptions(weights='vector', window=2)
     ),
   )
-  numbers = layer_weights(subject_of(run, tmp_path))
+  numbers = layer_weights(fused_run(run, tmp_path))
   assert numbers['encoder']['weights'] == [
     [1, None, None],
     [2, 3, None],
@@ -55,7 +55,7 @@ def test_dlcl_with_a_softmax_sums_to_1(tmp_path):
     {'encoder/connection/weights': np.log([[1, 1, 1], [3, 1, 1], [1, 2, 5]])},
     encoder=SideConfig(fusion='dlcl', dlcl=options),
   )
-  weights = layer_weights(subject_of(run, tmp_path))['encoder']['weights']
+  weights = layer_weights(fused_run(run, tmp_path))['encoder']['weights']
   np.testing.assert_allclose(weights[1][:2], [0.75, 0.25], rtol=1e-5)
   np.testing.assert_allclose(weights[2], [0.125, 0.25, 0.625], rtol=1e-5)
 
@@ -66,7 +66,7 @@ def test_transparent_attention_by_layer_of_the_decoder(tmp_path):
     {'read_out/weights': np.log([[1, 1], [1, 1], [2, 1e-30]])},
     encoder=SideConfig(fusion='transparent'),
   )
-  own = layer_weights(subject_of(run, tmp_path))['encoder']
+  own = layer_weights(fused_run(run, tmp_path))['encoder']
   assert own['rows'] == ['layer 1', 'layer 2']
   np.testing.assert_allclose(
     own['weights'], [[0.25, 0.25, 0.5], [0.5, 0.5, 0]], atol=1e-6
@@ -83,7 +83,7 @@ def test_norms_of_the_blocks_of_linear_combination(tmp_path):
     decoder=SideConfig(fusion='linear'),
     decoder_layers=3,
   )
-  numbers = layer_weights(subject_of(run, tmp_path))
+  numbers = layer_weights(fused_run(run, tmp_path))
   assert numbers['encoder']['norms'] == [8, 12]
   assert numbers['encoder']['layers'] == ['H[1]', 'H[2]']
   # A and B of 48 x 24 and 24 x 16.
@@ -97,12 +97,12 @@ def test_norms_of_the_blocks_of_linear_combination(tmp_path):
 
 
 def test_dynamic_combination_against_all_weights_of_the_text(tmp_path):
-  subject = subject_of(make_run(decoder=DYNAMIC), tmp_path)
+  analysed = fused_run(make_run(decoder=DYNAMIC), tmp_path)
   rows = rows_of(
-    shown(subject)['decoder']['read_out']['layer_weights'],
-    all_at_once(subject)[3],
+    shown(analysed)['decoder']['read_out']['layer_weights'],
+    all_at_once(analysed)[3],
   )
-  own = layer_weights(subject)['decoder']
+  own = layer_weights(analysed)['decoder']
   assert own['positions'] == len(rows)
   assert own['layers'] == ['H[1]', 'H[2]']
   np.testing.assert_allclose(own['mean'], rows.mean((0, 2)), atol=1e-5)
@@ -116,8 +116,8 @@ def test_dynamic_weights_of_a_bias_alone(tmp_path):
   run = make_run(
     {'read_out/out/kernel': 0.0, 'read_out/out/bias': bias}, encoder=DYNAMIC
   )
-  subject = subject_of(run, tmp_path)
-  finding = look_at(VIEW, subject, tmp_path / 'analysis')
+  analysed = fused_run(run, tmp_path)
+  finding = look_at(VIEW, analysed, tmp_path / 'analysis')
   own = finding.numbers['encoder']
   np.testing.assert_allclose(own['mean'], [2, 5], rtol=1e-6)
   np.testing.assert_allclose(own['deviation'], [1, 0], atol=2e-3)
@@ -136,7 +136,7 @@ def test_files(tmp_path, encoder, decoder):
   run = make_run(
     encoder=SideConfig(fusion=encoder), decoder=SideConfig(fusion=decoder)
   )
-  finding = look_at(VIEW, subject_of(run, tmp_path), tmp_path / 'analysis')
+  finding = look_at(VIEW, fused_run(run, tmp_path), tmp_path / 'analysis')
   written = json.loads((tmp_path / 'analysis/layer_weights.json').read_text())
   assert written['numbers'] == json.loads(json.dumps(finding.numbers))
   sides = {'encoder': encoder, 'decoder': decoder}

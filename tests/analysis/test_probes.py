@@ -161,7 +161,7 @@ _WORDS = ('the', 'cat', 'sat', 'on', 'mat', 'a', 'dog', 'in', 'house', 'big')
 
 
 @pytest.fixture(scope='module')
-def subject(tmp_path_factory):
+def analysed(tmp_path_factory):
   folder = tmp_path_factory.mktemp('text')
   random = np.random.default_rng(0)
   lines = [' '.join(random.choice(_WORDS, 5)) for _ in range(100)]
@@ -191,10 +191,10 @@ def subject(tmp_path_factory):
   return RunWithText(folder, run, choice)
 
 
-def test_a_model_is_probed(subject, tmp_path):
+def test_a_model_is_probed(analysed, tmp_path):
   options = ProbeOptions(hidden=64, rate=0.01, chunk=64)
   quick = functools.partial(view.measure, options=options)
-  finding = dataclasses.replace(view.VIEW, measure=quick).look(subject)
+  finding = dataclasses.replace(view.VIEW, measure=quick).look(analysed)
   numbers = json.loads(json.dumps(finding.numbers, allow_nan=False))
   assert numbers['protocol']['lines'] == {'train': 80, 'stop': 10, 'test': 10}
   for side in ('encoder', 'decoder'):
@@ -222,7 +222,7 @@ def test_a_model_is_probed(subject, tmp_path):
   assert all(part.mean() > 0.002 for part in np.array_split(dark, 3))
 
 
-def test_the_control_is_the_model_before_its_training(subject, monkeypatch):
+def test_the_control_is_the_model_before_its_training(analysed, monkeypatch):
   given = []
 
   def noted(model, parameters, pairs):
@@ -230,17 +230,17 @@ def test_the_control_is_the_model_before_its_training(subject, monkeypatch):
     return layer_states(model, parameters, pairs)
 
   monkeypatch.setattr(view, 'layer_states', noted)
-  view.measure(subject, ProbeOptions(hidden=8, most_epochs=1))
-  fresh = initial_parameters(subject.run.model, 0)
-  assert given[0] is subject.run.parameters
+  view.measure(analysed, ProbeOptions(hidden=8, most_epochs=1))
+  fresh = initial_parameters(analysed.run.model, 0)
+  assert given[0] is analysed.run.parameters
   jax.tree.map(np.testing.assert_array_equal, given[1], fresh)
 
 
 @pytest.mark.parametrize('on_disk', extended_but([False, True], [True]))
-def test_states_are_those_of_each_line_alone(subject, monkeypatch, on_disk):
+def test_states_are_those_of_each_line_alone(analysed, monkeypatch, on_disk):
   if on_disk:
     monkeypatch.setattr(states, '_MOST_MEMORY', 0)
-  run, pairs = subject.run, subject.pairs[:12]
+  run, pairs = analysed.run, analysed.pairs[:12]
   found = layer_states(run.model, run.parameters, pairs)
   assert isinstance(found['encoder'], np.memmap) == on_disk
   done = 0

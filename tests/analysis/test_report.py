@@ -12,8 +12,8 @@ from report_runs import (
   OTHER,
   TEXT,
   Page,
+  fused_run,
   report_of,
-  subject_of,
 )
 
 from fusion_jax import figures
@@ -77,7 +77,7 @@ def quick(monkeypatch):
   monkeypatch.setattr(figures, 'as_svg', lambda figure: _SVG)
 
 
-def _slow_view(measure=lambda subject: pytest.fail('it is slow')):
+def _slow_view(measure=lambda analysed: pytest.fail('it is slow')):
   return View(
     name='slow_one',
     title='A slow one',
@@ -90,7 +90,7 @@ def _slow_view(measure=lambda subject: pytest.fail('it is slow')):
   )
 
 
-def _stored(view, subject, folder):
+def _stored(view, analysed, folder):
   """In place of `look_at`: a result that is not computed."""
   folder.mkdir(exist_ok=True)
   for kind in ('svg', 'png'):
@@ -99,7 +99,7 @@ def _stored(view, subject, folder):
     {'value': [1.5, None]}, figures.Figure, f'{view.name} <seen>'
   )
   values = {'summary': result.summary, 'numbers': result.numbers}
-  keep(folder / f'{view.name}.json', subject, values, subject.digest)
+  keep(folder / f'{view.name}.json', analysed, values, analysed.digest)
   return result
 
 
@@ -107,8 +107,8 @@ def _page(runs, text=TEXT):
   return page(runs, text, 'the text', 12, {'jax': '1 < 2'})
 
 
-def _cards(subject, folder, slow=False):
-  return list(report_views.cards(subject, folder, slow))
+def _cards(analysed, folder, slow=False):
+  return list(report_views.cards(analysed, folder, slow))
 
 
 @pytest.mark.parametrize('name', _MODELS)
@@ -119,10 +119,10 @@ def test_every_view_of_a_scheme_is_named(name, tmp_path, monkeypatch):
   every = [*views_of(model), slow]
   monkeypatch.setattr(report_views, 'views_of', lambda config: every)
   monkeypatch.setattr(report_views, 'look_at', _stored)
-  subject = subject_of(tmp_path, model)
-  found = _cards(subject, tmp_path / 'analysis')
+  analysed = fused_run(tmp_path, model)
+  found = _cards(analysed, tmp_path / 'analysis')
   assert [card.view for card in found] == every
-  html = Page(_page([report_of(subject, found)]))
+  html = Page(_page([report_of(analysed, found)]))
   for card in found:
     view = card.view
     assert view.title in html.words['h2'] + html.words['h3']
@@ -140,14 +140,14 @@ def test_every_view_of_a_scheme_is_named(name, tmp_path, monkeypatch):
   assert 'attention over 2 layers' in html.text or name != 'multi_layer'
 
 
-def _changed(subject, **changes):
+def _changed(analysed, **changes):
   """The same run directory, of a run or a text that differs in something."""
-  run, lines = subject.run, changes.pop('lines', subject.lines)
+  run, lines = analysed.run, changes.pop('lines', analysed.lines)
   config = run.config
   for name in changes.keys() & {'data', 'decoding'}:
     config = dataclasses.replace(config, **{name: changes.pop(name)})
   run = dataclasses.replace(run, config=config, **changes)
-  other = RunWithText(subject.workdir, run, subject.choice)
+  other = RunWithText(analysed.workdir, run, analysed.choice)
   other.lines = lines
   return other
 
@@ -165,7 +165,7 @@ _CHANGES = {
 
 @pytest.fixture
 def counted(tmp_path, monkeypatch):
-  """A subject, and the translations and views that were made of it."""
+  """A analysed, and the translations and views that were made of it."""
   made = []
   view = dataclasses.replace(_slow_view(), slow=False)
 
@@ -183,26 +183,26 @@ def counted(tmp_path, monkeypatch):
   monkeypatch.setattr(report_run, 'Translator', Translator)
   monkeypatch.setattr(report_views, 'views_of', lambda config: [view])
   monkeypatch.setattr(report_views, 'look_at', look_at)
-  subject = subject_of(tmp_path)
+  analysed = fused_run(tmp_path)
   parameters = {'w': np.array([1.0, 2.0], np.float32)}
-  return _changed(subject, parameters=parameters), made
+  return _changed(analysed, parameters=parameters), made
 
 
-def _both(subject):
-  (card,) = _cards(subject, subject.workdir)
-  return report_run.translation(subject, subject.workdir), card.found
+def _both(analysed):
+  (card,) = _cards(analysed, analysed.workdir)
+  return report_run.translation(analysed, analysed.workdir), card.found
 
 
 @pytest.mark.parametrize('change', _CHANGES)
 def test_what_was_made_of_other_inputs_is_made_anew(counted, change):
-  subject, made = counted
-  first = _both(subject)
+  analysed, made = counted
+  first = _both(analysed)
   assert made == ['view', 'translation']
-  same = _both(_changed(subject))
+  same = _both(_changed(analysed))
   assert made == ['view', 'translation']
   assert same[0] == first[0]
   assert same[1]['numbers'] == first[1]['numbers']
-  other = _changed(subject, **_CHANGES[change])
+  other = _changed(analysed, **_CHANGES[change])
   lines, _ = _both(other)
   assert made == ['view', 'translation'] * 2
   assert lines == [source for source, _ in other.lines]
@@ -210,35 +210,35 @@ def test_what_was_made_of_other_inputs_is_made_anew(counted, change):
 
 @pytest.mark.parametrize('name', ['slow_one.svg', 'slow_one.png'])
 def test_a_view_without_its_figure_is_made_anew(counted, name):
-  subject, made = counted
-  _both(subject)
-  (subject.workdir / name).unlink()
-  _both(subject)
+  analysed, made = counted
+  _both(analysed)
+  (analysed.workdir / name).unlink()
+  _both(analysed)
   assert made == ['view', 'translation', 'view']
 
 
 @pytest.mark.parametrize('content', ['', '{"key": 1', '[]', '{"key": ""}'])
 def test_damaged_results_are_made_anew(counted, content):
-  subject, made = counted
-  _both(subject)
+  analysed, made = counted
+  _both(analysed)
   for name in ('slow_one', 'translation'):
-    (subject.workdir / f'{name}.json').write_text(content)
-  _both(subject)
+    (analysed.workdir / f'{name}.json').write_text(content)
+  _both(analysed)
   assert made == ['view', 'translation'] * 2
 
 
 def test_numbers_are_not_kept_without_their_figure(tmp_path, monkeypatch):
-  view = _slow_view(lambda subject: {'value': 1})
-  subject, path = subject_of(tmp_path), tmp_path / 'slow_one.json'
-  look_at(view, subject, tmp_path)
-  assert json.loads(path.read_text())['key'] == subject.digest
+  view = _slow_view(lambda analysed: {'value': 1})
+  analysed, path = fused_run(tmp_path), tmp_path / 'slow_one.json'
+  look_at(view, analysed, tmp_path)
+  assert json.loads(path.read_text())['key'] == analysed.digest
 
   def save(*_):
     raise InputError('the disk is full')
 
   monkeypatch.setattr(figures, 'save', save)
   with pytest.raises(InputError, match='disk'):
-    look_at(view, subject, tmp_path)
+    look_at(view, analysed, tmp_path)
   assert not path.exists()
 
 
@@ -247,31 +247,31 @@ def test_other_tags_are_other_inputs(tmp_path):
   for content in ('a', 'b'):
     (tmp_path / 'tags').write_text(content)
     choice = TextChoice(tags=str(tmp_path / 'tags'))
-    digests.add(subject_of(tmp_path, choice=choice).digest)
+    digests.add(fused_run(tmp_path, choice=choice).digest)
   assert len(digests) == 2
   (tmp_path / 'tags').unlink()
   with pytest.raises(InputError, match='No such file'):
-    _ = subject_of(tmp_path, choice=choice).digest
+    _ = fused_run(tmp_path, choice=choice).digest
 
 
 @pytest.mark.usefixtures('quick')
 def test_a_view_that_cannot_be_made_says_why(tmp_path, monkeypatch):
-  def measure(subject):
+  def measure(analysed):
     raise InputError('there is no <light>')
 
   view = _slow_view(measure)
   monkeypatch.setattr(report_views, 'views_of', lambda config: [view])
-  subject = subject_of(tmp_path)
-  (card,) = _cards(subject, tmp_path, slow=True)
+  analysed = fused_run(tmp_path)
+  (card,) = _cards(analysed, tmp_path, slow=True)
   assert card.missing == 'It could not be made: there is no <light>.'
-  text = Page(_page([report_of(subject, [card])])).text
+  text = Page(_page([report_of(analysed, [card])])).text
   assert card.missing in text
   assert 'analyse slow_one --workdir=runs/one' in text
 
 
 @pytest.mark.usefixtures('quick')
 def test_the_sections_of_a_page(tmp_path):
-  html = Page(_page([report_of(subject_of(tmp_path))]))
+  html = Page(_page([report_of(fused_run(tmp_path))]))
   ids = html.ids()
   assert len(ids) == len(set(ids))
   assert [name for name in ids if not name.startswith('view-')] == _SECTIONS
@@ -286,7 +286,7 @@ def test_the_sections_of_a_page(tmp_path):
 @pytest.mark.usefixtures('quick')
 def test_text_is_shown_as_it_is(tmp_path):
   made = ('<img src=x onerror=alert(1)>', '&lt;', '</dd>', '"\'')
-  html = Page(_page([report_of(subject_of(tmp_path), made=made)]))
+  html = Page(_page([report_of(fused_run(tmp_path), made=made)]))
   # The page would have these elements if a line were not escaped.
   assert not html.all('script')
   assert not html.all('b')
@@ -297,7 +297,7 @@ def test_text_is_shown_as_it_is(tmp_path):
 
 
 def test_nothing_is_fetched(tmp_path):
-  whole = _page([report_of(subject_of(tmp_path))])
+  whole = _page([report_of(fused_run(tmp_path))])
   html = Page(whole)
   for tag, attributes in html.tags:
     assert tag not in ('link', 'script', 'iframe', 'object', 'base')
@@ -312,7 +312,7 @@ def test_nothing_is_fetched(tmp_path):
 
 @pytest.mark.usefixtures('quick')
 def test_every_figure_has_words_and_numbers(tmp_path):
-  html = Page(_page([report_of(subject_of(tmp_path))]))
+  html = Page(_page([report_of(fused_run(tmp_path))]))
   figures_shown = html.all('figure')
   assert len(html.all('img')) == len(figures_shown) == 2
   assert all(len(each['alt']) > 20 for each in html.all('img'))
@@ -326,10 +326,10 @@ def test_every_figure_has_words_and_numbers(tmp_path):
 
 @pytest.mark.usefixtures('quick')
 def test_differences_are_marked(tmp_path):
-  subject = subject_of(tmp_path)
+  analysed = fused_run(tmp_path)
   first, second = (
-    report_of(subject, name='one', made=OTHER),
-    report_of(subject, name='two', made=[pair[1] for pair in TEXT]),
+    report_of(analysed, name='one', made=OTHER),
+    report_of(analysed, name='two', made=[pair[1] for pair in TEXT]),
   )
   html = Page(_page([first]))
   # The first is that of the legend.
@@ -345,13 +345,13 @@ def test_differences_are_marked(tmp_path):
 
 @pytest.mark.usefixtures('quick')
 def test_a_comparison_shows_both(tmp_path):
-  subject = subject_of(tmp_path)
-  one = report_of(subject, name='one')
+  analysed = fused_run(tmp_path)
+  one = report_of(analysed, name='one')
   wide = dataclasses.replace(
     one.config, model=dataclasses.replace(MODEL, norm='pre')
   )
   two = dataclasses.replace(
-    report_of(subject, name='two', made=[pair[1] for pair in TEXT]),
+    report_of(analysed, name='two', made=[pair[1] for pair in TEXT]),
     config=wide,
   )
   whole = _page([one, two])
@@ -368,7 +368,7 @@ def test_a_comparison_shows_both(tmp_path):
 
 @pytest.mark.usefixtures('quick')
 def test_a_table_names_its_rows_and_columns(tmp_path):
-  html = Page(_page([report_of(subject_of(tmp_path))]))
+  html = Page(_page([report_of(fused_run(tmp_path))]))
   scopes = [each['scope'] for each in html.all('th')]
   assert scopes.count('col') + scopes.count('row') == len(scopes)
   assert {'class': 'number'} in html.all('td')

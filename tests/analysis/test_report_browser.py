@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 import pytest
-from report_runs import TEXT, report_of, subject_of
+from report_runs import TEXT, fused_run, report_of
 
 from fusion_jax.analysis import curves
 from fusion_jax.analysis.report import views as report_views
@@ -54,15 +54,15 @@ frame.addEventListener('load', () => {{
 def comparison(tmp_path_factory):
   """A page of two runs."""
   folder = tmp_path_factory.mktemp('run')
-  subject = subject_of(folder)
+  analysed = fused_run(folder)
   with pytest.MonkeyPatch.context() as patch:
     every = [curves.CURVES, curves.GRADIENTS]
     patch.setattr(report_views, 'views_of', lambda config: every)
-    seen = list(report_views.cards(subject, folder, False))
+    seen = list(report_views.cards(analysed, folder, False))
   text = [*TEXT, (f'a {_LONG}', f'ein {_LONG}')]
   runs = [
     report_of(
-      subject,
+      analysed,
       seen,
       name,
       [*(line for _, line in TEXT), f'eine {_LONG}'],

@@ -6,7 +6,7 @@ import json
 import grain
 import jax.numpy as jnp
 import pytest
-from fused_subjects import SOURCES, TARGETS, make_run, subject_of
+from fused_runs import SOURCES, TARGETS, fused_run, make_run
 from pictures import assert_not_blank
 
 from fusion_jax.analysis.__main__ import main
@@ -90,15 +90,15 @@ def test_a_run_that_has_diverged_is_refused(tmp_path):
     {'encoder/read_out/node_2/norm/scale': jnp.nan},
     encoder=SideConfig(fusion='iterative'),
   )
-  subject = subject_of(run, tmp_path)
+  analysed = fused_run(run, tmp_path)
   message = 'of step 7 are not finite, encoder/read_out/node_2/norm/scale among'
   with pytest.raises(InputError, match=message):
-    look_at(VIEWS['exploitation'], subject, tmp_path / 'analysis')
+    look_at(VIEWS['exploitation'], analysed, tmp_path / 'analysis')
   assert not (tmp_path / 'analysis').exists()
   # What it logged can be looked at.
   row = {'step': 7, 'kind': 'train', 'encoder_gradient_norm_1': 2.0}
   (tmp_path / 'metrics.jsonl').write_text(f'{json.dumps(row)}\n')
-  look_at(VIEWS['gradients'], subject, tmp_path / 'analysis')
+  look_at(VIEWS['gradients'], analysed, tmp_path / 'analysis')
   assert_not_blank(tmp_path / 'analysis/gradients.png')
 
 

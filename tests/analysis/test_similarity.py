@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fused_subjects import all_at_once, make_run, subject_of
+from fused_runs import all_at_once, fused_run, make_run
 
 from fusion_jax.analysis.passes import sum_over_text, text_batches, text_shapes
 from fusion_jax.analysis.similarity import VIEW, cosine_sums
@@ -34,11 +34,11 @@ def _mean_cosines(layers, inside):
 
 @pytest.mark.extended
 def test_the_text_in_batches_gives_what_one_batch_gives(tmp_path):
-  subject = subject_of(make_run(), tmp_path)
-  found = VIEW.measure(subject)
-  source, source_lengths, target, target_lengths = all_at_once(subject)
-  output = subject.run.model.apply(
-    {'params': subject.run.parameters},
+  analysed = fused_run(make_run(), tmp_path)
+  found = VIEW.measure(analysed)
+  source, source_lengths, target, target_lengths = all_at_once(analysed)
+  output = analysed.run.model.apply(
+    {'params': analysed.run.parameters},
     *map(jnp.asarray, (source, source_lengths, target)),
   )
   places = np.arange(source.shape[1])
@@ -55,14 +55,14 @@ def test_the_text_in_batches_gives_what_one_batch_gives(tmp_path):
 
 
 def test_a_pass_sees_every_pair_once_in_at_most_two_shapes(tmp_path):
-  subject = subject_of(make_run(), tmp_path)
-  shapes = text_shapes(subject.pairs, tokens=64)
+  analysed = fused_run(make_run(), tmp_path)
+  shapes = text_shapes(analysed.pairs, tokens=64)
   assert len(shapes) == 2
   rows = [
-    row for _, rows in text_batches(subject.pairs, shapes) for row in rows
+    row for _, rows in text_batches(analysed.pairs, shapes) for row in rows
   ]
-  assert sorted(rows) == list(range(len(subject.pairs)))
+  assert sorted(rows) == list(range(len(analysed.pairs)))
   counted = sum_over_text(
-    subject, lambda _, batch: batch.target_lengths.sum(), tokens=64
+    analysed, lambda _, batch: batch.target_lengths.sum(), tokens=64
   )
-  assert counted == sum(len(pair.target) for pair in subject.pairs)
+  assert counted == sum(len(pair.target) for pair in analysed.pairs)

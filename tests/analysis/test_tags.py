@@ -47,7 +47,7 @@ def tokenizer():
   return Tokenizer(train(lines, config))
 
 
-def _subject(tmp_path, tokenizer, tagged):
+def _run_with_text(tmp_path, tokenizer, tagged):
   for name, text in (
     ('text', '\n'.join(_LINES) + '\n'),
     ('tagged.conllu', tagged),
@@ -77,7 +77,7 @@ def test_characters_have_the_class_of_their_word():
 
 
 def test_every_subword_has_the_class_of_its_word(tmp_path, tokenizer):
-  found = tagged_text(_subject(tmp_path, tokenizer, _TAGGED))
+  found = tagged_text(_run_with_text(tmp_path, tokenizer, _TAGGED))
   assert set(found.of_line) == {1, 3}
   for number, words in ((1, 'Das Haus ist schön .'), (3, None)):
     pieces = tokenizer.pieces(tokenizer.encode(_LINES[number - 1]))
@@ -104,8 +104,8 @@ def test_every_subword_has_the_class_of_its_word(tmp_path, tokenizer):
 
 def test_language_tags_have_no_class(tmp_path, tokenizer):
   tagged = tokenizer.tagged(['<0x01>'])
-  found = tagged_text(_subject(tmp_path, tagged, _TAGGED))
-  plain = tagged_text(_subject(tmp_path, tokenizer, _TAGGED))
+  found = tagged_text(_run_with_text(tmp_path, tagged, _TAGGED))
+  plain = tagged_text(_run_with_text(tmp_path, tokenizer, _TAGGED))
   for number in (1, 3):
     np.testing.assert_array_equal(
       found.of_line[number], [-1, *plain.of_line[number]]
@@ -113,9 +113,9 @@ def test_language_tags_have_no_class(tmp_path, tokenizer):
 
 
 def test_without_a_file_there_are_no_classes(tmp_path, tokenizer):
-  subject = _subject(tmp_path, tokenizer, _TAGGED)
-  subject.choice = TextChoice()
-  assert tagged_text(subject) is None
+  analysed = _run_with_text(tmp_path, tokenizer, _TAGGED)
+  analysed.choice = TextChoice()
+  assert tagged_text(analysed) is None
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_what_does_not_fit_is_told_with_line_and_token(
   tmp_path, tokenizer, change, message
 ):
   assert _TAGGED.count(change[0]) == 1
-  subject = _subject(tmp_path, tokenizer, _TAGGED.replace(*change))
+  analysed = _run_with_text(tmp_path, tokenizer, _TAGGED.replace(*change))
   with pytest.raises(InputError, match=re.escape(message)) as caught:
-    tagged_text(subject)
+    tagged_text(analysed)
   assert 'tagged.conllu' in str(caught.value)
   assert '\n' not in str(caught.value)
 
@@ -143,8 +143,8 @@ def test_what_does_not_fit_is_told_with_line_and_token(
 def test_too_few_sentences_and_no_file(tmp_path, tokenizer):
   few = _TAGGED.split('\n\n')[0]
   with pytest.raises(InputError, match='1 sentences, but line 3'):
-    tagged_text(_subject(tmp_path, tokenizer, few))
-  subject = _subject(tmp_path, tokenizer, few)
+    tagged_text(_run_with_text(tmp_path, tokenizer, few))
+  analysed = _run_with_text(tmp_path, tokenizer, few)
   (tmp_path / 'tagged.conllu').unlink()
   with pytest.raises(InputError, match='No such file'):
-    tagged_text(subject)
+    tagged_text(analysed)

@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fused_subjects import (
+from fused_runs import (
   SOURCES,
   TARGETS,
+  fused_run,
   make_run,
-  subject_of,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,8 +29,8 @@ DYNAMIC = SideConfig(fusion='dynamic_combination')
 @pytest.fixture(scope='module')
 def once(tmp_path_factory):
   """What is found of a text in float32."""
-  subject = subject_of(make_run(encoder=DYNAMIC), tmp_path_factory.mktemp('a'))
-  return layer_weights(subject)['encoder']
+  analysed = fused_run(make_run(encoder=DYNAMIC), tmp_path_factory.mktemp('a'))
+  return layer_weights(analysed)['encoder']
 
 
 @pytest.mark.extended
@@ -38,10 +38,10 @@ def test_a_text_of_many_batches_has_the_means_of_its_parts(once, tmp_path):
   copies = 60
   run = make_run(encoder=DYNAMIC)
   text = SOURCES * copies, TARGETS * copies
-  subject = subject_of(run, tmp_path, *text)
-  pairs = subject.pairs
+  analysed = fused_run(run, tmp_path, *text)
+  pairs = analysed.pairs
   assert len(list(text_batches(pairs, text_shapes(pairs)))) > 2
-  found = layer_weights(subject)['encoder']
+  found = layer_weights(analysed)['encoder']
   assert found['positions'] == copies * once['positions']
   for name in ('mean', 'deviation'):
     assert_close(np.array(found[name]), np.array(once[name]), units=128)
@@ -49,7 +49,7 @@ def test_a_text_of_many_batches_has_the_means_of_its_parts(once, tmp_path):
 
 def test_bfloat16_is_summed_in_float32(once, tmp_path):
   run = make_run(encoder=DYNAMIC, compute_dtype='bfloat16')
-  found = layer_weights(subject_of(run, tmp_path))['encoder']
+  found = layer_weights(fused_run(run, tmp_path))['encoder']
   assert found['positions'] == once['positions']
   for name in ('mean', 'deviation'):
     # Two or three decimals of a bfloat16.

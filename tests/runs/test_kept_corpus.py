@@ -51,10 +51,10 @@ def test_a_run_from_elsewhere_has_no_file_read(tmp_path, monkeypatch):
   data = DataConfig(valid=(str(tmp_path / 'secret.{lang}'),))
   config = dataclasses.replace(run.config, data=data)
   run = dataclasses.replace(run, config=config)
-  subject = RunWithText(own.workdir, run, TextChoice())
+  analysed = RunWithText(own.workdir, run, TextChoice())
   monkeypatch.setattr(builtins, 'open', lambda *_: 1 / 0)
   with pytest.raises(InputError, match='holds no validation text of en-de'):
-    _ = subject.lines
+    _ = analysed.lines
 
 
 def test_a_direction_is_no_path(tmp_path):

@@ -9,19 +9,23 @@ from fusion_jax.tools.aot.hlo_traffic import by_part, traffic
 
 _KIB = 2**10
 
-# An array that is copied to the chip before a fusion reads it.
+# An array and a part of it are copied to the chip before a fusion reads them.
 _KEPT = """HloModule m
 
-%fused (p.0: f32[128]) -> f32[128] {
+%fused (p.0: f32[128], p.1: f32[64]) -> f32[64] {
   %p.0 = f32[128]{0} parameter(0)
-  ROOT %n = f32[128]{0} negate(%p.0)
+  %p.1 = f32[64]{0} parameter(1)
+  %s = f32[64]{0} slice(%p.0), slice={[0:64]}
+  ROOT %n = f32[64]{0} add(%s, %p.1)
 }
 
-ENTRY %main (a: f32[128]) -> f32[128] {
+ENTRY %main (a: f32[128]) -> f32[64] {
   %a = f32[128]{0} parameter(0)
-  %s = (f32[128]{0:S(1)}, f32[128]{0}, u32[]{:S(2)}) copy-start(%a)
-  %d = f32[128]{0:S(1)} copy-done(%s)
-  ROOT %f = f32[128]{0} fusion(%d), calls=%fused, metadata={op_name="f/loss/x"}
+  %c = (f32[128]{0:S(1)}, f32[128]{0}, u32[]{:S(2)}) copy-start(%a)
+  %d = f32[128]{0:S(1)} copy-done(%c)
+  %e = ((f32[128]{0}), f32[64]{0:S(1)}, s32[]{:S(2)}) slice-start(%a)
+  %g = f32[64]{0:S(1)} slice-done(%e)
+  ROOT %f = f32[64] fusion(%d, %g), calls=%fused, metadata={op_name="a/loss/"}
 }
 """
 
@@ -93,12 +97,12 @@ def test_a_slice_and_an_update_move_what_they_touch():
 
 
 def test_what_is_kept_on_the_chip_moves_nothing():
-  start, fusion = traffic(_KEPT)
-  assert (start.instruction.opcode, start.read, start.written) == (
-    'copy-start', 512, 0,
-  )  # fmt: skip
-  assert (fusion.read, fusion.written) == (0, 512)
-  assert by_part([start, fusion]) == {'loss': 512, 'other': 512}
+  start, end, fusion = traffic(_KEPT)
+  # Two of the four rows are copied to the chip; a copy belongs to its reader.
+  assert (start.read, start.written, start.part) == (512, 0, 'loss')
+  assert (end.read, end.written, end.part) == (256, 0, 'loss')
+  assert (fusion.read, fusion.written, fusion.part) == (0, 256, 'loss')
+  assert by_part([start, end, fusion]) == {'loss': 1024}
 
 
 def test_agrees_with_the_count_of_xla():

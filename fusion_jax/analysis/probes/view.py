@@ -56,12 +56,12 @@ _EPSILON = 1e-6
 
 
 def measure(
-  subject: RunWithText, options: ProbeOptions | None = None
+  analysed: RunWithText, options: ProbeOptions | None = None
 ) -> Mapping[str, Any]:
   """Train and test the probes of all layers.
 
   Args:
-    subject: Run and text to measure.
+    analysed: Run and text to measure.
     options: Options of the training; None uses the defaults.
 
   Returns:
@@ -73,11 +73,11 @@ def measure(
   Raises:
     InputError: The text is too short, or as for `tagged_text`.
   """
-  options, run = options or ProbeOptions(), subject.run
-  parts, tags = split(subject.pairs), tagged_text(subject)
-  tagged = 'encoder' if subject.choice.tags_side == 'source' else 'decoder'
+  options, run = options or ProbeOptions(), analysed.run
+  parts, tags = split(analysed.pairs), tagged_text(analysed)
+  tagged = 'encoder' if analysed.choice.tags_side == 'source' else 'decoder'
   sides = {
-    side: _side(subject, parts, side, tags if side == tagged else None)
+    side: _side(analysed, parts, side, tags if side == tagged else None)
     for side in SIDES
   }
   fresh = initial_parameters(run.model, run.config.training.seed)
@@ -110,17 +110,17 @@ class _Side(NamedTuple):
 
 
 def _side(
-  subject: RunWithText,
+  analysed: RunWithText,
   parts: Mapping[str, Sequence[TextPair]],
   side: Side,
   tags: TaggedText | None,
 ) -> _Side:
-  model = subject.run.model
+  model = analysed.run.model
   sizes = model.source_vocabulary, model.target_vocabulary
   size = sizes[SIDES.index(side)]
   counts, train = (
     np.bincount(tokens_of(pairs, side), minlength=size)
-    for pairs in (subject.pairs, parts['train'])
+    for pairs in (analysed.pairs, parts['train'])
   )
   bins, test = frequency_bins(counts), tokens_of(parts['test'], side)
   groups = [

@@ -17,7 +17,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusion_jax.analysis.subject_flags import add_subject_flags
+from fusion_jax.analysis.run_and_text_flags import add_run_and_text_flags
 from fusion_jax.bounds import Positive, number
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     help='lines shown with translations',
   )
   add('--all', action='store_true', help='make views that take minutes too')
-  add_subject_flags(parser)
+  add_run_and_text_flags(parser)
   return parser
 
 
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
   output = _checked(arguments)
   from fusion_jax.analysis.report.page import page
   from fusion_jax.analysis.report.run import environment, gather
-  from fusion_jax.analysis.run_with_text import open_subject
+  from fusion_jax.analysis.run_with_text import open_run_with_text
   from fusion_jax.runs.run_directory import read_config
 
   workdirs = arguments.workdir
@@ -65,14 +65,14 @@ def main(argv: list[str]) -> None:
   text: Sequence[tuple[str, str]] = ()
   for name, workdir in zip(names, workdirs, strict=True):
     flags = argparse.Namespace(**vars(arguments) | {'workdir': workdir})
-    subject = open_subject(flags)
-    text = text or subject.lines
-    if subject.lines != text:
+    analysed = open_run_with_text(flags)
+    text = text or analysed.lines
+    if analysed.lines != text:
       raise InputError(
         f'{workdir}: its validation text is not that of {workdirs[0]}; give '
         '--source and --target'
       )
-    runs.append(gather(subject, name, flags))
+    runs.append(gather(analysed, name, flags))
   named = arguments.source or 'the validation text'
   if arguments.lines:
     named = f'the beginning of {named}'

@@ -17,8 +17,8 @@ import jax
 
 from fusion_jax.analysis.curves import curves
 from fusion_jax.analysis.report.views import Card, cards
+from fusion_jax.analysis.run_and_text_flags import add_run_and_text_flags
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.subject_flags import add_subject_flags
 from fusion_jax.analysis.view import keep, kept
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.decoding.translate import Translator
@@ -86,44 +86,44 @@ class RunReport:
 
 
 def gather(
-  subject: RunWithText, name: str, arguments: argparse.Namespace
+  analysed: RunWithText, name: str, arguments: argparse.Namespace
 ) -> RunReport:
   """Translate and score the text with a run, and collect the run's views.
 
   Args:
-    subject: Run and text to report on.
+    analysed: Run and text to report on.
     name: Name that distinguishes the run from others.
     arguments: Flags of the report; `all` also makes slow views.
 
   Raises:
     InputError: Nothing was logged, or the run directory cannot be written.
   """
-  run, data = subject.run, subject.run.config.data
-  numbers = curves(subject)
-  folder = subject.workdir / 'analysis'
+  run, data = analysed.run, analysed.run.config.data
+  numbers = curves(analysed)
+  folder = analysed.workdir / 'analysis'
   try:
     folder.mkdir(exist_ok=True)
   except OSError as error:
     raise InputError(f'{folder}: {error.strerror}') from error
-  translations = translation(subject, folder)
-  references = [reference for _, reference in subject.lines]
-  config = read_config(subject.workdir)
-  tokenizers = read_tokenizers(subject.workdir)
+  translations = translation(analysed, folder)
+  references = [reference for _, reference in analysed.lines]
+  config = read_config(analysed.workdir)
+  tokenizers = read_tokenizers(analysed.workdir)
   return RunReport(
     name,
-    str(subject.workdir),
+    str(analysed.workdir),
     run.steps,
     config,
     (data.source_language, data.target_language),
-    training_pairs(subject.workdir),
+    training_pairs(analysed.workdir),
     tuple(each.vocabulary.size for each in tokenizers),
     parameters_by_part(run.parameters),
-    subject.of_kind('train')[-1],
+    analysed.of_kind('train')[-1],
     numbers,
-    tuple(cards(subject, folder, arguments.all)),
+    tuple(cards(analysed, folder, arguments.all)),
     tuple(translations),
     corpus_scores(translations, references, data.target_language),
-    command(subject.workdir, arguments),
+    command(analysed.workdir, arguments),
   )
 
 
@@ -133,29 +133,29 @@ class _Translated:
   translations: list[str]
 
 
-def translation(subject: RunWithText, folder: Path) -> list[str]:
+def translation(analysed: RunWithText, folder: Path) -> list[str]:
   """Translate the text line by line with the search of the run's config.
 
   The translation is written into the folder, and read from there the next time
   if it was made of the same inputs.
 
   Args:
-    subject: Run and text to translate.
+    analysed: Run and text to translate.
     folder: Existing folder for the translation.
 
   Returns:
-    A translation of each of `subject.lines`.
+    A translation of each of `analysed.lines`.
   """
   path = folder / 'translation.json'
-  if found := kept(path, subject, _Translated):
+  if found := kept(path, analysed, _Translated):
     logger.info('translation found: %s', path)
     return found['translations']
-  progress = Progress(len(subject.lines), 'sentences')
-  options = subject.run.config.decoding
-  translator = Translator(subject.run, options, on_progress=progress.add)
-  lines = list(translator.translate([source for source, _ in subject.lines]))
+  progress = Progress(len(analysed.lines), 'sentences')
+  options = analysed.run.config.decoding
+  translator = Translator(analysed.run, options, on_progress=progress.add)
+  lines = list(translator.translate([source for source, _ in analysed.lines]))
   progress.finish()
-  keep(path, subject, {'translations': lines}, subject.digest)
+  keep(path, analysed, {'translations': lines}, analysed.digest)
   return lines
 
 
@@ -170,7 +170,7 @@ def command(workdir: Path, arguments: argparse.Namespace) -> str:
     A command line with VIEW in place of the name of the view.
   """
   parser = argparse.ArgumentParser()
-  add_subject_flags(parser)
+  add_run_and_text_flags(parser)
   given = [
     f'--{name}={value}'
     for name, default in vars(parser.parse_args([])).items()

@@ -68,26 +68,26 @@ class _Found:
   numbers: dict[str, Any]
 
 
-def cards(subject: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
+def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
   """Yield all views that apply to the run's model, in the order of the table.
 
   Views that read a text are taken from the folder if they were made of the same
   inputs; the others take seconds, and are always made.
 
   Args:
-    subject: Run and text to look at.
+    analysed: Run and text to look at.
     folder: Folder of VIEW.json and its figures.
     slow: Whether to make views that take minutes, too.
   """
-  for view in views_of(subject.run.config.model):
+  for view in views_of(analysed.run.config.model):
     path = folder / f'{view.name}.json'
-    found = _stored(path, subject) if view.reads == 'text' else None
+    found = _stored(path, analysed) if view.reads == 'text' else None
     if found is None and view.slow and not slow:
       yield Card(view, missing='It takes minutes.')
       continue
     try:
       if found is None:
-        result = look_at(view, subject, folder)
+        result = look_at(view, analysed, folder)
         logger.info('%s: %s', view.name, path)
         found = {'summary': result.summary, 'numbers': result.numbers}
     except InputError as error:
@@ -97,11 +97,11 @@ def cards(subject: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
     yield Card(view, found, _picture(path))
 
 
-def _stored(path: Path, subject: RunWithText) -> Mapping[str, Any] | None:
+def _stored(path: Path, analysed: RunWithText) -> Mapping[str, Any] | None:
   figures = map(path.with_suffix, ('.svg', '.png'))
   if not all(file.is_file() for file in figures):
     return None
-  return kept(path, subject, _Found)
+  return kept(path, analysed, _Found)
 
 
 def _picture(path: Path) -> Picture:

@@ -34,11 +34,11 @@ _EXCHANGES = (
 # Parts of a step, by the first pattern that the origin of an instruction has.
 _PARTS = (
   ('optimizer', re.compile(r'/optimizer/')),
-  ('loss', re.compile(r'/loss[/)]')),
-  ('attention', re.compile(r'/(?:self|cross)_attention/')),
-  ('feed-forward', re.compile(r'/feed_forward/')),
-  ('norms and residuals', re.compile(r'_residual/|norm/')),
-  ('embedding', re.compile(r'embed')),
+  ('loss', re.compile(r'[/(]loss[/)]')),
+  ('norms and residuals', re.compile(r'_residual\b|norm/')),
+  ('attention', re.compile(r'/(?:self|cross)_attention\b')),
+  ('feed-forward', re.compile(r'/feed_forward\b')),
+  ('embedding', re.compile(r'_embed|sinusoids')),
 )
 OTHER = 'other'
 PARTS = (*(name for name, _ in _PARTS), 'exchanges', OTHER)
@@ -52,12 +52,15 @@ class Traffic(NamedTuple):
     read: Bytes that it reads each time.
     written: Bytes that it writes each time.
     times: Number of times that it is done.
+    origin: Where JAX says that it comes from; for a copy that the compiler
+      added, where its first reader comes from.
   """
 
   instruction: Instruction
   read: int
   written: int
   times: int
+  origin: str
 
   @property
   def moved(self) -> int:
@@ -70,7 +73,7 @@ class Traffic(NamedTuple):
     if self.instruction.opcode.startswith(_EXCHANGES):
       return 'exchanges'
     for name, pattern in _PARTS:
-      if pattern.search(self.instruction.origin):
+      if pattern.search(self.origin):
         return name
     return OTHER
 
@@ -127,6 +130,7 @@ def _computation(
   times: int,
 ) -> Iterator[Traffic]:
   results = {one.name: one.results for one in body}
+  origins = _origins(body)
   for one in body:
     if one.opcode in _FREE or one.opcode in _CONTROL:
       continue
@@ -135,7 +139,18 @@ def _computation(
       read, written = _fused(one, inside, results)
     else:
       read, written = _alone(one, results)
-    yield Traffic(one, read, written, times)
+    yield Traffic(one, read, written, times, origins[one.name])
+
+
+def _origins(body: list[Instruction]) -> dict[str, str]:
+  """Return the origin of each instruction, or that of its first reader."""
+  origins: dict[str, str] = {}
+  from_readers: dict[str, str] = {}
+  for one in reversed(body):
+    origins[one.name] = one.origin or from_readers.get(one.name, '')
+    for name in one.operands:
+      from_readers[name] = origins[one.name] or from_readers.get(name, '')
+  return origins
 
 
 def _is_fused(
@@ -150,6 +165,10 @@ def _alone(
   one: Instruction, results: Mapping[str, tuple[HloArray, ...]]
 ) -> tuple[int, int]:
   operands = [_bytes(results.get(name, ())) for name in one.operands]
+  if one.opcode == 'slice-start':  # Its end says how much.
+    return 0, 0
+  if one.opcode == 'slice-done':
+    return sum(each.padded for each in one.results), _bytes(one.results)
   if one.opcode.endswith('-start'):
     return sum(operands), 0
   if one.opcode.endswith('-done'):

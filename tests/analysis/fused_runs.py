@@ -73,7 +73,7 @@ def _filled(model, given, generator, scale):
   return parameters
 
 
-def subject_of(run, folder, sources=SOURCES, targets=TARGETS, lines=0):
+def fused_run(run, folder, sources=SOURCES, targets=TARGETS, lines=0):
   """The run with a text of its own."""
   folder.mkdir(parents=True, exist_ok=True)
   files = folder / 'source.txt', folder / 'target.txt'
@@ -82,14 +82,16 @@ def subject_of(run, folder, sources=SOURCES, targets=TARGETS, lines=0):
   return RunWithText(folder, run, TextChoice(*map(str, files), lines))
 
 
-def with_text(subject, **choice):
-  """The same subject, of other lines of its text."""
+def with_text(analysed, **choice):
+  """The same run with other lines of its text."""
   return RunWithText(
-    subject.workdir, subject.run, dataclasses.replace(subject.choice, **choice)
+    analysed.workdir,
+    analysed.run,
+    dataclasses.replace(analysed.choice, **choice),
   )
 
 
-def all_at_once(subject):
+def all_at_once(analysed):
   """One padded batch of the whole text, and the lengths of its rows.
 
   Returns:
@@ -97,7 +99,7 @@ def all_at_once(subject):
   """
   arrays = []
   for side in ('source', 'target'):
-    rows = [getattr(pair, side) for pair in subject.pairs]
+    rows = [getattr(pair, side) for pair in analysed.pairs]
     lengths = np.array([len(row) for row in rows])
     padded = np.zeros((len(rows), lengths.max()), np.int32)
     for row, ids in zip(padded, rows, strict=True):
@@ -106,9 +108,9 @@ def all_at_once(subject):
   return arrays
 
 
-def shown(subject):
+def shown(analysed):
   """What the modules hand out on that batch, as numpy."""
-  model = subject.run.model
+  model = analysed.run.model
 
   @jax.jit
   def one_pass(parameters, source, sizes, target, target_sizes):
@@ -122,8 +124,8 @@ def shown(subject):
     )
     return kept['views']
 
-  batch = all_at_once(subject)
-  return jax.device_get(one_pass(subject.run.parameters, *batch))
+  batch = all_at_once(analysed)
+  return jax.device_get(one_pass(analysed.run.parameters, *batch))
 
 
 def rows_of(values, lengths):

@@ -9,8 +9,8 @@ from fusion_jax.cli.checkpoint_flags import (
 )
 
 
-def add_subject_flags(parser: argparse.ArgumentParser) -> None:
-  """Add the flags that `run_view.open_subject` reads, except --workdir."""
+def add_run_and_text_flags(parser: argparse.ArgumentParser) -> None:
+  """Add the flags of `open_run_with_text`, except --workdir."""
   add = parser.add_argument
   add('--source', default='', help='a text file')
   add('--target', default='', help='its translation')
