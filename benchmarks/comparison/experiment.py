@@ -12,7 +12,6 @@ from fusion_jax.config.flags import load_config
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.config.serialization import flatten
-from fusion_jax.errors import InputError
 
 _PLACES = ('name', 'data.root', 'data.prepared', 'training.init_from')
 
@@ -98,14 +97,11 @@ def _difference(
 
 
 def _started(config: ExperimentConfig) -> Experiment:
-  """With the exact start in every stack whose fusion has one."""
-  starts = {}
-  for side in ('encoder', 'decoder'):
-    if config.model.side(side) == SideConfig():
-      continue
-    try:
-      config = changed(config, {f'model.{side}.start': 'baseline'})
-      starts[side] = 'baseline'
-    except InputError:
-      starts[side] = 'fresh'
-  return Experiment(config, starts)
+  """With the exact start in every stack that has a fusion."""
+  starts = {
+    side: 'baseline'
+    for side in ('encoder', 'decoder')
+    if config.model.side(side) != SideConfig()
+  }
+  fields = {f'model.{side}.start': start for side, start in starts.items()}
+  return Experiment(changed(config, fields), starts)
