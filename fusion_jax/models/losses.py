@@ -58,41 +58,15 @@ class _Gradients(NamedTuple):
   output: OutputLayer
 
 
-class _MeanOutput(NamedTuple):
-  """Output layer of the mean of a row's logits, float32.
-
-  The mean is that of the table applied to the features, so that no pass over
-  the logits is needed for it.
-  """
-
-  table: Float[Array, ' D']
-  bias: Float[Array, ''] | None
-
-  def __call__(self, features: Float[Array, 'R D']) -> Float[Array, ' R']:
-    mean = (features * self.table).sum(-1)
-    return mean if self.bias is None else mean + self.bias
-
-
-def _mean_output(output: OutputLayer, dtype: jnp.dtype) -> _MeanOutput:
-  """Return the mean of the output layer for features of this dtype."""
-  return _MeanOutput(
-    output.table.astype(dtype).mean(0, dtype=jnp.float32),
-    None if output.bias is None else output.bias.mean(),
-  )
-
-
 def _row_losses(
-  logits: Float[Array, 'R V'],
-  mean_logits: Float[Array, ' R'],
-  targets: Int[Array, ' R'],
-  smoothing: float,
+  logits: Float[Array, 'R V'], targets: Int[Array, ' R'], smoothing: float
 ) -> tuple[_Rows, Float[Array, 'R 1']]:
   """Return the losses of one chunk, and the logsumexp of each row."""
   largest = logits.max(-1, keepdims=True)
   log_sum = largest + jnp.log(jnp.exp(logits - largest).sum(-1, keepdims=True))
   chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)
   negative = (log_sum - chosen)[:, 0]
-  uniform = log_sum[:, 0] - mean_logits
+  uniform = (log_sum - logits.mean(-1, keepdims=True))[:, 0]
   loss = (1 - smoothing) * negative + smoothing * uniform
   return _Rows(loss, negative, (chosen >= largest)[:, 0]), log_sum
 
@@ -190,13 +164,11 @@ def _cross_entropy(
   chunk_tokens: int,
 ) -> LossSums:
   count = _chunk_count(targets.shape[0], targets.shape[1], chunk_tokens)
-  mean = _mean_output(output, features.dtype)
 
   def add_chunk(sums, chunk):
     chunk_features, chunk_targets, chunk_keep = chunk
     logits = output_logits(chunk_features, output)
-    mean_logits = mean(chunk_features)
-    rows, _ = _row_losses(logits, mean_logits, chunk_targets, smoothing)
+    rows, _ = _row_losses(logits, chunk_targets, smoothing)
     return jax.tree.map(jnp.add, sums, _chunk_sums(rows, chunk_keep)), None
 
   chunks = tuple(_to_chunks(x, count) for x in (features, targets, keep))
@@ -207,13 +179,11 @@ def _cross_entropy_forward(
   features, output, targets, keep, smoothing, chunk_tokens
 ):
   count = _chunk_count(targets.shape[0], targets.shape[1], chunk_tokens)
-  mean = _mean_output(output, features.dtype)
 
   def add_chunk(carry, chunk):
     chunk_features, chunk_targets, chunk_keep = chunk
     logits = output_logits(chunk_features, output)
-    mean_logits = mean(chunk_features)
-    rows, log_sum = _row_losses(logits, mean_logits, chunk_targets, smoothing)
+    rows, log_sum = _row_losses(logits, chunk_targets, smoothing)
     gradients = _chunk_gradients(
       logits,
       log_sum,
@@ -280,7 +250,6 @@ def _mixture_chunk(
   features: Float[Array, 'G R D'],
   log_weights: Float[Array, ' G'],
   output: OutputLayer,
-  mean: _MeanOutput,
   targets: Int[Array, ' R'],
   keep: Bool[Array, ' R'],
   settings: _Settings,
@@ -293,9 +262,7 @@ def _mixture_chunk(
     group_features, log_weight = group
     weight, by_features = jnp.exp(log_weight), None
     logits = output_logits(group_features, output)
-    rows, log_sum = _row_losses(
-      logits, mean(group_features), targets, settings.smoothing
-    )
+    rows, log_sum = _row_losses(logits, targets, settings.smoothing)
     if settings.combine == 'arithmetic':
       mixture += jnp.exp(log_weight + logits - log_sum)
     else:
@@ -355,7 +322,6 @@ def _mixture_pass(
   groups, rows, *rest = features.shape
   count = _chunk_count(rows, targets.shape[1], settings.chunk_tokens)
   features = features.reshape(groups, rows // count, count, *rest)
-  mean = _mean_output(output, features.dtype)
 
   def add_chunk(carry, chunk):
     sums, gradients = carry
@@ -365,7 +331,6 @@ def _mixture_pass(
       chunk_features.reshape(groups, -1, features.shape[-1]),
       log_weights,
       output,
-      mean,
       chunk_targets,
       chunk_keep,
       settings,
