@@ -1,19 +1,19 @@
 r"""What bounds a training step on chips that are absent, by its compiled text.
 
-    python -m benchmarks.roofline [--rows=base,big] [--topology=v5e:2x4] \
-        [--before=FILE.json] [--output=FILE.json]
+    python -m benchmarks.roofline [--rows=base,big] \
+        [--topologies=v5e:2x4,h100:8] [--before=FILE.json] [--text=DIR] \
+        [--output=FILE.json]
 
-Compiles the step of each row for a slice of TPUs or a host of GPUs and counts
-operations and the bytes that a chip moves, by part of the step. With the peaks
-of the chips it prints the time of each and the share of the peak (MFU) that the
-slower of them allows. The compiled program belongs to the chip of --topology;
-for others the table takes its operations and bytes.
+Compiles the step of each row for each topology, and prints for a chip: the
+times of its matrix products, of its bytes and of its exchanges at the peaks of
+the chip; the time that the TPU compiler estimates; and the share of the peak
+(MFU) that the slowest of them allows. A second table has the bytes by part of
+the step. The same command resumes; --fresh compiles again.
 """
 
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from fusion_jax.config.flags import parse_arguments, parse_experiment
 from fusion_jax.errors import InputError
 from fusion_jax.json_input import read_json
 from fusion_jax.startup import one_line_errors, start_logging
-from fusion_jax.tools.aot.chips import CHIPS, Chip
+from fusion_jax.tools.aot.chips import Chip
 from fusion_jax.tools.aot.hlo_traffic import PARTS
 from fusion_jax.tools.aot.topology import (
   read_topology,
@@ -37,15 +37,15 @@ from fusion_jax.tools.aot.topology import (
   without_accelerator,
 )
 
-_CHIPS = ('v5e', 'v5p', 'v6e', 'h100', 'h200')
-_BASE = '--config=wmt14_ende:base'
+_CONFIG = '--config=wmt14_ende:'
 _ROWS = {
-  'base': (_BASE,),
-  'big': ('--config=wmt14_ende:big',),
-  'em_routing': ('--config=wmt14_ende:em_routing',),
-  'multi_layer_3': ('--config=wmt14_ende:multi_layer_3',),
+  'base': (f'{_CONFIG}base',),
+  'big': (f'{_CONFIG}big',),
+  'em_routing': (f'{_CONFIG}em_routing',),
+  'multi_layer_3': (f'{_CONFIG}multi_layer_3',),
+  # One row of 128 positions a chip: what a step costs whatever its batch.
   'base_one_row': (
-    _BASE,
+    f'{_CONFIG}base',
     '--config.data.batch.tokens=1024',
     '--config.data.batch.row_multiple=8',
   ),
@@ -54,56 +54,54 @@ _ROWS = {
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-  """Times of a step on a chip, in ms, and the MFU that they allow."""
+  """Times of a step on a chip, in ms."""
 
-  operations: float
-  memory: float
+  products: float
+  bytes: float
   exchanges: float
+  estimate: float
 
   @classmethod
   def of(cls, row: dict[str, Any], chip: Chip) -> 'Bound':
-    sent = row['sent'] / chip.link
     return cls(
       1e3 * row['flops'] / chip.flops,
       1e3 * row['bytes'] / chip.bandwidth,
-      1e3 * sent,
+      1e3 * row['sent'] / chip.link,
+      1e3 * row['cycles'] / chip.clock if chip.clock else 0.0,
     )
 
   @property
-  def time(self) -> float:
-    """That of the slowest, if the others happen meanwhile."""
-    return max(self.operations, self.memory, self.exchanges)
-
-  @property
-  def by(self) -> str:
-    return max(
-      ('operations', 'memory', 'exchanges'), key=lambda x: getattr(self, x)
-    )
+  def slowest(self) -> str:
+    times = dataclasses.asdict(self)
+    return max(times, key=lambda name: times[name])
 
   @property
   def mfu(self) -> float:
-    return self.operations / self.time
+    """The share of the peak, if all but the slowest happen meanwhile."""
+    return self.products / getattr(self, self.slowest)
 
 
-def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(
+  row: str, topology_name: str, arguments: argparse.Namespace
+) -> dict[str, Any]:
   """Figures of one row, of a chip; the compiled text goes to --text."""
   from fusion_jax.tools.aot.compile import figures_for
   from fusion_jax.tools.aot.programs import ProgramRequest
 
-  topology = read_topology(arguments.topology)
-  flags = [*_ROWS[name], *arguments.overrides]
-  config, _ = parse_experiment(flags, argparse.ArgumentParser())
+  topology = read_topology(topology_name)
+  config, _ = parse_experiment(_ROWS[row], argparse.ArgumentParser())
   figures, _, text = figures_for(
     config, ProgramRequest(), topology.figures, topology_devices(topology)
   )
   if arguments.text:
     arguments.text.mkdir(parents=True, exist_ok=True)
-    (arguments.text / f'{name}.txt').write_text(text)
+    (arguments.text / f'{topology_name}-{row}.txt').write_text(text)
   return {
     'flops': figures.flops / figures.chips,
     'bytes': figures.hbm,
-    'xla_bytes': figures.moved,
+    'bytes_by_xla': figures.moved,
     'parts': figures.parts,
+    'cycles': figures.cycles,
     'sent': figures.sent,
     'peak': figures.peak,
     'shape': figures.shape,
@@ -111,46 +109,46 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
   }
 
 
-def bounds_table(rows: dict[str, Any], chips: Sequence[str]) -> str:
-  """What bounds each row on each chip."""
+def bounds_table(rows: dict[str, Any], before: dict[str, Any]) -> str:
+  """What bounds each step, after and before where that is known."""
   lines = []
   for name, row in rows.items():
-    for each in chips:
-      bound = Bound.of(row, CHIPS[each])
-      lines.append((
-        *(f'{name}, {each}', f'{bound.operations:.2f}'),
-        *(f'{bound.memory:.2f}', f'{bound.exchanges:.2f}'),
-        *(bound.by, f'{bound.mfu:.2f}'),
-      ))  # fmt: skip
-  header = 'step', 'operations, ms', 'bytes, ms', 'exchanges, ms', 'by', 'MFU'
-  return table(header, lines)
+    chip = read_topology(name.partition(' ')[0]).figures
+    for when, found in (('', row), (', before', before.get(name))):
+      if found:
+        bound = Bound.of(found, chip)
+        times = dataclasses.astuple(bound)
+        lines.append((
+          *(f'{name}{when}', *(f'{time:.2f}' for time in times)),
+          *(bound.slowest, f'{bound.mfu:.2f}', f'{found["peak"] / 2**30:.2f}'),
+        ))  # fmt: skip
+  header = 'ms', 'products', 'bytes', 'exchanges', 'estimate', 'slowest', 'MFU'
+  return table((*header, 'GiB'), lines)
 
 
 def parts_table(rows: dict[str, Any], before: dict[str, Any]) -> str:
-  """GB of each part of each row, after / before where that is known."""
+  """GB of each part of each step, after and before where that is known."""
   lines = []
-  for part in ('all', *PARTS):
-    cells = [
-      ' / '.join(_gigabytes(x, part) for x in (row, before.get(name)) if x)
-      for name, row in rows.items()
-    ]
-    lines.append((part, *cells))
-  return table(('GB', *rows), lines)
+  for name, row in rows.items():
+    for when, found in (('', row), (', before', before.get(name))):
+      if found:
+        each = (found['bytes'], *(found['parts'].get(x, 0) for x in PARTS))
+        lines.append((f'{name}{when}', *(f'{x / 1e9:.2f}' for x in each)))
+  return table(('GB', 'all', *PARTS), lines)
 
 
-def _gigabytes(row: dict[str, Any], part: str) -> str:
-  size = row['bytes'] if part == 'all' else row['parts'].get(part, 0)
-  return f'{size / 1e9:.2f}'
+def _names(text: str) -> list[str]:
+  return text.split(',')
 
 
 def _parser() -> argparse.ArgumentParser:
   parser = make_parser(__doc__, RESULTS / 'roofline.json')
   add = parser.add_argument
-  add('--rows', type=lambda text: text.split(','), default=list(_ROWS))
-  add('--topology', default='v5e:2x4')
+  add('--rows', type=_names, default=list(_ROWS))
+  add('--topologies', type=_names, default=['v5e:2x4'])
   add('--before', type=Path, help='results to print beside')
   add('--text', type=Path, help='a folder for the compiled programs')
-  add('overrides', nargs='*', help='after --: overrides of the config, for all')
+  add('--fresh', action='store_true', help='compile what is there too')
   return parser
 
 
@@ -158,24 +156,30 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
   """Compiles what is asked for; each row is written when it is done."""
   arguments = parse_arguments(argv, _parser())
-  for name in arguments.rows:
-    if name not in _ROWS:
-      raise InputError(f'--rows: no {name!r}; there are {", ".join(_ROWS)}')
+  for row in arguments.rows:
+    if row not in _ROWS:
+      raise InputError(f'--rows: no {row!r}; there are {", ".join(_ROWS)}')
+  for topology in arguments.topologies:
+    read_topology(topology)
   without_accelerator()
   start_logging()
-  before = (
-    read_json(arguments.before, dict[str, Any])['rows']
-    if arguments.before
-    else {}
-  )
-  found = circumstances() | {'topology': arguments.topology, 'rows': {}}
-  for name in arguments.rows:
-    found['rows'][name] = measure(name, arguments)
-    log(f'{name}: compiled in {found["rows"][name]["compile_seconds"]:.0f} s')
-    write_results(arguments.output, found)
-  print(bounds_table(found['rows'], _CHIPS))
-  print()
-  print(parts_table(found['rows'], before))
+  before = _rows(arguments.before) if arguments.before else {}
+  known = arguments.output.exists() and not arguments.fresh
+  rows = _rows(arguments.output) if known else {}
+  for topology in arguments.topologies:
+    for row in arguments.rows:
+      name = f'{topology} {row}'
+      if name not in rows:
+        rows[name] = measure(row, topology, arguments)
+        log(f'{name}: compiled in {rows[name]["compile_seconds"]:.0f} s')
+        write_results(arguments.output, circumstances() | {'rows': rows})
+  print(bounds_table(rows, before), end='\n\n')
+  print(parts_table(rows, before))
+
+
+def _rows(path: Path) -> dict[str, Any]:
+  rows: dict[str, Any] = read_json(path, dict[str, Any])['rows']
+  return rows
 
 
 if __name__ == '__main__':

@@ -70,6 +70,7 @@ def get_config(variant: str = 'gtrans') -> ExperimentConfig:
       encoder_layers=12,
       decoder_layers=6,
       compute_dtype='bfloat16',
+      flatten_positions=False,
       scan_layers=True,
     ),
     optimizer=OptimizerConfig(

@@ -142,7 +142,9 @@ def get_config(variant: str = 'base') -> ExperimentConfig:
       tokenizer=TokenizerConfig(algorithm='bpe', vocabulary_size=32_000),
       batch=BatchConfig(tokens=32_768, length_multiple=8),
     ),
-    model=dataclasses.replace(PRESETS['base'], compute_dtype='bfloat16'),
+    model=dataclasses.replace(
+      PRESETS['base'], compute_dtype='bfloat16', flatten_positions=False
+    ),
     optimizer=OptimizerConfig(schedule='vaswani', warmup_steps=4_000),
     training=TrainingConfig(
       steps=100_000,

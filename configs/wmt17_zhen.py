@@ -66,6 +66,7 @@ def get_config(variant: str = 'base') -> ExperimentConfig:
       PRESETS['base'],
       tied_embeddings='target_output',
       compute_dtype='bfloat16',
+      flatten_positions=False,
     ),
     optimizer=OptimizerConfig(schedule='vaswani', warmup_steps=4_000),
     training=TrainingConfig(

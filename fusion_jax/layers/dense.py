@@ -38,10 +38,11 @@ def bias_initializer(config: ModelConfig, fan_in: int) -> Initializer:
 
 
 class Dense(nn.Module):
-  """Projection y = x W + b, computed on a matrix of all positions.
+  """Projection y = x W + b.
 
-  The weight gradient of [positions, D] x [D, F] is one matrix product; XLA's
-  CPU backend is a quarter slower on the batched [B, T, D] form.
+  With `ModelConfig.flatten_positions` x is a matrix [positions, D]: XLA's CPU
+  backend computes the gradient of W a quarter slower from [B, T, D]. XLA's TPU
+  backend splits [B, T, D] into heads without a copy, but not that matrix.
 
   Attributes:
     config: Model configuration; it gives initialiser and dtype.
@@ -63,7 +64,8 @@ class Dense(nn.Module):
     start = self.kernel_start or kernel_initializer(self.config)
     shape = x.shape[-1], self.features
     kernel = parameter(self, 'kernel', start, self.axes, shape)
-    y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
+    rows = x.reshape(-1, x.shape[-1]) if self.config.flatten_positions else x
+    y = rows @ kernel.astype(x.dtype)
     if self.use_bias:
       start = self.bias_start or bias_initializer(self.config, x.shape[-1])
       bias = parameter(self, 'bias', start, self.axes[1:], (self.features,))

@@ -25,6 +25,7 @@ _FREE = (
   'model.*_dropout',
   'model.*.transparent.dropout',
   'model.dropout_generator',
+  'model.flatten_positions',
   'model.initialization',
   'model.remat',
   'model.remat_policy',

@@ -20,7 +20,7 @@ from fusion_jax.training.schedules import (
   schedule_after,
   token_warmup_rate,
 )
-from fusion_jax.training.update import where
+from fusion_jax.training.update import made_first_on_cpu, where
 
 
 def make_schedule(
@@ -130,7 +130,7 @@ def _in_place(
   def update(updates, state, parameters=None, *, finite=True, **_):
     _, new = adam.update(updates, state, parameters)
     kept = where(finite, new, state)
-    count, mu, nu = jax.lax.optimization_barrier(kept)
+    count, mu, nu = made_first_on_cpu(kept)
     updates = jax.tree.map(
       lambda m, v: m / (jnp.sqrt(v) + epsilon),
       optax.tree.bias_correction(mu, b1, count),

@@ -74,8 +74,7 @@ def apply_update(
     # Averages what is kept, as the optimizer does, so that nothing old is
     # copied.
     now = where(finite, parameters, state.parameters)
-    now = jax.lax.optimization_barrier(now)
-    average = moved_average(average, now, config.ema)
+    average = moved_average(average, made_first_on_cpu(now), config.ema)
   new = TrainState(state.step, parameters, optimizer_state, average)
   kept = where(finite, new, state)
   applied = Applied(gradients, norm, finite)
@@ -97,6 +96,18 @@ def moved_average(
   """
   return jax.tree.map(
     lambda a, p: a + (1 - decay) * (p - a), average, parameters
+  )
+
+
+def made_first_on_cpu(tree: Any) -> Any:
+  """Return a tree; XLA on a CPU computes it before what reads it.
+
+  It would otherwise compute it again for every reader, from old arrays that it
+  has to copy. Other backends write what is computed and what reads it in one
+  pass.
+  """
+  return jax.lax.platform_dependent(
+    tree, cpu=jax.lax.optimization_barrier, default=lambda same: same
   )
 
 

@@ -13,8 +13,10 @@ from fusion_jax.layers.residual import Residual
 _CONFIG = ModelConfig(width=4, filter=8, heads=2, dropout=0.0)
 
 
-def test_dense_flattens_any_batch():
-  dense = Dense(_CONFIG, 3, ('embed', 'mlp'), True)
+@pytest.mark.parametrize('flat', [True, False])
+def test_dense_takes_any_batch(flat):
+  config = dataclasses.replace(_CONFIG, flatten_positions=flat)
+  dense = Dense(config, 3, ('embed', 'mlp'), True)
   x = jnp.arange(24.0).reshape(2, 3, 4)
   variables = {
     'params': {'kernel': jnp.ones((4, 3)), 'bias': jnp.array([0.0, 1.0, 2.0])}

@@ -156,6 +156,7 @@ def test_fields_of_training_alone_may_be_others(workdir):
     'activation_dropout': 0.4,
     'embedding_dropout': 0.4,
     'dropout_generator': 'threefry',
+    'flatten_positions': False,
     'initialization': 'mlrf',
     'remat': True,
     'remat_policy': 'dots',

@@ -289,6 +289,8 @@ def _figures(shape: tuple[int, int, int], peak: float, state: int) -> Figures:
     state=state,
     flops=1.0,
     moved=1.0,
+    parts={},
+    cycles=0,
     exchanges={},
     trace_seconds=0.0,
     compile_seconds=0.0,

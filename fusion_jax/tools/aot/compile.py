@@ -18,7 +18,7 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import CheckFailed
 from fusion_jax.tools.aot.chips import GIB, Chip
 from fusion_jax.tools.aot.hlo_collectives import Total, collectives, totals
-from fusion_jax.tools.aot.hlo_traffic import by_part, traffic
+from fusion_jax.tools.aot.hlo_traffic import by_part, total_cycles, traffic
 from fusion_jax.tools.aot.matmul_flops import product_gflop
 from fusion_jax.tools.aot.programs import Program, ProgramRequest, program_for
 
@@ -66,6 +66,8 @@ class Figures:
       two instructions. 0 without an estimate.
     parts: Bytes that a chip reads from its HBM and writes to it, by part of the
       step; a loop's body counts as often as it runs.
+    cycles: Cycles of a chip as estimated by the compiler for TPUs, if nothing
+      overlaps; else 0.
     exchanges: Count of exchanges and bytes that a chip sends, by kind.
     trace_seconds: Seconds of tracing on the machine that compiled.
     compile_seconds: Seconds of compilation on that machine.
@@ -79,6 +81,7 @@ class Figures:
   flops: float
   moved: float
   parts: dict[str, int]
+  cycles: int
   exchanges: dict[str, Total]
   trace_seconds: float
   compile_seconds: float
@@ -149,6 +152,7 @@ def _compiled(program: Program, chip: Chip) -> tuple[Figures, str]:
     raise DoesNotFit(float(memory.peak_memory_in_bytes), chip.memory)
   text = compiled.as_text()
   costs = compiled.cost_analysis() or {}
+  moved = traffic(text, program.trips)
   figures = Figures(
     mesh=dict(program.mesh.shape),
     shape=(*program.shape,),
@@ -157,7 +161,8 @@ def _compiled(program: Program, chip: Chip) -> tuple[Figures, str]:
     state=memory.argument_size_in_bytes,
     flops=1e9 * product_gflop(program.traced.jaxpr, program.trips),
     moved=float(costs.get('bytes accessed', 0)),
-    parts=by_part(traffic(text, program.trips)),
+    parts=by_part(moved),
+    cycles=total_cycles(moved),
     exchanges=totals(collectives(text, program.trips)),
     trace_seconds=0.0,
     compile_seconds=seconds,

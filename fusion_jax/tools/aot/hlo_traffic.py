@@ -1,4 +1,4 @@
-"""Bytes that a compiled program moves between memory and chip, by its text.
+"""What a compiled program moves between memory and chip, by its text.
 
 Every instruction reads its operands and writes its result, except that a slice
 reads what it takes, an update in place writes what it puts in, and arrays that
@@ -31,6 +31,8 @@ _EXCHANGES = (
   *('collective-permute', 'send', 'recv'),
 )
 
+_CYCLES = re.compile(r'"estimated_cycles":"(\d{1,12})"')
+
 # Parts of a step, by the first pattern that the origin of an instruction has.
 _PARTS = (
   ('optimizer', re.compile(r'/optimizer/')),
@@ -52,6 +54,7 @@ class Traffic(NamedTuple):
     read: Bytes that it reads each time.
     written: Bytes that it writes each time.
     times: Number of times that it is done.
+    cycles: Cycles of each time, as estimated by the compiler for TPUs; else 0.
     origin: Where JAX says that it comes from; for a copy that the compiler
       added, where its first reader comes from.
   """
@@ -60,6 +63,7 @@ class Traffic(NamedTuple):
   read: int
   written: int
   times: int
+  cycles: int
   origin: str
 
   @property
@@ -86,6 +90,11 @@ def by_part(found: Sequence[Traffic]) -> dict[str, int]:
   return {part: sums[part] for part in PARTS if sums[part]}
 
 
+def total_cycles(found: Sequence[Traffic]) -> int:
+  """Sum the cycles of all instructions, done one after the other."""
+  return sum(one.times * one.cycles for one in found)
+
+
 def traffic(text: str, trips: int = 1) -> list[Traffic]:
   """Find the bytes that each instruction of a compiled program moves.
 
@@ -107,7 +116,7 @@ def traffic(text: str, trips: int = 1) -> list[Traffic]:
     for name in _run(bodies)
     if times(name)
     for found in _computation(bodies[name], bodies, times(name))
-    if found.read or found.written
+    if found.read or found.written or found.cycles
   ]
 
 
@@ -139,7 +148,12 @@ def _computation(
       read, written = _fused(one, inside, results)
     else:
       read, written = _alone(one, results)
-    yield Traffic(one, read, written, times, origins[one.name])
+    yield Traffic(one, read, written, times, _cycles(one), origins[one.name])
+
+
+def _cycles(one: Instruction) -> int:
+  match = _CYCLES.search(one.line)
+  return int(match[1]) if match else 0
 
 
 def _origins(body: list[Instruction]) -> dict[str, str]:
