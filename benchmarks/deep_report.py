@@ -56,7 +56,7 @@ def _draw_depth(panel: Axes, stacks: str, results: _Run) -> None:
   panel.axhline(free, color='grey', linestyle=':', label='unigram')
   panel.set_title(f'{stacks} layers')
   panel.set_xlabel('update')
-  panel.set_ylabel('training NLL (nats a target token)')
+  panel.set_ylabel('training NLL (nats per target token)')
 
 
 def _caption(settings: Mapping[str, Any]) -> str:

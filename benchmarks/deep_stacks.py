@@ -173,7 +173,7 @@ def seconds_of(
 ) -> float | None:
   """How long a run will take, or None while no run is known.
 
-  A run takes the median seconds a layer of the runs of its scheme, or of all
+  A run takes the median seconds per layer of the runs of its scheme, or of all
   where its scheme has none.
   """
   each: dict[str, list[float]] = {}

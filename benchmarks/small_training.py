@@ -39,7 +39,7 @@ class Trained(NamedTuple):
   """What a short training gives.
 
   parameters: at the end.
-  start, end: validation NLL before and after it, nats a token.
+  start, end: validation NLL before and after it, nats per token.
   telemetry: of the fusions at the end.
   gradient: mean global norm of the gradient over the training.
   encoder: mean norm of the encoder layers' gradients, by layer, summed in
@@ -132,7 +132,7 @@ class _Validation:
       yield jax.tree.map(jnp.asarray, batch)
 
   def nll(self, parameters: Parameters) -> float:
-    """Return the negative log-likelihood, nats a token; inf if not finite."""
+    """Return the negative log-likelihood, nats per token; inf if not finite."""
     sums = jax.tree.map(lambda x: jnp.stack([x]), zero_sums())
     for batch in self._batches():
       sums = self._step(parameters, sums, batch)

@@ -22,7 +22,7 @@ _VALID = 'accuracy', 'loss', 'perplexity', 'bleu', 'chrf'
 # over the values.
 _PANELS = (
   ('accuracy', 'accuracy (share of target tokens)', 'values'),
-  ('loss', 'loss (nats a target token)', 'values'),
+  ('loss', 'loss (nats per target token)', 'values'),
   ('perplexity', 'perplexity a target token', 'log'),
   ('bleu', 'BLEU of the validation text', 'zero'),
   ('chrf', 'chrF of the validation text', 'zero'),

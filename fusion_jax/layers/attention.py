@@ -152,7 +152,7 @@ class MultiHeadAttention(nn.Module):
     embedding: Float[Array, 'B S D'],
     tokens: Bool[Array, 'B S'] | None = None,
   ) -> KeyValue:
-    """Return what cross-attention reads, computed once a sentence.
+    """Return what cross-attention reads, computed once per sentence.
 
     Args:
       features: Features of the encoder.

@@ -130,7 +130,7 @@ class DecoderLayer(nn.Module):
     embedding: Float[Array, 'B S D'],
     tokens: Bool[Array, 'B S'],
   ) -> KeyValue:
-    """Return the input of this layer's cross-attention, once a sentence."""
+    """Return the input of this layer's cross-attention, once per sentence."""
     return self.cross_attention.memory(features, embedding, tokens)
 
   def __call__(

@@ -35,7 +35,7 @@ def report(topology: Topology, step: str, figures: Figures) -> str:
     f'memory      {figures.peak / GIB:.2f} GiB of {chip.memory / GIB:.2f} GiB '
     f'a chip, it fits; {figures.state / GIB:.2f} GiB of it between steps',
     f'operations  {figures.flops / 1e12:.3f} * 10^12{most}, products alone; '
-    f'{figures.flops / chips / chip.flops * 1e3:.2f} ms a chip at its peak',
+    f'{figures.flops / chips / chip.flops * 1e3:.2f} ms per chip at its peak',
   ]
   shares = ', '.join(
     f'{part} {x / 1e9:.2f}' for part, x in figures.parts.items()
