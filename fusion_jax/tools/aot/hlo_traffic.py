@@ -37,6 +37,10 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d{1,12})"')
 _PARTS = (
   ('optimizer', re.compile(r'/optimizer/')),
   ('loss', re.compile(r'[/(]loss[/)]')),
+  (
+    'fusion',
+    re.compile(r'/(?:read_out|connection|input_norms|prediction|opening)\b'),
+  ),
   ('norms and residuals', re.compile(r'_residual\b|norm/')),
   ('attention', re.compile(r'/(?:self|cross)_attention\b')),
   ('feed-forward', re.compile(r'/feed_forward\b')),
