@@ -132,8 +132,8 @@ def _run(bodies: Mapping[str, list[Instruction]]) -> Iterator[str]:
     yield name
     for one in bodies[name]:
       if one.opcode in _CONTROL:
-        new = set(one.called) - seen
-        seen |= new
+        new = [name for name in one.called if name not in seen]
+        seen.update(new)
         waiting += new
 
 
