@@ -1,14 +1,15 @@
-r"""What bounds a training step on chips that are absent, by its compiled text.
+r"""What bounds training and search on chips that are absent, by compiled text.
 
     python -m benchmarks.roofline [--rows=base,big] \
         [--topologies=v5e:2x4,h100:8] [--before=FILE.json] [--text=DIR] \
         [--output=FILE.json]
 
-Compiles the step of each row for each topology, and prints for a chip: the
+Compiles the program of each row for each topology, and prints for a chip: the
 times of its matrix products, of its bytes and of its exchanges at the peaks of
 the chip; the time that the TPU compiler estimates; and the share of the peak
 (MFU) that the slowest of them allows. A second table has the bytes by part of
-the step. The same command resumes; --fresh compiles again.
+the program. A search has all steps that its longest sentence may take. The same
+command resumes; --fresh compiles again.
 """
 
 import argparse
@@ -51,7 +52,9 @@ _ROWS = {
     '--config.data.batch.tokens=1024',
     '--config.data.batch.row_multiple=8',
   ),
+  'base_search': (f'{_CONFIG}base',),
 }
+_SEARCHES = ('base_search',)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +95,9 @@ def measure(
 
   topology = read_topology(topology_name)
   config, _ = parse_experiment(_ROWS[row], argparse.ArgumentParser())
+  request = ProgramRequest('decode' if row in _SEARCHES else 'train')
   figures, _, text = figures_for(
-    config, ProgramRequest(), topology.figures, topology_devices(topology)
+    config, request, topology.figures, topology_devices(topology)
   )
   if arguments.text:
     arguments.text.mkdir(parents=True, exist_ok=True)

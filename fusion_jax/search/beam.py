@@ -309,9 +309,7 @@ def _candidates(
     logits.shape[-1],
   )
   normaliser = (
-    jnp.zeros(logits.shape[:2])
-    if search.normalised
-    else jax.nn.logsumexp(logits, axis=-1)
+    jnp.zeros(logits.shape[:2]) if search.normalised else _normaliser(logits)
   )
   best = _extend(logits, allowed, live.log_probabilities, normaliser)
   end = logits[:, :, search.end_id] - normaliser
@@ -319,6 +317,12 @@ def _candidates(
   return jax.tree.map(
     lambda own, other: jnp.where(at_limit[:, None], own, other), last, best
   )
+
+
+def _normaliser(logits: Float32[Array, 'B K V']) -> Float32[Array, 'B K']:
+  """Return logsumexp over V of rows [B * K, V]: a TPU pads a small K to 8."""
+  rows = logits.reshape(-1, logits.shape[-1])
+  return jax.nn.logsumexp(rows, axis=-1).reshape(logits.shape[:2])
 
 
 def _extend(

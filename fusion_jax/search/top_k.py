@@ -37,7 +37,11 @@ def top_k(
     return largest, places
   padding = ((0, 0), (0, chunks * _CHUNK - columns))
   padded = jnp.pad(scores, padding, constant_values=-jnp.inf)
-  maxima = padded.reshape(rows, chunks, _CHUNK).max(axis=-1)
+  # As fast as the maxima of [R, chunks, _CHUNK] on a CPU; a TPU would turn that
+  # array first.
+  maxima = jax.lax.reduce_window(
+    padded, -jnp.inf, jax.lax.max, (1, _CHUNK), (1, _CHUNK), 'VALID'
+  )
   chosen = jnp.sort(jax.lax.top_k(maxima, k)[1], axis=-1)
   # [R, k] -> [R, k * _CHUNK]
   places = chosen[:, :, None] * _CHUNK + jnp.arange(_CHUNK)
