@@ -39,6 +39,7 @@ from fusion_jax.tools.aot.topology import (
 )
 
 _CONFIG = '--config=wmt14_ende:'
+_CUDNN = '--config.model.attention_implementation=cudnn'
 _ROWS = {
   'base': (f'{_CONFIG}base',),
   'big': (f'{_CONFIG}big',),
@@ -53,8 +54,16 @@ _ROWS = {
     '--config.data.batch.row_multiple=8',
   ),
   'base_search': (f'{_CONFIG}base',),
+  'base_cudnn': (f'{_CONFIG}base', _CUDNN),
+  'big_cudnn': (f'{_CONFIG}big', _CUDNN),
+  'base_128_rows_cudnn': (
+    f'{_CONFIG}base',
+    _CUDNN,
+    '--config.data.batch.tokens=131072',
+  ),
 }
 _SEARCHES = ('base_search',)
+_GPU_ROWS = tuple(row for row in _ROWS if row.endswith('_cudnn'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,12 +184,16 @@ def main(argv: list[str]) -> None:
   for topology in arguments.topologies:
     for row in arguments.rows:
       name = f'{topology} {row}'
-      if name not in rows:
+      if name not in rows and _exists(row, topology):
         rows[name] = measure(row, topology, arguments)
         log(f'{name}: compiled in {rows[name]["compile_seconds"]:.0f} s')
         write_results(arguments.output, circumstances() | {'rows': rows})
   print(bounds_table(rows, before), end='\n\n')
   print(parts_table(rows, before))
+
+
+def _exists(row: str, topology: str) -> bool:
+  return row not in _GPU_ROWS or read_topology(topology).figures.kind == 'gpu'
 
 
 def _rows(path: Path) -> dict[str, Any]:

@@ -118,6 +118,13 @@ class ModelConfig:
   the gradients of the weights are a quarter faster then; on a TPU the heads of
   every attention are copied, so that False suits it."""
 
+  attention_implementation: Literal['plain', 'xla', 'cudnn'] = 'plain'
+  """Attention of training steps; all other passes are plain. 'plain': two
+  products and a float32 softmax, with dropout on the weights. 'xla' and
+  'cudnn': jax.nn.dot_product_attention by XLA or by cuDNN's flash attention,
+  which keeps no weights in memory and needs an NVIDIA GPU from A100 on and
+  compute_dtype='bfloat16'. Both need attention_dropout=0."""
+
   remat: bool = False
   """Compute the insides of each layer again in the backward pass, and keep only
   its inputs and what remat_policy says. XLA on a CPU saves memory by it only
@@ -146,6 +153,7 @@ class ModelConfig:
       f'{self.remat_policy!r} needs model.remat=True; set it, or leave the '
       'policy out',
     )
+    self._check_attention()
     for name in ('encoder', 'decoder'):
       check_side(
         self.side(name),
@@ -155,6 +163,23 @@ class ModelConfig:
         norm=self.norm,
       )
       self._check_scan(name)
+
+  def _check_attention(self) -> None:
+    chosen = self.attention_implementation
+    require(
+      chosen == 'plain' or self.attention_dropout == 0,
+      'model.attention_implementation',
+      f'{chosen!r} has no dropout on the weights; set '
+      "model.attention_dropout=0, or choose 'plain'",
+    )
+    width = self.head_width
+    fits = self.compute_dtype == 'bfloat16' and width % 8 == 0 and width <= 128
+    require(
+      chosen != 'cudnn' or fits,
+      'model.attention_implementation',
+      "'cudnn' needs model.compute_dtype='bfloat16' and heads whose width is a "
+      f'multiple of 8, at most 128; got {self.compute_dtype!r} and {width}',
+    )
 
   def _check_scan(self, name: Side) -> None:
     side = self.side(name)

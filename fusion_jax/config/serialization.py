@@ -37,6 +37,8 @@ RESUMABLE = (
   'data.prepared',
   'data.test',
   'data.directions.*.test',
+  'model.attention_implementation',
+  'model.flatten_positions',
   'training.steps',
   'training.max_skipped',
   'training.log_every',

@@ -4,6 +4,9 @@ Axis letters: B batch, T queries, S keys, D model width, N heads, H head width.
 Masks are True where a key may be attended to.
 """
 
+import functools
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -15,6 +18,7 @@ from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.sow import sow
+from fusion_jax.parallel.shards import over_heads
 
 # Value of masked logits. It is finite, so that a row without any key stays
 # finite.
@@ -96,6 +100,38 @@ def attention_weights(
   )
   logits = jnp.where(mask, logits / query.shape[-1] ** 0.5, _MASKED)
   return jax.nn.softmax(logits, axis=-1)
+
+
+def kernel_attention(
+  query: Float[Array, 'B N T H'],
+  source: KeyValue,
+  mask: Bool[Array, '#B 1 #T S'],
+  implementation: Literal['xla', 'cudnn'],
+) -> Float[Array, 'B N T H']:
+  """Return softmax(Q K^T / sqrt(H)) V by `jax.nn.dot_product_attention`.
+
+  Vaswani et al. (2017), Eq. 1, without weights that a caller could see.
+
+  Args:
+    query: Queries.
+    source: Keys and values.
+    mask: Mask, True where a key may be attended to.
+    implementation: Who computes it; 'cudnn' keeps no weights in memory either.
+
+  Returns:
+    The attended values, in the dtype of the queries.
+  """
+  queries, keys = query.shape[2], source.keys.shape[3]
+  attend = functools.partial(
+    jax.nn.dot_product_attention, implementation=implementation
+  )
+  attended = over_heads(attend)(
+    query.swapaxes(1, 2),
+    source.keys.transpose(0, 3, 1, 2),
+    source.values.swapaxes(1, 2),
+    mask=jnp.broadcast_to(mask, (*mask.shape[:2], queries, keys)),
+  )
+  return attended.swapaxes(1, 2)
 
 
 class MultiHeadAttention(nn.Module):
@@ -191,8 +227,12 @@ class MultiHeadAttention(nn.Module):
       The attended values after the output projection, in x's dtype.
     """
     query = split_heads(self.query(x), self.config.heads)
-    weights = attention_weights(query, source.keys, mask)
-    sow(self, 'attention', 'weights', weights)
-    weights = self.dropout(weights.astype(x.dtype), deterministic)
-    heads = jnp.einsum('BNTS,BNSH->BNTH', weights, source.values)
+    implementation = self.config.attention_implementation
+    if implementation == 'plain' or deterministic:
+      weights = attention_weights(query, source.keys, mask)
+      sow(self, 'attention', 'weights', weights)
+      weights = self.dropout(weights.astype(x.dtype), deterministic)
+      heads = jnp.einsum('BNTS,BNSH->BNTH', weights, source.values)
+    else:
+      heads = kernel_attention(query, source, mask, implementation)
     return self.out(join_heads(heads))

@@ -1,4 +1,4 @@
-"""Functions that run on the rows of each shard separately, without exchange."""
+"""Functions that run on the rows or heads of each shard, without exchange."""
 
 import functools
 from collections.abc import Callable
@@ -59,3 +59,36 @@ def on_each_shard(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.tree.map(lambda x: x[None], function(*arguments))
 
   return over_rows(on_shard)
+
+
+def over_heads(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+  """Return a function that is called separately for the heads of each device.
+
+  A kernel that XLA cannot divide needs this: everything it sees is local.
+
+  Args:
+    function: Function of arrays of the shape [B, T, N, H] and one mask that all
+      N heads share. It returns an array of that shape.
+
+  Returns:
+    The function of all heads on the current mesh. They are divided over the
+    axis tensor where their number allows it.
+  """
+
+  @functools.wraps(function)
+  def on_all_shards(*arrays, mask):
+    mesh = jax.sharding.get_abstract_mesh()
+    left = set(mesh.axis_names) - set(mesh.manual_axes)
+    if not left:
+      return function(*arrays, mask=mask)
+    divides = arrays[0].shape[2] % mesh.shape.get('tensor', 1) == 0
+    heads = PartitionSpec(None, None, 'tensor' if divides else None)
+    return jax.shard_map(
+      lambda mask, *own: function(*own, mask=mask),
+      in_specs=(PartitionSpec(), *(heads for _ in arrays)),
+      out_specs=heads,
+      axis_names=left,
+      check_vma=False,
+    )(mask, *arrays)
+
+  return on_all_shards

@@ -21,6 +21,7 @@ _DECISIVE = ('model.*', 'data.source_tag', 'data.target_tag')
 # Exceptions: dropout and remat matter in training only, and trained parameters
 # do not depend on how they were initialised.
 _FREE = (
+  'model.attention_implementation',
   'model.dropout',
   'model.*_dropout',
   'model.*.transparent.dropout',

@@ -50,6 +50,30 @@ def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
   )
 
 
+def check_attention(config: ExperimentConfig, mesh: Mesh) -> None:
+  """Refuse cuDNN's attention where it cannot run.
+
+  Raises:
+    InputError: A device is no GPU, or lengths may be odd.
+  """
+  if config.model.attention_implementation != 'cudnn':
+    return
+  platforms = {device.platform for device in mesh.devices.flat} - {'gpu'}
+  require(
+    not platforms,
+    'model.attention_implementation',
+    f"'cudnn' needs NVIDIA GPUs, the devices are {', '.join(platforms)}; "
+    "choose 'plain'",
+  )
+  multiple = config.data.batch.length_multiple
+  require(
+    multiple % 2 == 0,
+    'data.batch.length_multiple',
+    "must be even for model.attention_implementation='cudnn', which takes "
+    f'lengths that are, got {multiple}; 8 suits it',
+  )
+
+
 def check_freeze(config: ExperimentConfig, corpus: PreparedCorpus) -> None:
   """Refuse wrong patterns before the run directory is made."""
   if config.training.freeze:

@@ -21,6 +21,7 @@ from fusion_jax.runs.checkpoint import Progress
 from fusion_jax.runs.kept_corpus import write_corpus
 from fusion_jax.runs.state import TrainState
 from fusion_jax.training.checks import (
+  check_attention,
   check_freeze,
   check_rows,
   check_same_everywhere,
@@ -66,6 +67,7 @@ def run(
   start = name_start()
   mesh = make_mesh(config.parallel)
   check_rows(config, mesh)
+  check_attention(config, mesh)
   corpus = first_then_others(lambda: prepare(config.data))
   check_freeze(config, corpus)
   with _held(workdir), jax.set_mesh(mesh), contextlib.ExitStack() as opened:

@@ -75,6 +75,24 @@ def test_the_saved_form_reads_back(tmp_path):
       {'training': {'cast_weights': 'once'}},
       "config.training.cast_weights: 'once' needs model.compute_dtype",
     ),
+    (
+      {'model': {'attention_implementation': 'xla', 'attention_dropout': 0.1}},
+      "config.model.attention_implementation: 'xla' has no dropout on the",
+    ),
+    (
+      {'model': {'attention_implementation': 'cudnn'}},
+      "'cudnn' needs model.compute_dtype='bfloat16' and heads .*'float32' and",
+    ),
+    (
+      {
+        'model': {
+          'attention_implementation': 'cudnn',
+          'compute_dtype': 'bfloat16',
+          'heads': 2,
+        }
+      },
+      "'cudnn' needs .*at most 128; got 'bfloat16' and 256",
+    ),
     ({'decoding': {'beam_size': 0}}, 'config.decoding.beam_size: must be >= 1'),
     ({'training': {'steps': 0}}, 'config.training.steps: must be >= 1'),
   ],

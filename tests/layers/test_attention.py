@@ -10,6 +10,7 @@ from fusion_jax.layers.attention import (
   MultiHeadAttention,
   attention_weights,
   causal_mask,
+  kernel_attention,
   padding_mask,
 )
 from fusion_jax.layers.caches import KeyValue, append
@@ -56,6 +57,52 @@ def test_weights_are_a_distribution_over_the_kept_keys(heads, t, s, seed):
   assert not np.asarray(weights)[
     np.broadcast_to(~np.asarray(mask), weights.shape)
   ].any()
+
+
+def _packed_mask(rows: int, queries: int, keys: int, seed: int):
+  rng = np.random.default_rng(seed)
+  segments = [
+    np.sort(rng.integers(0, 3, (rows, n)), axis=1) for n in (queries, keys)
+  ]
+  return jnp.array(segments[0][:, None, :, None] == segments[1][:, None, None])
+
+
+@settings(max_examples=8)
+@given(
+  st.sampled_from(['padding', 'causal', 'packed']),
+  st.integers(1, 3),
+  st.integers(1, 6),
+  st.integers(0, 99),
+)
+def test_the_kernel_has_the_values_and_gradients_of_the_weights(
+  kind, heads, size, seed
+):
+  q, k, v, g = jax.random.split(jax.random.key(seed), 4)
+  query = 3 * jax.random.normal(q, (2, heads, size, 4))
+  source = KeyValue(
+    3 * jax.random.normal(k, (2, heads, 4, size)),
+    jax.random.normal(v, (2, heads, size, 4)),
+  )
+  mask = {
+    'padding': padding_mask(jnp.array([size, 1]), size),
+    'causal': causal_mask(size),
+    'packed': _packed_mask(2, size, size, seed),
+  }[kind]
+
+  def plain(query, source):
+    weights = attention_weights(query, source.keys, mask)
+    return jnp.einsum('BNTS,BNSH->BNTH', weights, source.values)
+
+  def kernel(query, source):
+    return kernel_attention(query, source, mask, 'xla')
+
+  expected, pull = jax.vjp(plain, query, source)
+  found, pull_kernel = jax.vjp(kernel, query, source)
+  assert_close(found, expected)
+  gradient = jax.random.normal(g, found.shape)
+  jax.tree.map(
+    lambda a, b: assert_close(a, b, 256), pull_kernel(gradient), pull(gradient)
+  )
 
 
 def test_append_replaces_one_position():

@@ -21,6 +21,7 @@ from fusion_jax.config import (
 )
 from fusion_jax.config.fusion import AggOptions, GtransOptions, SideConfig
 from fusion_jax.config.parallel import AxisRules, ParallelConfig
+from fusion_jax.config.presets import changed
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
@@ -28,7 +29,7 @@ from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import AXES, by_rows, replicated
 from fusion_jax.runs.state import TrainState
 from fusion_jax.testing import drawn_parameters
-from fusion_jax.training.checks import check_rows
+from fusion_jax.training.checks import check_attention, check_rows
 from fusion_jax.training.initial_state import plan_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import make_train_step, zero_totals
@@ -148,6 +149,13 @@ def test_layouts_agree_with_dropout_accumulation_and_diversity(
   job = _Job(_FULL, (data, fsdp, tensor))
   _assert_agree(_on_one_device(), job.run())
   assert job.step._cache_size() == 1
+
+
+@pytest.mark.extended
+def test_the_kernel_of_attention_agrees_where_heads_are_divided():
+  plain = changed(_FULL, {'model.attention_dropout': 0.0})
+  kernel = changed(plain, {'model.attention_implementation': 'xla'})
+  _assert_agree(_Job(plain, (1, 1, 1)).run(), _Job(kernel, (2, 2, 2)).run())
 
 
 def _scheme_cases() -> dict[str, ModelConfig]:
@@ -283,6 +291,15 @@ def test_rows_that_do_not_divide_over_the_mesh():
   message = 'row_multiple: must be a multiple of 16, the 8 devices'
   with pytest.raises(InputError, match=message):
     check_rows(_FULL, mesh)
+
+
+def test_attention_by_cudnn_needs_gpus():
+  mesh = jax.make_mesh((4, 2, 1), AXES, axis_types=(AxisType.Auto,) * 3)
+  cudnn = {'model.attention_implementation': 'cudnn'}
+  half = {'model.compute_dtype': 'bfloat16', 'model.attention_dropout': 0.0}
+  config = changed(_config(_TINY), half | cudnn)
+  with pytest.raises(InputError, match='needs NVIDIA GPUs, the devices are c'):
+    check_attention(config, mesh)
 
 
 def test_the_rest_of_the_devices():

@@ -163,6 +163,8 @@ def test_fields_of_training_alone_may_be_others(workdir):
   }
   _edit_model(workdir, **free)
   assert load_run(workdir).config.model.remat
+  _edit_model(workdir, attention_dropout=0, attention_implementation='xla')
+  load_run(workdir)
 
 
 def test_training_does_not_resume_with_another_model(workdir):

@@ -70,7 +70,7 @@ def test_what_a_loop_does_counts_as_often_as_it_runs():
   (found,) = _read(summed, (4, 4), (), ())
   assert (found.kind, found.times) == ('all-reduce', 5)
   assert found.sent == 5 * 2 * 1 / 2 * 64
-  assert totals([found]) == {'all-reduce': (5, 320.0)}
+  assert totals([found]) == {'all-reduce': (5, 320.0, 0.0)}
 
 
 def test_a_permutation():
@@ -173,3 +173,24 @@ def test_what_compilers_for_tpus_and_gpus_write():
     # Two slices add 64 bytes of each chip.
     'all-reduce between slices': [(64, 2, 1)],
   }
+
+
+_GPU = """\
+HloModule jit_f, num_partitions=4
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %all-reduce-start = f32[8] all-reduce-start(%x), channel_id=1
+  %all-reduce-start.1 = f32[24] all-reduce-start(%y), channel_id=2
+  %all-reduce-done = f32[8] all-reduce-done(%all-reduce-start)
+  %wrapped = f32[8] fusion(%z), kind=kLoop, calls=%fused
+  %all-reduce-done.1 = f32[24] all-reduce-done(%all-reduce-start.1)
+  ROOT %all-reduce = f32[8] all-reduce(%wrapped), channel_id=3
+}
+"""
+
+
+def test_an_exchange_overlaps_what_is_computed_before_it_ends():
+  found = collectives(_GPU)
+  assert [one.overlaps for one in found] == [False, True, False]
+  # 24 of the 8 + 24 + 8 numbers.
+  assert totals(found)['all-reduce'].overlapping == 0.6

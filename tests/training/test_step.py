@@ -145,6 +145,22 @@ def test_packed_rows_train_like_rows_of_one_sentence():
   _assert_same(alone[0].parameters, packed[0].parameters, 1e-4)
 
 
+@pytest.mark.parametrize('devices', [1, 8])
+def test_packed_rows_train_the_same_with_the_kernel_of_attention(devices):
+  rng = np.random.default_rng(0)
+  pairs = [
+    Example(*(rng.integers(4, 30, size, dtype=np.int32) for size in sizes))
+    for sizes in rng.integers(1, [6, 7], (32, 2))
+  ]
+  batches = [assemble_packed(pairs, np.full(16, 2), Shape(16, 10, 12))] * 2
+  config = _without_dropout()
+  plain = _run(config, devices, batches)
+  kernel = changed(config, {'model.attention_implementation': 'xla'})
+  found = _run(kernel, devices, batches)
+  _assert_same(found[1], plain[1], 1e-5)
+  _assert_same(found[0].parameters, plain[0].parameters, 1e-4)
+
+
 @pytest.mark.extended
 def test_the_same_step_draws_the_same_dropout():
   first, second = _run(), _run()

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.presets import changed
 from fusion_jax.errors import CheckFailed
 from fusion_jax.tools.aot.chips import GIB, Chip
 from fusion_jax.tools.aot.hlo_collectives import Total, collectives, totals
@@ -137,7 +138,14 @@ def figures_for(
   traced = time.monotonic() - begin
   logger.info('traced in %.0f s; compiling for %d', traced, program.mesh.size)
   figures, text = _compiled(program, chip)
-  return dataclasses.replace(figures, trace_seconds=traced), program, text
+  visible = program
+  if config.model.attention_implementation == 'cudnn':
+    # The products of the kernel are not in the traced program.
+    plain = changed(config, {'model.attention_implementation': 'plain'})
+    visible = program_for(plain, request, devices)
+  flops = 1e9 * product_gflop(visible.traced.jaxpr, visible.trips)
+  figures = dataclasses.replace(figures, trace_seconds=traced, flops=flops)
+  return figures, program, text
 
 
 def _compiled(program: Program, chip: Chip) -> tuple[Figures, str]:
@@ -159,7 +167,7 @@ def _compiled(program: Program, chip: Chip) -> tuple[Figures, str]:
     parameters=program.parameters,
     peak=memory.peak_memory_in_bytes,
     state=memory.argument_size_in_bytes,
-    flops=1e9 * product_gflop(program.traced.jaxpr, program.trips),
+    flops=0.0,
     moved=float(costs.get('bytes accessed', 0)),
     parts=by_part(moved),
     cycles=total_cycles(moved),

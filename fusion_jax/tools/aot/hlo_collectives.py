@@ -35,6 +35,8 @@ _BETWEEN = re.compile(
   r'.*_xla_megascale_transfer_type="(?P<kind>\w+)"'
 )
 _CHAIN = re.compile(r'channel_id=(\d+).*chain_id="(\d+)"')
+_STARTED = re.compile(r'^\s+%?(?P<name>[\w.-]+) = .*?-start\(')
+_COMPUTES = re.compile(r' (?:fusion|convolution|dot|custom-call)\(')
 _LISTED = re.compile(r'(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}')
 _IOTA = re.compile(
   r'replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?'
@@ -58,6 +60,7 @@ class Collective:
       mesh, with the last axis changing first.
     times: Number of times that it is done in a run of the program.
     name: Origin of the exchange, as named by JAX.
+    overlaps: Whether the device computes something else meanwhile.
   """
 
   kind: str
@@ -65,6 +68,7 @@ class Collective:
   members: tuple[int, ...]
   times: int
   name: str = ''
+  overlaps: bool = False
 
   @property
   def group(self) -> int:
@@ -91,10 +95,12 @@ class Total(NamedTuple):
   Attributes:
     count: Number of exchanges, each counted as often as it is done.
     sent: Bytes that a device sends.
+    overlapping: Share of these bytes during which the device computes.
   """
 
   count: int  # type: ignore[assignment]
   sent: float
+  overlapping: float
 
 
 def totals(found: Sequence[Collective]) -> dict[str, Total]:
@@ -102,10 +108,13 @@ def totals(found: Sequence[Collective]) -> dict[str, Total]:
   by_kind = collections.defaultdict(list)
   for one in found:
     by_kind[one.kind].append(one)
-  return {
-    kind: Total(sum(x.times for x in own), sum(x.sent for x in own))
-    for kind, own in sorted(by_kind.items())
-  }
+  return {kind: _total(own) for kind, own in sorted(by_kind.items())}
+
+
+def _total(found: Sequence[Collective]) -> Total:
+  sent = sum(x.sent for x in found)
+  overlapping = sum(x.sent for x in found if x.overlaps)
+  return Total(sum(x.times for x in found), sent, overlapping / (sent or 1))
 
 
 def collectives(text: str, trips: int = 1) -> list[Collective]:
@@ -131,7 +140,10 @@ def collectives(text: str, trips: int = 1) -> list[Collective]:
       if one := _read(line, devices):
         chain = _CHAIN.search(line)
         key = chain.groups() if chain else (name, number)
-        found.setdefault(key, dataclasses.replace(one, times=times(name)))
+        overlaps = bool(chain) or _overlaps(lines, number)
+        found.setdefault(
+          key, dataclasses.replace(one, times=times(name), overlaps=overlaps)
+        )
   return [x for x in found.values() if x.group > 1 and x.times]
 
 
@@ -148,6 +160,21 @@ def _read(line: str, devices: int) -> Collective | None:
     size = _whole(match, len(members))
     return Collective(kind, size, members, 1, name)
   return None
+
+
+def _overlaps(lines: Sequence[str], number: int) -> bool:
+  """Return whether anything is computed before the end of an exchange."""
+  if _BETWEEN.match(lines[number]):
+    return True
+  if not (started := _STARTED.match(lines[number])):
+    return False
+  end = re.compile(rf'-done\(.*%{re.escape(started["name"])}\b')
+  for line in lines[number + 1 :]:
+    if end.search(line):
+      return False
+    if _COMPUTES.search(line):
+      return True
+  return False
 
 
 def _whole(operation: re.Match[str], group: int) -> int:

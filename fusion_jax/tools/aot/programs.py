@@ -32,7 +32,7 @@ from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated
 from fusion_jax.runs.checkpoint import abstract_like
 from fusion_jax.search.constraints import TokenRules
 from fusion_jax.search.hypotheses import LengthPenalty
-from fusion_jax.training.checks import check_rows
+from fusion_jax.training.checks import check_attention, check_rows
 from fusion_jax.training.fusion_rate import fusion_rates
 from fusion_jax.training.initial_state import plan_state
 from fusion_jax.training.optimizer import make_optimizer
@@ -182,6 +182,7 @@ def training_program(
   """
   mesh = make_mesh(config.parallel, devices)
   check_rows(config, mesh)
+  check_attention(config, mesh)
   model = _model(config, problem)
   training = config.training
   recipe = config.optimizer, config.model.width, training.steps

@@ -47,7 +47,8 @@ def report(topology: Topology, step: str, figures: Figures) -> str:
   for kind, total in figures.exchanges.items():
     lines.append(
       f'{kind:<18}  {total.count:,}{most}, '
-      f'a chip sends {total.sent / 2**20:,.1f} MiB'
+      f'a chip sends {total.sent / 2**20:,.1f} MiB, '
+      f'{total.overlapping:.0%} of it while it computes'
     )
   if not figures.exchanges:
     lines.append('nothing is exchanged between chips')
