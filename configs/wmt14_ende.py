@@ -45,6 +45,10 @@ Variants  Vaswani and Dou: warm-up 4,000, 32,768 tokens, dropout 0.1 (big:
             pre_norm, post_norm, transparent, mlrf, dlcl, rezero, gtrans,
             gtrans_no_encoder, gtrans_no_decoder
             gtrans_12_12, gtrans_24_18, gtrans_36_30, gtrans_60_12
+          Later schemes, on the base recipe, which is ours here: published
+          for language models (denseformer: Pagliardini et al. 2024), or for
+          WMT16 Ro-En (transparent_by_feature: Liu et al. 2021).
+            denseformer, denseformer_output, transparent_by_feature
 """
 
 import dataclasses
@@ -64,6 +68,7 @@ from fusion_jax.config.presets import (
   DOU_2018,
   DOU_2019,
   EMELIN_2019,
+  SINCE_2020,
   YANG_2022,
   both_sides,
   changed,
@@ -125,6 +130,7 @@ _VARIANTS = {
   'gtrans_24_18': _YANG_DEEP | depth(24, 18, **_SCAN),
   'gtrans_36_30': _YANG_DEEP | depth(36, 30, **_SCAN),
   'gtrans_60_12': _YANG_DEEP | depth(60, 12, **_SCAN),
+  **SINCE_2020,
 }
 
 

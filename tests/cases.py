@@ -114,10 +114,15 @@ _OPTIONS = {
     GtransOptions(last_group='floor', combine='geometric', temperature=1.0),
     GtransOptions(inference_groups='1:1'),
   ],
-  'transparent': [TransparentOptions(dropout=0.0, weights='uniform')],
+  'transparent': [
+    TransparentOptions(dropout=0.0, weights='uniform'),
+    TransparentOptions(feature_wise=True),
+  ],
   'dlcl': [
     DlclOptions(start='one', normalize='softmax', weights='vector'),
     DlclOptions(window=2, frozen=True),
+    DlclOptions(norms='none', start='top', dilation=2, weights='vector'),
+    DlclOptions(period=2),
   ],
 }
 

@@ -22,6 +22,7 @@ from fusion_jax.analysis.passes import TokenMeans, token_means
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view import Numbers, View, nullable, sides_of
 from fusion_jax.config import Side
+from fusion_jax.config.fusion import DlclOptions
 from fusion_jax.fusion.dlcl import predecessors
 from fusion_jax.fusion.linear import block_norms
 
@@ -30,23 +31,24 @@ _SCHEMES = *_MATRICES, 'linear', 'dynamic_combination'
 
 
 def dlcl_weights(
-  weights: Float[np.ndarray, 'L L *D'], window: int, normalize: str
+  weights: Float[np.ndarray, 'L L *D'], options: DlclOptions
 ) -> Float[np.ndarray, 'L L']:
   """Return the weights w_lk after layer l, averaged over features.
 
   Args:
     weights: Parameter with the weights.
-    window: Largest number of predecessors; 0 for no limit.
-    normalize: 'none' or 'softmax' over the predecessors.
+    options: Options of the scheme.
 
   Returns:
     Weights with NaN where a layer is not read.
   """
-  read = predecessors(len(weights), window)
+  read = predecessors(
+    len(weights), options.window, options.dilation, options.period
+  )
   found = np.full(read.shape, np.nan)
   for row, mask in enumerate(read):
     own = jnp.asarray(weights[row, mask])
-    if normalize == 'softmax':
+    if options.normalize == 'softmax':
       own = jax.nn.softmax(own, axis=0)
     found[row, mask] = np.asarray(own).reshape(len(own), -1).mean(1)
   return found
@@ -105,14 +107,13 @@ def _stored(analysed: RunWithText, side: Side) -> dict[str, Any]:
     return {'layers': names[1:], 'norms': norms}
   if options.fusion == 'dlcl':
     weights = dlcl_weights(
-      np.asarray(parameters['connection']['weights']),
-      options.dlcl.window,
-      options.dlcl.normalize,
+      np.asarray(parameters['connection']['weights']), options.dlcl
     )
     rows = [f'layer {n}' for n in range(1, count + 1)] + ['output']
   else:
     softmax = jax.nn.softmax(parameters['read_out']['weights'], axis=0)
-    weights = np.asarray(softmax).T
+    by_feature = np.asarray(softmax).reshape(*softmax.shape[:2], -1)
+    weights = by_feature.mean(-1).T
     rows = [f'layer {n}' for n in range(1, config.decoder_layers + 1)]
   return {'layers': names, 'rows': rows, 'weights': nullable(weights)}
 

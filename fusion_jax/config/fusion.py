@@ -375,13 +375,27 @@ class TransparentOptions:
   """Weights at the start; 'constant': uniform means; 'uniform': drawn from
   +-sqrt(1 / (L + 1))."""
 
+  feature_wise: bool = False
+  """Weights for every feature instead of one weight a layer (Liu et al. 2021,
+  "fine-grained")."""
+
 
 @section('model.*.dlcl')
 class DlclOptions:
-  """Dynamic linear combination of layers (Wang et al. 2019)."""
+  """Dynamic linear combination of layers (Wang et al. 2019).
 
-  start: Literal['average', 'one'] = 'average'
-  """Weights at the start: the mean of the predecessors, or all 1."""
+  norms='none' with start='top' is the depth-weighted averaging of DenseFormer
+  (Pagliardini et al. 2024), which also has dilation and period.
+  """
+
+  start: Literal['average', 'one', 'top'] = 'average'
+  """Weights at the start: the mean of the predecessors; all 1; or 1 for the
+  layer below and 0 for the others ('top'), which without norms is the plain
+  model."""
+
+  norms: Literal['auto', 'none'] = 'auto'
+  """Norms of the layers or of their sums; 'auto': as model.norm says, see
+  Dlcl."""
 
   normalize: Literal['none', 'softmax'] = 'none'
   """Whether the weights of a layer go through a softmax."""
@@ -391,6 +405,14 @@ class DlclOptions:
 
   window: SizeOrZero = 0
   """Number of predecessors that are read; 0: all."""
+
+  dilation: Depth = 1
+  """Of the predecessors, read only each dilation-th, from the layer below
+  downwards."""
+
+  period: Depth = 1
+  """Sum only after each period-th layer; the others read the layer below.
+  Number of layers: only what follows the stack is a sum."""
 
   frozen: bool = False
   """Keep the weights as they start."""

@@ -49,6 +49,7 @@ def check_side(
   _check_read(side, path, name)
   _check_layers(side, path, layers)
   _check_capsules(side, path, width)
+  _check_sums(side, path, layers)
   _check_routing_form(side.routing, f'{path}.routing')
   _check_pairs(side, path, name, norm)
   if side.fusion == 'gtrans':
@@ -129,6 +130,16 @@ def _check_layers(side: SideConfig, path: str, layers: int) -> None:
     f'{side.multi_layer.layers} is more than any of {layers} layers has '
     f'below it; at most {max(most, 1)}',
   )
+
+
+def _check_sums(side: SideConfig, path: str, layers: int) -> None:
+  for field in ('dilation', 'period'):
+    value = getattr(side.dlcl, field)
+    require(
+      value <= layers or side.fusion != 'dlcl',
+      f'{path}.dlcl.{field}',
+      f'{value} leaves nothing to sum in {layers} layers; at most {layers}',
+    )
 
 
 def _check_capsules(side: SideConfig, path: str, width: int) -> None:

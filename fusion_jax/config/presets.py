@@ -9,6 +9,7 @@ the right one wins.
   WANG_2018    Multi-layer Representation Fusion, COLING 2018: Tables 2, 4
   EMELIN_2019  Lexical Shortcuts, WMT 2019: Tables 1, 4, Figure 5
   YANG_2022    GTRANS, TASLP 2022: Tables 2, 8
+  SINCE_2020   later schemes, published without such a table for translation
 """
 
 import dataclasses
@@ -18,11 +19,13 @@ from typing import Any, TypeVar
 from fusion_jax.config import PRESETS
 from fusion_jax.config.fusion import (
   AggOptions,
+  DlclOptions,
   MlrfOptions,
   MultiLayerOptions,
   RoutingOptions,
   ShortcutOptions,
   SideConfig,
+  TransparentOptions,
 )
 from fusion_jax.errors import InputError
 
@@ -225,4 +228,16 @@ YANG_2022: Mapping[str, Row] = {
   'gtrans': both_sides('gtrans'),
   'gtrans_no_encoder': decoder('gtrans'),
   'gtrans_no_decoder': encoder('gtrans'),
+}
+
+# Pre-norm, as published; the sums then start as the plain model.
+_AVERAGES = DlclOptions(norms='none', start='top')
+
+SINCE_2020: Mapping[str, Row] = {
+  'denseformer': {'model.norm': 'pre'} | both_sides('dlcl', dlcl=_AVERAGES),
+  'denseformer_output': {'model.norm': 'pre'}
+  | both_sides('dlcl', dlcl=dataclasses.replace(_AVERAGES, period=6)),
+  'transparent_by_feature': encoder(
+    'transparent', transparent=TransparentOptions(feature_wise=True)
+  ),
 }

@@ -1,4 +1,7 @@
-"""Dynamic linear combination of layers (DLCL); Wang et al. (ACL 2019).
+"""Weighted sums of all layers below as inputs.
+
+Dynamic linear combination of layers (DLCL), Wang et al. (ACL 2019);
+depth-weighted averages, Pagliardini et al. (2024).
 
 Axis letters: B batch, T positions, D model width, K layers that are summed.
 """
@@ -11,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config.fusion import DlclOptions
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import BASE, PaperSize, all_layers, on_both_sides
@@ -20,18 +24,25 @@ from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
 
-def predecessors(size: int, window: int) -> Bool[np.ndarray, '{size} {size}']:
+def predecessors(
+  size: int, window: int = 0, dilation: int = 1, period: int = 1
+) -> Bool[np.ndarray, '{size} {size}']:
   """Return a mask, True where row l may read column k.
 
-  That is where k <= l and l - k < window.
+  That is where k <= l, l - k < window and dilation divides l - k; a row that
+  period does not divide reads k = l alone.
 
   Args:
     size: Rows and columns, L + 1. Row l stands for what follows layer l,
       column k for y[k].
-    window: Largest number of columns that a row reads; 0: no limit.
+    window: Largest number of columns between the first and the last that a row
+      reads; 0: no limit.
+    dilation: Distance of the columns that a row reads.
+    period: Distance of the rows that are sums.
   """
   row, column = np.indices((size, size))
-  return (column <= row) & (row - column < (window or size))
+  near = (column <= row) & (row - column < (window or size))
+  return near & ((row - column) % np.where(row % period, size, dilation) == 0)
 
 
 class Dlcl(LayerConnection):
@@ -41,12 +52,15 @@ class Dlcl(LayerConnection):
   norm='pre': x[l+1] = sum_{k=0..l} w_lk LN_k(y[k]), without a norm on y[0].
   norm='post': x[l+1] = LN_l(sum_{k=0..l} w_lk y[k]), and x[1] = y[0].
   norm='rezero': x[l+1] = sum_{k=0..l} w_lk y[k].
-  x[L+1] is the output of the stack.
+  norms='none': the same with any norm, and x[1] = y[0]; Pagliardini et al.
+  (2024), section 3. x[L+1] is the output of the stack.
+
+  With a period, x[l+1] = y[l] where it does not divide l.
 
   The parameter holds the square [L+1, L+1] of all w_lk. Entries that belong to
-  no predecessor (k > l, or outside the window) are never read: they start as 0
-  and have no gradient. With norm='post', w_00 is never read either, but starts
-  as 1.
+  no predecessor are never read: they start as 0 and have no gradient. Those of
+  a row that is no sum are never read either, but w_ll starts as 1; with
+  norm='post' or norms='none', row 0 is none.
 
   Telemetry: 'weights_l' [K], the weights of the terms of x[l+1]; with a weight
   for each feature, their mean over the features.
@@ -62,7 +76,9 @@ class Dlcl(LayerConnection):
   def setup(self):
     config, options = self.config, self.config.side(self.side).dlcl
     size = config.layers(self.side) + 1
-    self._read = predecessors(size, options.window)
+    self._read = predecessors(
+      size, options.window, options.dilation, options.period
+    )
     vector = options.weights == 'vector'
     self.weights = parameter(
       self,
@@ -71,14 +87,29 @@ class Dlcl(LayerConnection):
       ('layers', None, 'norm') if vector else ('layers', None),
       (size, size, config.width) if vector else (size, size),
     )
-    if config.norm != 'rezero':
-      self.norm = {str(n): layer_norm(config) for n in range(1, size)}
+    self._norm = config.norm if options.norms == 'auto' else 'none'
+    self.norm = {str(n): layer_norm(config) for n in self._normed(size)}
+
+  def _is_sum(self, row: int) -> bool:
+    plain_first = self._norm in ('post', 'none')
+    period = self.config.side(self.side).dlcl.period
+    return row % period == 0 and not (row == 0 and plain_first)
+
+  def _normed(self, size: int) -> list[int]:
+    """Return the numbers of the layers, or of the sums, that have norms."""
+    sums = [row for row in range(size) if self._is_sum(row)]
+    if self._norm == 'pre':
+      return [n for n in range(1, size) if self._read[sums, n].any()]
+    return [n for n in sums if n > 0] if self._norm == 'post' else []
 
   def _initial(self, key: Array, shape: tuple[int, ...]) -> Array:
     del key
-    weights = np.float32(self._read)
-    if self.config.side(self.side).dlcl.start == 'average':
+    weights = self._read.astype(np.float32)
+    start = self.config.side(self.side).dlcl.start
+    if start == 'average':
       weights /= weights.sum(1, keepdims=True)
+    if start == 'top':
+      weights = np.eye(len(weights), dtype=np.float32)
     return jnp.broadcast_to(weights.T, shape[::-1]).T
 
   def _row(self, row: int) -> Float[Array, 'K *D']:
@@ -111,20 +142,30 @@ class Dlcl(LayerConnection):
     self, layers: Layers, carried: tuple[Any, ...], context: Context
   ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
     """Return x[l]; `carried` is y[0..l-2] after their norms."""
-    row, x, norm = len(layers) - 1, layers[-1], self.config.norm
-    if row > 0 and norm == 'pre':
-      x = self.norm[str(row)](x)
+    row, x = len(layers) - 1, layers[-1]
+    norm = self.norm.get(str(row))
+    if norm is not None and self._norm == 'pre':
+      x = norm(x)
     carried = (*carried, x)
-    if row == 0 and norm == 'post':
-      return x, carried
+    if not self._is_sum(row):
+      return layers[-1], carried
     read = self._summed(row, carried, context)
     x = weighted_sum(self._row(row), read)
-    if norm == 'post':
-      x = self.norm[str(row)](x)
+    if norm is not None and self._norm == 'post':
+      x = norm(x)
     return x, carried
 
 
+def _starts_as_identity(config: ModelConfig, side: Side) -> bool:
+  options = config.side(side).dlcl
+  without_norms = options.norms == 'none' or config.norm == 'rezero'
+  return (
+    options.start == 'top' and without_norms and options.normalize == 'none'
+  )
+
+
 _SIDE = SideConfig('dlcl')
+_DENSEFORMER = SideConfig('dlcl', dlcl=DlclOptions(norms='none', start='top'))
 
 SCHEME = on_both_sides(
   'dlcl',
@@ -133,5 +174,9 @@ SCHEME = on_both_sides(
   'Wang et al. 2019, Eq. 5-7',
   'dlcl',
   layers_read=all_layers,
-  sizes=(PaperSize('dlcl', _SIDE, _SIDE, None, BASE),),
+  starts_as_identity=_starts_as_identity,
+  sizes=(
+    PaperSize('dlcl', _SIDE, _SIDE, None, BASE),
+    PaperSize('dlcl, DenseFormer', _DENSEFORMER, _DENSEFORMER, None, BASE),
+  ),
 )

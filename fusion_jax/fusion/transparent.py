@@ -9,6 +9,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config.fusion import TransparentOptions
 from fusion_jax.fusion.inputs import Layers, per_layer_norms, weighted_sum
 from fusion_jax.fusion.scheme import BASE, PLAIN, PaperSize, Scheme, all_layers
 from fusion_jax.layers.context import Context
@@ -25,7 +26,10 @@ class TransparentAttention(nn.Module):
   encoder's H[0..L]. H[0] has a norm of its own where `InputNorms` has no norms
   for the layers, but not with norm='rezero'.
 
-  Telemetry: 'weights' [L+1, J], the softmax without dropout.
+  With `feature_wise`, w_ij has a number for every feature; Liu et al. (2021).
+
+  Telemetry: 'weights' [L+1, J], the softmax without dropout, with
+  `feature_wise` its mean over the features.
 
   Attributes:
     config: Model configuration.
@@ -38,6 +42,9 @@ class TransparentAttention(nn.Module):
   def setup(self):
     config, options = self.config, self.config.side(self.side).transparent
     layers = config.layers(self.side) + 1
+    shape: tuple[int, ...] = (layers, config.decoder_layers)
+    if options.feature_wise:
+      shape = (*shape, config.width)
     limit = layers**-0.5 if options.weights == 'uniform' else 0.0
     self.weights = parameter(
       self,
@@ -45,8 +52,8 @@ class TransparentAttention(nn.Module):
       lambda key, shape: jax.random.uniform(
         key, shape, minval=-limit, maxval=limit
       ),
-      ('layers', None),
-      (layers, config.decoder_layers),
+      ('layers', None, 'norm')[: len(shape)],
+      shape,
     )
     self.dropout = Dropout(
       options.dropout, config.dropout_generator, rows=False
@@ -66,11 +73,17 @@ class TransparentAttention(nn.Module):
       # the mask is therefore applied after the norm.
       embedding = context.read_one(0, self.embedding_norm(layers[0]))
       layers = (embedding, *layers[1:])
-    sow(self, 'telemetry', 'weights', jax.nn.softmax(self.weights, axis=0))
+    softmax = jax.nn.softmax(self.weights, axis=0)
+    means = softmax.reshape(*softmax.shape[:2], -1).mean(-1)
+    sow(self, 'telemetry', 'weights', means)
     weights = self.dropout(self.weights, context.deterministic)
     weights = jax.nn.softmax(weights, axis=0)
     return jax.vmap(weighted_sum, (1, None))(weights, layers)
 
+
+_BY_FEATURE = SideConfig(
+  'transparent', transparent=TransparentOptions(feature_wise=True)
+)
 
 SCHEME = Scheme(
   'transparent',
@@ -81,5 +94,6 @@ SCHEME = Scheme(
   layers_read=all_layers,
   sizes=(
     PaperSize('transparent', SideConfig('transparent'), PLAIN, None, BASE),
+    PaperSize('transparent, by feature', _BY_FEATURE, PLAIN, None, BASE),
   ),
 )

@@ -145,12 +145,15 @@ def _gtrans(m: ModelConfig, options: SideConfig, side: Side) -> int:
 
 def _transparent(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """A weight for each of H[0..L] and decoder layer, and the norm of H[0]."""
-  return (m.encoder_layers + 1) * m.decoder_layers + 2 * m.width
+  features = m.width if options.transparent.feature_wise else 1
+  return (m.encoder_layers + 1) * m.decoder_layers * features + 2 * m.width
 
 
 def _dlcl(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """A square of weights, and without norms='none' a norm for each layer."""
   layers = m.layers(side)
-  return (layers + 1) ** 2 + layers * 2 * m.width
+  norms = 0 if options.dlcl.norms == 'none' else layers
+  return (layers + 1) ** 2 + norms * 2 * m.width
 
 
 def _shortcuts(m: ModelConfig, options: SideConfig, side: Side) -> int:

@@ -157,6 +157,11 @@ _PARAMETERS = {
   'wmt14_ende.py:gtrans_24_18': 171_810_841,
   'wmt14_ende.py:gtrans_36_30': 260_087_849,
   'wmt14_ende.py:gtrans_60_12': 260_072_472,
+  # Pre-norm has 2,048 more, the weights are two squares of 7 x 7.
+  'wmt14_ende.py:denseformer': 60_524_642,
+  'wmt14_ende.py:denseformer_output': 60_524_642,
+  # 7 x 6 x 512 weights, and a norm.
+  'wmt14_ende.py:transparent_by_feature': 60_545_024,
   'wmt17_zhen.py:base': 76_906_496,
   'wmt17_zhen.py:hierarchical_diversity': 99_996_672,
   'wmt17_zhen.py:em_routing': 133_589_004,

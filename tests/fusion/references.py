@@ -795,8 +795,8 @@ def transparent_attention(
   terms = [layer_norm(layers[0], parameters['embedding_norm'], epsilon)]
   terms += layers[1:]
   memories = []
-  for column in parameters['weights'].T:
-    weights = softmax(column)
+  for column in np.swapaxes(parameters['weights'], 0, 1):
+    weights = softmax(column, axis=0)
     memories.append(sum(w * h for w, h in zip(weights, terms, strict=True)))
   return memories
 
@@ -825,12 +825,14 @@ def dlcl(
 
 
 def _dlcl_input(parameters, outputs, options, norm, epsilon):
-  depth, window = len(outputs) - 1, options.dlcl.window
-  if norm == 'post' and depth == 0:
-    return outputs[0]
-  seen = range(max(0, depth + 1 - window) if window else 0, depth + 1)
-  weights = parameters['weights'][depth][list(seen)]
-  if options.dlcl.normalize == 'softmax':
+  depth, given = len(outputs) - 1, options.dlcl
+  norm = norm if given.norms == 'auto' else 'none'
+  if depth % given.period or (depth == 0 and norm in ('post', 'none')):
+    return outputs[-1]
+  first = max(0, depth + 1 - given.window) if given.window else 0
+  seen = list(range(depth, first - 1, -given.dilation))[::-1]
+  weights = parameters['weights'][depth][seen]
+  if given.normalize == 'softmax':
     weights = softmax(weights, axis=0)
   y = np.zeros(outputs[0].shape)
   for k, weight in zip(seen, weights, strict=True):

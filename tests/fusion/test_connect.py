@@ -113,6 +113,17 @@ def test_predecessors_written_out():
     predecessors(4, 2),
     [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
   )
+  # After every second layer, every second one below.
+  np.testing.assert_array_equal(
+    predecessors(5, dilation=2, period=2),
+    [
+      [1, 0, 0, 0, 0],
+      [0, 1, 0, 0, 0],
+      [1, 0, 1, 0, 0],
+      [0, 0, 0, 1, 0],
+      [1, 0, 1, 0, 1],
+    ],
+  )
 
 
 @pytest.mark.parametrize('layers', [1, 2, 5, 6])
@@ -251,6 +262,28 @@ def test_dlcl_with_a_window_of_one_is_the_baseline_with_one_norm_more():
   states, inputs = _apply(connection, _initial(connection, _x()), _x())
   for state, read in zip(states, inputs, strict=True):
     np.testing.assert_array_equal(state, read)
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post', 'rezero'])
+@pytest.mark.parametrize('period', [1, 2, 4])
+def test_averages_that_start_with_the_top_are_the_baseline(norm, period):
+  connection = _dlcl(4, norm, norms='none', start='top', period=period)
+  params = _initial(connection, _x())
+  assert sorted(params) == ['weights']
+  states, inputs = _apply(connection, params, _x())
+  for state, read in zip(states, inputs, strict=True):
+    np.testing.assert_array_equal(state, read)
+  gradient, _ = _dlcl_gradient(connection, params)
+  read = [row for row in range(1, 5) if row % period == 0]
+  assert np.abs(gradient['weights'][4, :]).min() > 0
+  assert np.flatnonzero(np.abs(gradient['weights']).sum(1)).tolist() == read
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_norms_are_there_where_something_reads_them(norm):
+  connection = _dlcl(4, norm, period=2, dilation=2)
+  # Sums follow layers 0, 2 and 4, of layers 0, 2 and 4.
+  assert sorted(_initial(connection, _x())) == ['norm_2', 'norm_4', 'weights']
 
 
 def _dlcl_gradient(connection, params):

@@ -22,6 +22,13 @@ _REFUSED = {
   "multi-layer attention .*fusion='hierarchical'": {
     'encoder': {'fusion': 'hierarchical', 'multi_layer': {'layers': 2}}
   },
+  'encoder.dlcl.dilation: 3 leaves nothing to sum in 2 layers; at most 2': {
+    'encoder': {'fusion': 'dlcl', 'dlcl': {'dilation': 3}},
+    'encoder_layers': 2,
+  },
+  'decoder.dlcl.period: 7 leaves nothing to sum in 6 layers': {
+    'decoder': {'fusion': 'dlcl', 'dlcl': {'period': 7}}
+  },
   "multi-layer attention .*fusion='dlcl'": {
     'decoder': {'fusion': 'dlcl', 'multi_layer': {'layers': 2}}
   },

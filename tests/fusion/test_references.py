@@ -475,9 +475,28 @@ def test_dlcl_pre_norm(options, side, depth):
   _check_dlcl(options, side, depth, 'pre')
 
 
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+@pytest.mark.parametrize(
+  'options',
+  [{'start': 'top'}, {'dilation': 2, 'weights': 'vector'}],
+)
+def test_depth_weighted_averages(options, norm):
+  for side, depth in (('encoder', 3), ('decoder', 6)):
+    _check_dlcl({'norms': 'none'} | options, side, depth, norm)
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+@pytest.mark.parametrize('dilation', [1, 3])
+def test_sums_after_some_layers_only(norm, dilation):
+  for period in (2, 6):
+    _check_dlcl({'period': period, 'dilation': dilation}, 'decoder', 6, norm)
+
+
+@pytest.mark.parametrize('feature_wise', [False, True])
 @pytest.mark.parametrize('depth', [1, 3, 6])
-def test_transparent_attention(depth):
-  config = _config('encoder', depth, 'transparent', {}, 'transparent')
+def test_transparent_attention(depth, feature_wise):
+  options = {'feature_wise': feature_wise}
+  config = _config('encoder', depth, 'transparent', options, 'transparent')
   config = dataclasses.replace(config, decoder_layers=4)
   layers, context = _states(depth + 1), _context('encoder')
   memories, parameters = _run(

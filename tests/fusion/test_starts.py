@@ -22,6 +22,7 @@ from fusion_jax.config.fusion import (
   RoutingOptions,
   ShortcutOptions,
   SideConfig,
+  TransparentOptions,
 )
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
@@ -86,6 +87,17 @@ _SIDES = {
     'encoder': _side('hierarchical', agg=AggOptions(feedback=False))
   },
   'dlcl-vector': {'encoder': _side('dlcl', dlcl=DlclOptions(weights='vector'))},
+  'dlcl-averages': {
+    'encoder': _side('dlcl', dlcl=DlclOptions(norms='none', start='top')),
+    'decoder': _side(
+      'dlcl', dlcl=DlclOptions(norms='none', start='top', period=2)
+    ),
+  },
+  'transparent-by-feature': {
+    'encoder': _side(
+      'transparent', transparent=TransparentOptions(feature_wise=True)
+    )
+  },
   'gtrans-last': {
     'decoder': _side('gtrans', gtrans=GtransOptions(mode='last'))
   },
