@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int32
 
 from fusion_jax.config import ModelConfig, SideConfig
+from fusion_jax.config.fusion import RULES
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 from fusion_jax.faults import choice_fault
@@ -44,7 +45,7 @@ Ids = Int32[np.ndarray, 'B _']
 
 
 def check_scheme(name: str, **options: Any) -> None:
-  """Check what holds for every scheme, on each side and in both norms.
+  """Check what holds for every scheme, on each side, with pre- and post-norm.
 
   Log-probabilities are finite and normalised; no position sees a later one, no
   sentence sees padding or another sentence; decoding with a cache gives what
@@ -62,6 +63,8 @@ def check_scheme(name: str, **options: Any) -> None:
   if fault := choice_fault(name, SCHEMES):
     raise InputError(f'check_scheme: the scheme {fault}')
   for norm in ('pre', 'post'):
+    if norm not in RULES[name].norms:
+      continue
     for side in SCHEMES[name].modules:
       sides: dict[str, Any] = {side: SideConfig(fusion=name, **options)}
       fused = FusedModel(dataclasses.replace(TINY, norm=norm, **sides))

@@ -7,6 +7,7 @@ from tiers import extended_but
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import (
+  RULES,
   AggOptions,
   DenseOptions,
   DlclOptions,
@@ -14,6 +15,7 @@ from fusion_jax.config.fusion import (
   GtransOptions,
   LinearOptions,
   MlrfOptions,
+  MuddOptions,
   MultiLayerOptions,
   RoutingOptions,
   ShortcutOptions,
@@ -34,12 +36,19 @@ def _both(norm: str = 'post', **options) -> ModelConfig:
   return _model(norm=norm, encoder=side, decoder=side)
 
 
+def norm_for(*schemes: str, wanted: str = 'post') -> str:
+  """The wanted norm, or pre-norm where a scheme is not defined for it."""
+  rules = [RULES[name] for name in schemes if name in RULES]
+  return wanted if all(wanted in each.norms for each in rules) else 'pre'
+
+
 def _plain_schemes() -> dict[str, ModelConfig]:
   """Every scheme, on both sides if it has them; pre- and post-norm in turn."""
   cases = {}
   for number, (name, scheme) in enumerate(SCHEMES.items()):
     sides = dict.fromkeys(scheme.modules, SideConfig(fusion=name))
-    cases[name] = _model(norm=('pre', 'post')[number % 2], **sides)
+    norm = norm_for(name, wanted=('pre', 'post')[number % 2])
+    cases[name] = _model(norm=norm, **sides)
   return cases
 
 
@@ -124,6 +133,10 @@ _OPTIONS = {
     DlclOptions(norms='none', start='top', dilation=2, weights='vector'),
     DlclOptions(period=2),
   ],
+  'mudd': [
+    MuddOptions(ways=1, norms='pre_post'),
+    MuddOptions(norms='pre_post', hidden_multiple=8),
+  ],
 }
 
 
@@ -134,7 +147,8 @@ def _options() -> dict[str, ModelConfig]:
     for number, value in enumerate(every):
       side = SideConfig(fusion=name, **{scheme.options: value})
       sides = {each: without_unread(side, each) for each in scheme.modules}
-      cases[f'{name}-options-{number}'] = _model(**sides)
+      norm = norm_for(name)
+      cases[f'{name}-options-{number}'] = _model(norm=norm, **sides)
   return cases
 
 

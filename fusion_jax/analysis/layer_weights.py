@@ -1,9 +1,10 @@
 """Weights of the layers in the schemes that compute weighted sums of layers.
 
 Dynamic linear combination of layers (Wang et al. 2019), transparent attention
-(Bapna et al. 2018), linear combination (Dou et al. 2018, Eq. 5) and dynamic
-combination (Dou et al. 2019, Eq. 4). The weights of the last are those that it
-computes for the text.
+(Bapna et al. 2018), linear combination (Dou et al. 2018, Eq. 5), dynamic
+combination (Dou et al. 2019, Eq. 4) and multiway dynamic dense connections
+(Xiao et al. 2025). The weights of the last two are those that they compute for
+the text.
 
 Axis letters: B batch, T positions, D model width, L layers, J decoder layers, F
 columns of a factored map.
@@ -25,9 +26,11 @@ from fusion_jax.config import Side
 from fusion_jax.config.fusion import DlclOptions
 from fusion_jax.fusion.dlcl import predecessors
 from fusion_jax.fusion.linear import block_norms
+from fusion_jax.fusion.mudd import WAYS
 
 _MATRICES = 'dlcl', 'transparent'
-_SCHEMES = *_MATRICES, 'linear', 'dynamic_combination'
+_COMPUTED = 'dynamic_combination', 'mudd'
+_SCHEMES = *_MATRICES, 'linear', *_COMPUTED
 
 
 def dlcl_weights(
@@ -63,26 +66,54 @@ def layer_weights(analysed: RunWithText) -> Numbers:
   Returns:
     For each side with such a scheme: its 'scheme'; 'layers', the names of the
     weighted layers; 'weights' of dlcl [L+1][L+1] and transparent [J][L+1], with
-    the names 'rows', None where a layer is not read; 'norms' of linear [L];
-    'mean' and 'deviation' of dynamic_combination [L] over 'positions' and
-    features.
+    the names 'rows', None where a layer is not read, and of mudd their means
+    over 'positions'; 'norms' of linear [L]; 'mean' and 'deviation' of
+    dynamic_combination [L] over 'positions' and features.
   """
   config = analysed.run.config.model
-  dynamic = sides_of(config, 'dynamic_combination')
+  dynamic = sides_of(config, *_COMPUTED)
   means = token_means(analysed, dynamic, _moments) if dynamic else {}
   return {
     side: {'scheme': config.side(side).fusion}
-    | (_dynamic(means[side]) if side in dynamic else _stored(analysed, side))
+    | (
+      _computed(means[side], config.side(side).fusion)
+      if side in dynamic
+      else _stored(analysed, side)
+    )
     for side in sides_of(config, *_SCHEMES)
   }
 
 
 def _moments(
   shown: Mapping[str, Any], side: Side
-) -> Mapping[str, Float[jax.Array, 'B T L']]:
+) -> Mapping[str, Float[jax.Array, 'B T *rest']]:
   del side
+  if 'connection' in shown:
+    return dict(shown['connection'])
   weights = shown['read_out']['layer_weights'].astype(jnp.float32)
   return {'mean': weights.mean(-1), 'square': jnp.square(weights).mean(-1)}
+
+
+def _computed(means: TokenMeans, scheme: str) -> dict[str, Any]:
+  return _mudd(means) if scheme == 'mudd' else _dynamic(means)
+
+
+def _mudd(means: TokenMeans) -> dict[str, Any]:
+  """Return a row for each way after each layer."""
+  count = len(means.means)
+  rows, weights = [], []
+  for layer in range(1, count + 1):
+    found = np.asarray(means.means[f'weights_{layer}'], np.float64)
+    reader = f'layer {layer + 1}' if layer < count else 'output'
+    for way, own in zip(WAYS, found, strict=False):
+      rows.append(f'{reader}, {way}' if len(found) > 1 else reader)
+      weights.append([*own.tolist(), *[None] * (count - layer)])
+  return {
+    'layers': [f'H[{n}]' for n in range(count + 1)],
+    'rows': rows,
+    'weights': weights,
+    'positions': means.positions,
+  }
 
 
 def _dynamic(means: TokenMeans) -> dict[str, Any]:

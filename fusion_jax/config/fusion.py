@@ -418,6 +418,23 @@ class DlclOptions:
   """Keep the weights as they start."""
 
 
+@section('model.*.mudd')
+class MuddOptions:
+  """Multiway dynamic dense connections (Xiao et al. 2025)."""
+
+  ways: Literal[1, 4] = 4
+  """Sums after each layer: one for the residual, the query, the key and the
+  value of the layer above, or one for all of them."""
+
+  norms: Literal['none', 'pre_post'] = 'none'
+  """'pre_post': norms of the layers that are summed and of the sum for the
+  residual, as in the paper's deep models."""
+
+  hidden_multiple: SizeOrZero = 0
+  """Round the hidden widths K of the generators up to (K // m + 1) m; 0: not.
+  The released code has 64."""
+
+
 @section('model.*.shortcut')
 class ShortcutOptions:
   """Lexical shortcuts into attention (Emelin 2019, Eq. 5-14)."""
@@ -476,12 +493,14 @@ class SchemeRules:
     owns_layer_inputs: Whether layers read something else than the layer below.
     rate: Factor on the learning rate of what only the fusion has; not 1 where
       that was measured to train worse (`python -m benchmarks.scheme_health`).
+    norms: Values of model.norm that it is defined for.
   """
 
   options: str
   sides: tuple[Side, ...] = ('encoder', 'decoder')
   owns_layer_inputs: Callable[['SideConfig'], bool] = _no
   rate: float = 1.0
+  norms: tuple[str, ...] = ('post', 'pre', 'rezero')
 
 
 _RULES = {
@@ -500,6 +519,7 @@ _RULES = {
   'gtrans': SchemeRules('gtrans'),
   'transparent': SchemeRules('transparent', sides=('encoder',)),
   'dlcl': SchemeRules('dlcl', owns_layer_inputs=_yes),
+  'mudd': SchemeRules('mudd', owns_layer_inputs=_yes, norms=('pre',)),
 }
 RULES: Mapping[str, SchemeRules] = types.MappingProxyType(_RULES)
 
@@ -555,6 +575,7 @@ class SideConfig:
   gtrans: GtransOptions = GtransOptions()
   transparent: TransparentOptions = TransparentOptions()
   dlcl: DlclOptions = DlclOptions()
+  mudd: MuddOptions = MuddOptions()
   shortcut: ShortcutOptions = ShortcutOptions()
   multi_layer: MultiLayerOptions = MultiLayerOptions()
 

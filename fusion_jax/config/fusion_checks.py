@@ -175,12 +175,21 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f'{side.rules.sides[0] if side.rules else name}.fusion',
   )
   require(
+    side.rules is None or norm in side.rules.norms,
+    f'{path}.fusion',
+    f'{side.fusion!r} needs model.norm='
+    f'{" or ".join(map(repr, side.rules.norms if side.rules else ()))}, '
+    f'got {norm!r}',
+  )
+  require(
     not (many and shortcut.source != 'none'),
     f'{path}.multi_layer.layers',
     'multi-layer attention and shortcut.source='
     f'{shortcut.source!r} both replace the keys and values; choose one',
   )
-  owner = side.fusion in ('hierarchical', 'dlcl') and side.owns_layer_inputs
+  owner = (
+    side.fusion in ('hierarchical', 'dlcl', 'mudd') and side.owns_layer_inputs
+  )
   require(
     not (many and owner),
     f'{path}.multi_layer.layers',
@@ -192,6 +201,13 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f'{path}.shortcut.source',
     "'non_lexical' reads the layer below the last, whose place "
     f'fusion={side.fusion!r} takes; choose one',
+  )
+  streams = side.fusion == 'mudd' and side.mudd.ways > 1
+  require(
+    not (streams and shortcut.source != 'none' and shortcut.where != 'cross'),
+    f'{path}.shortcut.source',
+    f"{shortcut.source!r} and fusion='mudd' with mudd.ways={side.mudd.ways} "
+    'both replace the keys and values; choose one, or mudd.ways=1',
   )
   require(
     not (encoder and shortcut.source != 'none' and shortcut.where != 'self'),

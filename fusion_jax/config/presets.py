@@ -21,6 +21,7 @@ from fusion_jax.config.fusion import (
   AggOptions,
   DlclOptions,
   MlrfOptions,
+  MuddOptions,
   MultiLayerOptions,
   RoutingOptions,
   ShortcutOptions,
@@ -237,6 +238,9 @@ SINCE_2020: Mapping[str, Row] = {
   'denseformer': {'model.norm': 'pre'} | both_sides('dlcl', dlcl=_AVERAGES),
   'denseformer_output': {'model.norm': 'pre'}
   | both_sides('dlcl', dlcl=dataclasses.replace(_AVERAGES, period=6)),
+  'mudd': {'model.norm': 'pre'} | both_sides('mudd'),
+  'mudd_one_way': {'model.norm': 'pre'}
+  | both_sides('mudd', mudd=MuddOptions(ways=1)),
   'transparent_by_feature': encoder(
     'transparent', transparent=TransparentOptions(feature_wise=True)
   ),

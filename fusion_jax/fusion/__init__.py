@@ -23,6 +23,7 @@ from fusion_jax.fusion import (
   gtrans,
   hops,
   linear,
+  mudd,
   transparent,
   tree,
 )
@@ -52,6 +53,7 @@ _TABLE = {
     gtrans.SCHEME,
     transparent.SCHEME,
     dlcl.SCHEME,
+    mudd.SCHEME,
   )
 }
 SCHEMES: Mapping[str, Scheme] = types.MappingProxyType(_TABLE)
@@ -192,7 +194,9 @@ def self_attention(
   config: ModelConfig, side: Side, index: int
 ) -> MultiHeadAttention:
   """Return the self-attention of layer `index`, counted from 1."""
-  options = config.side(side)
+  options, scheme = config.side(side), scheme_of(config, side)
+  if scheme is not None and scheme.self_attention is not None:
+    return scheme.self_attention(config, side, index)
   if options.multi_layer.layers > 1:
     return MultiLayerAttention(config, side, index)
   if options.shortcut.source != 'none' and options.shortcut.where != 'cross':

@@ -9,6 +9,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.fusion.inputs import Layers
+from fusion_jax.layers.attention import LayerInput
 from fusion_jax.layers.context import Context
 
 
@@ -17,7 +18,7 @@ class LayerConnection(nn.Module):
 
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
-  ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
+  ) -> tuple[Float[Array, 'B T D'] | LayerInput, tuple[Any, ...]]:
     """Return the next layer's input, or after the last the stack's output.
 
     Args:

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from flax import linen as nn
 
 from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
+from fusion_jax.layers.attention import MultiHeadAttention
 
 Plug = Literal[
   'layer aggregation',
@@ -113,6 +114,8 @@ class Scheme:
     starts_as_identity: Function that returns whether the parameters start such
       that the scheme gives the top layer. With start='baseline', all other
       schemes start behind an `Opening`.
+    self_attention: Function that returns the self-attention of a layer, counted
+      from 1, where the scheme has its own; None: it has not.
     sizes: Models of its paper.
   """
 
@@ -126,6 +129,9 @@ class Scheme:
   )
   reads_layer_embedding: Callable[[ModelConfig, Side], bool] = _never
   starts_as_identity: Callable[[ModelConfig, Side], bool] = _never
+  self_attention: (
+    Callable[[ModelConfig, Side, int], MultiHeadAttention] | None
+  ) = None
   sizes: tuple[PaperSize, ...] = ()
 
 
@@ -174,6 +180,9 @@ def all_thousands(value: float) -> Printed:
 # vocabulary, but the sizes of their fusions do not depend on it.
 BASE = Baseline(PRESETS['base'], 32_000, 32_000)
 BIG = Baseline(PRESETS['big'], 32_000, 32_000)
+PRE_NORM = Baseline(
+  dataclasses.replace(PRESETS['base'], norm='pre'), 32_000, 32_000
+)
 # Wang et al. (2018).
 MLRF = Baseline(
   dataclasses.replace(

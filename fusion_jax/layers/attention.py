@@ -5,7 +5,7 @@ Masks are True where a key may be attended to.
 """
 
 import functools
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,32 @@ from fusion_jax.parallel.shards import over_heads
 # Value of masked logits. It is finite, so that a row without any key stays
 # finite.
 _MASKED = -1e9
+
+
+class LayerInput(NamedTuple):
+  """Inputs of a layer that reads four sums.
+
+  Attributes:
+    residual: What the sublayers add to.
+    query, key, value: What the self-attention projects.
+  """
+
+  residual: Float[Array, 'B T D']
+  query: Float[Array, 'B T D']
+  key: Float[Array, 'B T D']
+  value: Float[Array, 'B T D']
+
+
+def residual_of(
+  x: Float[Array, 'B T D'] | LayerInput,
+) -> Float[Array, 'B T D']:
+  """Return what the sublayers of a layer add to, of its input."""
+  return x.residual if isinstance(x, LayerInput) else x
+
+
+def query_of(x: Float[Array, 'B T D'] | LayerInput) -> Float[Array, 'B T D']:
+  """Return what the query of a layer's self-attention reads, of its input."""
+  return x.query if isinstance(x, LayerInput) else x
 
 
 def padding_mask(
@@ -162,7 +188,7 @@ class MultiHeadAttention(nn.Module):
 
   def attend(
     self,
-    x: Float[Array, 'M T D'],
+    x: Any,
     h: Float[Array, 'M T D'],
     layers: tuple[Float[Array, 'M T D'], ...],
     context: Context,
@@ -170,7 +196,7 @@ class MultiHeadAttention(nn.Module):
     """Self-attend over all positions of a pass and those before it.
 
     Args:
-      x: Input of the layer.
+      x: Input of the layer, an array or a `LayerInput`.
       h: The same after the norm before attention, if any.
       layers: H[0..l-1], for attentions that read more than h.
       context: Context of the pass.

@@ -11,14 +11,19 @@ from fusion_jax.config import ModelConfig
 from fusion_jax.layers.dropout import Dropout
 
 
-def layer_norm(config: ModelConfig) -> nn.LayerNorm:
-  """Return layer normalisation with scale and offset, statistics in float32."""
+def layer_norm(config: ModelConfig, scale: float = 1.0) -> nn.LayerNorm:
+  """Return layer normalisation with scale and offset, statistics in float32.
+
+  Args:
+    config: Model configuration.
+    scale: Start of the scale.
+  """
   return nn.LayerNorm(
     epsilon=config.norm_epsilon,
     dtype=jnp.dtype(config.compute_dtype),
     use_fast_variance=False,
     scale_init=nn.with_logical_partitioning(
-      nn.initializers.ones_init(), ('norm',)
+      nn.initializers.constant(scale), ('norm',)
     ),
     bias_init=nn.with_logical_partitioning(
       nn.initializers.zeros_init(), ('norm',)

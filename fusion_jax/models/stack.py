@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.layers.ablation_masks import masks_of
+from fusion_jax.layers.attention import LayerInput, query_of, residual_of
 from fusion_jax.layers.caches import CacheCursor, KeyValue
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import FeedForward
@@ -82,7 +83,7 @@ class EncoderLayer(nn.Module):
 
   def __call__(
     self,
-    x: Float[Array, 'B S D'],
+    x: Float[Array, 'B S D'] | LayerInput,
     layers: Layers,
     context: Context,
     memory: None = None,
@@ -100,9 +101,9 @@ class EncoderLayer(nn.Module):
     """
     del memory
     deterministic = context.deterministic
-    h = self.self_attention_residual.before(x)
+    h = self.self_attention_residual.before(query_of(x))
     y = self.self_attention.attend(x, h, layers, context)
-    x = self.self_attention.residual_input(x, h)
+    x = self.self_attention.residual_input(residual_of(x), h)
     x = self.self_attention_residual.after(x, y, deterministic, self.scale)
     y = self.feed_forward(self.feed_forward_residual.before(x), deterministic)
     return self.feed_forward_residual.after(x, y, deterministic, self.scale)
@@ -135,7 +136,7 @@ class DecoderLayer(nn.Module):
 
   def __call__(
     self,
-    x: Float[Array, 'B T D'],
+    x: Float[Array, 'B T D'] | LayerInput,
     layers: Layers,
     context: Context,
     memory: KeyValue,
@@ -154,9 +155,9 @@ class DecoderLayer(nn.Module):
     """
     deterministic = context.deterministic
     assert context.memory_mask is not None, 'a decoder reads a memory'
-    h = self.self_attention_residual.before(x)
+    h = self.self_attention_residual.before(query_of(x))
     y = self.self_attention.attend(x, h, layers, context)
-    x = self.self_attention.residual_input(x, h)
+    x = self.self_attention.residual_input(residual_of(x), h)
     x = self.self_attention_residual.after(x, y, deterministic, self.scale)
 
     h = self.cross_attention_residual.before(x)
@@ -222,22 +223,20 @@ class _Stack(nn.Module):
       h, carried = self._layer_input(layers, carried, context)
       y = self._one(layer, h, layers, context, memories[index])
       if context.keep is not None:
-        y = context.keep.layer(index, h, y)
+        y = context.keep.layer(index, residual_of(h), y)
       output = self.connection.layer_output(context.read(layers), y)
       layers = (*layers, self._opened(f'output_{index + 1}', y, output))
     return layers, self._layer_input(layers, carried, context)[0]
 
   def _layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
-  ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
+  ) -> tuple[Any, tuple[Any, ...]]:
     h, carried = self.connection.layer_input(layers, carried, context)
     if len(layers) > 1:
       h = self._opened(f'input_{len(layers)}', layers[-1], h)
     return h, carried
 
-  def _opened(
-    self, place: str, plain: Float[Array, '...'], fused: Float[Array, '...']
-  ) -> Float[Array, '...']:
+  def _opened(self, place: str, plain: Float[Array, '...'], fused: Any) -> Any:
     """Mix the plain array with the fused one by the opening of the place.
 
     A connection that fuses nothing at a place returns the same array.
@@ -259,7 +258,7 @@ class _Stack(nn.Module):
   def _one(
     self,
     layer: nn.Module,
-    x: Float[Array, 'B T D'],
+    x: Float[Array, 'B T D'] | LayerInput,
     layers: Layers,
     context: Context,
     memory: Any,

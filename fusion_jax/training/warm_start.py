@@ -13,6 +13,7 @@ from flax import traverse_util
 from fusion_jax.config import ModelConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
+from fusion_jax.fusion.mudd import with_stream_norms
 from fusion_jax.fusion.shortcuts import fused_from_separate
 from fusion_jax.models.transformer import (
   Parameters,
@@ -135,7 +136,7 @@ def _merge(
 def _with_fused_maps(
   own: Parameters, theirs: Parameters, config: ModelConfig
 ) -> Parameters:
-  """Set maps of feature fusion from the baseline's separate maps.
+  """Set maps of feature fusion, and norms of streams, from the baseline's own.
 
   This is done only with start='baseline'; otherwise they start fresh, as in the
   paper.
@@ -153,6 +154,8 @@ def _with_fused_maps(
 
 
 def _with_fused_attention(own: Parameters, theirs: Parameters) -> Parameters:
+  if 'key_norm' in own['self_attention']:
+    own = with_stream_norms(own, theirs)
   return {
     name: fused_from_separate(part, theirs[name])
     if isinstance(part, Mapping) and 'fused_key' in part

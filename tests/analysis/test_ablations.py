@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import norm_for
 from compilations import compiled
 from matplotlib import image
 from tiers import extended_but
@@ -89,7 +90,8 @@ def _only_scheme(name):
   sides = {
     side: SideConfig(fusion=name, **options) for side in SCHEMES[name].modules
   }
-  return _config(**sides, encoder_layers=2, decoder_layers=2)
+  depths = {'encoder_layers': 2, 'decoder_layers': 2}
+  return _config(**sides, **depths, norm=norm_for(name))
 
 
 @pytest.mark.parametrize('name', extended_but([*SCHEMES][::2], ['gtrans']))

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from cases import norm_for
 from report_runs import (
   MODEL,
   OTHER,
@@ -49,7 +50,10 @@ _SECTIONS = [
 def _models():
   """Every scheme on every side it has, and what is inside the attention."""
   sides = {
-    f'{name}-{side}': {side: SideConfig(fusion=name)}
+    f'{name}-{side}': {
+      side: SideConfig(fusion=name),
+      'norm': norm_for(name, wanted=MODEL.norm),
+    }
     for name, scheme in SCHEMES.items()
     for side in scheme.modules
   } | {

@@ -6,6 +6,7 @@ import json
 import grain
 import jax.numpy as jnp
 import pytest
+from cases import norm_for
 from fused_runs import SOURCES, TARGETS, fused_run, make_run
 from pictures import assert_not_blank
 
@@ -40,6 +41,7 @@ SCHEME_VIEWS = {
   'gtrans': {'groups', 'group_bleu'},
   'transparent': {'layer_weights'},
   'dlcl': {'layer_weights'},
+  'mudd': {'layer_weights'},
 }
 OURS = set().union(*SCHEME_VIEWS.values()) | {'gates'}
 
@@ -54,7 +56,8 @@ def test_every_scheme_has_its_views_on_both_sides():
     for side in scheme.modules:
       # The encoder's groups do not translate.
       gone = {'group_bleu'} if side == 'encoder' else set()
-      found = _views(**{side: SideConfig(fusion=name)})
+      fused = {side: SideConfig(fusion=name)}
+      found = _views(**fused, norm=norm_for(name))
       assert found == SCHEME_VIEWS[name] - gone, (name, side)
 
 

@@ -156,6 +156,21 @@ def _dlcl(m: ModelConfig, options: SideConfig, side: Side) -> int:
   return (layers + 1) ** 2 + norms * 2 * m.width
 
 
+def _mudd(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """After layer l: D K + K C (l + 1) + C (l + 1), and norms of the streams."""
+  layers, mudd, total = m.layers(side), options.mudd, 0
+  for layer in range(1, layers + 1):
+    ways = mudd.ways if layer < layers else 1
+    hidden = ways * (layer + 1) * (4 if layer == layers else 1)
+    if mudd.hidden_multiple:
+      hidden = (hidden // mudd.hidden_multiple + 1) * mudd.hidden_multiple
+    outputs = ways * (layer + 1)
+    total += m.width * hidden + hidden * outputs + outputs
+  streams = 2 * (layers - 1) if mudd.ways > 1 else 0
+  sums = 2 * layers + 1 if mudd.norms == 'pre_post' else 0
+  return total + (streams + sums) * 2 * m.width
+
+
 def _shortcuts(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """2 D^2, with feature fusion 6 D^2, and two gate biases an attention."""
   shortcut, d = options.shortcut, m.width
@@ -184,4 +199,5 @@ _FUSIONS = {
   'gtrans': _gtrans,
   'transparent': _transparent,
   'dlcl': _dlcl,
+  'mudd': _mudd,
 }

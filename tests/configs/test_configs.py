@@ -160,6 +160,10 @@ _PARAMETERS = {
   # Pre-norm has 2,048 more, the weights are two squares of 7 x 7.
   'wmt14_ende.py:denseformer': 60_524_642,
   'wmt14_ende.py:denseformer_output': 60_524_642,
+  # Two stacks, each of sum_l D K + K C (l + 1) + C (l + 1); four ways have two
+  # norms more in five of six layers.
+  'wmt14_ende.py:mudd': 60_524_544 + 134_518,
+  'wmt14_ende.py:mudd_one_way': 60_524_544 + 49_778,
   # 7 x 6 x 512 weights, and a norm.
   'wmt14_ende.py:transparent_by_feature': 60_545_024,
   'wmt17_zhen.py:base': 76_906_496,

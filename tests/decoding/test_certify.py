@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from cases import norm_for
 from copying import Copying, make_run, make_tokenizer, random_run
 from tiers import extended_but
 
@@ -389,7 +390,10 @@ def _fused(tokenizer, name):
   run = make_run(tokenizer, Transformer)
   layers = {'encoder_layers': 2, 'decoder_layers': 2}
   config = dataclasses.replace(
-    run.config.model, **layers, **dict.fromkeys(sides, side)
+    run.config.model,
+    **layers,
+    **dict.fromkeys(sides, side),
+    norm=norm_for(name, wanted=run.config.model.norm),
   )
   model = run.model.clone(config=config)
   parameters = drawn_parameters(model)

@@ -29,6 +29,18 @@ _REFUSED = {
   'decoder.dlcl.period: 7 leaves nothing to sum in 6 layers': {
     'decoder': {'fusion': 'dlcl', 'dlcl': {'period': 7}}
   },
+  "encoder.fusion: 'mudd' needs model.norm='pre', got 'post'": {
+    'encoder': {'fusion': 'mudd'}
+  },
+  "decoder.shortcut.source: 'lexical' and fusion='mudd' with mudd.ways=4": {
+    'norm': 'pre',
+    'decoder': {'fusion': 'mudd', 'shortcut': {'source': 'lexical'}},
+  },
+  "model.scan_layers: needs layers that are all alike.*fusion='mudd'": {
+    'norm': 'pre',
+    'scan_layers': True,
+    'encoder': {'fusion': 'mudd'},
+  },
   "multi-layer attention .*fusion='dlcl'": {
     'decoder': {'fusion': 'dlcl', 'multi_layer': {'layers': 2}}
   },

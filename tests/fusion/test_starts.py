@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import norm_for
 from tiers import extended_but
 
 from fusion_jax.config import ModelConfig
@@ -18,6 +19,7 @@ from fusion_jax.config.fusion import (
   GtransOptions,
   LinearOptions,
   MlrfOptions,
+  MuddOptions,
   MultiLayerOptions,
   RoutingOptions,
   ShortcutOptions,
@@ -97,6 +99,11 @@ _SIDES = {
     'encoder': _side(
       'transparent', transparent=TransparentOptions(feature_wise=True)
     )
+  },
+  'mudd-1': {'encoder': _side('mudd', mudd=MuddOptions(ways=1))},
+  'mudd-pre_post': {
+    'encoder': _side('mudd', mudd=MuddOptions(norms='pre_post')),
+    'decoder': _side('mudd', mudd=MuddOptions(norms='pre_post')),
   },
   'gtrans-last': {
     'decoder': _side('gtrans', gtrans=GtransOptions(mode='last'))
@@ -197,7 +204,12 @@ def _moved(parameters):
 
 _REZERO = 'linear-encoder', 'dense-decoder', 'gtrans-decoder', 'shortcut'
 _CASES = [
-  *zip(_SIDES, itertools.cycle(('pre', 'post')), strict=False),
+  *(
+    (name, norm_for(name.partition('-')[0], wanted=norm))
+    for name, norm in zip(
+      _SIDES, itertools.cycle(('pre', 'post')), strict=False
+    )
+  ),
   *itertools.product(_REZERO, ('rezero',)),
 ]
 

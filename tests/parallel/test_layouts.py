@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from cases import CASES, without_unread
+from cases import CASES, norm_for, without_unread
 from jax.sharding import AxisType
 
 from fusion_jax.config import (
@@ -185,7 +185,7 @@ def _fused(encoder: str, decoder: str) -> ModelConfig:
   }
   return dataclasses.replace(
     CASES['rezero'],
-    norm='post',
+    norm=norm_for(encoder, decoder),
     encoder_layers=2,
     decoder_layers=2,
     encoder=without_unread(SideConfig(encoder, **alone), 'encoder'),

@@ -13,6 +13,7 @@ import jax
 import jax.export
 import numpy as np
 import pytest
+from cases import norm_for
 from copying import LINES, make_tokenizer
 from tiers import extended_but
 
@@ -72,7 +73,11 @@ def _models() -> dict[str, ModelConfig]:
   for name, scheme in SCHEMES.items():
     side = 'decoder' if 'decoder' in scheme.modules else 'encoder'
     other = 'encoder' if side == 'decoder' else 'decoder'
-    models[name] = {side: SideConfig(fusion=name), f'{other}_layers': 1}
+    models[name] = {
+      side: SideConfig(fusion=name),
+      f'{other}_layers': 1,
+      'norm': norm_for(name, wanted=_TINY.norm),
+    }
   models['attention'] = {
     'encoder': SideConfig(shortcut=ShortcutOptions(source='lexical')),
     'decoder': SideConfig(multi_layer=MultiLayerOptions(layers=2)),
