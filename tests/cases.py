@@ -13,6 +13,7 @@ from fusion_jax.config.fusion import (
   DlclOptions,
   DynamicOptions,
   GtransOptions,
+  HyperOptions,
   LinearOptions,
   MlrfOptions,
   MuddOptions,
@@ -133,6 +134,11 @@ _OPTIONS = {
     DlclOptions(norms='none', start='top', dilation=2, weights='vector'),
     DlclOptions(period=2),
   ],
+  'hyper_connections': [
+    HyperOptions(kind='static', streams=2),
+    HyperOptions(kind='identity_mix', collapse='learned'),
+    HyperOptions(kind='manifold', rounds=3),
+  ],
   'mudd': [
     MuddOptions(ways=1, norms='pre_post'),
     MuddOptions(norms='pre_post', hidden_multiple=8),
@@ -246,6 +252,15 @@ def _combined() -> dict[str, ModelConfig]:
     ),
     'scan-linear': dataclasses.replace(
       _both(fusion='linear'), scan_layers=True, remat=True
+    ),
+    'scan-hyper': dataclasses.replace(
+      _both(
+        'pre',
+        fusion='hyper_connections',
+        hyper=HyperOptions(collapse='learned'),
+      ),
+      scan_layers=True,
+      remat=True,
     ),
     'scan-gtrans-transparent': _model(
       encoder=SideConfig(fusion='transparent'),

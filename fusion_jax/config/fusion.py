@@ -435,6 +435,27 @@ class MuddOptions:
   The released code has 64."""
 
 
+@section('model.*.hyper')
+class HyperOptions:
+  """Hyper-connections (Zhu et al. 2024; Xie et al. 2025)."""
+
+  kind: Literal['static', 'dynamic', 'identity_mix', 'manifold'] = 'dynamic'
+  """How a sublayer reads, mixes and writes the streams. 'static': by
+  parameters; 'dynamic': by parameters and what each stream says; 'manifold':
+  by sigmoids and a doubly stochastic mix of what all streams say (mHC);
+  'identity_mix': the same without a mix."""
+
+  streams: Annotated[int, Field(ge=2, le=64)] = 4
+  """Number of residual streams."""
+
+  collapse: Literal['mean', 'learned'] = 'mean'
+  """What follows the stack: the mean of the streams (the paper's sum over their
+  number, which the norm behind it does not see), or a learned reading."""
+
+  rounds: Depth = 20
+  """Manifold: rounds of Sinkhorn's algorithm."""
+
+
 @section('model.*.shortcut')
 class ShortcutOptions:
   """Lexical shortcuts into attention (Emelin 2019, Eq. 5-14)."""
@@ -520,6 +541,7 @@ _RULES = {
   'transparent': SchemeRules('transparent', sides=('encoder',)),
   'dlcl': SchemeRules('dlcl', owns_layer_inputs=_yes),
   'mudd': SchemeRules('mudd', owns_layer_inputs=_yes, norms=('pre',)),
+  'hyper_connections': SchemeRules('hyper', norms=('pre',)),
 }
 RULES: Mapping[str, SchemeRules] = types.MappingProxyType(_RULES)
 
@@ -576,6 +598,7 @@ class SideConfig:
   transparent: TransparentOptions = TransparentOptions()
   dlcl: DlclOptions = DlclOptions()
   mudd: MuddOptions = MuddOptions()
+  hyper: HyperOptions = HyperOptions()
   shortcut: ShortcutOptions = ShortcutOptions()
   multi_layer: MultiLayerOptions = MultiLayerOptions()
 

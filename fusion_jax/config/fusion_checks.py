@@ -7,6 +7,7 @@ from typing import Any
 from fusion_jax.config.fusion import (
   LITERAL_ROUTING,
   GtransOptions,
+  HyperOptions,
   Only,
   RoutingOptions,
   Side,
@@ -220,6 +221,20 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f'{path}.shortcut.where',
     f"{shortcut.where!r} reads the encoder's embeddings, which "
     "source='non_lexical' does not; use 'self' or source='lexical'",
+  )
+  require(
+    not (shortcut.author_compat and side.fusion == 'hyper_connections'),
+    f'{path}.shortcut.author_compat',
+    'starts the residual from the normalised input, and with fusion='
+    "'hyper_connections' the residual has several streams; choose one",
+  )
+  require(
+    side.hyper.kind == 'manifold'
+    or side.hyper.rounds == HyperOptions.rounds
+    or side.fusion != 'hyper_connections',
+    f'{path}.hyper.rounds',
+    f'{side.hyper.rounds} has no effect with hyper.kind={side.hyper.kind!r}; '
+    'leave it out',
   )
   require(
     not (shortcut.author_compat and norm != 'pre'),

@@ -20,6 +20,7 @@ from fusion_jax.config import PRESETS
 from fusion_jax.config.fusion import (
   AggOptions,
   DlclOptions,
+  HyperOptions,
   MlrfOptions,
   MuddOptions,
   MultiLayerOptions,
@@ -234,6 +235,12 @@ YANG_2022: Mapping[str, Row] = {
 # Pre-norm, as published; the sums then start as the plain model.
 _AVERAGES = DlclOptions(norms='none', start='top')
 
+
+def _hyper(options: HyperOptions) -> Row:
+  fused = both_sides('hyper_connections', hyper=options)
+  return {'model.norm': 'pre'} | fused
+
+
 SINCE_2020: Mapping[str, Row] = {
   'denseformer': {'model.norm': 'pre'} | both_sides('dlcl', dlcl=_AVERAGES),
   'denseformer_output': {'model.norm': 'pre'}
@@ -241,6 +248,10 @@ SINCE_2020: Mapping[str, Row] = {
   'mudd': {'model.norm': 'pre'} | both_sides('mudd'),
   'mudd_one_way': {'model.norm': 'pre'}
   | both_sides('mudd', mudd=MuddOptions(ways=1)),
+  'hyper_connections_static': _hyper(HyperOptions('static')),
+  'hyper_connections': _hyper(HyperOptions('dynamic')),
+  'hyper_connections_identity_mix': _hyper(HyperOptions('identity_mix')),
+  'hyper_connections_manifold': _hyper(HyperOptions('manifold')),
   'transparent_by_feature': encoder(
     'transparent', transparent=TransparentOptions(feature_wise=True)
   ),

@@ -22,6 +22,7 @@ from fusion_jax.fusion import (
   feed_forward,
   gtrans,
   hops,
+  hyper_connections,
   linear,
   mudd,
   transparent,
@@ -30,12 +31,14 @@ from fusion_jax.fusion import (
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.feed_forward import LayerEmbedding
 from fusion_jax.fusion.gtrans import group_count, groups_of, keep_groups
+from fusion_jax.fusion.hyper_connections import StreamsRead
 from fusion_jax.fusion.inputs import InputNorms
 from fusion_jax.fusion.multi_layer import MultiLayerAttention
 from fusion_jax.fusion.scheme import Plug, Scheme
 from fusion_jax.fusion.shortcuts import ShortcutAttention
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.layers.attention import MultiHeadAttention
+from fusion_jax.layers.residual import Residual, Streams
 
 _TABLE = {
   scheme.name: scheme
@@ -54,6 +57,7 @@ _TABLE = {
     transparent.SCHEME,
     dlcl.SCHEME,
     mudd.SCHEME,
+    hyper_connections.SCHEME,
   )
 }
 SCHEMES: Mapping[str, Scheme] = types.MappingProxyType(_TABLE)
@@ -169,13 +173,41 @@ def layers_fused(config: ModelConfig, side: Side) -> tuple[int, ...]:
 def input_norms(config: ModelConfig, side: Side) -> InputNorms | None:
   """Return the norms of the layers that are fused.
 
-  None without a scheme, and for layer connections, which apply norms
-  themselves.
+  None without a scheme, for layer connections, which apply norms themselves,
+  and for residuals.
   """
   scheme = scheme_of(config, side)
-  if scheme is None or scheme.plugs[side] == 'layer connection':
+  if scheme is None or scheme.plugs[side] in ('layer connection', 'residual'):
     return None
   return InputNorms(config, side, layers_fused(config, side))
+
+
+def streams(config: ModelConfig, side: Side) -> Streams:
+  """Return the residual streams of a stack."""
+  options = config.side(side)
+  return Streams(
+    options.hyper.streams if options.fusion == 'hyper_connections' else 1
+  )
+
+
+def streams_read(config: ModelConfig, side: Side) -> nn.Module | None:
+  """Return the module that reads the streams at the end of a stack.
+
+  None where their mean is the output.
+  """
+  options = config.side(side)
+  learned = options.hyper.collapse == 'learned'
+  if options.fusion == 'hyper_connections' and learned:
+    return StreamsRead(config)
+  return None
+
+
+def residual(config: ModelConfig, side: Side, number: int) -> Residual:
+  """Return the residual of a sublayer, counted from 0 through the stack."""
+  scheme = scheme_of(config, side)
+  if scheme is not None and scheme.residual is not None:
+    return scheme.residual(config, side, number)
+  return Residual(config)
 
 
 def layer_embedding(config: ModelConfig) -> LayerEmbedding | None:

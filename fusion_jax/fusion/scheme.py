@@ -5,9 +5,10 @@ A scheme plugs in at one of these points:
   layer aggregation  (H[0..L], context) -> output of the stack, [B, T, D]
   layer connection   H[0..l-1] -> input of layer l, and the stack's output
   prediction         H[0..L] -> features of G groups, and their log weights
+  residual           what a sublayer reads and writes of the residual streams
 
 Shortcuts and multi-layer attention plug in at 'attention', the input of self-
-or cross-attention; norm='rezero' plugs in at 'residual'.
+or cross-attention; norm='rezero' plugs in at 'residual' too.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from flax import linen as nn
 
 from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
 from fusion_jax.layers.attention import MultiHeadAttention
+from fusion_jax.layers.residual import Residual
 
 Plug = Literal[
   'layer aggregation',
@@ -90,6 +92,11 @@ def all_layers(config: ModelConfig, side: Side) -> tuple[int, ...]:
   return tuple(range(config.layers(side) + 1))
 
 
+def no_layers(config: ModelConfig, side: Side) -> tuple[int, ...]:
+  """Return no number, for a scheme that reads no H[l]."""
+  return ()
+
+
 def _never(config: ModelConfig, side: Side) -> bool:
   return False
 
@@ -116,6 +123,8 @@ class Scheme:
       schemes start behind an `Opening`.
     self_attention: Function that returns the self-attention of a layer, counted
       from 1, where the scheme has its own; None: it has not.
+    residual: Function that returns the residual of a sublayer, counted from 0
+      through the stack, where the scheme has its own; None: it has not.
     sizes: Models of its paper.
   """
 
@@ -132,6 +141,7 @@ class Scheme:
   self_attention: (
     Callable[[ModelConfig, Side, int], MultiHeadAttention] | None
   ) = None
+  residual: Callable[[ModelConfig, Side, int], Residual] | None = None
   sizes: tuple[PaperSize, ...] = ()
 
 

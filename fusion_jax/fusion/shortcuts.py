@@ -161,8 +161,8 @@ class ShortcutAttention(MultiHeadAttention):
     return self._mix(embedding, features, tokens)
 
   def residual_input(
-    self, x: Float[Array, '*B T D'], h: Float[Array, '*B T D']
-  ) -> Float[Array, '*B T D']:
+    self, x: Float[Array, '*S D'], h: Float[Array, '*B T D']
+  ) -> Float[Array, '*_ D']:
     """Return the start of the residual: x, or h as in the released code."""
     return h if self._options.author_compat else x
 

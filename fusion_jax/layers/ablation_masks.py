@@ -5,7 +5,8 @@ compiled program, also of the search, and the masks come in with them: one
 program serves whatever is left out. A stack whose parameters have no masks is
 compiled without any.
 
-Axis letters: B batch, T positions, D model width, L layers, G groups.
+Axis letters: B batch, T positions, D model width, L layers, G groups, N
+residual streams.
 """
 
 from collections.abc import Mapping
@@ -44,9 +45,9 @@ class AblationMasks(NamedTuple):
   def layer(
     self,
     index: int | Int[Array, ''],
-    x: Float[Array, 'B T D'],
-    y: Float[Array, 'B T D'],
-  ) -> Float[Array, 'B T D']:
+    x: Float[Array, 'B T *N D'],
+    y: Float[Array, 'B T *N D'],
+  ) -> Float[Array, 'B T *N D']:
     """Return y of layer `index`, from 0, or its input x if it is left out."""
     return jnp.where(self.layers[index], y, x)
 

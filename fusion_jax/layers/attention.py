@@ -40,13 +40,13 @@ class LayerInput(NamedTuple):
 
 
 def residual_of(
-  x: Float[Array, 'B T D'] | LayerInput,
-) -> Float[Array, 'B T D']:
+  x: Float[Array, '*B D'] | LayerInput,
+) -> Float[Array, '*B D']:
   """Return what the sublayers of a layer add to, of its input."""
   return x.residual if isinstance(x, LayerInput) else x
 
 
-def query_of(x: Float[Array, 'B T D'] | LayerInput) -> Float[Array, 'B T D']:
+def query_of(x: Float[Array, '*B D'] | LayerInput) -> Float[Array, '*B D']:
   """Return what the query of a layer's self-attention reads, of its input."""
   return x.query if isinstance(x, LayerInput) else x
 
@@ -228,8 +228,8 @@ class MultiHeadAttention(nn.Module):
     return self.keys_values(features)
 
   def residual_input(
-    self, x: Float[Array, '*B T D'], h: Float[Array, '*B T D']
-  ) -> Float[Array, '*B T D']:
+    self, x: Float[Array, '*S D'], h: Float[Array, '*B T D']
+  ) -> Float[Array, '*_ D']:
     """Return what the sublayer's output is added to: x, the raw layer input."""
     del h
     return x

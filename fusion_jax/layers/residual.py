@@ -3,6 +3,8 @@
 Axis letters: D model width.
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -40,6 +42,30 @@ def plain_norm(config: ModelConfig) -> nn.LayerNorm:
     use_scale=False,
     use_bias=False,
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+  """State of a stack between its layers: one stream, or several side by side.
+
+  Attributes:
+    count: Number of streams N.
+  """
+
+  count: int = 1
+
+  def open(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T *N D']:
+    """Return the state before the first layer: H[0] in every stream."""
+    if self.count == 1:
+      return x
+    shape = *x.shape[:-1], self.count, x.shape[-1]
+    return jnp.broadcast_to(x[..., None, :], shape)
+
+  def close(self, state: Float[Array, 'B T *N D']) -> Float[Array, 'B T D']:
+    """Return H[l], the mean of the streams after layer l."""
+    if self.count == 1:
+      return state
+    return state.mean(-2, dtype=jnp.float32).astype(state.dtype)
 
 
 class Residual(nn.Module):

@@ -2,7 +2,8 @@
 
 H[0] is the input of the first layer, H[l] the output of layer l.
 
-Axis letters: B batch, S source, T target, D model width, K beam, G groups.
+Axis letters: B batch, S source, T target, D model width, K beam, G groups, N
+residual streams, which are no axis where there is one.
 
 In one step of a search T is the K hypotheses of a sentence: they stand side by
 side like positions, and the mask keeps them apart.
@@ -67,6 +68,14 @@ def _scale(module: nn.Module, config: ModelConfig) -> Float[Array, ''] | None:
   return parameter(module, 'residual_scale', zeros, (), ())
 
 
+def _residuals(
+  config: ModelConfig, side: Side, index: int, count: int
+) -> list[Residual]:
+  """Return the residuals of the sublayers of layer `index`, from 1."""
+  first = (index - 1) * count
+  return [fusion.residual(config, side, first + n) for n in range(count)]
+
+
 class EncoderLayer(nn.Module):
   """Encoder layer: self-attention, then feed-forward."""
 
@@ -76,18 +85,18 @@ class EncoderLayer(nn.Module):
   def setup(self):
     config = self.config
     self.self_attention = fusion.self_attention(config, 'encoder', self.index)
-    self.self_attention_residual = Residual(config)
     self.feed_forward = FeedForward(config)
-    self.feed_forward_residual = Residual(config)
+    residuals = _residuals(config, 'encoder', self.index, 2)
+    self.self_attention_residual, self.feed_forward_residual = residuals
     self.scale = _scale(self, config)
 
   def __call__(
     self,
-    x: Float[Array, 'B S D'] | LayerInput,
+    x: Float[Array, 'B S *N D'] | LayerInput,
     layers: Layers,
     context: Context,
     memory: None = None,
-  ) -> Float[Array, 'B S D']:
+  ) -> Float[Array, 'B S *N D']:
     """Apply the layer.
 
     Args:
@@ -118,11 +127,11 @@ class DecoderLayer(nn.Module):
   def setup(self):
     config = self.config
     self.self_attention = fusion.self_attention(config, 'decoder', self.index)
-    self.self_attention_residual = Residual(config)
     self.cross_attention = fusion.cross_attention(config)
-    self.cross_attention_residual = Residual(config)
     self.feed_forward = FeedForward(config)
-    self.feed_forward_residual = Residual(config)
+    residuals = _residuals(config, 'decoder', self.index, 3)
+    self.self_attention_residual, self.cross_attention_residual = residuals[:2]
+    self.feed_forward_residual = residuals[2]
     self.scale = _scale(self, config)
 
   def memory(
@@ -136,11 +145,11 @@ class DecoderLayer(nn.Module):
 
   def __call__(
     self,
-    x: Float[Array, 'B T D'] | LayerInput,
+    x: Float[Array, 'B T *N D'] | LayerInput,
     layers: Layers,
     context: Context,
     memory: KeyValue,
-  ) -> Float[Array, 'B T D']:
+  ) -> Float[Array, 'B T *N D']:
     """Apply the layer to all positions, or to one position with caches.
 
     Args:
@@ -195,6 +204,8 @@ class _Stack(nn.Module):
         for index in range(config.layers(side))
       ]
     self.connection = fusion.connection(config, side)
+    self.streams = fusion.streams(config, side)
+    self.streams_read = fusion.streams_read(config, side)
     self.input_norms = fusion.input_norms(config, side)
     self.read_out = fusion.layer_aggregation(config, side, self.layer_embedding)
     self.prediction = fusion.prediction(config, side)
@@ -218,15 +229,30 @@ class _Stack(nn.Module):
   ) -> tuple[Layers, Float[Array, 'B T D']]:
     """Return H[0..L], and what the layer connection makes of them."""
     layers: Layers = (x,)
+    state = self.streams.open(x)
     carried: tuple[Any, ...] = ()
     for index, layer in enumerate(self.layer[: self._depth(context)]):
       h, carried = self._layer_input(layers, carried, context)
-      y = self._one(layer, h, layers, context, memories[index])
+      h = state if self.streams.count > 1 else h
+      state = self._one(layer, h, layers, context, memories[index])
       if context.keep is not None:
-        y = context.keep.layer(index, residual_of(h), y)
+        state = context.keep.layer(index, residual_of(h), state)
+      y = self.streams.close(state)
       output = self.connection.layer_output(context.read(layers), y)
       layers = (*layers, self._opened(f'output_{index + 1}', y, output))
-    return layers, self._layer_input(layers, carried, context)[0]
+    return layers, self._output(layers, carried, state, context)
+
+  def _output(
+    self,
+    layers: Layers,
+    carried: tuple[Any, ...],
+    state: Float[Array, 'B T *N D'],
+    context: Context,
+  ) -> Float[Array, 'B T D']:
+    """Return what the layer connection, or the streams, give after layer L."""
+    if self.streams_read is not None:
+      return self.streams_read(state)
+    return self._layer_input(layers, carried, context)[0]
 
   def _layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
@@ -258,11 +284,11 @@ class _Stack(nn.Module):
   def _one(
     self,
     layer: nn.Module,
-    x: Float[Array, 'B T D'] | LayerInput,
+    x: Float[Array, 'B T *N D'] | LayerInput,
     layers: Layers,
     context: Context,
     memory: Any,
-  ) -> Float[Array, 'B T D']:
+  ) -> Float[Array, 'B T *N D']:
     if not self.config.remat or context.caches.decoding:
       return layer(x, layers, context, memory)
 
@@ -283,14 +309,15 @@ class _Stack(nn.Module):
     embedding = x
 
     def body(layer, carry, scanned):
-      x, below = carry
+      state, below = carry
+      x = self.streams.close(state)
       memory, cache, index = scanned
       caches = context.caches.branch(None if cache is None else (cache,))
       part = dataclasses.replace(context, caches=caches)
-      y = layer(x, (embedding, below, x), part, memory)
+      y = layer(state, (embedding, below, x), part, memory)
       if context.keep is not None:
-        y = context.keep.layer(index, x, y)
-      return (y, x), (y, caches.seen[0])
+        y = context.keep.layer(index, state, y)
+      return (y, x), (self.streams.close(y), caches.seen[0])
 
     if self.config.remat and not context.caches.decoding:
       policy = _POLICIES[self.config.remat_policy]
@@ -299,12 +326,12 @@ class _Stack(nn.Module):
     scan = _scanned(body, count)
     cache = context.caches.take()
     indices = None if context.keep is None else jnp.arange(count)
-    (x, _), (outputs, seen) = scan(
-      self.layers, (x, x), (memories, cache, indices)
+    (state, _), (outputs, seen) = scan(
+      self.layers, (self.streams.open(x), x), (memories, cache, indices)
     )
     context.caches.join((seen,))
     layers = (embedding, *outputs)
-    return layers, self._layer_input(layers, (), context)[0]
+    return layers, self._output(layers, (), state, context)
 
   def _read(
     self, layers: Layers, output: Float[Array, 'B T D'], context: Context

@@ -156,6 +156,20 @@ def _dlcl(m: ModelConfig, options: SideConfig, side: Side) -> int:
   return (layers + 1) ** 2 + norms * 2 * m.width
 
 
+def _hyper_connections(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """For each sublayer: reading, writing, mixing, and their generator."""
+  hyper, n = options.hyper, options.hyper.streams
+  sublayers = m.layers(side) * (2 if side == 'encoder' else 3)
+  each = {
+    'static': n * (n + 2),
+    'dynamic': n * (n + 2) + m.width * (n + 2) + 2,
+    'identity_mix': 2 * n * n * m.width + 2 * n + 2,
+    'manifold': n * m.width * (n * n + 2 * n) + n * n + 2 * n + 3,
+  }
+  head = n * n * m.width + n + 1 if hyper.collapse == 'learned' else 0
+  return sublayers * each[hyper.kind] + head
+
+
 def _mudd(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """After layer l: D K + K C (l + 1) + C (l + 1), and norms of the streams."""
   layers, mudd, total = m.layers(side), options.mudd, 0
@@ -200,4 +214,5 @@ _FUSIONS = {
   'transparent': _transparent,
   'dlcl': _dlcl,
   'mudd': _mudd,
+  'hyper_connections': _hyper_connections,
 }

@@ -32,6 +32,25 @@ _REFUSED = {
   "encoder.fusion: 'mudd' needs model.norm='pre', got 'post'": {
     'encoder': {'fusion': 'mudd'}
   },
+  "encoder.fusion: 'hyper_connections' needs model.norm='pre', got 'rezero'": {
+    'norm': 'rezero',
+    'encoder': {'fusion': 'hyper_connections'},
+  },
+  'encoder.hyper.streams: must be >= 2, got 1': {
+    'norm': 'pre',
+    'encoder': {'fusion': 'hyper_connections', 'hyper': {'streams': 1}},
+  },
+  "hyper.rounds: 5 has no effect with hyper.kind='dynamic'": {
+    'norm': 'pre',
+    'encoder': {'fusion': 'hyper_connections', 'hyper': {'rounds': 5}},
+  },
+  'shortcut.author_compat: starts the residual from the normalised input': {
+    'norm': 'pre',
+    'encoder': {
+      'fusion': 'hyper_connections',
+      'shortcut': {'source': 'lexical', 'author_compat': True},
+    },
+  },
   "decoder.shortcut.source: 'lexical' and fusion='mudd' with mudd.ways=4": {
     'norm': 'pre',
     'decoder': {'fusion': 'mudd', 'shortcut': {'source': 'lexical'}},

@@ -17,6 +17,7 @@ from fusion_jax.config.fusion import (
   DlclOptions,
   DynamicOptions,
   GtransOptions,
+  HyperOptions,
   LinearOptions,
   MlrfOptions,
   MuddOptions,
@@ -99,6 +100,15 @@ _SIDES = {
     'encoder': _side(
       'transparent', transparent=TransparentOptions(feature_wise=True)
     )
+  },
+  **{
+    f'hyper_connections-{kind}': {
+      'encoder': _side(
+        'hyper_connections', hyper=HyperOptions(kind=kind, collapse='learned')
+      ),
+      'decoder': _side('hyper_connections', hyper=HyperOptions(kind=kind)),
+    }
+    for kind in ('static', 'identity_mix', 'manifold')
   },
   'mudd-1': {'encoder': _side('mudd', mudd=MuddOptions(ways=1))},
   'mudd-pre_post': {

@@ -1,0 +1,155 @@
+"""Hyper-connections against their equations, in NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from references import layer_norm
+
+from fusion_jax.config.fusion import HyperOptions, SideConfig
+from fusion_jax.fusion.hyper_connections import HyperResidual, sinkhorn
+from fusion_jax.layers.residual import Residual, Streams
+from fusion_jax.testing import TINY, assert_close
+
+_KINDS = 'static', 'dynamic', 'identity_mix', 'manifold'
+
+
+def _config(kind, streams=4, **side):
+  options = HyperOptions(kind=kind, streams=streams)
+  fused = SideConfig('hyper_connections', hyper=options, **side)
+  return dataclasses.replace(TINY, norm='pre', encoder=fused, decoder=fused)
+
+
+def _normal(*shape, seed=0, scale=1.0):
+  random = np.random.default_rng(seed)
+  return jnp.float32(random.normal(0, scale, shape))
+
+
+def _around(module, x, y):
+  return module.before(x), module.after(x, y, True)
+
+
+def _parameters(module, x, y):
+  shapes = jax.eval_shape(
+    lambda x, y: module.init(jax.random.key(0), x, y, method=_around), x, y
+  )
+  random = np.random.default_rng(7)
+  return jax.tree.map(
+    lambda leaf: jnp.float32(random.normal(0, 0.5, leaf.shape)),
+    nn.unbox(shapes)['params'],
+  )
+
+
+def _apply(module, parameters, x, y):
+  apply = jax.jit(
+    lambda p, x, y: module.apply({'params': p}, x, y, method=_around)
+  )
+  return apply(parameters, x, y)
+
+
+def _sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+def _weights(p, x, kind):
+  """Weights of reading, mixing and writing; p are parameters in float64."""
+  count = x.shape[-2]
+  if kind == 'static':
+    return p['read'], p['mix'], p['write']
+  kernel = p['generator']['kernel']
+  if kind == 'dynamic':
+    found = np.tanh(layer_norm(x) @ kernel)
+    return (
+      p['read'] + p['read_scale'] * found[..., 0],
+      p['mix'] + p['read_scale'] * found[..., 2:],
+      p['write'] + p['write_scale'] * found[..., 1],
+    )
+  z = x.reshape(*x.shape[:-2], -1)
+  z = z / np.sqrt(np.square(z).mean(-1, keepdims=True) + 1e-6) @ kernel
+  floor = 1e-6 if kind == 'identity_mix' else 0
+  read = _sigmoid(p['read_scale'] * z[..., :count] + p['read']) + floor
+  written = p['write_scale'] * z[..., count : 2 * count] + p['write']
+  write = 2 * _sigmoid(written) + floor
+  if kind == 'identity_mix':
+    return read, np.eye(count), write
+  logits = z[..., 2 * count :].reshape(*z.shape[:-1], count, count)
+  mix = np.exp(p['mix_scale'] * logits + p['mix'])
+  for _ in range(20):
+    mix = mix / mix.sum(-1, keepdims=True)
+    mix = mix / mix.sum(-2, keepdims=True)
+  return read, mix, write
+
+
+@pytest.mark.parametrize('streams', [2, 4])
+@pytest.mark.parametrize('kind', _KINDS)
+def test_against_its_equations(kind, streams):
+  module = HyperResidual(_config(kind, streams), 'encoder', 0)
+  x, y = _normal(2, 3, streams, 8), _normal(2, 3, 8, seed=1)
+  parameters = _parameters(module, x, y)
+  before, after = _apply(module, parameters, x, y)
+  p, x, y = jax.tree.map(np.float64, (parameters, x, y))
+  read, mix, write = _weights(p, x, kind)
+  h = np.einsum('...i,...id->...d', read, x)
+  assert_close(before, layer_norm(h, p['norm']), units=128)
+  mixed = np.einsum('...ij,...id->...jd', mix, x)
+  assert_close(after, mixed + write[..., None] * y[..., None, :], units=128)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 6), st.floats(0, 4), st.integers(0, 99))
+def test_mixes_are_doubly_stochastic_and_so_are_their_products(
+  count, scale, seed
+):
+  mixes = sinkhorn(_normal(2, count, count, seed=seed, scale=scale), 20)
+  for mix in (*mixes, mixes[0] @ mixes[1]):
+    assert (np.asarray(mix) >= 0).all()
+    np.testing.assert_allclose(mix.sum(-2), 1, atol=1e-3)
+  # The last round was that of the columns: rows are the nearer to 1, the
+  # smaller the logits.
+  np.testing.assert_allclose(mixes.sum(-1), 1, atol=1e-3 + 0.02 * scale)
+
+
+@pytest.mark.parametrize('kind', ['static', 'identity_mix'])
+def test_streams_have_no_order(kind):
+  module = HyperResidual(_config(kind), 'encoder', 0)
+  x, y = _normal(2, 3, 4, 8), _normal(2, 3, 8, seed=1)
+  parameters = _parameters(module, x, y)
+  order = np.array([2, 0, 3, 1])
+  moved = dict(parameters)
+  for name in ('read', 'write'):
+    moved[name] = parameters[name][order]
+  if kind == 'static':
+    moved['mix'] = parameters['mix'][order][:, order]
+  else:
+    kernel = parameters['generator']['kernel'].reshape(4, 8, 2, 4)
+    kernel = kernel[order][..., order].reshape(32, 8)
+    moved['generator'] = {'kernel': kernel}
+  before, after = _apply(module, parameters, x, y)
+  same, turned = _apply(module, moved, x[:, :, order], y)
+  assert_close(same, before)
+  assert_close(turned, after[:, :, order])
+
+
+@pytest.mark.parametrize('number', [0, 5])
+@pytest.mark.parametrize('kind', _KINDS)
+def test_copies_stay_copies_of_the_plain_residual(kind, number):
+  config = _config(kind, start='baseline')
+  module, plain = HyperResidual(config, 'encoder', number), Residual(TINY)
+  plain = Residual(dataclasses.replace(TINY, norm='pre'))
+  x, y = _normal(2, 3, 8), _normal(2, 3, 8, seed=1)
+  streams = Streams(4)
+  state = streams.open(x)
+  variables = nn.unbox(module.init(jax.random.key(0), state, y, method=_around))
+  before, after = _apply(module, variables['params'], state, y)
+  norm = {'norm': variables['params']['norm']}
+  wanted, total = _apply(plain, norm, x, y)
+  # Gates read a multiple of x, of which the norm sees epsilon alone; those of
+  # identity_mix write 1.000001 y.
+  assert_close(before, wanted, units=128)
+  assert_close(after, streams.open(total), units=64)
+  assert_close(streams.close(after), total, units=64)
