@@ -29,7 +29,13 @@ from benchmarks.common import (
 )
 from benchmarks.decode_task import END
 from benchmarks.fusion_jax_step import FusionJaxStep, experiment, random_batches
-from benchmarks.schemes import POST_NORM, Scheme, chosen, schemes
+from benchmarks.schemes import (
+  POST_NORM,
+  Scheme,
+  chosen,
+  norms_of,
+  schemes,
+)
 from benchmarks.serving import limit_cores, timed
 from benchmarks.sizes import SIZES, Size
 from fusion_jax.config.flags import parse_arguments
@@ -111,7 +117,8 @@ class Programs:
   """
 
   def __init__(self, size: Size, row: Row, sentences: int, steps: int):
-    step = FusionJaxStep(size, changed(experiment(size), POST_NORM | row))
+    norm = POST_NORM if 'post' in norms_of(row) else {}
+    step = FusionJaxStep(size, changed(experiment(size), norm | row))
     sources = dataclasses.replace(size, rows=sentences)
     search = SearchSteps(step.model, step.parameters, sources, _BEAM, steps)
     self.gflop = {'train': step.gflop, 'decode': search.gflop}

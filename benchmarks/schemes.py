@@ -12,11 +12,13 @@ from fusion_jax.config.fusion import (
   MultiLayerOptions,
   RoutingOptions,
   ShortcutOptions,
+  SideConfig,
 )
 from fusion_jax.config.presets import (
   DOU_2018,
   DOU_2019,
   EMELIN_2019,
+  SINCE_2020,
   WANG_2018,
   YANG_2022,
   Row,
@@ -30,6 +32,19 @@ BASELINE = 'none'
 _PRE_NORM_DIVERSITY: Row = {'training.diversity': 0.1}
 # What most of the papers have; the sizes of benchmarks/sizes.py are pre-norm.
 POST_NORM: Row = {'model.norm': 'post'}
+
+
+# Of the schemes that no paper tried on this task.
+_LATER = (
+  'denseformer',
+  'mudd_one_way',
+  'mudd',
+  'hyper_connections_static',
+  'hyper_connections',
+  'hyper_connections_identity_mix',
+  'hyper_connections_manifold',
+  'transparent_by_feature',
+)
 
 
 class Scheme(NamedTuple):
@@ -80,7 +95,23 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
     'transparent': Scheme(YANG_2022['transparent']),
     'dlcl': Scheme(both_sides('dlcl')),
     'rezero': Scheme(YANG_2022['rezero']),
+    **{name: Scheme(_fusion(SINCE_2020[name])) for name in _LATER},
   }
+
+
+def norms_of(row: Row) -> tuple[str, ...]:
+  """The norms, of pre and post, for which a row is defined."""
+  sides = [value for value in row.values() if isinstance(value, SideConfig)]
+  return tuple(
+    norm
+    for norm in ('pre', 'post')
+    if all(side.rules is None or norm in side.rules.norms for side in sides)
+  )
+
+
+def _fusion(row: Row) -> Row:
+  """Return a row without its norm, which is that of the comparison."""
+  return {name: row[name] for name in row if name != 'model.norm'}
 
 
 def chosen(table: Mapping[str, Scheme], names: str) -> dict[str, Scheme]:

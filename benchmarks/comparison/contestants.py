@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.comparison.plan import Entry
-from benchmarks.schemes import BASELINE, schemes
+from benchmarks.schemes import BASELINE, norms_of, schemes
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import Row, changed
 from fusion_jax.data.batching import Batch
@@ -55,7 +55,7 @@ class Contestants:
     has_norm = 'model.norm' in self.row(name)
     own = sizes(self._config(name)).keys() - sizes(self._plain).keys()
     is_tuned = bool(own) and not (is_plain or has_norm)
-    return Entry(name, is_tuned, has_norm, is_plain)
+    return Entry(name, is_tuned, has_norm, is_plain, norms_of(self.row(name)))
 
   def gflop(self, name: str) -> float:
     """10^9 operations of the products of a forward pass over a batch."""

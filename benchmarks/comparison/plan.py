@@ -48,12 +48,14 @@ class Entry(NamedTuple):
   has_norm: whether it is a norm itself; it cannot start from a plain model
     then, and is trained from scratch once, in the place of the first norm.
   is_plain: whether it has no fusion: it then continues its own run.
+  norms: for which it is defined.
   """
 
   name: str
   is_tuned: bool = False
   has_norm: bool = False
   is_plain: bool = False
+  norms: tuple[str, ...] = ('pre', 'post')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,12 +100,12 @@ def _of_seed(
 ) -> Iterator[Run]:
   for norm in recipe.norms:
     for entry in entries:
-      if not entry.has_norm:
+      if not entry.has_norm and norm in entry.norms:
         yield from _continued(recipe, entry, norm, seed)
   for norm in recipe.norms:
     for entry in entries:
       once = entry.has_norm and norm != recipe.norms[0]
-      if not (entry.is_plain or once):
+      if not (entry.is_plain or once) and norm in entry.norms:
         yield Run('scratch', norm, entry.name, seed)
 
 

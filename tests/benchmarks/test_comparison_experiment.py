@@ -13,7 +13,7 @@ from benchmarks.comparison.measure import seconds_an_update
 from benchmarks.comparison.plan import Run
 from benchmarks.comparison.recipe import RECIPE, read
 from benchmarks.comparison.texts import find_tests
-from benchmarks.schemes import schemes
+from benchmarks.schemes import norms_of, schemes
 from benchmarks.serving import ROOT
 from fusion_jax.config.flags import load_config, override
 from fusion_jax.errors import InputError
@@ -25,8 +25,14 @@ def made(run, own, rate=None):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize('norm', ['pre', 'post'])
-@pytest.mark.parametrize('name', schemes(6))
+@pytest.mark.parametrize(
+  ('name', 'norm'),
+  [
+    (name, norm)
+    for name, scheme in schemes(6).items()
+    for norm in norms_of(scheme.row)
+  ],
+)
 def test_train_py_reads_the_config_of_every_scheme(name, norm):
   frozen = read(RECIPE, 'multi30k')
   start = Run('plain', norm, 'none', 3)

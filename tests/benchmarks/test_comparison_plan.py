@@ -30,6 +30,15 @@ def test_the_order_is_continued_by_norm_then_scratch_then_seeds(tmp_path):
   assert names == seed_0 + seed_1
 
 
+def test_a_scheme_is_left_out_where_a_norm_does_not_suit_it(tmp_path):
+  entries = PLAIN, DENSE._replace(norms=('pre',))
+  names = planned(recipe(tmp_path), entries, norms=('pre', 'post'))
+  assert [name for name in names if 'dense' in name] == [
+    'continued/pre/dense-0',
+    'scratch/pre/dense-0',
+  ]
+
+
 def test_every_run_comes_after_what_it_needs(tmp_path):
   runs = planned(recipe(tmp_path), norms=('pre', 'post'), seeds=(0, 1))
   seen = set()
