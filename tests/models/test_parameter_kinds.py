@@ -31,6 +31,8 @@ _SCALARS_IN_TABLES = (
   'encoder/read_out/weights',
   'encoder/connection/weights',
   'decoder/connection/weights',
+  '_residual/mix',
+  *(f'connection/static_{layer}' for layer in range(1, 4)),
 )
 
 _LAST_NAMES = {
@@ -40,6 +42,8 @@ _LAST_NAMES = {
   'transparent': {'weights'},
   'dlcl': {'weights'},
   'em_routing': {'beta_a', 'beta_u'},
+  'hyper_connections': {'read', 'write', 'mix', 'read_scale', 'write_scale'},
+  'mudd': {'static_1', 'static_2', 'static_3'},
   'shortcut': {'key_gate_bias', 'value_gate_bias'},
 }
 
