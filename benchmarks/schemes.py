@@ -43,6 +43,7 @@ _LATER = (
   'hyper_connections',
   'hyper_connections_identity_mix',
   'hyper_connections_manifold',
+  'value_residual',
   'transparent_by_feature',
 )
 

@@ -22,6 +22,7 @@ from fusion_jax.config.fusion import (
   ShortcutOptions,
   SideConfig,
   TransparentOptions,
+  ValueResidualOptions,
 )
 from fusion_jax.config.fusion_checks import unread_options
 from fusion_jax.fusion import SCHEMES
@@ -189,6 +190,18 @@ def _attention() -> dict[str, ModelConfig]:
     ),
     'shortcut-both': _model(
       decoder=SideConfig(shortcut=dataclasses.replace(fused, where='both'))
+    ),
+    'value-learnable': _both(value_residual=ValueResidualOptions('learnable')),
+    'value-identity': dataclasses.replace(
+      _both('pre', value_residual=ValueResidualOptions('identity')), remat=True
+    ),
+    'value-constant-cross': _model(
+      decoder=SideConfig(
+        value_residual=ValueResidualOptions('constant', 'cross')
+      )
+    ),
+    'value-sparse-both': _model(
+      decoder=SideConfig(value_residual=ValueResidualOptions('sparse', 'both'))
     ),
     'shortcut-author': _both(
       'pre', shortcut=dataclasses.replace(lexical, author_compat=True)

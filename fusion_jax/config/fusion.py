@@ -485,6 +485,21 @@ class ShortcutOptions:
     )
 
 
+@section('model.*.value_residual')
+class ValueResidualOptions:
+  """Value residual (Zhou et al. 2024): each layer reads values of layer 1."""
+
+  kind: Literal['none', 'identity', 'learnable', 'constant', 'sparse'] = 'none'
+  """Weights of the values of layer 1 and of the layer's own. 'identity': 1/2
+  and 1/2; 'learnable': the same at first; 'constant': 2 and 1; 'sparse': 5 and
+  1 in the last third of the layers, 0 and 1 in the others."""
+
+  where: Annotated[Literal['self', 'cross', 'both'], Only(('decoder',))] = (
+    'self'
+  )
+  """Decoder: attentions that have it."""
+
+
 @section('model.*.multi_layer')
 class MultiLayerOptions:
   """Multi-layer attention (Dou 2018, Eq. 8)."""
@@ -601,6 +616,7 @@ class SideConfig:
   hyper: HyperOptions = HyperOptions()
   shortcut: ShortcutOptions = ShortcutOptions()
   multi_layer: MultiLayerOptions = MultiLayerOptions()
+  value_residual: ValueResidualOptions = ValueResidualOptions()
 
   own: Annotated[tuple[tuple[Text, _Value], ...], Field(strict=False)] = ()
   """Options of a scheme that is registered from outside: names and values."""

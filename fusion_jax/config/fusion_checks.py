@@ -23,6 +23,7 @@ _OTHER: dict[Side, Side] = {'encoder': 'decoder', 'decoder': 'encoder'}
 # Sections that multi-layer attention and shortcuts read, besides the scheme's.
 _MULTI_LAYER = 'agg', 'multi_layer'
 _SHORTCUT = ('shortcut',)
+_VALUES = ('value_residual',)
 
 
 def check_side(
@@ -74,6 +75,8 @@ def unread_options(side: SideConfig, name: Side) -> tuple[str, ...]:
     sections.update(_MULTI_LAYER)
   if side.shortcut.source != 'none':
     sections.update(_SHORTCUT)
+  if side.value_residual.kind != 'none':
+    sections.update(_VALUES)
   return tuple(
     f'{section}.{field}'
     for section, options in fields_of_section(SideConfig).items()
@@ -241,14 +244,40 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f'{path}.shortcut.author_compat',
     f'is about the norm before attention; model.norm={norm!r} has none',
   )
+  _check_values(side, path)
   if side.start == 'baseline':
     _check_baseline_start(side, path)
 
 
+def _check_values(side: SideConfig, path: str) -> None:
+  if side.value_residual.kind == 'none':
+    return
+  others = {
+    f'shortcut.source={side.shortcut.source!r}': side.shortcut.source != 'none',
+    'multi_layer.layers > 1': side.multi_layer.layers > 1,
+    "fusion='mudd' with four ways": side.fusion == 'mudd'
+    and side.mudd.ways > 1,
+  }
+  for name, chosen in others.items():
+    require(
+      not chosen,
+      f'{path}.value_residual.kind',
+      f'{side.value_residual.kind!r} and {name} both replace the values of '
+      'attention; choose one',
+    )
+
+
 def _check_baseline_start(side: SideConfig, path: str) -> None:
   many, shortcut = side.multi_layer.layers > 1, side.shortcut.source != 'none'
+  values = side.value_residual.kind
   require(
-    side.fusion != 'none' or many or shortcut,
+    values in ('none', 'learnable'),
+    f'{path}.start',
+    f"'baseline' cannot be exact with value_residual.kind={values!r}, whose "
+    "weights are fixed; use 'learnable', or start='fresh'",
+  )
+  require(
+    side.fusion != 'none' or many or shortcut or values != 'none',
     f'{path}.start',
     "'baseline' is about a fusion, and there is none; choose "
     f"{path}.fusion, or start='fresh'",

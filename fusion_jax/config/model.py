@@ -183,14 +183,18 @@ class ModelConfig:
 
   def _check_scan(self, name: Side) -> None:
     side = self.side(name)
-    many = side.multi_layer.layers > 1
-    require(
-      not (self.scan_layers and (side.owns_layer_inputs or many)),
-      'model.scan_layers',
-      f'needs layers that are all alike, which model.{name} with '
-      + ('multi_layer.layers > 1' if many else f'fusion={side.fusion!r}')
-      + ' has not; choose one',
-    )
+    others = {
+      'multi_layer.layers > 1': side.multi_layer.layers > 1,
+      'value_residual': side.value_residual.kind != 'none',
+      f'fusion={side.fusion!r}': side.owns_layer_inputs,
+    }
+    for what, chosen in others.items():
+      require(
+        not (self.scan_layers and chosen),
+        'model.scan_layers',
+        f'needs layers that are all alike, which model.{name} with {what} has '
+        'not; choose one',
+      )
 
   def side(self, name: Side) -> SideConfig:
     """The fusion of the encoder or the decoder."""

@@ -28,6 +28,7 @@ from fusion_jax.config.fusion import (
   ShortcutOptions,
   SideConfig,
   TransparentOptions,
+  ValueResidualOptions,
 )
 from fusion_jax.errors import InputError
 
@@ -248,6 +249,9 @@ SINCE_2020: Mapping[str, Row] = {
   'mudd': {'model.norm': 'pre'} | both_sides('mudd'),
   'mudd_one_way': {'model.norm': 'pre'}
   | both_sides('mudd', mudd=MuddOptions(ways=1)),
+  'value_residual': both_sides(
+    value_residual=ValueResidualOptions('learnable')
+  ),
   'hyper_connections_static': _hyper(HyperOptions('static')),
   'hyper_connections': _hyper(HyperOptions('dynamic')),
   'hyper_connections_identity_mix': _hyper(HyperOptions('identity_mix')),

@@ -37,6 +37,10 @@ from fusion_jax.fusion.multi_layer import MultiLayerAttention
 from fusion_jax.fusion.scheme import Plug, Scheme
 from fusion_jax.fusion.shortcuts import ShortcutAttention
 from fusion_jax.fusion.starts import Opening
+from fusion_jax.fusion.value_residual import (
+  ValueResidualAttention,
+  mixes_memory,
+)
 from fusion_jax.layers.attention import MultiHeadAttention
 from fusion_jax.layers.residual import Residual, Streams
 
@@ -233,14 +237,19 @@ def self_attention(
     return MultiLayerAttention(config, side, index)
   if options.shortcut.source != 'none' and options.shortcut.where != 'cross':
     return ShortcutAttention(config, side)
+  values = options.value_residual
+  if values.kind != 'none' and values.where != 'cross':
+    return ValueResidualAttention(config, side, index)
   return MultiHeadAttention(config)
 
 
-def cross_attention(config: ModelConfig) -> MultiHeadAttention:
-  """Return the cross-attention of a decoder layer."""
+def cross_attention(config: ModelConfig, index: int) -> MultiHeadAttention:
+  """Return the cross-attention of decoder layer `index`, counted from 1."""
   shortcut = config.decoder.shortcut
   if shortcut.source != 'none' and shortcut.where != 'self':
     return ShortcutAttention(config, 'decoder')
+  if mixes_memory(config):
+    return ValueResidualAttention(config, 'decoder', index)
   return MultiHeadAttention(config)
 
 

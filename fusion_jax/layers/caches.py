@@ -60,7 +60,8 @@ class CacheCursor:
   A pass over all positions has no caches: attention reads what it has just
   projected. A pass over one position of each hypothesis of a beam takes the
   caches of the earlier positions. Either way `seen` lists what was read; these
-  are the caches of the next step.
+  are the caches of the next step. `first_values` are those that the first
+  attention projects in this pass; None before it.
   """
 
   def __init__(
@@ -78,9 +79,12 @@ class CacheCursor:
     self._left = None if caches is None else list(caches)
     self._position = position
     self.seen: list[KeyValue] = []
+    self.first_values: Float[Array, '*B N T H'] | None = None
 
   def extend(self, new: KeyValue) -> KeyValue:
     """Return the keys and values to read, with `new` among them."""
+    if self.first_values is None:
+      self.first_values = new.values
     if self._left is not None:
       assert self._position is not None, 'caches need a position'
       new = append(self._left.pop(0), new, self._position)
@@ -107,6 +111,14 @@ class CacheCursor:
     """Return the next cache unchanged, for a part that extends it itself."""
     return None if self._left is None else self._left.pop(0)
 
+  def part(self) -> 'CacheCursor':
+    """Return a cursor for the next part of a pass over all positions."""
+    cursor = CacheCursor()
+    cursor.first_values = self.first_values
+    return cursor
+
   def join(self, seen: tuple[KeyValue, ...]) -> None:
     """Add what a part of the pass has seen."""
+    if self.first_values is None and seen:
+      self.first_values = seen[0].values
     self.seen.extend(seen)

@@ -22,7 +22,7 @@ from fusion_jax import fusion
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.layers.ablation_masks import masks_of
 from fusion_jax.layers.attention import LayerInput, query_of, residual_of
-from fusion_jax.layers.caches import CacheCursor, KeyValue
+from fusion_jax.layers.caches import KeyValue
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import FeedForward
 from fusion_jax.layers.parameter import parameter
@@ -127,7 +127,7 @@ class DecoderLayer(nn.Module):
   def setup(self):
     config = self.config
     self.self_attention = fusion.self_attention(config, 'decoder', self.index)
-    self.cross_attention = fusion.cross_attention(config)
+    self.cross_attention = fusion.cross_attention(config, self.index)
     self.feed_forward = FeedForward(config)
     residuals = _residuals(config, 'decoder', self.index, 3)
     self.self_attention_residual, self.cross_attention_residual = residuals[:2]
@@ -142,6 +142,10 @@ class DecoderLayer(nn.Module):
   ) -> KeyValue:
     """Return the input of this layer's cross-attention, once per sentence."""
     return self.cross_attention.memory(features, embedding, tokens)
+
+  def mixed_memory(self, own: KeyValue, first: KeyValue) -> KeyValue:
+    """Return the input of cross-attention with the values of layer 1."""
+    return self.cross_attention.mixed(own, first.values)
 
   def __call__(
     self,
@@ -293,7 +297,7 @@ class _Stack(nn.Module):
       return layer(x, layers, context, memory)
 
     def body(layer, x, layers, memory):
-      part = dataclasses.replace(context, caches=CacheCursor())
+      part = dataclasses.replace(context, caches=context.caches.part())
       y = layer(x, layers, part, memory)
       return y, tuple(part.caches.seen)
 
@@ -397,9 +401,15 @@ class Decoder(_Stack):
     tokens = mask[:, 0, 0]
     each = features.ndim == embedding.ndim + 1
     if not self.config.scan_layers:
-      return tuple(
+      own = tuple(
         layer.memory(features[index] if each else features, embedding, tokens)
         for index, layer in enumerate(self.layer)
+      )
+      if not fusion.mixes_memory(self.config):
+        return own
+      return tuple(
+        layer.mixed_memory(memory, own[0])
+        for layer, memory in zip(self.layer, own, strict=True)
       )
 
     def body(layer, carry, own):

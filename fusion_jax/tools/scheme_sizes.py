@@ -20,7 +20,12 @@ import jax.numpy as jnp
 
 from fusion_jax.config import SideConfig
 from fusion_jax.config.flags import parse_arguments
-from fusion_jax.fusion import SCHEMES, multi_layer, shortcuts
+from fusion_jax.fusion import (
+  SCHEMES,
+  multi_layer,
+  shortcuts,
+  value_residual,
+)
 from fusion_jax.fusion.scheme import BASE, PLAIN, Baseline, PaperSize
 from fusion_jax.models.transformer import (
   Parameters,
@@ -64,6 +69,8 @@ def _rows() -> Iterator[Row]:
     yield _row(size, multi_layer.SOURCE, 'attention', 'multi_layer, agg')
   for size in shortcuts.SIZES:
     yield _row(size, shortcuts.SOURCE, 'attention', 'shortcut')
+  for size in value_residual.SIZES:
+    yield _row(size, value_residual.SOURCE, 'attention', 'value_residual')
   rezero = BASE._replace(model=dataclasses.replace(BASE.model, norm='rezero'))
   yield Row(
     PaperSize('norm=rezero', PLAIN, PLAIN, None, rezero),

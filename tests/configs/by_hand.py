@@ -50,6 +50,7 @@ def _stack(m: ModelConfig, side: Side) -> int:
     layers * layer
     + _FUSIONS[options.fusion](m, options, side)
     + _shortcuts(m, options, side)
+    + _value_residual(m, options, side)
     + _multi_layer(m, options, side)
   )
 
@@ -192,6 +193,15 @@ def _shortcuts(m: ModelConfig, options: SideConfig, side: Side) -> int:
     return 0
   attentions = (2 if shortcut.where == 'both' else 1) * m.layers(side)
   return attentions * ((6 if shortcut.feature_fusion else 2) * d * d + 2 * d)
+
+
+def _value_residual(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """Two weights in each layer above the first."""
+  values = options.value_residual
+  if values.kind != 'learnable':
+    return 0
+  attentions = 2 if values.where == 'both' else 1
+  return attentions * 2 * (m.layers(side) - 1)
 
 
 def _nothing(m: ModelConfig, options: SideConfig, side: Side) -> int:

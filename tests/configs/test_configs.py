@@ -169,6 +169,8 @@ _PARAMETERS = {
   'wmt14_ende.py:hyper_connections': 60_524_544 + 92_940,
   'wmt14_ende.py:hyper_connections_identity_mix': 60_524_544 + 491_820,
   'wmt14_ende.py:hyper_connections_manifold': 60_524_544 + 1_475_370,
+  # Two weights in five layers of each stack.
+  'wmt14_ende.py:value_residual': 60_522_496 + 20,
   # 7 x 6 x 512 weights, and a norm.
   'wmt14_ende.py:transparent_by_feature': 60_545_024,
   'wmt17_zhen.py:base': 76_906_496,

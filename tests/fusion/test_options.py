@@ -29,6 +29,22 @@ _REFUSED = {
   'decoder.dlcl.period: 7 leaves nothing to sum in 6 layers': {
     'decoder': {'fusion': 'dlcl', 'dlcl': {'period': 7}}
   },
+  "value_residual.kind: 'identity' and shortcut.source='lexical' both": {
+    'encoder': {
+      'shortcut': {'source': 'lexical'},
+      'value_residual': {'kind': 'identity'},
+    }
+  },
+  "encoder.start: 'baseline' cannot be exact with value_residual.kind=": {
+    'encoder': {'start': 'baseline', 'value_residual': {'kind': 'sparse'}}
+  },
+  "encoder.value_residual.where: 'both' has no effect in the encoder": {
+    'encoder': {'value_residual': {'kind': 'identity', 'where': 'both'}}
+  },
+  'model.scan_layers: needs layers that are all alike.*with value_residual': {
+    'scan_layers': True,
+    'decoder': {'value_residual': {'kind': 'identity'}},
+  },
   "encoder.fusion: 'mudd' needs model.norm='pre', got 'post'": {
     'encoder': {'fusion': 'mudd'}
   },

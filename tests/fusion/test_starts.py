@@ -26,6 +26,7 @@ from fusion_jax.config.fusion import (
   ShortcutOptions,
   SideConfig,
   TransparentOptions,
+  ValueResidualOptions,
 )
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
@@ -109,6 +110,12 @@ _SIDES = {
       'decoder': _side('hyper_connections', hyper=HyperOptions(kind=kind)),
     }
     for kind in ('static', 'identity_mix', 'manifold')
+  },
+  'value-learnable': {
+    'encoder': _side('none', value_residual=ValueResidualOptions('learnable')),
+    'decoder': _side(
+      'none', value_residual=ValueResidualOptions('learnable', 'both')
+    ),
   },
   'mudd-1': {'encoder': _side('mudd', mudd=MuddOptions(ways=1))},
   'mudd-pre_post': {
