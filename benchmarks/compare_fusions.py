@@ -5,6 +5,8 @@ r"""Every fusion scheme by one frozen recipe: size, BLEU, and its significance.
         [--limit=RUNS] [--minutes=M]
     python -m benchmarks.compare_fusions --data=DIR --workdir=DIR --report
 
+--publish puts the tables into docs/results.md and a short one into README.md.
+
 Trains and translates what benchmarks/comparison/recipe.toml defines, and what
 the chosen runs need. It may be stopped or killed at any moment: the same
 command resumes. benchmarks/README.md tells more.
@@ -26,9 +28,9 @@ from benchmarks.comparison.experiment import Folders
 from benchmarks.comparison.measure import Runner, hardware
 from benchmarks.comparison.plan import Chosen, Run, plan
 from benchmarks.comparison.recipe import PHASES, RECIPE, read
-from benchmarks.comparison.report import put_into, report
+from benchmarks.comparison.report import put_into, report, summary
 from benchmarks.comparison.results import Results
-from benchmarks.comparison.tables import tables
+from benchmarks.comparison.tables import Table, tables
 from benchmarks.comparison.texts import Text, find_tests
 from benchmarks.comparison.work import carry_out, locked
 from benchmarks.schemes import BASELINE
@@ -75,10 +77,9 @@ class Comparison:
     timing = self.contestants.gflop, runner.time_plain
     return runner, Estimate(self.recipe, self.results, here, *timing)
 
-  def report(self, runs: Sequence[Run]) -> str:
+  def tables(self, runs: Sequence[Run]) -> list[Table]:
     """The tables of these runs."""
-    found = tables(runs, self.results, self.tests, self.data.target_language)
-    return report(self.recipe, self.results, found)
+    return tables(runs, self.results, self.tests, self.data.target_language)
 
 
 @one_line_errors
@@ -90,12 +91,14 @@ def main(argv: list[str]) -> None:
   logging.getLogger('sacrebleu').setLevel(logging.WARNING)
   if arguments.plan:
     _print_plan(Comparison(arguments), arguments)
-  elif arguments.report or arguments.readme:
+  elif arguments.report or arguments.publish:
     comparison = Comparison(arguments)
-    text = comparison.report(comparison.runs(arguments))
+    found = comparison.tables(comparison.runs(arguments))
+    text = report(comparison.recipe, comparison.results, found)
     print(text, end='')
-    if arguments.readme:
-      put_into(arguments.readme, text)
+    if arguments.publish:
+      put_into(ROOT / 'docs' / 'results.md', text)
+      put_into(ROOT / 'README.md', summary(comparison.recipe, found))
   else:
     with locked(arguments.workdir) as lock:
       _work(Comparison(arguments), arguments, lock, begin)
@@ -120,11 +123,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add('--plan', action='store_true', help='only print the runs and their time')
   add('--report', action='store_true', help='only print the tables')
   add(
-    '--readme',
-    type=Path,
-    nargs='?',
-    const=ROOT / 'README.md',
-    help='only print the tables, and put them into this file',
+    '--publish',
+    action='store_true',
+    help='only print the tables, and put them into the guide',
   )
   return parse_arguments(argv, parser)
 

@@ -1,4 +1,4 @@
-"""The tables of a comparison as Markdown, and their place in a README."""
+"""The tables of a comparison as Markdown, and their place in the guide."""
 
 import re
 import textwrap
@@ -19,6 +19,8 @@ _TITLES = {
   'scratch': 'from scratch',
 }
 _NONE = '–'
+# Of the differences that the summary prints in bold.
+_LEVEL = 0.05
 _ENTROPY = re.compile(r'(\w+)/.*coupling_entropy_(\d+)')
 
 
@@ -28,14 +30,59 @@ def report(recipe: Recipe, results: Results, tables: Sequence[Table]) -> str:
   return '\n\n'.join(part for part in parts if part) + '\n'
 
 
+def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
+  """The first table of continued runs, with what to read first."""
+  own = next((x for x in tables if x.kind == 'continued' and x.lines), None)
+  if own is None:
+    return 'No run is finished yet.\n'
+  updates = recipe.phases['continued'].training.steps
+  text = _paragraph(
+    f'A {own.norm}-norm model of width {recipe.phases["plain"].model.width}, '
+    f'trained on {recipe.corpus} for '
+    f'{recipe.phases["plain"].training.steps:,} updates, continues for '
+    f'{updates:,} more with each scheme, from the exact start; `none` is the '
+    f'plain model itself. {_seeds(own)}, BLEU and the difference to `none`, in '
+    f'bold where the bootstrap gives p < {_LEVEL}. '
+    '[All figures](docs/results.md#the-schemes-side-by-side).'
+  )
+  tests = list(dict.fromkeys(test for line in own.lines for test in line.bleu))
+  rows = [
+    (
+      f'`{line.scheme}`',
+      _NONE if line.extra_parameters is None else f'{line.extra_parameters:+,}',
+      'not finite' if line.nll is None else f'{line.nll:.4f}',
+      *(_short(line.bleu.get(test)) for test in tests),
+    )
+    for line in own.lines
+  ]
+  header = 'scheme', 'parameters', 'validation NLL', *(f'`{x}`' for x in tests)
+  return f'{text}\n\n{markdown(header, rows)}\n'
+
+
+def _seeds(table: Table) -> str:
+  most = max(len(line.seeds) for line in table.lines)
+  return 'One seed' if most == 1 else f'Means of {most} seeds'
+
+
+def _short(bleu: Bleu | None) -> str:
+  if bleu is None:
+    return _NONE
+  score = f'{bleu.seeds.mean:.2f}'
+  if bleu.difference is None:
+    return score
+  clear = bleu.bootstrap is not None and bleu.bootstrap < _LEVEL
+  difference = f'{bleu.difference:+.2f}'
+  return f'{score} ({f"**{difference}**" if clear else difference})'
+
+
 def put_into(path: Path, text: str) -> None:
   """Replaces what stands between the markers of a file."""
   if not path.is_file():
-    raise InputError(f'--readme: {path}: no such file')
+    raise InputError(f'{path}: no such file')
   before, begin, rest = path.read_text(encoding='utf-8').partition(_BEGIN)
   _, end, after = rest.partition(_END)
   if not (begin and end):
-    raise InputError(f'--readme: {path}: must have {_BEGIN} and then {_END}')
+    raise InputError(f'{path}: must have {_BEGIN} and then {_END}')
   write_whole(path, f'{before}{begin}\n\n{text}\n{end}{after}'.encode())
 
 

@@ -8,6 +8,7 @@ from benchmarks.comparison.report import (
   coupling_entropies,
   put_into,
   report,
+  summary,
 )
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.tables import tables
@@ -129,6 +130,17 @@ def test_with_one_seed_there_is_no_column_of_seeds(comparison):
   own, _, results = comparison
   lines = report(own, results, tables_of(comparison)).splitlines()
   assert '| `none` | +0 | – | 2.0000 | 30.00 | – | – |' in lines
+
+
+def test_the_summary_has_one_line_a_scheme(comparison):
+  own = comparison[0]
+  assert summary(own, tables_of(comparison)) == 'No run is finished yet.\n'
+  add_all(comparison)
+  text = summary(own, tables_of(comparison))
+  assert '| `none` | +0 | 2.1000 | 31.00 |' in text
+  assert '| `linear` | +250 | 1.8000 | 34.50 (**+3.50**) |' in text
+  assert '| `wide` | +300 | not finite | 30.50 (+0.50) |' in text
+  assert 'Means of 2 seeds' in text.replace('\n', ' ')
 
 
 def test_entropies_are_in_the_order_of_the_iterations():
