@@ -71,7 +71,7 @@ def _short(bleu: Bleu | None) -> str:
   if bleu.difference is None:
     return score
   clear = bleu.bootstrap is not None and bleu.bootstrap < _LEVEL
-  difference = f'{bleu.difference:+.2f}'
+  difference = _signed(bleu.difference)
   return f'{score} ({f"**{difference}**" if clear else difference})'
 
 
@@ -152,10 +152,15 @@ def _cells(bleu: Bleu | None, several: bool) -> list[str]:
   score = f'{bleu.seeds.mean:.2f}'
   cells = [
     score if deviation is None else f'{score} ± {deviation:.2f}',
-    _NONE if bleu.difference is None else f'{bleu.difference:+.2f}',
+    _NONE if bleu.difference is None else _signed(bleu.difference),
     _p(bleu.bootstrap),
   ]
   return [*cells, _p(bleu.over_seeds)] if several else cells
+
+
+def _signed(difference: float) -> str:
+  """A difference with its sign; what rounds to 0 is +0.00."""
+  return f'{round(difference, 2) + 0.0:+.2f}'
 
 
 def _p(value: float | None) -> str:
