@@ -164,13 +164,13 @@ _PARAMETERS = {
   # norms more in five of six layers.
   'wmt14_ende.py:mudd': 60_524_544 + 134_518,
   'wmt14_ende.py:mudd_one_way': 60_524_544 + 49_778,
+  # Two weights in five layers of each stack.
+  'wmt14_ende.py:value_residual': 60_522_496 + 20,
   # 30 sublayers, each with 24 numbers, 24 + 3,072 + 2, 16,394 and 49,179.
   'wmt14_ende.py:hyper_connections_static': 60_524_544 + 720,
   'wmt14_ende.py:hyper_connections': 60_524_544 + 92_940,
   'wmt14_ende.py:hyper_connections_identity_mix': 60_524_544 + 491_820,
   'wmt14_ende.py:hyper_connections_manifold': 60_524_544 + 1_475_370,
-  # Two weights in five layers of each stack.
-  'wmt14_ende.py:value_residual': 60_522_496 + 20,
   # 7 x 6 x 512 weights, and a norm.
   'wmt14_ende.py:transparent_by_feature': 60_545_024,
   'wmt17_zhen.py:base': 76_906_496,
