@@ -456,6 +456,26 @@ class HyperOptions:
   """Manifold: rounds of Sinkhorn's algorithm."""
 
 
+@section('model.*.attention_residual')
+class AttentionResidualOptions:
+  """Attention residuals (Kimi Team 2026; Luo 2026)."""
+
+  kind: Literal['replace', 'delta'] = 'replace'
+  """'replace': a sublayer reads a weighted mean of what is below it instead of
+  the residual sum; 'delta': the sum, and g times the mean."""
+
+  sources: Literal['sublayer', 'layer'] = 'sublayer'
+  """Whether each sublayer attends to the outputs of sublayers, or each layer,
+  once, to those of layers."""
+
+  block: Depth = 1
+  """Sublayers, or layers, whose outputs are summed into one source; 1: each is
+  a source (full attention residuals)."""
+
+  heads: Size = 1
+  """Parts of the width with weights of their own."""
+
+
 @section('model.*.shortcut')
 class ShortcutOptions:
   """Lexical shortcuts into attention (Emelin 2019, Eq. 5-14)."""
@@ -557,6 +577,9 @@ _RULES = {
   'dlcl': SchemeRules('dlcl', owns_layer_inputs=_yes),
   'mudd': SchemeRules('mudd', owns_layer_inputs=_yes, norms=('pre',)),
   'hyper_connections': SchemeRules('hyper', norms=('pre',)),
+  'attention_residuals': SchemeRules(
+    'attention_residual', owns_layer_inputs=_yes, norms=('pre',)
+  ),
 }
 RULES: Mapping[str, SchemeRules] = types.MappingProxyType(_RULES)
 
@@ -614,6 +637,7 @@ class SideConfig:
   dlcl: DlclOptions = DlclOptions()
   mudd: MuddOptions = MuddOptions()
   hyper: HyperOptions = HyperOptions()
+  attention_residual: AttentionResidualOptions = AttentionResidualOptions()
   shortcut: ShortcutOptions = ShortcutOptions()
   multi_layer: MultiLayerOptions = MultiLayerOptions()
   value_residual: ValueResidualOptions = ValueResidualOptions()

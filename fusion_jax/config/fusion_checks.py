@@ -52,6 +52,7 @@ def check_side(
   _check_layers(side, path, layers)
   _check_capsules(side, path, width)
   _check_sums(side, path, layers)
+  _check_sources(side, path, name, layers, width)
   _check_routing_form(side.routing, f'{path}.routing')
   _check_pairs(side, path, name, norm)
   if side.fusion == 'gtrans':
@@ -156,6 +157,27 @@ def _check_capsules(side: SideConfig, path: str, width: int) -> None:
     )
 
 
+def _check_sources(
+  side: SideConfig, path: str, name: Side, layers: int, width: int
+) -> None:
+  if side.fusion != 'attention_residuals':
+    return
+  options, field = side.attention_residual, f'{path}.attention_residual'
+  require(
+    width % options.heads == 0,
+    f'{field}.heads',
+    f'must divide model.width {width}, got {options.heads}',
+  )
+  sublayers = 2 if name == 'encoder' else 3
+  most = layers * (sublayers if options.sources == 'sublayer' else 1)
+  require(
+    options.block <= most,
+    f'{field}.block',
+    f'{options.block} is more than the {most} {options.sources}s of the stack; '
+    f'at most {most}',
+  )
+
+
 def _check_routing_form(options: RoutingOptions, path: str) -> None:
   if options.form == 'stable':
     return
@@ -225,11 +247,12 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f"{shortcut.where!r} reads the encoder's embeddings, which "
     "source='non_lexical' does not; use 'self' or source='lexical'",
   )
+  several = side.fusion in ('hyper_connections', 'attention_residuals')
   require(
-    not (shortcut.author_compat and side.fusion == 'hyper_connections'),
+    not (shortcut.author_compat and several),
     f'{path}.shortcut.author_compat',
     'starts the residual from the normalised input, and with fusion='
-    "'hyper_connections' the residual has several streams; choose one",
+    f'{side.fusion!r} the residual is not one array; choose one',
   )
   require(
     side.hyper.kind == 'manifold'

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from fusion_jax.config import PRESETS
 from fusion_jax.config.fusion import (
   AggOptions,
+  AttentionResidualOptions,
   DlclOptions,
   HyperOptions,
   MlrfOptions,
@@ -242,6 +243,12 @@ def _hyper(options: HyperOptions) -> Row:
   return {'model.norm': 'pre'} | fused
 
 
+def _attention_residuals(**options: Any) -> Row:
+  chosen = AttentionResidualOptions(**options)
+  fused = both_sides('attention_residuals', attention_residual=chosen)
+  return {'model.norm': 'pre'} | fused
+
+
 SINCE_2020: Mapping[str, Row] = {
   'denseformer': {'model.norm': 'pre'} | both_sides('dlcl', dlcl=_AVERAGES),
   'denseformer_output': {'model.norm': 'pre'}
@@ -249,6 +256,11 @@ SINCE_2020: Mapping[str, Row] = {
   'mudd': {'model.norm': 'pre'} | both_sides('mudd'),
   'mudd_one_way': {'model.norm': 'pre'}
   | both_sides('mudd', mudd=MuddOptions(ways=1)),
+  'attention_residuals': _attention_residuals(),
+  'attention_residuals_block': _attention_residuals(block=4),
+  'attention_residuals_heads': _attention_residuals(heads=8),
+  'attention_residuals_layer': _attention_residuals(sources='layer'),
+  'attention_residuals_delta': _attention_residuals(kind='delta'),
   'value_residual': both_sides(
     value_residual=ValueResidualOptions('learnable')
   ),

@@ -13,6 +13,7 @@ from fusion_jax.config.fusion import (
   register_rules,
 )
 from fusion_jax.fusion import (
+  attention_residuals,
   average,
   dense,
   dlcl,
@@ -31,10 +32,9 @@ from fusion_jax.fusion import (
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.feed_forward import LayerEmbedding
 from fusion_jax.fusion.gtrans import group_count, groups_of, keep_groups
-from fusion_jax.fusion.hyper_connections import StreamsRead
 from fusion_jax.fusion.inputs import InputNorms
 from fusion_jax.fusion.multi_layer import MultiLayerAttention
-from fusion_jax.fusion.scheme import Plug, Scheme
+from fusion_jax.fusion.scheme import Plug, ResidualPlug, Scheme
 from fusion_jax.fusion.shortcuts import ShortcutAttention
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.fusion.value_residual import (
@@ -42,7 +42,7 @@ from fusion_jax.fusion.value_residual import (
   mixes_memory,
 )
 from fusion_jax.layers.attention import MultiHeadAttention
-from fusion_jax.layers.residual import Residual, Streams
+from fusion_jax.layers.residual import Residual, ResidualState
 
 _TABLE = {
   scheme.name: scheme
@@ -62,6 +62,7 @@ _TABLE = {
     dlcl.SCHEME,
     mudd.SCHEME,
     hyper_connections.SCHEME,
+    attention_residuals.SCHEME,
   )
 }
 SCHEMES: Mapping[str, Scheme] = types.MappingProxyType(_TABLE)
@@ -186,32 +187,30 @@ def input_norms(config: ModelConfig, side: Side) -> InputNorms | None:
   return InputNorms(config, side, layers_fused(config, side))
 
 
-def streams(config: ModelConfig, side: Side) -> Streams:
-  """Return the residual streams of a stack."""
-  options = config.side(side)
-  return Streams(
-    options.hyper.streams if options.fusion == 'hyper_connections' else 1
-  )
+def _residual_plug(config: ModelConfig, side: Side) -> ResidualPlug | None:
+  scheme = scheme_of(config, side)
+  return None if scheme is None else scheme.residual
 
 
-def streams_read(config: ModelConfig, side: Side) -> nn.Module | None:
-  """Return the module that reads the streams at the end of a stack.
+def residual_state(config: ModelConfig, side: Side) -> ResidualState:
+  """Return what the sublayers of a stack read and write."""
+  plug = _residual_plug(config, side)
+  return ResidualState() if plug is None else plug.state(config, side)
 
-  None where their mean is the output.
+
+def state_read(config: ModelConfig, side: Side) -> nn.Module | None:
+  """Return the module that reads the state at the end of a stack.
+
+  None where H[L] is the output.
   """
-  options = config.side(side)
-  learned = options.hyper.collapse == 'learned'
-  if options.fusion == 'hyper_connections' and learned:
-    return StreamsRead(config)
-  return None
+  plug = _residual_plug(config, side)
+  return None if plug is None else plug.read(config, side)
 
 
 def residual(config: ModelConfig, side: Side, number: int) -> Residual:
   """Return the residual of a sublayer, counted from 0 through the stack."""
-  scheme = scheme_of(config, side)
-  if scheme is not None and scheme.residual is not None:
-    return scheme.residual(config, side, number)
-  return Residual(config)
+  plug = _residual_plug(config, side)
+  return Residual(config) if plug is None else plug.module(config, side, number)
 
 
 def layer_embedding(config: ModelConfig) -> LayerEmbedding | None:

@@ -17,12 +17,19 @@ from fusion_jax.config.fusion import HyperOptions
 from fusion_jax.fusion.scheme import (
   PRE_NORM,
   PaperSize,
+  ResidualPlug,
   no_layers,
   on_both_sides,
 )
+from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.parameter import parameter
-from fusion_jax.layers.residual import Residual, plain_norm
+from fusion_jax.layers.residual import (
+  Residual,
+  ResidualState,
+  Streams,
+  plain_norm,
+)
 from fusion_jax.layers.sow import sow
 
 # Start of the factors of what a generator gives.
@@ -110,7 +117,7 @@ class HyperResidual(Residual):
     p = sigmoid(z_p),  o = 2 sigmoid(z_o),  R = sinkhorn(z_R)
   kind='identity_mix': the same with R = 1.
 
-  Telemetry: 'read' [N], 'write' [N] and 'mix' [N, N], means over the positions.
+  Telemetry: 'read' [N], 'write' [N] and 'mix' [N, N], means over the tokens.
 
   Attributes:
     config: Model configuration.
@@ -153,22 +160,27 @@ class HyperResidual(Residual):
     features = 2 * count + mix if gated else count + 2
     return Dense(self.config, features, ('embed', 'layers'), False, start)
 
-  def before(self, x: Float[Array, 'B T N D']) -> Float[Array, 'B T D']:
+  def before(
+    self, x: Float[Array, 'B T N D'], context: Context
+  ) -> Float[Array, 'B T D']:
     """Return the input of f."""
-    weights = self._read_weights(x)
+    weights = self._told('read', self._read_weights(x), context)
     return self.norm(read_streams(x, weights))
 
   def after(
     self,
     x: Float[Array, 'B T N D'],
     y: Float[Array, 'B T D'],
-    deterministic: bool,
+    context: Context,
     scale: Float[Array, ''] | None = None,
   ) -> Float[Array, 'B T N D']:
     """Return the streams after the sublayer; see `Residual.after`."""
     del scale
-    y = self.dropout(y, deterministic)
-    return write_streams(x, y, self._mix(x), self._write_weights(x))
+    y = self.dropout(y, context.deterministic)
+    mix, weights = self._mix(x), self._write_weights(x)
+    if mix is not None:
+      mix = self._told('mix', mix, context)
+    return write_streams(x, y, mix, self._told('write', weights, context))
 
   def _generated(self, x: Float[Array, 'B T N D']) -> Float[Array, 'B T *_ O']:
     """Return what the generator gives: of each stream, or of all at once."""
@@ -186,7 +198,7 @@ class HyperResidual(Residual):
     elif kind != 'static':
       gates = self.read_scale * self._generated(x)[..., :count]
       weights = jax.nn.sigmoid(gates + weights) + self._floor
-    return self._told('read', weights)
+    return weights
 
   def _write_weights(self, x: Float[Array, 'B T N D']) -> Float[Array, '*#B N']:
     weights, kind, count = self.write, self.options.kind, self.options.streams
@@ -195,7 +207,7 @@ class HyperResidual(Residual):
     elif kind != 'static':
       gates = self.write_scale * self._generated(x)[..., count : 2 * count]
       weights = 2 * jax.nn.sigmoid(gates + weights) + self._floor
-    return self._told('write', weights)
+    return weights
 
   def _mix(self, x: Float[Array, 'B T N D']) -> Float[Array, '*#B N N'] | None:
     kind, count = self.options.kind, self.options.streams
@@ -208,15 +220,18 @@ class HyperResidual(Residual):
       dynamic = self._generated(x)[..., 2 * count :]
       dynamic = dynamic.reshape(*dynamic.shape[:-1], count, count)
       mix = sinkhorn(self.mix_scale * dynamic + mix, self.options.rounds)
-    return self._told('mix', mix)
+    return mix
 
   @property
   def _floor(self) -> float:
     return _FLOOR if self.options.kind == 'identity_mix' else 0.0
 
-  def _told(self, name: str, value: Float[Array, '...']) -> Float[Array, '...']:
-    rank = 2 if name == 'mix' else 1
-    sow(self, 'telemetry', name, value.mean(tuple(range(value.ndim - rank))))
+  def _told(
+    self, name: str, value: Float[Array, '...'], context: Context
+  ) -> Float[Array, '...']:
+    of_positions = value.ndim > (2 if name == 'mix' else 1)
+    mean = token_mean(value, context.tokens) if of_positions else value
+    sow(self, 'telemetry', name, mean)
     return value
 
 
@@ -234,7 +249,10 @@ class StreamsRead(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, x: Float[Array, 'B T N D']) -> Float[Array, 'B T D']:
+  def __call__(
+    self, x: Float[Array, 'B T N D'], context: Context
+  ) -> Float[Array, 'B T D']:
+    del context
     count, zeros = x.shape[-2], nn.initializers.zeros_init()
     wide = x.reshape(*x.shape[:-2], -1).astype(jnp.float32)
     square = jnp.square(wide).mean(-1, keepdims=True)
@@ -249,8 +267,13 @@ class StreamsRead(nn.Module):
     return read_streams(x, jax.nn.sigmoid(scale * z + bias))
 
 
-def _residual(config: ModelConfig, side: Side, number: int) -> HyperResidual:
-  return HyperResidual(config, side, number)
+def _state(config: ModelConfig, side: Side) -> ResidualState:
+  return Streams(config.side(side).hyper.streams)
+
+
+def _state_read(config: ModelConfig, side: Side) -> StreamsRead | None:
+  learned = config.side(side).hyper.collapse == 'learned'
+  return StreamsRead(config) if learned else None
 
 
 def _identity(config: ModelConfig, side: Side) -> bool:
@@ -270,7 +293,7 @@ SCHEME = on_both_sides(
   'hyper',
   layers_read=no_layers,
   starts_as_identity=_identity,
-  residual=_residual,
+  residual=ResidualPlug(HyperResidual, _state, _state_read),
   sizes=(
     _size(HyperOptions(kind='static')),
     _size(HyperOptions(kind='dynamic')),

@@ -5,7 +5,7 @@ A scheme plugs in at one of these points:
   layer aggregation  (H[0..L], context) -> output of the stack, [B, T, D]
   layer connection   H[0..l-1] -> input of layer l, and the stack's output
   prediction         H[0..L] -> features of G groups, and their log weights
-  residual           what a sublayer reads and writes of the residual streams
+  residual           what a sublayer reads and writes of the stack's state
 
 Shortcuts and multi-layer attention plug in at 'attention', the input of self-
 or cross-attention; norm='rezero' plugs in at 'residual' too.
@@ -19,7 +19,7 @@ from flax import linen as nn
 
 from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
 from fusion_jax.layers.attention import MultiHeadAttention
-from fusion_jax.layers.residual import Residual
+from fusion_jax.layers.residual import Residual, ResidualState
 
 Plug = Literal[
   'layer aggregation',
@@ -30,6 +30,22 @@ Plug = Literal[
 ]
 
 PLAIN = SideConfig()
+
+
+class ResidualPlug(NamedTuple):
+  """What a scheme at the plug point 'residual' is made of.
+
+  Attributes:
+    module: Residual of a sublayer, made from the model's configuration, the
+      side and the number of the sublayer, counted from 0 through the stack.
+    state: Function that returns the state of a stack.
+    read: Function that returns the module that reads the last state; where it
+      returns None, H[L] is the output of the stack.
+  """
+
+  module: Callable[[ModelConfig, Side, int], Residual]
+  state: Callable[[ModelConfig, Side], ResidualState]
+  read: Callable[[ModelConfig, Side], nn.Module | None]
 
 
 class Baseline(NamedTuple):
@@ -123,8 +139,7 @@ class Scheme:
       schemes start behind an `Opening`.
     self_attention: Function that returns the self-attention of a layer, counted
       from 1, where the scheme has its own; None: it has not.
-    residual: Function that returns the residual of a sublayer, counted from 0
-      through the stack, where the scheme has its own; None: it has not.
+    residual: Residual of its own, if it has one.
     sizes: Models of its paper.
   """
 
@@ -141,7 +156,7 @@ class Scheme:
   self_attention: (
     Callable[[ModelConfig, Side, int], MultiHeadAttention] | None
   ) = None
-  residual: Callable[[ModelConfig, Side, int], Residual] | None = None
+  residual: ResidualPlug | None = None
   sizes: tuple[PaperSize, ...] = ()
 
 

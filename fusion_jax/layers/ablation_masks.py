@@ -5,8 +5,7 @@ compiled program, also of the search, and the masks come in with them: one
 program serves whatever is left out. A stack whose parameters have no masks is
 compiled without any.
 
-Axis letters: B batch, T positions, D model width, L layers, G groups, N
-residual streams.
+Axis letters: B batch, T positions, D model width, L layers, G groups.
 """
 
 from collections.abc import Mapping
@@ -42,14 +41,9 @@ class AblationMasks(NamedTuple):
   inputs: Bool[Array | np.ndarray, ' L+1']
   groups: Bool[Array | np.ndarray, ' G']
 
-  def layer(
-    self,
-    index: int | Int[Array, ''],
-    x: Float[Array, 'B T *N D'],
-    y: Float[Array, 'B T *N D'],
-  ) -> Float[Array, 'B T *N D']:
-    """Return y of layer `index`, from 0, or its input x if it is left out."""
-    return jnp.where(self.layers[index], y, x)
+  def layer(self, index: int | Int[Array, '']) -> Bool[Array, '']:
+    """Return whether layer `index`, counted from 0, takes part."""
+    return jnp.asarray(self.layers)[index]
 
   def read_one(
     self, number: int, layer: Float[Array, 'B T D']

@@ -39,14 +39,12 @@ class LayerInput(NamedTuple):
   value: Float[Array, 'B T D']
 
 
-def residual_of(
-  x: Float[Array, '*B D'] | LayerInput,
-) -> Float[Array, '*B D']:
+def residual_of(x: Any) -> Any:
   """Return what the sublayers of a layer add to, of its input."""
   return x.residual if isinstance(x, LayerInput) else x
 
 
-def query_of(x: Float[Array, '*B D'] | LayerInput) -> Float[Array, '*B D']:
+def query_of(x: Any) -> Any:
   """Return what the query of a layer's self-attention reads, of its input."""
   return x.query if isinstance(x, LayerInput) else x
 
@@ -227,9 +225,7 @@ class MultiHeadAttention(nn.Module):
     del embedding, tokens
     return self.keys_values(features)
 
-  def residual_input(
-    self, x: Float[Array, '*S D'], h: Float[Array, '*B T D']
-  ) -> Float[Array, '*_ D']:
+  def residual_input(self, x: Any, h: Float[Array, 'B T D']) -> Any:
     """Return what the sublayer's output is added to: x, the raw layer input."""
     del h
     return x

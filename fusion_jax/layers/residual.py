@@ -4,12 +4,15 @@ Axis letters: D model width.
 """
 
 import dataclasses
+from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig
+from fusion_jax.layers.context import Context
 from fusion_jax.layers.dropout import Dropout
 
 
@@ -44,27 +47,59 @@ def plain_norm(config: ModelConfig) -> nn.LayerNorm:
   )
 
 
+class ResidualState:
+  """State of a stack between its layers: here H[l] itself.
+
+  A state is one array or a tree of arrays [B, T, ...]. Others are made of H[0]
+  by `open`, and give H[l] by `close`.
+  """
+
+  # Whether the state is H[l], for which a layer connection may put its own.
+  is_layer: ClassVar[bool] = True
+
+  def open(self, x: Float[Array, 'B T D']) -> Any:
+    """Return the state before the first layer, from H[0]."""
+    return x
+
+  def close(self, state: Any) -> Float[Array, 'B T D']:
+    """Return H[l], from the state after layer l."""
+    return state
+
+  def skipped(self, before: Any, after: Any) -> Any:
+    """Return the state after a layer that is left out.
+
+    Args:
+      before: State before the layer.
+      after: State after it, whose structure the result has.
+    """
+    del after
+    return before
+
+  def keep(self, kept: Bool[Array, ''], before: Any, after: Any) -> Any:
+    """Return the state after a layer if it is kept, else as if it were not."""
+    others = self.skipped(before, after)
+    return jax.tree.map(lambda x, y: jnp.where(kept, y, x), others, after)
+
+
 @dataclasses.dataclass(frozen=True)
-class Streams:
-  """State of a stack between its layers: one stream, or several side by side.
+class Streams(ResidualState):
+  """Several streams side by side, [B, T, N, D]; H[l] is their mean.
 
   Attributes:
     count: Number of streams N.
   """
 
-  count: int = 1
+  is_layer: ClassVar[bool] = False
 
-  def open(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T *N D']:
-    """Return the state before the first layer: H[0] in every stream."""
-    if self.count == 1:
-      return x
+  count: int
+
+  def open(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T N D']:
+    """Return H[0] in every stream."""
     shape = *x.shape[:-1], self.count, x.shape[-1]
     return jnp.broadcast_to(x[..., None, :], shape)
 
-  def close(self, state: Float[Array, 'B T *N D']) -> Float[Array, 'B T D']:
-    """Return H[l], the mean of the streams after layer l."""
-    if self.count == 1:
-      return state
+  def close(self, state: Float[Array, 'B T N D']) -> Float[Array, 'B T D']:
+    """Return the mean of the streams."""
     return state.mean(-2, dtype=jnp.float32).astype(state.dtype)
 
 
@@ -82,29 +117,30 @@ class Residual(nn.Module):
       self.norm = layer_norm(self.config)
     self.dropout = Dropout(self.config.dropout, self.config.dropout_generator)
 
-  def before(self, x: Float[Array, '*batch D']) -> Float[Array, '*batch D']:
-    """Return the input of f."""
+  def before(self, x: Any, context: Context) -> Float[Array, 'B T D']:
+    """Return the input of f, from the state x of the stack."""
+    del context
     return self.norm(x) if self.config.norm == 'pre' else x
 
   def after(
     self,
-    x: Float[Array, '*batch D'],
-    y: Float[Array, '*batch D'],
-    deterministic: bool,
+    x: Any,
+    y: Float[Array, 'B T D'],
+    context: Context,
     scale: Float[Array, ''] | None = None,
-  ) -> Float[Array, '*batch D']:
-    """Return the output, from the input x and y = f(before(x)).
+  ) -> Any:
+    """Return the state after the sublayer.
 
     Args:
-      x: Input of the sublayer.
-      y: Output of f.
-      deterministic: Whether dropout is off.
+      x: State before the sublayer.
+      y: f(before(x)).
+      context: Context of the pass.
       scale: Scale a of norm='rezero', float32.
 
     Returns:
       The sum; with norm='post' it is normalised.
     """
-    y = self.dropout(y, deterministic)
+    y = self.dropout(y, context.deterministic)
     if scale is not None:
       y = scale.astype(y.dtype) * y
     x = x + y

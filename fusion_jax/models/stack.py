@@ -2,8 +2,7 @@
 
 H[0] is the input of the first layer, H[l] the output of layer l.
 
-Axis letters: B batch, S source, T target, D model width, K beam, G groups, N
-residual streams, which are no axis where there is one.
+Axis letters: B batch, S source, T target, D model width, K beam, G groups.
 
 In one step of a search T is the K hypotheses of a sentence: they stand side by
 side like positions, and the mask keeps them apart.
@@ -21,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.layers.ablation_masks import masks_of
-from fusion_jax.layers.attention import LayerInput, query_of, residual_of
+from fusion_jax.layers.attention import query_of, residual_of
 from fusion_jax.layers.caches import KeyValue
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import FeedForward
@@ -92,30 +91,30 @@ class EncoderLayer(nn.Module):
 
   def __call__(
     self,
-    x: Float[Array, 'B S *N D'] | LayerInput,
+    x: Any,
     layers: Layers,
     context: Context,
     memory: None = None,
-  ) -> Float[Array, 'B S *N D']:
+  ) -> Any:
     """Apply the layer.
 
     Args:
-      x: Input of the layer.
+      x: Input of the layer: the state of the stack, or a `LayerInput`.
       layers: H[0..l-1], for attentions that read more than x.
       context: Context of the pass.
       memory: None; only decoder layers have a memory.
 
     Returns:
-      The output of the layer.
+      The state after the layer.
     """
     del memory
-    deterministic = context.deterministic
-    h = self.self_attention_residual.before(query_of(x))
+    h = self.self_attention_residual.before(query_of(x), context)
     y = self.self_attention.attend(x, h, layers, context)
     x = self.self_attention.residual_input(residual_of(x), h)
-    x = self.self_attention_residual.after(x, y, deterministic, self.scale)
-    y = self.feed_forward(self.feed_forward_residual.before(x), deterministic)
-    return self.feed_forward_residual.after(x, y, deterministic, self.scale)
+    x = self.self_attention_residual.after(x, y, context, self.scale)
+    h = self.feed_forward_residual.before(x, context)
+    y = self.feed_forward(h, context.deterministic)
+    return self.feed_forward_residual.after(x, y, context, self.scale)
 
 
 class DecoderLayer(nn.Module):
@@ -149,39 +148,39 @@ class DecoderLayer(nn.Module):
 
   def __call__(
     self,
-    x: Float[Array, 'B T *N D'] | LayerInput,
+    x: Any,
     layers: Layers,
     context: Context,
     memory: KeyValue,
-  ) -> Float[Array, 'B T *N D']:
+  ) -> Any:
     """Apply the layer to all positions, or to one position with caches.
 
     Args:
-      x: All positions of B sentences, or the newest position of each of K
-        hypotheses of B sentences (T = K).
+      x: Input of the layer, as in `EncoderLayer`: all positions of B sentences,
+        or the newest position of each of K hypotheses of B sentences (T = K).
       layers: H[0..l-1], for attentions that read more than x.
       context: Context of the pass.
       memory: Keys and values of the source.
 
     Returns:
-      The output of the layer.
+      The state after the layer.
     """
-    deterministic = context.deterministic
     assert context.memory_mask is not None, 'a decoder reads a memory'
-    h = self.self_attention_residual.before(query_of(x))
+    h = self.self_attention_residual.before(query_of(x), context)
     y = self.self_attention.attend(x, h, layers, context)
     x = self.self_attention.residual_input(residual_of(x), h)
-    x = self.self_attention_residual.after(x, y, deterministic, self.scale)
+    x = self.self_attention_residual.after(x, y, context, self.scale)
 
-    h = self.cross_attention_residual.before(x)
+    h = self.cross_attention_residual.before(x, context)
     y = self.cross_attention(
       h, memory, context.memory_mask, context.deterministic
     )
     x = self.cross_attention.residual_input(x, h)
-    x = self.cross_attention_residual.after(x, y, deterministic, self.scale)
+    x = self.cross_attention_residual.after(x, y, context, self.scale)
 
-    y = self.feed_forward(self.feed_forward_residual.before(x), deterministic)
-    return self.feed_forward_residual.after(x, y, deterministic, self.scale)
+    h = self.feed_forward_residual.before(x, context)
+    y = self.feed_forward(h, context.deterministic)
+    return self.feed_forward_residual.after(x, y, context, self.scale)
 
 
 class _Stack(nn.Module):
@@ -208,8 +207,8 @@ class _Stack(nn.Module):
         for index in range(config.layers(side))
       ]
     self.connection = fusion.connection(config, side)
-    self.streams = fusion.streams(config, side)
-    self.streams_read = fusion.streams_read(config, side)
+    self.state = fusion.residual_state(config, side)
+    self.state_read = fusion.state_read(config, side)
     self.input_norms = fusion.input_norms(config, side)
     self.read_out = fusion.layer_aggregation(config, side, self.layer_embedding)
     self.prediction = fusion.prediction(config, side)
@@ -233,15 +232,16 @@ class _Stack(nn.Module):
   ) -> tuple[Layers, Float[Array, 'B T D']]:
     """Return H[0..L], and what the layer connection makes of them."""
     layers: Layers = (x,)
-    state = self.streams.open(x)
+    state = self.state.open(x)
     carried: tuple[Any, ...] = ()
     for index, layer in enumerate(self.layer[: self._depth(context)]):
       h, carried = self._layer_input(layers, carried, context)
-      h = state if self.streams.count > 1 else h
+      h = h if self.state.is_layer else state
       state = self._one(layer, h, layers, context, memories[index])
       if context.keep is not None:
-        state = context.keep.layer(index, residual_of(h), state)
-      y = self.streams.close(state)
+        kept = context.keep.layer(index)
+        state = self.state.keep(kept, residual_of(h), state)
+      y = self.state.close(state)
       output = self.connection.layer_output(context.read(layers), y)
       layers = (*layers, self._opened(f'output_{index + 1}', y, output))
     return layers, self._output(layers, carried, state, context)
@@ -250,12 +250,12 @@ class _Stack(nn.Module):
     self,
     layers: Layers,
     carried: tuple[Any, ...],
-    state: Float[Array, 'B T *N D'],
+    state: Any,
     context: Context,
   ) -> Float[Array, 'B T D']:
-    """Return what the layer connection, or the streams, give after layer L."""
-    if self.streams_read is not None:
-      return self.streams_read(state)
+    """Return what the layer connection, or the state, gives after layer L."""
+    if self.state_read is not None:
+      return self.state_read(state, context)
     return self._layer_input(layers, carried, context)[0]
 
   def _layer_input(
@@ -288,11 +288,11 @@ class _Stack(nn.Module):
   def _one(
     self,
     layer: nn.Module,
-    x: Float[Array, 'B T *N D'] | LayerInput,
+    x: Any,
     layers: Layers,
     context: Context,
     memory: Any,
-  ) -> Float[Array, 'B T *N D']:
+  ) -> Any:
     if not self.config.remat or context.caches.decoding:
       return layer(x, layers, context, memory)
 
@@ -314,14 +314,14 @@ class _Stack(nn.Module):
 
     def body(layer, carry, scanned):
       state, below = carry
-      x = self.streams.close(state)
+      x = self.state.close(state)
       memory, cache, index = scanned
       caches = context.caches.branch(None if cache is None else (cache,))
       part = dataclasses.replace(context, caches=caches)
       y = layer(state, (embedding, below, x), part, memory)
       if context.keep is not None:
-        y = context.keep.layer(index, state, y)
-      return (y, x), (self.streams.close(y), caches.seen[0])
+        y = self.state.keep(context.keep.layer(index), state, y)
+      return (y, x), (self.state.close(y), caches.seen[0])
 
     if self.config.remat and not context.caches.decoding:
       policy = _POLICIES[self.config.remat_policy]
@@ -331,7 +331,7 @@ class _Stack(nn.Module):
     cache = context.caches.take()
     indices = None if context.keep is None else jnp.arange(count)
     (state, _), (outputs, seen) = scan(
-      self.layers, (self.streams.open(x), x), (memories, cache, indices)
+      self.layers, (self.state.open(x), x), (memories, cache, indices)
     )
     context.caches.join((seen,))
     layers = (embedding, *outputs)

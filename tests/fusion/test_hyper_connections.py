@@ -13,9 +13,12 @@ from references import layer_norm
 
 from fusion_jax.config.fusion import HyperOptions, SideConfig
 from fusion_jax.fusion.hyper_connections import HyperResidual, sinkhorn
+from fusion_jax.layers.attention import causal_mask
+from fusion_jax.layers.context import Context
 from fusion_jax.layers.residual import Residual, Streams
 from fusion_jax.testing import TINY, assert_close
 
+_PASS = Context(causal_mask(1), deterministic=True)
 _KINDS = 'static', 'dynamic', 'identity_mix', 'manifold'
 
 
@@ -31,7 +34,7 @@ def _normal(*shape, seed=0, scale=1.0):
 
 
 def _around(module, x, y):
-  return module.before(x), module.after(x, y, True)
+  return module.before(x, _PASS), module.after(x, y, _PASS)
 
 
 def _parameters(module, x, y):

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from fusion_jax.config import ModelConfig
+from fusion_jax.layers.attention import causal_mask
+from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import Dense, FeedForward
 from fusion_jax.layers.residual import Residual
 
 _CONFIG = ModelConfig(width=4, filter=8, heads=2, dropout=0.0)
+_PASS = Context(causal_mask(1), deterministic=True)
 
 
 @pytest.mark.parametrize('flat', [True, False])
@@ -69,19 +72,19 @@ def test_feed_forward_by_hand():
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 def test_residual_orders_norm_and_sum(norm):
   residual = Residual(dataclasses.replace(_CONFIG, norm=norm))
-  x = jnp.array([[1.0, 2.0, 3.0, 6.0]])
+  x = jnp.array([[[1.0, 2.0, 3.0, 6.0]]])
   variables = (
-    residual.init(jax.random.key(0), x, x, True, method=residual.after)
+    residual.init(jax.random.key(0), x, x, _PASS, method=residual.after)
     if norm == 'post'
-    else residual.init(jax.random.key(0), x, method=residual.before)
+    else residual.init(jax.random.key(0), x, _PASS, method=residual.before)
   )
 
   def normalised(v):
     v = np.asarray(v)
     return (v - v.mean()) / np.sqrt(v.var() + 1e-6)
 
-  h = residual.apply(variables, x, method=residual.before)
-  y = residual.apply(variables, x, 10 * h, True, method=residual.after)
+  h = residual.apply(variables, x, _PASS, method=residual.before)
+  y = residual.apply(variables, x, 10 * h, _PASS, method=residual.after)
   if norm == 'pre':
     np.testing.assert_allclose(h, normalised(x), rtol=1e-5)
     np.testing.assert_allclose(y, x + 10 * normalised(x), rtol=1e-5)
@@ -94,12 +97,12 @@ def test_norm_statistics_are_float32_in_bfloat16():
   config = dataclasses.replace(_CONFIG, norm='post', compute_dtype='bfloat16')
   residual = Residual(config)
   # In bfloat16 the mean of these would swallow the differences.
-  x = jnp.array([[1000.0, 1008.0, 1016.0, 1024.0]], jnp.bfloat16)
+  x = jnp.array([[[1000.0, 1008.0, 1016.0, 1024.0]]], jnp.bfloat16)
   zero = jnp.zeros_like(x)
   variables = residual.init(
-    jax.random.key(0), x, zero, True, method=residual.after
+    jax.random.key(0), x, zero, _PASS, method=residual.after
   )
-  y = residual.apply(variables, x, zero, True, method=residual.after)
+  y = residual.apply(variables, x, zero, _PASS, method=residual.after)
   # (-12, -4, 4, 12) / sqrt(80)
-  expected = np.array([[-12, -4, 4, 12]]) / math.sqrt(80)
+  expected = np.array([[[-12, -4, 4, 12]]]) / math.sqrt(80)
   np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.01)

@@ -1,0 +1,334 @@
+"""Attention residuals: sublayers attend to the outputs of those below them.
+
+Kimi Team (2026); with heads and with differences: Luo (2026).
+
+Axis letters: B batch, T positions, D model width, K sources, G heads.
+"""
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config.fusion import AttentionResidualOptions
+from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.scheme import (
+  PRE_NORM,
+  PaperSize,
+  ResidualPlug,
+  no_layers,
+  on_both_sides,
+)
+from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.residual import Residual, ResidualState
+from fusion_jax.layers.sow import sow
+
+_SUBLAYERS = {'encoder': 2, 'decoder': 3}
+
+
+def source_weights(
+  query: Float[Array, ' D'],
+  sources: tuple[Float[Array, 'B T D'], ...],
+  heads: int,
+  epsilon: float,
+) -> Float[Array, 'K B T G']:
+  """Return softmax_i(q . rms(v_i)) for each part of the width.
+
+  rms(v) is v over the root of its mean square over the whole width.
+
+  Args:
+    query: Query q.
+    sources: Sources v_i.
+    heads: Number of parts G.
+    epsilon: What is added to the mean squares.
+
+  Returns:
+    Weights of the sources, float32.
+  """
+  logits = []
+  for source in sources:
+    wide = source.astype(jnp.float32)
+    unit = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + epsilon)
+    parts = (query * wide).reshape(*wide.shape[:-1], heads, -1)
+    logits.append(parts.sum(-1) * unit)
+  return jax.nn.softmax(jnp.stack(logits), axis=0)
+
+
+def weighted_sources(
+  weights: Float[Array, 'K B T G'],
+  sources: tuple[Float[Array, 'B T D'], ...],
+) -> Float[Array, 'B T D']:
+  """Return sum_i a_i v_i, float32, each part of the width with its own a_i."""
+  width = sources[0].shape[-1] // weights.shape[-1]
+  read = jnp.zeros(sources[0].shape, jnp.float32)
+  for each, source in zip(weights, sources, strict=True):
+    read += jnp.repeat(each, width, axis=-1) * source
+  return read
+
+
+class Sources(NamedTuple):
+  """State of a stack whose sublayers attend to what is below them.
+
+  Attributes:
+    total: Sum of H[0] and all outputs, the plain residual.
+    blocks: H[0], except with kind='delta', and sums of the outputs of the
+      blocks that are complete.
+    running: Sum of the outputs of the present block; None at its start.
+    offset: With sources='layer', what the layer reads beyond the plain
+      residual; None between layers, and otherwise.
+  """
+
+  total: Float[Array, 'B T D']
+  blocks: Layers
+  running: Float[Array, 'B T D'] | None = None
+  offset: Float[Array, 'B T D'] | None = None
+
+  def readable(self) -> Layers:
+    """Return what can be attended to."""
+    return self.blocks if self.running is None else (*self.blocks, self.running)
+
+
+class SourcesState(ResidualState):
+  """State of a stack with attention residuals; H[l] is the plain residual.
+
+  Attributes:
+    with_embedding: Whether H[0] is a source.
+  """
+
+  is_layer: ClassVar[bool] = False
+
+  def __init__(self, with_embedding: bool):
+    self.with_embedding = with_embedding
+
+  def open(self, x: Float[Array, 'B T D']) -> Sources:
+    """Return the state before the first layer."""
+    return Sources(x, (x,) if self.with_embedding else ())
+
+  def close(self, state: Sources) -> Float[Array, 'B T D']:
+    """Return the plain residual."""
+    return state.total
+
+  def skipped(self, before: Sources, after: Sources) -> Sources:
+    """Return the state as if the outputs of the layer were 0."""
+    none = jnp.zeros_like(before.total)
+    running = none if before.running is None else before.running
+    finished = len(after.blocks) - len(before.blocks)
+    new = [running, *[none] * finished][:finished]
+    left = None if after.running is None else none if finished else running
+    return Sources(before.total, (*before.blocks, *new), left)
+
+
+class SourceAttention(nn.Module):
+  """Attention of one place of a stack to the sources below it.
+
+  The query w * g, with w = 0 and g = 1 at the start, is a parameter, and the
+  keys are the sources over their root mean square: a_i = softmax(w g rms(v_i)).
+
+  Telemetry: 'weights' [K, G], the mean weights.
+  Views: 'weights' [B, T, K, G].
+
+  Attributes:
+    config: Model configuration.
+    side: Side of the stack.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    shape = (self.config.width,)
+    zeros, ones = nn.initializers.zeros_init(), nn.initializers.ones_init()
+    self.query = parameter(self, 'query', zeros, ('norm',), shape)
+    self.key_scale = parameter(self, 'key_scale', ones, ('norm',), shape)
+
+  def __call__(
+    self, sources: Layers, context: Context, told: bool = True
+  ) -> Float[Array, 'B T D']:
+    """Return sum_i a_i v_i, float32.
+
+    Args:
+      sources: Sources v_i.
+      context: Context of the pass.
+      told: Whether telemetry and views have the weights.
+    """
+    heads = self.config.side(self.side).attention_residual.heads
+    query, epsilon = self.query * self.key_scale, self.config.norm_epsilon
+    weights = source_weights(query, sources, heads, epsilon)
+    if told:
+      each = jnp.moveaxis(weights, 0, 2)
+      sow(self, 'views', 'weights', each)
+      sow(self, 'telemetry', 'weights', token_mean(each, context.tokens))
+    return weighted_sources(weights, sources)
+
+
+class AttentionResidual(Residual):
+  """Residual of a sublayer f over the outputs below; Kimi Team (2026).
+
+    h = K sum_i a_i v_i,  v_new = dropout(f(LN(h)))
+
+  The sources v_1..v_K are H[0] and the outputs of all sublayers below, or of
+  blocks of `block` of them their sums; where K = 1 there is no attention. The
+  paper reads the mean, 1/K of this;
+  the norm behind it does not see the factor (but for its epsilon), and with it
+  w = 0 is exactly the plain residual sum.
+
+  kind='delta' (Luo 2026): h = x + g sum_i a_i v_i with the plain residual x, a
+  number g, which starts as 1 (with start='baseline' as 0), and the outputs
+  below without H[0].
+
+  sources='layer': the sources are the sums of the outputs of each layer, which
+  attends once and adds its outputs to what it has read.
+
+  Attributes:
+    config: Model configuration.
+    side: Side of the stack.
+    number: Number of the sublayer in its stack, from 0.
+  """
+
+  side: Side
+  number: int
+
+  def setup(self):
+    super().setup()
+    side = self.config.side(self.side)
+    self.options = options = side.attention_residual
+    if self._attends and self._sources > 1:
+      self.attention = SourceAttention(self.config, self.side)
+    if self._attends and self._sources and options.kind == 'delta':
+      start = nn.initializers.constant(float(side.start == 'fresh'))
+      self.gate = parameter(self, 'gate', start, (), ())
+
+  @property
+  def _attends(self) -> bool:
+    return self.options.sources == 'sublayer' or self._place == 0
+
+  @property
+  def _place(self) -> int:
+    """Number of the sublayer in its layer."""
+    return self.number % _SUBLAYERS[self.side]
+
+  @property
+  def _is_last(self) -> bool:
+    return self._place == _SUBLAYERS[self.side] - 1
+
+  @property
+  def _block(self) -> int:
+    """Number of sublayers in a block."""
+    each = self.options.sources == 'layer'
+    return self.options.block * (_SUBLAYERS[self.side] if each else 1)
+
+  @property
+  def _sources(self) -> int:
+    """Number of sources of the sublayer."""
+    blocks, rest = divmod(self.number, self._block)
+    return (self.options.kind == 'replace') + blocks + (rest > 0)
+
+  def _read(
+    self, x: Sources, context: Context, told: bool
+  ) -> Float[Array, 'B T D']:
+    """Return h, float32, where the sublayer attends."""
+    sources, total = x.readable(), x.total.astype(jnp.float32)
+    delta = self.options.kind == 'delta'
+    if not sources:
+      return total
+    if len(sources) == 1:
+      mean = sources[0].astype(jnp.float32)
+    else:
+      mean = self.attention(sources, context, told)
+    return total + self.gate * mean if delta else len(sources) * mean
+
+  def _offset(
+    self, x: Sources, context: Context, told: bool
+  ) -> Float[Array, 'B T D']:
+    """Return h beyond the plain residual, for all sublayers of the layer."""
+    if x.offset is not None:
+      return x.offset
+    return (self._read(x, context, told) - x.total).astype(x.total.dtype)
+
+  def before(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
+    """Return the input of f; see `Residual.before`."""
+    if self.options.sources == 'layer':
+      return self.norm(x.total + self._offset(x, context, told=True))
+    h = self._read(x, context, told=True)
+    return self.norm(h.astype(x.total.dtype))
+
+  def after(
+    self,
+    x: Sources,
+    y: Float[Array, 'B T D'],
+    context: Context,
+    scale: Float[Array, ''] | None = None,
+  ) -> Sources:
+    """Return the state after the sublayer; see `Residual.after`."""
+    del scale
+    y = self.dropout(y, context.deterministic)
+    running = y if x.running is None else x.running + y
+    offset = None
+    if self.options.sources == 'layer' and not self._is_last:
+      offset = self._offset(x, context, told=False)
+    total = x.total + y
+    if (self.number + 1) % self._block == 0:
+      return Sources(total, (*x.blocks, running), None, offset)
+    return Sources(total, x.blocks, running, offset)
+
+
+class LastRead(nn.Module):
+  """Attention to all sources after the last layer, K sum_i a_i v_i.
+
+  Attributes:
+    config: Model configuration.
+    side: Side of the stack.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    self.attention = SourceAttention(self.config, self.side)
+
+  def __call__(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
+    sources = x.readable()
+    read = len(sources) * self.attention(sources, context)
+    return read.astype(x.total.dtype)
+
+
+def _replaces(config: ModelConfig, side: Side) -> bool:
+  return config.side(side).attention_residual.kind == 'replace'
+
+
+def _state(config: ModelConfig, side: Side) -> SourcesState:
+  return SourcesState(_replaces(config, side))
+
+
+def _last_read(config: ModelConfig, side: Side) -> LastRead | None:
+  return LastRead(config, side) if _replaces(config, side) else None
+
+
+def _identity(config: ModelConfig, side: Side) -> bool:
+  return True
+
+
+def _size(**options: Any) -> PaperSize:
+  name = ', '.join(f'{key}={value}' for key, value in options.items())
+  side = SideConfig(
+    'attention_residuals',
+    attention_residual=AttentionResidualOptions(**options),
+  )
+  return PaperSize(name, side, side, None, PRE_NORM)
+
+
+SCHEME = on_both_sides(
+  'attention_residuals',
+  AttentionResidual,
+  'residual',
+  'Kimi Team 2026; Luo 2026',
+  'attention_residual',
+  layers_read=no_layers,
+  starts_as_identity=_identity,
+  residual=ResidualPlug(AttentionResidual, _state, _last_read),
+  sizes=(_size(kind='replace'), _size(kind='delta')),
+)
