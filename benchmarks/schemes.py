@@ -43,6 +43,10 @@ _LATER = (
   'hyper_connections',
   'hyper_connections_identity_mix',
   'hyper_connections_manifold',
+  'attention_residuals',
+  'attention_residuals_heads',
+  'attention_residuals_layer',
+  'attention_residuals_delta',
   'value_residual',
   'transparent_by_feature',
 )

@@ -9,6 +9,7 @@ from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import (
   RULES,
   AggOptions,
+  AttentionResidualOptions,
   DenseOptions,
   DlclOptions,
   DynamicOptions,
@@ -139,6 +140,11 @@ _OPTIONS = {
     HyperOptions(kind='static', streams=2),
     HyperOptions(kind='identity_mix', collapse='learned'),
     HyperOptions(kind='manifold', rounds=3),
+  ],
+  'attention_residuals': [
+    AttentionResidualOptions(kind='delta', heads=2),
+    AttentionResidualOptions(block=2),
+    AttentionResidualOptions(sources='layer', heads=4),
   ],
   'mudd': [
     MuddOptions(ways=1, norms='pre_post'),

@@ -5,7 +5,7 @@ Kimi Team (2026); with heads and with differences: Luo (2026).
 Axis letters: B batch, T positions, D model width, K sources, G heads.
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -312,12 +312,9 @@ def _identity(config: ModelConfig, side: Side) -> bool:
   return True
 
 
-def _size(**options: Any) -> PaperSize:
-  name = ', '.join(f'{key}={value}' for key, value in options.items())
-  side = SideConfig(
-    'attention_residuals',
-    attention_residual=AttentionResidualOptions(**options),
-  )
+def _size(options: AttentionResidualOptions) -> PaperSize:
+  side = SideConfig('attention_residuals', attention_residual=options)
+  name = f'attention_residual.kind={options.kind}'
   return PaperSize(name, side, side, None, PRE_NORM)
 
 
@@ -330,5 +327,8 @@ SCHEME = on_both_sides(
   layers_read=no_layers,
   starts_as_identity=_identity,
   residual=ResidualPlug(AttentionResidual, _state, _last_read),
-  sizes=(_size(kind='replace'), _size(kind='delta')),
+  sizes=(
+    _size(AttentionResidualOptions('replace')),
+    _size(AttentionResidualOptions('delta')),
+  ),
 )

@@ -103,7 +103,7 @@ def test_each_ablation_changes_the_model_and_compiles_nothing(name):
   chosen_there = ablations_of(config)
   kinds = {(ablation.side, ablation.kind) for ablation in chosen_there}
   fused = {'group'} if name == 'gtrans' else {'input'}
-  if name == 'hyper_connections':
+  if SCHEMES[name].residual is not None:
     fused = set()
   for side in SCHEMES[name].modules:
     assert {kind for own, kind in kinds if own == side} >= {'layer', *fused}

@@ -43,6 +43,7 @@ SCHEME_VIEWS = {
   'dlcl': {'layer_weights'},
   'mudd': {'layer_weights'},
   'hyper_connections': set(),
+  'attention_residuals': set(),
 }
 OURS = set().union(*SCHEME_VIEWS.values()) | {'gates'}
 

@@ -171,6 +171,20 @@ def _hyper_connections(m: ModelConfig, options: SideConfig, side: Side) -> int:
   return sublayers * each[hyper.kind] + head
 
 
+def _attention_residuals(
+  m: ModelConfig, options: SideConfig, side: Side
+) -> int:
+  """2 D for two sources or more; delta: a gate for one or more."""
+  own, total = options.attention_residual, 0
+  each = 2 if side == 'encoder' else 3
+  replace = own.kind == 'replace'
+  places = m.layers(side) * (each if own.sources == 'sublayer' else 1)
+  for below in range(places):
+    sources = replace + -(-below // own.block)
+    total += 2 * m.width * (sources > 1) + (not replace and sources > 0)
+  return total + 2 * m.width * replace
+
+
 def _mudd(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """After layer l: D K + K C (l + 1) + C (l + 1), and norms of the streams."""
   layers, mudd, total = m.layers(side), options.mudd, 0
@@ -225,4 +239,5 @@ _FUSIONS = {
   'dlcl': _dlcl,
   'mudd': _mudd,
   'hyper_connections': _hyper_connections,
+  'attention_residuals': _attention_residuals,
 }

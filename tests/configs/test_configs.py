@@ -164,6 +164,13 @@ _PARAMETERS = {
   # norms more in five of six layers.
   'wmt14_ende.py:mudd': 60_524_544 + 134_518,
   'wmt14_ende.py:mudd_one_way': 60_524_544 + 49_778,
+  # Queries and scales, 2 x 512: 11 of 12 sublayers, 17 of 18, two last reads;
+  # by layer 5 of 6 in each. Delta: 10, 16, no last read, 11 and 17 gates.
+  'wmt14_ende.py:attention_residuals': 60_524_544 + 30_720,
+  'wmt14_ende.py:attention_residuals_block': 60_524_544 + 30_720,
+  'wmt14_ende.py:attention_residuals_heads': 60_524_544 + 30_720,
+  'wmt14_ende.py:attention_residuals_layer': 60_524_544 + 12_288,
+  'wmt14_ende.py:attention_residuals_delta': 60_524_544 + 26_652,
   # Two weights in five layers of each stack.
   'wmt14_ende.py:value_residual': 60_522_496 + 20,
   # 30 sublayers, each with 24 numbers, 24 + 3,072 + 2, 16,394 and 49,179.

@@ -67,6 +67,39 @@ _REFUSED = {
       'shortcut': {'source': 'lexical', 'author_compat': True},
     },
   },
+  'attention_residual.heads: must divide model.width 512, got 3': {
+    'norm': 'pre',
+    'encoder': {
+      'fusion': 'attention_residuals',
+      'attention_residual': {'heads': 3},
+    },
+  },
+  'block: 13 is more than the 12 sublayers of the stack; at most 12': {
+    'norm': 'pre',
+    'encoder': {
+      'fusion': 'attention_residuals',
+      'attention_residual': {'block': 13},
+    },
+  },
+  'block: 7 is more than the 6 layers of the stack; at most 6': {
+    'norm': 'pre',
+    'decoder': {
+      'fusion': 'attention_residuals',
+      'attention_residual': {'block': 7, 'sources': 'layer'},
+    },
+  },
+  "with fusion='attention_residuals' the residual is not one array": {
+    'norm': 'pre',
+    'decoder': {
+      'fusion': 'attention_residuals',
+      'shortcut': {'source': 'lexical', 'author_compat': True},
+    },
+  },
+  "model.scan_layers: needs.*alike.*fusion='attention_residuals'": {
+    'norm': 'pre',
+    'scan_layers': True,
+    'encoder': {'fusion': 'attention_residuals'},
+  },
   "decoder.shortcut.source: 'lexical' and fusion='mudd' with mudd.ways=4": {
     'norm': 'pre',
     'decoder': {'fusion': 'mudd', 'shortcut': {'source': 'lexical'}},

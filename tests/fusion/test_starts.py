@@ -14,6 +14,7 @@ from tiers import extended_but
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import (
   AggOptions,
+  AttentionResidualOptions,
   DlclOptions,
   DynamicOptions,
   GtransOptions,
@@ -110,6 +111,19 @@ _SIDES = {
       'decoder': _side('hyper_connections', hyper=HyperOptions(kind=kind)),
     }
     for kind in ('static', 'identity_mix', 'manifold')
+  },
+  **{
+    f'attention_residuals-{kind}': {
+      'encoder': _side(
+        'attention_residuals',
+        attention_residual=AttentionResidualOptions(kind, 'layer'),
+      ),
+      'decoder': _side(
+        'attention_residuals',
+        attention_residual=AttentionResidualOptions(kind, block=2, heads=2),
+      ),
+    }
+    for kind in ('replace', 'delta')
   },
   'value-learnable': {
     'encoder': _side('none', value_residual=ValueResidualOptions('learnable')),

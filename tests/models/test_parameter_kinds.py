@@ -43,6 +43,7 @@ _LAST_NAMES = {
   'dlcl': {'weights'},
   'em_routing': {'beta_a', 'beta_u'},
   'hyper_connections': {'read', 'write', 'mix', 'read_scale', 'write_scale'},
+  'attention_residuals': {'query', 'key_scale', 'gate'},
   'mudd': {'static_1', 'static_2', 'static_3'},
   'shortcut': {'key_gate_bias', 'value_gate_bias'},
 }
