@@ -18,6 +18,7 @@ from fusion_jax.config.flags import load_config
 from fusion_jax.config.fusion import GtransOptions
 from fusion_jax.config.presets import (
   DOU_2018,
+  SINCE_2020,
   YANG_2022,
   Row,
   both_sides,
@@ -68,6 +69,8 @@ def schemes(encoder_layers: int) -> dict[str, Row]:
     'rezero': YANG_2022['rezero'],
     'dlcl': YANG_2022['dlcl'],
     'pre': YANG_2022['pre_norm'],
+    'b2t': SINCE_2020['b2t'],
+    'deepnorm': SINCE_2020['deepnorm'],
   }
 
 

@@ -49,14 +49,16 @@ Variants  Vaswani and Dou: warm-up 4,000, 32,768 tokens, dropout 0.1 (big:
           for language models (denseformer: Pagliardini et al. 2024; mudd: Xiao
           et al. 2025; hyper_connections: Zhu et al. 2024, _manifold: Xie et
           al. 2025; attention_residuals: Kimi Team 2026, _delta: Luo 2026;
-          value_residual: Zhou et al. 2024), or for WMT16 Ro-En
-          (transparent_by_feature: Liu et al. 2021).
+          value_residual: Zhou et al. 2024), for WMT16 Ro-En
+          (transparent_by_feature: Liu et al. 2021), or for deep stacks with
+          recipes of their own (b2t: Takase et al. 2023; deepnorm: Wang et al.
+          2022).
             denseformer, denseformer_output, mudd, mudd_one_way,
             hyper_connections, hyper_connections_static,
             hyper_connections_identity_mix, hyper_connections_manifold,
             attention_residuals, attention_residuals_block,
             attention_residuals_heads, attention_residuals_layer,
-            attention_residuals_delta, value_residual,
+            attention_residuals_delta, b2t, deepnorm, value_residual,
             transparent_by_feature
 """
 

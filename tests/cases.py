@@ -232,6 +232,10 @@ def _combined() -> dict[str, ModelConfig]:
     'none-pre': _model(norm='pre'),
     'learned': _model(norm='pre', positions='learned'),
     'rezero': _model(norm='rezero'),
+    'b2t': _model(residual='b2t'),
+    'deepnorm-dlcl': dataclasses.replace(
+      _both(fusion='dlcl'), residual='deepnorm'
+    ),
     'linear-start': _both(fusion='linear', start='baseline'),
     'plain-linear-start': _both(
       fusion='linear', start='baseline', linear=LinearOptions(factored=False)
@@ -298,6 +302,13 @@ def _combined() -> dict[str, ModelConfig]:
       _both(fusion='hierarchical', agg=AggOptions(feedback=False)),
       scan_layers=True,
     ),
+    'scan-b2t-hierarchical': dataclasses.replace(
+      _both(fusion='hierarchical', agg=AggOptions(feedback=False)),
+      residual='b2t',
+      scan_layers=True,
+      remat=True,
+    ),
+    'scan-deepnorm': _model(residual='deepnorm', scan_layers=True),
     'scan-rezero': _model(norm='rezero', scan_layers=True),
     'remat-hierarchical': dataclasses.replace(
       _both(fusion='hierarchical'), remat=True

@@ -44,6 +44,14 @@ class ModelConfig:
   norm, with one a for each layer, which starts at 0 (Bachlechner et al. 2020).
   """
 
+  residual: Literal['plain', 'b2t', 'deepnorm'] = 'plain'
+  """What norm='post' adds and how weights start. 'plain': LN(x + f(x)). 'b2t':
+  a layer's last sublayer adds the layer's input once more, and its matrices
+  start L^-0.5 times as large (Takase et al. 2023). 'deepnorm':
+  LN(alpha x + f(x)), and the matrices of feed-forward, values and attention's
+  output start beta times as large; alpha and beta depend on the depths (Wang et
+  al. 2022)."""
+
   norm_epsilon: Annotated[float, Field(ge=1e-30, le=1)] = 1e-6
   """What norms add to the variance."""
 
@@ -152,6 +160,11 @@ class ModelConfig:
       'model.remat_policy',
       f'{self.remat_policy!r} needs model.remat=True; set it, or leave the '
       'policy out',
+    )
+    require(
+      self.residual == 'plain' or self.norm == 'post',
+      'model.residual',
+      f"{self.residual!r} needs model.norm='post', got {self.norm!r}",
     )
     self._check_attention()
     for name in ('encoder', 'decoder'):

@@ -261,6 +261,8 @@ SINCE_2020: Mapping[str, Row] = {
   'attention_residuals_heads': _attention_residuals(heads=8),
   'attention_residuals_layer': _attention_residuals(sources='layer'),
   'attention_residuals_delta': _attention_residuals(kind='delta'),
+  'b2t': {'model.residual': 'b2t'},
+  'deepnorm': {'model.residual': 'deepnorm'},
   'value_residual': both_sides(
     value_residual=ValueResidualOptions('learnable')
   ),

@@ -30,6 +30,10 @@ from fusion_jax.fusion import (
   tree,
 )
 from fusion_jax.fusion.connection import LayerConnection
+from fusion_jax.fusion.deep_residuals import (
+  BottomToTopResidual,
+  DeepNormResidual,
+)
 from fusion_jax.fusion.feed_forward import LayerEmbedding
 from fusion_jax.fusion.gtrans import group_count, groups_of, keep_groups
 from fusion_jax.fusion.inputs import InputNorms
@@ -210,7 +214,13 @@ def state_read(config: ModelConfig, side: Side) -> nn.Module | None:
 def residual(config: ModelConfig, side: Side, number: int) -> Residual:
   """Return the residual of a sublayer, counted from 0 through the stack."""
   plug = _residual_plug(config, side)
-  return Residual(config) if plug is None else plug.module(config, side, number)
+  if plug is not None:
+    return plug.module(config, side, number)
+  if config.residual == 'b2t':
+    return BottomToTopResidual(config, side, number)
+  if config.residual == 'deepnorm':
+    return DeepNormResidual(config, side)
+  return Residual(config)
 
 
 def layer_embedding(config: ModelConfig) -> LayerEmbedding | None:

@@ -122,6 +122,10 @@ class Residual(nn.Module):
     del context
     return self.norm(x) if self.config.norm == 'pre' else x
 
+  def skip(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
+    """Return what the output of f is added to: x itself."""
+    return x
+
   def after(
     self,
     x: Any,
@@ -143,5 +147,5 @@ class Residual(nn.Module):
     y = self.dropout(y, context.deterministic)
     if scale is not None:
       y = scale.astype(y.dtype) * y
-    x = x + y
+    x = self.skip(x) + y
     return self.norm(x) if self.config.norm == 'post' else x

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
+from fusion_jax.fusion.deep_residuals import with_initial_gains
 from fusion_jax.fusion.gtrans import mixture_log_probabilities
 from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
 from fusion_jax.layers.caches import CacheCursor, KeyValue, empty
@@ -413,7 +414,8 @@ def output_logits(
 def boxed_parameters(model: Transformer, seed: int) -> Parameters:
   """Return fresh parameters, each in a box with its logical axis names."""
   ids, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
-  return model.init(jax.random.key(seed), ids, lengths, ids)['params']
+  fresh = model.init(jax.random.key(seed), ids, lengths, ids)['params']
+  return with_initial_gains(model.config, fresh)
 
 
 def initial_parameters(model: Transformer, seed: int) -> Parameters:

@@ -22,6 +22,7 @@ from fusion_jax.config import SideConfig
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.fusion import (
   SCHEMES,
+  deep_residuals,
   multi_layer,
   shortcuts,
   value_residual,
@@ -79,6 +80,12 @@ def _rows() -> Iterator[Row]:
     'model.norm',
     BASE,
   )
+  for name, source in deep_residuals.SOURCES.items():
+    model = dataclasses.replace(BASE.model, residual=name)
+    size = PaperSize(
+      f'residual={name}', PLAIN, PLAIN, None, BASE._replace(model=model)
+    )
+    yield Row(size, source, 'residual', 'model.residual', BASE)
 
 
 ROWS = tuple(_rows())

@@ -171,6 +171,9 @@ _PARAMETERS = {
   'wmt14_ende.py:attention_residuals_heads': 60_524_544 + 30_720,
   'wmt14_ende.py:attention_residuals_layer': 60_524_544 + 12_288,
   'wmt14_ende.py:attention_residuals_delta': 60_524_544 + 26_652,
+  # Nothing but other sums and other initial weights.
+  'wmt14_ende.py:b2t': 60_522_496,
+  'wmt14_ende.py:deepnorm': 60_522_496,
   # Two weights in five layers of each stack.
   'wmt14_ende.py:value_residual': 60_522_496 + 20,
   # 30 sublayers, each with 24 numbers, 24 + 3,072 + 2, 16,394 and 49,179.

@@ -67,6 +67,14 @@ _REFUSED = {
       'shortcut': {'source': 'lexical', 'author_compat': True},
     },
   },
+  "model.residual: 'b2t' needs model.norm='post', got 'pre'": {
+    'norm': 'pre',
+    'residual': 'b2t',
+  },
+  "model.residual: 'deepnorm' needs model.norm='post', got 'rezero'": {
+    'norm': 'rezero',
+    'residual': 'deepnorm',
+  },
   'attention_residual.heads: must divide model.width 512, got 3': {
     'norm': 'pre',
     'encoder': {

@@ -296,6 +296,13 @@ def test_what_is_fused_is_refused_by_name(side, field, value, options):
   assert '\n' not in message
 
 
+@pytest.mark.parametrize('residual', ['b2t', 'deepnorm'])
+def test_residuals_that_it_does_not_have_are_refused(residual):
+  config = dataclasses.replace(_PRE, norm='post', residual=residual)
+  with pytest.raises(InputError, match=rf"model\.residual is '{residual}'"):
+    exporting.check_model(config)
+
+
 def test_rezero_is_refused_before_anything_is_written(tokenizer, tmp_path):
   run = make_run(tokenizer, Transformer)
   model = dataclasses.replace(run.config.model, norm='rezero')

@@ -129,6 +129,8 @@ def check_model(config: ModelConfig) -> None:
     InputError: The message names the field, its value and the allowed values.
   """
   _only(config.norm in ('pre', 'post'), 'norm', config.norm, "'pre' or 'post'")
+  plain = config.residual == 'plain'
+  _only(plain, 'residual', config.residual, "'plain'")
   sides: tuple[Side, ...] = ('encoder', 'decoder')
   for name in sides:
     side = config.side(name)

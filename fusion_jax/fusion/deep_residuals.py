@@ -1,0 +1,143 @@
+"""Residuals for deep post-norm stacks: bottom-to-top connection and DeepNorm.
+
+Takase et al. (2023), "B2T Connection"; Wang et al. (2022), "DeepNet".
+
+Axis letters: B batch, T positions, D model width.
+"""
+
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.residual import Residual
+
+SOURCES: Mapping[Literal['b2t', 'deepnorm'], str] = types.MappingProxyType(
+  {'b2t': 'Takase et al. 2023', 'deepnorm': 'Wang et al. 2022'}
+)
+_SUBLAYERS = {'encoder': 2, 'decoder': 3}
+# Of the weights that DeepNorm makes smaller.
+_VALUES = 'value', 'shortcut_value', 'out', 'hidden'
+
+
+class InsideLayer(NamedTuple):
+  """State of a stack between the sublayers of a layer.
+
+  Attributes:
+    x: What the next sublayer reads.
+    bottom: Input of the layer.
+  """
+
+  x: Float[Array, 'B T D']
+  bottom: Float[Array, 'B T D']
+
+
+class BottomToTopResidual(Residual):
+  """Residual of a post-norm layer whose last sum has its input once more.
+
+    x[s+1] = LN(x[s] + dropout(f(x[s])));  at the last sublayer
+    x[s+1] = LN(x[0] + x[s] + dropout(f(x[s])))
+
+  Source: Takase et al. (2023), section 3, with x[0] the input of the layer.
+
+  Attributes:
+    config: Model configuration.
+    side: Side of the stack.
+    number: Number of the sublayer in its stack, from 0.
+  """
+
+  side: Side
+  number: int
+
+  def before(self, x: Any, context: Context) -> Float[Array, 'B T D']:
+    """Return the input of f; see `Residual.before`."""
+    del context
+    return x.x if isinstance(x, InsideLayer) else x
+
+  def after(
+    self,
+    x: Any,
+    y: Float[Array, 'B T D'],
+    context: Context,
+    scale: Float[Array, ''] | None = None,
+  ) -> Any:
+    """Return the state after the sublayer; see `Residual.after`."""
+    del scale
+    x, bottom = x if isinstance(x, InsideLayer) else InsideLayer(x, x)
+    total = x + self.dropout(y, context.deterministic)
+    if (self.number + 1) % _SUBLAYERS[self.side]:
+      return InsideLayer(self.norm(total), bottom)
+    return self.norm(bottom + total)
+
+
+class DeepNormResidual(Residual):
+  """Residual LN(alpha x + dropout(f(x))).
+
+  With M encoder and N decoder layers alpha is 0.81 (M^4 N)^(1/16) in the
+  encoder and (3 N)^(1/4) in the decoder.
+
+  Source: Wang et al. (2022), Table 1.
+
+  Attributes:
+    config: Model configuration.
+    side: Side of the stack.
+  """
+
+  side: Side
+
+  def skip(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
+    """Return alpha x."""
+    return deep_norm_alpha(self.config, self.side) * x
+
+
+def deep_norm_alpha(config: ModelConfig, side: Side) -> float:
+  """Return the factor of the residual; Wang et al. (2022), Table 1."""
+  if side == 'decoder':
+    return (3 * config.decoder_layers) ** 0.25
+  return 0.81 * _both_depths(config)
+
+
+def deep_norm_beta(config: ModelConfig, side: Side) -> float:
+  """Return the factor of initial weights; Wang et al. (2022), Table 1."""
+  if side == 'decoder':
+    return (12 * config.decoder_layers) ** -0.25
+  return 0.87 / _both_depths(config)
+
+
+def _both_depths(config: ModelConfig) -> float:
+  return (config.encoder_layers**4 * config.decoder_layers) ** (1 / 16)
+
+
+def with_initial_gains(config: ModelConfig, parameters: Any) -> Any:
+  """Return fresh parameters with the initial weights that a residual asks for.
+
+  'b2t': all matrices of the layers times L^-0.5 for L layers in the stack.
+  'deepnorm': those of feed-forward, values and attention's output times beta.
+
+  Args:
+    config: Model configuration.
+    parameters: Parameters of the model, boxed or not.
+  """
+  if config.residual == 'plain':
+    return parameters
+
+  def scaled(path: tuple[Any, ...], leaf: Array) -> Array:
+    keys = [key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    return _gain(config, *(key.key for key in keys)) * leaf
+
+  return jax.tree_util.tree_map_with_path(scaled, parameters)
+
+
+def _gain(config: ModelConfig, stack: str, *names: str) -> float:
+  """Return the gain of a parameter, from the parts of its name."""
+  in_layer = len(names) > 2 and names[0].startswith('layer')
+  if not in_layer or names[-1] != 'kernel':
+    return 1.0
+  side: Side = 'encoder' if stack == 'encoder' else 'decoder'
+  if config.residual == 'b2t':
+    return config.layers(side) ** -0.5
+  return deep_norm_beta(config, side) if names[-2] in _VALUES else 1.0

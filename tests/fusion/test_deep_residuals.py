@@ -1,0 +1,106 @@
+"""B2T connection and DeepNorm against their equations, in NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from references import layer_norm
+
+from fusion_jax import fusion
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.layers.attention import causal_mask
+from fusion_jax.layers.context import Context
+from fusion_jax.models.parameter_kinds import path_name
+from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.testing import TINY, assert_close
+
+_PASS = Context(causal_mask(1), deterministic=True)
+_SUBLAYERS = {'encoder': 2, 'decoder': 3}
+
+
+def _config(residual):
+  depths = {'encoder_layers': 2, 'decoder_layers': 4}
+  return dataclasses.replace(TINY, residual=residual, **depths)
+
+
+class _Sublayers(nn.Module):
+  """Two layers of sublayers f_s(x) = tanh((s + 1) x)."""
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    self.residuals = [
+      fusion.residual(self.config, self.side, number)
+      for number in range(2 * _SUBLAYERS[self.side])
+    ]
+
+  def __call__(self, x):
+    for number, residual in enumerate(self.residuals):
+      y = jnp.tanh((number + 1) * residual.before(x, _PASS))
+      x = residual.after(x, y, _PASS)
+    return x
+
+
+def _reference(residual, side, norms, x):
+  """With 2 encoder and 4 decoder layers, as Wang et al. (2022), Table 1."""
+  alpha = {'encoder': 0.81 * (2**4 * 4) ** (1 / 16), 'decoder': 12**0.25}
+  factor = alpha[side] if residual == 'deepnorm' else 1
+  count = _SUBLAYERS[side]
+  for number, norm in enumerate(norms):
+    if number % count == 0:
+      bottom = x
+    total = factor * x + np.tanh((number + 1) * x)
+    if residual == 'b2t' and number % count == count - 1:
+      total = total + bottom
+    x = layer_norm(total, norm)
+  return x
+
+
+@pytest.mark.parametrize('side', ['encoder', 'decoder'])
+@pytest.mark.parametrize('residual', ['plain', 'b2t', 'deepnorm'])
+def test_against_its_equations(residual, side):
+  module = _Sublayers(_config(residual), side)
+  random = np.random.default_rng(0)
+  x = jnp.float32(random.normal(size=(2, 3, 8)))
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x))
+  parameters = jax.tree.map(
+    lambda leaf: jnp.float32(random.normal(size=leaf.shape)), shapes
+  )['params']
+  got = module.apply({'params': parameters}, x)
+  p, x = jax.tree.map(np.float64, (parameters, x))
+  norms = [p[f'residuals_{number}']['norm'] for number in range(len(p))]
+  assert_close(got, _reference(residual, side, norms, x), units=512)
+
+
+# (2^4 4)^(1/16) = 64^(1/16), and 12 x 4 = 48.
+_BETA = {'encoder': 0.87 * 64 ** (-1 / 16), 'decoder': 48**-0.25}
+
+
+def _gain(residual, name):
+  parts = name.split('/')
+  if parts[-1] != 'kernel' or not parts[1].startswith('layer'):
+    return 1
+  if residual == 'b2t':
+    return {'encoder': 2**-0.5, 'decoder': 4**-0.5}[parts[0]]
+  return _BETA[parts[0]] if parts[-2] not in ('query', 'key') else 1
+
+
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('residual', ['b2t', 'deepnorm'])
+def test_matrices_start_smaller(residual, scan):
+  def started(kind):
+    config = dataclasses.replace(_config(kind), scan_layers=scan)
+    model = Transformer(config, 11, 11, 2)
+    found = jax.tree_util.tree_leaves_with_path(initial_parameters(model, 0))
+    return {path_name(path): leaf for path, leaf in found}
+
+  plain, scaled = started('plain'), started(residual)
+  assert plain.keys() == scaled.keys()
+  for name, leaf in plain.items():
+    np.testing.assert_allclose(
+      scaled[name], _gain(residual, name) * leaf, rtol=1e-6, err_msg=name
+    )
