@@ -13,6 +13,7 @@ from fusion_jax.config.fusion import (
   DenseOptions,
   DlclOptions,
   DynamicOptions,
+  GrnOptions,
   GtransOptions,
   HyperOptions,
   LinearOptions,
@@ -149,6 +150,11 @@ _OPTIONS = {
   'mudd': [
     MuddOptions(ways=1, norms='pre_post'),
     MuddOptions(norms='pre_post', hidden_multiple=8),
+  ],
+  'grn': [
+    GrnOptions('scalar', ways=4),
+    GrnOptions('vector', last=1),
+    GrnOptions(ways=3, last=1),
   ],
 }
 

@@ -2,9 +2,9 @@
 
 Dynamic linear combination of layers (Wang et al. 2019), transparent attention
 (Bapna et al. 2018), linear combination (Dou et al. 2018, Eq. 5), dynamic
-combination (Dou et al. 2019, Eq. 4) and multiway dynamic dense connections
-(Xiao et al. 2025). The weights of the last two are those that they compute for
-the text.
+combination (Dou et al. 2019, Eq. 4), multiway dynamic dense connections (Xiao
+et al. 2025) and generalised residual networks (Heddes et al. 2025). Weights
+that positions compute are those of the text.
 
 Axis letters: B batch, T positions, D model width, L layers, J decoder layers, F
 columns of a factored map.
@@ -22,14 +22,15 @@ from fusion_jax import figures
 from fusion_jax.analysis.passes import TokenMeans, token_means
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view import Numbers, View, nullable, sides_of
-from fusion_jax.config import Side
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import DlclOptions
 from fusion_jax.fusion.dlcl import predecessors
+from fusion_jax.fusion.grn import apart
 from fusion_jax.fusion.linear import block_norms
-from fusion_jax.fusion.mudd import WAYS
+from fusion_jax.fusion.streams import WAYS
 
 _MATRICES = 'dlcl', 'transparent'
-_COMPUTED = 'dynamic_combination', 'mudd'
+_COMPUTED = 'dynamic_combination', 'mudd', 'grn'
 _SCHEMES = *_MATRICES, 'linear', *_COMPUTED
 
 
@@ -66,12 +67,15 @@ def layer_weights(analysed: RunWithText) -> Numbers:
   Returns:
     For each side with such a scheme: its 'scheme'; 'layers', the names of the
     weighted layers; 'weights' of dlcl [L+1][L+1] and transparent [J][L+1], with
-    the names 'rows', None where a layer is not read, and of mudd their means
-    over 'positions'; 'norms' of linear [L]; 'mean' and 'deviation' of
-    dynamic_combination [L] over 'positions' and features.
+    the names 'rows', None where a layer is not read, and of mudd and grn their
+    means over 'positions', if these have weights of their own, and features;
+    'norms' of linear [L]; 'mean' and 'deviation' of dynamic_combination [L]
+    over 'positions' and features.
   """
   config = analysed.run.config.model
-  dynamic = sides_of(config, *_COMPUTED)
+  dynamic = tuple(
+    side for side in sides_of(config, *_COMPUTED) if _computes(config, side)
+  )
   means = token_means(analysed, dynamic, _moments) if dynamic else {}
   return {
     side: {'scheme': config.side(side).fusion}
@@ -82,6 +86,12 @@ def layer_weights(analysed: RunWithText) -> Numbers:
     )
     for side in sides_of(config, *_SCHEMES)
   }
+
+
+def _computes(config: ModelConfig, side: Side) -> bool:
+  """Return whether each position has weights of its own."""
+  own = config.side(side)
+  return own.fusion != 'grn' or own.grn.kind == 'dynamic'
 
 
 def _moments(
@@ -95,25 +105,29 @@ def _moments(
 
 
 def _computed(means: TokenMeans, scheme: str) -> dict[str, Any]:
-  return _mudd(means) if scheme == 'mudd' else _dynamic(means)
-
-
-def _mudd(means: TokenMeans) -> dict[str, Any]:
-  """Return a row for each way after each layer."""
-  count = len(means.means)
-  rows, weights = [], []
-  for layer in range(1, count + 1):
-    found = np.asarray(means.means[f'weights_{layer}'], np.float64)
-    reader = f'layer {layer + 1}' if layer < count else 'output'
-    for way, own in zip(WAYS, found, strict=False):
-      rows.append(f'{reader}, {way}' if len(found) > 1 else reader)
-      weights.append([*own.tolist(), *[None] * (count - layer)])
-  return {
-    'layers': [f'H[{n}]' for n in range(count + 1)],
-    'rows': rows,
-    'weights': weights,
-    'positions': means.positions,
+  if scheme == 'dynamic_combination':
+    return _dynamic(means)
+  weights = {
+    int(name.removeprefix('weights_')): values
+    for name, values in means.means.items()
   }
+  return _sums(scheme, weights) | {'positions': means.positions}
+
+
+def _sums(
+  scheme: str, found: Mapping[int, Float[np.ndarray, 'C K']]
+) -> dict[str, Any]:
+  """Return a row for each way after each layer, from the weights after it."""
+  count, rows, weights = max(found), [], []
+  for layer in sorted(found):
+    reader = f'layer {layer + 1}' if layer < count else 'output'
+    each = np.asarray(apart(jnp.asarray(found[layer]), layer + 1), np.float64)
+    for way, own in zip(WAYS[len(each)], each, strict=True):
+      rows.append(f'{reader}, {way}' if len(each) > 1 else reader)
+      weights.append([*own.tolist(), *[None] * (count - layer)])
+  letter = 'y' if scheme == 'grn' else 'H'
+  names = [f'{letter}[{n}]' for n in range(count + 1)]
+  return {'layers': names, 'rows': rows, 'weights': weights}
 
 
 def _dynamic(means: TokenMeans) -> dict[str, Any]:
@@ -136,6 +150,17 @@ def _stored(analysed: RunWithText, side: Side) -> dict[str, Any]:
   if options.fusion == 'linear':
     norms = block_norms(parameters['read_out'], count).tolist()
     return {'layers': names[1:], 'norms': norms}
+  if options.fusion == 'grn':
+    static = {
+      n: np.asarray(parameters['connection'][f'static_{n}'])
+      for n in range(count + 1)
+    }
+    return _sums(
+      'grn',
+      {
+        n: own.reshape(*own.shape[:2], -1).mean(-1) for n, own in static.items()
+      },
+    )
   if options.fusion == 'dlcl':
     weights = dlcl_weights(
       np.asarray(parameters['connection']['weights']), options.dlcl
@@ -182,7 +207,7 @@ def _draw_matrix(axes: figures.Axes, numbers: Mapping[str, Any]) -> None:
 
 
 def _numbers(layers: list[str]) -> list[str]:
-  """Return l of every H[l]; the full names are too wide for an axis."""
+  """Return l of every H[l] or y[l]; the full names are too wide for an axis."""
   return [name[2:-1] for name in layers]
 
 
@@ -226,6 +251,7 @@ VIEW = View(
   summary=summary,
   applies=lambda config: bool(sides_of(config, *_SCHEMES)),
   needs=(
-    'a model with dlcl, transparent attention, linear or dynamic combination'
+    'a model with dlcl, mudd, grn, transparent attention, linear or dynamic '
+    'combination'
   ),
 )

@@ -435,6 +435,27 @@ class MuddOptions:
   The released code has 64."""
 
 
+@section('model.*.grn')
+class GrnOptions:
+  """Generalised residual networks and DeepCrossAttention (Heddes et al. 2025).
+
+  ways=3 with kind='dynamic' is DeepCrossAttention.
+  """
+
+  kind: Literal['scalar', 'vector', 'dynamic'] = 'dynamic'
+  """Weights of the outputs below; 'scalar': a number each (v1); 'vector': one
+  for every feature (v2); 'dynamic': these and a number that the output itself
+  gives at every position (v3)."""
+
+  ways: Literal[1, 3, 4] = 1
+  """Sums that a layer reads: one; or one each for the query, which is its
+  residual too, the key and the value; or these and one for the residual."""
+
+  last: SizeOrZero = 0
+  """Read H[0], the last outputs, as many as this, and the sum of those
+  between; 0: all outputs (k-DCA is ways=3 with last=k)."""
+
+
 @section('model.*.hyper')
 class HyperOptions:
   """Hyper-connections (Zhu et al. 2024; Xie et al. 2025)."""
@@ -539,6 +560,10 @@ def _yes(side: 'SideConfig') -> bool:
   return True
 
 
+def _one(side: 'SideConfig') -> int:
+  return 1
+
+
 @dataclasses.dataclass(frozen=True)
 class SchemeRules:
   """What a config knows of a scheme, whose module it does not import.
@@ -550,6 +575,8 @@ class SchemeRules:
     rate: Factor on the learning rate of what only the fusion has; not 1 where
       that was measured to train worse (`python -m benchmarks.scheme_health`).
     norms: Values of model.norm that it is defined for.
+    ways: Number of sums that a layer reads; more than 1 replace the keys and
+      values of its self-attention.
   """
 
   options: str
@@ -557,6 +584,7 @@ class SchemeRules:
   owns_layer_inputs: Callable[['SideConfig'], bool] = _no
   rate: float = 1.0
   norms: tuple[str, ...] = ('post', 'pre', 'rezero')
+  ways: Callable[['SideConfig'], int] = _one
 
 
 _RULES = {
@@ -575,7 +603,18 @@ _RULES = {
   'gtrans': SchemeRules('gtrans'),
   'transparent': SchemeRules('transparent', sides=('encoder',)),
   'dlcl': SchemeRules('dlcl', owns_layer_inputs=_yes),
-  'mudd': SchemeRules('mudd', owns_layer_inputs=_yes, norms=('pre',)),
+  'mudd': SchemeRules(
+    'mudd',
+    owns_layer_inputs=_yes,
+    norms=('pre',),
+    ways=lambda side: side.mudd.ways,
+  ),
+  'grn': SchemeRules(
+    'grn',
+    owns_layer_inputs=_yes,
+    norms=('pre',),
+    ways=lambda side: side.grn.ways,
+  ),
   'hyper_connections': SchemeRules('hyper', norms=('pre',)),
   'attention_residuals': SchemeRules(
     'attention_residual', owns_layer_inputs=_yes, norms=('pre',)
@@ -636,6 +675,7 @@ class SideConfig:
   transparent: TransparentOptions = TransparentOptions()
   dlcl: DlclOptions = DlclOptions()
   mudd: MuddOptions = MuddOptions()
+  grn: GrnOptions = GrnOptions()
   hyper: HyperOptions = HyperOptions()
   attention_residual: AttentionResidualOptions = AttentionResidualOptions()
   shortcut: ShortcutOptions = ShortcutOptions()
@@ -665,3 +705,8 @@ class SideConfig:
   def owns_layer_inputs(self) -> bool:
     """Whether layers read something else than the layer below."""
     return bool(self.rules and self.rules.owns_layer_inputs(self))
+
+  @property
+  def ways(self) -> int:
+    """Number of sums that a layer reads."""
+    return self.rules.ways(self) if self.rules else 1

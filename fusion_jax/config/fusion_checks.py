@@ -145,6 +145,13 @@ def _check_sums(side: SideConfig, path: str, layers: int) -> None:
       f'{path}.dlcl.{field}',
       f'{value} leaves nothing to sum in {layers} layers; at most {layers}',
     )
+  if side.fusion == 'grn':
+    require(
+      side.grn.last <= max(layers - 2, 0),
+      f'{path}.grn.last',
+      f'{side.grn.last} leaves nothing to sum in {layers} layers; at most '
+      f'{max(layers - 2, 0)}, where 0 reads all outputs',
+    )
 
 
 def _check_capsules(side: SideConfig, path: str, width: int) -> None:
@@ -214,7 +221,8 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f'{shortcut.source!r} both replace the keys and values; choose one',
   )
   owner = (
-    side.fusion in ('hierarchical', 'dlcl', 'mudd') and side.owns_layer_inputs
+    side.fusion in ('hierarchical', 'dlcl', 'mudd', 'grn')
+    and side.owns_layer_inputs
   )
   require(
     not (many and owner),
@@ -228,12 +236,13 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     "'non_lexical' reads the layer below the last, whose place "
     f'fusion={side.fusion!r} takes; choose one',
   )
-  streams = side.fusion == 'mudd' and side.mudd.ways > 1
+  streams = side.ways > 1
   require(
     not (streams and shortcut.source != 'none' and shortcut.where != 'cross'),
     f'{path}.shortcut.source',
-    f"{shortcut.source!r} and fusion='mudd' with mudd.ways={side.mudd.ways} "
-    'both replace the keys and values; choose one, or mudd.ways=1',
+    f'{shortcut.source!r} and fusion={side.fusion!r} with {side.fusion}.ways='
+    f'{side.ways} both replace the keys and values; choose one, or '
+    f'{side.fusion}.ways=1',
   )
   require(
     not (encoder and shortcut.source != 'none' and shortcut.where != 'self'),
@@ -278,8 +287,8 @@ def _check_values(side: SideConfig, path: str) -> None:
   others = {
     f'shortcut.source={side.shortcut.source!r}': side.shortcut.source != 'none',
     'multi_layer.layers > 1': side.multi_layer.layers > 1,
-    "fusion='mudd' with four ways": side.fusion == 'mudd'
-    and side.mudd.ways > 1,
+    f'fusion={side.fusion!r} with {side.fusion}.ways={side.ways}': side.ways
+    > 1,
   }
   for name, chosen in others.items():
     require(

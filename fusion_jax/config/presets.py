@@ -21,6 +21,7 @@ from fusion_jax.config.fusion import (
   AggOptions,
   AttentionResidualOptions,
   DlclOptions,
+  GrnOptions,
   HyperOptions,
   MlrfOptions,
   MuddOptions,
@@ -243,6 +244,11 @@ def _hyper(options: HyperOptions) -> Row:
   return {'model.norm': 'pre'} | fused
 
 
+def _grn(*options: Any) -> Row:
+  fused = both_sides('grn', grn=GrnOptions(*options))
+  return {'model.norm': 'pre'} | fused
+
+
 def _attention_residuals(**options: Any) -> Row:
   chosen = AttentionResidualOptions(**options)
   fused = both_sides('attention_residuals', attention_residual=chosen)
@@ -256,6 +262,11 @@ SINCE_2020: Mapping[str, Row] = {
   'mudd': {'model.norm': 'pre'} | both_sides('mudd'),
   'mudd_one_way': {'model.norm': 'pre'}
   | both_sides('mudd', mudd=MuddOptions(ways=1)),
+  'grn_v1': _grn('scalar'),
+  'grn_v2': _grn('vector'),
+  'grn_v3': _grn('dynamic'),
+  'deep_cross_attention': _grn('dynamic', 3),
+  'deep_cross_attention_last_2': _grn('dynamic', 3, 2),
   'attention_residuals': _attention_residuals(),
   'attention_residuals_block': _attention_residuals(block=4),
   'attention_residuals_heads': _attention_residuals(heads=8),

@@ -21,6 +21,7 @@ from fusion_jax.fusion import (
   dynamic_routing,
   em_routing,
   feed_forward,
+  grn,
   gtrans,
   hops,
   hyper_connections,
@@ -65,6 +66,7 @@ _TABLE = {
     transparent.SCHEME,
     dlcl.SCHEME,
     mudd.SCHEME,
+    grn.SCHEME,
     hyper_connections.SCHEME,
     attention_residuals.SCHEME,
   )

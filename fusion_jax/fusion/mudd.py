@@ -4,7 +4,6 @@ Axis letters: B batch, T positions, D model width, C ways, K layers that are
 summed.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,12 +21,8 @@ from fusion_jax.fusion.scheme import (
   all_layers,
   on_both_sides,
 )
-from fusion_jax.layers.attention import (
-  LayerInput,
-  MultiHeadAttention,
-  key_value,
-)
-from fusion_jax.layers.caches import KeyValue
+from fusion_jax.fusion.streams import WAYS, StreamAttention
+from fusion_jax.layers.attention import LayerInput, MultiHeadAttention
 from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.parameter import parameter
@@ -38,9 +33,6 @@ from fusion_jax.layers.sow import sow
 _SUM_SCALE = 1e-3
 # The hidden layer after the last layer is this much wider.
 _LAST = 4
-
-
-WAYS = LayerInput._fields
 
 
 def ways_after(options: MuddOptions, layers: int, layer: int) -> int:
@@ -129,7 +121,7 @@ class Mudd(LayerConnection):
     weights = dynamic.reshape(*x.shape[:-1], *static.shape) + static
     sow(self, 'views', f'weights_{layer}', weights)
     means = token_mean(weights, context.tokens)
-    for way, mean in zip(WAYS, means, strict=False):
+    for way, mean in zip(WAYS[len(means)], means, strict=True):
       sow(self, 'telemetry', f'weights_{layer}_{way}', mean)
     return weights
 
@@ -152,58 +144,6 @@ class Mudd(LayerConnection):
       sums[0] = self.sum_norm[str(layer)](sums[0])
       sums = [x + each for each in sums]
     return (LayerInput(*sums) if len(sums) > 1 else sums[0]), carried
-
-
-class StreamAttention(MultiHeadAttention):
-  """Self-attention whose query, key and value read sums of their own.
-
-  The norm before the sublayer is the query's; the key and the value have norms
-  of their own.
-  """
-
-  def setup(self):
-    super().setup()
-    self.key_norm = layer_norm(self.config)
-    self.value_norm = layer_norm(self.config)
-
-  def attend(
-    self,
-    x: LayerInput,
-    h: Float[Array, 'M T D'],
-    layers: tuple[Float[Array, 'M T D'], ...],
-    context: Context,
-  ) -> Float[Array, 'M T D']:
-    """Self-attend; see `MultiHeadAttention.attend`."""
-    del layers
-    seen = context.caches.extend(self._streams(x))
-    return self(h, seen, context.mask, context.deterministic)
-
-  def _streams(self, x: LayerInput) -> KeyValue:
-    keys = self.key(self.key_norm(x.key))
-    values = self.value(self.value_norm(x.value))
-    return key_value(keys, values, self.config.heads)
-
-
-def with_stream_norms(
-  layer: Mapping[str, Any], trained: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Return a layer whose keys and values have the norm of a trained one.
-
-  Args:
-    layer: Parameters of a layer with `StreamAttention`.
-    trained: Parameters of the same layer of a plain model.
-
-  Returns:
-    `layer` with the norm before the trained self-attention in place of those
-    of its keys and values.
-  """
-  norm = trained['self_attention_residual']['norm']
-  attention = {
-    **layer['self_attention'],
-    'key_norm': norm,
-    'value_norm': norm,
-  }
-  return {**layer, 'self_attention': attention}
 
 
 def _attention(

@@ -13,8 +13,8 @@ from flax import traverse_util
 from fusion_jax.config import ModelConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.fusion.mudd import with_stream_norms
 from fusion_jax.fusion.shortcuts import fused_from_separate
+from fusion_jax.fusion.streams import with_stream_norms
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,

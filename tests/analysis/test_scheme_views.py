@@ -42,6 +42,7 @@ SCHEME_VIEWS = {
   'transparent': {'layer_weights'},
   'dlcl': {'layer_weights'},
   'mudd': {'layer_weights'},
+  'grn': {'layer_weights'},
   'hyper_connections': set(),
   'attention_residuals': set(),
 }

@@ -200,6 +200,24 @@ def _mudd(m: ModelConfig, options: SideConfig, side: Side) -> int:
   return total + (streams + sums) * 2 * m.width
 
 
+def _grn(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """For each sum of n outputs: n, n D, or n D + D; and norms of the streams."""
+  layers, grn, total = m.layers(side), options.grn, 0
+  for outputs in range(1, layers + 2):
+    ways = grn.ways if outputs <= layers else 1
+    apart = min(outputs, grn.last + 2) if grn.last else outputs
+    total += (
+      ways
+      * {
+        'scalar': apart,
+        'vector': apart * m.width,
+        'dynamic': (apart + 1) * m.width,
+      }[grn.kind]
+    )
+  streams = 2 * layers if grn.ways > 1 else 0
+  return total + streams * 2 * m.width
+
+
 def _shortcuts(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """2 D^2, with feature fusion 6 D^2, and two gate biases an attention."""
   shortcut, d = options.shortcut, m.width
@@ -238,6 +256,7 @@ _FUSIONS = {
   'transparent': _transparent,
   'dlcl': _dlcl,
   'mudd': _mudd,
+  'grn': _grn,
   'hyper_connections': _hyper_connections,
   'attention_residuals': _attention_residuals,
 }

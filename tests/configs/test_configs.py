@@ -164,6 +164,14 @@ _PARAMETERS = {
   # norms more in five of six layers.
   'wmt14_ende.py:mudd': 60_524_544 + 134_518,
   'wmt14_ende.py:mudd_one_way': 60_524_544 + 49_778,
+  # Two stacks of seven sums, of 1 to 7 outputs: 28 weights, or 28 vectors, and
+  # seven directions. With three ways 3 (21 + 6) + 7 + 1 vectors, and 12 norms
+  # of keys and values; of the last two, at most 4 outputs: 3 (18 + 6) + 4 + 1.
+  'wmt14_ende.py:grn_v1': 60_524_544 + 2 * 28,
+  'wmt14_ende.py:grn_v2': 60_524_544 + 2 * 28 * 512,
+  'wmt14_ende.py:grn_v3': 60_524_544 + 2 * 35 * 512,
+  'wmt14_ende.py:deep_cross_attention': 60_524_544 + 2 * (89 + 24) * 512,
+  'wmt14_ende.py:deep_cross_attention_last_2': 60_524_544 + 2 * (77 + 24) * 512,
   # Queries and scales, 2 x 512: 11 of 12 sublayers, 17 of 18, two last reads;
   # by layer 5 of 6 in each. Delta: 10, 16, no last read, 11 and 17 gates.
   'wmt14_ende.py:attention_residuals': 60_524_544 + 30_720,

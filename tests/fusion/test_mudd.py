@@ -13,7 +13,8 @@ from scipy.special import erf
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import DlclOptions, MuddOptions, SideConfig
 from fusion_jax.fusion.dlcl import Dlcl
-from fusion_jax.fusion.mudd import Mudd, StreamAttention, with_stream_norms
+from fusion_jax.fusion.mudd import Mudd
+from fusion_jax.fusion.streams import StreamAttention, with_stream_norms
 from fusion_jax.layers.attention import (
   LayerInput,
   MultiHeadAttention,

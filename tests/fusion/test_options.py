@@ -112,6 +112,55 @@ _REFUSED = {
     'norm': 'pre',
     'decoder': {'fusion': 'mudd', 'shortcut': {'source': 'lexical'}},
   },
+  "encoder.fusion: 'grn' needs model.norm='pre', got 'post'": {
+    'encoder': {'fusion': 'grn'}
+  },
+  'encoder.grn.last: 5 leaves nothing to sum in 6 layers; at most 4': {
+    'norm': 'pre',
+    'encoder': {'fusion': 'grn', 'grn': {'last': 5}},
+  },
+  'encoder.grn.last: 1 leaves nothing to sum in 1 layers; at most 0': {
+    'norm': 'pre',
+    'encoder': {'fusion': 'grn', 'grn': {'last': 1}},
+    'encoder_layers': 1,
+  },
+  'encoder.grn.ways: must be 1, 3 or 4, got 2': {
+    'norm': 'pre',
+    'encoder': {'fusion': 'grn', 'grn': {'ways': 2}},
+  },
+  "shortcut.source: 'lexical' and fusion='grn' with grn.ways=3 both": {
+    'norm': 'pre',
+    'encoder': {
+      'fusion': 'grn',
+      'grn': {'ways': 3},
+      'shortcut': {'source': 'lexical'},
+    },
+  },
+  "value_residual.kind: 'identity' and fusion='grn' with grn.ways=4 both": {
+    'norm': 'pre',
+    'encoder': {
+      'fusion': 'grn',
+      'grn': {'ways': 4},
+      'value_residual': {'kind': 'identity'},
+    },
+  },
+  "value_residual.kind: 'identity' and fusion='mudd' with mudd.ways=4 both": {
+    'norm': 'pre',
+    'encoder': {'fusion': 'mudd', 'value_residual': {'kind': 'identity'}},
+  },
+  "multi-layer attention .*fusion='grn'": {
+    'norm': 'pre',
+    'decoder': {'fusion': 'grn', 'multi_layer': {'layers': 2}},
+  },
+  "'non_lexical' .*fusion='grn'": {
+    'norm': 'pre',
+    'decoder': {'fusion': 'grn', 'shortcut': {'source': 'non_lexical'}},
+  },
+  "model.scan_layers: needs layers that are all alike.*fusion='grn'": {
+    'norm': 'pre',
+    'scan_layers': True,
+    'encoder': {'fusion': 'grn'},
+  },
   "model.scan_layers: needs layers that are all alike.*fusion='mudd'": {
     'norm': 'pre',
     'scan_layers': True,

@@ -17,6 +17,7 @@ from fusion_jax.config.fusion import (
   AttentionResidualOptions,
   DlclOptions,
   DynamicOptions,
+  GrnOptions,
   GtransOptions,
   HyperOptions,
   LinearOptions,
@@ -135,6 +136,18 @@ _SIDES = {
   'mudd-pre_post': {
     'encoder': _side('mudd', mudd=MuddOptions(norms='pre_post')),
     'decoder': _side('mudd', mudd=MuddOptions(norms='pre_post')),
+  },
+  **{
+    f'grn-{ways}-{kind}': {
+      side: _side('grn', grn=GrnOptions(kind, ways, last))
+      for side, last in (('encoder', 0), ('decoder', 1))
+    }
+    for ways, kind in (
+      (1, 'scalar'),
+      (1, 'vector'),
+      (3, 'dynamic'),
+      (4, 'dynamic'),
+    )
   },
   'gtrans-last': {
     'decoder': _side('gtrans', gtrans=GtransOptions(mode='last'))

@@ -24,7 +24,8 @@ from fusion_jax.training.optimizer import make_optimizer
 
 # What is no weight though it has two axes or more, by the end of its name:
 # the biases of the block votes [L, D], the weights of transparent attention
-# [L + 1, J], and those of DLCL [L + 1, L + 1] or with a vector each.
+# [L + 1, J], those of DLCL [L + 1, L + 1] or with a vector each, and those of
+# sums of layers for each way.
 _SCALARS_IN_TABLES = (
   'votes/context/bias',
   'votes/transform/bias',
@@ -32,7 +33,8 @@ _SCALARS_IN_TABLES = (
   'encoder/connection/weights',
   'decoder/connection/weights',
   '_residual/mix',
-  *(f'connection/static_{layer}' for layer in range(1, 4)),
+  *(f'connection/static_{layer}' for layer in range(4)),
+  *(f'connection/direction_{layer}' for layer in range(4)),
 )
 
 _LAST_NAMES = {
@@ -45,6 +47,7 @@ _LAST_NAMES = {
   'hyper_connections': {'read', 'write', 'mix', 'read_scale', 'write_scale'},
   'attention_residuals': {'query', 'key_scale', 'gate'},
   'mudd': {'static_1', 'static_2', 'static_3'},
+  'grn': {f'{name}_{n}' for name in ('static', 'direction') for n in range(4)},
   'shortcut': {'key_gate_bias', 'value_gate_bias'},
 }
 

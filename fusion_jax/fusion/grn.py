@@ -1,0 +1,248 @@
+"""Generalised residual networks (GRN) and DeepCrossAttention.
+
+Heddes et al. (2025), section 3.
+
+Axis letters: B batch, T positions, D model width, C ways, K outputs that are
+summed.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config.fusion import GrnOptions
+from fusion_jax.fusion.connection import LayerConnection
+from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.scheme import (
+  PRE_NORM,
+  PaperSize,
+  all_layers,
+  on_both_sides,
+)
+from fusion_jax.fusion.streams import WAYS, StreamAttention
+from fusion_jax.layers.attention import (
+  LayerInput,
+  MultiHeadAttention,
+  residual_of,
+)
+from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.sow import sow
+
+
+def position_weights(
+  directions: Float[Array, 'C D'], outputs: Layers
+) -> Float[Array, 'B T C K']:
+  """Return relu(<w_c, y_k>), float32; Heddes et al. (2025), GRN-v3.
+
+  The slope at 0, where a relu has none, is 1 here: with 0, directions that
+  start as 0 would stay there.
+
+  Args:
+    directions: Directions w_c, float32.
+    outputs: Outputs y_k.
+  """
+  products = [
+    jnp.einsum(
+      'BTD,CD->BTC',
+      y,
+      directions.astype(y.dtype),
+      preferred_element_type=jnp.float32,
+    )
+    for y in outputs
+  ]
+  found = jnp.stack(products, axis=-1)
+  return jnp.where(found >= 0, found, 0)
+
+
+def weighted_outputs(
+  static: Float[Array, 'K *D'],
+  dynamic: Float[Array, 'B T K'] | None,
+  outputs: Layers,
+) -> Float[Array, 'B T D']:
+  """Return sum_k (b_k + d_k) y_k, computed in float32, in the outputs' dtype.
+
+  Args:
+    static: Weights b_k, numbers or vectors, float32.
+    dynamic: Weights d_k of every position, float32; None: 0.
+    outputs: Outputs y_k.
+  """
+  total = jnp.zeros(outputs[0].shape, jnp.float32)
+  for k, y in enumerate(outputs):
+    weight = static[k] if dynamic is None else static[k] + dynamic[..., k, None]
+    total += weight * y
+  return total.astype(outputs[0].dtype)
+
+
+def recent(outputs: Layers, last: int) -> Layers:
+  """Return y_0, the sum of the outputs between, and the last ones.
+
+  Args:
+    outputs: y_0 and at most last + 2 others, of which the first may be a sum.
+    last: Number of outputs that stay apart; 0: all do.
+
+  Returns:
+    At most last + 2 arrays.
+  """
+  if not last or len(outputs) <= last + 2:
+    return outputs
+  first, middle, new, *others = outputs
+  return first, middle + new, *others
+
+
+def apart(
+  weights: Float[Array, 'C K'], outputs: int
+) -> Float[Array, 'C {outputs}']:
+  """Return the weight of every output, of those between all the same.
+
+  Args:
+    weights: Weights of what `recent` returns.
+    outputs: Number of outputs y_0, y_1 and so on.
+  """
+  between = outputs - weights.shape[1] + 1
+  if between == 1:
+    return weights
+  return jnp.concatenate(
+    [
+      weights[:, :1],
+      jnp.repeat(weights[:, 1:2], between, axis=1),
+      weights[:, 2:],
+    ],
+    axis=1,
+  )
+
+
+class Grn(LayerConnection):
+  """Weighted sums of the outputs of all layers below; Heddes et al. (2025).
+
+    g_c[l] = sum_{k<l} (b_c[l, k] + relu(<w_c[l], y[k]>)) y[k]  for each way c
+    y[0] = H[0],  y[l] = H[l] - x[l]
+
+  x[l] is the residual of layer l, so that y[l] is what the layer adds to it,
+  and g[L+1] is the output of the stack. b is a number ('scalar', v1) or a
+  vector ('vector', v2); w is only in 'dynamic' (v3). All b start as 1 and all w
+  as 0: the plain residual sum.
+
+  With three ways, the query's sum is the residual too. In layer 1, which has
+  one output to read, the norm of what only attends does not see a factor on it:
+  w and, in 'scalar', b change nothing there.
+
+  Telemetry: 'weights_l_c' [K], the mean weights of way c after layer l.
+  Views: with kind='dynamic', 'weights_l' [B, T, C, K]; b as the mean of its
+  features.
+
+  Attributes:
+    config: Model configuration.
+    side: Side of the stack.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    self.options = self.config.side(self.side).grn
+    numbers = range(self.config.layers(self.side) + 1)
+    self.static = {str(n): self._static(n) for n in numbers}
+    if self.options.kind == 'dynamic':
+      self.directions = {str(n): self._directions(n) for n in numbers}
+
+  def _ways(self, layer: int) -> int:
+    """Return the sums after a layer: after the last, the output alone."""
+    above = layer < self.config.layers(self.side)
+    return self.options.ways if above else 1
+
+  def _static(self, layer: int) -> Float[Array, 'C K *D']:
+    most = self.options.last + 2 if self.options.last else layer + 1
+    shape: tuple[int, ...] = self._ways(layer), min(layer + 1, most)
+    axes: tuple[str | None, ...] = (None, 'layers')
+    if self.options.kind != 'scalar':
+      shape, axes = (*shape, self.config.width), (None, 'layers', 'norm')
+    ones = nn.initializers.ones_init()
+    return parameter(self, f'static_{layer}', ones, axes, shape)
+
+  def _directions(self, layer: int) -> Float[Array, 'C D']:
+    zeros = nn.initializers.zeros_init()
+    shape = self._ways(layer), self.config.width
+    return parameter(self, f'direction_{layer}', zeros, (None, 'norm'), shape)
+
+  def _sums(
+    self, layer: int, outputs: Layers, context: Context
+  ) -> list[Float[Array, 'B T D']]:
+    """Return g_c[l+1] of every way."""
+    static, dynamic = self.static[str(layer)], None
+    means = static.reshape(*static.shape[:2], -1).mean(-1)
+    if self.options.kind == 'dynamic':
+      dynamic = position_weights(self.directions[str(layer)], outputs)
+      weights = means + dynamic
+      sow(self, 'views', f'weights_{layer}', weights)
+      means = token_mean(weights, context.tokens)
+    for way, mean in zip(WAYS[len(means)], means, strict=True):
+      sow(self, 'telemetry', f'weights_{layer}_{way}', mean)
+    return [
+      weighted_outputs(
+        static[way], None if dynamic is None else dynamic[..., way, :], outputs
+      )
+      for way in range(len(static))
+    ]
+
+  def layer_input(
+    self, layers: Layers, carried: tuple[Any, ...], context: Context
+  ) -> tuple[Float[Array, 'B T D'] | LayerInput, tuple[Any, ...]]:
+    """Return g[l]; `carried` is x[l-1] and y[0..l-2] as the sums read them."""
+    layer, y = len(layers) - 1, layers[-1]
+    residual, *outputs = carried or (None,)
+    if residual is not None:
+      y = y - residual
+    read = (*outputs, context.read_one(layer, y))
+    read = recent(read, self.options.last)
+    # What layer 1 reads is no sum, so that it is never ablated.
+    x = _layer_input(self._sums(layer, read if layer else (y,), context))
+    return x, (residual_of(x), *read)
+
+
+def _layer_input(
+  sums: list[Float[Array, 'B T D']],
+) -> Float[Array, 'B T D'] | LayerInput:
+  """Return the input of a layer; of three sums, the query's is its residual."""
+  if len(sums) == 1:
+    return sums[0]
+  return LayerInput(sums[0], *sums[-3:])
+
+
+def _attention(
+  config: ModelConfig, side: Side, index: int
+) -> MultiHeadAttention:
+  """Return the self-attention of a layer."""
+  streams = config.side(side).ways > 1
+  return StreamAttention(config) if streams else MultiHeadAttention(config)
+
+
+def _identity(config: ModelConfig, side: Side) -> bool:
+  return True
+
+
+def _size(name: str, *options: Any) -> PaperSize:
+  side = SideConfig('grn', grn=GrnOptions(*options))
+  return PaperSize(name, side, side, None, PRE_NORM)
+
+
+SCHEME = on_both_sides(
+  'grn',
+  Grn,
+  'layer connection',
+  'Heddes et al. 2025, section 3',
+  'grn',
+  layers_read=all_layers,
+  starts_as_identity=_identity,
+  self_attention=_attention,
+  sizes=(
+    _size('grn.kind=scalar', 'scalar'),
+    _size('grn.kind=vector', 'vector'),
+    _size('grn', 'dynamic'),
+    _size('grn.ways=3', 'dynamic', 3),
+    _size('grn.ways=3, grn.last=2', 'dynamic', 3, 2),
+  ),
+)
