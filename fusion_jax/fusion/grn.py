@@ -156,12 +156,11 @@ class Grn(LayerConnection):
 
   def _static(self, layer: int) -> Float[Array, 'C K *D']:
     most = self.options.last + 2 if self.options.last else layer + 1
-    shape: tuple[int, ...] = self._ways(layer), min(layer + 1, most)
-    axes: tuple[str | None, ...] = (None, 'layers')
-    if self.options.kind != 'scalar':
-      shape, axes = (*shape, self.config.width), (None, 'layers', 'norm')
+    shape = self._ways(layer), min(layer + 1, most), self.config.width
+    axes = None, 'layers', 'norm'
+    ranks = 2 if self.options.kind == 'scalar' else 3
     ones = nn.initializers.ones_init()
-    return parameter(self, f'static_{layer}', ones, axes, shape)
+    return parameter(self, f'static_{layer}', ones, axes[:ranks], shape[:ranks])
 
   def _directions(self, layer: int) -> Float[Array, 'C D']:
     zeros = nn.initializers.zeros_init()

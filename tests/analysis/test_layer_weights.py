@@ -15,7 +15,12 @@ from pictures import assert_not_blank
 
 from fusion_jax.analysis.layer_weights import VIEW, layer_weights
 from fusion_jax.analysis.view import look_at
-from fusion_jax.config.fusion import DlclOptions, LinearOptions, SideConfig
+from fusion_jax.config.fusion import (
+  DlclOptions,
+  GrnOptions,
+  LinearOptions,
+  SideConfig,
+)
 
 DYNAMIC = SideConfig(fusion='dynamic_combination')
 
@@ -120,6 +125,42 @@ def test_multiway_weights_are_means_over_the_tokens(tmp_path):
   )
   assert own['positions'] == len(rows)
   np.testing.assert_allclose(own['weights'][4], rows.mean((0, 1)), rtol=1e-4)
+
+
+def test_weights_of_outputs_with_a_sum_of_those_between(tmp_path):
+  # After layer 3, H[0], y[1] + y[2] and y[3]; over the features 0..15 the mean
+  # of 2 x is 15.
+  run = make_run(
+    {
+      'encoder/connection/static_3': [[1, 2, 3]],
+      'decoder/connection/static_1': 2 * np.arange(16.0),
+      'decoder/connection/direction_1': 0.0,
+    },
+    norm='pre',
+    encoder_layers=3,
+    encoder=SideConfig(fusion='grn', grn=GrnOptions('scalar', last=1)),
+    decoder=SideConfig(fusion='grn', grn=GrnOptions(ways=3)),
+  )
+  analysed = fused_run(run, tmp_path)
+  numbers = layer_weights(analysed)
+  own = numbers['encoder']
+  assert own['layers'] == ['y[0]', 'y[1]', 'y[2]', 'y[3]']
+  assert own['rows'] == ['layer 1', 'layer 2', 'layer 3', 'output']
+  assert own['weights'][3] == [1, 2, 2, 3]
+  assert own['weights'][0][1:] == [None] * 3
+  assert 'positions' not in own
+  own = numbers['decoder']
+  assert own['rows'][3:] == [
+    *(f'layer 2, {way}' for way in ('query', 'key', 'value')),
+    'output',
+  ]
+  assert own['weights'][3:6] == [[15, 15, None]] * 3
+  rows = rows_of(
+    shown(analysed)['decoder']['connection']['weights_2'],
+    all_at_once(analysed)[3],
+  )
+  assert own['positions'] == len(rows)
+  np.testing.assert_allclose(own['weights'][6], rows.mean((0, 1)), rtol=1e-4)
 
 
 def test_dynamic_combination_against_all_weights_of_the_text(tmp_path):
