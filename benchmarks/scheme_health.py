@@ -27,7 +27,13 @@ from benchmarks.common import (
   table,
   write_results,
 )
-from benchmarks.schemes import BASELINE, Scheme, chosen, schemes
+from benchmarks.schemes import (
+  BASELINE,
+  ONLY_FROM_SCRATCH,
+  Scheme,
+  chosen,
+  schemes,
+)
 from benchmarks.serving import ROOT
 from benchmarks.small_training import train
 from fusion_jax.config import ExperimentConfig
@@ -73,8 +79,6 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
   ('dynamic_routing_paper', SCRATCH): _LITERAL,
   ('em_routing_paper', SCRATCH): _LITERAL,
 }
-# Schemes that cannot start from a plain model with norms.
-_ONLY_SCRATCH = ('rezero',)
 
 
 class Job(NamedTuple):
@@ -131,7 +135,7 @@ def jobs(names: Iterable[str], seeds: Iterable[int]) -> list[Job]:
     for seed in seeds
     for name in ordered
     for phase in (SCRATCH, CONTINUED)
-    if phase == SCRATCH or name not in _ONLY_SCRATCH
+    if phase == SCRATCH or name not in ONLY_FROM_SCRATCH
   ]
 
 

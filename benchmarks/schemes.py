@@ -53,8 +53,12 @@ _LATER = (
   'attention_residuals_layer',
   'attention_residuals_delta',
   'value_residual',
+  'value_residual_shared',
   'transparent_by_feature',
 )
+# Schemes that cannot start as a plain model with norms, whatever their weights:
+# one is a norm of its own, the other has no values above layer 1.
+ONLY_FROM_SCRATCH = frozenset({'rezero', 'value_residual_shared'})
 
 
 class Scheme(NamedTuple):

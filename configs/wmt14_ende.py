@@ -62,7 +62,7 @@ Variants  Vaswani and Dou: warm-up 4,000, 32,768 tokens, dropout 0.1 (big:
             attention_residuals, attention_residuals_block,
             attention_residuals_heads, attention_residuals_layer,
             attention_residuals_delta, b2t, deepnorm, value_residual,
-            transparent_by_feature
+            value_residual_shared, transparent_by_feature
 """
 
 import dataclasses

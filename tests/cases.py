@@ -215,6 +215,13 @@ def _attention() -> dict[str, ModelConfig]:
     'value-sparse-both': _model(
       decoder=SideConfig(value_residual=ValueResidualOptions('sparse', 'both'))
     ),
+    'value-shared': _both(value_residual=ValueResidualOptions('shared')),
+    'value-shared-both': dataclasses.replace(
+      _both('pre'),
+      remat=True,
+      encoder=SideConfig(value_residual=ValueResidualOptions('shared')),
+      decoder=SideConfig(value_residual=ValueResidualOptions('shared', 'both')),
+    ),
     'shortcut-author': _both(
       'pre', shortcut=dataclasses.replace(lexical, author_compat=True)
     ),

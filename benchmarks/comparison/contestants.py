@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.comparison.plan import Entry
-from benchmarks.schemes import BASELINE, norms_of, schemes
+from benchmarks.schemes import BASELINE, ONLY_FROM_SCRATCH, norms_of, schemes
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import Row, changed
 from fusion_jax.data.batching import Batch
@@ -54,8 +54,10 @@ class Contestants:
     is_plain = name in (BASELINE, WIDE)
     has_norm = 'model.norm' in self.row(name)
     own = sizes(self._config(name)).keys() - sizes(self._plain).keys()
-    is_tuned = bool(own) and not (is_plain or has_norm)
-    return Entry(name, is_tuned, has_norm, is_plain, norms_of(self.row(name)))
+    only_scratch = name in ONLY_FROM_SCRATCH
+    is_tuned = bool(own) and not (is_plain or only_scratch)
+    norms = norms_of(self.row(name))
+    return Entry(name, is_tuned, has_norm, only_scratch, is_plain, norms)
 
   def gflop(self, name: str) -> float:
     """10^9 operations of the products of a forward pass over a batch."""

@@ -45,8 +45,9 @@ class Entry(NamedTuple):
 
   name: of it.
   is_tuned: whether its fusion's rate is chosen.
-  has_norm: whether it is a norm itself; it cannot start from a plain model
-    then, and is trained from scratch once, in the place of the first norm.
+  has_norm: whether it is a norm itself; it is trained once then, in the place
+    of the first norm.
+  only_scratch: whether it cannot start from a plain model.
   is_plain: whether it has no fusion: it then continues its own run.
   norms: for which it is defined.
   """
@@ -54,6 +55,7 @@ class Entry(NamedTuple):
   name: str
   is_tuned: bool = False
   has_norm: bool = False
+  only_scratch: bool = False
   is_plain: bool = False
   norms: tuple[str, ...] = ('pre', 'post')
 
@@ -100,7 +102,7 @@ def _of_seed(
 ) -> Iterator[Run]:
   for norm in recipe.norms:
     for entry in entries:
-      if not entry.has_norm and norm in entry.norms:
+      if not entry.only_scratch and norm in entry.norms:
         yield from _continued(recipe, entry, norm, seed)
   for norm in recipe.norms:
     for entry in entries:

@@ -530,10 +530,13 @@ class ShortcutOptions:
 class ValueResidualOptions:
   """Value residual (Zhou et al. 2024): each layer reads values of layer 1."""
 
-  kind: Literal['none', 'identity', 'learnable', 'constant', 'sparse'] = 'none'
+  kind: Literal[
+    'none', 'identity', 'learnable', 'constant', 'sparse', 'shared'
+  ] = 'none'
   """Weights of the values of layer 1 and of the layer's own. 'identity': 1/2
   and 1/2; 'learnable': the same at first; 'constant': 2 and 1; 'sparse': 5 and
-  1 in the last third of the layers, 0 and 1 in the others."""
+  1 in the last third of the layers, 0 and 1 in the others. 'shared': the other
+  layers have no values of their own (SVFormer)."""
 
   where: Annotated[Literal['self', 'cross', 'both'], Only(('decoder',))] = (
     'self'

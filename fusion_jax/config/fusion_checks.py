@@ -302,11 +302,12 @@ def _check_values(side: SideConfig, path: str) -> None:
 def _check_baseline_start(side: SideConfig, path: str) -> None:
   many, shortcut = side.multi_layer.layers > 1, side.shortcut.source != 'none'
   values = side.value_residual.kind
+  why = 'layers have no values' if values == 'shared' else 'weights are fixed'
   require(
     values in ('none', 'learnable'),
     f'{path}.start',
     f"'baseline' cannot be exact with value_residual.kind={values!r}, whose "
-    "weights are fixed; use 'learnable', or start='fresh'",
+    f"{why}; use 'learnable', or start='fresh'",
   )
   require(
     side.fusion != 'none' or many or shortcut or values != 'none',

@@ -277,6 +277,9 @@ SINCE_2020: Mapping[str, Row] = {
   'value_residual': both_sides(
     value_residual=ValueResidualOptions('learnable')
   ),
+  'value_residual_shared': both_sides(
+    value_residual=ValueResidualOptions('shared')
+  ),
   'hyper_connections_static': _hyper(HyperOptions('static')),
   'hyper_connections': _hyper(HyperOptions('dynamic')),
   'hyper_connections_identity_mix': _hyper(HyperOptions('identity_mix')),

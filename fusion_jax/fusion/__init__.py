@@ -43,8 +43,8 @@ from fusion_jax.fusion.scheme import Plug, ResidualPlug, Scheme
 from fusion_jax.fusion.shortcuts import ShortcutAttention
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.fusion.value_residual import (
-  ValueResidualAttention,
-  mixes_memory,
+  in_cross_attention,
+  value_attention,
 )
 from fusion_jax.layers.attention import MultiHeadAttention
 from fusion_jax.layers.residual import Residual, ResidualState
@@ -250,7 +250,7 @@ def self_attention(
     return ShortcutAttention(config, side)
   values = options.value_residual
   if values.kind != 'none' and values.where != 'cross':
-    return ValueResidualAttention(config, side, index)
+    return value_attention(config, side, index)
   return MultiHeadAttention(config)
 
 
@@ -259,9 +259,15 @@ def cross_attention(config: ModelConfig, index: int) -> MultiHeadAttention:
   shortcut = config.decoder.shortcut
   if shortcut.source != 'none' and shortcut.where != 'self':
     return ShortcutAttention(config, 'decoder')
-  if mixes_memory(config):
-    return ValueResidualAttention(config, 'decoder', index)
+  if in_cross_attention(config):
+    return value_attention(config, 'decoder', index)
   return MultiHeadAttention(config)
+
+
+def mixes_memory(config: ModelConfig) -> bool:
+  """Return whether cross-attention reads sums with the values of layer 1."""
+  shared = config.decoder.value_residual.kind == 'shared'
+  return in_cross_attention(config) and not shared
 
 
 def groups_kept(config: ModelConfig) -> tuple[int, int]:

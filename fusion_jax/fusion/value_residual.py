@@ -7,13 +7,13 @@ N heads, H head width.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig, Side, SideConfig
 from fusion_jax.config.fusion import ValueResidualOptions
 from fusion_jax.fusion.scheme import BASE, PaperSize
-from fusion_jax.layers.attention import MultiHeadAttention
-from fusion_jax.layers.caches import KeyValue
+from fusion_jax.layers.attention import MultiHeadAttention, split_heads
+from fusion_jax.layers.caches import Keys, KeyValue
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.sow import sow
@@ -105,12 +105,63 @@ class ValueResidualAttention(MultiHeadAttention):
     return self(h, seen, context.mask, context.deterministic)
 
 
-def mixes_memory(config: ModelConfig) -> bool:
+class SharedValueAttention(MultiHeadAttention):
+  """Attention of a layer above the first over V_1 alone; SVFormer.
+
+  Zhou et al. (2024). It has no projection of values, and its caches hold keys
+  alone.
+  """
+
+  def keys_alone(self, source: Float[Array, 'B S D']) -> Keys:
+    """Project the keys of what is attended to."""
+    keys = split_heads(self.key(source), self.config.heads)
+    return Keys(keys.swapaxes(-1, -2))
+
+  def attend(
+    self,
+    x: Float[Array, 'M T D'],
+    h: Float[Array, 'M T D'],
+    layers: tuple[Float[Array, 'M T D'], ...],
+    context: Context,
+  ) -> Float[Array, 'M T D']:
+    """Self-attend; see `MultiHeadAttention.attend`."""
+    del x, layers
+    seen = context.caches.extend(self.keys_alone(h))
+    return self(h, seen, context.mask, context.deterministic)
+
+  def memory(
+    self,
+    features: Float[Array, 'B S D'],
+    embedding: Float[Array, 'B S D'],
+    tokens: Bool[Array, 'B S'] | None = None,
+  ) -> Keys:
+    """Return the keys; see `MultiHeadAttention.memory`."""
+    del embedding, tokens
+    return self.keys_alone(features)
+
+
+def value_attention(
+  config: ModelConfig, side: Side, index: int
+) -> MultiHeadAttention:
+  """Return an attention with a value residual, of layer `index`, from 1."""
+  if config.side(side).value_residual.kind != 'shared':
+    return ValueResidualAttention(config, side, index)
+  return (SharedValueAttention if index > 1 else MultiHeadAttention)(config)
+
+
+def in_cross_attention(config: ModelConfig) -> bool:
   """Return whether cross-attention has value residuals."""
   options = config.decoder.value_residual
   return options.kind != 'none' and options.where != 'self'
 
 
+def _size(options: ValueResidualOptions) -> PaperSize:
+  name, side = options.kind, SideConfig(value_residual=options)
+  return PaperSize(f'value_residual.kind={name}', side, side, None, BASE)
+
+
 SOURCE = 'Zhou et al. 2024'
-_SIDE = SideConfig(value_residual=ValueResidualOptions(kind='learnable'))
-SIZES = (PaperSize('value_residual.kind=learnable', _SIDE, _SIDE, None, BASE),)
+SIZES = (
+  _size(ValueResidualOptions('learnable')),
+  _size(ValueResidualOptions('shared')),
+)

@@ -13,7 +13,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.layers.caches import KeyValue
+from fusion_jax.layers.caches import Cache, KeyValue
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
@@ -211,7 +211,7 @@ class MultiHeadAttention(nn.Module):
     features: Float[Array, 'B S D'],
     embedding: Float[Array, 'B S D'],
     tokens: Bool[Array, 'B S'] | None = None,
-  ) -> KeyValue:
+  ) -> Cache:
     """Return what cross-attention reads, computed once per sentence.
 
     Args:

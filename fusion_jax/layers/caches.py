@@ -1,6 +1,6 @@
 """Keys and values of attention, and the caches of them in decoding."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,31 @@ class KeyValue(NamedTuple):
   values: Float[Array, '*B N S H']
 
 
-def append(
-  cache: KeyValue, new: KeyValue, position: Int[Array, '']
-) -> KeyValue:
-  """Write keys and values into a cache.
+class Keys(NamedTuple):
+  """Keys of an attention that reads the values of layer 1."""
+
+  keys: Float[Array, '*B N H S']
+
+
+# What a layer keeps of the positions that it attends to.
+Cache: TypeAlias = KeyValue | Keys
+
+
+def with_values(own: Cache, first: Cache) -> KeyValue:
+  """Return keys with their values, or with those of layer 1.
+
+  Args:
+    own: What a layer keeps.
+    first: What layer 1 keeps, of the same positions; it has values.
+  """
+  if isinstance(own, KeyValue):
+    return own
+  assert isinstance(first, KeyValue), 'layer 1 has values'
+  return KeyValue(own.keys, first.values)
+
+
+def append(cache: Cache, new: Cache, position: Int[Array, '']) -> Cache:
+  """Write keys, and values if there are any, into a cache.
 
   Args:
     cache: Cache of S positions.
@@ -37,21 +58,20 @@ def append(
       old, one.astype(old.dtype), position, axis
     )
 
-  return KeyValue(
-    write(cache.keys, new.keys, cache.keys.ndim - 1),
-    write(cache.values, new.values, cache.values.ndim - 2),
-  )
+  keys = write(cache.keys, new.keys, cache.keys.ndim - 1)
+  if isinstance(cache, Keys):
+    return Keys(keys)
+  assert isinstance(new, KeyValue), 'a cache of values needs values'
+  return KeyValue(keys, write(cache.values, new.values, cache.values.ndim - 2))
 
 
-def empty(like: KeyValue, size: int) -> KeyValue:
+def empty(like: Cache, size: int) -> Cache:
   """Return a cache of `size` positions, all zeros, in the form of `like`."""
-  return KeyValue(
-    jnp.zeros((*like.keys.shape[:-1], size), like.keys.dtype),
-    jnp.zeros(
-      (*like.values.shape[:-2], size, like.values.shape[-1]),
-      like.values.dtype,
-    ),
-  )
+  keys = jnp.zeros((*like.keys.shape[:-1], size), like.keys.dtype)
+  if isinstance(like, Keys):
+    return Keys(keys)
+  shape = *like.values.shape[:-2], size, like.values.shape[-1]
+  return KeyValue(keys, jnp.zeros(shape, like.values.dtype))
 
 
 class CacheCursor:
@@ -66,7 +86,7 @@ class CacheCursor:
 
   def __init__(
     self,
-    caches: tuple[KeyValue, ...] | None = None,
+    caches: tuple[Cache, ...] | None = None,
     position: Int[Array, ''] | None = None,
   ):
     """Start a pass.
@@ -78,25 +98,32 @@ class CacheCursor:
     """
     self._left = None if caches is None else list(caches)
     self._position = position
-    self.seen: list[KeyValue] = []
+    self.seen: list[Cache] = []
     self.first_values: Float[Array, '*B N T H'] | None = None
+    self._first_seen: Cache | None = None
 
-  def extend(self, new: KeyValue) -> KeyValue:
-    """Return the keys and values to read, with `new` among them."""
+  def extend(self, new: Cache) -> KeyValue:
+    """Return the keys and values to read, with `new` among them.
+
+    Keys alone are read with the values that the first attention reads.
+    """
     if self.first_values is None:
+      assert isinstance(new, KeyValue), 'the first attention has values'
       self.first_values = new.values
     if self._left is not None:
       assert self._position is not None, 'caches need a position'
       new = append(self._left.pop(0), new, self._position)
     self.seen.append(new)
-    return new
+    if self._first_seen is None:
+      self._first_seen = new
+    return with_values(new, self._first_seen)
 
   @property
   def decoding(self) -> bool:
     """Whether this pass covers one position and has caches."""
     return self._left is not None
 
-  def branch(self, caches: tuple[KeyValue, ...] | None) -> 'CacheCursor':
+  def branch(self, caches: tuple[Cache, ...] | None) -> 'CacheCursor':
     """Return a cursor at the same position for a part of the pass.
 
     Args:
@@ -107,7 +134,7 @@ class CacheCursor:
     """
     return CacheCursor(caches, self._position)
 
-  def take(self) -> KeyValue | None:
+  def take(self) -> Cache | None:
     """Return the next cache unchanged, for a part that extends it itself."""
     return None if self._left is None else self._left.pop(0)
 
@@ -115,10 +142,12 @@ class CacheCursor:
     """Return a cursor for the next part of a pass over all positions."""
     cursor = CacheCursor()
     cursor.first_values = self.first_values
+    cursor._first_seen = self._first_seen
     return cursor
 
-  def join(self, seen: tuple[KeyValue, ...]) -> None:
+  def join(self, seen: tuple[Cache, ...]) -> None:
     """Add what a part of the pass has seen."""
     if self.first_values is None and seen:
-      self.first_values = seen[0].values
+      assert isinstance(seen[0], KeyValue), 'the first attention has values'
+      self.first_values, self._first_seen = seen[0].values, seen[0]
     self.seen.extend(seen)

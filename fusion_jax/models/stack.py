@@ -21,7 +21,7 @@ from fusion_jax import fusion
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.layers.ablation_masks import masks_of
 from fusion_jax.layers.attention import query_of, residual_of
-from fusion_jax.layers.caches import KeyValue
+from fusion_jax.layers.caches import Cache, KeyValue, with_values
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import FeedForward
 from fusion_jax.layers.parameter import parameter
@@ -39,7 +39,7 @@ _POLICIES = {
 }
 
 # One for each decoder layer, or stacked with scan_layers.
-Memories = tuple[KeyValue, ...] | KeyValue
+Memories = tuple[Cache, ...] | KeyValue
 
 
 class StackOutput(NamedTuple):
@@ -138,7 +138,7 @@ class DecoderLayer(nn.Module):
     features: Float[Array, 'B S D'],
     embedding: Float[Array, 'B S D'],
     tokens: Bool[Array, 'B S'],
-  ) -> KeyValue:
+  ) -> Cache:
     """Return the input of this layer's cross-attention, once per sentence."""
     return self.cross_attention.memory(features, embedding, tokens)
 
@@ -390,6 +390,8 @@ class Decoder(_Stack):
   ) -> Memories:
     """Return keys and values of the source for every layer.
 
+    A layer that reads the values of layer 1 has keys alone.
+
     Args:
       encoded: Output of the encoder.
       mask: Mask, True at source tokens.
@@ -401,7 +403,7 @@ class Decoder(_Stack):
     tokens = mask[:, 0, 0]
     each = features.ndim == embedding.ndim + 1
     if not self.config.scan_layers:
-      own = tuple(
+      own: tuple[Any, ...] = tuple(
         layer.memory(features[index] if each else features, embedding, tokens)
         for index, layer in enumerate(self.layer)
       )
@@ -431,6 +433,8 @@ class Decoder(_Stack):
     Returns:
       The features and H[0..L].
     """
+    if not isinstance(memories, KeyValue):
+      memories = tuple(with_values(own, memories[0]) for own in memories)
     output = self._run(x, context, memories)
     if output.log_weights is None or self._is_whole(context):
       return output

@@ -18,7 +18,7 @@ from fusion_jax.config import ModelConfig
 from fusion_jax.fusion.deep_residuals import with_initial_gains
 from fusion_jax.fusion.gtrans import mixture_log_probabilities
 from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
-from fusion_jax.layers.caches import CacheCursor, KeyValue, empty
+from fusion_jax.layers.caches import Cache, CacheCursor, empty
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import bias_initializer, kernel_initializer
 from fusion_jax.layers.dropout import Dropout
@@ -62,7 +62,7 @@ class Memory(NamedTuple):
   """Values of the source that the decoder reads; one row for each sentence.
 
   Attributes:
-    layers: Keys and values of every decoder layer, [B, N, S, H] each.
+    layers: Keys and values of every decoder layer, see `Decoder.memories`.
     mask: Mask, True at source tokens.
   """
 
@@ -291,7 +291,7 @@ class Transformer(nn.Module):
     source_lengths: Int[Array, ' B'],
     beam: int,
     max_length: int,
-  ) -> tuple[tuple[KeyValue, ...], Memory]:
+  ) -> tuple[tuple[Cache, ...], Memory]:
     """Return an empty cache, and what all decoding steps read of the source.
 
     Args:
@@ -301,8 +301,8 @@ class Transformer(nn.Module):
       max_length: Largest number T of steps.
 
     Returns:
-      The cache of K rows at each of T positions, one `KeyValue` for each
-      attention, with scan_layers one with leaves [L, ...]; and the memory.
+      The cache of K rows at each of T positions, one for each attention, with
+      scan_layers one with leaves [L, ...]; and the memory.
     """
     mask = padding_mask(source_lengths, encoded.layers[0].shape[1])
     memory = Memory(self.decoder.memories(encoded, mask), mask)
@@ -319,9 +319,9 @@ class Transformer(nn.Module):
     tokens: Int[Array, 'B K'],
     position: Int[Array, ''],
     rows: Int[Array, 'B K P'],
-    cache: tuple[KeyValue, ...],
+    cache: tuple[Cache, ...],
     memory: Memory,
-  ) -> tuple[Float[Array, 'B K V'], tuple[KeyValue, ...]]:
+  ) -> tuple[Float[Array, 'B K V'], tuple[Cache, ...]]:
     """Return the logits of the next token of every hypothesis.
 
     Args:
@@ -356,10 +356,10 @@ class Transformer(nn.Module):
   @nn.nowrap
   def take_sentences(
     self,
-    cache: tuple[KeyValue, ...],
+    cache: tuple[Cache, ...],
     memory: Memory,
     sentences: Int[Array, ' M'],
-  ) -> tuple[tuple[KeyValue, ...], Memory]:
+  ) -> tuple[tuple[Cache, ...], Memory]:
     """Select the cache and the memory of some of the sentences.
 
     Args:

@@ -36,7 +36,8 @@ training.steps = 60
 PLAIN = Entry('none', is_plain=True)
 LINEAR = Entry('linear', is_tuned=True)
 DENSE = Entry('dense')
-REZERO = Entry('rezero', has_norm=True)
+REZERO = Entry('rezero', has_norm=True, only_scratch=True)
+SHARED = Entry('shared', only_scratch=True)
 WIDE = Entry('wide', is_plain=True)
 ENTRIES = (PLAIN, LINEAR, DENSE, REZERO, WIDE)
 

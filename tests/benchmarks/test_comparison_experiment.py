@@ -13,7 +13,7 @@ from benchmarks.comparison.measure import seconds_an_update
 from benchmarks.comparison.plan import Run
 from benchmarks.comparison.recipe import RECIPE, read
 from benchmarks.comparison.texts import find_tests
-from benchmarks.schemes import norms_of, schemes
+from benchmarks.schemes import ONLY_FROM_SCRATCH, norms_of, schemes
 from benchmarks.serving import ROOT
 from fusion_jax.config.flags import load_config, override
 from fusion_jax.errors import InputError
@@ -35,12 +35,15 @@ def made(run, own, rate=None):
 )
 def test_train_py_reads_the_config_of_every_scheme(name, norm):
   frozen = read(RECIPE, 'multi30k')
-  start = Run('plain', norm, 'none', 3)
-  run = Run('continued', norm, name, 3, start=start)
+  run = Run('scratch', norm, name, 3)
+  if name not in ONLY_FROM_SCRATCH:
+    start = Run('plain', norm, 'none', 3)
+    run = Run('continued', norm, name, 3, start=start)
   config = made(run, frozen).config
   assert config.training.seed == 3
   assert config.model.norm == ('rezero' if name == 'rezero' else norm)
-  assert config.training.init_from.endswith(f'plain/{norm}/none-3')
+  if run.start is not None:
+    assert config.training.init_from.endswith(f'plain/{norm}/none-3')
   flags = overrides(config, frozen).items()
   read_again = override(
     load_config(f'{ROOT}/{frozen.config}'),
@@ -119,6 +122,8 @@ def test_only_what_a_fusion_adds_is_tuned(tmp_path):
     'wide': False,
   }
   assert own.entry('rezero').has_norm
+  scratch = {name for name in own.names if own.entry(name).only_scratch}
+  assert scratch == ONLY_FROM_SCRATCH
   assert own.entry('none').is_plain
 
 

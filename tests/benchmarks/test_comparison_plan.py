@@ -1,7 +1,15 @@
 """Which runs there are, in which order, and what they need."""
 
 import pytest
-from small_comparison import DENSE, ENTRIES, LINEAR, PLAIN, planned, recipe
+from small_comparison import (
+  DENSE,
+  ENTRIES,
+  LINEAR,
+  PLAIN,
+  SHARED,
+  planned,
+  recipe,
+)
 
 SEED_0_PRE = [
   'plain/pre/none-0',
@@ -81,6 +89,15 @@ def test_a_scheme_that_is_a_norm_is_trained_from_scratch_once(tmp_path, norm):
   names = planned(recipe(tmp_path), norms=(norm,))
   found = [name for name in names if 'rezero' in name]
   assert found == (['scratch/pre/rezero-0'] if norm == 'pre' else [])
+
+
+def test_a_scheme_without_an_exact_start_is_trained_from_scratch(tmp_path):
+  entries = PLAIN, SHARED
+  names = planned(recipe(tmp_path), entries, norms=('pre', 'post'))
+  assert [name for name in names if 'shared' in name] == [
+    'scratch/pre/shared-0',
+    'scratch/post/shared-0',
+  ]
 
 
 def test_one_phase_of_one_scheme(tmp_path):

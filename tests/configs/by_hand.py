@@ -228,12 +228,11 @@ def _shortcuts(m: ModelConfig, options: SideConfig, side: Side) -> int:
 
 
 def _value_residual(m: ModelConfig, options: SideConfig, side: Side) -> int:
-  """Two weights in each layer above the first."""
-  values = options.value_residual
-  if values.kind != 'learnable':
-    return 0
+  """Two weights in each layer above the first, or no D^2 + D of the values."""
+  values, d = options.value_residual, m.width
   attentions = 2 if values.where == 'both' else 1
-  return attentions * 2 * (m.layers(side) - 1)
+  each = {'learnable': 2, 'shared': -_dense(d, d, m.attention_bias)}
+  return attentions * each.get(values.kind, 0) * (m.layers(side) - 1)
 
 
 def _nothing(m: ModelConfig, options: SideConfig, side: Side) -> int:

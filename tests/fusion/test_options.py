@@ -38,6 +38,9 @@ _REFUSED = {
   "encoder.start: 'baseline' cannot be exact with value_residual.kind=": {
     'encoder': {'start': 'baseline', 'value_residual': {'kind': 'sparse'}}
   },
+  "baseline.*kind='shared', whose layers have no values; use 'learnable'": {
+    'decoder': {'start': 'baseline', 'value_residual': {'kind': 'shared'}}
+  },
   "encoder.value_residual.where: 'both' has no effect in the encoder": {
     'encoder': {'value_residual': {'kind': 'identity', 'where': 'both'}}
   },

@@ -7,22 +7,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from references import attend, dense
 
 from fusion_jax.config.fusion import SideConfig, ValueResidualOptions
 from fusion_jax.fusion.value_residual import (
+  SharedValueAttention,
   ValueResidualAttention,
+  value_attention,
   value_weights,
 )
 from fusion_jax.layers.attention import MultiHeadAttention, causal_mask
-from fusion_jax.layers.caches import KeyValue
+from fusion_jax.layers.caches import CacheCursor, Keys, KeyValue, empty
 from fusion_jax.layers.context import Context
 from fusion_jax.testing import TINY, assert_close
 
 
 def _config(kind, start='fresh', **options):
-  values = ValueResidualOptions(kind=kind, **options)
+  values = ValueResidualOptions(kind=kind)
   side = SideConfig(value_residual=values, start=start)
-  return dataclasses.replace(TINY, encoder=side, decoder=side)
+  values = dataclasses.replace(values, **options)
+  decoder = dataclasses.replace(side, value_residual=values)
+  return dataclasses.replace(TINY, encoder=side, decoder=decoder)
 
 
 def _normal(*shape, seed=0):
@@ -31,7 +36,7 @@ def _normal(*shape, seed=0):
 
 def _two_layers(modules, x, h):
   """What two self-attentions of a pass give, the second for another h."""
-  context = Context(causal_mask(3), True)
+  context = Context(causal_mask(x.shape[1]), True)
   return [
     module.attend(own, own, (), context)
     for module, own in zip(modules, (x, h), strict=True)
@@ -125,3 +130,115 @@ def test_the_baseline_start_is_plain_and_learns():
     ).sum()
   )(parameters)
   assert np.abs(gradient['second']['value_weights']).min() > 0
+
+
+def _shared(x, h, seed=3):
+  """Attentions of layers 1 and 2 of SVFormer, and parameters drawn for them."""
+  config = _config('shared')
+  pair = _Pair(*(value_attention(config, 'encoder', n) for n in (1, 2)))
+  shapes = jax.eval_shape(lambda: pair.init(jax.random.key(0), x, h))
+  random = np.random.default_rng(seed)
+  return pair, jax.tree.map(
+    lambda leaf: jnp.float32(random.normal(size=leaf.shape)),
+    nn.unbox(shapes)['params'],
+  )
+
+
+def test_shared_values_against_their_equation():
+  x, h = _normal(2, 3, 8), _normal(2, 3, 8, seed=1)
+  pair, parameters = _shared(x, h)
+  assert set(parameters['first']) == {'query', 'key', 'value', 'out'}
+  assert set(parameters['second']) == {'query', 'key', 'out'}
+  found = pair.apply({'params': parameters}, x, h)
+  one, two = jax.tree.map(
+    np.float64, (parameters['first'], parameters['second'])
+  )
+  values = dense(one['value'], np.float64(x))
+  for own, inputs, output in ((one, x, found[0]), (two, h, found[1])):
+    inputs = np.float64(inputs)
+    attended = attend(
+      dense(own['query'], inputs),
+      dense(own['key'], inputs),
+      values,
+      np.tril(np.ones((3, 3), bool)),
+      TINY.heads,
+    )
+    assert_close(output, dense(own['out'], attended), units=64)
+
+
+def test_shared_values_are_those_of_layer_1_with_weights_1_and_0():
+  x, h = _normal(2, 3, 8), _normal(2, 3, 8, seed=1)
+  shared, parameters = _shared(x, h)
+  config = _config('learnable')
+  mixing = _Pair(*(value_attention(config, 'encoder', n) for n in (1, 2)))
+  own = {
+    'value': {'kernel': _normal(8, 8), 'bias': _normal(8)},
+    'value_weights': jnp.array([1.0, 0.0]),
+  }
+  second = parameters['second'] | own
+  assert_close(
+    shared.apply({'params': parameters}, x, h),
+    mixing.apply({'params': parameters | {'second': second}}, x, h),
+  )
+
+
+def test_a_step_reads_the_cached_values_of_layer_1():
+  """Two positions one by one; the caches above layer 1 have keys alone."""
+  x, h = _normal(2, 2, 8), _normal(2, 2, 8, seed=1)
+  pair, parameters = _shared(x, h)
+
+  def run(pair, x, h, caches, mask):
+    context = Context(mask, True, caches=caches)
+    return [
+      module.attend(each, each, (), context)
+      for module, each in ((pair.first, x), (pair.second, h))
+    ]
+
+  def apply(*arguments):
+    return pair.apply({'params': parameters}, *arguments, method=run)
+
+  whole = CacheCursor()
+  expected = apply(x, h, whole, causal_mask(2))
+  assert [type(each) for each in whole.seen] == [KeyValue, Keys]
+  caches = [empty(each, 2) for each in whole.seen]
+  for position in range(2):
+    part = slice(position, position + 1)
+    cursor = CacheCursor(tuple(caches), jnp.int32(position))
+    mask = causal_mask(2)[:, :, part]
+    found = apply(x[:, part], h[:, part], cursor, mask)
+    caches = cursor.seen
+    assert_close(found, [each[:, part] for each in expected])
+  jax.tree.map(np.testing.assert_array_equal, caches[1], whole.seen[1])
+
+
+def test_the_memory_above_layer_1_has_keys_alone():
+  module = SharedValueAttention(_config('shared', where='cross'))
+  features = _normal(2, 3, 8)
+  variables = module.init(
+    jax.random.key(0), features, features, method=module.memory
+  )
+  assert set(variables['params']) == {'key'}
+  memory = module.apply(variables, features, features, method=module.memory)
+  assert isinstance(memory, Keys)
+
+
+def test_bfloat16_and_gradients_of_shared_values():
+  x, h = _normal(2, 3, 8), _normal(2, 3, 8, seed=1)
+  pair, parameters = _shared(x, h)
+
+  def loss(parameters):
+    return (pair.apply({'params': parameters}, x, h)[1] * x).sum()
+
+  gradient = jax.grad(loss)(parameters)
+  # The second attention alone: layer 1 gives its values and nothing else.
+  assert np.abs(gradient['first']['value']['kernel']).min() > 0
+  assert not np.abs(gradient['first']['query']['kernel']).any()
+  assert np.abs(gradient['second']['key']['kernel']).min() > 0
+  config = dataclasses.replace(_config('shared'), compute_dtype='bfloat16')
+  low = _Pair(*(value_attention(config, 'encoder', n) for n in (1, 2)))
+  small = jax.tree.map(jnp.bfloat16, (x, h))
+  found = low.apply({'params': parameters}, *small)[1]
+  assert found.dtype == jnp.bfloat16
+  exact = pair.apply({'params': parameters}, x, h)[1]
+  error = np.abs(np.float32(found) - exact).max() / np.abs(exact).max()
+  assert 0 < error < 0.05

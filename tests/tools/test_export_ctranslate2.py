@@ -8,6 +8,7 @@ import ctranslate2
 import jax
 import numpy as np
 import pytest
+from cases import CASES
 from copying import make_run, make_tokenizer
 
 from fusion_jax.config import (
@@ -20,6 +21,7 @@ from fusion_jax.config.fusion import (
   MultiLayerOptions,
   ShortcutOptions,
   SideConfig,
+  ValueResidualOptions,
 )
 from fusion_jax.data.batching import Batch
 from fusion_jax.data.tokenizer import Tokenizer
@@ -277,6 +279,9 @@ def _fused():
   for side in ('encoder', 'decoder'):
     yield side, 'shortcut.source', "'lexical'", SideConfig(shortcut=shortcut)
     yield side, 'multi_layer.layers', '2', SideConfig(multi_layer=layers)
+    for kind in ('identity', 'learnable', 'constant', 'sparse', 'shared'):
+      options = SideConfig(value_residual=ValueResidualOptions(kind))
+      yield side, 'value_residual.kind', repr(kind), options
 
 
 @pytest.mark.parametrize(('side', 'field', 'value', 'options'), list(_fused()))
@@ -301,6 +306,16 @@ def test_residuals_that_it_does_not_have_are_refused(residual):
   config = dataclasses.replace(_PRE, norm='post', residual=residual)
   with pytest.raises(InputError, match=rf"model\.residual is '{residual}'"):
     exporting.check_model(config)
+
+
+def test_every_fused_model_is_refused():
+  fused = [
+    config for config in CASES.values() if config != config.without_fusion
+  ]
+  for config in fused:
+    with pytest.raises(InputError, match='which CTranslate2 cannot compute'):
+      exporting.check_model(config)
+  assert len(fused) > len(SCHEMES)
 
 
 def test_rezero_is_refused_before_anything_is_written(tokenizer, tmp_path):

@@ -52,3 +52,13 @@ def test_the_cache_of_multi_layer_attention():
     row for row in scheme_sizes.ROWS if row.size.name == 'multi_layer.layers=2'
   )
   assert scheme_sizes.extra_cache(row) == pytest.approx(4 / 6)
+
+
+def test_the_cache_of_shared_values():
+  # Six layers keep keys, and one keeps values, instead of six: 7 / 12.
+  row = next(
+    row
+    for row in scheme_sizes.ROWS
+    if row.size.name == 'value_residual.kind=shared'
+  )
+  assert scheme_sizes.extra_cache(row) == pytest.approx(-5 / 12)

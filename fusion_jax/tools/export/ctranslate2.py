@@ -135,9 +135,11 @@ def check_model(config: ModelConfig) -> None:
   for name in sides:
     side = config.side(name)
     source, layers = side.shortcut.source, side.multi_layer.layers
+    values = side.value_residual.kind
     _only(side.fusion == 'none', f'{name}.fusion', side.fusion, "'none'")
     _only(source == 'none', f'{name}.shortcut.source', source, "'none'")
     _only(layers == 1, f'{name}.multi_layer.layers', layers, '1')
+    _only(values == 'none', f'{name}.value_residual.kind', values, "'none'")
 
 
 def _only(allowed: bool, field: str, value: str | int, right: str) -> None:
