@@ -43,7 +43,6 @@ _LATER = (
   'grn_v2',
   'grn_v3',
   'deep_cross_attention',
-  'deep_cross_attention_last_2',
   'hyper_connections_static',
   'hyper_connections',
   'hyper_connections_identity_mix',

@@ -3,46 +3,31 @@
 Emelin et al. (WMT 2019), appendix A.3: 'we were unable to discern any distinct
 patterns in the activations of the individual gates'.
 
-The parts of a text are all positions, each of the first positions of a
-sentence, and each frequency bin of subwords.
-
 Axis letters: B batch, T positions, D model width, L layers, K gates (of keys
-and of values), M moments, P parts, V vocabulary.
+and of values), M moments, P parts.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from fusion_jax import figures
-from fusion_jax.analysis.frequency import BINS, frequency_bins, subword_counts
-from fusion_jax.analysis.passes import (
-  sum_over_text,
-  token_masks,
-  watched,
-)
+from fusion_jax.analysis.passes import sum_over_text, watched
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view import Numbers, View, nullable
+from fusion_jax.analysis.text_parts import (
+  LABELS,
+  by_part,
+  members_of,
+  moments,
+  positions_by_part,
+)
+from fusion_jax.analysis.view import Numbers, View
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.models.transformer import shift_right
 
-# Number of first positions of a sentence that are parts of their own.
-POSITIONS = 20
 KINDS = 'key_gate', 'value_gate'
-# Parts of a text; part 0 is all of it.
-_PARTS = {
-  'position': slice(1, 1 + POSITIONS),
-  'frequency': slice(1 + POSITIONS, 1 + POSITIONS + BINS),
-}
-_AXES = {
-  'layer': 'layer',
-  'position': 'position in the sentence',
-  'frequency': 'tenth of the text, 1: least frequent subwords',
-}
 
 
 class Place(NamedTuple):
@@ -89,19 +74,15 @@ def gate_numbers(analysed: RunWithText) -> Numbers:
     frequency, which is that of the subword that the position reads.
   """
   run, places = analysed.run, gate_places(analysed.run.config.model)
-  bins = _bins(analysed)
+  members = members_of(analysed)
 
   def sums(parameters, batch):
     _, kept = watched(run.model, parameters, batch, 'views')
-    masks = token_masks(batch)
-    read = {
-      'encoder': batch.source,
-      'decoder': shift_right(batch.target, run.model.start_id),
-    }
+    member = members(batch)
     return [
       _sums(
         _gates(kept['views'][place.side], place.attention),
-        parts(masks[place.text], bins[place.text][read[place.text]]),
+        member[place.text],
       )
       for place in places
     ]
@@ -110,20 +91,6 @@ def gate_numbers(analysed: RunWithText) -> Numbers:
   return {
     place.name: _numbers(*total)
     for place, total in zip(places, totals, strict=True)
-  }
-
-
-def _bins(analysed: RunWithText) -> Mapping[Side, Int[Array, ' V']]:
-  """Bin the subwords by the text's own counts, without start and end."""
-  run = analysed.run
-  sources = (pair.source for pair in analysed.pairs)
-  targets = (pair.target for pair in analysed.pairs)
-  counts: dict[Side, Int[np.ndarray, ' V']] = {
-    'encoder': subword_counts(sources, run.source_tokenizer),
-    'decoder': subword_counts(targets, run.target_tokenizer),
-  }
-  return {
-    side: jnp.asarray(frequency_bins(own)) for side, own in counts.items()
   }
 
 
@@ -142,27 +109,6 @@ def _gates(
   return [jnp.stack([layer[kind] for layer in layers]) for kind in KINDS]
 
 
-def parts(
-  tokens: Bool[Array, 'B T'], bins: Int[Array, 'B T']
-) -> Float[Array, 'B T P']:
-  """Mark the parts of the text that a position belongs to with 1.
-
-  Args:
-    tokens: True at positions that count.
-    bins: Bin of the subword that every position reads; -1 for none.
-  """
-  place = jnp.arange(tokens.shape[1])[:, None] == jnp.arange(POSITIONS)
-  member = jnp.concatenate(
-    [
-      jnp.ones((*tokens.shape, 1)),
-      jnp.broadcast_to(place, (*tokens.shape, POSITIONS)),
-      jax.nn.one_hot(bins, BINS),
-    ],
-    axis=-1,
-  )
-  return member * tokens[..., None]
-
-
 def _sums(
   gates: list[Float[Array, 'L B T D']], member: Float[Array, 'B T P']
 ) -> tuple[Float[Array, 'P L 2 2'], Float[Array, ' P']]:
@@ -176,26 +122,12 @@ def _sums(
 def _numbers(
   sums: Float[np.ndarray, 'P L 2 2'], counts: Float[np.ndarray, ' P']
 ) -> dict[str, Any]:
-  filled = np.where(counts > 0, counts, np.nan)[:, None, None]
-  mean, square = np.moveaxis(sums.astype(np.float64), -1, 0) / filled
-  moments = {
-    'mean': mean,
-    'deviation': np.sqrt(np.maximum(square - mean**2, 0)),
+  found = moments(sums, counts)
+  kinds: dict[str, Any] = {
+    kind: {name: by_part(own[..., k], 'layer') for name, own in found.items()}
+    for k, kind in enumerate(KINDS)
   }
-  found: dict[str, Any] = {
-    kind: {name: _by_part(own[..., index]) for name, own in moments.items()}
-    for index, kind in enumerate(KINDS)
-  }
-  whole = counts.astype(int)
-  by_part = {part: whole[own].tolist() for part, own in _PARTS.items()}
-  return found | {'positions': {'all': int(whole[0])} | by_part}
-
-
-def _by_part(values: Float[np.ndarray, 'P L']) -> dict[str, Any]:
-  finite = nullable(values)
-  return {'layer': finite[0]} | {
-    part: finite[own] for part, own in _PARTS.items()
-  }
+  return kinds | {'positions': positions_by_part(counts)}
 
 
 def draw(numbers: Numbers) -> figures.Figure:
@@ -206,7 +138,7 @@ def draw(numbers: Numbers) -> figures.Figure:
   figure, axes = figures.panels(6, columns=3)
   panels = iter(axes)
   for moment in ('mean', 'deviation'):
-    for part, name in _AXES.items():
+    for part, name in {'layer': 'layer', **LABELS}.items():
       curves = {
         f'{place}, {kind[: -len("_gate")]}s': _curve(own[kind][moment][part])
         for place, own in numbers.items()

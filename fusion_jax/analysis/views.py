@@ -12,6 +12,7 @@ from fusion_jax.analysis import (
   groups,
   hops,
   layer_weights,
+  position_weights,
   similarity,
 )
 from fusion_jax.analysis.probes import view as probes
@@ -30,6 +31,7 @@ _VIEWS = (
   groups.WEIGHTS,
   groups.BLEU,
   layer_weights.VIEW,
+  position_weights.VIEW,
   ablations.VIEW,
   probes.VIEW,
 )

@@ -94,25 +94,20 @@ def recent(outputs: Layers, last: int) -> Layers:
 
 
 def apart(
-  weights: Float[Array, 'C K'], outputs: int
-) -> Float[Array, 'C {outputs}']:
+  weights: Float[Array, '*rest K'], outputs: int
+) -> Float[Array, '*rest {outputs}']:
   """Return the weight of every output, of those between all the same.
 
   Args:
     weights: Weights of what `recent` returns.
     outputs: Number of outputs y_0, y_1 and so on.
   """
-  between = outputs - weights.shape[1] + 1
+  between = outputs - weights.shape[-1] + 1
   if between == 1:
     return weights
-  return jnp.concatenate(
-    [
-      weights[:, :1],
-      jnp.repeat(weights[:, 1:2], between, axis=1),
-      weights[:, 2:],
-    ],
-    axis=1,
-  )
+  first, middle, last = jnp.split(weights, (1, 2), axis=-1)
+  repeated = jnp.repeat(middle, between, axis=-1)
+  return jnp.concatenate([first, repeated, last], axis=-1)
 
 
 class Grn(LayerConnection):

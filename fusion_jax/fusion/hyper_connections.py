@@ -118,6 +118,7 @@ class HyperResidual(Residual):
   kind='identity_mix': the same with R = 1.
 
   Telemetry: 'read' [N], 'write' [N] and 'mix' [N, N], means over the tokens.
+  Views: the same with [B, T, ...], but for kind='static'.
 
   Attributes:
     config: Model configuration.
@@ -230,6 +231,8 @@ class HyperResidual(Residual):
     self, name: str, value: Float[Array, '...'], context: Context
   ) -> Float[Array, '...']:
     of_positions = value.ndim > (2 if name == 'mix' else 1)
+    if of_positions:
+      sow(self, 'views', name, value)
     mean = token_mean(value, context.tokens) if of_positions else value
     sow(self, 'telemetry', name, mean)
     return value
@@ -241,6 +244,8 @@ class StreamsRead(nn.Module):
     sum_i sigmoid(0.01 z_i + b_i) X_i,  z = rms(X_1..X_N) phi
 
   phi and b start as 0, which gives a multiple of the sum.
+
+  Views: 'read' [B, T, N].
 
   Attributes:
     config: Model configuration.
@@ -264,7 +269,9 @@ class StreamsRead(nn.Module):
     bias = parameter(self, 'read', zeros, (None,), (count,))
     start = nn.initializers.constant(_SCALE)
     scale = parameter(self, 'read_scale', start, (), ())
-    return read_streams(x, jax.nn.sigmoid(scale * z + bias))
+    weights = jax.nn.sigmoid(scale * z + bias)
+    sow(self, 'views', 'read', weights)
+    return read_streams(x, weights)
 
 
 def _state(config: ModelConfig, side: Side) -> ResidualState:
