@@ -37,6 +37,7 @@ POST_NORM: Row = {'model.norm': 'post'}
 # Of the schemes that no paper tried on this task.
 _LATER = (
   'denseformer',
+  'skip_gains',
   'mudd_one_way',
   'mudd',
   'grn_v1',

@@ -46,16 +46,16 @@ Variants  Vaswani and Dou: warm-up 4,000, 32,768 tokens, dropout 0.1 (big:
             gtrans_no_encoder, gtrans_no_decoder
             gtrans_12_12, gtrans_24_18, gtrans_36_30, gtrans_60_12
           Later schemes, on the base recipe, which is ours here: published
-          for language models (denseformer: Pagliardini et al. 2024; mudd: Xiao
-          et al. 2025; grn, deep_cross_attention: Heddes et al. 2025;
+          for language models (denseformer, skip_gains: Pagliardini et al. 2024;
+          mudd: Xiao et al. 2025; grn, deep_cross_attention: Heddes et al. 2025;
           hyper_connections: Zhu et al. 2024, _manifold: Xie et al. 2025;
           attention_residuals: Kimi Team 2026, _delta: Luo 2026;
           value_residual: Zhou et al. 2024), for WMT16 Ro-En
           (transparent_by_feature: Liu et al. 2021), or for deep stacks with
           recipes of their own (b2t: Takase et al. 2023; deepnorm: Wang et al.
           2022).
-            denseformer, denseformer_output, mudd, mudd_one_way,
-            grn_v1, grn_v2, grn_v3, deep_cross_attention,
+            denseformer, denseformer_output, skip_gains, mudd,
+            mudd_one_way, grn_v1, grn_v2, grn_v3, deep_cross_attention,
             deep_cross_attention_last_2,
             hyper_connections, hyper_connections_static,
             hyper_connections_identity_mix, hyper_connections_manifold,

@@ -249,6 +249,17 @@ def _combined() -> dict[str, ModelConfig]:
     'deepnorm-dlcl': dataclasses.replace(
       _both(fusion='dlcl'), residual='deepnorm'
     ),
+    # Gains drawn near 0 hide the layers below.
+    'skip_gains': dataclasses.replace(
+      _both('pre', skip_gains=True), decoder_layers=1
+    ),
+    'skip_gains-post': _model(encoder=SideConfig(skip_gains=True)),
+    'skip_gains-mudd': dataclasses.replace(
+      _both('pre', fusion='mudd', skip_gains=True), remat=True
+    ),
+    'scan-skip_gains': dataclasses.replace(
+      _both('rezero', skip_gains=True), scan_layers=True, remat=True
+    ),
     'linear-start': _both(fusion='linear', start='baseline'),
     'plain-linear-start': _both(
       fusion='linear', start='baseline', linear=LinearOptions(factored=False)

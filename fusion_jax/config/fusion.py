@@ -580,6 +580,7 @@ class SchemeRules:
     norms: Values of model.norm that it is defined for.
     ways: Number of sums that a layer reads; more than 1 replace the keys and
       values of its self-attention.
+    owns_residual: Whether sublayers are added in a way of its own.
   """
 
   options: str
@@ -588,6 +589,7 @@ class SchemeRules:
   rate: float = 1.0
   norms: tuple[str, ...] = ('post', 'pre', 'rezero')
   ways: Callable[['SideConfig'], int] = _one
+  owns_residual: bool = False
 
 
 _RULES = {
@@ -618,9 +620,12 @@ _RULES = {
     norms=('pre',),
     ways=lambda side: side.grn.ways,
   ),
-  'hyper_connections': SchemeRules('hyper', norms=('pre',)),
+  'hyper_connections': SchemeRules('hyper', norms=('pre',), owns_residual=True),
   'attention_residuals': SchemeRules(
-    'attention_residual', owns_layer_inputs=_yes, norms=('pre',)
+    'attention_residual',
+    owns_layer_inputs=_yes,
+    norms=('pre',),
+    owns_residual=True,
   ),
 }
 RULES: Mapping[str, SchemeRules] = types.MappingProxyType(_RULES)
@@ -667,6 +672,10 @@ class SideConfig:
   input_norm: Literal['auto', 'none', 'per_layer'] = 'auto'
   """Whether every layer that is fused has a norm of its own; 'auto': with
   pre-norm."""
+
+  skip_gains: bool = False
+  """Whether what a sublayer adds to is multiplied by a learned gain, which
+  starts at 1 (Pagliardini et al. 2024)."""
 
   dense: DenseOptions = DenseOptions()
   linear: LinearOptions = LinearOptions()

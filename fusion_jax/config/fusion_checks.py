@@ -256,9 +256,14 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f"{shortcut.where!r} reads the encoder's embeddings, which "
     "source='non_lexical' does not; use 'self' or source='lexical'",
   )
-  several = side.fusion in ('hyper_connections', 'attention_residuals')
+  own_residual = side.rules is not None and side.rules.owns_residual
   require(
-    not (shortcut.author_compat and several),
+    not (side.skip_gains and own_residual),
+    f'{path}.skip_gains',
+    f'True and fusion={side.fusion!r} both replace the residual; choose one',
+  )
+  require(
+    not (shortcut.author_compat and own_residual),
     f'{path}.shortcut.author_compat',
     'starts the residual from the normalised input, and with fusion='
     f'{side.fusion!r} the residual is not one array; choose one',
@@ -309,8 +314,9 @@ def _check_baseline_start(side: SideConfig, path: str) -> None:
     f"'baseline' cannot be exact with value_residual.kind={values!r}, whose "
     f"{why}; use 'learnable', or start='fresh'",
   )
+  inside = many or shortcut or values != 'none' or side.skip_gains
   require(
-    side.fusion != 'none' or many or shortcut or values != 'none',
+    side.fusion != 'none' or inside,
     f'{path}.start',
     "'baseline' is about a fusion, and there is none; choose "
     f"{path}.fusion, or start='fresh'",

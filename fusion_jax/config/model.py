@@ -166,6 +166,12 @@ class ModelConfig:
       'model.residual',
       f"{self.residual!r} needs model.norm='post', got {self.norm!r}",
     )
+    gains = self.encoder.skip_gains or self.decoder.skip_gains
+    require(
+      self.residual == 'plain' or not gains,
+      'model.residual',
+      f'{self.residual!r} and skip_gains=True both replace the sum; choose one',
+    )
     self._check_attention()
     for name in ('encoder', 'decoder'):
       check_side(

@@ -259,6 +259,7 @@ SINCE_2020: Mapping[str, Row] = {
   'denseformer': {'model.norm': 'pre'} | both_sides('dlcl', dlcl=_AVERAGES),
   'denseformer_output': {'model.norm': 'pre'}
   | both_sides('dlcl', dlcl=dataclasses.replace(_AVERAGES, period=6)),
+  'skip_gains': {'model.norm': 'pre'} | both_sides(skip_gains=True),
   'mudd': {'model.norm': 'pre'} | both_sides('mudd'),
   'mudd_one_way': {'model.norm': 'pre'}
   | both_sides('mudd', mudd=MuddOptions(ways=1)),

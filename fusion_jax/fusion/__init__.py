@@ -41,6 +41,7 @@ from fusion_jax.fusion.inputs import InputNorms
 from fusion_jax.fusion.multi_layer import MultiLayerAttention
 from fusion_jax.fusion.scheme import Plug, ResidualPlug, Scheme
 from fusion_jax.fusion.shortcuts import ShortcutAttention
+from fusion_jax.fusion.skip_gains import GainResidual
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.fusion.value_residual import (
   in_cross_attention,
@@ -88,7 +89,11 @@ def register(scheme: Scheme, rate: float = 1.0) -> None:
   """
   connects = 'layer connection' in scheme.plugs.values()
   rules = SchemeRules(
-    scheme.options, tuple(scheme.modules), lambda _: connects, rate
+    scheme.options,
+    tuple(scheme.modules),
+    lambda _: connects,
+    rate,
+    owns_residual=scheme.residual is not None,
   )
   register_rules(scheme.name, rules)
   _TABLE[scheme.name] = scheme
@@ -215,14 +220,14 @@ def state_read(config: ModelConfig, side: Side) -> nn.Module | None:
 
 def residual(config: ModelConfig, side: Side, number: int) -> Residual:
   """Return the residual of a sublayer, counted from 0 through the stack."""
-  plug = _residual_plug(config, side)
-  if plug is not None:
+  if plug := _residual_plug(config, side):
     return plug.module(config, side, number)
   if config.residual == 'b2t':
     return BottomToTopResidual(config, side, number)
   if config.residual == 'deepnorm':
     return DeepNormResidual(config, side)
-  return Residual(config)
+  gains = config.side(side).skip_gains
+  return GainResidual(config) if gains else Residual(config)
 
 
 def layer_embedding(config: ModelConfig) -> LayerEmbedding | None:

@@ -25,6 +25,7 @@ from fusion_jax.fusion import (
   deep_residuals,
   multi_layer,
   shortcuts,
+  skip_gains,
   value_residual,
 )
 from fusion_jax.fusion.scheme import BASE, PLAIN, Baseline, PaperSize
@@ -72,6 +73,8 @@ def _rows() -> Iterator[Row]:
     yield _row(size, shortcuts.SOURCE, 'attention', 'shortcut')
   for size in value_residual.SIZES:
     yield _row(size, value_residual.SOURCE, 'attention', 'value_residual')
+  for size in skip_gains.SIZES:
+    yield _row(size, skip_gains.SOURCE, 'residual', 'skip_gains')
   rezero = BASE._replace(model=dataclasses.replace(BASE.model, norm='rezero'))
   yield Row(
     PaperSize('norm=rezero', PLAIN, PLAIN, None, rezero),

@@ -52,6 +52,7 @@ def _stack(m: ModelConfig, side: Side) -> int:
     + _shortcuts(m, options, side)
     + _value_residual(m, options, side)
     + _multi_layer(m, options, side)
+    + options.skip_gains * layers * (attentions + 1)
   )
 
 

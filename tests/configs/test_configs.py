@@ -160,6 +160,8 @@ _PARAMETERS = {
   # Pre-norm has 2,048 more, the weights are two squares of 7 x 7.
   'wmt14_ende.py:denseformer': 60_524_642,
   'wmt14_ende.py:denseformer_output': 60_524_642,
+  # Two sublayers in six layers and three in six.
+  'wmt14_ende.py:skip_gains': 60_524_544 + 30,
   # Two stacks, each of sum_l D K + K C (l + 1) + C (l + 1); four ways have two
   # norms more in five of six layers.
   'wmt14_ende.py:mudd': 60_524_544 + 134_518,

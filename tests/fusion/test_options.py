@@ -48,6 +48,14 @@ _REFUSED = {
     'scan_layers': True,
     'decoder': {'value_residual': {'kind': 'identity'}},
   },
+  "encoder.skip_gains: True and fusion='hyper_connections' both": {
+    'norm': 'pre',
+    'encoder': {'fusion': 'hyper_connections', 'skip_gains': True},
+  },
+  "decoder.skip_gains: True and fusion='attention_residuals' both": {
+    'norm': 'pre',
+    'decoder': {'fusion': 'attention_residuals', 'skip_gains': True},
+  },
   "encoder.fusion: 'mudd' needs model.norm='pre', got 'post'": {
     'encoder': {'fusion': 'mudd'}
   },
@@ -73,6 +81,10 @@ _REFUSED = {
   "model.residual: 'b2t' needs model.norm='post', got 'pre'": {
     'norm': 'pre',
     'residual': 'b2t',
+  },
+  "model.residual: 'deepnorm' and skip_gains=True both replace": {
+    'residual': 'deepnorm',
+    'decoder': {'skip_gains': True},
   },
   "model.residual: 'deepnorm' needs model.norm='post', got 'rezero'": {
     'norm': 'rezero',

@@ -126,6 +126,10 @@ _SIDES = {
     }
     for kind in ('replace', 'delta')
   },
+  'skip_gains': {
+    'encoder': _side('none', skip_gains=True),
+    'decoder': _side('none', skip_gains=True),
+  },
   'value-learnable': {
     'encoder': _side('none', value_residual=ValueResidualOptions('learnable')),
     'decoder': _side(

@@ -40,6 +40,7 @@ _SCALARS_IN_TABLES = (
 _LAST_NAMES = {
   'none': {'bias', 'scale'},
   'rezero': {'residual_scale'},
+  'skip_gains': {'skip_gain'},
   'gtrans': {'weights', 'layer_weights', 'group_weights'},
   'transparent': {'weights'},
   'dlcl': {'weights'},

@@ -108,6 +108,15 @@ def test_a_model_without_fusion_has_none():
     ),
     (
       None,
+      SideConfig(skip_gains=True),
+      {
+        f'decoder/layer_{layer}/{name}_residual/skip_gain'
+        for layer in range(3)
+        for name in ('self_attention', 'cross_attention', 'feed_forward')
+      },
+    ),
+    (
+      None,
       SideConfig(shortcut=_LEXICAL),
       {
         f'decoder/layer_{layer}/{kind}_attention/{gate}_gate'

@@ -140,6 +140,8 @@ def check_model(config: ModelConfig) -> None:
     _only(source == 'none', f'{name}.shortcut.source', source, "'none'")
     _only(layers == 1, f'{name}.multi_layer.layers', layers, '1')
     _only(values == 'none', f'{name}.value_residual.kind', values, "'none'")
+    gains = side.skip_gains
+    _only(not gains, f'{name}.skip_gains', gains, 'False')
 
 
 def _only(allowed: bool, field: str, value: str | int, right: str) -> None:

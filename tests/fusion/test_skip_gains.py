@@ -1,0 +1,127 @@
+"""Skip gains against their equation, in NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from references import layer_norm
+
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.skip_gains import GainResidual
+from fusion_jax.layers.attention import causal_mask
+from fusion_jax.layers.context import Context
+from fusion_jax.layers.residual import Residual
+from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.testing import TINY, assert_close
+
+_CONTEXT = Context(causal_mask(3), True)
+_NORMS = 'pre', 'post', 'rezero'
+
+
+def _config(norm, **fields):
+  return dataclasses.replace(TINY, norm=norm, **fields)
+
+
+def _normal(seed=0):
+  return jnp.float32(np.random.default_rng(seed).normal(size=(2, 3, 8)))
+
+
+def _around(module, x, scale=None):
+  """The residual around a sublayer that squares its input."""
+  return module.after(x, module.before(x, _CONTEXT) ** 2, _CONTEXT, scale)
+
+
+def _scale(norm):
+  return jnp.float32(0.75) if norm == 'rezero' else None
+
+
+def _apply(module, parameters, x):
+  scale = _scale(module.config.norm)
+  return module.apply({'params': parameters}, x, scale, method=_around)
+
+
+def _drawn(norm):
+  x = _normal()
+  module = GainResidual(_config(norm))
+  variables = module.init(jax.random.key(0), x, _scale(norm), method=_around)
+  random = np.random.default_rng(1)
+  return module, jax.tree.map(
+    lambda leaf: jnp.float32(random.normal(1, 0.5, leaf.shape)),
+    nn.unbox(variables)['params'],
+  )
+
+
+@pytest.mark.parametrize('norm', _NORMS)
+def test_against_its_equation(norm):
+  module, parameters = _drawn(norm)
+  exact, x = jax.tree.map(np.float64, parameters), np.float64(_normal())
+  gain = exact['skip_gain']
+
+  def normed(x):
+    return layer_norm(x, exact['norm'], TINY.norm_epsilon)
+
+  expected = {
+    'pre': lambda: gain * x + normed(x) ** 2,
+    'post': lambda: normed(gain * x + x**2),
+    'rezero': lambda: gain * x + 0.75 * x**2,
+  }[norm]()
+  assert_close(_apply(module, parameters, _normal()), expected, units=64)
+
+
+@pytest.mark.parametrize('norm', _NORMS)
+def test_a_gain_of_1_is_the_plain_residual(norm):
+  module, parameters = _drawn(norm)
+  plain = {k: v for k, v in parameters.items() if k != 'skip_gain'}
+  one = parameters | {'skip_gain': jnp.float32(1)}
+  np.testing.assert_array_equal(
+    _apply(module, one, _normal()),
+    _apply(Residual(module.config), plain, _normal()),
+  )
+
+
+def test_a_gain_of_0_leaves_the_sublayer():
+  module, parameters = _drawn('pre')
+  parameters = parameters | {'skip_gain': jnp.float32(0)}
+  x = _normal()
+  alone = module.apply(
+    {'params': parameters}, x, _CONTEXT, method=module.before
+  )
+  np.testing.assert_array_equal(_apply(module, parameters, x), alone**2)
+
+
+def test_the_gradient_of_the_gain_is_that_of_the_skip():
+  module, parameters = _drawn('rezero')
+  x, toward = _normal(), _normal(2)
+  gradient = jax.grad(lambda p: (_apply(module, p, x) * toward).sum())(
+    parameters
+  )
+  assert_close(gradient['skip_gain'], (x * toward).sum())
+
+
+def test_bfloat16_keeps_the_gain_in_float32():
+  module = GainResidual(_config('rezero', compute_dtype='bfloat16'))
+  # Between 1 and 2 bfloat16 has steps of 1/128, so that 1.003 would be 1;
+  # 1.003 * 1.25 = 1.25375 is nearer to 1.25 than to 1.2578, and
+  # 1.003 * 250 = 250.75 to 251 than to 250, where the steps are 1.
+  x = jnp.array([1.25, 250.0], jnp.bfloat16)
+  gain = {'skip_gain': jnp.float32(1.003)}
+  found = module.apply({'params': gain}, x[None, None], method=module.skip)
+  assert found.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(np.float32(found).ravel(), [1.25, 251.0])
+
+
+def test_every_sublayer_has_a_gain_of_1():
+  side = SideConfig(skip_gains=True)
+  layers = {'encoder_layers': 2, 'decoder_layers': 3}
+  for sides, expected in (
+    ({'encoder': side}, 2 * 2),
+    ({'decoder': side}, 3 * 3),
+    ({'encoder': side, 'decoder': side}, 2 * 2 + 3 * 3),
+  ):
+    model = Transformer(_config('post', **layers, **sides), 11, 11, 2)
+    leaves = jax.tree_util.tree_leaves_with_path(initial_parameters(model, 0))
+    gains = [leaf for path, leaf in leaves if 'skip_gain' in str(path[-1])]
+    assert gains == [1.0] * expected
