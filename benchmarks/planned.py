@@ -183,7 +183,7 @@ def _gradient(config: ExperimentConfig) -> Callable[..., Any]:
       config.training.label_smoothing,
       config.training.loss_chunk,
       log_weights,
-      config.model.decoder.gtrans.combine,
+      config.model.decoder.combine,
     ).loss
 
   return jax.grad(loss)

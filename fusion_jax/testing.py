@@ -158,7 +158,7 @@ def check_probabilities(fused: FusedModel) -> None:
   assert got.shape == (_ROWS, _TARGET, _VOCABULARY)
   assert np.isfinite(got).all(), 'a log-probability is not finite'
   total = np.exp(got).sum(-1)
-  if fused.config.decoder.gtrans.combine == 'arithmetic':
+  if fused.config.decoder.combine == 'arithmetic':
     np.testing.assert_allclose(total, 1, rtol=1e-5)
   else:
     assert (total <= 1 + 1e-5).all()
@@ -360,7 +360,7 @@ def _log_probabilities(
     scores = jax.nn.log_softmax(logits(output.features.reshape(-1, width)))
   else:
     groups = output.features.reshape(len(output.log_weights), -1, width)
-    combine = config.decoder.gtrans.combine
+    combine = config.decoder.combine
     scores = mixture_log_probabilities(
       groups, output.log_weights, logits, combine
     )

@@ -8,6 +8,7 @@ that default to 0 follow the model, as the text below them says.
   Dou 2019     Dou et al., AAAI 2019: Dynamic Layer Aggregation
   Emelin 2019  Emelin et al., WMT 2019: Lexical Shortcuts
   Yang 2022    Yang et al., TASLP 2022: GTRANS
+  Liu 2021     Liu et al., ICLR 2021: Encoder Layer Fusion
 """
 
 import dataclasses
@@ -364,6 +365,30 @@ class GtransOptions:
     return partition(layers, self.layers_of_group(side), self.last_group)
 
 
+@section('model.decoder.surface')
+class SurfaceOptions:
+  """SurfaceFusion (Liu 2021): the source's embeddings predict too."""
+
+  kind: Literal['hard', 'soft', 'learned'] = 'hard'
+  """How both predictions become one. 'hard': with weights g and 1 - g of their
+  log-probabilities; 'learned': with a g that every position computes; 'soft':
+  the scores are added before the softmax."""
+
+  weight: Annotated[float, Field(gt=0, lt=1)] = 0.8
+  """Hard: weight g of the decoder's own prediction; learned: g at the
+  start."""
+
+  combine: Literal['arithmetic', 'geometric'] = 'geometric'
+  """Hard and learned: log(g P + (1 - g) P_s), or g log P + (1 - g) log P_s, as
+  released."""
+
+  temperature: PositiveFloat = 1.0
+  """Soft: what the scores from the embeddings are divided by."""
+
+  positions: bool = False
+  """Read H[0] of the encoder, embeddings with positions."""
+
+
 @section('model.encoder.transparent')
 class TransparentOptions:
   """Transparent attention (Bapna et al. 2018)."""
@@ -627,6 +652,7 @@ _RULES = {
     norms=('pre',),
     owns_residual=True,
   ),
+  'surface_fusion': SchemeRules('surface', sides=('decoder',)),
 }
 RULES: Mapping[str, SchemeRules] = types.MappingProxyType(_RULES)
 
@@ -685,6 +711,7 @@ class SideConfig:
   routing: RoutingOptions = RoutingOptions()
   gtrans: GtransOptions = GtransOptions()
   transparent: TransparentOptions = TransparentOptions()
+  surface: SurfaceOptions = SurfaceOptions()
   dlcl: DlclOptions = DlclOptions()
   mudd: MuddOptions = MuddOptions()
   grn: GrnOptions = GrnOptions()
@@ -712,6 +739,12 @@ class SideConfig:
   def default_rate(self) -> float:
     """The factor on the learning rate of the fusion's parameters."""
     return self.rules.rate if self.rules else 1.0
+
+  @property
+  def combine(self) -> Literal['arithmetic', 'geometric']:
+    """How the predictions of a decoder are mixed, if it has several."""
+    surface = self.fusion == 'surface_fusion'
+    return self.surface.combine if surface else self.gtrans.combine
 
   @property
   def owns_layer_inputs(self) -> bool:

@@ -12,6 +12,7 @@ from fusion_jax.config.fusion import (
   RoutingOptions,
   Side,
   SideConfig,
+  SurfaceOptions,
   parse_groups,
 )
 from fusion_jax.config.section import fields_of_section
@@ -57,6 +58,8 @@ def check_side(
   _check_pairs(side, path, name, norm)
   if side.fusion == 'gtrans':
     _check_groups(side.gtrans, path, name, layers)
+  if side.fusion == 'surface_fusion':
+    _check_surface(side.surface, f'{path}.surface')
 
 
 def unread_options(side: SideConfig, name: Side) -> tuple[str, ...]:
@@ -125,6 +128,18 @@ def _check_groups(
   if options.inference_groups and name == 'decoder':
     field = f'{path}.gtrans.inference_groups'
     parse_groups(options.inference_groups, len(groups), field)
+
+
+def _check_surface(options: SurfaceOptions, path: str) -> None:
+  soft = options.kind == 'soft'
+  for field in ('weight', 'combine') if soft else ('temperature',):
+    value = getattr(options, field)
+    require(
+      value == getattr(SurfaceOptions, field),
+      f'{path}.{field}',
+      f'{value!r} has no effect with surface.kind={options.kind!r}; leave it '
+      'out',
+    )
 
 
 def _check_layers(side: SideConfig, path: str, layers: int) -> None:

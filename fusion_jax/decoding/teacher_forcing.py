@@ -5,7 +5,7 @@ Axis letters: B batch, S source, T target, D model width, V vocabulary.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,11 @@ from jaxtyping import Array, Float, Float32, Int32
 from fusion_jax.decoding.coverage import coverage, mean_attention
 from fusion_jax.decoding.ensemble import Mixture
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.fusion.gtrans import mixture_log_probabilities, token_mixture
+from fusion_jax.fusion.gtrans import (
+  at_positions,
+  mixture_log_probabilities,
+  token_mixture,
+)
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import (
   ModelOutput,
@@ -85,7 +89,7 @@ def teacher_forced_scores(
       attended = jnp.where(tokens[..., None], attention, 0).sum(1)
       coverage_score += weight * share * coverage(attended, source.tokens)
   target = jnp.asarray(rows.target)
-  combines = [model.config.decoder.gtrans.combine for model in models]
+  combines = [model.config.decoder.combine for model in models]
   if len(models) == 1:
     found = token_log_probabilities(outputs[0], target, combines[0])
   else:
@@ -134,27 +138,33 @@ def ensemble_log_probabilities(
     Log-probabilities in float32; padding has values too.
   """
 
-  def log_p(features):
+  def log_p(features: Any) -> Float32[Array, 'T V']:
     return mixture.log_probabilities(
       [
-        _all_log_probabilities(own, output, combine)
+        _all_log_probabilities(own[0], own[1], output.output, combine)
         for own, output, combine in zip(
           features, outputs, combines, strict=True
         )
       ]
     )
 
-  features = tuple(
-    # [G, B, T, D] becomes [B, G, T, D], because rows are taken one by one.
-    o.features if o.log_weights is None else jnp.moveaxis(o.features, 0, 1)
-    for o in outputs
-  )
-  return _chosen(log_p, features, targets)
+  return _chosen(log_p, tuple(map(_by_row, outputs)), targets)
+
+
+def _by_row(
+  output: ModelOutput,
+) -> tuple[Float[Array, 'B *G T D'], Float[Array, 'B G T'] | None]:
+  """Return features and log psi with the rows first, to take one by one."""
+  if output.log_weights is None:
+    return output.features, None
+  features = jnp.moveaxis(output.features, 0, 1)
+  weights = at_positions(output.log_weights, output.features.shape[1:3])
+  return features, jnp.moveaxis(weights, 0, 1)
 
 
 def _chosen(
   log_p: Callable,
-  features: Float[Array, '...'] | tuple[Float[Array, '...'], ...],
+  features: Any,
   targets: Int32[Array, 'B T'],
 ) -> Float32[Array, 'B T']:
   """Choose log p of the targets row by row, so that few logits are held."""
@@ -174,12 +184,13 @@ def _log_softmax(
 
 
 def _all_log_probabilities(
-  features: Float[Array, '*G T D'], output: ModelOutput, combine: Combine
+  features: Float[Array, '*G T D'],
+  log_weights: Float[Array, 'G T'] | None,
+  output: OutputLayer,
+  combine: Combine,
 ) -> Float32[Array, 'T V']:
   """Return all log-probabilities of one row in one model."""
-  if output.log_weights is None:
-    return _log_softmax(features, output.output)
-  logits = functools.partial(output_logits, output=output.output)
-  return mixture_log_probabilities(
-    features, output.log_weights, logits, combine
-  )
+  if log_weights is None:
+    return _log_softmax(features, output)
+  logits = functools.partial(output_logits, output=output)
+  return mixture_log_probabilities(features, log_weights, logits, combine)

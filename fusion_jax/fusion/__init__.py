@@ -27,6 +27,7 @@ from fusion_jax.fusion import (
   hyper_connections,
   linear,
   mudd,
+  surface,
   transparent,
   tree,
 )
@@ -70,6 +71,7 @@ _TABLE = {
     grn.SCHEME,
     hyper_connections.SCHEME,
     attention_residuals.SCHEME,
+    surface.SCHEME,
   )
 }
 SCHEMES: Mapping[str, Scheme] = types.MappingProxyType(_TABLE)
@@ -142,7 +144,33 @@ def layer_aggregation(
 def prediction(config: ModelConfig, side: Side) -> nn.Module | None:
   """Return the module of the groups that predict; None without groups."""
   module = _module(config, side, 'prediction')
-  return None if module is None else module(config, side)
+  if module is None or SCHEMES[config.side(side).fusion].reads_embeddings:
+    return None
+  return module(config, side)
+
+
+def reads_embeddings(config: ModelConfig) -> bool:
+  """Return whether the source's embeddings predict too."""
+  scheme = scheme_of(config, 'decoder')
+  return scheme is not None and scheme.reads_embeddings
+
+
+def surface_prediction(config: ModelConfig) -> nn.Module | None:
+  """Return the module that predicts from the source's embeddings, if any."""
+  if not reads_embeddings(config):
+    return None
+  module = _module(config, 'decoder', 'prediction')
+  assert module is not None, 'a prediction reads them'
+  return module(config, 'decoder')
+
+
+def prediction_count(config: ModelConfig) -> int:
+  """Return how many predictions the decoder mixes; 0: it has only one."""
+  decoder = config.decoder
+  if decoder.fusion == 'gtrans':
+    return group_count(config, 'decoder')
+  mixes = decoder.fusion == 'surface_fusion' and decoder.surface.kind != 'soft'
+  return 2 if mixes else 0
 
 
 def has_opening(config: ModelConfig, side: Side) -> bool:
@@ -278,7 +306,7 @@ def mixes_memory(config: ModelConfig) -> bool:
 def groups_kept(config: ModelConfig) -> tuple[int, int]:
   """Return the half-open range, from 0, of the decoder's translating groups."""
   text = config.decoder.gtrans.inference_groups
-  count = group_count(config, 'decoder')
+  count = prediction_count(config)
   if not text:
     return 0, count
   return parse_groups(text, count, 'model.decoder.gtrans.inference_groups')
@@ -290,7 +318,7 @@ def inference_depth(config: ModelConfig) -> int:
   Behind an `Opening` it is all layers, because the groups start as the top
   layer.
   """
-  if has_opening(config, 'decoder'):
+  if has_opening(config, 'decoder') or reads_embeddings(config):
     return config.decoder_layers
   _, last = groups_kept(config)
   return groups_of(config, 'decoder')[last - 1][-1]
@@ -299,7 +327,7 @@ def inference_depth(config: ModelConfig) -> int:
 def inference_groups(
   config: ModelConfig,
   features: Float[Array, 'G M T D'],
-  log_weights: Float[Array, ' G'],
-) -> tuple[Float[Array, 'K M T D'], Float[Array, ' K']]:
+  log_weights: Float[Array, 'G *rest'],
+) -> tuple[Float[Array, 'K M T D'], Float[Array, 'K *rest']]:
   """Return the groups that translate, with weights that sum to 1."""
   return keep_groups(features, log_weights, *groups_kept(config))

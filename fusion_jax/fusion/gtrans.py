@@ -83,10 +83,10 @@ def log_group_weights(
 
 def keep_groups(
   features: Float[Array, 'G *rest'],
-  log_weights: Float[Array, ' G'],
+  log_weights: Float[Array, 'G *positions'],
   first: int,
   last: int,
-) -> tuple[Float[Array, 'K *rest'], Float[Array, ' K']]:
+) -> tuple[Float[Array, 'K *rest'], Float[Array, 'K *positions']]:
   """Return the groups first..last - 1, counted from 0.
 
   Args:
@@ -99,26 +99,41 @@ def keep_groups(
     Features of those groups, and log psi, where psi sums to 1 over them.
   """
   kept = slice(first, last)
-  return features[kept], jax.nn.log_softmax(log_weights[kept])
+  return features[kept], jax.nn.log_softmax(log_weights[kept], axis=0)
+
+
+def at_positions(
+  log_weights: Float[Array, 'G *positions'], shape: tuple[int, ...]
+) -> Float[Array, 'G *rest']:
+  """Return log psi at every position, where it may be one for all of them.
+
+  Args:
+    log_weights: Logarithms of psi, [G] or [G, *shape].
+    shape: Axes of the positions.
+  """
+  ones = (1,) * (len(shape) + 1 - log_weights.ndim)
+  return jnp.broadcast_to(
+    log_weights.reshape(*log_weights.shape, *ones), (len(log_weights), *shape)
+  )
 
 
 def token_mixture(
   log_p: Float[Array, 'G *rest'],
-  log_weights: Float[Array, ' G'],
+  log_weights: Float[Array, 'G *positions'],
   combine: Literal['arithmetic', 'geometric'],
 ) -> Float[Array, '*rest']:
   """Return the mixture of the groups' log-probabilities of given tokens.
 
   Args:
     log_p: Log-probabilities of the tokens in every group.
-    log_weights: Logarithms of psi, float32.
+    log_weights: Logarithms of psi, float32, [G] or those of every token.
     combine: Mixture: 'arithmetic' is log sum_k psi_k p_k, 'geometric' is
       sum_k psi_k log p_k.
 
   Returns:
     Log-probabilities, float32.
   """
-  weights = log_weights.reshape(-1, *(1,) * (log_p.ndim - 1))
+  weights = at_positions(log_weights, log_p.shape[1:])
   if combine == 'arithmetic':
     return jax.nn.logsumexp(weights + log_p, axis=0)
   return (jnp.exp(weights) * log_p).sum(0)
@@ -126,7 +141,7 @@ def token_mixture(
 
 def mixture_log_probabilities(
   features: Float[Array, 'G M D'],
-  log_weights: Float[Array, ' G'],
+  log_weights: Float[Array, 'G *positions'],
   logits: Callable[[Float[Array, 'M D']], Float[Array, 'M V']],
   combine: Literal['arithmetic', 'geometric'],
 ) -> Float[Array, 'M V']:
@@ -138,7 +153,7 @@ def mixture_log_probabilities(
 
   Args:
     features: Features of the groups.
-    log_weights: Logarithms of psi, float32.
+    log_weights: Logarithms of psi, float32, [G] or those of all M rows.
     logits: Output layer; only the logits of one group exist at a time.
     combine: Mixture, one of the two above.
 
@@ -160,7 +175,7 @@ def mixture_log_probabilities(
   return jax.lax.scan(
     add_group,
     jnp.full(shape, start, jnp.float32),
-    (features, log_weights),
+    (features, log_weights.reshape(len(log_weights), -1, 1)),
   )[0]
 
 

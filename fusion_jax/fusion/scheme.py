@@ -4,7 +4,8 @@ A scheme plugs in at one of these points:
 
   layer aggregation  (H[0..L], context) -> output of the stack, [B, T, D]
   layer connection   H[0..l-1] -> input of layer l, and the stack's output
-  prediction         H[0..L] -> features of G groups, and their log weights
+  prediction         H[0..L] -> features of G groups, and their log weights;
+                     or so from the stack's output and the source's embeddings
   residual           what a sublayer reads and writes of the stack's state
 
 Shortcuts and multi-layer attention plug in at 'attention', the input of self-
@@ -140,6 +141,9 @@ class Scheme:
     self_attention: Function that returns the self-attention of a layer, counted
       from 1, where the scheme has its own; None: it has not.
     residual: Residual of its own, if it has one.
+    reads_embeddings: Whether a prediction reads the output of the stack, after
+      any final norm, and a memory of the source's embeddings, in place of
+      H[0..L].
     sizes: Models of its paper.
   """
 
@@ -157,6 +161,7 @@ class Scheme:
     Callable[[ModelConfig, Side, int], MultiHeadAttention] | None
   ) = None
   residual: ResidualPlug | None = None
+  reads_embeddings: bool = False
   sizes: tuple[PaperSize, ...] = ()
 
 

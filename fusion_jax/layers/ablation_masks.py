@@ -33,8 +33,9 @@ class AblationMasks(NamedTuple):
     inputs: Mask of H[0..L], as layer aggregations, nodes, groups and sums of
       layers read them: 0 where left out. What a scheme adds itself, such as
       embeddings of layers, stays.
-    groups: Mask of the groups of a decoder with fusion='gtrans', whose psi sums
-      to 1 over the groups that are kept.
+    groups: Mask of the predictions that a decoder mixes, groups of layers or
+      its own and that of the source's embeddings; psi sums to 1 over those that
+      are kept.
   """
 
   layers: Bool[Array | np.ndarray, ' L']
@@ -51,9 +52,13 @@ class AblationMasks(NamedTuple):
     """Return what a fusion reads of H[number], after any norm it has."""
     return jnp.where(self.inputs[number], layer, 0)
 
-  def log_weights(self, log_weights: Float[Array, ' K']) -> Float[Array, ' K']:
+  def log_weights(
+    self, log_weights: Float[Array, 'K *positions']
+  ) -> Float[Array, 'K *positions']:
     """Return log psi of the first K groups, -inf at those left out."""
-    return jnp.where(self.groups[: len(log_weights)], log_weights, -jnp.inf)
+    kept = self.groups[: len(log_weights)]
+    ones = (1,) * (log_weights.ndim - 1)
+    return jnp.where(kept.reshape(-1, *ones), log_weights, -jnp.inf)
 
 
 def masks_of(stack: nn.Module) -> AblationMasks | None:

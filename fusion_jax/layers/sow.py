@@ -71,7 +71,8 @@ def cross_attention_weights(
   layers = collection['decoder']
   if 'layers' in layers:
     return layers['layers']['cross_attention']['weights']
-  names = sorted(layers, key=lambda name: int(name.removeprefix('layer_')))
+  names = [name for name in layers if name.startswith('layer_')]
+  names.sort(key=lambda name: int(name.removeprefix('layer_')))
   return jnp.stack(
     [layers[name]['cross_attention']['weights'] for name in names]
   )

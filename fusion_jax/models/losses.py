@@ -11,13 +11,13 @@ computed.
 """
 
 import functools
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fusion_jax.fusion.gtrans import token_mixture
+from fusion_jax.fusion.gtrans import at_positions, token_mixture
 from fusion_jax.models.transformer import OutputLayer, output_logits
 from fusion_jax.parallel.mesh import shards_of_rows
 
@@ -88,7 +88,7 @@ def _chunk_gradients(
   targets: Int[Array, ' R'],
   keep: Bool[Array, ' R'],
   smoothing: float,
-  weight: Float[Array, ''] | float = 1.0,
+  weight: Float[Array, 'R 1'] | float = 1.0,
 ) -> _Gradients:
   """Return the gradients of one chunk by the features and the output layer.
 
@@ -223,10 +223,8 @@ class _Settings(NamedTuple):
 
 
 class _MixtureGradients(NamedTuple):
-  """Gradients of the weighted loss; features as in `_mixture_pass`."""
-
-  features: Float[Array, 'G X C T D']
-  log_weights: Float[Array, ' G']
+  features: Float[Array, 'G B T D']
+  log_weights: Float[Array, 'G B T']
   output: OutputLayer
 
 
@@ -234,13 +232,14 @@ class _MixtureChunk(NamedTuple):
   """Results of one chunk.
 
   Attributes:
-    losses: Loss of every group, psi_k CE_k, which is also d loss / d log psi_k.
+    losses: Loss of every group and token, psi_k CE_k, which is also
+      d loss / d log psi_k.
     sums: Loss sums of the chunk.
     by_features: Gradient by the features of the chunk, if differentiated.
     by_output: Gradient by the output layer so far, if differentiated.
   """
 
-  losses: Float[Array, ' G']
+  losses: Float[Array, 'G R']
   sums: LossSums
   by_features: Float[Array, 'G R D'] | None
   by_output: OutputLayer | None
@@ -248,7 +247,7 @@ class _MixtureChunk(NamedTuple):
 
 def _mixture_chunk(
   features: Float[Array, 'G R D'],
-  log_weights: Float[Array, ' G'],
+  log_weights: Float[Array, 'G R'],
   output: OutputLayer,
   targets: Int[Array, ' R'],
   keep: Bool[Array, ' R'],
@@ -259,7 +258,7 @@ def _mixture_chunk(
 
   def add_group(carry, group):
     mixture, by_output = carry
-    group_features, log_weight = group
+    group_features, log_weight = group[0], group[1][:, None]
     weight, by_features = jnp.exp(log_weight), None
     logits = output_logits(group_features, output)
     rows, log_sum = _row_losses(logits, targets, settings.smoothing)
@@ -287,13 +286,13 @@ def _mixture_chunk(
   (mixture, by_output), (losses, negatives, by_features) = jax.lax.scan(
     add_group, (nothing, by_output), (features, log_weights)
   )
-  losses = losses * jnp.exp(log_weights)[:, None]
+  losses = losses * jnp.exp(log_weights)
   rows = _Rows(
     losses.sum(0),
     -token_mixture(-negatives, log_weights, settings.combine),
     _is_largest(targets, mixture),
   )
-  losses = jnp.where(keep, losses, 0).sum(-1)
+  losses = jnp.where(keep, losses, 0)
   return _MixtureChunk(losses, _chunk_sums(rows, keep), by_features, by_output)
 
 
@@ -306,7 +305,7 @@ def _is_largest(
 
 def _mixture_pass(
   features: Float[Array, 'G B T D'],
-  log_weights: Float[Array, ' G'],
+  log_weights: Float[Array, 'G B T'],
   output: OutputLayer,
   targets: Int[Array, 'B T'],
   keep: Bool[Array, 'B T'],
@@ -319,55 +318,57 @@ def _mixture_pass(
   c] of [G, B / C, C, T, D], because copies of the G groups would be the largest
   arrays here.
   """
-  groups, rows, *rest = features.shape
+  shape = features.shape
+  groups, rows, *rest = shape
   count = _chunk_count(rows, targets.shape[1], settings.chunk_tokens)
   features = features.reshape(groups, rows // count, count, *rest)
 
   def add_chunk(carry, chunk):
-    sums, gradients = carry
-    index, chunk_targets, chunk_keep = chunk
+    sums, by_features, by_output = carry
+    index, chunk_weights, chunk_targets, chunk_keep = chunk
     chunk_features = jax.lax.dynamic_index_in_dim(features, index, 2)
     new = _mixture_chunk(
       chunk_features.reshape(groups, -1, features.shape[-1]),
-      log_weights,
+      chunk_weights,
       output,
       chunk_targets,
       chunk_keep,
       settings,
-      gradients.output if differentiate else None,
+      by_output,
     )
     if differentiate:
       assert new.by_features is not None
-      assert new.by_output is not None
-      gradients = _MixtureGradients(
-        jax.lax.dynamic_update_index_in_dim(
-          gradients.features,
-          new.by_features.reshape(chunk_features.shape),
-          index,
-          2,
-        ),
-        gradients.log_weights + new.losses,
-        new.by_output,
+      by_features = jax.lax.dynamic_update_index_in_dim(
+        by_features, new.by_features.reshape(chunk_features.shape), index, 2
       )
-    return (jax.tree.map(jnp.add, sums, new.sums), gradients), None
+    sums = jax.tree.map(jnp.add, sums, new.sums)
+    return (sums, by_features, new.by_output), new.losses
 
-  gradients = None
-  if differentiate:
-    gradients = _MixtureGradients(
-      jnp.zeros_like(features), jnp.zeros_like(log_weights), _zeros(output)
-    )
   chunks = (
     jnp.arange(count),
+    jax.vmap(_to_chunks, (0, None), 1)(log_weights, count),
     _to_chunks(targets, count),
     _to_chunks(keep, count),
   )
-  return jax.lax.scan(add_chunk, (zero_sums(), gradients), chunks)[0]
+  start: Any = (zero_sums(), None, None)
+  if differentiate:
+    start = (zero_sums(), jnp.zeros_like(features), _zeros(output))
+  (sums, by_features, by_output), losses = jax.lax.scan(
+    add_chunk, start, chunks
+  )
+  if not differentiate:
+    return sums, None
+  by_log_weights = jax.vmap(_from_chunks, (1, None))(losses, rows)
+  gradients = _MixtureGradients(
+    by_features.reshape(shape), by_log_weights, by_output
+  )
+  return sums, gradients
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _mixture_cross_entropy(
   features: Float[Array, 'G B T D'],
-  log_weights: Float[Array, ' G'],
+  log_weights: Float[Array, 'G B T'],
   output: OutputLayer,
   targets: Int[Array, 'B T'],
   keep: Bool[Array, 'B T'],
@@ -379,12 +380,8 @@ def _mixture_cross_entropy(
 
 
 def _mixture_forward(features, log_weights, output, targets, keep, settings):
-  sums, gradients = _mixture_pass(
+  return _mixture_pass(
     features, log_weights, output, targets, keep, settings, True
-  )
-  assert gradients is not None
-  return sums, gradients._replace(
-    features=gradients.features.reshape(features.shape)
   )
 
 
@@ -404,7 +401,7 @@ def cross_entropy(
   target_lengths: Int[Array, ' B'],
   label_smoothing: float = 0.0,
   chunk_tokens: int = 0,
-  log_weights: Float[Array, '*G'] | None = None,
+  log_weights: Float[Array, '*G'] | Float[Array, '*G B T'] | None = None,
   combine: Combine = 'arithmetic',
 ) -> LossSums:
   """Return the label-smoothed cross-entropy of the output layer.
@@ -429,7 +426,7 @@ def cross_entropy(
     chunk_tokens: Least number of tokens, padding included, whose logits are
       held at a time; 0: all.
     log_weights: Log weights log psi of the groups, float32, where psi sums to
-      1; None without groups.
+      1, the same everywhere or of every token; None without groups.
     combine: Kind of the mixture: 'arithmetic' or 'geometric'.
 
   Returns:
@@ -438,8 +435,9 @@ def cross_entropy(
   keep = jnp.arange(targets.shape[1]) < target_lengths[:, None]
   if log_weights is not None and len(log_weights) > 1:
     settings = _Settings(label_smoothing, chunk_tokens, combine)
+    each = at_positions(log_weights, targets.shape)
     return _mixture_cross_entropy(
-      features, log_weights, output, targets, keep, settings
+      features, each, output, targets, keep, settings
     )
   # One group has psi = 1 and needs no mixture.
   alone = features if log_weights is None else features[0]

@@ -38,8 +38,17 @@ _POLICIES = {
   'dots_without_batch': _keep.dots_with_no_batch_dims_saveable,
 }
 
-# One for each decoder layer, or stacked with scan_layers.
-Memories = tuple[Cache, ...] | KeyValue
+
+class Memories(NamedTuple):
+  """Keys and values of the source.
+
+  Attributes:
+    layers: One for each decoder layer, or stacked with scan_layers.
+    surface: Those of the prediction from the embeddings, if there is one.
+  """
+
+  layers: tuple[Cache, ...] | KeyValue
+  surface: KeyValue | None = None
 
 
 class StackOutput(NamedTuple):
@@ -50,13 +59,16 @@ class StackOutput(NamedTuple):
       after an encoder with transparent attention, and one for each group after
       a decoder with groups.
     layers: H[0..L], before any final norm.
-    log_weights: Log weights log psi of the decoder's groups, float32; None
-      without groups.
+    log_weights: Log weights log psi of the decoder's groups, float32, the same
+      everywhere or of every position; None without groups.
+    embeddings: Embeddings of the source for a decoder that predicts from them;
+      None for others.
   """
 
   features: Float[Array, '*G M T D']
   layers: Layers
-  log_weights: Float[Array, ' G'] | None = None
+  log_weights: Float[Array, ' G'] | Float[Array, 'G M T'] | None = None
+  embeddings: Float[Array, 'M T D'] | None = None
 
 
 def _scale(module: nn.Module, config: ModelConfig) -> Float[Array, ''] | None:
@@ -385,6 +397,10 @@ class Decoder(_Stack):
   side: ClassVar[Side] = 'decoder'
   layer_class: ClassVar[type[EncoderLayer | DecoderLayer]] = DecoderLayer
 
+  def setup(self):
+    super().setup()
+    self.surface = fusion.surface_prediction(self.config)
+
   def memories(
     self, encoded: StackOutput, mask: Bool[Array, 'B 1 1 S']
   ) -> Memories:
@@ -399,6 +415,20 @@ class Decoder(_Stack):
     Returns:
       One for each layer; stacked, [L, B, N, S, H], with scan_layers.
     """
+    return Memories(self._of_layers(encoded, mask), self._of_surface(encoded))
+
+  def _of_surface(self, encoded: StackOutput) -> KeyValue | None:
+    if self.surface is None:
+      return None
+    features, embeddings = encoded.features, encoded.embeddings
+    assert embeddings is not None, 'the encoder gives what is read'
+    # Of several features, those that the top layer reads.
+    top = features if features.ndim == embeddings.ndim else features[-1]
+    return self.surface.memory(top, embeddings)
+
+  def _of_layers(
+    self, encoded: StackOutput, mask: Bool[Array, 'B 1 1 S']
+  ) -> tuple[Cache, ...] | KeyValue:
     features, embedding = encoded.features, encoded.layers[0]
     tokens = mask[:, 0, 0]
     each = features.ndim == embedding.ndim + 1
@@ -433,15 +463,29 @@ class Decoder(_Stack):
     Returns:
       The features and H[0..L].
     """
-    if not isinstance(memories, KeyValue):
-      memories = tuple(with_values(own, memories[0]) for own in memories)
-    output = self._run(x, context, memories)
+    of_layers = memories.layers
+    if not isinstance(of_layers, KeyValue):
+      of_layers = tuple(with_values(own, of_layers[0]) for own in of_layers)
+    output = self._run(x, context, of_layers)
+    if memories.surface is not None:
+      output = self._with_surface(output, memories.surface, context)
     if output.log_weights is None or self._is_whole(context):
       return output
     kept = fusion.inference_groups(
       self.config, output.features, output.log_weights
     )
     return output._replace(features=kept[0], log_weights=kept[1])
+
+  def _with_surface(
+    self, output: StackOutput, surface: KeyValue, context: Context
+  ) -> StackOutput:
+    assert self.surface is not None, 'what reads that memory'
+    features, log_weights = self.surface(output.features, surface, context)
+    keep = masks_of(self)
+    if keep is not None and log_weights is not None:
+      log_weights = keep.log_weights(log_weights)
+    features = self._opened('features', output.features, features)
+    return output._replace(features=features, log_weights=log_weights)
 
 
 def _scanned(body: Callable, layers: int) -> Callable:

@@ -43,30 +43,31 @@ class ModelOutput(NamedTuple):
   """Output of a pass with teacher forcing.
 
   Attributes:
-    features: Decoder features, the input of `output`; one tensor for each group
-      with fusion='gtrans'.
+    features: Decoder features, the input of `output`; one tensor for each of
+      several predictions.
     output: Output projection, which the loss applies.
     encoder_layers, decoder_layers: H[0..L] of each stack.
-    log_weights: Log weights log psi of the groups, float32; None without
-      groups.
+    log_weights: Log weights log psi of the predictions, float32, the same
+      everywhere or of every position; None where there is one.
   """
 
   features: Float[Array, '*G B T D']
   output: OutputLayer
   encoder_layers: tuple[Float[Array, 'B S D'], ...]
   decoder_layers: tuple[Float[Array, 'B T D'], ...]
-  log_weights: Float[Array, ' G'] | None = None
+  log_weights: Float[Array, ' G'] | Float[Array, 'G B T'] | None = None
 
 
 class Memory(NamedTuple):
   """Values of the source that the decoder reads; one row for each sentence.
 
   Attributes:
-    layers: Keys and values of every decoder layer, see `Decoder.memories`.
+    keys_values: Keys and values of every decoder layer, and of a prediction
+      from the source's embeddings, see `Decoder.memories`.
     mask: Mask, True at source tokens.
   """
 
-  layers: Memories
+  keys_values: Memories
   mask: Bool[Array, 'B 1 1 S']
 
 
@@ -163,10 +164,7 @@ class Transformer(nn.Module):
     deterministic: bool,
   ) -> Float[Array, 'B T D']:
     config = self.config
-    dtype = jnp.dtype(config.compute_dtype)
-    embedding = table[tokens]
-    if config.scale_embedding:
-      embedding = embedding * config.width**0.5
+    embedding = self._looked_up(table, tokens)
     if learned is not None:
       encoding = learned[positions]
     elif positions.ndim == 1:
@@ -175,7 +173,16 @@ class Transformer(nn.Module):
       # Sines are computed once for each position and gathered for every row.
       places = jnp.arange(positions.shape[1])
       encoding = sinusoids(places, config.width, config.positions)[positions]
+    dtype = jnp.dtype(config.compute_dtype)
     return self.dropout((embedding + encoding).astype(dtype), deterministic)
+
+  def _looked_up(
+    self, table: Float[Array, 'V D'], tokens: Int[Array, 'B T']
+  ) -> Float[Array, 'B T D']:
+    embedding = table[tokens]
+    if self.config.scale_embedding:
+      embedding = embedding * self.config.width**0.5
+    return embedding
 
   def _embed_target(
     self,
@@ -205,7 +212,8 @@ class Transformer(nn.Module):
       source_segments: Segments of a batch of packed rows, int32; see `Batch`.
 
     Returns:
-      The features, which the decoder attends to, and H[0..L].
+      The features, which the decoder attends to, H[0..L], and the embeddings
+      that the decoder predicts from, if it does.
     """
     positions = (
       jnp.arange(source.shape[1])
@@ -219,9 +227,15 @@ class Transformer(nn.Module):
     padding = mask = padding_mask(source_lengths, source.shape[1])
     if source_segments is not None:
       mask = segment_mask(source_segments, source_segments)
-    return self.encoder(
+    encoded = self.encoder(
       x, Context(mask, deterministic, tokens=padding[:, 0, 0])
     )
+    if not fusion.reads_embeddings(self.config):
+      return encoded
+    if not self.config.decoder.surface.positions:
+      bare = self._looked_up(self.source_table, source).astype(x.dtype)
+      x = self.dropout(bare, deterministic)
+    return encoded._replace(embeddings=x)
 
   def __call__(
     self,
@@ -349,7 +363,7 @@ class Transformer(nn.Module):
         features,
         decoded.log_weights,
         functools.partial(output_logits, output=self.output_layer),
-        self.config.decoder.gtrans.combine,
+        self.config.decoder.combine,
       )
     return logits.reshape(batch, beam, -1), tuple(caches.seen)
 
@@ -370,17 +384,21 @@ class Transformer(nn.Module):
     Returns:
       Cache and memory of these sentences.
     """
-    axis = 1 if self.config.scan_layers else 0
-    cache, layers = jax.tree.map(
-      lambda leaf: jnp.take(leaf, sentences, axis, mode='clip'),
-      (cache, memory.layers),
-    )
-    return cache, Memory(layers, memory.mask[sentences])
+
+    def taken(tree: Any, axis: int) -> Any:
+      return jax.tree.map(
+        lambda leaf: jnp.take(leaf, sentences, axis, mode='clip'), tree
+      )
+
+    of_layers = 1 if self.config.scan_layers else 0
+    own = memory.keys_values
+    kept = Memories(taken(own.layers, of_layers), taken(own.surface, 0))
+    return taken(cache, of_layers), Memory(kept, memory.mask[sentences])
 
   @property
   def gives_log_probabilities(self) -> bool:
     """Whether `decode_step` returns the logarithm of a mixture."""
-    return self.config.decoder.fusion == 'gtrans'
+    return fusion.prediction_count(self.config) > 0
 
   def _decode(
     self,
@@ -395,7 +413,7 @@ class Transformer(nn.Module):
     context = Context(
       mask, deterministic=True, caches=caches, memory_mask=memory.mask
     )
-    return self.decoder(x, context, memory.layers)
+    return self.decoder(x, context, memory.keys_values)
 
 
 def output_logits(

@@ -100,7 +100,7 @@ def batch_loss(
     label_smoothing,
     chunk_tokens,
     output.log_weights,
-    model.config.decoder.gtrans.combine,
+    model.config.decoder.combine,
   )
   return sums, output
 

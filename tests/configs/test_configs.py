@@ -405,7 +405,7 @@ def test_a_batch_has_a_loss(name):
       0.1,
       64,
       output.log_weights,
-      config.model.decoder.gtrans.combine,
+      config.model.decoder.combine,
     )
 
   ids, lengths = (

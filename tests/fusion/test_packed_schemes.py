@@ -51,7 +51,7 @@ class _Fused:
   """A model with random parameters everywhere, and its passes."""
 
   def __init__(self, config):
-    self.combine = config.decoder.gtrans.combine
+    self.combine = config.decoder.combine
     self._model = Transformer(config, _VOCABULARY, _VOCABULARY, _START)
     self._parameters = drawn_parameters(self._model)
 

@@ -204,7 +204,7 @@ def _log_probabilities(model, parameters):
   if output.log_weights is None:
     return jax.nn.log_softmax(logits(features.reshape(-1, 8)))
   features = features.reshape(len(features), -1, 8)
-  combine = model.config.decoder.gtrans.combine
+  combine = model.config.decoder.combine
   return mixture_log_probabilities(
     features, output.log_weights, logits, combine
   )

@@ -1,0 +1,161 @@
+"""SurfaceFusion: a second prediction, from the embeddings of the source.
+
+Liu et al. (ICLR 2021), "Understanding and Improving Encoder Layer Fusion in
+Sequence-to-Sequence Learning", and the code they released.
+
+Axis letters: M rows of a pass, B batch, S source, T positions, D model width,
+G = 2 predictions: the decoder's own, and that from the source.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
+
+from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config.fusion import SurfaceOptions
+from fusion_jax.fusion.scheme import BASE, PaperSize, Scheme, no_layers
+from fusion_jax.layers.attention import MultiHeadAttention, key_value
+from fusion_jax.layers.caches import KeyValue
+from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.dense import Dense
+from fusion_jax.layers.sow import sow
+
+
+def fixed_log_weights(weight: float) -> Float[Array, ' 2']:
+  """Return log psi, psi = (g, 1 - g), float32."""
+  return jnp.log(jnp.array([weight, 1 - weight]))
+
+
+def gated_log_weights(gate: Float[Array, 'M T']) -> Float[Array, '2 M T']:
+  """Return log psi, psi = (sigmoid(z), 1 - sigmoid(z)), float32."""
+  gate = gate.astype(jnp.float32)
+  return jnp.stack([jax.nn.log_sigmoid(gate), jax.nn.log_sigmoid(-gate)])
+
+
+class SurfaceAttention(MultiHeadAttention):
+  """Attention with one head over the embeddings of the source.
+
+  Queries and keys are projections of what decoder and encoder compute, without
+  a gradient to either; values are projections of the embeddings.
+  """
+
+  def memory(
+    self,
+    features: Float[Array, 'B S D'],
+    embedding: Float[Array, 'B S D'],
+    tokens: Bool[Array, 'B S'] | None = None,
+  ) -> KeyValue:
+    """Return keys of the features and values of the embeddings."""
+    del tokens
+    keys = self.key(jax.lax.stop_gradient(features))
+    return key_value(keys, self.value(embedding), self.config.heads)
+
+
+class SurfacePrediction(nn.Module):
+  """What predicts beside the features x of the decoder; Liu et al. (2021).
+
+  r = Attention(Q = x, K = features of the encoder, V = embeddings E) goes
+  through the same output layer as x, which gives the predictions P and P_s.
+
+  'hard':     log p = g log P + (1 - g) log P_s, with g = `surface.weight`
+  'learned':  the same with g = sigmoid([x; r] w + b), which starts as 'hard'
+  'soft':     p = softmax(scores of x + scores of r / `surface.temperature`)
+
+  combine='arithmetic' has p = g P + (1 - g) P_s instead. The scores of the
+  source have no bias of the output layer of their own with 'soft', so that it
+  is one prediction, from x + r / temperature.
+
+  Telemetry: 'group_weights' [2], the mean psi, where it is learned.
+
+  Attributes:
+    config: Model configuration.
+    side: 'decoder'.
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def setup(self):
+    config, options = self.config, self.config.side(self.side).surface
+    one_head = dataclasses.replace(
+      config, heads=1, attention_implementation='plain'
+    )
+    self.attention = SurfaceAttention(one_head)
+    if options.kind == 'learned':
+      start = math.log(options.weight / (1 - options.weight))
+      self.gate = Dense(
+        config,
+        1,
+        ('embed', 'groups'),
+        True,
+        nn.initializers.zeros_init(),
+        nn.initializers.constant(start),
+      )
+
+  def memory(
+    self, features: Float[Array, 'B S D'], embedding: Float[Array, 'B S D']
+  ) -> KeyValue:
+    """Return what the attention reads, computed once per sentence."""
+    return self.attention.memory(features, embedding)
+
+  def __call__(
+    self, x: Float[Array, 'M T D'], surface: KeyValue, context: Context
+  ) -> tuple[
+    Float[Array, '*G M T D'], Float[Array, ' 2'] | Float[Array, '2 M T'] | None
+  ]:
+    """Return the features that predict, and the log weights of both.
+
+    Args:
+      x: Features of the decoder, after any final norm.
+      surface: Keys and values from `memory`.
+      context: Context of the pass.
+
+    Returns:
+      Features of both predictions and log psi, float32; with 'soft' those of
+      one, and None.
+    """
+    assert context.memory_mask is not None, 'a decoder reads a memory'
+    options = self.config.side(self.side).surface
+    read = self.attention(
+      jax.lax.stop_gradient(x),
+      surface,
+      context.memory_mask,
+      context.deterministic,
+    )
+    if options.kind == 'soft':
+      return x + read / options.temperature, None
+    both = jnp.stack([x, read])
+    if options.kind == 'hard':
+      return both, fixed_log_weights(options.weight)
+    gate = self.gate(jnp.concatenate([x, read], axis=-1))[..., 0]
+    log_weights = gated_log_weights(gate)
+    psi = jnp.moveaxis(jnp.exp(log_weights), 0, -1)
+    sow(self, 'telemetry', 'group_weights', token_mean(psi, context.tokens))
+    return both, log_weights
+
+
+def _size(options: SurfaceOptions) -> PaperSize:
+  side = SideConfig('surface_fusion', surface=options)
+  return PaperSize(
+    f'surface.kind={options.kind}', SideConfig(), side, None, BASE
+  )
+
+
+SCHEME = Scheme(
+  'surface_fusion',
+  'Liu et al. 2021',
+  'surface',
+  {'decoder': SurfacePrediction},
+  {'decoder': 'prediction'},
+  layers_read=no_layers,
+  reads_embeddings=True,
+  sizes=(
+    _size(SurfaceOptions(kind='hard')),
+    _size(SurfaceOptions(kind='soft')),
+    _size(SurfaceOptions(kind='learned')),
+  ),
+)
