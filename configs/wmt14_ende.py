@@ -51,9 +51,9 @@ Variants  Vaswani and Dou: warm-up 4,000, 32,768 tokens, dropout 0.1 (big:
           hyper_connections: Zhu et al. 2024, _manifold: Xie et al. 2025;
           attention_residuals: Kimi Team 2026, _delta: Luo 2026;
           value_residual: Zhou et al. 2024), for WMT16 Ro-En
-          (transparent_by_feature: Liu et al. 2021), or for deep stacks with
-          recipes of their own (b2t: Takase et al. 2023; deepnorm: Wang et al.
-          2022).
+          (surface_fusion and transparent_by_feature: Liu et al. 2021), or for
+          deep stacks with recipes of their own (b2t: Takase et al. 2023;
+          deepnorm: Wang et al. 2022).
             denseformer, denseformer_output, skip_gains, mudd,
             mudd_one_way, grn_v1, grn_v2, grn_v3, deep_cross_attention,
             deep_cross_attention_last_2,
@@ -61,7 +61,8 @@ Variants  Vaswani and Dou: warm-up 4,000, 32,768 tokens, dropout 0.1 (big:
             hyper_connections_identity_mix, hyper_connections_manifold,
             attention_residuals, attention_residuals_block,
             attention_residuals_heads, attention_residuals_layer,
-            attention_residuals_delta, b2t, deepnorm, value_residual,
+            attention_residuals_delta, b2t, deepnorm, surface_fusion,
+            surface_fusion_soft, surface_fusion_learned, value_residual,
             value_residual_shared, transparent_by_feature
 """
 

@@ -23,6 +23,7 @@ from fusion_jax.config.fusion import (
   RoutingOptions,
   ShortcutOptions,
   SideConfig,
+  SurfaceOptions,
   TransparentOptions,
   ValueResidualOptions,
 )
@@ -130,6 +131,11 @@ _OPTIONS = {
   'transparent': [
     TransparentOptions(dropout=0.0, weights='uniform'),
     TransparentOptions(feature_wise=True),
+  ],
+  'surface_fusion': [
+    SurfaceOptions('hard', weight=0.5, combine='arithmetic'),
+    SurfaceOptions('soft', temperature=5.0),
+    SurfaceOptions('learned', positions=True),
   ],
   'dlcl': [
     DlclOptions(start='one', normalize='softmax', weights='vector'),
@@ -313,6 +319,14 @@ def _combined() -> dict[str, ModelConfig]:
       encoder=SideConfig(fusion='transparent'),
       decoder=SideConfig(fusion='gtrans'),
       scan_layers=True,
+    ),
+    'scan-surface-transparent': _model(
+      encoder=SideConfig(fusion='transparent'),
+      decoder=SideConfig(
+        fusion='surface_fusion', surface=SurfaceOptions('learned')
+      ),
+      scan_layers=True,
+      remat=True,
     ),
     'scan-shortcut-cross': _model(
       encoder=SideConfig(shortcut=lexical),

@@ -48,7 +48,8 @@ class Ablation:
     kind: Kind of part; 'input' is a layer as layer aggregation or a layer
       connection reads it.
     number: Number of the part. Layers count from 1, with 0 for the embedding;
-      groups count from 1.
+      groups count from 1. With fusion='surface_fusion' group 1 is the decoder's
+      own prediction and group 2 that of the source's embeddings.
   """
 
   side: Side
@@ -86,7 +87,7 @@ def ablated(
 def _of_side(config: ModelConfig, side: Side) -> Iterable[Ablation]:
   grouped = config.side(side).fusion == 'gtrans'
   depth, (first, last) = config.layers(side), (0, 0)
-  if grouped and side == 'decoder':
+  if side == 'decoder' and fusion.prediction_count(config):
     depth = fusion.inference_depth(config)
     first, last = fusion.groups_kept(config)
   elif grouped:
@@ -107,8 +108,8 @@ def _of_side(config: ModelConfig, side: Side) -> Iterable[Ablation]:
 
 def _whole(config: ModelConfig, side: Side) -> AblationMasks:
   layers = config.layers(side)
-  grouped = config.side(side).fusion == 'gtrans'
-  sizes = layers, layers + 1, group_count(config, side) if grouped else 0
+  groups = fusion.prediction_count(config) if side == 'decoder' else 0
+  sizes = layers, layers + 1, groups
   return AblationMasks(*(np.ones(size, bool) for size in sizes))
 
 
@@ -136,8 +137,8 @@ def ablation_losses(
     chosen: Ablations to apply, one after the other; None leaves nothing out.
 
   Returns:
-    Losses in nats (for GTRANS, those of the mixture); None where a loss is not
-    finite.
+    Losses in nats (of several predictions, those of the mixture); None where
+    a loss is not finite.
   """
   run, pairs = analysed.run, analysed.pairs
   shapes = text_shapes(pairs)

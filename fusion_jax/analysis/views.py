@@ -14,6 +14,7 @@ from fusion_jax.analysis import (
   layer_weights,
   position_weights,
   similarity,
+  surface,
 )
 from fusion_jax.analysis.probes import view as probes
 from fusion_jax.analysis.view import View
@@ -32,6 +33,7 @@ _VIEWS = (
   groups.BLEU,
   layer_weights.VIEW,
   position_weights.VIEW,
+  surface.VIEW,
   ablations.VIEW,
   probes.VIEW,
 )

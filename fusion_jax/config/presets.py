@@ -29,6 +29,7 @@ from fusion_jax.config.fusion import (
   RoutingOptions,
   ShortcutOptions,
   SideConfig,
+  SurfaceOptions,
   TransparentOptions,
   ValueResidualOptions,
 )
@@ -255,6 +256,10 @@ def _attention_residuals(**options: Any) -> Row:
   return {'model.norm': 'pre'} | fused
 
 
+def _surface(**options: Any) -> Row:
+  return decoder('surface_fusion', surface=SurfaceOptions(**options))
+
+
 SINCE_2020: Mapping[str, Row] = {
   'denseformer': {'model.norm': 'pre'} | both_sides('dlcl', dlcl=_AVERAGES),
   'denseformer_output': {'model.norm': 'pre'}
@@ -275,6 +280,9 @@ SINCE_2020: Mapping[str, Row] = {
   'attention_residuals_delta': _attention_residuals(kind='delta'),
   'b2t': {'model.residual': 'b2t'},
   'deepnorm': {'model.residual': 'deepnorm'},
+  'surface_fusion': _surface(),
+  'surface_fusion_soft': _surface(kind='soft'),
+  'surface_fusion_learned': _surface(kind='learned'),
   'value_residual': both_sides(
     value_residual=ValueResidualOptions('learnable')
   ),

@@ -102,7 +102,8 @@ def test_each_ablation_changes_the_model_and_compiles_nothing(name):
   assert_close(whole, _pass(config)(parameters))
   chosen_there = ablations_of(config)
   kinds = {(ablation.side, ablation.kind) for ablation in chosen_there}
-  fused = {'group'} if name == 'gtrans' else {'input'}
+  grouped = 'gtrans', 'surface_fusion'
+  fused = {'group'} if name in grouped else {'input'}
   if SCHEMES[name].residual is not None:
     fused = set()
   for side in SCHEMES[name].modules:

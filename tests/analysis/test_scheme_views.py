@@ -45,6 +45,7 @@ SCHEME_VIEWS = {
   'grn': {'layer_weights', 'position_weights'},
   'hyper_connections': {'position_weights'},
   'attention_residuals': {'position_weights'},
+  'surface_fusion': {'surface'},
 }
 OURS = set().union(*SCHEME_VIEWS.values()) | {'gates'}
 

@@ -151,6 +151,12 @@ def _transparent(m: ModelConfig, options: SideConfig, side: Side) -> int:
   return (m.encoder_layers + 1) * m.decoder_layers * features + 2 * m.width
 
 
+def _surface_fusion(m: ModelConfig, options: SideConfig, side: Side) -> int:
+  """An attention, and where it is learned a gate over two features."""
+  gate = _dense(2 * m.width, 1) if options.surface.kind == 'learned' else 0
+  return 4 * _dense(m.width, m.width) + gate
+
+
 def _dlcl(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """A square of weights, and without norms='none' a norm for each layer."""
   layers = m.layers(side)
@@ -257,6 +263,7 @@ _FUSIONS = {
   'dlcl': _dlcl,
   'mudd': _mudd,
   'grn': _grn,
+  'surface_fusion': _surface_fusion,
   'hyper_connections': _hyper_connections,
   'attention_residuals': _attention_residuals,
 }

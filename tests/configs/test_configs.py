@@ -184,6 +184,10 @@ _PARAMETERS = {
   # Nothing but other sums and other initial weights.
   'wmt14_ende.py:b2t': 60_522_496,
   'wmt14_ende.py:deepnorm': 60_522_496,
+  # An attention, 4 (512^2 + 512), and a gate, 2 x 512 + 1.
+  'wmt14_ende.py:surface_fusion': 60_522_496 + 1_050_624,
+  'wmt14_ende.py:surface_fusion_soft': 60_522_496 + 1_050_624,
+  'wmt14_ende.py:surface_fusion_learned': 60_522_496 + 1_051_649,
   # Two weights in five layers of each stack.
   'wmt14_ende.py:value_residual': 60_522_496 + 20,
   # No projection of values, 512 x 512 + 512, in ten layers.

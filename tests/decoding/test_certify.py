@@ -407,7 +407,7 @@ def _fused(tokenizer, name):
 @pytest.mark.parametrize(
   'name',
   # Other schemes combine the layers of one position, as these do.
-  ['hierarchical', 'gtrans', *_MORE],
+  ['hierarchical', 'gtrans', 'surface_fusion', *_MORE],
 )
 def test_every_scheme_passes(tokenizer, name):
   options = dataclasses.replace(OPTIONS, max_source_length=8, batch_tokens=64)

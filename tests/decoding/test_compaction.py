@@ -10,7 +10,7 @@ from copying import make_run, make_tokenizer, random_run
 from tiers import extended_but
 
 from fusion_jax.config import DecodingConfig
-from fusion_jax.config.fusion import GtransOptions, SideConfig
+from fusion_jax.config.fusion import GtransOptions, SideConfig, SurfaceOptions
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
@@ -101,7 +101,10 @@ def _rows(models, seed):
 def _scanned(tokenizer):
   run = make_run(tokenizer, Transformer)
   config = dataclasses.replace(
-    run.config.model, scan_layers=True, decoder_layers=2
+    run.config.model,
+    scan_layers=True,
+    decoder_layers=2,
+    decoder=SideConfig('surface_fusion'),
   )
   model = run.model.clone(config=config)
   parameters = jax.tree.map(lambda x: 3 * x, initial_parameters(model, 1))
@@ -115,10 +118,15 @@ def _scanned(tokenizer):
 def test_constraints_coverage_and_caches_go_with_their_sentences(kind):
   tokenizer = make_tokenizer()
   gtrans = SideConfig('gtrans', gtrans=GtransOptions(group_size=1))
+  learned = SurfaceOptions('learned')
+  surface = SideConfig('surface_fusion', surface=learned)
   runs = (
     [_scanned(tokenizer)]
     if kind == 'scanned'
-    else [random_run(tokenizer, 1), random_run(tokenizer, 2, gtrans, layers=2)]
+    else [
+      random_run(tokenizer, 1, surface),
+      random_run(tokenizer, 2, gtrans, layers=2),
+    ]
   )
   weights = (1.0,) if len(runs) == 1 else (0.4, 0.6)
   settings = SearchSettings(

@@ -13,7 +13,7 @@ from tiers import extended_but
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
 from fusion_jax.config import DecodingConfig
-from fusion_jax.config.fusion import GtransOptions, SideConfig
+from fusion_jax.config.fusion import GtransOptions, SideConfig, SurfaceOptions
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
@@ -42,6 +42,7 @@ FUSIONS = {
   'em_routing': SideConfig('em_routing'),
   'gtrans': SideConfig('gtrans', gtrans=GtransOptions(group_size=1)),
   'geometric': SideConfig('gtrans', gtrans=_GEOMETRIC),
+  'surface': SideConfig('surface_fusion', surface=SurfaceOptions('learned')),
 }
 
 
@@ -104,8 +105,8 @@ def test_scores_are_those_of_the_search(tokenizer, fusion, coverage):
   'combine', extended_but(['arithmetic', 'geometric'], ['geometric'])
 )
 def test_scores_of_an_ensemble_are_those_of_the_search(tokenizer, combine):
-  runs = [_run(tokenizer), _run(tokenizer, 'gtrans')]
-  mixture = Mixture((0.25, 0.75), combine)
+  runs = [_run(tokenizer, name) for name in ('none', 'gtrans', 'surface')]
+  mixture = Mixture((0.25, 0.35, 0.4), combine)
   _scores_are_those_of_the_search(runs, mixture, coverage=0.3)
 
 

@@ -56,6 +56,33 @@ _REFUSED = {
     'norm': 'pre',
     'decoder': {'fusion': 'attention_residuals', 'skip_gains': True},
   },
+  "encoder.fusion: 'surface_fusion' does not fit the encoder": {
+    'encoder': {'fusion': 'surface_fusion'}
+  },
+  "surface.weight: 0.5 has no effect with surface.kind='soft'": {
+    'decoder': {
+      'fusion': 'surface_fusion',
+      'surface': {'kind': 'soft', 'weight': 0.5},
+    }
+  },
+  "surface.combine: 'arithmetic' has no effect with surface.kind='soft'": {
+    'decoder': {
+      'fusion': 'surface_fusion',
+      'surface': {'kind': 'soft', 'combine': 'arithmetic'},
+    }
+  },
+  "surface.temperature: 5.0 has no effect with surface.kind='learned'": {
+    'decoder': {
+      'fusion': 'surface_fusion',
+      'surface': {'kind': 'learned', 'temperature': 5.0},
+    }
+  },
+  'decoder.surface.weight: must be < 1, got 1.0': {
+    'decoder': {'fusion': 'surface_fusion', 'surface': {'weight': 1.0}}
+  },
+  "decoder.surface.kind: 'soft' has no effect with .*fusion='gtrans'": {
+    'decoder': {'fusion': 'gtrans', 'surface': {'kind': 'soft'}}
+  },
   "encoder.fusion: 'mudd' needs model.norm='pre', got 'post'": {
     'encoder': {'fusion': 'mudd'}
   },

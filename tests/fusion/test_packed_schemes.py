@@ -80,6 +80,7 @@ class _Fused:
 # layer aggregations, some.
 _WITH_OTHERS = [
   *('linear', 'em_routing', 'gtrans', 'transparent', 'dlcl', 'learned'),
+  *('surface_fusion', 'surface_fusion-options-1'),
   *('multi_layer-2', 'multi_layer-2-partial', 'multi_layer-gtrans'),
   *('shortcut', 'shortcut-both', 'shortcut-non_lexical', 'shortcut-cross'),
 ]

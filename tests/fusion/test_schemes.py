@@ -25,6 +25,7 @@ def _stacks(fused, source, target):
   def run(module, source, target):
     mask = jnp.ones((_ROWS, 1, 1, _SOURCE), bool)
     encoded = module.encoder(source, Context(mask, True))
+    encoded = encoded._replace(embeddings=source)
     memories = module.decoder.memories(encoded, mask)
     context = Context(mask[..., :_TARGET], True, memory_mask=mask)
     decoded = module.decoder(target, context, memories)
@@ -36,7 +37,10 @@ def _stacks(fused, source, target):
 
 # test_starts has the starts of all schemes, and test_references the options of
 # their formulas; they change one position alone.
-_WITH_OPTIONS = 'dlcl', 'gtrans', 'hierarchical', 'iterative', 'transparent'
+_WITH_OPTIONS = (
+  *('dlcl', 'gtrans', 'hierarchical', 'iterative', 'surface_fusion'),
+  'transparent',
+)
 _PASSES = [
   name
   for name in CASES
@@ -57,6 +61,7 @@ _SAMPLED = [
   *('multi_layer-2-partial', 'multi_layer-pre', 'shortcut-both'),
   *('shortcut-author', 'shortcut-non_lexical-pre', 'scan-linear'),
   *('dlcl-options-1', 'gtrans-options-1', 'gtrans-options-2'),
+  *('surface_fusion-options-1', 'surface_fusion-options-2'),
 ]
 
 
@@ -160,7 +165,7 @@ def test_gradients_are_finite_and_reach_every_parameter(sampled):
 
 
 _HALF = parameters(
-  ['em_routing', 'gtrans', 'multi_layer-2', 'shortcut'],
+  ['em_routing', 'gtrans', 'multi_layer-2', 'shortcut', 'surface_fusion'],
   ['em_routing'],
 )
 

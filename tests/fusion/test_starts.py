@@ -27,6 +27,7 @@ from fusion_jax.config.fusion import (
   RoutingOptions,
   ShortcutOptions,
   SideConfig,
+  SurfaceOptions,
   TransparentOptions,
   ValueResidualOptions,
 )
@@ -152,6 +153,12 @@ _SIDES = {
       (3, 'dynamic'),
       (4, 'dynamic'),
     )
+  },
+  'surface_fusion-soft': {
+    'decoder': _side('surface_fusion', surface=SurfaceOptions('soft'))
+  },
+  'surface_fusion-learned': {
+    'decoder': _side('surface_fusion', surface=SurfaceOptions('learned'))
   },
   'gtrans-last': {
     'decoder': _side('gtrans', gtrans=GtransOptions(mode='last'))

@@ -142,6 +142,59 @@ def test_groups_equal_the_plain_formula(
   assert int(sums.tokens) == keep.sum()
 
 
+@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
+@pytest.mark.parametrize('chunk', [0, 6])
+def test_psi_of_every_token(combine, chunk):
+  _, (features, output, targets, lengths) = _groups_case(8, 2)
+  drawn = jax.random.normal(jax.random.key(1), (2, *targets.shape))
+  log_weights = jax.nn.log_softmax(drawn, axis=0)
+
+  def ours(log_weights, features, output):
+    sums = cross_entropy(
+      features, output, targets, lengths, 0.1, chunk, log_weights, combine
+    )
+    return sums.loss, sums
+
+  def plain(log_weights, features, output):
+    # A token in a row of its own has one psi.
+    alone = targets.reshape(-1, 1)
+    keep = jnp.arange(targets.shape[1]) < lengths[:, None]
+    losses = jax.vmap(
+      lambda x, own, token, kept: _plain_groups(
+        own, x[:, None, None], output, token[None], kept[None] * 1, 0.1
+      )
+    )(
+      jnp.moveaxis(features.reshape(2, -1, features.shape[-1]), 0, 1),
+      log_weights.reshape(2, -1).T,
+      alone,
+      keep.reshape(-1),
+    )
+    return losses.sum()
+
+  arguments = (log_weights, features, output)
+  (value, sums), gradient = jax.value_and_grad(ours, (0, 1, 2), has_aux=True)(
+    *arguments
+  )
+  expected, gradient_expected = jax.value_and_grad(plain, (0, 1, 2))(*arguments)
+  assert_close(value, expected)
+  assert_close(gradient, gradient_expected)
+  scores = np.stack(
+    [
+      _mixture_scores(
+        log_weights[:, row, place],
+        features[:, row : row + 1, place : place + 1],
+        output,
+        combine,
+      )[0, 0]
+      for row, place in np.ndindex(targets.shape)
+    ]
+  )
+  keep = (np.arange(targets.shape[1]) < np.asarray(lengths)[:, None]).ravel()
+  chosen = np.take_along_axis(scores, np.asarray(targets).reshape(-1, 1), 1)
+  assert_close(sums.negative_log_likelihood, -chosen[keep].sum())
+  assert int(sums.correct) == (chosen[:, 0] == scores.max(-1))[keep].sum()
+
+
 def test_groups_equal_finite_differences():
   log_weights, case = _groups_case(
     3, 2, rows=2, length=3, width=2, vocabulary=4

@@ -10,6 +10,7 @@ from fusion_jax.config.fusion import (
   RoutingOptions,
   ShortcutOptions,
   SideConfig,
+  SurfaceOptions,
 )
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Transformer, initial_parameters
@@ -114,6 +115,11 @@ def test_a_model_without_fusion_has_none():
         for layer in range(3)
         for name in ('self_attention', 'cross_attention', 'feed_forward')
       },
+    ),
+    (
+      None,
+      SideConfig('surface_fusion', surface=SurfaceOptions('learned')),
+      _names('decoder/surface/group_weights', 2),
     ),
     (
       None,
