@@ -142,5 +142,5 @@ VIEW = View(
   draw=draw,
   summary=summary,
   applies=_mixes,
-  needs="a decoder with surface_fusion that is 'hard' or 'learned'",
+  needs='a model with two predictions (surface_fusion, hard or learned)',
 )
