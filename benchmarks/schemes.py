@@ -40,6 +40,7 @@ _LATER = (
   'skip_gains',
   'mudd_one_way',
   'mudd',
+  'mudd_memory',
   'grn_v1',
   'grn_v2',
   'grn_v3',

@@ -54,7 +54,7 @@ Variants  Vaswani and Dou: warm-up 4,000, 32,768 tokens, dropout 0.1 (big:
           (surface_fusion and transparent_by_feature: Liu et al. 2021), or for
           deep stacks with recipes of their own (b2t: Takase et al. 2023;
           deepnorm: Wang et al. 2022).
-            denseformer, denseformer_output, skip_gains, mudd,
+            denseformer, denseformer_output, skip_gains, mudd, mudd_memory,
             mudd_one_way, grn_v1, grn_v2, grn_v3, deep_cross_attention,
             deep_cross_attention_last_2,
             hyper_connections, hyper_connections_static,

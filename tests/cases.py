@@ -156,6 +156,7 @@ _OPTIONS = {
   'mudd': [
     MuddOptions(ways=1, norms='pre_post'),
     MuddOptions(norms='pre_post', hidden_multiple=8),
+    MuddOptions(memory_ways=1),
   ],
   'grn': [
     GrnOptions('scalar', ways=4),
@@ -254,6 +255,21 @@ def _combined() -> dict[str, ModelConfig]:
     'b2t': _model(residual='b2t'),
     'deepnorm-dlcl': dataclasses.replace(
       _both(fusion='dlcl'), residual='deepnorm'
+    ),
+    'mudd-memory': _model(
+      norm='pre',
+      encoder=SideConfig('mudd', mudd=MuddOptions(0, memory_ways=2)),
+    ),
+    'mudd-memory-pre_post': _model(
+      norm='pre',
+      encoder=SideConfig('mudd', mudd=MuddOptions(1, 2, norms='pre_post')),
+      decoder=SideConfig(value_residual=ValueResidualOptions('shared', 'both')),
+    ),
+    'scan-mudd-memory': _model(
+      norm='pre',
+      encoder=SideConfig('mudd', mudd=MuddOptions(0, memory_ways=2)),
+      scan_layers=True,
+      remat=True,
     ),
     # Gains drawn near 0 hide the layers below.
     'skip_gains': dataclasses.replace(

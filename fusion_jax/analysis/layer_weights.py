@@ -20,6 +20,7 @@ from jaxtyping import Float
 
 from fusion_jax import figures
 from fusion_jax.analysis.passes import TokenMeans, token_means
+from fusion_jax.analysis.read_weights import sum_names
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view import Numbers, View, nullable, sides_of
 from fusion_jax.config import ModelConfig, Side
@@ -27,7 +28,6 @@ from fusion_jax.config.fusion import DlclOptions
 from fusion_jax.fusion.dlcl import predecessors
 from fusion_jax.fusion.grn import apart
 from fusion_jax.fusion.linear import block_norms
-from fusion_jax.fusion.streams import WAYS
 
 _MATRICES = 'dlcl', 'transparent'
 _COMPUTED = 'dynamic_combination', 'mudd', 'grn'
@@ -80,7 +80,7 @@ def layer_weights(analysed: RunWithText) -> Numbers:
   return {
     side: {'scheme': config.side(side).fusion}
     | (
-      _computed(means[side], config.side(side).fusion)
+      _computed(means[side], config, side)
       if side in dynamic
       else _stored(analysed, side)
     )
@@ -104,30 +104,35 @@ def _moments(
   return {'mean': weights.mean(-1), 'square': jnp.square(weights).mean(-1)}
 
 
-def _computed(means: TokenMeans, scheme: str) -> dict[str, Any]:
-  if scheme == 'dynamic_combination':
+def _computed(
+  means: TokenMeans, config: ModelConfig, side: Side
+) -> dict[str, Any]:
+  if config.side(side).fusion == 'dynamic_combination':
     return _dynamic(means)
   weights = {
     int(name.removeprefix('weights_')): values
     for name, values in means.means.items()
   }
-  return _sums(scheme, weights) | {'positions': means.positions}
+  return _sums(config, side, weights) | {'positions': means.positions}
 
 
 def _sums(
-  scheme: str, found: Mapping[int, Float[np.ndarray, 'C K']]
+  config: ModelConfig,
+  side: Side,
+  found: Mapping[int, Float[np.ndarray, 'C K']],
 ) -> dict[str, Any]:
-  """Return a row for each way after each layer, from the weights after it."""
+  """Return a row for each sum after each layer, from the weights after it."""
   count, rows, weights = max(found), [], []
   for layer in sorted(found):
     reader = f'layer {layer + 1}' if layer < count else 'output'
     each = np.asarray(apart(jnp.asarray(found[layer]), layer + 1), np.float64)
-    for way, own in zip(WAYS[len(each)], each, strict=True):
+    names = sum_names(config, side, layer)
+    for way, own in zip(names, each, strict=True):
       rows.append(f'{reader}, {way}' if len(each) > 1 else reader)
       weights.append([*own.tolist(), *[None] * (count - layer)])
-  letter = 'y' if scheme == 'grn' else 'H'
-  names = [f'{letter}[{n}]' for n in range(count + 1)]
-  return {'layers': names, 'rows': rows, 'weights': weights}
+  letter = 'y' if config.side(side).fusion == 'grn' else 'H'
+  sources = [f'{letter}[{n}]' for n in range(count + 1)]
+  return {'layers': sources, 'rows': rows, 'weights': weights}
 
 
 def _dynamic(means: TokenMeans) -> dict[str, Any]:
@@ -156,7 +161,8 @@ def _stored(analysed: RunWithText, side: Side) -> dict[str, Any]:
       for n in range(count + 1)
     }
     return _sums(
-      'grn',
+      config,
+      side,
       {
         n: own.reshape(*own.shape[:2], -1).mean(-1) for n, own in static.items()
       },

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.fusion import layers_fused
+from fusion_jax.fusion import layers_fused, mudd
 from fusion_jax.fusion.grn import apart
 from fusion_jax.fusion.streams import WAYS
 
@@ -54,6 +54,14 @@ def _numbered(letter: str, first: int, count: int) -> tuple[str, ...]:
   return tuple(f'{letter}[{n}]' for n in range(first, first + count))
 
 
+def sum_names(config: ModelConfig, side: Side, layer: int) -> tuple[str, ...]:
+  """Return the names of the sums of mudd or grn after a layer."""
+  own = config.side(side)
+  if own.fusion == 'mudd':
+    return mudd.sum_names(config, side, layer)
+  return WAYS[own.grn.ways if layer < config.layers(side) else 1]
+
+
 def _sums(
   shown: Mapping[str, Any], config: ModelConfig, side: Side
 ) -> Iterator[ReadWeights]:
@@ -66,7 +74,8 @@ def _sums(
       continue
     reader = f'layer {layer + 1}' if layer < depth else 'output'
     each = jnp.moveaxis(apart(weights, layer + 1), 2, 0)
-    for way, values in zip(WAYS[len(each)], each, strict=True):
+    names = sum_names(config, side, layer)
+    for way, values in zip(names, each, strict=True):
       yield ReadWeights(way, reader, _numbered(letter, 0, layer + 1), values)
 
 

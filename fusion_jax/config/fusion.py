@@ -447,9 +447,15 @@ class DlclOptions:
 class MuddOptions:
   """Multiway dynamic dense connections (Xiao et al. 2025)."""
 
-  ways: Literal[1, 4] = 4
+  ways: Literal[0, 1, 4] = 4
   """Sums after each layer: one for the residual, the query, the key and the
-  value of the layer above, or one for all of them."""
+  value of the layer above, or one for all of them. 0: none; layers read the
+  layer below, and memory_ways alone has sums."""
+
+  memory_ways: Annotated[Literal[0, 1, 2], Only(('encoder',))] = 0
+  """Encoder: sums of all layers for each layer of the decoder, in place of the
+  output: one for the keys and one for the values of its cross-attention, or one
+  for both. 0: none; all read the output."""
 
   norms: Literal['none', 'pre_post'] = 'none'
   """'pre_post': norms of the layers that are summed and of the sum for the
@@ -635,7 +641,7 @@ _RULES = {
   'dlcl': SchemeRules('dlcl', owns_layer_inputs=_yes),
   'mudd': SchemeRules(
     'mudd',
-    owns_layer_inputs=_yes,
+    owns_layer_inputs=lambda side: side.mudd.ways > 0,
     norms=('pre',),
     ways=lambda side: side.mudd.ways,
   ),

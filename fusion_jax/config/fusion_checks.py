@@ -52,7 +52,7 @@ def check_side(
   _check_read(side, path, name)
   _check_layers(side, path, layers)
   _check_capsules(side, path, width)
-  _check_sums(side, path, layers)
+  _check_sums(side, path, name, layers)
   _check_sources(side, path, name, layers, width)
   _check_routing_form(side.routing, f'{path}.routing')
   _check_pairs(side, path, name, norm)
@@ -152,7 +152,13 @@ def _check_layers(side: SideConfig, path: str, layers: int) -> None:
   )
 
 
-def _check_sums(side: SideConfig, path: str, layers: int) -> None:
+def _check_sums(side: SideConfig, path: str, name: Side, layers: int) -> None:
+  others = ', or give mudd.memory_ways' if name == 'encoder' else ''
+  require(
+    side.fusion != 'mudd' or side.mudd.ways > 0 or side.mudd.memory_ways > 0,
+    f'{path}.mudd.ways',
+    f'0 leaves nothing to sum; use 1 or 4{others}',
+  )
   for field in ('dilation', 'period'):
     value = getattr(side.dlcl, field)
     require(

@@ -182,6 +182,16 @@ class ModelConfig:
         norm=self.norm,
       )
       self._check_scan(name)
+    self._check_memory()
+
+  def _check_memory(self) -> None:
+    shortcut, ways = self.decoder.shortcut, self.encoder.mudd.memory_ways
+    require(
+      ways < 2 or shortcut.source == 'none' or shortcut.where == 'self',
+      'model.encoder.mudd.memory_ways',
+      f'{ways} and model.decoder.shortcut.where={shortcut.where!r} both '
+      'replace the keys and values of cross-attention; choose one, or 1',
+    )
 
   def _check_attention(self) -> None:
     chosen = self.attention_implementation

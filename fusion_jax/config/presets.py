@@ -266,6 +266,9 @@ SINCE_2020: Mapping[str, Row] = {
   | both_sides('dlcl', dlcl=dataclasses.replace(_AVERAGES, period=6)),
   'skip_gains': {'model.norm': 'pre'} | both_sides(skip_gains=True),
   'mudd': {'model.norm': 'pre'} | both_sides('mudd'),
+  'mudd_memory': {'model.norm': 'pre'}
+  | encoder('mudd', mudd=MuddOptions(memory_ways=2))
+  | decoder('mudd'),
   'mudd_one_way': {'model.norm': 'pre'}
   | both_sides('mudd', mudd=MuddOptions(ways=1)),
   'grn_v1': _grn('scalar'),

@@ -1,6 +1,6 @@
 """Base of layer connections, in which every layer reads the layer below.
 
-Axis letters: B batch, T positions, D model width.
+Axis letters: B batch, T positions, D model width, J layers of the decoder.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ class LayerConnection(nn.Module):
 
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
-  ) -> tuple[Float[Array, 'B T D'] | LayerInput, tuple[Any, ...]]:
+  ) -> tuple[Float[Array, '*J B T D'] | LayerInput, tuple[Any, ...]]:
     """Return the next layer's input, or after the last the stack's output.
 
     Args:
@@ -27,7 +27,9 @@ class LayerConnection(nn.Module):
       context: Context of the pass.
 
     Returns:
-      The input of layer l, and the `carried` of the next call.
+      The input of layer l, and the `carried` of the next call. The output of an
+      encoder may be one for each decoder layer, [J, B, T, D], or two, one for
+      keys and one for values, [J, 2, B, T, D].
     """
     del context
     return layers[-1], carried

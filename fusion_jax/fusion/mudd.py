@@ -1,7 +1,7 @@
 """Multiway dynamic dense connections (MUDD); Xiao et al. (2025).
 
-Axis letters: B batch, T positions, D model width, C ways, K layers that are
-summed.
+Axis letters: B batch, S source, T positions, D model width, C sums, J layers of
+the decoder, K layers that are summed, W one memory for keys and one for values.
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ from fusion_jax.config.fusion import MuddOptions
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import (
+  PLAIN,
   PRE_NORM,
   PaperSize,
   all_layers,
@@ -35,15 +36,34 @@ _SUM_SCALE = 1e-3
 _LAST = 4
 
 
-def ways_after(options: MuddOptions, layers: int, layer: int) -> int:
-  """Return the sums after a layer: after the last, the stack's output alone."""
-  return options.ways if layer < layers else 1
+def sum_names(config: ModelConfig, side: Side, layer: int) -> tuple[str, ...]:
+  """Return the names of the sums after a layer, in the order of their weights.
+
+  Args:
+    config: Model configuration.
+    side: Side of the stack.
+    layer: Number of the layer, from 1.
+
+  Returns:
+    The ways of the layer above. After the last layer they are those of the
+    memories of the decoder's layers, or one, the output of the stack.
+  """
+  options = config.side(side).mudd
+  if layer < config.layers(side):
+    return WAYS[options.ways] if options.ways else ()
+  if not options.memory_ways:
+    return WAYS[1]
+  ways = ('memory',) if options.memory_ways == 1 else ('key', 'value')
+  readers = range(1, config.decoder_layers + 1)
+  return tuple(f'{way}_{reader}' for reader in readers for way in ways)
 
 
-def hidden_width(options: MuddOptions, layers: int, layer: int) -> int:
+def hidden_width(config: ModelConfig, side: Side, layer: int) -> int:
   """Return the hidden width of the generator after a layer."""
-  width = ways_after(options, layers, layer) * (layer + 1)
-  width *= _LAST if layer == layers else 1
+  options, names = config.side(side).mudd, sum_names(config, side, layer)
+  width = len(names) * (layer + 1)
+  is_output = layer == config.layers(side) and not options.memory_ways
+  width *= _LAST if is_output else 1
   multiple = options.hidden_multiple
   return (width // multiple + 1) * multiple if multiple else width
 
@@ -62,7 +82,12 @@ class Mudd(LayerConnection):
   norms='pre_post' sums LN_k(X[k]), with a_l = 0 at first, and adds the sum to
   X[l]; that of the residual has one more norm, whose scale starts as 0.001.
 
-  Telemetry: 'weights_l_c' [K], the mean weights of way c after layer l.
+  With memory_ways of the encoder the sums after layer L are memories of the
+  decoder's layers, one for the keys and values of a cross-attention or one for
+  each: transparent attention (Bapna et al. 2018) with weights of each source
+  position. With ways=0 the layers read the layer below.
+
+  Telemetry: 'weights_l_c' [K], the mean weights of sum c after layer l.
   Views: 'weights_l' [B, T, C, K].
 
   Attributes:
@@ -75,26 +100,30 @@ class Mudd(LayerConnection):
 
   def setup(self):
     self.options = options = self.config.side(self.side).mudd
-    numbers = range(1, self.config.layers(self.side) + 1)
+    count = self.config.layers(self.side)
+    numbers = [n for n in range(1, count + 1) if self._names(n)]
     self.hidden = {str(n): self._hidden(n) for n in numbers}
     self.out = {str(n): self._out(n) for n in numbers}
     self.static = {str(n): self._static(n) for n in numbers}
     if options.norms == 'pre_post':
-      self.norm = {str(n): layer_norm(self.config) for n in (0, *numbers)}
+      self.norm = {str(n): layer_norm(self.config) for n in range(count + 1)}
       self.sum_norm = {
-        str(n): layer_norm(self.config, scale=_SUM_SCALE) for n in numbers
+        str(n): layer_norm(self.config, scale=_SUM_SCALE)
+        for n in numbers
+        if self._names(n)[0] == LayerInput._fields[0]
       }
 
-  def _ways(self, layer: int) -> int:
-    return ways_after(self.options, self.config.layers(self.side), layer)
+  def _names(self, layer: int) -> tuple[str, ...]:
+    return sum_names(self.config, self.side, layer)
 
   def _hidden(self, layer: int) -> Dense:
-    width = hidden_width(self.options, self.config.layers(self.side), layer)
+    width = hidden_width(self.config, self.side, layer)
     start = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal')
     return Dense(self.config, width, ('embed', 'mlp'), False, start)
 
   def _out(self, layer: int) -> Dense:
-    width, zeros = self._ways(layer) * (layer + 1), nn.initializers.zeros_init()
+    zeros = nn.initializers.zeros_init()
+    width = len(self._names(layer)) * (layer + 1)
     return Dense(self.config, width, ('mlp', 'layers'), False, zeros)
 
   def _static(self, layer: int) -> Float[Array, 'C K']:
@@ -104,7 +133,7 @@ class Mudd(LayerConnection):
       f'static_{layer}',
       lambda key, shape: jnp.zeros(shape).at[:, -1].set(float(plain)),
       (None, 'layers'),
-      (self._ways(layer), layer + 1),
+      (len(self._names(layer)), layer + 1),
     )
 
   def _weights(
@@ -121,29 +150,61 @@ class Mudd(LayerConnection):
     weights = dynamic.reshape(*x.shape[:-1], *static.shape) + static
     sow(self, 'views', f'weights_{layer}', weights)
     means = token_mean(weights, context.tokens)
-    for way, mean in zip(WAYS[len(means)], means, strict=True):
-      sow(self, 'telemetry', f'weights_{layer}_{way}', mean)
+    for name, mean in zip(self._names(layer), means, strict=True):
+      sow(self, 'telemetry', f'weights_{layer}_{name}', mean)
     return weights
 
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
-  ) -> tuple[Float[Array, 'B T D'] | LayerInput, tuple[Any, ...]]:
-    """Return x[l]; `carried` is X[0..l-2] as the sums read them."""
+  ) -> tuple[Float[Array, '*J B T D'] | LayerInput, tuple[Any, ...]]:
+    """Return x[l]; `carried` is X[0..l-2] as the sums read them.
+
+    After layer L of an encoder with memory_ways it is the memory of each layer
+    of the decoder, [J, B, S, D] or [J, 2, B, S, D].
+    """
     layer, x = len(layers) - 1, layers[-1]
-    normed = self.options.norms == 'pre_post'
-    own = self.norm[str(layer)](x) if normed else x
-    carried = (*carried, context.read_one(layer, own))
-    if layer == 0:
+    for number in range(len(carried), len(layers)):
+      carried = (*carried, self._source(number, layers[number], context))
+    if layer == 0 or not self._names(layer):
       return x, carried
     weights = jnp.moveaxis(self._weights(x, layer, context), -1, 0)
     sums = [
       weighted_sum(weights[..., way, None], carried)
       for way in range(weights.shape[-1])
     ]
-    if normed:
-      sums[0] = self.sum_norm[str(layer)](sums[0])
-      sums = [x + each for each in sums]
+    if self.options.norms == 'pre_post':
+      sums = self._added(sums, x, layer)
+    if layer == self.config.layers(self.side) and self.options.memory_ways:
+      return self._memories(sums), carried
     return (LayerInput(*sums) if len(sums) > 1 else sums[0]), carried
+
+  def _source(
+    self, number: int, layer: Float[Array, 'B T D'], context: Context
+  ) -> Float[Array, 'B T D']:
+    """Return X[number] as the sums read it."""
+    normed = self.options.norms == 'pre_post'
+    own = self.norm[str(number)](layer) if normed else layer
+    return context.read_one(number, own)
+
+  def _added(
+    self,
+    sums: list[Float[Array, 'B T D']],
+    x: Float[Array, 'B T D'],
+    layer: int,
+  ) -> list[Float[Array, 'B T D']]:
+    """Return the sums with X[l], that of the residual after its norm."""
+    if str(layer) in self.sum_norm:
+      sums = [self.sum_norm[str(layer)](sums[0]), *sums[1:]]
+    return [x + each for each in sums]
+
+  def _memories(
+    self, sums: list[Float[Array, 'B S D']]
+  ) -> Float[Array, 'J *W B S D']:
+    """Return the sums by decoder layer, those of keys and values apart."""
+    stacked, ways = jnp.stack(sums), self.options.memory_ways
+    if ways == 1:
+      return stacked
+    return stacked.reshape(-1, ways, *stacked.shape[1:])
 
 
 def _attention(
@@ -160,6 +221,8 @@ def _identity(config: ModelConfig, side: Side) -> bool:
 
 _FOUR = SideConfig('mudd')
 _ONE = SideConfig('mudd', mudd=MuddOptions(ways=1))
+_MEMORY = SideConfig('mudd', mudd=MuddOptions(memory_ways=2))
+_ALONE = SideConfig('mudd', mudd=MuddOptions(ways=0, memory_ways=2))
 
 SCHEME = on_both_sides(
   'mudd',
@@ -173,5 +236,7 @@ SCHEME = on_both_sides(
   sizes=(
     PaperSize('mudd', _FOUR, _FOUR, None, PRE_NORM),
     PaperSize('mudd.ways=1', _ONE, _ONE, None, PRE_NORM),
+    PaperSize('mudd.memory_ways=2', _MEMORY, _FOUR, None, PRE_NORM),
+    PaperSize('mudd.memory_ways=2 alone', _ALONE, PLAIN, None, PRE_NORM),
   ),
 )

@@ -131,13 +131,13 @@ class SharedValueAttention(MultiHeadAttention):
 
   def memory(
     self,
-    features: Float[Array, 'B S D'],
+    features: Float[Array, '*W B S D'],
     embedding: Float[Array, 'B S D'],
     tokens: Bool[Array, 'B S'] | None = None,
   ) -> Keys:
     """Return the keys; see `MultiHeadAttention.memory`."""
     del embedding, tokens
-    return self.keys_alone(features)
+    return self.keys_alone(features if features.ndim == 3 else features[0])
 
 
 def value_attention(

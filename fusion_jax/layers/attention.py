@@ -208,14 +208,15 @@ class MultiHeadAttention(nn.Module):
 
   def memory(
     self,
-    features: Float[Array, 'B S D'],
+    features: Float[Array, '*W B S D'],
     embedding: Float[Array, 'B S D'],
     tokens: Bool[Array, 'B S'] | None = None,
   ) -> Cache:
     """Return what cross-attention reads, computed once per sentence.
 
     Args:
-      features: Features of the encoder.
+      features: Features of the encoder; with a first axis of 2 those of keys
+        and those of values.
       embedding: H[0] of the encoder, for attentions that read it too.
       tokens: Mask for telemetry, True at source tokens; None: all are.
 
@@ -223,7 +224,11 @@ class MultiHeadAttention(nn.Module):
       Keys and values of every source position.
     """
     del embedding, tokens
-    return self.keys_values(features)
+    if features.ndim == 3:
+      return self.keys_values(features)
+    of_keys, of_values = features
+    keys, values = self.key(of_keys), self.value(of_values)
+    return key_value(keys, values, self.config.heads)
 
   def residual_input(self, x: Any, h: Float[Array, 'B T D']) -> Any:
     """Return what the sublayer's output is added to: x, the raw layer input."""

@@ -2,7 +2,8 @@
 
 H[0] is the input of the first layer, H[l] the output of layer l.
 
-Axis letters: B batch, S source, T target, D model width, K beam, G groups.
+Axis letters: B batch, S source, T target, D model width, K beam, G groups, J
+layers of the decoder, W one memory for keys and one for values.
 
 In one step of a search T is the K hypotheses of a sentence: they stand side by
 side like positions, and the mask keeps them apart.
@@ -56,8 +57,9 @@ class StackOutput(NamedTuple):
 
   Attributes:
     features: Output for what follows the stack; one for each decoder layer
-      after an encoder with transparent attention, and one for each group after
-      a decoder with groups.
+      after an encoder with transparent attention, or with memories of MUDD, two
+      where these are of keys and of values; and one for each group after a
+      decoder with groups.
     layers: H[0..L], before any final norm.
     log_weights: Log weights log psi of the decoder's groups, float32, the same
       everywhere or of every position; None without groups.
@@ -147,7 +149,7 @@ class DecoderLayer(nn.Module):
 
   def memory(
     self,
-    features: Float[Array, 'B S D'],
+    features: Float[Array, '*W B S D'],
     embedding: Float[Array, 'B S D'],
     tokens: Bool[Array, 'B S'],
   ) -> Cache:
@@ -241,7 +243,7 @@ class _Stack(nn.Module):
 
   def _loop(
     self, x: Float[Array, 'B T D'], context: Context, memories: Any
-  ) -> tuple[Layers, Float[Array, 'B T D']]:
+  ) -> tuple[Layers, Float[Array, '*J B T D']]:
     """Return H[0..L], and what the layer connection makes of them."""
     layers: Layers = (x,)
     state = self.state.open(x)
@@ -264,7 +266,7 @@ class _Stack(nn.Module):
     carried: tuple[Any, ...],
     state: Any,
     context: Context,
-  ) -> Float[Array, 'B T D']:
+  ) -> Float[Array, '*J B T D']:
     """Return what the layer connection, or the state, gives after layer L."""
     if self.state_read is not None:
       return self.state_read(state, context)
@@ -320,7 +322,7 @@ class _Stack(nn.Module):
 
   def _scan(
     self, x: Float[Array, 'B T D'], context: Context, memories: Any
-  ) -> tuple[Layers, Float[Array, 'B T D']]:
+  ) -> tuple[Layers, Float[Array, '*J B T D']]:
     """Do the same as `_loop` where layers read the layer below; compile one."""
     embedding = x
 
@@ -350,7 +352,7 @@ class _Stack(nn.Module):
     return layers, self._output(layers, (), state, context)
 
   def _read(
-    self, layers: Layers, output: Float[Array, 'B T D'], context: Context
+    self, layers: Layers, output: Float[Array, '*J B T D'], context: Context
   ) -> StackOutput:
     features, log_weights = output, None
     if self.read_out is not None:
@@ -431,7 +433,7 @@ class Decoder(_Stack):
   ) -> tuple[Cache, ...] | KeyValue:
     features, embedding = encoded.features, encoded.layers[0]
     tokens = mask[:, 0, 0]
-    each = features.ndim == embedding.ndim + 1
+    each = features.ndim > embedding.ndim
     if not self.config.scan_layers:
       own: tuple[Any, ...] = tuple(
         layer.memory(features[index] if each else features, embedding, tokens)

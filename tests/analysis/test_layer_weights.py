@@ -19,6 +19,7 @@ from fusion_jax.config.fusion import (
   DlclOptions,
   GrnOptions,
   LinearOptions,
+  MuddOptions,
   SideConfig,
 )
 
@@ -161,6 +162,24 @@ def test_weights_of_outputs_with_a_sum_of_those_between(tmp_path):
   )
   assert own['positions'] == len(rows)
   np.testing.assert_allclose(own['weights'][6], rows.mean((0, 1)), rtol=1e-4)
+
+
+def test_memories_have_a_row_for_each_decoder_layer(tmp_path):
+  # Two layers on either side; the weights of the memories are static alone.
+  run = make_run(
+    {
+      'encoder/connection/static_2': np.arange(12.0).reshape(4, 3),
+      'encoder/connection/out_2/kernel': 0.0,
+    },
+    norm='pre',
+    encoder=SideConfig(fusion='mudd', mudd=MuddOptions(0, memory_ways=2)),
+  )
+  own = layer_weights(fused_run(run, tmp_path))['encoder']
+  assert own['rows'] == [
+    f'output, {way}_{n}' for n in (1, 2) for way in ('key', 'value')
+  ]
+  assert own['weights'] == [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(4)]
+  assert own['layers'] == ['H[0]', 'H[1]', 'H[2]']
 
 
 def test_dynamic_combination_against_all_weights_of_the_text(tmp_path):

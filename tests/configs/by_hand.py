@@ -193,17 +193,24 @@ def _attention_residuals(
 
 
 def _mudd(m: ModelConfig, options: SideConfig, side: Side) -> int:
-  """After layer l: D K + K C (l + 1) + C (l + 1), and norms of the streams."""
+  """After layer l: D K + K C (l + 1) + C (l + 1), and norms of the streams.
+
+  After the last one C is 1, or the memories of all decoder layers.
+  """
   layers, mudd, total = m.layers(side), options.mudd, 0
+  last = mudd.memory_ways * m.decoder_layers or 1
   for layer in range(1, layers + 1):
-    ways = mudd.ways if layer < layers else 1
-    hidden = ways * (layer + 1) * (4 if layer == layers else 1)
-    if mudd.hidden_multiple:
+    ways = mudd.ways if layer < layers else last
+    hidden = ways * (layer + 1)
+    if layer == layers and not mudd.memory_ways:
+      hidden *= 4
+    if mudd.hidden_multiple and ways:
       hidden = (hidden // mudd.hidden_multiple + 1) * mudd.hidden_multiple
     outputs = ways * (layer + 1)
     total += m.width * hidden + hidden * outputs + outputs
   streams = 2 * (layers - 1) if mudd.ways > 1 else 0
-  sums = 2 * layers + 1 if mudd.norms == 'pre_post' else 0
+  read = layers - bool(mudd.memory_ways) if mudd.ways else 0
+  sums = layers + 1 + read if mudd.norms == 'pre_post' else 0
   return total + (streams + sums) * 2 * m.width
 
 

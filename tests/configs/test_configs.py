@@ -165,6 +165,9 @@ _PARAMETERS = {
   # Two stacks, each of sum_l D K + K C (l + 1) + C (l + 1); four ways have two
   # norms more in five of six layers.
   'wmt14_ende.py:mudd': 60_524_544 + 134_518,
+  # The sum after layer 6, 512 x 28 + 28 x 7 + 7, is replaced by those of two
+  # memories of six layers, C = 12: 512 x 84 + 84 x 84 + 84.
+  'wmt14_ende.py:mudd_memory': 60_524_544 + 134_518 - 14_539 + 50_148,
   'wmt14_ende.py:mudd_one_way': 60_524_544 + 49_778,
   # Two stacks of seven sums, of 1 to 7 outputs: 28 weights, or 28 vectors, and
   # seven directions. With three ways 3 (21 + 6) + 7 + 1 vectors, and 12 norms

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from references import layer_norm
+from references import dense, layer_norm
 from scipy.special import erf
 
 from fusion_jax.config import ModelConfig
@@ -15,14 +15,19 @@ from fusion_jax.config.fusion import DlclOptions, MuddOptions, SideConfig
 from fusion_jax.fusion.dlcl import Dlcl
 from fusion_jax.fusion.mudd import Mudd
 from fusion_jax.fusion.streams import StreamAttention, with_stream_norms
+from fusion_jax.fusion.transparent import TransparentAttention
 from fusion_jax.layers.attention import (
   LayerInput,
   MultiHeadAttention,
   causal_mask,
+  key_value,
+  padding_mask,
   residual_of,
 )
 from fusion_jax.layers.context import Context
-from fusion_jax.testing import assert_close
+from fusion_jax.models.stack import StackOutput
+from fusion_jax.models.transformer import Transformer
+from fusion_jax.testing import assert_close, drawn_parameters
 
 _WIDTH = 8
 _CONTEXT = Context(causal_mask(3), True)
@@ -30,6 +35,7 @@ _CONTEXT = Context(causal_mask(3), True)
 
 def _config(layers=4, **options) -> ModelConfig:
   side = SideConfig('mudd', mudd=MuddOptions(**options))
+  decoder = side if 'memory_ways' not in options else SideConfig()
   return ModelConfig(
     width=_WIDTH,
     filter=12,
@@ -38,7 +44,7 @@ def _config(layers=4, **options) -> ModelConfig:
     encoder_layers=layers,
     decoder_layers=layers,
     encoder=side,
-    decoder=side,
+    decoder=decoder,
   )
 
 
@@ -84,8 +90,8 @@ def _gelu(x):
   return 0.5 * x * (1 + erf(x / np.sqrt(2)))
 
 
-def _sums(parameters, states, normed):
-  """x_c[l+1] of each way c, from X[0..l]."""
+def _sums(parameters, states, normed, residual=True):
+  """Each sum over X[0..l], of which the first one may be the residual's."""
   layer, top = len(states) - 1, states[-1]
   unit = top / np.sqrt(np.square(top).mean(-1, keepdims=True) + 1e-6)
   hidden = _gelu(unit @ parameters[f'hidden_{layer}']['kernel'])
@@ -101,8 +107,15 @@ def _sums(parameters, states, normed):
     for way in range(len(static))
   ]
   if normed:
-    found[0] = layer_norm(found[0], parameters[f'sum_norm_{layer}'], 1e-6)
+    if residual:
+      found[0] = layer_norm(found[0], parameters[f'sum_norm_{layer}'], 1e-6)
     found = [top + each for each in found]
+  return found
+
+
+def _input(parameters, states, normed):
+  """x[l+1], of one way or four."""
+  found = _sums(parameters, states, normed)
   return LayerInput(*found) if len(found) > 1 else found[0]
 
 
@@ -118,9 +131,106 @@ def test_against_its_equations(ways, norms, layers):
   for number in range(1, layers + 2):
     wanted = states[0]
     if number > 1:
-      wanted = _sums(exact, states, norms == 'pre_post')
+      wanted = _input(exact, states, norms == 'pre_post')
     assert_close(inputs[number - 1], wanted, units=128)
     states.append(_layer(number, wanted, np))
+
+
+@pytest.mark.parametrize('norms', ['none', 'pre_post'])
+@pytest.mark.parametrize(('ways', 'memory_ways'), [(0, 1), (0, 2), (4, 2)])
+def test_memories_against_their_equation(ways, memory_ways, norms):
+  """Four layers on either side; a memory for each layer of the decoder."""
+  config = _config(ways=ways, memory_ways=memory_ways, norms=norms)
+  connection = Mudd(config, 'encoder')
+  parameters, normed = _parameters(connection), norms == 'pre_post'
+  (*inputs, memories), _ = _apply(connection, parameters, _x())
+  # C = J memory_ways rows of L + 1 weights, and as wide a hidden layer.
+  assert parameters['static_4'].shape == (4 * memory_ways, 5)
+  assert parameters['hidden_4']['kernel'].shape == (8, 4 * memory_ways * 5)
+  exact = jax.tree.map(np.float64, parameters)
+  states = [np.float64(_x())]
+  for number, found in enumerate(inputs, start=1):
+    plain = number == 1 or not ways
+    wanted = states[-1] if plain else _input(exact, states, normed)
+    assert_close(found, wanted, units=128)
+    states.append(_layer(number, wanted, np))
+  wanted = np.stack(_sums(exact, states, normed, residual=False))
+  if memory_ways == 2:
+    # Keys, then values, of each layer of the decoder.
+    wanted = np.stack([wanted[::2], wanted[1::2]], axis=1)
+  assert_close(memories, wanted, units=128)
+
+
+@pytest.mark.parametrize('norms', ['none', 'pre_post'])
+@pytest.mark.parametrize('memory_ways', [1, 2])
+def test_memories_start_as_the_top_layer(memory_ways, norms):
+  config = _config(ways=0, memory_ways=memory_ways, norms=norms)
+  connection = Mudd(config, 'encoder')
+  variables = connection.init(jax.random.key(0), _x(), method=_run)
+  inputs, states = _apply(connection, nn.unbox(variables)['params'], _x())
+  shape = (4, 2) if memory_ways == 2 else (4,)
+  assert inputs[-1].shape == (*shape, *states[-1].shape)
+  expected = np.broadcast_to(states[-1], inputs[-1].shape)
+  np.testing.assert_array_equal(inputs[-1], expected)
+
+
+def test_static_memories_are_transparent_attention():
+  connection = Mudd(_config(ways=0, memory_ways=1), 'encoder')
+  parameters = _parameters(connection)
+  parameters['out_4'] = jax.tree.map(jnp.zeros_like, parameters['out_4'])
+  logits = jnp.float32(np.random.default_rng(2).normal(size=(5, 4)))
+  parameters['static_4'] = jax.nn.softmax(logits, axis=0).T
+  (*_, memories), states = _apply(connection, parameters, _x())
+  config = dataclasses.replace(
+    connection.config,
+    encoder=SideConfig('transparent'),
+    norm='rezero',
+  )
+  transparent = TransparentAttention(config, 'encoder')
+  expected = transparent.apply(
+    {'params': {'weights': logits}}, states, _CONTEXT
+  )
+  assert_close(memories, expected)
+
+
+def test_cross_attention_projects_the_sums_of_keys_and_of_values():
+  config = _config(ways=0, memory_ways=2)
+  model = Transformer(config, 11, 11, 2)
+  parameters = drawn_parameters(model)
+  tokens = padding_mask(jnp.array([3, 2]), 3)
+  features = jnp.float32(
+    np.random.default_rng(0).normal(size=(4, 2, 2, 3, _WIDTH))
+  )
+
+  def memories(model):
+    return model.decoder.memories(StackOutput(features, (_x(),)), tokens).layers
+
+  found = model.apply({'params': parameters}, method=memories)
+  for layer, (own, read) in enumerate(zip(found, features, strict=True)):
+    attention = parameters['decoder'][f'layer_{layer}']['cross_attention']
+    keys = dense(attention['key'], read[0])
+    values = dense(attention['value'], read[1])
+    assert_close(own, key_value(keys, values, config.heads))
+
+
+def test_memories_in_bfloat16_and_their_gradients():
+  config = _config(ways=0, memory_ways=2, norms='pre_post')
+  connection = Mudd(config, 'encoder')
+  parameters, x = _parameters(connection), _x()
+
+  def loss(parameters):
+    (*_, memories), _ = _apply(connection, parameters, x)
+    return jnp.square(memories).sum()
+
+  gradient = jax.grad(loss)(parameters)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+    assert np.abs(leaf).max() > 0, path
+  low = Mudd(dataclasses.replace(config, compute_dtype='bfloat16'), 'encoder')
+  found = _apply(low, parameters, jnp.bfloat16(x))[0][-1]
+  assert found.dtype == jnp.bfloat16
+  exact = _apply(connection, parameters, x)[0][-1]
+  error = np.abs(np.float32(found) - exact).max() / np.abs(exact).max()
+  assert 0 < error < 0.1
 
 
 @pytest.mark.parametrize('norms', ['none', 'pre_post'])

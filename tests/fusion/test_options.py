@@ -83,6 +83,23 @@ _REFUSED = {
   "decoder.surface.kind: 'soft' has no effect with .*fusion='gtrans'": {
     'decoder': {'fusion': 'gtrans', 'surface': {'kind': 'soft'}}
   },
+  'encoder.mudd.ways: 0 leaves nothing to sum; use 1 or 4, or give mudd.mem': {
+    'norm': 'pre',
+    'encoder': {'fusion': 'mudd', 'mudd': {'ways': 0}},
+  },
+  'decoder.mudd.ways: 0 leaves nothing to sum; use 1 or 4$': {
+    'norm': 'pre',
+    'decoder': {'fusion': 'mudd', 'mudd': {'ways': 0}},
+  },
+  'decoder.mudd.memory_ways: 1 has no effect in the decoder; leave it out': {
+    'norm': 'pre',
+    'decoder': {'fusion': 'mudd', 'mudd': {'memory_ways': 1}},
+  },
+  "memory_ways: 2 and model.decoder.shortcut.where='both' both replace": {
+    'norm': 'pre',
+    'encoder': {'fusion': 'mudd', 'mudd': {'memory_ways': 2}},
+    'decoder': {'shortcut': {'source': 'lexical', 'where': 'both'}},
+  },
   "encoder.fusion: 'mudd' needs model.norm='pre', got 'post'": {
     'encoder': {'fusion': 'mudd'}
   },

@@ -138,6 +138,12 @@ _SIDES = {
     ),
   },
   'mudd-1': {'encoder': _side('mudd', mudd=MuddOptions(ways=1))},
+  'mudd-memory': {
+    'encoder': _side('mudd', mudd=MuddOptions(0, memory_ways=2)),
+  },
+  'mudd-memory-pre_post': {
+    'encoder': _side('mudd', mudd=MuddOptions(4, 1, norms='pre_post')),
+  },
   'mudd-pre_post': {
     'encoder': _side('mudd', mudd=MuddOptions(norms='pre_post')),
     'decoder': _side('mudd', mudd=MuddOptions(norms='pre_post')),
