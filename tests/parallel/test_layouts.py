@@ -174,6 +174,12 @@ def _scheme_cases() -> dict[str, ModelConfig]:
     encoder=CASES['shortcut'].encoder,
     decoder=CASES['multi_layer-2'].decoder,
   )
+  cases['memories-shared-gains'] = dataclasses.replace(
+    CASES['rezero'],
+    norm='pre',
+    encoder=dataclasses.replace(CASES['mudd-memory'].encoder, skip_gains=True),
+    decoder=CASES['value-shared-both'].decoder,
+  )
   return cases
 
 

@@ -19,9 +19,11 @@ from tiers import extended_but
 
 from fusion_jax.config import DecodingConfig, ExperimentConfig, ModelConfig
 from fusion_jax.config.fusion import (
+  MuddOptions,
   MultiLayerOptions,
   ShortcutOptions,
   SideConfig,
+  ValueResidualOptions,
 )
 from fusion_jax.data.normalise import normalise
 from fusion_jax.decoding.translate import Translator
@@ -89,6 +91,13 @@ def _models() -> dict[str, ModelConfig]:
     'decoder': linear,
     'scan_layers': True,
     'compute_dtype': 'bfloat16',
+  }
+  models['values'] = {
+    'norm': 'pre',
+    'encoder': SideConfig('mudd', mudd=MuddOptions(0, memory_ways=2)),
+    'decoder': SideConfig(
+      skip_gains=True, value_residual=ValueResidualOptions('shared', 'both')
+    ),
   }
   return {
     name: dataclasses.replace(_TINY, **own) for name, own in models.items()
@@ -163,7 +172,7 @@ def unchecked(monkeypatch):
 
 @pytest.mark.usefixtures('unchecked')
 @pytest.mark.parametrize(
-  'name', extended_but(list(_models())[::-3], ['attention'])
+  'name', extended_but([*list(_models())[-2::-3], 'values'], ['attention'])
 )
 def test_every_scheme(tokenizer, tmp_path, name):
   run = _random_run(tokenizer, _models()[name])
