@@ -162,12 +162,13 @@ def _scheme_cases() -> dict[str, ModelConfig]:
   """Models that have every scheme on one of their sides."""
   both = [name for name, scheme in SCHEMES.items() if len(scheme.modules) == 2]
   one_sided = [name for name in SCHEMES if name not in both]
-  assert one_sided == ['transparent']
-  encoder, decoder = [*one_sided, *both[::2]], both[1::2]
+  assert one_sided == ['transparent', 'surface_fusion']
+  encoder, decoder = ['transparent', *both[::2]], both[1::2]
   cases = {
     '-'.join(names): _fused(*names)
     for names in itertools.zip_longest(encoder, decoder, fillvalue='none')
   }
+  cases['learned-surface'] = CASES['surface_fusion-options-2']
   cases['scan-linear'] = CASES['scan-linear']
   cases['shortcut-multi_layer'] = dataclasses.replace(
     CASES['rezero'],
@@ -200,7 +201,7 @@ def _fused(encoder: str, decoder: str) -> ModelConfig:
 
 
 _SCHEMES = _scheme_cases()
-_SOME = 'dense-hierarchical', 'hops-em_routing', 'gtrans-none'
+_SOME = 'dense-hierarchical', 'hops-em_routing', 'learned-surface'
 
 
 @pytest.mark.extended
