@@ -378,6 +378,10 @@ class SurfaceOptions:
   """Hard: weight g of the decoder's own prediction; learned: g at the
   start."""
 
+  least: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+  """Learned: least weight of either prediction. With 0, as released, the one
+  that learns faster takes all weight, and the other never learns."""
+
   combine: Literal['arithmetic', 'geometric'] = 'geometric'
   """Hard and learned: log(g P + (1 - g) P_s), or g log P + (1 - g) log P_s, as
   released."""

@@ -131,8 +131,12 @@ def _check_groups(
 
 
 def _check_surface(options: SurfaceOptions, path: str) -> None:
-  soft = options.kind == 'soft'
-  for field in ('weight', 'combine') if soft else ('temperature',):
+  unread = {
+    'hard': ('temperature', 'least'),
+    'soft': ('weight', 'combine', 'least'),
+    'learned': ('temperature',),
+  }
+  for field in unread[options.kind]:
     value = getattr(options, field)
     require(
       value == getattr(SurfaceOptions, field),
@@ -140,6 +144,12 @@ def _check_surface(options: SurfaceOptions, path: str) -> None:
       f'{value!r} has no effect with surface.kind={options.kind!r}; leave it '
       'out',
     )
+  least, most = options.least, 1 - options.least
+  require(
+    options.kind != 'learned' or least < options.weight < most,
+    f'{path}.weight',
+    f'{options.weight} is not between surface.least={least} and 1 - {least}',
+  )
 
 
 def _check_layers(side: SideConfig, path: str, layers: int) -> None:

@@ -30,10 +30,26 @@ def fixed_log_weights(weight: float) -> Float[Array, ' 2']:
   return jnp.log(jnp.array([weight, 1 - weight]))
 
 
-def gated_log_weights(gate: Float[Array, 'M T']) -> Float[Array, '2 M T']:
-  """Return log psi, psi = (sigmoid(z), 1 - sigmoid(z)), float32."""
+def gated_log_weights(
+  gate: Float[Array, 'M T'], least: float
+) -> Float[Array, '2 M T']:
+  """Return log psi, psi = (g, 1 - g), g = m + (1 - 2 m) sigmoid(z).
+
+  The loss is linear in psi. With m = 0 the prediction that is better at first
+  takes all weight, and the other has no gradient any more.
+
+  Args:
+    gate: Values z.
+    least: Least weight m.
+
+  Returns:
+    Log weights, float32.
+  """
   gate = gate.astype(jnp.float32)
-  return jnp.stack([jax.nn.log_sigmoid(gate), jax.nn.log_sigmoid(-gate)])
+  both = jax.nn.log_sigmoid(jnp.stack([gate, -gate]))
+  if not least:
+    return both
+  return jnp.logaddexp(math.log(least), math.log(1 - 2 * least) + both)
 
 
 class SurfaceAttention(MultiHeadAttention):
@@ -62,7 +78,8 @@ class SurfacePrediction(nn.Module):
   through the same output layer as x, which gives the predictions P and P_s.
 
   'hard':     log p = g log P + (1 - g) log P_s, with g = `surface.weight`
-  'learned':  the same with g = sigmoid([x; r] w + b), which starts as 'hard'
+  'learned':  the same with g of every position from z = [x; r] w + b, see
+              `gated_log_weights`, which starts as 'hard'
   'soft':     p = softmax(scores of x + scores of r / `surface.temperature`)
 
   combine='arithmetic' has p = g P + (1 - g) P_s instead. The scores of the
@@ -86,7 +103,8 @@ class SurfacePrediction(nn.Module):
     )
     self.attention = SurfaceAttention(one_head)
     if options.kind == 'learned':
-      start = math.log(options.weight / (1 - options.weight))
+      above = options.weight - options.least
+      start = math.log(above / (1 - 2 * options.least - above))
       self.gate = Dense(
         config,
         1,
@@ -132,7 +150,7 @@ class SurfacePrediction(nn.Module):
     if options.kind == 'hard':
       return both, fixed_log_weights(options.weight)
     gate = self.gate(jnp.concatenate([x, read], axis=-1))[..., 0]
-    log_weights = gated_log_weights(gate)
+    log_weights = gated_log_weights(gate, options.least)
     psi = jnp.moveaxis(jnp.exp(log_weights), 0, -1)
     sow(self, 'telemetry', 'group_weights', token_mean(psi, context.tokens))
     return both, log_weights

@@ -77,6 +77,15 @@ _REFUSED = {
       'surface': {'kind': 'learned', 'temperature': 5.0},
     }
   },
+  "surface.least: 0.2 has no effect with surface.kind='hard'": {
+    'decoder': {'fusion': 'surface_fusion', 'surface': {'least': 0.2}}
+  },
+  'surface.weight: 0.8 is not between surface.least=0.3 and 1 - 0.3': {
+    'decoder': {
+      'fusion': 'surface_fusion',
+      'surface': {'kind': 'learned', 'least': 0.3},
+    }
+  },
   'decoder.surface.weight: must be < 1, got 1.0': {
     'decoder': {'fusion': 'surface_fusion', 'surface': {'weight': 1.0}}
   },

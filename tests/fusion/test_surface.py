@@ -14,7 +14,7 @@ from references import attend, dense, log_softmax, sigmoid
 from fusion_jax.config.fusion import SideConfig, SurfaceOptions
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion.gtrans import mixture_log_probabilities
-from fusion_jax.fusion.surface import SurfacePrediction
+from fusion_jax.fusion.surface import SurfacePrediction, gated_log_weights
 from fusion_jax.layers.ablation_masks import AblationMasks, with_masks
 from fusion_jax.layers.attention import padding_mask
 from fusion_jax.layers.context import Context
@@ -103,6 +103,7 @@ class _Case:
     {'kind': 'soft', 'temperature': 5.0},
     {'kind': 'learned'},
     {'kind': 'learned', 'combine': 'arithmetic'},
+    {'kind': 'learned', 'least': 0.0, 'weight': 0.5},
   ],
 )
 @pytest.mark.parametrize('bias', [False, True])
@@ -122,7 +123,8 @@ def test_the_formula_position_by_position(options, bias):
     g = chosen.weight
     if chosen.kind == 'learned':
       gate = jax.tree.map(np.asarray, case.parameters['gate'])
-      g = sigmoid(dense(gate, np.concatenate([own, source]))[0])
+      z = dense(gate, np.concatenate([own, source]))[0]
+      g = chosen.least + (1 - 2 * chosen.least) * sigmoid(z)
     log_p, log_source = log_softmax(scores), log_softmax(surface + offset)
     if chosen.combine == 'geometric':
       expected.append(g * log_p + (1 - g) * log_source)
@@ -169,13 +171,24 @@ def test_only_the_embeddings_learn_from_what_is_read(kind):
 
 
 def test_a_learned_weight_starts_as_the_fixed_one():
-  model = Transformer(_config(kind='learned', weight=0.9), 11, 11, 2)
+  model = Transformer(_config(kind='learned', weight=0.85), 11, 11, 2)
   output = model.apply(
     {'params': initial_parameters(model, 0)}, _SOURCE, _LENGTHS, _TARGET
   )
   assert output.log_weights.shape == (2, 2, 3)
-  psi = np.broadcast_to([[[0.9]], [[0.1]]], (2, 2, 3))
+  psi = np.broadcast_to([[[0.85]], [[0.15]]], (2, 2, 3))
   assert_close(jnp.exp(output.log_weights), psi)
+
+
+@pytest.mark.parametrize('least', [0.0, 0.1])
+def test_neither_prediction_loses_all_weight(least):
+  gate = jnp.array([[-1e4, -50.0, 0.0, 50.0, 1e4]])
+  log_weights = gated_log_weights(gate, least)
+  psi = np.exp(log_weights)
+  assert_close(psi.sum(0), np.ones((1, 5)))
+  assert_close(psi[0, 0], np.array([least, least, 0.5, 1 - least, 1 - least]))
+  gradient = jax.grad(lambda gate: gated_log_weights(gate, least).sum())(gate)
+  assert np.isfinite(gradient).all()
 
 
 def test_parameters_by_hand():
