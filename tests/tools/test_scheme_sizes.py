@@ -46,6 +46,23 @@ def test_other_formats_of_the_table(monkeypatch, capsys, form, start):
   assert f'\n{start}' in capsys.readouterr().out
 
 
+# One product with the width for each of 12 + 18 sublayers; for each of 2 to 7
+# layers that a stack's sums have; with each of two weights in 5 layers a stack.
+@pytest.mark.parametrize(
+  ('name', 'count'),
+  [
+    ('skip_gains', 30 * 512),
+    ('dlcl, DenseFormer', 2 * (2 + 3 + 4 + 5 + 6 + 7) * 512),
+    ('value_residual.kind=learnable', 2 * 5 * 2 * 512),
+    ('residual=b2t', 0),
+    ('residual=deepnorm', 30 * 512),
+  ],
+)
+def test_multiply_adds_by_hand(name, count):
+  row = next(row for row in scheme_sizes.ROWS if row.size.name == name)
+  assert scheme_sizes.extra_multiplications(row) == count
+
+
 def test_the_cache_of_multi_layer_attention():
   # k = 2: layers 3..6 keep keys and values of one layer more, 4 of 6.
   row = next(

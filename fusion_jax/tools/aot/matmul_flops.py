@@ -1,10 +1,15 @@
-"""Counts of the matrix products of a traced program."""
+"""Counts of the matrix products, or multiplications, of a traced program."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
+
+# What an equation without a body counts.
+_Leaf: TypeAlias = Callable[[JaxprEqn], int]
 
 
 def product_gflop(program: ClosedJaxpr, trips: int = 1) -> float:
@@ -19,20 +24,35 @@ def product_gflop(program: ClosedJaxpr, trips: int = 1) -> float:
     program: Traced program, `jax.jit(f).trace(...).jaxpr`.
     trips: Number of times that the body of each while loop runs.
   """
+  return 2 * _count(_needed(program), trips, _product) / 1e9
+
+
+def multiplications(program: ClosedJaxpr) -> int:
+  """Count the needed multiplications of floating-point numbers.
+
+  They are those of matrix products, mnk, and of arrays with arrays, a square
+  among them; what divides, takes roots or exponentials is not counted.
+
+  Args:
+    program: Traced program without a while loop.
+  """
+  return _count(_needed(program), 0, _multiplications)
+
+
+def _needed(program: ClosedJaxpr) -> Jaxpr:
   jaxpr = program.jaxpr
-  needed, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-  return _count(needed, trips) / 1e9
+  return dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
-def _count(jaxpr: Jaxpr, trips: int) -> int:
-  return sum(_count_one(equation, trips) for equation in jaxpr.eqns)
+def _count(jaxpr: Jaxpr, trips: int, leaf: _Leaf) -> int:
+  return sum(_count_one(equation, trips, leaf) for equation in jaxpr.eqns)
 
 
-def _count_one(equation: JaxprEqn, trips: int) -> int:
+def _count_one(equation: JaxprEqn, trips: int, leaf: _Leaf) -> int:
   name, params = equation.primitive.name, equation.params
-  if name == 'dot_general':
-    return _product(equation)
-  inner = [_count(jaxpr, trips) for jaxpr in jaxprs_in_params(params)]
+  inner = [_count(jaxpr, trips, leaf) for jaxpr in jaxprs_in_params(params)]
+  if not inner:
+    return leaf(equation)
   if name == 'cond':
     return max(inner)
   if name == 'shard_map':
@@ -49,10 +69,20 @@ def _shards(params: dict[str, Any]) -> int:
   return math.prod(sizes[axis] for axis in axes)
 
 
+def _multiplications(equation: JaxprEqn) -> int:
+  result: Any = equation.outvars[0].aval
+  by_element = equation.primitive.name in ('mul', 'square')
+  if by_element and jnp.issubdtype(result.dtype, jnp.floating):
+    return result.size
+  return _product(equation)
+
+
 def _product(equation: JaxprEqn) -> int:
-  """Return 2 times the elements of the result times the terms of each sum."""
+  """Return the elements of a product times the terms of each sum."""
+  if equation.primitive.name != 'dot_general':
+    return 0
   left: Any = equation.invars[0].aval
   result: Any = equation.outvars[0].aval
   (contracted, _), _ = equation.params['dimension_numbers']
   terms = math.prod(left.shape[axis] for axis in contracted)
-  return 2 * result.size * terms
+  return result.size * terms
