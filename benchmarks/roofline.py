@@ -27,6 +27,7 @@ from benchmarks.common import (
   write_results,
 )
 from fusion_jax.config.flags import parse_arguments, parse_experiment
+from fusion_jax.config.presets import SINCE_2020
 from fusion_jax.errors import InputError
 from fusion_jax.json_input import read_json
 from fusion_jax.startup import one_line_errors, start_logging
@@ -61,6 +62,11 @@ _ROWS = {
     _CUDNN,
     '--config.data.batch.tokens=131072',
   ),
+}
+# Compiled on demand: Base in pre-norm, with and without the later schemes.
+_LATER = {
+  'base_pre_norm': (f'{_CONFIG}base', '--config.model.norm=pre'),
+  **{name: (f'{_CONFIG}{name}',) for name in SINCE_2020},
 }
 _SEARCHES = ('base_search',)
 _GPU_ROWS = tuple(row for row in _ROWS if row.endswith('_cudnn'))
@@ -103,7 +109,7 @@ def measure(
   from fusion_jax.tools.aot.programs import ProgramRequest
 
   topology = read_topology(topology_name)
-  config, _ = parse_experiment(_ROWS[row], argparse.ArgumentParser())
+  config, _ = parse_experiment((_ROWS | _LATER)[row], argparse.ArgumentParser())
   request = ProgramRequest('decode' if row in _SEARCHES else 'train')
   figures, _, text = figures_for(
     config, request, topology.figures, topology_devices(topology)
@@ -172,8 +178,9 @@ def main(argv: list[str]) -> None:
   """Compiles what is asked for; each row is written when it is done."""
   arguments = parse_arguments(argv, _parser())
   for row in arguments.rows:
-    if row not in _ROWS:
-      raise InputError(f'--rows: no {row!r}; there are {", ".join(_ROWS)}')
+    if row not in _ROWS | _LATER:
+      names = ', '.join(_ROWS | _LATER)
+      raise InputError(f'--rows: no {row!r}; there are {names}')
   for topology in arguments.topologies:
     read_topology(topology)
   without_accelerator()

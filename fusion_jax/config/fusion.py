@@ -33,6 +33,10 @@ from fusion_jax.errors import InputError, require
 from fusion_jax.faults import choice_fault
 
 Side = Literal['encoder', 'decoder']
+# Of a layer of each side.
+SUBLAYERS: Mapping[Side, int] = types.MappingProxyType(
+  {'encoder': 2, 'decoder': 3}
+)
 
 _Value: TypeAlias = bool | int | float | Text
 

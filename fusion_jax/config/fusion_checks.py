@@ -6,6 +6,7 @@ from typing import Any
 
 from fusion_jax.config.fusion import (
   LITERAL_ROUTING,
+  SUBLAYERS,
   GtransOptions,
   HyperOptions,
   Only,
@@ -206,8 +207,7 @@ def _check_sources(
     f'{field}.heads',
     f'must divide model.width {width}, got {options.heads}',
   )
-  sublayers = 2 if name == 'encoder' else 3
-  most = layers * (sublayers if options.sources == 'sublayer' else 1)
+  most = layers * (SUBLAYERS[name] if options.sources == 'sublayer' else 1)
   require(
     options.block <= most,
     f'{field}.block',

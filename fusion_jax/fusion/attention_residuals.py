@@ -13,7 +13,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import AttentionResidualOptions
+from fusion_jax.config.fusion import SUBLAYERS, AttentionResidualOptions
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
   PRE_NORM,
@@ -26,8 +26,6 @@ from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import Residual, ResidualState
 from fusion_jax.layers.sow import sow
-
-_SUBLAYERS = {'encoder': 2, 'decoder': 3}
 
 
 def source_weights(
@@ -209,17 +207,17 @@ class AttentionResidual(Residual):
   @property
   def _place(self) -> int:
     """Number of the sublayer in its layer."""
-    return self.number % _SUBLAYERS[self.side]
+    return self.number % SUBLAYERS[self.side]
 
   @property
   def _is_last(self) -> bool:
-    return self._place == _SUBLAYERS[self.side] - 1
+    return self._place == SUBLAYERS[self.side] - 1
 
   @property
   def _block(self) -> int:
     """Number of sublayers in a block."""
     each = self.options.sources == 'layer'
-    return self.options.block * (_SUBLAYERS[self.side] if each else 1)
+    return self.options.block * (SUBLAYERS[self.side] if each else 1)
 
   @property
   def _sources(self) -> int:

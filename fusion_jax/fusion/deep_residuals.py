@@ -13,13 +13,13 @@ import jax
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.residual import Residual
 
 SOURCES: Mapping[Literal['b2t', 'deepnorm'], str] = types.MappingProxyType(
   {'b2t': 'Takase et al. 2023', 'deepnorm': 'Wang et al. 2022'}
 )
-_SUBLAYERS = {'encoder': 2, 'decoder': 3}
 # Of the weights that DeepNorm makes smaller.
 _VALUES = 'value', 'shortcut_value', 'out', 'hidden'
 
@@ -69,7 +69,7 @@ class BottomToTopResidual(Residual):
     del scale
     x, bottom = x if isinstance(x, InsideLayer) else InsideLayer(x, x)
     total = x + self.dropout(y, context.deterministic)
-    if (self.number + 1) % _SUBLAYERS[self.side]:
+    if (self.number + 1) % SUBLAYERS[self.side]:
       return InsideLayer(self.norm(total), bottom)
     return self.norm(bottom + total)
 

@@ -7,75 +7,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from connected import (
+  CONTEXT,
+  WIDTH,
+  a_layer,
+  applied,
+  connected,
+  drawn,
+  h0,
+  run,
+)
 from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import GrnOptions, SideConfig
 from fusion_jax.fusion.grn import Grn
 from fusion_jax.layers.ablation_masks import AblationMasks
-from fusion_jax.layers.attention import LayerInput, causal_mask, residual_of
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.attention import LayerInput, residual_of
 from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.testing import assert_close
 
-_WIDTH = 8
 _KINDS = 'scalar', 'vector', 'dynamic'
-_CONTEXT = Context(causal_mask(3), True)
 
 
 def _config(layers=4, **options) -> ModelConfig:
   side = SideConfig('grn', grn=GrnOptions(**options))
-  return ModelConfig(
-    width=_WIDTH,
-    filter=12,
-    heads=2,
-    norm='pre',
-    encoder_layers=layers,
-    decoder_layers=layers,
-    encoder=side,
-    decoder=side,
-  )
-
-
-def _x(seed=0):
-  return jnp.float32(np.random.default_rng(seed).normal(size=(2, 3, _WIDTH)))
-
-
-def _layer(number, x, xp=jnp):
-  """Stands for a layer, which reads every stream in another way."""
-  if not isinstance(x, LayerInput):
-    x = LayerInput(x, x, x, x)
-  mixed = xp.tanh(x.query) + 0.5 * xp.sin(x.key) + 0.25 * xp.cos(x.value)
-  return 0.5 * number * mixed + x.residual
-
-
-def _run(connection, x, context=_CONTEXT):
-  """What every layer reads, and the output, as a stack computes them."""
-  layers, inputs, carried = (x,), [], ()
-  for number in range(1, connection.config.encoder_layers + 1):
-    h, carried = connection.layer_input(layers, carried, context)
-    inputs.append(h)
-    layers = (*layers, _layer(number, h).astype(x.dtype))
-  return (*inputs, connection.layer_input(layers, carried, context)[0]), layers
-
-
-def _parameters(connection, scale=0.3):
-  shapes = jax.eval_shape(
-    lambda x: connection.init(jax.random.key(0), x, method=_run), _x()
-  )
-  random = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: jnp.float32(random.normal(0, scale, leaf.shape)),
-    nn.unbox(shapes)['params'],
-  )
-
-
-def _apply(connection, parameters, x, context=_CONTEXT):
-  run = jax.jit(
-    lambda p, x: connection.apply({'params': p}, x, context, method=_run)
-  )
-  return run(parameters, x)
+  return connected(side, side, layers)
 
 
 def _weight(parameters, layer, way, k, y):
@@ -111,14 +69,14 @@ def _sums(parameters, layer, outputs, last, ways):
 )
 def test_against_its_equations(kind, ways, last):
   connection = Grn(_config(kind=kind, ways=ways, last=last), 'encoder')
-  parameters = _parameters(connection)
-  inputs, _ = _apply(connection, parameters, _x())
+  parameters = drawn(connection, 0.3)
+  inputs, _ = applied(connection, parameters, h0())
   exact = jax.tree.map(np.float64, parameters)
-  outputs = [np.float64(_x())]
+  outputs = [np.float64(h0())]
   for layer in range(5):
     wanted = _sums(exact, layer, outputs, last, ways)
     assert_close(inputs[layer], wanted, units=128)
-    state = _layer(layer + 1, wanted, np)
+    state = a_layer(layer + 1, wanted, np)
     outputs.append(state - residual_of(wanted))
 
 
@@ -127,8 +85,8 @@ def test_against_its_equations(kind, ways, last):
 @pytest.mark.parametrize('kind', _KINDS)
 def test_it_starts_as_the_layer_below(kind, ways, last):
   connection = Grn(_config(kind=kind, ways=ways, last=last), 'encoder')
-  variables = connection.init(jax.random.key(0), _x(), method=_run)
-  inputs, states = _apply(connection, nn.unbox(variables)['params'], _x())
+  variables = connection.init(jax.random.key(0), h0(), method=run)
+  inputs, states = applied(connection, nn.unbox(variables)['params'], h0())
   for read, state in zip(inputs, states, strict=True):
     for own in jax.tree.leaves(read):
       assert_close(own, state)
@@ -136,9 +94,9 @@ def test_it_starts_as_the_layer_below(kind, ways, last):
 
 def test_it_starts_as_the_layer_below_in_bfloat16():
   connection = Grn(_config(ways=3), 'encoder')
-  variables = connection.init(jax.random.key(0), _x(), method=_run)
-  x = _x().astype(jnp.bfloat16)
-  inputs, states = _apply(connection, nn.unbox(variables)['params'], x)
+  variables = connection.init(jax.random.key(0), h0(), method=run)
+  x = h0().astype(jnp.bfloat16)
+  inputs, states = applied(connection, nn.unbox(variables)['params'], x)
   for read, state in zip(inputs, states, strict=True):
     for own in jax.tree.leaves(read):
       assert own.dtype == jnp.bfloat16
@@ -153,12 +111,14 @@ def test_it_starts_as_the_layer_below_in_bfloat16():
 def test_vectors_of_equal_numbers_are_numbers():
   scalar = Grn(_config(kind='scalar', ways=4), 'encoder')
   vector = Grn(_config(kind='vector', ways=4), 'encoder')
-  parameters = _parameters(scalar)
+  parameters = drawn(scalar, 0.3)
   wide = jax.tree.map(
-    lambda leaf: jnp.repeat(leaf[..., None], _WIDTH, -1), parameters
+    lambda leaf: jnp.repeat(leaf[..., None], WIDTH, -1), parameters
   )
   assert_close(
-    _apply(vector, wide, _x()), _apply(scalar, parameters, _x()), units=64
+    applied(vector, wide, h0()),
+    applied(scalar, parameters, h0()),
+    units=64,
   )
 
 
@@ -166,29 +126,31 @@ def test_directions_that_no_output_has_leave_the_vectors_alone():
   """With w = 0, or with <w, y> < 0 everywhere, v3 is v2."""
   dynamic = Grn(_config(kind='dynamic'), 'encoder')
   vector = Grn(_config(kind='vector'), 'encoder')
-  parameters = _parameters(dynamic)
+  parameters = drawn(dynamic, 0.3)
   static = {key: x for key, x in parameters.items() if key.startswith('static')}
-  expected = _apply(vector, static, jnp.abs(_x()))
+  expected = applied(vector, static, jnp.abs(h0()))
   silent = parameters | {
     key: jnp.zeros_like(x)
     for key, x in parameters.items()
     if key.startswith('direction')
   }
-  assert_close(_apply(dynamic, silent, jnp.abs(_x())), expected)
-  against = silent | {'direction_0': jnp.full((1, _WIDTH), -1.0)}
-  assert_close(_apply(dynamic, against, jnp.abs(_x())), expected)
+  assert_close(applied(dynamic, silent, jnp.abs(h0())), expected)
+  against = silent | {'direction_0': jnp.full((1, WIDTH), -1.0)}
+  assert_close(applied(dynamic, against, jnp.abs(h0())), expected)
 
 
 def test_three_ways_are_four_of_which_two_are_the_same():
   three = Grn(_config(ways=3), 'encoder')
   four = Grn(_config(ways=4), 'encoder')
-  parameters = _parameters(three)
+  parameters = drawn(three, 0.3)
   repeated = {
     key: x if key.endswith('_4') else jnp.concatenate([x[:1], x])
     for key, x in parameters.items()
   }
   assert_close(
-    _apply(four, repeated, _x()), _apply(three, parameters, _x()), units=64
+    applied(four, repeated, h0()),
+    applied(three, parameters, h0()),
+    units=64,
   )
 
 
@@ -196,21 +158,23 @@ def test_the_last_outputs_are_all_with_one_weight_for_those_between():
   """At most L - 2 apart: with L - 1 the sum between is of one output."""
   few = Grn(_config(last=2, kind='vector'), 'encoder')
   every = Grn(_config(kind='vector'), 'encoder')
-  parameters = _parameters(few)
+  parameters = drawn(few, 0.3)
   first, between, *last = jnp.moveaxis(parameters['static_4'], 1, 0)
   assert len(last) == 2
   wide = parameters | {
     'static_4': jnp.stack([first, between, between, *last], 1)
   }
   assert_close(
-    _apply(few, parameters, _x()), _apply(every, wide, _x()), units=64
+    applied(few, parameters, h0()),
+    applied(every, wide, h0()),
+    units=64,
   )
 
 
 @pytest.mark.parametrize('number', [0, 2])
 def test_an_output_left_out_is_one_of_weight_0(number):
   connection = Grn(_config(kind='scalar', ways=3), 'encoder')
-  parameters = _parameters(connection)
+  parameters = drawn(connection, 0.3)
   without = {
     # What layer 1 reads is no sum.
     key: x.at[:, number].set(0) if 1 < x.shape[1] > number else x
@@ -219,10 +183,10 @@ def test_an_output_left_out_is_one_of_weight_0(number):
   masks = AblationMasks(
     np.ones(4, bool), np.arange(5) != number, np.ones(0, bool)
   )
-  context = dataclasses.replace(_CONTEXT, keep=masks)
+  context = dataclasses.replace(CONTEXT, keep=masks)
   assert_close(
-    _apply(connection, parameters, _x(), context),
-    _apply(connection, without, _x()),
+    applied(connection, parameters, h0(), context),
+    applied(connection, without, h0()),
     units=64,
   )
 
@@ -245,7 +209,7 @@ def test_all_that_is_new_learns_from_the_first_step_on(kind, ways):
 
   def loss(parameters):
     output = model.apply({'params': parameters}, ids, lengths, ids)
-    return (output.features * _x()).sum()
+    return (output.features * h0()).sum()
 
   gradient = jax.jit(jax.grad(loss))(initial_parameters(model, 0))
   learns = {}
@@ -267,13 +231,13 @@ def test_all_that_is_new_learns_from_the_first_step_on(kind, ways):
 
 def test_telemetry_and_views_have_the_weights():
   connection = Grn(_config(ways=3, last=2), 'encoder')
-  parameters = _parameters(connection)
+  parameters = drawn(connection, 0.3)
   tokens = jnp.array([[True, True, False], [True, False, False]])
   _, kept = connection.apply(
     {'params': parameters},
-    _x(),
-    dataclasses.replace(_CONTEXT, tokens=tokens),
-    method=_run,
+    h0(),
+    dataclasses.replace(CONTEXT, tokens=tokens),
+    method=run,
     mutable=['telemetry', 'views'],
   )
   views, telemetry = kept['views'], kept['telemetry']
@@ -283,7 +247,7 @@ def test_telemetry_and_views_have_the_weights():
     (1, 4),
   ]
   exact = jax.tree.map(np.float64, parameters)
-  first = np.float64(_x())
+  first = np.float64(h0())
   wanted = np.stack(
     [_weight(exact, 0, way, 0, first).mean(-1) for way in range(3)], -1
   )

@@ -6,6 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from connected import (
+  CONTEXT,
+  WIDTH,
+  a_layer,
+  applied,
+  connected,
+  drawn,
+  h0,
+  run,
+)
 from flax import linen as nn
 from references import dense, layer_norm
 from scipy.special import erf
@@ -19,71 +29,19 @@ from fusion_jax.fusion.transparent import TransparentAttention
 from fusion_jax.layers.attention import (
   LayerInput,
   MultiHeadAttention,
-  causal_mask,
   key_value,
   padding_mask,
   residual_of,
 )
-from fusion_jax.layers.context import Context
 from fusion_jax.models.stack import StackOutput
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import assert_close, drawn_parameters
-
-_WIDTH = 8
-_CONTEXT = Context(causal_mask(3), True)
 
 
 def _config(layers=4, **options) -> ModelConfig:
   side = SideConfig('mudd', mudd=MuddOptions(**options))
   decoder = side if 'memory_ways' not in options else SideConfig()
-  return ModelConfig(
-    width=_WIDTH,
-    filter=12,
-    heads=2,
-    norm='pre',
-    encoder_layers=layers,
-    decoder_layers=layers,
-    encoder=side,
-    decoder=decoder,
-  )
-
-
-def _x(seed=0):
-  return jnp.float32(np.random.default_rng(seed).normal(size=(2, 3, _WIDTH)))
-
-
-def _layer(number, x, xp=jnp):
-  """Stands for a layer, which reads every stream in another way."""
-  if not isinstance(x, LayerInput):
-    x = LayerInput(x, x, x, x)
-  mixed = xp.tanh(x.query) + 0.5 * xp.sin(x.key) + 0.25 * x.value
-  return number * mixed + x.residual
-
-
-def _run(connection, x):
-  """What every layer reads, and the output, as a stack computes them."""
-  layers, inputs, carried = (x,), [], ()
-  for number in range(1, connection.config.encoder_layers + 1):
-    h, carried = connection.layer_input(layers, carried, _CONTEXT)
-    inputs.append(h)
-    layers = (*layers, _layer(number, h))
-  return (*inputs, connection.layer_input(layers, carried, _CONTEXT)[0]), layers
-
-
-def _parameters(connection, scale=0.5):
-  shapes = jax.eval_shape(
-    lambda x: connection.init(jax.random.key(0), x, method=_run), _x()
-  )
-  random = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: jnp.float32(random.normal(0, scale, leaf.shape)),
-    nn.unbox(shapes)['params'],
-  )
-
-
-def _apply(connection, parameters, x):
-  run = jax.jit(lambda p, x: connection.apply({'params': p}, x, method=_run))
-  return run(parameters, x)
+  return connected(side, decoder, layers)
 
 
 def _gelu(x):
@@ -124,16 +82,16 @@ def _input(parameters, states, normed):
 @pytest.mark.parametrize('ways', [1, 4])
 def test_against_its_equations(ways, norms, layers):
   connection = Mudd(_config(layers, ways=ways, norms=norms), 'encoder')
-  parameters = _parameters(connection)
-  inputs, _ = _apply(connection, parameters, _x())
+  parameters = drawn(connection, 0.5)
+  inputs, _ = applied(connection, parameters, h0())
   exact = jax.tree.map(np.float64, parameters)
-  states = [np.float64(_x())]
+  states = [np.float64(h0())]
   for number in range(1, layers + 2):
     wanted = states[0]
     if number > 1:
       wanted = _input(exact, states, norms == 'pre_post')
     assert_close(inputs[number - 1], wanted, units=128)
-    states.append(_layer(number, wanted, np))
+    states.append(a_layer(number, wanted, np))
 
 
 @pytest.mark.parametrize('norms', ['none', 'pre_post'])
@@ -142,18 +100,18 @@ def test_memories_against_their_equation(ways, memory_ways, norms):
   """Four layers on either side; a memory for each layer of the decoder."""
   config = _config(ways=ways, memory_ways=memory_ways, norms=norms)
   connection = Mudd(config, 'encoder')
-  parameters, normed = _parameters(connection), norms == 'pre_post'
-  (*inputs, memories), _ = _apply(connection, parameters, _x())
+  parameters, normed = drawn(connection, 0.5), norms == 'pre_post'
+  (*inputs, memories), _ = applied(connection, parameters, h0())
   # C = J memory_ways rows of L + 1 weights, and as wide a hidden layer.
   assert parameters['static_4'].shape == (4 * memory_ways, 5)
   assert parameters['hidden_4']['kernel'].shape == (8, 4 * memory_ways * 5)
   exact = jax.tree.map(np.float64, parameters)
-  states = [np.float64(_x())]
+  states = [np.float64(h0())]
   for number, found in enumerate(inputs, start=1):
     plain = number == 1 or not ways
     wanted = states[-1] if plain else _input(exact, states, normed)
     assert_close(found, wanted, units=128)
-    states.append(_layer(number, wanted, np))
+    states.append(a_layer(number, wanted, np))
   wanted = np.stack(_sums(exact, states, normed, residual=False))
   if memory_ways == 2:
     # Keys, then values, of each layer of the decoder.
@@ -166,8 +124,8 @@ def test_memories_against_their_equation(ways, memory_ways, norms):
 def test_memories_start_as_the_top_layer(memory_ways, norms):
   config = _config(ways=0, memory_ways=memory_ways, norms=norms)
   connection = Mudd(config, 'encoder')
-  variables = connection.init(jax.random.key(0), _x(), method=_run)
-  inputs, states = _apply(connection, nn.unbox(variables)['params'], _x())
+  variables = connection.init(jax.random.key(0), h0(), method=run)
+  inputs, states = applied(connection, nn.unbox(variables)['params'], h0())
   shape = (4, 2) if memory_ways == 2 else (4,)
   assert inputs[-1].shape == (*shape, *states[-1].shape)
   expected = np.broadcast_to(states[-1], inputs[-1].shape)
@@ -176,20 +134,18 @@ def test_memories_start_as_the_top_layer(memory_ways, norms):
 
 def test_static_memories_are_transparent_attention():
   connection = Mudd(_config(ways=0, memory_ways=1), 'encoder')
-  parameters = _parameters(connection)
+  parameters = drawn(connection, 0.5)
   parameters['out_4'] = jax.tree.map(jnp.zeros_like, parameters['out_4'])
   logits = jnp.float32(np.random.default_rng(2).normal(size=(5, 4)))
   parameters['static_4'] = jax.nn.softmax(logits, axis=0).T
-  (*_, memories), states = _apply(connection, parameters, _x())
+  (*_, memories), states = applied(connection, parameters, h0())
   config = dataclasses.replace(
     connection.config,
     encoder=SideConfig('transparent'),
     norm='rezero',
   )
   transparent = TransparentAttention(config, 'encoder')
-  expected = transparent.apply(
-    {'params': {'weights': logits}}, states, _CONTEXT
-  )
+  expected = transparent.apply({'params': {'weights': logits}}, states, CONTEXT)
   assert_close(memories, expected)
 
 
@@ -199,11 +155,11 @@ def test_cross_attention_projects_the_sums_of_keys_and_of_values():
   parameters = drawn_parameters(model)
   tokens = padding_mask(jnp.array([3, 2]), 3)
   features = jnp.float32(
-    np.random.default_rng(0).normal(size=(4, 2, 2, 3, _WIDTH))
+    np.random.default_rng(0).normal(size=(4, 2, 2, 3, WIDTH))
   )
 
   def memories(model):
-    return model.decoder.memories(StackOutput(features, (_x(),)), tokens).layers
+    return model.decoder.memories(StackOutput(features, (h0(),)), tokens).layers
 
   found = model.apply({'params': parameters}, method=memories)
   for layer, (own, read) in enumerate(zip(found, features, strict=True)):
@@ -216,19 +172,19 @@ def test_cross_attention_projects_the_sums_of_keys_and_of_values():
 def test_memories_in_bfloat16_and_their_gradients():
   config = _config(ways=0, memory_ways=2, norms='pre_post')
   connection = Mudd(config, 'encoder')
-  parameters, x = _parameters(connection), _x()
+  parameters, x = drawn(connection, 0.5), h0()
 
   def loss(parameters):
-    (*_, memories), _ = _apply(connection, parameters, x)
+    (*_, memories), _ = applied(connection, parameters, x)
     return jnp.square(memories).sum()
 
   gradient = jax.grad(loss)(parameters)
   for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
     assert np.abs(leaf).max() > 0, path
   low = Mudd(dataclasses.replace(config, compute_dtype='bfloat16'), 'encoder')
-  found = _apply(low, parameters, jnp.bfloat16(x))[0][-1]
+  found = applied(low, parameters, jnp.bfloat16(x))[0][-1]
   assert found.dtype == jnp.bfloat16
-  exact = _apply(connection, parameters, x)[0][-1]
+  exact = applied(connection, parameters, x)[0][-1]
   error = np.abs(np.float32(found) - exact).max() / np.abs(exact).max()
   assert 0 < error < 0.1
 
@@ -237,8 +193,8 @@ def test_memories_in_bfloat16_and_their_gradients():
 @pytest.mark.parametrize('ways', [1, 4])
 def test_it_starts_as_the_layer_below(ways, norms):
   connection = Mudd(_config(ways=ways, norms=norms), 'encoder')
-  variables = connection.init(jax.random.key(0), _x(), method=_run)
-  inputs, states = _apply(connection, nn.unbox(variables)['params'], _x())
+  variables = connection.init(jax.random.key(0), h0(), method=run)
+  inputs, states = applied(connection, nn.unbox(variables)['params'], h0())
   for read, state in zip(inputs, states, strict=True):
     for own in jax.tree.leaves(read):
       np.testing.assert_array_equal(own, state)
@@ -246,7 +202,7 @@ def test_it_starts_as_the_layer_below(ways, norms):
 
 def test_without_the_dynamic_part_it_is_a_depth_weighted_average():
   connection = Mudd(_config(ways=1), 'encoder')
-  parameters = _parameters(connection)
+  parameters = drawn(connection, 0.5)
   for name, part in parameters.items():
     if name.startswith('out_'):
       parameters[name] = jax.tree.map(jnp.zeros_like, part)
@@ -256,21 +212,21 @@ def test_without_the_dynamic_part_it_is_a_depth_weighted_average():
   for row in range(1, 5):
     weights[row, : row + 1] = parameters[f'static_{row}'][0]
   assert_close(
-    _apply(connection, parameters, _x()),
-    _apply(Dlcl(config, 'encoder'), {'weights': weights}, _x()),
+    applied(connection, parameters, h0()),
+    applied(Dlcl(config, 'encoder'), {'weights': weights}, h0()),
   )
 
 
 def test_equal_streams_with_equal_norms_are_plain_attention():
-  config, x = _config(), _x()
+  config, x = _config(), h0()
   plain = MultiHeadAttention(config)
 
   def attend(module, x):
     h = residual_of(x)
-    return module.attend(x, h, (), _CONTEXT)
+    return module.attend(x, h, (), CONTEXT)
 
   trained = nn.unbox(plain.init(jax.random.key(0), x, method=attend))['params']
-  norm = {'scale': jnp.full(_WIDTH, 1.5), 'bias': jnp.full(_WIDTH, 0.25)}
+  norm = {'scale': jnp.full(WIDTH, 1.5), 'bias': jnp.full(WIDTH, 0.25)}
   layer = with_stream_norms(
     {'self_attention': trained},
     {'self_attention_residual': {'norm': norm}},
@@ -279,7 +235,7 @@ def test_equal_streams_with_equal_norms_are_plain_attention():
   h = jnp.float32(layer_norm(np.float64(x), norm, config.norm_epsilon))
 
   def of_streams(module, x):
-    return module.attend(LayerInput(x, x, x, x), h, (), _CONTEXT)
+    return module.attend(LayerInput(x, x, x, x), h, (), CONTEXT)
 
   assert_close(
     streams.apply({'params': layer['self_attention']}, x, method=of_streams),
@@ -290,14 +246,12 @@ def test_equal_streams_with_equal_norms_are_plain_attention():
 def test_the_sum_of_the_residual_moves_at_the_first_step():
   """PrePost norms start as sums of 0, where a norm has a slope all the same."""
   connection = Mudd(_config(norms='pre_post'), 'encoder')
-  variables = connection.init(jax.random.key(0), _x(), method=_run)
+  variables = connection.init(jax.random.key(0), h0(), method=run)
   parameters = nn.unbox(variables)['params']
 
   def loss(parameters):
-    (*_, output), _ = connection.apply(
-      {'params': parameters}, _x(), method=_run
-    )
-    return (output * _x(5)).sum()
+    (*_, output), _ = connection.apply({'params': parameters}, h0(), method=run)
+    return (output * h0(5)).sum()
 
   gradient = jax.grad(loss)(parameters)
   # A scale of 0.001 over sqrt(1e-6), the deviation of a sum of 0.
