@@ -27,10 +27,9 @@ _LAYERS = 3
 _FACTORS = 1.0, -0.7, 2.0
 
 
-def _config(start='fresh', **options):
+def _config(**options):
   side = SideConfig(
     'attention_residuals',
-    start=start,
     attention_residual=AttentionResidualOptions(**options),
   )
   return dataclasses.replace(
@@ -155,7 +154,9 @@ def test_against_its_equations(kind, options):
   jax.tree.map(lambda a, b: assert_close(a, b, units=512), got, expected)
 
 
-@pytest.mark.parametrize('options', [{}, {'block': 2}, {'sources': 'layer'}])
+@pytest.mark.parametrize(
+  'options', [{}, {'block': 2}, {'sources': 'layer'}, {'kind': 'delta'}]
+)
 def test_without_queries_it_is_the_plain_residual(options):
   x = _normal(2, 3, 8)
   plain = _Sublayers(_config()).clone(
@@ -168,13 +169,12 @@ def test_without_queries_it_is_the_plain_residual(options):
   jax.tree.map(lambda a, b: assert_close(a, b, units=64), got, wanted)
 
 
-def test_differences_add_their_mean_from_scratch_and_nothing_to_a_plain_run():
+def test_differences_are_added_to_the_plain_residual_from_0_on():
   x = _normal(2, 3, 8)
-  for start, gate in (('fresh', 1.0), ('baseline', 0.0)):
-    module = _Sublayers(_config(start, kind='delta'))
-    variables = nn.unbox(module.init(jax.random.key(0), x))['params']
-    gates = [own['gate'] for own in variables.values() if 'gate' in own]
-    assert gates == [gate] * 8
+  module = _Sublayers(_config(kind='delta'))
+  variables = nn.unbox(module.init(jax.random.key(0), x))['params']
+  gates = [own['gate'] for own in variables.values() if 'gate' in own]
+  assert gates == [0] * 8
 
 
 @settings(max_examples=20, deadline=None)
