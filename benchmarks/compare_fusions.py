@@ -81,6 +81,10 @@ class Comparison:
     """The tables of these runs."""
     return tables(runs, self.results, self.tests, self.data.target_language)
 
+  def report(self, found: Sequence[Table]) -> str:
+    """The text of tables."""
+    return report(self.recipe, self.results, found)
+
 
 @one_line_errors
 def main(argv: list[str]) -> None:
@@ -94,7 +98,7 @@ def main(argv: list[str]) -> None:
   elif arguments.report or arguments.publish:
     comparison = Comparison(arguments)
     found = comparison.tables(comparison.runs(arguments))
-    text = report(comparison.recipe, comparison.results, found)
+    text = comparison.report(found)
     print(text, end='')
     if arguments.publish:
       put_into(ROOT / 'docs' / 'results.md', text)
@@ -162,7 +166,7 @@ def _work(
   failed = carry_out(
     runs, comparison.results, runner, seconds, arguments.limit, deadline
   )
-  print(comparison.report(runs), end='')
+  print(comparison.report(comparison.tables(runs)), end='')
   if failed:
     raise CheckFailed(
       f'{len(failed)} runs, which the same command tries again: '
