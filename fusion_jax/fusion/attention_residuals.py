@@ -144,22 +144,20 @@ class SourceAttention(nn.Module):
     self.key_scale = parameter(self, 'key_scale', ones, ('norm',), shape)
 
   def __call__(
-    self, sources: Layers, context: Context, told: bool = True
+    self, sources: Layers, context: Context
   ) -> Float[Array, 'B T D']:
     """Return sum_i a_i v_i, float32.
 
     Args:
       sources: Sources v_i.
       context: Context of the pass.
-      told: Whether telemetry and views have the weights.
     """
     heads = self.config.side(self.side).attention_residual.heads
     query, epsilon = self.query * self.key_scale, self.config.norm_epsilon
     weights = source_weights(query, sources, heads, epsilon)
-    if told:
-      each = jnp.moveaxis(weights, 0, 2)
-      sow(self, 'views', 'weights', each)
-      sow(self, 'telemetry', 'weights', token_mean(each, context.tokens))
+    each = jnp.moveaxis(weights, 0, 2)
+    sow(self, 'views', 'weights', each)
+    sow(self, 'telemetry', 'weights', token_mean(each, context.tokens))
     return weighted_sources(weights, sources)
 
 
@@ -224,9 +222,7 @@ class AttentionResidual(Residual):
     blocks, rest = divmod(self.number, self._block)
     return (self.options.kind == 'replace') + blocks + (rest > 0)
 
-  def _read(
-    self, x: Sources, context: Context, told: bool
-  ) -> Float[Array, 'B T D']:
+  def _read(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
     """Return h, float32, where the sublayer attends."""
     sources, total = x.readable(), x.total.astype(jnp.float32)
     delta = self.options.kind == 'delta'
@@ -235,38 +231,37 @@ class AttentionResidual(Residual):
     if len(sources) == 1:
       mean = sources[0].astype(jnp.float32)
     else:
-      mean = self.attention(sources, context, told)
+      mean = self.attention(sources, context)
     return total + self.gate * mean if delta else len(sources) * mean
 
-  def _offset(
-    self, x: Sources, context: Context, told: bool
-  ) -> Float[Array, 'B T D']:
-    """Return h beyond the plain residual, for all sublayers of the layer."""
-    if x.offset is not None:
-      return x.offset
-    return (self._read(x, context, told) - x.total).astype(x.total.dtype)
+  def before(
+    self, x: Sources, context: Context
+  ) -> tuple[Float[Array, 'B T D'], Float[Array, 'B T D'] | None]:
+    """Return the input of f, and with sources='layer' the offset of the layer.
 
-  def before(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
-    """Return the input of f; see `Residual.before`."""
-    if self.options.sources == 'layer':
-      return self.norm(x.total + self._offset(x, context, told=True))
-    h = self._read(x, context, told=True)
-    return self.norm(h.astype(x.total.dtype))
+    See `Residual.before`.
+    """
+    if x.offset is not None:
+      return self.norm(x.total + x.offset), x.offset
+    h = self._read(x, context)
+    if self.options.sources == 'sublayer':
+      return self.norm(h.astype(x.total.dtype)), None
+    offset = (h - x.total).astype(x.total.dtype)
+    return self.norm(x.total + offset), offset
 
   def after(
     self,
     x: Sources,
     y: Float[Array, 'B T D'],
     context: Context,
+    held: Float[Array, 'B T D'] | None = None,
     scale: Float[Array, ''] | None = None,
   ) -> Sources:
     """Return the state after the sublayer; see `Residual.after`."""
     del scale
     y = self.dropout(y, context.deterministic)
     running = y if x.running is None else x.running + y
-    offset = None
-    if self.options.sources == 'layer' and not self._is_last:
-      offset = self._offset(x, context, told=False)
+    offset = None if self._is_last else held
     total = x.total + y
     if (self.number + 1) % self._block == 0:
       return Sources(total, (*x.blocks, running), None, offset)

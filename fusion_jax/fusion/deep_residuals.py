@@ -53,20 +53,23 @@ class BottomToTopResidual(Residual):
   side: Side
   number: int
 
-  def before(self, x: Any, context: Context) -> Float[Array, 'B T D']:
+  def before(
+    self, x: Any, context: Context
+  ) -> tuple[Float[Array, 'B T D'], None]:
     """Return the input of f; see `Residual.before`."""
     del context
-    return x.x if isinstance(x, InsideLayer) else x
+    return x.x if isinstance(x, InsideLayer) else x, None
 
   def after(
     self,
     x: Any,
     y: Float[Array, 'B T D'],
     context: Context,
+    held: None = None,
     scale: Float[Array, ''] | None = None,
   ) -> Any:
     """Return the state after the sublayer; see `Residual.after`."""
-    del scale
+    del held, scale
     x, bottom = x if isinstance(x, InsideLayer) else InsideLayer(x, x)
     total = x + self.dropout(y, context.deterministic)
     if (self.number + 1) % SUBLAYERS[self.side]:

@@ -7,6 +7,9 @@ Axis letters: B batch, T positions, D model width, N streams, O numbers that a
 generator gives.
 """
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -22,13 +25,11 @@ from fusion_jax.fusion.scheme import (
   on_both_sides,
 )
 from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.dense import Dense
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.parameter import Initializer, parameter
 from fusion_jax.layers.residual import (
   Residual,
   ResidualState,
   Streams,
-  plain_norm,
 )
 from fusion_jax.layers.sow import sow
 
@@ -44,9 +45,9 @@ _FLOOR = 1e-6
 
 
 def sinkhorn(
-  logits: Float[Array, '*P N N'], rounds: int
-) -> Float[Array, '*P N N']:
-  """Return a doubly stochastic matrix; Sinkhorn and Knopp (1967).
+  logits: Float[Array, '*P N N T'], rounds: int
+) -> Float[Array, '*P N N T']:
+  """Return a doubly stochastic matrix of each position; Sinkhorn, Knopp (1967).
 
   Rows and columns of exp(logits) are divided by their sums in turn.
 
@@ -59,14 +60,28 @@ def sinkhorn(
   """
 
   def one(_, logits):
-    logits = jax.nn.log_softmax(logits, -1)
-    return jax.nn.log_softmax(logits, -2)
+    logits = jax.nn.log_softmax(logits, -2)
+    return jax.nn.log_softmax(logits, -3)
 
   return jnp.exp(jax.lax.fori_loop(0, rounds, one, logits))
 
 
+class StreamWeights(NamedTuple):
+  """Weights of one sublayer, float32; T is 1 where all positions share them.
+
+  Attributes:
+    read: Weights p.
+    write: Weights o.
+    mix: Matrix R; None: the identity.
+  """
+
+  read: Float[Array, '*#B N #T']
+  write: Float[Array, '*#B N #T']
+  mix: Float[Array, '*#B N N #T'] | None
+
+
 def read_streams(
-  streams: Float[Array, 'B T N D'], weights: Float[Array, '*#B N']
+  streams: Float[Array, 'B N T D'], weights: Float[Array, '*#B N #T']
 ) -> Float[Array, 'B T D']:
   """Return sum_i p_i X_i, in the dtype of the streams.
 
@@ -74,16 +89,16 @@ def read_streams(
     streams: Streams X.
     weights: Weights p, float32.
   """
-  read = (weights[..., None] * streams).sum(-2)
+  read = (weights[..., None] * streams).sum(-3)
   return read.astype(streams.dtype)
 
 
 def write_streams(
-  streams: Float[Array, 'B T N D'],
+  streams: Float[Array, 'B N T D'],
   y: Float[Array, 'B T D'],
-  mix: Float[Array, '*#B N N'] | None,
-  weights: Float[Array, '*#B N'],
-) -> Float[Array, 'B T N D']:
+  mix: Float[Array, '*#B N N #T'] | None,
+  weights: Float[Array, '*#B N #T'],
+) -> Float[Array, 'B N T D']:
   """Return X'_j = sum_i R_ij X_i + o_j y, in the dtype of the streams.
 
   Args:
@@ -92,15 +107,65 @@ def write_streams(
     mix: Matrix R, float32; None: the identity.
     weights: Weights o, float32.
   """
-  written = weights[..., None] * y[..., None, :]
+  written = weights[..., None] * y[:, None]
   if mix is None:
     return (streams + written).astype(streams.dtype)
-  count = streams.shape[-2]
+  count = streams.shape[1]
   # N is small: products of N by N matrices would fill no unit of any chip.
   mixed = sum(
-    mix[..., i, :, None] * streams[..., i, None, :] for i in range(count)
+    mix[..., i, :, :, None] * streams[:, i, None] for i in range(count)
   )
   return (mixed + written).astype(streams.dtype)
+
+
+class Generator(nn.Module):
+  """Numbers that positions compute from their streams, without a bias.
+
+  They come before positions, as streams do.
+
+  Attributes:
+    config: Model configuration.
+    features: Number O of numbers.
+    of_each: Whether each stream has its own; otherwise they are of all streams
+      side by side.
+    start: Initialiser of the kernel.
+  """
+
+  config: ModelConfig
+  features: int
+  of_each: bool
+  start: Initializer
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'B N T D']) -> Float[Array, 'B O *N T']:
+    """Return the numbers, float32.
+
+    They are LN(X_i) W for each stream, W of [D, O], or rms(X_1..X_N) W for all,
+    W of [N D, O]. No normalised stream is made: LN(X_i) W is X_i (W - w) over
+    the deviation of X_i, where w is the mean of the rows of W.
+    """
+    _, count, _, width = x.shape
+    inputs = width if self.of_each else count * width
+    axes, shape = ('embed', 'layers'), (inputs, self.features)
+    kernel = parameter(self, 'kernel', self.start, axes, shape)
+    square = jnp.square(x.astype(jnp.float32))
+    if self.of_each:
+      kernel = kernel - kernel.mean(0)
+      mean = x.mean(-1, dtype=jnp.float32)
+      square = (square.mean(-1) - jnp.square(mean)).clip(0)
+      found = _product('bntd,do->bont', x, kernel)
+    else:
+      kernel = kernel.reshape(count, width, -1)
+      square = square.mean((1, 3))
+      found = _product('bntd,ndo->bot', x, kernel)
+    return found * jax.lax.rsqrt(square + self.config.norm_epsilon)[:, None]
+
+
+def _product(
+  axes: str, x: Float[Array, '...'], kernel: Float[Array, '...']
+) -> Float[Array, '...']:
+  kernel = kernel.astype(x.dtype)
+  return jnp.einsum(axes, x, kernel, preferred_element_type=jnp.float32)
 
 
 class HyperResidual(Residual):
@@ -116,6 +181,9 @@ class HyperResidual(Residual):
   part and 0.01 z at first (Xie et al. 2025),
     p = sigmoid(z_p),  o = 2 sigmoid(z_o),  R = sinkhorn(z_R)
   kind='identity_mix': the same with R = 1.
+
+  The backward pass keeps the streams, the weights and y, and computes the rest
+  again.
 
   Telemetry: 'read' [N], 'write' [N] and 'mix' [N, N], means over the tokens.
   Views: the same with [B, T, ...], but for kind='static'.
@@ -133,7 +201,6 @@ class HyperResidual(Residual):
     super().setup()
     self.options = options = self.config.side(self.side).hyper
     count, kind = options.streams, options.kind
-    self.norm_of_stream = plain_norm(self.config)
     own = jax.nn.one_hot(self.number % count, count)
     gated = kind in ('identity_mix', 'manifold')
     self.read = self._static('read', _READ * (2 * own - 1) if gated else own)
@@ -152,90 +219,92 @@ class HyperResidual(Residual):
     axes = (None,) * start.ndim
     return parameter(self, name, lambda key, shape: start, axes, start.shape)
 
-  def _generator(self, gated: bool) -> Dense:
+  def _generator(self, gated: bool) -> Generator:
     count = self.options.streams
     mix = count**2 if self.options.kind == 'manifold' else 0
     start = nn.initializers.zeros_init()
     if gated and self.config.side(self.side).start == 'fresh':
       start = nn.initializers.normal(_DEVIATION)
     features = 2 * count + mix if gated else count + 2
-    return Dense(self.config, features, ('embed', 'layers'), False, start)
+    return Generator(self.config, features, not gated, start)
 
   def before(
-    self, x: Float[Array, 'B T N D'], context: Context
-  ) -> Float[Array, 'B T D']:
-    """Return the input of f."""
-    weights = self._told('read', self._read_weights(x), context)
-    return self.norm(read_streams(x, weights))
+    self, x: Float[Array, 'B N T D'], context: Context
+  ) -> tuple[Float[Array, 'B T D'], StreamWeights]:
+    """Return the input of f, and the weights of the sublayer."""
+    weights = self._recomputed(HyperResidual._weights)(self, x)
+    self._record(weights, context)
+
+    def read(self, x, weights):
+      return self.norm(read_streams(x, weights))
+
+    return self._recomputed(read)(self, x, weights.read), weights
 
   def after(
     self,
-    x: Float[Array, 'B T N D'],
+    x: Float[Array, 'B N T D'],
     y: Float[Array, 'B T D'],
     context: Context,
+    held: StreamWeights | None = None,
     scale: Float[Array, ''] | None = None,
-  ) -> Float[Array, 'B T N D']:
+  ) -> Float[Array, 'B N T D']:
     """Return the streams after the sublayer; see `Residual.after`."""
     del scale
+    assert held is not None, 'the weights that `before` gave'
     y = self.dropout(y, context.deterministic)
-    mix, weights = self._mix(x), self._write_weights(x)
-    if mix is not None:
-      mix = self._told('mix', mix, context)
-    return write_streams(x, y, mix, self._told('write', weights, context))
+    write = self._recomputed(lambda self, *args: write_streams(*args))
+    return write(self, x, y, held.mix, held.write)
 
-  def _generated(self, x: Float[Array, 'B T N D']) -> Float[Array, 'B T *_ O']:
-    """Return what the generator gives: of each stream, or of all at once."""
-    if self.options.kind == 'dynamic':
-      return self.generator(self.norm_of_stream(x)).astype(jnp.float32)
-    wide = x.reshape(*x.shape[:-2], -1).astype(jnp.float32)
-    square = jnp.square(wide).mean(-1, keepdims=True)
-    unit = wide * jax.lax.rsqrt(square + self.config.norm_epsilon)
-    return self.generator(unit.astype(x.dtype)).astype(jnp.float32)
+  def _recomputed(self, body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return body, of which the backward pass keeps the arguments alone."""
+    return body if self.config.remat else nn.remat(body)
 
-  def _read_weights(self, x: Float[Array, 'B T N D']) -> Float[Array, '*#B N']:
-    weights, kind, count = self.read, self.options.kind, self.options.streams
-    if kind == 'dynamic':
-      weights += self.read_scale * jnp.tanh(self._generated(x)[..., 0])
-    elif kind != 'static':
-      gates = self.read_scale * self._generated(x)[..., :count]
-      weights = jax.nn.sigmoid(gates + weights) + self._floor
-    return weights
+  def _weights(self, x: Float[Array, 'B N T D']) -> StreamWeights:
+    """Return the weights of all positions, or those that they share."""
+    kind = self.options.kind
+    if kind == 'static':
+      shared = self.read[:, None], self.write[:, None], self.mix[..., None]
+      return StreamWeights(*shared)
+    found = self.generator(x)
+    return self._sums(found) if kind == 'dynamic' else self._gates(found)
 
-  def _write_weights(self, x: Float[Array, 'B T N D']) -> Float[Array, '*#B N']:
-    weights, kind, count = self.write, self.options.kind, self.options.streams
-    if kind == 'dynamic':
-      weights += self.write_scale * jnp.tanh(self._generated(x)[..., 1])
-    elif kind != 'static':
-      gates = self.write_scale * self._generated(x)[..., count : 2 * count]
-      weights = 2 * jax.nn.sigmoid(gates + weights) + self._floor
-    return weights
+  def _sums(self, found: Float[Array, 'B O N T']) -> StreamWeights:
+    """Return the weights of kind='dynamic' from what each stream says."""
+    found = jnp.tanh(found)
+    # Number 2 + j of stream i is R_ij.
+    mix = jnp.swapaxes(found[:, 2:], 1, 2)
+    return StreamWeights(
+      self.read_scale * found[:, 0] + self.read[:, None],
+      self.write_scale * found[:, 1] + self.write[:, None],
+      self.read_scale * mix + self.mix[..., None],
+    )
 
-  def _mix(self, x: Float[Array, 'B T N D']) -> Float[Array, '*#B N N'] | None:
-    kind, count = self.options.kind, self.options.streams
-    if kind == 'identity_mix':
-      return None
-    mix = self.mix
-    if kind == 'dynamic':
-      mix += self.read_scale * jnp.tanh(self._generated(x)[..., 2:])
-    elif kind == 'manifold':
-      dynamic = self._generated(x)[..., 2 * count :]
-      dynamic = dynamic.reshape(*dynamic.shape[:-1], count, count)
-      mix = sinkhorn(self.mix_scale * dynamic + mix, self.options.rounds)
-    return mix
+  def _gates(self, found: Float[Array, 'B O T']) -> StreamWeights:
+    """Return the weights of the other kinds from what all streams say."""
+    options, count = self.options, self.options.streams
+    read, write, mix = jnp.split(found, (count, 2 * count), axis=1)
+    read = jax.nn.sigmoid(self.read_scale * read + self.read[:, None])
+    write = 2 * jax.nn.sigmoid(self.write_scale * write + self.write[:, None])
+    if options.kind == 'identity_mix':
+      return StreamWeights(read + _FLOOR, write + _FLOOR, None)
+    mix = mix.reshape(mix.shape[0], count, count, -1)
+    mix = self.mix_scale * mix + self.mix[..., None]
+    return StreamWeights(read, write, sinkhorn(mix, options.rounds))
 
-  @property
-  def _floor(self) -> float:
-    return _FLOOR if self.options.kind == 'identity_mix' else 0.0
+  def _record(self, weights: StreamWeights, context: Context) -> None:
+    """Keep weights as views, with positions after the batch; and their means.
 
-  def _told(
-    self, name: str, value: Float[Array, '...'], context: Context
-  ) -> Float[Array, '...']:
-    of_positions = value.ndim > (2 if name == 'mix' else 1)
-    if of_positions:
+    Weights that all positions share are only telemetry.
+    """
+    for name, value in weights._asdict().items():
+      if value is None:
+        continue
+      if self.options.kind == 'static':
+        sow(self, 'telemetry', name, value[..., 0])
+        continue
+      value = jnp.moveaxis(value, -1, 1)
       sow(self, 'views', name, value)
-    mean = token_mean(value, context.tokens) if of_positions else value
-    sow(self, 'telemetry', name, mean)
-    return value
+      sow(self, 'telemetry', name, token_mean(value, context.tokens))
 
 
 class StreamsRead(nn.Module):
@@ -255,22 +324,16 @@ class StreamsRead(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, 'B T N D'], context: Context
+    self, x: Float[Array, 'B N T D'], context: Context
   ) -> Float[Array, 'B T D']:
     del context
-    count, zeros = x.shape[-2], nn.initializers.zeros_init()
-    wide = x.reshape(*x.shape[:-2], -1).astype(jnp.float32)
-    square = jnp.square(wide).mean(-1, keepdims=True)
-    unit = wide * jax.lax.rsqrt(square + self.config.norm_epsilon)
-    generator = Dense(
-      self.config, count, ('embed', 'layers'), False, zeros, name='generator'
-    )
-    z = generator(unit.astype(x.dtype)).astype(jnp.float32)
+    count, zeros = x.shape[1], nn.initializers.zeros_init()
+    z = Generator(self.config, count, False, zeros, name='generator')(x)
     bias = parameter(self, 'read', zeros, (None,), (count,))
     start = nn.initializers.constant(_SCALE)
     scale = parameter(self, 'read_scale', start, (), ())
-    weights = jax.nn.sigmoid(scale * z + bias)
-    sow(self, 'views', 'read', weights)
+    weights = jax.nn.sigmoid(scale * z + bias[:, None])
+    sow(self, 'views', 'read', jnp.moveaxis(weights, -1, 1))
     return read_streams(x, weights)
 
 

@@ -50,7 +50,7 @@ def plain_norm(config: ModelConfig) -> nn.LayerNorm:
 class ResidualState:
   """State of a stack between its layers: here H[l] itself.
 
-  A state is one array or a tree of arrays [B, T, ...]. Others are made of H[0]
+  A state is one array or a tree of arrays, batch first. Others are made of H[0]
   by `open`, and give H[l] by `close`.
   """
 
@@ -83,7 +83,10 @@ class ResidualState:
 
 @dataclasses.dataclass(frozen=True)
 class Streams(ResidualState):
-  """Several streams side by side, [B, T, N, D]; H[l] is their mean.
+  """Several streams, [B, N, T, D]; H[l] is their mean.
+
+  Positions come after streams, so that the two last axes are long: TPUs pad
+  them to multiples of 8 and 128.
 
   Attributes:
     count: Number of streams N.
@@ -93,14 +96,14 @@ class Streams(ResidualState):
 
   count: int
 
-  def open(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T N D']:
+  def open(self, x: Float[Array, 'B T D']) -> Float[Array, 'B N T D']:
     """Return H[0] in every stream."""
-    shape = *x.shape[:-1], self.count, x.shape[-1]
-    return jnp.broadcast_to(x[..., None, :], shape)
+    shape = x.shape[0], self.count, *x.shape[1:]
+    return jnp.broadcast_to(x[:, None], shape)
 
-  def close(self, state: Float[Array, 'B T N D']) -> Float[Array, 'B T D']:
+  def close(self, state: Float[Array, 'B N T D']) -> Float[Array, 'B T D']:
     """Return the mean of the streams."""
-    return state.mean(-2, dtype=jnp.float32).astype(state.dtype)
+    return state.mean(1, dtype=jnp.float32).astype(state.dtype)
 
 
 class Residual(nn.Module):
@@ -117,10 +120,17 @@ class Residual(nn.Module):
       self.norm = layer_norm(self.config)
     self.dropout = Dropout(self.config.dropout, self.config.dropout_generator)
 
-  def before(self, x: Any, context: Context) -> Float[Array, 'B T D']:
-    """Return the input of f, from the state x of the stack."""
+  def before(
+    self, x: Any, context: Context
+  ) -> tuple[Float[Array, 'B T D'], Any]:
+    """Return the input of f, and what `after` needs beside its output.
+
+    Args:
+      x: State of the stack.
+      context: Context of the pass.
+    """
     del context
-    return self.norm(x) if self.config.norm == 'pre' else x
+    return self.norm(x) if self.config.norm == 'pre' else x, None
 
   def skip(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
     """Return what the output of f is added to: x itself."""
@@ -131,19 +141,22 @@ class Residual(nn.Module):
     x: Any,
     y: Float[Array, 'B T D'],
     context: Context,
+    held: Any = None,
     scale: Float[Array, ''] | None = None,
   ) -> Any:
     """Return the state after the sublayer.
 
     Args:
       x: State before the sublayer.
-      y: f(before(x)).
+      y: Output of f.
       context: Context of the pass.
+      held: What `before` gave with the input of f.
       scale: Scale a of norm='rezero', float32.
 
     Returns:
       The sum; with norm='post' it is normalised.
     """
+    del held
     y = self.dropout(y, context.deterministic)
     if scale is not None:
       y = scale.astype(y.dtype) * y

@@ -122,13 +122,13 @@ class EncoderLayer(nn.Module):
       The state after the layer.
     """
     del memory
-    h = self.self_attention_residual.before(query_of(x), context)
+    h, held = self.self_attention_residual.before(query_of(x), context)
     y = self.self_attention.attend(x, h, layers, context)
     x = self.self_attention.residual_input(residual_of(x), h)
-    x = self.self_attention_residual.after(x, y, context, self.scale)
-    h = self.feed_forward_residual.before(x, context)
+    x = self.self_attention_residual.after(x, y, context, held, self.scale)
+    h, held = self.feed_forward_residual.before(x, context)
     y = self.feed_forward(h, context.deterministic)
-    return self.feed_forward_residual.after(x, y, context, self.scale)
+    return self.feed_forward_residual.after(x, y, context, held, self.scale)
 
 
 class DecoderLayer(nn.Module):
@@ -180,21 +180,21 @@ class DecoderLayer(nn.Module):
       The state after the layer.
     """
     assert context.memory_mask is not None, 'a decoder reads a memory'
-    h = self.self_attention_residual.before(query_of(x), context)
+    h, held = self.self_attention_residual.before(query_of(x), context)
     y = self.self_attention.attend(x, h, layers, context)
     x = self.self_attention.residual_input(residual_of(x), h)
-    x = self.self_attention_residual.after(x, y, context, self.scale)
+    x = self.self_attention_residual.after(x, y, context, held, self.scale)
 
-    h = self.cross_attention_residual.before(x, context)
+    h, held = self.cross_attention_residual.before(x, context)
     y = self.cross_attention(
       h, memory, context.memory_mask, context.deterministic
     )
     x = self.cross_attention.residual_input(x, h)
-    x = self.cross_attention_residual.after(x, y, context, self.scale)
+    x = self.cross_attention_residual.after(x, y, context, held, self.scale)
 
-    h = self.feed_forward_residual.before(x, context)
+    h, held = self.feed_forward_residual.before(x, context)
     y = self.feed_forward(h, context.deterministic)
-    return self.feed_forward_residual.after(x, y, context, self.scale)
+    return self.feed_forward_residual.after(x, y, context, held, self.scale)
 
 
 class _Stack(nn.Module):

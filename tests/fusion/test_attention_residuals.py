@@ -58,9 +58,9 @@ class _Sublayers(nn.Module):
     for residual, factor in zip(
       self.residuals, _FACTORS * _LAYERS, strict=True
     ):
-      inputs.append(residual.before(state, _PASS))
-      y = jnp.tanh(factor * inputs[-1])
-      state = residual.after(state, y, _PASS)
+      h, held = residual.before(state, _PASS)
+      inputs.append(h)
+      state = residual.after(state, jnp.tanh(factor * h), _PASS, held)
     output = self.state.close(state)
     if self.read is not None:
       output = self.read(state, _PASS)

@@ -40,7 +40,7 @@ class _Sublayers(nn.Module):
 
   def __call__(self, x):
     for number, residual in enumerate(self.residuals):
-      y = jnp.tanh((number + 1) * residual.before(x, _PASS))
+      y = jnp.tanh((number + 1) * residual.before(x, _PASS)[0])
       x = residual.after(x, y, _PASS)
     return x
 

@@ -41,7 +41,7 @@ class _Stack(nn.Module):
     layers = (x,)
     for _ in range(self.config.decoder_layers):
       residual = Residual(self.config)
-      x, h = layers[-1], residual.before(layers[-1], context)
+      x, (h, _) = layers[-1], residual.before(layers[-1], context)
       attention = ShortcutAttention(self.config, 'decoder')
       y = attention.attend(x, h, layers, context)
       x = attention.residual_input(x, h)

@@ -31,7 +31,8 @@ def _normal(seed=0):
 
 def _around(module, x, scale=None):
   """The residual around a sublayer that squares its input."""
-  return module.after(x, module.before(x, _CONTEXT) ** 2, _CONTEXT, scale)
+  h, held = module.before(x, _CONTEXT)
+  return module.after(x, h**2, _CONTEXT, held, scale)
 
 
 def _scale(norm):
@@ -86,7 +87,7 @@ def test_a_gain_of_0_leaves_the_sublayer():
   module, parameters = _drawn('pre')
   parameters = parameters | {'skip_gain': jnp.float32(0)}
   x = _normal()
-  alone = module.apply(
+  alone, _ = module.apply(
     {'params': parameters}, x, _CONTEXT, method=module.before
   )
   np.testing.assert_array_equal(_apply(module, parameters, x), alone**2)

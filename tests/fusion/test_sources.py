@@ -73,7 +73,7 @@ class _Stack(nn.Module):
     layers = (x,)
     for index in range(1, self.config.decoder_layers + 1):
       residual = Residual(self.config)
-      h = residual.before(layers[-1], context)
+      h, _ = residual.before(layers[-1], context)
       attention = MultiLayerAttention(self.config, 'decoder', index)
       y = attention.attend(layers[-1], h, layers, context)
       layers = (*layers, residual.after(layers[-1], y, context))
