@@ -32,6 +32,7 @@ from fusion_jax.data.batching import Batch, Shape
 from fusion_jax.data.packed_batches import PackedPlan, assemble_packed
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.tools.aot.hlo_traffic import traffic
 from fusion_jax.tools.aot.matmul_flops import product_gflop
 from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
@@ -84,6 +85,11 @@ def fresh_totals(config: ExperimentConfig) -> Totals:
   return jax.jit(zeros, out_shardings=replicated(data_mesh()))()
 
 
+def moved_gbytes(text: str, trips: int = 1) -> float:
+  """10^9 bytes that the instructions of a compiled program read and write."""
+  return sum(one.moved for one in traffic(text, trips)) / 1e9
+
+
 def random_batches(size: Size) -> list[Batch]:
   """Dense batches of random ids, on the host."""
   random = np.random.default_rng(0)
@@ -130,6 +136,7 @@ class FusionJaxStep:
   Attributes:
     model: the Transformer.
     gflop: 10^9 floating point operations of the products of a step.
+    gbytes: 10^9 bytes that the instructions of a step read and write.
   """
 
   def __init__(
@@ -158,6 +165,7 @@ class FusionJaxStep:
     )
     self.gflop = product_gflop(traced.jaxpr)
     self._step = traced.lower().compile()
+    self.gbytes = moved_gbytes(self._step.as_text())
     self._of_step = self._compiled[before:]
     self._compiled_warm: int | None = None
 

@@ -28,9 +28,13 @@ from benchmarks.common import (
   write_results,
 )
 from benchmarks.decode_task import END
-from benchmarks.fusion_jax_step import FusionJaxStep, experiment, random_batches
+from benchmarks.fusion_jax_step import (
+  FusionJaxStep,
+  experiment,
+  moved_gbytes,
+  random_batches,
+)
 from benchmarks.schemes import (
-  POST_NORM,
   Scheme,
   chosen,
   norms_of,
@@ -50,6 +54,8 @@ _LEAST_EFFICIENCY = 0.85
 _BEAM = 4
 _PARTS = ('train', 'decode')
 _NUMBERS = ('speed', 'allowed', 'efficiency')
+# Bytes of the array whose copy shows how fast memory is: caches are smaller.
+_LARGE = 2**29
 
 
 class SearchSteps:
@@ -57,6 +63,7 @@ class SearchSteps:
 
   Attributes:
     gflop: 10^9 floating point operations of the products of all steps.
+    gbytes: 10^9 bytes that their instructions read and write.
   """
 
   def __init__(
@@ -99,6 +106,7 @@ class SearchSteps:
     traced = jax.jit(search).trace(parameters, *self._arguments)
     self.gflop = product_gflop(traced.jaxpr, trips=steps)
     self._search = traced.lower().compile()
+    self.gbytes = moved_gbytes(self._search.as_text(), trips=steps)
 
   def run(self, parameters: Parameters) -> None:
     """Searches once."""
@@ -113,22 +121,26 @@ class Programs:
   Attributes:
     run: runs one of them once.
     gflop: 10^9 floating point operations of its matrix products.
+    gbytes: 10^9 bytes that its instructions read and write.
     parameters: of the model.
+    megabytes: 2^20 bytes that a training step needs beside its arguments.
   """
 
   def __init__(self, size: Size, row: Row, sentences: int, steps: int):
-    norm = POST_NORM if 'post' in norms_of(row) else {}
-    step = FusionJaxStep(size, changed(experiment(size), norm | row))
+    step = FusionJaxStep(size, changed(experiment(size), row))
     sources = dataclasses.replace(size, rows=sentences)
     search = SearchSteps(step.model, step.parameters, sources, _BEAM, steps)
     self.gflop = {'train': step.gflop, 'decode': search.gflop}
+    self.gbytes = {'train': step.gbytes, 'decode': search.gbytes}
     self.run = {
       'train': step.step,
       'decode': lambda: search.run(step.parameters),
     }
     for run in self.run.values():
       run()
-    self.parameters = step.report()['parameters']
+    reported = step.report()
+    self.parameters = reported['parameters']
+    self.megabytes = reported['temporary_memory_mb']
 
 
 @one_line_errors
@@ -159,7 +171,7 @@ def main(argv: list[str]) -> None:
 def summaries(rounds: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   """What `report` shows of each scheme that has been measured."""
   return {
-    name: {'extra_parameters': measured['extra_parameters']}
+    name: {key: measured[key] for key in ('extra_parameters', 'memory')}
     | {part: _summary(measured[part]) for part in _PARTS}
     for name, measured in rounds.items()
   }
@@ -168,11 +180,16 @@ def summaries(rounds: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def report(results: dict[str, Any], printed: Mapping[str, Scheme]) -> str:
   """The table and the sentences around it."""
   summary, settings = results['summary'], results['settings']
-  header = ('', 'parameters')
+  header = ('', 'parameters', 'memory')
   for part in _PARTS:
-    header += (part, 'allowed', 'efficiency', 'paper')
+    header += (part, 'allowed', 'by', 'efficiency', 'paper')
   rows = [
-    (name, f'{own["extra_parameters"]:+,}', *_cells(own, printed[name]))
+    (
+      name,
+      f'{own["extra_parameters"]:+,}',
+      f'{own["memory"]:.2f}',
+      *_cells(own, printed[name]),
+    )
     for name, own in summary.items()
   ]
   shape = f'{settings["rows"]} x {settings["length"]}+{settings["length"]}'
@@ -195,23 +212,70 @@ def report(results: dict[str, Any], printed: Mapping[str, Scheme]) -> str:
 def _in_turns(
   scheme: Programs, baseline: Programs, part: str, rounds: int
 ) -> dict[str, Any]:
-  """Seconds of both, two a round, and their operations."""
+  """Seconds of both, two a round, their operations and bytes; GB/s of copies.
+
+  Memory is timed with the steps: what else the machine does slows both.
+  """
   both = {'baseline': baseline, 'scheme': scheme}
   seconds = {name: [] for name in both}
+  copies = []
   for _ in range(rounds):
     for name in ('baseline', 'scheme', 'scheme', 'baseline'):
       seconds[name].append(timed(both[name].run[part]))
-  gflop = {name: programs.gflop[part] for name, programs in both.items()}
-  return {'seconds': seconds, 'gflop': gflop}
+    copies.append(_LARGE / 1e9 / timed(_copy))
+  return {
+    'seconds': seconds,
+    'gflop': {name: each.gflop[part] for name, each in both.items()},
+    'gbytes': {name: each.gbytes[part] for name, each in both.items()},
+    'bandwidth': statistics.median(copies),
+  }
 
 
-def _summary(measured: dict[str, Any]) -> dict[str, float]:
-  """Speeds relative to the baseline, and the efficiency."""
-  seconds, gflop = measured['seconds'], measured['gflop']
+def _copy() -> None:
+  """Reads half of _LARGE bytes and writes as many."""
+  x = _zeros()
+  jax.block_until_ready(_add_one(x))
+
+
+@functools.cache
+def _zeros() -> jax.Array:
+  return jax.block_until_ready(jnp.zeros(_LARGE // 8, jnp.float32))
+
+
+@jax.jit
+def _add_one(x: jax.Array) -> jax.Array:
+  return x + 1
+
+
+def _summary(measured: dict[str, Any]) -> dict[str, Any]:
+  """Speeds relative to the baseline, what bounds them, and the efficiency."""
+  seconds = measured['seconds']
   both = zip(seconds['baseline'], seconds['scheme'], strict=True)
   speed = statistics.median(base / own for base, own in both)
-  allowed = gflop['baseline'] / gflop['scheme']
-  return dict(zip(_NUMBERS, (speed, allowed, speed / allowed), strict=True))
+  slower = _allowed(measured)
+  by = max(slower, key=lambda name: slower[name])
+  allowed = 1 / slower[by]
+  return {
+    'speed': speed,
+    'allowed': allowed,
+    'by': by,
+    'efficiency': speed / allowed,
+  }
+
+
+def _allowed(measured: dict[str, Any]) -> dict[str, float]:
+  """How many times as long as the baseline's a step has to take, by bound.
+
+  By its products, as if the baseline did nothing else; and by its bytes, of
+  which those that the baseline does not move take the time of a copy.
+  """
+  gflop, gbytes = measured['gflop'], measured['gbytes']
+  extra = gbytes['scheme'] - gbytes['baseline']
+  step = statistics.median(measured['seconds']['baseline'])
+  return {
+    'products': gflop['scheme'] / gflop['baseline'],
+    'bytes': 1 + extra / measured['bandwidth'] / step,
+  }
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -238,10 +302,18 @@ def _add_rounds(
   """Measures schemes; of those that failed, names and reasons."""
   searches = arguments.sentences, arguments.steps
   dtype = {'model.compute_dtype': arguments.dtype}
-  baseline, failed = Programs(size, dtype, *searches), []
+
+  @functools.cache
+  def plain(norm: str) -> Programs:
+    return Programs(size, dtype | {'model.norm': norm}, *searches)
+
+  failed = []
   for name, scheme in missing.items():
+    norm = norms_of(scheme.row)[-1]
     try:
-      own = Programs(size, scheme.row | dtype, *searches)
+      baseline = plain(norm)
+      row = dtype | {'model.norm': norm} | scheme.row
+      own = Programs(size, row, *searches)
       measured = {
         part: _in_turns(own, baseline, part, arguments.rounds)
         for part in _PARTS
@@ -251,7 +323,9 @@ def _add_rounds(
       failed.append(f'{name}: {first_line(error)}')
       log(failed[-1])
     else:
-      results['rounds'][name] = {'extra_parameters': extra} | measured
+      memory = own.megabytes / baseline.megabytes
+      numbers = {'extra_parameters': extra, 'memory': memory, 'norm': norm}
+      results['rounds'][name] = numbers | measured
       write_results(arguments.output, results)
       speeds = (f'{x} {_summary(measured[x])["speed"]:.2f}' for x in _PARTS)
       log(f'{name}: {", ".join(speeds)}')
@@ -265,8 +339,9 @@ def _cells(own: dict[str, Any], scheme: Scheme) -> tuple[str, ...]:
   cells = ()
   for part in _PARTS:
     printed = getattr(scheme, part)
-    cells += tuple(f'{own[part][key]:.2f}' for key in _NUMBERS)
-    cells += ('' if printed is None else f'{printed:.2f}',)
+    speed, allowed, efficiency = (f'{own[part][key]:.2f}' for key in _NUMBERS)
+    paper = '' if printed is None else f'{printed:.2f}'
+    cells += (speed, allowed, own[part]['by'], efficiency, paper)
   return cells
 
 

@@ -9,6 +9,7 @@ import pytest
 from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.ad_checkpoint import print_saved_residuals
 from references import layer_norm
 
 from fusion_jax.config.fusion import HyperOptions, SideConfig
@@ -163,3 +164,25 @@ def test_copies_stay_copies_of_the_plain_residual(kind, number):
   assert_close(before, wanted, units=128)
   assert_close(after, streams.open(total), units=64)
   assert_close(streams.close(after), total, units=64)
+
+
+@pytest.mark.parametrize('kind', _KINDS)
+def test_the_backward_pass_keeps_the_streams_once(kind, capsys):
+  """Of two sublayers: the state between them, and no other streams."""
+  modules = [HyperResidual(_config(kind), 'encoder', n) for n in range(2)]
+  x, y = _normal(2, 4, 3, 8), _normal(2, 3, 8, seed=1)
+  parameters = [_parameters(module, x, y) for module in modules]
+
+  def both(parameters, x, y):
+    for module, own in zip(modules, parameters, strict=True):
+      h, x = module.apply({'params': own}, x, y, method=_around)
+      y = jnp.tanh(h)
+    return x.sum()
+
+  print_saved_residuals(both, parameters, x, y)
+  kept = [
+    line
+    for line in capsys.readouterr().out.splitlines()
+    if line.startswith('f32[2,4,3,8]') and 'from the argument' not in line
+  ]
+  assert len(kept) == 1
