@@ -90,6 +90,21 @@ def moved_gbytes(text: str, trips: int = 1) -> float:
   return sum(one.moved for one in traffic(text, trips)) / 1e9
 
 
+def _compilations() -> list[float]:
+  """Seconds of every compilation from now on.
+
+  JAX keeps a listener for ever: it must not hold a model.
+  """
+  found: list[float] = []
+
+  def listen(event: str, seconds: float, **_: Any) -> None:
+    if event == _COMPILED:
+      found.append(seconds)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  return found
+
+
 def random_batches(size: Size) -> list[Batch]:
   """Dense batches of random ids, on the host."""
   random = np.random.default_rng(0)
@@ -147,8 +162,7 @@ class FusionJaxStep:
     updates: int = 1,
   ):
     """Compiles the step; without batches, for dense ones of the size."""
-    self._compiled: list[float] = []
-    jax.monitoring.register_event_duration_secs_listener(self._listen)
+    self._compiled = _compilations()
     mesh = data_mesh()
     jax.set_mesh(mesh)
     self.model, self._updates = make_model(size, config), updates
@@ -168,10 +182,6 @@ class FusionJaxStep:
     self.gbytes = moved_gbytes(self._step.as_text())
     self._of_step = self._compiled[before:]
     self._compiled_warm: int | None = None
-
-  def _listen(self, event: str, seconds: float, **_: Any) -> None:
-    if event == _COMPILED:
-      self._compiled.append(seconds)
 
   def _batch(self) -> Batch:
     return jax.device_put(next(self._batches), self._sharding)

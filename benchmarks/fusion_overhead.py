@@ -13,6 +13,7 @@ import functools
 import gc
 import statistics
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,7 +55,7 @@ _LEAST_EFFICIENCY = 0.85
 _BEAM = 4
 _PARTS = ('train', 'decode')
 _NUMBERS = ('speed', 'allowed', 'efficiency')
-# Bytes of the array whose copy shows how fast memory is: caches are smaller.
+# Bytes of an array that no cache holds.
 _LARGE = 2**29
 
 
@@ -161,19 +162,20 @@ def main(argv: list[str]) -> None:
     if name not in results['rounds']
   }
   failed = _add_rounds(results, missing, size, arguments) if missing else []
-  results['summary'] = summaries(results['rounds'])
+  results['summary'] = summaries(results)
   write_results(arguments.output, results)
   print(report(results, every))
   if failed:
     raise CheckFailed('; '.join(failed))
 
 
-def summaries(rounds: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def summaries(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   """What `report` shows of each scheme that has been measured."""
+  rate = results['bandwidth']
   return {
     name: {key: measured[key] for key in ('extra_parameters', 'memory')}
-    | {part: _summary(measured[part]) for part in _PARTS}
-    for name, measured in rounds.items()
+    | {part: _summary(measured[part], rate) for part in _PARTS}
+    for name, measured in results['rounds'].items()
   }
 
 
@@ -212,47 +214,37 @@ def report(results: dict[str, Any], printed: Mapping[str, Scheme]) -> str:
 def _in_turns(
   scheme: Programs, baseline: Programs, part: str, rounds: int
 ) -> dict[str, Any]:
-  """Seconds of both, two a round, their operations and bytes; GB/s of copies.
-
-  Memory is timed with the steps: what else the machine does slows both.
-  """
+  """Seconds of both, two a round, and their operations and bytes."""
   both = {'baseline': baseline, 'scheme': scheme}
   seconds = {name: [] for name in both}
-  copies = []
   for _ in range(rounds):
     for name in ('baseline', 'scheme', 'scheme', 'baseline'):
       seconds[name].append(timed(both[name].run[part]))
-    copies.append(_LARGE / 1e9 / timed(_copy))
   return {
     'seconds': seconds,
     'gflop': {name: each.gflop[part] for name, each in both.items()},
     'gbytes': {name: each.gbytes[part] for name, each in both.items()},
-    'bandwidth': statistics.median(copies),
   }
 
 
-def _copy() -> None:
-  """Reads half of _LARGE bytes and writes as many."""
-  x = _zeros()
-  jax.block_until_ready(_add_one(x))
+def memory_rate() -> float:
+  """10^9 bytes a second of reading an array and writing it in its place."""
+  add_one = jax.jit(lambda x: x + 1, donate_argnums=0)
+  x = add_one(jnp.zeros(_LARGE // 4, jnp.float32))
+  seconds = []
+  for _ in range(9):
+    begin = time.perf_counter()
+    x = jax.block_until_ready(add_one(x))
+    seconds.append(time.perf_counter() - begin)
+  return 2 * _LARGE / 1e9 / statistics.median(seconds)
 
 
-@functools.cache
-def _zeros() -> jax.Array:
-  return jax.block_until_ready(jnp.zeros(_LARGE // 8, jnp.float32))
-
-
-@jax.jit
-def _add_one(x: jax.Array) -> jax.Array:
-  return x + 1
-
-
-def _summary(measured: dict[str, Any]) -> dict[str, Any]:
+def _summary(measured: dict[str, Any], bandwidth: float) -> dict[str, Any]:
   """Speeds relative to the baseline, what bounds them, and the efficiency."""
   seconds = measured['seconds']
   both = zip(seconds['baseline'], seconds['scheme'], strict=True)
   speed = statistics.median(base / own for base, own in both)
-  slower = _allowed(measured)
+  slower = _slower(measured, bandwidth)
   by = max(slower, key=lambda name: slower[name])
   allowed = 1 / slower[by]
   return {
@@ -263,18 +255,17 @@ def _summary(measured: dict[str, Any]) -> dict[str, Any]:
   }
 
 
-def _allowed(measured: dict[str, Any]) -> dict[str, float]:
+def _slower(measured: dict[str, Any], bandwidth: float) -> dict[str, float]:
   """How many times as long as the baseline's a step has to take, by bound.
 
-  By its products, as if the baseline did nothing else; and by its bytes, of
-  which those that the baseline does not move take the time of a copy.
+  By its products, as if the baseline did nothing else; and by its bytes: those
+  that the baseline does not move take their time beside it.
   """
   gflop, gbytes = measured['gflop'], measured['gbytes']
-  extra = gbytes['scheme'] - gbytes['baseline']
-  step = statistics.median(measured['seconds']['baseline'])
+  extra = (gbytes['scheme'] - gbytes['baseline']) / bandwidth
   return {
     'products': gflop['scheme'] / gflop['baseline'],
-    'bytes': 1 + extra / measured['bandwidth'] / step,
+    'bytes': 1 + extra / statistics.median(measured['seconds']['baseline']),
   }
 
 
@@ -307,6 +298,7 @@ def _add_rounds(
   def plain(norm: str) -> Programs:
     return Programs(size, dtype | {'model.norm': norm}, *searches)
 
+  results.setdefault('bandwidth', memory_rate())
   failed = []
   for name, scheme in missing.items():
     norm = norms_of(scheme.row)[-1]
@@ -327,8 +319,9 @@ def _add_rounds(
       numbers = {'extra_parameters': extra, 'memory': memory, 'norm': norm}
       results['rounds'][name] = numbers | measured
       write_results(arguments.output, results)
-      speeds = (f'{x} {_summary(measured[x])["speed"]:.2f}' for x in _PARTS)
-      log(f'{name}: {", ".join(speeds)}')
+      found = (_summary(measured[x], results['bandwidth']) for x in _PARTS)
+      speeds = (f'{own["speed"]:.2f}' for own in found)
+      log(f'{name}: train {", decode ".join(speeds)}')
     own = None
     jax.clear_caches()
     gc.collect()

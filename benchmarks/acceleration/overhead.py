@@ -52,6 +52,6 @@ def _measure(
 
 def _table(found: Mapping[str, Any]) -> str:
   """Also of the schemes of a piece that was stopped."""
-  summary = fusion_overhead.summaries(found['rounds'])
+  summary = fusion_overhead.summaries(found)
   printed = schemes(found['settings']['layers'])
   return fusion_overhead.report({**found, 'summary': summary}, printed)
