@@ -7,6 +7,8 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fusion_jax.layers.attention import (
@@ -73,9 +75,8 @@ def with_stream_norms(
     of its keys and values.
   """
   norm = trained['self_attention_residual']['norm']
-  attention = {
-    **layer['self_attention'],
-    'key_norm': norm,
-    'value_norm': norm,
+  # Copies, because the arrays will be donated, each once.
+  norms = {
+    name: jax.tree.map(jnp.copy, norm) for name in ('key_norm', 'value_norm')
   }
-  return {**layer, 'self_attention': attention}
+  return {**layer, 'self_attention': layer['self_attention'] | norms}

@@ -11,7 +11,7 @@ from programs import Program, logged
 from tiers import extended_but
 
 from fusion_jax.config import ExperimentConfig, ModelConfig
-from fusion_jax.config.fusion import MultiLayerOptions, SideConfig
+from fusion_jax.config.fusion import GrnOptions, MultiLayerOptions, SideConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer, initial_parameters
@@ -77,6 +77,18 @@ def test_an_exact_start_computes_what_the_baseline_computes(monkeypatch, fused):
   model = _model(**fused)
   started = _started(monkeypatch, model, _Run(trained))
   assert_close(_features(model, started), _features(baseline, trained))
+
+
+@pytest.mark.parametrize('fusion', ['linear', 'mudd', 'grn'])
+def test_no_array_occurs_twice(monkeypatch, fusion):
+  """The first update donates every array once."""
+  ways = {'grn': GrnOptions(ways=3)} if fusion == 'grn' else {}
+  model = _model(norm='pre', **_both(fusion=fusion, start='baseline', **ways))
+  trained = drawn_parameters(_model(norm='pre'))
+  leaves = jax.tree.leaves(
+    _started(monkeypatch, model, _Run(trained, norm='pre'))
+  )
+  assert len({id(leaf) for leaf in leaves}) == len(leaves)
 
 
 def test_names_on_both_sides_are_listed(monkeypatch, caplog):
