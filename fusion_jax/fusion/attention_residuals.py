@@ -61,11 +61,11 @@ def weighted_sources(
   sources: tuple[Float[Array, 'B T D'], ...],
 ) -> Float[Array, 'B T D']:
   """Return sum_i a_i v_i, float32, each part of the width with its own a_i."""
-  parts = *weights.shape[1:], sources[0].shape[-1] // weights.shape[-1]
-  read = jnp.zeros(parts, jnp.float32)
+  width = sources[0].shape[-1] // weights.shape[-1]
+  read = jnp.zeros(sources[0].shape, jnp.float32)
   for each, source in zip(weights, sources, strict=True):
-    read += each[..., None] * source.reshape(parts)
-  return read.reshape(sources[0].shape)
+    read += jnp.repeat(each, width, axis=-1) * source
+  return read
 
 
 class Sources(NamedTuple):

@@ -83,7 +83,7 @@ def test_residual_orders_norm_and_sum(norm):
     v = np.asarray(v)
     return (v - v.mean()) / np.sqrt(v.var() + 1e-6)
 
-  h = residual.apply(variables, x, _PASS, method=residual.before)
+  h, _ = residual.apply(variables, x, _PASS, method=residual.before)
   y = residual.apply(variables, x, 10 * h, _PASS, method=residual.after)
   if norm == 'pre':
     np.testing.assert_allclose(h, normalised(x), rtol=1e-5)
