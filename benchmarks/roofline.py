@@ -67,11 +67,6 @@ _ROWS = {
 _LATER = {
   'base_pre_norm': (f'{_CONFIG}base', '--config.model.norm=pre'),
   **{name: (f'{_CONFIG}{name}',) for name in SINCE_2020},
-  # The residual's streams computed again in the backward pass.
-  'hyper_connections_remat': (
-    f'{_CONFIG}hyper_connections',
-    '--config.model.remat=True',
-  ),
 }
 _SEARCHES = ('base_search',)
 _GPU_ROWS = tuple(row for row in _ROWS if row.endswith('_cudnn'))
