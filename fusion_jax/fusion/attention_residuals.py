@@ -51,8 +51,7 @@ def source_weights(
   for source in sources:
     wide = source.astype(jnp.float32)
     unit = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + epsilon)
-    parts = (query * wide).reshape(*wide.shape[:-1], heads, -1)
-    logits.append(parts.sum(-1) * unit)
+    logits.append(part_sums(query * wide, heads) * unit)
   return jax.nn.softmax(jnp.stack(logits), axis=0)
 
 
@@ -61,11 +60,34 @@ def weighted_sources(
   sources: tuple[Float[Array, 'B T D'], ...],
 ) -> Float[Array, 'B T D']:
   """Return sum_i a_i v_i, float32, each part of the width with its own a_i."""
-  width = sources[0].shape[-1] // weights.shape[-1]
+  width = sources[0].shape[-1]
   read = jnp.zeros(sources[0].shape, jnp.float32)
   for each, source in zip(weights, sources, strict=True):
-    read += jnp.repeat(each, width, axis=-1) * source
+    read += spread(each, width) * source
   return read
+
+
+def part_sums(x: Float[Array, '*A D'], parts: int) -> Float[Array, '*A G']:
+  """Return the sum of each of G equal parts of the width."""
+  if parts == 1:
+    return x.sum(-1, keepdims=True)
+  return jnp.matmul(x, _indicator(x.shape[-1], parts), precision='highest')
+
+
+def spread(x: Float[Array, '*A G'], width: int) -> Float[Array, '*A D']:
+  """Return x with each element repeated along its part of the width."""
+  if x.shape[-1] == 1:
+    return jnp.broadcast_to(x, (*x.shape[:-1], width))
+  return jnp.matmul(x, _indicator(width, x.shape[-1]).T, precision='highest')
+
+
+def _indicator(width: int, parts: int) -> Float[Array, 'D G']:
+  """Return 1 where a feature is in a part, otherwise 0.
+
+  A product with it, exact as all its elements are 0 or 1, runs on the matrix
+  unit. Indexing by part inside a fused loop keeps XLA from vectorising it.
+  """
+  return jnp.repeat(jnp.eye(parts), width // parts, axis=0)
 
 
 class Sources(NamedTuple):
