@@ -28,15 +28,16 @@ from fusion_jax.layers.residual import Residual, ResidualState
 from fusion_jax.layers.sow import sow
 
 
-def source_weights(
+def source_scores(
   query: Float[Array, ' D'],
   sources: tuple[Float[Array, 'B T D'], ...],
   heads: int,
   epsilon: float,
 ) -> Float[Array, 'K B T G']:
-  """Return softmax_i(q . rms(v_i)) for each part of the width.
+  """Return s_i = exp(q . rms(v_i) - m) for each part of the width.
 
-  rms(v) is v over the root of its mean square over the whole width.
+  rms(v) is v over the root of its mean square over the whole width, and m is
+  the maximum over the sources.
 
   Args:
     query: Query q.
@@ -45,26 +46,35 @@ def source_weights(
     epsilon: What is added to the mean squares.
 
   Returns:
-    Weights of the sources, float32.
+    Scores of the sources, float32. Over their sum they are a softmax.
   """
   logits = []
   for source in sources:
     wide = source.astype(jnp.float32)
     unit = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + epsilon)
     logits.append(part_sums(query * wide, heads) * unit)
-  return jax.nn.softmax(jnp.stack(logits), axis=0)
+  stacked = jnp.stack(logits)
+  return jnp.exp(stacked - jax.lax.stop_gradient(stacked.max(0)))
 
 
 def weighted_sources(
-  weights: Float[Array, 'K B T G'],
+  scores: Float[Array, 'K B T G'],
   sources: tuple[Float[Array, 'B T D'], ...],
 ) -> Float[Array, 'B T D']:
-  """Return sum_i a_i v_i, float32, each part of the width with its own a_i."""
-  width = sources[0].shape[-1]
-  read = jnp.zeros(sources[0].shape, jnp.float32)
-  for each, source in zip(weights, sources, strict=True):
-    read += spread(each, width) * source
-  return read
+  """Return K sum_i a_i v_i, float32, with a_i = s_i / sum_j s_j.
+
+  Each part of the width has its own a_i. The division comes last because XLA
+  stores a quotient. A mere sum it computes again wherever it is used, and in
+  the backward pass of a deep stack that puts all sums into one slow loop.
+
+  Args:
+    scores: Scores s_i, positive.
+    sources: Sources v_i.
+  """
+  total = jnp.zeros(sources[0].shape, jnp.float32)
+  for each, source in zip(scores, sources, strict=True):
+    total += spread(each, total.shape[-1]) * source
+  return total / spread(scores.mean(0), total.shape[-1])
 
 
 def part_sums(x: Float[Array, '*A D'], parts: int) -> Float[Array, '*A G']:
@@ -168,7 +178,7 @@ class SourceAttention(nn.Module):
   def __call__(
     self, sources: Layers, context: Context
   ) -> Float[Array, 'B T D']:
-    """Return sum_i a_i v_i, float32.
+    """Return K sum_i a_i v_i, float32.
 
     Args:
       sources: Sources v_i.
@@ -176,11 +186,11 @@ class SourceAttention(nn.Module):
     """
     heads = self.config.side(self.side).attention_residual.heads
     query, epsilon = self.query * self.key_scale, self.config.norm_epsilon
-    weights = source_weights(query, sources, heads, epsilon)
-    each = jnp.moveaxis(weights, 0, 2)
-    sow(self, 'views', 'weights', each)
-    sow(self, 'telemetry', 'weights', token_mean(each, context.tokens))
-    return weighted_sources(weights, sources)
+    scores = source_scores(query, sources, heads, epsilon)
+    weights = jnp.moveaxis(scores / scores.sum(0), 0, 2)
+    sow(self, 'views', 'weights', weights)
+    sow(self, 'telemetry', 'weights', token_mean(weights, context.tokens))
+    return weighted_sources(scores, sources)
 
 
 class AttentionResidual(Residual):
@@ -251,10 +261,10 @@ class AttentionResidual(Residual):
     if not sources:
       return total
     if len(sources) == 1:
-      mean = sources[0].astype(jnp.float32)
+      read = sources[0].astype(jnp.float32)
     else:
-      mean = self.attention(sources, context)
-    return total + self.gate * mean if delta else len(sources) * mean
+      read = self.attention(sources, context)
+    return total + self.gate * (read / len(sources)) if delta else read
 
   def before(
     self, x: Sources, context: Context
@@ -305,9 +315,7 @@ class LastRead(nn.Module):
     self.attention = SourceAttention(self.config, self.side)
 
   def __call__(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
-    sources = x.readable()
-    read = len(sources) * self.attention(sources, context)
-    return read.astype(x.total.dtype)
+    return self.attention(x.readable(), context).astype(x.total.dtype)
 
 
 def _replaces(config: ModelConfig, side: Side) -> bool:

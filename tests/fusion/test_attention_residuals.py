@@ -15,7 +15,7 @@ from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import AttentionResidualOptions, SideConfig
 from fusion_jax.fusion.attention_residuals import (
-  source_weights,
+  source_scores,
   weighted_sources,
 )
 from fusion_jax.layers.attention import causal_mask
@@ -177,16 +177,22 @@ def test_differences_are_added_to_the_plain_residual_from_0_on():
   assert gates == [0] * 8
 
 
+def _weights(query, sources):
+  scores = source_scores(query, sources, 2, 0.0)
+  assert scores.max() <= 1
+  return scores / scores.sum(0)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 4), st.floats(0.1, 1000), st.integers(0, 99))
 def test_weights_sum_to_one_and_see_no_size(count, size, seed):
   query = _normal(8, seed=seed)
   sources = tuple(_normal(2, 3, 8, seed=seed + n) for n in range(count))
-  weights = source_weights(query, sources, 2, 0.0)
+  weights = _weights(query, sources)
   assert_close(weights.sum(0), np.ones((2, 3, 2)))
   grown = (size * sources[0], *sources[1:])
-  assert_close(source_weights(query, grown, 2, 0.0), weights, units=64)
-  turned = source_weights(query, sources[::-1], 2, 0.0)
+  assert_close(_weights(query, grown), weights, units=64)
+  turned = _weights(query, sources[::-1])
   assert_close(turned, weights[::-1])
 
 
@@ -194,7 +200,8 @@ def test_a_mean_by_hand():
   # Logits log(3) and -log(3) of the first half, 0 and 0 of the second.
   query = jnp.array([np.log(3.0), 0.0])
   sources = jnp.array([[[1.0, 1.0]]]), jnp.array([[[-2.0, 2.0]]])
-  weights = source_weights(query, sources, 2, 0.0)
+  weights = _weights(query, sources)
   np.testing.assert_allclose(weights[:, 0, 0], [[0.9, 0.5], [0.1, 0.5]], 1e-6)
-  read = weighted_sources(weights, sources)
-  np.testing.assert_allclose(read, [[[0.7, 1.5]]], rtol=1e-6)
+  for scale in 1.0, 3.0:
+    read = weighted_sources(scale * weights, sources)
+    np.testing.assert_allclose(read, 2 * np.array([[[0.7, 1.5]]]), rtol=1e-6)
