@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.common import markdown
+from benchmarks.comparison.orderings import LEVEL, verdict
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.results import Results
-from benchmarks.comparison.tables import SAMPLES, Bleu, Line, Table
+from benchmarks.comparison.tables import SAMPLES, Bleu, Line, Pair, Table
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
 
@@ -19,8 +20,6 @@ _TITLES = {
   'scratch': 'from scratch',
 }
 _NONE = '–'
-# Of the differences that the summary prints in bold.
-_LEVEL = 0.05
 _ENTROPY = re.compile(r'(\w+)/.*coupling_entropy_(\d+)')
 
 
@@ -42,7 +41,7 @@ def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
     f'{recipe.phases["plain"].training.steps:,} updates, continues for '
     f'{updates:,} more with each scheme, from the exact start; `none` is the '
     f'plain model itself. {_seeds(own)}, BLEU and the difference to `none`, in '
-    f'bold where the bootstrap gives p < {_LEVEL}. '
+    f'bold where the bootstrap gives p < {LEVEL}. '
     '[All figures](docs/results.md#the-schemes-side-by-side).'
   )
   tests = list(dict.fromkeys(test for line in own.lines for test in line.bleu))
@@ -70,7 +69,7 @@ def _short(bleu: Bleu | None) -> str:
   score = f'{bleu.seeds.mean:.2f}'
   if bleu.difference is None:
     return score
-  clear = bleu.bootstrap is not None and bleu.bootstrap < _LEVEL
+  clear = bleu.bootstrap is not None and bleu.bootstrap < LEVEL
   difference = _signed(bleu.difference)
   return f'{score} ({f"**{difference}**" if clear else difference})'
 
@@ -117,6 +116,7 @@ def _section(table: Table) -> str:
     _grid(table.lines) if table.lines else '',
     _fresh(table.lines),
     _entropies(table.lines),
+    _orders(table.pairs),
     _missing(table),
   ]
   return '\n\n'.join(part for part in parts if part)
@@ -180,6 +180,40 @@ def _fresh(lines: Sequence[Line]) -> str:
     'New parameters start at random, without an exact start, in one stack or '
     f'both of {listed}.'
   )
+
+
+def _orders(pairs: Sequence[Pair]) -> str:
+  """Where papers print one scheme above another, and what is found here."""
+  if not pairs:
+    return ''
+  text = _paragraph(
+    'Neighbours in the orders that the papers print: BLEU of the higher one '
+    'less that of the lower one, there and here. An order is confirmed or '
+    f'refuted here where all test sets agree, each with p < {LEVEL}.'
+  )
+  tests = list(dict.fromkeys(test for pair in pairs for test in pair.bleu))
+  header = ['paper', 'lower', 'higher', 'printed']
+  for test in tests:
+    header += [f'`{test}`', 'p']
+  rows = []
+  for printed, bleu in pairs:
+    row = [printed.source, f'`{printed.lower}`', f'`{printed.higher}`']
+    row.append(_signed(printed.printed))
+    for test in tests:
+      row += _cells(bleu.get(test), False)[1:]
+    rows.append([*row, _verdict(bleu)])
+  return f'{text}\n\n{markdown([*header, "here"], rows)}'
+
+
+def _verdict(bleu: Mapping[str, Bleu]) -> str:
+  decisive = [
+    (own.difference, p)
+    for own in bleu.values()
+    if own.difference is not None
+    for p in [own.bootstrap if own.over_seeds is None else own.over_seeds]
+    if p is not None
+  ]
+  return verdict(decisive) if len(decisive) == len(bleu) else 'undecided'
 
 
 def _entropies(lines: Sequence[Line]) -> str:

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from benchmarks.comparison.orderings import Neighbours, neighbours
 from benchmarks.comparison.plan import Run
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.texts import Text
@@ -56,12 +57,25 @@ class Line(NamedTuple):
   first: dict[str, Any]
 
 
+class Pair(NamedTuple):
+  """BLEU of a scheme beside one that a paper prints below it, by test set."""
+
+  printed: Neighbours
+  bleu: dict[str, Bleu]
+
+
 class Table(NamedTuple):
-  """The lines of one norm, the baseline first, and what is not there yet."""
+  """The results of one norm.
+
+  lines: the baseline first.
+  pairs: of the orders that papers print.
+  missing: what is not finished yet.
+  """
 
   kind: Literal['continued', 'scratch']
   norm: str
   lines: list[Line]
+  pairs: list[Pair]
   missing: list[Run]
 
 
@@ -78,14 +92,20 @@ def tables(
       kind = 'continued' if run.phase == 'continued' else 'scratch'
       grouped.setdefault((kind, run.norm), []).append(run)
   lines = _Lines(results, tests, language)
-  return [
-    Table(
-      *key,
-      lines.of([run for run in own if run in results]),
-      [run for run in own if run not in results],
-    )
-    for key, own in sorted(grouped.items(), key=lambda item: item[0][0])
-  ]
+  found = []
+  for key, own in sorted(grouped.items(), key=lambda item: item[0][0]):
+    finished = _by_scheme([run for run in own if run in results])
+    missing = [run for run in own if run not in results]
+    parts = lines.of(finished), lines.pairs(finished), missing
+    found.append(Table(*key, *parts))
+  return found
+
+
+def _by_scheme(runs: Sequence[Run]) -> dict[str, list[Run]]:
+  found: dict[str, list[Run]] = {}
+  for run in runs:
+    found.setdefault(run.scheme, []).append(run)
+  return found
 
 
 class _Lines:
@@ -97,13 +117,21 @@ class _Lines:
     self._results, self._tests, self._language = results, tests, language
     self._counted: dict[tuple[Run, str], Any] = {}
 
-  def of(self, runs: Sequence[Run]) -> list[Line]:
+  def of(self, runs: Mapping[str, list[Run]]) -> list[Line]:
     """The lines of one table."""
-    by_scheme: dict[str, list[Run]] = {}
-    for run in runs:
-      by_scheme.setdefault(run.scheme, []).append(run)
-    baseline = by_scheme.get(BASELINE, [])
-    return [self._line(own, baseline) for own in by_scheme.values()]
+    baseline = runs.get(BASELINE, [])
+    return [self._line(own, baseline) for own in runs.values()]
+
+  def pairs(self, runs: Mapping[str, list[Run]]) -> list[Pair]:
+    """The pairs of which both schemes are finished."""
+    found = []
+    for each in neighbours():
+      if each.lower in runs and each.higher in runs:
+        lower, higher = runs[each.lower], runs[each.higher]
+        tests = self._results[higher[0]]['tests']
+        bleu = {test: self._bleu(test, higher, lower) for test in tests}
+        found.append(Pair(each, bleu))
+    return found
 
   def _line(self, own: Sequence[Run], baseline: Sequence[Run]) -> Line:
     first = self._results[own[0]]
@@ -130,7 +158,7 @@ class _Lines:
     )
     seeds = self._scores(test, ours.values())
     common = [seed for seed in ours if seed in theirs]
-    if not common or own[0].scheme == BASELINE:
+    if not common or own == baseline:
       return Bleu(seeds)
     before, after = (
       self._scores(test, [runs[seed] for seed in common])

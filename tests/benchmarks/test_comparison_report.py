@@ -2,8 +2,17 @@
 
 import pytest
 from scipy import stats
-from small_comparison import LINEAR, NUMBERS, PLAIN, WIDE, planned, recipe
+from small_comparison import (
+  DENSE,
+  LINEAR,
+  NUMBERS,
+  PLAIN,
+  WIDE,
+  planned,
+  recipe,
+)
 
+from benchmarks.comparison.orderings import ORDERS, verdict
 from benchmarks.comparison.report import (
   coupling_entropies,
   put_into,
@@ -13,6 +22,7 @@ from benchmarks.comparison.report import (
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.tables import tables
 from benchmarks.comparison.texts import Text
+from benchmarks.schemes import schemes
 from fusion_jax.errors import InputError
 
 REFERENCES = tuple(f'Das ist die Zeile {n} von {n + 1} .' for n in range(40))
@@ -123,6 +133,57 @@ def test_the_report_has_every_number_and_what_is_missing(comparison):
   assert 'None of 6 runs is finished yet.' in lines
   assert 'in one stack or both of `linear`.' in text.replace('\n', ' ')
   assert own.digest[:12] in text
+
+
+def test_an_order_of_a_paper_is_found_again(comparison):
+  tables = add_order(comparison, WRONG, REFERENCES)
+  (pair,) = tables[0].pairs
+  # Of two neighbours in Dou et al. (2018), Table 1: 28.09 - 27.94.
+  assert pair.printed.printed == pytest.approx(0.15)
+  assert pair.bleu['news'].difference == pytest.approx(3.0)
+  text = report(comparison[0], comparison[2], tables)
+  row = '| `dense` | `linear` | +0.15 | +3.00 | <0.001 | confirmed |'
+  assert row in text
+
+
+@pytest.mark.parametrize(
+  ('lower', 'higher', 'found'),
+  [(REFERENCES, WRONG, 'refuted'), (WRONG, WRONG, 'undecided')],
+)
+def test_an_order_of_a_paper_is_not_found_again(
+  comparison, lower, higher, found
+):
+  tables = add_order(comparison, lower, higher)
+  assert f' | {found} |' in report(comparison[0], comparison[2], tables)
+
+
+def add_order(comparison, lower, higher):
+  """The tables of a recipe with translations by dense and linear."""
+  own, _, results = comparison
+  runs = planned(own, (PLAIN, DENSE, LINEAR))
+  for name, lines, bleu in (
+    ('dense', lower, 33.0 if lower is REFERENCES else 30.0),
+    ('linear', higher, 33.0 if higher is REFERENCES else 30.0),
+  ):
+    run = runs[f'continued/pre/{name}-0']
+    results.add(run, result(bleu, 2.0), {'news': lines})
+  tests = {'news': Text(None, REFERENCES)}
+  return tables(list(runs.values()), results, tests, 'de')
+
+
+def test_orders_name_schemes_that_are_compared_and_rise():
+  names = schemes(6)
+  for source, scores in ORDERS:
+    assert scores.keys() <= names.keys(), source
+    assert list(scores.values()) == sorted(scores.values()), source
+
+
+def test_all_test_sets_must_agree_on_an_order():
+  assert verdict([(0.1, 0.01), (0.2, 0.04)]) == 'confirmed'
+  assert verdict([(0.1, 0.01), (0.2, 0.06)]) == 'undecided'
+  assert verdict([(-0.1, 0.01), (-0.2, 0.04)]) == 'refuted'
+  assert verdict([(-0.1, 0.01), (0.2, 0.01)]) == 'undecided'
+  assert verdict([]) == 'undecided'
 
 
 def test_with_one_seed_there_is_no_column_of_seeds(comparison):

@@ -1,0 +1,116 @@
+"""Orders in which the papers print the schemes of this comparison.
+
+Only neighbours of an order are compared: if each is above the one before it,
+the whole order holds.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from benchmarks.schemes import BASELINE
+
+# Of the differences that decide.
+LEVEL = 0.05
+
+Verdict = Literal['confirmed', 'refuted', 'undecided']
+
+
+class Order(NamedTuple):
+  """Scores of one table of a paper, from the lowest to the highest.
+
+  source: paper, table and task.
+  scores: BLEU as printed, by scheme.
+  """
+
+  source: str
+  scores: dict[str, float]
+
+
+class Neighbours(NamedTuple):
+  """Two schemes, of which a paper prints the second one above the first.
+
+  source: of the order.
+  lower, higher: the schemes.
+  printed: how much BLEU there is between them.
+  """
+
+  source: str
+  lower: str
+  higher: str
+  printed: float
+
+
+# The routing of Dou et al. (2019) in the form that the paper prints.
+ORDERS = (
+  Order(
+    'Dou et al. 2018, Table 1, WMT14 En-De',
+    {
+      BASELINE: 27.64,
+      'dense': 27.94,
+      'linear': 28.09,
+      'iterative': 28.61,
+      'hierarchical': 28.63,
+      'hierarchical_diversity': 28.78,
+    },
+  ),
+  Order(
+    'Dou et al. 2018, Table 1, WMT14 En-De',
+    {BASELINE: 27.64, 'multi_layer_2': 28.58, 'multi_layer_3': 28.62},
+  ),
+  Order(
+    'Wang et al. 2018, IWSLT14 De-En',
+    {BASELINE: 32.67, 'hops': 33.46, 'feed_forward_hops': 33.59},
+  ),
+  Order(
+    'Dou et al. 2019, Table 1, WMT14 En-De',
+    {
+      BASELINE: 27.31,
+      'linear': 27.73,
+      'dynamic_routing_paper': 28.22,
+      'dynamic_combination': 28.33,
+      'em_routing_paper': 28.81,
+    },
+  ),
+  Order(
+    'Emelin et al. 2019, Table 1, En-De',
+    {BASELINE: 31.0, 'lexical': 31.5, 'feature_fusion': 32.0},
+  ),
+  Order(
+    'Emelin et al. 2019, Table 4, En-De',
+    {
+      BASELINE: 31.0,
+      'non_lexical': 31.3,
+      'cross': 31.5,
+      'feature_fusion': 32.0,
+    },
+  ),
+  Order(
+    'Yang et al. 2022, Table II, IWSLT14 De-En',
+    {BASELINE: 34.07, 'dlcl': 34.40, 'transparent': 34.54, 'gtrans': 35.32},
+  ),
+  Order(
+    'Yang et al. 2022, Table II, WMT14 En-De',
+    {'transparent': 28.64, BASELINE: 28.82, 'dlcl': 29.42, 'gtrans': 30.01},
+  ),
+)
+
+
+def neighbours() -> Iterator[Neighbours]:
+  """All pairs that stand next to each other in an order."""
+  for source, scores in ORDERS:
+    for (lower, below), (higher, above) in itertools.pairwise(scores.items()):
+      yield Neighbours(source, lower, higher, above - below)
+
+
+def verdict(found: list[tuple[float, float]]) -> Verdict:
+  """What the difference and p of each test set say of a pair.
+
+  All test sets must agree, each with p < 0.05.
+  """
+  if found and all(p < LEVEL for _, p in found):
+    if all(difference > 0 for difference, _ in found):
+      return 'confirmed'
+    if all(difference < 0 for difference, _ in found):
+      return 'refuted'
+  return 'undecided'
