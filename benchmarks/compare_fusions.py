@@ -5,7 +5,8 @@ r"""Every fusion scheme by one frozen recipe: size, BLEU, and its significance.
         [--limit=RUNS] [--minutes=M]
     python -m benchmarks.compare_fusions --data=DIR --workdir=DIR --report
 
---publish puts the tables into docs/results.md and a short one into README.md.
+--publish puts the tables into docs/results.md and a short one into README.md,
+and draws the differences to the plain model.
 
 Trains and translates what benchmarks/comparison/recipe.toml defines, and what
 the chosen runs need. It may be stopped or killed at any moment: the same
@@ -28,7 +29,13 @@ from benchmarks.comparison.experiment import Folders
 from benchmarks.comparison.measure import Runner, hardware
 from benchmarks.comparison.plan import Chosen, Run, plan
 from benchmarks.comparison.recipe import PHASES, RECIPE, read
-from benchmarks.comparison.report import put_into, report, summary
+from benchmarks.comparison.report import (
+  FIGURE,
+  first_continued,
+  put_into,
+  report,
+  summary,
+)
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.tables import Table, tables
 from benchmarks.comparison.texts import Text, find_tests
@@ -37,6 +44,7 @@ from benchmarks.schemes import BASELINE
 from benchmarks.serving import ROOT
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import CheckFailed, InputError
+from fusion_jax.files import write_whole
 from fusion_jax.startup import one_line_errors
 
 
@@ -101,11 +109,22 @@ def main(argv: list[str]) -> None:
     text = comparison.report(found)
     print(text, end='')
     if arguments.publish:
-      put_into(ROOT / 'docs' / 'results.md', text)
-      put_into(ROOT / 'README.md', summary(comparison.recipe, found))
+      _publish(comparison, found, text)
   else:
     with locked(arguments.workdir) as lock:
       _work(Comparison(arguments), arguments, lock, begin)
+
+
+def _publish(comparison: Comparison, found: Sequence[Table], text: str) -> None:
+  """Puts tables into the guide and the README, and draws the first of them."""
+  from benchmarks.comparison.figure import draw
+  from fusion_jax.figures import as_svg
+
+  own = first_continued(found)
+  if own is not None:
+    write_whole(ROOT / 'docs' / FIGURE, as_svg(draw(own)))
+  put_into(ROOT / 'docs' / 'results.md', text)
+  put_into(ROOT / 'README.md', summary(comparison.recipe, found))
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

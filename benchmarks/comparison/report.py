@@ -15,6 +15,8 @@ from fusion_jax.files import write_whole
 
 _BEGIN = '<!-- comparison of schemes -->'
 _END = '<!-- end of the comparison -->'
+# In docs/.
+FIGURE = 'comparison.svg'
 _TITLES = {
   'continued': 'from the trained plain model',
   'scratch': 'from scratch',
@@ -31,7 +33,7 @@ def report(recipe: Recipe, results: Results, tables: Sequence[Table]) -> str:
 
 def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
   """The first table of continued runs, with what to read first."""
-  own = next((x for x in tables if x.kind == 'continued' and x.lines), None)
+  own = first_continued(tables)
   if own is None:
     return 'No run is finished yet.\n'
   updates = recipe.phases['continued'].training.steps
@@ -42,7 +44,8 @@ def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
     f'{updates:,} more with each scheme, from the exact start; `none` is the '
     f'plain model itself. {_seeds(own)}, BLEU and the difference to `none`, in '
     f'bold where the bootstrap gives p < {LEVEL}. '
-    '[All figures](docs/results.md#the-schemes-side-by-side).'
+    '[All figures](docs/results.md#the-schemes-side-by-side); below, each '
+    'difference with its 95 % interval.'
   )
   tests = list(dict.fromkeys(test for line in own.lines for test in line.bleu))
   rows = [
@@ -55,7 +58,13 @@ def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
     for line in own.lines
   ]
   header = 'scheme', 'parameters', 'validation NLL', *(f'`{x}`' for x in tests)
-  return f'{text}\n\n{markdown(header, rows)}\n'
+  picture = f'![Differences in BLEU to the plain model](docs/{FIGURE})'
+  return f'{text}\n\n{markdown(header, rows)}\n\n{picture}\n'
+
+
+def first_continued(tables: Sequence[Table]) -> Table | None:
+  """The first table of continued runs that has a line."""
+  return next((x for x in tables if x.kind == 'continued' and x.lines), None)
 
 
 def _seeds(table: Table) -> str:
@@ -104,7 +113,8 @@ def _head(recipe: Recipe) -> str:
     f'last {recipe.average} checkpoints. `wide` is a plain model with a wider '
     'filter and as many parameters as the heaviest scheme. p: '
     f"sacreBLEU's paired bootstrap ({SAMPLES:,} samples) against `none` of the "
-    "same table; with several seeds, that of the first seed, and Welch's "
+    'same table, which is below 0.05 for about one in ten systems that do not '
+    "differ; with several seeds, that of the first seed, and Welch's "
     't-test over seeds. Differences are over the seeds that both have. No p is '
     'corrected for the number of schemes.'
   )

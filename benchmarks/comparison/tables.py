@@ -13,7 +13,7 @@ from benchmarks.comparison.plan import Run
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.texts import Text
 from benchmarks.schemes import BASELINE
-from fusion_jax.evaluation.paired_tests import paired_test
+from fusion_jax.evaluation.paired_tests import Paired, paired_test
 from fusion_jax.evaluation.sentence_statistics import statistics_of
 from fusion_jax.evaluation.significance import Seeds, over_seeds, welch
 
@@ -27,12 +27,14 @@ class Bleu(NamedTuple):
   seeds: the scores.
   difference: of the means to the baseline, over the seeds that both have.
   bootstrap: p of the paired bootstrap, of the first seed that both have.
+  interval: half of the 95 % interval of that seed's difference.
   over_seeds: p of Welch's t-test; None with less than two seeds each.
   """
 
   seeds: Seeds
   difference: float | None = None
   bootstrap: float | None = None
+  interval: float | None = None
   over_seeds: float | None = None
 
 
@@ -164,20 +166,26 @@ class _Lines:
       self._scores(test, [runs[seed] for seed in common])
       for runs in (theirs, ours)
     )
-    p = self._bootstrap(test, theirs[common[0]], ours[common[0]])
-    return Bleu(seeds, after.mean - before.mean, p, welch(before, after))
+    found = self._bootstrap(test, theirs[common[0]], ours[common[0]])
+    return Bleu(
+      seeds,
+      after.mean - before.mean,
+      found and found.p_value,
+      found and found.difference_interval,
+      welch(before, after),
+    )
 
   def _scores(self, test: str, runs: Sequence[Run]) -> Seeds:
     return over_seeds([self._results[r]['tests'][test]['bleu'] for r in runs])
 
-  def _bootstrap(self, test: str, baseline: Run, run: Run) -> float | None:
-    """p of equal BLEU; None where the test set is not there."""
+  def _bootstrap(self, test: str, baseline: Run, run: Run) -> Paired | None:
+    """A test of equal BLEU; None where the test set is not there."""
     if test not in self._tests:
       return None
     before, after = (self._counts(each, test) for each in (baseline, run))
     counts = {'baseline': before, 'system': after}
     _, found = paired_test('BLEU', self._language, 1, counts, 'bs', SAMPLES)
-    return found['system'].p_value
+    return found['system']
 
   def _counts(self, run: Run, test: str) -> Any:
     if (run, test) not in self._counted:

@@ -74,6 +74,28 @@ def _rows(table):
   return [cells for cells in lines if cells and re.search(r'\d\.\d', cells[0])]
 
 
+def _translations(generator, lines=100, words=20):
+  """BLEU's statistics of translations that are all equally good."""
+  right = generator.binomial(words, 0.6, (lines, 1)) * [1, 0.6, 0.4, 0.3]
+  total = np.tile([words, words - 1, words - 2, words - 3], (lines, 1))
+  return np.hstack([np.full((lines, 2), words), right, total])
+
+
+@pytest.mark.parametrize(('kind', 'share'), [('bs', 0.1), ('ar', 0.05)])
+def test_how_often_systems_that_do_not_differ_have_a_p_below_5_percent(
+  kind, share
+):
+  # sacreBLEU's bootstrap is a one-sided test: (p < 0.05) is 10 % of all.
+  generator = np.random.default_rng(0)
+  trials = [
+    _p_value(_translations(generator), _translations(generator), kind, 200)
+    for _ in range(400)
+  ]
+  below = sum(p < 0.05 for p in trials)
+  assert binomtest(below, len(trials), share).pvalue > 0.01
+  assert binomtest(below, len(trials), 0.15 - share).pvalue < 0.01
+
+
 @pytest.mark.parametrize(('kind', 'samples'), KINDS)
 @pytest.mark.parametrize('metric', ['BLEU', 'chrF2', 'TER'])
 @pytest.mark.parametrize('lines', [1, 3, 60])
