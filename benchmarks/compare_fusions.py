@@ -6,7 +6,7 @@ r"""Every fusion scheme by one frozen recipe: size, BLEU, and its significance.
     python -m benchmarks.compare_fusions --data=DIR --workdir=DIR --report
 
 --publish puts the tables into docs/results.md and a short one into README.md,
-and draws the differences to the plain model.
+and draws the differences to the plain model beside the time of a step.
 
 Trains and translates what benchmarks/comparison/recipe.toml defines, and what
 the chosen runs need. It may be stopped or killed at any moment: the same
@@ -117,12 +117,13 @@ def main(argv: list[str]) -> None:
 
 def _publish(comparison: Comparison, found: Sequence[Table], text: str) -> None:
   """Puts tables into the guide and the README, and draws the first of them."""
-  from benchmarks.comparison.figure import draw
+  from benchmarks.comparison.figure import costs, draw
   from fusion_jax.figures import as_svg
 
   own = first_continued(found)
   if own is not None:
-    write_whole(ROOT / 'docs' / FIGURE, as_svg(draw(own)))
+    of_steps = costs(sorted(RESULTS.glob('fusion_overhead*.json')))
+    write_whole(ROOT / 'docs' / FIGURE, as_svg(draw(own, of_steps)))
   put_into(ROOT / 'docs' / 'results.md', text)
   put_into(ROOT / 'README.md', summary(comparison.recipe, found))
 

@@ -1,37 +1,97 @@
-"""The figure of a comparison: what each scheme gains over the plain model."""
+"""The figure of a comparison: what each scheme gains, and what it costs."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from benchmarks.comparison.tables import Line, Table
 from fusion_jax import figures
 
 # Inches of a scheme.
 _ROW = 0.2
+_PARTS = {'train': 'training', 'decode': 'decoding'}
 
 
-def draw(table: Table) -> figures.Figure:
-  """The difference to the plain model in BLEU, a panel a test set.
+def costs(paths: Iterable[Path]) -> dict[str, dict[str, float]]:
+  """Times of a training and a decoding step, relative to the plain model's.
 
-  With its 95 % interval in the paired bootstrap of the first seed.
+  Args:
+    paths: Results of benchmarks/fusion_overhead.py.
+
+  Returns:
+    The two times of each scheme.
+  """
+  found = {}
+  for path in paths:
+    for scheme, own in json.loads(path.read_text())['summary'].items():
+      found[scheme] = {part: 1 / own[part]['speed'] for part in _PARTS}
+  return found
+
+
+def draw(
+  table: Table, of_steps: Mapping[str, Mapping[str, float]]
+) -> figures.Figure:
+  """The difference to the plain model in BLEU, a panel a test set, and costs.
+
+  Differences have their 95 % interval in the paired bootstrap of the first
+  seed. The schemes are the rows of all panels.
+
+  Args:
+    table: With the plain model.
+    of_steps: Times of steps, as from `costs`; schemes may be missing.
   """
   fused = [line for line in table.lines if _tests(line)]
   tests = list(dict.fromkeys(test for line in fused for test in _tests(line)))
-  size = 4.4, 1 + _ROW * len(fused)
-  figure, axes = figures.panels(len(tests), columns=len(tests), size=size)
-  for panel, test in zip(axes, tests, strict=True):
-    lines = [line for line in fused if test in _tests(line)]
-    found = [line.bleu[test] for line in lines]
-    figures.draw_intervals(
-      panel,
-      [line.scheme for line in lines],
-      [own.difference for own in found],
-      [own.interval for own in found],
-      [()] * len(lines),
-      'BLEU less that of the plain model',
-    )
-    panel.axvline(0, color='black', linewidth=1)
-    panel.set_title(test)
+  count = len(tests) + 1
+  size = 3.4, 1.2 + _ROW * len(fused)
+  figure, axes = figures.panels(count, columns=count, size=size)
+  for panel, test in zip(axes, tests, strict=False):
+    _draw_differences(panel, fused, test)
+  _draw_costs(axes[-1], fused, of_steps)
+  for panel in axes:
+    panel.set_yticks(range(len(fused)), [''] * len(fused))
+    panel.set_ylim(len(fused) - 0.5, -0.5)
+  axes[0].set_yticks(range(len(fused)), [line.scheme for line in fused])
   return figure
 
 
 def _tests(line: Line) -> list[str]:
   """The test sets on which a scheme is compared with the plain model."""
   return [test for test, own in line.bleu.items() if own.interval is not None]
+
+
+def _draw_differences(
+  panel: figures.Axes, fused: list[Line], test: str
+) -> None:
+  for row, line in enumerate(fused):
+    if test in _tests(line):
+      own = line.bleu[test]
+      panel.errorbar(
+        own.difference,
+        row,
+        xerr=own.interval,
+        color=figures.COLOURS[0],
+        fmt='o',
+        markersize=4,
+        capsize=3,
+      )
+  panel.axvline(0, color='black', linewidth=1)
+  panel.set_title(test)
+  panel.set_xlabel('BLEU less that of the plain model')
+
+
+def _draw_costs(
+  panel: figures.Axes,
+  fused: list[Line],
+  of_steps: Mapping[str, Mapping[str, float]],
+) -> None:
+  for (part, name), style in zip(
+    _PARTS.items(), figures.styles(), strict=False
+  ):
+    rows = [row for row, own in enumerate(fused) if own.scheme in of_steps]
+    values = [of_steps[fused[row].scheme][part] for row in rows]
+    panel.plot(values, rows, linestyle='', label=name, **style)
+  panel.axvline(1, color='black', linewidth=1)
+  panel.set_title('time of a step')
+  panel.set_xlabel("relative to the plain model's")
+  panel.legend(fontsize='small', loc='best')

@@ -1,5 +1,8 @@
 """The tables of made-up results, and their place in a README."""
 
+import json
+
+import numpy as np
 import pytest
 from scipy import stats
 from small_comparison import (
@@ -12,6 +15,7 @@ from small_comparison import (
   recipe,
 )
 
+from benchmarks.comparison.figure import costs, draw
 from benchmarks.comparison.orderings import ORDERS, verdict
 from benchmarks.comparison.report import (
   coupling_entropies,
@@ -24,6 +28,8 @@ from benchmarks.comparison.tables import tables
 from benchmarks.comparison.texts import Text
 from benchmarks.schemes import schemes
 from fusion_jax.errors import InputError
+from fusion_jax.evaluation.corpus_formulas import corpus_bleu
+from fusion_jax.evaluation.sentence_statistics import statistics_of
 
 REFERENCES = tuple(f'Das ist die Zeile {n} von {n + 1} .' for n in range(40))
 WRONG = tuple(f'Dies war eine {n} .' for n in range(40))
@@ -202,6 +208,44 @@ def test_the_summary_has_one_line_a_scheme(comparison):
   assert '| `linear` | +250 | 1.8000 | 34.50 (**+3.50**) |' in text
   assert '| `wide` | +300 | not finite | 30.50 (+0.50) |' in text
   assert 'Means of 2 seeds' in text.replace('\n', ' ')
+
+
+def test_the_figure_has_a_row_for_each_scheme(comparison, tmp_path):
+  add_all(comparison)
+  path = tmp_path / 'overhead.json'
+  speeds = {'train': {'speed': 0.8}, 'decode': {'speed': 0.5}}
+  path.write_text(json.dumps({'summary': {'linear': speeds}}))
+  of_steps = costs([path])
+  assert of_steps == {'linear': {'train': 1.25, 'decode': 2.0}}
+  table = tables_of(comparison)[0]
+  news, times = draw(table, of_steps).axes
+  names = [label.get_text() for label in news.get_yticklabels()]
+  assert names == ['linear', 'wide']
+  # Differences of 3.5 and 0.5 BLEU, in the order of the names.
+  points = [line[0].get_xydata()[0].tolist() for line in news.containers]
+  assert points == [[pytest.approx(3.5), 0], [pytest.approx(0.5), 1]]
+  train, decode = (line.get_xydata().tolist() for line in times.lines[:2])
+  assert (train, decode) == ([[1.25, 0]], [[2.0, 0]])
+
+
+def test_the_interval_of_a_difference_holds_most_samples(comparison):
+  mixed = tuple(WRONG[n] if n % 3 else REFERENCES[n] for n in range(len(WRONG)))
+  add(comparison, 'continued/pre/none-0', mixed, result(30.0, 2.0))
+  add(comparison, 'continued/pre/linear-0', REFERENCES, result(33.0, 2.0))
+  linear = tables_of(comparison)[0].lines[1].bleu['news']
+  counts = [
+    statistics_of([lines], [REFERENCES], 'de')[0]['BLEU']
+    for lines in (REFERENCES, mixed)
+  ]
+  generator = np.random.default_rng(1)
+  differences = []
+  for _ in range(2_000):
+    lines = generator.choice(len(REFERENCES), len(REFERENCES))
+    scores = [corpus_bleu(each[lines].sum(0)[None])[0] for each in counts]
+    differences.append(scores[0] - scores[1])
+  low, high = np.percentile(differences, [2.5, 97.5])
+  assert high - low > 1
+  assert linear.interval == pytest.approx((high - low) / 2, rel=0.1)
 
 
 def test_entropies_are_in_the_order_of_the_iterations():
