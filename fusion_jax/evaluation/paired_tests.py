@@ -15,8 +15,8 @@ both the p-value here is the larger one:
   the same sample every time.
 
 sacreBLEU's bootstrap compares the sizes of differences, without their sign, so
-that its p-value is that of a one-sided test: between systems that do not differ,
-about one in ten is below 0.05. The randomisation is two-sided.
+that its p-value is that of a one-sided test: between systems that do not
+differ, about one in ten is below 0.05. The randomisation is two-sided.
 """
 
 import dataclasses
