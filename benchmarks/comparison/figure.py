@@ -48,9 +48,6 @@ def draw(
   for panel, test in zip(axes, tests, strict=False):
     _draw_differences(panel, fused, test)
   _draw_costs(axes[-1], fused, of_steps)
-  for panel in axes:
-    panel.set_yticks(range(len(fused)), [''] * len(fused))
-    panel.set_ylim(len(fused) - 0.5, -0.5)
   axes[0].set_yticks(range(len(fused)), [line.scheme for line in fused])
   return figure
 
@@ -63,21 +60,17 @@ def _tests(line: Line) -> list[str]:
 def _draw_differences(
   panel: figures.Axes, fused: list[Line], test: str
 ) -> None:
-  for row, line in enumerate(fused):
-    if test in _tests(line):
-      own = line.bleu[test]
-      panel.errorbar(
-        own.difference,
-        row,
-        xerr=own.interval,
-        color=figures.COLOURS[0],
-        fmt='o',
-        markersize=4,
-        capsize=3,
-      )
+  found = [line.bleu.get(test) for line in fused]
+  figures.draw_intervals(
+    panel,
+    [''] * len(fused),
+    [figures.drawn(own and own.difference) for own in found],
+    [figures.drawn(own and own.interval) for own in found],
+    [()] * len(fused),
+    'BLEU less that of the plain model',
+  )
   panel.axvline(0, color='black', linewidth=1)
   panel.set_title(test)
-  panel.set_xlabel('BLEU less that of the plain model')
 
 
 def _draw_costs(
@@ -91,6 +84,8 @@ def _draw_costs(
     rows = [row for row, own in enumerate(fused) if own.scheme in of_steps]
     values = [of_steps[fused[row].scheme][part] for row in rows]
     panel.plot(values, rows, linestyle='', label=name, **style)
+  panel.set_yticks(range(len(fused)), [''] * len(fused))
+  panel.set_ylim(len(fused) - 0.5, -0.5)
   panel.axvline(1, color='black', linewidth=1)
   panel.set_title('time of a step')
   panel.set_xlabel("relative to the plain model's")

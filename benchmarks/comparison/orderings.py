@@ -5,12 +5,12 @@ the whole order holds.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from benchmarks.schemes import BASELINE
 
-# Of the differences that decide.
+# p below this makes a difference clear.
 LEVEL = 0.05
 
 Verdict = Literal['confirmed', 'refuted', 'undecided']
@@ -103,14 +103,15 @@ def neighbours() -> Iterator[Neighbours]:
       yield Neighbours(source, lower, higher, above - below)
 
 
-def verdict(found: list[tuple[float, float]]) -> Verdict:
+def verdict(found: Sequence[tuple[float | None, float | None]]) -> Verdict:
   """What the difference and p of each test set say of a pair.
 
-  All test sets must agree, each with p < 0.05.
+  All test sets must agree, each with p < 0.05; None: it is not known.
   """
-  if found and all(p < LEVEL for _, p in found):
-    if all(difference > 0 for difference, _ in found):
-      return 'confirmed'
-    if all(difference < 0 for difference, _ in found):
-      return 'refuted'
-  return 'undecided'
+  signs = {
+    None if difference is None or p is None or p >= LEVEL else difference > 0
+    for difference, p in found
+  }
+  if signs == {True}:
+    return 'confirmed'
+  return 'refuted' if signs == {False} else 'undecided'

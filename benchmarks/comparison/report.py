@@ -210,21 +210,18 @@ def _orders(pairs: Sequence[Pair]) -> str:
   for printed, bleu in pairs:
     row = [printed.source, f'`{printed.lower}`', f'`{printed.higher}`']
     row.append(_signed(printed.printed))
+    found = {test: _difference(own) for test, own in bleu.items()}
     for test in tests:
-      row += _cells(bleu.get(test), False)[1:]
-    rows.append([*row, _verdict(bleu)])
+      difference, p = found.get(test, (None, None))
+      row += [_NONE if difference is None else _signed(difference), _p(p)]
+    rows.append([*row, verdict(list(found.values()))])
   return f'{text}\n\n{markdown([*header, "here"], rows)}'
 
 
-def _verdict(bleu: Mapping[str, Bleu]) -> str:
-  decisive = [
-    (own.difference, p)
-    for own in bleu.values()
-    if own.difference is not None
-    for p in [own.bootstrap if own.over_seeds is None else own.over_seeds]
-    if p is not None
-  ]
-  return verdict(decisive) if len(decisive) == len(bleu) else 'undecided'
+def _difference(bleu: Bleu) -> tuple[float | None, float | None]:
+  """A difference and its p: over seeds where there are several."""
+  p = bleu.bootstrap if bleu.over_seeds is None else bleu.over_seeds
+  return bleu.difference, p
 
 
 def _entropies(lines: Sequence[Line]) -> str:

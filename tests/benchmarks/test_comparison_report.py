@@ -189,6 +189,7 @@ def test_all_test_sets_must_agree_on_an_order():
   assert verdict([(0.1, 0.01), (0.2, 0.06)]) == 'undecided'
   assert verdict([(-0.1, 0.01), (-0.2, 0.04)]) == 'refuted'
   assert verdict([(-0.1, 0.01), (0.2, 0.01)]) == 'undecided'
+  assert verdict([(0.1, 0.01), (0.2, None)]) == 'undecided'
   assert verdict([]) == 'undecided'
 
 
