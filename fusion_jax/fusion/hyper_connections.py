@@ -7,6 +7,7 @@ Axis letters: B batch, T positions, D model width, N streams, O numbers that a
 generator gives.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -110,12 +111,41 @@ def write_streams(
   written = weights[..., None] * y[:, None]
   if mix is None:
     return (streams + written).astype(streams.dtype)
-  count = streams.shape[1]
-  # N is small: products of N by N matrices would fill no unit of any chip.
-  mixed = sum(
-    mix[..., i, :, :, None] * streams[:, i, None] for i in range(count)
+  return (_mixed(streams, mix) + written).astype(streams.dtype)
+
+
+@jax.custom_vjp
+def _mixed(
+  streams: Float[Array, 'B N T D'], mix: Float[Array, '*#B N N #T']
+) -> Float[Array, 'B N T D']:
+  """Return sum_i R_ij X_i, float32.
+
+  N is small: products of N by N matrices would fill no unit of any chip. The
+  gradient of X is the same sum with R transposed. JAX would sum over an axis of
+  N elements for it, which takes twice as long on a CPU.
+  """
+  parts = (
+    mix[..., i, :, :, None] * x[:, None]
+    for i, x in enumerate(jnp.unstack(streams, axis=1))
   )
-  return (mixed + written).astype(streams.dtype)
+  return functools.reduce(jnp.add, parts)
+
+
+def _mixed_gradients(
+  kept: tuple[Float[Array, 'B N T D'], Float[Array, '*#B N N #T']],
+  gradient: Float[Array, 'B N T D'],
+) -> tuple[Float[Array, 'B N T D'], Float[Array, '*#B N N #T']]:
+  streams, mix = kept
+  of_streams = _mixed(gradient, jnp.swapaxes(mix, -3, -2))
+  of_mix = jnp.stack(
+    [(x[:, None] * gradient).sum(-1) for x in jnp.unstack(streams, axis=1)], 1
+  )
+  if mix.ndim == 3:
+    of_mix = of_mix.sum((0, -1))[..., None]
+  return of_streams.astype(streams.dtype), of_mix
+
+
+_mixed.defvjp(lambda *args: (_mixed(*args), args), _mixed_gradients)
 
 
 class Generator(nn.Module):

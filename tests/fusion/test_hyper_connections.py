@@ -13,7 +13,11 @@ from jax.ad_checkpoint import print_saved_residuals
 from references import layer_norm
 
 from fusion_jax.config.fusion import HyperOptions, SideConfig
-from fusion_jax.fusion.hyper_connections import HyperResidual, sinkhorn
+from fusion_jax.fusion.hyper_connections import (
+  HyperResidual,
+  sinkhorn,
+  write_streams,
+)
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.residual import Residual, Streams
@@ -108,6 +112,29 @@ def test_against_its_equations(kind, streams):
   mixed = np.einsum('...ij,...id->...jd', mix, x)
   wanted = mixed + write[..., None] * y[..., None, :]
   assert_close(after, np.swapaxes(wanted, 1, 2), units=128)
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('shared', [True, False])
+def test_gradients_of_mixing_against_their_equations(shared, dtype):
+  streams = _normal(2, 4, 3, 8).astype(dtype)
+  mix = _normal(4, 4, 1) if shared else _normal(2, 4, 4, 3)
+  gradient = _normal(2, 4, 3, 8, seed=2).astype(dtype)
+
+  def written(streams, mix):
+    return write_streams(streams, jnp.zeros((2, 3, 8)), mix, jnp.ones((4, 1)))
+
+  found = jax.vjp(written, streams, mix)[1](gradient)
+  assert [leaf.dtype for leaf in found] == [dtype, jnp.float32]
+  x, r, g = jax.tree.map(np.float64, (streams, mix, gradient))
+  r = np.broadcast_to(r, (2, 4, 4, 3))
+  of_mix = np.einsum('bitd,bjtd->bijt', x, g)
+  if shared:
+    of_mix = of_mix.sum((0, -1))[..., None]
+  coarser = float(jnp.finfo(dtype).eps / jnp.finfo(jnp.float32).eps)
+  of_streams = np.einsum('bijt,bjtd->bitd', r, g)
+  assert_close(np.float64(found[0]), of_streams, units=8 * coarser)
+  assert_close(found[1], of_mix, units=32)
 
 
 @settings(max_examples=20, deadline=None)
