@@ -60,6 +60,51 @@ _LATER = (
   'value_residual_shared',
   'transparent_by_feature',
 )
+# The schemes by the paper that brought them, or whose baselines they are.
+PAPERS: Mapping[str, tuple[str, ...]] = {
+  'Dou et al. 2018': (
+    'dense',
+    'linear',
+    'iterative',
+    'hierarchical',
+    'hierarchical_diversity',
+    'multi_layer_2',
+    'multi_layer_3',
+  ),
+  'Wang et al. 2018': ('average', 'feed_forward', 'hops', 'feed_forward_hops'),
+  'Dou et al. 2019': (
+    'dynamic_combination',
+    'dynamic_routing',
+    'dynamic_routing_paper',
+    'em_routing',
+    'em_routing_paper',
+  ),
+  'Emelin et al. 2019': ('lexical', 'feature_fusion', 'non_lexical', 'cross'),
+  'Yang et al. 2022': ('gtrans',),
+  'Bapna et al. 2018': ('transparent', 'transparent_by_feature'),
+  'Wang et al. 2019': ('dlcl',),
+  'Bachlechner et al. 2020': ('rezero',),
+  'Liu et al. 2021': (
+    'surface_fusion',
+    'surface_fusion_soft',
+    'surface_fusion_learned',
+  ),
+  'Pagliardini et al. 2024': ('denseformer', 'skip_gains'),
+  'Zhu et al. 2024': ('hyper_connections', 'hyper_connections_static'),
+  'Zhou et al. 2024': ('value_residual', 'value_residual_shared'),
+  'Xiao et al. 2025': ('mudd', 'mudd_one_way', 'mudd_memory'),
+  'Heddes et al. 2025': ('grn_v1', 'grn_v2', 'grn_v3', 'deep_cross_attention'),
+  'Xie et al. 2025': (
+    'hyper_connections_manifold',
+    'hyper_connections_identity_mix',
+  ),
+  'Kimi Team 2026': (
+    'attention_residuals',
+    'attention_residuals_heads',
+    'attention_residuals_layer',
+  ),
+  'Luo 2026': ('attention_residuals_delta',),
+}
 # Schemes that cannot start as a plain model with norms, whatever their weights:
 # one is a norm of its own, the other has no values above layer 1.
 ONLY_FROM_SCRATCH = frozenset({'rezero', 'value_residual_shared'})

@@ -1,15 +1,18 @@
 """The tables of a comparison as Markdown, and their place in the guide."""
 
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.common import markdown
+from benchmarks.comparison.contestants import WIDE
 from benchmarks.comparison.orderings import LEVEL, verdict
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.tables import SAMPLES, Bleu, Line, Pair, Table
+from benchmarks.schemes import BASELINE, PAPERS
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
 
@@ -32,7 +35,7 @@ def report(recipe: Recipe, results: Results, tables: Sequence[Table]) -> str:
 
 
 def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
-  """The first table of continued runs, with what to read first."""
+  """The first table of continued runs, with one scheme of each paper."""
   own = first_continued(tables)
   if own is None:
     return 'No run is finished yet.\n'
@@ -41,26 +44,52 @@ def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
     f'A {own.norm}-norm model of width {recipe.phases["plain"].model.width}, '
     f'trained on {recipe.corpus} for '
     f'{recipe.phases["plain"].training.steps:,} updates, continues for '
-    f'{updates:,} more with each scheme, from the exact start; `none` is the '
-    f'plain model itself. {_seeds(own)}, BLEU and the difference to `none`, in '
-    f'bold where the bootstrap gives p < {LEVEL}. '
-    '[All figures](docs/results.md#the-schemes-side-by-side). Below, the '
-    'differences with their 95 % intervals, and the time of a step of '
-    'Transformer Base.'
+    f'{updates:,} more with each of {len(_fused(own))} schemes, from the exact '
+    'start; `none` is the plain model itself. The table has the scheme of each '
+    'paper with the lowest validation loss, and the picture all of them. '
+    f'{_seeds(own)}, BLEU and the difference to `none`, in bold where the '
+    f'bootstrap gives p < {LEVEL}. '
+    '[All figures](docs/results.md#the-schemes-side-by-side).'
   )
   tests = list(dict.fromkeys(test for line in own.lines for test in line.bleu))
   rows = [
     (
       f'`{line.scheme}`',
+      paper,
       _NONE if line.extra_parameters is None else f'{line.extra_parameters:+,}',
       'not finite' if line.nll is None else f'{line.nll:.4f}',
       *(_short(line.bleu.get(test)) for test in tests),
     )
-    for line in own.lines
+    for paper, line in _best_of_each_paper(own)
   ]
-  header = 'scheme', 'parameters', 'validation NLL', *(f'`{x}`' for x in tests)
-  picture = f'![Differences in BLEU to the plain model](docs/{FIGURE})'
+  columns = 'scheme', 'paper', 'parameters', 'validation NLL'
+  header = *columns, *(f'`{test}`' for test in tests)
+  picture = (
+    f'![Differences in BLEU to the plain model with their 95 % intervals, and '
+    f'the time of a step of Transformer Base](docs/{FIGURE})'
+  )
   return f'{text}\n\n{markdown(header, rows)}\n\n{picture}\n'
+
+
+def _fused(table: Table) -> list[Line]:
+  plain = BASELINE, WIDE
+  return [line for line in table.lines if line.scheme not in plain]
+
+
+def _best_of_each_paper(table: Table) -> list[tuple[str, Line]]:
+  """The lines of no paper, then that of the lowest loss of each."""
+  papers = {name: paper for paper, own in PAPERS.items() for name in own}
+  others = [(_NONE, x) for x in table.lines if x.scheme not in papers]
+  best = [
+    (paper, min(own, key=_loss))
+    for paper in PAPERS
+    if (own := [x for x in table.lines if papers.get(x.scheme) == paper])
+  ]
+  return others + best
+
+
+def _loss(line: Line) -> float:
+  return math.inf if line.nll is None else line.nll
 
 
 def first_continued(tables: Sequence[Table]) -> Table | None:

@@ -26,7 +26,7 @@ from benchmarks.comparison.report import (
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.tables import tables
 from benchmarks.comparison.texts import Text
-from benchmarks.schemes import schemes
+from benchmarks.schemes import BASELINE, PAPERS, schemes
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.corpus_formulas import corpus_bleu
 from fusion_jax.evaluation.sentence_statistics import statistics_of
@@ -200,15 +200,28 @@ def test_with_one_seed_there_is_no_column_of_seeds(comparison):
   assert '| `none` | +0 | – | 2.0000 | 30.00 | – | – |' in lines
 
 
-def test_the_summary_has_one_line_a_scheme(comparison):
-  own = comparison[0]
+def test_the_summary_has_the_scheme_of_each_paper_with_the_lowest_loss(
+  comparison,
+):
+  own, runs, _ = comparison
   assert summary(own, tables_of(comparison)) == 'No run is finished yet.\n'
+  runs |= planned(own, (PLAIN, DENSE), seeds=(0,))
   add_all(comparison)
+  add(comparison, 'continued/pre/dense-0', REFERENCES, result(40.0, 1.9))
   text = summary(own, tables_of(comparison))
-  assert '| `none` | +0 | 2.1000 | 31.00 |' in text
-  assert '| `linear` | +250 | 1.8000 | 34.50 (**+3.50**) |' in text
-  assert '| `wide` | +300 | not finite | 30.50 (+0.50) |' in text
-  assert 'Means of 2 seeds' in text.replace('\n', ' ')
+  assert '| `none` | – | +0 | 2.1000 | 31.00 |' in text
+  linear = '| `linear` | Dou et al. 2018 | +250 | 1.8000 | 34.50 (**+3.50**) |'
+  assert linear in text
+  assert '| `wide` | – | +300 | not finite | 30.50 (+0.50) |' in text
+  assert '`dense`' not in text
+  words = text.replace('\n', ' ')
+  assert 'each of 2 schemes' in words
+  assert 'Means of 2 seeds' in words
+
+
+def test_every_scheme_is_of_one_paper():
+  listed = [name for own in PAPERS.values() for name in own]
+  assert sorted(listed) == sorted(set(schemes(6)) - {BASELINE})
 
 
 def test_the_figure_has_a_row_for_each_scheme(comparison, tmp_path):
