@@ -181,7 +181,11 @@ def _with_code(folder):
       lambda f: _without(f, 'tokenizer_config.json'),
       'give --source_language and --target_language',
     ),
-    (_with_code, 'its pickle asks for io.open, which is no tensor'),
+    (
+      _with_code,
+      # io.open; _io.open since Python 3.12.
+      f'its pickle asks for {open.__module__}.open, which is no tensor',
+    ),
   ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
