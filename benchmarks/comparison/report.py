@@ -65,7 +65,7 @@ def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
   columns = 'scheme', 'paper', 'parameters', 'validation NLL'
   header = *columns, *(f'`{test}`' for test in tests)
   picture = (
-    f'![Differences in BLEU to the plain model with their 95 % intervals, and '
+    '![Differences in BLEU to the plain model with their 95 % intervals, and '
     f'the time of a step of Transformer Base](docs/{FIGURE})'
   )
   return f'{text}\n\n{markdown(header, rows)}\n\n{picture}\n'

@@ -122,7 +122,7 @@ def _mixed(
 
   N is small: products of N by N matrices would fill no unit of any chip. The
   gradient of X is the same sum with R transposed. JAX would sum over an axis of
-  N elements for it, which takes twice as long on a CPU.
+  N elements for it, which is slower on a CPU.
   """
   parts = (
     mix[..., i, :, :, None] * x[:, None]
