@@ -2,7 +2,7 @@ r"""Every fusion scheme by one frozen recipe: size, BLEU, and its significance.
 
     python -m benchmarks.compare_fusions --data=DIR --workdir=DIR [--plan] \
         [--phases=A,B] [--norms=A,B] [--seeds=0,1] [--schemes=A,B] \
-        [--limit=RUNS] [--minutes=M]
+        [--limit=RUNS] [--minutes=M] [--keep=A,B]
     python -m benchmarks.compare_fusions --data=DIR --workdir=DIR --report
 
 --publish puts the tables into docs/results.md and a short one into README.md,
@@ -47,6 +47,9 @@ from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.files import write_whole
 from fusion_jax.startup import one_line_errors
 
+# The phase whose checkpoints others start from.
+_STARTS = 'plain'
+
 
 class Comparison:
   """A recipe with its contestants, texts and results."""
@@ -76,12 +79,16 @@ class Comparison:
     return plan(self.recipe, entries, chosen)
 
   def runner(
-    self, keep_open: Sequence[int], deadline: float | None
+    self,
+    keep_open: Sequence[int] = (),
+    deadline: float | None = None,
+    kept: str = _STARTS,
   ) -> tuple[Runner, Estimate]:
     """What does the runs, and what says how long they take."""
     here = hardware()
     places = self.recipe, self.contestants, self.folders
-    runner = Runner(*places, self.tests, here, keep_open, deadline)
+    phases = {_STARTS, *_names('keep', kept, PHASES)}
+    runner = Runner(*places, self.tests, here, keep_open, deadline, phases)
     timing = self.contestants.gflop, runner.time_plain
     return runner, Estimate(self.recipe, self.results, here, *timing)
 
@@ -141,6 +148,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add('--seeds', type=_numbers, help='likewise')
   add('--limit', type=int, help='do so many runs at most')
   add('--minutes', type=float, help='stop after so long; runs resume')
+  add('--keep', default=_STARTS, help='phases whose checkpoints stay')
   add('--priority', choices=('low', 'normal'), default='low')
   only = parser.add_mutually_exclusive_group()
   add = only.add_argument
@@ -182,7 +190,7 @@ def _work(
   minutes = arguments.minutes
   deadline = None if minutes is None else begin + 60 * minutes
   runs = comparison.runs(arguments)
-  runner, seconds = comparison.runner((lock,), deadline)
+  runner, seconds = comparison.runner((lock,), deadline, arguments.keep)
   failed = carry_out(
     runs, comparison.results, runner, seconds, arguments.limit, deadline
   )
@@ -195,7 +203,7 @@ def _work(
 
 
 def _print_plan(comparison: Comparison, arguments: argparse.Namespace) -> None:
-  _, seconds = comparison.runner((), None)
+  _, seconds = comparison.runner()
   rows, total = [], 0.0
   for run in comparison.runs(arguments):
     if run in comparison.results:

@@ -6,7 +6,7 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,11 +63,14 @@ class Runner:
     hardware: Mapping[str, Any],
     keep_open: Sequence[int],
     deadline: float | None,
+    kept: Collection[str],
   ):
+    """Takes what all runs share; `kept` are phases whose checkpoints stay."""
     self._recipe, self._contestants = recipe, contestants
     self._folders, self._tests = folders, tests
     self._hardware = hardware
     self._keep_open, self._deadline = keep_open, deadline
+    self._kept = kept
 
   def __call__(self, run: Run, rate: float | None) -> Finished:
     """Does what is left of a run."""
@@ -90,8 +93,8 @@ class Runner:
     return Finished(numbers | self._circumstances(), translations)
 
   def clean(self, run: Run) -> None:
-    """Deletes the checkpoints of a finished run that no run starts from."""
-    if run.phase != 'plain':
+    """Deletes the checkpoints of a finished run, unless its phase is kept."""
+    if run.phase not in self._kept:
       checkpoints = self._folders.run(run) / 'checkpoints'
       shutil.rmtree(checkpoints, ignore_errors=True)
 
