@@ -33,7 +33,7 @@ from fusion_jax.errors import InputError
 # Letters of names below a panel, about.
 _LETTERS = 30
 # Width and height of a panel in inches, at which ten numbers fit into a row.
-_PANEL = 5.6, 3.2
+_PANEL = 5.6, 2.8
 
 
 def _sides(config: ModelConfig) -> tuple[Side, ...]:

@@ -75,8 +75,21 @@ def _sums(
     reader = f'layer {layer + 1}' if layer < depth else 'output'
     each = jnp.moveaxis(apart(weights, layer + 1), 2, 0)
     names = sum_names(config, side, layer)
+    sources = _numbered(letter, 0, layer + 1)
     for way, values in zip(names, each, strict=True):
-      yield ReadWeights(way, reader, _numbered(letter, 0, layer + 1), values)
+      yield ReadWeights(*_reader_of(way, reader), sources, values)
+
+
+def _reader_of(way: str, reader: str) -> tuple[str, str]:
+  """Return the group of a sum, and who reads it.
+
+  The memories of the decoder's layers are one group for each of their ways.
+  """
+  kind, _, layer = way.partition('_')
+  if not layer:
+    return way, reader
+  group = kind if kind == 'memory' else f'memory {kind}'
+  return group, f'decoder layer {layer}'
 
 
 def _residuals(

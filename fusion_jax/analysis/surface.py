@@ -18,6 +18,7 @@ from fusion_jax import figures
 from fusion_jax.analysis.frequency import BINS, frequency_bins, subword_counts
 from fusion_jax.analysis.passes import sum_over_text, token_masks, watched
 from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.text_parts import LABELS
 from fusion_jax.analysis.view import Numbers, View, nullable, sides_of
 from fusion_jax.config import ModelConfig
 from fusion_jax.decoding.teacher_forcing import token_log_probabilities
@@ -100,8 +101,8 @@ def _by_part(values: list[Any]) -> dict[str, Any]:
 def draw(numbers: Numbers) -> figures.Figure:
   """Draw the losses by the frequency of the subword, and g."""
   figure, axes = figures.panels(2)
-  x = 'tenth of the text, 1: least frequent subwords'
   losses = {label: _curve(numbers[name]) for name, label in _LABELS.items()}
+  x = LABELS['frequency']
   figures.draw_lines(axes[0], losses, x, 'loss, nats per subword')
   weight = {"the decoder's own": _curve(numbers['weight'])}
   figures.draw_lines(axes[1], weight, x, 'weight g of the prediction')

@@ -32,7 +32,7 @@ _PARTS = {
 # What the numbers of the parts are, for the axis of a figure.
 LABELS: Mapping[str, str] = {
   'position': 'position in the sentence',
-  'frequency': 'tenth of the text, 1: least frequent subwords',
+  'frequency': 'tenth of the text, 1: rarest subwords',
 }
 
 # The parts that each position of a batch belongs to, by side.

@@ -121,6 +121,19 @@ def _attention(**options):
 # Side, fusion, and the readers of each group.
 _CASES = {
   'mudd': ('encoder', SideConfig('mudd'), {way: ['layer 2'] for way in _FOUR}),
+  'memory': (
+    'encoder',
+    SideConfig('mudd', mudd=MuddOptions(ways=1, memory_ways=2)),
+    {'residual': ['layer 2']}
+    | dict.fromkeys(
+      ('memory key', 'memory value'), ['decoder layer 1', 'decoder layer 2']
+    ),
+  ),
+  'one memory': (
+    'encoder',
+    SideConfig('mudd', mudd=MuddOptions(ways=0, memory_ways=1)),
+    {'memory': ['decoder layer 1', 'decoder layer 2']},
+  ),
   'hyper': (
     'decoder',
     _HYPER,
