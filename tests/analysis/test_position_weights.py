@@ -108,6 +108,7 @@ def _sublayers(*names):
 _ENCODER = _sublayers('self-attention', 'feed-forward')
 _DECODER = _sublayers('self-attention', 'cross-attention', 'feed-forward')
 _STREAMS = ['stream 1', 'stream 2', 'stream 3', 'stream 4']
+_MEMORIES = ['decoder layer 1', 'decoder layer 2']
 _HYPER = SideConfig('hyper_connections', hyper=HyperOptions(collapse='learned'))
 
 
@@ -124,15 +125,16 @@ _CASES = {
   'memory': (
     'encoder',
     SideConfig('mudd', mudd=MuddOptions(ways=1, memory_ways=2)),
-    {'residual': ['layer 2']}
-    | dict.fromkeys(
-      ('memory key', 'memory value'), ['decoder layer 1', 'decoder layer 2']
-    ),
+    {
+      'residual': ['layer 2'],
+      'memory key': _MEMORIES,
+      'memory value': _MEMORIES,
+    },
   ),
   'one memory': (
     'encoder',
     SideConfig('mudd', mudd=MuddOptions(ways=0, memory_ways=1)),
-    {'memory': ['decoder layer 1', 'decoder layer 2']},
+    {'memory': _MEMORIES},
   ),
   'hyper': (
     'decoder',
