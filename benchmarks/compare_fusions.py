@@ -24,6 +24,7 @@ from pathlib import Path
 
 from benchmarks.common import RESULTS, make_parser, table
 from benchmarks.comparison.contestants import Contestants
+from benchmarks.comparison.costs import costs
 from benchmarks.comparison.estimate import Estimate, duration
 from benchmarks.comparison.experiment import Folders
 from benchmarks.comparison.measure import Runner, hardware
@@ -98,7 +99,7 @@ class Comparison:
 
   def report(self, found: Sequence[Table]) -> str:
     """The text of tables."""
-    return report(self.recipe, self.results, found)
+    return report(self.recipe, self.results, found, _costs())
 
 
 @one_line_errors
@@ -124,15 +125,18 @@ def main(argv: list[str]) -> None:
 
 def _publish(comparison: Comparison, found: Sequence[Table], text: str) -> None:
   """Puts tables into the guide and the README, and draws the first of them."""
-  from benchmarks.comparison.figure import costs, draw
+  from benchmarks.comparison.figure import draw
   from fusion_jax.figures import as_svg
 
   own = first_continued(found)
   if own is not None:
-    of_steps = costs(sorted(RESULTS.glob('fusion_overhead*.json')))
-    write_whole(ROOT / 'docs' / FIGURE, as_svg(draw(own, of_steps)))
+    write_whole(ROOT / 'docs' / FIGURE, as_svg(draw(own, _costs())))
   put_into(ROOT / 'docs' / 'results.md', text)
   put_into(ROOT / 'README.md', summary(comparison.recipe, found))
+
+
+def _costs() -> dict[str, dict[str, float]]:
+  return costs(sorted(RESULTS.glob('fusion_overhead*.json')))
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

@@ -1,31 +1,13 @@
 """The figure of a comparison: what each scheme gains, and what it costs."""
 
-import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
+from benchmarks.comparison.costs import PARTS
 from benchmarks.comparison.tables import Line, Table
 from fusion_jax import figures
 
 # Inches of a scheme.
 _ROW = 0.2
-_PARTS = {'train': 'training', 'decode': 'decoding'}
-
-
-def costs(paths: Iterable[Path]) -> dict[str, dict[str, float]]:
-  """Times of a training and a decoding step, relative to the plain model's.
-
-  Args:
-    paths: Results of benchmarks/fusion_overhead.py.
-
-  Returns:
-    The two times of each scheme.
-  """
-  found = {}
-  for path in paths:
-    for scheme, own in json.loads(path.read_text())['summary'].items():
-      found[scheme] = {part: 1 / own[part]['speed'] for part in _PARTS}
-  return found
 
 
 def draw(
@@ -78,9 +60,7 @@ def _draw_costs(
   fused: list[Line],
   of_steps: Mapping[str, Mapping[str, float]],
 ) -> None:
-  for (part, name), style in zip(
-    _PARTS.items(), figures.styles(), strict=False
-  ):
+  for (part, name), style in zip(PARTS.items(), figures.styles(), strict=False):
     rows = [row for row, own in enumerate(fused) if own.scheme in of_steps]
     values = [of_steps[fused[row].scheme][part] for row in rows]
     panel.plot(values, rows, linestyle='', label=name, **style)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from benchmarks.common import markdown
 from benchmarks.comparison.contestants import WIDE
+from benchmarks.comparison.costs import PARTS
 from benchmarks.comparison.orderings import LEVEL, verdict
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.tables import SAMPLES, Bleu, Line, Pair, Table
 from benchmarks.schemes import BASELINE, PAPERS
 from fusion_jax.errors import InputError
+from fusion_jax.evaluation.significance import Seeds
 from fusion_jax.files import write_whole
 
 _BEGIN = '<!-- comparison of schemes -->'
@@ -28,9 +30,22 @@ _NONE = '–'
 _ENTROPY = re.compile(r'(\w+)/.*coupling_entropy_(\d+)')
 
 
-def report(recipe: Recipe, results: Results, tables: Sequence[Table]) -> str:
-  """What was compared and how, and a section for each table."""
-  parts = [_head(recipe), *map(_section, tables), _circumstances(results)]
+def report(
+  recipe: Recipe,
+  results: Results,
+  tables: Sequence[Table],
+  of_steps: Mapping[str, Mapping[str, float]],
+) -> str:
+  """What was compared and how, and a section for each table.
+
+  Args:
+    recipe: Of the comparison.
+    results: Of the recipe.
+    tables: Of the runs that are shown.
+    of_steps: Times of steps, as from `costs`; schemes may be missing.
+  """
+  sections = [_section(table, of_steps) for table in tables]
+  parts = [_head(recipe), *sections, _circumstances(results)]
   return '\n\n'.join(part for part in parts if part) + '\n'
 
 
@@ -150,10 +165,11 @@ def _head(recipe: Recipe) -> str:
   )
 
 
-def _section(table: Table) -> str:
+def _section(table: Table, of_steps: Mapping[str, Mapping[str, float]]) -> str:
   parts = [
     f'#### {table.norm.capitalize()}-norm, {_TITLES[table.kind]}',
     _grid(table.lines) if table.lines else '',
+    _others(table.lines, of_steps) if table.lines else '',
     _fresh(table.lines),
     _entropies(table.lines),
     _orders(table.pairs),
@@ -165,10 +181,12 @@ def _section(table: Table) -> str:
 def _grid(lines: Sequence[Line]) -> str:
   tests = list(dict.fromkeys(test for line in lines for test in line.bleu))
   several = any(len(line.seeds) > 1 for line in lines)
+  sizes = any(line.scheme == WIDE for line in lines)
   header = ['scheme', 'extra parameters', 'fusion rate', 'validation NLL']
   for test in tests:
     header += [f'BLEU `{test}`', 'difference', 'p']
     header += ['p over seeds'] if several else []
+    header += [f'p to `{WIDE}`'] if sizes else []
   header += ['seeds'] if several else []
   rows = []
   for line in lines:
@@ -180,6 +198,8 @@ def _grid(lines: Sequence[Line]) -> str:
     ]
     for test in tests:
       row += _cells(line.bleu.get(test), several)
+      if sizes:
+        row.append(_p(_difference(line.to_wide.get(test))[1]))
     row += [str(len(line.seeds))] if several else []
     rows.append(row)
   return markdown(header, rows)
@@ -188,14 +208,40 @@ def _grid(lines: Sequence[Line]) -> str:
 def _cells(bleu: Bleu | None, several: bool) -> list[str]:
   if bleu is None:
     return [_NONE] * (3 + several)
-  deviation = bleu.seeds.deviation
-  score = f'{bleu.seeds.mean:.2f}'
   cells = [
-    score if deviation is None else f'{score} ± {deviation:.2f}',
+    _mean(bleu.seeds),
     _NONE if bleu.difference is None else _signed(bleu.difference),
     _p(bleu.bootstrap),
   ]
   return [*cells, _p(bleu.over_seeds)] if several else cells
+
+
+def _mean(seeds: Seeds | None) -> str:
+  if seeds is None:
+    return _NONE
+  deviation = seeds.deviation
+  return f'{seeds.mean:.2f}' + (
+    '' if deviation is None else f' ± {deviation:.2f}'
+  )
+
+
+def _others(
+  lines: Sequence[Line], of_steps: Mapping[str, Mapping[str, float]]
+) -> str:
+  """chrF2 of each line, and the times of its steps."""
+  text = _paragraph(
+    'chrF2, and the time of a training and of a decoding step relative to the '
+    'plain model (Transformer Base on a CPU, `benchmarks.fusion_overhead`):'
+  )
+  tests = list(dict.fromkeys(test for line in lines for test in line.chrf))
+  header = 'scheme', *(f'chrF2 `{test}`' for test in tests), *PARTS.values()
+  rows = []
+  for line in lines:
+    times = of_steps.get(line.scheme, {})
+    steps = (f'{times[part]:.2f}' if times else _NONE for part in PARTS)
+    scores = (_mean(line.chrf.get(test)) for test in tests)
+    rows.append((f'`{line.scheme}`', *scores, *steps))
+  return f'{text}\n\n{markdown(header, rows)}'
 
 
 def _signed(difference: float) -> str:
@@ -247,8 +293,10 @@ def _orders(pairs: Sequence[Pair]) -> str:
   return f'{text}\n\n{markdown([*header, "here"], rows)}'
 
 
-def _difference(bleu: Bleu) -> tuple[float | None, float | None]:
+def _difference(bleu: Bleu | None) -> tuple[float | None, float | None]:
   """A difference and its p: over seeds where there are several."""
+  if bleu is None:
+    return None, None
   p = bleu.bootstrap if bleu.over_seeds is None else bleu.over_seeds
   return bleu.difference, p
 

@@ -5,9 +5,10 @@ model as the baseline, and one of the runs from scratch, with the plain model.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from benchmarks.comparison.contestants import WIDE
 from benchmarks.comparison.orderings import Neighbours, neighbours
 from benchmarks.comparison.plan import Run
 from benchmarks.comparison.results import Results
@@ -47,6 +48,8 @@ class Line(NamedTuple):
   rate: of the fusion; None: its default, or no fusion.
   nll: the mean of the validation losses, in nats; None if one is not finite.
   bleu: by test set.
+  to_wide: the same beside the plain model with as many parameters.
+  chrf: chrF2, by test set.
   first: the results of the first seed.
   """
 
@@ -56,6 +59,8 @@ class Line(NamedTuple):
   rate: float | None
   nll: float | None
   bleu: dict[str, Bleu]
+  to_wide: dict[str, Bleu]
+  chrf: dict[str, Seeds]
   first: dict[str, Any]
 
 
@@ -121,8 +126,8 @@ class _Lines:
 
   def of(self, runs: Mapping[str, list[Run]]) -> list[Line]:
     """The lines of one table."""
-    baseline = runs.get(BASELINE, [])
-    return [self._line(own, baseline) for own in runs.values()]
+    plain = runs.get(BASELINE, []), runs.get(WIDE, [])
+    return [self._line(own, *plain) for own in runs.values()]
 
   def pairs(self, runs: Mapping[str, list[Run]]) -> list[Pair]:
     """The pairs of which both schemes are finished."""
@@ -135,8 +140,11 @@ class _Lines:
         found.append(Pair(each, bleu))
     return found
 
-  def _line(self, own: Sequence[Run], baseline: Sequence[Run]) -> Line:
+  def _line(
+    self, own: Sequence[Run], baseline: Sequence[Run], wide: Sequence[Run]
+  ) -> Line:
     first = self._results[own[0]]
+    tests = first['tests']
     losses = [self._results[run]['validation_nll'] for run in own]
     extra = None
     if baseline:
@@ -147,7 +155,9 @@ class _Lines:
       extra,
       first['fusion_rate'],
       None if None in losses else statistics.fmean(losses),
-      {test: self._bleu(test, own, baseline) for test in first['tests']},
+      {test: self._bleu(test, own, baseline) for test in tests},
+      {test: self._bleu(test, own, wide) for test in tests},
+      {test: self._scores(test, own, 'chrf') for test in tests},
       first,
     )
 
@@ -175,8 +185,11 @@ class _Lines:
       welch(before, after),
     )
 
-  def _scores(self, test: str, runs: Sequence[Run]) -> Seeds:
-    return over_seeds([self._results[r]['tests'][test]['bleu'] for r in runs])
+  def _scores(
+    self, test: str, runs: Iterable[Run], metric: str = 'bleu'
+  ) -> Seeds:
+    found = [self._results[run]['tests'].get(test) for run in runs]
+    return over_seeds([scores[metric] for scores in found if scores])
 
   def _bootstrap(self, test: str, baseline: Run, run: Run) -> Paired | None:
     """A test of equal BLEU; None where the test set is not there."""

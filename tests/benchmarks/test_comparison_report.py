@@ -15,7 +15,8 @@ from small_comparison import (
   recipe,
 )
 
-from benchmarks.comparison.figure import costs, draw
+from benchmarks.comparison.costs import costs
+from benchmarks.comparison.figure import draw
 from benchmarks.comparison.orderings import ORDERS, verdict
 from benchmarks.comparison.report import (
   coupling_entropies,
@@ -39,10 +40,12 @@ TELEMETRY = {
   'decoder/read_out/coupling_entropy_0': 0.25,
   'decoder/read_out/coupling_diversity_0': 0.5,
 }
+# Times of the steps of a scheme.
+STEPS = {'linear': {'train': 1.25, 'decode': 2.0}}
 
 
 def result(bleu, loss, parameters=1_000, **numbers):
-  scores = {'bleu': bleu, 'bleu_signature': 'made up'}
+  scores = {'bleu': bleu, 'chrf': 20 + bleu, 'bleu_signature': 'made up'}
   own = {'validation_nll': loss, 'parameters': parameters}
   return NUMBERS | own | {'tests': {'news': scores}} | numbers
 
@@ -101,6 +104,9 @@ def test_a_line_is_beside_the_continued_plain_model(comparison):
   assert wide.bleu['news'].difference == pytest.approx(0.5)
   assert wide.bleu['news'].over_seeds is None
   assert wide.nll is None
+  # Only seed 0 is there of both: 33 - 30.5.
+  assert linear.to_wide['news'].difference == pytest.approx(2.5)
+  assert linear.chrf['news'].mean == pytest.approx(54.5)
   assert [run.name for run in continued.missing] == ['continued/pre/wide-1']
   assert scratch.lines == []
 
@@ -123,16 +129,20 @@ def test_without_a_baseline_there_are_no_differences(comparison):
 def test_the_report_has_every_number_and_what_is_missing(comparison):
   add_all(comparison)
   own, _, results = comparison
-  text = report(own, results, tables_of(comparison))
+  text = report(own, results, tables_of(comparison), STEPS)
   lines = text.splitlines()
-  (linear,) = [line for line in lines if line.startswith('| `linear`')]
+  linear, others = [line for line in lines if line.startswith('| `linear`')]
   p = f'{tables_of(comparison)[0].lines[1].bleu["news"].over_seeds:.3f}'
   assert linear == (
     '| `linear` | +250 | 0.3 | 1.8000 | 34.50 ± 2.12 | +3.50 | <0.001 | '
-    f'{p} | 2 |'
+    f'{p} | <0.001 | 2 |'
   )
-  (wide,) = [line for line in lines if line.startswith('| `wide`')]
+  # chrF2 is BLEU and 20 here.
+  assert others == '| `linear` | 54.50 ± 2.12 | 1.25 | 2.00 |'
+  wide, others = [line for line in lines if line.startswith('| `wide`')]
   assert wide.startswith('| `wide` | +300 | – | not finite | 30.50 | +0.50 |')
+  assert wide.endswith(' | – | – | 1 |')
+  assert others == '| `wide` | 50.50 | – | – |'
   assert '- `linear`: encoder 2.00, 1.50; decoder 0.25' in lines
   assert 'Missing: `wide` (seed 1).' in lines
   # none, wide and linear from scratch, two seeds each.
@@ -147,7 +157,7 @@ def test_an_order_of_a_paper_is_found_again(comparison):
   # Of two neighbours in Dou et al. (2018), Table 1: 28.09 - 27.94.
   assert pair.printed.printed == pytest.approx(0.15)
   assert pair.bleu['news'].difference == pytest.approx(3.0)
-  text = report(comparison[0], comparison[2], tables)
+  text = report(comparison[0], comparison[2], tables, {})
   row = '| `dense` | `linear` | +0.15 | +3.00 | <0.001 | confirmed |'
   assert row in text
 
@@ -160,7 +170,7 @@ def test_an_order_of_a_paper_is_not_found_again(
   comparison, lower, higher, found
 ):
   tables = add_order(comparison, lower, higher)
-  assert f' | {found} |' in report(comparison[0], comparison[2], tables)
+  assert f' | {found} |' in report(comparison[0], comparison[2], tables, {})
 
 
 def add_order(comparison, lower, higher):
@@ -196,7 +206,7 @@ def test_all_test_sets_must_agree_on_an_order():
 def test_with_one_seed_there_is_no_column_of_seeds(comparison):
   add(comparison, 'continued/pre/none-0', WRONG, result(30.0, 2.0))
   own, _, results = comparison
-  lines = report(own, results, tables_of(comparison)).splitlines()
+  lines = report(own, results, tables_of(comparison), STEPS).splitlines()
   assert '| `none` | +0 | – | 2.0000 | 30.00 | – | – |' in lines
 
 
