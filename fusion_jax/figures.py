@@ -83,6 +83,9 @@ _MOST_MARKERS = 20
 _LETTERS = 14
 # Most names shown side by side.
 _MOST_NAMES = 20
+# Most ticks of a line's x axis: of short numbers, and of those from 1,000 on.
+_MOST_TICKS, _MOST_LONG_TICKS = 10, 4
+_LONG_NUMBER = 1_000
 # Width and height of a panel in inches.
 _PANEL = 4.4, 3.2
 
@@ -154,7 +157,10 @@ def draw_lines(
     axes.plot(xs, ys, dash, label=name, markevery=every, **style)
   axes.set_xlabel(x)
   axes.set_ylabel(y)
-  axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+  most = max((max(xs) for xs, _ in lines.values() if len(xs)), default=0)
+  ticks = _MOST_TICKS if most < _LONG_NUMBER else _MOST_LONG_TICKS
+  axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
+  axes.xaxis.set_major_formatter('{x:,.0f}')
   if len(axes.lines) > 1:
     _legend_beside(axes)
 

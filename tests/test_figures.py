@@ -1,5 +1,6 @@
 """What all figures share: letters of other scripts, and files."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -129,3 +130,21 @@ def test_the_first_row_of_a_map_is_above_or_below():
     assert (bottom < top) == upwards
     assert [each.get_text() for each in panel.get_yticklabels()] == names
     assert panel.texts[0].get_position() == (0, 0)
+
+
+@pytest.mark.parametrize('last', [9, 20, 999, 7_200, 100_000])
+def test_numbers_below_lines_do_not_overlap(last):
+  figure, (axes,) = figures.panels(1)
+  figures.draw_lines(axes, {'loss': ([0, last], [1.0, 2.0])}, 'update', 'loss')
+  figure.canvas.draw()
+  left, right = axes.get_xlim()
+  boxes = [
+    label.get_window_extent()
+    for tick, label in zip(
+      axes.get_xticks(), axes.get_xticklabels(), strict=True
+    )
+    if left <= tick <= right
+  ]
+  assert len(boxes) > 2
+  for before, after in itertools.pairwise(boxes):
+    assert before.x1 < after.x0

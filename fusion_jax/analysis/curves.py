@@ -22,7 +22,7 @@ _VALID = 'accuracy', 'loss', 'perplexity', 'bleu', 'chrf'
 # over the values.
 _PANELS = (
   ('accuracy', 'accuracy (share of target tokens)', 'values'),
-  ('loss', 'loss (nats per target token)', 'values'),
+  ('loss', 'loss (nats; training: label-smoothed)', 'values'),
   ('perplexity', 'perplexity a target token', 'log'),
   ('bleu', 'BLEU of the validation text', 'zero'),
   ('chrf', 'chrF of the validation text', 'zero'),
@@ -70,6 +70,9 @@ def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
       panel.set_yscale('log')
     elif axis == 'zero':
       panel.set_ylim(bottom=0)
+  starts, ends = zip(*(panel.get_xlim() for panel in axes), strict=True)
+  for panel in axes:
+    panel.set_xlim(min(starts), max(ends))
   figures.share_legend(figure, axes)
   return figure
 
