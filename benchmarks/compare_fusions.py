@@ -30,13 +30,7 @@ from benchmarks.comparison.experiment import Folders
 from benchmarks.comparison.measure import Runner, hardware
 from benchmarks.comparison.plan import Chosen, Run, plan
 from benchmarks.comparison.recipe import PHASES, RECIPE, read
-from benchmarks.comparison.report import (
-  FIGURE,
-  first_continued,
-  put_into,
-  report,
-  summary,
-)
+from benchmarks.comparison.report import report
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.tables import Table, tables
 from benchmarks.comparison.texts import Text, find_tests
@@ -45,7 +39,6 @@ from benchmarks.schemes import BASELINE
 from benchmarks.serving import ROOT
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import CheckFailed, InputError
-from fusion_jax.files import write_whole
 from fusion_jax.startup import one_line_errors
 
 # The phase whose checkpoints others start from.
@@ -117,22 +110,12 @@ def main(argv: list[str]) -> None:
     text = comparison.report(found)
     print(text, end='')
     if arguments.publish:
-      _publish(comparison, found, text)
+      from benchmarks.comparison.publish import publish
+
+      publish(ROOT, comparison.recipe, found, text, _costs())
   else:
     with locked(arguments.workdir) as lock:
       _work(Comparison(arguments), arguments, lock, begin)
-
-
-def _publish(comparison: Comparison, found: Sequence[Table], text: str) -> None:
-  """Puts tables into the guide and the README, and draws the first of them."""
-  from benchmarks.comparison.figure import draw
-  from fusion_jax.figures import as_svg
-
-  own = first_continued(found)
-  if own is not None:
-    write_whole(ROOT / 'docs' / FIGURE, as_svg(draw(own, _costs())))
-  put_into(ROOT / 'docs' / 'results.md', text)
-  put_into(ROOT / 'README.md', summary(comparison.recipe, found))
 
 
 def _costs() -> dict[str, dict[str, float]]:

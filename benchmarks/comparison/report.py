@@ -1,10 +1,7 @@
-"""The tables of a comparison as Markdown, and their place in the guide."""
+"""The tables of a comparison as Markdown."""
 
-import math
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from benchmarks.common import markdown
 from benchmarks.comparison.contestants import WIDE
@@ -13,20 +10,18 @@ from benchmarks.comparison.orderings import LEVEL, verdict
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.tables import SAMPLES, Bleu, Line, Pair, Table
-from benchmarks.schemes import BASELINE, PAPERS
-from fusion_jax.errors import InputError
-from fusion_jax.evaluation.significance import Seeds
-from fusion_jax.files import write_whole
+from benchmarks.comparison.wording import (
+  NONE,
+  mean,
+  p_value,
+  paragraph,
+  signed,
+)
 
-_BEGIN = '<!-- comparison of schemes -->'
-_END = '<!-- end of the comparison -->'
-# In docs/.
-FIGURE = 'comparison.svg'
 _TITLES = {
   'continued': 'from the trained plain model',
   'scratch': 'from scratch',
 }
-_NONE = '–'
 _ENTROPY = re.compile(r'(\w+)/.*coupling_entropy_(\d+)')
 
 
@@ -49,101 +44,11 @@ def report(
   return '\n\n'.join(part for part in parts if part) + '\n'
 
 
-def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
-  """The first table of continued runs, with one scheme of each paper."""
-  own = first_continued(tables)
-  if own is None:
-    return 'No run is finished yet.\n'
-  updates = recipe.phases['continued'].training.steps
-  text = _paragraph(
-    f'A {own.norm}-norm model of width {recipe.phases["plain"].model.width}, '
-    f'trained on {recipe.corpus} for '
-    f'{recipe.phases["plain"].training.steps:,} updates, continues for '
-    f'{updates:,} more with each of {len(_fused(own))} schemes, from the exact '
-    'start; `none` is the plain model itself. The table has the scheme of each '
-    'paper with the lowest validation loss, and the picture all of them. '
-    f'{_seeds(own)}, BLEU and the difference to `none`, in bold where the '
-    f'bootstrap gives p < {LEVEL}. '
-    '[All figures](docs/results.md#the-schemes-side-by-side).'
-  )
-  tests = list(dict.fromkeys(test for line in own.lines for test in line.bleu))
-  rows = [
-    (
-      f'`{line.scheme}`',
-      paper,
-      _NONE if line.extra_parameters is None else f'{line.extra_parameters:+,}',
-      'not finite' if line.nll is None else f'{line.nll:.4f}',
-      *(_short(line.bleu.get(test)) for test in tests),
-    )
-    for paper, line in _best_of_each_paper(own)
-  ]
-  columns = 'scheme', 'paper', 'parameters', 'validation NLL'
-  header = *columns, *(f'`{test}`' for test in tests)
-  picture = (
-    '![Differences in BLEU to the plain model with their 95 % intervals, and '
-    f'the time of a step of Transformer Base](docs/{FIGURE})'
-  )
-  return f'{text}\n\n{markdown(header, rows)}\n\n{picture}\n'
-
-
-def _fused(table: Table) -> list[Line]:
-  plain = BASELINE, WIDE
-  return [line for line in table.lines if line.scheme not in plain]
-
-
-def _best_of_each_paper(table: Table) -> list[tuple[str, Line]]:
-  """The lines of no paper, then that of the lowest loss of each."""
-  papers = {name: paper for paper, own in PAPERS.items() for name in own}
-  others = [(_NONE, x) for x in table.lines if x.scheme not in papers]
-  best = [
-    (paper, min(own, key=_loss))
-    for paper in PAPERS
-    if (own := [x for x in table.lines if papers.get(x.scheme) == paper])
-  ]
-  return others + best
-
-
-def _loss(line: Line) -> float:
-  return math.inf if line.nll is None else line.nll
-
-
-def first_continued(tables: Sequence[Table]) -> Table | None:
-  """The first table of continued runs that has a line."""
-  return next((x for x in tables if x.kind == 'continued' and x.lines), None)
-
-
-def _seeds(table: Table) -> str:
-  most = max(len(line.seeds) for line in table.lines)
-  return 'One seed' if most == 1 else f'Means of {most} seeds'
-
-
-def _short(bleu: Bleu | None) -> str:
-  if bleu is None:
-    return _NONE
-  score = f'{bleu.seeds.mean:.2f}'
-  if bleu.difference is None:
-    return score
-  clear = bleu.bootstrap is not None and bleu.bootstrap < LEVEL
-  difference = _signed(bleu.difference)
-  return f'{score} ({f"**{difference}**" if clear else difference})'
-
-
-def put_into(path: Path, text: str) -> None:
-  """Replaces what stands between the markers of a file."""
-  if not path.is_file():
-    raise InputError(f'{path}: no such file')
-  before, begin, rest = path.read_text(encoding='utf-8').partition(_BEGIN)
-  _, end, after = rest.partition(_END)
-  if not (begin and end):
-    raise InputError(f'{path}: must have {_BEGIN} and then {_END}')
-  write_whole(path, f'{before}{begin}\n\n{text}\n{end}{after}'.encode())
-
-
 def _head(recipe: Recipe) -> str:
   plain, continued = recipe.phases['plain'], recipe.phases['continued']
   model, data = plain.model, plain.data
   rates = ', '.join(f'{rate:g}' for rate in recipe.rates)
-  return _paragraph(
+  return paragraph(
     f'Recipe `{recipe.digest[:12]}`, corpus `{recipe.corpus}`, '
     f'{data.source_language}-{data.target_language}; '
     f'width {model.width}, filter {model.filter:,}, {model.heads} heads, '
@@ -192,14 +97,14 @@ def _grid(lines: Sequence[Line]) -> str:
   for line in lines:
     row = [
       f'`{line.scheme}`',
-      _NONE if line.extra_parameters is None else f'{line.extra_parameters:+,}',
-      _NONE if line.rate is None else f'{line.rate:g}',
+      NONE if line.extra_parameters is None else f'{line.extra_parameters:+,}',
+      NONE if line.rate is None else f'{line.rate:g}',
       'not finite' if line.nll is None else f'{line.nll:.4f}',
     ]
     for test in tests:
       row += _cells(line.bleu.get(test), several)
       if sizes:
-        row.append(_p(_difference(line.to_wide.get(test))[1]))
+        row.append(p_value(_difference(line.to_wide.get(test))[1]))
     row += [str(len(line.seeds))] if several else []
     rows.append(row)
   return markdown(header, rows)
@@ -207,29 +112,20 @@ def _grid(lines: Sequence[Line]) -> str:
 
 def _cells(bleu: Bleu | None, several: bool) -> list[str]:
   if bleu is None:
-    return [_NONE] * (3 + several)
+    return [NONE] * (3 + several)
   cells = [
-    _mean(bleu.seeds),
-    _NONE if bleu.difference is None else _signed(bleu.difference),
-    _p(bleu.bootstrap),
+    mean(bleu.seeds),
+    NONE if bleu.difference is None else signed(bleu.difference),
+    p_value(bleu.bootstrap),
   ]
-  return [*cells, _p(bleu.over_seeds)] if several else cells
-
-
-def _mean(seeds: Seeds | None) -> str:
-  if seeds is None:
-    return _NONE
-  deviation = seeds.deviation
-  return f'{seeds.mean:.2f}' + (
-    '' if deviation is None else f' ± {deviation:.2f}'
-  )
+  return [*cells, p_value(bleu.over_seeds)] if several else cells
 
 
 def _others(
   lines: Sequence[Line], of_steps: Mapping[str, Mapping[str, float]]
 ) -> str:
   """chrF2 of each line, and the times of its steps."""
-  text = _paragraph(
+  text = paragraph(
     'chrF2, and the time of a training and of a decoding step relative to the '
     'plain model (Transformer Base on a CPU, `benchmarks.fusion_overhead`):'
   )
@@ -238,21 +134,10 @@ def _others(
   rows = []
   for line in lines:
     times = of_steps.get(line.scheme, {})
-    steps = (f'{times[part]:.2f}' if times else _NONE for part in PARTS)
-    scores = (_mean(line.chrf.get(test)) for test in tests)
+    steps = (f'{times[part]:.2f}' if times else NONE for part in PARTS)
+    scores = (mean(line.chrf.get(test)) for test in tests)
     rows.append((f'`{line.scheme}`', *scores, *steps))
   return f'{text}\n\n{markdown(header, rows)}'
-
-
-def _signed(difference: float) -> str:
-  """A difference with its sign; what rounds to 0 is +0.00."""
-  return f'{round(difference, 2) + 0.0:+.2f}'
-
-
-def _p(value: float | None) -> str:
-  if value is None:
-    return _NONE
-  return '<0.001' if value < 0.001 else f'{value:.3f}'
 
 
 def _fresh(lines: Sequence[Line]) -> str:
@@ -262,7 +147,7 @@ def _fresh(lines: Sequence[Line]) -> str:
     for line in lines
     if 'fresh' in line.first['start'].values()
   )
-  return listed and _paragraph(
+  return listed and paragraph(
     'New parameters start at random, without an exact start, in one stack or '
     f'both of {listed}.'
   )
@@ -272,7 +157,7 @@ def _orders(pairs: Sequence[Pair]) -> str:
   """Where papers print one scheme above another, and what is found here."""
   if not pairs:
     return ''
-  text = _paragraph(
+  text = paragraph(
     'Neighbours in the orders that the papers print: BLEU of the higher one '
     'less that of the lower one, there and here. An order is confirmed or '
     f'refuted here where all test sets agree, each with p < {LEVEL}.'
@@ -284,11 +169,11 @@ def _orders(pairs: Sequence[Pair]) -> str:
   rows = []
   for printed, bleu in pairs:
     row = [printed.source, f'`{printed.lower}`', f'`{printed.higher}`']
-    row.append(_signed(printed.printed))
+    row.append(signed(printed.printed))
     found = {test: _difference(own) for test, own in bleu.items()}
     for test in tests:
       difference, p = found.get(test, (None, None))
-      row += [_NONE if difference is None else _signed(difference), _p(p)]
+      row += [NONE if difference is None else signed(difference), p_value(p)]
     rows.append([*row, verdict(list(found.values()))])
   return f'{text}\n\n{markdown([*header, "here"], rows)}'
 
@@ -340,7 +225,7 @@ def _missing(table: Table) -> str:
     f'`{scheme}` (seed {", ".join(numbers)})'
     for scheme, numbers in seeds.items()
   )
-  return _paragraph(f'Missing: {listed}.')
+  return paragraph(f'Missing: {listed}.')
 
 
 def _circumstances(results: Results) -> str:
@@ -355,8 +240,4 @@ def _circumstances(results: Results) -> str:
     for x in results
   )
   text = f'BLEU {", ".join(signatures)}; trained on {"; ".join(machines)}.'
-  return _paragraph(text) if machines else ''
-
-
-def _paragraph(text: str) -> str:
-  return textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)
+  return paragraph(text) if machines else ''

@@ -18,13 +18,10 @@ from small_comparison import (
 from benchmarks.comparison.costs import costs
 from benchmarks.comparison.figure import draw
 from benchmarks.comparison.orderings import ORDERS, verdict
-from benchmarks.comparison.report import (
-  coupling_entropies,
-  put_into,
-  report,
-  summary,
-)
+from benchmarks.comparison.publish import put_into
+from benchmarks.comparison.report import coupling_entropies, report
 from benchmarks.comparison.results import Results
+from benchmarks.comparison.summary import summary
 from benchmarks.comparison.tables import tables
 from benchmarks.comparison.texts import Text
 from benchmarks.schemes import BASELINE, PAPERS, schemes

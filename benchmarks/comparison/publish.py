@@ -1,0 +1,50 @@
+"""Puts a comparison into the guide and the README."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.comparison.figure import draw
+from benchmarks.comparison.recipe import Recipe
+from benchmarks.comparison.summary import FIGURE, first_continued, summary
+from benchmarks.comparison.tables import Table
+from fusion_jax.errors import InputError
+from fusion_jax.figures import as_svg
+from fusion_jax.files import write_whole
+
+_BEGIN = '<!-- comparison of schemes -->'
+_END = '<!-- end of the comparison -->'
+
+
+def publish(
+  root: Path,
+  recipe: Recipe,
+  tables: Sequence[Table],
+  text: str,
+  of_steps: Mapping[str, Mapping[str, float]],
+) -> None:
+  """Puts tables into docs/results.md and README.md, and draws the first.
+
+  Args:
+    root: The folder of the project.
+    recipe: Of the comparison.
+    tables: Of it.
+    text: Of all tables, as from `report`.
+    of_steps: Times of steps, as from `costs`.
+  """
+  first = first_continued(tables)
+  if first is not None:
+    figure = as_svg(draw(first, of_steps))
+    write_whole(root / 'docs' / FIGURE, figure)
+  put_into(root / 'docs' / 'results.md', text)
+  put_into(root / 'README.md', summary(recipe, tables))
+
+
+def put_into(path: Path, text: str) -> None:
+  """Replaces what stands between the markers of a file."""
+  if not path.is_file():
+    raise InputError(f'{path}: no such file')
+  before, begin, rest = path.read_text(encoding='utf-8').partition(_BEGIN)
+  _, end, after = rest.partition(_END)
+  if not (begin and end):
+    raise InputError(f'{path}: must have {_BEGIN} and then {_END}')
+  write_whole(path, f'{before}{begin}\n\n{text}\n{end}{after}'.encode())

@@ -1,0 +1,94 @@
+"""The table of a comparison in the README: one scheme of each paper."""
+
+import math
+from collections.abc import Sequence
+
+from benchmarks.common import markdown
+from benchmarks.comparison.contestants import WIDE
+from benchmarks.comparison.orderings import LEVEL
+from benchmarks.comparison.recipe import Recipe
+from benchmarks.comparison.tables import Bleu, Line, Table
+from benchmarks.comparison.wording import NONE, paragraph, signed
+from benchmarks.schemes import BASELINE, PAPERS
+
+# In docs/.
+FIGURE = 'comparison.svg'
+
+
+def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
+  """The first table of continued runs, with one scheme of each paper."""
+  own = first_continued(tables)
+  if own is None:
+    return 'No run is finished yet.\n'
+  updates = recipe.phases['continued'].training.steps
+  text = paragraph(
+    f'A {own.norm}-norm model of width {recipe.phases["plain"].model.width}, '
+    f'trained on {recipe.corpus} for '
+    f'{recipe.phases["plain"].training.steps:,} updates, continues for '
+    f'{updates:,} more with each of {len(_fused(own))} schemes, from the exact '
+    'start; `none` is the plain model itself. The table has the scheme of each '
+    'paper with the lowest validation loss, and the picture all of them. '
+    f'{_seeds(own)}, BLEU and the difference to `none`, in bold where the '
+    f'bootstrap gives p < {LEVEL}. '
+    '[All figures](docs/results.md#the-schemes-side-by-side).'
+  )
+  tests = list(dict.fromkeys(test for line in own.lines for test in line.bleu))
+  rows = [
+    (
+      f'`{line.scheme}`',
+      paper,
+      NONE if line.extra_parameters is None else f'{line.extra_parameters:+,}',
+      'not finite' if line.nll is None else f'{line.nll:.4f}',
+      *(_short(line.bleu.get(test)) for test in tests),
+    )
+    for paper, line in _best_of_each_paper(own)
+  ]
+  columns = 'scheme', 'paper', 'parameters', 'validation NLL'
+  header = *columns, *(f'`{test}`' for test in tests)
+  picture = (
+    '![Differences in BLEU to the plain model with their 95 % intervals, and '
+    f'the time of a step of Transformer Base](docs/{FIGURE})'
+  )
+  return f'{text}\n\n{markdown(header, rows)}\n\n{picture}\n'
+
+
+def _fused(table: Table) -> list[Line]:
+  plain = BASELINE, WIDE
+  return [line for line in table.lines if line.scheme not in plain]
+
+
+def _best_of_each_paper(table: Table) -> list[tuple[str, Line]]:
+  """The lines of no paper, then that of the lowest loss of each."""
+  papers = {name: paper for paper, own in PAPERS.items() for name in own}
+  others = [(NONE, x) for x in table.lines if x.scheme not in papers]
+  best = [
+    (paper, min(own, key=_loss))
+    for paper in PAPERS
+    if (own := [x for x in table.lines if papers.get(x.scheme) == paper])
+  ]
+  return others + best
+
+
+def _loss(line: Line) -> float:
+  return math.inf if line.nll is None else line.nll
+
+
+def first_continued(tables: Sequence[Table]) -> Table | None:
+  """The first table of continued runs that has a line."""
+  return next((x for x in tables if x.kind == 'continued' and x.lines), None)
+
+
+def _seeds(table: Table) -> str:
+  most = max(len(line.seeds) for line in table.lines)
+  return 'One seed' if most == 1 else f'Means of {most} seeds'
+
+
+def _short(bleu: Bleu | None) -> str:
+  if bleu is None:
+    return NONE
+  score = f'{bleu.seeds.mean:.2f}'
+  if bleu.difference is None:
+    return score
+  clear = bleu.bootstrap is not None and bleu.bootstrap < LEVEL
+  difference = signed(bleu.difference)
+  return f'{score} ({f"**{difference}**" if clear else difference})'
