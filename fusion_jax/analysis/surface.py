@@ -137,7 +137,8 @@ VIEW = View(
   reading=(
     'Losses of the prediction of the decoder, of that of the embeddings of the '
     'source and of both together, and the weight of the first; by how frequent '
-    'the predicted subword is in this text.'
+    'the predicted subword is in this text. With start=baseline the second one '
+    'is the blend that the opening of the features gives.'
   ),
   measure=surface_numbers,
   draw=draw,
