@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.nn import logsumexp
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side, SideConfig
@@ -50,7 +51,9 @@ def sinkhorn(
 ) -> Float[Array, '*P N N T']:
   """Return a doubly stochastic matrix of each position; Sinkhorn, Knopp (1967).
 
-  Rows and columns of exp(logits) are divided by their sums in turn.
+  Rows and columns of exp(logits) are divided by their sums in turn. For the
+  backward pass a round keeps the logarithms of N divisors, not its matrix of N
+  by N, and computes the rest again.
 
   Args:
     logits: Logarithms of positive matrices.
@@ -60,11 +63,15 @@ def sinkhorn(
     Matrices whose columns sum to 1, and their rows nearly so.
   """
 
-  def one(_, logits):
-    logits = jax.nn.log_softmax(logits, -2)
-    return jax.nn.log_softmax(logits, -3)
+  @jax.checkpoint
+  def one(_, divisors):
+    _, columns = divisors
+    rows = logsumexp(logits - columns[..., None, :, :], -2)
+    return rows, logsumexp(logits - rows[..., None, :], -3)
 
-  return jnp.exp(jax.lax.fori_loop(0, rounds, one, logits))
+  start = jnp.zeros_like(logits[..., 0, :])
+  rows, columns = jax.lax.fori_loop(0, rounds, one, (start, start))
+  return jnp.exp(logits - rows[..., None, :] - columns[..., None, :, :])
 
 
 class StreamWeights(NamedTuple):
@@ -137,9 +144,7 @@ def _mixed_gradients(
 ) -> tuple[Float[Array, 'B N T D'], Float[Array, '*#B N N #T']]:
   streams, mix = kept
   of_streams = _mixed(gradient, jnp.swapaxes(mix, -3, -2))
-  of_mix = jnp.stack(
-    [(x[:, None] * gradient).sum(-1) for x in jnp.unstack(streams, axis=1)], 1
-  )
+  of_mix = (streams[:, :, None] * gradient[:, None]).sum(-1)
   if mix.ndim == 3:
     of_mix = of_mix.sum((0, -1))[..., None]
   return of_streams.astype(streams.dtype), of_mix
