@@ -1,6 +1,7 @@
 """Hyper-connections against their equations, in NumPy."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -150,6 +151,17 @@ def test_mixes_are_doubly_stochastic_and_so_are_their_products(
   # The last round was that of the columns: rows are the nearer to 1, the
   # smaller the logits.
   np.testing.assert_allclose(mixes.sum(-1), 1, atol=1e-3 + 0.02 * scale)
+
+
+def test_a_round_of_sinkhorn_keeps_n_numbers_of_a_position():
+  count, length = 4, 16
+
+  def kept(rounds):
+    run = functools.partial(sinkhorn, rounds=rounds)
+    gradients = jax.vjp(run, _normal(count, count, length))[1]
+    return sum(leaf.size for leaf in jax.tree.leaves(gradients))
+
+  assert kept(20) - kept(10) == 10 * count * length
 
 
 @pytest.mark.parametrize('kind', ['static', 'identity_mix'])
