@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.nn import logsumexp
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side, SideConfig
@@ -51,27 +50,30 @@ def sinkhorn(
 ) -> Float[Array, '*P N N T']:
   """Return a doubly stochastic matrix of each position; Sinkhorn, Knopp (1967).
 
-  Rows and columns of exp(logits) are divided by their sums in turn. For the
-  backward pass a round keeps the logarithms of N divisors, not its matrix of N
-  by N, and computes the rest again.
+  Rows and columns of exp(logits) are divided by their sums in turn. After a first
+  round in logarithms no sum is far from 1, and the others change factors of the
+  rows and of the columns. For the backward pass a round keeps N of these, not a
+  matrix of N by N, and computes the rest again.
 
   Args:
     logits: Logarithms of positive matrices.
-    rounds: Number of times.
+    rounds: Number of times, at least 1.
 
   Returns:
     Matrices whose columns sum to 1, and their rows nearly so.
   """
+  first = jax.nn.log_softmax(jax.nn.log_softmax(logits, -2), -3)
+  matrix = jnp.exp(first)
 
   @jax.checkpoint
-  def one(_, divisors):
-    _, columns = divisors
-    rows = logsumexp(logits - columns[..., None, :, :], -2)
-    return rows, logsumexp(logits - rows[..., None, :], -3)
+  def one(_, factors):
+    columns = factors[1]
+    rows = 1 / (matrix * columns[..., None, :, :]).sum(-2)
+    return rows, 1 / (matrix * rows[..., None, :]).sum(-3)
 
-  start = jnp.zeros_like(logits[..., 0, :])
-  rows, columns = jax.lax.fori_loop(0, rounds, one, (start, start))
-  return jnp.exp(logits - rows[..., None, :] - columns[..., None, :, :])
+  ones = jnp.ones_like(matrix[..., 0, :])
+  rows, columns = jax.lax.fori_loop(1, rounds, one, (ones, ones))
+  return rows[..., None, :] * matrix * columns[..., None, :, :]
 
 
 class StreamWeights(NamedTuple):
@@ -144,7 +146,9 @@ def _mixed_gradients(
 ) -> tuple[Float[Array, 'B N T D'], Float[Array, '*#B N N #T']]:
   streams, mix = kept
   of_streams = _mixed(gradient, jnp.swapaxes(mix, -3, -2))
-  of_mix = (streams[:, :, None] * gradient[:, None]).sum(-1)
+  of_mix = jnp.stack(
+    [(streams * x[:, None]).sum(-1) for x in jnp.unstack(gradient, axis=1)], 2
+  )
   if mix.ndim == 3:
     of_mix = of_mix.sum((0, -1))[..., None]
   return of_streams.astype(streams.dtype), of_mix
