@@ -50,10 +50,10 @@ def sinkhorn(
 ) -> Float[Array, '*P N N T']:
   """Return a doubly stochastic matrix of each position; Sinkhorn, Knopp (1967).
 
-  Rows and columns of exp(logits) are divided by their sums in turn. After a first
-  round in logarithms no sum is far from 1, and the others change factors of the
-  rows and of the columns. For the backward pass a round keeps N of these, not a
-  matrix of N by N, and computes the rest again.
+  Rows and columns of exp(logits) are divided by their sums in turn. After a
+  first round in logarithms no sum is far from 1, and the others change factors
+  of the rows and of the columns. For the backward pass a round keeps N of
+  these, not a matrix of N by N, and computes the rest again.
 
   Args:
     logits: Logarithms of positive matrices.
