@@ -153,6 +153,15 @@ def test_mixes_are_doubly_stochastic_and_so_are_their_products(
   np.testing.assert_allclose(mixes.sum(-1), 1, atol=1e-3 + 0.02 * scale)
 
 
+@pytest.mark.parametrize('scale', [30.0, 1000.0])
+def test_sinkhorn_stands_logits_whose_exponentials_overflow(scale):
+  logits = _normal(4, 4, 50, scale=scale)
+  mix, pull = jax.vjp(functools.partial(sinkhorn, rounds=20), logits)
+  np.testing.assert_allclose(mix.sum(0), 1, atol=1e-5)
+  (gradient,) = pull(_normal(4, 4, 50, seed=1))
+  assert np.isfinite(gradient).all()
+
+
 def test_a_round_of_sinkhorn_keeps_n_numbers_of_a_position():
   count, length = 4, 16
 
