@@ -51,9 +51,9 @@ def sinkhorn(
   """Return a doubly stochastic matrix of each position; Sinkhorn, Knopp (1967).
 
   Rows and columns of exp(logits) are divided by their sums in turn. After a
-  first round in logarithms no sum is far from 1, and the others change factors
-  of the rows and of the columns. For the backward pass a round keeps N of
-  these, not a matrix of N by N, and computes the rest again.
+  first round in logarithms every sum is between 1/N and N, and the others
+  change factors of the rows and of the columns. For the backward pass a round
+  keeps N of these, not a matrix of N by N, and computes the rest again.
 
   Args:
     logits: Logarithms of positive matrices.
@@ -62,8 +62,7 @@ def sinkhorn(
   Returns:
     Matrices whose columns sum to 1, and their rows nearly so.
   """
-  first = jax.nn.log_softmax(jax.nn.log_softmax(logits, -2), -3)
-  matrix = jnp.exp(first)
+  matrix = jnp.exp(jax.nn.log_softmax(jax.nn.log_softmax(logits, -2), -3))
 
   @jax.checkpoint
   def one(_, factors):
@@ -131,7 +130,9 @@ def _mixed(
 
   N is small: products of N by N matrices would fill no unit of any chip. The
   gradient of X is the same sum with R transposed. JAX would sum over an axis of
-  N elements for it, which is slower on a CPU.
+  N elements for it, which is slower on a CPU. That of R takes slices of what
+  comes from above: those of X, which the forward pass has, XLA would copy
+  early on a CPU and hold until then.
   """
   parts = (
     mix[..., i, :, :, None] * x[:, None]
