@@ -52,7 +52,7 @@ def source_scores(
   for source in sources:
     wide = source.astype(jnp.float32)
     unit = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + epsilon)
-    logits.append(part_sums(query * wide, heads) * unit)
+    logits.append(part_products(wide, query, heads) * unit)
   stacked = jnp.stack(logits)
   return jnp.exp(stacked - jax.lax.stop_gradient(stacked.max(0)))
 
@@ -77,25 +77,29 @@ def weighted_sources(
   return total / spread(scores.mean(0), total.shape[-1])
 
 
-def part_sums(x: Float[Array, '*A D'], parts: int) -> Float[Array, '*A G']:
-  """Return the sum of each of G equal parts of the width."""
+def part_products(
+  x: Float[Array, '*A D'], query: Float[Array, ' D'], parts: int
+) -> Float[Array, '*A G']:
+  """Return the product of x and the query over each of G equal parts."""
   if parts == 1:
-    return x.sum(-1, keepdims=True)
-  return jnp.matmul(x, _indicator(x.shape[-1], parts), precision='highest')
+    return (query * x).sum(-1, keepdims=True)
+  return jnp.matmul(x, query[:, None] * _indicator(len(query), parts))
 
 
 def spread(x: Float[Array, '*A G'], width: int) -> Float[Array, '*A D']:
   """Return x with each element repeated along its part of the width."""
   if x.shape[-1] == 1:
     return jnp.broadcast_to(x, (*x.shape[:-1], width))
-  return jnp.matmul(x, _indicator(width, x.shape[-1]).T, precision='highest')
+  return jnp.matmul(x, _indicator(width, x.shape[-1]).T)
 
 
 def _indicator(width: int, parts: int) -> Float[Array, 'D G']:
   """Return 1 where a feature is in a part, otherwise 0.
 
-  A product with it, exact as all its elements are 0 or 1, runs on the matrix
-  unit. Indexing by part inside a fused loop keeps XLA from vectorising it.
+  A product with it runs on the matrix unit, and is rounded as all products of
+  the model are. Indexing by part inside a fused loop keeps XLA from vectorising
+  it; a product of higher precision is several products, which a TPU's compiler
+  takes several times as long for.
   """
   return jnp.repeat(jnp.eye(parts), width // parts, axis=0)
 
