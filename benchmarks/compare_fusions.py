@@ -5,8 +5,8 @@ r"""Every fusion scheme by one frozen recipe: size, BLEU, and its significance.
         [--limit=RUNS] [--minutes=M] [--keep=A,B]
     python -m benchmarks.compare_fusions --data=DIR --workdir=DIR --report
 
---publish puts the tables into docs/results.md and a short one into README.md,
-and draws the differences to the plain model beside the time of a step.
+--publish puts the tables into docs/results.md; of Multi30k, also a short one
+into README.md and a figure of the differences to the plain model and the times.
 
 Trains and translates what benchmarks/comparison/recipe.toml defines, and what
 the chosen runs need. It may be stopped or killed at any moment: the same
@@ -127,7 +127,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add = parser.add_argument
   add('--data', type=Path, required=True, help='Multi30k, or all corpora')
   add('--workdir', type=Path, required=True, help='for the runs')
-  add('--corpus', default='multi30k', help='multi30k, deen or kyoto')
+  add('--corpus', default='multi30k', help='a corpus of the recipe')
   add('--recipe', type=Path, default=RECIPE, help='a TOML file')
   add('--results', type=Path, default=RESULTS / 'comparison')
   for name in ('phases', 'norms', 'schemes'):

@@ -11,8 +11,10 @@ from fusion_jax.errors import InputError
 from fusion_jax.figures import as_svg
 from fusion_jax.files import write_whole
 
-_BEGIN = '<!-- comparison of schemes -->'
+_BEGIN = '<!-- comparison of schemes: {} -->'
 _END = '<!-- end of the comparison -->'
+# The corpus that the README and the figure are of.
+_SHOWN = 'multi30k'
 
 
 def publish(
@@ -22,7 +24,9 @@ def publish(
   text: str,
   of_steps: Mapping[str, Mapping[str, float]],
 ) -> None:
-  """Puts tables into docs/results.md and README.md, and draws the first.
+  """Puts tables into docs/results.md.
+
+  Those of Multi30k go into README.md too, and the first of them is drawn.
 
   Args:
     root: The folder of the project.
@@ -31,20 +35,23 @@ def publish(
     text: Of all tables, as from `report`.
     of_steps: Times of steps, as from `costs`.
   """
+  put_into(root / 'docs' / 'results.md', recipe.corpus, text)
+  if recipe.corpus != _SHOWN:
+    return
   first = first_continued(tables)
   if first is not None:
     figure = as_svg(draw(first, of_steps))
     write_whole(root / 'docs' / FIGURE, figure)
-  put_into(root / 'docs' / 'results.md', text)
-  put_into(root / 'README.md', summary(recipe, tables))
+  put_into(root / 'README.md', recipe.corpus, summary(recipe, tables))
 
 
-def put_into(path: Path, text: str) -> None:
-  """Replaces what stands between the markers of a file."""
+def put_into(path: Path, corpus: str, text: str) -> None:
+  """Replaces what stands between the markers of a corpus in a file."""
   if not path.is_file():
     raise InputError(f'{path}: no such file')
-  before, begin, rest = path.read_text(encoding='utf-8').partition(_BEGIN)
+  marker = _BEGIN.format(corpus)
+  before, begin, rest = path.read_text(encoding='utf-8').partition(marker)
   _, end, after = rest.partition(_END)
   if not (begin and end):
-    raise InputError(f'{path}: must have {_BEGIN} and then {_END}')
+    raise InputError(f'{path}: must have {marker} and then {_END}')
   write_whole(path, f'{before}{begin}\n\n{text}\n{end}{after}'.encode())

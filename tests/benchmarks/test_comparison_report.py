@@ -276,21 +276,24 @@ def test_entropies_are_in_the_order_of_the_iterations():
   }
 
 
-def test_the_section_of_a_readme_is_replaced(tmp_path):
-  path = tmp_path / 'README.md'
+def test_the_section_of_a_corpus_is_replaced(tmp_path):
+  path = tmp_path / 'results.md'
   begin, end = (
-    '<!-- comparison of schemes -->',
+    '<!-- comparison of schemes: deen -->',
     '<!-- end of the comparison -->',
   )
-  path.write_text(f'Before.\n\n{begin}\n\nold\n\n{end}\n\nAfter.\n')
+  before = (
+    f'Before.\n\n<!-- comparison of schemes: multi30k -->\n\nother\n\n{end}\n\n'
+  )
+  path.write_text(f'{before}{begin}\n\nold\n\n{end}\n\nAfter.\n')
   for text in ('first\n', 'second\n'):
-    put_into(path, text)
-    assert path.read_text() == (
-      f'Before.\n\n{begin}\n\n{text}\n{end}\n\nAfter.\n'
-    )
+    put_into(path, 'deen', text)
+    assert path.read_text() == (f'{before}{begin}\n\n{text}\n{end}\n\nAfter.\n')
+  with pytest.raises(InputError, match='comparison of schemes: kyoto'):
+    put_into(path, 'kyoto', 'text')
   path.write_text(f'Before.\n\n{begin}\n\nold\n')
   with pytest.raises(InputError, match='end of the comparison'):
-    put_into(path, 'text')
+    put_into(path, 'deen', 'text')
   assert path.read_text() == f'Before.\n\n{begin}\n\nold\n'
   with pytest.raises(InputError, match='no such file'):
-    put_into(tmp_path / 'none.md', 'text')
+    put_into(tmp_path / 'none.md', 'deen', 'text')

@@ -5,7 +5,8 @@ import re
 from pages import ROOT
 
 _TABLES = re.compile(
-  '<!-- comparison of schemes -->.*<!-- end of the comparison -->', re.S
+  '<!-- comparison of schemes: multi30k -->.*<!-- end of the comparison -->',
+  re.S,
 )
 
 
