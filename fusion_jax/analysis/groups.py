@@ -107,9 +107,10 @@ def _over_training(analysed: RunWithText) -> dict[str, Any] | None:
 
 
 def draw_weights(numbers: Numbers) -> figures.Figure:
-  """Draw bars of the weights; below, the weights over the training."""
-  weights, training = numbers['weights'], numbers['training'] or {}
-  curves = [name for name in weights if name in training]
+  """Draw bars of the weights; below, over the training if logged twice."""
+  weights, training = numbers['weights'], numbers['training'] or {'steps': []}
+  is_curve = len(training['steps']) > 1
+  curves = [name for name in weights if is_curve and name in training]
   figure, axes = figures.panels(len(weights) + len(curves), len(weights))
   for panel, (name, values) in zip(axes, weights.items(), strict=False):
     _draw_bars(panel, name, values, numbers)

@@ -98,7 +98,19 @@ def test_ten_groups_are_in_their_order(tmp_path):
   analysed = fused_run(run, tmp_path)
   finding = look_at(groups.WEIGHTS, analysed, tmp_path)
   assert list(finding.numbers['weights']) == ['psi']
-  assert np.shape(finding.numbers['training']['psi']) == (11, 1)
+  training = finding.numbers['training']
+  assert np.shape(training['psi']) == (11, 1)
+  # One line of the log is no curve; two are.
+  assert _panels(finding.numbers) == 1
+  twice = {
+    'steps': 2 * training['steps'],
+    'psi': [2 * values for values in training['psi']],
+  }
+  assert _panels(finding.numbers | {'training': twice}) == 2
+
+
+def _panels(numbers):
+  return sum(axes.has_data() for axes in groups.draw_weights(numbers).axes)
 
 
 def test_without_metrics_the_weights_are_there(tmp_path, caplog):
