@@ -48,11 +48,16 @@ def source_scores(
   Returns:
     Scores of the sources, float32. Over their sum they are a softmax.
   """
+  columns = query[:, None] * _indicator(len(query), heads)
   logits = []
   for source in sources:
     wide = source.astype(jnp.float32)
     unit = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + epsilon)
-    logits.append(part_products(wide, query, heads) * unit)
+    # The sum of one column is fused into the loop that reads the source.
+    products = (
+      (query * wide).sum(-1, keepdims=True) if heads == 1 else wide @ columns
+    )
+    logits.append(products * unit)
   stacked = jnp.stack(logits)
   return jnp.exp(stacked - jax.lax.stop_gradient(stacked.max(0)))
 
@@ -87,15 +92,6 @@ def _divided(
   for each, source in zip(scores, sources, strict=True):
     total += spread(each, total.shape[-1]) * source
   return total / spread(scores.mean(0), total.shape[-1])
-
-
-def part_products(
-  x: Float[Array, '*A D'], query: Float[Array, ' D'], parts: int
-) -> Float[Array, '*A G']:
-  """Return the product of x and the query over each of G equal parts."""
-  if parts == 1:
-    return (query * x).sum(-1, keepdims=True)
-  return jnp.matmul(x, query[:, None] * _indicator(len(query), parts))
 
 
 def spread(x: Float[Array, '*A G'], width: int) -> Float[Array, '*A D']:

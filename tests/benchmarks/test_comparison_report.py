@@ -18,7 +18,7 @@ from small_comparison import (
 from benchmarks.comparison.costs import costs
 from benchmarks.comparison.figure import draw
 from benchmarks.comparison.orderings import ORDERS, verdict
-from benchmarks.comparison.publish import put_into
+from benchmarks.comparison.publish import publish, put_into
 from benchmarks.comparison.report import coupling_entropies, report
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.summary import summary
@@ -288,7 +288,7 @@ def test_the_section_of_a_corpus_is_replaced(tmp_path):
   path.write_text(f'{before}{begin}\n\nold\n\n{end}\n\nAfter.\n')
   for text in ('first\n', 'second\n'):
     put_into(path, 'deen', text)
-    assert path.read_text() == (f'{before}{begin}\n\n{text}\n{end}\n\nAfter.\n')
+    assert path.read_text() == f'{before}{begin}\n\n{text}\n{end}\n\nAfter.\n'
   with pytest.raises(InputError, match='comparison of schemes: kyoto'):
     put_into(path, 'kyoto', 'text')
   path.write_text(f'Before.\n\n{begin}\n\nold\n')
@@ -297,3 +297,16 @@ def test_the_section_of_a_corpus_is_replaced(tmp_path):
   assert path.read_text() == f'Before.\n\n{begin}\n\nold\n'
   with pytest.raises(InputError, match='no such file'):
     put_into(tmp_path / 'none.md', 'deen', 'text')
+
+
+def test_another_corpus_than_that_of_the_readme_leaves_it_alone(tmp_path):
+  (tmp_path / 'docs').mkdir()
+  end = '<!-- end of the comparison -->'
+  page = f'<!-- comparison of schemes: other -->\n\nold\n\n{end}\n'
+  readme = f'<!-- comparison of schemes: multi30k -->\n\nold\n\n{end}\n'
+  (tmp_path / 'docs/results.md').write_text(page)
+  (tmp_path / 'README.md').write_text(readme)
+  publish(tmp_path, recipe(tmp_path, corpus='other'), [], 'new\n', {})
+  written = (tmp_path / 'docs/results.md').read_text()
+  assert written == page.replace('old', 'new')
+  assert (tmp_path / 'README.md').read_text() == readme
