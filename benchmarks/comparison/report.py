@@ -214,18 +214,21 @@ def coupling_entropies(
 
 
 def _missing(table: Table) -> str:
-  seeds: dict[str, list[str]] = {}
-  for run in table.missing:
-    seeds.setdefault(run.scheme, []).append(str(run.seed))
-  if not seeds:
+  """What is not finished: for each choice of seeds, the schemes that lack it."""
+  if not table.missing:
     return ''
   if not table.lines:
     return f'None of {len(table.missing)} runs is finished yet.'
-  listed = ', '.join(
-    f'`{scheme}` (seed {", ".join(numbers)})'
-    for scheme, numbers in seeds.items()
+  seeds: dict[str, list[str]] = {}
+  for run in table.missing:
+    seeds.setdefault(run.scheme, []).append(str(run.seed))
+  schemes: dict[str, list[str]] = {}
+  for scheme, numbers in seeds.items():
+    schemes.setdefault(', '.join(numbers), []).append(f'`{scheme}`')
+  return '\n\n'.join(
+    paragraph(f'Missing with seed {numbers}: {", ".join(own)}.')
+    for numbers, own in schemes.items()
   )
-  return paragraph(f'Missing: {listed}.')
 
 
 def _circumstances(results: Results) -> str:

@@ -141,7 +141,7 @@ def test_the_report_has_every_number_and_what_is_missing(comparison):
   assert wide.endswith(' | – | – | 1 |')
   assert others == '| `wide` | 50.50 | – | – |'
   assert '- `linear`: encoder 2.00, 1.50; decoder 0.25' in lines
-  assert 'Missing: `wide` (seed 1).' in lines
+  assert 'Missing with seed 1: `wide`.' in lines
   # none, wide and linear from scratch, two seeds each.
   assert 'None of 6 runs is finished yet.' in lines
   assert 'in one stack or both of `linear`.' in text.replace('\n', ' ')
