@@ -65,8 +65,9 @@ def _head(recipe: Recipe) -> str:
     f"sacreBLEU's paired bootstrap ({SAMPLES:,} samples) against `none` of the "
     'same table, which is below 0.05 for about one in ten systems that do not '
     "differ; with several seeds, that of the first seed, and Welch's "
-    't-test over seeds. Differences are over the seeds that both have. No p is '
-    'corrected for the number of schemes.'
+    't-test over seeds. The bootstrap compares two trained models, whose '
+    'difference may come from the seed alone. Differences are over the seeds '
+    'that both have. No p is corrected for the number of schemes.'
   )
 
 
@@ -238,9 +239,13 @@ def _circumstances(results: Results) -> str:
     for found in results
     for scores in found['tests'].values()
   )
-  machines = dict.fromkeys(
-    f'{x["cpu"]}, {x["cores"]} cores, {x["device"]}, jax {x["jax"]}'
-    for x in results
+  machines: dict[str, set[int]] = {}
+  for x in results:
+    name = f'{x["cpu"]}, {x["cores"]} cores, {x["device"]}, jax {x["jax"]}'
+    machines.setdefault(name, set()).add(x['seed'])
+  listed = '; '.join(
+    f'{name} (seed {", ".join(map(str, sorted(seeds)))})'
+    for name, seeds in machines.items()
   )
-  text = f'BLEU {", ".join(signatures)}; trained on {"; ".join(machines)}.'
+  text = f'BLEU {", ".join(signatures)}; trained on {listed}.'
   return paragraph(text) if machines else ''

@@ -146,6 +146,19 @@ def test_the_report_has_every_number_and_what_is_missing(comparison):
   assert 'None of 6 runs is finished yet.' in lines
   assert 'in one stack or both of `linear`.' in text.replace('\n', ' ')
   assert own.digest[:12] in text
+  # The same machine for both seeds.
+  assert lines[-1].endswith('cpu 1, jax 0.10.2 (seed 0, 1).')
+
+
+def test_the_report_says_which_seeds_a_machine_trained(comparison):
+  add(comparison, 'continued/pre/none-0', WRONG, result(30.0, 2.0))
+  elsewhere = result(32.0, 2.2, cpu='another one')
+  add(comparison, 'continued/pre/none-1', WRONG, elsewhere)
+  text = report(comparison[0], comparison[2], tables_of(comparison), STEPS)
+  assert text.replace('\n', ' ').endswith(
+    'trained on a processor, 2 cores, cpu 1, jax 0.10.2 (seed 0); '
+    'another one, 2 cores, cpu 1, jax 0.10.2 (seed 1). '
+  )
 
 
 def test_an_order_of_a_paper_is_found_again(comparison):
