@@ -215,7 +215,7 @@ def coupling_entropies(
 
 
 def _missing(table: Table) -> str:
-  """What is not finished: for each choice of seeds, the schemes that lack it."""
+  """What is not finished: for each choice of seeds, schemes that lack it."""
   if not table.missing:
     return ''
   if not table.lines:
