@@ -104,9 +104,11 @@ def neighbours() -> Iterator[Neighbours]:
 
 
 def verdict(found: Sequence[tuple[float | None, float | None]]) -> Verdict:
-  """What the difference and p of each test set say of a pair.
+  """What the difference and p over seeds of each test set say of a pair.
 
-  All test sets must agree, each with p < 0.05; None: it is not known.
+  All test sets must agree, each with p < 0.05; None: it is not known. The
+  bootstrap of one seed cannot decide: it compares two trained models, and
+  another seed can turn their difference round.
   """
   signs = {
     None if difference is None or p is None or p >= LEVEL else difference > 0

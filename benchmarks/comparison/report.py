@@ -160,8 +160,10 @@ def _orders(pairs: Sequence[Pair]) -> str:
     return ''
   text = paragraph(
     'Neighbours in the orders that the papers print: BLEU of the higher one '
-    'less that of the lower one, there and here. An order is confirmed or '
-    f'refuted here where all test sets agree, each with p < {LEVEL}.'
+    'less that of the lower one, there and here; p over seeds where both have '
+    'several, else of the bootstrap. An order is confirmed or refuted here '
+    f'where all test sets agree, each with p over seeds < {LEVEL}: one seed '
+    'decides nothing.'
   )
   tests = list(dict.fromkeys(test for pair in pairs for test in pair.bleu))
   header = ['paper', 'lower', 'higher', 'printed']
@@ -171,11 +173,11 @@ def _orders(pairs: Sequence[Pair]) -> str:
   for printed, bleu in pairs:
     row = [printed.source, f'`{printed.lower}`', f'`{printed.higher}`']
     row.append(signed(printed.printed))
-    found = {test: _difference(own) for test, own in bleu.items()}
     for test in tests:
-      difference, p = found.get(test, (None, None))
+      difference, p = _difference(bleu.get(test))
       row += [NONE if difference is None else signed(difference), p_value(p)]
-    rows.append([*row, verdict(list(found.values()))])
+    found = [(own.difference, own.over_seeds) for own in bleu.values()]
+    rows.append([*row, verdict(found)])
   return f'{text}\n\n{markdown([*header, "here"], rows)}'
 
 
