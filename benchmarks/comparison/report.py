@@ -1,5 +1,6 @@
 """The tables of a comparison as Markdown."""
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +10,7 @@ from benchmarks.comparison.costs import PARTS
 from benchmarks.comparison.orderings import LEVEL, verdict
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.results import Results
-from benchmarks.comparison.tables import SAMPLES, Bleu, Line, Pair, Table
+from benchmarks.comparison.tables import SAMPLES, Line, Pair, Score, Table
 from benchmarks.comparison.wording import (
   NONE,
   mean,
@@ -22,6 +23,8 @@ _TITLES = {
   'continued': 'from the trained plain model',
   'scratch': 'from scratch',
 }
+# Columns of a loss or score in a table with several seeds.
+_OVER_SEEDS = 'difference', 'p over seeds'
 _ENTROPY = re.compile(r'(\w+)/.*coupling_entropy_(\d+)')
 
 
@@ -40,25 +43,22 @@ def report(
     of_steps: Times of steps, as from `costs`; schemes may be missing.
   """
   sections = [_section(table, of_steps) for table in tables]
-  parts = [_head(recipe), *sections, _circumstances(results)]
+  continued = any(x.kind == 'continued' and x.lines for x in tables)
+  parts = [_head(recipe, continued), *sections, _circumstances(results)]
   return '\n\n'.join(part for part in parts if part) + '\n'
 
 
-def _head(recipe: Recipe) -> str:
-  plain, continued = recipe.phases['plain'], recipe.phases['continued']
+def _head(recipe: Recipe, continued: bool) -> str:
+  plain = recipe.phases['plain']
   model, data = plain.model, plain.data
-  rates = ', '.join(f'{rate:g}' for rate in recipe.rates)
   return paragraph(
     f'Recipe `{recipe.digest[:12]}`, corpus `{recipe.corpus}`, '
     f'{data.source_language}-{data.target_language}; '
     f'width {model.width}, filter {model.filter:,}, {model.heads} heads, '
     f'{model.encoder_layers}+{model.decoder_layers} layers, vocabulary '
     f'{data.tokenizer.vocabulary_size:,}, {data.batch.tokens:,} slots a batch; '
-    f'{plain.training.steps:,} updates from scratch, '
-    f'{continued.training.steps:,} from the trained plain model, with fresh '
-    'Adam. The learning rate of what only a fusion has was chosen among '
-    f'{rates} times that of the rest, by validation loss after '
-    f'{recipe.phases["tuning"].training.steps:,} updates. Beam '
+    f'{plain.training.steps:,} updates from scratch'
+    f'{_continuing(recipe) if continued else ""}. Beam '
     f'{plain.decoding.beam_size}, alpha {plain.decoding.alpha:g}, mean of the '
     f'last {recipe.average} checkpoints. `wide` is a plain model with a wider '
     'filter and as many parameters as the heaviest scheme. p: '
@@ -68,6 +68,17 @@ def _head(recipe: Recipe) -> str:
     't-test over seeds. The bootstrap compares two trained models, whose '
     'difference may come from the seed alone. Differences are over the seeds '
     'that both have. No p is corrected for the number of schemes.'
+  )
+
+
+def _continuing(recipe: Recipe) -> str:
+  rates = ', '.join(f'{rate:g}' for rate in recipe.rates)
+  steps = {name: each.training.steps for name, each in recipe.phases.items()}
+  return (
+    f', {steps["continued"]:,} from the trained plain model, with fresh Adam. '
+    'The learning rate of what only a fusion has was chosen among '
+    f'{rates} times that of the rest, by validation loss after '
+    f'{steps["tuning"]:,} updates'
   )
 
 
@@ -88,7 +99,10 @@ def _grid(lines: Sequence[Line]) -> str:
   tests = list(dict.fromkeys(test for line in lines for test in line.bleu))
   several = any(len(line.seeds) > 1 for line in lines)
   sizes = any(line.scheme == WIDE for line in lines)
-  header = ['scheme', 'extra parameters', 'fusion rate', 'validation NLL']
+  rates = any(line.rate is not None for line in lines)
+  header = ['scheme', 'extra parameters']
+  header += ['fusion rate'] if rates else []
+  header += ['validation NLL', *_OVER_SEEDS] if several else ['validation NLL']
   for test in tests:
     header += [f'BLEU `{test}`', 'difference', 'p']
     header += ['p over seeds'] if several else []
@@ -99,11 +113,12 @@ def _grid(lines: Sequence[Line]) -> str:
     row = [
       f'`{line.scheme}`',
       NONE if line.extra_parameters is None else f'{line.extra_parameters:+,}',
-      NONE if line.rate is None else f'{line.rate:g}',
-      'not finite' if line.nll is None else f'{line.nll:.4f}',
     ]
+    if rates:
+      row.append(NONE if line.rate is None else f'{line.rate:g}')
+    row += _cells(line.nll, several, digits=4, missing='not finite')
     for test in tests:
-      row += _cells(line.bleu.get(test), several)
+      row += _bleu(line.bleu.get(test), several)
       if sizes:
         row.append(p_value(_difference(line.to_wide.get(test))[1]))
     row += [str(len(line.seeds))] if several else []
@@ -111,15 +126,22 @@ def _grid(lines: Sequence[Line]) -> str:
   return markdown(header, rows)
 
 
-def _cells(bleu: Bleu | None, several: bool) -> list[str]:
+def _bleu(bleu: Score | None, several: bool) -> list[str]:
   if bleu is None:
     return [NONE] * (3 + several)
-  cells = [
-    mean(bleu.seeds),
-    NONE if bleu.difference is None else signed(bleu.difference),
-    p_value(bleu.bootstrap),
-  ]
-  return [*cells, p_value(bleu.over_seeds)] if several else cells
+  cells = mean(bleu.seeds), signed(bleu.difference), p_value(bleu.bootstrap)
+  return [*cells, p_value(bleu.over_seeds)] if several else [*cells]
+
+
+def _cells(
+  score: Score | None, several: bool, digits: int = 2, missing: str = NONE
+) -> list[str]:
+  """The mean; in a table with several seeds also its difference and p."""
+  if score is None:
+    return [missing, *(NONE for _ in _OVER_SEEDS if several)]
+  own = mean(score.seeds, digits)
+  difference = signed(score.difference, digits)
+  return [own, difference, p_value(score.over_seeds)] if several else [own]
 
 
 def _others(
@@ -131,14 +153,17 @@ def _others(
     'plain model (Transformer Base on a CPU, `benchmarks.fusion_overhead`):'
   )
   tests = list(dict.fromkeys(test for line in lines for test in line.chrf))
-  header = 'scheme', *(f'chrF2 `{test}`' for test in tests), *PARTS.values()
+  several = any(len(line.seeds) > 1 for line in lines)
+  header = ['scheme']
+  for test in tests:
+    header += [f'chrF2 `{test}`', *(_OVER_SEEDS if several else ())]
   rows = []
   for line in lines:
     times = of_steps.get(line.scheme, {})
     steps = (f'{times[part]:.2f}' if times else NONE for part in PARTS)
-    scores = (mean(line.chrf.get(test)) for test in tests)
-    rows.append((f'`{line.scheme}`', *scores, *steps))
-  return f'{text}\n\n{markdown(header, rows)}'
+    scores = (_cells(line.chrf.get(test), several) for test in tests)
+    rows.append((f'`{line.scheme}`', *itertools.chain(*scores), *steps))
+  return f'{text}\n\n{markdown([*header, *PARTS.values()], rows)}'
 
 
 def _fresh(lines: Sequence[Line]) -> str:
@@ -175,13 +200,13 @@ def _orders(pairs: Sequence[Pair]) -> str:
     row.append(signed(printed.printed))
     for test in tests:
       difference, p = _difference(bleu.get(test))
-      row += [NONE if difference is None else signed(difference), p_value(p)]
+      row += [signed(difference), p_value(p)]
     found = [(own.difference, own.over_seeds) for own in bleu.values()]
     rows.append([*row, verdict(found)])
   return f'{text}\n\n{markdown([*header, "here"], rows)}'
 
 
-def _difference(bleu: Bleu | None) -> tuple[float | None, float | None]:
+def _difference(bleu: Score | None) -> tuple[float | None, float | None]:
   """A difference and its p: over seeds where there are several."""
   if bleu is None:
     return None, None

@@ -7,7 +7,7 @@ from benchmarks.common import markdown
 from benchmarks.comparison.contestants import WIDE
 from benchmarks.comparison.orderings import LEVEL
 from benchmarks.comparison.recipe import Recipe
-from benchmarks.comparison.tables import Bleu, Line, Table
+from benchmarks.comparison.tables import Line, Score, Table
 from benchmarks.comparison.wording import NONE, paragraph, signed
 from benchmarks.schemes import BASELINE, PAPERS
 
@@ -38,7 +38,7 @@ def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
       f'`{line.scheme}`',
       paper,
       NONE if line.extra_parameters is None else f'{line.extra_parameters:+,}',
-      'not finite' if line.nll is None else f'{line.nll:.4f}',
+      'not finite' if line.nll is None else f'{line.nll.seeds.mean:.4f}',
       *(_short(line.bleu.get(test)) for test in tests),
     )
     for paper, line in _best_of_each_paper(own)
@@ -70,7 +70,7 @@ def _best_of_each_paper(table: Table) -> list[tuple[str, Line]]:
 
 
 def _loss(line: Line) -> float:
-  return math.inf if line.nll is None else line.nll
+  return math.inf if line.nll is None else line.nll.seeds.mean
 
 
 def first_continued(tables: Sequence[Table]) -> Table | None:
@@ -83,7 +83,7 @@ def _seeds(table: Table) -> str:
   return 'One seed' if most == 1 else f'Means of {most} seeds'
 
 
-def _short(bleu: Bleu | None) -> str:
+def _short(bleu: Score | None) -> str:
   if bleu is None:
     return NONE
   score = f'{bleu.seeds.mean:.2f}'

@@ -4,7 +4,6 @@ There is a table for each norm of the continued runs, with the continued plain
 model as the baseline, and one of the runs from scratch, with the plain model.
 """
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -22,21 +21,22 @@ from fusion_jax.evaluation.significance import Seeds, over_seeds, welch
 SAMPLES = 1_000
 
 
-class Bleu(NamedTuple):
-  """BLEU of a contestant on one test set.
+class Score(NamedTuple):
+  """The loss of a contestant, or its score on one test set.
 
-  seeds: the scores.
+  seeds: the values.
   difference: of the means to the baseline, over the seeds that both have.
-  bootstrap: p of the paired bootstrap, of the first seed that both have.
-  interval: half of the 95 % interval of that seed's difference.
   over_seeds: p of Welch's t-test; None with less than two seeds each.
+  bootstrap: p of the paired bootstrap, of the first seed that both have; only
+    of BLEU.
+  interval: half of the 95 % interval of that seed's difference.
   """
 
   seeds: Seeds
   difference: float | None = None
+  over_seeds: float | None = None
   bootstrap: float | None = None
   interval: float | None = None
-  over_seeds: float | None = None
 
 
 class Line(NamedTuple):
@@ -46,7 +46,7 @@ class Line(NamedTuple):
   seeds: of its finished runs.
   extra_parameters: beside the baseline; None without a baseline.
   rate: of the fusion; None: its default, or no fusion.
-  nll: the mean of the validation losses, in nats; None if one is not finite.
+  nll: the validation loss, in nats; None if that of a seed is not finite.
   bleu: by test set.
   to_wide: the same beside the plain model with as many parameters.
   chrf: chrF2, by test set.
@@ -57,10 +57,10 @@ class Line(NamedTuple):
   seeds: tuple[int, ...]
   extra_parameters: int | None
   rate: float | None
-  nll: float | None
-  bleu: dict[str, Bleu]
-  to_wide: dict[str, Bleu]
-  chrf: dict[str, Seeds]
+  nll: Score | None
+  bleu: dict[str, Score]
+  to_wide: dict[str, Score]
+  chrf: dict[str, Score]
   first: dict[str, Any]
 
 
@@ -68,7 +68,7 @@ class Pair(NamedTuple):
   """BLEU of a scheme beside one that a paper prints below it, by test set."""
 
   printed: Neighbours
-  bleu: dict[str, Bleu]
+  bleu: dict[str, Score]
 
 
 class Table(NamedTuple):
@@ -115,6 +115,18 @@ def _by_scheme(runs: Sequence[Run]) -> dict[str, list[Run]]:
   return found
 
 
+def _beside(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Score:
+  """The values of some seeds, beside those of a baseline where it has any."""
+  seeds = over_seeds(list(ours.values()))
+  common = [seed for seed in ours if seed in theirs]
+  if not common:
+    return Score(seeds)
+  before, after = (
+    over_seeds([values[seed] for seed in common]) for values in (theirs, ours)
+  )
+  return Score(seeds, after.mean - before.mean, welch(before, after))
+
+
 class _Lines:
   """The lines of finished runs; counts the n-grams of a text once."""
 
@@ -145,7 +157,6 @@ class _Lines:
   ) -> Line:
     first = self._results[own[0]]
     tests = first['tests']
-    losses = [self._results[run]['validation_nll'] for run in own]
     extra = None
     if baseline:
       extra = first['parameters'] - self._results[baseline[0]]['parameters']
@@ -154,42 +165,54 @@ class _Lines:
       tuple(run.seed for run in own),
       extra,
       first['fusion_rate'],
-      None if None in losses else statistics.fmean(losses),
+      self._nll(own, baseline),
       {test: self._bleu(test, own, baseline) for test in tests},
       {test: self._bleu(test, own, wide) for test in tests},
-      {test: self._scores(test, own, 'chrf') for test in tests},
+      {test: self._score(test, own, baseline, 'chrf') for test in tests},
       first,
     )
 
-  def _bleu(
-    self, test: str, own: Sequence[Run], baseline: Sequence[Run]
-  ) -> Bleu:
+  def _nll(self, own: Sequence[Run], baseline: Sequence[Run]) -> Score | None:
     ours, theirs = (
-      {run.seed: run for run in runs if test in self._results[run]['tests']}
+      {run.seed: self._results[run]['validation_nll'] for run in runs}
       for runs in (own, baseline)
     )
-    seeds = self._scores(test, ours.values())
-    common = [seed for seed in ours if seed in theirs]
-    if not common or own == baseline:
-      return Bleu(seeds)
-    before, after = (
-      self._scores(test, [runs[seed] for seed in common])
-      for runs in (theirs, ours)
-    )
-    found = self._bootstrap(test, theirs[common[0]], ours[common[0]])
-    return Bleu(
-      seeds,
-      after.mean - before.mean,
-      found and found.p_value,
-      found and found.difference_interval,
-      welch(before, after),
+    if None in ours.values():
+      return None
+    finite = {seed: loss for seed, loss in theirs.items() if loss is not None}
+    return _beside(ours, {} if own == baseline else finite)
+
+  def _bleu(
+    self, test: str, own: Sequence[Run], baseline: Sequence[Run]
+  ) -> Score:
+    score = self._score(test, own, baseline, 'bleu')
+    if score.difference is None:
+      return score
+    ours, theirs = (self._tested(test, runs) for runs in (own, baseline))
+    seed = next(seed for seed in ours if seed in theirs)
+    found = self._bootstrap(test, theirs[seed], ours[seed])
+    return score._replace(
+      bootstrap=found and found.p_value,
+      interval=found and found.difference_interval,
     )
 
-  def _scores(
-    self, test: str, runs: Iterable[Run], metric: str = 'bleu'
-  ) -> Seeds:
-    found = [self._results[run]['tests'].get(test) for run in runs]
-    return over_seeds([scores[metric] for scores in found if scores])
+  def _score(
+    self, test: str, own: Sequence[Run], baseline: Sequence[Run], metric: str
+  ) -> Score:
+    ours, theirs = (
+      {
+        seed: self._results[run]['tests'][test][metric]
+        for seed, run in self._tested(test, runs).items()
+      }
+      for runs in (own, baseline)
+    )
+    return _beside(ours, {} if own == baseline else theirs)
+
+  def _tested(self, test: str, runs: Iterable[Run]) -> dict[int, Run]:
+    """The runs that have a score on a test set, by their seeds."""
+    return {
+      run.seed: run for run in runs if test in self._results[run]['tests']
+    }
 
   def _bootstrap(self, test: str, baseline: Run, run: Run) -> Paired | None:
     """A test of equal BLEU; None where the test set is not there."""
@@ -204,6 +227,8 @@ class _Lines:
     if (run, test) not in self._counted:
       lines = self._results.translations(run, test)
       references = [self._tests[test].references]
-      (counted,) = statistics_of([lines], references, self._language)
+      (counted,) = statistics_of(
+        [lines], references, self._language, names=('BLEU',)
+      )
       self._counted[run, test] = counted['BLEU']
     return self._counted[run, test]

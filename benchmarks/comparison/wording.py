@@ -8,19 +8,19 @@ from fusion_jax.evaluation.significance import Seeds
 NONE = '–'
 
 
-def mean(seeds: Seeds | None) -> str:
+def mean(seeds: Seeds, digits: int = 2) -> str:
   """The mean, with the deviation where there are several seeds."""
-  if seeds is None:
-    return NONE
-  deviation = seeds.deviation
-  return f'{seeds.mean:.2f}' + (
-    '' if deviation is None else f' ± {deviation:.2f}'
-  )
+  own = f'{seeds.mean:.{digits}f}'
+  if seeds.deviation is None:
+    return own
+  return f'{own} ± {seeds.deviation:.{digits}f}'
 
 
-def signed(difference: float) -> str:
+def signed(difference: float | None, digits: int = 2) -> str:
   """A difference with its sign; what rounds to 0 is +0.00."""
-  return f'{round(difference, 2) + 0.0:+.2f}'
+  if difference is None:
+    return NONE
+  return f'{round(difference, digits) + 0.0:+.{digits}f}'
 
 
 def p_value(value: float | None) -> str:

@@ -9,7 +9,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ def statistics_of(
   references: Sequence[Sequence[str]],
   language: str,
   run: Map = map,
+  names: Collection[str] | None = None,
 ) -> list[Statistics]:
   """Count the statistics of every line of every file.
 
@@ -62,6 +63,7 @@ def statistics_of(
     references: Lines of one or more references.
     language: Target language, which decides the tokenizers.
     run: Map function from `in_processes`.
+    names: Of the metrics to count, as in `metrics_for`; None: all of them.
 
   Returns:
     Statistics of each file, by the names of `metrics_for`.
@@ -71,7 +73,7 @@ def statistics_of(
     [[each[start : start + _CHUNK_LINES] for each in texts] for start in starts]
     for texts in (files, references)
   ]
-  chunks = list(run(_count, *parts, itertools.repeat(language)))
+  chunks = list(run(_count, *parts, *map(itertools.repeat, (language, names))))
   return [
     {
       name: np.concatenate([chunk[number][name] for chunk in chunks])
@@ -85,9 +87,12 @@ def _count(
   files: Sequence[Sequence[str]],
   references: Sequence[Sequence[str]],
   language: str,
+  names: Collection[str] | None,
 ) -> list[Statistics]:
   counted: list[Statistics] = [{} for _ in files]
   for name, metric in metrics_for(language).items():
+    if names is not None and name not in names:
+      continue
     metric._ref_cache = metric._cache_references(references)
     for lines, found in zip(files, counted, strict=True):
       counts = metric._extract_corpus_statistics(lines, None)

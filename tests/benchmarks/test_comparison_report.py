@@ -87,7 +87,12 @@ def test_a_line_is_beside_the_continued_plain_model(comparison):
   assert linear.extra_parameters == 250
   assert linear.rate == 0.3
   # (1.75 + 1.85) / 2
-  assert linear.nll == pytest.approx(1.8)
+  assert linear.nll.seeds.mean == pytest.approx(1.8)
+  # 1.8 - (2.0 + 2.2) / 2
+  assert linear.nll.difference == pytest.approx(-0.3)
+  welch = stats.ttest_ind([2.0, 2.2], [1.75, 1.85], equal_var=False)
+  assert linear.nll.over_seeds == pytest.approx(welch.pvalue)
+  assert none.nll.difference is None
   bleu = linear.bleu['news']
   # (33 + 36) / 2 - (30 + 32) / 2, deviation 3 / sqrt(2)
   assert bleu.difference == pytest.approx(3.5)
@@ -103,7 +108,12 @@ def test_a_line_is_beside_the_continued_plain_model(comparison):
   assert wide.nll is None
   # Only seed 0 is there of both: 33 - 30.5.
   assert linear.to_wide['news'].difference == pytest.approx(2.5)
-  assert linear.chrf['news'].mean == pytest.approx(54.5)
+  chrf = linear.chrf['news']
+  assert chrf.seeds.mean == pytest.approx(54.5)
+  # chrF2 is BLEU and 20 here.
+  assert chrf.difference == pytest.approx(3.5)
+  assert chrf.over_seeds == pytest.approx(bleu.over_seeds)
+  assert chrf.bootstrap is None
   assert [run.name for run in continued.missing] == ['continued/pre/wide-1']
   assert scratch.lines == []
 
@@ -129,17 +139,21 @@ def test_the_report_has_every_number_and_what_is_missing(comparison):
   text = report(own, results, tables_of(comparison), STEPS)
   lines = text.splitlines()
   linear, others = [line for line in lines if line.startswith('| `linear`')]
-  p = f'{tables_of(comparison)[0].lines[1].bleu["news"].over_seeds:.3f}'
+  line = tables_of(comparison)[0].lines[1]
+  p = f'{line.bleu["news"].over_seeds:.3f}'
   assert linear == (
-    '| `linear` | +250 | 0.3 | 1.8000 | 34.50 ± 2.12 | +3.50 | <0.001 | '
+    '| `linear` | +250 | 0.3 | 1.8000 ± 0.0707 | -0.3000 | '
+    f'{line.nll.over_seeds:.3f} | 34.50 ± 2.12 | +3.50 | <0.001 | '
     f'{p} | <0.001 | 2 |'
   )
   # chrF2 is BLEU and 20 here.
-  assert others == '| `linear` | 54.50 ± 2.12 | 1.25 | 2.00 |'
+  assert others == f'| `linear` | 54.50 ± 2.12 | +3.50 | {p} | 1.25 | 2.00 |'
   wide, others = [line for line in lines if line.startswith('| `wide`')]
-  assert wide.startswith('| `wide` | +300 | – | not finite | 30.50 | +0.50 |')
+  assert wide.startswith(
+    '| `wide` | +300 | – | not finite | – | – | 30.50 | +0.50 |'
+  )
   assert wide.endswith(' | – | – | 1 |')
-  assert others == '| `wide` | 50.50 | – | – |'
+  assert others == '| `wide` | 50.50 | +0.50 | – | – | – |'
   assert '- `linear`: encoder 2.00, 1.50; decoder 0.25' in lines
   assert 'Missing with seed 1: `wide`.' in lines
   # none, wide and linear from scratch, two seeds each.
@@ -229,7 +243,7 @@ def test_with_one_seed_there_is_no_column_of_seeds(comparison):
   add(comparison, 'continued/pre/none-0', WRONG, result(30.0, 2.0))
   own, _, results = comparison
   lines = report(own, results, tables_of(comparison), STEPS).splitlines()
-  assert '| `none` | +0 | – | 2.0000 | 30.00 | – | – |' in lines
+  assert '| `none` | +0 | 2.0000 | 30.00 | – | – |' in lines
 
 
 def test_the_summary_has_the_scheme_of_each_paper_with_the_lowest_loss(
