@@ -252,7 +252,9 @@ def draw_intervals(
     zip(centres, spreads, points, strict=True)
   ):
     colour = COLOURS[row % len(COLOURS)]
-    axes.errorbar(centre, row, xerr=spread, color=colour, fmt='o', capsize=4)
+    axes.errorbar(
+      centre, row, xerr=spread, color=colour, fmt='o', mfc='white', capsize=4
+    )
     axes.plot(values, [row] * len(values), 'kx', markersize=5, zorder=3)
   axes.set_yticks(range(len(names)), names)
   axes.set_ylim(len(names) - 0.5, -0.5)
