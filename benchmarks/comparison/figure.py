@@ -3,9 +3,14 @@
 from collections.abc import Mapping
 
 from benchmarks.comparison.costs import PARTS
-from benchmarks.comparison.tables import Line, Table
+from benchmarks.comparison.tables import Kind, Line, Score, Table
 from fusion_jax import figures
 
+# In docs/, by the kind of the table.
+FIGURES: dict[Kind, str] = {
+  'continued': 'comparison_continued.svg',
+  'scratch': 'comparison_scratch.svg',
+}
 # Inches of a scheme.
 _ROW = 0.2
 
@@ -16,7 +21,8 @@ def draw(
   """The difference to the plain model in BLEU, a panel a test set, and costs.
 
   Differences have their 95 % interval in the paired bootstrap of the first
-  seed. The schemes are the rows of all panels.
+  seed, and a cross for each seed where there are several. The schemes are the
+  rows of all panels.
 
   Args:
     table: With the plain model.
@@ -48,11 +54,15 @@ def _draw_differences(
     [''] * len(fused),
     [figures.drawn(own and own.difference) for own in found],
     [figures.drawn(own and own.interval) for own in found],
-    [()] * len(fused),
+    [_crosses(own) for own in found],
     'BLEU less that of the plain model',
   )
   panel.axvline(0, color='black', linewidth=1)
   panel.set_title(test)
+
+
+def _crosses(own: Score | None) -> tuple[float, ...]:
+  return own.differences if own and len(own.differences) > 1 else ()
 
 
 def _draw_costs(

@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.comparison.figure import draw
+from benchmarks.comparison.figure import FIGURES, draw
 from benchmarks.comparison.recipe import Recipe
-from benchmarks.comparison.summary import FIGURE, first_continued, summary
-from benchmarks.comparison.tables import Table
+from benchmarks.comparison.summary import summary
+from benchmarks.comparison.tables import Table, first_of
 from fusion_jax.errors import InputError
 from fusion_jax.figures import as_svg
 from fusion_jax.files import write_whole
 
 _BEGIN = '<!-- comparison of schemes: {} -->'
 _END = '<!-- end of the comparison -->'
-# The corpus that the README and the figure are of.
+# The corpus that the README and the figures are of.
 _SHOWN = 'multi30k'
 
 
@@ -26,7 +26,7 @@ def publish(
 ) -> None:
   """Puts tables into docs/results.md.
 
-  Those of Multi30k go into README.md too, and the first of them is drawn.
+  Those of Multi30k go into README.md too, and the first of each kind is drawn.
 
   Args:
     root: The folder of the project.
@@ -38,10 +38,10 @@ def publish(
   put_into(root / 'docs' / 'results.md', recipe.corpus, text)
   if recipe.corpus != _SHOWN:
     return
-  first = first_continued(tables)
-  if first is not None:
-    figure = as_svg(draw(first, of_steps))
-    write_whole(root / 'docs' / FIGURE, figure)
+  for kind, name in FIGURES.items():
+    first = first_of(tables, kind)
+    if first is not None:
+      write_whole(root / 'docs' / name, as_svg(draw(first, of_steps)))
   put_into(root / 'README.md', recipe.corpus, summary(recipe, tables))
 
 

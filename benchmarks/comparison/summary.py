@@ -5,31 +5,29 @@ from collections.abc import Sequence
 
 from benchmarks.common import markdown
 from benchmarks.comparison.contestants import WIDE
+from benchmarks.comparison.figure import FIGURES
 from benchmarks.comparison.orderings import LEVEL
 from benchmarks.comparison.recipe import Recipe
-from benchmarks.comparison.tables import Line, Score, Table
+from benchmarks.comparison.tables import Line, Score, Table, first_of
 from benchmarks.comparison.wording import NONE, paragraph, signed
 from benchmarks.schemes import BASELINE, PAPERS
 
-# In docs/.
-FIGURE = 'comparison.svg'
-
 
 def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
-  """The first table of continued runs, with one scheme of each paper."""
-  own = first_continued(tables)
+  """The first table of runs from scratch, with one scheme of each paper."""
+  own = first_of(tables, 'scratch')
   if own is None:
     return 'No run is finished yet.\n'
-  updates = recipe.phases['continued'].training.steps
+  plain = recipe.phases['plain']
   text = paragraph(
-    f'A {own.norm}-norm model of width {recipe.phases["plain"].model.width}, '
-    f'trained on {recipe.corpus} for '
-    f'{recipe.phases["plain"].training.steps:,} updates, continues for '
-    f'{updates:,} more with each of {len(_fused(own))} schemes, from the exact '
-    'start; `none` is the plain model itself. The table has the scheme of each '
-    'paper with the lowest validation loss, and the picture all of them. '
-    f'{_seeds(own)}, BLEU and the difference to `none`, in bold where the '
-    f'bootstrap gives p < {LEVEL}. '
+    f'A {own.norm}-norm model of width {plain.model.width}, trained from '
+    f'scratch on {recipe.corpus} for {plain.training.steps:,} updates, with '
+    f'{len(_fused(own))} schemes so far. The table has the scheme of each '
+    'paper with the lowest validation loss, and the picture all of them: '
+    'means over seeds, and the difference in BLEU to the plain model, `none`, '
+    "over the seeds that both have, in bold where Welch's t-test over seeds "
+    f'gives p < {LEVEL}. No p is corrected for the number of schemes, and one '
+    'seed decides nothing. '
     '[All figures](docs/results.md#the-schemes-side-by-side).'
   )
   tests = list(dict.fromkeys(test for line in own.lines for test in line.bleu))
@@ -40,14 +38,16 @@ def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
       NONE if line.extra_parameters is None else f'{line.extra_parameters:+,}',
       'not finite' if line.nll is None else f'{line.nll.seeds.mean:.4f}',
       *(_short(line.bleu.get(test)) for test in tests),
+      str(len(line.seeds)),
     )
     for paper, line in _best_of_each_paper(own)
   ]
   columns = 'scheme', 'paper', 'parameters', 'validation NLL'
-  header = *columns, *(f'`{test}`' for test in tests)
+  header = *columns, *(f'`{test}`' for test in tests), 'seeds'
   picture = (
-    '![Differences in BLEU to the plain model with their 95 % intervals, and '
-    f'the time of a step of Transformer Base](docs/{FIGURE})'
+    '![Differences in BLEU to the plain model with their 95 % intervals and '
+    'seeds, and the time of a step of Transformer '
+    f'Base](docs/{FIGURES[own.kind]})'
   )
   return f'{text}\n\n{markdown(header, rows)}\n\n{picture}\n'
 
@@ -73,22 +73,12 @@ def _loss(line: Line) -> float:
   return math.inf if line.nll is None else line.nll.seeds.mean
 
 
-def first_continued(tables: Sequence[Table]) -> Table | None:
-  """The first table of continued runs that has a line."""
-  return next((x for x in tables if x.kind == 'continued' and x.lines), None)
-
-
-def _seeds(table: Table) -> str:
-  most = max(len(line.seeds) for line in table.lines)
-  return 'One seed' if most == 1 else f'Means of {most} seeds'
-
-
 def _short(bleu: Score | None) -> str:
   if bleu is None:
     return NONE
   score = f'{bleu.seeds.mean:.2f}'
   if bleu.difference is None:
     return score
-  clear = bleu.bootstrap is not None and bleu.bootstrap < LEVEL
+  clear = bleu.over_seeds is not None and bleu.over_seeds < LEVEL
   difference = signed(bleu.difference)
   return f'{score} ({f"**{difference}**" if clear else difference})'

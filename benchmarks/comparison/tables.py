@@ -21,11 +21,15 @@ from fusion_jax.evaluation.significance import Seeds, over_seeds, welch
 SAMPLES = 1_000
 
 
+Kind = Literal['continued', 'scratch']
+
+
 class Score(NamedTuple):
   """The loss of a contestant, or its score on one test set.
 
   seeds: the values.
   difference: of the means to the baseline, over the seeds that both have.
+  differences: of each of these seeds.
   over_seeds: p of Welch's t-test; None with less than two seeds each.
   bootstrap: p of the paired bootstrap, of the first seed that both have; only
     of BLEU.
@@ -34,6 +38,7 @@ class Score(NamedTuple):
 
   seeds: Seeds
   difference: float | None = None
+  differences: tuple[float, ...] = ()
   over_seeds: float | None = None
   bootstrap: float | None = None
   interval: float | None = None
@@ -79,7 +84,7 @@ class Table(NamedTuple):
   missing: what is not finished yet.
   """
 
-  kind: Literal['continued', 'scratch']
+  kind: Kind
   norm: str
   lines: list[Line]
   pairs: list[Pair]
@@ -108,6 +113,11 @@ def tables(
   return found
 
 
+def first_of(tables: Sequence[Table], kind: Kind) -> Table | None:
+  """The first table of a kind that has a line."""
+  return next((x for x in tables if x.kind == kind and x.lines), None)
+
+
 def _by_scheme(runs: Sequence[Run]) -> dict[str, list[Run]]:
   found: dict[str, list[Run]] = {}
   for run in runs:
@@ -124,7 +134,12 @@ def _beside(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Score:
   before, after = (
     over_seeds([values[seed] for seed in common]) for values in (theirs, ours)
   )
-  return Score(seeds, after.mean - before.mean, welch(before, after))
+  return Score(
+    seeds,
+    after.mean - before.mean,
+    tuple(ours[seed] - theirs[seed] for seed in common),
+    welch(before, after),
+  )
 
 
 class _Lines:

@@ -242,27 +242,50 @@ def test_all_test_sets_must_agree_on_an_order():
 def test_with_one_seed_there_is_no_column_of_seeds(comparison):
   add(comparison, 'continued/pre/none-0', WRONG, result(30.0, 2.0))
   own, _, results = comparison
-  lines = report(own, results, tables_of(comparison), STEPS).splitlines()
-  assert '| `none` | +0 | 2.0000 | 30.00 | – | – |' in lines
+  text = report(own, results, tables_of(comparison), STEPS)
+  assert '| `none` | +0 | 2.0000 | 30.00 | – | – |' in text.splitlines()
+
+
+def test_the_head_tells_of_continued_runs_where_there_are_any(comparison):
+  own, _, results = comparison
+  add(comparison, 'plain/pre/none-0', WRONG, result(30.0, 2.0))
+  texts = [report(own, results, tables_of(comparison), {})]
+  add(comparison, 'continued/pre/none-0', WRONG, result(30.0, 2.0))
+  texts.append(report(own, results, tables_of(comparison), {}))
+  assert ['fresh Adam' in text.replace('\n', ' ') for text in texts] == [
+    False,
+    True,
+  ]
 
 
 def test_the_summary_has_the_scheme_of_each_paper_with_the_lowest_loss(
   comparison,
 ):
   own, runs, _ = comparison
+  add(comparison, 'continued/pre/none-0', WRONG, result(30.0, 2.0))
   assert summary(own, tables_of(comparison)) == 'No run is finished yet.\n'
   runs |= planned(own, (PLAIN, DENSE), seeds=(0,))
-  add_all(comparison)
-  add(comparison, 'continued/pre/dense-0', REFERENCES, result(40.0, 1.9))
+  fused = {'parameters': 1_250}
+  for name, numbers in (
+    ('plain/pre/none-0', result(30.0, 2.0)),
+    ('plain/pre/none-1', result(30.2, 2.2)),
+    ('plain/pre/wide-0', result(30.5, None, 1_300)),
+    ('scratch/pre/linear-0', result(34.0, 1.75, **fused)),
+    ('scratch/pre/linear-1', result(34.6, 1.85, **fused)),
+    ('scratch/pre/dense-0', result(40.0, 1.9)),
+  ):
+    add(comparison, name, WRONG, numbers)
   text = summary(own, tables_of(comparison))
-  assert '| `none` | – | +0 | 2.1000 | 31.00 |' in text
-  linear = '| `linear` | Dou et al. 2018 | +250 | 1.8000 | 34.50 (**+3.50**) |'
+  assert '| `none` | – | +0 | 2.1000 | 30.10 | 2 |' in text
+  assert stats.ttest_ind([30.0, 30.2], [34.0, 34.6], equal_var=False)[1] < 0.05
+  linear = (
+    '| `linear` | Dou et al. 2018 | +250 | 1.8000 | 34.30 (**+4.20**) | 2 |'
+  )
   assert linear in text
-  assert '| `wide` | – | +300 | not finite | 30.50 (+0.50) |' in text
+  # One seed decides nothing.
+  assert '| `wide` | – | +300 | not finite | 30.50 (+0.50) | 1 |' in text
   assert '`dense`' not in text
-  words = text.replace('\n', ' ')
-  assert 'each of 2 schemes' in words
-  assert 'Means of 2 seeds' in words
+  assert 'with 2 schemes so far' in text.replace('\n', ' ')
 
 
 def test_every_scheme_is_of_one_paper():
@@ -284,6 +307,9 @@ def test_the_figure_has_a_row_for_each_scheme(comparison, tmp_path):
   # Differences of 3.5 and 0.5 BLEU, in the order of the names.
   points = [line[0].get_xydata()[0].tolist() for line in news.containers]
   assert points == [[pytest.approx(3.5), 0], [pytest.approx(0.5), 1]]
+  # 33 - 30 and 36 - 32; `wide` has one seed, and no cross.
+  crosses = [x for x in news.lines if x.get_marker() == 'x']
+  assert [x.get_xdata().tolist() for x in crosses] == [[3.0, 4.0], []]
   train, decode = (line.get_xydata().tolist() for line in times.lines[:2])
   assert (train, decode) == ([[1.25, 0]], [[2.0, 0]])
 
@@ -349,3 +375,22 @@ def test_another_corpus_than_that_of_the_readme_leaves_it_alone(tmp_path):
   written = (tmp_path / 'docs/results.md').read_text()
   assert written == page.replace('old', 'new')
   assert (tmp_path / 'README.md').read_text() == readme
+
+
+def test_the_readme_has_the_table_and_the_picture_of_the_runs_from_scratch(
+  comparison, tmp_path
+):
+  own, _, _ = comparison
+  (tmp_path / 'docs').mkdir()
+  end = '<!-- end of the comparison -->'
+  page = f'<!-- comparison of schemes: multi30k -->\n\nold\n\n{end}\n'
+  for name in ('docs/results.md', 'README.md'):
+    (tmp_path / name).write_text(page)
+  add(comparison, 'plain/pre/none-0', WRONG, result(30.0, 2.0))
+  add(comparison, 'scratch/pre/linear-0', REFERENCES, result(33.0, 1.75))
+  publish(tmp_path, own, tables_of(comparison), 'new\n', STEPS)
+  readme = (tmp_path / 'README.md').read_text()
+  assert '`linear`' in readme
+  assert '(docs/comparison_scratch.svg)' in readme
+  drawn = [path.name for path in (tmp_path / 'docs').glob('*.svg')]
+  assert drawn == ['comparison_scratch.svg']

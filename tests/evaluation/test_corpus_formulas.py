@@ -1,5 +1,6 @@
 """The vectorised scores against sacreBLEU's own."""
 
+import numpy as np
 import pytest
 from comparing import mistaken, pairs
 from hypothesis import given
@@ -35,3 +36,6 @@ def test_scores_of_statistics_are_sacrebleus():
     assert expected.name == name
     assert found[name].shape[0] == 450
     assert score_of(metric, found[name]) == pytest.approx(expected.score)
+  (only,) = statistics_of([lines], [targets, others], 'en', names=['BLEU'])
+  assert list(only) == ['BLEU']
+  np.testing.assert_array_equal(only['BLEU'], found['BLEU'])
