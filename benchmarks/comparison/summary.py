@@ -17,7 +17,7 @@ def summary(recipe: Recipe, tables: Sequence[Table]) -> str:
   """The first table of runs from scratch, with one scheme of each paper."""
   own = first_of(tables, 'scratch')
   if own is None:
-    return 'No run is finished yet.\n'
+    return 'No run from scratch is finished yet.\n'
   plain = recipe.phases['plain']
   text = paragraph(
     f'A {own.norm}-norm model of width {plain.model.width}, trained from '

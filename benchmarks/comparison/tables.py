@@ -4,6 +4,7 @@ There is a table for each norm of the continued runs, with the continued plain
 model as the baseline, and one of the runs from scratch, with the plain model.
 """
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +21,6 @@ from fusion_jax.evaluation.significance import Seeds, over_seeds, welch
 # Of the bootstrap.
 SAMPLES = 1_000
 
-
 Kind = Literal['continued', 'scratch']
 
 
@@ -28,8 +28,7 @@ class Score(NamedTuple):
   """The loss of a contestant, or its score on one test set.
 
   seeds: the values.
-  difference: of the means to the baseline, over the seeds that both have.
-  differences: of each of these seeds.
+  differences: to the baseline, of the seeds that both have.
   over_seeds: p of Welch's t-test; None with less than two seeds each.
   bootstrap: p of the paired bootstrap, of the first seed that both have; only
     of BLEU.
@@ -37,11 +36,15 @@ class Score(NamedTuple):
   """
 
   seeds: Seeds
-  difference: float | None = None
   differences: tuple[float, ...] = ()
   over_seeds: float | None = None
   bootstrap: float | None = None
   interval: float | None = None
+
+  @property
+  def difference(self) -> float | None:
+    """The mean of the differences; None where there are none."""
+    return statistics.fmean(self.differences) if self.differences else None
 
 
 class Line(NamedTuple):
@@ -134,12 +137,8 @@ def _beside(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Score:
   before, after = (
     over_seeds([values[seed] for seed in common]) for values in (theirs, ours)
   )
-  return Score(
-    seeds,
-    after.mean - before.mean,
-    tuple(ours[seed] - theirs[seed] for seed in common),
-    welch(before, after),
-  )
+  differences = tuple(ours[seed] - theirs[seed] for seed in common)
+  return Score(seeds, differences, welch(before, after))
 
 
 class _Lines:

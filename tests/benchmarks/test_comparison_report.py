@@ -263,7 +263,10 @@ def test_the_summary_has_the_scheme_of_each_paper_with_the_lowest_loss(
 ):
   own, runs, _ = comparison
   add(comparison, 'continued/pre/none-0', WRONG, result(30.0, 2.0))
-  assert summary(own, tables_of(comparison)) == 'No run is finished yet.\n'
+  assert (
+    summary(own, tables_of(comparison))
+    == 'No run from scratch is finished yet.\n'
+  )
   runs |= planned(own, (PLAIN, DENSE), seeds=(0,))
   fused = {'parameters': 1_250}
   for name, numbers in (
