@@ -71,7 +71,14 @@ PAPERS: Mapping[str, tuple[str, ...]] = {
     'multi_layer_2',
     'multi_layer_3',
   ),
-  'Wang et al. 2018': ('average', 'feed_forward', 'hops', 'feed_forward_hops'),
+  'Wang et al. 2018': (
+    'average',
+    'feed_forward',
+    'hops',
+    'feed_forward_hops',
+    'encoder_feed_forward',
+    'decoder_hops',
+  ),
   'Dou et al. 2019': (
     'dynamic_combination',
     'dynamic_routing',
@@ -141,6 +148,8 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
     'feed_forward': Scheme(WANG_2018['mlrf_both_fnn']),
     'hops': Scheme(WANG_2018['mlrf_both_sa4']),
     'feed_forward_hops': Scheme(WANG_2018['mlrf_fnn_sa']),
+    'encoder_feed_forward': Scheme(WANG_2018['mlrf_encoder_fnn']),
+    'decoder_hops': Scheme(WANG_2018['mlrf_decoder_sa4_per_layer']),
     'dynamic_combination': Scheme(DOU_2019['dynamic_combination'], 0.84, 0.91),
     'dynamic_routing': Scheme(DOU_2019['dynamic_routing'], 0.77, 0.87),
     'dynamic_routing_paper': Scheme(

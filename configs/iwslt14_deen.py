@@ -25,7 +25,8 @@ Variants  Wang: 3+3 layers of width 256, 80 sentences, warm-up 16,000, dropout
             mlrf_encoder_average, mlrf_encoder_fnn, mlrf_encoder_sa4,
             mlrf_encoder_sa6
             mlrf_decoder_average, mlrf_decoder_fnn, mlrf_decoder_sa4,
-            mlrf_decoder_sa6, mlrf_decoder_sa6_per_hop
+            mlrf_decoder_sa4_per_layer, mlrf_decoder_sa6,
+            mlrf_decoder_sa6_per_hop
             mlrf_both_fnn, mlrf_both_sa4, mlrf_fnn_sa
             mlrf_encoder_fnn_no_layer_embedding,
             mlrf_decoder_sa4_no_layer_embedding,

@@ -34,6 +34,7 @@ _WANG = {
   'iwslt14_deen.py:mlrf_decoder_average': 13_220_112,
   'iwslt14_deen.py:mlrf_decoder_fnn': 13_877_264,
   'iwslt14_deen.py:mlrf_decoder_sa4': 14_143_504,
+  'iwslt14_deen.py:mlrf_decoder_sa4_per_layer': 14_929_936,
   'iwslt14_deen.py:mlrf_decoder_sa6': 14_407_696,
   'iwslt14_deen.py:mlrf_decoder_sa6_per_hop': 15_718_416,
   'iwslt14_deen.py:mlrf_both_fnn': 14_533_904,
