@@ -1,11 +1,11 @@
 """Orders in which the papers print the schemes of this comparison.
 
-Only neighbours of an order are compared: if each is above the one before it,
-the whole order holds.
+Only neighbours of an order, among the schemes that are finished, are compared:
+if each is above the one before it, the whole order holds.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from benchmarks.schemes import BASELINE
@@ -129,10 +129,11 @@ ORDERS = (
 )
 
 
-def neighbours() -> Iterator[Neighbours]:
-  """All pairs that stand next to each other in an order."""
+def neighbours(finished: Container[str]) -> Iterator[Neighbours]:
+  """All pairs that stand next to each other in an order of finished schemes."""
   for source, scores in ORDERS:
-    for (lower, below), (higher, above) in itertools.pairwise(scores.items()):
+    there = [(name, bleu) for name, bleu in scores.items() if name in finished]
+    for (lower, below), (higher, above) in itertools.pairwise(there):
       yield Neighbours(source, lower, higher, above - below)
 
 

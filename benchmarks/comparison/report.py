@@ -184,9 +184,9 @@ def _orders(pairs: Sequence[Pair]) -> str:
   if not pairs:
     return ''
   text = paragraph(
-    'Neighbours in the orders that the papers print: BLEU of the higher one '
-    'less that of the lower one, there and here; p over seeds where both have '
-    'several, else of the bootstrap. An order is confirmed or refuted here '
+    'Neighbours, of the finished schemes, in the orders that the papers print: '
+    'BLEU of the higher one less that of the lower one, there and here; p over '
+    'seeds where both have several, else of the bootstrap. An order is confirmed or refuted here '
     f'where all test sets agree, each with p over seeds < {LEVEL}: one seed '
     'decides nothing.'
   )

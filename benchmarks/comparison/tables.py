@@ -156,14 +156,13 @@ class _Lines:
     return [self._line(own, *plain) for own in runs.values()]
 
   def pairs(self, runs: Mapping[str, list[Run]]) -> list[Pair]:
-    """The pairs of which both schemes are finished."""
+    """The neighbours in the orders that papers print."""
     found = []
-    for each in neighbours():
-      if each.lower in runs and each.higher in runs:
-        lower, higher = runs[each.lower], runs[each.higher]
-        tests = self._results[higher[0]]['tests']
-        bleu = {test: self._bleu(test, higher, lower) for test in tests}
-        found.append(Pair(each, bleu))
+    for each in neighbours(runs):
+      lower, higher = runs[each.lower], runs[each.higher]
+      tests = self._results[higher[0]]['tests']
+      bleu = {test: self._bleu(test, higher, lower) for test in tests}
+      found.append(Pair(each, bleu))
     return found
 
   def _line(

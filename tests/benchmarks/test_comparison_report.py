@@ -17,7 +17,7 @@ from small_comparison import (
 
 from benchmarks.comparison.costs import costs
 from benchmarks.comparison.figure import draw
-from benchmarks.comparison.orderings import ORDERS, verdict
+from benchmarks.comparison.orderings import ORDERS, neighbours, verdict
 from benchmarks.comparison.publish import publish, put_into
 from benchmarks.comparison.report import coupling_entropies, report
 from benchmarks.comparison.results import Results
@@ -228,6 +228,14 @@ def test_orders_name_schemes_that_are_compared_and_rise():
   for source, scores in ORDERS:
     assert scores.keys() <= names.keys(), source
     assert list(scores.values()) == sorted(scores.values()), source
+
+
+def test_an_unfinished_scheme_does_not_hide_those_around_it():
+  pairs = [x for x in neighbours({BASELINE, 'linear'}) if '2018' in x.source]
+  (pair,) = pairs
+  # Dou et al. (2018), Table 1: 28.09 - 27.64.
+  assert (pair.lower, pair.higher) == (BASELINE, 'linear')
+  assert pair.printed == pytest.approx(0.45)
 
 
 def test_all_test_sets_must_agree_on_an_order():
