@@ -186,9 +186,9 @@ def _orders(pairs: Sequence[Pair]) -> str:
   text = paragraph(
     'Neighbours, of the finished schemes, in the orders that the papers print: '
     'BLEU of the higher one less that of the lower one, there and here; p over '
-    'seeds where both have several, else of the bootstrap. An order is confirmed or refuted here '
-    f'where all test sets agree, each with p over seeds < {LEVEL}: one seed '
-    'decides nothing.'
+    'seeds where both have several, else of the bootstrap. An order is '
+    'confirmed or refuted here where all test sets agree, each with p over '
+    f'seeds < {LEVEL}: one seed decides nothing.'
   )
   tests = list(dict.fromkeys(test for pair in pairs for test in pair.bleu))
   header = ['paper', 'lower', 'higher', 'printed']
