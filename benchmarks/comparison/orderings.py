@@ -95,7 +95,7 @@ ORDERS = (
       'feature_fusion': 32.0,
     },
   ),
-  # Which form of MLRF stands in these tables, the paper does not say.
+  # MLRF is left out of these: the paper does not say in which form it was run.
   Order(
     'Yang et al. 2022, Table I, NIST Zh-En',
     {

@@ -6,7 +6,8 @@ the right one wins.
 
   DOU_2018     Exploiting Deep Representations, EMNLP 2018: Tables 1, 3, 4
   DOU_2019     Dynamic Layer Aggregation, AAAI 2019: Tables 1, 3, 4
-  WANG_2018    Multi-layer Representation Fusion, COLING 2018: Tables 2-4
+  WANG_2018    Multi-layer Representation Fusion, COLING 2018: Tables 2, 4;
+               the best of Table 3
   EMELIN_2019  Lexical Shortcuts, WMT 2019: Tables 1, 4, Figure 5
   YANG_2022    GTRANS, TASLP 2022: Tables 2, 8
   SINCE_2020   later schemes, published without such a table for translation

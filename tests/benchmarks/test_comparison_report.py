@@ -231,8 +231,7 @@ def test_orders_name_schemes_that_are_compared_and_rise():
 
 
 def test_an_unfinished_scheme_does_not_hide_those_around_it():
-  pairs = [x for x in neighbours({BASELINE, 'linear'}) if '2018' in x.source]
-  (pair,) = pairs
+  (pair,) = (x for x in neighbours({BASELINE, 'linear'}) if '2018' in x.source)
   # Dou et al. (2018), Table 1: 28.09 - 27.64.
   assert (pair.lower, pair.higher) == (BASELINE, 'linear')
   assert pair.printed == pytest.approx(0.45)
