@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fusion_jax.config.fusion import (
+  MlrfOptions,
   MultiLayerOptions,
   RoutingOptions,
   ShortcutOptions,
@@ -23,6 +24,7 @@ from fusion_jax.config.presets import (
   YANG_2022,
   Row,
   both_sides,
+  decoder,
 )
 from fusion_jax.errors import InputError
 
@@ -78,6 +80,7 @@ PAPERS: Mapping[str, tuple[str, ...]] = {
     'feed_forward_hops',
     'encoder_feed_forward',
     'decoder_hops',
+    'decoder_hops_opening',
   ),
   'Dou et al. 2019': (
     'dynamic_combination',
@@ -113,8 +116,11 @@ PAPERS: Mapping[str, tuple[str, ...]] = {
   'Luo 2026': ('attention_residuals_delta',),
 }
 # Schemes that cannot start as a plain model with norms, whatever their weights:
-# one is a norm of its own, the other has no values above layer 1.
-ONLY_FROM_SCRATCH = frozenset({'rezero', 'value_residual_shared'})
+# one is a norm of its own, another has no values above layer 1. Hops with an
+# opening are there what `decoder_hops` is, which has one from a plain model.
+ONLY_FROM_SCRATCH = frozenset(
+  {'rezero', 'value_residual_shared', 'decoder_hops_opening'}
+)
 
 
 class Scheme(NamedTuple):
@@ -150,6 +156,13 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
     'feed_forward_hops': Scheme(WANG_2018['mlrf_fnn_sa']),
     'encoder_feed_forward': Scheme(WANG_2018['mlrf_encoder_fnn']),
     'decoder_hops': Scheme(WANG_2018['mlrf_decoder_sa4_per_layer']),
+    'decoder_hops_opening': Scheme(
+      decoder(
+        'hops',
+        mlrf=MlrfOptions(hops=4, independent='per_layer'),
+        start='baseline',
+      )
+    ),
     'dynamic_combination': Scheme(DOU_2019['dynamic_combination'], 0.84, 0.91),
     'dynamic_routing': Scheme(DOU_2019['dynamic_routing'], 0.77, 0.87),
     'dynamic_routing_paper': Scheme(
