@@ -52,10 +52,11 @@ class Comparison:
     self.recipe = recipe = read(arguments.recipe, arguments.corpus)
     self.data = recipe.phases['plain'].data
     self.folders = Folders.of(arguments.data, arguments.workdir, recipe)
-    self.results = Results(arguments.results / recipe.corpus, recipe.digest)
+    folder = arguments.results / recipe.corpus
+    self.results = Results(folder, recipe.digests())
     self.contestants = Contestants(recipe.phases['plain'])
     self.tests: dict[str, Text] = find_tests(
-      recipe.tests, self.data, self.folders.data, self.folders.runs / 'tests'
+      recipe.tests, self.data, self.folders.data, self.folders.texts
     )
 
   def runs(self, arguments: argparse.Namespace) -> list[Run]:

@@ -1,5 +1,6 @@
 """The config that a run is trained with, and the flags that train.py needs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,22 +22,29 @@ class Folders(NamedTuple):
 
   data: the folder of the corpora.
   work: prepared corpora, test sets and run directories.
-  runs: run directories of the recipe.
+  texts: test sets of the corpus.
+  runs: run directories of the recipe, by norm.
   """
 
   data: Path
   work: Path
-  runs: Path
+  texts: Path
+  runs: Mapping[str, Path]
 
   @classmethod
   def of(cls, data: Path, work: Path, recipe: Recipe) -> 'Folders':
     """Those of a recipe; another recipe has other run directories."""
-    runs = work / f'{recipe.corpus}-{recipe.digest[:12]}'
-    return cls(data.absolute(), work.absolute(), runs.absolute())
+    work = work.absolute()
+    runs = {
+      norm: work / f'{recipe.corpus}-{digest[:12]}'
+      for norm, digest in recipe.digests().items()
+    }
+    texts = work / f'{recipe.corpus}-tests'
+    return cls(data.absolute(), work, texts, runs)
 
   def run(self, run: Run) -> Path:
     """The run directory of a run."""
-    return self.runs / run.name
+    return self.runs[run.norm] / run.name
 
 
 class Experiment(NamedTuple):
@@ -54,20 +62,16 @@ def experiment(
   rate: float | None,
 ) -> Experiment:
   """The experiment of a run."""
-  own = (
-    dict(recipe.by_norm[run.phase].get(run.norm, {}))
-    | {
-      'name': run.name,
-      'data.root': str(folders.data),
-      'data.prepared': str(folders.work / 'prepared'),
-      'model.norm': run.norm,
-      'training.seed': run.seed,
-    }
-    | contestants.row(run.scheme)
-  )
+  own = {
+    'name': run.name,
+    'data.root': str(folders.data),
+    'data.prepared': str(folders.work / 'prepared'),
+    'model.norm': run.norm,
+    'training.seed': run.seed,
+  } | contestants.row(run.scheme)
   if rate is not None:
     own['optimizer.fusion_rate'] = rate
-  config = changed(recipe.phases[run.phase], own)
+  config = changed(recipe.phase(run.phase, run.norm), own)
   if run.start is None:
     return Experiment(config, {})
   baseline = {'training.init_from': str(folders.run(run.start))}

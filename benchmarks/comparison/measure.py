@@ -100,8 +100,8 @@ class Runner:
 
   def time_plain(self) -> float:
     """Seconds of an update of the plain model, of a run of a few of them."""
-    workdir = self._folders.runs / 'timing'
     run = Run('plain', self._recipe.norms[0], BASELINE, 0)
+    workdir = self._folders.runs[run.norm] / 'timing'
     config = changed(self._experiment(run, None).config, _TIMING)
     logged = metrics(workdir, 'train')
     if not logged or logged[-1]['step'] != config.training.steps:

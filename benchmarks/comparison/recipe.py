@@ -1,13 +1,12 @@
 """What defines a comparison: a TOML file, resolved for one corpus.
 
 See recipe.toml for what stands in it. A scheme from scratch has the fields of
-the plain model. The digest of a recipe is the SHA-256 of
-all that alters a run: the fields of each phase that are not the defaults of
+the plain model. The digest of a recipe for one norm is the SHA-256 of all that
+alters a run of that norm: the fields of each phase that are not the defaults of
 `ExperimentConfig`, the rates that are tried, the tests and the average.
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import tomllib
@@ -18,7 +17,7 @@ from typing import Any, Literal, get_args
 from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import load_config
-from fusion_jax.config.presets import Row
+from fusion_jax.config.presets import Row, changed
 from fusion_jax.config.serialization import flatten, from_dict, to_dict
 from fusion_jax.errors import InputError
 
@@ -26,7 +25,16 @@ RECIPE = Path(__file__).with_name('recipe.toml')
 
 Phase = Literal['plain', 'tuning', 'continued', 'scratch']
 PHASES: tuple[Phase, ...] = get_args(Phase)
-_SECTIONS = ('config', 'tests', 'average', 'runs', 'tuning', 'fields', 'phases')
+_SECTIONS = (
+  'config',
+  'tests',
+  'average',
+  'runs',
+  'tuning',
+  'fields',
+  'norms',
+  'phases',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +51,8 @@ class Recipe:
     tuning_seed: of the runs that choose a fusion's rate.
     rates: among which it is chosen.
     phases: the config of each.
-    by_norm: what a norm changes in the config of a phase, dotted names of
-      fields and their values, by phase and norm.
+    by_norm: what a norm changes in the config of every phase: dotted names of
+      fields and their values.
   """
 
   corpus: str
@@ -56,24 +64,30 @@ class Recipe:
   tuning_seed: int
   rates: tuple[float, ...]
   phases: Mapping[Phase, ExperimentConfig]
-  by_norm: Mapping[Phase, Mapping[str, Row]]
+  by_norm: Mapping[str, Row]
 
-  @functools.cached_property
-  def digest(self) -> str:
-    """SHA-256 of what alters a run, in hexadecimal digits."""
+  def phase(self, phase: Phase, norm: str) -> ExperimentConfig:
+    """The config of a phase for models of a norm."""
+    return changed(self.phases[phase], self.by_norm.get(norm, {}))
+
+  def digests(self) -> dict[str, str]:
+    """The digest of the runs of each norm."""
+    return {norm: self.digest(norm) for norm in self.norms}
+
+  def digest(self, norm: str) -> str:
+    """SHA-256 of what alters a run of a norm, in hexadecimal digits."""
     defaults = flatten(ExperimentConfig())
     resolved = {
       'tests': self.tests,
       'average': self.average,
       'tuning': [self.tuning_seed, self.rates],
-      'by_norm': self.by_norm,
       'phases': {
         phase: {
           name: value
-          for name, value in flatten(config).items()
+          for name, value in flatten(self.phase(phase, norm)).items()
           if name not in defaults or defaults[name] != value
         }
-        for phase, config in self.phases.items()
+        for phase in self.phases
       },
     }
     text = json.dumps(resolved, sort_keys=True)
@@ -125,13 +139,11 @@ def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:
   phases = dict(table['phases'])
   phases['scratch'] = phases['plain']
   phases['tuning'] = merged(phases['continued'], phases['tuning'])
-  phases = {phase: dict(phases[phase]) for phase in PHASES}
-  norms = {phase: own.pop('norms', {}) for phase, own in phases.items()}
   base = to_dict(load_config(f'{ROOT}/{table["config"]}'))
   base = merged(base, table['fields'])
-  for phase, own in norms.items():
-    for row in own.values():
-      from_dict(merged(merged(base, phases[phase]), row))
+  norms = table.get('norms', {})
+  for row in norms.values():
+    from_dict(merged(base, row))
   return Recipe(
     corpus,
     table['config'],
@@ -142,10 +154,7 @@ def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:
     table['tuning']['seed'],
     tuple(table['tuning']['rates']),
     {phase: from_dict(merged(base, phases[phase])) for phase in PHASES},
-    {
-      phase: {name: _dotted(row) for name, row in own.items()}
-      for phase, own in norms.items()
-    },
+    {norm: _dotted(row) for norm, row in norms.items()},
   )
 
 

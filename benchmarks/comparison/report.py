@@ -44,15 +44,17 @@ def report(
   """
   sections = [_section(table, of_steps) for table in tables]
   continued = any(x.kind == 'continued' and x.lines for x in tables)
-  parts = [_head(recipe, continued), *sections, _circumstances(results)]
+  norms = dict.fromkeys(table.norm for table in tables)
+  head = _head(recipe, list(norms), continued)
+  parts = [head, *sections, _circumstances(results)]
   return '\n\n'.join(part for part in parts if part) + '\n'
 
 
-def _head(recipe: Recipe, continued: bool) -> str:
+def _head(recipe: Recipe, norms: Sequence[str], continued: bool) -> str:
   plain = recipe.phases['plain']
   model, data = plain.model, plain.data
   return paragraph(
-    f'Recipe `{recipe.digest[:12]}`, corpus `{recipe.corpus}`, '
+    f'Recipe {_digests(recipe, norms)}, corpus `{recipe.corpus}`, '
     f'{data.source_language}-{data.target_language}; '
     f'width {model.width}, filter {model.filter:,}, {model.heads} heads, '
     f'{model.encoder_layers}+{model.decoder_layers} layers, vocabulary '
@@ -69,6 +71,15 @@ def _head(recipe: Recipe, continued: bool) -> str:
     'difference may come from the seed alone. Differences are over the seeds '
     'that both have. No p is corrected for the number of schemes.'
   )
+
+
+def _digests(recipe: Recipe, norms: Sequence[str]) -> str:
+  each = []
+  for norm in norms:
+    own = [f'{name}={x}' for name, x in recipe.by_norm.get(norm, {}).items()]
+    where = ', '.join([f'{norm}-norm', *(f'`{field}`' for field in own)])
+    each.append(f'`{recipe.digest(norm)[:12]}` ({where})')
+  return ', '.join(each)
 
 
 def _continuing(recipe: Recipe) -> str:

@@ -18,14 +18,14 @@ from fusion_jax.files import write_whole
 
 
 class Results:
-  """The results of one recipe in a folder."""
+  """The results of one recipe in a folder; it has a digest for each norm."""
 
-  def __init__(self, folder: Path, digest: str):
+  def __init__(self, folder: Path, digests: Mapping[str, str]):
     """Reads what is there."""
-    self._folder, self._digest = folder, digest
+    self._folder, self._digests = folder, digests
     self._found = {
       path.relative_to(folder).as_posix().removesuffix('.json'): _read(
-        path, digest
+        path, digests
       )
       for path in sorted(folder.rglob('[!.]*.json'))
     }
@@ -52,7 +52,8 @@ class Results:
       text = ''.join(f'{line}\n' for line in lines)
       packed = gzip.compress(text.encode(), mtime=0)
       write_whole(self._translations(run, test), packed)
-    numbers = {'recipe': self._digest, **_identity(run), **numbers}
+    digest = self._digests[run.norm]
+    numbers = {'recipe': digest, **_identity(run), **numbers}
     write_results(path, numbers)
     self._found[run.name] = numbers
 
@@ -69,10 +70,10 @@ def _identity(run: Run) -> dict[str, Any]:
   return {name: getattr(run, name) for name in names}
 
 
-def _read(path: Path, digest: str) -> dict[str, Any]:
+def _read(path: Path, digests: Mapping[str, str]) -> dict[str, Any]:
   try:
     numbers = json.loads(path.read_text())
-    found = numbers['recipe']
+    found, digest = numbers['recipe'], digests[numbers['norm']]
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise InputError(f'{path}: not a result of a run: {error!r}') from None
   if found != digest:

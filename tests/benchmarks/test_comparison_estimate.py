@@ -14,7 +14,7 @@ GFLOP = {'none': 10.0, 'linear': 15.0}
 def comparison(tmp_path):
   """Runs, results of none of them, and the estimate."""
   own = recipe(tmp_path)
-  results = Results(tmp_path / 'results', own.digest)
+  results = Results(tmp_path / 'results', own.digests())
   timed = lambda: 0.2  # noqa: E731
   estimate = Estimate(own, results, HERE, GFLOP.__getitem__, timed)
   return planned(own, (PLAIN, LINEAR)), results, estimate

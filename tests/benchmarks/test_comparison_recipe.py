@@ -3,8 +3,8 @@
 import pytest
 from small_comparison import RECIPE, recipe
 
+from benchmarks.comparison.recipe import PHASES, read
 from benchmarks.comparison.recipe import RECIPE as FROZEN
-from benchmarks.comparison.recipe import read
 from fusion_jax.errors import InputError
 
 
@@ -36,9 +36,10 @@ def test_a_corpus_changes_its_part_alone(tmp_path):
 
 
 def test_the_digest_is_of_what_alters_a_run(tmp_path):
-  before = recipe(tmp_path).digest
+  before = recipe(tmp_path).digest('pre')
   more_seeds = RECIPE.replace('seeds = [0, 1]', 'seeds = [0, 1, 2, 3]')
-  assert recipe(tmp_path, f'# A note.\n{more_seeds}').digest == before
+  more = recipe(tmp_path, f'# A note.\n{more_seeds}')
+  assert more.digest('pre') == before
   for old, new in (
     ('steps = 50', 'steps = 51'),
     ('rates = [0.3, 1.0]', 'rates = [0.3]'),
@@ -46,7 +47,20 @@ def test_the_digest_is_of_what_alters_a_run(tmp_path):
     ('model.heads = 2', 'model.heads = 4'),
     ('multi30k.py:en-de', 'multi30k.py:en-fr'),
   ):
-    assert recipe(tmp_path, RECIPE.replace(old, new)).digest != before
+    other = recipe(tmp_path, RECIPE.replace(old, new))
+    assert other.digest('pre') != before
+
+
+def test_what_one_norm_has_alters_its_runs_alone(tmp_path):
+  plain = recipe(tmp_path)
+  own = recipe(
+    tmp_path, f"{RECIPE}\n[norms.post]\nmodel.initialization = 'mlrf'\n"
+  )
+  assert own.digest('pre') == plain.digest('pre')
+  assert own.digest('post') != plain.digest('post')
+  for phase in PHASES:
+    assert own.phase(phase, 'pre') == plain.phases[phase]
+    assert own.phase(phase, 'post').model.initialization == 'mlrf'
 
 
 @pytest.mark.parametrize(
@@ -54,6 +68,7 @@ def test_the_digest_is_of_what_alters_a_run(tmp_path):
   [
     (RECIPE.replace('model.width', 'model.widht'), r'config\.model\.widht'),
     (RECIPE.replace('average = 2', ''), "lacks 'average'"),
+    (f'{RECIPE}\n[norms.post]\nmodel.size = 2\n', r'config\.model\.size'),
     (f'extra = 1\n{RECIPE}', "no section 'extra' is known"),
     (f'average = \n{RECIPE}', 'not readable'),
     (RECIPE.replace('[corpora.multi30k]', ''), "no corpus 'multi30k'"),

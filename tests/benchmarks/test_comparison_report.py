@@ -52,7 +52,7 @@ def comparison(tmp_path):
   """A recipe, runs of two seeds, and results of none of them."""
   own = recipe(tmp_path)
   runs = planned(own, (PLAIN, LINEAR, WIDE), seeds=(0, 1))
-  return own, runs, Results(tmp_path / 'results', own.digest)
+  return own, runs, Results(tmp_path / 'results', own.digests())
 
 
 def tables_of(comparison):
@@ -159,7 +159,7 @@ def test_the_report_has_every_number_and_what_is_missing(comparison):
   # none, wide and linear from scratch, two seeds each.
   assert 'None of 6 runs is finished yet.' in lines
   assert 'in one stack or both of `linear`.' in text.replace('\n', ' ')
-  assert own.digest[:12] in text
+  assert own.digest('pre')[:12] in text
   # The same machine for both seeds.
   assert lines[-1].endswith('cpu 1, jax 0.10.2 (seed 0, 1).')
 

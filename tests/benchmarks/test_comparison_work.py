@@ -42,7 +42,7 @@ def carried_out(folder, measure, entries=(PLAIN, DENSE), **options):
   """Carries out a plan by a program that has just been started."""
   own = recipe(folder)
   runs = planned(own, entries, CONTINUED)
-  results = Results(folder / 'results', own.digest)
+  results = Results(folder / 'results', own.digests())
   return carry_out(
     list(runs.values()), results, measure, lambda _: 60.0, **options
   )
@@ -158,32 +158,32 @@ def test_without_any_trial_there_is_no_rate(tmp_path):
   own = recipe(tmp_path)
   run = planned(own, (PLAIN, LINEAR))['continued/pre/linear-0']
   with pytest.raises(CheckFailed, match='tuning'):
-    chosen_rate(run, Results(tmp_path / 'results', own.digest))
+    chosen_rate(run, Results(tmp_path / 'results', own.digests()))
 
 
 def test_results_of_another_recipe_are_refused(tmp_path):
   carried_out(tmp_path, FakeMeasure(), limit=1)
   with pytest.raises(InputError, match=r'none-0\.json: of recipe') as error:
-    Results(tmp_path / 'results', 'another')
+    Results(tmp_path / 'results', {'pre': 'another'})
   assert '--recipe' in str(error.value)
 
 
 def test_a_file_that_is_no_result_is_named(tmp_path):
   (tmp_path / 'wrong.json').write_text('[]')
   with pytest.raises(InputError, match=r'wrong\.json: not a result'):
-    Results(tmp_path, 'any')
+    Results(tmp_path, {'pre': 'any'})
 
 
 def test_results_are_read_as_they_were_written(tmp_path):
   own = recipe(tmp_path)
   carried_out(tmp_path, FakeMeasure(), (PLAIN, LINEAR), limit=3)
-  results = Results(tmp_path / 'results', own.digest)
+  results = Results(tmp_path / 'results', own.digests())
   run = planned(own)['tuning/pre/linear@0.3-0']
   assert results[run]['scheme'] == 'linear'
   assert results[run]['fusion_rate'] == 0.3
   assert results.translations(run, 'test') == (run.name,)
   written = tmp_path / 'results' / 'tuning' / 'pre' / 'linear@0.3-0.json'
-  assert json.loads(written.read_text())['recipe'] == own.digest
+  assert json.loads(written.read_text())['recipe'] == own.digest('pre')
 
 
 def test_a_second_comparison_waits_for_the_first(tmp_path, monkeypatch, capsys):
