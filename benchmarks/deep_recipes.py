@@ -71,6 +71,7 @@ def schemes(encoder_layers: int) -> dict[str, Row]:
     'pre': YANG_2022['pre_norm'],
     'b2t': SINCE_2020['b2t'],
     'deepnorm': SINCE_2020['deepnorm'],
+    'post_mlrf': {'model.initialization': 'mlrf'},
   }
 
 
