@@ -34,7 +34,7 @@ class Estimate:
 
   def __call__(self, run: Run) -> float:
     """Seconds of a run from its beginning to its results."""
-    updates = self._recipe.phases[run.phase].training.steps
+    updates = self._recipe.phase(run.phase, run.norm).training.steps
     tuning = run.phase == 'tuning'
     others = [
       found['other_seconds']

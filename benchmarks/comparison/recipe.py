@@ -25,6 +25,7 @@ RECIPE = Path(__file__).with_name('recipe.toml')
 
 Phase = Literal['plain', 'tuning', 'continued', 'scratch']
 PHASES: tuple[Phase, ...] = get_args(Phase)
+_NORMS = 'pre', 'post'
 _SECTIONS = (
   'config',
   'tests',
@@ -71,8 +72,8 @@ class Recipe:
     return changed(self.phases[phase], self.by_norm.get(norm, {}))
 
   def digests(self) -> dict[str, str]:
-    """The digest of the runs of each norm."""
-    return {norm: self.digest(norm) for norm in self.norms}
+    """The digest of the runs of each norm, also of those not asked for."""
+    return {norm: self.digest(norm) for norm in _NORMS}
 
   def digest(self, norm: str) -> str:
     """SHA-256 of what alters a run of a norm, in hexadecimal digits."""

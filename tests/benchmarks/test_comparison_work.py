@@ -5,7 +5,15 @@ import json
 import subprocess
 
 import pytest
-from small_comparison import DENSE, LINEAR, NUMBERS, PLAIN, planned, recipe
+from small_comparison import (
+  DENSE,
+  LINEAR,
+  NUMBERS,
+  PLAIN,
+  RECIPE,
+  planned,
+  recipe,
+)
 
 from benchmarks.comparison import work
 from benchmarks.comparison.measure import Finished
@@ -166,6 +174,13 @@ def test_results_of_another_recipe_are_refused(tmp_path):
   with pytest.raises(InputError, match=r'none-0\.json: of recipe') as error:
     Results(tmp_path / 'results', {'pre': 'another'})
   assert '--recipe' in str(error.value)
+
+
+def test_results_of_a_norm_that_is_not_asked_for_stay(tmp_path):
+  carried_out(tmp_path, FakeMeasure(), limit=1)
+  only_post = RECIPE.replace("norms = ['pre', 'post']", "norms = ['post']")
+  results = Results(tmp_path / 'results', recipe(tmp_path, only_post).digests())
+  assert [found['norm'] for found in results] == ['pre']
 
 
 def test_a_file_that_is_no_result_is_named(tmp_path):
