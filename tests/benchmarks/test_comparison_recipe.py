@@ -8,7 +8,9 @@ from benchmarks.comparison.recipe import RECIPE as FROZEN
 from fusion_jax.errors import InputError
 
 
-@pytest.mark.parametrize('corpus', ['multi30k', 'deen', 'deen_small', 'kyoto'])
+@pytest.mark.parametrize(
+  'corpus', ['multi30k', 'multi30k_mlrf', 'deen', 'deen_small', 'kyoto']
+)
 def test_the_frozen_recipe_has_every_corpus(corpus):
   frozen = read(FROZEN, corpus)
   assert frozen.phases['scratch'] == frozen.phases['plain']
