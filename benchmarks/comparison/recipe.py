@@ -143,8 +143,11 @@ def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:
   base = to_dict(load_config(f'{ROOT}/{table["config"]}'))
   base = merged(base, table['fields'])
   norms = table.get('norms', {})
-  for row in norms.values():
+  for norm, row in norms.items():
+    _check_norm(f'norms.{norm}', norm)
     from_dict(merged(base, row))
+  for norm in table['runs']['norms']:
+    _check_norm('runs.norms', norm)
   return Recipe(
     corpus,
     table['config'],
@@ -157,6 +160,11 @@ def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:
     {phase: from_dict(merged(base, phases[phase])) for phase in PHASES},
     {norm: _dotted(row) for norm, row in norms.items()},
   )
+
+
+def _check_norm(where: str, norm: str) -> None:
+  if norm not in _NORMS:
+    raise InputError(f'{where}: must be {" or ".join(_NORMS)}, got {norm!r}')
 
 
 def _dotted(table: Mapping[str, Any], prefix: str = '') -> Row:

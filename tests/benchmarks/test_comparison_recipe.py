@@ -71,6 +71,8 @@ def test_what_one_norm_has_alters_its_runs_alone(tmp_path):
     (RECIPE.replace('model.width', 'model.widht'), r'config\.model\.widht'),
     (RECIPE.replace('average = 2', ''), "lacks 'average'"),
     (f'{RECIPE}\n[norms.post]\nmodel.size = 2\n', r'config\.model\.size'),
+    (f'{RECIPE}\n[norms.pos]\nmodel.heads = 2\n', 'norms.pos: .* pre or post'),
+    (RECIPE.replace("norms = ['pre'", "norms = ['per'"), "runs.norms: .*'per'"),
     (f'extra = 1\n{RECIPE}', "no section 'extra' is known"),
     (f'average = \n{RECIPE}', 'not readable'),
     (RECIPE.replace('[corpora.multi30k]', ''), "no corpus 'multi30k'"),
