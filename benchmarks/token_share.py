@@ -28,6 +28,7 @@ _MODELS: tuple[Row, ...] = (
   {'norm': 'post', 'residual': 'b2t'},
   {'norm': 'post', 'residual': 'deepnorm'},
   {'norm': 'pre'},
+  {'norm': 'pre', 'initialization': 'mlrf'},
 )
 
 
