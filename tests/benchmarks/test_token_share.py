@@ -30,6 +30,8 @@ def test_smaller_matrices_keep_the_tokens_of_post_norm_apart():
 
 def test_every_model_has_a_row(capsys):
   main(['--layers=1'])
-  lines = capsys.readouterr().out.splitlines()
-  assert len(lines) == 7
-  assert lines[3].startswith('| `norm=post`, `initialization=mlrf` | 0.')
+  header, rule, *rows = capsys.readouterr().out.splitlines()
+  assert header.startswith('| model |')
+  assert rule.startswith('| --- |')
+  assert len(rows) == 6
+  assert rows[1].startswith('| `norm=post`, `initialization=mlrf` | 0.')
