@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from benchmarks.comparison.recipe import Phase, Recipe
+from benchmarks.comparison.recipe import NORMS, Phase, Recipe
 from benchmarks.schemes import BASELINE
 
 
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
   has_norm: bool = False
   only_scratch: bool = False
   is_plain: bool = False
-  norms: tuple[str, ...] = ('pre', 'post')
+  norms: tuple[str, ...] = NORMS
 
 
 @dataclasses.dataclass(frozen=True)

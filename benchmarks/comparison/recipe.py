@@ -25,7 +25,7 @@ RECIPE = Path(__file__).with_name('recipe.toml')
 
 Phase = Literal['plain', 'tuning', 'continued', 'scratch']
 PHASES: tuple[Phase, ...] = get_args(Phase)
-_NORMS = 'pre', 'post'
+NORMS = 'pre', 'post'
 _SECTIONS = (
   'config',
   'tests',
@@ -73,7 +73,7 @@ class Recipe:
 
   def digests(self) -> dict[str, str]:
     """The digest of the runs of each norm, also of those not asked for."""
-    return {norm: self.digest(norm) for norm in _NORMS}
+    return {norm: self.digest(norm) for norm in NORMS}
 
   def digest(self, norm: str) -> str:
     """SHA-256 of what alters a run of a norm, in hexadecimal digits."""
@@ -163,8 +163,8 @@ def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:
 
 
 def _check_norm(where: str, norm: str) -> None:
-  if norm not in _NORMS:
-    raise InputError(f'{where}: must be {" or ".join(_NORMS)}, got {norm!r}')
+  if norm not in NORMS:
+    raise InputError(f'{where}: must be {" or ".join(NORMS)}, got {norm!r}')
 
 
 def _dotted(table: Mapping[str, Any], prefix: str = '') -> Row:
