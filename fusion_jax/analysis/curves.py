@@ -28,6 +28,8 @@ _PANELS = (
   ('chrf', 'chrF of the validation text', 'zero'),
   ('learning_rate', 'learning rate', 'values'),
 )
+# The top of an axis from 0, in units of the highest value.
+_ABOVE = 1.05
 # Most lines of a panel of gradients.
 _MOST_LINES = 5
 _NAMES = {'valid': 'validation', 'train': 'training'}
@@ -69,7 +71,8 @@ def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
     if axis == 'log':
       panel.set_yscale('log')
     elif axis == 'zero':
-      panel.set_ylim(bottom=0)
+      highest = panel.dataLim.y1
+      panel.set_ylim(0, _ABOVE * highest if highest > 0 else 1)
   starts, ends = zip(*(panel.get_xlim() for panel in axes), strict=True)
   for panel in axes:
     panel.set_xlim(min(starts), max(ends))
