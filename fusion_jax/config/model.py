@@ -87,8 +87,9 @@ class ModelConfig:
 
   initialization: Literal['glorot', 'mlrf'] = 'glorot'
   """'glorot': uniform(+-sqrt(6 / (fan_in + fan_out))), biases 0. 'mlrf':
-  uniform(+-1 / sqrt(fan_in)), biases too (Wang et al. 2018). Embeddings are
-  normal with deviation width^-0.5 in both."""
+  uniform(+-1 / sqrt(fan_in)), biases too (Wang et al. 2018; the default of
+  PyTorch's nn.Linear). Embeddings are normal with deviation width^-0.5 in
+  both."""
 
   dropout: Share = 0.1
   """Dropout on the output of every sublayer."""
