@@ -1,5 +1,7 @@
 """The recipe of the comparison: resolved, digested, refused."""
 
+import tomllib
+
 import pytest
 from small_comparison import RECIPE, recipe
 
@@ -8,9 +10,7 @@ from benchmarks.comparison.recipe import RECIPE as FROZEN
 from fusion_jax.errors import InputError
 
 
-@pytest.mark.parametrize(
-  'corpus', ['multi30k', 'multi30k_mlrf', 'deen', 'deen_small', 'kyoto']
-)
+@pytest.mark.parametrize('corpus', tomllib.loads(FROZEN.read_text())['corpora'])
 def test_the_frozen_recipe_has_every_corpus(corpus):
   frozen = read(FROZEN, corpus)
   assert frozen.phases['scratch'] == frozen.phases['plain']
