@@ -6,14 +6,12 @@ Draws the validation loss and the BLEU of every pre-norm run from scratch of the
 schemes that have finished runs with both, in benchmarks/results/comparison.
 """
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, make_parser
-from benchmarks.schemes import BASELINE
+from benchmarks.common import make_parser
+from benchmarks.comparison.results import pre_norm_from_scratch
 from benchmarks.serving import ROOT
 from fusion_jax import figures
 from fusion_jax.files import write_whole
@@ -26,43 +24,32 @@ _APART = 0.3
 # Inches of a scheme.
 _ROW = 0.35
 
-# Results of a scheme, a dictionary for each seed.
-Seeds = list[dict[str, Any]]
 
-
-def runs(folder: Path) -> dict[str, Seeds]:
-  """Read the pre-norm runs from scratch of a corpus, by scheme."""
-  found: dict[str, Seeds] = {}
-  for phase in ('plain', 'scratch'):
-    for path in sorted((folder / phase / 'pre').glob('*.json')):
-      numbers = json.loads(path.read_text())
-      found.setdefault(numbers['scheme'], []).append(numbers)
-  return found
-
-
-def draw(starts: Mapping[str, Mapping[str, Seeds]]) -> figures.Figure:
+def draw(starts: Mapping[str, Sequence[Mapping[str, Any]]]) -> figures.Figure:
   """Draw a row for each scheme that all starts have, a point for each run.
 
   Args:
-    starts: What `runs` has read, by the name of the start.
+    starts: Results of runs, the plain model's first, by the name of the start.
   """
-  first, *others = starts.values()
+  first, *others = (
+    dict.fromkeys(run['scheme'] for run in runs) for runs in starts.values()
+  )
   schemes = [name for name in first if all(name in other for other in others)]
-  tests = list(first[BASELINE][0]['tests'])
+  tests = next(iter(starts.values()))[0]['tests']
   names = ['validation loss, nats', *(f'BLEU, {test}' for test in tests)]
   size = 3.4, 1.2 + _ROW * len(schemes)
   figure, axes = figures.panels(len(names), columns=len(names), size=size)
-  shifts = [_APART * (n - (len(starts) - 1) / 2) for n in range(len(starts))]
-  for panel, name, values in zip(axes, names, _columns(tests), strict=True):
-    for start, shift, style in zip(
-      starts, shifts, figures.styles(), strict=False
+  for number, ((start, runs), style) in enumerate(
+    zip(starts.items(), figures.styles(), strict=False)
+  ):
+    shown = [run for run in runs if run['scheme'] in schemes]
+    shift = _APART * (number - (len(starts) - 1) / 2)
+    rows = [schemes.index(run['scheme']) + shift for run in shown]
+    for panel, values in zip(
+      axes, zip(*map(_values, shown), strict=True), strict=True
     ):
-      points = [
-        (values(run), row + shift)
-        for row, scheme in enumerate(schemes)
-        for run in starts[start][scheme]
-      ]
-      panel.plot(*zip(*points, strict=True), ls='', label=start, **style)
+      panel.plot(values, rows, ls='', label=start, **style)
+  for panel, name in zip(axes, names, strict=True):
     panel.set_yticks(range(len(schemes)), [''] * len(schemes))
     panel.set_ylim(len(schemes) - 0.5, -0.5)
     panel.set_xlabel(name)
@@ -71,18 +58,19 @@ def draw(starts: Mapping[str, Mapping[str, Seeds]]) -> figures.Figure:
   return figure
 
 
-def _columns(tests: Sequence[str]) -> list[Any]:
-  """Functions from the results of a run to its loss and its scores."""
-  scores = [lambda run, test=test: run['tests'][test]['bleu'] for test in tests]
-  return [lambda run: run['validation_nll'], *scores]
+def _values(run: Mapping[str, Any]) -> tuple[float, ...]:
+  """The loss of a run and its BLEU on each test set."""
+  scores = (own['bleu'] for own in run['tests'].values())
+  return run['validation_nll'], *scores
 
 
 @one_line_errors
 def main(argv: list[str]) -> None:
   parser = make_parser(__doc__, ROOT / 'docs' / 'comparison_starts.svg')
   output = parser.parse_args(argv).output
-  folder = RESULTS / 'comparison'
-  starts = {name: runs(folder / own) for own, name in _STARTS.items()}
+  starts = {
+    name: pre_norm_from_scratch(corpus) for corpus, name in _STARTS.items()
+  }
   write_whole(output, figures.as_svg(draw(starts)))
 
 

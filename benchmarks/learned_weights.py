@@ -11,15 +11,14 @@ changes.
 """
 
 import itertools
-import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from benchmarks.common import RESULTS, make_parser, markdown
+from benchmarks.common import make_parser, markdown
+from benchmarks.comparison.results import pre_norm_from_scratch
 from fusion_jax.errors import InputError
 from fusion_jax.startup import one_line_errors
 
@@ -44,14 +43,15 @@ def likeness(
   )
 
 
-def learned(folder: Path, scheme: str) -> list[dict[str, float]]:
-  """Read the weights of all seeds of a scheme in the results of a corpus."""
-  paths = sorted((folder / 'scratch' / 'pre').glob(f'{scheme}-*.json'))
-  if not paths:
-    raise InputError(f'{folder}: no pre-norm run of {scheme!r} from scratch')
-  found = [json.loads(path.read_text())['telemetry'] for path in paths]
+def learned(
+  corpus: str, runs: Iterable[Mapping[str, Any]], scheme: str
+) -> list[dict[str, float]]:
+  """Return the weights of all seeds of a scheme in the results of a corpus."""
+  found = [run['telemetry'] for run in runs if run['scheme'] == scheme]
+  if not found:
+    raise InputError(f'{corpus}: no pre-norm run of {scheme!r} from scratch')
   if len(found[0]) < 2:
-    raise InputError(f'{paths[0]}: {scheme!r} logs no weights')
+    raise InputError(f'{corpus}: {scheme!r} logs no weights')
   return found
 
 
@@ -65,7 +65,9 @@ def main(argv: list[str]) -> None:
   runs = [
     (corpus, weights)
     for corpus in arguments.corpora.split(',')
-    for weights in learned(RESULTS / 'comparison' / corpus, arguments.scheme)
+    for weights in learned(
+      corpus, pre_norm_from_scratch(corpus), arguments.scheme
+    )
   ]
   found = defaultdict(list)
   for (one, first), (other, second) in itertools.combinations(runs, 2):

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write_results
+from benchmarks.common import RESULTS, write_results
 from benchmarks.comparison.plan import Run
+from benchmarks.comparison.recipe import RECIPE, read
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import read_file
 from fusion_jax.files import write_whole
@@ -63,6 +64,16 @@ class Results:
 
   def _translations(self, run: Run, test: str) -> Path:
     return self._folder / f'{run.name}.{test}.txt.gz'
+
+
+def pre_norm_from_scratch(corpus: str) -> list[dict[str, Any]]:
+  """Read the saved pre-norm runs from scratch, the plain model's first."""
+  folder = RESULTS / 'comparison' / corpus
+  return [
+    found
+    for found in Results(folder, read(RECIPE, corpus).digests())
+    if found['norm'] == 'pre' and found['phase'] in ('plain', 'scratch')
+  ]
 
 
 def _identity(run: Run) -> dict[str, Any]:

@@ -26,14 +26,12 @@ def test_every_two_corpora_have_a_row(capsys):
   ]
 
 
-def test_what_has_no_weights_is_refused(tmp_path):
-  with pytest.raises(InputError, match="no pre-norm run of 'lexical'"):
-    learned(tmp_path, 'lexical')
-  path = tmp_path / 'scratch' / 'pre' / 'lexical-0.json'
-  path.parent.mkdir(parents=True)
-  path.write_text('{"telemetry": {}}')
-  with pytest.raises(InputError, match=r"lexical-0\.json: 'lexical' logs no"):
-    learned(tmp_path, 'lexical')
+def test_what_has_no_weights_is_refused():
+  runs = [{'scheme': 'lexical', 'telemetry': {}}]
+  with pytest.raises(InputError, match="mix: no pre-norm run of 'dlcl'"):
+    learned('mix', runs, 'dlcl')
+  with pytest.raises(InputError, match="mix: 'lexical' logs no weights"):
+    learned('mix', runs, 'lexical')
 
 
 def test_weights_of_other_names_are_refused():
