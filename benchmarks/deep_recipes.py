@@ -37,6 +37,7 @@ RECIPE: Row = {
   'model.filter': 256,
   'model.heads': 4,
   'model.norm': 'post',
+  'model.initialization': 'glorot',
   'model.dropout': 0.0,
   'model.embedding_dropout': 0.0,
   # Of 5e-4, 1e-3, 2e-3 and 5e-3 the best for plain post-norm of 6+6 layers.

@@ -55,6 +55,7 @@ _SETTING: Row = {
   'model.filter': 256,
   'model.heads': 2,
   **depth(4, 4),
+  'model.initialization': 'glorot',
   'model.dropout': 0.1,
   'model.embedding_dropout': 0.1,
   'optimizer.peak': 5e-3,
