@@ -1,9 +1,12 @@
-"""Similarity of the layers to each other and to the embeddings.
+"""Similarity of the layers to each other, to the embeddings and the output.
 
 Emelin et al. (2019), Fig. 6 and 7: the cosine of every layer's state with the
-embedding of its own position.
+embedding of its own position. The output of a stack is what follows its fusion:
+its cosines show which layers are in it, which the weights of a fusion alone do
+not, as the layers differ in size.
 
-Axis letters: B batch, T positions, D model width, L layers.
+Axis letters: B batch, T positions, D model width, L layers, S states, O outputs
+of a stack.
 """
 
 from typing import Any
@@ -21,28 +24,38 @@ _EPSILON = 1e-12
 
 
 def cosine_sums(
-  layers: tuple[Float[Array, 'B T D'], ...], tokens: Bool[Array, 'B T']
-) -> Float[Array, 'L L']:
-  """Compute sum_positions cos(H[i], H[j]) for every pair of layers.
+  states: Float[Array, 'S B T D'], tokens: Bool[Array, 'B T']
+) -> Float[Array, 'S S']:
+  """Compute sum_positions cos(X[i], X[j]) for every pair of states.
 
   Args:
-    layers: States H[0..L].
+    states: States X.
     tokens: True at positions that count.
 
   Returns:
     float32 sums.
   """
-  states = jnp.stack(layers).astype(jnp.float32)
+  states = states.astype(jnp.float32)
   norms = jnp.linalg.norm(states, axis=-1, keepdims=True)
   units = states / jnp.maximum(norms, _EPSILON) * tokens[..., None]
   return jnp.einsum('iBTD,jBTD->ij', units, units)
+
+
+def layers_and_outputs(
+  layers: tuple[Float[Array, 'B T D'], ...], outputs: Float[Array, '*O B T D']
+) -> Float[Array, 'S B T D']:
+  """Stack H[0..L] of a stack and what follows it, one tensor or several."""
+  outputs = outputs.reshape(-1, *layers[0].shape)
+  return jnp.concatenate([jnp.stack(layers), outputs])
 
 
 def similarity(analysed: RunWithText) -> Numbers:
   """Measure the mean cosine between all layers of both stacks.
 
   Returns:
-    For 'encoder' and 'decoder' a matrix [L+1][L+1], H[0] first, and the number
+    For 'encoder' and 'decoder' a matrix [L+1][L+1], H[0] first; the cosines of
+    the output with the layers, [O][L+1], several after an encoder whose decoder
+    layers read different ones, and after a decoder with groups; and the number
     of positions of the mean. Two kinds of positions do not count: the first of
     the decoder, which reads the start symbol in every sentence, and the end
     symbol of the source.
@@ -56,33 +69,39 @@ def similarity(analysed: RunWithText) -> Numbers:
       places[0] < batch.source_lengths[:, None] - 1,
       (places[1] > 0) & (places[1] < batch.target_lengths[:, None]),
     )
-    states = output.encoder_layers, output.decoder_layers
+    states = (
+      layers_and_outputs(output.encoder_layers, output.encoder_features),
+      layers_and_outputs(output.decoder_layers, output.features),
+    )
     return [
-      (cosine_sums(layers, tokens), tokens.sum())
-      for layers, tokens in zip(states, inside, strict=True)
+      (cosine_sums(of_side, tokens), tokens.sum())
+      for of_side, tokens in zip(states, inside, strict=True)
     ]
 
-  return {
-    side: {
-      'cosine': (total / max(count, 1)).tolist(),
+  found = {}
+  for side, (total, count) in zip(
+    SIDES, sum_over_text(analysed, sums), strict=True
+  ):
+    layers = model.config.layers(side) + 1
+    cosines = total[:, :layers] / max(count, 1)
+    found[side] = {
+      'cosine': cosines[:layers].tolist(),
+      'output': cosines[layers:].tolist(),
       'positions': int(count),
     }
-    for side, (total, count) in zip(
-      SIDES, sum_over_text(analysed, sums), strict=True
-    )
-  }
+  return found
 
 
 def draw(numbers: Numbers) -> figures.Figure:
   """Draw maps of both stacks, and the first row of each as a curve."""
   figure, axes = figures.panels(3, columns=3)
   for panel, side in zip(axes, SIDES, strict=False):
-    values = np.array(numbers[side]['cosine'])
-    names = [str(layer) for layer in range(len(values))]
+    cosines, outputs = numbers[side]['cosine'], numbers[side]['output']
+    names = [str(layer) for layer in range(len(cosines))]
     figures.draw_map(
       panel,
-      values,
-      names,
+      np.array(cosines + outputs),
+      names + _output_names(len(outputs)),
       names,
       f'layer of the {side}',
       'layer',
@@ -99,6 +118,12 @@ def draw(numbers: Numbers) -> figures.Figure:
   return figure
 
 
+def _output_names(count: int) -> list[str]:
+  if count == 1:
+    return ['out']
+  return [f'out {number}' for number in range(1, count + 1)]
+
+
 def summary(numbers: Numbers) -> str:
   """Compare the last layer with the embeddings."""
   ends = ', '.join(
@@ -113,7 +138,8 @@ VIEW = View(
   source='Emelin et al. 2019, Fig. 6 and 7',
   reading=(
     'Mean cosine of the states of two layers at the same position; layer 0 is '
-    'the embedding with its position.'
+    'the embedding with its position, and "out" what follows the stack and its '
+    'fusion, of each decoder layer or group where these differ.'
   ),
   measure=similarity,
   draw=draw,

@@ -49,6 +49,8 @@ class ModelOutput(NamedTuple):
     encoder_layers, decoder_layers: H[0..L] of each stack.
     log_weights: Log weights log psi of the predictions, float32, the same
       everywhere or of every position; None where there is one.
+    encoder_features: What the decoder reads of the source; several tensors
+      where its layers read different ones, see `StackOutput`.
   """
 
   features: Float[Array, '*G B T D']
@@ -56,6 +58,7 @@ class ModelOutput(NamedTuple):
   encoder_layers: tuple[Float[Array, 'B S D'], ...]
   decoder_layers: tuple[Float[Array, 'B T D'], ...]
   log_weights: Float[Array, ' G'] | Float[Array, 'G B T'] | None = None
+  encoder_features: Float[Array, '*G B S D'] | None = None
 
 
 class Memory(NamedTuple):
@@ -297,6 +300,7 @@ class Transformer(nn.Module):
       encoded.layers,
       decoded.layers,
       decoded.log_weights,
+      encoded.features,
     )
 
   def start_decoding(

@@ -7,6 +7,8 @@ from fused_runs import all_at_once, fused_run, make_run
 
 from fusion_jax.analysis.passes import sum_over_text, text_batches, text_shapes
 from fusion_jax.analysis.similarity import VIEW, cosine_sums
+from fusion_jax.config import SideConfig
+from fusion_jax.config.fusion import GtransOptions
 from fusion_jax.testing import assert_close
 
 
@@ -16,13 +18,13 @@ def test_cosines_by_hand():
   # Cosines with them: 0.6 and -1.
   second = jnp.array([[[3.0, 4.0], [0.0, -7.0], [5.0, 5.0]]])
   tokens = jnp.array([[True, True, False]])
-  sums = cosine_sums((first, second), tokens)
+  sums = cosine_sums(jnp.stack([first, second]), tokens)
   assert_close(sums, np.array([[2, -0.4], [-0.4, 2]]))
 
 
 def test_a_state_of_zeros_is_like_nothing():
-  layers = jnp.zeros((1, 1, 2)), jnp.ones((1, 1, 2))
-  sums = cosine_sums(layers, jnp.array([[True]]))
+  states = jnp.stack([jnp.zeros((1, 1, 2)), jnp.ones((1, 1, 2))])
+  sums = cosine_sums(states, jnp.array([[True]]))
   assert_close(sums, np.array([[0, 0], [0, 1]]))
 
 
@@ -45,13 +47,33 @@ def test_the_text_in_batches_gives_what_one_batch_gives(tmp_path):
   no_end = places < source_lengths[:, None] - 1
   places = np.arange(target.shape[1])
   no_start = (places > 0) & (places < target_lengths[:, None])
-  for side, layers, inside in (
-    ('encoder', output.encoder_layers, no_end),
-    ('decoder', output.decoder_layers, no_start),
+  for side, layers, features, inside in (
+    ('encoder', output.encoder_layers, output.encoder_features, no_end),
+    ('decoder', output.decoder_layers, output.features, no_start),
   ):
-    expected = _mean_cosines(layers, inside)
-    np.testing.assert_allclose(found[side]['cosine'], expected, atol=1e-5)
+    expected = _mean_cosines((*layers, features), inside)[:, :-1]
+    np.testing.assert_allclose(found[side]['cosine'], expected[:-1], atol=1e-5)
+    np.testing.assert_allclose(found[side]['output'], expected[-1:], atol=1e-5)
     assert found[side]['positions'] == inside.sum()
+
+
+def test_an_output_is_like_the_layer_that_it_takes(tmp_path):
+  run = make_run(
+    # Layer 1 of the decoder reads H[1], layer 2 reads H[2].
+    {'encoder/read_out/weights': 99 * np.array([[0, 0], [1, 0], [0, 1]])},
+    norm='post',
+    encoder=SideConfig(fusion='transparent'),
+    decoder=SideConfig(
+      fusion='gtrans', gtrans=GtransOptions(group_size=1, mode='last')
+    ),
+  )
+  found = VIEW.measure(fused_run(run, tmp_path))
+  for side in 'encoder', 'decoder':
+    layers = found[side]['cosine']
+    np.testing.assert_allclose(found[side]['output'], layers[1:], atol=1e-5)
+  axes = VIEW.draw(found).axes
+  names = [tick.get_text() for tick in axes[0].get_yticklabels()]
+  assert names == ['0', '1', '2', 'out 1', 'out 2']
 
 
 def test_a_pass_sees_every_pair_once_in_at_most_two_shapes(tmp_path):
