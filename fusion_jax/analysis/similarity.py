@@ -78,7 +78,7 @@ def similarity(analysed: RunWithText) -> Numbers:
       for of_side, tokens in zip(states, inside, strict=True)
     ]
 
-  found = {}
+  found: dict[str, Any] = {}
   for side, (total, count) in zip(
     SIDES, sum_over_text(analysed, sums), strict=True
   ):

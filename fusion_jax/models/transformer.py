@@ -47,18 +47,18 @@ class ModelOutput(NamedTuple):
       several predictions.
     output: Output projection, which the loss applies.
     encoder_layers, decoder_layers: H[0..L] of each stack.
-    log_weights: Log weights log psi of the predictions, float32, the same
-      everywhere or of every position; None where there is one.
     encoder_features: What the decoder reads of the source; several tensors
       where its layers read different ones, see `StackOutput`.
+    log_weights: Log weights log psi of the predictions, float32, the same
+      everywhere or of every position; None where there is one.
   """
 
   features: Float[Array, '*G B T D']
   output: OutputLayer
   encoder_layers: tuple[Float[Array, 'B S D'], ...]
   decoder_layers: tuple[Float[Array, 'B T D'], ...]
+  encoder_features: Float[Array, '*G B S D']
   log_weights: Float[Array, ' G'] | Float[Array, 'G B T'] | None = None
-  encoder_features: Float[Array, '*G B S D'] | None = None
 
 
 class Memory(NamedTuple):
@@ -299,8 +299,8 @@ class Transformer(nn.Module):
       self.output_layer,
       encoded.layers,
       decoded.layers,
-      decoded.log_weights,
       encoded.features,
+      decoded.log_weights,
     )
 
   def start_decoding(

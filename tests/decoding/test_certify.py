@@ -69,7 +69,8 @@ class Sound(Copying):
     ]
     size = self.target_vocabulary
     layer = OutputLayer(jnp.eye(size), None)
-    return ModelOutput(jnp.concatenate(logits, 1), layer, (), ())
+    features = jnp.concatenate(logits, 1)
+    return ModelOutput(features, layer, (), (), features)
 
 
 class ReadsPadding(Sound):

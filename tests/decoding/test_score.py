@@ -145,6 +145,7 @@ def test_a_mixture_by_hand():
     OutputLayer(jnp.eye(2), None),
     (),
     (),
+    jnp.zeros((1, 1, 2)),
     jnp.log(jnp.array([0.2, 0.8])),
   )
   target = jnp.array([[1]])

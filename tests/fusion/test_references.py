@@ -748,9 +748,8 @@ def test_diversity(sides, depths):
 
   @jax.jit
   def diversity(encoder, decoder):
-    output = ModelOutput(
-      decoder[-1], OutputLayer(jnp.zeros((2, _WIDTH)), None), encoder, decoder
-    )
+    layer = OutputLayer(jnp.zeros((2, _WIDTH)), None)
+    output = ModelOutput(decoder[-1], layer, encoder, decoder, encoder[-1])
     training = TrainingConfig(diversity_sides=sides)
     return batch_diversity(output, batch, training, count_tokens(batch))
 
