@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references import layer_norm
+from references.parts import layer_norm
 
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig

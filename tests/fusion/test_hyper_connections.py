@@ -11,7 +11,7 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import print_saved_residuals
-from references import layer_norm
+from references.parts import layer_norm
 
 from fusion_jax.config.fusion import HyperOptions, SideConfig
 from fusion_jax.fusion.hyper_connections import (

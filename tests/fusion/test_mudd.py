@@ -17,7 +17,7 @@ from connected import (
   run,
 )
 from flax import linen as nn
-from references import dense, layer_norm
+from references.parts import dense, layer_norm
 from scipy.special import erf
 
 from fusion_jax.config import ModelConfig

@@ -35,8 +35,8 @@ def _stacks(fused, source, target):
   return fused.model.apply(variables, source, target, method=run)
 
 
-# test_starts has the starts of all schemes, and test_references the options of
-# their formulas; they change one position alone.
+# test_starts has the starts of all schemes, and test_references_* the options
+# of their formulas; they change one position alone.
 _WITH_OPTIONS = (
   *('dlcl', 'gtrans', 'hierarchical', 'iterative', 'surface_fusion'),
   'transparent',

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from references import layer_norm
+from references.parts import layer_norm
 
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.skip_gains import GainResidual

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from references import attend, dense, log_softmax, sigmoid
+from references.parts import attend, dense, log_softmax, sigmoid
 
 from fusion_jax.config.fusion import SideConfig, SurfaceOptions
 from fusion_jax.data.batching import Batch

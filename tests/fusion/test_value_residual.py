@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from references import attend, dense
+from references.parts import attend, dense
 
 from fusion_jax.config.fusion import SideConfig, ValueResidualOptions
 from fusion_jax.fusion.value_residual import (

@@ -1,0 +1,245 @@
+"""Dynamic layer aggregation with capsules (Dou et al. 2019)."""
+
+import math
+
+import numpy as np
+
+from fusion_jax.config.fusion import RoutingOptions, SideConfig
+from references.parts import (
+  Layers,
+  concat,
+  dense,
+  layer_norm,
+  log_sigmoid,
+  relu,
+  sigmoid,
+  softmax,
+)
+
+
+def dynamic_combination(
+  parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
+) -> np.ndarray:
+  """sum_l Wdyn[l] * H[l], Wdyn = FFN(concat(H[1..L])) (Eq. 4)."""
+  width, count = layers[0].shape[-1], len(layers) - 1
+  hidden = relu(dense(parameters['hidden'], concat(layers[1:])))
+  flat = dense(parameters['out'], hidden)
+  weights = np.stack(
+    [flat[..., depth * width : (depth + 1) * width] for depth in range(count)]
+  )
+  if options.dynamic.normalize == 'softmax':
+    weights = softmax(weights, axis=0)
+  y = sum(w * h for w, h in zip(weights, layers[1:], strict=True))
+  if options.dynamic.output_norm:
+    y = layer_norm(y, parameters['norm'], epsilon)
+  return y
+
+
+def capsule_count(options: SideConfig, width: int) -> int:
+  return options.routing.capsules or min(512, width)
+
+
+def votes(
+  parameters: dict, layers: Layers, options: SideConfig, default: str
+) -> np.ndarray:
+  """V[l->n] = W_l F_l (Eq. 7-8), [B, T, L, N, C].
+
+  Args:
+    parameters: of the votes.
+    layers: H[0..L].
+    options: of the side.
+    default: the activation between the maps, where it is 'auto'.
+  """
+  routing, inputs = options.routing, layers[1:]
+  name = routing.vote_activation
+  name = default if name == 'auto' else name
+  act = {'none': lambda x: x, 'relu': relu}[name]
+  shape = inputs[0].shape
+  if routing.vote_projection == 'dense':
+    y = dense(
+      parameters['out'], act(dense(parameters['hidden'], concat(inputs)))
+    )
+  else:
+    y = concat(
+      _block_vote(parameters, i, inputs, routing.context, act)
+      for i in range(len(inputs))
+    )
+  count = capsule_count(options, shape[-1])
+  return y.reshape(*shape[:2], len(inputs), count, shape[-1] // count)
+
+
+def _block_vote(parameters, i, inputs, context, act):
+  read = concat(inputs) if context == 'all' else inputs[i]
+  maps = [
+    {'kernel': part['kernel'][i], 'bias': part['bias'][i]}
+    for part in (parameters['context'], parameters['transform'])
+  ]
+  return dense(maps[1], act(dense(maps[0], read)))
+
+
+def squash(s: np.ndarray) -> np.ndarray:
+  """|s|^2 / (1 + |s|^2) s / |s|."""
+  square = s @ s
+  return s * math.sqrt(square) / (1 + square)
+
+
+def route_dynamically(vote: np.ndarray, options: RoutingOptions) -> np.ndarray:
+  """Algorithm 1 at one position: [L, N, C] to [N, C]."""
+  inputs, capsules, _ = vote.shape
+  logits = np.zeros((inputs, capsules))
+  outputs = np.zeros(vote.shape[1:])
+  over = 1 if options.route_axis == 'output' else 0
+  mean = capsules / inputs if over == 1 else 1
+  for _ in range(options.iterations):
+    couplings = softmax(logits, axis=over)
+    for n in range(capsules):
+      total = sum(couplings[i, n] * vote[i, n] for i in range(inputs))
+      if options.average == 'mass':
+        outputs[n] = squash(total / couplings[:, n].sum())
+      else:
+        outputs[n] = squash((options.route_gain or mean) * total)
+    for i, n in np.ndindex(inputs, capsules):
+      logits[i, n] += agreement(outputs[n], vote[i], n, options)
+  return outputs
+
+
+def agreement(
+  output: np.ndarray, vote: np.ndarray, n: int, options: RoutingOptions
+) -> float:
+  """Of a capsule's output and the vote [N, C] of an input for it."""
+  product = options.agreement_scale * (output @ vote[n])
+  if options.agreement == 'cosine':
+    lengths = np.linalg.norm(output) * np.linalg.norm(vote[n])
+    return product / lengths if lengths > 0 else 0.0
+  if options.agreement == 'scaled':
+    size = np.sqrt(np.square(vote).mean() + 1e-6)
+    return product / size / math.sqrt(vote.shape[1])
+  return product
+
+
+def sized(vote: np.ndarray, options: RoutingOptions) -> np.ndarray:
+  """Votes [B, T, L, N, C] as they are routed."""
+  if options.vote_norm == 'none':
+    return vote
+  result = np.zeros(vote.shape)
+  for place in np.ndindex(*vote.shape[:3]):
+    size = math.sqrt(np.square(vote[place]).mean() + 1e-6)
+    result[place] = vote[place] / size
+  return result
+
+
+def dynamic_routing(
+  parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
+) -> np.ndarray:
+  """Eq. 5-9."""
+  routing = options.routing
+  vote = sized(votes(parameters['votes'], layers, options, 'none'), routing)
+  y = np.zeros(layers[0].shape)
+  for b, t in np.ndindex(*y.shape[:2]):
+    y[b, t] = route_dynamically(vote[b, t], routing).reshape(-1)
+  return _capsule_output(parameters, y, layers, options, epsilon)
+
+
+def _capsule_output(parameters, y, layers, options, epsilon):
+  if options.routing.residual == 'top':
+    y = y + layers[-1]
+  if options.routing.residual == 'all':
+    y = y + sum(layers[1:])
+  if options.routing.output_norm:
+    y = layer_norm(y, parameters['norm'], epsilon)
+  return y
+
+
+def input_activations(
+  parameters: dict, layers: Layers, options: SideConfig, capsules: int
+) -> np.ndarray:
+  """A_in of every input and output capsule, [B, T, L, N] (Eq. 10)."""
+  z, inputs = concat(layers[1:]), len(layers) - 1
+  shape = (*z.shape[:2], inputs, capsules)
+  if options.routing.activation == 'none':
+    return np.ones(shape)
+  if options.routing.activation == 'per_output':
+    return sigmoid(dense(parameters['activation_out'], z)).reshape(shape)
+  hidden = relu(dense(parameters['activation_hidden'], z))
+  a = sigmoid(dense(parameters['activation_out'], hidden))
+  return np.broadcast_to(a[..., None], shape)
+
+
+def inverse_temperature(iteration: int, schedule: str) -> float:
+  if schedule == 'linear':
+    return (1.0, 2.0, 3.0)[min(iteration, 2)]
+  return 0.01 * (1 - 0.95 ** (iteration + 1))
+
+
+def standardise(x: np.ndarray) -> np.ndarray:
+  deviation = x.std()
+  return (x - x.mean()) / deviation if deviation > 0 else x * 0
+
+
+def maximise(vote, couplings, beta_a, beta_u, step, options: SideConfig):
+  """M-step (Eq. 11-14): means, variances and log-activations."""
+  inputs, capsules, size = vote.shape
+  mean, variance = np.zeros((2, capsules, size))
+  mass, cost = np.zeros((2, capsules))
+  floor = options.routing.variance_floor
+  if options.routing.floor == 'relative':
+    floor = floor * np.square(vote).mean() + 1e-9
+  for n in range(capsules):
+    # The floor of the mass is spread, so that the mean weights sum to 1.
+    r = couplings[:, n] + 1e-9 / inputs
+    mass[n] = r.sum()
+    mean[n] = sum(r[i] * vote[i, n] for i in range(inputs)) / mass[n]
+    spread = sum(r[i] * (vote[i, n] - mean[n]) ** 2 for i in range(inputs))
+    variance[n] = spread / mass[n] + floor
+    nats = 0.5 * np.log(variance[n]) + 0.5 * (1 + math.log(2 * math.pi))
+    cost[n] = nats.sum() * mass[n]
+  if options.routing.cost_norm:
+    cost = standardise(cost)
+  scale = inverse_temperature(step, options.routing.temperature)
+  return mean, variance, log_sigmoid(scale * (beta_a - beta_u * mass - cost))
+
+
+def expect(vote, mean, variance, log_activation, options: SideConfig):
+  """E-step (Eq. 15-16): how much every input belongs to every output."""
+  logits = np.zeros(vote.shape[:2])
+  for i, n in np.ndindex(*logits.shape):
+    square = (vote[i, n] - mean[n]) ** 2 / (2 * variance[n])
+    density = -(square + 0.5 * np.log(2 * math.pi * variance[n])).sum()
+    logits[i, n] = (
+      log_activation[n] + options.routing.log_density_scale * density
+    )
+  return softmax(logits, axis=1)
+
+
+def route_by_em(vote, activation, beta_a, beta_u, options: SideConfig):
+  """Algorithm 2 at one position: [L, N, C] and [L, N] to [N, C]."""
+  couplings = np.full(vote.shape[:2], 1 / vote.shape[1])
+  iterations = options.routing.iterations
+  for step in range(iterations):
+    mean, variance, log_activation = maximise(
+      vote, couplings * activation, beta_a, beta_u, step, options
+    )
+    if step < iterations - 1:
+      couplings = expect(vote, mean, variance, log_activation, options)
+  if options.routing.emit == 'mean':
+    return mean
+  return np.exp(log_activation)[:, None] * mean
+
+
+def em_routing(
+  parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
+) -> np.ndarray:
+  """Eq. 10-16."""
+  vote = votes(parameters['votes'], layers, options, 'relu')
+  vote = sized(vote, options.routing)
+  capsules = vote.shape[3]
+  activation = input_activations(parameters, layers, options, capsules)
+  beta_a = beta_u = np.zeros(capsules)
+  if options.routing.betas == 'learned':
+    beta_a, beta_u = parameters['beta_a'], parameters['beta_u']
+  y = np.zeros(layers[0].shape)
+  for b, t in np.ndindex(*y.shape[:2]):
+    y[b, t] = route_by_em(
+      vote[b, t], activation[b, t], beta_a, beta_u, options
+    ).reshape(-1)
+  return _capsule_output(parameters, y, layers, options, epsilon)

@@ -1,0 +1,74 @@
+"""Multi-layer representation fusion (Wang et al. 2018)."""
+
+import numpy as np
+
+from fusion_jax.config.fusion import MlrfOptions, SideConfig
+from references.parts import Layers, concat, dense, layer_norm, relu, softmax
+
+
+def fused_layers(
+  layers: Layers, options: MlrfOptions, table: np.ndarray | None
+) -> list[np.ndarray]:
+  """z~[l] = z[l] + E[l] (Eq. 4)."""
+  first = 0 if options.include_embedding else 1
+  if table is None:
+    return list(layers[first:])
+  return [layers[depth] + table[depth] for depth in range(first, len(layers))]
+
+
+def fusion_norm(parameters, x, options: MlrfOptions, epsilon) -> np.ndarray:
+  if options.norm == 'none':
+    return x
+  return layer_norm(
+    x, parameters['norm'] if options.norm == 'affine' else None, epsilon
+  )
+
+
+def average(
+  parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
+) -> np.ndarray:
+  """LN(mean of z[0..L])."""
+  terms = fused_layers(layers, options.mlrf, None)
+  y = sum(terms) / len(terms)
+  return fusion_norm(parameters, y, options.mlrf, epsilon)
+
+
+def feed_forward(
+  parameters: dict,
+  layers: Layers,
+  options: SideConfig,
+  table: np.ndarray | None,
+  epsilon: float = 1e-6,
+) -> np.ndarray:
+  """LN(relu(concat(z~) W1 + b1) W2 + b2)."""
+  z = concat(fused_layers(layers, options.mlrf, table))
+  y = dense(parameters['out'], relu(dense(parameters['hidden'], z)))
+  return fusion_norm(parameters, y, options.mlrf, epsilon)
+
+
+def hops(
+  parameters: dict,
+  layers: Layers,
+  options: SideConfig,
+  table: np.ndarray | None,
+  epsilon: float = 1e-6,
+) -> np.ndarray:
+  """Attention over depth, hop by hop (Eq. 5-7)."""
+  mlrf = options.mlrf
+  terms = fused_layers(layers, mlrf, table)
+  act = {'tanh': np.tanh, 'relu': relu}[mlrf.scorer_activation]
+  first = parameters['scorer_hidden']['kernel']
+  second = parameters['scorer_out']['kernel']
+  columns = terms[0].shape[-1] if mlrf.feature_wise else 1
+  summaries = []
+  for p in range(mlrf.hops):
+    energies = []
+    for depth, z in enumerate(terms):
+      index = {'none': ..., 'per_layer': depth, 'per_hop': p}[mlrf.independent]
+      hidden = act(z @ first[index])
+      energies.append(hidden @ second[:, p * columns : (p + 1) * columns])
+    weights = softmax(np.stack(energies), axis=0)
+    summaries.append(sum(a * z for a, z in zip(weights, terms, strict=True)))
+  hidden = relu(dense(parameters['hidden'], concat(summaries)))
+  y = dense(parameters['out'], hidden)
+  return fusion_norm(parameters, y, mlrf, epsilon)
