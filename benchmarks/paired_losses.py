@@ -1,0 +1,214 @@
+"""Losses of the comparison's runs on all texts, paired line by line.
+
+    python -m benchmarks.paired_losses --data=DIR --workdir=DIR \
+        [--corpus=multi30k_mlrf] [--norm=pre]
+
+Every run from scratch whose checkpoints are in the folder of
+`compare_fusions` (--keep=plain,scratch) scores the validation text and the
+test sets, with the mean of its last checkpoints. Prints how far its loss is
+from that of the plain model of the same seed, and how far the plain models are
+from the first of them: in nats a subword of the target, with the standard error
+over lines, for each text, and for all lines together with the two-sided p-value
+of the normal distribution. That says whether two trained models differ, not
+what another seed would give.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int
+
+import fusion_jax
+from benchmarks.common import (
+  RESULTS,
+  circumstances,
+  log,
+  make_parser,
+  markdown,
+  write_results,
+)
+from benchmarks.comparison.contestants import Contestants
+from benchmarks.comparison.experiment import Folders
+from benchmarks.comparison.plan import Run
+from benchmarks.comparison.recipe import NORMS, RECIPE, read
+from benchmarks.comparison.texts import Text, find_tests
+from benchmarks.schemes import BASELINE
+from fusion_jax.errors import InputError
+from fusion_jax.evaluation.systems import read_file
+from fusion_jax.startup import one_line_errors, start_logging
+
+# Subwords of the longest line that is scored.
+_LONGEST = 256
+
+
+class Losses(NamedTuple):
+  """Of each line of a text: nats, and subwords with the end symbol."""
+
+  nats: Float64[np.ndarray, ' L']
+  subwords: Int[np.ndarray, ' L']
+
+
+class Difference(NamedTuple):
+  """In nats a subword, with its standard error over lines."""
+
+  nats: float
+  error: float
+
+  @property
+  def p(self) -> float:
+    """Two-sided, of a normal distribution around 0."""
+    if self.error == 0:
+      return float(self.nats == 0)
+    return 2 * statistics.NormalDist().cdf(-abs(self.nats) / self.error)
+
+
+def difference(system: Losses, baseline: Losses) -> Difference:
+  """Compare two models on the same lines.
+
+  r = sum d / sum n, for the differences d in nats and the subwords n of L
+  lines, has the error sqrt(L / (L - 1) sum (d - r n)^2) / sum n (the ratio
+  estimator of a sample; Cochran 1977, section 2.11).
+  """
+  apart, subwords = system.nats - baseline.nats, baseline.subwords
+  total, lines = subwords.sum(), len(subwords)
+  ratio = apart.sum() / total
+  squares = np.square(apart - ratio * subwords).sum()
+  error = math.sqrt(lines / (lines - 1) * squares) / total
+  return Difference(float(ratio), float(error))
+
+
+def joined(parts: Sequence[Losses]) -> Losses:
+  """Return the losses of several texts as those of one."""
+  return Losses(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def compare(
+  system: Mapping[str, Losses], baseline: Mapping[str, Losses]
+) -> dict[str, Difference]:
+  """Return the differences of each text, and of `all` of them."""
+  found = {name: difference(system[name], baseline[name]) for name in baseline}
+  both = (joined(list(each.values())) for each in (system, baseline))
+  return found | {'all': difference(*both)}
+
+
+def losses(model: fusion_jax.TranslationModel, text: Text) -> Losses:
+  """Score the references of a text."""
+  sources = read_file(str(text.source)).lines
+  scored = model.score(sources, text.references, max_source_length=_LONGEST)
+  return Losses(
+    np.array([-math.fsum(each.tokens) for each in scored]),
+    np.array([len(each.tokens) for each in scored]),
+  )
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  parser = make_parser(__doc__, RESULTS / 'paired_losses.json')
+  add = parser.add_argument
+  add('--data', type=Path, required=True, help='Multi30k, or all corpora')
+  add('--workdir', type=Path, required=True, help='of compare_fusions')
+  add('--corpus', default='multi30k_mlrf', help='a corpus of the recipe')
+  add('--norm', default='pre', choices=NORMS)
+  arguments = parser.parse_args(argv)
+  start_logging()
+  found = _scored(arguments)
+  differences = paired(found)
+  results = {
+    'corpus': arguments.corpus,
+    'losses': {
+      run.name: {
+        name: float(text.nats.sum() / text.subwords.sum())
+        for name, text in own.items()
+      }
+      for run, own in found.items()
+    },
+    'differences': {
+      run.name: {name: each._asdict() for name, each in own.items()}
+      for run, own in differences.items()
+    },
+  }
+  write_results(arguments.output, circumstances() | results)
+  print(rendered(differences))
+
+
+def paired(
+  found: Mapping[Run, Mapping[str, Losses]],
+) -> dict[Run, dict[str, Difference]]:
+  """Compare each run with the plain model of its seed, or of the first seed."""
+  plain = {run.seed: own for run, own in found.items() if _is_plain(run)}
+  result = {}
+  for run, own in found.items():
+    seed = next(iter(plain)) if _is_plain(run) and plain else run.seed
+    if seed not in plain:
+      raise InputError(
+        f'--workdir: {run.name} has no plain model of its seed with '
+        'checkpoints; train one with --phases=plain --keep=plain'
+      )
+    if own is not plain[seed]:
+      result[run] = compare(own, plain[seed])
+  if not result:
+    raise InputError(
+      '--workdir: no two runs with checkpoints; train some with '
+      '--phases=plain,scratch --keep=plain,scratch'
+    )
+  return result
+
+
+def rendered(differences: Mapping[Run, Mapping[str, Difference]]) -> str:
+  """Return a table with a row for each run."""
+  names = next(iter(differences.values()))
+  rows = [
+    (
+      f'`{run.scheme}`',
+      str(run.seed),
+      *(f'{each.nats:+.3f} ± {each.error:.3f}' for each in own.values()),
+      f'{own["all"].p:.3f}' if own['all'].p >= 0.001 else '<0.001',
+    )
+    for run, own in differences.items()
+  ]
+  return markdown(('scheme', 'seed', *names, 'p'), rows)
+
+
+def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
+  """The losses of all finished runs on each text."""
+  recipe = read(RECIPE, arguments.corpus)
+  folders = Folders.of(arguments.data, arguments.workdir, recipe)
+  plain = recipe.phases['plain']
+  texts = find_tests(
+    [*plain.data.valid, *recipe.tests], plain.data, folders.data, folders.texts
+  )
+  last = str(plain.training.steps)
+  runs = [
+    run
+    for name in Contestants(plain).names
+    for seed in recipe.seeds
+    for run in [_run(name, arguments.norm, seed)]
+    if (folders.run(run) / 'checkpoints' / last).is_dir()
+  ]
+  found: dict[Run, dict[str, Losses]] = {}
+  for number, run in enumerate(runs, start=1):
+    log(f'{run.name}, {number} of {len(runs)}')
+    model = fusion_jax.load(
+      folders.run(run), step='last', average=recipe.average
+    )
+    found[run] = {name: losses(model, text) for name, text in texts.items()}
+  return found
+
+
+def _run(scheme: str, norm: str, seed: int) -> Run:
+  phase = 'plain' if scheme == BASELINE else 'scratch'
+  return Run(phase, norm, scheme, seed)
+
+
+def _is_plain(run: Run) -> bool:
+  return run.phase == 'plain'
+
+
+if __name__ == '__main__':
+  main(sys.argv[1:])
