@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from fusion_jax.decoding.compiled import (
 )
 from fusion_jax.decoding.ensemble import Mixture
 from fusion_jax.decoding.model_step import Source
+from fusion_jax.decoding.pairs import PairReader
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.teacher_forcing import (
   TeacherForcedRows,
@@ -161,8 +163,25 @@ def test_a_line_that_is_too_long_is_named(tokenizer, side):
   pair = ('cats', LINES[3])
   pairs = [('a', 'b'), pair if side == 'translation' else pair[::-1]]
   options = dataclasses.replace(OPTIONS, max_source_length=8)
-  with pytest.raises(InputError, match=f'line 2: its {side} has .* than'):
+  with pytest.raises(InputError, match=f'line 2: its {side} has .* than') as e:
     list(Scorer(_run(tokenizer), options).score(pairs))
+  # What the message asks for is just enough.
+  enough = int(re.search(r'set it to (\d+) or more', str(e.value)).group(1))
+  for longest, fits in ((enough - 1, False), (enough, True)):
+    options = dataclasses.replace(OPTIONS, max_source_length=longest)
+    assert Scorer(_run(tokenizer), options).fits(*pairs[1]) == fits
+
+
+def test_a_line_longer_than_the_positions_of_the_model(tokenizer):
+  run = _run(tokenizer)
+  model = dataclasses.replace(
+    run.config.model, positions='learned', max_positions=256
+  )
+  config = dataclasses.replace(run.config, model=model)
+  options = dataclasses.replace(OPTIONS, max_source_length=300)
+  reader = PairReader(dataclasses.replace(run, config=config), options)
+  with pytest.raises(InputError, match='more than the 256 positions that the'):
+    reader.line(1, 'cat ' * 300, 'a')
 
 
 @pytest.fixture

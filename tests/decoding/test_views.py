@@ -307,7 +307,7 @@ def test_the_program_hands_its_flags_on(decode):
     (
       'score',
       {'options': {'max_source_length': 4}},
-      'line 3: its source has 6 subwords, more than max_source_length 4',
+      'line 3: its source has 6 subwords, more than max_source_length 4; set',
     ),
     ('score', {'target': 'short'}, 'short: 1 lines, fewer than source'),
     ('translate', {'workdir': 'a,b'}, '--attention_output: takes one run'),
