@@ -4,13 +4,14 @@
         [--corpus=multi30k_mlrf] [--norm=pre]
 
 Every run from scratch whose checkpoints are in the folder of
-`compare_fusions` (--keep=plain,scratch) scores the validation text and the
-test sets, with the mean of its last checkpoints. Prints how far its loss is
-from that of the plain model of the same seed, and how far the plain models are
-from the first of them: in nats a subword of the target, with the standard error
-over lines, for each text, and for all lines together with the two-sided p-value
-of the normal distribution. That says whether two trained models differ, not
-what another seed would give.
+`compare_fusions` (--keep=plain,scratch) scores the validation text, the test
+sets and the first lines of the training text, with the mean of its last
+checkpoints. Prints how far its loss is from that of the plain model of the same
+seed, and how far the plain models are from the first of them: in nats a subword
+of the target, with the standard error over lines, for each text, and for all
+lines that were not trained on, together with the two-sided p-value of the
+normal distribution. That says whether two trained models differ, not what
+another seed would give.
 """
 
 import argparse
@@ -45,6 +46,8 @@ from fusion_jax.startup import one_line_errors, start_logging
 
 # Subwords of the longest line that is scored.
 _LONGEST = 256
+# The name of the training text, and its lines that are scored.
+_TRAINING, _TRAINING_LINES = 'training', 1_000
 
 
 class Losses(NamedTuple):
@@ -91,16 +94,22 @@ def joined(parts: Sequence[Losses]) -> Losses:
 def compare(
   system: Mapping[str, Losses], baseline: Mapping[str, Losses]
 ) -> dict[str, Difference]:
-  """Return the differences of each text, and of `all` of them."""
+  """Return the differences of each text, and of `all` but the training text."""
   found = {name: difference(system[name], baseline[name]) for name in baseline}
-  both = (joined(list(each.values())) for each in (system, baseline))
+  unseen = [name for name in baseline if name != _TRAINING]
+  both = (
+    joined([each[name] for name in unseen]) for each in (system, baseline)
+  )
   return found | {'all': difference(*both)}
 
 
-def losses(model: fusion_jax.TranslationModel, text: Text) -> Losses:
-  """Score the references of a text."""
-  sources = read_file(str(text.source)).lines
-  scored = model.score(sources, text.references, max_source_length=_LONGEST)
+def losses(
+  model: fusion_jax.TranslationModel, text: Text, lines: int | None = None
+) -> Losses:
+  """Score the references of a text, or of its first lines."""
+  sources = read_file(str(text.source)).lines[:lines]
+  references = text.references[:lines]
+  scored = model.score(sources, references, max_source_length=_LONGEST)
   return Losses(
     np.array([-math.fsum(each.tokens) for each in scored]),
     np.array([len(each.tokens) for each in scored]),
@@ -180,9 +189,9 @@ def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
   recipe = read(RECIPE, arguments.corpus)
   folders = Folders.of(arguments.data, arguments.workdir, recipe)
   plain = recipe.phases['plain']
-  texts = find_tests(
-    [*plain.data.valid, *recipe.tests], plain.data, folders.data, folders.texts
-  )
+  places = plain.data, folders.data, folders.texts
+  training = next(iter(find_tests(plain.data.train[:1], *places).values()))
+  texts = find_tests([*plain.data.valid, *recipe.tests], *places)
   last = str(plain.training.steps)
   runs = [
     run
@@ -197,7 +206,9 @@ def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
     model = fusion_jax.load(
       folders.run(run), step='last', average=recipe.average
     )
-    found[run] = {name: losses(model, text) for name, text in texts.items()}
+    found[run] = {_TRAINING: losses(model, training, _TRAINING_LINES)} | {
+      name: losses(model, text) for name, text in texts.items()
+    }
   return found
 
 

@@ -54,11 +54,11 @@ def test_the_error_is_that_of_a_bootstrap_over_lines():
   assert found.nats == pytest.approx(means.mean(), abs=0.1 * found.error)
 
 
-def test_all_lines_together():
-  found = compare(
-    {'one': _SYSTEM, 'two': _PLAIN}, {'one': _PLAIN, 'two': _PLAIN}
-  )
-  assert list(found) == ['one', 'two', 'all']
+def test_all_lines_that_were_not_trained_on():
+  plain = {'training': _PLAIN, 'one': _PLAIN, 'two': _PLAIN}
+  found = compare(plain | {'training': _SYSTEM, 'one': _SYSTEM}, plain)
+  assert list(found) == ['training', 'one', 'two', 'all']
+  assert found['training'].nats == pytest.approx(1.0)
   assert found['all'].nats == pytest.approx(0.5)
 
 
@@ -98,3 +98,4 @@ def test_losses_of_a_run(tmp_path):
   for line, own in enumerate(scored):
     assert found.subwords[line] == len(own.tokens)
     assert found.nats[line] == pytest.approx(-sum(own.tokens))
+  np.testing.assert_allclose(losses(model, text, 1).nats, found.nats[:1], 1e-5)
