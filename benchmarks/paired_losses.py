@@ -36,9 +36,10 @@ from benchmarks.common import (
 )
 from benchmarks.comparison.contestants import Contestants
 from benchmarks.comparison.experiment import Folders
-from benchmarks.comparison.plan import Run
-from benchmarks.comparison.recipe import NORMS, RECIPE, read
+from benchmarks.comparison.plan import Chosen, Run, plan
+from benchmarks.comparison.recipe import NORMS, RECIPE, Recipe, read
 from benchmarks.comparison.texts import Text, find_tests
+from benchmarks.comparison.wording import p_value, signed
 from benchmarks.schemes import BASELINE
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import read_file
@@ -104,11 +105,11 @@ def compare(
 
 
 def losses(
-  model: fusion_jax.TranslationModel, text: Text, lines: int | None = None
+  model: fusion_jax.TranslationModel,
+  sources: Sequence[str],
+  references: Sequence[str],
 ) -> Losses:
-  """Score the references of a text, or of its first lines."""
-  sources = read_file(str(text.source)).lines[:lines]
-  references = text.references[:lines]
+  """Score the references of a text."""
   scored = model.score(sources, references, max_source_length=_LONGEST)
   return Losses(
     np.array([-math.fsum(each.tokens) for each in scored]),
@@ -176,8 +177,8 @@ def rendered(differences: Mapping[Run, Mapping[str, Difference]]) -> str:
     (
       f'`{run.scheme}`',
       str(run.seed),
-      *(f'{each.nats:+.3f} ± {each.error:.3f}' for each in own.values()),
-      f'{own["all"].p:.3f}' if own['all'].p >= 0.001 else '<0.001',
+      *(f'{signed(each.nats, 3)} ± {each.error:.3f}' for each in own.values()),
+      p_value(own['all'].p),
     )
     for run, own in differences.items()
   ]
@@ -188,16 +189,11 @@ def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
   """The losses of all finished runs on each text."""
   recipe = read(RECIPE, arguments.corpus)
   folders = Folders.of(arguments.data, arguments.workdir, recipe)
-  plain = recipe.phases['plain']
-  places = plain.data, folders.data, folders.texts
-  training = next(iter(find_tests(plain.data.train[:1], *places).values()))
-  texts = find_tests([*plain.data.valid, *recipe.tests], *places)
-  last = str(plain.training.steps)
+  texts = _texts(recipe, folders)
+  last = str(recipe.phases['plain'].training.steps)
   runs = [
     run
-    for name in Contestants(plain).names
-    for seed in recipe.seeds
-    for run in [_run(name, arguments.norm, seed)]
+    for run in _runs(recipe, arguments.norm)
     if (folders.run(run) / 'checkpoints' / last).is_dir()
   ]
   found: dict[Run, dict[str, Losses]] = {}
@@ -206,19 +202,39 @@ def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
     model = fusion_jax.load(
       folders.run(run), step='last', average=recipe.average
     )
-    found[run] = {_TRAINING: losses(model, training, _TRAINING_LINES)} | {
-      name: losses(model, text) for name, text in texts.items()
-    }
+    found[run] = {name: losses(model, *text) for name, text in texts.items()}
   return found
 
 
-def _run(scheme: str, norm: str, seed: int) -> Run:
-  phase = 'plain' if scheme == BASELINE else 'scratch'
-  return Run(phase, norm, scheme, seed)
+def _texts(
+  recipe: Recipe, folders: Folders
+) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+  """Sources and references, those of the training text cut."""
+  data = recipe.phases['plain'].data
+  places = data, folders.data, folders.texts
+  training = next(iter(find_tests(data.train[:1], *places).values()))
+  sources, references = _lines(training)
+  first = slice(_TRAINING_LINES)
+  others = find_tests([*data.valid, *recipe.tests], *places)
+  return {_TRAINING: (sources[first], references[first])} | {
+    name: _lines(text) for name, text in others.items()
+  }
+
+
+def _lines(text: Text) -> tuple[Sequence[str], Sequence[str]]:
+  return read_file(str(text.source)).lines, text.references
+
+
+def _runs(recipe: Recipe, norm: str) -> list[Run]:
+  """The runs from scratch, scheme by scheme."""
+  known = Contestants(recipe.phases['plain'])
+  chosen = Chosen(('plain', 'scratch'), (norm,), recipe.seeds)
+  runs = plan(recipe, list(map(known.entry, known.names)), chosen)
+  return sorted(runs, key=lambda run: known.names.index(run.scheme))
 
 
 def _is_plain(run: Run) -> bool:
-  return run.phase == 'plain'
+  return run.scheme == BASELINE
 
 
 if __name__ == '__main__':

@@ -86,6 +86,15 @@ def make_run(tokenizer, kind=Copying, parameters=None, language='de'):
   )
 
 
+def with_learned_positions(run, count):
+  """The run as one whose model has learned so many positions, in its config."""
+  model = dataclasses.replace(
+    run.config.model, positions='learned', max_positions=count
+  )
+  config = dataclasses.replace(run.config, model=model)
+  return dataclasses.replace(run, config=config)
+
+
 def random_run(tokenizer, seed, decoder=None, layers=1):
   """A Transformer; large weights make large differences of hypotheses."""
   run = make_run(tokenizer, Transformer)

@@ -6,7 +6,6 @@ from saved_runs import SavedRun
 
 import fusion_jax
 from benchmarks.comparison.plan import Run
-from benchmarks.comparison.texts import Text
 from benchmarks.paired_losses import (
   Losses,
   compare,
@@ -86,16 +85,19 @@ def test_runs_without_their_plain_model_are_refused():
     paired({})
 
 
+def test_the_wide_model_is_no_plain_one():
+  plain, wide = Run('plain', 'pre', 'none', 0), Run('plain', 'pre', 'wide', 0)
+  found = paired({plain: {'t': _PLAIN}, wide: {'t': _SYSTEM}})
+  assert list(found) == [wide]
+  assert found[wide]['t'].nats == pytest.approx(1.0)
+
+
 def test_losses_of_a_run(tmp_path):
   run = SavedRun(tmp_path / 'run')
   run.save({1: None})
-  source = tmp_path / 'source'
-  source.write_text('the cat\na dog in the house\n')
-  text = Text(source, ('cats and dogs', 'the mat'))
   model = fusion_jax.load(run.workdir, step='last')
-  found = losses(model, text)
-  scored = model.score(['the cat', 'a dog in the house'], text.references)
-  for line, own in enumerate(scored):
+  pairs = ['the cat', 'a dog in the house'], ['cats and dogs', 'the mat']
+  found = losses(model, *pairs)
+  for line, own in enumerate(model.score(*pairs)):
     assert found.subwords[line] == len(own.tokens)
     assert found.nats[line] == pytest.approx(-sum(own.tokens))
-  np.testing.assert_allclose(losses(model, text, 1).nats, found.nats[:1], 1e-5)

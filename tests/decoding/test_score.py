@@ -8,7 +8,12 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from copying import LINES, make_tokenizer, random_run
+from copying import (
+  LINES,
+  make_tokenizer,
+  random_run,
+  with_learned_positions,
+)
 from tiers import extended_but
 
 from fusion_jax.cli import request as request_module
@@ -173,13 +178,8 @@ def test_a_line_that_is_too_long_is_named(tokenizer, side):
 
 
 def test_a_line_longer_than_the_positions_of_the_model(tokenizer):
-  run = _run(tokenizer)
-  model = dataclasses.replace(
-    run.config.model, positions='learned', max_positions=256
-  )
-  config = dataclasses.replace(run.config, model=model)
-  options = dataclasses.replace(OPTIONS, max_source_length=300)
-  reader = PairReader(dataclasses.replace(run, config=config), options)
+  run = with_learned_positions(_run(tokenizer), 256)
+  reader = PairReader(run, dataclasses.replace(OPTIONS, max_source_length=300))
   with pytest.raises(InputError, match='more than the 256 positions that the'):
     reader.line(1, 'cat ' * 300, 'a')
 

@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from copying import LINES, Endless, make_run, make_tokenizer, traces
+from copying import (
+  LINES,
+  Endless,
+  make_run,
+  make_tokenizer,
+  traces,
+  with_learned_positions,
+)
 from flax import linen as nn
 
 from fusion_jax.config import DecodingConfig
@@ -305,14 +312,10 @@ def test_all_shapes_are_compiled_ahead(tokenizer):
 
 
 def test_sources_longer_than_the_positions_of_the_model(tokenizer):
-  run = make_run(tokenizer)
-  model = dataclasses.replace(
-    run.config.model, positions='learned', max_positions=300
-  )
-  config = dataclasses.replace(run.config, model=model)
+  run = with_learned_positions(make_run(tokenizer), 300)
   options = dataclasses.replace(OPTIONS, max_source_length=301)
   with pytest.raises(InputError, match='must be at most 300, the positions'):
-    Translator(dataclasses.replace(run, config=config), options)
+    Translator(run, options)
 
 
 def test_a_beam_wider_than_the_vocabulary(tokenizer):

@@ -109,12 +109,12 @@ def _words(options):
 def cases(*variants, **first):
   """Options with their side and depth; the first ones at every depth."""
   places = [('decoder', 1), ('encoder', 3), ('decoder', 6)]
-  cases = [(first, *place) for place in places]
+  chosen = [(first, *place) for place in places]
   for index, options in enumerate(variants):
-    cases.append((options, ('decoder', 'encoder')[index % 2], 3))
+    chosen.append((options, ('decoder', 'encoder')[index % 2], 3))
   return pytest.mark.parametrize(
     ('options', 'side', 'depth'),
-    [pytest.param(*case, id=_case_name(*case)) for case in cases],
+    [pytest.param(*case, id=_case_name(*case)) for case in chosen],
   )
 
 
