@@ -1,17 +1,17 @@
 """Losses of the comparison's runs on all texts, paired line by line.
 
     python -m benchmarks.paired_losses --data=DIR --workdir=DIR \
-        [--corpus=multi30k_mlrf] [--norm=pre]
+        [--corpus=multi30k_mlrf] [--norm=pre] [--phase=scratch]
 
-Every run from scratch whose checkpoints are in the folder of
-`compare_fusions` (--keep=plain,scratch) scores the validation text, the test
-sets and the first lines of the training text, with the mean of its last
-checkpoints. Prints how far its loss is from that of the plain model of the same
-seed, and how far the plain models are from the first of them: in nats a subword
-of the target, with the standard error over lines, for each text, and for all
-lines that were not trained on, together with the two-sided p-value of the
-normal distribution. That says whether two trained models differ, not what
-another seed would give.
+Every run from scratch, or continued from the plain model, whose checkpoints are
+in the folder of `compare_fusions` (--keep=plain,continued,scratch) scores the
+validation text, the test sets and the first lines of the training text, with
+the mean of its last checkpoints. Prints how far its loss is from that of the
+plain model of the same seed, and how far the plain models are from the first of
+them: in nats a subword of the target, with the standard error over lines, for
+each text, and for all lines that were not trained on, with the two-sided
+p-value of the normal distribution. That says whether two trained models differ,
+not what another seed would give.
 """
 
 import argparse
@@ -37,14 +37,20 @@ from benchmarks.common import (
 from benchmarks.comparison.contestants import Contestants
 from benchmarks.comparison.experiment import Folders
 from benchmarks.comparison.plan import Chosen, Run, plan
-from benchmarks.comparison.recipe import NORMS, RECIPE, Recipe, read
+from benchmarks.comparison.recipe import NORMS, RECIPE, Phase, Recipe, read
 from benchmarks.comparison.texts import Text, find_tests
 from benchmarks.comparison.wording import p_value, signed
 from benchmarks.schemes import BASELINE
+from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import read_file
 from fusion_jax.startup import one_line_errors, start_logging
 
+# Where the plain models and the schemes of a comparison are.
+_PHASES: dict[str, tuple[Phase, ...]] = {
+  'scratch': ('plain', 'scratch'),
+  'continued': ('continued',),
+}
 # Subwords of the longest line that is scored.
 _LONGEST = 256
 # The name of the training text, and its lines that are scored.
@@ -125,6 +131,7 @@ def main(argv: list[str]) -> None:
   add('--workdir', type=Path, required=True, help='of compare_fusions')
   add('--corpus', default='multi30k_mlrf', help='a corpus of the recipe')
   add('--norm', default='pre', choices=NORMS)
+  add('--phase', default='scratch', choices=tuple(_PHASES))
   arguments = parser.parse_args(argv)
   start_logging()
   found = _scored(arguments)
@@ -156,16 +163,17 @@ def paired(
   for run, own in found.items():
     seed = next(iter(plain)) if _is_plain(run) and plain else run.seed
     if seed not in plain:
+      phase = 'continued' if run.phase == 'continued' else 'plain'
       raise InputError(
         f'--workdir: {run.name} has no plain model of its seed with '
-        'checkpoints; train one with --phases=plain --keep=plain'
+        f'checkpoints; train one with --phases={phase} --keep={phase}'
       )
     if own is not plain[seed]:
       result[run] = compare(own, plain[seed])
   if not result:
     raise InputError(
       '--workdir: no two runs with checkpoints; train some with '
-      '--phases=plain,scratch --keep=plain,scratch'
+      '--keep=plain,continued,scratch'
     )
   return result
 
@@ -190,11 +198,10 @@ def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
   recipe = read(RECIPE, arguments.corpus)
   folders = Folders.of(arguments.data, arguments.workdir, recipe)
   texts = _texts(recipe, folders)
-  last = str(recipe.phases['plain'].training.steps)
   runs = [
     run
-    for run in _runs(recipe, arguments.norm)
-    if (folders.run(run) / 'checkpoints' / last).is_dir()
+    for run in _runs(recipe, arguments.norm, arguments.phase)
+    if _is_finished(folders.run(run), recipe.phases[run.phase])
   ]
   found: dict[Run, dict[str, Losses]] = {}
   for number, run in enumerate(runs, start=1):
@@ -225,12 +232,19 @@ def _lines(text: Text) -> tuple[Sequence[str], Sequence[str]]:
   return read_file(str(text.source)).lines, text.references
 
 
-def _runs(recipe: Recipe, norm: str) -> list[Run]:
-  """The runs from scratch, scheme by scheme."""
+def _runs(recipe: Recipe, norm: str, phase: str) -> list[Run]:
+  """The runs from scratch or the continued ones, scheme by scheme."""
   known = Contestants(recipe.phases['plain'])
-  chosen = Chosen(('plain', 'scratch'), (norm,), recipe.seeds)
+  chosen = Chosen(_PHASES[phase], (norm,), recipe.seeds)
   runs = plan(recipe, list(map(known.entry, known.names)), chosen)
-  return sorted(runs, key=lambda run: known.names.index(run.scheme))
+  return sorted(
+    (run for run in runs if run in chosen),
+    key=lambda run: known.names.index(run.scheme),
+  )
+
+
+def _is_finished(workdir: Path, config: ExperimentConfig) -> bool:
+  return (workdir / 'checkpoints' / str(config.training.steps)).is_dir()
 
 
 def _is_plain(run: Run) -> bool:

@@ -81,6 +81,8 @@ def test_runs_without_their_plain_model_are_refused():
   scheme = Run('scratch', 'pre', 'dlcl', 1)
   with pytest.raises(InputError, match='scratch/pre/dlcl-1 has no plain model'):
     paired({scheme: {'t': _SYSTEM}})
+  with pytest.raises(InputError, match='--phases=continued --keep=continued'):
+    paired({scheme._replace(phase='continued'): {'t': _SYSTEM}})
   with pytest.raises(InputError, match='no two runs with checkpoints'):
     paired({})
 
