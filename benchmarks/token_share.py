@@ -45,12 +45,11 @@ def token_share(
   sentences: Iterable[Float[Array | np.ndarray, '*L _ D']],
 ) -> Float[np.ndarray, '*L']:
   """Return the share of all sentences together, each position counting once."""
-  sums = [
-    (states.shape[-2] * np.square(states.mean(-2)).sum(-1), np.square(states))
-    for states in (np.asarray(each, np.float64) for each in sentences)
-  ]
-  common = sum(own for own, _ in sums)
-  return 1 - common / sum(squares.sum((-2, -1)) for _, squares in sums)
+  common, total = 0.0, 0.0
+  for states in (np.asarray(each, np.float64) for each in sentences):
+    common += states.shape[-2] * np.square(states.mean(-2)).sum(-1)
+    total += np.square(states).sum((-2, -1))
+  return 1 - common / total
 
 
 def shares(config: ModelConfig, seed: int = 0) -> tuple[float, float]:
