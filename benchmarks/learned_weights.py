@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.common import make_parser, markdown
-from benchmarks.comparison.results import pre_norm_from_scratch
+from benchmarks.comparison.results import from_scratch
 from fusion_jax.errors import InputError
 from fusion_jax.startup import one_line_errors
 
@@ -65,9 +65,7 @@ def main(argv: list[str]) -> None:
   runs = [
     (corpus, weights)
     for corpus in arguments.corpora.split(',')
-    for weights in learned(
-      corpus, pre_norm_from_scratch(corpus), arguments.scheme
-    )
+    for weights in learned(corpus, from_scratch(corpus), arguments.scheme)
   ]
   found = defaultdict(list)
   for (one, first), (other, second) in itertools.combinations(runs, 2):

@@ -1,11 +1,10 @@
-"""Puts a comparison into the guide and the README."""
+"""Puts a comparison into the guide."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.comparison.figure import FIGURES, draw
 from benchmarks.comparison.recipe import Recipe
-from benchmarks.comparison.summary import summary
 from benchmarks.comparison.tables import Table, first_of
 from fusion_jax.errors import InputError
 from fusion_jax.figures import as_svg
@@ -13,7 +12,7 @@ from fusion_jax.files import write_whole
 
 _BEGIN = '<!-- comparison of schemes: {} -->'
 _END = '<!-- end of the comparison -->'
-# The corpus that the README and the figures are of.
+# The corpus that the figures are of.
 _SHOWN = 'multi30k'
 
 
@@ -26,7 +25,7 @@ def publish(
 ) -> None:
   """Puts tables into docs/results.md.
 
-  Those of Multi30k go into README.md too, and the first of each kind is drawn.
+  Of those of Multi30k the first of each kind is drawn.
 
   Args:
     root: The folder of the project.
@@ -42,14 +41,13 @@ def publish(
     first = first_of(tables, kind)
     if first is not None:
       write_whole(root / 'docs' / name, as_svg(draw(first, of_steps)))
-  put_into(root / 'README.md', recipe.corpus, summary(recipe, tables))
 
 
-def put_into(path: Path, corpus: str, text: str) -> None:
-  """Replaces what stands between the markers of a corpus in a file."""
+def put_into(path: Path, name: str, text: str) -> None:
+  """Replaces what stands between the markers of a name in a file."""
   if not path.is_file():
     raise InputError(f'{path}: no such file')
-  marker = _BEGIN.format(corpus)
+  marker = _BEGIN.format(name)
   before, begin, rest = path.read_text(encoding='utf-8').partition(marker)
   _, end, after = rest.partition(_END)
   if not (begin and end):

@@ -66,13 +66,13 @@ class Results:
     return self._folder / f'{run.name}.{test}.txt.gz'
 
 
-def pre_norm_from_scratch(corpus: str) -> list[dict[str, Any]]:
-  """Read the saved pre-norm runs from scratch, the plain model's first."""
+def from_scratch(corpus: str, norm: str = 'pre') -> list[dict[str, Any]]:
+  """Read the saved runs from scratch of a norm, the plain model's first."""
   folder = RESULTS / 'comparison' / corpus
   return [
     found
     for found in Results(folder, read(RECIPE, corpus).digests())
-    if found['norm'] == 'pre' and found['phase'] in ('plain', 'scratch')
+    if found['norm'] == norm and found['phase'] in ('plain', 'scratch')
   ]
 
 

@@ -121,15 +121,8 @@ def first_of(tables: Sequence[Table], kind: Kind) -> Table | None:
   return next((x for x in tables if x.kind == kind and x.lines), None)
 
 
-def _by_scheme(runs: Sequence[Run]) -> dict[str, list[Run]]:
-  found: dict[str, list[Run]] = {}
-  for run in runs:
-    found.setdefault(run.scheme, []).append(run)
-  return found
-
-
-def _beside(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Score:
-  """The values of some seeds, beside those of a baseline where it has any."""
+def beside(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Score:
+  """The values of some seeds beside those of a baseline, where it has any."""
   seeds = over_seeds(list(ours.values()))
   common = [seed for seed in ours if seed in theirs]
   if not common:
@@ -139,6 +132,13 @@ def _beside(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Score:
   )
   differences = tuple(ours[seed] - theirs[seed] for seed in common)
   return Score(seeds, differences, welch(before, after))
+
+
+def _by_scheme(runs: Sequence[Run]) -> dict[str, list[Run]]:
+  found: dict[str, list[Run]] = {}
+  for run in runs:
+    found.setdefault(run.scheme, []).append(run)
+  return found
 
 
 class _Lines:
@@ -193,7 +193,7 @@ class _Lines:
     if None in ours.values():
       return None
     finite = {seed: loss for seed, loss in theirs.items() if loss is not None}
-    return _beside(ours, {} if own == baseline else finite)
+    return beside(ours, {} if own == baseline else finite)
 
   def _bleu(
     self, test: str, own: Sequence[Run], baseline: Sequence[Run]
@@ -219,7 +219,7 @@ class _Lines:
       }
       for runs in (own, baseline)
     )
-    return _beside(ours, {} if own == baseline else theirs)
+    return beside(ours, {} if own == baseline else theirs)
 
   def _tested(self, test: str, runs: Iterable[Run]) -> dict[int, Run]:
     """The runs that have a score on a test set, by their seeds."""

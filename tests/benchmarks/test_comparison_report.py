@@ -1,4 +1,4 @@
-"""The tables of made-up results, and their place in a README."""
+"""The tables of made-up results, and their place in the guide."""
 
 import json
 
@@ -21,7 +21,6 @@ from benchmarks.comparison.orderings import ORDERS, neighbours, verdict
 from benchmarks.comparison.publish import publish, put_into
 from benchmarks.comparison.report import coupling_entropies, report
 from benchmarks.comparison.results import Results
-from benchmarks.comparison.summary import summary
 from benchmarks.comparison.tables import tables
 from benchmarks.comparison.texts import Text
 from benchmarks.schemes import BASELINE, PAPERS, schemes
@@ -265,39 +264,6 @@ def test_the_head_tells_of_continued_runs_where_there_are_any(comparison):
   ]
 
 
-def test_the_summary_has_the_scheme_of_each_paper_with_the_lowest_loss(
-  comparison,
-):
-  own, runs, _ = comparison
-  add(comparison, 'continued/pre/none-0', WRONG, result(30.0, 2.0))
-  assert (
-    summary(own, tables_of(comparison))
-    == 'No run from scratch is finished yet.\n'
-  )
-  runs |= planned(own, (PLAIN, DENSE), seeds=(0,))
-  fused = {'parameters': 1_250}
-  for name, numbers in (
-    ('plain/pre/none-0', result(30.0, 2.0)),
-    ('plain/pre/none-1', result(30.2, 2.2)),
-    ('plain/pre/wide-0', result(30.5, None, 1_300)),
-    ('scratch/pre/linear-0', result(34.0, 1.75, **fused)),
-    ('scratch/pre/linear-1', result(34.6, 1.85, **fused)),
-    ('scratch/pre/dense-0', result(40.0, 1.9)),
-  ):
-    add(comparison, name, WRONG, numbers)
-  text = summary(own, tables_of(comparison))
-  assert '| `none` | – | +0 | 2.1000 | 30.10 | 2 |' in text
-  assert stats.ttest_ind([30.0, 30.2], [34.0, 34.6], equal_var=False)[1] < 0.05
-  linear = (
-    '| `linear` | Dou et al. 2018 | +250 | 1.8000 | 34.30 (**+4.20**) | 2 |'
-  )
-  assert linear in text
-  # One seed decides nothing.
-  assert '| `wide` | – | +300 | not finite | 30.50 (+0.50) | 1 |' in text
-  assert '`dense`' not in text
-  assert 'with 2 schemes so far' in text.replace('\n', ' ')
-
-
 def test_every_scheme_is_of_one_paper():
   listed = [name for own in PAPERS.values() for name in own]
   assert sorted(listed) == sorted(set(schemes(6)) - {BASELINE})
@@ -374,33 +340,19 @@ def test_the_section_of_a_corpus_is_replaced(tmp_path):
     put_into(tmp_path / 'none.md', 'deen', 'text')
 
 
-def test_another_corpus_than_that_of_the_readme_leaves_it_alone(tmp_path):
-  (tmp_path / 'docs').mkdir()
-  end = '<!-- end of the comparison -->'
-  page = f'<!-- comparison of schemes: other -->\n\nold\n\n{end}\n'
-  readme = f'<!-- comparison of schemes: multi30k -->\n\nold\n\n{end}\n'
-  (tmp_path / 'docs/results.md').write_text(page)
-  (tmp_path / 'README.md').write_text(readme)
-  publish(tmp_path, recipe(tmp_path, corpus='other'), [], 'new\n', {})
-  written = (tmp_path / 'docs/results.md').read_text()
-  assert written == page.replace('old', 'new')
-  assert (tmp_path / 'README.md').read_text() == readme
-
-
-def test_the_readme_has_the_table_and_the_picture_of_the_runs_from_scratch(
-  comparison, tmp_path
-):
+def test_only_the_comparison_on_multi30k_is_drawn(comparison, tmp_path):
   own, _, _ = comparison
-  (tmp_path / 'docs').mkdir()
-  end = '<!-- end of the comparison -->'
-  page = f'<!-- comparison of schemes: multi30k -->\n\nold\n\n{end}\n'
-  for name in ('docs/results.md', 'README.md'):
-    (tmp_path / name).write_text(page)
   add(comparison, 'plain/pre/none-0', WRONG, result(30.0, 2.0))
   add(comparison, 'scratch/pre/linear-0', REFERENCES, result(33.0, 1.75))
-  publish(tmp_path, own, tables_of(comparison), 'new\n', STEPS)
-  readme = (tmp_path / 'README.md').read_text()
-  assert '`linear`' in readme
-  assert '(docs/comparison_scratch.svg)' in readme
-  drawn = [path.name for path in (tmp_path / 'docs').glob('*.svg')]
-  assert drawn == ['comparison_scratch.svg']
+  (tmp_path / 'docs').mkdir()
+  other = recipe(tmp_path, corpus='other')
+  for each, drawn in ((other, []), (own, ['comparison_scratch.svg'])):
+    page = (
+      f'<!-- comparison of schemes: {each.corpus} -->\n\nold\n\n'
+      '<!-- end of the comparison -->\n'
+    )
+    (tmp_path / 'docs/results.md').write_text(page)
+    publish(tmp_path, each, tables_of(comparison), 'new\n', STEPS)
+    written = (tmp_path / 'docs/results.md').read_text()
+    assert written == page.replace('old', 'new')
+    assert [path.name for path in (tmp_path / 'docs').glob('*.svg')] == drawn

@@ -1,32 +1,76 @@
-"""The figure of runs with two kinds of initial matrices."""
+"""The table and the figure of runs by how their models start."""
 
 import numpy as np
+import pytest
+from scipy import stats
 
-from benchmarks.comparison_starts import draw, main
+from benchmarks.comparison.starts import SHALLOW, draw, shown, table
+from benchmarks.comparison_starts import main
+from fusion_jax.errors import InputError
 
 
-def _run(scheme, loss):
+def _run(loss, parameters=1_000):
+  """A run with 10 and 20 times as much BLEU as loss."""
   tests = {'first': {'bleu': 10 * loss}, 'second': {'bleu': 20 * loss}}
-  return {'scheme': scheme, 'validation_nll': loss, 'tests': tests}
+  return {'validation_nll': loss, 'parameters': parameters, 'tests': tests}
 
 
-def test_each_run_of_a_scheme_with_both_starts_has_a_point():
-  first = [_run('none', 1.0), _run('none', 5.0)]
-  first += [_run('dlcl', 9.0), _run('gtrans', 2.0)]
-  second = [_run('none', 3.0), _run('gtrans', 4.0)]
-  figure = draw({'a': first, 'b': second})
-  loss, first, second = figure.axes
-  assert [tick.get_text() for tick in loss.get_yticklabels()] == [
-    'none',
-    'gtrans',
-  ]
+STARTS = {
+  'a': {
+    'none': {0: _run(1.0), 1: _run(1.1)},
+    'dlcl': {0: _run(9.0)},
+    'gtrans': {0: _run(1.5, 1_020), 1: _run(1.64, 1_020)},
+    SHALLOW: {0: _run(2.0, 600)},
+  },
+  'b': {
+    'none': {0: _run(3.0)},
+    'gtrans': {0: _run(2.5, 1_030), 1: _run(4.0, 1_030)},
+    'transparent': {1: _run(3.5)},
+  },
+  'c': {'none': {0: _run(5.0)}, SHALLOW: {0: _run(6.0, 600)}},
+}
+
+
+def test_schemes_of_two_starts_are_shown():
+  assert shown(STARTS) == ['none', SHALLOW, 'gtrans']
+
+
+def test_each_scheme_is_beside_the_plain_model_of_its_start():
+  lines = table(STARTS).splitlines()
+  assert (
+    '| `none` | – | +0 | 10.50 21.00 (2) | 30.00 60.00 (1) | 50.00 100.00 (1) |'
+    in lines
+  )
+  assert (
+    f'| {SHALLOW} | – | -400 | +10.00 +20.00 (1) | – | +10.00 +20.00 (1) |'
+    in lines
+  )
+  # With a seed that its plain model lacks, a run is not compared.
+  gtrans = '+20 / +30 | **+5.20** **+10.40** (2) | -5.00 -10.00 (1) | –'
+  assert f'| `gtrans` | Yang et al. 2022 | {gtrans} |' in lines
+  found = stats.ttest_ind([10.0, 11.0], [15.0, 16.4], equal_var=False)
+  assert found.pvalue < 0.05
+
+
+def test_a_start_without_a_plain_model_ends_in_one_line():
+  with pytest.raises(InputError, match='b: no plain model'):
+    table(STARTS | {'b': {}})
+
+
+def test_each_run_has_a_point():
+  loss, first, second = draw(STARTS).axes
+  names = [tick.get_text() for tick in loss.get_yticklabels()]
+  assert names == ['none', SHALLOW, 'gtrans']
   drawn = [line.get_xydata() for line in loss.lines]
-  np.testing.assert_allclose(drawn[0], [[1, -0.15], [5, -0.15], [2, 0.85]])
-  np.testing.assert_allclose(drawn[1], [[3, 0.15], [4, 1.15]])
-  np.testing.assert_allclose(first.lines[0].get_xdata(), [10, 50, 20])
-  np.testing.assert_allclose(second.lines[0].get_xdata(), [20, 100, 40])
+  rows = [-0.22, -0.22, 0.78, 1.78, 1.78]
+  losses = [1.0, 1.1, 2.0, 1.5, 1.64]
+  np.testing.assert_allclose(drawn[0], np.transpose([losses, rows]))
+  np.testing.assert_allclose(drawn[1], [[3, 0], [2.5, 2], [4, 2]])
+  np.testing.assert_allclose(drawn[2], [[5, 0.22], [6, 1.22]])
+  np.testing.assert_allclose(first.lines[2].get_xdata(), [50, 60])
+  np.testing.assert_allclose(second.lines[2].get_xdata(), [100, 120])
 
 
-def test_the_results_that_are_there_are_drawn(tmp_path):
-  main([f'--output={tmp_path / "starts.svg"}'])
-  assert 'transparent' in (tmp_path / 'starts.svg').read_text()
+def test_the_results_that_are_there_are_printed(capsys):
+  main([])
+  assert '| `transparent` | Bapna et al. 2018 |' in capsys.readouterr().out
