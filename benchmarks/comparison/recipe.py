@@ -98,12 +98,7 @@ class Recipe:
 def read(path: Path, corpus: str) -> Recipe:
   """Reads a recipe."""
   table = _load(path)
-  corpora = table.pop('corpora', {})
-  if corpus not in corpora:
-    raise InputError(
-      f'--corpus: {path} has no corpus {corpus!r}; it has {", ".join(corpora)}'
-    )
-  table = merged(table, corpora[corpus])
+  table = merged(table, _corpus(path, table.pop('corpora', {}), corpus))
   try:
     return _recipe(corpus, table)
   except KeyError as error:
@@ -134,6 +129,20 @@ def _load(path: Path) -> dict[str, Any]:
       f'{", ".join(_SECTIONS)}, corpora'
     )
   return table
+
+
+def _corpus(
+  path: Path, corpora: Mapping[str, Mapping[str, Any]], name: str
+) -> dict[str, Any]:
+  """What a corpus changes, over what the one changes that it is like."""
+  if name not in corpora:
+    raise InputError(
+      f'--corpus: {path} has no corpus {name!r}; it has {", ".join(corpora)}'
+    )
+  others = dict(corpora)
+  own = dict(others.pop(name))
+  like = own.pop('like', None)
+  return own if like is None else merged(_corpus(path, others, like), own)
 
 
 def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:

@@ -1,5 +1,6 @@
 """The recipe of the comparison: resolved, digested, refused."""
 
+import dataclasses
 import tomllib
 
 import pytest
@@ -37,6 +38,21 @@ def test_a_corpus_changes_its_part_alone(tmp_path):
   assert other.phases['plain'].training == own.phases['plain'].training
 
 
+def test_a_corpus_changes_the_one_that_it_is_like(tmp_path):
+  own = """
+[corpora.third]
+like = 'other'
+[corpora.third.phases.continued]
+training.save_every = 7
+"""
+  other = recipe(tmp_path, corpus='other').phases['continued']
+  third = recipe(tmp_path, RECIPE + own, 'third').phases['continued']
+  assert other.training.save_every != 7
+  assert third.data == other.data
+  changed = dataclasses.replace(other.training, save_every=7)
+  assert third.training == changed
+
+
 def test_the_digest_is_of_what_alters_a_run(tmp_path):
   before = recipe(tmp_path).digest('pre')
   more_seeds = RECIPE.replace('seeds = [0, 1]', 'seeds = [0, 1, 2, 3]')
@@ -65,6 +81,11 @@ def test_what_one_norm_has_alters_its_runs_alone(tmp_path):
     assert own.phase(phase, 'post').model.initialization == 'mlrf'
 
 
+def _like(corpus):
+  own = '[corpora.multi30k]'
+  return RECIPE.replace(own, f'{own}\nlike = {corpus!r}')
+
+
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
@@ -76,6 +97,8 @@ def test_what_one_norm_has_alters_its_runs_alone(tmp_path):
     (f'extra = 1\n{RECIPE}', "no section 'extra' is known"),
     (f'average = \n{RECIPE}', 'not readable'),
     (RECIPE.replace('[corpora.multi30k]', ''), "no corpus 'multi30k'"),
+    (_like('news'), "no corpus 'news'; it has other"),
+    (_like('multi30k'), "no corpus 'multi30k'; it has other"),
   ],
 )
 def test_what_is_wrong_is_told_in_one_line(tmp_path, text, message):
