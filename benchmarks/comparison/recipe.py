@@ -132,17 +132,22 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _corpus(
-  path: Path, corpora: Mapping[str, Mapping[str, Any]], name: str
+  path: Path,
+  corpora: Mapping[str, Mapping[str, Any]],
+  name: str,
+  asked_by: str = '--corpus',
 ) -> dict[str, Any]:
   """What a corpus changes, over what the one changes that it is like."""
   if name not in corpora:
     raise InputError(
-      f'--corpus: {path} has no corpus {name!r}; it has {", ".join(corpora)}'
+      f'{asked_by}: {path} has no corpus {name!r}; it has {", ".join(corpora)}'
     )
   others = dict(corpora)
   own = dict(others.pop(name))
   like = own.pop('like', None)
-  return own if like is None else merged(_corpus(path, others, like), own)
+  if like is None:
+    return own
+  return merged(_corpus(path, others, like, f'corpora.{name}.like'), own)
 
 
 def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:

@@ -97,7 +97,7 @@ def _like(corpus):
     (f'extra = 1\n{RECIPE}', "no section 'extra' is known"),
     (f'average = \n{RECIPE}', 'not readable'),
     (RECIPE.replace('[corpora.multi30k]', ''), "no corpus 'multi30k'"),
-    (_like('news'), "no corpus 'news'; it has other"),
+    (_like('news'), "corpora.multi30k.like: .* no corpus 'news'; it has other"),
     (_like('multi30k'), "no corpus 'multi30k'; it has other"),
   ],
 )
