@@ -5,8 +5,8 @@ r"""Every fusion scheme by one frozen recipe: size, BLEU, and its significance.
         [--limit=RUNS] [--minutes=M] [--keep=A,B]
     python -m benchmarks.compare_fusions --data=DIR --workdir=DIR --report
 
---publish puts the tables into docs/results.md; of Multi30k it also draws the
-differences to the plain model and the times.
+--publish puts the tables into docs/comparison_tables.md; of Multi30k it also
+draws the differences to the plain model and the times.
 
 Trains and translates what benchmarks/comparison/recipe.toml defines, and what
 the chosen runs need. It may be stopped or killed at any moment: the same

@@ -23,7 +23,7 @@ def publish(
   text: str,
   of_steps: Mapping[str, Mapping[str, float]],
 ) -> None:
-  """Puts tables into docs/results.md.
+  """Puts tables into docs/comparison_tables.md.
 
   Of those of Multi30k the first of each kind is drawn.
 
@@ -34,7 +34,7 @@ def publish(
     text: Of all tables, as from `report`.
     of_steps: Times of steps, as from `costs`.
   """
-  put_into(root / 'docs' / 'results.md', recipe.corpus, text)
+  put_into(root / 'docs' / 'comparison_tables.md', recipe.corpus, text)
   if recipe.corpus != _SHOWN:
     return
   for kind, name in FIGURES.items():

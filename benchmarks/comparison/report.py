@@ -96,7 +96,7 @@ def _continuing(recipe: Recipe) -> str:
 
 def _section(table: Table, of_steps: Mapping[str, Mapping[str, float]]) -> str:
   parts = [
-    f'#### {table.norm.capitalize()}-norm, {_TITLES[table.kind]}',
+    f'### {table.norm.capitalize()}-norm, {_TITLES[table.kind]}',
     _grid(table.lines) if table.lines else '',
     _others(table.lines, of_steps) if table.lines else '',
     _fresh(table.lines),

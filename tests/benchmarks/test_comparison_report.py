@@ -318,7 +318,7 @@ def test_entropies_are_in_the_order_of_the_iterations():
 
 
 def test_the_section_of_a_corpus_is_replaced(tmp_path):
-  path = tmp_path / 'results.md'
+  path = tmp_path / 'tables.md'
   begin, end = (
     '<!-- comparison of schemes: deen -->',
     '<!-- end of the comparison -->',
@@ -351,8 +351,8 @@ def test_only_the_comparison_on_multi30k_is_drawn(comparison, tmp_path):
       f'<!-- comparison of schemes: {each.corpus} -->\n\nold\n\n'
       '<!-- end of the comparison -->\n'
     )
-    (tmp_path / 'docs/results.md').write_text(page)
+    (tmp_path / 'docs/comparison_tables.md').write_text(page)
     publish(tmp_path, each, tables_of(comparison), 'new\n', STEPS)
-    written = (tmp_path / 'docs/results.md').read_text()
+    written = (tmp_path / 'docs/comparison_tables.md').read_text()
     assert written == page.replace('old', 'new')
     assert [path.name for path in (tmp_path / 'docs').glob('*.svg')] == drawn
