@@ -24,10 +24,10 @@ STARTS = {
   },
   'b': {
     'none': {0: _run(3.0)},
-    'gtrans': {0: _run(2.5, 1_030), 1: _run(4.0, 1_030)},
+    'gtrans': {0: _run(2.5, 1_030), 1: _run(2.6, 1_030)},
     'transparent': {1: _run(3.5)},
   },
-  'c': {'none': {0: _run(5.0)}, SHALLOW: {0: _run(6.0, 600)}},
+  'c': {'none': {0: _run(5.0)}, SHALLOW: {0: _run(5.1, 600)}},
 }
 
 
@@ -37,19 +37,31 @@ def test_schemes_of_two_starts_are_shown():
 
 def test_each_scheme_is_beside_the_plain_model_of_its_start():
   lines = table(STARTS).splitlines()
-  assert (
-    '| `none` | – | +0 | 10.50 21.00 (2) | 30.00 60.00 (1) | 50.00 100.00 (1) |'
-    in lines
+  plain = (
+    '1.050 10.50 21.00 (2) | 3.000 30.00 60.00 (1) | 5.000 50.00 100.00 (1)'
   )
-  assert (
-    f'| {SHALLOW} | – | -400 | +10.00 +20.00 (1) | – | +10.00 +20.00 (1) |'
-    in lines
-  )
+  assert f'| `none` | – | +0 | {plain} |' in lines
+  shallow = '**+1.000** **+10.00** **+20.00** (1) | – | +0.100 +1.00 +2.00 (1)'
+  assert f'| {SHALLOW} | – | -400 | {shallow} |' in lines
   # With a seed that its plain model lacks, a run is not compared.
-  gtrans = '+20 / +30 | **+5.20** **+10.40** (2) | -5.00 -10.00 (1) | –'
-  assert f'| `gtrans` | Yang et al. 2022 | {gtrans} |' in lines
-  found = stats.ttest_ind([10.0, 11.0], [15.0, 16.4], equal_var=False)
-  assert found.pvalue < 0.05
+  gtrans = (
+    '**+0.520** **+5.20** **+10.40** (2) | '
+    '**-0.500** **-5.00** **-10.00** (1) | –'
+  )
+  assert f'| `gtrans` | Yang et al. 2022 | +20 / +30 | {gtrans} |' in lines
+
+
+def test_bold_is_what_the_seeds_of_all_schemes_do_not_explain():
+  # Squares of the loss about its means: 0.1 ** 2 / 2, 0.14 ** 2 / 2 and
+  # 0.1 ** 2 / 2 with one degree of freedom each.
+  deviation = (0.0198 / 3) ** 0.5
+  least = stats.t.isf(0.025, 3) * deviation * 2**0.5
+  assert 0.1 < least < 0.5
+  text = ' '.join(table(STARTS).split())
+  assert f'is {deviation:.3f} nats, {10 * deviation:.2f} and' in text
+  assert f'a difference of {least:.3f} nats, {10 * least:.2f} and' in text
+  alone = {'a': {'none': {0: _run(1.0)}}, 'b': {'none': {0: _run(2.0)}}}
+  assert 'old' not in table(alone)
 
 
 def test_a_start_without_a_plain_model_ends_in_one_line():
@@ -65,10 +77,10 @@ def test_each_run_has_a_point():
   rows = [-0.22, -0.22, 0.78, 1.78, 1.78]
   losses = [1.0, 1.1, 2.0, 1.5, 1.64]
   np.testing.assert_allclose(drawn[0], np.transpose([losses, rows]))
-  np.testing.assert_allclose(drawn[1], [[3, 0], [2.5, 2], [4, 2]])
-  np.testing.assert_allclose(drawn[2], [[5, 0.22], [6, 1.22]])
-  np.testing.assert_allclose(first.lines[2].get_xdata(), [50, 60])
-  np.testing.assert_allclose(second.lines[2].get_xdata(), [100, 120])
+  np.testing.assert_allclose(drawn[1], [[3, 0], [2.5, 2], [2.6, 2]])
+  np.testing.assert_allclose(drawn[2], [[5, 0.22], [5.1, 1.22]])
+  np.testing.assert_allclose(first.lines[2].get_xdata(), [50, 51])
+  np.testing.assert_allclose(second.lines[2].get_xdata(), [100, 102])
 
 
 def test_the_results_that_are_there_are_printed(capsys):
