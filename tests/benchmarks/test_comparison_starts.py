@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.comparison.starts import SHALLOW, draw, shown, table
+from benchmarks.comparison.start_figure import draw
+from benchmarks.comparison.start_tables import orders, table
+from benchmarks.comparison.starts import SHALLOW, shown
 from benchmarks.comparison_starts import main
 from fusion_jax.errors import InputError
 
@@ -62,6 +64,28 @@ def test_bold_is_what_the_seeds_of_all_schemes_do_not_explain():
   assert f'a difference of {least:.3f} nats, {10 * least:.2f} and' in text
   alone = {'a': {'none': {0: _run(1.0)}}, 'b': {'none': {0: _run(2.0)}}}
   assert 'old' not in table(alone)
+
+
+def test_orders_are_decided_where_both_test_sets_are_clear():
+  lines = orders(STARTS).splitlines()
+  source = 'Yang et al. 2022, Table I, NIST Zh-En'
+  found = [
+    [cell.strip() for cell in line.strip('|').split('|')][1:]
+    for line in lines
+    if line.startswith(f'| {source} |')
+  ]
+  up, down = '**+80.00** **+160.00** (1)', '**-75.00** **-150.00** (1)'
+  other = '**-9.00** **-18.00** (1)'
+  assert found == [
+    ['`none`', '`dlcl`', '+0.68', f'{up} confirmed', '–', '–'],
+    # Without a common seed.
+    ['`none`', '`transparent`', '+0.96', '–', '–', '–'],
+    ['`dlcl`', '`gtrans`', '+1.29', f'{down} refuted', '–', '–'],
+    ['`transparent`', '`gtrans`', '+1.01', '–', f'{other} refuted', '–'],
+  ]
+  noisy = STARTS | {'c': {'none': {0: _run(5.0), 1: _run(500.0)}}}
+  undecided = orders(noisy)
+  assert '| +80.00 +160.00 (1) |' in undecided
 
 
 def test_a_start_without_a_plain_model_ends_in_one_line():
