@@ -6,24 +6,24 @@
 Every run from scratch, or continued from the plain model, whose checkpoints are
 in the folder of `compare_fusions` (--keep=plain,continued,scratch) scores the
 validation text, the test sets and the first lines of the training text, with
-the mean of its last checkpoints. Prints how far its loss is from that of the
-plain model of the same seed, and how far the plain models are from the first of
-them: in nats a subword of the target, with the standard error over lines, for
-each text, and for all lines that were not trained on, with the two-sided
-p-value of the normal distribution. That says whether two trained models differ,
-not what another seed would give.
+the mean of its last checkpoints. The losses of each line are saved beside the
+results of the run; without checkpoints they are read from there. Prints how far
+the loss of a run is from that of the plain model of the same seed, and how far
+the plain models are from the first of them: in nats a subword of the target,
+with the standard error over lines, for each text, and for all lines that were
+not trained on, with the two-sided p-value of the normal distribution. That says
+whether two trained models differ, not what another seed would give.
 """
 
 import argparse
+import json
 import math
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int
 
 import fusion_jax
 from benchmarks.common import (
@@ -36,6 +36,14 @@ from benchmarks.common import (
 )
 from benchmarks.comparison.contestants import Contestants
 from benchmarks.comparison.experiment import Folders
+from benchmarks.comparison.line_losses import (
+  Difference,
+  Losses,
+  difference,
+  joined,
+  read_losses,
+  save_losses,
+)
 from benchmarks.comparison.plan import Chosen, Run, plan
 from benchmarks.comparison.recipe import NORMS, RECIPE, Phase, Recipe, read
 from benchmarks.comparison.texts import Text, find_tests
@@ -55,47 +63,6 @@ _PHASES: dict[str, tuple[Phase, ...]] = {
 _LONGEST = 256
 # The name of the training text, and its lines that are scored.
 _TRAINING, _TRAINING_LINES = 'training', 1_000
-
-
-class Losses(NamedTuple):
-  """Of each line of a text: nats, and subwords with the end symbol."""
-
-  nats: Float64[np.ndarray, ' L']
-  subwords: Int[np.ndarray, ' L']
-
-
-class Difference(NamedTuple):
-  """In nats a subword, with its standard error over lines."""
-
-  nats: float
-  error: float
-
-  @property
-  def p(self) -> float:
-    """Two-sided, of a normal distribution around 0."""
-    if self.error == 0:
-      return float(self.nats == 0)
-    return 2 * statistics.NormalDist().cdf(-abs(self.nats) / self.error)
-
-
-def difference(system: Losses, baseline: Losses) -> Difference:
-  """Compare two models on the same lines.
-
-  r = sum d / sum n, for the differences d in nats and the subwords n of L
-  lines, has the error sqrt(L / (L - 1) sum (d - r n)^2) / sum n (the ratio
-  estimator of a sample; Cochran 1977, section 2.11).
-  """
-  apart, subwords = system.nats - baseline.nats, baseline.subwords
-  total, lines = subwords.sum(), len(subwords)
-  ratio = apart.sum() / total
-  squares = np.square(apart - ratio * subwords).sum()
-  error = math.sqrt(lines / (lines - 1) * squares) / total
-  return Difference(float(ratio), float(error))
-
-
-def joined(parts: Sequence[Losses]) -> Losses:
-  """Return the losses of several texts as those of one."""
-  return Losses(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def compare(
@@ -118,8 +85,8 @@ def losses(
   """Score the references of a text."""
   scored = model.score(sources, references, max_source_length=_LONGEST)
   return Losses(
-    np.array([-math.fsum(each.tokens) for each in scored]),
-    np.array([len(each.tokens) for each in scored]),
+    np.array([-math.fsum(each.tokens) for each in scored], np.float32),
+    np.array([len(each.tokens) for each in scored], np.int32),
   )
 
 
@@ -132,20 +99,21 @@ def main(argv: list[str]) -> None:
   add('--corpus', default='multi30k_mlrf', help='a corpus of the recipe')
   add('--norm', default='pre', choices=NORMS)
   add('--phase', default='scratch', choices=tuple(_PHASES))
+  add('--results', type=Path, default=RESULTS / 'comparison')
   arguments = parser.parse_args(argv)
   start_logging()
   found = _scored(arguments)
   differences = paired(found)
+  earlier = _earlier(arguments.output, arguments.corpus)
   results = {
     'corpus': arguments.corpus,
-    'losses': {
-      run.name: {
-        name: float(text.nats.sum() / text.subwords.sum())
-        for name, text in own.items()
-      }
+    'losses': earlier.get('losses', {})
+    | {
+      run.name: {name: text.mean for name, text in own.items()}
       for run, own in found.items()
     },
-    'differences': {
+    'differences': earlier.get('differences', {})
+    | {
       run.name: {name: each._asdict() for name, each in own.items()}
       for run, own in differences.items()
     },
@@ -193,23 +161,33 @@ def rendered(differences: Mapping[Run, Mapping[str, Difference]]) -> str:
   return markdown(('scheme', 'seed', *names, 'p'), rows)
 
 
+def _earlier(output: Path, corpus: str) -> Mapping[str, Any]:
+  """What an earlier command found; it may be of runs that are gone."""
+  if not output.is_file():
+    return {}
+  found = json.loads(output.read_text())
+  return found if found['corpus'] == corpus else {}
+
+
 def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
   """The losses of all finished runs on each text."""
   recipe = read(RECIPE, arguments.corpus)
   folders = Folders.of(arguments.data, arguments.workdir, recipe)
+  results = arguments.results / recipe.corpus
   texts = _texts(recipe, folders)
-  runs = [
-    run
-    for run in _runs(recipe, arguments.norm, arguments.phase)
-    if _is_finished(folders.run(run), recipe.phases[run.phase])
-  ]
   found: dict[Run, dict[str, Losses]] = {}
-  for number, run in enumerate(runs, start=1):
-    log(f'{run.name}, {number} of {len(runs)}')
-    model = fusion_jax.load(
-      folders.run(run), step='last', average=recipe.average
-    )
-    found[run] = {name: losses(model, *text) for name, text in texts.items()}
+  for run in _runs(recipe, arguments.norm, arguments.phase):
+    saved = results / f'{run.name}.losses.npz'
+    if _is_finished(folders.run(run), recipe.phases[run.phase]):
+      log(f'{run.name}: scores')
+      model = fusion_jax.load(
+        folders.run(run), step='last', average=recipe.average
+      )
+      save_losses(
+        saved, {name: losses(model, *text) for name, text in texts.items()}
+      )
+    if saved.is_file():
+      found[run] = read_losses(saved)
   return found
 
 

@@ -5,20 +5,19 @@ import pytest
 from saved_runs import SavedRun
 
 import fusion_jax
-from benchmarks.comparison.plan import Run
-from benchmarks.paired_losses import (
+from benchmarks.comparison.line_losses import (
   Losses,
-  compare,
   difference,
-  losses,
-  paired,
-  rendered,
+  read_losses,
+  save_losses,
 )
+from benchmarks.comparison.plan import Run
+from benchmarks.paired_losses import compare, losses, paired, rendered
 from fusion_jax.errors import InputError
 
 
 def _losses(nats, subwords):
-  return Losses(np.array(nats), np.array(subwords))
+  return Losses(np.array(nats, np.float32), np.array(subwords, np.int32))
 
 
 _PLAIN = _losses([2.0, 3.0, 5.0], [1, 1, 2])
@@ -103,3 +102,20 @@ def test_losses_of_a_run(tmp_path):
   for line, own in enumerate(model.score(*pairs)):
     assert found.subwords[line] == len(own.tokens)
     assert found.nats[line] == pytest.approx(-sum(own.tokens))
+
+
+def test_losses_are_saved_and_read(tmp_path):
+  path = tmp_path / 'scratch/pre/dlcl-0.losses.npz'
+  texts = {'training': _PLAIN, 'test_2016_flickr': _SYSTEM}
+  save_losses(path, texts)
+  found = read_losses(path)
+  assert list(found) == list(texts)
+  for name, own in texts.items():
+    np.testing.assert_array_equal(found[name].nats, own.nats, strict=True)
+    np.testing.assert_array_equal(
+      found[name].subwords, own.subwords, strict=True
+    )
+  for wrong in (b'', b'PK', path.read_bytes()[:-40]):
+    path.write_bytes(wrong)
+    with pytest.raises(InputError, match=r'losses.npz: not the losses'):
+      read_losses(path)
