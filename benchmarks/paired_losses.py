@@ -16,7 +16,6 @@ whether two trained models differ, not what another seed would give.
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -52,6 +51,7 @@ from benchmarks.schemes import BASELINE
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import read_file
+from fusion_jax.json_input import read_json
 from fusion_jax.startup import one_line_errors, start_logging
 
 # Where the plain models and the schemes of a comparison are.
@@ -102,9 +102,9 @@ def main(argv: list[str]) -> None:
   add('--results', type=Path, default=RESULTS / 'comparison')
   arguments = parser.parse_args(argv)
   start_logging()
+  earlier = _earlier(arguments.output, arguments.corpus)
   found = _scored(arguments)
   differences = paired(found)
-  earlier = _earlier(arguments.output, arguments.corpus)
   results = {
     'corpus': arguments.corpus,
     'losses': earlier.get('losses', {})
@@ -134,13 +134,15 @@ def paired(
       phase = 'continued' if run.phase == 'continued' else 'plain'
       raise InputError(
         f'--workdir: {run.name} has no plain model of its seed with '
-        f'checkpoints; train one with --phases={phase} --keep={phase}'
+        'checkpoints or saved losses; train one with '
+        f'--phases={phase} --keep={phase}'
       )
     if own is not plain[seed]:
       result[run] = compare(own, plain[seed])
   if not result:
     raise InputError(
-      '--workdir: no two runs with checkpoints; train some with '
+      '--workdir: no two runs with checkpoints or saved losses; train '
+      'some with '
       '--keep=plain,continued,scratch'
     )
   return result
@@ -165,8 +167,8 @@ def _earlier(output: Path, corpus: str) -> Mapping[str, Any]:
   """What an earlier command found; it may be of runs that are gone."""
   if not output.is_file():
     return {}
-  found = json.loads(output.read_text())
-  return found if found['corpus'] == corpus else {}
+  found = read_json(output, dict[str, Any])
+  return found if found.get('corpus') == corpus else {}
 
 
 def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
@@ -175,20 +177,28 @@ def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
   folders = Folders.of(arguments.data, arguments.workdir, recipe)
   results = arguments.results / recipe.corpus
   texts = _texts(recipe, folders)
-  found: dict[Run, dict[str, Losses]] = {}
-  for run in _runs(recipe, arguments.norm, arguments.phase):
-    saved = results / f'{run.name}.losses.npz'
-    if _is_finished(folders.run(run), recipe.phases[run.phase]):
-      log(f'{run.name}: scores')
-      model = fusion_jax.load(
-        folders.run(run), step='last', average=recipe.average
-      )
-      save_losses(
-        saved, {name: losses(model, *text) for name, text in texts.items()}
-      )
-    if saved.is_file():
-      found[run] = read_losses(saved)
-  return found
+  runs = _runs(recipe, arguments.norm, arguments.phase)
+  saved = {run: results / f'{run.name}.losses.npz' for run in runs}
+  trained = [
+    run
+    for run in runs
+    if _is_finished(folders.run(run), recipe.phases[run.phase])
+  ]
+  for number, run in enumerate(trained, start=1):
+    log(f'{run.name}, {number} of {len(trained)}')
+    model = fusion_jax.load(
+      folders.run(run), step='last', average=recipe.average
+    )
+    scored = {name: losses(model, *text) for name, text in texts.items()}
+    save_losses(saved[run], scored)
+  there = [run for run in runs if saved[run].is_file()]
+  seeds = {run.seed for run in there if _is_plain(run)}
+  # A run of another machine may be there without its plain model.
+  return {
+    run: read_losses(saved[run])
+    for run in there
+    if run in trained or run.seed in seeds
+  }
 
 
 def _texts(

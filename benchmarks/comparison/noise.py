@@ -1,11 +1,10 @@
 """How much a figure differs between seeds, judged by all schemes together."""
 
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from scipy import stats
-
-from fusion_jax.evaluation.significance import over_seeds
 
 
 class Noise(NamedTuple):
@@ -49,9 +48,9 @@ def pooled(groups: Iterable[Sequence[float]]) -> Noise | None:
   Returns:
     The noise; None where no group has two seeds, or none varies.
   """
-  several = [over_seeds(group) for group in groups if len(group) > 1]
-  degrees = sum(len(seeds.scores) - 1 for seeds in several)
+  several = [group for group in groups if len(group) > 1]
+  degrees = sum(len(group) - 1 for group in several)
   squares = sum(
-    (len(seeds.scores) - 1) * (seeds.deviation or 0.0) ** 2 for seeds in several
+    (len(group) - 1) * statistics.variance(group) for group in several
   )
   return Noise((squares / degrees) ** 0.5, degrees) if squares else None

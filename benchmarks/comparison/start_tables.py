@@ -1,6 +1,7 @@
 """Tables of runs from scratch by how their models start."""
 
 import itertools
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.common import markdown
@@ -122,13 +123,12 @@ def _any_parameters(runs: Runs) -> int:
 def _beside_plain(scheme: str, found: Found, every: Sequence[Measure]) -> str:
   """Numbers of the plain model, or the differences to it; how many seeds."""
   plain = found[BASELINE]
-  differences = [each.beside(found.get(scheme, {}), plain) for each in every]
   if scheme != BASELINE:
-    return _cell(differences, every)
+    own = found.get(scheme, {})
+    return _cell([each.beside(own, plain) for each in every], every)
   means = [
-    f'{own.mean:.{each.digits}f}'
-    for own, each in zip(differences, every, strict=True)
-    if own
+    f'{statistics.fmean(each.values(plain).values()):.{each.digits}f}'
+    for each in every
   ]
   return f'{" ".join(means)} ({len(plain)})'
 
@@ -141,7 +141,7 @@ def _cell(
   for found, each in zip(differences, every, strict=True):
     if found is None:
       return NONE
-    number = signed(found.difference, each.digits)
+    number = signed(found.mean, each.digits)
     clear = found.p_value is not None and found.p_value < LEVEL
     parts.append(f'**{number}**' if clear else number)
     seeds = found.seeds
@@ -163,7 +163,7 @@ def _order(pair: Neighbours, found: Found, bleu: Sequence[Measure]) -> str:
   """What a start says of two schemes of a paper."""
   ours, theirs = found.get(pair.higher, {}), found.get(pair.lower, {})
   differences = [each.beside(ours, theirs) for each in bleu]
-  known = [(own.difference, own.p_value) for own in differences if own]
+  known = [(own.mean, own.p_value) for own in differences if own]
   decided = verdict(known)
   cell = _cell(differences, bleu)
   return cell if decided == 'undecided' else f'{cell} {decided}'

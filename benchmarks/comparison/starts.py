@@ -1,12 +1,12 @@
 """Runs from scratch, each beside others that start as it does."""
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.comparison.noise import Noise, pooled
 from benchmarks.comparison.results import from_scratch
+from benchmarks.comparison.tables import beside
 from benchmarks.schemes import BASELINE, PAPERS
 from fusion_jax.errors import InputError
 
@@ -60,16 +60,14 @@ def shown(starts: Mapping[str, Found]) -> list[str]:
 
 
 class Difference(NamedTuple):
-  """Means over the seeds that two schemes both have, and what they differ by.
+  """What a scheme has more than another, over the seeds of both.
 
-  mean: of the first scheme.
-  difference: to the second one.
+  mean: over the seeds.
   p_value: of a t-test with the noise; None without noise.
   seeds: their number.
   """
 
   mean: float
-  difference: float
   p_value: float | None
   seeds: int
 
@@ -88,18 +86,20 @@ class Measure(NamedTuple):
   digits: int
   noise: Noise | None = None
 
+  def values(self, runs: Runs) -> dict[int, float]:
+    """Read the number of every run, by its seed."""
+    return {seed: self.of(run) for seed, run in runs.items()}
+
   def beside(self, ours: Runs, theirs: Runs) -> Difference | None:
     """Compare two schemes; None without a common seed."""
-    seeds = [seed for seed in ours if seed in theirs]
-    if not seeds:
+    if not ours:
       return None
-    own, other = (
-      statistics.fmean(self.of(runs[seed]) for seed in seeds)
-      for runs in (ours, theirs)
-    )
-    number = len(seeds)
-    p = self.noise and self.noise.p_value(own - other, number)
-    return Difference(own, own - other, p, number)
+    score = beside(self.values(ours), self.values(theirs))
+    if score.difference is None:
+      return None
+    seeds = len(score.differences)
+    p = self.noise and self.noise.p_value(score.difference, seeds)
+    return Difference(score.difference, p, seeds)
 
 
 def test_sets(starts: Mapping[str, Found]) -> list[str]:
@@ -118,7 +118,7 @@ def measures(starts: Mapping[str, Found]) -> list[Measure]:
   groups = [runs for found in starts.values() for runs in found.values()]
   return [
     each._replace(
-      noise=pooled([each.of(run) for run in runs.values()] for runs in groups)
+      noise=pooled([*each.values(runs).values()] for runs in groups)
     )
     for each in every
   ]
