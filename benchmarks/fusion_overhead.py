@@ -228,7 +228,7 @@ def _in_turns(
 
 
 def memory_rate() -> float:
-  """10^9 bytes a second of reading an array and writing it in its place."""
+  """10^9 bytes per second of reading an array and writing it in its place."""
   add_one = jax.jit(lambda x: x + 1, donate_argnums=0)
   x = add_one(jnp.zeros(_LARGE // 4, jnp.float32))
   seconds = []

@@ -40,7 +40,8 @@ class Progress:
   def finish(self) -> None:
     """Log the whole."""
     seconds = time.monotonic() - self._start
-    state = f'{self._done:,} {self._unit}, {self._rate(seconds):,.1f} a second'
+    rate = self._rate(seconds)
+    state = f'{self._done:,} {self._unit}, {rate:,.1f} per second'
     logger.info('%s%s, in %.1f s', self._name, state, seconds)
 
   def _rate(self, seconds: float) -> float:
@@ -50,7 +51,7 @@ class Progress:
     rate = self._rate(seconds)
     left = (self._total or 0) - self._done
     of = f' of {self._total:,}' if self._total else ''
-    state = f'{self._done:,}{of} {self._unit}, {rate:,.1f} a second'
+    state = f'{self._done:,}{of} {self._unit}, {rate:,.1f} per second'
     return f'{state}, {left / rate:,.0f} s left' if left > 0 < rate else state
 
 
