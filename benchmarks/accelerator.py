@@ -1,85 +1,548 @@
 r"""What a CPU cannot measure, on one GPU or TPU, in a budget of minutes.
 
-    python -m benchmarks.accelerator --output=DIR [--data=DIR] [--minutes=40] \
-        [--parts=speed,search] [--plan]
-    python -m benchmarks.accelerator --output=DIR --size=tiny [--data=DIR]
+    python -m benchmarks.accelerator --output=DIR [--data=MULTI30K] \
+        [--minutes=9] [--plan] [--cores=16]
+    python -m benchmarks.accelerator --output=DIR --size=tiny
 
-It may be killed at any moment: every finished piece is in --output, and the
-same command does the others, and tries again those that failed. --size=tiny
-takes two minutes on a CPU and only shows that the program works.
+One process compiles the programs of all rows in parallel threads, those that
+tell most first, and starts the programs that it is compared with. Then each
+row is timed with nothing beside it, and the kernels of each training step are
+profiled. It may be killed at any moment: --output has every figure, and the
+same command does the rows that are left. --size=tiny shows on a CPU that the
+program works.
 """
 
 import argparse
+import concurrent.futures
+import dataclasses
+import functools
+import gc
+import gzip
+import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import sacrebleu
 
-from benchmarks.acceleration import overhead, recipes, search, speed
-from benchmarks.acceleration.place import Place
-from benchmarks.acceleration.work import Part, State, carry_out, expected
-from benchmarks.common import circumstances, make_parser, table, write_results
+import fusion_jax
+from benchmarks.common import (
+  PEERS_PYTHON,
+  as_flags,
+  cells,
+  circumstances,
+  log,
+  make_parser,
+  spread,
+  table,
+  write_results,
+)
 from benchmarks.comparison.work import locked
-from fusion_jax.config.flags import parse_arguments
-from fusion_jax.errors import CheckFailed, InputError
-from fusion_jax.files import write_whole
+from benchmarks.decode_task import Task
+from benchmarks.fusion_jax_decode import FusionJaxDecode, random_run
+from benchmarks.fusion_jax_step import (
+  FusionJaxStep,
+  experiment,
+  packed_batches,
+  random_batches,
+)
+from benchmarks.kernels import device_events, kernels
+from benchmarks.schemes import schemes
+from benchmarks.serving import Worker, timed
+from benchmarks.sizes import SIZES, Size
+from fusion_jax.config.flags import load_config, parse_arguments
+from fusion_jax.config.presets import changed
+from fusion_jax.errors import CheckFailed, InputError, first_line
 from fusion_jax.startup import one_line_errors
+from fusion_jax.tools.aot.chips import CHIPS
+from fusion_jax.tools.export.ctranslate2 import export
 
-# In the order of their importance.
-PARTS: Mapping[str, Callable[[Place], Part]] = {
-  'speed': speed.part,
-  'schemes': overhead.part,
-  'search': search.part,
-  'multi30k': recipes.multi30k,
-  'comparison': recipes.comparison,
+# device_kind of JAX. PCIe and NVL cards are slower and not in the table.
+_KINDS = {
+  'NVIDIA A100-SXM4-40GB': 'a100',
+  'NVIDIA A100-SXM4-80GB': 'a100',
+  'NVIDIA H100 80GB HBM3': 'h100',
+  'NVIDIA H200': 'h200',
+  'TPU v4': 'v4',
+  'TPU v5 lite': 'v5e',
+  'TPU v5': 'v5p',
+  'TPU v6 lite': 'v6e',
 }
+_SCHEMES = 'em_routing hierarchical multi_layer_3 gtrans hyper_connections'
+# A timing has a few updates, which the host starts without waiting.
+_UPDATES, _ROUNDS = 4, 5
+_TINY_RUN = {
+  'data.tokenizer.vocabulary_size': 300,
+  'data.batch.tokens': 512,
+  'model.width': 16,
+  'model.filter': 32,
+  'model.heads': 2,
+  'training.steps': 10,
+  'training.save_every': 5,
+  'training.validate_every': 10,
+}
+# Programs of tiny models take longer to compile than to run.
+_QUICK = (
+  '--xla_backend_optimization_level=0',
+  '--xla_llvm_disable_expensive_passes=true',
+  '--xla_cpu_parallel_codegen_split_count=1',
+)
+
+# Measures a row within some seconds.
+Measure = Callable[[float], dict[str, Any]]
 
 
-_DEVICE = ('kind', 'devices', 'memory_mb', 'driver', 'runtime')
+class TimeIsOver(Exception):
+  """The minutes ended before a row did."""
+
+
+class Row(NamedTuple):
+  """One figure of the plan.
+
+  Attributes:
+    name: its line in the table.
+    prepare: compiles what is measured, within some seconds.
+    compiles: seconds that this takes one core of an H100's host.
+    measures: seconds that it is then measured.
+    base: the row that its speed is a multiple of.
+    paper: this multiple as its paper printed it.
+    starts: whether another program is started.
+    missing: what it needs and is not there; '': nothing.
+  """
+
+  name: str
+  prepare: Callable[[float], Measure]
+  compiles: float
+  measures: float = 5.0
+  base: str = ''
+  paper: float | None = None
+  starts: bool = False
+  missing: str = ''
+
+
+class Place(NamedTuple):
+  """Where the rows are measured; `platform` is that of JAX."""
+
+  folder: Path
+  data: Path | None
+  tiny: bool
+  platform: str
+
+  def size(self, name: str, rows: int = 64, scheme: str = '') -> Size:
+    """A size of the plan, or a tiny one in its place."""
+    if self.tiny:
+      tiny = dataclasses.replace(SIZES['tiny'], rows=rows // 16, length=8)
+      # Few layers compile in seconds, but schemes need some to fuse.
+      layers = 3 if scheme == 'multi_layer_3' else 2 if scheme else 1
+      return dataclasses.replace(tiny, layers=layers)
+    size = dataclasses.replace(SIZES[name], rows=rows, length=128)
+    return dataclasses.replace(size, loss_chunk=4_096)
+
+
+def plan(place: Place) -> list[Row]:
+  """Return all rows in the order of what they tell."""
+  kernel = 'cudnn' if place.platform == 'gpu' else 'xla'
+  both = kernel, 'plain'
+  packed = [f'{form} packed' for form in both]
+  many = 8 if place.tiny else 128
+  tasks = [
+    Task(beam, rows, max(rows, 4)) for rows in (many, 1) for beam in (4, 1)
+  ]
+  model = functools.cache(functools.partial(_exported, place))
+  return [
+    *(_step(place, 'base', 64, form) for form in ('plain', kernel)),
+    *(_step(place, 'base', rows, form) for rows in (256, 512) for form in both),
+    *(_step(place, 'base', 64, form) for form in packed),
+    *(_step(place, 'big', rows, form) for rows in (64, 256) for form in both),
+    *(_pytorch(place, 'base', rows) for rows in (64, 256, 512)),
+    *(_pytorch(place, 'big', rows) for rows in (64, 256)),
+    *(_search(place, task) for task in tasks),
+    *(_ctranslate2(place, task, model) for task in tasks),
+    *(
+      row for name in _SCHEMES.split() for row in _scheme(place, name, tasks[0])
+    ),
+    Row(
+      'multi30k',
+      lambda _: functools.partial(_multi30k, place),
+      compiles=0,
+      measures=30,
+      missing='' if place.data else 'no --data',
+    ),
+  ]
+
+
+def _scheme(place: Place, name: str, task: Task) -> tuple[Row, Row]:
+  """Step and search of a scheme, beside those of the plain model."""
+  printed = schemes(SIZES['base'].layers)[name]
+  step = _step(place, 'base', 64, 'plain', name)
+  search = _search(place, task, name)
+  return (
+    step._replace(name=f'{name} step', base=step.name, paper=printed.train),
+    search._replace(
+      name=f'{name} search', base=search.name, paper=printed.decode
+    ),
+  )
+
+
+def _changes(place: Place, scheme: str) -> dict[str, Any]:
+  """What a scheme changes in the model of a size."""
+  if not scheme:
+    return {}
+  layers = place.size('base', scheme=scheme).layers
+  return {'model.norm': 'pre', **schemes(layers)[scheme].row}
+
+
+def _step(
+  place: Place, name: str, rows: int, form: str, scheme: str = ''
+) -> Row:
+  """A training step; its form is an attention and perhaps 'packed'."""
+  size = place.size(name, rows, scheme)
+  attention, _, packed = form.partition(' ')
+  fields = {
+    'model.compute_dtype': 'bfloat16',
+    'model.attention_implementation': attention,
+  } | _changes(place, scheme)
+
+  def prepare(_: float) -> Measure:
+    batches = packed_batches(size) if packed else random_batches(size)
+    config = changed(experiment(size), fields)
+    step = FusionJaxStep(size, config, batches, _UPDATES)
+    # The products of cuDNN's kernel are not in the traced program.
+    facts = {} if scheme else {'gflop': size.gflop}
+    return lambda _: _measured(step) | facts | {'profile': _profile(step)}
+
+  return Row(f'{name} {rows} {form}', prepare, 45 if name == 'base' else 60)
+
+
+def _search(place: Place, task: Task, scheme: str = '') -> Row:
+  size = place.size('base', scheme=scheme)
+  changes = _changes(place, scheme)
+
+  def prepare(_: float) -> Measure:
+    search = FusionJaxDecode(size, task, 'bfloat16', changes)
+    facts = {'target_tokens': task.output_tokens}
+    return lambda _: _measured(search, 1) | facts
+
+  return Row(f'search {task.name}', prepare, 20)
+
+
+def _measured(
+  program: FusionJaxStep | FusionJaxDecode, updates: int = _UPDATES
+) -> dict[str, Any]:
+  program.step()
+  seconds = [timed(program.step) / updates for _ in range(_ROUNDS)]
+  return {'seconds': spread(seconds)} | program.report()
+
+
+def _profile(step: FusionJaxStep) -> dict[str, Any]:
+  """The kernels of a timing; a device may allow none to be seen."""
+  parts = {one.instruction.name: one.part for one in step.traffic}
+  options = jax.profiler.ProfileOptions()
+  options.python_tracer_level = 0
+  options.enable_hlo_proto = False
+  with tempfile.TemporaryDirectory() as folder:
+    try:
+      with jax.profiler.trace(folder, profiler_options=options):
+        step.step()
+      (path,) = Path(folder).rglob('*.xplane.pb')
+      data = jax.profiler.ProfileData.from_file(str(path))
+      return kernels(device_events(data), parts, _UPDATES)
+    except Exception as error:
+      return {'error': first_line(error)}
+
+
+def _pytorch(place: Place, name: str, rows: int) -> Row:
+  own = PEERS_PYTHON.exists()
+  there = own or importlib.util.find_spec('torch') is not None
+  size = place.size(name, rows)
+  flags = {
+    'size': 'tiny' if place.tiny else name,
+    'rows': size.rows,
+    'length': size.length,
+    'updates': _UPDATES,
+    'dtype': 'bfloat16',
+    'device': 'cuda' if place.platform == 'gpu' else 'cpu',
+  }
+  row = Row(
+    f'PyTorch {name} {rows}',
+    _started(
+      str(PEERS_PYTHON) if own else sys.executable,
+      'benchmarks.peers.pytorch_step',
+      lambda: as_flags(flags) + ([] if place.tiny else ['--compile']),
+      {'gflop': size.gflop, 'target_tokens': size.target_tokens},
+    ),
+    compiles=45,
+    base=f'{name} {rows} plain',
+    starts=True,
+  )
+  return row._replace(missing=_missing(place, 'PyTorch', there))
+
+
+def _ctranslate2(place: Place, task: Task, model: Callable[[], Path]) -> Row:
+  there = importlib.util.find_spec('ctranslate2') is not None
+  gpu = place.platform == 'gpu'
+  flags = {
+    'size': 'tiny' if place.tiny else 'base',
+    'device': 'cuda' if gpu else 'cpu',
+    'compute': 'float16' if gpu else 'float32',
+  }
+  row = Row(
+    f'CTranslate2 {task.name}',
+    _started(
+      sys.executable,
+      'benchmarks.ctranslate2_decode',
+      lambda: as_flags(flags | task._asdict() | {'model': model()}),
+      {'target_tokens': task.output_tokens},
+      updates=1,
+    ),
+    compiles=15,
+    base=f'search {task.name}',
+    starts=True,
+  )
+  return row._replace(missing=_missing(place, 'CTranslate2', there))
+
+
+def _missing(place: Place, program: str, there: bool) -> str:
+  if place.platform not in ('cpu', 'gpu'):
+    return f'{program} knows no {place.platform}'
+  return '' if there else f'{program} is not installed'
+
+
+def _exported(place: Place) -> Path:
+  """The random model for CTranslate2."""
+  folder = Path(tempfile.mkdtemp(dir=place.folder)) / 'model'
+  with jax.default_device(jax.devices('cpu')[0]):
+    export(random_run(place.size('base'), 'float32'), folder)
+  return folder
+
+
+def _started(
+  python: str,
+  module: str,
+  flags: Callable[[], list[str]],
+  facts: Mapping[str, Any],
+  updates: int = _UPDATES,
+) -> Callable[[float], Measure]:
+  """How to prepare a row of another program."""
+
+  def prepare(seconds: float) -> Measure:
+    worker = Worker(python, module, flags(), seconds=seconds)
+
+    def measure(_: float) -> dict[str, Any]:
+      answer = worker.ask(_ROUNDS)
+      worker.close()
+      seconds = [each / updates for each in answer.pop('seconds')]
+      return {'seconds': spread(seconds)} | answer | facts
+
+    return measure
+
+  return prepare
+
+
+def _multi30k(place: Place, seconds: float) -> dict[str, Any]:
+  """Train by the config with packing, within the seconds, and translate."""
+  workdir = place.folder / 'multi30k'
+  fields = {'data.root': str(place.data), 'data.batch.packing': True}
+  fields |= {'data.batch.shapes': 1} | (_TINY_RUN if place.tiny else {})
+  config = changed(load_config('configs/multi30k.py:en-de'), fields)
+
+  def over(*_: Any) -> None:
+    raise TimeIsOver
+
+  before = signal.signal(signal.SIGTERM, over)
+  # A training saves on SIGTERM, and the next command goes on.
+  timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
+  timer.start()
+  try:
+    fusion_jax.train(config, workdir)
+  finally:
+    timer.cancel()
+    signal.signal(signal.SIGTERM, before)
+  model = fusion_jax.load(workdir, step='last', average=2 if place.tiny else 5)
+  if model.step < config.training.steps:
+    raise TimeIsOver
+  source, target = (
+    gzip.decompress(path.read_bytes()).decode().splitlines()
+    for language in ('en', 'de')
+    for path in [place.data / f'test_2016_flickr.{language}.gz']
+  )
+  found = sacrebleu.corpus_bleu(model.translate(source), [target])
+  return {'bleu': found.score}
+
+
+class Preparation:
+  """Compiles programs while there is time to compile and measure them."""
+
+  def __init__(self, left: Callable[[], float], cores: int):
+    """`left` gives the seconds that are left of the budget."""
+    self._left, self._cores, self._lock = left, cores, threading.Lock()
+    self._measures = 0.0
+    self.ready: dict[str, Measure] = {}
+    self.seconds: dict[str, float] = {}
+    self.failed: dict[str, str] = {}
+    self.left_out: dict[str, str] = {}
+
+  def run(self, rows: Sequence[Row]) -> None:
+    """Prepare rows in their order; other programs one after another."""
+    pool = concurrent.futures.ThreadPoolExecutor
+    compiling, starting = pool(self._cores), pool(1)
+    concurrent.futures.wait(
+      [
+        (starting if row.starts else compiling).submit(self._prepare, row)
+        for row in rows
+      ]
+    )
+    compiling.shutdown()
+    starting.shutdown()
+
+  def _prepare(self, row: Row) -> None:
+    with self._lock:
+      left = self._left() - self._measures - row.measures
+      if row.missing or left < row.compiles:
+        over = f'not compiled: only {max(left, 0):.0f} s were left for it'
+        self.left_out[row.name] = row.missing or over
+        return
+      self._measures += row.measures
+    begin = time.perf_counter()
+    try:
+      self.ready[row.name] = row.prepare(left)
+    except Exception as error:  # The others must be done, bug or not.
+      self.failed[row.name] = first_line(error)
+    self.seconds[row.name] = time.perf_counter() - begin
+    end = self.failed.get(row.name, f'ready in {self.seconds[row.name]:.0f} s')
+    log(f'{row.name}: {end}')
+
+
+def carry_out(
+  rows: Sequence[Row],
+  results: dict[str, Any],
+  left: Callable[[], float],
+  cores: int,
+  save: Callable[[], None],
+) -> None:
+  """Add the figures of the rows that have none, and save after each.
+
+  Args:
+    rows: the plan.
+    results: has figures by the names of rows, failures among them.
+    left: gives the seconds that are left of the budget.
+    cores: threads that compile.
+    save: writes the results.
+  """
+  todo = [row for row in rows if row.name not in results['figures']]
+  # What failed before comes last.
+  todo.sort(key=lambda row: row.name in results['failed'])
+  preparation = Preparation(left, cores)
+  # Tracing leaves objects that a collection would look through every time.
+  gc.disable()
+  preparation.run(todo)
+  gc.freeze()
+  gc.enable()
+  results['failed'] = failed = preparation.failed
+  results['left_out'] = left_out = preparation.left_out
+  known = results['compile_seconds']
+  results['compile_seconds'] = preparation.seconds | known
+  save()
+  # Others give their memory back before our programs take it.
+  for row in sorted(todo, key=lambda row: not row.starts):
+    if row.name not in preparation.ready:
+      continue
+    try:
+      if left() < row.measures:
+        raise TimeIsOver
+      measure = preparation.ready.pop(row.name)
+      results['figures'][row.name] = measure(left())
+    except TimeIsOver:
+      left_out[row.name] = 'the time was over'
+    except Exception as error:  # Too little memory, for example.
+      failed[row.name] = first_line(error)
+    log(f'{row.name}: {(failed | left_out).get(row.name, "measured")}')
+    save()
+    measure = None
+    gc.collect()
+
+
+def expected_minutes(rows: Iterable[Row], cores: int) -> tuple[float, float]:
+  """Return the minutes of compilation and of measuring."""
+  there = [row for row in rows if not row.missing]
+  own = sum(row.compiles for row in there if not row.starts) / cores
+  others = sum(row.compiles for row in there if row.starts)
+  return max(own, others) / 60, sum(row.measures for row in there) / 60
+
+
+def describe() -> dict[str, Any]:
+  """Return the kind of device, its memory, driver and peak."""
+  device = jax.devices()[0]
+  query = ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader']
+  found = {
+    'platform': device.platform,
+    'kind': device.device_kind,
+    'memory_mb': (device.memory_stats() or {}).get('bytes_limit', 0) / 2**20,
+    'runtime': ' '.join(device.client.platform_version.split()),
+    'peak_tflops': peak_tflops(device.device_kind),
+  }
+  if device.platform == 'gpu':
+    answer = subprocess.run(query, capture_output=True, text=True)
+    found['driver'] = answer.stdout.split()[0]
+  return found
+
+
+def peak_tflops(kind: str) -> float | None:
+  """Return the peak of bfloat16 products of a kind of device."""
+  return CHIPS[_KINDS[kind]].flops / 1e12 if kind in _KINDS else None
 
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  begin = time.monotonic()
   arguments = _parse(argv)
-  chosen = _chosen(arguments.parts)
-  # Only the programs that this one starts may see the accelerator.
-  jax.config.update('jax_platforms', 'cpu')
-  with locked(arguments.output) as lock:
-    place = _place(arguments, lock)
-    parts = {name: make(place) for name, make in PARTS.items()}
-    results = _resumed(place)
-    # What failed or was left out is tried again.
-    state = State(results.get('finished', {}), {}, {})
-    own = {name: parts[name] for name in chosen}
-    if arguments.plan:
-      print(_plan(own, state))
-      return
-    others = [name for name in parts if name not in own]
-    state.left_out.update(dict.fromkeys(others, 'not in --parts'))
-
-    def save() -> None:
-      found = {name: part.read() for name, part in parts.items()}
-      results.update(state._asdict() | {'results': found})
-      write_results(place.folder / 'accelerator.json', results)
-      page = _report(results, parts).encode()
-      write_whole(place.folder / 'accelerator.md', page)
-
-    def minutes_left() -> float:
-      return arguments.minutes - (time.monotonic() - begin) / 60
-
-    carry_out(own, state, minutes_left, save)
-    save()
-    print(_report(results, parts), end='')
-  if state.failed:
-    raise CheckFailed(
-      f'{len(state.failed)} pieces, which the same command tries again: '
-      f'{"; ".join(state.failed)}'
+  end = time.monotonic() + 60 * arguments.minutes
+  tiny = arguments.size == 'tiny'
+  if tiny:
+    os.environ['XLA_FLAGS'] = ' '.join(
+      (*_QUICK, os.environ.get('XLA_FLAGS', ''))
     )
+  device = describe()
+  if device['platform'] == 'cpu' and not (tiny or arguments.plan):
+    raise InputError(
+      'JAX finds no accelerator, only a CPU; --size=tiny tries the program'
+    )
+  place = Place(arguments.output, arguments.data, tiny, device['platform'])
+  rows = plan(place)
+  if arguments.plan:
+    print(_planned(rows, arguments.cores))
+    return
+  _keep_compiled(place.folder)
+  with locked(place.folder):
+    path = place.folder / 'accelerator.json'
+    results = _resumed(path, {'size': arguments.size, 'device': device})
+    save = functools.partial(write_results, path, results)
+    try:
+      carry_out(
+        rows, results, lambda: end - time.monotonic(), arguments.cores, save
+      )
+    except KeyboardInterrupt:
+      os._exit(130)  # Nothing else stops a compilation.
+  print(report(results, rows))
+  if results['failed']:
+    raise CheckFailed(
+      f'{len(results["failed"])} rows, which the same command tries again: '
+      f'{"; ".join(results["failed"])}'
+    )
+
+
+def _keep_compiled(folder: Path) -> None:
+  """What a kill interrupts need not be compiled again."""
+  jax.config.update('jax_compilation_cache_dir', str(folder / 'compiled'))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -87,45 +550,21 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add = parser.add_argument
   add('--output', type=Path, required=True, help='a folder for the results')
   add('--data', type=Path, help='the folder of Multi30k')
-  add('--minutes', type=float, default=40, help='end after so long')
+  add('--minutes', type=float, default=9, help='end after so long')
   add('--size', choices=('full', 'tiny'), default='full')
-  add('--parts', default='', help=f'of {",".join(PARTS)}; default: all')
-  add('--plan', action='store_true', help='only print the pieces')
-  arguments = parse_arguments(argv, parser)
-  arguments.output = arguments.output.absolute()
-  arguments.data = arguments.data and arguments.data.absolute()
-  return arguments
+  add('--plan', action='store_true', help='only print the rows')
+  add('--cores', type=int, default=os.cpu_count(), help='that compile')
+  return parse_arguments(argv, parser)
 
 
-def _chosen(names: str) -> list[str]:
-  wanted = names.split(',') if names else list(PARTS)
-  for name in wanted:
-    if name not in PARTS:
-      raise InputError(f'--parts: no {name!r}; there are {", ".join(PARTS)}')
-  return [name for name in PARTS if name in wanted]
-
-
-def _place(arguments: argparse.Namespace, lock: int) -> Place:
-  tiny = arguments.size == 'tiny'
-  place = Place(arguments.output, arguments.data, tiny, {}, (lock,))
-  command = '-m', 'benchmarks.acceleration.device'
-  device: dict[str, Any] = json.loads(place.start('device', *command))
-  if device['platform'] == 'cpu' and not tiny:
-    raise InputError(
-      'JAX finds no accelerator, only a CPU; --size=tiny tries the program'
-    )
-  return place._replace(device=device)
-
-
-def _resumed(place: Place) -> dict[str, Any]:
-  """The results that the folder has, or empty ones."""
-  path, device = place.folder / 'accelerator.json', dict(place.device)
-  settings = {'size': 'tiny' if place.tiny else 'full', 'device': device}
+def _resumed(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+  """The results that a file has, or empty ones."""
   if not path.exists():
-    return circumstances() | settings
-  results = json.loads(path.read_text())
+    names = ('figures', 'compile_seconds', 'failed', 'left_out')
+    return circumstances() | settings | {name: {} for name in names}
+  results: dict[str, Any] = json.loads(path.read_text())
   before = results['size'], results['device']['kind']
-  if before != (settings['size'], device['kind']):
+  if before != (settings['size'], settings['device']['kind']):
     raise InputError(
       f'--output: {path} has results of {before[1]}, size {before[0]}; give '
       'another folder'
@@ -133,48 +572,107 @@ def _resumed(place: Place) -> dict[str, Any]:
   return results
 
 
-def _plan(parts: Mapping[str, Part], state: State) -> str:
-  """The pieces, with minutes or the reason why they are left out."""
-  rows, total = [], 0.0
-  for part in parts.values():
-    for piece in part.pieces:
-      if piece.name in state.finished:
-        rows.append((piece.name, 'finished'))
-      elif piece.missing:
-        rows.append((piece.name, f'left out: {piece.missing}'))
-      else:
-        minutes = expected(piece, part, state)
-        rows.append((piece.name, f'{minutes:.1f}'))
-        total += minutes
-  return table(('piece', 'minutes'), [*rows, ('all', f'{total:.1f}')])
+def _planned(rows: Sequence[Row], cores: int) -> str:
+  lines = [
+    (row.name, f'{row.compiles:.0f}', f'{row.measures:.0f}', row.missing)
+    for row in rows
+  ]
+  compiling, measuring = expected_minutes(rows, cores)
+  return (
+    f'{table(("", "compiles s", "measured s", ""), lines)}\non {cores} cores '
+    f'{compiling:.1f} minutes of compilation and {measuring:.1f} of measuring'
+  )
 
 
-def _report(results: Mapping[str, Any], parts: Mapping[str, Part]) -> str:
-  """A Markdown page of what has been measured, and what has not."""
-  sections = ['# Measured on an accelerator']
-  if results['size'] == 'tiny':
-    sections.append('tiny sizes: no result')
-  own = {key: results['device'][key] for key in _DEVICE} | {
-    key: value
-    for key, value in results.items()
-    if isinstance(value, str | int) and key != 'size'
-  }
-  lines = (f'{key}: {" ".join(str(own[key]).split())}' for key in own)
-  sections.append(_block('\n'.join(lines)))
-  for name, part in parts.items():
-    found = results['results'].get(name)
-    text = _block(part.table(found)) if found else 'Nothing yet.'
-    sections.append(f'## {name}: {part.does}\n\n{text}')
-  for title, key in (('Failed', 'failed'), ('Left out', 'left_out')):
-    reasons = [f'- {name}: {why}' for name, why in results[key].items()]
-    sections.append('\n'.join((f'## {title}', '', *(reasons or ['Nothing.']))))
-  return '\n\n'.join(sections) + '\n'
+def report(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
+  """Return the figures, the profile of the fastest step, what is missing."""
+  device, figures = results['device'], results['figures']
+  header = ('', 'tokens/s', 'ms', 'min', 'max', 'TFLOP/s', 'MFU', 'GB/s')
+  header += ('peak MB', 'prepared s', 'times', 'paper')
+  measured = [row for row in rows if 'seconds' in figures.get(row.name, {})]
+  lines = [_line(row, results) for row in measured]
+  text = [
+    f'{device["kind"]}, {device["runtime"]}, {results["size"]} sizes',
+    table(header, lines),
+    *(
+      f'multi30k: {own["bleu"]:.2f} BLEU'
+      for own in figures.values()
+      if 'bleu' in own
+    ),
+  ]
+  profiled = [
+    row.name
+    for row in measured
+    if row.name.startswith('base') and 'kernels' in figures[row.name]['profile']
+  ]
+  if profiled:
+    best = max(profiled, key=lambda name: rate(figures[name]))
+    text += ['', _profile_table(best, figures[best]['profile'])]
+  for title in ('failed', 'left_out'):
+    text += [
+      f'{title.replace("_", " ")}: {name}: {why}'
+      for name, why in results[title].items()
+    ]
+  return '\n'.join(text)
 
 
-def _block(text: str) -> str:
-  """Tables that are no Markdown yet are shown as they are."""
-  return text.strip() if '| --- |' in text else f'```\n{text}\n```'
+def rate(figure: Mapping[str, Any]) -> float:
+  """Return target tokens per second."""
+  return figure['target_tokens'] / figure['seconds']['median']
+
+
+def utilisation(
+  figure: Mapping[str, Any], device: Mapping[str, Any]
+) -> float | None:
+  """Return the model FLOPs utilisation, gflop / (seconds * peak).
+
+  Chowdhery et al. (2022), "PaLM", appendix B.
+  """
+  peak = device['peak_tflops']
+  tflops = figure['gflop'] / figure['seconds']['median'] / 1e3
+  return tflops / peak if peak else None
+
+
+def _line(row: Row, results: Mapping[str, Any]) -> tuple[str, ...]:
+  figures, own = results['figures'], results['figures'][row.name]
+  seconds = own['seconds']['median']
+  memory = own.get('planned_mb') or own.get('peak_device_mb')
+  share = 'gflop' in own and utilisation(own, results['device'])
+  base = figures.get(row.base)
+  return (
+    row.name,
+    f'{rate(own):,.0f}',
+    *cells(own['seconds'], '.2f', 1e3),
+    f'{own["gflop"] / seconds / 1e3:.2f}' if 'gflop' in own else '',
+    f'{share:.1%}' if share else '',
+    f'{own["gbytes"] / seconds:,.0f}' if 'gbytes' in own else '',
+    f'{memory:,.0f}' if memory else '',
+    f'{results["compile_seconds"][row.name]:.0f}',
+    f'{rate(own) / rate(base):.2f}' if base else '',
+    f'{row.paper:.2f}' if row.paper else '',
+  )
+
+
+def _profile_table(name: str, profile: Mapping[str, Any]) -> str:
+  lines = [
+    (
+      own['name'][:60],
+      own['part'],
+      f'{own["calls"]:.0f}',
+      f'{own["microseconds"]:.0f}',
+      f'{own["share"]:.1%}',
+    )
+    for own in profile['kernels']
+  ]
+  header = (f'{name}, a step', 'part', 'calls', 'µs', 'share')
+  return (
+    f'{table(header, lines)}\n{profile["calls"]:.0f} kernels and '
+    f'{profile["milliseconds"]:.2f} ms a step, idle {profile["idle"]:.1%}'
+  )
 
 
 if __name__ == '__main__':
+  # What is compared with it needs memory too.
+  os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
+  os.environ.setdefault('BENCHMARK_CORES', str(os.cpu_count()))
   sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,8 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ from fusion_jax.tools.aot.hlo_traffic import traffic
 from fusion_jax.tools.aot.matmul_flops import product_gflop
 from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.step import Totals, make_train_step, zero_totals
+from fusion_jax.training.step import make_train_step, zero_totals
 
 _SPECIAL_SYMBOLS, _START, _BATCHES = 4, 2, 4
 _COMPILED = '/jax/core/compile/backend_compile_duration'
@@ -79,12 +80,6 @@ def make_model(size: Size, config: ExperimentConfig) -> Transformer:
   return Transformer(config.model, vocabulary, vocabulary, start_id=_START)
 
 
-def fresh_totals(config: ExperimentConfig) -> Totals:
-  """Zeros that can be donated: a buffer for each, on all devices."""
-  zeros = functools.partial(zero_totals, config.model.encoder_layers)
-  return jax.jit(zeros, out_shardings=replicated(data_mesh()))()
-
-
 def moved_gbytes(text: str, trips: int = 1) -> float:
   """10^9 bytes that the instructions of a compiled program read and write."""
   return sum(one.moved for one in traffic(text, trips)) / 1e9
@@ -103,6 +98,22 @@ def _compilations() -> list[float]:
 
   jax.monitoring.register_event_duration_secs_listener(listen)
   return found
+
+
+@functools.cache
+def _compiled_start(
+  model: Transformer, config: ExperimentConfig
+) -> tuple[Any, Callable[[], Any]]:
+  """Shapes of state and totals before the first step, and what makes them."""
+
+  @functools.partial(jax.jit, out_shardings=replicated(data_mesh()))
+  def start():
+    optimizer = make_optimizer(config.optimizer, config.model.width)
+    totals = zero_totals(config.model.encoder_layers)
+    return initial_state(model, optimizer, seed=0), totals
+
+  lowered = start.lower()
+  return lowered.out_info, lowered.compile()
 
 
 def random_batches(size: Size) -> list[Batch]:
@@ -148,10 +159,16 @@ def packed_batches(size: Size) -> list[Batch]:
 class FusionJaxStep:
   """Compiled ahead of time, so that its memory can be read.
 
+  Its state takes memory from the first step on.
+
   Attributes:
     model: the Transformer.
     gflop: 10^9 floating point operations of the products of a step.
     gbytes: 10^9 bytes that the instructions of a step read and write.
+    traffic: what each of them moves.
+    planned: the memory that XLA plans for it.
+    compile_seconds: what its compilation took.
+    target_tokens: of a batch, in the mean.
   """
 
   def __init__(
@@ -167,56 +184,68 @@ class FusionJaxStep:
     jax.set_mesh(mesh)
     self.model, self._updates = make_model(size, config), updates
     optimizer = make_optimizer(config.optimizer, size.width)
-    state = initial_state(self.model, optimizer, seed=0)
-    self._carry = jax.device_put(state, replicated(mesh)), fresh_totals(config)
+    # The start does not depend on the attention, nor on the batch.
+    plain = changed(config, {'model.attention_implementation': 'plain'})
+    shapes, self._make = _compiled_start(make_model(size, plain), plain)
     self._sharding = by_rows(mesh)
     batches = batches or random_batches(size)
-    self._tokens = np.mean([batch.target_lengths.sum() for batch in batches])
+    lengths = [batch.target_lengths.sum() for batch in batches]
+    self.target_tokens = float(np.mean(lengths))
     self._batches = itertools.cycle(batches)
-    before = len(self._compiled)
     traced = make_train_step(self.model, optimizer, config).trace(
-      *self._carry, self._batch()
+      *shapes, batches[0]
     )
     self.gflop = product_gflop(traced.jaxpr)
-    self._step = traced.lower().compile()
-    self.gbytes = moved_gbytes(self._step.as_text())
-    self._of_step = self._compiled[before:]
+    lowered, begin = traced.lower(), time.perf_counter()
+    self._step = lowered.compile()
+    self.compile_seconds = time.perf_counter() - begin
+    self.planned = self._step.memory_analysis()
+    self.traffic = traffic(self._step.as_text())
+    self.gbytes = sum(one.moved for one in self.traffic) / 1e9
     self._compiled_warm: int | None = None
 
-  def _batch(self) -> Batch:
-    return jax.device_put(next(self._batches), self._sharding)
+  @functools.cached_property
+  def _carry(self) -> list[Any]:
+    """State and totals, which every step replaces."""
+    return list(self._make())
 
   @property
   def parameters(self) -> Parameters:
     """Of the model, until the next step."""
     return self._carry[0].parameters
 
+  @property
+  def loss(self) -> float:
+    """The mean loss per token of all steps."""
+    sums = jax.device_get(self._carry[1].sums)
+    return float(sums.loss / sums.tokens)
+
   def step(self) -> None:
     """Some updates; the host waits for the last one only."""
     for _ in range(self._updates):
-      self._carry = self._step(*self._carry, self._batch())
+      batch = jax.device_put(next(self._batches), self._sharding)
+      self._carry[:] = self._step(*self._carry, batch)
     jax.block_until_ready(self._carry)
     if self._compiled_warm is None:
       self._compiled_warm = len(self._compiled)
 
   def report(self) -> dict[str, Any]:
     """Also compilation, operations, and memory: planned, and of the device."""
-    planned = self._step.memory_analysis()
     used = jax.local_devices()[0].memory_stats() or {}
-    sums = jax.device_get(self._carry[1].sums)
     return {
       'version': f'jax {version("jax")}, flax {version("flax")}',
       'parameters': sum(x.size for x in jax.tree.leaves(self.parameters)),
-      'loss': float(sums.loss / sums.tokens),
+      'loss': self.loss,
       'gflop': self.gflop,
-      'target_tokens': float(self._tokens),
-      'compilations_of_step': len(self._of_step),
-      'compile_seconds': sum(self._of_step),
+      'gbytes': self.gbytes,
+      'target_tokens': self.target_tokens,
+      'compile_seconds': self.compile_seconds,
       'compilations_after_first_step': (
         len(self._compiled) - self._compiled_warm
       ),
-      'temporary_memory_mb': planned.temp_size_in_bytes / 2**20,
-      'argument_memory_mb': planned.argument_size_in_bytes / 2**20,
+      'temporary_memory_mb': self.planned.temp_size_in_bytes / 2**20,
+      'argument_memory_mb': self.planned.argument_size_in_bytes / 2**20,
+      'planned_mb': self.planned.peak_memory_in_bytes / 2**20,
       'peak_device_mb': used.get('peak_bytes_in_use', 0) / 2**20 or None,
     }
 

@@ -24,7 +24,6 @@ from benchmarks.common import (
   table,
   write_results,
 )
-from benchmarks.fusion_jax_step import fresh_totals
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.data.batching import Batch
@@ -40,7 +39,7 @@ from fusion_jax.runs.loading import make_model
 from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
 from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.step import make_train_step
+from fusion_jax.training.step import make_train_step, zero_totals
 
 
 @one_line_errors
@@ -116,7 +115,8 @@ def model_rates(
   optimizer = make_optimizer(config.optimizer, config.model.width)
   step = make_train_step(model, optimizer, config)
   state = initial_state(model, optimizer, 0)
-  carry = jax.device_put(state, replicated(mesh)), fresh_totals(config)
+  totals = zero_totals(config.model.encoder_layers)
+  carry = jax.device_put((state, totals), replicated(mesh))
   first = (batches[index] for index in range(arguments.steps))
   held = [jax.device_put(batch, by_rows(mesh)) for batch in first]
   tokens, rates = sum(map(_target_tokens, held)), []

@@ -9,14 +9,17 @@ Only the standard library: peers in other environments import this too.
 """
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,9 +106,14 @@ class Worker:
   """A contestant's process, seen from the program that compares."""
 
   def __init__(
-    self, python: str, module: str, flags: list[str], huge_pages: bool
+    self,
+    python: str,
+    module: str,
+    flags: Sequence[str],
+    huge_pages: bool = True,
+    seconds: float = math.inf,
   ):
-    """Starts it and waits until it is warm."""
+    """Starts it and waits until it is warm, for some seconds at most."""
     self._errors = tempfile.TemporaryFile('w+')  # noqa: SIM115
     self._process = subprocess.Popen(
       [python, '-m', module, *flags],
@@ -118,7 +126,8 @@ class Worker:
       text=True,
       bufsize=1,
     )
-    self.hello = self._answer()
+    with _after(seconds, self._process.kill):
+      self.hello = self._answer()
 
   def ask(self, steps: int) -> dict[str, Any]:
     """Return the answer to a request for a number of timed steps."""
@@ -126,7 +135,7 @@ class Worker:
     return self._answer()
 
   def close(self) -> None:
-    """Ends the process."""
+    """Ends the process when it has answered."""
     self._process.stdin.close()
     self._process.wait()
     self._errors.close()
@@ -137,5 +146,18 @@ class Worker:
       return json.loads(line)
     self._process.wait()
     self._errors.seek(0)
-    lines = self._errors.read().strip().splitlines() or ['no message']
-    raise RuntimeError(lines[-1])
+    code = self._process.returncode
+    lines = self._errors.read().strip().splitlines()
+    raise RuntimeError(lines[-1] if code > 0 and lines else f'it ended: {code}')
+
+
+@contextlib.contextmanager
+def _after(seconds: float, action: Callable[[], None]) -> Iterator[None]:
+  """Does something unless the block ends earlier."""
+  timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), action)
+  timer.daemon = True
+  timer.start()
+  try:
+    yield
+  finally:
+    timer.cancel()

@@ -201,8 +201,8 @@ def _notes(summary: dict[str, dict[str, Any]]) -> list[str]:
   if own := summary.get('fusion_jax'):
     notes.append(
       f'fusion_jax: compiled in {own["compile_seconds"]:.1f} s '
-      f'({own["compilations_of_step"]} program; after the first step '
-      f'{own["compilations_after_first_step"]}), temporary memory '
+      f'({own["compilations_after_first_step"]} compilations after the first '
+      f'step), temporary memory '
       f'{own["temporary_memory_mb"]:.0f} MB, arguments '
       f'{own["argument_memory_mb"]:.0f} MB'
     )

@@ -1,9 +1,14 @@
-"""A plain PyTorch Transformer as a contestant: eager, or under torch.compile.
+r"""A plain PyTorch Transformer as a contestant: eager, or under torch.compile.
+
+    echo 5 | python -m benchmarks.peers.pytorch_step --size=base --compile \
+        --device=cuda --dtype=bfloat16 --rows=64 --length=128 --updates=4
 
 Written for speed: queries, keys and values from one product, PyTorch's fused
 attention and fused Adam, and no masks of padding, as the batches have none.
 """
 
+import argparse
+import dataclasses
 import sys
 from typing import Any
 
@@ -116,44 +121,64 @@ def sinusoids(size: Size) -> Tensor:
 
 
 class PyTorchStep:
-  """Forward, loss, backward, Adam."""
+  """Forward, loss, backward, Adam; with bfloat16 under autocast."""
 
-  def __init__(self, size: Size, compiled: bool):
+  def __init__(self, size: Size, arguments: argparse.Namespace):
     torch.set_num_threads(CORES)
     torch.manual_seed(0)
-    self._model = Transformer(size)
-    self._loss_of = torch.compile(self._model) if compiled else self._model
+    self._device, self._updates = arguments.device, arguments.updates
+    self._model = Transformer(size).to(self._device)
+    compiled = torch.compile(self._model) if arguments.compile else self._model
+    self._loss_of = torch.autocast(
+      self._device, torch.bfloat16, enabled=arguments.dtype == 'bfloat16'
+    )(compiled)
     self._optimizer = torch.optim.Adam(
       self._model.parameters(), 1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True
     )
     shape = (_BATCHES, 2, size.rows, size.length)
-    self._batches = torch.randint(_SPECIAL_SYMBOLS, size.vocabulary, shape)
+    batches = torch.randint(_SPECIAL_SYMBOLS, size.vocabulary, shape)
+    self._batches = batches.to(self._device)
     self._steps, self._loss = 0, 0.0
 
   def step(self) -> None:
-    """One update."""
-    loss = self._loss_of(*self._batches[self._steps % _BATCHES])
-    loss.backward()
-    self._optimizer.step()
-    self._optimizer.zero_grad(set_to_none=True)
-    self._steps, self._loss = self._steps + 1, loss.item()
+    """Some updates; the host waits for the last one only."""
+    for _ in range(self._updates):
+      loss = self._loss_of(*self._batches[self._steps % _BATCHES])
+      loss.backward()
+      self._optimizer.step()
+      self._optimizer.zero_grad(set_to_none=True)
+      self._steps += 1
+    self._loss = loss.item()
+    if self._device == 'cuda':
+      torch.cuda.synchronize()
 
   def report(self) -> dict[str, Any]:
-    """Version, parameters, last loss."""
-    return {
+    """Version, parameters, last loss; gives the memory of the device back."""
+    found = {
       'version': f'torch {torch.__version__}',
       'parameters': sum(p.numel() for p in self._model.parameters()),
       'loss': self._loss,
     }
+    if self._device == 'cuda':
+      found['peak_device_mb'] = torch.cuda.max_memory_allocated() / 2**20
+      torch.cuda.empty_cache()
+    return found
 
 
 def main() -> None:
   parser = contestant_parser()
-  parser.add_argument('--compile', action='store_true')
-  arguments = parser.parse_args()
-  serve(
-    lambda size: PyTorchStep(size, arguments.compile), SIZES[arguments.size]
-  )
+  add = parser.add_argument
+  add('--compile', action='store_true')
+  add('--device', default='cpu', help='or cuda')
+  add('--dtype', choices=('float32', 'bfloat16'), default='float32')
+  add('--rows', type=int, help='default: as --size')
+  add('--length', type=int, help='default: as --size')
+  add('--updates', type=int, default=1)
+  own = parser.parse_args()
+  given = {'rows': own.rows, 'length': own.length}
+  given = {name: value for name, value in given.items() if value}
+  size = dataclasses.replace(SIZES[own.size], **given)
+  serve(lambda size: PyTorchStep(size, own), size)
 
 
 if __name__ == '__main__':

@@ -193,19 +193,20 @@ class Generator(nn.Module):
       kernel = kernel - kernel.mean(0)
       mean = x.mean(-1, dtype=jnp.float32)
       square = (square.mean(-1) - jnp.square(mean)).clip(0)
-      found = _product('bntd,do->bont', x, kernel)
+      found = _product('do,bntd->bont', kernel, x)
     else:
       kernel = kernel.reshape(count, width, -1)
       square = square.mean((1, 3))
-      found = _product('bntd,ndo->bot', x, kernel)
+      found = _product('ndo,bntd->bot', kernel, x)
     return found * jax.lax.rsqrt(square + self.config.norm_epsilon)[:, None]
 
 
 def _product(
-  axes: str, x: Float[Array, '...'], kernel: Float[Array, '...']
+  axes: str, kernel: Float[Array, '...'], x: Float[Array, '...']
 ) -> Float[Array, '...']:
+  """The kernel is first: XLA on a CPU cannot turn x W in bfloat16 around."""
   kernel = kernel.astype(x.dtype)
-  return jnp.einsum(axes, x, kernel, preferred_element_type=jnp.float32)
+  return jnp.einsum(axes, kernel, x, preferred_element_type=jnp.float32)
 
 
 class HyperResidual(Residual):

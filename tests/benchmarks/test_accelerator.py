@@ -1,272 +1,343 @@
-"""The accelerator's parts: budget, resumption, failures, utilisation."""
+"""The accelerator's plan: budget, resumption, failures, tables; a tiny run."""
 
 import json
+import signal
 import subprocess
+import sys
+import time
 
+import jax
 import numpy as np
 import pytest
 
 from benchmarks import accelerator
-from benchmarks.acceleration import device, speed
-from benchmarks.acceleration.device import peak_tflops, utilisation
-from benchmarks.acceleration.place import Place, jax_platforms, last_error
-from benchmarks.acceleration.work import Part, Piece, State, carry_out
+from benchmarks.accelerator import (
+  Place,
+  Row,
+  carry_out,
+  expected_minutes,
+  peak_tflops,
+  plan,
+  utilisation,
+)
 from benchmarks.fusion_jax_step import packed_batches
+from benchmarks.kernels import Event, device_events, kernels
+from benchmarks.serving import ROOT
 from benchmarks.sizes import SIZES
 from fusion_jax.errors import CheckFailed
 
 H100 = 'NVIDIA H100 80GB HBM3'
-DEVICE = {
-  'platform': 'gpu',
-  'kind': H100,
-  'devices': 1,
-  'memory_mb': 60_000.0,
-  'driver': '580',
-  'runtime': 'PJRT C API\ncuda 13000',
-  'matmul_precision': 'default',
-  'float32_products': 'tf32',
+GPU = {'platform': 'gpu', 'kind': H100, 'runtime': 'cuda', 'peak_tflops': 989.0}
+FIGURE = {
+  'seconds': {'median': 0.01, 'min': 0.01, 'max': 0.01},
+  'target_tokens': 8_000.0,
 }
 
 
-class FakePart:
-  """Pieces that only take time; `endings` has what ends one, once."""
+class Fake:
+  """Rows that take time on a clock of their own; what they do is noted.
 
-  def __init__(self, minutes, endings=None, missing=''):
-    self.minutes, self.endings = minutes, endings or {}
-    self.missing, self.calls, self.left = missing, [], 40.0
+  compiles, measures: seconds by row. endings: what raises, once.
+  """
 
-  def run(self, name, seconds):
-    self.calls.append(name)
-    self.left -= self.minutes[name]
-    ending = self.endings.pop(name, True)
-    if isinstance(ending, BaseException):
-      raise ending
-    return ending
-
-  def part(self):
-    pieces = [
-      Piece(name, minutes, lambda s, n=name: self.run(n, s), self.missing)
-      for name, minutes in self.minutes.items()
-    ]
-    # A part of its own each: estimates are those of the pieces.
-    return {
-      piece.name: Part('fake', [piece], lambda: {}, str) for piece in pieces
+  def __init__(self, compiles, measures=1.0, **endings):
+    self.compiles, self.measures = compiles, measures
+    self.endings, self.now, self.calls = endings, 0.0, []
+    self.results = {
+      name: {} for name in ('figures', 'compile_seconds', 'failed', 'left_out')
     }
+    self.saved = []
 
-  def carry_out(self, state=None, left=40.0):
-    self.left = left
-    state = state or State({}, {}, {})
-    carry_out(self.part(), state, lambda: self.left, lambda: None)
-    return state
+  def _do(self, name, seconds):
+    self.now += seconds
+    self.calls.append(name)
+    if error := self.endings.pop(name.replace(' ', '_'), None):
+      raise error
+
+  def rows(self, **changes):
+    def row(name, compiles):
+      def measure(_):
+        self._do(f'measure {name}', self.measures)
+        return FIGURE
+
+      def prepare(_):
+        self._do(f'prepare {name}', compiles)
+        return measure
+
+      row = Row(name, prepare, compiles, self.measures)
+      return row._replace(**changes.get(name, {}))
+
+    return [row(*each) for each in self.compiles.items()]
+
+  def carry_out(self, seconds=1_000.0, cores=1, **changes):
+    end, rows = self.now + seconds, self.rows(**changes)
+    carry_out(rows, self.results, lambda: end - self.now, cores, self.save)
+
+  def save(self):
+    self.saved.append(json.dumps(self.results))
 
 
-def test_what_does_not_fit_is_left_out_and_smaller_pieces_are_done():
-  fake = FakePart({'a': 10, 'b': 35, 'c': 25, 'd': 6})
-  state = fake.carry_out()
-  assert fake.calls == ['a', 'c']
-  assert list(state.left_out) == ['b', 'd']
-  assert '35.0 minutes, of which 30.0 are left' in state.left_out['b']
-  assert '6.0 minutes, of which 5.0 are left' in state.left_out['d']
+def test_everything_is_compiled_in_order_before_anything_is_measured():
+  fake = Fake({'a': 1, 'b': 1, 'c': 1})
+  fake.carry_out()
+  steps = [f'{step} {row}' for step in ('prepare', 'measure') for row in 'abc']
+  assert fake.calls == steps
+  assert set(fake.results['figures']) == {'a', 'b', 'c'}
 
 
-def test_finished_pieces_are_not_repeated_after_a_cut():
-  fake = FakePart({'a': 1, 'b': 1, 'c': 1}, {'b': KeyboardInterrupt()})
-  state = State({}, {}, {})
+def test_a_program_beside_is_measured_first_and_gives_its_memory_back():
+  fake = Fake({'a': 1, 'b': 1})
+  fake.carry_out(b={'starts': True})
+  assert [call for call in fake.calls if 'measure' in call] == [
+    'measure b',
+    'measure a',
+  ]
+
+
+def test_what_cannot_be_compiled_and_measured_in_time_is_named():
+  # 100 s: a leaves 59 s for b, c and d, with a second to measure a and each.
+  fake = Fake({'a': 40, 'b': 58, 'c': 30, 'd': 26})
+  fake.carry_out(100)
+  assert [call for call in fake.calls if 'prepare' in call] == [
+    'prepare a',
+    'prepare b',
+  ]
+  assert fake.results['left_out'] == {
+    'c': 'not compiled: only 0 s were left for it',
+    'd': 'not compiled: only 0 s were left for it',
+  }
+  assert set(fake.results['figures']) == {'a', 'b'}
+
+
+def test_smaller_programs_fit_where_large_ones_do_not():
+  fake = Fake({'a': 40, 'b': 60, 'c': 30})
+  fake.carry_out(100)
+  assert set(fake.results['figures']) == {'a', 'c'}
+
+
+def test_what_is_not_measured_in_time_is_named():
+  fake = Fake({'a': 1, 'b': 5})
+  # The second compilation takes four seconds longer than is expected.
+  fake.carry_out(7.5, b={'compiles': 1})
+  assert fake.results['left_out'] == {'b': 'the time was over'}
+  assert set(fake.results['figures']) == {'a'}
+
+
+def test_a_cut_loses_one_figure_and_the_next_command_does_the_rest():
+  fake = Fake({'a': 1, 'b': 1, 'c': 1}, measure_b=KeyboardInterrupt())
   with pytest.raises(KeyboardInterrupt):
-    fake.carry_out(state)
-  assert list(state.finished) == ['a']
-  fake.carry_out(state)
-  assert fake.calls == ['a', 'b', 'b', 'c']
+    fake.carry_out()
+  assert set(json.loads(fake.saved[-1])['figures']) == {'a'}
+  fake.calls.clear()
+  fake.carry_out()
+  assert fake.calls == ['prepare b', 'prepare c', 'measure b', 'measure c']
 
 
-def test_a_failure_does_not_stop_the_others():
-  endings = {'a': CheckFailed('one line\nmore'), 'b': ZeroDivisionError()}
-  fake = FakePart({'a': 1, 'b': 1, 'c': 1}, endings)
-  state = fake.carry_out()
-  assert state.failed == {'a': 'one line', 'b': 'ZeroDivisionError'}
-  assert state.left_out == {}
-  assert list(state.finished) == ['c']
+def test_a_failure_is_one_line_and_is_tried_again_after_the_rest():
+  memory = RuntimeError('RESOURCE_EXHAUSTED: out of memory\nmore')
+  fake = Fake(
+    {'a': 1, 'b': 1, 'c': 1}, prepare_a=ValueError('no cuDNN'), measure_b=memory
+  )
+  fake.carry_out()
+  assert fake.results['failed'] == {
+    'a': 'no cuDNN',
+    'b': 'RESOURCE_EXHAUSTED: out of memory',
+  }
+  assert set(fake.results['figures']) == {'c'}
+  fake.results['figures'].clear()
+  fake.calls.clear()
+  fake.carry_out()
+  assert fake.calls[:3] == ['prepare c', 'prepare a', 'prepare b']
+  assert fake.results['failed'] == {}
 
 
-def test_a_piece_that_is_stopped_is_left_for_the_next_command():
-  stopped = subprocess.TimeoutExpired('train.py', 1)
-  fake = FakePart({'a': 1, 'b': 1, 'c': 1}, {'a': stopped, 'b': False})
-  state = fake.carry_out()
-  assert list(state.finished) == ['c']
-  assert 'stopped when the time was over' in state.left_out['a']
-  assert 'not finished' in state.left_out['b']
-  assert state.failed == {}
-
-
-def test_a_piece_without_what_it_needs_is_left_out():
-  fake = FakePart({'a': 1}, missing='no --data')
-  assert fake.carry_out().left_out == {'a': 'no --data'}
+def test_a_row_without_what_it_needs_is_left_out():
+  fake = Fake({'a': 1})
+  fake.carry_out(a={'missing': 'no --data'})
+  assert fake.results['left_out'] == {'a': 'no --data'}
   assert fake.calls == []
 
 
-def test_finished_pieces_tell_how_long_the_others_of_their_part_take():
-  pieces = [Piece(name, 1.0, lambda _: True) for name in 'abc']
-  part = Part('fake', pieces, lambda: {}, str)
-  state = State({'a': 3.0, 'b': 5.0}, {}, {})
-  carry_out({'fake': part}, state, lambda: 3.5, lambda: None)
-  assert 'about 4.0 minutes' in state.left_out['c']
+def test_the_seconds_of_a_compilation_are_those_of_the_first():
+  fake = Fake({'a': 1}, measure_a=ValueError('x'))
+  fake.carry_out()
+  fake.results['compile_seconds']['a'] = 45.0
+  fake.carry_out()
+  assert fake.results['compile_seconds'] == {'a': 45.0}
 
 
-def command(monkeypatch, fake, folder, *flags):
-  """The exit code of the program, with the pieces of a fake part."""
-  parts = {
-    name: lambda place, part=part: part for name, part in fake.part().items()
+def test_expected_minutes_by_hand():
+  fake = Fake({'a': 60, 'b': 120, 'c': 90}, measures=20)
+  rows = fake.rows(c={'starts': True})
+  # On two cores (60 + 120) / 2 s, and 90 s beside; three times 20 s.
+  assert expected_minutes(rows, 2) == (1.5, 1.0)
+  assert expected_minutes(fake.rows(c={'missing': 'x'}), 1) == (3.0, 40 / 60)
+
+
+def gpu_plan(tmp_path, monkeypatch):
+  monkeypatch.setattr('importlib.util.find_spec', lambda _: object())
+  return plan(Place(tmp_path, tmp_path, False, 'gpu'))
+
+
+def test_the_whole_plan_fits_nine_minutes_of_sixteen_cores(
+  tmp_path, monkeypatch
+):
+  rows = gpu_plan(tmp_path, monkeypatch)
+  assert [row.name for row in rows[:3]] == [
+    'base 64 plain',
+    'base 64 cudnn',
+    'base 256 cudnn',
+  ]
+  names = [row.name for row in rows]
+  assert len(names) == len(set(names)) >= 20
+  assert all(row.base in {'', *names} for row in rows)
+  assert sum(expected_minutes(rows, 16)) < 9
+
+
+def test_the_plan_without_data_or_peers(tmp_path, monkeypatch):
+  monkeypatch.setattr('importlib.util.find_spec', lambda _: None)
+  monkeypatch.setattr(accelerator, 'PEERS_PYTHON', tmp_path / 'none')
+  place = Place(tmp_path, None, False, 'gpu')
+  missing = {row.missing for row in plan(place)}
+  assert missing == {
+    '',
+    'no --data',
+    'PyTorch is not installed',
+    'CTranslate2 is not installed',
   }
-  monkeypatch.setattr(accelerator, 'PARTS', parts)
-  monkeypatch.setattr(Place, 'start', lambda *_, **__: json.dumps(DEVICE))
+  on_tpu = {row.missing for row in plan(place._replace(platform='tpu'))}
+  assert 'PyTorch knows no tpu' in on_tpu
+
+
+@pytest.mark.parametrize(
+  ('kind', 'peak'),
+  # The makers' data sheets, dense products of bfloat16.
+  [(H100, 989.0), ('TPU v5 lite', 197.0), ('NVIDIA H100 PCIe', None)],
+)
+def test_peaks(kind, peak):
+  assert peak_tflops(kind) == peak
+
+
+def test_utilisation_by_hand():
+  # 4,945 GFLOP in 10 ms are 494.5 TFLOP/s, half of 989.
+  own = FIGURE | {'gflop': 4_945.0}
+  assert utilisation(own, GPU) == pytest.approx(0.5)
+  assert utilisation(own, {'peak_tflops': None}) is None
+
+
+def test_kernels_by_hand():
+  # Two streams; in ms: a runs 0-4, b 2-6 beside it, nothing runs until 8, then
+  # a until 10.
+  events = [
+    Event('a', 'dot.1', 0, 4e6),
+    Event('b', '', 2e6, 6e6),
+    Event('a', 'dot.1', 8e6, 10e6),
+  ]
+  found = kernels(events, {'dot.1': 'attention'}, steps=2)
+  assert found['milliseconds'] == 5.0
+  assert found['calls'] == 1.5
+  assert found['idle'] == pytest.approx(0.2)
+  assert found['kernels'] == [
+    {
+      'name': 'a',
+      'part': 'attention',
+      'calls': 1.0,
+      'microseconds': 3_000.0,
+      'share': 0.6,
+    },
+    {
+      'name': 'b',
+      'part': '',
+      'calls': 0.5,
+      'microseconds': 2_000.0,
+      'share': 0.4,
+    },
+  ]
+  with pytest.raises(CheckFailed, match='no kernels'):
+    kernels([], {}, 1)
+
+
+# A profile as JAX records it on a GPU: kernels in streams, and what encloses
+# them on lines of their own; the host's events do not count.
+_RECORDED = """
+planes {
+  name: "/device:GPU:0"
+  event_metadata { key: 1 value { id: 1 name: "gemm_bf16" } }
+  event_metadata { key: 2 value { id: 2 name: "jit_train_step" } }
+  stat_metadata { key: 1 value { id: 1 name: "hlo_op" } }
+  lines {
+    name: "Stream #13(Compute)" timestamp_ns: 1000
+    events {
+      metadata_id: 1 offset_ps: 2000000 duration_ps: 3000000
+      stats { metadata_id: 1 str_value: "dot.1" }
+    }
+  }
+  lines {
+    name: "XLA Modules" timestamp_ns: 1000
+    events { metadata_id: 2 offset_ps: 0 duration_ps: 9000000 }
+  }
+}
+planes {
+  name: "/host:CPU"
+  event_metadata { key: 1 value { id: 1 name: "PjitFunction" } }
+  lines {
+    name: "python" timestamp_ns: 0
+    events { metadata_id: 1 offset_ps: 0 duration_ps: 9000000 }
+  }
+}
+"""
+
+
+def test_kernels_of_a_recorded_profile():
+  data = jax.profiler.ProfileData.from_text_proto(_RECORDED)
+  recorded = Event('gemm_bf16', 'dot.1', 3_000, 6_000)
+  assert device_events(data) == [recorded]
+
+
+def command(monkeypatch, fake, folder, *flags, device=GPU):
+  """The exit code of the program, with rows that only take time."""
+  monkeypatch.setattr(accelerator, 'plan', lambda _: fake.rows())
+  monkeypatch.setattr(accelerator, 'describe', lambda: device)
+  monkeypatch.setattr(accelerator, '_keep_compiled', lambda _: None)
   return accelerator.main([f'--output={folder}', *flags])
 
 
 def test_the_program_resumes_and_tells_of_failures(
   tmp_path, monkeypatch, capsys
 ):
-  fake = FakePart({'a': 1, 'b': 1, 'c': 1}, {'b': CheckFailed('no memory')})
+  fake = Fake({'a': 0, 'b': 0}, measure_b=RuntimeError('no memory'))
   assert command(monkeypatch, fake, tmp_path) == 1
   output = capsys.readouterr()
-  assert output.out == (tmp_path / 'accelerator.md').read_text()
-  assert '- b: no memory' in output.out
+  assert 'failed: b: no memory' in output.out
   assert H100 in output.out
-  assert 'failed: 1 pieces' in output.err
+  assert '800,000' in output.out
+  assert 'failed: 1 rows' in output.err
   assert command(monkeypatch, fake, tmp_path) == 0
-  assert fake.calls == ['a', 'b', 'c', 'b']
   results = json.loads((tmp_path / 'accelerator.json').read_text())
-  assert results['failed'] == {}
-  assert set(results['finished']) == {'a', 'b', 'c'}
-
-
-def test_a_cut_leaves_the_finished_pieces_in_the_folder(tmp_path, monkeypatch):
-  fake = FakePart({'a': 1, 'b': 1}, {'b': KeyboardInterrupt()})
-  # That of a program that Ctrl-C ended.
-  assert command(monkeypatch, fake, tmp_path) == 130
-  results = json.loads((tmp_path / 'accelerator.json').read_text())
-  assert list(results['finished']) == ['a']
-  assert results['left_out'] == {'b': 'interrupted: the same command resumes'}
-  assert command(monkeypatch, fake, tmp_path) == 0
-  assert fake.calls == ['a', 'b', 'b']
-
-
-def test_chosen_parts(tmp_path, monkeypatch, capsys):
-  fake = FakePart({'a': 1, 'b': 1})
-  assert command(monkeypatch, fake, tmp_path, '--parts=b') == 0
-  assert fake.calls == ['b']
-  assert '- a: not in --parts' in capsys.readouterr().out
-  assert command(monkeypatch, fake, tmp_path, '--parts=x') == 2
-  assert "no 'x'; there are a, b" in capsys.readouterr().err
+  assert set(results['figures']) == {'a', 'b'}
+  assert fake.calls.count('measure a') == 1
 
 
 def test_the_plan_does_nothing(tmp_path, monkeypatch, capsys):
-  fake = FakePart({'a': 1.5, 'b': 2.0})
-  assert command(monkeypatch, fake, tmp_path, '--plan') == 0
-  lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-  assert lines[1:] == [['a', '1.5'], ['b', '2.0'], ['all', '3.5']]
+  fake = Fake({'a': 60, 'b': 120}, measures=30)
+  flags = '--plan', '--cores=2'
+  assert command(monkeypatch, fake, tmp_path, *flags) == 0
+  assert '1.5 minutes of compilation and 1.0' in capsys.readouterr().out
   assert fake.calls == []
 
 
 def test_results_of_another_device_are_refused(tmp_path, monkeypatch, capsys):
-  fake = FakePart({'a': 1})
+  fake = Fake({'a': 0})
   assert command(monkeypatch, fake, tmp_path) == 0
-  monkeypatch.setitem(DEVICE, 'kind', 'NVIDIA H200')
-  assert command(monkeypatch, fake, tmp_path) == 2
+  other = GPU | {'kind': 'NVIDIA H200'}
+  assert command(monkeypatch, fake, tmp_path, device=other) == 2
   assert f'has results of {H100}' in capsys.readouterr().err
 
 
 def test_a_full_measurement_needs_an_accelerator(tmp_path, monkeypatch, capsys):
-  monkeypatch.setitem(DEVICE, 'platform', 'cpu')
-  assert command(monkeypatch, FakePart({'a': 1}), tmp_path) == 2
+  own = GPU | {'platform': 'cpu'}
+  assert command(monkeypatch, Fake({'a': 0}), tmp_path, device=own) == 2
   assert '--size=tiny' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-  ('kind', 'arithmetic', 'peak'),
-  [
-    # The makers' data sheets, dense.
-    (H100, 'bfloat16', 989.0),
-    (H100, 'tf32', 495.0),
-    (H100, 'float32', 67.0),
-    ('NVIDIA A100-SXM4-80GB', 'float32', 19.5),
-    ('TPU v5 lite', 'bfloat16', 197.0),
-    ('TPU v5 lite', 'float32', None),
-    ('NVIDIA H100 PCIe', 'bfloat16', None),
-    ('cpu', 'float32', None),
-  ],
-)
-def test_peaks(kind, arithmetic, peak):
-  assert peak_tflops(kind, arithmetic) == peak
-
-
-def test_utilisation_by_hand():
-  # 4,945 GFLOP in 10 ms are 494.5 TFLOP/s, half of 989.
-  assert utilisation(4_945.0, 0.010, 989.0) == pytest.approx(0.5)
-  assert utilisation(4_945.0, 0.010, None) is None
-
-
-def answers(*seconds):
-  """What the contestant of the training steps prints."""
-  own = {'gflop': 4_945.0, 'target_tokens': 8_000.0}
-  own |= {'compile_seconds': 30.0, 'peak_device_mb': 9_000.0}
-  lines = [own | {'seconds': each} for each in ([], *seconds)]
-  return '\n'.join(map(json.dumps, lines))
-
-
-def test_the_speed_of_a_step_by_hand():
-  # Five updates in 50, 40 and 100 ms: 10 ms each by the median.
-  found = speed.summary(answers([0.05], [0.04], [0.1]), 5, DEVICE, 'bfloat16')
-  assert found['seconds_a_step'] == pytest.approx(
-    {'median': 0.010, 'min': 0.008, 'max': 0.020}
-  )
-  assert found['target_tokens_per_second'] == pytest.approx(800_000)
-  assert found['utilisation'] == pytest.approx(0.5)
-
-
-def test_float32_is_measured_against_what_the_device_computes():
-  found = speed.summary(answers([0.05]), 5, DEVICE, 'float32')
-  assert found['arithmetic'] == 'tf32'
-  assert found['utilisation'] == pytest.approx(494.5 / 495)
-
-
-def test_an_unknown_device_has_no_utilisation(tmp_path):
-  own = DEVICE | {'kind': 'another'}
-  part = speed.part(Place(tmp_path, None, False, own))
-  found = speed.summary(answers([0.05]), 5, own, 'bfloat16')
-  assert found['utilisation'] is None
-  rows = {'rows': 64, 'length': 128, 'rows_wanted': 64}
-  text = part.table({'base bfloat16 dense': found | rows})
-  assert "no peak is known of 'another'" in text
-  assert '%' not in text
-
-
-def test_rows_are_halved_until_the_memory_is_enough(tmp_path, monkeypatch):
-  asked = []
-
-  def start(place, name, *command, **options):
-    rows = next(each for each in command if each.startswith('--rows='))
-    asked.append(rows)
-    if rows != '--rows=16':
-      raise CheckFailed('RESOURCE_EXHAUSTED: out of memory')
-    return answers([0.05])
-
-  monkeypatch.setattr(Place, 'start', start)
-  place = Place(tmp_path, None, False, DEVICE)
-  part = speed.part(place)
-  assert part.pieces[0].run(60.0)
-  assert asked == ['--rows=64', '--rows=32', '--rows=16']
-  assert 'too little memory for 64 rows' in part.table(part.read())
-
-
-@pytest.mark.parametrize(
-  ('error', 'name'), [(3e-7, 'float32'), (3e-4, 'tf32'), (2e-3, 'bfloat16')]
-)
-def test_the_error_of_a_product_tells_its_arithmetic(error, name):
-  assert device.arithmetic(error) == name
-
-
-def test_a_cpu_multiplies_in_float32():
-  assert device.arithmetic(device.product_error()) == 'float32'
 
 
 def test_packed_rows_are_whole_pairs_side_by_side():
@@ -280,55 +351,27 @@ def test_packed_rows_are_whole_pairs_side_by_side():
   assert first.target_lengths.mean() > 0.8 * size.length
 
 
-def test_programs_never_take_the_cpu_in_place_of_the_device():
-  others = {'runtime': ''}
-  assert jax_platforms(DEVICE) == 'cuda,cpu'
-  assert jax_platforms({'platform': 'tpu'} | others) == 'tpu,cpu'
-  assert jax_platforms({'platform': 'cpu'} | others) == 'cpu'
+@pytest.mark.extended
+def test_a_tiny_run_that_is_killed_has_every_row_in_the_end(tmp_path):
+  program = (sys.executable, '-m', 'benchmarks.accelerator')
+  program += (f'--output={tmp_path}', '--size=tiny', '--minutes=30')
+  path = tmp_path / 'accelerator.json'
 
+  def figures():
+    return json.loads(path.read_text())['figures'] if path.exists() else {}
 
-def test_a_failed_program_leaves_one_line(tmp_path):
-  place = Place(tmp_path, None, True, DEVICE)
-  code = 'raise MemoryError("too large")'
-  with pytest.raises(CheckFailed, match=r'^MemoryError: too large; .*logs/a_b'):
-    place.start('a b', '-c', code)
-  assert place.start('a b', '-c', 'print(input())', requests='1\n') == '1\n'
-
-
-@pytest.mark.parametrize(
-  ('text', 'line'),
-  [
-    ('x\nerror: no file\n', 'error: no file'),
-    (
-      'jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: 1\nmore\n',
-      'jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: 1',
-    ),
-    ('killed\n\n', 'killed'),
-    ('', ''),
-  ],
-)
-def test_the_last_error_of_a_log(text, line):
-  assert last_error(text) == line
-
-
-def test_what_a_part_adds_is_kept(tmp_path):
-  place = Place(tmp_path, None, True, DEVICE)
-  place.add('speed', 'a', 1)
-  place.add('speed', 'b', 2)
-  assert place.measured('speed') == {'a': 1, 'b': 2}
-  assert place.measured('search') == {}
-
-
-def test_the_parts_without_data_or_packages(tmp_path, monkeypatch):
-  monkeypatch.setattr('importlib.util.find_spec', lambda _: None)
-  place = Place(tmp_path, None, False, DEVICE)
-  parts = {name: make(place) for name, make in accelerator.PARTS.items()}
-  missing = {
-    name: {piece.missing for piece in part.pieces}
-    for name, part in parts.items()
-  }
-  assert missing['speed'] == missing['schemes'] == {''}
-  assert missing['search'] == {'', 'the package ctranslate2 is not installed'}
-  for name in ('multi30k', 'comparison'):
-    assert missing[name] == {'no --data: give the folder of Multi30k'}
-    assert len(parts[name].pieces) == 1
+  with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL) as first:
+    while first.poll() is None and len(figures()) < 3:
+      time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+  before = figures()
+  assert len(before) >= 3
+  again = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+  results = json.loads(path.read_text())
+  assert again.returncode == 0, again.stderr
+  assert before.items() <= results['figures'].items()
+  missing = {'no --data', 'PyTorch is not installed'}
+  assert set(results['left_out'].values()) <= missing
+  names = {row.name for row in plan(Place(tmp_path, None, True, 'cpu'))}
+  assert names == {*results['figures'], *results['left_out']}
+  assert 'kernels and' in again.stdout

@@ -215,6 +215,26 @@ def test_copies_stay_copies_of_the_plain_residual(kind, number):
 
 
 @pytest.mark.parametrize('kind', _KINDS)
+def test_bfloat16_is_near_float32(kind):
+  config = _config(kind)
+  halved = dataclasses.replace(config, compute_dtype='bfloat16')
+  x, y = _normal(2, 4, 8, 32), _normal(2, 8, 32, seed=1)
+  module = HyperResidual(config, 'encoder', 0)
+  parameters = _parameters(module, x, y)
+  wanted = _apply(module, parameters, x, y)
+  found = _apply(
+    HyperResidual(halved, 'encoder', 0),
+    parameters,
+    x.astype('bfloat16'),
+    y.astype('bfloat16'),
+  )
+  # A few roundings to the 8 bits of bfloat16, of 24 in float32.
+  for half, whole in zip(found, wanted, strict=True):
+    assert half.dtype == jnp.bfloat16
+    assert_close(half.astype(jnp.float32), whole, units=2**19)
+
+
+@pytest.mark.parametrize('kind', _KINDS)
 def test_the_backward_pass_keeps_the_streams_once(kind, capsys):
   """Of two sublayers: the state between them, and no other streams."""
   modules = [HyperResidual(_config(kind), 'encoder', n) for n in range(2)]
