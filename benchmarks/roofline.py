@@ -122,6 +122,7 @@ def measure(
     'bytes': figures.hbm,
     'bytes_by_xla': figures.moved,
     'parts': figures.parts,
+    'kernels': figures.kernels,
     'cycles': figures.cycles,
     'sent': figures.sent,
     'peak': figures.peak,
@@ -142,9 +143,10 @@ def bounds_table(rows: dict[str, Any], before: dict[str, Any]) -> str:
         lines.append((
           *(f'{name}{when}', *(f'{time:.2f}' for time in times)),
           *(bound.slowest, f'{bound.mfu:.2f}', f'{found["peak"] / 2**30:.2f}'),
+          f'{found["kernels"]:,}' if 'kernels' in found else '',
         ))  # fmt: skip
   header = 'ms', 'products', 'bytes', 'exchanges', 'estimate', 'slowest', 'MFU'
-  return table((*header, 'GiB'), lines)
+  return table((*header, 'GiB', 'kernels'), lines)
 
 
 def parts_table(rows: dict[str, Any], before: dict[str, Any]) -> str:

@@ -58,16 +58,31 @@ class _Gradients(NamedTuple):
   output: OutputLayer
 
 
+def _mean_logits(
+  features: Float[Array, 'R D'], output: OutputLayer
+) -> Float[Array, ' R']:
+  """Return the mean of each row of logits, without reading them again."""
+  table = output.table.astype(features.dtype).mean(0, dtype=jnp.float32)
+  means = (features.astype(jnp.float32) * table).sum(-1)
+  return means if output.bias is None else means + output.bias.mean()
+
+
 def _row_losses(
-  logits: Float[Array, 'R V'], targets: Int[Array, ' R'], smoothing: float
+  logits: Float[Array, 'R V'],
+  features: Float[Array, 'R D'],
+  output: OutputLayer,
+  targets: Int[Array, ' R'],
+  smoothing: float,
 ) -> tuple[_Rows, Float[Array, 'R 1']]:
   """Return the losses of one chunk, and the logsumexp of each row."""
   largest = logits.max(-1, keepdims=True)
   log_sum = largest + jnp.log(jnp.exp(logits - largest).sum(-1, keepdims=True))
   chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)
   negative = (log_sum - chosen)[:, 0]
-  uniform = (log_sum - logits.mean(-1, keepdims=True))[:, 0]
-  loss = (1 - smoothing) * negative + smoothing * uniform
+  loss = negative
+  if smoothing:
+    uniform = log_sum[:, 0] - _mean_logits(features, output)
+    loss = (1 - smoothing) * negative + smoothing * uniform
   return _Rows(loss, negative, (chosen >= largest)[:, 0]), log_sum
 
 
@@ -150,6 +165,11 @@ def _from_chunks(x: Array, rows: int) -> Array:
   return jnp.moveaxis(by_chunk, 0, 1).reshape(rows, -1, *x.shape[2:])
 
 
+def _cast(output: OutputLayer, features: Array) -> OutputLayer:
+  """Return the output layer with the table that the products read."""
+  return output._replace(table=output.table.astype(features.dtype))
+
+
 def _zeros(output: OutputLayer) -> OutputLayer:
   return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), output)
 
@@ -168,9 +188,12 @@ def _cross_entropy(
   def add_chunk(sums, chunk):
     chunk_features, chunk_targets, chunk_keep = chunk
     logits = output_logits(chunk_features, output)
-    rows, _ = _row_losses(logits, chunk_targets, smoothing)
+    rows, _ = _row_losses(
+      logits, chunk_features, output, chunk_targets, smoothing
+    )
     return jax.tree.map(jnp.add, sums, _chunk_sums(rows, chunk_keep)), None
 
+  output = _cast(output, features)
   chunks = tuple(_to_chunks(x, count) for x in (features, targets, keep))
   return jax.lax.scan(add_chunk, zero_sums(), chunks)[0]
 
@@ -183,7 +206,9 @@ def _cross_entropy_forward(
   def add_chunk(carry, chunk):
     chunk_features, chunk_targets, chunk_keep = chunk
     logits = output_logits(chunk_features, output)
-    rows, log_sum = _row_losses(logits, chunk_targets, smoothing)
+    rows, log_sum = _row_losses(
+      logits, chunk_features, output, chunk_targets, smoothing
+    )
     gradients = _chunk_gradients(
       logits,
       log_sum,
@@ -197,6 +222,7 @@ def _cross_entropy_forward(
     carry = jax.tree.map(jnp.add, carry, new)
     return carry, gradients.features.astype(features.dtype)
 
+  output = _cast(output, features)
   chunks = tuple(_to_chunks(x, count) for x in (features, targets, keep))
   (sums, by_output), by_features = jax.lax.scan(
     add_chunk, (zero_sums(), _zeros(output)), chunks
@@ -261,7 +287,9 @@ def _mixture_chunk(
     group_features, log_weight = group[0], group[1][:, None]
     weight, by_features = jnp.exp(log_weight), None
     logits = output_logits(group_features, output)
-    rows, log_sum = _row_losses(logits, targets, settings.smoothing)
+    rows, log_sum = _row_losses(
+      logits, group_features, output, targets, settings.smoothing
+    )
     if settings.combine == 'arithmetic':
       mixture += jnp.exp(log_weight + logits - log_sum)
     else:
@@ -321,6 +349,7 @@ def _mixture_pass(
   shape = features.shape
   groups, rows, *rest = shape
   count = _chunk_count(rows, targets.shape[1], settings.chunk_tokens)
+  output = _cast(output, features)
   features = features.reshape(groups, rows // count, count, *rest)
 
   def add_chunk(carry, chunk):

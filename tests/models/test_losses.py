@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend.core import jaxprs_in_params
 from loss_cases import make_case, plain_loss
 
 from fusion_jax.models.losses import _chunk_count, cross_entropy
@@ -143,3 +144,28 @@ def test_the_logits_of_a_batch_are_never_held():
   # 64 * 16 * 4096 float32 logits are 16 MiB, a chunk of 64 tokens 1 MiB.
   assert loss(0) > 16 * 2**20
   assert loss(64) < 4 * 2**20
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_logits_are_summed_over_the_vocabulary_twice(smoothing):
+  """Their largest and the sum of their exponentials; each is a pass over them.
+
+  The mean that smoothing needs is a product with the mean of the table.
+  """
+  features, output, targets, lengths = make_case(0, bias=False)
+
+  def loss(features):
+    return cross_entropy(features, output, targets, lengths, smoothing).loss
+
+  def passes(jaxpr):
+    """Reductions of arrays with a row for each token."""
+    for equation in jaxpr.eqns:
+      for inside in jaxprs_in_params(equation.params):
+        yield from passes(inside)
+      shapes = [x.aval.shape for x in equation.invars]
+      if equation.primitive.name.startswith('reduce') and logits in shapes:
+        yield equation.primitive.name
+
+  logits = targets.size, len(output.table)
+  found = list(passes(jax.make_jaxpr(jax.grad(loss))(features).jaxpr))
+  assert sorted(found) == ['reduce_max', 'reduce_sum']

@@ -202,6 +202,8 @@ def test_figures_of_a_training_step_on_eight_devices():
   whole = 3 * 4 * figures.parameters
   assert whole / 4 < figures.state < whole / 2
   assert figures.state < figures.peak < 2**20
+  # Each parameter has an update of its own, and each is moved.
+  assert figures.kernels > 3 * len(jax.tree.leaves(program.weights))
   kinds = {'all-reduce', 'all-gather', 'reduce-scatter'}
   assert set(figures.exchanges) == kinds
   assert figures.sent == sum(x.sent for x in figures.exchanges.values())
@@ -290,6 +292,7 @@ def _figures(shape: tuple[int, int, int], peak: float, state: int) -> Figures:
     flops=1.0,
     moved=1.0,
     parts={},
+    kernels=0,
     cycles=0,
     exchanges={},
     trace_seconds=0.0,

@@ -67,6 +67,8 @@ class Figures:
       two instructions. 0 without an estimate.
     parts: Bytes that a chip reads from its HBM and writes to it, by part of the
       step; a loop's body counts as often as it runs.
+    kernels: Number of instructions that move anything, loops as often as they
+      run; on a GPU each is a kernel.
     cycles: Cycles of a chip as estimated by the compiler for TPUs, if nothing
       overlaps; else 0.
     exchanges: Count of exchanges and bytes that a chip sends, by kind.
@@ -82,6 +84,7 @@ class Figures:
   flops: float
   moved: float
   parts: dict[str, int]
+  kernels: int
   cycles: int
   exchanges: dict[str, Total]
   trace_seconds: float
@@ -170,6 +173,7 @@ def _compiled(program: Program, chip: Chip) -> tuple[Figures, str]:
     flops=0.0,
     moved=float(costs.get('bytes accessed', 0)),
     parts=by_part(moved),
+    kernels=sum(one.times for one in moved),
     cycles=total_cycles(moved),
     exchanges=totals(collectives(text, program.trips)),
     trace_seconds=0.0,
