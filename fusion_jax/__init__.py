@@ -12,6 +12,7 @@ if TYPE_CHECKING:
   from fusion_jax.config import ExperimentConfig, ModelConfig, SideConfig
   from fusion_jax.config.flags import load_config
   from fusion_jax.config.presets import changed
+  from fusion_jax.decoding.score import Scored
   from fusion_jax.decoding.translate import Translation
   from fusion_jax.errors import InputError
   from fusion_jax.fusion import register
@@ -26,6 +27,7 @@ _MODULES = {
   'InputError': 'errors',
   'ModelConfig': 'config',
   'Scheme': 'fusion.scheme',
+  'Scored': 'decoding.score',
   'SideConfig': 'config',
   'States': 'api',
   'Transformer': 'models.transformer',
@@ -46,6 +48,7 @@ __all__ = [
   'InputError',
   'ModelConfig',
   'Scheme',
+  'Scored',
   'SideConfig',
   'States',
   'Transformer',

@@ -53,13 +53,22 @@ class TranslationModel:
 
   Every method takes fields of `DecodingConfig` by name, which replace those of
   the run: `beam_size=8`, or `search='sample', temperature=0.7, seed=1`. A
-  translation does not depend on the other lines of a call.
+  translation does not depend on the other lines of a call. A text is one line:
+  a line break may end it, but not be in it.
   """
 
-  def __init__(self, run: TrainedModel):
+  def __init__(self, run: TrainedModel, workdir: str | Path = ''):
     """Put the parameters of a run on all devices, once for all calls."""
     parameters = put_whole(run.parameters, data_mesh())
     self._run = dataclasses.replace(run, parameters=parameters)
+    self._workdir = str(workdir)
+
+  def __repr__(self) -> str:
+    model = self.config.model
+    return (
+      f'TranslationModel({self._workdir!r}, step={self.step}, '
+      f'encoder={model.encoder.fusion!r}, decoder={model.decoder.fusion!r})'
+    )
 
   @property
   def config(self) -> ExperimentConfig:
@@ -95,7 +104,8 @@ class TranslationModel:
       The best translation of each line.
 
     Raises:
-      InputError: An option or a prefix is impossible.
+      InputError: A text is not one line, or an option or a prefix is
+        impossible.
     """
     return [
       best.text
@@ -121,7 +131,8 @@ class TranslationModel:
       For each line its translations with their scores, best first.
 
     Raises:
-      InputError: An option or a prefix is impossible.
+      InputError: A text is not one line, or an option or a prefix is
+        impossible.
     """
     texts, starts = _listed('lines', lines), _listed('prefixes', prefixes)
     if starts and len(starts) != len(texts):
@@ -145,8 +156,8 @@ class TranslationModel:
       The log-probability of each subword, and the score of each pair.
 
     Raises:
-      InputError: The counts differ, a text is too long, or an option is
-        impossible.
+      InputError: The counts differ, a text is too long or not one line, or an
+        option is impossible.
     """
     pairs = _pairs(sources, translations)
     return list(Scorer(self._run, self._decoding(options)).score(pairs))
@@ -165,8 +176,8 @@ class TranslationModel:
       The states of each pair.
 
     Raises:
-      InputError: The counts differ, a text is too long, or an option is
-        impossible.
+      InputError: The counts differ, a text is too long or not one line, or an
+        option is impossible.
     """
     decoding = self._decoding(options)
     reader = PairReader(self._run, decoding)
@@ -227,7 +238,7 @@ def load(
   """
   run = load_run(workdir, step, average, average_of, parameters)
   languages = source_language, target_language
-  return TranslationModel(in_direction(run, str(workdir), *languages))
+  return TranslationModel(in_direction(run, str(workdir), *languages), workdir)
 
 
 def train(
@@ -235,8 +246,9 @@ def train(
 ) -> None:
   """Train an experiment, or resume its training.
 
-  Progress is logged by the logger 'fusion_jax', whose level is up to you.
-  SIGINT and SIGTERM save a checkpoint and end the training.
+  Progress is logged by the logger 'fusion_jax', whose level and handler are up
+  to you. In the main thread SIGINT and SIGTERM save a checkpoint and end the
+  training.
 
   Args:
     config: Experiment.
@@ -267,4 +279,23 @@ def _pairs(
 def _listed(name: str, texts: Iterable[str]) -> Sequence[str]:
   if isinstance(texts, str):
     raise InputError(f'{name}: must be a list of texts, got one text')
-  return list(texts)
+  return [
+    _line(f'{name}: text {number}', text)
+    for number, text in enumerate(texts, start=1)
+  ]
+
+
+def _line(where: str, text: Any) -> str:
+  """Return a text without the line break that may end it."""
+  if not isinstance(text, str):
+    raise InputError(f'{where} must be a str, got {text!r}')
+  line = text.removesuffix('\n').removesuffix('\r')
+  if '\n' in line or '\r' in line:
+    raise InputError(f'{where} has a line break; give each line by itself')
+  try:
+    line.encode()
+  except UnicodeEncodeError as error:
+    raise InputError(
+      f'{where} has half a character, {line[error.start]!r}; it must be Unicode'
+    ) from None
+  return line

@@ -1,6 +1,10 @@
 """The Python interface against the classes below it."""
 
+import concurrent.futures
 import dataclasses
+import os
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -108,7 +112,9 @@ def test_a_config_object_is_trained_resumed_and_continued(tmp_path):
   }
   values = [(name, str(value)) for name, value in fields.items()]
   config = override(fusion_jax.load_config('quickstart'), values)
-  fusion_jax.train(config, tmp_path / 'run')
+  # As in a notebook's server: signals are for the main thread alone.
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    pool.submit(fusion_jax.train, config, tmp_path / 'run').result()
   assert fusion_jax.load(tmp_path / 'run').step == 2
   training = dataclasses.replace(config.training, steps=4)
   longer = dataclasses.replace(config, training=training)
@@ -117,3 +123,66 @@ def test_a_config_object_is_trained_resumed_and_continued(tmp_path):
   fusion_jax.train(config, tmp_path / 'other', init_from=tmp_path / 'run')
   other = fusion_jax.load(tmp_path / 'other')
   assert other.config.training.init_from == str(tmp_path / 'run')
+
+
+@pytest.mark.parametrize(
+  ('text', 'fault'),
+  [
+    (None, 'lines: text 2 must be a str, got None'),
+    (3, 'lines: text 2 must be a str, got 3'),
+    ('two\nlines', 'lines: text 2 has a line break; give each line by itself'),
+    ('two\rlines', 'lines: text 2 has a line break; give each line by itself'),
+    (
+      'half \ud800',
+      r"lines: text 2 has half a character, '\\ud800'; it must be Unicode",
+    ),
+  ],
+)
+def test_texts_that_are_no_lines(model, text, fault):
+  with pytest.raises(fusion_jax.InputError, match=f'^{fault}$'):
+    model.translate(iter(['the cat', text]))
+
+
+def test_lines_of_a_file_may_keep_their_ends(model):
+  plain = model.translate(['the cat', 'dogs'], **_FEW)
+  assert model.translate(['the cat\n', 'dogs\r\n'], **_FEW) == plain
+
+
+def test_a_model_says_what_it_is(saved, model):
+  assert repr(model) == (
+    f"TranslationModel({str(saved)!r}, step=2, encoder='none', decoder='none')"
+  )
+
+
+def test_a_translation_has_its_subwords(model):
+  (best, *_), *_ = model.translate_n_best(['the cat sat'], 2, **_FEW)
+  assert len(best.subwords) == len(best.token_log_probabilities)
+  assert ''.join(best.subwords[:-1]).replace('▁', ' ').strip() == best.text
+
+
+# What a user writes; the third statement is wrong.
+_SCRIPT = """
+import fusion_jax
+
+model = fusion_jax.load('runs/mine')
+texts: list[str] = model.translate(['a dog'])
+number: int = model.translate(['a dog'])
+scored: list[fusion_jax.Scored] = model.score(['a dog'], texts)
+"""
+
+
+@pytest.mark.extended
+def test_type_checkers_see_the_types_of_the_package(tmp_path):
+  script = tmp_path / 'script.py'
+  script.write_text(_SCRIPT)
+  flags = f'--cache-dir={tmp_path}', f'--python-executable={sys.executable}'
+  checked = subprocess.run(
+    [sys.executable, '-m', 'mypy', *flags, script],
+    capture_output=True,
+    text=True,
+    cwd=tmp_path,
+    env={k: v for k, v in os.environ.items() if k != 'PYTHONPATH'},
+  )
+  (error, _) = checked.stdout.splitlines()
+  assert 'script.py:6: error: Incompatible types in assignment' in error
+  assert '"list[str]", variable has type "int"' in error

@@ -1,6 +1,7 @@
 """The wheel has all that users need, and works in an empty directory."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -32,7 +33,7 @@ def wheel(tmp_path_factory):
     if name.startswith(('fusion_jax/', 'configs/')) or '/' not in name:
       copy = folder / 'source' / name
       copy.parent.mkdir(parents=True, exist_ok=True)
-      copy.write_bytes((_ROOT / name).read_bytes())
+      shutil.copy2(_ROOT / name, copy, follow_symlinks=False)
   options = '--no-deps', '--no-build-isolation', f'--wheel-dir={folder}'
   _run('-m', 'pip', 'wheel', '--quiet', *options, folder / 'source')
   (path,) = folder.glob('*.whl')

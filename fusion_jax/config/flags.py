@@ -38,6 +38,8 @@ from fusion_jax.errors import InputError
 from fusion_jax.faults import choice_fault
 
 _PREFIX = '--config.'
+# A link to the folder of the repository; a wheel has the files.
+_CONFIGS = Path(__file__).parents[1] / 'configs'
 
 
 def parse_experiment(
@@ -301,7 +303,7 @@ def _split_off_overrides(
 
 def _config_file(name: str) -> str:
   """Return the path of a config that is named by its path or is shipped."""
-  shipped = {path.stem: path for path in sorted(_configs().glob('*.py'))}
+  shipped = {path.stem: path for path in sorted(_CONFIGS.glob('*.py'))}
   stem = name.removesuffix('.py')
   if not os.path.isfile(name) and stem in shipped:
     return str(shipped[stem])
@@ -312,13 +314,6 @@ def _config_file(name: str) -> str:
     f'--config: {name}: no such file, and no config of the package: it '
     + choice_fault(stem, shipped)
   )
-
-
-def _configs() -> Path:
-  """Return the folder of configs; in an installed package it is inside."""
-  package = Path(__file__).parents[1]
-  inside = package / 'configs'
-  return inside if inside.is_dir() else package.parent / 'configs'
 
 
 def _get_config(path: str) -> Callable[..., Any]:

@@ -60,6 +60,7 @@ class Translation:
       model reads them; empty for an empty line.
     token_log_probabilities: Log-probability of every subword of the
       translations in `pairs`, as found step by step in the search.
+    subwords: These subwords; '▁' stands for a space.
   """
 
   text: str
@@ -67,6 +68,7 @@ class Translation:
   log_probability: float
   pairs: tuple[PairIds, ...] = ()
   token_log_probabilities: tuple[float, ...] = ()
+  subwords: tuple[str, ...] = ()
 
 
 _EMPTY = Translation('', 0.0, 0.0)
@@ -296,6 +298,7 @@ class Translator:
     self, hypotheses: Hypotheses, sources: list[list[int]]
   ) -> list[list[Translation]]:
     hypotheses = device_get_rows(hypotheses)
+    pieces = self._ensemble.tokenizer.pieces
     return [
       [
         Translation(
@@ -304,6 +307,7 @@ class Translator:
           float(hypotheses.log_probabilities[row, k]),
           (PairIds(source, hypotheses.tokens[row, k, :length].tolist()),),
           tuple(hypotheses.token_log_probabilities[row, k, :length].tolist()),
+          tuple(pieces(hypotheses.tokens[row, k, :length].tolist())),
         )
         for k, length in enumerate(hypotheses.lengths[row])
         if length > 0
@@ -327,6 +331,7 @@ class Translator:
         sum(piece.log_probability for piece in ranked),
         tuple(pair for piece in ranked for pair in piece.pairs),
         tuple(p for piece in ranked for p in piece.token_log_probabilities),
+        tuple(x for piece in ranked for x in piece.subwords),
       )
       for ranked in zip(*pieces, strict=False)
     ]

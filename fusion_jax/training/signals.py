@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import signal
+import threading
 from collections.abc import Callable, Iterator
 
 import jax
@@ -21,6 +22,8 @@ def stop_on_signals(
   A second signal acts as it would outside the block. Among several processes
   SIGTERM to one of them stops all at the same step; SIGINT is not handled.
 
+  Only the main thread can handle signals; in another one nothing asks.
+
   Args:
     programs: Programs of the update; a stop waits until one is compiled, and
       says so.
@@ -31,6 +34,8 @@ def stop_on_signals(
   """
   if jax.process_count() > 1:
     return contextlib.nullcontext(multihost_utils.reached_preemption_sync_point)
+  if threading.current_thread() is not threading.main_thread():
+    return contextlib.nullcontext(lambda step: False)
   return _own_signals(programs)
 
 
