@@ -220,7 +220,7 @@ def _step(
     facts = {} if scheme else {'gflop': size.gflop}
     return lambda _: _measured(step) | facts | {'profile': _profile(step)}
 
-  return Row(f'{name} {rows} {form}', prepare, 45 if name == 'base' else 60)
+  return Row(f'{name} {rows} {form}', prepare, 45 if name == 'base' else 90)
 
 
 def _search(place: Place, task: Task, scheme: str = '') -> Row:
