@@ -66,9 +66,9 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def command() -> None:
-  """Run the installed command."""
-  run_program(main)
+def command(*name: str) -> None:
+  """Run the installed command, or the one that is named."""
+  run_program(lambda argv: main([*name, *argv]))
 
 
 if __name__ == '__main__':

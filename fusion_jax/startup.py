@@ -28,17 +28,34 @@ def use_huge_pages() -> None:
   GLIBC_TUNABLES is already set, it is left unchanged.
   """
   if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
-    environment = os.environ | {'GLIBC_TUNABLES': _TUNABLE}
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    _restart(GLIBC_TUNABLES=_TUNABLE)
+
+
+def use_utf8() -> None:
+  """Restart this program with UTF-8 for paths and streams, as for files.
+
+  Python takes the encoding of the locale otherwise. Call this function first.
+  """
+  names = sys.getfilesystemencoding(), getattr(sys.stdout, 'encoding', 'utf-8')
+  if not sys.flags.utf8_mode and {'utf-8'} != set(map(str.lower, names)):
+    _restart(PYTHONUTF8='1')
+
+
+def _restart(**variables: str) -> None:
+  """Restart this program with other variables, or go on where that fails."""
+  arguments = [sys.executable, *sys.orig_argv[1:]]
+  with contextlib.suppress(OSError):
+    os.execve(sys.executable, arguments, os.environ | variables)
 
 
 def keep_compiled() -> None:
   """Keep the programs that JAX compiles in the user's cache folder.
 
   The folder is $XDG_CACHE_HOME/fusion_jax/xla, by default in ~/.cache. Call
-  this function before JAX is imported. JAX's own variables are left unchanged
-  if they are set: JAX_ENABLE_COMPILATION_CACHE=false turns the cache off. If
-  the folder cannot be created, nothing is kept.
+  this function before JAX is imported. What was used longest ago makes room
+  when there are 4 GiB. JAX's own variables are left unchanged if they are set:
+  JAX_ENABLE_COMPILATION_CACHE=false turns the cache off. If the folder cannot
+  be created, nothing is kept.
   """
   base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
   folder = Path(base).expanduser() / 'fusion_jax' / 'xla'
@@ -47,6 +64,7 @@ def keep_compiled() -> None:
   except OSError:
     return
   os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder))
+  os.environ.setdefault('JAX_COMPILATION_CACHE_MAX_SIZE', str(4 * 2**30))
   # Many small programs also make a start slow.
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
@@ -57,11 +75,16 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
   Args:
     main: Function from the flags to the exit code.
   """
+  use_utf8()
   use_huge_pages()
   keep_compiled()
   code = main(sys.argv[1:])
-  if code == _INTERRUPTED:
-    # A thread that compiles cannot be stopped; sys.exit would wait for it.
+  if code:
+    # Threads that compile or write would be waited for, and say how they fail
+    # after the line that says why.
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+      with contextlib.suppress(OSError, ValueError):
+        stream.flush()
     os._exit(code)
   sys.exit(code)
 
@@ -97,10 +120,10 @@ def one_line_errors(main: Callable[..., int | None]) -> Callable[..., int]:
   """Make `main` report errors that the user can fix as one line on stderr.
 
   Exit codes: 2 on `InputError` and on errors of the operating system (a full
-  disk, a closed stdout, no permission), 1 on `CheckFailed`, 130 on Ctrl-C, 141
-  if the reader of stdout is gone. Every other exception is a bug in this
-  package and keeps its traceback. SIGTERM removes unfinished files and then
-  ends the process as usual.
+  disk, a closed stdout, no permission), 1 on `CheckFailed` and where the memory
+  is too small, 130 on Ctrl-C, 141 if the reader of stdout is gone. Every other
+  exception is a bug in this package and keeps its traceback. SIGTERM removes
+  unfinished files and then ends the process as usual.
 
   Args:
     main: Entry point of a program. It may return an exit code of its own.
@@ -111,8 +134,10 @@ def one_line_errors(main: Callable[..., int | None]) -> Callable[..., int]:
 
   @functools.wraps(main)
   def wrapped(*args, **kwargs) -> int:
-    with _nothing_left_by_sigterm():
+    with _nothing_left_by_sigterm(), _ctrl_c_counts() as interrupted:
       code, message = _outcome(lambda: main(*args, **kwargs))
+    if interrupted and not code:
+      code, message = _INTERRUPTED, 'error: interrupted'
     if code == _BROKEN_PIPE:
       sys.stderr.close()
     elif message:
@@ -135,6 +160,8 @@ def _outcome(action: Callable[[], int | None]) -> tuple[int, str]:
     return 2, f'error: {error}'
   except CheckFailed as error:
     return 1, f'failed: {error}'
+  except MemoryError as error:
+    return 1, f'failed: not enough memory: {first_line(error)}'
   except KeyboardInterrupt:
     return _INTERRUPTED, 'error: interrupted'
   except BrokenPipeError:
@@ -171,6 +198,27 @@ def _nothing_left_by_sigterm() -> Iterator[None]:
     yield
   finally:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _ctrl_c_counts() -> Iterator[list[int]]:
+  """Note SIGINT inside the block; callbacks of JAX may swallow the error."""
+  seen: list[int] = []
+
+  def note(number: int, frame: Any) -> None:
+    seen.append(number)
+    signal.default_int_handler(number, frame)
+
+  before = signal.getsignal(signal.SIGINT)
+  in_main = threading.current_thread() is threading.main_thread()
+  if not in_main or before is not signal.default_int_handler:
+    yield seen
+    return
+  signal.signal(signal.SIGINT, note)
+  try:
+    yield seen
+  finally:
+    signal.signal(signal.SIGINT, before)
 
 
 def _end(number: int, _: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fusion_jax
-from fusion_jax.__main__ import COMMANDS, main
+from fusion_jax.__main__ import COMMANDS, command, main
 
 _ROOT = Path(__file__).parents[1]
 
@@ -48,10 +48,14 @@ def test_a_failing_command_keeps_its_exit_code(tmp_path, capsys):
 
 
 @pytest.mark.parametrize('name', ['train', 'decode'])
-def test_the_programs_at_the_top_are_the_same_code(name):
+def test_the_programs_at_the_top_are_the_same_code(name, monkeypatch):
   program = importlib.import_module(name)
-  command = importlib.import_module(f'fusion_jax.{COMMANDS[name][0]}')
-  assert program.main is command.main
+  assert program.command is command
+  run = []
+  monkeypatch.setattr('fusion_jax.__main__.run_program', run.append)
+  monkeypatch.setattr('fusion_jax.__main__.main', lambda argv: argv)
+  program.command(name)
+  assert run[0](['--help']) == [name, '--help']
 
 
 def test_the_installed_command_is_this_one():

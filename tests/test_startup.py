@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fusion_jax.startup import keep_compiled, lasting_imports
+from fusion_jax.startup import (
+  keep_compiled,
+  lasting_imports,
+  use_huge_pages,
+)
+
+_ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -24,6 +30,23 @@ def test_compiled_programs_are_kept_in_the_cache_folder(environment, tmp_path):
     tmp_path / 'fusion_jax' / 'xla'
   )
   assert (tmp_path / 'fusion_jax' / 'xla').is_dir()
+  # The guide says 4 GiB.
+  assert environment['JAX_COMPILATION_CACHE_MAX_SIZE'] == '4294967296'
+
+
+def test_the_cache_makes_room(tmp_path):
+  """Of two programs that do not fit together the later one stays."""
+  code = 'import jax; [jax.jit(lambda x: x + n)(1.0) for n in range(8)]'
+  bound = {
+    'JAX_COMPILATION_CACHE_DIR': str(tmp_path),
+    'JAX_COMPILATION_CACHE_MAX_SIZE': '20000',
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  }
+  subprocess.run(
+    [sys.executable, '-c', code], env=os.environ | bound, check=True
+  )
+  kept = [path.stat().st_size for path in tmp_path.glob('*-cache')]
+  assert 0 < sum(kept) <= 20_000
 
 
 def test_a_folder_of_the_users_own_is_left(environment):
@@ -54,31 +77,79 @@ def test_an_import_that_fails_leaves_the_collector_running():
   assert gc.isenabled()
 
 
-# A thread that nobody can stop, as one in the compiler.
-_INTERRUPTED = """
+# How a program ends: `main` is what differs.
+_PROGRAM = """
+import os
+import signal
 import threading
 import time
 
 from fusion_jax import startup
 
 @startup.one_line_errors
-def main(_):
-  threading.Thread(target=time.sleep, args=(100,)).start()
-  raise KeyboardInterrupt
+def main(argv):
+  {}
 
 startup.use_huge_pages = lambda: None
 startup.run_program(main)
 """
 
 
-def test_ctrl_c_does_not_wait_for_threads():
-  ended = subprocess.run(
-    [sys.executable, '-c', _INTERRUPTED],
-    env=os.environ | {'PYTHONPATH': str(Path(__file__).parents[1])},
+def run(main, python=sys.executable, **variables):
+  return subprocess.run(
+    [python, '-c', _PROGRAM.format(main), 'läufe'],
+    env=os.environ | {'PYTHONPATH': str(_ROOT)} | variables,
     capture_output=True,
-    text=True,
     timeout=60,
-    check=False,
   )
-  assert ended.returncode == 130
-  assert ended.stderr == 'error: interrupted\n'
+
+
+@pytest.mark.parametrize(
+  ('main', 'code', 'error'),
+  [
+    # A thread that nobody can stop, as one in the compiler.
+    (
+      'threading.Thread(target=time.sleep, args=(100,)).start(); '
+      'raise KeyboardInterrupt',
+      130,
+      'error: interrupted\n',
+    ),
+    # A callback of JAX that swallows the exception.
+    (
+      'try: os.kill(os.getpid(), signal.SIGINT)\n'
+      '  except KeyboardInterrupt: pass',
+      130,
+      'error: interrupted\n',
+    ),
+    (
+      'raise MemoryError("Unable to allocate 3 TiB")',
+      1,
+      'failed: not enough memory: Unable to allocate 3 TiB\n',
+    ),
+    # A thread of Orbax that fails after the error that ends the program.
+    (
+      'threading.Timer(0.5, lambda: 1 / 0).start(); raise OSError(28, "Full")',
+      2,
+      'error: stdout or an open file: Full\n',
+    ),
+  ],
+)
+def test_the_last_line_says_how_a_program_ended(main, code, error):
+  ended = run(main)
+  assert (ended.returncode, ended.stderr.decode()) == (code, error)
+
+
+def test_paths_and_streams_are_utf8_in_any_locale():
+  own = r'print(argv[0], os.fsencode(argv[0]) == "l\xe4ufe".encode())'
+  ended = run(own, PYTHONUTF8='0', PYTHONCOERCECLOCALE='0', LC_ALL='C')
+  assert (ended.returncode, ended.stderr) == (0, b'')
+  assert ended.stdout.decode() == 'läufe True\n'
+
+
+def test_a_program_that_may_not_be_restarted_goes_on(monkeypatch):
+  def refuse(*_):
+    raise PermissionError
+
+  monkeypatch.setattr(os, 'execve', refuse)
+  monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
+  use_huge_pages()

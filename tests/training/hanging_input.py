@@ -16,6 +16,6 @@ def _hanging(batches: TrainingBatches, step: int):
 
 if __name__ == '__main__':
   TrainingBatches.__getitem__ = _hanging
-  import train
+  from fusion_jax.cli import train
 
   sys.exit(train.main(sys.argv[1:]))

@@ -13,6 +13,6 @@ def _killed(*_):
 
 if __name__ == '__main__':
   Checkpoints.restore = _killed
-  import train
+  from fusion_jax.cli import train
 
   sys.exit(train.main(sys.argv[1:]))

@@ -18,6 +18,6 @@ def _other_bytes(manager, step, *, args):
 
 if __name__ == '__main__':
   ocp.CheckpointManager.restore = _other_bytes
-  import train
+  from fusion_jax.cli import train
 
   sys.exit(train.main(sys.argv[1:]))
