@@ -1,7 +1,6 @@
-"""decode.py with a model that copies its input."""
+"""The program decode with a model that copies its input."""
 
 import gzip
-import importlib.util
 import json
 import logging
 import lzma
@@ -10,10 +9,10 @@ from pathlib import Path
 import pytest
 from copying import make_run, make_tokenizer
 
+from fusion_jax.cli import decode as program
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
 
-PROGRAM = Path(__file__).parents[2] / 'decode.py'
 TEXT = 'the cat sat on the mat\n\na dog and a cat\n'
 
 
@@ -25,9 +24,6 @@ def trained():
 @pytest.fixture
 def decode(trained, monkeypatch, tmp_path):
   """Runs the program in a folder with `source` and gives its exit code."""
-  spec = importlib.util.spec_from_file_location('decode', PROGRAM)
-  program = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(program)
   monkeypatch.setattr(request_module, 'load_run', lambda *arguments: trained)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text(TEXT)
