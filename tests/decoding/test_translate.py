@@ -71,6 +71,14 @@ def test_a_long_line_is_translated_in_pieces(tokenizer, language, between):
   assert translated == ['a dog', between.join(sentences), 'cats']
 
 
+def test_what_cannot_be_seen_is_not_translated(tokenizer):
+  options = dataclasses.replace(OPTIONS, max_source_length=8)
+  translator = Translator(make_run(tokenizer), options)
+  lines = ['\u200b\u2060', 'a dog', '\xad \ufe0f', '\u200b' * 30 + ' a dog']
+  assert [translator.count_pieces(line) for line in lines] == [0, 1, 0, 1]
+  assert list(translator.translate(lines[:3])) == ['', 'a dog', '']
+
+
 def test_limit_is_that_of_the_sentence_not_of_its_batch(tokenizer):
   run = make_run(tokenizer, Endless)
   options = dataclasses.replace(
