@@ -24,6 +24,7 @@ from fusion_jax.cli.text_io import (
   read_lines,
 )
 from fusion_jax.cli.view_flags import open_views
+from fusion_jax.data.references import log_unreachable
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.ensemble import Ensemble
 from fusion_jax.decoding.translate import Translation, Translator
@@ -65,6 +66,8 @@ def _translate_and_evaluate(request: DecodeRequest) -> None:
       check_line_counts(total, len(references))
     comet = load_comet(request.comet) if request.comet else None
     trained = load(request)
+    if references is not None and is_first():
+      log_unreachable(references, trained.tokenizer, request.reference)
     best = _translate(request, trained, lines, total)
   if references is not None and is_first():
     scores = corpus_scores(

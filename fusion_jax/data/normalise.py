@@ -33,3 +33,8 @@ def normalise(line: str) -> str:
     line = unicodedata.normalize('NFC', line)
   line = ' '.join(_SPACES.sub(' ', line).split())
   return '' if _INVISIBLE.fullmatch(line) else line
+
+
+def normalised(pair: tuple[str, str]) -> tuple[str, str]:
+  """Return both lines of a pair normalised."""
+  return normalise(pair[0]), normalise(pair[1])

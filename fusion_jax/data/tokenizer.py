@@ -19,6 +19,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from fusion_jax.config import TokenizerConfig
+from fusion_jax.data.normalise import normalise
 from fusion_jax.data.sampling import SubwordSampler
 from fusion_jax.errors import InputError
 
@@ -173,6 +174,14 @@ class Tokenizer:
     raw = text.encode()
     places = [len(raw[: each.begin].decode()) for each in found.pieces]
     return [*(None for _ in self.tags), *places] if places else []
+
+  def changes(self, text: str) -> bool:
+    """Return whether this model, or `normalise`, writes a line differently.
+
+    No translation equals such a line. White space does not count.
+    """
+    written = self._processor.normalize(normalise(text)).replace('▁', ' ')
+    return written.split() != text.split()
 
   def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
     """Encode many lines at once, on all cores; see `encode`."""

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from fusion_jax.data.references import log_unreachable
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.buckets import read_bounds
 from fusion_jax.evaluation.comparison import Options, Texts
@@ -17,6 +18,7 @@ from fusion_jax.evaluation.systems import (
   named_systems,
   read_file,
 )
+from fusion_jax.runs.run_directory import read_tokenizers
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
@@ -58,6 +60,10 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
   _make(folder if any(system.runs for system in systems) else arguments.output)
   languages = arguments.source_language, arguments.target_language
   runs = _translate(systems, source, languages, folder)
+  for path in runs:
+    _, tokenizer = read_tokenizers(Path(path))
+    for each in references:
+      log_unreachable(each.lines, tokenizer, f'{path}, {each.path}')
   source_language, target_language = _languages(runs, languages)
   translated = {path: each.text for path, each in runs.items()}
   # Translations from an earlier comparison may have been edited since.

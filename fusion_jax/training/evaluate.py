@@ -20,6 +20,7 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch, choose_shapes
 from fusion_jax.data.pipeline import evaluation_batches
 from fusion_jax.data.prepared import PreparedCorpus, Split
+from fusion_jax.data.references import log_unreachable
 from fusion_jax.decoding.direction import in_direction
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.files import write_errors, write_whole
@@ -234,6 +235,8 @@ def _direction(
   split = corpus.split('valid', name)
   wanted = training.translate_sentences or None
   sources, references = (texts[:wanted] for texts in split.texts())
+  if is_first():
+    log_unreachable(references, run.target_tokenizer, f'validation, {name}')
   return _Direction(name, split, own, sources, references)
 
 

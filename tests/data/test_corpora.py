@@ -56,7 +56,10 @@ def test_a_line_ends_at_newlines_only(tmp_path):
   with pytest.raises(InputError, match=r't\.en has 2 .*t\.de has 3'):
     read('t.{lang}', data_in(tmp_path))
   (tmp_path / 't.de').write_bytes(b'x\r\ny')
-  assert read('t.{lang}', data_in(tmp_path)) == [('a b c d', 'x'), ('e', 'y')]
+  assert read('t.{lang}', data_in(tmp_path)) == [
+    ('a\u2028b\u0085c\rd', 'x'),
+    ('e', 'y'),
+  ]
 
 
 @pytest.mark.parametrize(
