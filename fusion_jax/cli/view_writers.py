@@ -96,8 +96,8 @@ def alignment_file(
       return links, len(ids[0]), len(ids[1])
     texts = [(tokenizer.surfaces(own), tokenizer) for tokenizer, own in sides]
     ours, theirs = (word_numbers(own, each.space_last) for own, each in texts)
-    counts = (len(''.join(own).split()) for own, _ in texts)
-    return word_links(links, ours, theirs), *counts
+    source_words, target_words = (len(''.join(x).split()) for x, _ in texts)
+    return word_links(links, ours, theirs), source_words, target_words
 
   with open_output(path) as write:
     yield lambda index, views: write(link_line(map(part, views)))

@@ -18,7 +18,7 @@ from fusion_jax.evaluation.systems import (
   named_systems,
   read_file,
 )
-from fusion_jax.runs.run_directory import read_tokenizers
+from fusion_jax.runs.run_directory import read_config, read_tokenizers
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
@@ -79,6 +79,7 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
     source_language,
     target_language,
     train_target,
+    arguments.bleu_tokenizer or _bleu_tokenizer(list(runs)),
   )
 
 
@@ -113,6 +114,17 @@ def _translate(
     for seed, path in enumerate(system.paths, start=1)
     if path in system.runs
   }
+
+
+def _bleu_tokenizer(runs: Sequence[str]) -> str:
+  """Return the tokenizer that the configs of the runs name, '' for none."""
+  found = {read_config(Path(run)).decoding.bleu_tokenizer for run in runs}
+  if len(found) > 1:
+    raise InputError(
+      f'the configs of {", ".join(runs)} name different tokenizers of BLEU; '
+      'give --bleu_tokenizer'
+    )
+  return found.pop() if found else ''
 
 
 def _languages(

@@ -59,7 +59,10 @@ def test_text_is_normalised_first(tokenizer):
   assert list(translator.translate(given)) == ['the cat sat', 'a dog']
 
 
-@pytest.mark.parametrize(('language', 'between'), [('de', ' '), ('ja', '')])
+@pytest.mark.parametrize(
+  ('language', 'between'),
+  [('de', ' '), ('ja', ''), ('kor_Hang', ' '), ('khm_Khmr', ''), ('cmn', '')],
+)
 def test_a_long_line_is_translated_in_pieces(tokenizer, language, between):
   options = dataclasses.replace(OPTIONS, max_source_length=8)
   run = make_run(tokenizer, language=language)

@@ -72,17 +72,28 @@ def files(tmp_path):
   return tmp_path
 
 
-def _of_sacrebleu(folder):
+def _of_sacrebleu(folder, tokenizer):
+  chosen = ['--tokenize', tokenizer] if tokenizer else []
   paths = [str(folder / 'bare.de'), '-i', str(folder / 'valid.en')]
   done = subprocess.run(
-    [sys.executable, '-m', 'sacrebleu', *paths, '-w2', '-m', 'bleu', 'chrf'],
+    [
+      sys.executable,
+      '-m',
+      'sacrebleu',
+      *paths,
+      *chosen,
+      '-w2',
+      '-m',
+      'bleu',
+      'chrf',
+    ],
     capture_output=True,
     check=True,
   )
   return [each['score'] for each in json.loads(done.stdout)]
 
 
-def _trained(folder):
+def _trained(folder, tokenizer):
   config = changed(
     ExperimentConfig(),
     TINY
@@ -92,6 +103,7 @@ def _trained(folder):
       'data.valid': ('valid.{lang}',),
       # Some lines are longer, and are translated and scored all the same.
       'data.filter.max_length': 36,
+      'decoding.bleu_tokenizer': tokenizer,
       'training.steps': 1,
       'training.validate_every': 1,
     },
@@ -137,16 +149,19 @@ def _reported(workdir):
 
 
 @pytest.mark.usefixtures('fixed')
-def test_all_programs_score_as_sacrebleu_does(files, capsys, caplog):
+@pytest.mark.parametrize(
+  'tokenizer', ['', pytest.param('char', marks=pytest.mark.extended)]
+)
+def test_all_programs_score_as_sacrebleu_does(files, tokenizer, capsys, caplog):
   caplog.set_level(logging.INFO)
-  workdir, of_training = _trained(files)
+  workdir, of_training = _trained(files, tokenizer)
   found = {
     'training': of_training,
     'decode': _decoded(workdir, files, capsys),
     'compare': _compared(workdir, files),
     'report': _reported(workdir),
   }
-  expected = _of_sacrebleu(files)
+  expected = _of_sacrebleu(files, tokenizer)
   rounded = {
     name: [round(score, 2) for score in scores]
     for name, scores in found.items()

@@ -124,7 +124,7 @@ def gather(
     numbers,
     tuple(cards(analysed, folder, arguments.all)),
     tuple(translations),
-    corpus_scores(translations, references, data.target_language),
+    corpus_scores(translations, references, run.target_words),
     command(analysed.workdir, arguments),
   )
 
