@@ -37,6 +37,7 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import load_config
 from fusion_jax.config.presets import changed
 from fusion_jax.data.corpora import read_pairs
+from fusion_jax.data.normalise import normalised
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 
@@ -142,7 +143,7 @@ def _write_peer_data(
   languages = (data.source_language, data.target_language)
   for split in ('train', 'valid'):
     named = (read_pairs(name, data) for name in getattr(data, split))
-    pairs = [pair for pair in itertools.chain(*named) if all(pair)]
+    pairs = [p for p in map(normalised, itertools.chain(*named)) if all(p)]
     for language, lines in zip(
       languages, zip(*pairs, strict=True), strict=True
     ):

@@ -1,12 +1,13 @@
 """Files that are compressed if their name ends in `.gz`, `.bz2` or `.xz`."""
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -64,6 +65,19 @@ def open_to_write(path: Path) -> Iterator[BinaryIO]:
       return
     with io.BufferedWriter(opener(file, 'wb'), _CHUNK_BYTES) as packed:
       yield packed
+
+
+def whole_lines(file: Iterable[bytes]) -> Iterator[bytes]:
+  r"""Yield the lines of a file without their ends and byte order mark.
+
+  Bytes are split at \n only, whereas str.splitlines also splits at U+2028; the
+  carriage return of CRLF belongs to the end.
+  """
+  for number, line in enumerate(file):
+    line = line.rstrip(b'\r\n')
+    while number == 0 and line.startswith(codecs.BOM_UTF8):
+      line = line.removeprefix(codecs.BOM_UTF8)
+    yield line
 
 
 @contextlib.contextmanager

@@ -11,11 +11,8 @@ from typing import NamedTuple
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric, Signature
 
-from fusion_jax.errors import InputError
-
-# Languages whose words are not separated by spaces. All others use sacreBLEU's
-# default tokenizer, 13a.
-_TOKENIZERS = {'zh': 'zh', 'ja': 'ja-mecab'}
+from fusion_jax.errors import InputError, first_line
+from fusion_jax.languages import Words, words_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,20 +37,21 @@ class Scores:
 def corpus_scores(
   hypotheses: Sequence[str],
   references: Sequence[str],
-  target_language: str,
+  target_language: str | Words,
 ) -> Scores:
   """Score translations against one reference each.
 
   Args:
     hypotheses: Detokenised translations.
     references: Detokenised references.
-    target_language: Language code, which decides BLEU's tokenizer.
+    target_language: Language code, or `words_of` it with another tokenizer.
 
   Returns:
     BLEU and chrF of the corpus.
 
   Raises:
-    InputError: There are no lines, or the numbers of lines differ.
+    InputError: There are no lines, or the numbers of lines differ; or as for
+      `bleu_for`.
   """
   check_line_counts(len(hypotheses), len(references))
   bleu, chrf = (
@@ -80,32 +78,40 @@ def _scored(
   return _Scored(float(score.score), signature, line)
 
 
-def bleu_for(language: str) -> BLEU:
+def bleu_for(language: str | Words) -> BLEU:
   """Return cased BLEU with the tokenizer of a language.
 
   Args:
-    language: Language code; a script or region changes nothing. An empty code
-      selects 13a.
+    language: Language code, or `words_of` it. An empty code selects 13a.
 
   Returns:
     The metric; its `tokenizer` separates the words of a line by spaces.
+
+  Raises:
+    InputError: The tokenizer lacks its package, or cannot be downloaded.
   """
-  return BLEU(tokenize=_TOKENIZERS.get(language_of(language), '13a'))
+  name = words_of(language).tokenizer
+  try:
+    return BLEU(tokenize=name)
+  except (OSError, RuntimeError, ImportError, SystemExit) as error:
+    raise InputError(
+      f'the tokenizer {name} of sacreBLEU cannot be had: {first_line(error)}'
+    ) from error
 
 
-def metrics_for(language: str) -> dict[str, Metric]:
+def metrics_for(language: str | Words) -> dict[str, Metric]:
   """Return all metrics for translations into a language.
 
   Args:
-    language: Language code, as for `bleu_for`. TER (Snover et al. 2006) counts
-      each character as a word in languages that are written without spaces.
+    language: Language, as for `bleu_for`. TER (Snover et al. 2006) counts each
+      character of Chinese and Japanese as a word.
 
   Returns:
     The metrics by sacreBLEU's names: 'BLEU', 'chrF2' and 'TER'.
   """
-  spaced = language_of(language) not in _TOKENIZERS
-  ter = TER(normalized=not spaced, asian_support=not spaced)
-  return {'BLEU': bleu_for(language), 'chrF2': CHRF(), 'TER': ter}
+  words = words_of(language)
+  ter = TER(normalized=words.asian, asian_support=words.asian)
+  return {'BLEU': bleu_for(words), 'chrF2': CHRF(), 'TER': ter}
 
 
 def signature_of(metric: Metric, references: int) -> Signature:
@@ -132,8 +138,3 @@ def check_line_counts(hypotheses: int, references: int) -> None:
       f'{hypotheses:,} lines to score but {references:,} reference lines: '
       'line i of one must translate line i of the other'
     )
-
-
-def language_of(code: str) -> str:
-  """Return the language of a code with script or region: zh of zh_CN."""
-  return code.replace('_', '-').split('-')[0].lower()

@@ -1,8 +1,14 @@
 """Scores against values worked out by hand."""
 
-import pytest
+from typing import get_args
 
+import pytest
+from sacrebleu.metrics import BLEU
+from sacrebleu.tokenizers import tokenizer_spm
+
+from fusion_jax.config.decoding import Tokenizer
 from fusion_jax.errors import InputError
+from fusion_jax.languages import words_of
 from fusion_jax.metrics import corpus_scores, metrics_for, signature_of
 
 HYPOTHESES = ['the cat sat on the mat', 'a dog barks']
@@ -42,6 +48,29 @@ def test_tokenizer_of_the_language(language, tokenizer):
   assert f'|tok:{tokenizer}' in scores.bleu_signature
   assert scores.bleu == pytest.approx(100)
   assert scores.chrf == pytest.approx(100)
+
+
+def test_another_tokenizer_can_be_chosen():
+  chosen = corpus_scores(['ab c'], ['ab d'], words_of('de', 'char'))
+  assert '|tok:char|' in chosen.bleu_signature
+  assert (
+    '|asian:yes'
+    in signature_of(metrics_for(words_of('jpn', 'char'))['TER'], 1).format()
+  )
+
+
+def test_a_tokenizer_that_cannot_be_had_is_one_line(monkeypatch, tmp_path):
+  def fail(*_):
+    raise OSError('no network')
+
+  monkeypatch.setattr(tokenizer_spm, 'SACREBLEU_DIR', str(tmp_path))
+  monkeypatch.setattr(tokenizer_spm, 'download_file', fail)
+  with pytest.raises(InputError, match=r'^the tokenizer flores200 .* no netw'):
+    corpus_scores(['a'], ['a'], words_of('de', 'flores200'))
+
+
+def test_the_config_knows_the_tokenizers_of_sacrebleu():
+  assert set(get_args(Tokenizer)) == {'', *BLEU.TOKENIZERS}
 
 
 def test_lines_must_correspond():

@@ -194,8 +194,7 @@ class RunWithText:
     sources, references = zip(*self.lines, strict=True)
     translator = Translator(run, run.config.decoding)
     translations = list(translator.translate(sources))
-    language = run.config.data.target_language
-    return corpus_scores(translations, references, language)
+    return corpus_scores(translations, references, run.target_words)
 
   def _read(self) -> Iterator[tuple[str, str]]:
     if self.choice.source:

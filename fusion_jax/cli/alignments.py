@@ -7,15 +7,13 @@ End symbols have no number and no link.
 Axis letters: S source, T target.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
 Links = list[tuple[int, int]]
-
-# How SentencePiece writes a space; it stands at the start of every word.
-_SPACE = '▁'
 
 
 def piece_links(weights: Float[np.ndarray, 'T S']) -> Links:
@@ -34,30 +32,53 @@ def piece_links(weights: Float[np.ndarray, 'T S']) -> Links:
   return [(int(i), j) for j, i in enumerate(inner.argmax(axis=1))]
 
 
-def word_numbers(pieces: Iterable[str]) -> list[int]:
-  """Return the number of the word of every piece, counted from 0."""
-  numbers, word = [], -1
-  for piece in pieces:
-    if piece.startswith(_SPACE) or word < 0:
-      word += 1
-    numbers.append(word)
-  return numbers
+def word_numbers(surfaces: Sequence[str], space_last: bool) -> list[range]:
+  """Return the words of the text that every piece is a part of.
+
+  Args:
+    surfaces: Text of every piece. Joined, they are the text, whose words are
+      those that `str.split` gives.
+    space_last: Whether a space belongs to the word before it and not to the one
+      after it.
+
+  Returns:
+    Numbers from 0. A piece without a visible character is a part of the word
+    that it belongs to; a piece may have several words.
+  """
+  text = ''.join(surfaces)
+  begins = (
+    before.isspace() and not here.isspace()
+    for before, here in itertools.pairwise(f' {text}')
+  )
+  # Number of the words that begin before each character.
+  begun = [0, *itertools.accumulate(begins)]
+  ranges, start = [], 0
+  for surface in surfaces:
+    end, seen = start + len(surface), start
+    if not (space_last and surface.isspace()):
+      seen = len(text) - len(text[start:].lstrip()) + 1
+    word = max(begun[min(seen, len(text))] - 1, 0)
+    ranges.append(range(word, min(max(begun[end], word + 1), begun[-1])))
+    start = end
+  return ranges
 
 
 def word_links(
-  links: Links, source: Sequence[int], target: Sequence[int]
+  links: Links, source: Sequence[range], target: Sequence[range]
 ) -> Links:
   """Link two words if any of their pieces are linked.
 
   Args:
     links: Links of pieces.
-    source: Word of every source piece.
-    target: Word of every target piece.
+    source: Words of every source piece.
+    target: Words of every target piece.
 
   Returns:
     (i, j) without repetition, in the order of j, then i.
   """
-  words = {(source[i], target[j]) for i, j in links}
+  words = {
+    word for i, j in links for word in itertools.product(source[i], target[j])
+  }
   return sorted(words, key=lambda link: link[::-1])
 
 

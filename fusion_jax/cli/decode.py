@@ -77,6 +77,7 @@ _OPTIONS = (
   'seed',
   'max_source_length',
   'batch_tokens',
+  'bleu_tokenizer',
 )
 
 # Flags that are the fields of ViewFlags.

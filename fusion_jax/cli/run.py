@@ -24,10 +24,12 @@ from fusion_jax.cli.text_io import (
   read_lines,
 )
 from fusion_jax.cli.view_flags import open_views
+from fusion_jax.data.references import log_unreachable
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.ensemble import Ensemble
 from fusion_jax.decoding.translate import Translation, Translator
-from fusion_jax.metrics import check_line_counts, corpus_scores
+from fusion_jax.languages import words_of
+from fusion_jax.metrics import bleu_for, check_line_counts, corpus_scores
 from fusion_jax.parallel.distributed import is_first
 from fusion_jax.progress import Progress
 
@@ -65,11 +67,18 @@ def _translate_and_evaluate(request: DecodeRequest) -> None:
       check_line_counts(total, len(references))
     comet = load_comet(request.comet) if request.comet else None
     trained = load(request)
+    if references is not None and is_first():
+      log_unreachable(references, trained.tokenizer, request.reference)
+    first = trained.runs[0]
+    words = words_of(
+      first.config.data.target_language, request.decoding(first).bleu_tokenizer
+    )
+    if references is not None:
+      # Fetches the tokenizer, or fails, before anything is translated.
+      bleu_for(words)
     best = _translate(request, trained, lines, total)
   if references is not None and is_first():
-    scores = corpus_scores(
-      best, references, trained.runs[0].config.data.target_language
-    )
+    scores = corpus_scores(best, references, words)
     out = sys.stdout if request.output else sys.stderr
     print(scores.report, file=out, flush=True)
     if comet:

@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fusion_jax.compressed import open_to_read, open_to_write, unpack_errors
+from fusion_jax.compressed import (
+  open_to_read,
+  open_to_write,
+  unpack_errors,
+  whole_lines,
+)
 from fusion_jax.errors import InputError
 from fusion_jax.files import read_errors
 from fusion_jax.parallel.distributed import is_first
@@ -42,10 +47,10 @@ def open_input(path: str) -> Iterator[BinaryIO]:
 
 
 def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
-  r"""Yield the lines of a file, without their ends.
+  """Yield the lines of a file, without their ends.
 
-  Bytes are split at \n only, because str.splitlines would also split at U+2028
-  and others. Bytes that are not UTF-8 become U+FFFD, with one warning a file.
+  Lines are those of `whole_lines`: as sacreBLEU reads them, but without a byte
+  order mark. Bytes that are not UTF-8 become U+FFFD, with one warning a file.
 
   Args:
     file: Lines of bytes, as files give them.
@@ -55,8 +60,8 @@ def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
     Lines; an end of line at the end of the file does not start another.
   """
   warned = False
-  for number, line in enumerate(_read(file, name), start=1):
-    line = line.removesuffix(b'\n')
+  lines = whole_lines(_read(file, name))
+  for number, line in enumerate(lines, start=1):
     try:
       text = line.decode('utf-8')
     except UnicodeDecodeError:

@@ -92,11 +92,12 @@ def alignment_file(
     links = piece_links(_attention(view)[:, tags:])
     ids = view.pair.source[tags:-1], view.pair.target[:-1]
     sides = zip((source, target), ids, strict=True)
-    pieces = [tokenizer.pieces(own) for tokenizer, own in sides]
     if unit == 'piece':
-      return links, len(pieces[0]), len(pieces[1])
-    ours, theirs = (word_numbers(each) for each in pieces)
-    return word_links(links, ours, theirs), len(set(ours)), len(set(theirs))
+      return links, len(ids[0]), len(ids[1])
+    texts = [(tokenizer.surfaces(own), tokenizer) for tokenizer, own in sides]
+    ours, theirs = (word_numbers(own, each.space_last) for own, each in texts)
+    source_words, target_words = (len(''.join(x).split()) for x, _ in texts)
+    return word_links(links, ours, theirs), source_words, target_words
 
   with open_output(path) as write:
     yield lambda index, views: write(link_line(map(part, views)))

@@ -16,6 +16,21 @@ from fusion_jax.bounds import (
 )
 from fusion_jax.config.section import section
 
+# Those of sacreBLEU, which is not imported here.
+Tokenizer: TypeAlias = Literal[
+  '',
+  '13a',
+  'char',
+  'flores101',
+  'flores200',
+  'intl',
+  'ja-mecab',
+  'ko-mecab',
+  'none',
+  'spBLEU-1K',
+  'spm',
+  'zh',
+]
 # Times the length of a source, or the beam.
 _Times: TypeAlias = Annotated[float, Field(ge=0, le=1_000)]
 
@@ -88,3 +103,7 @@ class DecodingConfig:
 
   batch_tokens: Positive = 16_384
   """Slots of a batch: rows * beam * source length."""
+
+  bleu_tokenizer: Tokenizer = ''
+  """Tokenizer of BLEU, by sacreBLEU's name, some of which are downloaded; '':
+  that of the target language."""

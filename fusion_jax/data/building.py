@@ -14,6 +14,7 @@ import tensorflow_datasets as tfds
 from fusion_jax.config import FilterConfig
 from fusion_jax.data import filtering, prepared, records
 from fusion_jax.data.encoding import PairEncoder
+from fusion_jax.data.normalise import normalised
 from fusion_jax.data.records import Example
 from fusion_jax.errors import InputError, first_line
 
@@ -58,7 +59,7 @@ class CorpusWriter:
     """Write the training pairs that pass the filter.
 
     Args:
-      parts: Normalised source and target lines, stored in this order.
+      parts: Source and target lines, stored in this order.
 
     Returns:
       The report of each part.
@@ -72,7 +73,7 @@ class CorpusWriter:
     pair_filter = filtering.PairFilter(self._config)
     sampled = any(part.encoder.alphas)
     counts = _Counts()
-    for texts, plain in _encoded(part):
+    for _, texts, plain in _encoded(part):
       lengths = len(plain.source), len(plain.target)
       reason = pair_filter.reason(texts, lengths)
       counts.add(plain, reason, part.encoder)
@@ -91,11 +92,12 @@ class CorpusWriter:
   ) -> list[dict[str, Any]]:
     """Write all pairs of 'valid' or 'test', ids and text.
 
-    Empty and over-long pairs are stored as text but are no examples.
+    The text is stored as it stands, because that is what is scored. Empty and
+    over-long pairs are stored but are no examples.
 
     Args:
       name: Name of the split.
-      parts: Normalised source and target lines, stored in this order.
+      parts: Source and target lines, stored in this order.
 
     Returns:
       The report of each part.
@@ -113,13 +115,13 @@ class CorpusWriter:
     self, part: DirectionPairs, split: '_SplitWriter', rows: list[int]
   ) -> dict[str, Any]:
     counts = _Counts()
-    for texts, plain in _encoded(part):
+    for pair, texts, plain in _encoded(part):
       lengths = len(plain.source), len(plain.target)
       reason = filtering.unusable(texts, lengths, self._config.max_length)
       counts.add(plain, reason, part.encoder)
       if not reason:
         rows.append(split.rows)
-      split.add(plain, texts, None if reason else lengths)
+      split.add(plain, pair, None if reason else lengths)
     return counts.report()
 
   def _open_split(self, name: str) -> '_SplitWriter':
@@ -127,10 +129,15 @@ class CorpusWriter:
     return _SplitWriter(self._writer, name, lengths.open('wb'))
 
 
-def _encoded(part: DirectionPairs) -> Iterator[tuple[tuple[str, str], Example]]:
+def _encoded(
+  part: DirectionPairs,
+) -> Iterator[tuple[tuple[str, str], tuple[str, str], Example]]:
+  """Yield every pair as it stands, normalised, and as ids."""
   stream = iter(part.pairs)
   while chunk := list(itertools.islice(stream, _CHUNK)):
-    yield from zip(chunk, part.encoder.encode_pairs(chunk), strict=True)
+    texts = list(map(normalised, chunk))
+    ids = part.encoder.encode_pairs(texts)
+    yield from zip(chunk, texts, ids, strict=True)
 
 
 _NO_EXAMPLE = Example(records.NO_IDS, records.NO_IDS)

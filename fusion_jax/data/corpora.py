@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from fusion_jax.config import DataConfig
 from fusion_jax.data import embedded, text_files
-from fusion_jax.data.normalise import normalise
 from fusion_jax.errors import InputError
 
 # Pairs of the embedded validation and test splits.
@@ -26,7 +25,7 @@ def read_pairs(corpus: str, data: DataConfig) -> Iterator[tuple[str, str]]:
       size of the embedded corpus.
 
   Yields:
-    (source line, target line), both normalised; lines may be empty.
+    (source line, target line) as they stand; lines may be empty.
 
   Raises:
     InputError: The corpus is missing or malformed.
@@ -145,14 +144,7 @@ def _embedded(split: str, data: DataConfig) -> _Corpus:
       )
   pairs = sizes[split]
   return _Corpus(
-    lambda: _normalised(embedded.generate(*languages, split, pairs)),
+    lambda: embedded.generate(*languages, split, pairs),
     lambda: pairs,
     lambda: f'embedded {embedded.VERSION} {split} {pairs} {languages}',
   )
-
-
-def _normalised(
-  pairs: Iterator[tuple[str, str]],
-) -> Iterator[tuple[str, str]]:
-  for source, target in pairs:
-    yield normalise(source), normalise(target)

@@ -85,13 +85,14 @@ def _content(archive: tarfile.TarFile, name: str, language: str) -> list[str]:
   file = archive.extractfile(members[0]) if members else None
   if file is None:
     raise InputError(f'{_ARCHIVE}: has no file {wanted}')
-  return file.read().decode('utf-8', 'replace').split('\n')
+  text = file.read().decode('utf-8', 'replace')
+  return text.removesuffix('\n').split('\n')
 
 
 def _training_lines(lines: Iterable[str]) -> Iterator[str]:
   for line in lines:
     text = _TITLE.sub('', line).strip()
-    if not _TAG.match(text) and line.strip():
+    if not _TAG.match(text):
       yield text
 
 

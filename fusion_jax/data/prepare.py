@@ -36,7 +36,7 @@ from fusion_jax.startup import one_line_errors, run_program, start_logging
 logger = logging.getLogger(__name__)
 
 # Increased when the same settings begin to give other files.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def prepare(data: DataConfig) -> PreparedCorpus:

@@ -338,7 +338,8 @@ class Split:
   def texts(self) -> tuple[list[str], list[str]]:
     """Return all source and all target lines of 'valid' or 'test', in order.
 
-    They include lines that are no examples because they are empty or too long.
+    The lines are as they stand in the corpus, and include those that are no
+    examples because they are empty or too long.
     """
     name = self._arguments[1]
     if name == 'train':

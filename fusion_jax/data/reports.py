@@ -30,6 +30,11 @@ def report_table(report: dict[str, Any]) -> str:
       f'{name}: {" / ".join(means)} subwords a line (source / target), '
       f'{" / ".join(shares)} of them unknown'
     )
+    if left := split['pairs'] - split['kept'] if name != 'train' else 0:
+      lines.append(
+        f'{name}: {left:,} of {split["pairs"]:,} pairs, empty or too long, are '
+        'in no loss; all are translated, in parts where need be, and scored'
+      )
   return '\n'.join(lines)
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fusion_jax.compressed import open_to_read, unpack_errors
-from fusion_jax.data.normalise import normalise
+from fusion_jax.compressed import open_to_read, unpack_errors, whole_lines
 from fusion_jax.errors import InputError
 from fusion_jax.files import read_errors
 
@@ -16,7 +15,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-  """Yield the normalised line pairs of two files, in order.
+  """Yield the line pairs of two files as they stand, in order.
 
   Args:
     source: File of the source language.
@@ -61,16 +60,14 @@ def fingerprint(source: Path, target: Path) -> str:
 def _read_lines(path: Path) -> Iterator[str]:
   number = 0
   with _open(path) as file:
-    # Bytes are split at \n only, whereas str.splitlines also splits at U+2028.
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(whole_lines(file), start=1):
       try:
-        text = line.decode('utf-8')
+        yield line.decode('utf-8')
       except UnicodeDecodeError as error:
         raise InputError(
           f'{path}, line {number}: not UTF-8 ({error.reason} at byte '
           f'{error.start + 1} of the line)'
         ) from None
-      yield normalise(text)
   if number == 0:
     raise InputError(f'{path}: the file is empty')
 

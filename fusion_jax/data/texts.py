@@ -7,6 +7,7 @@ from fusion_jax.config import DataConfig
 from fusion_jax.config.directions import Direction
 from fusion_jax.data import corpora
 from fusion_jax.data.mixing import apportioned, shares
+from fusion_jax.data.normalise import normalised
 from fusion_jax.progress import with_progress
 
 
@@ -37,7 +38,7 @@ class Text:
     }
 
   def read(self, split: str, what: str) -> Iterator[tuple[str, str]]:
-    """Return the pairs of a split; `what` names the work in the log."""
+    """Return the pairs of a split as they stand; `what` is for the log."""
     what = f'{what}, {self.direction.name}' if self._several else what
     pairs = _read_all(self._names[split], self._own)
     return with_progress(pairs, what, self.totals[split])
@@ -67,7 +68,7 @@ def tokenizer_pairs(
     texts: Text of each direction.
 
   Yields:
-    (source line, target line).
+    (source line, target line), normalised.
   """
   config = data.tokenizer
   totals = [text.totals['train'] for text in texts]
@@ -79,8 +80,8 @@ def tokenizer_pairs(
   for text, total, count in zip(texts, totals, counts, strict=True):
     pairs = text.read('train', 'reading for the tokenizer')
     for index, pair in enumerate(pairs):
-      times = (index + 1) * count // total - index * count // total
-      yield from itertools.repeat(pair, times)
+      if times := (index + 1) * count // total - index * count // total:
+        yield from itertools.repeat(normalised(pair), times)
 
 
 def _read_all(

@@ -2,23 +2,25 @@
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow_datasets as tfds
 
-from fusion_jax.data.normalise import normalise
 from fusion_jax.errors import InputError
 
 logger = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 1_000
+# A text that is kept in a file, or scored from one, is one line.
+_BREAK = re.compile(r'[\r\n]+')
 
 
 def read_pairs(
   name: str, split: str, languages: tuple[str, str]
 ) -> Iterator[tuple[str, str]]:
-  """Yield the normalised line pairs of a split of a dataset, in its order.
+  """Yield the line pairs of a split of a dataset as they stand, in its order.
 
   Args:
     name: Name as `tfds.builder` takes it, such as 'wmt14_translate/de-en'.
@@ -117,7 +119,7 @@ def _open(
 
 def _text(value: bytes, where: str) -> str:
   try:
-    return normalise(value.decode('utf-8'))
+    return ' '.join(_BREAK.split(value.decode('utf-8'))).rstrip()
   except UnicodeDecodeError as error:
     raise InputError(f'{where}: not UTF-8 ({error.reason})') from None
 

@@ -19,6 +19,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from fusion_jax.config import TokenizerConfig
+from fusion_jax.data.normalise import normalise
 from fusion_jax.data.sampling import SubwordSampler
 from fusion_jax.errors import InputError
 
@@ -161,6 +162,24 @@ class Tokenizer:
     ids = range(self.vocabulary.size) if ids is None else ids
     return self._processor.id_to_piece(list(ids))
 
+  def surfaces(self, ids: Sequence[int]) -> list[str]:
+    """Return the part of the detokenised text that each id stands for.
+
+    What is unknown has no spaces around it, because it may be within a word.
+    """
+    decoded = self._processor.decode(list(ids), out_type='serialized_proto')
+    found = sentencepiece_pb2.SentencePieceText.FromString(decoded or b'')
+    unknown = self.vocabulary.unknown
+    return [
+      each.surface.strip() if each.id == unknown else each.surface
+      for each in found.pieces
+    ]
+
+  @property
+  def space_last(self) -> bool:
+    """Whether a space is a part of the word before it."""
+    return self._trainer_spec.treat_whitespace_as_suffix
+
   def places(self, text: str) -> list[int | None]:
     """Return the character of the line at which each id of `encode` begins.
 
@@ -173,6 +192,14 @@ class Tokenizer:
     raw = text.encode()
     places = [len(raw[: each.begin].decode()) for each in found.pieces]
     return [*(None for _ in self.tags), *places] if places else []
+
+  def changes(self, text: str) -> bool:
+    """Return whether this model, or `normalise`, writes a line differently.
+
+    No translation equals such a line. White space does not count.
+    """
+    written = self._processor.normalize(normalise(text)).replace('▁', ' ')
+    return written.split() != text.split()
 
   def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
     """Encode many lines at once, on all cores; see `encode`."""

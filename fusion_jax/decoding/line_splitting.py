@@ -3,14 +3,11 @@
 import re
 from collections.abc import Callable, Iterator
 
-from fusion_jax.metrics import language_of
-
 # End of a sentence or clause, with the closing brackets and quotation marks.
 # Chinese and Japanese put no space after it.
 _SENTENCE_END = re.compile(
   r'[.!?;:…][\'")\]}’”»]*\s+|[。！？；：][\'")\]}’”」』）》]*\s*'
 )
-_UNSPACED = ('ja', 'zh')
 # Number of characters that are tried at once.
 _SHORT = 4_096
 
@@ -41,11 +38,6 @@ def split_line(line: str, fits: Callable[[str], bool]) -> Iterator[str]:
     start += size
     while line[start : start + 1].isspace():
       start += 1
-
-
-def joiner(language: str) -> str:
-  """Return the text between the translations of two pieces."""
-  return '' if language_of(language) in _UNSPACED else ' '
 
 
 def _longest_prefix(line: str, start: int, fits: Callable[[str], bool]) -> int:

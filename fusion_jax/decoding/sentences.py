@@ -80,7 +80,8 @@ class SentenceEncoder:
           for tokenizer in tokenizers
         )
       )
-      for piece in pieces
+      # A piece of a long line may have nothing that can be seen.
+      for piece in filter(normalise, pieces)
     ]
     if sentences and prefix:
       ids = self._prefix(number, prefix, len(sentences[0].sources[0]))

@@ -28,7 +28,6 @@ from fusion_jax.decoding.compiled import (
   search_settings,
 )
 from fusion_jax.decoding.ensemble import Ensemble, alone
-from fusion_jax.decoding.line_splitting import joiner
 from fusion_jax.decoding.model_step import Source
 from fusion_jax.decoding.pairs import PairIds
 from fusion_jax.decoding.sentences import Sentence, SentenceEncoder
@@ -123,7 +122,7 @@ class Translator:
     self._options = options
     self._on_progress = on_progress or (lambda sentences: None)
     self._at_once = at_once
-    self._joiner = joiner(ensemble.runs[0].config.data.target_language)
+    self._joiner = ensemble.runs[0].target_words.between
     self._number_of = number_of or (lambda place: place)
     self._mesh = data_mesh(
       None if devices is None else jax.local_devices()[:devices]

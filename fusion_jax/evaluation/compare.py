@@ -22,8 +22,10 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import get_args
 
 from fusion_jax.bounds import Natural, Positive, number
+from fusion_jax.config.decoding import Tokenizer
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.startup import (
   one_line_errors,
@@ -67,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
       help='decides what a word is; default: that of the runs, else words '
       'with spaces between',
     )
+  add(
+    '--bleu_tokenizer',
+    choices=get_args(Tokenizer),
+    default='',
+    help="by sacreBLEU's name; default: that of the runs or of the language",
+  )
   add_format_flag(parser)
   _add_numbers(parser)
   return parser

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from fusion_jax.data.references import log_unreachable
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.buckets import read_bounds
 from fusion_jax.evaluation.comparison import Options, Texts
@@ -17,6 +18,7 @@ from fusion_jax.evaluation.systems import (
   named_systems,
   read_file,
 )
+from fusion_jax.runs.run_directory import read_config, read_tokenizers
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
@@ -58,6 +60,10 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
   _make(folder if any(system.runs for system in systems) else arguments.output)
   languages = arguments.source_language, arguments.target_language
   runs = _translate(systems, source, languages, folder)
+  for path in runs:
+    _, tokenizer = read_tokenizers(Path(path))
+    for each in references:
+      log_unreachable(each.lines, tokenizer, f'{path}, {each.path}')
   source_language, target_language = _languages(runs, languages)
   translated = {path: each.text for path, each in runs.items()}
   # Translations from an earlier comparison may have been edited since.
@@ -73,6 +79,7 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
     source_language,
     target_language,
     train_target,
+    arguments.bleu_tokenizer or _bleu_tokenizer(list(runs)),
   )
 
 
@@ -107,6 +114,17 @@ def _translate(
     for seed, path in enumerate(system.paths, start=1)
     if path in system.runs
   }
+
+
+def _bleu_tokenizer(runs: Sequence[str]) -> str:
+  """Return the tokenizer that the configs of the runs name, '' for none."""
+  found = {read_config(Path(run)).decoding.bleu_tokenizer for run in runs}
+  if len(found) > 1:
+    raise InputError(
+      f'the configs of {", ".join(runs)} name different tokenizers of BLEU; '
+      'give --bleu_tokenizer'
+    )
+  return found.pop() if found else ''
 
 
 def _languages(

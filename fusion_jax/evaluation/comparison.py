@@ -21,6 +21,7 @@ from fusion_jax.evaluation.sentence_statistics import (
   statistics_of,
 )
 from fusion_jax.evaluation.systems import System, TextFile
+from fusion_jax.languages import Words, words_of
 from fusion_jax.metrics import bleu_for, metrics_for, signature_of
 
 # Statistics of each file of each system, the baseline first.
@@ -43,6 +44,7 @@ class Texts:
       13a's words.
     train_target: Text in which word frequencies are counted; None for the first
       reference.
+    bleu_tokenizer: BLEU's tokenizer, as in `DecodingConfig`.
   """
 
   source: TextFile
@@ -51,6 +53,12 @@ class Texts:
   source_language: str = ''
   target_language: str = ''
   train_target: TextFile | None = None
+  bleu_tokenizer: str = ''
+
+  @property
+  def target_words(self) -> Words:
+    """How references and translations are cut into words."""
+    return words_of(self.target_language, self.bleu_tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +125,7 @@ def compare(texts: Texts, options: Options, run: Map = map) -> dict[str, Any]:
 def _count(texts: Texts, run: Map) -> Counted:
   outputs = [each.lines for system in texts.systems for each in system.outputs]
   references = [each.lines for each in texts.references]
-  found = iter(statistics_of(outputs, references, texts.target_language, run))
+  found = iter(statistics_of(outputs, references, texts.target_words, run))
   return {
     system.name: list(itertools.islice(found, len(system.outputs)))
     for system in texts.systems
@@ -125,7 +133,7 @@ def _count(texts: Texts, run: Map) -> Counted:
 
 
 def _signatures(texts: Texts) -> dict[str, str]:
-  metrics = metrics_for(texts.target_language)
+  metrics = metrics_for(texts.target_words)
   count = len(texts.references)
   return {
     name: signature_of(metric, count).format()
@@ -136,7 +144,7 @@ def _signatures(texts: Texts) -> dict[str, str]:
 def _seeds(texts: Texts, counted: Counted) -> dict[str, Any]:
   """Return the scores over the seeds for each metric and system."""
   found = {}
-  for name, metric in metrics_for(texts.target_language).items():
+  for name, metric in metrics_for(texts.target_words).items():
     seeds = {
       system: significance.over_seeds(
         [score_of(metric, each[name]) for each in files]
@@ -158,13 +166,13 @@ def _paired(
   texts: Texts, counted: Counted, options: Options, run: Map
 ) -> dict[str, Any]:
   """Return the signature and the results of each test and metric."""
-  names = list(metrics_for(texts.target_language))
+  names = list(metrics_for(texts.target_words))
   asked = [(test, name) for test in _TESTS for name in names]
   sizes = {'bootstrap': options.samples, 'randomisation': options.trials}
   results = run(
     paired_test,
     [name for _, name in asked],
-    itertools.repeat(texts.target_language),
+    itertools.repeat(texts.target_words),
     itertools.repeat(len(texts.references)),
     [
       {key: each[0][name] for key, each in counted.items()} for _, name in asked
@@ -201,7 +209,7 @@ def _lengths(
   bounds = {'bounds': options.length_bounds}
   if options.quantiles:
     bounds['quantiles'] = buckets.quantile_bounds(lengths, options.quantiles)
-  bleu = bleu_for(texts.target_language)
+  bleu = bleu_for(texts.target_words)
   return {
     kind: buckets.bleu_by_length(
       lengths, buckets.buckets_between(each), statistics, bleu
@@ -211,7 +219,7 @@ def _lengths(
 
 
 def _frequencies(texts: Texts) -> dict[str, Any]:
-  bleu = bleu_for(texts.target_language)
+  bleu = bleu_for(texts.target_words)
   reference = buckets.word_counts(texts.references[0].lines, bleu)
   # No word of the reference has the frequency 0 in it.
   counted_in, ranges = texts.references[0].path, buckets.FREQUENCIES[1:]
@@ -235,7 +243,7 @@ def _frequencies(texts: Texts) -> dict[str, Any]:
 
 
 def _differences(texts: Texts, counted: Counted, most: int) -> dict[str, Any]:
-  metric = metrics_for(texts.target_language)['chrF2']
+  metric = metrics_for(texts.target_words)['chrF2']
   scores = {
     name: sentence_scores(metric, files[0]['chrF2'])
     for name, files in counted.items()

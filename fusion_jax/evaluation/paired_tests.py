@@ -29,6 +29,7 @@ from jaxtyping import Bool, Float
 
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.corpus_formulas import CORPUS_SCORES
+from fusion_jax.languages import Words
 from fusion_jax.metrics import metrics_for, signature_of
 
 # Differences between scores up to this size are rounding.
@@ -62,7 +63,7 @@ class Paired:
 
 def paired_test(
   name: str,
-  language: str,
+  language: str | Words,
   references: int,
   systems: Mapping[str, Float[np.ndarray, 'S K']],
   kind: Literal['bs', 'ar'],

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from sacrebleu.metrics.base import Metric
 
+from fusion_jax.languages import Words
 from fusion_jax.metrics import metrics_for
 
 # Statistics of one file, by metric. BLEU has K = 10: the lengths of translation
@@ -52,7 +53,7 @@ def in_processes(count: int) -> Iterator[Map]:
 def statistics_of(
   files: Sequence[Sequence[str]],
   references: Sequence[Sequence[str]],
-  language: str,
+  language: str | Words,
   run: Map = map,
   names: Collection[str] | None = None,
 ) -> list[Statistics]:
@@ -86,7 +87,7 @@ def statistics_of(
 def _count(
   files: Sequence[Sequence[str]],
   references: Sequence[Sequence[str]],
-  language: str,
+  language: str | Words,
   names: Collection[str] | None,
 ) -> list[Statistics]:
   counted: list[Statistics] = [{} for _ in files]

@@ -39,8 +39,7 @@ def write_corpus(workdir: Path, corpus: PreparedCorpus) -> None:
   for direction in corpus.split('valid').directions:
     texts = corpus.split('valid', direction).texts()
     for path, lines in zip(_texts(folder, direction), texts, strict=True):
-      if not path.exists():
-        write_whole(path, ''.join(f'{line}\n' for line in lines).encode())
+      write_whole(path, ''.join(f'{line}\n' for line in lines).encode())
 
 
 def copy_corpus(workdir: Path, to: Path) -> None:
@@ -67,7 +66,7 @@ def read_validation(workdir: Path, direction: str) -> Iterator[tuple[str, str]]:
     direction: Name of the direction, 'en-de' for example.
 
   Yields:
-    Source and target line, normalised.
+    Source and target line, as they stand in the corpus.
 
   Raises:
     InputError: The run directory does not hold this text.

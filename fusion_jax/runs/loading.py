@@ -17,6 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, require
+from fusion_jax.languages import Words, words_of
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
@@ -67,6 +68,12 @@ class TrainedModel:
   source_tokenizer: Tokenizer
   target_tokenizer: Tokenizer
   steps: tuple[int, ...] = ()
+
+  @property
+  def target_words(self) -> Words:
+    """How translations are cut into words."""
+    config = self.config
+    return words_of(config.data.target_language, config.decoding.bleu_tokenizer)
 
   @property
   def longest(self) -> int | None:

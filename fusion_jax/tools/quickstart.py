@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
   direction = f'{data.source_language}-{data.target_language}'
   sources, references = corpus.split('test', direction).texts()
   translations = list(Translator(run, run.config.decoding).translate(sources))
-  scores = corpus_scores(translations, references, data.target_language)
+  scores = corpus_scores(translations, references, run.target_words)
   print(scores.report)
   _print_fusion(run.config, workdir)
   stride = max(len(sources) // _SHOWN, 1)

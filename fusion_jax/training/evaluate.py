@@ -20,10 +20,11 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch, choose_shapes
 from fusion_jax.data.pipeline import evaluation_batches
 from fusion_jax.data.prepared import PreparedCorpus, Split
+from fusion_jax.data.references import log_unreachable
 from fusion_jax.decoding.direction import in_direction
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.files import write_errors, write_whole
-from fusion_jax.metrics import corpus_scores
+from fusion_jax.metrics import bleu_for, corpus_scores
 from fusion_jax.models.losses import LossSums, zero_sums
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.distributed import is_first
@@ -168,8 +169,8 @@ class Validator:
     values = token_means(self._loss(parameters, direction.split))
     run = dataclasses.replace(direction.run, step=step)
     translations = _translated(run, parameters, direction.sources)
-    language = run.config.data.target_language
-    scores = corpus_scores(translations, direction.references, language)
+    words = run.target_words
+    scores = corpus_scores(translations, direction.references, words)
     values |= {'bleu': scores.bleu, 'chrf': scores.chrf}
     values['validation_seconds'] = time.monotonic() - start
     only = len(self._directions) == 1
@@ -230,10 +231,14 @@ def _direction(
   own = dataclasses.replace(
     own, config=dataclasses.replace(own.config, decoding=options)
   )
+  # Fetches the tokenizer, or fails, before the training.
+  bleu_for(own.target_words)
   name = f'{source}-{target}'
   split = corpus.split('valid', name)
   wanted = training.translate_sentences or None
   sources, references = (texts[:wanted] for texts in split.texts())
+  if is_first():
+    log_unreachable(references, run.target_tokenizer, f'validation, {name}')
   return _Direction(name, split, own, sources, references)
 
 

@@ -21,7 +21,7 @@ from fusion_jax.errors import InputError
     (b'a', ['a']),
     (b'a\n', ['a']),
     (b'a\n\nb', ['a', '', 'b']),
-    ('a\u2028b\x0cc\r\nd\n'.encode(), ['a\u2028b\x0cc\r', 'd']),
+    ('\ufeffa\u2028b\x0cc\r\nd\n'.encode(), ['a\u2028b\x0cc', 'd']),
   ],
 )
 def test_lines_end_at_line_feeds_only(tmp_path, content, lines):

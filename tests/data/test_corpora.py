@@ -56,7 +56,10 @@ def test_a_line_ends_at_newlines_only(tmp_path):
   with pytest.raises(InputError, match=r't\.en has 2 .*t\.de has 3'):
     read('t.{lang}', data_in(tmp_path))
   (tmp_path / 't.de').write_bytes(b'x\r\ny')
-  assert read('t.{lang}', data_in(tmp_path)) == [('a b c d', 'x'), ('e', 'y')]
+  assert read('t.{lang}', data_in(tmp_path)) == [
+    ('a\u2028b\u0085c\rd', 'x'),
+    ('e', 'y'),
+  ]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,11 @@ def test_a_line_ends_at_newlines_only(tmp_path):
     # A mark that is removed must not keep a letter from its accent.
     ('e\ufeff\u0301', '\u00e9'),
     ('keep \u200b \ufb01', 'keep \u200b \ufb01'),
+    # Zero-width space, word joiner, soft hyphen, marks of direction, variation
+    # selectors, a Hangul filler, a tag: invisible alone, kept beside text.
+    *((invisible, '') for invisible in '\u200b\u2060\xad\u200e\u202e\ufe0f'),
+    (' \U000e0101\u115f \u034f\u3164\U000e0041\n', ''),
+    ('\u2764\ufe0f', '\u2764\ufe0f'),
   ],
 )
 def test_normalisation_of_known_cases(raw, expected):

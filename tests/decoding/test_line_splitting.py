@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusion_jax.decoding.line_splitting import joiner, split_line
+from fusion_jax.decoding.line_splitting import split_line
 
 
 def split(line, characters):
@@ -43,8 +43,3 @@ def test_nothing_is_lost_and_every_piece_fits(line, characters):
   pieces = split(line, characters)
   assert ''.join(pieces).replace(' ', '') == line.replace(' ', '')
   assert all(0 < len(piece) <= characters for piece in pieces)
-
-
-def test_joiner():
-  assert joiner('de') == ' '
-  assert joiner('ja') == joiner('zh') == joiner('zh_CN') == ''

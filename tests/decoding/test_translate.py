@@ -59,7 +59,10 @@ def test_text_is_normalised_first(tokenizer):
   assert list(translator.translate(given)) == ['the cat sat', 'a dog']
 
 
-@pytest.mark.parametrize(('language', 'between'), [('de', ' '), ('ja', '')])
+@pytest.mark.parametrize(
+  ('language', 'between'),
+  [('de', ' '), ('ja', ''), ('kor_Hang', ' '), ('khm_Khmr', ''), ('cmn', '')],
+)
 def test_a_long_line_is_translated_in_pieces(tokenizer, language, between):
   options = dataclasses.replace(OPTIONS, max_source_length=8)
   run = make_run(tokenizer, language=language)
@@ -69,6 +72,14 @@ def test_a_long_line_is_translated_in_pieces(tokenizer, language, between):
   lines = ['a dog', ' '.join(sentences), 'cats']
   translated = list(Translator(run, options).translate(lines))
   assert translated == ['a dog', between.join(sentences), 'cats']
+
+
+def test_what_cannot_be_seen_is_not_translated(tokenizer):
+  options = dataclasses.replace(OPTIONS, max_source_length=8)
+  translator = Translator(make_run(tokenizer), options)
+  lines = ['\u200b\u2060', 'a dog', '\xad \ufe0f', '\u200b' * 30 + ' a dog']
+  assert [translator.count_pieces(line) for line in lines] == [0, 1, 0, 1]
+  assert list(translator.translate(lines[:3])) == ['', 'a dog', '']
 
 
 def test_limit_is_that_of_the_sentence_not_of_its_batch(tokenizer):

@@ -227,6 +227,7 @@ def test_text_is_normalised_as_for_training(exported, tokenizer):
   _, folder, _ = exported
   encode = _load(folder)['encode']
   lines = [*LINES, 'e\u0301\u2581a\x85b\ufeff \u3000c', '\ufeff\t']
+  lines.append('\xad\u200b')
   for line in lines:
     text = normalise(line)
     ids = [*tokenizer.encode(text), tokenizer.vocabulary.end] if text else []

@@ -5,10 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fusion_jax.metrics import language_of
-
-# Languages written without spaces between words: their units are characters.
-_WITHOUT_SPACES = 'zh', 'ja', 'th', 'lo', 'km', 'my'
+from fusion_jax.languages import words_of
 
 
 class Stretch(NamedTuple):
@@ -33,7 +30,7 @@ class Stretch(NamedTuple):
 
 def separator(language: str) -> str:
   """Return the text between two units of a line."""
-  return '' if language_of(language) in _WITHOUT_SPACES else ' '
+  return words_of(language).between
 
 
 def units(text: str, language: str) -> list[str]:

@@ -20,6 +20,7 @@ from fusion_jax.analysis.report.run import RunReport
 from fusion_jax.analysis.report.views import Card, Picture, data_address
 from fusion_jax.config.serialization import to_json
 from fusion_jax.evaluation import buckets
+from fusion_jax.languages import Words, words_of
 from fusion_jax.metrics import bleu_for, corpus_scores
 
 # Buckets of source lengths.
@@ -86,7 +87,7 @@ def bleu_by_source_length(
   sources: Sequence[str],
   references: Sequence[str],
   systems: Mapping[str, Sequence[str]],
-  languages: tuple[str, str],
+  languages: tuple[str, str | Words],
 ) -> list[dict[str, Any]]:
   """Compute corpus BLEU of the lines of every bucket.
 
@@ -95,7 +96,7 @@ def bleu_by_source_length(
       tokenizer.
     references: Reference translations.
     systems: Translations by the name of a system.
-    languages: Source and target language.
+    languages: Source and target language, as `bleu_for` takes them.
 
   Returns:
     The name, the number of lines and the score of each system, for at most six
@@ -155,11 +156,12 @@ def _widths(own: Sequence[tuple[RunReport, Card]]) -> list[int]:
 
 
 def _lengths(runs: Sequence[RunReport], text: Text) -> dict[str, Any]:
+  (source, target), first = runs[0].languages, runs[0].config
   numbers = bleu_by_source_length(
     [source for source, _ in text],
     [reference for _, reference in text],
     {run.name: run.translations for run in runs},
-    runs[0].languages,
+    (source, words_of(target, first.decoding.bleu_tokenizer)),
   )
   rows = [
     [

@@ -21,6 +21,7 @@ from fusion_jax.analysis.run_and_text_flags import add_run_and_text_flags
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view import keep, kept
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.data.references import log_unreachable
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.metrics import Scores, corpus_scores
@@ -107,6 +108,7 @@ def gather(
     raise InputError(f'{folder}: {error.strerror}') from error
   translations = translation(analysed, folder)
   references = [reference for _, reference in analysed.lines]
+  log_unreachable(references, run.target_tokenizer, f'{name}, references')
   config = read_config(analysed.workdir)
   tokenizers = read_tokenizers(analysed.workdir)
   return RunReport(
@@ -122,7 +124,7 @@ def gather(
     numbers,
     tuple(cards(analysed, folder, arguments.all)),
     tuple(translations),
-    corpus_scores(translations, references, data.target_language),
+    corpus_scores(translations, references, run.target_words),
     command(analysed.workdir, arguments),
   )
 

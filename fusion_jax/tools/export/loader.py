@@ -2,7 +2,7 @@
 
     python load.py <source.txt >translations.txt
 
-It needs only the packages jax, flatbuffers (for jax.export), numpy and
+It needs only the packages jax, flatbuffers (for jax.export), numpy, regex and
 sentencepiece; export.json describes the programs. Each line gives one
 translation, an empty line an empty one. A line with more subwords than the
 longest program takes is refused; bytes that are not UTF-8 become U+FFFD.
@@ -19,11 +19,13 @@ from pathlib import Path
 import jax
 import jax.export
 import numpy as np
+import regex
 import sentencepiece
 
 FOLDER = Path(__file__).parent
 EXPORT = json.loads((FOLDER / 'export.json').read_text())
 END = EXPORT['special']['source']['end']
+INVISIBLE = regex.compile(r'[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}]*')
 
 
 def translate(lines):
@@ -108,13 +110,14 @@ def encode(line):
   """Return the ids of a line with tags and end symbol; [] for an empty line.
 
   The text is normalised like the training text: NFC, no byte order mark,
-  control characters and U+2581 as spaces, one space between words.
+  control characters and U+2581 as spaces, one space between words, and nothing
+  of a line of invisible characters.
   """
   line = unicodedata.normalize('NFC', line.replace('\ufeff', ''))
   line = re.sub(r'[\x00-\x1f\x7f-\x9f\u2581]', ' ', line)
   text = ' '.join(line.split())
   ids = tokenizer('source').encode(text)
-  return [*EXPORT['tags'], *ids, END] if text else []
+  return [] if INVISIBLE.fullmatch(text) else [*EXPORT['tags'], *ids, END]
 
 
 def decode(ids):

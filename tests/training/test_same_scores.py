@@ -1,0 +1,175 @@
+"""The same translations get the same scores, whichever program scores them."""
+
+import argparse
+import json
+import logging
+import re
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+from tiny_run import TINY
+
+from fusion_jax.analysis.report import __main__ as report
+from fusion_jax.analysis.report.run import gather
+from fusion_jax.analysis.run_with_text import open_run_with_text
+from fusion_jax.cli import decode
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.presets import changed
+from fusion_jax.decoding.translate import Translation, Translator
+from fusion_jax.evaluation import compare
+from fusion_jax.training import loop
+
+# What a model writes, which is normalised, and what the references have.
+_TRANSLATIONS = [
+  'Das Caf\u00e9 \u00f6ffnet um acht Uhr am Morgen.',
+  'Die \u00c4pfel sind in diesem Jahr sehr gut und gro\u00df.',
+  'Sie findet den Weg nach Hause auch ohne Karte.',
+  'Er z\u00e4hlt 12 gr\u00fcne B\u00e4ume neben dem Haus.',
+]
+_FORMS = {
+  'NFC': (lambda text: text),
+  'NFD': (lambda text: unicodedata.normalize('NFD', text)),
+  # A ligature, a fraction and an ellipsis, which only NFKC changes.
+  'NFKC': (
+    lambda text: text.replace('fi', '\ufb01').replace('12', '\u00bd\u2026')
+  ),
+  'full width': (
+    lambda text: text.replace('12', '\uff11\uff12').replace('.', '\uff0e')
+  ),
+  'separators': (lambda text: text.replace(' ', '\u00a0', 1) + '\u2028'),
+  'trailing blanks': (lambda text: text + ' \t\u3000 '),
+}
+
+
+_HYPOTHESES = _TRANSLATIONS * len(_FORMS)
+_REFERENCES = [form(line) for form in _FORMS.values() for line in _TRANSLATIONS]
+_MARK = '\ufeff'
+
+
+@pytest.fixture
+def fixed(monkeypatch):
+  """Every model translates line i as _HYPOTHESES[i]."""
+
+  def translate(self, lines, prefixes=()):
+    for text, _ in zip(_HYPOTHESES, lines, strict=True):
+      yield [Translation(text, 0.0, 0.0)]
+
+  monkeypatch.setattr(Translator, 'translate_n_best', translate)
+
+
+@pytest.fixture
+def files(tmp_path):
+  texts = {
+    'valid.en': ''.join(f'{line}\n' for line in _HYPOTHESES),
+    'valid.de': _MARK + ''.join(f'{line}\r\n' for line in _REFERENCES),
+    # A mark of byte order is no part of a text.
+    'bare.de': ''.join(f'{line}\r\n' for line in _REFERENCES),
+  }
+  for name, text in texts.items():
+    (tmp_path / name).write_bytes(text.encode())
+  return tmp_path
+
+
+def _of_sacrebleu(folder, tokenizer):
+  chosen = ['--tokenize', tokenizer] if tokenizer else []
+  paths = [str(folder / 'bare.de'), '-i', str(folder / 'valid.en')]
+  done = subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'sacrebleu',
+      *paths,
+      *chosen,
+      '-w2',
+      '-m',
+      'bleu',
+      'chrf',
+    ],
+    capture_output=True,
+    check=True,
+  )
+  return [each['score'] for each in json.loads(done.stdout)]
+
+
+def _trained(folder, tokenizer):
+  config = changed(
+    ExperimentConfig(),
+    TINY
+    | {
+      'data.root': str(folder),
+      'data.prepared': str(folder / 'prepared'),
+      'data.valid': ('valid.{lang}',),
+      # Some lines are longer, and are translated and scored all the same.
+      'data.filter.max_length': 36,
+      'decoding.bleu_tokenizer': tokenizer,
+      'training.steps': 1,
+      'training.validate_every': 1,
+    },
+  )
+  workdir = folder / 'run'
+  loop.run(config, workdir)
+  rows = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+  (row,) = (row for row in rows if row['kind'] == 'valid')
+  return workdir, [row['bleu'], row['chrf']]
+
+
+def _decoded(workdir, folder, capsys):
+  flags = {
+    'workdir': workdir,
+    'input': folder / 'valid.en',
+    'output': folder / 'output.txt',
+    'reference': folder / 'valid.de',
+  }
+  decode.main([f'--{name}={value}' for name, value in flags.items()])
+  printed = capsys.readouterr().out
+  return [float(x) for x in re.findall(r'(?m)^\S+ = ([\d.]+)', printed)]
+
+
+def _compared(system, folder):
+  flags = {
+    'source': folder / 'valid.en',
+    'reference': folder / 'valid.de',
+    'system': f'run={system}',
+    'output': folder / 'compared',
+    'target_language': 'de',
+    'jobs': 1,
+  }
+  compare.main([f'--{name}={value}' for name, value in flags.items()])
+  numbers = json.loads((folder / 'compared' / 'compare.json').read_text())
+  return [numbers['seeds'][x]['run']['mean'] for x in ('BLEU', 'chrF2')]
+
+
+def _reported(workdir):
+  arguments = report._parser().parse_args([f'--workdir={workdir}'])
+  flags = argparse.Namespace(**vars(arguments) | {'workdir': workdir})
+  scores = gather(open_run_with_text(flags), 'run', flags).scores
+  return [scores.bleu, scores.chrf]
+
+
+@pytest.mark.usefixtures('fixed')
+@pytest.mark.parametrize(
+  'tokenizer', ['', pytest.param('char', marks=pytest.mark.extended)]
+)
+def test_all_programs_score_as_sacrebleu_does(files, tokenizer, capsys, caplog):
+  caplog.set_level(logging.INFO)
+  workdir, of_training = _trained(files, tokenizer)
+  found = {
+    'training': of_training,
+    'decode': _decoded(workdir, files, capsys),
+    'compare': _compared(workdir, files),
+    'report': _reported(workdir),
+  }
+  expected = _of_sacrebleu(files, tokenizer)
+  rounded = {
+    name: [round(score, 2) for score in scores]
+    for name, scores in found.items()
+  }
+  assert rounded == dict.fromkeys(found, expected)
+  # Those in NFD with an accent; NFC changes no other form.
+  said = [m for m in caplog.messages if ' 3 of 24 lines, line 5 first' in m]
+  assert len(said) == len(found)
+  assert (
+    'valid: 8 of 24 pairs, empty or too long, are in no loss' in caplog.text
+  )
