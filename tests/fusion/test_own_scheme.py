@@ -51,7 +51,7 @@ def workdir(tmp_path_factory):
 
 
 def _main(program: str):
-  return importlib.import_module(program).main
+  return importlib.import_module(f'fusion_jax.{program}').main
 
 
 def test_it_trains(user_dir, workdir):
@@ -62,7 +62,7 @@ def test_it_trains(user_dir, workdir):
     'training.translate_sentences': 4,
   }
   given = [f'--config.{name}={value}' for name, value in flags.items()]
-  code = _main('train')(
+  code = _main('cli.train')(
     [
       f'--config={ROOT}/configs/quickstart.py',
       f'--workdir={workdir}',
@@ -82,14 +82,14 @@ def test_it_trains(user_dir, workdir):
 
 def test_it_decodes_and_scores(user_dir, workdir, tmp_path):
   (tmp_path / 'in').write_text('the cat\na dog\n')
-  decode, out = _main('decode'), tmp_path / 'out'
+  decode, out = _main('cli.decode'), tmp_path / 'out'
   common = [f'--workdir={workdir}', f'--input={tmp_path}/in', user_dir]
   assert decode([*common, f'--output={out}']) == 0
   assert len(out.read_text().splitlines()) == 2
 
 
 def test_it_is_exported(user_dir, workdir, tmp_path):
-  export = _main('fusion_jax.tools.export.__main__')
+  export = _main('tools.export.__main__')
   flags = '--format=stablehlo', '--shapes=2x16', '--platforms=cpu'
   out = tmp_path / 'out'
   assert (
@@ -99,7 +99,7 @@ def test_it_is_exported(user_dir, workdir, tmp_path):
 
 
 def test_it_is_analysed(user_dir, workdir, tmp_path):
-  analyse = _main('fusion_jax.analysis.__main__')
+  analyse = _main('analysis.__main__')
   given = f'--workdir={workdir}', f'--output={tmp_path}', user_dir
   assert analyse(['similarity', *given]) == 0
 
@@ -107,7 +107,7 @@ def test_it_is_analysed(user_dir, workdir, tmp_path):
 def test_without_its_file_it_is_refused(own_tables, workdir, capsys):
   fusion._TABLE.pop('weighted_mean', None)
   fusion_options._RULES.pop('weighted_mean', None)
-  assert _main('decode')([f'--workdir={workdir}']) == 2
+  assert _main('cli.decode')([f'--workdir={workdir}']) == 2
   message = capsys.readouterr().err
   assert "model.encoder.fusion: must be 'none', " in message
   assert "got 'weighted_mean' (a scheme of your own needs" in message
