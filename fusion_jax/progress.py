@@ -1,6 +1,8 @@
 """A log line every few seconds: how far, how fast, how long still."""
 
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -8,6 +10,7 @@ from typing import TypeVar
 logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_LINES = 4.0
+_SECONDS_BETWEEN_BEATS = 10.0
 # Asking for the time costs as much as reading a line.
 _ITEMS_BETWEEN_LOOKS = 256
 _ItemT = TypeVar('_ItemT')
@@ -53,6 +56,31 @@ class Progress:
     of = f' of {self._total:,}' if self._total else ''
     state = f'{self._done:,}{of} {self._unit}, {rate:,.1f} per second'
     return f'{state}, {left / rate:,.0f} s left' if left > 0 < rate else state
+
+
+@contextlib.contextmanager
+def heartbeat(
+  what: str, every: float = _SECONDS_BETWEEN_BEATS
+) -> Iterator[None]:
+  """Log how long the block works, which cannot say how far it is.
+
+  Args:
+    what: Name of the work.
+    every: Seconds between two lines.
+  """
+  ended, start = threading.Event(), time.monotonic()
+
+  def beat() -> None:
+    while not ended.wait(every):
+      logger.info('%s: since %.0f s', what, time.monotonic() - start)
+
+  thread = threading.Thread(target=beat, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    ended.set()
+    thread.join()
 
 
 def with_progress(

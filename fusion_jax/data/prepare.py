@@ -8,6 +8,7 @@ finds the folder again. The text is streamed, whatever its size.
 """
 
 import argparse
+import concurrent.futures
 import functools
 import hashlib
 import json
@@ -25,11 +26,17 @@ from fusion_jax.data.building import CorpusWriter, DirectionPairs
 from fusion_jax.data.encoding import PairEncoder
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.reports import report_table, summed
-from fusion_jax.data.texts import Text, splits_of, tokenizer_pairs
+from fusion_jax.data.texts import (
+  Text,
+  splits_of,
+  tokenizer_pair_count,
+  tokenizer_pairs,
+)
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.data.tokenizer import train as train_tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.files import whole_folder
+from fusion_jax.progress import heartbeat
 from fusion_jax.seals import sealed
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -215,28 +222,38 @@ def _tokenizers(
     target_model = config.target_model or config.source_model
     return source, Tokenizer.from_file(Path(data.root, target_model))
   pairs = functools.partial(tokenizer_pairs, data, texts)
+  count = tokenizer_pair_count(data, texts)
   tags = data.all_tags
   if config.joint:
     both = (line for pair in pairs() for line in pair)
-    tokenizer = _trained('joint', both, config, tags)
+    tokenizer = _trained('joint', both, 2 * count, config, tags)
     return tokenizer, tokenizer
-  return (
-    _trained('source', (pair[0] for pair in pairs()), config, tags),
-    _trained('target', (pair[1] for pair in pairs()), config),
-  )
+
+  def of(side: int) -> Tokenizer:
+    lines = (pair[side] for pair in pairs())
+    own = () if side else tags
+    return _trained(('source', 'target')[side], lines, count, config, own)
+
+  # SentencePiece works on few cores for most of the time.
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    source, target = pool.map(of, range(2))
+  return source, target
 
 
 def _trained(
   name: str,
   lines: Iterable[str],
+  count: int,
   config: TokenizerConfig,
   tags: tuple[str, ...] = (),
 ) -> Tokenizer:
+  work = f'training the {name} tokenizer'
   logger.info(
-      'training the %s tokenizer: %s, %s pieces',
-      name, config.algorithm, f'{config.vocabulary_size:,}',
+      '%s: %s, %s pieces, %s lines',
+      work, config.algorithm, f'{config.vocabulary_size:,}', f'{count:,}',
   )  # fmt: skip
-  return Tokenizer(train_tokenizer(filter(None, lines), config, tags))
+  with heartbeat(work):
+    return Tokenizer(train_tokenizer(filter(None, lines), config, tags))
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -54,6 +54,14 @@ def splits_of(direction: Direction) -> dict[str, tuple[str, ...]]:
   return {name: names for name, names in splits.items() if names}
 
 
+def tokenizer_pair_count(data: DataConfig, texts: Sequence[Text]) -> int:
+  """Return how many training pairs a tokenizer is trained on."""
+  config, total = data.tokenizer, sum(text.totals['train'] for text in texts)
+  return min(
+    config.training_lines // (2 if config.joint else 1) or total, total
+  )
+
+
 def tokenizer_pairs(
   data: DataConfig, texts: Sequence[Text]
 ) -> Iterator[tuple[str, str]]:
@@ -70,13 +78,10 @@ def tokenizer_pairs(
   Yields:
     (source line, target line), normalised.
   """
-  config = data.tokenizer
   totals = [text.totals['train'] for text in texts]
-  wanted = config.training_lines // (2 if config.joint else 1) or sum(totals)
-  wanted = min(wanted, sum(totals))
   weights = [float(text.direction.weight) for text in texts]
   parts = shares(totals, weights, float(data.mixing_temperature))
-  counts = apportioned(wanted, parts).tolist()
+  counts = apportioned(tokenizer_pair_count(data, texts), parts).tolist()
   for text, total, count in zip(texts, totals, counts, strict=True):
     pairs = text.read('train', 'reading for the tokenizer')
     for index, pair in enumerate(pairs):
