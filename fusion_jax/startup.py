@@ -51,20 +51,22 @@ def _restart(**variables: str) -> None:
 def keep_compiled() -> None:
   """Keep the programs that JAX compiles in the user's cache folder.
 
-  The folder is $XDG_CACHE_HOME/fusion_jax/xla, by default in ~/.cache. Call
+  The folder is $XDG_CACHE_HOME/fusion_jax/compiled, by default in ~/.cache. Call
   this function before JAX is imported. What was used longest ago makes room
   when there are 4 GiB. JAX's own variables are left unchanged if they are set:
   JAX_ENABLE_COMPILATION_CACHE=false turns the cache off. If the folder cannot
   be created, nothing is kept.
   """
   base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
-  folder = Path(base).expanduser() / 'fusion_jax' / 'xla'
+  folder = Path(base).expanduser() / 'fusion_jax' / 'compiled'
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError:
     return
-  os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder))
-  os.environ.setdefault('JAX_COMPILATION_CACHE_MAX_SIZE', str(4 * 2**30))
+  # JAX cannot bound a folder that others fill without a bound.
+  if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder)
+    os.environ.setdefault('JAX_COMPILATION_CACHE_MAX_SIZE', str(4 * 2**30))
   # Many small programs also make a start slow.
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 

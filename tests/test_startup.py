@@ -27,9 +27,9 @@ def environment(monkeypatch, tmp_path):
 def test_compiled_programs_are_kept_in_the_cache_folder(environment, tmp_path):
   keep_compiled()
   assert environment['JAX_COMPILATION_CACHE_DIR'] == str(
-    tmp_path / 'fusion_jax' / 'xla'
+    tmp_path / 'fusion_jax' / 'compiled'
   )
-  assert (tmp_path / 'fusion_jax' / 'xla').is_dir()
+  assert (tmp_path / 'fusion_jax' / 'compiled').is_dir()
   # The guide says 4 GiB.
   assert environment['JAX_COMPILATION_CACHE_MAX_SIZE'] == '4294967296'
 
@@ -53,6 +53,7 @@ def test_a_folder_of_the_users_own_is_left(environment):
   environment['JAX_COMPILATION_CACHE_DIR'] = 'mine'
   keep_compiled()
   assert environment['JAX_COMPILATION_CACHE_DIR'] == 'mine'
+  assert 'JAX_COMPILATION_CACHE_MAX_SIZE' not in environment
 
 
 def test_without_a_folder_nothing_is_kept(environment, tmp_path):
