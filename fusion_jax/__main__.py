@@ -66,10 +66,5 @@ def main(argv: list[str]) -> int:
   return 0
 
 
-def command(*name: str) -> None:
-  """Run the installed command, or the one that is named."""
-  run_program(lambda argv: main([*name, *argv]))
-
-
 if __name__ == '__main__':
-  command()
+  run_program(main)

@@ -27,6 +27,7 @@ def use_huge_pages() -> None:
   function first, and only if the process belongs to the program alone. If
   GLIBC_TUNABLES is already set, it is left unchanged.
   """
+  _let_ctrl_c_in()
   if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
     _restart(GLIBC_TUNABLES=_TUNABLE)
 
@@ -36,26 +37,36 @@ def use_utf8() -> None:
 
   Python takes the encoding of the locale otherwise. Call this function first.
   """
+  _let_ctrl_c_in()
   names = sys.getfilesystemencoding(), getattr(sys.stdout, 'encoding', 'utf-8')
   if not sys.flags.utf8_mode and {'utf-8'} != set(map(str.lower, names)):
     _restart(PYTHONUTF8='1')
 
 
 def _restart(**variables: str) -> None:
-  """Restart this program with other variables, or go on where that fails."""
+  """Restart this program with other variables, or go on where that fails.
+
+  Ctrl-C waits until the new one can handle it.
+  """
   arguments = [sys.executable, *sys.orig_argv[1:]]
+  signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
   with contextlib.suppress(OSError):
     os.execve(sys.executable, arguments, os.environ | variables)
+  _let_ctrl_c_in()
+
+
+def _let_ctrl_c_in() -> None:
+  signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def keep_compiled() -> None:
   """Keep the programs that JAX compiles in the user's cache folder.
 
-  The folder is $XDG_CACHE_HOME/fusion_jax/compiled, by default in ~/.cache. Call
-  this function before JAX is imported. What was used longest ago makes room
-  when there are 4 GiB. JAX's own variables are left unchanged if they are set:
-  JAX_ENABLE_COMPILATION_CACHE=false turns the cache off. If the folder cannot
-  be created, nothing is kept.
+  The folder is $XDG_CACHE_HOME/fusion_jax/compiled, by default in ~/.cache.
+  Call this function before JAX is imported. What was used longest ago makes
+  room when there are 4 GiB. JAX's own variables are left unchanged if they are
+  set: JAX_ENABLE_COMPILATION_CACHE=false turns the cache off. If the folder
+  cannot be created, nothing is kept.
   """
   base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
   folder = Path(base).expanduser() / 'fusion_jax' / 'compiled'
@@ -213,7 +224,7 @@ def _ctrl_c_counts() -> Iterator[list[int]]:
 
   before = signal.getsignal(signal.SIGINT)
   in_main = threading.current_thread() is threading.main_thread()
-  if not in_main or before is not signal.default_int_handler:
+  if not in_main or before not in (signal.default_int_handler, signal.SIG_DFL):
     yield seen
     return
   signal.signal(signal.SIGINT, note)

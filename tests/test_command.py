@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import fusion_jax
-from fusion_jax.__main__ import COMMANDS, command, main
+from fusion_jax.__main__ import COMMANDS, main
+from fusion_jax.command import command
 
 _ROOT = Path(__file__).parents[1]
 
@@ -52,7 +53,8 @@ def test_the_programs_at_the_top_are_the_same_code(name, monkeypatch):
   program = importlib.import_module(name)
   assert program.command is command
   run = []
-  monkeypatch.setattr('fusion_jax.__main__.run_program', run.append)
+  monkeypatch.setattr('fusion_jax.startup.run_program', run.append)
+  monkeypatch.setattr('signal.signal', lambda *_: None)
   monkeypatch.setattr('fusion_jax.__main__.main', lambda argv: argv)
   program.command(name)
   assert run[0](['--help']) == [name, '--help']

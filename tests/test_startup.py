@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -148,9 +149,24 @@ def test_paths_and_streams_are_utf8_in_any_locale():
 
 
 def test_a_program_that_may_not_be_restarted_goes_on(monkeypatch):
+  masks = []
+
   def refuse(*_):
+    masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
     raise PermissionError
 
   monkeypatch.setattr(os, 'execve', refuse)
   monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
   use_huge_pages()
+  # Ctrl-C would have waited for the new program, and reaches the old one.
+  assert masks == [{signal.SIGINT}]
+  assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+
+
+def test_the_command_imports_nothing_before_it_handles_ctrl_c():
+  code = """
+import sys, fusion_jax.command
+print([name for name in sys.modules if name.startswith('fusion_jax')])
+"""
+  names = subprocess.check_output([sys.executable, '-c', code], text=True)
+  assert names == "['fusion_jax', 'fusion_jax.command']\n"
