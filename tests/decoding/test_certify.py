@@ -1,7 +1,6 @@
 """The comparison by hand, broken models that it finds, sound ones that pass."""
 
 import dataclasses
-import importlib.util
 import json
 import math
 import re
@@ -14,6 +13,7 @@ from cases import norm_for
 from copying import Copying, make_run, make_tokenizer, random_run
 from tiers import extended_but
 
+from fusion_jax.cli import decode as decode_program
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli.certify_files import sample_lines
 from fusion_jax.config import DecodingConfig
@@ -47,7 +47,6 @@ from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.transformer import ModelOutput, OutputLayer, Transformer
 from fusion_jax.testing import drawn_parameters
 
-PROGRAM = Path(__file__).parents[2] / 'decode.py'
 # Each has at most 7 subwords.
 SHORT = ['the dog sat', 'cats', 'a dog', 'a cat sat']
 OPTIONS = DecodingConfig(
@@ -298,9 +297,6 @@ def _ids(translations):
 @pytest.fixture
 def decode(tokenizer, monkeypatch, tmp_path):
   """Certifies a model and gives exit code and report."""
-  spec = importlib.util.spec_from_file_location('decode', PROGRAM)
-  program = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(program)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text('\n\n'.join(SHORT) + '\n')
 
@@ -309,7 +305,7 @@ def decode(tokenizer, monkeypatch, tmp_path):
     trained = dataclasses.replace(trained, config=small)
     monkeypatch.setattr(request_module, 'load_run', lambda *_: trained)
     given = '--workdir=run', '--mode=certify', '--output=report'
-    code = program.main([*given, '--input=source', *flags])
+    code = decode_program.main([*given, '--input=source', *flags])
     report = Path('report')
     return code, json.loads(report.read_text()) if report.exists() else None
 

@@ -1,7 +1,6 @@
 """Runs of several directions, and the one they translate in."""
 
 import dataclasses
-import importlib.util
 import logging
 import runpy
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from copying import LINES, Copying, make_run, random_run
 
+from fusion_jax.cli import decode as decode_program
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli.view_writers import alignment_file
 from fusion_jax.config import (
@@ -28,7 +28,6 @@ from fusion_jax.errors import InputError
 from fusion_jax.tools.export import stablehlo
 from fusion_jax.tools.export.stablehlo_options import StablehloOptions
 
-PROGRAM = Path(__file__).parents[2] / 'decode.py'
 PAIRS = [('de', 'en'), ('en', 'de'), ('en', 'fr'), ('ro', 'en')]
 DATA = DataConfig(
   directions=tuple(Direction(*pair, ('a.{lang}',)) for pair in PAIRS),
@@ -61,14 +60,11 @@ def run_of(tokenizer, kind=AfterTags, data=DATA):
 @pytest.fixture
 def decode(tokenizer, monkeypatch, tmp_path):
   """Runs the program in a folder with `source` and gives its exit code."""
-  spec = importlib.util.spec_from_file_location('decode', PROGRAM)
-  program = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(program)
   trained = run_of(tokenizer)
   monkeypatch.setattr(request_module, 'load_run', lambda *arguments: trained)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text(''.join(line + '\n' for line in LINES))
-  return lambda *flags: program.main(
+  return lambda *flags: decode_program.main(
     ['--workdir=run', '--input=source', '--output=out', *flags]
   )
 

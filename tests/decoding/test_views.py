@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 import json
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from copying import LINES, make_run, make_tokenizer
 from flax import linen as nn
 
+from fusion_jax.cli import decode as decode_program
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
 from fusion_jax.cli.view_flags import ViewFlags
@@ -24,7 +24,6 @@ from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import assert_close
 
-PROGRAM = Path(__file__).parents[2] / 'decode.py'
 OPTIONS = DecodingConfig(
   beam_size=1, max_source_length=32, batch_tokens=256, max_length_extra=3
 )
@@ -290,13 +289,12 @@ def _sizes(pieces, end):
 def test_the_program_hands_its_flags_on(decode):
   flags = {'attention_output': 'own.align', 'attention_layers': 'last'}
   decode('score', flags | {'attention_heads': '2', 'alignment_unit': 'word'})
-  spec = importlib.util.spec_from_file_location('decode', PROGRAM)
-  program = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(program)
   files = '--mode=score --input=source --target=target --output=out'
   views = '--attention_output=a.align --attention_layers=last'
   more = '--attention_heads=2 --alignment_unit=word --states_output=s.npz'
-  assert program.main(f'--workdir=run {files} {views} {more}'.split()) == 0
+  assert (
+    decode_program.main(f'--workdir=run {files} {views} {more}'.split()) == 0
+  )
   assert Path('a.align').read_text() == Path('own.align').read_text() != ''
   assert Path('s.npz').exists()
 
