@@ -2,7 +2,9 @@
 
 import argparse
 import dataclasses
+import gzip
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -92,9 +94,29 @@ def _made_a_folder(path: Path) -> None:
   path.mkdir()
 
 
-def _dangling(path: Path) -> None:
+def _link_to(target: str) -> Callable[[Path], None]:
+  def linked(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(target.format(path.name))
+
+  return linked
+
+
+def _made_a_pipe(path: Path) -> None:
   path.unlink()
-  path.symlink_to('nowhere')
+  os.mkfifo(path)
+
+
+def _packed(path: Path) -> None:
+  path.write_bytes(gzip.compress(path.read_bytes())[:-4])
+
+
+def _recoded(path: Path) -> None:
+  path.write_bytes(path.read_bytes().decode('latin-1').encode('utf-16'))
+
+
+def _doubled(path: Path) -> None:
+  path.write_bytes(2 * path.read_bytes())
 
 
 # What can happen to a file.
@@ -104,7 +126,18 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
   'halved': _halved,
   'a bit flipped': _flipped,
   'a folder': _made_a_folder,
-  'a dangling link': _dangling,
+  'a dangling link': _link_to('nowhere'),
+  'a link to itself': _link_to('{}'),
+  'a link to a device': _link_to('/dev/full'),
+  'a link to what cannot be read': _link_to('/proc/self/mem'),
+  'a pipe': _made_a_pipe,
+  'packed and cut': _packed,
+  'UTF-16': _recoded,
+  'doubled': _doubled,
+  'zeros': _replaced(bytes(4_096)),
+  'one line without an end': _replaced(b'a' * 2_000_000),
+  'not a number': _replaced(b'{"format": NaN, "step": Infinity, "name": null}'),
+  'a name twice': _replaced(b'{"format": 1, "format": [], "name": {}}'),
   'binary': _replaced(bytes(range(256)) * 9),
   'a list': _replaced(b'[1, 2, 3]'),
   'a string': _replaced(b'"text"'),
