@@ -379,7 +379,9 @@ def _combined() -> dict[str, ModelConfig]:
 
 
 _SCHEMES = _plain_schemes()
-CASES = _SCHEMES | _options() | _attention() | _combined()
+_ATTENTION = _attention()
+CASES = _SCHEMES | _options() | _ATTENTION | _combined()
+ATTENTION = tuple(_ATTENTION)
 _CORE = {
   *_SCHEMES,
   'scan-linear',
