@@ -1,8 +1,8 @@
 """MarianMT and OPUS-MT models of Hugging Face.
 
 A folder has config.json, model.safetensors or pytorch_model.bin (or the parts
-that their index names), source.spm, target.spm, vocab.json and, with a vocabulary for each side, target_vocab.json.
-The model is a post-norm Transformer; see `MarianMTModel` of transformers.
+that their index names), source.spm, target.spm, vocab.json and, with a
+vocabulary for each side, target_vocab.json. The model is a post-norm Transformer; see `MarianMTModel` of transformers.
 """
 
 import dataclasses
@@ -241,8 +241,8 @@ def _check_added(folder: Path) -> None:
   more = [token for token, n in added.items() if known.get(token) != n]
   if more:
     raise InputError(
-      f'{path}: adds {len(more):,} tokens to {vocabulary.name}, {more[0]!r} for '
-      'example, which is not read; give the model without them'
+      f'{path}: adds {len(more):,} tokens to {vocabulary.name}, {more[0]!r} '
+      'for example, which is not read; give the model without them'
     )
 
 

@@ -18,6 +18,11 @@ from recorded import (
   translated,
 )
 
+from fusion_jax.decoding.direction import in_direction
+from fusion_jax.decoding.ensemble import alone
+from fusion_jax.decoding.pairs import PairReader
+from fusion_jax.decoding.sentences import SentenceEncoder
+from fusion_jax.errors import InputError
 from fusion_jax.runs.loading import load_run
 
 
@@ -77,6 +82,48 @@ def test_a_code_of_the_target_language_is_put_before_every_line(tmp_path):
   run = load_run(tmp_path / 'run')
   assert run.config.data.target_tag == '>>{lang}<<'
   assert run.source_tokenizer.id_of('>>de<<') is not None
+
+
+@pytest.fixture(scope='module')
+def multilingual(tmp_path_factory):
+  """A run that translates into German, of a model that also has French."""
+  tmp_path = tmp_path_factory.mktemp('multilingual')
+  folder = copied(MARIAN, tmp_path)
+  path = folder / 'vocab.json'
+  text = path.read_text()
+  fillers = [p for p in json.loads(text) if 'filler' in p][:2]
+  for filler, code in zip(fillers, ('>>de<<', '>>fra<<'), strict=True):
+    text = text.replace(f'"{filler}"', f'"{code}"')
+  path.write_text(text)
+  assert not import_model('marian', folder, tmp_path / 'run')
+  return in_direction(load_run(tmp_path / 'run'), 'run')
+
+
+def _source(run, line):
+  encoder = SentenceEncoder(alone(run), run.config.decoding)
+  (sentence,) = encoder.encode(7, line)
+  pair = PairReader(run, run.config.decoding).encode('line 7', line, 'a')
+  assert sentence.sources == (pair.source,)
+  return pair.source
+
+
+def test_a_code_that_the_user_wrote_is_not_put_twice(multilingual):
+  line = recorded(MARIAN)['lines'][0]
+  expected = _source(multilingual, line)
+  code = multilingual.source_tokenizer.id_of('>>de<<')
+  assert expected.count(code) == 1
+  for written in (f'>>de<< {line}', f'>>de<<{line}', f' >>de<< >>de<< {line}'):
+    assert _source(multilingual, written) == expected
+
+
+def test_the_code_of_another_language_is_refused(multilingual):
+  with pytest.raises(InputError, match=r'^line 7: begins with >>fra<<, and'):
+    _source(multilingual, '>>fra<< a dog')
+
+
+def test_what_is_no_code_of_the_model_is_text(multilingual, workdir):
+  for run, code in ((multilingual, '>>xyz<<'), (load_run(workdir), '>>de<<')):
+    assert len(_source(run, f'{code} a dog')) > len(_source(run, 'a dog'))
 
 
 def _in_parts(folder, name, write):
