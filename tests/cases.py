@@ -142,6 +142,7 @@ _OPTIONS = {
     DlclOptions(window=2, frozen=True),
     DlclOptions(norms='none', start='top', dilation=2, weights='vector'),
     DlclOptions(period=2),
+    DlclOptions(first='learned'),
   ],
   'hyper_connections': [
     HyperOptions(kind='static', streams=2),
@@ -150,6 +151,7 @@ _OPTIONS = {
   ],
   'attention_residuals': [
     AttentionResidualOptions(kind='delta', heads=2),
+    AttentionResidualOptions(kind='delta', embedding=True),
     AttentionResidualOptions(block=2),
     AttentionResidualOptions(sources='layer', heads=4),
   ],

@@ -426,6 +426,11 @@ class DlclOptions:
   layer below and 0 for the others ('top'), which without norms is the plain
   model."""
 
+  first: Literal['fixed', 'learned'] = 'fixed'
+  """What the first layer of a post-norm stack reads. 'fixed': H[0]; 'learned':
+  w H[0] with a learned w that starts as 1, as in the released code. With
+  pre-norm w is always learned."""
+
   norms: Literal['auto', 'none'] = 'auto'
   """Norms of the layers or of their sums; 'auto': as model.norm says, see
   Dlcl."""
@@ -534,6 +539,10 @@ class AttentionResidualOptions:
 
   heads: Size = 1
   """Parts of the width with weights of their own."""
+
+  embedding: bool = False
+  """Of kind='delta': whether H[0] is a source too, from the second sublayer on,
+  as in the released code. kind='replace' always has it."""
 
 
 @section('model.*.shortcut')

@@ -188,6 +188,7 @@ def _attention_residuals(
   places = m.layers(side) * (each if own.sources == 'sublayer' else 1)
   for below in range(places):
     sources = replace + -(-below // own.block)
+    sources += own.embedding and below > 0
     total += 2 * m.width * (sources > 1) + (not replace and sources > 0)
   return total + 2 * m.width * replace
 

@@ -224,6 +224,18 @@ def test_dlcl_against_its_equations(layers, norm, options, reference):
     _close(got, wanted, 1e-4)
 
 
+def test_dlcl_learns_the_weight_of_the_embedding_as_its_release_does():
+  connection = _dlcl(3, 'post', first='learned')
+  start = _initial(connection, _x())
+  assert start['weights'][0, 0] == 1
+  assert start.keys() == _initial(_dlcl(3, 'post'), _x()).keys()
+  params = {**start, 'weights': start['weights'].at[0, 0].set(2.5)}
+  _, inputs = _apply(connection, params, _x())
+  _close(inputs[0], 2.5 * _x())
+  gradient, _ = _dlcl_gradient(connection, params)
+  assert gradient['weights'][0, 0] != 0
+
+
 @pytest.mark.parametrize('normalize', ['none', 'softmax'])
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 @pytest.mark.parametrize('window', [0, 2])

@@ -2,7 +2,8 @@
 
 A folder has config.json, model.safetensors or pytorch_model.bin (or the parts
 that their index names), source.spm, target.spm, vocab.json and, with a
-vocabulary for each side, target_vocab.json. The model is a post-norm Transformer; see `MarianMTModel` of transformers.
+vocabulary for each side, target_vocab.json. The model is a post-norm
+Transformer; see `MarianMTModel` of transformers.
 """
 
 import dataclasses
