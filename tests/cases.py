@@ -135,6 +135,7 @@ _OPTIONS = {
   'surface_fusion': [
     SurfaceOptions('hard', weight=0.5, combine='arithmetic'),
     SurfaceOptions('soft', temperature=5.0),
+    SurfaceOptions('hard', network=True),
     SurfaceOptions('learned', least=0.0, positions=True),
   ],
   'dlcl': [

@@ -396,6 +396,10 @@ class SurfaceOptions:
   positions: bool = False
   """Read H[0] of the encoder, embeddings with positions."""
 
+  network: bool = False
+  """Whether a feed-forward network with a residual sum, which both predictions
+  share, stands before the output layer, as in the released command."""
+
 
 @section('model.encoder.transparent')
 class TransparentOptions:

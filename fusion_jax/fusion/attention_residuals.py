@@ -218,7 +218,8 @@ class AttentionResidual(Residual):
 
   kind='delta' (Luo 2026): h = x + g sum_i a_i v_i with the plain residual x, a
   number g, which starts as 0, and the outputs below without H[0]; with
-  embedding=True H[0] too, but not for the first sublayer. From g = 1 it trained 0.14 nats worse than the plain model (docs/scheme_health.md).
+  embedding=True H[0] too, but not for the first sublayer. From g = 1 it trained
+  0.14 nats worse than the plain model (docs/scheme_health.md).
 
   sources='layer': the sources are the sums of the outputs of each layer, which
   attends once and adds its outputs to what it has read.

@@ -152,8 +152,10 @@ def _transparent(m: ModelConfig, options: SideConfig, side: Side) -> int:
 
 
 def _surface_fusion(m: ModelConfig, options: SideConfig, side: Side) -> int:
-  """An attention, and where it is learned a gate over two features."""
+  """An attention, a network, and where it is learned a gate over two features."""
   gate = _dense(2 * m.width, 1) if options.surface.kind == 'learned' else 0
+  if options.surface.network:
+    gate += _dense(m.width, m.filter) + _dense(m.filter, m.width)
   return 4 * _dense(m.width, m.width) + gate
 
 

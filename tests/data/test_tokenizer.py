@@ -272,7 +272,7 @@ def test_a_given_model_that_cannot_serve_is_named(tmp_path):
 def test_a_piece_with_a_null_character_is_named():
   model = sentencepiece_model_pb2.ModelProto.FromString(given_model())
   model.pieces[-1].piece = 'a\0b'
-  with pytest.raises(InputError, match='piece with the character U.0000'):
+  with pytest.raises(InputError, match=r'with the character U\+0000'):
     Tokenizer(model.SerializeToString(), 'given.model')
 
 
