@@ -131,6 +131,7 @@ _OPTIONS = {
   'transparent': [
     TransparentOptions(dropout=0.0, weights='uniform'),
     TransparentOptions(feature_wise=True),
+    TransparentOptions(dropout_place='weights', memory_norm=True),
   ],
   'surface_fusion': [
     SurfaceOptions('hard', weight=0.5, combine='arithmetic'),

@@ -408,6 +408,13 @@ class TransparentOptions:
   dropout: Share = 0.1
   """Dropout on the weights before their softmax."""
 
+  dropout_place: Literal['logits', 'weights'] = 'logits'
+  """Where dropout is; 'weights': after the softmax, as Liu et al. released."""
+
+  memory_norm: bool = False
+  """Whether the memories have a layer norm, the same for all, and dropout
+  behind it, as Liu et al. released."""
+
   weights: Literal['constant', 'uniform'] = 'constant'
   """Weights at the start; 'constant': uniform means; 'uniform': drawn from
   +-sqrt(1 / (L + 1))."""

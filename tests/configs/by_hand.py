@@ -148,11 +148,13 @@ def _gtrans(m: ModelConfig, options: SideConfig, side: Side) -> int:
 def _transparent(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """A weight for each of H[0..L] and decoder layer, and the norm of H[0]."""
   features = m.width if options.transparent.feature_wise else 1
-  return (m.encoder_layers + 1) * m.decoder_layers * features + 2 * m.width
+  norms = 1 + options.transparent.memory_norm
+  weights = (m.encoder_layers + 1) * m.decoder_layers * features
+  return weights + 2 * m.width * norms
 
 
 def _surface_fusion(m: ModelConfig, options: SideConfig, side: Side) -> int:
-  """An attention, a network, and where it is learned a gate over two features."""
+  """An attention, maybe a network, and a gate over two features."""
   gate = _dense(2 * m.width, 1) if options.surface.kind == 'learned' else 0
   if options.surface.network:
     gate += _dense(m.width, m.filter) + _dense(m.filter, m.width)
