@@ -131,10 +131,12 @@ _OPTIONS = {
   'transparent': [
     TransparentOptions(dropout=0.0, weights='uniform'),
     TransparentOptions(feature_wise=True),
+    TransparentOptions(dropout_place='weights', memory_norm=True),
   ],
   'surface_fusion': [
     SurfaceOptions('hard', weight=0.5, combine='arithmetic'),
     SurfaceOptions('soft', temperature=5.0),
+    SurfaceOptions('hard', network=True),
     SurfaceOptions('learned', least=0.0, positions=True),
   ],
   'dlcl': [
@@ -142,6 +144,7 @@ _OPTIONS = {
     DlclOptions(window=2, frozen=True),
     DlclOptions(norms='none', start='top', dilation=2, weights='vector'),
     DlclOptions(period=2),
+    DlclOptions(first='learned'),
   ],
   'hyper_connections': [
     HyperOptions(kind='static', streams=2),
@@ -150,6 +153,7 @@ _OPTIONS = {
   ],
   'attention_residuals': [
     AttentionResidualOptions(kind='delta', heads=2),
+    AttentionResidualOptions(kind='delta', embedding=True),
     AttentionResidualOptions(block=2),
     AttentionResidualOptions(sources='layer', heads=4),
   ],
@@ -379,7 +383,9 @@ def _combined() -> dict[str, ModelConfig]:
 
 
 _SCHEMES = _plain_schemes()
-CASES = _SCHEMES | _options() | _attention() | _combined()
+_ATTENTION = _attention()
+CASES = _SCHEMES | _options() | _ATTENTION | _combined()
+ATTENTION = tuple(_ATTENTION)
 _CORE = {
   *_SCHEMES,
   'scan-linear',

@@ -127,11 +127,12 @@ def _outputs(
   shown: Mapping[str, Any], config: ModelConfig, side: Side
 ) -> Iterator[ReadWeights]:
   """Yield the weights of attention residuals, as means over the heads."""
-  replaces = config.side(side).attention_residual.kind == 'replace'
+  options = config.side(side).attention_residual
+  first = 0 if options.kind == 'replace' or options.embedding else 1
   for reader, own in _residuals(shown, config, side):
     if 'attention' in own:
       values = own['attention']['weights'].mean(-1)
-      names = _numbered('v', 0 if replaces else 1, values.shape[2])
+      names = _numbered('v', first, values.shape[2])
       yield ReadWeights('read', reader, names, values)
 
 

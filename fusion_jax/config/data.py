@@ -39,7 +39,7 @@ class TokenizerConfig:
   byte_fallback: bool = False
   """Whether unknown characters become UTF-8 bytes instead of <unk>."""
 
-  character_coverage: Annotated[float, Field(ge=0.9, le=1)] = 1.0
+  character_coverage: Annotated[float, Field(ge=0.98, le=1)] = 1.0
   """Share of the characters of the corpus that get a piece of their own."""
 
   joint: bool = True

@@ -396,6 +396,10 @@ class SurfaceOptions:
   positions: bool = False
   """Read H[0] of the encoder, embeddings with positions."""
 
+  network: bool = False
+  """Whether a feed-forward network with a residual sum, which both predictions
+  share, stands before the output layer, as in the released command."""
+
 
 @section('model.encoder.transparent')
 class TransparentOptions:
@@ -403,6 +407,13 @@ class TransparentOptions:
 
   dropout: Share = 0.1
   """Dropout on the weights before their softmax."""
+
+  dropout_place: Literal['logits', 'weights'] = 'logits'
+  """Where dropout is; 'weights': after the softmax, as Liu et al. released."""
+
+  memory_norm: bool = False
+  """Whether the memories have a layer norm, the same for all, and dropout
+  behind it, as Liu et al. released."""
 
   weights: Literal['constant', 'uniform'] = 'constant'
   """Weights at the start; 'constant': uniform means; 'uniform': drawn from
@@ -425,6 +436,11 @@ class DlclOptions:
   """Weights at the start: the mean of the predecessors; all 1; or 1 for the
   layer below and 0 for the others ('top'), which without norms is the plain
   model."""
+
+  first: Literal['fixed', 'learned'] = 'fixed'
+  """What the first layer of a post-norm stack reads. 'fixed': H[0]; 'learned':
+  w H[0] with a learned w that starts as 1, as in the released code. With
+  pre-norm w is always learned."""
 
   norms: Literal['auto', 'none'] = 'auto'
   """Norms of the layers or of their sums; 'auto': as model.norm says, see
@@ -534,6 +550,10 @@ class AttentionResidualOptions:
 
   heads: Size = 1
   """Parts of the width with weights of their own."""
+
+  embedding: bool = False
+  """Of kind='delta': whether H[0] is a source too, from the second sublayer on,
+  as in the released code. kind='replace' always has it."""
 
 
 @section('model.*.shortcut')

@@ -54,6 +54,7 @@ def check_side(
   _check_layers(side, path, layers)
   _check_capsules(side, path, width)
   _check_sums(side, path, name, layers)
+  _check_first(side, path, norm)
   _check_sources(side, path, name, layers, width)
   _check_routing_form(side.routing, f'{path}.routing')
   _check_pairs(side, path, name, norm)
@@ -186,6 +187,21 @@ def _check_sums(side: SideConfig, path: str, name: Side, layers: int) -> None:
     )
 
 
+def _check_first(side: SideConfig, path: str, norm: str) -> None:
+  dlcl = side.dlcl
+  others = {
+    'model.norm': (norm, 'post'),
+    f'{path}.dlcl.norms': (dlcl.norms, 'auto'),
+    f'{path}.dlcl.normalize': (dlcl.normalize, 'none'),
+  }
+  for other, (value, needed) in others.items():
+    require(
+      dlcl.first == 'fixed' or value == needed,
+      f'{path}.dlcl.first',
+      f'{dlcl.first!r} has no effect with {other}={value!r}; leave it out',
+    )
+
+
 def _check_capsules(side: SideConfig, path: str, width: int) -> None:
   if side.rules and side.rules.options == 'routing':
     capsules = side.routing.capsule_count(width)
@@ -206,6 +222,12 @@ def _check_sources(
     width % options.heads == 0,
     f'{field}.heads',
     f'must divide model.width {width}, got {options.heads}',
+  )
+  require(
+    options.kind == 'delta' or not options.embedding,
+    f'{field}.embedding',
+    f'{options.embedding!r} has no effect with {field}.kind={options.kind!r}, '
+    'whose sources always have it; leave it out',
   )
   most = layers * (SUBLAYERS[name] if options.sources == 'sublayer' else 1)
   require(

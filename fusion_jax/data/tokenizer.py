@@ -10,7 +10,7 @@ import functools
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,39 @@ class Tokenizer:
     """Return the ids of a normalised line, without an end symbol."""
     return self._with_tags(self._processor.encode(text, out_type=int))
 
+  def without_tags(self, line: str, where: str) -> str:
+    """Return a line without the tags that its user wrote before it.
+
+    Args:
+      line: Normalised line.
+      where: Name of the line, for the message.
+
+    Returns:
+      The line. Without tags of its own a tokenizer reads all as text.
+
+    Raises:
+      InputError: The line begins with a tag of another direction.
+    """
+    while self.tags and line.startswith(self._untagged._known_tags):
+      tag = max(filter(line.startswith, self._untagged._known_tags), key=len)
+      if self.id_of(tag) not in self.tags:
+        own = ' '.join(self.pieces(self.tags))
+        raise InputError(
+          f'{where}: begins with {tag}, and this translates with {own}; leave '
+          'it out, or choose another direction or model'
+        )
+      line = line.removeprefix(tag).lstrip()
+    return line
+
+  @functools.cached_property
+  def _known_tags(self) -> tuple[str, ...]:
+    special = self.vocabulary.start, self.vocabulary.end, PADDING
+    return tuple(
+      self._processor.id_to_piece(number)
+      for number in range(self.vocabulary.size)
+      if self._processor.is_control(number) and number not in special
+    )
+
   def _with_tags(self, ids: list[int]) -> list[int]:
     return [*self.tags, *ids] if self.tags and ids else ids
 
@@ -269,14 +302,16 @@ def train(
     decoding restores every line whose characters the model knows.
 
   Raises:
-    InputError: There are no lines, or the vocabulary cannot have this size.
+    InputError: There are no lines, or the vocabulary cannot have this size, or
+      what gives the lines raises it.
   """
   _silence()
+  source = _Lines(lines)
   model = io.BytesIO()
   symbols: dict[str, Any] = {'control_symbols': list(tags)} if tags else {}
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(lines),
+      sentence_iterator=iter(source),
       model_writer=model,
       model_type=config.algorithm,
       vocab_size=config.vocabulary_size,
@@ -292,8 +327,25 @@ def train(
       **symbols,
     )
   except RuntimeError as error:
+    if source.error is not None:
+      raise source.error from None
     raise _explained(str(error), config) from error
   return model.getvalue()
+
+
+class _Lines:
+  """Lines that keep the error which ends them; SentencePiece wraps it."""
+
+  def __init__(self, lines: Iterable[str]):
+    self._lines = lines
+    self.error: Exception | None = None
+
+  def __iter__(self) -> Iterator[str]:
+    try:
+      yield from self._lines
+    except Exception as error:
+      self.error = error
+      raise
 
 
 def _load(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
@@ -302,7 +354,14 @@ def _load(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
   try:
     processor.load_from_serialized_proto(model)
     pieces = processor.get_piece_size()
-  except (RuntimeError, UnicodeDecodeError):
+  except RuntimeError as error:
+    if 'null character' in str(error):
+      raise InputError(
+        f'{name}: has a piece with the character U+0000, which SentencePiece '
+        'does not read; make it again without'
+      ) from None
+    pieces = 0
+  except UnicodeDecodeError:
     pieces = 0
   if pieces == 0:
     raise InputError(f'{name}: not a SentencePiece model')

@@ -63,10 +63,11 @@ class PairReader:
       The pair.
 
     Raises:
-      InputError: A side has more subwords than `longest`.
+      InputError: A side has more subwords than `longest`, or the source begins
+        with the tag of another direction.
     """
     texts = zip((source, target), self._tokenizers, strict=True)
-    pair = PairIds(*(_ids(text, tokenizer) for text, tokenizer in texts))
+    pair = PairIds(*(_ids(text, each, name) for text, each in texts))
     for side, ids in zip(('source', 'translation'), pair, strict=True):
       if len(ids) > self.longest:
         raise InputError(
@@ -108,5 +109,6 @@ def padded_pairs(
   return source, lengths, target
 
 
-def _ids(text: str, tokenizer: Tokenizer) -> list[int]:
-  return [*tokenizer.encode(normalise(text)), tokenizer.vocabulary.end]
+def _ids(text: str, tokenizer: Tokenizer, name: str) -> list[int]:
+  text = tokenizer.without_tags(normalise(text), name)
+  return [*tokenizer.encode(text), tokenizer.vocabulary.end]

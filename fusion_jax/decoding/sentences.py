@@ -65,12 +65,13 @@ class SentenceEncoder:
       `max_source_length` subwords is cut.
 
     Raises:
-      InputError: The prefix has characters that are not in the target
-        vocabulary, or leaves no room for a translation.
+      InputError: The line begins with the tag of another direction, or the
+        prefix has characters that are not in the target vocabulary, or leaves
+        no room for a translation.
     """
     tokenizers = [run.source_tokenizer for run in self._ensemble.runs]
     pieces = split_line(
-      normalise(line),
+      tokenizers[0].without_tags(normalise(line), f'line {number}'),
       lambda piece: all(len(t.encode(piece)) <= self._room for t in tokenizers),
     )
     sentences = [

@@ -117,7 +117,7 @@ class Sources(NamedTuple):
 
   Attributes:
     total: Sum of H[0] and all outputs, the plain residual.
-    blocks: H[0], except with kind='delta', and sums of the outputs of the
+    blocks: H[0], if it is a source, and sums of the outputs of the
       blocks that are complete.
     running: Sum of the outputs of the present block; None at its start.
     offset: With sources='layer', what the layer reads beyond the plain
@@ -217,8 +217,9 @@ class AttentionResidual(Residual):
   w = 0 is exactly the plain residual sum.
 
   kind='delta' (Luo 2026): h = x + g sum_i a_i v_i with the plain residual x, a
-  number g, which starts as 0, and the outputs below without H[0]. From g = 1 it
-  trained 0.14 nats worse than the plain model (docs/scheme_health.md).
+  number g, which starts as 0, and the outputs below without H[0]; with
+  embedding=True H[0] too, but not for the first sublayer. From g = 1 it trained
+  0.14 nats worse than the plain model (docs/scheme_health.md).
 
   sources='layer': the sources are the sums of the outputs of each layer, which
   attends once and adds its outputs to what it has read.
@@ -264,13 +265,16 @@ class AttentionResidual(Residual):
   def _sources(self) -> int:
     """Number of sources of the sublayer."""
     blocks, rest = divmod(self.number, self._block)
-    return (self.options.kind == 'replace') + blocks + (rest > 0)
+    below = blocks + (rest > 0)
+    if self.options.kind == 'replace':
+      return 1 + below
+    return below + (self.options.embedding and below > 0)
 
   def _read(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
     """Return h, float32, where the sublayer attends."""
     sources, total = x.readable(), x.total.astype(jnp.float32)
     delta = self.options.kind == 'delta'
-    if not sources:
+    if not self._sources:
       return total
     if len(sources) == 1:
       read = sources[0].astype(jnp.float32)
@@ -335,7 +339,8 @@ def _replaces(config: ModelConfig, side: Side) -> bool:
 
 
 def _state(config: ModelConfig, side: Side) -> SourcesState:
-  return SourcesState(_replaces(config, side))
+  options = config.side(side).attention_residual
+  return SourcesState(options.kind == 'replace' or options.embedding)
 
 
 def _last_read(config: ModelConfig, side: Side) -> LastRead | None:

@@ -20,8 +20,9 @@ from fusion_jax.layers.residual import Residual
 SOURCES: Mapping[Literal['b2t', 'deepnorm'], str] = types.MappingProxyType(
   {'b2t': 'Takase et al. 2023', 'deepnorm': 'Wang et al. 2022'}
 )
-# Of the weights that DeepNorm makes smaller.
-_VALUES = 'value', 'shortcut_value', 'out', 'hidden'
+# What the names of maps end with that make logits of an attention: the softmax
+# bounds what these change, so that DeepNorm does not make them smaller.
+_LOGITS = 'query', 'key'
 
 
 class InsideLayer(NamedTuple):
@@ -119,7 +120,8 @@ def with_initial_gains(config: ModelConfig, parameters: Any) -> Any:
   """Return fresh parameters with the initial weights that a residual asks for.
 
   'b2t': all matrices of the layers times L^-0.5 for L layers in the stack.
-  'deepnorm': those of feed-forward, values and attention's output times beta.
+  'deepnorm': those times beta with which a sublayer's output grows: all but the
+  maps of queries and keys.
 
   Args:
     config: Model configuration.
@@ -143,4 +145,5 @@ def _gain(config: ModelConfig, stack: str, *names: str) -> float:
   side: Side = 'encoder' if stack == 'encoder' else 'decoder'
   if config.residual == 'b2t':
     return config.layers(side) ** -0.5
-  return deep_norm_beta(config, side) if names[-2] in _VALUES else 1.0
+  makes_logits = names[-2].rpartition('_')[2] in _LOGITS
+  return 1.0 if makes_logits else deep_norm_beta(config, side)

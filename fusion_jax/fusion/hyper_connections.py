@@ -17,7 +17,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import HyperOptions
+from fusion_jax.config.fusion import SUBLAYERS, HyperOptions
 from fusion_jax.fusion.scheme import (
   PRE_NORM,
   PaperSize,
@@ -346,6 +346,34 @@ class HyperResidual(Residual):
       value = jnp.moveaxis(value, -1, 1)
       sow(self, 'views', name, value)
       sow(self, 'telemetry', name, token_mean(value, context.tokens))
+
+
+def with_streams_in_turn(config: ModelConfig, parameters: Any) -> Any:
+  """Return fresh parameters whose sublayers read another stream each at first.
+
+  With `scan_layers` all layers are made as the first one is; here each gets its
+  own start.
+
+  Args:
+    config: Model configuration.
+    parameters: Parameters of the model, boxed or not.
+  """
+
+  def turned(path: tuple[Any, ...], leaf: Array) -> Array:
+    side, stack, *names = (p.key for p in path if hasattr(p, 'key'))
+    if stack != 'layers' or names[-1] != 'read':
+      return leaf
+    turns = SUBLAYERS[side] * jnp.arange(leaf.shape[0])
+    return jax.vmap(jnp.roll)(leaf, turns)
+
+  sides = [
+    side
+    for side in ('encoder', 'decoder')
+    if config.scan_layers and config.side(side).fusion == 'hyper_connections'
+  ]
+  with_path = jax.tree_util.tree_map_with_path
+  fresh = {side: parameters[side] for side in sides}
+  return parameters | with_path(turned, fresh)
 
 
 class StreamsRead(nn.Module):

@@ -26,6 +26,9 @@ class TransparentAttention(nn.Module):
   encoder's H[0..L]. H[0] has a norm of its own where `InputNorms` has no norms
   for the layers, but not with norm='rezero'.
 
+  With dropout_place='weights' dropout is on the softmax, and with `memory_norm`
+  a memory is dropout(LN(memory_j)): the released code of Liu et al. (2021).
+
   With `feature_wise`, w_ij has a number for every feature; Liu et al. (2021).
 
   Telemetry: 'weights' [L+1, J], the softmax without dropout, with
@@ -63,6 +66,9 @@ class TransparentAttention(nn.Module):
       self.embedding_norm: nn.LayerNorm | None = layer_norm(config)
     else:
       self.embedding_norm = None
+    if options.memory_norm:
+      self.memory_norm = layer_norm(config)
+      self.memory_dropout = Dropout(config.dropout, config.dropout_generator)
 
   def __call__(
     self, layers: Layers, context: Context
@@ -76,9 +82,20 @@ class TransparentAttention(nn.Module):
     softmax = jax.nn.softmax(self.weights, axis=0)
     means = softmax.reshape(*softmax.shape[:2], -1).mean(-1)
     sow(self, 'telemetry', 'weights', means)
-    weights = self.dropout(self.weights, context.deterministic)
-    weights = jax.nn.softmax(weights, axis=0)
-    return jax.vmap(weighted_sum, (1, None))(weights, layers)
+    options = self.config.side(self.side).transparent
+    weights = softmax
+    if options.dropout_place == 'logits':
+      weights = self.dropout(self.weights, context.deterministic)
+      weights = jax.nn.softmax(weights, axis=0)
+    else:
+      weights = self.dropout(weights, context.deterministic)
+    memories = jax.vmap(weighted_sum, (1, None))(weights, layers)
+    if not options.memory_norm:
+      return memories
+    # Dropout takes the rows of a batch first.
+    memories = self.memory_norm(memories).swapaxes(0, 1)
+    memories = self.memory_dropout(memories, context.deterministic)
+    return memories.swapaxes(0, 1)
 
 
 _BY_FEATURE = SideConfig(

@@ -17,6 +17,7 @@ from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
 from fusion_jax.fusion.deep_residuals import with_initial_gains
 from fusion_jax.fusion.gtrans import mixture_log_probabilities
+from fusion_jax.fusion.hyper_connections import with_streams_in_turn
 from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
 from fusion_jax.layers.caches import Cache, CacheCursor, empty
 from fusion_jax.layers.context import Context
@@ -437,6 +438,7 @@ def boxed_parameters(model: Transformer, seed: int) -> Parameters:
   """Return fresh parameters, each in a box with its logical axis names."""
   ids, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
   fresh = model.init(jax.random.key(seed), ids, lengths, ids)['params']
+  fresh = with_streams_in_turn(model.config, fresh)
   return with_initial_gains(model.config, fresh)
 
 

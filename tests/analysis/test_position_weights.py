@@ -164,6 +164,11 @@ _CASES = {
   ),
   # The first sublayer has none, the second one.
   'delta': ('encoder', _attention(kind='delta'), {'read': _ENCODER[2:]}),
+  'delta-embedding': (
+    'encoder',
+    _attention(kind='delta', embedding=True),
+    {'read': _ENCODER[1:]},
+  ),
   'combination': ('encoder', _DYNAMIC, {'combination': ['output']}),
   'hops': (
     'decoder',

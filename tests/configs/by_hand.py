@@ -148,12 +148,16 @@ def _gtrans(m: ModelConfig, options: SideConfig, side: Side) -> int:
 def _transparent(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """A weight for each of H[0..L] and decoder layer, and the norm of H[0]."""
   features = m.width if options.transparent.feature_wise else 1
-  return (m.encoder_layers + 1) * m.decoder_layers * features + 2 * m.width
+  norms = 1 + options.transparent.memory_norm
+  weights = (m.encoder_layers + 1) * m.decoder_layers * features
+  return weights + 2 * m.width * norms
 
 
 def _surface_fusion(m: ModelConfig, options: SideConfig, side: Side) -> int:
-  """An attention, and where it is learned a gate over two features."""
+  """An attention, maybe a network, and a gate over two features."""
   gate = _dense(2 * m.width, 1) if options.surface.kind == 'learned' else 0
+  if options.surface.network:
+    gate += _dense(m.width, m.filter) + _dense(m.filter, m.width)
   return 4 * _dense(m.width, m.width) + gate
 
 
@@ -188,6 +192,7 @@ def _attention_residuals(
   places = m.layers(side) * (each if own.sources == 'sublayer' else 1)
   for below in range(places):
     sources = replace + -(-below // own.block)
+    sources += own.embedding and below > 0
     total += 2 * m.width * (sources > 1) + (not replace and sources > 0)
   return total + 2 * m.width * replace
 

@@ -267,3 +267,30 @@ def test_a_given_model_that_cannot_serve_is_named(tmp_path):
     path.write_bytes(content)
     with pytest.raises(InputError, match=r'given\.model: not a SentencePiece'):
       Tokenizer.from_file(path)
+
+
+def test_a_piece_with_a_null_character_is_named():
+  model = sentencepiece_model_pb2.ModelProto.FromString(given_model())
+  model.pieces[-1].piece = 'a\0b'
+  with pytest.raises(InputError, match=r'with the character U\+0000'):
+    Tokenizer(model.SerializeToString(), 'given.model')
+
+
+def test_an_error_in_the_text_comes_as_it_is():
+  error = InputError('train.de, line 2: not UTF-8')
+
+  def lines():
+    yield 'one line'
+    raise error
+
+  with pytest.raises(InputError) as raised:
+    tokenizer_lib.train(lines(), TokenizerConfig(vocabulary_size=20))
+  assert raised.value is error
+
+
+@pytest.mark.parametrize('coverage', [0.98, 1.0])
+def test_sentencepiece_takes_every_coverage_that_the_config_takes(coverage):
+  config = TokenizerConfig(vocabulary_size=40, character_coverage=coverage)
+  assert tokenizer_lib.train(LINES, config)
+  with pytest.raises(InputError, match=r'0\.98'):
+    TokenizerConfig(character_coverage=coverage - 0.03)

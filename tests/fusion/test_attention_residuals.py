@@ -94,6 +94,8 @@ def _attended(p, x, outputs, block, options):
   h = x + sum(sums, np.zeros_like(x))
   if not sums:
     return h
+  if options.embedding:
+    sums = [x, *sums]
   return h + p['gate'] * _mean(p.get('attention'), sums, options.heads)
 
 
@@ -131,7 +133,9 @@ def _parameters(module, x):
   )
 
 
-@pytest.mark.parametrize('kind', ['replace', 'delta'])
+@pytest.mark.parametrize(
+  'kind', ['replace', 'delta', pytest.param('delta-embedding', id='embedding')]
+)
 @pytest.mark.parametrize(
   'options',
   [
@@ -144,7 +148,8 @@ def _parameters(module, x):
   ids=str,
 )
 def test_against_its_equations(kind, options):
-  config = _config(kind=kind, **options)
+  kind, _, embedding = kind.partition('-')
+  config = _config(kind=kind, embedding=bool(embedding), **options)
   module, x = _Sublayers(config), _normal(2, 3, 8)
   parameters = _parameters(module, x)
   got = jax.jit(module.apply)({'params': parameters}, x)

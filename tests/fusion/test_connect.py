@@ -224,6 +224,18 @@ def test_dlcl_against_its_equations(layers, norm, options, reference):
     _close(got, wanted, 1e-4)
 
 
+def test_dlcl_learns_the_weight_of_the_embedding_as_its_release_does():
+  connection = _dlcl(3, 'post', first='learned')
+  start = _initial(connection, _x())
+  assert start['weights'][0, 0] == 1
+  assert start.keys() == _initial(_dlcl(3, 'post'), _x()).keys()
+  params = {**start, 'weights': start['weights'].at[0, 0].set(2.5)}
+  _, inputs = _apply(connection, params, _x())
+  _close(inputs[0], 2.5 * _x())
+  gradient, _ = _dlcl_gradient(connection, params)
+  assert gradient['weights'][0, 0] != 0
+
+
 @pytest.mark.parametrize('normalize', ['none', 'softmax'])
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 @pytest.mark.parametrize('window', [0, 2])
@@ -476,6 +488,38 @@ def test_transparent_dropout_is_before_the_softmax():
   assert 0.38 < kept.mean() < 0.62
   plain = module.apply({'params': params}, (one, zero), _context())
   np.testing.assert_allclose(plain, 2 / 3, rtol=1e-6)
+
+
+def test_transparent_dropout_can_be_after_the_softmax():
+  options = TransparentOptions(dropout=0.5, dropout_place='weights')
+  module = _transparent(1, 'rezero', 300, transparent=options)
+  one, zero = jnp.ones((2, 3, _WIDTH)), jnp.zeros((2, 3, _WIDTH))
+  params = {'weights': jnp.zeros((2, 300)).at[0].set(np.log(2))}
+  memories = module.apply(
+    {'params': params},
+    (one, zero),
+    _context(deterministic=False),
+    rngs={'dropout': jax.random.key(0)},
+  )
+  # The share 2 / 3, kept and doubled, or dropped.
+  kept = np.isclose(memories, 4 / 3)
+  assert (kept | np.isclose(memories, 0)).all()
+  assert 0.38 < kept.mean() < 0.62
+
+
+def test_transparent_memories_can_have_a_norm():
+  plain = _transparent(3, 'rezero', 2)
+  params = _shaken(_transparent_params(plain, _layers(3)))
+  params = jax.tree.map(jnp.asarray, params)
+  options = TransparentOptions(memory_norm=True)
+  module = _transparent(3, 'rezero', 2, transparent=options)
+  norm = {'scale': _x()[0, 0], 'bias': _x()[0, 1]}
+  got = module.apply(
+    {'params': {**params, 'memory_norm': norm}}, _layers(3), _context()
+  )
+  memories = plain.apply({'params': params}, _layers(3), _context())
+  for own, memory in zip(got, memories, strict=True):
+    _close(own, _ln(memory, **norm), 1e-4)
 
 
 def test_transparent_uniform_weights_fill_their_range():

@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import ATTENTION, CASES
 from flax import linen as nn
 from references.parts import layer_norm
 
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion.deep_residuals import with_initial_gains
 from fusion_jax.layers.attention import causal_mask
+from fusion_jax.layers.caches import Keys, KeyValue
 from fusion_jax.layers.context import Context
 from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import Transformer, initial_parameters
@@ -103,4 +106,73 @@ def test_matrices_start_smaller(residual, scan):
   for name, leaf in plain.items():
     np.testing.assert_allclose(
       scaled[name], _gain(residual, name) * leaf, rtol=1e-6, err_msg=name
+    )
+
+
+_SCALED = {
+  name: dataclasses.replace(
+    config, residual='deepnorm', encoder_layers=4, decoder_layers=4
+  )
+  for name, config in CASES.items()
+  if name in ATTENTION and config.norm == 'post'
+}
+
+
+class _Attention(nn.Module):
+  """The self-attentions of decoder layers 1 and 3, and a cross-attention."""
+
+  config: ModelConfig
+
+  def setup(self):
+    self.first = fusion.self_attention(self.config, 'decoder', 1)
+    self.third = fusion.self_attention(self.config, 'decoder', 3)
+    self.cross_attention = fusion.cross_attention(self.config, 3)
+
+  def __call__(self, layers):
+    h, mask = layers[-1], causal_mask(layers[-1].shape[1])
+    context = Context(mask, deterministic=True)
+    outputs = [
+      attention.attend(h, h, layers, context)
+      for attention in (self.first, self.third)
+    ]
+    memory = self.cross_attention.memory(layers[1], layers[0])
+    if isinstance(memory, Keys):
+      memory = KeyValue(memory.keys, context.caches.first_values)
+    return *outputs, self.cross_attention(h, memory, mask, True)
+
+
+@pytest.mark.parametrize('name', _SCALED)
+def test_deep_norm_scales_what_the_output_of_an_attention_grows_with(
+  name, monkeypatch
+):
+  # Of 1e4 times a map of queries or keys the softmax makes weights of sum 1.
+  # Norms inside an attention would hide what grows, and so does the sigmoid of
+  # AGG's feed-forward network.
+  monkeypatch.setattr(nn.LayerNorm, '__call__', lambda self, x: x)
+  config, random = _SCALED[name], np.random.default_rng(0)
+  layers = tuple(jnp.float32(random.normal(size=(3, 2, 3, config.width))))
+  module = _Attention(config)
+  parameters = nn.unbox(module.init(jax.random.key(0), layers))['params']
+  parameters = jax.tree.map(
+    lambda leaf: jnp.float32(random.normal(size=leaf.shape)), parameters
+  )
+  scaled = with_initial_gains(config, {'decoder': {'layer_2': parameters}})
+  scaled = jax.tree.leaves(scaled)
+
+  def largest(leaves):
+    tree = jax.tree.unflatten(jax.tree.structure(parameters), leaves)
+    found = module.apply({'params': tree}, layers)
+    return np.array([np.abs(each).max() for each in found])
+
+  named = jax.tree_util.tree_leaves_with_path(parameters)
+  leaves = [leaf for _, leaf in named]
+  plain = largest(leaves)
+  for n, (path, leaf) in enumerate(named):
+    gain = 1
+    if path[-1].key == 'kernel':
+      grown = largest([*leaves[:n], 1e4 * leaf, *leaves[n + 1 :]])
+      grows = (grown > 50 * plain).any() or path[-2].key == 'hidden'
+      gain = 48**-0.25 if grows else 1
+    np.testing.assert_allclose(
+      scaled[n], gain * leaf, rtol=1e-6, err_msg=path_name(path)
     )

@@ -234,6 +234,23 @@ _REFUSED = {
     'scan_layers': True,
     'encoder': {'fusion': 'mudd'},
   },
+  "dlcl.first: 'learned' has no effect with model.norm='pre'": {
+    'norm': 'pre',
+    'encoder': {'fusion': 'dlcl', 'dlcl': {'first': 'learned'}},
+  },
+  "dlcl.first: 'learned' has no effect with .*normalize='softmax'": {
+    'encoder': {
+      'fusion': 'dlcl',
+      'dlcl': {'first': 'learned', 'normalize': 'softmax'},
+    },
+  },
+  "embedding: True has no effect with .*kind='replace'": {
+    'norm': 'pre',
+    'encoder': {
+      'fusion': 'attention_residuals',
+      'attention_residual': {'embedding': True},
+    },
+  },
   "multi-layer attention .*fusion='dlcl'": {
     'decoder': {'fusion': 'dlcl', 'multi_layer': {'layers': 2}}
   },

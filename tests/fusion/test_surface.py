@@ -104,6 +104,9 @@ class _Case:
     {'kind': 'learned'},
     {'kind': 'learned', 'combine': 'arithmetic'},
     {'kind': 'learned', 'least': 0.0, 'weight': 0.5},
+    {'kind': 'hard', 'network': True},
+    {'kind': 'soft', 'network': True, 'temperature': 5.0},
+    {'kind': 'learned', 'network': True},
   ],
 )
 @pytest.mark.parametrize('bias', [False, True])
@@ -115,6 +118,13 @@ def test_the_formula_position_by_position(options, bias):
   x, read = np.asarray(case.inputs[0]), case.read()
   for row, place in np.ndindex(2, 3):
     own, source = x[row, place], read[row, place]
+    both = np.concatenate([own, source])
+    if chosen.network:
+      net = jax.tree.map(np.asarray, case.parameters['network'])
+      own, source = (
+        z + dense(net['out'], np.maximum(dense(net['hidden'], z), 0))
+        for z in (own, source)
+      )
     scores, surface = table @ own + offset, table @ source
     if chosen.kind == 'soft':
       of_source = log_softmax(surface / chosen.temperature)
@@ -123,7 +133,7 @@ def test_the_formula_position_by_position(options, bias):
     g = chosen.weight
     if chosen.kind == 'learned':
       gate = jax.tree.map(np.asarray, case.parameters['gate'])
-      z = dense(gate, np.concatenate([own, source]))[0]
+      z = dense(gate, both)[0]
       g = chosen.least + (1 - 2 * chosen.least) * sigmoid(z)
     log_p, log_source = log_softmax(scores), log_softmax(surface + offset)
     if chosen.combine == 'geometric':

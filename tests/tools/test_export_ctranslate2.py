@@ -192,6 +192,28 @@ def test_scores_of_all_other_details(tokenizer, tmp_path, name):
   _assert_same_scores(dataclasses.replace(run, model=model), tmp_path / 'model')
 
 
+@pytest.mark.parametrize('name', _RANDOM)
+def test_forbidden_pieces_are_never_made(tokenizer, tmp_path, name):
+  run = _random_run(tokenizer, _RANDOM[name])
+  pieces = tokenizer.pieces()
+
+  def made(run, folder):
+    exporting.export(run, folder)
+    found = _translator(folder).translate_batch(
+      [pieces[4:9], pieces[6:8]],
+      max_decoding_length=12,
+      beam_size=1,
+      min_decoding_length=0,
+    )
+    return [piece for each in found for piece in each.hypotheses[0]]
+
+  often = made(run, tmp_path / 'plain')[0]
+  forbidden = dataclasses.replace(run.config.decoding, forbidden=(often,))
+  config = dataclasses.replace(run.config, decoding=forbidden)
+  run = dataclasses.replace(run, config=config)
+  assert often not in made(run, tmp_path / 'without')
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize('beam', [1, 4])
 def test_translations_are_those_of_the_run(exported, tokenizer, beam):

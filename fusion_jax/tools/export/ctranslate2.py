@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 # CTranslate2 reads this number of source tokens by default.
 _MAX_INPUT_LENGTH = 1_024
 
+# Bias of forbidden pieces, which float16 can hold.
+_NEVER = -1e4
+
 _NAME = '--format=ctranslate2'
 
 
@@ -89,6 +92,7 @@ def export(run: TrainedModel, output: Path) -> None:
     (folder / 'source.model').write_bytes(run.source_tokenizer.model)
     (folder / 'target.model').write_bytes(run.target_tokenizer.model)
     difference = largest_difference(run, folder)
+    _save_without_forbidden(run, folder)
     # Both compute in float32, whatever the run's own dtype is.
     exact = dataclasses.replace(run.config.model, compute_dtype='float32')
     allowed = rounding(exact)
@@ -105,6 +109,28 @@ def export(run: TrainedModel, output: Path) -> None:
     run.step,
     difference,
   )
+
+
+def _save_without_forbidden(run: TrainedModel, folder: Path) -> None:
+  """Save the model again, such that it never makes a piece that is forbidden.
+
+  CTranslate2 keeps no such option beside a model.
+  """
+  tokenizer = run.target_tokenizer
+  ids = [tokenizer.id_of(piece) for piece in run.config.decoding.forbidden]
+  known = [number for number in ids if number is not None]
+  if not known:
+    return
+  model = specification(run)
+  projection = model.decoder.projection
+  bias = np.zeros(tokenizer.vocabulary.size, np.float32)
+  if 'output_bias' in run.parameters:
+    bias += projection.bias
+  bias[known] = _NEVER
+  projection.bias = bias
+  model.validate()
+  model.optimize()
+  model.save(str(folder))
 
 
 def library() -> ModuleType:

@@ -16,14 +16,17 @@ train with --init_from=WORKDIR. Nothing in the files is executed.
 """
 
 import argparse
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
-from fusion_jax.files import check_new_folder
+from fusion_jax.files import check_new_folder, read_errors
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 from fusion_jax.tools.importers.found import Found, Request
+
+logger = logging.getLogger(__name__)
 
 
 def _marian(request: Request) -> Found:
@@ -87,8 +90,24 @@ def main(argv: list[str]) -> None:
     flags.source_spm,
     flags.target_spm,
   )
-  write_found(_FORMATS[flags.format](request), flags.output, flags.format)
+  with read_errors(flags.input):
+    files = sorted(flags.input.iterdir())
+  _check_files([*files, flags.source_spm, flags.target_spm])
+  found = _FORMATS[flags.format](request)
+  write_found(found, flags.output, flags.format)
+  for note in found.notes:
+    logger.warning('%s', note)
   print(flags.output)
+
+
+def _check_files(paths: Iterable[Path | None]) -> None:
+  """Refuse pipes and devices, whose reading may wait for ever."""
+  for path in paths:
+    # A link to nowhere does not exist, and is reported where it is read.
+    if path and path.exists() and not (path.is_file() or path.is_dir()):
+      raise InputError(
+        f'{path}: a pipe or a device; give a file with its content'
+      )
 
 
 def write_found(found: Found, output: Path, name: str) -> None:

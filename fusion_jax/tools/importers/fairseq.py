@@ -6,7 +6,8 @@ are needed too.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from fusion_jax.tools.importers.vocabularies import (
   Added,
   Vocabulary,
   added_pieces,
+  notes_of,
   tokenizers_of,
   with_bias,
   with_tables,
@@ -44,6 +46,17 @@ _INERT = frozenset(
   }
 )
 
+# Names of before 2019: layer_norms.N, and queries, keys and values as one.
+_OLD_NORM = re.compile(
+  r'((encoder|decoder)\.layers\.\d+)\.layer_norms\.(\d)\.(\w+)'
+)
+_JOINT = re.compile(r'(\w+\.layers\.\d+\.\w+_attn)\.in_proj_(weight|bias)')
+_FIRST, _LAST = 'self_attn_layer_norm', 'final_layer_norm'
+_NORMS = {
+  'encoder': {'0': _FIRST, '1': _LAST},
+  'decoder': {'0': _FIRST, '1': 'encoder_attn_layer_norm', '2': _LAST},
+}
+
 # Symbols before those of a dictionary's file, in the order of their ids.
 _SYMBOLS = '<s>', '<pad>', '</s>', '<unk>'
 # fairseq fills a dictionary up with these.
@@ -59,8 +72,8 @@ _BIAS = 'output_bias'
 _SPARE = (
   'encoder.version',
   'decoder.version',
-  'encoder.embed_positions._float_tensor',
-  'decoder.embed_positions._float_tensor',
+  '*coder.embed_positions._float_tensor',
+  '*coder.embed_positions.weights',
   # fairseq 0.12 keeps copies of an encoder layer under these names.
   'encoder.layers.*.in_proj_*',
   'encoder.layers.*.out_proj_*',
@@ -148,8 +161,12 @@ def read_fairseq(request: Request) -> Found:
   model = _model_of(config, path, output_bias=target.after > target.before)
   decoding = DecodingConfig(beam_size=5, length_penalty='length', alpha=1.0)
   run = config_of(request, languages, model, decoding)
-  arrays = _grown(_arrays(saved, path), source, target)
-  return Found(run, tokenizers, _weights(path, arrays, model))
+  arrays = _renamed(_arrays(saved, path))
+  _check_rows(path, arrays, vocabularies)
+  _check_final_norms(path, arrays, model)
+  arrays = _grown(arrays, source, target)
+  notes = notes_of(models, vocabularies, tokenizers)
+  return Found(run, tokenizers, _weights(path, arrays, model), notes)
 
 
 def _checkpoint(folder: Path) -> Path:
@@ -256,9 +273,10 @@ def _read_dictionary(path: Path) -> Vocabulary:
     )
   with read_errors(path):
     try:
-      lines = path.read_text('utf-8').splitlines()
+      lines = path.read_bytes().decode().removesuffix('\n').split('\n')
     except UnicodeDecodeError:
       raise InputError(f'{path}: not UTF-8 text') from None
+  lines = [line.removesuffix('\r') for line in lines]
   pieces = [_piece(path, n, line) for n, line in enumerate(lines, 1)]
   fillers = [piece for piece in pieces if piece.startswith(_FILLER)]
   return Vocabulary(
@@ -286,6 +304,58 @@ def _arrays(saved: Mapping[str, Any], path: Path) -> dict[str, np.ndarray]:
   if not isinstance(found, dict):
     raise InputError(f'{path}: no checkpoint of fairseq: it has no model')
   return {n: each for n, each in found.items() if isinstance(each, np.ndarray)}
+
+
+def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Return the arrays by the names that they have since 2019.
+
+  Before, a layer had a list of norms, and an attention one matrix for queries,
+  keys and values.
+  """
+  found = {}
+  for name, array in arrays.items():
+    old, joint = _OLD_NORM.fullmatch(name), _JOINT.fullmatch(name)
+    if old and old[3] in _NORMS[old[2]]:
+      name = f'{old[1]}.{_NORMS[old[2]][old[3]]}.{old[4]}'
+    if joint and array.ndim and len(array) % 3 == 0:
+      for part, each in zip('qkv', np.split(array, 3), strict=True):
+        found[f'{joint[1]}.{part}_proj.{joint[2]}'] = each
+    else:
+      found[name] = array
+  return found
+
+
+def _check_rows(
+  path: Path,
+  arrays: Mapping[str, np.ndarray],
+  vocabularies: Sequence[Vocabulary],
+) -> None:
+  """Name the dictionary whose tokens are not those of its table."""
+  for name, vocabulary in zip((_SOURCE, _TARGET), vocabularies, strict=True):
+    rows, known = len(arrays.get(name, ())), len(vocabulary.pieces)
+    if rows > known:
+      raise InputError(
+        f'{path}: {name} has {rows - known:,} tokens after the {known:,} of '
+        f'{vocabulary.name} and the symbols, such as the languages of a '
+        'multilingual model, which is not read; give a model of one pair, or '
+        'its own dictionaries'
+      )
+    if 0 < rows < known:
+      raise InputError(
+        f'{path}: {name} has {rows:,} tokens, and {vocabulary.name} with the '
+        f'symbols has {known:,}; give the dictionaries of this model'
+      )
+
+
+def _check_final_norms(
+  path: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig
+) -> None:
+  for side in ('encoder', 'decoder'):
+    if model.norm == 'pre' and f'{side}.layer_norm.weight' not in arrays:
+      raise InputError(
+        f'{path}: a pre-norm {side} without a norm after its last layer, as '
+        'fairseq had before 2019, which is not read'
+      )
 
 
 def _grown(

@@ -1,5 +1,6 @@
 """What an importer finds in the files of another program."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,11 +63,13 @@ class Found(NamedTuple):
     config: Configuration of a run with this model.
     tokenizers: Tokenizers of the source and the target side.
     weights: Weights of the model.
+    notes: What the user should know of the files, one line each.
   """
 
   config: ExperimentConfig
   tokenizers: Sides
   weights: Weights
+  notes: Sequence[str] = ()
 
 
 def config_of(

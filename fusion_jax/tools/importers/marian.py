@@ -1,14 +1,15 @@
 """MarianMT and OPUS-MT models of Hugging Face.
 
-A folder has config.json, model.safetensors or pytorch_model.bin, source.spm,
-target.spm, vocab.json and, with a vocabulary for each side, target_vocab.json.
-The model is a post-norm Transformer; see `MarianMTModel` of transformers.
+A folder has config.json, model.safetensors or pytorch_model.bin (or the parts
+that their index names), source.spm, target.spm, vocab.json and, with a
+vocabulary for each side, target_vocab.json. The model is a post-norm
+Transformer; see `MarianMTModel` of transformers.
 """
 
 import dataclasses
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,13 +22,14 @@ from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.config.model import TiedEmbeddings
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import read_errors
-from fusion_jax.json_input import as_type, read_json
+from fusion_jax.json_input import as_type, check_shape, read_json
 from fusion_jax.tools.importers.found import Found, Request, config_of
 from fusion_jax.tools.importers.torch_weights import read_torch
 from fusion_jax.tools.importers.vocabularies import (
   Added,
   Vocabulary,
   added_pieces,
+  notes_of,
   tokenizers_of,
   with_bias,
   with_tables,
@@ -50,8 +52,6 @@ _POSITIONS = (
   'model.encoder.embed_positions.weight',
   'model.decoder.embed_positions.weight',
 )
-
-_WEIGHTS = 'model.safetensors', 'pytorch_model.bin'
 
 # Whether the sides share a table, and whether the output is tied.
 _TIED: Mapping[tuple[bool, bool], TiedEmbeddings] = types.MappingProxyType(
@@ -129,7 +129,8 @@ def read_marian(request: Request) -> Found:
   ends = vocabularies[0], vocabularies[-1]
   added = map(added_pieces, ends, tokenizers)
   arrays = _grown(_read_arrays(folder), *added)
-  return Found(run, tokenizers, _weights(folder, arrays, model))
+  notes = notes_of(models, vocabularies, tokenizers)
+  return Found(run, tokenizers, _weights(folder, arrays, model), notes)
 
 
 def _read_config(folder: Path) -> MarianConfig:
@@ -145,9 +146,7 @@ def _read_config(folder: Path) -> MarianConfig:
       f'{path}: model_type: must be "marian", got '
       f'{values.get("model_type")!r}; no other models are read'
     )
-  generation = folder / 'generation_config.json'
-  if generation.is_file():
-    values |= read_json(generation, dict[str, Any])
+  values |= _optional(folder / 'generation_config.json')
   named = {f.name for f in dataclasses.fields(MarianConfig)}
   values = {n: v for n, v in values.items() if n in named and v is not None}
   return as_type(values, MarianConfig, str(path))
@@ -201,15 +200,55 @@ def _decoding_of(
 
 def _vocabularies(folder: Path, config: MarianConfig) -> list[Vocabulary]:
   """Return the vocabulary of both sides, or of each."""
+  _check_added(folder)
   names = ['vocab.json']
-  if not config.share_encoder_decoder_embeddings:
-    separate = (folder / 'target_vocab.json').is_file()
-    names.append('target_vocab.json' if separate else 'vocab.json')
+  if _separate(folder, config):
+    names.append('target_vocab.json')
+  elif not config.share_encoder_decoder_embeddings:
+    names.append('vocab.json')
   sizes = config.vocab_size, config.decoder_vocab_size or config.vocab_size
   return [
     _read_vocabulary(folder / name, config, size)
     for name, size in zip(names, sizes, strict=False)
   ]
+
+
+def _separate(folder: Path, config: MarianConfig) -> bool:
+  """Return whether each side has a vocabulary, as its tokenizer says."""
+  path, target = folder / 'tokenizer_config.json', folder / 'target_vocab.json'
+  shared = config.share_encoder_decoder_embeddings
+  said = _optional(path).get('separate_vocabs')
+  if said is None:
+    return target.is_file() and not shared
+  if said and not target.is_file():
+    raise InputError(
+      f'{path}: separate_vocabs is true, and the folder has no {target.name}; '
+      'give the files of one model'
+    )
+  if said and shared:
+    raise InputError(
+      f'{path}: separate_vocabs is true, and config.json shares one table of '
+      'embeddings; give the files of one model'
+    )
+  return bool(said)
+
+
+def _check_added(folder: Path) -> None:
+  path, vocabulary = folder / 'added_tokens.json', folder / 'vocab.json'
+  if not path.is_file():
+    return
+  known = read_json(vocabulary, dict[str, int])
+  added = read_json(path, dict[str, int])
+  more = [token for token, n in added.items() if known.get(token) != n]
+  if more:
+    raise InputError(
+      f'{path}: adds {len(more):,} tokens to {vocabulary.name}, {more[0]!r} '
+      'for example, which is not read; give the model without them'
+    )
+
+
+def _optional(path: Path) -> dict[str, Any]:
+  return read_json(path, dict[str, Any]) if path.is_file() else {}
 
 
 def _read_vocabulary(path: Path, config: MarianConfig, size: int) -> Vocabulary:
@@ -238,8 +277,7 @@ def _read_vocabulary(path: Path, config: MarianConfig, size: int) -> Vocabulary:
 
 
 def _languages(request: Request) -> tuple[str, str]:
-  path = request.input / 'tokenizer_config.json'
-  named = read_json(path, dict[str, Any]) if path.is_file() else {}
+  named = _optional(request.input / 'tokenizer_config.json')
   source, target = named.get('source_lang'), named.get('target_lang')
   return request.languages(request.input, source or '', target or '')
 
@@ -258,21 +296,54 @@ def _target_tag(vocabulary: Vocabulary, target: str) -> str:
 
 
 def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
-  safe, pickled = (folder / name for name in _WEIGHTS)
-  if safe.is_file():
-    with read_errors(safe):
-      try:
-        return safetensors.numpy.load_file(safe)
-      except SafetensorError as error:
-        raise InputError(
-          f'{safe}: not a safetensors file, or damaged: {first_line(error)}'
-        ) from None
-  if not pickled.is_file():
-    raise InputError(f'{folder}: has neither {" nor ".join(_WEIGHTS)}')
-  found = read_torch(pickled)
+  for name, read in _READERS.items():
+    path, index = folder / name, folder / f'{name}.index.json'
+    if path.is_file():
+      return read(path)
+    if index.is_file():
+      return _read_parts(index, read)
+  raise InputError(f'{folder}: has neither {" nor ".join(_READERS)}')
+
+
+def _read_parts(
+  index: Path, read: Callable[[Path], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+  """Read arrays that are spread over the files that an index names."""
+  files = read_json(index, dict[str, Any]).get('weight_map')
+  check_shape(files, dict[str, str], f'{index}: weight_map')
+  arrays: dict[str, np.ndarray] = {}
+  for name in sorted(set(files.values())):
+    path = index.with_name(Path(name).name)
+    if path.name != name or not path.is_file():
+      raise InputError(f'{index}: names the file {name!r}, which is missing')
+    arrays |= read(path)
+  missing = sorted(files.keys() - arrays.keys())
+  if missing:
+    raise InputError(
+      f'{index}: places the weight {missing[0]} in {files[missing[0]]}, which '
+      'lacks it; give the files of one model'
+    )
+  return arrays
+
+
+def _read_safe(path: Path) -> dict[str, np.ndarray]:
+  with read_errors(path):
+    try:
+      return safetensors.numpy.load_file(path)
+    except SafetensorError as error:
+      raise InputError(
+        f'{path}: not a safetensors file, or damaged: {first_line(error)}'
+      ) from None
+
+
+def _read_pickled(path: Path) -> dict[str, np.ndarray]:
+  found = read_torch(path)
   if not isinstance(found, dict):
-    raise InputError(f'{pickled}: has no weights by name')
+    raise InputError(f'{path}: has no weights by name')
   return {n: each for n, each in found.items() if isinstance(each, np.ndarray)}
+
+
+_READERS = {'model.safetensors': _read_safe, 'pytorch_model.bin': _read_pickled}
 
 
 def _grown(

@@ -36,6 +36,9 @@ _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 # does not suffer.
 _NEVER = -30.0
 
+# Largest number of pieces in a message.
+_NAMED = 5
+
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
@@ -218,6 +221,46 @@ def added_pieces(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Added:
   """Return what a rebuilt tokenizer has more than its vocabulary."""
   unknown = vocabulary.pieces.index(vocabulary.unknown)
   return Added(unknown, len(vocabulary.pieces), tokenizer.vocabulary.size)
+
+
+def notes_of(
+  models: Sequence[Path],
+  vocabularies: Sequence[Vocabulary],
+  tokenizers: Sides,
+) -> list[str]:
+  """Say which pieces the models cut that their vocabularies lack.
+
+  Args:
+    models: Original SentencePiece model of each side.
+    vocabularies: Vocabulary of each side, or one of both.
+    tokenizers: Rebuilt tokenizer of each side.
+
+  Returns:
+    A line for each model of which there are such pieces.
+  """
+  ends = vocabularies[0], vocabularies[-1]
+  notes = map(_unknown_pieces, models, ends, tokenizers)
+  return list(dict.fromkeys(note for note in notes if note))
+
+
+def _unknown_pieces(
+  model: Path, vocabulary: Vocabulary, tokenizer: Tokenizer
+) -> str:
+  found = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)
+  cut = [
+    piece
+    for piece in found.pieces[len(vocabulary.pieces) :]
+    if piece.type in (_Piece.NORMAL, _Piece.USER_DEFINED)
+  ]
+  if not cut:
+    return ''
+  # The score is the logarithm of a probability, or minus the rank of a merge.
+  cut.sort(key=lambda piece: -piece.score)
+  named = ', '.join(repr(piece.piece) for piece in cut[:_NAMED])
+  return (
+    f'{vocabulary.name}: lacks {len(cut):,} pieces that {model.name} cuts, '
+    f'which the model reads as {vocabulary.unknown}; the most frequent: {named}'
+  )
 
 
 def with_rows(table: np.ndarray, added: Added) -> np.ndarray:

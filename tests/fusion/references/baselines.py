@@ -53,6 +53,8 @@ def dlcl(
 def _dlcl_input(parameters, outputs, options, norm, epsilon):
   depth, given = len(outputs) - 1, options.dlcl
   norm = norm if given.norms == 'auto' else 'none'
+  if depth == 0 and given.first == 'learned':
+    return parameters['weights'][0, 0] * outputs[0]
   if depth % given.period or (depth == 0 and norm in ('post', 'none')):
     return outputs[-1]
   first = max(0, depth + 1 - given.window) if given.window else 0

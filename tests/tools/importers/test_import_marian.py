@@ -4,6 +4,7 @@ import json
 import pickle
 import zipfile
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -17,6 +18,11 @@ from recorded import (
   translated,
 )
 
+from fusion_jax.decoding.direction import in_direction
+from fusion_jax.decoding.ensemble import alone
+from fusion_jax.decoding.pairs import PairReader
+from fusion_jax.decoding.sentences import SentenceEncoder
+from fusion_jax.errors import InputError
 from fusion_jax.runs.loading import load_run
 
 
@@ -76,6 +82,94 @@ def test_a_code_of_the_target_language_is_put_before_every_line(tmp_path):
   run = load_run(tmp_path / 'run')
   assert run.config.data.target_tag == '>>{lang}<<'
   assert run.source_tokenizer.id_of('>>de<<') is not None
+
+
+@pytest.fixture(scope='module')
+def multilingual(tmp_path_factory):
+  """A run that translates into German, of a model that also has French."""
+  tmp_path = tmp_path_factory.mktemp('multilingual')
+  folder = copied(MARIAN, tmp_path)
+  path = folder / 'vocab.json'
+  text = path.read_text()
+  fillers = [p for p in json.loads(text) if 'filler' in p][:2]
+  for filler, code in zip(fillers, ('>>de<<', '>>fra<<'), strict=True):
+    text = text.replace(f'"{filler}"', f'"{code}"')
+  path.write_text(text)
+  assert not import_model('marian', folder, tmp_path / 'run')
+  return in_direction(load_run(tmp_path / 'run'), 'run')
+
+
+def _source(run, line):
+  encoder = SentenceEncoder(alone(run), run.config.decoding)
+  (sentence,) = encoder.encode(7, line)
+  pair = PairReader(run, run.config.decoding).encode('line 7', line, 'a')
+  assert sentence.sources == (pair.source,)
+  return pair.source
+
+
+def test_a_code_that_the_user_wrote_is_not_put_twice(multilingual):
+  line = recorded(MARIAN)['lines'][0]
+  expected = _source(multilingual, line)
+  code = multilingual.source_tokenizer.id_of('>>de<<')
+  assert expected.count(code) == 1
+  for written in (f'>>de<< {line}', f'>>de<<{line}', f' >>de<< >>de<< {line}'):
+    assert _source(multilingual, written) == expected
+
+
+def test_the_code_of_another_language_is_refused(multilingual):
+  with pytest.raises(InputError, match=r'^line 7: begins with >>fra<<, and'):
+    _source(multilingual, '>>fra<< a dog')
+
+
+def test_what_is_no_code_of_the_model_is_text(multilingual, workdir):
+  for run, code in ((multilingual, '>>xyz<<'), (load_run(workdir), '>>de<<')):
+    assert len(_source(run, f'{code} a dog')) > len(_source(run, 'a dog'))
+
+
+def _in_parts(folder, name, write):
+  """Spreads the weights over two files and their index."""
+  arrays = safetensors.numpy.load_file(folder / 'model.safetensors')
+  (folder / 'model.safetensors').unlink()
+  files = [f'part-{n}-{name}' for n in (1, 2)]
+  places = {each: files[n % 2] for n, each in enumerate(sorted(arrays))}
+  for file in files:
+    part = {n: a for n, a in arrays.items() if places[n] == file}
+    write(part, folder / file)
+  index = json.dumps({'metadata': {}, 'weight_map': places})
+  (folder / f'{name}.index.json').write_text(index)
+  return files
+
+
+def test_weights_in_parts_are_those_in_one_file(tmp_path, workdir):
+  folder = copied(MARIAN, tmp_path)
+  _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
+  assert not import_model('marian', folder, tmp_path / 'run')
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    load_run(tmp_path / 'run').parameters,
+    load_run(workdir).parameters,
+  )
+
+
+def _part_lost(folder):
+  files = _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
+  (folder / files[0]).unlink()
+
+
+def _weight_lost(folder):
+  files = _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
+  safetensors.numpy.save_file({'x': np.zeros(1)}, folder / files[0])
+
+
+def _part_elsewhere(folder):
+  _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
+  index = folder / 'model.safetensors.index.json'
+  index.write_text(index.read_text().replace('part-1', '../model/part-1'))
+
+
+def _separate(folder):
+  _in_json(folder, 'tokenizer_config.json', separate_vocabs=True)
+  _in_json(folder, 'config.json', share_encoder_decoder_embeddings=False)
 
 
 def _without(folder, name):
@@ -174,6 +268,14 @@ def _with_code(folder):
       'needs [24, 16]',
     ),
     (lambda f: _weights(f, _not_finite), 'fc1.bias is not finite'),
+    (_part_lost, "names the file 'part-1-model.safetensors', which is missing"),
+    (_weight_lost, 'in part-1-model.safetensors, which lacks it'),
+    (_part_elsewhere, "'../model/part-1-model.safetensors', which is missing"),
+    (_separate, 'separate_vocabs is true, and the folder has no target_vocab'),
+    (
+      lambda f: (f / 'added_tokens.json').write_text('{"<new>": 100}'),
+      "added_tokens.json: adds 1 tokens to vocab.json, '<new>' for example",
+    ),
     (lambda f: _without(f, 'source.spm'), 'source.spm'),
     (_one_piece_less, 'has 99 pieces, and must give each of the ids 0 to 99'),
     (_of_another_model, 'has no piece of source.spm'),
