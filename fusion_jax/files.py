@@ -22,7 +22,7 @@ _unfinished: set[Path] = set()
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path, keep: bool = False) -> Iterator[BinaryIO]:
   """Open a file that appears, or is replaced, once it is completely written.
 
   A link is followed: the file that it points to is replaced. Devices and pipes
@@ -30,6 +30,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
   Args:
     path: File to write.
+    keep: Whether what is written before an `InputError` inside the block stays,
+      as PATH.part; the error then says so.
 
   Yields:
     The file, opened for writing bytes.
@@ -44,9 +46,22 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         yield file
       return
     with _neighbour(final) as written:
-      with written.open('xb') as file:
+      with _kept(written, final, keep), written.open('xb') as file:
         yield file
       os.replace(written, final)
+
+
+@contextlib.contextmanager
+def _kept(written: Path, final: Path, keep: bool) -> Iterator[None]:
+  """Rename what an `InputError` leaves unfinished, if it is to stay."""
+  try:
+    yield
+  except InputError as error:
+    if not (keep and written.stat().st_size):
+      raise
+    part = final.with_name(f'{final.name}.part')
+    os.replace(written, part)
+    raise InputError(f'{error}; what was finished is in {part}') from error
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -88,6 +88,12 @@ class DecodeRequest:
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   views: ViewFlags = ViewFlags()
 
+  @property
+  def reads_files(self) -> bool:
+    """Whether the input can be read twice: it is no pipe and no device."""
+    paths = [self.input, *filter(None, (self.target, self.prefix))]
+    return all(map(os.path.isfile, paths))
+
   def decoding(self, run: TrainedModel) -> DecodingConfig:
     """Return the run's options with those that replace them."""
     return dataclasses.replace(run.config.decoding, **self.options)

@@ -10,6 +10,10 @@ from fusion_jax.decoding.line_splitting import split_line
 from fusion_jax.decoding.shapes import target_limit
 from fusion_jax.errors import InputError
 
+# Subwords that no character has, with language tags and the end symbol; the
+# normal form of one in Unicode has 18 letters at most.
+_LONGEST_CHARACTER = 64
+
 
 class Sentence(NamedTuple):
   """Line, or a piece of a long one.
@@ -50,7 +54,12 @@ class SentenceEncoder:
       )
     self._ensemble = ensemble
     self._options = options
-    self._room = options.max_source_length - 1
+    self._longest = options.max_source_length
+
+  def check(self, number: int, line: str, prefix: str) -> None:
+    """Refuse a line that `encode` refuses; most need not be encoded for it."""
+    if prefix or self._longest < _LONGEST_CHARACTER:
+      self.encode(number, line, prefix)
 
   def encode(self, number: int, line: str, prefix: str = '') -> list[Sentence]:
     """Return the sentences of a line; none if it is empty.
@@ -66,22 +75,27 @@ class SentenceEncoder:
 
     Raises:
       InputError: The prefix has characters that are not in the target
-        vocabulary, or leaves no room for a translation.
+        vocabulary, or leaves no room for a translation; or a single character
+        has more than `max_source_length` subwords.
     """
     tokenizers = [run.source_tokenizer for run in self._ensemble.runs]
     pieces = split_line(
       normalise(line),
-      lambda piece: all(len(t.encode(piece)) <= self._room for t in tokenizers),
+      lambda text: all(len(t.encode(text)) < self._longest for t in tokenizers),
     )
-    sentences = [
-      Sentence(
-        tuple(
-          [*tokenizer.encode(piece)[: self._room], tokenizer.vocabulary.end]
-          for tokenizer in tokenizers
-        )
+    sentences = []
+    for piece in pieces:
+      sources = tuple(
+        [*tokenizer.encode(piece), tokenizer.vocabulary.end]
+        for tokenizer in tokenizers
       )
-      for piece in pieces
-    ]
+      sentences.append(Sentence(sources))
+      if sentences[-1].length > self._longest:
+        raise InputError(
+          f'line {number}: {piece!r} alone has {sentences[-1].length} subwords '
+          'with the end symbol, more than max_source_length '
+          f'{self._longest}; set it to a larger number'
+        )
     if sentences and prefix:
       ids = self._prefix(number, prefix, len(sentences[0].sources[0]))
       sentences[0] = sentences[0]._replace(prefix=ids)
