@@ -18,7 +18,9 @@ from fusion_jax.parallel.heartbeat import Heartbeat, name_start
 from fusion_jax.parallel.mesh import make_mesh, put_like
 from fusion_jax.runs import lock, run_directory
 from fusion_jax.runs.checkpoint import Progress
+from fusion_jax.runs.checkpoint_reading import open_to_read
 from fusion_jax.runs.kept_corpus import write_corpus
+from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.runs.state import TrainState
 from fusion_jax.training.checks import (
   check_attention,
@@ -27,14 +29,19 @@ from fusion_jax.training.checks import (
   check_same_everywhere,
 )
 from fusion_jax.training.logs import MetricsLog
-from fusion_jax.training.parts import Parts, build_parts
+from fusion_jax.training.parts import (
+  Parts,
+  PlannedParts,
+  open_parts,
+  plan_parts,
+)
 from fusion_jax.training.position import Clock, Position
 from fusion_jax.training.profiling import Profiler
 from fusion_jax.training.reports import Reports
 from fusion_jax.training.signals import stop_on_signals
 from fusion_jax.training.skips import with_skips
 from fusion_jax.training.wandb_log import WandbLog, check_wandb
-from fusion_jax.training.warm_start import with_baseline
+from fusion_jax.training.warm_start import read_baseline, with_baseline
 
 logger = logging.getLogger(__name__)
 
@@ -70,14 +77,23 @@ def run(
   check_attention(config, mesh)
   corpus = first_then_others(lambda: prepare(config.data))
   check_freeze(config, corpus)
-  with _held(workdir), jax.set_mesh(mesh), contextlib.ExitStack() as opened:
+  with jax.set_mesh(mesh), contextlib.ExitStack() as opened:
+    # Nothing is written until all of this was accepted.
+    planned = plan_parts(config, workdir, corpus, mesh)
+    baseline = None
+    if config.training.init_from and not _has_steps(workdir):
+      baseline = _baseline(config, planned, corpus)
+    opened.enter_context(_held(workdir))
     first_then_others(lambda: _open_directory(config, workdir, corpus))
     # Closed last: the others take this process for lost once it is closed.
     heartbeat = Heartbeat(workdir, config.parallel, start)
     opened.callback(heartbeat.close)
     with heartbeat.telling():
-      parts = build_parts(config, workdir, corpus, mesh, heartbeat, opened)
-      at = _restore_or_start(parts, corpus)
+      parts = open_parts(
+        planned, config, workdir, corpus, mesh, heartbeat, opened
+      )
+      at = _restore_or_start(parts, baseline)
+      del baseline  # Its parameters are on a device.
       log = opened.enter_context(contextlib.closing(_log(parts, at.step)))
       profiler = opened.enter_context(
         contextlib.closing(Profiler(workdir, profile))
@@ -225,7 +241,27 @@ def _open_directory(
   write_corpus(workdir, corpus)
 
 
-def _restore_or_start(parts: Parts, corpus: PreparedCorpus) -> Position:
+def _has_steps(workdir: Path) -> bool:
+  """Return whether there is anything to resume from, damaged or not."""
+  directory = workdir / 'checkpoints'
+  if not directory.is_dir():
+    return False
+  with open_to_read(directory) as reader:
+    return bool(reader.all_steps())
+
+
+def _baseline(
+  config: ExperimentConfig, planned: PlannedParts, corpus: PreparedCorpus
+) -> TrainedModel:
+  return read_baseline(
+    planned.plan.abstract.parameters,
+    planned.model,
+    (corpus.source_tokenizer, corpus.target_tokenizer),
+    Path(config.training.init_from),
+  )
+
+
+def _restore_or_start(parts: Parts, baseline: TrainedModel | None) -> Position:
   """Return the position of the last checkpoint, or the start.
 
   The next step is compiled, or read from the cache, at the same time.
@@ -235,7 +271,7 @@ def _restore_or_start(parts: Parts, corpus: PreparedCorpus) -> Position:
   _, shape, _ = parts.batches.plan.batch(last)
   if unfinished:
     parts.programs.begin(shape)
-  state, progress = _restored_or_fresh(parts, corpus)
+  state, progress = _restored_or_fresh(parts, baseline)
   if unfinished:
     parts.programs.wait_for(shape)
   return Position(
@@ -244,7 +280,7 @@ def _restore_or_start(parts: Parts, corpus: PreparedCorpus) -> Position:
 
 
 def _restored_or_fresh(
-  parts: Parts, corpus: PreparedCorpus
+  parts: Parts, baseline: TrainedModel | None
 ) -> tuple[TrainState, Progress]:
   state, progress = parts.checkpoints.restore(
     parts.plan.abstract, parts.iterator
@@ -254,19 +290,9 @@ def _restored_or_fresh(
     logger.info('resuming from step %d', step)
     return state, progress
   state = parts.plan.make()
-  if parts.config.training.init_from:
-    state = _from_baseline(parts, corpus, state)
+  if baseline:
+    started = with_baseline(state.parameters, parts.model, baseline)
+    state = state.started_at(put_like(started, state.parameters))
+    workdir = parts.config.training.init_from
+    logger.info('started from %s, step %d', workdir, baseline.step)
   return state, progress
-
-
-def _from_baseline(
-  parts: Parts, corpus: PreparedCorpus, state: TrainState
-) -> TrainState:
-  """Return the state with the parameters of `training.init_from`."""
-  started = with_baseline(
-    state.parameters,
-    parts.model,
-    (corpus.source_tokenizer, corpus.target_tokenizer),
-    Path(parts.config.training.init_from),
-  )
-  return state.started_at(put_like(started, state.parameters))
