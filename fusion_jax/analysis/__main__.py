@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fusion_jax.analysis.run_and_text_flags import add_run_and_text_flags
 from fusion_jax.config.flags import parse_arguments
+from fusion_jax.runs.run_directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> None:
   from fusion_jax.analysis.views import VIEWS, check_view, views_of
 
   arguments = parse_arguments(argv, _parser())
+  check_output(arguments.output or '')
   analysed = open_run_with_text(arguments)
   config, workdir = analysed.run.config.model, arguments.workdir
   if _ALL in arguments.views:

@@ -122,7 +122,12 @@ def test_n_best_lines(decode):
     ),
     (['--beam=3'], 'arguments: --beam=3; did you mean --beam_size?'),
     (['--comet=x'], '--comet needs --reference'),
-    (['--per_token'], '--per_token has no meaning with --n_best=0'),
+    (['--per_token'], '--per_token needs --n_best, or --mode=score'),
+    (['--combine=arithmetic'], '--combine: needs an ensemble, --workdir=DIR,'),
+    (
+      ['--min_length_extra=99'],
+      'ask for 99 subwords or more for a source of 1, but max_length_ratio',
+    ),
     (['--beam_size=99'], 'must be at most 40, the subwords of the target'),
     (['--n_best=-1'], 'argument --n_best: must be >= 0, got -1'),
     (['--sentences=0'], 'argument --sentences: must be >= 1, got 0'),
