@@ -7,7 +7,7 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.data.normalise import normalise
 from fusion_jax.decoding.ensemble import Ensemble
 from fusion_jax.decoding.line_splitting import split_line
-from fusion_jax.decoding.shapes import target_limit
+from fusion_jax.decoding.shapes import shortest_target, target_limit
 from fusion_jax.errors import InputError
 
 # Subwords that no character has, with language tags and the end symbol; the
@@ -44,8 +44,20 @@ class SentenceEncoder:
         translations.
 
     Raises:
-      InputError: A model has fewer positions than `max_source_length`.
+      InputError: A model has fewer positions than `max_source_length`, or the
+        least length of a translation is above its largest.
     """
+    for length in (1, options.max_source_length):
+      least, most = (
+        shortest_target(length, options),
+        target_limit(length, options),
+      )
+      if least > most:
+        raise InputError(
+          f'min_length_ratio, min_length_extra: ask for {least} subwords or '
+          f'more for a source of {length}, but max_length_ratio and '
+          f'max_length_extra allow {most}; lower the former or raise the latter'
+        )
     positions = ensemble.longest
     if positions and options.max_source_length > positions:
       raise InputError(

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,6 +46,9 @@ from fusion_jax.training.warm_start import read_baseline, with_baseline
 
 logger = logging.getLogger(__name__)
 
+# Exit code of a training by the signal that stopped it: after SIGTERM the same
+# command should be queued again.
+EXIT_CODES = {0: 0, signal.SIGINT: 130, signal.SIGTERM: 75}
 # Number of steps that may wait on the device: enough to keep it busy, and few
 # enough to answer a signal soon.
 _STEPS_IN_FLIGHT = 2
@@ -54,13 +58,17 @@ def run(
   config: ExperimentConfig,
   workdir: Path,
   profile: tuple[int, int] | None = None,
-) -> None:
+) -> int:
   """Train an experiment, or resume its training.
 
   Args:
     config: Experiment.
     workdir: Run directory; it is made if it does not exist.
     profile: First and last step to profile, counted from 1; None: none.
+
+  Returns:
+    The exit code: 0, or what `EXIT_CODES` has for the signal that ended the
+    training before its last step.
 
   Raises:
     InputError: The data are bad, the directory belongs to another run, another
@@ -99,7 +107,8 @@ def run(
         contextlib.closing(Profiler(workdir, profile))
       )
       with stop_on_signals(parts.programs) as stop:
-        train(parts, at, Reports(parts, log), profiler, stop)
+        reports = Reports(parts, log)
+        return EXIT_CODES[train(parts, at, reports, profiler, stop)]
 
 
 def train(
@@ -107,8 +116,8 @@ def train(
   at: Position,
   reports: Reports,
   profiler: Profiler,
-  stop: Callable[[int], bool],
-) -> None:
+  stop: Callable[[int], int],
+) -> int:
   """Update until the last step, a stop, or the end of patience.
 
   Args:
@@ -116,12 +125,15 @@ def train(
     at: Position to begin at; it moves with the updates.
     reports: Reports to write.
     profiler: Profiler of some steps.
-    stop: Function from a step to whether to stop after it.
+    stop: Function from a step to the signal to stop after it, or 0.
+
+  Returns:
+    The signal that ended the training too early, or 0.
 
   Raises:
     InputError: The disk is full, or too many updates in a row were skipped.
   """
-  training, stopped = parts.config.training, False
+  training, stopped = parts.config.training, 0
   in_flight: collections.deque[jax.Array] = collections.deque()
   while at.step < training.steps and not stopped and _has_patience(parts, at):
     parts.heartbeat.at(at.step)
@@ -147,7 +159,10 @@ def train(
     validate = parts.validator is not None and not stopped
     _save(parts, at, reports, validate, last=True)
   parts.checkpoints.wait()
+  if at.step == training.steps or not _has_patience(parts, at):
+    stopped = 0
   _log_end(parts, at, stopped)
+  return stopped
 
 
 def _shape_of(batch: Batch) -> Shape:
@@ -190,7 +205,7 @@ def _save(
     parts.checkpoints.save(at.state, parts.iterator, progress, quality)
 
 
-def _log_end(parts: Parts, at: Position, stopped: bool) -> None:
+def _log_end(parts: Parts, at: Position, stopped: int) -> None:
   training, progress = parts.config.training, at.progress
   if not _has_patience(parts, at):
     logger.info(
