@@ -62,7 +62,8 @@ def main(argv: list[str]) -> None:
 
   arguments = parse_arguments(argv, _parser())
   check_output(arguments.output or '')
-  analysed = open_run_with_text(arguments)
+  folder = arguments.output or arguments.workdir / 'analysis'
+  analysed = open_run_with_text(arguments, folder)
   config, workdir = analysed.run.config.model, arguments.workdir
   if _ALL in arguments.views:
     chosen = [view for view in views_of(config) if not view.slow]
@@ -70,7 +71,6 @@ def main(argv: list[str]) -> None:
     chosen = [VIEWS[name] for name in arguments.views]
   for view in chosen:
     check_view(view, config, str(workdir))
-  folder = arguments.output or workdir / 'analysis'
   for number, view in enumerate(chosen, start=1):
     begin = time.monotonic()
     finding = look_at(view, analysed, folder)
