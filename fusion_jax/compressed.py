@@ -46,11 +46,12 @@ def open_to_read(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def open_to_write(path: Path) -> Iterator[BinaryIO]:
+def open_to_write(path: Path, keep: bool = False) -> Iterator[BinaryIO]:
   """Open a file as `files.whole_file` does, and compress what is written.
 
   Args:
     path: File to write.
+    keep: As for `whole_file`.
 
   Yields:
     The file, which takes bytes.
@@ -58,7 +59,7 @@ def open_to_write(path: Path) -> Iterator[BinaryIO]:
   Raises:
     InputError: The file cannot be written.
   """
-  with whole_file(path) as file:
+  with whole_file(path, keep) as file:
     opener = _OPENERS.get(path.suffix)
     if opener is None:
       yield file

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from fusion_jax.errors import InputError, first_line
+from fusion_jax.errors import InputError
+from fusion_jax.files import write_whole
 
 try:
   import matplotlib as mpl
@@ -346,10 +347,7 @@ def save(figure: Figure, path: Path) -> list[Path]:
   """
   files = [path.with_name(f'{path.name}.{kind}') for kind in ('png', 'svg')]
   for file in files:
-    try:
-      file.write_bytes(_encoded(figure, file.suffix[1:]))
-    except OSError as error:
-      raise InputError(f'{file}: {first_line(error)}') from error
+    write_whole(file, _encoded(figure, file.suffix[1:]))
   return files
 
 

@@ -22,7 +22,7 @@ _unfinished: set[Path] = set()
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path, keep: bool = False) -> Iterator[BinaryIO]:
   """Open a file that appears, or is replaced, once it is completely written.
 
   A link is followed: the file that it points to is replaced. Devices and pipes
@@ -30,6 +30,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
   Args:
     path: File to write.
+    keep: Whether what is written before an `InputError` inside the block stays,
+      as PATH.part; the error then says so.
 
   Yields:
     The file, opened for writing bytes.
@@ -38,15 +40,28 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     InputError: The file cannot be written; an existing file stays unchanged.
   """
   with write_errors(path):
-    final = path.resolve()
+    final = _resolved(path)
     if final.exists() and not final.is_file():
       with final.open('wb') as file:
         yield file
       return
     with _neighbour(final) as written:
-      with written.open('xb') as file:
+      with _kept(written, final, keep), written.open('xb') as file:
         yield file
       os.replace(written, final)
+
+
+@contextlib.contextmanager
+def _kept(written: Path, final: Path, keep: bool) -> Iterator[None]:
+  """Rename what an `InputError` leaves unfinished, if it is to stay."""
+  try:
+    yield
+  except InputError as error:
+    if not (keep and written.stat().st_size):
+      raise
+    part = final.with_name(f'{final.name}.part')
+    os.replace(written, part)
+    raise InputError(f'{error}; what was finished is in {part}') from error
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -75,7 +90,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
   """
   check_new_folder(path)
   with write_errors(path):
-    final = path.resolve()
+    final = _resolved(path)
     with _neighbour(final) as written:
       written.mkdir(parents=True)
       yield written
@@ -139,6 +154,16 @@ def read_errors(name: str | Path) -> Iterator[None]:
     raise InputError(f'{name}: cannot be read: {reason}') from error
 
 
+def check_regular(path: Path) -> None:
+  """Refuse what is there but is no file, such as a folder or a pipe.
+
+  Raises:
+    InputError: It is no regular file.
+  """
+  if not path.is_file():
+    raise InputError(f'{path}: is a folder, a pipe or a device, not a file')
+
+
 def same_file(one: str | Path, other: str | Path) -> bool:
   """Return whether two paths name the same file, however they are spelled."""
   if os.path.realpath(one) == os.path.realpath(other):
@@ -165,6 +190,14 @@ def remove_unfinished() -> None:
   """Remove all unfinished files and folders, before the process ends."""
   for path in _unfinished:
     _remove(path)
+
+
+def _resolved(path: Path) -> Path:
+  """Return where links lead; OSError if they lead to each other."""
+  final = Path(os.path.realpath(path))
+  if final.is_symlink():
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+  return final
 
 
 def _remove(path: Path) -> None:

@@ -40,12 +40,20 @@ class Progress:
       self._last = now
       logger.info('%s%s', self._name, self._state(now - self._start))
 
+  def skip(self, count: int) -> None:
+    """Leave out units that were done before."""
+    self._total = self._total and self._total - count
+
   def finish(self) -> None:
     """Log the whole."""
     seconds = time.monotonic() - self._start
     rate = self._rate(seconds)
-    state = f'{self._done:,} {self._unit}, {rate:,.1f} per second'
+    state = f'{self._counted(self._done)}, {rate:,.1f} per second'
     logger.info('%s%s, in %.1f s', self._name, state, seconds)
+
+  def _counted(self, number: int) -> str:
+    unit = self._unit.removesuffix('s') if number == 1 else self._unit
+    return f'{number:,} {unit}'
 
   def _rate(self, seconds: float) -> float:
     return self._done / max(seconds, 1e-9)
@@ -53,8 +61,9 @@ class Progress:
   def _state(self, seconds: float) -> str:
     rate = self._rate(seconds)
     left = (self._total or 0) - self._done
-    of = f' of {self._total:,}' if self._total else ''
-    state = f'{self._done:,}{of} {self._unit}, {rate:,.1f} per second'
+    of = f'{self._done:,} of ' if self._total else ''
+    counted = self._counted(self._total or self._done)
+    state = f'{of}{counted}, {rate:,.1f} per second'
     return f'{state}, {left / rate:,.0f} s left' if left > 0 < rate else state
 
 

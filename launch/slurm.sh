@@ -22,7 +22,7 @@
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 
-# A run that ends well with fewer seconds left queues again: the seconds of
+# A run that stops with fewer seconds left queues again: the seconds of
 # --signal, 60 that SLURM may be early, and some.
 late=200
 # Python and the run directory are on a disk that all nodes see; sbatch is
@@ -49,12 +49,15 @@ seconds_left() {
 }
 
 # A process that fails ends the others and the job, with its exit code.
+code=0
 srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 --label \
-  "$python" train.py "${train[@]}" "$@"
+  "$python" train.py "${train[@]}" "$@" || code=$?
 
-# It ended well: told to stop, or at its last step. A finished run that queues
-# again ends at once.
-left=$(seconds_left)
-if [[ -n $left ]] && ((left < late)); then
-  scontrol requeue "$SLURM_JOB_ID"
+# 75: it was told to stop before its last step, and has saved.
+if ((code == 75)); then
+  left=$(seconds_left)
+  if [[ -n $left ]] && ((left < late)); then
+    scontrol requeue "$SLURM_JOB_ID"
+  fi
 fi
+exit "$code"

@@ -60,6 +60,42 @@ def test_the_programs_at_the_top_are_the_same_code(name, monkeypatch):
   assert run[0](['--help']) == [name, '--help']
 
 
+_OUTPUTS = {
+  'decode': ('--workdir={run}', '--output={run}/source.model'),
+  'report': ('--workdir={run}', '--output={run}/config.json'),
+  'analyse': ('curves', '--workdir={run}', '--output={run}/corpus'),
+  'average': ('--workdir={run}', '--average=2', '--output={run}/checkpoints/9'),
+  'export': (
+    '--workdir={run}',
+    '--format=ctranslate2',
+    '--output={run}/checkpoints/9',
+  ),
+  'contrastive': ('--workdir={run}', '--input=x', '--output={run}/lock'),
+}
+
+
+@pytest.mark.parametrize('command', _OUTPUTS)
+def test_no_command_writes_over_a_run(tmp_path, capsys, command):
+  for name in ('config.json', 'source.model'):
+    (tmp_path / name).write_text('{}')
+  flags = [flag.format(run=tmp_path) for flag in _OUTPUTS[command]]
+  before = sorted(tmp_path.iterdir())
+  assert main([command, *flags]) == 2
+  assert f'belongs to the run {tmp_path}; give' in capsys.readouterr().err
+  assert sorted(tmp_path.iterdir()) == before
+  assert (tmp_path / 'config.json').read_text() == '{}'
+
+
+def test_average_reads_its_flags_before_it_imports_jax():
+  code = (
+    'import sys\n'
+    'from fusion_jax.tools.average_checkpoints import main\n'
+    "assert main(['--workdir=a', '--output=b', '--average=1']) == 2\n"
+    "sys.exit('jax' in sys.modules)"
+  )
+  assert subprocess.run([sys.executable, '-c', code]).returncode == 0
+
+
 def test_the_installed_command_is_this_one():
   project = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
   module, _, name = project['scripts']['fusion-jax'].partition(':')

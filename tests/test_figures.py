@@ -1,6 +1,7 @@
 """What all figures share: letters of other scripts, and files."""
 
 import itertools
+import resource
 import warnings
 
 import numpy as np
@@ -28,6 +29,20 @@ def test_letters_without_a_font_are_one_line(monkeypatch, tmp_path, caplog):
   caplog.clear()
   figures.save(_figure('é ß Ω ж'), tmp_path / 'x')
   assert not caplog.records
+
+
+def test_a_full_disk_leaves_the_figures_that_were_there(tmp_path):
+  figures.save(_figure('old'), tmp_path / 'x')
+  before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  # A file that grows to so many bytes fails as one on a full disk does.
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
+  try:
+    with pytest.raises(InputError, match=r'x\.png: cannot be written'):
+      figures.save(_figure('new'), tmp_path / 'x')
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_other_warnings_are_kept(monkeypatch):

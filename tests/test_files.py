@@ -70,6 +70,18 @@ def test_a_link_in_the_way_is_not_followed(tmp_path, monkeypatch):
   assert (tmp_path / 'theirs').read_bytes() == b'theirs'
 
 
+def test_links_that_lead_to_each_other_are_one_line(tmp_path):
+  (tmp_path / 'one').symlink_to(tmp_path / 'two')
+  (tmp_path / 'two').symlink_to(tmp_path / 'one')
+  with pytest.raises(InputError, match='one: cannot be written: Too many'):
+    write_whole(tmp_path / 'one', b'x')
+  with (
+    pytest.raises(InputError, match='cannot be written: Too many'),
+    whole_folder(tmp_path / 'one' / 'folder'),
+  ):
+    pass
+
+
 def test_the_umask_decides_who_may_read(tmp_path):
   before = os.umask(0o027)
   try:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fusion_jax.analysis.run_and_text_flags import add_run_and_text_flags
 from fusion_jax.config.flags import parse_arguments
+from fusion_jax.runs.run_directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,9 @@ def main(argv: list[str]) -> None:
   from fusion_jax.analysis.views import VIEWS, check_view, views_of
 
   arguments = parse_arguments(argv, _parser())
-  analysed = open_run_with_text(arguments)
+  check_output(arguments.output or '')
+  folder = arguments.output or arguments.workdir / 'analysis'
+  analysed = open_run_with_text(arguments, folder)
   config, workdir = analysed.run.config.model, arguments.workdir
   if _ALL in arguments.views:
     chosen = [view for view in views_of(config) if not view.slow]
@@ -68,7 +71,6 @@ def main(argv: list[str]) -> None:
     chosen = [VIEWS[name] for name in arguments.views]
   for view in chosen:
     check_view(view, config, str(workdir))
-  folder = arguments.output or workdir / 'analysis'
   for number, view in enumerate(chosen, start=1):
     begin = time.monotonic()
     finding = look_at(view, analysed, folder)

@@ -77,10 +77,18 @@ class RunWithText:
     workdir: Run directory.
     run: Trained model of one direction.
     choice: Choice of the text.
+    folder: Folder that views are written to; None: nothing is written.
   """
 
-  def __init__(self, workdir: Path, run: TrainedModel, choice: TextChoice):
+  def __init__(
+    self,
+    workdir: Path,
+    run: TrainedModel,
+    choice: TextChoice,
+    folder: Path | None = None,
+  ):
     self.workdir = workdir
+    self.folder = folder
     self.run = run
     self.choice = choice
 
@@ -232,12 +240,15 @@ def numbered(
   return {str(n): [row.get(f'{prefix}{n}') for row in rows] for n in found}
 
 
-def open_run_with_text(arguments: argparse.Namespace) -> RunWithText:
+def open_run_with_text(
+  arguments: argparse.Namespace, folder: Path | None = None
+) -> RunWithText:
   """Open the run and the text that the flags name.
 
   Args:
     arguments: Flags workdir, source, target, lines, tags and tags_side, and
       those of `add_checkpoint_flags` and `add_direction_flags`.
+    folder: Folder that views are written to; None: nothing is written.
 
   Raises:
     InputError: As for `load_chosen`.
@@ -249,7 +260,8 @@ def open_run_with_text(arguments: argparse.Namespace) -> RunWithText:
     arguments.tags,
     arguments.tags_side,
   )
-  return RunWithText(arguments.workdir, load_chosen(arguments), choice)
+  run = load_chosen(arguments)
+  return RunWithText(arguments.workdir, run, choice, folder)
 
 
 def _ids(text: str, tokenizer: Tokenizer) -> Int32[np.ndarray, ' S']:

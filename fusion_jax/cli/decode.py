@@ -106,8 +106,7 @@ def _parser() -> argparse.ArgumentParser:
   add(
     '--combine',
     choices=('arithmetic', 'geometric'),
-    default='arithmetic',
-    help='the mean of an ensemble',
+    help='the mean of an ensemble; default: arithmetic',
   )
   add('--mode', choices=('translate', 'score', 'certify'), default='translate')
   add('--input', default='', help='a text file; default: stdin')

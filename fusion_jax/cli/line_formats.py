@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fusion_jax.cli.text_io import open_input, read_lines
@@ -14,6 +14,8 @@ from fusion_jax.decoding.translate import Translation
 from fusion_jax.errors import InputError
 from fusion_jax.json_input import parse_json
 
+# Number of faults that a message names.
+_NAMED = 3
 _FIELDS = 'source', 'target', 'prefix'
 
 
@@ -36,7 +38,7 @@ class Line:
 
 @contextlib.contextmanager
 def open_text(
-  source: str, target: str = '', prefix: str = ''
+  source: str, target: str = '', prefix: str = '', again: bool = False
 ) -> Iterator[Iterator[Line]]:
   """Read files whose lines of the same number belong together.
 
@@ -44,6 +46,7 @@ def open_text(
     source: Path of the sources; empty for stdin.
     target: Path of the translations; empty for none.
     prefix: Path of the prefixes; empty for none.
+    again: As for `read_lines`.
 
   Yields:
     An iterator over the lines.
@@ -59,7 +62,7 @@ def open_text(
       (path or 'stdin', stack.enter_context(open_input(path)))
       for path in given.values()
     ]
-    rows = _side_by_side([(name, read_lines(f, name)) for name, f in files])
+    rows = _side_by_side([(n, read_lines(f, n, again)) for n, f in files])
     yield (Line(**dict[str, Any](zip(given, row, strict=True))) for row in rows)
 
 
@@ -80,12 +83,15 @@ def _side_by_side(
 
 
 @contextlib.contextmanager
-def open_json(path: str, needed: Sequence[str]) -> Iterator[Iterator[Line]]:
+def open_json(
+  path: str, needed: Sequence[str], again: bool = False
+) -> Iterator[Iterator[Line]]:
   """Read JSON lines: objects with a text 'source', 'target' or 'prefix'.
 
   Args:
     path: File to read; empty for stdin.
     needed: Fields that every object must have.
+    again: As for `read_lines`.
 
   Yields:
     An iterator over the lines.
@@ -96,10 +102,44 @@ def open_json(path: str, needed: Sequence[str]) -> Iterator[Iterator[Line]]:
   """
   name = path or 'stdin'
   with open_input(path) as file:
-    yield (
-      _parsed(text, f'{name}, line {number}', needed)
-      for number, text in enumerate(read_lines(file, name), start=1)
+    # Unlike a generator, this goes on after a line that is wrong.
+    yield map(
+      lambda number, text: _parsed(text, f'{name}, line {number}', needed),
+      itertools.count(1),
+      read_lines(file, name, again),
     )
+
+
+def check_lines(
+  lines: Iterator[Line], check: Callable[[int, Line], object]
+) -> int:
+  """Read all lines and refuse them if any is wrong.
+
+  Args:
+    lines: Lines of `open_text` or `open_json`.
+    check: Function of a line's number, from 1, and the line, which raises an
+      `InputError` if the line is wrong.
+
+  Returns:
+    The number of lines.
+
+  Raises:
+    InputError: Lines are wrong. The message has the first three faults and the
+      number of all.
+  """
+  faults, number = [], 0
+  for number in itertools.count(1):
+    try:
+      check(number, next(lines))
+    except StopIteration:
+      break
+    except InputError as error:
+      faults.append(str(error))
+  if len(faults) > _NAMED:
+    faults[_NAMED:] = [f'{len(faults):,} such faults in all']
+  if faults:
+    raise InputError('; '.join(faults))
+  return number - 1
 
 
 def _parsed(text: str, where: str, needed: Sequence[str]) -> Line:

@@ -16,6 +16,7 @@ from fusion_jax.decoding.ensemble import Ensemble, make_ensemble
 from fusion_jax.errors import InputError
 from fusion_jax.files import same_file
 from fusion_jax.runs.loading import TrainedModel, load_run
+from fusion_jax.runs.run_directory import check_output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class DecodeRequest:
     groups: Groups 'first:last' of a GTRANS decoder that translate; '' takes
       the run's.
     weights: Weights of several runs, separated by commas; '' means equal.
-    combine: Mean of the predictions of several runs.
+    combine: Mean of the predictions of several runs; None: arithmetic.
     options: Fields of DecodingConfig that replace the run's.
     views: Files for the model's internals, for the scored pairs or for each
       line and its best translation.
@@ -84,9 +85,15 @@ class DecodeRequest:
   warm_up: bool = False
   groups: str = ''
   weights: str = ''
-  combine: Literal['arithmetic', 'geometric'] = 'arithmetic'
+  combine: Literal['arithmetic', 'geometric'] | None = None
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   views: ViewFlags = ViewFlags()
+
+  @property
+  def reads_files(self) -> bool:
+    """Whether the input can be read twice: it is no pipe and no device."""
+    paths = [self.input, *filter(None, (self.target, self.prefix))]
+    return all(map(os.path.isfile, paths))
 
   def decoding(self, run: TrainedModel) -> DecodingConfig:
     """Return the run's options with those that replace them."""
@@ -103,7 +110,8 @@ def load(request: DecodeRequest) -> Ensemble:
   names = split_paths(request.workdir)
   weights = _weights(request.weights)
   runs = [load_one(name, request) for name in names]
-  return make_ensemble(runs, names, weights, request.combine)
+  combine = request.combine or 'arithmetic'
+  return make_ensemble(runs, names, weights, combine)
 
 
 def load_one(workdir: str, request: DecodeRequest) -> TrainedModel:
@@ -188,8 +196,10 @@ def check_flags(request: DecodeRequest) -> None:
     _refuse(request, ('target', 'prefix'), '--input_format=json')
   if request.output_format == 'json':
     _refuse(request, ('per_token',), '--output_format=json')
-  elif request.mode == 'translate' and not request.n_best:
-    _refuse(request, ('per_token',), '--n_best=0')
+  elif request.mode == 'translate' and request.per_token > request.n_best:
+    raise InputError('--per_token needs --n_best, or --mode=score')
+  if request.combine and len(split_paths(request.workdir)) < 2:
+    raise InputError('--combine: needs an ensemble, --workdir=DIR,DIR')
   _check_files(request)
 
 
@@ -213,6 +223,8 @@ def _check_certifying(request: DecodeRequest, mode: str) -> None:
 def _check_files(request: DecodeRequest) -> None:
   """Refuse to write two things into one file, or to overwrite an input."""
   outputs = _paths(request, ('output',)) | _paths(request.views, _VIEWS)
+  for flag, path in outputs.items():
+    check_output(path, f'--{flag}')
   inputs = _paths(request, _INPUTS)
   pairs = (
     *itertools.combinations(outputs.items(), 2),

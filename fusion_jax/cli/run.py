@@ -10,6 +10,7 @@ from fusion_jax.cli.certify_files import certify_file
 from fusion_jax.cli.comet_score import load_comet
 from fusion_jax.cli.line_formats import (
   Line,
+  check_lines,
   open_json,
   open_text,
   translation_json,
@@ -18,7 +19,6 @@ from fusion_jax.cli.line_formats import (
 from fusion_jax.cli.request import DecodeRequest, check_flags, load
 from fusion_jax.cli.score_files import score_files
 from fusion_jax.cli.text_io import (
-  count_lines,
   open_input,
   open_output,
   read_lines,
@@ -58,13 +58,12 @@ def run(request: DecodeRequest) -> None:
 def _translate_and_evaluate(request: DecodeRequest) -> None:
   with _open_lines(request) as opened:
     lines: Iterable[Line] = opened
-    total = count_lines(request.input)
     references = _read_references(request.reference)
     if references is not None:
       # Evaluation holds all lines anyway, so a wrong file is reported at once.
       held = list(opened)
-      lines, total = held, len(held)
-      check_line_counts(total, len(references))
+      lines = held
+      check_line_counts(len(held), len(references))
     comet = load_comet(request.comet) if request.comet else None
     trained = load(request)
     if references is not None and is_first():
@@ -76,7 +75,7 @@ def _translate_and_evaluate(request: DecodeRequest) -> None:
     if references is not None:
       # Fetches the tokenizer, or fails, before anything is translated.
       bleu_for(words)
-    best = _translate(request, trained, lines, total)
+    best = _translate(request, trained, lines)
   if references is not None and is_first():
     scores = corpus_scores(best, references, words)
     out = sys.stdout if request.output else sys.stderr
@@ -87,34 +86,32 @@ def _translate_and_evaluate(request: DecodeRequest) -> None:
 
 
 def _open_lines(
-  request: DecodeRequest,
+  request: DecodeRequest, again: bool = False
 ) -> contextlib.AbstractContextManager[Iterator[Line]]:
   if request.input_format == 'json':
-    return open_json(request.input, ('source',))
-  return open_text(request.input, prefix=request.prefix)
+    return open_json(request.input, ('source',), again)
+  return open_text(request.input, prefix=request.prefix, again=again)
 
 
 def _translate(
-  request: DecodeRequest,
-  trained: Ensemble,
-  lines: Iterable[Line],
-  total: int | None,
+  request: DecodeRequest, trained: Ensemble, lines: Iterable[Line]
 ) -> list[str]:
   """Write the translations; return them if they are to be evaluated."""
   options = request.decoding(trained.runs[0])
-  progress = Progress(total, 'sentences')
   translator = Translator(
     trained,
     options,
     max(request.n_best, 1),
-    progress.add,
+    lambda count: progress.add(count),
     at_once=request.interactive,
   )
+  total = _checked(request, translator)
+  progress = Progress(total, 'lines')
   _announce(request, translator, trained.runs[0].step, options.beam_size)
   best = []
   with (
-    open_output(request.output) as write,
     open_views(request.views, trained.runs, options) as show,
+    open_output(request.output, keep=total is None) as write,
   ):
     read, sources, prefixes = itertools.tee(lines, 3)
     translated = translator.translate_n_best(
@@ -128,6 +125,17 @@ def _translate(
         best.append(found[0].text)
   progress.finish()
   return best
+
+
+def _checked(request: DecodeRequest, translator: Translator) -> int | None:
+  """Refuse files with impossible lines; count them, or None for a pipe."""
+  if not request.reads_files:
+    return None
+  with _open_lines(request, again=True) as lines:
+    return check_lines(
+      lines,
+      lambda number, line: translator.check(number, line.source, line.prefix),
+    )
 
 
 def _announce(

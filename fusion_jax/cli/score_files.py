@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from fusion_jax.cli.line_formats import (
   Line,
+  check_lines,
   open_json,
   open_text,
   score_json,
   score_text,
 )
 from fusion_jax.cli.request import DecodeRequest, load
-from fusion_jax.cli.text_io import count_lines, open_output
+from fusion_jax.cli.text_io import open_output
 from fusion_jax.cli.view_flags import open_views
 from fusion_jax.decoding.pairs import PairReader
 from fusion_jax.decoding.score import Scorer
@@ -25,16 +26,22 @@ def score_files(request: DecodeRequest) -> None:
   Raises:
     InputError: A file or the run directory is wrong.
   """
+  total = None
   with _open_pairs(request) as lines:
     ensemble = load(request)
     first = ensemble.runs[0]
     options = request.decoding(first)
-    progress = Progress(count_lines(request.input), 'sentences')
-    scorer = Scorer(ensemble, options, progress.add)
+    scorer = Scorer(ensemble, options, lambda count: progress.add(count))
+    if request.reads_files:
+      with _open_pairs(request, again=True) as same:
+        total = check_lines(
+          same, lambda number, line: scorer.check(number, *_pair(line))
+        )
+    progress = Progress(total, 'lines')
     encoder = PairReader(first, options)
     with (
-      open_output(request.output) as write,
       open_views(request.views, ensemble.runs, options) as show,
+      open_output(request.output, keep=total is None) as write,
     ):
       numbered = enumerate(lines, start=1)
       shown = show(
@@ -51,11 +58,11 @@ def score_files(request: DecodeRequest) -> None:
 
 
 def _open_pairs(
-  request: DecodeRequest,
+  request: DecodeRequest, again: bool = False
 ) -> contextlib.AbstractContextManager[Iterator[Line]]:
   if request.input_format == 'json':
-    return open_json(request.input, ('source', 'target'))
-  return open_text(request.input, request.target)
+    return open_json(request.input, ('source', 'target'), again)
+  return open_text(request.input, request.target, again=again)
 
 
 def _pair(line: Line) -> tuple[str, str]:

@@ -20,8 +20,6 @@ from fusion_jax.parallel.distributed import is_first
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_BYTES = 1 << 20
-
 
 def split_paths(text: str) -> list[str]:
   """Split paths at commas, unless a path with this whole name exists."""
@@ -46,7 +44,9 @@ def open_input(path: str) -> Iterator[BinaryIO]:
     yield file
 
 
-def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
+def read_lines(
+  file: Iterable[bytes], name: str, again: bool = False
+) -> Iterator[str]:
   """Yield the lines of a file, without their ends.
 
   Lines are those of `whole_lines`: as sacreBLEU reads them, but without a byte
@@ -54,14 +54,20 @@ def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
 
   Args:
     file: Lines of bytes, as files give them.
-    name: Name of the file in the warning.
+    name: Name of the file in messages.
+    again: Whether the file was read before, so that no warning is repeated.
 
   Yields:
     Lines; an end of line at the end of the file does not start another.
+
+  Raises:
+    InputError: The file cannot be read or is no text.
   """
-  warned = False
+  warned = again
   lines = whole_lines(_read(file, name))
   for number, line in enumerate(lines, start=1):
+    if fault := _no_text(line, number):
+      raise InputError(f'{name}, line {number}: is no text: {fault}')
     try:
       text = line.decode('utf-8')
     except UnicodeDecodeError:
@@ -77,29 +83,48 @@ def read_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
     yield text
 
 
+# Beginnings of files that are no text in UTF-8.
+_MAGIC = {
+  b'\x1f\x8b': 'it is packed by gzip; end its name in .gz or unpack it',
+  b'BZh': 'it is packed by bzip2; end its name in .bz2 or unpack it',
+  b'\xfd7zXZ': 'it is packed by xz; end its name in .xz or unpack it',
+  b'\x28\xb5\x2f\xfd': 'it is packed by zstd; unpack it',
+  b'\xff\xfe': 'it is UTF-16; convert it to UTF-8',
+  b'\xfe\xff': 'it is UTF-16; convert it to UTF-8',
+}
+
+
+def _no_text(line: bytes, number: int) -> str:
+  """Return why a line is no text, or ''."""
+  if number == 1:
+    for magic, fault in _MAGIC.items():
+      if line.startswith(magic) and not _is_utf8(line):
+        return fault
+  return 'it has a byte of value 0; give text in UTF-8' if 0 in line else ''
+
+
+def _is_utf8(line: bytes) -> bool:
+  try:
+    line.decode()
+  except UnicodeDecodeError:
+    return False
+  return True
+
+
 def _read(file: Iterable[bytes], name: str) -> Iterator[bytes]:
   with unpack_errors(name):
     yield from file
 
 
-def count_lines(path: str) -> int | None:
-  """Count the lines that `read_lines` yields; None for stdin and pipes."""
-  if not Path(path).is_file():
-    return None
-  lines, last = 0, b'\n'
-  with open_input(path) as file, unpack_errors(path):
-    while chunk := file.read(_CHUNK_BYTES):
-      lines += chunk.count(b'\n')
-      last = chunk[-1:]
-  return lines + (last != b'\n')
-
-
 @contextlib.contextmanager
-def open_output(path: str) -> Iterator[Callable[[str], None]]:
+def open_output(
+  path: str, keep: bool = False
+) -> Iterator[Callable[[str], None]]:
   """Open a file or stdout for lines, on process 0.
 
   Args:
     path: Name of a file, as for `open_whole`; empty for stdout.
+    keep: As for `whole_file`.
 
   Yields:
     A function that writes one line, given without its end.
@@ -112,7 +137,7 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
       raise InputError('stdout: is closed; give --output=FILE')
     yield _write_to_stdout
     return
-  with open_whole(path) as file:
+  with open_whole(path, keep) as file:
     yield lambda line: _write_line(file.write, line)
 
 
@@ -125,6 +150,8 @@ def _write_line(write: Callable[[bytes], object], line: str) -> None:
   write(line.encode('utf-8') + b'\n')
 
 
-def open_whole(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+def open_whole(
+  path: str, keep: bool = False
+) -> contextlib.AbstractContextManager[BinaryIO]:
   """Open a file as `open_to_write` does, on process 0; others write nothing."""
-  return open_to_write(Path(path if is_first() else os.devnull))
+  return open_to_write(Path(path if is_first() else os.devnull), keep)

@@ -28,7 +28,7 @@ from fusion_jax.startup import (
 
 
 @one_line_errors
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
   """Read the flags and train."""
   config, arguments = parse_experiment(argv, _parser(), _stored_config)
   processes = processes_of(arguments)
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
   with lasting_imports():  # After the flags: JAX starts slowly.
     from fusion_jax.training import loop
 
-  loop.run(config, arguments.workdir, arguments.profile)
+  return loop.run(config, arguments.workdir, arguments.profile)
 
 
 def _parser() -> argparse.ArgumentParser:

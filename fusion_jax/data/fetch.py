@@ -9,21 +9,26 @@ they are prepared.
 """
 
 import argparse
+import contextlib
+import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
-import pooch
 import requests
 
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.data.iwslt14 import unpack
 from fusion_jax.errors import InputError, first_line
-from fusion_jax.files import write_errors
+from fusion_jax.files import read_errors, whole_file, write_errors
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 1 << 20
+_SECONDS = 60  # Without any answer.
 
 
 class Corpus(NamedTuple):
@@ -104,37 +109,84 @@ def fetch(name: str, folder: Path, mirror: str = '') -> None:
   Args:
     name: One of `CORPORA`.
     folder: Folder to write into; it is made if it does not exist.
-    mirror: Address of another folder that has the same files.
+    mirror: Address of another folder that has the same files, of a web server
+      or file:///FOLDER.
 
   Raises:
     InputError: A file cannot be downloaded, or has other content than it
       should have.
   """
   corpus = CORPORA[name]
-  with write_errors(folder):
-    folder.mkdir(parents=True, exist_ok=True)
   base = (mirror or corpus.url).rstrip('/')
-  for file, digest in corpus.files.items():
-    _download(f'{base}/{file}', folder / file, digest)
+  if urlsplit(base).scheme not in ('http', 'https', 'file'):
+    raise InputError(f'--mirror={mirror}: must begin with https, http or file')
+  with _made(folder):
+    for file, digest in corpus.files.items():
+      logger.info('%s', folder / file)
+      if not _is_right(folder / file, digest):
+        _download(f'{base}/{file}', folder / file, digest)
   if corpus.unpack:
     corpus.unpack(folder)
   logger.info('%s is in %s; %s', name, folder, corpus.licence)
 
 
-def _download(url: str, path: Path, digest: str) -> None:
-  logger.info('%s', path)
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[None]:
+  """Make a folder, which is removed again if the block leaves it empty."""
+  is_new = not folder.exists()
+  with write_errors(folder):
+    folder.mkdir(parents=True, exist_ok=True)
   try:
-    pooch.retrieve(url, digest, path.name, path.parent)
-  except requests.RequestException as error:
-    raise InputError(
-      f'{url}: cannot be downloaded: {first_line(error)}; --mirror names '
-      'another place'
-    ) from error
-  except ValueError as error:
-    raise InputError(
-      f'{url}: is not the file that it should be: its digest is not {digest}; '
-      '--mirror names another place'
-    ) from error
+    yield
+  finally:
+    if is_new and not any(folder.iterdir()):
+      folder.rmdir()
+
+
+def _is_right(path: Path, digest: str) -> bool:
+  if not path.is_file():
+    return False
+  with read_errors(path), path.open('rb') as file:
+    found = hashlib.file_digest(file, _kind(digest)).hexdigest()
+  return digest.endswith(f':{found}')
+
+
+def _kind(digest: str) -> str:
+  return digest.partition(':')[0]
+
+
+def _download(url: str, path: Path, digest: str) -> None:
+  found = hashlib.new(_kind(digest))
+  with whole_file(path) as file:
+    try:
+      for chunk in _content(url):
+        found.update(chunk)
+        file.write(chunk)
+    except requests.RequestException as error:
+      raise InputError(
+        f'{url}: cannot be downloaded: {first_line(error)}; --mirror names '
+        'another place'
+      ) from error
+    if not digest.endswith(f':{found.hexdigest()}'):
+      raise InputError(
+        f'{url}: is not the file that it should be: its digest is not '
+        f'{digest}; --mirror names another place'
+      )
+
+
+def _content(url: str) -> Iterator[bytes]:
+  """Yield the bytes of a file at an address."""
+  parts = urlsplit(url)
+  if parts.scheme == 'file':
+    path = unquote(parts.path)
+    with read_errors(path), open(path, 'rb') as file:
+      yield from iter(lambda: file.read(_CHUNK_BYTES), b'')
+    return
+  with requests.get(
+    url, headers={'Accept-Encoding': 'identity'}, stream=True, timeout=_SECONDS
+  ) as answer:
+    answer.raise_for_status()
+    yield from answer.iter_content(_CHUNK_BYTES)
 
 
 @one_line_errors
@@ -150,11 +202,12 @@ def main(argv: list[str]) -> None:
     '--output', type=Path, required=True, help='the folder to write into'
   )
   parser.add_argument(
-    '--mirror', default='', help='the address of a folder with the same files'
+    '--mirror',
+    default='',
+    help='the address of a folder with the same files: https, http or file',
   )
   arguments = parse_arguments(argv, parser)
   start_logging()
-  logging.getLogger('pooch').setLevel(logging.WARNING)
   fetch(arguments.name, arguments.output, arguments.mirror)
 
 

@@ -82,8 +82,8 @@ class Scorer:
       run: One or more trained models and their tokenizers.
       options: Decoding options with penalties, longest line and slots of a
         batch.
-      on_progress: Function called with the number of pairs of each finished
-        batch.
+      on_progress: Function called with the number of pairs that are finished,
+        empty ones included.
     """
     self._ensemble = ensemble = alone(run)
     self._on_progress = on_progress or (lambda pairs: None)
@@ -101,11 +101,19 @@ class Scorer:
   def fits(self, source: str, target: str) -> bool:
     """Return whether no side of a pair is longer than `max_source_length`."""
     try:
-      for encoder in self._encoders:
-        encoder.encode('', source, target)
+      self.check(0, source, target)
     except InputError:
       return False
     return True
+
+  def check(self, number: int, source: str, target: str) -> None:
+    """Refuse the pair of a line if it cannot be scored.
+
+    Raises:
+      InputError: A side has more subwords than `max_source_length`.
+    """
+    for encoder in self._encoders:
+      encoder.encode(f'line {number}', source, target)
 
   def score(
     self, pairs: Iterable[tuple[str, str]], unit: str = 'line'
@@ -161,7 +169,7 @@ class Scorer:
       self._on_progress(len(batch.sentences))
     own = len(scored)
     scored = merged(scored, Scored)
-    self._on_progress(len(scored) - own)
+    self._on_progress(len(window) - own)
     left = (scored[place] for place in range(len(pairs)))
     return [_NOTHING if each[0].is_blank else next(left) for each in window]
 

@@ -7,8 +7,12 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.data.normalise import normalise
 from fusion_jax.decoding.ensemble import Ensemble
 from fusion_jax.decoding.line_splitting import split_line
-from fusion_jax.decoding.shapes import target_limit
+from fusion_jax.decoding.shapes import shortest_target, target_limit
 from fusion_jax.errors import InputError
+
+# Subwords that no character has, with language tags and the end symbol; the
+# normal form of one in Unicode has 18 letters at most.
+_LONGEST_CHARACTER = 64
 
 
 class Sentence(NamedTuple):
@@ -40,8 +44,20 @@ class SentenceEncoder:
         translations.
 
     Raises:
-      InputError: A model has fewer positions than `max_source_length`.
+      InputError: A model has fewer positions than `max_source_length`, or the
+        least length of a translation is above its largest.
     """
+    for length in (1, options.max_source_length):
+      least, most = (
+        shortest_target(length, options),
+        target_limit(length, options),
+      )
+      if least > most:
+        raise InputError(
+          f'min_length_ratio, min_length_extra: ask for {least} subwords or '
+          f'more for a source of {length}, but max_length_ratio and '
+          f'max_length_extra allow {most}; lower the former or raise the latter'
+        )
     positions = ensemble.longest
     if positions and options.max_source_length > positions:
       raise InputError(
@@ -50,7 +66,12 @@ class SentenceEncoder:
       )
     self._ensemble = ensemble
     self._options = options
-    self._room = options.max_source_length - 1
+    self._longest = options.max_source_length
+
+  def check(self, number: int, line: str, prefix: str) -> None:
+    """Refuse a line that `encode` refuses; most need not be encoded for it."""
+    if prefix or self._longest < _LONGEST_CHARACTER:
+      self.encode(number, line, prefix)
 
   def encode(self, number: int, line: str, prefix: str = '') -> list[Sentence]:
     """Return the sentences of a line; none if it is empty.
@@ -65,25 +86,30 @@ class SentenceEncoder:
       `max_source_length` subwords is cut.
 
     Raises:
-      InputError: The line begins with the tag of another direction, or the
-        prefix has characters that are not in the target vocabulary, or leaves
-        no room for a translation.
+      InputError: The line begins with the tag of another direction; the prefix
+        has characters that are not in the target vocabulary, or leaves no room
+        for a translation; or a single character has more than
+        `max_source_length` subwords.
     """
     tokenizers = [run.source_tokenizer for run in self._ensemble.runs]
     pieces = split_line(
       tokenizers[0].without_tags(normalise(line), f'line {number}'),
-      lambda piece: all(len(t.encode(piece)) <= self._room for t in tokenizers),
+      lambda text: all(len(t.encode(text)) < self._longest for t in tokenizers),
     )
-    sentences = [
-      Sentence(
-        tuple(
-          [*tokenizer.encode(piece)[: self._room], tokenizer.vocabulary.end]
-          for tokenizer in tokenizers
-        )
+    sentences = []
+    # A piece of a long line may have nothing that can be seen.
+    for piece in filter(normalise, pieces):
+      sources = tuple(
+        [*tokenizer.encode(piece), tokenizer.vocabulary.end]
+        for tokenizer in tokenizers
       )
-      # A piece of a long line may have nothing that can be seen.
-      for piece in filter(normalise, pieces)
-    ]
+      sentences.append(Sentence(sources))
+      if sentences[-1].length > self._longest:
+        raise InputError(
+          f'line {number}: {piece!r} alone has {sentences[-1].length} subwords '
+          'with the end symbol, more than max_source_length '
+          f'{self._longest}; set it to a larger number'
+        )
     if sentences and prefix:
       ids = self._prefix(number, prefix, len(sentences[0].sources[0]))
       sentences[0] = sentences[0]._replace(prefix=ids)

@@ -73,6 +73,31 @@ class Translation:
 _EMPTY = Translation('', 0.0, 0.0)
 
 
+class _FinishedLines:
+  """Counts the lines of a window whose pieces are all translated."""
+
+  def __init__(self, pieces: Iterable[int], tell: Callable[[int], None]):
+    """Start with the number of pieces of each line."""
+    self._left = list(pieces)
+    self._line_of = [
+      line for line, count in enumerate(self._left) for _ in range(count)
+    ]
+    self._tell, self._finished = tell, 0
+
+  def add(self, sentences: Iterable[int]) -> None:
+    """Count pieces by their places in the window."""
+    before = self._finished
+    for sentence in sentences:
+      line = self._line_of[sentence]
+      self._left[line] -= 1
+      self._finished += self._left[line] == 0
+    self._tell(self._finished - before)
+
+  def rest(self) -> None:
+    """Count what is left: empty lines, and those of other processes."""
+    self._tell(len(self._left) - self._finished)
+
+
 class Translator:
   """Translator with a run, or with several as an ensemble."""
 
@@ -94,8 +119,8 @@ class Translator:
       run: One or more trained models and their tokenizers.
       options: Options of the search and the batches.
       n_best: Number of translations of each line.
-      on_progress: Function called with the number of sentences of each
-        finished batch.
+      on_progress: Function called with the number of lines that are finished,
+        after each batch.
       at_once: Whether every line is translated by itself, before the next is
         read.
       devices: Number of this process's devices to use, from the first; None
@@ -120,7 +145,7 @@ class Translator:
     self._encoder = SentenceEncoder(ensemble, options)
     self._longest = ensemble.longest
     self._options = options
-    self._on_progress = on_progress or (lambda sentences: None)
+    self._on_progress = on_progress or (lambda lines: None)
     self._at_once = at_once
     self._joiner = ensemble.runs[0].target_words.between
     self._number_of = number_of or (lambda place: place)
@@ -181,8 +206,10 @@ class Translator:
     window_slots = 0 if self._at_once else window_slots
     for window in windows(slots, window_slots):
       sources = list(itertools.chain.from_iterable(window))
-      translated = iter(self._translate_sources(sources, first))
+      finished = _FinishedLines(map(len, window), self._on_progress)
+      translated = iter(self._translate_sources(sources, first, finished.add))
       first += len(sources)
+      finished.rest()
       for pieces in window:
         yield self._join(list(itertools.islice(translated, len(pieces))))
 
@@ -205,12 +232,23 @@ class Translator:
   def _slots(self, sentence: Sentence) -> int:
     return self._options.beam_size * sentence.length
 
+  def check(self, number: int, line: str, prefix: str = '') -> None:
+    """Refuse a line, by its number, that cannot be translated.
+
+    Raises:
+      InputError: Its prefix is impossible, or a character is too long.
+    """
+    self._encoder.check(number, line, prefix)
+
   def count_pieces(self, line: str) -> int:
     """Count the pieces in which a line is translated; 0 if it is empty."""
     return len(self._encoder.encode(1, line))
 
   def _translate_sources(
-    self, sources: list[Sentence], first: int
+    self,
+    sources: list[Sentence],
+    first: int,
+    on_batch: Callable[[Iterable[int]], None],
   ) -> list[list[Translation]]:
     """Translate sources that have the numbers first, first + 1, ...
 
@@ -227,10 +265,8 @@ class Translator:
       read = [sources[sentence].sources[0] for sentence in batch.sentences]
       texts = self._texts(hypotheses, read)
       found.update(zip(batch.sentences, texts, strict=True))
-      self._on_progress(len(batch.sentences))
-    own = len(found)
+      on_batch(batch.sentences)
     found = merged(found, list[Translation])
-    self._on_progress(len(found) - own)
     return [found[number] for number in range(len(sources))]
 
   def _start(

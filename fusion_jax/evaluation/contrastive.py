@@ -29,6 +29,7 @@ from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
 from fusion_jax.json_input import check_shape, parse_json
+from fusion_jax.runs.run_directory import check_output
 from fusion_jax.startup import (
   one_line_errors,
   run_program,
@@ -247,6 +248,7 @@ def main(argv: list[str]) -> None:
   """Score the items and print the accuracies."""
   arguments = _parse(argv)
   start_logging()
+  check_output(arguments.output or '')
   every = read_items(arguments.input)
   items = [item for item in every if item.contrastive]
   if not items:

@@ -113,7 +113,7 @@ def _translate(
   from fusion_jax.runs.loading import load_run
 
   trained = in_direction(load_run(run), run, *languages)
-  progress = Progress(len(lines), 'sentences')
+  progress = Progress(len(lines), 'lines')
   translator = Translator(
     trained, trained.config.decoding, on_progress=progress.add
   )

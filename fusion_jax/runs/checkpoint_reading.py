@@ -91,17 +91,24 @@ def reading() -> Iterator[None]:
   except (InputError, DamagedError):
     raise
   except Exception as error:  # Orbax raises many kinds on damaged files.
-    raise DamagedError(first_line(error)) from error
+    raise DamagedError(_reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+  """Return what TensorStore or Python said, without what Orbax adds to it."""
+  while error.__cause__:
+    error = error.__cause__
+  return first_line(error).partition(' [tensorstore_spec=')[0]
 
 
 def is_being_deleted(path: Path) -> bool:
   """Return whether a checkpoint is gone or is losing files."""
   files = _files(path)
-  while files:
+  while path.exists():
     time.sleep(_LOOK_SECONDS)
     before, files = files, _files(path)
     if files == before:
-      return False
+      return not path.exists()
   return True
 
 

@@ -182,10 +182,24 @@ def load_run(
   workdir = Path(workdir)
   choice = CheckpointSelection(step, average, average_of, parameters)
   config, source, target = on_all(lambda: _described(workdir))
-  model = make_model(config, source, target)
   identity = identity_of(config, source, target)
+  try:
+    model = make_model(config, source, target)
+  except InputError:
+    _check_newest(workdir / 'checkpoints', identity)
+    raise
   steps, loaded = _load_parameters(workdir, model, identity, config, choice)
   return TrainedModel(config, model, loaded, max(steps), source, target, steps)
+
+
+def _check_newest(directory: Path, identity: Mapping[str, Any]) -> None:
+  """Refuse tokenizers that are not those of the newest readable checkpoint."""
+  with open_to_read(directory) as reader:
+    for step in sorted(reader.all_steps(), reverse=True):
+      with contextlib.suppress(DamagedError):
+        meta = read_meta(reader, step)
+        check_identity(meta, identity, directory / str(step))
+        return
 
 
 def _described(

@@ -14,12 +14,13 @@ DIR/translations/STEP.txt validation translations; STEP.DIRECTION.txt in a run
                           with several directions
 """
 
+import os
 from pathlib import Path
 
 from fusion_jax.config import ExperimentConfig, serialization
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.files import write_errors, write_whole
+from fusion_jax.files import check_regular, write_errors, write_whole
 from fusion_jax.runs.lock import NAME as LOCK
 
 
@@ -31,11 +32,12 @@ def read_config(workdir: Path) -> ExperimentConfig:
       config cannot be read.
   """
   path = workdir / 'config.json'
-  if not path.is_file():
+  if not path.exists():
     raise InputError(
       f'{workdir}: not a run directory: it has no config.json; '
       'give the --workdir of a training run'
     )
+  check_regular(path)
   return serialization.from_json(path)
 
 
@@ -43,9 +45,55 @@ def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
   """Read the source and the target tokenizer of a run directory."""
   paths = [workdir / 'source.model', workdir / 'target.model']
   for path in paths:
-    if not path.is_file():
+    if not path.exists():
       raise InputError(f'{path}: missing; training writes it into the run')
+    check_regular(path)
   return Tokenizer.from_file(paths[0]), Tokenizer.from_file(paths[1])
+
+
+# Files and folders that belong to the run itself; `events` is a beginning.
+_OWN = (
+  'config.json',
+  'source.model',
+  'target.model',
+  'corpus',
+  'checkpoints',
+  'damaged',
+  'heartbeat',
+  LOCK,
+  'metrics.jsonl',
+  'wandb_id',
+  'translations',
+)
+_EVENTS = 'events.out.tfevents'
+
+
+def check_output(path: str | Path, flag: str = '--output') -> None:
+  """Refuse to write what belongs to a run.
+
+  Args:
+    path: File or folder to write; '' for none.
+    flag: Command-line option that named it, for the message.
+
+  Raises:
+    InputError: It is a run directory's own file or folder, or is inside of one.
+  """
+  if not path:
+    return
+  final = Path(os.path.realpath(path))
+  for folder in final.parents:
+    name = final.relative_to(folder).parts[0]
+    is_own = name in _OWN or name.startswith(_EVENTS)
+    if is_own and _is_run(folder):
+      raise InputError(
+        f'{flag}={path}: {name} belongs to the run {folder}; give another'
+      )
+
+
+def _is_run(folder: Path) -> bool:
+  return (folder / 'config.json').exists() and any(
+    (folder / name).exists() for name in ('source.model', 'checkpoints')
+  )
 
 
 def _check_same(workdir: Path, given: ExperimentConfig) -> None:

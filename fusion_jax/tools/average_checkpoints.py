@@ -14,9 +14,7 @@ from fusion_jax.cli.checkpoint_flags import add_checkpoint_flags
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder
-from fusion_jax.runs.kept_corpus import copy_corpus
-from fusion_jax.runs.loading import TrainedModel
-from fusion_jax.runs.single_checkpoint import write_run
+from fusion_jax.runs.run_directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 
@@ -43,32 +41,15 @@ def main(argv: list[str]) -> None:
   """Average the checkpoints, and write and print the new run directory."""
   arguments = _parse(argv)
   start_logging()
+  workdir, output = arguments.workdir, arguments.output
+  check_output(output)
+  check_new_folder(output)
   # Imported after the flags are read, because JAX loads slowly.
+  from fusion_jax.runs.kept_corpus import copy_corpus
   from fusion_jax.runs.loading import load_flagged
-  from fusion_jax.tools.average_checkpoints import write_mean
+  from fusion_jax.runs.single_checkpoint import write_run
 
-  check_new_folder(arguments.output)
   run = load_flagged(arguments)
-  write_mean(run, arguments.workdir, arguments.output)
-  print(arguments.output)
-
-
-if __name__ == '__main__':
-  run_program(main)
-
-
-def write_mean(run: TrainedModel, workdir: Path, output: Path) -> None:
-  """Write a run directory with one checkpoint, of step `run.step`.
-
-  Args:
-    run: Run whose parameters are the mean of those of `run.steps`.
-    workdir: Directory that the run was loaded from; its name is kept in the
-      checkpoint.
-    output: New directory; it appears only when it is complete.
-
-  Raises:
-    InputError: The directory exists and is not empty, or cannot be written.
-  """
   write_run(
     output,
     run.config,
@@ -78,3 +59,8 @@ def write_mean(run: TrainedModel, workdir: Path, output: Path) -> None:
     run.step,
     lambda folder: copy_corpus(workdir, folder),
   )
+  print(output)
+
+
+if __name__ == '__main__':
+  run_program(main)

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from fusion_jax.parallel.heartbeat import Heartbeat, name_start
 from fusion_jax.parallel.mesh import make_mesh, put_like
 from fusion_jax.runs import lock, run_directory
 from fusion_jax.runs.checkpoint import Progress
+from fusion_jax.runs.checkpoint_reading import open_to_read
 from fusion_jax.runs.kept_corpus import write_corpus
+from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.runs.state import TrainState
 from fusion_jax.training.checks import (
   check_attention,
@@ -27,17 +30,25 @@ from fusion_jax.training.checks import (
   check_same_everywhere,
 )
 from fusion_jax.training.logs import MetricsLog
-from fusion_jax.training.parts import Parts, build_parts
+from fusion_jax.training.parts import (
+  Parts,
+  PlannedParts,
+  open_parts,
+  plan_parts,
+)
 from fusion_jax.training.position import Clock, Position
 from fusion_jax.training.profiling import Profiler
 from fusion_jax.training.reports import Reports
 from fusion_jax.training.signals import stop_on_signals
 from fusion_jax.training.skips import with_skips
 from fusion_jax.training.wandb_log import WandbLog, check_wandb
-from fusion_jax.training.warm_start import with_baseline
+from fusion_jax.training.warm_start import read_baseline, with_baseline
 
 logger = logging.getLogger(__name__)
 
+# Exit code of a training by the signal that stopped it: after SIGTERM the same
+# command should be queued again.
+EXIT_CODES = {0: 0, signal.SIGINT: 130, signal.SIGTERM: 75}
 # Number of steps that may wait on the device: enough to keep it busy, and few
 # enough to answer a signal soon.
 _STEPS_IN_FLIGHT = 2
@@ -47,13 +58,17 @@ def run(
   config: ExperimentConfig,
   workdir: Path,
   profile: tuple[int, int] | None = None,
-) -> None:
+) -> int:
   """Train an experiment, or resume its training.
 
   Args:
     config: Experiment.
     workdir: Run directory; it is made if it does not exist.
     profile: First and last step to profile, counted from 1; None: none.
+
+  Returns:
+    The exit code: 0, or what `EXIT_CODES` has for the signal that ended the
+    training before its last step.
 
   Raises:
     InputError: The data are bad, the directory belongs to another run, another
@@ -70,20 +85,30 @@ def run(
   check_attention(config, mesh)
   corpus = first_then_others(lambda: prepare(config.data))
   check_freeze(config, corpus)
-  with _held(workdir), jax.set_mesh(mesh), contextlib.ExitStack() as opened:
+  with jax.set_mesh(mesh), contextlib.ExitStack() as opened:
+    # Nothing is written until all of this was accepted.
+    planned = plan_parts(config, workdir, corpus, mesh)
+    baseline = None
+    if config.training.init_from and not _has_steps(workdir):
+      baseline = _baseline(config, planned, corpus)
+    opened.enter_context(_held(workdir))
     first_then_others(lambda: _open_directory(config, workdir, corpus))
     # Closed last: the others take this process for lost once it is closed.
     heartbeat = Heartbeat(workdir, config.parallel, start)
     opened.callback(heartbeat.close)
     with heartbeat.telling():
-      parts = build_parts(config, workdir, corpus, mesh, heartbeat, opened)
-      at = _restore_or_start(parts, corpus)
+      parts = open_parts(
+        planned, config, workdir, corpus, mesh, heartbeat, opened
+      )
+      at = _restore_or_start(parts, baseline)
+      del baseline  # Its parameters are on a device.
       log = opened.enter_context(contextlib.closing(_log(parts, at.step)))
       profiler = opened.enter_context(
         contextlib.closing(Profiler(workdir, profile))
       )
       with stop_on_signals(parts.programs) as stop:
-        train(parts, at, Reports(parts, log), profiler, stop)
+        reports = Reports(parts, log)
+        return EXIT_CODES[train(parts, at, reports, profiler, stop)]
 
 
 def train(
@@ -91,8 +116,8 @@ def train(
   at: Position,
   reports: Reports,
   profiler: Profiler,
-  stop: Callable[[int], bool],
-) -> None:
+  stop: Callable[[int], int],
+) -> int:
   """Update until the last step, a stop, or the end of patience.
 
   Args:
@@ -100,12 +125,15 @@ def train(
     at: Position to begin at; it moves with the updates.
     reports: Reports to write.
     profiler: Profiler of some steps.
-    stop: Function from a step to whether to stop after it.
+    stop: Function from a step to the signal to stop after it, or 0.
+
+  Returns:
+    The signal that ended the training too early, or 0.
 
   Raises:
     InputError: The disk is full, or too many updates in a row were skipped.
   """
-  training, stopped = parts.config.training, False
+  training, stopped = parts.config.training, 0
   in_flight: collections.deque[jax.Array] = collections.deque()
   while at.step < training.steps and not stopped and _has_patience(parts, at):
     parts.heartbeat.at(at.step)
@@ -131,7 +159,10 @@ def train(
     validate = parts.validator is not None and not stopped
     _save(parts, at, reports, validate, last=True)
   parts.checkpoints.wait()
+  if at.step == training.steps or not _has_patience(parts, at):
+    stopped = 0
   _log_end(parts, at, stopped)
+  return stopped
 
 
 def _shape_of(batch: Batch) -> Shape:
@@ -174,7 +205,7 @@ def _save(
     parts.checkpoints.save(at.state, parts.iterator, progress, quality)
 
 
-def _log_end(parts: Parts, at: Position, stopped: bool) -> None:
+def _log_end(parts: Parts, at: Position, stopped: int) -> None:
   training, progress = parts.config.training, at.progress
   if not _has_patience(parts, at):
     logger.info(
@@ -225,7 +256,27 @@ def _open_directory(
   write_corpus(workdir, corpus)
 
 
-def _restore_or_start(parts: Parts, corpus: PreparedCorpus) -> Position:
+def _has_steps(workdir: Path) -> bool:
+  """Return whether there is anything to resume from, damaged or not."""
+  directory = workdir / 'checkpoints'
+  if not directory.is_dir():
+    return False
+  with open_to_read(directory) as reader:
+    return bool(reader.all_steps())
+
+
+def _baseline(
+  config: ExperimentConfig, planned: PlannedParts, corpus: PreparedCorpus
+) -> TrainedModel:
+  return read_baseline(
+    planned.plan.abstract.parameters,
+    planned.model,
+    (corpus.source_tokenizer, corpus.target_tokenizer),
+    Path(config.training.init_from),
+  )
+
+
+def _restore_or_start(parts: Parts, baseline: TrainedModel | None) -> Position:
   """Return the position of the last checkpoint, or the start.
 
   The next step is compiled, or read from the cache, at the same time.
@@ -235,7 +286,7 @@ def _restore_or_start(parts: Parts, corpus: PreparedCorpus) -> Position:
   _, shape, _ = parts.batches.plan.batch(last)
   if unfinished:
     parts.programs.begin(shape)
-  state, progress = _restored_or_fresh(parts, corpus)
+  state, progress = _restored_or_fresh(parts, baseline)
   if unfinished:
     parts.programs.wait_for(shape)
   return Position(
@@ -244,7 +295,7 @@ def _restore_or_start(parts: Parts, corpus: PreparedCorpus) -> Position:
 
 
 def _restored_or_fresh(
-  parts: Parts, corpus: PreparedCorpus
+  parts: Parts, baseline: TrainedModel | None
 ) -> tuple[TrainState, Progress]:
   state, progress = parts.checkpoints.restore(
     parts.plan.abstract, parts.iterator
@@ -254,19 +305,9 @@ def _restored_or_fresh(
     logger.info('resuming from step %d', step)
     return state, progress
   state = parts.plan.make()
-  if parts.config.training.init_from:
-    state = _from_baseline(parts, corpus, state)
+  if baseline:
+    started = with_baseline(state.parameters, parts.model, baseline)
+    state = state.started_at(put_like(started, state.parameters))
+    workdir = parts.config.training.init_from
+    logger.info('started from %s, step %d', workdir, baseline.step)
   return state, progress
-
-
-def _from_baseline(
-  parts: Parts, corpus: PreparedCorpus, state: TrainState
-) -> TrainState:
-  """Return the state with the parameters of `training.init_from`."""
-  started = with_baseline(
-    state.parameters,
-    parts.model,
-    (corpus.source_tokenizer, corpus.target_tokenizer),
-    Path(parts.config.training.init_from),
-  )
-  return state.started_at(put_like(started, state.parameters))

@@ -6,13 +6,14 @@ import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import jax
+import optax
 from jax.sharding import Mesh
 
-from fusion_jax.config import ExperimentConfig
+from fusion_jax.config import ExperimentConfig, OptimizerConfig
 from fusion_jax.data.batching import Shape
 from fusion_jax.data.pipeline import (
   TrainingBatches,
@@ -79,7 +80,51 @@ class Parts:
   heartbeat: Heartbeat
 
 
-def build_parts(
+class PlannedParts(NamedTuple):
+  """The parts that are made, and refused, before anything is written."""
+
+  model: Transformer
+  optimizer: optax.GradientTransformation
+  plan: StatePlan
+  batches: TrainingBatches
+  validator: Validator | None
+
+
+def plan_parts(
+  config: ExperimentConfig, workdir: Path, corpus: PreparedCorpus, mesh: Mesh
+) -> PlannedParts:
+  """Make the parts of a training that do not open its run directory.
+
+  Args:
+    config: Experiment.
+    workdir: Run directory; it need not exist.
+    corpus: Prepared corpus.
+    mesh: Device mesh.
+
+  Returns:
+    The parts. Nothing is compiled yet.
+
+  Raises:
+    InputError: The config does not go with the corpus or the devices.
+  """
+  source, target = corpus.source_tokenizer, corpus.target_tokenizer
+  model = make_model(config, source, target)
+  rates = fusion_rates(model, config.optimizer)
+  optimizer = make_optimizer(*_recipe(config), config.training.freeze, rates)
+  plan = plan_state(model, optimizer, config, mesh)
+  batches = make_batches(config, corpus, mesh)
+  validator = None
+  if corpus.has_split('valid'):
+    validator = Validator(config, model, corpus, mesh, workdir)
+  return PlannedParts(model, optimizer, plan, batches, validator)
+
+
+def _recipe(config: ExperimentConfig) -> tuple[OptimizerConfig, int, int]:
+  return config.optimizer, config.model.width, config.training.steps
+
+
+def open_parts(
+  planned: PlannedParts,
   config: ExperimentConfig,
   workdir: Path,
   corpus: PreparedCorpus,
@@ -87,9 +132,10 @@ def build_parts(
   heartbeat: Heartbeat,
   opened: contextlib.ExitStack,
 ) -> Parts:
-  """Build the parts of a training.
+  """Make the other parts of a training.
 
   Args:
+    planned: Result of `plan_parts`.
     config: Experiment.
     workdir: Run directory.
     corpus: Prepared corpus.
@@ -98,31 +144,27 @@ def build_parts(
     opened: Stack that closes what is opened here.
 
   Returns:
-    The parts. Nothing is compiled yet.
+    All parts. Nothing is compiled yet.
   """
-  source, target = corpus.source_tokenizer, corpus.target_tokenizer
-  model = make_model(config, source, target)
-  recipe = config.optimizer, config.model.width, config.training.steps
-  rates = fusion_rates(model, config.optimizer)
-  optimizer = make_optimizer(*recipe, config.training.freeze, rates)
-  plan = plan_state(model, optimizer, config, mesh)
+  model, optimizer, plan, batches, validator = planned
+  tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
   on_mesh = functools.partial(jax.jit, out_shardings=replicated(mesh))
   layers = config.model.encoder_layers
-  batches = make_batches(config, corpus, mesh)
   checkpoints = Checkpoints(
-    workdir, config.training, identity_of(config, source, target)
+    workdir, config.training, identity_of(config, *tokenizers)
   )
   opened.callback(checkpoints.close)
   iterator = training_iterator(batches, by_rows(mesh))
   opened.callback(iterator.close)
   compilations = Compilations()
   opened.callback(compilations.close)
-  valid = corpus.has_split('valid')
   step = make_train_step(model, optimizer, config, mesh, plan.specs)
   no_totals = on_mesh(functools.partial(zero_totals, layers))
   compile_update = functools.partial(
     _compile_update, step, plan, no_totals, config.data.batch.packing, mesh
   )
+  programs = StepPrograms(compile_update, len(batches.plan.shapes))
+  opened.callback(programs.close)
   parts = Parts(
     config=config,
     workdir=workdir,
@@ -132,13 +174,11 @@ def build_parts(
     iterator=iterator,
     plan=plan,
     step=step,
-    programs=StepPrograms(compile_update, len(batches.plan.shapes)),
+    programs=programs,
     zero_totals=no_totals,
     gathered=on_mesh(lambda parameters: parameters),
-    last_rate=on_mesh(functools.partial(last_rate, *recipe)),
-    validator=Validator(config, model, corpus, mesh, workdir)
-    if valid
-    else None,
+    last_rate=on_mesh(functools.partial(last_rate, *_recipe(config))),
+    validator=validator,
     checkpoints=checkpoints,
     compilations=compilations,
     heartbeat=heartbeat,

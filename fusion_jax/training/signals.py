@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 def stop_on_signals(
   programs: StepPrograms,
-) -> contextlib.AbstractContextManager[Callable[[int], bool]]:
+) -> contextlib.AbstractContextManager[Callable[[int], int]]:
   """Return a context in which SIGTERM or SIGINT asks for a stop.
 
   A second signal acts as it would outside the block. Among several processes
@@ -29,26 +29,32 @@ def stop_on_signals(
       says so.
 
   Returns:
-    A context manager that gives a function from a step to whether to stop after
-    it.
+    A context manager that gives a function from a step to the signal that asks
+    to stop after it, or 0.
   """
   if jax.process_count() > 1:
-    return contextlib.nullcontext(multihost_utils.reached_preemption_sync_point)
+    return contextlib.nullcontext(
+      lambda step: (
+        signal.SIGTERM
+        if multihost_utils.reached_preemption_sync_point(step)
+        else 0
+      )
+    )
   if threading.current_thread() is not threading.main_thread():
-    return contextlib.nullcontext(lambda step: False)
+    return contextlib.nullcontext(lambda step: 0)
   return _own_signals(programs)
 
 
 @contextlib.contextmanager
-def _own_signals(programs: StepPrograms) -> Iterator[Callable[[int], bool]]:
-  asked = False
+def _own_signals(programs: StepPrograms) -> Iterator[Callable[[int], int]]:
+  asked = 0
   numbers = (signal.SIGTERM, signal.SIGINT)
   before = {number: signal.getsignal(number) for number in numbers}
 
   def ask(number, frame):
     del frame
     nonlocal asked
-    asked = True
+    asked = number
     signal.signal(number, before[number])
     waits_for = programs.compiling
     logger.info(

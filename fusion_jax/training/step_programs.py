@@ -31,7 +31,11 @@ class StepPrograms:
     self._compile_update, self._shapes = compile_update, shapes
     self._thread = futures.ThreadPoolExecutor(1)
     self._made: dict[Shape, futures.Future[None]] = {}
-    self.compiling = ''
+    self.compiling, self._tells = '', True
+
+  def close(self) -> None:
+    """Tell no more of what is still compiled; it cannot be stopped."""
+    self._tells = False
 
   def begin(self, shape: Shape) -> None:
     """Compile the update for a shape in the background, if it is new."""
@@ -58,4 +62,5 @@ class StepPrograms:
       self._compile_update(shape)
     finally:
       self.compiling = ''
-    logger.info('compiled %s in %.1f s', name, time.monotonic() - start)
+    if self._tells:
+      logger.info('compiled %s in %.1f s', name, time.monotonic() - start)

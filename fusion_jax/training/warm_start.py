@@ -20,7 +20,7 @@ from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
 )
-from fusion_jax.runs.loading import load_run
+from fusion_jax.runs.loading import TrainedModel, load_run
 
 logger = logging.getLogger(__name__)
 
@@ -31,28 +31,25 @@ _SHAPELESS = 'heads', 'activation', 'positions', 'scale_embedding'
 _LISTED = 12
 
 
-def with_baseline(
+def read_baseline(
   fresh: Parameters,
   model: Transformer,
   tokenizers: tuple[Tokenizer, Tokenizer],
   workdir: Path,
-) -> Parameters:
-  """Return fresh parameters with those of a trained run where both have them.
-
-  Parameters that are new here stay fresh, and those that only the run has are
-  not used; both are listed in the log.
+) -> TrainedModel:
+  """Read a trained run that a model can start from.
 
   Args:
-    fresh: Fresh parameters of `model`.
+    fresh: Parameters of `model`, or their shapes.
     model: Model to start.
     tokenizers: Tokenizers of its source and target side.
     workdir: Run directory of the baseline; its best checkpoint is read.
 
   Returns:
-    Parameters of `model`.
+    The run, which `with_baseline` takes.
 
   Raises:
-    InputError: The baseline has other tokenizers, or lacks a parameter that
+    InputError: It is no run, or has other tokenizers, or lacks a parameter that
       `model` would have without its fusions, or has a parameter in another
       shape, or uses its parameters otherwise.
   """
@@ -69,11 +66,36 @@ def with_baseline(
         f'{workdir}/source.model'
       )
   try:
-    merged = merged_parameters(fresh, baseline.parameters, model)
+    jax.eval_shape(
+      lambda own, trained: merged_parameters(own, trained, model),
+      fresh,
+      baseline.parameters,
+    )
   except InputError as error:
     raise InputError(f'--init_from={workdir}: {error}') from None
-  logger.info('started from %s, step %d', workdir, baseline.step)
-  return merged
+  return baseline
+
+
+def with_baseline(
+  fresh: Parameters, model: Transformer, baseline: TrainedModel
+) -> Parameters:
+  """Return fresh parameters with those of a trained run where both have them.
+
+  Parameters that are new here stay fresh, and those that only the run has are
+  not used; both are listed in the log.
+
+  Args:
+    fresh: Fresh parameters of `model`.
+    model: Model to start.
+    baseline: Run of `read_baseline`.
+
+  Returns:
+    Parameters of `model`.
+  """
+  own, theirs = _flat(unstacked(fresh)), _flat(unstacked(baseline.parameters))
+  logger.info('new here and fresh: %s', _some(own.keys() - theirs.keys()))
+  logger.info('only there, not used: %s', _some(theirs.keys() - own.keys()))
+  return merged_parameters(fresh, baseline.parameters, model)
 
 
 def _check_options(own: ModelConfig, other: ModelConfig, workdir: Path) -> None:
@@ -128,8 +150,6 @@ def _merge(
         f'{name} is {theirs[name].shape} there and {own[name].shape} here; '
         'both need the same model sizes'
       )
-  logger.info('new here and fresh: %s', _some(own.keys() - theirs.keys()))
-  logger.info('only there, not used: %s', _some(theirs.keys() - own.keys()))
   return own | {name: theirs[name] for name in own.keys() & theirs.keys()}
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,10 @@ from matplotlib import image
 from scipy import optimize, special
 from tiers import extended_but
 
-from fusion_jax import figures
+from fusion_jax import figures, progress
 from fusion_jax.analysis.frequency import frequency_bins
 from fusion_jax.analysis.probes import states, view
+from fusion_jax.analysis.probes.kept import NAME
 from fusion_jax.analysis.probes.states import (
   layer_states,
   make_classes,
@@ -220,6 +222,39 @@ def test_a_model_is_probed(analysed, tmp_path):
   png, _ = figures.save(finding.figure, tmp_path / 'probes')
   dark = image.imread(png)[..., :3].mean(-1) < 0.5
   assert all(part.mean() > 0.002 for part in np.array_split(dark, 3))
+
+
+def test_probes_go_on_where_they_were_interrupted(
+  analysed, tmp_path, monkeypatch, caplog
+):
+  caplog.set_level(logging.INFO)
+  monkeypatch.setattr(progress, '_SECONDS_BETWEEN_LINES', 0)
+  options, calls, most = ProbeOptions(hidden=8, most_epochs=1), [], 5
+  expected = view.measure(analysed, options)
+  probes = 2 * 2 * 2 * 2  # Trained or not, sides, kinds, H[0] and H[1].
+  assert f'1 of {probes} probes, ' in caplog.text
+  assert ' s left' in caplog.text
+
+  def interrupted(*given):
+    if len(calls) == most:
+      raise KeyboardInterrupt
+    calls.append(given)
+    return trained(*given)
+
+  monkeypatch.setattr(view, 'trained', interrupted)
+  folder = tmp_path / 'analysis'
+  kept = RunWithText(analysed.workdir, analysed.run, analysed.choice, folder)
+  with pytest.raises(KeyboardInterrupt):
+    view.measure(kept, options)
+  lines = (folder / NAME).read_text().splitlines()
+  assert json.loads(lines[0])['probe'] == 'trained, encoder, H[0], mlp'
+  assert len(lines) == 5
+  with (folder / NAME).open('a') as file:
+    file.write('{"key"\n')
+  most = probes
+  assert view.measure(kept, options) == expected
+  assert len(calls) == probes
+  assert not list(folder.iterdir())
 
 
 def test_the_control_is_the_model_before_its_training(analysed, monkeypatch):

@@ -1,9 +1,11 @@
 """The program decode with a model that copies its input."""
 
 import gzip
+import io
 import json
 import logging
 import lzma
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from copying import make_run, make_tokenizer
 from fusion_jax.cli import decode as program
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
+from fusion_jax.decoding import score, translate
 
 TEXT = 'the cat sat on the mat\n\na dog and a cat\n'
 
@@ -115,7 +118,12 @@ def test_n_best_lines(decode):
     ),
     (['--beam=3'], 'arguments: --beam=3; did you mean --beam_size?'),
     (['--comet=x'], '--comet needs --reference'),
-    (['--per_token'], '--per_token has no meaning with --n_best=0'),
+    (['--per_token'], '--per_token needs --n_best, or --mode=score'),
+    (['--combine=arithmetic'], '--combine: needs an ensemble, --workdir=DIR,'),
+    (
+      ['--min_length_extra=99'],
+      'ask for 99 subwords or more for a source of 1, but max_length_ratio',
+    ),
     (['--beam_size=99'], 'must be at most 40, the subwords of the target'),
     (['--n_best=-1'], 'argument --n_best: must be >= 0, got -1'),
     (['--sentences=0'], 'argument --sentences: must be >= 1, got 0'),
@@ -172,13 +180,76 @@ def test_json_in_and_out(decode):
   )
 
 
-def test_lines_before_a_broken_one_are_translated(decode, capfdbinary):
+@pytest.mark.parametrize('output', ['', 'out', 'out.gz'])
+def test_lines_of_a_pipe_before_a_broken_one_stay(
+  decode, capfdbinary, monkeypatch, output
+):
   lines = ['{"source": "the cat"}', '{"source": "a dog"}', '{"source": 3}']
-  Path('json').write_text('\n'.join([*lines, lines[0]]))
-  assert decode('--input=json', '--input_format=json') == 2
+  pipe = io.TextIOWrapper(io.BytesIO('\n'.join([*lines, lines[0]]).encode()))
+  monkeypatch.setattr(sys, 'stdin', pipe)
+  assert decode('--input_format=json', f'--output={output}') == 2
   out, err = capfdbinary.readouterr()
+  message = b"error: stdin, line 3: 'source' must be text, got 3"
+  if not output:
+    assert err.endswith(message + b'\n')
+  else:
+    name = f'{output}.part'
+    kept = f'; what was finished is in {Path(name).absolute()}\n'.encode()
+    assert err.endswith(message + kept)
+    out = Path(name).read_bytes()
+    out = gzip.decompress(out) if output.endswith('.gz') else out
+    assert not Path(output).exists()
   assert out == b'the cat\na dog\n'
-  assert b"error: json, line 3: 'source' must be text, got 3\n" in err
+
+
+@pytest.mark.parametrize(
+  ('flags', 'faults'),
+  [
+    (
+      ['--input=json', '--input_format=json'],
+      [f"json, line {n}: 'source' must be text, got 3" for n in (2, 4, 6)],
+    ),
+    (
+      ['--input=source', '--prefix=prefix'],
+      [
+        f"line {n}: its prefix '中' has characters that are not in the target "
+        'vocabulary'
+        for n in (2, 4, 6)
+      ],
+    ),
+    (
+      ['--mode=score', '--input=source', '--target=long'],
+      [
+        f'line {n}: its translation has 25 subwords, more than '
+        'max_source_length 12; set it to 25 or more'
+        for n in (2, 4, 6)
+      ],
+    ),
+  ],
+)
+def test_all_lines_of_files_are_checked_first(
+  decode, monkeypatch, capsys, flags, faults
+):
+  Path('source').write_text('a cat\n' * 9)
+  long = 'the cat sat on the mat ' * 3
+  for name, good, bad in (
+    ('json', '{"source": "a"}', '{"source": 3}'),
+    ('prefix', '', '中'),
+    ('long', 'a cat', long),
+  ):
+    Path(name).write_text(f'{good}\n{bad}\n' * 4 + good + '\n')
+  for module, name in ((translate, 'search_batch'), (score, '_length')):
+    monkeypatch.setattr(module, name, None)  # Nothing may be computed.
+  assert decode(*flags, '--max_source_length=12', '--output=out') == 2
+  *_, line = capsys.readouterr().err.splitlines()
+  assert line == f'error: {"; ".join(faults)}; 4 such faults in all'
+  assert not list(Path().glob('out*'))
+
+
+def test_a_character_that_does_not_fit_is_refused(decode, capsys):
+  flags = '--input=source', '--output=out', '--max_source_length=1'
+  assert decode(*flags) == 2
+  assert "line 1: 't' alone has 2 subwords" in capsys.readouterr().err
 
 
 def test_long_lines_are_translated_in_parts_of_the_given_length(decode, caplog):

@@ -1,11 +1,12 @@
 """Files of lines: where they are cut, what is left behind."""
 
+import gzip
+import io
 import logging
 
 import pytest
 
 from fusion_jax.cli.text_io import (
-  count_lines,
   open_input,
   open_output,
   read_lines,
@@ -29,7 +30,6 @@ def test_lines_end_at_line_feeds_only(tmp_path, content, lines):
   path.write_bytes(content)
   with open_input(str(path)) as file:
     assert list(read_lines(file, 'text')) == lines
-  assert count_lines(str(path)) == len(lines)
 
 
 def test_bad_bytes_are_replaced_with_one_warning(caplog):
@@ -39,6 +39,20 @@ def test_bad_bytes_are_replaced_with_one_warning(caplog):
   assert [record.message.split(';')[0] for record in caplog.records] == [
     'the.txt, line 2: not UTF-8'
   ]
+
+
+@pytest.mark.parametrize(
+  ('content', 'fault'),
+  [
+    (gzip.compress(b'a\n' * 9), 'line 1: is no text: it is packed by gzip'),
+    ('\ufeffa b\n'.encode('utf-16'), 'line 1: is no text: it is UTF-16'),
+    ('a\n'.encode('utf-16-be'), 'line 1: is no text: it has a byte of'),
+    (b'good\n\0\1\2\n', 'line 2: is no text: it has a byte of'),
+  ],
+)
+def test_what_is_no_text_is_refused(content, fault):
+  with pytest.raises(InputError, match=fault):
+    list(read_lines(io.BytesIO(content), 'the.txt'))
 
 
 def test_output_appears_when_it_is_whole(tmp_path):

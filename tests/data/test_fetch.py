@@ -75,6 +75,34 @@ def test_a_server_that_does_not_answer_is_one_line(tmp_path):
     fetch.fetch('mine', tmp_path, mirror='http://127.0.0.1:9')
 
 
+def test_a_folder_of_this_machine_is_a_mirror(corpus, tmp_path):
+  folder, _ = corpus
+  fetch.fetch('mine', tmp_path / 'out', mirror=f'file://{folder}')
+  assert (tmp_path / 'out' / 'train.de').read_text() == 'train.de\n'
+
+
+@pytest.mark.usefixtures('corpus')
+@pytest.mark.parametrize(
+  ('mirror', 'message'),
+  [
+    ('ftp:bad', '--mirror=ftp:bad: must begin with https, http or file'),
+    ('sftp://host/x', '--mirror=sftp://host/x: must begin with https, http or'),
+    ('folder', '--mirror=folder: must begin with https, http or file'),
+    ('file:///none', ': cannot be read: No such file'),
+    ('http://127.0.0.1:9', 'cannot be downloaded: '),
+  ],
+)
+def test_a_mirror_that_is_none_leaves_no_folder(
+  tmp_path, capfd, mirror, message
+):
+  flags = ['mine', f'--output={tmp_path / "out"}', f'--mirror={mirror}']
+  assert fetch.main(flags) == 2
+  *others, line = capfd.readouterr().err.splitlines()
+  assert message in line
+  assert not any('Download' in other for other in others)
+  assert not (tmp_path / 'out').exists()
+
+
 def _archive(path, files):
   with tarfile.open(path, 'w:gz') as archive:
     for name, text in files.items():

@@ -160,13 +160,16 @@ def test_an_endless_input_is_translated_as_it_comes(tokenizer):
   assert len(taken) <= 64 * 256
 
 
-def test_progress_counts_the_sentences(tokenizer):
+def test_progress_counts_the_lines(tokenizer):
   counts = []
+  options = dataclasses.replace(OPTIONS, max_source_length=8)
   translator = Translator(
-    make_run(tokenizer), OPTIONS, on_progress=counts.append
+    make_run(tokenizer), options, on_progress=counts.append
   )
-  list(translator.translate(['a dog', 'cats', ''] * 9))
-  assert sum(counts) == 18
+  long = 'the cat sat on the mat ' * 9
+  assert translator.count_pieces(long) > 1
+  list(translator.translate(['a dog', long, ''] * 9))
+  assert sum(counts) == 27
 
 
 def test_a_translation_is_not_too_short(random_run, tokenizer):

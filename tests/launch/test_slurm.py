@@ -160,7 +160,7 @@ def test_two_tasks_train_as_one_stop_at_one_step_and_resume(tmp_path):
     time.sleep(0.05)
   cluster.cancel()
   log, _ = job.communicate(timeout=300)
-  assert job.returncode == 0, log
+  assert job.returncode == 75, log
   # Only process 0 logs, and both devices are in the mesh.
   assert len(re.findall('2 cpu device.s.: data 2 x', log)) == 1, log
   (stopped,) = re.findall(r'stopped after step (\d+)', log)
@@ -196,21 +196,23 @@ def test_a_run_that_fails_ends_the_job_with_its_code(tmp_path, code):
 
 
 @pytest.mark.parametrize(
-  ('left', 'again'),
+  ('training', 'left', 'again'),
   [
     # Told to stop by a user, long before the limit, or there is none.
-    (3600, False),
-    (None, False),
+    (75, 3600, False),
+    (75, None, False),
     # --signal=TERM@120 comes 120 to 180 seconds before the limit.
-    (180, True),
-    (30, True),
+    (75, 180, True),
+    (75, 30, True),
+    # Finished, however late.
+    (0, 30, False),
   ],
 )
-def test_only_a_job_at_its_limit_queues_again(tmp_path, left, again):
+def test_only_a_job_at_its_limit_queues_again(tmp_path, training, left, again):
   end = 'NONE' if left is None else _time_after(left)
-  cluster = _Cluster(tmp_path, [], end)
+  cluster = _Cluster(tmp_path, [f'sys.exit({training})'], end)
   code, log = cluster.run()
-  assert code == 0, log
+  assert code == training, log
   assert len(cluster.calls('scontrol')) == again
 
 

@@ -1,6 +1,7 @@
 """Run directories that cannot be loaded: newer, edited or cut off."""
 
 import json
+import os
 import shutil
 
 import jax
@@ -8,11 +9,15 @@ import jax.numpy as jnp
 import pytest
 from saved_runs import SavedRun, edit_meta, iterator, meta_path, without_digests
 
+from fusion_jax.config import TokenizerConfig
 from fusion_jax.config.serialization import FORMAT
+from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
 from fusion_jax.runs import run_directory
 from fusion_jax.runs.checkpoint import Checkpoints
+from fusion_jax.runs.checkpoint_reading import reading
 from fusion_jax.runs.loading import load_run
+from fusion_jax.seals import DamagedError
 
 
 @pytest.fixture(scope='module')
@@ -64,6 +69,56 @@ def test_a_newer_format_is_refused(workdir, part, step):
     f'{where} was written by a newer fusion_jax (format {FORMAT + 1}; this one '
     f'reads up to {FORMAT}); update it'
   )
+
+
+def test_a_cut_tokenizer_is_named(workdir):
+  # Cut after a piece, a SentencePiece model is one of fewer pieces.
+  other = Tokenizer(train(['a dog'] * 3, TokenizerConfig('bpe', 12)))
+  (workdir / 'source.model').write_bytes(other.model)
+  assert 'another tokenizer than source.model' in _refusal(workdir)
+
+
+@pytest.mark.parametrize('make', [os.mkdir, os.mkfifo])
+@pytest.mark.parametrize('name', ['config.json', 'source.model'])
+def test_what_is_no_file_is_named(workdir, name, make):
+  (workdir / name).unlink()
+  make(workdir / name)
+  assert _refusal(workdir) == (
+    f'{workdir / name}: is a folder, a pipe or a device, not a file'
+  )
+
+
+def test_damage_is_said_in_the_words_of_who_found_it():
+  def restore():
+    raise ValueError('details: <bound method f.spec>') from found
+
+  found = OSError('NOT_FOUND: "d/7" does not exist [tensorstore_spec={}]')
+  with pytest.raises(DamagedError) as error, reading():
+    restore()
+  assert str(error.value) == 'NOT_FOUND: "d/7" does not exist'
+
+
+def test_a_number_that_is_no_checkpoint_is_told_once(workdir, caplog):
+  (workdir / 'checkpoints' / '99').mkdir()
+  assert load_run(workdir, 'last').step == 10
+  assert len([m for m in caplog.messages if 'checkpoints/99' in m]) == 1
+
+
+@pytest.mark.parametrize(
+  'name', ['config.json', 'target.model', 'checkpoints/10/x', 'corpus', 'lock']
+)
+def test_no_output_replaces_what_is_of_a_run(workdir, name):
+  (workdir / 'link').symlink_to(workdir / name)
+  for path in (workdir / name, workdir / 'link'):
+    with pytest.raises(InputError, match=f'=.*belongs to the run {workdir}'):
+      run_directory.check_output(path)
+  for path in (
+    workdir / 'report.html',
+    workdir / 'analysis',
+    workdir / 'x.txt',
+  ):
+    run_directory.check_output(path)
+  run_directory.check_output(workdir.parent / name)
 
 
 def test_training_does_not_resume_a_newer_run(workdir, saved):

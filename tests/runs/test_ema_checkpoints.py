@@ -81,12 +81,12 @@ def test_a_run_resumes_with_its_average(averaged):
 @pytest.mark.extended
 def test_training_starts_from_the_average(averaged):
   run = load_run(averaged.workdir)
-  started = warm_start.with_baseline(
-    initial_parameters(run.model, 1),
-    run.model,
-    (run.source_tokenizer, run.target_tokenizer),
-    averaged.workdir,
+  fresh = initial_parameters(run.model, 1)
+  tokenizers = run.source_tokenizer, run.target_tokenizer
+  baseline = warm_start.read_baseline(
+    fresh, run.model, tokenizers, averaged.workdir
   )
+  started = warm_start.with_baseline(fresh, run.model, baseline)
   chex.assert_trees_all_equal(started, run.parameters)
   chex.assert_trees_all_equal(started, _average_of(averaged, run.step))
 

@@ -209,12 +209,10 @@ def test_a_saved_mean_says_of_what(mean):
 @pytest.mark.extended
 def test_training_starts_from_a_saved_mean_but_does_not_resume(saved, mean):
   run = load_run(mean)
-  started = warm_start.with_baseline(
-    initial_parameters(run.model, 1),
-    run.model,
-    (run.source_tokenizer, run.target_tokenizer),
-    mean,
-  )
+  fresh = initial_parameters(run.model, 1)
+  tokenizers = run.source_tokenizer, run.target_tokenizer
+  baseline = warm_start.read_baseline(fresh, run.model, tokenizers, mean)
+  started = warm_start.with_baseline(fresh, run.model, baseline)
   jax.tree.map(np.testing.assert_array_equal, started, run.parameters)
   there = SavedRun(mean)
   message = (

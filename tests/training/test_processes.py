@@ -78,7 +78,7 @@ def test_a_stop_of_one_stops_both_and_one_alone_resumes(
   wait_for_step(workdir, 23, *both)
   both[1].send_signal(signal.SIGTERM)
   (first, code), (second, other_code) = _finished(program, both)
-  assert (code, other_code) == (0, 0), first + second
+  assert (code, other_code) == (75, 75), first + second
   (*_, stopped) = saved_steps(workdir)
   assert 23 <= stopped < _STEPS
   assert f'stopped after step {stopped}' in first

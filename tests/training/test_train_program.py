@@ -96,13 +96,18 @@ def test_kill_9_and_the_same_command_end_in_the_same_parameters(
 
 
 @pytest.mark.extended
-def test_a_polite_stop_saves_and_resumes(program, unbroken, tmp_path):
+@pytest.mark.parametrize(
+  ('number', 'expected'), [(signal.SIGINT, 130), (signal.SIGTERM, 75)]
+)
+def test_a_polite_stop_saves_and_resumes(
+  program, unbroken, tmp_path, number, expected
+):
   workdir = tmp_path / 'run'
   process = program.start(workdir)
   wait_for_step(workdir, 70, process)
-  process.send_signal(signal.SIGINT)
+  process.send_signal(number)
   _, err, code = program.finish(process)
-  assert code == 0, err
+  assert code == expected, err
   stopped = saved_steps(workdir)[-1]
   assert f'stopped after step {stopped}' in err
   assert stopped % 50 != 0 or stopped < STEPS

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import Program, logged
+from saved_runs import SavedRun
 from tiers import extended_but
 
 from fusion_jax.config import ExperimentConfig, ModelConfig
@@ -15,9 +16,15 @@ from fusion_jax.config.fusion import GrnOptions, MultiLayerOptions, SideConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.testing import assert_close, drawn_parameters
 from fusion_jax.training import warm_start
-from fusion_jax.training.warm_start import stacked, unstacked, with_baseline
+from fusion_jax.training.warm_start import (
+  read_baseline,
+  stacked,
+  unstacked,
+  with_baseline,
+)
 
 
 class _Tokenizer(Tokenizer):
@@ -27,14 +34,11 @@ class _Tokenizer(Tokenizer):
     self.digest = digest
 
 
-class _Run:
+def _run(parameters, digest='a', **options):
   """What `load_run` would give."""
-
-  def __init__(self, parameters, digest='a', **options):
-    self.parameters = parameters
-    self.source_tokenizer = self.target_tokenizer = _Tokenizer(digest)
-    self.step = 7
-    self.config = ExperimentConfig(model=_model(**options).config)
+  model, tokenizer = _model(**options), _Tokenizer(digest)
+  config = ExperimentConfig(model=model.config)
+  return TrainedModel(config, model, parameters, 7, tokenizer, tokenizer)
 
 
 def _model(**changes):
@@ -52,9 +56,9 @@ def _both(**options):
 def _started(monkeypatch, model, run):
   monkeypatch.setattr(warm_start, 'load_run', lambda workdir: run)
   tokenizers = (_Tokenizer('a'), _Tokenizer('a'))
-  return with_baseline(
-    initial_parameters(model, 1), model, tokenizers, Path('base')
-  )
+  fresh = initial_parameters(model, 1)
+  baseline = read_baseline(fresh, model, tokenizers, Path('base'))
+  return with_baseline(fresh, model, baseline)
 
 
 def _features(model, parameters):
@@ -75,7 +79,7 @@ def test_an_exact_start_computes_what_the_baseline_computes(monkeypatch, fused):
   baseline = _model()
   trained = drawn_parameters(baseline)
   model = _model(**fused)
-  started = _started(monkeypatch, model, _Run(trained))
+  started = _started(monkeypatch, model, _run(trained))
   assert_close(_features(model, started), _features(baseline, trained))
 
 
@@ -86,7 +90,7 @@ def test_no_array_occurs_twice(monkeypatch, fusion):
   model = _model(norm='pre', **_both(fusion=fusion, start='baseline', **ways))
   trained = drawn_parameters(_model(norm='pre'))
   leaves = jax.tree.leaves(
-    _started(monkeypatch, model, _Run(trained, norm='pre'))
+    _started(monkeypatch, model, _run(trained, norm='pre'))
   )
   assert len({id(leaf) for leaf in leaves}) == len(leaves)
 
@@ -95,7 +99,7 @@ def test_names_on_both_sides_are_listed(monkeypatch, caplog):
   caplog.set_level('INFO')
   trained = drawn_parameters(_model(norm='post', output_bias=True))
   model = _model(**_both(multi_layer=MultiLayerOptions(layers=2)))
-  started = _started(monkeypatch, model, _Run(trained))
+  started = _started(monkeypatch, model, _run(trained))
   assert 'new here and fresh: decoder/layer_2/self_attention/' in caplog.text
   assert 'only there, not used: output_bias' in caplog.text
   np.testing.assert_array_equal(
@@ -107,17 +111,17 @@ def test_names_on_both_sides_are_listed(monkeypatch, caplog):
 def test_a_missing_backbone_parameter_is_an_error(monkeypatch):
   trained = drawn_parameters(_model(encoder_layers=2))
   with pytest.raises(InputError, match=r'lacks 16 parameters.*encoder/layer_2'):
-    _started(monkeypatch, _model(**_both(fusion='linear')), _Run(trained))
+    _started(monkeypatch, _model(**_both(fusion='linear')), _run(trained))
 
 
 def test_another_size_is_an_error(monkeypatch):
   trained = drawn_parameters(_model(filter=16))
   with pytest.raises(InputError, match=r'is \(16,\) there and \(12,\) here'):
-    _started(monkeypatch, _model(), _Run(trained))
+    _started(monkeypatch, _model(), _run(trained))
 
 
 def test_another_tokenizer_is_an_error(monkeypatch):
-  run = _Run(drawn_parameters(_model()), digest='b')
+  run = _run(drawn_parameters(_model()), digest='b')
   with pytest.raises(InputError, match='another source tokenizer'):
     _started(monkeypatch, _model(), run)
 
@@ -129,7 +133,7 @@ def test_another_tokenizer_is_an_error(monkeypatch):
 def test_parameters_that_mean_something_else_are_an_error(
   monkeypatch, name, value
 ):
-  run = _Run(drawn_parameters(_model(**{name: value})), **{name: value})
+  run = _run(drawn_parameters(_model(**{name: value})), **{name: value})
   with pytest.raises(InputError, match=rf'model.{name} is {value!r} there and'):
     _started(monkeypatch, _model(), run)
 
@@ -158,6 +162,18 @@ def test_scan_equals_loop(norm, remat):
   expected = jax.grad(loss(loop))(parameters)
   got = unstacked(jax.grad(loss(scan))(together))
   assert_close(got, expected)
+
+
+@pytest.mark.parametrize('base', ['base', 'none'])
+def test_a_refused_baseline_leaves_no_run_directory(tmp_path, base):
+  SavedRun(tmp_path / 'base').save({3: None})
+  program = Program(tmp_path)
+  code, err = program.run(
+    tmp_path / 'run', extra=[f'--init_from={tmp_path / base}']
+  )
+  assert code == 2, err
+  assert err.splitlines()[-1].startswith('error: ')
+  assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.extended

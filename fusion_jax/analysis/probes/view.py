@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Float
 
 from fusion_jax import figures
 from fusion_jax.analysis.frequency import BINS, frequency_bins
+from fusion_jax.analysis.probes.kept import KeptAnswers
 from fusion_jax.analysis.probes.states import (
   PARTS,
   Classes,
@@ -48,6 +49,7 @@ from fusion_jax.analysis.tags import TaggedText, tagged_text
 from fusion_jax.analysis.view import SIDES, Numbers, View, nullable
 from fusion_jax.config import Side
 from fusion_jax.models.transformer import Parameters, initial_parameters
+from fusion_jax.progress import Progress
 from fusion_jax.runs.loading import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -81,13 +83,19 @@ def measure(
     for side in SIDES
   }
   fresh = initial_parameters(run.model, run.config.training.seed)
-  answers = _answers(run, run.parameters, parts, sides, options)
-  others = _answers(run, fresh, parts, sides, options)
+  kept = KeptAnswers(analysed, options)
+  layers = sum(run.config.model.layers(side) + 1 for side in SIDES)
+  progress = Progress(2 * len(KINDS) * layers, 'probes')
+  answers, others = (
+    _answers(run, name, parameters, parts, sides, options, kept, progress)
+    for name, parameters in (('trained', run.parameters), ('untrained', fresh))
+  )
   numbers = {
     side: _numbers(own, answers[side], others[side])
     for side, own in sides.items()
   }
   lines = {part: len(pairs) for part, pairs in parts.items()}
+  kept.remove()
   protocol = {'lines': lines, **dataclasses.asdict(options)}
   return {'protocol': protocol} | numbers
 
@@ -142,10 +150,13 @@ _Answers = tuple[Bool[np.ndarray, 'L n'], list[int]]
 
 def _answers(
   run: TrainedModel,
+  name: str,
   parameters: Parameters,
   parts: Mapping[str, Sequence[TextPair]],
   sides: Mapping[Side, _Side],
   options: ProbeOptions,
+  kept: KeptAnswers,
+  progress: Progress,
 ) -> dict[Side, dict[str, _Answers]]:
   """Train and test the probes of a model with these parameters."""
   pairs = [pair for part in PARTS for pair in parts[part]]
@@ -160,13 +171,21 @@ def _answers(
       each = np.split(_standardised(layer, sizes[0]), ends)
       train, stop, test = map(Examples, each, np.split(labels, ends))
       for kind, (rows, epochs) in every.items():
-        weights, count = trained(
-          kind, train, stop, len(classes.counts), options
-        )
-        rows.append(np.asarray(scored(weights, test, options.chunk)[1]))
-        epochs.append(count)
-        said = f'{side}, H[{number}], {kind}: {rows[-1].mean():.1%} right'
-        logger.info('%s after %d epochs', said, count)
+        probe = f'{name}, {side}, H[{number}], {kind}'
+        answer = kept.find(probe)
+        if answer is None:
+          weights, count = trained(
+            kind, train, stop, len(classes.counts), options
+          )
+          answer = np.asarray(scored(weights, test, options.chunk)[1]), count
+          kept.add(probe, answer)
+          progress.add(1)
+        else:
+          progress.skip(1)
+        rows.append(answer[0])
+        epochs.append(answer[1])
+        said = f'{probe}: {rows[-1].mean():.1%} right'
+        logger.info('%s after %d epochs', said, answer[1])
     found[side] = {
       kind: (np.stack(rows), epochs) for kind, (rows, epochs) in every.items()
     }

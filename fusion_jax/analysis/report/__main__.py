@@ -22,6 +22,7 @@ from fusion_jax.bounds import Positive, number
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
+from fusion_jax.runs.run_directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> None:
   text: Sequence[tuple[str, str]] = ()
   for name, workdir in zip(names, workdirs, strict=True):
     flags = argparse.Namespace(**vars(arguments) | {'workdir': workdir})
-    analysed = open_run_with_text(flags)
+    analysed = open_run_with_text(flags, workdir / 'analysis')
     text = text or analysed.lines
     if analysed.lines != text:
       raise InputError(
@@ -91,10 +92,11 @@ def distinct(names: Sequence[str], workdirs: Sequence[Path]) -> list[str]:
 
 def _checked(arguments: argparse.Namespace) -> Path:
   """Check the flags before anything slow, and return the page's file."""
-  workdirs = [workdir.resolve() for workdir in arguments.workdir]
+  workdirs = list(map(os.path.realpath, arguments.workdir))
   if len(set(workdirs)) < len(workdirs):
     raise InputError('--workdir: a run directory is given twice')
   output = arguments.output
+  check_output(output or '')
   if output is None:
     if len(workdirs) > 1:
       raise InputError('--output: name the page of several runs')

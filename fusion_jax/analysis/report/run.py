@@ -152,7 +152,7 @@ def translation(analysed: RunWithText, folder: Path) -> list[str]:
   if found := kept(path, analysed, _Translated):
     logger.info('translation found: %s', path)
     return found['translations']
-  progress = Progress(len(analysed.lines), 'sentences')
+  progress = Progress(len(analysed.lines), 'lines')
   options = analysed.run.config.decoding
   translator = Translator(analysed.run, options, on_progress=progress.add)
   lines = list(translator.translate([source for source, _ in analysed.lines]))

@@ -28,6 +28,7 @@ from fusion_jax.cli.checkpoint_flags import (
 )
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
+from fusion_jax.runs.run_directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 from fusion_jax.tools.export.stablehlo_options import (
   FLAGS,
@@ -101,6 +102,7 @@ def main(argv: list[str]) -> None:
   """Read the flags and export the run."""
   flags = parse_arguments(argv, _parser())
   start_logging()
+  check_output(flags.output)
   _FORMATS[flags.format](flags)
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, read_errors
+from fusion_jax.runs.run_directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 from fusion_jax.tools.importers.found import Found, Request
 
@@ -77,6 +78,7 @@ def main(argv: list[str]) -> None:
   """Import the model, and print its run directory."""
   flags = parse_arguments(argv, _parser())
   start_logging()
+  check_output(flags.output)
   check_new_folder(flags.output)
   if not flags.input.is_dir():
     raise InputError(f'--input={flags.input}: no such folder')

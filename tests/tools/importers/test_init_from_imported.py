@@ -12,7 +12,7 @@ from fusion_jax.config.flags import load_config
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs.loading import load_run, make_model
-from fusion_jax.training.warm_start import with_baseline
+from fusion_jax.training.warm_start import read_baseline, with_baseline
 
 
 @pytest.fixture(scope='module')
@@ -39,7 +39,8 @@ def test_the_first_loss_is_that_of_the_imported_model(workdir, fusion):
   tokenizers = plain.source_tokenizer, plain.target_tokenizer
   model = make_model(config, *tokenizers)
   fresh = initial_parameters(model, 0)
-  parameters = with_baseline(fresh, model, tokenizers, workdir)
+  baseline = read_baseline(fresh, model, tokenizers, workdir)
+  parameters = with_baseline(fresh, model, baseline)
   assert len(jax.tree.leaves(parameters)) > len(
     jax.tree.leaves(plain.parameters)
   )
