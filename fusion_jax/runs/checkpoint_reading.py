@@ -104,11 +104,15 @@ def _reason(error: BaseException) -> str:
 def is_being_deleted(path: Path) -> bool:
   """Return whether a checkpoint is gone or is losing files."""
   files = _files(path)
-  while path.exists():
+  if not files and path.exists():
+    # Empty from the start, or about to go.
+    time.sleep(_LOOK_SECONDS)
+    return not path.exists()
+  while files:
     time.sleep(_LOOK_SECONDS)
     before, files = files, _files(path)
     if files == before:
-      return not path.exists()
+      return False
   return True
 
 

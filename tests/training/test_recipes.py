@@ -162,7 +162,7 @@ def test_a_restart_keeps_the_parameters_and_nothing_of_the_optimizer(
   )
   states = []
   monkeypatch.setattr(
-    loop, 'train', lambda parts, at, *others: states.append(at.state)
+    loop, 'train', lambda parts, at, *others: states.append(at.state) or 0
   )
   loop.run(second, tmp_path / 'run')
   (state,) = states
