@@ -13,7 +13,7 @@ import logging
 import math
 import types
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,8 @@ _EASTERN = (
 # A map with more cells or columns than this shows no numbers in them.
 _MOST_NUMBERS = 120
 _MOST_COLUMNS = 14
+# Ten steps of the numbers in the cells, which a map's colours tell apart.
+_LEAST_SPAN = 0.1
 # Most markers of a line, about.
 _MOST_MARKERS = 20
 # Small letters that fit into an inch.
@@ -138,7 +140,7 @@ def draw_lines(
   lines: Mapping[str, Line],
   x: str,
   y: str,
-  dashed: Collection[str] = (),
+  dashed: Mapping[str, str] = types.MappingProxyType({}),
 ) -> None:
   """Draw lines over whole numbers, each in a colour and marker of its own.
 
@@ -148,14 +150,16 @@ def draw_lines(
       not drawn, and the others look as if it were.
     x: Label of the x axis, with its unit.
     y: Label of the y axis, with its unit.
-    dashed: Names of the lines to dash.
+    dashed: For each line to dash, the solid line that it looks like otherwise.
   """
-  for (name, (xs, ys)), style in zip(lines.items(), styles(), strict=False):
+  solid = (name for name in lines if name not in dashed)
+  looks = dict(zip(solid, styles(), strict=False))
+  for name, (xs, ys) in lines.items():
     if not len(xs):
       continue
-    dash = '--' if name in dashed else '-'
+    dash, look = ('--' if name in dashed else '-'), dashed.get(name, name)
     every = max(1, len(xs) // _MOST_MARKERS)
-    axes.plot(xs, ys, dash, label=name, markevery=every, **style)
+    axes.plot(xs, ys, dash, label=name, markevery=every, **looks[look])
   axes.set_xlabel(x)
   axes.set_ylabel(y)
   most = max((max(xs) for xs, _ in lines.values() if len(xs)), default=0)
@@ -284,11 +288,11 @@ def draw_map(
     y: Label of the rows.
     unit: Label of the colour bar.
     limits: Lowest and highest value of the colours; None uses those of the
-      values.
+      values, or more where they differ by little.
     upwards: Whether the first row is at the bottom, as the lowest layer is.
   """
   values = np.asarray(values, np.float64)
-  low, high = limits or (None, None)
+  low, high = limits or _spanned(values)
   image = axes.imshow(
     values,
     _MAP,
@@ -311,6 +315,16 @@ def draw_map(
       axis.set_major_locator(MaxNLocator(integer=True))
   if values.size <= _MOST_NUMBERS and values.shape[1] <= _MOST_COLUMNS:
     _write_numbers(axes, values, image.norm)
+
+
+def _spanned(values: Float[np.ndarray, 'R C']) -> tuple[float, float]:
+  """Return limits around the finite values, apart by the least span."""
+  finite = values[np.isfinite(values)]
+  if not finite.size:
+    return 0.0, _LEAST_SPAN
+  low, high = float(finite.min()), float(finite.max())
+  spare = max(0.0, _LEAST_SPAN - (high - low)) / 2
+  return low - spare, high + spare
 
 
 def _write_numbers(axes: Axes, values: Float[np.ndarray, 'R C'], norm) -> None:

@@ -112,12 +112,13 @@ def test_a_shared_legend_fits_below(name):
 
 def test_lines_differ_in_colour_and_marker():
   _, (axes,) = figures.panels(1)
-  figures.draw_lines(axes, _LINES, 'x', 'y', dashed=['line 1'])
+  figures.draw_lines(axes, _LINES, 'x', 'y', dashed={'line 1': 'line 0'})
   looks = [(line.get_color(), line.get_marker()) for line in axes.lines]
-  assert len(set(looks)) == 9
+  assert len(set(looks)) == 8
   assert all(marker != 'None' for _, marker in looks)
-  assert looks[0][0] != looks[1][0]
-  assert looks[0][1] != looks[1][1]
+  assert looks[0] == looks[1]
+  assert looks[0][0] != looks[2][0]
+  assert looks[0][1] != looks[2][1]
   dashes = [line.get_linestyle() for line in axes.lines]
   assert dashes == ['-', '--', *['-'] * 7]
 
@@ -145,6 +146,22 @@ def test_the_first_row_of_a_map_is_above_or_below():
     assert (bottom < top) == upwards
     assert [each.get_text() for each in panel.get_yticklabels()] == names
     assert panel.texts[0].get_position() == (0, 0)
+
+
+@pytest.mark.parametrize(
+  ('values', 'limits'),
+  [
+    # All cells say 0.33, and all have the colour of the middle.
+    ([0.3330, 0.3334, 0.3338], (0.2834, 0.3834)),
+    ([0.25, 0.25, np.nan], (0.2, 0.3)),
+    ([0.0, 0.5, 1.0], (0.0, 1.0)),
+    ([np.nan, np.nan, np.nan], (0.0, 0.1)),
+  ],
+)
+def test_numbers_that_hardly_differ_have_hardly_other_colours(values, limits):
+  _, (axes,) = figures.panels(1)
+  figures.draw_map(axes, np.array([values]), ('a',), (), 'x', 'y', '')
+  assert axes.images[0].get_clim() == pytest.approx(limits)
 
 
 @pytest.mark.parametrize('last', [9, 20, 999, 7_200, 100_000])

@@ -64,10 +64,14 @@ def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
     A figure of six panels.
   """
   figure, axes = figures.panels(len(_PANELS))
+  named = {run: f'{run}, ' if len(runs) > 1 else '' for run in runs}
+  dashed = {
+    f'{name}{_NAMES["train"]}': f'{name}{_NAMES["valid"]}'
+    for name in named.values()
+  }
   for panel, (field, name, axis) in zip(axes, _PANELS, strict=True):
-    lines = _lines(runs, field)
-    training = [line for line in lines if line.endswith(_NAMES['train'])]
-    figures.draw_lines(panel, lines, 'update', name, training)
+    lines = _lines(runs, named, field)
+    figures.draw_lines(panel, lines, 'update', name, dashed)
     if axis == 'log':
       panel.set_yscale('log')
     elif axis == 'zero':
@@ -131,7 +135,7 @@ def _gap(
 
 
 def _lines(
-  runs: Mapping[str, Mapping[str, Any]], field: str
+  runs: Mapping[str, Mapping[str, Any]], named: Mapping[str, str], field: str
 ) -> dict[str, figures.Line]:
   """Return the curves of a number, empty where it was not logged."""
   lines: dict[str, figures.Line] = {}
@@ -139,7 +143,7 @@ def _lines(
     for kind, name in _NAMES.items():
       values = list(map(figures.drawn, numbers[kind].get(field, [])))
       steps = numbers[kind]['steps'] if values else []
-      lines[name if len(runs) == 1 else f'{run}, {name}'] = steps, values
+      lines[f'{named[run]}{name}'] = steps, values
   return lines
 
 

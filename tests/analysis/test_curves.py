@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from matplotlib.colors import to_hex
 from report_runs import TRAINED, VALIDATED, fused_run, write_metrics
 
+from fusion_jax import figures
 from fusion_jax.analysis import curves
 from fusion_jax.errors import InputError
 
@@ -79,8 +81,7 @@ def test_solid_is_validation_and_dashed_training(tmp_path):
   assert (valid.get_linestyle(), train.get_linestyle()) == ('-', '--')
   assert list(valid.get_xdata()) == [20, 25, 30]
   assert list(train.get_ydata()) == [0.25, 0.5, 0.75]
-  assert valid.get_color() != train.get_color()
-  assert valid.get_marker() != train.get_marker()
+  assert _look_of(valid) == _look_of(train)
   assert _told(figure) == ['validation', 'training']
   # BLEU is of the validation alone, the learning rate of the training.
   assert _look_of(figure.axes[3].lines[0]) == _look_of(valid)
@@ -95,8 +96,15 @@ def test_runs_are_overlaid_in_colours_of_their_own(tmp_path):
   names += ['two, validation', 'two, training']
   assert [line.get_label() for line in lines] == names == _told(figure)
   assert [line.get_linestyle() for line in lines] == ['-', '--'] * 2
-  assert len({line.get_color() for line in lines}) == 4
-  assert len({line.get_marker() for line in lines}) == 4
+  one, one_trained, two, two_trained = map(_look_of, lines)
+  assert one == one_trained != two == two_trained
+  # The bars of a report take the same colours, run by run.
+  _, (bars,) = figures.panels(1)
+  figures.draw_bars(bars, [''], {'one': [1.0], 'two': [2.0]}, '', '')
+  assert [to_hex(bar.get_facecolor()) for bar in bars.patches] == [
+    lines[0].get_color().lower(),
+    lines[2].get_color().lower(),
+  ]
 
 
 def test_gradient_norms_of_many_layers_stay_legible(tmp_path):

@@ -21,10 +21,11 @@ from fusion_jax import figures
 from fusion_jax.analysis.report import run as report_run
 from fusion_jax.analysis.report import views as report_views
 from fusion_jax.analysis.report.page import breakable, json_address, page
+from fusion_jax.analysis.report.tables import overview
 from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
 from fusion_jax.analysis.view import View, ViewResult, keep, look_at
 from fusion_jax.analysis.views import views_of
-from fusion_jax.config import DataConfig, DecodingConfig
+from fusion_jax.config import DataConfig, DecodingConfig, TrainingConfig
 from fusion_jax.config.fusion import (
   MultiLayerOptions,
   ShortcutOptions,
@@ -285,6 +286,15 @@ def test_the_sections_of_a_page(tmp_path):
     assert said in html.text
   assert html.all('html') == [{'lang': 'en'}]
   assert html.words['title'] == ['run - fusion_jax']
+
+
+def test_the_head_says_what_a_run_was_started_from(tmp_path):
+  fresh = report_of(fused_run(tmp_path), name='fresh')
+  training = TrainingConfig(init_from='runs/plain')
+  config = dataclasses.replace(fresh.config, training=training)
+  tuned = dataclasses.replace(fresh, name='tuned', config=config)
+  rows = {name: cells for name, *cells in overview([fresh, tuned])}
+  assert rows['started from'] == ['random parameters', 'runs/plain']
 
 
 @pytest.mark.usefixtures('quick')

@@ -25,6 +25,9 @@ def overview(runs: Sequence[RunReport]) -> list[Row]:
     'chrF': lambda run: f'{run.scores.chrf:.2f}',
     'checkpoint': _checkpoint,
     'trained': lambda run: _trained(run.last),
+    'started from': lambda run: (
+      run.config.training.init_from or 'random parameters'
+    ),
     'directory': lambda run: run.workdir,
   }
   return [[name, *map(cell, runs)] for name, cell in columns.items()]
