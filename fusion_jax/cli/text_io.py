@@ -83,6 +83,7 @@ def read_lines(
     yield text
 
 
+_MOST_BYTES = 16 * 2**20
 # Beginnings of files that are no text in UTF-8.
 _MAGIC = {
   b'\x1f\x8b': 'it is packed by gzip; end its name in .gz or unpack it',
@@ -112,8 +113,13 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _read(file: Iterable[bytes], name: str) -> Iterator[bytes]:
+  """Yield lines; a device without line ends must not fill the memory."""
+  read = getattr(file, 'readline', None)
   with unpack_errors(name):
-    yield from file
+    for line in iter(lambda: read(_MOST_BYTES + 1), b'') if read else file:
+      if len(line) > _MOST_BYTES:
+        raise InputError(f'{name}: is no text: a line has more than 16 MiB')
+      yield line
 
 
 @contextlib.contextmanager

@@ -44,7 +44,10 @@ def test_bad_bytes_are_replaced_with_one_warning(caplog):
 @pytest.mark.parametrize(
   ('content', 'fault'),
   [
-    (gzip.compress(b'a\n' * 9), 'line 1: is no text: it is packed by gzip'),
+    (
+      gzip.compress(b'a\n' * 9, mtime=0),
+      'line 1: is no text: it is packed by gzip',
+    ),
     ('\ufeffa b\n'.encode('utf-16'), 'line 1: is no text: it is UTF-16'),
     ('a\n'.encode('utf-16-be'), 'line 1: is no text: it has a byte of'),
     (b'good\n\0\1\2\n', 'line 2: is no text: it has a byte of'),
@@ -101,3 +104,11 @@ def test_files_that_cannot_be_opened_are_named(tmp_path):
     open_input(str(tmp_path)),
   ):
     pass
+
+
+def test_a_device_that_never_ends_a_line_is_refused():
+  with open_input('/dev/zero') as file, pytest.raises(InputError) as error:
+    list(read_lines(file, '/dev/zero'))
+  assert (
+    str(error.value) == '/dev/zero: is no text: a line has more than 16 MiB'
+  )
