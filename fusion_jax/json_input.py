@@ -11,6 +11,7 @@ import pydantic
 
 from fusion_jax.errors import InputError
 from fusion_jax.faults import first_fault, shown
+from fusion_jax.files import check_regular
 
 # Deeper than any JSON file known to us, our own or from elsewhere.
 _DEEPEST = 64
@@ -30,6 +31,8 @@ def read_json(path: Path, kind: Any = Any) -> Any:
     InputError: The file cannot be read, is not JSON, or has another type.
   """
   try:
+    if path.exists():
+      check_regular(path)
     content = path.read_bytes()
   except OSError as error:
     raise InputError(f'{path}: cannot be read ({error.strerror})') from None

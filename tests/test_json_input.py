@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +93,8 @@ def test_a_config_of_another_shape(tmp_path, number, change, message):
   refusal = _refusal(from_json, path)
   assert refusal.startswith(str(tmp_path))
   assert message in refusal
+
+
+def test_a_device_is_no_json():
+  said = 'is a folder, a pipe or a device, not a file'
+  assert _refusal(read_json, Path('/dev/zero')) == f'/dev/zero: {said}'

@@ -27,7 +27,7 @@ from fusion_jax.cli.checkpoint_flags import (
 from fusion_jax.compressed import open_to_read, unpack_errors
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
-from fusion_jax.files import write_whole
+from fusion_jax.files import check_regular, write_whole
 from fusion_jax.json_input import check_shape, parse_json
 from fusion_jax.runs.run_directory import check_output
 from fusion_jax.startup import (
@@ -118,6 +118,8 @@ def read_items(path: Path) -> list[Item]:
   Raises:
     InputError: The file cannot be read, or an item lacks a field.
   """
+  if path.exists():
+    check_regular(path)
   with unpack_errors(path), open_to_read(path) as file:
     content = file.read()
   values = parse_json(content, str(path))
