@@ -1,10 +1,13 @@
 """The common checks find a scheme that breaks them."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from fusion_jax import fusion
+from fusion_jax import fusion, testing
+from fusion_jax.config import SideConfig
 from fusion_jax.config import fusion as fusion_options
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.scheme import on_both_sides
@@ -49,8 +52,10 @@ class _Infinite(nn.Module):
 
 @pytest.fixture
 def register():
-  yield lambda module: fusion.register(
-    on_both_sides('broken', module, 'layer aggregation', 'a test', 'own')
+  yield lambda module, **declared: fusion.register(
+    on_both_sides(
+      'broken', module, 'layer aggregation', 'a test', 'own', **declared
+    )
   )
   fusion._TABLE.pop('broken', None)
   fusion_options._RULES.pop('broken', None)
@@ -72,6 +77,37 @@ def test_what_is_broken_is_named(register, module, message):
   register(module)
   with pytest.raises(AssertionError, match=message):
     check_scheme('broken')
+
+
+class _Hard(nn.Module):
+  """Reads the one layer whose logit is the largest."""
+
+  config: object
+  side: str
+
+  @nn.compact
+  def __call__(self, layers, context):
+    start = nn.with_logical_partitioning(nn.initializers.zeros, ('layers',))
+    logits = self.param('logits', start, (len(layers),))
+    return jnp.stack(layers)[jnp.argmax(logits)]
+
+
+@pytest.mark.parametrize('pattern', ['*/read_out/logits', '*/other'])
+def test_parameters_without_a_gradient_are_declared(register, pattern):
+  register(_Hard, no_gradient=(pattern,))
+  fused = testing.FusedModel(
+    dataclasses.replace(
+      testing.TINY, norm='post', decoder=SideConfig(fusion='broken')
+    )
+  )
+  # Layers above the one that is read have no gradient either.
+  logits = jnp.float32([0, 0, 0, 1])
+  fused.parameters['decoder']['read_out']['logits'] = logits
+  if pattern == '*/other':
+    with pytest.raises(AssertionError, match='no gradient reaches decoder/'):
+      testing.check_gradients(fused)
+  else:
+    testing.check_gradients(fused)
 
 
 def test_an_unknown_name_is_one_line():

@@ -4,7 +4,8 @@ Dynamic linear combination of layers (Wang et al. 2019), transparent attention
 (Bapna et al. 2018), linear combination (Dou et al. 2018, Eq. 5), dynamic
 combination (Dou et al. 2019, Eq. 4), multiway dynamic dense connections (Xiao
 et al. 2025) and generalised residual networks (Heddes et al. 2025). Weights
-that positions compute are those of the text.
+that positions compute are those of the text. Schemes from outside the package
+may declare the view.
 
 Axis letters: B batch, T positions, D model width, L layers, J decoder layers, F
 columns of a factored map.
@@ -19,10 +20,17 @@ import numpy as np
 from jaxtyping import Float
 
 from fusion_jax import figures
-from fusion_jax.analysis.passes import TokenMeans, token_means
+from fusion_jax.analysis.declared import declares, sources, sown_weights
+from fusion_jax.analysis.passes import (
+  TokenMeans,
+  sum_over_text,
+  token_masks,
+  token_means,
+  watched,
+)
 from fusion_jax.analysis.read_weights import sum_names
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view import Numbers, View, nullable, sides_of
+from fusion_jax.analysis.view import SIDES, Numbers, View, nullable, sides_of
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import DlclOptions
 from fusion_jax.fusion.dlcl import predecessors
@@ -70,22 +78,67 @@ def layer_weights(analysed: RunWithText) -> Numbers:
     the names 'rows', None where a layer is not read, and of mudd and grn their
     means over 'positions', if these have weights of their own, and features;
     'norms' of linear [L]; 'mean' and 'deviation' of dynamic_combination [L]
-    over 'positions' and features.
+    over 'positions' and features. Of a scheme that declares the view, 'layers',
+    'rows' and 'weights', means over the tokens.
   """
   config = analysed.run.config.model
+  own = _declared(analysed)
   dynamic = tuple(
     side for side in sides_of(config, *_COMPUTED) if _computes(config, side)
   )
   means = token_means(analysed, dynamic, _moments) if dynamic else {}
-  return {
-    side: {'scheme': config.side(side).fusion}
-    | (
-      _computed(means[side], config, side)
-      if side in dynamic
-      else _stored(analysed, side)
-    )
+  found = {
+    side: _computed(means[side], config, side)
+    if side in dynamic
+    else _stored(analysed, side)
     for side in sides_of(config, *_SCHEMES)
+  } | own
+  return {
+    side: {'scheme': config.side(side).fusion} | found[side]
+    for side in SIDES
+    if side in found
   }
+
+
+def _sides_that_declare(config: ModelConfig) -> tuple[Side, ...]:
+  return tuple(
+    side for side in SIDES if declares(config, side, 'layer_weights')
+  )
+
+
+def _declared(analysed: RunWithText) -> dict[Side, dict[str, Any]]:
+  """Return means over the tokens of what schemes from outside sow."""
+  run, config = analysed.run, analysed.run.config.model
+  if not (sides := _sides_that_declare(config)):
+    return {}
+
+  def sums(parameters, batch):
+    _, kept = watched(run.model, parameters, batch, 'telemetry')
+    found = {}
+    for side in sides:
+      count = token_masks(batch)[side].sum().astype(jnp.float32)
+      shown = kept['telemetry'].get(side, {})
+      each = sown_weights(shown, config, side, 'layer_weights')
+      found[side] = {name: own * count for name, own in each.items()}, count
+    return found
+
+  totals = sum_over_text(analysed, sums)
+  return {
+    side: _padded(config, side, {k: v / count for k, v in own.items()})
+    for side, (own, count) in totals.items()
+  }
+
+
+def _padded(
+  config: ModelConfig, side: Side, rows: Mapping[str, Float[np.ndarray, ' _']]
+) -> dict[str, Any]:
+  """Return rows of weights, with None for the layers that one has not."""
+  most = max(map(len, rows.values()))
+  weights = [
+    [*map(float, own), *[None] * (most - len(own))] for own in rows.values()
+  ]
+  names = list(sources(config, side, most))
+  return {'layers': names, 'rows': list(rows), 'weights': weights}
 
 
 def _computes(config: ModelConfig, side: Side) -> bool:
@@ -255,9 +308,11 @@ VIEW = View(
   measure=layer_weights,
   draw=draw,
   summary=summary,
-  applies=lambda config: bool(sides_of(config, *_SCHEMES)),
+  applies=lambda config: bool(
+    sides_of(config, *_SCHEMES) or _sides_that_declare(config)
+  ),
   needs=(
     'a model with dlcl, mudd, grn, transparent attention, linear or dynamic '
-    'combination'
+    'combination, or a scheme that declares it'
   ),
 )

@@ -229,6 +229,7 @@ VIEW = View(
   needs=(
     'a model with weights that positions compute (mudd, grn.kind=dynamic, '
     'hyper_connections but hyper.kind=static, attention_residuals, '
-    'dynamic_combination, hops, dynamic_routing or em_routing)'
+    'dynamic_combination, hops, dynamic_routing, em_routing or a scheme that '
+    'declares it)'
   ),
 )

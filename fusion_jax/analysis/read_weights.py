@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fusion_jax.analysis.declared import declares, sources, sown_weights
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion import layers_fused, mudd
 from fusion_jax.fusion.grn import apart
@@ -171,6 +172,16 @@ def _shares(
   yield ReadWeights('share', 'output', _fused(config, side), values)
 
 
+def _declared(
+  shown: Mapping[str, Any], config: ModelConfig, side: Side
+) -> Iterator[ReadWeights]:
+  """Yield the weights of a scheme from outside that declares the view."""
+  found = sown_weights(shown, config, side, 'position_weights')
+  for reader, values in found.items():
+    names = sources(config, side, values.shape[-1])
+    yield ReadWeights('weights', reader, names, values)
+
+
 _READERS: Mapping[str, Reader] = {
   'mudd': _sums,
   'grn': _sums,
@@ -185,6 +196,8 @@ _READERS: Mapping[str, Reader] = {
 
 def has_read_weights(config: ModelConfig, side: Side) -> bool:
   """Return whether positions of a side compute weights of their own."""
+  if declares(config, side, 'position_weights'):
+    return True
   own = config.side(side)
   constant = {
     'grn': own.grn.kind != 'dynamic',
@@ -204,4 +217,5 @@ def read_weights(
     config: Model configuration.
     side: Side of the stack, which `has_read_weights`.
   """
-  return tuple(_READERS[config.side(side).fusion](shown, config, side))
+  reader = _READERS.get(config.side(side).fusion, _declared)
+  return tuple(reader(shown, config, side))

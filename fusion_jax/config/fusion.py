@@ -15,7 +15,7 @@ import dataclasses
 import re
 import types
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, Field
 
@@ -39,6 +39,7 @@ SUBLAYERS: Mapping[Side, int] = types.MappingProxyType(
 )
 
 _Value: TypeAlias = bool | int | float | Text
+_Options = TypeVar('_Options')
 
 
 class Only(NamedTuple):
@@ -640,6 +641,8 @@ class SchemeRules:
     ways: Number of sums that a layer reads; more than 1 replace the keys and
       values of its self-attention.
     owns_residual: Whether sublayers are added in a way of its own.
+    own: Section of its options, if it is from outside the package; None: it
+      has none.
   """
 
   options: str
@@ -649,6 +652,7 @@ class SchemeRules:
   norms: tuple[str, ...] = ('post', 'pre', 'rezero')
   ways: Callable[['SideConfig'], int] = _one
   owns_residual: bool = False
+  own: type | None = None
 
 
 _RULES = {
@@ -757,6 +761,10 @@ class SideConfig:
 
   own: Annotated[tuple[tuple[Text, _Value], ...], Field(strict=False)] = ()
   """Options of a scheme that is registered from outside: names and values."""
+
+  def own_options(self, kind: type[_Options]) -> _Options:
+    """Return the options in `own`, as the section that the scheme declares."""
+    return kind(**dict(self.own))
 
   @property
   def rules(self) -> SchemeRules | None:

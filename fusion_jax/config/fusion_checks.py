@@ -18,6 +18,7 @@ from fusion_jax.config.fusion import (
 )
 from fusion_jax.config.section import fields_of_section
 from fusion_jax.errors import require
+from fusion_jax.faults import choice_fault
 
 _DEFAULT = SideConfig()
 _OTHER: dict[Side, Side] = {'encoder': 'decoder', 'decoder': 'encoder'}
@@ -50,6 +51,7 @@ def check_side(
       of a pair.
   """
   path = f'model.{name}'
+  _check_own(side, path)
   _check_read(side, path, name)
   _check_layers(side, path, layers)
   _check_capsules(side, path, width)
@@ -97,12 +99,24 @@ def _is_read(metadata: Iterable[Any], chosen: set[str]) -> bool:
   return all(chosen & readers for readers in only)
 
 
+def _check_own(side: SideConfig, path: str) -> None:
+  options = side.rules.own if side.rules else None
+  if options is None:
+    require(
+      not side.own,
+      f'{path}.own',
+      f'has no effect with {path}.fusion={side.fusion!r}; leave it out',
+    )
+    return
+  names = [name for name, _ in side.own]
+  for name in names:
+    fault = choice_fault(name, fields_of_section(options))
+    require(not fault, f'{path}.own', f'the name of an option {fault}')
+  require(len(set(names)) == len(names), f'{path}.own', 'names an option twice')
+  side.own_options(options)
+
+
 def _check_read(side: SideConfig, path: str, name: Side) -> None:
-  require(
-    not side.own or (side.rules is not None and side.rules.options == 'own'),
-    f'{path}.own',
-    f'has no effect with {path}.fusion={side.fusion!r}; leave it out',
-  )
   elsewhere = unread_options(side, _OTHER[name])
   for option in unread_options(side, name):
     section, _, field = option.partition('.')

@@ -2,9 +2,11 @@
 
 import types
 from collections.abc import Mapping
+from typing import get_args
 
 from flax import linen as nn
 from jaxtyping import Array, Float
+from pydantic.dataclasses import is_pydantic_dataclass
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import (
@@ -12,6 +14,9 @@ from fusion_jax.config.fusion import (
   parse_groups,
   register_rules,
 )
+from fusion_jax.config.section import fields_of_section
+from fusion_jax.errors import require
+from fusion_jax.faults import choice_fault
 from fusion_jax.fusion import (
   attention_residuals,
   average,
@@ -40,7 +45,12 @@ from fusion_jax.fusion.feed_forward import LayerEmbedding
 from fusion_jax.fusion.gtrans import group_count, groups_of, keep_groups
 from fusion_jax.fusion.inputs import InputNorms
 from fusion_jax.fusion.multi_layer import MultiLayerAttention
-from fusion_jax.fusion.scheme import Plug, ResidualPlug, Scheme
+from fusion_jax.fusion.scheme import (
+  DeclaredView,
+  Plug,
+  ResidualPlug,
+  Scheme,
+)
 from fusion_jax.fusion.shortcuts import ShortcutAttention
 from fusion_jax.fusion.skip_gains import GainResidual
 from fusion_jax.fusion.starts import Opening
@@ -87,8 +97,10 @@ def register(scheme: Scheme, rate: float = 1.0) -> None:
     rate: Factor on the learning rate of its parameters.
 
   Raises:
-    InputError: A scheme of that name exists already.
+    InputError: A scheme of that name exists already, or what it declares is no
+      section with defaults, or no view.
   """
+  _check_declared(scheme)
   connects = 'layer connection' in scheme.plugs.values()
   rules = SchemeRules(
     scheme.options,
@@ -96,9 +108,27 @@ def register(scheme: Scheme, rate: float = 1.0) -> None:
     lambda _: connects,
     rate,
     owns_residual=scheme.residual is not None,
+    own=scheme.own,
   )
   register_rules(scheme.name, rules)
   _TABLE[scheme.name] = scheme
+
+
+def _check_declared(scheme: Scheme) -> None:
+  for view in scheme.views:
+    fault = choice_fault(view, get_args(DeclaredView))
+    require(not fault, f'fusion={scheme.name!r}', f'its view {fault}')
+  if scheme.own is None:
+    return
+  fields = (
+    fields_of_section(scheme.own) if is_pydantic_dataclass(scheme.own) else {}
+  )
+  require(
+    bool(fields) and not any(each.is_required() for each in fields.values()),
+    f'fusion={scheme.name!r}',
+    'its options must be a class with fusion_jax.config.section.section, whose '
+    'fields all have defaults',
+  )
 
 
 def scheme_of(config: ModelConfig, side: Side) -> Scheme | None:

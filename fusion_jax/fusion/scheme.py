@@ -30,6 +30,9 @@ Plug = Literal[
   'residual',
 ]
 
+# Views that a scheme from outside the package can declare.
+DeclaredView = Literal['layer_weights', 'position_weights']
+
 PLAIN = SideConfig()
 
 
@@ -145,6 +148,14 @@ class Scheme:
       any final norm, and a memory of the source's embeddings, in place of
       H[0..L].
     sizes: Models of its paper.
+    own: Section of its options where `options` is 'own': a class with
+      `fusion_jax.config.section.section`, whose fields have types, bounds and
+      defaults; None: it has no options.
+    views: Views of the 'layer_weights' that its modules sow: 'layer_weights' of
+      numbers [K] in 'telemetry', 'position_weights' of [B, T, K] in 'views',
+      for the K lowest of `layers_read`.
+    no_gradient: Patterns of the shell over the names of the parameters that
+      the gradient need not reach, as those of a hard choice.
   """
 
   name: str
@@ -163,6 +174,9 @@ class Scheme:
   residual: ResidualPlug | None = None
   reads_embeddings: bool = False
   sizes: tuple[PaperSize, ...] = ()
+  own: type | None = None
+  views: tuple[DeclaredView, ...] = ()
+  no_gradient: tuple[str, ...] = ()
 
 
 def on_both_sides(

@@ -1,6 +1,7 @@
 """Print the table of fusion schemes: where they plug in and what they cost.
 
     fusion-jax schemes
+    fusion-jax schemes --user_dir=my_scheme.py
 
 Parameters are counted on the model that each paper trained, and compared with
 the number that the paper printed. The exit code is 1 if a count differs by more
@@ -8,7 +9,7 @@ than the paper's rounding, except in rows that are known to be inconsistent and
 give the reason. The cache is the share that decoding keeps for each position
 beyond what the baseline caches. Multiply-adds are those of a forward pass that
 the baseline has not, in thousands, for one source and one target position of 32
-and 32.
+and 32. Schemes that no paper describes are counted in a Transformer Base.
 """
 
 import argparse
@@ -22,6 +23,8 @@ import jax.numpy as jnp
 
 from fusion_jax.config import SideConfig
 from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.fusion import RULES
+from fusion_jax.config.section import fields_of_section
 from fusion_jax.fusion import (
   SCHEMES,
   deep_residuals,
@@ -30,7 +33,14 @@ from fusion_jax.fusion import (
   skip_gains,
   value_residual,
 )
-from fusion_jax.fusion.scheme import BASE, PLAIN, Baseline, PaperSize
+from fusion_jax.fusion.scheme import (
+  BASE,
+  PLAIN,
+  PRE_NORM,
+  Baseline,
+  PaperSize,
+  Scheme,
+)
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
@@ -67,11 +77,26 @@ def _row(size: PaperSize, source: str, plug: str, options: str) -> Row:
   return Row(size, source, plug, options, size.baseline)
 
 
-def _rows() -> Iterator[Row]:
+def _unprinted(scheme: Scheme) -> PaperSize:
+  """Return a scheme without a paper's model at Base size, at its defaults."""
+  fused = SideConfig(fusion=scheme.name)
+  encoder, decoder = (
+    fused if side in scheme.modules else PLAIN
+    for side in ('encoder', 'decoder')
+  )
+  baseline = BASE if 'post' in RULES[scheme.name].norms else PRE_NORM
+  return PaperSize(scheme.name, encoder, decoder, None, baseline)
+
+
+def rows() -> Iterator[Row]:
+  """Yield the rows of the table, with those of schemes of the user's own."""
   for scheme in SCHEMES.values():
     plug = ', '.join(dict.fromkeys(scheme.plugs.values()))
-    for size in scheme.sizes:
-      yield _row(size, scheme.source, plug, scheme.options)
+    options = scheme.options
+    if scheme.own is not None:
+      options = f'own: {", ".join(fields_of_section(scheme.own))}'
+    for size in scheme.sizes or (_unprinted(scheme),):
+      yield _row(size, scheme.source, plug, options)
   for size in multi_layer.SIZES:
     yield _row(size, multi_layer.SOURCE, 'attention', 'multi_layer, agg')
   for size in shortcuts.SIZES:
@@ -94,9 +119,6 @@ def _rows() -> Iterator[Row]:
       f'residual={name}', PLAIN, PLAIN, None, BASE._replace(model=model)
     )
     yield Row(size, source, 'residual', 'model.residual', BASE)
-
-
-ROWS = tuple(_rows())
 
 
 def _model(
@@ -236,8 +258,9 @@ def main(argv: list[str]) -> None:
     'extra cache',
     'multiply-adds',
   )
-  print(table(arguments.format, header, map(_cells, ROWS)), flush=True)
-  if not all(agrees(row) or row.size.inconsistent for row in ROWS):
+  found = tuple(rows())
+  print(table(arguments.format, header, map(_cells, found)), flush=True)
+  if not all(agrees(row) or row.size.inconsistent for row in found):
     raise SystemExit(1)
 
 

@@ -1,17 +1,27 @@
 """The scheme of docs/own_scheme.md: every program works with it."""
 
+import argparse
 import importlib
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flax import linen as nn
 from tiny_run import TINY
 
 from fusion_jax import fusion
+from fusion_jax.config import ModelConfig, SideConfig
 from fusion_jax.config import fusion as fusion_options
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.errors import InputError
+from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.runs.loading import load_run
+from fusion_jax.tools import scheme_sizes
 
 ROOT = Path(__file__).parents[2]
 _FUSED = (
@@ -101,7 +111,84 @@ def test_it_is_exported(user_dir, workdir, tmp_path):
 def test_it_is_analysed(user_dir, workdir, tmp_path):
   analyse = _main('analysis.__main__')
   given = f'--workdir={workdir}', f'--output={tmp_path}', user_dir
-  assert analyse(['similarity', *given]) == 0
+  assert analyse(['layer_weights', *given]) == 0
+  numbers = json.loads((tmp_path / 'layer_weights.json').read_text())['numbers']
+  parameters = load_run(workdir).parameters
+  for side, temperature in ('encoder', 2.0), ('decoder', 1.0):
+    own, logits = numbers[side], parameters[side]['read_out']['logits']
+    assert own['scheme'] == 'weighted_mean'
+    assert own['layers'] == [f'H[{n}]' for n in range(len(logits))]
+    assert own['rows'] == ['output']
+    expected = np.exp(np.asarray(logits) / temperature)
+    np.testing.assert_allclose(
+      own['weights'], [expected / expected.sum()], rtol=1e-5
+    )
+
+
+def test_it_is_listed(user_dir, monkeypatch, capsys):
+  listed = _main('tools.scheme_sizes')
+  every = scheme_sizes.rows
+  monkeypatch.setattr(
+    scheme_sizes,
+    'rows',
+    lambda: [row for row in every() if row.size.name == 'weighted_mean'],
+  )
+  assert listed([user_dir, '--format=csv']) == 0
+  row = capsys.readouterr().out.splitlines()[1]
+  assert row.startswith('weighted_mean,this file,layer aggregation,"encoder, d')
+  # A logit for each of H[0..6] of both stacks of a Transformer Base.
+  assert ',own: temperature,+14,' in row.replace('"', '')
+
+
+@pytest.mark.parametrize(
+  ('own', 'message'),
+  [
+    ([('leek', 0.5)], "encoder.own: the name of an option must be 'temp"),
+    ([('temperature', 'hot')], 'own.temperature: must be a number, got'),
+    ([('temperature', 0.0)], 'own.temperature: must be > 0, got 0.0'),
+    ([('temperature', 1.0)] * 2, 'names an option twice'),
+  ],
+)
+def test_its_options_are_checked(user_dir, own, message):
+  parse_arguments([user_dir], argparse.ArgumentParser())
+  with pytest.raises(InputError, match=message):
+    ModelConfig(encoder=SideConfig(fusion='weighted_mean', own=own))
+
+
+@pytest.mark.parametrize(
+  ('declared', 'message'),
+  [
+    ({'own': dict}, 'its options must be a class with fusion_jax.config.sect'),
+    ({'views': ('layer_weight',)}, "did you mean 'layer_weights'"),
+  ],
+)
+def test_what_it_declares_is_checked(declared, message):
+  scheme = on_both_sides('x', nn.Module, 'prediction', '', 'own')
+  # The types of a scheme are checked in tests, but not for a user.
+  for field, value in declared.items():
+    object.__setattr__(scheme, field, value)
+  with pytest.raises(InputError, match=message):
+    fusion.register(scheme)
+  assert 'x' not in fusion.SCHEMES
+
+
+@pytest.mark.extended
+def test_its_code_has_right_types(tmp_path):
+  (tmp_path / 'my_scheme.py').write_text(_blocks()[0])
+  flags = (
+    f'--cache-dir={tmp_path}',
+    f'--python-executable={sys.executable}',
+    '--follow-imports=silent',
+    '--disallow-untyped-defs',
+  )
+  checked = subprocess.run(
+    [sys.executable, '-m', 'mypy', *flags, 'my_scheme.py'],
+    capture_output=True,
+    text=True,
+    cwd=tmp_path,
+    env=os.environ | {'MYPYPATH': str(ROOT)},
+  )
+  assert checked.returncode == 0, checked.stdout
 
 
 def test_without_its_file_it_is_refused(own_tables, workdir, capsys):
