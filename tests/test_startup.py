@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fusion_jax.command import command
 from fusion_jax.startup import (
   keep_compiled,
   lasting_imports,
@@ -87,6 +88,9 @@ import threading
 import time
 
 from fusion_jax import startup
+
+# A script may have started the tests where Ctrl-C is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @startup.one_line_errors
 def main(argv):
@@ -170,3 +174,24 @@ print([name for name in sys.modules if name.startswith('fusion_jax')])
 """
   names = subprocess.check_output([sys.executable, '-c', code], text=True)
   assert names == "['fusion_jax', 'fusion_jax.command']\n"
+
+
+@pytest.mark.parametrize(
+  ('before', 'meanwhile'),
+  [
+    (signal.default_int_handler, signal.SIG_DFL),
+    (signal.SIG_IGN, signal.SIG_IGN),
+  ],
+)
+def test_ctrl_c_that_is_ignored_stays_so(monkeypatch, before, meanwhile):
+  seen = []
+  monkeypatch.setattr(
+    'fusion_jax.startup.run_program',
+    lambda _: seen.append(signal.getsignal(signal.SIGINT)),
+  )
+  outside = signal.signal(signal.SIGINT, before)
+  try:
+    command()
+  finally:
+    signal.signal(signal.SIGINT, outside)
+  assert seen == [meanwhile]

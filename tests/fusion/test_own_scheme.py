@@ -18,6 +18,7 @@ from fusion_jax import fusion
 from fusion_jax.config import ModelConfig, SideConfig
 from fusion_jax.config import fusion as fusion_options
 from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.user_code import run_user_dir
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.runs.loading import load_run
@@ -31,20 +32,27 @@ _FUSED = (
 )
 
 
-@pytest.fixture(scope='module')
-def own_tables():
-  """Takes the scheme out of the tables at the end."""
-  yield
+def _forget():
+  """Takes the scheme out of the tables, as if each program started anew."""
   fusion._TABLE.pop('weighted_mean', None)
   fusion_options._RULES.pop('weighted_mean', None)
+
+
+@pytest.fixture(scope='module')
+def own_tables():
+  yield
+  _forget()
 
 
 @pytest.fixture
-def user_dir(own_tables, tmp_path_factory):
-  """The file of the documentation, as if each program started anew."""
-  fusion._TABLE.pop('weighted_mean', None)
-  fusion_options._RULES.pop('weighted_mean', None)
-  path = tmp_path_factory.mktemp('user_dir') / 'my_scheme.py'
+def user_dir(own_tables, tmp_path):
+  """The file of the documentation."""
+  return _user_dir(tmp_path)
+
+
+def _user_dir(folder):
+  _forget()
+  path = folder / 'my_scheme.py'
   path.write_text(_blocks()[0])
   return f'--user_dir={path}'
 
@@ -55,16 +63,14 @@ def _blocks() -> list[str]:
   return re.findall('```python\n(.*?)```', text, re.DOTALL)
 
 
-@pytest.fixture(scope='module')
-def workdir(tmp_path_factory):
-  return tmp_path_factory.mktemp('own') / 'run'
-
-
 def _main(program: str):
   return importlib.import_module(f'fusion_jax.{program}').main
 
 
-def test_it_trains(user_dir, workdir):
+@pytest.fixture(scope='module')
+def workdir(own_tables, tmp_path_factory):
+  """Of a training with the scheme."""
+  workdir = tmp_path_factory.mktemp('own') / 'run'
   flags = TINY | {
     'data.prepared': workdir.parent / 'prepared',
     'training.steps': 4,
@@ -76,15 +82,20 @@ def test_it_trains(user_dir, workdir):
     [
       f'--config={ROOT}/configs/quickstart.py',
       f'--workdir={workdir}',
-      user_dir,
+      _user_dir(workdir.parent),
       *given,
       *_FUSED,
     ]
   )
   assert code == 0
+  return workdir
+
+
+def test_it_trains(user_dir, workdir):
   rows = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
   (told,) = [row for row in rows if row['kind'] == 'fusion']
   assert 'encoder/read_out/layer_weights_0' in told
+  run_user_dir(user_dir.partition('=')[2])
   run = load_run(workdir)
   logits = run.parameters['encoder']['read_out']['logits']
   assert np.abs(logits).max() > 0
@@ -191,9 +202,8 @@ def test_its_code_has_right_types(tmp_path):
   assert checked.returncode == 0, checked.stdout
 
 
-def test_without_its_file_it_is_refused(own_tables, workdir, capsys):
-  fusion._TABLE.pop('weighted_mean', None)
-  fusion_options._RULES.pop('weighted_mean', None)
+def test_without_its_file_it_is_refused(workdir, capsys):
+  _forget()
   assert _main('cli.decode')([f'--workdir={workdir}']) == 2
   message = capsys.readouterr().err
   assert "model.encoder.fusion: must be 'none', " in message
