@@ -62,7 +62,7 @@ from benchmarks.sizes import SIZES, Size
 from fusion_jax.config.flags import load_config, parse_arguments
 from fusion_jax.config.presets import changed
 from fusion_jax.errors import CheckFailed, InputError, first_line
-from fusion_jax.startup import one_line_errors
+from fusion_jax.startup import one_line_errors, start_logging
 from fusion_jax.tools.aot.chips import CHIPS
 from fusion_jax.tools.export.ctranslate2 import export
 
@@ -350,6 +350,7 @@ def _started(
 
 def _multi30k(place: Place, seconds: float) -> dict[str, Any]:
   """Train by the config with packing, within the seconds, and translate."""
+  start_logging()
   workdir = place.folder / 'multi30k'
   fields = {'data.root': str(place.data), 'data.batch.packing': True}
   fields |= {'data.batch.shapes': 1} | (_TINY_RUN if place.tiny else {})
