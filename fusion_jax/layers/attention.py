@@ -104,35 +104,6 @@ def key_value(
   )
 
 
-@jax.custom_vjp
-def _products(
-  query: Float[Array, 'B N T H'], keys: Float[Array, 'B N H S']
-) -> Float[Array, 'B N T S']:
-  """Return Q K^T in float32; its gradient has the dtype of the queries.
-
-  JAX's own rule multiplies a float32 gradient, the largest array of a layer.
-  """
-  return jnp.einsum(
-    'BNTH,BNHS->BNTS', query, keys, preferred_element_type=jnp.float32
-  )
-
-
-def _products_forward(query, keys):
-  return _products(query, keys), (query, keys)
-
-
-def _products_backward(operands, gradient):
-  query, keys = operands
-  gradient = gradient.astype(query.dtype)
-  return (
-    jnp.einsum('BNTS,BNHS->BNTH', gradient, keys),
-    jnp.einsum('BNTH,BNTS->BNHS', query, gradient),
-  )
-
-
-_products.defvjp(_products_forward, _products_backward)
-
-
 def attention_weights(
   query: Float[Array, 'B N T H'],
   keys: Float[Array, 'B N H S'],
@@ -148,8 +119,10 @@ def attention_weights(
   Returns:
     Weights, float32; a row whose keys are all masked is uniform.
   """
-  logits = _products(query, keys) / query.shape[-1] ** 0.5
-  logits = jnp.where(mask, logits, _MASKED)
+  logits = jnp.einsum(
+    'BNTH,BNHS->BNTS', query, keys, preferred_element_type=jnp.float32
+  )
+  logits = jnp.where(mask, logits / query.shape[-1] ** 0.5, _MASKED)
   return jax.nn.softmax(logits, axis=-1)
 
 

@@ -35,51 +35,6 @@ def test_weights_by_hand():
   assert_close(weights.reshape(3), np.array([0.25, 0.75, 0.0]))
 
 
-def _weights_and_gradients(dtype):
-  draw = jax.random.split(jax.random.key(0), 3)
-  query = jax.random.normal(draw[0], (2, 3, 4, 8)).astype(dtype)
-  keys = jax.random.normal(draw[1], (2, 3, 8, 5)).astype(dtype)
-  mask = padding_mask(jnp.array([5, 3]), 5)
-
-  def plain(query, keys):
-    logits = (query.astype('f4') @ keys.astype('f4')) / 8**0.5
-    return jax.nn.softmax(jnp.where(mask, logits, -1e9))
-
-  ours, pull = jax.vjp(lambda *x: attention_weights(*x, mask), query, keys)
-  expected, pull_plain = jax.vjp(plain, query, keys)
-  pulled = jax.random.normal(draw[2], ours.shape)
-  return (ours, *pull(pulled)), (expected, *pull_plain(pulled))
-
-
-def test_gradients_of_the_weights_equal_those_of_the_plain_formula():
-  for found, expected in zip(*_weights_and_gradients('float32'), strict=True):
-    assert_close(found, expected)
-
-
-def test_gradients_of_bfloat16_products_are_bfloat16_products():
-  (_, *found), (_, *expected) = _weights_and_gradients('bfloat16')
-  for one, other in zip(found, expected, strict=True):
-    assert one.dtype == jnp.bfloat16
-    np.testing.assert_allclose(
-      one.astype('f4'), other.astype('f4'), rtol=0.02, atol=0.02
-    )
-  query, keys = (
-    jnp.ones(s, jnp.bfloat16) for s in ((1, 1, 2, 4), (1, 1, 4, 2))
-  )
-  mask = padding_mask(jnp.array([2]), 2)
-  program = jax.make_jaxpr(
-    jax.grad(lambda q, k: attention_weights(q, k, mask).sum(), (0, 1))
-  )(query, keys)
-  assert str(program).count('dot_general') == 3
-  operands = [
-    x.aval.dtype
-    for equation in program.eqns
-    if equation.primitive.name == 'dot_general'
-    for x in equation.invars
-  ]
-  assert set(operands) == {jnp.dtype('bfloat16')}
-
-
 def test_a_row_without_keys_is_finite_and_so_is_its_gradient():
   query, keys = jnp.ones((1, 1, 1, 2)), jnp.ones((1, 1, 2, 3))
   mask = padding_mask(jnp.array([0]), 3)
