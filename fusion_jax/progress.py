@@ -68,7 +68,7 @@ class Progress:
 
 
 @contextlib.contextmanager
-def heartbeat(
+def tell_how_long(
   what: str, every: float = _SECONDS_BETWEEN_BEATS
 ) -> Iterator[None]:
   """Log how long the block works, which cannot say how far it is.

@@ -20,6 +20,18 @@ from fusion_jax.parallel.distributed import is_first
 
 logger = logging.getLogger(__name__)
 
+# No line of text is longer.
+_MOST_BYTES = 16 * 2**20
+# Beginnings of files that are no text in UTF-8.
+_MAGIC = {
+  b'\x1f\x8b': 'it is packed by gzip; end its name in .gz or unpack it',
+  b'BZh': 'it is packed by bzip2; end its name in .bz2 or unpack it',
+  b'\xfd7zXZ': 'it is packed by xz; end its name in .xz or unpack it',
+  b'\x28\xb5\x2f\xfd': 'it is packed by zstd; unpack it',
+  b'\xff\xfe': 'it is UTF-16; convert it to UTF-8',
+  b'\xfe\xff': 'it is UTF-16; convert it to UTF-8',
+}
+
 
 def split_paths(text: str) -> list[str]:
   """Split paths at commas, unless a path with this whole name exists."""
@@ -81,18 +93,6 @@ def read_lines(
         )
       warned = True
     yield text
-
-
-_MOST_BYTES = 16 * 2**20
-# Beginnings of files that are no text in UTF-8.
-_MAGIC = {
-  b'\x1f\x8b': 'it is packed by gzip; end its name in .gz or unpack it',
-  b'BZh': 'it is packed by bzip2; end its name in .bz2 or unpack it',
-  b'\xfd7zXZ': 'it is packed by xz; end its name in .xz or unpack it',
-  b'\x28\xb5\x2f\xfd': 'it is packed by zstd; unpack it',
-  b'\xff\xfe': 'it is UTF-16; convert it to UTF-8',
-  b'\xfe\xff': 'it is UTF-16; convert it to UTF-8',
-}
 
 
 def _no_text(line: bytes, number: int) -> str:

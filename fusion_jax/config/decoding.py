@@ -17,7 +17,7 @@ from fusion_jax.bounds import (
 from fusion_jax.config.section import section
 
 # Those of sacreBLEU, which is not imported here.
-Tokenizer: TypeAlias = Literal[
+BleuTokenizer: TypeAlias = Literal[
   '',
   '13a',
   'char',
@@ -104,6 +104,6 @@ class DecodingConfig:
   batch_tokens: Positive = 16_384
   """Slots of a batch: rows * beam * source length."""
 
-  bleu_tokenizer: Tokenizer = ''
+  bleu_tokenizer: BleuTokenizer = ''
   """Tokenizer of BLEU, by sacreBLEU's name, some of which are downloaded; '':
   that of the target language."""

@@ -266,8 +266,16 @@ def _check_routing_form(options: RoutingOptions, path: str) -> None:
 
 
 def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
-  encoder = name == 'encoder'
-  shortcut, many = side.shortcut, side.multi_layer.layers > 1
+  _check_place(side, path, name, norm)
+  _check_keys_and_values(side, path)
+  _check_shortcut(side, path, name, norm)
+  _check_residual(side, path)
+  _check_values(side, path)
+  if side.start == 'baseline':
+    _check_baseline_start(side, path)
+
+
+def _check_place(side: SideConfig, path: str, name: Side, norm: str) -> None:
   require(
     side.rules is None or name in side.rules.sides,
     f'{path}.fusion',
@@ -281,6 +289,11 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f'{" or ".join(map(repr, side.rules.norms if side.rules else ()))}, '
     f'got {norm!r}',
   )
+
+
+def _check_keys_and_values(side: SideConfig, path: str) -> None:
+  """Refuse two sources of the keys and values of one self-attention."""
+  shortcut, many = side.shortcut, side.multi_layer.layers > 1
   require(
     not (many and shortcut.source != 'none'),
     f'{path}.multi_layer.layers',
@@ -311,6 +324,10 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f'{side.ways} both replace the keys and values; choose one, or '
     f'{side.fusion}.ways=1',
   )
+
+
+def _check_shortcut(side: SideConfig, path: str, name: Side, norm: str) -> None:
+  shortcut, encoder = side.shortcut, name == 'encoder'
   require(
     not (encoder and shortcut.source != 'none' and shortcut.where != 'self'),
     f'{path}.shortcut.where',
@@ -323,17 +340,24 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f"{shortcut.where!r} reads the encoder's embeddings, which "
     "source='non_lexical' does not; use 'self' or source='lexical'",
   )
-  own_residual = side.rules is not None and side.rules.owns_residual
   require(
-    not (side.skip_gains and own_residual),
-    f'{path}.skip_gains',
-    f'True and fusion={side.fusion!r} both replace the residual; choose one',
-  )
-  require(
-    not (shortcut.author_compat and own_residual),
+    not (shortcut.author_compat and _owns_residual(side)),
     f'{path}.shortcut.author_compat',
     'starts the residual from the normalised input, and with fusion='
     f'{side.fusion!r} the residual is not one array; choose one',
+  )
+  require(
+    not (shortcut.author_compat and norm != 'pre'),
+    f'{path}.shortcut.author_compat',
+    f'is about the norm before attention; model.norm={norm!r} has none',
+  )
+
+
+def _check_residual(side: SideConfig, path: str) -> None:
+  require(
+    not (side.skip_gains and _owns_residual(side)),
+    f'{path}.skip_gains',
+    f'True and fusion={side.fusion!r} both replace the residual; choose one',
   )
   require(
     side.hyper.kind == 'manifold'
@@ -343,14 +367,10 @@ def _check_pairs(side: SideConfig, path: str, name: Side, norm: str) -> None:
     f'{side.hyper.rounds} has no effect with hyper.kind={side.hyper.kind!r}; '
     'leave it out',
   )
-  require(
-    not (shortcut.author_compat and norm != 'pre'),
-    f'{path}.shortcut.author_compat',
-    f'is about the norm before attention; model.norm={norm!r} has none',
-  )
-  _check_values(side, path)
-  if side.start == 'baseline':
-    _check_baseline_start(side, path)
+
+
+def _owns_residual(side: SideConfig) -> bool:
+  return side.rules is not None and side.rules.owns_residual
 
 
 def _check_values(side: SideConfig, path: str) -> None:

@@ -10,25 +10,22 @@ they are prepared.
 
 import argparse
 import contextlib
-import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+import pooch
 import requests
 
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.data.iwslt14 import unpack
 from fusion_jax.errors import InputError, first_line
-from fusion_jax.files import read_errors, whole_file, write_errors
+from fusion_jax.files import read_errors, write_errors
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
-
-_CHUNK_BYTES = 1 << 20
-_SECONDS = 60  # Without any answer.
 
 
 class Corpus(NamedTuple):
@@ -122,9 +119,7 @@ def fetch(name: str, folder: Path, mirror: str = '') -> None:
     raise InputError(f'--mirror={mirror}: must begin with https, http or file')
   with _made(folder):
     for file, digest in corpus.files.items():
-      logger.info('%s', folder / file)
-      if not _is_right(folder / file, digest):
-        _download(f'{base}/{file}', folder / file, digest)
+      _download(f'{base}/{file}', folder / file, digest)
   if corpus.unpack:
     corpus.unpack(folder)
   logger.info('%s is in %s; %s', name, folder, corpus.licence)
@@ -143,50 +138,29 @@ def _made(folder: Path) -> Iterator[None]:
       folder.rmdir()
 
 
-def _is_right(path: Path, digest: str) -> bool:
-  if not path.is_file():
-    return False
-  with read_errors(path), path.open('rb') as file:
-    found = hashlib.file_digest(file, _kind(digest)).hexdigest()
-  return digest.endswith(f':{found}')
-
-
-def _kind(digest: str) -> str:
-  return digest.partition(':')[0]
-
-
 def _download(url: str, path: Path, digest: str) -> None:
-  found = hashlib.new(_kind(digest))
-  with whole_file(path) as file:
-    try:
-      for chunk in _content(url):
-        found.update(chunk)
-        file.write(chunk)
-    except requests.RequestException as error:
-      raise InputError(
-        f'{url}: cannot be downloaded: {first_line(error)}; --mirror names '
-        'another place'
-      ) from error
-    if not digest.endswith(f':{found.hexdigest()}'):
-      raise InputError(
-        f'{url}: is not the file that it should be: its digest is not '
-        f'{digest}; --mirror names another place'
-      )
+  logger.info('%s', path)
+  pooch.get_logger().setLevel(logging.WARNING)
+  copies = _copy if urlsplit(url).scheme == 'file' else None
+  try:
+    pooch.retrieve(url, digest, path.name, path.parent, downloader=copies)
+  except requests.RequestException as error:
+    raise InputError(
+      f'{url}: cannot be downloaded: {first_line(error)}; --mirror names '
+      'another place'
+    ) from error
+  except ValueError as error:
+    raise InputError(
+      f'{url}: is not the file that it should be: its digest is not {digest}; '
+      '--mirror names another place'
+    ) from error
 
 
-def _content(url: str) -> Iterator[bytes]:
-  """Yield the bytes of a file at an address."""
-  parts = urlsplit(url)
-  if parts.scheme == 'file':
-    path = unquote(parts.path)
-    with read_errors(path), open(path, 'rb') as file:
-      yield from iter(lambda: file.read(_CHUNK_BYTES), b'')
-    return
-  with requests.get(
-    url, headers={'Accept-Encoding': 'identity'}, stream=True, timeout=_SECONDS
-  ) as answer:
-    answer.raise_for_status()
-    yield from answer.iter_content(_CHUNK_BYTES)
+def _copy(url: str, output: str, _: Any) -> None:
+  """Do what pooch's downloaders do, of a file of this machine."""
+  source = unquote(urlsplit(url).path)
+  with read_errors(source), open(source, 'rb') as file:
+    Path(output).write_bytes(file.read())
 
 
 @one_line_errors

@@ -36,7 +36,7 @@ from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.data.tokenizer import train as train_tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.files import whole_folder
-from fusion_jax.progress import heartbeat
+from fusion_jax.progress import tell_how_long
 from fusion_jax.seals import sealed
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -252,7 +252,7 @@ def _trained(
       '%s: %s, %s pieces, %s lines',
       work, config.algorithm, f'{config.vocabulary_size:,}', f'{count:,}',
   )  # fmt: skip
-  with heartbeat(work):
+  with tell_how_long(work):
     return Tokenizer(train_tokenizer(filter(None, lines), config, tags))
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import get_args
 
 from fusion_jax.bounds import Natural, Positive, number
-from fusion_jax.config.decoding import Tokenizer
+from fusion_jax.config.decoding import BleuTokenizer
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.startup import (
   one_line_errors,
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     )
   add(
     '--bleu_tokenizer',
-    choices=get_args(Tokenizer),
+    choices=get_args(BleuTokenizer),
     default='',
     help="by sacreBLEU's name; default: that of the runs or of the language",
   )

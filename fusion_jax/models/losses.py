@@ -58,19 +58,33 @@ class _Gradients(NamedTuple):
   output: OutputLayer
 
 
-def _mean_logits(
-  features: Float[Array, 'R D'], output: OutputLayer
-) -> Float[Array, ' R']:
-  """Return the mean of each row of logits, without reading them again."""
-  table = output.table.astype(features.dtype).mean(0, dtype=jnp.float32)
-  means = (features.astype(jnp.float32) * table).sum(-1)
-  return means if output.bias is None else means + output.bias.mean()
+class _Output(NamedTuple):
+  """What all chunks read of the output layer.
+
+  Attributes:
+    layer: Output layer with the table in the dtype of the features.
+    mean: Mean over the vocabulary of table and bias.
+  """
+
+  layer: OutputLayer
+  mean: tuple[Float[Array, ' D'], Float[Array, ''] | float]
+
+  def mean_logits(self, features: Float[Array, 'R D']) -> Float[Array, ' R']:
+    """Return the mean of each row of logits, without reading them."""
+    row, bias = self.mean
+    return (features.astype(jnp.float32) * row).sum(-1) + bias
+
+
+def _output(layer: OutputLayer, features: Array) -> _Output:
+  table = layer.table.astype(features.dtype)
+  bias = 0.0 if layer.bias is None else layer.bias.mean()
+  mean = table.mean(0, dtype=jnp.float32), bias
+  return _Output(layer._replace(table=table), mean)
 
 
 def _row_losses(
   logits: Float[Array, 'R V'],
-  features: Float[Array, 'R D'],
-  output: OutputLayer,
+  mean: Float[Array, ' R'],
   targets: Int[Array, ' R'],
   smoothing: float,
 ) -> tuple[_Rows, Float[Array, 'R 1']]:
@@ -79,10 +93,8 @@ def _row_losses(
   log_sum = largest + jnp.log(jnp.exp(logits - largest).sum(-1, keepdims=True))
   chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)
   negative = (log_sum - chosen)[:, 0]
-  loss = negative
-  if smoothing:
-    uniform = log_sum[:, 0] - _mean_logits(features, output)
-    loss = (1 - smoothing) * negative + smoothing * uniform
+  uniform = log_sum[:, 0] - mean
+  loss = (1 - smoothing) * negative + smoothing * uniform
   return _Rows(loss, negative, (chosen >= largest)[:, 0]), log_sum
 
 
@@ -117,9 +129,8 @@ def _chunk_gradients(
   product = functools.partial(
     jax.lax.dot_general, preferred_element_type=jnp.float32
   )
-  table = output.table.astype(features.dtype)
   return _Gradients(
-    product(by_logits, table, (((1,), (0,)), ((), ()))),
+    product(by_logits, output.table, (((1,), (0,)), ((), ()))),
     OutputLayer(
       product(by_logits, features, (((0,), (0,)), ((), ()))),
       None if output.bias is None else by_logits.sum(0, dtype=jnp.float32),
@@ -165,11 +176,6 @@ def _from_chunks(x: Array, rows: int) -> Array:
   return jnp.moveaxis(by_chunk, 0, 1).reshape(rows, -1, *x.shape[2:])
 
 
-def _cast(output: OutputLayer, features: Array) -> OutputLayer:
-  """Return the output layer with the table that the products read."""
-  return output._replace(table=output.table.astype(features.dtype))
-
-
 def _zeros(output: OutputLayer) -> OutputLayer:
   return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), output)
 
@@ -187,13 +193,12 @@ def _cross_entropy(
 
   def add_chunk(sums, chunk):
     chunk_features, chunk_targets, chunk_keep = chunk
-    logits = output_logits(chunk_features, output)
-    rows, _ = _row_losses(
-      logits, chunk_features, output, chunk_targets, smoothing
-    )
+    logits = output_logits(chunk_features, read.layer)
+    mean = read.mean_logits(chunk_features)
+    rows, _ = _row_losses(logits, mean, chunk_targets, smoothing)
     return jax.tree.map(jnp.add, sums, _chunk_sums(rows, chunk_keep)), None
 
-  output = _cast(output, features)
+  read = _output(output, features)
   chunks = tuple(_to_chunks(x, count) for x in (features, targets, keep))
   return jax.lax.scan(add_chunk, zero_sums(), chunks)[0]
 
@@ -205,15 +210,14 @@ def _cross_entropy_forward(
 
   def add_chunk(carry, chunk):
     chunk_features, chunk_targets, chunk_keep = chunk
-    logits = output_logits(chunk_features, output)
-    rows, log_sum = _row_losses(
-      logits, chunk_features, output, chunk_targets, smoothing
-    )
+    logits = output_logits(chunk_features, read.layer)
+    mean = read.mean_logits(chunk_features)
+    rows, log_sum = _row_losses(logits, mean, chunk_targets, smoothing)
     gradients = _chunk_gradients(
       logits,
       log_sum,
       chunk_features,
-      output,
+      read.layer,
       chunk_targets,
       chunk_keep,
       smoothing,
@@ -222,7 +226,7 @@ def _cross_entropy_forward(
     carry = jax.tree.map(jnp.add, carry, new)
     return carry, gradients.features.astype(features.dtype)
 
-  output = _cast(output, features)
+  read = _output(output, features)
   chunks = tuple(_to_chunks(x, count) for x in (features, targets, keep))
   (sums, by_output), by_features = jax.lax.scan(
     add_chunk, (zero_sums(), _zeros(output)), chunks
@@ -274,7 +278,7 @@ class _MixtureChunk(NamedTuple):
 def _mixture_chunk(
   features: Float[Array, 'G R D'],
   log_weights: Float[Array, 'G R'],
-  output: OutputLayer,
+  output: _Output,
   targets: Int[Array, ' R'],
   keep: Bool[Array, ' R'],
   settings: _Settings,
@@ -286,10 +290,9 @@ def _mixture_chunk(
     mixture, by_output = carry
     group_features, log_weight = group[0], group[1][:, None]
     weight, by_features = jnp.exp(log_weight), None
-    logits = output_logits(group_features, output)
-    rows, log_sum = _row_losses(
-      logits, group_features, output, targets, settings.smoothing
-    )
+    logits = output_logits(group_features, output.layer)
+    mean = output.mean_logits(group_features)
+    rows, log_sum = _row_losses(logits, mean, targets, settings.smoothing)
     if settings.combine == 'arithmetic':
       mixture += jnp.exp(log_weight + logits - log_sum)
     else:
@@ -299,7 +302,7 @@ def _mixture_chunk(
         logits,
         log_sum,
         group_features,
-        output,
+        output.layer,
         targets,
         keep,
         settings.smoothing,
@@ -310,7 +313,7 @@ def _mixture_chunk(
     seen = (rows.loss, rows.negative_log_likelihood, by_features)
     return (mixture, by_output), seen
 
-  nothing = jnp.zeros((targets.size, output.table.shape[0]), jnp.float32)
+  nothing = jnp.zeros((targets.size, output.layer.table.shape[0]), jnp.float32)
   (mixture, by_output), (losses, negatives, by_features) = jax.lax.scan(
     add_group, (nothing, by_output), (features, log_weights)
   )
@@ -349,7 +352,7 @@ def _mixture_pass(
   shape = features.shape
   groups, rows, *rest = shape
   count = _chunk_count(rows, targets.shape[1], settings.chunk_tokens)
-  output = _cast(output, features)
+  read = _output(output, features)
   features = features.reshape(groups, rows // count, count, *rest)
 
   def add_chunk(carry, chunk):
@@ -359,7 +362,7 @@ def _mixture_pass(
     new = _mixture_chunk(
       chunk_features.reshape(groups, -1, features.shape[-1]),
       chunk_weights,
-      output,
+      read,
       chunk_targets,
       chunk_keep,
       settings,

@@ -39,7 +39,8 @@ def write_corpus(workdir: Path, corpus: PreparedCorpus) -> None:
   for direction in corpus.split('valid').directions:
     texts = corpus.split('valid', direction).texts()
     for path, lines in zip(_texts(folder, direction), texts, strict=True):
-      write_whole(path, ''.join(f'{line}\n' for line in lines).encode())
+      if not path.exists():
+        write_whole(path, ''.join(f'{line}\n' for line in lines).encode())
 
 
 def copy_corpus(workdir: Path, to: Path) -> None:

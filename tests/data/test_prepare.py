@@ -344,8 +344,8 @@ def test_both_sides_are_trained_at_once(text, monkeypatch, caplog):
     return model
 
   monkeypatch.setattr(prepare, 'train_tokenizer', train)
-  often = functools.partial(prepare.heartbeat, every=0.01)
-  monkeypatch.setattr(prepare, 'heartbeat', often)
+  often = functools.partial(prepare.tell_how_long, every=0.01)
+  monkeypatch.setattr(prepare, 'tell_how_long', often)
   config = TokenizerConfig(vocabulary_size=44, joint=False, training_lines=60)
   with caplog.at_level(logging.INFO):
     prepare.prepare(data_in(text, tokenizer=config))

@@ -470,8 +470,17 @@ def test_transparent_memories_are_means(layers, decoder_layers, seed):
   _close(apply(variables, states), expected, 1e-4)
 
 
-def test_transparent_dropout_is_before_the_softmax():
-  options = TransparentOptions(dropout=0.5)
+@pytest.mark.parametrize(
+  ('place', 'kept_as', 'dropped_as'),
+  [
+    # Kept, the logit ln 2 doubles: 4 / (4 + 1). Dropped, it is 0: 1 / 2.
+    ('logits', 4 / 5, 1 / 2),
+    # The share 2 / 3, kept and doubled, or dropped.
+    ('weights', 4 / 3, 0),
+  ],
+)
+def test_transparent_dropout_by_its_place(place, kept_as, dropped_as):
+  options = TransparentOptions(dropout=0.5, dropout_place=place)
   module = _transparent(1, 'rezero', 300, transparent=options)
   one, zero = jnp.ones((2, 3, _WIDTH)), jnp.zeros((2, 3, _WIDTH))
   params = {'weights': jnp.zeros((2, 300)).at[0].set(np.log(2))}
@@ -481,30 +490,12 @@ def test_transparent_dropout_is_before_the_softmax():
     _context(deterministic=False),
     rngs={'dropout': jax.random.key(0)},
   )
-  # Kept, the logit ln 2 doubles: 4 / (4 + 1). Dropped, it is 0: 1 / 2.
-  kept = np.isclose(memories, 0.8)
-  assert (kept | np.isclose(memories, 0.5)).all()
+  kept = np.isclose(memories, kept_as)
+  assert (kept | np.isclose(memories, dropped_as)).all()
   # 300 draws of one half: 0.38 is four deviations away.
   assert 0.38 < kept.mean() < 0.62
   plain = module.apply({'params': params}, (one, zero), _context())
   np.testing.assert_allclose(plain, 2 / 3, rtol=1e-6)
-
-
-def test_transparent_dropout_can_be_after_the_softmax():
-  options = TransparentOptions(dropout=0.5, dropout_place='weights')
-  module = _transparent(1, 'rezero', 300, transparent=options)
-  one, zero = jnp.ones((2, 3, _WIDTH)), jnp.zeros((2, 3, _WIDTH))
-  params = {'weights': jnp.zeros((2, 300)).at[0].set(np.log(2))}
-  memories = module.apply(
-    {'params': params},
-    (one, zero),
-    _context(deterministic=False),
-    rngs={'dropout': jax.random.key(0)},
-  )
-  # The share 2 / 3, kept and doubled, or dropped.
-  kept = np.isclose(memories, 4 / 3)
-  assert (kept | np.isclose(memories, 0)).all()
-  assert 0.38 < kept.mean() < 0.62
 
 
 def test_transparent_memories_can_have_a_norm():

@@ -149,7 +149,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(program, unbroken, tmp_path):
   # TensorStore's threads may print tracebacks of their own before it.
   last = err.splitlines()[-1]
   assert last.startswith('error:')
-  assert 'be written' in last
+  assert 'could not be written' in last
   code, err = program.run(workdir, training__steps=310)
   assert code == 0, err
   assert 'resuming from step 300' in err
