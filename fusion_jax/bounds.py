@@ -58,14 +58,7 @@ Texts: TypeAlias = Annotated[tuple[Text, ...], Field(strict=False)]
 
 
 def number(kind: Any) -> Callable[[str], Any]:
-  """Return a reader of a flag's text as a number within bounds.
-
-  Args:
-    kind: One of the types above.
-
-  Returns:
-    Function for `type` of argparse's `add_argument`.
-  """
+  """Return a reader of a flag's text as a number within bounds."""
   plain = typing.get_args(kind)[0]
 
   def read(text: str) -> Any:

@@ -20,13 +20,7 @@ class Progress:
   """Count work that is done; log the count, the rate and the time left."""
 
   def __init__(self, total: int | None, unit: str, what: str = ''):
-    """Start the clock.
-
-    Args:
-      total: Number of units to come, if known.
-      unit: What is counted, in the plural.
-      what: Name of the work, for the beginning of the line.
-    """
+    """Start the clock."""
     self._total, self._unit = total, unit
     self._name = f'{what}: ' if what else ''
     self._done = 0
@@ -71,12 +65,7 @@ class Progress:
 def tell_how_long(
   what: str, every: float = _SECONDS_BETWEEN_BEATS
 ) -> Iterator[None]:
-  """Log how long the block works, which cannot say how far it is.
-
-  Args:
-    what: Name of the work.
-    every: Seconds between two lines.
-  """
+  """Log how long the block works, which cannot say how far it is."""
   ended, start = threading.Event(), time.monotonic()
 
   def beat() -> None:
@@ -95,17 +84,7 @@ def tell_how_long(
 def with_progress(
   items: Iterable[_ItemT], what: str, total: int, unit: str = 'pairs'
 ) -> Iterator[_ItemT]:
-  """Pass items on and log how far they are.
-
-  Args:
-    items: Anything iterable.
-    what: Name of the work, 'encoding train' for example.
-    total: Number of items, for the time that is left.
-    unit: What the items are, in the plural.
-
-  Yields:
-    The items.
-  """
+  """Pass items on and log how far they are."""
   progress, unseen = Progress(total, unit, what), 0
   for item in items:
     yield item

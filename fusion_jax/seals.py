@@ -20,15 +20,7 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(values: Mapping[str, Any], name: str) -> None:
-  """Compare values with their digest.
-
-  Args:
-    values: Result of `sealed`. Values without a digest pass.
-    name: Name of the values in the message.
-
-  Raises:
-    DamagedError: The values differ from those that were sealed.
-  """
+  """Compare values with their digest."""
   content = {key: value for key, value in values.items() if key != _SEAL}
   if _SEAL in values and values[_SEAL] != _digest(content):
     raise DamagedError(f'{name} does not agree with its digest')

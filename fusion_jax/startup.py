@@ -83,11 +83,7 @@ def keep_compiled() -> None:
 
 
 def run_program(main: Callable[[list[str]], int]) -> NoReturn:
-  """Run the main function of a program on its command line, and exit.
-
-  Args:
-    main: Function from the flags to the exit code.
-  """
+  """Run the main function of a program on its command line, and exit."""
   use_utf8()
   use_huge_pages()
   keep_compiled()
@@ -137,12 +133,6 @@ def one_line_errors(main: Callable[..., int | None]) -> Callable[..., int]:
   is too small, 130 on Ctrl-C, 141 if the reader of stdout is gone. Every other
   exception is a bug in this package and keeps its traceback. SIGTERM removes
   unfinished files and then ends the process as usual.
-
-  Args:
-    main: Entry point of a program. It may return an exit code of its own.
-
-  Returns:
-    The wrapped entry point; it returns the exit code for `sys.exit`.
   """
 
   @functools.wraps(main)

@@ -67,17 +67,7 @@ def ablations_of(config: ModelConfig) -> tuple[Ablation, ...]:
 def ablated(
   parameters: Parameters, config: ModelConfig, ablation: Ablation | None
 ) -> Parameters:
-  """Return parameters of a model without a part.
-
-  Args:
-    parameters: Parameters of the model.
-    config: Model configuration.
-    ablation: One of `ablations_of`; None leaves nothing out.
-
-  Returns:
-    The same arrays with masks beside them. The structure is the same for all
-    ablations, so that one compiled program serves them all.
-  """
+  """Return parameters of a model without a part."""
   masks = {side: _whole(config, side) for side in SIDES}
   if ablation is not None:
     masks[ablation.side] = _without(masks[ablation.side], config, ablation)
@@ -130,16 +120,7 @@ def _without(
 def ablation_losses(
   analysed: RunWithText, chosen: Sequence[Ablation | None]
 ) -> list[float | None]:
-  """Measure the mean negative log-likelihood per target subword.
-
-  Args:
-    analysed: Run and text to measure.
-    chosen: Ablations to apply, one after the other; None leaves nothing out.
-
-  Returns:
-    Losses in nats (of several predictions, those of the mixture); None where
-    a loss is not finite.
-  """
+  """Measure the mean negative log-likelihood per target subword."""
   run, pairs = analysed.run, analysed.pairs
   shapes = text_shapes(pairs)
 
@@ -162,15 +143,7 @@ def ablation_losses(
 def ablation_scores(
   analysed: RunWithText, chosen: Sequence[Ablation | None]
 ) -> tuple[list[float], str]:
-  """Measure BLEU under each ablation, with the search of the run's config.
-
-  Args:
-    analysed: Run and text to measure.
-    chosen: Ablations to apply, one after the other; None leaves nothing out.
-
-  Returns:
-    Scores from 0 to 100, and sacreBLEU's signature.
-  """
+  """Measure BLEU under each ablation, with the search of the run's config."""
   run = analysed.run
   found, signature = [], ''
   for number, ablation in enumerate(chosen, start=1):
@@ -189,12 +162,7 @@ def ablation_scores(
 
 
 def measure(analysed: RunWithText) -> Numbers:
-  """Measure loss and BLEU of the whole model and of every ablation.
-
-  Returns:
-    'whole': loss and BLEU of the whole model. 'ablations': for each side, kind
-    and number, both values and their changes; None where a loss is not finite.
-  """
+  """Measure loss and BLEU of the whole model and of every ablation."""
   chosen = ablations_of(analysed.run.config.model)
   losses = ablation_losses(analysed, (None, *chosen))
   scores, signature = ablation_scores(analysed, (None, *chosen))

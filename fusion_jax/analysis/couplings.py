@@ -34,15 +34,7 @@ _PAPER = {
 
 
 def coupling_maps(analysed: RunWithText) -> Numbers:
-  """Measure the mean couplings of every iteration, and their entropy.
-
-  Returns:
-    For each side that routes, means over all its tokens: 'couplings'
-    [I][L][N], H[1] first; 'entropy' [I] in nats, of the couplings of each
-    position; 'diversity' [I]; and 'capsules', 'uniform_entropy' (that of
-    uniform couplings), 'sum_over' (the capsules over which couplings sum to 1)
-    and 'positions'. 'paper': the values of Dou et al. (2019).
-  """
+  """Measure the mean couplings of every iteration, and their entropy."""
   config = analysed.run.config.model
 
   def measure(shown, side):

@@ -36,18 +36,7 @@ _NAMES = {'valid': 'validation', 'train': 'training'}
 
 
 def curves(analysed: RunWithText) -> Numbers:
-  """Read the numbers of the training and of its validations, by update.
-
-  Returns:
-    For 'train' and 'valid' the list 'steps' and a list of every number that
-    was logged, None where it was not finite. 'valid' is {} before the first
-    validation. 'gap': at every validation, the accuracy on the training text
-    as last logged, minus that on the validation text; None where one of them
-    is missing.
-
-  Raises:
-    InputError: Nothing was logged.
-  """
+  """Read the numbers of the training and of its validations, by update."""
   train = _columns(analysed.of_kind('train'), _TRAIN)
   rows = [row for row in analysed.metrics if row['kind'] == 'valid']
   valid = _columns(rows, _VALID) if rows else {}
@@ -55,14 +44,7 @@ def curves(analysed: RunWithText) -> Numbers:
 
 
 def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
-  """Draw the curves of one or more runs, overlaid.
-
-  Args:
-    runs: Results of `curves`, by the name of the run.
-
-  Returns:
-    A figure of six panels.
-  """
+  """Draw the curves of one or more runs, overlaid."""
   figure, axes = figures.panels(len(_PANELS))
   named = {run: f'{run}, ' if len(runs) > 1 else '' for run in runs}
   dashed = {
@@ -171,15 +153,7 @@ CURVES = View(
 
 
 def gradient_norms(analysed: RunWithText) -> Numbers:
-  """Read the logged norms by layer.
-
-  Returns:
-    'steps', and 'layers': for the number of each layer one norm per step, the
-    mean over the updates since the previous step; None where it was not finite.
-
-  Raises:
-    InputError: No norms were logged.
-  """
+  """Read the logged norms by layer."""
   rows = analysed.of_kind('train')
   layers = numbered(rows, 'encoder_gradient_norm_')
   if not layers:

@@ -32,21 +32,7 @@ def sources(config: ModelConfig, side: Side, count: int) -> tuple[str, ...]:
 def sown_weights(
   kept: Mapping[str, Any], config: ModelConfig, side: Side, view: DeclaredView
 ) -> dict[str, Any]:
-  """Return what the modules of a side sowed as 'layer_weights'.
-
-  Args:
-    kept: Sown values of the side, nested by the names of its modules.
-    config: Model configuration.
-    side: Side, whose scheme declares the view.
-    view: View of the values.
-
-  Returns:
-    Weights [K] or [B, T, K] by the module that reads the layers; 'output' is
-    the module that follows the stack.
-
-  Raises:
-    InputError: There are none, or they have other axes or too many layers.
-  """
+  """Return what the modules of a side sowed as 'layer_weights'."""
   found = {}
   for path, value in jax.tree_util.tree_leaves_with_path(kept):
     *modules, name = (part.key for part in path)

@@ -20,15 +20,6 @@ def frequency_bins(
 
   From the most frequent, number n is floor(bins (mass above it + half its
   own)), and the bin is bins - 1 - n.
-
-  Args:
-    counts: Count of every subword in a text.
-    bins: Number of bins, which share the text equally; a subword that is more
-      frequent than a bin's share leaves the bins below it empty.
-
-  Returns:
-    int32 from 0, the least frequent, to bins - 1; -1 for subwords without a
-    count.
   """
   order = np.argsort(-counts, kind='stable')
   own = counts[order].astype(np.float64)
@@ -41,12 +32,7 @@ def frequency_bins(
 def subword_counts(
   sentences: Iterable[Int[np.ndarray, ' T']], tokenizer: Tokenizer
 ) -> Int[np.ndarray, ' V']:
-  """Count every subword of a text, except end symbols and tags.
-
-  Args:
-    sentences: Ids with the end symbol.
-    tokenizer: Tokenizer of the ids.
-  """
+  """Count every subword of a text, except end symbols and tags."""
   vocabulary = tokenizer.vocabulary
   counts = np.zeros(vocabulary.size, np.int64)
   for ids in sentences:

@@ -63,16 +63,7 @@ def gate_places(config: ModelConfig) -> list[Place]:
 
 
 def gate_numbers(analysed: RunWithText) -> Numbers:
-  """Measure the mean and deviation of the gates of keys and values.
-
-  Returns:
-    For each attention with gates ('encoder self-attention' and the like), and
-    for 'key_gate' and 'value_gate': 'mean' and 'deviation' over positions and
-    features, by 'layer' [L], by 'position' [20][L] and by 'frequency' [10][L];
-    None where the text has no such position. 'positions' holds the number of
-    positions in total and of each kind. End symbols count but for the
-    frequency, which is that of the subword that the position reads.
-  """
+  """Measure the mean and deviation of the gates of keys and values."""
   run, places = analysed.run, gate_places(analysed.run.config.model)
   members = members_of(analysed)
 

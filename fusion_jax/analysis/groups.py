@@ -48,28 +48,14 @@ _TITLES = {
 
 
 def psi_of(parameters: Mapping[str, Any], config: ModelConfig) -> list[float]:
-  """Return psi = softmax(w / temperature); Yang et al. (2022), Eq. 6.
-
-  Args:
-    parameters: Parameters of a model with decoder groups.
-    config: Model configuration.
-  """
+  """Return psi = softmax(w / temperature); Yang et al. (2022), Eq. 6."""
   temperature = config.decoder.gtrans.temperature or math.sqrt(config.width)
   weights = parameters['decoder']['prediction']['group_weights']
   return jnp.exp(log_group_weights(weights, temperature)).tolist()
 
 
 def group_weights(analysed: RunWithText) -> Numbers:
-  """Read the weights of groups and of the layers in them.
-
-  Returns:
-    'weights': 'encoder', sigmoid(w) of every group, 'decoder_layers',
-    sigmoid(w) of every layer, and 'psi' of every group, as far as the model
-    has them. 'layers': the first and the last layer of every group of each
-    side. 'training': 'steps' and the same weights over the training,
-    [weights][steps]; None where nothing was logged. 'paper': psi of Yang et
-    al. (2022).
-  """
+  """Read the weights of groups and of the layers in them."""
   config, parameters = analysed.run.config.model, analysed.run.parameters
   sides = sides_of(config, 'gtrans')
   weights: dict[str, list[float]] = {}
@@ -172,12 +158,7 @@ WEIGHTS = View(
 
 
 def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
-  """Return a run that translates with some of its decoder groups.
-
-  Args:
-    run: Run of a model with decoder groups.
-    groups: Range of groups as 'first:last', counted from 1.
-  """
+  """Return a run that translates with some of its decoder groups."""
   model = run.config.model
   gtrans = dataclasses.replace(model.decoder.gtrans, inference_groups=groups)
   decoder = dataclasses.replace(model.decoder, gtrans=gtrans)
@@ -190,13 +171,7 @@ def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
 
 
 def group_scores(analysed: RunWithText) -> Numbers:
-  """Measure BLEU with every single group, and without the lowest groups.
-
-  Returns:
-    'single', BLEU of k:k for k = 1..N; 'pruned', BLEU of a:N for a = 1..N;
-    'psi'; 'lines' of the text; 'signature' of BLEU; 'decoding', the options of
-    the search; and 'paper', the values of Yang et al. (2022).
-  """
+  """Measure BLEU with every single group, and without the lowest groups."""
   run = analysed.run
   count = group_count(run.config.model, 'decoder')
   single = [f'{k}:{k}' for k in range(1, count + 1)]

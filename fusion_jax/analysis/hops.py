@@ -26,15 +26,7 @@ _MOST_PIECES = 36
 
 
 def hop_attention(analysed: RunWithText) -> Numbers:
-  """Measure the attention of every hop over the layers.
-
-  Returns:
-    For each side with hops: 'layers', their names; 'mean' [P][n] over all
-    'positions' of the text; and 'sentences', the first five. Each sentence has
-    its 'line' in the text, the 'pieces' that the encoder reads or the decoder
-    predicts, 'read', the piece read at each position, and 'attention'
-    [P][n][T].
-  """
+  """Measure the attention of every hop over the layers."""
   config = analysed.run.config.model
   sides = sides_of(config, 'hops')
   means = token_means(

@@ -45,15 +45,7 @@ _SCHEMES = *_MATRICES, 'linear', *_COMPUTED
 def dlcl_weights(
   weights: Float[np.ndarray, 'L L *D'], options: DlclOptions
 ) -> Float[np.ndarray, 'L L']:
-  """Return the weights w_lk after layer l, averaged over features.
-
-  Args:
-    weights: Parameter with the weights.
-    options: Options of the scheme.
-
-  Returns:
-    Weights with NaN where a layer is not read.
-  """
+  """Return the weights w_lk after layer l, averaged over features."""
   read = predecessors(
     len(weights), options.window, options.dilation, options.period
   )
@@ -67,20 +59,7 @@ def dlcl_weights(
 
 
 def layer_weights(analysed: RunWithText) -> Numbers:
-  """Measure the layer weights of both sides.
-
-  Args:
-    analysed: Run and text; the text is read only for dynamic combination.
-
-  Returns:
-    For each side with such a scheme: its 'scheme'; 'layers', the names of the
-    weighted layers; 'weights' of dlcl [L+1][L+1] and transparent [J][L+1], with
-    the names 'rows', None where a layer is not read, and of mudd and grn their
-    means over 'positions', if these have weights of their own, and features;
-    'norms' of linear [L]; 'mean' and 'deviation' of dynamic_combination [L]
-    over 'positions' and features. Of a scheme that declares the view, 'layers',
-    'rows' and 'weights', means over the tokens.
-  """
+  """Measure the layer weights of both sides."""
   config = analysed.run.config.model
   own = _declared(analysed)
   dynamic = tuple(

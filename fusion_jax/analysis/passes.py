@@ -49,12 +49,7 @@ class TextBatch(NamedTuple):
 def text_shapes(
   pairs: Sequence[TextPair], tokens: int = _TOKENS
 ) -> tuple[Shape, ...]:
-  """Choose the shapes of the batches of a text, at most two.
-
-  Args:
-    pairs: Pairs of the text.
-    tokens: Token slots of a batch on one side.
-  """
+  """Choose the shapes of the batches of a text, at most two."""
   config = BatchConfig(tokens=tokens, shapes=_SHAPES, row_multiple=1)
   return choose_shapes(_lengths(pairs), config)
 
@@ -62,12 +57,7 @@ def text_shapes(
 def text_batches(
   pairs: Sequence[TextPair], shapes: Sequence[Shape]
 ) -> Iterator[TextBatch]:
-  """Yield batches with every pair of a text once.
-
-  Args:
-    pairs: Pairs of the text.
-    shapes: Result of `text_shapes`.
-  """
+  """Yield batches with every pair of a text once."""
   order = np.arange(len(pairs), dtype=np.int32)
   assignment = assign_shapes(_lengths(pairs), shapes)
   plan = plan_epoch(order, assignment, tuple(shapes))
@@ -79,18 +69,7 @@ def text_batches(
 def watched(
   model: Transformer, parameters: Parameters, batch: Batch, *collections: str
 ) -> tuple[ModelOutput, Mapping[str, Any]]:
-  """Run a pass without dropout, and return what its modules sowed.
-
-  Args:
-    model: Model of a run.
-    parameters: Parameters of the model.
-    batch: Batch, read with teacher forcing.
-    collections: Collections to return: 'views', 'attention' or 'telemetry'.
-
-  Returns:
-    The output, and for each collection nested mappings of arrays by the names
-    of the modules; {} if nothing was sown.
-  """
+  """Run a pass without dropout, and return what its modules sowed."""
   output, kept = model.apply(
     {'params': parameters},
     batch.source,
@@ -107,17 +86,7 @@ def sum_over_text(
   measure: Callable[[Parameters, Batch], Any],
   tokens: int = _TOKENS,
 ) -> Any:
-  """Add up what a pure function gives for the batches of the text.
-
-  Args:
-    analysed: Run and text.
-    measure: Function to jit; it gives arrays whose shapes do not depend on the
-      batch's, and is compiled once for each of the two shapes.
-    tokens: Token slots of a batch on one side.
-
-  Returns:
-    The sums, on the host.
-  """
+  """Add up what a pure function gives for the batches of the text."""
 
   @jax.jit
   def step(parameters, total, batch):
@@ -169,16 +138,7 @@ def token_means(
   sides: tuple[Side, ...],
   measure: Callable[[Mapping[str, Any], Side], Shown],
 ) -> Mapping[Side, TokenMeans]:
-  """Average values over all tokens of the text, including end symbols.
-
-  Args:
-    analysed: Run and text to measure.
-    sides: Sides to look at.
-    measure: Function from what the modules of a side sowed to named arrays.
-
-  Returns:
-    The means of each side.
-  """
+  """Average values over all tokens of the text, including end symbols."""
   model = analysed.run.model
 
   def sums(parameters, batch):

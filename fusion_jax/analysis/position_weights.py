@@ -41,19 +41,7 @@ def _sides(config: ModelConfig) -> tuple[Side, ...]:
 
 
 def position_weights(analysed: RunWithText) -> Numbers:
-  """Measure the mean and deviation of the weights over the positions.
-
-  Returns:
-    For each side with a scheme: its 'scheme'; and, if its positions compute
-    weights, 'positions', the number of all, by 'position' and by 'frequency';
-    and 'weights', for each group of readers 'sources' [K], 'readers' [R], and
-    of 'mean' and 'deviation' those over 'all' [R][K], by 'position' [20][R][K]
-    and by 'frequency' [10][R][K]. None where a reader has no such source, or
-    the text no such position. End symbols count but for the frequency.
-
-  Raises:
-    InputError: No reader has a source to choose.
-  """
+  """Measure the mean and deviation of the weights over the positions."""
   run, config = analysed.run, analysed.run.config.model
   members = members_of(analysed)
 

@@ -210,12 +210,6 @@ def has_read_weights(config: ModelConfig, side: Side) -> bool:
 def read_weights(
   shown: Mapping[str, Any], config: ModelConfig, side: Side
 ) -> tuple[ReadWeights, ...]:
-  """Return the weights that the positions of a side compute.
-
-  Args:
-    shown: What the modules of the side sowed into 'views'.
-    config: Model configuration.
-    side: Side of the stack, which `has_read_weights`.
-  """
+  """Return the weights that the positions of a side compute."""
   reader = _READERS.get(config.side(side).fusion, _declared)
   return tuple(reader(shown, config, side))

@@ -94,11 +94,7 @@ class RunWithText:
 
   @functools.cached_property
   def lines(self) -> tuple[tuple[str, str], ...]:
-    """Source and target lines.
-
-    Raises:
-      InputError: The text cannot be read or has no lines.
-    """
+    """Source and target lines."""
     lines = itertools.islice(self._read(), self.choice.lines or None)
     found = tuple(lines)
     if not found:
@@ -133,11 +129,7 @@ class RunWithText:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of what results depend on: text, direction, search, parameters.
-
-    Raises:
-      InputError: The text or its tags cannot be read.
-    """
+    """SHA-256 of what results depend on: text, direction, search, weights."""
     run, data = self.run, self.run.config.data
     about = {
       'lines': self.lines,
@@ -158,11 +150,7 @@ class RunWithText:
 
   @functools.cached_property
   def metrics(self) -> tuple[dict[str, Any], ...]:
-    """The lines of metrics.jsonl, without those that are damaged.
-
-    Raises:
-      InputError: The file does not exist or cannot be read.
-    """
+    """The lines of metrics.jsonl, without those that are damaged."""
     path = self.workdir / 'metrics.jsonl'
     if not path.exists():
       raise InputError(
@@ -171,11 +159,7 @@ class RunWithText:
     return tuple(read_metrics(path))
 
   def of_kind(self, kind: str) -> list[dict[str, Any]]:
-    """Return the metrics of a kind: 'train', 'valid' or 'fusion'.
-
-    Raises:
-      InputError: The run has none of this kind.
-    """
+    """Return the metrics of a kind: 'train', 'valid' or 'fusion'."""
     rows = [row for row in self.metrics if row['kind'] == kind]
     if not rows:
       raise InputError(
@@ -184,11 +168,7 @@ class RunWithText:
     return rows
 
   def check_finite(self) -> None:
-    """Refuse a run that has diverged; views of its metrics remain possible.
-
-    Raises:
-      InputError: A parameter is NaN or infinite.
-    """
+    """Refuse a run that has diverged; views of its metrics remain possible."""
     for path, leaf in jax.tree.leaves_with_path(self.run.parameters):
       if not jnp.isfinite(leaf).all():
         name = '/'.join(part.key for part in path)
@@ -224,15 +204,7 @@ class RunWithText:
 def numbered(
   rows: Sequence[Mapping[str, Any]], prefix: str
 ) -> dict[str, list[Any]]:
-  """Return the metrics that differ in a number.
-
-  Args:
-    rows: Lines of metrics; the last one says which numbers there are.
-    prefix: Their name without the number.
-
-  Returns:
-    For each number, ascending, its value in every line; None where it is not.
-  """
+  """Return the metrics that differ in a number."""
   pattern = re.compile(re.escape(prefix) + r'(\d+)')
   found = sorted(
     int(match[1]) for match in map(pattern.fullmatch, rows[-1]) if match
@@ -243,16 +215,7 @@ def numbered(
 def open_run_with_text(
   arguments: argparse.Namespace, folder: Path | None = None
 ) -> RunWithText:
-  """Open the run and the text that the flags name.
-
-  Args:
-    arguments: Flags workdir, source, target, lines, tags and tags_side, and
-      those of `add_checkpoint_flags` and `add_direction_flags`.
-    folder: Folder that views are written to; None: nothing is written.
-
-  Raises:
-    InputError: As for `load_chosen`.
-  """
+  """Open the run and the text that the flags name."""
   choice = TextChoice(
     arguments.source,
     arguments.target,

@@ -26,15 +26,7 @@ _EPSILON = 1e-12
 def cosine_sums(
   states: Float[Array, 'S B T D'], tokens: Bool[Array, 'B T']
 ) -> Float[Array, 'S S']:
-  """Compute sum_positions cos(X[i], X[j]) for every pair of states.
-
-  Args:
-    states: States X.
-    tokens: True at positions that count.
-
-  Returns:
-    float32 sums.
-  """
+  """Compute sum_positions cos(X[i], X[j]) for every pair of states."""
   states = states.astype(jnp.float32)
   norms = jnp.linalg.norm(states, axis=-1, keepdims=True)
   units = states / jnp.maximum(norms, _EPSILON) * tokens[..., None]
@@ -50,16 +42,7 @@ def layers_and_outputs(
 
 
 def similarity(analysed: RunWithText) -> Numbers:
-  """Measure the mean cosine between all layers of both stacks.
-
-  Returns:
-    For 'encoder' and 'decoder' a matrix [L+1][L+1], H[0] first; the cosines of
-    the output with the layers, [O][L+1], several after an encoder whose decoder
-    layers read different ones, and after a decoder with groups; and the number
-    of positions of the mean. Two kinds of positions do not count: the first of
-    the decoder, which reads the start symbol in every sentence, and the end
-    symbol of the source.
-  """
+  """Measure the mean cosine between all layers of both stacks."""
   model = analysed.run.model
 
   def sums(parameters, batch):

@@ -41,14 +41,7 @@ def _mixes(config: ModelConfig) -> bool:
 
 
 def surface_numbers(analysed: RunWithText) -> Numbers:
-  """Measure both predictions of every target subword, with teacher forcing.
-
-  Returns:
-    'weight', the mean g of the decoder's own prediction; 'own', 'surface' and
-    'both', mean losses in nats of each prediction alone and of their mixture:
-    each 'all' and by 'frequency' [10], None where the text has no such subword.
-    'tokens' holds the number of subwords in all and of each bin.
-  """
+  """Measure both predictions of every target subword, with teacher forcing."""
   run = analysed.run
   targets = (pair.target for pair in analysed.pairs)
   counts = subword_counts(targets, run.target_tokenizer)

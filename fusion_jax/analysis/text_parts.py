@@ -42,12 +42,7 @@ Members = Mapping[Side, Float[Array, 'B T P']]
 def parts(
   tokens: Bool[Array, 'B T'], bins: Int[Array, 'B T']
 ) -> Float[Array, 'B T P']:
-  """Mark the parts of the text that a position belongs to with 1.
-
-  Args:
-    tokens: True at positions that count.
-    bins: Bin of the subword that every position reads; -1 for none.
-  """
+  """Mark the parts of the text that a position belongs to with 1."""
   place = jnp.arange(tokens.shape[1])[:, None] == jnp.arange(POSITIONS)
   member = jnp.concatenate(
     [
@@ -91,12 +86,7 @@ def members_of(analysed: RunWithText) -> Callable[[Batch], Members]:
 def moments(
   sums: Float[np.ndarray, 'P *rest 2'], counts: Float[np.ndarray, ' P']
 ) -> Mapping[str, Float[np.ndarray, 'P *rest']]:
-  """Return the mean and the deviation of every part; NaN where it is empty.
-
-  Args:
-    sums: Sums of values and of their squares.
-    counts: Number of positions of each part.
-  """
+  """Return the mean and the deviation of every part; NaN where it is empty."""
   filled = np.where(counts > 0, counts, np.nan)
   filled = filled.reshape(-1, *(1,) * (sums.ndim - 2))
   mean, square = np.moveaxis(sums.astype(np.float64), -1, 0) / filled
@@ -105,12 +95,7 @@ def moments(
 
 
 def by_part(values: Num[np.ndarray, 'P *rest'], whole: str) -> dict[str, Any]:
-  """Return JSON numbers of the whole text, by position and by frequency.
-
-  Args:
-    values: Values of each part; what is not finite becomes None.
-    whole: Name for the values of the whole text.
-  """
+  """Return JSON numbers of the whole text, by position and by frequency."""
   finite = nullable(values)
   return {whole: finite[0]} | {
     part: finite[own] for part, own in _PARTS.items()

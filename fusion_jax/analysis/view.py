@@ -86,17 +86,7 @@ def nullable(values: np.ndarray) -> list[Any]:
 
 
 def look_at(view: View, analysed: RunWithText, folder: Path) -> ViewResult:
-  """Apply a view to a run, and write VIEW.json, VIEW.png and VIEW.svg.
-
-  Args:
-    view: View to apply.
-    analysed: Run and text to look at.
-    folder: Folder to write to; it is created if it does not exist.
-
-  Raises:
-    InputError: The folder cannot be written, the parameters are not finite, or
-      the view refuses its input.
-  """
+  """Apply a view to a run, and write VIEW.json, VIEW.png and VIEW.svg."""
   if view.reads != 'metrics':
     analysed.check_finite()
   finding = view.look(analysed)
@@ -121,17 +111,7 @@ def look_at(view: View, analysed: RunWithText, folder: Path) -> ViewResult:
 def keep(
   path: Path, analysed: RunWithText, values: Mapping[str, Any], key: str | None
 ) -> None:
-  """Write a result as JSON, with what it was made of.
-
-  Args:
-    path: File to write.
-    analysed: Run and text of the result.
-    values: Content of the file.
-    key: Digest of the analysed; None if the result must not be reused.
-
-  Raises:
-    InputError: The file cannot be written.
-  """
+  """Write a result as JSON, with what it was made of."""
   about: dict[str, Any] = {
     'key': key,
     'run': str(analysed.workdir),
@@ -146,16 +126,7 @@ def keep(
 
 
 def kept(path: Path, analysed: RunWithText, kind: Any) -> Any:
-  """Read a result that `keep` wrote, if it was made of the same inputs.
-
-  Args:
-    path: File to read.
-    analysed: Run and text.
-    kind: Expected type of the content, with a field 'key'.
-
-  Returns:
-    The content; None if there is no such file or its digest is another.
-  """
+  """Read a result that `keep` wrote, if it was made of the same inputs."""
   try:
     found = read_json(path, kind)
   except InputError:

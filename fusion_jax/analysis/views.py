@@ -48,16 +48,7 @@ def views_of(config: ModelConfig) -> list[View]:
 
 
 def check_view(view: View, config: ModelConfig, name: str) -> None:
-  """Refuse a view that does not apply to a model.
-
-  Args:
-    view: Requested view.
-    config: Model configuration.
-    name: Name of the run, for the message.
-
-  Raises:
-    InputError: The view does not apply; the message lists those that do.
-  """
+  """Refuse a view that does not apply to a model."""
   if not view.applies(config):
     listed = ', '.join(each.name for each in views_of(config))
     raise InputError(

@@ -17,15 +17,7 @@ Links = list[tuple[int, int]]
 
 
 def piece_links(weights: Float[np.ndarray, 'T S']) -> Links:
-  """Link every target piece to argmax_i of its weights.
-
-  Args:
-    weights: Weights over the source. The last row and the last column belong
-      to the end symbols and are ignored.
-
-  Returns:
-    (i, j) in the order of j; none without source pieces.
-  """
+  """Link every target piece to argmax_i of its weights."""
   inner = weights[:-1, :-1]
   if not inner.size:
     return []
@@ -33,18 +25,7 @@ def piece_links(weights: Float[np.ndarray, 'T S']) -> Links:
 
 
 def word_numbers(surfaces: Sequence[str], space_last: bool) -> list[range]:
-  """Return the words of the text that every piece is a part of.
-
-  Args:
-    surfaces: Text of every piece. Joined, they are the text, whose words are
-      those that `str.split` gives.
-    space_last: Whether a space belongs to the word before it and not to the one
-      after it.
-
-  Returns:
-    Numbers from 0. A piece without a visible character is a part of the word
-    that it belongs to; a piece may have several words.
-  """
+  """Return the words of the text that every piece is a part of."""
   text = ''.join(surfaces)
   begins = (
     before.isspace() and not here.isspace()
@@ -66,16 +47,7 @@ def word_numbers(surfaces: Sequence[str], space_last: bool) -> list[range]:
 def word_links(
   links: Links, source: Sequence[range], target: Sequence[range]
 ) -> Links:
-  """Link two words if any of their pieces are linked.
-
-  Args:
-    links: Links of pieces.
-    source: Words of every source piece.
-    target: Words of every target piece.
-
-  Returns:
-    (i, j) without repetition, in the order of j, then i.
-  """
+  """Link two words if any of their pieces are linked."""
   words = {
     word for i, j in links for word in itertools.product(source[i], target[j])
   }
@@ -83,15 +55,7 @@ def word_links(
 
 
 def link_line(parts: Iterable[tuple[Links, int, int]]) -> str:
-  """Format the links of a sentence translated in parts as one line.
-
-  Args:
-    parts: Links of each part, with the number of pieces or words of its source
-      and of its translation.
-
-  Returns:
-    Links such as '0-0 2-1', numbered through all parts.
-  """
+  """Format the links of a sentence translated in parts as one line."""
   found, before = [], (0, 0)
   for links, source, target in parts:
     found += [f'{before[0] + i}-{before[1] + j}' for i, j in links]

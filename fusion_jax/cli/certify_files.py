@@ -19,13 +19,7 @@ _SENTENCES = 64
 
 
 def certify_file(request: DecodeRequest) -> None:
-  """Print the table of the check, and write JSON if `output` is given.
-
-  Raises:
-    InputError: A file, a flag or the run directory is wrong.
-    CheckFailed: There is a difference that is no tie. The report is written
-      before this is raised.
-  """
+  """Print the table of the check, and write JSON if `output` is given."""
   lines = sample_lines(request.input, request.sentences or _SENTENCES)
   trained = load_one(request.workdir, request)
   options = request.decoding(trained)
@@ -48,18 +42,7 @@ def certify_file(request: DecodeRequest) -> None:
 
 
 def sample_lines(path: str, count: int) -> list[tuple[int, str]]:
-  """Take lines spread evenly over a file, without those that have no text.
-
-  Args:
-    path: File to read.
-    count: Largest number of lines to take.
-
-  Returns:
-    The lines and their numbers, from 1.
-
-  Raises:
-    InputError: The file cannot be read or has no text.
-  """
+  """Take lines spread evenly over a file, without those that have no text."""
   with open_input(path) as file:
     numbered = enumerate(read_lines(file, path), start=1)
     lines = [(number, line) for number, line in numbered if line.strip()]

@@ -7,11 +7,7 @@ from fusion_jax.bounds import Positive, number
 
 
 def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
-  """Add --step, --average, --average_of and --parameters to a parser.
-
-  Args:
-    parser: Parser of the program; the values are arguments of `load_run`.
-  """
+  """Add --step, --average, --average_of and --parameters to a parser."""
   parser.add_argument(
     '--step', type=_step, default='best', help="a step, 'best' or 'last'"
   )
@@ -36,11 +32,7 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_direction_flags(parser: argparse.ArgumentParser) -> None:
-  """Add --source_language and --target_language to a parser.
-
-  Args:
-    parser: Parser of the program; the values are arguments of `in_direction`.
-  """
+  """Add --source_language and --target_language to a parser."""
   for side in ('source', 'target'):
     parser.add_argument(
       f'--{side}_language',

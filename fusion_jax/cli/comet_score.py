@@ -18,18 +18,7 @@ Comet = Callable[[Sequence[str], Sequence[str], Sequence[str]], str]
 
 
 def load_comet(name: str) -> Comet:
-  """Load a model of COMET.
-
-  Args:
-    name: Checkpoint file, or a name that COMET downloads, such as
-      'Unbabel/wmt22-comet-da'.
-
-  Returns:
-    A function that scores a text and returns a line with signature and score.
-
-  Raises:
-    InputError: unbabel-comet is not installed, or has no such model.
-  """
+  """Load a model of COMET."""
   try:
     from comet import download_model, load_from_checkpoint
   except ImportError:

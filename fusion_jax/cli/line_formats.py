@@ -40,21 +40,7 @@ class Line:
 def open_text(
   source: str, target: str = '', prefix: str = '', again: bool = False
 ) -> Iterator[Iterator[Line]]:
-  """Read files whose lines of the same number belong together.
-
-  Args:
-    source: Path of the sources; empty for stdin.
-    target: Path of the translations; empty for none.
-    prefix: Path of the prefixes; empty for none.
-    again: As for `read_lines`.
-
-  Yields:
-    An iterator over the lines.
-
-  Raises:
-    InputError: A file cannot be opened or, while lines are taken, one has
-      fewer lines than another.
-  """
+  """Read files whose lines of the same number belong together."""
   paths = {'source': source, 'target': target, 'prefix': prefix}
   given = {key: p for key, p in paths.items() if p or key == 'source'}
   with contextlib.ExitStack() as stack:
@@ -86,20 +72,7 @@ def _side_by_side(
 def open_json(
   path: str, needed: Sequence[str], again: bool = False
 ) -> Iterator[Iterator[Line]]:
-  """Read JSON lines: objects with a text 'source', 'target' or 'prefix'.
-
-  Args:
-    path: File to read; empty for stdin.
-    needed: Fields that every object must have.
-    again: As for `read_lines`.
-
-  Yields:
-    An iterator over the lines.
-
-  Raises:
-    InputError: The file cannot be opened or, while lines are taken, one is
-      no such object.
-  """
+  """Read JSON lines: objects with a text 'source', 'target' or 'prefix'."""
   name = path or 'stdin'
   with open_input(path) as file:
     # Unlike a generator, this goes on after a line that is wrong.
@@ -113,20 +86,7 @@ def open_json(
 def check_lines(
   lines: Iterator[Line], check: Callable[[int, Line], object]
 ) -> int:
-  """Read all lines and refuse them if any is wrong.
-
-  Args:
-    lines: Lines of `open_text` or `open_json`.
-    check: Function of a line's number, from 1, and the line, which raises an
-      `InputError` if the line is wrong.
-
-  Returns:
-    The number of lines.
-
-  Raises:
-    InputError: Lines are wrong. The message has the first three faults and the
-      number of all.
-  """
+  """Read all lines and refuse them if any is wrong."""
   faults, number = [], 0
   for number in itertools.count(1):
     try:
@@ -159,17 +119,7 @@ def _parsed(text: str, where: str, needed: Sequence[str]) -> Line:
 def translation_json(
   index: int, line: Line, translations: Sequence[Translation], to: Tokenizer
 ) -> str:
-  """Format everything known about the translations of a line as JSON.
-
-  Args:
-    index: Index of the line, from 0.
-    line: Line that was translated.
-    translations: Translations, best first.
-    to: Target tokenizer, for the names of the subwords.
-
-  Returns:
-    An object in one line; 'tokens' end with the end symbol.
-  """
+  """Format everything known about the translations of a line as JSON."""
   found = [
     {
       'text': each.text,
@@ -186,18 +136,7 @@ def translation_json(
 def translation_text(
   index: int, translations: Sequence[Translation], n_best: int, per_token: bool
 ) -> Iterator[str]:
-  """Yield the best translation of a line, or the n best, as text.
-
-  Args:
-    index: Index of the line, from 0.
-    translations: Translations, best first.
-    n_best: Number of translations; 0 yields only the text of the best one.
-    per_token: Whether to add the log-probabilities of the subwords to the n
-      best.
-
-  Yields:
-    'index ||| text ||| score' or the text.
-  """
+  """Yield the best translation of a line, or the n best, as text."""
   if not n_best:
     yield translations[0].text
     return

@@ -101,12 +101,7 @@ class DecodeRequest:
 
 
 def load(request: DecodeRequest) -> Ensemble:
-  """Load the runs that translate.
-
-  Raises:
-    InputError: A run cannot be loaded or translates something else, or the
-      runs do not fit together.
-  """
+  """Load the runs that translate."""
   names = split_paths(request.workdir)
   weights = _weights(request.weights)
   runs = [load_one(name, request) for name in names]
@@ -144,16 +139,6 @@ def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
 
   Layers above the last of them are not computed, and the weights of the
   remaining groups sum to 1; Yang et al. (2022), Table VI.
-
-  Args:
-    run: Run with fusion='gtrans' in its decoder.
-    groups: Groups 'first:last', counted from 1.
-
-  Returns:
-    The same parameters in a model with those groups.
-
-  Raises:
-    InputError: The decoder has no groups, or not those.
   """
   decoder = run.config.model.decoder
   if decoder.fusion != 'gtrans':
@@ -178,11 +163,7 @@ _INPUTS = 'input', 'target', 'prefix', 'reference'
 
 
 def check_flags(request: DecodeRequest) -> None:
-  """Refuse flags that have no meaning together; no file is opened.
-
-  Raises:
-    InputError: A flag does not go with another; the message names both.
-  """
+  """Refuse flags that have no meaning together; no file is opened."""
   mode = f'--mode={request.mode}'
   if request.mode == 'score':
     _check_scoring(request, mode)

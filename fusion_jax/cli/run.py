@@ -40,11 +40,6 @@ def run(request: DecodeRequest) -> None:
   """Carry out a request; the translations are written line by line.
 
   BLEU and COMET go to stdout, or to stderr if the translations are on stdout.
-
-  Raises:
-    InputError: A file, a flag or the run directory is wrong. An output file
-      is either complete or does not exist.
-    CheckFailed: With mode='certify', translations depend on the batches.
   """
   check_flags(request)
   if request.mode == 'score':

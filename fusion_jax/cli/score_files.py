@@ -21,11 +21,7 @@ from fusion_jax.progress import Progress
 
 
 def score_files(request: DecodeRequest) -> None:
-  """Write a line of scores for each pair.
-
-  Raises:
-    InputError: A file or the run directory is wrong.
-  """
+  """Write a line of scores for each pair."""
   total = None
   with _open_pairs(request) as lines:
     ensemble = load(request)

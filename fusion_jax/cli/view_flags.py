@@ -125,21 +125,7 @@ def _choice(flag: str, text: str, *more: str) -> str | int:
 def open_views(
   flags: ViewFlags, runs: Sequence[TrainedModel], options: DecodingConfig
 ) -> Iterator[Show]:
-  """Open the requested files.
-
-  Args:
-    flags: Flags of the command.
-    runs: Runs; only one if a view is requested.
-    options: Decoding options with longest line and slots of a batch.
-
-  Yields:
-    A function that writes the views of every item while the items pass
-    through.
-
-  Raises:
-    InputError: There are several runs, there is no such layer, or a file
-      cannot be written. A file is either complete or does not exist.
-  """
+  """Open the requested files."""
   if not flags.outputs:
     yield lambda items, pairs_of: iter(items)
     return

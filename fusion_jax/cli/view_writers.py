@@ -44,14 +44,6 @@ def attention_file(
   included) and attention: for each layer and head, if all were selected, and
   for each target subword the weights of all source subwords, to 6 digits. An
   empty line has three empty lists.
-
-  Args:
-    path: File to write.
-    source: Tokenizer that gives the subwords of the source.
-    target: Tokenizer that gives the subwords of the target.
-
-  Yields:
-    A function that writes one line.
   """
   with open_output(path) as write:
 
@@ -74,18 +66,7 @@ def alignment_file(
   target: Tokenizer,
   unit: Unit = 'piece',
 ) -> Iterator[WriteViews]:
-  """Write hard alignments, one line of links i-j for each line.
-
-  Args:
-    path: File to write.
-    source: Tokenizer of the source; its tags have no number.
-    target: Tokenizer of the target.
-    unit: What i and j count.
-
-  Yields:
-    A function that writes one line, from the weights of one layer and head or
-    from means.
-  """
+  """Write hard alignments, one line of links i-j for each line."""
   tags = len(source.tags)
 
   def part(view: View) -> tuple[list[tuple[int, int]], int, int]:
@@ -109,13 +90,6 @@ def states_file(path: str, blank: Internals) -> Iterator[WriteViews]:
 
   Line i, counted from 0, has the arrays encoder_i [L+1, S, D], decoder_i
   [L+1, T, D], source_i [S] and target_i [T] (ids, end symbols included).
-
-  Args:
-    path: File to write.
-    blank: `Internals` of an empty line.
-
-  Yields:
-    A function that writes the arrays of one line.
   """
   with open_whole(path) as file, zipfile.ZipFile(file, 'w') as archive:
 

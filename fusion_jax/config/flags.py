@@ -47,21 +47,7 @@ def parse_experiment(
   parser: argparse.ArgumentParser,
   stored: Callable[[argparse.Namespace], ExperimentConfig] | None = None,
 ) -> tuple[ExperimentConfig, argparse.Namespace]:
-  """Read a program's flags.
-
-  Args:
-    argv: Flags, without the program's name.
-    parser: Parser of the program's own flags; `--config` is added to it.
-    stored: Function that returns the config where `--config` is not given;
-      None: it must be given.
-
-  Returns:
-    The config with its overrides, and the values of all other flags.
-
-  Raises:
-    InputError: A flag, file, variant or field does not exist, or a value is
-      wrong.
-  """
+  """Read a program's flags."""
   parser.add_argument(
     '--config',
     required=stored is None,
@@ -82,19 +68,7 @@ def parse_experiment(
 def parse_arguments(
   argv: Sequence[str], parser: argparse.ArgumentParser
 ) -> argparse.Namespace:
-  """Parse flags, and register the fusion schemes of the user.
-
-  Args:
-    argv: Flags, without the program's name.
-    parser: Parser of the program; `--user_dir` is added to it.
-
-  Returns:
-    The values of the program's own flags.
-
-  Raises:
-    InputError: A flag does not exist (flags cannot be abbreviated), its value
-      is wrong, or the user's code fails.
-  """
+  """Parse flags, and register the fusion schemes of the user."""
 
   def refuse(message: str) -> NoReturn:
     raise InputError(f'{message}; --help lists the flags')
@@ -152,14 +126,7 @@ def add_fields(
   options: type,
   names: Sequence[str] = (),
 ) -> None:
-  """Add a flag without a default for each field of a section.
-
-  Args:
-    parser: Parser to add to.
-    options: Class of the section.
-    names: Fields to add; empty: all that are numbers, texts, choices or
-      switches.
-  """
+  """Add a flag without a default for each field of a section."""
   for name, field in fields_of_section(options).items():
     if names and name not in names:
       continue
@@ -179,20 +146,7 @@ def add_fields(
 
 
 def load_config(name: str) -> ExperimentConfig:
-  """Call `get_config` of a config file.
-
-  Args:
-    name: Name of the form FILE.py, or FILE.py:VARIANT to call
-      `get_config(VARIANT)`. A config of the package needs neither a folder
-      nor '.py'. Or the config.json of a run directory.
-
-  Returns:
-    The config.
-
-  Raises:
-    InputError: The file, the function or the variant does not exist, the
-      function fails, or it does not return a valid config.
-  """
+  """Call `get_config` of a config file."""
   if name.endswith('.json'):
     check_file(name, '--config')
     return from_json(Path(name))
@@ -219,18 +173,7 @@ def load_config(name: str) -> ExperimentConfig:
 def language_pair(
   variant: str, languages: Sequence[str] = ()
 ) -> tuple[str, str]:
-  """Read a config's variant of the form SOURCE-TARGET.
-
-  Args:
-    variant: Variant, for example 'en-de'.
-    languages: Language codes of the config; empty: any.
-
-  Returns:
-    The two language codes.
-
-  Raises:
-    InputError: The variant is no pair of two different languages.
-  """
+  """Read a config's variant of the form SOURCE-TARGET."""
   source, _, target = variant.partition('-')
   codes = languages or [
     code for code in (source, target) if re.fullmatch(r'\w+', code)
@@ -247,19 +190,7 @@ def language_pair(
 def override(
   config: ExperimentConfig, overrides: Sequence[tuple[str, str]]
 ) -> ExperimentConfig:
-  """Replace fields of a config.
-
-  Args:
-    config: Config to change.
-    overrides: Pairs of the dotted name of a field and its value as text, in
-      order.
-
-  Returns:
-    The config with these fields, checked as a whole.
-
-  Raises:
-    InputError: A field does not exist, or cannot have the value.
-  """
+  """Replace fields of a config."""
   if not overrides:
     return config
   values = to_dict(config)

@@ -73,18 +73,7 @@ def to_json(config: ExperimentConfig) -> str:
 
 
 def from_json(path: Path) -> ExperimentConfig:
-  """Read a config that `to_json` wrote.
-
-  Args:
-    path: File to read.
-
-  Returns:
-    The config.
-
-  Raises:
-    InputError: The file cannot be read, has a newer format, or holds a config
-      that `from_dict` refuses.
-  """
+  """Read a config that `to_json` wrote."""
   values = read_json(path, dict)
   check_format(values, path.parent)
   written = values.pop('format', 1)
@@ -156,15 +145,7 @@ def _upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_format(values: Mapping[str, Any], directory: Path) -> None:
-  """Refuse files that a newer version wrote.
-
-  Args:
-    values: Values with 'format'; format 1 where it is missing.
-    directory: Directory that they were read from.
-
-  Raises:
-    InputError: The format is higher than FORMAT, or no whole number from 1.
-  """
+  """Refuse files that a newer version wrote."""
   found = values.get('format', 1)
   if type(found) is not int or found < 1:
     raise InputError(
@@ -178,17 +159,7 @@ def check_format(values: Mapping[str, Any], directory: Path) -> None:
 
 
 def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
-  """Build and check a config.
-
-  Args:
-    values: Nested dictionaries; missing fields take their defaults.
-
-  Returns:
-    The config.
-
-  Raises:
-    InputError: A field is unknown, has the wrong type or is out of range.
-  """
+  """Build and check a config."""
   try:
     return _adapter(ExperimentConfig).validate_json(json.dumps(values))
   except pydantic.ValidationError as error:
@@ -202,15 +173,7 @@ def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-  """Return the fields of a JSON value; those of a list are named '0', '1', ...
-
-  Args:
-    value: Value at any depth of the result of `to_dict`.
-
-  Returns:
-    The fields themselves, not copies; None for a value that is neither a
-    section nor a list of sections.
-  """
+  """Return the fields of a JSON value; a list's are named '0', '1', ..."""
   if isinstance(value, dict):
     return value
   if isinstance(value, list) and all(isinstance(v, dict) for v in value):
@@ -254,14 +217,7 @@ _ABSENT = object()
 
 
 def resumable_fields(config: ExperimentConfig) -> str:
-  """List the fields that a resumed run may change, each section once.
-
-  Args:
-    config: Config of the resumed run.
-
-  Returns:
-    Text such as 'name, data.{root,prepared}, decoding'.
-  """
+  """List the fields that a resumed run may change, each section once."""
   sections = itertools.groupby(
     (name.partition('.') for name in _resumable(config)),
     key=lambda parts: parts[0],

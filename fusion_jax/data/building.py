@@ -56,14 +56,7 @@ class CorpusWriter:
   def write_train(
     self, parts: Iterable[DirectionPairs]
   ) -> list[dict[str, Any]]:
-    """Write the training pairs that pass the filter.
-
-    Args:
-      parts: Source and target lines, stored in this order.
-
-    Returns:
-      The report of each part.
-    """
+    """Write the training pairs that pass the filter."""
     with self._open_split('train') as split:
       return [self._write_train(part, split) for part in parts]
 
@@ -94,13 +87,6 @@ class CorpusWriter:
 
     The text is stored as it stands, because that is what is scored. Empty and
     over-long pairs are stored but are no examples.
-
-    Args:
-      name: Name of the split.
-      parts: Source and target lines, stored in this order.
-
-    Returns:
-      The report of each part.
     """
     rows: list[int] = []
     with self._open_split(name) as split:

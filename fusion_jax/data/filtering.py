@@ -31,15 +31,7 @@ class PairFilter:
   def reason(
     self, texts: tuple[str, str], lengths: tuple[int, int]
   ) -> str | None:
-    """Return the reason why a pair is dropped.
-
-    Args:
-      texts: Source and target line.
-      lengths: Source and target length in subwords, the end symbol included.
-
-    Returns:
-      The first of REASONS that applies, or None if the pair is kept.
-    """
+    """Return the reason why a pair is dropped."""
     return (
       unusable(texts, lengths, self._config.max_length)
       or self._disproportion(lengths)

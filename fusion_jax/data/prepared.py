@@ -96,11 +96,7 @@ class PreparedCorpus:
   """
 
   def __init__(self, directory: str | Path):
-    """Open a folder.
-
-    Raises:
-      InputError: The folder is not a prepared corpus, or it is damaged.
-    """
+    """Open a folder."""
     self.directory = Path(directory)
     self.report = self._read_json(REPORT, _Report)
     self._check_files(SETTINGS, SOURCE_MODEL, TARGET_MODEL)
@@ -122,15 +118,7 @@ class PreparedCorpus:
     return name in self.report['splits']
 
   def split(self, name: str, direction: str = '') -> 'Split':
-    """Return the examples of 'train', 'valid' or 'test'.
-
-    Args:
-      name: Name of the split.
-      direction: Direction such as 'de-en'; '' means all, one after the other.
-
-    Raises:
-      InputError: There is no such split, or it lacks that direction.
-    """
+    """Return the examples of 'train', 'valid' or 'test'."""
     if not self.has_split(name):
       raise InputError(
         f'{self.directory}: no split {name!r}; it has '
@@ -249,14 +237,7 @@ class Split:
     parts: tuple[DirectionSplit, ...],
     direction: str = '',
   ):
-    """Open the shards of a split.
-
-    Args:
-      directory: Prepared folder.
-      name: Name of the split.
-      parts: All parts of the split, in order.
-      direction: Direction of the one part to take; '' takes all.
-    """
+    """Open the shards of a split."""
     self._arguments = (directory, name, parts, direction)
     self._choose(parts, direction)
     self.sampled = name == 'train' and any(
@@ -318,16 +299,7 @@ class Split:
     return [self[index] for index in indices]
 
   def sample(self, index: int, seed: int) -> Example:
-    """Return the ids of a pair, in a random segmentation if it is sampled.
-
-    Args:
-      index: Index of the pair.
-      seed: Seed of the draw; the same index and seed give the same ids.
-
-    Returns:
-      Ids no longer than `lengths[index]`; those of `split[index]` if the split
-      is not sampled.
-    """
+    """Return the ids of a pair, in a random segmentation if it is sampled."""
     record = self._record(index)
     if not self.sampled:
       return self._example(index, record)

@@ -15,19 +15,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-  """Yield the line pairs of two files as they stand, in order.
-
-  Args:
-    source: File of the source language.
-    target: File of the target language.
-
-  Yields:
-    (source line, target line).
-
-  Raises:
-    InputError: A file is missing, empty, cut off or not UTF-8, or the two
-      have different numbers of lines.
-  """
+  """Yield the line pairs of two files as they stand, in order."""
   pairs = itertools.zip_longest(_read_lines(source), _read_lines(target))
   for source_line, target_line in pairs:
     if source_line is None or target_line is None:

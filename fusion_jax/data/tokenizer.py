@@ -67,15 +67,7 @@ class Tokenizer:
   """
 
   def __init__(self, model: bytes, name: str = 'the tokenizer model'):
-    """Load a model.
-
-    Args:
-      model: Bytes of a `.model` file.
-      name: Name of the model in error messages.
-
-    Raises:
-      InputError: It is not a SentencePiece model, or it has no end symbol.
-    """
+    """Load a model."""
     self.model = model
     self.digest = hashlib.sha256(model).hexdigest()
     self._processor = _load(model, name)
@@ -111,17 +103,7 @@ class Tokenizer:
     return Tokenizer, (self.model,)
 
   def tagged(self, pieces: Sequence[str]) -> 'Tokenizer':
-    """Return this tokenizer with tags before the ids of every line.
-
-    Args:
-      pieces: Tags in their order; none gives a tokenizer without tags.
-
-    Returns:
-      A tokenizer that shares the model with this one.
-
-    Raises:
-      InputError: A tag is not in the vocabulary.
-    """
+    """Return this tokenizer with tags before the ids of every line."""
     if not pieces:
       return self._untagged
     tags = []
@@ -150,18 +132,7 @@ class Tokenizer:
     return self._with_tags(self._processor.encode(text, out_type=int))
 
   def without_tags(self, line: str, where: str) -> str:
-    """Return a line without the tags that its user wrote before it.
-
-    Args:
-      line: Normalised line.
-      where: Name of the line, for the message.
-
-    Returns:
-      The line. Without tags of its own a tokenizer reads all as text.
-
-    Raises:
-      InputError: The line begins with a tag of another direction.
-    """
+    """Return a line without the tags that its user wrote before it."""
     while self.tags and line.startswith(self._untagged._known_tags):
       tag = max(filter(line.startswith, self._untagged._known_tags), key=len)
       if self.id_of(tag) not in self.tags:
@@ -248,15 +219,6 @@ class Tokenizer:
     unbounded: forward filtering, backward sampling). BPE models: each merge is
     left out with probability alpha (Provilkov et al. 2020, section 3). Word
     and character models have nothing to draw.
-
-    Args:
-      text: Normalised line.
-      alpha: Smoothing exponent or dropout probability; 0 is `encode`.
-      seed: Any integer; the same seed gives the same ids in every thread and
-        process and on every machine.
-
-    Returns:
-      The ids, without an end symbol.
     """
     return self._with_tags(self._untagged._drawn(text, alpha, seed))
 
@@ -289,22 +251,7 @@ class Tokenizer:
 def train(
   lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()
 ) -> bytes:
-  """Train a SentencePiece model; the same lines give the same model.
-
-  Args:
-    lines: Normalised lines; those over 4,192 bytes are left out.
-    config: Algorithm, size and coverage.
-    tags: Control symbols: pieces that never occur in the segmentation of a
-      text and that decode to nothing. The vocabulary size includes them.
-
-  Returns:
-    The bytes of a `.model` file. SentencePiece changes nothing in a line, so
-    decoding restores every line whose characters the model knows.
-
-  Raises:
-    InputError: There are no lines, or the vocabulary cannot have this size, or
-      what gives the lines raises it.
-  """
+  """Train a SentencePiece model; the same lines give the same model."""
   _silence()
   source = _Lines(lines)
   model = io.BytesIO()

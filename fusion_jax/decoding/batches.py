@@ -30,20 +30,7 @@ def windows(
   batch_slots: int,
   batches: int = _WINDOW_BATCHES,
 ) -> Iterator[list[Item]]:
-  """Cut a stream into windows that are held in memory one at a time.
-
-  Args:
-    items: Items, each with its number of slots.
-    batch_slots: Slots of a batch.
-    batches: Number of batches whose slots a window has. The first windows have
-      fewer, and none has more than 32,768 items.
-
-  Yields:
-    The items, in order.
-
-  Raises:
-    InputError: `items` raised it; the items before it are yielded first.
-  """
+  """Cut a stream into windows that are held in memory one at a time."""
   window: list[Item] = []
   slots, now = 0, min(_FIRST_WINDOW, batches)
   wrong: list[InputError] = []
@@ -102,16 +89,7 @@ def own_batches(
 
 
 def device_put_rows(batch: Item, mesh: Mesh) -> Item:
-  """Distribute rows over the devices.
-
-  Args:
-    batch: Rows of this process.
-    mesh: Mesh of `data_mesh`, over devices of this process or of all processes.
-
-  Returns:
-    The rows of all processes. The last row is repeated where the number of
-    rows is not a multiple of the number of devices.
-  """
+  """Distribute rows over the devices."""
   own = mesh.local_mesh.size
 
   def put(rows: np.ndarray) -> jax.Array:

@@ -28,15 +28,7 @@ def mean_attention(
 def coverage(
   attended: Float32[Array, '*B S'], tokens: Bool[Array, '*#B S']
 ) -> Float32[Array, '*B']:
-  """Compute cp of translations.
-
-  Args:
-    attended: Sums over j of p_ij.
-    tokens: True at source tokens; padding adds nothing.
-
-  Returns:
-    The penalties, at most 0.
-  """
+  """Compute cp of translations."""
   each = jnp.log(jnp.clip(attended, _LEAST, 1.0))
   return jnp.where(tokens, each, 0).sum(-1)
 
@@ -56,12 +48,6 @@ def attended(
   rows: Int32[Array, 'B K T'],
   position: Int32[Array, ''],
 ) -> Float32[Array, 'B K S']:
-  """Sum p_ij over j for each hypothesis up to a position.
-
-  Args:
-    cache: Cache filled by `write_attention`.
-    rows: Cache row of each position of each hypothesis, see `Step`.
-    position: Newest position.
-  """
+  """Sum p_ij over j for each hypothesis up to a position."""
   own = rows_mask(rows, position)[:, 0].astype(cache.dtype)
   return jnp.einsum('BKP,BPS->BKS', own, cache)

@@ -18,19 +18,6 @@ def in_direction(
 
   Its source tokenizer puts the tags of the direction before every line, and
   no tag can occur in a translation.
-
-  Args:
-    run: Run that was trained in one direction or in several.
-    name: Name of the run, for messages.
-    source: Source language; may be empty if `target` or the run leaves one
-      direction.
-    target: Target language, likewise.
-
-  Returns:
-    The run; its config has this direction and no other.
-
-  Raises:
-    InputError: The run knows no such direction, or several fit.
   """
   data = run.config.data
   source, target = choose_direction(data, name, source, target)
@@ -50,15 +37,7 @@ def in_direction(
 
 
 def load_chosen(arguments: argparse.Namespace) -> TrainedModel:
-  """Load the run that flags choose, in one direction.
-
-  Args:
-    arguments: Values of workdir and of the flags of `add_checkpoint_flags` and
-      `add_direction_flags`.
-
-  Raises:
-    InputError: As for `load_run` and `in_direction`.
-  """
+  """Load the run that flags choose, in one direction."""
   run = load_flagged(arguments)
   languages = arguments.source_language, arguments.target_language
   return in_direction(run, str(arguments.workdir), *languages)
@@ -72,18 +51,6 @@ def choose_direction(
   Two languages that the run was trained on, but not in this order or not as a
   pair, are a zero-shot direction (Johnson et al. 2017, section 5); a warning
   says so.
-
-  Args:
-    data: Data configuration of the run.
-    name: Name of the run, for messages.
-    source: Source language, or empty.
-    target: Target language, or empty.
-
-  Returns:
-    Source and target language.
-
-  Raises:
-    InputError: A language is unknown, or no direction or more than one fits.
   """
   every = data.all_directions
   known = [(each.source_language, each.target_language) for each in every]

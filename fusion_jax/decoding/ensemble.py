@@ -30,14 +30,7 @@ class Mixture:
   def log_probabilities(
     self, log_p: Sequence[Float32[Array, '*R V']]
   ) -> Float32[Array, '*R V']:
-    """Return the logarithm of the mixture.
-
-    Args:
-      log_p: Log-probabilities of each model.
-
-    Returns:
-      Normalised log-probabilities in float32.
-    """
+    """Return the logarithm of the mixture."""
     weights = jnp.asarray(self.weights, jnp.float32)
     if self.combine == 'arithmetic':
       weighted = [w + p for w, p in zip(jnp.log(weights), log_p, strict=True)]
@@ -81,21 +74,7 @@ def make_ensemble(
   weights: Sequence[float] = (),
   combine: Literal['arithmetic', 'geometric'] = 'arithmetic',
 ) -> Ensemble:
-  """Join runs to an ensemble.
-
-  Args:
-    runs: Runs, at least one.
-    names: Names of the runs, for messages.
-    weights: Positive weights on any scale; empty means equal weights.
-    combine: Mean of the predictions.
-
-  Returns:
-    The ensemble.
-
-  Raises:
-    InputError: The target vocabularies or languages differ, or the weights
-      are not positive or not as many as the runs.
-  """
+  """Join runs to an ensemble."""
   first = runs[0]
   for run, name in zip(runs, names, strict=True):
     if run.target_tokenizer.digest != first.target_tokenizer.digest:

@@ -18,15 +18,6 @@ def split_line(line: str, fits: Callable[[str], bool]) -> Iterator[str]:
   A cut is made after the last end of a sentence in the second half of what
   fits, else at the last space, else anywhere. The time grows with the length of
   the line, not with its square.
-
-  Args:
-    line: Normalised text.
-    fits: Function that returns whether a piece is short enough. A shorter
-      prefix of a piece that fits should fit too; exceptions are tolerated.
-
-  Yields:
-    The pieces, without white space at their ends. A single character is a
-    piece even if it does not fit.
   """
   start = 0
   while start < len(line):

@@ -164,20 +164,7 @@ def start(
   mixture: Mixture,
   coverage: float,
 ) -> tuple[ModelStep, tuple[ModelCache, ...]]:
-  """Encode the source with every model.
-
-  Args:
-    models: Models with the same target vocabulary.
-    parameters: Parameters of each model.
-    sources: Source sentences for each model.
-    beam: Number K of hypotheses of a sentence.
-    max_length: Largest number T of steps.
-    mixture: Mixture of the models.
-    coverage: Weight of the coverage penalty; 0 computes none.
-
-  Returns:
-    The step, and its empty cache.
-  """
+  """Encode the source with every model."""
   caches, memories = [], []
   for model, own, source in zip(models, parameters, sources, strict=True):
     apply = functools.partial(model.apply, {'params': own})

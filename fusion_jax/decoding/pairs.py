@@ -39,33 +39,14 @@ class PairReader:
   """
 
   def __init__(self, run: TrainedModel, options: DecodingConfig):
-    """Prepare to encode.
-
-    Args:
-      run: Trained model with its tokenizers.
-      options: Decoding options with `max_source_length`; a model with learned
-        positions may allow less.
-    """
+    """Prepare to encode."""
     self._tokenizers = run.source_tokenizer, run.target_tokenizer
     longest = options.max_source_length
     self._positions = run.longest
     self.longest = min(longest, run.longest or longest)
 
   def encode(self, name: str, source: str, target: str) -> PairIds:
-    """Return the ids of a pair.
-
-    Args:
-      name: Name of the pair, for the message.
-      source: Source text, normalised here as the training text was.
-      target: Target text, likewise.
-
-    Returns:
-      The pair.
-
-    Raises:
-      InputError: A side has more subwords than `longest`, or the source begins
-        with the tag of another direction.
-    """
+    """Return the ids of a pair."""
     texts = zip((source, target), self._tokenizers, strict=True)
     pair = PairIds(*(_ids(text, each, name) for text, each in texts))
     for side, ids in zip(('source', 'translation'), pair, strict=True):
@@ -94,16 +75,7 @@ def padded_pairs(
 ) -> tuple[
   Int32[np.ndarray, 'B S'], Int32[np.ndarray, ' B'], Int32[np.ndarray, 'B S']
 ]:
-  """Return the arrays that a teacher-forced pass reads.
-
-  Args:
-    pairs: Pairs, at most shape.rows.
-    shape: Shape of the batch; both sides have shape.source positions.
-    end_id: End symbol, the only token of spare rows.
-
-  Returns:
-    Source ids, their lengths, and target ids.
-  """
+  """Return the arrays that a teacher-forced pass reads."""
   source, lengths = padded([p.source for p in pairs], *shape[:2], end_id)
   target, _ = padded([p.target for p in pairs], *shape[:2], end_id)
   return source, lengths, target

@@ -24,12 +24,6 @@ def rounding(model: ModelConfig) -> float:
 
   For float32 it is 8 eps sqrt(L D): each of the L layers of both sides adds
   sums of D terms, whose roundings add up like the steps of a random walk.
-
-  Args:
-    model: Model configuration; compute_dtype, width and layers count.
-
-  Returns:
-    The largest change, relative to max(1, absolute value).
   """
   if model.compute_dtype == 'bfloat16':
     return _BFLOAT16
@@ -42,14 +36,6 @@ def relative_gaps(
   ours: Sequence[float] | Float[np.ndarray, '...'],
   theirs: Sequence[float] | Float[np.ndarray, '...'],
 ) -> Float[np.ndarray, '...']:
-  """Return |ours - theirs| / max(1, |theirs|), which `rounding` bounds.
-
-  Args:
-    ours: Log-probabilities or scores.
-    theirs: Values to compare them with, of the same shape.
-
-  Returns:
-    The gaps; NaN where one of the values is NaN or both are infinite.
-  """
+  """Return |ours - theirs| / max(1, |theirs|), which `rounding` bounds."""
   theirs = np.asarray(theirs)
   return np.abs(np.subtract(ours, theirs)) / np.maximum(1, np.abs(theirs))

@@ -76,15 +76,7 @@ class Scorer:
     options: DecodingConfig,
     on_progress: Callable[[int], None] | None = None,
   ):
-    """Prepare to score; nothing is compiled yet.
-
-    Args:
-      run: One or more trained models and their tokenizers.
-      options: Decoding options with penalties, longest line and slots of a
-        batch.
-      on_progress: Function called with the number of pairs that are finished,
-        empty ones included.
-    """
+    """Prepare to score; nothing is compiled yet."""
     self._ensemble = ensemble = alone(run)
     self._on_progress = on_progress or (lambda pairs: None)
     self._options = dataclasses.replace(options, beam_size=1)
@@ -107,30 +99,14 @@ class Scorer:
     return True
 
   def check(self, number: int, source: str, target: str) -> None:
-    """Refuse the pair of a line if it cannot be scored.
-
-    Raises:
-      InputError: A side has more subwords than `max_source_length`.
-    """
+    """Refuse the pair of a line if it cannot be scored."""
     for encoder in self._encoders:
       encoder.encode(f'line {number}', source, target)
 
   def score(
     self, pairs: Iterable[tuple[str, str]], unit: str = 'line'
   ) -> Iterator[Scored]:
-    """Score every pair, in order.
-
-    Args:
-      pairs: Source and translation, normalised here as the training text was.
-        Two empty lines have nothing to score, as in translating.
-      unit: Name of a pair in a message.
-
-    Yields:
-      The scores of each pair.
-
-    Raises:
-      InputError: A side has more subwords than `max_source_length`.
-    """
+    """Score every pair, in order."""
     numbered = enumerate(pairs, start=1)
     encoded = (
       tuple(e.encode(f'{unit} {number}', *pair) for e in self._encoders)
@@ -139,15 +115,7 @@ class Scorer:
     yield from self.score_ids(encoded)
 
   def score_ids(self, pairs: Iterable[Pairs]) -> Iterator[Scored]:
-    """Score every pair of ids, in order.
-
-    Args:
-      pairs: Pairs as every model reads them, no side longer than
-        `max_source_length`.
-
-    Yields:
-      The scores of each pair.
-    """
+    """Score every pair of ids, in order."""
     slots = ((each, _length(each)) for each in pairs)
     window_slots = self._options.batch_tokens * jax.process_count()
     for window in windows(slots, window_slots):

@@ -36,17 +36,7 @@ class SentenceEncoder:
   """Encoder of lines as sentences."""
 
   def __init__(self, ensemble: Ensemble, options: DecodingConfig):
-    """Prepare to encode.
-
-    Args:
-      ensemble: Ensemble with its tokenizers.
-      options: Decoding options with `max_source_length` and the limits of
-        translations.
-
-    Raises:
-      InputError: A model has fewer positions than `max_source_length`, or the
-        least length of a translation is above its largest.
-    """
+    """Prepare to encode."""
     for length in (1, options.max_source_length):
       least, most = (
         shortest_target(length, options),
@@ -74,23 +64,7 @@ class SentenceEncoder:
       self.encode(number, line, prefix)
 
   def encode(self, number: int, line: str, prefix: str = '') -> list[Sentence]:
-    """Return the sentences of a line; none if it is empty.
-
-    Args:
-      number: Number of the line, for messages.
-      line: Text, which is normalised as the training text was.
-      prefix: Beginning of the translation of the line's first sentence.
-
-    Returns:
-      One sentence, or the pieces into which a line of more than
-      `max_source_length` subwords is cut.
-
-    Raises:
-      InputError: The line begins with the tag of another direction; the prefix
-        has characters that are not in the target vocabulary, or leaves no room
-        for a translation; or a single character has more than
-        `max_source_length` subwords.
-    """
+    """Return the sentences of a line; none if it is empty."""
     tokenizers = [run.source_tokenizer for run in self._ensemble.runs]
     pieces = split_line(
       tokenizers[0].without_tags(normalise(line), f'line {number}'),

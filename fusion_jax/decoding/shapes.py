@@ -40,14 +40,6 @@ def target_limit(
 
   It counts the end symbol and depends on the sentence alone, never on the
   batch it is in.
-
-  Args:
-    source_length: Subwords of the source, the end symbol included.
-    options: Decoding options with ratio and extra.
-    longest: Length limit of the model, if it has one.
-
-  Returns:
-    ceil(ratio * source_length) + extra, at most `longest`.
   """
   # 1.1 * 10 is 11.000000000000002: rounding first keeps its ceiling 11.
   scaled = math.ceil(round(options.max_length_ratio * source_length, 6))
@@ -70,13 +62,6 @@ def decode_shapes(
   options.max_source_length. Full batches have the largest power of two of rows
   that options.batch_tokens allows; smaller ones have a quarter of that, a
   sixteenth and so on, down to 1.
-
-  Args:
-    options: Decoding options.
-    longest: Longest target of the model, if it has a limit.
-
-  Returns:
-    The shapes in the order of source length, then rows.
   """
   shapes = []
   for source in _source_lengths(options.max_source_length):
@@ -94,16 +79,7 @@ def decode_shapes(
 def plan_batches(
   lengths: Sequence[int], shapes: Sequence[DecodeShape]
 ) -> Iterator[PlannedBatch]:
-  """Put sentences into batches, longest first.
-
-  Args:
-    lengths: Lengths of the sources, the end symbol included; none exceeds the
-      longest shape.
-    shapes: Shapes from `decode_shapes`.
-
-  Yields:
-    Batches that hold every sentence once.
-  """
+  """Put sentences into batches, longest first."""
   rows_of = {
     source: list(group)
     for source, group in itertools.groupby(shapes, lambda each: each.source)
@@ -125,15 +101,6 @@ def shard_batches(
 
   A program on the devices of several processes must be started by all of them,
   so each process gets the same shapes in the same order.
-
-  Args:
-    batches: Batches of all processes; those of a shape follow each other.
-    processes: Number of processes.
-    process: Index of this process.
-
-  Yields:
-    Every `processes`-th batch of a shape, or an empty one where the others
-    have one more.
   """
   for shape, group in itertools.groupby(batches, lambda each: each.shape):
     same = list(group)

@@ -60,19 +60,7 @@ def teacher_forced_scores(
   mixture: Mixture,
   weight: float = 0.0,
 ) -> tuple[Float32[Array, 'B T'], Float32[Array, ' B']]:
-  """Score targets with one or more models.
-
-  Args:
-    parameters: Parameters of each model.
-    rows: Batch of pairs.
-    models: Models that score.
-    mixture: Mixture of the models.
-    weight: Weight of the coverage penalty.
-
-  Returns:
-    The log-probability of every token (padding has values too), and the
-    coverage penalty, which is 0 if the weight is.
-  """
+  """Score targets with one or more models."""
   tokens = jnp.arange(rows.target.shape[1]) < rows.target_lengths[:, None]
   outputs, coverage_score = [], jnp.zeros(rows.target.shape[0])
   for model, own, source, share in zip(
@@ -100,17 +88,7 @@ def teacher_forced_scores(
 def token_log_probabilities(
   output: ModelOutput, targets: Int32[Array, 'B T'], combine: Combine
 ) -> Float32[Array, 'B T']:
-  """Return log p of every target token, under the mixture if there are groups.
-
-  Args:
-    output: Output of the teacher-forced pass.
-    targets: Token ids, int32.
-    combine: Mixture of the groups: log sum_k psi_k p_k ('arithmetic') or
-      sum_k psi_k log p_k ('geometric').
-
-  Returns:
-    Log-probabilities in float32; padding has values too.
-  """
+  """Return log p of every target token, of the mixture if there are groups."""
   log_p = functools.partial(_log_softmax, output=output.output)
   if output.log_weights is None:
     return _chosen(log_p, output.features, targets)
@@ -126,17 +104,7 @@ def ensemble_log_probabilities(
   combines: Sequence[Combine],
   mixture: Mixture,
 ) -> Float32[Array, 'B T']:
-  """Return log p of every target token in the mixture of several models.
-
-  Args:
-    outputs: Outputs of the teacher-forced passes.
-    targets: Token ids, int32.
-    combines: Mixture of the groups of each model, if it has groups.
-    mixture: Mixture of the models.
-
-  Returns:
-    Log-probabilities in float32; padding has values too.
-  """
+  """Return log p of every target token in the mixture of several models."""
 
   def log_p(features: Any) -> Float32[Array, 'T V']:
     return mixture.log_probabilities(

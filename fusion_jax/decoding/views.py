@@ -93,16 +93,7 @@ class Viewer:
     options: DecodingConfig,
     selection: InternalsSelection,
   ):
-    """Prepare to view; nothing is compiled yet.
-
-    Args:
-      run: Trained model.
-      options: Decoding options with longest line and slots of a batch.
-      selection: Internals to view.
-
-    Raises:
-      InputError: The decoder has no such layer or head.
-    """
+    """Prepare to view; nothing is compiled yet."""
     self._run = run
     self._selection = selection
     self._slots = options.batch_tokens
@@ -126,12 +117,6 @@ class Viewer:
     """Yield the items with views of their pairs, in order.
 
     The view of a pair does not depend on the other pairs.
-
-    Args:
-      items: Any objects, each with the pairs that belong to it, if any.
-
-    Yields:
-      Each item, with a view of each of its pairs.
     """
     slots = (
       ((item, pairs), sum(pair.length for pair in pairs))

@@ -52,26 +52,13 @@ class Bucket:
 
 
 def buckets_between(bounds: Sequence[int], low: int = 0) -> list[Bucket]:
-  """Make buckets (low, b1], (b1, b2], ... and one above the last bound.
-
-  Args:
-    bounds: Bounds between buckets, ascending.
-    low: Bound below the first bucket.
-  """
+  """Make buckets (low, b1], (b1, b2], ... and one above the last bound."""
   lows = [low, *bounds]
   return [Bucket(*pair) for pair in zip(lows, [*bounds, None], strict=True)]
 
 
 def read_bounds(flag: str, text: str) -> tuple[int, ...]:
-  """Read ascending whole numbers above 0, separated by commas.
-
-  Args:
-    flag: Command-line flag, for the message.
-    text: Value of the flag.
-
-  Raises:
-    InputError: The value does not consist of such numbers.
-  """
+  """Read ascending whole numbers above 0, separated by commas."""
   parts = text.split(',')
   whole = all(re.fullmatch('[0-9]{1,9}', part) for part in parts)
   bounds = [int(part) for part in parts] if whole else [0]
@@ -86,16 +73,7 @@ def read_bounds(flag: str, text: str) -> tuple[int, ...]:
 def quantile_bounds(
   values: Int[np.ndarray, ' N'], count: int
 ) -> tuple[int, ...]:
-  """Choose bounds between buckets of similar numbers of values.
-
-  Args:
-    values: Values; only those above 0 count.
-    count: Number of buckets; there may be fewer, because equal bounds are
-      merged.
-
-  Returns:
-    Bounds for `buckets_between`, none of which is the greatest value.
-  """
+  """Choose bounds between buckets of similar numbers of values."""
   values = np.sort(values[values > 0])
   if not values.size:
     return ()
@@ -119,18 +97,7 @@ def bleu_by_length(
   systems: Mapping[str, Sequence[Float[np.ndarray, 'S 10']]],
   bleu: BLEU,
 ) -> list[dict]:
-  """Compute BLEU of the lines of each bucket.
-
-  Args:
-    lengths: Lengths of the sources.
-    buckets: Buckets of lengths.
-    systems: BLEU's statistics of each file of each system.
-    bleu: Metric of the statistics.
-
-  Returns:
-    For each bucket its name, its number of lines, and for each system the mean
-    of BLEU over its files; None where the bucket is empty.
-  """
+  """Compute BLEU of the lines of each bucket."""
   found = []
   for bucket in buckets:
     chosen = bucket.holds(lengths)
@@ -156,17 +123,6 @@ def f1_by_frequency(
 
   F1 = 2 m / (r + h): of the words of a bucket, r are in the reference and h in
   the translation; m are in both, matched in the same line and as often.
-
-  Args:
-    frequency: Frequency of words; other words have 0.
-    buckets: Buckets of frequencies.
-    reference: Word counts of every line.
-    systems: Word counts of every line of each file of each system.
-
-  Returns:
-    For each bucket its name, the number of the reference's words in it, and for
-    each system 100 times the mean of F1 over its files; None where neither
-    reference nor translation has a word of the bucket.
   """
   totals = _totals(frequency, buckets, reference)
   scores = {

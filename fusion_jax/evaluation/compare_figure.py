@@ -12,11 +12,7 @@ _TITLES = {
 
 
 def draw(numbers: Mapping[str, Any]) -> figures.Figure:
-  """Draw BLEU of all systems and by length, and F1 by frequency.
-
-  Args:
-    numbers: Result of `compare`.
-  """
+  """Draw BLEU of all systems and by length, and F1 by frequency."""
   lengths = numbers['lengths']
   frequencies = numbers['frequencies']['buckets']
   figure, axes = figures.panels(2 + len(lengths), size=(6.0, 3.6))

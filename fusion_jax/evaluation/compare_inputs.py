@@ -22,11 +22,7 @@ from fusion_jax.runs.run_directory import read_config, read_tokenizers
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
-  """Return the options that the flags give.
-
-  Raises:
-    InputError: --length_bounds is not a list of bounds.
-  """
+  """Return the options that the flags give."""
   return Options(
     arguments.samples,
     arguments.trials,
@@ -37,18 +33,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def read_texts(arguments: argparse.Namespace) -> Texts:
-  """Read all files, then translate with the run directories.
-
-  Args:
-    arguments: Flags of `compare.py`; the folder --output is created.
-
-  Returns:
-    The texts, with the baseline first among the systems.
-
-  Raises:
-    InputError: A file is missing, empty or has another number of lines, a
-      system is named wrongly, or a run cannot translate.
-  """
+  """Read all files, then translate with the run directories."""
   systems = baseline_first(named_systems(arguments.system), arguments.baseline)
   source = read_file(arguments.source)
   references = [read_file(path) for path in arguments.reference]

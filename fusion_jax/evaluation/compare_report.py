@@ -11,14 +11,7 @@ _LESS_IS_BETTER = ('TER',)
 
 
 def report(numbers: Mapping[str, Any]) -> str:
-  """Write the results of a comparison section by section.
-
-  Args:
-    numbers: Result of `compare`.
-
-  Returns:
-    The report in Markdown.
-  """
+  """Write the results of a comparison section by section."""
   parts = [
     _head(numbers),
     _scores_head(numbers),
@@ -34,15 +27,7 @@ def report(numbers: Mapping[str, Any]) -> str:
 
 
 def scores_line(numbers: Mapping[str, Any], system: str) -> str:
-  """Describe the scores of a system's first file, with the p-values of BLEU.
-
-  Args:
-    numbers: Result of `compare`.
-    system: Name of the system.
-
-  Returns:
-    One line.
-  """
+  """Describe the scores of a system's first file, with the p-values of BLEU."""
   scores = ', '.join(
     f'{metric} {systems[system]["scores"][0]:.2f}'
     for metric, systems in numbers['seeds'].items()
@@ -56,15 +41,7 @@ def scores_line(numbers: Mapping[str, Any], system: str) -> str:
 
 
 def scores_table(numbers: Mapping[str, Any], form: Format) -> str:
-  """Write the scores of each system's first file, with the p-values of BLEU.
-
-  Args:
-    numbers: Result of `compare`.
-    form: Format of the table.
-
-  Returns:
-    A table with a row for each system.
-  """
+  """Write the scores of each system's first file, with the p-values of BLEU."""
   metrics, tests = numbers['seeds'], numbers['tests']
   header = [
     'system',

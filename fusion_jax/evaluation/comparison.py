@@ -82,16 +82,7 @@ class Options:
 
 
 def compare(texts: Texts, options: Options, run: Map = map) -> dict[str, Any]:
-  """Compute scores, tests, buckets and examples.
-
-  Args:
-    texts: Texts of the same number of lines each.
-    options: Options of the comparison.
-    run: Map function from `in_processes`.
-
-  Returns:
-    Values for JSON; see `compare_report.py` for the meaning of each part.
-  """
+  """Compute scores, tests, buckets and examples."""
   counted = _count(texts, run)
   names = list(counted)
   return {

@@ -107,17 +107,7 @@ class Accuracy:
 
 
 def read_items(path: Path) -> list[Item]:
-  """Read a file in the ContraWSD JSON format.
-
-  Args:
-    path: JSON file, compressed or not.
-
-  Returns:
-    The items of the file.
-
-  Raises:
-    InputError: The file cannot be read, or an item lacks a field.
-  """
+  """Read a file in the ContraWSD JSON format."""
   if path.exists():
     check_regular(path)
   with unpack_errors(path), open_to_read(path) as file:
@@ -159,16 +149,7 @@ def _bin(number: int) -> str:
 def accuracies(
   items: Sequence[Item], scores: Iterable[Sequence[float]]
 ) -> dict[str, Accuracy]:
-  """Count how often the reference is preferred.
-
-  Args:
-    items: Items with at least one wrong translation.
-    scores: Scores of each item, that of the reference first.
-
-  Returns:
-    'items', where the reference must beat all wrong translations of the item;
-    'pairs', where it must beat one; then the pairs of every group.
-  """
+  """Count how often the reference is preferred."""
   right: collections.Counter[str] = collections.Counter()
   total: collections.Counter[str] = collections.Counter()
   for item, (reference, *wrong) in zip(items, scores, strict=True):

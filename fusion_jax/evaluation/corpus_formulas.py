@@ -17,12 +17,6 @@ def corpus_bleu(counts: Float[np.ndarray, 'N 10']) -> Float[np.ndarray, ' N']:
 
   BLEU = 100 BP (p_1 p_2 p_3 p_4)^(1/4); BP = min(1, exp(1 - r / h)). The k-th
   order without a match, k from 1, has p = 1 / (2^k n-grams).
-
-  Args:
-    counts: Sums of BLEU's statistics over the sentences of each corpus.
-
-  Returns:
-    Scores from 0 to 100.
   """
   length, reference = counts[:, 0], counts[:, 1]
   right, total = counts[:, 2:6], counts[:, 6:]
@@ -40,13 +34,6 @@ def corpus_chrf(counts: Float[np.ndarray, 'N 18']) -> Float[np.ndarray, ' N']:
 
   chrF = 100 (1 + 4) P R / (4 P + R); P and R are means over the orders for
   which both translation and reference have n-grams.
-
-  Args:
-    counts: Sums of chrF's statistics over the sentences of each corpus: for
-      each order, n-grams of the translation, of the reference, and matches.
-
-  Returns:
-    Scores from 0 to 100.
   """
   translation, reference, right = (counts[:, start::3] for start in range(3))
   counted = (translation > 0) & (reference > 0)
@@ -60,14 +47,7 @@ def corpus_chrf(counts: Float[np.ndarray, 'N 18']) -> Float[np.ndarray, ' N']:
 
 
 def corpus_ter(counts: Float[np.ndarray, 'N 2']) -> Float[np.ndarray, ' N']:
-  """Compute TER = 100 edits / words of the reference (Snover et al. 2006).
-
-  Args:
-    counts: Edits, and the mean length of the references, of each corpus.
-
-  Returns:
-    Percentages; for an empty reference, 100 with edits and 0 without.
-  """
+  """Compute TER = 100 edits / words of the reference (Snover et al. 2006)."""
   edits, length = counts.T
   of_nothing = np.where(edits > 0, 1.0, 0.0)
   return 100 * np.where(

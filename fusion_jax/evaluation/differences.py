@@ -10,12 +10,7 @@ from sacrebleu.metrics.base import Metric
 def sentence_scores(
   metric: Metric, statistics: Float[np.ndarray, 'S K']
 ) -> Float[np.ndarray, ' S']:
-  """Score every sentence by itself.
-
-  Args:
-    metric: Metric of the statistics.
-    statistics: Statistics of the sentences.
-  """
+  """Score every sentence by itself."""
   scores = [metric._compute_score_from_stats(each) for each in statistics]
   return np.array([each.score for each in scores])
 
@@ -23,18 +18,7 @@ def sentence_scores(
 def largest_differences(
   baseline: Float[np.ndarray, ' S'], system: Float[np.ndarray, ' S'], most: int
 ) -> dict[str, list[dict[str, Any]]]:
-  """Find the sentences in which one system beats the other by most.
-
-  Args:
-    baseline: The baseline's score of every sentence.
-    system: The system's score of every sentence.
-    most: Largest number of sentences each way.
-
-  Returns:
-    'better', where the system is better, and 'worse'. Each is a list of line
-    number (from 1) and both scores, the largest difference first. Equal
-    differences are in the order of the lines.
-  """
+  """Find the sentences in which one system beats the other by most."""
   change = system - baseline
   found = {}
   for way, sign in (('better', 1), ('worse', -1)):

@@ -69,23 +69,7 @@ def paired_test(
   kind: Literal['bs', 'ar'],
   samples: int,
 ) -> tuple[str, dict[str, Paired]]:
-  """Test systems against a baseline, as sacreBLEU does.
-
-  Args:
-    name: Name of the metric, as in `metrics_for`.
-    language: Language of the texts, as for `metrics_for`.
-    references: Number of translations of every line, for the signature.
-    systems: Statistics of every sentence, the baseline's first.
-    kind: 'bs' for the bootstrap, 'ar' for randomisation.
-    samples: Number of bootstrap samples, or of trials.
-
-  Returns:
-    sacreBLEU's signature with samples and seed (SACREBLEU_SEED, by default
-    12345), and the result of each system.
-
-  Raises:
-    InputError: SACREBLEU_SEED is no integer.
-  """
+  """Test systems against a baseline, as sacreBLEU does."""
   seed = _seed()
   signed = signature_of(metrics_for(language)[name], references)
   signed.update('seed', str(seed).lower())

@@ -39,19 +39,6 @@ def translation_of(
 
   A `.json` file beside the translations records what they were made from. They
   are kept while the run's config, its checkpoints and the text stay the same.
-
-  Args:
-    run: Run directory; its best checkpoint translates.
-    lines: Source lines.
-    languages: Languages as `in_direction` takes them.
-    path: File of the translations.
-
-  Returns:
-    The translations with their direction.
-
-  Raises:
-    InputError: As for `load_run` and `in_direction`, or the file cannot be
-      written.
   """
   made_of = _made_of(Path(run), lines, languages)
   about = path.with_suffix('.json')

@@ -34,13 +34,6 @@ def in_processes(count: int) -> Iterator[Map]:
   """Yield a `map` whose calls run in several processes.
 
   Processes are spawned and not forked, because JAX has its own threads.
-
-  Args:
-    count: Number of processes; 1 does everything in this one.
-
-  Yields:
-    A function that is called like `map`, with a function from the top level of
-    a module, and returns the results in order.
   """
   if count == 1:
     yield map
@@ -57,18 +50,7 @@ def statistics_of(
   run: Map = map,
   names: Collection[str] | None = None,
 ) -> list[Statistics]:
-  """Count the statistics of every line of every file.
-
-  Args:
-    files: Lines of each file.
-    references: Lines of one or more references.
-    language: Target language, which decides the tokenizers.
-    run: Map function from `in_processes`.
-    names: Of the metrics to count, as in `metrics_for`; None: all of them.
-
-  Returns:
-    Statistics of each file, by the names of `metrics_for`.
-  """
+  """Count the statistics of every line of every file."""
   starts = range(0, len(references[0]), _CHUNK_LINES)
   parts = [
     [[each[start : start + _CHUNK_LINES] for each in texts] for start in starts]
@@ -102,13 +84,5 @@ def _count(
 
 
 def score_of(metric: Metric, statistics: Float[np.ndarray, 'S K']) -> float:
-  """Compute the corpus score of some sentences.
-
-  Args:
-    metric: Metric of the statistics.
-    statistics: Statistics of at least one sentence.
-
-  Returns:
-    The score, as sacreBLEU computes it from the lines.
-  """
+  """Compute the corpus score of some sentences."""
   return float(metric._compute_score_from_stats(statistics.sum(axis=0)).score)

@@ -38,13 +38,6 @@ def sign_test(
   and only this one: BLEU of the whole rises (b+) or falls (b-). With no
   difference between the systems, b+ is binomial: b+ + b- draws with probability
   1/2. https://aclanthology.org/P05-1066
-
-  Args:
-    baseline: BLEU's statistics of every sentence of the baseline.
-    system: BLEU's statistics of every sentence of the system.
-
-  Returns:
-    The counts, and the p-value of `scipy.stats.binomtest`.
   """
   whole = baseline.sum(axis=0, keepdims=True)
   change = corpus_bleu(whole - baseline + system) - corpus_bleu(whole)
@@ -77,17 +70,7 @@ def over_seeds(scores: Sequence[float]) -> Seeds:
 
 
 def welch(baseline: Seeds, system: Seeds) -> float | None:
-  """Run Welch's t-test: two-sided, variances may differ.
-
-  Args:
-    baseline: Scores of the baseline.
-    system: Scores of the system.
-
-  Returns:
-    The p-value of equal means. It is 1 if all scores are the same. It is None
-    where it is undefined: one of them has fewer than two seeds, or neither has
-    scores that vary and the means differ.
-  """
+  """Run Welch's t-test: two-sided, variances may differ."""
   if baseline.deviation is None or system.deviation is None:
     return None
   if not (baseline.deviation or system.deviation):

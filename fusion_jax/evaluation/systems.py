@@ -55,18 +55,7 @@ class System:
 
 
 def named_systems(flags: Sequence[str]) -> list[NamedSystem]:
-  """Read `NAME=PATH[,PATH]` of each --system.
-
-  Args:
-    flags: Values of the flag.
-
-  Returns:
-    The systems in order.
-
-  Raises:
-    InputError: There is no system, a name or path is missing, or one is given
-      twice.
-  """
+  """Read `NAME=PATH[,PATH]` of each --system."""
   if not flags:
     raise InputError('no system to compare: give --system NAME=FILE[,FILE]')
   systems: dict[str, NamedSystem] = {}
@@ -92,15 +81,7 @@ def named_systems(flags: Sequence[str]) -> list[NamedSystem]:
 def baseline_first(
   systems: Sequence[NamedSystem], baseline: str
 ) -> list[NamedSystem]:
-  """Put the baseline first and keep the order of the other systems.
-
-  Args:
-    systems: At least one system.
-    baseline: Name of the baseline; '' for the first system.
-
-  Raises:
-    InputError: There is no such system.
-  """
+  """Put the baseline first and keep the order of the other systems."""
   names = [system.name for system in systems]
   if baseline and baseline not in names:
     raise InputError(
@@ -110,14 +91,7 @@ def baseline_first(
 
 
 def read_file(path: str) -> TextFile:
-  """Read a text.
-
-  Args:
-    path: File to read.
-
-  Raises:
-    InputError: The file cannot be read, or has no lines.
-  """
+  """Read a text."""
   with open_input(path) as file:
     lines = tuple(line.rstrip() for line in read_lines(file, path))
   if not lines:
@@ -126,15 +100,7 @@ def read_file(path: str) -> TextFile:
 
 
 def check_lines(source: TextFile, others: Sequence[TextFile]) -> None:
-  """Refuse files that do not match the source line by line.
-
-  Args:
-    source: Source of all files.
-    others: References and translations.
-
-  Raises:
-    InputError: A file has another number of lines; the first one is named.
-  """
+  """Refuse files that do not match the source line by line."""
   for each in others:
     if len(each.lines) != len(source.lines):
       raise InputError(

@@ -93,18 +93,7 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def processes_of(arguments: argparse.Namespace) -> Processes | None:
-  """Return what the flags and the environment say about the processes.
-
-  Args:
-    arguments: Parsed arguments; the flags of `add_process_flags` are removed.
-
-  Returns:
-    The processes that belong together; None: this process is alone.
-
-  Raises:
-    InputError: The flags do not fit together, or a variable of the cluster is
-      not a number.
-  """
+  """Return what the flags and the environment say about the processes."""
   flags = vars(arguments)
   several = flags.pop('distributed')
   given = Processes(
@@ -137,12 +126,6 @@ def start(processes: Processes | None) -> None:
   """Join the other processes; call it before anything else of JAX.
 
   Afterwards only process 0 logs messages below a warning.
-
-  Args:
-    processes: Processes from `processes_of`.
-
-  Raises:
-    InputError: The other processes cannot be reached.
   """
   if processes is None:
     return
@@ -195,20 +178,7 @@ def on_all(
   action: Callable[[], Result],
   kinds: tuple[type[Exception], ...] = (InputError,),
 ) -> Result:
-  """Run an action on every process, and fail on all if it fails on one.
-
-  Args:
-    action: Action, the same on all processes.
-    kinds: Kinds of exceptions that are reported to the other processes; each
-      takes a message.
-
-  Returns:
-    The result of the action on this process.
-
-  Raises:
-    Exception: One of `kinds`, on all processes, with the message of the first
-      process that failed.
-  """
+  """Run an action on every process, and fail on all if it fails on one."""
   results, failure = [], b''
   try:
     results.append(action())
@@ -230,18 +200,7 @@ def any_of_all(value: bool) -> bool:
 
 
 def of_first(action: Callable[[], Result], kind: Any) -> Result:
-  """Return the result of process 0 on all processes.
-
-  Args:
-    action: Function that is called on process 0 alone.
-    kind: Type of its result, as in `merged`.
-
-  Returns:
-    The result.
-
-  Raises:
-    InputError: The action raised it on process 0; all processes raise it.
-  """
+  """Return the result of process 0 on all processes."""
   found = on_all(lambda: {0: action()} if is_first() else {})
   return merged(found, kind)[0]
 
@@ -268,13 +227,6 @@ def merged(found: dict[int, Result], kind: Any) -> dict[int, Result]:
 
   They travel as JSON and are checked against their type on arrival: bytes of
   other processes are data, and are never executed.
-
-  Args:
-    found: Findings of this process, by numbers that no other process has.
-    kind: Type of the values: standard types, dataclasses, named tuples.
-
-  Returns:
-    The findings of all processes.
   """
   import jax
 

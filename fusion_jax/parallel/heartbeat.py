@@ -46,14 +46,7 @@ class Watch:
   """Record of how long the files of some processes have not changed."""
 
   def __init__(self, folder: Path, processes: int, start: str):
-    """Watch the files from now on.
-
-    Args:
-      folder: Folder of the files.
-      processes: Number of processes.
-      start: Name of this start, with which its files begin; a file of an
-        earlier start is not a heartbeat.
-    """
+    """Watch the files from now on."""
     now = time.monotonic()
     self._folder, self._start = folder, start
     self._seen = [('', now) for _ in range(processes)]
@@ -121,16 +114,7 @@ class Heartbeat:
   """Thread that writes and watches heartbeats, if several processes train."""
 
   def __init__(self, workdir: Path, options: ParallelConfig, start: str):
-    """Start the thread.
-
-    Args:
-      workdir: Run directory, on a disk that all processes share.
-      options: Options that say after what time to give up.
-      start: Name from `name_start`.
-
-    Raises:
-      InputError: The folder cannot be made.
-    """
+    """Start the thread."""
     self._folder = workdir / 'heartbeat'
     self._options, self._start = options, start
     lost, stalled = options.lost_after, options.stalled_after

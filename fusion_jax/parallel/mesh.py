@@ -28,21 +28,7 @@ AXES = (*ROW_AXES, 'tensor')
 def make_mesh(
   config: ParallelConfig, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-  """Return the mesh of a config.
-
-  Args:
-    config: Options of the mesh, which give its axes.
-    devices: Devices to arrange, which need not be present to compile for them;
-      None: all devices of all processes.
-
-  Returns:
-    A mesh of the axes `AXES`. Where the devices are in several slices, which a
-    slower network joins, data is divided over the slices first, then fsdp.
-
-  Raises:
-    InputError: The axes do not multiply to the number of devices, or data and
-      fsdp do not divide over the slices.
-  """
+  """Return the mesh of a config."""
   devices = list(jax.devices() if devices is None else devices)
   return _mesh(config.shape(len(devices)), devices)
 
@@ -51,12 +37,6 @@ def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
   """Return a data-parallel mesh.
 
   The rows of a process's devices are adjacent.
-
-  Args:
-    devices: Devices, as for `make_mesh`.
-
-  Returns:
-    A mesh of the axes `AXES`.
   """
   devices = sorted(
     jax.devices() if devices is None else devices,
@@ -107,15 +87,7 @@ def by_rows(mesh: Mesh) -> NamedSharding:
 
 
 def put_like(values: Any, like: Any) -> Any:
-  """Put arrays of one process on the shardings of other arrays.
-
-  Args:
-    values: Arrays, the same on all processes.
-    like: Arrays over the devices of all processes.
-
-  Returns:
-    `values`; each process provides the shards of its own devices.
-  """
+  """Put arrays of one process on the shardings of other arrays."""
 
   def put(value: Array, other: Array) -> Array:
     if not value.is_fully_addressable or other.is_fully_addressable:
@@ -129,15 +101,7 @@ def put_like(values: Any, like: Any) -> Any:
 
 
 def put_whole(values: Any, mesh: Mesh) -> Any:
-  """Put whole arrays on every device.
-
-  Args:
-    values: Arrays of this process, the same on all processes.
-    mesh: Mesh over the devices of this process or of all.
-
-  Returns:
-    `values`; no data are sent between processes.
-  """
+  """Put whole arrays on every device."""
   own = jax.device_put(values, replicated(mesh.local_mesh))
   if not mesh.is_multi_process:
     return own
@@ -157,18 +121,7 @@ def row_shards(mesh: Mesh) -> int:
 
 
 def own_rows(mesh: Mesh) -> tuple[int, int]:
-  """Return which part of the rows this process reads.
-
-  Args:
-    mesh: Mesh over the devices of all processes.
-
-  Returns:
-    The number of the part and the number of parts. Processes whose devices
-    share rows read the same part.
-
-  Raises:
-    InputError: The rows of this process's devices are not one connected part.
-  """
+  """Return which part of the rows this process reads."""
   process, shards = jax.process_index(), row_shards(mesh)
   holders = mesh.devices.reshape(shards, -1)
   own = [
@@ -215,18 +168,7 @@ def local_axes() -> tuple[str, ...]:
 
 
 def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:
-  """Return how each array of a tree is sharded.
-
-  Args:
-    boxed: Shapes or arrays in Flax boxes with their logical axes, from
-      `boxed_parameters`, or any state made of such boxes. An array without a
-      box is not sharded.
-    rules: Mesh axis of each logical axis.
-    mesh: Mesh that gives the sizes of the axes.
-
-  Returns:
-    A `PartitionSpec` for each array, in the tree without boxes.
-  """
+  """Return how each array of a tree is sharded."""
   table = [
     (name, axis or None) for name, axis in dataclasses.asdict(rules).items()
   ]

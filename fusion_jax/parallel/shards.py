@@ -14,15 +14,6 @@ def over_rows(function: Callable[..., Any]) -> Callable[..., Any]:
   """Return a function that is called separately for the rows of each shard.
 
   The axis tensor is left to XLA, which shards the matrix products inside.
-
-  Args:
-    function: Function of (whole, batch, *others, **options), where `whole` and
-      `others` are whole on all shards and `batch` has the rows of the shard. It
-      returns arrays with one entry for every row.
-
-  Returns:
-    The function of the whole batch on the current mesh; its result is sharded
-    like the rows.
   """
 
   @functools.wraps(function)
@@ -44,16 +35,7 @@ def over_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_each_shard(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Return a function that collects one result for each shard of the rows.
-
-  Args:
-    function: Function as for `over_rows`, but its result belongs to the shard
-      as a whole.
-
-  Returns:
-    The function of the whole batch on the current mesh. Its arrays are those of
-    all shards along a new first axis, which is sharded like the rows.
-  """
+  """Return a function that collects one result for each shard of the rows."""
 
   def on_shard(*arguments):
     return jax.tree.map(lambda x: x[None], function(*arguments))
@@ -65,14 +47,6 @@ def over_heads(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
   """Return a function that is called separately for the heads of each device.
 
   A kernel that XLA cannot divide needs this: everything it sees is local.
-
-  Args:
-    function: Function of arrays of the shape [B, T, N, H] and one mask that all
-      N heads share. It returns an array of that shape.
-
-  Returns:
-    The function of all heads on the current mesh. They are divided over the
-    axis tensor where their number allows it.
   """
 
   @functools.wraps(function)

@@ -80,15 +80,7 @@ class Progress:
 
 
 def abstract_like(tree: Any, sharding: Sharding | None = None) -> Any:
-  """Return the shapes and shardings to restore a tree to.
-
-  Args:
-    tree: Arrays or their shapes.
-    sharding: Sharding of all arrays; None: those that they have.
-
-  Returns:
-    A `jax.ShapeDtypeStruct` for each array.
-  """
+  """Return the shapes and shardings to restore a tree to."""
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=sharding or x.sharding
@@ -130,13 +122,7 @@ class Checkpoints:
   def __init__(
     self, workdir: Path, config: TrainingConfig, identity: Mapping[str, Any]
   ):
-    """Open the folder and remove what an interrupted save left.
-
-    Args:
-      workdir: Run directory.
-      config: Options that say which checkpoints to keep.
-      identity: Identity of the model; checkpoints of another model are refused.
-    """
+    """Open the folder and remove what an interrupted save left."""
     self._directory = (workdir / 'checkpoints').absolute()
     self._identity = dict(identity)
     self._best = _KeepBest(config.keep_best)
@@ -161,18 +147,7 @@ class Checkpoints:
     progress: Progress,
     quality: float | None,
   ) -> None:
-    """Start writing a checkpoint, unless the step has one already.
-
-    Args:
-      state: State of the training.
-      iterator: Input iterator; its position is saved.
-      progress: Progress of the run.
-      quality: Quality of this checkpoint, larger is better; None: not
-        validated.
-
-    Raises:
-      InputError: This or an earlier checkpoint cannot be written.
-    """
+    """Start writing a checkpoint, unless the step has one already."""
     step = int(state.step)
     if step in self._manager.all_steps():
       return
@@ -228,19 +203,7 @@ class Checkpoints:
   def restore(
     self, fresh: TrainState, iterator: grain.DatasetIterator
   ) -> tuple[TrainState, Progress]:
-    """Restore the last readable checkpoint, or return the given state.
-
-    Args:
-      fresh: Initial state, or its shapes with their shardings.
-      iterator: Input iterator; it is moved to the saved position.
-
-    Returns:
-      The state to resume from, and the progress of the run.
-
-    Raises:
-      InputError: There are checkpoints but none can be read, or they belong to
-        another tokenizer or model, or they are without optimizer state.
-    """
+    """Restore the last readable checkpoint, or return the given state."""
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
       try:
@@ -313,15 +276,7 @@ class Checkpoints:
 def items_of(
   arrays: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> ocp.args.Composite:
-  """Return the items for Orbax to write, with format and digests.
-
-  Args:
-    arrays: Items that consist of arrays.
-    meta: Everything else to write, as JSON values.
-
-  Returns:
-    The items of a checkpoint.
-  """
+  """Return the items for Orbax to write, with format and digests."""
   meta = {'format': FORMAT, **meta, 'arrays': array_digests(arrays)}
   items = {name: ocp.args.StandardSave(tree) for name, tree in arrays.items()}
   return ocp.args.Composite(**items, meta=ocp.args.JsonSave(sealed(meta)))

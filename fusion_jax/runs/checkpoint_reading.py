@@ -35,12 +35,6 @@ def open_to_read(directory: Path) -> ocp.CheckpointManager:
 
   With Orbax's default, a process that cannot read a file leaves the others
   waiting for it.
-
-  Args:
-    directory: Folder `checkpoints` of a run directory.
-
-  Returns:
-    The manager. It sees the checkpoints that exist now.
   """
   this = jax.process_index()
   options = ocp.CheckpointManagerOptions(
@@ -69,17 +63,7 @@ def _no_warnings(name: str) -> Iterator[None]:
 
 
 def read_by_all(action: Callable[[], Result]) -> Result:
-  """Read on every process, and fail on all if one of them cannot read.
-
-  Args:
-    action: Function that reads, the same on all processes.
-
-  Returns:
-    The result of the action on this process.
-
-  Raises:
-    DamagedError, InputError: Raised on all processes, if one raises it.
-  """
+  """Read on every process, and fail on all if one of them cannot read."""
   return on_all(action, (InputError, DamagedError))
 
 
@@ -131,19 +115,7 @@ def warn_damaged(path: Path, error: DamagedError) -> None:
 
 
 def read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
-  """Read the item `meta` of a checkpoint.
-
-  Args:
-    manager: Manager from `open_to_read`.
-    step: Step of the checkpoint.
-
-  Returns:
-    The item.
-
-  Raises:
-    DamagedError: It cannot be read, or is not what was written.
-    InputError: A newer version wrote it.
-  """
+  """Read the item `meta` of a checkpoint."""
   args = ocp.args.Composite(meta=ocp.args.JsonRestore())
   with reading():
     meta = manager.restore(step, args=args).meta
@@ -161,19 +133,6 @@ def read_arrays(
   """Read the items of a checkpoint that consist of arrays.
 
   All processes must call it.
-
-  Args:
-    manager: Manager from `open_to_read`.
-    step: Step of the checkpoint.
-    meta: Item `meta` of the checkpoint.
-    wanted: Shapes to restore each item to, by its name.
-
-  Returns:
-    The items.
-
-  Raises:
-    DamagedError: One of the processes cannot read them, or they are not what
-      was written.
   """
   arguments = {
     name: ocp.args.StandardRestore(tree) for name, tree in wanted.items()
@@ -195,20 +154,7 @@ def read_arrays(
 def read_quality(
   manager: ocp.CheckpointManager, step: int, logged: float | None = None
 ) -> float | None:
-  """Read the quality of a checkpoint.
-
-  Args:
-    manager: Manager from `open_to_read`.
-    step: Step of the checkpoint.
-    logged: Quality in the log, for checkpoints that hold none.
-
-  Returns:
-    The quality, larger is better; None: not validated.
-
-  Raises:
-    DamagedError: The checkpoint cannot be read.
-    InputError: A newer version wrote it.
-  """
+  """Read the quality of a checkpoint."""
   meta = read_meta(manager, step)
   if 'quality' in meta:
     return meta['quality']
@@ -240,16 +186,7 @@ def identity_of(
 def check_identity(
   meta: Mapping[str, Any], identity: Mapping[str, Any], path: Path
 ) -> None:
-  """Refuse a checkpoint of other tokenizers, or of another model.
-
-  Args:
-    meta: Item `meta` of the checkpoint.
-    identity: Identity of this run, from `identity_of`.
-    path: Path of the checkpoint.
-
-  Raises:
-    InputError: The checkpoint does not belong to this run.
-  """
+  """Refuse a checkpoint of other tokenizers, or of another model."""
   for name in ('source.model', 'target.model'):
     if meta[name] != identity[name]:
       raise InputError(

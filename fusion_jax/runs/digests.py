@@ -31,13 +31,6 @@ def array_digests(tree: Any) -> dict[str, dict[str, Any]]:
 
   Arrays of equal shape, dtype and layout share a program. So there are few
   programs, also for a deep model.
-
-  Args:
-    tree: Arrays on any devices; None stands for no array.
-
-  Returns:
-    For each name, 'encoder/layer_0/...' for example, the 'shape' and the
-    'digest': s and t in hexadecimal.
   """
   leaves = jax.tree.leaves_with_path(tree)
   # They run one after the other: on a CPU with few cores, programs with
@@ -53,16 +46,7 @@ def array_digests(tree: Any) -> dict[str, dict[str, Any]]:
 
 
 def check_arrays(tree: Any, written: Mapping[str, Mapping[str, Any]]) -> None:
-  """Compare arrays with their digests.
-
-  Args:
-    tree: Arrays, as for `array_digests`.
-    written: Digests that `array_digests` returned for these arrays, and perhaps
-      for others.
-
-  Raises:
-    DamagedError: An array is not what was written.
-  """
+  """Compare arrays with their digests."""
   found = array_digests(tree)
   other = [name for name in found if written.get(name) != found[name]]
   if other:

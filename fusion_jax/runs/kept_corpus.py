@@ -24,11 +24,7 @@ _FOLDER, _REPORT = 'corpus', 'report.json'
 
 
 def write_corpus(workdir: Path, corpus: PreparedCorpus) -> None:
-  """Write the report and the validation text of a corpus.
-
-  Raises:
-    InputError: The files cannot be written.
-  """
+  """Write the report and the validation text of a corpus."""
   folder = workdir / _FOLDER
   with write_errors(folder):
     folder.mkdir(exist_ok=True)
@@ -50,28 +46,13 @@ def copy_corpus(workdir: Path, to: Path) -> None:
 
 
 def read_report(workdir: Path) -> dict[str, Any]:
-  """Read the report of the prepared corpus; {} where it was not kept.
-
-  Raises:
-    InputError: The report is damaged.
-  """
+  """Read the report of the prepared corpus; {} where it was not kept."""
   path = workdir / _FOLDER / _REPORT
   return read_json(path, dict[str, Any]) if path.is_file() else {}
 
 
 def read_validation(workdir: Path, direction: str) -> Iterator[tuple[str, str]]:
-  """Read the validation text of a run.
-
-  Args:
-    workdir: Run directory.
-    direction: Name of the direction, 'en-de' for example.
-
-  Yields:
-    Source and target line, as they stand in the corpus.
-
-  Raises:
-    InputError: The run directory does not hold this text.
-  """
+  """Read the validation text of a run."""
   source, target = _texts(workdir / _FOLDER, direction)
   if not (source.is_file() and target.is_file()):
     raise InputError(

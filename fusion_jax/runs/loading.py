@@ -125,11 +125,7 @@ def _quotient(total: Parameters, count: jax.Array) -> Parameters:
 def make_model(
   config: ExperimentConfig, source: Tokenizer, target: Tokenizer
 ) -> Transformer:
-  """Return the experiment's model for these vocabularies.
-
-  Raises:
-    InputError: The sides have one table of embeddings but not the same pieces.
-  """
+  """Return the experiment's model for these vocabularies."""
   require(
     not config.model.ties_sides
     or source.digest == target.digest
@@ -157,27 +153,6 @@ def load_run(
   """Load a run for decoding; nothing but the run directory is read.
 
   All processes must call it, and all get the same result.
-
-  Args:
-    workdir: Run directory.
-    step: Step number, 'last', or 'best' by the validation metric ('last' where
-      there was no validation).
-    average: Number of checkpoints to average: that of `step` and those before
-      it. With more than one, 'best' means 'last'.
-    average_of: Whether to average the last of those checkpoints or the ones
-      with the best value of the validation metric ('best'), which leaves out
-      checkpoints without a validation.
-    parameters: Parameters to read from each checkpoint: 'last': those after its
-      last update; 'ema': their moving average; None: the moving average if
-      there is one.
-
-  Returns:
-    The run.
-
-  Raises:
-    InputError: There is no run, no checkpoint or no such step; there are fewer
-      checkpoints than asked for; that step is damaged or has no moving average;
-      the tokenizer or the model is another; or a newer version wrote the run.
   """
   workdir = Path(workdir)
   choice = CheckpointSelection(step, average, average_of, parameters)

@@ -29,15 +29,7 @@ _NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 
 @contextlib.contextmanager
 def held(workdir: Path) -> Iterator[None]:
-  """Hold the lock of a run directory within the block.
-
-  Args:
-    workdir: Run directory; it is made if it does not exist.
-
-  Raises:
-    InputError: Another process holds the lock, or the lock file cannot be
-      written.
-  """
+  """Hold the lock of a run directory within the block."""
   path = workdir / NAME
   with write_errors(path):
     workdir.mkdir(parents=True, exist_ok=True)

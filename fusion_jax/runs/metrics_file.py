@@ -17,16 +17,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
   Damaged lines are left out, with one warning that counts them. An incomplete
   last line, which a training may be writing, is left out silently.
-
-  Args:
-    path: File to read; a file that does not exist has no lines.
-
-  Returns:
-    An object for each line: 'step' (an integer), 'kind', and named numbers or
-    None.
-
-  Raises:
-    InputError: The file cannot be read.
   """
   if not path.exists():
     return []

@@ -59,17 +59,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 def check_fields(
   path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> None:
-  """Refuse a checkpoint of another model, even if its arrays fit.
-
-  Args:
-    path: Path of the checkpoint.
-    stored: Fields that the checkpoint has of `model_fields`; one that it lacks
-      was added by a later version.
-    wanted: Fields of this run.
-
-  Raises:
-    InputError: A field that both have differs.
-  """
+  """Refuse a checkpoint of another model, even if its arrays fit."""
   different = [
     f'{name} is {stored[name]!r} there and {wanted[name]!r} here'
     for name in wanted
@@ -82,16 +72,7 @@ def check_fields(
 def check_model(
   path: Path, meta: Mapping[str, Any], wanted: Parameters
 ) -> None:
-  """Refuse a checkpoint whose parameters do not fit.
-
-  Args:
-    path: Path of the checkpoint; a damaged one is not refused.
-    meta: Item `meta` of the checkpoint.
-    wanted: Parameters of this model, or their shapes.
-
-  Raises:
-    InputError: Its parameters have other names or shapes.
-  """
+  """Refuse a checkpoint whose parameters do not fit."""
   stored = _stored_shapes(path, meta)
   difference = stored and _difference(stored, _shapes(wanted))
   if difference:

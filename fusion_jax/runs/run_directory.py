@@ -25,12 +25,7 @@ from fusion_jax.runs.lock import NAME as LOCK
 
 
 def read_config(workdir: Path) -> ExperimentConfig:
-  """Read the config of a run directory.
-
-  Raises:
-    InputError: There is no run directory, a newer version wrote it, or its
-      config cannot be read.
-  """
+  """Read the config of a run directory."""
   path = workdir / 'config.json'
   if not path.exists():
     raise InputError(
@@ -69,15 +64,7 @@ _EVENTS = 'events.out.tfevents'
 
 
 def check_output(path: str | Path, flag: str = '--output') -> None:
-  """Refuse to write what belongs to a run.
-
-  Args:
-    path: File or folder to write; '' for none.
-    flag: Command-line option that named it, for the message.
-
-  Raises:
-    InputError: It is a run directory's own file or folder, or is inside of one.
-  """
+  """Refuse to write what belongs to a run."""
   if not path:
     return
   final = Path(os.path.realpath(path))
@@ -113,11 +100,7 @@ def _check_same(workdir: Path, given: ExperimentConfig) -> None:
 
 
 def check(workdir: Path, config: ExperimentConfig) -> None:
-  """Refuse a directory that this config must not train in.
-
-  Raises:
-    InputError: It is a file, or it holds another run or something else.
-  """
+  """Refuse a directory that this config must not train in."""
   if workdir.exists() and not workdir.is_dir():
     raise InputError(f'{workdir}: --workdir must be a directory')
   if (workdir / 'config.json').exists():
@@ -135,11 +118,7 @@ def create(
   source: Tokenizer,
   target: Tokenizer,
 ) -> None:
-  """Write the files that decoding needs beside checkpoints; config.json last.
-
-  Raises:
-    InputError: The directory belongs to another tokenizer or cannot be written.
-  """
+  """Write what decoding needs beside checkpoints; config.json last."""
   with write_errors(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
   for name, tokenizer in (('source', source), ('target', target)):

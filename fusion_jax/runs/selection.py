@@ -44,19 +44,7 @@ class CheckpointSelection:
 def candidates(
   manager: ocp.CheckpointManager, choice: CheckpointSelection, metric: str
 ) -> list[int]:
-  """Return the steps to load, the most wanted first, damaged ones included.
-
-  Args:
-    manager: Manager of the folder `checkpoints` of a run directory.
-    choice: Checkpoints that are wanted.
-    metric: Metric of the validations, as in TrainingConfig.
-
-  Returns:
-    Steps of checkpoints.
-
-  Raises:
-    InputError: There is no checkpoint, or not that of `choice.step`.
-  """
+  """Return the steps to load, the most wanted first, damaged ones included."""
   directory = Path(manager.directory)
   steps = sorted(manager.all_steps(), reverse=True)
   if not steps:

@@ -30,21 +30,7 @@ def write_run(
   step: int = 0,
   complete: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-  """Write a run directory with one checkpoint.
-
-  Args:
-    output: New directory; it appears only when it is complete.
-    config: Configuration of the run.
-    tokenizers: Tokenizers of the source and the target side.
-    parameters: Parameters of the model, float32.
-    origin: Entries of the checkpoint's `meta` that say where the parameters are
-      from.
-    step: Step of the checkpoint.
-    complete: Function that writes what else belongs into the directory.
-
-  Raises:
-    InputError: The directory exists and is not empty, or cannot be written.
-  """
+  """Write a run directory with one checkpoint."""
   meta = {
     'progress': dataclasses.asdict(Progress(best_step=step)),
     **origin,

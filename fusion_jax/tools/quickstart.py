@@ -78,12 +78,7 @@ def _print_fusion(config: ExperimentConfig, workdir: Path) -> None:
 
 
 def learned(row: Mapping[str, Any]) -> dict[str, list[float]]:
-  """Return the arrays of a line of telemetry by their names, flattened.
-
-  Args:
-    row: Line of kind 'fusion' of `metrics.jsonl`. The name of each number ends
-      in its indices: 'encoder/read_out/group_weights_0'.
-  """
+  """Return the arrays of a line of telemetry by their names, flattened."""
   arrays: dict[str, list[float]] = {}
   for name, value in row.items():
     if '/' in name:

@@ -35,9 +35,6 @@ def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
 
   The batches are the same on every mesh, so that a run may resume on another
   one.
-
-  Raises:
-    InputError: data.batch.row_multiple must have another value.
   """
   parts, rows = config.optimizer.accumulation, config.data.batch.row_multiple
   pieces = row_shards(mesh) * parts
@@ -51,11 +48,7 @@ def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
 
 
 def check_attention(config: ExperimentConfig, mesh: Mesh) -> None:
-  """Refuse cuDNN's attention where it cannot run.
-
-  Raises:
-    InputError: A device is no GPU, or lengths may be odd.
-  """
+  """Refuse cuDNN's attention where it cannot run."""
   if config.model.attention_implementation != 'cudnn':
     return
   platforms = {device.platform for device in mesh.devices.flat} - {'gpu'}

@@ -46,15 +46,7 @@ _OF_DIRECTIONS = ('loss', 'bleu', 'chrf')
 
 
 def token_means(sums: LossSums) -> dict[str, float]:
-  """Return loss, perplexity and accuracy per target token.
-
-  Args:
-    sums: Loss sums, on the host or the device.
-
-  Returns:
-    'loss': in nats, as it was minimised; 'perplexity': exp of the negative
-    log-likelihood; 'accuracy': share of tokens predicted correctly, in [0, 1].
-  """
+  """Return loss, perplexity and accuracy per target token."""
   tokens = max(int(sums.tokens), 1)
   likelihood = float(sums.negative_log_likelihood) / tokens
   return {
@@ -128,14 +120,6 @@ class Validator:
 
     Also writes translations/STEP.txt, or STEP.DIRECTION.txt for each of several
     directions, and logs one line for each direction and one for their mean.
-
-    Args:
-      parameters: Parameters to validate, replicated over the mesh.
-      step: Step that names the file.
-
-    Returns:
-      Named numbers, with 'validation_seconds'. For several directions these are
-      the means, and 'bleu/de-en' and the like are added.
     """
     start = time.monotonic()
     found = {

@@ -17,31 +17,14 @@ _LISTED = 3
 
 
 def are_frozen(parameters: Parameters, patterns: Sequence[str]) -> Parameters:
-  """Return a tree with True where a name matches one of the patterns.
-
-  Args:
-    parameters: Nested dictionaries.
-    patterns: Patterns of `fnmatch.fnmatchcase`, over names like
-      'encoder/layer_0/feed_forward/out/kernel'; * also matches /.
-
-  Returns:
-    Booleans in the structure of `parameters`.
-  """
+  """Return a tree with True where a name matches one of the patterns."""
   return jax.tree_util.tree_map_with_path(
     lambda path, _: _matches(path_name(path), patterns), parameters
   )
 
 
 def check_patterns(parameters: Parameters, patterns: Sequence[str]) -> None:
-  """Refuse patterns that match no parameter or leave none to train.
-
-  Args:
-    parameters: Parameters of the model, or their shapes.
-    patterns: Patterns of `training.freeze`.
-
-  Raises:
-    InputError: A pattern matches no parameter, or together they match all.
-  """
+  """Refuse patterns that match no parameter or leave none to train."""
   leaves = jax.tree_util.tree_leaves_with_path(parameters)
   names = [path_name(path) for path, _ in leaves]
   for pattern in patterns:
@@ -72,16 +55,7 @@ def without_frozen(
 def train_others(
   optimizer: optax.GradientTransformation, patterns: Sequence[str]
 ) -> optax.GradientTransformationExtraArgs:
-  """Restrict an optimizer to the parameters that are not frozen.
-
-  Args:
-    optimizer: Optimizer of the parameters that are trained.
-    patterns: Patterns of `training.freeze`.
-
-  Returns:
-    An optimizer of all parameters. Frozen parameters have no state in it and
-    their updates are 0.
-  """
+  """Restrict an optimizer to the parameters that are not frozen."""
 
   def labels(parameters):
     return jax.tree.map(

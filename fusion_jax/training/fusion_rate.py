@@ -16,14 +16,6 @@ def fusion_rates(
   """Return the factors on the learning rate of the fusion's parameters.
 
   Those are the parameters that the same model without fusion lacks.
-
-  Args:
-    model: Transformer.
-    config: Options of the optimizer; `fusion_rate` holds for both sides, and 0
-      stands for the default of each side's scheme.
-
-  Returns:
-    Factors by the names of the parameters; empty where all are 1.
   """
   sides = {'encoder': model.config.encoder, 'decoder': model.config.decoder}
   rates = {
@@ -40,14 +32,7 @@ def fusion_rates(
 
 
 def scale_by_name(rates: Mapping[str, float]) -> optax.GradientTransformation:
-  """Return a transformation that multiplies the updates by their factors.
-
-  Args:
-    rates: Factors from `fusion_rates`; other parameters have a factor of 1.
-
-  Returns:
-    A transformation without state.
-  """
+  """Return a transformation that multiplies the updates by their factors."""
 
   def scaled(path, update):
     return update * rates.get(path_name(path), 1.0)

@@ -35,23 +35,7 @@ def summed_gradients(
   parts: int,
   specs: Any = None,
 ) -> tuple[Parameters, Any]:
-  """Return the gradient of a summed loss, and the sums, over a whole batch.
-
-  Args:
-    loss: Loss function. Its loss must be a sum over rows, and so must the sums
-      that it returns.
-    parameters: Parameters to differentiate by, float32.
-    batch: Batch whose rows divide into the microbatches on every device.
-    key: Key of the dropout; the number of each microbatch is folded in.
-    others: Arguments of `loss` that are the same for all rows.
-    parts: Number of microbatches. They are computed one after the other, so
-      that only one needs memory.
-    specs: Specs of the parameters on the current mesh; None: they are not
-      sharded.
-
-  Returns:
-    The gradients, sharded like the parameters, and the sums.
-  """
+  """Return the gradient of a summed loss, and the sums, over a whole batch."""
   own_rows = functools.partial(_over_parts, loss, parts)
   axes = row_axes()
   if not axes:

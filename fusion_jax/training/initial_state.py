@@ -42,16 +42,6 @@ def plan_state(
   """Plan how a training state is sharded over a mesh and how it is made.
 
   Moments are sharded like the parameters they belong to.
-
-  Args:
-    model: Transformer.
-    optimizer: Optimizer from `make_optimizer`.
-    config: Options: the seed, whether an average is kept, and the sharding
-      rules.
-    mesh: Mesh that gives the sizes of the axes.
-
-  Returns:
-    The plan; nothing is computed or compiled yet.
   """
   training = config.training
 
@@ -79,17 +69,7 @@ def initial_state(
   seed: int,
   averaged: bool = False,
 ) -> TrainState:
-  """Return fresh parameters and optimizer state at step 0.
-
-  Args:
-    model: Transformer.
-    optimizer: Optimizer from `make_optimizer`.
-    seed: Seed of the parameters.
-    averaged: Whether the moving average of the parameters is kept too.
-
-  Returns:
-    The state; its average is that of the fresh parameters.
-  """
+  """Return fresh parameters and optimizer state at step 0."""
   return nn.unbox(_boxed_state(model, optimizer, seed, averaged))
 
 

@@ -31,13 +31,7 @@ class MetricsLog:
   """
 
   def __init__(self, workdir: Path, step: int, wandb: WandbLog | None = None):
-    """Open the files on process 0.
-
-    Args:
-      workdir: Run directory.
-      step: Number of finished updates.
-      wandb: Run on Weights & Biases that gets the same points.
-    """
+    """Open the files on process 0."""
     self._wandb = wandb
     self._writes = is_first()
     if not self._writes:
@@ -51,16 +45,7 @@ class MetricsLog:
     self._events = EventFile(workdir, first_step=step + 1)
 
   def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-    """Write one line and one point of each curve.
-
-    Args:
-      step: Number of finished updates.
-      kind: 'train', 'valid' or 'fusion'; the prefix of the curves' names.
-      values: Named numbers; those that are not finite become null in JSON.
-
-    Raises:
-      InputError: The disk is full.
-    """
+    """Write one line and one point of each curve."""
     if not self._writes:
       return
     finite = {
@@ -87,16 +72,7 @@ class EventFile:
   """A new file of TensorBoard points. Call `close` at the end."""
 
   def __init__(self, workdir: Path, first_step: int):
-    """Make the file.
-
-    Args:
-      workdir: Folder that TensorBoard reads.
-      first_step: First step of this file; points of this step and later ones in
-        older files are no longer shown.
-
-    Raises:
-      InputError: The file cannot be written.
-    """
+    """Make the file."""
     now = time.time()
     name = f'events.out.tfevents.{int(now)}.{socket.gethostname()}'
     self._file = AppendedFile(workdir / name)
@@ -105,15 +81,7 @@ class EventFile:
     self._add(Event(wall_time=now, step=first_step, session_log=start))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Add one point to each curve.
-
-    Args:
-      step: Number of finished updates.
-      values: Values by the names of the curves.
-
-    Raises:
-      InputError: The points cannot be written.
-    """
+    """Add one point to each curve."""
     points = [
       point
       for name, value in values.items()

@@ -59,21 +59,7 @@ def run(
   workdir: Path,
   profile: tuple[int, int] | None = None,
 ) -> int:
-  """Train an experiment, or resume its training.
-
-  Args:
-    config: Experiment.
-    workdir: Run directory; it is made if it does not exist.
-    profile: First and last step to profile, counted from 1; None: none.
-
-  Returns:
-    The exit code: 0, or what `EXIT_CODES` has for the signal that ended the
-    training before its last step.
-
-  Raises:
-    InputError: The data are bad, the directory belongs to another run, another
-      process trains in it, the disk is full, or the loss stays not finite.
-  """
+  """Train an experiment, or resume its training."""
   on_all(lambda: run_directory.check(workdir, config))
   check_same_everywhere(config)
   check_wandb(config)
@@ -118,21 +104,7 @@ def train(
   profiler: Profiler,
   stop: Callable[[int], int],
 ) -> int:
-  """Update until the last step, a stop, or the end of patience.
-
-  Args:
-    parts: Parts of the training.
-    at: Position to begin at; it moves with the updates.
-    reports: Reports to write.
-    profiler: Profiler of some steps.
-    stop: Function from a step to the signal to stop after it, or 0.
-
-  Returns:
-    The signal that ended the training too early, or 0.
-
-  Raises:
-    InputError: The disk is full, or too many updates in a row were skipped.
-  """
+  """Update until the last step, a stop, or the end of patience."""
   training, stopped = parts.config.training, 0
   in_flight: collections.deque[jax.Array] = collections.deque()
   while at.step < training.steps and not stopped and _has_patience(parts, at):

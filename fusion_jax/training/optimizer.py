@@ -26,16 +26,7 @@ from fusion_jax.training.update import made_first_on_cpu, where
 def make_schedule(
   config: OptimizerConfig, width: int, steps: int = 0
 ) -> optax.Schedule:
-  """Return the schedule that the config names, with its warm-up by steps.
-
-  Args:
-    config: Options of the optimizer.
-    width: Width D of the model.
-    steps: Number of training steps; only 'cosine' needs it.
-
-  Returns:
-    A function from the count of finished updates to the rate of the next.
-  """
+  """Return the schedule that the config names, with its warm-up by steps."""
   return schedule_after(config, width, steps, config.warmup_steps)
 
 
@@ -49,18 +40,6 @@ def make_optimizer(
   """Return Adam (Kingma and Ba 2015) with the options of the config.
 
   Gradients are first clipped by their global norm if asked for.
-
-  Args:
-    config: Options of the optimizer.
-    width: Width D of the model.
-    steps: Number of training steps; only 'cosine' needs it.
-    freeze: Patterns of `training.freeze`.
-    rates: Factors from `fusion_rates` on the rate of single parameters.
-
-  Returns:
-    The optimizer. With warmup_tokens its updates need the argument `tokens`,
-    the target tokens of the batch; otherwise they ignore it. They also accept
-    `finite`, which is False where the caller will keep the old state.
   """
   optimizer = _adam(config, width, steps)
   if config.clip_norm > 0:
@@ -76,17 +55,7 @@ def make_optimizer(
 def last_rate(
   config: OptimizerConfig, width: int, steps: int, state: Any
 ) -> Float[Array, '']:
-  """Return the learning rate of the last update.
-
-  Args:
-    config: Options of the optimizer.
-    width: Width D of the model.
-    steps: Number of training steps.
-    state: State of an optimizer from `make_optimizer`, after an update.
-
-  Returns:
-    The rate, float32.
-  """
+  """Return the learning rate of the last update."""
   if config.warmup_tokens:
     return token_warmup_rate(
       optax.tree.get(state, TokenWarmupState.__name__),

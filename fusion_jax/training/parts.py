@@ -93,20 +93,7 @@ class PlannedParts(NamedTuple):
 def plan_parts(
   config: ExperimentConfig, workdir: Path, corpus: PreparedCorpus, mesh: Mesh
 ) -> PlannedParts:
-  """Make the parts of a training that do not open its run directory.
-
-  Args:
-    config: Experiment.
-    workdir: Run directory; it need not exist.
-    corpus: Prepared corpus.
-    mesh: Device mesh.
-
-  Returns:
-    The parts. Nothing is compiled yet.
-
-  Raises:
-    InputError: The config does not go with the corpus or the devices.
-  """
+  """Make the parts of a training that do not open its run directory."""
   source, target = corpus.source_tokenizer, corpus.target_tokenizer
   model = make_model(config, source, target)
   rates = fusion_rates(model, config.optimizer)
@@ -132,20 +119,7 @@ def open_parts(
   heartbeat: Heartbeat,
   opened: contextlib.ExitStack,
 ) -> Parts:
-  """Make the other parts of a training.
-
-  Args:
-    planned: Result of `plan_parts`.
-    config: Experiment.
-    workdir: Run directory.
-    corpus: Prepared corpus.
-    mesh: Device mesh.
-    heartbeat: Heartbeat of this process.
-    opened: Stack that closes what is opened here.
-
-  Returns:
-    All parts. Nothing is compiled yet.
-  """
+  """Make the other parts of a training."""
   model, optimizer, plan, batches, validator = planned
   tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
   on_mesh = functools.partial(jax.jit, out_shardings=replicated(mesh))

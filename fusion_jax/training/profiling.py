@@ -13,12 +13,7 @@ class Profiler:
   """Profiler that is on for a range of steps and writes to DIR/profile."""
 
   def __init__(self, workdir: Path, steps: tuple[int, int] | None):
-    """Prepare to profile.
-
-    Args:
-      workdir: Run directory.
-      steps: First and last step, counted from 1; None: none.
-    """
+    """Prepare to profile."""
     self._folder = workdir / 'profile'
     self._first, self._last = steps or (0, 0)
     self._is_on = False

@@ -32,11 +32,7 @@ class Reports:
     self._telemetry: dict[str, float] = {}
 
   def progress(self, at: Position) -> None:
-    """Log the means since the last report, and start new sums.
-
-    Raises:
-      InputError: Too many updates in a row were skipped.
-    """
+    """Log the means since the last report, and start new sums."""
     totals = jax.device_get(at.totals)
     self.check_skips(totals)
     at.progress = with_skips(at.progress, totals)
@@ -51,14 +47,7 @@ class Reports:
       logger.info('%s', compiled)
 
   def validation(self, at: Position) -> float:
-    """Validate, log the result and keep it if it is the best.
-
-    Args:
-      at: Position; its progress is updated.
-
-    Returns:
-      The quality of this step; larger is better.
-    """
+    """Validate, log the result and keep it if it is the best."""
     parts = self._parts
     assert parts.validator is not None
     parameters = parts.gathered(at.state.evaluated)

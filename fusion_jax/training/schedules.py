@@ -26,14 +26,6 @@ def vaswani_schedule(
   """Return the schedule of Vaswani et al. (2017), Eq. 3.
 
   The rate is scale * D^-0.5 * min(t^-0.5, t * W^-1.5).
-
-  Args:
-    width: Width D of the model.
-    warmup_steps: Number W of updates of linear growth.
-    scale: Factor on the whole rate.
-
-  Returns:
-    A function from the count of finished updates to the rate of the next.
   """
 
   def rate(count):
@@ -44,15 +36,7 @@ def vaswani_schedule(
 
 
 def inverse_sqrt_schedule(peak: float, warmup_steps: Count) -> optax.Schedule:
-  """Return the schedule peak * min(t / W, sqrt(W / t)).
-
-  Args:
-    peak: Rate at t = W.
-    warmup_steps: Number W of updates of linear growth.
-
-  Returns:
-    A function from the count of finished updates to the rate of the next.
-  """
+  """Return the schedule peak * min(t / W, sqrt(W / t))."""
 
   def rate(count):
     t = _number(count)
@@ -69,16 +53,6 @@ def cosine_schedule(
   The rate is peak * t / W, then final + (peak - final) (1 + cos(pi x)) / 2,
   where x = (t - W) / (steps - W) goes from 0 to 1 and stays there; Loshchilov
   and Hutter (2017), Eq. 5, without restarts.
-
-  Args:
-    peak: Rate at t = W.
-    final: Rate from t = steps on.
-    warmup_steps: Number W of updates of linear growth.
-    steps: Length of the whole schedule; if W is not below it, peak is followed
-      by final.
-
-  Returns:
-    A function from the count of finished updates to the rate of the next.
   """
 
   def rate(count):
@@ -92,15 +66,7 @@ def cosine_schedule(
 
 
 def constant_schedule(peak: float, warmup_steps: Count) -> optax.Schedule:
-  """Return the schedule peak * min(t / W, 1).
-
-  Args:
-    peak: Rate from t = W on.
-    warmup_steps: Number W of updates of linear growth; 1: none.
-
-  Returns:
-    A function from the count of finished updates to the rate of the next.
-  """
+  """Return the schedule peak * min(t / W, 1)."""
 
   def rate(count):
     return peak * jnp.minimum(_number(count) / warmup_steps, 1.0)
@@ -111,17 +77,7 @@ def constant_schedule(peak: float, warmup_steps: Count) -> optax.Schedule:
 def schedule_after(
   config: OptimizerConfig, width: int, steps: int, warmup_steps: Count
 ) -> optax.Schedule:
-  """Return the schedule that the config names, with a warm-up of W updates.
-
-  Args:
-    config: Options: schedule, scale, peak and final.
-    width: Width D of the model.
-    steps: Number of training steps.
-    warmup_steps: Number W of warm-up updates.
-
-  Returns:
-    A function from the count of finished updates to the rate of the next.
-  """
+  """Return the schedule that the config names, with a warm-up of W updates."""
   if config.schedule == 'vaswani':
     return vaswani_schedule(width, warmup_steps, config.scale)
   if config.schedule == 'inverse_sqrt':
@@ -155,16 +111,7 @@ class TokenWarmupState(NamedTuple):
 def counted(
   state: TokenWarmupState, tokens: Int[Array, ''], warmup_tokens: int
 ) -> TokenWarmupState:
-  """Return the state after one more update.
-
-  Args:
-    state: State before the update.
-    tokens: Number of target tokens of its batch, int32.
-    warmup_tokens: Length N of the warm-up.
-
-  Returns:
-    The new state.
-  """
+  """Return the state after one more update."""
   left = warmup_tokens - state.tokens
   return TokenWarmupState(
     state.count + 1,
@@ -179,17 +126,7 @@ def token_warmup_rate(
   warmup_tokens: int,
   after: Callable[[Count], optax.Schedule],
 ) -> Float[Array, '']:
-  """Return the rate of the last update.
-
-  Args:
-    state: State after that update.
-    peak: Rate at the end of the warm-up.
-    warmup_tokens: Length N of the warm-up in target tokens.
-    after: Function from W to the schedule after the warm-up.
-
-  Returns:
-    peak * n / N during the warm-up, then the rate of the schedule; float32.
-  """
+  """Return the rate of the last update."""
   growing = peak * state.tokens.astype(jnp.float32) / warmup_tokens
   decayed = after(state.warmup_steps)(state.count - 1)
   return jnp.where(state.tokens < warmup_tokens, growing, decayed)
@@ -201,14 +138,6 @@ def scale_by_token_warmup(
   """Return a transformation that multiplies updates by minus the rate.
 
   Its updates need the argument `tokens`, the target tokens of the batch.
-
-  Args:
-    peak: Rate at the end of the warm-up.
-    warmup_tokens: Length N of the warm-up in target tokens.
-    after: Function from W to the schedule after the warm-up.
-
-  Returns:
-    The transformation, with a `TokenWarmupState`.
   """
 
   def init(parameters):

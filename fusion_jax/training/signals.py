@@ -23,14 +23,6 @@ def stop_on_signals(
   SIGTERM to one of them stops all at the same step; SIGINT is not handled.
 
   Only the main thread can handle signals; in another one nothing asks.
-
-  Args:
-    programs: Programs of the update; a stop waits until one is compiled, and
-      says so.
-
-  Returns:
-    A context manager that gives a function from a step to the signal that asks
-    to stop after it, or 0.
   """
   if jax.process_count() > 1:
     return contextlib.nullcontext(

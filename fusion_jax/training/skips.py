@@ -17,17 +17,7 @@ def check_skips(
   batch_of: Callable[[int], str],
   last_good: int | None,
 ) -> None:
-  """End a run that skips too many updates in a row.
-
-  Args:
-    totals: Totals, on the host.
-    most: Value of `training.max_skipped`.
-    batch_of: Function that describes the batch of a step.
-    last_good: Step of the newest checkpoint, if there is one.
-
-  Raises:
-    InputError: `most` updates or more in a row were skipped.
-  """
+  """End a run that skips too many updates in a row."""
   if totals.longest < most:
     return
   first = int(totals.first_bad_step)
@@ -48,13 +38,7 @@ def with_skips(progress: Progress, totals: Totals) -> Progress:
 
 
 def log_skips(totals: Totals, step: int, so_far: int) -> None:
-  """Warn of the updates skipped since the last report.
-
-  Args:
-    totals: Totals, on the host.
-    step: Step of this report.
-    so_far: Number of updates skipped in the whole run.
-  """
+  """Warn of the updates skipped since the last report."""
   if totals.skipped > 0:
     logger.warning(
       'step %d: %d update(s) skipped since the last report, the first at step '

@@ -132,16 +132,7 @@ class Whole(NamedTuple):
 def diversity_weight(
   config: TrainingConfig, step: Int[Array, '']
 ) -> Float[Array, '']:
-  """Return the weight of the diversity reward after `step` updates.
-
-  Args:
-    config: Options: diversity, diversity_start, diversity_rise.
-    step: Number of finished updates, int32.
-
-  Returns:
-    The weight, float32: 0 before the start, then linear up to `diversity` over
-    the rise.
-  """
+  """Return the weight of the diversity reward after `step` updates."""
   risen = jnp.float32(step - config.diversity_start + 1)
   share = risen / max(config.diversity_rise, 1)
   return config.diversity * jnp.clip(share, 0, 1)
@@ -153,19 +144,7 @@ def batch_diversity(
   config: TrainingConfig,
   counts: BatchCounts,
 ) -> Float[Array, '']:
-  """Return the layer diversity of both stacks; Dou et al. (2018), Eq. 9-10.
-
-  Args:
-    output: Output of the model.
-    batch: Rows of a batch, which give the lengths.
-    config: Options: the reward of a pair of layers, and whether the two sides
-      are summed or averaged.
-    counts: Token counts of the whole batch, so that the results of its
-      microbatches add up to the diversity of the batch.
-
-  Returns:
-    The diversity, float32; in [0, 2] or [0, 1] for the paper's reward.
-  """
+  """Return the layer diversity of both stacks; Dou et al. (2018), Eq. 9-10."""
   each = (
     layer_diversity(
       layers[1:],
@@ -204,19 +183,6 @@ def make_train_step(
   The gradient is that of the mean loss per target token of the whole batch. It
   does not depend on the padding, the devices or the number of microbatches. If
   it is not finite, the step changes nothing but the step number.
-
-  Args:
-    model: Transformer.
-    optimizer: Optimizer from `make_optimizer`.
-    config: Options: seed, label smoothing, chunk of the loss, accumulation,
-      moving average and frozen parameters.
-    mesh: Mesh that the step runs on, which must be the current one; None: one
-      device.
-    specs: Specs from `plan_state` for that mesh; None without a mesh.
-
-  Returns:
-    A jitted function (state, totals, batch) -> (state, totals) that donates its
-    first two arguments.
   """
   training = config.training
 
@@ -304,16 +270,7 @@ def layer_norms(gradients: Parameters) -> Float[Array, ' L']:
 def make_eval_step(
   model: Transformer, chunk_tokens: int
 ) -> Callable[[Parameters, LossSums, Batch], LossSums]:
-  """Return the jitted validation step, which adds a batch without smoothing.
-
-  Args:
-    model: Transformer.
-    chunk_tokens: Chunk size of the loss, as in `batch_loss`.
-
-  Returns:
-    A function (parameters, sums, batch) -> sums that donates the sums. They
-    have one element for each shard of the rows, so that no data are exchanged.
-  """
+  """Return the jitted validation step, which adds a batch without smoothing."""
 
   def own_sums(parameters, batch):
     return batch_loss(model, parameters, batch, 0.0, chunk_tokens)[0]

@@ -22,12 +22,7 @@ class StepPrograms:
   """
 
   def __init__(self, compile_update: Callable[[Shape], None], shapes: int):
-    """Compile nothing yet.
-
-    Args:
-      compile_update: Function that compiles the update for a shape.
-      shapes: Number of shapes of the run.
-    """
+    """Compile nothing yet."""
     self._compile_update, self._shapes = compile_update, shapes
     self._thread = futures.ThreadPoolExecutor(1)
     self._made: dict[Shape, futures.Future[None]] = {}

@@ -35,15 +35,7 @@ def make_telemetry_step(
 
 
 def telemetry_values(recorded: Mapping[str, Any]) -> dict[str, float]:
-  """Return one named number for every element that was recorded.
-
-  Args:
-    recorded: Output of the telemetry step, on the host or the device.
-
-  Returns:
-    Numbers by names like 'decoder/read_out/coupling_entropy_2'; a name ends in
-    one index for each axis, counted from 0.
-  """
+  """Return one named number for every element that was recorded."""
   values = {}
   for path, array in traverse_util.flatten_dict(dict(recorded)).items():
     name = '/'.join(path)

@@ -42,19 +42,7 @@ def apply_update(
   optimizer: optax.GradientTransformationExtraArgs,
   config: TrainingConfig,
 ) -> tuple[TrainState, Applied]:
-  """Update the state once.
-
-  Args:
-    state: State before the update.
-    gradients: Gradients of the loss summed over the whole batch, float32.
-    sums: Loss sums of the whole batch.
-    optimizer: Optimizer from `make_optimizer`.
-    config: Options: frozen parameters and the decay of the average.
-
-  Returns:
-    The new state, and what the update saw. If the loss or the gradient is not
-    finite, the new state is the old one except for `step`.
-  """
+  """Update the state once."""
   if config.freeze:
     gradients = without_frozen(gradients, config.freeze)
   scale = 1.0 / jnp.maximum(sums.tokens, 1)
@@ -84,16 +72,7 @@ def apply_update(
 def moved_average(
   average: Parameters, parameters: Parameters, decay: float
 ) -> Parameters:
-  """Return a + (1 - d) (p - a), for every parameter p and its average a.
-
-  Args:
-    average: Average after the updates before this one.
-    parameters: Parameters after this update.
-    decay: Decay d, in [0, 1).
-
-  Returns:
-    The new average.
-  """
+  """Return a + (1 - d) (p - a), for every parameter p and its average a."""
   return jax.tree.map(
     lambda a, p: a + (1 - decay) * (p - a), average, parameters
   )

@@ -37,22 +37,7 @@ def read_baseline(
   tokenizers: tuple[Tokenizer, Tokenizer],
   workdir: Path,
 ) -> TrainedModel:
-  """Read a trained run that a model can start from.
-
-  Args:
-    fresh: Parameters of `model`, or their shapes.
-    model: Model to start.
-    tokenizers: Tokenizers of its source and target side.
-    workdir: Run directory of the baseline; its best checkpoint is read.
-
-  Returns:
-    The run, which `with_baseline` takes.
-
-  Raises:
-    InputError: It is no run, or has other tokenizers, or lacks a parameter that
-      `model` would have without its fusions, or has a parameter in another
-      shape, or uses its parameters otherwise.
-  """
+  """Read a trained run that a model can start from."""
   baseline = load_run(workdir)
   _check_options(model.config, baseline.config.model, workdir)
   theirs = (baseline.source_tokenizer, baseline.target_tokenizer)
@@ -83,14 +68,6 @@ def with_baseline(
 
   Parameters that are new here stay fresh, and those that only the run has are
   not used; both are listed in the log.
-
-  Args:
-    fresh: Fresh parameters of `model`.
-    model: Model to start.
-    baseline: Run of `read_baseline`.
-
-  Returns:
-    Parameters of `model`.
   """
   own, theirs = _flat(unstacked(fresh)), _flat(unstacked(baseline.parameters))
   logger.info('new here and fresh: %s', _some(own.keys() - theirs.keys()))
@@ -111,21 +88,7 @@ def _check_options(own: ModelConfig, other: ModelConfig, workdir: Path) -> None:
 def merged_parameters(
   fresh: Parameters, trained: Parameters, model: Transformer
 ) -> Parameters:
-  """Return fresh parameters with trained ones where both have them.
-
-  Args:
-    fresh: Fresh parameters of `model`.
-    trained: Parameters of another model. The maps of its attentions become
-      those of feature fusion where `model` has start='baseline'.
-    model: Model to start.
-
-  Returns:
-    Parameters of `model`.
-
-  Raises:
-    InputError: A parameter that `model` would have without its fusions is
-      missing, or a parameter has another shape.
-  """
+  """Return fresh parameters with trained ones where both have them."""
   fresh, trained = unstacked(fresh), unstacked(trained)
   names = _flat(fresh).keys() & _backbone(model)
   merged = _merge(_flat(fresh), _flat(trained), names)
@@ -203,14 +166,7 @@ def _backbone(model: Transformer) -> set[str]:
 
 
 def unstacked(parameters: Parameters) -> Parameters:
-  """Return the parameters in the form of a model that loops over its layers.
-
-  Args:
-    parameters: Parameters with or without `scan_layers`.
-
-  Returns:
-    Parameters with 'layer_0', 'layer_1', ... in place of 'layers'.
-  """
+  """Return the parameters in the form of a model that loops over its layers."""
   result = dict(parameters)
   for side in ('encoder', 'decoder'):
     stack = dict(result[side])

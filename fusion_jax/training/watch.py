@@ -38,16 +38,7 @@ def has_router(config: ModelConfig) -> bool:
 def router_troubles(
   telemetry: Mapping[str, float], config: ModelConfig
 ) -> dict[str, str]:
-  """Return what is wrong with the routers of a model, if anything.
-
-  Args:
-    telemetry: Numbers from `telemetry_values`.
-    config: Model configuration.
-
-  Returns:
-    A sentence about each router that does not route, by a key that stays the
-    same as long as the trouble lasts.
-  """
+  """Return what is wrong with the routers of a model, if anything."""
   found: dict[str, str] = {}
   for side in ('encoder', 'decoder'):
     if config.side(side).fusion in _ROUTERS:
@@ -90,16 +81,7 @@ def _router_trouble(
 def encoder_trouble(
   encoder_norms: list[float], norm: float, config: ExperimentConfig
 ) -> dict[str, str]:
-  """Return a sentence if the encoder gets next to no gradient.
-
-  Args:
-    encoder_norms: Norms of the gradient of each encoder layer.
-    norm: Norm of the whole gradient.
-    config: Experiment configuration; it says what is frozen.
-
-  Returns:
-    The sentence by its key, or nothing.
-  """
+  """Return a sentence if the encoder gets next to no gradient."""
   share = math.sqrt(sum(each**2 for each in encoder_norms)) / max(norm, 1e-30)
   if config.training.freeze or share >= _STARVED:
     return {}
@@ -117,15 +99,7 @@ class Watch:
     self._told: set[str] = set()
 
   def __call__(self, step: int, troubles: Mapping[str, str]) -> list[str]:
-    """Return the warnings that are due.
-
-    Args:
-      step: Number of updates so far; ascending from call to call.
-      troubles: Sentences by their keys; a key that is missing has ended.
-
-    Returns:
-      A line for each trouble that has lasted for LASTING updates, once.
-    """
+    """Return the warnings that are due."""
     self._since = {key: self._since.get(key, step) for key in troubles}
     self._told &= set(troubles)
     due = [

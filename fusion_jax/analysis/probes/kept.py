@@ -39,12 +39,7 @@ class KeptAnswers:
   """The answers of finished probes, by the name of the probe."""
 
   def __init__(self, analysed: RunWithText, options: ProbeOptions):
-    """Read what an earlier call with the same inputs has left.
-
-    Args:
-      analysed: Run and text; without a folder nothing is kept.
-      options: Options of the training.
-    """
+    """Read what an earlier call with the same inputs has left."""
     self._path = analysed.folder and analysed.folder / NAME
     self._key, self._found = '', dict[str, Answer]()
     if self._path:
@@ -57,11 +52,7 @@ class KeptAnswers:
     return self._found.get(probe)
 
   def add(self, probe: str, answer: Answer) -> None:
-    """Keep the answer of a probe.
-
-    Raises:
-      InputError: It cannot be written.
-    """
+    """Keep the answer of a probe."""
     if not self._path:
       return
     with write_errors(self._path):

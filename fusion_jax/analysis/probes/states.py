@@ -46,17 +46,7 @@ class Classes(NamedTuple):
 
 
 def split(pairs: Sequence[TextPair]) -> dict[str, list[TextPair]]:
-  """Split lines into parts: of every ten, the ninth stops, the tenth tests.
-
-  Args:
-    pairs: Pairs of a text; their line numbers decide.
-
-  Returns:
-    The pairs of each of `PARTS`.
-
-  Raises:
-    InputError: A part is empty.
-  """
+  """Split lines into parts: of every ten, the ninth stops, the tenth tests."""
   parts: dict[str, list[TextPair]] = {name: [] for name in PARTS}
   for pair in pairs:
     place = (pair.line - 1) % 10
@@ -77,12 +67,7 @@ def tokens_of(pairs: Sequence[TextPair], side: Side) -> Int[np.ndarray, ' n']:
 def make_classes(
   counts: Int[np.ndarray, ' N'], most: int = MOST_CLASSES
 ) -> Classes:
-  """Make the classes of a side.
-
-  Args:
-    counts: Counts of the tokens of the training lines.
-    most: Largest number of classes; only the most frequent types have one.
-  """
+  """Make the classes of a side."""
   order = np.argsort(-counts, kind='stable')[:most]
   order = order[counts[order] > 0]
   of_token = np.full(len(counts), len(order), np.int32)
@@ -93,16 +78,7 @@ def make_classes(
 def layer_states(
   model: Transformer, parameters: Parameters, pairs: Sequence[TextPair]
 ) -> dict[Side, Float[np.ndarray, 'L n D']]:
-  """Compute H[0..L] of both stacks at all positions of a text.
-
-  Args:
-    model: Model to run with teacher forcing.
-    parameters: Parameters of the model, trained or not.
-    pairs: Pairs of the text.
-
-  Returns:
-    float32 states of each side, pair by pair.
-  """
+  """Compute H[0..L] of both stacks at all positions of a text."""
 
   @jax.jit
   def states_of(parameters, batch):

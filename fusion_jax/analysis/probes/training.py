@@ -64,18 +64,7 @@ def trained(
   classes: int,
   options: ProbeOptions,
 ) -> tuple[Weights, int]:
-  """Train a probe until its validation loss stops improving.
-
-  Args:
-    kind: One of `KINDS`.
-    train: Training positions; every epoch has all of them in a new order.
-    stop: Validation positions.
-    classes: Number of classes V.
-    options: Options of the training.
-
-  Returns:
-    The weights with the lowest validation loss, and the number of epochs.
-  """
+  """Train a probe until its validation loss stops improving."""
   weights = _start(kind, train.states.shape[1], classes, options.hidden)
   moments = optax.adam(options.rate).init(weights)
   random = np.random.default_rng(_SEED)
@@ -98,13 +87,7 @@ def trained(
 def scored(
   weights: Weights, examples: Examples, chunk: int
 ) -> tuple[Float[Array, ' n'], Bool[Array, ' n']]:
-  """Return the loss in nats at each position, and whether the answer is right.
-
-  Args:
-    weights: Weights of a probe.
-    examples: Positions to answer.
-    chunk: Number of positions whose logits are held at once.
-  """
+  """Return the loss in nats and whether the answer is right, by position."""
   one = functools.partial(_scored, weights)
   return jax.lax.map(one, examples, batch_size=chunk)
 

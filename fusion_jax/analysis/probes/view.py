@@ -60,21 +60,7 @@ _EPSILON = 1e-6
 def measure(
   analysed: RunWithText, options: ProbeOptions | None = None
 ) -> Mapping[str, Any]:
-  """Train and test the probes of all layers.
-
-  Args:
-    analysed: Run and text to measure.
-    options: Options of the training; None uses the defaults.
-
-  Returns:
-    'protocol', and for 'encoder' and 'decoder' by kind, H[0] first:
-    'accuracy', 'untrained' and 'selectivity'; 'bins' and 'tags', the accuracies
-    of each bin and word class, None where nothing was asked; and 'epochs'. Each
-    side also has the number of positions asked of each.
-
-  Raises:
-    InputError: The text is too short, or as for `tagged_text`.
-  """
+  """Train and test the probes of all layers."""
   options, run = options or ProbeOptions(), analysed.run
   parts, tags = split(analysed.pairs), tagged_text(analysed)
   tagged = 'encoder' if analysed.choice.tags_side == 'source' else 'decoder'

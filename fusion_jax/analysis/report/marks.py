@@ -39,15 +39,7 @@ def units(text: str, language: str) -> list[str]:
 
 
 def missing(words: Sequence[str], others: Sequence[str]) -> list[bool]:
-  """Find the words that the best alignment with others leaves out.
-
-  Args:
-    words: Words to mark.
-    others: Words to compare with.
-
-  Returns:
-    One value per word; False for the words of the blocks that difflib matches.
-  """
+  """Find the words that the best alignment with others leaves out."""
   matcher = difflib.SequenceMatcher(None, words, others, autojunk=False)
   found = [True] * len(words)
   for start, _, size in matcher.get_matching_blocks():
@@ -58,17 +50,7 @@ def missing(words: Sequence[str], others: Sequence[str]) -> list[bool]:
 def stretches(
   text: str, reference: str, first: str, language: str
 ) -> list[Stretch]:
-  """Cut a translation where its marks change.
-
-  Args:
-    text: Translation to cut.
-    reference: Reference translation.
-    first: Translation of the first run.
-    language: Language of all three.
-
-  Returns:
-    Stretches whose texts, joined by `separator`, are the translation.
-  """
+  """Cut a translation where its marks change."""
   words = units(text, language)
   marks = zip(
     missing(words, units(reference, language)),

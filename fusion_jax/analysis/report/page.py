@@ -40,18 +40,7 @@ def page(
   shown: int,
   versions: Mapping[str, str],
 ) -> str:
-  """Make the page of one run, or the comparison of several.
-
-  Args:
-    runs: Runs in the order of the page; others are compared with the first.
-    text: Source and reference of every line.
-    text_name: Name of the text.
-    shown: Number of lines whose translations are shown.
-    versions: Result of `report.run.environment`.
-
-  Returns:
-    The page as HTML.
-  """
+  """Make the page of one run, or the comparison of several."""
   return _template().render(
     runs=runs,
     text=text,
@@ -89,19 +78,7 @@ def bleu_by_source_length(
   systems: Mapping[str, Sequence[str]],
   languages: tuple[str, str | Words],
 ) -> list[dict[str, Any]]:
-  """Compute corpus BLEU of the lines of every bucket.
-
-  Args:
-    sources: Source lines; their lengths are counted in words of BLEU's
-      tokenizer.
-    references: Reference translations.
-    systems: Translations by the name of a system.
-    languages: Source and target language, as `bleu_for` takes them.
-
-  Returns:
-    The name, the number of lines and the score of each system, for at most six
-    buckets. Lines without a word are in none.
-  """
+  """Compute corpus BLEU of the lines of every bucket."""
   words = buckets.word_counts(sources, bleu_for(languages[0]))
   lengths = np.array([each.total() for each in words])
   bounds = buckets.quantile_bounds(lengths, _BUCKETS)

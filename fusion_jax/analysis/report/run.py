@@ -89,16 +89,7 @@ class RunReport:
 def gather(
   analysed: RunWithText, name: str, arguments: argparse.Namespace
 ) -> RunReport:
-  """Translate and score the text with a run, and collect the run's views.
-
-  Args:
-    analysed: Run and text to report on.
-    name: Name that distinguishes the run from others.
-    arguments: Flags of the report; `all` also makes slow views.
-
-  Raises:
-    InputError: Nothing was logged, or the run directory cannot be written.
-  """
+  """Translate and score the text with a run, and collect the run's views."""
   run, data = analysed.run, analysed.run.config.data
   numbers = curves(analysed)
   folder = analysed.workdir / 'analysis'
@@ -140,13 +131,6 @@ def translation(analysed: RunWithText, folder: Path) -> list[str]:
 
   The translation is written into the folder, and read from there the next time
   if it was made of the same inputs.
-
-  Args:
-    analysed: Run and text to translate.
-    folder: Existing folder for the translation.
-
-  Returns:
-    A translation of each of `analysed.lines`.
   """
   path = folder / 'translation.json'
   if found := kept(path, analysed, _Translated):
@@ -162,15 +146,7 @@ def translation(analysed: RunWithText, folder: Path) -> list[str]:
 
 
 def command(workdir: Path, arguments: argparse.Namespace) -> str:
-  """Return the command that makes a view of a run, with the report's flags.
-
-  Args:
-    workdir: Run directory.
-    arguments: Flags of the report.
-
-  Returns:
-    A command line with VIEW in place of the name of the view.
-  """
+  """Return the command that makes a view of a run, with the report's flags."""
   parser = argparse.ArgumentParser()
   add_run_and_text_flags(parser)
   given = [
@@ -183,15 +159,7 @@ def command(workdir: Path, arguments: argparse.Namespace) -> str:
 
 
 def parameters_by_part(parameters: Parameters) -> dict[str, int]:
-  """Count the parameters of each part of the model.
-
-  Args:
-    parameters: Parameters of a run.
-
-  Returns:
-    Counts by 'encoder layers / self_attention', 'encoder / read_out' and the
-    like, named as in the model; the layers of a stack are counted together.
-  """
+  """Count the parameters of each part of the model."""
   counts: Counter[str] = Counter()
   for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
     names = [part.key for part in path[:-1]]
@@ -206,14 +174,7 @@ def parameters_by_part(parameters: Parameters) -> dict[str, int]:
 
 
 def training_pairs(workdir: Path) -> dict[str, int]:
-  """Return the numbers of pairs of the training text.
-
-  Args:
-    workdir: Run directory.
-
-  Returns:
-    'pairs' that were read and 'kept'; {} if the run does not record them.
-  """
+  """Return the numbers of pairs of the training text."""
   match read_report(workdir):
     case {'splits': {'train': {'pairs': int(pairs), 'kept': int(kept)}}}:
       return {'pairs': pairs, 'kept': kept}

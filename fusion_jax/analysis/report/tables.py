@@ -58,12 +58,7 @@ def validations(run: RunReport) -> list[Row]:
 
 
 def options(runs: Sequence[RunReport]) -> tuple[list[Row], list[Row]]:
-  """Return the options that are not at their defaults.
-
-  Returns:
-    Those in which runs differ, with the value in each run and the default; and
-    the others, with value and default.
-  """
+  """Return the options that are not at their defaults."""
   default = flatten(ExperimentConfig())
   flat = [flatten(run.config) for run in runs]
   differing, alike = list[Row](), list[Row]()

@@ -73,11 +73,6 @@ def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
 
   Views that read a text are taken from the folder if they were made of the same
   inputs; the others take seconds, and are always made.
-
-  Args:
-    analysed: Run and text to look at.
-    folder: Folder of VIEW.json and its figures.
-    slow: Whether to make views that take minutes, too.
   """
   for view in views_of(analysed.run.config.model):
     path = folder / f'{view.name}.json'

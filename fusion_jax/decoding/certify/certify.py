@@ -170,21 +170,7 @@ def certify(
   n_best: int,
   scenarios: Sequence[Scenario] | None = None,
 ) -> Certificate:
-  """Translate lines in many scenarios and compare the results.
-
-  Args:
-    run: Trained model.
-    options: Decoding options of the reference.
-    lines: Lines with their numbers.
-    n_best: Number of translations of each line to compare.
-    scenarios: Scenarios to compare; None means all.
-
-  Returns:
-    The comparisons and the verdict.
-
-  Raises:
-    InputError: n_best is larger than the beam.
-  """
+  """Translate lines in many scenarios and compare the results."""
   numbers, texts = zip(*lines, strict=True)
   ours = translated(run, options, n_best, REFERENCE, texts)
   if scenarios is None:
@@ -221,19 +207,7 @@ def compare(
   score: Score,
   tolerance: Tolerance,
 ) -> Comparison:
-  """Compare the answers of a scenario with the reference, rank by rank.
-
-  Args:
-    scenario: Scenario that gave `theirs`.
-    numbers: Numbers of the lines.
-    ours: Answers of the reference.
-    theirs: Answers of the scenario, as many for each line.
-    score: Teacher-forced scores; called where translations differ.
-    tolerance: Tolerance for rounding.
-
-  Returns:
-    Every difference. Scores that are NaN always count as different.
-  """
+  """Compare the answers of a scenario with the reference, rank by rank."""
   same: list[tuple[int, int, Translation, Translation]] = []
   other: list[tuple[int, int, Translation | None, Translation | None]] = []
   for line, *found in zip(numbers, ours, theirs, strict=True):
@@ -257,16 +231,7 @@ def compare_steps(
   answers: Answers,
   forced: Sequence[Sequence[Sequence[float]]],
 ) -> StepCheck:
-  """Compare the log-probabilities of the search with given ones.
-
-  Args:
-    numbers: Numbers of the lines.
-    answers: Answers with the log-probabilities of the search.
-    forced: Log-probabilities of the subwords of each line's translations.
-
-  Returns:
-    The check with the largest difference; NaN counts as the largest.
-  """
+  """Compare the log-probabilities of the search with given ones."""
   gaps, places = [], []
   for line, *found in zip(numbers, answers, forced, strict=True):
     for rank, (answer, tokens) in enumerate(zip(*found, strict=True), start=1):

@@ -17,15 +17,7 @@ _SHOWN = 20
 
 
 def table(certificate: Certificate) -> Iterator[str]:
-  """Yield the lines of the printed report.
-
-  Args:
-    certificate: Results of the check.
-
-  Yields:
-    A row for each scenario, the comparison of steps, and the differences, ties
-    last.
-  """
+  """Yield the lines of the printed report."""
   names = [each.scenario.name for each in certificate.comparisons]
   width = max(map(len, ('scenario', *names)))
   numbers = 'sentences  different  ties  largest score difference'
@@ -61,15 +53,7 @@ def failure(certificate: Certificate) -> str:
 
 
 def as_json(certificate: Certificate, **about: Any) -> str:
-  """Return the report as JSON.
-
-  Args:
-    certificate: Results of the check.
-    about: Description of what was certified, put before the results.
-
-  Returns:
-    One line; values that are not finite numbers become null.
-  """
+  """Return the report as JSON."""
   tolerance, steps = certificate.tolerance, certificate.steps
   report = {
     **about,

@@ -55,18 +55,7 @@ REFERENCE = Scenario('default')
 def all_scenarios(
   options: DecodingConfig, n_best: int, source_tokens: int, devices: int
 ) -> tuple[Scenario, ...]:
-  """Return every scenario that differs from the reference.
-
-  Args:
-    options: Decoding options of the reference.
-    n_best: Number of hypotheses that the reference keeps.
-    source_tokens: Subwords of all sources; the batches are made so small that
-      the lines fill several.
-    devices: Number of devices.
-
-  Returns:
-    The scenarios; those that are impossible here state the reason.
-  """
+  """Return every scenario that differs from the reference."""
   beam = n_best if options.search == 'sample' else options.beam_size
   slots = min(options.batch_tokens, beam * source_tokens)
   quarter, sixteenth = max(slots // 4, 2), max(slots // 16, 2)
@@ -90,21 +79,7 @@ def translated(
   scenario: Scenario,
   lines: Sequence[str],
 ) -> Answers:
-  """Translate the lines in one scenario.
-
-  Args:
-    run: Trained model or ensemble.
-    options: Decoding options of the reference.
-    n_best: Number of hypotheses that the reference keeps.
-    scenario: Scenario that is not skipped.
-    lines: Lines in the order of the reference.
-
-  Returns:
-    The answers in the order of the reference.
-
-  Raises:
-    InputError: The options do not fit the run.
-  """
+  """Translate the lines in one scenario."""
   slots = scenario.batch_tokens or options.batch_tokens
   numbers: list[int] = []
   translator = Translator(

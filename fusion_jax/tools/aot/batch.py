@@ -33,21 +33,7 @@ def largest_batch(
   compile_one: Callable[[ExperimentConfig], tuple[Figures, Any, Any]],
   memory: float,
 ) -> Figures:
-  """Search the largest data.batch.tokens that fits.
-
-  Args:
-    config: Experiment to train; its batch is tried first.
-    request: Lengths of the batch.
-    compile_one: Function of a config that returns its figures first, or raises
-      `DoesNotFit`.
-    memory: Bytes of memory of a chip.
-
-  Returns:
-    The figures of the largest batch that was compiled and fits.
-
-  Raises:
-    CheckFailed: Not even the smallest batch that was tried fits.
-  """
+  """Search the largest data.batch.tokens that fits."""
   shape = training_problem(config, request).shape
   step = config.data.batch.row_multiple * shape.slots
   search = _Search(shape.rows * shape.slots // step)

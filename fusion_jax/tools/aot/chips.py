@@ -56,11 +56,7 @@ CHIPS = {
 
 
 def chip_named(name: str) -> Chip:
-  """Return a row of the table.
-
-  Raises:
-    InputError: There is no such chip.
-  """
+  """Return a row of the table."""
   if name not in CHIPS:
     raise InputError(
       f'--topology: no chip {name!r}; there are {", ".join(CHIPS)}'

@@ -121,21 +121,7 @@ def figures_for(
   chip: Chip,
   devices: Sequence[Any],
 ) -> tuple[Figures, Program, str]:
-  """Trace and compile a program.
-
-  Args:
-    config: Config of the experiment.
-    request: Which program of the experiment.
-    chip: Kind of the devices.
-    devices: Devices that the program runs on.
-
-  Returns:
-    The figures, the program, and its compiled text.
-
-  Raises:
-    InputError: As for `program_for`.
-    DoesNotFit: A chip does not have enough memory.
-  """
+  """Trace and compile a program."""
   begin = time.monotonic()
   program = program_for(config, request, devices)
   traced = time.monotonic() - begin
@@ -183,15 +169,7 @@ def _compiled(program: Program, chip: Chip) -> tuple[Figures, str]:
 
 
 def too_large(error: jax.errors.JaxRuntimeError) -> Exception:
-  """Return the error to raise when the compiler refuses a program.
-
-  Args:
-    error: Error of the compiler.
-
-  Returns:
-    `DoesNotFit` with the compiler's figures if memory is the reason; any other
-    error unchanged.
-  """
+  """Return the error to raise when the compiler refuses a program."""
   message = str(error)
   match = _TOO_LARGE.search(message)
   if 'RESOURCE_EXHAUSTED' not in message or not match:

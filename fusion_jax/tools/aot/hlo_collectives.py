@@ -123,13 +123,6 @@ def collectives(text: str, trips: int = 1) -> list[Collective]:
   An exchange inside a loop counts as often as the loop runs; those of all
   branches of a conditional count. An exchange that the TPU compiler has cut
   into a start, steps between products, and an end counts once.
-
-  Args:
-    text: `compiled.as_text()`, for a CPU, GPU or TPU.
-    trips: Number of iterations of a loop whose count XLA does not know.
-
-  Returns:
-    The exchanges among more than one device.
   """
   bodies = computations(text)
   times = executions(bodies, trips)
@@ -212,12 +205,7 @@ def _transposed(size: str, shape: str, order: str | None) -> tuple[int, ...]:
 
 
 def _along(mesh: str, axes: str) -> tuple[int, ...]:
-  """Return the devices along mesh axes, or parts of them, from the first on.
-
-  Args:
-    mesh: Axes of the mesh, for example "'data'=4,'tensor'=2".
-    axes: Axes to follow: "'tensor'", or "'data':(2)2" for the last two of four.
-  """
+  """Return the devices along mesh axes, or parts of them, from the first on."""
   sizes = {name: int(size) for name, size in _MESH_AXIS.findall(mesh)}
   strides, stride = {}, 1
   for name in reversed(sizes):

@@ -168,12 +168,7 @@ def called(line: str) -> tuple[str, ...]:
 def executions(
   bodies: dict[str, list[str]], trips: int
 ) -> Callable[[str], int]:
-  """Return a function from a computation's name to how often it is done.
-
-  Args:
-    bodies: Lines from `computations`.
-    trips: Number of iterations of a loop whose count XLA does not know.
-  """
+  """Return a function from a computation's name to how often it is done."""
   callers = collections.defaultdict(list)
   for name, lines in bodies.items():
     for line in lines:

@@ -100,15 +100,7 @@ def total_cycles(found: Sequence[Traffic]) -> int:
 
 
 def traffic(text: str, trips: int = 1) -> list[Traffic]:
-  """Find the bytes that each instruction of a compiled program moves.
-
-  Args:
-    text: `compiled.as_text()`, for a CPU, GPU or TPU.
-    trips: Number of iterations of a loop whose count XLA does not know.
-
-  Returns:
-    The instructions that move anything.
-  """
+  """Find the bytes that each instruction of a compiled program moves."""
   lines = computations(text)
   times = executions(lines, trips)
   bodies = {

@@ -102,20 +102,7 @@ class Program:
 def program_for(
   config: ExperimentConfig, request: ProgramRequest, devices: Sequence[Any]
 ) -> Program:
-  """Trace the requested program.
-
-  Args:
-    config: Config of the experiment.
-    request: Which program, and its sizes.
-    devices: Devices that it runs on.
-
-  Returns:
-    The traced program.
-
-  Raises:
-    InputError: The mesh does not fit the devices, the rows do not fit the mesh,
-      or the lengths do not fit the config.
-  """
+  """Trace the requested program."""
   if request.step == 'decode':
     problem = decoding_problem(config, request)
     return decoding_program(config, problem, devices)
@@ -125,17 +112,7 @@ def program_for(
 def training_problem(
   config: ExperimentConfig, request: ProgramRequest
 ) -> Problem:
-  """Return vocabularies and shape of the largest batch of a training run.
-
-  Args:
-    config: Config that gives slots and granularity of the batches. Unless the
-      request does, it also gives their lengths, data.filter.max_length, and the
-      vocabularies.
-    request: Lengths, or a prepared folder, whose longest shape is used.
-
-  Raises:
-    InputError: The folder is not a prepared folder.
-  """
+  """Return vocabularies and shape of the largest batch of a training run."""
   data, longest = config.data, config.data.filter.max_length
   source, target = request.source_length, request.target_length
   given = source is not None or target is not None
@@ -169,17 +146,7 @@ def _vocabularies(
 def training_program(
   config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
 ) -> Program:
-  """Trace the training step on the mesh of the config.
-
-  Args:
-    config: Config of the experiment.
-    problem: Result of `training_problem`.
-    devices: Devices that it runs on.
-
-  Raises:
-    InputError: The mesh does not fit the devices, or the rows do not fit the
-      mesh.
-  """
+  """Trace the training step on the mesh of the config."""
   mesh = make_mesh(config.parallel, devices)
   check_rows(config, mesh)
   check_attention(config, mesh)
@@ -204,16 +171,7 @@ def training_program(
 def decoding_problem(
   config: ExperimentConfig, request: ProgramRequest
 ) -> Problem:
-  """Return vocabularies and shape of the search with most target positions.
-
-  Args:
-    config: Config that gives the options of decoding.
-    request: Request; with a source length, the shape that holds such lines is
-      used.
-
-  Raises:
-    InputError: No shape holds sources of this length.
-  """
+  """Return vocabularies and shape of the search with most target positions."""
   model, options = config.model, config.decoding
   limit = model.max_positions if model.positions == 'learned' else None
   shapes = decode_shapes(options, limit)
@@ -234,19 +192,7 @@ def decoding_problem(
 def decoding_program(
   config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
 ) -> Program:
-  """Trace the beam search of all processes, where each device has its rows.
-
-  Args:
-    config: Config of the experiment.
-    problem: Result of `decoding_problem`, with the rows of each process.
-    devices: Devices that it runs on.
-
-  Returns:
-    The program; its parameters are replicated on all devices.
-
-  Raises:
-    InputError: The config samples.
-  """
+  """Trace the beam search of all processes, where each device has its rows."""
   options = config.decoding
   require(
     options.search == 'beam',

@@ -14,16 +14,7 @@ _COMPILERS = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-pjrt', 'jax-cuda12-pjrt')
 
 
 def report(topology: Topology, step: str, figures: Figures) -> str:
-  """Write the figures, one per line.
-
-  Args:
-    topology: Topology that the program was compiled for.
-    step: 'train' or 'decode'.
-    figures: Figures of the compiled program.
-
-  Returns:
-    Lines without a newline at the end.
-  """
+  """Write the figures, one per line."""
   chip, chips = topology.figures, figures.chips
   rows, source, target = figures.shape
   axes = ' x '.join(f'{axis} {size}' for axis, size in figures.mesh.items())

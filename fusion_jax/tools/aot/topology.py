@@ -85,12 +85,7 @@ class Topology:
 
 
 def read_topology(name: str) -> Topology:
-  """Read 'v5e:16x16', '2xv5e:16x16' for two slices, or 'h100:8'.
-
-  Raises:
-    InputError: The text is not a topology, there is no such chip, or there are
-      more chips than a slice or a host has.
-  """
+  """Read 'v5e:16x16', '2xv5e:16x16' for two slices, or 'h100:8'."""
   match = _NAME.fullmatch(name)
   if not match:
     raise InputError(
@@ -122,17 +117,7 @@ def without_accelerator() -> None:
 
 
 def topology_devices(topology: Topology) -> Sequence[Any]:
-  """Return the devices of a topology; programs are compiled for them, not run.
-
-  Args:
-    topology: Result of `read_topology`.
-
-  Returns:
-    One JAX device per chip.
-
-  Raises:
-    InputError: The compiler is not installed, or does not know the topology.
-  """
+  """Return a topology's devices; programs are compiled for them, not run."""
   from jax.experimental import topologies
 
   get = _gpus if topology.figures.kind == 'gpu' else _tpus

@@ -40,13 +40,6 @@ def largest_difference(run: TrainedModel, folder: Path) -> float:
 
   The pairs are random token sequences of several lengths, and the run's own
   greedy translations of them.
-
-  Args:
-    run: Run whose parameters were exported; computed in float32.
-    folder: Folder of the exported model; computed in float32 on the CPU.
-
-  Returns:
-    The largest of `relative_gaps`; NaN if one is NaN.
   """
   model = run.model.clone(
     config=dataclasses.replace(run.model.config, compute_dtype='float32')
@@ -140,16 +133,7 @@ def random_sentences(
   lengths: Sequence[int] | np.ndarray,
   rng: np.random.Generator,
 ) -> list[list[int]]:
-  """Draw sentences of ordinary tokens that end in the end symbol.
-
-  Args:
-    vocabulary: Vocabulary of one side.
-    lengths: Lengths of the sentences, including the end symbols.
-    rng: Generator of the tokens.
-
-  Returns:
-    The ids of each sentence.
-  """
+  """Draw sentences of ordinary tokens that end in the end symbol."""
   special = vocabulary.start, vocabulary.end, vocabulary.unknown
   ordinary = np.setdiff1d(np.arange(vocabulary.size), special)
   return [

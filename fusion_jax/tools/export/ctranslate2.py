@@ -49,20 +49,7 @@ def export_run(
   average_of: Literal['last', 'best'] = 'last',
   parameters: Literal['last', 'ema'] | None = None,
 ) -> None:
-  """Load a run and export it.
-
-  Args:
-    workdir: Run directory.
-    step: A step, 'best' or 'last'.
-    average: Number of checkpoints whose parameters are averaged.
-    output: New or empty folder.
-    average_of: Which checkpoints are averaged.
-    parameters: Which parameters of each checkpoint, as in `load_run`.
-
-  Raises:
-    InputError: As for `export` and `load_run`; problems that show without the
-      parameters are reported before these are loaded.
-  """
+  """Load a run and export it."""
   library()
   check_new_folder(output)
   check_model(run_directory.read_config(Path(workdir)).model)
@@ -71,17 +58,7 @@ def export_run(
 
 
 def export(run: TrainedModel, output: Path) -> None:
-  """Write a run as a model of CTranslate2, and compare the two.
-
-  Args:
-    run: Run of a plain Transformer.
-    output: New or empty folder; it appears only when it is complete.
-
-  Raises:
-    InputError: CTranslate2 is not installed or cannot compute this model, or
-      the folder cannot be written.
-    RuntimeError: The two models give different log-probabilities.
-  """
+  """Write a run as a model of CTranslate2, and compare the two."""
   library()
   check_model(run.config.model)
   with whole_folder(output) as folder:
@@ -134,11 +111,7 @@ def _save_without_forbidden(run: TrainedModel, folder: Path) -> None:
 
 
 def library() -> ModuleType:
-  """Return the package ctranslate2.
-
-  Raises:
-    InputError: The package is not installed.
-  """
+  """Return the package ctranslate2."""
   try:
     import ctranslate2
   except ImportError:
@@ -149,11 +122,7 @@ def library() -> ModuleType:
 
 
 def check_model(config: ModelConfig) -> None:
-  """Refuse a model that CTranslate2 cannot compute.
-
-  Raises:
-    InputError: The message names the field, its value and the allowed values.
-  """
+  """Refuse a model that CTranslate2 cannot compute."""
   _only(config.norm in ('pre', 'post'), 'norm', config.norm, "'pre' or 'post'")
   plain = config.residual == 'plain'
   _only(plain, 'residual', config.residual, "'plain'")
@@ -179,14 +148,7 @@ def _only(allowed: bool, field: str, value: str | int, right: str) -> None:
 
 
 def specification(run: TrainedModel) -> Any:
-  """Describe the model to CTranslate2, with all arrays.
-
-  Args:
-    run: Run that `check_model` accepts.
-
-  Returns:
-    A `ctranslate2.specs.TransformerSpec` in float32.
-  """
+  """Describe the model to CTranslate2, with all arrays."""
   config, parameters = run.config.model, run.parameters
   specs = library().specs
   activations = {

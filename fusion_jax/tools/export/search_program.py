@@ -75,19 +75,7 @@ class SearchProgram:
     limits: Int32[Array | np.ndarray, ' B'],
     numbers: Int32[Array | np.ndarray, ' B'] | None = None,
   ) -> Hypotheses:
-    """Translate a batch.
-
-    Args:
-      weights: Result of `weights`.
-      source: Source ids, including the end symbol.
-      lengths: Lengths of the sources.
-      limits: Most tokens of each translation, including the end symbol.
-      numbers: Numbers of the sentences, which decide the draws of
-        search='sample'.
-
-    Returns:
-      The hypotheses that `search_batch` finds.
-    """
+    """Translate a batch."""
     requirements = None
     if self.options.min_length_ratio or self.options.min_length_extra:
       shortest = jnp.minimum(jnp.asarray(self._shortest)[lengths], limits)
@@ -114,19 +102,7 @@ class SearchProgram:
 def export_program(
   program: SearchProgram, platforms: Sequence[str], inside: bool
 ) -> jax.export.Exported:
-  """Lower a program for several platforms at once; nothing is compiled.
-
-  Args:
-    program: Program to export.
-    platforms: Platforms that it can run on.
-    inside: Whether the weights are constants; otherwise they are the first
-      argument, a dictionary.
-
-  Returns:
-    A function of `program.arguments` that gives the tuple `RESULTS`: tokens
-    int32 [B, N, T], lengths int32 [B, N], scores and log_probabilities float32
-    [B, N].
-  """
+  """Lower a program for several platforms at once; nothing is compiled."""
   weights = program.weights()
 
   def translate(weights, *rows):

@@ -49,12 +49,7 @@ _NAME = '--format=stablehlo'
 
 
 def check(output: Path) -> None:
-  """Refuse problems that show without the run.
-
-  Raises:
-    InputError: The package flatbuffers is not installed, or the folder is not
-      empty.
-  """
+  """Refuse problems that show without the run."""
   try:
     import flatbuffers  # noqa: F401  Needed by jax.export.
   except ImportError:
@@ -65,18 +60,7 @@ def check(output: Path) -> None:
 
 
 def export(run: TrainedModel, output: Path, asked: StablehloOptions) -> None:
-  """Write a run as StableHLO, and compare it with the run's own search.
-
-  Args:
-    run: Run of any scheme.
-    output: New or empty folder; it appears only when it is complete.
-    asked: Options of the export.
-
-  Raises:
-    InputError: A package is missing, an option does not apply to this run, or
-      the folder cannot be written.
-    RuntimeError: The written programs translate differently.
-  """
+  """Write a run as StableHLO, and compare it with the run's own search."""
   check(output)
   programs = _programs(run, asked)
   inside = asked.weights == 'inside'

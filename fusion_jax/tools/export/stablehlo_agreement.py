@@ -23,14 +23,6 @@ def largest_difference(
 
   A full batch of random sentences of all lengths is translated for each shape,
   on the CPU.
-
-  Args:
-    programs: Programs that were exported.
-    folder: Folder with their files and the loader.
-
-  Returns:
-    The largest of `relative_gaps` of all hypotheses; infinite if a token
-    differs, NaN if a log-probability is NaN.
   """
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
     loader = runpy.run_path(str(folder / 'load.py'))

@@ -113,17 +113,7 @@ def _check_files(paths: Iterable[Path | None]) -> None:
 
 
 def write_found(found: Found, output: Path, name: str) -> None:
-  """Write the model of another program as a run directory.
-
-  Args:
-    found: Model.
-    output: New directory; it appears only when it is complete.
-    name: Name of the other program, which is kept in the checkpoint.
-
-  Raises:
-    InputError: A weight does not fit the model, or the directory cannot be
-      written.
-  """
+  """Write the model of another program as a run directory."""
   from fusion_jax.runs.loading import make_model
   from fusion_jax.runs.single_checkpoint import write_run
   from fusion_jax.tools.importers.weights import parameters_of

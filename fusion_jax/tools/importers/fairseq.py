@@ -129,18 +129,7 @@ _BOTH_SIDES = (
 
 
 def read_fairseq(request: Request) -> Found:
-  """Read a folder of a Transformer that fairseq trained.
-
-  Args:
-    request: What is imported, and to where.
-
-  Returns:
-    The model.
-
-  Raises:
-    InputError: A file is missing or damaged, or does not fit the others, or
-      the model is no plain Transformer.
-  """
+  """Read a folder of a Transformer that fairseq trained."""
   if request.source_spm is None:
     raise InputError(
       f'--input={request.input}: fairseq reads text that is cut into pieces; '

@@ -36,16 +36,7 @@ class Request(NamedTuple):
   target_spm: Path | None = None
 
   def languages(self, name: Path, source: str, target: str) -> tuple[str, str]:
-    """Return the languages that the user gives, or those of the files.
-
-    Args:
-      name: What was read, for the message.
-      source: Source language that the files name; may be empty.
-      target: Target language, likewise.
-
-    Raises:
-      InputError: A language is not known.
-    """
+    """Return the languages that the user gives, or those of the files."""
     source = self.source_language or source
     target = self.target_language or target
     if not (source and target):
@@ -79,20 +70,7 @@ def config_of(
   decoding: DecodingConfig,
   target_tag: str = '',
 ) -> ExperimentConfig:
-  """Return the configuration of an imported run.
-
-  Args:
-    request: What is imported, and to where.
-    languages: Codes of the source and the target language.
-    model: Options of the model.
-    decoding: Options of decoding.
-    target_tag: Pattern of the tag of the target language; empty: none.
-
-  Returns:
-    The configuration. Its corpora are names for the user to replace; its
-    tokenizers are those of the run directory, so that a training from the run
-    can use the same configuration.
-  """
+  """Return the configuration of an imported run."""
   folder = request.output.absolute()
   return ExperimentConfig(
     name=request.input.resolve().name,

@@ -100,18 +100,7 @@ class MarianConfig:
 
 
 def read_marian(request: Request) -> Found:
-  """Read a folder of a MarianMT model.
-
-  Args:
-    request: What is imported, and to where.
-
-  Returns:
-    The model.
-
-  Raises:
-    InputError: A file is missing or damaged, or does not fit the others, or
-      the model is no plain post-norm Transformer.
-  """
+  """Read a folder of a MarianMT model."""
   folder = request.input
   config = _read_config(folder)
   model = _model_of(config, folder)

@@ -127,20 +127,7 @@ def _tensor(
 
 
 def read_torch(path: Path, inert: Set[str] = frozenset()) -> Any:
-  """Read a file of `torch.save`.
-
-  Args:
-    path: File to read.
-    inert: Top-level modules, and classes with their module, that become
-      records.
-
-  Returns:
-    The saved value, with NumPy arrays in place of tensors.
-
-  Raises:
-    InputError: The file cannot be read, is no such file, or asks for code to be
-      run.
-  """
+  """Read a file of `torch.save`."""
   with read_errors(path), path.open('rb') as file:
     try:
       if zipfile.is_zipfile(file):

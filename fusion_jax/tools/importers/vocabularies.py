@@ -61,11 +61,7 @@ class Vocabulary:
   symbols: Sequence[str] = ()
 
   def check(self) -> None:
-    """Refuse a vocabulary without its symbols, or with a piece twice.
-
-    Raises:
-      InputError: The message names the piece.
-    """
+    """Refuse a vocabulary without its symbols, or with a piece twice."""
     for piece in (self.start, self.end, self.unknown):
       if piece not in self.pieces:
         raise InputError(f'{self.name}: lacks the piece {piece!r}')
@@ -77,19 +73,7 @@ class Vocabulary:
 def rebuilt_tokenizers(
   models: Sequence[Path], vocabulary: Vocabulary
 ) -> tuple[Tokenizer, ...]:
-  """Return tokenizers that cut lines as models do, with a vocabulary's ids.
-
-  Args:
-    models: Original SentencePiece model of each side.
-    vocabulary: Vocabulary that the sides share.
-
-  Returns:
-    A tokenizer for each side. All have the same pieces at the same ids: those
-    of the vocabulary, then what only the models have.
-
-  Raises:
-    InputError: A model cannot be read, or does not fit the vocabulary.
-  """
+  """Return tokenizers that cut lines as models do, with a vocabulary's ids."""
   vocabulary.check()
   originals = [_read(path) for path in models]
   known = set(vocabulary.pieces)
@@ -115,18 +99,7 @@ def rebuilt_tokenizers(
 def tokenizers_of(
   models: Sequence[Path], vocabularies: Sequence[Vocabulary]
 ) -> Sides:
-  """Return the tokenizers of both sides.
-
-  Args:
-    models: Original SentencePiece model of each side.
-    vocabularies: Vocabulary of each side, or one of both.
-
-  Returns:
-    The tokenizers; sides with equal vocabularies have the same pieces.
-
-  Raises:
-    InputError: As for `rebuilt_tokenizers`.
-  """
+  """Return the tokenizers of both sides."""
   first, last = vocabularies[0], vocabularies[-1]
   if list(first.pieces) == list(last.pieces):
     source, target = rebuilt_tokenizers(models, first)
@@ -228,16 +201,7 @@ def notes_of(
   vocabularies: Sequence[Vocabulary],
   tokenizers: Sides,
 ) -> list[str]:
-  """Say which pieces the models cut that their vocabularies lack.
-
-  Args:
-    models: Original SentencePiece model of each side.
-    vocabularies: Vocabulary of each side, or one of both.
-    tokenizers: Rebuilt tokenizer of each side.
-
-  Returns:
-    A line for each model of which there are such pieces.
-  """
+  """Say which pieces the models cut that their vocabularies lack."""
   ends = vocabularies[0], vocabularies[-1]
   notes = map(_unknown_pieces, models, ends, tokenizers)
   return list(dict.fromkeys(note for note in notes if note))
@@ -264,16 +228,7 @@ def _unknown_pieces(
 
 
 def with_rows(table: np.ndarray, added: Added) -> np.ndarray:
-  """Return a table with a row for each piece that was added.
-
-  Args:
-    table: One row for each piece of the vocabulary, [V, ...]; one of another
-      size is returned as it is, and fits no model.
-    added: Pieces that were added.
-
-  Returns:
-    The table, [W, ...]; each new row is that of the unknown token.
-  """
+  """Return a table with a row for each piece that was added."""
   if table.shape[:1] != (added.before,):
     return table
   count = added.after - added.before
@@ -283,12 +238,7 @@ def with_rows(table: np.ndarray, added: Added) -> np.ndarray:
 def with_tables(
   arrays: Mapping[str, np.ndarray], sides: Mapping[str, Added]
 ) -> dict[str, np.ndarray]:
-  """Return arrays whose tables have rows for the pieces that were added.
-
-  Args:
-    arrays: Arrays by name.
-    sides: Pieces that were added to each table.
-  """
+  """Return arrays whose tables have rows for the pieces that were added."""
   return {
     name: with_rows(array, sides[name]) if name in sides else array
     for name, array in arrays.items()

@@ -58,20 +58,7 @@ class Weights:
 
 
 def parameters_of(weights: Weights, model: Transformer) -> dict[str, Any]:
-  """Return the weights as parameters of a model.
-
-  Args:
-    weights: Weights of a file.
-    model: Model without fusion that has these weights. Vocabularies that are
-      larger than those of the weights are an error.
-
-  Returns:
-    The parameters, float32.
-
-  Raises:
-    InputError: A weight is missing, has another shape, is not finite, or is no
-      part of such a model.
-  """
+  """Return the weights as parameters of a model."""
   shapes = traverse_util.flatten_dict(
     jax.eval_shape(lambda: initial_parameters(model, 0)), sep='/'
   )
