@@ -4,7 +4,7 @@ import difflib
 import re
 import reprlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import pydantic
 
@@ -21,6 +21,9 @@ _FAULTS = {
   'finite': 'must be finite',
   'bool': 'must be true or false',
 }
+
+# The fault of an option of a scheme, whose fields pydantic does not know.
+OPTION: Final = 'scheme_option'
 
 _SIGNS = {
   'greater than or equal to': '>=',
@@ -42,6 +45,8 @@ def first_fault(error: pydantic.ValidationError) -> tuple[str, str]:
     return field, 'is missing'
   if kind == 'value_error':
     return field, str(first['ctx']['error'])
+  if kind == OPTION:
+    return f'{field}.{first["ctx"]["option"]}', first['ctx']['message']
   if kind == 'literal_error':
     expected = first['ctx']['expected']
     choices = re.findall("'([^']*)'", expected)

@@ -32,6 +32,7 @@ def section(path: str) -> Callable[[type[_Section]], type[_Section]]:
     made: Any = pydantic.dataclasses.dataclass(frozen=True, config=_CHECKED)(
       cls
     )
+    _inherit_help(made)
     build = made.__init__
 
     @functools.wraps(build)
@@ -47,6 +48,14 @@ def section(path: str) -> Callable[[type[_Section]], type[_Section]]:
     return made
 
   return decorate
+
+
+def _inherit_help(options: type) -> None:
+  """Give inherited fields their text, which pydantic reads in one class."""
+  for base in options.__mro__[1:]:
+    for name, field in getattr(base, '__pydantic_fields__', {}).items():
+      ours = fields_of_section(options)[name]
+      ours.description = ours.description or field.description
 
 
 def _fault(error: pydantic.ValidationError, options: type) -> tuple[str, str]:

@@ -6,25 +6,33 @@ one of them).
 
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import MlrfOptions
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.section import section
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
-  MLRF,
-  PLAIN,
-  PaperSize,
   all_layers,
-  all_millions,
   layers_above_embedding,
   on_both_sides,
 )
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.residual import layer_norm, plain_norm
+
+
+@section('model.*.options')
+class AverageOptions:
+  """Average of the layers (Wang 2018, Eq. 3)."""
+
+  include_embedding: bool = True
+  """Whether H[0] is fused too."""
+
+  norm: Literal['affine', 'plain', 'none'] = 'affine'
+  """Norm after the fusion, with or without scale and offset."""
 
 
 def average(layers: Layers) -> Float[Array, 'B T D']:
@@ -56,14 +64,14 @@ class Average(nn.Module):
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Return the normalised mean of the layers."""
-    options = self.config.side(self.side).mlrf
+    options = self.config.side(self.side).options
     chosen = layers if options.include_embedding else layers[1:]
     return self.norm(average(chosen))
 
 
 def mlrf_norm(config: ModelConfig, side: Side) -> Callable[[Array], Array]:
   """Return the norm after fusion; 'plain' has neither scale nor offset."""
-  kind = config.side(side).mlrf.norm
+  kind = config.side(side).options.norm
   if kind == 'affine':
     return layer_norm(config)
   if kind == 'none':
@@ -73,21 +81,16 @@ def mlrf_norm(config: ModelConfig, side: Side) -> Callable[[Array], Array]:
 
 def mlrf_layers(config: ModelConfig, side: Side) -> tuple[int, ...]:
   """Return the numbers of the layers that the paper's fusions read."""
-  if config.side(side).mlrf.include_embedding:
+  if config.side(side).options.include_embedding:
     return all_layers(config, side)
   return layers_above_embedding(config, side)
 
-
-_SIDE = SideConfig('average', mlrf=MlrfOptions(norm='plain'))
 
 SCHEME = on_both_sides(
   'average',
   Average,
   'layer aggregation',
   'Wang et al. 2018, Eq. 3',
-  'mlrf',
+  AverageOptions,
   layers_read=mlrf_layers,
-  sizes=(
-    PaperSize('average, encoder', _SIDE, PLAIN, all_millions(10.97), MLRF),
-  ),
 )

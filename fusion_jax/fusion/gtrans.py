@@ -8,25 +8,24 @@ Axis letters: B batch, T positions, D model width, L layers, G groups, n layers
 of one group, M rows, V vocabulary.
 """
 
-import dataclasses
 import math
+import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import GtransOptions
+from fusion_jax.bounds import NotNegative, SizeOrZero, Text
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import Only
+from fusion_jax.config.section import section
+from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import (
-  BASE,
-  Baseline,
-  PaperSize,
   Scheme,
-  all_millions,
 )
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.parameter import parameter
@@ -34,9 +33,73 @@ from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
 
+def partition(
+  layers: int, size: int, last_group: Literal['ceil', 'floor']
+) -> tuple[range, ...]:
+  """Return the layer numbers of every group; Yang et al. (2022), sec. III."""
+  end = layers + 1 if last_group == 'ceil' else layers - size + 2
+  return tuple(
+    range(first, min(first + size, layers + 1)) for first in range(1, end, size)
+  )
+
+
+def parse_groups(text: str, groups: int, field: str) -> tuple[int, int]:
+  """Read 'first:last', counted from 1, as a half-open range from 0."""
+  match = re.fullmatch('([0-9]{1,9}):([0-9]{1,9})', text)
+  first, last = map(int, match.groups()) if match else (0, 0)
+  require(
+    1 <= first <= last <= groups,
+    field,
+    f"must be 'first:last' within 1:{groups}, got {text!r}",
+  )
+  return first - 1, last
+
+
+@section('model.*.options')
+class GtransOptions:
+  """Group fusion and probability fusion (Yang 2022, Eq. 2-7)."""
+
+  group_size: SizeOrZero = 0
+  """Layers of a group; 0: 3 in the encoder, 2 in the decoder."""
+
+  last_group: Literal['ceil', 'floor'] = 'ceil'
+  """'ceil': the last group may be short. 'floor': layers that are left over
+  belong to no group."""
+
+  single_group_norm: Annotated[bool, Only('encoder')] = False
+  """Encoder: a norm even where all layers are one group."""
+
+  mode: Annotated[
+    Literal['weighted_sum', 'weighted_mean', 'last'], Only('decoder')
+  ] = 'weighted_sum'
+  """Decoder: how the layers of a group become its features."""
+
+  group_norm: Annotated[bool, Only('decoder')] = False
+  """Decoder: a norm on the features of every group."""
+
+  combine: Annotated[Literal['arithmetic', 'geometric'], Only('decoder')] = (
+    'arithmetic'
+  )
+  """Decoder: log sum_k psi_k P_k, or sum_k psi_k log P_k."""
+
+  temperature: Annotated[NotNegative, Only('decoder')] = 0.0
+  """Decoder: psi = softmax(w / temperature); 0: sqrt(model.width)."""
+
+  inference_groups: Annotated[Text, Only('decoder')] = ''
+  """Decoder: groups that translate, 'first:last' counted from 1; '': all."""
+
+  def layers_of_group(self, side: Side) -> int:
+    """Return the number of layers of a whole group."""
+    return self.group_size or (3 if side == 'encoder' else 2)
+
+  def groups(self, layers: int, side: Side) -> tuple[range, ...]:
+    """Return the layer numbers of every group of a stack."""
+    return partition(layers, self.layers_of_group(side), self.last_group)
+
+
 def groups_of(config: ModelConfig, side: Side) -> tuple[range, ...]:
   """Return the layer numbers of every group of a stack."""
-  return config.side(side).gtrans.groups(config.layers(side), side)
+  return config.side(side).options.groups(config.layers(side), side)
 
 
 def group_count(config: ModelConfig, side: Side) -> int:
@@ -46,7 +109,7 @@ def group_count(config: ModelConfig, side: Side) -> int:
 
 def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
   """Return the numbers of the layers that the groups of a stack read."""
-  last = side == 'encoder' or config.side(side).gtrans.mode == 'last'
+  last = side == 'encoder' or config.side(side).options.mode == 'last'
   groups = groups_of(config, side)
   return tuple(n for group in groups for n in (group[-1:] if last else group))
 
@@ -198,7 +261,7 @@ class EncoderGroups(nn.Module):
   side: Side
 
   def setup(self):
-    options = self.config.side(self.side).gtrans
+    options = self.config.side(self.side).options
     count = group_count(self.config, self.side)
     self.weights = _zero_weights(self, 'weights', 'groups', count)
     self.has_norm = count > 1 or options.single_group_norm
@@ -229,7 +292,7 @@ class DecoderGroups(nn.Module):
   side: Side
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).gtrans
+    config, options = self.config, self.config.side(self.side).options
     groups = groups_of(config, self.side)
     if options.mode != 'last':
       self.layer_weights = _zero_weights(
@@ -256,7 +319,7 @@ class DecoderGroups(nn.Module):
       The features of those groups, and their log psi among all groups, float32.
     """
     del context
-    config, options = self.config, self.config.side(self.side).gtrans
+    config, options = self.config, self.config.side(self.side).options
     features = self._features(layers)
     if options.group_norm:
       features = [self.group_norm[str(k)](x) for k, x in enumerate(features, 1)]
@@ -272,7 +335,7 @@ class DecoderGroups(nn.Module):
       for group in groups_of(self.config, self.side)
       if group[-1] < len(layers)
     ]
-    mode = self.config.side(self.side).gtrans.mode
+    mode = self.config.side(self.side).options.mode
     if mode == 'last':
       return [layers[group[-1]] for group in groups]
     weights = jax.nn.sigmoid(self.layer_weights)
@@ -280,28 +343,33 @@ class DecoderGroups(nn.Module):
     return [group_sum(layers, group, weights, mode) for group in groups]
 
 
-# The paper prints no vocabulary; with this one the baseline has 68.1M.
-_DEEP = Baseline(
-  dataclasses.replace(
-    PRESETS['base'], filter=1_024, encoder_layers=12, decoder_layers=12
-  ),
-  9_800,
-  9_800,
-)
-_SIDE = SideConfig('gtrans')
-_SIXES = SideConfig('gtrans', gtrans=GtransOptions(group_size=6))
+def _layers_needed(config: ModelConfig, groups: int) -> int:
+  return groups_of(config, 'decoder')[groups - 1][-1]
+
+
+def _check(config: ModelConfig, side: Side) -> None:
+  options, path = config.side(side).options, f'model.{side}.options'
+  layers = config.layers(side)
+  groups = options.groups(layers, side)
+  require(
+    bool(groups),
+    f'{path}.last_group',
+    f"'floor' leaves no group of {options.layers_of_group(side)} among "
+    f'{layers} layers',
+  )
+  if options.inference_groups and side == 'decoder':
+    field = f'{path}.inference_groups'
+    parse_groups(options.inference_groups, len(groups), field)
+
 
 SCHEME = Scheme(
   'gtrans',
   'Yang et al. 2022, Eq. 2-7',
-  'gtrans',
+  GtransOptions,
   {'encoder': EncoderGroups, 'decoder': DecoderGroups},
   {'encoder': 'layer aggregation', 'decoder': 'prediction'},
   layers_read=layers_in_groups,
-  sizes=(
-    PaperSize(
-      'gtrans, 12+12 layers', _SIXES, _SIXES, all_millions(68.1, 1), _DEEP
-    ),
-    PaperSize('gtrans', _SIDE, _SIDE, None, BASE),
-  ),
+  check=_check,
+  prediction_count=lambda config: group_count(config, 'decoder'),
+  layers_needed=_layers_needed,
 )

@@ -14,11 +14,12 @@ or cross-attention; norm='rezero' plugs in at 'residual' too.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from flax import linen as nn
 
-from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import NoOptions
 from fusion_jax.layers.attention import MultiHeadAttention
 from fusion_jax.layers.residual import Residual, ResidualState
 
@@ -32,8 +33,6 @@ Plug = Literal[
 
 # Views that a scheme from outside the package can declare.
 DeclaredView = Literal['layer_weights', 'position_weights']
-
-PLAIN = SideConfig()
 
 
 class ResidualPlug(NamedTuple):
@@ -50,56 +49,6 @@ class ResidualPlug(NamedTuple):
   module: Callable[[ModelConfig, Side, int], Residual]
   state: Callable[[ModelConfig, Side], ResidualState]
   read: Callable[[ModelConfig, Side], nn.Module | None]
-
-
-class Baseline(NamedTuple):
-  """Model of a paper without fusion.
-
-  Attributes:
-    model: Configuration of the model.
-    source: Pieces of the source vocabulary.
-    target: Pieces of the target vocabulary.
-  """
-
-  model: ModelConfig
-  source: int
-  target: int
-
-
-class Printed(NamedTuple):
-  """Number of parameters that a paper printed.
-
-  Attributes:
-    value: Number as printed, in multiples of `unit`.
-    unit: 1e3 or 1e6.
-    decimals: Number of decimals that were printed.
-    of: Parameters counted: the whole model, or those that the fusion adds.
-  """
-
-  value: float
-  unit: float
-  decimals: int
-  of: Literal['all', 'extra']
-
-
-class PaperSize(NamedTuple):
-  """Fused model of a paper, and its printed size.
-
-  Attributes:
-    name: Name of the model.
-    encoder: Fusion of its encoder.
-    decoder: Fusion of its decoder.
-    printed: Printed size; None: the paper prints none.
-    baseline: Model without fusion.
-    inconsistent: Reason why no model can have the size; empty: one can.
-  """
-
-  name: str
-  encoder: SideConfig
-  decoder: SideConfig
-  printed: Printed | None
-  baseline: Baseline
-  inconsistent: str = ''
 
 
 def layers_above_embedding(config: ModelConfig, side: Side) -> tuple[int, ...]:
@@ -121,6 +70,34 @@ def _never(config: ModelConfig, side: Side) -> bool:
   return False
 
 
+def _not(config: ModelConfig) -> bool:
+  return False
+
+
+def _no(options: Any) -> bool:
+  return False
+
+
+def _one(options: Any) -> int:
+  return 1
+
+
+def _as_drawn(config: ModelConfig, side: Side, parameters: Any) -> Any:
+  return parameters
+
+
+def _none(config: ModelConfig) -> int:
+  return 0
+
+
+def _all_of_decoder(config: ModelConfig, predictions: int) -> int:
+  return config.decoder_layers
+
+
+def _takes_all(config: ModelConfig, side: Side) -> None:
+  return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Scheme:
   """Scheme that a value of `SideConfig.fusion` chooses.
@@ -128,7 +105,9 @@ class Scheme:
   Attributes:
     name: Value of `SideConfig.fusion`.
     source: Paper and equations.
-    options: Section of `SideConfig` that has its options.
+    options: Class of `SideConfig.options`: one with
+      `fusion_jax.config.section.section`, whose fields have types, bounds,
+      defaults and a text.
     modules: Module for each side that may have the scheme. It is built from
       the model's configuration and the side. An aggregation is called with the
       layers H[0..L], [B, T, D] each, and the context of the pass, and returns
@@ -147,20 +126,33 @@ class Scheme:
     reads_embeddings: Whether a prediction reads the output of the stack, after
       any final norm, and a memory of the source's embeddings, in place of
       H[0..L].
-    sizes: Models of its paper.
-    own: Section of its options where `options` is 'own': a class with
-      `fusion_jax.config.section.section`, whose fields have types, bounds and
-      defaults; None: it has no options.
     views: Views of the 'layer_weights' that its modules sow: 'layer_weights' of
       numbers [K] in 'telemetry', 'position_weights' of [B, T, K] in 'views',
       for the K lowest of `layers_read`.
     no_gradient: Patterns of the shell over the names of the parameters that
       the gradient need not reach, as those of a hard choice.
+    norms: Values of model.norm that it is defined for.
+    rate: Factor on the learning rate of what only the fusion has; not 1 where
+      that was measured to train worse (`python -m benchmarks.scheme_health`).
+    owns_layer_inputs: Function of the options that returns whether layers read
+      something else than the layer below.
+    hides_layer_below: Likewise, whether what layers read is then no H[l], so
+      that no attention can read those beside it.
+    ways: Function of the options that returns the number of sums that a layer
+      reads; more than 1 replace the keys and values of its self-attention.
+    check: Function that raises an InputError where the options make no sense in
+      a model.
+    initial: Function of the fresh parameters of a stack that returns those that
+      it starts with.
+    prediction_count: Of a prediction: function that returns how many
+      predictions the decoder mixes; 0: it has only one.
+    layers_needed: Of a prediction: function that returns the number of layers
+      that so many of them, the first, read.
   """
 
   name: str
   source: str
-  options: str
+  options: type
   modules: Mapping[Side, type[nn.Module]]
   plugs: Mapping[Side, Plug]
   layers_read: Callable[[ModelConfig, Side], tuple[int, ...]] = (
@@ -173,10 +165,45 @@ class Scheme:
   ) = None
   residual: ResidualPlug | None = None
   reads_embeddings: bool = False
-  sizes: tuple[PaperSize, ...] = ()
-  own: type | None = None
   views: tuple[DeclaredView, ...] = ()
   no_gradient: tuple[str, ...] = ()
+  norms: tuple[str, ...] = ('post', 'pre', 'rezero')
+  rate: float = 1.0
+  owns_layer_inputs: Callable[[Any], bool] = _no
+  hides_layer_below: Callable[[Any], bool] = _no
+  ways: Callable[[Any], int] = _one
+  check: Callable[[ModelConfig, Side], None] = _takes_all
+  initial: Callable[[ModelConfig, Side, Any], Any] = _as_drawn
+  prediction_count: Callable[[ModelConfig], int] = _none
+  layers_needed: Callable[[ModelConfig, int], int] = _all_of_decoder
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSource:
+  """What attention reads beside the layer below, by `SideConfig.attention`.
+
+  Attributes:
+    name: Value of `SideConfig.attention`.
+    source: Paper and equations.
+    options: Class of `SideConfig.attention_options`.
+    self_attention: Function that returns the self-attention of a layer, counted
+      from 1; None where it is the usual one.
+    cross_attention: Function that does so for a layer of the decoder.
+    check: Function that raises an InputError where the options make no sense in
+      a model.
+    layers_alike: Whether all layers have the same parameters.
+    mixes_memory: Function that returns whether cross-attention reads sums with
+      the values of layer 1.
+  """
+
+  name: str
+  source: str
+  options: type
+  self_attention: Callable[[ModelConfig, Side, int], MultiHeadAttention | None]
+  cross_attention: Callable[[ModelConfig, int], MultiHeadAttention | None]
+  check: Callable[[ModelConfig, Side], None]
+  layers_alike: bool = False
+  mixes_memory: Callable[[ModelConfig], bool] = _not
 
 
 def on_both_sides(
@@ -184,7 +211,7 @@ def on_both_sides(
   module: type[nn.Module],
   plug: Plug,
   source: str,
-  options: str,
+  options: type = NoOptions,
   **others,
 ) -> Scheme:
   """Return a scheme that is the same in the encoder and in the decoder.
@@ -194,7 +221,7 @@ def on_both_sides(
     module: Module of both sides.
     plug: Plug point of both sides.
     source: Paper and equations.
-    options: Section of `SideConfig` that has its options.
+    options: Class of `SideConfig.options`.
     **others: Further fields of `Scheme`.
 
   Returns:
@@ -203,35 +230,3 @@ def on_both_sides(
   modules: dict[Side, type[nn.Module]] = {'encoder': module, 'decoder': module}
   plugs: dict[Side, Plug] = {'encoder': plug, 'decoder': plug}
   return Scheme(name, source, options, modules, plugs, **others)
-
-
-def extra_millions(value: float, decimals: int = 1) -> Printed:
-  """Return the size that a paper prints for its fusion alone, in millions."""
-  return Printed(value, 1e6, decimals, 'extra')
-
-
-def all_millions(value: float, decimals: int = 2) -> Printed:
-  """Return the size that a paper prints for the whole model, in millions."""
-  return Printed(value, 1e6, decimals, 'all')
-
-
-def all_thousands(value: float) -> Printed:
-  """Return the size that a paper prints for the whole model, in thousands."""
-  return Printed(value, 1e3, 0, 'all')
-
-
-# Vaswani et al. (2017). Dou et al. (2018, 2019) do not print the size of the
-# vocabulary, but the sizes of their fusions do not depend on it.
-BASE = Baseline(PRESETS['base'], 32_000, 32_000)
-BIG = Baseline(PRESETS['big'], 32_000, 32_000)
-PRE_NORM = Baseline(
-  dataclasses.replace(PRESETS['base'], norm='pre'), 32_000, 32_000
-)
-# Wang et al. (2018).
-MLRF = Baseline(
-  dataclasses.replace(
-    PRESETS['small'], tied_embeddings='none', output_bias=True
-  ),
-  8_389,
-  6_428,
-)

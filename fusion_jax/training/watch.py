@@ -49,7 +49,7 @@ def router_troubles(
 def _router_trouble(
   telemetry: Mapping[str, float], config: ModelConfig, side: Side
 ) -> dict[str, str]:
-  options = config.side(side).routing
+  options = config.side(side).options
   last = options.iterations - 1
   entropy = telemetry[f'{side}/read_out/coupling_entropy_{last}']
   dead = telemetry[f'{side}/read_out/dead_capsules']
