@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import pydantic
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from fusion_jax.bounds import Text
@@ -90,10 +90,10 @@ def _named(fault: Callable[[str], str]) -> Callable[[str], str]:
   return read
 
 
-def _options_of(field: str) -> Callable[[Any, ValidationInfo], Any]:
+def _options_of(field: str) -> Callable[[Any, Any], Any]:
   """Return a reader of the options that belong to the name in a field."""
 
-  def read(value: Any, info: ValidationInfo) -> Any:
+  def read(value: Any, info: Any) -> Any:
     if field not in info.data:
       return value  # The name is at fault, and is reported.
     kind = options_class(field, info.data[field], f'model.*.{field}')

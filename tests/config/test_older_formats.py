@@ -6,15 +6,13 @@ import json
 import pytest
 
 from fusion_jax.config import ExperimentConfig, ModelConfig
-from fusion_jax.config.fusion import (
-  AggOptions,
-  MlrfOptions,
-  RoutingOptions,
-  ShortcutOptions,
-  SideConfig,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.config.serialization import differing_fields, from_json, to_dict
 from fusion_jax.errors import InputError
+from fusion_jax.fusion.average import AverageOptions
+from fusion_jax.fusion.capsules import RoutingOptions
+from fusion_jax.fusion.shortcuts import ShortcutOptions
+from fusion_jax.fusion.tree import AggOptions
 
 # What format 1 had no fields for.
 _LATER = {
@@ -88,7 +86,7 @@ def test_options_that_nothing_reads_are_dropped(tmp_path):
   path = tmp_path / 'config.json'
   path.write_text(json.dumps({'format': 2} | values))
   side = from_json(path).model.encoder
-  assert side == SideConfig('average', mlrf=MlrfOptions(norm='plain'))
+  assert side == SideConfig('average', options=AverageOptions(norm='plain'))
   path.write_text(json.dumps({'format': 3} | values))
   message = 'encoder.mlrf.hops: 6 has no effect .*encoder.fusion=.average'
   with pytest.raises(InputError, match=message):
@@ -100,7 +98,7 @@ def test_trees_shortcuts_and_rates_keep_theirs(tmp_path):
   assert saved.model.decoder.agg == AggOptions(zero_out=False)
   assert _saved(tmp_path, fusion='linear').optimizer.fusion_rate == 1.0
   options = ShortcutOptions(source='non_lexical')
-  saved = _saved(tmp_path, shortcut=options)
+  saved = _saved(tmp_path, attention='shortcut', attention_options=options)
   expected = dataclasses.replace(options, source_norm='none')
   assert saved.model.encoder.shortcut == expected
   assert saved.optimizer.fusion_rate == ExperimentConfig().optimizer.fusion_rate

@@ -22,7 +22,7 @@ def _own_table(monkeypatch):
   """Registers into a copy of the table."""
   copy = dict(options._RULES)
   monkeypatch.setattr(options, '_RULES', copy)
-  monkeypatch.setattr(options, 'RULES', copy)
+  monkeypatch.setattr(options, 'SCHEMES', copy)
 
 
 def _parse(*flags):

@@ -8,8 +8,9 @@ import numpy as np
 from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import LinearOptions, MlrfOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.feed_forward import LayerEmbedding
+from fusion_jax.fusion.linear import LinearOptions
 from fusion_jax.layers.context import Context
 
 WIDTH = 8
@@ -20,10 +21,10 @@ CONTEXT = Context(_MASK, True)
 
 def tiny_config(layers=3, start='fresh', linear=None, mlrf=None, **changes):
   if linear or start == 'baseline':
-    side = SideConfig('linear', start, linear=linear or LinearOptions())
+    side = SideConfig('linear', start, options=linear or LinearOptions())
   else:
     mlrf = mlrf or MlrfOptions(hidden=12, scorer_width=6, hops=2)
-    side = SideConfig('hops', mlrf=mlrf)
+    side = SideConfig('hops', options=mlrf)
   values = {'width': WIDTH, 'filter': 20, 'heads': 2}
   return ModelConfig(
     encoder=side,

@@ -1,3 +1,4 @@
+from fusion_jax.fusion.linear import LinearOptions
 import dataclasses
 import functools
 
@@ -17,7 +18,7 @@ from aggregates import (
 from extremes import assert_finite, extreme_layers
 
 from fusion_jax.config import PRESETS
-from fusion_jax.config.fusion import LinearOptions, MlrfOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.average import Average
 from fusion_jax.fusion.feed_forward import FeedForwardFusion, LayerEmbedding
 from fusion_jax.fusion.hops import Hops
@@ -58,7 +59,7 @@ _SMALL = PRESETS['small']
   ],
 )
 def test_mlrf_parameters(kind, options, expected):
-  side = SideConfig(_NAMES[kind], mlrf=MlrfOptions(**options))
+  side = SideConfig(_NAMES[kind], options=MlrfOptions(**options))
   config = dataclasses.replace(_SMALL, encoder=side, decoder=side)
   assert count_parameters(kind(config, 'decoder'), 3, 256) == expected
   if kind is not Average:
@@ -91,7 +92,7 @@ _ALL = [
 
 
 def _module(kind, linear, mlrf, layers=3, **changes):
-  config = tiny_config(layers, linear=linear, mlrf=mlrf, **changes)
+  config = tiny_config(layers, options=linear, options=mlrf, **changes)
   if kind in (FeedForwardFusion, Hops):
     return with_table(kind, config)
   return kind(config, 'encoder')

@@ -13,8 +13,9 @@ from references.parts import layer_norm
 
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import AttentionResidualOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.attention_residuals import (
+  AttentionResidualOptions,
   source_scores,
   weighted_sources,
 )
@@ -30,7 +31,7 @@ _FACTORS = 1.0, -0.7, 2.0
 def _config(**options):
   side = SideConfig(
     'attention_residuals',
-    attention_residual=AttentionResidualOptions(**options),
+    options=AttentionResidualOptions(**options),
   )
   return dataclasses.replace(
     TINY,
@@ -154,7 +155,7 @@ def test_against_its_equations(kind, options):
   parameters = _parameters(module, x)
   got = jax.jit(module.apply)({'params': parameters}, x)
   p, x = jax.tree.map(np.float64, (parameters, x))
-  expected = _reference(p, x, config.decoder.attention_residual)
+  expected = _reference(p, x, config.decoder.options)
   # Nine sublayers, one on the other.
   jax.tree.map(lambda a, b: assert_close(a, b, units=512), got, expected)
 

@@ -10,9 +10,9 @@ from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 
 from fusion_jax.config import PRESETS, ModelConfig
-from fusion_jax.config.fusion import RoutingOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
-from fusion_jax.fusion.capsules import Votes
+from fusion_jax.fusion.capsules import RoutingOptions, Votes
 from fusion_jax.fusion.dynamic_routing import DynamicRouting
 from fusion_jax.fusion.em_routing import EmRouting
 from fusion_jax.fusion.routing import dynamic_routing, em_routing, unit_votes
@@ -62,7 +62,7 @@ _CASES = pytest.mark.parametrize(
 
 
 def _module(name='dynamic_routing', options=None, layers=3, **changes):
-  side = SideConfig(fusion=name, routing=RoutingOptions(**(options or {})))
+  side = SideConfig(fusion=name, options=RoutingOptions(**(options or {})))
   side = without_unread(side, 'decoder')
   values = {'width': _WIDTH, 'filter': 20, 'heads': 2, 'decoder': side}
   config = ModelConfig(decoder_layers=layers, **(values | changes))
@@ -156,7 +156,7 @@ _SCALAR = 3072 * 3072 + 3072 + 3072 * 6 + 6
   ids=str,
 )
 def test_parameter_counts(name, options, expected):
-  side = SideConfig(fusion=name, routing=RoutingOptions(**options))
+  side = SideConfig(fusion=name, options=RoutingOptions(**options))
   config = dataclasses.replace(PRESETS['base'], encoder=side)
   assert _count(_CLASSES[name](config, 'encoder')) == expected
 

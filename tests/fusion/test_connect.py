@@ -9,16 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import (
-  DenseOptions,
-  DlclOptions,
-  SideConfig,
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.connection import LayerConnection
+from fusion_jax.fusion.dense import DenseConnection, DenseOptions
+from fusion_jax.fusion.dlcl import Dlcl, DlclOptions, predecessors
+from fusion_jax.fusion.transparent import (
+  TransparentAttention,
   TransparentOptions,
 )
-from fusion_jax.fusion.connection import LayerConnection
-from fusion_jax.fusion.dense import DenseConnection
-from fusion_jax.fusion.dlcl import Dlcl, predecessors
-from fusion_jax.fusion.transparent import TransparentAttention
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.context import Context
 
@@ -141,7 +139,7 @@ def test_dense_doubles_a_constant(layers):
 
 
 def test_dense_of_one_layer_is_the_baseline():
-  config = _config(1, fusion='dense', dense=DenseOptions(post_sum_norm=True))
+  config = _config(1, fusion='dense', options=DenseOptions(post_sum_norm=True))
   connection = DenseConnection(config, 'encoder')
   assert not _initial(connection, _x())
   states, _ = _apply(connection, {}, _x())
@@ -152,7 +150,7 @@ def test_dense_of_one_layer_is_the_baseline():
 @pytest.mark.parametrize('norm', [False, True])
 def test_dense_against_its_formula(embedding, norm):
   options = DenseOptions(include_embedding=embedding, post_sum_norm=norm)
-  config = _config(3, fusion='dense', dense=options)
+  config = _config(3, fusion='dense', options=options)
   connection = DenseConnection(config, 'encoder')
   params = _shaken(_initial(connection, _x()))
   first = 1 if embedding else 2
@@ -172,7 +170,7 @@ def test_dense_against_its_formula(embedding, norm):
 
 
 def _dlcl(layers, norm, **options):
-  config = _config(layers, norm, fusion='dlcl', dlcl=DlclOptions(**options))
+  config = _config(layers, norm, fusion='dlcl', options=DlclOptions(**options))
   return Dlcl(config, 'encoder')
 
 
@@ -481,7 +479,7 @@ def test_transparent_memories_are_means(layers, decoder_layers, seed):
 )
 def test_transparent_dropout_by_its_place(place, kept_as, dropped_as):
   options = TransparentOptions(dropout=0.5, dropout_place=place)
-  module = _transparent(1, 'rezero', 300, transparent=options)
+  module = _transparent(1, 'rezero', 300, options=options)
   one, zero = jnp.ones((2, 3, _WIDTH)), jnp.zeros((2, 3, _WIDTH))
   params = {'weights': jnp.zeros((2, 300)).at[0].set(np.log(2))}
   memories = module.apply(
@@ -503,7 +501,7 @@ def test_transparent_memories_can_have_a_norm():
   params = _shaken(_transparent_params(plain, _layers(3)))
   params = jax.tree.map(jnp.asarray, params)
   options = TransparentOptions(memory_norm=True)
-  module = _transparent(3, 'rezero', 2, transparent=options)
+  module = _transparent(3, 'rezero', 2, options=options)
   norm = {'scale': _x()[0, 0], 'bias': _x()[0, 1]}
   got = module.apply(
     {'params': {**params, 'memory_norm': norm}}, _layers(3), _context()
@@ -515,7 +513,7 @@ def test_transparent_memories_can_have_a_norm():
 
 def test_transparent_uniform_weights_fill_their_range():
   options = TransparentOptions(weights='uniform')
-  module = _transparent(3, 'post', 500, transparent=options)
+  module = _transparent(3, 'post', 500, options=options)
   weights = _transparent_params(module, _layers(3))['weights']
   assert weights.shape == (4, 500)
   # sqrt(1 / (3 + 1))

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from fusion_jax.config import PRESETS, ModelConfig
-from fusion_jax.config.fusion import DynamicOptions, SideConfig
-from fusion_jax.fusion.dynamic_combination import DynamicCombination
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.dynamic_combination import (
+  DynamicCombination,
+  DynamicOptions,
+)
 from fusion_jax.layers.context import Context
 from fusion_jax.testing import assert_close
 
@@ -27,7 +30,7 @@ def _module(layers=3, start='fresh', options=None, **changes):
   side = SideConfig(
     fusion='dynamic_combination',
     start=start,
-    dynamic=options or DynamicOptions(),
+    options=options or DynamicOptions(),
   )
   values = {'width': _WIDTH, 'filter': 20, 'heads': 2}
   config = ModelConfig(
@@ -214,7 +217,7 @@ def test_recorded_weights_are_means_over_tokens():
   ],
 )
 def test_parameters_of_both_sides(options, expected):
-  side = SideConfig('dynamic_combination', dynamic=options)
+  side = SideConfig('dynamic_combination', options=options)
   config = dataclasses.replace(PRESETS['base'], encoder=side, decoder=side)
   layers = (jax.ShapeDtypeStruct((1, 1, 512), jnp.float32),) * 7
   context = Context(jnp.ones((1, 1, 1, 1), bool), True)

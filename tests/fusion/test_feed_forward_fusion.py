@@ -17,7 +17,6 @@ from aggregates import (
 )
 from flax import linen as nn
 
-from fusion_jax.config.fusion import MlrfOptions
 from fusion_jax.fusion.feed_forward import FeedForwardFusion, LayerEmbedding
 from fusion_jax.fusion.hops import Hops
 from fusion_jax.testing import assert_close
@@ -25,7 +24,7 @@ from fusion_jax.testing import assert_close
 
 def test_feed_forward_by_hand():
   options = MlrfOptions(hidden=2, norm='none')
-  config = tiny_config(1, width=2, heads=1, mlrf=options)
+  config = tiny_config(1, width=2, heads=1, options=options)
   params = {
     'embedding': {'embedding': jnp.array([[0.0, 1], [-1, 0]])},
     'hidden': {
@@ -69,7 +68,7 @@ def test_a_shallow_side_reads_the_first_rows(kind):
 
 @pytest.mark.parametrize('kind', [FeedForwardFusion, Hops])
 def test_without_layer_embedding_the_table_is_not_read(kind):
-  config = tiny_config(mlrf=mlrf_options(layer_embedding=False))
+  config = tiny_config(options=mlrf_options(layer_embedding=False))
   assert 'embedding' not in noise_parameters(
     with_table(kind, config), normal_layers(4)
   )
@@ -77,7 +76,7 @@ def test_without_layer_embedding_the_table_is_not_read(kind):
 
 @pytest.mark.parametrize('kind', [FeedForwardFusion, Hops])
 def test_without_the_embedding_its_row_is_not_read(kind):
-  config = tiny_config(mlrf=mlrf_options(include_embedding=False))
+  config = tiny_config(options=mlrf_options(include_embedding=False))
   module, x = with_table(kind, config), normal_layers(4)
   params = noise_parameters(module, x)
 

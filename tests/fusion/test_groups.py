@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import GtransOptions, SideConfig, partition
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.gtrans import (
   DecoderGroups,
   EncoderGroups,
+  GtransOptions,
   group_count,
   keep_groups,
+  partition,
 )
 from fusion_jax.layers.context import Context
 
@@ -25,7 +27,7 @@ _WIDTH = 8
 
 
 def _config(layers=6, dtype='float32', width=_WIDTH, **options):
-  side = SideConfig(fusion='gtrans', gtrans=GtransOptions(**options))
+  side = SideConfig(fusion='gtrans', options=GtransOptions(**options))
   sides = {name: without_unread(side, name) for name in ('encoder', 'decoder')}
   return ModelConfig(
     width=width,

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from jax.ad_checkpoint import print_saved_residuals
 from references.parts import layer_norm
 
-from fusion_jax.config.fusion import HyperOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.hyper_connections import (
+  HyperOptions,
   HyperResidual,
   sinkhorn,
   write_streams,
@@ -30,7 +31,7 @@ _KINDS = 'static', 'dynamic', 'identity_mix', 'manifold'
 
 def _config(kind, streams=4, **side):
   options = HyperOptions(kind=kind, streams=streams)
-  fused = SideConfig('hyper_connections', hyper=options, **side)
+  fused = SideConfig('hyper_connections', options=options, **side)
   return dataclasses.replace(TINY, norm='pre', encoder=fused, decoder=fused)
 
 

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusion_jax.config import PRESETS
-from fusion_jax.config.fusion import LinearOptions, SideConfig
-from fusion_jax.fusion.linear import Linear, linear_combination
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.linear import Linear, LinearOptions, linear_combination
 
 
 def test_linear_combination_by_hand():
@@ -33,7 +33,7 @@ def test_linear_combination_by_hand():
 
 
 def test_factored_by_hand():
-  config = tiny_config(2, width=2, heads=1, linear=LinearOptions(hidden=1))
+  config = tiny_config(2, width=2, heads=1, options=LinearOptions(hidden=1))
   params = {
     'hidden': {
       'kernel': jnp.array([[1.0], [-2], [0], [3]]),
@@ -54,7 +54,7 @@ def test_factored_by_hand():
 def test_factored_is_plain_with_the_products_of_its_blocks(layers):
   factored = Linear(tiny_config(layers), 'decoder')
   plain = Linear(
-    tiny_config(layers, linear=LinearOptions(factored=False)), 'decoder'
+    tiny_config(layers, options=LinearOptions(factored=False)), 'decoder'
   )
   x = normal_layers(layers + 1)
   params = noise_parameters(factored, x)
@@ -80,7 +80,7 @@ def test_factored_is_plain_with_the_products_of_its_blocks(layers):
 )
 def test_linear_without_biases_is_linear(a, b, factored, seed):
   options = LinearOptions(factored=factored, bias=False)
-  module = Linear(tiny_config(linear=options), 'encoder')
+  module = Linear(tiny_config(options=options), 'encoder')
   x, z = normal_layers(4, seed=seed), normal_layers(4, seed=seed + 100)
   params = noise_parameters(module, x, 0.3)
   both = tuple(a * p + b * q for p, q in zip(x, z, strict=True))
@@ -103,7 +103,7 @@ def test_linear_baseline_start_is_the_last_layer(
   config = tiny_config(
     layers,
     start='baseline',
-    linear=LinearOptions(factored),
+    options=LinearOptions(factored),
     initialization=initialization,
     compute_dtype=dtype,
     dropout=0.5,
@@ -138,7 +138,7 @@ def test_linear_baseline_start_leaves_nothing_dead():
 
 
 def test_plain_starts_as_one_matrix_over_all_layers():
-  config = tiny_config(3, width=64, linear=LinearOptions(factored=False))
+  config = tiny_config(3, width=64, options=LinearOptions(factored=False))
   kernel = initial_parameters(Linear(config, 'encoder'), normal_layers(4, 64))[
     'kernel'
   ]
@@ -147,7 +147,7 @@ def test_plain_starts_as_one_matrix_over_all_layers():
 
 
 def test_linear_output_norm():
-  config = tiny_config(linear=LinearOptions(output_norm=True))
+  config = tiny_config(options=LinearOptions(output_norm=True))
   module, x = Linear(config, 'encoder'), normal_layers(4)
   params = initial_parameters(module, x)
   raw = {name: params[name] for name in ('hidden', 'out')}
@@ -171,7 +171,7 @@ def test_linear_output_norm():
   ],
 )
 def test_linear_parameters(options, expected):
-  side = SideConfig('linear', linear=options)
+  side = SideConfig('linear', options=options)
   config = dataclasses.replace(PRESETS['base'], encoder=side, decoder=side)
   for name in ('encoder', 'decoder'):
     assert count_parameters(Linear(config, name), 6, 512) == expected

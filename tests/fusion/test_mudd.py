@@ -21,9 +21,9 @@ from references.parts import dense, layer_norm
 from scipy.special import erf
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import DlclOptions, MuddOptions, SideConfig
-from fusion_jax.fusion.dlcl import Dlcl
-from fusion_jax.fusion.mudd import Mudd
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.dlcl import Dlcl, DlclOptions
+from fusion_jax.fusion.mudd import Mudd, MuddOptions
 from fusion_jax.fusion.streams import StreamAttention, with_stream_norms
 from fusion_jax.fusion.transparent import TransparentAttention
 from fusion_jax.layers.attention import (
@@ -39,7 +39,7 @@ from fusion_jax.testing import assert_close, drawn_parameters
 
 
 def _config(layers=4, **options) -> ModelConfig:
-  side = SideConfig('mudd', mudd=MuddOptions(**options))
+  side = SideConfig('mudd', options=MuddOptions(**options))
   decoder = side if 'memory_ways' not in options else SideConfig()
   return connected(side, decoder, layers)
 
@@ -206,7 +206,7 @@ def test_without_the_dynamic_part_it_is_a_depth_weighted_average():
   for name, part in parameters.items():
     if name.startswith('out_'):
       parameters[name] = jax.tree.map(jnp.zeros_like, part)
-  side = SideConfig('dlcl', dlcl=DlclOptions(norms='none'))
+  side = SideConfig('dlcl', options=DlclOptions(norms='none'))
   config = dataclasses.replace(connection.config, encoder=side)
   weights = np.zeros((5, 5), np.float32)
   for row in range(1, 5):

@@ -23,7 +23,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from fusion_jax.config.fusion import MlrfOptions
 from fusion_jax.fusion.feed_forward import FeedForwardFusion
 from fusion_jax.fusion.hops import Hops, hop_scores, hop_sums
 
@@ -70,7 +69,7 @@ def test_hops_by_hand(activation):
   options = MlrfOptions(
     hops=1, scorer_width=1, hidden=1, scorer_activation=activation, norm='none'
   )
-  config = tiny_config(1, width=2, heads=1, mlrf=options)
+  config = tiny_config(1, width=2, heads=1, options=options)
   params = {
     'scorer_hidden': {'kernel': jnp.array([[1.0], [0]])},
     'scorer_out': {'kernel': jnp.array([[2.0]])},
@@ -97,7 +96,7 @@ def test_attention_sums_to_one_over_the_layers(
   options = mlrf_options(
     independent=independent, feature_wise=feature_wise, hops=3
   )
-  config = tiny_config(layers, mlrf=options)
+  config = tiny_config(layers, options=options)
   module, x = with_table(Hops, config), normal_layers(layers + 1)
   params = noise_parameters(module, x)
   attention = _attention(module, params, x)
@@ -126,7 +125,7 @@ def test_hop_sums_lie_among_the_layers(count, scale, seed):
 
 @pytest.mark.parametrize('independent', _INDEPENDENT)
 def test_equal_scores_give_the_mean_in_every_hop(independent):
-  config = tiny_config(mlrf=mlrf_options(independent=independent, hops=2))
+  config = tiny_config(options=mlrf_options(independent=independent, hops=2))
   module, x = with_table(Hops, config), normal_layers(4)
   params = noise_parameters(module, x)
   params['scorer_out']['kernel'] = jnp.zeros((6, 2))
@@ -139,7 +138,7 @@ def test_equal_scores_give_the_mean_in_every_hop(independent):
 
 
 def test_a_single_layer_gets_all_attention():
-  config = tiny_config(1, mlrf=mlrf_options(hops=2, include_embedding=False))
+  config = tiny_config(1, options=mlrf_options(hops=2, include_embedding=False))
   module, x = with_table(Hops, config), normal_layers(2)
   params = noise_parameters(module, x)
   only = x[1] + params['embedding']['embedding'][1]
@@ -152,7 +151,7 @@ def test_a_single_layer_gets_all_attention():
 @pytest.mark.parametrize('kind', [FeedForwardFusion, Hops])
 @pytest.mark.parametrize('independent', _INDEPENDENT)
 def test_layers_change_places_together_with_what_is_theirs(kind, independent):
-  config = tiny_config(mlrf=mlrf_options(hops=3, independent=independent))
+  config = tiny_config(options=mlrf_options(hops=3, independent=independent))
   module, x = with_table(kind, config), normal_layers(4)
   params = noise_parameters(module, x)
   order = np.array([2, 0, 3, 1])
@@ -176,9 +175,9 @@ def test_layers_change_places_together_with_what_is_theirs(kind, independent):
 @pytest.mark.parametrize('feature_wise', [True, False])
 def test_equal_independent_matrices_are_one_shared(independent, feature_wise):
   options = mlrf_options(hops=3, feature_wise=feature_wise)
-  shared = Hops(tiny_config(mlrf=options), 'encoder')
+  shared = Hops(tiny_config(options=options), 'encoder')
   options = dataclasses.replace(options, independent=independent)
-  own, x = Hops(tiny_config(mlrf=options), 'encoder'), normal_layers(4)
+  own, x = Hops(tiny_config(options=options), 'encoder'), normal_layers(4)
   params = noise_parameters(shared, x)
   copies = jnp.stack(
     [params['scorer_hidden']['kernel']]
@@ -197,10 +196,10 @@ def test_equal_independent_matrices_are_one_shared(independent, feature_wise):
 
 def test_feature_wise_with_equal_columns_is_one_weight_a_layer():
   wise = Hops(
-    tiny_config(mlrf=mlrf_options(hops=3, feature_wise=True)), 'encoder'
+    tiny_config(options=mlrf_options(hops=3, feature_wise=True)), 'encoder'
   )
   plain, x = (
-    Hops(tiny_config(mlrf=mlrf_options(hops=3)), 'encoder'),
+    Hops(tiny_config(options=mlrf_options(hops=3)), 'encoder'),
     normal_layers(4),
   )
   params = noise_parameters(plain, x)
@@ -216,7 +215,7 @@ def test_feature_wise_with_equal_columns_is_one_weight_a_layer():
 @pytest.mark.parametrize('independent', _INDEPENDENT)
 def test_scorer_matrices_start_as_if_alone(independent):
   options = mlrf_options(scorer_width=100, independent=independent)
-  config = tiny_config(width=64, initialization='mlrf', mlrf=options)
+  config = tiny_config(width=64, initialization='mlrf', options=options)
   params = initial_parameters(Hops(config, 'encoder'), normal_layers(4, 64))
   kernels = params['scorer_hidden']['kernel'].reshape(-1, 64, 100)
   # U(-1 / sqrt(fan_in), 1 / sqrt(fan_in)), Wang et al. (2018), section 4.2.
@@ -229,7 +228,7 @@ def test_scorer_matrices_start_as_if_alone(independent):
 
 @pytest.mark.parametrize('include', [True, False])
 def test_recorded_attention_is_the_mean_over_tokens(include):
-  config = tiny_config(mlrf=mlrf_options(hops=2, include_embedding=include))
+  config = tiny_config(options=mlrf_options(hops=2, include_embedding=include))
   module, x = Hops(config, 'encoder'), normal_layers(4)
   params = noise_parameters(module, x)
   fused = x if include else x[1:]

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from fusion_jax.config import ExperimentConfig, ModelConfig
-from fusion_jax.config.fusion import parse_groups
 from fusion_jax.config.serialization import from_dict, to_dict
 from fusion_jax.errors import InputError
+from fusion_jax.fusion.gtrans import parse_groups
 
 _REFUSED = {
   'decoder.fusion: .*transparent.*model.encoder.fusion': {

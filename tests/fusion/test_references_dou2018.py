@@ -83,7 +83,7 @@ def test_agg_node(side, activation, residual, top):
     *inputs,
   )
   expected = dou2018.agg(
-    parameters, inputs, top, config.side(side).agg, mask_of(side), HEADS
+    parameters, inputs, top, config.side(side).options, mask_of(side), HEADS
   )
   compare(result, expected)
 

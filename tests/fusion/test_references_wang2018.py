@@ -28,7 +28,7 @@ class _WithTable(nn.Module):
 
   def setup(self):
     self.table = feed_forward.LayerEmbedding(self.config)
-    used = self.config.side(self.side).mlrf.layer_embedding
+    used = self.config.side(self.side).options.layer_embedding
     table = self.table if used else None
     self.inner = self.fusion(self.config, self.side, table)
 
@@ -42,7 +42,7 @@ def _check_with_table(module, name, reference, options, side, depth):
 
   def expected(parameters, layers):
     table = parameters.get('table', {}).get('embedding')
-    assert (table is not None) == config.side(side).mlrf.layer_embedding
+    assert (table is not None) == config.side(side).options.layer_embedding
     return reference(parameters['inner'], layers, config.side(side), table)
 
   check_read_out(_WithTable(config, side, module), depth, side, expected)

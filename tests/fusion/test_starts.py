@@ -12,28 +12,25 @@ from cases import norm_for
 from tiers import extended_but
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import (
-  AggOptions,
-  AttentionResidualOptions,
-  DlclOptions,
-  DynamicOptions,
-  GrnOptions,
-  GtransOptions,
-  HyperOptions,
-  LinearOptions,
-  MlrfOptions,
-  MuddOptions,
-  MultiLayerOptions,
-  RoutingOptions,
-  ShortcutOptions,
-  SideConfig,
-  SurfaceOptions,
-  TransparentOptions,
-  ValueResidualOptions,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.gtrans import mixture_log_probabilities
+from fusion_jax.fusion.attention_residuals import AttentionResidualOptions
+from fusion_jax.fusion.dlcl import DlclOptions
+from fusion_jax.fusion.dynamic_combination import DynamicOptions
+from fusion_jax.fusion.dynamic_routing import DynamicRoutingOptions
+from fusion_jax.fusion.feed_forward import FeedForwardOptions
+from fusion_jax.fusion.grn import GrnOptions
+from fusion_jax.fusion.gtrans import GtransOptions, mixture_log_probabilities
+from fusion_jax.fusion.hyper_connections import HyperOptions
+from fusion_jax.fusion.linear import LinearOptions
+from fusion_jax.fusion.mudd import MuddOptions
+from fusion_jax.fusion.multi_layer import MultiLayerOptions
+from fusion_jax.fusion.shortcuts import ShortcutOptions
+from fusion_jax.fusion.surface import SurfaceOptions
+from fusion_jax.fusion.transparent import TransparentOptions
+from fusion_jax.fusion.tree import HierarchicalOptions
+from fusion_jax.fusion.value_residual import ValueResidualOptions
 from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import (
   Transformer,
@@ -69,48 +66,56 @@ _SIDES = {
     for side in row.modules
   },
   'linear-plain': {
-    'encoder': _side('linear', linear=LinearOptions(factored=False))
+    'encoder': _side('linear', options=LinearOptions(factored=False))
   },
-  'linear-narrow': {'encoder': _side('linear', linear=LinearOptions(hidden=4))},
+  'linear-narrow': {
+    'encoder': _side('linear', options=LinearOptions(hidden=4))
+  },
   'linear-norm': {
-    'decoder': _side('linear', linear=LinearOptions(output_norm=True))
+    'decoder': _side('linear', options=LinearOptions(output_norm=True))
   },
   'dynamic-softmax': {
     'decoder': _side(
-      'dynamic_combination', dynamic=DynamicOptions(normalize='softmax')
+      'dynamic_combination', options=DynamicOptions(normalize='softmax')
     )
   },
   'feed_forward-no-norm': {
-    'encoder': _side('feed_forward', mlrf=MlrfOptions(norm='none'))
+    'encoder': _side('feed_forward', options=FeedForwardOptions(norm='none'))
   },
   'feed_forward-narrow': {
-    'decoder': _side('feed_forward', mlrf=MlrfOptions(hidden=10))
+    'decoder': _side('feed_forward', options=FeedForwardOptions(hidden=10))
   },
   'per-layer-norms': {'encoder': _side('linear', input_norm='per_layer')},
   'routing-paper': {
-    'encoder': _side('dynamic_routing', routing=RoutingOptions(form='paper'))
+    'encoder': _side(
+      'dynamic_routing', options=DynamicRoutingOptions(form='paper')
+    )
   },
   'hierarchical-read-out': {
-    'encoder': _side('hierarchical', agg=AggOptions(feedback=False))
+    'encoder': _side(
+      'hierarchical', options=HierarchicalOptions(feedback=False)
+    )
   },
-  'dlcl-vector': {'encoder': _side('dlcl', dlcl=DlclOptions(weights='vector'))},
+  'dlcl-vector': {
+    'encoder': _side('dlcl', options=DlclOptions(weights='vector'))
+  },
   'dlcl-averages': {
-    'encoder': _side('dlcl', dlcl=DlclOptions(norms='none', start='top')),
+    'encoder': _side('dlcl', options=DlclOptions(norms='none', start='top')),
     'decoder': _side(
-      'dlcl', dlcl=DlclOptions(norms='none', start='top', period=2)
+      'dlcl', options=DlclOptions(norms='none', start='top', period=2)
     ),
   },
   'transparent-by-feature': {
     'encoder': _side(
-      'transparent', transparent=TransparentOptions(feature_wise=True)
+      'transparent', options=TransparentOptions(feature_wise=True)
     )
   },
   **{
     f'hyper_connections-{kind}': {
       'encoder': _side(
-        'hyper_connections', hyper=HyperOptions(kind=kind, collapse='learned')
+        'hyper_connections', options=HyperOptions(kind=kind, collapse='learned')
       ),
-      'decoder': _side('hyper_connections', hyper=HyperOptions(kind=kind)),
+      'decoder': _side('hyper_connections', options=HyperOptions(kind=kind)),
     }
     for kind in ('static', 'identity_mix', 'manifold')
   },
@@ -118,11 +123,11 @@ _SIDES = {
     f'attention_residuals-{kind}': {
       'encoder': _side(
         'attention_residuals',
-        attention_residual=AttentionResidualOptions(kind, 'layer'),
+        options=AttentionResidualOptions(kind, 'layer'),
       ),
       'decoder': _side(
         'attention_residuals',
-        attention_residual=AttentionResidualOptions(kind, block=2, heads=2),
+        options=AttentionResidualOptions(kind, block=2, heads=2),
       ),
     }
     for kind in ('replace', 'delta')
@@ -132,25 +137,31 @@ _SIDES = {
     'decoder': _side('none', skip_gains=True),
   },
   'value-learnable': {
-    'encoder': _side('none', value_residual=ValueResidualOptions('learnable')),
+    'encoder': _side(
+      'none',
+      attention='value_residual',
+      attention_options=ValueResidualOptions('learnable'),
+    ),
     'decoder': _side(
-      'none', value_residual=ValueResidualOptions('learnable', 'both')
+      'none',
+      attention='value_residual',
+      attention_options=ValueResidualOptions('learnable', 'both'),
     ),
   },
-  'mudd-1': {'encoder': _side('mudd', mudd=MuddOptions(ways=1))},
+  'mudd-1': {'encoder': _side('mudd', options=MuddOptions(ways=1))},
   'mudd-memory': {
-    'encoder': _side('mudd', mudd=MuddOptions(0, memory_ways=2)),
+    'encoder': _side('mudd', options=MuddOptions(0, memory_ways=2)),
   },
   'mudd-memory-pre_post': {
-    'encoder': _side('mudd', mudd=MuddOptions(4, 1, norms='pre_post')),
+    'encoder': _side('mudd', options=MuddOptions(4, 1, norms='pre_post')),
   },
   'mudd-pre_post': {
-    'encoder': _side('mudd', mudd=MuddOptions(norms='pre_post')),
-    'decoder': _side('mudd', mudd=MuddOptions(norms='pre_post')),
+    'encoder': _side('mudd', options=MuddOptions(norms='pre_post')),
+    'decoder': _side('mudd', options=MuddOptions(norms='pre_post')),
   },
   **{
     f'grn-{ways}-{kind}': {
-      side: _side('grn', grn=GrnOptions(kind, ways, last))
+      side: _side('grn', options=GrnOptions(kind, ways, last))
       for side, last in (('encoder', 0), ('decoder', 1))
     }
     for ways, kind in (
@@ -161,36 +172,54 @@ _SIDES = {
     )
   },
   'surface_fusion-soft': {
-    'decoder': _side('surface_fusion', surface=SurfaceOptions('soft'))
+    'decoder': _side('surface_fusion', options=SurfaceOptions('soft'))
   },
   'surface_fusion-learned': {
-    'decoder': _side('surface_fusion', surface=SurfaceOptions('learned'))
+    'decoder': _side('surface_fusion', options=SurfaceOptions('learned'))
   },
   'gtrans-last': {
-    'decoder': _side('gtrans', gtrans=GtransOptions(mode='last'))
+    'decoder': _side('gtrans', options=GtransOptions(mode='last'))
   },
   'gtrans-pruned': {
-    'decoder': _side('gtrans', gtrans=GtransOptions(inference_groups='1:1'))
+    'decoder': _side('gtrans', options=GtransOptions(inference_groups='1:1'))
   },
   'multi_layer': {
-    'encoder': _side('none', multi_layer=MultiLayerOptions(layers=2)),
+    'encoder': _side(
+      'none',
+      attention='multi_layer',
+      attention_options=MultiLayerOptions(layers=2),
+    ),
     'decoder': _side(
-      'none', multi_layer=MultiLayerOptions(layers=2, partial=True)
+      'none',
+      attention='multi_layer',
+      attention_options=MultiLayerOptions(layers=2, partial=True),
     ),
   },
   'shortcut': {
-    'encoder': _side('none', shortcut=ShortcutOptions(source='lexical')),
-    'decoder': _side('none', shortcut=ShortcutOptions(source='non_lexical')),
+    'encoder': _side(
+      'none',
+      attention='shortcut',
+      attention_options=ShortcutOptions(source='lexical'),
+    ),
+    'decoder': _side(
+      'none',
+      attention='shortcut',
+      attention_options=ShortcutOptions(source='non_lexical'),
+    ),
   },
   'shortcut-cross': {
     'decoder': _side(
-      'none', shortcut=ShortcutOptions(source='lexical', where='both')
+      'none',
+      attention='shortcut',
+      attention_options=ShortcutOptions(source='lexical', where='both'),
     )
   },
   'feature_fusion': {
-    'encoder': _side('none', shortcut=_FUSED),
+    'encoder': _side('none', attention='shortcut', attention_options=_FUSED),
     'decoder': _side(
-      'none', shortcut=dataclasses.replace(_FUSED, where='both')
+      'none',
+      attention='shortcut',
+      attention_options=dataclasses.replace(_FUSED, where='both'),
     ),
   },
 }

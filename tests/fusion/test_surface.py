@@ -11,10 +11,14 @@ import pytest
 from flax import linen as nn
 from references.parts import attend, dense, log_softmax, sigmoid
 
-from fusion_jax.config.fusion import SideConfig, SurfaceOptions
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion.gtrans import mixture_log_probabilities
-from fusion_jax.fusion.surface import SurfacePrediction, gated_log_weights
+from fusion_jax.fusion.surface import (
+  SurfaceOptions,
+  SurfacePrediction,
+  gated_log_weights,
+)
 from fusion_jax.layers.ablation_masks import AblationMasks, with_masks
 from fusion_jax.layers.attention import padding_mask
 from fusion_jax.layers.context import Context
@@ -36,7 +40,7 @@ _TARGET = jnp.array([[3, 4, 5], [6, 7, 8]])
 
 
 def _config(**options):
-  side = SideConfig('surface_fusion', surface=SurfaceOptions(**options))
+  side = SideConfig('surface_fusion', options=SurfaceOptions(**options))
   return dataclasses.replace(TINY, decoder=side)
 
 

@@ -20,8 +20,8 @@ from trees import (
 )
 
 from fusion_jax.config import PRESETS
-from fusion_jax.config.fusion import AggOptions, SideConfig
-from fusion_jax.fusion.tree import AggNode, Hierarchical, Iterative
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.tree import AggNode, AggOptions, Hierarchical, Iterative
 from fusion_jax.layers.attention import padding_mask
 from fusion_jax.layers.caches import CacheCursor, KeyValue
 
@@ -29,7 +29,7 @@ from fusion_jax.layers.caches import CacheCursor, KeyValue
 @pytest.mark.parametrize('module', [AggNode, Iterative, Hierarchical])
 def test_one_position_at_a_time_equals_all_at_once(module):
   agg = {'activation': 'attention', 'residual': 'top'}
-  module = module(tree_config(3, agg=agg), 'encoder')
+  module = module(tree_config(3, options=agg), 'encoder')
   inputs = normal_states(1 if isinstance(module, Hierarchical) else 4)
   params = noise_parameters(module, inputs)
   everything = jax.tree.leaves(apply_tree(module, params, inputs)[0])[-1]
@@ -96,7 +96,7 @@ def test_positions_are_independent(kind):
   ],
 )
 def test_gradients_reach_every_parameter_and_layer(kind, norm, activation):
-  module = _modules(norm, agg={'activation': activation})[kind]
+  module = _modules(norm, options={'activation': activation})[kind]
   inputs = _inputs(module)
   params = noise_parameters(module, inputs)
 
@@ -131,7 +131,7 @@ def test_gradients_reach_every_parameter_and_layer(kind, norm, activation):
 )
 def test_extreme_layers_stay_finite(kind, dtype, activation):
   agg = {'activation': activation}
-  module = _modules('pre', agg=agg, compute_dtype=dtype)[kind]
+  module = _modules('pre', options=agg, compute_dtype=dtype)[kind]
   params = initial_parameters(module, _inputs(module))
 
   @jax.jit
@@ -193,8 +193,8 @@ def test_sizes_of_the_paper(kind, preset, both_sides):
 
 def test_sides_have_options_of_their_own():
   config = dataclasses.replace(
-    tree_config(agg={'hidden': 5}),
-    decoder=SideConfig('iterative', agg=AggOptions(hidden=7)),
+    tree_config(options={'hidden': 5}),
+    decoder=SideConfig('iterative', options=AggOptions(hidden=7)),
   )
   for side, hidden in (('encoder', 5), ('decoder', 7)):
     params = initial_parameters(AggNode(config, side), normal_states(2))

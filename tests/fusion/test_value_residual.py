@@ -9,10 +9,11 @@ import pytest
 from flax import linen as nn
 from references.parts import attend, dense
 
-from fusion_jax.config.fusion import SideConfig, ValueResidualOptions
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.value_residual import (
   SharedValueAttention,
   ValueResidualAttention,
+  ValueResidualOptions,
   value_attention,
   value_weights,
 )
@@ -24,9 +25,13 @@ from fusion_jax.testing import TINY, assert_close
 
 def _config(kind, start='fresh', **options):
   values = ValueResidualOptions(kind=kind)
-  side = SideConfig(value_residual=values, start=start)
+  side = SideConfig(
+    attention='value_residual', attention_options=values, start=start
+  )
   values = dataclasses.replace(values, **options)
-  decoder = dataclasses.replace(side, value_residual=values)
+  decoder = dataclasses.replace(
+    side, attention='value_residual', attention_options=values
+  )
   return dataclasses.replace(TINY, encoder=side, decoder=decoder)
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from flax.core import meta
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import ShortcutOptions, SideConfig
-from fusion_jax.fusion.shortcuts import ShortcutAttention
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.shortcuts import ShortcutAttention, ShortcutOptions
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.context import Context
 
@@ -29,7 +29,7 @@ def shortcut_config(
     compute_dtype=dtype,
     # Biases that differ from 0.
     initialization='mlrf',
-    decoder=SideConfig(shortcut=options),
+    decoder=SideConfig(attention='shortcut', attention_options=options),
   )
 
 

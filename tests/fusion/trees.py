@@ -6,8 +6,13 @@ import numpy as np
 from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import AggOptions, SideConfig
-from fusion_jax.fusion.tree import AggNode, Hierarchical, Iterative
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.tree import (
+  AggNode,
+  Hierarchical,
+  HierarchicalOptions,
+  Iterative,
+)
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.caches import CacheCursor
 from fusion_jax.layers.context import Context
@@ -21,7 +26,7 @@ def make_context(mask=None, deterministic=True, caches=None):
 
 
 def tree_config(layers=3, norm='post', agg=None, **changes):
-  side = SideConfig('hierarchical', agg=AggOptions(**(agg or {})))
+  side = SideConfig('hierarchical', options=HierarchicalOptions(**(agg or {})))
   return ModelConfig(
     width=WIDTH,
     filter=12,

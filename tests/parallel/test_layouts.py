@@ -19,12 +19,14 @@ from fusion_jax.config import (
   OptimizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.fusion import AggOptions, GtransOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.config.parallel import AxisRules, ParallelConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.gtrans import GtransOptions
+from fusion_jax.fusion.tree import AggOptions
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import AXES, by_rows, replicated
 from fusion_jax.runs.state import TrainState

@@ -3,16 +3,14 @@ import numpy as np
 import pytest
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import (
-  AggOptions,
-  MlrfOptions,
-  MultiLayerOptions,
-  RoutingOptions,
-  ShortcutOptions,
-  SideConfig,
-  SurfaceOptions,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
+from fusion_jax.fusion.em_routing import EmRoutingOptions
+from fusion_jax.fusion.hops import HopsOptions
+from fusion_jax.fusion.multi_layer import MultiLayerOptions
+from fusion_jax.fusion.shortcuts import ShortcutOptions
+from fusion_jax.fusion.surface import SurfaceOptions
+from fusion_jax.fusion.tree import AggOptions
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.testing import drawn_parameters
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
@@ -65,7 +63,7 @@ def test_a_model_without_fusion_has_none():
     ),
     (
       None,
-      SideConfig('em_routing', routing=RoutingOptions(iterations=2)),
+      SideConfig('em_routing', options=EmRoutingOptions(iterations=2)),
       _names('decoder/read_out/coupling_entropy', 2)
       | _names('decoder/read_out/coupling_diversity', 2)
       | {
@@ -74,17 +72,19 @@ def test_a_model_without_fusion_has_none():
       },
     ),
     (
-      SideConfig('hierarchical', agg=_FEEDBACK),
+      SideConfig('hierarchical', options=_FEEDBACK),
       None,
       _names('encoder/connection/node_1/exploitation', 3),
     ),
     (
       None,
-      SideConfig(multi_layer=MultiLayerOptions(layers=2)),
+      SideConfig(
+        attention='multi_layer', attention_options=MultiLayerOptions(layers=2)
+      ),
       _names('decoder/layer_2/self_attention/agg/exploitation', 2),
     ),
     (
-      SideConfig('hops', mlrf=MlrfOptions(hops=2)),
+      SideConfig('hops', options=HopsOptions(hops=2)),
       None,
       _names('encoder/read_out/hop_attention', 2, 4),
     ),
@@ -118,12 +118,12 @@ def test_a_model_without_fusion_has_none():
     ),
     (
       None,
-      SideConfig('surface_fusion', surface=SurfaceOptions('learned')),
+      SideConfig('surface_fusion', options=SurfaceOptions('learned')),
       _names('decoder/surface/group_weights', 2),
     ),
     (
       None,
-      SideConfig(shortcut=_LEXICAL),
+      SideConfig(attention='shortcut', attention_options=_LEXICAL),
       {
         f'decoder/layer_{layer}/{kind}_attention/{gate}_gate'
         for layer in range(3)
@@ -170,8 +170,11 @@ def test_transparent_weights_of_a_layer_sum_to_one():
 
 
 def test_padding_has_no_share_in_the_gates_of_cross_attention():
-  seen = _seen(decoder=SideConfig(shortcut=_LEXICAL))
-  batch = _BATCH._replace(source=_BATCH.source.at[1, 2].set(5))
-  assert _seen(decoder=SideConfig(shortcut=_LEXICAL), batch=batch) == (
-    pytest.approx(seen, rel=1e-6)
+  seen = _seen(
+    decoder=SideConfig(attention='shortcut', attention_options=_LEXICAL)
   )
+  batch = _BATCH._replace(source=_BATCH.source.at[1, 2].set(5))
+  assert _seen(
+    decoder=SideConfig(attention='shortcut', attention_options=_LEXICAL),
+    batch=batch,
+  ) == (pytest.approx(seen, rel=1e-6))

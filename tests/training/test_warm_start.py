@@ -12,9 +12,11 @@ from saved_runs import SavedRun
 from tiers import extended_but
 
 from fusion_jax.config import ExperimentConfig, ModelConfig
-from fusion_jax.config.fusion import GrnOptions, MultiLayerOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
+from fusion_jax.fusion.grn import GrnOptions
+from fusion_jax.fusion.multi_layer import MultiLayerOptions
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.testing import assert_close, drawn_parameters
@@ -98,7 +100,11 @@ def test_no_array_occurs_twice(monkeypatch, fusion):
 def test_names_on_both_sides_are_listed(monkeypatch, caplog):
   caplog.set_level('INFO')
   trained = drawn_parameters(_model(norm='post', output_bias=True))
-  model = _model(**_both(multi_layer=MultiLayerOptions(layers=2)))
+  model = _model(
+    **_both(
+      attention='multi_layer', attention_options=MultiLayerOptions(layers=2)
+    )
+  )
   started = _started(monkeypatch, model, _run(trained))
   assert 'new here and fresh: decoder/layer_2/self_attention/' in caplog.text
   assert 'only there, not used: output_bias' in caplog.text

@@ -51,7 +51,7 @@ def dlcl(
 
 
 def _dlcl_input(parameters, outputs, options, norm, epsilon):
-  depth, given = len(outputs) - 1, options.dlcl
+  depth, given = len(outputs) - 1, options.options
   norm = norm if given.norms == 'auto' else 'none'
   if depth == 0 and given.first == 'learned':
     return parameters['weights'][0, 0] * outputs[0]

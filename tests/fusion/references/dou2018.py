@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusion_jax.config.fusion import AggOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.tree import AggOptions
 from references.parts import (
   Function,
   Layers,
@@ -29,10 +30,10 @@ def dense_connection(
   states = [embedding]
   for depth, function in enumerate(functions, start=1):
     y = function(states[depth - 1])
-    terms = states[0 if options.dense.include_embedding else 1 :]
+    terms = states[0 if options.options.include_embedding else 1 :]
     for term in terms:
       y = y + term
-    if options.dense.post_sum_norm and terms:
+    if options.options.post_sum_norm and terms:
       y = layer_norm(y, parameters[f'sum_norm_{depth}'], epsilon)
     states.append(y)
   return states
@@ -42,16 +43,16 @@ def linear(
   parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
 ) -> np.ndarray:
   """sum_{l=1..L} W_l H[l] (Eq. 5), or concat(H[1..L]) A B."""
-  if options.linear.factored:
+  if options.options.factored:
     y = concat(layers[1:])
     y = dense(parameters['out'], dense(parameters['hidden'], y))
   else:
     y = np.zeros(layers[0].shape)
     for kernel, layer in zip(parameters['kernel'], layers[1:], strict=True):
       y = y + layer @ kernel
-    if options.linear.bias:
+    if options.options.bias:
       y = y + parameters['bias']
-  if options.linear.output_norm:
+  if options.options.output_norm:
     y = layer_norm(y, parameters['norm'], epsilon)
   return y
 
@@ -95,7 +96,7 @@ def iterative(
       parameters[f'node_{depth}'],
       [layers[depth], node],
       0,
-      options.agg,
+      options.options,
       mask,
       heads,
       epsilon,
@@ -121,7 +122,7 @@ def hierarchical(
   Returns:
     The last node and H[0..L].
   """
-  states, node, size = [embedding], None, options.agg.group_size
+  states, node, size = [embedding], None, options.options.group_size
 
   def normed(depth):
     if not input_norm:
@@ -131,7 +132,7 @@ def hierarchical(
   for start in range(1, len(functions) + 1, size):
     group = range(start, min(start + size, len(functions) + 1))
     for depth in group:
-      fed = options.agg.feedback and node is not None and depth == start
+      fed = options.options.feedback and node is not None and depth == start
       states.append(functions[depth - 1](node if fed else states[depth - 1]))
     below = [] if node is None else [node]
     if len(group) + len(below) == 1:
@@ -141,7 +142,7 @@ def hierarchical(
       parameters[f'node_{(start - 1) // size + 1}'],
       [normed(depth) for depth in group] + below,
       len(group) - 1,
-      options.agg,
+      options.options,
       mask,
       heads,
       epsilon,
@@ -170,10 +171,10 @@ def multi_layer_attention(
   Returns:
     What the sublayer gives to its residual.
   """
-  depth, k = len(layers), options.multi_layer.layers
+  depth, k = len(layers), options.attention_options.layers
   available = max(depth - 1, 1)  # H[l-1..1]; the first layer reads H[0].
   if available < k:
-    k = available if options.multi_layer.partial else 1
+    k = available if options.attention_options.partial else 1
   query = layers[depth - 1]
   contexts = [multi_head_attention(parameters, query, query, mask, heads)]
   for i in range(2, k + 1):
@@ -183,7 +184,9 @@ def multi_layer_attention(
     )
   if k == 1:
     return contexts[0]
-  return agg(parameters['agg'], contexts, 0, options.agg, mask, heads, epsilon)
+  return agg(
+    parameters['agg'], contexts, 0, options.options, mask, heads, epsilon
+  )
 
 
 def layer_diversity(layers: Layers, keep: np.ndarray) -> float:

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from fusion_jax.config.fusion import RoutingOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.capsules import RoutingOptions
 from references.parts import (
   Layers,
   concat,
@@ -27,16 +28,16 @@ def dynamic_combination(
   weights = np.stack(
     [flat[..., depth * width : (depth + 1) * width] for depth in range(count)]
   )
-  if options.dynamic.normalize == 'softmax':
+  if options.options.normalize == 'softmax':
     weights = softmax(weights, axis=0)
   y = sum(w * h for w, h in zip(weights, layers[1:], strict=True))
-  if options.dynamic.output_norm:
+  if options.options.output_norm:
     y = layer_norm(y, parameters['norm'], epsilon)
   return y
 
 
 def capsule_count(options: SideConfig, width: int) -> int:
-  return options.routing.capsules or min(512, width)
+  return options.options.capsules or min(512, width)
 
 
 def votes(
@@ -50,7 +51,7 @@ def votes(
     options: of the side.
     default: the activation between the maps, where it is 'auto'.
   """
-  routing, inputs = options.routing, layers[1:]
+  routing, inputs = options.options, layers[1:]
   name = routing.vote_activation
   name = default if name == 'auto' else name
   act = {'none': lambda x: x, 'relu': relu}[name]
@@ -132,7 +133,7 @@ def dynamic_routing(
   parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
 ) -> np.ndarray:
   """Eq. 5-9."""
-  routing = options.routing
+  routing = options.options
   vote = sized(votes(parameters['votes'], layers, options, 'none'), routing)
   y = np.zeros(layers[0].shape)
   for b, t in np.ndindex(*y.shape[:2]):
@@ -141,11 +142,11 @@ def dynamic_routing(
 
 
 def _capsule_output(parameters, y, layers, options, epsilon):
-  if options.routing.residual == 'top':
+  if options.options.residual == 'top':
     y = y + layers[-1]
-  if options.routing.residual == 'all':
+  if options.options.residual == 'all':
     y = y + sum(layers[1:])
-  if options.routing.output_norm:
+  if options.options.output_norm:
     y = layer_norm(y, parameters['norm'], epsilon)
   return y
 
@@ -156,9 +157,9 @@ def input_activations(
   """A_in of every input and output capsule, [B, T, L, N] (Eq. 10)."""
   z, inputs = concat(layers[1:]), len(layers) - 1
   shape = (*z.shape[:2], inputs, capsules)
-  if options.routing.activation == 'none':
+  if options.options.activation == 'none':
     return np.ones(shape)
-  if options.routing.activation == 'per_output':
+  if options.options.activation == 'per_output':
     return sigmoid(dense(parameters['activation_out'], z)).reshape(shape)
   hidden = relu(dense(parameters['activation_hidden'], z))
   a = sigmoid(dense(parameters['activation_out'], hidden))
@@ -181,8 +182,8 @@ def maximise(vote, couplings, beta_a, beta_u, step, options: SideConfig):
   inputs, capsules, size = vote.shape
   mean, variance = np.zeros((2, capsules, size))
   mass, cost = np.zeros((2, capsules))
-  floor = options.routing.variance_floor
-  if options.routing.floor == 'relative':
+  floor = options.options.variance_floor
+  if options.options.floor == 'relative':
     floor = floor * np.square(vote).mean() + 1e-9
   for n in range(capsules):
     # The floor of the mass is spread, so that the mean weights sum to 1.
@@ -193,9 +194,9 @@ def maximise(vote, couplings, beta_a, beta_u, step, options: SideConfig):
     variance[n] = spread / mass[n] + floor
     nats = 0.5 * np.log(variance[n]) + 0.5 * (1 + math.log(2 * math.pi))
     cost[n] = nats.sum() * mass[n]
-  if options.routing.cost_norm:
+  if options.options.cost_norm:
     cost = standardise(cost)
-  scale = inverse_temperature(step, options.routing.temperature)
+  scale = inverse_temperature(step, options.options.temperature)
   return mean, variance, log_sigmoid(scale * (beta_a - beta_u * mass - cost))
 
 
@@ -206,7 +207,7 @@ def expect(vote, mean, variance, log_activation, options: SideConfig):
     square = (vote[i, n] - mean[n]) ** 2 / (2 * variance[n])
     density = -(square + 0.5 * np.log(2 * math.pi * variance[n])).sum()
     logits[i, n] = (
-      log_activation[n] + options.routing.log_density_scale * density
+      log_activation[n] + options.options.log_density_scale * density
     )
   return softmax(logits, axis=1)
 
@@ -214,14 +215,14 @@ def expect(vote, mean, variance, log_activation, options: SideConfig):
 def route_by_em(vote, activation, beta_a, beta_u, options: SideConfig):
   """Algorithm 2 at one position: [L, N, C] and [L, N] to [N, C]."""
   couplings = np.full(vote.shape[:2], 1 / vote.shape[1])
-  iterations = options.routing.iterations
+  iterations = options.options.iterations
   for step in range(iterations):
     mean, variance, log_activation = maximise(
       vote, couplings * activation, beta_a, beta_u, step, options
     )
     if step < iterations - 1:
       couplings = expect(vote, mean, variance, log_activation, options)
-  if options.routing.emit == 'mean':
+  if options.options.emit == 'mean':
     return mean
   return np.exp(log_activation)[:, None] * mean
 
@@ -231,11 +232,11 @@ def em_routing(
 ) -> np.ndarray:
   """Eq. 10-16."""
   vote = votes(parameters['votes'], layers, options, 'relu')
-  vote = sized(vote, options.routing)
+  vote = sized(vote, options.options)
   capsules = vote.shape[3]
   activation = input_activations(parameters, layers, options, capsules)
   beta_a = beta_u = np.zeros(capsules)
-  if options.routing.betas == 'learned':
+  if options.options.betas == 'learned':
     beta_a, beta_u = parameters['beta_a'], parameters['beta_u']
   y = np.zeros(layers[0].shape)
   for b, t in np.ndindex(*y.shape[:2]):

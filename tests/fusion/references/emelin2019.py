@@ -29,7 +29,7 @@ def _gated(parameters, name, shortcut, h, feature_fusion):
 
 def shortcut_source(layers: Layers, options: SideConfig) -> np.ndarray:
   """H[0], or H[l-2] and in layers 1 and 2 H[0]; from H[0..l-1], pre-norm."""
-  shortcut = options.shortcut
+  shortcut = options.attention_options
   number = 0 if shortcut.source == 'lexical' else max(len(layers) - 2, 0)
   auto = shortcut.source == 'non_lexical' and not shortcut.author_compat
   if shortcut.source_norm == 'plain' or (
@@ -62,12 +62,12 @@ def shortcut_attention(
   Returns:
     What the sublayer gives to its residual, and what it is added to.
   """
-  compatible = options.shortcut.author_compat
+  compatible = options.attention_options.author_compat
   keys, values = shortcut_keys_values(
     parameters,
     shortcut_source(layers, options),
     layers[-1] if compatible else h,
-    options.shortcut.feature_fusion,
+    options.attention_options.feature_fusion,
   )
   query = dense(parameters['query'], h)
   y = dense(parameters['out'], attend(query, keys, values, mask, heads))
@@ -85,7 +85,7 @@ def shortcut_cross_attention(
 ) -> np.ndarray:
   """From x to the encoder's features, its H[0] being the shortcut."""
   keys, values = shortcut_keys_values(
-    parameters, embedding, features, options.shortcut.feature_fusion
+    parameters, embedding, features, options.attention_options.feature_fusion
   )
   query = dense(parameters['query'], x)
   return dense(parameters['out'], attend(query, keys, values, mask, heads))

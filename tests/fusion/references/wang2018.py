@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fusion_jax.config.fusion import MlrfOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from references.parts import Layers, concat, dense, layer_norm, relu, softmax
 
 
@@ -28,9 +28,9 @@ def average(
   parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
 ) -> np.ndarray:
   """LN(mean of z[0..L])."""
-  terms = fused_layers(layers, options.mlrf, None)
+  terms = fused_layers(layers, options.options, None)
   y = sum(terms) / len(terms)
-  return fusion_norm(parameters, y, options.mlrf, epsilon)
+  return fusion_norm(parameters, y, options.options, epsilon)
 
 
 def feed_forward(
@@ -41,9 +41,9 @@ def feed_forward(
   epsilon: float = 1e-6,
 ) -> np.ndarray:
   """LN(relu(concat(z~) W1 + b1) W2 + b2)."""
-  z = concat(fused_layers(layers, options.mlrf, table))
+  z = concat(fused_layers(layers, options.options, table))
   y = dense(parameters['out'], relu(dense(parameters['hidden'], z)))
-  return fusion_norm(parameters, y, options.mlrf, epsilon)
+  return fusion_norm(parameters, y, options.options, epsilon)
 
 
 def hops(
@@ -54,7 +54,7 @@ def hops(
   epsilon: float = 1e-6,
 ) -> np.ndarray:
   """Attention over depth, hop by hop (Eq. 5-7)."""
-  mlrf = options.mlrf
+  mlrf = options.options
   terms = fused_layers(layers, mlrf, table)
   act = {'tanh': np.tanh, 'relu': relu}[mlrf.scorer_activation]
   first = parameters['scorer_hidden']['kernel']

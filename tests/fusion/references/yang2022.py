@@ -10,12 +10,12 @@ from references.parts import Layers, layer_norm, log_softmax, logsumexp, sigmoid
 
 def layer_groups(count: int, options: SideConfig, default: int) -> list[range]:
   """The layers of every group, counted from 1."""
-  size = options.gtrans.group_size or default
+  size = options.options.group_size or default
   groups = [
     range(first, min(first + size, count + 1))
     for first in range(1, count + 1, size)
   ]
-  if options.gtrans.last_group == 'floor':
+  if options.options.last_group == 'floor':
     groups = [group for group in groups if len(group) == size]
   return groups
 
@@ -28,7 +28,7 @@ def encoder_groups(
   y = np.zeros(layers[0].shape)
   for weight, group in zip(parameters['weights'], groups, strict=True):
     y = y + sigmoid(weight) * layers[group[-1]] / len(groups)
-  if len(groups) > 1 or options.gtrans.single_group_norm:
+  if len(groups) > 1 or options.options.single_group_norm:
     y = layer_norm(y, parameters['norm'], epsilon)
   return y
 
@@ -40,7 +40,7 @@ def decoder_groups(
 
   All groups: `prune` is what `inference_groups` does to them.
   """
-  gtrans = options.gtrans
+  gtrans = options.options
   features = []
   groups = layer_groups(len(layers) - 1, options, 2)
   for k, group in enumerate(groups, start=1):
