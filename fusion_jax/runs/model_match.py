@@ -9,7 +9,6 @@ import jax
 import orbax.checkpoint as ocp
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.fusion_checks import unread_options
 from fusion_jax.config.serialization import flatten
 from fusion_jax.errors import InputError
 from fusion_jax.models.parameter_kinds import path_name
@@ -24,7 +23,7 @@ _FREE = (
   'model.attention_implementation',
   'model.dropout',
   'model.*_dropout',
-  'model.*.transparent.dropout',
+  'model.*.options.dropout',
   'model.dropout_generator',
   'model.flatten_positions',
   'model.initialization',
@@ -38,17 +37,10 @@ def model_fields(config: ExperimentConfig) -> dict[str, Any]:
 
   Their names are dotted.
   """
-  unread = {
-    f'model.{side}.{option}'
-    for side in ('encoder', 'decoder')
-    for option in unread_options(config.model.side(side), side)
-  }
   return {
     name: value
     for name, value in flatten(config).items()
-    if _matches(name, _DECISIVE)
-    and not _matches(name, _FREE)
-    and name not in unread
+    if _matches(name, _DECISIVE) and not _matches(name, _FREE)
   }
 
 
