@@ -24,7 +24,7 @@ from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 from fusion_jax.faults import choice_fault
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.gtrans import mixture_log_probabilities
+from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.fusion.plugs import scheme_of
 from fusion_jax.models.transformer import (
   ModelOutput,

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from fusion_jax.decoding.coverage import coverage, mean_attention
 from fusion_jax.decoding.ensemble import Mixture
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.fusion.gtrans import (
+from fusion_jax.fusion.mixture import (
   at_positions,
   mixture_log_probabilities,
   token_mixture,

@@ -17,8 +17,8 @@ from fusion_jax.fusion.deep_residuals import (
   with_initial_gains,
 )
 from fusion_jax.fusion.feed_forward import LayerEmbedding
-from fusion_jax.fusion.gtrans import keep_groups, parse_groups
 from fusion_jax.fusion.inputs import InputNorms
+from fusion_jax.fusion.mixture import keep_groups
 from fusion_jax.fusion.scheme import Plug, ResidualPlug, Scheme
 from fusion_jax.fusion.skip_gains import GainResidual
 from fusion_jax.fusion.starts import Opening
@@ -217,15 +217,6 @@ def mixes_memory(config: ModelConfig) -> bool:
   return source is not None and source.mixes_memory(config)
 
 
-def groups_kept(config: ModelConfig) -> tuple[int, int]:
-  """Return the half-open range, from 0, of the decoder's translating groups."""
-  text = getattr(config.decoder.options, 'inference_groups', '')
-  count = prediction_count(config)
-  if not text:
-    return 0, count
-  return parse_groups(text, count, 'model.decoder.options.inference_groups')
-
-
 def inference_depth(config: ModelConfig) -> int:
   """Return the number of decoder layers that the translating groups need.
 
@@ -235,7 +226,7 @@ def inference_depth(config: ModelConfig) -> int:
   scheme = scheme_of(config, 'decoder')
   if scheme is None or has_opening(config, 'decoder'):
     return config.decoder_layers
-  return scheme.layers_needed(config, groups_kept(config)[1])
+  return scheme.layers_needed(config)
 
 
 def inference_groups(
@@ -244,7 +235,10 @@ def inference_groups(
   log_weights: Float[Array, 'G *rest'],
 ) -> tuple[Float[Array, 'K M T D'], Float[Array, 'K *rest']]:
   """Return the groups that translate, with weights that sum to 1."""
-  return keep_groups(features, log_weights, *groups_kept(config))
+  scheme = scheme_of(config, 'decoder')
+  assert scheme is not None, 'a scheme predicts'
+  first, last = scheme.predictions_kept(config)
+  return keep_groups(features, log_weights, first, last)
 
 
 def started(config: ModelConfig, parameters: Any) -> Any:

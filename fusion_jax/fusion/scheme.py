@@ -90,7 +90,11 @@ def _none(config: ModelConfig) -> int:
   return 0
 
 
-def _all_of_decoder(config: ModelConfig, predictions: int) -> int:
+def _both(config: ModelConfig) -> tuple[int, int]:
+  return 0, 2
+
+
+def _all_of_decoder(config: ModelConfig) -> int:
   return config.decoder_layers
 
 
@@ -146,8 +150,10 @@ class Scheme:
       it starts with.
     prediction_count: Of a prediction: function that returns how many
       predictions the decoder mixes; 0: it has only one.
+    predictions_kept: Of a prediction: function that returns the half-open range
+      of the predictions that translate.
     layers_needed: Of a prediction: function that returns the number of layers
-      that so many of them, the first, read.
+      that these read.
   """
 
   name: str
@@ -175,7 +181,8 @@ class Scheme:
   check: Callable[[ModelConfig, Side], None] = _takes_all
   initial: Callable[[ModelConfig, Side, Any], Any] = _as_drawn
   prediction_count: Callable[[ModelConfig], int] = _none
-  layers_needed: Callable[[ModelConfig, int], int] = _all_of_decoder
+  predictions_kept: Callable[[ModelConfig], tuple[int, int]] = _both
+  layers_needed: Callable[[ModelConfig], int] = _all_of_decoder
 
 
 @dataclasses.dataclass(frozen=True)

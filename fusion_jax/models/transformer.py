@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.fusion import plugs
-from fusion_jax.fusion.gtrans import mixture_log_probabilities
+from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
 from fusion_jax.layers.caches import Cache, CacheCursor, empty
 from fusion_jax.layers.context import Context
