@@ -123,8 +123,9 @@ def _read_section(kind: type, values: Mapping[str, Any]) -> Any:
   except pydantic.ValidationError as error:
     option, message = first_fault(error)
     if error.errors()[0]['type'] == 'unexpected_keyword_argument':
-      message = choice_fault(option, fields_of_section(kind)) or message
-      message = f'no such option; {message}'
+      names = fields_of_section(kind)
+      choice = choice_fault(option, names) if names else 'there are none'
+      message = f'no such option; {choice}'
     details = {'option': option, 'message': message}
     raise PydanticCustomError(OPTION, '{option}: {message}', details) from None
 

@@ -13,24 +13,8 @@ from tiers import extended_but
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.errors import InputError
-from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.attention_residuals import AttentionResidualOptions
-from fusion_jax.fusion.dlcl import DlclOptions
-from fusion_jax.fusion.dynamic_combination import DynamicOptions
-from fusion_jax.fusion.dynamic_routing import DynamicRoutingOptions
-from fusion_jax.fusion.feed_forward import FeedForwardOptions
-from fusion_jax.fusion.grn import GrnOptions
-from fusion_jax.fusion.gtrans import GtransOptions, mixture_log_probabilities
-from fusion_jax.fusion.hyper_connections import HyperOptions
-from fusion_jax.fusion.linear import LinearOptions
-from fusion_jax.fusion.mudd import MuddOptions
-from fusion_jax.fusion.multi_layer import MultiLayerOptions
-from fusion_jax.fusion.shortcuts import ShortcutOptions
-from fusion_jax.fusion.surface import SurfaceOptions
-from fusion_jax.fusion.transparent import TransparentOptions
-from fusion_jax.fusion.tree import HierarchicalOptions
-from fusion_jax.fusion.value_residual import ValueResidualOptions
+from fusion_jax.fusion import SCHEMES, SOURCES
+from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import (
   Transformer,
@@ -54,80 +38,57 @@ def _model(norm: str, **sides) -> Transformer:
   return Transformer(config, 11, 11, 2)
 
 
-def _side(scheme: str, **options) -> SideConfig:
-  return SideConfig(fusion=scheme, start='baseline', **options)
+def _side(scheme: str, /, options=None, **fields) -> SideConfig:
+  if scheme in SOURCES:
+    attention = {'attention': scheme, 'attention_options': options}
+    return SideConfig(start='baseline', **attention, **fields)
+  return SideConfig(scheme, options, start='baseline', **fields)
 
 
-_FUSED = ShortcutOptions(source='lexical', feature_fusion=True)
+_FUSED = {'feature_fusion': True}
 _SIDES = {
   **{
     f'{scheme}-{side}': {side: _side(scheme)}
     for scheme, row in SCHEMES.items()
     for side in row.modules
   },
-  'linear-plain': {
-    'encoder': _side('linear', options=LinearOptions(factored=False))
-  },
-  'linear-narrow': {
-    'encoder': _side('linear', options=LinearOptions(hidden=4))
-  },
-  'linear-norm': {
-    'decoder': _side('linear', options=LinearOptions(output_norm=True))
-  },
+  'linear-plain': {'encoder': _side('linear', {'factored': False})},
+  'linear-narrow': {'encoder': _side('linear', {'hidden': 4})},
+  'linear-norm': {'decoder': _side('linear', {'output_norm': True})},
   'dynamic-softmax': {
-    'decoder': _side(
-      'dynamic_combination', options=DynamicOptions(normalize='softmax')
-    )
+    'decoder': _side('dynamic_combination', {'normalize': 'softmax'})
   },
-  'feed_forward-no-norm': {
-    'encoder': _side('feed_forward', options=FeedForwardOptions(norm='none'))
-  },
-  'feed_forward-narrow': {
-    'decoder': _side('feed_forward', options=FeedForwardOptions(hidden=10))
-  },
+  'feed_forward-no-norm': {'encoder': _side('feed_forward', {'norm': 'none'})},
+  'feed_forward-narrow': {'decoder': _side('feed_forward', {'hidden': 10})},
   'per-layer-norms': {'encoder': _side('linear', input_norm='per_layer')},
-  'routing-paper': {
-    'encoder': _side(
-      'dynamic_routing', options=DynamicRoutingOptions(form='paper')
-    )
-  },
+  'routing-paper': {'encoder': _side('dynamic_routing', {'form': 'paper'})},
   'hierarchical-read-out': {
-    'encoder': _side(
-      'hierarchical', options=HierarchicalOptions(feedback=False)
-    )
+    'encoder': _side('hierarchical', {'feedback': False})
   },
-  'dlcl-vector': {
-    'encoder': _side('dlcl', options=DlclOptions(weights='vector'))
-  },
+  'dlcl-vector': {'encoder': _side('dlcl', {'weights': 'vector'})},
   'dlcl-averages': {
-    'encoder': _side('dlcl', options=DlclOptions(norms='none', start='top')),
-    'decoder': _side(
-      'dlcl', options=DlclOptions(norms='none', start='top', period=2)
-    ),
+    'encoder': _side('dlcl', {'norms': 'none', 'start': 'top'}),
+    'decoder': _side('dlcl', {'norms': 'none', 'start': 'top', 'period': 2}),
   },
   'transparent-by-feature': {
-    'encoder': _side(
-      'transparent', options=TransparentOptions(feature_wise=True)
-    )
+    'encoder': _side('transparent', {'feature_wise': True})
   },
   **{
     f'hyper_connections-{kind}': {
       'encoder': _side(
-        'hyper_connections', options=HyperOptions(kind=kind, collapse='learned')
+        'hyper_connections', {'kind': kind, 'collapse': 'learned'}
       ),
-      'decoder': _side('hyper_connections', options=HyperOptions(kind=kind)),
+      'decoder': _side('hyper_connections', {'kind': kind}),
     }
     for kind in ('static', 'identity_mix', 'manifold')
   },
   **{
     f'attention_residuals-{kind}': {
       'encoder': _side(
-        'attention_residuals',
-        options=AttentionResidualOptions(kind, 'layer'),
+        'attention_residuals', {'kind': kind, 'sources': 'layer'}
       ),
       'decoder': _side(
-        'attention_residuals',
-        options=AttentionResidualOptions(kind, block=2, heads=2),
+        'attention_residuals', {'kind': kind, 'block': 2, 'heads': 2}
       ),
     }
     for kind in ('replace', 'delta')
@@ -137,31 +98,25 @@ _SIDES = {
     'decoder': _side('none', skip_gains=True),
   },
   'value-learnable': {
-    'encoder': _side(
-      'none',
-      attention='value_residual',
-      attention_options=ValueResidualOptions('learnable'),
-    ),
-    'decoder': _side(
-      'none',
-      attention='value_residual',
-      attention_options=ValueResidualOptions('learnable', 'both'),
-    ),
+    'encoder': _side('value_residual', {'kind': 'learnable'}),
+    'decoder': _side('value_residual', {'kind': 'learnable', 'where': 'both'}),
   },
-  'mudd-1': {'encoder': _side('mudd', options=MuddOptions(ways=1))},
+  'mudd-1': {'encoder': _side('mudd', {'ways': 1})},
   'mudd-memory': {
-    'encoder': _side('mudd', options=MuddOptions(0, memory_ways=2)),
+    'encoder': _side('mudd', {'ways': 0, 'memory_ways': 2}),
   },
   'mudd-memory-pre_post': {
-    'encoder': _side('mudd', options=MuddOptions(4, 1, norms='pre_post')),
+    'encoder': _side(
+      'mudd', {'ways': 4, 'memory_ways': 1, 'norms': 'pre_post'}
+    ),
   },
   'mudd-pre_post': {
-    'encoder': _side('mudd', options=MuddOptions(norms='pre_post')),
-    'decoder': _side('mudd', options=MuddOptions(norms='pre_post')),
+    'encoder': _side('mudd', {'norms': 'pre_post'}),
+    'decoder': _side('mudd', {'norms': 'pre_post'}),
   },
   **{
     f'grn-{ways}-{kind}': {
-      side: _side('grn', options=GrnOptions(kind, ways, last))
+      side: _side('grn', {'kind': kind, 'ways': ways, 'last': last})
       for side, last in (('encoder', 0), ('decoder', 1))
     }
     for ways, kind in (
@@ -171,56 +126,24 @@ _SIDES = {
       (4, 'dynamic'),
     )
   },
-  'surface_fusion-soft': {
-    'decoder': _side('surface_fusion', options=SurfaceOptions('soft'))
-  },
+  'surface_fusion-soft': {'decoder': _side('surface_fusion', {'kind': 'soft'})},
   'surface_fusion-learned': {
-    'decoder': _side('surface_fusion', options=SurfaceOptions('learned'))
+    'decoder': _side('surface_fusion', {'kind': 'learned'})
   },
-  'gtrans-last': {
-    'decoder': _side('gtrans', options=GtransOptions(mode='last'))
-  },
-  'gtrans-pruned': {
-    'decoder': _side('gtrans', options=GtransOptions(inference_groups='1:1'))
-  },
+  'gtrans-last': {'decoder': _side('gtrans', {'mode': 'last'})},
+  'gtrans-pruned': {'decoder': _side('gtrans', {'inference_groups': '1:1'})},
   'multi_layer': {
-    'encoder': _side(
-      'none',
-      attention='multi_layer',
-      attention_options=MultiLayerOptions(layers=2),
-    ),
-    'decoder': _side(
-      'none',
-      attention='multi_layer',
-      attention_options=MultiLayerOptions(layers=2, partial=True),
-    ),
+    'encoder': _side('multi_layer', {'layers': 2}),
+    'decoder': _side('multi_layer', {'layers': 2, 'partial': True}),
   },
   'shortcut': {
-    'encoder': _side(
-      'none',
-      attention='shortcut',
-      attention_options=ShortcutOptions(source='lexical'),
-    ),
-    'decoder': _side(
-      'none',
-      attention='shortcut',
-      attention_options=ShortcutOptions(source='non_lexical'),
-    ),
+    'encoder': _side('shortcut'),
+    'decoder': _side('shortcut', {'source': 'non_lexical'}),
   },
-  'shortcut-cross': {
-    'decoder': _side(
-      'none',
-      attention='shortcut',
-      attention_options=ShortcutOptions(source='lexical', where='both'),
-    )
-  },
+  'shortcut-cross': {'decoder': _side('shortcut', {'where': 'both'})},
   'feature_fusion': {
-    'encoder': _side('none', attention='shortcut', attention_options=_FUSED),
-    'decoder': _side(
-      'none',
-      attention='shortcut',
-      attention_options=dataclasses.replace(_FUSED, where='both'),
-    ),
+    'encoder': _side('shortcut', _FUSED),
+    'decoder': _side('shortcut', _FUSED | {'where': 'both'}),
   },
 }
 
@@ -365,22 +288,6 @@ def test_an_open_gate_is_the_fusion_itself():
     rtol=1e-5,
     atol=1e-5,
   )
-
-
-@pytest.mark.parametrize(
-  ('options', 'message'),
-  [
-    ({}, "'baseline' is about a fusion, and there is none"),
-    (
-      {'shortcut': ShortcutOptions(source='lexical', author_compat=True)},
-      'author_compat',
-    ),
-  ],
-)
-def test_what_cannot_start_as_the_plain_model_is_refused(options, message):
-  with pytest.raises(InputError, match=message) as error:
-    _model('pre', decoder=_side('none', **options))
-  assert str(error.value).startswith('config.model.decoder.start')
 
 
 def test_the_opening_is_recorded():

@@ -5,7 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trees import (
+  HEADS,
+  LENGTH,
+  METHODS,
   WIDTH,
+  agg_node,
   apply_tree,
   assert_close,
   initial_parameters,
@@ -19,6 +23,8 @@ from trees import (
 )
 
 from fusion_jax.fusion.tree import AggNode, Hierarchical, Iterative, tree_groups
+from fusion_jax.layers.attention import padding_mask
+from fusion_jax.layers.caches import CacheCursor, KeyValue
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,7 @@ def test_iterative_is_a_chain_of_nodes(layers, norm):
   tree, states = Iterative(config, 'encoder'), normal_states(layers + 1)
   params = noise_parameters(tree, states)
   assert sorted(params) == [f'node_{n}' for n in range(2, layers + 1)]
-  node, chain = AggNode(config, 'encoder'), states[1]
+  node, chain = agg_node(config), states[1]
   apply = jax.jit(lambda *a: node.apply(*a, 0, make_context()))
   for number in range(2, layers + 1):
     own = {'params': params[f'node_{number}']}
@@ -77,8 +83,8 @@ def test_iterative_is_a_chain_of_nodes(layers, norm):
   np.testing.assert_array_equal(other, output)
 
 
-def _hierarchical(layers, norm='post', **agg):
-  return Hierarchical(tree_config(layers, norm, agg), 'encoder')
+def _hierarchical(layers, norm='post', **options):
+  return Hierarchical(tree_config(layers, norm, options), 'encoder')
 
 
 @pytest.mark.parametrize('norm', ['post', 'pre'])
@@ -110,7 +116,7 @@ def test_hierarchical_node_by_node(layers, size, residual, feedback, norm):
   nodes = [f'node_{n}' for n in tree_groups(layers, size)]
   norms = [f'input_norm_{n}' for n in range(1, layers + 1)]
   assert sorted(params) == sorted(nodes + (norms if norm == 'pre' else []))
-  agg = AggNode(tree.config, 'encoder')
+  agg = agg_node(tree.config)
 
   def read(number):
     if norm != 'pre':
@@ -183,3 +189,33 @@ def test_without_feedback_one_call_is_enough():
   )
   assert_close(read, output, 1e-4)
   assert len(carried) == 1
+
+
+@pytest.mark.parametrize('kind', [AggNode, Iterative, Hierarchical])
+def test_one_position_at_a_time_equals_all_at_once(kind):
+  options = {'activation': 'attention', 'residual': 'top'}
+  config = tree_config(3, options=options)
+  module = agg_node(config) if kind is AggNode else kind(config, 'encoder')
+  inputs = normal_states(1 if isinstance(module, Hierarchical) else 4)
+  params = noise_parameters(module, inputs)
+  everything = jax.tree.leaves(apply_tree(module, params, inputs)[0])[-1]
+  empty = jnp.zeros((2, HEADS, LENGTH, WIDTH // HEADS))
+  caches = (KeyValue(empty.swapaxes(2, 3), empty),) * (
+    1 if isinstance(module, AggNode) else 2
+  )
+
+  @jax.jit
+  def step(position, caches, inputs):
+    walk = CacheCursor(caches, position)
+    output = module.apply(
+      {'params': params},
+      inputs,
+      make_context(padding_mask(position[None] + 1, LENGTH), caches=walk),
+      method=METHODS[type(module)],
+    )
+    return jax.tree.leaves(output)[-1], tuple(walk.seen)
+
+  for position in range(LENGTH):
+    newest = tuple(x[:, position : position + 1] for x in inputs)
+    output, caches = step(jnp.int32(position), caches, newest)
+    assert_close(output[:, 0], everything[:, position], 1e-4)

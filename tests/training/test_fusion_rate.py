@@ -9,8 +9,6 @@ from tiers import extended_but
 from fusion_jax.config import ModelConfig, OptimizerConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
-from fusion_jax.fusion.multi_layer import MultiLayerOptions
-from fusion_jax.fusion.shortcuts import ShortcutOptions
 from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.training.fusion_rate import fusion_rates
@@ -56,7 +54,7 @@ def _updates(model, config):
 def test_the_rate_reaches_what_the_plain_model_lacks(scan_layers):
   encoder = SideConfig(fusion='iterative')
   decoder = SideConfig(
-    attention='shortcut', attention_options=ShortcutOptions(source='lexical')
+    attention='shortcut', attention_options={'source': 'lexical'}
   )
   model = _model(encoder, decoder, scan_layers=scan_layers)
   updates = _updates(model, _optimizer(fusion_rate=0.25))
@@ -89,7 +87,7 @@ def test_a_rate_of_one_leaves_the_optimizer_as_it_is():
   model = _model(
     SideConfig(
       attention='multi_layer',
-      attention_options=MultiLayerOptions(layers=2, partial=True),
+      attention_options={'layers': 2, 'partial': True},
     )
   )
   assert fusion_rates(model, _optimizer()) == {}

@@ -5,11 +5,7 @@ import pytest
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
-from fusion_jax.fusion.em_routing import EmRoutingOptions
-from fusion_jax.fusion.hops import HopsOptions
-from fusion_jax.fusion.multi_layer import MultiLayerOptions
 from fusion_jax.fusion.shortcuts import ShortcutOptions
-from fusion_jax.fusion.surface import SurfaceOptions
 from fusion_jax.fusion.tree import AggOptions
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.testing import drawn_parameters
@@ -63,7 +59,7 @@ def test_a_model_without_fusion_has_none():
     ),
     (
       None,
-      SideConfig('em_routing', options=EmRoutingOptions(iterations=2)),
+      SideConfig('em_routing', {'iterations': 2}),
       _names('decoder/read_out/coupling_entropy', 2)
       | _names('decoder/read_out/coupling_diversity', 2)
       | {
@@ -72,19 +68,17 @@ def test_a_model_without_fusion_has_none():
       },
     ),
     (
-      SideConfig('hierarchical', options=_FEEDBACK),
+      SideConfig('hierarchical', _FEEDBACK),
       None,
       _names('encoder/connection/node_1/exploitation', 3),
     ),
     (
       None,
-      SideConfig(
-        attention='multi_layer', attention_options=MultiLayerOptions(layers=2)
-      ),
+      SideConfig(attention='multi_layer', attention_options={'layers': 2}),
       _names('decoder/layer_2/self_attention/agg/exploitation', 2),
     ),
     (
-      SideConfig('hops', options=HopsOptions(hops=2)),
+      SideConfig('hops', {'hops': 2}),
       None,
       _names('encoder/read_out/hop_attention', 2, 4),
     ),
@@ -118,7 +112,7 @@ def test_a_model_without_fusion_has_none():
     ),
     (
       None,
-      SideConfig('surface_fusion', options=SurfaceOptions('learned')),
+      SideConfig('surface_fusion', {'kind': 'learned'}),
       _names('decoder/surface/group_weights', 2),
     ),
     (
