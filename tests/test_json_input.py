@@ -69,8 +69,8 @@ def test_a_file_is_named(tmp_path):
     ({'model': []}, 'config.model: must be an object, got []'),
     ({'model': {'encoder': 'x'}}, 'config.model.encoder: must be an object, g'),
     (
-      {'model': {'encoder': {'multi_layer': {'layers': 'x'}}}},
-      'config.model.encoder.multi_layer.layers: must be a whole number',
+      {'model': {'encoder': {'fusion': 'hops', 'options': {'hops': 'x'}}}},
+      'config.model.encoder.options.hops: must be a whole number',
     ),
     (
       {'model': {'encoder': {'fusion': ['linear']}}},

@@ -61,6 +61,9 @@ def _inherit_help(options: type) -> None:
 def _fault(error: pydantic.ValidationError, options: type) -> tuple[str, str]:
   """Return the first wrong field, and what is wrong in words of Python."""
   field, message = first_fault(error)
+  position, dot, rest = field.partition('.')
+  if position.isdecimal():  # Of a value that was given without its name.
+    field = [*fields_of_section(options)][int(position)] + dot + rest
   first = error.errors()[0]
   if first['type'].startswith('dataclass'):
     name, given = first['ctx']['class_name'], shown(first['input'])

@@ -49,17 +49,15 @@ def _stack(m: ModelConfig, side: Side) -> int:
   return (
     layers * layer
     + _FUSIONS[options.fusion](m, options, side)
-    + _shortcuts(m, options, side)
-    + _value_residual(m, options, side)
-    + _multi_layer(m, options, side)
+    + _SOURCES[options.attention](m, options, side)
     + options.skip_gains * layers * (attentions + 1)
   )
 
 
-def _node(m: ModelConfig, options: SideConfig, n: int) -> int:
+def _node(m: ModelConfig, activation: str, n: int) -> int:
   """n D F + F + F D + D + 2 D; Dou et al. (2018), Eq. 7."""
   d = m.width
-  if options.options.activation == 'attention':
+  if activation == 'attention':
     return 3 * _dense(n * d, d) + _dense(d, d) + 2 * d
   return _network(n * d, m.filter, d) + 2 * d
 
@@ -69,21 +67,20 @@ def _linear(m: ModelConfig, options: SideConfig, side: Side) -> int:
 
 
 def _iterative(m: ModelConfig, options: SideConfig, side: Side) -> int:
-  return (m.layers(side) - 1) * _node(m, options, 2)
+  return (m.layers(side) - 1) * _node(m, options.options.activation, 2)
 
 
 def _hierarchical(m: ModelConfig, options: SideConfig, side: Side) -> int:
-  nodes = m.layers(side) // 2
-  return _node(m, options, 2) + (nodes - 1) * _node(m, options, 3)
+  nodes, activation = m.layers(side) // 2, options.options.activation
+  return _node(m, activation, 2) + (nodes - 1) * _node(m, activation, 3)
 
 
 def _multi_layer(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """(L - k) (AGG of k + (k - 1) attentions)."""
-  k = options.attention_options.layers
-  if k == 1:
-    return 0
-  attention = 4 * _dense(m.width, m.width)
-  return (m.layers(side) - k) * (_node(m, options, k) + (k - 1) * attention)
+  read = options.attention_options
+  k, attention = read.layers, 4 * _dense(m.width, m.width)
+  node = _node(m, read.activation, k)
+  return (m.layers(side) - k) * (node + (k - 1) * attention)
 
 
 def _average(m: ModelConfig, options: SideConfig, side: Side) -> int:
@@ -240,8 +237,6 @@ def _grn(m: ModelConfig, options: SideConfig, side: Side) -> int:
 def _shortcuts(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """2 D^2, with feature fusion 6 D^2, and two gate biases an attention."""
   shortcut, d = options.attention_options, m.width
-  if shortcut.source == 'none':
-    return 0
   attentions = (2 if shortcut.where == 'both' else 1) * m.layers(side)
   return attentions * ((6 if shortcut.feature_fusion else 2) * d * d + 2 * d)
 
@@ -278,4 +273,10 @@ _FUSIONS = {
   'surface_fusion': _surface_fusion,
   'hyper_connections': _hyper_connections,
   'attention_residuals': _attention_residuals,
+}
+_SOURCES = {
+  'none': _nothing,
+  'multi_layer': _multi_layer,
+  'shortcut': _shortcuts,
+  'value_residual': _value_residual,
 }

@@ -15,7 +15,6 @@ from fusion_jax.config.flags import load_config
 from fusion_jax.config.presets import changed
 from fusion_jax.config.serialization import from_dict, to_dict
 from fusion_jax.errors import InputError
-from fusion_jax.fusion import scheme_of
 from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.training.optimizer import make_schedule
@@ -384,9 +383,9 @@ def test_the_size_is_what_the_paper_has(name, vocabularies, printed):
   """
   model = load_config(str(_CONFIGS / name)).model
   plain = {
-    f'{side}.mlrf.norm': 'plain'
+    f'{side}.options.norm': 'plain'
     for side in ('encoder', 'decoder')
-    if getattr(scheme_of(model, side), 'options', '') == 'mlrf'
+    if model.side(side).fusion in ('average', 'feed_forward', 'hops')
   }
   count = by_hand.count(changed(model, plain), *vocabularies)
   assert _as_printed(count, printed) == printed

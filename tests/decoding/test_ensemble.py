@@ -13,7 +13,7 @@ from fusion_jax.cli import run as run_module
 from fusion_jax.cli.line_formats import score_text
 from fusion_jax.cli.text_io import split_paths
 from fusion_jax.config import DecodingConfig, TokenizerConfig
-from fusion_jax.config.fusion import GtransOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.decoding.ensemble import Ensemble, Mixture, make_ensemble
 from fusion_jax.decoding.score import Scorer
@@ -35,7 +35,7 @@ def tokenizer():
 
 @pytest.fixture(scope='module')
 def runs(tokenizer):
-  gtrans = SideConfig('gtrans', gtrans=GtransOptions(group_size=1))
+  gtrans = SideConfig('gtrans', {'group_size': 1})
   return random_run(tokenizer, 1), random_run(tokenizer, 2, gtrans, layers=2)
 
 

@@ -64,9 +64,9 @@ def _shapes(module):
   return variables['params']
 
 
-def _votes(activation, options, layers, params=None):
+def _votes(activation, options, layers, params=None, name='dynamic_routing'):
   """The votes, and their parameters."""
-  module = _module(options=options, layers=len(layers))
+  module = _module(name, options, len(layers))
   votes = Votes(module.config, 'decoder', activation)
   params = params or nn.unbox(votes.init(_KEY, layers, _CONTEXT)['params'])
   return votes.apply({'params': params}, layers, _CONTEXT), params
@@ -250,7 +250,7 @@ def test_em_routing_is_routed_votes():
   layers = _layers(4)
   module = _module('em_routing', options)
   params = _params(module, layers)
-  votes, _ = _votes('relu', options, layers[1:], params['votes'])
+  votes, _ = _votes('relu', options, layers[1:], params['votes'], 'em_routing')
   hidden = jnp.concatenate(layers[1:], -1)
   hidden = jax.nn.relu(hidden @ params['activation_hidden']['kernel'])
   logits = hidden @ params['activation_out']['kernel']

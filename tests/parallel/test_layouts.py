@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from cases import CASES, norm_for, without_unread
+from cases import CASES, norm_for
 from jax.sharding import AxisType
 
 from fusion_jax.config import (
@@ -25,8 +25,6 @@ from fusion_jax.config.presets import changed
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.gtrans import GtransOptions
-from fusion_jax.fusion.tree import AggOptions
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import AXES, by_rows, replicated
 from fusion_jax.runs.state import TrainState
@@ -188,17 +186,14 @@ def _scheme_cases() -> dict[str, ModelConfig]:
 
 def _fused(encoder: str, decoder: str) -> ModelConfig:
   """In groups of one, two layers are two nodes or groups."""
-  alone = {
-    'gtrans': GtransOptions(group_size=1),
-    'agg': AggOptions(group_size=1),
-  }
+  alone = {name: {'group_size': 1} for name in ('gtrans', 'hierarchical')}
   return dataclasses.replace(
     CASES['rezero'],
     norm=norm_for(encoder, decoder),
     encoder_layers=2,
     decoder_layers=2,
-    encoder=without_unread(SideConfig(encoder, **alone), 'encoder'),
-    decoder=without_unread(SideConfig(decoder, **alone), 'decoder'),
+    encoder=SideConfig(encoder, alone.get(encoder)),
+    decoder=SideConfig(decoder, alone.get(decoder)),
   )
 
 

@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import reading
 from tiers import extended_but
 
 from fusion_jax.config import ModelConfig, OptimizerConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
+from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.training.fusion_rate import fusion_rates
@@ -53,9 +55,7 @@ def _updates(model, config):
 @pytest.mark.parametrize('scan_layers', extended_but([False, True], [True]))
 def test_the_rate_reaches_what_the_plain_model_lacks(scan_layers):
   encoder = SideConfig(fusion='iterative')
-  decoder = SideConfig(
-    attention='shortcut', attention_options={'source': 'lexical'}
-  )
+  decoder = reading('shortcut')
   model = _model(encoder, decoder, scan_layers=scan_layers)
   updates = _updates(model, _optimizer(fusion_rate=0.25))
   new = {
@@ -77,19 +77,14 @@ def test_each_side_has_the_rate_of_its_scheme():
   rates = fusion_rates(_model(encoder, decoder), _optimizer())
   for name, rate in rates.items():
     side = name.partition('/')[0]
-    own = {'encoder': 'linear', 'decoder': 'hops'}.get(side)
+    scheme = {'encoder': 'linear', 'decoder': 'hops'}.get(side)
     shared = min(SCHEMES['linear'].rate, SCHEMES['hops'].rate)
-    assert rate == (SCHEMES[own].rate if own else shared), name
+    assert rate == (SCHEMES[scheme].rate if scheme else shared), name
   assert any(name.startswith('layer_embedding') for name in rates)
 
 
 def test_a_rate_of_one_leaves_the_optimizer_as_it_is():
-  model = _model(
-    SideConfig(
-      attention='multi_layer',
-      attention_options={'layers': 2, 'partial': True},
-    )
-  )
+  model = _model(reading('multi_layer', partial=True))
   assert fusion_rates(model, _optimizer()) == {}
   linear = _model(SideConfig(fusion='linear'))
   config = _optimizer(fusion_rate=1.0)

@@ -1,12 +1,11 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import reading
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
-from fusion_jax.fusion.shortcuts import ShortcutOptions
-from fusion_jax.fusion.tree import AggOptions
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.testing import drawn_parameters
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
@@ -17,8 +16,8 @@ _BATCH = Batch(
   source_lengths=jnp.array([3, 2]),
   target_lengths=jnp.array([3, 2]),
 )
-_LEXICAL = ShortcutOptions('lexical', where='both')
-_FEEDBACK = AggOptions(group_size=3, hidden=4)
+_LEXICAL = reading('shortcut', where='both')
+_FEEDBACK = {'group_size': 3, 'hidden': 4}
 
 
 def _seen(
@@ -74,7 +73,7 @@ def test_a_model_without_fusion_has_none():
     ),
     (
       None,
-      SideConfig(attention='multi_layer', attention_options={'layers': 2}),
+      reading('multi_layer'),
       _names('decoder/layer_2/self_attention/agg/exploitation', 2),
     ),
     (
@@ -117,7 +116,7 @@ def test_a_model_without_fusion_has_none():
     ),
     (
       None,
-      SideConfig(attention='shortcut', attention_options=_LEXICAL),
+      _LEXICAL,
       {
         f'decoder/layer_{layer}/{kind}_attention/{gate}_gate'
         for layer in range(3)
@@ -164,11 +163,9 @@ def test_transparent_weights_of_a_layer_sum_to_one():
 
 
 def test_padding_has_no_share_in_the_gates_of_cross_attention():
-  seen = _seen(
-    decoder=SideConfig(attention='shortcut', attention_options=_LEXICAL)
-  )
+  seen = _seen(decoder=_LEXICAL)
   batch = _BATCH._replace(source=_BATCH.source.at[1, 2].set(5))
   assert _seen(
-    decoder=SideConfig(attention='shortcut', attention_options=_LEXICAL),
+    decoder=_LEXICAL,
     batch=batch,
   ) == (pytest.approx(seen, rel=1e-6))

@@ -10,7 +10,6 @@ import pytest
 from fusion_jax.config import ExperimentConfig, ModelConfig, TrainingConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
-from fusion_jax.fusion.capsules import RoutingOptions
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import drawn_parameters
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
@@ -31,7 +30,7 @@ _BATCH = Batch(
 
 
 def _config(scheme='dynamic_routing', **options) -> ModelConfig:
-  side = SideConfig(fusion=scheme, options=RoutingOptions(**options))
+  side = SideConfig(scheme, options)
   return ModelConfig(
     width=8,
     filter=12,
