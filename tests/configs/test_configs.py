@@ -196,8 +196,8 @@ _PARAMETERS = {
   # No projection of values, 512 x 512 + 512, in ten layers.
   'wmt14_ende.py:value_residual_shared': 60_522_496 - 2_626_560,
   # 30 sublayers, each with 24 numbers, 24 + 3,072 + 2, 16,394 and 49,179.
-  'wmt14_ende.py:hyper_connections_static': 60_524_544 + 720,
   'wmt14_ende.py:hyper_connections': 60_524_544 + 92_940,
+  'wmt14_ende.py:hyper_connections_static': 60_524_544 + 720,
   'wmt14_ende.py:hyper_connections_identity_mix': 60_524_544 + 491_820,
   'wmt14_ende.py:hyper_connections_manifold': 60_524_544 + 1_475_370,
   # 7 x 6 x 512 weights, and a norm.
