@@ -152,32 +152,6 @@ def test_encoder_groups_by_hand():
   np.testing.assert_allclose(y, [[[1, -1]]], atol=1e-4)
 
 
-@pytest.mark.parametrize('layers', [1, 2, 5, 6])
-@pytest.mark.parametrize('last_group', ['ceil', 'floor'])
-@pytest.mark.parametrize('size', [1, 2])
-def test_encoder_groups_equal_the_formula(layers, last_group, size):
-  config = _config(
-    layers,
-    group_size=min(size, layers),
-    last_group=last_group,
-    single_group_norm=True,
-  )
-  module, params = _start(config, 'encoder')
-  params = _generic(params)
-  h = _layers(layers)
-  last = [g[-1] for g in partition(layers, min(size, layers), last_group)]
-  weights = _sigmoid(params['weights'])
-  assert len(weights) == len(last)
-  total = sum(w * np.asarray(h[n]) for w, n in zip(weights, last, strict=True))
-  expected = _normalised(total / len(last)) * params['norm']['scale']
-  np.testing.assert_allclose(
-    _run(module, params, h),
-    expected + params['norm']['bias'],
-    rtol=1e-4,
-    atol=1e-5,
-  )
-
-
 def test_one_encoder_group_has_a_norm_where_asked():
   h = _layers(4)
   module, params = _start(_config(4, group_size=4), 'encoder')
@@ -196,42 +170,6 @@ def test_one_encoder_group_keeps_what_a_norm_has_left():
   module, params = _start(config, 'encoder')
   h = tuple(jnp.float32(_normalised(x)) for x in _layers(3))
   np.testing.assert_allclose(_run(module, params, h), h[3], atol=1e-4)
-
-
-@pytest.mark.parametrize('mode', ['weighted_sum', 'weighted_mean', 'last'])
-@pytest.mark.parametrize('group_norm', [False, True])
-@pytest.mark.parametrize('layers', [1, 5, 6])
-@pytest.mark.parametrize('last_group', ['ceil', 'floor'])
-def test_decoder_groups_equal_the_formula(mode, group_norm, layers, last_group):
-  size = min(2, layers)
-  config = _config(
-    layers,
-    group_size=size,
-    mode=mode,
-    group_norm=group_norm,
-    last_group=last_group,
-    temperature=2.0,
-  )
-  module, params = _start(config, 'decoder')
-  params = _generic(params)
-  h = _layers(layers)
-  features, log_weights = _run(module, params, h)
-  groups = partition(layers, size, last_group)
-  assert features.shape == (len(groups), *h[0].shape)
-  for k, group in enumerate(groups):
-    if mode == 'last':
-      expected = np.asarray(h[group[-1]])
-    else:
-      weights = _sigmoid(params['layer_weights'])
-      expected = sum(weights[n - 1] * np.asarray(h[n]) for n in group)
-      expected = expected / (len(group) if mode == 'weighted_mean' else 1)
-    if group_norm:
-      norm = params[f'group_norm_{k + 1}']
-      expected = _normalised(expected) * norm['scale'] + norm['bias']
-    np.testing.assert_allclose(features[k], expected, rtol=1e-4, atol=1e-4)
-  w = np.exp(np.asarray(params['group_weights'], np.float64) / 2)
-  np.testing.assert_allclose(np.exp(log_weights), w / w.sum(), rtol=1e-5)
-  assert log_weights.dtype == jnp.float32
 
 
 def test_the_last_layer_alone_is_the_baseline():

@@ -13,12 +13,9 @@ from trees import (
   apply_tree,
   assert_close,
   initial_parameters,
-  layer_norm,
   make_context,
   noise_parameters,
-  normal_state,
   normal_states,
-  stand_in_layer,
   tree_config,
 )
 
@@ -95,58 +92,6 @@ def test_hierarchical_of_one_layer_is_the_layer(norm, feedback, size):
   assert not initial_parameters(tree, normal_states(1))
   (layers, output), _ = apply_tree(tree, {}, normal_states(1))
   np.testing.assert_array_equal(output, layers[1])
-
-
-@pytest.mark.parametrize(
-  ('layers', 'size', 'residual', 'feedback', 'norm'),
-  [
-    (5, 2, 'top', True, 'post'),
-    (5, 2, 'all', True, 'pre'),
-    (4, 3, 'top', False, 'pre'),
-    (3, 5, 'all', True, 'rezero'),
-    (3, 1, 'top', True, 'pre'),
-    (3, 1, 'all', False, 'pre'),
-  ],
-)
-def test_hierarchical_node_by_node(layers, size, residual, feedback, norm):
-  tree = _hierarchical(
-    layers, norm, group_size=size, residual=residual, feedback=feedback
-  )
-  params = noise_parameters(tree, normal_states(1))
-  nodes = [f'node_{n}' for n in tree_groups(layers, size)]
-  norms = [f'input_norm_{n}' for n in range(1, layers + 1)]
-  assert sorted(params) == sorted(nodes + (norms if norm == 'pre' else []))
-  agg = agg_node(tree.config)
-
-  def read(number):
-    if norm != 'pre':
-      return states[number]
-    return jnp.float32(
-      layer_norm(states[number], **params[f'input_norm_{number}'])
-    )
-
-  states, x, below = list(normal_states(1)), normal_state(), ()
-  groups = tree_groups(layers, size)
-  for number in range(1, layers + 1):
-    x = stand_in_layer(number, x)
-    states.append(x)
-    for name, group in groups.items():
-      if group[-1] == number:
-        inputs = tuple(read(n) for n in group)
-        below = below or ((read(1),) if group[0] == 2 else ())
-        made, _ = agg.apply(
-          {'params': params[f'node_{name}']},
-          (*inputs, *below),
-          len(group) - 1,
-          make_context(),
-          mutable=['telemetry'],
-        )
-        below = (made,)
-        x = made if feedback else x
-  (found, output), _ = apply_tree(tree, params, normal_states(1))
-  for a, b in zip(found, states, strict=True):
-    assert_close(a, b, 1e-4)
-  assert_close(output, below[0], 1e-4)
 
 
 def test_two_layers_are_the_iterative_tree_with_its_arguments_swapped():
