@@ -9,7 +9,6 @@ Axis letters: B batch, M rows of a pass, T positions, S source positions, D
 model width.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -19,9 +18,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import ShortcutOptions
-from fusion_jax.fusion.scheme import Baseline, PaperSize, all_thousands
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
 from fusion_jax.layers.caches import KeyValue
@@ -241,23 +239,3 @@ def fused_from_separate(
   if 'bias' in out:
     out['bias'] = out['bias'] + separate['value']['bias'] @ out['kernel']
   return result | {'out': out}
-
-
-SOURCE = 'Emelin et al. 2019, Eq. 5-14'
-
-
-def _baseline(preset: str) -> Baseline:
-  model = dataclasses.replace(PRESETS[preset], norm='pre', attention_bias=False)
-  return Baseline(model, 41_138, 41_138)
-
-
-def _size(name: str, preset: str, printed: float, **options) -> PaperSize:
-  side = SideConfig(shortcut=ShortcutOptions(source='lexical', **options))
-  return PaperSize(name, side, side, all_thousands(printed), _baseline(preset))
-
-
-SIZES = (
-  _size('shortcut', 'base', 71_470.0),
-  _size('shortcut.feature_fusion', 'base', 84_053.0, feature_fusion=True),
-  _size('shortcut.feature_fusion, Big', 'big', 293_935.0, feature_fusion=True),
-)
