@@ -14,9 +14,9 @@ from typing import Any
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import CheckFailed
-from fusion_jax.tools.aot.chips import GIB
 from fusion_jax.tools.aot.compile import DoesNotFit, Figures
 from fusion_jax.tools.aot.programs import ProgramRequest, training_problem
+from fusion_jax.tools.aot.topology import GIB
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,11 @@
-"""Topologies of absent chips: their names, and devices to compile for."""
+"""Chips that can be compiled for, topologies of them, and their devices.
+
+TPUs: the tables of key specifications in docs.cloud.google.com/tpu/docs/v4,
+/v5e, /v5p and /v6e, except the links of v4, six of 50e9; memory: what libtpu
+0.0.42 leaves to a program. GPUs: nominal figures of the SXM cards and of DGX,
+not looked up in a source; memory: the three quarters that JAX allocates unless
+XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+"""
 
 import dataclasses
 import importlib.metadata
@@ -7,10 +14,45 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusion_jax.errors import InputError
-from fusion_jax.tools.aot.chips import Chip, chip_named
+
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+  """One kind of chip.
+
+  Attributes:
+    memory: Bytes of its HBM that a program can use.
+    flops: Operations per second of bfloat16 matrix products.
+    bandwidth: Bytes per second of its HBM.
+    link: Most bytes per second that it sends inside its slice or host.
+    clock: Cycles per second of a TPU, 0 for GPUs: the peak over the operations
+      per cycle, which are 2 * 128 * 128 for each unit of products (v4 and v5p
+      have eight, v5e four) and 2 * 256 * 256 for each of the four of a v6e. A
+      compiled product of 4,096 x 4,096 matrices takes 87 to 97 % of these.
+    largest: Number of chips of the largest slice, or of a host.
+  """
+
+  memory: float
+  flops: float
+  bandwidth: float
+  link: float
+  clock: float
+  largest: int
+
+
+CHIPS = {
+  'v4': Chip(30.75 * GIB, 275e12, 1.2e12, 300e9, 1.05e9, 4_096),
+  'v5e': Chip(15.75 * GIB, 197e12, 0.819e12, 200e9, 1.5e9, 256),
+  'v5p': Chip(95.74 * GIB, 459e12, 2.765e12, 600e9, 1.75e9, 6_144),
+  'v6e': Chip(31.25 * GIB, 918e12, 1.6e12, 400e9, 1.75e9, 256),
+  'a100': Chip(0.75 * 85.1e9, 312e12, 2.039e12, 300e9, 0, 8),
+  'h100': Chip(0.75 * 84.9e9, 989e12, 3.35e12, 450e9, 0, 8),
+  'h200': Chip(0.75 * 150.1e9, 989e12, 4.8e12, 450e9, 0, 8),
+}
 
 _NAME = re.compile(r'(?:(\d{1,6})x)?([a-z]\w*):(\d{1,6}(?:x\d{1,6}){0,2})')
 # What libtpu asks about the machine that it believes to run on. The topology
@@ -30,6 +72,7 @@ _GPUS = {
   'h100': (9, 132, 3_352e9, 52_428_800, 1.98, 84.9e9, 233_472, 232_448),
   'h200': (9, 132, 4_800e9, 52_428_800, 1.98, 150.1e9, 233_472, 232_448),
 }
+_CUDA_PLUGINS = 'jax_plugins.xla_cuda13', 'jax_plugins.xla_cuda12'
 _GPU_TARGET = """
 gpu_device_info {{
   cuda_compute_capability {{ major: {0} }}
@@ -63,7 +106,7 @@ class Topology:
 
   Attributes:
     name: Name as the user gave it.
-    chip: Name of a row of `chips.CHIPS`.
+    chip: Name of a row of `CHIPS`.
     slices: Number of slices of a pod, or of GPU hosts, joined by a network.
     shape: Number of chips of a slice along its axes; one axis for GPUs.
   """
@@ -74,9 +117,14 @@ class Topology:
   shape: tuple[int, ...]
 
   @property
+  def is_gpu(self) -> bool:
+    """Whether its chips are cards of hosts."""
+    return self.chip in _GPUS
+
+  @property
   def figures(self) -> Chip:
     """The figures of one chip."""
-    return chip_named(self.chip)
+    return CHIPS[self.chip]
 
   @property
   def size(self) -> int:
@@ -93,6 +141,10 @@ def read_topology(name: str) -> Topology:
       'or SLICESxCHIP:AxB, such as v5e:16x16, 2xv5e:16x16, v5p:4x4x4, h100:8'
     )
   slices, chip, shape = match.groups()
+  if chip not in CHIPS:
+    raise InputError(
+      f'--topology: no chip {chip!r}; there are {", ".join(CHIPS)}'
+    )
   topology = Topology(
     name, chip, int(slices or 1), tuple(map(int, shape.split('x')))
   )
@@ -120,17 +172,14 @@ def topology_devices(topology: Topology) -> Sequence[Any]:
   """Return a topology's devices; programs are compiled for them, not run."""
   from jax.experimental import topologies
 
-  get = _gpus if topology.figures.kind == 'gpu' else _tpus
-  name, options = get(topology)
+  name, options = _gpus(topology) if topology.is_gpu else _tpus(topology)
+  platform = 'cuda' if topology.is_gpu else 'tpu'
   try:
-    found = topologies.get_topology_desc(
-      name, 'cuda' if topology.chip in _GPUS else 'tpu', **options
-    )
+    return topologies.get_topology_desc(name, platform, **options).devices
   except Exception as error:  # Plugins raise many types.
     raise InputError(
       f'--topology: {topology.name!r}: {str(error).splitlines()[0]}'
     ) from error
-  return found.devices
 
 
 def _tpus(topology: Topology) -> tuple[str, dict[str, Any]]:
@@ -154,8 +203,7 @@ def _tpus(topology: Topology) -> tuple[str, dict[str, Any]]:
 
 def _gpus(topology: Topology) -> tuple[str, dict[str, Any]]:
   """Return the name and the options of a topology for the CUDA plugin."""
-  plugins = ('jax_plugins.xla_cuda13', 'jax_plugins.xla_cuda12')
-  if not any(_is_installed(plugin) for plugin in plugins):
+  if not any(map(_is_installed, _CUDA_PLUGINS)):
     version = importlib.metadata.version('jax')
     raise InputError(
       f'--topology: {topology.name!r} needs the CUDA plugin, which compiles '
