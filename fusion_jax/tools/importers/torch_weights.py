@@ -47,8 +47,6 @@ _TENSOR = 'torch._utils', '_rebuild_tensor_v2'
 
 
 class _StorageType(NamedTuple):
-  """Type of a storage, as the pickle names it."""
-
   dtype: np.dtype
 
 
@@ -61,8 +59,6 @@ class _Storage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-  """Tensor as the pickle describes it."""
-
   storage: _Storage
   offset: int
   shape: tuple[int, ...]
@@ -120,7 +116,7 @@ def _tensor(
   storage: Any, offset: Any, shape: Any, strides: Any, *_: Any
 ) -> _Tensor:
   numbers = (offset, *shape, *strides)
-  whole = all(type(each) is int and each >= 0 for each in numbers)
+  whole = all(type(x) is int and x >= 0 for x in numbers)
   if type(storage) is not _Storage or not whole or len(shape) != len(strides):
     raise _Refusal('a tensor of unknown form')
   return _Tensor(storage, offset, tuple(shape), tuple(strides))
@@ -145,6 +141,13 @@ def read_torch(path: Path, inert: Set[str] = frozenset()) -> Any:
       raise InputError(
         f'{path}: not a file of PyTorch, or damaged: {first_line(error)}'
       ) from None
+
+
+def arrays_of(saved: Any, otherwise: str) -> dict[str, np.ndarray]:
+  """Return the arrays by name, or raise an InputError that says `otherwise`."""
+  if not isinstance(saved, dict):
+    raise InputError(otherwise)
+  return {n: x for n, x in saved.items() if isinstance(x, np.ndarray)}
 
 
 def _from_zip(file: BinaryIO, inert: Set[str]) -> Any:
@@ -185,9 +188,9 @@ def _with_arrays(value: Any, stored: Mapping[str, bytes]) -> Any:
   if isinstance(value, Record):
     return value  # It may contain itself.
   if isinstance(value, Mapping):
-    return {name: _with_arrays(each, stored) for name, each in value.items()}
+    return {name: _with_arrays(part, stored) for name, part in value.items()}
   if isinstance(value, (list, tuple)):
-    return [_with_arrays(each, stored) for each in value]
+    return [_with_arrays(part, stored) for part in value]
   return value
 
 
