@@ -246,7 +246,7 @@ def test_rows_have_to_divide_over_the_mesh():
 
 @pytest.mark.extended
 def test_a_program_that_does_not_fit():
-  small = _CHIP._replace(memory=1_000.0)
+  small = dataclasses.replace(_CHIP, memory=1_000.0)
   with pytest.raises(DoesNotFit, match='it does not fit: '):
     figures_for(_TINY, ProgramRequest(), small, jax.devices()[:1])
 
