@@ -170,7 +170,8 @@ def _group_of(scheme: Scheme) -> Group:
 
 def _in_base(scheme: Scheme) -> PaperModel:
   """Return a scheme without a paper's model at Base size, at its defaults."""
-  sides = dict.fromkeys(scheme.modules, SideConfig(fusion=scheme.name))
+  side = SideConfig(fusion=scheme.name)
+  sides: dict[str, Any] = dict.fromkeys(scheme.modules, side)
   baseline = 'base' if 'post' in RULES[scheme.name].norms else 'pre_norm'
   return PaperModel(scheme.name, scheme.name, baseline, **sides)
 

@@ -27,7 +27,6 @@ from fusion_jax.config.decoding import DecodingConfig
 from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import CheckFailed, InputError
-from fusion_jax.parallel.mesh import make_mesh, over_slices
 from fusion_jax.tools.aot.__main__ import as_json, report
 from fusion_jax.tools.aot.batch import COMPILATIONS, largest_batch
 from fusion_jax.tools.aot.compile import (
@@ -111,37 +110,6 @@ def test_a_compiler_that_is_not_installed(monkeypatch, name, message):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda module: None)
   with pytest.raises(InputError, match=message):
     topology_devices(read_topology(name))
-
-
-@pytest.mark.parametrize(
-  ('shape', 'slices', 'outer'),
-  [
-    ((32, 1, 1), 2, (2, 1, 1)),
-    ((4, 4, 2), 4, (4, 1, 1)),
-    ((1, 8, 2), 2, (1, 2, 1)),
-    ((2, 4, 1), 4, (2, 2, 1)),
-    ((6, 2, 1), 4, (2, 2, 1)),
-  ],
-)
-def test_data_lies_over_slices_and_then_fsdp(shape, slices, outer):
-  assert over_slices(shape, slices) == outer
-
-
-@pytest.mark.parametrize(
-  ('shape', 'slices'), [((1, 1, 8), 2), ((3, 1, 2), 2), ((2, 3, 2), 4)]
-)
-def test_tensor_stays_inside_of_a_slice(shape, slices):
-  with pytest.raises(InputError, match='does not divide over the'):
-    over_slices(shape, slices)
-
-
-def test_a_mesh_of_given_devices():
-  devices = jax.devices()[2:6]
-  mesh = make_mesh(ParallelConfig(fsdp=2), devices)
-  assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'tensor': 1}
-  assert list(mesh.devices.flat) == devices
-  with pytest.raises(InputError, match='does not multiply to the 4 devices'):
-    make_mesh(ParallelConfig(fsdp=3), devices)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +214,7 @@ def test_rows_have_to_divide_over_the_mesh():
 
 @pytest.mark.extended
 def test_a_program_that_does_not_fit():
-  small = dataclasses.replace(_CHIP, memory=1_000.0)
+  small = _CHIP._replace(memory=1_000.0)
   with pytest.raises(DoesNotFit, match='it does not fit: '):
     figures_for(_TINY, ProgramRequest(), small, jax.devices()[:1])
 

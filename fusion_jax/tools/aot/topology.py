@@ -6,11 +6,10 @@ import math
 import os
 import re
 import tomllib
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import pydantic
 
 from fusion_jax.errors import InputError
 
@@ -47,8 +46,7 @@ device_description_str: "{name}"
 """
 
 
-@pydantic.dataclasses.dataclass(frozen=True, config={'extra': 'forbid'})
-class Chip:
+class Chip(NamedTuple):
   """One kind of chip; see the head of chips.toml."""
 
   axes: int
@@ -58,13 +56,14 @@ class Chip:
   link: float
   largest: int
   clock: float = 0.0
-  target: Mapping[str, Any] = pydantic.Field(default_factory=dict)
+  target: Mapping[str, Any] = types.MappingProxyType({})
 
 
 _FILE = Path(__file__).with_name('chips.toml')
-CHIPS = pydantic.TypeAdapter(dict[str, Chip]).validate_python(
-  tomllib.loads(_FILE.read_text('utf-8'))
-)
+CHIPS = {
+  name: Chip(**figures)
+  for name, figures in tomllib.loads(_FILE.read_text('utf-8')).items()
+}
 
 
 class Topology(NamedTuple):

@@ -17,6 +17,7 @@ from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.errors import InputError
 from fusion_jax.files import read_errors
 from fusion_jax.tools.importers.imported import (
+  PROGRAMS,
   Imported,
   Options,
   Request,
@@ -51,16 +52,8 @@ _INERT = frozenset(
   }
 )
 
-# Names of before 2019: layer_norms.N, and queries, keys and values as one.
-_OLD_NORM = re.compile(
-  r'((encoder|decoder)\.layers\.\d+)\.layer_norms\.(\d)\.(\w+)'
-)
+# Queries, keys and values as one, before 2019.
 _JOINT = re.compile(r'(\w+\.layers\.\d+\.\w+_attn)\.in_proj_(weight|bias)')
-_FIRST, _LAST = 'self_attn_layer_norm', 'final_layer_norm'
-_NORMS = {
-  'encoder': {'0': _FIRST, '1': _LAST},
-  'decoder': {'0': _FIRST, '1': 'encoder_attn_layer_norm', '2': _LAST},
-}
 
 # Symbols before those of a dictionary's file, in the order of their ids.
 _SYMBOLS = '<s>', '<pad>', '</s>', '<unk>'
@@ -69,30 +62,7 @@ _FILLER = 'madeupword'
 # Rows of a table of learned positions that stand for no position.
 _UNUSED_POSITIONS = 2
 
-_SOURCE = 'encoder.embed_tokens.weight'
-_TARGET = 'decoder.embed_tokens.weight'
-_OUTPUTS = 'decoder.output_projection.weight', 'decoder.embed_out'
-_BIAS = 'output_bias'
-_TABLES = {
-  'source_embedding': (_SOURCE,),
-  'target_embedding': (_TARGET,),
-  'output_table': _OUTPUTS,
-  'output_bias': (_BIAS,),
-  'source_positions': ('encoder.embed_positions.weight',),
-  'target_positions': ('decoder.embed_positions.weight',),
-}
-_SPARE = (
-  _TARGET,
-  *_OUTPUTS,
-  'encoder.version',
-  'decoder.version',
-  '*coder.embed_positions._float_tensor',
-  '*coder.embed_positions.weights',
-  # fairseq 0.12 keeps copies of an encoder layer under these names.
-  'encoder.layers.*.in_proj_*',
-  'encoder.layers.*.out_proj_*',
-  'encoder.layers.*.fc?_*',
-)
+_NAMES = PROGRAMS['fairseq']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,9 +123,9 @@ def read(request: Request) -> Imported:
   )
   models = [request.source_spm, request.target_spm or request.source_spm]
   sides = read_sides(models, (source, target))
-  model = _model_of(config, path, sides.added[1].count > 0)
+  model = _model_of(config, path, sides.added[1].more > 0)
   weights = _weights(saved, path, model, sides)
-  _check_rows(weights, {_SOURCE: source, _TARGET: target})
+  _check_rows(weights, source, target)
   decoding = DecodingConfig(beam_size=5, length_penalty='length', alpha=1.0)
   run = config_of(request, languages, model, decoding)
   return Imported(run, sides.tokenizers, weights, sides.notes)
@@ -279,14 +249,12 @@ def _weights(
         'fairseq had before 2019, which is not read'
       )
   if model.output_bias:
-    arrays[_BIAS] = np.zeros(sides.added[1].before, np.float32)
-  spare = _SPARE
-  if model.positions != 'learned':
-    spare += *_TABLES['source_positions'], *_TABLES['target_positions']
+    (bias,) = _NAMES.tables['output_bias']
+    arrays[bias] = np.zeros(sides.added[1].before, np.float32)
   read = grown(sides) | dict.fromkeys(
     ('source_positions', 'target_positions'), _without_unused
   )
-  return Weights(str(path), arrays, '', _TABLES, spare, read)
+  return Weights(str(path), arrays, _NAMES, read)
 
 
 def _without_unused(positions: np.ndarray) -> np.ndarray:
@@ -301,9 +269,9 @@ def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """
   renamed = {}
   for name, array in arrays.items():
-    old, joint = _OLD_NORM.fullmatch(name), _JOINT.fullmatch(name)
-    if old and old[3] in _NORMS[old[2]]:
-      name = f'{old[1]}.{_NORMS[old[2]][old[3]]}.{old[4]}'
+    joint = _JOINT.fullmatch(name)
+    for old, new in _NAMES.old.items():
+      name = re.sub(old, new, name)
     if joint and array.ndim and len(array) % 3 == 0:
       for letter, part in zip('qkv', np.split(array, 3), strict=True):
         renamed[f'{joint[1]}.{letter}_proj.{joint[2]}'] = part
@@ -313,10 +281,12 @@ def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _check_rows(
-  weights: Weights, vocabularies: Mapping[str, Vocabulary]
+  weights: Weights, source: Vocabulary, target: Vocabulary
 ) -> None:
   """Name the dictionary whose tokens are not those of its table."""
-  for name, vocabulary in vocabularies.items():
+  sides = {'source_embedding': source, 'target_embedding': target}
+  for table, vocabulary in sides.items():
+    (name,) = _NAMES.tables[table]
     rows, known = len(weights.arrays.get(name, ())), len(vocabulary.pieces)
     if rows > known:
       raise InputError(

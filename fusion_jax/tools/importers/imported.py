@@ -1,11 +1,9 @@
-"""Models of other programs: what is asked for, read, and made of the weights.
-
-Hugging Face and fairseq name the parts of a Transformer alike, as both go back
-to the same code. Their matrices are [outputs, inputs], ours [inputs, outputs].
-"""
+"""Models of other programs: what is asked, read, and made of the weights."""
 
 import dataclasses
 import fnmatch
+import tomllib
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -26,23 +24,22 @@ from fusion_jax.json_input import as_type
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.tools.importers.vocabularies import Sides, Tokenizers
 
-# Our name of a part of a layer, and theirs.
-_PARTS = {
-  'self_attention/query': 'self_attn.q_proj',
-  'self_attention/key': 'self_attn.k_proj',
-  'self_attention/value': 'self_attn.v_proj',
-  'self_attention/out': 'self_attn.out_proj',
-  'self_attention_residual/norm': 'self_attn_layer_norm',
-  'cross_attention/query': 'encoder_attn.q_proj',
-  'cross_attention/key': 'encoder_attn.k_proj',
-  'cross_attention/value': 'encoder_attn.v_proj',
-  'cross_attention/out': 'encoder_attn.out_proj',
-  'cross_attention_residual/norm': 'encoder_attn_layer_norm',
-  'feed_forward/hidden': 'fc1',
-  'feed_forward/out': 'fc2',
-  'feed_forward_residual/norm': 'final_layer_norm',
-}
-_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
+_Read = Callable[[np.ndarray], np.ndarray]
+
+
+class ProgramNames(NamedTuple):
+  """Names of a program; see names.toml."""
+
+  spare: Sequence[str]
+  tables: Mapping[str, Sequence[str]]
+  prefix: str = ''
+  shared: Sequence[str] = ()
+  old: Mapping[str, str] = types.MappingProxyType({})
+
+
+_FILE = Path(__file__).with_name('names.toml')
+_NAMES = tomllib.loads(_FILE.read_text('utf-8'))
+PROGRAMS = {n: ProgramNames(**v) for n, v in _NAMES['programs'].items()}
 
 
 class Request(NamedTuple):
@@ -149,25 +146,18 @@ def config_of(
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
   """Weights of a file.
 
   Attributes:
     name: Name of the file, for messages.
-    prefix: What their names of the two stacks begin with.
-    tables: Their names of `source_embedding` and the other tables, by our name;
-      the first that the file has is read.
-    spare: Patterns of names that the file may have beside those that are read.
     read: How our tables are made of theirs, where they differ.
   """
 
   name: str
   arrays: Mapping[str, np.ndarray]
-  prefix: str
-  tables: Mapping[str, Sequence[str]]
-  spare: Sequence[str]
-  read: Mapping[str, Callable[[np.ndarray], np.ndarray]]
+  names: ProgramNames
+  read: Mapping[str, _Read]
 
 
 class Imported(NamedTuple):
@@ -179,7 +169,7 @@ class Imported(NamedTuple):
   notes: Sequence[str] = ()
 
 
-def grown(sides: Sides) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+def grown(sides: Sides) -> dict[str, _Read]:
   """Return how tables get rows for pieces that stand after a vocabulary."""
   source, target = sides.added
   return {
@@ -195,7 +185,8 @@ def parameters_of(weights: Weights, model: Transformer) -> dict[str, Any]:
   shapes = traverse_util.flatten_dict(
     jax.eval_shape(lambda: initial_parameters(model, 0)), sep='/'
   )
-  names = {path: _their_name(path, weights) for path in shapes}
+  ties = model.config.ties_sides
+  names = {path: _their_name(path, weights, ties) for path in shapes}
   _check_names(weights, list(names.values()))
   parameters = {
     path: _parameter(weights, name, path, shapes[path].shape)
@@ -204,16 +195,24 @@ def parameters_of(weights: Weights, model: Transformer) -> dict[str, Any]:
   return traverse_util.unflatten_dict(parameters, sep='/')
 
 
-def _their_name(path: str, weights: Weights) -> str:
-  if path in weights.tables:
-    choices = weights.tables[path]
+def _their_name(path: str, weights: Weights, ties_sides: bool) -> str:
+  names = weights.names
+  if path in names.tables:
+    choices = [*names.tables[path]]
+    if path == 'source_embedding' and ties_sides:
+      choices += names.shared
     return next((n for n in choices if n in weights.arrays), choices[0])
   side, *place, leaf = path.split('/')
-  if place == ['final_norm']:
-    return f'{weights.prefix}{side}.layer_norm.{_LEAVES[leaf]}'
-  number = place[0].removeprefix('layer_')
-  part = _PARTS['/'.join(place[1:])]
-  return f'{weights.prefix}{side}.layers.{number}.{part}.{_LEAVES[leaf]}'
+  place = ['layer_norm'] if place == ['final_norm'] else _layer(*place)
+  return '.'.join((names.prefix + side, *place, _NAMES['leaves'][leaf]))
+
+
+def _layer(number: str, *part: str) -> list[str]:
+  return [
+    'layers',
+    number.removeprefix('layer_'),
+    _NAMES['parts']['/'.join(part)],
+  ]
 
 
 def _check_names(weights: Weights, read: Sequence[str]) -> None:
@@ -226,7 +225,9 @@ def _check_names(weights: Weights, read: Sequence[str]) -> None:
   left = sorted(
     name
     for name in weights.arrays.keys() - set(read)
-    if not any(fnmatch.fnmatchcase(name, spare) for spare in weights.spare)
+    if not any(
+      fnmatch.fnmatchcase(name, spare) for spare in weights.names.spare
+    )
   )
   if left:
     raise InputError(

@@ -23,6 +23,7 @@ from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import read_errors
 from fusion_jax.json_input import check_shape, read_json
 from fusion_jax.tools.importers.imported import (
+  PROGRAMS,
   Imported,
   Options,
   Request,
@@ -39,16 +40,6 @@ _LONGEST = 512
 
 _LANGUAGE_CODE = re.compile(r'>>.+<<')
 _UNKNOWN = '<unk>'
-
-_SHARED = (
-  'model.shared.weight',
-  'model.encoder.embed_tokens.weight',
-  'model.decoder.embed_tokens.weight',
-)
-_SOURCE, _TARGET = _SHARED[1:]
-_OUTPUT = 'lm_head.weight'
-# The sinusoids are computed instead of read.
-_SPARE = (*_SHARED, _OUTPUT, 'model.*coder.embed_positions.weight')
 
 # Whether the sides share a table, and whether the output is tied.
 _TIED: dict[tuple[bool, bool], TiedEmbeddings] = {
@@ -98,19 +89,8 @@ def read(request: Request) -> Imported:
   languages = _languages(request)
   tag = _target_tag(vocabularies[0], languages[1])
   decoding = _decoding_of(config, vocabularies[1])
-  weights = Weights(
-    name=str(folder),
-    arrays=_read_arrays(folder),
-    prefix='model.',
-    tables={
-      'source_embedding': _SHARED if model.ties_sides else (_SOURCE,),
-      'target_embedding': (_TARGET, _OUTPUT),
-      'output_table': (_OUTPUT,),
-      'output_bias': ('final_logits_bias',),
-    },
-    spare=_SPARE,
-    read=grown(sides),
-  )
+  arrays, names = _read_arrays(folder), PROGRAMS['marian']
+  weights = Weights(str(folder), arrays, names, grown(sides))
   run = config_of(request, languages, model, decoding, tag)
   return Imported(run, sides.tokenizers, weights, sides.notes)
 

@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from sentencepiece import sentencepiece_model_pb2
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 
 Tokenizers = tuple[Tokenizer, Tokenizer]
 
-_Model = sentencepiece_model_pb2.ModelProto
-_Piece = _Model.SentencePiece
+_Piece = ModelProto.SentencePiece
 
 # What the logit of a piece after the vocabulary is below that of the unknown
 # token. Its probability is below the rounding of float32, and label smoothing
@@ -85,7 +84,7 @@ class Added(NamedTuple):
   after: int
 
   @property
-  def count(self) -> int:
+  def more(self) -> int:
     """The number of the pieces."""
     return self.after - self.before
 
@@ -93,8 +92,8 @@ class Added(NamedTuple):
     """Return a table [V, D] with a row for each piece that was added."""
     if table.shape[:1] != (self.before,):
       return table
-    more = np.repeat(table[[self.unknown]], self.count, 0)
-    return np.concatenate([table, more])
+    rows = np.repeat(table[[self.unknown]], self.more, 0)
+    return np.concatenate([table, rows])
 
   def bias(self, bias: np.ndarray) -> np.ndarray:
     """Return a bias [V] or [1, V] by which what was added is never chosen."""
@@ -137,7 +136,9 @@ def _unknown_pieces(
   path: Path, vocabulary: Vocabulary, tokenizer: Tokenizer
 ) -> str:
   """Say which pieces a model cuts that its vocabulary lacks."""
-  added = _Model.FromString(tokenizer.model).pieces[len(vocabulary.pieces) :]
+  added = ModelProto.FromString(tokenizer.model).pieces[
+    len(vocabulary.pieces) :
+  ]
   cut = [p for p in added if p.type in (_Piece.NORMAL, _Piece.USER_DEFINED)]
   if not cut:
     return ''
@@ -170,8 +171,8 @@ def rebuilt_tokenizers(
   return tuple(rebuilt)
 
 
-def _read(path: Path) -> _Model:
-  original = _Model.FromString(Tokenizer.from_file(path).model)
+def _read(path: Path) -> ModelProto:
+  original = ModelProto.FromString(Tokenizer.from_file(path).model)
   spec = original.trainer_spec
   if spec.model_type not in (spec.UNIGRAM, spec.BPE):
     raise InputError(
@@ -181,16 +182,19 @@ def _read(path: Path) -> _Model:
   return original
 
 
-def _of_text(model: _Model) -> dict[str, _Piece]:
+def _of_text(model: ModelProto) -> dict[str, ModelProto.SentencePiece]:
   """Return the pieces that stand for text."""
   silent = _Piece.UNKNOWN, _Piece.CONTROL
   return {p.piece: p for p in model.pieces if p.type not in silent}
 
 
 def _rebuilt(
-  original: _Model, pieces: Sequence[str], vocabulary: Vocabulary, path: Path
+  original: ModelProto,
+  pieces: Sequence[str],
+  vocabulary: Vocabulary,
+  path: Path,
 ) -> Tokenizer:
-  model = _Model()
+  model = ModelProto()
   model.CopyFrom(original)
   del model.pieces[:]
   text = _of_text(original)
@@ -215,7 +219,7 @@ def _rebuilt(
   return Tokenizer(model.SerializeToString(deterministic=True), str(path))
 
 
-def _check_merges(path: Path, model: _Model) -> None:
+def _check_merges(path: Path, model: ModelProto) -> None:
   """Refuse pieces that BPE would merge to although the original has them not.
 
   The unigram algorithm never takes an unused piece.
