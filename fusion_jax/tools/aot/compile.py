@@ -49,18 +49,13 @@ class Figures:
   """Figures of a compiled program.
 
   Attributes:
-    mesh: Number of devices along each axis of the mesh.
     shape: Rows, source and target positions of the batch.
-    parameters: Number of parameters of the model.
     peak: Most bytes that a chip has in use.
     state: Bytes of the arguments per chip, which stay between steps.
-    flops: Operations of the matrix products of all chips, 2mnk each; for a
-      search, those of the most steps.
-    moved: Bytes that all instructions of a chip read and write, as estimated by
-      XLA: a loop's body counts once, and so does what stays on the chip between
-      two instructions. 0 without an estimate.
-    exchanges: Count of exchanges and bytes that a chip sends, by kind.
-    trace_seconds, compile_seconds: Seconds on the machine that compiled.
+    flops: Operations of the matrix products of all chips; of a search, those of
+      the most steps.
+    moved: Bytes that a chip reads and writes, as estimated by XLA: a loop's
+      body counts once, as does what stays on the chip. 0 without an estimate.
   """
 
   mesh: dict[str, int]

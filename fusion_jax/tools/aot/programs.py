@@ -43,9 +43,8 @@ class ProgramRequest:
   """Request for a program, in addition to the config.
 
   Attributes:
-    source_length: Source positions of a batch; None for the most that the
-      config allows, or the target's number if that is given.
-    target_length: Likewise, of the target.
+    source_length, target_length: Positions of a batch; None for those of the
+      other side, if they are given, or else the most that the config allows.
     prepared: Prepared folder that gives shapes and vocabularies; '' for none.
   """
 

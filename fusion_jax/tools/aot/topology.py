@@ -67,14 +67,7 @@ CHIPS = {
 
 
 class Topology(NamedTuple):
-  """Chips to compile for.
-
-  Attributes:
-    name: Name as the user gave it.
-    chip: Name of a row of `CHIPS`.
-    slices: Number of slices of a pod, or of GPU hosts, joined by a network.
-    shape: Number of chips of a slice along its axes; one axis for GPUs.
-  """
+  """Chips to compile for: slices, or hosts of GPUs, joined by a network."""
 
   name: str
   chip: str

@@ -148,7 +148,7 @@ def specification(run: TrainedModel, forbidden: Sequence[int] = ()) -> Any:
   _set_tables(model, config, parameters)
   if forbidden:
     bias = np.zeros(run.target_tokenizer.vocabulary.size, np.float32)
-    bias += parameters.get('output_bias', 0.0)
+    bias += _array(parameters.get('output_bias', 0.0))
     bias[[*forbidden]] = _NEVER
     model.decoder.projection.bias = bias
   for stack, side in ((model.encoder, 'source'), (model.decoder, 'target')):

@@ -52,8 +52,6 @@ class StablehloOptions:
   Attributes:
     shapes: (rows, source length) of each program; () uses some of the shapes of
       decode.py.
-    platforms: Platforms that the programs can run on.
-    n_best: Number of translations per sentence.
     decoding: Fields of DecodingConfig that replace the run's.
   """
 

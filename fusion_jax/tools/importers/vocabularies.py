@@ -42,14 +42,11 @@ _NAMED = 5
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """Vocabulary of a foreign program.
+  """Vocabulary of a foreign program: its pieces in the order of their ids.
 
   Attributes:
     name: File that it was read from, for messages.
-    pieces: Pieces in the order of their ids.
     start: Piece that the decoder reads first.
-    end: Piece at the end of a line.
-    unknown: Piece that stands for all others.
     symbols: Further pieces that stand for no text.
   """
 
@@ -71,13 +68,7 @@ class Vocabulary:
 
 
 class Added(NamedTuple):
-  """Pieces that stand after a vocabulary.
-
-  Attributes:
-    unknown: Id of the unknown token.
-    before: Number V of pieces of the vocabulary.
-    after: Number W of all pieces.
-  """
+  """Pieces after the V of a vocabulary, and the id of the unknown token."""
 
   unknown: int
   before: int
