@@ -63,7 +63,7 @@ from fusion_jax.config.flags import load_config, parse_arguments
 from fusion_jax.config.presets import changed
 from fusion_jax.errors import CheckFailed, InputError, first_line
 from fusion_jax.startup import one_line_errors, start_logging
-from fusion_jax.tools.aot.chips import CHIPS
+from fusion_jax.tools.aot.topology import CHIPS
 from fusion_jax.tools.export.ctranslate2 import export
 
 # device_kind of JAX. PCIe and NVL cards are slower and not in the table.

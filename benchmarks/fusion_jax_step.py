@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
+from benchmarks.hlo_traffic import traffic
 from benchmarks.serving import contestant_parser, serve
 from benchmarks.sizes import SIZES, Size
 from fusion_jax.config import (
@@ -33,7 +34,6 @@ from fusion_jax.data.batching import Batch, Shape
 from fusion_jax.data.packed_batches import PackedPlan, assemble_packed
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
-from fusion_jax.tools.aot.hlo_traffic import traffic
 from fusion_jax.tools.aot.matmul_flops import product_gflop
 from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer

@@ -26,14 +26,14 @@ from benchmarks.common import (
   table,
   write_results,
 )
+from benchmarks.hlo_traffic import PARTS, by_part, total_cycles, traffic
 from fusion_jax.config.flags import parse_arguments, parse_experiment
 from fusion_jax.config.presets import SINCE_2020
 from fusion_jax.errors import InputError
 from fusion_jax.json_input import read_json
 from fusion_jax.startup import one_line_errors, start_logging
-from fusion_jax.tools.aot.chips import Chip
-from fusion_jax.tools.aot.hlo_traffic import PARTS
 from fusion_jax.tools.aot.topology import (
+  Chip,
   read_topology,
   topology_devices,
   without_accelerator,
@@ -111,19 +111,21 @@ def measure(
   topology = read_topology(topology_name)
   config, _ = parse_experiment((_ROWS | _LATER)[row], argparse.ArgumentParser())
   request = ProgramRequest('decode' if row in _SEARCHES else 'train')
-  figures, _, text = figures_for(
+  figures, program, text = figures_for(
     config, request, topology.figures, topology_devices(topology)
   )
   if arguments.text:
     arguments.text.mkdir(parents=True, exist_ok=True)
     (arguments.text / f'{topology_name}-{row}.txt').write_text(text)
+  moved = traffic(text, program.trips)
+  parts = by_part(moved)
   return {
     'flops': figures.flops / figures.chips,
-    'bytes': figures.hbm,
+    'bytes': sum(parts.values()),
     'bytes_by_xla': figures.moved,
-    'parts': figures.parts,
-    'kernels': figures.kernels,
-    'cycles': figures.cycles,
+    'parts': parts,
+    'kernels': sum(one.times for one in moved),
+    'cycles': total_cycles(moved),
     'sent': figures.sent,
     'peak': figures.peak,
     'shape': figures.shape,
@@ -202,7 +204,7 @@ def main(argv: list[str]) -> None:
 
 
 def _exists(row: str, topology: str) -> bool:
-  return row not in _GPU_ROWS or read_topology(topology).figures.kind == 'gpu'
+  return row not in _GPU_ROWS or read_topology(topology).is_gpu
 
 
 def _rows(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Description of a scheme: where it plugs in, and the sizes that papers print.
+"""Description of a scheme: where it plugs in.
 
 A scheme plugs in at one of these points:
 

@@ -26,7 +26,6 @@ from fusion_jax.decoding.translate import Translator
 from fusion_jax.decoding.views import Internals, View
 from fusion_jax.errors import InputError
 from fusion_jax.tools.export import stablehlo
-from fusion_jax.tools.export.stablehlo_options import StablehloOptions
 
 PAIRS = [('de', 'en'), ('en', 'de'), ('en', 'fr'), ('ro', 'en')]
 DATA = DataConfig(
@@ -225,7 +224,9 @@ def test_an_exported_direction_puts_its_tags(tokenizer, tmp_path):
   config = dataclasses.replace(plain.config, data=DATA, decoding=OPTIONS)
   run = in_direction(dataclasses.replace(plain, config=config), 'run', 'ro')
   lines = ['a dog', '', 'the cat sat']
-  stablehlo.export(run, tmp_path / 'out', StablehloOptions(((2, 16),)))
+  stablehlo.export(
+    run, tmp_path / 'out', stablehlo.StablehloOptions(((2, 16),))
+  )
   found = runpy.run_path(str(tmp_path / 'out' / 'load.py'))['translate'](lines)
   expected = list(Translator(run, run.config.decoding).translate(lines))
   assert found == expected

@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import pytest
 
+from benchmarks.hlo_traffic import traffic
 from fusion_jax.config import PRESETS, ExperimentConfig, TrainingConfig
 from fusion_jax.data.batching import Shape
-from fusion_jax.tools.aot.hlo_traffic import traffic
 from fusion_jax.tools.aot.programs import Problem, training_program
 
 # For the norm XLA on a CPU reads each gradient, writes its square and reads it.

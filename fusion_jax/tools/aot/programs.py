@@ -1,13 +1,9 @@
-"""The training step and the search of a config, traced for given devices.
-
-They are the programs that train.py and decode.py run, traced with the shapes of
-the arguments instead of arrays.
-"""
+"""The training step and the search of a config, traced for given devices."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,11 +43,8 @@ class ProgramRequest:
   """Request for a program, in addition to the config.
 
   Attributes:
-    step: 'train' or 'decode'.
-    source_length: Source positions of a batch; None for the most that the
-      config allows, or the target's number if that is given.
-    target_length: Target positions of a batch; None for the most that the
-      config allows, or the source's number if that is given.
+    source_length, target_length: Positions of a batch; None for those of the
+      other side, if they are given, or else the most that the config allows.
     prepared: Prepared folder that gives shapes and vocabularies; '' for none.
   """
 
@@ -61,14 +54,8 @@ class ProgramRequest:
   prepared: str = ''
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-  """Sizes that a program depends on, in addition to the config.
-
-  Attributes:
-    vocabularies: Vocabulary sizes of source and target.
-    shape: Shape of a batch.
-  """
+class Problem(NamedTuple):
+  """Vocabulary sizes of source and target, and shape of a batch."""
 
   vocabularies: tuple[int, int]
   shape: Shape
@@ -79,9 +66,6 @@ class Program:
   """A program that is ready to be compiled.
 
   Attributes:
-    traced: Program as traced by JAX.
-    mesh: Mesh that it runs on.
-    shape: Shape of its batch.
     weights: Shapes of the model's parameters, and their sharding.
     trips: Number of iterations of a loop whose count is unknown: the most steps
       of a search.
@@ -204,11 +188,10 @@ def decoding_program(
   parameters = abstract_like(
     jax.eval_shape(lambda: initial_parameters(model, 0)), replicated(mesh)
   )
-  own, source, target = problem.shape
+  process_rows, source, target = problem.shape
   processes = len({device.process_index for device in devices})
-  devices_each = mesh.size // processes
   # Rows are added as `placed` fills up the devices of a process.
-  rows = math.ceil(own / devices_each) * mesh.size
+  rows = math.ceil(process_rows / (mesh.size // processes)) * mesh.size
   numbers = _ids((rows,), by_rows(mesh))
   batch = SearchRows(
     (Source(_ids((rows, source), by_rows(mesh)), numbers),), numbers, numbers

@@ -36,14 +36,7 @@ Weights = dict[str, Float32[Array | np.ndarray, '...']]
 
 @dataclasses.dataclass(frozen=True)
 class SearchProgram:
-  """The search of a run for one shape.
-
-  Attributes:
-    run: Run whose model translates.
-    options: Options of the decoding.
-    shape: Shape of the batch.
-    n_best: Number of hypotheses to return per sentence.
-  """
+  """The search of a run for one shape of a batch."""
 
   run: TrainedModel
   options: DecodingConfig
@@ -100,28 +93,18 @@ class SearchProgram:
 
 
 def export_program(
-  program: SearchProgram, platforms: Sequence[str], inside: bool
+  program: SearchProgram, platforms: Sequence[str]
 ) -> jax.export.Exported:
   """Lower a program for several platforms at once; nothing is compiled."""
-  weights = program.weights()
 
   def translate(weights, *rows):
-    found = program.search(weights, *rows)
-    return tuple(getattr(found, name) for name in RESULTS)
-
-  def translate_alone(*rows):
-    # Without the barrier, XLA would compute with the constants at compilation,
-    # which takes long and rounds differently.
-    return translate(jax.lax.optimization_barrier(weights), *rows)
+    hypotheses = program.search(weights, *rows)
+    return tuple(getattr(hypotheses, name) for name in RESULTS)
 
   rows, length, _ = program.shape
   shapes = [jax.ShapeDtypeStruct((rows, length), jnp.int32)]
   shapes += [jax.ShapeDtypeStruct((rows,), jnp.int32)] * (
     len(program.arguments) - 1
   )
-  if inside:
-    lower = jax.export.export(jax.jit(translate_alone), platforms=platforms)
-    return lower(*shapes)
-  abstract = jax.eval_shape(lambda: weights)
   lower = jax.export.export(jax.jit(translate), platforms=platforms)
-  return lower(abstract, *shapes)
+  return lower(jax.eval_shape(program.weights), *shapes)

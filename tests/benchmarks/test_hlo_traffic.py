@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fusion_jax.tools.aot.hlo_text import arrays, instruction
-from fusion_jax.tools.aot.hlo_traffic import by_part, traffic
+from benchmarks.hlo_traffic import arrays, by_part, instruction, traffic
 
 _KIB = 2**10
 
@@ -44,8 +43,8 @@ def test_arrays_take_up_whole_tiles():
   whole, on_chip, plain = arrays(
     '(bf16[3,5]{1,0:T(8,128)(2,1)}, f32[8,128]{1,0:T(8,128)S(1)}, pred[7]{0})'
   )
-  assert (whole.size, whole.padded, whole.space) == (30, 8 * 128 * 2, 0)
-  assert (on_chip.padded, on_chip.space) == (4 * _KIB, 1)
+  assert whole == (8 * 128 * 2, False)
+  assert on_chip == (4 * _KIB, True)
   assert plain.padded == 7
   # Axis 0 changes first: it is the one that is padded to 128.
   (turned,) = arrays('f32[5,3]{0,1:T(8,128)}')
@@ -59,7 +58,6 @@ def test_an_instruction_is_read():
   )
   assert (one.name, one.opcode, one.root) == ('add_fusion.2', 'fusion', True)
   assert (one.operands, one.called) == (('p.1', 'p.2'), ('fused',))
-  assert one.origin == 'jit(step)/optimizer/add'
   assert instruction('}') is None
 
 

@@ -301,14 +301,3 @@ def test_bad_input_is_one_line_and_writes_nothing(
   assert message in line
   assert {path.name for path in tmp_path.iterdir()} == {'model'}
   assert not (folder / 'was_run').exists()
-
-
-def test_a_folder_that_is_not_empty_is_refused(tmp_path, capsys):
-  (tmp_path / 'file').touch()
-  assert import_model('marian', MARIAN, tmp_path) == 2
-  assert 'not empty' in capsys.readouterr().err
-
-
-def test_flags_of_fairseq_are_refused(tmp_path, capsys):
-  assert import_model('marian', MARIAN, tmp_path, '--source_spm=a') == 2
-  assert 'need --from=fairseq' in capsys.readouterr().err
