@@ -143,10 +143,10 @@ def dynamic_routing(
   epsilon: float = 1e-6,
 ) -> np.ndarray:
   """Eq. 5-9."""
-  vote = sized(votes(parameters['votes'], layers, options, 'none'), routing)
+  vote = sized(votes(parameters['votes'], layers, options, 'none'), options)
   y = np.zeros(layers[0].shape)
   for b, t in np.ndindex(*y.shape[:2]):
-    y[b, t] = route_dynamically(vote[b, t], routing).reshape(-1)
+    y[b, t] = route_dynamically(vote[b, t], options).reshape(-1)
   return _capsule_output(parameters, y, layers, options, epsilon)
 
 
