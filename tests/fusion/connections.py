@@ -57,11 +57,11 @@ def initial_parameters(connection, x):
 
 
 def applied(connection, params, x, layer=stand_in_layer):
-  def run(module, x):
+  def through(module, x):
     return run(module, x, layer)
 
   apply = jax.jit(
-    lambda params, x: connection.apply({'params': params}, x, method=run)
+    lambda params, x: connection.apply({'params': params}, x, method=through)
   )
   return apply(params, x)
 
