@@ -28,8 +28,7 @@ from benchmarks.common import (
   table,
   write_results,
 )
-from benchmarks.decode_task import END
-from benchmarks.fusion_jax_step import (
+from benchmarks.contestants import (
   FusionJaxStep,
   experiment,
   moved_gbytes,
@@ -42,7 +41,7 @@ from benchmarks.schemes import (
   schemes,
 )
 from benchmarks.serving import limit_cores, timed
-from benchmarks.sizes import SIZES, Size
+from benchmarks.sizes import END, SIZES, Size
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.presets import Row, changed
 from fusion_jax.errors import CheckFailed, first_line
@@ -62,9 +61,8 @@ _LARGE = 2**29
 class SearchSteps:
   """A search with cached keys and values; the encoder has been run before.
 
-  Attributes:
-    gflop: 10^9 floating point operations of the products of all steps.
-    gbytes: 10^9 bytes that their instructions read and write.
+  All its steps have `gflop` 10^9 operations of matrix products, and their
+  instructions move `gbytes` 10^9 bytes.
   """
 
   def __init__(
@@ -111,20 +109,15 @@ class SearchSteps:
 
   def run(self, parameters: Parameters) -> None:
     """Searches once."""
-    found = self._search(parameters, *self._arguments)
-    if int(found.lengths.max()) != self._steps:
+    hypotheses = self._search(parameters, *self._arguments)
+    if int(hypotheses.lengths.max()) != self._steps:
       raise RuntimeError('the search ended before its last step')
 
 
 class Programs:
-  """The two programs of a scheme.
+  """The training step and the search of a scheme, by their names.
 
-  Attributes:
-    run: runs one of them once.
-    gflop: 10^9 floating point operations of its matrix products.
-    gbytes: 10^9 bytes that its instructions read and write.
-    parameters: of the model.
-    megabytes: 2^20 bytes that a training step needs beside its arguments.
+  `megabytes`: 2^20 bytes that a training step needs beside its arguments.
   """
 
   def __init__(self, size: Size, row: Row, sentences: int, steps: int):

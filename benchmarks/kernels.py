@@ -15,10 +15,7 @@ _MOST = 25
 
 
 class Event(NamedTuple):
-  """A kernel that ran; times in ns.
-
-  operation: the instruction of the program, '' if unknown.
-  """
+  """A kernel that ran, by its instruction ('': unknown); times in ns."""
 
   name: str
   operation: str
@@ -47,15 +44,9 @@ def device_events(data: Any) -> list[Event]:
 def kernels(
   events: Iterable[Event], parts: Mapping[str, str], steps: int
 ) -> dict[str, Any]:
-  """Return the kernels that take most time, and the share of idle time.
+  """The kernels that take most time in some steps, and the share of idle time.
 
-  Args:
-    events: Of some steps one after another; streams may overlap.
-    parts: Part of the step that each instruction belongs to.
-    steps: Number of these steps.
-
-  Raises:
-    CheckFailed: There are no events.
+  Streams may overlap. `parts` has the part of the step by instruction.
   """
   spent: dict[tuple[str, str], float] = defaultdict(float)
   calls: Counter[tuple[str, str]] = Counter()

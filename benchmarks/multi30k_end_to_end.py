@@ -25,13 +25,14 @@ from benchmarks.common import (
   cells,
   log,
   make_parser,
+  metrics,
   resume,
   spread,
   table,
+  train,
   write_results,
 )
 from benchmarks.input_throughput import real_share, training_batches
-from benchmarks.programs import metrics, train
 from benchmarks.serving import ROOT, limit_cores
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import load_config
@@ -114,7 +115,7 @@ def _peer_rates(
   directory = arguments.workdir / 'joeynmt'
   _write_peer_data(directory, config, corpus, arguments.peer_steps)
   if _PEER not in results['real_share']:
-    module = '-m', 'benchmarks.peers.joeynmt_padding'
+    module = '-m', 'benchmarks.peers.joeynmt_contestants', 'padding'
     answer = subprocess.run(
       [PEERS_PYTHON, *module, directory / 'config.json'],
       cwd=ROOT,

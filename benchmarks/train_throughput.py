@@ -7,24 +7,20 @@ is saved: the same command resumes where it stopped, and tries again the peers
 that could not start.
 """
 
-import argparse
-import statistics
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.common import (
-  PEERS_PYTHON,
   RESULTS,
   cells,
-  log,
   make_parser,
   resume,
-  spread,
   table,
   write_results,
 )
-from benchmarks.serving import Worker, limit_cores
+from benchmarks.serving import limit_cores
+from benchmarks.side_by_side import Program, measure, peer, rates
 from benchmarks.sizes import SIZES, Size
 
 _PRODUCTS = 'matrix products alone'
@@ -32,33 +28,24 @@ _JOEYNMT = 'JoeyNMT'
 _PYTORCH = ('PyTorch, torch.compile', 'PyTorch, eager')
 
 
-class Program(NamedTuple):
-  """How a contestant is started."""
+def programs(size: str, peers: bool) -> dict[str, Program]:
+  """The contestants."""
+  flag = f'--size={size}'
 
-  module: str
-  flags: tuple[str, ...] = ()
-  python: str = sys.executable
-  huge_pages: bool = True
+  def ours(*flags: str) -> Program:
+    return Program('benchmarks.contestants', (*flags, flag))
 
-
-def _peer(module: str, *flags: str, huge_pages: bool = True) -> Program:
-  return Program(
-    f'benchmarks.peers.{module}', flags, str(PEERS_PYTHON), huge_pages
-  )
-
-
-_STEP = 'benchmarks.fusion_jax_step'
-_OURS = {
-  'fusion_jax': Program(_STEP),
-  _PRODUCTS: Program('benchmarks.matrix_products'),
-}
-_PEERS = {
-  'fusion_jax, dropout everywhere': Program(_STEP, ('--dropout_everywhere',)),
-  _JOEYNMT: _peer('joeynmt_step', huge_pages=False),
-  f'{_JOEYNMT}, huge pages': _peer('joeynmt_step'),
-  _PYTORCH[0]: _peer('pytorch_step', '--compile'),
-  _PYTORCH[1]: _peer('pytorch_step'),
-}
+  found = {'fusion_jax': ours('step'), _PRODUCTS: ours('products')}
+  if peers:
+    everywhere = 'fusion_jax, dropout everywhere'
+    found |= {
+      everywhere: ours('step', '--dropout_everywhere'),
+      _JOEYNMT: peer('joeynmt_contestants', 'step', flag, huge_pages=False),
+      f'{_JOEYNMT}, huge pages': peer('joeynmt_contestants', 'step', flag),
+      _PYTORCH[0]: peer('pytorch_step', flag, '--compile'),
+      _PYTORCH[1]: peer('pytorch_step', flag),
+    }
+  return found
 
 
 def main() -> None:
@@ -77,68 +64,13 @@ def main() -> None:
   results = resume(path, settings, arguments.fresh)
   results['gflop_per_step'] = size.gflop
   limit_cores()
-  measure(results, _OURS | (_PEERS if arguments.peers else {}), arguments, path)
+  contestants = programs(arguments.size, arguments.peers)
+  measure(results, contestants, arguments.rounds, arguments.steps, path)
   results['summary'] = {
     name: _summary(answers, size) for name, answers in results['rounds'].items()
   }
   write_results(path, results)
   print(_report(results, arguments.size))
-
-
-def measure(
-  results: dict[str, Any],
-  programs: dict[str, Program],
-  arguments: argparse.Namespace,
-  path: Path,
-) -> None:
-  """Adds the rounds that are missing, in turns."""
-  rounds = results['rounds']
-  missing = {
-    name: program
-    for name, program in programs.items()
-    if len(rounds.get(name, ())) < arguments.rounds
-  }
-  workers = _start(missing, arguments.size)
-  for index in range(arguments.rounds):
-    for name in list(workers):
-      if len(rounds.get(name, ())) > index:
-        continue
-      try:
-        answer = workers[name].ask(arguments.steps)
-      except (RuntimeError, OSError) as error:
-        log(f'{name}: {error}')
-        workers.pop(name)
-        continue
-      rounds.setdefault(name, []).append(answer)
-      write_results(path, results)
-      median = statistics.median(answer['seconds'])
-      log(f'round {index + 1} of {arguments.rounds}, {name}: {median:.3f} s')
-  for worker in workers.values():
-    worker.close()
-
-
-def rates(answers: list[dict[str, Any]], amount: float) -> dict[str, Any]:
-  """The last answer, and the spread of an amount by the seconds of steps."""
-  each = [amount / taken for answer in answers for taken in answer['seconds']]
-  last = {key: value for key, value in answers[-1].items() if key != 'seconds'}
-  return last | {'rates': spread(each)}
-
-
-def _start(programs: dict[str, Program], size: str) -> dict[str, Worker]:
-  workers = {}
-  for name, program in programs.items():
-    try:
-      workers[name] = Worker(
-        program.python,
-        program.module,
-        [f'--size={size}', *program.flags],
-        program.huge_pages,
-      )
-      seconds = workers[name].hello['start_seconds']
-      log(f'{name}: ready, first step after {seconds:.1f} s')
-    except (RuntimeError, OSError) as error:
-      log(f'{name}: could not start: {error}')
-  return workers
 
 
 def _summary(answers: list[dict[str, Any]], size: Size) -> dict[str, Any]:

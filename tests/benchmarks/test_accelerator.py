@@ -20,7 +20,7 @@ from benchmarks.accelerator import (
   plan,
   utilisation,
 )
-from benchmarks.fusion_jax_step import packed_batches
+from benchmarks.contestants import packed_batches
 from benchmarks.kernels import Event, device_events, kernels
 from benchmarks.serving import ROOT
 from benchmarks.sizes import SIZES
