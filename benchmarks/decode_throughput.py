@@ -1,16 +1,15 @@
 """Translation: sentences/s and output tokens/s, in batches and one by one.
 
-    python -m benchmarks.decode_throughput [--workdir=RUN --input=FILE]
+    python -m benchmarks.decode_throughput --workdir=RUN --input=FILE
     python -m benchmarks.decode_throughput --workdir=RUN --input=FILE --mixed
     python -m benchmarks.decode_throughput --size=base [--peers]
 
-Without a run, a small model with random parameters translates lines of the
-embedded corpus. What is compiled in the first pass is not timed. With --mixed,
-the lines of the file take turns with as many lines of one length: the line
-whose source and translation have the lengths nearest to the mean, again and
-again, by the last of --beams. With --size, all contestants translate the same
-random ids with random parameters, and make exactly 32 decoder steps for every
-sentence; they take turns, task by task, and the same command resumes.
+What is compiled in the first pass is not timed. With --mixed, the lines of the
+file take turns with as many lines of one length: the line whose source and
+translation have the lengths nearest to the mean, again and again, by the last
+of --beams. With --size, all contestants translate the same random ids with
+random parameters, and make exactly 32 decoder steps for every sentence; they
+take turns, task by task, and the same command resumes.
 """
 
 import argparse
@@ -42,21 +41,10 @@ from benchmarks.common import (
 from benchmarks.serving import ROOT, limit_cores, peak_memory_mb
 from benchmarks.side_by_side import Program, measure, peer, rates
 from benchmarks.sizes import LENGTH, SIZES, TASKS, Task
-from fusion_jax.cli.text_io import open_input, read_lines
-from fusion_jax.config import (
-  PRESETS,
-  DataConfig,
-  DecodingConfig,
-  ExperimentConfig,
-  TokenizerConfig,
-)
 from fusion_jax.config.flags import parse_arguments
-from fusion_jax.data import embedded
-from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.data.tokenizer import train as train_tokenizer
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.models.transformer import initial_parameters
-from fusion_jax.runs.loading import TrainedModel, load_run, make_model
+from fusion_jax.evaluation.systems import read_file
+from fusion_jax.runs.loading import TrainedModel, load_run
 from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
 
 _OURS = 'fusion_jax'
@@ -137,21 +125,15 @@ def main(argv: list[str]) -> None:
 
 def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
   """All settings in turns."""
-  if arguments.workdir:
-    run = load_run(arguments.workdir)
-    with open_input(arguments.input) as file:
-      every = (x for x in read_lines(file, arguments.input) if x.strip())
-      lines = list(itertools.islice(every, arguments.sentences))
-  else:
-    run = _random_run()
-    pairs = embedded.generate('en', 'de', 'test', arguments.sentences)
-    lines = [source for source, _ in pairs]
+  run = load_run(arguments.workdir)
+  every = filter(None, read_file(arguments.input).lines)
+  lines = list(itertools.islice(every, arguments.sentences))
   settings = (_mixed if arguments.mixed else _settings)(run, lines, arguments)
   for _ in range(arguments.rounds):
     for setting in settings.values():
       setting.run()
   return circumstances() | {
-    'run': Path(arguments.workdir).name or 'random parameters',
+    'run': Path(arguments.workdir).name,
     'parameters': sum(x.size for x in jax.tree.leaves(run.parameters)),
     'settings': {name: own.results() for name, own in settings.items()},
     'peak_memory_mb': peak_memory_mb(),
@@ -180,22 +162,6 @@ def _mixed(
   return {'mixed lengths': mixed, 'one length': alike}
 
 
-def _random_run(pairs: int = 2_000, vocabulary: int = 1_000) -> TrainedModel:
-  """A small model that has learnt nothing, with a tokenizer that has."""
-  options = TokenizerConfig(vocabulary_size=vocabulary)
-  text = embedded.generate('en', 'de', 'train', pairs)
-  lines = itertools.chain.from_iterable(text)
-  tokenizer = Tokenizer(train_tokenizer(lines, options))
-  config = ExperimentConfig(
-    data=DataConfig(tokenizer=options),
-    model=dataclasses.replace(PRESETS['small'], norm='pre'),
-    decoding=DecodingConfig(max_source_length=64),
-  )
-  model = make_model(config, tokenizer, tokenizer)
-  parameters = initial_parameters(model, seed=0)
-  return TrainedModel(config, model, parameters, 0, tokenizer, tokenizer)
-
-
 def _parse(argv: list[str]) -> argparse.Namespace:
   parser = make_parser(__doc__)
   add = parser.add_argument
@@ -212,14 +178,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add('--steps', type=int, default=1, help='of a round')
   add('--fresh', action='store_true', help='start anew')
   arguments = parse_arguments(argv, parser)
-  if bool(arguments.workdir) != bool(arguments.input):
-    parser.error('--workdir and --input go together')
-  if arguments.size and arguments.workdir:
-    parser.error('--size has random parameters; give it without --workdir')
-  if arguments.peers and not arguments.size:
-    parser.error('--peers needs --size')
-  if arguments.mixed and not arguments.workdir:
-    parser.error('--mixed needs --workdir')
+  if not (arguments.size or (arguments.workdir and arguments.input)):
+    parser.error('give --workdir and --input, or --size')
   return arguments
 
 
@@ -290,8 +250,7 @@ def _summarise(rounds: Mapping[str, list[dict[str, Any]]]) -> _Summary:
     for key, answers in rounds.items():
       name, _, of_task = key.partition(' | ')
       if of_task == task.name:
-        last = rates(answers, task.output_tokens)
-        last['output_tokens_per_second'] = last.pop('rates')
+        last = rates(answers, 'output_tokens_per_second', task.output_tokens)
         summary.setdefault(task.name, {})[name] = last
   return summary
 

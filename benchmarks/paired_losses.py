@@ -22,7 +22,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -46,7 +46,6 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import read_file
 from fusion_jax.files import write_whole
-from fusion_jax.json_input import read_json
 from fusion_jax.startup import one_line_errors, start_logging
 
 # Where the plain models and the schemes of a comparison are.
@@ -170,18 +169,15 @@ def main(argv: list[str]) -> None:
   add('--results', type=Path, default=RESULTS / 'comparison')
   arguments = parser.parse_args(argv)
   start_logging()
-  earlier = _earlier(arguments.output, arguments.corpus)
   scored = _scored(arguments)
   differences = paired(scored)
   results = {
     'corpus': arguments.corpus,
-    'losses': earlier.get('losses', {})
-    | {
+    'losses': {
       run.name: {name: text.mean for name, text in texts.items()}
       for run, texts in scored.items()
     },
-    'differences': earlier.get('differences', {})
-    | {
+    'differences': {
       run.name: {name: text._asdict() for name, text in texts.items()}
       for run, texts in differences.items()
     },
@@ -229,14 +225,6 @@ def rendered(differences: Mapping[Run, Mapping[str, Difference]]) -> str:
     for run, texts in differences.items()
   ]
   return table(('scheme', 'seed', *names, 'p'), rows)
-
-
-def _earlier(output: Path, corpus: str) -> Mapping[str, Any]:
-  """What an earlier command found; it may be of runs that are gone."""
-  if not output.is_file():
-    return {}
-  results = read_json(output, dict[str, Any])
-  return results if results.get('corpus') == corpus else {}
 
 
 def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:

@@ -112,11 +112,13 @@ def measure(
     worker.close()
 
 
-def rates(answers: Sequence[dict[str, Any]], amount: float) -> dict[str, Any]:
-  """The last answer, and the spread of an amount by the seconds of steps."""
-  each = [amount / taken for answer in answers for taken in answer['seconds']]
+def rates(
+  answers: Sequence[dict[str, Any]], name: str, amount: float
+) -> dict[str, Any]:
+  """The last answer, with the spread of an amount by the seconds of steps."""
+  seconds = [taken for answer in answers for taken in answer['seconds']]
   last = {key: value for key, value in answers[-1].items() if key != 'seconds'}
-  return last | {'rates': spread(each)}
+  return last | {name: spread([amount / taken for taken in seconds])}
 
 
 def _started(programs: Mapping[str, Program]) -> dict[str, Worker]:

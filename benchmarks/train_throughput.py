@@ -8,6 +8,7 @@ that could not start.
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,85 +68,36 @@ def main() -> None:
   contestants = programs(arguments.size, arguments.peers)
   measure(results, contestants, arguments.rounds, arguments.steps, path)
   results['summary'] = {
-    name: _summary(answers, size) for name, answers in results['rounds'].items()
+    name: rates(answers, 'target_tokens_per_second', size.target_tokens)
+    for name, answers in results['rounds'].items()
   }
   write_results(path, results)
-  print(_report(results, arguments.size))
+  print(report(results['summary'], size))
 
 
-def _summary(answers: list[dict[str, Any]], size: Size) -> dict[str, Any]:
-  """Rates over all timed steps of a contestant, and its last report."""
-  found = rates(answers, size.target_tokens)
-  speed = found.pop('rates')
-  gflop = speed['median'] / size.target_tokens * size.gflop
-  return found | {
-    'target_tokens_per_second': speed,
-    'gflop_per_second_of_step': gflop,
+def report(summary: Mapping[str, Any], size: Size) -> str:
+  """Tokens/s, as shares of those of the products alone and of the first."""
+  speeds = {
+    name: answer['target_tokens_per_second']['median']
+    for name, answer in summary.items()
   }
-
-
-def _report(results: dict[str, Any], name: str) -> str:
-  summary, size = results['summary'], SIZES[name]
-  header = ('', 'tokens/s', 'min', 'max', 'GFLOP/s', 'of products')
-  header += ('parameters', 'start s', 'peak MB')
-  return '\n'.join(
+  products, ours = speeds.get(_PRODUCTS), next(iter(speeds.values()))
+  rows = [
     (
-      f'{name}: {size.rows} sentences of {size.length}+{size.length}, '
-      f'{size.gflop:.1f} GFLOP a step, {results["settings"]["steps"]} steps x '
-      f'{max(map(len, results["rounds"].values()))} rounds',
-      table(header, [_row(key, summary) for key in summary]),
-      *_notes(summary),
+      name,
+      *cells(answer['target_tokens_per_second']),
+      f'{speeds[name] / products:.0%}' if products else '',
+      f'{ours / speeds[name]:.2f}',
+      f'{answer["parameters"]:,}' if 'parameters' in answer else '',
+      f'{answer["start_seconds"]:.1f}',
+      f'{answer["peak_memory_mb"]:,.0f}',
     )
-  )
-
-
-def _row(name: str, summary: dict[str, dict[str, Any]]) -> tuple[str, ...]:
-  own = summary[name]
-  return (
-    name,
-    *cells(own['target_tokens_per_second']),
-    f'{own["gflop_per_second_of_step"]:.0f}',
-    _share(summary, name, _PRODUCTS, '.0%'),
-    f'{own["parameters"]:,}' if 'parameters' in own else '',
-    f'{own["start_seconds"]:.1f}',
-    f'{own["peak_memory_mb"]:,.0f}',
-  )
-
-
-def _share(
-  summary: dict[str, dict[str, Any]], name: str, other: str, form: str
-) -> str:
-  if name not in summary or other not in summary:
-    return ''
-  ours, theirs = (
-    summary[key]['target_tokens_per_second']['median'] for key in (name, other)
-  )
-  return format(ours / theirs, form)
-
-
-def _notes(summary: dict[str, dict[str, Any]]) -> list[str]:
-  notes = [
-    f'{name}: {_share(summary, name, other, ".2f")} times {other}'
-    for name in summary
-    for other in (_JOEYNMT, *_PYTORCH)
-    if name.startswith('fusion_jax') and other in summary
+    for name, answer in summary.items()
   ]
-  if own := summary.get('fusion_jax'):
-    notes.append(
-      f'fusion_jax: compiled in {own["compile_seconds"]:.1f} s '
-      f'({own["compilations_after_first_step"]} compilations after the first '
-      f'step), temporary memory '
-      f'{own["temporary_memory_mb"]:.0f} MB, arguments '
-      f'{own["argument_memory_mb"]:.0f} MB'
-    )
-  if _PRODUCTS in summary:
-    kinds = summary[_PRODUCTS]['gflop_per_second'].items()
-    listed = ', '.join(f'{key} {rate:.0f}' for key, rate in kinds)
-    notes.append(f'GFLOP/s of the products: {listed}')
-  counts = {own.get('parameters') for own in summary.values()} - {None}
-  if len(counts) > 1:
-    notes.append(f'the contestants differ in parameters: {sorted(counts)}')
-  return notes
+  header = ('target tokens/s', 'median', 'min', 'max', 'of products')
+  header += ('fusion_jax, times', 'parameters', 'start s', 'peak MB')
+  shape = f'{size.rows} sentences of {size.length}+{size.length}'
+  return f'{shape}, {size.gflop:.1f} GFLOP a step\n{table(header, rows)}'
 
 
 if __name__ == '__main__':
