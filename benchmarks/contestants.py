@@ -128,14 +128,14 @@ def _compilations() -> list[float]:
 
   JAX keeps a listener for ever: it must not hold a model.
   """
-  found: list[float] = []
+  seconds_of_all: list[float] = []
 
   def listen(event: str, seconds: float, **_: Any) -> None:
     if event == _COMPILED:
-      found.append(seconds)
+      seconds_of_all.append(seconds)
 
   jax.monitoring.register_event_duration_secs_listener(listen)
-  return found
+  return seconds_of_all
 
 
 @functools.cache

@@ -106,8 +106,8 @@ class Setting:
 
 def typical(lines: Sequence[str], lengths: Sequence[tuple[int, int]]) -> str:
   """The line with the lengths nearest to the mean lengths."""
-  each = np.asarray(lengths, float)
-  return lines[int(np.abs(each - each.mean(0)).sum(1).argmin())]
+  pairs = np.asarray(lengths, float)
+  return lines[int(np.abs(pairs - pairs.mean(0)).sum(1).argmin())]
 
 
 @one_line_errors
@@ -135,7 +135,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
   return circumstances() | {
     'run': Path(arguments.workdir).name,
     'parameters': sum(x.size for x in jax.tree.leaves(run.parameters)),
-    'settings': {name: own.results() for name, own in settings.items()},
+    'settings': {name: setting.results() for name, setting in settings.items()},
     'peak_memory_mb': peak_memory_mb(),
   }
 
@@ -147,9 +147,9 @@ def _settings(
   for batch in (True, False) if arguments.single else (True,):
     for beam in arguments.beams:
       name = 'greedy' if beam == 1 else f'beam {beam}'
-      own = lines if batch else lines[: arguments.single]
+      chosen = lines if batch else lines[: arguments.single]
       name += ', batches' if batch else ', one by one'
-      settings[name] = Setting(run, own, beam, batch)
+      settings[name] = Setting(run, chosen, beam, batch)
   return settings
 
 
@@ -187,19 +187,19 @@ def _report(results: dict[str, Any]) -> str:
   rows = [
     (
       name,
-      f'{own["sentences"]:,}',
-      f'{own["sentences_per_second"]["median"]:.1f}',
-      *cells(own['output_tokens_per_second']),
-      f'{own["output_tokens_per_sentence"]:.1f}',
+      f'{setting["sentences"]:,}',
+      f'{setting["sentences_per_second"]["median"]:.1f}',
+      *cells(setting['output_tokens_per_second']),
+      f'{setting["output_tokens_per_sentence"]:.1f}',
     )
-    for name, own in results['settings'].items()
+    for name, setting in results['settings'].items()
   ]
   header = ('', 'sentences', 'sentences/s', 'tokens/s', 'min', 'max')
   text = table((*header, 'tokens/sentence'), rows)
   if 'mixed lengths' in results['settings']:
     mixed, alike = (
-      own['output_tokens_per_second']['median']
-      for own in results['settings'].values()
+      setting['output_tokens_per_second']['median']
+      for setting in results['settings'].values()
     )
     text += f'\nratio {mixed / alike:.2f}'
   return text
@@ -267,9 +267,12 @@ def _report_comparison(summary: _Summary) -> str:
     times = f' ({ours / theirs:.2f})' if ours and theirs else ''
     return f'{theirs:,.0f}{times}' if theirs else ''
 
-  names = dict.fromkeys(name for own in summary.values() for name in own)
+  names = dict.fromkeys(
+    name for answers in summary.values() for name in answers
+  )
   rows = [
-    (name, *(cell(name, own) for own in summary.values())) for name in names
+    (name, *(cell(name, answers) for answers in summary.values()))
+    for name in names
   ]
   text = f'output tokens/s, {LENGTH} a sentence (how many times {_OURS} has)'
   return '\n'.join((text, table(('', *summary), rows), *_notes(summary)))

@@ -27,7 +27,7 @@ def device_events(data: Any) -> list[Event]:
   """Return what a `jax.profiler.ProfileData` says that a device did."""
   lines = [(plane, line) for plane in data.planes for line in plane.lines]
   for of_plane, of_line in _LINES:
-    found = [
+    events = [
       Event(event.name, operation, event.start_ns, event.end_ns)
       for plane, line in lines
       if plane.name.startswith(of_plane) and line.name.startswith(of_line)
@@ -36,8 +36,8 @@ def device_events(data: Any) -> list[Event]:
       if operation or of_line == 'Stream'
       if not operation.startswith(_AROUND)
     ]
-    if found:
-      return found
+    if events:
+      return events
   return []
 
 

@@ -270,21 +270,21 @@ def differences(ours: Path, theirs: Path) -> list[str]:
 
   Lines of ours that are gone are none: a file was cut off.
   """
-  found = [
+  different = [
     f'{kind} parameter {jax.tree_util.keystr(path)}'
     for kind in ('last', 'ema')
-    for (path, own), (_, other) in zip(
+    for (path, one), (_, other) in zip(
       *(_leaves(path, kind) for path in (ours, theirs)), strict=True
     )
-    if not np.array_equal(own, other)
+    if not np.array_equal(one, other)
   ]
   expected = {row['step']: row['loss'] for row in metrics(theirs, 'train')}
   logged = [(row['step'], row['loss']) for row in metrics(ours, 'train')]
   steps = [step for step, _ in logged]
   if steps != sorted(set(steps)):
-    found.append('steps in metrics.jsonl that are there twice')
+    different.append('steps in metrics.jsonl that are there twice')
   wrong = [step for step, loss in logged if loss != expected[step]]
-  return found + [f'the loss of step {step}' for step in wrong]
+  return different + [f'the loss of step {step}' for step in wrong]
 
 
 def _leaves(workdir: Path, kind: str) -> list[tuple[Any, Any]]:
@@ -315,9 +315,11 @@ def main() -> None:
     rows = killed(run, kills, chance)
   header = ('kill', 'way', 'process', 'codes', 'cut', 'at step', 'went on from')
   print(table(header, rows))
-  found = differences(run.workdir, unbroken.workdir)
-  if found:
-    raise CheckFailed(f'{len(found)} differences, the first: {found[0]}')
+  different = differences(run.workdir, unbroken.workdir)
+  if different:
+    raise CheckFailed(
+      f'{len(different)} differences, the first: {different[0]}'
+    )
   print(f'{len(rows)} kills; parameters and logged losses are the same')
 
 

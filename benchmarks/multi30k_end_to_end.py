@@ -76,9 +76,9 @@ def main() -> None:
       except (subprocess.CalledProcessError, OSError) as error:
         log(f'{_PEER}: {error}')
   results['summary'] = {
-    name: spread([rate for lines in own for rate in lines])
-    for name, own in rounds.items()
-    if own
+    name: spread([rate for lines in runs for rate in lines])
+    for name, runs in rounds.items()
+    if runs
   }
   write_results(arguments.output, results)
   print(_report(results))
@@ -244,7 +244,8 @@ def _peer_config(
 def _report(results: dict[str, Any]) -> str:
   summary, shares = results['summary'], results['real_share']
   rows = [
-    (name, *cells(own), f'{shares[name]:.1%}') for name, own in summary.items()
+    (name, *cells(speeds), f'{shares[name]:.1%}')
+    for name, speeds in summary.items()
   ]
   header = ('real target tokens/s', 'median', 'min', 'max', 'slots filled')
   text = table(header, rows)

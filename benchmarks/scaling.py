@@ -174,16 +174,16 @@ def expected(
   """All exchanges of an update of a plain Transformer."""
   size = {axis: mesh.shape[axis] for axis in mesh.axis_names}
   rows = tuple(axis for axis in ROW_AXES if size[axis] > 1)
-  found: dict[Way, Expected] = {}
+  exchanges: dict[Way, Expected] = {}
 
   def add(why, kind, axes, whole):
     axes = tuple(axis for axis in axes if size[axis] > 1)
     n = math.prod(size[axis] for axis in axes)
     passes = 2 if kind == 'all-reduce' else 1
     if n > 1:
-      before = found.get(Way(kind, axes), Expected(why, 0.0))
+      before = exchanges.get(Way(kind, axes), Expected(why, 0.0))
       sent = before.sent + passes * (n - 1) / n * whole
-      found[Way(kind, axes)] = Expected(why, sent)
+      exchanges[Way(kind, axes)] = Expected(why, sent)
 
   for leaf in jax.tree.leaves(weights):
     axes = [axis for axis in leaf.sharding.spec if axis]
@@ -199,7 +199,7 @@ def expected(
   one = Shape(shape.rows // shards // parts, shape.source, shape.target)
   activations = parts * _summed_activations(model, one)
   add('activations', 'all-reduce', ['tensor'], activations)
-  return found
+  return exchanges
 
 
 def _summed_activations(model: ModelConfig, shape: Shape) -> int:
@@ -219,7 +219,8 @@ def way(exchange: Collective, mesh: Mesh) -> Way:
   places = np.unravel_index(exchange.members, tuple(mesh.shape.values()))
   axes = zip(mesh.axis_names, places, strict=True)
   return Way(
-    exchange.kind, tuple(axis for axis, own in axes if len(set(own)) > 1)
+    exchange.kind,
+    tuple(axis for axis, of_axis in axes if len(set(of_axis)) > 1),
   )
 
 

@@ -154,15 +154,15 @@ def verdicts(
     plain = nll.get((BASELINE, phase, seed))
     if scheme != BASELINE and plain is not None:
       behind.setdefault((scheme, phase), []).append(value - plain)
-  found = {}
+  known = {}
   for (scheme, phase), values in behind.items():
     mean, most = statistics.mean(values), _BEHIND[phase]
     if phase == SCRATCH and len(values) >= _MANY_SEEDS:
       most = _MEAN_BEHIND
     reason = EXCEPTIONS.get((scheme, phase), '')
     failed = not mean <= most and not reason
-    found[scheme, phase] = Verdict(mean, len(values), failed, reason)
-  return found
+    known[scheme, phase] = Verdict(mean, len(values), failed, reason)
+  return known
 
 
 def report(rounds: Mapping[str, Mapping[str, Any]]) -> str:
@@ -234,19 +234,19 @@ def job_config(
   overrides: Sequence[str] = (),
 ) -> ExperimentConfig:
   """Return the config of a training."""
-  own = changed(config, _PHASES[job.phase] | {'training.seed': job.seed})
-  own = changed(own, scheme.row)
+  made = changed(config, _PHASES[job.phase] | {'training.seed': job.seed})
+  made = changed(made, scheme.row)
   if job.scheme != BASELINE:
     fields = (text.partition('=') for text in overrides)
-    own = override(own, [(name, value) for name, _, value in fields])
+    made = override(made, [(name, value) for name, _, value in fields])
   if job.phase == SCRATCH:
-    return own
+    return made
   exact = {
     f'model.{name}.start': 'baseline'
     for name in ('encoder', 'decoder')
-    if own.model.side(name) != type(own.model.side(name))()
+    if made.model.side(name) != type(made.model.side(name))()
   }
-  return changed(own, exact)
+  return changed(made, exact)
 
 
 def train(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:

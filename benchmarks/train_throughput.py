@@ -36,17 +36,17 @@ def programs(size: str, peers: bool) -> dict[str, Program]:
   def ours(*flags: str) -> Program:
     return Program('benchmarks.contestants', (*flags, flag))
 
-  found = {'fusion_jax': ours('step'), _PRODUCTS: ours('products')}
+  contestants = {'fusion_jax': ours('step'), _PRODUCTS: ours('products')}
   if peers:
     everywhere = 'fusion_jax, dropout everywhere'
-    found |= {
+    contestants |= {
       everywhere: ours('step', '--dropout_everywhere'),
       _JOEYNMT: peer('joeynmt_contestants', 'step', flag, huge_pages=False),
       f'{_JOEYNMT}, huge pages': peer('joeynmt_contestants', 'step', flag),
       _PYTORCH[0]: peer('pytorch_step', flag, '--compile'),
       _PYTORCH[1]: peer('pytorch_step', flag),
     }
-  return found
+  return contestants
 
 
 def main() -> None:

@@ -133,11 +133,11 @@ def _corpus(
       f'{asked_by}: {path} has no corpus {name!r}; it has {", ".join(corpora)}'
     )
   others = dict(corpora)
-  own = dict(others.pop(name))
-  like = own.pop('like', None)
+  changes = dict(others.pop(name))
+  like = changes.pop('like', None)
   if like is None:
-    return own
-  return merged(_corpus(path, others, like, f'corpora.{name}.like'), own)
+    return changes
+  return merged(_corpus(path, others, like, f'corpora.{name}.like'), changes)
 
 
 def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:

@@ -169,8 +169,8 @@ class Tables:
       'baseline': self._counts(theirs[seed], test),
       'system': self._counts(ours[seed], test),
     }
-    _, found = paired_test('BLEU', self._language, 1, counts, 'bs', SAMPLES)
-    return score._replace(bootstrap=found['system'].p_value)
+    _, tested = paired_test('BLEU', self._language, 1, counts, 'bs', SAMPLES)
+    return score._replace(bootstrap=tested['system'].p_value)
 
   def _tested(self, test: str, runs: Iterable[Run]) -> dict[int, Run]:
     """The runs that have a score on a test set, by their seeds."""

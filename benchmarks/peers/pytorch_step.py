@@ -152,15 +152,15 @@ class PyTorchStep:
 
   def report(self) -> dict[str, Any]:
     """Version, parameters, last loss; gives the memory of the device back."""
-    found = {
+    facts = {
       'version': f'torch {torch.__version__}',
       'parameters': sum(p.numel() for p in self._model.parameters()),
       'loss': self._loss,
     }
     if self._device == 'cuda':
-      found['peak_device_mb'] = torch.cuda.max_memory_allocated() / 2**20
+      facts['peak_device_mb'] = torch.cuda.max_memory_allocated() / 2**20
       torch.cuda.empty_cache()
-    return found
+    return facts
 
 
 def main() -> None:
