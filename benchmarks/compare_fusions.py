@@ -93,8 +93,9 @@ def main(argv: list[str]) -> None:
   comparison = Comparison(arguments)
   runs = comparison.runs(arguments)
   if arguments.plan:
-    rows = [(run.name, run in comparison.results) for run in runs]
-    print(table(('run', 'finished'), rows))
+    known = comparison.results
+    rows = [(run.name, 'finished' if run in known else '') for run in runs]
+    print(table(('run', ''), rows))
     return
   failed = []
   if not (arguments.report or arguments.publish):

@@ -28,6 +28,7 @@ from benchmarks.common import (
   RESULTS,
   circumstances,
   make_parser,
+  table,
   write_results,
 )
 from fusion_jax.config.flags import parse_arguments
@@ -143,7 +144,7 @@ def main(argv: list[str]) -> None:
   recorded = read_json(arguments.recorded, dict[str, Any])
   results = compare(load_run(arguments.workdir), recorded)
   write_results(arguments.output, circumstances() | results)
-  print('\n'.join(f'{name}: {value}' for name, value in results.items()))
+  print(table(('', ''), list(results.items())))
 
 
 if __name__ == '__main__':
