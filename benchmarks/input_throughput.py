@@ -118,11 +118,11 @@ def model_rates(
   totals = zero_totals(config.model.encoder_layers)
   carry = jax.device_put((state, totals), replicated(mesh))
   first = (batches[index] for index in range(arguments.steps))
-  held = [jax.device_put(batch, by_rows(mesh)) for batch in first]
-  tokens, rates = sum(map(_target_tokens, held)), []
+  placed = [jax.device_put(batch, by_rows(mesh)) for batch in first]
+  tokens, rates = sum(map(_target_tokens, placed)), []
   for _ in range(arguments.rounds + 1):
     begin = time.perf_counter()
-    for batch in held:
+    for batch in placed:
       carry = step(*carry, batch)
     jax.block_until_ready(carry)
     rates.append(tokens / (time.perf_counter() - begin))

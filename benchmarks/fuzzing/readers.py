@@ -38,11 +38,9 @@ _METRICS = [
 
 
 class Reader(NamedTuple):
-  """What reads a file.
+  """What reads a file below the folder that `made` fills; given the folder.
 
-  file: its path below the folder that `made` fills.
-  read: reads the file, all of it; it is given the folder.
-  seeds: contents to begin with; none: the file as `made` leaves it.
+  Without `seeds` it begins with the file as `made` leaves it.
   """
 
   file: str
@@ -99,6 +97,10 @@ def _json_lines(path: Path) -> None:
     _consume(lines)
 
 
+def _words(path: Path) -> None:
+  _consume(read_words(path))
+
+
 def _tokenizer(path: Path) -> None:
   tokenizer = Tokenizer.from_file(path)
   tokenizer.decode(tokenizer.encode('Ein Hund läuft.'))
@@ -128,10 +130,6 @@ def _in(file: str, read: Callable[[Path], Any], *seeds: bytes) -> Reader:
   return Reader(file, lambda folder: read(folder / file), seeds)
 
 
-def _at(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-  return lambda folder: read(folder / 'run')
-
-
 _SHARD = 'parallel_text-valid.array_record-00000'
 _PACKED = {'': bytes, '.gz': gzip.compress, '.bz2': bz2.compress}
 READERS = {
@@ -149,12 +147,14 @@ READERS = {
     read_items,
     *(json.dumps([item]).encode() for item in (_ITEM, _GROUPED)),
   ),
-  'CoNLL-U': _in('words.conllu', lambda at: _consume(read_words(at)), _CONLLU),
+  'CoNLL-U': _in('words.conllu', _words, _CONLLU),
   'metrics': _in(
     'metrics.jsonl', read_metrics, '\n'.join(map(json.dumps, _METRICS)).encode()
   ),
-  'config': Reader('run/config.json', _at(read_config)),
-  'kept report': Reader('run/corpus/report.json', _at(read_report)),
+  'config': Reader('run/config.json', lambda at: read_config(at / 'run')),
+  'kept report': Reader(
+    'run/corpus/report.json', lambda at: read_report(at / 'run')
+  ),
   'lock': Reader('run/lock', _locked, (_LOCK,)),
   'tokenizer': _in('corpus/source.model', _tokenizer),
   'report.json': Reader('corpus/report.json', _corpus),

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from benchmarks.programs import metrics, start
+from benchmarks.common import metrics, start
 
 # Says that it has begun, waits, and leaves a file where SIGTERM ends it.
 _WAITS = """

@@ -1,6 +1,5 @@
-"""A plan is carried out once, whatever interrupts it."""
+"""A plan is carried out once, whatever interrupts it; what stays of a run."""
 
-import fcntl
 import json
 import subprocess
 
@@ -15,10 +14,16 @@ from small_comparison import (
   recipe,
 )
 
-from benchmarks.comparison import work
-from benchmarks.comparison.measure import Finished
-from benchmarks.comparison.results import Results
-from benchmarks.comparison.work import carry_out, chosen_rate, locked
+from benchmarks.comparison.plan import Contestants, Folders
+from benchmarks.comparison.runs import (
+  Finished,
+  Results,
+  Runner,
+  carry_out,
+  chosen_rate,
+  find_texts,
+  seconds_an_update,
+)
 from fusion_jax.errors import CheckFailed, InputError
 
 CONTINUED = ('continued',)
@@ -51,9 +56,7 @@ def carried_out(folder, measure, entries=(PLAIN, DENSE), **options):
   own = recipe(folder)
   runs = planned(own, entries, CONTINUED)
   results = Results(folder / 'results', own.digests())
-  return carry_out(
-    list(runs.values()), results, measure, lambda _: 60.0, **options
-  )
+  return carry_out(list(runs.values()), results, measure, **options)
 
 
 def test_a_finished_run_is_not_repeated(tmp_path):
@@ -91,7 +94,7 @@ def test_translations_without_numbers_are_no_finished_run(
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr('benchmarks.comparison.results.write_results', interrupted)
+    patch.setattr('benchmarks.comparison.runs.write_results', interrupted)
     with pytest.raises(KeyboardInterrupt):
       carried_out(tmp_path, measure)
   carried_out(tmp_path, measure, limit=1)
@@ -117,13 +120,10 @@ def test_without_its_plain_model_a_run_fails_and_is_not_measured(tmp_path):
   assert len(measure.calls) == 1
 
 
-def test_no_run_is_begun_when_the_time_is_over(tmp_path):
-  measure = FakeMeasure()
-  carried_out(tmp_path, measure, deadline=1e-9)
-  assert measure.calls == []
-
-
 def test_a_run_that_is_stopped_at_the_deadline_is_resumed(tmp_path):
+  never = FakeMeasure()
+  carried_out(tmp_path, never, deadline=1e-9)
+  assert never.calls == []
   timeout = subprocess.TimeoutExpired('train.py', 1.0)
   measure = FakeMeasure(endings={'continued/pre/none-0': timeout})
   assert carried_out(tmp_path, measure) == []
@@ -201,28 +201,54 @@ def test_results_are_read_as_they_were_written(tmp_path):
   assert json.loads(written.read_text())['recipe'] == own.digest('pre')
 
 
-def test_a_second_comparison_waits_for_the_first(tmp_path, monkeypatch, capsys):
-  asked = []
+@pytest.mark.parametrize('kept', [{'plain'}, {'plain', 'continued'}])
+def test_checkpoints_stay_of_the_phases_that_are_kept(tmp_path, kept):
+  names = 'plain/pre/none-0', 'continued/pre/dense-0', 'scratch/pre/dense-0'
+  own = recipe(tmp_path)
+  folders = Folders.of(tmp_path, tmp_path, own)
+  runner = Runner(
+    own,
+    Contestants(own.phases['plain']),
+    folders,
+    tests={},
+    deadline=None,
+    kept=kept,
+  )
+  runs = planned(own, (PLAIN, DENSE))
+  for name in names:
+    checkpoints = folders.run(runs[name]) / 'checkpoints'
+    checkpoints.mkdir(parents=True)
+    runner.clean(runs[name])
+    assert checkpoints.exists() == (runs[name].phase in kept)
 
-  def flock(file, operation):
-    asked.append(operation)
-    if operation & fcntl.LOCK_NB:
-      raise BlockingIOError
 
-  monkeypatch.setattr(work.fcntl, 'flock', flock)
-  with locked(tmp_path / 'runs') as descriptor:
-    assert descriptor > 2
-  assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
-  assert 'waiting' in capsys.readouterr().err
+def test_the_seconds_of_an_update_are_without_compilation(tmp_path):
+  lines = [
+    {'kind': 'train', 'step': step, 'seconds': seconds}
+    for step, seconds in ((10, 60.0), (20, 62.0), (30, 65.0), (40, 67.0))
+  ]
+  text = ''.join(json.dumps(line) + '\n' for line in lines)
+  (tmp_path / 'metrics.jsonl').write_text(text + '{"kind": "tr')
+  # Laps of 0.2, 0.3 and 0.2 s.
+  assert seconds_an_update(tmp_path) == pytest.approx(0.2)
+  (tmp_path / 'metrics.jsonl').write_text(text.splitlines()[0] + '\n')
+  assert seconds_an_update(tmp_path) == pytest.approx(6.0)
 
 
-def test_a_program_that_inherits_the_lock_holds_it(tmp_path):
-  with locked(tmp_path) as descriptor:
-    child = subprocess.Popen(
-      ['cat'], stdin=subprocess.PIPE, pass_fds=(descriptor,)
-    )
-  with (tmp_path / 'lock').open('w') as file:
-    with pytest.raises(BlockingIOError):
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    child.communicate()
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def test_texts_are_found_by_pattern(tmp_path):
+  data = recipe(tmp_path).phases['plain'].data
+  root = tmp_path / 'data'
+  (root / 'news').mkdir(parents=True)
+  for stem in ('test_b', 'test_a', 'news/test'):
+    (root / f'{stem}.en').write_text(f'{stem}\n')
+    (root / f'{stem}.de').write_text(f'{stem} auf Deutsch\n')
+  patterns = 'test_b.{lang}', 'test_*.{lang}', 'news/test.{lang}'
+  texts = find_texts(patterns, data, root)
+  assert set(texts) == {'test_b', 'test_a', 'news_test'}
+  assert texts['news_test'].references == ('news/test auf Deutsch',)
+  assert texts['test_a'].source.read_text() == 'test_a\n'
+  (root / 'test_b.de').unlink()
+  with pytest.raises(InputError, match=r'test_b\.de'):
+    find_texts(patterns, data, root)
+  with pytest.raises(InputError, match=r'none\.\{lang\}: no such file'):
+    find_texts(['none.{lang}'], data, root)

@@ -1,10 +1,20 @@
-"""JoeyNMT's own model, loss, batch and optimiser as a contestant.
+r"""JoeyNMT as a contestant: its own training step, search and batches.
 
-The step is that of its TrainManager. Its layers have dropout also on the
-attention weights and the hidden layer of the filter.
+    echo 5 | .venv-peers/bin/python -m benchmarks.peers.joeynmt_contestants \
+        step --size=small
+    .venv-peers/bin/python -m benchmarks.peers.joeynmt_contestants padding FILE
+
+The step is that of its TrainManager, with its model, loss, batch and optimiser.
+Its layers have dropout also on the attention weights and the hidden layer of
+the filter. The search has random parameters of its own. `padding` prints, as a
+line of JSON, how full the training batches of a config are: real tokens of both
+sides, end symbols included, start symbols not.
 """
 
+import argparse
+import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +22,14 @@ import joeynmt
 import torch
 from joeynmt.batch import Batch
 from joeynmt.builders import build_optimizer
+from joeynmt.config import load_config, parse_global_args
+from joeynmt.data import load_data
 from joeynmt.model import build_model
+from joeynmt.search import search
 from joeynmt.vocabulary import Vocabulary
 
-from benchmarks.serving import CORES, contestant_parser, serve
-from benchmarks.sizes import SIZES, Size
+from benchmarks.serving import CORES, add_size, add_task, serve, task_of
+from benchmarks.sizes import LENGTH, SIZES, Size, Task
 
 _UNKNOWN, _PADDING, _START, _END = range(4)
 _BATCHES = 4
@@ -116,15 +129,82 @@ class JoeyNmtStep:
 
   def report(self) -> dict[str, Any]:
     """Version, parameters, last loss."""
-    return {
-      'version': f'joeynmt {joeynmt.__version__}, torch {torch.__version__}',
-      'parameters': sum(p.numel() for p in self._model.parameters()),
-      'loss': self._loss,
-    }
+    return _about(self._model) | {'loss': self._loss}
+
+
+class JoeyNmtSearch:
+  """Encoder and search of all sentences, from ids to ids."""
+
+  def __init__(self, size: Size, task: Task):
+    torch.set_num_threads(CORES)
+    torch.manual_seed(0)
+    pieces = vocabulary(size)
+    self._model = build_model(model_config(size), pieces, pieces).eval()
+    self._beam = task.beam
+    self._batches = [
+      make_batch(torch.tensor(ids)) for ids in task.batches(size)
+    ]
+
+  def step(self) -> None:
+    """Translates everything once, as its `predict` does."""
+    for batch in self._batches:
+      translated, _, _ = search(
+        self._model,
+        batch,
+        max_output_length=LENGTH,
+        beam_size=self._beam,
+        beam_alpha=0.6,
+        min_output_length=LENGTH,
+      )
+      if translated.shape != (batch.src.shape[0], LENGTH):
+        raise RuntimeError('a translation has another length')
+
+  def report(self) -> dict[str, Any]:
+    """Version and parameters."""
+    return _about(self._model)
+
+
+def _about(model: torch.nn.Module) -> dict[str, Any]:
+  return {
+    'version': f'joeynmt {joeynmt.__version__}, torch {torch.__version__}',
+    'parameters': sum(p.numel() for p in model.parameters()),
+  }
+
+
+def real_share(path: Path) -> float:
+  """The share of the slots of a config's training batches with real tokens."""
+  arguments = parse_global_args(load_config(path), mode='train')
+  _, pieces, data, _, _ = load_data(arguments.data, datasets=['train'])
+  batches = data.make_iter(
+    batch_size=arguments.train.batch_size,
+    batch_type=arguments.train.batch_type,
+    shuffle=True,
+    pad_index=pieces.pad_index,
+    eos_index=pieces.eos_index,
+  )
+  real = slots = 0
+  for batch in batches:
+    real += batch.ntokens + int(batch.src_mask.sum())
+    slots += batch.trg.numel() + batch.src.numel()
+  return real / slots
 
 
 def main() -> None:
-  serve(JoeyNmtStep, SIZES[contestant_parser().parse_args().size])
+  parser = argparse.ArgumentParser()
+  programs = parser.add_subparsers(dest='program', required=True)
+  add_size(programs.add_parser('step'))
+  add_task(programs.add_parser('search'))
+  programs.add_parser('padding').add_argument('config', type=Path)
+  arguments = parser.parse_args()
+  if arguments.program == 'padding':
+    print(json.dumps({'real_share': real_share(arguments.config)}))
+    return
+  size = SIZES[arguments.size]
+  if arguments.program == 'step':
+    serve(lambda: JoeyNmtStep(size))
+  else:
+    task = task_of(arguments)
+    serve(lambda: JoeyNmtSearch(size, task), warm_up_steps=1)
 
 
 if __name__ == '__main__':

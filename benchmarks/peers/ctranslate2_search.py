@@ -8,17 +8,11 @@ from typing import Any
 
 import ctranslate2
 
-from benchmarks.decode_task import (
-  LENGTH,
-  Task,
-  batches,
-  serve_task,
-  task_parser,
-)
-from benchmarks.sizes import Size
+from benchmarks.serving import add_task, serve, task_of
+from benchmarks.sizes import LENGTH, SIZES, Size, Task
 
 
-class CTranslate2Decode:
+class CTranslate2Search:
   """Encoder and search of all sentences, from pieces to pieces."""
 
   def __init__(self, size: Size, task: Task, arguments: argparse.Namespace):
@@ -28,7 +22,7 @@ class CTranslate2Decode:
     # It adds the end symbols.
     self._batches = [
       [[vocabulary[token] for token in sentence[:-1]] for sentence in batch]
-      for batch in batches(task, size)
+      for batch in task.batches(size)
     ]
     self._beam = task.beam
     # A batch is divided among the workers.
@@ -44,7 +38,7 @@ class CTranslate2Decode:
 
   def step(self) -> None:
     """Translates everything once."""
-    found = [
+    translated = [
       result.hypotheses[0]
       for batch in self._batches
       for result in self._translator.translate_batch(
@@ -57,9 +51,9 @@ class CTranslate2Decode:
         return_scores=True,
       )
     ]
-    if any(len(pieces) != LENGTH for pieces in found):
+    if any(len(pieces) != LENGTH for pieces in translated):
       raise RuntimeError('a translation has another length')
-    self._first = found[0]
+    self._first = translated[0]
 
   def report(self) -> dict[str, Any]:
     """Version, device, type, and the first translation less its last token."""
@@ -72,16 +66,16 @@ class CTranslate2Decode:
 
 
 def main() -> None:
-  parser = task_parser()
+  parser = argparse.ArgumentParser()
+  add_task(parser)
   parser.add_argument('--model', required=True)
   parser.add_argument('--compute', default='float32')
   parser.add_argument('--device', default='cpu', help='or cuda')
   parser.add_argument('--workers', type=int, default=1)
   parser.add_argument('--threads', type=int, default=1)
   arguments = parser.parse_args()
-  serve_task(
-    lambda size, task: CTranslate2Decode(size, task, arguments), arguments
-  )
+  size, task = SIZES[arguments.size], task_of(arguments)
+  serve(lambda: CTranslate2Search(size, task, arguments), warm_up_steps=1)
 
 
 if __name__ == '__main__':
