@@ -18,9 +18,9 @@ from fusion_jax.data.pipeline import evaluation_batches
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.models.losses import zero_sums
-from fusion_jax.runs.loading import load_run
+from fusion_jax.runs.loading import CheckpointSelection, load_run
 from fusion_jax.training.evaluate import token_means
-from fusion_jax.training.step import batch_loss
+from fusion_jax.training.gradients import batch_loss
 
 # Nats a target token.
 MARGIN = 0.1
@@ -79,7 +79,7 @@ def _counts(corpus: PreparedCorpus, name: str) -> Float[np.ndarray, ' V']:
 
 def exchanged_nll(workdir: Path) -> float | None:
   """NLL of the validation text, given the sources of other sentences."""
-  run = load_run(workdir, 'last')
+  run = load_run(workdir, CheckpointSelection('last'))
   data, chunk = run.config.data, run.config.training.loss_chunk
   split = prepare(data).split('valid')
   shapes = choose_shapes(split.lengths, data.batch, 1, data.filter.max_length)

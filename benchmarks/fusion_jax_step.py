@@ -35,8 +35,8 @@ from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.tools.aot.hlo_traffic import traffic
 from fusion_jax.tools.aot.matmul_flops import product_gflop
-from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 _SPECIAL_SYMBOLS, _START, _BATCHES = 4, 2, 4

@@ -41,12 +41,12 @@ from fusion_jax.config import serialization
 from fusion_jax.data import arrays, prepared, records, text_files, tokenizer
 from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.evaluation import contrastive
-from fusion_jax.runs import lock, metrics_file
+from fusion_jax.runs import directory
 from fusion_jax.startup import one_line_errors
 
 _MODULES = (
-  *(arrays, contrastive, json_input, line_formats, text_io, lock),
-  *(metrics_file, prepared, records, serialization, tags, text_files),
+  *(arrays, contrastive, json_input, line_formats, text_io, directory),
+  *(prepared, records, serialization, tags, text_files),
   *(compressed, tokenizer),
 )
 

@@ -24,7 +24,7 @@ from benchmarks.common import log, make_parser, table
 from benchmarks.killed_run import SAVE_EVERY, Run
 from benchmarks.programs import metrics
 from fusion_jax.errors import CheckFailed, InputError
-from fusion_jax.runs.loading import load_run
+from fusion_jax.runs.loading import CheckpointSelection, load_run
 from fusion_jax.startup import one_line_errors
 
 _SAVING = 'SIGKILL in a save'
@@ -153,7 +153,7 @@ def differences(ours: Path, theirs: Path) -> list[str]:
 
 
 def _leaves(workdir: Path, kind: str) -> list[tuple[Any, Any]]:
-  run = load_run(workdir, 'last', parameters=kind)
+  run = load_run(workdir, CheckpointSelection('last', parameters=kind))
   return jax.tree.leaves_with_path(run.parameters)
 
 

@@ -51,9 +51,10 @@ from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import OutputLayer, initial_parameters
 from fusion_jax.parallel.mesh import data_mesh
 from fusion_jax.search.hypotheses import LengthPenalty
-from fusion_jax.training.initial_state import initial_state
+from fusion_jax.training.gradients import batch_loss
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.step import batch_loss, make_train_step, zero_totals
+from fusion_jax.training.state import initial_state
+from fusion_jax.training.step import make_train_step, zero_totals
 
 # Decoder features, output layer and log weights of groups.
 _Learned = tuple[

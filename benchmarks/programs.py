@@ -13,7 +13,7 @@ from benchmarks.common import as_flags
 from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.serialization import flatten
-from fusion_jax.runs.metrics_file import read_metrics
+from fusion_jax.runs.directory import read_metrics
 
 # Fields that do not alter what is measured.
 _FREE = (

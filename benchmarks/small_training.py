@@ -18,10 +18,9 @@ from fusion_jax.models.losses import zero_sums
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import by_rows, make_mesh
 from fusion_jax.runs.loading import make_model
-from fusion_jax.training.batches import make_batches
-from fusion_jax.training.fusion_rate import fusion_rates
-from fusion_jax.training.initial_state import initial_state
-from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.training.build import make_batches
+from fusion_jax.training.optimizer import optimizer_for
+from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import (
   Totals,
   make_eval_step,
@@ -71,13 +70,7 @@ def train(
   """Train for `training.steps` updates and validate before and after."""
   begin = time.monotonic()
   model = make_model(config, corpus.source_tokenizer, corpus.target_tokenizer)
-  optimizer = make_optimizer(
-    config.optimizer,
-    config.model.width,
-    config.training.steps,
-    config.training.freeze,
-    fusion_rates(model, config.optimizer),
-  )
+  optimizer = optimizer_for(config, model)
   mesh = make_mesh(
     dataclasses.replace(config.parallel, data=1), jax.devices()[:1]
   )

@@ -28,7 +28,7 @@ from fusion_jax.cli.checkpoint_flags import (
 )
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 from fusion_jax.tools.export.stablehlo_options import (
   FLAGS,
@@ -40,35 +40,23 @@ _LANGUAGES = ('source_language', 'target_language')
 
 
 def _ctranslate2(flags: argparse.Namespace) -> None:
+  from fusion_jax.runs.loading import selection_of
   from fusion_jax.tools.export import ctranslate2
 
   given = [name for name in FLAGS if name in flags]
   given += [name for name in _LANGUAGES if getattr(flags, name)]
   if given:
     raise InputError(f'--{given[0]} has no meaning with --format=ctranslate2')
-  ctranslate2.export_run(
-    flags.workdir,
-    flags.step,
-    flags.average,
-    flags.output,
-    flags.average_of,
-    flags.parameters,
-  )
+  ctranslate2.export_run(flags.workdir, selection_of(flags), flags.output)
 
 
 def _stablehlo(flags: argparse.Namespace) -> None:
   from fusion_jax.decoding.direction import in_direction
-  from fusion_jax.runs.loading import load_run
+  from fusion_jax.runs.loading import load_run, selection_of
   from fusion_jax.tools.export import stablehlo
 
   stablehlo.check(flags.output)
-  run = load_run(
-    flags.workdir,
-    flags.step,
-    flags.average,
-    flags.average_of,
-    flags.parameters,
-  )
+  run = load_run(flags.workdir, selection_of(flags))
   languages = flags.source_language, flags.target_language
   run = in_direction(run, flags.workdir, *languages)
   stablehlo.export(run, flags.output, stablehlo_options(flags))

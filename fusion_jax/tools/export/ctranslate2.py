@@ -12,7 +12,7 @@ import dataclasses
 import logging
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,8 @@ from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.layers.positions import sinusoids
 from fusion_jax.models.transformer import Parameters
-from fusion_jax.runs import run_directory
-from fusion_jax.runs.loading import TrainedModel, load_run
+from fusion_jax.runs.directory import read_config
+from fusion_jax.runs.loading import CheckpointSelection, TrainedModel, load_run
 from fusion_jax.tools.export.agreement import largest_difference
 
 logger = logging.getLogger(__name__)
@@ -42,18 +42,13 @@ _NAME = '--format=ctranslate2'
 
 
 def export_run(
-  workdir: str,
-  step: int | str,
-  average: int,
-  output: Path,
-  average_of: Literal['last', 'best'] = 'last',
-  parameters: Literal['last', 'ema'] | None = None,
+  workdir: str, selection: CheckpointSelection, output: Path
 ) -> None:
   """Load a run and export it."""
   library()
   check_new_folder(output)
-  check_model(run_directory.read_config(Path(workdir)).model)
-  run = load_run(workdir, step, average, average_of, parameters)
+  check_model(read_config(Path(workdir)).model)
+  run = load_run(workdir, selection)
   export(run, output)
 
 

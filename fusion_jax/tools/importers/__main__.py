@@ -23,7 +23,7 @@ from pathlib import Path
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, read_errors
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 from fusion_jax.tools.importers.found import Found, Request
 
@@ -114,8 +114,8 @@ def _check_files(paths: Iterable[Path | None]) -> None:
 
 def write_found(found: Found, output: Path, name: str) -> None:
   """Write the model of another program as a run directory."""
+  from fusion_jax.runs.checkpoint import write_run
   from fusion_jax.runs.loading import make_model
-  from fusion_jax.runs.single_checkpoint import write_run
   from fusion_jax.tools.importers.weights import parameters_of
 
   model = make_model(found.config, *found.tokenizers)
