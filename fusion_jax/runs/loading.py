@@ -33,6 +33,7 @@ from fusion_jax.runs.reading import (
   read_arrays,
   read_by_all,
   read_meta,
+  reading,
   warn_damaged,
 )
 from fusion_jax.seals import DamagedError
@@ -341,8 +342,9 @@ class _Loader:
   def _fitting_meta(self, step: int, path: Path) -> tuple[dict[str, Any], str]:
     """Return the item `meta`, and the name of the item with the parameters."""
     meta = read_meta(self.manager, step)
-    check_identity(meta, self.identity, path)
-    check_model(path, meta, self.abstract)
+    with reading():
+      check_identity(meta, self.identity, path)
+      check_model(path, meta, self.abstract)
     wanted, averaged = self.selection.parameters, meta['average']
     if wanted == 'ema' and not averaged:
       raise InputError(
