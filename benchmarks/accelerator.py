@@ -62,7 +62,7 @@ from benchmarks.sizes import SIZES, Size, Task
 from fusion_jax.config.flags import load_config, parse_arguments
 from fusion_jax.config.presets import changed
 from fusion_jax.errors import CheckFailed, InputError, first_line
-from fusion_jax.runs.lock import held
+from fusion_jax.runs.directory import locked
 from fusion_jax.startup import one_line_errors, start_logging
 from fusion_jax.tools.aot.topology import CHIPS
 from fusion_jax.tools.export.ctranslate2 import export
@@ -514,7 +514,7 @@ def main(argv: list[str]) -> None:
     print(_planned(rows, arguments.cores))
     return
   _keep_compiled(place.folder)
-  with held(place.folder):
+  with locked(place.folder):
     path = place.folder / 'accelerator.json'
     results = _resumed(path, {'size': arguments.size, 'device': device})
     save = functools.partial(write_results, path, results)

@@ -21,7 +21,7 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import load_config
 from fusion_jax.config.serialization import flatten
 from fusion_jax.files import write_whole
-from fusion_jax.runs.metrics_file import read_metrics
+from fusion_jax.runs.directory import read_metrics
 
 RESULTS = ROOT / 'benchmarks' / 'results'
 PEERS_PYTHON = ROOT / '.venv-peers' / 'bin' / 'python'

@@ -33,7 +33,7 @@ from benchmarks.schemes import BASELINE
 from benchmarks.serving import ROOT
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import CheckFailed, InputError
-from fusion_jax.runs.lock import held
+from fusion_jax.runs.directory import locked
 from fusion_jax.startup import one_line_errors
 
 # The phase whose checkpoints others start from.
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
   if not (arguments.report or arguments.publish):
     minutes = arguments.minutes
     deadline = None if minutes is None else begin + 60 * minutes
-    with held(arguments.workdir):
+    with locked(arguments.workdir):
       failed = comparison.carry_out(arguments, deadline)
   text = comparison.report(runs)
   print(text, end='')

@@ -36,7 +36,7 @@ from fusion_jax.decoding.shapes import target_limit
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import check_lines, read_file
 from fusion_jax.metrics import corpus_scores
-from fusion_jax.runs.loading import TrainedModel, load_run
+from fusion_jax.runs.loading import CheckpointSelection, TrainedModel, load_run
 from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
 from fusion_jax.tools.export.ctranslate2 import export
 
@@ -157,7 +157,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(f'--{name}', required=True)
   arguments = parse_arguments(argv, parser)
   start_logging()
-  run = load_run(arguments.workdir, 'best')
+  run = load_run(arguments.workdir, CheckpointSelection('best'))
   texts = _read_pairs(run, arguments.input, arguments.reference)
   with tempfile.TemporaryDirectory() as folder:
     exported = Exported(run, Path(folder) / 'model')

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.common import as_flags, log, make_parser, metrics, table
 from benchmarks.serving import ROOT
 from fusion_jax.errors import CheckFailed, InputError
-from fusion_jax.runs.loading import load_run
+from fusion_jax.runs.loading import CheckpointSelection, load_run
 from fusion_jax.startup import one_line_errors
 
 # Steps between two checkpoints.
@@ -288,7 +288,7 @@ def differences(ours: Path, theirs: Path) -> list[str]:
 
 
 def _leaves(workdir: Path, kind: str) -> list[tuple[Any, Any]]:
-  run = load_run(workdir, 'last', parameters=kind)
+  run = load_run(workdir, CheckpointSelection('last', parameters=kind))
   return jax.tree.leaves_with_path(run.parameters)
 
 

@@ -25,7 +25,7 @@ from fusion_jax.decoding.views import InternalsSelection, View, Viewer
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import data_mesh, put_whole
-from fusion_jax.runs.loading import TrainedModel, load_run
+from fusion_jax.runs.loading import CheckpointSelection, TrainedModel, load_run
 from fusion_jax.training import loop
 
 
@@ -236,7 +236,8 @@ def load(
   Raises:
     InputError: There is no such run, checkpoint or direction.
   """
-  run = load_run(workdir, step, average, average_of, parameters)
+  selection = CheckpointSelection(step, average, average_of, parameters)
+  run = load_run(workdir, selection)
   languages = source_language, target_language
   return TranslationModel(in_direction(run, str(workdir), *languages), workdir)
 

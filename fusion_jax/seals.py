@@ -22,7 +22,7 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 def check_seal(values: Mapping[str, Any], name: str) -> None:
   """Compare values with their digest."""
   content = {key: value for key, value in values.items() if key != _SEAL}
-  if _SEAL in values and values[_SEAL] != _digest(content):
+  if values.get(_SEAL) != _digest(content):
     raise DamagedError(f'{name} does not agree with its digest')
 
 

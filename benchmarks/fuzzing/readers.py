@@ -20,10 +20,12 @@ from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.text_files import count_pairs, read_pairs
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.evaluation.contrastive import read_items
-from fusion_jax.runs.kept_corpus import read_report
-from fusion_jax.runs.lock import held
-from fusion_jax.runs.metrics_file import read_metrics
-from fusion_jax.runs.run_directory import read_config
+from fusion_jax.runs.directory import (
+  locked,
+  read_config,
+  read_metrics,
+  read_report,
+)
 
 _TEXT = 'Ein Hund läuft.\nEine Katze\tsitzt\u2028da.\n\n'.encode()
 _ITEM = {'source': 'a dog', 'reference': 'ein Hund', 'contrastive': ['x', 'y']}
@@ -120,9 +122,9 @@ def _corpus(folder: Path) -> None:
 def _locked(folder: Path) -> None:
   path = folder / 'run' / 'lock'
   content = path.read_bytes()
-  with held(folder / 'run'):
+  with locked(folder / 'run'):
     path.write_bytes(content)
-    with held(folder / 'run'):
+    with locked(folder / 'run'):
       pass
 
 

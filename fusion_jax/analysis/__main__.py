@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fusion_jax.analysis.run_and_text_flags import add_run_and_text_flags
 from fusion_jax.config.flags import parse_arguments
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)

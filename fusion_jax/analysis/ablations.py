@@ -24,7 +24,7 @@ from fusion_jax.fusion.gtrans import group_count, groups_of
 from fusion_jax.layers.ablation_masks import AblationMasks, with_masks
 from fusion_jax.models.losses import LossSums, zero_sums
 from fusion_jax.models.transformer import Parameters
-from fusion_jax.training.step import batch_loss
+from fusion_jax.training.gradients import batch_loss
 
 logger = logging.getLogger(__name__)
 

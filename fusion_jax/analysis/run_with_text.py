@@ -25,9 +25,8 @@ from fusion_jax.decoding.direction import load_chosen
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.metrics import Scores, corpus_scores
-from fusion_jax.runs.kept_corpus import read_validation
+from fusion_jax.runs.directory import read_metrics, read_validation
 from fusion_jax.runs.loading import TrainedModel
-from fusion_jax.runs.metrics_file import read_metrics
 from fusion_jax.seals import file_digest
 
 logger = logging.getLogger(__name__)

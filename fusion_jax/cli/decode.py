@@ -46,7 +46,7 @@ from fusion_jax.cli.checkpoint_flags import (
 from fusion_jax.config.decoding import DecodingConfig
 from fusion_jax.config.flags import add_fields, parse_arguments
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.distributed import (
+from fusion_jax.parallel.processes import (
   add_process_flags,
   processes_of,
   start,
@@ -200,6 +200,13 @@ def main(argv: list[str]) -> None:
   with lasting_imports():  # After the flags: JAX starts slowly.
     from fusion_jax.cli import run
     from fusion_jax.cli.view_flags import ViewFlags
+    from fusion_jax.runs.loading import selection_of
 
-  asked = ViewFlags(**views)
-  run.run(run.DecodeRequest(**flags, options=options, views=asked))
+  run.run(
+    run.DecodeRequest(
+      selection=selection_of(arguments),
+      **flags,
+      options=options,
+      views=ViewFlags(**views),
+    )
+  )

@@ -15,8 +15,8 @@ from fusion_jax.decoding.direction import in_direction
 from fusion_jax.decoding.ensemble import Ensemble, make_ensemble
 from fusion_jax.errors import InputError
 from fusion_jax.files import same_file
-from fusion_jax.runs.loading import TrainedModel, load_run
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
+from fusion_jax.runs.loading import CheckpointSelection, TrainedModel, load_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +41,7 @@ class DecodeRequest:
     sentences: Number of lines to take with mode='certify'; None means 64.
     reference: File to compute scores against, or '' for no scores.
     comet: Model of COMET that scores too, or ''.
-    step: Step of the checkpoint, 'best' or 'last'.
-    average: Number of checkpoints whose parameters are averaged.
-    average_of: Checkpoints to average, 'last' or 'best'.
-    parameters: Parameters of each checkpoint, 'last' or 'ema'; None takes the
-      moving average if it exists.
+    selection: Checkpoints of each run.
     n_best: Number of output lines for each line, in the form
       'index ||| translation ||| score' with the index from 0. With 0 there is
       one translation a line.
@@ -74,10 +70,7 @@ class DecodeRequest:
   sentences: int | None = None
   reference: str = ''
   comet: str = ''
-  step: int | str = 'best'
-  average: int = 1
-  average_of: Literal['last', 'best'] = 'last'
-  parameters: Literal['last', 'ema'] | None = None
+  selection: CheckpointSelection = CheckpointSelection()
   n_best: int = 0
   source_language: str = ''
   target_language: str = ''
@@ -111,13 +104,7 @@ def load(request: DecodeRequest) -> Ensemble:
 
 def load_one(workdir: str, request: DecodeRequest) -> TrainedModel:
   """Load one run, with the requested groups and languages."""
-  trained = load_run(
-    workdir,
-    request.step,
-    request.average,
-    request.average_of,
-    request.parameters,
-  )
+  trained = load_run(workdir, request.selection)
   languages = request.source_language, request.target_language
   trained = in_direction(trained, workdir, *languages)
   if request.groups:

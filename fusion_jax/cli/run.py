@@ -30,7 +30,7 @@ from fusion_jax.decoding.ensemble import Ensemble
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.languages import words_of
 from fusion_jax.metrics import bleu_for, check_line_counts, corpus_scores
-from fusion_jax.parallel.distributed import is_first
+from fusion_jax.parallel.processes import is_first
 from fusion_jax.progress import Progress
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,6 @@ import fnmatch
 import functools
 import itertools
 import json
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,13 @@ from typing import Any
 import pydantic
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.fusion import RULES, Side, SideConfig
-from fusion_jax.config.fusion_checks import unread_options
 from fusion_jax.errors import InputError
-from fusion_jax.faults import first_fault
+from fusion_jax.faults import first_fault, shown
 from fusion_jax.json_input import read_json
 
-# Format of run directories. It goes up when older versions must not read them,
-# or when the default of a field changes. A file without the number has
-# format 1.
-FORMAT = 3
-# First format in which the chosen schemes read every option that is written.
-_ALL_READ = 3
-
-# Routing options of format 1 that later versions let a config choose.
-_ROUTING_1 = types.MappingProxyType(
-  {'vote_norm': 'none', 'agreement': 'product', 'average': 'gain'}
-)
+# Format of run directories: what is written, and the only one that is read. It
+# goes up when an older version must not read them, or the other way round.
+FORMAT = 4
 
 # Fields that a resumed run may change: they do not alter what is computed.
 RESUMABLE = (
@@ -76,85 +65,20 @@ def from_json(path: Path) -> ExperimentConfig:
   """Read a config that `to_json` wrote."""
   values = read_json(path, dict)
   check_format(values, path.parent)
-  written = values.pop('format', 1)
-  if written < _ALL_READ:
-    values = _without_unread(values)
+  del values['format']
   try:
-    config = from_dict(values)
-    return from_dict(_upgraded(values)) if written == 1 else config
+    return from_dict(values)
   except InputError as error:
     raise InputError(f'{path}: {error}') from None
 
 
-def _without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Return a config without the options that its schemes do not read."""
-  model = values.get('model')
-  if not isinstance(model, Mapping):
-    return dict(values)
-  sides = {
-    name: _read_by_side(model[name], name)
-    for name in ('encoder', 'decoder')
-    if name in model
-  }
-  return {**values, 'model': {**model, **sides}}
-
-
-def _read_by_side(values: Any, name: Side) -> Any:
-  try:
-    side = _adapter(SideConfig).validate_json(json.dumps(values))
-  except pydantic.ValidationError:
-    return values  # `from_dict` reports the fault.
-  unread = unread_options(side, name)
-  return {
-    section: {
-      field: value
-      for field, value in options.items()
-      if f'{section}.{field}' not in unread
-    }
-    if isinstance(options, Mapping)
-    else options
-    for section, options in values.items()
-  }
-
-
-def _upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Return a config of format 1 with the defaults of its time written out.
-
-  Options of schemes that the run does not use get today's defaults, so that old
-  defaults do not make it a different run.
-  """
-  model, schemes = dict(values.get('model', {})), set()
-  for name in ('encoder', 'decoder'):
-    side = dict(model.get(name, {}))
-    agg = side.pop('agg', {})
-    routing, shortcut = side.pop('routing', {}), side.pop('shortcut', {})
-    many = side.get('multi_layer', {}).get('layers', 1) > 1
-    if side.get('fusion') in ('iterative', 'hierarchical') or many:
-      side['agg'] = agg
-    if side.get('fusion') in ('dynamic_routing', 'em_routing'):
-      side['routing'] = {**_ROUTING_1, **routing}
-    if shortcut.get('source', 'none') != 'none':
-      side['shortcut'] = {'source_norm': 'none', **shortcut}
-    schemes.add(side.get('fusion', 'none'))
-    model[name] = side
-  optimizer = dict(values.get('optimizer', {}))
-  if any(name in RULES and RULES[name].rate != 1 for name in schemes):
-    optimizer.setdefault('fusion_rate', 1.0)
-  upgraded = {**values, 'model': model, 'optimizer': optimizer}
-  return _without_unread(upgraded)
-
-
 def check_format(values: Mapping[str, Any], directory: Path) -> None:
-  """Refuse files that a newer version wrote."""
-  found = values.get('format', 1)
-  if type(found) is not int or found < 1:
+  """Refuse what another version wrote in another format."""
+  written = values.get('format')
+  if written != FORMAT:
     raise InputError(
-      f'{directory}: its format must be a whole number from 1, got {found!r}'
-    )
-  if found > FORMAT:
-    raise InputError(
-      f'{directory} was written by a newer fusion_jax (format {found}; this '
-      f'one reads up to {FORMAT}); update it'
+      f'{directory} has the format {shown(written)}, and this fusion_jax reads '
+      f'format {FORMAT} alone; use the version that wrote it'
     )
 
 

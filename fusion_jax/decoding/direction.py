@@ -6,7 +6,7 @@ import logging
 
 from fusion_jax.config import DataConfig
 from fusion_jax.errors import InputError
-from fusion_jax.runs.loading import TrainedModel, load_flagged
+from fusion_jax.runs.loading import TrainedModel, load_run, selection_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def in_direction(
 
 def load_chosen(arguments: argparse.Namespace) -> TrainedModel:
   """Load the run that flags choose, in one direction."""
-  run = load_flagged(arguments)
+  run = load_run(arguments.workdir, selection_of(arguments))
   languages = arguments.source_language, arguments.target_language
   return in_direction(run, str(arguments.workdir), *languages)
 

@@ -25,8 +25,8 @@ from fusion_jax.decoding.teacher_forcing import (
   teacher_forced_scores,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.distributed import merged
 from fusion_jax.parallel.mesh import data_mesh, put_whole
+from fusion_jax.parallel.processes import merged
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.hypotheses import LengthPenalty
 

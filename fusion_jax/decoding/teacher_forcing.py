@@ -28,7 +28,7 @@ from fusion_jax.models.transformer import (
   Transformer,
   output_logits,
 )
-from fusion_jax.parallel.shards import over_rows
+from fusion_jax.parallel.mesh import over_rows
 
 # Number of target positions whose logits are held at a time.
 _CHUNK = 1_024

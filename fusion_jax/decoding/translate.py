@@ -39,8 +39,8 @@ from fusion_jax.decoding.shapes import (
   target_limit,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.distributed import merged
 from fusion_jax.parallel.mesh import data_mesh, put_whole
+from fusion_jax.parallel.processes import merged
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import Hypotheses

@@ -31,8 +31,7 @@ from fusion_jax.decoding.shapes import (
 from fusion_jax.errors import InputError
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.mesh import data_mesh, put_whole
-from fusion_jax.parallel.shards import over_rows
+from fusion_jax.parallel.mesh import data_mesh, over_rows, put_whole
 from fusion_jax.runs.loading import TrainedModel
 
 # Batches whose views are held at a time; views are much larger than text.

@@ -123,7 +123,7 @@ def main(argv: list[str]) -> None:
   from fusion_jax.evaluation.compare_report import scores_line, scores_table
   from fusion_jax.evaluation.comparison import compare
   from fusion_jax.evaluation.sentence_statistics import in_processes
-  from fusion_jax.runs.run_directory import check_output
+  from fusion_jax.runs.directory import check_output
 
   check_output(arguments.output)
   options = options_of(arguments)

@@ -18,7 +18,7 @@ from fusion_jax.evaluation.systems import (
   named_systems,
   read_file,
 )
-from fusion_jax.runs.run_directory import read_config, read_tokenizers
+from fusion_jax.runs.directory import read_config, read_tokenizers
 
 
 def options_of(arguments: argparse.Namespace) -> Options:

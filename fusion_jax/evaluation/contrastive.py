@@ -29,7 +29,7 @@ from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_regular, write_whole
 from fusion_jax.json_input import check_shape, parse_json
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import (
   one_line_errors,
   run_program,

@@ -12,7 +12,7 @@ from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import TextFile, read_file
 from fusion_jax.files import write_whole
 from fusion_jax.json_input import read_json
-from fusion_jax.runs.run_directory import read_config
+from fusion_jax.runs.directory import read_config
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from fusion_jax.cli.checkpoint_flags import add_direction_flags
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
-from fusion_jax.runs.metrics_file import read_metrics
+from fusion_jax.runs.directory import read_metrics
 from fusion_jax.startup import (
   one_line_errors,
   run_program,

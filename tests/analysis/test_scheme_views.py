@@ -21,10 +21,9 @@ from fusion_jax.config.fusion import (
 )
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.runs import run_directory
-from fusion_jax.runs.checkpoint import Checkpoints, Progress
-from fusion_jax.runs.checkpoint_reading import identity_of
-from fusion_jax.training.step import TrainState
+from fusion_jax.runs import directory
+from fusion_jax.runs.checkpoint import Checkpoints, Progress, TrainState
+from fusion_jax.runs.integrity import identity_of
 
 # The views of every scheme; those without any have no weights of layers.
 SCHEME_VIEWS = {
@@ -121,7 +120,7 @@ def workdir(tmp_path_factory):
   )
   config = dataclasses.replace(run.config, training=TrainingConfig())
   tokenizers = run.source_tokenizer, run.target_tokenizer
-  run_directory.create(folder, config, *tokenizers)
+  directory.create_run(folder, config, *tokenizers)
   checkpoints = Checkpoints(
     folder, config.training, identity_of(config, *tokenizers)
   )

@@ -22,7 +22,7 @@ from fusion_jax.bounds import Positive, number
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
   from fusion_jax.analysis.report.page import page
   from fusion_jax.analysis.report.run import environment, gather
   from fusion_jax.analysis.run_with_text import open_run_with_text
-  from fusion_jax.runs.run_directory import read_config
+  from fusion_jax.runs.directory import read_config
 
   workdirs = arguments.workdir
   configs = [read_config(workdir) for workdir in workdirs]

@@ -27,8 +27,7 @@ from fusion_jax.errors import InputError
 from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.progress import Progress
-from fusion_jax.runs.kept_corpus import read_report
-from fusion_jax.runs.run_directory import read_config, read_tokenizers
+from fusion_jax.runs.directory import read_config, read_report, read_tokenizers
 
 logger = logging.getLogger(__name__)
 

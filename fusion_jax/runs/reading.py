@@ -1,12 +1,10 @@
 """Reading of checkpoints, with checks that they are what was written.
 
-The item `meta` has the digests of all arrays, and one of itself. Checkpoints of
-earlier versions have no digests, and are read unchecked.
+The item `meta` has the digests of all arrays, and one of itself.
 """
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,13 +13,10 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.serialization import check_format
-from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, first_line
-from fusion_jax.parallel.distributed import Result, on_all
-from fusion_jax.runs.digests import check_arrays
-from fusion_jax.runs.model_match import check_fields, model_fields
+from fusion_jax.parallel.processes import Result, on_all
+from fusion_jax.runs.integrity import check_arrays
 from fusion_jax.seals import DamagedError, check_seal
 
 logger = logging.getLogger(__name__)
@@ -145,53 +140,6 @@ def read_arrays(
 
   # Digests of sharded arrays are sums over all processes, so that all of them
   # must have read their shards.
-  found = read_by_all(read)
-  if 'arrays' in meta:
-    read_by_all(lambda: check_arrays(found, meta['arrays']))
-  return found
-
-
-def read_quality(
-  manager: ocp.CheckpointManager, step: int, logged: float | None = None
-) -> float | None:
-  """Read the quality of a checkpoint."""
-  meta = read_meta(manager, step)
-  if 'quality' in meta:
-    return meta['quality']
-  # Earlier versions stored the quality here.
-  with reading():
-    metrics = manager.metrics(step) or {}
-    saved = finite(metrics.get('quality'))
-  return logged if saved is None else saved
-
-
-def finite(quality: float | None) -> float | None:
-  """Return the quality, or None where it is not a finite number."""
-  if quality is None or not math.isfinite(quality):
-    return None
-  return quality
-
-
-def identity_of(
-  config: ExperimentConfig, source: Tokenizer, target: Tokenizer
-) -> dict[str, Any]:
-  """Return what a checkpoint records about the model it belongs to."""
-  return {
-    'source.model': source.digest,
-    'target.model': target.digest,
-    'model': model_fields(config),
-  }
-
-
-def check_identity(
-  meta: Mapping[str, Any], identity: Mapping[str, Any], path: Path
-) -> None:
-  """Refuse a checkpoint of other tokenizers, or of another model."""
-  for name in ('source.model', 'target.model'):
-    if meta[name] != identity[name]:
-      raise InputError(
-        f'{path}: trained with another tokenizer than {name} of this run: '
-        f'its SHA-256 is {meta[name][:12]}..., the file has '
-        f'{identity[name][:12]}...'
-      )
-  check_fields(path, meta.get('model', {}), identity['model'])
+  arrays = read_by_all(read)
+  read_by_all(lambda: check_arrays(arrays, meta['arrays']))
+  return arrays

@@ -1,12 +1,22 @@
-"""Whole runs with the options of the update, in this process."""
+"""Runs inside one process: stopped, resumed, restarted, skipped updates."""
 
+import argparse
+import dataclasses
 import json
+import logging
+import re
+from contextlib import (
+  nullcontext,
+)
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilations import (
+  compiled,
+)
 
 from fusion_jax.config import (
   BatchConfig,
@@ -17,12 +27,30 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.presets import changed
-from fusion_jax.data.prepare import prepare
-from fusion_jax.errors import InputError
-from fusion_jax.runs.loading import load_run
-from fusion_jax.training import loop, parts
-from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.config.flags import (
+  step_range,
+)
+from fusion_jax.config.presets import (
+  changed,
+)
+from fusion_jax.data.prepare import (
+  prepare,
+)
+from fusion_jax.errors import (
+  InputError,
+)
+from fusion_jax.runs.loading import (
+  CheckpointSelection,
+  load_run,
+)
+from fusion_jax.training import build, loop
+from fusion_jax.training.loop import (
+  Profiler,
+)
+from fusion_jax.training.optimizer import (
+  make_optimizer,
+  trained_part,
+)
 
 pytestmark = pytest.mark.extended
 
@@ -98,8 +126,12 @@ def test_a_stopped_run_ends_in_the_same_state(recipe, unbroken, tmp_path):
   loop.run(recipe, workdir)
   for kind in ('last', 'ema'):
     chex.assert_trees_all_equal(
-      load_run(workdir, 'last', parameters=kind).parameters,
-      load_run(unbroken, 'last', parameters=kind).parameters,
+      load_run(
+        workdir, CheckpointSelection('last', parameters=kind)
+      ).parameters,
+      load_run(
+        unbroken, CheckpointSelection('last', parameters=kind)
+      ).parameters,
     )
   rates = [[r['learning_rate'] for r in _rows(w)] for w in (workdir, unbroken)]
   assert rates[0] == rates[1]
@@ -114,7 +146,9 @@ def test_a_stopped_run_ends_in_the_same_state(recipe, unbroken, tmp_path):
 
 def test_what_is_frozen_stays_and_what_is_averaged_follows(unbroken):
   trees = {
-    (step, kind): load_run(unbroken, step, parameters=kind).parameters
+    (step, kind): load_run(
+      unbroken, CheckpointSelection(step, parameters=kind)
+    ).parameters
     for step in (4, 8)
     for kind in ('last', 'ema')
   }
@@ -170,7 +204,9 @@ def test_a_restart_keeps_the_parameters_and_nothing_of_the_optimizer(
   chex.assert_trees_all_equal(state.parameters, ended)
   chex.assert_trees_all_equal(state.average, ended)
   freeze = second.training.freeze
-  fresh = make_optimizer(second.optimizer, 16, 8, freeze).init(ended)
+  fresh = make_optimizer(second.optimizer, 16, 8).init(
+    trained_part(ended, freeze)
+  )
   chex.assert_trees_all_equal(state.optimizer, fresh)
   assert int(state.step) == 0
 
@@ -194,7 +230,7 @@ def _rare_token(config):
 
 def _with_a_huge_row(monkeypatch, rows):
   """Fresh states whose embeddings of these tokens overflow times sqrt(D)."""
-  plan_state = parts.plan_state
+  plan_state = build.plan_state
 
   def plan(*arguments):
     own = plan_state(*arguments)
@@ -208,7 +244,7 @@ def _with_a_huge_row(monkeypatch, rows):
 
     return own._replace(make=make)
 
-  monkeypatch.setattr(parts, 'plan_state', plan)
+  monkeypatch.setattr(build, 'plan_state', plan)
 
 
 def test_one_bad_batch_an_epoch_is_skipped(
@@ -284,3 +320,134 @@ def test_a_run_that_ends_in_skipped_updates_is_saved_and_not_validated(
   assert saved == ['8']
   metrics = tmp_path / 'run' / 'metrics.jsonl'
   assert metrics.read_text() == ''
+
+
+def _two_shapes(prepared) -> ExperimentConfig:
+  return ExperimentConfig(
+    data=DataConfig(
+      prepared=str(prepared),
+      embedded_pairs=300,
+      tokenizer=TokenizerConfig(vocabulary_size=300),
+      batch=BatchConfig(tokens=1_024, shapes=2),
+    ),
+    model=ModelConfig(
+      width=16, filter=16, heads=2, encoder_layers=1, decoder_layers=1
+    ),
+    optimizer=OptimizerConfig(warmup_steps=10),
+    training=TrainingConfig(
+      steps=60,
+      log_every=5,
+      save_every=10,
+      validate_every=20,
+      translate_sentences=2,
+    ),
+  )
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """All programs, how many there were at each step, the log, the folder."""
+  folder = tmp_path_factory.mktemp('run')
+  counts, lines = {}, []
+  handler = logging.Handler()
+  handler.emit = lambda record: lines.append(record.getMessage())
+  log = logging.getLogger('fusion_jax')
+  level = log.level
+  with pytest.MonkeyPatch.context() as patch, compiled() as names:
+
+    def after(step):
+      counts[step] = len(names)
+      return False
+
+    def before_the_first(_):
+      after(0)
+      return nullcontext(after)
+
+    patch.setattr(loop, 'stop_on_signals', before_the_first)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+      loop.run(_two_shapes(folder / 'prepared'), folder / 'run')
+    finally:
+      log.removeHandler(handler)
+      log.setLevel(level)
+  return names, counts, lines, folder
+
+
+def test_nothing_is_compiled_after_the_first_epoch_and_validation(finished):
+  names, counts, lines, _ = finished
+  assert '2 training shapes' in ' '.join(lines)
+  assert sum('validation at' in line for line in lines) == 3
+  # Two validations, four saves and most of the epochs come after this step.
+  assert names[counts[21] :] == []
+  assert counts[60] == len(names)
+
+
+def test_the_step_is_compiled_once_a_shape(finished):
+  names, counts, *_ = finished
+  assert sum('train_step' in name for name in names) == 2
+  assert counts[1] < counts[21]
+
+
+def test_the_first_step_is_compiled_before_the_updates_begin(finished):
+  names, counts, *_ = finished
+  assert sum('train_step' in name for name in names[: counts[0]]) == 1
+
+
+def test_the_validation_loss_takes_no_more_shapes_than_the_step(finished):
+  names, *_ = finished
+  assert sum('eval_step' in name for name in names) == 2
+
+
+def test_the_log_says_what_was_compiled(finished):
+  names, _, lines, _ = finished
+  told = [line for line in lines if re.match(r'\d+ programs compiled', line)]
+  total = next(line for line in lines if line.startswith('in all,'))
+  numbers = [int(line.split()[0]) for line in told]
+  assert total.split()[2] == str(sum(numbers))
+  # Counted apart, by the test; what the end of a run needs is in both.
+  assert sum(numbers) == len(names)
+  assert re.search(r'compiled in \d+\.\d s', total)
+
+
+def test_a_run_that_is_finished_makes_no_state_and_no_step(finished):
+  names, *_, folder = finished
+  assert any('fresh_state' in name for name in names)
+  with compiled() as later:
+    loop.run(_two_shapes(folder / 'prepared'), folder / 'run')
+  for program in ('fresh_state', 'train_step'):
+    assert not any(program in name for name in later)
+
+
+def test_a_resumed_run_compiles_the_step_once_a_shape(finished):
+  config = _two_shapes(finished[-1] / 'prepared')
+  longer = dataclasses.replace(config.training, steps=80)
+  with compiled() as later:
+    loop.run(dataclasses.replace(config, training=longer), finished[-1] / 'run')
+  assert not any('fresh_state' in name for name in later)
+  assert sum('train_step' in name for name in later) == 2
+
+
+@pytest.mark.parametrize('text', ['', '3', '3:', '0:4', '5:4', 'a:b', '1:2:3'])
+def test_a_range_that_is_none_is_refused(text):
+  with pytest.raises(argparse.ArgumentTypeError, match='FIRST:LAST'):
+    step_range(text)
+
+
+def test_a_profile_has_its_steps_and_ends_with_the_run(tmp_path, monkeypatch):
+  events = []
+  monkeypatch.setattr(
+    jax.profiler, 'start_trace', lambda folder: events.append('on')
+  )
+  monkeypatch.setattr(jax.profiler, 'stop_trace', lambda: events.append('off'))
+  profiler = Profiler(tmp_path, step_range('2:3'))
+  for step in range(1, 6):
+    with profiler.step(step):
+      events.append(step)
+  profiler.close()
+  assert events == [1, 'on', 2, 3, 'off', 4, 5]
+  until_the_end = Profiler(tmp_path, (2, 9))
+  with until_the_end.step(2):
+    pass
+  until_the_end.close()
+  assert events[-2:] == ['on', 'off']

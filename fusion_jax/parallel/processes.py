@@ -166,9 +166,9 @@ def gather(value: bytes) -> list[bytes]:
   if jax.process_count() == 1:
     return [value]
   sizes = multihost_utils.process_allgather(np.int32(len(value)))
-  own = np.zeros(max(sizes.max(), 1), np.uint8)
-  own[: len(value)] = np.frombuffer(value, np.uint8)
-  all_bytes = multihost_utils.process_allgather(own)
+  padded = np.zeros(max(sizes.max(), 1), np.uint8)
+  padded[: len(value)] = np.frombuffer(value, np.uint8)
+  all_bytes = multihost_utils.process_allgather(padded)
   return [
     row[:size].tobytes() for row, size in zip(all_bytes, sizes, strict=True)
   ]
@@ -201,8 +201,8 @@ def any_of_all(value: bool) -> bool:
 
 def of_first(action: Callable[[], Result], kind: Any) -> Result:
   """Return the result of process 0 on all processes."""
-  found = on_all(lambda: {0: action()} if is_first() else {})
-  return merged(found, kind)[0]
+  results = on_all(lambda: {0: action()} if is_first() else {})
+  return merged(results, kind)[0]
 
 
 def first_then_others(action: Callable[[], Result]) -> Result:
@@ -222,7 +222,7 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
-def merged(found: dict[int, Result], kind: Any) -> dict[int, Result]:
+def merged(results: dict[int, Result], kind: Any) -> dict[int, Result]:
   """Return the findings of all processes on each of them.
 
   They travel as JSON and are checked against their type on arrival: bytes of
@@ -231,9 +231,9 @@ def merged(found: dict[int, Result], kind: Any) -> dict[int, Result]:
   import jax
 
   if jax.process_count() == 1:
-    return found
+    return results
   form = pydantic.TypeAdapter(
     dict[int, kind], config=pydantic.ConfigDict(ser_json_inf_nan='constants')
   )
-  shares = gather(form.dump_json(found))
+  shares = gather(form.dump_json(results))
   return functools.reduce(operator.or_, map(form.validate_json, shares))
