@@ -34,8 +34,8 @@ from fusion_jax.cli.text_io import open_input, read_lines
 from fusion_jax.config import DecodingConfig
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.data.normalise import normalise
+from fusion_jax.decoding.batches import target_limit
 from fusion_jax.decoding.score import Scorer
-from fusion_jax.decoding.shapes import target_limit
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.metrics import check_line_counts, corpus_scores

@@ -154,8 +154,15 @@ def load_run(
 
   All processes must call it, and all get the same result.
   """
-  workdir = Path(workdir)
   choice = CheckpointSelection(step, average, average_of, parameters)
+  return load_selected(workdir, choice)
+
+
+def load_selected(
+  workdir: str | Path, choice: CheckpointSelection
+) -> TrainedModel:
+  """Load the selected checkpoints of a run; see `load_run`."""
+  workdir = Path(workdir)
   config, source, target = on_all(lambda: _described(workdir))
   identity = identity_of(config, source, target)
   try:

@@ -16,7 +16,7 @@ from fusion_jax.config import (
   TrainingConfig,
 )
 from fusion_jax.config.flags import override
-from fusion_jax.decoding.direction import in_direction
+from fusion_jax.decoding.ensemble import in_direction
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.runs.loading import load_run

@@ -22,11 +22,11 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from fusion_jax.cli.checkpoint_flags import (
+from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
+  parse_arguments,
 )
-from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.runs.run_directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
@@ -57,7 +57,7 @@ def _ctranslate2(flags: argparse.Namespace) -> None:
 
 
 def _stablehlo(flags: argparse.Namespace) -> None:
-  from fusion_jax.decoding.direction import in_direction
+  from fusion_jax.decoding.ensemble import in_direction
   from fusion_jax.runs.loading import load_run
   from fusion_jax.tools.export import stablehlo
 

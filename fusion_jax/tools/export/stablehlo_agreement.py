@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fusion_jax.decoding.batches import padded
-from fusion_jax.decoding.rounding import relative_gaps
-from fusion_jax.decoding.shapes import target_limit
+from fusion_jax.decoding.batches import padded, target_limit
+from fusion_jax.decoding.certify import relative_gaps
 from fusion_jax.search.hypotheses import Hypotheses
 from fusion_jax.tools.export.agreement import random_sentences
 from fusion_jax.tools.export.search_program import SearchProgram, Weights
