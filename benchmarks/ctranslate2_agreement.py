@@ -32,7 +32,7 @@ from benchmarks.common import (
 from fusion_jax import TranslationModel
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.data.normalise import normalise
-from fusion_jax.decoding.shapes import target_limit
+from fusion_jax.decoding.batches import target_limit
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import check_lines, read_file
 from fusion_jax.metrics import corpus_scores

@@ -33,7 +33,7 @@ from benchmarks.common import (
 )
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.decoding.batches import padded
-from fusion_jax.decoding.teacher_forcing import token_log_probabilities
+from fusion_jax.decoding.score import token_log_probabilities
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.json_input import read_json
 from fusion_jax.runs.loading import TrainedModel, load_run

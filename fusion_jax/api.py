@@ -17,9 +17,10 @@ from jaxtyping import Float32
 
 from fusion_jax.config import DecodingConfig, ExperimentConfig
 from fusion_jax.config.presets import changed
-from fusion_jax.decoding.direction import in_direction
-from fusion_jax.decoding.pairs import PairIds, PairReader
+from fusion_jax.decoding.batches import PairIds
+from fusion_jax.decoding.ensemble import in_direction
 from fusion_jax.decoding.score import Scored, Scorer
+from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.decoding.views import InternalsSelection, View, Viewer
 from fusion_jax.errors import InputError

@@ -3,7 +3,7 @@
 import argparse
 
 from fusion_jax.bounds import Natural, number
-from fusion_jax.cli.checkpoint_flags import (
+from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
 )

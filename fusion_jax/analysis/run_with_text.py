@@ -21,7 +21,7 @@ from fusion_jax.config.serialization import to_dict
 from fusion_jax.data.normalise import normalise
 from fusion_jax.data.text_files import read_pairs as read_files
 from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.decoding.direction import load_chosen
+from fusion_jax.decoding.ensemble import load_chosen
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.metrics import Scores, corpus_scores

@@ -21,7 +21,7 @@ from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.text_parts import LABELS
 from fusion_jax.analysis.view import Numbers, View, nullable, sides_of
 from fusion_jax.config import ModelConfig
-from fusion_jax.decoding.teacher_forcing import token_log_probabilities
+from fusion_jax.decoding.score import token_log_probabilities
 from fusion_jax.fusion.gtrans import at_positions
 from fusion_jax.models.transformer import ModelOutput
 

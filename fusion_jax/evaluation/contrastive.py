@@ -20,12 +20,12 @@ from typing import Annotated, Any
 
 import pydantic
 
-from fusion_jax.cli.checkpoint_flags import (
+from fusion_jax.compressed import open_to_read, unpack_errors
+from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
+  parse_arguments,
 )
-from fusion_jax.compressed import open_to_read, unpack_errors
-from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_regular, write_whole
 from fusion_jax.json_input import check_shape, parse_json
@@ -175,7 +175,7 @@ def _scores(
 ) -> list[list[float] | None]:
   """Score all items; None for those with a side that is too long."""
   # Imported after the flags are read, because JAX loads slowly.
-  from fusion_jax.decoding.direction import load_chosen
+  from fusion_jax.decoding.ensemble import load_chosen
   from fusion_jax.decoding.score import Scorer
   from fusion_jax.progress import Progress
 

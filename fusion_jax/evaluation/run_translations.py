@@ -94,7 +94,7 @@ def _translate(
   run: str, lines: Sequence[str], languages: tuple[str, str], path: Path
 ) -> dict[str, Any]:
   # Imported only where it is needed, because JAX loads slowly.
-  from fusion_jax.decoding.direction import in_direction
+  from fusion_jax.decoding.ensemble import in_direction
   from fusion_jax.decoding.translate import Translator
   from fusion_jax.progress import Progress
   from fusion_jax.runs.loading import load_run

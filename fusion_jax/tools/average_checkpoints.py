@@ -10,8 +10,7 @@ Every program that reads a run can read DIR2, and `fusion-jax train
 import argparse
 from pathlib import Path
 
-from fusion_jax.cli.checkpoint_flags import add_checkpoint_flags
-from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.flags import add_checkpoint_flags, parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder
 from fusion_jax.runs.directory import check_output

@@ -42,7 +42,7 @@ from fusion_jax.config.presets import (
   changed,
 )
 from fusion_jax.data.prepare import prepare
-from fusion_jax.decoding.direction import (
+from fusion_jax.decoding.ensemble import (
   in_direction,
 )
 from fusion_jax.decoding.translate import (

@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from fusion_jax.bounds import Positive, number
-from fusion_jax.cli.checkpoint_flags import (
+from fusion_jax.config.decoding import DecodingConfig
+from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
+  add_fields,
+  parse_arguments,
 )
-from fusion_jax.config.decoding import DecodingConfig
-from fusion_jax.config.flags import add_fields, parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.runs.directory import check_output, read_config
 from fusion_jax.startup import one_line_errors, run_program, start_logging
@@ -66,7 +67,7 @@ def _ctranslate2(flags: argparse.Namespace) -> None:
 
 
 def _stablehlo(flags: argparse.Namespace) -> None:
-  from fusion_jax.decoding.direction import in_direction
+  from fusion_jax.decoding.ensemble import in_direction
   from fusion_jax.runs.loading import load_run, selection_of
   from fusion_jax.tools.export import stablehlo
 

@@ -21,8 +21,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from fusion_jax.config import ExperimentConfig, ModelConfig, Side
-from fusion_jax.decoding.rounding import rounding
-from fusion_jax.decoding.shapes import target_limit
+from fusion_jax.decoding.batches import target_limit
+from fusion_jax.decoding.certify import rounding
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.layers.positions import sinusoids

@@ -18,10 +18,8 @@ from recorded import (
   translated,
 )
 
-from fusion_jax.decoding.direction import in_direction
-from fusion_jax.decoding.ensemble import alone
-from fusion_jax.decoding.pairs import PairReader
-from fusion_jax.decoding.sentences import SentenceEncoder
+from fusion_jax.decoding.ensemble import alone, in_direction
+from fusion_jax.decoding.sentences import PairReader, SentenceEncoder
 from fusion_jax.errors import InputError
 from fusion_jax.runs.loading import load_run
 

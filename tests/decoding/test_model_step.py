@@ -15,15 +15,15 @@ from fusion_jax.decoding.compiled import (
   SearchSettings,
   search_batch,
 )
-from fusion_jax.decoding.coverage import (
-  attended,
-  coverage,
+from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.decoding.model_step import (
+  Source,
+  attended_sources,
+  coverage_penalty,
   mean_attention,
   write_attention,
 )
-from fusion_jax.decoding.ensemble import Mixture
-from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.teacher_forcing import (
+from fusion_jax.decoding.score import (
   TeacherForcedRows,
   teacher_forced_scores,
 )
@@ -36,15 +36,17 @@ def test_by_hand():
   # Positions attended 0.5 times, 2 times and, a padding, not at all.
   sums = jnp.array([[0.5, 2.0, 0.0]])
   tokens = jnp.array([[True, True, False]])
-  assert float(coverage(sums, tokens)[0]) == pytest.approx(np.log(0.5))
-  everything = coverage(sums, jnp.ones((1, 3), bool))
+  assert float(coverage_penalty(sums, tokens)[0]) == pytest.approx(np.log(0.5))
+  everything = coverage_penalty(sums, jnp.ones((1, 3), bool))
   assert float(everything[0]) == pytest.approx(np.log(0.5) + np.log(1e-6))
 
 
 def test_gradient():
   weights = jnp.full((2, 1, 3, 4, 5), 0.1)
   slope = jax.grad(
-    lambda w: coverage(mean_attention(w).sum(1), jnp.ones((1, 5), bool)).sum()
+    lambda w: coverage_penalty(
+      mean_attention(w).sum(1), jnp.ones((1, 5), bool)
+    ).sum()
   )(weights)
   # d log(c) / d p = 1 / c with c = 4 * 0.1, shared by 2 layers of 3 heads.
   np.testing.assert_allclose(slope, 1 / 0.4 / 6, rtol=1e-5)
@@ -61,7 +63,7 @@ def test_hypotheses_find_their_attention_by_row(beam, steps, seed):
     cache = write_attention(
       cache, jnp.asarray(attention[:, position]), jnp.int32(position)
     )
-  found = attended(cache, jnp.asarray(rows), jnp.int32(steps - 1))
+  found = attended_sources(cache, jnp.asarray(rows), jnp.int32(steps - 1))
   for b, k in itertools.product(range(2), range(beam)):
     expected = sum(attention[b, t, rows[b, k, t]] for t in range(steps))
     assert_close(found[b, k], expected, units=16)

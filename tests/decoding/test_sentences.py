@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusion_jax.decoding.line_splitting import split_line
+from fusion_jax.decoding.sentences import split_line
 
 
 def split(line, characters):

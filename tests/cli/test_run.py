@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from fusion_jax.cli.comet_score import load_comet
+from fusion_jax.cli.run import load_comet
 from fusion_jax.errors import InputError
 
 
