@@ -162,8 +162,8 @@ class Tokenizer:
     Raises:
       InputError: The line begins with a tag of another direction.
     """
-    while self.tags and line.startswith(self._untagged._known_tags):
-      tag = max(filter(line.startswith, self._untagged._known_tags), key=len)
+    while self.tags and line.startswith(self.known_tags):
+      tag = max(filter(line.startswith, self.known_tags), key=len)
       if self.id_of(tag) not in self.tags:
         own = ' '.join(self.pieces(self.tags))
         raise InputError(
@@ -173,8 +173,13 @@ class Tokenizer:
       line = line.removeprefix(tag).lstrip()
     return line
 
+  @property
+  def known_tags(self) -> tuple[str, ...]:
+    """The tags of all directions that the model knows."""
+    return self._untagged._control_symbols
+
   @functools.cached_property
-  def _known_tags(self) -> tuple[str, ...]:
+  def _control_symbols(self) -> tuple[str, ...]:
     special = self.vocabulary.start, self.vocabulary.end, PADDING
     return tuple(
       self._processor.id_to_piece(number)

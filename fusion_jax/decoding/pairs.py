@@ -67,7 +67,7 @@ class PairReader:
         with the tag of another direction.
     """
     texts = zip((source, target), self._tokenizers, strict=True)
-    pair = PairIds(*(_ids(text, each, name) for text, each in texts))
+    pair = PairIds(*(line_ids(text, each, name) for text, each in texts))
     for side, ids in zip(('source', 'translation'), pair, strict=True):
       if len(ids) > self.longest:
         raise InputError(
@@ -109,6 +109,16 @@ def padded_pairs(
   return source, lengths, target
 
 
-def _ids(text: str, tokenizer: Tokenizer, name: str) -> list[int]:
+def line_ids(text: str, tokenizer: Tokenizer, name: str) -> list[int]:
+  """Return the ids of a line, normalised here, with the end symbol.
+
+  Args:
+    text: Line, with or without the tags of the tokenizer before it.
+    tokenizer: Tokenizer of its side.
+    name: Name of the line, for the message.
+
+  Raises:
+    InputError: The line begins with the tag of another direction.
+  """
   text = tokenizer.without_tags(normalise(text), name)
   return [*tokenizer.encode(text), tokenizer.vocabulary.end]

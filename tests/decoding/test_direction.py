@@ -226,9 +226,14 @@ def test_an_exported_direction_puts_its_tags(tokenizer, tmp_path):
   run = in_direction(dataclasses.replace(plain, config=config), 'run', 'ro')
   lines = ['a dog', '', 'the cat sat']
   stablehlo.export(run, tmp_path / 'out', StablehloOptions(((2, 16),)))
-  found = runpy.run_path(str(tmp_path / 'out' / 'load.py'))['translate'](lines)
+  translate = runpy.run_path(str(tmp_path / 'out' / 'load.py'))['translate']
+  found = translate(lines)
   expected = list(Translator(run, run.config.decoding).translate(lines))
   assert found == expected
   untagged = dataclasses.replace(run, source_tokenizer=tokenizer)
   other = Translator(untagged, run.config.decoding).translate(lines)
   assert list(other) != expected
+  written = ['<2en> a dog', '<ro><2en>', ' <ro> <2en> the cat sat']
+  assert translate(written) == expected
+  with pytest.raises(ValueError, match=r'^line 2: begins with <2fr>, the tag'):
+    translate(['a dog', '<2fr> a dog'])

@@ -212,6 +212,7 @@ def _description(
     'source_language': run.config.data.source_language,
     'target_language': run.config.data.target_language,
     'tags': run.source_tokenizer.tags,
+    'known_tags': run.source_tokenizer.known_tags,
     'arguments': (*before, *first.arguments),
     'results': RESULTS,
     'shapes': [
