@@ -158,9 +158,9 @@ def check_regular(path: Path) -> None:
   """Refuse what is there but is no file, such as a folder or a pipe.
 
   Raises:
-    InputError: It is no regular file.
+    InputError: It exists and is no regular file.
   """
-  if not path.is_file():
+  if path.exists() and not path.is_file():
     raise InputError(f'{path}: is a folder, a pipe or a device, not a file')
 
 

@@ -31,8 +31,7 @@ def read_json(path: Path, kind: Any = Any) -> Any:
     InputError: The file cannot be read, is not JSON, or has another type.
   """
   try:
-    if path.exists():
-      check_regular(path)
+    check_regular(path)
     content = path.read_bytes()
   except OSError as error:
     raise InputError(f'{path}: cannot be read ({error.strerror})') from None

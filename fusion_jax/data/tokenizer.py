@@ -22,6 +22,7 @@ from fusion_jax.config import TokenizerConfig
 from fusion_jax.data.normalise import normalise
 from fusion_jax.data.sampling import SubwordSampler
 from fusion_jax.errors import InputError
+from fusion_jax.files import check_regular
 
 # Ids of the symbols in the models trained here.
 PADDING, UNKNOWN, START, END = range(4)
@@ -96,6 +97,7 @@ class Tokenizer:
   @classmethod
   def from_file(cls, path: str | Path) -> 'Tokenizer':
     """Load a `.model` file."""
+    check_regular(Path(path))
     try:
       model = Path(path).read_bytes()
     except OSError as error:

@@ -118,8 +118,7 @@ def read_items(path: Path) -> list[Item]:
   Raises:
     InputError: The file cannot be read, or an item lacks a field.
   """
-  if path.exists():
-    check_regular(path)
+  check_regular(path)
   with unpack_errors(path), open_to_read(path) as file:
     content = file.read()
   values = parse_json(content, str(path))

@@ -9,7 +9,6 @@ DIR/corpus/DIRECTION.source, DIRECTION.target the validation text
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,12 @@ from typing import Any
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.text_files import read_pairs
 from fusion_jax.errors import InputError
-from fusion_jax.files import write_errors, write_whole
+from fusion_jax.files import (
+  check_regular,
+  read_errors,
+  write_errors,
+  write_whole,
+)
 from fusion_jax.json_input import read_json
 
 _FOLDER, _REPORT = 'corpus', 'report.json'
@@ -44,9 +48,20 @@ def write_corpus(workdir: Path, corpus: PreparedCorpus) -> None:
 
 
 def copy_corpus(workdir: Path, to: Path) -> None:
-  """Copy the kept part of a corpus, if any, into another run directory."""
-  if (workdir / _FOLDER).is_dir():
-    shutil.copytree(workdir / _FOLDER, to / _FOLDER)
+  """Copy the kept part of a corpus, if any, into another run directory.
+
+  Raises:
+    InputError: A file cannot be read, or is none.
+  """
+  folder = workdir / _FOLDER
+  if not folder.is_dir():
+    return
+  (to / _FOLDER).mkdir()
+  for path in folder.iterdir():
+    check_regular(path)
+    with read_errors(path):
+      content = path.read_bytes()
+    (to / _FOLDER / path.name).write_bytes(content)
 
 
 def read_report(workdir: Path) -> dict[str, Any]:

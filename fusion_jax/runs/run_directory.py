@@ -20,7 +20,7 @@ from pathlib import Path
 from fusion_jax.config import ExperimentConfig, serialization
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.files import check_regular, write_errors, write_whole
+from fusion_jax.files import write_errors, write_whole
 from fusion_jax.runs.lock import NAME as LOCK
 
 
@@ -37,7 +37,6 @@ def read_config(workdir: Path) -> ExperimentConfig:
       f'{workdir}: not a run directory: it has no config.json; '
       'give the --workdir of a training run'
     )
-  check_regular(path)
   return serialization.from_json(path)
 
 
@@ -47,7 +46,6 @@ def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
   for path in paths:
     if not path.exists():
       raise InputError(f'{path}: missing; training writes it into the run')
-    check_regular(path)
   return Tokenizer.from_file(paths[0]), Tokenizer.from_file(paths[1])
 
 
@@ -66,6 +64,8 @@ _OWN = (
   'translations',
 )
 _EVENTS = 'events.out.tfevents'
+# What a start leaves that ends before config.json is written.
+_BEFORE_CONFIG = {LOCK, 'source.model', 'target.model'}
 
 
 def check_output(path: str | Path, flag: str = '--output') -> None:
@@ -122,7 +122,7 @@ def check(workdir: Path, config: ExperimentConfig) -> None:
     raise InputError(f'{workdir}: --workdir must be a directory')
   if (workdir / 'config.json').exists():
     _check_same(workdir, config)
-  elif workdir.is_dir() and {path.name for path in workdir.iterdir()} - {LOCK}:
+  elif workdir.is_dir() and set(os.listdir(workdir)) - _BEFORE_CONFIG:
     raise InputError(
       f'{workdir}: not empty and not a run directory; '
       'choose a new or empty --workdir'

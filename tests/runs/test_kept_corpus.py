@@ -63,3 +63,13 @@ def test_a_direction_is_no_path(tmp_path):
   (tmp_path / 'x-y.target').write_text('secret')
   with pytest.raises(InputError, match='is no name of a direction'):
     list(read_validation(tmp_path / 'run', '../../x-y'))
+
+
+@pytest.mark.parametrize('target', ['/dev/null', 'nowhere'])
+def test_only_files_are_copied(tmp_path, target):
+  path = tmp_path / 'run' / 'corpus' / 'en-de.source'
+  path.parent.mkdir(parents=True)
+  path.symlink_to(target)
+  (tmp_path / 'mean').mkdir()
+  with pytest.raises(InputError, match=f'^{path}: '):
+    copy_corpus(tmp_path / 'run', tmp_path / 'mean')

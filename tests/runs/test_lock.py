@@ -90,6 +90,9 @@ def test_file_systems_without_locks(tmp_path, monkeypatch, caplog):
 def test_a_directory_with_nothing_but_a_lock_is_new(tmp_path):
   with held(tmp_path / 'run'):
     run_directory.check(tmp_path / 'run', ExperimentConfig())
+  # Left by a start that a full disk ended.
+  (tmp_path / 'run' / 'source.model').touch()
+  run_directory.check(tmp_path / 'run', ExperimentConfig())
   (tmp_path / 'run' / 'thesis').touch()
   with pytest.raises(InputError, match='not empty and not a run directory'):
     run_directory.check(tmp_path / 'run', ExperimentConfig())
