@@ -20,8 +20,7 @@ _DEEPEST = 64
 def read_json(path: Path, kind: Any = Any) -> Any:
   """Read a JSON file and check its type."""
   try:
-    if path.exists():
-      check_regular(path)
+    check_regular(path)
     content = path.read_bytes()
   except OSError as error:
     raise InputError(f'{path}: cannot be read ({error.strerror})') from None

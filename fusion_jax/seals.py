@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fusion_jax.files import check_regular
+
 _SEAL = 'sha256'
 
 
@@ -27,7 +29,13 @@ def check_seal(values: Mapping[str, Any], name: str) -> None:
 
 
 def file_digest(path: Path) -> str:
-  """Return the SHA-256 of a file in hexadecimal."""
+  """Return the SHA-256 of a file in hexadecimal.
+
+  Raises:
+    InputError: It is a folder, a pipe or a device.
+    OSError: It cannot be read.
+  """
+  check_regular(path)
   with path.open('rb') as file:
     return hashlib.file_digest(file, 'sha256').hexdigest()
 

@@ -18,10 +18,9 @@ import numpy as np
 from jaxtyping import Int32
 
 from fusion_jax.config.serialization import to_dict
-from fusion_jax.data.normalise import normalise
 from fusion_jax.data.text_files import read_pairs as read_files
-from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.ensemble import load_chosen
+from fusion_jax.decoding.sentences import line_ids
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.metrics import Scores, corpus_scores
@@ -191,13 +190,13 @@ class RunWithText:
     yield from read_validation(self.workdir, direction.name)
 
   def _encoded(self) -> Iterator[TextPair]:
-    run = self.run
-    for number, (source, target) in enumerate(self.lines, start=1):
-      yield TextPair(
-        _ids(source, run.source_tokenizer),
-        _ids(target, run.target_tokenizer),
-        number,
+    tokenizers = self.run.source_tokenizer, self.run.target_tokenizer
+    for number, pair in enumerate(self.lines, start=1):
+      source, target = (
+        np.array(line_ids(text, tokenizer, f'line {number}'), np.int32)
+        for text, tokenizer in zip(pair, tokenizers, strict=True)
       )
+      yield TextPair(source, target, number)
 
 
 def numbered(
@@ -224,11 +223,6 @@ def open_run_with_text(
   )
   run = load_chosen(arguments)
   return RunWithText(arguments.workdir, run, choice, folder)
-
-
-def _ids(text: str, tokenizer: Tokenizer) -> Int32[np.ndarray, ' S']:
-  ids = [*tokenizer.encode(normalise(text)), tokenizer.vocabulary.end]
-  return np.array(ids, np.int32)
 
 
 def _content_digest(path: Path) -> str:

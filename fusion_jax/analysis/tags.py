@@ -128,7 +128,7 @@ def tagged_text(analysed: RunWithText) -> TaggedText | None:
   names: dict[str, int] = {}
   of_line: dict[int, Int[np.ndarray, ' T']] = {}
   for number, line in enumerate(analysed.lines, start=1):
-    text = normalise(line[side])
+    text = tokenizer.without_tags(normalise(line[side]), f'line {number}')
     if not text:
       continue
     words = next(sentences, None)

@@ -139,7 +139,7 @@ class PairReader:
   def encode(self, name: str, source: str, target: str) -> PairIds:
     """Return the ids of a pair."""
     texts = zip((source, target), self._tokenizers, strict=True)
-    pair = PairIds(*(_ids(text, each, name) for text, each in texts))
+    pair = PairIds(*(line_ids(text, each, name) for text, each in texts))
     for side, ids in zip(('source', 'translation'), pair, strict=True):
       if len(ids) > self.longest:
         raise InputError(
@@ -161,7 +161,7 @@ class PairReader:
     return [] if pair.is_blank else [pair]
 
 
-def _ids(text: str, tokenizer: Tokenizer, name: str) -> list[int]:
+def line_ids(text: str, tokenizer: Tokenizer, name: str) -> list[int]:
   text = tokenizer.without_tags(normalise(text), name)
   return [*tokenizer.encode(text), tokenizer.vocabulary.end]
 

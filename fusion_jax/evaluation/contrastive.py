@@ -108,8 +108,7 @@ class Accuracy:
 
 def read_items(path: Path) -> list[Item]:
   """Read a file in the ContraWSD JSON format."""
-  if path.exists():
-    check_regular(path)
+  check_regular(path)
   with unpack_errors(path), open_to_read(path) as file:
     content = file.read()
   values = parse_json(content, str(path))

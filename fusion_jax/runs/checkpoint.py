@@ -204,6 +204,8 @@ class Checkpoints:
       **self._identity,
     }
     items = items_of(arrays, meta)
+    # Of the one before, so that its fault is not told of this one.
+    self.wait()
     with _write_errors(self._directory, f'checkpoint {step}'):
       self._manager.save(step, args=items)
 

@@ -26,7 +26,6 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +46,8 @@ from fusion_jax.json_input import read_json
 
 logger = logging.getLogger(__name__)
 
+# What a start leaves that ends before config.json is written.
+_BEFORE_CONFIG = {'lock', 'source.model', 'target.model'}
 # Errors from file systems that have no locks.
 _NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 
@@ -59,7 +60,6 @@ def read_config(workdir: Path) -> ExperimentConfig:
       f'{workdir}: not a run directory: it has no config.json; '
       'give the --workdir of a training run'
     )
-  check_regular(path)
   return serialization.from_json(path)
 
 
@@ -69,7 +69,6 @@ def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
   for path in paths:
     if not path.exists():
       raise InputError(f'{path}: missing; training writes it into the run')
-    check_regular(path)
   return Tokenizer.from_file(paths[0]), Tokenizer.from_file(paths[1])
 
 
@@ -132,7 +131,7 @@ def check_workdir(workdir: Path, config: ExperimentConfig) -> None:
     raise InputError(f'{workdir}: --workdir must be a directory')
   if (workdir / 'config.json').exists():
     _check_same(workdir, config)
-  elif workdir.is_dir() and any(p.name != 'lock' for p in workdir.iterdir()):
+  elif workdir.is_dir() and set(os.listdir(workdir)) - _BEFORE_CONFIG:
     raise InputError(
       f'{workdir}: not empty and not a run directory; '
       'choose a new or empty --workdir'
@@ -236,8 +235,15 @@ def write_corpus(
 
 def copy_corpus(workdir: Path, to: Path) -> None:
   """Copy the kept part of a corpus, if any, into another run directory."""
-  if (workdir / 'corpus').is_dir():
-    shutil.copytree(workdir / 'corpus', to / 'corpus')
+  folder = workdir / 'corpus'
+  if not folder.is_dir():
+    return
+  (to / 'corpus').mkdir()
+  for path in folder.iterdir():
+    check_regular(path)
+    with read_errors(path):
+      content = path.read_bytes()
+    (to / 'corpus' / path.name).write_bytes(content)
 
 
 def read_report(workdir: Path) -> dict[str, Any]:

@@ -90,6 +90,14 @@ def _damaged_record(whole, shard) -> int:
   raise AssertionError('no byte of these belongs to a record')
 
 
+@pytest.mark.parametrize('name', ['settings.json', 'train.lengths.npy'])
+def test_a_device_is_not_read(folder, name):
+  (folder / name).unlink()
+  (folder / name).symlink_to('/dev/null')
+  message = _refusal(lambda: PreparedCorpus(folder).split('train'))
+  assert message.startswith(f'{folder / name}: is a folder, a pipe or a device')
+
+
 def test_one_bit_of_a_record_is_noticed_and_the_record_is_named(whole, folder):
   shard = folder / _SHARD
   number = _damaged_record(whole, shard)

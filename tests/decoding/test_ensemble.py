@@ -375,12 +375,16 @@ def test_an_exported_direction_puts_its_tags(with_tags, tmp_path):
   stablehlo.export(
     run, tmp_path / 'out', stablehlo.StablehloOptions(((2, 16),))
   )
-  found = runpy.run_path(str(tmp_path / 'out' / 'load.py'))['translate'](lines)
+  translate = runpy.run_path(str(tmp_path / 'out' / 'load.py'))['translate']
   expected = list(Translator(run, run.config.decoding).translate(lines))
-  assert found == expected
+  assert translate(lines) == expected
   untagged = dataclasses.replace(run, source_tokenizer=with_tags)
   other = Translator(untagged, run.config.decoding).translate(lines)
   assert list(other) != expected
+  written = ['<2en> a dog', '<ro><2en>', ' <ro> <2en> the cat sat']
+  assert translate(written) == expected
+  with pytest.raises(ValueError, match=r'^line 2: begins with <2fr>, the tag'):
+    translate(['a dog', '<2fr> a dog'])
 
 
 _TOKENIZER = make_tokenizer()

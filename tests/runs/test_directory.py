@@ -100,6 +100,16 @@ def test_a_direction_is_no_path(tmp_path):
     list(read_validation(tmp_path / 'run', '../../x-y'))
 
 
+@pytest.mark.parametrize('target', ['/dev/null', 'nowhere'])
+def test_only_files_are_copied(tmp_path, target):
+  path = tmp_path / 'run' / 'corpus' / 'en-de.source'
+  path.parent.mkdir(parents=True)
+  path.symlink_to(target)
+  (tmp_path / 'mean').mkdir()
+  with pytest.raises(InputError, match=f'^{path}: '):
+    copy_corpus(tmp_path / 'run', tmp_path / 'mean')
+
+
 _HOLDER = (
   'import pathlib, sys, time\n'
   'from fusion_jax.runs.directory import locked\n'
@@ -174,6 +184,9 @@ def test_file_systems_without_locks(tmp_path, monkeypatch, caplog):
 def test_a_directory_with_nothing_but_a_lock_is_new(tmp_path):
   with locked(tmp_path / 'run'):
     check_workdir(tmp_path / 'run', ExperimentConfig())
+  # Left by a start that a full disk ended.
+  (tmp_path / 'run' / 'source.model').touch()
+  check_workdir(tmp_path / 'run', ExperimentConfig())
   (tmp_path / 'run' / 'thesis').touch()
   with pytest.raises(InputError, match='not empty and not a run directory'):
     check_workdir(tmp_path / 'run', ExperimentConfig())

@@ -83,6 +83,15 @@ def test_what_is_no_file_is_named(workdir, name, make):
   )
 
 
+@pytest.mark.parametrize('name', ['meta/metadata', 'training/_METADATA'])
+def test_a_device_in_a_checkpoint_is_not_read(workdir, caplog, name):
+  path = workdir / 'checkpoints' / '10' / name
+  path.unlink()
+  path.symlink_to('/dev/null')
+  assert '0 readable checkpoints' in _refusal(workdir)
+  assert f'{name} is no file' in caplog.text
+
+
 def test_damage_is_said_in_the_words_of_who_found_it():
   def restore():
     raise ValueError('details: <bound method f.spec>') from found

@@ -193,6 +193,7 @@ def _description(
     'source_language': run.config.data.source_language,
     'target_language': run.config.data.target_language,
     'tags': run.source_tokenizer.tags,
+    'known_tags': run.source_tokenizer.known_tags,
     'arguments': ('weights', *first.arguments),
     'results': RESULTS,
     'shapes': [{'file': _file(p.shape)} | p.shape._asdict() for p in programs],
