@@ -14,9 +14,14 @@ from benchmarks.comparison.plan import Run
 from benchmarks.comparison.results import Results
 from benchmarks.comparison.texts import Text
 from benchmarks.schemes import BASELINE
-from fusion_jax.evaluation.paired_tests import Paired, paired_test
 from fusion_jax.evaluation.sentence_statistics import statistics_of
-from fusion_jax.evaluation.significance import Seeds, over_seeds, welch
+from fusion_jax.evaluation.significance import (
+  Paired,
+  Seeds,
+  over_seeds,
+  paired_test,
+  welch,
+)
 
 # Of the bootstrap.
 SAMPLES = 1_000

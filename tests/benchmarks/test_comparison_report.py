@@ -25,8 +25,7 @@ from benchmarks.comparison.tables import tables
 from benchmarks.comparison.texts import Text
 from benchmarks.schemes import BASELINE, PAPERS, schemes
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation.corpus_formulas import corpus_bleu
-from fusion_jax.evaluation.sentence_statistics import statistics_of
+from fusion_jax.evaluation.sentence_statistics import corpus_bleu, statistics_of
 
 REFERENCES = tuple(f'Das ist die Zeile {n} von {n + 1} .' for n in range(40))
 WRONG = tuple(f'Dies war eine {n} .' for n in range(40))

@@ -6,7 +6,8 @@ import dataclasses
 import pytest
 from saved_runs import SavedRun
 
-from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.config import DataConfig
 from fusion_jax.config.flags import load_config
 from fusion_jax.config.presets import changed

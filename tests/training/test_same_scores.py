@@ -12,7 +12,7 @@ import pytest
 from tiny_run import TINY
 
 from fusion_jax.analysis.report import __main__ as report
-from fusion_jax.analysis.report.run import gather
+from fusion_jax.analysis.report.contents import gather
 from fusion_jax.analysis.run_with_text import open_run_with_text
 from fusion_jax.cli import decode
 from fusion_jax.config import ExperimentConfig
