@@ -1,7 +1,6 @@
 """JSON form of a config, its format number, and comparison of two configs."""
 
 import fnmatch
-import functools
 import itertools
 import json
 import types
@@ -11,6 +10,7 @@ from typing import Any
 
 import pydantic
 
+from fusion_jax.bounds import adapter
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.fusion import RULES, Side, SideConfig
 from fusion_jax.config.fusion_checks import unread_options
@@ -56,14 +56,9 @@ RESUMABLE = (
 )
 
 
-@functools.cache
-def _adapter(config_class: type) -> pydantic.TypeAdapter:
-  return pydantic.TypeAdapter(config_class)
-
-
 def to_dict(config: Any) -> dict[str, Any]:
   """Return the config as nested dictionaries of JSON values."""
-  return _adapter(config.__class__).dump_python(config, mode='json')
+  return adapter(config.__class__).dump_python(config, mode='json')
 
 
 def to_json(config: ExperimentConfig) -> str:
@@ -101,7 +96,7 @@ def _without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_by_side(values: Any, name: Side) -> Any:
   try:
-    side = _adapter(SideConfig).validate_json(json.dumps(values))
+    side = adapter(SideConfig).validate_json(json.dumps(values))
   except pydantic.ValidationError:
     return values  # `from_dict` reports the fault.
   unread = unread_options(side, name)
@@ -161,7 +156,7 @@ def check_format(values: Mapping[str, Any], directory: Path) -> None:
 def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
   """Build and check a config."""
   try:
-    return _adapter(ExperimentConfig).validate_json(json.dumps(values))
+    return adapter(ExperimentConfig).validate_json(json.dumps(values))
   except pydantic.ValidationError as error:
     field, message = first_fault(error)
     unknown = 'unexpected_keyword_argument', 'extra_forbidden'
