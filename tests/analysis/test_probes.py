@@ -14,6 +14,7 @@ from scipy import optimize, special
 from tiers import extended_but
 
 from fusion_jax import figures, progress
+from fusion_jax.analysis import probe_training, probes
 from fusion_jax.analysis.passes import frequency_bins
 from fusion_jax.analysis.probe_training import (
   KINDS,
