@@ -13,6 +13,7 @@ import pytest
 from report_runs import TEXT, fused_run, report_of
 
 from fusion_jax.analysis import curves
+from fusion_jax.analysis.report import contents
 from fusion_jax.analysis.report.page import page
 
 _CHROMIUM = shutil.which('chromium')
