@@ -12,9 +12,9 @@ import subprocess
 import pytest
 from report_runs import TEXT, fused_run, report_of
 
-from fusion_jax.analysis import curves
 from fusion_jax.analysis.report import contents
 from fusion_jax.analysis.report.page import page
+from fusion_jax.analysis.views import VIEWS
 
 _CHROMIUM = shutil.which('chromium')
 pytestmark = pytest.mark.skipif(
@@ -56,7 +56,7 @@ def comparison(tmp_path_factory):
   folder = tmp_path_factory.mktemp('run')
   analysed = fused_run(folder)
   with pytest.MonkeyPatch.context() as patch:
-    every = [curves.CURVES, curves.GRADIENTS]
+    every = [VIEWS['curves'], curves.GRADIENTS]
     patch.setattr(contents, 'views_of', lambda config: every)
     seen = list(contents.cards(analysed, folder, False))
   text = [*TEXT, (f'a {_LONG}', f'ein {_LONG}')]
