@@ -56,7 +56,7 @@ def comparison(tmp_path_factory):
   folder = tmp_path_factory.mktemp('run')
   analysed = fused_run(folder)
   with pytest.MonkeyPatch.context() as patch:
-    every = [VIEWS['curves'], curves.GRADIENTS]
+    every = [VIEWS['curves'], VIEWS['gradients']]
     patch.setattr(contents, 'views_of', lambda config: every)
     seen = list(contents.cards(analysed, folder, False))
   text = [*TEXT, (f'a {_LONG}', f'ein {_LONG}')]
