@@ -147,11 +147,11 @@ def _of_subwords(
   tags: Sequence[str], tokenizer: Tokenizer, text: str, names: dict[str, int]
 ) -> Int[np.ndarray, ' T']:
   """Return the index of each subword's class; add new classes to `names`."""
-  found = []
+  classes = []
   for place in tokenizer.places(text):
     if place is None:
-      found.append(_NONE)
+      classes.append(_NONE)
     else:
       tag = tags[min(place, len(tags) - 1)]
-      found.append(names.setdefault(tag, len(names)))
-  return np.array(found, np.int32)
+      classes.append(names.setdefault(tag, len(names)))
+  return np.array(classes, np.int32)

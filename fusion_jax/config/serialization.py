@@ -1,7 +1,6 @@
 """JSON form of a config, its format number, and comparison of two configs."""
 
 import fnmatch
-import functools
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import pydantic
 
+from fusion_jax.bounds import adapter
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
 from fusion_jax.faults import first_fault, shown
@@ -45,14 +45,9 @@ RESUMABLE = (
 )
 
 
-@functools.cache
-def _adapter(config_class: type) -> pydantic.TypeAdapter:
-  return pydantic.TypeAdapter(config_class)
-
-
 def to_dict(config: Any) -> dict[str, Any]:
   """Return the config as nested dictionaries of JSON values."""
-  return _adapter(config.__class__).dump_python(config, mode='json')
+  return adapter(config.__class__).dump_python(config, mode='json')
 
 
 def to_json(config: ExperimentConfig) -> str:
@@ -85,7 +80,7 @@ def check_format(values: Mapping[str, Any], directory: Path) -> None:
 def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
   """Build and check a config."""
   try:
-    return _adapter(ExperimentConfig).validate_json(json.dumps(values))
+    return adapter(ExperimentConfig).validate_json(json.dumps(values))
   except pydantic.ValidationError as error:
     field, message = first_fault(error)
     unknown = 'unexpected_keyword_argument', 'extra_forbidden'

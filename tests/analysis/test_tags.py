@@ -7,13 +7,14 @@ import chex
 import numpy as np
 import pytest
 
-from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.tags import (
   Word,
   read_words,
   tagged_text,
   tags_of_characters,
 )
+from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.config import ExperimentConfig, TokenizerConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError

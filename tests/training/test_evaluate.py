@@ -16,7 +16,7 @@ from tiny_run import (
 from fusion_jax.analysis.report import (
   __main__ as report,
 )
-from fusion_jax.analysis.report.run import (
+from fusion_jax.analysis.report.contents import (
   gather,
 )
 from fusion_jax.analysis.run_with_text import (

@@ -10,7 +10,7 @@ from saved_runs import SavedRun
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation import compare
-from fusion_jax.evaluation.run_translations import translation_of
+from fusion_jax.evaluation.systems import translation_of
 from fusion_jax.runs import loading
 
 _LINES = ['the cat', '', 'a dog on']

@@ -3,22 +3,17 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fused_runs import (
-  SOURCES,
-  TARGETS,
-  fused_run,
-  make_run,
-)
+from fused_runs import SOURCES, TARGETS, fused_run, make_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusion_jax.analysis.layer_weights import layer_weights
 from fusion_jax.analysis.passes import (
   text_batches,
   text_shapes,
   token_masks,
   token_sum,
 )
+from fusion_jax.analysis.sown_weights import layer_weights
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.testing import assert_close

@@ -11,8 +11,7 @@ from fused_runs import SOURCES, TARGETS, fused_run, make_run
 from pictures import assert_not_blank
 
 from fusion_jax.analysis.__main__ import main
-from fusion_jax.analysis.view import look_at
-from fusion_jax.analysis.views import VIEWS, check_view, views_of
+from fusion_jax.analysis.views import VIEWS, check_view, look_at, views_of
 from fusion_jax.config import ModelConfig, TrainingConfig
 from fusion_jax.config.fusion import (
   MultiLayerOptions,

@@ -1,13 +1,18 @@
-"""Classifiers on the states of one layer, with a softmax over all classes.
+"""Classifiers on the states of one layer, and the states of all layers.
 
-Memory is bounded by the logits of a chunk of positions.
+A classifier has a softmax over all classes; its memory is bounded by the logits
+of a chunk of positions.
 
-Axis letters: n positions, D model width, V classes.
+Axis letters: L layers (H[0..L]), n positions of the text, D model width, V
+classes.
 """
 
 import dataclasses
 import functools
 import math
+import os
+import tempfile
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,8 +21,17 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from fusion_jax.analysis.passes import text_batches, text_shapes, watched
+from fusion_jax.analysis.run_with_text import TextPair
+from fusion_jax.analysis.view import SIDES
+from fusion_jax.config import Side
+from fusion_jax.errors import InputError
+from fusion_jax.models.transformer import Parameters, Transformer
+
 KINDS = 'mlp', 'linear'
 _SEED = 0
+# Bytes; larger states lie in a temporary file.
+_MOST_MEMORY = 2**30
 
 # 'out' and 'out_bias'; an MLP also has 'hidden' and 'hidden_bias'.
 Weights = dict[str, Float[Array, '...']]
@@ -29,12 +43,9 @@ class ProbeOptions:
 
   Attributes:
     hidden: Width of the hidden layer of an MLP.
-    rate: Adam's learning rate.
     chunk: Positions of an update.
-    patience: Number of epochs that end the training if the validation loss
-      did not fall in them.
+    patience: Epochs without a gain that end the training.
     gain: Fall of the validation loss that counts, in nats a position.
-    most_epochs: Most passes over the training positions.
   """
 
   hidden: int = 512
@@ -46,12 +57,7 @@ class ProbeOptions:
 
 
 class Examples(NamedTuple):
-  """Positions and the questions asked there.
-
-  Attributes:
-    states: States of a layer.
-    labels: Classes; V for none, which is not learned and never answered.
-  """
+  """States of a layer, and classes; V for none, which is never answered."""
 
   states: Float[Array | np.ndarray, '*n D']
   labels: Int[Array | np.ndarray, '*n']
@@ -157,3 +163,53 @@ def _epoch(
     return (optax.apply_updates(weights, steps), moments), None
 
   return jax.lax.scan(update, (weights, moments), order)[0]
+
+
+def layer_states(
+  model: Transformer, parameters: Parameters, pairs: Sequence[TextPair]
+) -> dict[Side, Float[np.ndarray, 'L n D']]:
+  """Compute H[0..L] of both stacks at all positions of a text."""
+
+  @jax.jit
+  def states_of(parameters, batch):
+    output, _ = watched(model, parameters, batch)
+    both = output.encoder_layers, output.decoder_layers
+    return [jnp.stack(layers).astype(jnp.float32) for layers in both]
+
+  config, ends, states = model.config, {}, {}
+  for side in SIDES:
+    lengths = [len(ids_of(pair, side)) - 1 for pair in pairs]
+    ends[side] = np.cumsum([0, *lengths])
+    shape = config.layers(side) + 1, int(ends[side][-1]), config.width
+    states[side] = _room(shape)
+  for batch, rows in text_batches(pairs, text_shapes(pairs)):
+    both = jax.device_get(states_of(parameters, batch))
+    for side, rows_of in zip(SIDES, both, strict=True):
+      # The decoder reads a token one position later than it predicts it.
+      first = int(side == 'decoder')
+      for place, row in enumerate(rows):
+        begin, end = ends[side][row : row + 2]
+        inside = slice(first, first + end - begin)
+        states[side][:, begin:end] = rows_of[:, place, inside]
+  return states
+
+
+def ids_of(pair: TextPair, side: Side) -> Int[np.ndarray, ' T']:
+  return pair.source if side == 'encoder' else pair.target
+
+
+def _room(shape: tuple[int, ...]) -> Float[np.ndarray, '...']:
+  """Return an array to fill, in a file that nobody else sees if it is large."""
+  size = 4 * math.prod(shape)
+  if size <= _MOST_MEMORY:
+    return np.empty(shape, np.float32)
+  try:
+    with tempfile.TemporaryFile() as file:
+      os.posix_fallocate(file.fileno(), 0, size)
+      # The map outlives the closed file.
+      return np.memmap(file, np.float32, 'r+', shape=shape)
+  except OSError as error:
+    raise InputError(
+      f'{tempfile.gettempdir()}: no room for {size / 2**30:.1f} GiB of states '
+      f'({error.strerror}); give fewer --lines, or another TMPDIR'
+    ) from error

@@ -6,8 +6,11 @@ from comparing import mistaken, pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusion_jax.evaluation.corpus_formulas import CORPUS_SCORES
-from fusion_jax.evaluation.sentence_statistics import score_of, statistics_of
+from fusion_jax.evaluation.sentence_statistics import (
+  CORPUS_SCORES,
+  score_of,
+  statistics_of,
+)
 from fusion_jax.metrics import metrics_for
 
 _LINES = st.lists(
@@ -35,7 +38,7 @@ def test_scores_of_statistics_are_sacrebleus():
     expected = metric.corpus_score(lines, [targets, others])
     assert expected.name == name
     assert found[name].shape[0] == 450
-    assert score_of(metric, found[name]) == pytest.approx(expected.score)
+    assert score_of(name, found[name]) == pytest.approx(expected.score)
   (only,) = statistics_of([lines], [targets, others], 'en', names=['BLEU'])
   assert list(only) == ['BLEU']
   np.testing.assert_array_equal(only['BLEU'], found['BLEU'])

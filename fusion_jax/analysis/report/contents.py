@@ -1,6 +1,7 @@
-"""The content of a report on one run, gathered from the run directory."""
+"""The content of a report on one run: its texts, scores and views."""
 
 import argparse
+import base64
 import dataclasses
 import importlib.metadata
 import logging
@@ -9,17 +10,17 @@ import platform
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from fusion_jax.analysis.curves import curves
-from fusion_jax.analysis.report.views import Card, cards
-from fusion_jax.analysis.run_and_text_flags import add_run_and_text_flags
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view import keep, kept
+from fusion_jax.analysis.text_choice import add_run_and_text_flags
+from fusion_jax.analysis.view import View
+from fusion_jax.analysis.views import keep, kept, look_at, views_of
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.references import log_unreachable
 from fusion_jax.decoding.translate import Translator
@@ -46,6 +47,43 @@ _PACKAGES = (
   'matplotlib',
 )
 _LAYER = re.compile(r'layers?(_\d+)?')
+# Bytes; a larger drawing is shown as a PNG.
+_LARGEST_SVG = 400_000
+# A figure is not shown smaller than this share of the width it was drawn at.
+_SMALLEST = 0.55
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+  """Data address of a figure, and the width it was drawn at in CSS pixels."""
+
+  address: str
+  width: int
+
+  @classmethod
+  def of_svg(cls, svg: bytes) -> 'Picture':
+    """Return the picture of an SVG that Matplotlib wrote."""
+    return cls(data_address(svg, 'image/svg+xml'), _width(svg))
+
+  @property
+  def least(self) -> int:
+    """The least width at which it is readable, in CSS pixels."""
+    return round(_SMALLEST * self.width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+  """A view of a run, as a report shows it.
+
+  Attributes:
+    content: Content of VIEW.json; None if the view was not made.
+    missing: Reason why the view was not made.
+  """
+
+  view: View
+  content: Mapping[str, Any] | None = None
+  figure: Picture | None = None
+  missing: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,18 +92,12 @@ class RunReport:
 
   Attributes:
     name: Name that distinguishes the run from the others of the page.
-    workdir: Run directory.
     steps: Steps of the checkpoints whose mean its parameters are.
     config: Config of the run, with all of its directions.
     languages: Source and target language of the direction looked at.
     corpus: 'pairs' and 'kept' of the training text; {} if unknown.
-    vocabularies: Vocabulary sizes of the source and the target tokenizer.
     parameters: Number of parameters of each part.
     last: Last line of kind 'train' in the metrics.
-    curves: Curves of the training.
-    cards: Views of the run.
-    translations: Translations of the text, line by line.
-    scores: BLEU and chrF of the translations.
     command: Command that makes a view of the run; VIEW stands for its name.
   """
 
@@ -108,7 +140,7 @@ def gather(
     config,
     (data.source_language, data.target_language),
     training_pairs(analysed.workdir),
-    tuple(each.vocabulary.size for each in tokenizers),
+    tuple(one.vocabulary.size for one in tokenizers),
     parameters_by_part(run.parameters),
     analysed.of_kind('train')[-1],
     numbers,
@@ -132,9 +164,9 @@ def translation(analysed: RunWithText, folder: Path) -> list[str]:
   if it was made of the same inputs.
   """
   path = folder / 'translation.json'
-  if found := kept(path, analysed, _Translated):
+  if before := kept(path, analysed, _Translated):
     logger.info('translation found: %s', path)
-    return found['translations']
+    return before['translations']
   progress = Progress(len(analysed.lines), 'lines')
   options = analysed.run.config.decoding
   translator = Translator(analysed.run, options, on_progress=progress.add)
@@ -161,12 +193,9 @@ def parameters_by_part(parameters: Parameters) -> dict[str, int]:
   """Count the parameters of each part of the model."""
   counts: Counter[str] = Counter()
   for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
-    names = [part.key for part in path[:-1]]
-    names = [name for name in names if not _LAYER.fullmatch(name)] or ['']
-    inside = any(_LAYER.fullmatch(part.key) for part in path[:-1])
-    if len(path) == 1:
-      names = [path[0].key]
-    elif inside:
+    modules = [part.key for part in path[:-1]] or [path[0].key]
+    names = [name for name in modules if not _LAYER.fullmatch(name)]
+    if len(names) < len(modules):
       names[0] += ' layers'
     counts[' / '.join(names[:2])] += leaf.size
   return dict(counts)
@@ -195,3 +224,61 @@ def environment() -> dict[str, str]:
     'processor cores': str(os.cpu_count()),
     'devices': f'{len(devices)} x {devices[0].device_kind}',
   } | versions
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+  key: str
+  summary: str
+  numbers: dict[str, Any]
+
+
+def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
+  """Yield all views that apply to the run's model, in the order of the table.
+
+  Views that read a text are taken from the folder if they were made of the same
+  inputs; the others take seconds, and are always made.
+  """
+  for view in views_of(analysed.run.config.model):
+    path = folder / f'{view.name}.json'
+    content = _stored(path, analysed) if view.reads == 'text' else None
+    if content is None and view.slow and not slow:
+      yield Card(view, missing='It takes minutes.')
+      continue
+    try:
+      if content is None:
+        result = look_at(view, analysed, folder)
+        logger.info('%s: %s', view.name, path)
+        content = {'summary': result.summary, 'numbers': result.numbers}
+    except InputError as error:
+      logger.warning('%s is left out: %s', view.name, error)
+      yield Card(view, missing=f'It could not be made: {error}.')
+      continue
+    yield Card(view, content, _picture(path))
+
+
+def _stored(path: Path, analysed: RunWithText) -> Mapping[str, Any] | None:
+  figures = map(path.with_suffix, ('.svg', '.png'))
+  if not all(file.is_file() for file in figures):
+    return None
+  return kept(path, analysed, _Found)
+
+
+def _picture(path: Path) -> Picture:
+  """Return the figure of a view, as a PNG if the drawing is large."""
+  svg = path.with_suffix('.svg').read_bytes()
+  if len(svg) <= _LARGEST_SVG:
+    return Picture.of_svg(svg)
+  png = path.with_suffix('.png').read_bytes()
+  return Picture(data_address(png, 'image/png'), _width(svg))
+
+
+def data_address(content: bytes, kind: str) -> str:
+  """Return an address that holds the content itself."""
+  return f'data:{kind};base64,{base64.b64encode(content).decode()}'
+
+
+def _width(svg: bytes) -> int:
+  """Return the width in CSS pixels, 96 per inch; Matplotlib's points are 72."""
+  match = re.search(rb'<svg [^>]*width="([\d.]+)pt"', svg)
+  return round(float(match[1]) * 96 / 72) if match else 0
