@@ -298,7 +298,7 @@ def test_every_line_at_once(tokenizer):
 def test_few_lines_are_held(tokenizer):
   options = dataclasses.replace(OPTIONS, batch_tokens=16)
   translator = Translator(make_run(tokenizer), options, devices=1)
-  held, most, read = 0, 0, 0
+  held, most, read, first = 0, 0, 0, 0
 
   def lines():
     nonlocal held, most, read
