@@ -8,13 +8,6 @@ all schemes have the same training.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fusion_jax.config.fusion import (
-  MlrfOptions,
-  MultiLayerOptions,
-  RoutingOptions,
-  ShortcutOptions,
-  SideConfig,
-)
 from fusion_jax.config.presets import (
   DOU_2018,
   DOU_2019,
@@ -23,10 +16,12 @@ from fusion_jax.config.presets import (
   WANG_2018,
   YANG_2022,
   Row,
+  attention,
   both_sides,
   decoder,
 )
 from fusion_jax.errors import InputError
+from fusion_jax.fusion import SCHEMES
 
 BASELINE = 'none'
 # The paper's 1.0 suits its post-norm models. With pre-norm, layers become
@@ -62,59 +57,6 @@ _LATER = (
   'value_residual_shared',
   'transparent_by_feature',
 )
-# The schemes by the paper that brought them, or whose baselines they are.
-PAPERS: Mapping[str, tuple[str, ...]] = {
-  'Dou et al. 2018': (
-    'dense',
-    'linear',
-    'iterative',
-    'hierarchical',
-    'hierarchical_diversity',
-    'multi_layer_2',
-    'multi_layer_3',
-  ),
-  'Wang et al. 2018': (
-    'average',
-    'feed_forward',
-    'hops',
-    'feed_forward_hops',
-    'encoder_feed_forward',
-    'decoder_hops',
-    'decoder_hops_opening',
-  ),
-  'Dou et al. 2019': (
-    'dynamic_combination',
-    'dynamic_routing',
-    'dynamic_routing_paper',
-    'em_routing',
-    'em_routing_paper',
-  ),
-  'Emelin et al. 2019': ('lexical', 'feature_fusion', 'non_lexical', 'cross'),
-  'Yang et al. 2022': ('gtrans', 'gtrans_no_encoder', 'gtrans_no_decoder'),
-  'Bapna et al. 2018': ('transparent', 'transparent_by_feature'),
-  'Wang et al. 2019': ('dlcl',),
-  'Bachlechner et al. 2020': ('rezero',),
-  'Liu et al. 2021': (
-    'surface_fusion',
-    'surface_fusion_soft',
-    'surface_fusion_learned',
-  ),
-  'Pagliardini et al. 2024': ('denseformer', 'skip_gains'),
-  'Zhu et al. 2024': ('hyper_connections', 'hyper_connections_static'),
-  'Zhou et al. 2024': ('value_residual', 'value_residual_shared'),
-  'Xiao et al. 2025': ('mudd', 'mudd_one_way', 'mudd_memory'),
-  'Heddes et al. 2025': ('grn_v1', 'grn_v2', 'grn_v3', 'deep_cross_attention'),
-  'Xie et al. 2025': (
-    'hyper_connections_manifold',
-    'hyper_connections_identity_mix',
-  ),
-  'Kimi Team 2026': (
-    'attention_residuals',
-    'attention_residuals_heads',
-    'attention_residuals_layer',
-  ),
-  'Luo 2026': ('attention_residuals_delta',),
-}
 # Schemes that cannot start as a plain model with norms, whatever their weights:
 # one is a norm of its own, another has no values above layer 1. Hops with an
 # opening are there what `decoder_hops` is, which has one from a plain model.
@@ -124,10 +66,10 @@ ONLY_FROM_SCRATCH = frozenset(
 
 
 class Scheme(NamedTuple):
-  """A line of the tables.
+  """What a scheme changes in the baseline's config.
 
-  row: what it changes in the baseline's config.
-  train, decode: its speed relative to its paper's baseline, where printed.
+  `train` and `decode` are its speeds relative to its paper's baseline, where
+  they are printed.
   """
 
   row: Row
@@ -137,8 +79,6 @@ class Scheme(NamedTuple):
 
 def schemes(layers: int) -> Mapping[str, Scheme]:
   """Return the baseline, then all schemes, for stacks of that many layers."""
-  literal = RoutingOptions(form='paper')
-  lexical = ShortcutOptions(source='lexical')
   return {
     BASELINE: Scheme({}, 1.0, 1.0),
     'dense': Scheme(DOU_2018['dense'], 0.93, 0.96),
@@ -157,22 +97,19 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
     'encoder_feed_forward': Scheme(WANG_2018['mlrf_encoder_fnn']),
     'decoder_hops': Scheme(WANG_2018['mlrf_decoder_sa4_per_layer']),
     'decoder_hops_opening': Scheme(
-      decoder(
-        'hops',
-        mlrf=MlrfOptions(hops=4, independent='per_layer'),
-        start='baseline',
-      )
+      decoder('hops', hops=4, independent='per_layer')
+      | {'model.decoder.start': 'baseline'}
     ),
     'dynamic_combination': Scheme(DOU_2019['dynamic_combination'], 0.84, 0.91),
     'dynamic_routing': Scheme(DOU_2019['dynamic_routing'], 0.77, 0.87),
     'dynamic_routing_paper': Scheme(
-      both_sides('dynamic_routing', routing=literal), 0.77, 0.87
+      both_sides('dynamic_routing', form='paper'), 0.77, 0.87
     ),
     'em_routing': Scheme(DOU_2019['em_routing'], 0.61, 0.80),
     'em_routing_paper': Scheme(
-      both_sides('em_routing', routing=literal), 0.61, 0.80
+      both_sides('em_routing', form='paper'), 0.61, 0.80
     ),
-    'lexical': Scheme(both_sides(shortcut=lexical), 0.89),
+    'lexical': Scheme(attention('shortcut'), 0.89),
     'feature_fusion': Scheme(_emelin('feature_fusion'), 0.79),
     'non_lexical': Scheme(_emelin('feature_fusion_non_lexical')),
     'cross': Scheme(_emelin('feature_fusion_cross')),
@@ -188,11 +125,14 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
 
 def norms_of(row: Row) -> tuple[str, ...]:
   """The norms, of pre and post, for which a row is defined."""
-  sides = [value for value in row.values() if isinstance(value, SideConfig)]
+  names = [
+    side.get('fusion') for side in row.values() if isinstance(side, dict)
+  ]
+  schemes = [SCHEMES[name] for name in names if name in SCHEMES]
   return tuple(
     norm
     for norm in ('pre', 'post')
-    if all(side.rules is None or norm in side.rules.norms for side in sides)
+    if all(norm in scheme.norms for scheme in schemes)
   )
 
 
@@ -214,8 +154,7 @@ def chosen(table: Mapping[str, Scheme], names: str) -> dict[str, Scheme]:
 
 def _multi_layer(sources: int, layers: int) -> Row:
   """Return multi-layer attention; partial where no layer has enough below."""
-  options = MultiLayerOptions(layers=sources, partial=sources >= layers)
-  return both_sides(multi_layer=options)
+  return attention('multi_layer', layers=sources, partial=sources >= layers)
 
 
 def _emelin(name: str) -> Row:

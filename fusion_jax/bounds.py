@@ -67,7 +67,7 @@ def number(kind: Any) -> Callable[[str], Any]:
     except ValueError:
       value = text
     try:
-      return _adapter(kind).validate_python(value, strict=True)
+      return adapter(kind, finite=True).validate_python(value, strict=True)
     except pydantic.ValidationError as error:
       raise argparse.ArgumentTypeError(first_fault(error)[1]) from None
 
@@ -75,6 +75,7 @@ def number(kind: Any) -> Callable[[str], Any]:
 
 
 @functools.cache
-def _adapter(kind: Any) -> pydantic.TypeAdapter:
-  finite = pydantic.ConfigDict(allow_inf_nan=False)
-  return pydantic.TypeAdapter(kind, config=finite)
+def adapter(kind: Any, finite: bool = False) -> pydantic.TypeAdapter:
+  """Return Pydantic's reader and writer of a type, made once."""
+  config = pydantic.ConfigDict(allow_inf_nan=False) if finite else None
+  return pydantic.TypeAdapter(kind, config=config)

@@ -107,7 +107,7 @@ def read_errors(name: str | Path) -> Iterator[None]:
 
 def check_regular(path: Path) -> None:
   """Refuse what is there but is no file, such as a folder or a pipe."""
-  if not path.is_file():
+  if path.exists() and not path.is_file():
     raise InputError(f'{path}: is a folder, a pipe or a device, not a file')
 
 

@@ -1,6 +1,5 @@
 """Reading and validation of JSON from outside the package."""
 
-import functools
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -9,6 +8,7 @@ from typing import Any
 
 import pydantic
 
+from fusion_jax.bounds import adapter
 from fusion_jax.errors import InputError
 from fusion_jax.faults import first_fault, shown
 from fusion_jax.files import check_regular
@@ -20,8 +20,7 @@ _DEEPEST = 64
 def read_json(path: Path, kind: Any = Any) -> Any:
   """Read a JSON file and check its type."""
   try:
-    if path.exists():
-      check_regular(path)
+    check_regular(path)
     content = path.read_bytes()
   except OSError as error:
     raise InputError(f'{path}: cannot be read ({error.strerror})') from None
@@ -49,15 +48,10 @@ def check_shape(value: Any, kind: Any, where: str) -> None:
 def as_type(value: Any, kind: Any, where: str) -> Any:
   """Return JSON values as a type; see `check_shape`."""
   try:
-    return _adapter(kind).validate_python(value)
+    return adapter(kind).validate_python(value)
   except pydantic.ValidationError as error:
     field, message = first_fault(error)
     raise InputError(f'{_place(where, field)}: {message}') from None
-
-
-@functools.cache
-def _adapter(kind: Any) -> pydantic.TypeAdapter:
-  return pydantic.TypeAdapter(kind)
 
 
 def _check_values(value: Any, where: str) -> None:

@@ -80,6 +80,7 @@ def test_a_file_is_named(tmp_path):
     ({'training': {'patience': float('inf')}}, 'training.patience: must be fi'),
     ({'data': {'root': 'a\0'}}, 'config.data.root: must be UTF-8 text without'),
     ({'na\nme': 1}, 'config.na\\nme: no such field'),
+    ({'format': 0}, 'has the format 0, and this fusion_jax reads format'),
   ],
 )
 def test_a_config_of_another_shape(tmp_path, change, message):

@@ -1,7 +1,6 @@
 """A run together with the text that views measure it on."""
 
 import argparse
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -10,64 +9,34 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
+from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.config.serialization import to_dict
-from fusion_jax.data.normalise import normalise
 from fusion_jax.data.text_files import read_pairs as read_files
-from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.decoding.direction import load_chosen
+from fusion_jax.decoding.ensemble import load_chosen
+from fusion_jax.decoding.sentences import line_ids
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.metrics import Scores, corpus_scores
-from fusion_jax.runs.kept_corpus import read_validation
+from fusion_jax.runs.directory import read_metrics, read_validation
 from fusion_jax.runs.loading import TrainedModel
-from fusion_jax.runs.metrics_file import read_metrics
 from fusion_jax.seals import file_digest
 
 logger = logging.getLogger(__name__)
 
 
 class TextPair(NamedTuple):
-  """A line of text on both sides as token ids.
-
-  Attributes:
-    source: Source ids with the end symbol.
-    target: Target ids with the end symbol.
-    line: Number of the line in the text, from 1.
-  """
+  """Ids of a line with the end symbols, and its number in the text, from 1."""
 
   source: Int32[np.ndarray, ' S']
   target: Int32[np.ndarray, ' T']
   line: int
-
-
-@dataclasses.dataclass(frozen=True)
-class TextChoice:
-  """Choice of a text.
-
-  Attributes:
-    source: Source file; '' for the validation text in the run directory.
-    target: Its translation, line by line; '' if `source` is ''.
-    lines: Number of lines to use from the beginning; 0 uses all.
-    tags: CoNLL-U file of one side, for views by word class; '' for none.
-    tags_side: Side that `tags` describes: 'source' or 'target'.
-  """
-
-  source: str = ''
-  target: str = ''
-  lines: int = 0
-  tags: str = ''
-  tags_side: Literal['source', 'target'] = 'source'
-
-  def __post_init__(self):
-    if bool(self.source) != bool(self.target):
-      raise InputError('--source and --target: give both, or neither')
 
 
 class RunWithText:
@@ -95,13 +64,13 @@ class RunWithText:
   @functools.cached_property
   def lines(self) -> tuple[tuple[str, str], ...]:
     """Source and target lines."""
-    lines = itertools.islice(self._read(), self.choice.lines or None)
-    found = tuple(lines)
-    if not found:
+    read = itertools.islice(self._read(), self.choice.lines or None)
+    lines = tuple(read)
+    if not lines:
       raise InputError(
         f'{self.choice.source or self.workdir}: there are no lines to look at'
       )
-    return found
+    return lines
 
   @functools.cached_property
   def pairs(self) -> tuple[TextPair, ...]:
@@ -143,10 +112,10 @@ class RunWithText:
       'step': run.step,
       'steps': run.steps,
     }
-    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for leaf in jax.tree.leaves(run.parameters):
-      found.update(np.asarray(leaf).tobytes())
-    return found.hexdigest()
+      digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
 
   @functools.cached_property
   def metrics(self) -> tuple[dict[str, Any], ...]:
@@ -192,13 +161,13 @@ class RunWithText:
     yield from read_validation(self.workdir, direction.name)
 
   def _encoded(self) -> Iterator[TextPair]:
-    run = self.run
-    for number, (source, target) in enumerate(self.lines, start=1):
-      yield TextPair(
-        _ids(source, run.source_tokenizer),
-        _ids(target, run.target_tokenizer),
-        number,
+    tokenizers = self.run.source_tokenizer, self.run.target_tokenizer
+    for number, pair in enumerate(self.lines, start=1):
+      source, target = (
+        np.array(line_ids(text, tokenizer, f'line {number}'), np.int32)
+        for text, tokenizer in zip(pair, tokenizers, strict=True)
       )
+      yield TextPair(source, target, number)
 
 
 def numbered(
@@ -206,30 +175,19 @@ def numbered(
 ) -> dict[str, list[Any]]:
   """Return the metrics that differ in a number."""
   pattern = re.compile(re.escape(prefix) + r'(\d+)')
-  found = sorted(
+  numbers = sorted(
     int(match[1]) for match in map(pattern.fullmatch, rows[-1]) if match
   )
-  return {str(n): [row.get(f'{prefix}{n}') for row in rows] for n in found}
+  return {str(n): [row.get(f'{prefix}{n}') for row in rows] for n in numbers}
 
 
 def open_run_with_text(
   arguments: argparse.Namespace, folder: Path | None = None
 ) -> RunWithText:
   """Open the run and the text that the flags name."""
-  choice = TextChoice(
-    arguments.source,
-    arguments.target,
-    arguments.lines,
-    arguments.tags,
-    arguments.tags_side,
-  )
+  choice = TextChoice.of_flags(arguments)
   run = load_chosen(arguments)
   return RunWithText(arguments.workdir, run, choice, folder)
-
-
-def _ids(text: str, tokenizer: Tokenizer) -> Int32[np.ndarray, ' S']:
-  ids = [*tokenizer.encode(normalise(text)), tokenizer.vocabulary.end]
-  return np.array(ids, np.int32)
 
 
 def _content_digest(path: Path) -> str:

@@ -128,7 +128,7 @@ def tagged_text(analysed: RunWithText) -> TaggedText | None:
   names: dict[str, int] = {}
   of_line: dict[int, Int[np.ndarray, ' T']] = {}
   for number, line in enumerate(analysed.lines, start=1):
-    text = normalise(line[side])
+    text = tokenizer.without_tags(normalise(line[side]), f'line {number}')
     if not text:
       continue
     words = next(sentences, None)
@@ -147,11 +147,11 @@ def _of_subwords(
   tags: Sequence[str], tokenizer: Tokenizer, text: str, names: dict[str, int]
 ) -> Int[np.ndarray, ' T']:
   """Return the index of each subword's class; add new classes to `names`."""
-  found = []
+  classes = []
   for place in tokenizer.places(text):
     if place is None:
-      found.append(_NONE)
+      classes.append(_NONE)
     else:
       tag = tags[min(place, len(tags) - 1)]
-      found.append(names.setdefault(tag, len(names)))
-  return np.array(found, np.int32)
+      classes.append(names.setdefault(tag, len(names)))
+  return np.array(classes, np.int32)

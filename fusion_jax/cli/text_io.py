@@ -16,7 +16,7 @@ from fusion_jax.compressed import (
 )
 from fusion_jax.errors import InputError
 from fusion_jax.files import read_errors
-from fusion_jax.parallel.distributed import is_first
+from fusion_jax.parallel.processes import is_first
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
 """JSON form of a config, its format number, and comparison of two configs."""
 
 import fnmatch
-import functools
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +9,14 @@ from typing import Any
 
 import pydantic
 
+from fusion_jax.bounds import adapter
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
-from fusion_jax.faults import first_fault
+from fusion_jax.faults import first_fault, shown
 from fusion_jax.json_input import read_json
 
-# Format of run directories; one of another format is refused.
+# Format of run directories: what is written, and the only one that is read. It
+# goes up when an older version must not read them, or the other way round.
 FORMAT = 4
 
 # Fields that a resumed run may change: they do not alter what is computed.
@@ -44,14 +45,9 @@ RESUMABLE = (
 )
 
 
-@functools.cache
-def _adapter(config_class: type) -> pydantic.TypeAdapter:
-  return pydantic.TypeAdapter(config_class)
-
-
 def to_dict(config: Any) -> dict[str, Any]:
   """Return the config as nested dictionaries of JSON values."""
-  return _adapter(config.__class__).dump_python(config, mode='json')
+  return adapter(config.__class__).dump_python(config, mode='json')
 
 
 def to_json(config: ExperimentConfig) -> str:
@@ -64,26 +60,27 @@ def from_json(path: Path) -> ExperimentConfig:
   """Read a config that `to_json` wrote."""
   values = read_json(path, dict)
   check_format(values, path.parent)
+  del values['format']
   try:
-    return from_dict({k: v for k, v in values.items() if k != 'format'})
+    return from_dict(values)
   except InputError as error:
     raise InputError(f'{path}: {error}') from None
 
 
 def check_format(values: Mapping[str, Any], directory: Path) -> None:
-  """Refuse files that another version wrote."""
-  format_number = values.get('format')
-  if format_number != FORMAT:
+  """Refuse what another version wrote in another format."""
+  written = values.get('format')
+  if written != FORMAT:
     raise InputError(
-      f'{directory} was written by another version of fusion_jax (format '
-      f'{format_number!r}; this one reads {FORMAT}); use that version'
+      f'{directory} has the format {shown(written)}, and this fusion_jax reads '
+      f'format {FORMAT} alone; use the version that wrote it'
     )
 
 
 def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
   """Build and check a config."""
   try:
-    return _adapter(ExperimentConfig).validate_json(json.dumps(values))
+    return adapter(ExperimentConfig).validate_json(json.dumps(values))
   except pydantic.ValidationError as error:
     field, message = first_fault(error)
     unknown = 'unexpected_keyword_argument', 'extra_forbidden'

@@ -1,7 +1,6 @@
 """Opening and checking the .npy files of a prepared split.
 
-Their content must be consistent with the rest of the folder. For corpora
-prepared before files had digests, this is the only check for damage.
+Their content must be consistent with the rest of the folder.
 """
 
 import tokenize

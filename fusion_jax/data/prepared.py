@@ -63,6 +63,7 @@ class _SplitCounts(_Counts):
 @dataclasses.dataclass(frozen=True)
 class _Report:
   splits: dict[str, _SplitCounts]
+  files: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +136,8 @@ class PreparedCorpus:
     return Split(self.directory, name, parts, direction)
 
   def _check_files(self, *names: str) -> None:
-    """Compare files with their digests, which older corpora lack."""
-    written = self.report.get('files', {})
+    """Compare files with their digests."""
+    written = self.report['files']
     for name in names:
       if name in written and written[name] != _digest(self.directory / name):
         raise _damaged(self.directory, name)
@@ -162,7 +163,8 @@ class PreparedCorpus:
   def _read_json(self, name: str, kind: type) -> dict[str, Any]:
     try:
       values = read_json(self.directory / name, kind)
-      check_seal(values, name)
+      if name == REPORT:
+        check_seal(values, name)
     except InputError as error:
       raise InputError(
         f'{error}; delete the folder and prepare it again'

@@ -22,6 +22,7 @@ from fusion_jax.config import TokenizerConfig
 from fusion_jax.data.normalise import normalise
 from fusion_jax.data.sampling import SubwordSampler
 from fusion_jax.errors import InputError
+from fusion_jax.files import check_regular
 
 # Ids of the symbols in the models trained here.
 PADDING, UNKNOWN, START, END = range(4)
@@ -88,6 +89,7 @@ class Tokenizer:
   @classmethod
   def from_file(cls, path: str | Path) -> 'Tokenizer':
     """Load a `.model` file."""
+    check_regular(Path(path))
     try:
       model = Path(path).read_bytes()
     except OSError as error:
@@ -133,8 +135,8 @@ class Tokenizer:
 
   def without_tags(self, line: str, where: str) -> str:
     """Return a line without the tags that its user wrote before it."""
-    while self.tags and line.startswith(self._untagged._known_tags):
-      tag = max(filter(line.startswith, self._untagged._known_tags), key=len)
+    while self.tags and line.startswith(self.known_tags):
+      tag = max(filter(line.startswith, self.known_tags), key=len)
       if self.id_of(tag) not in self.tags:
         own = ' '.join(self.pieces(self.tags))
         raise InputError(
@@ -144,8 +146,13 @@ class Tokenizer:
       line = line.removeprefix(tag).lstrip()
     return line
 
+  @property
+  def known_tags(self) -> tuple[str, ...]:
+    """The tags of all directions that the model knows."""
+    return self._untagged._control_symbols
+
   @functools.cached_property
-  def _known_tags(self) -> tuple[str, ...]:
+  def _control_symbols(self) -> tuple[str, ...]:
     special = self.vocabulary.start, self.vocabulary.end, PADDING
     return tuple(
       self._processor.id_to_piece(number)

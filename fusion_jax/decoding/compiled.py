@@ -15,7 +15,7 @@ from fusion_jax.decoding.ensemble import Ensemble, Mixture
 from fusion_jax.decoding.model_step import Source, start
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.shards import over_rows
+from fusion_jax.parallel.mesh import over_rows
 from fusion_jax.search.beam import beam_search
 from fusion_jax.search.constraints import Requirements, TokenRules
 from fusion_jax.search.hypotheses import Hypotheses, LengthPenalty

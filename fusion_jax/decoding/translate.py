@@ -14,12 +14,18 @@ import numpy as np
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import (
+  DecodeShape,
+  PairIds,
+  PlannedBatch,
+  decode_shapes,
   device_get_rows,
   device_put_rows,
   one_ahead,
   own_batches,
   pad_values,
   padded,
+  shortest_target,
+  target_limit,
   windows,
 )
 from fusion_jax.decoding.compiled import (
@@ -29,18 +35,10 @@ from fusion_jax.decoding.compiled import (
 )
 from fusion_jax.decoding.ensemble import Ensemble, alone
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.pairs import PairIds
 from fusion_jax.decoding.sentences import Sentence, SentenceEncoder
-from fusion_jax.decoding.shapes import (
-  DecodeShape,
-  PlannedBatch,
-  decode_shapes,
-  shortest_target,
-  target_limit,
-)
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.distributed import merged
 from fusion_jax.parallel.mesh import data_mesh, put_whole
+from fusion_jax.parallel.processes import merged
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import Hypotheses

@@ -15,24 +15,22 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import (
+  PairIds,
+  PlannedBatch,
+  decode_shapes,
   device_get_rows,
   device_put_rows,
   one_ahead,
+  padded_pairs,
+  plan_batches,
+  target_limit,
   windows,
 )
 from fusion_jax.decoding.ensemble import alone
-from fusion_jax.decoding.pairs import PairIds, padded_pairs
-from fusion_jax.decoding.shapes import (
-  PlannedBatch,
-  decode_shapes,
-  plan_batches,
-  target_limit,
-)
 from fusion_jax.errors import InputError
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.mesh import data_mesh, put_whole
-from fusion_jax.parallel.shards import over_rows
+from fusion_jax.parallel.mesh import data_mesh, over_rows, put_whole
 from fusion_jax.runs.loading import TrainedModel
 
 # Batches whose views are held at a time; views are much larger than text.

@@ -27,12 +27,7 @@ FREQUENCIES: tuple[int, ...] = (0, 1, 2, 3, 4, 9, 99, 999)
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-  """A range of values.
-
-  Attributes:
-    low: Bound that the values exceed.
-    high: Largest value; None for no upper bound.
-  """
+  """The values above `low` and up to `high`; None is no bound."""
 
   low: int
   high: int | None
@@ -78,8 +73,8 @@ def quantile_bounds(
   if not values.size:
     return ()
   places = np.arange(1, count) / count
-  found = np.quantile(values, places, method='inverted_cdf')
-  return tuple(sorted({int(each) for each in found} - {int(values[-1])}))
+  bounds = np.quantile(values, places, method='inverted_cdf')
+  return tuple(sorted({*map(int, bounds)} - {int(values[-1])}))
 
 
 def word_counts(
@@ -95,22 +90,21 @@ def bleu_by_length(
   lengths: Int[np.ndarray, ' S'],
   buckets: Sequence[Bucket],
   systems: Mapping[str, Sequence[Float[np.ndarray, 'S 10']]],
-  bleu: BLEU,
 ) -> list[dict]:
   """Compute BLEU of the lines of each bucket."""
-  found = []
+  rows = []
   for bucket in buckets:
     chosen = bucket.holds(lengths)
     scores = {
-      name: float(np.mean([score_of(bleu, each[chosen]) for each in files]))
+      name: float(np.mean([score_of('BLEU', x[chosen]) for x in files]))
       if chosen.any()
       else None
       for name, files in systems.items()
     }
-    found.append(
+    rows.append(
       {'bucket': bucket.name, 'count': int(chosen.sum()), 'scores': scores}
     )
-  return found
+  return rows
 
 
 def f1_by_frequency(
@@ -134,7 +128,7 @@ def f1_by_frequency(
       'bucket': bucket.name,
       'count': int(totals[index]),
       'scores': {
-        name: _mean([each[index] for each in files])
+        name: _mean([scores[index] for scores in files])
         for name, files in scores.items()
       },
     }
@@ -150,7 +144,7 @@ def _f1(
 ) -> list[float | None]:
   both = [ours & theirs for ours, theirs in zip(reference, lines, strict=True)]
   matches, wanted, given = (
-    _totals(frequency, buckets, each) for each in (both, reference, lines)
+    _totals(frequency, buckets, words) for words in (both, reference, lines)
   )
   return [
     200 * float(m) / float(r + h) if r + h else None
@@ -169,7 +163,9 @@ def _totals(
     total.update(words)
   frequencies = np.array([frequency.get(word, 0) for word in total], np.int64)
   counts = np.array(list(total.values()), np.int64)
-  return np.array([counts[each.holds(frequencies)].sum() for each in buckets])
+  return np.array(
+    [counts[bucket.holds(frequencies)].sum() for bucket in buckets]
+  )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

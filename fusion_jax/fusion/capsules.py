@@ -263,7 +263,7 @@ class Routing(nn.Module):
   vote_activation: ClassVar[Literal['none', 'relu']] = 'none'
 
   @property
-  def options(self) -> RoutingOptions:
+  def options(self) -> Any:
     return self.config.side(self.side).options.resolved
 
   def setup(self):

@@ -229,16 +229,20 @@ def inference_depth(config: ModelConfig) -> int:
   return scheme.layers_needed(config)
 
 
+def predictions_kept(config: ModelConfig) -> tuple[int, int]:
+  """Return the half-open range, from 0, of the predictions that translate."""
+  scheme = scheme_of(config, 'decoder')
+  assert scheme is not None, 'a scheme predicts'
+  return scheme.predictions_kept(config)
+
+
 def inference_groups(
   config: ModelConfig,
   features: Float[Array, 'G M T D'],
   log_weights: Float[Array, 'G *rest'],
 ) -> tuple[Float[Array, 'K M T D'], Float[Array, 'K *rest']]:
   """Return the groups that translate, with weights that sum to 1."""
-  scheme = scheme_of(config, 'decoder')
-  assert scheme is not None, 'a scheme predicts'
-  first, last = scheme.predictions_kept(config)
-  return keep_groups(features, log_weights, first, last)
+  return keep_groups(features, log_weights, *predictions_kept(config))
 
 
 def started(config: ModelConfig, parameters: Any) -> Any:

@@ -251,7 +251,7 @@ def _chunk(
     add_group, (nothing, by_output), (features, log_weights)
   )
   losses = rows.loss * jnp.exp(log_weights)
-  if alone:
+  if mixture is None:
     whole = jax.tree.map(lambda x: x[0], rows)
   else:
     log_p = -rows.negative_log_likelihood

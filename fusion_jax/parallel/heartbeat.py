@@ -22,7 +22,7 @@ import jax
 from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import write_errors, write_whole
-from fusion_jax.parallel.distributed import gather, is_first
+from fusion_jax.parallel.processes import gather, is_first
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +63,9 @@ class Watch:
         continue
       self._seen[process] = text, now
       step, has_batch, _, *failure = text.split(maxsplit=3)
-      at = int(step), bool(int(has_batch))
-      if at != self._steps[process][0]:
-        self._steps[process] = at, now
+      place = int(step), bool(int(has_batch))
+      if place != self._steps[process][0]:
+        self._steps[process] = place, now
       if failure:
         self._failures[process] = failure[0]
 
@@ -89,12 +89,12 @@ class Watch:
 
   def stalled(self, seconds: float) -> str:
     """Return a message if no process makes progress; '' if one does."""
-    steps = [at for at, _ in self._steps]
+    steps = [place for place, _ in self._steps]
     newest = max(changed for _, changed in self._steps)
     if time.monotonic() - newest <= seconds:
       return ''
     behind = [
-      str(process) for process, at in enumerate(steps) if at == min(steps)
+      str(process) for process, place in enumerate(steps) if place == min(steps)
     ]
     (first, has_batch), (last, _) = min(steps), max(steps)
     return (
@@ -128,11 +128,11 @@ class Heartbeat:
       self._thread = threading.Thread(target=self._run, daemon=True)
       self._thread.start()
 
-  def at(self, step: int) -> None:
+  def begin_step(self, step: int) -> None:
     """Record that this process begins a step, and waits for its batch."""
     self._step, self._has_batch = step, False
 
-  def has_batch(self) -> None:
+  def record_batch(self) -> None:
     """Record that the batch has arrived."""
     self._has_batch = True
 
@@ -180,8 +180,8 @@ class Heartbeat:
   def _beat(self, failure: str = '') -> None:
     """Write a heartbeat, or warn: a full disk may have room later."""
     self._beats += 1
-    at = f'{self._step} {self._has_batch:d} {self._beats}'
-    text = f'{self._start} {at}{failure}'
+    place = f'{self._step} {self._has_batch:d} {self._beats}'
+    text = f'{self._start} {place}{failure}'
     try:
       write_whole(self._folder / str(jax.process_index()), text.encode())
     except InputError as error:

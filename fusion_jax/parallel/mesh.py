@@ -2,11 +2,13 @@
 
 The logical axes of parameters decide how they are sharded on it. A step is
 jitted in the same way for any number of devices; one device is a mesh of one.
+Functions may run on the rows or heads of each shard, without exchange.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -102,9 +104,9 @@ def put_like(values: Any, like: Any) -> Any:
 
 def put_whole(values: Any, mesh: Mesh) -> Any:
   """Put whole arrays on every device."""
-  own = jax.device_put(values, replicated(mesh.local_mesh))
+  local = jax.device_put(values, replicated(mesh.local_mesh))
   if not mesh.is_multi_process:
-    return own
+    return local
 
   def joined(value: Array) -> Array:
     parts = [shard.data for shard in value.addressable_shards]
@@ -112,7 +114,7 @@ def put_whole(values: Any, mesh: Mesh) -> Any:
       value.shape, replicated(mesh), parts
     )
 
-  return jax.tree.map(joined, own)
+  return jax.tree.map(joined, local)
 
 
 def row_shards(mesh: Mesh) -> int:
@@ -124,19 +126,23 @@ def own_rows(mesh: Mesh) -> tuple[int, int]:
   """Return which part of the rows this process reads."""
   process, shards = jax.process_index(), row_shards(mesh)
   holders = mesh.devices.reshape(shards, -1)
-  own = [
+  numbers = [
     shard
     for shard, devices in enumerate(holders)
     if any(device.process_index == process for device in devices)
   ]
-  part, left = divmod(own[0], len(own))
-  if left or shards % len(own) or own != list(range(own[0], own[-1] + 1)):
+  part, left = divmod(numbers[0], len(numbers))
+  if (
+    left
+    or shards % len(numbers)
+    or numbers != list(range(numbers[0], numbers[-1] + 1))
+  ):
     raise InputError(
       f'config.parallel: {dict(mesh.shape)} gives process {process} rows that '
       'are not side by side; let tensor divide the devices of one process, or '
       'these divide tensor'
     )
-  return part, shards // len(own)
+  return part, shards // len(numbers)
 
 
 def row_axes() -> tuple[str, ...]:
@@ -175,9 +181,9 @@ def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:
 
   def spec(axes: PartitionSpec, unboxed: Any) -> Any:
     # The box of a frozen parameter contains no array.
-    own = nn.logical_to_mesh_axes(tuple(axes), table)
-    assert own is not None
-    return jax.tree.map(lambda x: _dividing(own, x.shape, mesh), unboxed)
+    sharded = nn.logical_to_mesh_axes(tuple(axes), table)
+    assert sharded is not None
+    return jax.tree.map(lambda x: _dividing(sharded, x.shape, mesh), unboxed)
 
   return jax.tree.map(
     spec,
@@ -209,3 +215,61 @@ def shardings(specs: Any, mesh: Mesh) -> Any:
     specs,
     is_leaf=lambda x: isinstance(x, PartitionSpec),
   )
+
+
+def over_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Return a function that is called separately for the rows of each shard.
+
+  The axis tensor is left to XLA, which shards the matrix products inside.
+  """
+
+  @functools.wraps(function)
+  def on_all_shards(whole, batch, *others, **options):
+    axes = row_axes()
+    on_shard = functools.partial(function, **options)
+    if not axes:
+      return on_shard(whole, batch, *others)
+    uncut = PartitionSpec()
+    return jax.shard_map(
+      on_shard,
+      in_specs=(uncut, PartitionSpec(axes), *(uncut for _ in others)),
+      out_specs=PartitionSpec(axes),
+      axis_names=set(axes),
+      check_vma=False,
+    )(whole, batch, *others)
+
+  return on_all_shards
+
+
+def on_each_shard(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Return a function that collects one result for each shard of the rows."""
+
+  def on_shard(*arguments):
+    return jax.tree.map(lambda x: x[None], function(*arguments))
+
+  return over_rows(on_shard)
+
+
+def over_heads(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+  """Return a function that is called separately for the heads of each device.
+
+  A kernel that XLA cannot divide needs this: everything it sees is local.
+  """
+
+  @functools.wraps(function)
+  def on_all_shards(*arrays, mask):
+    mesh = jax.sharding.get_abstract_mesh()
+    left = set(mesh.axis_names) - set(mesh.manual_axes)
+    if not left:
+      return function(*arrays, mask=mask)
+    divides = arrays[0].shape[2] % mesh.shape.get('tensor', 1) == 0
+    heads = PartitionSpec(None, None, 'tensor' if divides else None)
+    return jax.shard_map(
+      lambda mask, *local: function(*local, mask=mask),
+      in_specs=(PartitionSpec(), *(heads for _ in arrays)),
+      out_specs=heads,
+      axis_names=left,
+      check_vma=False,
+    )(mask, *arrays)
+
+  return on_all_shards

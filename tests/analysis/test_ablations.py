@@ -15,16 +15,16 @@ from tiers import extended_but
 from fusion_jax import figures
 from fusion_jax.analysis import ablations
 from fusion_jax.analysis.ablations import Ablation, ablated, ablations_of
-from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.text_choice import TextChoice
+from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import ExperimentConfig, ModelConfig, TokenizerConfig
-from fusion_jax.config.fusion import (
-  AggOptions,
-  DenseOptions,
-  GtransOptions,
-  SideConfig,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.dense import DenseOptions
+from fusion_jax.fusion.gtrans import GtransOptions
+from fusion_jax.fusion.tree import AggOptions
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.testing import assert_close, drawn_parameters
@@ -226,7 +226,7 @@ def test_an_input_left_out_is_a_reader_of_zeros(name):
 
 
 def test_a_sum_of_layers_without_one_of_them():
-  config = _config(SideConfig(fusion='dense', dense=DenseOptions()))
+  config = _config(SideConfig(fusion='dense', options=DenseOptions()))
   config = dataclasses.replace(config, encoder_layers=2)
   parameters = _parameters(config)
   whole = _output(config, parameters).encoder_layers
@@ -249,7 +249,7 @@ def test_transparent_attention_without_the_embedding():
 
 def test_groups_left_out_give_their_weight_to_the_others():
   options = GtransOptions(group_size=1, temperature=1.0)
-  config = _config(decoder=SideConfig(fusion='gtrans', gtrans=options))
+  config = _config(decoder=SideConfig(fusion='gtrans', options=options))
   parameters = _parameters(config)
   weights = np.array(parameters['decoder']['prediction']['group_weights'])
   got = _output(config, parameters, Ablation('decoder', 'group', 2))
@@ -264,7 +264,7 @@ def test_only_what_is_read_can_be_left_out():
   plain = {ablation.kind for ablation in ablations_of(_config())}
   assert plain == {'layer'}
   options = GtransOptions(group_size=1, inference_groups='1:2')
-  few = _config(decoder=SideConfig(fusion='gtrans', gtrans=options))
+  few = _config(decoder=SideConfig(fusion='gtrans', options=options))
   # The third layer is not run: no group that translates reads it.
   of_decoder = [one for one in ablations_of(few) if one.side == 'decoder']
   assert of_decoder == [
@@ -341,7 +341,7 @@ def test_numbers_and_figure(analysed, monkeypatch, tmp_path):
     'ablation_scores',
     lambda _, chosen: ([scores.get(one, 25.0) for one in chosen], 'signed'),
   )
-  finding = ablations.VIEW.look(analysed)
+  finding = VIEWS['ablations'].look(analysed)
   numbers = finding.numbers
   assert numbers['whole']['bleu'] == 30.0
   rows = {

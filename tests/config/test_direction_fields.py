@@ -33,6 +33,14 @@ def test_the_saved_form_reads_back(tmp_path):
   assert from_json(path) == CONFIG
 
 
+def test_a_config_has_one_direction_and_no_tags():
+  config = ExperimentConfig()
+  (only,) = config.data.all_directions
+  assert only.name == 'en-de'
+  assert only.train == ('embedded:train',)
+  assert config.data.all_tags == ()
+
+
 def test_tags_stand_in_their_order():
   data = dataclasses.replace(CONFIG.data, source_tag='<{lang}>')
   assert data.tags('en', 'fr') == ('<en>', '<2fr>')

@@ -17,12 +17,7 @@ from fusion_jax.config import (
   OptimizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.fusion import (
-  MultiLayerOptions,
-  ShortcutOptions,
-  SideConfig,
-  ValueResidualOptions,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.compiled import (
@@ -33,14 +28,17 @@ from fusion_jax.decoding.compiled import (
 )
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.multi_layer import MultiLayerOptions
+from fusion_jax.fusion.shortcuts import ShortcutOptions
+from fusion_jax.fusion.value_residual import ValueResidualOptions
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.search.beam import LengthPenalty
 from fusion_jax.testing import assert_close
 from fusion_jax.tools.export import ctranslate2 as exporting
 from fusion_jax.tools.export.agreement import exported_scores, own_scores
-from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 # Random sentences have at most so many tokens before the end symbol.
@@ -299,10 +297,22 @@ def _fused():
   shortcut = ShortcutOptions(source='lexical')
   layers = MultiLayerOptions(layers=2)
   for side in ('encoder', 'decoder'):
-    yield side, 'shortcut.source', "'lexical'", SideConfig(shortcut=shortcut)
-    yield side, 'multi_layer.layers', '2', SideConfig(multi_layer=layers)
+    yield (
+      side,
+      'shortcut.source',
+      "'lexical'",
+      SideConfig(attention='shortcut', attention_options=shortcut),
+    )
+    yield (
+      side,
+      'multi_layer.layers',
+      '2',
+      SideConfig(attention='multi_layer', attention_options=layers),
+    )
     for kind in ('identity', 'learnable', 'constant', 'sparse', 'shared'):
-      options = SideConfig(value_residual=ValueResidualOptions(kind))
+      options = SideConfig(
+        attention='value_residual', attention_options=ValueResidualOptions(kind)
+      )
       yield side, 'value_residual.kind', repr(kind), options
 
 

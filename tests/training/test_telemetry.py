@@ -1,14 +1,28 @@
+"""Telemetry of fusions, and warnings of those that do not learn."""
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import reading
 
-from fusion_jax.config import ModelConfig
+from fusion_jax.config import (
+  ModelConfig,
+)
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.data.batching import Batch
-from fusion_jax.models.transformer import Transformer, initial_parameters
-from fusion_jax.testing import drawn_parameters
-from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
+from fusion_jax.data.batching import (
+  Batch,
+)
+from fusion_jax.models.transformer import (
+  Transformer,
+  initial_parameters,
+)
+from fusion_jax.testing import (
+  drawn_parameters,
+)
+from fusion_jax.training.telemetry import (
+  make_telemetry_step,
+  telemetry_values,
+)
 
 _BATCH = Batch(
   source=jnp.array([[4, 5, 3], [6, 3, 0]]),

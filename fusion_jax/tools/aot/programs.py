@@ -15,23 +15,22 @@ from fusion_jax.data.batching import Shape
 from fusion_jax.data.mixing import training_mixture
 from fusion_jax.data.pipeline import abstract_batch, training_shapes
 from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.decoding.batches import decode_shapes
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
   search_batch,
 )
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.shapes import decode_shapes
 from fusion_jax.errors import require
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated
 from fusion_jax.runs.checkpoint import abstract_like
 from fusion_jax.search.constraints import TokenRules
 from fusion_jax.search.hypotheses import LengthPenalty
-from fusion_jax.training.checks import check_attention, check_rows
-from fusion_jax.training.fusion_rate import fusion_rates
-from fusion_jax.training.initial_state import plan_state
-from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.training.build import check_experiment
+from fusion_jax.training.optimizer import optimizer_for
+from fusion_jax.training.state import plan_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 # The ids that start and end a line do not change the programs.
@@ -131,14 +130,10 @@ def training_program(
   config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
 ) -> Program:
   """Trace the training step on the mesh of the config."""
+  check_experiment(config, devices)
   mesh = make_mesh(config.parallel, devices)
-  check_rows(config, mesh)
-  check_attention(config, mesh)
   model = _model(config, problem)
-  training = config.training
-  recipe = config.optimizer, config.model.width, training.steps
-  rates = fusion_rates(model, config.optimizer)
-  optimizer = make_optimizer(*recipe, training.freeze, rates)
+  optimizer = optimizer_for(config, model)
   plan = plan_state(model, optimizer, config, mesh)
   totals = abstract_like(
     jax.eval_shape(lambda: zero_totals(config.model.encoder_layers)),

@@ -25,14 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from fusion_jax.bounds import Positive, number
-from fusion_jax.cli.checkpoint_flags import (
+from fusion_jax.config.decoding import DecodingConfig
+from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
+  add_fields,
+  parse_arguments,
 )
-from fusion_jax.config.decoding import DecodingConfig
-from fusion_jax.config.flags import add_fields, parse_arguments
 from fusion_jax.errors import InputError
-from fusion_jax.runs.run_directory import check_output, read_config
+from fusion_jax.runs.directory import check_output, read_config
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 _PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
@@ -50,7 +51,7 @@ _DECODING = (
 
 
 def _ctranslate2(flags: argparse.Namespace) -> None:
-  from fusion_jax.runs.loading import load_flagged
+  from fusion_jax.runs.loading import load_run, selection_of
   from fusion_jax.tools.export import ctranslate2
 
   given = [*stablehlo_options(flags)['decoding']]
@@ -61,17 +62,19 @@ def _ctranslate2(flags: argparse.Namespace) -> None:
     raise InputError(f'--{given[0]} has no meaning with --format=ctranslate2')
   ctranslate2.check(flags.output)
   ctranslate2.check_model(read_config(Path(flags.workdir)).model)
-  ctranslate2.export(load_flagged(flags), flags.output)
+  run = load_run(flags.workdir, selection_of(flags))
+  ctranslate2.export(run, flags.output)
 
 
 def _stablehlo(flags: argparse.Namespace) -> None:
-  from fusion_jax.decoding.direction import in_direction
-  from fusion_jax.runs.loading import load_flagged
+  from fusion_jax.decoding.ensemble import in_direction
+  from fusion_jax.runs.loading import load_run, selection_of
   from fusion_jax.tools.export import stablehlo
 
   stablehlo.check(flags.output)
+  run = load_run(flags.workdir, selection_of(flags))
   languages = flags.source_language, flags.target_language
-  run = in_direction(load_flagged(flags), flags.workdir, *languages)
+  run = in_direction(run, flags.workdir, *languages)
   options = stablehlo.StablehloOptions(**stablehlo_options(flags))
   stablehlo.export(run, flags.output, options)
 

@@ -14,12 +14,11 @@ import numpy as np
 from jaxtyping import Float32
 
 from fusion_jax.data.tokenizer import Vocabulary
-from fusion_jax.decoding.batches import padded
+from fusion_jax.decoding.batches import padded, target_limit
+from fusion_jax.decoding.certify import relative_gaps
 from fusion_jax.decoding.ensemble import Mixture
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.rounding import relative_gaps
-from fusion_jax.decoding.shapes import target_limit
-from fusion_jax.decoding.teacher_forcing import (
+from fusion_jax.decoding.score import (
   TeacherForcedRows,
   teacher_forced_scores,
 )

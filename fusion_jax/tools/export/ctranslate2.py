@@ -21,8 +21,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from fusion_jax.config import ExperimentConfig, ModelConfig, Side
-from fusion_jax.decoding.rounding import rounding
-from fusion_jax.decoding.shapes import target_limit
+from fusion_jax.decoding.batches import target_limit
+from fusion_jax.decoding.certify import rounding
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.layers.positions import sinusoids
@@ -107,9 +107,7 @@ def check_model(config: ModelConfig) -> None:
   for name in sides:
     side = config.side(name)
     _only(('none',), f'{name}.fusion', side.fusion)
-    _only(('none',), f'{name}.shortcut.source', side.shortcut.source)
-    _only((1,), f'{name}.multi_layer.layers', side.multi_layer.layers)
-    _only(('none',), f'{name}.value_residual.kind', side.value_residual.kind)
+    _only(('none',), f'{name}.attention', side.attention)
     _only((False,), f'{name}.skip_gains', side.skip_gains)
 
 

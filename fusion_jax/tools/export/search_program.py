@@ -14,6 +14,7 @@ from flax import traverse_util
 from jaxtyping import Array, Float32, Int32
 
 from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.batches import DecodeShape, shortest_target
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
@@ -22,7 +23,6 @@ from fusion_jax.decoding.compiled import (
 )
 from fusion_jax.decoding.ensemble import alone
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.shapes import DecodeShape, shortest_target
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import Hypotheses

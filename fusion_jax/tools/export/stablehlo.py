@@ -19,10 +19,10 @@ import numpy as np
 
 from fusion_jax import __version__
 from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.batches import DecodeShape, decode_shapes, target_limit
+from fusion_jax.decoding.certify import rounding
 from fusion_jax.decoding.compiled import search_settings
 from fusion_jax.decoding.ensemble import alone
-from fusion_jax.decoding.rounding import rounding
-from fusion_jax.decoding.shapes import DecodeShape, decode_shapes, target_limit
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.runs.loading import TrainedModel
@@ -193,6 +193,7 @@ def _description(
     'source_language': run.config.data.source_language,
     'target_language': run.config.data.target_language,
     'tags': run.source_tokenizer.tags,
+    'known_tags': run.source_tokenizer.known_tags,
     'arguments': ('weights', *first.arguments),
     'results': RESULTS,
     'shapes': [{'file': _file(p.shape)} | p.shape._asdict() for p in programs],

@@ -24,7 +24,7 @@ from pathlib import Path
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, read_errors
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
@@ -88,8 +88,8 @@ def _check_files(paths: Iterable[Path | None]) -> None:
 def _import(flags: argparse.Namespace) -> None:
   """Write the model of another program as a run directory."""
   # Imported after the flags are read, because JAX loads slowly.
+  from fusion_jax.runs.checkpoint import write_run
   from fusion_jax.runs.loading import make_model
-  from fusion_jax.runs.single_checkpoint import write_run
   from fusion_jax.tools.importers.imported import Request, parameters_of
 
   program = importlib.import_module(f'{__package__}.{flags.format}')
