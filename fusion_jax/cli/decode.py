@@ -84,6 +84,7 @@ _OPTIONS = (
 # Flags that are the fields of CheckpointSelection.
 
 # Flags that are the fields of ViewFlags.
+_SELECTION = 'step', 'average', 'average_of', 'parameters'
 _VIEWS = (
   'attention_output',
   'attention_layers',
@@ -190,7 +191,7 @@ def main(argv: list[str]) -> None:
   """Read the flags and decode."""
   arguments = parse_arguments(argv, _parser())
   processes = processes_of(arguments)
-  flags = vars(arguments)
+  flags = dict(vars(arguments))
   options, views = (
     {name: flags.pop(name) for name in names} for names in (_OPTIONS, _VIEWS)
   )
@@ -209,7 +210,7 @@ def main(argv: list[str]) -> None:
   run.run(
     DecodeRequest(
       selection=selection_of(arguments),
-      **flags,
+      **{name: v for name, v in flags.items() if name not in _SELECTION},
       options=options,
       views=ViewFlags(**views),
     )

@@ -72,9 +72,9 @@ _BEST = CheckpointSelection()
 
 
 def selection_of(arguments: argparse.Namespace) -> CheckpointSelection:
-  """Take out what the flags of `add_checkpoint_flags` select."""
+  """Return what the flags of `add_checkpoint_flags` select."""
   names = [field.name for field in dataclasses.fields(CheckpointSelection)]
-  return CheckpointSelection(*(vars(arguments).pop(name) for name in names))
+  return CheckpointSelection(*(getattr(arguments, name) for name in names))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ def trained():
 @pytest.fixture
 def decode(trained, monkeypatch, tmp_path):
   """Runs the program in a folder with `source` and gives its exit code."""
-  monkeypatch.setattr(request_module, 'load_selected', lambda *_: trained)
+  monkeypatch.setattr(request_module, 'load_run', lambda *_: trained)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text(TEXT)
   return lambda *flags: program.main(['--workdir=run', *flags])

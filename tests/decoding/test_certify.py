@@ -329,7 +329,7 @@ def decode(tokenizer, monkeypatch, tmp_path):
   def run(trained, *flags):
     small = dataclasses.replace(trained.config, decoding=OPTIONS)
     trained = dataclasses.replace(trained, config=small)
-    monkeypatch.setattr(request_module, 'load_selected', lambda *_: trained)
+    monkeypatch.setattr(request_module, 'load_run', lambda *_: trained)
     given = '--workdir=run', '--mode=certify', '--output=report'
     code = decode_program.main([*given, '--input=source', *flags])
     report = Path('report')

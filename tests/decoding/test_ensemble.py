@@ -138,7 +138,7 @@ def test_what_cannot_be_an_ensemble(runs, tokenizer):
 def test_decode_reads_several_runs(runs, monkeypatch, tmp_path):
   loaded = dict(zip('ab', runs, strict=True))
   monkeypatch.setattr(
-    request_module, 'load_selected', lambda workdir, *arguments: loaded[workdir]
+    request_module, 'load_run', lambda workdir, *arguments: loaded[workdir]
   )
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'in').write_text('\n'.join(_LINES) + '\n')
@@ -208,7 +208,7 @@ def run_of(with_tags, kind=AfterTags, data=DATA):
 def decode(with_tags, monkeypatch, tmp_path):
   """Runs the program in a folder with `source` and gives its exit code."""
   trained = run_of(with_tags)
-  monkeypatch.setattr(request_module, 'load_selected', lambda *_: trained)
+  monkeypatch.setattr(request_module, 'load_run', lambda *_: trained)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text(''.join(line + '\n' for line in LINES))
   return lambda *flags: decode_program.main(

@@ -187,7 +187,7 @@ def test_a_line_longer_than_the_positions_of_the_model(tokenizer):
 @pytest.fixture
 def score(tokenizer, monkeypatch, tmp_path):
   trained = _run(tokenizer)
-  monkeypatch.setattr(request_module, 'load_selected', lambda *_: trained)
+  monkeypatch.setattr(request_module, 'load_run', lambda *_: trained)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text('the cat sat\n\na dog\n')
   Path('target').write_text('a cat\n\nthe dog\n')

@@ -144,7 +144,7 @@ def test_a_layer_that_is_not_there_is_named(run, flag, message):
 @pytest.fixture
 def decode(run, monkeypatch, tmp_path):
   """Writes views of SOURCES, with TARGETS or translated."""
-  monkeypatch.setattr(request_module, 'load_selected', lambda *_: run)
+  monkeypatch.setattr(request_module, 'load_run', lambda *_: run)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text(SOURCES)
   Path('target').write_text(TARGETS)
