@@ -125,9 +125,8 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
 
 def norms_of(row: Row) -> tuple[str, ...]:
   """The norms, of pre and post, for which a row is defined."""
-  names = [
-    side.get('fusion') for side in row.values() if isinstance(side, dict)
-  ]
+  sides = [value for value in row.values() if isinstance(value, dict)]
+  names = [side.get('fusion', 'none') for side in sides]
   schemes = [SCHEMES[name] for name in names if name in SCHEMES]
   return tuple(
     norm

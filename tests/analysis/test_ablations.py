@@ -24,7 +24,6 @@ from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.dense import DenseOptions
 from fusion_jax.fusion.gtrans import GtransOptions
-from fusion_jax.fusion.tree import AggOptions
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.testing import assert_close, drawn_parameters
@@ -85,11 +84,8 @@ def _with(parameters, path, change):
 
 
 def _only_scheme(name):
-  groups = {'gtrans': GtransOptions(group_size=1)}
-  options = groups if name == 'gtrans' else {}
-  sides = {
-    side: SideConfig(fusion=name, **options) for side in SCHEMES[name].modules
-  }
+  options = {'group_size': 1} if name == 'gtrans' else {}
+  sides = dict.fromkeys(SCHEMES[name].modules, SideConfig(name, options))
   depths = {'encoder_layers': 2, 'decoder_layers': 2}
   return _config(**sides, **depths, norm=norm_for(name))
 
@@ -176,26 +172,24 @@ def test_scanned_layers_are_left_out_too():
     assert_close(got.features, _output(config, want).features)
 
 
-_PLAIN = AggOptions(residual='none')
-
 # The scheme with its options, the layer that is left out, and the parameter
 # that reads it with the part that must then be 0; a width is 8.
 _READERS = {
   'linear': (
-    {'linear': dataclasses.replace(SideConfig().linear, factored=False)},
+    {'factored': False},
     2,
     'encoder/read_out/kernel',
     np.s_[1],
   ),
   # The first node joins H[2] and H[1] in this order.
   'iterative': (
-    {'agg': _PLAIN},
+    {'residual': 'none'},
     1,
     'encoder/read_out/node_2/hidden/kernel',
     np.s_[8:16],
   ),
   'hierarchical': (
-    {'agg': _PLAIN},
+    {'residual': 'none'},
     2,
     'encoder/connection/node_1/hidden/kernel',
     np.s_[8:16],
@@ -203,7 +197,7 @@ _READERS = {
   # What layer 1 reads is no sum.
   'dlcl': ({}, 0, 'encoder/connection/weights', np.s_[1:, 0]),
   'gtrans': (
-    {'gtrans': GtransOptions(group_size=1)},
+    {'group_size': 1},
     2,
     'encoder/read_out/weights',
     np.s_[1],
@@ -215,7 +209,7 @@ _READERS = {
 def test_an_input_left_out_is_a_reader_of_zeros(name):
   options, number, path, part = _READERS[name]
   norm = 'pre' if name == 'dlcl' else 'post'
-  config = _config(SideConfig(fusion=name, **options), norm=norm)
+  config = _config(SideConfig(name, options), norm=norm)
   parameters = _parameters(config)
   # The encoder's groups have weights sigmoid(w): it is 0 at -inf.
   nothing = -jnp.inf if name == 'gtrans' else 0.0
