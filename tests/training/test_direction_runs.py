@@ -106,6 +106,8 @@ def test_each_direction_has_its_translations_and_its_line(
   for each in NAMES:
     text = (folder / 'run' / 'translations' / f'2.{each}.txt').read_text()
     assert len(text.splitlines()) == SENTENCES
+    said = f'validation, {each}: BLEU and chrF are of the first {SENTENCES} of '
+    assert len([m for m in logged if m.startswith(said)]) == 1
     (line,) = [
       m for m in logged if m.startswith(f'validation at step 2, {each}')
     ]
