@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fusion_jax.files import read_errors
+from fusion_jax.files import check_regular, read_errors
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
   """
   if not path.exists():
     return []
+  check_regular(path)
   with read_errors(path):
     lines = path.read_bytes().split(b'\n')[:-1]
   rows = [_row(line) for line in lines]

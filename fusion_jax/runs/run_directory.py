@@ -20,7 +20,7 @@ from pathlib import Path
 from fusion_jax.config import ExperimentConfig, serialization
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.files import write_errors, write_whole
+from fusion_jax.files import check_regular, write_errors, write_whole
 from fusion_jax.runs.lock import NAME as LOCK
 
 
@@ -144,6 +144,7 @@ def create(
     workdir.mkdir(parents=True, exist_ok=True)
   for name, tokenizer in (('source', source), ('target', target)):
     path = workdir / f'{name}.model'
+    check_regular(path)
     if not path.exists():
       write_whole(path, tokenizer.model)
     elif path.read_bytes() != tokenizer.model:

@@ -18,6 +18,7 @@ from fusion_jax.runs.checkpoint import Checkpoints
 from fusion_jax.runs.checkpoint_reading import reading
 from fusion_jax.runs.loading import load_run
 from fusion_jax.seals import DamagedError
+from fusion_jax.training.logs import MetricsLog
 
 
 @pytest.fixture(scope='module')
@@ -95,6 +96,18 @@ def test_a_device_in_a_checkpoint_is_not_read(workdir, caplog, name):
   path.symlink_to('/dev/null')
   assert '0 readable checkpoints' in _refusal(workdir)
   assert f'{name} is no file' in caplog.text
+
+
+def test_a_training_reads_no_device(workdir, saved):
+  for name in ('metrics.jsonl', 'source.model'):
+    (workdir / name).unlink(missing_ok=True)
+    (workdir / name).symlink_to('/dev/null')
+  said = 'is a folder, a pipe or a device'
+  with pytest.raises(InputError, match=f'metrics.jsonl: {said}'):
+    MetricsLog(workdir, 10)
+  tokenizer = Tokenizer.from_file(workdir / 'target.model')
+  with pytest.raises(InputError, match=f'source.model: {said}'):
+    run_directory.create(workdir, saved.config, tokenizer, tokenizer)
 
 
 def test_damage_is_said_in_the_words_of_who_found_it():
