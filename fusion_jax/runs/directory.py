@@ -149,6 +149,7 @@ def create_run(
     workdir.mkdir(parents=True, exist_ok=True)
   for name, tokenizer in (('source', source), ('target', target)):
     path = workdir / f'{name}.model'
+    check_regular(path)
     if not path.exists():
       write_whole(path, tokenizer.model)
     elif path.read_bytes() != tokenizer.model:
@@ -277,6 +278,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
   """
   if not path.exists():
     return []
+  check_regular(path)
   with read_errors(path):
     lines = path.read_bytes().split(b'\n')[:-1]
   rows = [_row(line) for line in lines]

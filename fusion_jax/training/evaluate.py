@@ -215,10 +215,23 @@ def _direction(
   name = f'{source}-{target}'
   split = corpus.split('valid', name)
   wanted = training.translate_sentences or None
-  sources, references = (texts[:wanted] for texts in split.texts())
+  every = split.texts()
+  sources, references = (texts[:wanted] for texts in every)
   if is_first():
+    _log_part(name, len(sources), len(every[0]))
     log_unreachable(references, run.target_tokenizer, f'validation, {name}')
   return _Direction(split, run, sources, references)
+
+
+def _log_part(name: str, translated: int, lines: int) -> None:
+  if translated < lines:
+    logger.info(
+      'validation, %s: BLEU and chrF are of the first %d of %d lines, as '
+      'training.translate_sentences says',
+      name,
+      translated,
+      lines,
+    )
 
 
 def _means(numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -16,11 +16,13 @@ from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.mesh import by_rows, data_mesh
 from fusion_jax.runs.checkpoint import Progress
+from fusion_jax.runs.directory import create_run
 from fusion_jax.runs.loading import CheckpointSelection, RunningMean, load_run
 from fusion_jax.runs.reading import reading
 from fusion_jax.seals import DamagedError
 from fusion_jax.testing import assert_close
 from fusion_jax.tools import average_checkpoints
+from fusion_jax.training.logs import MetricsLog
 
 
 @pytest.fixture(scope='module')
@@ -90,6 +92,18 @@ def test_a_device_in_a_checkpoint_is_not_read(workdir, caplog, name):
   path.symlink_to('/dev/null')
   assert '0 readable checkpoints' in _refusal(workdir)
   assert f'{name} is no file' in caplog.text
+
+
+def test_a_training_reads_no_device(workdir, saved):
+  for name in ('metrics.jsonl', 'source.model'):
+    (workdir / name).unlink(missing_ok=True)
+    (workdir / name).symlink_to('/dev/null')
+  said = 'is a folder, a pipe or a device'
+  with pytest.raises(InputError, match=f'metrics.jsonl: {said}'):
+    MetricsLog(workdir, 10)
+  tokenizer = Tokenizer.from_file(workdir / 'target.model')
+  with pytest.raises(InputError, match=f'source.model: {said}'):
+    create_run(workdir, saved.config, tokenizer, tokenizer)
 
 
 def test_damage_is_said_in_the_words_of_who_found_it():

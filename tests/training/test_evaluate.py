@@ -146,6 +146,8 @@ def test_each_direction_has_its_translations_and_its_line(
   for each in NAMES:
     text = (folder / 'run' / 'translations' / f'2.{each}.txt').read_text()
     assert len(text.splitlines()) == SENTENCES
+    said = f'validation, {each}: BLEU and chrF are of the first {SENTENCES} of '
+    assert len([m for m in logged if m.startswith(said)]) == 1
     (line,) = [
       m for m in logged if m.startswith(f'validation at step 2, {each}')
     ]
@@ -215,8 +217,13 @@ _FORMS = {
 }
 
 
-_HYPOTHESES = _TRANSLATIONS * len(_FORMS)
-_REFERENCES = [form(line) for form in _FORMS.values() for line in _TRANSLATIONS]
+# Of the last two lines one side is blank.
+_HYPOTHESES = [*_TRANSLATIONS * len(_FORMS), '', 'Ein Hund.']
+_REFERENCES = [
+  *(form(line) for form in _FORMS.values() for line in _TRANSLATIONS),
+  'Eine Katze.',
+  '',
+]
 _MARK = '\ufeff'
 
 
@@ -246,7 +253,7 @@ def files(tmp_path):
 
 def _of_sacrebleu(folder, tokenizer):
   chosen = ['--tokenize', tokenizer] if tokenizer else []
-  paths = [str(folder / 'bare.de'), '-i', str(folder / 'valid.en')]
+  paths = [str(folder / 'bare.de'), '-i', str(folder / 'output.txt')]
   done = subprocess.run(
     [
       sys.executable,
@@ -273,8 +280,10 @@ def _trained(folder, tokenizer):
       'data.root': str(folder),
       'data.prepared': str(folder / 'prepared'),
       'data.valid': ('valid.{lang}',),
-      # Some lines are longer, and are translated and scored all the same.
+      # Some lines are longer, and are translated, in parts, and scored.
       'data.filter.max_length': 36,
+      'decoding.max_source_length': 36,
+      'training.translate_beam': ExperimentConfig().decoding.beam_size,
       'decoding.bleu_tokenizer': tokenizer,
       'training.steps': 1,
       'training.validate_every': 1,
@@ -320,12 +329,8 @@ def _reported(workdir):
   return [scores.bleu, scores.chrf]
 
 
-@pytest.mark.usefixtures('fixed')
-@pytest.mark.parametrize(
-  'tokenizer', ['', pytest.param('char', marks=pytest.mark.extended)]
-)
-def test_all_programs_score_as_sacrebleu_does(files, tokenizer, capsys, caplog):
-  caplog.set_level(logging.INFO)
+def _check_scores(files, tokenizer, capsys):
+  """Compares the scores of all programs; returns their names."""
   workdir, of_training = _trained(files, tokenizer)
   found = {
     'training': of_training,
@@ -339,9 +344,28 @@ def test_all_programs_score_as_sacrebleu_does(files, tokenizer, capsys, caplog):
     for name, scores in found.items()
   }
   assert rounded == dict.fromkeys(found, expected)
+  return list(found)
+
+
+@pytest.mark.usefixtures('fixed')
+@pytest.mark.parametrize(
+  'tokenizer', ['', pytest.param('char', marks=pytest.mark.extended)]
+)
+def test_all_programs_score_as_sacrebleu_does(files, tokenizer, capsys, caplog):
+  caplog.set_level(logging.INFO)
+  programs = _check_scores(files, tokenizer, capsys)
   # Those in NFD with an accent; NFC changes no other form.
-  said = [m for m in caplog.messages if ' 3 of 24 lines, line 5 first' in m]
-  assert len(said) == len(found)
+  said = [m for m in caplog.messages if ' 3 of 26 lines, line 5 first' in m]
+  assert len(said) == len(programs)
   assert (
-    'valid: 8 of 24 pairs, empty or too long, are in no loss' in caplog.text
+    'valid: 10 of 26 pairs, empty or too long, are in no loss' in caplog.text
   )
+
+
+def test_long_and_blank_lines_are_translated_and_scored(files, capsys):
+  _check_scores(files, '', capsys)
+  for name in ('output.txt', 'run/translations/1.txt'):
+    *lines, end = (files / name).read_text().split('\n')
+    assert end == ''
+    assert len(lines) == len(_REFERENCES)
+    assert [bool(line) for line in lines] == [bool(x) for x in _HYPOTHESES]
