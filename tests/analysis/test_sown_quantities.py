@@ -560,7 +560,7 @@ def test_a_run_with_other_groups_translates_with_them():
   pruned = with_groups(run, '2:2')
   for config in (pruned.config.model, pruned.model.config):
     assert config.decoder.options.inference_groups == '2:2'
-  assert run.config.model.decoder.gtrans.inference_groups == ''
+  assert run.config.model.decoder.options.inference_groups == ''
   assert pruned.parameters is run.parameters
   with pytest.raises(InputError, match="within 1:2, got '1:3'"):
     with_groups(run, '1:3')

@@ -13,8 +13,7 @@ from pictures import assert_not_blank
 from fusion_jax import fusion
 from fusion_jax.analysis.passes import frequency_bins, subword_counts
 from fusion_jax.analysis.views import VIEWS, look_at
-from fusion_jax.config import ModelConfig
-from fusion_jax.config import fusion as fusion_options
+from fusion_jax.config import ModelConfig, schemes
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.attention_residuals import AttentionResidualOptions
@@ -572,15 +571,12 @@ class _Silent(nn.Module):
 def declared(tmp_path):
   def run_of(module, *views):
     fusion.register(
-      on_both_sides(
-        'mine', module, 'layer aggregation', 'a test', 'own', views=views
-      )
+      on_both_sides('mine', module, 'layer aggregation', 'a test', views=views)
     )
     return fused_run(make_run(encoder=SideConfig(fusion='mine')), tmp_path)
 
   yield run_of
-  fusion._TABLE.pop('mine', None)
-  fusion_options._RULES.pop('mine', None)
+  schemes._registered.pop('mine', None)
 
 
 def test_both_views_show_what_is_sown(declared):

@@ -41,8 +41,8 @@ def test_another_format_is_refused_in_one_line(tmp_path, other):
   with pytest.raises(InputError) as error:
     from_json(path)
   assert str(error.value) == (
-    f'{tmp_path} was written by another version of fusion_jax (format '
-    f'{other!r}; this one reads 4); use that version'
+    f'{tmp_path} has the format {other}, and this fusion_jax reads format 4 '
+    'alone; use the version that wrote it'
   )
 
 

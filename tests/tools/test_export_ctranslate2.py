@@ -27,10 +27,7 @@ from fusion_jax.decoding.compiled import (
   search_batch,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.multi_layer import MultiLayerOptions
-from fusion_jax.fusion.shortcuts import ShortcutOptions
-from fusion_jax.fusion.value_residual import ValueResidualOptions
+from fusion_jax.fusion import SCHEMES, SOURCES
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.search.beam import LengthPenalty
@@ -294,26 +291,9 @@ def _fused():
   for name, scheme in SCHEMES.items():
     for side in scheme.modules:
       yield side, 'fusion', repr(name), SideConfig(fusion=name)
-  shortcut = ShortcutOptions(source='lexical')
-  layers = MultiLayerOptions(layers=2)
-  for side in ('encoder', 'decoder'):
-    yield (
-      side,
-      'shortcut.source',
-      "'lexical'",
-      SideConfig(attention='shortcut', attention_options=shortcut),
-    )
-    yield (
-      side,
-      'multi_layer.layers',
-      '2',
-      SideConfig(attention='multi_layer', attention_options=layers),
-    )
-    for kind in ('identity', 'learnable', 'constant', 'sparse', 'shared'):
-      options = SideConfig(
-        attention='value_residual', attention_options=ValueResidualOptions(kind)
-      )
-      yield side, 'value_residual.kind', repr(kind), options
+  for name in SOURCES:
+    for side in ('encoder', 'decoder'):
+      yield side, 'attention', repr(name), SideConfig(attention=name)
 
 
 @pytest.mark.parametrize(('side', 'field', 'value', 'options'), list(_fused()))
