@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int32
 
+from fusion_jax.bounds import choice_fault
 from fusion_jax.config import ModelConfig, Side, SideConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
-from fusion_jax.faults import choice_fault
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.fusion.plugs import scheme_of

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-from fusion_jax.bounds import Positive, number
+from fusion_jax.bounds import Positive, choice_fault, number
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.fusion import OPTIONS_OF, options_class
 from fusion_jax.config.section import fields_of_section
@@ -36,7 +36,6 @@ from fusion_jax.config.user_code import (
   run_user_dir,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.faults import choice_fault
 
 _PREFIX = '--config.'
 # A link to the folder of the repository; a wheel has the files.

@@ -15,7 +15,7 @@ import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from fusion_jax.bounds import Text
+from fusion_jax.bounds import OPTION, Text, choice_fault, first_fault, shown
 from fusion_jax.config.schemes import (
   attention_source,
   fusion_scheme,
@@ -24,7 +24,6 @@ from fusion_jax.config.schemes import (
 )
 from fusion_jax.config.section import fields_of_section, section
 from fusion_jax.errors import require
-from fusion_jax.faults import OPTION, choice_fault, first_fault, shown
 
 Side = Literal['encoder', 'decoder']
 SIDES: tuple[Side, ...] = 'encoder', 'decoder'

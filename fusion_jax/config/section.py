@@ -11,8 +11,8 @@ from typing import Any, TypeVar, dataclass_transform
 import pydantic
 from pydantic.fields import FieldInfo
 
+from fusion_jax.bounds import first_fault, shown
 from fusion_jax.errors import InputError
-from fusion_jax.faults import first_fault, shown
 
 _Section = TypeVar('_Section')
 

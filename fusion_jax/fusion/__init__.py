@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, get_args
 
 from pydantic.dataclasses import is_pydantic_dataclass
 
+from fusion_jax.bounds import choice_fault
 from fusion_jax.config.schemes import (
   add_scheme,
   attention_source,
@@ -14,7 +15,6 @@ from fusion_jax.config.schemes import (
 )
 from fusion_jax.config.section import fields_of_section
 from fusion_jax.errors import require
-from fusion_jax.faults import choice_fault
 
 if TYPE_CHECKING:
   from fusion_jax.fusion.scheme import AttentionSource, Scheme

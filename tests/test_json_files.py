@@ -9,7 +9,7 @@ import pytest
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.serialization import FORMAT, from_json, to_dict
 from fusion_jax.errors import InputError
-from fusion_jax.json_input import parse_json, read_json
+from fusion_jax.json_files import parse_json, read_json
 
 
 @dataclasses.dataclass
