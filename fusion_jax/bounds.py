@@ -120,7 +120,9 @@ Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 def _writable(text: str) -> str:
   """Refuse what is no UTF-8, or has a character that no file name can have."""
-  if '\0' in text or any('\ud800' <= each <= '\udfff' for each in text):
+  if '\0' in text or any(
+    '\ud800' <= character <= '\udfff' for character in text
+  ):
     raise ValueError(f'must be UTF-8 text without NUL, got {shown(text)}')
   return text
 

@@ -10,8 +10,8 @@ class InputError(Exception):
   def __str__(self) -> str:
     """Return the message with unprintable characters escaped."""
     return ''.join(
-      each if each.isprintable() else repr(each)[1:-1]
-      for each in super().__str__()
+      character if character.isprintable() else repr(character)[1:-1]
+      for character in super().__str__()
     )
 
 

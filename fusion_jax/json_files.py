@@ -30,14 +30,14 @@ def read_json(path: Path, kind: Any = Any) -> Any:
 def parse_json(text: str | bytes, where: str, kind: Any = Any) -> Any:
   """Parse JSON with finite numbers and with texts that UTF-8 can encode."""
   try:
-    found = json.loads(text)
+    value = json.loads(text)
   except RecursionError:
     raise _too_deep(where) from None
   except ValueError as error:
     raise InputError(f'{where}: not JSON: {error}') from None
-  _check_values(found, where)
-  check_shape(found, kind, where)
-  return found
+  _check_values(value, where)
+  check_shape(value, kind, where)
+  return value
 
 
 def check_shape(value: Any, kind: Any, where: str) -> None:
@@ -57,11 +57,11 @@ def as_type(value: Any, kind: Any, where: str) -> Any:
 def _check_values(value: Any, where: str) -> None:
   level = [('', value)]
   for _ in range(_DEEPEST):
-    for field, each in level:
-      fault = _fault(each)
+    for field, item in level:
+      fault = _fault(item)
       if fault:
         raise InputError(f'{_place(where, field)}: {fault}')
-    level = [part for field, each in level for part in _parts(field, each)]
+    level = [part for field, item in level for part in _parts(field, item)]
     if not level:
       return
   raise _too_deep(where)

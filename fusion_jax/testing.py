@@ -200,7 +200,7 @@ def check_cached_decoding(fused: FusedModel) -> None:
   """Check that decoding step by step gives what the full pass gives."""
   source, target = sample_inputs()
   targets = np.stack([target, target[::-1]])
-  full = [fused.forward(source, each) for each in targets]
+  full = [fused.forward(source, ids) for ids in targets]
   scores = _decoded(fused, source, targets)
   if not fused.model.gives_log_probabilities:
     scores = jax.nn.log_softmax(scores)
@@ -228,7 +228,7 @@ def _decoded(
   cache, memory = start(fused.parameters, source, np.asarray(_LENGTHS))
   scores = []
   inputs = jnp.stack(
-    [shift_right(jnp.asarray(each), _START) for each in targets], 1
+    [shift_right(jnp.asarray(ids), _START) for ids in targets], 1
   )
   for position in range(_TARGET):
     order, rows = changing_rows(position, beam, _TARGET)
@@ -259,12 +259,12 @@ def check_gradients(
   """
   sides: tuple[Side, ...] = 'encoder', 'decoder'
   schemes = (scheme_of(fused.config, side) for side in sides)
-  declared = [each for own in schemes if own for each in own.no_gradient]
+  declared = [pattern for own in schemes if own for pattern in own.no_gradient]
   gradient = fused.gradient(fused.parameters)
   for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
     name = '/'.join(part.key for part in path)
     assert np.isfinite(leaf).all(), f'the gradient of {name} is not finite'
-    if any(fnmatch.fnmatchcase(name, each) for each in declared):
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in declared):
       continue
     if not name.endswith('key/bias') and not has_none(fused.config, name):
       assert np.abs(leaf).max() > 0, f'no gradient reaches {name}'

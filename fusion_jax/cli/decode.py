@@ -82,9 +82,8 @@ _OPTIONS = (
 )
 
 # Flags that are the fields of CheckpointSelection.
-
-# Flags that are the fields of ViewFlags.
 _SELECTION = 'step', 'average', 'average_of', 'parameters'
+# Flags that are the fields of ViewFlags.
 _VIEWS = (
   'attention_output',
   'attention_layers',

@@ -131,34 +131,34 @@ def check_lines(
 
 
 def _parsed(text: str, where: str, needed: Sequence[str]) -> Line:
-  found = parse_json(text, where)
-  if not isinstance(found, dict):
+  values = parse_json(text, where)
+  if not isinstance(values, dict):
     raise InputError(f"{where}: must be an object like {{'source': 'text'}}")
   for field in needed:
-    if field not in found:
+    if field not in values:
       raise InputError(f'{where}: the object has no {field!r}')
-  own = {field: found.pop(field) for field in _FIELDS if field in found}
+  own = {field: values.pop(field) for field in _FIELDS if field in values}
   for field, value in own.items():
     if not isinstance(value, str):
       raise InputError(f'{where}: {field!r} must be text, got {value!r}')
-  return Line(**own, others=found)
+  return Line(**own, others=values)
 
 
 def translation_json(
   index: int, line: Line, translations: Sequence[Translation], to: Tokenizer
 ) -> str:
   """Format everything known about the translations of a line as JSON."""
-  found = [
+  entries = [
     {
-      'text': each.text,
-      'score': each.score,
-      'log_probability': each.log_probability,
-      'tokens': to.pieces(i for pair in each.pairs for i in pair.target),
-      'token_log_probabilities': list(each.token_log_probabilities),
+      'text': translation.text,
+      'score': translation.score,
+      'log_probability': translation.log_probability,
+      'tokens': to.pieces(i for pair in translation.pairs for i in pair.target),
+      'token_log_probabilities': list(translation.token_log_probabilities),
     }
-    for each in translations
+    for translation in translations
   ]
-  return _dumped(index, line, {'source': line.source, 'translations': found})
+  return _dumped(index, line, {'source': line.source, 'translations': entries})
 
 
 def translation_text(
@@ -168,10 +168,10 @@ def translation_text(
   if not n_best:
     yield translations[0].text
     return
-  for each in translations:
-    columns = [str(index), each.text, f'{each.score:.6f}']
+  for translation in translations:
+    columns = [str(index), translation.text, f'{translation.score:.6f}']
     if per_token:
-      columns.append(_numbers(each.token_log_probabilities))
+      columns.append(_numbers(translation.token_log_probabilities))
     yield ' ||| '.join(columns)
 
 
@@ -204,8 +204,8 @@ def _numbers(values: Iterable[float]) -> str:
   return ' '.join(f'{value:.6f}' for value in values)
 
 
-def _dumped(index: int, line: Line, found: Mapping[str, Any]) -> str:
-  whole = {**line.others, 'index': index, **found}
+def _dumped(index: int, line: Line, fields: Mapping[str, Any]) -> str:
+  whole = {**line.others, 'index': index, **fields}
   return json.dumps(whole, ensure_ascii=False)
 
 
@@ -252,11 +252,11 @@ def word_links(
 
 def link_line(parts: Iterable[tuple[Links, int, int]]) -> str:
   """Format the links of a sentence translated in parts as one line."""
-  found, before = [], (0, 0)
+  numbered, before = [], (0, 0)
   for links, source, target in parts:
-    found += [f'{before[0] + i}-{before[1] + j}' for i, j in links]
+    numbered += [f'{before[0] + i}-{before[1] + j}' for i, j in links]
     before = before[0] + source, before[1] + target
-  return ' '.join(found)
+  return ' '.join(numbered)
 
 
 Unit = Literal['piece', 'word']
@@ -307,7 +307,9 @@ def alignment_file(
     if unit == 'piece':
       return links, len(ids[0]), len(ids[1])
     texts = [(tokenizer.surfaces(own), tokenizer) for tokenizer, own in sides]
-    ours, theirs = (word_numbers(own, each.space_last) for own, each in texts)
+    ours, theirs = (
+      word_numbers(own, tokenizer.space_last) for own, tokenizer in texts
+    )
     source_words, target_words = (len(''.join(x).split()) for x, _ in texts)
     return word_links(links, ours, theirs), source_words, target_words
 

@@ -214,15 +214,15 @@ def score_files(request: DecodeRequest) -> None:
     ):
       numbered = enumerate(lines, start=1)
       shown = show(
-        numbered, lambda each: encoder.line(each[0], *_pair(each[1]))
+        numbered, lambda entry: encoder.line(entry[0], *_pair(entry[1]))
       )
       read, scored = itertools.tee(shown)
-      found = scorer.score(_pair(line) for _, line in scored)
-      for (number, line), each in zip(read, found, strict=True):
+      scores = scorer.score(_pair(line) for _, line in scored)
+      for (number, line), result in zip(read, scores, strict=True):
         if request.output_format == 'json':
-          write(score_json(number - 1, line, each))
+          write(score_json(number - 1, line, result))
         else:
-          write(score_text(each, request.per_token))
+          write(score_text(result, request.per_token))
   progress.finish()
 
 
@@ -242,14 +242,16 @@ def certify_file(request: DecodeRequest) -> None:
     logger.info(
       '%s, step %d: %d lines', request.workdir, trained.step, len(lines)
     )
-    found = certify(trained, options, lines, _n_best(request, options))
+    certificate = certify(trained, options, lines, _n_best(request, options))
     if file:
       about = _about(request, trained, options)
-      report = as_json(found, **about, lines=[number for number, _ in lines])
+      report = as_json(
+        certificate, **about, lines=[number for number, _ in lines]
+      )
       file.write(report.encode('utf-8') + b'\n')
-  for line in table(found):
+  for line in table(certificate):
     print(line, flush=True)
-  if reason := failure(found):
+  if reason := failure(certificate):
     raise CheckFailed(reason)
 
 
@@ -325,5 +327,7 @@ def _score(
 ) -> float:
   texts = zip(sources, translations, references, strict=True)
   rows = [{'src': s, 'mt': t, 'ref': r} for s, t, r in texts]
-  found = model.predict(rows, batch_size=_BATCH, gpus=0, progress_bar=False)
-  return float(found.system_score)
+  prediction = model.predict(
+    rows, batch_size=_BATCH, gpus=0, progress_bar=False
+  )
+  return float(prediction.system_score)

@@ -240,7 +240,9 @@ class DataConfig:
   def _check_directions(self) -> None:
     every = self.all_directions
     for side in ('source', 'target'):
-      languages = [getattr(each, f'{side}_language') for each in every]
+      languages = [
+        getattr(direction, f'{side}_language') for direction in every
+      ]
       check_tag(f'data.{side}_tag', getattr(self, f'{side}_tag'), languages)
     if not self.directions:
       return
@@ -277,9 +279,14 @@ class DataConfig:
     validate or to test.
     """
     own: dict[str, Any] = {'valid': (), 'test': ()} if self.directions else {}
-    for each in self.directions:
-      if (each.source_language, each.target_language) == (source, target):
-        own = {name: getattr(each, name) for name in ('train', 'valid', 'test')}
+    for direction in self.directions:
+      if (direction.source_language, direction.target_language) == (
+        source,
+        target,
+      ):
+        own = {
+          name: getattr(direction, name) for name in ('train', 'valid', 'test')
+        }
     return dataclasses.replace(
       self,
       source_language=source,
@@ -291,13 +298,13 @@ class DataConfig:
   def tags(self, source: str, target: str) -> tuple[str, ...]:
     """What stands before a source line of one language for the other."""
     pairs = (self.source_tag, source), (self.target_tag, target)
-    return tuple(tag_of(*each) for each in pairs if each[0])
+    return tuple(tag_of(*pair) for pair in pairs if pair[0])
 
   @property
   def all_tags(self) -> tuple[str, ...]:
     """Those of all directions, each once."""
     tags = (
-      self.tags(each.source_language, each.target_language)
-      for each in self.all_directions
+      self.tags(direction.source_language, direction.target_language)
+      for direction in self.all_directions
     )
     return tuple(dict.fromkeys(tag for own in tags for tag in own))

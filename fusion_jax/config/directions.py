@@ -63,18 +63,19 @@ def check_directions(directions: Sequence[Direction], target_tag: str) -> None:
   """Refuse directions that cannot be told apart."""
   names: set[str] = set()
   targets: dict[str, str] = {}
-  for each in directions:
+  for direction in directions:
     require(
-      each.name not in names,
+      direction.name not in names,
       _PATH,
-      f'{each.name} is there twice; join its corpora in one direction',
+      f'{direction.name} is there twice; join its corpora in one direction',
     )
-    names.add(each.name)
-    first = targets.setdefault(each.source_language, each.name)
+    names.add(direction.name)
+    first = targets.setdefault(direction.source_language, direction.name)
     require(
-      bool(target_tag) or first == each.name,
+      bool(target_tag) or first == direction.name,
       'data.target_tag',
-      f"must not be empty with {first} and {each.name}; '<2{{lang}}>' is usual",
+      f'must not be empty with {first} and {direction.name}; '
+      "'<2{lang}>' is usual",
     )
 
 
@@ -104,7 +105,7 @@ def tag_of(pattern: str, language: str) -> str:
 
 def both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
   """Return every pair of languages, each followed by its reverse."""
-  return [each for pair in pairs for each in (pair, pair[::-1])]
+  return [way for pair in pairs for way in (pair, pair[::-1])]
 
 
 def from_files(

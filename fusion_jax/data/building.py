@@ -76,7 +76,7 @@ class CorpusWriter:
         split.add(plain, ('', ''), lengths)
         continue
       longest = part.encoder.longest(texts, plain, (split.rows, 0))
-      capped = [min(each, self._config.max_length) for each in longest]
+      capped = [min(length, self._config.max_length) for length in longest]
       split.add(_NO_EXAMPLE, texts, capped)
     return counts.report()
 

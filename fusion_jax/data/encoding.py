@@ -58,7 +58,7 @@ class PairEncoder:
     ids = []
     for side in (SOURCE, TARGET):
       draws = (self._draw(texts[side], side, seed, k) for k in range(_DRAWS))
-      fitting = (each for each in draws if len(each) <= max_lengths[side])
+      fitting = (draw for draw in draws if len(draw) <= max_lengths[side])
       drawn = next(fitting, None) if self.alphas[side] else None
       ids.append(self._plain(texts[side], side) if drawn is None else drawn)
     return Example(*ids)

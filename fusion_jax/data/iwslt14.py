@@ -63,10 +63,12 @@ def _lines(
   """Return the pairs of these files that have text on each side."""
   pairs: list[tuple[str, ...]] = []
   for name in names:
-    sides = [list(read(_content(archive, name, each))) for each in _LANGUAGES]
+    sides = [
+      list(read(_content(archive, name, language))) for language in _LANGUAGES
+    ]
     if len(sides[0]) != len(sides[1]):
-      found = ' and '.join(str(len(side)) for side in sides)
-      raise InputError(f'{_ARCHIVE}: {name}: {found} lines')
+      counts = ' and '.join(str(len(side)) for side in sides)
+      raise InputError(f'{_ARCHIVE}: {name}: {counts} lines')
     pairs.extend(zip(*sides, strict=True))
   return [pair for pair in pairs if all(pair)]
 

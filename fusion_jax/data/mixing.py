@@ -94,7 +94,7 @@ class Mixture:
     if not self._plain:
       self._lay_out(lengths, sizes)
       self.lengths = np.concatenate(
-        [lengths[each.blocks].max(axis=1) for each in self._rounds]
+        [lengths[rounds.blocks].max(axis=1) for rounds in self._rounds]
       )
     # Several threads request an epoch batch by batch.
     self._cached = functools.lru_cache(maxsize=2)(self._chosen)
@@ -123,7 +123,9 @@ class Mixture:
       first += size
 
   def _chosen(self, epoch: int) -> Int32[np.ndarray, ' M']:
-    return np.concatenate([self._shown(each, epoch) for each in self._rounds])
+    return np.concatenate(
+      [self._shown(rounds, epoch) for rounds in self._rounds]
+    )
 
   def _shown(self, rounds: _Rounds, epoch: int) -> Int32[np.ndarray, ' slots']:
     """Choose one example per block, in a new order after each full cycle."""
@@ -145,7 +147,9 @@ def training_mixture(
   seed: int,
 ) -> Mixture:
   """Build the mixture that a config asks for."""
-  weights = {each.name: float(each.weight) for each in data.all_directions}
+  weights = {
+    direction.name: float(direction.weight) for direction in data.all_directions
+  }
   sizes = list(directions.values())
   own = [weights[name] for name in directions]
   parts = shares(sizes, own, float(data.mixing_temperature))

@@ -135,11 +135,11 @@ class _Cells:
     """Count the examples by their lengths, for rows of that room."""
     codes = lengths[:, 0].astype(np.int64) * (room[1] + 1) + lengths[:, 1]
     counts = np.bincount(codes)
-    found = np.flatnonzero(counts)
-    cells = np.stack(np.divmod(found, room[1] + 1), axis=1)
+    used = np.flatnonzero(counts)
+    cells = np.stack(np.divmod(used, room[1] + 1), axis=1)
     order = np.argsort(-(cells / room).sum(axis=1), kind='stable')
     self._room = room
-    self._keep(cells[order], counts[found[order]])
+    self._keep(cells[order], counts[used[order]])
 
   def _keep(
     self, lengths: Int[np.ndarray, 'C 2'], left: Int[np.ndarray, ' C']

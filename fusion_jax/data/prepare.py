@@ -81,7 +81,7 @@ def _text_settings(data: DataConfig) -> dict[str, Any]:
   directions = [_direction_settings(data, d) for d in data.all_directions]
   if not data.directions:
     return directions[0]
-  weights = [each.weight for each in data.directions]
+  weights = [direction.weight for direction in data.directions]
   trained = not data.tokenizer.source_model
   return {
     'directions': directions,

@@ -202,7 +202,8 @@ def _tags(settings: dict[str, Any]) -> dict[str, list[str]]:
   """Return the tags before the source lines of each direction."""
   directions = settings.get('directions', [settings])
   return {
-    '-'.join(each['languages']): each.get('tags', []) for each in directions
+    '-'.join(direction['languages']): direction.get('tags', [])
+    for direction in directions
   }
 
 

@@ -42,12 +42,12 @@ class SubwordSampler:
       processor.is_byte,
     )
     self._ids = {
-      processor.id_to_piece(each): each
-      for each in ids
-      if not any(holds(each) for holds in special)
+      processor.id_to_piece(number): number
+      for number in ids
+      if not any(holds(number) for holds in special)
     }
     self._scores = {
-      piece: processor.get_score(each) for piece, each in self._ids.items()
+      piece: processor.get_score(number) for piece, number in self._ids.items()
     }
     self._longest = max(map(len, self._ids), default=1)
     # If no piece spans a space, the words of a line are independent.
@@ -144,12 +144,12 @@ class SubwordSampler:
     unknown = self._processor.unk_id()
     previous = -1
     for piece in pieces:
-      each = self._ids.get(piece, unknown)
-      if each == unknown and self._has_bytes:
+      number = self._ids.get(piece, unknown)
+      if number == unknown and self._has_bytes:
         yield from (self._byte_ids[byte] for byte in piece.encode())
-      elif each != unknown or previous != unknown:
-        yield each
-      previous = each
+      elif number != unknown or previous != unknown:
+        yield number
+      previous = number
 
 
 class _Arcs(NamedTuple):

@@ -165,8 +165,8 @@ class Tokenizer:
 
   def id_of(self, piece: str) -> int | None:
     """Return the id of a piece, or None if there is no such piece."""
-    found = self._processor.piece_to_id(piece)
-    return found if self._processor.id_to_piece(found) == piece else None
+    number = self._processor.piece_to_id(piece)
+    return number if self._processor.id_to_piece(number) == piece else None
 
   def pieces(self, ids: Iterable[int] | None = None) -> list[str]:
     """Return the subwords of ids, or all of them; '▁' stands for a space."""
@@ -179,11 +179,11 @@ class Tokenizer:
     What is unknown has no spaces around it, because it may be within a word.
     """
     decoded = self._processor.decode(list(ids), out_type='serialized_proto')
-    found = sentencepiece_pb2.SentencePieceText.FromString(decoded or b'')
+    text_proto = sentencepiece_pb2.SentencePieceText.FromString(decoded or b'')
     unknown = self.vocabulary.unknown
     return [
-      each.surface.strip() if each.id == unknown else each.surface
-      for each in found.pieces
+      piece.surface.strip() if piece.id == unknown else piece.surface
+      for piece in text_proto.pieces
     ]
 
   @property
@@ -198,10 +198,10 @@ class Tokenizer:
     character begin where the character does. Tags have no place: None.
     """
     encoded = self._processor.encode(text, out_type='serialized_proto')
-    found = sentencepiece_pb2.SentencePieceText.FromString(encoded)
+    text_proto = sentencepiece_pb2.SentencePieceText.FromString(encoded)
     # SentencePiece counts the bytes of UTF-8.
     raw = text.encode()
-    places = [len(raw[: each.begin].decode()) for each in found.pieces]
+    places = [len(raw[: piece.begin].decode()) for piece in text_proto.pieces]
     return [*(None for _ in self.tags), *places] if places else []
 
   def changes(self, text: str) -> bool:
@@ -251,7 +251,7 @@ class Tokenizer:
 
   def decode(self, ids: Iterable[int] | np.ndarray) -> str:
     """Return the text of ids without start, end, padding and tags."""
-    ids = [int(each) for each in ids]
+    ids = [int(number) for number in ids]
     return self._processor.decode(ids) if ids else ''
 
 

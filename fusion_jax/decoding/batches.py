@@ -94,11 +94,11 @@ def plan_batches(
   """Put sentences into batches, longest first."""
   rows_of = {
     source: list(group)
-    for source, group in itertools.groupby(shapes, lambda each: each.source)
+    for source, group in itertools.groupby(shapes, lambda shape: shape.source)
   }
   order = np.argsort(-np.asarray(lengths, np.int64), kind='stable').tolist()
   while order:
-    source = min(each for each in rows_of if each >= lengths[order[0]])
+    source = min(length for length in rows_of if length >= lengths[order[0]])
     sentences = order[: rows_of[source][-1].rows]
     order = order[len(sentences) :]
     yield PlannedBatch(
@@ -114,7 +114,7 @@ def shard_batches(
   A program on the devices of several processes must be started by all of them,
   so each process gets the same shapes in the same order.
   """
-  for shape, group in itertools.groupby(batches, lambda each: each.shape):
+  for shape, group in itertools.groupby(batches, lambda batch: batch.shape):
     same = list(group)
     for first in range(0, len(same), processes):
       own = same[first : first + processes][process : process + 1]

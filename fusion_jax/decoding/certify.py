@@ -146,8 +146,8 @@ def translated(
   order = _order(scenario.order, len(lines))
   # A line's draws are the same wherever it stands.
   numbers += _numbers([translator.count_pieces(line) for line in lines], order)
-  found = translator.translate_n_best(lines[place] for place in order)
-  answers = dict(zip(order, found, strict=True))
+  translations = translator.translate_n_best(lines[place] for place in order)
+  answers = dict(zip(order, translations, strict=True))
   return [answers[place] for place in range(len(lines))]
 
 
@@ -258,14 +258,18 @@ class Comparison:
   @property
   def different(self) -> list[int]:
     """Lines with a difference that is no tie."""
-    found = {each.line for each in self.differences if each.kind != 'tie'}
-    return sorted(found)
+    lines = {
+      difference.line
+      for difference in self.differences
+      if difference.kind != 'tie'
+    }
+    return sorted(lines)
 
   @property
   def ties(self) -> list[int]:
     """Lines whose differences are all ties."""
-    found = {each.line for each in self.differences}
-    return sorted(found - set(self.different))
+    lines = {difference.line for difference in self.differences}
+    return sorted(lines - set(self.different))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,7 +303,7 @@ class Certificate:
   @property
   def holds(self) -> bool:
     """Whether only ties and rounding were found, on at least one subword."""
-    same = not any(each.different for each in self.comparisons)
+    same = not any(comparison.different for comparison in self.comparisons)
     return same and self.steps_agree and self.steps.subwords > 0
 
   @property
@@ -333,13 +337,17 @@ def certify(
     logger.info('%s (%d of %d)', scenario.name, count, len(scenarios))
     theirs = translated(run, options, n_best, scenario, texts)
     keep = min(n_best, scenario.n_best or n_best)
-    mine, other = ([each[:keep] for each in found] for found in (ours, theirs))
+    mine, other = (
+      [ranked[:keep] for ranked in answers] for answers in (ours, theirs)
+    )
     comparisons.append(
       compare(scenario, numbers, mine, other, forcing.score, tolerance)
     )
-  tokens = iter(forcing.tokens([each for found in ours for each in found]))
+  tokens = iter(forcing.tokens([one for ranked in ours for one in ranked]))
   steps = compare_steps(
-    numbers, ours, [list(itertools.islice(tokens, len(each))) for each in ours]
+    numbers,
+    ours,
+    [list(itertools.islice(tokens, len(ranked))) for ranked in ours],
   )
   return Certificate(tolerance, n_best, tuple(comparisons), steps)
 
@@ -365,8 +373,8 @@ def compare(
   differences = [_rescored(*place, tolerance) for place in same]
   differences += _apart(other, score, tolerance)
   changes = [abs(mine.score - their.score) for _, _, mine, their in same]
-  apart = [each for each in differences if each is not None]
-  apart.sort(key=lambda each: (each.line, each.rank))
+  apart = [difference for difference in differences if difference is not None]
+  apart.sort(key=lambda difference: (difference.line, difference.rank))
   largest = float(np.max([0.0, *changes]))
   return Comparison(scenario, len(numbers), tuple(apart), largest)
 
@@ -423,16 +431,21 @@ class TeacherForcing:
 
   def _scored(self, translations: Sequence[Translation]) -> list[list[Scored]]:
     """Score the pieces of each translation."""
-    pairs = [(pair,) for each in translations for pair in each.pairs]
+    pairs = [
+      (pair,) for translation in translations for pair in translation.pairs
+    ]
     scored = iter(list(self._scorer.score_ids(pairs)))
     return [
-      list(itertools.islice(scored, len(each.pairs))) for each in translations
+      list(itertools.islice(scored, len(translation.pairs)))
+      for translation in translations
     ]
 
 
 def _source_tokens(answers: Answers) -> int:
   best = (translations[0] for translations in answers)
-  return sum(len(pair.source) for each in best for pair in each.pairs)
+  return sum(
+    len(pair.source) for translation in best for pair in translation.pairs
+  )
 
 
 def _rescored(
@@ -456,10 +469,10 @@ def _apart(
 ) -> list[Difference]:
   """Return the differences of translations, which are all scored at once."""
   both = [
-    each
+    translation
     for _, _, ours, theirs in places
     if ours is not None and theirs is not None
-    for each in (ours, theirs)
+    for translation in (ours, theirs)
   ]
   scores = iter(score(both))
   differences = []
@@ -477,7 +490,7 @@ def _apart(
 
 def table(certificate: Certificate) -> Iterator[str]:
   """Yield the lines of the printed report."""
-  names = [each.scenario.name for each in certificate.comparisons]
+  names = [comparison.scenario.name for comparison in certificate.comparisons]
   width = max(map(len, ('scenario', *names)))
   numbers = 'sentences  different  ties  largest score difference'
   yield f'{"scenario":<{width}}  {numbers}'
@@ -521,7 +534,9 @@ def as_json(certificate: Certificate, **about: Any) -> str:
     'tie': f'gap <= {tolerance.relative:.1e} * max(1, |score|)',
     'tolerance': tolerance.relative,
     'n_best': certificate.n_best,
-    'scenarios': [_scenario(each) for each in certificate.comparisons],
+    'scenarios': [
+      _scenario(comparison) for comparison in certificate.comparisons
+    ],
     'cached_against_forced': {
       'subwords': steps.subwords,
       'largest': _number(steps.largest),
@@ -555,22 +570,23 @@ def _steps(certificate: Certificate) -> str:
 
 
 def _listed(certificate: Certificate) -> Iterator[str]:
-  found = [
-    (each.kind == 'tie', comparison.scenario.name, each)
+  entries = [
+    (difference.kind == 'tie', comparison.scenario.name, difference)
     for comparison in certificate.comparisons
-    for each in comparison.differences
+    for difference in comparison.differences
   ]
-  found.sort(key=lambda entry: entry[0])
-  for _, name, each in found[:_SHOWN]:
-    gap = 'no gap' if each.gap is None else f'gap {each.gap:.2e}'
+  entries.sort(key=lambda entry: entry[0])
+  for _, name, difference in entries[:_SHOWN]:
+    gap = 'no gap' if difference.gap is None else f'gap {difference.gap:.2e}'
     yield (
-      f'line {each.line}, {name}, translation {each.rank}: {each.kind}, '
-      f'{gap}, tie up to {each.bound:.1e}'
+      f'line {difference.line}, {name}, translation {difference.rank}: '
+      f'{difference.kind}, {gap}, tie up to {difference.bound:.1e}'
     )
-    yield f'  default: {_shown(each.ours)}'
-    yield f'  {name}: {_shown(each.theirs)}'
-  if len(found) > _SHOWN:
-    yield f'{len(found) - _SHOWN} more differences: --output=FILE has them all'
+    yield f'  default: {_shown(difference.ours)}'
+    yield f'  {name}: {_shown(difference.theirs)}'
+  if len(entries) > _SHOWN:
+    left = len(entries) - _SHOWN
+    yield f'{left} more differences: --output=FILE has them all'
 
 
 def _shown(translation: Translation | None) -> str:
@@ -595,7 +611,9 @@ def _scenario(comparison: Comparison) -> dict[str, Any]:
     'different': len(comparison.different),
     'ties': len(comparison.ties),
     'largest_score_difference': _number(comparison.largest),
-    'differences': [_difference(each) for each in comparison.differences],
+    'differences': [
+      _difference(difference) for difference in comparison.differences
+    ],
   }
 
 

@@ -116,10 +116,10 @@ def search_batch(
       patience=settings.patience,
       compact_batch=step.compact_batch if settings.compacts else None,
     )
-  found = decode(
+  result = decode(
     samples=settings.beam, numbers=rows.numbers, sampling=settings.sampling
   )
-  return jax.tree.map(lambda leaf: leaf[:, : settings.keep], found)
+  return jax.tree.map(lambda leaf: leaf[:, : settings.keep], result)
 
 
 def search_settings(
@@ -157,11 +157,11 @@ def _forbidden(
   vocabulary = tokenizer.vocabulary
   ids = {vocabulary.unknown} if options.forbid_unknown else set()
   for piece in options.forbidden:
-    found = tokenizer.id_of(piece)
-    if found is None or found == vocabulary.end:
+    token = tokenizer.id_of(piece)
+    if token is None or token == vocabulary.end:
       raise InputError(
         f'config.decoding.forbidden: {piece!r} is no piece of the target '
         'vocabulary that can be forbidden'
       )
-    ids.add(found)
+    ids.add(token)
   return tuple(sorted(ids))

@@ -121,7 +121,7 @@ def in_direction(
   """
   data = run.config.data
   source, target = choose_direction(data, name, source, target)
-  pieces = {each: run.target_tokenizer.id_of(each) for each in data.all_tags}
+  pieces = {tag: run.target_tokenizer.id_of(tag) for tag in data.all_tags}
   tags = tuple(piece for piece, number in pieces.items() if number is not None)
   decoding = dataclasses.replace(
     run.config.decoding, forbidden=run.config.decoding.forbidden + tags
@@ -153,7 +153,10 @@ def choose_direction(
   says so.
   """
   every = data.all_directions
-  known = [(each.source_language, each.target_language) for each in every]
+  known = [
+    (direction.source_language, direction.target_language)
+    for direction in every
+  ]
   asked = ' '.join(
     f'--{side}_language={language}'
     for side, language in (('source', source), ('target', target))
@@ -162,7 +165,7 @@ def choose_direction(
   fitting = [p for p in known if source in ('', p[0]) and target in ('', p[1])]
   if len(fitting) == 1:
     return fitting[0]
-  listed = ', '.join(each.name for each in every)
+  listed = ', '.join(direction.name for direction in every)
   if fitting:
     raise InputError(
       f'{name} translates in several directions: {listed}; give '

@@ -131,8 +131,8 @@ class ModelStep:
     if len(self.models) == 1:
       return logits[0], caches
     log_p = [
-      each if model.gives_log_probabilities else jax.nn.log_softmax(each)
-      for each, model in zip(logits, self.models, strict=True)
+      scores if model.gives_log_probabilities else jax.nn.log_softmax(scores)
+      for scores, model in zip(logits, self.models, strict=True)
     ]
     return self.mixture.log_probabilities(log_p), caches
 
@@ -167,15 +167,15 @@ class ModelStep:
     caches: tuple[ModelCache, ...],
   ) -> Float32[Array, 'B K']:
     """Compute the coverage penalty, averaged with the weights of the models."""
-    each = []
+    terms = []
     for weight, cache, source in zip(
       self.mixture.weights, caches, self.sources, strict=True
     ):
       assert cache.attention is not None
       attended = attended_sources(cache.attention, rows, position)
       penalty = coverage_penalty(attended, source.tokens[:, None])
-      each.append(weight * penalty)
-    return self.coverage * functools.reduce(jnp.add, each)
+      terms.append(weight * penalty)
+    return self.coverage * functools.reduce(jnp.add, terms)
 
   def compact_batch(
     self, sentences: Int32[Array, ' M'], caches: tuple[ModelCache, ...]

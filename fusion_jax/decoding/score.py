@@ -108,10 +108,10 @@ class Scorer:
     self._ensemble = ensemble = alone(run)
     self._on_progress = on_progress or (lambda pairs: None)
     self._options = dataclasses.replace(options, beam_size=1)
-    self._encoders = [PairReader(each, options) for each in ensemble.runs]
+    self._encoders = [PairReader(run, options) for run in ensemble.runs]
     self._mesh = data_mesh()
     self._parameters = put_whole(
-      tuple(each.parameters for each in ensemble.runs), self._mesh
+      tuple(run.parameters for run in ensemble.runs), self._mesh
     )
     self._divisors = LengthPenalty(
       options.length_penalty, options.alpha
@@ -144,13 +144,13 @@ class Scorer:
 
   def score_ids(self, pairs: Iterable[Pairs]) -> Iterator[Scored]:
     """Score every pair of ids, in order."""
-    slots = ((each, _length(each)) for each in pairs)
+    slots = ((pair, _length(pair)) for pair in pairs)
     window_slots = self._options.batch_tokens * jax.process_count()
     for window in windows(slots, window_slots):
       yield from self._score_window(window)
 
   def _score_window(self, window: list[Pairs]) -> list[Scored]:
-    pairs = [each for each in window if not each[0].is_blank]
+    pairs = [pair for pair in window if not pair[0].is_blank]
     scored: dict[int, Scored] = {}
     batches = own_batches(list(map(_length, pairs)), self.shapes)
     for batch, found in one_ahead(
@@ -167,7 +167,7 @@ class Scorer:
     scored = merged(scored, Scored)
     self._on_progress(len(window) - own)
     left = (scored[place] for place in range(len(pairs)))
-    return [_NOTHING if each[0].is_blank else next(left) for each in window]
+    return [_NOTHING if pair[0].is_blank else next(left) for pair in window]
 
   def _scored(self, tokens: np.ndarray, coverage_score: float) -> Scored:
     divisor = float(self._divisors[len(tokens)])
@@ -248,10 +248,10 @@ def teacher_forced_scores(
   target = jnp.asarray(rows.target)
   combines = [model.config.decoder.combine for model in models]
   if len(models) == 1:
-    found = token_log_probabilities(outputs[0], target, combines[0])
+    log_probs = token_log_probabilities(outputs[0], target, combines[0])
   else:
-    found = ensemble_log_probabilities(outputs, target, combines, mixture)
-  return found, coverage_score
+    log_probs = ensemble_log_probabilities(outputs, target, combines, mixture)
+  return log_probs, coverage_score
 
 
 def token_log_probabilities(
@@ -261,10 +261,10 @@ def token_log_probabilities(
   log_p = functools.partial(_log_softmax, output=output.output)
   if output.log_weights is None:
     return _chosen(log_p, output.features, targets)
-  each = jax.lax.map(
+  by_group = jax.lax.map(
     lambda group: _chosen(log_p, group, targets), output.features
   )
-  return token_mixture(each, output.log_weights, combine)
+  return token_mixture(by_group, output.log_weights, combine)
 
 
 def ensemble_log_probabilities(

@@ -139,7 +139,9 @@ class PairReader:
   def encode(self, name: str, source: str, target: str) -> PairIds:
     """Return the ids of a pair."""
     texts = zip((source, target), self._tokenizers, strict=True)
-    pair = PairIds(*(line_ids(text, each, name) for text, each in texts))
+    pair = PairIds(
+      *(line_ids(text, tokenizer, name) for text, tokenizer in texts)
+    )
     for side, ids in zip(('source', 'translation'), pair, strict=True):
       if len(ids) > self.longest:
         raise InputError(

@@ -131,7 +131,7 @@ class Translator:
       None if devices is None else jax.local_devices()[:devices]
     )
     self._parameters = put_whole(
-      tuple(each.parameters for each in ensemble.runs), self._mesh
+      tuple(run.parameters for run in ensemble.runs), self._mesh
     )
     self._search = dataclasses.replace(
       search_settings(options, ensemble, n_best), compacts=True
@@ -209,7 +209,7 @@ class Translator:
 
     Several processes translate a share each, and all get the whole result.
     """
-    found: dict[int, list[Translation]] = {}
+    translations: dict[int, list[Translation]] = {}
     lengths = [sentence.length for sentence in sources]
     # Taken over all sources, so that every process starts the same program.
     prefixed = any(sentence.prefix for sentence in sources)
@@ -219,10 +219,10 @@ class Translator:
     ):
       read = [sources[sentence].sources[0] for sentence in batch.sentences]
       texts = self._texts(hypotheses, read)
-      found.update(zip(batch.sentences, texts, strict=True))
+      translations.update(zip(batch.sentences, texts, strict=True))
       on_batch(batch.sentences)
-    found = merged(found, list[Translation])
-    return [found[number] for number in range(len(sources))]
+    translations = merged(translations, list[Translation])
+    return [translations[number] for number in range(len(sources))]
 
   def _start(
     self,
@@ -239,7 +239,9 @@ class Translator:
       for run in range(len(self._ensemble.runs))
     )
     limits = [self._limit(sentence) for sentence in chosen]
-    numbers = (self._number_of(first + each) for each in batch.sentences)
+    numbers = (
+      self._number_of(first + sentence) for sentence in batch.sentences
+    )
     rows = SearchRows(
       tuple(Source(*self._padded(ids, shape)) for ids in read),
       pad_values(limits, shape.rows, 1),

@@ -432,10 +432,12 @@ class Decoder(_Stack):
   ) -> tuple[Cache, ...] | KeyValue:
     features, embedding = encoded.features, encoded.layers[0]
     tokens = mask[:, 0, 0]
-    each = features.ndim > embedding.ndim
+    one_per_layer = features.ndim > embedding.ndim
     if not self.config.scan_layers:
       own: tuple[Any, ...] = tuple(
-        layer.memory(features[index] if each else features, embedding, tokens)
+        layer.memory(
+          features[index] if one_per_layer else features, embedding, tokens
+        )
         for index, layer in enumerate(self.layer)
       )
       if not plugs.mixes_memory(self.config):
@@ -446,10 +448,12 @@ class Decoder(_Stack):
       )
 
     def body(layer, carry, own):
-      return carry, layer.memory(own if each else features, embedding, tokens)
+      return carry, layer.memory(
+        own if one_per_layer else features, embedding, tokens
+      )
 
     scan = _scanned(body, self.config.decoder_layers)
-    return scan(self.layers, (), features if each else None)[1]
+    return scan(self.layers, (), features if one_per_layer else None)[1]
 
   def __call__(
     self, x: Float[Array, 'B T D'], context: Context, memories: Memories

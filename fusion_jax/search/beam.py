@@ -338,18 +338,22 @@ def _extend(
   """
   batch, beam, vocabulary = logits.shape
   count = 2 * beam if beam > 1 else 1
-  each = min(count, vocabulary)
+  per_row = min(count, vocabulary)
   if allowed is not None:
     logits = jnp.where(allowed, logits, _NONE)
-  # [B, K, V] -> [B * K, each] -> [B, K * each]
-  largest, tokens = top_k(logits.reshape(batch * beam, vocabulary), each)
-  token_log_probs = largest.reshape(batch, beam, each) - normaliser[:, :, None]
-  scores = (alive[:, :, None] + token_log_probs).reshape(batch, beam * each)
+  # [B, K, V] -> [B * K, per_row] -> [B, K * per_row]
+  largest, tokens = top_k(logits.reshape(batch * beam, vocabulary), per_row)
+  token_log_probs = (
+    largest.reshape(batch, beam, per_row) - normaliser[:, :, None]
+  )
+  scores = (alive[:, :, None] + token_log_probs).reshape(batch, beam * per_row)
   scores, order = jax.lax.top_k(scores, count)
   return _Candidates(
-    parents=order // each,
-    tokens=select(tokens.reshape(batch, beam * each), order),
-    token_log_probs=select(token_log_probs.reshape(batch, beam * each), order),
+    parents=order // per_row,
+    tokens=select(tokens.reshape(batch, beam * per_row), order),
+    token_log_probs=select(
+      token_log_probs.reshape(batch, beam * per_row), order
+    ),
     log_probabilities=scores,
   )
 

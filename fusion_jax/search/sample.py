@@ -202,14 +202,14 @@ def _ranked(
   """Sort the samples, best first; each ends in its one end symbol."""
   lengths = jnp.argmax(final.tokens == end_id, axis=-1).astype(jnp.int32) + 1
   total = final.token_log_probs.sum(-1)
-  found = Hypotheses(
+  hypotheses = Hypotheses(
     final.tokens,
     lengths,
     total / divisors[lengths] + final.added,
     total,
     final.token_log_probs,
   )
-  return best_first(found, lengths.shape[1])
+  return best_first(hypotheses, lengths.shape[1])
 
 
 def _keys(seed: int, numbers: Int32[Array, ' B'], samples: int) -> Array:

@@ -38,8 +38,8 @@ def translate(lines):
         f'line {number}: {len(ids)} subwords with the end symbol, at most '
         f'{longest} can be translated; cut the line'
       )
-  found = translate_ids([ids for ids in sources if ids])
-  return [decode(next(found)) if ids else '' for ids in sources]
+  translations = translate_ids([ids for ids in sources if ids])
+  return [decode(next(translations)) if ids else '' for ids in sources]
 
 
 def translate_ids(sources):
@@ -56,9 +56,9 @@ def translate_ids(sources):
     chosen = order[: shapes[-1]['rows']]
     order = order[len(chosen) :]
     shape = next(s for s in shapes if s['rows'] >= len(chosen))
-    found = search(shape, [sources[k] for k in chosen], chosen)
+    result = search(shape, [sources[k] for k in chosen], chosen)
     for row, k in enumerate(chosen):
-      best[k] = found['tokens'][row, 0, : found['lengths'][row, 0]].tolist()
+      best[k] = result['tokens'][row, 0, : result['lengths'][row, 0]].tolist()
   yield from best
 
 

@@ -132,16 +132,16 @@ def read(request: Request) -> Imported:
 
 
 def _checkpoint(folder: Path) -> Path:
-  found = sorted(folder.glob('*.pt'))
+  checkpoints = sorted(folder.glob('*.pt'))
   best = folder / 'checkpoint_best.pt'
-  if best in found:
+  if best in checkpoints:
     return best
-  if len(found) != 1:
+  if len(checkpoints) != 1:
     raise InputError(
       f'--input={folder}: must have checkpoint_best.pt or one other .pt file, '
-      f'has {len(found)}'
+      f'has {len(checkpoints)}'
     )
-  return found[0]
+  return checkpoints[0]
 
 
 def _read_config(saved: Any, path: Path) -> FairseqConfig:
