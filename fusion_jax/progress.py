@@ -4,16 +4,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_LINES = 4.0
 _SECONDS_BETWEEN_BEATS = 10.0
-# Asking for the time costs as much as reading a line.
-_ITEMS_BETWEEN_LOOKS = 256
-_ItemT = TypeVar('_ItemT')
+_PartT = TypeVar('_PartT', bound=Sized)
 
 
 class Progress:
@@ -93,25 +91,21 @@ def tell_how_long(
 
 
 def with_progress(
-  items: Iterable[_ItemT], what: str, total: int, unit: str = 'pairs'
-) -> Iterator[_ItemT]:
-  """Pass items on and log how far they are.
+  parts: Iterable[_PartT], what: str, total: int, unit: str = 'pairs'
+) -> Iterator[_PartT]:
+  """Pass parts of a work on and log how far they are.
 
   Args:
-    items: Anything iterable.
+    parts: Each has the length of the work that it holds.
     what: Name of the work, 'encoding train' for example.
-    total: Number of items, for the time that is left.
-    unit: What the items are, in the plural.
+    total: Length of all of it, for the time that is left.
+    unit: What is counted, in the plural.
 
   Yields:
-    The items.
+    The parts.
   """
-  progress, unseen = Progress(total, unit, what), 0
-  for item in items:
-    yield item
-    unseen += 1
-    if unseen == _ITEMS_BETWEEN_LOOKS:
-      progress.add(unseen)
-      unseen = 0
-  progress.add(unseen)
+  progress = Progress(total, unit, what)
+  for part in parts:
+    yield part
+    progress.add(len(part))
   progress.finish()

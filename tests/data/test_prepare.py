@@ -25,10 +25,10 @@ from fusion_jax.config import (
   TokenizerConfig,
 )
 from fusion_jax.config.directions import Direction
-from fusion_jax.data import building, filtering, prepare
+from fusion_jax.data import building, filtering, prepare, text_files
 from fusion_jax.data import texts as texts_module
-from fusion_jax.data.filtering import PairFilter
 from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.data.texts import Text
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 
@@ -151,12 +151,55 @@ def test_the_folder_is_a_tfds_dataset(text):
 
 
 def test_many_shards_read_as_one(text, monkeypatch):
-  monkeypatch.setattr(building, '_CHUNK', 7)
+  monkeypatch.setattr(text_files, 'CHUNK_PAIRS', 7)
   monkeypatch.setattr(building, '_PAIRS_PER_SHARD', 40)
   corpus = prepare.prepare(data_in(text))
   assert len(list(corpus.directory.glob('*-train.array_record-*'))) == 8
   assert decoded(corpus, corpus.split('train')) == numbers(300)
   assert corpus.split('train').lengths.shape == (300, 2)
+
+
+def test_any_number_of_processes_writes_the_same_bytes(text, monkeypatch):
+  monkeypatch.setattr(text_files, 'CHUNK_PAIRS', 16)
+  extra = [numbers(1)[0], ('', 'eins'), *numbers(20, 200), *numbers(40, 320)]
+  write_split(text, 'train', numbers(300) + extra)
+  write_split(text, 'valid', [*numbers(40, 400), ('one', '')])
+  sampling = SamplingConfig(target_alpha=0.2)
+  limits = FilterConfig(max_length=20, drop_duplicates=True)
+  data = data_in(text, filter=limits, sampling=sampling)
+  written = []
+  for count in (1, 3):
+    monkeypatch.setattr(prepare, '_process_count', lambda _, n=count: n)
+    folder = str(text / str(count))
+    corpus = prepare.prepare(dataclasses.replace(data, prepared=folder))
+    files = sorted(corpus.directory.iterdir())
+    written.append({path.name: path.read_bytes() for path in files})
+  assert corpus.report['splits']['train']['dropped']['duplicate'] == 21
+  assert written[0] == written[1]
+
+
+def test_the_first_faulty_line_is_told(text, monkeypatch):
+  monkeypatch.setattr(text_files, 'CHUNK_PAIRS', 16)
+  model = prepare.prepare(data_in(text)).source_tokenizer.model
+  (text / 'given.model').write_bytes(model)
+  lines = (text / 'train.de').read_bytes().split(b'\n')
+  for number in (90, 200, 280):
+    lines[number - 1] = b'ei\xe4ns'
+  (text / 'train.de').write_bytes(b'\n'.join(lines))
+  monkeypatch.setattr(prepare, '_process_count', lambda _: 2)
+  config = TokenizerConfig(source_model='given.model')
+  message = r'train\.de, line 90: not UTF-8 \(.* at byte 3 of the line\)'
+  with pytest.raises(InputError, match=message):
+    prepare.prepare(data_in(text, tokenizer=config))
+
+
+def test_only_large_corpora_start_processes(text, monkeypatch):
+  monkeypatch.setattr(prepare, 'usable_cores', lambda: 5)
+  texts = [Text(data_in(text), data_in(text).all_directions[0])]
+  monkeypatch.setattr(prepare, '_PAIRS_FOR_PROCESSES', 331)
+  assert prepare._process_count(texts) == 1
+  monkeypatch.setattr(prepare, '_PAIRS_FOR_PROCESSES', 330)
+  assert prepare._process_count(texts) == 5
 
 
 def test_a_split_pickles(text):
@@ -201,17 +244,12 @@ def test_a_split_without_corpora_is_not_there(text):
 
 
 def test_the_filter_gives_the_first_reason():
-  config = FilterConfig(
-    max_length=20, max_length_ratio=2.0, drop_duplicates=True
-  )
-  pair_filter = PairFilter(config)
+  config = FilterConfig(max_length=20, max_length_ratio=2.0)
   cases = [
     (('', 'b'), (1, 2), filtering.EMPTY),
     (('a', ''), (2, 1), filtering.EMPTY),
     (('a', 'b'), (2, 21), filtering.TOO_LONG),
     (('a', 'b'), (20, 20), None),
-    (('a', 'b'), (20, 20), filtering.DUPLICATE),
-    (('a', 'c'), (20, 20), None),
     # No longer than ten: any ratio is let through.
     (('d', 'd'), (1, 10), None),
     (('e', 'e'), (5, 11), filtering.LENGTH_RATIO),
@@ -219,8 +257,21 @@ def test_the_filter_gives_the_first_reason():
     (('g', 'g'), (13, 6), filtering.LENGTH_RATIO),
   ]
   for texts, lengths, expected in cases:
-    assert pair_filter.reason(texts, lengths) == expected, texts
-  assert PairFilter(FilterConfig()).reason(('a', 'b'), (1, 128)) is None
+    assert filtering.reason(texts, lengths, config) == expected, texts
+  assert filtering.reason(('a', 'b'), (1, 128), FilterConfig()) is None
+
+
+def test_what_is_dropped_is_no_pair_to_repeat():
+  repetitions = filtering.Repetitions()
+  pairs = [('a', 'b'), ('a', 'c'), ('a', 'b'), ('ab', ''), ('a', 'c')]
+  reasons = [None, filtering.TOO_LONG, None, None, None]
+  repetitions.mark(reasons, list(map(filtering.key, pairs)))
+  assert reasons == [
+    None, filtering.TOO_LONG, filtering.DUPLICATE, None, None,
+  ]  # fmt: skip
+  later = [None]
+  repetitions.mark(later, [filtering.key(('a', 'c'))])
+  assert later == [filtering.DUPLICATE]
 
 
 def test_the_report_says_what_fell_out(text, caplog):
@@ -412,7 +463,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(text, monkeypatch):
   def no_space(*_):
     raise OSError(errno.ENOSPC, 'No space left on device')
 
-  monkeypatch.setattr(building._SplitWriter, '_flush', no_space)
+  monkeypatch.setattr(building._SplitWriter, 'add', no_space)
   with pytest.raises(InputError, match=r'cannot be written: No space'):
     prepare.prepare(data_in(text))
   assert prepared_is_empty(text)
@@ -487,7 +538,9 @@ def peak_memory(data, count, monkeypatch):
   """Peak of what Python allocates while `count` pairs stream by."""
   (pair,) = numbers(1, 777)
   monkeypatch.setattr(
-    texts_module, '_read_all', lambda names, _: itertools.repeat(pair, count)
+    texts_module,
+    '_read_all',
+    lambda *_: itertools.repeat([pair] * 100, count // 100),
   )
   monkeypatch.setattr(prepare.corpora, 'count_pairs', lambda *_: count)
   monkeypatch.setattr(prepare.corpora, 'fingerprint', lambda *_: str(count))
@@ -501,7 +554,6 @@ def peak_memory(data, count, monkeypatch):
 
 @pytest.mark.extended
 def test_memory_does_not_grow_with_the_corpus(text, monkeypatch):
-  monkeypatch.setattr(building, '_CHUNK', 256)
   model = prepare.prepare(data_in(text)).source_tokenizer.model
   (text / 'given.model').write_bytes(model)
   data = data_in(
