@@ -1,14 +1,18 @@
-r"""The input pipeline alone against the training step on the same batches.
+r"""Preparing a corpus, the input pipeline, the training step, each alone.
 
     python -m benchmarks.input_throughput --config=multi30k \
         --config.data.root=DIR [--config.data.batch.packing=true]
 
-Counts target tokens without padding. The step is timed on the first batches
-after a pass over them that compiles their shapes.
+Counts target tokens without padding. The corpus is prepared anew with the
+tokenizers that it has, on the cores that `taskset` allows. The step is timed on
+the first batches after a pass over them that compiles their shapes.
 """
 
 import argparse
+import dataclasses
+import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from benchmarks.common import (
   table,
   write_results,
 )
-from fusion_jax.config import ExperimentConfig
+from fusion_jax.config import DataConfig, ExperimentConfig
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.data.batching import Batch
 from fusion_jax.data.pipeline import (
@@ -33,7 +37,11 @@ from fusion_jax.data.pipeline import (
   training_shapes,
 )
 from fusion_jax.data.prepare import prepare
-from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.data.prepared import (
+  SOURCE_MODEL,
+  TARGET_MODEL,
+  PreparedCorpus,
+)
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.runs.loading import make_model
 from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
@@ -58,12 +66,15 @@ def main(argv: list[str]) -> None:
   print(batches.table())
   results = _results(config, corpus, batches, arguments)
   write_results(arguments.output, circumstances() | results)
-  rows = [(name, *cells(results[name])) for name in ('input', 'model')]
+  rows = [
+    (name, *cells(results[name])) for name in ('prepare', 'input', 'model')
+  ]
   print(table(('target tokens/s', 'median', 'min', 'max'), rows))
   print(
     f'{len(results["shapes"])} shapes, {results["real_share"]:.1%} of their '
     'slots hold real tokens; the input delivers '
-    f'{results["input_per_model"]:.0f} times what the model takes'
+    f'{results["input_per_model"]:.0f} times what the model takes; '
+    f'{results["prepared_pairs"]:,.0f} pairs are prepared in a second'
   )
 
 
@@ -103,6 +114,21 @@ def input_rate(batches: TrainingBatches, seconds: float) -> float:
   return tokens / passed
 
 
+def prepare_seconds(data: DataConfig, corpus: PreparedCorpus) -> float:
+  """Seconds to prepare the corpus again with the tokenizers it has."""
+  models = [
+    str(corpus.directory / name) for name in (SOURCE_MODEL, TARGET_MODEL)
+  ]
+  tokenizer = dataclasses.replace(
+    data.tokenizer, source_model=models[0], target_model=models[1], joint=False
+  )
+  with tempfile.TemporaryDirectory() as folder:
+    again = dataclasses.replace(data, tokenizer=tokenizer, prepared=folder)
+    begin = time.perf_counter()
+    prepare(again)
+    return time.perf_counter() - begin
+
+
 def model_rates(
   config: ExperimentConfig,
   corpus: PreparedCorpus,
@@ -135,6 +161,12 @@ def _results(
   batches: TrainingBatches,
   arguments: argparse.Namespace,
 ) -> dict[str, Any]:
+  seconds = [
+    prepare_seconds(config.data, corpus) for _ in range(arguments.rounds)
+  ]
+  splits = corpus.report['splits'].values()
+  pairs = sum(split['pairs'] for split in splits)
+  tokens = sum(split['subwords'][1] for split in splits)
   host = [
     input_rate(batches, arguments.seconds) for _ in range(arguments.rounds)
   ]
@@ -144,6 +176,8 @@ def _results(
     'shapes': [list(shape) for shape in batches.plan.shapes],
     'real_share': real_share(batches, corpus.split('train').lengths),
     'packing': config.data.batch.packing,
+    'prepare': spread([tokens / each for each in seconds]),
+    'prepared_pairs': pairs / statistics.median(seconds),
     'input': rates[0],
     'model': rates[1],
     'input_per_model': rates[0]['median'] / rates[1]['median'],
