@@ -2,8 +2,9 @@
 
 The processes are new interpreters that run this module. They import neither
 the user's script, which `multiprocessing` would run again where it has no
-guard, nor JAX, whose threads a fork would not survive. They end when the pipe
-from the process that started them does, and so with it, however it ends.
+guard, nor JAX, whose threads a fork would not survive. They end when the other
+end of their socket does, and so with the process that started them, however it
+ends.
 """
 
 import collections
@@ -14,6 +15,8 @@ import os
 import pickle
 import queue
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +27,8 @@ from fusion_jax.errors import InputError
 
 # Items for each process that are in work, or done and waiting for their turn.
 _ITEMS_AHEAD = 2
+# Before each message, its number of bytes.
+_SIZE = struct.Struct('<Q')
 
 _StateT = TypeVar('_StateT')
 _ItemT = TypeVar('_ItemT')
@@ -131,36 +136,38 @@ class Workers(Generic[_StateT]):
 
 
 class _Process:
-  """A process that runs `_serve`."""
+  """A process that runs `_serve`, at the other end of a socket."""
 
   def __init__(self):
+    self._socket, other = socket.socketpair()
     try:
       self._process = subprocess.Popen(
         [sys.executable, '-P', '-m', __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdin=other.fileno(),
+        stdout=subprocess.DEVNULL,
         env=os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)},
         # Ctrl-C is for the process that started this one.
         process_group=0,
       )
     except OSError as error:
+      self._socket.close()
       raise InputError(
         f'a process that encodes text cannot be started: {error.strerror}'
       ) from error
-    self._questions: Any = self._process.stdin
-    self._answers: Any = self._process.stdout
+    finally:
+      other.close()
 
   def send(self, value: Any) -> None:
     try:
-      _write(value, self._questions)
+      _send(value, self._socket)
     except OSError:
       self._tell_death()
 
   def answer(self, question: Any) -> Any:
     self.send(question)
     try:
-      answer = pickle.load(self._answers)
-    except (OSError, EOFError, pickle.UnpicklingError):
+      answer = _receive(self._socket)
+    except (OSError, EOFError):
       self._tell_death()
     if isinstance(answer, Exception):
       raise answer
@@ -179,34 +186,46 @@ class _Process:
     self._process.kill()
 
   def close(self) -> None:
-    # What a dead process did not read cannot be flushed.
-    with contextlib.suppress(OSError):
-      self._questions.close()
-    self._answers.close()
+    self._socket.close()
     self._process.wait()
 
 
-def _write(value: Any, file: Any) -> None:
-  pickle.dump(value, file, pickle.HIGHEST_PROTOCOL)
-  file.flush()
+def _send(value: Any, connection: socket.socket) -> None:
+  content = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+  connection.sendall(_SIZE.pack(len(content)))
+  connection.sendall(content)
 
 
-def _serve() -> NoReturn:
-  """Answer the questions on stdin until there are no more."""
-  questions, answers = sys.stdin.buffer, sys.stdout.buffer
-  # Nothing else may be written between the answers.
-  sys.stdout = sys.stderr
-  # The other process may end at any moment.
-  with contextlib.suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):
-    state = pickle.load(questions)
+def _receive(connection: socket.socket) -> Any:
+  (size,) = _SIZE.unpack(_read(connection, _SIZE.size))
+  return pickle.loads(_read(connection, size))
+
+
+def _read(connection: socket.socket, size: int) -> bytearray:
+  # In one call where no signal cuts it short: after each call a thread waits
+  # for the one that writes the records.
+  content = bytearray(size)
+  left = memoryview(content)
+  while left:
+    count = connection.recv_into(left, flags=socket.MSG_WAITALL)
+    if not count:
+      raise EOFError
+    left = left[count:]
+  return content
+
+
+def _serve() -> None:
+  """Answer the questions of the other process until it ends."""
+  # It may end at any moment.
+  with socket.socket(fileno=0) as other, contextlib.suppress(OSError, EOFError):
+    state = _receive(other)
     while True:
-      function, item = pickle.load(questions)
+      function, item = _receive(other)
       try:
         answer = function(state, item)
       except (InputError, MemoryError) as error:
         answer = error
-      _write(answer, answers)
-  os._exit(0)
+      _send(answer, other)
 
 
 if __name__ == '__main__':
