@@ -46,24 +46,25 @@ from benchmarks.common import (
   table,
   write_results,
 )
-from benchmarks.comparison.work import locked
-from benchmarks.decode_task import Task
-from benchmarks.fusion_jax_decode import FusionJaxDecode, random_run
-from benchmarks.fusion_jax_step import (
+from benchmarks.contestants import (
+  FusionJaxSearch,
   FusionJaxStep,
   experiment,
   packed_batches,
   random_batches,
+  random_run,
 )
 from benchmarks.kernels import device_events, kernels
 from benchmarks.schemes import schemes
-from benchmarks.serving import Worker, timed
-from benchmarks.sizes import SIZES, Size
+from benchmarks.serving import timed
+from benchmarks.side_by_side import Program, Worker
+from benchmarks.sizes import SIZES, Size, Task
 from fusion_jax.config.flags import load_config, parse_arguments
 from fusion_jax.config.presets import changed
 from fusion_jax.errors import CheckFailed, InputError, first_line
+from fusion_jax.runs.directory import locked
 from fusion_jax.startup import one_line_errors, start_logging
-from fusion_jax.tools.aot.chips import CHIPS
+from fusion_jax.tools.aot.topology import CHIPS
 from fusion_jax.tools.export.ctranslate2 import export
 
 # device_kind of JAX. PCIe and NVL cards are slower and not in the table.
@@ -108,15 +109,11 @@ class TimeIsOver(Exception):
 class Row(NamedTuple):
   """One figure of the plan.
 
-  Attributes:
-    name: its line in the table.
-    prepare: compiles what is measured, within some seconds.
-    compiles: seconds that this takes one core of an H100's host.
-    measures: seconds that it is then measured.
-    base: the row that its speed is a multiple of.
-    paper: this multiple as its paper printed it.
-    starts: whether another program is started.
-    missing: what it needs and is not there; '': nothing.
+  `prepare` compiles what is measured, within some seconds; `compiles` are the
+  seconds that this takes one core of an H100's host, `measures` those of the
+  measuring. The speed is a multiple of that of the row `base`, which the paper
+  printed as `paper`. `starts`: another program is started. `missing` is what
+  the row needs and is not there.
   """
 
   name: str
@@ -228,7 +225,7 @@ def _search(place: Place, task: Task, scheme: str = '') -> Row:
   changes = _changes(place, scheme)
 
   def prepare(_: float) -> Measure:
-    search = FusionJaxDecode(size, task, 'bfloat16', changes)
+    search = FusionJaxSearch(size, task, 'bfloat16', changes)
     facts = {'target_tokens': task.output_tokens}
     return lambda _: _measured(search, 1) | facts
 
@@ -236,7 +233,7 @@ def _search(place: Place, task: Task, scheme: str = '') -> Row:
 
 
 def _measured(
-  program: FusionJaxStep | FusionJaxDecode, updates: int = _UPDATES
+  program: FusionJaxStep | FusionJaxSearch, updates: int = _UPDATES
 ) -> dict[str, Any]:
   program.step()
   seconds = [timed(program.step) / updates for _ in range(_ROUNDS)]
@@ -261,8 +258,9 @@ def _profile(step: FusionJaxStep) -> dict[str, Any]:
 
 
 def _pytorch(place: Place, name: str, rows: int) -> Row:
-  own = PEERS_PYTHON.exists()
-  there = own or importlib.util.find_spec('torch') is not None
+  installed = importlib.util.find_spec('torch') is not None
+  there = PEERS_PYTHON.exists() or installed
+  python = str(PEERS_PYTHON) if PEERS_PYTHON.exists() else sys.executable
   size = place.size(name, rows)
   flags = {
     'size': 'tiny' if place.tiny else name,
@@ -275,10 +273,10 @@ def _pytorch(place: Place, name: str, rows: int) -> Row:
   row = Row(
     f'PyTorch {name} {rows}',
     _started(
-      str(PEERS_PYTHON) if own else sys.executable,
       'benchmarks.peers.pytorch_step',
       lambda: as_flags(flags) + ([] if place.tiny else ['--compile']),
       {'gflop': size.gflop, 'target_tokens': size.target_tokens},
+      python=python,
     ),
     compiles=45,
     base=f'{name} {rows} plain',
@@ -298,8 +296,7 @@ def _ctranslate2(place: Place, task: Task, model: Callable[[], Path]) -> Row:
   row = Row(
     f'CTranslate2 {task.name}',
     _started(
-      sys.executable,
-      'benchmarks.ctranslate2_decode',
+      'benchmarks.peers.ctranslate2_search',
       lambda: as_flags(flags | task._asdict() | {'model': model()}),
       {'target_tokens': task.output_tokens},
       updates=1,
@@ -326,22 +323,22 @@ def _exported(place: Place) -> Path:
 
 
 def _started(
-  python: str,
   module: str,
   flags: Callable[[], list[str]],
   facts: Mapping[str, Any],
   updates: int = _UPDATES,
+  python: str = sys.executable,
 ) -> Callable[[float], Measure]:
   """How to prepare a row of another program."""
 
   def prepare(seconds: float) -> Measure:
-    worker = Worker(python, module, flags(), seconds=seconds)
+    worker = Worker(Program(module, tuple(flags()), python), seconds)
 
     def measure(_: float) -> dict[str, Any]:
       answer = worker.ask(_ROUNDS)
       worker.close()
-      seconds = [each / updates for each in answer.pop('seconds')]
-      return {'seconds': spread(seconds)} | answer | facts
+      steps = [taken / updates for taken in answer.pop('seconds')]
+      return {'seconds': spread(steps)} | answer | facts
 
     return measure
 
@@ -376,8 +373,8 @@ def _multi30k(place: Place, seconds: float) -> dict[str, Any]:
     for language in ('en', 'de')
     for path in [place.data / f'test_2016_flickr.{language}.gz']
   )
-  found = sacrebleu.corpus_bleu(model.translate(source), [target])
-  return {'bleu': found.score}
+  bleu = sacrebleu.corpus_bleu(model.translate(source), [target])
+  return {'bleu': bleu.score}
 
 
 class Preparation:
@@ -432,12 +429,7 @@ def carry_out(
 ) -> None:
   """Add the figures of the rows that have none, and save after each.
 
-  Args:
-    rows: the plan.
-    results: has figures by the names of rows, failures among them.
-    left: gives the seconds that are left of the budget.
-    cores: threads that compile.
-    save: writes the results.
+  `left` gives the seconds that are left of the budget; `cores` threads compile.
   """
   todo = [row for row in rows if row.name not in results['figures']]
   # What failed before comes last.
@@ -475,16 +467,16 @@ def carry_out(
 def expected_minutes(rows: Iterable[Row], cores: int) -> tuple[float, float]:
   """Return the minutes of compilation and of measuring."""
   there = [row for row in rows if not row.missing]
-  own = sum(row.compiles for row in there if not row.starts) / cores
+  ours = sum(row.compiles for row in there if not row.starts) / cores
   others = sum(row.compiles for row in there if row.starts)
-  return max(own, others) / 60, sum(row.measures for row in there) / 60
+  return max(ours, others) / 60, sum(row.measures for row in there) / 60
 
 
 def describe() -> dict[str, Any]:
   """Return the kind of device, its memory, driver and peak."""
   device = jax.devices()[0]
   query = ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader']
-  found = {
+  facts = {
     'platform': device.platform,
     'kind': device.device_kind,
     'memory_mb': (device.memory_stats() or {}).get('bytes_limit', 0) / 2**20,
@@ -493,8 +485,8 @@ def describe() -> dict[str, Any]:
   }
   if device.platform == 'gpu':
     answer = subprocess.run(query, capture_output=True, text=True)
-    found['driver'] = answer.stdout.split()[0]
-  return found
+    facts['driver'] = answer.stdout.split()[0]
+  return facts
 
 
 def peak_tflops(kind: str) -> float | None:
@@ -596,9 +588,9 @@ def report(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
     f'{device["kind"]}, {device["runtime"]}, {results["size"]} sizes',
     table(header, lines),
     *(
-      f'multi30k: {own["bleu"]:.2f} BLEU'
-      for own in figures.values()
-      if 'bleu' in own
+      f'multi30k: {figure["bleu"]:.2f} BLEU'
+      for figure in figures.values()
+      if 'bleu' in figure
     ),
   ]
   profiled = [
@@ -635,21 +627,21 @@ def utilisation(
 
 
 def _line(row: Row, results: Mapping[str, Any]) -> tuple[str, ...]:
-  figures, own = results['figures'], results['figures'][row.name]
-  seconds = own['seconds']['median']
-  memory = own.get('planned_mb') or own.get('peak_device_mb')
-  share = 'gflop' in own and utilisation(own, results['device'])
+  figures, figure = results['figures'], results['figures'][row.name]
+  seconds = figure['seconds']['median']
+  memory = figure.get('planned_mb') or figure.get('peak_device_mb')
+  share = 'gflop' in figure and utilisation(figure, results['device'])
   base = figures.get(row.base)
   return (
     row.name,
-    f'{rate(own):,.0f}',
-    *cells(own['seconds'], '.2f', 1e3),
-    f'{own["gflop"] / seconds / 1e3:.2f}' if 'gflop' in own else '',
+    f'{rate(figure):,.0f}',
+    *cells(figure['seconds'], '.2f', 1e3),
+    f'{figure["gflop"] / seconds / 1e3:.2f}' if 'gflop' in figure else '',
     f'{share:.1%}' if share else '',
-    f'{own["gbytes"] / seconds:,.0f}' if 'gbytes' in own else '',
+    f'{figure["gbytes"] / seconds:,.0f}' if 'gbytes' in figure else '',
     f'{memory:,.0f}' if memory else '',
     f'{results["compile_seconds"][row.name]:.0f}',
-    f'{rate(own) / rate(base):.2f}' if base else '',
+    f'{rate(figure) / rate(base):.2f}' if base else '',
     f'{row.paper:.2f}' if row.paper else '',
   )
 
@@ -657,13 +649,13 @@ def _line(row: Row, results: Mapping[str, Any]) -> tuple[str, ...]:
 def _profile_table(name: str, profile: Mapping[str, Any]) -> str:
   lines = [
     (
-      own['name'][:60],
-      own['part'],
-      f'{own["calls"]:.0f}',
-      f'{own["microseconds"]:.0f}',
-      f'{own["share"]:.1%}',
+      kernel['name'][:60],
+      kernel['part'],
+      f'{kernel["calls"]:.0f}',
+      f'{kernel["microseconds"]:.0f}',
+      f'{kernel["share"]:.1%}',
     )
-    for own in profile['kernels']
+    for kernel in profile['kernels']
   ]
   header = (f'{name}, a step', 'part', 'calls', 'µs', 'share')
   return (

@@ -1,18 +1,27 @@
-"""What the benchmarks share: flags, results, tables."""
+"""What the benchmarks share: flags, results, tables, starting train.py."""
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
+import signal
 import statistics
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.serving import ROOT
+from fusion_jax import tables
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.flags import load_config
+from fusion_jax.config.serialization import flatten
+from fusion_jax.files import write_whole
+from fusion_jax.runs.directory import read_metrics
 
 RESULTS = ROOT / 'benchmarks' / 'results'
 PEERS_PYTHON = ROOT / '.venv-peers' / 'bin' / 'python'
@@ -51,9 +60,7 @@ def circumstances() -> dict[str, Any]:
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
   """Writes a JSON file; it is whole or not there."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-  temporary.write_text(json.dumps(results, indent=1) + '\n')
-  temporary.replace(path)
+  write_whole(path, f'{json.dumps(results, indent=1)}\n'.encode())
 
 
 def resume(path: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any]:
@@ -80,31 +87,87 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def cells(
-  found: Mapping[str, float], form: str = ',.0f', scale: float = 1
+  values: Mapping[str, float], form: str = ',.0f', scale: float = 1
 ) -> tuple[str, ...]:
   """Those of `spread` for a table."""
   return tuple(
-    format(scale * found[key], form) for key in ('median', 'min', 'max')
+    format(scale * values[key], form) for key in ('median', 'min', 'max')
   )
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """Left-aligned first column, right-aligned others."""
-  lines = [list(map(str, row)) for row in (header, *rows)]
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  return '\n'.join(
-    '  '.join(
-      cell.rjust(width) if index else cell.ljust(width)
-      for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-    ).rstrip()
-    for line in lines
-  )
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+  """A table in Markdown, all but its first column on the right."""
+  lines = [list(map(str, row)) for row in rows]
+  return tables.table('markdown', header, lines, numeric=True)
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """A table for a page."""
-  lines = [header, ['---'] * len(header), *rows]
-  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+def start(*command: str, seconds: float | None = None) -> str:
+  """Runs Python in the root of the repository, and gives what it prints.
+
+  What interrupts this program ends the other by SIGTERM, and waits for it.
+  """
+  with (
+    _exit_on_sigterm(),
+    subprocess.Popen(
+      [sys.executable, *command],
+      cwd=ROOT,
+      stdout=subprocess.PIPE,
+      text=True,
+    ) as process,
+  ):
+    try:
+      answer, _ = process.communicate(timeout=seconds)
+    except BaseException:
+      process.terminate()
+      process.communicate()
+      raise
+  if process.returncode:
+    raise subprocess.CalledProcessError(
+      process.returncode, process.args, answer
+    )
+  return answer
+
+
+def changes(config: ExperimentConfig, base: ExperimentConfig) -> dict[str, Any]:
+  """The fields in which a config differs from another, with its values."""
+  before = flatten(base)
+  return {
+    name: value
+    for name, value in flatten(config).items()
+    if name not in before or before[name] != value
+  }
+
+
+def train(
+  base: str,
+  config: ExperimentConfig,
+  workdir: Path,
+  seconds: float | None = None,
+) -> None:
+  """Starts train.py with a named config as another one, or resumes the run."""
+  flags = as_flags(changes(config, load_config(base)), 'config.')
+  command = 'train.py', f'--config={base}', f'--workdir={workdir}'
+  start(*command, *flags, seconds=seconds)
+
+
+def metrics(workdir: Path, kind: str) -> list[dict[str, Any]]:
+  """The whole lines of a kind in a run's metrics.jsonl."""
+  rows = read_metrics(workdir / 'metrics.jsonl')
+  return [row for row in rows if row['kind'] == kind]
+
+
+@contextlib.contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+  """SIGTERM raises SystemExit, as Ctrl-C raises KeyboardInterrupt.
+
+  Only while another program runs: where JAX is at work, its callbacks may
+  swallow the exception.
+  """
+  before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, before)
 
 
 def _cpu_model() -> str:

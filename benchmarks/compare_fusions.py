@@ -5,40 +5,35 @@ r"""Every fusion scheme by one frozen recipe: size, BLEU, and its significance.
         [--limit=RUNS] [--minutes=M] [--keep=A,B]
     python -m benchmarks.compare_fusions --data=DIR --workdir=DIR --report
 
---publish puts the tables into docs/comparison_tables.md; of Multi30k it also
-draws the differences to the plain model and the times.
-
 Trains and translates what benchmarks/comparison/recipe.toml defines, and what
 the chosen runs need. It may be stopped or killed at any moment: the same
-command resumes. benchmarks/README.md tells more.
+command resumes. --publish puts the tables into docs/comparison_tables.md.
+benchmarks/README.md tells more.
 """
 
 import argparse
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import RESULTS, make_parser, table
-from benchmarks.comparison.contestants import Contestants
-from benchmarks.comparison.costs import costs
-from benchmarks.comparison.estimate import Estimate, duration
-from benchmarks.comparison.experiment import Folders
-from benchmarks.comparison.measure import Runner, hardware
-from benchmarks.comparison.plan import Chosen, Run, plan
+from benchmarks.comparison.plan import Chosen, Contestants, Folders, Run, plan
 from benchmarks.comparison.recipe import PHASES, RECIPE, read
-from benchmarks.comparison.report import report
-from benchmarks.comparison.results import Results
-from benchmarks.comparison.tables import Table, tables
-from benchmarks.comparison.texts import Text, find_tests
-from benchmarks.comparison.work import carry_out, locked
+from benchmarks.comparison.report import Tables, put_into, report
+from benchmarks.comparison.runs import (
+  Results,
+  Runner,
+  carry_out,
+  find_texts,
+)
 from benchmarks.schemes import BASELINE
 from benchmarks.serving import ROOT
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import CheckFailed, InputError
+from fusion_jax.runs.directory import locked
 from fusion_jax.startup import one_line_errors
 
 # The phase whose checkpoints others start from.
@@ -55,9 +50,7 @@ class Comparison:
     folder = arguments.results / recipe.corpus
     self.results = Results(folder, recipe.digests())
     self.contestants = Contestants(recipe.phases['plain'])
-    self.tests: dict[str, Text] = find_tests(
-      recipe.tests, self.data, self.folders.data, self.folders.texts
-    )
+    self.tests = find_texts(recipe.tests, self.data, self.folders.data)
 
   def runs(self, arguments: argparse.Namespace) -> list[Run]:
     """The runs of the flags, and those that they need."""
@@ -73,27 +66,21 @@ class Comparison:
     )
     return plan(self.recipe, entries, chosen)
 
-  def runner(
-    self,
-    keep_open: Sequence[int] = (),
-    deadline: float | None = None,
-    kept: str = _STARTS,
-  ) -> tuple[Runner, Estimate]:
-    """What does the runs, and what says how long they take."""
-    here = hardware()
-    places = self.recipe, self.contestants, self.folders
-    phases = {_STARTS, *_names('keep', kept, PHASES)}
-    runner = Runner(*places, self.tests, here, keep_open, deadline, phases)
-    timing = self.contestants.gflop, runner.time_plain
-    return runner, Estimate(self.recipe, self.results, here, *timing)
+  def carry_out(
+    self, arguments: argparse.Namespace, deadline: float | None
+  ) -> list[str]:
+    """Does the runs; the names of those that failed."""
+    kept = {_STARTS, *_names('keep', arguments.keep, PHASES)}
+    places = self.recipe, self.contestants, self.folders, self.tests
+    measure = Runner(*places, deadline, kept)
+    runs, limit = self.runs(arguments), arguments.limit
+    return carry_out(runs, self.results, measure, limit, deadline)
 
-  def tables(self, runs: Sequence[Run]) -> list[Table]:
-    """The tables of these runs."""
-    return tables(runs, self.results, self.tests, self.data.target_language)
-
-  def report(self, found: Sequence[Table]) -> str:
-    """The text of tables."""
-    return report(self.recipe, self.results, found, _costs())
+  def report(self, runs: Sequence[Run]) -> str:
+    """The text of the tables of these runs."""
+    language = self.data.target_language
+    tables = Tables(self.results, self.tests, language).of(runs)
+    return report(self.recipe, self.results, tables)
 
 
 @one_line_errors
@@ -103,24 +90,29 @@ def main(argv: list[str]) -> None:
   if arguments.priority == 'low':
     os.nice(19)
   logging.getLogger('sacrebleu').setLevel(logging.WARNING)
+  comparison = Comparison(arguments)
+  runs = comparison.runs(arguments)
   if arguments.plan:
-    _print_plan(Comparison(arguments), arguments)
-  elif arguments.report or arguments.publish:
-    comparison = Comparison(arguments)
-    found = comparison.tables(comparison.runs(arguments))
-    text = comparison.report(found)
-    print(text, end='')
-    if arguments.publish:
-      from benchmarks.comparison.publish import publish
-
-      publish(ROOT, comparison.recipe, found, text, _costs())
-  else:
-    with locked(arguments.workdir) as lock:
-      _work(Comparison(arguments), arguments, lock, begin)
-
-
-def _costs() -> dict[str, dict[str, float]]:
-  return costs(sorted(RESULTS.glob('fusion_overhead*.json')))
+    known = comparison.results
+    rows = [(run.name, 'finished' if run in known else '') for run in runs]
+    print(table(('run', ''), rows))
+    return
+  failed = []
+  if not (arguments.report or arguments.publish):
+    minutes = arguments.minutes
+    deadline = None if minutes is None else begin + 60 * minutes
+    with locked(arguments.workdir):
+      failed = comparison.carry_out(arguments, deadline)
+  text = comparison.report(runs)
+  print(text, end='')
+  if arguments.publish:
+    page = ROOT / 'docs' / 'comparison_tables.md'
+    put_into(page, comparison.recipe.corpus, text)
+  if failed:
+    raise CheckFailed(
+      f'{len(failed)} runs, which the same command tries again: '
+      f'{", ".join(failed)}'
+    )
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -138,15 +130,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add('--minutes', type=float, help='stop after so long; runs resume')
   add('--keep', default=_STARTS, help='phases whose checkpoints stay')
   add('--priority', choices=('low', 'normal'), default='low')
-  only = parser.add_mutually_exclusive_group()
-  add = only.add_argument
-  add('--plan', action='store_true', help='only print the runs and their time')
+  add = parser.add_mutually_exclusive_group().add_argument
+  add('--plan', action='store_true', help='only print the runs')
   add('--report', action='store_true', help='only print the tables')
-  add(
-    '--publish',
-    action='store_true',
-    help='only print the tables, and put them into the guide',
-  )
+  add('--publish', action='store_true', help='also put them into the guide')
   return parse_arguments(argv, parser)
 
 
@@ -167,43 +154,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     raise argparse.ArgumentTypeError(
       f'must be numbers with commas between, got {text!r}'
     ) from None
-
-
-def _work(
-  comparison: Comparison,
-  arguments: argparse.Namespace,
-  lock: int,
-  begin: float,
-) -> None:
-  minutes = arguments.minutes
-  deadline = None if minutes is None else begin + 60 * minutes
-  runs = comparison.runs(arguments)
-  runner, seconds = comparison.runner((lock,), deadline, arguments.keep)
-  failed = carry_out(
-    runs, comparison.results, runner, seconds, arguments.limit, deadline
-  )
-  print(comparison.report(comparison.tables(runs)), end='')
-  if failed:
-    raise CheckFailed(
-      f'{len(failed)} runs, which the same command tries again: '
-      f'{", ".join(failed)}'
-    )
-
-
-def _print_plan(comparison: Comparison, arguments: argparse.Namespace) -> None:
-  _, seconds = comparison.runner()
-  rows, total = [], 0.0
-  for run in comparison.runs(arguments):
-    if run in comparison.results:
-      rows.append((run.name, 'finished'))
-      continue
-    try:
-      own = seconds(run)
-    except subprocess.CalledProcessError as error:
-      raise CheckFailed(f'an update could not be timed: {error}') from None
-    total += own
-    rows.append((run.name, duration(own)))
-  print(table(('run', 'time'), [*rows, ('all', duration(total))]))
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""How much a run and its export to CTranslate2 are alike on text.
+r"""How much a run and its export to CTranslate2 are alike on text.
 
     python -m benchmarks.ctranslate2_agreement --workdir=RUN --input=FILE \
         --reference=FILE
@@ -11,7 +11,6 @@ it ends every hypothesis, and scores that end; CTranslate2 leaves it open, and
 is given one token less.
 """
 
-import dataclasses
 import importlib.metadata
 import os
 import sys
@@ -30,21 +29,20 @@ from benchmarks.common import (
   table,
   write_results,
 )
-from fusion_jax.cli.text_io import open_input, read_lines
-from fusion_jax.config import DecodingConfig
+from fusion_jax import TranslationModel
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.data.normalise import normalise
-from fusion_jax.decoding.score import Scorer
-from fusion_jax.decoding.shapes import target_limit
-from fusion_jax.decoding.translate import Translator
+from fusion_jax.decoding.batches import target_limit
 from fusion_jax.errors import InputError
-from fusion_jax.metrics import check_line_counts, corpus_scores
-from fusion_jax.runs.loading import TrainedModel, load_run
+from fusion_jax.evaluation.systems import check_lines, read_file
+from fusion_jax.metrics import corpus_scores
+from fusion_jax.runs.loading import CheckpointSelection, TrainedModel, load_run
 from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
 from fusion_jax.tools.export.ctranslate2 import export
 
 _BATCH = {'max_batch_size': 64, 'max_input_length': 0}
 _SEARCHES = {'greedy': 1, 'beam 4': 4}
+_ALPHA, _PATIENCE = 1.0, 2.0
 
 
 class Exported:
@@ -69,38 +67,36 @@ class Exported:
       for line in lines
     ]
 
-  def translate(
-    self, lines: Sequence[str], options: DecodingConfig
-  ) -> list[str]:
+  def translate(self, lines: Sequence[str], beam: int) -> list[str]:
     """Best translations in the run's limits of length."""
-    model = self._run.config.model
+    model, options = self._run.config.model, self._run.config.decoding
     longest = model.max_positions if model.positions == 'learned' else None
     sources = self._encode(lines, 'source')
     limits = [target_limit(len(s) + 1, options, longest) for s in sources]
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for limit in sorted(set(limits)):
-      numbers = [n for n, own in enumerate(limits) if own == limit]
+      numbers = [n for n, of_line in enumerate(limits) if of_line == limit]
       chosen = [sources[number] for number in numbers]
-      translated = self._translate(chosen, options, limit - 1)
-      found |= dict(zip(numbers, translated, strict=True))
-    return [found[number] for number in range(len(lines))]
+      translated = self._translate(chosen, beam, limit - 1)
+      texts |= dict(zip(numbers, translated, strict=True))
+    return [texts[number] for number in range(len(lines))]
 
   def _translate(
-    self, sources: list[list[str]], options: DecodingConfig, longest: int
+    self, sources: list[list[str]], beam: int, longest: int
   ) -> list[str]:
     results = self._translator.translate_batch(
       sources,
       **_BATCH,
-      beam_size=options.beam_size,
-      patience=options.patience,
-      length_penalty=options.alpha,
+      beam_size=beam,
+      patience=_PATIENCE,
+      length_penalty=_ALPHA,
       # The default, 1, removes the end symbol from the first softmax.
       min_decoding_length=0,
       max_decoding_length=longest,
     )
     tokenizer = self._run.target_tokenizer
     best = (result.hypotheses[0] for result in results)
-    return [tokenizer.decode([*map(tokenizer.id_of, own)]) for own in best]
+    return [tokenizer.decode([*map(tokenizer.id_of, line)]) for line in best]
 
   def score(
     self, sources: Sequence[str], targets: Sequence[str]
@@ -119,23 +115,22 @@ def compare_translations(
   beam: int,
 ) -> dict[str, Any]:
   """Share of equal translations, and BLEU of both."""
-  options = dataclasses.replace(
-    run.config.decoding,
+  ours = TranslationModel(run).translate(
+    lines,
     beam_size=beam,
     length_penalty='length',
-    alpha=1.0,
-    patience=2.0,
+    alpha=_ALPHA,
+    patience=_PATIENCE,
   )
-  ours = list(Translator(run, options).translate(lines))
-  texts = exported.translate(lines, options)
-  equal = [own == other for own, other in zip(ours, texts, strict=True)]
+  theirs = exported.translate(lines, beam)
+  equal = [own == other for own, other in zip(ours, theirs, strict=True)]
   language = run.config.data.target_language
   return {
     'translations': len(lines),
     'equal': sum(equal),
     'differing_lines': [n for n, same in enumerate(equal, 1) if not same],
     'bleu': corpus_scores(ours, references, language).bleu,
-    'bleu_ctranslate2': corpus_scores(texts, references, language).bleu,
+    'bleu_ctranslate2': corpus_scores(theirs, references, language).bleu,
   }
 
 
@@ -146,14 +141,12 @@ def compare_scores(
   references: Sequence[str],
 ) -> dict[str, Any]:
   """Differences of the log-probabilities of the references' tokens."""
-  pairs = list(zip(lines, references, strict=True))
-  scored = Scorer(run, run.config.decoding).score(pairs)
-  ours = [np.asarray(each.tokens) for each in scored]
-  theirs = exported.score(lines, references)
-  differences = np.abs(np.concatenate(ours) - np.concatenate(theirs))
+  scored = TranslationModel(run).score(lines, references)
+  ours = np.concatenate([np.asarray(line.tokens) for line in scored])
+  theirs = np.concatenate(exported.score(lines, references))
   return {
-    'tokens': differences.size,
-    'largest_difference': float(differences.max()),
+    'tokens': ours.size,
+    'largest_difference': float(np.abs(ours - theirs).max()),
   }
 
 
@@ -164,7 +157,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(f'--{name}', required=True)
   arguments = parse_arguments(argv, parser)
   start_logging()
-  run = load_run(arguments.workdir, 'best')
+  run = load_run(arguments.workdir, CheckpointSelection('best'))
   texts = _read_pairs(run, arguments.input, arguments.reference)
   with tempfile.TemporaryDirectory() as folder:
     exported = Exported(run, Path(folder) / 'model')
@@ -183,16 +176,13 @@ def _read_pairs(
   run: TrainedModel, source: str, reference: str
 ) -> tuple[list[str], list[str]]:
   """The lines of both files that can be translated and scored at once."""
-  sides = []
-  for path in (source, reference):
-    with open_input(path) as file:
-      sides.append(list(read_lines(file, path)))
-  check_line_counts(*map(len, sides))
+  texts = read_file(source), read_file(reference)
+  check_lines(texts[0], texts[1:])
   tokenizers = run.source_tokenizer, run.target_tokenizer
   longest = run.config.decoding.max_source_length
   kept = [
     pair
-    for pair in zip(*sides, strict=True)
+    for pair in zip(*(text.lines for text in texts), strict=True)
     if all(
       0 < len(tokenizer.encode(normalise(line))) < longest
       for line, tokenizer in zip(pair, tokenizers, strict=True)
@@ -209,17 +199,17 @@ def _report(results: dict[str, Any]) -> str:
   rows = [
     (
       name,
-      f'{own["translations"]:,}',
-      f'{own["equal"] / own["translations"]:.2%}',
-      f'{own["bleu"]:.2f}',
-      f'{own["bleu_ctranslate2"]:.2f}',
+      f'{results[name]["translations"]:,}',
+      f'{results[name]["equal"] / results[name]["translations"]:.2%}',
+      f'{results[name]["bleu"]:.2f}',
+      f'{results[name]["bleu_ctranslate2"]:.2f}',
     )
-    for name, own in ((name, results[name]) for name in _SEARCHES)
+    for name in _SEARCHES
   ]
-  header = ('', 'translations', 'equal', 'BLEU')
+  header = ('', 'translations', 'equal', 'BLEU', 'of CTranslate2')
   scores = results['scores']
   return (
-    f'{table((*header, "of CTranslate2"), rows)}\n'
+    f'{table(header, rows)}\n'
     f'{scores["tokens"]:,} tokens of the references: log-probabilities '
     f'differ by at most {scores["largest_difference"]:.1e}'
   )

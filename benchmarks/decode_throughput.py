@@ -1,22 +1,25 @@
 """Translation: sentences/s and output tokens/s, in batches and one by one.
 
-    python -m benchmarks.decode_throughput [--workdir=RUN --input=FILE]
+    python -m benchmarks.decode_throughput --workdir=RUN --input=FILE
     python -m benchmarks.decode_throughput --workdir=RUN --input=FILE --mixed
     python -m benchmarks.decode_throughput --size=base [--peers]
 
-Without a run, a small model with random parameters translates lines of the
-embedded corpus. What is compiled in the first pass is not timed. With --mixed,
-the lines of the file take turns with as many lines of one length: the line
-whose source and translation have the lengths nearest to the mean, again and
-again, by the last of --beams. With --size, see `benchmarks.decode_comparison`.
+What is compiled in the first pass is not timed. With --mixed, the lines of the
+file take turns with as many lines of one length: the line whose source and
+translation have the lengths nearest to the mean, again and again, by the last
+of --beams. With --size, all contestants translate the same random ids with
+random parameters, and make exactly 32 decoder steps for every sentence; they
+take turns, task by task, and the same command resumes.
 """
 
 import argparse
 import dataclasses
 import itertools
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,39 +28,38 @@ import numpy as np
 
 from benchmarks.common import (
   RESULTS,
+  as_flags,
   cells,
   circumstances,
+  log,
   make_parser,
+  resume,
   spread,
   table,
   write_results,
 )
-from benchmarks.decode_comparison import compare
-from benchmarks.serving import peak_memory_mb
-from benchmarks.sizes import SIZES
-from fusion_jax.cli.text_io import open_input, read_lines
-from fusion_jax.config import (
-  PRESETS,
-  DataConfig,
-  DecodingConfig,
-  ExperimentConfig,
-  TokenizerConfig,
-)
+from benchmarks.serving import ROOT, limit_cores, peak_memory_mb
+from benchmarks.side_by_side import Program, measure, peer, rates
+from benchmarks.sizes import LENGTH, SIZES, TASKS, Task
 from fusion_jax.config.flags import parse_arguments
-from fusion_jax.data import embedded
-from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.data.tokenizer import train as train_tokenizer
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.models.transformer import initial_parameters
-from fusion_jax.runs.loading import TrainedModel, load_run, make_model
+from fusion_jax.evaluation.systems import read_file
+from fusion_jax.runs.loading import TrainedModel, load_run
 from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
+
+_OURS = 'fusion_jax'
+_CTRANSLATE2 = {
+  'CTranslate2 float32, 2 workers x 1 thread': ('float32', 2, 1),
+  'CTranslate2 float32, 1 worker x 2 threads': ('float32', 1, 2),
+  'CTranslate2 int8, 2 workers x 1 thread': ('int8', 2, 1),
+}
+_Summary = Mapping[str, Mapping[str, Any]]
 
 
 class Setting:
   """One way to translate lines, with its times so far.
 
-  Attributes:
-    lengths: subwords of each source and translation, end symbols included.
+  `lengths` are the subwords of each source and translation, with end symbols.
   """
 
   def __init__(
@@ -75,28 +77,28 @@ class Setting:
 
   def _pass(self) -> float:
     begin = time.perf_counter()
-    found = [
-      each[0]
+    best = [
+      n_best[0]
       for group in self._groups
-      for each in self._translator.translate_n_best(group)
+      for n_best in self._translator.translate_n_best(group)
     ]
     seconds = time.perf_counter() - begin
     self.lengths = [
-      tuple(sum(map(len, side)) for side in zip(*each.pairs, strict=True))
-      for each in found
-      if each.pairs
+      tuple(sum(map(len, side)) for side in zip(*line.pairs, strict=True))
+      for line in best
+      if line.pairs
     ]
     return seconds
 
   def results(self) -> dict[str, Any]:
     """Rates over the timed passes."""
-    rates = [self._sentences / each for each in self.seconds]
+    speeds = [self._sentences / taken for taken in self.seconds]
     tokens = sum(target for _, target in self.lengths) / self._sentences
     return {
       'sentences': self._sentences,
-      'sentences_per_second': spread(rates),
+      'sentences_per_second': spread(speeds),
       'output_tokens_per_sentence': tokens,
-      'output_tokens_per_second': spread([rate * tokens for rate in rates]),
+      'output_tokens_per_second': spread([speed * tokens for speed in speeds]),
       'mean_lengths': np.mean(self.lengths, axis=0).tolist(),
       'first_pass_seconds': self.first,
     }
@@ -104,8 +106,8 @@ class Setting:
 
 def typical(lines: Sequence[str], lengths: Sequence[tuple[int, int]]) -> str:
   """The line with the lengths nearest to the mean lengths."""
-  each = np.asarray(lengths, float)
-  return lines[int(np.abs(each - each.mean(0)).sum(1).argmin())]
+  pairs = np.asarray(lengths, float)
+  return lines[int(np.abs(pairs - pairs.mean(0)).sum(1).argmin())]
 
 
 @one_line_errors
@@ -123,23 +125,17 @@ def main(argv: list[str]) -> None:
 
 def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
   """All settings in turns."""
-  if arguments.workdir:
-    run = load_run(arguments.workdir)
-    with open_input(arguments.input) as file:
-      every = (x for x in read_lines(file, arguments.input) if x.strip())
-      lines = list(itertools.islice(every, arguments.sentences))
-  else:
-    run = _random_run()
-    pairs = embedded.generate('en', 'de', 'test', arguments.sentences)
-    lines = [source for source, _ in pairs]
+  run = load_run(arguments.workdir)
+  every = filter(None, read_file(arguments.input).lines)
+  lines = list(itertools.islice(every, arguments.sentences))
   settings = (_mixed if arguments.mixed else _settings)(run, lines, arguments)
   for _ in range(arguments.rounds):
     for setting in settings.values():
       setting.run()
   return circumstances() | {
-    'run': Path(arguments.workdir).name or 'random parameters',
+    'run': Path(arguments.workdir).name,
     'parameters': sum(x.size for x in jax.tree.leaves(run.parameters)),
-    'settings': {name: own.results() for name, own in settings.items()},
+    'settings': {name: setting.results() for name, setting in settings.items()},
     'peak_memory_mb': peak_memory_mb(),
   }
 
@@ -151,9 +147,9 @@ def _settings(
   for batch in (True, False) if arguments.single else (True,):
     for beam in arguments.beams:
       name = 'greedy' if beam == 1 else f'beam {beam}'
-      own = lines if batch else lines[: arguments.single]
+      chosen = lines if batch else lines[: arguments.single]
       name += ', batches' if batch else ', one by one'
-      settings[name] = Setting(run, own, beam, batch)
+      settings[name] = Setting(run, chosen, beam, batch)
   return settings
 
 
@@ -164,22 +160,6 @@ def _mixed(
   same = [typical(lines, mixed.lengths)] * len(lines)
   alike = Setting(run, same, arguments.beams[-1])
   return {'mixed lengths': mixed, 'one length': alike}
-
-
-def _random_run(pairs: int = 2_000, vocabulary: int = 1_000) -> TrainedModel:
-  """A small model that has learnt nothing, with a tokenizer that has."""
-  options = TokenizerConfig(vocabulary_size=vocabulary)
-  text = embedded.generate('en', 'de', 'train', pairs)
-  lines = itertools.chain.from_iterable(text)
-  tokenizer = Tokenizer(train_tokenizer(lines, options))
-  config = ExperimentConfig(
-    data=DataConfig(tokenizer=options),
-    model=dataclasses.replace(PRESETS['small'], norm='pre'),
-    decoding=DecodingConfig(max_source_length=64),
-  )
-  model = make_model(config, tokenizer, tokenizer)
-  parameters = initial_parameters(model, seed=0)
-  return TrainedModel(config, model, parameters, 0, tokenizer, tokenizer)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -198,14 +178,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add('--steps', type=int, default=1, help='of a round')
   add('--fresh', action='store_true', help='start anew')
   arguments = parse_arguments(argv, parser)
-  if bool(arguments.workdir) != bool(arguments.input):
-    parser.error('--workdir and --input go together')
-  if arguments.size and arguments.workdir:
-    parser.error('--size has random parameters; give it without --workdir')
-  if arguments.peers and not arguments.size:
-    parser.error('--peers needs --size')
-  if arguments.mixed and not arguments.workdir:
-    parser.error('--mixed needs --workdir')
+  if not (arguments.size or (arguments.workdir and arguments.input)):
+    parser.error('give --workdir and --input, or --size')
   return arguments
 
 
@@ -213,22 +187,107 @@ def _report(results: dict[str, Any]) -> str:
   rows = [
     (
       name,
-      f'{own["sentences"]:,}',
-      f'{own["sentences_per_second"]["median"]:.1f}',
-      *cells(own['output_tokens_per_second']),
-      f'{own["output_tokens_per_sentence"]:.1f}',
+      f'{setting["sentences"]:,}',
+      f'{setting["sentences_per_second"]["median"]:.1f}',
+      *cells(setting['output_tokens_per_second']),
+      f'{setting["output_tokens_per_sentence"]:.1f}',
     )
-    for name, own in results['settings'].items()
+    for name, setting in results['settings'].items()
   ]
   header = ('', 'sentences', 'sentences/s', 'tokens/s', 'min', 'max')
   text = table((*header, 'tokens/sentence'), rows)
   if 'mixed lengths' in results['settings']:
     mixed, alike = (
-      own['output_tokens_per_second']['median']
-      for own in results['settings'].values()
+      setting['output_tokens_per_second']['median']
+      for setting in results['settings'].values()
     )
     text += f'\nratio {mixed / alike:.2f}'
   return text
+
+
+def compare(arguments: argparse.Namespace) -> str:
+  """Measures what is missing of the comparison on random ids."""
+  size = arguments.size
+  path = arguments.output or RESULTS / f'decode_throughput_{size}.json'
+  settings = {'size': size, 'steps': arguments.steps}
+  results = resume(path, settings, arguments.fresh)
+  limit_cores()
+  with tempfile.TemporaryDirectory() as folder:
+    model = Path(folder) / 'model'
+    if arguments.peers:
+      log('exporting the random model')
+      # In a process of its own, whose memory is given back.
+      export = '-m', 'benchmarks.contestants', 'export', f'--output={model}'
+      command = [sys.executable, *export, f'--size={size}']
+      subprocess.run(command, cwd=ROOT, check=True)
+    for task in TASKS:
+      programs = _programs(task, size, model if arguments.peers else None)
+      measure(results, programs, arguments.rounds, arguments.steps, path)
+  results['summary'] = _summarise(results['rounds'])
+  write_results(path, results)
+  return _report_comparison(results['summary'])
+
+
+def _programs(task: Task, size: str, model: Path | None) -> dict[str, Program]:
+  """The contestants of a task; the others only with an exported model."""
+  flags = as_flags({'size': size, **task._asdict()})
+  programs = {_OURS: Program('benchmarks.contestants', ('search', *flags))}
+  if model:
+    for name, (compute, workers, threads) in _CTRANSLATE2.items():
+      ways = {'model': model, 'compute': compute, 'workers': workers}
+      ways |= {'threads': threads}
+      programs[name] = Program(
+        'benchmarks.peers.ctranslate2_search', (*flags, *as_flags(ways))
+      )
+    programs['JoeyNMT'] = peer('joeynmt_contestants', 'search', *flags)
+  return {f'{name} | {task.name}': one for name, one in programs.items()}
+
+
+def _summarise(rounds: Mapping[str, list[dict[str, Any]]]) -> _Summary:
+  """Output tokens/s of every task and contestant."""
+  summary: dict[str, dict[str, Any]] = {}
+  for task in TASKS:
+    for key, answers in rounds.items():
+      name, _, of_task = key.partition(' | ')
+      if of_task == task.name:
+        last = rates(answers, 'output_tokens_per_second', task.output_tokens)
+        summary.setdefault(task.name, {})[name] = last
+  return summary
+
+
+def _report_comparison(summary: _Summary) -> str:
+  """Output tokens/s, ratios, and whether greedy translations are the same."""
+
+  def speed(name: str, answers: Mapping[str, Any]) -> float | None:
+    known = answers.get(name, {}).get('output_tokens_per_second', {})
+    return known.get('median')
+
+  def cell(name: str, answers: Mapping[str, Any]) -> str:
+    ours, theirs = speed(_OURS, answers), speed(name, answers)
+    times = f' ({ours / theirs:.2f})' if ours and theirs else ''
+    return f'{theirs:,.0f}{times}' if theirs else ''
+
+  names = dict.fromkeys(
+    name for answers in summary.values() for name in answers
+  )
+  rows = [
+    (name, *(cell(name, answers) for answers in summary.values()))
+    for name in names
+  ]
+  text = f'output tokens/s, {LENGTH} a sentence (how many times {_OURS} has)'
+  return '\n'.join((text, table(('', *summary), rows), *_notes(summary)))
+
+
+def _notes(summary: _Summary) -> list[str]:
+  notes = []
+  for task in (task for task in TASKS if task.beam == 1):
+    answers = summary.get(task.name, {})
+    ours = answers.get(_OURS, {}).get('first')
+    for name, answer in answers.items():
+      if name != _OURS and ours and 'first' in answer:
+        same = 'the same' if answer['first'] == ours else 'another'
+        notes.append(f'{task.name}, {name}: {same} first translation')
+  return notes
 
 
 if __name__ == '__main__':

@@ -28,8 +28,7 @@ from benchmarks.common import (
   table,
   write_results,
 )
-from benchmarks.decode_task import END
-from benchmarks.fusion_jax_step import (
+from benchmarks.contestants import (
   FusionJaxStep,
   experiment,
   moved_gbytes,
@@ -42,7 +41,7 @@ from benchmarks.schemes import (
   schemes,
 )
 from benchmarks.serving import limit_cores, timed
-from benchmarks.sizes import SIZES, Size
+from benchmarks.sizes import END, SIZES, Size
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.presets import Row, changed
 from fusion_jax.errors import CheckFailed, first_line
@@ -51,7 +50,6 @@ from fusion_jax.search.beam import LengthPenalty, beam_search
 from fusion_jax.startup import one_line_errors, use_huge_pages
 from fusion_jax.tools.aot.matmul_flops import product_gflop
 
-_LEAST_EFFICIENCY = 0.85
 _BEAM = 4
 _PARTS = ('train', 'decode')
 _NUMBERS = ('speed', 'allowed', 'efficiency')
@@ -62,9 +60,8 @@ _LARGE = 2**29
 class SearchSteps:
   """A search with cached keys and values; the encoder has been run before.
 
-  Attributes:
-    gflop: 10^9 floating point operations of the products of all steps.
-    gbytes: 10^9 bytes that their instructions read and write.
+  All its steps have `gflop` 10^9 operations of matrix products, and their
+  instructions move `gbytes` 10^9 bytes.
   """
 
   def __init__(
@@ -111,20 +108,15 @@ class SearchSteps:
 
   def run(self, parameters: Parameters) -> None:
     """Searches once."""
-    found = self._search(parameters, *self._arguments)
-    if int(found.lengths.max()) != self._steps:
+    hypotheses = self._search(parameters, *self._arguments)
+    if int(hypotheses.lengths.max()) != self._steps:
       raise RuntimeError('the search ended before its last step')
 
 
 class Programs:
-  """The two programs of a scheme.
+  """The training step and the search of a scheme, by their names.
 
-  Attributes:
-    run: runs one of them once.
-    gflop: 10^9 floating point operations of its matrix products.
-    gbytes: 10^9 bytes that its instructions read and write.
-    parameters: of the model.
-    megabytes: 2^20 bytes that a training step needs beside its arguments.
+  `megabytes`: 2^20 bytes that a training step needs beside its arguments.
   """
 
   def __init__(self, size: Size, row: Row, sentences: int, steps: int):
@@ -188,26 +180,16 @@ def report(results: dict[str, Any], printed: Mapping[str, Scheme]) -> str:
   rows = [
     (
       name,
-      f'{own["extra_parameters"]:+,}',
-      f'{own["memory"]:.2f}',
-      *_cells(own, printed[name]),
+      f'{numbers["extra_parameters"]:+,}',
+      f'{numbers["memory"]:.2f}',
+      *_cells(numbers, printed[name]),
     )
-    for name, own in summary.items()
+    for name, numbers in summary.items()
   ]
   shape = f'{settings["rows"]} x {settings["length"]}+{settings["length"]}'
-  low = [
-    f'{name}: training efficiency {own["train"]["efficiency"]:.2f}, less than '
-    f'{_LEAST_EFFICIENCY}'
-    for name, own in summary.items()
-    if own['train']['efficiency'] < _LEAST_EFFICIENCY
-  ]
-  return '\n'.join(
-    (
-      f'speed relative to the baseline: training steps of {shape}, decoding '
-      f'steps of {settings["sentences"]} x beam {_BEAM}',
-      table(header, rows),
-      *low,
-    )
+  return (
+    f'speed relative to the baseline: training steps of {shape}, decoding '
+    f'steps of {settings["sentences"]} x beam {_BEAM}\n{table(header, rows)}'
   )
 
 
@@ -222,8 +204,8 @@ def _in_turns(
       seconds[name].append(timed(both[name].run[part]))
   return {
     'seconds': seconds,
-    'gflop': {name: each.gflop[part] for name, each in both.items()},
-    'gbytes': {name: each.gbytes[part] for name, each in both.items()},
+    'gflop': {name: one.gflop[part] for name, one in both.items()},
+    'gbytes': {name: one.gbytes[part] for name, one in both.items()},
   }
 
 
@@ -243,7 +225,7 @@ def _summary(measured: dict[str, Any], bandwidth: float) -> dict[str, Any]:
   """Speeds relative to the baseline, what bounds them, and the efficiency."""
   seconds = measured['seconds']
   both = zip(seconds['baseline'], seconds['scheme'], strict=True)
-  speed = statistics.median(base / own for base, own in both)
+  speed = statistics.median(base / scheme for base, scheme in both)
   slower = _slower(measured, bandwidth)
   by = max(slower, key=lambda name: slower[name])
   allowed = 1 / slower[by]
@@ -305,36 +287,38 @@ def _add_rounds(
     try:
       baseline = plain(norm)
       row = dtype | {'model.norm': norm} | scheme.row
-      own = Programs(size, row, *searches)
+      fused = Programs(size, row, *searches)
       measured = {
-        part: _in_turns(own, baseline, part, arguments.rounds)
+        part: _in_turns(fused, baseline, part, arguments.rounds)
         for part in _PARTS
       }
-      extra = own.parameters - baseline.parameters
+      extra = fused.parameters - baseline.parameters
     except RuntimeError as error:  # Of XLA: too little memory, for example.
       failed.append(f'{name}: {first_line(error)}')
       log(failed[-1])
     else:
-      memory = own.megabytes / baseline.megabytes
+      memory = fused.megabytes / baseline.megabytes
       numbers = {'extra_parameters': extra, 'memory': memory, 'norm': norm}
       results['rounds'][name] = numbers | measured
       write_results(arguments.output, results)
-      found = (_summary(measured[x], results['bandwidth']) for x in _PARTS)
-      speeds = (f'{own["speed"]:.2f}' for own in found)
+      both = (_summary(measured[x], results['bandwidth']) for x in _PARTS)
+      speeds = (f'{part["speed"]:.2f}' for part in both)
       log(f'{name}: train {", decode ".join(speeds)}')
-    own = None
+    fused = None
     jax.clear_caches()
     gc.collect()
   return failed
 
 
-def _cells(own: dict[str, Any], scheme: Scheme) -> tuple[str, ...]:
+def _cells(numbers: dict[str, Any], scheme: Scheme) -> tuple[str, ...]:
   cells = ()
   for part in _PARTS:
     printed = getattr(scheme, part)
-    speed, allowed, efficiency = (f'{own[part][key]:.2f}' for key in _NUMBERS)
+    speed, allowed, efficiency = (
+      f'{numbers[part][key]:.2f}' for key in _NUMBERS
+    )
     paper = '' if printed is None else f'{printed:.2f}'
-    cells += (speed, allowed, own[part]['by'], efficiency, paper)
+    cells += (speed, allowed, numbers[part]['by'], efficiency, paper)
   return cells
 
 

@@ -28,11 +28,12 @@ from benchmarks.common import (
   RESULTS,
   circumstances,
   make_parser,
+  table,
   write_results,
 )
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.decoding.batches import padded
-from fusion_jax.decoding.teacher_forcing import token_log_probabilities
+from fusion_jax.decoding.score import token_log_probabilities
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.json_input import read_json
 from fusion_jax.runs.loading import TrainedModel, load_run
@@ -72,8 +73,8 @@ def translations(
     max_length_ratio=0.0,
     max_length_extra=limit,
   )
-  found = Translator(run, options).translate_n_best(lines)
-  return [each[0] for each in found]
+  n_best = Translator(run, options).translate_n_best(lines)
+  return [best[0] for best in n_best]
 
 
 def log_probabilities(
@@ -85,15 +86,15 @@ def log_probabilities(
   for first in range(0, len(sources), _ROWS):
     sides = []
     for ids in (sources, targets):
-      own = ids[first : first + _ROWS]
-      sides.append(padded(own, len(own), max(map(len, own)), end))
+      group = ids[first : first + _ROWS]
+      sides.append(padded(group, len(group), max(map(len, group)), end))
     (source, lengths), (target, counts) = sides
     output = run.model.apply(
       {'params': run.parameters}, jnp.asarray(source), jnp.asarray(lengths),
       jnp.asarray(target),
     )  # fmt: skip
-    found = token_log_probabilities(output, jnp.asarray(target), 'arithmetic')
-    rows = zip(np.asarray(found), counts, strict=True)
+    scored = token_log_probabilities(output, jnp.asarray(target), 'arithmetic')
+    rows = zip(np.asarray(scored), counts, strict=True)
     result += [row[:count] for row, count in rows]
   return result
 
@@ -114,16 +115,16 @@ def compare(run: TrainedModel, recorded: dict[str, Any]) -> dict[str, Any]:
     'largest_difference': float(differences.max()),
   }
   for name, beam in (('greedy', 1), ('beam', recorded.get('beam_size', 4))):
-    found = translations(run, lines, limit, beam)
-    ids = [each.pairs[0].target for each in found]
+    best = translations(run, lines, limit, beam)
+    ids = [one.pairs[0].target for one in best]
     pairs = list(enumerate(zip(ids, recorded[name], strict=True)))
-    different = [n for n, (own, other) in pairs if own != other]
+    different = [n for n, (mine, other) in pairs if mine != other]
     results[name] = {'equal': len(lines) - len(different)}
     if name == 'beam':
-      gains = [found[n].score - float(scored[n].mean()) for n in different]
+      gains = [best[n].score - float(scored[n].mean()) for n in different]
       results[name]['score_minus_theirs'] = [round(g, 4) for g in gains]
       results['equal_texts'] = _equal(
-        [run.target_tokenizer.decode(each[:-1]) for each in recorded[name]],
+        [run.target_tokenizer.decode(ids[:-1]) for ids in recorded[name]],
         recorded['texts'],
       )
   return results
@@ -143,7 +144,7 @@ def main(argv: list[str]) -> None:
   recorded = read_json(arguments.recorded, dict[str, Any])
   results = compare(load_run(arguments.workdir), recorded)
   write_results(arguments.output, circumstances() | results)
-  print('\n'.join(f'{name}: {value}' for name, value in results.items()))
+  print(table(('', ''), list(results.items())))
 
 
 if __name__ == '__main__':

@@ -45,8 +45,8 @@ from fusion_jax.data.prepared import (
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.runs.loading import make_model
 from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
-from fusion_jax.training.initial_state import initial_state
 from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 
@@ -144,11 +144,11 @@ def model_rates(
   totals = zero_totals(config.model.encoder_layers)
   carry = jax.device_put((state, totals), replicated(mesh))
   first = (batches[index] for index in range(arguments.steps))
-  held = [jax.device_put(batch, by_rows(mesh)) for batch in first]
-  tokens, rates = sum(map(_target_tokens, held)), []
+  placed = [jax.device_put(batch, by_rows(mesh)) for batch in first]
+  tokens, rates = sum(map(_target_tokens, placed)), []
   for _ in range(arguments.rounds + 1):
     begin = time.perf_counter()
-    for batch in held:
+    for batch in placed:
       carry = step(*carry, batch)
     jax.block_until_ready(carry)
     rates.append(tokens / (time.perf_counter() - begin))

@@ -15,10 +15,7 @@ _MOST = 25
 
 
 class Event(NamedTuple):
-  """A kernel that ran; times in ns.
-
-  operation: the instruction of the program, '' if unknown.
-  """
+  """A kernel that ran, by its instruction ('': unknown); times in ns."""
 
   name: str
   operation: str
@@ -30,7 +27,7 @@ def device_events(data: Any) -> list[Event]:
   """Return what a `jax.profiler.ProfileData` says that a device did."""
   lines = [(plane, line) for plane in data.planes for line in plane.lines]
   for of_plane, of_line in _LINES:
-    found = [
+    events = [
       Event(event.name, operation, event.start_ns, event.end_ns)
       for plane, line in lines
       if plane.name.startswith(of_plane) and line.name.startswith(of_line)
@@ -39,23 +36,17 @@ def device_events(data: Any) -> list[Event]:
       if operation or of_line == 'Stream'
       if not operation.startswith(_AROUND)
     ]
-    if found:
-      return found
+    if events:
+      return events
   return []
 
 
 def kernels(
   events: Iterable[Event], parts: Mapping[str, str], steps: int
 ) -> dict[str, Any]:
-  """Return the kernels that take most time, and the share of idle time.
+  """The kernels that take most time in some steps, and the share of idle time.
 
-  Args:
-    events: Of some steps one after another; streams may overlap.
-    parts: Part of the step that each instruction belongs to.
-    steps: Number of these steps.
-
-  Raises:
-    CheckFailed: There are no events.
+  Streams may overlap. `parts` has the part of the step by instruction.
   """
   spent: dict[tuple[str, str], float] = defaultdict(float)
   calls: Counter[tuple[str, str]] = Counter()

@@ -11,22 +11,52 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import signal
+import socket
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from benchmarks.common import log, make_parser, table
-from benchmarks.killed_run import SAVE_EVERY, Run
-from benchmarks.programs import metrics
+from benchmarks.common import as_flags, log, make_parser, metrics, table
+from benchmarks.serving import ROOT
 from fusion_jax.errors import CheckFailed, InputError
-from fusion_jax.runs.loading import load_run
+from fusion_jax.runs.loading import CheckpointSelection, load_run
 from fusion_jax.startup import one_line_errors
 
+# Steps between two checkpoints.
+_SAVE_EVERY = 20
+# Seconds until a run has hung, and a step of it.
+_PATIENCE, _A_STEP = 300, 1
+# All that a run holds a state of: where a resumed one could differ.
+_FIELDS = {
+  'data.embedded_pairs': 600,
+  'data.tokenizer.vocabulary_size': 300,
+  'data.batch.tokens': 512,
+  'data.batch.shapes': 1,
+  'data.batch.packing': True,
+  'data.sampling.source_alpha': 0.2,
+  'data.sampling.target_alpha': 0.2,
+  'model.width': 16,
+  'model.filter': 32,
+  'model.heads': 2,
+  'model.encoder_layers': 1,
+  'model.decoder_layers': 1,
+  'model.dropout': 0.1,
+  'optimizer.accumulation': 2,
+  'training.log_every': 1,
+  'training.ema': 0.9,
+  'training.save_every': _SAVE_EVERY,
+  'training.validate_every': 1_000_000,
+  'training.keep_last': 3,
+  'parallel.lost_after': 12,
+}
 _SAVING = 'SIGKILL in a save'
 _CHECKPOINT_CUT = 'SIGKILL, checkpoint cut off'
 _LOG_CUT = 'SIGKILL, metrics.jsonl cut off'
@@ -37,17 +67,122 @@ _WAYS = (
 )
 
 # Steps between two kills, and the seconds in which one at the start comes.
-_STRIDE, _START = 3 * SAVE_EVERY, 5.0
+_STRIDE, _START = 3 * _SAVE_EVERY, 5.0
+
+
+def _process_flags(count: int) -> list[list[str]]:
+  """Return the flags of each of `count` processes on this machine."""
+  if count == 1:
+    return [[]]
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    port = free.getsockname()[1]
+  together = [f'--coordinator=127.0.0.1:{port}', f'--processes={count}']
+  return [[*together, f'--process={index}'] for index in range(count)]
+
+
+class Run:
+  """A tiny run of train.py, by one or several processes."""
+
+  def __init__(self, folder: Path, name: str, steps: int, processes: int):
+    self.workdir = folder / name
+    self._checkpoints = self.workdir / 'checkpoints'
+    self._patience = _PATIENCE + _A_STEP * steps
+    self._logs = [folder / f'{name}-{index}.txt' for index in range(processes)]
+    self._processes: list[subprocess.Popen] = []
+    fields = {'training.steps': steps, 'data.prepared': folder / 'prepared'}
+    config = '--config=configs/quickstart.py', f'--workdir={self.workdir}'
+    flags = *config, *as_flags(_FIELDS | fields, 'config.')
+    self._command = [sys.executable, 'train.py', *flags]
+    self._environment = os.environ | {
+      'JAX_PLATFORMS': 'cpu',
+      'JAX_NUM_CPU_DEVICES': '1',
+      'JAX_COMPILATION_CACHE_DIR': str(folder / 'cache'),
+      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    }
+
+  def start(self) -> None:
+    """Starts the processes; what they say goes to files."""
+    self._processes = []
+    every = _process_flags(len(self._logs))
+    for flags, path in zip(every, self._logs, strict=True):
+      with path.open('w') as output:
+        self._processes.append(
+          subprocess.Popen(
+            [*self._command, *flags],
+            cwd=ROOT,
+            env=self._environment,
+            stdout=output,
+            stderr=output,
+          )
+        )
+
+  def complete(self) -> None:
+    """Starts the processes and waits for their good end."""
+    self.start()
+    codes = self._finish()
+    if any(codes):
+      raise CheckFailed(f'{self.workdir}: exit codes {codes}: {self._said()}')
+
+  def close(self) -> None:
+    """Ends what still runs."""
+    for process in self._processes:
+      process.kill()
+
+  def step(self) -> int:
+    """The last step in metrics.jsonl; 0 if there is none."""
+    path = self.workdir / 'metrics.jsonl'
+    text = path.read_text()[-4_000:] if path.exists() else ''
+    steps = re.findall(r'"step": (\d+)', text)
+    return int(steps[-1]) if steps else 0
+
+  def went_on(self) -> str:
+    """The step from which the processes went on; '-' if they did not yet."""
+    text = self._logs[0].read_text()
+    resumed = re.search(r'resuming from step (\d+)', text)
+    if resumed:
+      return resumed[1]
+    return '0' if ' step ' in text else '-'
+
+  def checkpoints(self) -> list[Path]:
+    """The finished ones, by step."""
+    paths = [
+      path for path in self._checkpoints.glob('*') if path.name.isdigit()
+    ]
+    return sorted(paths, key=lambda path: int(path.name))
+
+  def is_saving(self) -> bool:
+    """Whether a checkpoint is being written."""
+    return any(self._checkpoints.glob('*.orbax-checkpoint-tmp*'))
+
+  def kill(self, victims: Sequence[int], number: signal.Signals) -> list[int]:
+    """Sends a signal to some processes; the exit codes of all."""
+    for victim in victims:
+      self._processes[victim].send_signal(number)
+    return self._finish()
+
+  def wait_until(self, condition: Callable[[], bool]) -> None:
+    """Waits while all processes live; raises CheckFailed when one does not."""
+    deadline = time.monotonic() + _PATIENCE
+    while not condition():
+      codes = [process.poll() for process in self._processes]
+      if codes != [None] * len(codes) or time.monotonic() > deadline:
+        raise CheckFailed(
+          f'{self.workdir}: not killed in time, exit codes {codes}: '
+          f'{self._said()}'
+        )
+      time.sleep(0.001)
+
+  def _finish(self) -> list[int]:
+    return [process.wait(self._patience) for process in self._processes]
+
+  def _said(self) -> str:
+    lines = (path.read_text().splitlines()[-1:] for path in self._logs)
+    return ' | '.join(line for last in lines for line in last)
 
 
 class Kill(NamedTuple):
-  """One of the kills.
-
-  way: of `_WAYS`.
-  step: that the run must have logged.
-  wait: seconds after that.
-  victims: the processes that are killed.
-  """
+  """One of the kills: some seconds after the run has logged a step."""
 
   way: str
   step: int
@@ -66,7 +201,7 @@ def plan(kills: int, processes: int, chance: random.Random) -> list[Kill]:
   ways = [way for way in _WAYS if processes == 1 or way != 'SIGINT']
   chosen = list(itertools.islice(itertools.cycle(ways), kills))
   chance.shuffle(chosen)
-  groups = [*((each,) for each in range(processes)), tuple(range(processes))]
+  groups = [*((one,) for one in range(processes)), tuple(range(processes))]
   return [
     Kill(
       way,
@@ -135,25 +270,25 @@ def differences(ours: Path, theirs: Path) -> list[str]:
 
   Lines of ours that are gone are none: a file was cut off.
   """
-  found = [
+  different = [
     f'{kind} parameter {jax.tree_util.keystr(path)}'
     for kind in ('last', 'ema')
-    for (path, own), (_, other) in zip(
+    for (path, one), (_, other) in zip(
       *(_leaves(path, kind) for path in (ours, theirs)), strict=True
     )
-    if not np.array_equal(own, other)
+    if not np.array_equal(one, other)
   ]
   expected = {row['step']: row['loss'] for row in metrics(theirs, 'train')}
   logged = [(row['step'], row['loss']) for row in metrics(ours, 'train')]
   steps = [step for step, _ in logged]
   if steps != sorted(set(steps)):
-    found.append('steps in metrics.jsonl that are there twice')
+    different.append('steps in metrics.jsonl that are there twice')
   wrong = [step for step, loss in logged if loss != expected[step]]
-  return found + [f'the loss of step {step}' for step in wrong]
+  return different + [f'the loss of step {step}' for step in wrong]
 
 
 def _leaves(workdir: Path, kind: str) -> list[tuple[Any, Any]]:
-  run = load_run(workdir, 'last', parameters=kind)
+  run = load_run(workdir, CheckpointSelection('last', parameters=kind))
   return jax.tree.leaves_with_path(run.parameters)
 
 
@@ -180,9 +315,11 @@ def main() -> None:
     rows = killed(run, kills, chance)
   header = ('kill', 'way', 'process', 'codes', 'cut', 'at step', 'went on from')
   print(table(header, rows))
-  found = differences(run.workdir, unbroken.workdir)
-  if found:
-    raise CheckFailed(f'{len(found)} differences, the first: {found[0]}')
+  different = differences(run.workdir, unbroken.workdir)
+  if different:
+    raise CheckFailed(
+      f'{len(different)} differences, the first: {different[0]}'
+    )
   print(f'{len(rows)} kills; parameters and logged losses are the same')
 
 

@@ -25,13 +25,14 @@ from benchmarks.common import (
   cells,
   log,
   make_parser,
+  metrics,
   resume,
   spread,
   table,
+  train,
   write_results,
 )
 from benchmarks.input_throughput import real_share, training_batches
-from benchmarks.programs import metrics, train
 from benchmarks.serving import ROOT, limit_cores
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import load_config
@@ -75,9 +76,9 @@ def main() -> None:
       except (subprocess.CalledProcessError, OSError) as error:
         log(f'{_PEER}: {error}')
   results['summary'] = {
-    name: spread([rate for lines in own for rate in lines])
-    for name, own in rounds.items()
-    if own
+    name: spread([rate for lines in runs for rate in lines])
+    for name, runs in rounds.items()
+    if runs
   }
   write_results(arguments.output, results)
   print(_report(results))
@@ -114,7 +115,7 @@ def _peer_rates(
   directory = arguments.workdir / 'joeynmt'
   _write_peer_data(directory, config, corpus, arguments.peer_steps)
   if _PEER not in results['real_share']:
-    module = '-m', 'benchmarks.peers.joeynmt_padding'
+    module = '-m', 'benchmarks.peers.joeynmt_contestants', 'padding'
     answer = subprocess.run(
       [PEERS_PYTHON, *module, directory / 'config.json'],
       cwd=ROOT,
@@ -243,7 +244,8 @@ def _peer_config(
 def _report(results: dict[str, Any]) -> str:
   summary, shares = results['summary'], results['real_share']
   rows = [
-    (name, *cells(own), f'{shares[name]:.1%}') for name, own in summary.items()
+    (name, *cells(speeds), f'{shares[name]:.1%}')
+    for name, speeds in summary.items()
   ]
   header = ('real target tokens/s', 'median', 'min', 'max', 'slots filled')
   text = table(header, rows)

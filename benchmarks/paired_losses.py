@@ -16,13 +16,17 @@ whether two trained models differ, not what another seed would give.
 """
 
 import argparse
+import io
 import math
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
+from jaxtyping import Float32, Int32
 
 import fusion_jax
 from benchmarks.common import (
@@ -30,28 +34,18 @@ from benchmarks.common import (
   circumstances,
   log,
   make_parser,
-  markdown,
+  table,
   write_results,
 )
-from benchmarks.comparison.contestants import Contestants
-from benchmarks.comparison.experiment import Folders
-from benchmarks.comparison.line_losses import (
-  Difference,
-  Losses,
-  difference,
-  joined,
-  read_losses,
-  save_losses,
-)
-from benchmarks.comparison.plan import Chosen, Run, plan
+from benchmarks.comparison.plan import Chosen, Contestants, Folders, Run, plan
 from benchmarks.comparison.recipe import NORMS, RECIPE, Phase, Recipe, read
-from benchmarks.comparison.texts import Text, find_tests
-from benchmarks.comparison.wording import p_value, signed
+from benchmarks.comparison.report import p_value, signed
+from benchmarks.comparison.runs import find_texts
 from benchmarks.schemes import BASELINE
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import read_file
-from fusion_jax.json_input import read_json
+from fusion_jax.files import write_whole
 from fusion_jax.startup import one_line_errors, start_logging
 
 # Where the plain models and the schemes of a comparison are.
@@ -65,16 +59,89 @@ _LONGEST = 256
 _TRAINING, _TRAINING_LINES = 'training', 1_000
 
 
+class Losses(NamedTuple):
+  """Of each line of a text: nats, and subwords with the end symbol."""
+
+  nats: Float32[np.ndarray, ' L']
+  subwords: Int32[np.ndarray, ' L']
+
+  @property
+  def mean(self) -> float:
+    """Nats a subword."""
+    return float(self.nats.sum(dtype=np.float64) / self.subwords.sum())
+
+
+class Difference(NamedTuple):
+  """In nats a subword, with its standard error over lines."""
+
+  nats: float
+  error: float
+
+  @property
+  def p(self) -> float:
+    """Two-sided, of a normal distribution around 0."""
+    if self.error == 0:
+      return float(self.nats == 0)
+    return 2 * statistics.NormalDist().cdf(-abs(self.nats) / self.error)
+
+
+def difference(system: Losses, baseline: Losses) -> Difference:
+  """Compare two models on the same lines.
+
+  r = sum d / sum n, for the differences d in nats and the subwords n of L
+  lines, has the error sqrt(L / (L - 1) sum (d - r n)^2) / sum n (the ratio
+  estimator of a sample; Cochran 1977, section 2.11).
+  """
+  apart = np.subtract(system.nats, baseline.nats, dtype=np.float64)
+  subwords = baseline.subwords
+  total, lines = subwords.sum(), len(subwords)
+  ratio = apart.sum() / total
+  squares = np.square(apart - ratio * subwords).sum()
+  error = math.sqrt(lines / (lines - 1) * squares) / total
+  return Difference(float(ratio), float(error))
+
+
+def joined(parts: Sequence[Losses]) -> Losses:
+  """Return the losses of several texts as those of one."""
+  return Losses(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def save_losses(path: Path, texts: Mapping[str, Losses]) -> None:
+  """Write the losses of several texts."""
+  arrays = {
+    f'{name}/{field}': values
+    for name, losses in texts.items()
+    for field, values in losses._asdict().items()
+  }
+  packed = io.BytesIO()
+  np.savez_compressed(packed, **arrays)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  write_whole(path, packed.getvalue())
+
+
+def read_losses(path: Path) -> dict[str, Losses]:
+  """Read what `save_losses` has written."""
+  try:
+    with np.load(io.BytesIO(path.read_bytes())) as arrays:
+      names = dict.fromkeys(name.rpartition('/')[0] for name in arrays)
+      return {
+        name: Losses(*(arrays[f'{name}/{field}'] for field in Losses._fields))
+        for name in names
+      }
+  except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
+    raise InputError(f'{path}: not the losses of a run: {error}') from None
+
+
 def compare(
   system: Mapping[str, Losses], baseline: Mapping[str, Losses]
 ) -> dict[str, Difference]:
   """Return the differences of each text, and of `all` but the training text."""
-  found = {name: difference(system[name], baseline[name]) for name in baseline}
+  texts = {name: difference(system[name], baseline[name]) for name in baseline}
   unseen = [name for name in baseline if name != _TRAINING]
   both = (
-    joined([each[name] for name in unseen]) for each in (system, baseline)
+    joined([texts[name] for name in unseen]) for texts in (system, baseline)
   )
-  return found | {'all': difference(*both)}
+  return texts | {'all': difference(*both)}
 
 
 def losses(
@@ -85,8 +152,8 @@ def losses(
   """Score the references of a text."""
   scored = model.score(sources, references, max_source_length=_LONGEST)
   return Losses(
-    np.array([-math.fsum(each.tokens) for each in scored], np.float32),
-    np.array([len(each.tokens) for each in scored], np.int32),
+    np.array([-math.fsum(line.tokens) for line in scored], np.float32),
+    np.array([len(line.tokens) for line in scored], np.int32),
   )
 
 
@@ -102,20 +169,17 @@ def main(argv: list[str]) -> None:
   add('--results', type=Path, default=RESULTS / 'comparison')
   arguments = parser.parse_args(argv)
   start_logging()
-  earlier = _earlier(arguments.output, arguments.corpus)
-  found = _scored(arguments)
-  differences = paired(found)
+  scored = _scored(arguments)
+  differences = paired(scored)
   results = {
     'corpus': arguments.corpus,
-    'losses': earlier.get('losses', {})
-    | {
-      run.name: {name: text.mean for name, text in own.items()}
-      for run, own in found.items()
+    'losses': {
+      run.name: {name: text.mean for name, text in texts.items()}
+      for run, texts in scored.items()
     },
-    'differences': earlier.get('differences', {})
-    | {
-      run.name: {name: each._asdict() for name, each in own.items()}
-      for run, own in differences.items()
+    'differences': {
+      run.name: {name: text._asdict() for name, text in texts.items()}
+      for run, texts in differences.items()
     },
   }
   write_results(arguments.output, circumstances() | results)
@@ -123,12 +187,12 @@ def main(argv: list[str]) -> None:
 
 
 def paired(
-  found: Mapping[Run, Mapping[str, Losses]],
+  scored: Mapping[Run, Mapping[str, Losses]],
 ) -> dict[Run, dict[str, Difference]]:
   """Compare each run with the plain model of its seed, or of the first seed."""
-  plain = {run.seed: own for run, own in found.items() if _is_plain(run)}
+  plain = {run.seed: texts for run, texts in scored.items() if _is_plain(run)}
   result = {}
-  for run, own in found.items():
+  for run, texts in scored.items():
     seed = next(iter(plain)) if _is_plain(run) and plain else run.seed
     if seed not in plain:
       phase = 'continued' if run.phase == 'continued' else 'plain'
@@ -137,8 +201,8 @@ def paired(
         'checkpoints or saved losses; train one with '
         f'--phases={phase} --keep={phase}'
       )
-    if own is not plain[seed]:
-      result[run] = compare(own, plain[seed])
+    if texts is not plain[seed]:
+      result[run] = compare(texts, plain[seed])
   if not result:
     raise InputError(
       '--workdir: no two runs with checkpoints or saved losses; train '
@@ -155,20 +219,12 @@ def rendered(differences: Mapping[Run, Mapping[str, Difference]]) -> str:
     (
       f'`{run.scheme}`',
       str(run.seed),
-      *(f'{signed(each.nats, 3)} ± {each.error:.3f}' for each in own.values()),
-      p_value(own['all'].p),
+      *(f'{signed(one.nats, 3)} ± {one.error:.3f}' for one in texts.values()),
+      p_value(texts['all'].p),
     )
-    for run, own in differences.items()
+    for run, texts in differences.items()
   ]
-  return markdown(('scheme', 'seed', *names, 'p'), rows)
-
-
-def _earlier(output: Path, corpus: str) -> Mapping[str, Any]:
-  """What an earlier command found; it may be of runs that are gone."""
-  if not output.is_file():
-    return {}
-  found = read_json(output, dict[str, Any])
-  return found if found.get('corpus') == corpus else {}
+  return table(('scheme', 'seed', *names, 'p'), rows)
 
 
 def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
@@ -206,18 +262,15 @@ def _texts(
 ) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
   """Sources and references, those of the training text cut."""
   data = recipe.phases['plain'].data
-  places = data, folders.data, folders.texts
-  training = next(iter(find_tests(data.train[:1], *places).values()))
-  sources, references = _lines(training)
-  first = slice(_TRAINING_LINES)
-  others = find_tests([*data.valid, *recipe.tests], *places)
-  return {_TRAINING: (sources[first], references[first])} | {
-    name: _lines(text) for name, text in others.items()
+  (training,) = find_texts(data.train[:1], data, folders.data).values()
+  others = find_texts([*data.valid, *recipe.tests], data, folders.data)
+  lines = {
+    name: (read_file(str(text.source)).lines, text.references)
+    for name, text in {_TRAINING: training, **others}.items()
   }
-
-
-def _lines(text: Text) -> tuple[Sequence[str], Sequence[str]]:
-  return read_file(str(text.source)).lines, text.references
+  sources, references = lines[_TRAINING]
+  first = slice(_TRAINING_LINES)
+  return lines | {_TRAINING: (sources[first], references[first])}
 
 
 def _runs(recipe: Recipe, norm: str, phase: str) -> list[Run]:

@@ -1,8 +1,7 @@
 r"""What bounds training and search on chips that are absent, by compiled text.
 
     python -m benchmarks.roofline [--rows=base,big] \
-        [--topologies=v5e:2x4,h100:8] [--before=FILE.json] [--text=DIR] \
-        [--output=FILE.json]
+        [--topologies=v5e:2x4,h100:8] [--text=DIR] [--output=FILE.json]
 
 Compiles the program of each row for each topology, and prints for a chip: the
 times of its matrix products, of its bytes and of its exchanges at the peaks of
@@ -26,14 +25,14 @@ from benchmarks.common import (
   table,
   write_results,
 )
+from benchmarks.hlo_traffic import PARTS, by_part, total_cycles, traffic
 from fusion_jax.config.flags import parse_arguments, parse_experiment
 from fusion_jax.config.presets import SINCE_2020
 from fusion_jax.errors import InputError
 from fusion_jax.json_input import read_json
 from fusion_jax.startup import one_line_errors, start_logging
-from fusion_jax.tools.aot.chips import Chip
-from fusion_jax.tools.aot.hlo_traffic import PARTS
 from fusion_jax.tools.aot.topology import (
+  Chip,
   read_topology,
   topology_devices,
   without_accelerator,
@@ -111,19 +110,21 @@ def measure(
   topology = read_topology(topology_name)
   config, _ = parse_experiment((_ROWS | _LATER)[row], argparse.ArgumentParser())
   request = ProgramRequest('decode' if row in _SEARCHES else 'train')
-  figures, _, text = figures_for(
+  figures, program, text = figures_for(
     config, request, topology.figures, topology_devices(topology)
   )
   if arguments.text:
     arguments.text.mkdir(parents=True, exist_ok=True)
     (arguments.text / f'{topology_name}-{row}.txt').write_text(text)
+  moved = traffic(text, program.trips)
+  parts = by_part(moved)
   return {
     'flops': figures.flops / figures.chips,
-    'bytes': figures.hbm,
+    'bytes': sum(parts.values()),
     'bytes_by_xla': figures.moved,
-    'parts': figures.parts,
-    'kernels': figures.kernels,
-    'cycles': figures.cycles,
+    'parts': parts,
+    'kernels': sum(one.times for one in moved),
+    'cycles': total_cycles(moved),
     'sent': figures.sent,
     'peak': figures.peak,
     'shape': figures.shape,
@@ -131,32 +132,32 @@ def measure(
   }
 
 
-def bounds_table(rows: dict[str, Any], before: dict[str, Any]) -> str:
-  """What bounds each step, after and before where that is known."""
+def bounds_table(rows: dict[str, Any]) -> str:
+  """What bounds each step."""
   lines = []
   for name, row in rows.items():
-    chip = read_topology(name.partition(' ')[0]).figures
-    for when, found in (('', row), (', before', before.get(name))):
-      if found:
-        bound = Bound.of(found, chip)
-        times = dataclasses.astuple(bound)
-        lines.append((
-          *(f'{name}{when}', *(f'{time:.2f}' for time in times)),
-          *(bound.slowest, f'{bound.mfu:.2f}', f'{found["peak"] / 2**30:.2f}'),
-          f'{found["kernels"]:,}' if 'kernels' in found else '',
-        ))  # fmt: skip
+    bound = Bound.of(row, read_topology(name.partition(' ')[0]).figures)
+    times = dataclasses.astuple(bound)
+    lines.append(
+      (
+        name,
+        *(f'{time:.2f}' for time in times),
+        bound.slowest,
+        f'{bound.mfu:.2f}',
+        f'{row["peak"] / 2**30:.2f}',
+        str(row.get('kernels', '')),
+      )
+    )
   header = 'ms', 'products', 'bytes', 'exchanges', 'estimate', 'slowest', 'MFU'
   return table((*header, 'GiB', 'kernels'), lines)
 
 
-def parts_table(rows: dict[str, Any], before: dict[str, Any]) -> str:
-  """GB of each part of each step, after and before where that is known."""
+def parts_table(rows: dict[str, Any]) -> str:
+  """GB of each part of each step."""
   lines = []
   for name, row in rows.items():
-    for when, found in (('', row), (', before', before.get(name))):
-      if found:
-        each = (found['bytes'], *(found['parts'].get(x, 0) for x in PARTS))
-        lines.append((f'{name}{when}', *(f'{x / 1e9:.2f}' for x in each)))
+    moved = (row['bytes'], *(row['parts'].get(part, 0) for part in PARTS))
+    lines.append((name, *(f'{x / 1e9:.2f}' for x in moved)))
   return table(('GB', 'all', *PARTS), lines)
 
 
@@ -169,7 +170,6 @@ def _parser() -> argparse.ArgumentParser:
   add = parser.add_argument
   add('--rows', type=_names, default=list(_ROWS))
   add('--topologies', type=_names, default=['v5e:2x4'])
-  add('--before', type=Path, help='results to print beside')
   add('--text', type=Path, help='a folder for the compiled programs')
   add('--fresh', action='store_true', help='compile what is there too')
   return parser
@@ -187,7 +187,6 @@ def main(argv: list[str]) -> None:
     read_topology(topology)
   without_accelerator()
   start_logging()
-  before = _rows(arguments.before) if arguments.before else {}
   known = arguments.output.exists() and not arguments.fresh
   rows = _rows(arguments.output) if known else {}
   for topology in arguments.topologies:
@@ -197,12 +196,12 @@ def main(argv: list[str]) -> None:
         rows[name] = measure(row, topology, arguments)
         log(f'{name}: compiled in {rows[name]["compile_seconds"]:.0f} s')
         write_results(arguments.output, circumstances() | {'rows': rows})
-  print(bounds_table(rows, before), end='\n\n')
-  print(parts_table(rows, before))
+  print(bounds_table(rows), end='\n\n')
+  print(parts_table(rows))
 
 
 def _exists(row: str, topology: str) -> bool:
-  return row not in _GPU_ROWS or read_topology(topology).figures.kind == 'gpu'
+  return row not in _GPU_ROWS or read_topology(topology).is_gpu
 
 
 def _rows(path: Path) -> dict[str, Any]:

@@ -1,17 +1,41 @@
-"""What a training step exchanges, against what it has to.
+"""What a training step exchanges on a mesh, against what it has to.
 
     python -m benchmarks.scaling
 
 Compares the exchanges of a small model, compiled for meshes of eight CPU
-devices, with those of scaling_expected.py, and fails where they differ.
+devices, with those worked out on paper, and fails where they differ.
+
+Of n devices that exchange an array of b bytes, each sends (n - 1) / n b to
+gather it and as much to scatter its sum, and twice that to have the sum on
+all. Parameters and gradients are float32, exchanged once an update:
+
+  fsdp    gathers every parameter that is cut over it, and scatters its
+          gradient
+  data    adds the gradients, of the cut ones a part each; what is not cut is
+          added over data and fsdp together
+  tensor  cuts heads, the hidden layer and the vocabulary (Shoeybi et al.
+          2019). Sums of activations [B, S, D] or [B, T, D] of each part of a
+          batch, in a plain Transformer:
+            forward   each embedding; the end of each sublayer
+            backward  its input: once for each product that reads it, query,
+                      key, value, hidden layer; keys and values of the source
+                      once for each decoder layer
+            loss      the gradient of the features [B, T, D]; of each token
+                      the largest logit and three sums over the vocabulary
+
+What else there is are a few numbers: norms of gradients and sums of the loss.
 """
 
 import collections
 import dataclasses
-import os
+import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
 
 from benchmarks.common import (
   RESULTS,
@@ -25,14 +49,19 @@ from fusion_jax.config import (
   BatchConfig,
   DataConfig,
   ExperimentConfig,
+  ModelConfig,
   OptimizerConfig,
   TokenizerConfig,
   TrainingConfig,
 )
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.data.batching import Shape
 from fusion_jax.errors import CheckFailed
+from fusion_jax.parallel.mesh import ROW_AXES
 from fusion_jax.startup import one_line_errors
+from fusion_jax.tools.aot.hlo_collectives import Collective, collectives
+from fusion_jax.tools.aot.programs import ProgramRequest, program_for
 
 DEVICES = 8
 LAYOUTS = ((8, 1, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2))
@@ -44,6 +73,20 @@ _HEADER = (
   *('mesh, parts', 'what', 'how', 'over', 'times'),
   *('bytes a device', 'on paper', 'ratio'),
 )
+
+
+class Way(NamedTuple):
+  """Between whom what is exchanged how."""
+
+  kind: str
+  axes: tuple[str, ...]
+
+
+class Expected(NamedTuple):
+  """An exchange that a layout needs: what, and bytes a device in an update."""
+
+  why: str
+  sent: float
 
 
 def small(layout: Sequence[int], parts: int) -> ExperimentConfig:
@@ -64,37 +107,31 @@ def small(layout: Sequence[int], parts: int) -> ExperimentConfig:
 
 def measured(layout: Sequence[int], parts: int) -> list[dict[str, Any]]:
   """The exchanges of a compiled step beside those on paper."""
-  import jax
-
-  from benchmarks.scaling_expected import Expected, expected, way
-  from fusion_jax.tools.aot.hlo_collectives import collectives
-  from fusion_jax.tools.aot.programs import ProgramRequest, program_for
-
   config = small(layout, parts)
   devices = jax.devices()[:DEVICES]
   program = program_for(config, ProgramRequest('train', 16, 16), devices)
-  found = collections.defaultdict(list)
+  exchanges = collections.defaultdict(list)
   for one in collectives(program.traced.lower().compile().as_text()):
-    found[way(one, program.mesh)].append(one)
+    exchanges[way(one, program.mesh)].append(one)
   wanted = expected(
     program.weights, program.mesh, config.model, program.shape, parts
   )
   rows = []
-  for each in sorted({*found, *wanted}):
-    paper = wanted.get(each, Expected('numbers', 0.0))
+  for key in sorted({*exchanges, *wanted}):
+    paper = wanted.get(key, Expected('numbers', 0.0))
     rows.append(
       {
         'mesh': list(layout),
         'parts': parts,
         'what': paper.why,
-        'kind': each.kind,
-        'axes': list(each.axes),
-        'times': sum(one.times for one in found[each]),
-        'sent': sum(one.sent for one in found[each]),
+        'kind': key.kind,
+        'axes': list(key.axes),
+        'times': sum(one.times for one in exchanges[key]),
+        'sent': sum(one.sent for one in exchanges[key]),
         'paper': paper.sent,
       }
     )
-    check(rows[-1], max((one.times for one in found[each]), default=0))
+    check(rows[-1], max((one.times for one in exchanges[key]), default=0))
   return rows
 
 
@@ -131,14 +168,68 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
   return table(_HEADER, cells)
 
 
+def expected(
+  weights: Any, mesh: Mesh, model: ModelConfig, shape: Shape, parts: int
+) -> dict[Way, Expected]:
+  """All exchanges of an update of a plain Transformer."""
+  size = {axis: mesh.shape[axis] for axis in mesh.axis_names}
+  rows = tuple(axis for axis in ROW_AXES if size[axis] > 1)
+  exchanges: dict[Way, Expected] = {}
+
+  def add(why, kind, axes, whole):
+    axes = tuple(axis for axis in axes if size[axis] > 1)
+    n = math.prod(size[axis] for axis in axes)
+    passes = 2 if kind == 'all-reduce' else 1
+    if n > 1:
+      before = exchanges.get(Way(kind, axes), Expected(why, 0.0))
+      sent = before.sent + passes * (n - 1) / n * whole
+      exchanges[Way(kind, axes)] = Expected(why, sent)
+
+  for leaf in jax.tree.leaves(weights):
+    axes = [axis for axis in leaf.sharding.spec if axis]
+    whole = 4 * math.prod(leaf.shape)
+    whole //= size['tensor'] if 'tensor' in axes else 1
+    if 'fsdp' in axes:
+      add('parameters', 'all-gather', ['fsdp'], whole)
+      add('gradients', 'reduce-scatter', ['fsdp'], whole)
+      add('gradients', 'all-reduce', ['data'], whole // size['fsdp'])
+    else:
+      add('gradients', 'all-reduce', rows, whole)
+  shards = math.prod(size[axis] for axis in rows)
+  one = Shape(shape.rows // shards // parts, shape.source, shape.target)
+  activations = parts * _summed_activations(model, one)
+  add('activations', 'all-reduce', ['tensor'], activations)
+  return exchanges
+
+
+def _summed_activations(model: ModelConfig, shape: Shape) -> int:
+  """Bytes of what tensor adds for one part of one shard's rows."""
+  encoder, decoder = model.encoder_layers, model.decoder_layers
+  # Embedding; two sublayers forward; query, key, value and hidden layer
+  # backward; keys and values of the source.
+  source = 1 + encoder * (2 + 4) + 2 * decoder
+  # Three sublayers forward; one product more backward, and the loss.
+  target = 1 + decoder * (3 + 5) + 1
+  numbers = source * shape.source + target * shape.target
+  return 4 * shape.rows * (numbers * model.width + 4 * shape.target)
+
+
+def way(exchange: Collective, mesh: Mesh) -> Way:
+  """Between whom a compiled program exchanges something."""
+  places = np.unravel_index(exchange.members, tuple(mesh.shape.values()))
+  axes = zip(mesh.axis_names, places, strict=True)
+  return Way(
+    exchange.kind,
+    tuple(axis for axis, of_axis in axes if len(set(of_axis)) > 1),
+  )
+
+
 @one_line_errors
 def main(argv: list[str]) -> None:
   arguments = parse_arguments(
     argv, make_parser(__doc__, RESULTS / 'scaling.json')
   )
-  os.environ['JAX_PLATFORMS'] = 'cpu'
-  import jax
-
+  jax.config.update('jax_platforms', 'cpu')
   jax.config.update('jax_num_cpu_devices', DEVICES)
   rows = [
     row

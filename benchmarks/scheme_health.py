@@ -9,6 +9,7 @@ Trains every scheme from scratch and from a trained plain model, and exits with
 """
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -19,10 +20,12 @@ from typing import Any, NamedTuple
 
 import jax
 
+import fusion_jax
 from benchmarks.common import (
   RESULTS,
   log,
   make_parser,
+  metrics,
   resume,
   table,
   write_results,
@@ -34,15 +37,11 @@ from benchmarks.schemes import (
   chosen,
   schemes,
 )
-from benchmarks.serving import ROOT
-from benchmarks.small_training import train
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import load_config, override, parse_arguments
 from fusion_jax.config.presets import Row, changed, depth
 from fusion_jax.config.serialization import flatten
-from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import InputError
-from fusion_jax.models.transformer import Parameters
 from fusion_jax.startup import one_line_errors, start_logging
 
 SCRATCH, CONTINUED = 'scratch', 'continued'
@@ -61,6 +60,10 @@ _SETTING: Row = {
   'optimizer.peak': 5e-3,
   'optimizer.warmup_steps': 80,
   'training.steps': 240,
+  'training.metric': 'loss',
+  'training.translate_sentences': 1,
+  'training.keep_last': 1,
+  'training.keep_best': 0,
 }
 _PHASES: Mapping[str, Row] = {
   SCRATCH: {},
@@ -98,10 +101,8 @@ class Job(NamedTuple):
 class Verdict(NamedTuple):
   """What a scheme's trainings of one phase say.
 
-  behind: mean over the seeds of NLL minus that of the plain model.
-  seeds: of them.
-  failed: whether that is more than it may be.
-  reason: of an exception; ''.
+  `behind` is the mean over the seeds of NLL minus that of the plain model,
+  `reason` that of an exception.
   """
 
   behind: float
@@ -114,7 +115,7 @@ class Verdict(NamedTuple):
 def main(argv: list[str]) -> None:
   arguments = _parse(argv)
   start_logging()
-  config = setting(arguments.data, arguments.prepared)
+  config = setting(arguments.data, arguments.workdir)
   names = chosen(schemes(config.model.encoder_layers), arguments.schemes)
   seeds = [int(seed) for seed in arguments.seeds.split(',')]
   settings = flatten(changed(config, {'data.root': '', 'data.prepared': ''}))
@@ -153,25 +154,24 @@ def verdicts(
     plain = nll.get((BASELINE, phase, seed))
     if scheme != BASELINE and plain is not None:
       behind.setdefault((scheme, phase), []).append(value - plain)
-  found = {}
+  known = {}
   for (scheme, phase), values in behind.items():
     mean, most = statistics.mean(values), _BEHIND[phase]
     if phase == SCRATCH and len(values) >= _MANY_SEEDS:
       most = _MEAN_BEHIND
     reason = EXCEPTIONS.get((scheme, phase), '')
     failed = not mean <= most and not reason
-    found[scheme, phase] = Verdict(mean, len(values), failed, reason)
-  return found
+    known[scheme, phase] = Verdict(mean, len(values), failed, reason)
+  return known
 
 
 def report(rounds: Mapping[str, Mapping[str, Any]]) -> str:
   """Return the table of all trainings, and what failed."""
-  found = verdicts(rounds)
-  behind = {key: f'{verdict.behind:+.3f}' for key, verdict in found.items()}
+  known = verdicts(rounds)
+  behind = {key: f'{verdict.behind:+.3f}' for key, verdict in known.items()}
   rows = [
     (
       *(run['scheme'], run['phase'], run['seed']),
-      f'{run["start"]:.3f}',
       f'{run["end"]:.3f}',
       behind.get((run['scheme'], run['phase']), ''),
       f'{run["encoder"] / run["gradient"]:.3f}',
@@ -180,10 +180,10 @@ def report(rounds: Mapping[str, Mapping[str, Any]]) -> str:
     )
     for run in rounds.values()
   ]
-  header = ('', 'from', 'seed', 'NLL before', 'after', 'behind', 'encoder')
+  header = ('', 'from', 'seed', 'NLL', 'behind', 'encoder')
   header += ('entropies, encoder', 'decoder')
   lines = [table(header, rows)]
-  for (scheme, phase), verdict in found.items():
+  for (scheme, phase), verdict in known.items():
     if verdict.failed:
       lines.append(f'{scheme}, {phase}: {verdict.behind:+.3f} nats, too far')
     elif verdict.reason:
@@ -202,7 +202,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   parser = make_parser(__doc__)
   add = parser.add_argument
   add('--data', type=Path, required=True, help='the folder of Multi30k')
-  add('--prepared', type=Path, help='keep the prepared text in this folder')
+  add('--workdir', type=Path, help='keep the text and the plain model in it')
   add('--schemes', default='', help='with commas between; default: all')
   add('--seeds', default='0', help='with commas between; default: 0')
   add('--minutes', type=float, default=60.0, help='start no training after it')
@@ -218,13 +218,13 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   return parse_arguments(argv, parser)
 
 
-def setting(data: Path, prepared: Path | None) -> ExperimentConfig:
+def setting(data: Path, workdir: Path | None) -> ExperimentConfig:
+  """The config of the plain model; it has prepared text in a folder."""
   if not data.is_dir():
     raise InputError(f'--data: {data}: no such folder')
-  folder = prepared or Path(tempfile.gettempdir()) / 'fusion_jax_health'
-  base = load_config(f'{ROOT}/configs/multi30k.py:en-de')
+  folder = workdir or Path(tempfile.gettempdir()) / 'fusion_jax_health'
   where = {'data.root': str(data.absolute()), 'data.prepared': str(folder)}
-  return changed(base, _SETTING | where)
+  return changed(load_config('multi30k:en-de'), _SETTING | where)
 
 
 def job_config(
@@ -234,19 +234,40 @@ def job_config(
   overrides: Sequence[str] = (),
 ) -> ExperimentConfig:
   """Return the config of a training."""
-  own = changed(config, _PHASES[job.phase] | {'training.seed': job.seed})
-  own = changed(own, scheme.row)
+  made = changed(config, _PHASES[job.phase] | {'training.seed': job.seed})
+  made = changed(made, scheme.row)
   if job.scheme != BASELINE:
-    fields = (each.partition('=') for each in overrides)
-    own = override(own, [(name, value) for name, _, value in fields])
+    fields = (text.partition('=') for text in overrides)
+    made = override(made, [(name, value) for name, _, value in fields])
   if job.phase == SCRATCH:
-    return own
+    return made
   exact = {
     f'model.{name}.start': 'baseline'
     for name in ('encoder', 'decoder')
-    if own.model.side(name) != type(own.model.side(name))()
+    if made.model.side(name) != type(made.model.side(name))()
   }
-  return changed(own, exact)
+  return changed(made, exact)
+
+
+def train(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
+  """Trains, and reads what was logged; gradients are means over all updates."""
+  begin, steps = time.monotonic(), config.training.steps
+  every = ('training.log_every', 'training.save_every')
+  config = changed(config, dict.fromkeys(every, steps))
+  config = changed(config, {'training.validate_every': steps})
+  fusion_jax.train(config, workdir)
+  line, telemetry = metrics(workdir, 'train')[-1], metrics(workdir, 'fusion')
+  perplexity = metrics(workdir, 'valid')[-1]['perplexity']
+  layers = range(1, config.model.encoder_layers + 1)
+  norms = [line[f'encoder_gradient_norm_{layer}'] for layer in layers]
+  return {
+    'end': math.inf if perplexity is None else math.log(perplexity),
+    'telemetry': telemetry[-1] if telemetry else {},
+    'gradient': line['gradient_norm'],
+    'encoder': math.hypot(*norms),
+    'skipped': line['skipped'],
+    'seconds': time.monotonic() - begin,
+  }
 
 
 def _run(
@@ -257,34 +278,30 @@ def _run(
   arguments: argparse.Namespace,
 ) -> list[Job]:
   """Adds what is missing; what there was no time for."""
-  corpus, plain = prepare(config.data), {}
   begin, rounds = time.monotonic(), results['rounds']
   missing = [job for job in todo if job.name not in rounds]
   rows = schemes(config.model.encoder_layers) | dict(rows)
   for number, job in enumerate(missing):
-    minutes = (time.monotonic() - begin) / 60
-    if minutes > arguments.minutes:
+    if time.monotonic() - begin > 60 * arguments.minutes:
       return missing[number:]
-    if job.phase == CONTINUED and job.seed not in plain:
-      plain[job.seed] = _plain(config, corpus, job.seed)
-    own = job_config(config, rows[job.scheme], job, arguments.override)
-    start = plain[job.seed] if job.phase == CONTINUED else None
-    trained = train(own, corpus, start)
-    rounds[job.name] = job._asdict() | trained.measured
+    made = job_config(config, rows[job.scheme], job, arguments.override)
+    if job.phase == CONTINUED:
+      start = {'training.init_from': str(_plain(config, job.seed))}
+      made = changed(made, start)
+    with tempfile.TemporaryDirectory() as folder:
+      rounds[job.name] = job._asdict() | train(made, Path(folder) / 'run')
     write_results(arguments.output, results)
-    left = minutes / max(number, 1) * (len(missing) - number)
-    log(
-      f'{job.name}: {trained.end:.3f} nats, {trained.seconds:.0f} s; '
-      f'{len(missing) - number - 1} to go, {left:.0f} minutes'
-    )
+    log(f'{job.name}: {rounds[job.name]["end"]:.3f} nats')
     jax.clear_caches()
   return []
 
 
-def _plain(config: ExperimentConfig, corpus: Any, seed: int) -> Parameters:
-  """The plain model that schemes start from."""
-  own = changed(config, {'training.steps': _BEFORE, 'training.seed': seed})
-  return jax.device_get(train(own, corpus).parameters)
+def _plain(config: ExperimentConfig, seed: int) -> Path:
+  """The run of the plain model that schemes start from."""
+  workdir = Path(config.data.prepared) / f'plain-{seed}'
+  fields = {'training.steps': _BEFORE, 'training.seed': seed}
+  train(changed(config, fields), workdir)
+  return workdir
 
 
 if __name__ == '__main__':

@@ -62,59 +62,6 @@ _LATER = (
   'value_residual_shared',
   'transparent_by_feature',
 )
-# The schemes by the paper that brought them, or whose baselines they are.
-PAPERS: Mapping[str, tuple[str, ...]] = {
-  'Dou et al. 2018': (
-    'dense',
-    'linear',
-    'iterative',
-    'hierarchical',
-    'hierarchical_diversity',
-    'multi_layer_2',
-    'multi_layer_3',
-  ),
-  'Wang et al. 2018': (
-    'average',
-    'feed_forward',
-    'hops',
-    'feed_forward_hops',
-    'encoder_feed_forward',
-    'decoder_hops',
-    'decoder_hops_opening',
-  ),
-  'Dou et al. 2019': (
-    'dynamic_combination',
-    'dynamic_routing',
-    'dynamic_routing_paper',
-    'em_routing',
-    'em_routing_paper',
-  ),
-  'Emelin et al. 2019': ('lexical', 'feature_fusion', 'non_lexical', 'cross'),
-  'Yang et al. 2022': ('gtrans', 'gtrans_no_encoder', 'gtrans_no_decoder'),
-  'Bapna et al. 2018': ('transparent', 'transparent_by_feature'),
-  'Wang et al. 2019': ('dlcl',),
-  'Bachlechner et al. 2020': ('rezero',),
-  'Liu et al. 2021': (
-    'surface_fusion',
-    'surface_fusion_soft',
-    'surface_fusion_learned',
-  ),
-  'Pagliardini et al. 2024': ('denseformer', 'skip_gains'),
-  'Zhu et al. 2024': ('hyper_connections', 'hyper_connections_static'),
-  'Zhou et al. 2024': ('value_residual', 'value_residual_shared'),
-  'Xiao et al. 2025': ('mudd', 'mudd_one_way', 'mudd_memory'),
-  'Heddes et al. 2025': ('grn_v1', 'grn_v2', 'grn_v3', 'deep_cross_attention'),
-  'Xie et al. 2025': (
-    'hyper_connections_manifold',
-    'hyper_connections_identity_mix',
-  ),
-  'Kimi Team 2026': (
-    'attention_residuals',
-    'attention_residuals_heads',
-    'attention_residuals_layer',
-  ),
-  'Luo 2026': ('attention_residuals_delta',),
-}
 # Schemes that cannot start as a plain model with norms, whatever their weights:
 # one is a norm of its own, another has no values above layer 1. Hops with an
 # opening are there what `decoder_hops` is, which has one from a plain model.
@@ -124,10 +71,10 @@ ONLY_FROM_SCRATCH = frozenset(
 
 
 class Scheme(NamedTuple):
-  """A line of the tables.
+  """What a scheme changes in the baseline's config.
 
-  row: what it changes in the baseline's config.
-  train, decode: its speed relative to its paper's baseline, where printed.
+  `train` and `decode` are its speeds relative to its paper's baseline, where
+  they are printed.
   """
 
   row: Row

@@ -1,9 +1,10 @@
-"""The problems of the speed comparison, and what arithmetic they need.
+"""The problems of the speed comparisons, and what arithmetic they need.
 
 Only the standard library: peers in other environments import this too.
 """
 
 import dataclasses
+import random
 from typing import NamedTuple
 
 
@@ -31,14 +32,9 @@ class Product(NamedTuple):
 class Size:
   """A pre-norm Transformer with one tied table, and its dense batches.
 
-  Attributes:
-    width, filter, heads, layers: `layers` is that of each stack.
-    vocabulary: entries of the table.
-    rows: sentences of a batch.
-    length: subwords of every source and of every target.
-    loss_chunk: target tokens whose logits fusion_jax holds at a time.
-    dropout: after every sublayer and on the embeddings.
-    label_smoothing: of the loss.
+  Each stack has `layers`; all sources and targets have `length` subwords;
+  fusion_jax holds the logits of `loss_chunk` target tokens at a time; dropout
+  follows every sublayer and the embeddings.
   """
 
   width: int
@@ -84,3 +80,53 @@ SIZES = {
   # Only to see that the scripts run.
   'tiny': Size(64, 128, 2, 2, 500, rows=8, length=16, loss_chunk=64),
 }
+
+# Subwords of every source and of every translation, end symbols included.
+LENGTH = 32
+_SENTENCES, _SINGLE_SENTENCES = 64, 8
+# The ids 0 to 3 are special symbols; 2 starts a sentence and 3 ends it.
+SPECIAL_SYMBOLS, START, END = 4, 2, 3
+
+
+class Task(NamedTuple):
+  """Sentences to translate in batches of `rows`; beam 1 is greedy search."""
+
+  beam: int = 1
+  rows: int = 1
+  sentences: int = 1
+
+  @property
+  def name(self) -> str:
+    """As the table has it."""
+    search = 'greedy' if self.beam == 1 else f'beam {self.beam}'
+    return f'{search}, ' + ('one by one' if self.rows == 1 else 'batch')
+
+  @property
+  def output_tokens(self) -> int:
+    """Of all translations."""
+    return self.sentences * LENGTH
+
+  def batches(self, size: Size) -> list[list[list[int]]]:
+    """The sources: random ids, the same for every contestant."""
+    rng = random.Random(0)
+    sentences = [
+      [
+        *(
+          rng.randrange(SPECIAL_SYMBOLS, size.vocabulary)
+          for _ in range(LENGTH - 1)
+        ),
+        END,
+      ]
+      for _ in range(self.sentences)
+    ]
+    return [
+      sentences[first : first + self.rows]
+      for first in range(0, self.sentences, self.rows)
+    ]
+
+
+TASKS = tuple(
+  Task(beam, rows, sentences)
+  for rows, sentences in ((_SENTENCES, _SENTENCES), (1, _SINGLE_SENTENCES))
+  for beam in (1, 4)
+)

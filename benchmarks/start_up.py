@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from benchmarks.common import (
   RESULTS,
@@ -27,10 +27,12 @@ from benchmarks.common import (
   circumstances,
   log,
   make_parser,
+  start,
   table,
   write_results,
 )
 from benchmarks.serving import ROOT
+from fusion_jax.errors import CheckFailed
 from fusion_jax.startup import one_line_errors
 
 # What each part ends with, a regular expression of a line of the log.
@@ -55,28 +57,14 @@ _BASE = {
 }
 
 
-class Start(NamedTuple):
-  """One start.
+def started(
+  flags: Sequence[str], cache: Path, workdir: Path
+) -> dict[str, float]:
+  """Starts a training, and stops it after its first step: seconds of each part.
 
-  parts: seconds of each part.
-  total: seconds from the command to the first step.
-  programs: compiled or read from the cache.
-  compiling: seconds for them, without tracing.
-  busy: seconds of all its threads on a processor; where other programs run at
-    the same time this is what can be compared.
-  load: the load average of the machine at the end.
+  Those of all its threads on a processor can be compared where other programs
+  run at the same time. Programs are compiled, or read from the cache.
   """
-
-  parts: Mapping[str, float]
-  total: float
-  programs: int
-  compiling: float
-  busy: float
-  load: float
-
-
-def started(flags: Sequence[str], cache: Path, workdir: Path) -> Start:
-  """Starts a training, waits for its first step, and stops it."""
   others = {
     name: value
     for name, value in os.environ.items()
@@ -102,34 +90,25 @@ def started(flags: Sequence[str], cache: Path, workdir: Path) -> Start:
   process.kill()
   usage = os.wait4(process.pid, 0)[2]
   if not compiled:
-    raise RuntimeError('train.py ended before its first step')
+    raise CheckFailed('train.py ended before its first step')
   laps = (end - before for before, end in itertools.pairwise(ends))
-  return Start(
-    dict(zip(_PARTS, laps, strict=True)),
-    ends[-1],
-    int(compiled[1]),
-    float(compiled[2]),
-    usage.ru_utime + usage.ru_stime,
-    os.getloadavg()[0],
-  )
+  return dict(zip(_PARTS, laps, strict=True)) | {
+    'total': ends[-1],
+    'processor time': usage.ru_utime + usage.ru_stime,
+    'programs': int(compiled[1]),
+    'compiling': float(compiled[2]),
+    'load average': os.getloadavg()[0],
+  }
 
 
-def report(cold: Start, warm: Sequence[Start]) -> str:
-  """The table of the parts, and the compilations."""
+def report(cold: Mapping[str, float], warm: Sequence[Any]) -> str:
+  """The table of the parts."""
   rows = []
-  for name in [*_PARTS, 'total', 'processor time']:
-    first, *others = (
-      (each.parts | {'total': each.total, 'processor time': each.busy})[name]
-      for each in (cold, *warm)
-    )
-    row = statistics.median(others), min(others), first
+  for name, first in cold.items():
+    values = [one[name] for one in warm]
+    row = statistics.median(values), min(values), first
     rows.append((name, *(f'{value:.2f}' for value in row)))
-  last, loads = warm[-1], ', '.join(f'{start.load:.1f}' for start in warm)
-  return (
-    f'{table(("seconds", "median", "min", "empty cache"), rows)}\n'
-    f'{last.programs} programs: {cold.compiling:.1f} s to compile, '
-    f'{last.compiling:.1f} s from the cache; load average {loads}'
-  )
+  return table(('seconds', 'median', 'min', 'empty cache'), rows)
 
 
 @one_line_errors
@@ -143,16 +122,14 @@ def main(argv: list[str]) -> None:
   flags = [f'--config={config}', *base, *overrides]
   with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
-    own = [*flags, f'--config.data.prepared={folder / "prepared"}']
-    own += ['--config.training.log_every=1']
-    prepare = [sys.executable, '-m', 'fusion_jax.data.prepare', *own]
-    subprocess.run(prepare, cwd=ROOT, check=True, stdout=sys.stderr)
+    every = [*flags, f'--config.data.prepared={folder / "prepared"}']
+    every += ['--config.training.log_every=1']
+    start('-m', 'fusion_jax.data.prepare', *every)
     cold, *warm = (
-      started(own, folder / 'cache', folder / f'run_{index}')
+      started(every, folder / 'cache', folder / f'run_{index}')
       for index in range(arguments.runs + 1)
     )
-  results = {'flags': flags, 'cold': cold._asdict()}
-  results['warm'] = [start._asdict() for start in warm]
+  results = {'flags': flags, 'cold': cold, 'warm': warm}
   write_results(arguments.output, circumstances() | results)
   print(report(cold, warm))
 

@@ -7,24 +7,21 @@ is saved: the same command resumes where it stopped, and tries again the peers
 that could not start.
 """
 
-import argparse
-import statistics
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.common import (
-  PEERS_PYTHON,
   RESULTS,
   cells,
-  log,
   make_parser,
   resume,
-  spread,
   table,
   write_results,
 )
-from benchmarks.serving import Worker, limit_cores
+from benchmarks.serving import limit_cores
+from benchmarks.side_by_side import Program, measure, peer, rates
 from benchmarks.sizes import SIZES, Size
 
 _PRODUCTS = 'matrix products alone'
@@ -32,33 +29,24 @@ _JOEYNMT = 'JoeyNMT'
 _PYTORCH = ('PyTorch, torch.compile', 'PyTorch, eager')
 
 
-class Program(NamedTuple):
-  """How a contestant is started."""
+def programs(size: str, peers: bool) -> dict[str, Program]:
+  """The contestants."""
+  flag = f'--size={size}'
 
-  module: str
-  flags: tuple[str, ...] = ()
-  python: str = sys.executable
-  huge_pages: bool = True
+  def ours(*flags: str) -> Program:
+    return Program('benchmarks.contestants', (*flags, flag))
 
-
-def _peer(module: str, *flags: str, huge_pages: bool = True) -> Program:
-  return Program(
-    f'benchmarks.peers.{module}', flags, str(PEERS_PYTHON), huge_pages
-  )
-
-
-_STEP = 'benchmarks.fusion_jax_step'
-_OURS = {
-  'fusion_jax': Program(_STEP),
-  _PRODUCTS: Program('benchmarks.matrix_products'),
-}
-_PEERS = {
-  'fusion_jax, dropout everywhere': Program(_STEP, ('--dropout_everywhere',)),
-  _JOEYNMT: _peer('joeynmt_step', huge_pages=False),
-  f'{_JOEYNMT}, huge pages': _peer('joeynmt_step'),
-  _PYTORCH[0]: _peer('pytorch_step', '--compile'),
-  _PYTORCH[1]: _peer('pytorch_step'),
-}
+  contestants = {'fusion_jax': ours('step'), _PRODUCTS: ours('products')}
+  if peers:
+    everywhere = 'fusion_jax, dropout everywhere'
+    contestants |= {
+      everywhere: ours('step', '--dropout_everywhere'),
+      _JOEYNMT: peer('joeynmt_contestants', 'step', flag, huge_pages=False),
+      f'{_JOEYNMT}, huge pages': peer('joeynmt_contestants', 'step', flag),
+      _PYTORCH[0]: peer('pytorch_step', flag, '--compile'),
+      _PYTORCH[1]: peer('pytorch_step', flag),
+    }
+  return contestants
 
 
 def main() -> None:
@@ -77,143 +65,39 @@ def main() -> None:
   results = resume(path, settings, arguments.fresh)
   results['gflop_per_step'] = size.gflop
   limit_cores()
-  measure(results, _OURS | (_PEERS if arguments.peers else {}), arguments, path)
+  contestants = programs(arguments.size, arguments.peers)
+  measure(results, contestants, arguments.rounds, arguments.steps, path)
   results['summary'] = {
-    name: _summary(answers, size) for name, answers in results['rounds'].items()
+    name: rates(answers, 'target_tokens_per_second', size.target_tokens)
+    for name, answers in results['rounds'].items()
   }
   write_results(path, results)
-  print(_report(results, arguments.size))
+  print(report(results['summary'], size))
 
 
-def measure(
-  results: dict[str, Any],
-  programs: dict[str, Program],
-  arguments: argparse.Namespace,
-  path: Path,
-) -> None:
-  """Adds the rounds that are missing, in turns."""
-  rounds = results['rounds']
-  missing = {
-    name: program
-    for name, program in programs.items()
-    if len(rounds.get(name, ())) < arguments.rounds
+def report(summary: Mapping[str, Any], size: Size) -> str:
+  """Tokens/s, as shares of those of the products alone and of the first."""
+  speeds = {
+    name: answer['target_tokens_per_second']['median']
+    for name, answer in summary.items()
   }
-  workers = _start(missing, arguments.size)
-  for index in range(arguments.rounds):
-    for name in list(workers):
-      if len(rounds.get(name, ())) > index:
-        continue
-      try:
-        answer = workers[name].ask(arguments.steps)
-      except (RuntimeError, OSError) as error:
-        log(f'{name}: {error}')
-        workers.pop(name)
-        continue
-      rounds.setdefault(name, []).append(answer)
-      write_results(path, results)
-      median = statistics.median(answer['seconds'])
-      log(f'round {index + 1} of {arguments.rounds}, {name}: {median:.3f} s')
-  for worker in workers.values():
-    worker.close()
-
-
-def rates(answers: list[dict[str, Any]], amount: float) -> dict[str, Any]:
-  """The last answer, and the spread of an amount by the seconds of steps."""
-  each = [amount / taken for answer in answers for taken in answer['seconds']]
-  last = {key: value for key, value in answers[-1].items() if key != 'seconds'}
-  return last | {'rates': spread(each)}
-
-
-def _start(programs: dict[str, Program], size: str) -> dict[str, Worker]:
-  workers = {}
-  for name, program in programs.items():
-    try:
-      workers[name] = Worker(
-        program.python,
-        program.module,
-        [f'--size={size}', *program.flags],
-        program.huge_pages,
-      )
-      seconds = workers[name].hello['start_seconds']
-      log(f'{name}: ready, first step after {seconds:.1f} s')
-    except (RuntimeError, OSError) as error:
-      log(f'{name}: could not start: {error}')
-  return workers
-
-
-def _summary(answers: list[dict[str, Any]], size: Size) -> dict[str, Any]:
-  """Rates over all timed steps of a contestant, and its last report."""
-  found = rates(answers, size.target_tokens)
-  speed = found.pop('rates')
-  gflop = speed['median'] / size.target_tokens * size.gflop
-  return found | {
-    'target_tokens_per_second': speed,
-    'gflop_per_second_of_step': gflop,
-  }
-
-
-def _report(results: dict[str, Any], name: str) -> str:
-  summary, size = results['summary'], SIZES[name]
-  header = ('', 'tokens/s', 'min', 'max', 'GFLOP/s', 'of products')
-  header += ('parameters', 'start s', 'peak MB')
-  return '\n'.join(
+  products, ours = speeds.get(_PRODUCTS), next(iter(speeds.values()))
+  rows = [
     (
-      f'{name}: {size.rows} sentences of {size.length}+{size.length}, '
-      f'{size.gflop:.1f} GFLOP a step, {results["settings"]["steps"]} steps x '
-      f'{max(map(len, results["rounds"].values()))} rounds',
-      table(header, [_row(key, summary) for key in summary]),
-      *_notes(summary),
+      name,
+      *cells(answer['target_tokens_per_second']),
+      f'{speeds[name] / products:.0%}' if products else '',
+      f'{ours / speeds[name]:.2f}',
+      f'{answer["parameters"]:,}' if 'parameters' in answer else '',
+      f'{answer["start_seconds"]:.1f}',
+      f'{answer["peak_memory_mb"]:,.0f}',
     )
-  )
-
-
-def _row(name: str, summary: dict[str, dict[str, Any]]) -> tuple[str, ...]:
-  own = summary[name]
-  return (
-    name,
-    *cells(own['target_tokens_per_second']),
-    f'{own["gflop_per_second_of_step"]:.0f}',
-    _share(summary, name, _PRODUCTS, '.0%'),
-    f'{own["parameters"]:,}' if 'parameters' in own else '',
-    f'{own["start_seconds"]:.1f}',
-    f'{own["peak_memory_mb"]:,.0f}',
-  )
-
-
-def _share(
-  summary: dict[str, dict[str, Any]], name: str, other: str, form: str
-) -> str:
-  if name not in summary or other not in summary:
-    return ''
-  ours, theirs = (
-    summary[key]['target_tokens_per_second']['median'] for key in (name, other)
-  )
-  return format(ours / theirs, form)
-
-
-def _notes(summary: dict[str, dict[str, Any]]) -> list[str]:
-  notes = [
-    f'{name}: {_share(summary, name, other, ".2f")} times {other}'
-    for name in summary
-    for other in (_JOEYNMT, *_PYTORCH)
-    if name.startswith('fusion_jax') and other in summary
+    for name, answer in summary.items()
   ]
-  if own := summary.get('fusion_jax'):
-    notes.append(
-      f'fusion_jax: compiled in {own["compile_seconds"]:.1f} s '
-      f'({own["compilations_after_first_step"]} compilations after the first '
-      f'step), temporary memory '
-      f'{own["temporary_memory_mb"]:.0f} MB, arguments '
-      f'{own["argument_memory_mb"]:.0f} MB'
-    )
-  if _PRODUCTS in summary:
-    kinds = summary[_PRODUCTS]['gflop_per_second'].items()
-    listed = ', '.join(f'{key} {rate:.0f}' for key, rate in kinds)
-    notes.append(f'GFLOP/s of the products: {listed}')
-  counts = {own.get('parameters') for own in summary.values()} - {None}
-  if len(counts) > 1:
-    notes.append(f'the contestants differ in parameters: {sorted(counts)}')
-  return notes
+  header = ('target tokens/s', 'median', 'min', 'max', 'of products')
+  header += ('fusion_jax, times', 'parameters', 'start s', 'peak MB')
+  shape = f'{size.rows} sentences of {size.length}+{size.length}'
+  return f'{shape}, {size.gflop:.1f} GFLOP a step\n{table(header, rows)}'
 
 
 if __name__ == '__main__':

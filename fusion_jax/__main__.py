@@ -42,17 +42,7 @@ def _usage() -> str:
 
 @one_line_errors
 def main(argv: list[str]) -> int:
-  """Run the command that the first argument names.
-
-  Args:
-    argv: Command and its flags.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    InputError: There is no such command.
-  """
+  """Run the command that the first argument names."""
   name, *flags = argv or ['--help']
   if name in ('--help', '-h'):
     print(_usage())

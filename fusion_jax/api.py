@@ -17,15 +17,16 @@ from jaxtyping import Float32
 
 from fusion_jax.config import DecodingConfig, ExperimentConfig
 from fusion_jax.config.presets import changed
-from fusion_jax.decoding.direction import in_direction
-from fusion_jax.decoding.pairs import PairIds, PairReader
+from fusion_jax.decoding.batches import PairIds
+from fusion_jax.decoding.ensemble import in_direction
 from fusion_jax.decoding.score import Scored, Scorer
+from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.decoding.views import InternalsSelection, View, Viewer
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import data_mesh, put_whole
-from fusion_jax.runs.loading import TrainedModel, load_run
+from fusion_jax.runs.loading import CheckpointSelection, TrainedModel, load_run
 from fusion_jax.training import loop
 
 
@@ -236,7 +237,8 @@ def load(
   Raises:
     InputError: There is no such run, checkpoint or direction.
   """
-  run = load_run(workdir, step, average, average_of, parameters)
+  selection = CheckpointSelection(step, average, average_of, parameters)
+  run = load_run(workdir, selection)
   languages = source_language, target_language
   return TranslationModel(in_direction(run, str(workdir), *languages), workdir)
 

@@ -58,14 +58,7 @@ Texts: TypeAlias = Annotated[tuple[Text, ...], Field(strict=False)]
 
 
 def number(kind: Any) -> Callable[[str], Any]:
-  """Return a reader of a flag's text as a number within bounds.
-
-  Args:
-    kind: One of the types above.
-
-  Returns:
-    Function for `type` of argparse's `add_argument`.
-  """
+  """Return a reader of a flag's text as a number within bounds."""
   plain = typing.get_args(kind)[0]
 
   def read(text: str) -> Any:
@@ -74,7 +67,7 @@ def number(kind: Any) -> Callable[[str], Any]:
     except ValueError:
       value = text
     try:
-      return _adapter(kind).validate_python(value, strict=True)
+      return adapter(kind, finite=True).validate_python(value, strict=True)
     except pydantic.ValidationError as error:
       raise argparse.ArgumentTypeError(first_fault(error)[1]) from None
 
@@ -82,6 +75,7 @@ def number(kind: Any) -> Callable[[str], Any]:
 
 
 @functools.cache
-def _adapter(kind: Any) -> pydantic.TypeAdapter:
-  finite = pydantic.ConfigDict(allow_inf_nan=False)
-  return pydantic.TypeAdapter(kind, config=finite)
+def adapter(kind: Any, finite: bool = False) -> pydantic.TypeAdapter:
+  """Return Pydantic's reader and writer of a type, made once."""
+  config = pydantic.ConfigDict(allow_inf_nan=False) if finite else None
+  return pydantic.TypeAdapter(kind, config=config)

@@ -25,17 +25,7 @@ _CHUNK_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def open_to_read(path: Path) -> Iterator[BinaryIO]:
-  """Open a file for reading, decompressed.
-
-  Args:
-    path: File to read.
-
-  Yields:
-    The file, which gives bytes.
-
-  Raises:
-    OSError: The file cannot be opened.
-  """
+  """Open a file for reading, decompressed."""
   with path.open('rb') as file:
     opener = _OPENERS.get(path.suffix)
     if opener is None:
@@ -47,18 +37,7 @@ def open_to_read(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def open_to_write(path: Path, keep: bool = False) -> Iterator[BinaryIO]:
-  """Open a file as `files.whole_file` does, and compress what is written.
-
-  Args:
-    path: File to write.
-    keep: As for `whole_file`.
-
-  Yields:
-    The file, which takes bytes.
-
-  Raises:
-    InputError: The file cannot be written.
-  """
+  """Open a file as `files.whole_file` does, and compress what is written."""
   with whole_file(path, keep) as file:
     opener = _OPENERS.get(path.suffix)
     if opener is None:
@@ -91,14 +70,7 @@ def whole_lines(file: Iterable[bytes], first: bool = True) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def unpack_errors(name: str | Path) -> Iterator[None]:
-  """Turn an error while reading or decompressing into an `InputError`.
-
-  Args:
-    name: Name of the file that is read inside the block.
-
-  Raises:
-    InputError: The file cannot be read, or is no whole archive.
-  """
+  """Turn an error while reading or decompressing into an `InputError`."""
   with read_errors(name):
     try:
       yield

@@ -28,15 +28,6 @@ def first_line(error: BaseException) -> str:
 
 
 def require(condition: bool, field: str, message: str) -> None:
-  """Refuse a config value that breaks a condition.
-
-  Args:
-    condition: Condition that must hold.
-    field: Dotted name of the field.
-    message: What is wrong and what would be right.
-
-  Raises:
-    InputError: The condition does not hold.
-  """
+  """Refuse a config value that breaks a condition."""
   if not condition:
     raise InputError(f'config.{field}: {message}')

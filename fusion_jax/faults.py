@@ -57,15 +57,7 @@ def first_fault(error: pydantic.ValidationError) -> tuple[str, str]:
 
 
 def choice_fault(value: Any, choices: Iterable[str]) -> str:
-  """Return what is wrong with a value that must be one of several texts.
-
-  Args:
-    value: Value that was given.
-    choices: Texts that it can be.
-
-  Returns:
-    The fault, with the choice that is closest; '' where there is none.
-  """
+  """Return what is wrong with a value that must be one of several texts."""
   names = tuple(choices)
   if value in names:
     return ''

@@ -96,16 +96,7 @@ _PANEL = 4.4, 3.2
 def panels(
   count: int, columns: int = 2, size: tuple[float, float] = _PANEL
 ) -> tuple[Figure, list[Axes]]:
-  """Make a figure of several panels, filled row by row.
-
-  Args:
-    count: Number of panels.
-    columns: Most panels in a row.
-    size: Width and height of a panel in inches.
-
-  Returns:
-    The figure and its axes.
-  """
+  """Make a figure of several panels, filled row by row."""
   columns = min(count, columns)
   rows = -(-count // columns)
   with mpl.rc_context(_look()):
@@ -142,16 +133,7 @@ def draw_lines(
   y: str,
   dashed: Mapping[str, str] = types.MappingProxyType({}),
 ) -> None:
-  """Draw lines over whole numbers, each in a colour and marker of its own.
-
-  Args:
-    axes: Axes to draw on.
-    lines: The x and y values of each line, by name. A line without values is
-      not drawn, and the others look as if it were.
-    x: Label of the x axis, with its unit.
-    y: Label of the y axis, with its unit.
-    dashed: For each line to dash, the solid line that it looks like otherwise.
-  """
+  """Draw lines over whole numbers, each in a colour and marker of its own."""
   solid = (name for name in lines if name not in dashed)
   looks = dict(zip(solid, styles(), strict=False))
   for name, (xs, ys) in lines.items():
@@ -211,15 +193,7 @@ def draw_bars(
   x: str,
   y: str,
 ) -> None:
-  """Draw bars side by side in groups, with a legend.
-
-  Args:
-    axes: Axes to draw on.
-    groups: Names of the groups, along the x axis.
-    bars: One height per group, by name.
-    x: Label of the x axis.
-    y: Label of the y axis, with its unit.
-  """
+  """Draw bars side by side in groups, with a legend."""
   width = 0.8 / len(bars)
   places = np.arange(len(groups))
   for index, ((name, heights), style) in enumerate(
@@ -243,16 +217,7 @@ def draw_intervals(
   points: Sequence[Sequence[float]],
   x: str,
 ) -> None:
-  """Draw a row for each name: an interval, and single values as crosses.
-
-  Args:
-    axes: Axes to draw on.
-    names: Names of the rows, from top to bottom.
-    centres: Centres of the intervals.
-    spreads: Half-widths of the intervals.
-    points: Single values of each row.
-    x: Label of the values, with their unit.
-  """
+  """Draw a row for each name: an interval, and single values as crosses."""
   for row, (centre, spread, values) in enumerate(
     zip(centres, spreads, points, strict=True)
   ):
@@ -277,20 +242,7 @@ def draw_map(
   limits: tuple[float, float] | None = None,
   upwards: bool = False,
 ) -> None:
-  """Draw a map of numbers; cells that are not finite stay empty.
-
-  Args:
-    axes: Axes to draw on.
-    values: Numbers to show.
-    rows: Names of the rows; () for none.
-    columns: Names of the columns, from left to right; () for none.
-    x: Label of the columns.
-    y: Label of the rows.
-    unit: Label of the colour bar.
-    limits: Lowest and highest value of the colours; None uses those of the
-      values, or more where they differ by little.
-    upwards: Whether the first row is at the bottom, as the lowest layer is.
-  """
+  """Draw a map of numbers; cells that are not finite stay empty."""
   values = np.asarray(values, np.float64)
   low, high = limits or _spanned(values)
   image = axes.imshow(
@@ -347,18 +299,7 @@ def as_svg(figure: Figure) -> bytes:
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-  """Write a figure as PNG and SVG; the same numbers give the same files.
-
-  Args:
-    figure: Figure to write.
-    path: Path of the files without their extension.
-
-  Returns:
-    The paths of the two files.
-
-  Raises:
-    InputError: The files cannot be written.
-  """
+  """Write a figure as PNG and SVG; the same numbers give the same files."""
   files = [path.with_name(f'{path.name}.{kind}') for kind in ('png', 'svg')]
   for file in files:
     write_whole(file, _encoded(figure, file.suffix[1:]))

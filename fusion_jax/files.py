@@ -27,17 +27,6 @@ def whole_file(path: Path, keep: bool = False) -> Iterator[BinaryIO]:
 
   A link is followed: the file that it points to is replaced. Devices and pipes
   are written directly.
-
-  Args:
-    path: File to write.
-    keep: Whether what is written before an `InputError` inside the block stays,
-      as PATH.part; the error then says so.
-
-  Yields:
-    The file, opened for writing bytes.
-
-  Raises:
-    InputError: The file cannot be written; an existing file stays unchanged.
   """
   with write_errors(path):
     final = _resolved(path)
@@ -65,29 +54,14 @@ def _kept(written: Path, final: Path, keep: bool) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-  """Write a file completely or not at all.
-
-  Raises:
-    InputError: The file cannot be written.
-  """
+  """Write a file completely or not at all."""
   with whole_file(path) as file:
     file.write(content)
 
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-  """Create a folder that appears once all of its content is written.
-
-  Args:
-    path: Folder to create; it does not exist yet or is empty.
-
-  Yields:
-    A temporary neighbour to write into. It is removed if something fails.
-
-  Raises:
-    InputError: The path is a file or a folder that is not empty, or it cannot
-      be written.
-  """
+  """Create a folder that appears once all of its content is written."""
   check_new_folder(path)
   with write_errors(path):
     final = _resolved(path)
@@ -98,15 +72,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def check_new_folder(path: Path, flag: str = '--output') -> None:
-  """Refuse a folder that would overwrite something.
-
-  Args:
-    path: Folder to create.
-    flag: Command-line option that named the folder, for the message.
-
-  Raises:
-    InputError: The path is a file, or a folder that is not empty.
-  """
+  """Refuse a folder that would overwrite something."""
   with write_errors(path):
     if not os.path.lexists(path):
       return
@@ -118,15 +84,7 @@ def check_new_folder(path: Path, flag: str = '--output') -> None:
 
 @contextlib.contextmanager
 def write_errors(path: Path, advice: str = '') -> Iterator[None]:
-  """Turn an operating-system error while writing into an `InputError`.
-
-  Args:
-    path: File or folder that is written inside the block.
-    advice: What the user can do about the failure.
-
-  Raises:
-    InputError: The path cannot be written.
-  """
+  """Turn an operating-system error while writing into an `InputError`."""
   try:
     yield
   except BrokenPipeError:
@@ -139,14 +97,7 @@ def write_errors(path: Path, advice: str = '') -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_errors(name: str | Path) -> Iterator[None]:
-  """Turn an operating-system error while reading into an `InputError`.
-
-  Args:
-    name: Name of what is read inside the block.
-
-  Raises:
-    InputError: It cannot be read.
-  """
+  """Turn an operating-system error while reading into an `InputError`."""
   try:
     yield
   except OSError as error:
@@ -155,12 +106,8 @@ def read_errors(name: str | Path) -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-  """Refuse what is there but is no file, such as a folder or a pipe.
-
-  Raises:
-    InputError: It is no regular file.
-  """
-  if not path.is_file():
+  """Refuse what is there but is no file, such as a folder or a pipe."""
+  if path.exists() and not path.is_file():
     raise InputError(f'{path}: is a folder, a pipe or a device, not a file')
 
 
@@ -217,21 +164,13 @@ class AppendedFile:
   """A file that grows by complete pieces. Call `close` at the end."""
 
   def __init__(self, path: Path):
-    """Open a file for appending, and create it if it does not exist.
-
-    Raises:
-      InputError: The file cannot be opened.
-    """
+    """Open a file for appending, and create it if it does not exist."""
     self._path = path
     with write_errors(path, _ADVICE):
       self._file = path.open('ab', buffering=0)
 
   def append(self, piece: bytes) -> None:
-    """Append a piece; if only part of it fits on the disk, remove that part.
-
-    Raises:
-      InputError: The piece cannot be written.
-    """
+    """Append a piece; if only part of it fits on the disk, remove that part."""
     about = os.fstat(self._file.fileno())
     with write_errors(self._path, _ADVICE):
       if not about.st_nlink:

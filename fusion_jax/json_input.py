@@ -1,6 +1,5 @@
 """Reading and validation of JSON from outside the package."""
 
-import functools
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -9,6 +8,7 @@ from typing import Any
 
 import pydantic
 
+from fusion_jax.bounds import adapter
 from fusion_jax.errors import InputError
 from fusion_jax.faults import first_fault, shown
 from fusion_jax.files import check_regular
@@ -18,21 +18,9 @@ _DEEPEST = 64
 
 
 def read_json(path: Path, kind: Any = Any) -> Any:
-  """Read a JSON file and check its type.
-
-  Args:
-    path: File to read.
-    kind: Expected type, as for pydantic.
-
-  Returns:
-    The values as json.loads gives them.
-
-  Raises:
-    InputError: The file cannot be read, is not JSON, or has another type.
-  """
+  """Read a JSON file and check its type."""
   try:
-    if path.exists():
-      check_regular(path)
+    check_regular(path)
     content = path.read_bytes()
   except OSError as error:
     raise InputError(f'{path}: cannot be read ({error.strerror})') from None
@@ -40,20 +28,7 @@ def read_json(path: Path, kind: Any = Any) -> Any:
 
 
 def parse_json(text: str | bytes, where: str, kind: Any = Any) -> Any:
-  """Parse JSON with finite numbers and with texts that UTF-8 can encode.
-
-  Args:
-    text: JSON to parse.
-    where: Origin of the text, for messages.
-    kind: Expected type, as for pydantic.
-
-  Returns:
-    The values as json.loads gives them.
-
-  Raises:
-    InputError: The text is not such JSON; the message names the origin, the
-      field, and what is wrong.
-  """
+  """Parse JSON with finite numbers and with texts that UTF-8 can encode."""
   try:
     found = json.loads(text)
   except RecursionError:
@@ -66,45 +41,17 @@ def parse_json(text: str | bytes, where: str, kind: Any = Any) -> Any:
 
 
 def check_shape(value: Any, kind: Any, where: str) -> None:
-  """Refuse JSON values of the wrong type.
-
-  Args:
-    value: Value as json.loads gives it.
-    kind: Expected type, as for pydantic, with dataclasses for objects. Fields
-      that the dataclasses do not declare are accepted.
-    where: Origin of the value, for messages.
-
-  Raises:
-    InputError: The type is wrong; the message names the origin, the field, and
-      what would be right.
-  """
+  """Refuse JSON values of the wrong type."""
   as_type(value, kind, where)
 
 
 def as_type(value: Any, kind: Any, where: str) -> Any:
-  """Return JSON values as a type; see `check_shape`.
-
-  Args:
-    value: Value as json.loads gives it.
-    kind: Type of the result, as for pydantic.
-    where: Origin of the value, for messages.
-
-  Returns:
-    The value, with dataclasses for objects.
-
-  Raises:
-    InputError: As for `check_shape`.
-  """
+  """Return JSON values as a type; see `check_shape`."""
   try:
-    return _adapter(kind).validate_python(value)
+    return adapter(kind).validate_python(value)
   except pydantic.ValidationError as error:
     field, message = first_fault(error)
     raise InputError(f'{_place(where, field)}: {message}') from None
-
-
-@functools.cache
-def _adapter(kind: Any) -> pydantic.TypeAdapter:
-  return pydantic.TypeAdapter(kind)
 
 
 def _check_values(value: Any, where: str) -> None:

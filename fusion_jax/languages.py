@@ -44,13 +44,7 @@ _SCRIPTS = {
 
 
 def words_of(language: str | Words, tokenizer: str = '') -> Words:
-  """Return how a language is cut into words.
-
-  Args:
-    language: Language code, '' for words with spaces between; or what this
-      function has returned.
-    tokenizer: Name of a tokenizer of sacreBLEU that replaces the language's.
-  """
+  """Return how a language is cut into words."""
   own = _of_code(language) if isinstance(language, str) else language
   return own._replace(tokenizer=tokenizer) if tokenizer else own
 

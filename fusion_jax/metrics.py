@@ -39,20 +39,7 @@ def corpus_scores(
   references: Sequence[str],
   target_language: str | Words,
 ) -> Scores:
-  """Score translations against one reference each.
-
-  Args:
-    hypotheses: Detokenised translations.
-    references: Detokenised references.
-    target_language: Language code, or `words_of` it with another tokenizer.
-
-  Returns:
-    BLEU and chrF of the corpus.
-
-  Raises:
-    InputError: There are no lines, or the numbers of lines differ; or as for
-      `bleu_for`.
-  """
+  """Score translations against one reference each."""
   check_line_counts(len(hypotheses), len(references))
   bleu, chrf = (
     _scored(metric, hypotheses, references)
@@ -79,17 +66,7 @@ def _scored(
 
 
 def bleu_for(language: str | Words) -> BLEU:
-  """Return cased BLEU with the tokenizer of a language.
-
-  Args:
-    language: Language code, or `words_of` it. An empty code selects 13a.
-
-  Returns:
-    The metric; its `tokenizer` separates the words of a line by spaces.
-
-  Raises:
-    InputError: The tokenizer lacks its package, or cannot be downloaded.
-  """
+  """Return cased BLEU with the tokenizer of a language."""
   name = words_of(language).tokenizer
   try:
     return BLEU(tokenize=name)
@@ -100,30 +77,14 @@ def bleu_for(language: str | Words) -> BLEU:
 
 
 def metrics_for(language: str | Words) -> dict[str, Metric]:
-  """Return all metrics for translations into a language.
-
-  Args:
-    language: Language, as for `bleu_for`. TER (Snover et al. 2006) counts each
-      character of Chinese and Japanese as a word.
-
-  Returns:
-    The metrics by sacreBLEU's names: 'BLEU', 'chrF2' and 'TER'.
-  """
+  """Return all metrics for translations into a language."""
   words = words_of(language)
   ter = TER(normalized=words.asian, asian_support=words.asian)
   return {'BLEU': bleu_for(words), 'chrF2': CHRF(), 'TER': ter}
 
 
 def signature_of(metric: Metric, references: int) -> Signature:
-  """Return sacreBLEU's signature of a metric.
-
-  Args:
-    metric: Metric, which need not have scored anything yet.
-    references: Number of references for each line.
-
-  Returns:
-    The signature.
-  """
+  """Return sacreBLEU's signature of a metric."""
   # sacreBLEU knows the number of references only after scoring.
   metric.corpus_score(['a'], [['a']] * references)
   return metric.get_signature()

@@ -18,13 +18,7 @@ class Progress:
   """Count work that is done; log the count, the rate and the time left."""
 
   def __init__(self, total: int | None, unit: str, what: str = ''):
-    """Start the clock.
-
-    Args:
-      total: Number of units to come, if known.
-      unit: What is counted, in the plural.
-      what: Name of the work, for the beginning of the line.
-    """
+    """Start the clock."""
     self._total, self._unit = total, unit
     self._name = f'{what}: ' if what else ''
     self._done = 0
@@ -69,12 +63,7 @@ class Progress:
 def tell_how_long(
   what: str, every: float = _SECONDS_BETWEEN_BEATS
 ) -> Iterator[None]:
-  """Log how long the block works, which cannot say how far it is.
-
-  Args:
-    what: Name of the work.
-    every: Seconds between two lines.
-  """
+  """Log how long the block works, which cannot say how far it is."""
   ended, start = threading.Event(), time.monotonic()
 
   def beat() -> None:
@@ -93,17 +82,7 @@ def tell_how_long(
 def with_progress(
   parts: Iterable[_PartT], what: str, total: int, unit: str = 'pairs'
 ) -> Iterator[_PartT]:
-  """Pass parts of a work on and log how far they are.
-
-  Args:
-    parts: Each has the length of the work that it holds.
-    what: Name of the work, 'encoding train' for example.
-    total: Length of all of it, for the time that is left.
-    unit: What is counted, in the plural.
-
-  Yields:
-    The parts.
-  """
+  """Pass parts of a work on, each with its length, and log how far they are."""
   progress = Progress(total, unit, what)
   for part in parts:
     yield part

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fusion_jax.files import check_regular
+
 _SEAL = 'sha256'
 
 
@@ -20,22 +22,20 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(values: Mapping[str, Any], name: str) -> None:
-  """Compare values with their digest.
-
-  Args:
-    values: Result of `sealed`. Values without a digest pass.
-    name: Name of the values in the message.
-
-  Raises:
-    DamagedError: The values differ from those that were sealed.
-  """
+  """Compare values with their digest."""
   content = {key: value for key, value in values.items() if key != _SEAL}
-  if _SEAL in values and values[_SEAL] != _digest(content):
+  if values.get(_SEAL) != _digest(content):
     raise DamagedError(f'{name} does not agree with its digest')
 
 
 def file_digest(path: Path) -> str:
-  """Return the SHA-256 of a file in hexadecimal."""
+  """Return the SHA-256 of a file in hexadecimal.
+
+  Raises:
+    InputError: It is a folder, a pipe or a device.
+    OSError: It cannot be read.
+  """
+  check_regular(path)
   with path.open('rb') as file:
     return hashlib.file_digest(file, 'sha256').hexdigest()
 

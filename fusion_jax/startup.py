@@ -83,14 +83,11 @@ def keep_compiled() -> None:
 
 
 def run_program(main: Callable[[list[str]], int]) -> NoReturn:
-  """Run the main function of a program on its command line, and exit.
-
-  Args:
-    main: Function from the flags to the exit code.
-  """
+  """Run the main function of a program on its command line, and exit."""
   use_utf8()
   use_huge_pages()
   keep_compiled()
+  sys.unraisablehook = _show_unraisable
   code = main(sys.argv[1:])
   if code:
     # Threads that compile or write would be waited for, and say how they fail
@@ -100,6 +97,16 @@ def run_program(main: Callable[[list[str]], int]) -> NoReturn:
         stream.flush()
     os._exit(code)
   sys.exit(code)
+
+
+def _show_unraisable(seen: 'sys.UnraisableHookArgs') -> None:
+  """Show what a thread could not raise, but no write without a listener.
+
+  Where one write of a checkpoint fails, TensorStore's threads say this of each
+  of the others.
+  """
+  if str(seen.exc_value) != 'Event loop is closed':
+    sys.__unraisablehook__(seen)
 
 
 @contextlib.contextmanager
@@ -137,12 +144,6 @@ def one_line_errors(main: Callable[..., int | None]) -> Callable[..., int]:
   is too small, 130 on Ctrl-C, 141 if the reader of stdout is gone. Every other
   exception is a bug in this package and keeps its traceback. SIGTERM removes
   unfinished files and then ends the process as usual.
-
-  Args:
-    main: Entry point of a program. It may return an exit code of its own.
-
-  Returns:
-    The wrapped entry point; it returns the exit code for `sys.exit`.
   """
 
   @functools.wraps(main)

@@ -22,12 +22,7 @@ _LATEX = {
 
 
 def add_format_flag(parser: argparse.ArgumentParser, default: str = '') -> None:
-  """Add --format to a parser.
-
-  Args:
-    parser: Parser of the program.
-    default: Format without the flag; '' for lines of the program's own.
-  """
+  """Add --format to a parser."""
   parser.add_argument(
     '--format',
     choices=typing.get_args(Format),
@@ -43,17 +38,7 @@ def table(
   rows: Iterable[Sequence[str]],
   numeric: bool = False,
 ) -> str:
-  """Write a table.
-
-  Args:
-    form: Format of the text.
-    header: Names of the columns.
-    rows: Cells in Markdown: text, or code between backticks.
-    numeric: Whether all columns but the first are numbers, and so flush right.
-
-  Returns:
-    The table, without a line end after it.
-  """
+  """Write a table."""
   lines = [header, *rows]
   if form == 'csv':
     return _csv(lines)

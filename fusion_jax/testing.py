@@ -34,7 +34,7 @@ from fusion_jax.models.transformer import (
   output_logits,
   shift_right,
 )
-from fusion_jax.training.step import batch_loss
+from fusion_jax.training.gradients import batch_loss
 
 _VOCABULARY, _START = 11, 2
 _ROWS, _SOURCE, _TARGET = 2, 5, 3

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from tiny_run import TINY, process_flags
 
-from fusion_jax.runs.loading import load_run
+from fusion_jax.runs.loading import CheckpointSelection, load_run
 
 ROOT = Path(__file__).parents[1]
 STEPS = 300
@@ -138,8 +138,8 @@ def wait_for_step(workdir: Path, step: int, *processes) -> None:
 def assert_same_parameters(first: Path, second: Path) -> None:
   jax.tree.map(
     np.testing.assert_array_equal,
-    load_run(first, 'last').parameters,
-    load_run(second, 'last').parameters,
+    load_run(first, CheckpointSelection('last')).parameters,
+    load_run(second, CheckpointSelection('last')).parameters,
   )
 
 

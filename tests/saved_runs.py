@@ -15,12 +15,11 @@ from fusion_jax.config import (
 )
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.models.transformer import initial_parameters
-from fusion_jax.runs import run_directory
-from fusion_jax.runs.checkpoint import Checkpoints, Progress
-from fusion_jax.runs.checkpoint_reading import identity_of
+from fusion_jax.runs import directory
+from fusion_jax.runs.checkpoint import Checkpoints, Progress, TrainState
+from fusion_jax.runs.integrity import identity_of
 from fusion_jax.runs.loading import make_model
 from fusion_jax.seals import sealed
-from fusion_jax.training.step import TrainState
 
 _TEXT = ['the cat sat on the mat', 'a dog in the house', 'cats and dogs'] * 3
 
@@ -45,7 +44,7 @@ class SavedRun:
     tokenizer = Tokenizer(
       train(_TEXT, TokenizerConfig(algorithm='bpe', vocabulary_size=30))
     )
-    run_directory.create(workdir, config, tokenizer, tokenizer)
+    directory.create_run(workdir, config, tokenizer, tokenizer)
     model = make_model(config, tokenizer, tokenizer)
     self.workdir, self.config = workdir, config
     self.shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
@@ -97,18 +96,3 @@ def edit_meta(workdir, step, *removed, **changes):
   left_out = 'sha256', *removed
   kept = {name: value for name, value in meta.items() if name not in left_out}
   path.write_text(json.dumps(sealed(kept)))
-
-
-def without_digests(workdir):
-  """Makes checkpoints such as were written before there were digests."""
-  for checkpoint in (workdir / 'checkpoints').iterdir():
-    path = meta_path(workdir, checkpoint.name)
-    meta = json.loads(path.read_text())
-    quality = meta.pop('quality', None)
-    for name in ('sha256', 'arrays', 'model'):
-      del meta[name]
-    path.write_text(json.dumps(meta))
-    if quality is not None:
-      (checkpoint / 'metrics').mkdir()
-      metrics = json.dumps({'quality': quality})
-      (checkpoint / 'metrics' / 'metrics').write_text(metrics)

@@ -16,7 +16,7 @@ import fusion_jax
 from fusion_jax.config.flags import override
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.runs.loading import load_run
+from fusion_jax.runs.loading import CheckpointSelection, load_run
 
 _LINES = ['the cat sat', '', 'dogs in the house']
 _FEW = {'beam_size': 2, 'max_length_ratio': 1.0, 'max_length_extra': 2}
@@ -35,7 +35,7 @@ def model(saved):
 
 
 def test_translations_are_those_of_the_translator(saved, model):
-  run = load_run(saved, 2)
+  run = load_run(saved, CheckpointSelection(2))
   options = dataclasses.replace(run.config.decoding, **_FEW)
   expected = list(Translator(run, options, 2).translate_n_best(_LINES))
   assert model.translate_n_best(_LINES, 2, **_FEW) == expected
@@ -58,7 +58,7 @@ def test_prefixes_samples_and_no_lines(model):
 
 
 def test_scores_are_those_of_the_scorer(saved, model):
-  run = load_run(saved, 2)
+  run = load_run(saved, CheckpointSelection(2))
   pairs = [('the cat sat', 'a dog'), ('', '')]
   expected = list(Scorer(run, run.config.decoding).score(pairs))
   assert model.score(*zip(*pairs, strict=True)) == expected

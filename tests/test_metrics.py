@@ -6,7 +6,7 @@ import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.tokenizers import tokenizer_spm
 
-from fusion_jax.config.decoding import Tokenizer
+from fusion_jax.config.decoding import BleuTokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.languages import words_of
 from fusion_jax.metrics import corpus_scores, metrics_for, signature_of
@@ -70,7 +70,7 @@ def test_a_tokenizer_that_cannot_be_had_is_one_line(monkeypatch, tmp_path):
 
 
 def test_the_config_knows_the_tokenizers_of_sacrebleu():
-  assert set(get_args(Tokenizer)) == {'', *BLEU.TOKENIZERS}
+  assert set(get_args(BleuTokenizer)) == {'', *BLEU.TOKENIZERS}
 
 
 def test_lines_must_correspond():

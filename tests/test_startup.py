@@ -74,6 +74,37 @@ def test_what_is_imported_is_left_out_of_collections():
   assert gc.get_freeze_count() >= before + len(kept)
 
 
+def test_writes_that_nobody_waits_for_are_not_shown():
+  """TensorStore calls a loop that has ended since; other faults are shown."""
+  code = """
+import asyncio, sys, tensorstore
+from fusion_jax.startup import run_program
+
+async def wait_for(future):
+  await asyncio.wait([asyncio.ensure_future(future)], timeout=0.1)
+
+class Broken:
+  def __del__(self):
+    raise RuntimeError('another')
+
+def main(argv):
+  promise, future = tensorstore.Promise.new()
+  loop = asyncio.new_event_loop()
+  loop.run_until_complete(wait_for(future))
+  loop.close()
+  promise.set_result(3)
+  future.result()
+  Broken()
+
+run_program(main)
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True
+  )
+  assert 'RuntimeError: another' in done.stderr
+  assert 'loop is closed' not in done.stderr
+
+
 def test_an_import_that_fails_leaves_the_collector_running():
   with pytest.raises(ImportError), lasting_imports():
     raise ImportError

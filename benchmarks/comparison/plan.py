@@ -1,23 +1,37 @@
-"""Which runs there are, in which order, and what each of them needs."""
+"""Which runs there are, what each of them needs, and the config of each.
+
+Sizes are those of shapes: nothing is allocated or run. JAX is kept to the CPU,
+so that a GPU is left to the programs that train.
+"""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import jax
+
 from benchmarks.comparison.recipe import NORMS, Phase, Recipe
-from benchmarks.schemes import BASELINE
+from benchmarks.schemes import BASELINE, ONLY_FROM_SCRATCH, norms_of, schemes
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.config.presets import Row, changed
+from fusion_jax.tools.model_sizes import parameter_rows
+
+jax.config.update('jax_platforms', 'cpu')
+
+# The plain model with as many parameters as the heaviest scheme.
+WIDE = 'wide'
+# The filter of the wide model is a multiple of this.
+_MULTIPLE = 8
 
 
 class Run(NamedTuple):
-  """A training.
+  """A training: of `start` if there is one, at a fusion's `rate` in the tuning.
 
-  phase: of the recipe.
-  norm: of the model.
-  scheme: the contestant.
-  seed: of parameters, data and dropout.
-  rate: of the fusion, of a run of the tuning.
-  start: the run whose parameters it starts from.
-  trials: the runs of the tuning that choose its rate.
+  The `trials` of the tuning choose the rate of a run that has none.
   """
 
   phase: Phase
@@ -43,13 +57,10 @@ class Run(NamedTuple):
 class Entry(NamedTuple):
   """What the plan has to know of a contestant.
 
-  name: of it.
-  is_tuned: whether its fusion's rate is chosen.
-  has_norm: whether it is a norm itself; it is trained once then, in the place
-    of the first norm.
-  only_scratch: whether it cannot start from a plain model.
-  is_plain: whether it has no fusion: it then continues its own run.
-  norms: for which it is defined.
+  The rate of a fusion is chosen if it `is_tuned`. What `has_norm` is a norm
+  itself, and trained once, in the place of the first norm. What is
+  `only_scratch` cannot start from a plain model. What `is_plain` has no fusion,
+  and continues its own run.
   """
 
   name: str
@@ -127,3 +138,99 @@ def _continued(
   if seed == recipe.tuning_seed:
     yield from trials
   yield Run('continued', norm, name, seed, start=plain, trials=trials)
+
+
+class Contestants:
+  """The plain model first, every fusion scheme, and a wide plain model last."""
+
+  def __init__(self, plain: ExperimentConfig):
+    self._plain = plain
+    table = schemes(plain.model.encoder_layers)
+    self._rows = {name: scheme.row for name, scheme in table.items()}
+    self.names = (*self._rows, WIDE)
+
+  def row(self, name: str) -> Row:
+    """What a contestant changes in the config of the plain model."""
+    return self._wide if name == WIDE else self._rows[name]
+
+  def entry(self, name: str) -> Entry:
+    """What the plan has to know of a contestant."""
+    row, is_plain = self.row(name), name in (BASELINE, WIDE)
+    added = sizes(changed(self._plain, row)).keys() - sizes(self._plain).keys()
+    only_scratch = name in ONLY_FROM_SCRATCH
+    is_tuned = bool(added) and not (is_plain or only_scratch)
+    norms = norms_of(row)
+    has_norm = 'model.norm' in row
+    return Entry(name, is_tuned, has_norm, only_scratch, is_plain, norms)
+
+  @functools.cached_property
+  def _wide(self) -> Row:
+    """The narrowest filter with which no scheme has more parameters."""
+    most = max(count(changed(self._plain, row)) for row in self._rows.values())
+    filter_width = self._plain.model.filter
+    wider = changed(self._plain, {'model.filter': filter_width + _MULTIPLE})
+    least = count(self._plain)
+    steps = math.ceil((most - least) / (count(wider) - least))
+    return {'model.filter': filter_width + _MULTIPLE * steps}
+
+
+@functools.cache
+def sizes(config: ExperimentConfig) -> Mapping[str, int]:
+  """The size of every parameter of a config's model, by its name."""
+  return {name: math.prod(shape) for name, shape, _ in parameter_rows(config)}
+
+
+def count(config: ExperimentConfig) -> int:
+  """The parameters of a config's model."""
+  return sum(sizes(config).values())
+
+
+class Folders(NamedTuple):
+  """Of the corpora, of all that is made, and of runs by their norm."""
+
+  data: Path
+  work: Path
+  runs: Mapping[str, Path]
+
+  @classmethod
+  def of(cls, data: Path, work: Path, recipe: Recipe) -> 'Folders':
+    """Those of a recipe; another recipe has other run directories."""
+    work = work.absolute()
+    runs = {
+      norm: work / f'{recipe.corpus}-{digest[:12]}'
+      for norm, digest in recipe.digests().items()
+    }
+    return cls(data.absolute(), work, runs)
+
+  def run(self, run: Run) -> Path:
+    """The run directory of a run."""
+    return self.runs[run.norm] / run.name
+
+
+def experiment(
+  run: Run,
+  recipe: Recipe,
+  contestants: Contestants,
+  folders: Folders,
+  rate: float | None,
+) -> ExperimentConfig:
+  """The config of a run; its fusions start as the model that it starts from."""
+  fields = {
+    'name': run.name,
+    'data.root': str(folders.data),
+    'data.prepared': str(folders.work / 'prepared'),
+    'model.norm': run.norm,
+    'training.seed': run.seed,
+  } | contestants.row(run.scheme)
+  if rate is not None:
+    fields['optimizer.fusion_rate'] = rate
+  config = changed(recipe.phase(run.phase, run.norm), fields)
+  if run.start is None:
+    return config
+  exact = {
+    f'model.{side}.start': 'baseline'
+    for side in ('encoder', 'decoder')
+    if config.model.side(side) != SideConfig()
+  }
+  start = {'training.init_from': str(folders.run(run.start))}
+  return changed(config, start | exact)

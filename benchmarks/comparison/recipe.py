@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from benchmarks.serving import ROOT
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import load_config
 from fusion_jax.config.presets import Row, changed
@@ -40,20 +39,11 @@ _SECTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """A recipe of one corpus.
+  """A recipe of one corpus, whose fields change a named config.
 
-  Attributes:
-    corpus: its name.
-    config: FILE.py[:VARIANT] that all fields change.
-    tests: paths of the test sets with {lang} and *, in the folder of the data.
-    average: checkpoints whose mean translates.
-    norms: of the models.
-    seeds: of the runs.
-    tuning_seed: of the runs that choose a fusion's rate.
-    rates: among which it is chosen.
-    phases: the config of each.
-    by_norm: what a norm changes in the config of every phase: dotted names of
-      fields and their values.
+  `tests` are paths in the folder of the data, with {lang} and *. The mean of
+  `average` checkpoints translates. The runs of `tuning_seed` choose a fusion's
+  rate. `by_norm` is what a norm changes in the config of every phase.
   """
 
   corpus: str
@@ -143,18 +133,18 @@ def _corpus(
       f'{asked_by}: {path} has no corpus {name!r}; it has {", ".join(corpora)}'
     )
   others = dict(corpora)
-  own = dict(others.pop(name))
-  like = own.pop('like', None)
+  changes = dict(others.pop(name))
+  like = changes.pop('like', None)
   if like is None:
-    return own
-  return merged(_corpus(path, others, like, f'corpora.{name}.like'), own)
+    return changes
+  return merged(_corpus(path, others, like, f'corpora.{name}.like'), changes)
 
 
 def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:
   phases = dict(table['phases'])
   phases['scratch'] = phases['plain']
   phases['tuning'] = merged(phases['continued'], phases['tuning'])
-  base = to_dict(load_config(f'{ROOT}/{table["config"]}'))
+  base = to_dict(load_config(table['config']))
   base = merged(base, table['fields'])
   norms = table.get('norms', {})
   for norm, row in norms.items():

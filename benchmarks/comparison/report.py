@@ -1,71 +1,236 @@
-"""The tables of a comparison as Markdown."""
+"""The tables of a comparison, as Markdown, and their place in the guide.
 
-import itertools
-import re
-from collections.abc import Mapping, Sequence
+There is a table for each norm of the continued runs, with the continued plain
+model as the baseline, and one of the runs from scratch, with the plain model.
+"""
 
-from benchmarks.common import markdown
-from benchmarks.comparison.contestants import WIDE
-from benchmarks.comparison.costs import PARTS
-from benchmarks.comparison.orderings import LEVEL, verdict
+import statistics
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.common import table
+from benchmarks.comparison.plan import Run
 from benchmarks.comparison.recipe import Recipe
-from benchmarks.comparison.results import Results
-from benchmarks.comparison.tables import SAMPLES, Line, Pair, Score, Table
-from benchmarks.comparison.wording import (
-  NONE,
-  mean,
-  p_value,
-  paragraph,
-  signed,
+from benchmarks.comparison.runs import Results, Text
+from benchmarks.schemes import BASELINE
+from fusion_jax.errors import InputError
+from fusion_jax.evaluation.sentence_statistics import statistics_of
+from fusion_jax.evaluation.significance import (
+  Seeds,
+  over_seeds,
+  paired_test,
+  welch,
 )
+from fusion_jax.files import write_whole
 
+# Of the bootstrap.
+SAMPLES = 1_000
+# A number that there is not.
+NONE = '–'
 _TITLES = {
   'continued': 'from the trained plain model',
   'scratch': 'from scratch',
 }
-# Columns of a loss or score in a table with several seeds.
-_OVER_SEEDS = 'difference', 'p over seeds'
-_ENTROPY = re.compile(r'(\w+)/.*coupling_entropy_(\d+)')
+_BEGIN = '<!-- comparison of schemes: {} -->'
+_END = '<!-- end of the comparison -->'
 
 
-def report(
-  recipe: Recipe,
-  results: Results,
-  tables: Sequence[Table],
-  of_steps: Mapping[str, Mapping[str, float]],
-) -> str:
-  """What was compared and how, and a section for each table.
+class Score(NamedTuple):
+  """A number of some seeds, and its differences to those of a baseline.
 
-  Args:
-    recipe: Of the comparison.
-    results: Of the recipe.
-    tables: Of the runs that are shown.
-    of_steps: Times of steps, as from `costs`; schemes may be missing.
+  The differences and `over_seeds`, p of Welch's t-test, are over the seeds that
+  both have; `bootstrap` is p of the paired bootstrap of the first of them.
   """
-  sections = [_section(table, of_steps) for table in tables]
-  continued = any(x.kind == 'continued' and x.lines for x in tables)
+
+  seeds: Seeds
+  differences: tuple[float, ...] = ()
+  over_seeds: float | None = None
+  bootstrap: float | None = None
+
+  @property
+  def difference(self) -> float | None:
+    """The mean of the differences; None where there are none."""
+    return statistics.fmean(self.differences) if self.differences else None
+
+
+class Line(NamedTuple):
+  """A contestant with at least one finished run.
+
+  `first` are the results of its first seed, `extra` the parameters beside the
+  baseline's. The loss is None if that of a seed is not finite. BLEU and chrF2
+  are by test set.
+  """
+
+  scheme: str
+  seeds: tuple[int, ...]
+  first: dict[str, Any]
+  extra: int | None
+  nll: Score | None
+  bleu: dict[str, Score]
+  chrf: dict[str, Score]
+
+
+class Table(NamedTuple):
+  """The results of one norm, the baseline first, and what is not finished."""
+
+  kind: str
+  norm: str
+  lines: list[Line]
+  missing: list[Run]
+
+
+def put_into(path: Path, name: str, text: str) -> None:
+  """Replaces what stands between the markers of a name in a file."""
+  if not path.is_file():
+    raise InputError(f'{path}: no such file')
+  marker = _BEGIN.format(name)
+  before, begin, rest = path.read_text(encoding='utf-8').partition(marker)
+  _, end, after = rest.partition(_END)
+  if not (begin and end):
+    raise InputError(f'{path}: must have {marker} and then {_END}')
+  write_whole(path, f'{before}{begin}\n\n{text}\n{end}{after}'.encode())
+
+
+class Tables:
+  """Makes tables of finished runs; counts the n-grams of a text once."""
+
+  def __init__(
+    self, results: Results, tests: Mapping[str, Text], language: str
+  ):
+    self._results, self._tests, self._language = results, tests, language
+    self._counted: dict[tuple[Run, str], Any] = {}
+
+  def of(self, runs: Sequence[Run]) -> list[Table]:
+    """All tables of a plan, in its order; the tuning is in no table."""
+    grouped: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+      if run.phase != 'tuning':
+        kind = 'continued' if run.phase == 'continued' else 'scratch'
+        grouped.setdefault((kind, run.norm), []).append(run)
+    return [
+      self._table(*key, group)
+      for key, group in sorted(grouped.items(), key=lambda item: item[0][0])
+    ]
+
+  def _table(self, kind: str, norm: str, runs: Sequence[Run]) -> Table:
+    schemes: dict[str, list[Run]] = {}
+    for run in runs:
+      if run in self._results:
+        schemes.setdefault(run.scheme, []).append(run)
+    plain = schemes.get(BASELINE, [])
+    lines = [self._line(group, plain) for group in schemes.values()]
+    missing = [run for run in runs if run not in self._results]
+    return Table(kind, norm, lines, missing)
+
+  def _line(self, runs: Sequence[Run], baseline: Sequence[Run]) -> Line:
+    first = self._results[runs[0]]
+    tests, extra = first['tests'], None
+    if baseline:
+      extra = first['parameters'] - self._results[baseline[0]]['parameters']
+    return Line(
+      runs[0].scheme,
+      tuple(run.seed for run in runs),
+      first,
+      extra,
+      self._nll(runs, baseline),
+      {test: self._bleu(test, runs, baseline) for test in tests},
+      {test: self._score(test, runs, baseline, 'chrf') for test in tests},
+    )
+
+  def _nll(self, runs: Sequence[Run], baseline: Sequence[Run]) -> Score | None:
+    ours, theirs = (
+      {run.seed: self._results[run]['validation_nll'] for run in group}
+      for group in (runs, baseline)
+    )
+    if None in ours.values():
+      return None
+    finite = {seed: loss for seed, loss in theirs.items() if loss is not None}
+    return _beside(ours, {} if runs == baseline else finite)
+
+  def _score(
+    self, test: str, runs: Sequence[Run], baseline: Sequence[Run], metric: str
+  ) -> Score:
+    ours, theirs = (
+      {
+        seed: self._results[run]['tests'][test][metric]
+        for seed, run in self._tested(test, group).items()
+      }
+      for group in (runs, baseline)
+    )
+    return _beside(ours, {} if runs == baseline else theirs)
+
+  def _bleu(
+    self, test: str, runs: Sequence[Run], baseline: Sequence[Run]
+  ) -> Score:
+    score = self._score(test, runs, baseline, 'bleu')
+    if score.difference is None or test not in self._tests:
+      return score
+    ours, theirs = (self._tested(test, group) for group in (runs, baseline))
+    seed = next(seed for seed in ours if seed in theirs)
+    counts = {
+      'baseline': self._counts(theirs[seed], test),
+      'system': self._counts(ours[seed], test),
+    }
+    _, tested = paired_test('BLEU', self._language, 1, counts, 'bs', SAMPLES)
+    return score._replace(bootstrap=tested['system'].p_value)
+
+  def _tested(self, test: str, runs: Iterable[Run]) -> dict[int, Run]:
+    """The runs that have a score on a test set, by their seeds."""
+    return {
+      run.seed: run for run in runs if test in self._results[run]['tests']
+    }
+
+  def _counts(self, run: Run, test: str) -> Any:
+    if (run, test) not in self._counted:
+      lines = self._results.translations(run, test)
+      references = [self._tests[test].references]
+      (counted,) = statistics_of(
+        [lines], references, self._language, names=('BLEU',)
+      )
+      self._counted[run, test] = counted['BLEU']
+    return self._counted[run, test]
+
+
+def _beside(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Score:
+  """The values of some seeds beside those of a baseline, where it has any."""
+  seeds = over_seeds(list(ours.values()))
+  common = [seed for seed in ours if seed in theirs]
+  if not common:
+    return Score(seeds)
+  before, after = (
+    over_seeds([values[seed] for seed in common]) for values in (theirs, ours)
+  )
+  differences = tuple(ours[seed] - theirs[seed] for seed in common)
+  return Score(seeds, differences, welch(before, after))
+
+
+def report(recipe: Recipe, results: Results, tables: Sequence[Table]) -> str:
+  """What was compared and how, and a section for each table."""
   norms = dict.fromkeys(table.norm for table in tables)
-  head = _head(recipe, list(norms), continued)
-  parts = [head, *sections, _circumstances(results)]
+  parts = [
+    _head(recipe, list(norms)),
+    *map(_section, tables),
+    _circumstances(results),
+  ]
   return '\n\n'.join(part for part in parts if part) + '\n'
 
 
-def _head(recipe: Recipe, norms: Sequence[str], continued: bool) -> str:
-  plain = recipe.phases['plain']
-  model, data = plain.model, plain.data
+def _head(recipe: Recipe, norms: Sequence[str]) -> str:
+  digests = ', '.join(f'`{recipe.digest(x)[:12]}` ({x}-norm)' for x in norms)
+  steps = {name: one.training.steps for name, one in recipe.phases.items()}
+  data = recipe.phases['plain'].data
+  rates = ', '.join(f'{rate:g}' for rate in recipe.rates)
   return paragraph(
-    f'Recipe {_digests(recipe, norms)}, corpus `{recipe.corpus}`, '
+    f'Recipe {digests}, corpus `{recipe.corpus}`, '
     f'{data.source_language}-{data.target_language}; '
-    f'width {model.width}, filter {model.filter:,}, {model.heads} heads, '
-    f'{model.encoder_layers}+{model.decoder_layers} layers, initialization '
-    f'`{model.initialization}`, vocabulary '
-    f'{data.tokenizer.vocabulary_size:,}, {data.batch.tokens:,} slots a batch; '
-    f'{plain.training.steps:,} updates from scratch'
-    f'{_continuing(recipe) if continued else ""}. Beam '
-    f'{plain.decoding.beam_size}, alpha {plain.decoding.alpha:g}, mean of the '
-    f'last {recipe.average} checkpoints. `wide` is a plain model with a wider '
-    'filter and as many parameters as the heaviest scheme. p: '
-    f"sacreBLEU's paired bootstrap ({SAMPLES:,} samples) against `none` of the "
+    f'{steps["plain"]:,} updates from scratch, {steps["continued"]:,} from the '
+    f'trained plain model, with fresh Adam and a fusion rate of {rates}, which '
+    f'the validation loss after {steps["tuning"]:,} updates chose. `wide` is a '
+    'plain model with a wider filter and as many parameters as the heaviest '
+    f"scheme. p: sacreBLEU's paired bootstrap ({SAMPLES:,} samples) against "
+    '`none` of the '
     'same table, which is below 0.05 for about one in ten systems that do not '
     "differ; with several seeds, that of the first seed, and Welch's "
     't-test over seeds. The bootstrap compares two trained models, whose '
@@ -74,200 +239,64 @@ def _head(recipe: Recipe, norms: Sequence[str], continued: bool) -> str:
   )
 
 
-def _digests(recipe: Recipe, norms: Sequence[str]) -> str:
-  each = []
-  for norm in norms:
-    own = [f'{name}={x}' for name, x in recipe.by_norm.get(norm, {}).items()]
-    where = ', '.join([f'{norm}-norm', *(f'`{field}`' for field in own)])
-    each.append(f'`{recipe.digest(norm)[:12]}` ({where})')
-  return ', '.join(each)
-
-
-def _continuing(recipe: Recipe) -> str:
-  rates = ', '.join(f'{rate:g}' for rate in recipe.rates)
-  steps = {name: each.training.steps for name, each in recipe.phases.items()}
-  return (
-    f', {steps["continued"]:,} from the trained plain model, with fresh Adam. '
-    'The learning rate of what only a fusion has was chosen among '
-    f'{rates} times that of the rest, by validation loss after '
-    f'{steps["tuning"]:,} updates'
-  )
-
-
-def _section(table: Table, of_steps: Mapping[str, Mapping[str, float]]) -> str:
-  parts = [
-    f'### {table.norm.capitalize()}-norm, {_TITLES[table.kind]}',
-    _grid(table.lines) if table.lines else '',
-    _others(table.lines, of_steps) if table.lines else '',
-    _fresh(table.lines),
-    _entropies(table.lines),
-    _orders(table.pairs),
-    _missing(table),
-  ]
+def _section(of_norm: Table) -> str:
+  title = f'### {of_norm.norm.capitalize()}-norm, {_TITLES[of_norm.kind]}'
+  grid = _grid(of_norm.lines) if of_norm.lines else ''
+  parts = title, grid, _missing(of_norm)
   return '\n\n'.join(part for part in parts if part)
 
 
 def _grid(lines: Sequence[Line]) -> str:
   tests = list(dict.fromkeys(test for line in lines for test in line.bleu))
-  several = any(len(line.seeds) > 1 for line in lines)
-  sizes = any(line.scheme == WIDE for line in lines)
-  rates = any(line.rate is not None for line in lines)
-  header = ['scheme', 'extra parameters']
-  header += ['fusion rate'] if rates else []
-  header += ['validation NLL', *_OVER_SEEDS] if several else ['validation NLL']
+  header = ['scheme', 'extra parameters', 'fusion rate', 'seeds']
+  header += ['validation NLL', 'difference', 'p over seeds']
   for test in tests:
-    header += [f'BLEU `{test}`', 'difference', 'p']
-    header += ['p over seeds'] if several else []
-    header += [f'p to `{WIDE}`'] if sizes else []
-  header += ['seeds'] if several else []
+    header += [f'BLEU `{test}`', 'difference', 'p', 'p over seeds', 'chrF2']
   rows = []
   for line in lines:
+    rate, nll = line.first['fusion_rate'], line.nll
     row = [
       f'`{line.scheme}`',
-      NONE if line.extra_parameters is None else f'{line.extra_parameters:+,}',
+      NONE if line.extra is None else f'{line.extra:+,}',
+      NONE if rate is None else f'{rate:g}',
+      str(len(line.seeds)),
+      mean(nll.seeds, 4) if nll else 'not finite',
+      signed(nll and nll.difference, 4),
+      p_value(nll and nll.over_seeds),
     ]
-    if rates:
-      row.append(NONE if line.rate is None else f'{line.rate:g}')
-    row += _cells(line.nll, several, digits=4, missing='not finite')
     for test in tests:
-      row += _bleu(line.bleu.get(test), several)
-      if sizes:
-        row.append(p_value(_difference(line.to_wide.get(test))[1]))
-    row += [str(len(line.seeds))] if several else []
+      row += _scores(line.bleu.get(test), line.chrf.get(test))
     rows.append(row)
-  return markdown(header, rows)
+  return table(header, rows)
 
 
-def _bleu(bleu: Score | None, several: bool) -> list[str]:
-  if bleu is None:
-    return [NONE] * (3 + several)
-  cells = mean(bleu.seeds), signed(bleu.difference), p_value(bleu.bootstrap)
-  return [*cells, p_value(bleu.over_seeds)] if several else [*cells]
+def _scores(bleu: Score | None, chrf: Score | None) -> list[str]:
+  if bleu is None or chrf is None:
+    return [NONE] * 5
+  p_values = p_value(bleu.bootstrap), p_value(bleu.over_seeds)
+  return [
+    mean(bleu.seeds),
+    signed(bleu.difference),
+    *p_values,
+    mean(chrf.seeds),
+  ]
 
 
-def _cells(
-  score: Score | None, several: bool, digits: int = 2, missing: str = NONE
-) -> list[str]:
-  """The mean; in a table with several seeds also its difference and p."""
-  if score is None:
-    return [missing, *(NONE for _ in _OVER_SEEDS if several)]
-  own = mean(score.seeds, digits)
-  difference = signed(score.difference, digits)
-  return [own, difference, p_value(score.over_seeds)] if several else [own]
-
-
-def _others(
-  lines: Sequence[Line], of_steps: Mapping[str, Mapping[str, float]]
-) -> str:
-  """chrF2 of each line, and the times of its steps."""
-  text = paragraph(
-    'chrF2, and the time of a training and of a decoding step relative to the '
-    'plain model (Transformer Base on a CPU, `benchmarks.fusion_overhead`):'
-  )
-  tests = list(dict.fromkeys(test for line in lines for test in line.chrf))
-  several = any(len(line.seeds) > 1 for line in lines)
-  header = ['scheme']
-  for test in tests:
-    header += [f'chrF2 `{test}`', *(_OVER_SEEDS if several else ())]
-  rows = []
-  for line in lines:
-    times = of_steps.get(line.scheme, {})
-    steps = (f'{times[part]:.2f}' if times else NONE for part in PARTS)
-    scores = (_cells(line.chrf.get(test), several) for test in tests)
-    rows.append((f'`{line.scheme}`', *itertools.chain(*scores), *steps))
-  return f'{text}\n\n{markdown([*header, *PARTS.values()], rows)}'
-
-
-def _fresh(lines: Sequence[Line]) -> str:
-  """Which schemes have no start that computes what the plain model does."""
-  listed = ', '.join(
-    f'`{line.scheme}`'
-    for line in lines
-    if 'fresh' in line.first['start'].values()
-  )
-  return listed and paragraph(
-    'New parameters start at random, without an exact start, in one stack or '
-    f'both of {listed}.'
-  )
-
-
-def _orders(pairs: Sequence[Pair]) -> str:
-  """Where papers print one scheme above another, and what is found here."""
-  if not pairs:
-    return ''
-  text = paragraph(
-    'Neighbours, of the finished schemes, in the orders that the papers print: '
-    'BLEU of the higher one less that of the lower one, there and here; p over '
-    'seeds where both have several, else of the bootstrap. An order is '
-    'confirmed or refuted here where all test sets agree, each with p over '
-    f'seeds < {LEVEL}: one seed decides nothing.'
-  )
-  tests = list(dict.fromkeys(test for pair in pairs for test in pair.bleu))
-  header = ['paper', 'lower', 'higher', 'printed']
-  for test in tests:
-    header += [f'`{test}`', 'p']
-  rows = []
-  for printed, bleu in pairs:
-    row = [printed.source, f'`{printed.lower}`', f'`{printed.higher}`']
-    row.append(signed(printed.printed))
-    for test in tests:
-      difference, p = _difference(bleu.get(test))
-      row += [signed(difference), p_value(p)]
-    found = [(own.difference, own.over_seeds) for own in bleu.values()]
-    rows.append([*row, verdict(found)])
-  return f'{text}\n\n{markdown([*header, "here"], rows)}'
-
-
-def _difference(bleu: Score | None) -> tuple[float | None, float | None]:
-  """A difference and its p: over seeds where there are several."""
-  if bleu is None:
-    return None, None
-  p = bleu.bootstrap if bleu.over_seeds is None else bleu.over_seeds
-  return bleu.difference, p
-
-
-def _entropies(lines: Sequence[Line]) -> str:
-  title = 'Coupling entropy of the routers at the end, in nats, after each '
-  listed = [f'{title}iteration:', '']
-  for line in lines:
-    if found := coupling_entropies(line.first['telemetry']):
-      sides = (
-        f'{side} {", ".join(f"{value:.2f}" for value in values)}'
-        for side, values in found.items()
-      )
-      listed.append(f'- `{line.scheme}`: {"; ".join(sides)}')
-  return '\n'.join(listed) if len(listed) > 2 else ''
-
-
-def coupling_entropies(
-  telemetry: Mapping[str, float],
-) -> dict[str, list[float]]:
-  """The coupling entropies of a run, of each stack that routes."""
-  found: dict[str, dict[int, float]] = {}
-  for name, value in telemetry.items():
-    if (match := _ENTROPY.fullmatch(name)) and value is not None:
-      found.setdefault(match[1], {})[int(match[2])] = value
-  return {
-    side: [values[index] for index in sorted(values)]
-    for side, values in found.items()
-  }
-
-
-def _missing(table: Table) -> str:
+def _missing(of_norm: Table) -> str:
   """What is not finished: for each choice of seeds, schemes that lack it."""
-  if not table.missing:
+  if not of_norm.missing:
     return ''
-  if not table.lines:
-    return f'None of {len(table.missing)} runs is finished yet.'
+  if not of_norm.lines:
+    return f'None of {len(of_norm.missing)} runs is finished yet.'
   seeds: dict[str, list[str]] = {}
-  for run in table.missing:
+  for run in of_norm.missing:
     seeds.setdefault(run.scheme, []).append(str(run.seed))
   schemes: dict[str, list[str]] = {}
   for scheme, numbers in seeds.items():
     schemes.setdefault(', '.join(numbers), []).append(f'`{scheme}`')
   return '\n\n'.join(
-    paragraph(f'Missing with seed {numbers}: {", ".join(own)}.')
-    for numbers, own in schemes.items()
+    paragraph(f'Missing with seed {numbers}: {", ".join(names)}.')
+    for numbers, names in schemes.items()
   )
 
 
@@ -275,16 +304,44 @@ def _circumstances(results: Results) -> str:
   """Signatures and hardware; nothing without results."""
   signatures = dict.fromkeys(
     f'`{scores["bleu_signature"]}`'
-    for found in results
-    for scores in found['tests'].values()
+    for run in results
+    for scores in run['tests'].values()
   )
   machines: dict[str, set[int]] = {}
-  for x in results:
-    name = f'{x["cpu"]}, {x["cores"]} cores, {x["device"]}, jax {x["jax"]}'
-    machines.setdefault(name, set()).add(x['seed'])
+  for run in results:
+    cores = f'{run["cpu"]}, {run["cores"]} cores'
+    name = f'{cores}, {run["device"]}, jax {run["jax"]}'
+    machines.setdefault(name, set()).add(run['seed'])
   listed = '; '.join(
     f'{name} (seed {", ".join(map(str, sorted(seeds)))})'
     for name, seeds in machines.items()
   )
   text = f'BLEU {", ".join(signatures)}; trained on {listed}.'
   return paragraph(text) if machines else ''
+
+
+def mean(seeds: Seeds, digits: int = 2) -> str:
+  """The mean, with the deviation where there are several seeds."""
+  text = f'{seeds.mean:.{digits}f}'
+  if seeds.deviation is None:
+    return text
+  return f'{text} ± {seeds.deviation:.{digits}f}'
+
+
+def signed(difference: float | None, digits: int = 2) -> str:
+  """A difference with its sign; what rounds to 0 is +0.00."""
+  if difference is None:
+    return NONE
+  return f'{round(difference, digits) + 0.0:+.{digits}f}'
+
+
+def p_value(value: float | None) -> str:
+  """A probability with three decimals."""
+  if value is None:
+    return NONE
+  return '<0.001' if value < 0.001 else f'{value:.3f}'
+
+
+def paragraph(text: str) -> str:
+  """A text in lines of 80 letters, or of one longer word."""
+  return textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)

@@ -36,7 +36,7 @@ def write_seeds(folder: Path, name: str) -> Path:
 
 
 def one_input(
-  folder: Path, reader: Reader, found: Path
+  folder: Path, reader: Reader, findings: Path
 ) -> Callable[[bytes], None]:
   """What reads one input, and writes down what is no InputError."""
   path = folder / reader.file
@@ -47,41 +47,42 @@ def one_input(
       reader.read(folder)
     except InputError as error:
       if '\n' in str(error):
-        _write_down(found, content)
+        _write_down(findings, content)
     except Exception:
-      _write_down(found, content)
+      _write_down(findings, content)
 
   return read
 
 
-def _write_down(found: Path, content: bytes) -> None:
+def _write_down(findings: Path, content: bytes) -> None:
   """An exception by its place, so that each is kept once."""
   frames = traceback.extract_tb(sys.exc_info()[2])
-  own = [each for each in frames if 'fusion_jax' in each.filename] or frames
-  place = f'{sys.exc_info()[0]} {own[-1].filename} {own[-1].lineno}'
+  ours = [one for one in frames if 'fusion_jax' in one.filename] or frames
+  place = f'{sys.exc_info()[0]} {ours[-1].filename} {ours[-1].lineno}'
   name = hashlib.sha256(place.encode()).hexdigest()[:8]
-  found.mkdir(parents=True, exist_ok=True)
-  if not (found / f'{name}.txt').exists():
-    (found / f'{name}.input').write_bytes(content)
-    (found / f'{name}.txt').write_text(traceback.format_exc())
+  findings.mkdir(parents=True, exist_ok=True)
+  if not (findings / f'{name}.txt').exists():
+    (findings / f'{name}.input').write_bytes(content)
+    (findings / f'{name}.txt').write_text(traceback.format_exc())
 
 
 def main() -> None:
   folder, name, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
   logging.disable()
   inputs = write_seeds(folder, name)
-  found = folder.parent / 'findings' / name
+  findings = folder.parent / 'findings' / name
   flags = [
     f'-max_total_time={seconds}',
     f'-timeout={_TIMEOUT}',
     f'-rss_limit_mb={_MEMORY}',
-    f'-artifact_prefix={found}-',
+    f'-artifact_prefix={findings}-',
     '-print_final_stats=1',
     '-verbosity=0',
     str(inputs),
   ]
-  found.parent.mkdir(exist_ok=True)
-  atheris.Setup([sys.argv[0], *flags], one_input(folder, READERS[name], found))
+  findings.parent.mkdir(exist_ok=True)
+  read = one_input(folder, READERS[name], findings)
+  atheris.Setup([sys.argv[0], *flags], read)
   atheris.Fuzz()
 
 

@@ -20,10 +20,12 @@ from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.text_files import count_pairs, read_pairs
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.evaluation.contrastive import read_items
-from fusion_jax.runs.kept_corpus import read_report
-from fusion_jax.runs.lock import held
-from fusion_jax.runs.metrics_file import read_metrics
-from fusion_jax.runs.run_directory import read_config
+from fusion_jax.runs.directory import (
+  locked,
+  read_config,
+  read_metrics,
+  read_report,
+)
 
 _TEXT = 'Ein Hund läuft.\nEine Katze\tsitzt\u2028da.\n\n'.encode()
 _ITEM = {'source': 'a dog', 'reference': 'ein Hund', 'contrastive': ['x', 'y']}
@@ -38,11 +40,9 @@ _METRICS = [
 
 
 class Reader(NamedTuple):
-  """What reads a file.
+  """What reads a file below the folder that `made` fills; given the folder.
 
-  file: its path below the folder that `made` fills.
-  read: reads the file, all of it; it is given the folder.
-  seeds: contents to begin with; none: the file as `made` leaves it.
+  Without `seeds` it begins with the file as `made` leaves it.
   """
 
   file: str
@@ -99,6 +99,10 @@ def _json_lines(path: Path) -> None:
     _consume(lines)
 
 
+def _words(path: Path) -> None:
+  _consume(read_words(path))
+
+
 def _tokenizer(path: Path) -> None:
   tokenizer = Tokenizer.from_file(path)
   tokenizer.decode(tokenizer.encode('Ein Hund läuft.'))
@@ -118,18 +122,14 @@ def _corpus(folder: Path) -> None:
 def _locked(folder: Path) -> None:
   path = folder / 'run' / 'lock'
   content = path.read_bytes()
-  with held(folder / 'run'):
+  with locked(folder / 'run'):
     path.write_bytes(content)
-    with held(folder / 'run'):
+    with locked(folder / 'run'):
       pass
 
 
 def _in(file: str, read: Callable[[Path], Any], *seeds: bytes) -> Reader:
   return Reader(file, lambda folder: read(folder / file), seeds)
-
-
-def _at(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-  return lambda folder: read(folder / 'run')
 
 
 _SHARD = 'parallel_text-valid.array_record-00000'
@@ -149,12 +149,14 @@ READERS = {
     read_items,
     *(json.dumps([item]).encode() for item in (_ITEM, _GROUPED)),
   ),
-  'CoNLL-U': _in('words.conllu', lambda at: _consume(read_words(at)), _CONLLU),
+  'CoNLL-U': _in('words.conllu', _words, _CONLLU),
   'metrics': _in(
     'metrics.jsonl', read_metrics, '\n'.join(map(json.dumps, _METRICS)).encode()
   ),
-  'config': Reader('run/config.json', _at(read_config)),
-  'kept report': Reader('run/corpus/report.json', _at(read_report)),
+  'config': Reader('run/config.json', lambda at: read_config(at / 'run')),
+  'kept report': Reader(
+    'run/corpus/report.json', lambda at: read_report(at / 'run')
+  ),
   'lock': Reader('run/lock', _locked, (_LOCK,)),
   'tokenizer': _in('corpus/source.model', _tokenizer),
   'report.json': Reader('corpus/report.json', _corpus),

@@ -175,12 +175,12 @@ def record(
   names = 'source', 'greedy', 'beam', 'log_probabilities', 'texts'
   result |= {name: [] for name in names}
   for first in range(0, len(lines), _ROWS):
-    own = [
+    group = [
       [*map(dictionary.index, processor.encode(line, out_type=str)), 2]
       for line in lines[first : first + _ROWS]
     ]
-    result['source'] += own
-    batch = _padded(own)
+    result['source'] += group
+    batch = _padded(group)
     sources = {'src_tokens': batch, 'src_lengths': (batch != 1).sum(1)}
     for name, beam in (('greedy', 1), ('beam', BEAM)):
       search = SequenceGenerator(
@@ -190,8 +190,8 @@ def record(
         max_len_a=0,
         max_len_b=limit - 1,
       )
-      found = search.generate([model], {'net_input': sources})
-      result[name] += [each[0]['tokens'].tolist() for each in found]
+      hypotheses = search.generate([model], {'net_input': sources})
+      result[name] += [best['tokens'].tolist() for best, *_ in hypotheses]
     best = result['beam'][first:]
     shifted = _padded([[2, *ids[:-1]] for ids in best])
     logits, _ = model(**sources, prev_output_tokens=shifted)
@@ -202,7 +202,7 @@ def record(
     ]
     pieces = [[dictionary[n] for n in ids[:-1]] for ids in best]
     result['texts'] += [
-      ''.join(each).replace('▁', ' ').strip() for each in pieces
+      ''.join(line).replace('▁', ' ').strip() for line in pieces
     ]
   return result
 

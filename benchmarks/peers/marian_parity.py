@@ -163,17 +163,18 @@ def record(folder: Path, lines: list[str], limit: int) -> dict[str, Any]:
     )
     real = batch.attention_mask.bool()
     result['source'] += [
-      ids[own].tolist() for ids, own in zip(batch.input_ids, real, strict=True)
+      ids[kept].tolist()
+      for ids, kept in zip(batch.input_ids, real, strict=True)
     ]
     for name, beam in (('greedy', 1), ('beam', BEAM)):
-      found = model.generate(
+      translated = model.generate(
         **batch,
         num_beams=beam,
         max_length=limit + 1,
         length_penalty=1.0,
         early_stopping='never' if beam > 1 else False,
       )
-      result[name] += [_until_end(ids[1:].tolist()) for ids in found]
+      result[name] += [_until_end(ids[1:].tolist()) for ids in translated]
     best = result['beam'][first:]
     result['log_probabilities'] += _log_probabilities(model, batch, best)
     result['texts'] += [
@@ -195,7 +196,7 @@ def _log_probabilities(
   logits = model(**batch, labels=padded).logits
   every = logits.log_softmax(-1).gather(-1, padded[..., None])[..., 0]
   return [
-    own[: len(ids)].tolist() for own, ids in zip(every, rows, strict=True)
+    row[: len(ids)].tolist() for row, ids in zip(every, rows, strict=True)
   ]
 
 

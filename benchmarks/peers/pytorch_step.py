@@ -16,11 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.serving import CORES, contestant_parser, serve
-from benchmarks.sizes import SIZES, Size
+from benchmarks.serving import CORES, add_size, serve
+from benchmarks.sizes import SIZES, SPECIAL_SYMBOLS, START, Size
 
-_SPECIAL_SYMBOLS = 4
-_START = 2
 _BATCHES = 4
 
 
@@ -102,7 +100,7 @@ class Transformer(nn.Module):
     for layer in self.encoder:
       memory = layer(memory, None)
     memory = self.encoder_norm(memory)
-    x = self.embed(F.pad(target[:, :-1], (1, 0), value=_START))
+    x = self.embed(F.pad(target[:, :-1], (1, 0), value=START))
     for layer in self.decoder:
       x = layer(x, memory)
     logits = F.linear(self.decoder_norm(x), self.table)
@@ -136,7 +134,7 @@ class PyTorchStep:
       self._model.parameters(), 1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True
     )
     shape = (_BATCHES, 2, size.rows, size.length)
-    batches = torch.randint(_SPECIAL_SYMBOLS, size.vocabulary, shape)
+    batches = torch.randint(SPECIAL_SYMBOLS, size.vocabulary, shape)
     self._batches = batches.to(self._device)
     self._steps, self._loss = 0, 0.0
 
@@ -154,19 +152,20 @@ class PyTorchStep:
 
   def report(self) -> dict[str, Any]:
     """Version, parameters, last loss; gives the memory of the device back."""
-    found = {
+    facts = {
       'version': f'torch {torch.__version__}',
       'parameters': sum(p.numel() for p in self._model.parameters()),
       'loss': self._loss,
     }
     if self._device == 'cuda':
-      found['peak_device_mb'] = torch.cuda.max_memory_allocated() / 2**20
+      facts['peak_device_mb'] = torch.cuda.max_memory_allocated() / 2**20
       torch.cuda.empty_cache()
-    return found
+    return facts
 
 
 def main() -> None:
-  parser = contestant_parser()
+  parser = argparse.ArgumentParser()
+  add_size(parser)
   add = parser.add_argument
   add('--compile', action='store_true')
   add('--device', default='cpu', help='or cuda')
@@ -174,11 +173,11 @@ def main() -> None:
   add('--rows', type=int, help='default: as --size')
   add('--length', type=int, help='default: as --size')
   add('--updates', type=int, default=1)
-  own = parser.parse_args()
-  given = {'rows': own.rows, 'length': own.length}
-  given = {name: value for name, value in given.items() if value}
-  size = dataclasses.replace(SIZES[own.size], **given)
-  serve(lambda size: PyTorchStep(size, own), size)
+  arguments = parser.parse_args()
+  size = SIZES[arguments.size]
+  rows, length = arguments.rows or size.rows, arguments.length or size.length
+  size = dataclasses.replace(size, rows=rows, length=length)
+  serve(lambda: PyTorchStep(size, arguments))
 
 
 if __name__ == '__main__':

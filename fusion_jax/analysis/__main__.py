@@ -15,9 +15,9 @@ import logging
 import time
 from pathlib import Path
 
-from fusion_jax.analysis.run_and_text_flags import add_run_and_text_flags
+from fusion_jax.analysis.text_choice import add_run_and_text_flags
 from fusion_jax.config.flags import parse_arguments
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument(
-    'views', nargs='+', metavar='VIEW', type=_view, choices=(_ALL, *VIEWS)
+    'views', nargs='+', metavar='VIEW', choices=(_ALL, *VIEWS)
   )
   parser.add_argument('--workdir', type=Path, required=True)
   parser.add_argument('--output', type=Path, help='a folder')
@@ -46,19 +46,12 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _view(name: str) -> str:
-  if name == 'lesions':
-    raise argparse.ArgumentTypeError("'lesions' is called 'ablations' now")
-  return name
-
-
 @one_line_errors
 def main(argv: list[str]) -> None:
   """Apply the views, write their files and print their summaries."""
   start_logging()
   from fusion_jax.analysis.run_with_text import open_run_with_text
-  from fusion_jax.analysis.view import look_at
-  from fusion_jax.analysis.views import VIEWS, check_view, views_of
+  from fusion_jax.analysis.views import VIEWS, check_view, look_at, views_of
 
   arguments = parse_arguments(argv, _parser())
   check_output(arguments.output or '')
@@ -73,7 +66,7 @@ def main(argv: list[str]) -> None:
     check_view(view, config, str(workdir))
   for number, view in enumerate(chosen, start=1):
     begin = time.monotonic()
-    finding = look_at(view, analysed, folder)
+    result = look_at(view, analysed, folder)
     logger.info(
       '%d of %d: %s in %.1f s: %s',
       number,
@@ -82,7 +75,7 @@ def main(argv: list[str]) -> None:
       time.monotonic() - begin,
       folder / f'{view.name}.png',
     )
-    print(f'{view.name}: {finding.summary}')
+    print(f'{view.name}: {result.summary}')
 
 
 if __name__ == '__main__':

@@ -12,7 +12,7 @@ from typing import Any
 
 from fusion_jax import figures
 from fusion_jax.analysis.run_with_text import RunWithText, numbered
-from fusion_jax.analysis.view import Numbers, View
+from fusion_jax.analysis.view import Numbers
 from fusion_jax.errors import InputError
 
 # Fields of lines of kind 'train' and of kind 'valid'.
@@ -36,18 +36,7 @@ _NAMES = {'valid': 'validation', 'train': 'training'}
 
 
 def curves(analysed: RunWithText) -> Numbers:
-  """Read the numbers of the training and of its validations, by update.
-
-  Returns:
-    For 'train' and 'valid' the list 'steps' and a list of every number that
-    was logged, None where it was not finite. 'valid' is {} before the first
-    validation. 'gap': at every validation, the accuracy on the training text
-    as last logged, minus that on the validation text; None where one of them
-    is missing.
-
-  Raises:
-    InputError: Nothing was logged.
-  """
+  """Read the numbers of the training and of its validations, by update."""
   train = _columns(analysed.of_kind('train'), _TRAIN)
   rows = [row for row in analysed.metrics if row['kind'] == 'valid']
   valid = _columns(rows, _VALID) if rows else {}
@@ -55,14 +44,7 @@ def curves(analysed: RunWithText) -> Numbers:
 
 
 def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
-  """Draw the curves of one or more runs, overlaid.
-
-  Args:
-    runs: Results of `curves`, by the name of the run.
-
-  Returns:
-    A figure of six panels.
-  """
+  """Draw the curves of one or more runs, overlaid."""
   figure, axes = figures.panels(len(_PANELS))
   named = {run: f'{run}, ' if len(runs) > 1 else '' for run in runs}
   dashed = {
@@ -151,35 +133,8 @@ def _score(value: int | float | None) -> int | float:
   return -math.inf if value is None else value
 
 
-CURVES = View(
-  name='curves',
-  title='Curves of the training',
-  source='Wang et al. 2018, Fig. 4',
-  reading=(
-    'Over the updates: solid on the validation text, dashed on the training '
-    'text, where dropout is on, as a mean since the point before. The loss of '
-    'the training is the one that was minimised, with label smoothing; that of '
-    'the validation is without it. BLEU and chrF are of the first '
-    'training.translate_sentences lines, with a beam of '
-    'training.translate_beam.'
-  ),
-  measure=curves,
-  draw=draw,
-  summary=summary,
-  reads='metrics',
-)
-
-
 def gradient_norms(analysed: RunWithText) -> Numbers:
-  """Read the logged norms by layer.
-
-  Returns:
-    'steps', and 'layers': for the number of each layer one norm per step, the
-    mean over the updates since the previous step; None where it was not finite.
-
-  Raises:
-    InputError: No norms were logged.
-  """
+  """Read the logged norms by layer."""
   rows = analysed.of_kind('train')
   layers = numbered(rows, 'encoder_gradient_norm_')
   if not layers:
@@ -229,19 +184,3 @@ def _spread(count: int) -> Sequence[int]:
   if most < 2:
     return range(most)
   return [round(i * (count - 1) / (most - 1)) for i in range(most)]
-
-
-GRADIENTS = View(
-  name='gradients',
-  title='Gradients of the layers',
-  source='Yang et al. 2022, Fig. 11',
-  reading=(
-    'Norm of the gradient of the mean loss by the parameters of each encoder '
-    'layer, layer 1 the lowest: left over the training, of at most five '
-    'layers; right over the layers, at five updates from first to last.'
-  ),
-  measure=gradient_norms,
-  draw=draw_gradients,
-  summary=gradient_summary,
-  reads='metrics',
-)

@@ -1,20 +1,23 @@
-"""Teacher-forced passes over a text, batch by batch, reduced on the device.
+"""Teacher-forced passes over a text, with sums by part of the text.
 
-The values computed inside a pass are large, so a view keeps sums over the text
-instead. Modules sow their values into the collection 'views'.
+What a pass computes is large, so that a view keeps sums over the text. They are
+over all positions that are tokens, over each of the first positions of the
+sentences, and over the positions of subwords of similar frequency.
 
-Axis letters: B batch, T positions.
+Axis letters: B batch, T positions, P parts, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from fusion_jax.analysis.run_with_text import RunWithText, TextPair
+from fusion_jax.analysis.view import SIDES, nullable
 from fusion_jax.config import BatchConfig, Side
 from fusion_jax.data.batching import (
   Batch,
@@ -24,23 +27,35 @@ from fusion_jax.data.batching import (
   choose_shapes,
   plan_epoch,
 )
-from fusion_jax.models.transformer import ModelOutput, Parameters, Transformer
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.models.transformer import (
+  ModelOutput,
+  Parameters,
+  Transformer,
+  shift_right,
+)
 
 # Few shapes, because a view takes longer to compile than to run.
 _SHAPES = 2
 _TOKENS = 2_048
+# Number of first positions of a sentence that are parts by themselves.
+POSITIONS = 20
+# Number of bins that Emelin et al. (2019) use for their probes.
+BINS = 10
+# Bin of subwords that are in no bin.
+NONE = -1
+# What the numbers of the parts are, for the axis of a figure.
+LABELS: Mapping[str, str] = {
+  'position': 'position in the sentence',
+  'frequency': 'tenth of the text, 1: rarest subwords',
+}
 
-# Named arrays with a value at every position, [B, T, ...].
-Shown = Mapping[str, Float[Array, 'B T *rest']]
+# The parts that each position of a batch belongs to, by side.
+Members = Mapping[Side, Float[Array, 'B T P']]
 
 
 class TextBatch(NamedTuple):
-  """A batch, and the places of its rows in the text.
-
-  Attributes:
-    batch: Batch of sentences.
-    rows: Index among the pairs, for each row with a sentence.
-  """
+  """A batch, and for each row the index of its pair in the text."""
 
   batch: Batch
   rows: Int[np.ndarray, ' R']
@@ -49,12 +64,7 @@ class TextBatch(NamedTuple):
 def text_shapes(
   pairs: Sequence[TextPair], tokens: int = _TOKENS
 ) -> tuple[Shape, ...]:
-  """Choose the shapes of the batches of a text, at most two.
-
-  Args:
-    pairs: Pairs of the text.
-    tokens: Token slots of a batch on one side.
-  """
+  """Choose the shapes of the batches of a text, at most two."""
   config = BatchConfig(tokens=tokens, shapes=_SHAPES, row_multiple=1)
   return choose_shapes(_lengths(pairs), config)
 
@@ -62,12 +72,7 @@ def text_shapes(
 def text_batches(
   pairs: Sequence[TextPair], shapes: Sequence[Shape]
 ) -> Iterator[TextBatch]:
-  """Yield batches with every pair of a text once.
-
-  Args:
-    pairs: Pairs of the text.
-    shapes: Result of `text_shapes`.
-  """
+  """Yield batches with every pair of a text once."""
   order = np.arange(len(pairs), dtype=np.int32)
   assignment = assign_shapes(_lengths(pairs), shapes)
   plan = plan_epoch(order, assignment, tuple(shapes))
@@ -76,22 +81,17 @@ def text_batches(
     yield TextBatch(assemble([pairs[row] for row in rows], shape), rows)
 
 
+def _lengths(pairs: Sequence[TextPair]) -> Int[np.ndarray, 'N 2']:
+  return np.array(
+    [[len(pair.source), len(pair.target)] for pair in pairs], np.int32
+  )
+
+
 def watched(
   model: Transformer, parameters: Parameters, batch: Batch, *collections: str
 ) -> tuple[ModelOutput, Mapping[str, Any]]:
-  """Run a pass without dropout, and return what its modules sowed.
-
-  Args:
-    model: Model of a run.
-    parameters: Parameters of the model.
-    batch: Batch, read with teacher forcing.
-    collections: Collections to return: 'views', 'attention' or 'telemetry'.
-
-  Returns:
-    The output, and for each collection nested mappings of arrays by the names
-    of the modules; {} if nothing was sown.
-  """
-  output, kept = model.apply(
+  """Run a pass without dropout, and return what its modules sowed."""
+  output, sown = model.apply(
     {'params': parameters},
     batch.source,
     batch.source_lengths,
@@ -99,7 +99,7 @@ def watched(
     target_lengths=batch.target_lengths,
     mutable=list(collections),
   )
-  return output, {name: kept.get(name, {}) for name in collections}
+  return output, {name: sown.get(name, {}) for name in collections}
 
 
 def sum_over_text(
@@ -107,52 +107,31 @@ def sum_over_text(
   measure: Callable[[Parameters, Batch], Any],
   tokens: int = _TOKENS,
 ) -> Any:
-  """Add up what a pure function gives for the batches of the text.
-
-  Args:
-    analysed: Run and text.
-    measure: Function to jit; it gives arrays whose shapes do not depend on the
-      batch's, and is compiled once for each of the two shapes.
-    tokens: Token slots of a batch on one side.
-
-  Returns:
-    The sums, on the host.
-  """
+  """Add up what a pure function gives for the batches of the text."""
 
   @jax.jit
   def step(parameters, total, batch):
     return jax.tree.map(jnp.add, total, measure(parameters, batch))
 
   parameters, total = analysed.run.parameters, None
-  for batch, _ in text_batches(
-    analysed.pairs, text_shapes(analysed.pairs, tokens)
-  ):
+  shapes = text_shapes(analysed.pairs, tokens)
+  for batch, _ in text_batches(analysed.pairs, shapes):
     if total is None:
-      shapes = jax.eval_shape(measure, parameters, batch)
-      total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+      first = jax.eval_shape(measure, parameters, batch)
+      total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
     total = step(parameters, total, batch)
   return jax.device_get(total)
 
 
-class TokenMeans(NamedTuple):
-  """Means of one side.
-
-  Attributes:
-    means: Mean of every array, without the axes of batch and positions.
-    positions: Number of positions of the means.
-  """
-
-  means: Mapping[str, Float[np.ndarray, '...']]
-  positions: int
-
-
 def token_masks(batch: Batch) -> Mapping[Side, Bool[Array, 'B T']]:
   """Return masks of the tokens of each side, including the end symbols."""
+  sides = (
+    (batch.source, batch.source_lengths),
+    (batch.target, batch.target_lengths),
+  )
   return {
-    'encoder': jnp.arange(batch.source.shape[1])
-    < batch.source_lengths[:, None],
-    'decoder': jnp.arange(batch.target.shape[1])
-    < batch.target_lengths[:, None],
+    side: jnp.arange(ids.shape[1]) < lengths[:, None]
+    for side, (ids, lengths) in zip(SIDES, sides, strict=True)
   }
 
 
@@ -164,48 +143,157 @@ def token_sum(
   return jnp.where(keep, values.astype(jnp.float32), 0).sum((0, 1))
 
 
+class TokenMeans(NamedTuple):
+  """Tree of means over the positions of one side, and their number."""
+
+  means: Any
+  positions: int
+
+
 def token_means(
   analysed: RunWithText,
-  sides: tuple[Side, ...],
-  measure: Callable[[Mapping[str, Any], Side], Shown],
+  sides: Iterable[Side],
+  measure: Callable[[Mapping[str, Any], Side], Any],
+  collection: str = 'views',
 ) -> Mapping[Side, TokenMeans]:
-  """Average values over all tokens of the text, including end symbols.
+  """Average over all tokens what is measured of what a side sows.
 
-  Args:
-    analysed: Run and text to measure.
-    sides: Sides to look at.
-    measure: Function from what the modules of a side sowed to named arrays.
-
-  Returns:
-    The means of each side.
+  It is a tree of arrays [B, T, ...]; of 'telemetry', of means of a batch.
   """
-  model = analysed.run.model
+  sides = tuple(sides)
 
   def sums(parameters, batch):
-    _, kept = watched(model, parameters, batch, 'views')
-    masks = token_masks(batch)
-    return {
-      side: (
-        {
-          name: token_sum(values, masks[side])
-          for name, values in measure(kept['views'][side], side).items()
-        },
-        masks[side].sum(),
-      )
-      for side in sides
-    }
+    _, sown = watched(analysed.run.model, parameters, batch, collection)
+    masks, totals = token_masks(batch), {}
+    for side in sides:
+      values = measure(sown[collection].get(side, {}), side)
+      count = masks[side].sum()
+      if collection == 'telemetry':
+        total = functools.partial(jnp.multiply, count.astype(jnp.float32))
+      else:
+        total = functools.partial(token_sum, tokens=masks[side])
+      totals[side] = jax.tree.map(total, values), count
+    return totals
 
-  totals = sum_over_text(analysed, sums)
+  totals = sum_over_text(analysed, sums) if sides else {}
   return {
-    side: TokenMeans(
-      {name: total / count for name, total in totals[side][0].items()},
-      int(count),
-    )
-    for side, (_, count) in totals.items()
+    side: TokenMeans(jax.tree.map(lambda x, n=count: x / n, tree), int(count))
+    for side, (tree, count) in totals.items()
   }
 
 
-def _lengths(pairs: Sequence[TextPair]) -> Int[np.ndarray, 'N 2']:
-  return np.array(
-    [[len(pair.source), len(pair.target)] for pair in pairs], np.int32
+def frequency_bins(
+  counts: Int[np.ndarray, ' V'], bins: int = BINS
+) -> Int[np.ndarray, ' V']:
+  """Return bins of equal mass of subwords, as Emelin et al. (2019) number them.
+
+  From the most frequent, number n is floor(bins (mass above it + half its
+  own)), and the bin is bins - 1 - n.
+  """
+  order = np.argsort(-counts, kind='stable')
+  mass = counts[order].astype(np.float64)
+  middle = (np.cumsum(mass) - mass / 2) / max(mass.sum(), 1)
+  numbers = np.empty(len(counts), np.int32)
+  numbers[order] = bins - 1 - np.minimum(np.int32(bins * middle), bins - 1)
+  return np.where(counts > 0, numbers, np.int32(NONE))
+
+
+def subword_counts(
+  sentences: Iterable[Int[np.ndarray, ' T']], tokenizer: Tokenizer
+) -> Int[np.ndarray, ' V']:
+  """Count every subword of a text, except end symbols and tags."""
+  vocabulary = tokenizer.vocabulary
+  counts = np.zeros(vocabulary.size, np.int64)
+  for ids in sentences:
+    np.add.at(counts, ids, 1)
+  counts[[vocabulary.end, *tokenizer.tags]] = 0
+  return counts
+
+
+def text_bins(analysed: RunWithText) -> Mapping[Side, Int[Array, ' V']]:
+  """Return the bins of the subwords of each side by the text's own counts."""
+  run, pairs = analysed.run, analysed.pairs
+  counts: dict[Side, Int[np.ndarray, ' V']] = {
+    'encoder': subword_counts((p.source for p in pairs), run.source_tokenizer),
+    'decoder': subword_counts((p.target for p in pairs), run.target_tokenizer),
+  }
+  return {side: jnp.asarray(frequency_bins(n)) for side, n in counts.items()}
+
+
+def parts(
+  tokens: Bool[Array, 'B T'], bins: Int[Array, 'B T']
+) -> Float[Array, 'B T P']:
+  """Mark the parts of the text that a position belongs to; part 0 is all."""
+  place = jnp.arange(tokens.shape[1])[:, None] == jnp.arange(POSITIONS)
+  member = jnp.concatenate(
+    [
+      jnp.ones((*tokens.shape, 1)),
+      jnp.broadcast_to(place, (*tokens.shape, POSITIONS)),
+      jax.nn.one_hot(bins, BINS),
+    ],
+    axis=-1,
   )
+  return member * tokens[..., None]
+
+
+def members_of(analysed: RunWithText) -> Callable[[Batch], Members]:
+  """Return the function that marks the parts of the positions of a batch.
+
+  A position of the decoder reads the subword before the one that it predicts.
+  """
+  bins, start = text_bins(analysed), analysed.run.model.start_id
+
+  def members(batch: Batch) -> Members:
+    masks = token_masks(batch)
+    read: dict[Side, Int[Array, 'B T']] = {
+      'encoder': jnp.asarray(batch.source),
+      'decoder': shift_right(jnp.asarray(batch.target), start),
+    }
+    return {side: parts(masks[side], bins[side][read[side]]) for side in bins}
+
+  return members
+
+
+def sums_by_part(
+  analysed: RunWithText,
+  measure: Callable[[Mapping[str, Any]], Mapping[str, tuple[Side, Any]]],
+) -> Mapping[str, tuple[Any, Float[np.ndarray, ' P']]]:
+  """Sum what is measured of the views over each part; count the positions.
+
+  It is, by name, the side of the positions and a tree of arrays [B, T, ...].
+  """
+  members = members_of(analysed)
+
+  def sums(parameters, batch):
+    _, sown = watched(analysed.run.model, parameters, batch, 'views')
+    member = members(batch)
+    totals = {}
+    for name, (side, values) in measure(sown['views']).items():
+      total = functools.partial(jnp.einsum, 'BTP,BT...->P...', member[side])
+      totals[name] = jax.tree.map(total, values), member[side].sum((0, 1))
+    return totals
+
+  return sum_over_text(analysed, sums)
+
+
+def moments(
+  sums: Float[np.ndarray, 'P *rest 2'], counts: Float[np.ndarray, ' P']
+) -> Mapping[str, Float[np.ndarray, 'P *rest']]:
+  """Return the mean and the deviation of every part; NaN where it is empty."""
+  filled = np.where(counts > 0, counts, np.nan)
+  filled = filled.reshape(-1, *(1,) * (sums.ndim - 2))
+  mean, square = np.moveaxis(sums.astype(np.float64), -1, 0) / filled
+  deviation = np.sqrt(np.maximum(square - mean**2, 0))
+  return {'mean': mean, 'deviation': deviation}
+
+
+def by_part(
+  values: Num[np.ndarray, 'P *rest'], whole: str = 'all'
+) -> dict[str, Any]:
+  """Return JSON numbers of the whole text, by position and by frequency."""
+  first, *others = nullable(values)
+  return {
+    whole: first,
+    'position': others[:POSITIONS],
+    'frequency': others[POSITIONS:],
+  }

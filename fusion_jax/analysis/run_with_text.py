@@ -1,7 +1,6 @@
 """A run together with the text that views measure it on."""
 
 import argparse
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -10,64 +9,34 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
+from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.config.serialization import to_dict
-from fusion_jax.data.normalise import normalise
 from fusion_jax.data.text_files import read_pairs as read_files
-from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.decoding.direction import load_chosen
+from fusion_jax.decoding.ensemble import load_chosen
+from fusion_jax.decoding.sentences import line_ids
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.metrics import Scores, corpus_scores
-from fusion_jax.runs.kept_corpus import read_validation
+from fusion_jax.runs.directory import read_metrics, read_validation
 from fusion_jax.runs.loading import TrainedModel
-from fusion_jax.runs.metrics_file import read_metrics
 from fusion_jax.seals import file_digest
 
 logger = logging.getLogger(__name__)
 
 
 class TextPair(NamedTuple):
-  """A line of text on both sides as token ids.
-
-  Attributes:
-    source: Source ids with the end symbol.
-    target: Target ids with the end symbol.
-    line: Number of the line in the text, from 1.
-  """
+  """Ids of a line with the end symbols, and its number in the text, from 1."""
 
   source: Int32[np.ndarray, ' S']
   target: Int32[np.ndarray, ' T']
   line: int
-
-
-@dataclasses.dataclass(frozen=True)
-class TextChoice:
-  """Choice of a text.
-
-  Attributes:
-    source: Source file; '' for the validation text in the run directory.
-    target: Its translation, line by line; '' if `source` is ''.
-    lines: Number of lines to use from the beginning; 0 uses all.
-    tags: CoNLL-U file of one side, for views by word class; '' for none.
-    tags_side: Side that `tags` describes: 'source' or 'target'.
-  """
-
-  source: str = ''
-  target: str = ''
-  lines: int = 0
-  tags: str = ''
-  tags_side: Literal['source', 'target'] = 'source'
-
-  def __post_init__(self):
-    if bool(self.source) != bool(self.target):
-      raise InputError('--source and --target: give both, or neither')
 
 
 class RunWithText:
@@ -94,18 +63,14 @@ class RunWithText:
 
   @functools.cached_property
   def lines(self) -> tuple[tuple[str, str], ...]:
-    """Source and target lines.
-
-    Raises:
-      InputError: The text cannot be read or has no lines.
-    """
-    lines = itertools.islice(self._read(), self.choice.lines or None)
-    found = tuple(lines)
-    if not found:
+    """Source and target lines."""
+    read = itertools.islice(self._read(), self.choice.lines or None)
+    lines = tuple(read)
+    if not lines:
       raise InputError(
         f'{self.choice.source or self.workdir}: there are no lines to look at'
       )
-    return found
+    return lines
 
   @functools.cached_property
   def pairs(self) -> tuple[TextPair, ...]:
@@ -133,11 +98,7 @@ class RunWithText:
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of what results depend on: text, direction, search, parameters.
-
-    Raises:
-      InputError: The text or its tags cannot be read.
-    """
+    """SHA-256 of what results depend on: text, direction, search, weights."""
     run, data = self.run, self.run.config.data
     about = {
       'lines': self.lines,
@@ -151,18 +112,14 @@ class RunWithText:
       'step': run.step,
       'steps': run.steps,
     }
-    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for leaf in jax.tree.leaves(run.parameters):
-      found.update(np.asarray(leaf).tobytes())
-    return found.hexdigest()
+      digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
 
   @functools.cached_property
   def metrics(self) -> tuple[dict[str, Any], ...]:
-    """The lines of metrics.jsonl, without those that are damaged.
-
-    Raises:
-      InputError: The file does not exist or cannot be read.
-    """
+    """The lines of metrics.jsonl, without those that are damaged."""
     path = self.workdir / 'metrics.jsonl'
     if not path.exists():
       raise InputError(
@@ -171,11 +128,7 @@ class RunWithText:
     return tuple(read_metrics(path))
 
   def of_kind(self, kind: str) -> list[dict[str, Any]]:
-    """Return the metrics of a kind: 'train', 'valid' or 'fusion'.
-
-    Raises:
-      InputError: The run has none of this kind.
-    """
+    """Return the metrics of a kind: 'train', 'valid' or 'fusion'."""
     rows = [row for row in self.metrics if row['kind'] == kind]
     if not rows:
       raise InputError(
@@ -184,11 +137,7 @@ class RunWithText:
     return rows
 
   def check_finite(self) -> None:
-    """Refuse a run that has diverged; views of its metrics remain possible.
-
-    Raises:
-      InputError: A parameter is NaN or infinite.
-    """
+    """Refuse a run that has diverged; views of its metrics remain possible."""
     for path, leaf in jax.tree.leaves_with_path(self.run.parameters):
       if not jnp.isfinite(leaf).all():
         name = '/'.join(part.key for part in path)
@@ -212,61 +161,33 @@ class RunWithText:
     yield from read_validation(self.workdir, direction.name)
 
   def _encoded(self) -> Iterator[TextPair]:
-    run = self.run
-    for number, (source, target) in enumerate(self.lines, start=1):
-      yield TextPair(
-        _ids(source, run.source_tokenizer),
-        _ids(target, run.target_tokenizer),
-        number,
+    tokenizers = self.run.source_tokenizer, self.run.target_tokenizer
+    for number, pair in enumerate(self.lines, start=1):
+      source, target = (
+        np.array(line_ids(text, tokenizer, f'line {number}'), np.int32)
+        for text, tokenizer in zip(pair, tokenizers, strict=True)
       )
+      yield TextPair(source, target, number)
 
 
 def numbered(
   rows: Sequence[Mapping[str, Any]], prefix: str
 ) -> dict[str, list[Any]]:
-  """Return the metrics that differ in a number.
-
-  Args:
-    rows: Lines of metrics; the last one says which numbers there are.
-    prefix: Their name without the number.
-
-  Returns:
-    For each number, ascending, its value in every line; None where it is not.
-  """
+  """Return the metrics that differ in a number."""
   pattern = re.compile(re.escape(prefix) + r'(\d+)')
-  found = sorted(
+  numbers = sorted(
     int(match[1]) for match in map(pattern.fullmatch, rows[-1]) if match
   )
-  return {str(n): [row.get(f'{prefix}{n}') for row in rows] for n in found}
+  return {str(n): [row.get(f'{prefix}{n}') for row in rows] for n in numbers}
 
 
 def open_run_with_text(
   arguments: argparse.Namespace, folder: Path | None = None
 ) -> RunWithText:
-  """Open the run and the text that the flags name.
-
-  Args:
-    arguments: Flags workdir, source, target, lines, tags and tags_side, and
-      those of `add_checkpoint_flags` and `add_direction_flags`.
-    folder: Folder that views are written to; None: nothing is written.
-
-  Raises:
-    InputError: As for `load_chosen`.
-  """
-  choice = TextChoice(
-    arguments.source,
-    arguments.target,
-    arguments.lines,
-    arguments.tags,
-    arguments.tags_side,
-  )
+  """Open the run and the text that the flags name."""
+  choice = TextChoice.of_flags(arguments)
   run = load_chosen(arguments)
   return RunWithText(arguments.workdir, run, choice, folder)
-
-
-def _ids(text: str, tokenizer: Tokenizer) -> Int32[np.ndarray, ' S']:
-  ids = [*tokenizer.encode(normalise(text)), tokenizer.vocabulary.end]
-  return np.array(ids, np.int32)
 
 
 def _content_digest(path: Path) -> str:

@@ -18,7 +18,13 @@ from jaxtyping import Array, Bool, Float
 from fusion_jax import figures
 from fusion_jax.analysis.passes import sum_over_text, watched
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view import SIDES, Numbers, View
+from fusion_jax.analysis.view import (
+  SIDES,
+  Numbers,
+  Panel,
+  draw_panels,
+  draw_upwards,
+)
 
 _EPSILON = 1e-12
 
@@ -26,15 +32,7 @@ _EPSILON = 1e-12
 def cosine_sums(
   states: Float[Array, 'S B T D'], tokens: Bool[Array, 'B T']
 ) -> Float[Array, 'S S']:
-  """Compute sum_positions cos(X[i], X[j]) for every pair of states.
-
-  Args:
-    states: States X.
-    tokens: True at positions that count.
-
-  Returns:
-    float32 sums.
-  """
+  """Compute sum_positions cos(X[i], X[j]) for every pair of states."""
   states = states.astype(jnp.float32)
   norms = jnp.linalg.norm(states, axis=-1, keepdims=True)
   units = states / jnp.maximum(norms, _EPSILON) * tokens[..., None]
@@ -50,16 +48,7 @@ def layers_and_outputs(
 
 
 def similarity(analysed: RunWithText) -> Numbers:
-  """Measure the mean cosine between all layers of both stacks.
-
-  Returns:
-    For 'encoder' and 'decoder' a matrix [L+1][L+1], H[0] first; the cosines of
-    the output with the layers, [O][L+1], several after an encoder whose decoder
-    layers read different ones, and after a decoder with groups; and the number
-    of positions of the mean. Two kinds of positions do not count: the first of
-    the decoder, which reads the start symbol in every sentence, and the end
-    symbol of the source.
-  """
+  """Measure the mean cosine between all layers of both stacks."""
   model = analysed.run.model
 
   def sums(parameters, batch):
@@ -78,50 +67,39 @@ def similarity(analysed: RunWithText) -> Numbers:
       for of_side, tokens in zip(states, inside, strict=True)
     ]
 
-  found: dict[str, Any] = {}
-  for side, (total, count) in zip(
-    SIDES, sum_over_text(analysed, sums), strict=True
-  ):
+  numbers: dict[str, Any] = {}
+  totals = sum_over_text(analysed, sums)
+  for side, (total, count) in zip(SIDES, totals, strict=True):
     layers = model.config.layers(side) + 1
     cosines = total[:, :layers] / max(count, 1)
-    found[side] = {
+    numbers[side] = {
       'cosine': cosines[:layers].tolist(),
       'output': cosines[layers:].tolist(),
       'positions': int(count),
     }
-  return found
+  return numbers
 
 
 def draw(numbers: Numbers) -> figures.Figure:
   """Draw maps of both stacks, and the first row of each as a curve."""
-  figure, axes = figures.panels(3, columns=3)
-  for panel, side in zip(axes, SIDES, strict=False):
+  panels, curves = [], {}
+  for side in SIDES:
     cosines, outputs = numbers[side]['cosine'], numbers[side]['output']
     names = [str(layer) for layer in range(len(cosines))]
-    figures.draw_map(
-      panel,
-      np.array(cosines + outputs),
-      names + _output_names(len(outputs)),
-      names,
-      f'layer of the {side}',
-      'layer',
-      'mean cosine',
-      upwards=True,
-    )
-    panel.set_title(side)
-  curves: dict[str, tuple[range, Any]] = {}
-  for side in SIDES:
-    first = numbers[side]['cosine'][0]
-    curves[side] = (range(len(first)), first)
-  figures.draw_lines(axes[2], curves, 'layer', 'mean cosine with H[0]')
-  axes[2].set_title('with the embeddings')
-  return figure
+    values, rows = np.array(cosines + outputs), names + _output_names(outputs)
+    x = f'layer of the {side}'
+    given = values, rows, names, x, 'layer', 'mean cosine'
+    panels.append(Panel(draw_upwards, given, side))
+    curves[side] = range(len(cosines)), cosines[0]
+  lines = curves, 'layer', 'mean cosine with H[0]'
+  panels.append(Panel(figures.draw_lines, lines, 'with the embeddings'))
+  return draw_panels(panels, 3)[0]
 
 
-def _output_names(count: int) -> list[str]:
-  if count == 1:
+def _output_names(outputs: list[list[float]]) -> list[str]:
+  if len(outputs) == 1:
     return ['out']
-  return [f'out {number}' for number in range(1, count + 1)]
+  return [f'out {number}' for number, _ in enumerate(outputs, start=1)]
 
 
 def summary(numbers: Numbers) -> str:
@@ -130,18 +108,3 @@ def summary(numbers: Numbers) -> str:
     f'{numbers[side]["cosine"][0][-1]:.2f} in the {side}' for side in SIDES
   )
   return f'The last layer has a cosine with the embeddings of {ends}.'
-
-
-VIEW = View(
-  name='similarity',
-  title='Similarity of the layers',
-  source='Emelin et al. 2019, Fig. 6 and 7',
-  reading=(
-    'Mean cosine of the states of two layers at the same position; layer 0 is '
-    'the embedding with its position, and "out" what follows the stack and its '
-    'fusion, of each decoder layer or group where these differ.'
-  ),
-  measure=similarity,
-  draw=draw,
-  summary=summary,
-)

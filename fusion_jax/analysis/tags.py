@@ -52,12 +52,7 @@ class TaggedText(NamedTuple):
 
 
 def read_words(path: Path) -> Iterator[list[Word]]:
-  """Yield the words of every sentence of a CoNLL-U file.
-
-  Raises:
-    InputError: The file cannot be read, or a line does not have ten columns or
-      a valid word number.
-  """
+  """Yield the words of every sentence of a CoNLL-U file."""
   try:
     lines = path.read_text(encoding='utf-8').split('\n')
   except OSError as error:
@@ -98,16 +93,7 @@ def read_words(path: Path) -> Iterator[list[Word]]:
 def tags_of_characters(
   text: str, words: Sequence[Word], where: str
 ) -> list[str]:
-  """Return the class of the word of each character; spaces join the next word.
-
-  Args:
-    text: Normalised line.
-    words: Words of the line, in order.
-    where: Names of the line of the text and the tagged file, for the message.
-
-  Raises:
-    InputError: The words are not those of the line.
-  """
+  """Return the class of each character's word; spaces join the next word."""
   tags: list[str] = []
   for word in words:
     form = ''.join(normalise(word.form).split())
@@ -131,16 +117,7 @@ def tags_of_characters(
 
 
 def tagged_text(analysed: RunWithText) -> TaggedText | None:
-  """Return the classes of the subwords of a text; None without --tags.
-
-  Args:
-    analysed: Run and text. The sentences of the tagged file are the non-empty
-      lines of the tagged side, in order.
-
-  Raises:
-    InputError: As for `read_words` and `tags_of_characters`, or there are fewer
-      sentences than lines.
-  """
+  """Return the classes of the subwords of a text; None without --tags."""
   choice, run = analysed.choice, analysed.run
   if not choice.tags:
     return None
@@ -151,7 +128,7 @@ def tagged_text(analysed: RunWithText) -> TaggedText | None:
   names: dict[str, int] = {}
   of_line: dict[int, Int[np.ndarray, ' T']] = {}
   for number, line in enumerate(analysed.lines, start=1):
-    text = normalise(line[side])
+    text = tokenizer.without_tags(normalise(line[side]), f'line {number}')
     if not text:
       continue
     words = next(sentences, None)
@@ -170,11 +147,11 @@ def _of_subwords(
   tags: Sequence[str], tokenizer: Tokenizer, text: str, names: dict[str, int]
 ) -> Int[np.ndarray, ' T']:
   """Return the index of each subword's class; add new classes to `names`."""
-  found = []
+  classes = []
   for place in tokenizer.places(text):
     if place is None:
-      found.append(_NONE)
+      classes.append(_NONE)
     else:
       tag = tags[min(place, len(tags) - 1)]
-      found.append(names.setdefault(tag, len(names)))
-  return np.array(found, np.int32)
+      classes.append(names.setdefault(tag, len(names)))
+  return np.array(classes, np.int32)

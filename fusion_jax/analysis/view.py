@@ -1,37 +1,29 @@
-"""Views of a run: their type, their results, and results that are kept."""
+"""The form of a view: what it measures, draws and says of a run."""
 
 import dataclasses
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
-from matplotlib.figure import Figure
+from jaxtyping import Float
 
 from fusion_jax import figures
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.errors import InputError
-from fusion_jax.files import write_whole
-from fusion_jax.json_input import read_json
 
 SIDES: tuple[Side, ...] = get_args(Side)
 # Results of a view as JSON values: mappings, lists, numbers, strings.
 Numbers = Mapping[str, Any]
+# Width and height of a panel of a figure in inches.
+PANEL = 4.4, 3.2
 
 
 class ViewResult(NamedTuple):
-  """Result of a view of one run.
-
-  Attributes:
-    numbers: Numbers of the view.
-    figure: Figure of the numbers.
-    summary: Summary of the numbers.
-  """
+  """Result of a view of one run."""
 
   numbers: Numbers
-  figure: Figure
+  figure: figures.Figure
   summary: str
 
 
@@ -44,9 +36,6 @@ class View:
     title: Title of the section in a report.
     source: Paper, with its figure or table, and equations.
     reading: Explanation of the figure, in one or two sentences.
-    measure: Function that computes the numbers.
-    draw: Function that makes the figure of the numbers.
-    summary: Function that says the numbers in one or two sentences.
     applies: Whether a model has what the view looks at.
     needs: Models that the view applies to, in words, for a message.
     reads: Input of the view: 'parameters', 'metrics' (of the training) or
@@ -56,12 +45,12 @@ class View:
   """
 
   name: str
+  measure: Callable[[RunWithText], Numbers]
+  draw: Callable[[Numbers], figures.Figure]
+  summary: Callable[[Numbers], str]
   title: str
   source: str
   reading: str
-  measure: Callable[[RunWithText], Numbers]
-  draw: Callable[[Numbers], Figure]
-  summary: Callable[[Numbers], str]
   applies: Callable[[ModelConfig], bool] = lambda config: True
   needs: str = 'any model'
   reads: str = 'text'
@@ -85,89 +74,29 @@ def nullable(values: np.ndarray) -> list[Any]:
   return numbers.tolist()
 
 
-def look_at(view: View, analysed: RunWithText, folder: Path) -> ViewResult:
-  """Apply a view to a run, and write VIEW.json, VIEW.png and VIEW.svg.
-
-  Args:
-    view: View to apply.
-    analysed: Run and text to look at.
-    folder: Folder to write to; it is created if it does not exist.
-
-  Raises:
-    InputError: The folder cannot be written, the parameters are not finite, or
-      the view refuses its input.
-  """
-  if view.reads != 'metrics':
-    analysed.check_finite()
-  finding = view.look(analysed)
-  path = folder / f'{view.name}.json'
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    # The numbers are there only with their own figure.
-    path.unlink(missing_ok=True)
-  except OSError as error:
-    raise InputError(f'{folder}: {error.strerror}') from error
-  values = {
-    'view': view.name,
-    'source': view.source,
-    'summary': finding.summary,
-    'numbers': finding.numbers,
-  }
-  figures.save(finding.figure, folder / view.name)
-  keep(path, analysed, values, _key(view, analysed))
-  return finding
+def finite_or_nan(values: Any) -> Float[np.ndarray, '...']:
+  """Return the array of nested lists that `nullable` made."""
+  return np.array(values, np.float64)
 
 
-def keep(
-  path: Path, analysed: RunWithText, values: Mapping[str, Any], key: str | None
-) -> None:
-  """Write a result as JSON, with what it was made of.
+class Panel(NamedTuple):
+  """One panel of a figure: `figures.draw_lines` or the like, and its values."""
 
-  Args:
-    path: File to write.
-    analysed: Run and text of the result.
-    values: Content of the file.
-    key: Digest of the analysed; None if the result must not be reused.
-
-  Raises:
-    InputError: The file cannot be written.
-  """
-  about: dict[str, Any] = {
-    'key': key,
-    'run': str(analysed.workdir),
-    'step': analysed.run.step,
-    'steps': list(analysed.run.steps),
-    'text': dataclasses.asdict(analysed.choice),
-  }
-  text = json.dumps(
-    about | dict(values), ensure_ascii=False, indent=1, allow_nan=False
-  )
-  write_whole(path, text.encode() + b'\n')
+  draw: Callable[..., None]
+  values: tuple[Any, ...]
+  title: str = ''
 
 
-def kept(path: Path, analysed: RunWithText, kind: Any) -> Any:
-  """Read a result that `keep` wrote, if it was made of the same inputs.
-
-  Args:
-    path: File to read.
-    analysed: Run and text.
-    kind: Expected type of the content, with a field 'key'.
-
-  Returns:
-    The content; None if there is no such file or its digest is another.
-  """
-  try:
-    found = read_json(path, kind)
-  except InputError:
-    return None
-  return found if found['key'] == analysed.digest else None
+def draw_panels(
+  panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = PANEL
+) -> tuple[figures.Figure, list[figures.Axes]]:
+  """Draw panels row by row."""
+  figure, axes = figures.panels(len(panels), columns, size)
+  for place, panel in zip(axes, panels, strict=True):
+    panel.draw(place, *panel.values)
+    place.set_title(panel.title)
+  return figure, axes
 
 
-def _key(view: View, analysed: RunWithText) -> str | None:
-  """Return the digest by which a result is reused, if it read a text."""
-  if view.reads != 'text':
-    return None
-  try:
-    return analysed.digest
-  except InputError:
-    return None
+# Draws a map whose first row is the lowest.
+draw_upwards = functools.partial(figures.draw_map, upwards=True)

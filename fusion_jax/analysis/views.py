@@ -1,41 +1,131 @@
-"""The table of all views of a run."""
+"""The table of all views, and their files in the folder of a run."""
 
+import dataclasses
+import importlib.resources
+import json
+import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
+from fusion_jax import figures
 from fusion_jax.analysis import (
   ablations,
-  couplings,
   curves,
   exploitation,
-  gates,
-  groups,
-  hops,
-  layer_weights,
-  position_weights,
+  probes,
   similarity,
-  surface,
+  sown_figures,
+  sown_quantities,
+  sown_weights,
 )
-from fusion_jax.analysis.probes import view as probes
-from fusion_jax.analysis.view import View
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.view import Numbers, View, ViewResult, sides_of
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
+from fusion_jax.files import write_whole
+from fusion_jax.json_input import read_json
+
+# Titles, papers and words of the views by name.
+_FILE = importlib.resources.files(__package__).joinpath('views.toml')
+_WORDS = tomllib.loads(_FILE.read_text(encoding='utf-8'))
+
+
+def _view(
+  name: str,
+  measure: Callable[[RunWithText], Numbers],
+  draw: Callable[[Numbers], figures.Figure],
+  summary: Callable[[Numbers], str],
+  **options: Any,
+) -> View:
+  """Return a view with its words."""
+  words: dict[str, Any] = _WORDS[name]
+  return View(name, measure, draw, summary, **words | options)
+
 
 _VIEWS = (
-  similarity.VIEW,
-  curves.GRADIENTS,
-  curves.CURVES,
-  exploitation.VIEW,
-  couplings.VIEW,
-  hops.VIEW,
-  gates.VIEW,
-  groups.WEIGHTS,
-  groups.BLEU,
-  layer_weights.VIEW,
-  position_weights.VIEW,
-  surface.VIEW,
-  ablations.VIEW,
-  probes.VIEW,
+  _view(
+    'similarity', similarity.similarity, similarity.draw, similarity.summary
+  ),
+  _view(
+    'gradients',
+    curves.gradient_norms,
+    curves.draw_gradients,
+    curves.gradient_summary,
+    reads='metrics',
+  ),
+  _view('curves', curves.curves, curves.draw, curves.summary, reads='metrics'),
+  _view(
+    'exploitation',
+    exploitation.exploitation,
+    exploitation.draw,
+    exploitation.summary,
+    applies=exploitation.has_nodes,
+    reads='parameters',
+  ),
+  _view(
+    'couplings',
+    sown_quantities.couplings,
+    sown_figures.couplings,
+    sown_figures.couplings_summary,
+    applies=lambda config: bool(sides_of(config, *sown_quantities.ROUTING)),
+  ),
+  _view(
+    'hops',
+    sown_quantities.hop_attention,
+    sown_figures.hops,
+    sown_figures.hops_summary,
+    applies=lambda config: bool(sides_of(config, 'hops')),
+  ),
+  _view(
+    'gates',
+    sown_quantities.gates,
+    sown_figures.gates,
+    sown_figures.gates_summary,
+    applies=lambda config: bool(sown_quantities.gate_places(config)),
+  ),
+  _view(
+    'groups',
+    sown_quantities.group_weights,
+    sown_figures.groups,
+    sown_figures.groups_summary,
+    applies=lambda config: bool(sides_of(config, 'gtrans')),
+    reads='parameters',
+  ),
+  _view(
+    'group_bleu',
+    ablations.group_scores,
+    ablations.draw_groups,
+    ablations.groups_summary,
+    applies=lambda config: 'decoder' in sides_of(config, 'gtrans'),
+    slow=True,
+  ),
+  _view(
+    'layer_weights',
+    sown_weights.layer_weights,
+    sown_figures.layer_weights,
+    sown_figures.layer_weights_summary,
+    applies=sown_weights.has_layer_weights,
+  ),
+  _view(
+    'position_weights',
+    sown_weights.position_weights,
+    sown_figures.position_weights,
+    sown_figures.position_weights_summary,
+    applies=sown_weights.has_position_weights,
+  ),
+  _view(
+    'surface',
+    sown_quantities.surface,
+    sown_figures.surface,
+    sown_figures.surface_summary,
+    applies=sown_quantities.mixes_predictions,
+  ),
+  _view(
+    'ablations', ablations.measure, ablations.draw, ablations.summary, slow=True
+  ),
+  _view('probes', probes.measure, probes.draw, probes.summary, slow=True),
 )
 VIEWS: Mapping[str, View] = types.MappingProxyType(
   {view.name: view for view in _VIEWS}
@@ -48,19 +138,69 @@ def views_of(config: ModelConfig) -> list[View]:
 
 
 def check_view(view: View, config: ModelConfig, name: str) -> None:
-  """Refuse a view that does not apply to a model.
-
-  Args:
-    view: Requested view.
-    config: Model configuration.
-    name: Name of the run, for the message.
-
-  Raises:
-    InputError: The view does not apply; the message lists those that do.
-  """
+  """Refuse a view that does not apply to a model."""
   if not view.applies(config):
-    listed = ', '.join(each.name for each in views_of(config))
+    listed = ', '.join(fitting.name for fitting in views_of(config))
     raise InputError(
       f'{view.name}: needs {view.needs}, which {name} is not; its views are '
       f'{listed}'
     )
+
+
+def look_at(view: View, analysed: RunWithText, folder: Path) -> ViewResult:
+  """Apply a view to a run, and write VIEW.json, VIEW.png and VIEW.svg."""
+  if view.reads != 'metrics':
+    analysed.check_finite()
+  result = view.look(analysed)
+  path = folder / f'{view.name}.json'
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    # The numbers are there only with their own figure.
+    path.unlink(missing_ok=True)
+  except OSError as error:
+    raise InputError(f'{folder}: {error.strerror}') from error
+  figures.save(result.figure, folder / view.name)
+  values = {
+    'view': view.name,
+    'source': view.source,
+    'summary': result.summary,
+    'numbers': result.numbers,
+  }
+  keep(path, analysed, values, _key(view, analysed))
+  return result
+
+
+def keep(
+  path: Path, analysed: RunWithText, values: Mapping[str, Any], key: str | None
+) -> None:
+  """Write a result as JSON, with what it was made of."""
+  about: dict[str, Any] = {
+    'key': key,
+    'run': str(analysed.workdir),
+    'step': analysed.run.step,
+    'steps': list(analysed.run.steps),
+    'text': dataclasses.asdict(analysed.choice),
+  }
+  text = json.dumps(
+    about | dict(values), ensure_ascii=False, indent=1, allow_nan=False
+  )
+  write_whole(path, text.encode() + b'\n')
+
+
+def kept(path: Path, analysed: RunWithText, kind: Any) -> Any:
+  """Read a result that `keep` wrote, if it was made of the same inputs."""
+  try:
+    result = read_json(path, kind)
+  except InputError:
+    return None
+  return result if result['key'] == analysed.digest else None
+
+
+def _key(view: View, analysed: RunWithText) -> str | None:
+  """Return the digest by which a result is reused, if it read a text."""
+  if view.reads != 'text':
+    return None
+  try:
+    return analysed.digest
+  except InputError:
+    return None

@@ -39,14 +39,15 @@ Files that end in .gz, .bz2 or .xz are read, and --output written, compressed.
 import argparse
 
 from fusion_jax.bounds import Natural, Positive, number
-from fusion_jax.cli.checkpoint_flags import (
+from fusion_jax.config.decoding import DecodingConfig
+from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
+  add_fields,
+  parse_arguments,
 )
-from fusion_jax.config.decoding import DecodingConfig
-from fusion_jax.config.flags import add_fields, parse_arguments
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.distributed import (
+from fusion_jax.parallel.processes import (
   add_process_flags,
   processes_of,
   start,
@@ -80,7 +81,10 @@ _OPTIONS = (
   'bleu_tokenizer',
 )
 
+# Flags that are the fields of CheckpointSelection.
+
 # Flags that are the fields of ViewFlags.
+_SELECTION = 'step', 'average', 'average_of', 'parameters'
 _VIEWS = (
   'attention_output',
   'attention_layers',
@@ -187,10 +191,11 @@ def main(argv: list[str]) -> None:
   """Read the flags and decode."""
   arguments = parse_arguments(argv, _parser())
   processes = processes_of(arguments)
-  flags = vars(arguments)
-  values = {name: flags.pop(name) for name in _OPTIONS}
-  views = {name: flags.pop(name) for name in _VIEWS}
-  options = {name: v for name, v in values.items() if v is not None}
+  flags = dict(vars(arguments))
+  options, views = (
+    {name: flags.pop(name) for name in names} for names in (_OPTIONS, _VIEWS)
+  )
+  options = {name: v for name, v in options.items() if v is not None}
   if processes and not (arguments.input and arguments.output):
     raise InputError(
       'several processes read and write files: give --input and --output'
@@ -199,7 +204,14 @@ def main(argv: list[str]) -> None:
   start(processes)
   with lasting_imports():  # After the flags: JAX starts slowly.
     from fusion_jax.cli import run
-    from fusion_jax.cli.view_flags import ViewFlags
+    from fusion_jax.cli.request import DecodeRequest, ViewFlags
+    from fusion_jax.runs.loading import selection_of
 
-  asked = ViewFlags(**views)
-  run.run(run.DecodeRequest(**flags, options=options, views=asked))
+  run.run(
+    DecodeRequest(
+      selection=selection_of(arguments),
+      **{name: v for name, v in flags.items() if name not in _SELECTION},
+      options=options,
+      views=ViewFlags(**views),
+    )
+  )

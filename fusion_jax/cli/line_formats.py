@@ -1,22 +1,50 @@
-"""Formats of the lines of input and output: text or JSON."""
+"""Formats of the lines of input and output: text, JSON, and views of a model.
+
+A line that was translated in pieces is viewed as one: its pieces follow each
+other, and a piece has no weight on another piece's source. A link i-j of a hard
+alignment says that piece or word j of the translation comes from piece or word
+i of the source, both counted from 0 (the format of Pharaoh and Moses); end
+symbols have no number and no link.
+
+Axis letters: S source, T target, L layers, D model width.
+"""
 
 import contextlib
 import dataclasses
 import itertools
 import json
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-from fusion_jax.cli.text_io import open_input, read_lines
+import numpy as np
+from jaxtyping import Float
+
+from fusion_jax.cli.request import ViewFlags
+from fusion_jax.cli.text_io import (
+  open_input,
+  open_output,
+  open_whole,
+  read_lines,
+)
+from fusion_jax.config import DecodingConfig
 from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.decoding.batches import PairIds
 from fusion_jax.decoding.score import Scored
 from fusion_jax.decoding.translate import Translation
+from fusion_jax.decoding.views import Internals, View, Viewer
 from fusion_jax.errors import InputError
 from fusion_jax.json_input import parse_json
+from fusion_jax.runs.loading import TrainedModel
 
 # Number of faults that a message names.
 _NAMED = 3
 _FIELDS = 'source', 'target', 'prefix'
+
+# Digits of a weight in JSON.
+_DIGITS = 6
+
+Item = TypeVar('Item')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,21 +68,7 @@ class Line:
 def open_text(
   source: str, target: str = '', prefix: str = '', again: bool = False
 ) -> Iterator[Iterator[Line]]:
-  """Read files whose lines of the same number belong together.
-
-  Args:
-    source: Path of the sources; empty for stdin.
-    target: Path of the translations; empty for none.
-    prefix: Path of the prefixes; empty for none.
-    again: As for `read_lines`.
-
-  Yields:
-    An iterator over the lines.
-
-  Raises:
-    InputError: A file cannot be opened or, while lines are taken, one has
-      fewer lines than another.
-  """
+  """Read files whose lines of the same number belong together."""
   paths = {'source': source, 'target': target, 'prefix': prefix}
   given = {key: p for key, p in paths.items() if p or key == 'source'}
   with contextlib.ExitStack() as stack:
@@ -86,20 +100,7 @@ def _side_by_side(
 def open_json(
   path: str, needed: Sequence[str], again: bool = False
 ) -> Iterator[Iterator[Line]]:
-  """Read JSON lines: objects with a text 'source', 'target' or 'prefix'.
-
-  Args:
-    path: File to read; empty for stdin.
-    needed: Fields that every object must have.
-    again: As for `read_lines`.
-
-  Yields:
-    An iterator over the lines.
-
-  Raises:
-    InputError: The file cannot be opened or, while lines are taken, one is
-      no such object.
-  """
+  """Read JSON lines: objects with a text 'source', 'target' or 'prefix'."""
   name = path or 'stdin'
   with open_input(path) as file:
     # Unlike a generator, this goes on after a line that is wrong.
@@ -113,20 +114,7 @@ def open_json(
 def check_lines(
   lines: Iterator[Line], check: Callable[[int, Line], object]
 ) -> int:
-  """Read all lines and refuse them if any is wrong.
-
-  Args:
-    lines: Lines of `open_text` or `open_json`.
-    check: Function of a line's number, from 1, and the line, which raises an
-      `InputError` if the line is wrong.
-
-  Returns:
-    The number of lines.
-
-  Raises:
-    InputError: Lines are wrong. The message has the first three faults and the
-      number of all.
-  """
+  """Read all lines and refuse them if any is wrong."""
   faults, number = [], 0
   for number in itertools.count(1):
     try:
@@ -159,17 +147,7 @@ def _parsed(text: str, where: str, needed: Sequence[str]) -> Line:
 def translation_json(
   index: int, line: Line, translations: Sequence[Translation], to: Tokenizer
 ) -> str:
-  """Format everything known about the translations of a line as JSON.
-
-  Args:
-    index: Index of the line, from 0.
-    line: Line that was translated.
-    translations: Translations, best first.
-    to: Target tokenizer, for the names of the subwords.
-
-  Returns:
-    An object in one line; 'tokens' end with the end symbol.
-  """
+  """Format everything known about the translations of a line as JSON."""
   found = [
     {
       'text': each.text,
@@ -186,18 +164,7 @@ def translation_json(
 def translation_text(
   index: int, translations: Sequence[Translation], n_best: int, per_token: bool
 ) -> Iterator[str]:
-  """Yield the best translation of a line, or the n best, as text.
-
-  Args:
-    index: Index of the line, from 0.
-    translations: Translations, best first.
-    n_best: Number of translations; 0 yields only the text of the best one.
-    per_token: Whether to add the log-probabilities of the subwords to the n
-      best.
-
-  Yields:
-    'index ||| text ||| score' or the text.
-  """
+  """Yield the best translation of a line, or the n best, as text."""
   if not n_best:
     yield translations[0].text
     return
@@ -240,3 +207,223 @@ def _numbers(values: Iterable[float]) -> str:
 def _dumped(index: int, line: Line, found: Mapping[str, Any]) -> str:
   whole = {**line.others, 'index': index, **found}
   return json.dumps(whole, ensure_ascii=False)
+
+
+Links = list[tuple[int, int]]
+
+
+def piece_links(weights: Float[np.ndarray, 'T S']) -> Links:
+  """Link every target piece to argmax_i of its weights."""
+  inner = weights[:-1, :-1]
+  if not inner.size:
+    return []
+  return [(int(i), j) for j, i in enumerate(inner.argmax(axis=1))]
+
+
+def word_numbers(surfaces: Sequence[str], space_last: bool) -> list[range]:
+  """Return the words of the text that every piece is a part of."""
+  text = ''.join(surfaces)
+  begins = (
+    before.isspace() and not here.isspace()
+    for before, here in itertools.pairwise(f' {text}')
+  )
+  # Number of the words that begin before each character.
+  begun = [0, *itertools.accumulate(begins)]
+  ranges, start = [], 0
+  for surface in surfaces:
+    end, seen = start + len(surface), start
+    if not (space_last and surface.isspace()):
+      seen = len(text) - len(text[start:].lstrip()) + 1
+    word = max(begun[min(seen, len(text))] - 1, 0)
+    ranges.append(range(word, min(max(begun[end], word + 1), begun[-1])))
+    start = end
+  return ranges
+
+
+def word_links(
+  links: Links, source: Sequence[range], target: Sequence[range]
+) -> Links:
+  """Link two words if any of their pieces are linked."""
+  words = {
+    word for i, j in links for word in itertools.product(source[i], target[j])
+  }
+  return sorted(words, key=lambda link: link[::-1])
+
+
+def link_line(parts: Iterable[tuple[Links, int, int]]) -> str:
+  """Format the links of a sentence translated in parts as one line."""
+  found, before = [], (0, 0)
+  for links, source, target in parts:
+    found += [f'{before[0] + i}-{before[1] + j}' for i, j in links]
+    before = before[0] + source, before[1] + target
+  return ' '.join(found)
+
+
+Unit = Literal['piece', 'word']
+
+# Writes the views of a line with its number, counted from 0.
+WriteViews = Callable[[int, Sequence[View]], None]
+
+
+@contextlib.contextmanager
+def attention_file(
+  path: str, source: Tokenizer, target: Tokenizer
+) -> Iterator[WriteViews]:
+  """Write weights over the source, one JSON object a line.
+
+  Its keys are index (from 0), source and target (subwords, end symbols
+  included) and attention: for each layer and head, if all were selected, and
+  for each target subword the weights of all source subwords, to 6 digits. An
+  empty line has three empty lists.
+  """
+  with open_output(path) as write:
+
+    def write_views(index: int, views: Sequence[View]) -> None:
+      record = {
+        'index': index,
+        'source': [p for v in views for p in source.pieces(v.pair.source)],
+        'target': [p for v in views for p in target.pieces(v.pair.target)],
+        'attention': _rounded([_attention(view) for view in views]),
+      }
+      write(json.dumps(record, ensure_ascii=False))
+
+    yield write_views
+
+
+@contextlib.contextmanager
+def alignment_file(
+  path: str,
+  source: Tokenizer,
+  target: Tokenizer,
+  unit: Unit = 'piece',
+) -> Iterator[WriteViews]:
+  """Write hard alignments, one line of links i-j for each line."""
+  tags = len(source.tags)
+
+  def part(view: View) -> tuple[list[tuple[int, int]], int, int]:
+    links = piece_links(_attention(view)[:, tags:])
+    ids = view.pair.source[tags:-1], view.pair.target[:-1]
+    sides = zip((source, target), ids, strict=True)
+    if unit == 'piece':
+      return links, len(ids[0]), len(ids[1])
+    texts = [(tokenizer.surfaces(own), tokenizer) for tokenizer, own in sides]
+    ours, theirs = (word_numbers(own, each.space_last) for own, each in texts)
+    source_words, target_words = (len(''.join(x).split()) for x, _ in texts)
+    return word_links(links, ours, theirs), source_words, target_words
+
+  with open_output(path) as write:
+    yield lambda index, views: write(link_line(map(part, views)))
+
+
+@contextlib.contextmanager
+def states_file(path: str, blank: Internals) -> Iterator[WriteViews]:
+  """Write H[0..L] of both stacks as an .npz file, array by array.
+
+  Line i, counted from 0, has the arrays encoder_i [L+1, S, D], decoder_i
+  [L+1, T, D], source_i [S] and target_i [T] (ids, end symbols included).
+  """
+  with open_whole(path) as file, zipfile.ZipFile(file, 'w') as archive:
+
+    def write_views(index: int, views: Sequence[View]) -> None:
+      for name, array in _states(views, blank).items():
+        _write_array(archive, f'{name}_{index}', array)
+
+    yield write_views
+
+
+def _attention(view: View) -> Float[np.ndarray, '... _ _']:
+  assert view.internals.attention is not None, 'weights are wanted'
+  return np.asarray(view.internals.attention)
+
+
+def _rounded(weights: list[Float[np.ndarray, '... _ _']]) -> list[Any]:
+  if not weights:
+    return []
+  return np.round(_diagonal(weights).astype(np.float64), _DIGITS).tolist()
+
+
+def _diagonal(
+  blocks: list[Float[np.ndarray, '... _ _']],
+) -> Float[np.ndarray, '... _ _']:
+  """Put blocks along the diagonal of their last two axes, with 0 elsewhere."""
+  sizes = [block.shape[-2:] for block in blocks]
+  whole = np.zeros((*blocks[0].shape[:-2], *np.sum(sizes, axis=0)), np.float32)
+  row = column = 0
+  for block, (rows, columns) in zip(blocks, sizes, strict=True):
+    whole[..., row : row + rows, column : column + columns] = block
+    row, column = row + rows, column + columns
+  return whole
+
+
+def _states(views: Sequence[View], blank: Internals) -> dict[str, np.ndarray]:
+  seen = [view.internals for view in views] or [blank]
+  source, target = (
+    np.array([i for view in views for i in view.pair[side]], np.int32)
+    for side in (0, 1)
+  )
+  return {
+    'encoder': np.concatenate(
+      [internals.encoder for internals in seen], axis=1
+    ),
+    'decoder': np.concatenate(
+      [internals.decoder for internals in seen], axis=1
+    ),
+    'source': source,
+    'target': target,
+  }
+
+
+def _write_array(
+  archive: zipfile.ZipFile, name: str, array: np.ndarray
+) -> None:
+  member = zipfile.ZipInfo(f'{name}.npy')
+  with archive.open(member, 'w', force_zip64=True) as file:
+    np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+# Passes the items on, in order, after the views of their pairs are written.
+Show = Callable[
+  [Iterable[Item], Callable[[Item], Sequence[PairIds]]], Iterator[Item]
+]
+
+
+@contextlib.contextmanager
+def open_views(
+  flags: ViewFlags, runs: Sequence[TrainedModel], options: DecodingConfig
+) -> Iterator[Show]:
+  """Open the requested files."""
+  if not flags.outputs:
+    yield lambda items, pairs_of: iter(items)
+    return
+  if len(runs) > 1:
+    flag = 'attention' if flags.attention_output else 'states'
+    raise InputError(f'--{flag}_output: takes one run, got {len(runs)}')
+  viewer = Viewer(runs[0], options, flags.selection)
+  with contextlib.ExitStack() as stack:
+    files = _files(flags, runs[0], viewer)
+    writers = [stack.enter_context(file) for file in files]
+
+    def show(
+      items: Iterable[Item], pairs_of: Callable[[Item], Sequence[PairIds]]
+    ) -> Iterator[Item]:
+      paired = ((item, pairs_of(item)) for item in items)
+      for index, (item, views) in enumerate(viewer.view(paired)):
+        for write in writers:
+          write(index, views)
+        yield item
+
+    yield show
+
+
+def _files(
+  flags: ViewFlags, run: TrainedModel, viewer: Viewer
+) -> Iterator[contextlib.AbstractContextManager[WriteViews]]:
+  path = flags.attention_output
+  tokenizers = run.source_tokenizer, run.target_tokenizer
+  if flags.aligns:
+    unit: Unit = 'word' if flags.alignment_unit == 'word' else 'piece'
+    yield alignment_file(path, *tokenizers, unit)
+  elif path:
+    yield attention_file(path, *tokenizers)
+  if flags.states_output:
+    yield states_file(flags.states_output, viewer.blank)

@@ -4,59 +4,127 @@ import argparse
 import dataclasses
 import itertools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fusion_jax.bounds import PositiveFloat, number
 from fusion_jax.cli.text_io import split_paths
-from fusion_jax.cli.view_flags import ViewFlags
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding.direction import in_direction
-from fusion_jax.decoding.ensemble import Ensemble, make_ensemble
+from fusion_jax.decoding.ensemble import (
+  Ensemble,
+  in_direction,
+  make_ensemble,
+  with_groups,
+)
+from fusion_jax.decoding.views import InternalsSelection
 from fusion_jax.errors import InputError
+from fusion_jax.faults import choice_fault
 from fusion_jax.files import same_file
-from fusion_jax.runs.loading import TrainedModel, load_run
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
+from fusion_jax.runs.loading import CheckpointSelection, TrainedModel, load_run
+
+_WEIGHTS = '.jsonl'
+_ALIGNMENTS = '.pharaoh', '.align'
+_STATES = '.npz'
+
+_TRANSLATING = 'reference', 'comet', 'prefix', 'interactive', 'warm_up'
+_VIEWS = 'attention_output', 'states_output'
+_INPUTS = 'input', 'target', 'prefix', 'reference'
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewFlags:
+  """Flags of decode.py for views, as text; '' if not given."""
+
+  attention_output: str = ''
+  attention_layers: str = ''
+  attention_heads: str = ''
+  alignment_unit: str = ''
+  states_output: str = ''
+
+  def __post_init__(self):
+    self._check_ends()
+    for flag in ('attention_layers', 'attention_heads', 'alignment_unit'):
+      if getattr(self, flag) and not self.attention_output:
+        raise InputError(f'--{flag} needs --attention_output')
+    unit = self.alignment_unit or 'piece'
+    if fault := choice_fault(unit, ('piece', 'word')):
+      raise InputError(f'--alignment_unit: {fault}')
+    self._check_alignment(self.selection)
+
+  def _check_ends(self) -> None:
+    for flag, ends in (
+      ('attention_output', (_WEIGHTS, *_ALIGNMENTS)),
+      ('states_output', (_STATES,)),
+    ):
+      path = getattr(self, flag)
+      if path and not path.endswith(ends):
+        raise InputError(f'--{flag}={path}: must end in {" or ".join(ends)}')
+
+  def _check_alignment(self, selection: InternalsSelection) -> None:
+    if not self.aligns:
+      if self.alignment_unit:
+        raise InputError(
+          f'--alignment_unit: {self.attention_output} is for weights; '
+          f'alignments end in {" or ".join(_ALIGNMENTS)}'
+        )
+      return
+    for flag, chosen in (
+      ('layers', selection.layers),
+      ('heads', selection.heads),
+    ):
+      if chosen == 'all':
+        raise InputError(
+          f'--attention_{flag}=all: an alignment has one row of weights; give '
+          "'mean' or a number"
+        )
+
+  @property
+  def outputs(self) -> list[str]:
+    """Requested files."""
+    return [
+      path for path in (self.attention_output, self.states_output) if path
+    ]
+
+  @property
+  def aligns(self) -> bool:
+    """Whether hard alignments are requested."""
+    return self.attention_output.endswith(_ALIGNMENTS)
+
+  @property
+  def selection(self) -> InternalsSelection:
+    """Internals to view."""
+    return InternalsSelection(
+      attention=bool(self.attention_output),
+      layers=_choice('attention_layers', self.attention_layers, 'last'),
+      heads=_choice('attention_heads', self.attention_heads),
+      states=bool(self.states_output),
+    )
+
+
+def _choice(flag: str, text: str, *more: str) -> str | int:
+  names = ('mean', 'all', *more)
+  if not text or text in names:
+    return text or 'mean'
+  if not re.fullmatch('[0-9]{1,9}', text):
+    listed = ', '.join(map(repr, names))
+    raise InputError(f'--{flag}={text}: must be {listed} or a number from 1')
+  return int(text)
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeRequest:
-  """Request to translate, score or certify.
+  """Request to translate, score or certify; fields are flags of decode.py.
 
   Attributes:
     workdir: Run directory; several, separated by commas, form an ensemble.
-    mode: 'translate', 'score' for the log-probabilities of given translations,
-      or 'certify' to check whether the batches change translations.
-    input: Input file, or '' for stdin.
-    input_format: 'text', or 'json' for objects with 'source' and, if used,
-      'target' and 'prefix'; other fields are passed on.
-    target: File of the translations, with mode='score'.
-    prefix: File of the beginnings of translations.
-    per_token: Whether scores and the n best get a column with the
-      log-probabilities of all subwords.
-    output: Output file, or '' for stdout. With mode='certify' it is the
-      report as JSON.
-    output_format: 'text', or 'json' for one object a line with everything
-      known.
     sentences: Number of lines to take with mode='certify'; None means 64.
-    reference: File to compute scores against, or '' for no scores.
-    comet: Model of COMET that scores too, or ''.
-    step: Step of the checkpoint, 'best' or 'last'.
-    average: Number of checkpoints whose parameters are averaged.
-    average_of: Checkpoints to average, 'last' or 'best'.
-    parameters: Parameters of each checkpoint, 'last' or 'ema'; None takes the
-      moving average if it exists.
-    n_best: Number of output lines for each line, in the form
-      'index ||| translation ||| score' with the index from 0. With 0 there is
-      one translation a line.
-    source_language, target_language: Direction to translate in, for a run
-      with several. If given for another run, they must be the run's.
-    interactive: Whether to translate every line before the next is read.
-    warm_up: Whether to compile all shapes before the first line.
-    groups: Groups 'first:last' of a GTRANS decoder that translate; '' takes
-      the run's.
+    n_best: Number of output lines for each line; with 0 the best text alone.
+    groups: Groups 'first:last' of a GTRANS decoder; '' takes the run's.
     weights: Weights of several runs, separated by commas; '' means equal.
     combine: Mean of the predictions of several runs; None: arithmetic.
+    selection: Checkpoints to load of each run.
     options: Fields of DecodingConfig that replace the run's.
     views: Files for the model's internals, for the scored pairs or for each
       line and its best translation.
@@ -74,10 +142,7 @@ class DecodeRequest:
   sentences: int | None = None
   reference: str = ''
   comet: str = ''
-  step: int | str = 'best'
-  average: int = 1
-  average_of: Literal['last', 'best'] = 'last'
-  parameters: Literal['last', 'ema'] | None = None
+  selection: CheckpointSelection = CheckpointSelection()
   n_best: int = 0
   source_language: str = ''
   target_language: str = ''
@@ -101,12 +166,7 @@ class DecodeRequest:
 
 
 def load(request: DecodeRequest) -> Ensemble:
-  """Load the runs that translate.
-
-  Raises:
-    InputError: A run cannot be loaded or translates something else, or the
-      runs do not fit together.
-  """
+  """Load the runs that translate."""
   names = split_paths(request.workdir)
   weights = _weights(request.weights)
   runs = [load_one(name, request) for name in names]
@@ -116,13 +176,7 @@ def load(request: DecodeRequest) -> Ensemble:
 
 def load_one(workdir: str, request: DecodeRequest) -> TrainedModel:
   """Load one run, with the requested groups and languages."""
-  trained = load_run(
-    workdir,
-    request.step,
-    request.average,
-    request.average_of,
-    request.parameters,
-  )
+  trained = load_run(workdir, request.selection)
   languages = request.source_language, request.target_language
   trained = in_direction(trained, workdir, *languages)
   if request.groups:
@@ -139,50 +193,8 @@ def _weights(text: str) -> list[float]:
     ) from None
 
 
-def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
-  """Return the run with only some groups of its decoder.
-
-  Layers above the last of them are not computed, and the weights of the
-  remaining groups sum to 1; Yang et al. (2022), Table VI.
-
-  Args:
-    run: Run with fusion='gtrans' in its decoder.
-    groups: Groups 'first:last', counted from 1.
-
-  Returns:
-    The same parameters in a model with those groups.
-
-  Raises:
-    InputError: The decoder has no groups, or not those.
-  """
-  decoder = run.config.model.decoder
-  if decoder.fusion != 'gtrans':
-    raise InputError(
-      f'--groups={groups}: the decoder has no groups, its fusion is '
-      f'{decoder.fusion!r}'
-    )
-  options = dataclasses.replace(decoder.gtrans, inference_groups=groups)
-  model = dataclasses.replace(
-    run.config.model, decoder=dataclasses.replace(decoder, gtrans=options)
-  )
-  return dataclasses.replace(
-    run,
-    config=dataclasses.replace(run.config, model=model),
-    model=run.model.clone(config=model),
-  )
-
-
-_TRANSLATING = 'reference', 'comet', 'prefix', 'interactive', 'warm_up'
-_VIEWS = 'attention_output', 'states_output'
-_INPUTS = 'input', 'target', 'prefix', 'reference'
-
-
 def check_flags(request: DecodeRequest) -> None:
-  """Refuse flags that have no meaning together; no file is opened.
-
-  Raises:
-    InputError: A flag does not go with another; the message names both.
-  """
+  """Refuse flags that have no meaning together; no file is opened."""
   mode = f'--mode={request.mode}'
   if request.mode == 'score':
     _check_scoring(request, mode)

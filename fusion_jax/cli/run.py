@@ -1,50 +1,61 @@
 """Execution of a request of decode.py: reads, translates or scores, writes."""
 
 import contextlib
+import importlib.metadata
 import itertools
 import logging
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-from fusion_jax.cli.certify_files import certify_file
-from fusion_jax.cli.comet_score import load_comet
+import jax
+
 from fusion_jax.cli.line_formats import (
   Line,
   check_lines,
   open_json,
   open_text,
+  open_views,
+  score_json,
+  score_text,
   translation_json,
   translation_text,
 )
-from fusion_jax.cli.request import DecodeRequest, check_flags, load
-from fusion_jax.cli.score_files import score_files
+from fusion_jax.cli.request import DecodeRequest, check_flags, load, load_one
 from fusion_jax.cli.text_io import (
   open_input,
   open_output,
+  open_whole,
   read_lines,
 )
-from fusion_jax.cli.view_flags import open_views
+from fusion_jax.config import DecodingConfig
 from fusion_jax.data.references import log_unreachable
 from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.decoding.certify import as_json, certify, failure, table
 from fusion_jax.decoding.ensemble import Ensemble
+from fusion_jax.decoding.score import Scorer
+from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.decoding.translate import Translation, Translator
+from fusion_jax.errors import CheckFailed, InputError, first_line
 from fusion_jax.languages import words_of
 from fusion_jax.metrics import bleu_for, check_line_counts, corpus_scores
-from fusion_jax.parallel.distributed import is_first
+from fusion_jax.parallel.processes import is_first
 from fusion_jax.progress import Progress
+from fusion_jax.runs.loading import TrainedModel
 
 logger = logging.getLogger(__name__)
+
+# Number of lines that --mode=certify takes by default.
+_SENTENCES = 64
+# Pairs that COMET reads at a time.
+_BATCH = 16
 
 
 def run(request: DecodeRequest) -> None:
   """Carry out a request; the translations are written line by line.
 
   BLEU and COMET go to stdout, or to stderr if the translations are on stdout.
-
-  Raises:
-    InputError: A file, a flag or the run directory is wrong. An output file
-      is either complete or does not exist.
-    CheckFailed: With mode='certify', translations depend on the batches.
   """
   check_flags(request)
   if request.mode == 'score':
@@ -89,8 +100,9 @@ def _open_lines(
   request: DecodeRequest, again: bool = False
 ) -> contextlib.AbstractContextManager[Iterator[Line]]:
   if request.input_format == 'json':
-    return open_json(request.input, ('source',), again)
-  return open_text(request.input, prefix=request.prefix, again=again)
+    scored = ('target',) if request.mode == 'score' else ()
+    return open_json(request.input, ('source', *scored), again)
+  return open_text(request.input, request.target, request.prefix, again)
 
 
 def _translate(
@@ -179,3 +191,139 @@ def _read_references(path: str) -> list[str] | None:
     return None
   with open_input(path) as file:
     return list(read_lines(file, path))
+
+
+def score_files(request: DecodeRequest) -> None:
+  """Write a line of scores for each pair."""
+  total = None
+  with _open_lines(request) as lines:
+    ensemble = load(request)
+    first = ensemble.runs[0]
+    options = request.decoding(first)
+    scorer = Scorer(ensemble, options, lambda count: progress.add(count))
+    if request.reads_files:
+      with _open_lines(request, again=True) as same:
+        total = check_lines(
+          same, lambda number, line: scorer.check(number, *_pair(line))
+        )
+    progress = Progress(total, 'lines')
+    encoder = PairReader(first, options)
+    with (
+      open_views(request.views, ensemble.runs, options) as show,
+      open_output(request.output, keep=total is None) as write,
+    ):
+      numbered = enumerate(lines, start=1)
+      shown = show(
+        numbered, lambda each: encoder.line(each[0], *_pair(each[1]))
+      )
+      read, scored = itertools.tee(shown)
+      found = scorer.score(_pair(line) for _, line in scored)
+      for (number, line), each in zip(read, found, strict=True):
+        if request.output_format == 'json':
+          write(score_json(number - 1, line, each))
+        else:
+          write(score_text(each, request.per_token))
+  progress.finish()
+
+
+def _pair(line: Line) -> tuple[str, str]:
+  return line.source, line.target
+
+
+def certify_file(request: DecodeRequest) -> None:
+  """Print the table of the check, and write JSON if `output` is given."""
+  lines = sample_lines(request.input, request.sentences or _SENTENCES)
+  trained = load_one(request.workdir, request)
+  options = request.decoding(trained)
+  with contextlib.ExitStack() as stack:
+    file = None
+    if request.output:
+      file = stack.enter_context(open_whole(request.output))
+    logger.info(
+      '%s, step %d: %d lines', request.workdir, trained.step, len(lines)
+    )
+    found = certify(trained, options, lines, _n_best(request, options))
+    if file:
+      about = _about(request, trained, options)
+      report = as_json(found, **about, lines=[number for number, _ in lines])
+      file.write(report.encode('utf-8') + b'\n')
+  for line in table(found):
+    print(line, flush=True)
+  if reason := failure(found):
+    raise CheckFailed(reason)
+
+
+def sample_lines(path: str, count: int) -> list[tuple[int, str]]:
+  """Take lines spread evenly over a file, without those that have no text."""
+  with open_input(path) as file:
+    numbered = enumerate(read_lines(file, path), start=1)
+    lines = [(number, line) for number, line in numbered if line.strip()]
+  if not lines:
+    raise InputError(f'{path}: has no line of text to translate')
+  count = min(count, len(lines))
+  return [lines[place * len(lines) // count] for place in range(count)]
+
+
+def _n_best(request: DecodeRequest, options: DecodingConfig) -> int:
+  """Return the requested number; by default 1 sample or the whole beam."""
+  default = 1 if options.search == 'sample' else options.beam_size
+  return request.n_best or default
+
+
+def _about(
+  request: DecodeRequest, run: TrainedModel, options: DecodingConfig
+) -> dict[str, object]:
+  device = jax.devices()[0]
+  precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+  return {
+    'workdir': request.workdir,
+    'steps': list(run.steps) or [run.step],
+    'input': request.input,
+    'dtype': run.config.model.compute_dtype,
+    'matmul_precision': precision or 'default',
+    'search': options.search,
+    'beam_size': options.beam_size,
+    'batch_tokens': options.batch_tokens,
+    'devices': jax.device_count(),
+    'device_kind': device.device_kind,
+    'jax': jax.__version__,
+  }
+
+
+# Sources, translations and references to a line for the user.
+Comet = Callable[[Sequence[str], Sequence[str], Sequence[str]], str]
+
+
+def load_comet(name: str) -> Comet:
+  """Load a model of COMET (Rei et al. 2020) by the package unbabel-comet.
+
+  The package is no requirement: it needs PyTorch and models of gigabytes. It
+  runs on the CPU, because JAX holds the accelerators.
+  """
+  try:
+    from comet import download_model, load_from_checkpoint
+  except ImportError:
+    raise InputError(
+      f'--comet={name}: the package unbabel-comet is missing: '
+      'pip install unbabel-comet'
+    ) from None
+  try:
+    path = name if os.path.isfile(name) else download_model(name)
+    model = load_from_checkpoint(path)
+  except Exception as error:
+    raise InputError(f'--comet={name}: {first_line(error)}') from error
+  version = importlib.metadata.version('unbabel-comet')
+  signature = f'COMET|nrefs:1|model:{name}|version:{version}'
+  return lambda *texts: f'{signature} = {_score(model, *texts):.4f}'
+
+
+def _score(
+  model: Any,
+  sources: Sequence[str],
+  translations: Sequence[str],
+  references: Sequence[str],
+) -> float:
+  texts = zip(sources, translations, references, strict=True)
+  rows = [{'src': s, 'mt': t, 'ref': r} for s, t, r in texts]
+  found = model.predict(rows, batch_size=_BATCH, gpus=0, progress_bar=False)
+  return float(found.system_score)

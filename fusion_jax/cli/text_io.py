@@ -16,7 +16,7 @@ from fusion_jax.compressed import (
 )
 from fusion_jax.errors import InputError
 from fusion_jax.files import read_errors
-from fusion_jax.parallel.distributed import is_first
+from fusion_jax.parallel.processes import is_first
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +40,7 @@ def split_paths(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_input(path: str) -> Iterator[BinaryIO]:
-  """Open a file to read, decompressed, or stdin where the path is empty.
-
-  Raises:
-    InputError: The file cannot be opened, or stdin is closed.
-  """
+  """Open a file to read, decompressed, or stdin where the path is empty."""
   if not path:
     if sys.stdin is None:
       raise InputError('stdin: is closed; give --input=FILE')
@@ -63,17 +59,6 @@ def read_lines(
 
   Lines are those of `whole_lines`: as sacreBLEU reads them, but without a byte
   order mark. Bytes that are not UTF-8 become U+FFFD, with one warning a file.
-
-  Args:
-    file: Lines of bytes, as files give them.
-    name: Name of the file in messages.
-    again: Whether the file was read before, so that no warning is repeated.
-
-  Yields:
-    Lines; an end of line at the end of the file does not start another.
-
-  Raises:
-    InputError: The file cannot be read or is no text.
   """
   warned = again
   lines = whole_lines(_read(file, name))
@@ -126,18 +111,7 @@ def _read(file: Iterable[bytes], name: str) -> Iterator[bytes]:
 def open_output(
   path: str, keep: bool = False
 ) -> Iterator[Callable[[str], None]]:
-  """Open a file or stdout for lines, on process 0.
-
-  Args:
-    path: Name of a file, as for `open_whole`; empty for stdout.
-    keep: As for `whole_file`.
-
-  Yields:
-    A function that writes one line, given without its end.
-
-  Raises:
-    InputError: It cannot be written.
-  """
+  """Open a file or stdout for lines, on process 0."""
   if not path and is_first():
     if sys.stdout is None:
       raise InputError('stdout: is closed; give --output=FILE')

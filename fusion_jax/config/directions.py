@@ -60,17 +60,7 @@ class Direction:
 
 
 def check_directions(directions: Sequence[Direction], target_tag: str) -> None:
-  """Refuse directions that cannot be told apart.
-
-  Args:
-    directions: Directions of a run.
-    target_tag: Pattern of target tags in `DataConfig`; empty: the source does
-      not name the language to translate to.
-
-  Raises:
-    InputError: Two directions have the same languages, or a source language has
-      two target languages and no tag.
-  """
+  """Refuse directions that cannot be told apart."""
   names: set[str] = set()
   targets: dict[str, str] = {}
   for each in directions:
@@ -89,17 +79,7 @@ def check_directions(directions: Sequence[Direction], target_tag: str) -> None:
 
 
 def check_tag(field: str, pattern: str, languages: Iterable[str]) -> None:
-  """Refuse a pattern of tags that cannot be symbols of a vocabulary.
-
-  Args:
-    field: Dotted name of the field with the pattern.
-    pattern: Pattern with {lang}; empty: no tags.
-    languages: Language codes that get tags.
-
-  Raises:
-    InputError: The pattern lacks {lang}, or a tag has white space or
-      unprintable characters, or is a symbol with another meaning.
-  """
+  """Refuse a pattern of tags that cannot be symbols of a vocabulary."""
   if not pattern:
     return
   require(
@@ -130,14 +110,7 @@ def both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 def from_files(
   pair: tuple[str, str], pattern: str, splits: Sequence[str]
 ) -> Direction:
-  """Return the direction of a pair whose splits are files of one name pattern.
-
-  Args:
-    pair: Source and target language.
-    pattern: Pattern of the file names; {split} stands for the split, and {lang}
-      is kept for the language of a side.
-    splits: Names of the training, validation and test splits.
-  """
+  """Return the direction of a pair whose files have names of one pattern."""
   train, valid, test = (
     (pattern.replace('{split}', split),) for split in splits
   )

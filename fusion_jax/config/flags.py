@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-from fusion_jax.bounds import number
+from fusion_jax.bounds import Positive, number
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.section import fields_of_section
 from fusion_jax.config.serialization import (
@@ -47,21 +47,7 @@ def parse_experiment(
   parser: argparse.ArgumentParser,
   stored: Callable[[argparse.Namespace], ExperimentConfig] | None = None,
 ) -> tuple[ExperimentConfig, argparse.Namespace]:
-  """Read a program's flags.
-
-  Args:
-    argv: Flags, without the program's name.
-    parser: Parser of the program's own flags; `--config` is added to it.
-    stored: Function that returns the config where `--config` is not given;
-      None: it must be given.
-
-  Returns:
-    The config with its overrides, and the values of all other flags.
-
-  Raises:
-    InputError: A flag, file, variant or field does not exist, or a value is
-      wrong.
-  """
+  """Read a program's flags."""
   parser.add_argument(
     '--config',
     required=stored is None,
@@ -82,19 +68,7 @@ def parse_experiment(
 def parse_arguments(
   argv: Sequence[str], parser: argparse.ArgumentParser
 ) -> argparse.Namespace:
-  """Parse flags, and register the fusion schemes of the user.
-
-  Args:
-    argv: Flags, without the program's name.
-    parser: Parser of the program; `--user_dir` is added to it.
-
-  Returns:
-    The values of the program's own flags.
-
-  Raises:
-    InputError: A flag does not exist (flags cannot be abbreviated), its value
-      is wrong, or the user's code fails.
-  """
+  """Parse flags, and register the fusion schemes of the user."""
 
   def refuse(message: str) -> NoReturn:
     raise InputError(f'{message}; --help lists the flags')
@@ -152,14 +126,7 @@ def add_fields(
   options: type,
   names: Sequence[str] = (),
 ) -> None:
-  """Add a flag without a default for each field of a section.
-
-  Args:
-    parser: Parser to add to.
-    options: Class of the section.
-    names: Fields to add; empty: all that are numbers, texts, choices or
-      switches.
-  """
+  """Add a flag without a default for each field of a section."""
   for name, field in fields_of_section(options).items():
     if names and name not in names:
       continue
@@ -179,20 +146,7 @@ def add_fields(
 
 
 def load_config(name: str) -> ExperimentConfig:
-  """Call `get_config` of a config file.
-
-  Args:
-    name: Name of the form FILE.py, or FILE.py:VARIANT to call
-      `get_config(VARIANT)`. A config of the package needs neither a folder
-      nor '.py'. Or the config.json of a run directory.
-
-  Returns:
-    The config.
-
-  Raises:
-    InputError: The file, the function or the variant does not exist, the
-      function fails, or it does not return a valid config.
-  """
+  """Call `get_config` of a config file."""
   if name.endswith('.json'):
     check_file(name, '--config')
     return from_json(Path(name))
@@ -219,18 +173,7 @@ def load_config(name: str) -> ExperimentConfig:
 def language_pair(
   variant: str, languages: Sequence[str] = ()
 ) -> tuple[str, str]:
-  """Read a config's variant of the form SOURCE-TARGET.
-
-  Args:
-    variant: Variant, for example 'en-de'.
-    languages: Language codes of the config; empty: any.
-
-  Returns:
-    The two language codes.
-
-  Raises:
-    InputError: The variant is no pair of two different languages.
-  """
+  """Read a config's variant of the form SOURCE-TARGET."""
   source, _, target = variant.partition('-')
   codes = languages or [
     code for code in (source, target) if re.fullmatch(r'\w+', code)
@@ -247,19 +190,7 @@ def language_pair(
 def override(
   config: ExperimentConfig, overrides: Sequence[tuple[str, str]]
 ) -> ExperimentConfig:
-  """Replace fields of a config.
-
-  Args:
-    config: Config to change.
-    overrides: Pairs of the dotted name of a field and its value as text, in
-      order.
-
-  Returns:
-    The config with these fields, checked as a whole.
-
-  Raises:
-    InputError: A field does not exist, or cannot have the value.
-  """
+  """Replace fields of a config."""
   if not overrides:
     return config
   values = to_dict(config)
@@ -378,3 +309,48 @@ def _literal(text: str) -> Any:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
       continue
   return text
+
+
+def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+  """Add --step, --average, --average_of and --parameters to a parser."""
+  parser.add_argument(
+    '--step', type=_step, default='best', help="a step, 'best' or 'last'"
+  )
+  parser.add_argument(
+    '--average',
+    type=number(Positive),
+    default=1,
+    help='number of checkpoints whose mean is loaded',
+  )
+  parser.add_argument(
+    '--average_of',
+    choices=('last', 'best'),
+    default='last',
+    help='which ones: the last or the best, up to --step',
+  )
+  parser.add_argument(
+    '--parameters',
+    choices=('last', 'ema'),
+    help='of a checkpoint: those after its last update or their moving '
+    'average; default: the average if training.ema made one',
+  )
+
+
+def add_direction_flags(parser: argparse.ArgumentParser) -> None:
+  """Add --source_language and --target_language to a parser."""
+  for side in ('source', 'target'):
+    parser.add_argument(
+      f'--{side}_language',
+      default='',
+      help='needed where the run has several directions',
+    )
+
+
+def _step(text: str) -> int | str:
+  if text in ('best', 'last'):
+    return text
+  if not re.fullmatch('[0-9]{1,10}', text):
+    raise argparse.ArgumentTypeError(
+      f"must be a step, 'best' or 'last', got {text!r}"
+    )
+  return int(text)

@@ -284,17 +284,7 @@ class RoutingOptions:
 def partition(
   layers: int, size: int, last_group: Literal['ceil', 'floor']
 ) -> tuple[range, ...]:
-  """Return the layer numbers of every group; Yang et al. (2022), section III.
-
-  Args:
-    layers: Number of layers L; they are numbered 1..L.
-    size: Layers of a group.
-    last_group: 'ceil': the last group may be short. 'floor': layers that are
-      left over belong to no group.
-
-  Returns:
-    ceil(L / size) or floor(L / size) ranges.
-  """
+  """Return the layer numbers of every group; Yang et al. (2022), sec. III."""
   end = layers + 1 if last_group == 'ceil' else layers - size + 2
   return tuple(
     range(first, min(first + size, layers + 1)) for first in range(1, end, size)
@@ -302,19 +292,7 @@ def partition(
 
 
 def parse_groups(text: str, groups: int, field: str) -> tuple[int, int]:
-  """Read 'first:last', counted from 1, as a half-open range from 0.
-
-  Args:
-    text: Text to read.
-    groups: Number of groups that there are.
-    field: Dotted name of the field, for the message.
-
-  Returns:
-    The first group, and the one after the last.
-
-  Raises:
-    InputError: The text does not name groups that there are.
-  """
+  """Read 'first:last', counted from 1, as a half-open range from 0."""
   match = re.fullmatch('([0-9]{1,9}):([0-9]{1,9})', text)
   first, last = map(int, match.groups()) if match else (0, 0)
   require(
@@ -696,15 +674,7 @@ RULES: Mapping[str, SchemeRules] = types.MappingProxyType(_RULES)
 
 
 def register_rules(name: str, rules: SchemeRules) -> None:
-  """Add a scheme to those that configs may name.
-
-  Args:
-    name: Name of the scheme, which no other has.
-    rules: Its rules; its options are `SideConfig.own`.
-
-  Raises:
-    InputError: There is such a scheme already.
-  """
+  """Add a scheme to those that configs may name."""
   if name in _RULES or name == 'none':
     raise InputError(f'fusion={name!r}: there is such a scheme already')
   _RULES[name] = rules

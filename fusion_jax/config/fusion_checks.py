@@ -37,19 +37,7 @@ def check_side(
   width: int,
   norm: str,
 ) -> None:
-  """Refuse values and pairs of values that make no sense.
-
-  Args:
-    side: Fusion options of a stack.
-    name: Side of the stack.
-    layers: Number of layers of the stack.
-    width: Model width D.
-    norm: Norm of the model.
-
-  Raises:
-    InputError: A value is refused; the message names the field, or both fields
-      of a pair.
-  """
+  """Refuse values and pairs of values that make no sense."""
   path = f'model.{name}'
   _check_own(side, path)
   _check_read(side, path, name)
@@ -67,15 +55,7 @@ def check_side(
 
 
 def unread_options(side: SideConfig, name: Side) -> tuple[str, ...]:
-  """Return the options that nothing in a stack reads.
-
-  Args:
-    side: Fusion options of the stack.
-    name: Side of the stack.
-
-  Returns:
-    Names of the form 'mlrf.hops'.
-  """
+  """Return the options that nothing in a stack reads."""
   chosen, sections = {side.fusion, name}, set()
   if side.rules:
     sections.add(side.rules.options)

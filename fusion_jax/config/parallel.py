@@ -99,17 +99,7 @@ class ParallelConfig:
     return {'data': self.data, 'fsdp': self.fsdp, 'tensor': self.tensor}
 
   def shape(self, devices: int) -> tuple[int, int, int]:
-    """Return the sizes of the axes data, fsdp and tensor.
-
-    Args:
-      devices: Number of devices of all processes.
-
-    Returns:
-      Three sizes whose product is `devices`.
-
-    Raises:
-      InputError: There are no such sizes.
-    """
+    """Return the sizes of the axes data, fsdp and tensor."""
     sizes = self._sizes()
     given = math.prod(size for size in sizes.values() if size != -1)
     rest = devices // given

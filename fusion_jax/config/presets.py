@@ -41,18 +41,7 @@ Config = TypeVar('Config')
 
 
 def choose(rows: Mapping[str, Row], variant: str) -> Row:
-  """Return the row of a variant.
-
-  Args:
-    rows: Rows of a config file, by name.
-    variant: Name of a row.
-
-  Returns:
-    The row.
-
-  Raises:
-    InputError: No row has this name.
-  """
+  """Return the row of a variant."""
   if variant not in rows:
     raise InputError(
       f'--config: no variant {variant!r}; there are {", ".join(rows)}'
@@ -61,15 +50,7 @@ def choose(rows: Mapping[str, Row], variant: str) -> Row:
 
 
 def changed(config: Config, row: Row) -> Config:
-  """Return a frozen dataclass with the changes of a row.
-
-  Args:
-    config: Config of an experiment, or a section of it.
-    row: Values of its fields by their dotted names.
-
-  Returns:
-    The config, checked as a whole.
-  """
+  """Return a frozen dataclass with the changes of a row."""
   whole: Any = config
   parts: dict[str, Row] = {}
   for name, value in row.items():

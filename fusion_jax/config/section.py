@@ -26,15 +26,7 @@ _CHECKED = pydantic.ConfigDict(
 
 @dataclass_transform(frozen_default=True)
 def section(path: str) -> Callable[[type[_Section]], type[_Section]]:
-  """Return a decorator that makes a class a section of the config.
-
-  Args:
-    path: Dotted name of the section, for messages; '' for the whole config.
-
-  Returns:
-    The decorator. Building a section raises `InputError` where a value is of
-    another type than its field or out of its bounds.
-  """
+  """Return a decorator that makes a class a section of the config."""
 
   def decorate(cls: type[_Section]) -> type[_Section]:
     made: Any = pydantic.dataclasses.dataclass(frozen=True, config=_CHECKED)(

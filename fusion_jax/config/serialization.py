@@ -1,34 +1,23 @@
 """JSON form of a config, its format number, and comparison of two configs."""
 
 import fnmatch
-import functools
 import itertools
 import json
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
+from fusion_jax.bounds import adapter
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.fusion import RULES, Side, SideConfig
-from fusion_jax.config.fusion_checks import unread_options
 from fusion_jax.errors import InputError
-from fusion_jax.faults import first_fault
+from fusion_jax.faults import first_fault, shown
 from fusion_jax.json_input import read_json
 
-# Format of run directories. It goes up when older versions must not read them,
-# or when the default of a field changes. A file without the number has
-# format 1.
-FORMAT = 3
-# First format in which the chosen schemes read every option that is written.
-_ALL_READ = 3
-
-# Routing options of format 1 that later versions let a config choose.
-_ROUTING_1 = types.MappingProxyType(
-  {'vote_norm': 'none', 'agreement': 'product', 'average': 'gain'}
-)
+# Format of run directories: what is written, and the only one that is read. It
+# goes up when an older version must not read them, or the other way round.
+FORMAT = 4
 
 # Fields that a resumed run may change: they do not alter what is computed.
 RESUMABLE = (
@@ -56,14 +45,9 @@ RESUMABLE = (
 )
 
 
-@functools.cache
-def _adapter(config_class: type) -> pydantic.TypeAdapter:
-  return pydantic.TypeAdapter(config_class)
-
-
 def to_dict(config: Any) -> dict[str, Any]:
   """Return the config as nested dictionaries of JSON values."""
-  return _adapter(config.__class__).dump_python(config, mode='json')
+  return adapter(config.__class__).dump_python(config, mode='json')
 
 
 def to_json(config: ExperimentConfig) -> str:
@@ -73,124 +57,30 @@ def to_json(config: ExperimentConfig) -> str:
 
 
 def from_json(path: Path) -> ExperimentConfig:
-  """Read a config that `to_json` wrote.
-
-  Args:
-    path: File to read.
-
-  Returns:
-    The config.
-
-  Raises:
-    InputError: The file cannot be read, has a newer format, or holds a config
-      that `from_dict` refuses.
-  """
+  """Read a config that `to_json` wrote."""
   values = read_json(path, dict)
   check_format(values, path.parent)
-  written = values.pop('format', 1)
-  if written < _ALL_READ:
-    values = _without_unread(values)
+  del values['format']
   try:
-    config = from_dict(values)
-    return from_dict(_upgraded(values)) if written == 1 else config
+    return from_dict(values)
   except InputError as error:
     raise InputError(f'{path}: {error}') from None
 
 
-def _without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Return a config without the options that its schemes do not read."""
-  model = values.get('model')
-  if not isinstance(model, Mapping):
-    return dict(values)
-  sides = {
-    name: _read_by_side(model[name], name)
-    for name in ('encoder', 'decoder')
-    if name in model
-  }
-  return {**values, 'model': {**model, **sides}}
-
-
-def _read_by_side(values: Any, name: Side) -> Any:
-  try:
-    side = _adapter(SideConfig).validate_json(json.dumps(values))
-  except pydantic.ValidationError:
-    return values  # `from_dict` reports the fault.
-  unread = unread_options(side, name)
-  return {
-    section: {
-      field: value
-      for field, value in options.items()
-      if f'{section}.{field}' not in unread
-    }
-    if isinstance(options, Mapping)
-    else options
-    for section, options in values.items()
-  }
-
-
-def _upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Return a config of format 1 with the defaults of its time written out.
-
-  Options of schemes that the run does not use get today's defaults, so that old
-  defaults do not make it a different run.
-  """
-  model, schemes = dict(values.get('model', {})), set()
-  for name in ('encoder', 'decoder'):
-    side = dict(model.get(name, {}))
-    agg = side.pop('agg', {})
-    routing, shortcut = side.pop('routing', {}), side.pop('shortcut', {})
-    many = side.get('multi_layer', {}).get('layers', 1) > 1
-    if side.get('fusion') in ('iterative', 'hierarchical') or many:
-      side['agg'] = agg
-    if side.get('fusion') in ('dynamic_routing', 'em_routing'):
-      side['routing'] = {**_ROUTING_1, **routing}
-    if shortcut.get('source', 'none') != 'none':
-      side['shortcut'] = {'source_norm': 'none', **shortcut}
-    schemes.add(side.get('fusion', 'none'))
-    model[name] = side
-  optimizer = dict(values.get('optimizer', {}))
-  if any(name in RULES and RULES[name].rate != 1 for name in schemes):
-    optimizer.setdefault('fusion_rate', 1.0)
-  upgraded = {**values, 'model': model, 'optimizer': optimizer}
-  return _without_unread(upgraded)
-
-
 def check_format(values: Mapping[str, Any], directory: Path) -> None:
-  """Refuse files that a newer version wrote.
-
-  Args:
-    values: Values with 'format'; format 1 where it is missing.
-    directory: Directory that they were read from.
-
-  Raises:
-    InputError: The format is higher than FORMAT, or no whole number from 1.
-  """
-  found = values.get('format', 1)
-  if type(found) is not int or found < 1:
+  """Refuse what another version wrote in another format."""
+  written = values.get('format')
+  if written != FORMAT:
     raise InputError(
-      f'{directory}: its format must be a whole number from 1, got {found!r}'
-    )
-  if found > FORMAT:
-    raise InputError(
-      f'{directory} was written by a newer fusion_jax (format {found}; this '
-      f'one reads up to {FORMAT}); update it'
+      f'{directory} has the format {shown(written)}, and this fusion_jax reads '
+      f'format {FORMAT} alone; use the version that wrote it'
     )
 
 
 def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
-  """Build and check a config.
-
-  Args:
-    values: Nested dictionaries; missing fields take their defaults.
-
-  Returns:
-    The config.
-
-  Raises:
-    InputError: A field is unknown, has the wrong type or is out of range.
-  """
+  """Build and check a config."""
   try:
-    return _adapter(ExperimentConfig).validate_json(json.dumps(values))
+    return adapter(ExperimentConfig).validate_json(json.dumps(values))
   except pydantic.ValidationError as error:
     field, message = first_fault(error)
     unknown = 'unexpected_keyword_argument', 'extra_forbidden'
@@ -202,15 +92,7 @@ def from_dict(values: Mapping[str, Any]) -> ExperimentConfig:
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-  """Return the fields of a JSON value; those of a list are named '0', '1', ...
-
-  Args:
-    value: Value at any depth of the result of `to_dict`.
-
-  Returns:
-    The fields themselves, not copies; None for a value that is neither a
-    section nor a list of sections.
-  """
+  """Return the fields of a JSON value; a list's are named '0', '1', ..."""
   if isinstance(value, dict):
     return value
   if isinstance(value, list) and all(isinstance(v, dict) for v in value):
@@ -254,14 +136,7 @@ _ABSENT = object()
 
 
 def resumable_fields(config: ExperimentConfig) -> str:
-  """List the fields that a resumed run may change, each section once.
-
-  Args:
-    config: Config of the resumed run.
-
-  Returns:
-    Text such as 'name, data.{root,prepared}, decoding'.
-  """
+  """List the fields that a resumed run may change, each section once."""
   sections = itertools.groupby(
     (name.partition('.') for name in _resumable(config)),
     key=lambda parts: parts[0],

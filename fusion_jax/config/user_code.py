@@ -20,15 +20,7 @@ _ENTRY_POINTS = 'fusion_jax.schemes'
 
 
 def run_user_dir(path: str) -> None:
-  """Run the code of `--user_dir`, which registers schemes.
-
-  Args:
-    path: Folder with an `__init__.py`, whose files may import each other
-      (`from . import other`), or one Python file.
-
-  Raises:
-    InputError: There is no such file, or its code fails.
-  """
+  """Run the code of `--user_dir`, which registers schemes."""
   flag = '--user_dir'
   file = os.path.join(path, '__init__.py') if os.path.isdir(path) else path
   if not os.path.isfile(file):
@@ -38,11 +30,7 @@ def run_user_dir(path: str) -> None:
 
 
 def run_installed_schemes() -> None:
-  """Run the modules that installed packages declare as entry points.
-
-  Raises:
-    InputError: The code of one fails.
-  """
+  """Run the modules that installed packages declare as entry points."""
   for point in importlib.metadata.entry_points(group=_ENTRY_POINTS):
     try:
       point.load()
@@ -54,15 +42,7 @@ def run_installed_schemes() -> None:
 
 
 def check_file(path: str, flag: str) -> None:
-  """Refuse a path that is no file.
-
-  Args:
-    path: Path to check.
-    flag: Flag that named it, for the message.
-
-  Raises:
-    InputError: It is a folder, or does not exist.
-  """
+  """Refuse a path that is no file."""
   if os.path.isdir(path):
     raise InputError(f'{flag}: {path}: is a folder, not a Python file')
   if not os.path.isfile(path):
@@ -70,15 +50,7 @@ def check_file(path: str, flag: str) -> None:
 
 
 def run_file(path: str, flag: str) -> types.ModuleType:
-  """Run a Python file and return its module.
-
-  Args:
-    path: Path of the file; an `__init__.py` is the package of its folder.
-    flag: Flag that named it, for the message.
-
-  Raises:
-    InputError: It is not a Python file.
-  """
+  """Run a Python file and return its module."""
   file, folder = Path(path), None
   if file.name == '__init__.py':
     file = file.absolute().parent

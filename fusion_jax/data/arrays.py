@@ -1,7 +1,6 @@
 """Opening and checking the .npy files of a prepared split.
 
-Their content must be consistent with the rest of the folder. For corpora
-prepared before files had digests, this is the only check for damage.
+Their content must be consistent with the rest of the folder.
 """
 
 import tokenize
@@ -11,18 +10,7 @@ import numpy as np
 
 
 def open_array(path: Path, dtype: type[np.integer]) -> np.ndarray:
-  """Memory-map a file.
-
-  Args:
-    path: File to open.
-    dtype: Required dtype.
-
-  Returns:
-    The array, of any shape.
-
-  Raises:
-    EOFError, OSError, ValueError: The file is missing or damaged.
-  """
+  """Memory-map a file."""
   try:
     array = np.load(path, mmap_mode='r')
   except tokenize.TokenError as error:  # The header is a Python literal.
@@ -33,16 +21,7 @@ def open_array(path: Path, dtype: type[np.integer]) -> np.ndarray:
 
 
 def are_rows(rows: np.ndarray | None, examples: int, stored: int) -> bool:
-  """Return whether the rows are ascending positions of stored records.
-
-  Args:
-    rows: Positions of records [N]; None stands for all of them.
-    examples: Required number of rows.
-    stored: Number of stored records.
-
-  Returns:
-    Whether number, order and range are right.
-  """
+  """Return whether the rows are ascending positions of stored records."""
   if rows is None:
     return examples == stored
   if rows.shape != (examples,):
@@ -53,17 +32,7 @@ def are_rows(rows: np.ndarray | None, examples: int, stored: int) -> bool:
 def are_lengths(
   lengths: np.ndarray, examples: int, subwords: np.ndarray, sampled: bool
 ) -> bool:
-  """Return whether lengths match the counts of examples and subwords.
-
-  Args:
-    lengths: Source and target lengths [N, 2].
-    examples: Required number of pairs.
-    subwords: Sums of source and target lengths [2], of the plain segmentation.
-    sampled: Whether the lengths may exceed those of the plain segmentation.
-
-  Returns:
-    Whether number and sums are right and no length is below 1.
-  """
+  """Return whether lengths match the counts of examples and subwords."""
   if lengths.shape != (examples, 2) or lengths.min(initial=1) < 1:
     return False
   total = lengths.sum(axis=0, dtype=np.int64)

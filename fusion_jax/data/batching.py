@@ -181,20 +181,6 @@ def choose_shapes(
   Minimises sum_n min{S_k + T_k : example n fits (S_k, T_k)} over the caps
   (S_k, T_k) by coordinate descent, see `_choose_caps`. The last shape holds
   the longest source and the longest target.
-
-  Args:
-    lengths: Source and target length of every example, in subwords.
-    config: Number of shapes, their slots and granularity.
-    devices: The rows are a multiple of this and of `config.row_multiple`. In
-      training it is the number of microbatches of gradient accumulation, not
-      of devices, so that the shapes are the same on all meshes.
-    max_length: Examples with a longer side are ignored; None keeps all.
-
-  Returns:
-    At most `config.shapes` shapes, sorted by the slots of one row.
-
-  Raises:
-    InputError: No example is short enough.
   """
   if max_length is not None:
     lengths = lengths[lengths.max(axis=1) <= max_length]
@@ -245,14 +231,6 @@ def plan_epoch(
   next shape that holds them, unless the empty rows of a short batch cost fewer
   slots. All batches of a shape share its empty rows evenly. The number of
   batches depends on how many examples each shape has, not on their order.
-
-  Args:
-    order: Examples to cut, each once.
-    assignment: Shape of every example of the corpus.
-    shapes: Shapes, sorted by the slots of one row; the last holds all others.
-
-  Returns:
-    The plan, with batches of the same shape side by side.
   """
   assigned = assignment[order]
   queues = [order[assigned == index] for index in range(len(shapes))]
@@ -286,15 +264,7 @@ def plan_epoch(
 
 
 def assemble(examples: Sequence[Example], shape: Shape) -> Batch:
-  """Pad examples with 0 to a batch.
-
-  Args:
-    examples: Examples that fit the shape, at most `shape.rows`.
-    shape: Shape of the batch.
-
-  Returns:
-    The batch; rows without an example have length 0.
-  """
+  """Pad examples with 0 to a batch."""
   assert len(examples) <= shape.rows, f'{len(examples)} examples for {shape}'
   sources, source_lengths = _pad(
     [example.source for example in examples], shape.rows, shape.source
@@ -306,17 +276,7 @@ def assemble(examples: Sequence[Example], shape: Shape) -> Batch:
 
 
 def shape_table(lengths: Int32[np.ndarray, 'N 2'], plan: EpochPlan) -> str:
-  """Format the shapes as a table for the log.
-
-  Args:
-    lengths: Source and target length of every example.
-    plan: Any epoch of these examples.
-
-  Returns:
-    One line for each shape: its sizes, its batches in an epoch, its share of
-    the examples, and the share of its slots that hold real tokens. The last
-    line is the total.
-  """
+  """Format the shapes as a table for the log."""
   sizes = np.diff(plan.starts)
   tokens = np.append(np.cumsum(lengths[plan.order].sum(axis=1)), 0)
   batch_tokens = np.diff(np.append(0, tokens[plan.starts[1:] - 1]))
@@ -340,16 +300,7 @@ def batch_rows(
   config: BatchConfig,
   devices: int,
 ) -> Int[_Counts, '*caps']:
-  """Return as many rows as `config.tokens` allows, at least one multiple.
-
-  Args:
-    slots: Slots of one row, source and target together.
-    config: Slots of a batch and the multiple of its rows.
-    devices: The rows are also a multiple of this.
-
-  Returns:
-    The rows of a batch for each number of slots.
-  """
+  """Return as many rows as `config.tokens` allows, at least one multiple."""
   multiple = math.lcm(config.row_multiple, devices)
   return np.maximum(2 * config.tokens // slots // multiple, 1) * multiple
 
@@ -399,16 +350,6 @@ def _choose_caps(
 
   The best place of one cap among fixed others is found exactly, so each
   round can only lower the sum; the rounds end when no cap moves.
-
-  Args:
-    histogram: Number of examples by candidate lengths.
-    sources: Candidate source lengths, ascending.
-    targets: Candidate target lengths, ascending.
-    count: Largest number of caps.
-
-  Returns:
-    Pairs of indices into `sources` and `targets`; one pair is the last of
-    both.
   """
   slots = sources[:, None] + targets
   caps = [(len(sources) - 1, len(targets) - 1)]

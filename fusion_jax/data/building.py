@@ -46,14 +46,7 @@ class CorpusWriter:
     self._info.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
 
   def write_train(self, texts: Iterable[Text]) -> list[dict[str, Any]]:
-    """Write the training pairs that pass the filter.
-
-    Args:
-      texts: Text of each direction, stored in this order.
-
-    Returns:
-      The report of each direction.
-    """
+    """Write the training pairs that pass the filter."""
     with self._open_split('train') as split:
       return [self._write_train(text, split) for text in texts]
 
@@ -74,13 +67,6 @@ class CorpusWriter:
 
     The text is stored as it stands, because that is what is scored. Empty and
     over-long pairs are stored but are no examples.
-
-    Args:
-      name: Name of the split.
-      texts: Text of each direction, stored in this order.
-
-    Returns:
-      The report of each direction.
     """
     rows: list[int] = []
     with self._open_split(name) as split:

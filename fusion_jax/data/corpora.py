@@ -21,19 +21,7 @@ _TFDS = re.compile(r'(?P<name>[^\[\]]+):(?P<split>\w+(\[[^\[\]]*\])?)')
 
 
 def read_pairs(corpus: str, data: DataConfig) -> Iterator[tuple[str, str]]:
-  """Yield the line pairs of a corpus, in constant memory.
-
-  Args:
-    corpus: Name of the corpus, as described in `DataConfig`.
-    data: Configuration with the languages, the root of file names and the
-      size of the embedded corpus.
-
-  Yields:
-    (source line, target line) as they stand; lines may be empty.
-
-  Raises:
-    InputError: The corpus is missing or malformed.
-  """
+  """Yield the line pairs of a corpus, in constant memory."""
   for chunk in read_chunks(corpus, data):
     yield from chunk
 
@@ -80,16 +68,7 @@ def _find(corpus: str, data: DataConfig) -> _Corpus:
 
 
 def check_files(corpus: str, data: DataConfig, field: str) -> None:
-  """Refuse a corpus of text files that do not exist.
-
-  Args:
-    corpus: Name of the corpus.
-    data: Configuration with the languages and the root of file names.
-    field: Dotted name of the field that names the corpus, for the message.
-
-  Raises:
-    InputError: A file does not exist.
-  """
+  """Refuse a corpus of text files that do not exist."""
   if _SCHEME.fullmatch(corpus) or '{lang}' not in corpus:
     return
   for path in _paths(corpus, data):

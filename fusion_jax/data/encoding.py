@@ -66,18 +66,7 @@ class PairEncoder:
     seed: tuple[int, int],
     max_lengths: tuple[int, int],
   ) -> Example:
-    """Draw a random segmentation of both lines that is not too long.
-
-    Args:
-      texts: Source and target line.
-      seed: Two numbers; the same two give the same ids.
-      max_lengths: Largest lengths of source and target, the end symbol
-        included. Longer draws are repeated a few times; then the plain
-        segmentation is used.
-
-    Returns:
-      The ids.
-    """
+    """Draw a random segmentation of both lines that is not too long."""
     ids = []
     for side in (SOURCE, TARGET):
       draws = (self._draw(texts[side], side, seed, k) for k in range(_DRAWS))
@@ -89,17 +78,7 @@ class PairEncoder:
   def longest(
     self, texts: tuple[str, str], plain: Sequence[int], seed: tuple[int, int]
   ) -> tuple[int, int]:
-    """Return the lengths to expect of a pair whose segmentation is sampled.
-
-    Args:
-      texts: Source and target line.
-      plain: Lengths of the plain segmentation of the two.
-      seed: Two numbers that seed the draws.
-
-    Returns:
-      For source and target, the largest length of the plain segmentation and
-      of three random ones, the end symbol included.
-    """
+    """Return the lengths to expect of a pair whose segmentation is sampled."""
     lengths = []
     for side in (SOURCE, TARGET):
       draws = range(_MEASURED_DRAWS if self.alphas[side] else 0)

@@ -101,18 +101,7 @@ CORPORA = {
 
 
 def fetch(name: str, folder: Path, mirror: str = '') -> None:
-  """Download a corpus; files that are there and right are kept.
-
-  Args:
-    name: One of `CORPORA`.
-    folder: Folder to write into; it is made if it does not exist.
-    mirror: Address of another folder that has the same files, of a web server
-      or file:///FOLDER.
-
-  Raises:
-    InputError: A file cannot be downloaded, or has other content than it
-      should have.
-  """
+  """Download a corpus; files that are there and right are kept."""
   corpus = CORPORA[name]
   base = (mirror or corpus.url).rstrip('/')
   if urlsplit(base).scheme not in ('http', 'https', 'file'):

@@ -29,12 +29,7 @@ class Repetitions:
     self._seen: set[int] = set()
 
   def mark(self, reasons: list[str | None], keys: Sequence[int]) -> None:
-    """Replace None by DUPLICATE where a pair repeats one that was kept.
-
-    Args:
-      reasons: Why each pair is dropped, None where it is not.
-      keys: `key` of each pair.
-    """
+    """Replace None by DUPLICATE where a pair repeats one that was kept."""
     for number, key in enumerate(keys):
       if reasons[number] is None:
         if key in self._seen:

@@ -36,15 +36,7 @@ _TAG = re.compile(r'\s*<')
 
 
 def unpack(folder: Path) -> None:
-  """Write {train,valid,test}.{de,en} from the archive in a folder.
-
-  Args:
-    folder: Folder that has `de-en.tgz`, and gets the six files.
-
-  Raises:
-    InputError: The archive is damaged, a file is missing from it, or the two
-      languages do not have the same number of lines.
-  """
+  """Write {train,valid,test}.{de,en} from the archive in a folder."""
   path = folder / _ARCHIVE
   try:
     with tarfile.open(path) as archive:

@@ -33,14 +33,6 @@ def shares(
 
   p_k = (n_k w_k)^(1/T) / sum_j (n_j w_j)^(1/T), Arivazhagan et al. (2019),
   section 4.2, https://arxiv.org/abs/1907.05019.
-
-  Args:
-    sizes: Number of pairs n_k of each corpus.
-    weights: Weights w_k, positive.
-    temperature: Temperature T; 1 is proportional, a large one uniform.
-
-  Returns:
-    Shares of sum 1, in float64.
   """
   logarithms = (np.log(sizes) + np.log(weights)) / temperature
   powers = np.exp(logarithms - logarithms.max())
@@ -54,13 +46,6 @@ def apportioned(
 
   Each number is within 1 of its exact share. The largest remainders are
   rounded up (Hamilton's method).
-
-  Args:
-    total: Sum of the numbers.
-    parts: Share of each number, of sum 1.
-
-  Returns:
-    The numbers.
   """
   exact = total * parts
   counts = np.floor(exact).astype(np.int64)
@@ -98,14 +83,7 @@ class Mixture:
     parts: Float64[np.ndarray, ' corpora'],
     seed: int,
   ):
-    """Lay out the slots: M = N, or more where a corpus would have none.
-
-    Args:
-      lengths: Lengths of the examples, those of the first corpus first.
-      sizes: Number of examples of each corpus, at least 1.
-      parts: Share of each corpus, of sum 1.
-      seed: Seed that decides which example is shown when.
-    """
+    """Lay out the slots: M = N, or more where a corpus would have none."""
     assert sum(sizes) == len(lengths), (sizes, len(lengths))
     self.counts = np.maximum(apportioned(len(lengths), parts), 1)
     self._seed = seed
@@ -166,17 +144,7 @@ def training_mixture(
   lengths: Int32[np.ndarray, 'N 2'],
   seed: int,
 ) -> Mixture:
-  """Build the mixture that a config asks for.
-
-  Args:
-    data: Configuration with weights and temperature.
-    directions: Number of examples by name of the direction, in their order.
-    lengths: Lengths of all examples.
-    seed: Seed of the training.
-
-  Returns:
-    The mixture; with one direction its slots are the examples themselves.
-  """
+  """Build the mixture that a config asks for."""
   weights = {each.name: float(each.weight) for each in data.all_directions}
   sizes = list(directions.values())
   own = [weights[name] for name in directions]
@@ -202,15 +170,7 @@ def mixture_table(directions: Mapping[str, int], mixture: Mixture) -> str:
 def _blocks(
   ordered: Int32[np.ndarray, ' n'], count: int
 ) -> list[Int32[np.ndarray, 'slots size']]:
-  """Cut examples into `count` runs whose sizes differ by 1 at most.
-
-  Args:
-    ordered: Examples to cut.
-    count: Number of runs, at most the number of examples.
-
-  Returns:
-    The runs of the smaller size, then those of the larger one, if any.
-  """
+  """Cut examples into `count` runs whose sizes differ by 1 at most."""
   size, larger = divmod(len(ordered), count)
   # The longest examples, whose lengths are far apart, get the smaller runs.
   middle = len(ordered) - (count - larger) * size

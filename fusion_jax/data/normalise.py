@@ -21,12 +21,6 @@ def normalise(line: str) -> str:
   spaces. Runs of white space of any kind become one space, and the ends are
   stripped. A line of only invisible characters is empty: of Unicode's
   categories C and Z and of its property Default_Ignorable_Code_Point.
-
-  Args:
-    line: Text, possibly with its line end.
-
-  Returns:
-    The normalised line; normalising it again changes nothing.
   """
   if not line.isascii():
     line = line.replace(_BYTE_ORDER_MARK, '')

@@ -41,15 +41,7 @@ class PackedEpoch(NamedTuple):
     return self.rows.batches
 
   def batch(self, index: int) -> tuple[Shape, Int32[np.ndarray, 'B K']]:
-    """Return the shape of a batch and the examples of its rows.
-
-    Args:
-      index: Index of the batch in the epoch.
-
-    Returns:
-      The shape, and the examples of each row of the batch, filled up with -1
-      to the largest number of examples in a row.
-    """
+    """Return the shape of a batch and the examples of its rows."""
     shape = self.rows.shapes[0]
     first, last = self.rows.starts[index], self.rows.starts[index + 1]
     starts = self.starts[first : last + 1]
@@ -99,16 +91,7 @@ class PackedPlan(TrainingPlan):
 def assemble_packed(
   examples: Sequence[Example], counts: Int[np.ndarray, ' B'], shape: Shape
 ) -> Batch:
-  """Put examples side by side into rows, padded with 0.
-
-  Args:
-    examples: Examples of the first row, then those of the second, and so on.
-    counts: Number of examples in each row.
-    shape: Shape of the batch.
-
-  Returns:
-    The batch with its segments.
-  """
+  """Put examples side by side into rows, padded with 0."""
   row = np.repeat(np.arange(len(counts)), counts)
   number = np.arange(len(row)) - (np.cumsum(counts) - counts)[row] + 1
   sources, source_lengths, source_segments = _side_by_side(
@@ -128,17 +111,7 @@ def assemble_packed(
 
 
 def packing_table(lengths: Int32[np.ndarray, 'N 2'], plan: PackedEpoch) -> str:
-  """Format the packed shape as a table for the log.
-
-  Args:
-    lengths: Source and target length of every example.
-    plan: Any epoch of these examples.
-
-  Returns:
-    The sizes of a batch, the batches of an epoch, the mean number of pairs in
-    a row, and the shares of the source slots, of the target slots and of all
-    slots that hold real tokens.
-  """
+  """Format the packed shape as a table for the log."""
   shape, batches = plan.rows.shapes[0], plan.batches
   sides = np.array([shape.source, shape.target]) * shape.rows * batches
   tokens = np.asarray(lengths).sum(axis=0, dtype=np.int64)

@@ -42,17 +42,6 @@ def choose_packed_shape(
   pairs as a configured side holds. Among rows up to half longer than that,
   those are chosen with which a batch of `config.tokens` slots holds the most
   pairs, and among nearly equal ones the shortest.
-
-  Args:
-    lengths: Source and target length of every example, in subwords.
-    config: Slots, granularity, and the configured sides if any.
-    devices: The rows are a multiple of this, as in `choose_shapes`.
-
-  Returns:
-    The shape.
-
-  Raises:
-    InputError: An example is longer than a configured side.
   """
   mean, longest = lengths.mean(axis=0), lengths.max(axis=0)
   given = np.array([config.packed_source, config.packed_target])
@@ -118,14 +107,6 @@ def pack(lengths: Int32[np.ndarray, 'N 2'], source: int, target: int) -> Rows:
   difference that would remain between the free room of the two sides, as
   shares of S and T. Rows of the same lengths are repeated as long as there are
   pairs for them.
-
-  Args:
-    lengths: Source and target length of every example, in subwords.
-    source: Source positions S of a row; no example is longer.
-    target: Target positions T of a row; no example is longer.
-
-  Returns:
-    The rows; every example's lengths stand at one place.
   """
   assert (lengths <= (source, target)).all(), 'an example fits no row'
   cells = _Cells(lengths, np.array([source, target]))

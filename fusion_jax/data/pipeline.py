@@ -63,21 +63,7 @@ def training_shapes(
   devices: int = 1,
   max_length: int | None = None,
 ) -> tuple[Shape, ...]:
-  """Choose the shapes of training batches: one with packing, else several.
-
-  Args:
-    lengths: Source and target length of every training example.
-    config: Options of the batches.
-    devices: The rows are a multiple of this.
-    max_length: As in `choose_shapes`, which is called without packing.
-
-  Returns:
-    The shapes, sorted by the slots of one row.
-
-  Raises:
-    InputError: An example is too long for the requested packed row, or no
-      example is short enough.
-  """
+  """Choose the shapes of training batches: one with packing, else several."""
   if config.packing:
     return (choose_packed_shape(lengths, config, devices),)
   return batching.choose_shapes(lengths, config, devices, max_length)
@@ -97,22 +83,7 @@ class TrainingBatches:
     mixture: Mixture | None = None,
     packing: bool = False,
   ):
-    """Plan the batches.
-
-    Args:
-      split: Training examples.
-      shapes: Shapes that `training_shapes` chose for the lengths of the split
-        or of the mixture.
-      seed: Seed of the order and of the sampling.
-      process_index: Index of this process among those that train.
-      process_count: Number of these processes; it divides the rows of every
-        shape.
-      sampling: Whether to draw a new segmentation of each example in each
-        epoch.
-      mixture: Mixture of the corpora in the split, whose slots are then
-        planned. None shows each example once an epoch.
-      packing: Whether rows hold several examples; there is then one shape.
-    """
+    """Plan the batches."""
     self._lengths = split.lengths if mixture is None else mixture.lengths
     if packing:
       (shape,) = shapes
@@ -182,15 +153,6 @@ def training_iterator(
   whatever has been read ahead. The state fits `grain.checkpoint.CheckpointSave`
   and is restored without reading the earlier batches. Call `close()` at the
   end.
-
-  Args:
-    batches: Batches of this process.
-    sharding: Sharding of the rows over the devices of all processes.
-    threads: Number of threads that read and assemble batches.
-    ahead: Number of batches kept ready on the host.
-
-  Returns:
-    An endless iterator over batches of JAX arrays.
   """
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
   dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
@@ -200,16 +162,7 @@ def training_iterator(
 def abstract_batch(
   shape: Shape, packing: bool, sharding: jax.sharding.Sharding
 ) -> Batch:
-  """Return the shapes and dtypes of a batch on the devices.
-
-  Args:
-    shape: Shape of the batch of all processes.
-    packing: Whether its rows hold several examples.
-    sharding: Sharding of the rows.
-
-  Returns:
-    A batch with a `jax.ShapeDtypeStruct` in the place of each array.
-  """
+  """Return the shapes and dtypes of a batch on the devices."""
 
   def ids(*sizes: int) -> Any:
     return jax.ShapeDtypeStruct(sizes, np.int32, sharding=sharding)
@@ -245,16 +198,6 @@ def evaluation_batches(
   Examples that fit no shape are left out, and their number is logged. Shapes
   from `choose_shapes(split.lengths, config, devices, max_length)` leave out
   the examples longer than max_length and no others.
-
-  Args:
-    split: Examples to batch.
-    shapes: Shapes, sorted by the slots of one row; the last holds all others.
-    process_index: Index of this process among those that evaluate.
-    process_count: Number of these processes; it divides the rows of every
-      shape.
-
-  Yields:
-    This process's rows of each batch.
   """
   assignment = batching.assign_shapes(split.lengths, shapes)
   order = np.flatnonzero(assignment >= 0).astype(np.int32)

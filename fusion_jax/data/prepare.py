@@ -51,18 +51,7 @@ _PAIRS_FOR_PROCESSES = 50_000
 
 
 def prepare(data: DataConfig) -> PreparedCorpus:
-  """Open the prepared corpus of a config, and make it if it does not exist.
-
-  Args:
-    data: What to prepare, and in which folder to keep it.
-
-  Returns:
-    The prepared corpus.
-
-  Raises:
-    InputError: A corpus is missing or malformed, the vocabulary cannot have
-      its size, nothing is left after filtering, or the disk is full.
-  """
+  """Open the prepared corpus of a config, and make it if it does not exist."""
   settings = _settings(data)
   directory = Path(data.prepared) / _folder_name(data, settings)
   if directory.is_dir():

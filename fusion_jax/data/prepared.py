@@ -63,6 +63,7 @@ class _SplitCounts(_Counts):
 @dataclasses.dataclass(frozen=True)
 class _Report:
   splits: dict[str, _SplitCounts]
+  files: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +97,7 @@ class PreparedCorpus:
   """
 
   def __init__(self, directory: str | Path):
-    """Open a folder.
-
-    Raises:
-      InputError: The folder is not a prepared corpus, or it is damaged.
-    """
+    """Open a folder."""
     self.directory = Path(directory)
     self.report = self._read_json(REPORT, _Report)
     self._check_files(SETTINGS, SOURCE_MODEL, TARGET_MODEL)
@@ -122,15 +119,7 @@ class PreparedCorpus:
     return name in self.report['splits']
 
   def split(self, name: str, direction: str = '') -> 'Split':
-    """Return the examples of 'train', 'valid' or 'test'.
-
-    Args:
-      name: Name of the split.
-      direction: Direction such as 'de-en'; '' means all, one after the other.
-
-    Raises:
-      InputError: There is no such split, or it lacks that direction.
-    """
+    """Return the examples of 'train', 'valid' or 'test'."""
     if not self.has_split(name):
       raise InputError(
         f'{self.directory}: no split {name!r}; it has '
@@ -147,8 +136,8 @@ class PreparedCorpus:
     return Split(self.directory, name, parts, direction)
 
   def _check_files(self, *names: str) -> None:
-    """Compare files with their digests, which older corpora lack."""
-    written = self.report.get('files', {})
+    """Compare files with their digests."""
+    written = self.report['files']
     for name in names:
       if name in written and written[name] != _digest(self.directory / name):
         raise _damaged(self.directory, name)
@@ -174,7 +163,8 @@ class PreparedCorpus:
   def _read_json(self, name: str, kind: type) -> dict[str, Any]:
     try:
       values = read_json(self.directory / name, kind)
-      check_seal(values, name)
+      if name == REPORT:
+        check_seal(values, name)
     except InputError as error:
       raise InputError(
         f'{error}; delete the folder and prepare it again'
@@ -249,14 +239,7 @@ class Split:
     parts: tuple[DirectionSplit, ...],
     direction: str = '',
   ):
-    """Open the shards of a split.
-
-    Args:
-      directory: Prepared folder.
-      name: Name of the split.
-      parts: All parts of the split, in order.
-      direction: Direction of the one part to take; '' takes all.
-    """
+    """Open the shards of a split."""
     self._arguments = (directory, name, parts, direction)
     self._choose(parts, direction)
     self.sampled = name == 'train' and any(
@@ -318,16 +301,7 @@ class Split:
     return [self[index] for index in indices]
 
   def sample(self, index: int, seed: int) -> Example:
-    """Return the ids of a pair, in a random segmentation if it is sampled.
-
-    Args:
-      index: Index of the pair.
-      seed: Seed of the draw; the same index and seed give the same ids.
-
-    Returns:
-      Ids no longer than `lengths[index]`; those of `split[index]` if the split
-      is not sampled.
-    """
+    """Return the ids of a pair, in a random segmentation if it is sampled."""
     record = self._record(index)
     if not self.sampled:
       return self._example(index, record)

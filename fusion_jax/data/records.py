@@ -43,11 +43,7 @@ class Reader:
   """
 
   def __init__(self, shards: Sequence[Path]):
-    """Open the files.
-
-    Args:
-      shards: Files, in the order of their records.
-    """
+    """Open the files."""
     self._files = list(shards)
     self._shards = [
       array_record_module.ArrayRecordReader(
@@ -63,12 +59,7 @@ class Reader:
     return self._ends[-1] if self._ends else 0
 
   def __getitem__(self, index: int) -> bytes:
-    """Return a record after ArrayRecord has verified its checksum.
-
-    Raises:
-      IndexError: There is no record of that number.
-      InputError: The record is damaged, or its file cannot be read.
-    """
+    """Return a record after ArrayRecord has verified its checksum."""
     if not 0 <= index < len(self):
       raise IndexError(f'record {index} of {len(self)}')
     number = bisect.bisect_right(self._ends, index)

@@ -11,13 +11,7 @@ logger = logging.getLogger(__name__)
 def log_unreachable(
   references: Sequence[str], tokenizer: Tokenizer, name: str
 ) -> None:
-  """Say how many references no translation can equal, if any.
-
-  Args:
-    references: Lines as they stand.
-    tokenizer: Target tokenizer of the model.
-    name: Name of the references in the log.
-  """
+  """Say how many references no translation can equal, if any."""
   changed = [
     n for n, line in enumerate(references, 1) if tokenizer.changes(line)
   ]

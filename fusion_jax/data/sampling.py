@@ -65,14 +65,6 @@ class SubwordSampler:
 
     Kudo (2018), section 3.2, over all segmentations (l unbounded): forward
     filtering, backward sampling.
-
-    Args:
-      text: Line to segment.
-      alpha: Smoothing exponent.
-      seed: Any integer.
-
-    Returns:
-      The ids of the subwords.
     """
     return self._sample(text, seed, functools.partial(self._path, alpha))
 
@@ -80,14 +72,6 @@ class SubwordSampler:
     """Merge characters, leaving out each possible merge at random.
 
     Provilkov et al. (2020), Algorithm 1.
-
-    Args:
-      text: Line to segment.
-      alpha: Probability p of leaving a merge out at a step.
-      seed: Any integer.
-
-    Returns:
-      The ids of the subwords.
     """
     return self._sample(text, seed, functools.partial(self._merged, alpha))
 

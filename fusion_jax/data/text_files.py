@@ -45,19 +45,7 @@ class RawPairs:
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-  """Yield the line pairs of two files as they stand, in order.
-
-  Args:
-    source: File of the source language.
-    target: File of the target language.
-
-  Yields:
-    (source line, target line).
-
-  Raises:
-    InputError: A file is missing, empty, cut off or not UTF-8, or the two
-      have different numbers of lines.
-  """
+  """Yield the line pairs of two files as they stand, in order."""
   return itertools.chain.from_iterable(read_chunks(source, target))
 
 

@@ -25,11 +25,7 @@ class Text:
   """
 
   def __init__(self, data: DataConfig, direction: Direction):
-    """Count the pairs.
-
-    Raises:
-      InputError: A corpus is missing or malformed.
-    """
+    """Count the pairs."""
     languages = direction.source_language, direction.target_language
     self.direction = direction
     self.tags = data.tags(*languages)
@@ -79,13 +75,6 @@ def tokenizer_pairs(
   Each direction contributes in proportion to its share of the training. Its
   pairs are evenly spaced; where the share exceeds the number of pairs, some or
   all of them are repeated.
-
-  Args:
-    data: Configuration with the number of lines and the shares.
-    texts: Text of each direction.
-
-  Yields:
-    (source line, target line), normalised.
   """
   totals = [text.totals['train'] for text in texts]
   weights = [float(text.direction.weight) for text in texts]

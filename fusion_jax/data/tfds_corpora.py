@@ -20,20 +20,7 @@ _BREAK = re.compile(r'[\r\n]+')
 def read_pairs(
   name: str, split: str, languages: tuple[str, str]
 ) -> Iterator[tuple[str, str]]:
-  """Yield the line pairs of a split of a dataset as they stand, in its order.
-
-  Args:
-    name: Name as `tfds.builder` takes it, such as 'wmt14_translate/de-en'.
-    split: A split or a slice of one, such as 'train[:1000]'.
-    languages: Names of the features with the source and the target text.
-
-  Yields:
-    (source line, target line).
-
-  Raises:
-    InputError: There is no such dataset, split or language, or the text is
-      not in UTF-8.
-  """
+  """Yield the line pairs of a split of a dataset, as they stand, in order."""
   examples = _open(_prepared_builder(name), name, split, languages)
   for start in range(0, len(examples), _READ_AT_ONCE):
     stop = min(start + _READ_AT_ONCE, len(examples))

@@ -22,6 +22,7 @@ from fusion_jax.config import TokenizerConfig
 from fusion_jax.data.normalise import normalise
 from fusion_jax.data.sampling import SubwordSampler
 from fusion_jax.errors import InputError
+from fusion_jax.files import check_regular
 
 # Ids of the symbols in the models trained here.
 PADDING, UNKNOWN, START, END = range(4)
@@ -67,15 +68,7 @@ class Tokenizer:
   """
 
   def __init__(self, model: bytes, name: str = 'the tokenizer model'):
-    """Load a model.
-
-    Args:
-      model: Bytes of a `.model` file.
-      name: Name of the model in error messages.
-
-    Raises:
-      InputError: It is not a SentencePiece model, or it has no end symbol.
-    """
+    """Load a model."""
     self.model = model
     self.digest = hashlib.sha256(model).hexdigest()
     self._processor = _load(model, name)
@@ -96,6 +89,7 @@ class Tokenizer:
   @classmethod
   def from_file(cls, path: str | Path) -> 'Tokenizer':
     """Load a `.model` file."""
+    check_regular(Path(path))
     try:
       model = Path(path).read_bytes()
     except OSError as error:
@@ -111,17 +105,7 @@ class Tokenizer:
     return Tokenizer, (self.model,)
 
   def tagged(self, pieces: Sequence[str]) -> 'Tokenizer':
-    """Return this tokenizer with tags before the ids of every line.
-
-    Args:
-      pieces: Tags in their order; none gives a tokenizer without tags.
-
-    Returns:
-      A tokenizer that shares the model with this one.
-
-    Raises:
-      InputError: A tag is not in the vocabulary.
-    """
+    """Return this tokenizer with tags before the ids of every line."""
     if not pieces:
       return self._untagged
     tags = []
@@ -150,20 +134,9 @@ class Tokenizer:
     return self._with_tags(self._processor.encode(text, out_type=int))
 
   def without_tags(self, line: str, where: str) -> str:
-    """Return a line without the tags that its user wrote before it.
-
-    Args:
-      line: Normalised line.
-      where: Name of the line, for the message.
-
-    Returns:
-      The line. Without tags of its own a tokenizer reads all as text.
-
-    Raises:
-      InputError: The line begins with a tag of another direction.
-    """
-    while self.tags and line.startswith(self._untagged._known_tags):
-      tag = max(filter(line.startswith, self._untagged._known_tags), key=len)
+    """Return a line without the tags that its user wrote before it."""
+    while self.tags and line.startswith(self.known_tags):
+      tag = max(filter(line.startswith, self.known_tags), key=len)
       if self.id_of(tag) not in self.tags:
         own = ' '.join(self.pieces(self.tags))
         raise InputError(
@@ -173,8 +146,13 @@ class Tokenizer:
       line = line.removeprefix(tag).lstrip()
     return line
 
+  @property
+  def known_tags(self) -> tuple[str, ...]:
+    """The tags of all directions that the model knows."""
+    return self._untagged._control_symbols
+
   @functools.cached_property
-  def _known_tags(self) -> tuple[str, ...]:
+  def _control_symbols(self) -> tuple[str, ...]:
     special = self.vocabulary.start, self.vocabulary.end, PADDING
     return tuple(
       self._processor.id_to_piece(number)
@@ -248,15 +226,6 @@ class Tokenizer:
     unbounded: forward filtering, backward sampling). BPE models: each merge is
     left out with probability alpha (Provilkov et al. 2020, section 3). Word
     and character models have nothing to draw.
-
-    Args:
-      text: Normalised line.
-      alpha: Smoothing exponent or dropout probability; 0 is `encode`.
-      seed: Any integer; the same seed gives the same ids in every thread and
-        process and on every machine.
-
-    Returns:
-      The ids, without an end symbol.
     """
     return self._with_tags(self._untagged._drawn(text, alpha, seed))
 
@@ -289,22 +258,7 @@ class Tokenizer:
 def train(
   lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()
 ) -> bytes:
-  """Train a SentencePiece model; the same lines give the same model.
-
-  Args:
-    lines: Normalised lines; those over 4,192 bytes are left out.
-    config: Algorithm, size and coverage.
-    tags: Control symbols: pieces that never occur in the segmentation of a
-      text and that decode to nothing. The vocabulary size includes them.
-
-  Returns:
-    The bytes of a `.model` file. SentencePiece changes nothing in a line, so
-    decoding restores every line whose characters the model knows.
-
-  Raises:
-    InputError: There are no lines, or the vocabulary cannot have this size, or
-      what gives the lines raises it.
-  """
+  """Train a SentencePiece model; the same lines give the same model."""
   _silence()
   source = _Lines(lines)
   model = io.BytesIO()

@@ -1,21 +1,26 @@
-"""Windows of lines, padded rows, and batches on their way to the device."""
+"""The bounded set of batch shapes, the batches that fill it, and their arrays.
 
+Sentences are taken longest first, so that a batch holds sentences of similar
+length and only the last batch of a window is not full.
+"""
+
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int32
 
-from fusion_jax.decoding.shapes import (
-  DecodeShape,
-  PlannedBatch,
-  plan_batches,
-  shard_batches,
-)
+from fusion_jax.config import DecodingConfig
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.mesh import by_rows
+
+# Divisor of the rows for batches that are not full: a quarter of the full ones,
+# a quarter of that and so on. Every shape costs a compilation.
+_ROW_STEP = 4
 
 # A window has the slots of this number of batches, enough for sorting to pay.
 # The first windows are smaller, so that the first lines are written soon. The
@@ -25,25 +30,113 @@ _FIRST_WINDOW, _WINDOW_BATCHES, _WINDOW_ITEMS = 4, 64, 32_768
 Item = TypeVar('Item')
 
 
+class DecodeShape(NamedTuple):
+  """Sentences, source positions and target positions of a batch."""
+
+  rows: int
+  source: int
+  target: int
+
+
+class PlannedBatch(NamedTuple):
+  """Shape of a batch and the sentences that fill it, at most shape.rows."""
+
+  shape: DecodeShape
+  sentences: list[int]
+
+
+def target_limit(
+  source_length: int, options: DecodingConfig, longest: int | None = None
+) -> int:
+  """Return the largest number of subwords of a translation.
+
+  It counts the end symbol and depends on the sentence alone, never on the
+  batch it is in.
+  """
+  # 1.1 * 10 is 11.000000000000002: rounding first keeps its ceiling 11.
+  scaled = math.ceil(round(options.max_length_ratio * source_length, 6))
+  limit = scaled + options.max_length_extra
+  return limit if longest is None else min(limit, longest)
+
+
+def shortest_target(source_length: int, options: DecodingConfig) -> int:
+  """Return the smallest number of subwords of a translation, end included."""
+  scaled = math.ceil(round(options.min_length_ratio * source_length, 6))
+  return max(scaled + options.min_length_extra, 1)
+
+
+def decode_shapes(
+  options: DecodingConfig, longest: int | None = None
+) -> tuple[DecodeShape, ...]:
+  """Return every shape that decoding with these options can compile.
+
+  Source lengths are 8, 16, 24, 32, 48, 64, 96, ... up to
+  options.max_source_length. Full batches have the largest power of two of rows
+  that options.batch_tokens allows; smaller ones have a quarter of that, a
+  sixteenth and so on, down to 1.
+  """
+  shapes = []
+  for source in _source_lengths(options.max_source_length):
+    target = target_limit(source, options, longest)
+    slots = options.batch_tokens // (options.beam_size * source)
+    rows = 2 ** max(slots.bit_length() - 1, 0)
+    ladder = {1, rows}
+    while rows > 1:
+      rows = max(rows // _ROW_STEP, 1)
+      ladder.add(rows)
+    shapes += [DecodeShape(rows, source, target) for rows in sorted(ladder)]
+  return tuple(shapes)
+
+
+def plan_batches(
+  lengths: Sequence[int], shapes: Sequence[DecodeShape]
+) -> Iterator[PlannedBatch]:
+  """Put sentences into batches, longest first."""
+  rows_of = {
+    source: list(group)
+    for source, group in itertools.groupby(shapes, lambda each: each.source)
+  }
+  order = np.argsort(-np.asarray(lengths, np.int64), kind='stable').tolist()
+  while order:
+    source = min(each for each in rows_of if each >= lengths[order[0]])
+    sentences = order[: rows_of[source][-1].rows]
+    order = order[len(sentences) :]
+    yield PlannedBatch(
+      next(s for s in rows_of[source] if s.rows >= len(sentences)), sentences
+    )
+
+
+def shard_batches(
+  batches: Iterable[PlannedBatch], processes: int, process: int
+) -> Iterator[PlannedBatch]:
+  """Yield the batches of one process.
+
+  A program on the devices of several processes must be started by all of them,
+  so each process gets the same shapes in the same order.
+  """
+  for shape, group in itertools.groupby(batches, lambda each: each.shape):
+    same = list(group)
+    for first in range(0, len(same), processes):
+      own = same[first : first + processes][process : process + 1]
+      yield from own or [PlannedBatch(shape, [])]
+
+
+def _source_lengths(longest: int) -> list[int]:
+  lengths = [8]
+  while lengths[-1] < longest:
+    # 16, 24, 32, 48, 64, 96, ...: powers of two and their midpoints.
+    power = 2 ** (lengths[-1].bit_length() - 1)
+    middle = power + power // 2
+    lengths.append(middle if 16 <= lengths[-1] < middle else 2 * power)
+  return [*lengths[:-1], longest]
+
+
 def windows(
   items: Iterable[tuple[Item, int]],
   batch_slots: int,
   batches: int = _WINDOW_BATCHES,
 ) -> Iterator[list[Item]]:
-  """Cut a stream into windows that are held in memory one at a time.
-
-  Args:
-    items: Items, each with its number of slots.
-    batch_slots: Slots of a batch.
-    batches: Number of batches whose slots a window has. The first windows have
-      fewer, and none has more than 32,768 items.
-
-  Yields:
-    The items, in order.
-
-  Raises:
-    InputError: `items` raised it; the items before it are yielded first.
-  """
+  """Cut a stream into windows that are held in memory one at a time."""
   window: list[Item] = []
   slots, now = 0, min(_FIRST_WINDOW, batches)
   wrong: list[InputError] = []
@@ -102,16 +195,7 @@ def own_batches(
 
 
 def device_put_rows(batch: Item, mesh: Mesh) -> Item:
-  """Distribute rows over the devices.
-
-  Args:
-    batch: Rows of this process.
-    mesh: Mesh of `data_mesh`, over devices of this process or of all processes.
-
-  Returns:
-    The rows of all processes. The last row is repeated where the number of
-    rows is not a multiple of the number of devices.
-  """
+  """Distribute rows over the devices."""
   own = mesh.local_mesh.size
 
   def put(rows: np.ndarray) -> jax.Array:
@@ -147,3 +231,31 @@ def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
     if len(held) > 1:
       yield held.pop(0)
   yield from held
+
+
+class PairIds(NamedTuple):
+  """Subword ids of both sides, the end symbols included."""
+
+  source: list[int]
+  target: list[int]
+
+  @property
+  def is_blank(self) -> bool:
+    """Whether both sides are the end symbol alone."""
+    return len(self.source) == len(self.target) == 1
+
+  @property
+  def length(self) -> int:
+    """Length of the longer side."""
+    return max(len(self.source), len(self.target))
+
+
+def padded_pairs(
+  pairs: list[PairIds], shape: DecodeShape, end_id: int
+) -> tuple[
+  Int32[np.ndarray, 'B S'], Int32[np.ndarray, ' B'], Int32[np.ndarray, 'B S']
+]:
+  """Return the arrays that a teacher-forced pass reads."""
+  source, lengths = padded([p.source for p in pairs], *shape[:2], end_id)
+  target, _ = padded([p.target for p in pairs], *shape[:2], end_id)
+  return source, lengths, target

@@ -15,7 +15,7 @@ from fusion_jax.decoding.ensemble import Ensemble, Mixture
 from fusion_jax.decoding.model_step import Source, start
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.shards import over_rows
+from fusion_jax.parallel.mesh import over_rows
 from fusion_jax.search.beam import beam_search
 from fusion_jax.search.constraints import Requirements, TokenRules
 from fusion_jax.search.hypotheses import Hypotheses, LengthPenalty
@@ -84,16 +84,6 @@ def search_batch(
 
   It is compiled once for all translators of the same models, so that
   translating again with newer parameters costs no compilation.
-
-  Args:
-    parameters: Parameters of each model.
-    rows: Batch of source sentences.
-    models: Models that translate.
-    settings: Settings of the search.
-    max_length: Room for the longest translation.
-
-  Returns:
-    `settings.keep` hypotheses of each sentence.
   """
   step, cache = start(
     models,
@@ -135,20 +125,7 @@ def search_batch(
 def search_settings(
   options: DecodingConfig, ensemble: Ensemble, keep: int
 ) -> SearchSettings:
-  """Return the settings that options imply for an ensemble.
-
-  Args:
-    options: Decoding options.
-    ensemble: Ensemble with its vocabulary and mixture.
-    keep: Number of hypotheses to return.
-
-  Returns:
-    The settings.
-
-  Raises:
-    InputError: A forbidden piece is not in the vocabulary, or the beam is
-      wider than it.
-  """
+  """Return the settings that options imply for an ensemble."""
   tokenizer = ensemble.tokenizer
   size = tokenizer.vocabulary.size
   if options.beam_size > size:

@@ -1,6 +1,8 @@
-"""Ensembles: several runs that translate together."""
+"""Runs that translate: ensembles, and the direction and groups of each run."""
 
+import argparse
 import dataclasses
+import logging
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -9,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
+from fusion_jax.config import DataConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.runs.loading import TrainedModel, load_run, selection_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +33,7 @@ class Mixture:
   def log_probabilities(
     self, log_p: Sequence[Float32[Array, '*R V']]
   ) -> Float32[Array, '*R V']:
-    """Return the logarithm of the mixture.
-
-    Args:
-      log_p: Log-probabilities of each model.
-
-    Returns:
-      Normalised log-probabilities in float32.
-    """
+    """Return the logarithm of the mixture."""
     weights = jnp.asarray(self.weights, jnp.float32)
     if self.combine == 'arithmetic':
       weighted = [w + p for w, p in zip(jnp.log(weights), log_p, strict=True)]
@@ -81,21 +77,7 @@ def make_ensemble(
   weights: Sequence[float] = (),
   combine: Literal['arithmetic', 'geometric'] = 'arithmetic',
 ) -> Ensemble:
-  """Join runs to an ensemble.
-
-  Args:
-    runs: Runs, at least one.
-    names: Names of the runs, for messages.
-    weights: Positive weights on any scale; empty means equal weights.
-    combine: Mean of the predictions.
-
-  Returns:
-    The ensemble.
-
-  Raises:
-    InputError: The target vocabularies or languages differ, or the weights
-      are not positive or not as many as the runs.
-  """
+  """Join runs to an ensemble."""
   first = runs[0]
   for run, name in zip(runs, names, strict=True):
     if run.target_tokenizer.digest != first.target_tokenizer.digest:
@@ -124,3 +106,102 @@ def make_ensemble(
 def _languages(run: TrainedModel) -> str:
   data = run.config.data
   return f'{data.source_language} to {data.target_language}'
+
+
+logger = logging.getLogger(__name__)
+
+
+def in_direction(
+  run: TrainedModel, name: str, source: str = '', target: str = ''
+) -> TrainedModel:
+  """Return a run that translates in one direction alone.
+
+  Its source tokenizer puts the tags of the direction before every line, and
+  no tag can occur in a translation.
+  """
+  data = run.config.data
+  source, target = choose_direction(data, name, source, target)
+  pieces = {each: run.target_tokenizer.id_of(each) for each in data.all_tags}
+  tags = tuple(piece for piece, number in pieces.items() if number is not None)
+  decoding = dataclasses.replace(
+    run.config.decoding, forbidden=run.config.decoding.forbidden + tags
+  )
+  config = dataclasses.replace(
+    run.config, data=data.between(source, target), decoding=decoding
+  )
+  return dataclasses.replace(
+    run,
+    config=config,
+    source_tokenizer=run.source_tokenizer.tagged(data.tags(source, target)),
+  )
+
+
+def load_chosen(arguments: argparse.Namespace) -> TrainedModel:
+  """Load the run that flags choose, in one direction."""
+  run = load_run(arguments.workdir, selection_of(arguments))
+  languages = arguments.source_language, arguments.target_language
+  return in_direction(run, str(arguments.workdir), *languages)
+
+
+def choose_direction(
+  data: DataConfig, name: str, source: str, target: str
+) -> tuple[str, str]:
+  """Choose the languages to translate between.
+
+  Two languages that the run was trained on, but not in this order or not as a
+  pair, are a zero-shot direction (Johnson et al. 2017, section 5); a warning
+  says so.
+  """
+  every = data.all_directions
+  known = [(each.source_language, each.target_language) for each in every]
+  asked = ' '.join(
+    f'--{side}_language={language}'
+    for side, language in (('source', source), ('target', target))
+    if language
+  )
+  fitting = [p for p in known if source in ('', p[0]) and target in ('', p[1])]
+  if len(fitting) == 1:
+    return fitting[0]
+  listed = ', '.join(each.name for each in every)
+  if fitting:
+    raise InputError(
+      f'{name} translates in several directions: {listed}; give '
+      '--source_language and --target_language'
+    )
+  if not data.directions:
+    raise InputError(
+      f'{asked}: {name} translates from {known[0][0]} to {known[0][1]}'
+    )
+  sources, targets = map(set, zip(*known, strict=True))
+  if source in sources and target in targets - {source} and data.target_tag:
+    logger.warning(
+      '%s was not trained to translate from %s to %s: zero-shot',
+      name,
+      source,
+      target,
+    )
+    return source, target
+  raise InputError(f'{asked}: {name} translates {listed}')
+
+
+def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
+  """Return the run with only some groups of its decoder.
+
+  Layers above the last of them are not computed, and the weights of the
+  remaining groups sum to 1; Yang et al. (2022), Table VI.
+  """
+  decoder = run.config.model.decoder
+  if decoder.fusion != 'gtrans':
+    raise InputError(
+      f'--groups={groups}: the decoder has no groups, its fusion is '
+      f'{decoder.fusion!r}'
+    )
+  options = dataclasses.replace(decoder.gtrans, inference_groups=groups)
+  model = dataclasses.replace(
+    run.config.model, decoder=dataclasses.replace(decoder, gtrans=options)
+  )
+  return dataclasses.replace(
+    run,
+    config=dataclasses.replace(run.config, model=model),
+    model=run.model.clone(config=model),
+  )

@@ -1,7 +1,13 @@
 """One or more models as the step of a search.
 
+The coverage penalty is that of Wu et al. (2016), section 7, Eq. 14:
+cp(X, Y) = sum_i log(min(sum_j p_ij, 1)), where p_ij is the attention of target
+position j over source position i, here the mean over the heads of all layers.
+It is at most 0, and the score of a translation is log P(Y) / penalty(|Y|) +
+beta cp(X, Y).
+
 Axis letters: B batch, K hypotheses of a sentence, S source, T positions,
-V vocabulary.
+L layers, N heads, V vocabulary.
 """
 
 import dataclasses
@@ -14,11 +20,49 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
-from fusion_jax.decoding import coverage
 from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.layers.attention import rows_mask
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.search.hypotheses import CompactedBatch
+
+# Lower bound of the attention on a source position, for a finite logarithm.
+_LEAST = 1e-6
+
+
+def mean_attention(
+  weights: Float32[Array, 'L B N T S'],
+) -> Float32[Array, 'B T S']:
+  """Return the mean over layers and heads."""
+  return weights.mean((0, 2))
+
+
+def coverage_penalty(
+  attended: Float32[Array, '*B S'], tokens: Bool[Array, '*#B S']
+) -> Float32[Array, '*B']:
+  """Compute cp of translations."""
+  penalty = jnp.log(jnp.clip(attended, _LEAST, 1.0))
+  return jnp.where(tokens, penalty, 0).sum(-1)
+
+
+def write_attention(
+  cache: Float32[Array, 'B P S'],
+  attention: Float32[Array, 'B K S'],
+  position: Int32[Array, ''],
+) -> Float32[Array, 'B P S']:
+  """Write the attention of a step into the cache [B, T * K, S]."""
+  start = position * attention.shape[1]
+  return jax.lax.dynamic_update_slice_in_dim(cache, attention, start, axis=1)
+
+
+def attended_sources(
+  cache: Float32[Array, 'B P S'],
+  rows: Int32[Array, 'B K T'],
+  position: Int32[Array, ''],
+) -> Float32[Array, 'B K S']:
+  """Sum p_ij over j for each hypothesis up to a position."""
+  own = rows_mask(rows, position)[:, 0].astype(cache.dtype)
+  return jnp.einsum('BKP,BPS->BKS', own, cache)
 
 
 class Source(NamedTuple):
@@ -111,8 +155,8 @@ class ModelStep:
       return logits, ModelCache(own, None)
     (logits, own), kept = apply(mutable=['attention'])
     weights = cross_attention_weights(kept['attention'])
-    attention = coverage.write_attention(
-      cache.attention, coverage.mean_attention(weights), position
+    attention = write_attention(
+      cache.attention, mean_attention(weights), position
     )
     return logits, ModelCache(own, attention)
 
@@ -128,8 +172,8 @@ class ModelStep:
       self.mixture.weights, caches, self.sources, strict=True
     ):
       assert cache.attention is not None
-      attended = coverage.attended(cache.attention, rows, position)
-      penalty = coverage.coverage(attended, source.tokens[:, None])
+      attended = attended_sources(cache.attention, rows, position)
+      penalty = coverage_penalty(attended, source.tokens[:, None])
       each.append(weight * penalty)
     return self.coverage * functools.reduce(jnp.add, each)
 
@@ -164,20 +208,7 @@ def start(
   mixture: Mixture,
   coverage: float,
 ) -> tuple[ModelStep, tuple[ModelCache, ...]]:
-  """Encode the source with every model.
-
-  Args:
-    models: Models with the same target vocabulary.
-    parameters: Parameters of each model.
-    sources: Source sentences for each model.
-    beam: Number K of hypotheses of a sentence.
-    max_length: Largest number T of steps.
-    mixture: Mixture of the models.
-    coverage: Weight of the coverage penalty; 0 computes none.
-
-  Returns:
-    The step, and its empty cache.
-  """
+  """Encode the source with every model."""
   caches, memories = [], []
   for model, own, source in zip(models, parameters, sources, strict=True):
     apply = functools.partial(model.apply, {'params': own})

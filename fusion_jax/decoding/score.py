@@ -1,37 +1,65 @@
-"""Scoring of given translations by their log-probabilities, line by line."""
+"""Scoring of given translations by one teacher-forced pass, line by line.
+
+Axis letters: B batch, S source, T target, D model width, V vocabulary.
+"""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Float32, Int32
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import (
+  PairIds,
+  PlannedBatch,
+  decode_shapes,
   device_get_rows,
   device_put_rows,
   one_ahead,
   own_batches,
   pad_values,
+  padded_pairs,
   windows,
 )
-from fusion_jax.decoding.ensemble import Ensemble, alone
-from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.pairs import PairIds, PairReader, padded_pairs
-from fusion_jax.decoding.shapes import PlannedBatch, decode_shapes
-from fusion_jax.decoding.teacher_forcing import (
-  TeacherForcedRows,
-  teacher_forced_scores,
+from fusion_jax.decoding.ensemble import Ensemble, Mixture, alone
+from fusion_jax.decoding.model_step import (
+  Source,
+  coverage_penalty,
+  mean_attention,
 )
+from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.distributed import merged
-from fusion_jax.parallel.mesh import data_mesh, put_whole
+from fusion_jax.fusion.gtrans import (
+  at_positions,
+  mixture_log_probabilities,
+  token_mixture,
+)
+from fusion_jax.layers.sow import cross_attention_weights
+from fusion_jax.models.transformer import (
+  ModelOutput,
+  OutputLayer,
+  Parameters,
+  Transformer,
+  output_logits,
+)
+from fusion_jax.parallel.mesh import data_mesh, over_rows, put_whole
+from fusion_jax.parallel.processes import merged
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.hypotheses import LengthPenalty
 
 # A pair as every model reads it; the targets are the same.
 Pairs = tuple[PairIds, ...]
+
+# Number of target positions whose logits are held at a time.
+_CHUNK = 1_024
+
+Combine = Literal['arithmetic', 'geometric']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,15 +104,7 @@ class Scorer:
     options: DecodingConfig,
     on_progress: Callable[[int], None] | None = None,
   ):
-    """Prepare to score; nothing is compiled yet.
-
-    Args:
-      run: One or more trained models and their tokenizers.
-      options: Decoding options with penalties, longest line and slots of a
-        batch.
-      on_progress: Function called with the number of pairs that are finished,
-        empty ones included.
-    """
+    """Prepare to score; nothing is compiled yet."""
     self._ensemble = ensemble = alone(run)
     self._on_progress = on_progress or (lambda pairs: None)
     self._options = dataclasses.replace(options, beam_size=1)
@@ -107,30 +127,14 @@ class Scorer:
     return True
 
   def check(self, number: int, source: str, target: str) -> None:
-    """Refuse the pair of a line if it cannot be scored.
-
-    Raises:
-      InputError: A side has more subwords than `max_source_length`.
-    """
+    """Refuse the pair of a line if it cannot be scored."""
     for encoder in self._encoders:
       encoder.encode(f'line {number}', source, target)
 
   def score(
     self, pairs: Iterable[tuple[str, str]], unit: str = 'line'
   ) -> Iterator[Scored]:
-    """Score every pair, in order.
-
-    Args:
-      pairs: Source and translation, normalised here as the training text was.
-        Two empty lines have nothing to score, as in translating.
-      unit: Name of a pair in a message.
-
-    Yields:
-      The scores of each pair.
-
-    Raises:
-      InputError: A side has more subwords than `max_source_length`.
-    """
+    """Score every pair, in order."""
     numbered = enumerate(pairs, start=1)
     encoded = (
       tuple(e.encode(f'{unit} {number}', *pair) for e in self._encoders)
@@ -139,15 +143,7 @@ class Scorer:
     yield from self.score_ids(encoded)
 
   def score_ids(self, pairs: Iterable[Pairs]) -> Iterator[Scored]:
-    """Score every pair of ids, in order.
-
-    Args:
-      pairs: Pairs as every model reads them, no side longer than
-        `max_source_length`.
-
-    Yields:
-      The scores of each pair.
-    """
+    """Score every pair of ids, in order."""
     slots = ((each, _length(each)) for each in pairs)
     window_slots = self._options.batch_tokens * jax.process_count()
     for window in windows(slots, window_slots):
@@ -205,3 +201,133 @@ class Scorer:
 
 def _length(pairs: Pairs) -> int:
   return max(pair.length for pair in pairs)
+
+
+class TeacherForcedRows(NamedTuple):
+  """Batch of pairs.
+
+  Attributes:
+    sources: Source sentences for each model.
+    target: Token ids, the end symbols included.
+    target_lengths: Number of tokens in each row.
+  """
+
+  sources: tuple[Source, ...]
+  target: Int32[Array | np.ndarray, 'B T']
+  target_lengths: Int32[Array | np.ndarray, ' B']
+
+
+@functools.partial(jax.jit, static_argnames=('models', 'mixture', 'weight'))
+@over_rows
+def teacher_forced_scores(
+  parameters: tuple[Parameters, ...],
+  rows: TeacherForcedRows,
+  *,
+  models: tuple[Transformer, ...],
+  mixture: Mixture,
+  weight: float = 0.0,
+) -> tuple[Float32[Array, 'B T'], Float32[Array, ' B']]:
+  """Score targets with one or more models."""
+  tokens = jnp.arange(rows.target.shape[1]) < rows.target_lengths[:, None]
+  outputs, coverage_score = [], jnp.zeros(rows.target.shape[0])
+  for model, own, source, share in zip(
+    models, parameters, rows.sources, mixture.weights, strict=True
+  ):
+    output, kept = model.apply(
+      {'params': own},
+      *(source.ids, source.lengths, rows.target),
+      mutable=['attention'] if weight else [],
+    )
+    outputs.append(output)
+    if weight:
+      attention = mean_attention(cross_attention_weights(kept['attention']))
+      attended = jnp.where(tokens[..., None], attention, 0).sum(1)
+      coverage_score += (
+        weight * share * coverage_penalty(attended, source.tokens)
+      )
+  target = jnp.asarray(rows.target)
+  combines = [model.config.decoder.combine for model in models]
+  if len(models) == 1:
+    found = token_log_probabilities(outputs[0], target, combines[0])
+  else:
+    found = ensemble_log_probabilities(outputs, target, combines, mixture)
+  return found, coverage_score
+
+
+def token_log_probabilities(
+  output: ModelOutput, targets: Int32[Array, 'B T'], combine: Combine
+) -> Float32[Array, 'B T']:
+  """Return log p of every target token, of the mixture if there are groups."""
+  log_p = functools.partial(_log_softmax, output=output.output)
+  if output.log_weights is None:
+    return _chosen(log_p, output.features, targets)
+  each = jax.lax.map(
+    lambda group: _chosen(log_p, group, targets), output.features
+  )
+  return token_mixture(each, output.log_weights, combine)
+
+
+def ensemble_log_probabilities(
+  outputs: Sequence[ModelOutput],
+  targets: Int32[Array, 'B T'],
+  combines: Sequence[Combine],
+  mixture: Mixture,
+) -> Float32[Array, 'B T']:
+  """Return log p of every target token in the mixture of several models."""
+
+  def log_p(features: Any) -> Float32[Array, 'T V']:
+    return mixture.log_probabilities(
+      [
+        _all_log_probabilities(own[0], own[1], output.output, combine)
+        for own, output, combine in zip(
+          features, outputs, combines, strict=True
+        )
+      ]
+    )
+
+  return _chosen(log_p, tuple(map(_by_row, outputs)), targets)
+
+
+def _by_row(
+  output: ModelOutput,
+) -> tuple[Float[Array, 'B *G T D'], Float[Array, 'B G T'] | None]:
+  """Return features and log psi with the rows first, to take one by one."""
+  if output.log_weights is None:
+    return output.features, None
+  features = jnp.moveaxis(output.features, 0, 1)
+  weights = at_positions(output.log_weights, output.features.shape[1:3])
+  return features, jnp.moveaxis(weights, 0, 1)
+
+
+def _chosen(
+  log_p: Callable,
+  features: Any,
+  targets: Int32[Array, 'B T'],
+) -> Float32[Array, 'B T']:
+  """Choose log p of the targets row by row, so that few logits are held."""
+
+  def row(pair):
+    every = log_p(pair[0])
+    return jnp.take_along_axis(every, pair[1][:, None], axis=-1)[:, 0]
+
+  rows = max(_CHUNK // targets.shape[1], 1)
+  return jax.lax.map(row, (features, targets), batch_size=rows)
+
+
+def _log_softmax(
+  features: Float[Array, 'T D'], output: OutputLayer
+) -> Float32[Array, 'T V']:
+  return jax.nn.log_softmax(output_logits(features, output))
+
+
+def _all_log_probabilities(
+  features: Float[Array, '*G T D'],
+  log_weights: Float[Array, 'G T'] | None,
+  output: OutputLayer,
+  combine: Combine,
+) -> Float32[Array, 'T V']:
+  """Return all log-probabilities of one row in one model."""
+  if log_weights is None:
+    return _log_softmax(features, output)
+  logits = functools.partial(output_logits, output=output)
+  return mixture_log_probabilities(features, log_weights, logits, combine)

@@ -1,18 +1,29 @@
-"""Sentences that models translate, made from lines of text."""
+"""Sentences and pairs that models read, made from lines of text."""
 
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.data.normalise import normalise
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.decoding.batches import PairIds, shortest_target, target_limit
 from fusion_jax.decoding.ensemble import Ensemble
-from fusion_jax.decoding.line_splitting import split_line
-from fusion_jax.decoding.shapes import shortest_target, target_limit
 from fusion_jax.errors import InputError
+from fusion_jax.runs.loading import TrainedModel
 
 # Subwords that no character has, with language tags and the end symbol; the
 # normal form of one in Unicode has 18 letters at most.
 _LONGEST_CHARACTER = 64
+
+# End of a sentence or clause, with the closing brackets and quotation marks.
+# Chinese and Japanese put no space after it.
+_SENTENCE_END = re.compile(
+  r'[.!?;:…][\'")\]}’”»]*\s+|[。！？；：][\'")\]}’”」』）》]*\s*'
+)
+# Number of characters that are tried at once.
+_SHORT = 4_096
 
 
 class Sentence(NamedTuple):
@@ -36,17 +47,7 @@ class SentenceEncoder:
   """Encoder of lines as sentences."""
 
   def __init__(self, ensemble: Ensemble, options: DecodingConfig):
-    """Prepare to encode.
-
-    Args:
-      ensemble: Ensemble with its tokenizers.
-      options: Decoding options with `max_source_length` and the limits of
-        translations.
-
-    Raises:
-      InputError: A model has fewer positions than `max_source_length`, or the
-        least length of a translation is above its largest.
-    """
+    """Prepare to encode."""
     for length in (1, options.max_source_length):
       least, most = (
         shortest_target(length, options),
@@ -74,36 +75,18 @@ class SentenceEncoder:
       self.encode(number, line, prefix)
 
   def encode(self, number: int, line: str, prefix: str = '') -> list[Sentence]:
-    """Return the sentences of a line; none if it is empty.
-
-    Args:
-      number: Number of the line, for messages.
-      line: Text, which is normalised as the training text was.
-      prefix: Beginning of the translation of the line's first sentence.
-
-    Returns:
-      One sentence, or the pieces into which a line of more than
-      `max_source_length` subwords is cut.
-
-    Raises:
-      InputError: The line begins with the tag of another direction; the prefix
-        has characters that are not in the target vocabulary, or leaves no room
-        for a translation; or a single character has more than
-        `max_source_length` subwords.
-    """
-    tokenizers = [run.source_tokenizer for run in self._ensemble.runs]
+    """Return the sentences of a line; none if it is empty."""
+    tokenizer = self._ensemble.runs[0].source_tokenizer
+    # A line that fits as a whole is the piece that was tried last.
+    sentence_of = functools.lru_cache(maxsize=1)(self._sentence)
     pieces = split_line(
-      tokenizers[0].without_tags(normalise(line), f'line {number}'),
-      lambda text: all(len(t.encode(text)) < self._longest for t in tokenizers),
+      tokenizer.without_tags(normalise(line), f'line {number}'),
+      lambda text: sentence_of(text).length <= self._longest,
     )
     sentences = []
     # A piece of a long line may have nothing that can be seen.
     for piece in filter(normalise, pieces):
-      sources = tuple(
-        [*tokenizer.encode(piece), tokenizer.vocabulary.end]
-        for tokenizer in tokenizers
-      )
-      sentences.append(Sentence(sources))
+      sentences.append(sentence_of(piece))
       if sentences[-1].length > self._longest:
         raise InputError(
           f'line {number}: {piece!r} alone has {sentences[-1].length} subwords '
@@ -114,6 +97,12 @@ class SentenceEncoder:
       ids = self._prefix(number, prefix, len(sentences[0].sources[0]))
       sentences[0] = sentences[0]._replace(prefix=ids)
     return sentences
+
+  def _sentence(self, text: str) -> Sentence:
+    tokenizers = [run.source_tokenizer for run in self._ensemble.runs]
+    return Sentence(
+      tuple([*t.encode(text), t.vocabulary.end] for t in tokenizers)
+    )
 
   def _prefix(self, number: int, prefix: str, source_length: int) -> list[int]:
     tokenizer = self._ensemble.tokenizer
@@ -131,3 +120,101 @@ class SentenceEncoder:
         '--max_length_extra'
       )
     return ids
+
+
+class PairReader:
+  """Encoder of text pairs, which refuses those that are too long.
+
+  Attributes:
+    longest: Largest number of subwords of a side, the end symbol included.
+  """
+
+  def __init__(self, run: TrainedModel, options: DecodingConfig):
+    """Prepare to encode."""
+    self._tokenizers = run.source_tokenizer, run.target_tokenizer
+    longest = options.max_source_length
+    self._positions = run.longest
+    self.longest = min(longest, run.longest or longest)
+
+  def encode(self, name: str, source: str, target: str) -> PairIds:
+    """Return the ids of a pair."""
+    texts = zip((source, target), self._tokenizers, strict=True)
+    pair = PairIds(*(line_ids(text, each, name) for text, each in texts))
+    for side, ids in zip(('source', 'translation'), pair, strict=True):
+      if len(ids) > self.longest:
+        raise InputError(
+          f'{name}: its {side} has {len(ids)} subwords, {self._limit(len(ids))}'
+        )
+    return pair
+
+  def _limit(self, length: int) -> str:
+    """What a side of this length exceeds."""
+    if self._positions is not None and length > self._positions:
+      return f'more than the {self._positions} positions that the model has'
+    return (
+      f'more than max_source_length {self.longest}; set it to {length} or more'
+    )
+
+  def line(self, number: int, source: str, target: str) -> list[PairIds]:
+    """Return the pair of a line in a list; an empty list if both are empty."""
+    pair = self.encode(f'line {number}', source, target)
+    return [] if pair.is_blank else [pair]
+
+
+def line_ids(text: str, tokenizer: Tokenizer, name: str) -> list[int]:
+  text = tokenizer.without_tags(normalise(text), name)
+  return [*tokenizer.encode(text), tokenizer.vocabulary.end]
+
+
+def split_line(line: str, fits: Callable[[str], bool]) -> Iterator[str]:
+  """Cut a line into pieces that fit, as few as the rules allow.
+
+  A cut is made after the last end of a sentence in the second half of what
+  fits, else at the last space, else anywhere. The time grows with the length of
+  the line, not with its square.
+  """
+  start = 0
+  while start < len(line):
+    size = _longest_prefix(line, start, fits)
+    if start + size < len(line):
+      prefix = line[start : start + size]
+      size = _sentence_end(prefix) or _last_space(line, start, size) or size
+    yield line[start : start + size].strip()
+    start += size
+    while line[start : start + 1].isspace():
+      start += 1
+
+
+def _longest_prefix(line: str, start: int, fits: Callable[[str], bool]) -> int:
+  """Return the number of characters from `start` on that fit, at least 1.
+
+  A short line is tried as a whole. Otherwise the size is doubled and then
+  bisected, so that the cost does not depend on the text that follows.
+  """
+  left = len(line) - start
+  if left <= _SHORT and fits(line[start:]):
+    return left
+  high = 2
+  while high < left and fits(line[start : start + high]):
+    high *= 2
+  low, high = max(high // 2, 1), min(high, left)
+  if high == left > _SHORT and fits(line[start:]):
+    return left
+  while high - low > 1:
+    middle = (low + high) // 2
+    if fits(line[start : start + middle]):
+      low = middle
+    else:
+      high = middle
+  return low
+
+
+def _sentence_end(prefix: str) -> int | None:
+  ends = [match.end() for match in _SENTENCE_END.finditer(prefix)]
+  return ends[-1] if ends and ends[-1] >= len(prefix) // 2 else None
+
+
+def _last_space(line: str, start: int, size: int) -> int | None:
+  """Return the number of characters of the whole words within `size`."""
+  space = line.rfind(' ', start + 1, start + size + 1)
+  return space - start if space > 0 else None

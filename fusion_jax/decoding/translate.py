@@ -14,12 +14,18 @@ import numpy as np
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import (
+  DecodeShape,
+  PairIds,
+  PlannedBatch,
+  decode_shapes,
   device_get_rows,
   device_put_rows,
   one_ahead,
   own_batches,
   pad_values,
   padded,
+  shortest_target,
+  target_limit,
   windows,
 )
 from fusion_jax.decoding.compiled import (
@@ -29,18 +35,10 @@ from fusion_jax.decoding.compiled import (
 )
 from fusion_jax.decoding.ensemble import Ensemble, alone
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.pairs import PairIds
 from fusion_jax.decoding.sentences import Sentence, SentenceEncoder
-from fusion_jax.decoding.shapes import (
-  DecodeShape,
-  PlannedBatch,
-  decode_shapes,
-  shortest_target,
-  target_limit,
-)
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.distributed import merged
 from fusion_jax.parallel.mesh import data_mesh, put_whole
+from fusion_jax.parallel.processes import merged
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import Hypotheses
@@ -113,27 +111,7 @@ class Translator:
     number_of: Callable[[int], int] | None = None,
     longest_shape_only: bool = False,
   ):
-    """Prepare to translate; nothing is compiled yet.
-
-    Args:
-      run: One or more trained models and their tokenizers.
-      options: Options of the search and the batches.
-      n_best: Number of translations of each line.
-      on_progress: Function called with the number of lines that are finished,
-        after each batch.
-      at_once: Whether every line is translated by itself, before the next is
-        read.
-      devices: Number of this process's devices to use, from the first; None
-        uses those of all processes.
-      number_of: Function that maps the index of a piece among all lines to the
-        number that decides its draws; None keeps the index.
-      longest_shape_only: Whether every batch has the shape of the longest
-        lines.
-
-    Raises:
-      InputError: n_best is not between 1 and the beam size, the beam is wider
-        than the vocabulary, or sources may be longer than the model allows.
-    """
+    """Prepare to translate; nothing is compiled yet."""
     self._ensemble = ensemble = alone(run)
     if options.search == 'sample':
       options = dataclasses.replace(options, beam_size=max(n_best, 1))
@@ -170,12 +148,6 @@ class Translator:
 
     An empty line gives an empty line. A line of more than
     `max_source_length` subwords is translated in pieces.
-
-    Args:
-      lines: Text, which is normalised as the training text was.
-
-    Yields:
-      One translation for each line.
     """
     for translations in self.translate_n_best(lines):
       yield translations[0].text
@@ -188,16 +160,6 @@ class Translator:
     There are fewer than n only where fewer are possible within the length
     limit. For a line translated in pieces, the k-th best translation joins the
     k-th best of every piece.
-
-    Args:
-      lines: As for `translate`.
-      prefixes: Beginning of the translation of each line.
-
-    Yields:
-      At least one translation for each line.
-
-    Raises:
-      InputError: A prefix is impossible.
     """
     encoded = map(self._encoder.encode, itertools.count(1), lines, prefixes)
     slots = ((own, sum(map(self._slots, own))) for own in encoded)
@@ -217,9 +179,6 @@ class Translator:
     """Compile every shape, in its program without prefixes.
 
     Windows with a prefix have programs of their own, compiled at first use.
-
-    Yields:
-      Each shape and the seconds that its compilation took.
     """
     end = self._search.end_id
     sentence = Sentence(tuple([end] for _ in self._ensemble.runs))
@@ -233,11 +192,7 @@ class Translator:
     return self._options.beam_size * sentence.length
 
   def check(self, number: int, line: str, prefix: str = '') -> None:
-    """Refuse a line, by its number, that cannot be translated.
-
-    Raises:
-      InputError: Its prefix is impossible, or a character is too long.
-    """
+    """Refuse a line, by its number, that cannot be translated."""
     self._encoder.check(number, line, prefix)
 
   def count_pieces(self, line: str) -> int:

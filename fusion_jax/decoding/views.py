@@ -15,24 +15,22 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import (
+  PairIds,
+  PlannedBatch,
+  decode_shapes,
   device_get_rows,
   device_put_rows,
   one_ahead,
+  padded_pairs,
+  plan_batches,
+  target_limit,
   windows,
 )
 from fusion_jax.decoding.ensemble import alone
-from fusion_jax.decoding.pairs import PairIds, padded_pairs
-from fusion_jax.decoding.shapes import (
-  PlannedBatch,
-  decode_shapes,
-  plan_batches,
-  target_limit,
-)
 from fusion_jax.errors import InputError
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.mesh import data_mesh, put_whole
-from fusion_jax.parallel.shards import over_rows
+from fusion_jax.parallel.mesh import data_mesh, over_rows, put_whole
 from fusion_jax.runs.loading import TrainedModel
 
 # Batches whose views are held at a time; views are much larger than text.
@@ -93,16 +91,7 @@ class Viewer:
     options: DecodingConfig,
     selection: InternalsSelection,
   ):
-    """Prepare to view; nothing is compiled yet.
-
-    Args:
-      run: Trained model.
-      options: Decoding options with longest line and slots of a batch.
-      selection: Internals to view.
-
-    Raises:
-      InputError: The decoder has no such layer or head.
-    """
+    """Prepare to view; nothing is compiled yet."""
     self._run = run
     self._selection = selection
     self._slots = options.batch_tokens
@@ -126,12 +115,6 @@ class Viewer:
     """Yield the items with views of their pairs, in order.
 
     The view of a pair does not depend on the other pairs.
-
-    Args:
-      items: Any objects, each with the pairs that belong to it, if any.
-
-    Yields:
-      Each item, with a view of each of its pairs.
     """
     slots = (
       ((item, pairs), sum(pair.length for pair in pairs))

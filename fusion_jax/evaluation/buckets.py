@@ -27,12 +27,7 @@ FREQUENCIES: tuple[int, ...] = (0, 1, 2, 3, 4, 9, 99, 999)
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-  """A range of values.
-
-  Attributes:
-    low: Bound that the values exceed.
-    high: Largest value; None for no upper bound.
-  """
+  """The values above `low` and up to `high`; None is no bound."""
 
   low: int
   high: int | None
@@ -52,26 +47,13 @@ class Bucket:
 
 
 def buckets_between(bounds: Sequence[int], low: int = 0) -> list[Bucket]:
-  """Make buckets (low, b1], (b1, b2], ... and one above the last bound.
-
-  Args:
-    bounds: Bounds between buckets, ascending.
-    low: Bound below the first bucket.
-  """
+  """Make buckets (low, b1], (b1, b2], ... and one above the last bound."""
   lows = [low, *bounds]
   return [Bucket(*pair) for pair in zip(lows, [*bounds, None], strict=True)]
 
 
 def read_bounds(flag: str, text: str) -> tuple[int, ...]:
-  """Read ascending whole numbers above 0, separated by commas.
-
-  Args:
-    flag: Command-line flag, for the message.
-    text: Value of the flag.
-
-  Raises:
-    InputError: The value does not consist of such numbers.
-  """
+  """Read ascending whole numbers above 0, separated by commas."""
   parts = text.split(',')
   whole = all(re.fullmatch('[0-9]{1,9}', part) for part in parts)
   bounds = [int(part) for part in parts] if whole else [0]
@@ -86,22 +68,13 @@ def read_bounds(flag: str, text: str) -> tuple[int, ...]:
 def quantile_bounds(
   values: Int[np.ndarray, ' N'], count: int
 ) -> tuple[int, ...]:
-  """Choose bounds between buckets of similar numbers of values.
-
-  Args:
-    values: Values; only those above 0 count.
-    count: Number of buckets; there may be fewer, because equal bounds are
-      merged.
-
-  Returns:
-    Bounds for `buckets_between`, none of which is the greatest value.
-  """
+  """Choose bounds between buckets of similar numbers of values."""
   values = np.sort(values[values > 0])
   if not values.size:
     return ()
   places = np.arange(1, count) / count
-  found = np.quantile(values, places, method='inverted_cdf')
-  return tuple(sorted({int(each) for each in found} - {int(values[-1])}))
+  bounds = np.quantile(values, places, method='inverted_cdf')
+  return tuple(sorted({*map(int, bounds)} - {int(values[-1])}))
 
 
 def word_counts(
@@ -117,33 +90,21 @@ def bleu_by_length(
   lengths: Int[np.ndarray, ' S'],
   buckets: Sequence[Bucket],
   systems: Mapping[str, Sequence[Float[np.ndarray, 'S 10']]],
-  bleu: BLEU,
 ) -> list[dict]:
-  """Compute BLEU of the lines of each bucket.
-
-  Args:
-    lengths: Lengths of the sources.
-    buckets: Buckets of lengths.
-    systems: BLEU's statistics of each file of each system.
-    bleu: Metric of the statistics.
-
-  Returns:
-    For each bucket its name, its number of lines, and for each system the mean
-    of BLEU over its files; None where the bucket is empty.
-  """
-  found = []
+  """Compute BLEU of the lines of each bucket."""
+  rows = []
   for bucket in buckets:
     chosen = bucket.holds(lengths)
     scores = {
-      name: float(np.mean([score_of(bleu, each[chosen]) for each in files]))
+      name: float(np.mean([score_of('BLEU', x[chosen]) for x in files]))
       if chosen.any()
       else None
       for name, files in systems.items()
     }
-    found.append(
+    rows.append(
       {'bucket': bucket.name, 'count': int(chosen.sum()), 'scores': scores}
     )
-  return found
+  return rows
 
 
 def f1_by_frequency(
@@ -156,17 +117,6 @@ def f1_by_frequency(
 
   F1 = 2 m / (r + h): of the words of a bucket, r are in the reference and h in
   the translation; m are in both, matched in the same line and as often.
-
-  Args:
-    frequency: Frequency of words; other words have 0.
-    buckets: Buckets of frequencies.
-    reference: Word counts of every line.
-    systems: Word counts of every line of each file of each system.
-
-  Returns:
-    For each bucket its name, the number of the reference's words in it, and for
-    each system 100 times the mean of F1 over its files; None where neither
-    reference nor translation has a word of the bucket.
   """
   totals = _totals(frequency, buckets, reference)
   scores = {
@@ -178,7 +128,7 @@ def f1_by_frequency(
       'bucket': bucket.name,
       'count': int(totals[index]),
       'scores': {
-        name: _mean([each[index] for each in files])
+        name: _mean([scores[index] for scores in files])
         for name, files in scores.items()
       },
     }
@@ -194,7 +144,7 @@ def _f1(
 ) -> list[float | None]:
   both = [ours & theirs for ours, theirs in zip(reference, lines, strict=True)]
   matches, wanted, given = (
-    _totals(frequency, buckets, each) for each in (both, reference, lines)
+    _totals(frequency, buckets, words) for words in (both, reference, lines)
   )
   return [
     200 * float(m) / float(r + h) if r + h else None
@@ -213,7 +163,9 @@ def _totals(
     total.update(words)
   frequencies = np.array([frequency.get(word, 0) for word in total], np.int64)
   counts = np.array(list(total.values()), np.int64)
-  return np.array([counts[each.holds(frequencies)].sum() for each in buckets])
+  return np.array(
+    [counts[bucket.holds(frequencies)].sum() for bucket in buckets]
+  )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

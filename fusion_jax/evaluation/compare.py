@@ -27,11 +27,7 @@ from typing import get_args
 from fusion_jax.bounds import Natural, Positive, number
 from fusion_jax.config.decoding import BleuTokenizer
 from fusion_jax.config.flags import parse_arguments
-from fusion_jax.startup import (
-  one_line_errors,
-  run_program,
-  start_logging,
-)
+from fusion_jax.startup import one_line_errors, run_program, start_logging
 from fusion_jax.tables import add_format_flag
 
 logger = logging.getLogger(__name__)
@@ -119,14 +115,14 @@ def main(argv: list[str]) -> None:
   logging.getLogger('sacrebleu').setLevel(logging.WARNING)
   # Imported after the flags are read, because these modules load slowly and
   # every process loads this file.
-  from fusion_jax.evaluation.compare_inputs import options_of, read_texts
   from fusion_jax.evaluation.compare_report import scores_line, scores_table
-  from fusion_jax.evaluation.comparison import compare
+  from fusion_jax.evaluation.comparison import Options, compare
   from fusion_jax.evaluation.sentence_statistics import in_processes
-  from fusion_jax.runs.run_directory import check_output
+  from fusion_jax.evaluation.systems import read_texts
+  from fusion_jax.runs.directory import check_output
 
   check_output(arguments.output)
-  options = options_of(arguments)
+  options = Options.of_flags(arguments)
   texts = read_texts(arguments)
   begin = time.monotonic()
   with in_processes(arguments.jobs) as run:
@@ -142,8 +138,7 @@ def main(argv: list[str]) -> None:
 
 def _write(numbers: dict, folder: Path) -> None:
   from fusion_jax import figures
-  from fusion_jax.evaluation.compare_figure import draw
-  from fusion_jax.evaluation.compare_report import report
+  from fusion_jax.evaluation.compare_report import draw, report
   from fusion_jax.files import write_whole
 
   text = json.dumps(numbers, ensure_ascii=False, indent=1, allow_nan=False)

@@ -1,48 +1,138 @@
-"""The report on a comparison of systems, in Markdown."""
+"""The report on a comparison of systems, in Markdown, and its figure."""
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import jinja2
+
+from fusion_jax import figures
 from fusion_jax.evaluation.buckets import PAPER_LENGTHS
 from fusion_jax.tables import Format, table
 
-_LESS_IS_BETTER = ('TER',)
+_TITLES = {
+  'bounds': 'by source length',
+  'quantiles': 'by source length, as many lines each',
+}
 
 
 def report(numbers: Mapping[str, Any]) -> str:
-  """Write the results of a comparison section by section.
+  """Write the results of a comparison section by section."""
+  text = _template().render(
+    numbers,
+    rows=_Rows(numbers),
+    several=max(map(len, numbers['systems'].values())) > 1,
+    paper_lengths=list(PAPER_LENGTHS),
+  )
+  return re.sub(r'\n{3,}', '\n\n', text).strip() + '\n'
 
-  Args:
-    numbers: Result of `compare`.
 
-  Returns:
-    The report in Markdown.
-  """
-  parts = [
-    _head(numbers),
-    _scores_head(numbers),
-    *(_scores(numbers, name) for name in numbers['signatures']),
-    _sign_tests(numbers),
-    _seeds(numbers),
-    _lengths(numbers),
-    _frequencies(numbers),
-    *(_differences(numbers, name) for name in numbers['differences']),
-    _signatures(numbers),
-  ]
-  return '\n\n'.join(part for part in parts if part) + '\n'
+@functools.cache
+def _template() -> jinja2.Template:
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  environment.filters |= {'code': _code, 'text': _text}
+  return environment.get_template('comparison.md', globals={'table': _table})
+
+
+class _Rows:
+  """Rows of the tables of a report."""
+
+  def __init__(self, numbers: Mapping[str, Any]):
+    self._numbers = numbers
+
+  def files(self) -> list[list[str]]:
+    """Return a row for every file, with the run that made it."""
+    runs = self._numbers['runs']
+    return [
+      [
+        _code(name),
+        str(seed),
+        f'{_code(path)} ({_code(runs[path])})' if path in runs else _code(path),
+      ]
+      for name, paths in self._numbers['systems'].items()
+      for seed, path in enumerate(paths, start=1)
+    ]
+
+  def scores(self, metric: str) -> list[list[str]]:
+    """Return the score of each system, and its tests against the baseline."""
+    seeds, first = self._numbers['seeds'][metric], self._numbers['baseline']
+    rows = []
+    for name, values in seeds.items():
+      score = values['scores'][0]
+      row = [_code(name), f'{score:.2f}']
+      tests = [
+        test[metric]['systems'][name]
+        for test in self._numbers['tests'].values()
+      ]
+      if tests:
+        change = score - seeds[first]['scores'][0]
+        row += [
+          '' if name == first else f'{change:+.2f}',
+          f'{tests[0]["mean"]:.2f} ± {tests[0]["interval"]:.2f}',
+          *('' if name == first else _p(test['p_value']) for test in tests),
+        ]
+      rows.append(row)
+    return rows
+
+  def signs(self) -> list[list[str]]:
+    """Return the counts of the sign test of each system."""
+    return [
+      [
+        _code(name),
+        *(f'{test[key]:,}' for key in ('better', 'worse', 'same')),
+        _p(test['p_value']),
+      ]
+      for name, test in self._numbers['sign_test'].items()
+    ]
+
+  def seeds(self) -> list[list[str]]:
+    """Return the mean over the files of each system that has several."""
+    return [
+      [
+        _code(name),
+        str(len(seeds['scores'])),
+        metric,
+        f'{seeds["mean"]:.2f}',
+        _number(seeds['deviation']),
+        _p(seeds['welch']),
+      ]
+      for metric, systems in self._numbers['seeds'].items()
+      for name, seeds in systems.items()
+      if len(seeds['scores']) > 1
+    ]
+
+  def buckets(
+    self, rows: Sequence[Mapping[str, Any]], of: str, count: str
+  ) -> str:
+    """Return the table of buckets that have anything in them."""
+    if not any(row['count'] for row in rows):
+      return f'All buckets are empty: there are no {count} to put into them.'
+    text = _table(
+      [of, count, *map(_code, rows[0]['scores'])],
+      [
+        [
+          row['bucket'],
+          f'{row["count"]:,}',
+          *map(_number, row['scores'].values()),
+        ]
+        for row in rows
+      ],
+    )
+    empty = [row['bucket'] for row in rows if not row['count']]
+    if empty:
+      text += f'\n\nEmpty, without {count}: {", ".join(empty)}.'
+    return text
 
 
 def scores_line(numbers: Mapping[str, Any], system: str) -> str:
-  """Describe the scores of a system's first file, with the p-values of BLEU.
-
-  Args:
-    numbers: Result of `compare`.
-    system: Name of the system.
-
-  Returns:
-    One line.
-  """
+  """Describe the scores of a system's first file, with the p-values of BLEU."""
   scores = ', '.join(
     f'{metric} {systems[system]["scores"][0]:.2f}'
     for metric, systems in numbers['seeds'].items()
@@ -56,15 +146,7 @@ def scores_line(numbers: Mapping[str, Any], system: str) -> str:
 
 
 def scores_table(numbers: Mapping[str, Any], form: Format) -> str:
-  """Write the scores of each system's first file, with the p-values of BLEU.
-
-  Args:
-    numbers: Result of `compare`.
-    form: Format of the table.
-
-  Returns:
-    A table with a row for each system.
-  """
+  """Write the scores of each system's first file, with the p-values of BLEU."""
   metrics, tests = numbers['seeds'], numbers['tests']
   header = [
     'system',
@@ -88,228 +170,8 @@ def _p_values(numbers: Mapping[str, Any], system: str) -> list[str]:
   tests = numbers['tests'].values()
   if system == numbers['baseline']:
     return [''] * (len(tests) + 1)
-  found = [test['BLEU']['systems'][system]['p_value'] for test in tests]
-  return [_p(p) for p in (*found, numbers['sign_test'][system]['p_value'])]
-
-
-def _head(numbers: Mapping[str, Any]) -> str:
-  files = [
-    [_code(name), str(index), _made_by(path, numbers['runs'].get(path))]
-    for name, paths in numbers['systems'].items()
-    for index, path in enumerate(paths, start=1)
-  ]
-  references = ', '.join(map(_code, numbers['references']))
-  baseline = numbers['baseline']
-  return '\n\n'.join(
-    [
-      '# Comparison of systems',
-      f'{numbers["lines"]:,} lines of {_code(numbers["source"])}; references: '
-      f'{references}; the baseline is {_code(baseline)}.',
-      _table(['system', 'seed', 'file'], files),
-      '![BLEU of all systems and by buckets](compare.png)',
-    ]
-  )
-
-
-def _made_by(path: str, run: str | None) -> str:
-  return f'{_code(path)} ({_code(run)})' if run else _code(path)
-
-
-def _scores(numbers: Mapping[str, Any], metric: str) -> str:
-  rows = []
-  baseline = numbers['seeds'][metric][numbers['baseline']]['scores'][0]
-  for name, seeds in numbers['seeds'][metric].items():
-    score = seeds['scores'][0]
-    tests = {
-      test: found[metric]['systems'][name]
-      for test, found in numbers['tests'].items()
-    }
-    row = [_code(name), f'{score:.2f}']
-    if tests:
-      boot = tests['bootstrap']
-      first = name == numbers['baseline']
-      row += [
-        '' if first else f'{score - baseline:+.2f}',
-        f'{boot["mean"]:.2f} ± {boot["interval"]:.2f}',
-        *('' if first else _p(test['p_value']) for test in tests.values()),
-      ]
-    rows.append(row)
-  header = ['system', metric]
-  if numbers['tests']:
-    header += [
-      'difference',
-      '95 % interval',
-      'p, bootstrap',
-      'p, randomisation',
-    ]
-  better = 'Less' if metric in _LESS_IS_BETTER else 'More'
-  return f'### {metric}\n\n{better} is better.\n\n{_table(header, rows)}'
-
-
-def _scores_head(numbers: Mapping[str, Any]) -> str:
-  if not numbers['tests']:
-    return '## Scores'
-  files = max(map(len, numbers['systems'].values()))
-  only = ' of the first file of each system' if files > 1 else ''
-  several = (
-    ' No p-value is corrected for the number of systems.'
-    if len(numbers['systems']) > 2
-    else ''
-  )
-  return (
-    '## Scores\n\nPaired bootstrap resampling (interval and p) and approximate '
-    f'randomisation{only}, against {_code(numbers["baseline"])}, with the '
-    "samples of sacreBLEU's command. Its p-values leave out the trials that "
-    'differ by exactly as much as the systems do, and are smaller where there '
-    'are many of them: in TER, in few sentences, and in equal outputs, which '
-    f'have p = 1 here.{several}'
-  )
-
-
-def _sign_tests(numbers: Mapping[str, Any]) -> str:
-  rows = [
-    [
-      _code(name),
-      *(f'{found[key]:,}' for key in ('better', 'worse', 'same')),
-      _p(found['p_value']),
-    ]
-    for name, found in numbers['sign_test'].items()
-  ]
-  if not rows:
-    return ''
-  return '\n\n'.join(
-    [
-      '## Sign test',
-      "One sentence after the other takes the place of the baseline's: in how "
-      'many cases BLEU of the whole rises (b+), falls (b-) and stays '
-      '(Collins, Koehn and Kucerova 2005). p is of a two-sided binomial test '
-      'without those that stay; of the first file of each system.',
-      _table(['system', 'b+', 'b-', 'same', 'p'], rows),
-    ]
-  )
-
-
-def _seeds(numbers: Mapping[str, Any]) -> str:
-  rows = [
-    [
-      _code(name),
-      str(len(seeds['scores'])),
-      metric,
-      f'{seeds["mean"]:.2f}',
-      _number(seeds['deviation']),
-      _p(seeds['welch']),
-    ]
-    for metric, systems in numbers['seeds'].items()
-    for name, seeds in systems.items()
-    if len(seeds['scores']) > 1
-  ]
-  if not rows:
-    return ''
-  return '\n\n'.join(
-    [
-      '## Seeds',
-      'Mean and sample standard deviation over the files of a system; p of '
-      "Welch's t-test against the baseline, where both have two seeds or more "
-      'and their scores are not all the same.',
-      _table(['system', 'seeds', 'metric', 'mean', 'deviation', 'p'], rows),
-    ]
-  )
-
-
-def _lengths(numbers: Mapping[str, Any]) -> str:
-  given = numbers['length_bounds'] != list(PAPER_LENGTHS)
-  titles = {
-    'bounds': 'The boundaries that were asked for:'
-    if given
-    else 'The boundaries of Dou et al. 2018, Fig. 4:',
-    'quantiles': 'Buckets with about as many lines each:',
-  }
-  parts = [
-    '## BLEU by source length',
-    'Words of the source, punctuation included'
-    f'{_means(numbers)}. Lines without a word are in no bucket.',
-  ]
-  for kind, rows in numbers['lengths'].items():
-    parts += [titles[kind], _buckets(rows, 'words', 'lines')]
-  return '\n\n'.join(parts)
-
-
-def _frequencies(numbers: Mapping[str, Any]) -> str:
-  found = numbers['frequencies']
-  return '\n\n'.join(
-    [
-      '## F1 of words by their frequency',
-      'As compare-mt has it (Neubig et al. 2019): of the words of a bucket, '
-      'those that are in the same line of translation and first reference, '
-      f'in %{_means(numbers)}. Frequencies are counted in '
-      f'{_code(found["counted_in"])}.',
-      _buckets(found['buckets'], 'frequency', 'words of the reference'),
-    ]
-  )
-
-
-def _means(numbers: Mapping[str, Any]) -> str:
-  several = max(map(len, numbers['systems'].values())) > 1
-  return '; means over the files of a system' if several else ''
-
-
-def _buckets(rows: Sequence[Mapping[str, Any]], of: str, count: str) -> str:
-  if not any(row['count'] for row in rows):
-    return f'All buckets are empty: there are no {count} to put into them.'
-  table = _table(
-    [of, count, *map(_code, rows[0]['scores'])],
-    [
-      [
-        row['bucket'],
-        f'{row["count"]:,}',
-        *map(_number, row['scores'].values()),
-      ]
-      for row in rows
-    ],
-  )
-  empty = [row['bucket'] for row in rows if not row['count']]
-  if empty:
-    table += f'\n\nEmpty, without {count}: {", ".join(empty)}.'
-  return table
-
-
-def _differences(numbers: Mapping[str, Any], system: str) -> str:
-  baseline = numbers['baseline']
-  parts = []
-  for way, examples in numbers['differences'][system].items():
-    for example in examples:
-      parts.append(_example(example, way, baseline, system))
-  if not parts:
-    return ''
-  title = f'## Where {_code(system)} and {_code(baseline)} differ most'
-  note = 'By chrF2 of the sentence, of the first file of each.'
-  return '\n\n'.join([title, note, *parts])
-
-
-def _example(
-  example: Mapping[str, Any], way: str, baseline: str, system: str
-) -> str:
-  before, after = example['baseline'], example['system']
-  texts = [
-    ('source', example['source']),
-    *(('reference', each) for each in example['references']),
-    (f'{_code(baseline)}, {before:.1f}', example['baseline_text']),
-    (f'{_code(system)}, {after:.1f}', example['system_text']),
-  ]
-  title = f'Line {example["line"]:,}, {way}: {after - before:+.1f}'
-  return '\n'.join(
-    [f'{title}\n', *(f'- {name}: {_text(text)}' for name, text in texts)]
-  )
-
-
-def _signatures(numbers: Mapping[str, Any]) -> str:
-  lines = dict(numbers['signatures'])
-  for test, found in numbers['tests'].items():
-    lines |= {
-      f'{name}, {test}': each['signature'] for name, each in found.items()
-    }
-  listed = '\n'.join(f'- {name}: `{each}`' for name, each in lines.items())
-  return f'## Signatures\n\n{listed}'
+  paired = [test['BLEU']['systems'][system]['p_value'] for test in tests]
+  return [_p(p) for p in (*paired, numbers['sign_test'][system]['p_value'])]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -334,3 +196,60 @@ def _code(name: str) -> str:
 def _text(text: str) -> str:
   """Escape all characters of a sentence that have a meaning in Markdown."""
   return re.sub(r'([\\`*_{}\[\]<>#|$~])', r'\\\1', text) or '(empty)'
+
+
+def draw(numbers: Mapping[str, Any]) -> figures.Figure:
+  """Draw BLEU of all systems and by length, and F1 by frequency."""
+  lengths = numbers['lengths']
+  frequencies = numbers['frequencies']['buckets']
+  figure, axes = figures.panels(2 + len(lengths), size=(6.0, 3.6))
+  _draw_scores(axes[0], numbers)
+  for panel, (kind, rows) in zip(axes[1:], lengths.items(), strict=False):
+    _draw_buckets(panel, rows, 'words of the source (lines)', 'BLEU')
+    panel.set_title(_TITLES[kind])
+  _draw_buckets(
+    axes[-1], frequencies, 'frequency of the word', 'F1 of words (%)', False
+  )
+  axes[-1].set_title('by frequency of the target word')
+  if len(numbers['systems']) > 1:
+    # One legend for all panels, placed where it covers nothing.
+    handles, names = axes[-1].get_legend_handles_labels()
+    figure.legend(handles, names, loc='outside lower center', ncols=6)
+  return figure
+
+
+def _draw_scores(panel: figures.Axes, numbers: Mapping[str, Any]) -> None:
+  names = list(numbers['systems'])
+  tests = numbers['tests']
+  if tests:
+    bootstrap = tests['bootstrap']['BLEU']['systems']
+    centres = [bootstrap[name]['mean'] for name in names]
+    spreads = [bootstrap[name]['interval'] for name in names]
+  else:
+    centres = [numbers['seeds']['BLEU'][name]['scores'][0] for name in names]
+    spreads = [0.0] * len(names)
+  scores = [numbers['seeds']['BLEU'][name]['scores'] for name in names]
+  x = 'BLEU (the axis does not start at 0)'
+  figures.draw_intervals(panel, names, centres, spreads, scores, x)
+  panel.set_title('intervals: 95 % of the bootstrap; crosses: seeds')
+
+
+def _draw_buckets(
+  panel: figures.Axes,
+  rows: Sequence[Mapping[str, Any]],
+  x: str,
+  y: str,
+  counts: bool = True,
+) -> None:
+  filled = [row for row in rows if row['count']]
+  names = [
+    f'{row["bucket"]}\n({row["count"]:,})' if counts else row['bucket']
+    for row in filled
+  ]
+  bars = {
+    name: [figures.drawn(row['scores'][name]) for row in filled]
+    for name in rows[0]['scores']
+  }
+  figures.draw_bars(panel, names, bars, x, y)
+  if legend := panel.get_legend():
+    legend.remove()

@@ -1,5 +1,6 @@
 """Comparison of systems: scores, tests, buckets and examples as numbers."""
 
+import argparse
 import collections
 import dataclasses
 import itertools
@@ -7,21 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from fusion_jax.evaluation import buckets, significance
-from fusion_jax.evaluation.differences import (
-  largest_differences,
-  sentence_scores,
-)
-from fusion_jax.evaluation.paired_tests import paired_test
 from fusion_jax.evaluation.sentence_statistics import (
+  CORPUS_SCORES,
   Map,
   Statistics,
   score_of,
   statistics_of,
 )
-from fusion_jax.evaluation.systems import System, TextFile
-from fusion_jax.languages import Words, words_of
+from fusion_jax.evaluation.systems import Texts
 from fusion_jax.metrics import bleu_for, metrics_for, signature_of
 
 # Statistics of each file of each system, the baseline first.
@@ -31,48 +28,8 @@ _TESTS = {'bootstrap': 'bs', 'randomisation': 'ar'}
 
 
 @dataclasses.dataclass(frozen=True)
-class Texts:
-  """Texts to compare.
-
-  Attributes:
-    source: Text that was translated.
-    references: One or more human translations.
-    systems: Systems, the baseline first.
-    source_language: Source language, which decides what a word is; '' for
-      13a's words.
-    target_language: Language of references and translations; '' for
-      13a's words.
-    train_target: Text in which word frequencies are counted; None for the first
-      reference.
-    bleu_tokenizer: BLEU's tokenizer, as in `DecodingConfig`.
-  """
-
-  source: TextFile
-  references: tuple[TextFile, ...]
-  systems: tuple[System, ...]
-  source_language: str = ''
-  target_language: str = ''
-  train_target: TextFile | None = None
-  bleu_tokenizer: str = ''
-
-  @property
-  def target_words(self) -> Words:
-    """How references and translations are cut into words."""
-    return words_of(self.target_language, self.bleu_tokenizer)
-
-
-@dataclasses.dataclass(frozen=True)
 class Options:
-  """Options of a comparison.
-
-  Attributes:
-    samples: Number of bootstrap samples.
-    trials: Number of trials of approximate randomisation.
-    length_bounds: Bounds of the buckets of lengths.
-    quantiles: Number of buckets of lengths with the same number of lines each;
-      0 for none.
-    examples: Number of sentences to show each way.
-  """
+  """Options of a comparison, as the flags of `compare` name them."""
 
   samples: int = 1000
   trials: int = 10_000
@@ -80,36 +37,36 @@ class Options:
   quantiles: int = 4
   examples: int = 5
 
+  @classmethod
+  def of_flags(cls, arguments: argparse.Namespace) -> 'Options':
+    """Return the options that the flags give."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    values = {name: getattr(arguments, name) for name in names}
+    text = values['length_bounds']
+    bounds = buckets.read_bounds('--length_bounds', text)
+    return cls(**values | {'length_bounds': bounds})
+
 
 def compare(texts: Texts, options: Options, run: Map = map) -> dict[str, Any]:
-  """Compute scores, tests, buckets and examples.
-
-  Args:
-    texts: Texts of the same number of lines each.
-    options: Options of the comparison.
-    run: Map function from `in_processes`.
-
-  Returns:
-    Values for JSON; see `compare_report.py` for the meaning of each part.
-  """
+  """Compute scores, tests, buckets and examples."""
   counted = _count(texts, run)
   names = list(counted)
   return {
     'source': texts.source.path,
-    'references': [each.path for each in texts.references],
+    'references': [reference.path for reference in texts.references],
     'lines': len(texts.source.lines),
     'source_language': texts.source_language,
     'target_language': texts.target_language,
     'baseline': names[0],
     'systems': {
-      system.name: [each.path for each in system.outputs]
+      system.name: [output.path for output in system.outputs]
       for system in texts.systems
     },
     'runs': {
-      each.path: each.run
+      output.path: output.run
       for system in texts.systems
-      for each in system.outputs
-      if each.run
+      for output in system.outputs
+      if output.run
     },
     'signatures': _signatures(texts),
     'seeds': _seeds(texts, counted),
@@ -123,11 +80,11 @@ def compare(texts: Texts, options: Options, run: Map = map) -> dict[str, Any]:
 
 
 def _count(texts: Texts, run: Map) -> Counted:
-  outputs = [each.lines for system in texts.systems for each in system.outputs]
-  references = [each.lines for each in texts.references]
-  found = iter(statistics_of(outputs, references, texts.target_words, run))
+  outputs = [text.lines for system in texts.systems for text in system.outputs]
+  references = [text.lines for text in texts.references]
+  counted = iter(statistics_of(outputs, references, texts.target_words, run))
   return {
-    system.name: list(itertools.islice(found, len(system.outputs)))
+    system.name: list(itertools.islice(counted, len(system.outputs)))
     for system in texts.systems
   }
 
@@ -143,56 +100,51 @@ def _signatures(texts: Texts) -> dict[str, str]:
 
 def _seeds(texts: Texts, counted: Counted) -> dict[str, Any]:
   """Return the scores over the seeds for each metric and system."""
-  found = {}
-  for name, metric in metrics_for(texts.target_words).items():
+  by_metric = {}
+  for name in metrics_for(texts.target_words):
     seeds = {
-      system: significance.over_seeds(
-        [score_of(metric, each[name]) for each in files]
-      )
+      system: significance.over_seeds([score_of(name, x[name]) for x in files])
       for system, files in counted.items()
     }
     first, *others = seeds
     p_values = {
       other: significance.welch(seeds[first], seeds[other]) for other in others
     }
-    found[name] = {
-      system: dataclasses.asdict(each) | {'welch': p_values.get(system)}
-      for system, each in seeds.items()
+    by_metric[name] = {
+      system: dataclasses.asdict(x) | {'welch': p_values.get(system)}
+      for system, x in seeds.items()
     }
-  return found
+  return by_metric
 
 
 def _paired(
   texts: Texts, counted: Counted, options: Options, run: Map
 ) -> dict[str, Any]:
   """Return the signature and the results of each test and metric."""
-  names = list(metrics_for(texts.target_words))
-  asked = [(test, name) for test in _TESTS for name in names]
+  pairs = list(itertools.product(_TESTS, metrics_for(texts.target_words)))
   sizes = {'bootstrap': options.samples, 'randomisation': options.trials}
   results = run(
-    paired_test,
-    [name for _, name in asked],
+    significance.paired_test,
+    [name for _, name in pairs],
     itertools.repeat(texts.target_words),
     itertools.repeat(len(texts.references)),
-    [
-      {key: each[0][name] for key, each in counted.items()} for _, name in asked
-    ],
-    [_TESTS[test] for test, _ in asked],
-    [sizes[test] for test, _ in asked],
+    [{key: x[0][name] for key, x in counted.items()} for _, name in pairs],
+    [_TESTS[test] for test, _ in pairs],
+    [sizes[test] for test, _ in pairs],
   )
-  found: dict[str, dict[str, Any]] = {test: {} for test in _TESTS}
-  for (test, name), (signed, each) in zip(asked, results, strict=True):
-    values = {key: dataclasses.asdict(value) for key, value in each.items()}
-    found[test][name] = {'signature': signed, 'systems': values}
-  return found
+  by_test: dict[str, dict[str, Any]] = {test: {} for test in _TESTS}
+  for (test, name), (signature, systems) in zip(pairs, results, strict=True):
+    values = {key: dataclasses.asdict(x) for key, x in systems.items()}
+    by_test[test][name] = {'signature': signature, 'systems': values}
+  return by_test
 
 
 def _sign_tests(counted: Counted) -> dict[str, Any]:
   firsts = {name: files[0]['BLEU'] for name, files in counted.items()}
   (_, baseline), *others = firsts.items()
   return {
-    name: dataclasses.asdict(significance.sign_test(baseline, each))
-    for name, each in others
+    name: dataclasses.asdict(significance.sign_test(baseline, system))
+    for name, system in others
   }
 
 
@@ -202,19 +154,18 @@ def _lengths(
   words = buckets.word_counts(
     texts.source.lines, bleu_for(texts.source_language)
   )
-  lengths = np.array([each.total() for each in words])
+  lengths = np.array([counts.total() for counts in words])
   statistics = {
-    name: [each['BLEU'] for each in files] for name, files in counted.items()
+    name: [x['BLEU'] for x in files] for name, files in counted.items()
   }
   bounds = {'bounds': options.length_bounds}
   if options.quantiles:
     bounds['quantiles'] = buckets.quantile_bounds(lengths, options.quantiles)
-  bleu = bleu_for(texts.target_words)
   return {
     kind: buckets.bleu_by_length(
-      lengths, buckets.buckets_between(each), statistics, bleu
+      lengths, buckets.buckets_between(limits), statistics
     )
-    for kind, each in bounds.items()
+    for kind, limits in bounds.items()
   }
 
 
@@ -232,7 +183,7 @@ def _frequencies(texts: Texts) -> dict[str, Any]:
     frequency.update(words)
   systems = {
     system.name: [
-      buckets.word_counts(each.lines, bleu) for each in system.outputs
+      buckets.word_counts(text.lines, bleu) for text in system.outputs
     ]
     for system in texts.systems
   }
@@ -243,23 +194,41 @@ def _frequencies(texts: Texts) -> dict[str, Any]:
 
 
 def _differences(texts: Texts, counted: Counted, most: int) -> dict[str, Any]:
-  metric = metrics_for(texts.target_words)['chrF2']
-  scores = {
-    name: sentence_scores(metric, files[0]['chrF2'])
-    for name, files in counted.items()
-  }
-  lines = {each.name: each.outputs[0].lines for each in texts.systems}
+  """Return the sentences that differ most by chrF2, of the first files."""
+  score = CORPUS_SCORES['chrF2']
+  scores = {name: score(files[0]['chrF2']) for name, files in counted.items()}
+  lines = {system.name: system.outputs[0].lines for system in texts.systems}
   (first, baseline), *others = scores.items()
   return {
     name: {
       way: [
-        each | _texts(texts, each['line'] - 1, lines[first], lines[name])
-        for each in found
+        example | _texts(texts, example['line'] - 1, lines[first], lines[name])
+        for example in examples
       ]
-      for way, found in largest_differences(baseline, own, most).items()
+      for way, examples in largest_differences(baseline, system, most).items()
     }
-    for name, own in others
+    for name, system in others
   }
+
+
+def largest_differences(
+  baseline: Float[np.ndarray, ' S'], system: Float[np.ndarray, ' S'], most: int
+) -> dict[str, list[dict[str, Any]]]:
+  """Find the sentences in which one system beats the other by most."""
+  change = system - baseline
+  examples = {}
+  for way, sign in (('better', 1), ('worse', -1)):
+    order = np.argsort(-sign * change, kind='stable')[:most]
+    examples[way] = [
+      {
+        'line': int(index) + 1,
+        'baseline': float(baseline[index]),
+        'system': float(system[index]),
+      }
+      for index in order
+      if sign * change[index] > 0
+    ]
+  return examples
 
 
 def _texts(
@@ -267,7 +236,7 @@ def _texts(
 ) -> dict[str, Any]:
   return {
     'source': texts.source.lines[index],
-    'references': [each.lines[index] for each in texts.references],
+    'references': [text.lines[index] for text in texts.references],
     'baseline_text': baseline[index],
     'system_text': system[index],
   }

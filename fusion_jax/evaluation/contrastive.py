@@ -20,21 +20,17 @@ from typing import Annotated, Any
 
 import pydantic
 
-from fusion_jax.cli.checkpoint_flags import (
+from fusion_jax.compressed import open_to_read, unpack_errors
+from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
+  parse_arguments,
 )
-from fusion_jax.compressed import open_to_read, unpack_errors
-from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_regular, write_whole
 from fusion_jax.json_input import check_shape, parse_json
-from fusion_jax.runs.run_directory import check_output
-from fusion_jax.startup import (
-  one_line_errors,
-  run_program,
-  start_logging,
-)
+from fusion_jax.runs.directory import check_output
+from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -107,19 +103,8 @@ class Accuracy:
 
 
 def read_items(path: Path) -> list[Item]:
-  """Read a file in the ContraWSD JSON format.
-
-  Args:
-    path: JSON file, compressed or not.
-
-  Returns:
-    The items of the file.
-
-  Raises:
-    InputError: The file cannot be read, or an item lacks a field.
-  """
-  if path.exists():
-    check_regular(path)
+  """Read a file in the ContraWSD JSON format."""
+  check_regular(path)
   with unpack_errors(path), open_to_read(path) as file:
     content = file.read()
   values = parse_json(content, str(path))
@@ -159,16 +144,7 @@ def _bin(number: int) -> str:
 def accuracies(
   items: Sequence[Item], scores: Iterable[Sequence[float]]
 ) -> dict[str, Accuracy]:
-  """Count how often the reference is preferred.
-
-  Args:
-    items: Items with at least one wrong translation.
-    scores: Scores of each item, that of the reference first.
-
-  Returns:
-    'items', where the reference must beat all wrong translations of the item;
-    'pairs', where it must beat one; then the pairs of every group.
-  """
+  """Count how often the reference is preferred."""
   right: collections.Counter[str] = collections.Counter()
   total: collections.Counter[str] = collections.Counter()
   for item, (reference, *wrong) in zip(items, scores, strict=True):
@@ -180,12 +156,12 @@ def accuracies(
   return {name: Accuracy(right[name], total[name]) for name in total}
 
 
-def report(found: dict[str, Accuracy]) -> str:
+def report(accuracy: dict[str, Accuracy]) -> str:
   """Write a line for each accuracy."""
-  width = max(map(len, found))
+  width = max(map(len, accuracy))
   return '\n'.join(
-    f'{name:{width}}  {each.share:7.2%}  {each.right:,} of {each.total:,}'
-    for name, each in found.items()
+    f'{name:{width}}  {one.share:7.2%}  {one.right:,} of {one.total:,}'
+    for name, one in accuracy.items()
   )
 
 
@@ -194,7 +170,7 @@ def _scores(
 ) -> list[list[float] | None]:
   """Score all items; None for those with a side that is too long."""
   # Imported after the flags are read, because JAX loads slowly.
-  from fusion_jax.decoding.direction import load_chosen
+  from fusion_jax.decoding.ensemble import load_chosen
   from fusion_jax.decoding.score import Scorer
   from fusion_jax.progress import Progress
 
@@ -213,16 +189,16 @@ def _scores(
   chosen = itertools.compress(items, fitting)
   pairs = itertools.chain.from_iterable(item.pairs for item in chosen)
   scored = scorer.score(pairs, 'translation')
-  found: list[list[float] | None] = []
+  scores: list[list[float] | None] = []
   for item, fits in zip(items, fitting, strict=True):
-    own = itertools.islice(scored, len(item.pairs)) if fits else ()
+    of_item = itertools.islice(scored, len(item.pairs)) if fits else ()
     values = [
-      each.mean if arguments.score == 'mean' else each.log_probability
-      for each in own
+      pair.mean if arguments.score == 'mean' else pair.log_probability
+      for pair in of_item
     ]
-    found.append(values or None)
+    scores.append(values or None)
   progress.finish()
-  return found
+  return scores
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -256,7 +232,8 @@ def main(argv: list[str]) -> None:
   if not items:
     raise InputError(f'{arguments.input}: no item has a wrong translation')
   scores = _scores(arguments, items)
-  scored = [(item, own) for item, own in zip(items, scores, strict=True) if own]
+  pairs = zip(items, scores, strict=True)
+  scored = [(item, values) for item, values in pairs if values]
   if not scored:
     raise InputError(
       f'{arguments.input}: every item has a side that is too long'

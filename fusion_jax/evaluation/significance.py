@@ -1,27 +1,202 @@
-"""The sign test over sentences, and tests over seeds."""
+"""Significance tests: paired ones, the sign test, and tests over seeds.
+
+Bootstrap resampling (Koehn 2004, https://aclanthology.org/W04-3250) and
+approximate randomisation (Riezler and Maxwell 2005,
+https://aclanthology.org/W05-0908), with the random numbers of sacreBLEU, so
+that its command line prints the same p-values. There are two exceptions, and in
+both the p-value here is the larger one:
+
+- sacreBLEU counts the trials that differ by more than the systems do. Trials
+  that differ by as much are counted here too. The definition of a p-value
+  requires this, and only then do equal outputs have p = 1.
+- If d sentences differ, swapping outputs gives at least 2 of 2^d assignments a
+  difference as large, so that no paired test of them can have a p-value below
+  2^(1 - d). The bootstrap ignores this limit: from a single sentence it draws
+  the same sample every time.
+
+sacreBLEU's bootstrap compares the sizes of differences, without their sign, so
+that its p-value is that of a one-sided test: between systems that do not
+differ, about one in ten is below 0.05. The randomisation is two-sided.
+"""
 
 import dataclasses
+import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy import stats
 
-from fusion_jax.evaluation.corpus_formulas import corpus_bleu
-from fusion_jax.evaluation.paired_tests import ROUNDING
+from fusion_jax.errors import InputError
+from fusion_jax.evaluation.sentence_statistics import CORPUS_SCORES, corpus_bleu
+from fusion_jax.languages import Words
+from fusion_jax.metrics import metrics_for, signature_of
+
+# Differences between scores up to this size are rounding.
+ROUNDING = 1e-9
+
+_SEED = 12345
+# Number of random selections that are multiplied at a time.
+_CHUNK = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+  """One system in a paired test.
+
+  Attributes:
+    mean: Mean of the scores of the bootstrap samples; None without them.
+    interval: Half-width of their 95 % interval: mean ± interval.
+    p_value: p-value of no difference to the baseline, which has None.
+    difference_interval: Half-width of the 95 % interval of the difference to
+      the baseline; None for it and without bootstrap samples.
+  """
+
+  score: float
+  mean: float | None
+  interval: float | None
+  p_value: float | None
+  difference_interval: float | None = None
+
+
+def paired_test(
+  name: str,
+  language: str | Words,
+  references: int,
+  systems: Mapping[str, Float[np.ndarray, 'S K']],
+  kind: Literal['bs', 'ar'],
+  samples: int,
+) -> tuple[str, dict[str, Paired]]:
+  """Test systems against a baseline, as sacreBLEU does."""
+  seed = _seed()
+  signed = signature_of(metrics_for(language)[name], references)
+  signed.update('seed', str(seed).lower())
+  signed.update(kind, samples)
+  test = _bootstrap if kind == 'bs' else _randomisation
+  return signed.format(), test(name, systems, samples, seed)
+
+
+def _seed() -> int | None:
+  value = os.environ.get('SACREBLEU_SEED', str(_SEED))
+  if value.lower() == 'none':
+    return None
+  if not value.isdecimal():
+    raise InputError(
+      f'SACREBLEU_SEED: {value!r}: give an integer from 0 on, or none'
+    )
+  return int(value)
+
+
+def _bootstrap(
+  name: str,
+  systems: Mapping[str, Float[np.ndarray, 'S K']],
+  samples: int,
+  seed: int | None,
+) -> dict[str, Paired]:
+  score = CORPUS_SCORES[name]
+  stacked = np.stack(list(systems.values()), axis=1)
+  lines, count, width = stacked.shape
+  drawn = [
+    (weights @ stacked.reshape(lines, -1)).reshape(-1, width)
+    for weights in _bootstrap_weights(lines, samples, seed)
+  ]
+  scores = score(np.concatenate(drawn)).reshape(samples, count)
+  whole = score(stacked.sum(axis=0))
+  results = {}
+  for index, system in enumerate(systems):
+    p_value, spread = None, None
+    if index:
+      difference = scores[:, index] - scores[:, 0]
+      change = np.abs(difference)
+      p_value = max(
+        _p_value(change - change.mean(), abs(whole[index] - whole[0])),
+        least_p_value(stacked[:, 0], stacked[:, index]),
+      )
+      _, spread = _interval(difference)
+    mean, interval = _interval(scores[:, index])
+    whole_score = float(whole[index])
+    results[system] = Paired(whole_score, mean, interval, p_value, spread)
+  return results
+
+
+def _bootstrap_weights(
+  lines: int, samples: int, seed: int | None
+) -> Iterator[Float[np.ndarray, 'N S']]:
+  """Yield how often each line is drawn, for some samples at a time."""
+  generator = np.random.default_rng(seed)
+  for start in range(0, samples, _CHUNK):
+    size = min(_CHUNK, samples - start), lines
+    indices = generator.choice(lines, size=size, replace=True)
+    yield np.stack(
+      [np.bincount(row, minlength=lines) for row in indices]
+    ).astype(np.float64)
+
+
+def _randomisation(
+  name: str,
+  systems: Mapping[str, Float[np.ndarray, 'S K']],
+  trials: int,
+  seed: int | None,
+) -> dict[str, Paired]:
+  score = CORPUS_SCORES[name]
+  (first, baseline), *others = systems.items()
+  (whole,) = score(baseline.sum(axis=0, keepdims=True))
+  results = {first: Paired(float(whole), None, None, None)}
+  lines = len(baseline)
+  swaps = np.random.default_rng(seed).integers(
+    2, size=(trials, lines), dtype=bool
+  )
+  for system, counts in others:
+    (all_of_it,) = score(counts.sum(axis=0, keepdims=True))
+    one, other = _swapped(swaps, baseline, counts)
+    differences = np.abs(score(one) - score(other))
+    p_value = _p_value(differences, abs(all_of_it - whole))
+    results[system] = Paired(float(all_of_it), None, None, p_value)
+  return results
+
+
+def _swapped(
+  swaps: Bool[np.ndarray, 'N S'],
+  baseline: Float[np.ndarray, 'S K'],
+  system: Float[np.ndarray, 'S K'],
+) -> tuple[Float[np.ndarray, 'N K'], Float[np.ndarray, 'N K']]:
+  """Return the counts of both systems after random swaps of their outputs."""
+  both = baseline.sum(axis=0) + system.sum(axis=0)
+  one = system.sum(axis=0) + np.concatenate(
+    [
+      swaps[start : start + _CHUNK].astype(np.float64) @ (baseline - system)
+      for start in range(0, len(swaps), _CHUNK)
+    ]
+  )
+  return one, both - one
+
+
+def _p_value(values: Float[np.ndarray, ' N'], difference: float) -> float:
+  """Return the share of trials that differ by as much, with the real one."""
+  count = int((values >= difference - ROUNDING).sum())
+  return (count + 1) / (len(values) + 1)
+
+
+def least_p_value(
+  baseline: Float[np.ndarray, 'S K'], system: Float[np.ndarray, 'S K']
+) -> float:
+  """Return 2^(1 - d) for d sentences that differ, but at most 1."""
+  differing = int((baseline != system).any(axis=1).sum())
+  return min(1.0, 2.0 ** (1 - differing))
+
+
+def _interval(scores: Float[np.ndarray, ' N']) -> tuple[float, float]:
+  """Return the mean and half the 95 % interval, as sacreBLEU computes them."""
+  ordered, tail = np.sort(scores), len(scores) // 40
+  half = (ordered[len(scores) - tail - 1] - ordered[tail]) / 2
+  return float(scores.mean()), float(half)
 
 
 @dataclasses.dataclass(frozen=True)
 class SignTest:
-  """Counts of sentences that improve or worsen the baseline's output.
-
-  Attributes:
-    better: Sentences that raise BLEU when they replace the baseline's.
-    worse: Sentences that lower BLEU.
-    same: Sentences that leave BLEU unchanged.
-    p_value: Two-sided p-value of no difference; 1 if BLEU never changes.
-  """
+  """Sentences that raise, lower or keep BLEU in place of the baseline's."""
 
   better: int
   worse: int
@@ -38,13 +213,6 @@ def sign_test(
   and only this one: BLEU of the whole rises (b+) or falls (b-). With no
   difference between the systems, b+ is binomial: b+ + b- draws with probability
   1/2. https://aclanthology.org/P05-1066
-
-  Args:
-    baseline: BLEU's statistics of every sentence of the baseline.
-    system: BLEU's statistics of every sentence of the system.
-
-  Returns:
-    The counts, and the p-value of `scipy.stats.binomtest`.
   """
   whole = baseline.sum(axis=0, keepdims=True)
   change = corpus_bleu(whole - baseline + system) - corpus_bleu(whole)
@@ -57,13 +225,7 @@ def sign_test(
 
 @dataclasses.dataclass(frozen=True)
 class Seeds:
-  """The scores of one system trained with several seeds.
-
-  Attributes:
-    scores: Score of each seed.
-    mean: Mean of the scores.
-    deviation: Sample standard deviation (n - 1); None for a single seed.
-  """
+  """Scores of a system by seed; their deviation (n - 1) is None for one."""
 
   scores: tuple[float, ...]
   mean: float
@@ -77,17 +239,7 @@ def over_seeds(scores: Sequence[float]) -> Seeds:
 
 
 def welch(baseline: Seeds, system: Seeds) -> float | None:
-  """Run Welch's t-test: two-sided, variances may differ.
-
-  Args:
-    baseline: Scores of the baseline.
-    system: Scores of the system.
-
-  Returns:
-    The p-value of equal means. It is 1 if all scores are the same. It is None
-    where it is undefined: one of them has fewer than two seeds, or neither has
-    scores that vary and the means differ.
-  """
+  """Run Welch's t-test: two-sided, variances may differ."""
   if baseline.deviation is None or system.deviation is None:
     return None
   if not (baseline.deviation or system.deviation):

@@ -12,12 +12,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import SUBLAYERS, AttentionResidualOptions
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
-  PRE_NORM,
-  PaperSize,
   ResidualPlug,
   no_layers,
   on_both_sides,
@@ -351,12 +349,6 @@ def _identity(config: ModelConfig, side: Side) -> bool:
   return True
 
 
-def _size(options: AttentionResidualOptions) -> PaperSize:
-  side = SideConfig('attention_residuals', attention_residual=options)
-  name = f'attention_residual.kind={options.kind}'
-  return PaperSize(name, side, side, None, PRE_NORM)
-
-
 SCHEME = on_both_sides(
   'attention_residuals',
   AttentionResidual,
@@ -366,8 +358,4 @@ SCHEME = on_both_sides(
   layers_read=no_layers,
   starts_as_identity=_identity,
   residual=ResidualPlug(AttentionResidual, _state, _last_read),
-  sizes=(
-    _size(AttentionResidualOptions('replace')),
-    _size(AttentionResidualOptions('delta')),
-  ),
 )

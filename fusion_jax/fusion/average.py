@@ -11,15 +11,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import MlrfOptions
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
-  MLRF,
-  PLAIN,
-  PaperSize,
   all_layers,
-  all_millions,
   layers_above_embedding,
   on_both_sides,
 )
@@ -78,8 +73,6 @@ def mlrf_layers(config: ModelConfig, side: Side) -> tuple[int, ...]:
   return layers_above_embedding(config, side)
 
 
-_SIDE = SideConfig('average', mlrf=MlrfOptions(norm='plain'))
-
 SCHEME = on_both_sides(
   'average',
   Average,
@@ -87,7 +80,4 @@ SCHEME = on_both_sides(
   'Wang et al. 2018, Eq. 3',
   'mlrf',
   layers_read=mlrf_layers,
-  sizes=(
-    PaperSize('average, encoder', _SIDE, PLAIN, all_millions(10.97), MLRF),
-  ),
 )

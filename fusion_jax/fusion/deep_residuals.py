@@ -5,9 +5,7 @@ Takase et al. (2023), "B2T Connection"; Wang et al. (2022), "DeepNet".
 Axis letters: B batch, T positions, D model width.
 """
 
-import types
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Float
@@ -17,9 +15,6 @@ from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.residual import Residual
 
-SOURCES: Mapping[Literal['b2t', 'deepnorm'], str] = types.MappingProxyType(
-  {'b2t': 'Takase et al. 2023', 'deepnorm': 'Wang et al. 2022'}
-)
 # What the names of maps end with that make logits of an attention: the softmax
 # bounds what these change, so that DeepNorm does not make them smaller.
 _LOGITS = 'query', 'key'

@@ -5,13 +5,10 @@ Axis letters: B batch, T positions, D model width.
 
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
-  BASE,
-  PaperSize,
-  extra_millions,
   on_both_sides,
 )
 from fusion_jax.layers.residual import layer_norm
@@ -54,8 +51,6 @@ def _layers_read(config: ModelConfig, side: Side) -> tuple[int, ...]:
   return tuple(range(first, config.layers(side)))
 
 
-_SIDE = SideConfig('dense')
-
 SCHEME = on_both_sides(
   'dense',
   DenseConnection,
@@ -63,5 +58,4 @@ SCHEME = on_both_sides(
   'Dou et al. 2018, Eq. 4',
   'dense',
   layers_read=_layers_read,
-  sizes=(PaperSize('dense', _SIDE, _SIDE, extra_millions(0.0), BASE),),
 )

@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import DlclOptions
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.fusion.scheme import BASE, PaperSize, all_layers, on_both_sides
+from fusion_jax.fusion.scheme import all_layers, on_both_sides
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import layer_norm
@@ -166,9 +165,6 @@ def _starts_as_identity(config: ModelConfig, side: Side) -> bool:
   )
 
 
-_SIDE = SideConfig('dlcl')
-_DENSEFORMER = SideConfig('dlcl', dlcl=DlclOptions(norms='none', start='top'))
-
 SCHEME = on_both_sides(
   'dlcl',
   Dlcl,
@@ -177,8 +173,4 @@ SCHEME = on_both_sides(
   'dlcl',
   layers_read=all_layers,
   starts_as_identity=_starts_as_identity,
-  sizes=(
-    PaperSize('dlcl', _SIDE, _SIDE, None, BASE),
-    PaperSize('dlcl, DenseFormer', _DENSEFORMER, _DENSEFORMER, None, BASE),
-  ),
 )

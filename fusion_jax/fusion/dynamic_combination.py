@@ -8,12 +8,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import (
-  BASE,
-  PaperSize,
-  extra_millions,
   on_both_sides,
 )
 from fusion_jax.fusion.starts import may_start_as_identity
@@ -102,8 +99,6 @@ class DynamicCombination(nn.Module):
     return self.norm(y) if options.output_norm else y
 
 
-_SIDE = SideConfig('dynamic_combination')
-
 SCHEME = on_both_sides(
   'dynamic_combination',
   DynamicCombination,
@@ -111,7 +106,4 @@ SCHEME = on_both_sides(
   'Dou et al. 2019, Eq. 4',
   'dynamic',
   starts_as_identity=starts_as_identity,
-  sizes=(
-    PaperSize('dynamic_combination', _SIDE, _SIDE, extra_millions(25.2), BASE),
-  ),
 )

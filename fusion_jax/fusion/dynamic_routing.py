@@ -9,16 +9,12 @@ import functools
 import jax
 from jaxtyping import Array, Float
 
-from fusion_jax.config import SideConfig
 from fusion_jax.fusion.capsules import Routing
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.routing import (
   dynamic_routing,
 )
 from fusion_jax.fusion.scheme import (
-  BASE,
-  PaperSize,
-  extra_millions,
   on_both_sides,
 )
 from fusion_jax.layers.context import Context
@@ -62,15 +58,10 @@ class DynamicRouting(Routing):
     return self._finish(routed.output, layers)
 
 
-_SIDE = SideConfig('dynamic_routing')
-
 SCHEME = on_both_sides(
   'dynamic_routing',
   DynamicRouting,
   'layer aggregation',
   'Dou et al. 2019, Eq. 5-9',
   'routing',
-  sizes=(
-    PaperSize('dynamic_routing', _SIDE, _SIDE, extra_millions(37.8), BASE),
-  ),
 )

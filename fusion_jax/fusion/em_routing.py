@@ -11,8 +11,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import SideConfig
-from fusion_jax.config.fusion import RoutingOptions
 from fusion_jax.fusion.capsules import Routing
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.routing import (
@@ -20,10 +18,6 @@ from fusion_jax.fusion.routing import (
   inverse_temperatures,
 )
 from fusion_jax.fusion.scheme import (
-  BASE,
-  BIG,
-  PaperSize,
-  extra_millions,
   on_both_sides,
 )
 from fusion_jax.layers.context import Context
@@ -115,31 +109,10 @@ class EmRouting(Routing):
     return self._finish(routed.output, layers)
 
 
-_SIDE = SideConfig('em_routing')
-_CAPSULES = SideConfig('em_routing', routing=RoutingOptions(capsules=512))
-
 SCHEME = on_both_sides(
   'em_routing',
   EmRouting,
   'layer aggregation',
   'Dou et al. 2019, Eq. 10-16',
   'routing',
-  sizes=(
-    PaperSize(
-      'em_routing',
-      _SIDE,
-      _SIDE,
-      extra_millions(56.8),
-      BASE,
-      'the paper is 0.07 to 0.17M above what its equations give',
-    ),
-    PaperSize(
-      'em_routing, Big',
-      _CAPSULES,
-      _CAPSULES,
-      extra_millions(226.0, 0),
-      BIG,
-      'the paper prints 264M and 490M, whose difference is 225M to 227M',
-    ),
-  ),
 )

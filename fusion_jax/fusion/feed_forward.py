@@ -9,15 +9,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import MlrfOptions
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.average import mlrf_layers, mlrf_norm
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
-  MLRF,
-  PLAIN,
-  PaperSize,
-  all_millions,
   on_both_sides,
 )
 from fusion_jax.fusion.starts import may_start_as_identity
@@ -135,8 +130,6 @@ def reads_layer_embedding(config: ModelConfig, side: Side) -> bool:
   return config.side(side).mlrf.layer_embedding
 
 
-_SIDE = SideConfig('feed_forward', mlrf=MlrfOptions(norm='plain'))
-
 SCHEME = on_both_sides(
   'feed_forward',
   FeedForwardFusion,
@@ -146,8 +139,4 @@ SCHEME = on_both_sides(
   layers_read=mlrf_layers,
   reads_layer_embedding=reads_layer_embedding,
   starts_as_identity=starts_as_identity,
-  sizes=(
-    PaperSize('feed_forward, encoder', _SIDE, PLAIN, all_millions(11.63), MLRF),
-    PaperSize('feed_forward, both', _SIDE, _SIDE, all_millions(12.29), MLRF),
-  ),
 )

@@ -12,13 +12,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import GrnOptions
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
-  PRE_NORM,
-  PaperSize,
   all_layers,
   on_both_sides,
 )
@@ -218,11 +215,6 @@ def _identity(config: ModelConfig, side: Side) -> bool:
   return True
 
 
-def _size(name: str, *options: Any) -> PaperSize:
-  side = SideConfig('grn', grn=GrnOptions(*options))
-  return PaperSize(name, side, side, None, PRE_NORM)
-
-
 SCHEME = on_both_sides(
   'grn',
   Grn,
@@ -232,11 +224,4 @@ SCHEME = on_both_sides(
   layers_read=all_layers,
   starts_as_identity=_identity,
   self_attention=_attention,
-  sizes=(
-    _size('grn.kind=scalar', 'scalar'),
-    _size('grn.kind=vector', 'vector'),
-    _size('grn', 'dynamic'),
-    _size('grn.ways=3', 'dynamic', 3),
-    _size('grn.ways=3, grn.last=2', 'dynamic', 3, 2),
-  ),
 )

@@ -8,7 +8,6 @@ Axis letters: B batch, T positions, D model width, L layers, G groups, n layers
 of one group, M rows, V vocabulary.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -18,15 +17,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import GtransOptions
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import (
-  BASE,
-  Baseline,
-  PaperSize,
   Scheme,
-  all_millions,
 )
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.parameter import parameter
@@ -280,17 +274,6 @@ class DecoderGroups(nn.Module):
     return [group_sum(layers, group, weights, mode) for group in groups]
 
 
-# The paper prints no vocabulary; with this one the baseline has 68.1M.
-_DEEP = Baseline(
-  dataclasses.replace(
-    PRESETS['base'], filter=1_024, encoder_layers=12, decoder_layers=12
-  ),
-  9_800,
-  9_800,
-)
-_SIDE = SideConfig('gtrans')
-_SIXES = SideConfig('gtrans', gtrans=GtransOptions(group_size=6))
-
 SCHEME = Scheme(
   'gtrans',
   'Yang et al. 2022, Eq. 2-7',
@@ -298,10 +281,4 @@ SCHEME = Scheme(
   {'encoder': EncoderGroups, 'decoder': DecoderGroups},
   {'encoder': 'layer aggregation', 'decoder': 'prediction'},
   layers_read=layers_in_groups,
-  sizes=(
-    PaperSize(
-      'gtrans, 12+12 layers', _SIXES, _SIXES, all_millions(68.1, 1), _DEEP
-    ),
-    PaperSize('gtrans', _SIDE, _SIDE, None, BASE),
-  ),
 )

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, SideConfig
-from fusion_jax.config.fusion import MlrfOptions
+from fusion_jax.config import ModelConfig
 from fusion_jax.fusion.average import mlrf_layers
 from fusion_jax.fusion.feed_forward import (
   FeedForwardFusion,
@@ -23,10 +22,6 @@ from fusion_jax.fusion.feed_forward import (
 )
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
-  MLRF,
-  PLAIN,
-  PaperSize,
-  all_millions,
   on_both_sides,
 )
 from fusion_jax.layers.context import Context, token_mean
@@ -171,13 +166,6 @@ def _each(init: Initializer) -> Initializer:
   return start
 
 
-def _side(**options) -> SideConfig:
-  return SideConfig('hops', mlrf=MlrfOptions(norm='plain', **options))
-
-
-_FEED_FORWARD = SideConfig('feed_forward', mlrf=MlrfOptions(norm='plain'))
-_PER_HOP = _side(hops=6, independent='per_hop')
-
 SCHEME = on_both_sides(
   'hops',
   Hops,
@@ -186,25 +174,4 @@ SCHEME = on_both_sides(
   'mlrf',
   layers_read=mlrf_layers,
   reads_layer_embedding=reads_layer_embedding,
-  sizes=(
-    PaperSize('hops, encoder', _side(), PLAIN, all_millions(11.90), MLRF),
-    PaperSize(
-      'hops=6, encoder', _side(hops=6), PLAIN, all_millions(12.16), MLRF
-    ),
-    PaperSize(
-      'hops=6, decoder, one W1 a hop',
-      PLAIN,
-      _PER_HOP,
-      all_millions(13.47),
-      MLRF,
-    ),
-    PaperSize('hops, both', _side(), _side(), all_millions(12.82), MLRF),
-    PaperSize(
-      'feed_forward and hops',
-      _FEED_FORWARD,
-      _side(),
-      all_millions(12.55),
-      MLRF,
-    ),
-  ),
 )

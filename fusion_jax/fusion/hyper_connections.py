@@ -16,11 +16,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import SUBLAYERS, HyperOptions
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.fusion.scheme import (
-  PRE_NORM,
-  PaperSize,
   ResidualPlug,
   no_layers,
   on_both_sides,
@@ -419,11 +417,6 @@ def _identity(config: ModelConfig, side: Side) -> bool:
   return True
 
 
-def _size(options: HyperOptions) -> PaperSize:
-  side = SideConfig('hyper_connections', hyper=options)
-  return PaperSize(f'hyper.kind={options.kind}', side, side, None, PRE_NORM)
-
-
 SCHEME = on_both_sides(
   'hyper_connections',
   HyperResidual,
@@ -433,10 +426,4 @@ SCHEME = on_both_sides(
   layers_read=no_layers,
   starts_as_identity=_identity,
   residual=ResidualPlug(HyperResidual, _state, _state_read),
-  sizes=(
-    _size(HyperOptions(kind='static')),
-    _size(HyperOptions(kind='dynamic')),
-    _size(HyperOptions(kind='identity_mix')),
-    _size(HyperOptions(kind='manifold')),
-  ),
 )

@@ -10,12 +10,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
-  BASE,
-  PaperSize,
-  extra_millions,
   on_both_sides,
 )
 from fusion_jax.fusion.starts import may_start_as_identity
@@ -193,8 +190,6 @@ def _top_identity(config: ModelConfig) -> Initializer:
   return start
 
 
-_SIDE = SideConfig('linear')
-
 SCHEME = on_both_sides(
   'linear',
   Linear,
@@ -202,5 +197,4 @@ SCHEME = on_both_sides(
   'Dou et al. 2018, Eq. 5',
   'linear',
   starts_as_identity=starts_as_identity,
-  sizes=(PaperSize('linear', _SIDE, _SIDE, extra_millions(14.7), BASE),),
 )

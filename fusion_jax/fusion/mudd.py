@@ -11,14 +11,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import MuddOptions
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import (
-  PLAIN,
-  PRE_NORM,
-  PaperSize,
   all_layers,
   on_both_sides,
 )
@@ -219,11 +215,6 @@ def _identity(config: ModelConfig, side: Side) -> bool:
   return True
 
 
-_FOUR = SideConfig('mudd')
-_ONE = SideConfig('mudd', mudd=MuddOptions(ways=1))
-_MEMORY = SideConfig('mudd', mudd=MuddOptions(memory_ways=2))
-_ALONE = SideConfig('mudd', mudd=MuddOptions(ways=0, memory_ways=2))
-
 SCHEME = on_both_sides(
   'mudd',
   Mudd,
@@ -233,10 +224,4 @@ SCHEME = on_both_sides(
   layers_read=all_layers,
   starts_as_identity=_identity,
   self_attention=_attention,
-  sizes=(
-    PaperSize('mudd', _FOUR, _FOUR, None, PRE_NORM),
-    PaperSize('mudd.ways=1', _ONE, _ONE, None, PRE_NORM),
-    PaperSize('mudd.memory_ways=2', _MEMORY, _FOUR, None, PRE_NORM),
-    PaperSize('mudd.memory_ways=2 alone', _ALONE, PLAIN, None, PRE_NORM),
-  ),
 )

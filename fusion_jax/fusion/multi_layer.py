@@ -7,10 +7,8 @@ Axis letters: M rows of a pass, T positions, D model width.
 
 from jaxtyping import Array, Float
 
-from fusion_jax.config import Side, SideConfig
-from fusion_jax.config.fusion import MultiLayerOptions
+from fusion_jax.config import Side
 from fusion_jax.fusion.inputs import per_layer_norms
-from fusion_jax.fusion.scheme import BASE, PaperSize, extra_millions
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.fusion.tree import AggNode
 from fusion_jax.layers.attention import MultiHeadAttention
@@ -95,15 +93,3 @@ class MultiLayerAttention(MultiHeadAttention):
       return outputs[0]
     fused = self.agg(tuple(outputs), 0, context)
     return fused if self.opening is None else self.opening(outputs[0], fused)
-
-
-SOURCE = 'Dou et al. 2018, Eq. 8'
-
-
-def _size(layers: int, printed: float) -> PaperSize:
-  side = SideConfig(multi_layer=MultiLayerOptions(layers=layers))
-  name = f'multi_layer.layers={layers}'
-  return PaperSize(name, side, side, extra_millions(printed), BASE)
-
-
-SIZES = _size(2, 33.6), _size(3, 37.8)

@@ -1,4 +1,4 @@
-"""Description of a scheme: where it plugs in, and the sizes that papers print.
+"""Description of a scheme: where it plugs in.
 
 A scheme plugs in at one of these points:
 
@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from flax import linen as nn
 
-from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.layers.attention import MultiHeadAttention
 from fusion_jax.layers.residual import Residual, ResidualState
 
@@ -32,8 +32,6 @@ Plug = Literal[
 
 # Views that a scheme from outside the package can declare.
 DeclaredView = Literal['layer_weights', 'position_weights']
-
-PLAIN = SideConfig()
 
 
 class ResidualPlug(NamedTuple):
@@ -50,56 +48,6 @@ class ResidualPlug(NamedTuple):
   module: Callable[[ModelConfig, Side, int], Residual]
   state: Callable[[ModelConfig, Side], ResidualState]
   read: Callable[[ModelConfig, Side], nn.Module | None]
-
-
-class Baseline(NamedTuple):
-  """Model of a paper without fusion.
-
-  Attributes:
-    model: Configuration of the model.
-    source: Pieces of the source vocabulary.
-    target: Pieces of the target vocabulary.
-  """
-
-  model: ModelConfig
-  source: int
-  target: int
-
-
-class Printed(NamedTuple):
-  """Number of parameters that a paper printed.
-
-  Attributes:
-    value: Number as printed, in multiples of `unit`.
-    unit: 1e3 or 1e6.
-    decimals: Number of decimals that were printed.
-    of: Parameters counted: the whole model, or those that the fusion adds.
-  """
-
-  value: float
-  unit: float
-  decimals: int
-  of: Literal['all', 'extra']
-
-
-class PaperSize(NamedTuple):
-  """Fused model of a paper, and its printed size.
-
-  Attributes:
-    name: Name of the model.
-    encoder: Fusion of its encoder.
-    decoder: Fusion of its decoder.
-    printed: Printed size; None: the paper prints none.
-    baseline: Model without fusion.
-    inconsistent: Reason why no model can have the size; empty: one can.
-  """
-
-  name: str
-  encoder: SideConfig
-  decoder: SideConfig
-  printed: Printed | None
-  baseline: Baseline
-  inconsistent: str = ''
 
 
 def layers_above_embedding(config: ModelConfig, side: Side) -> tuple[int, ...]:
@@ -147,7 +95,6 @@ class Scheme:
     reads_embeddings: Whether a prediction reads the output of the stack, after
       any final norm, and a memory of the source's embeddings, in place of
       H[0..L].
-    sizes: Models of its paper.
     own: Section of its options where `options` is 'own': a class with
       `fusion_jax.config.section.section`, whose fields have types, bounds and
       defaults; None: it has no options.
@@ -173,7 +120,6 @@ class Scheme:
   ) = None
   residual: ResidualPlug | None = None
   reads_embeddings: bool = False
-  sizes: tuple[PaperSize, ...] = ()
   own: type | None = None
   views: tuple[DeclaredView, ...] = ()
   no_gradient: tuple[str, ...] = ()
@@ -203,35 +149,3 @@ def on_both_sides(
   modules: dict[Side, type[nn.Module]] = {'encoder': module, 'decoder': module}
   plugs: dict[Side, Plug] = {'encoder': plug, 'decoder': plug}
   return Scheme(name, source, options, modules, plugs, **others)
-
-
-def extra_millions(value: float, decimals: int = 1) -> Printed:
-  """Return the size that a paper prints for its fusion alone, in millions."""
-  return Printed(value, 1e6, decimals, 'extra')
-
-
-def all_millions(value: float, decimals: int = 2) -> Printed:
-  """Return the size that a paper prints for the whole model, in millions."""
-  return Printed(value, 1e6, decimals, 'all')
-
-
-def all_thousands(value: float) -> Printed:
-  """Return the size that a paper prints for the whole model, in thousands."""
-  return Printed(value, 1e3, 0, 'all')
-
-
-# Vaswani et al. (2017). Dou et al. (2018, 2019) do not print the size of the
-# vocabulary, but the sizes of their fusions do not depend on it.
-BASE = Baseline(PRESETS['base'], 32_000, 32_000)
-BIG = Baseline(PRESETS['big'], 32_000, 32_000)
-PRE_NORM = Baseline(
-  dataclasses.replace(PRESETS['base'], norm='pre'), 32_000, 32_000
-)
-# Wang et al. (2018).
-MLRF = Baseline(
-  dataclasses.replace(
-    PRESETS['small'], tied_embeddings='none', output_bias=True
-  ),
-  8_389,
-  6_428,
-)

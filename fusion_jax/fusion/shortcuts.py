@@ -9,7 +9,6 @@ Axis letters: B batch, M rows of a pass, T positions, S source positions, D
 model width.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -19,9 +18,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import ShortcutOptions
-from fusion_jax.fusion.scheme import Baseline, PaperSize, all_thousands
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
 from fusion_jax.layers.caches import KeyValue
@@ -160,6 +158,35 @@ class ShortcutAttention(MultiHeadAttention):
     """Return the mixed memory; see `MultiHeadAttention.memory`."""
     return self._mix(embedding, features, tokens)
 
+  @nn.nowrap
+  def from_plain(
+    self,
+    own: Mapping[str, Any],
+    plain: Mapping[str, Any],
+    residual: Mapping[str, Any],
+  ) -> Mapping[str, Any]:
+    """Start the maps of feature fusion from those of a plain attention.
+
+    The right half of W in concat(E, h) W becomes the plain map of h. The fused
+    maps have no biases. The bias of the plain keys is dropped, because it adds
+    the same to all logits of a query. The bias of the values moves into that of
+    the output, because the attention weights sum to 1. See
+    `MultiHeadAttention.from_plain`.
+    """
+    del residual
+    if not self._options.feature_fusion:
+      return own
+    result = dict(own)
+    for name in ('key', 'value'):
+      kernel = own[f'fused_{name}']['kernel']
+      half = kernel.shape[0] // 2
+      started = kernel.at[half:, half:].set(plain[name]['kernel'])
+      result[f'fused_{name}'] = {'kernel': started}
+    out = dict(plain['out'])
+    if 'bias' in out:
+      out['bias'] = out['bias'] + plain['value']['bias'] @ out['kernel']
+    return result | {'out': out}
+
   def residual_input(self, x: Any, h: Float[Array, 'B T D']) -> Any:
     """Return the start of the residual: x, or h as in the released code."""
     return h if self._options.author_compat else x
@@ -211,53 +238,3 @@ def _separate_start(config: ModelConfig) -> Initializer:
     return init(key, shape).at[: shape[0] // 2, shape[1] // 2 :].set(0)
 
   return start
-
-
-def fused_from_separate(
-  fused: Mapping[str, Any], separate: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Return parameters of feature fusion that compute a plain attention.
-
-  The right half of W in concat(E, h) W becomes the plain map of h. The fused
-  maps have no biases. The bias of the plain keys is dropped, because it adds
-  the same to all logits of a query. The bias of the values moves into that of
-  the output, because the attention weights sum to 1.
-
-  Args:
-    fused: Parameters of a `ShortcutAttention` with feature_fusion=True and
-      start='baseline'; its query and output are those of `separate`.
-    separate: Parameters of a trained `MultiHeadAttention`.
-
-  Returns:
-    `fused` with the maps of keys and values of `separate`.
-  """
-  result = dict(fused)
-  for name in ('key', 'value'):
-    kernel = fused[f'fused_{name}']['kernel']
-    half = kernel.shape[0] // 2
-    own = kernel.at[half:, half:].set(separate[name]['kernel'])
-    result[f'fused_{name}'] = {'kernel': own}
-  out = dict(separate['out'])
-  if 'bias' in out:
-    out['bias'] = out['bias'] + separate['value']['bias'] @ out['kernel']
-  return result | {'out': out}
-
-
-SOURCE = 'Emelin et al. 2019, Eq. 5-14'
-
-
-def _baseline(preset: str) -> Baseline:
-  model = dataclasses.replace(PRESETS[preset], norm='pre', attention_bias=False)
-  return Baseline(model, 41_138, 41_138)
-
-
-def _size(name: str, preset: str, printed: float, **options) -> PaperSize:
-  side = SideConfig(shortcut=ShortcutOptions(source='lexical', **options))
-  return PaperSize(name, side, side, all_thousands(printed), _baseline(preset))
-
-
-SIZES = (
-  _size('shortcut', 'base', 71_470.0),
-  _size('shortcut.feature_fusion', 'base', 84_053.0, feature_fusion=True),
-  _size('shortcut.feature_fusion, Big', 'big', 293_935.0, feature_fusion=True),
-)

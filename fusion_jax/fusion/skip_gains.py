@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import SideConfig
-from fusion_jax.fusion.scheme import PRE_NORM, PaperSize
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import Residual
 from fusion_jax.layers.sow import sow
@@ -35,8 +33,3 @@ class GainResidual(Residual):
     """Return g x, computed in float32, in the dtype of x."""
     sow(self, 'telemetry', 'skip_gain', self.skip_gain)
     return (self.skip_gain * x.astype(jnp.float32)).astype(x.dtype)
-
-
-SOURCE = 'Pagliardini et al. 2024'
-_SIDE = SideConfig(skip_gains=True)
-SIZES = (PaperSize('skip_gains', _SIDE, _SIDE, None, PRE_NORM),)

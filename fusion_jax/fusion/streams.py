@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.layers.attention import (
@@ -55,28 +56,26 @@ class StreamAttention(MultiHeadAttention):
     seen = context.caches.extend(self._streams(x))
     return self(h, seen, context.mask, context.deterministic)
 
+  @nn.nowrap
+  def from_plain(
+    self,
+    own: Mapping[str, Any],
+    plain: Mapping[str, Any],
+    residual: Mapping[str, Any],
+  ) -> Mapping[str, Any]:
+    """Take the norm before the trained attention for keys and values too.
+
+    See `MultiHeadAttention.from_plain`.
+    """
+    del plain
+    # Copies, because the arrays will be donated, each once.
+    norms = {
+      name: jax.tree.map(jnp.copy, residual['norm'])
+      for name in ('key_norm', 'value_norm')
+    }
+    return {**own, **norms}
+
   def _streams(self, x: LayerInput) -> KeyValue:
     keys = self.key(self.key_norm(x.key))
     values = self.value(self.value_norm(x.value))
     return key_value(keys, values, self.config.heads)
-
-
-def with_stream_norms(
-  layer: Mapping[str, Any], trained: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Return a layer whose keys and values have the norm of a trained one.
-
-  Args:
-    layer: Parameters of a layer with `StreamAttention`.
-    trained: Parameters of the same layer of a plain model.
-
-  Returns:
-    `layer` with the norm before the trained self-attention in place of those
-    of its keys and values.
-  """
-  norm = trained['self_attention_residual']['norm']
-  # Copies, because the arrays will be donated, each once.
-  norms = {
-    name: jax.tree.map(jnp.copy, norm) for name in ('key_norm', 'value_norm')
-  }
-  return {**layer, 'self_attention': layer['self_attention'] | norms}

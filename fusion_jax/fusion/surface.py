@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import SurfaceOptions
-from fusion_jax.fusion.scheme import BASE, PaperSize, Scheme, no_layers
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion.scheme import Scheme, no_layers
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
 from fusion_jax.layers.caches import KeyValue
 from fusion_jax.layers.context import Context, token_mean
@@ -163,13 +162,6 @@ class SurfacePrediction(nn.Module):
     return both, log_weights
 
 
-def _size(options: SurfaceOptions) -> PaperSize:
-  side = SideConfig('surface_fusion', surface=options)
-  return PaperSize(
-    f'surface.kind={options.kind}', SideConfig(), side, None, BASE
-  )
-
-
 SCHEME = Scheme(
   'surface_fusion',
   'Liu et al. 2021',
@@ -178,9 +170,4 @@ SCHEME = Scheme(
   {'decoder': 'prediction'},
   layers_read=no_layers,
   reads_embeddings=True,
-  sizes=(
-    _size(SurfaceOptions(kind='hard')),
-    _size(SurfaceOptions(kind='soft')),
-    _size(SurfaceOptions(kind='learned')),
-  ),
 )

@@ -8,10 +8,9 @@ import jax
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import TransparentOptions
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.inputs import Layers, per_layer_norms, weighted_sum
-from fusion_jax.fusion.scheme import BASE, PLAIN, PaperSize, Scheme, all_layers
+from fusion_jax.fusion.scheme import Scheme, all_layers
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.parameter import parameter
@@ -98,10 +97,6 @@ class TransparentAttention(nn.Module):
     return memories.swapaxes(0, 1)
 
 
-_BY_FEATURE = SideConfig(
-  'transparent', transparent=TransparentOptions(feature_wise=True)
-)
-
 SCHEME = Scheme(
   'transparent',
   'Bapna et al. 2018, Eq. 1-3',
@@ -109,8 +104,4 @@ SCHEME = Scheme(
   {'encoder': TransparentAttention},
   {'encoder': 'layer aggregation'},
   layers_read=all_layers,
-  sizes=(
-    PaperSize('transparent', SideConfig('transparent'), PLAIN, None, BASE),
-    PaperSize('transparent, by feature', _BY_FEATURE, PLAIN, None, BASE),
-  ),
 )

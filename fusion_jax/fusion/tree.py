@@ -16,14 +16,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import InputNorms, Layers
 from fusion_jax.fusion.scheme import (
-  BASE,
-  BIG,
-  PaperSize,
-  extra_millions,
   on_both_sides,
 )
 from fusion_jax.layers.attention import (
@@ -274,17 +270,12 @@ class Hierarchical(LayerConnection):
     return context.read_one(number, self.norms.one(number, layers[number]))
 
 
-_ITERATIVE, _HIERARCHICAL = SideConfig('iterative'), SideConfig('hierarchical')
-
 ITERATIVE = on_both_sides(
   'iterative',
   Iterative,
   'layer aggregation',
   'Dou et al. 2018, Eq. 6-7',
   'agg',
-  sizes=(
-    PaperSize('iterative', _ITERATIVE, _ITERATIVE, extra_millions(31.5), BASE),
-  ),
 )
 HIERARCHICAL = on_both_sides(
   'hierarchical',
@@ -292,16 +283,4 @@ HIERARCHICAL = on_both_sides(
   'layer connection',
   'Dou et al. 2018, section 3.1.1',
   'agg',
-  sizes=(
-    PaperSize(
-      'hierarchical', _HIERARCHICAL, _HIERARCHICAL, extra_millions(23.1), BASE
-    ),
-    PaperSize(
-      'hierarchical, Big',
-      _HIERARCHICAL,
-      _HIERARCHICAL,
-      extra_millions(92.0, 0),
-      BIG,
-    ),
-  ),
 )

@@ -9,9 +9,8 @@ N heads, H head width.
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import ValueResidualOptions
-from fusion_jax.fusion.scheme import BASE, PaperSize
 from fusion_jax.layers.attention import MultiHeadAttention, split_heads
 from fusion_jax.layers.caches import Keys, KeyValue
 from fusion_jax.layers.context import Context
@@ -153,15 +152,3 @@ def in_cross_attention(config: ModelConfig) -> bool:
   """Return whether cross-attention has value residuals."""
   options = config.decoder.value_residual
   return options.kind != 'none' and options.where != 'self'
-
-
-def _size(options: ValueResidualOptions) -> PaperSize:
-  name, side = options.kind, SideConfig(value_residual=options)
-  return PaperSize(f'value_residual.kind={name}', side, side, None, BASE)
-
-
-SOURCE = 'Zhou et al. 2024'
-SIZES = (
-  _size(ValueResidualOptions('learnable')),
-  _size(ValueResidualOptions('shared')),
-)

@@ -20,8 +20,6 @@ from fusion_jax.config import Side
 
 _NAME = 'keep'
 
-Layers = tuple[Float[Array, 'B T D'], ...]
-
 
 class AblationMasks(NamedTuple):
   """Masks of a stack, True at what takes part.

@@ -5,6 +5,7 @@ Masks are True where a key may be attended to.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.sow import sow
-from fusion_jax.parallel.shards import over_heads
+from fusion_jax.parallel.mesh import over_heads
 
 # Value of masked logits. It is finite, so that a row without any key stays
 # finite.
@@ -229,6 +230,27 @@ class MultiHeadAttention(nn.Module):
     of_keys, of_values = features
     keys, values = self.key(of_keys), self.value(of_values)
     return key_value(keys, values, self.config.heads)
+
+  @nn.nowrap
+  def from_plain(
+    self,
+    own: Mapping[str, Any],
+    plain: Mapping[str, Any],
+    residual: Mapping[str, Any],
+  ) -> Mapping[str, Any]:
+    """Return parameters that compute what a trained plain attention computes.
+
+    Args:
+      own: Parameters of this attention; those that the plain one has too are
+        the trained ones already.
+      plain: Parameters of a trained `MultiHeadAttention` in its place.
+      residual: Parameters of the trained residual around it.
+
+    Returns:
+      The parameters to start from with start='baseline'.
+    """
+    del plain, residual
+    return own
 
   def residual_input(self, x: Any, h: Float[Array, 'B T D']) -> Any:
     """Return what the sublayer's output is added to: x, the raw layer input."""

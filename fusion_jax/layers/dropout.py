@@ -16,8 +16,19 @@ from jaxtyping import Array, Bool, Float, Key, UInt32
 from fusion_jax.parallel.mesh import local_axes, shard_number
 
 
-def _positions(shape: tuple[int, ...], rows: bool) -> UInt32[Array, '...']:
-  """Return the row-major index of every element in all shards, modulo 2^32."""
+def row_major_positions(
+  shape: tuple[int, ...], rows: bool = False
+) -> UInt32[Array, '...']:
+  """Return the row-major index of every element, modulo 2^32.
+
+  Args:
+    shape: Shape of the result.
+    rows: Whether the first axis has the rows of a batch, of which each shard
+      has its own; they are counted over all shards.
+
+  Returns:
+    An array of `shape`, uint32.
+  """
   size = math.prod(shape)
   first = shard_number() * jnp.uint32(size % 2**32) if rows else jnp.uint32(0)
   position, stride = jnp.full(shape, first), 1
@@ -28,15 +39,35 @@ def _positions(shape: tuple[int, ...], rows: bool) -> UInt32[Array, '...']:
   return position
 
 
+def lowbias32(
+  x: UInt32[Array, '...'], key: UInt32[Array, ''] | int = 0
+) -> UInt32[Array, '...']:
+  """Return a one-to-one map of words that mixes all their bits.
+
+  It is lowbias32 of Wellons (2018, nullprogram.com/blog/2018/07/31), two rounds
+  of multiply and xorshift, with a key between the rounds.
+
+  Args:
+    x: Words.
+    key: Word that enters between the rounds; 0 is lowbias32 itself.
+
+  Returns:
+    An array of the shape of x, uint32.
+  """
+  x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+  x = x ^ jnp.uint32(key)
+  x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+  return x ^ (x >> 16)
+
+
 def hash_bits(
   key: Key[Array, ''], shape: tuple[int, ...], rows: bool = True
 ) -> UInt32[Array, '...']:
   """Return 32 hashed bits for every element of `shape`.
 
-  The hash is two multiply-xorshift rounds (the constants are those of Wellons'
-  lowbias32) over the element's index. Two words that threefry draws from the
-  key enter before and between the rounds, so that two keys never give shifted
-  copies.
+  The hash is `lowbias32` of the element's index. Two words that threefry draws
+  from the key enter before and between its rounds, so that two keys never give
+  shifted copies.
 
   Args:
     key: Typed key from `jax.random.key`.
@@ -48,11 +79,8 @@ def hash_bits(
     An array of `shape`, uint32.
   """
   words = jax.random.bits(key, (2,), jnp.uint32)
-  x = (_positions(shape, rows) * jnp.uint32(0x9E3779B9)) ^ words[0]
-  x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-  x = x ^ words[1]
-  x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-  return x ^ (x >> 16)
+  positions = row_major_positions(shape, rows)
+  return lowbias32(positions * jnp.uint32(0x9E3779B9) ^ words[0], words[1])
 
 
 def keep_mask(

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float
 
 from fusion_jax import fusion
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion.inputs import Layers
 from fusion_jax.layers.ablation_masks import masks_of
 from fusion_jax.layers.attention import query_of, residual_of
 from fusion_jax.layers.caches import Cache, KeyValue, with_values
@@ -27,8 +28,6 @@ from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import FeedForward
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import Residual, layer_norm
-
-Layers = tuple[Float[Array, 'B T D'], ...]
 
 # What the forward pass keeps of a layer for the backward pass, by
 # `model.remat_policy`.

@@ -22,7 +22,7 @@ import jax
 from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import write_errors, write_whole
-from fusion_jax.parallel.distributed import gather, is_first
+from fusion_jax.parallel.processes import gather, is_first
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +46,7 @@ class Watch:
   """Record of how long the files of some processes have not changed."""
 
   def __init__(self, folder: Path, processes: int, start: str):
-    """Watch the files from now on.
-
-    Args:
-      folder: Folder of the files.
-      processes: Number of processes.
-      start: Name of this start, with which its files begin; a file of an
-        earlier start is not a heartbeat.
-    """
+    """Watch the files from now on."""
     now = time.monotonic()
     self._folder, self._start = folder, start
     self._seen = [('', now) for _ in range(processes)]
@@ -70,9 +63,9 @@ class Watch:
         continue
       self._seen[process] = text, now
       step, has_batch, _, *failure = text.split(maxsplit=3)
-      at = int(step), bool(int(has_batch))
-      if at != self._steps[process][0]:
-        self._steps[process] = at, now
+      place = int(step), bool(int(has_batch))
+      if place != self._steps[process][0]:
+        self._steps[process] = place, now
       if failure:
         self._failures[process] = failure[0]
 
@@ -96,12 +89,12 @@ class Watch:
 
   def stalled(self, seconds: float) -> str:
     """Return a message if no process makes progress; '' if one does."""
-    steps = [at for at, _ in self._steps]
+    steps = [place for place, _ in self._steps]
     newest = max(changed for _, changed in self._steps)
     if time.monotonic() - newest <= seconds:
       return ''
     behind = [
-      str(process) for process, at in enumerate(steps) if at == min(steps)
+      str(process) for process, place in enumerate(steps) if place == min(steps)
     ]
     (first, has_batch), (last, _) = min(steps), max(steps)
     return (
@@ -121,16 +114,7 @@ class Heartbeat:
   """Thread that writes and watches heartbeats, if several processes train."""
 
   def __init__(self, workdir: Path, options: ParallelConfig, start: str):
-    """Start the thread.
-
-    Args:
-      workdir: Run directory, on a disk that all processes share.
-      options: Options that say after what time to give up.
-      start: Name from `name_start`.
-
-    Raises:
-      InputError: The folder cannot be made.
-    """
+    """Start the thread."""
     self._folder = workdir / 'heartbeat'
     self._options, self._start = options, start
     lost, stalled = options.lost_after, options.stalled_after
@@ -144,11 +128,11 @@ class Heartbeat:
       self._thread = threading.Thread(target=self._run, daemon=True)
       self._thread.start()
 
-  def at(self, step: int) -> None:
+  def begin_step(self, step: int) -> None:
     """Record that this process begins a step, and waits for its batch."""
     self._step, self._has_batch = step, False
 
-  def has_batch(self) -> None:
+  def record_batch(self) -> None:
     """Record that the batch has arrived."""
     self._has_batch = True
 
@@ -196,8 +180,8 @@ class Heartbeat:
   def _beat(self, failure: str = '') -> None:
     """Write a heartbeat, or warn: a full disk may have room later."""
     self._beats += 1
-    at = f'{self._step} {self._has_batch:d} {self._beats}'
-    text = f'{self._start} {at}{failure}'
+    place = f'{self._step} {self._has_batch:d} {self._beats}'
+    text = f'{self._start} {place}{failure}'
     try:
       write_whole(self._folder / str(jax.process_index()), text.encode())
     except InputError as error:

@@ -2,11 +2,13 @@
 
 The logical axes of parameters decide how they are sharded on it. A step is
 jitted in the same way for any number of devices; one device is a mesh of one.
+Functions may run on the rows or heads of each shard, without exchange.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,21 +30,7 @@ AXES = (*ROW_AXES, 'tensor')
 def make_mesh(
   config: ParallelConfig, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-  """Return the mesh of a config.
-
-  Args:
-    config: Options of the mesh, which give its axes.
-    devices: Devices to arrange, which need not be present to compile for them;
-      None: all devices of all processes.
-
-  Returns:
-    A mesh of the axes `AXES`. Where the devices are in several slices, which a
-    slower network joins, data is divided over the slices first, then fsdp.
-
-  Raises:
-    InputError: The axes do not multiply to the number of devices, or data and
-      fsdp do not divide over the slices.
-  """
+  """Return the mesh of a config."""
   devices = list(jax.devices() if devices is None else devices)
   return _mesh(config.shape(len(devices)), devices)
 
@@ -51,12 +39,6 @@ def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
   """Return a data-parallel mesh.
 
   The rows of a process's devices are adjacent.
-
-  Args:
-    devices: Devices, as for `make_mesh`.
-
-  Returns:
-    A mesh of the axes `AXES`.
   """
   devices = sorted(
     jax.devices() if devices is None else devices,
@@ -107,15 +89,7 @@ def by_rows(mesh: Mesh) -> NamedSharding:
 
 
 def put_like(values: Any, like: Any) -> Any:
-  """Put arrays of one process on the shardings of other arrays.
-
-  Args:
-    values: Arrays, the same on all processes.
-    like: Arrays over the devices of all processes.
-
-  Returns:
-    `values`; each process provides the shards of its own devices.
-  """
+  """Put arrays of one process on the shardings of other arrays."""
 
   def put(value: Array, other: Array) -> Array:
     if not value.is_fully_addressable or other.is_fully_addressable:
@@ -129,18 +103,10 @@ def put_like(values: Any, like: Any) -> Any:
 
 
 def put_whole(values: Any, mesh: Mesh) -> Any:
-  """Put whole arrays on every device.
-
-  Args:
-    values: Arrays of this process, the same on all processes.
-    mesh: Mesh over the devices of this process or of all.
-
-  Returns:
-    `values`; no data are sent between processes.
-  """
-  own = jax.device_put(values, replicated(mesh.local_mesh))
+  """Put whole arrays on every device."""
+  local = jax.device_put(values, replicated(mesh.local_mesh))
   if not mesh.is_multi_process:
-    return own
+    return local
 
   def joined(value: Array) -> Array:
     parts = [shard.data for shard in value.addressable_shards]
@@ -148,7 +114,7 @@ def put_whole(values: Any, mesh: Mesh) -> Any:
       value.shape, replicated(mesh), parts
     )
 
-  return jax.tree.map(joined, own)
+  return jax.tree.map(joined, local)
 
 
 def row_shards(mesh: Mesh) -> int:
@@ -157,33 +123,26 @@ def row_shards(mesh: Mesh) -> int:
 
 
 def own_rows(mesh: Mesh) -> tuple[int, int]:
-  """Return which part of the rows this process reads.
-
-  Args:
-    mesh: Mesh over the devices of all processes.
-
-  Returns:
-    The number of the part and the number of parts. Processes whose devices
-    share rows read the same part.
-
-  Raises:
-    InputError: The rows of this process's devices are not one connected part.
-  """
+  """Return which part of the rows this process reads."""
   process, shards = jax.process_index(), row_shards(mesh)
   holders = mesh.devices.reshape(shards, -1)
-  own = [
+  numbers = [
     shard
     for shard, devices in enumerate(holders)
     if any(device.process_index == process for device in devices)
   ]
-  part, left = divmod(own[0], len(own))
-  if left or shards % len(own) or own != list(range(own[0], own[-1] + 1)):
+  part, left = divmod(numbers[0], len(numbers))
+  if (
+    left
+    or shards % len(numbers)
+    or numbers != list(range(numbers[0], numbers[-1] + 1))
+  ):
     raise InputError(
       f'config.parallel: {dict(mesh.shape)} gives process {process} rows that '
       'are not side by side; let tensor divide the devices of one process, or '
       'these divide tensor'
     )
-  return part, shards // len(own)
+  return part, shards // len(numbers)
 
 
 def row_axes() -> tuple[str, ...]:
@@ -215,27 +174,16 @@ def local_axes() -> tuple[str, ...]:
 
 
 def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:
-  """Return how each array of a tree is sharded.
-
-  Args:
-    boxed: Shapes or arrays in Flax boxes with their logical axes, from
-      `boxed_parameters`, or any state made of such boxes. An array without a
-      box is not sharded.
-    rules: Mesh axis of each logical axis.
-    mesh: Mesh that gives the sizes of the axes.
-
-  Returns:
-    A `PartitionSpec` for each array, in the tree without boxes.
-  """
+  """Return how each array of a tree is sharded."""
   table = [
     (name, axis or None) for name, axis in dataclasses.asdict(rules).items()
   ]
 
   def spec(axes: PartitionSpec, unboxed: Any) -> Any:
     # The box of a frozen parameter contains no array.
-    own = nn.logical_to_mesh_axes(tuple(axes), table)
-    assert own is not None
-    return jax.tree.map(lambda x: _dividing(own, x.shape, mesh), unboxed)
+    sharded = nn.logical_to_mesh_axes(tuple(axes), table)
+    assert sharded is not None
+    return jax.tree.map(lambda x: _dividing(sharded, x.shape, mesh), unboxed)
 
   return jax.tree.map(
     spec,
@@ -267,3 +215,61 @@ def shardings(specs: Any, mesh: Mesh) -> Any:
     specs,
     is_leaf=lambda x: isinstance(x, PartitionSpec),
   )
+
+
+def over_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Return a function that is called separately for the rows of each shard.
+
+  The axis tensor is left to XLA, which shards the matrix products inside.
+  """
+
+  @functools.wraps(function)
+  def on_all_shards(whole, batch, *others, **options):
+    axes = row_axes()
+    on_shard = functools.partial(function, **options)
+    if not axes:
+      return on_shard(whole, batch, *others)
+    uncut = PartitionSpec()
+    return jax.shard_map(
+      on_shard,
+      in_specs=(uncut, PartitionSpec(axes), *(uncut for _ in others)),
+      out_specs=PartitionSpec(axes),
+      axis_names=set(axes),
+      check_vma=False,
+    )(whole, batch, *others)
+
+  return on_all_shards
+
+
+def on_each_shard(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Return a function that collects one result for each shard of the rows."""
+
+  def on_shard(*arguments):
+    return jax.tree.map(lambda x: x[None], function(*arguments))
+
+  return over_rows(on_shard)
+
+
+def over_heads(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+  """Return a function that is called separately for the heads of each device.
+
+  A kernel that XLA cannot divide needs this: everything it sees is local.
+  """
+
+  @functools.wraps(function)
+  def on_all_shards(*arrays, mask):
+    mesh = jax.sharding.get_abstract_mesh()
+    left = set(mesh.axis_names) - set(mesh.manual_axes)
+    if not left:
+      return function(*arrays, mask=mask)
+    divides = arrays[0].shape[2] % mesh.shape.get('tensor', 1) == 0
+    heads = PartitionSpec(None, None, 'tensor' if divides else None)
+    return jax.shard_map(
+      lambda mask, *local: function(*local, mask=mask),
+      in_specs=(PartitionSpec(), *(heads for _ in arrays)),
+      out_specs=heads,
+      axis_names=left,
+      check_vma=False,
+    )(mask, *arrays)
+
+  return on_all_shards

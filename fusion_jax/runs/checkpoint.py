@@ -16,51 +16,82 @@ import heapq
 import logging
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import jax
+import jax.numpy as jnp
+import optax
 import orbax.checkpoint as ocp
 from jax.sharding import Sharding
+from jaxtyping import Array, Int
 from orbax.checkpoint import checkpoint_managers
 
-from fusion_jax.config import TrainingConfig
+from fusion_jax.config import ExperimentConfig, TrainingConfig
 from fusion_jax.config.serialization import FORMAT
+from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, first_line
-from fusion_jax.parallel.distributed import is_first, on_all
-from fusion_jax.runs.checkpoint_reading import (
+from fusion_jax.files import whole_folder
+from fusion_jax.models.transformer import Parameters
+from fusion_jax.parallel.processes import is_first, on_all
+from fusion_jax.runs.directory import create_run
+from fusion_jax.runs.integrity import (
+  array_digests,
   check_identity,
-  finite,
+  check_model,
+  identity_of,
+)
+from fusion_jax.runs.reading import (
   open_to_read,
   read_arrays,
   read_by_all,
   read_meta,
-  read_quality,
   reading,
   warn_damaged,
 )
-from fusion_jax.runs.digests import array_digests
-from fusion_jax.runs.model_match import check_model
-from fusion_jax.runs.state import TrainState
 from fusion_jax.seals import DamagedError, sealed
 
 logger = logging.getLogger(__name__)
+
+
+class TrainState(NamedTuple):
+  """State that an update changes; the arrays of a checkpoint are exactly these.
+
+  The step counts batches, including those whose update was skipped.
+  """
+
+  step: Int[Array, '']
+  parameters: Parameters
+  optimizer: optax.OptState
+  average: Parameters | None = None
+
+  @property
+  def evaluated(self) -> Parameters:
+    """The parameters for validation and decoding: the average if it exists."""
+    return self.parameters if self.average is None else self.average
+
+  def started_at(self, parameters: Parameters) -> 'TrainState':
+    """Return the state with other parameters, which also start the average."""
+    if self.average is None:
+      return self._replace(parameters=parameters)
+    average = copied(parameters)
+    return self._replace(parameters=parameters, average=average)
+
+
+def copied(parameters: Parameters) -> Parameters:
+  """Copy all arrays, because a donated array must not occur twice."""
+  return jax.tree.map(jnp.copy, parameters)
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
   """Progress of a run apart from its state.
 
-  Attributes:
-    best: Best value of the metric so far, if there was a validation.
-    best_step: Step of that validation.
-    stale: Number of validations since then.
-    seconds: Wall-clock time in the loop in seconds, validations included,
-      summed over the times the run was resumed.
-    skipped: Number of updates skipped because a loss or gradient was not
-      finite.
+  `best` is the best value of the metric, if there was a validation, and `stale`
+  the number of validations since then. `seconds` is time in the loop, summed
+  over all starts. Updates that were not finite are skipped.
   """
 
   best: float | None = None
@@ -69,7 +100,13 @@ class Progress:
   seconds: float = 0.0
   skipped: int = 0
 
-  def updated(self, value: float, step: int, lower_is_better: bool):
+  def with_skipped(self, skipped: int) -> 'Progress':
+    """Return the progress after more skipped updates."""
+    return dataclasses.replace(self, skipped=self.skipped + skipped)
+
+  def updated(
+    self, value: float, step: int, lower_is_better: bool
+  ) -> 'Progress':
     """Return the progress after a validation that gave `value`."""
     better = self.best is None or (
       value < self.best if lower_is_better else value > self.best
@@ -80,15 +117,7 @@ class Progress:
 
 
 def abstract_like(tree: Any, sharding: Sharding | None = None) -> Any:
-  """Return the shapes and shardings to restore a tree to.
-
-  Args:
-    tree: Arrays or their shapes.
-    sharding: Sharding of all arrays; None: those that they have.
-
-  Returns:
-    A `jax.ShapeDtypeStruct` for each array.
-  """
+  """Return the shapes and shardings to restore a tree to."""
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=sharding or x.sharding
@@ -100,9 +129,7 @@ def abstract_like(tree: Any, sharding: Sharding | None = None) -> Any:
 class _KeepBest:
   """Orbax policy that keeps the checkpoints of the best validations.
 
-  Attributes:
-    qualities: Qualities of the checkpoints, larger is better; None: not
-      validated.
+  Of their qualities larger is better; None: not validated.
   """
 
   def __init__(self, count: int):
@@ -130,13 +157,7 @@ class Checkpoints:
   def __init__(
     self, workdir: Path, config: TrainingConfig, identity: Mapping[str, Any]
   ):
-    """Open the folder and remove what an interrupted save left.
-
-    Args:
-      workdir: Run directory.
-      config: Options that say which checkpoints to keep.
-      identity: Identity of the model; checkpoints of another model are refused.
-    """
+    """Open the folder and remove what an interrupted save left."""
     self._directory = (workdir / 'checkpoints').absolute()
     self._identity = dict(identity)
     self._best = _KeepBest(config.keep_best)
@@ -161,23 +182,14 @@ class Checkpoints:
     progress: Progress,
     quality: float | None,
   ) -> None:
-    """Start writing a checkpoint, unless the step has one already.
-
-    Args:
-      state: State of the training.
-      iterator: Input iterator; its position is saved.
-      progress: Progress of the run.
-      quality: Quality of this checkpoint, larger is better; None: not
-        validated.
-
-    Raises:
-      InputError: This or an earlier checkpoint cannot be written.
-    """
+    """Start writing a checkpoint, unless the step has one already."""
     step = int(state.step)
     if step in self._manager.all_steps():
       return
     self._know_qualities()
-    self._best.qualities[step] = finite(quality)
+    if quality is not None and not math.isfinite(quality):
+      quality = None
+    self._best.qualities[step] = quality
     arrays = {
       'parameters': state.parameters,
       'training': {'step': state.step, 'optimizer': state.optimizer},
@@ -188,10 +200,12 @@ class Checkpoints:
       'data': iterator.get_state(),
       'progress': dataclasses.asdict(progress),
       'average': state.average is not None,
-      'quality': self._best.qualities[step],
+      'quality': quality,
       **self._identity,
     }
     items = items_of(arrays, meta)
+    # Of the one before, so that its fault is not told of this one.
+    self.wait()
     with _write_errors(self._directory, f'checkpoint {step}'):
       self._manager.save(step, args=items)
 
@@ -204,9 +218,8 @@ class Checkpoints:
     with open_to_read(self._directory) as reader:
       for step in unknown:
         try:
-          known[step] = read_by_all(
-            functools.partial(read_quality, reader, step)
-          )
+          meta = read_by_all(functools.partial(read_meta, reader, step))
+          known[step] = meta['quality']
         except DamagedError:
           known[step] = None
 
@@ -228,19 +241,7 @@ class Checkpoints:
   def restore(
     self, fresh: TrainState, iterator: grain.DatasetIterator
   ) -> tuple[TrainState, Progress]:
-    """Restore the last readable checkpoint, or return the given state.
-
-    Args:
-      fresh: Initial state, or its shapes with their shardings.
-      iterator: Input iterator; it is moved to the saved position.
-
-    Returns:
-      The state to resume from, and the progress of the run.
-
-    Raises:
-      InputError: There are checkpoints but none can be read, or they belong to
-        another tokenizer or model, or they are without optimizer state.
-    """
+    """Restore the last readable checkpoint, or return the given state."""
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
       try:
@@ -313,15 +314,7 @@ class Checkpoints:
 def items_of(
   arrays: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> ocp.args.Composite:
-  """Return the items for Orbax to write, with format and digests.
-
-  Args:
-    arrays: Items that consist of arrays.
-    meta: Everything else to write, as JSON values.
-
-  Returns:
-    The items of a checkpoint.
-  """
+  """Return the items for Orbax to write, with format and digests."""
   meta = {'format': FORMAT, **meta, 'arrays': array_digests(arrays)}
   items = {name: ocp.args.StandardSave(tree) for name, tree in arrays.items()}
   return ocp.args.Composite(**items, meta=ocp.args.JsonSave(sealed(meta)))
@@ -342,13 +335,56 @@ def _check_has_optimizer(meta: Mapping[str, Any], workdir: Path) -> None:
 
 
 @contextlib.contextmanager
-def _write_errors(directory: Path, what: str) -> Iterator[None]:
+def _write_errors(folder: Path, what: str) -> Iterator[None]:
   """Turn a failure to write into an InputError of one line."""
   try:
     yield
   except Exception as error:  # Orbax raises many kinds on a full disk.
     raise InputError(
-      f'{directory}: {what} could not be written: {first_line(error)}; free '
+      f'{folder}: {what} could not be written: {first_line(error)}; free '
       'the disk and run the same command again, it resumes from the last '
       'whole checkpoint'
     ) from error
+
+
+def write_run(
+  output: Path,
+  config: ExperimentConfig,
+  tokenizers: tuple[Tokenizer, Tokenizer],
+  parameters: Parameters,
+  origin: Mapping[str, Any],
+  step: int = 0,
+  complete: Callable[[Path], None] = lambda folder: None,
+) -> None:
+  """Write a run directory of parameters that no training of ours made.
+
+  It has one checkpoint and no optimizer state, so that every program can read
+  it and no training can resume in it.
+  """
+  meta = {
+    'progress': dataclasses.asdict(Progress(best_step=step)),
+    'average': False,
+    'quality': None,
+    **origin,
+    **identity_of(config, *tokenizers),
+  }
+  items = items_of({'parameters': parameters}, meta)
+  try:
+    with whole_folder(output) as partial:
+      create_run(partial, config, *tokenizers)
+      complete(partial)
+      _write_checkpoint(partial / 'checkpoints', step, items)
+  except InputError:
+    raise
+  except Exception as error:  # Orbax raises many types on a full disk.
+    raise InputError(
+      f'{output}: cannot be written: {first_line(error)}'
+    ) from error
+
+
+def _write_checkpoint(
+  folder: Path, step: int, items: ocp.args.Composite
+) -> None:
+  options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
+  with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
+    manager.save(step, args=items)

@@ -23,12 +23,11 @@ from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
 )
-from fusion_jax.parallel.distributed import any_of_all, of_first, on_all
-from fusion_jax.runs import run_directory
+from fusion_jax.parallel.processes import any_of_all, of_first, on_all
 from fusion_jax.runs.checkpoint import abstract_like
-from fusion_jax.runs.checkpoint_reading import (
-  check_identity,
-  identity_of,
+from fusion_jax.runs.directory import read_config, read_tokenizers
+from fusion_jax.runs.integrity import check_identity, check_model, identity_of
+from fusion_jax.runs.reading import (
   is_being_deleted,
   open_to_read,
   read_arrays,
@@ -37,14 +36,45 @@ from fusion_jax.runs.checkpoint_reading import (
   reading,
   warn_damaged,
 )
-from fusion_jax.runs.model_match import check_model
-from fusion_jax.runs.selection import CheckpointSelection, candidates
 from fusion_jax.seals import DamagedError
 
 logger = logging.getLogger(__name__)
 
 # Number of attempts to read checkpoints that a running training deletes.
 _ATTEMPTS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointSelection:
+  """Selection of the checkpoints to average.
+
+  Attributes:
+    step: 'last', 'best', or the newest step that may be chosen. 'best' is the
+      step of the best validation if a single one of the last checkpoints is
+      wanted, and 'last' otherwise.
+    average: Number of checkpoints to average.
+    average_of: Whether to take the last ones, or those of the best validations.
+    parameters: Parameters of each checkpoint: those after its last update, or
+      their moving average; None: the average where there is one.
+  """
+
+  step: int | str = 'best'
+  average: int = 1
+  average_of: Literal['last', 'best'] = 'last'
+  parameters: Literal['last', 'ema'] | None = None
+
+  def __post_init__(self):
+    if self.average < 1:
+      raise InputError(f'--average: must be at least 1, got {self.average}')
+
+
+_BEST = CheckpointSelection()
+
+
+def selection_of(arguments: argparse.Namespace) -> CheckpointSelection:
+  """Return what the flags of `add_checkpoint_flags` select."""
+  names = [field.name for field in dataclasses.fields(CheckpointSelection)]
+  return CheckpointSelection(*(getattr(arguments, name) for name in names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,11 +155,7 @@ def _quotient(total: Parameters, count: jax.Array) -> Parameters:
 def make_model(
   config: ExperimentConfig, source: Tokenizer, target: Tokenizer
 ) -> Transformer:
-  """Return the experiment's model for these vocabularies.
-
-  Raises:
-    InputError: The sides have one table of embeddings but not the same pieces.
-  """
+  """Return the experiment's model for these vocabularies."""
   require(
     not config.model.ties_sides
     or source.digest == target.digest
@@ -148,39 +174,13 @@ def make_model(
 
 
 def load_run(
-  workdir: str | Path,
-  step: int | str = 'best',
-  average: int = 1,
-  average_of: Literal['last', 'best'] = 'last',
-  parameters: Literal['last', 'ema'] | None = None,
+  workdir: str | Path, selection: CheckpointSelection = _BEST
 ) -> TrainedModel:
   """Load a run for decoding; nothing but the run directory is read.
 
   All processes must call it, and all get the same result.
-
-  Args:
-    workdir: Run directory.
-    step: Step number, 'last', or 'best' by the validation metric ('last' where
-      there was no validation).
-    average: Number of checkpoints to average: that of `step` and those before
-      it. With more than one, 'best' means 'last'.
-    average_of: Whether to average the last of those checkpoints or the ones
-      with the best value of the validation metric ('best'), which leaves out
-      checkpoints without a validation.
-    parameters: Parameters to read from each checkpoint: 'last': those after its
-      last update; 'ema': their moving average; None: the moving average if
-      there is one.
-
-  Returns:
-    The run.
-
-  Raises:
-    InputError: There is no run, no checkpoint or no such step; there are fewer
-      checkpoints than asked for; that step is damaged or has no moving average;
-      the tokenizer or the model is another; or a newer version wrote the run.
   """
   workdir = Path(workdir)
-  choice = CheckpointSelection(step, average, average_of, parameters)
   config, source, target = on_all(lambda: _described(workdir))
   identity = identity_of(config, source, target)
   try:
@@ -188,17 +188,19 @@ def load_run(
   except InputError:
     _check_newest(workdir / 'checkpoints', identity)
     raise
-  steps, loaded = _load_parameters(workdir, model, identity, config, choice)
-  return TrainedModel(config, model, loaded, max(steps), source, target, steps)
+  steps, parameters = _load_parameters(workdir, model, identity, selection)
+  return TrainedModel(
+    config, model, parameters, max(steps), source, target, steps
+  )
 
 
-def _check_newest(directory: Path, identity: Mapping[str, Any]) -> None:
+def _check_newest(folder: Path, identity: Mapping[str, Any]) -> None:
   """Refuse tokenizers that are not those of the newest readable checkpoint."""
-  with open_to_read(directory) as reader:
+  with open_to_read(folder) as reader:
     for step in sorted(reader.all_steps(), reverse=True):
       with contextlib.suppress(DamagedError):
         meta = read_meta(reader, step)
-        check_identity(meta, identity, directory / str(step))
+        check_identity(meta, identity, folder / str(step))
         return
 
 
@@ -206,54 +208,35 @@ def _described(
   workdir: Path,
 ) -> tuple[ExperimentConfig, Tokenizer, Tokenizer]:
   """Read the config and the tokenizers that are stored beside checkpoints."""
-  config = run_directory.read_config(workdir)
-  source, target = run_directory.read_tokenizers(workdir)
-  directory = workdir / 'checkpoints'
-  if not directory.is_dir():
-    raise InputError(f'{directory}: no checkpoint yet; train first')
+  config = read_config(workdir)
+  source, target = read_tokenizers(workdir)
+  folder = workdir / 'checkpoints'
+  if not folder.is_dir():
+    raise InputError(f'{folder}: no checkpoint yet; train first')
   return config, source, target
-
-
-def load_flagged(arguments: argparse.Namespace) -> TrainedModel:
-  """Call `load_run` with a parser's workdir and `add_checkpoint_flags`."""
-  return load_run(
-    arguments.workdir,
-    arguments.step,
-    arguments.average,
-    arguments.average_of,
-    arguments.parameters,
-  )
 
 
 def _load_parameters(
   workdir: Path,
   model: Transformer,
   identity: Mapping[str, Any],
-  config: ExperimentConfig,
-  choice: CheckpointSelection,
+  selection: CheckpointSelection,
 ) -> tuple[tuple[int, ...], Parameters]:
   """Return the steps that are loaded, and the mean of their parameters.
 
   A training may run in the directory and delete a checkpoint while it is read.
   Then the checkpoints are listed and chosen again.
   """
-  directory = workdir / 'checkpoints'
+  folder = workdir / 'checkpoints'
   abstract = abstract_like(
     jax.eval_shape(lambda: initial_parameters(model, 0)),
     SingleDeviceSharding(jax.local_devices()[0]),
   )
   for _ in range(_ATTEMPTS):
-    with (
-      contextlib.suppress(_DeletedError),
-      open_to_read(directory) as reader,
-    ):
-      chosen = functools.partial(
-        candidates, reader, choice, config.training.metric
-      )
-      wanted = of_first(chosen, list[int])
-      return _mean_of(wanted, reader, abstract, identity, choice)
+    with contextlib.suppress(_DeletedError), open_to_read(folder) as manager:
+      return _Loader(manager, folder, abstract, identity, selection).mean()
   raise InputError(
-    f'{directory}: its checkpoints are deleted faster than they can be read; '
+    f'{folder}: its checkpoints are deleted faster than they can be read; '
     'raise training.keep_last or training.save_every'
   )
 
@@ -262,83 +245,110 @@ class _DeletedError(Exception):
   """Error of a checkpoint that was deleted while it was read."""
 
 
-def _mean_of(
-  steps: Sequence[int],
-  manager: ocp.CheckpointManager,
-  abstract: Parameters,
-  identity: Mapping[str, Any],
-  choice: CheckpointSelection,
-) -> tuple[tuple[int, ...], Parameters]:
-  directory = Path(manager.directory)
-  mean, used = RunningMean(), []
-  for step in steps:
-    if _add_checkpoint(mean, manager, step, abstract, identity, choice):
-      used.append(step)
-    if mean.count == choice.average:
-      found = tuple(sorted(used))
-      if choice.average > 1:
-        listed = ', '.join(map(str, found))
-        logger.info('%s: the mean of steps %s', directory.parent, listed)
-      return found, mean.value()
-  raise _too_few(directory, mean.count, choice)
+@dataclasses.dataclass(frozen=True)
+class _Loader:
+  """One attempt to load what is selected of the checkpoints in a folder."""
 
+  manager: ocp.CheckpointManager
+  folder: Path
+  abstract: Parameters
+  identity: Mapping[str, Any]
+  selection: CheckpointSelection
 
-def _too_few(
-  directory: Path, found: int, choice: CheckpointSelection
-) -> InputError:
-  if choice.average_of == 'last':
-    return InputError(
-      f'{directory}: {found} readable checkpoints, {choice.average} asked for'
-    )
-  return InputError(
-    f'{directory}: {found} readable checkpoints with a validation, '
-    f'{choice.average} asked for; training.keep_best says how many are kept'
-  )
-
-
-def _add_checkpoint(
-  mean: RunningMean,
-  manager: ocp.CheckpointManager,
-  step: int,
-  abstract: Parameters,
-  identity: Mapping[str, Any],
-  choice: CheckpointSelection,
-) -> bool:
-  """Add the parameters of a checkpoint; warn and return False if damaged."""
-  path = Path(manager.directory) / str(step)
-
-  def fitting_meta() -> tuple[dict[str, Any], str]:
-    meta = read_meta(manager, step)
-    with reading():
-      check_identity(meta, identity, path)
-      check_model(path, meta, abstract)
-      return meta, _item(meta, path, choice)
-
-  try:
-    meta, name = read_by_all(fitting_meta)
-    restored = read_arrays(manager, step, meta, {name: abstract})
-  except DamagedError as error:
-    if any_of_all(is_being_deleted(path)):
-      raise _DeletedError from error
-    if step == choice.step:
-      raise InputError(
-        f'--step={step}: {path} is damaged: {error}; give the step of '
-        'another checkpoint, or none'
-      ) from error
-    warn_damaged(path, error)
-    return False
-  mean.add(restored[name])
-  return True
-
-
-def _item(
-  meta: Mapping[str, Any], path: Path, choice: CheckpointSelection
-) -> str:
-  """Return the name of the item that holds the requested parameters."""
-  averaged = meta.get('average', False)
-  if choice.parameters == 'ema' and not averaged:
+  def mean(self) -> tuple[tuple[int, ...], Parameters]:
+    """Return the steps that are loaded, and the mean of their parameters."""
+    count = self.selection.average
+    mean, used = RunningMean(), []
+    for step in of_first(self._candidates, list[int]):
+      parameters = self._read(step)
+      if parameters is not None:
+        mean.add(parameters)
+        used.append(step)
+      if mean.count == count:
+        steps = tuple(sorted(used))
+        if count > 1:
+          listed = ', '.join(map(str, steps))
+          logger.info('%s: the mean of steps %s', self.folder.parent, listed)
+        return steps, mean.value()
+    there = f'{self.folder}: {mean.count} readable checkpoints'
+    if self.selection.average_of == 'last':
+      raise InputError(f'{there}, {count} asked for')
     raise InputError(
-      f'--parameters=ema: {path} has no moving average of its parameters; '
-      'training.ema makes one. Leave the flag out'
+      f'{there} with a validation, {count} asked for; training.keep_best says '
+      'how many are kept'
     )
-  return 'average' if averaged and choice.parameters != 'last' else 'parameters'
+
+  def _candidates(self) -> list[int]:
+    """Return the steps to load, most wanted first, damaged ones included."""
+    steps = sorted(self.manager.all_steps(), reverse=True)
+    if not steps:
+      raise InputError(f'{self.folder}: no checkpoint yet; train first')
+    newest = self._newest(steps)
+    if newest not in steps:
+      raise InputError(
+        f'{self.folder}: no checkpoint of step {newest}; there are '
+        f'{", ".join(map(str, reversed(steps)))}'
+      )
+    allowed = [step for step in steps if step <= newest]
+    if self.selection.average_of == 'last':
+      return allowed
+    qualities = {step: self._recorded(step, 'quality') for step in allowed}
+    validated = [step for step in allowed if qualities[step] is not None]
+    return sorted(validated, key=qualities.__getitem__, reverse=True)
+
+  def _newest(self, steps: Sequence[int]) -> int:
+    """Return the newest step that may be chosen.
+
+    'best' is the best step as the newest readable checkpoint recorded it.
+    """
+    selection = self.selection
+    if isinstance(selection.step, int):
+      return selection.step
+    only_one = selection.average == 1 and selection.average_of == 'last'
+    if selection.step == 'best' and only_one:
+      for step in steps:
+        progress = self._recorded(step, 'progress')
+        if progress is not None:
+          best = progress['best_step']
+          return best if best in steps else step
+    return steps[0]
+
+  def _recorded(self, step: int, name: str) -> Any:
+    """Return a value of a checkpoint's `meta`; warn and None if damaged."""
+    try:
+      return read_meta(self.manager, step)[name]
+    except DamagedError as error:
+      warn_damaged(self.folder / str(step), error)
+      return None
+
+  def _read(self, step: int) -> Parameters | None:
+    """Return the parameters of a checkpoint; warn and None if damaged."""
+    path = self.folder / str(step)
+    try:
+      meta, name = read_by_all(lambda: self._fitting_meta(step, path))
+      wanted = {name: self.abstract}
+      return read_arrays(self.manager, step, meta, wanted)[name]
+    except DamagedError as error:
+      if any_of_all(is_being_deleted(path)):
+        raise _DeletedError from error
+      if step == self.selection.step:
+        raise InputError(
+          f'--step={step}: {path} is damaged: {error}; give the step of '
+          'another checkpoint, or none'
+        ) from error
+      warn_damaged(path, error)
+      return None
+
+  def _fitting_meta(self, step: int, path: Path) -> tuple[dict[str, Any], str]:
+    """Return the item `meta`, and the name of the item with the parameters."""
+    meta = read_meta(self.manager, step)
+    with reading():
+      check_identity(meta, self.identity, path)
+      check_model(path, meta, self.abstract)
+    wanted, averaged = self.selection.parameters, meta['average']
+    if wanted == 'ema' and not averaged:
+      raise InputError(
+        f'--parameters=ema: {path} has no moving average of its parameters; '
+        'training.ema makes one. Leave the flag out'
+      )
+    return meta, 'average' if averaged and wanted != 'last' else 'parameters'

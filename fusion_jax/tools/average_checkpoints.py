@@ -10,11 +10,10 @@ Every program that reads a run can read DIR2, and `fusion-jax train
 import argparse
 from pathlib import Path
 
-from fusion_jax.cli.checkpoint_flags import add_checkpoint_flags
-from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.flags import add_checkpoint_flags, parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 
@@ -45,11 +44,11 @@ def main(argv: list[str]) -> None:
   check_output(output)
   check_new_folder(output)
   # Imported after the flags are read, because JAX loads slowly.
-  from fusion_jax.runs.kept_corpus import copy_corpus
-  from fusion_jax.runs.loading import load_flagged
-  from fusion_jax.runs.single_checkpoint import write_run
+  from fusion_jax.runs.checkpoint import write_run
+  from fusion_jax.runs.directory import copy_corpus
+  from fusion_jax.runs.loading import load_run, selection_of
 
-  run = load_flagged(arguments)
+  run = load_run(workdir, selection_of(arguments))
   write_run(
     output,
     run.config,

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fusion_jax.cli.checkpoint_flags import add_direction_flags
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.flags import add_direction_flags, parse_arguments
 from fusion_jax.errors import InputError
-from fusion_jax.runs.metrics_file import read_metrics
+from fusion_jax.runs.directory import read_metrics
 from fusion_jax.startup import (
   one_line_errors,
   run_program,
@@ -37,7 +36,7 @@ def main(argv: list[str]) -> None:
   start_logging()
   # Imported after logging starts, else JAX's libraries set up their own.
   from fusion_jax.data.prepare import prepare
-  from fusion_jax.decoding.direction import in_direction
+  from fusion_jax.decoding.ensemble import in_direction
   from fusion_jax.decoding.translate import Translator
   from fusion_jax.metrics import corpus_scores
   from fusion_jax.runs.loading import load_run
@@ -78,12 +77,7 @@ def _print_fusion(config: ExperimentConfig, workdir: Path) -> None:
 
 
 def learned(row: Mapping[str, Any]) -> dict[str, list[float]]:
-  """Return the arrays of a line of telemetry by their names, flattened.
-
-  Args:
-    row: Line of kind 'fusion' of `metrics.jsonl`. The name of each number ends
-      in its indices: 'encoder/read_out/group_weights_0'.
-  """
+  """Return the arrays of a line of telemetry by their names, flattened."""
   arrays: dict[str, list[float]] = {}
   for name, value in row.items():
     if '/' in name:

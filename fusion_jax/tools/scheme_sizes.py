@@ -13,34 +13,26 @@ and 32. Schemes that no paper describes are counted in a Transformer Base.
 """
 
 import argparse
-import dataclasses
 import functools
+import json
+import tomllib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import pydantic
+from pydantic.dataclasses import dataclass
 
-from fusion_jax.config import SideConfig
+from fusion_jax import fusion
+from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.fusion import RULES
+from fusion_jax.config.presets import changed
 from fusion_jax.config.section import fields_of_section
-from fusion_jax.fusion import (
-  SCHEMES,
-  deep_residuals,
-  multi_layer,
-  shortcuts,
-  skip_gains,
-  value_residual,
-)
-from fusion_jax.fusion.scheme import (
-  BASE,
-  PLAIN,
-  PRE_NORM,
-  Baseline,
-  PaperSize,
-  Scheme,
-)
+from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.scheme import Scheme
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
@@ -53,83 +45,135 @@ from fusion_jax.tools.aot.matmul_flops import multiplications
 
 _START = 2
 _LENGTH = 32
+_PLAIN = SideConfig()
+_SIDES: tuple[Side, ...] = ('encoder', 'decoder')
+_CHECKED = pydantic.ConfigDict(extra='forbid', strict=True)
 
 
-class Row(NamedTuple):
-  """Row of the table.
+@dataclass(frozen=True, config=_CHECKED)
+class Printed:
+  """Number of parameters that a paper prints; '+' before those of the fusion.
 
   Attributes:
-    size: A paper's model and its printed size.
-    source: Paper and equations.
-    plug: Where the scheme plugs in.
-    options: Field of the config that holds its options.
-    plain: Model to compare with.
+    origin: Paper and table.
   """
 
-  size: PaperSize
+  size: Annotated[str, pydantic.Field(pattern=r'^\+?[\d,]+(\.\d+)?[MK]$')]
+  origin: str
+
+  def agrees(self, fused: int, extra: int) -> bool:
+    """Return whether a count is that number within its rounding."""
+    number = self.size.strip('+MK').replace(',', '')
+    unit = 1e6 if self.size.endswith('M') else 1e3
+    decimals = len(number.partition('.')[2])
+    count = extra if self.size.startswith('+') else fused
+    return abs(count / unit - float(number)) <= 0.5 * 10**-decimals + 1e-9
+
+
+@dataclass(frozen=True, config=_CHECKED)
+class Baseline:
+  """Model without fusion: a preset with changes, and its vocabularies."""
+
+  preset: str
+  vocabularies: tuple[int, int]
+  model: dict[str, Any] = pydantic.Field(default_factory=dict)
+
+  def transformer(self, changes: dict[str, Any]) -> Transformer:
+    """Return the model with changes of its configuration, by dotted names."""
+    config: ModelConfig = PRESETS[self.preset]
+    config = changed(config, self.model | changes)
+    return Transformer(config, *self.vocabularies, _START)
+
+
+@dataclass(frozen=True, config=_CHECKED)
+class PaperModel:
+  """Model of a paper; see the head of papers.toml."""
+
+  of: str
+  name: str
+  baseline: str
+  both: SideConfig = _PLAIN
+  encoder: SideConfig = _PLAIN
+  decoder: SideConfig = _PLAIN
+  model: dict[str, Any] = pydantic.Field(default_factory=dict)
+  printed: Printed | None = None
+  inconsistent: str = ''
+
+  @property
+  def sides(self) -> dict[Side, SideConfig]:
+    """The fusions of the sides that have one."""
+    both = dict.fromkeys(_SIDES, self.both)
+    sides = both if self.both != _PLAIN else {s: getattr(self, s) for s in both}
+    return {name: side for name, side in sides.items() if side != _PLAIN}
+
+
+@dataclass(frozen=True, config=_CHECKED)
+class Group:
+  """What models of a paper have in common.
+
+  Attributes:
+    source: Paper and equations.
+    plug: Where the scheme plugs in.
+    options: Field of the config that has its options.
+  """
+
   source: str
   plug: str
   options: str
-  plain: Baseline
 
 
-def _row(size: PaperSize, source: str, plug: str, options: str) -> Row:
-  return Row(size, source, plug, options, size.baseline)
+@dataclass(frozen=True, config=_CHECKED)
+class Papers:
+  """Content of papers.toml."""
+
+  baselines: dict[str, Baseline]
+  groups: dict[str, Group]
+  models: list[PaperModel]
 
 
-def _unprinted(scheme: Scheme) -> PaperSize:
-  """Return a scheme without a paper's model at Base size, at its defaults."""
-  fused = SideConfig(fusion=scheme.name)
-  encoder, decoder = (
-    fused if side in scheme.modules else PLAIN
-    for side in ('encoder', 'decoder')
-  )
-  baseline = BASE if 'post' in RULES[scheme.name].norms else PRE_NORM
-  return PaperSize(scheme.name, encoder, decoder, None, baseline)
+class Row(NamedTuple):
+  """Row of the table: a model, and the same without the fusion."""
+
+  model: PaperModel
+  group: Group
+  fused: Transformer
+  plain: Transformer
+
+
+@functools.cache
+def _papers() -> Papers:
+  text = Path(fusion.__file__).with_name('papers.toml').read_text('utf-8')
+  values = json.dumps(tomllib.loads(text))
+  return pydantic.TypeAdapter(Papers).validate_json(values)
 
 
 def rows() -> Iterator[Row]:
   """Yield the rows of the table, with those of schemes of the user's own."""
-  for scheme in SCHEMES.values():
-    plug = ', '.join(dict.fromkeys(scheme.plugs.values()))
-    options = scheme.options
-    if scheme.own is not None:
-      options = f'own: {", ".join(fields_of_section(scheme.own))}'
-    for size in scheme.sizes or (_unprinted(scheme),):
-      yield _row(size, scheme.source, plug, options)
-  for size in multi_layer.SIZES:
-    yield _row(size, multi_layer.SOURCE, 'attention', 'multi_layer, agg')
-  for size in shortcuts.SIZES:
-    yield _row(size, shortcuts.SOURCE, 'attention', 'shortcut')
-  for size in value_residual.SIZES:
-    yield _row(size, value_residual.SOURCE, 'attention', 'value_residual')
-  for size in skip_gains.SIZES:
-    yield _row(size, skip_gains.SOURCE, 'residual', 'skip_gains')
-  rezero = BASE._replace(model=dataclasses.replace(BASE.model, norm='rezero'))
-  yield Row(
-    PaperSize('norm=rezero', PLAIN, PLAIN, None, rezero),
-    'Bachlechner et al. 2020, Eq. 1',
-    'residual',
-    'model.norm',
-    BASE,
-  )
-  for name, source in deep_residuals.SOURCES.items():
-    model = dataclasses.replace(BASE.model, residual=name)
-    size = PaperSize(
-      f'residual={name}', PLAIN, PLAIN, None, BASE._replace(model=model)
-    )
-    yield Row(size, source, 'residual', 'model.residual', BASE)
+  papers = _papers()
+  for name in (*SCHEMES, *papers.groups):
+    group = papers.groups.get(name) or _group_of(SCHEMES[name])
+    models = [model for model in papers.models if model.of == name]
+    for model in models or [_in_base(SCHEMES[name])]:
+      baseline = papers.baselines[model.baseline]
+      changes = {f'{side}': fusion for side, fusion in model.sides.items()}
+      fused = baseline.transformer(model.model | changes)
+      yield Row(model, group, fused, baseline.transformer({}))
 
 
-def _model(
-  baseline: Baseline, encoder: SideConfig, decoder: SideConfig
-) -> Transformer:
-  config = dataclasses.replace(baseline.model, encoder=encoder, decoder=decoder)
-  return Transformer(config, baseline.source, baseline.target, _START)
+def _group_of(scheme: Scheme) -> Group:
+  options = scheme.options
+  if scheme.own is not None:
+    options = f'own: {", ".join(fields_of_section(scheme.own))}'
+  plugs = ', '.join(dict.fromkeys(scheme.plugs.values()))
+  return Group(scheme.source, plugs, options)
 
 
-def _fused(size: PaperSize) -> Transformer:
-  return _model(size.baseline, size.encoder, size.decoder)
+def _in_base(scheme: Scheme) -> PaperModel:
+  """Return a scheme without a paper's model at Base size, at its defaults."""
+  side = SideConfig(fusion=scheme.name)
+  sides: dict[str, Any] = dict.fromkeys(scheme.modules, side)
+  baseline = 'base' if 'post' in RULES[scheme.name].norms else 'pre_norm'
+  return PaperModel(scheme.name, scheme.name, baseline, **sides)
 
 
 @functools.cache
@@ -143,8 +187,8 @@ def _count(model: Transformer) -> int:
 
 def parameters(row: Row) -> tuple[int, int]:
   """Count the fused model's parameters, and those that fusion adds."""
-  fused = _count(_fused(row.size))
-  return fused, fused - _count(_model(row.plain, PLAIN, PLAIN))
+  fused = _count(row.fused)
+  return fused, fused - _count(row.plain)
 
 
 @functools.cache
@@ -167,8 +211,7 @@ def _cached(model: Transformer) -> int:
 
 def extra_cache(row: Row) -> float:
   """Return the cache beyond the baseline, as a share of the baseline's."""
-  plain = _cached(_model(row.plain, PLAIN, PLAIN))
-  return _cached(_fused(row.size)) / plain - 1
+  return _cached(row.fused) / _cached(row.plain) - 1
 
 
 @functools.cache
@@ -188,52 +231,30 @@ def _multiplied(model: Transformer) -> int:
 
 def extra_multiplications(row: Row) -> float:
   """Return those beyond the baseline, for each source and target position."""
-  plain = _multiplied(_model(row.plain, PLAIN, PLAIN))
-  return (_multiplied(_fused(row.size)) - plain) / _LENGTH
+  return (_multiplied(row.fused) - _multiplied(row.plain)) / _LENGTH
 
 
 def agrees(row: Row) -> bool:
-  """Return whether the count equals the paper's number within its rounding."""
-  printed = row.size.printed
-  if printed is None:
-    return True
-  count = parameters(row)[0 if printed.of == 'all' else 1]
-  difference = abs(count / printed.unit - printed.value)
-  return difference <= 0.5 * 10**-printed.decimals + 1e-9
-
-
-def _printed(size: PaperSize) -> str:
-  if size.printed is None:
-    return ''
-  value, unit, decimals, of = size.printed
-  letter = 'M' if unit == 1e6 else 'K'
-  sign = '+' if of == 'extra' else ''
-  return f'{sign}{value:,.{decimals}f}{letter}'
-
-
-def _sides(size: PaperSize) -> str:
-  return ', '.join(
-    name
-    for name, side in (('encoder', size.encoder), ('decoder', size.decoder))
-    if side != PLAIN
-  )
+  """Return whether the paper prints no other number than the count."""
+  printed = row.model.printed
+  return printed is None or printed.agrees(*parameters(row))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
   fused, extra = parameters(row)
   cache = extra_cache(row)
-  size = row.size
-  verdict = 'yes' if agrees(row) else f'no: {size.inconsistent or "WRONG"}'
+  model, group = row.model, row.group
+  verdict = 'yes' if agrees(row) else f'no: {model.inconsistent or "WRONG"}'
   return (
-    f'`{size.name}`',
-    row.source,
-    row.plug,
-    _sides(size) or 'both',
-    f'`{row.options}`',
+    f'`{model.name}`',
+    group.source,
+    group.plug,
+    ', '.join(model.sides) or 'both',
+    f'`{group.options}`',
     f'{extra:+,}',
     f'{fused:,}',
-    _printed(size),
-    verdict if size.printed else '',
+    model.printed.size if model.printed else '',
+    verdict if model.printed else '',
     'none' if cache == 0 else f'{cache:+.0%}',
     f'{extra_multiplications(row) / 1e3:+,.0f}K',
   )
@@ -250,17 +271,11 @@ def main(argv: list[str]) -> None:
   add_format_flag(parser, default='markdown')
   arguments = parse_arguments(argv, parser)
   header = ['scheme', 'source', 'plugs in at', 'sides', 'options']
-  header += (
-    'extra parameters',
-    'all',
-    'paper',
-    'agrees',
-    'extra cache',
-    'multiply-adds',
-  )
-  found = tuple(rows())
-  print(table(arguments.format, header, map(_cells, found)), flush=True)
-  if not all(agrees(row) or row.size.inconsistent for row in found):
+  header += ['extra parameters', 'all', 'paper', 'agrees', 'extra cache']
+  header += ['multiply-adds']
+  listed = tuple(rows())
+  print(table(arguments.format, header, map(_cells, listed)), flush=True)
+  if not all(agrees(row) or row.model.inconsistent for row in listed):
     raise SystemExit(1)
 
 

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +22,14 @@ from fusion_jax.data.batching import Batch, choose_shapes
 from fusion_jax.data.pipeline import evaluation_batches
 from fusion_jax.data.prepared import PreparedCorpus, Split
 from fusion_jax.data.references import log_unreachable
-from fusion_jax.decoding.direction import in_direction
+from fusion_jax.decoding.ensemble import in_direction
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.files import write_errors, write_whole
 from fusion_jax.metrics import bleu_for, corpus_scores
 from fusion_jax.models.losses import LossSums, zero_sums
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.distributed import is_first
 from fusion_jax.parallel.mesh import by_rows, own_rows, replicated, row_shards
+from fusion_jax.parallel.processes import is_first
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.training.step import make_eval_step
 from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
@@ -46,15 +47,7 @@ _OF_DIRECTIONS = ('loss', 'bleu', 'chrf')
 
 
 def token_means(sums: LossSums) -> dict[str, float]:
-  """Return loss, perplexity and accuracy per target token.
-
-  Args:
-    sums: Loss sums, on the host or the device.
-
-  Returns:
-    'loss': in nats, as it was minimised; 'perplexity': exp of the negative
-    log-likelihood; 'accuracy': share of tokens predicted correctly, in [0, 1].
-  """
+  """Return loss, perplexity and accuracy per target token."""
   tokens = max(int(sums.tokens), 1)
   likelihood = float(sums.negative_log_likelihood) / tokens
   return {
@@ -64,18 +57,9 @@ def token_means(sums: LossSums) -> dict[str, float]:
   }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Direction:
-  """Validation data of one direction.
+class _Direction(NamedTuple):
+  """Validation data of one direction; its run has no parameters yet."""
 
-  Attributes:
-    name: Name of the direction, 'de-en' for example.
-    split: Validation examples of the direction.
-    run: Run that translates in this direction; it has no parameters yet.
-    sources, references: Lines to translate and their reference translations.
-  """
-
-  name: str
   split: Split
   run: TrainedModel
   sources: Sequence[str]
@@ -117,38 +101,32 @@ class Validator:
     self._telemetry_step = make_telemetry_step(model)
     tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
     run = TrainedModel(config, model, {}, 0, *tokenizers)
-    self._directions = [
-      _direction(run, corpus, each.source_language, each.target_language)
-      for each in config.data.all_directions
-      if each.name in self._split.directions
-    ]
+    self._directions = {
+      direction.name: _direction(
+        run, corpus, direction.source_language, direction.target_language
+      )
+      for direction in config.data.all_directions
+      if direction.name in self._split.directions
+    }
 
   def __call__(self, parameters: Parameters, step: int) -> dict[str, float]:
     """Return loss without smoothing, perplexity, accuracy, BLEU and chrF.
 
     Also writes translations/STEP.txt, or STEP.DIRECTION.txt for each of several
     directions, and logs one line for each direction and one for their mean.
-
-    Args:
-      parameters: Parameters to validate, replicated over the mesh.
-      step: Step that names the file.
-
-    Returns:
-      Named numbers, with 'validation_seconds'. For several directions these are
-      the means, and 'bleu/de-en' and the like are added.
     """
     start = time.monotonic()
-    found = {
-      each.name: self._validated(each, parameters, step)
-      for each in self._directions
+    numbers = {
+      name: self._validated(name, direction, parameters, step)
+      for name, direction in self._directions.items()
     }
-    values = _means(found)
+    values = _means(list(numbers.values()))
     values['validation_seconds'] = time.monotonic() - start
-    if len(found) == 1:
-      return values
-    _log(f'step {step}, mean of {len(found)} directions', values)
-    for direction, own in found.items():
-      values |= {f'{name}/{direction}': own[name] for name in _OF_DIRECTIONS}
+    if len(numbers) > 1:
+      _log(f'step {step}, mean of {len(numbers)} directions', values)
+      for direction, its_values in numbers.items():
+        for name in _OF_DIRECTIONS:
+          values[f'{name}/{direction}'] = its_values[name]
     return values
 
   def telemetry(self, parameters: Parameters) -> dict[str, float]:
@@ -157,13 +135,13 @@ class Validator:
     Batches are sorted by length, so they are taken from all over the set.
     """
     batches = list(self._batches(self._split, _TELEMETRY_BATCHES))
-    found = [self._telemetry_step(parameters, batch) for batch in batches]
+    recorded = [self._telemetry_step(parameters, batch) for batch in batches]
     return telemetry_values(
-      jax.tree.map(lambda *parts: sum(parts) / len(parts), *found)
+      jax.tree.map(lambda *parts: sum(parts) / len(parts), *recorded)
     )
 
   def _validated(
-    self, direction: _Direction, parameters: Parameters, step: int
+    self, name: str, direction: _Direction, parameters: Parameters, step: int
   ) -> dict[str, float]:
     start = time.monotonic()
     values = token_means(self._loss(parameters, direction.split))
@@ -173,30 +151,32 @@ class Validator:
     scores = corpus_scores(translations, direction.references, words)
     values |= {'bleu': scores.bleu, 'chrf': scores.chrf}
     values['validation_seconds'] = time.monotonic() - start
-    only = len(self._directions) == 1
-    name = f'{step}{"" if only else "." + direction.name}.txt'
+    several = len(self._directions) > 1
     if is_first():
-      with write_errors(self._translations):
-        self._translations.mkdir(exist_ok=True)
-      text = ''.join(line + '\n' for line in translations)
-      write_whole(self._translations / name, text.encode())
-    where = f'step {step}{"" if only else ", " + direction.name}'
+      file = f'{step}.{name}.txt' if several else f'{step}.txt'
+      self._write(file, translations)
+    where = f'step {step}, {name}' if several else f'step {step}'
     _log(where, values, scores.bleu_signature)
     return values
 
+  def _write(self, name: str, lines: Sequence[str]) -> None:
+    with write_errors(self._translations):
+      self._translations.mkdir(exist_ok=True)
+    text = ''.join(f'{line}\n' for line in lines)
+    write_whole(self._translations / name, text.encode())
+
   def _batches(self, split: Split, most: int | None = None) -> Iterator[Batch]:
     """Yield all batches, or at most a number that are spread evenly."""
-    sharding = by_rows(self._mesh)
+    put = functools.partial(
+      jax.make_array_from_process_local_data, by_rows(self._mesh)
+    )
     batches: Iterable[Batch] = evaluation_batches(
       split, self._shapes, *own_rows(self._mesh)
     )
     if most is not None:
       batches = _spread(list(batches), most)
     for batch in batches:
-      yield jax.tree.map(
-        functools.partial(jax.make_array_from_process_local_data, sharding),
-        batch,
-      )
+      yield jax.tree.map(put, batch)
 
   def _loss(self, parameters: Parameters, split: Split) -> LossSums:
     sums = self._zero_sums()
@@ -215,8 +195,8 @@ def _translated(
   run: TrainedModel, parameters: Parameters, sources: Sequence[str]
 ) -> list[str]:
   """Translate all sources, on the devices of all processes."""
-  own = jax.tree.map(lambda x: x.addressable_data(0), parameters)
-  run = dataclasses.replace(run, parameters=own)
+  local = jax.tree.map(lambda x: x.addressable_data(0), parameters)
+  run = dataclasses.replace(run, parameters=local)
   return list(Translator(run, run.config.decoding).translate(sources))
 
 
@@ -224,29 +204,41 @@ def _direction(
   run: TrainedModel, corpus: PreparedCorpus, source: str, target: str
 ) -> _Direction:
   training = run.config.training
-  own = in_direction(run, 'this run', source, target)
-  options = dataclasses.replace(
-    own.config.decoding, beam_size=training.translate_beam
+  run = in_direction(run, 'this run', source, target)
+  decoding = dataclasses.replace(
+    run.config.decoding, beam_size=training.translate_beam
   )
-  own = dataclasses.replace(
-    own, config=dataclasses.replace(own.config, decoding=options)
-  )
+  config = dataclasses.replace(run.config, decoding=decoding)
+  run = dataclasses.replace(run, config=config)
   # Fetches the tokenizer, or fails, before the training.
-  bleu_for(own.target_words)
+  bleu_for(run.target_words)
   name = f'{source}-{target}'
   split = corpus.split('valid', name)
   wanted = training.translate_sentences or None
-  sources, references = (texts[:wanted] for texts in split.texts())
+  every = split.texts()
+  sources, references = (texts[:wanted] for texts in every)
   if is_first():
+    _log_part(name, len(sources), len(every[0]))
     log_unreachable(references, run.target_tokenizer, f'validation, {name}')
-  return _Direction(name, split, own, sources, references)
+  return _Direction(split, run, sources, references)
 
 
-def _means(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _log_part(name: str, translated: int, lines: int) -> None:
+  if translated < lines:
+    logger.info(
+      'validation, %s: BLEU and chrF are of the first %d of %d lines, as '
+      'training.translate_sentences says',
+      name,
+      translated,
+      lines,
+    )
+
+
+def _means(numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:
   """Return the mean of each number over the directions."""
-  values = list(found.values())
   return {
-    name: sum(own[name] for own in values) / len(values) for name in values[0]
+    name: sum(values[name] for values in numbers) / len(numbers)
+    for name in numbers[0]
   }
 
 

@@ -1,26 +1,80 @@
-"""Files with the numbers of a run: metrics.jsonl and TensorBoard events.
+"""What a training logs: progress, validations, warnings, and their numbers.
+
+The numbers go to metrics.jsonl, to TensorBoard events and, where
+`training.wandb` names a project, to Weights & Biases; WANDB_MODE=offline keeps
+those in the run directory, for `wandb sync`.
 
 tensorboardX writes events in a thread: when the disk is full, the thread dies
 and the caller waits for it forever. Here it only makes the records.
 """
 
 import json
+import logging
 import math
+import secrets
 import socket
 import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.summary import scalar
 
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.serialization import to_dict
+from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import AppendedFile, write_whole
-from fusion_jax.parallel.distributed import is_first
-from fusion_jax.runs.metrics_file import read_metrics
-from fusion_jax.training.wandb_log import WandbLog
+from fusion_jax.models.transformer import Parameters
+from fusion_jax.parallel.processes import is_first
+from fusion_jax.runs.directory import read_metrics
+from fusion_jax.training.build import Parts
+from fusion_jax.training.evaluate import token_means
+from fusion_jax.training.state import Position
+from fusion_jax.training.step import Totals
+from fusion_jax.training.telemetry import (
+  WATCH_EVERY,
+  Watch,
+  encoder_trouble,
+  has_router,
+  router_troubles,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class WandbLog:
+  """Run on Weights & Biases; a resumed training continues it."""
+
+  def __init__(self, config: ExperimentConfig, workdir: Path):
+    """Begin or resume the run; raises InputError where wandb refuses."""
+    import wandb
+
+    name = workdir / 'wandb_id'
+    if not name.exists():
+      write_whole(name, secrets.token_hex(8).encode())
+    try:
+      self._run = wandb.init(
+        project=config.training.wandb,
+        name=config.name,
+        config=to_dict(config),
+        dir=str(workdir),
+        id=name.read_text(),
+        resume='allow',
+      )
+    except wandb.Error as error:
+      raise InputError(f'config.training.wandb: {first_line(error)}') from None
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Add one point to each curve."""
+    self._run.log(dict(values), step=step)
+
+  def close(self) -> None:
+    """End the run."""
+    self._run.finish()
 
 
 class MetricsLog:
@@ -31,13 +85,7 @@ class MetricsLog:
   """
 
   def __init__(self, workdir: Path, step: int, wandb: WandbLog | None = None):
-    """Open the files on process 0.
-
-    Args:
-      workdir: Run directory.
-      step: Number of finished updates.
-      wandb: Run on Weights & Biases that gets the same points.
-    """
+    """Open the files on process 0."""
     self._wandb = wandb
     self._writes = is_first()
     if not self._writes:
@@ -51,16 +99,7 @@ class MetricsLog:
     self._events = EventFile(workdir, first_step=step + 1)
 
   def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-    """Write one line and one point of each curve.
-
-    Args:
-      step: Number of finished updates.
-      kind: 'train', 'valid' or 'fusion'; the prefix of the curves' names.
-      values: Named numbers; those that are not finite become null in JSON.
-
-    Raises:
-      InputError: The disk is full.
-    """
+    """Write one line and one point of each curve."""
     if not self._writes:
       return
     finite = {
@@ -87,16 +126,7 @@ class EventFile:
   """A new file of TensorBoard points. Call `close` at the end."""
 
   def __init__(self, workdir: Path, first_step: int):
-    """Make the file.
-
-    Args:
-      workdir: Folder that TensorBoard reads.
-      first_step: First step of this file; points of this step and later ones in
-        older files are no longer shown.
-
-    Raises:
-      InputError: The file cannot be written.
-    """
+    """Make the file."""
     now = time.time()
     name = f'events.out.tfevents.{int(now)}.{socket.gethostname()}'
     self._file = AppendedFile(workdir / name)
@@ -105,15 +135,7 @@ class EventFile:
     self._add(Event(wall_time=now, step=first_step, session_log=start))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Add one point to each curve.
-
-    Args:
-      step: Number of finished updates.
-      values: Values by the names of the curves.
-
-    Raises:
-      InputError: The points cannot be written.
-    """
+    """Add one point to each curve."""
     points = [
       point
       for name, value in values.items()
@@ -135,3 +157,146 @@ def record(content: bytes) -> bytes:
   length = struct.pack('<Q', len(content))
   checks = [struct.pack('<I', masked_crc32c(x)) for x in (length, content)]
   return length + checks[0] + content + checks[1]
+
+
+class Reports:
+  """Reports of one training, written to the log and to its metrics."""
+
+  def __init__(self, parts: Parts, log: MetricsLog):
+    self._parts, self._plan, self._log = parts, parts.plan, log
+    self._watch, self._watched = Watch(), -WATCH_EVERY
+    self._telemetry: dict[str, float] = {}
+
+  def progress(self, position: Position) -> None:
+    """Log the means since the last report, and start new sums."""
+    totals = jax.device_get(position.totals)
+    self.check_skips(totals)
+    position.progress = position.progress.with_skipped(int(totals.skipped))
+    if totals.skipped > 0:
+      logger.warning(
+        'step %d: %d update(s) skipped since the last report, the first at '
+        'step %d: loss or gradient not finite; %d so far',
+        position.step,
+        int(totals.skipped),
+        int(totals.first_bad_step),
+        position.progress.skipped,
+      )
+    in_a_row = position.totals.in_a_row
+    position.totals = self._parts.zero_totals()._replace(in_a_row=in_a_row)
+    seconds = position.clock.lap()
+    if totals.steps > 0:
+      self._means(position, totals, seconds)
+    compiled = self._parts.compilations.news()
+    if compiled.programs:
+      logger.info('%s', compiled)
+
+  def validation(self, position: Position) -> float:
+    """Validate, log the result and keep it if it is the best."""
+    validator = self._plan.validator
+    assert validator is not None
+    parameters = self._parts.gathered(position.state.evaluated)
+    values = validator(parameters, position.step)
+    self._log.write(position.step, 'valid', values)
+    if self._watched != position.step:
+      self._watch_fusions(position, parameters)
+    metric = self._plan.config.training.metric
+    lower = metric == 'loss'
+    position.progress = position.progress.updated(
+      values[metric], position.step, lower
+    )
+    return -values[metric] if lower else values[metric]
+
+  def check_skips(self, totals: Totals) -> None:
+    """End a run that skips too many updates in a row."""
+    most = self._plan.config.training.max_skipped
+    if totals.longest < most:
+      return
+    first = int(totals.first_bad_step)
+    last_good = self._parts.checkpoints.latest_step()
+    raise InputError(
+      f'step {first}: the loss or its gradient is not finite '
+      f'({self._batch_of(first)}), {int(totals.longest)} updates in a row were '
+      f'skipped and training.max_skipped is {most}; the last good checkpoint '
+      f'is {"none" if last_good is None else f"step {last_good}"}; a lower '
+      'learning rate, longer warm-up or optimizer.clip_norm may help'
+    )
+
+  def _means(self, position: Position, totals: Totals, seconds: float) -> None:
+    training, steps = self._plan.config.training, int(totals.steps)
+    encoder_norms = [
+      float(norm) / steps for norm in totals.encoder_gradient_norms
+    ]
+    values = token_means(totals.sums) | {
+      'tokens_per_second': int(totals.sums.tokens) / seconds,
+      'gradient_norm': float(totals.gradient_norm) / steps,
+      **{
+        f'encoder_gradient_norm_{layer}': norm
+        for layer, norm in enumerate(encoder_norms, 1)
+      },
+      'learning_rate': float(self._parts.last_rate(position.state.optimizer)),
+      'epoch': position.step / self._plan.steps_per_epoch,
+      'seconds': position.timed_progress().seconds,
+      'skipped': position.progress.skipped,
+    }
+    if training.diversity:
+      values['diversity'] = float(totals.diversity) / steps
+    self._log.write(position.step, 'train', values)
+    self._warn(position, encoder_norms, values['gradient_norm'])
+    seconds_a_step = seconds / (steps + int(totals.skipped))
+    self._log_progress(position, values, seconds_a_step)
+
+  def _log_progress(
+    self, position: Position, values: Mapping[str, float], seconds: float
+  ) -> None:
+    """Log one line; a step takes so many seconds."""
+    training = self._plan.config.training
+    logger.info(
+      'step %d of %d, epoch %.2f, %s %.4f, perplexity %.2f, '
+      '%.0f target tokens/s, rate %.2e, %s left',
+      position.step,
+      training.steps,
+      values['epoch'],
+      'loss (label-smoothed)' if training.label_smoothing else 'nll',
+      values['loss'],
+      values['perplexity'],
+      values['tokens_per_second'],
+      values['learning_rate'],
+      _duration((training.steps - position.step) * seconds),
+    )
+
+  def _warn(
+    self, position: Position, encoder_norms: list[float], gradient_norm: float
+  ) -> None:
+    """Warn of a fusion or an encoder that has not learned for a long time."""
+    config = self._plan.config
+    troubles = encoder_trouble(encoder_norms, gradient_norm, config)
+    if has_router(config.model) and self._plan.validator:
+      if position.step - self._watched >= WATCH_EVERY:
+        self._watch_fusions(
+          position, self._parts.gathered(position.state.evaluated)
+        )
+      troubles |= router_troubles(self._telemetry, config.model)
+    for line in self._watch(position.step, troubles):
+      logger.warning('%s', line)
+
+  def _watch_fusions(self, position: Position, parameters: Parameters) -> None:
+    """Take and log the telemetry of the fusions."""
+    assert self._plan.validator is not None
+    self._watched = position.step
+    self._telemetry = self._plan.validator.telemetry(parameters)
+    if self._telemetry:
+      self._log.write(position.step, 'fusion', self._telemetry)
+
+  def _batch_of(self, step: int) -> str:
+    """Describe the batch of a step."""
+    epoch, shape, slots = self._plan.batches.plan.batch(step - 1)
+    indices = self._plan.batches.examples(epoch, slots[slots >= 0])
+    return (
+      f'batch {step - 1}, epoch {epoch}, shape {tuple(shape)}, first pairs '
+      f'{indices[:3].tolist()}'
+    )
+
+
+def _duration(seconds: float) -> str:
+  minutes = math.ceil(seconds / 60)
+  return f'{minutes // 60} h {minutes % 60:02d} min'

@@ -1,4 +1,4 @@
-"""The training loop, read from top to bottom: build, restore, update, save."""
+"""The training loop, read from top to bottom: check, build, update, save."""
 
 import collections
 import contextlib
@@ -14,34 +14,28 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch, Shape
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
-from fusion_jax.parallel.distributed import first_then_others, is_first, on_all
 from fusion_jax.parallel.heartbeat import Heartbeat, name_start
 from fusion_jax.parallel.mesh import make_mesh, put_like
-from fusion_jax.runs import lock, run_directory
-from fusion_jax.runs.checkpoint import Progress
-from fusion_jax.runs.checkpoint_reading import open_to_read
-from fusion_jax.runs.kept_corpus import write_corpus
+from fusion_jax.parallel.processes import first_then_others, is_first, on_all
+from fusion_jax.runs.checkpoint import Progress, TrainState
+from fusion_jax.runs.directory import (
+  check_workdir,
+  create_run,
+  locked,
+  write_corpus,
+)
 from fusion_jax.runs.loading import TrainedModel
-from fusion_jax.runs.state import TrainState
-from fusion_jax.training.checks import (
-  check_attention,
-  check_freeze,
-  check_rows,
-  check_same_everywhere,
-)
-from fusion_jax.training.logs import MetricsLog
-from fusion_jax.training.parts import (
+from fusion_jax.runs.reading import open_to_read
+from fusion_jax.training.build import (
   Parts,
-  PlannedParts,
-  open_parts,
-  plan_parts,
+  Plan,
+  build,
+  check_experiment,
+  plan_training,
 )
-from fusion_jax.training.position import Clock, Position
-from fusion_jax.training.profiling import Profiler
-from fusion_jax.training.reports import Reports
+from fusion_jax.training.logs import MetricsLog, Reports, WandbLog
 from fusion_jax.training.signals import stop_on_signals
-from fusion_jax.training.skips import with_skips
-from fusion_jax.training.wandb_log import WandbLog, check_wandb
+from fusion_jax.training.state import Clock, Position
 from fusion_jax.training.warm_start import read_baseline, with_baseline
 
 logger = logging.getLogger(__name__)
@@ -59,109 +53,110 @@ def run(
   workdir: Path,
   profile: tuple[int, int] | None = None,
 ) -> int:
-  """Train an experiment, or resume its training.
-
-  Args:
-    config: Experiment.
-    workdir: Run directory; it is made if it does not exist.
-    profile: First and last step to profile, counted from 1; None: none.
-
-  Returns:
-    The exit code: 0, or what `EXIT_CODES` has for the signal that ended the
-    training before its last step.
-
-  Raises:
-    InputError: The data are bad, the directory belongs to another run, another
-      process trains in it, the disk is full, or the loss stays not finite.
-  """
-  on_all(lambda: run_directory.check(workdir, config))
-  check_same_everywhere(config)
-  check_wandb(config)
+  """Train an experiment, or resume its training."""
+  on_all(lambda: check_workdir(workdir, config))
+  check_experiment(config, jax.devices())
   # Before anything that takes long, so that a process that is lost later leaves
   # no other waiting here.
   start = name_start()
   mesh = make_mesh(config.parallel)
-  check_rows(config, mesh)
-  check_attention(config, mesh)
   corpus = first_then_others(lambda: prepare(config.data))
-  check_freeze(config, corpus)
+  check_experiment(config, jax.devices(), corpus)
   with jax.set_mesh(mesh), contextlib.ExitStack() as opened:
     # Nothing is written until all of this was accepted.
-    planned = plan_parts(config, workdir, corpus, mesh)
+    plan = plan_training(config, workdir, corpus, mesh)
     baseline = None
     if config.training.init_from and not _has_steps(workdir):
-      baseline = _baseline(config, planned, corpus)
-    opened.enter_context(_held(workdir))
+      baseline = _baseline(plan)
+    opened.enter_context(_alone_in(workdir))
     first_then_others(lambda: _open_directory(config, workdir, corpus))
     # Closed last: the others take this process for lost once it is closed.
     heartbeat = Heartbeat(workdir, config.parallel, start)
     opened.callback(heartbeat.close)
     with heartbeat.telling():
-      parts = open_parts(
-        planned, config, workdir, corpus, mesh, heartbeat, opened
-      )
-      at = _restore_or_start(parts, baseline)
+      parts = build(plan, heartbeat, opened)
+      position = _restore_or_start(parts, baseline)
       del baseline  # Its parameters are on a device.
-      log = opened.enter_context(contextlib.closing(_log(parts, at.step)))
+      log = opened.enter_context(contextlib.closing(_log(plan, position.step)))
       profiler = opened.enter_context(
         contextlib.closing(Profiler(workdir, profile))
       )
       with stop_on_signals(parts.programs) as stop:
         reports = Reports(parts, log)
-        return EXIT_CODES[train(parts, at, reports, profiler, stop)]
+        return EXIT_CODES[train(parts, position, reports, profiler, stop)]
+
+
+class Profiler:
+  """Profile of a range of steps in DIR/profile, for TensorBoard or Perfetto."""
+
+  def __init__(self, workdir: Path, steps: tuple[int, int] | None):
+    """Prepare to profile."""
+    self._folder = workdir / 'profile'
+    self._first, self._last = steps or (0, 0)
+    self._is_on = False
+
+  def step(self, number: int) -> contextlib.AbstractContextManager:
+    """Return the context of a step; its profile begins or ends before it."""
+    if number == self._first:
+      jax.profiler.start_trace(str(self._folder))
+      self._is_on = True
+    if number == self._last + 1:
+      self.close()
+    if not self._is_on:
+      return contextlib.nullcontext()
+    return jax.profiler.StepTraceAnnotation('train', step_num=number)
+
+  def close(self) -> None:
+    """End the profile and write it."""
+    if self._is_on:
+      self._is_on = False
+      jax.profiler.stop_trace()
+      logger.info('profile written to %s', self._folder)
 
 
 def train(
   parts: Parts,
-  at: Position,
+  position: Position,
   reports: Reports,
   profiler: Profiler,
   stop: Callable[[int], int],
 ) -> int:
-  """Update until the last step, a stop, or the end of patience.
-
-  Args:
-    parts: Parts of the training.
-    at: Position to begin at; it moves with the updates.
-    reports: Reports to write.
-    profiler: Profiler of some steps.
-    stop: Function from a step to the signal to stop after it, or 0.
-
-  Returns:
-    The signal that ended the training too early, or 0.
-
-  Raises:
-    InputError: The disk is full, or too many updates in a row were skipped.
-  """
-  training, stopped = parts.config.training, 0
+  """Update until the last step, a stop, or the end of patience."""
+  training, stopped = parts.plan.config.training, 0
   in_flight: collections.deque[jax.Array] = collections.deque()
-  while at.step < training.steps and not stopped and _has_patience(parts, at):
-    parts.heartbeat.at(at.step)
-    with profiler.step(at.step + 1):
+  while (
+    position.step < training.steps
+    and not stopped
+    and _has_patience(parts, position)
+  ):
+    parts.heartbeat.begin_step(position.step)
+    with profiler.step(position.step + 1):
       batch = next(parts.iterator)
-      parts.heartbeat.has_batch()
+      parts.heartbeat.record_batch()
       parts.programs.wait_for(_shape_of(batch))
       with jax.transfer_guard_host_to_device('disallow'):
-        at.state, at.totals = parts.step(at.state, at.totals, batch)
-    at.step += 1
-    in_flight.append(jnp.copy(at.state.step))
+        position.state, position.totals = parts.step(
+          position.state, position.totals, batch
+        )
+    position.step += 1
+    in_flight.append(jnp.copy(position.state.step))
     if len(in_flight) > _STEPS_IN_FLIGHT:
       in_flight.popleft().block_until_ready()
 
-    if at.step % training.log_every == 0:
-      reports.progress(at)
-    if parts.validator and _is_validated(parts, at.step):
-      _save(parts, at, reports, validate=True)
-    elif at.step % training.save_every == 0:
-      _save(parts, at, reports, validate=False)
-    stopped = stop(at.step)
-  if parts.checkpoints.latest_step() != at.step:
-    validate = parts.validator is not None and not stopped
-    _save(parts, at, reports, validate, last=True)
+    if position.step % training.log_every == 0:
+      reports.progress(position)
+    if parts.plan.validator and _is_validated(parts, position.step):
+      _save(parts, position, reports, validate=True)
+    elif position.step % training.save_every == 0:
+      _save(parts, position, reports, validate=False)
+    stopped = stop(position.step)
+  if parts.checkpoints.latest_step() != position.step:
+    validate = parts.plan.validator is not None and not stopped
+    _save(parts, position, reports, validate, last=True)
   parts.checkpoints.wait()
-  if at.step == training.steps or not _has_patience(parts, at):
+  if position.step == training.steps or not _has_patience(parts, position):
     stopped = 0
-  _log_end(parts, at, stopped)
+  _log_end(parts, position, stopped)
   return stopped
 
 
@@ -170,19 +165,19 @@ def _shape_of(batch: Batch) -> Shape:
   return Shape(rows, source, batch.target.shape[1])
 
 
-def _has_patience(parts: Parts, at: Position) -> bool:
-  patience = parts.config.training.patience
-  return not patience or at.progress.stale < patience
+def _has_patience(parts: Parts, position: Position) -> bool:
+  patience = parts.plan.config.training.patience
+  return not patience or position.progress.stale < patience
 
 
 def _is_validated(parts: Parts, step: int) -> bool:
-  training = parts.config.training
+  training = parts.plan.config.training
   return step % training.validate_every == 0 or step == training.steps
 
 
 def _save(
   parts: Parts,
-  at: Position,
+  position: Position,
   reports: Reports,
   validate: bool,
   last: bool = False,
@@ -192,22 +187,24 @@ def _save(
   While updates are skipped only the last state is saved, and it is not
   validated: it may be the state that makes them bad.
   """
-  totals = jax.device_get(at.totals)
+  totals = jax.device_get(position.totals)
   reports.check_skips(totals)
   if totals.in_a_row > 0 and not last:
-    logger.warning('no checkpoint at step %d: its update was skipped', at.step)
+    logger.warning(
+      'no checkpoint at step %d: its update was skipped', position.step
+    )
     return
   quality = None
-  with at.clock.paused():
+  with position.clock.paused():
     if validate and totals.in_a_row == 0:
-      quality = reports.validation(at)
-    progress = with_skips(at.timed_progress(), totals)
-    parts.checkpoints.save(at.state, parts.iterator, progress, quality)
+      quality = reports.validation(position)
+    progress = position.timed_progress().with_skipped(int(totals.skipped))
+    parts.checkpoints.save(position.state, parts.iterator, progress, quality)
 
 
-def _log_end(parts: Parts, at: Position, stopped: int) -> None:
-  training, progress = parts.config.training, at.progress
-  if not _has_patience(parts, at):
+def _log_end(parts: Parts, position: Position, stopped: int) -> None:
+  training, progress = parts.plan.config.training, position.progress
+  if not _has_patience(parts, position):
     logger.info(
       'no better %s in %d validations', training.metric, progress.stale
     )
@@ -222,27 +219,28 @@ def _log_end(parts: Parts, at: Position, stopped: int) -> None:
   logger.info(
     '%s after step %d; run directory: %s',
     'stopped' if stopped else 'finished',
-    at.step,
-    parts.workdir,
+    position.step,
+    parts.plan.workdir,
   )
 
 
-def _log(parts: Parts, step: int) -> MetricsLog:
-  asked = parts.config.training.wandb and is_first()
-  wandb = WandbLog(parts.config, parts.workdir) if asked else None
-  return MetricsLog(parts.workdir, step, wandb)
+def _log(plan: Plan, step: int) -> MetricsLog:
+  wandb = None
+  if plan.config.training.wandb and is_first():
+    wandb = WandbLog(plan.config, plan.workdir)
+  return MetricsLog(plan.workdir, step, wandb)
 
 
 @contextlib.contextmanager
-def _held(workdir: Path) -> Iterator[None]:
+def _alone_in(workdir: Path) -> Iterator[None]:
   """Keep other trainings out of the run directory; process 0 holds the lock."""
   with contextlib.ExitStack() as stack:
 
-    def hold() -> None:
+    def take() -> None:
       if is_first():
-        stack.enter_context(lock.held(workdir))
+        stack.enter_context(locked(workdir))
 
-    on_all(hold)
+    on_all(take)
     yield
 
 
@@ -250,29 +248,31 @@ def _open_directory(
   config: ExperimentConfig, workdir: Path, corpus: PreparedCorpus
 ) -> None:
   # Checked again: another training may have ended in it in the meantime.
-  run_directory.check(workdir, config)
-  tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
-  run_directory.create(workdir, config, *tokenizers)
-  write_corpus(workdir, corpus)
+  check_workdir(workdir, config)
+  create_run(workdir, config, corpus.source_tokenizer, corpus.target_tokenizer)
+  directions = (
+    corpus.split('valid').directions if corpus.has_split('valid') else ()
+  )
+  texts = {name: corpus.split('valid', name).texts() for name in directions}
+  write_corpus(workdir, corpus.report, texts)
 
 
 def _has_steps(workdir: Path) -> bool:
   """Return whether there is anything to resume from, damaged or not."""
-  directory = workdir / 'checkpoints'
-  if not directory.is_dir():
+  folder = workdir / 'checkpoints'
+  if not folder.is_dir():
     return False
-  with open_to_read(directory) as reader:
+  with open_to_read(folder) as reader:
     return bool(reader.all_steps())
 
 
-def _baseline(
-  config: ExperimentConfig, planned: PlannedParts, corpus: PreparedCorpus
-) -> TrainedModel:
+def _baseline(plan: Plan) -> TrainedModel:
+  corpus = plan.corpus
   return read_baseline(
-    planned.plan.abstract.parameters,
-    planned.model,
+    plan.state.abstract.parameters,
+    plan.model,
     (corpus.source_tokenizer, corpus.target_tokenizer),
-    Path(config.training.init_from),
+    Path(plan.config.training.init_from),
   )
 
 
@@ -282,8 +282,8 @@ def _restore_or_start(parts: Parts, baseline: TrainedModel | None) -> Position:
   The next step is compiled, or read from the cache, at the same time.
   """
   last = parts.checkpoints.latest_step() or 0
-  unfinished = last < parts.config.training.steps
-  _, shape, _ = parts.batches.plan.batch(last)
+  unfinished = last < parts.plan.config.training.steps
+  _, shape, _ = parts.plan.batches.plan.batch(last)
   if unfinished:
     parts.programs.begin(shape)
   state, progress = _restored_or_fresh(parts, baseline)
@@ -298,16 +298,16 @@ def _restored_or_fresh(
   parts: Parts, baseline: TrainedModel | None
 ) -> tuple[TrainState, Progress]:
   state, progress = parts.checkpoints.restore(
-    parts.plan.abstract, parts.iterator
+    parts.plan.state.abstract, parts.iterator
   )
   step = parts.checkpoints.latest_step() or 0
   if step:
     logger.info('resuming from step %d', step)
     return state, progress
-  state = parts.plan.make()
+  state = parts.plan.state.make()
   if baseline:
-    started = with_baseline(state.parameters, parts.model, baseline)
+    started = with_baseline(state.parameters, parts.plan.model, baseline)
     state = state.started_at(put_like(started, state.parameters))
-    workdir = parts.config.training.init_from
+    workdir = parts.plan.config.training.init_from
     logger.info('started from %s, step %d', workdir, baseline.step)
   return state, progress

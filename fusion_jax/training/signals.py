@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.experimental import multihost_utils
 
-from fusion_jax.training.step_programs import StepPrograms
+from fusion_jax.training.step import StepPrograms
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +23,6 @@ def stop_on_signals(
   SIGTERM to one of them stops all at the same step; SIGINT is not handled.
 
   Only the main thread can handle signals; in another one nothing asks.
-
-  Args:
-    programs: Programs of the update; a stop waits until one is compiled, and
-      says so.
-
-  Returns:
-    A context manager that gives a function from a step to the signal that asks
-    to stop after it, or 0.
   """
   if jax.process_count() > 1:
     return contextlib.nullcontext(
@@ -42,19 +34,19 @@ def stop_on_signals(
     )
   if threading.current_thread() is not threading.main_thread():
     return contextlib.nullcontext(lambda step: 0)
-  return _own_signals(programs)
+  return _flag_signals(programs)
 
 
 @contextlib.contextmanager
-def _own_signals(programs: StepPrograms) -> Iterator[Callable[[int], int]]:
-  asked = 0
+def _flag_signals(programs: StepPrograms) -> Iterator[Callable[[int], int]]:
+  signalled = 0
   numbers = (signal.SIGTERM, signal.SIGINT)
   before = {number: signal.getsignal(number) for number in numbers}
 
   def ask(number, frame):
     del frame
-    nonlocal asked
-    asked = number
+    nonlocal signalled
+    signalled = number
     signal.signal(number, before[number])
     waits_for = programs.compiling
     logger.info(
@@ -66,7 +58,7 @@ def _own_signals(programs: StepPrograms) -> Iterator[Callable[[int], int]]:
   for number in numbers:
     signal.signal(number, ask)
   try:
-    yield lambda step: asked
+    yield lambda step: signalled
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)

@@ -5,44 +5,45 @@ dropout depends on (seed, step) alone, so that a resumed run draws the same.
 """
 
 import functools
+import logging
+import threading
+import time
 from collections.abc import Callable
-from typing import NamedTuple
+from concurrent import futures
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
-from fusion_jax.config import ExperimentConfig, TrainingConfig
-from fusion_jax.data.batching import Batch
-from fusion_jax.fusion.diversity import layer_diversity
-from fusion_jax.models.losses import LossSums, cross_entropy, zero_sums
-from fusion_jax.models.parameter_kinds import bfloat16_copies
-from fusion_jax.models.transformer import ModelOutput, Parameters, Transformer
-from fusion_jax.parallel.mesh import replicated, shardings
-from fusion_jax.parallel.shards import on_each_shard
-from fusion_jax.runs.state import TrainState
-from fusion_jax.training.gradients import summed_gradients
-from fusion_jax.training.update import Applied, apply_update, where
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.data.batching import Batch, Shape
+from fusion_jax.models.losses import LossSums, zero_sums
+from fusion_jax.models.transformer import Parameters, Transformer
+from fusion_jax.parallel.mesh import on_each_shard, replicated, shardings
+from fusion_jax.runs.checkpoint import TrainState
+from fusion_jax.training.gradients import (
+  Whole,
+  batch_loss,
+  count_tokens,
+  diversity_weight,
+  summed_gradients,
+  training_loss,
+)
+from fusion_jax.training.optimizer import Applied, apply_update, where
+
+logger = logging.getLogger(__name__)
 
 
 class Totals(NamedTuple):
   """Sums since they were last read, kept on the device.
 
-  A step whose loss or gradient is not finite is counted but not summed.
-
-  Attributes:
-    sums: Sums of the losses.
-    diversity: Sum over the steps of the layer-diversity reward, float32.
-    gradient_norm: Sum over the steps of the global norm, before clipping.
-    encoder_gradient_norms: The same sum for each encoder layer, [L].
-    steps: Number of steps summed, int32.
-    skipped: Number of steps not summed, int32.
-    first_bad_step: First step not summed, int32; 0: none.
-    in_a_row: Number of the most recent steps in a row that were not summed,
-      int32; it also counts steps before the sums were last read.
-    longest: Largest value of `in_a_row`, int32.
+  A step whose loss or gradient is not finite is skipped: counted, not summed.
+  Norms are those before clipping. `first_bad_step` is 0 if none was skipped.
+  `in_a_row` counts the most recent skipped steps, also those before the sums
+  were last read; `longest` is its largest value.
   """
 
   sums: LossSums
@@ -71,127 +72,6 @@ def zero_totals(encoder_layers: int) -> Totals:
   )
 
 
-def batch_loss(
-  model: Transformer,
-  parameters: Parameters,
-  batch: Batch,
-  label_smoothing: float,
-  chunk_tokens: int,
-  dropout_key: Key[Array, ''] | None = None,
-) -> tuple[LossSums, ModelOutput]:
-  """Return the loss sums of one batch; a key turns dropout on."""
-  output: ModelOutput
-  output, _ = model.apply(
-    {'params': parameters},
-    batch.source,
-    batch.source_lengths,
-    batch.target,
-    dropout_key is None,
-    rngs=None if dropout_key is None else {'dropout': dropout_key},
-    source_segments=batch.source_segments,
-    target_segments=batch.target_segments,
-    mutable=[],
-  )
-  sums = cross_entropy(
-    output.features,
-    output.output,
-    jnp.asarray(batch.target),
-    jnp.asarray(batch.target_lengths),
-    label_smoothing,
-    chunk_tokens,
-    output.log_weights,
-    model.config.decoder.combine,
-  )
-  return sums, output
-
-
-class BatchCounts(NamedTuple):
-  """Token counts of a batch over all devices and microbatches, int32."""
-
-  source: Int[Array, '']
-  target: Int[Array, '']
-
-
-def count_tokens(batch: Batch) -> BatchCounts:
-  """Count the tokens of both sides."""
-  return BatchCounts(batch.source_lengths.sum(), batch.target_lengths.sum())
-
-
-class Whole(NamedTuple):
-  """Values of the whole batch that the loss of some of its rows needs.
-
-  Attributes:
-    counts: Token counts of the batch.
-    diversity: Weight of the diversity reward at this update, float32.
-  """
-
-  counts: BatchCounts
-  diversity: Float[Array, '']
-
-
-def diversity_weight(
-  config: TrainingConfig, step: Int[Array, '']
-) -> Float[Array, '']:
-  """Return the weight of the diversity reward after `step` updates.
-
-  Args:
-    config: Options: diversity, diversity_start, diversity_rise.
-    step: Number of finished updates, int32.
-
-  Returns:
-    The weight, float32: 0 before the start, then linear up to `diversity` over
-    the rise.
-  """
-  risen = jnp.float32(step - config.diversity_start + 1)
-  share = risen / max(config.diversity_rise, 1)
-  return config.diversity * jnp.clip(share, 0, 1)
-
-
-def batch_diversity(
-  output: ModelOutput,
-  batch: Batch,
-  config: TrainingConfig,
-  counts: BatchCounts,
-) -> Float[Array, '']:
-  """Return the layer diversity of both stacks; Dou et al. (2018), Eq. 9-10.
-
-  Args:
-    output: Output of the model.
-    batch: Rows of a batch, which give the lengths.
-    config: Options: the reward of a pair of layers, and whether the two sides
-      are summed or averaged.
-    counts: Token counts of the whole batch, so that the results of its
-      microbatches add up to the diversity of the batch.
-
-  Returns:
-    The diversity, float32; in [0, 2] or [0, 1] for the paper's reward.
-  """
-  each = (
-    layer_diversity(
-      layers[1:],
-      jnp.arange(size) < lengths[:, None],
-      jnp.maximum(count, 1),
-      config.diversity_reward,
-    )
-    for layers, size, lengths, count in (
-      (
-        output.encoder_layers,
-        batch.source.shape[1],
-        batch.source_lengths,
-        counts.source,
-      ),
-      (
-        output.decoder_layers,
-        batch.target.shape[1],
-        batch.target_lengths,
-        counts.target,
-      ),
-    )
-  )
-  total = functools.reduce(jnp.add, each)
-  return total if config.diversity_sides == 'sum' else total / 2
-
-
 def make_train_step(
   model: Transformer,
   optimizer: optax.GradientTransformationExtraArgs,
@@ -204,38 +84,9 @@ def make_train_step(
   The gradient is that of the mean loss per target token of the whole batch. It
   does not depend on the padding, the devices or the number of microbatches. If
   it is not finite, the step changes nothing but the step number.
-
-  Args:
-    model: Transformer.
-    optimizer: Optimizer from `make_optimizer`.
-    config: Options: seed, label smoothing, chunk of the loss, accumulation,
-      moving average and frozen parameters.
-    mesh: Mesh that the step runs on, which must be the current one; None: one
-      device.
-    specs: Specs from `plan_state` for that mesh; None without a mesh.
-
-  Returns:
-    A jitted function (state, totals, batch) -> (state, totals) that donates its
-    first two arguments.
   """
   training = config.training
-
-  def loss(parameters, batch, key, whole):
-    if training.cast_weights == 'once':
-      parameters = bfloat16_copies(parameters)
-    sums, output = batch_loss(
-      model,
-      parameters,
-      batch,
-      training.label_smoothing,
-      training.loss_chunk,
-      key,
-    )
-    if not training.diversity:
-      return sums.loss, (sums, jnp.zeros((), jnp.float32))
-    reward = batch_diversity(output, batch, training, whole.counts)
-    weighted = whole.diversity * whole.counts.target * reward
-    return sums.loss - weighted, (sums, reward)
+  loss = functools.partial(training_loss, model, training)
 
   def train_step(state, totals, batch):
     key = jax.random.fold_in(jax.random.key(training.seed), state.step)
@@ -263,30 +114,21 @@ def _counted(
   step: Int[Array, ''],
 ) -> Totals:
   """Return the totals after one more step, summed or skipped."""
-  bad = ~applied.finite
-  first, in_a_row = totals.first_bad_step, (totals.in_a_row + 1) * bad
-  summed = _added(totals, sums, reward, applied)
-  return where(applied.finite, summed, totals)._replace(
-    skipped=totals.skipped + bad,
-    first_bad_step=jnp.where((first == 0) & bad, step, first),
-    in_a_row=in_a_row,
-    longest=jnp.maximum(totals.longest, in_a_row),
-  )
-
-
-def _added(
-  totals: Totals,
-  sums: LossSums,
-  reward: Float[Array, ''],
-  applied: Applied,
-) -> Totals:
   layers = layer_norms(applied.gradients['encoder'])
-  return totals._replace(
+  summed = totals._replace(
     sums=jax.tree.map(jnp.add, totals.sums, sums),
     diversity=totals.diversity + reward,
     gradient_norm=totals.gradient_norm + applied.norm,
     encoder_gradient_norms=totals.encoder_gradient_norms + layers,
     steps=totals.steps + 1,
+  )
+  bad = ~applied.finite
+  first, in_a_row = totals.first_bad_step, (totals.in_a_row + 1) * bad
+  return where(applied.finite, summed, totals)._replace(
+    skipped=totals.skipped + bad,
+    first_bad_step=jnp.where((first == 0) & bad, step, first),
+    in_a_row=in_a_row,
+    longest=jnp.maximum(totals.longest, in_a_row),
   )
 
 
@@ -304,22 +146,129 @@ def layer_norms(gradients: Parameters) -> Float[Array, ' L']:
 def make_eval_step(
   model: Transformer, chunk_tokens: int
 ) -> Callable[[Parameters, LossSums, Batch], LossSums]:
-  """Return the jitted validation step, which adds a batch without smoothing.
+  """Return the jitted validation step, which adds a batch without smoothing."""
 
-  Args:
-    model: Transformer.
-    chunk_tokens: Chunk size of the loss, as in `batch_loss`.
-
-  Returns:
-    A function (parameters, sums, batch) -> sums that donates the sums. They
-    have one element for each shard of the rows, so that no data are exchanged.
-  """
-
-  def own_sums(parameters, batch):
+  def sums_of(parameters, batch):
     return batch_loss(model, parameters, batch, 0.0, chunk_tokens)[0]
 
   def eval_step(parameters, sums, batch):
-    new = on_each_shard(own_sums)(parameters, batch)
+    new = on_each_shard(sums_of)(parameters, batch)
     return jax.tree.map(jnp.add, sums, new)
 
   return jax.jit(eval_step, donate_argnums=1)
+
+
+class StepPrograms:
+  """Compiler of the update, told in the log.
+
+  Attributes:
+    compiling: Name of the shape that is being compiled; '' if none is.
+  """
+
+  def __init__(self, compile_update: Callable[[Shape], None], shapes: int):
+    """Compile nothing yet."""
+    self._compile_update, self._shapes = compile_update, shapes
+    self._thread = futures.ThreadPoolExecutor(1)
+    self._made: dict[Shape, futures.Future[None]] = {}
+    self.compiling, self._tells = '', True
+
+  def close(self) -> None:
+    """Tell no more of what is still compiled; it cannot be stopped."""
+    self._tells = False
+
+  def begin(self, shape: Shape) -> None:
+    """Compile the update for a shape in the background, if it is new."""
+    if shape not in self._made:
+      number = len(self._made) + 1
+      self._made[shape] = self._thread.submit(self._compile, shape, number)
+
+  def wait_for(self, shape: Shape) -> None:
+    """Wait until the update is compiled for a shape, or raise its error."""
+    self.begin(shape)
+    self._made[shape].result()
+
+  def _compile(self, shape: Shape, number: int) -> None:
+    name = f'shape {number} of {self._shapes}'
+    logger.info(
+      'compiling %s (%d rows of %d source and %d target subwords) ...',
+      name,
+      shape.rows,
+      shape.source,
+      shape.target,
+    )
+    start, self.compiling = time.monotonic(), name
+    try:
+      self._compile_update(shape)
+    finally:
+      self.compiling = ''
+    if self._tells:
+      logger.info('compiled %s in %.1f s', name, time.monotonic() - start)
+
+
+# Events of JAX: a program was made ready to run, by the compiler or from the
+# cache on disk; and a program was found in that cache.
+_MADE = '/jax/core/compile/backend_compile_duration'
+_FOUND = '/jax/compilation_cache/cache_hits'
+
+
+class Compiled(NamedTuple):
+  """Counts of the programs that were compiled in a period.
+
+  The seconds are the sum over all programs, without tracing; some are compiled
+  at the same time.
+  """
+
+  programs: int = 0
+  cached: int = 0
+  seconds: float = 0.0
+
+  def __str__(self) -> str:
+    """Return one line for a log."""
+    cached = f', {self.cached} of them from the cache' if self.cached else ''
+    return f'{self.programs} programs compiled in {self.seconds:.1f} s{cached}'
+
+
+class Compilations:
+  """Counter of what JAX compiles in this process, until `close`.
+
+  Attributes:
+    total: Everything counted so far.
+  """
+
+  def __init__(self):
+    self.total = self._told = Compiled()
+    self._counting = threading.Lock()
+    jax.monitoring.register_event_duration_secs_listener(self._made)
+    jax.monitoring.register_event_listener(self._found)
+
+  def news(self) -> Compiled:
+    """Return what was compiled since the last call."""
+    now, before = self.total, self._told
+    self._told = now
+    return Compiled(
+      now.programs - before.programs,
+      now.cached - before.cached,
+      now.seconds - before.seconds,
+    )
+
+  def close(self) -> None:
+    """Stop counting."""
+    jax.monitoring.unregister_event_duration_listener(self._made)
+    jax.monitoring.unregister_event_listener(self._found)
+
+  def _made(self, event: str, duration_secs: float, **_: Any) -> None:
+    if event == _MADE:
+      self._add(Compiled(programs=1, seconds=duration_secs))
+
+  def _found(self, event: str, **_: Any) -> None:
+    if event == _FOUND:
+      self._add(Compiled(cached=1))
+
+  def _add(self, more: Compiled) -> None:
+    with self._counting:
+      sums = self.total
+      self.total = Compiled(
+        sums.programs + more.programs,
+        sums.cached + more.cached,
+        sums.seconds + more.seconds,
+      )

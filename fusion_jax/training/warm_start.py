@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
+from fusion_jax.config.fusion import Side
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.fusion.shortcuts import fused_from_separate
-from fusion_jax.fusion.streams import with_stream_norms
+from fusion_jax.layers.attention import MultiHeadAttention
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
@@ -30,6 +31,8 @@ _SHAPELESS = 'heads', 'activation', 'positions', 'scale_embedding'
 # Largest number of names in a message.
 _LISTED = 12
 
+_SIDES: tuple[Side, Side] = ('encoder', 'decoder')
+
 
 def read_baseline(
   fresh: Parameters,
@@ -37,43 +40,37 @@ def read_baseline(
   tokenizers: tuple[Tokenizer, Tokenizer],
   workdir: Path,
 ) -> TrainedModel:
-  """Read a trained run that a model can start from.
-
-  Args:
-    fresh: Parameters of `model`, or their shapes.
-    model: Model to start.
-    tokenizers: Tokenizers of its source and target side.
-    workdir: Run directory of the baseline; its best checkpoint is read.
-
-  Returns:
-    The run, which `with_baseline` takes.
-
-  Raises:
-    InputError: It is no run, or has other tokenizers, or lacks a parameter that
-      `model` would have without its fusions, or has a parameter in another
-      shape, or uses its parameters otherwise.
-  """
+  """Read a trained run that a model can start from."""
   baseline = load_run(workdir)
-  _check_options(model.config, baseline.config.model, workdir)
   theirs = (baseline.source_tokenizer, baseline.target_tokenizer)
-  for side, own, other in zip(
-    ('source', 'target'), tokenizers, theirs, strict=True
-  ):
-    if own.digest != other.digest:
-      raise InputError(
-        f'--init_from={workdir}: trained with another {side} tokenizer; '
-        f'prepare the data with --config.data.tokenizer.source_model='
-        f'{workdir}/source.model'
-      )
   try:
+    _check_options(model.config, baseline.config.model)
+    for side, here, there in zip(
+      ('source', 'target'), tokenizers, theirs, strict=True
+    ):
+      if here.digest != there.digest:
+        raise InputError(
+          f'trained with another {side} tokenizer; prepare the data with '
+          f'--config.data.tokenizer.source_model={workdir}/source.model'
+        )
     jax.eval_shape(
-      lambda own, trained: merged_parameters(own, trained, model),
+      lambda ours, trained: merged_parameters(ours, trained, model),
       fresh,
       baseline.parameters,
     )
   except InputError as error:
     raise InputError(f'--init_from={workdir}: {error}') from None
   return baseline
+
+
+def _check_options(here: ModelConfig, there: ModelConfig) -> None:
+  for name in _SHAPELESS:
+    ours, theirs = getattr(here, name), getattr(there, name)
+    if ours != theirs:
+      raise InputError(
+        f'config.model.{name} is {theirs!r} there and {ours!r} here; give the '
+        'same'
+      )
 
 
 def with_baseline(
@@ -83,105 +80,72 @@ def with_baseline(
 
   Parameters that are new here stay fresh, and those that only the run has are
   not used; both are listed in the log.
-
-  Args:
-    fresh: Fresh parameters of `model`.
-    model: Model to start.
-    baseline: Run of `read_baseline`.
-
-  Returns:
-    Parameters of `model`.
   """
-  own, theirs = _flat(unstacked(fresh)), _flat(unstacked(baseline.parameters))
-  logger.info('new here and fresh: %s', _some(own.keys() - theirs.keys()))
-  logger.info('only there, not used: %s', _some(theirs.keys() - own.keys()))
+  ours, theirs = _flat(unstacked(fresh)), _flat(unstacked(baseline.parameters))
+  logger.info('new here and fresh: %s', _some(ours.keys() - theirs.keys()))
+  logger.info('only there, not used: %s', _some(theirs.keys() - ours.keys()))
   return merged_parameters(fresh, baseline.parameters, model)
-
-
-def _check_options(own: ModelConfig, other: ModelConfig, workdir: Path) -> None:
-  for name in _SHAPELESS:
-    here, there = getattr(own, name), getattr(other, name)
-    if here != there:
-      raise InputError(
-        f'--init_from={workdir}: config.model.{name} is {there!r} there and '
-        f'{here!r} here; give the same'
-      )
 
 
 def merged_parameters(
   fresh: Parameters, trained: Parameters, model: Transformer
 ) -> Parameters:
-  """Return fresh parameters with trained ones where both have them.
-
-  Args:
-    fresh: Fresh parameters of `model`.
-    trained: Parameters of another model. The maps of its attentions become
-      those of feature fusion where `model` has start='baseline'.
-    model: Model to start.
-
-  Returns:
-    Parameters of `model`.
-
-  Raises:
-    InputError: A parameter that `model` would have without its fusions is
-      missing, or a parameter has another shape.
-  """
+  """Return fresh parameters with trained ones where both have them."""
   fresh, trained = unstacked(fresh), unstacked(trained)
-  names = _flat(fresh).keys() & _backbone(model)
-  merged = _merge(_flat(fresh), _flat(trained), names)
-  tree = traverse_util.unflatten_dict(merged, sep='/')
-  tree = _with_fused_maps(tree, trained, model.config)
-  return stacked(tree) if model.config.scan_layers else tree
+  ours, theirs = _flat(fresh), _flat(trained)
+  _check_fits(ours, theirs, ours.keys() & _backbone(model))
+  both = {name: theirs[name] for name in ours.keys() & theirs.keys()}
+  merged = traverse_util.unflatten_dict(ours | both, sep='/')
+  for side in _SIDES:
+    if model.config.side(side).start == 'baseline':
+      merged[side] = _started(merged[side], trained[side], model.config, side)
+  return stacked(merged) if model.config.scan_layers else merged
 
 
-def _merge(
-  own: dict[str, jax.Array],
+def _check_fits(
+  ours: dict[str, jax.Array],
   theirs: dict[str, jax.Array],
   backbone: Iterable[str],
-) -> dict[str, jax.Array]:
+) -> None:
   missing = sorted(name for name in backbone if name not in theirs)
   if missing:
     raise InputError(
       f'it lacks {len(missing)} parameters of the model: {_some(missing)}'
     )
-  for name in sorted(own.keys() & theirs.keys()):
-    if own[name].shape != theirs[name].shape:
+  for name in sorted(ours.keys() & theirs.keys()):
+    if ours[name].shape != theirs[name].shape:
       raise InputError(
-        f'{name} is {theirs[name].shape} there and {own[name].shape} here; '
+        f'{name} is {theirs[name].shape} there and {ours[name].shape} here; '
         'both need the same model sizes'
       )
-  return own | {name: theirs[name] for name in own.keys() & theirs.keys()}
 
 
-def _with_fused_maps(
-  own: Parameters, theirs: Parameters, config: ModelConfig
+def _started(
+  stack: Parameters, trained: Parameters, config: ModelConfig, side: Side
 ) -> Parameters:
-  """Set maps of feature fusion, and norms of streams, from the baseline's own.
+  """Let the attentions of a stack start as those of the trained stack.
 
-  This is done only with start='baseline'; otherwise they start fresh, as in the
-  paper.
+  Without start='baseline' their new parameters start as in the paper.
   """
-  result = dict(own)
-  for side in ('encoder', 'decoder'):
-    if config.side(side).start == 'baseline':
-      result[side] = {
-        name: _with_fused_attention(part, theirs[side].get(name))
-        if name.startswith('layer_')
-        else part
-        for name, part in own[side].items()
-      }
+  result = dict(stack)
+  for index in range(1, config.layers(side) + 1):
+    name = f'layer_{index - 1}'
+    layer, plain = dict(stack[name]), trained[name]
+    for kind, attention in _attentions(config, side, index).items():
+      residual = plain.get(f'{kind}_residual', {})
+      layer[kind] = attention.from_plain(layer[kind], plain[kind], residual)
+    result[name] = layer
   return result
 
 
-def _with_fused_attention(own: Parameters, theirs: Parameters) -> Parameters:
-  if 'key_norm' in own['self_attention']:
-    own = with_stream_norms(own, theirs)
-  return {
-    name: fused_from_separate(part, theirs[name])
-    if isinstance(part, Mapping) and 'fused_key' in part
-    else part
-    for name, part in own.items()
-  }
+def _attentions(
+  config: ModelConfig, side: Side, index: int
+) -> dict[str, MultiHeadAttention]:
+  """Return the attentions of a layer, counted from 1."""
+  attentions = {'self_attention': fusion.self_attention(config, side, index)}
+  if side == 'decoder':
+    attentions['cross_attention'] = fusion.cross_attention(config, index)
+  return attentions
 
 
 def _some(names: Iterable[str]) -> str:
@@ -203,16 +167,9 @@ def _backbone(model: Transformer) -> set[str]:
 
 
 def unstacked(parameters: Parameters) -> Parameters:
-  """Return the parameters in the form of a model that loops over its layers.
-
-  Args:
-    parameters: Parameters with or without `scan_layers`.
-
-  Returns:
-    Parameters with 'layer_0', 'layer_1', ... in place of 'layers'.
-  """
+  """Return the parameters in the form of a model that loops over its layers."""
   result = dict(parameters)
-  for side in ('encoder', 'decoder'):
+  for side in _SIDES:
     stack = dict(result[side])
     if 'layers' in stack:
       together = stack.pop('layers')
@@ -227,7 +184,7 @@ def unstacked(parameters: Parameters) -> Parameters:
 def stacked(parameters: Parameters) -> Parameters:
   """Invert `unstacked`."""
   result = dict(parameters)
-  for side in ('encoder', 'decoder'):
+  for side in _SIDES:
     stack = dict(result[side])
     count = sum(name.startswith('layer_') for name in stack)
     layers = [stack.pop(f'layer_{index}') for index in range(count)]

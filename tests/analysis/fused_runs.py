@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.config import (
   DataConfig,
   DecodingConfig,

@@ -6,8 +6,9 @@ import html.parser
 import json
 
 from fusion_jax.analysis.curves import curves
-from fusion_jax.analysis.report.run import RunReport
-from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.analysis.report.contents import RunReport
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.config import (
   DataConfig,
   ExperimentConfig,

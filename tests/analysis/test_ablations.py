@@ -15,7 +15,9 @@ from tiers import extended_but
 from fusion_jax import figures
 from fusion_jax.analysis import ablations
 from fusion_jax.analysis.ablations import Ablation, ablated, ablations_of
-from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.text_choice import TextChoice
+from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import ExperimentConfig, ModelConfig, TokenizerConfig
 from fusion_jax.config.fusion import (
   AggOptions,
@@ -341,7 +343,7 @@ def test_numbers_and_figure(analysed, monkeypatch, tmp_path):
     'ablation_scores',
     lambda _, chosen: ([scores.get(one, 25.0) for one in chosen], 'signed'),
   )
-  finding = ablations.VIEW.look(analysed)
+  finding = VIEWS['ablations'].look(analysed)
   numbers = finding.numbers
   assert numbers['whole']['bleu'] == 30.0
   rows = {

@@ -8,7 +8,10 @@ from report_runs import TRAINED, VALIDATED, fused_run, write_metrics
 
 from fusion_jax import figures
 from fusion_jax.analysis import curves
+from fusion_jax.analysis.views import VIEWS
 from fusion_jax.errors import InputError
+
+CURVES, GRADIENTS = VIEWS['curves'], VIEWS['gradients']
 
 
 def test_numbers_by_hand(tmp_path):
@@ -36,7 +39,7 @@ def test_the_gap_is_to_what_was_logged_before(tmp_path):
 
 
 def test_the_summary_names_the_best_and_the_last(tmp_path):
-  finding = curves.CURVES.look(fused_run(tmp_path))
+  finding = CURVES.look(fused_run(tmp_path))
   assert finding.summary == (
     '30 updates; the best validation BLEU is 4.50, at update 25; accuracy '
     '0.875 on the validation text, 0.125 above that on the training text.'
@@ -46,7 +49,7 @@ def test_the_summary_names_the_best_and_the_last(tmp_path):
 def test_before_the_first_validation(tmp_path):
   analysed = fused_run(tmp_path)
   write_metrics(tmp_path, validated=[])
-  finding = curves.CURVES.look(analysed)
+  finding = CURVES.look(analysed)
   assert finding.numbers['valid'] == {}
   assert finding.summary == '30 updates, not validated yet.'
   accuracy = finding.figure.axes[0]
@@ -59,7 +62,7 @@ def test_nothing_logged_is_one_line(tmp_path):
   analysed = fused_run(tmp_path)
   write_metrics(tmp_path, trained=[])
   with pytest.raises(InputError, match=r"no line of kind 'train'$"):
-    curves.CURVES.look(analysed)
+    CURVES.look(analysed)
 
 
 def _look_of(line):
@@ -72,7 +75,7 @@ def _told(figure):
 
 
 def test_solid_is_validation_and_dashed_training(tmp_path):
-  figure = curves.CURVES.look(fused_run(tmp_path)).figure
+  figure = CURVES.look(fused_run(tmp_path)).figure
   assert len(figure.axes) == 6
   # BLEU is drawn from 0 to above its highest point, 4.5; so is chrF.
   assert figure.axes[3].get_ylim() == pytest.approx((0, 1.05 * 4.5))
@@ -111,7 +114,7 @@ def test_gradient_norms_of_many_layers_stay_legible(tmp_path):
   analysed = fused_run(tmp_path)
   norms = {f'encoder_gradient_norm_{n}': 1.0 / n for n in range(1, 31)}
   write_metrics(tmp_path, trained=[row | norms for row in TRAINED])
-  finding = curves.GRADIENTS.look(analysed)
+  finding = GRADIENTS.look(analysed)
   assert list(finding.numbers['layers']) == [str(n) for n in range(1, 31)]
   over_updates, over_layers = finding.figure.axes
   names = [line.get_label() for line in over_updates.lines]
@@ -127,4 +130,4 @@ def test_gradient_norms_that_were_not_logged_are_one_line(tmp_path):
   analysed = fused_run(tmp_path)
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "kind": "train"}\n')
   with pytest.raises(InputError, match='has no encoder_gradient_norm_1'):
-    curves.GRADIENTS.look(analysed)
+    GRADIENTS.look(analysed)

@@ -14,23 +14,20 @@ from scipy import optimize, special
 from tiers import extended_but
 
 from fusion_jax import figures, progress
-from fusion_jax.analysis.frequency import frequency_bins
-from fusion_jax.analysis.probes import states, view
-from fusion_jax.analysis.probes.kept import NAME
-from fusion_jax.analysis.probes.states import (
-  layer_states,
-  make_classes,
-  split,
-  tokens_of,
-)
-from fusion_jax.analysis.probes.training import (
+from fusion_jax.analysis import probe_training, probes
+from fusion_jax.analysis.passes import frequency_bins
+from fusion_jax.analysis.probe_training import (
   KINDS,
   Examples,
   ProbeOptions,
+  layer_states,
   scored,
   trained,
 )
-from fusion_jax.analysis.run_with_text import RunWithText, TextChoice, TextPair
+from fusion_jax.analysis.probes import KEPT, make_classes, split, tokens_of
+from fusion_jax.analysis.run_with_text import RunWithText, TextPair
+from fusion_jax.analysis.text_choice import TextChoice
+from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import ExperimentConfig, ModelConfig, TokenizerConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
@@ -195,8 +192,8 @@ def analysed(tmp_path_factory):
 
 def test_a_model_is_probed(analysed, tmp_path):
   options = ProbeOptions(hidden=64, rate=0.01, chunk=64)
-  quick = functools.partial(view.measure, options=options)
-  finding = dataclasses.replace(view.VIEW, measure=quick).look(analysed)
+  quick = functools.partial(probes.measure, options=options)
+  finding = dataclasses.replace(VIEWS['probes'], measure=quick).look(analysed)
   numbers = json.loads(json.dumps(finding.numbers, allow_nan=False))
   assert numbers['protocol']['lines'] == {'train': 80, 'stop': 10, 'test': 10}
   for side in ('encoder', 'decoder'):
@@ -230,9 +227,9 @@ def test_probes_go_on_where_they_were_interrupted(
   caplog.set_level(logging.INFO)
   monkeypatch.setattr(progress, '_SECONDS_BETWEEN_LINES', 0)
   options, calls, most = ProbeOptions(hidden=8, most_epochs=1), [], 5
-  expected = view.measure(analysed, options)
-  probes = 2 * 2 * 2 * 2  # Trained or not, sides, kinds, H[0] and H[1].
-  assert f'1 of {probes} probes, ' in caplog.text
+  expected = probes.measure(analysed, options)
+  most_probes = 2 * 2 * 2 * 2  # Trained or not, sides, kinds, H[0] and H[1].
+  assert f'1 of {most_probes} probes, ' in caplog.text
   assert ' s left' in caplog.text
 
   def interrupted(*given):
@@ -241,19 +238,19 @@ def test_probes_go_on_where_they_were_interrupted(
     calls.append(given)
     return trained(*given)
 
-  monkeypatch.setattr(view, 'trained', interrupted)
+  monkeypatch.setattr(probes, 'trained', interrupted)
   folder = tmp_path / 'analysis'
   kept = RunWithText(analysed.workdir, analysed.run, analysed.choice, folder)
   with pytest.raises(KeyboardInterrupt):
-    view.measure(kept, options)
-  lines = (folder / NAME).read_text().splitlines()
+    probes.measure(kept, options)
+  lines = (folder / KEPT).read_text().splitlines()
   assert json.loads(lines[0])['probe'] == 'trained, encoder, H[0], mlp'
   assert len(lines) == 5
-  with (folder / NAME).open('a') as file:
+  with (folder / KEPT).open('a') as file:
     file.write('{"key"\n')
-  most = probes
-  assert view.measure(kept, options) == expected
-  assert len(calls) == probes
+  most = most_probes
+  assert probes.measure(kept, options) == expected
+  assert len(calls) == most_probes
   assert not list(folder.iterdir())
 
 
@@ -264,8 +261,8 @@ def test_the_control_is_the_model_before_its_training(analysed, monkeypatch):
     given.append(parameters)
     return layer_states(model, parameters, pairs)
 
-  monkeypatch.setattr(view, 'layer_states', noted)
-  view.measure(analysed, ProbeOptions(hidden=8, most_epochs=1))
+  monkeypatch.setattr(probes, 'layer_states', noted)
+  probes.measure(analysed, ProbeOptions(hidden=8, most_epochs=1))
   fresh = initial_parameters(analysed.run.model, 0)
   assert given[0] is analysed.run.parameters
   jax.tree.map(np.testing.assert_array_equal, given[1], fresh)
@@ -274,7 +271,7 @@ def test_the_control_is_the_model_before_its_training(analysed, monkeypatch):
 @pytest.mark.parametrize('on_disk', extended_but([False, True], [True]))
 def test_states_are_those_of_each_line_alone(analysed, monkeypatch, on_disk):
   if on_disk:
-    monkeypatch.setattr(states, '_MOST_MEMORY', 0)
+    monkeypatch.setattr(probe_training, '_MOST_MEMORY', 0)
   run, pairs = analysed.run, analysed.pairs[:12]
   found = layer_states(run.model, run.parameters, pairs)
   assert isinstance(found['encoder'], np.memmap) == on_disk
@@ -299,11 +296,11 @@ def test_states_are_those_of_each_line_alone(analysed, monkeypatch, on_disk):
 
 
 def test_a_full_disk_is_one_line(monkeypatch):
-  monkeypatch.setattr(states, '_MOST_MEMORY', 0)
+  monkeypatch.setattr(probe_training, '_MOST_MEMORY', 0)
 
   def fallocate(*_):
     raise OSError(28, 'No space left on device')
 
-  monkeypatch.setattr(states.os, 'posix_fallocate', fallocate)
+  monkeypatch.setattr(probe_training.os, 'posix_fallocate', fallocate)
   with pytest.raises(InputError, match=r'no room for .* of states'):
-    states._room((2, 3, 4))
+    probe_training._room((2, 3, 4))

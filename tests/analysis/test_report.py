@@ -1,13 +1,17 @@
-"""Pages of runs that are made by hand."""
+"""Pages of runs that are made by hand, and the program that makes them."""
 
 import base64
 import dataclasses
 import json
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from cases import norm_for
+from hypothesis import given
+from hypothesis import strategies as st
 from report_runs import (
   MODEL,
   OTHER,
@@ -15,16 +19,36 @@ from report_runs import (
   Page,
   fused_run,
   report_of,
+  write_metrics,
 )
+from saved_runs import SavedRun
 
 from fusion_jax import figures
-from fusion_jax.analysis.report import run as report_run
-from fusion_jax.analysis.report import views as report_views
-from fusion_jax.analysis.report.page import breakable, json_address, page
+from fusion_jax.analysis.report import __main__ as program
+from fusion_jax.analysis.report import contents
+from fusion_jax.analysis.report.contents import (
+  command,
+  environment,
+  parameters_by_part,
+  training_pairs,
+)
+from fusion_jax.analysis.report.page import (
+  Stretch,
+  bleu_by_source_length,
+  breakable,
+  draw_lengths,
+  json_address,
+  missing,
+  page,
+  separator,
+  stretches,
+  units,
+)
 from fusion_jax.analysis.report.tables import overview
-from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
-from fusion_jax.analysis.view import View, ViewResult, keep, look_at
-from fusion_jax.analysis.views import views_of
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.text_choice import TextChoice
+from fusion_jax.analysis.view import View, ViewResult
+from fusion_jax.analysis.views import VIEWS, keep, look_at, views_of
 from fusion_jax.config import DataConfig, DecodingConfig, TrainingConfig
 from fusion_jax.config.fusion import (
   MultiLayerOptions,
@@ -33,6 +57,7 @@ from fusion_jax.config.fusion import (
 )
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.metrics import corpus_scores
 
 _SECTIONS = [
   'runs',
@@ -113,7 +138,7 @@ def _page(runs, text=TEXT):
 
 
 def _cards(analysed, folder, slow=False):
-  return list(report_views.cards(analysed, folder, slow))
+  return list(contents.cards(analysed, folder, slow))
 
 
 @pytest.mark.parametrize('name', _MODELS)
@@ -122,8 +147,8 @@ def test_every_view_of_a_scheme_is_named(name, tmp_path, monkeypatch):
   slow = _slow_view()
   model = _MODELS[name]
   every = [*views_of(model), slow]
-  monkeypatch.setattr(report_views, 'views_of', lambda config: every)
-  monkeypatch.setattr(report_views, 'look_at', _stored)
+  monkeypatch.setattr(contents, 'views_of', lambda config: every)
+  monkeypatch.setattr(contents, 'look_at', _stored)
   analysed = fused_run(tmp_path, model)
   found = _cards(analysed, tmp_path / 'analysis')
   assert [card.view for card in found] == every
@@ -185,9 +210,9 @@ def counted(tmp_path, monkeypatch):
     made.append('view')
     return _stored(*given)
 
-  monkeypatch.setattr(report_run, 'Translator', Translator)
-  monkeypatch.setattr(report_views, 'views_of', lambda config: [view])
-  monkeypatch.setattr(report_views, 'look_at', look_at)
+  monkeypatch.setattr(contents, 'Translator', Translator)
+  monkeypatch.setattr(contents, 'views_of', lambda config: [view])
+  monkeypatch.setattr(contents, 'look_at', look_at)
   analysed = fused_run(tmp_path)
   parameters = {'w': np.array([1.0, 2.0], np.float32)}
   return _changed(analysed, parameters=parameters), made
@@ -195,7 +220,7 @@ def counted(tmp_path, monkeypatch):
 
 def _both(analysed):
   (card,) = _cards(analysed, analysed.workdir)
-  return report_run.translation(analysed, analysed.workdir), card.found
+  return contents.translation(analysed, analysed.workdir), card.content
 
 
 @pytest.mark.parametrize('change', _CHANGES)
@@ -265,7 +290,7 @@ def test_a_view_that_cannot_be_made_says_why(tmp_path, monkeypatch):
     raise InputError('there is no <light>')
 
   view = _slow_view(measure)
-  monkeypatch.setattr(report_views, 'views_of', lambda config: [view])
+  monkeypatch.setattr(contents, 'views_of', lambda config: [view])
   analysed = fused_run(tmp_path)
   (card,) = _cards(analysed, tmp_path, slow=True)
   assert card.missing == 'It could not be made: there is no <light>.'
@@ -403,3 +428,245 @@ def test_a_download_holds_its_numbers():
   assert json.loads(base64.b64decode(content)) == value
   with pytest.raises(ValueError, match='Out of range float'):
     json_address({'a': float('nan')})
+
+
+_WORDS = st.lists(st.sampled_from(['a', 'b', 'c', 'd']), max_size=8)
+
+
+def test_marks_by_hand():
+  others = ['the', 'cat', 'sat', 'down']
+  found = missing(['the', 'red', 'cat', 'sat'], others)
+  assert found == [False, True, False, False]
+  marked = stretches('the red cat sat', 'the cat sat', 'a red cat', 'en')
+  assert marked == [
+    Stretch('the', False, True),
+    Stretch('red', True, False),
+    Stretch('cat', False, False),
+    Stretch('sat', False, True),
+  ]
+  assert stretches('', 'the cat', 'a', 'en') == []
+
+
+def test_languages_without_spaces_are_marked_by_characters():
+  assert stretches('我爱狗', '我爱猫', '我爱狗', 'zh_CN') == [
+    Stretch('我爱', False, False),
+    Stretch('狗', True, False),
+  ]
+
+
+@given(_WORDS, _WORDS, _WORDS)
+def test_stretches_are_the_translation(made, reference, first):
+  line = ' '.join(made)
+  found = stretches(line, ' '.join(reference), ' '.join(first), 'en')
+  assert separator('en').join(each.text for each in found) == line
+  # What is not marked is a common subsequence.
+  kept = [
+    word
+    for each in found
+    if not each.off_reference
+    for word in units(each.text, 'en')
+  ]
+  rest = iter(reference)
+  assert all(word in rest for word in kept)
+
+
+@given(_WORDS)
+def test_nothing_differs_from_itself(words):
+  assert not any(missing(words, words))
+
+
+def test_bleu_of_a_bucket_is_that_of_its_lines():
+  sources = ['a b', 'a b', 'a b c d e', 'a b c d e']
+  references = ['x y z u', 'u v w x', 'k l m n o', 'p q r s t']
+  made = ['x y z u', 'u v', 'k l m o', 'p q r s t']
+  numbers = bleu_by_source_length(
+    sources, references, {'one': made, 'two': references}, ('en', 'de')
+  )
+  first, second = numbers
+  assert (first['bucket'], second['bucket']) == ('1-2', '>2')
+  assert (first['count'], second['count']) == (2, 2)
+  ones = [row['scores']['one'] for row in numbers]
+  assert ones == pytest.approx(
+    [
+      corpus_scores(made[:2], references[:2], 'de').bleu,
+      corpus_scores(made[2:], references[2:], 'de').bleu,
+    ]
+  )
+  twos = [row['scores']['two'] for row in numbers]
+  assert twos == pytest.approx([100.0, 100.0])
+  (axes,) = draw_lengths(numbers).axes
+  assert [bar.get_height() for bar in axes.patches] == pytest.approx(
+    ones + twos
+  )
+  assert [tick.get_text() for tick in axes.get_xticklabels()] == ['1-2', '>2']
+
+
+def test_parameters_are_counted_by_part():
+  attention = {'self_attention': {'key': {'kernel': np.zeros((3, 3))}}}
+  tree = {
+    'embedding': np.zeros((7, 3)),
+    'encoder': {
+      'layer_0': attention,
+      'layer_1': attention | {'residual_scale': np.zeros(())},
+      'read_out': {'node_2': {'kernel': np.zeros((2, 3))}},
+      'final_norm': {'scale': np.zeros(3)},
+    },
+  }
+  # 7 * 3; 2 * 3 * 3; one number; 2 * 3; 3.
+  assert parameters_by_part(tree) == {
+    'embedding': 21,
+    'encoder layers / self_attention': 18,
+    'encoder layers': 1,
+    'encoder / read_out': 6,
+    'encoder / final_norm': 3,
+  }
+
+
+@pytest.mark.parametrize(
+  ('report', 'expected'),
+  [
+    (
+      {'splits': {'train': {'pairs': 7, 'kept': 5, 'dropped': {}}}},
+      {'pairs': 7, 'kept': 5},
+    ),
+    ({'splits': {'valid': {'pairs': 7, 'kept': 5}}}, {}),
+    ({'splits': {'train': {'pairs': 'many', 'kept': 5}}}, {}),
+    (None, {}),
+  ],
+)
+def test_training_pairs_of_a_run(tmp_path, report, expected):
+  if report is not None:
+    (tmp_path / 'corpus').mkdir()
+    (tmp_path / 'corpus' / 'report.json').write_text(json.dumps(report))
+  assert training_pairs(tmp_path) == expected
+
+
+def test_the_command_repeats_the_flags(tmp_path):
+  parser = program._parser()
+  plain = parser.parse_args(['--workdir', 'x', '--shown=3'])
+  assert command(Path('x y'), plain) == (
+    "fusion-jax analyse VIEW '--workdir=x y'"
+  )
+  flags = ['--step=40', '--lines=5', '--source=a', '--target=b']
+  given = parser.parse_args(['--workdir', 'x', *flags])
+  assert set(flags) < set(command(Path('x'), given).split())
+
+
+def test_names_tell_runs_apart():
+  paths = [Path('a/x'), Path('b/y')]
+  assert program.distinct(['one', 'two'], paths) == ['one', 'two']
+  assert program.distinct(['one', 'one'], paths) == ['x', 'y']
+  assert program.distinct(['one', 'one'], [Path('a/x'), Path('b/x')]) == [
+    'a/x',
+    'b/x',
+  ]
+
+
+def test_the_environment_names_versions():
+  found = environment()
+  assert found['Python'].startswith('3.')
+  assert {'jax', 'flax', 'sacrebleu', 'devices'} <= found.keys()
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  """A run directory with one checkpoint, and a text it knows."""
+  folder = tmp_path_factory.mktemp('reports')
+  run = SavedRun(folder / 'one')
+  run.save({30: 4.0})
+  write_metrics(run.workdir)
+  (folder / 's').write_text('the cat sat\na dog & <b>cats</b>\n\ndogs\n')
+  (folder / 't').write_text('the dog sat\na <i> cat\ncats\ndogs\n')
+  return folder
+
+
+def _main(folder, *flags, workdirs=('one',)):
+  paths = [str(folder / name) for name in workdirs]
+  text = f'--source={folder / "s"}', f'--target={folder / "t"}'
+  return program.main(['--workdir', *paths, *text, *flags])
+
+
+@pytest.mark.extended
+def test_the_program_makes_a_page(saved, capsys, monkeypatch):
+  every = [VIEWS[name] for name in ('curves', 'similarity', 'gradients')]
+  monkeypatch.setattr(contents, 'views_of', lambda config: every)
+  output = saved / 'one' / 'report.html'
+  assert _main(saved) == 0
+  assert capsys.readouterr().out == f'{output}\n'
+  html = Page(output.read_text())
+  assert 'a dog & <b>cats</b>' in html.text
+  folder = saved / 'one' / 'analysis'
+  kept = json.loads((folder / 'translation.json').read_text())
+  lines = kept['translations']
+  assert len(lines) == 4
+  assert lines[2] == ''
+  # The embedding is 30 x 16.
+  assert '480 (' in html.text
+  assert Page(output.read_text()).all('h3')[0] == {'id': 'view-similarity'}
+  times = {p: p.stat().st_mtime_ns for p in folder.glob('similarity.*')}
+  assert len(times) == 3
+  monkeypatch.setattr(contents, 'Translator', lambda *_, **__: 1 / 0)
+  assert _main(saved) == 0
+  assert Page(output.read_text()).tags == html.tags
+  assert times == {p: p.stat().st_mtime_ns for p in times}
+  shutil.copytree(saved / 'one', saved / 'two', dirs_exist_ok=True)
+  capsys.readouterr()
+  assert _main(saved) == 0
+  flags = (f'--output={saved / "both.html"}', '--shown=2')
+  assert _main(saved, *flags, workdirs=('one', 'two')) == 0
+  both = Page((saved / 'both.html').read_text())
+  assert both.words['h1'] == ['one, two']
+  assert len(both.all('dl')) == 2
+  # Lengths and curves of both, and of each its other two views.
+  assert len(both.all('img')) == 2 + 2 * 2
+
+
+def _without(folder, tmp_path, *names):
+  workdir = tmp_path / 'copy'
+  left_out = shutil.ignore_patterns('report.html', 'analysis')
+  shutil.copytree(folder / 'one', workdir, ignore=left_out)
+  for name in names:
+    path = workdir / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+  return ['--workdir', str(workdir)]
+
+
+@pytest.mark.parametrize(
+  ('flags', 'said'),
+  [
+    (lambda f, t: ['--workdir', str(t)], 'not a run directory'),
+    (lambda f, t: _without(f, t, 'checkpoints'), 'no checkpoint yet'),
+    (
+      lambda f, t: [
+        *_without(f, t, 'metrics.jsonl'),
+        f'--source={f / "s"}',
+        f'--target={f / "t"}',
+      ],
+      'training writes it into the run directory',
+    ),
+    (
+      lambda f, t: _without(f, t),
+      'holds no validation text of en-de; give --source and --target',
+    ),
+    (lambda f, t: ['--output', str(t / 'x/y.html')], 'no directory'),
+    (lambda f, t: ['--output', str(t)], 'name a file in it'),
+    (lambda f, t: ['--lines=-1'], '--lines: must be >= 0, got -1'),
+    (lambda f, t: ['--shown=0'], '--shown: must be >= 1, got 0'),
+    (lambda f, t: ['--source=x'], 'give both, or neither'),
+    (lambda f, t: ['--workdir', 'a', 'a'], 'given twice'),
+    (lambda f, t: ['--workdir', 'a', 'b'], 'name the page of several runs'),
+    (lambda f, t: ['--works=a'], '--help lists the flags'),
+  ],
+)
+def test_bad_input_is_one_line(flags, said, saved, tmp_path, capsys):
+  given = flags(saved, tmp_path)
+  if '--workdir' not in given:
+    given = ['--workdir', str(saved / 'one'), *given]
+  before = sorted(tmp_path.rglob('*'))
+  assert program.main(given) == 2
+  captured = capsys.readouterr()
+  errors = [e for e in captured.err.splitlines() if e.startswith('error: ')]
+  assert len(errors) == 1
+  assert said in errors[0]
+  assert captured.out == ''
+  assert sorted(tmp_path.rglob('*')) == before

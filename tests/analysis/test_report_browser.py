@@ -12,9 +12,9 @@ import subprocess
 import pytest
 from report_runs import TEXT, fused_run, report_of
 
-from fusion_jax.analysis import curves
-from fusion_jax.analysis.report import views as report_views
+from fusion_jax.analysis.report import contents
 from fusion_jax.analysis.report.page import page
+from fusion_jax.analysis.views import VIEWS
 
 _CHROMIUM = shutil.which('chromium')
 pytestmark = pytest.mark.skipif(
@@ -56,17 +56,13 @@ def comparison(tmp_path_factory):
   folder = tmp_path_factory.mktemp('run')
   analysed = fused_run(folder)
   with pytest.MonkeyPatch.context() as patch:
-    every = [curves.CURVES, curves.GRADIENTS]
-    patch.setattr(report_views, 'views_of', lambda config: every)
-    seen = list(report_views.cards(analysed, folder, False))
+    every = [VIEWS['curves'], VIEWS['gradients']]
+    patch.setattr(contents, 'views_of', lambda config: every)
+    seen = list(contents.cards(analysed, folder, False))
   text = [*TEXT, (f'a {_LONG}', f'ein {_LONG}')]
   runs = [
     report_of(
-      analysed,
-      seen,
-      name,
-      [*(line for _, line in TEXT), f'eine {_LONG}'],
-      text,
+      analysed, seen, name, [*(line for _, line in TEXT), f'eine {_LONG}'], text
     )
     for name in ('one', f'two_{"long" * 8}')
   ]

@@ -6,10 +6,13 @@ import pytest
 from fused_runs import all_at_once, fused_run, make_run
 
 from fusion_jax.analysis.passes import sum_over_text, text_batches, text_shapes
-from fusion_jax.analysis.similarity import VIEW, cosine_sums
+from fusion_jax.analysis.similarity import cosine_sums
+from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import SideConfig
 from fusion_jax.config.fusion import GtransOptions
 from fusion_jax.testing import assert_close
+
+VIEW = VIEWS['similarity']
 
 
 def test_cosines_by_hand():

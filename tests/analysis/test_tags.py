@@ -1,17 +1,20 @@
 """Word classes on subwords: by hand, and what is refused."""
 
+import dataclasses
 import re
 
+import chex
 import numpy as np
 import pytest
 
-from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.tags import (
   Word,
   read_words,
   tagged_text,
   tags_of_characters,
 )
+from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.config import ExperimentConfig, TokenizerConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
@@ -110,6 +113,17 @@ def test_language_tags_have_no_class(tmp_path, tokenizer):
     np.testing.assert_array_equal(
       found.of_line[number], [-1, *plain.of_line[number]]
     )
+
+
+def test_a_language_tag_in_the_text_is_no_word(tmp_path):
+  config = TokenizerConfig(algorithm='bpe', vocabulary_size=50)
+  model = train(_LINES[::2] * 3, config, ['<2de>', '<2en>'])
+  tokenizer = Tokenizer(model).tagged(['<2de>'])
+  analysed = _run_with_text(tmp_path, tokenizer, _TAGGED)
+  plain = tagged_text(analysed).of_line
+  analysed.lines = tuple((f'<2de> {line}', line) for line, _ in analysed.lines)
+  analysed.choice = dataclasses.replace(analysed.choice, tags_side='source')
+  chex.assert_trees_all_equal(tagged_text(analysed).of_line, plain)
 
 
 def test_without_a_file_there_are_no_classes(tmp_path, tokenizer):

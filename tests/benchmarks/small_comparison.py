@@ -6,7 +6,7 @@ from benchmarks.comparison.plan import Chosen, Entry, plan
 from benchmarks.comparison.recipe import PHASES, read
 
 RECIPE = """
-config = 'configs/multi30k.py:en-de'
+config = 'multi30k:en-de'
 tests = ['test_*.{lang}.gz']
 average = 2
 [runs]
@@ -28,7 +28,7 @@ optimizer.peak = 1e-3
 training.steps = 10
 [corpora.multi30k]
 [corpora.other]
-config = 'configs/multi30k.py:de-en'
+config = 'multi30k:de-en'
 [corpora.other.phases.continued]
 training.steps = 60
 """
@@ -44,13 +44,11 @@ ENTRIES = (PLAIN, LINEAR, DENSE, REZERO, WIDE)
 # What every result has, beside what a test says.
 NUMBERS = {
   'parameters': 1_000,
-  'start': {},
   'fusion_rate': None,
   'validation_nll': 2.0,
   'tests': {},
   'telemetry': {},
   'seconds_an_update': 0.5,
-  'other_seconds': 30.0,
   'cpu': 'a processor',
   'cores': 2,
   'device': 'cpu 1',

@@ -20,7 +20,7 @@ from benchmarks.accelerator import (
   plan,
   utilisation,
 )
-from benchmarks.fusion_jax_step import packed_batches
+from benchmarks.contestants import packed_batches
 from benchmarks.kernels import Event, device_events, kernels
 from benchmarks.serving import ROOT
 from benchmarks.sizes import SIZES
@@ -109,12 +109,6 @@ def test_what_cannot_be_compiled_and_measured_in_time_is_named():
   assert set(fake.results['figures']) == {'a', 'b'}
 
 
-def test_smaller_programs_fit_where_large_ones_do_not():
-  fake = Fake({'a': 40, 'b': 60, 'c': 30})
-  fake.carry_out(100)
-  assert set(fake.results['figures']) == {'a', 'c'}
-
-
 def test_what_is_not_measured_in_time_is_named():
   fake = Fake({'a': 1, 'b': 5})
   # The second compilation takes four seconds longer than is expected.
@@ -156,14 +150,6 @@ def test_a_row_without_what_it_needs_is_left_out():
   fake.carry_out(a={'missing': 'no --data'})
   assert fake.results['left_out'] == {'a': 'no --data'}
   assert fake.calls == []
-
-
-def test_the_seconds_of_a_compilation_are_those_of_the_first():
-  fake = Fake({'a': 1}, measure_a=ValueError('x'))
-  fake.carry_out()
-  fake.results['compile_seconds']['a'] = 45.0
-  fake.carry_out()
-  assert fake.results['compile_seconds'] == {'a': 45.0}
 
 
 def test_expected_minutes_by_hand():

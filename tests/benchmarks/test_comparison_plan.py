@@ -1,15 +1,22 @@
-"""Which runs there are, in which order, and what they need."""
+"""Which runs there are, in which order, what they need, and their configs."""
+
+from pathlib import Path
 
 import pytest
-from small_comparison import (
-  DENSE,
-  ENTRIES,
-  LINEAR,
-  PLAIN,
-  SHARED,
-  planned,
-  recipe,
+from small_comparison import DENSE, LINEAR, PLAIN, SHARED, planned, recipe
+
+from benchmarks.common import changes
+from benchmarks.comparison import plan
+from benchmarks.comparison.plan import (
+  Contestants,
+  Folders,
+  Run,
+  count,
+  experiment,
 )
+from benchmarks.comparison.recipe import RECIPE, read
+from benchmarks.schemes import ONLY_FROM_SCRATCH, norms_of, schemes
+from fusion_jax.config.flags import load_config, override
 
 SEED_0_PRE = [
   'plain/pre/none-0',
@@ -100,7 +107,94 @@ def test_a_scheme_without_an_exact_start_is_trained_from_scratch(tmp_path):
   ]
 
 
-def test_one_phase_of_one_scheme(tmp_path):
-  runs = planned(recipe(tmp_path), (PLAIN, DENSE), ('scratch',))
-  assert list(runs) == ['scratch/pre/dense-0']
-  assert not planned(recipe(tmp_path), ENTRIES, ())
+def made(run, of, rate=None):
+  folders = Folders.of(Path('data'), Path('work'), of)
+  return experiment(run, of, Contestants(of.phases['plain']), folders, rate)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+  ('name', 'norm'),
+  [
+    (name, norm)
+    for name, scheme in schemes(6).items()
+    for norm in norms_of(scheme.row)
+  ],
+)
+def test_train_py_reads_the_config_of_every_scheme(name, norm):
+  frozen = read(RECIPE, 'multi30k')
+  run = Run('scratch', norm, name, 3)
+  if name not in ONLY_FROM_SCRATCH:
+    start = Run('plain', norm, 'none', 3)
+    run = Run('continued', norm, name, 3, start=start)
+  config = made(run, frozen)
+  assert config.training.seed == 3
+  assert config.model.norm == ('rezero' if name == 'rezero' else norm)
+  if run.start is not None:
+    assert config.training.init_from.endswith(f'plain/{norm}/none-3')
+  base = load_config(frozen.config)
+  flags = changes(config, base).items()
+  read_again = override(base, [(field, str(value)) for field, value in flags])
+  assert read_again == config
+
+
+def test_every_fusion_starts_as_the_plain_model():
+  frozen = read(RECIPE, 'multi30k')
+  start = Run('plain', 'post', 'none', 0)
+  for scheme, encoder, decoder in (
+    ('linear', 'baseline', 'baseline'),
+    ('transparent', 'baseline', 'fresh'),
+    ('none', 'fresh', 'fresh'),
+  ):
+    model = made(Run('continued', 'post', scheme, 0, start=start), frozen).model
+    assert (model.encoder.start, model.decoder.start) == (encoder, decoder)
+  scratch = made(Run('scratch', 'post', 'linear', 0), frozen)
+  assert scratch.training.init_from == ''
+  assert scratch.model.encoder.start == 'fresh'
+
+
+def test_runs_of_other_recipes_have_other_folders(tmp_path):
+  own, other = recipe(tmp_path), recipe(tmp_path, corpus='other')
+  run = planned(own, (PLAIN, DENSE))['plain/pre/none-0']
+  folders = [Folders.of(tmp_path, tmp_path, one) for one in (own, other)]
+  assert folders[0].run(run) != folders[1].run(run)
+
+
+def test_the_wide_model_is_as_large_as_the_heaviest_scheme(
+  tmp_path, monkeypatch
+):
+  names = 'none', 'linear', 'em_routing'
+  few = {name: schemes(6)[name] for name in names}
+  monkeypatch.setattr(plan, 'schemes', lambda layers: few)
+  own = recipe(tmp_path)
+  sizes = {
+    name: count(made(Run('plain', 'pre', name, 0), own))
+    for name in (*names, 'wide')
+  }
+  # 3+3 layers, each with 2 * 16 weights and a bias for a filter unit; the
+  # filter is a multiple of 8.
+  step = 8 * 6 * (2 * 16 + 1)
+  assert (sizes['wide'] - sizes['none']) % step == 0
+  heaviest = max(sizes[name] for name in names)
+  assert heaviest > sizes['none']
+  assert 0 <= sizes['wide'] - heaviest < step
+
+
+@pytest.mark.extended
+def test_only_what_a_fusion_adds_is_tuned(tmp_path):
+  own = Contestants(recipe(tmp_path).phases['plain'])
+  tuned = {
+    name: own.entry(name).is_tuned
+    for name in ('none', 'dense', 'linear', 'rezero', 'wide')
+  }
+  assert tuned == {
+    'none': False,
+    'dense': False,
+    'linear': True,
+    'rezero': False,
+    'wide': False,
+  }
+  assert own.entry('rezero').has_norm
+  scratch = {name for name in own.names if own.entry(name).only_scratch}
+  assert scratch == ONLY_FROM_SCRATCH
+  assert own.entry('none').is_plain

@@ -63,7 +63,7 @@ def test_the_digest_is_of_what_alters_a_run(tmp_path):
     ('rates = [0.3, 1.0]', 'rates = [0.3]'),
     ('average = 2', 'average = 3'),
     ('model.heads = 2', 'model.heads = 4'),
-    ('multi30k.py:en-de', 'multi30k.py:en-fr'),
+    ('multi30k:en-de', 'multi30k:en-fr'),
   ):
     other = recipe(tmp_path, RECIPE.replace(old, new))
     assert other.digest('pre') != before

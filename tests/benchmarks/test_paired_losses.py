@@ -5,14 +5,17 @@ import pytest
 from saved_runs import SavedRun
 
 import fusion_jax
-from benchmarks.comparison.line_losses import (
+from benchmarks.comparison.plan import Run
+from benchmarks.paired_losses import (
   Losses,
+  compare,
   difference,
+  losses,
+  paired,
   read_losses,
+  rendered,
   save_losses,
 )
-from benchmarks.comparison.plan import Run
-from benchmarks.paired_losses import compare, losses, paired, rendered
 from fusion_jax.errors import InputError
 
 

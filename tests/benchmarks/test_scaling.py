@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.scaling import check, measured, small
-from benchmarks.scaling_expected import Way, expected, way
+from benchmarks.scaling import Way, check, expected, measured, small, way
 from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.data.batching import Shape
 from fusion_jax.errors import CheckFailed

@@ -33,16 +33,8 @@ def test_the_saved_form_reads_back(tmp_path):
   assert from_json(path) == CONFIG
 
 
-def test_a_config_of_old_has_one_direction_and_no_tags(tmp_path):
-  values = to_dict(ExperimentConfig())
-  # The fields that came with several directions.
-  for field in ('directions', 'source_tag', 'target_tag', 'mixing_temperature'):
-    del values['data'][field]
-  path = tmp_path / 'config.json'
-  path.write_text(json.dumps(values))
-  config = from_json(path)
-  assert config == ExperimentConfig()
-  assert differing_fields(config, ExperimentConfig()) == []
+def test_a_config_has_one_direction_and_no_tags():
+  config = ExperimentConfig()
   (only,) = config.data.all_directions
   assert only.name == 'en-de'
   assert only.train == ('embedded:train',)

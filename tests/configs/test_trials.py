@@ -21,6 +21,7 @@ from fusion_jax.data.embedded import generate
 from fusion_jax.parallel.mesh import make_mesh
 from fusion_jax.runs.loading import load_run
 from fusion_jax.training import loop
+from fusion_jax.training.build import check_experiment
 
 pytestmark = pytest.mark.extended
 # Formats and options that another config has, too.
@@ -51,7 +52,11 @@ def _two_devices(monkeypatch):
   def mesh(config):
     return make_mesh(config, jax.devices()[:2])
 
+  def check(config, devices, *corpus):
+    check_experiment(config, devices[:2], *corpus)
+
   monkeypatch.setattr(loop, 'make_mesh', mesh)
+  monkeypatch.setattr(loop, 'check_experiment', check)
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.mesh import by_rows, data_mesh
+from fusion_jax.seals import sealed
 
 _SHARD = 'parallel_text-train.array_record-00000'
 
@@ -42,13 +43,17 @@ def folder(whole, tmp_path):
 
 
 @pytest.fixture
-def earlier(folder):
-  """A folder as it was prepared before files had digests."""
-  path = folder / 'report.json'
-  report = json.loads(path.read_text())
-  del report['files'], report['sha256']
-  path.write_text(json.dumps(report))
+def unlisted(folder):
+  """A folder whose report has no digests of the other files."""
+  _edit_report(folder, files={})
   return folder
+
+
+def _edit_report(folder, **changes):
+  path = folder / 'report.json'
+  report = json.loads(path.read_text()) | changes
+  del report['sha256']
+  path.write_text(json.dumps(sealed(report)))
 
 
 def _refusal(read) -> str:
@@ -83,6 +88,14 @@ def _damaged_record(whole, shard) -> int:
       except InputError:
         return number
   raise AssertionError('no byte of these belongs to a record')
+
+
+@pytest.mark.parametrize('name', ['settings.json', 'train.lengths.npy'])
+def test_a_device_is_not_read(folder, name):
+  (folder / name).unlink()
+  (folder / name).symlink_to('/dev/null')
+  message = _refusal(lambda: PreparedCorpus(folder).split('train'))
+  assert message.startswith(f'{folder / name}: is a folder, a pipe or a device')
 
 
 def test_one_bit_of_a_record_is_noticed_and_the_record_is_named(whole, folder):
@@ -146,21 +159,21 @@ def test_the_reading_threads_hand_the_damage_on(whole, folder):
     ('rows', np.float64),
   ],
 )
-def test_an_array_that_does_not_fit_is_refused(earlier, file, change):
-  path = earlier / f'valid.{file}.npy'
+def test_an_array_that_does_not_fit_is_refused(unlisted, file, change):
+  path = unlisted / f'valid.{file}.npy'
   np.save(path, change(np.load(path)))
-  message = _refusal(lambda: PreparedCorpus(earlier).split('valid'))
+  message = _refusal(lambda: PreparedCorpus(unlisted).split('valid'))
   assert message == (
-    f"{earlier}: split 'valid' is missing or damaged; delete the folder and "
+    f"{unlisted}: split 'valid' is missing or damaged; delete the folder and "
     'prepare it again'
   )
 
 
 @pytest.mark.parametrize('file', ['lengths', 'rows'])
-def test_a_flipped_bit_of_an_array_is_noticed(earlier, file):
-  path = earlier / f'valid.{file}.npy'
+def test_a_flipped_bit_of_an_array_is_noticed(unlisted, file):
+  path = unlisted / f'valid.{file}.npy'
   content, values = path.read_bytes(), np.load(path)
-  corpus, generator = PreparedCorpus(earlier), random.Random(0)
+  corpus, generator = PreparedCorpus(unlisted), random.Random(0)
   # The header takes 128 bytes; from byte 75 on they are padding.
   header, numbers = range(10, 75), range(128, len(content))
   for position in (*header, *generator.choices(numbers, k=60)):
@@ -200,27 +213,25 @@ def test_a_flipped_bit_of_an_array_is_noticed(earlier, file):
     ),
   ],
 )
-def test_json_of_another_shape_is_refused(earlier, file, change, message):
-  (earlier / file).write_text(json.dumps(change))
-  refusal = _refusal(lambda: PreparedCorpus(earlier))
-  assert refusal.startswith(str(earlier))
+def test_json_of_another_shape_is_refused(unlisted, file, change, message):
+  (unlisted / file).write_text(json.dumps(change))
+  refusal = _refusal(lambda: PreparedCorpus(unlisted))
+  assert refusal.startswith(str(unlisted))
   assert message in refusal
   assert refusal.endswith('delete the folder and prepare it again')
 
 
-def test_settings_of_another_corpus_are_refused(earlier):
-  path = earlier / 'report.json'
-  report = json.loads(path.read_text())
-  train = report['splits']['train']
-  train['directions'] = {'fr-de': dict(train)}
-  path.write_text(json.dumps(report))
-  message = _refusal(lambda: PreparedCorpus(earlier).split('train'))
+def test_settings_of_another_corpus_are_refused(unlisted):
+  splits = PreparedCorpus(unlisted).report['splits']
+  splits['train']['directions'] = {'fr-de': dict(splits['train'])}
+  _edit_report(unlisted, splits=splits)
+  message = _refusal(lambda: PreparedCorpus(unlisted).split('train'))
   assert 'settings.json is missing or damaged' in message
 
 
-def test_rows_that_are_gone_are_missed(earlier):
-  (earlier / 'valid.rows.npy').unlink()
-  message = _refusal(lambda: PreparedCorpus(earlier).split('valid'))
+def test_rows_that_are_gone_are_missed(unlisted):
+  (unlisted / 'valid.rows.npy').unlink()
+  message = _refusal(lambda: PreparedCorpus(unlisted).split('valid'))
   assert "split 'valid' is missing or damaged" in message
 
 
@@ -246,9 +257,3 @@ def test_a_file_that_is_not_what_was_written_is_named(folder, file):
     f'{folder}: {file} is missing or damaged; delete the folder and prepare '
     'it again'
   )
-
-
-def test_a_folder_of_before_is_read(whole, earlier):
-  for name in ('train', 'valid'):
-    now, then = (PreparedCorpus(each).split(name) for each in (whole, earlier))
-    np.testing.assert_array_equal(now.lengths, then.lengths)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from cases import norm_for
 from copying import Copying, make_run, make_tokenizer, random_run
@@ -15,37 +16,67 @@ from tiers import extended_but
 
 from fusion_jax.cli import decode as decode_program
 from fusion_jax.cli import request as request_module
-from fusion_jax.cli.certify_files import sample_lines
-from fusion_jax.config import DecodingConfig
+from fusion_jax.cli.run import sample_lines
+from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.config.fusion import (
   GtransOptions,
   MultiLayerOptions,
   ShortcutOptions,
   SideConfig,
 )
-from fusion_jax.decoding.certify.certify import (
+from fusion_jax.decoding.batches import PairIds, PlannedBatch
+from fusion_jax.decoding.certify import (
   Certificate,
   Comparison,
+  Scenario,
   StepCheck,
   Tolerance,
+  all_scenarios,
+  as_json,
   certify,
   compare,
   compare_steps,
-)
-from fusion_jax.decoding.certify.report import as_json, failure, table
-from fusion_jax.decoding.certify.scenarios import (
-  Scenario,
-  all_scenarios,
+  failure,
+  relative_gaps,
+  rounding,
+  table,
   translated,
 )
-from fusion_jax.decoding.pairs import PairIds
 from fusion_jax.decoding.sentences import Sentence
-from fusion_jax.decoding.shapes import PlannedBatch
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.transformer import ModelOutput, OutputLayer, Transformer
 from fusion_jax.testing import drawn_parameters
+
+
+def test_by_hand():
+  # 8 * 2^-23 * sqrt(12 layers * 512).
+  assert rounding(ModelConfig()) == pytest.approx(7.475e-5, rel=1e-3)
+  assert rounding(ModelConfig(compute_dtype='bfloat16')) == 0.02
+  # |-1.5 + 1| / 1.0, |-3 + 4| / 4 and 0.
+  found = relative_gaps([-1.5, -3.0, 0.0], [-1.0, -4.0, 0.0])
+  assert found.tolist() == [0.5, 0.25, 0.0]
+  assert np.isnan(relative_gaps([np.nan, 0.0], [0.0, np.nan])).all()
+
+
+@pytest.mark.parametrize(('layers', 'width'), [(1, 16), (6, 512), (12, 1024)])
+def test_another_order_of_the_terms_is_explained(layers, width):
+  """Layers of random products, each summed from both ends."""
+  rng = np.random.default_rng(0)
+  forward = backward = rng.standard_normal(width, np.float32)
+  for _ in range(2 * layers):
+    kernel = rng.standard_normal((width, width), np.float32) / np.sqrt(width)
+    kernel = kernel.astype(np.float32)
+    forward = np.cumsum(forward * kernel, 1, np.float32)[:, -1]
+    backward = np.cumsum((backward * kernel)[:, ::-1], 1, np.float32)[:, -1]
+  gap = relative_gaps(forward, backward).max()
+  config = ModelConfig(
+    width=width, heads=1, encoder_layers=layers, decoder_layers=layers
+  )
+  allowed = rounding(config)
+  assert allowed / 50 < gap < allowed / 2
+
 
 # Each has at most 7 subwords.
 SHORT = ['the dog sat', 'cats', 'a dog', 'a cat sat']

@@ -27,13 +27,13 @@ from fusion_jax.decoding.compiled import (
 )
 from fusion_jax.decoding.ensemble import Mixture
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.pairs import PairReader
-from fusion_jax.decoding.score import Scorer
-from fusion_jax.decoding.teacher_forcing import (
+from fusion_jax.decoding.score import (
+  Scorer,
   TeacherForcedRows,
   teacher_forced_scores,
   token_log_probabilities,
 )
+from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import ModelOutput, OutputLayer
 from fusion_jax.search.hypotheses import LengthPenalty
@@ -187,7 +187,7 @@ def test_a_line_longer_than_the_positions_of_the_model(tokenizer):
 @pytest.fixture
 def score(tokenizer, monkeypatch, tmp_path):
   trained = _run(tokenizer)
-  monkeypatch.setattr(request_module, 'load_run', lambda *arguments: trained)
+  monkeypatch.setattr(request_module, 'load_run', lambda *_: trained)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text('the cat sat\n\na dog\n')
   Path('target').write_text('a cat\n\nthe dog\n')

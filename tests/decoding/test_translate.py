@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilations import compiled
 from copying import (
   LINES,
   Endless,
   make_run,
   make_tokenizer,
+  random_run,
   traces,
   with_learned_positions,
 )
@@ -33,7 +35,7 @@ def tokenizer():
 
 
 @pytest.fixture(scope='module')
-def random_run(tokenizer):
+def trained(tokenizer):
   run = make_run(tokenizer, Transformer)
   one = jnp.ones((1, 4), jnp.int32)
   parameters = run.model.init(
@@ -99,24 +101,22 @@ def test_limit_is_that_of_the_sentence_not_of_its_batch(tokenizer):
     assert text == tokenizer.decode([first] * expected)
 
 
-def test_translation_does_not_depend_on_the_batch(random_run):
+def test_translation_does_not_depend_on_the_batch(trained):
   lines = [line for line in LINES if line.strip()]
   lines += [' '.join(line.split()[:3]) for line in lines]
-  together = list(Translator(random_run, OPTIONS).translate(lines))
+  together = list(Translator(trained, OPTIONS).translate(lines))
   assert len(set(together)) > len(lines) // 2
-  alone = [next(Translator(random_run, OPTIONS).translate([x])) for x in lines]
+  alone = [next(Translator(trained, OPTIONS).translate([x])) for x in lines]
   assert together == alone
-  backwards = list(Translator(random_run, OPTIONS).translate(lines[::-1]))
+  backwards = list(Translator(trained, OPTIONS).translate(lines[::-1]))
   assert together == backwards[::-1]
 
 
-def test_n_best_is_sorted_distinct_and_begins_with_the_best(random_run):
+def test_n_best_is_sorted_distinct_and_begins_with_the_best(trained):
   options = dataclasses.replace(OPTIONS, beam_size=3)
   lines = ['the cat sat', '', 'a dog on the mat']
-  best = list(Translator(random_run, options).translate(lines))
-  found = list(
-    Translator(random_run, options, n_best=3).translate_n_best(lines)
-  )
+  best = list(Translator(trained, options).translate(lines))
+  found = list(Translator(trained, options, n_best=3).translate_n_best(lines))
   assert [translations[0].text for translations in found] == best
   assert [len(translations) for translations in found] == [3, 1, 3]
   for translations in found:
@@ -172,13 +172,13 @@ def test_progress_counts_the_lines(tokenizer):
   assert sum(counts) == 27
 
 
-def test_a_translation_is_not_too_short(random_run, tokenizer):
+def test_a_translation_is_not_too_short(trained, tokenizer):
   lines = ['the cat sat', 'a dog', 'cats']
   options = dataclasses.replace(
     OPTIONS, min_length_ratio=1.5, min_length_extra=2, max_length_extra=4
   )
-  translator = Translator(random_run, options)
-  free = _lengths(Translator(random_run, OPTIONS), lines)
+  translator = Translator(trained, options)
+  free = _lengths(Translator(trained, OPTIONS), lines)
   found = _lengths(translator, lines)
   assert found != free
   for line, length in zip(lines, found, strict=True):
@@ -192,23 +192,23 @@ def _lengths(translator, lines):
   return [len(best[0].pairs[0].target) for best in found]
 
 
-def test_no_translation_has_what_is_forbidden(random_run, tokenizer):
+def test_no_translation_has_what_is_forbidden(trained, tokenizer):
   lines = [line for line in LINES if line.strip()]
-  free = ' '.join(Translator(random_run, OPTIONS).translate(lines))
+  free = ' '.join(Translator(trained, OPTIONS).translate(lines))
   letter = max(set(free) - {' '}, key=free.count)
   pieces = tokenizer.pieces()
   options = dataclasses.replace(
     OPTIONS, forbidden=tuple(piece for piece in pieces if letter in piece)
   )
-  found = ' '.join(Translator(random_run, options).translate(lines))
+  found = ' '.join(Translator(trained, options).translate(lines))
   assert found.strip()
   assert letter not in found
 
 
-def test_no_word_twice(random_run):
+def test_no_word_twice(trained):
   options = dataclasses.replace(OPTIONS, no_repeat_ngram=1)
-  (best,) = Translator(random_run, options).translate(['the cat sat on'])
-  again = random_run.target_tokenizer.encode(best)
+  (best,) = Translator(trained, options).translate(['the cat sat on'])
+  again = trained.target_tokenizer.encode(best)
   assert len(again) == len(set(again)) > 3
 
 
@@ -220,13 +220,13 @@ def test_a_piece_that_cannot_be_forbidden_is_named(tokenizer, piece):
 
 
 @pytest.mark.extended
-def test_samples_depend_on_seed_and_line_alone(random_run):
+def test_samples_depend_on_seed_and_line_alone(trained):
   lines = [line for line in LINES if line.strip()]
   options = dataclasses.replace(OPTIONS, search='sample')
 
   def samples(n_best=1, **changes):
     translator = Translator(
-      random_run, dataclasses.replace(options, **changes), n_best
+      trained, dataclasses.replace(options, **changes), n_best
     )
     return [
       [each.text for each in found]
@@ -241,10 +241,10 @@ def test_samples_depend_on_seed_and_line_alone(random_run):
   assert len({text for found in three for text in found}) > len(lines)
 
 
-def test_translations_begin_with_their_prefixes(random_run, tokenizer):
+def test_translations_begin_with_their_prefixes(trained, tokenizer):
   lines = ['the cat sat', '', 'a dog', 'cats']
   prefixes = ['a dog', 'mat', '', 'the']
-  translator = Translator(random_run, OPTIONS)
+  translator = Translator(trained, OPTIONS)
   forced = list(translator.translate_n_best(lines, prefixes))
   free = list(translator.translate_n_best(lines))
   for line, prefix, own, other in zip(
@@ -272,8 +272,8 @@ def test_translations_begin_with_their_prefixes(random_run, tokenizer):
     ('a dog ' * 30, 'line 2: its prefix has .* translation at most'),
   ],
 )
-def test_impossible_prefixes(random_run, prefix, message):
-  translator = Translator(random_run, OPTIONS)
+def test_impossible_prefixes(trained, prefix, message):
+  translator = Translator(trained, OPTIONS)
   found = translator.translate_n_best(['a dog', 'cats'], ['', prefix])
   with pytest.raises(InputError, match=message):
     list(found)
@@ -298,7 +298,7 @@ def test_every_line_at_once(tokenizer):
 def test_few_lines_are_held(tokenizer):
   options = dataclasses.replace(OPTIONS, batch_tokens=16)
   translator = Translator(make_run(tokenizer), options, devices=1)
-  held, most, read = 0, 0, 0
+  held, most, read, first = 0, 0, 0, 0
 
   def lines():
     nonlocal held, most, read
@@ -336,3 +336,28 @@ def test_a_beam_wider_than_the_vocabulary(tokenizer):
   options = dataclasses.replace(OPTIONS, beam_size=41)
   with pytest.raises(InputError, match='must be at most 40, the subwords'):
     Translator(make_run(tokenizer), options)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+  # A batch has at most eight rows here, so that on eight devices one program
+  # of each source length is enough.
+  ('devices', 'programs'),
+  [(1, 7), (8, 3)],
+)
+def test_lines_in_other_windows_compile_nothing(devices, programs):
+  options = DecodingConfig(
+    beam_size=2, max_source_length=24, batch_tokens=128, max_length_extra=3
+  )
+  translator = Translator(
+    random_run(make_tokenizer(), 0), options, devices=devices
+  )
+  with compiled() as names:
+    shapes = list(translator.warm_up())
+  assert len(shapes) == 7
+  assert sum('search_batch' in name for name in names) == programs
+  with compiled() as names:
+    first = list(translator.translate(LINES))
+    again = list(translator.translate(LINES * 3))
+  assert names == []
+  assert again == first * 3

@@ -12,7 +12,7 @@ _TABLES = re.compile(
 
 def test_it_has_at_most_a_thousand_words():
   text = (ROOT / 'README.md').read_text('utf-8')
-  # The table between the markers is written by benchmarks.comparison_starts.
+  # The words of the table between the markers do not count.
   own, tables = _TABLES.subn('', text)
   assert tables == 1
   assert len(own.split()) <= 1_000

@@ -76,7 +76,7 @@ def test_bleu_of_a_bucket_is_that_of_its_lines():
   counts = [each['BLEU'] for each in statistics_of(seeds, [targets], 'en')]
   lengths = np.array([5, 10, 20] * 10)
   buckets = buckets_between([9, 19, 29])
-  found = bleu_by_length(lengths, buckets, {'a': counts}, bleu_for('en'))
+  found = bleu_by_length(lengths, buckets, {'a': counts})
   assert [row['count'] for row in found] == [10, 10, 10, 0]
   for index, row in enumerate(found[:3]):
     scores = [

@@ -10,15 +10,17 @@ import importlib
 import importlib.util
 import io
 import logging
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).parents[2]
+_MOST_SECONDS = 120
 
 
 def programs() -> dict[str, Callable[[Sequence[str]], int]]:
@@ -109,6 +111,7 @@ def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> Ended:
   handlers = root.handlers[:]
   try:
     with (
+      _end_of_waiting(),
       tempfile.TemporaryFile('w+') as out,
       redirect_stdout(out),
       redirect_stderr(err),
@@ -122,3 +125,19 @@ def run(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> Ended:
   lines = err.getvalue().splitlines()
   told = tuple(line for line in lines if line.startswith('error:'))
   return Ended(code, told, time.monotonic() - begin)
+
+
+@contextmanager
+def _end_of_waiting() -> Iterator[None]:
+  """Lets what waits for ever fail."""
+
+  def fail(*_):
+    raise AssertionError(f'it still runs after {_MOST_SECONDS} seconds')
+
+  before = signal.signal(signal.SIGALRM, fail)
+  signal.alarm(_MOST_SECONDS)
+  try:
+    yield
+  finally:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

@@ -26,7 +26,7 @@ from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.errors import InputError
 from fusion_jax.runs.checkpoint import Checkpoints, Progress
-from fusion_jax.runs.loading import load_run
+from fusion_jax.runs.loading import CheckpointSelection, load_run
 
 pytestmark = pytest.mark.extended
 
@@ -131,7 +131,7 @@ def _state(run, step):
 
 
 def _loaded(workdir, *arguments):
-  run = load_run(workdir, *arguments)
+  run = load_run(workdir, CheckpointSelection(*arguments))
   return run.steps, run.parameters
 
 

@@ -24,7 +24,7 @@ from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import DlclOptions, MuddOptions, SideConfig
 from fusion_jax.fusion.dlcl import Dlcl
 from fusion_jax.fusion.mudd import Mudd
-from fusion_jax.fusion.streams import StreamAttention, with_stream_norms
+from fusion_jax.fusion.streams import StreamAttention
 from fusion_jax.fusion.transparent import TransparentAttention
 from fusion_jax.layers.attention import (
   LayerInput,
@@ -227,18 +227,15 @@ def test_equal_streams_with_equal_norms_are_plain_attention():
 
   trained = nn.unbox(plain.init(jax.random.key(0), x, method=attend))['params']
   norm = {'scale': jnp.full(WIDTH, 1.5), 'bias': jnp.full(WIDTH, 0.25)}
-  layer = with_stream_norms(
-    {'self_attention': trained},
-    {'self_attention_residual': {'norm': norm}},
-  )
   streams = StreamAttention(config)
+  started = streams.from_plain(trained, trained, {'norm': norm})
   h = jnp.float32(layer_norm(np.float64(x), norm, config.norm_epsilon))
 
   def of_streams(module, x):
     return module.attend(LayerInput(x, x, x, x), h, (), CONTEXT)
 
   assert_close(
-    streams.apply({'params': layer['self_attention']}, x, method=of_streams),
+    streams.apply({'params': started}, x, method=of_streams),
     plain.apply({'params': trained}, h, method=attend),
   )
 

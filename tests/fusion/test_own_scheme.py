@@ -142,7 +142,7 @@ def test_it_is_listed(user_dir, monkeypatch, capsys):
   monkeypatch.setattr(
     scheme_sizes,
     'rows',
-    lambda: [row for row in every() if row.size.name == 'weighted_mean'],
+    lambda: [row for row in every() if row.model.name == 'weighted_mean'],
   )
   assert listed([user_dir, '--format=csv']) == 0
   row = capsys.readouterr().out.splitlines()[1]

@@ -13,7 +13,7 @@ from fusion_jax.data.packed_batches import assemble_packed
 from fusion_jax.fusion.gtrans import token_mixture
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import drawn_parameters
-from fusion_jax.training.step import batch_loss
+from fusion_jax.training.gradients import batch_loss
 
 # The short run has the masks of segments.
 pytestmark = pytest.mark.extended

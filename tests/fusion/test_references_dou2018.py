@@ -30,7 +30,7 @@ from fusion_jax.data.batching import Batch
 from fusion_jax.fusion import dense, linear, tree
 from fusion_jax.fusion.multi_layer import MultiLayerAttention
 from fusion_jax.models.transformer import ModelOutput, OutputLayer
-from fusion_jax.training.step import batch_diversity, count_tokens
+from fusion_jax.training.gradients import batch_diversity, count_tokens
 
 
 @cases(

@@ -26,7 +26,7 @@ from fusion_jax.models.transformer import (
   output_logits,
 )
 from fusion_jax.testing import TINY, assert_close, drawn_parameters
-from fusion_jax.training.step import batch_loss
+from fusion_jax.training.gradients import batch_loss
 
 _LENGTHS = jnp.array([5, 3])
 _MASK = padding_mask(_LENGTHS, 5)

@@ -14,7 +14,7 @@ import pytest
 from launching import ROOT
 
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.distributed import (
+from fusion_jax.parallel.processes import (
   Processes,
   add_process_flags,
   processes_of,

@@ -27,11 +27,11 @@ from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import AXES, by_rows, replicated
-from fusion_jax.runs.state import TrainState
+from fusion_jax.runs.checkpoint import TrainState
 from fusion_jax.testing import drawn_parameters
-from fusion_jax.training.checks import check_attention, check_rows
-from fusion_jax.training.initial_state import plan_state
+from fusion_jax.training.build import check_experiment
 from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.training.state import plan_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 _VOCABULARY = 32
@@ -293,20 +293,18 @@ def test_meshes_that_cannot_be(options, message):
 
 
 def test_rows_that_do_not_divide_over_the_mesh():
-  mesh = jax.make_mesh((4, 2, 1), AXES, axis_types=(AxisType.Auto,) * 3)
-  check_rows(_config(_TINY), mesh)
+  check_experiment(_config(_TINY), jax.devices())
   message = 'row_multiple: must be a multiple of 16, the 8 devices'
   with pytest.raises(InputError, match=message):
-    check_rows(_FULL, mesh)
+    check_experiment(_FULL, jax.devices())
 
 
 def test_attention_by_cudnn_needs_gpus():
-  mesh = jax.make_mesh((4, 2, 1), AXES, axis_types=(AxisType.Auto,) * 3)
   cudnn = {'model.attention_implementation': 'cudnn'}
   half = {'model.compute_dtype': 'bfloat16', 'model.attention_dropout': 0.0}
   config = changed(_config(_TINY), half | cudnn)
   with pytest.raises(InputError, match='needs NVIDIA GPUs, the devices are c'):
-    check_attention(config, mesh)
+    check_experiment(config, jax.devices())
 
 
 def test_the_rest_of_the_devices():

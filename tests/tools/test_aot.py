@@ -27,10 +27,8 @@ from fusion_jax.config.decoding import DecodingConfig
 from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import CheckFailed, InputError
-from fusion_jax.parallel.mesh import make_mesh, over_slices
-from fusion_jax.tools.aot import topology as aot_topology
+from fusion_jax.tools.aot.__main__ import as_json, report
 from fusion_jax.tools.aot.batch import COMPILATIONS, largest_batch
-from fusion_jax.tools.aot.chips import CHIPS
 from fusion_jax.tools.aot.compile import (
   DoesNotFit,
   Figures,
@@ -42,8 +40,11 @@ from fusion_jax.tools.aot.programs import (
   decoding_problem,
   training_problem,
 )
-from fusion_jax.tools.aot.report import as_json, report
-from fusion_jax.tools.aot.topology import read_topology
+from fusion_jax.tools.aot.topology import (
+  CHIPS,
+  read_topology,
+  topology_devices,
+)
 
 _ROOT = Path(__file__).parents[2]
 _TINY = ExperimentConfig(
@@ -108,38 +109,7 @@ def test_topologies_that_are_none(name, message):
 def test_a_compiler_that_is_not_installed(monkeypatch, name, message):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda module: None)
   with pytest.raises(InputError, match=message):
-    aot_topology.topology_devices(read_topology(name))
-
-
-@pytest.mark.parametrize(
-  ('shape', 'slices', 'outer'),
-  [
-    ((32, 1, 1), 2, (2, 1, 1)),
-    ((4, 4, 2), 4, (4, 1, 1)),
-    ((1, 8, 2), 2, (1, 2, 1)),
-    ((2, 4, 1), 4, (2, 2, 1)),
-    ((6, 2, 1), 4, (2, 2, 1)),
-  ],
-)
-def test_data_lies_over_slices_and_then_fsdp(shape, slices, outer):
-  assert over_slices(shape, slices) == outer
-
-
-@pytest.mark.parametrize(
-  ('shape', 'slices'), [((1, 1, 8), 2), ((3, 1, 2), 2), ((2, 3, 2), 4)]
-)
-def test_tensor_stays_inside_of_a_slice(shape, slices):
-  with pytest.raises(InputError, match='does not divide over the'):
-    over_slices(shape, slices)
-
-
-def test_a_mesh_of_given_devices():
-  devices = jax.devices()[2:6]
-  mesh = make_mesh(ParallelConfig(fsdp=2), devices)
-  assert dict(mesh.shape) == {'data': 2, 'fsdp': 2, 'tensor': 1}
-  assert list(mesh.devices.flat) == devices
-  with pytest.raises(InputError, match='does not multiply to the 4 devices'):
-    make_mesh(ParallelConfig(fsdp=3), devices)
+    topology_devices(read_topology(name))
 
 
 @pytest.mark.parametrize(
@@ -202,8 +172,6 @@ def test_figures_of_a_training_step_on_eight_devices():
   whole = 3 * 4 * figures.parameters
   assert whole / 4 < figures.state < whole / 2
   assert figures.state < figures.peak < 2**20
-  # Each parameter has an update of its own, and each is moved.
-  assert figures.kernels > 3 * len(jax.tree.leaves(program.weights))
   kinds = {'all-reduce', 'all-gather', 'reduce-scatter'}
   assert set(figures.exchanges) == kinds
   assert figures.sent == sum(x.sent for x in figures.exchanges.values())
@@ -291,9 +259,6 @@ def _figures(shape: tuple[int, int, int], peak: float, state: int) -> Figures:
     state=state,
     flops=1.0,
     moved=1.0,
-    parts={},
-    kernels=0,
-    cycles=0,
     exchanges={},
     trace_seconds=0.0,
     compile_seconds=0.0,

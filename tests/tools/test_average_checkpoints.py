@@ -1,6 +1,5 @@
 """Means of checkpoints, on the fly and as run directories."""
 
-import json
 import os
 import shutil
 
@@ -13,15 +12,14 @@ from saved_runs import (
   edit_meta,
   iterator,
   meta_path,
-  without_digests,
 )
 from tiers import extended_but
 
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
-from fusion_jax.runs.checkpoint_reading import read_meta
-from fusion_jax.runs.loading import load_run
+from fusion_jax.runs.loading import CheckpointSelection, load_run
+from fusion_jax.runs.reading import read_meta
 from fusion_jax.testing import assert_close
 from fusion_jax.tools import average_checkpoints
 from fusion_jax.training import warm_start
@@ -78,16 +76,9 @@ def _error(capsys):
   ),
 )
 def test_the_mean_by_hand(saved, arguments, steps):
-  _assert_mean(load_run(saved.workdir, *arguments), saved, steps)
-
-
-def test_a_damaged_checkpoint_gives_way_to_the_next(saved, tmp_path):
-  workdir = _copy(saved, tmp_path)
-  without_digests(workdir)
-  shutil.rmtree(workdir / 'checkpoints' / '30' / 'parameters')
-  (workdir / 'checkpoints' / '10' / 'metrics' / 'metrics').write_text('{')
-  run = load_run(workdir, 'best', 2, 'best')
-  _assert_mean(run, saved, (40, 50))
+  _assert_mean(
+    load_run(saved.workdir, CheckpointSelection(*arguments)), saved, steps
+  )
 
 
 def _damaged(saved, tmp_path, part, *steps):
@@ -115,7 +106,7 @@ def test_damage_is_told_and_what_is_before_is_used(
   ]
   for arguments, steps, left_out in cases:
     caplog.clear()
-    assert load_run(workdir, *arguments).steps == steps
+    assert load_run(workdir, CheckpointSelection(*arguments)).steps == steps
     (path,) = workdir.glob(f'checkpoints/{left_out}')
     assert f'checkpoint {path} is damaged and is left out: ' in caplog.text
 
@@ -125,49 +116,17 @@ def test_damage_is_told_and_what_is_before_is_used(
 def test_a_damaged_step_that_is_named_is_refused(saved, tmp_path, part, count):
   workdir = _damaged(saved, tmp_path, part, 40)
   with pytest.raises(InputError) as error:
-    load_run(workdir, 40, count)
+    load_run(workdir, CheckpointSelection(40, count))
   path = workdir / 'checkpoints' / '40'
   assert str(error.value).startswith(f'--step=40: {path} is damaged: ')
   assert '\n' not in str(error.value)
-  assert load_run(workdir, 30, count).steps[-1] == 30
-
-
-def test_the_log_does_not_choose_where_checkpoints_say_it(saved, tmp_path):
-  workdir = _copy(saved, tmp_path)
-  row = {'step': 60, 'kind': 'valid', 'bleu': 99.0}
-  (workdir / 'metrics.jsonl').write_text(json.dumps(row))
-  assert load_run(workdir, 'best', 1, 'best').steps == (30,)
+  assert load_run(workdir, CheckpointSelection(30, count)).steps[-1] == 30
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
-  ('metric', 'steps'), [('bleu', (20, 40)), ('loss', (10, 30))]
-)
-def test_qualities_that_only_the_log_has(tmp_path, metric, steps):
-  saved = SavedRun(tmp_path / 'run', metric=metric)
-  saved.save(dict.fromkeys((10, 20, 30, 40)))
-  without_digests(saved.workdir)
-  values = {10: 1.0, 20: 8.0, 30: 2.0, 35: 0.5, 40: 7.0}
-  rows = [
-    {'step': step, 'kind': 'valid', metric: value}
-    for step, value in values.items()
-  ]
-  rows += [{'step': 20, 'kind': 'valid', metric: None}]
-  rows += [{'step': 20, 'kind': 'train', metric: -9.0}]
-  lines = [json.dumps(row) for row in rows]
-  (saved.workdir / 'metrics.jsonl').write_text(
-    '\n'.join([*lines, '{"kind": "valid", "st'])
-  )
-  _assert_mean(load_run(saved.workdir, 'best', 2, 'best'), saved, steps)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize('digests', [True, False])
-def test_a_resumed_run_keeps_the_best(tmp_path, digests):
+def test_a_resumed_run_keeps_the_best(tmp_path):
   saved = SavedRun(tmp_path / 'run', keep_last=1, keep_best=2)
   saved.save({10: 9.0, 20: 1.0, 30: 8.0})
-  if not digests:
-    without_digests(saved.workdir)
   saved.save({40: 2.0, 50: None})
   assert saved.steps() == [10, 30, 50]
 
@@ -183,7 +142,7 @@ def mean(saved, tmp_path, capsys):
 
 
 def test_a_saved_mean_is_the_mean_on_the_fly(saved, mean):
-  here = load_run(saved.workdir, 'best', 2, 'best')
+  here = load_run(saved.workdir, CheckpointSelection('best', 2, 'best'))
   there = load_run(mean)
   jax.tree.map(np.testing.assert_array_equal, there.parameters, here.parameters)
   assert there.step == here.step == 50

@@ -33,11 +33,11 @@ from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs import loading
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.tools.export import stablehlo
-from fusion_jax.tools.export.stablehlo_options import (
-  StablehloOptions,
+from fusion_jax.tools.export.__main__ import (
   add_stablehlo_flags,
   stablehlo_options,
 )
+from fusion_jax.tools.export.stablehlo import StablehloOptions
 
 _TINY = ModelConfig(
   width=16,
@@ -131,19 +131,18 @@ def _translated(run, lines, **changes):
   return list(Translator(run, options, devices=1).translate(lines))
 
 
-@pytest.fixture(scope='module', params=['beside', 'inside'])
-def exported(request, tokenizer, tmp_path_factory):
-  """A run, its exported folder and where the weights are."""
+@pytest.fixture(scope='module')
+def exported(tokenizer, tmp_path_factory):
+  """A run and its exported folder."""
   run = _random_run(tokenizer, _TINY)
-  folder = tmp_path_factory.mktemp('programs') / request.param
-  asked = StablehloOptions(
+  folder = tmp_path_factory.mktemp('programs') / 'out'
+  options = StablehloOptions(
     ((4, 32), (2, 8)),
-    request.param,
     n_best=2,
     decoding={'beam_size': 3, 'min_length_extra': 4},
   )
-  stablehlo.export(run, folder, asked)
-  return run, folder, request.param
+  stablehlo.export(run, folder, options)
+  return run, folder
 
 
 def _load(folder):
@@ -167,7 +166,7 @@ def _isolated(folder, text):
 @pytest.fixture
 def unchecked(monkeypatch):
   """Saves the comparison of an export where the test makes its own."""
-  monkeypatch.setattr(stablehlo, 'largest_difference', lambda *given: 0.0)
+  monkeypatch.setattr(stablehlo, 'difference_of_programs', lambda *given: 0.0)
 
 
 @pytest.mark.usefixtures('unchecked')
@@ -187,7 +186,7 @@ def test_every_scheme(tokenizer, tmp_path, name):
 
 @pytest.mark.extended
 def test_text_is_translated_without_this_project(exported):
-  run, folder, _ = exported
+  run, folder = exported
   lines = [*_TEXT, '\ufeffthe  cat\u2028sat\r', 'a\x00dog']
   done = _isolated(folder, '\n'.join(lines))
   assert done.stderr.decode() == ''
@@ -198,12 +197,10 @@ def test_text_is_translated_without_this_project(exported):
 
 @pytest.mark.extended
 def test_the_folder_is_whole_and_describes_itself(exported):
-  run, folder, weights = exported
+  run, folder = exported
   names = {path.name for path in folder.iterdir()}
   common = {'export.json', 'load.py', 'source.model', 'target.model'}
-  programs = {'2x8.stablehlo', '4x32.stablehlo'}
-  beside = {'weights.npz'} if weights == 'beside' else set()
-  assert names == common | programs | beside
+  assert names == common | {'2x8.stablehlo', '4x32.stablehlo', 'weights.npz'}
   description = json.loads((folder / 'export.json').read_text())
   assert description['format'] == stablehlo.FORMAT
   # 1.0 * 8 + 3 and 1.0 * 32 + 3, of the decoding options above.
@@ -218,13 +215,13 @@ def test_the_folder_is_whole_and_describes_itself(exported):
     assert shapes == [(rows, source), (rows,), (rows,)]
     found = dict(zip(description['results'], loaded.out_avals, strict=True))
     assert found['tokens'].shape == (rows, 2, target)
-    own = len(jax.tree.leaves(run.parameters)) if weights == 'beside' else 0
-    assert len(loaded.in_avals) == 3 + own
+    weights = len(jax.tree.leaves(run.parameters))
+    assert len(loaded.in_avals) == 3 + weights
 
 
 @pytest.mark.extended
 def test_text_is_normalised_as_for_training(exported, tokenizer):
-  _, folder, _ = exported
+  _, folder = exported
   encode = _load(folder)['encode']
   lines = [*LINES, 'e\u0301\u2581a\x85b\ufeff \u3000c', '\ufeff\t']
   lines.append('\xad\u200b')
@@ -236,7 +233,7 @@ def test_text_is_normalised_as_for_training(exported, tokenizer):
 
 @pytest.mark.extended
 def test_a_line_that_is_too_long_is_refused(exported):
-  _, folder, _ = exported
+  _, folder = exported
   done = _isolated(folder, 'a dog\n' + 'the cat sat ' * 20)
   assert done.returncode == 1
   assert done.stdout == b''
@@ -263,19 +260,17 @@ def test_samples_are_those_of_the_run(tokenizer, tmp_path):
 def test_a_program_that_differs_is_not_exported(
   tokenizer, tmp_path, monkeypatch
 ):
-  right = stablehlo.export_program
+  right = stablehlo._write_common
 
-  def wrong(program, *options, **more):
+  def wrong(folder, program):
     scaled = jax.tree.map(lambda x: x * 1.0001, program.run.parameters)
     run = dataclasses.replace(program.run, parameters=scaled)
-    return right(dataclasses.replace(program, run=run), *options, **more)
+    right(folder, dataclasses.replace(program, run=run))
 
-  monkeypatch.setattr(stablehlo, 'export_program', wrong)
+  monkeypatch.setattr(stablehlo, '_write_common', wrong)
   run = _random_run(tokenizer, _TINY)
   with pytest.raises(RuntimeError, match=r'differ by .* not exported'):
-    stablehlo.export(
-      run, tmp_path / 'out', StablehloOptions(((1, 8),), 'inside')
-    )
+    stablehlo.export(run, tmp_path / 'out', StablehloOptions(((1, 8),)))
   assert not list(tmp_path.iterdir())
 
 
@@ -292,14 +287,12 @@ def test_the_shapes_that_are_exported_by_default(tokenizer):
   ]
 
 
-def test_what_a_run_cannot_do_is_refused(tokenizer, tmp_path, monkeypatch):
+def test_what_a_run_cannot_do_is_refused(tokenizer, tmp_path):
   learned = dataclasses.replace(_TINY, positions='learned', max_positions=256)
   run = _random_run(tokenizer, learned)
-  monkeypatch.setattr(stablehlo, '_MOST_INSIDE', 100)
   for asked, message in (
     (StablehloOptions(((2, 300),)), '=2x300: the model has 256 learned'),
     (StablehloOptions(n_best=3), '=3: must be between 1 and the beam size 2'),
-    (StablehloOptions(weights='inside'), 'inside: the parameters have .* GiB'),
     (
       StablehloOptions(decoding={'forbidden': ('xyz',)}),
       "'xyz' is no piece of the target",
@@ -318,7 +311,6 @@ def test_what_a_run_cannot_do_is_refused(tokenizer, tmp_path, monkeypatch):
     (['--shapes=0x32'], "as 64x32, got '0x32'"),
     (['--shapes=64x32,8'], "as 64x32, got '8'"),
     (['--shapes=4x'], "as 64x32, got '4x'"),
-    (['--weights=both'], "or 'inside', got 'both'"),
     (['--beam_size=0'], 'argument --beam_size: must be >= 1, got 0'),
     (['--output=full'], '--output=full: not empty; give a new or empty'),
     (
@@ -357,7 +349,9 @@ def test_flags_become_options():
   flags = parser.parse_args(
     ['--shapes=64x32,1x32,64x32', '--platforms=cpu,tpu', '--alpha=1']
   )
-  assert stablehlo_options(flags) == StablehloOptions(
-    ((64, 32), (1, 32)), platforms=('cpu', 'tpu'), decoding={'alpha': 1.0}
-  )
-  assert stablehlo_options(parser.parse_args([])) == StablehloOptions()
+  assert stablehlo_options(flags) == {
+    'shapes': ((64, 32), (1, 32)),
+    'platforms': ('cpu', 'tpu'),
+    'decoding': {'alpha': 1.0},
+  }
+  assert stablehlo_options(parser.parse_args([])) == {'decoding': {}}

@@ -1,5 +1,6 @@
 """The table of schemes, and its copy in the guide."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,22 @@ def test_the_table_agrees_with_the_papers_and_is_in_the_guide(capsys):
   ]
 
 
+def _row(name: str) -> scheme_sizes.Row:
+  return next(row for row in scheme_sizes.rows() if row.model.name == name)
+
+
+def test_every_model_of_the_file_is_in_the_table():
+  models = [row.model for row in scheme_sizes.rows()]
+  assert sorted(models, key=repr) == sorted(
+    scheme_sizes._papers().models, key=repr
+  )
+
+
 def test_a_count_that_leaves_the_rounding_is_an_error(monkeypatch):
-  row = next(row for row in scheme_sizes.rows() if row.size.name == 'linear')
+  row = _row('linear')
   assert scheme_sizes.agrees(row)
-  printed = row.size.printed._replace(value=14.6)
-  wrong = row._replace(size=row.size._replace(printed=printed))
+  printed = scheme_sizes.Printed('+14.6M', row.model.printed.origin)
+  wrong = row._replace(model=dataclasses.replace(row.model, printed=printed))
   assert not scheme_sizes.agrees(wrong)
   monkeypatch.setattr(scheme_sizes, 'rows', lambda: [wrong])
   with pytest.raises(SystemExit, match='1'):
@@ -40,7 +52,7 @@ def test_a_count_that_leaves_the_rounding_is_an_error(monkeypatch):
   ],
 )
 def test_other_formats_of_the_table(monkeypatch, capsys, form, start):
-  rows = [each for each in scheme_sizes.rows() if each.size.name == 'linear']
+  rows = [_row('linear')]
   monkeypatch.setattr(scheme_sizes, 'rows', lambda: rows)
   assert scheme_sizes.main([f'--format={form}']) == 0
   assert f'\n{start}' in capsys.readouterr().out
@@ -59,25 +71,16 @@ def test_other_formats_of_the_table(monkeypatch, capsys, form, start):
   ],
 )
 def test_multiply_adds_by_hand(name, count):
-  row = next(row for row in scheme_sizes.rows() if row.size.name == name)
-  assert scheme_sizes.extra_multiplications(row) == count
+  assert scheme_sizes.extra_multiplications(_row(name)) == count
 
 
 def test_the_cache_of_multi_layer_attention():
   # k = 2: layers 3..6 keep keys and values of one layer more, 4 of 6.
-  row = next(
-    row
-    for row in scheme_sizes.rows()
-    if row.size.name == 'multi_layer.layers=2'
-  )
+  row = _row('multi_layer.layers=2')
   assert scheme_sizes.extra_cache(row) == pytest.approx(4 / 6)
 
 
 def test_the_cache_of_shared_values():
   # Six layers keep keys, and one keeps values, instead of six: 7 / 12.
-  row = next(
-    row
-    for row in scheme_sizes.rows()
-    if row.size.name == 'value_residual.kind=shared'
-  )
+  row = _row('value_residual.kind=shared')
   assert scheme_sizes.extra_cache(row) == pytest.approx(-5 / 12)

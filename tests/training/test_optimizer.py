@@ -1,16 +1,71 @@
+"""One update: Adam, schedules, what is frozen, averages, what is skipped."""
+
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import (
+  given,
+)
+from hypothesis import (
+  strategies as st,
+)
+from tiers import (
+  extended_but,
+)
 
-from fusion_jax.config import OptimizerConfig
-from fusion_jax.testing import assert_close
+from fusion_jax.config import (
+  PRESETS,
+  ExperimentConfig,
+  ModelConfig,
+  OptimizerConfig,
+  TrainingConfig,
+)
+from fusion_jax.config.fusion import (
+  RULES,
+  MultiLayerOptions,
+  ShortcutOptions,
+  SideConfig,
+)
+from fusion_jax.errors import (
+  InputError,
+)
+from fusion_jax.models.losses import (
+  LossSums,
+)
+from fusion_jax.models.parameter_kinds import (
+  path_name,
+)
+from fusion_jax.models.transformer import (
+  Transformer,
+  initial_parameters,
+)
+from fusion_jax.parallel.mesh import (
+  data_mesh,
+)
+from fusion_jax.runs.checkpoint import (
+  TrainState,
+)
+from fusion_jax.testing import (
+  assert_close,
+)
 from fusion_jax.training.optimizer import (
+  apply_update,
+  check_freeze,
+  fusion_rates,
   last_rate,
   make_optimizer,
   make_schedule,
+  moved_average,
+  trained_part,
+)
+from fusion_jax.training.state import (
+  initial_state,
+  plan_state,
 )
 
 
@@ -111,7 +166,7 @@ def test_the_first_moment_is_kept_in_bfloat16():
   assert values[1] - values[0] == pytest.approx(-0.1 * step, rel=1e-4)
 
 
-def test_the_state_without_new_options_is_that_of_earlier_checkpoints():
+def test_the_state_is_that_of_optax():
   x = {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}
   plain = optax.adam(lambda count: 1.0)
   chex.assert_trees_all_equal_structs(
@@ -123,18 +178,524 @@ def test_the_state_without_new_options_is_that_of_earlier_checkpoints():
   )
 
 
-@pytest.mark.parametrize('freeze', [(), ('bias',)])
 @pytest.mark.parametrize(
   'schedule', ['vaswani', 'inverse_sqrt', 'cosine', 'constant']
 )
-def test_the_rate_that_is_told_is_the_rate_that_was_used(schedule, freeze):
+def test_the_rate_that_is_told_is_the_rate_that_was_used(schedule):
   config = OptimizerConfig(
     schedule=schedule, warmup_steps=3, weight_decay=0.1, clip_norm=9.0
   )
-  optimizer = make_optimizer(config, 16, 6, freeze)
+  optimizer = make_optimizer(config, 16, 6)
   rate = make_schedule(config, 16, 6)
   x = {'kernel': jnp.ones(1), 'bias': jnp.ones(1)}
   state = optimizer.init(x)
   for count in range(6):
     _, state = optimizer.update(x, state, x, tokens=jnp.int32(5))
     assert float(last_rate(config, 16, 6, state)) == float(rate(count))
+
+
+def test_vaswani_schedule_by_hand():
+  rate = make_schedule(OptimizerConfig('vaswani', warmup_steps=4_000), 512)
+  # 512^-0.5 * 1 * 4000^-1.5; the peak 512^-0.5 * 4000^-0.5; then t^-0.5.
+  assert float(rate(0)) == pytest.approx(1.74693e-7, rel=1e-4)
+  assert float(rate(3_999)) == pytest.approx(6.98771e-4, rel=1e-4)
+  assert float(rate(15_999)) == pytest.approx(6.98771e-4 / 2, rel=1e-4)
+
+
+def test_inverse_sqrt_schedule_by_hand():
+  config = OptimizerConfig('inverse_sqrt', peak=2e-3, warmup_steps=1_000)
+  rate = make_schedule(config, 1)
+  assert float(rate(0)) == pytest.approx(2e-6)
+  assert float(rate(499)) == pytest.approx(1e-3)
+  assert float(rate(999)) == pytest.approx(2e-3)
+  assert float(rate(3_999)) == pytest.approx(1e-3)
+
+
+def test_cosine_schedule_by_hand():
+  config = OptimizerConfig('cosine', peak=1.0, final=0.2, warmup_steps=100)
+  rate = make_schedule(config, 1, steps=500)
+  # Halfway up; the peak; a quarter, half and all of the way down: cos(pi / 4),
+  # 0 and -1; and what follows the end.
+  assert float(rate(49)) == pytest.approx(0.5)
+  assert float(rate(99)) == pytest.approx(1.0)
+  assert float(rate(199)) == pytest.approx(0.2 + 0.4 * (1 + 0.5**0.5))
+  assert float(rate(299)) == pytest.approx(0.6)
+  assert float(rate(499)) == pytest.approx(0.2)
+  assert float(rate(700)) == pytest.approx(0.2)
+
+
+def test_constant_schedule_by_hand():
+  config = OptimizerConfig('constant', peak=3e-4, warmup_steps=3)
+  rate = make_schedule(config, 1)
+  values = [float(rate(count)) for count in (0, 1, 2, 3, 99_999)]
+  assert values == pytest.approx([1e-4, 2e-4, 3e-4, 3e-4, 3e-4])
+  config = OptimizerConfig('constant', peak=5e-5, warmup_steps=1)
+  none = make_schedule(config, 1)
+  assert float(none(0)) == pytest.approx(5e-5)
+
+
+def test_two_schedules_are_one_function_of_peak_and_warmup():
+  one = OptimizerConfig('vaswani', scale=2.0, warmup_steps=1_000)
+  peak = 2 * 256**-0.5 * 1_000**-0.5
+  other = OptimizerConfig('inverse_sqrt', peak=peak, warmup_steps=1_000)
+  a, b = make_schedule(one, 256), make_schedule(other, 256)
+  for count in (0, 10, 998, 999, 1_000, 50_000):
+    assert float(a(count)) == pytest.approx(float(b(count)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'count', 'rate'),
+  [
+    # 8 * 64^-0.5 * 4^-0.5.
+    ({'schedule': 'vaswani', 'scale': 8.0}, 3, 0.5),
+    ({'schedule': 'inverse_sqrt'}, 3, 1.0),
+    ({'schedule': 'inverse_sqrt'}, 15, 0.5),
+    ({'schedule': 'cosine', 'final': 0.5}, 7, 0.75),
+    ({'schedule': 'constant'}, 15, 1.0),
+  ],
+)
+def test_the_config_names_the_schedule(changes, count, rate):
+  config = OptimizerConfig(peak=1.0, warmup_steps=4, **changes)
+  assert float(make_schedule(config, 64, 12)(count)) == pytest.approx(rate)
+
+
+def _rates(config, tokens, steps=100):
+  """The rates of updates with batches of so many target tokens."""
+  optimizer = make_optimizer(config, 16, steps)
+  x = jnp.ones(1)
+  state, rates = optimizer.init(x), []
+  for count in tokens:
+    _, state = optimizer.update(x, state, x, tokens=jnp.int32(count))
+    rates.append(float(last_rate(config, 16, steps, state)))
+  return rates
+
+
+@pytest.mark.parametrize(
+  ('schedule', 'after'),
+  [
+    # W = 3 updates: the third reaches 100 tokens. Then sqrt(3 / t).
+    ('inverse_sqrt', [(3 / 4) ** 0.5, (3 / 5) ** 0.5]),
+    ('constant', [1.0, 1.0]),
+    # (1 + cos(pi (t - 3) / (5 - 3))) / 2.
+    ('cosine', [0.5, 0.0]),
+  ],
+)
+def test_a_warm_up_by_tokens_by_hand(schedule, after):
+  config = OptimizerConfig(schedule=schedule, peak=1.0, warmup_tokens=100)
+  rates = _rates(config, [20, 30, 70, 50, 10], steps=5)
+  assert rates == pytest.approx([0.2, 0.5, 1.0, *after], abs=1e-6)
+
+
+@pytest.mark.parametrize('schedule', ['inverse_sqrt', 'cosine', 'constant'])
+def test_batches_of_one_size_warm_up_as_by_steps(schedule):
+  tokens = OptimizerConfig(schedule=schedule, warmup_tokens=400)
+  rate = make_schedule(OptimizerConfig(schedule=schedule, warmup_steps=4), 1, 9)
+  by_steps = [float(rate(count)) for count in range(9)]
+  assert _rates(tokens, [100] * 9, steps=9) == pytest.approx(by_steps, rel=1e-5)
+
+
+def test_the_tokens_of_a_long_run_do_not_overflow():
+  # Each batch has a quarter of the largest int32; the sum passes it.
+  config = OptimizerConfig(
+    schedule='inverse_sqrt', peak=1.0, warmup_tokens=2**31 - 1
+  )
+  rates = _rates(config, [2**29] * 12)
+  expected = [0.25, 0.5, 0.75, 1.0, *np.sqrt(4 / np.arange(5, 13))]
+  assert rates == pytest.approx(expected, rel=1e-5)
+
+
+@given(
+  st.sampled_from(['inverse_sqrt', 'cosine', 'constant']),
+  st.integers(1, 50),
+  st.integers(0, 200),
+)
+def test_rates_grow_to_the_peak_and_stay_under_it(schedule, warmup, count):
+  config = OptimizerConfig(
+    schedule=schedule, peak=1.0, final=0.1, warmup_steps=warmup
+  )
+  rate = make_schedule(config, 16, 100)
+  here, there = float(rate(count)), float(rate(count + 1))
+  assert 0 < here <= 1 + 1e-6
+  assert there > here if count + 1 < warmup else there <= here + 1e-6
+
+
+def test_a_schedule_runs_on_the_device():
+  config = OptimizerConfig('cosine', peak=1.0, warmup_steps=10)
+  rate = jax.jit(make_schedule(config, 1, steps=20))
+  assert float(rate(jnp.int32(14))) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+  ('optimizer', 'message'),
+  [
+    ({'final': 1.0}, 'optimizer.final: must be between 0 and .*0.0005'),
+    ({'warmup_tokens': -1}, 'optimizer.warmup_tokens: must be >= 0'),
+    (
+      {'warmup_tokens': 2**31},
+      'warmup_tokens: must be <= 2147483647',
+    ),
+    ({'warmup_tokens': 9}, "warmup_tokens: needs a .*use 'inverse_sqrt'"),
+    (
+      {'schedule': 'cosine', 'warmup_steps': 50},
+      'optimizer.warmup_steps: must be below training.steps=50, .* got 50',
+    ),
+  ],
+)
+def test_a_schedule_that_cannot_be_is_one_line(optimizer, message):
+  with pytest.raises(InputError, match=message) as error:
+    ExperimentConfig(
+      optimizer=OptimizerConfig(**optimizer), training=TrainingConfig(steps=50)
+    )
+  assert '\n' not in str(error.value)
+
+
+def _frozen_names(parameters, patterns):
+  def names(tree):
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_name(path) for path, _ in leaves}
+
+  return names(parameters) - names(trained_part(parameters, patterns))
+
+
+def _layers():
+  return {
+    'encoder': {
+      'layer_0': {'kernel': jnp.full((2, 2), 2.0), 'bias': jnp.full(2, 2.0)},
+      'layer_1': {'kernel': jnp.full((2, 2), 2.0), 'bias': jnp.full(2, 2.0)},
+    },
+    'source_embedding': jnp.full((3, 2), 2.0),
+  }
+
+
+@pytest.mark.parametrize(
+  ('patterns', 'names'),
+  [
+    (('encoder/layer_0/*',), ['layer_0/kernel', 'layer_0/bias']),
+    (('*/bias',), ['layer_0/bias', 'layer_1/bias']),
+    (
+      ('encoder/layer_[1-9]/k*', '*_0/bias'),
+      ['layer_1/kernel', 'layer_0/bias'],
+    ),
+    (('encoder',), []),
+  ],
+)
+def test_patterns_by_hand(patterns, names):
+  expected = {f'encoder/{name}' for name in names}
+  assert _frozen_names(_layers(), patterns) == expected
+
+
+@pytest.mark.parametrize(
+  ('scan', 'pattern', 'count'),
+  [
+    # Four kernels and biases of attention, two of feed-forward, two norms.
+    (False, 'encoder/layer_0/*', 16),
+    (False, 'encoder/*', 32),
+    (True, 'encoder/layers/*', 16),
+    (True, '*_embedding', 1),
+  ],
+)
+def test_patterns_over_a_model(scan, pattern, count):
+  config = ModelConfig(
+    width=8, heads=2, encoder_layers=2, decoder_layers=1, scan_layers=scan
+  )
+  model = Transformer(config, 11, 11, 2)
+  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
+  check_freeze(shapes, (pattern,))
+  assert len(_frozen_names(shapes, (pattern,))) == count
+
+
+@pytest.mark.parametrize(
+  ('patterns', 'message'),
+  [
+    (
+      ('*bias', 'encoder/layer0/kernel'),
+      "'encoder/layer0/kernel' matches no parameter; the nearest names are "
+      'encoder/layer_0/kernel, encoder/layer_1/kernel, encoder/layer_0/bias',
+    ),
+    (('encoder/*', 'source*'), 'matches all parameters and leaves nothing'),
+  ],
+)
+def test_what_freezes_nothing_or_all_is_one_line(patterns, message):
+  with pytest.raises(InputError, match=r'^config.training.freeze: ') as error:
+    check_freeze(_layers(), patterns)
+  assert message in str(error.value)
+  assert '\n' not in str(error.value)
+
+
+def test_an_empty_pattern_is_refused():
+  with pytest.raises(InputError, match='must have no empty pattern'):
+    TrainingConfig(freeze=('encoder/*', ''))
+
+
+def test_frozen_parameters_have_no_update_no_decay_and_no_moments():
+  patterns = ('encoder/layer_0/*', 'source_embedding')
+  config = OptimizerConfig(
+    schedule='constant', peak=0.1, warmup_steps=1, weight_decay=0.5
+  )
+  optimizer = make_optimizer(config, 2)
+  parameters = _layers()
+  moments = optimizer.init(trained_part(parameters, patterns))
+  state = TrainState(jnp.int32(0), parameters, moments)
+  # Two moments of 4 + 2 numbers, and two counts.
+  assert sum(x.size for x in jax.tree.leaves(state.optimizer)) == 2 * 6 + 2
+  gradients = jax.tree.map(jnp.ones_like, parameters)
+  training = TrainingConfig(freeze=patterns)
+  sums = LossSums(jnp.float32(1), jnp.float32(1), jnp.int32(0), jnp.int32(1))
+  new, applied = apply_update(state, gradients, sums, optimizer, training)
+  # The norm is that of the six ones that are left.
+  assert float(applied.norm) == pytest.approx(6**0.5)
+  chex.assert_trees_all_equal(
+    new.parameters['encoder']['layer_0'], parameters['encoder']['layer_0']
+  )
+  np.testing.assert_array_equal(
+    new.parameters['source_embedding'], parameters['source_embedding']
+  )
+  moved = new.parameters['encoder']['layer_1']
+  # 2 - 0.1 * 1, and 0.1 * 0.5 * 2 of decay for the kernel.
+  np.testing.assert_allclose(moved['bias'], 1.9, rtol=1e-6)
+  np.testing.assert_allclose(moved['kernel'], 1.8, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('patterns', 'products'),
+  [
+    # x a and (x a) b; the gradient of b; two products for that of a.
+    ((), 5),
+    (('a',), 3),
+  ],
+)
+def test_gradients_of_frozen_parameters_are_not_computed(patterns, products):
+  def step(parameters, x):
+    def loss(p):
+      return ((x @ p['a'] @ p['b']) ** 2).sum()
+
+    return trained_part(jax.grad(loss)(parameters), patterns)
+
+  parameters = {'a': jnp.ones((4, 5)), 'b': jnp.ones((5, 6))}
+  compiled = jax.jit(step).lower(parameters, jnp.ones((7, 4))).compile()
+  assert compiled.as_text().count(' dot(') == products
+
+
+@pytest.mark.parametrize('pattern', ['encoder/*', '*_embedding', '*/kernel'])
+def test_a_planned_state_has_moments_of_what_is_trained_alone(pattern):
+  config = ExperimentConfig(
+    model=PRESETS['tiny'], training=TrainingConfig(freeze=(pattern,))
+  )
+  model = Transformer(config.model, 20, 20, 2)
+  optimizer = make_optimizer(config.optimizer, config.model.width)
+  plan = plan_state(model, optimizer, config, data_mesh(jax.devices()[:1]))
+  fresh = jax.eval_shape(lambda: initial_state(model, optimizer, 0).parameters)
+  trained = trained_part(fresh, (pattern,))
+  own = jax.eval_shape(optimizer.init, trained)
+  assert jax.tree.structure(plan.abstract.optimizer) == jax.tree.structure(own)
+
+
+_NO_FUSION = SideConfig()
+
+
+def _model(encoder=_NO_FUSION, decoder=_NO_FUSION, **changes):
+  config = ModelConfig(
+    width=8,
+    filter=12,
+    heads=2,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder=encoder,
+    decoder=decoder,
+    **changes,
+  )
+  return Transformer(config, 11, 11, 2)
+
+
+def _constant(**fields) -> OptimizerConfig:
+  return OptimizerConfig(
+    schedule='constant', peak=1.0, warmup_steps=1, **fields
+  )
+
+
+def _first_updates(model, config):
+  """The first update of every parameter for a gradient of 1."""
+  parameters = initial_parameters(model, 0)
+  optimizer = make_optimizer(config, 8, rates=fusion_rates(model, config))
+  ones = jax.tree.map(jnp.ones_like, parameters)
+  updates, _ = optimizer.update(ones, optimizer.init(parameters), parameters)
+  return {
+    path_name(path): np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(updates)
+  }
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize('scan_layers', extended_but([False, True], [True]))
+def test_the_rate_reaches_what_the_plain_model_lacks(scan_layers):
+  encoder = SideConfig(fusion='iterative')
+  decoder = SideConfig(shortcut=ShortcutOptions(source='lexical'))
+  model = _model(encoder, decoder, scan_layers=scan_layers)
+  updates = _first_updates(model, _constant(fusion_rate=0.25))
+  new = {
+    name
+    for name in updates
+    if name.startswith('encoder/read_out/')
+    or 'self_attention/shortcut_' in name
+    or name.endswith('_gate_bias')
+  }
+  assert len(new) == 2 + 4 + (4 if scan_layers else 8)
+  for name, update in updates.items():
+    # Adam's first update is the rate, whatever the gradient.
+    expected = -0.25 if name in new else -1.0
+    np.testing.assert_allclose(update, expected, rtol=1e-5, err_msg=name)
+
+
+def test_each_side_has_the_rate_of_its_scheme():
+  encoder, decoder = SideConfig(fusion='linear'), SideConfig(fusion='hops')
+  rates = fusion_rates(_model(encoder, decoder), _constant())
+  for name, rate in rates.items():
+    side = name.partition('/')[0]
+    own = {'encoder': 'linear', 'decoder': 'hops'}.get(side)
+    shared = min(RULES['linear'].rate, RULES['hops'].rate)
+    assert rate == (RULES[own].rate if own else shared), name
+  assert any(name.startswith('layer_embedding') for name in rates)
+
+
+def test_a_rate_of_one_leaves_the_optimizer_as_it_is():
+  model = _model(
+    SideConfig(multi_layer=MultiLayerOptions(layers=2, partial=True))
+  )
+  assert fusion_rates(model, _constant()) == {}
+  linear = _model(SideConfig(fusion='linear'))
+  config = _constant(fusion_rate=1.0)
+  assert fusion_rates(linear, config) == {}
+  assert fusion_rates(_model(), _constant(fusion_rate=0.5)) == {}
+
+
+def test_a_negative_rate_is_refused():
+  with pytest.raises(InputError, match=r'optimizer\.fusion_rate'):
+    _constant(fusion_rate=-1.0)
+
+
+_OPTIMIZER = make_optimizer(
+  OptimizerConfig(
+    schedule='inverse_sqrt', peak=0.1, warmup_tokens=50, weight_decay=0.1
+  ),
+  1,
+)
+_CONFIG = TrainingConfig(ema=0.75)
+_SUM_DTYPES = jnp.float32, jnp.float32, jnp.int32, jnp.int32
+
+
+def _state(ema=True):
+  parameters = {'kernel': jnp.array([1.0, -2.0]), 'bias': jnp.array([3.0])}
+  average = jax.tree.map(jnp.copy, parameters) if ema else None
+  return TrainState(
+    jnp.int32(0), parameters, _OPTIMIZER.init(parameters), average
+  )
+
+
+def _apply(state, gradient=1.0, loss=2.0, tokens=4):
+  gradients = jax.tree.map(
+    lambda x: jnp.full_like(x, gradient), state.parameters
+  )
+  sums = LossSums(
+    jnp.float32(loss), jnp.float32(loss), jnp.int32(0), jnp.int32(tokens)
+  )
+  return apply_update(state, gradients, sums, _OPTIMIZER, _CONFIG)
+
+
+def test_the_gradient_is_that_of_the_mean_per_token():
+  _, applied = _apply(_state(), gradient=8.0)
+  assert bool(applied.finite)
+  # 8 / 4 tokens in each of three places.
+  np.testing.assert_allclose(applied.gradients['kernel'], [2.0, 2.0])
+  assert float(applied.norm) == pytest.approx(2 * 3**0.5)
+
+
+def test_the_average_starts_at_the_parameters_and_follows_by_hand():
+  state = _state()
+  average = np.array([1.0, -2.0])
+  for _ in range(4):
+    state, _ = _apply(state)
+    average = 0.75 * average + 0.25 * np.asarray(state.parameters['kernel'])
+    assert_close(state.average['kernel'], average, units=16)
+  assert not np.allclose(average, state.parameters['kernel'])
+  assert state.evaluated is state.average
+  assert _state(ema=False).evaluated['kernel'].tolist() == [1.0, -2.0]
+
+
+@given(st.floats(-1e3, 1e3, width=32), st.sampled_from([0.5, 0.9, 0.999]))
+def test_an_average_of_what_stays_is_exact(value, decay):
+  one = {'a': jnp.float32(value)}
+  assert moved_average(one, one, decay)['a'] == one['a']
+
+
+def test_no_average_is_kept_without_one():
+  new, _ = _apply(_state(ema=False))
+  assert new.average is None
+
+
+@pytest.mark.parametrize(
+  'broken',
+  [
+    {'loss': np.nan},
+    {'loss': np.inf},
+    {'gradient': np.nan},
+    {'gradient': -np.inf},
+    # Finite, but its square is not: 1e20^2 > 3.4e38.
+    {'gradient': 1e21},
+  ],
+)
+def test_a_bad_update_changes_nothing_but_the_step(broken):
+  good, _ = _apply(_state())
+  skipped, applied = _apply(good, **broken)
+  assert not bool(applied.finite)
+  assert int(skipped.step) == 2
+  chex.assert_trees_all_equal(skipped[1:], good[1:])
+  resumed, _ = _apply(skipped)
+  straight, _ = _apply(good)
+  chex.assert_trees_all_equal(resumed[1:], straight[1:])
+  assert int(resumed.step) == 3
+
+
+def test_a_batch_without_tokens_is_no_bad_update():
+  new, applied = _apply(_state(), gradient=0.0, loss=0.0, tokens=0)
+  assert bool(applied.finite)
+  assert int(new.step) == 1
+
+
+def test_other_parameters_start_another_average():
+  state, _ = _apply(_state())
+  other = {'kernel': jnp.array([7.0, 8.0]), 'bias': jnp.array([9.0])}
+  started = state.started_at(other)
+  chex.assert_trees_all_equal(started.average, other)
+  assert started.average['kernel'] is not other['kernel']
+  assert _state(ema=False).started_at(other).average is None
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'ema': 1.0}, 'training.ema: must be < 1, got 1.0'),
+    ({'ema': -0.1}, 'training.ema: must be >= 0'),
+    ({'max_skipped': 0}, 'training.max_skipped: must be >= 1, got 0'),
+  ],
+)
+def test_an_average_that_cannot_be_is_one_line(changes, message):
+  with pytest.raises(InputError, match=message):
+    TrainingConfig(**changes)
+
+
+@pytest.mark.parametrize('ema', [True, False])
+def test_the_state_is_updated_in_place(ema):
+  # All arrays are of this shape, which is none of `_state`.
+  abstract = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((64, 128) if x.ndim else (), x.dtype),
+    jax.eval_shape(lambda: _state(ema)),
+  )
+
+  def apply(state, gradients, sums):
+    kept, applied = apply_update(state, gradients, sums, _OPTIMIZER, _CONFIG)
+    return kept, applied.norm
+
+  sums = LossSums(*(jax.ShapeDtypeStruct((), d) for d in _SUM_DTYPES))
+  step = jax.jit(apply, donate_argnums=0)
+  compiled = step.lower(abstract, abstract.parameters, sums).compile()
+  assert re.findall(r'f32\[64,128\]\S* copy\(.*', compiled.as_text()) == []

@@ -19,7 +19,7 @@ from programs import (
   wait_for_step,
 )
 
-from fusion_jax.runs.loading import load_run
+from fusion_jax.runs.loading import CheckpointSelection, load_run
 
 _STEPS = 40
 _RUN = {
@@ -63,7 +63,7 @@ def _assert_the_same_run(workdir: Path, alone: Path):
   for name in ('loss', 'perplexity', 'accuracy', 'bleu', 'chrf'):
     assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-3), name
   ours, theirs = (
-    load_run(path, 'last').parameters['source_embedding']
+    load_run(path, CheckpointSelection('last')).parameters['source_embedding']
     for path in (workdir, alone)
   )
   np.testing.assert_allclose(ours, theirs, atol=1e-4)

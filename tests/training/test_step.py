@@ -1,29 +1,71 @@
+"""The training step: gradients, batches that are skipped, programs, bytes."""
+
 import dataclasses
 import functools
+import logging
+import os
+import signal
+import threading
+import time
 
 import chex
 import jax
 import numpy as np
 import optax
 import pytest
-from tiers import extended_but
+from tiers import (
+  extended_but,
+)
 
+from benchmarks.hlo_traffic import (
+  traffic,
+)
 from fusion_jax.config import (
   PRESETS,
   ExperimentConfig,
   OptimizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.presets import changed
-from fusion_jax.data.batching import Batch, Shape, assemble
-from fusion_jax.data.packed_batches import assemble_packed
-from fusion_jax.data.records import Example
-from fusion_jax.models.transformer import Transformer
-from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
-from fusion_jax.testing import assert_close
-from fusion_jax.training.initial_state import initial_state
-from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.config.presets import (
+  changed,
+)
+from fusion_jax.data.batching import (
+  Batch,
+  Shape,
+  assemble,
+)
+from fusion_jax.data.packed_batches import (
+  assemble_packed,
+)
+from fusion_jax.data.records import (
+  Example,
+)
+from fusion_jax.models.transformer import (
+  Transformer,
+)
+from fusion_jax.parallel.mesh import (
+  by_rows,
+  data_mesh,
+  replicated,
+)
+from fusion_jax.testing import (
+  assert_close,
+)
+from fusion_jax.tools.aot.programs import (
+  Problem,
+  training_program,
+)
+from fusion_jax.training.optimizer import (
+  make_optimizer,
+)
+from fusion_jax.training.signals import (
+  stop_on_signals,
+)
+from fusion_jax.training.state import (
+  initial_state,
+)
 from fusion_jax.training.step import (
+  StepPrograms,
   make_eval_step,
   make_train_step,
   zero_totals,
@@ -275,3 +317,97 @@ def test_bfloat16_training_keeps_float32_parameters():
     np.dtype('float32'),
     np.dtype('int32'),
   }
+
+
+_SHORT, _LONG = Shape(64, 8, 16), Shape(16, 32, 64)
+
+
+@pytest.fixture(autouse=True)
+def _all_lines(caplog):
+  caplog.set_level(logging.INFO, 'fusion_jax')
+
+
+def test_each_shape_is_compiled_once_and_told(caplog):
+  made = []
+  programs = StepPrograms(made.append, 2)
+  programs.begin(_LONG)
+  for shape in (_LONG, _SHORT, _LONG, _SHORT):
+    programs.wait_for(shape)
+  assert made == [_LONG, _SHORT]
+  assert programs.compiling == ''
+  first, ended, second, _ = caplog.messages
+  assert first == (
+    'compiling shape 1 of 2 (16 rows of 32 source and 64 target subwords) ...'
+  )
+  assert ended == 'compiled shape 1 of 2 in 0.0 s'
+  assert second.startswith('compiling shape 2 of 2 (64 rows of 8 source')
+
+
+def test_an_error_of_the_compiler_reaches_the_loop():
+  def fail(_):
+    raise MemoryError('too large')
+
+  with pytest.raises(MemoryError, match='too large'):
+    StepPrograms(fail, 1).wait_for(_SHORT)
+
+
+@pytest.fixture
+def _interruptible():
+  """Takes SIGINT as a program does; workers of the tests ignore it."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures('_interruptible')
+def test_ctrl_c_is_answered_while_a_shape_is_compiled(caplog):
+  """Says what it waits for; the second ends the wait, not the compiler."""
+  may_end, answered = threading.Event(), []
+
+  def compile_slowly(_):
+    for _ in range(2):
+      time.sleep(0.1)
+      os.kill(os.getpid(), signal.SIGINT)
+      time.sleep(0.1)
+      answered.append(caplog.messages[-1])
+    may_end.wait(60)
+
+  programs = StepPrograms(compile_slowly, 8)
+  with stop_on_signals(programs) as stop:
+    with pytest.raises(KeyboardInterrupt):
+      programs.wait_for(_SHORT)
+    assert stop(0)
+  may_end.set()
+  programs.wait_for(_SHORT)
+  assert answered[0] == (
+    'SIGINT: saving, then stopping, once shape 1 of 8 is compiled; '
+    'a second one stops at once'
+  )
+
+
+# For the norm XLA on a CPU reads each gradient, writes its square and reads it.
+_NORM = 3
+# Each moment is read with the gradient and written; then the parameter is read
+# with both moments and written.
+_ADAM = 3 + 3 + 4
+# The average is read with the parameter and written.
+_AVERAGE = 3
+
+
+def _optimizer_bytes(ema: float) -> float:
+  """Bytes of the optimizer in one step, over those of the parameters."""
+  model = dataclasses.replace(PRESETS['tiny'], width=64, filter=256)
+  config = ExperimentConfig(model=model, training=TrainingConfig(ema=ema))
+  problem = Problem((256, 256), Shape(2, 4, 4))
+  program = training_program(config, problem, jax.devices()[:1])
+  text = program.traced.lower().compile().as_text()
+  moved = sum(x.moved for x in traffic(text) if x.part == 'optimizer')
+  return moved / (4 * program.parameters)
+
+
+@pytest.mark.parametrize(
+  ('ema', 'passes'),
+  [(0.0, _NORM + _ADAM), (0.99, _NORM + _ADAM + _AVERAGE)],
+)
+def test_an_update_passes_over_the_state_no_more_than_it_must(ema, passes):
+  assert _optimizer_bytes(ema) < 1.02 * passes

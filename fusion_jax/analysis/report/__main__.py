@@ -17,12 +17,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusion_jax.analysis.run_and_text_flags import add_run_and_text_flags
+from fusion_jax.analysis.text_choice import add_run_and_text_flags
 from fusion_jax.bounds import Positive, number
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
@@ -54,10 +54,10 @@ def main(argv: list[str]) -> None:
   start_logging()
   arguments = parse_arguments(argv, _parser())
   output = _checked(arguments)
+  from fusion_jax.analysis.report.contents import environment, gather
   from fusion_jax.analysis.report.page import page
-  from fusion_jax.analysis.report.run import environment, gather
   from fusion_jax.analysis.run_with_text import open_run_with_text
-  from fusion_jax.runs.run_directory import read_config
+  from fusion_jax.runs.directory import read_config
 
   workdirs = arguments.workdir
   configs = [read_config(workdir) for workdir in workdirs]
@@ -84,9 +84,10 @@ def main(argv: list[str]) -> None:
 
 def distinct(names: Sequence[str], workdirs: Sequence[Path]) -> list[str]:
   """Return names of runs, or of their directories if some names are equal."""
-  for found in (list(names), [workdir.resolve().name for workdir in workdirs]):
-    if len(set(found)) == len(found):
-      return found
+  folders = [workdir.resolve().name for workdir in workdirs]
+  for candidates in (list(names), folders):
+    if len(set(candidates)) == len(candidates):
+      return candidates
   return list(map(str, workdirs))
 
 

@@ -1,11 +1,13 @@
 """The HTML page of a report, which needs no other file."""
 
+import difflib
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
@@ -15,13 +17,18 @@ from sacrebleu.metrics import CHRF
 from fusion_jax import figures
 from fusion_jax.analysis import curves
 from fusion_jax.analysis.report import tables
-from fusion_jax.analysis.report.marks import separator, stretches
-from fusion_jax.analysis.report.run import RunReport
-from fusion_jax.analysis.report.views import Card, Picture, data_address
+from fusion_jax.analysis.report.contents import (
+  Card,
+  Picture,
+  RunReport,
+  data_address,
+)
+from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config.serialization import to_json
 from fusion_jax.evaluation import buckets
+from fusion_jax.evaluation.sentence_statistics import statistics_of
 from fusion_jax.languages import Words, words_of
-from fusion_jax.metrics import bleu_for, corpus_scores
+from fusion_jax.metrics import bleu_for
 
 # Buckets of source lengths.
 _BUCKETS = 6
@@ -40,18 +47,7 @@ def page(
   shown: int,
   versions: Mapping[str, str],
 ) -> str:
-  """Make the page of one run, or the comparison of several.
-
-  Args:
-    runs: Runs in the order of the page; others are compared with the first.
-    text: Source and reference of every line.
-    text_name: Name of the text.
-    shown: Number of lines whose translations are shown.
-    versions: Result of `report.run.environment`.
-
-  Returns:
-    The page as HTML.
-  """
+  """Make the page of one run, or the comparison of several."""
   return _template().render(
     runs=runs,
     text=text,
@@ -89,34 +85,18 @@ def bleu_by_source_length(
   systems: Mapping[str, Sequence[str]],
   languages: tuple[str, str | Words],
 ) -> list[dict[str, Any]]:
-  """Compute corpus BLEU of the lines of every bucket.
-
-  Args:
-    sources: Source lines; their lengths are counted in words of BLEU's
-      tokenizer.
-    references: Reference translations.
-    systems: Translations by the name of a system.
-    languages: Source and target language, as `bleu_for` takes them.
-
-  Returns:
-    The name, the number of lines and the score of each system, for at most six
-    buckets. Lines without a word are in none.
-  """
+  """Compute corpus BLEU of the lines of every bucket."""
   words = buckets.word_counts(sources, bleu_for(languages[0]))
-  lengths = np.array([each.total() for each in words])
+  lengths = np.array([counts.total() for counts in words])
   bounds = buckets.quantile_bounds(lengths, _BUCKETS)
-  found = []
-  for bucket in buckets.buckets_between(bounds):
-    rows = np.flatnonzero(bucket.holds(lengths)).tolist()
-    if rows:
-      own = [references[row] for row in rows]
-      scores = {
-        name: corpus_scores([lines[row] for row in rows], own, languages[1])
-        for name, lines in systems.items()
-      }
-      bleu = {name: each.bleu for name, each in scores.items()}
-      found.append({'bucket': bucket.name, 'count': len(rows), 'scores': bleu})
-  return found
+  made, target = list(systems.values()), languages[1]
+  counted = statistics_of(made, [references], target, names=['BLEU'])
+  rows = buckets.bleu_by_length(
+    lengths,
+    buckets.buckets_between(bounds),
+    {name: [x['BLEU']] for name, x in zip(systems, counted, strict=True)},
+  )
+  return [row for row in rows if row['count']]
 
 
 def draw_lengths(rows: Sequence[Mapping[str, Any]]) -> figures.Figure:
@@ -146,13 +126,13 @@ def _template() -> jinja2.Template:
   }
   made.tests |= {
     'numeric': lambda cell: bool(cell) and set(cell) <= _NUMERIC,
-    'wide': lambda own: max(_widths(own), default=0) > _WIDE,
+    'wide': lambda cards: max(_widths(cards), default=0) > _WIDE,
   }
   return made.get_template('page.html', globals={'tables': tables})
 
 
-def _widths(own: Sequence[tuple[RunReport, Card]]) -> list[int]:
-  return [card.figure.width for _, card in own if card.figure]
+def _widths(cards: Sequence[tuple[RunReport, Card]]) -> list[int]:
+  return [card.figure.width for _, card in cards if card.figure]
 
 
 def _lengths(runs: Sequence[RunReport], text: Text) -> dict[str, Any]:
@@ -182,9 +162,9 @@ def _lengths(runs: Sequence[RunReport], text: Text) -> dict[str, Any]:
 def _curves(runs: Sequence[RunReport]) -> dict[str, Any]:
   numbers = {run.name: run.curves for run in runs}
   return {
-    'view': curves.CURVES,
+    'view': VIEWS['curves'],
     'numbers': numbers,
-    'said': [f'{name}: {curves.summary(own)}' for name, own in numbers.items()],
+    'said': [f'{name}: {curves.summary(x)}' for name, x in numbers.items()],
     'picture': Picture.of_svg(figures.as_svg(curves.draw_runs(numbers))),
   }
 
@@ -195,7 +175,7 @@ def _cards(runs: Sequence[RunReport]) -> list[list[tuple[RunReport, Card]]]:
   for run in runs:
     for card in run.cards:
       every.setdefault(card.view.name, []).append((run, card))
-  every.pop(curves.CURVES.name, None)
+  every.pop('curves', None)
   return list(every.values())
 
 
@@ -230,4 +210,57 @@ def _translations(runs: Sequence[RunReport], text: Text) -> list[dict]:
       'translations': {r.name: r.translations[number - 1] for r in runs},
     }
     for number, (source, reference) in enumerate(text, start=1)
+  ]
+
+
+class Stretch(NamedTuple):
+  """Adjacent words that a text lacks or has elsewhere: reference, or first."""
+
+  text: str
+  off_reference: bool
+  off_first: bool
+
+  @property
+  def classes(self) -> str:
+    """The classes of the element that shows the marks; '' for none."""
+    marks = {'off-reference': self.off_reference, 'off-first': self.off_first}
+    return ' '.join(name for name, marked in marks.items() if marked)
+
+
+def separator(language: str) -> str:
+  """Return the text between two units of a line."""
+  return words_of(language).between
+
+
+def units(text: str, language: str) -> list[str]:
+  """Return the words of a line, or its characters if spaces part no words."""
+  return text.split() if separator(language) else list(text)
+
+
+def missing(words: Sequence[str], others: Sequence[str]) -> list[bool]:
+  """Find the words that the best alignment with others leaves out."""
+  matcher = difflib.SequenceMatcher(None, words, others, autojunk=False)
+  marks = [True] * len(words)
+  for start, _, size in matcher.get_matching_blocks():
+    marks[start : start + size] = [False] * size
+  return marks
+
+
+def stretches(
+  text: str, reference: str, first: str, language: str
+) -> list[Stretch]:
+  """Cut a translation where its marks change."""
+  words = units(text, language)
+  marks = zip(
+    missing(words, units(reference, language)),
+    missing(words, units(first, language)),
+    strict=True,
+  )
+  between = separator(language)
+  parts = itertools.groupby(
+    zip(words, marks, strict=True), key=lambda pair: pair[1]
+  )
+  return [
+    Stretch(between.join(word for word, _ in part), *mark)
+    for mark, part in parts
   ]

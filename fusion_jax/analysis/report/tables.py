@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusion_jax.analysis.report.run import RunReport
+from fusion_jax.analysis.report.contents import RunReport
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.fusion import Side, SideConfig
 from fusion_jax.config.serialization import flatten
@@ -43,10 +43,10 @@ def scores(runs: Sequence[RunReport]) -> tuple[Row, list[Row]]:
   heads, rows = ['run', *metrics], list[Row]()
   if len(runs) > 1:
     heads += [f'{metric} less {first.name}' for metric in metrics]
-  for name, own in values.items():
-    pairs = zip(own, values[first.name], strict=True)
+  for name, row in values.items():
+    pairs = zip(row, values[first.name], strict=True)
     less = [f'{value - other:+.2f}' for value, other in pairs]
-    cells = [f'{value:.2f}' for value in own]
+    cells = [f'{value:.2f}' for value in row]
     rows.append([name, *cells, *(less if len(runs) > 1 else ())])
   return heads, rows
 
@@ -58,18 +58,13 @@ def validations(run: RunReport) -> list[Row]:
 
 
 def options(runs: Sequence[RunReport]) -> tuple[list[Row], list[Row]]:
-  """Return the options that are not at their defaults.
-
-  Returns:
-    Those in which runs differ, with the value in each run and the default; and
-    the others, with value and default.
-  """
+  """Return the options that are not at their defaults."""
   default = flatten(ExperimentConfig())
   flat = [flatten(run.config) for run in runs]
   differing, alike = list[Row](), list[Row]()
   for name in sorted(set().union(default, *flat) - {'name'}):
     *cells, usual = (
-      _value(each.get(name, _ABSENT)) for each in (*flat, default)
+      _value(options.get(name, _ABSENT)) for options in (*flat, default)
     )
     if len(set(cells)) > 1:
       differing.append([name, *cells, usual])
@@ -106,14 +101,14 @@ def parameters(runs: Sequence[RunReport]) -> list[Row]:
 
 def scheme(config: ExperimentConfig, side: Side) -> str:
   """Describe the fusion of a stack in words, with its paper."""
-  own: SideConfig = config.model.side(side)
-  found = SCHEMES.get(own.fusion)
-  parts = [f'{own.fusion} ({found.source})'] if found else []
-  if own.shortcut.source != 'none':
-    words = own.shortcut.source.replace('_', '-')
-    parts.append(f'{words} shortcuts into {own.shortcut.where} attention')
-  if own.multi_layer.layers > 1:
-    parts.append(f'attention over {own.multi_layer.layers} layers')
+  options: SideConfig = config.model.side(side)
+  row = SCHEMES.get(options.fusion)
+  parts = [f'{options.fusion} ({row.source})'] if row else []
+  if options.shortcut.source != 'none':
+    words = options.shortcut.source.replace('_', '-')
+    parts.append(f'{words} shortcuts into {options.shortcut.where} attention')
+  if options.multi_layer.layers > 1:
+    parts.append(f'attention over {options.multi_layer.layers} layers')
   layers = f'{config.model.layers(side)} layers'
   return f'{layers}, {" and ".join(parts) or "no fusion"}'
 
@@ -141,10 +136,9 @@ def _trained(last: Mapping[str, Any]) -> str:
 
 
 def _corpora(config: ExperimentConfig, split: str) -> str:
-  every = config.data.all_directions
   return '; '.join(
-    f'{each.name}: {", ".join(getattr(each, split)) or "none"}'
-    for each in every
+    f'{direction.name}: {", ".join(getattr(direction, split)) or "none"}'
+    for direction in config.data.all_directions
   )
 
 
@@ -155,11 +149,10 @@ def _pairs(corpus: Mapping[str, int]) -> str:
 
 
 def _tokenizer(run: RunReport) -> str:
-  own = run.config.data.tokenizer
-  source, target = run.vocabularies
-  if own.joint:
-    return f'{own.algorithm}, {source:,} pieces for both sides'
-  return f'{own.algorithm}, {source:,} and {target:,} pieces'
+  config, (source, target) = run.config.data.tokenizer, run.vocabularies
+  if config.joint:
+    return f'{config.algorithm}, {source:,} pieces for both sides'
+  return f'{config.algorithm}, {source:,} and {target:,} pieces'
 
 
 def _share(counts: Mapping[str, int], name: str) -> str:

@@ -39,23 +39,7 @@ def generate(
   pairs: int,
   seed: int = 0,
 ) -> Iterator[tuple[str, str]]:
-  """Return distinct sentence pairs, the same for the same arguments.
-
-  Args:
-    source_language: One of `LANGUAGES`.
-    target_language: Another one of `LANGUAGES`.
-    split: 'train', 'valid' or 'test'.
-    pairs: Number of pairs, at most `SIZES[split]`. A shorter corpus is the
-      beginning of a longer one.
-    seed: Seed of the draw of combinations and of their order.
-
-  Returns:
-    An iterator over (source, target): plain text in Unicode NFC.
-
-  Raises:
-    InputError: One of the arguments is not accepted; raised at the call, not
-      at the first pair.
-  """
+  """Return distinct sentence pairs, the same for the same arguments."""
   _check(source_language, target_language, split, pairs)
   return _pairs(source_language, target_language, split, pairs, seed)
 

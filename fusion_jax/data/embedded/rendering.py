@@ -22,17 +22,7 @@ _PLAIN_SPACES = str.maketrans('\u00a0\u202f\u2009', '   ')
 
 @functools.cache
 def render(family: str, style: str, value: Value, language: str) -> str:
-  """Write one value of a family of `values.VALUES` in one language.
-
-  Args:
-    family: Key of `values.VALUES`.
-    style: Way of writing the value, '' for the usual one; see `_RENDERERS`.
-    value: One of `values.VALUES[family]`.
-    language: One of `LANGUAGES`.
-
-  Returns:
-    The text in Unicode NFC; CLDR's no-break and thin spaces are plain spaces.
-  """
+  """Write one value of a family of `values.VALUES` in one language."""
   locale = babel.Locale.parse(language)
   text = _RENDERERS[family, style](value, locale)
   return unicodedata.normalize('NFC', text).translate(_PLAIN_SPACES)

@@ -10,19 +10,32 @@ slices of a pod, h100:8 eight cards of a host. Nothing is run or downloaded.
 """
 
 import argparse
+import contextlib
 import functools
+import importlib.metadata
+import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fusion_jax.bounds import Size, number
+from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.errors import InputError
+from fusion_jax.files import write_whole
 from fusion_jax.startup import one_line_errors, start_logging
 from fusion_jax.tools.aot.topology import (
+  GIB,
+  Topology,
   read_topology,
   topology_devices,
   without_accelerator,
 )
+
+if TYPE_CHECKING:
+  from fusion_jax.tools.aot.compile import Figures
+
+_COMPILERS = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-pjrt', 'jax-cuda12-pjrt')
 
 
 @one_line_errors
@@ -36,33 +49,12 @@ def main(argv: list[str]) -> None:
     raise InputError(f'--output: {arguments.output.parent}: no such folder')
   without_accelerator()
   start_logging()
-  devices = topology_devices(topology)
-  from fusion_jax.tools.aot import batch as aot_batch
-  from fusion_jax.tools.aot import compile as aot_compile
-  from fusion_jax.tools.aot import report as aot_report
-  from fusion_jax.tools.aot.programs import ProgramRequest
-
-  request = ProgramRequest(
-    arguments.step,
-    arguments.source_length,
-    arguments.target_length,
-    arguments.prepared,
-  )
-  compile_one = functools.partial(
-    aot_compile.figures_for,
-    request=request,
-    chip=topology.figures,
-    devices=devices,
-  )
-  if arguments.find_batch:
-    figures = aot_batch.largest_batch(
-      config, request, compile_one, topology.figures.memory
-    )
-  else:
-    figures, *_ = compile_one(config)
-  print(aot_report.report(topology, arguments.step, figures))
+  figures = _figures(config, arguments, topology)
+  print(report(topology, arguments.step, figures))
   if arguments.output:
-    aot_report.write(arguments.output, topology, arguments.step, figures)
+    values = as_json(topology, arguments.step, figures)
+    text = json.dumps(values, indent=1) + '\n'
+    write_whole(arguments.output, text.encode())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,6 +74,75 @@ def _parser() -> argparse.ArgumentParser:
   add('--prepared', default='', help='prepared folder: its shapes, vocabulary')
   add('--output', type=Path, help='writes the figures as JSON too')
   return parser
+
+
+def _figures(
+  config: ExperimentConfig, arguments: argparse.Namespace, topology: Topology
+) -> 'Figures':
+  devices = topology_devices(topology)
+  # Imported after `without_accelerator`, because they import JAX.
+  from fusion_jax.tools.aot.batch import largest_batch
+  from fusion_jax.tools.aot.compile import figures_for
+  from fusion_jax.tools.aot.programs import ProgramRequest
+
+  request = ProgramRequest(
+    arguments.step,
+    arguments.source_length,
+    arguments.target_length,
+    arguments.prepared,
+  )
+  chip = topology.figures
+  compile_one = functools.partial(
+    figures_for, request=request, chip=chip, devices=devices
+  )
+  if arguments.find_batch:
+    return largest_batch(config, request, compile_one, chip.memory)
+  return compile_one(config)[0]
+
+
+def report(topology: Topology, step: str, figures: 'Figures') -> str:
+  """Write the figures, one per line."""
+  chip, chips = topology.figures, figures.chips
+  rows, source, target = figures.shape
+  axes = ' x '.join(f'{axis} {size}' for axis, size in figures.mesh.items())
+  most = ' at most' if step == 'decode' else ''
+  lines = [
+    f'{topology.name}, {step}: {chips} chips, {axes}; '
+    f'{figures.parameters:,} parameters; '
+    f'a batch of {rows} rows of {source} + {target} positions',
+    f'memory      {figures.peak / GIB:.2f} GiB of {chip.memory / GIB:.2f} GiB '
+    f'a chip, it fits; {figures.state / GIB:.2f} GiB of it between steps',
+    f'operations  {figures.flops / 1e12:.3f} * 10^12{most}, products alone; '
+    f'{figures.flops / chips / chip.flops * 1e3:.2f} ms per chip at its peak',
+  ]
+  lines += [
+    f'{kind:<18}  {total.count:,}{most}, '
+    f'a chip sends {total.sent / 2**20:,.1f} MiB, '
+    f'{total.overlapping:.0%} of it while it computes'
+    for kind, total in figures.exchanges.items()
+  ] or ['nothing is exchanged between chips']
+  lines.append(
+    f'seconds     {figures.trace_seconds:.0f} to trace, '
+    f'{figures.compile_seconds:.0f} to compile'
+  )
+  return '\n'.join(lines)
+
+
+def as_json(
+  topology: Topology, step: str, figures: 'Figures'
+) -> dict[str, Any]:
+  """Return the figures and what they depend on as plain values."""
+  versions = {}
+  for name in _COMPILERS:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      versions[name] = importlib.metadata.version(name)
+  return {
+    'topology': topology.name,
+    'step': step,
+    'available': topology.figures.memory,
+    **figures.as_json(),
+    'versions': versions,
+  }
 
 
 if __name__ == '__main__':

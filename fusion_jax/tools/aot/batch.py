@@ -6,17 +6,17 @@ Each further measurement corrects it, within the bounds found so far and by at
 most a factor of `_REACH`: far from the measurements the line is a guess.
 """
 
-import dataclasses
 import logging
 import math
 from collections.abc import Callable
 from typing import Any
 
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.presets import changed
 from fusion_jax.errors import CheckFailed
-from fusion_jax.tools.aot.chips import GIB
 from fusion_jax.tools.aot.compile import DoesNotFit, Figures
 from fusion_jax.tools.aot.programs import ProgramRequest, training_problem
+from fusion_jax.tools.aot.topology import GIB
 
 logger = logging.getLogger(__name__)
 
@@ -26,90 +26,54 @@ COMPILATIONS = 6
 _CLOSE, _SAFE = 0.05, 0.98
 _REACH = 16.0
 
+# Compiles a config; returns its figures first.
+Compile = Callable[[ExperimentConfig], tuple[Figures, Any, Any]]
+
 
 def largest_batch(
   config: ExperimentConfig,
   request: ProgramRequest,
-  compile_one: Callable[[ExperimentConfig], tuple[Figures, Any, Any]],
+  compile_one: Compile,
   memory: float,
 ) -> Figures:
-  """Search the largest data.batch.tokens that fits.
-
-  Args:
-    config: Experiment to train; its batch is tried first.
-    request: Lengths of the batch.
-    compile_one: Function of a config that returns its figures first, or raises
-      `DoesNotFit`.
-    memory: Bytes of memory of a chip.
-
-  Returns:
-    The figures of the largest batch that was compiled and fits.
-
-  Raises:
-    CheckFailed: Not even the smallest batch that was tried fits.
-  """
+  """Search the largest data.batch.tokens that fits."""
   shape = training_problem(config, request).shape
+  # Sizes are in steps of the rows of a batch.
   step = config.data.batch.row_multiple * shape.slots
-  search = _Search(shape.rows * shape.slots // step)
+  size, least, most = shape.rows * shape.slots // step, 0, math.inf
   best: Figures | None = None
   for _ in range(COMPILATIONS):
-    tokens = -(-search.units * step // 2)
-    logger.info('data.batch.tokens=%d: compiling', tokens)
-    try:
-      found, *_ = compile_one(_with_tokens(config, tokens))
-    except DoesNotFit as error:
-      logger.info('data.batch.tokens=%d: %s', tokens, error)
-      search.too_large(error.available / error.needed)
+    tokens = -(-size * step // 2)
+    figures, growth = _try(config, tokens, compile_one, memory)
+    if figures:
+      best, least = figures, size
     else:
-      peak, room = found.peak / GIB, memory / GIB
-      logger.info('data.batch.tokens=%d: %.2f of %.2f GiB', tokens, peak, room)
-      best = found
-      search.fits((memory - found.state) / (found.peak - found.state))
-    if search.is_over:
+      most = size
+    size = max(least + 1, int(min(int(size * growth), most - 1)))
+    if size >= most or (least > 0 and size <= least * (1 + _CLOSE)):
       break
+  else:
+    if best:
+      logger.info('%d compilations are over; more may fit', COMPILATIONS)
   if best is None:
     raise CheckFailed(
       f'no batch fits, down to data.batch.tokens={tokens}, the smallest that '
       'was tried; cut the parameters with parallel.fsdp or parallel.tensor'
     )
-  if not search.is_over:
-    logger.info('%d compilations are over; more may fit', COMPILATIONS)
   return best
 
 
-class _Search:
-  """State of the search; sizes are in steps of the rows of a batch.
-
-  Attributes:
-    units: Size to try next.
-    is_over: Whether nothing is left to try between what fits and what does not.
-  """
-
-  def __init__(self, units: int):
-    self.units = units
-    self.is_over = False
-    self._least: int = 0
-    self._most: float = math.inf
-
-  def fits(self, growth: float) -> None:
-    """Record that `units` fits; memory would suffice for `growth` times it."""
-    self._least = self.units
-    self._next(min(growth * _SAFE, _REACH))
-
-  def too_large(self, growth: float) -> None:
-    """Record that `units` does not fit; `growth` times as much might."""
-    self._most = self.units
-    self._next(max(growth * _SAFE, 1 / _REACH))
-
-  def _next(self, growth: float) -> None:
-    wanted = int(self.units * growth)
-    wanted = max(self._least + 1, int(min(wanted, self._most - 1)))
-    close = wanted <= self._least * (1 + _CLOSE)
-    self.is_over = wanted >= self._most or (self._least > 0 and close)
-    self.units = wanted
-
-
-def _with_tokens(config: ExperimentConfig, tokens: int) -> ExperimentConfig:
-  batch = dataclasses.replace(config.data.batch, tokens=tokens)
-  data = dataclasses.replace(config.data, batch=batch)
-  return dataclasses.replace(config, data=data)
+def _try(
+  config: ExperimentConfig, tokens: int, compile_one: Compile, memory: float
+) -> tuple[Figures | None, float]:
+  """Return the figures if it fits, and the growth that memory allows."""
+  logger.info('data.batch.tokens=%d: compiling', tokens)
+  try:
+    figures, *_ = compile_one(changed(config, {'data.batch.tokens': tokens}))
+  except DoesNotFit as error:
+    logger.info('data.batch.tokens=%d: %s', tokens, error)
+    return None, max(error.available / error.needed * _SAFE, 1 / _REACH)
+  peak, room = figures.peak / GIB, memory / GIB
+  logger.info('data.batch.tokens=%d: %.2f of %.2f GiB', tokens, peak, room)
+  growth = (memory - figures.state) / (figures.peak - figures.state)
+  return figures, min(growth * _SAFE, _REACH)

@@ -1,7 +1,7 @@
 """Compilation of a program for absent chips, and figures of what it needs.
 
-`cost_analysis` counts the body of a loop once; products, bytes and exchanges
-are counted here as often as they are done.
+`cost_analysis` counts the body of a loop once; products and exchanges are
+counted here as often as they are done.
 """
 
 import dataclasses
@@ -17,11 +17,10 @@ import jax
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.errors import CheckFailed
-from fusion_jax.tools.aot.chips import GIB, Chip
 from fusion_jax.tools.aot.hlo_collectives import Total, collectives, totals
-from fusion_jax.tools.aot.hlo_traffic import by_part, total_cycles, traffic
 from fusion_jax.tools.aot.matmul_flops import product_gflop
 from fusion_jax.tools.aot.programs import Program, ProgramRequest, program_for
+from fusion_jax.tools.aot.topology import GIB, Chip
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +33,7 @@ _TOO_LARGE = re.compile(
 
 
 class DoesNotFit(CheckFailed):
-  """A program needs more memory than a chip has.
-
-  Attributes:
-    needed: Bytes that the program needs.
-    available: Bytes that a chip has.
-  """
+  """A program needs more bytes of memory than a chip has."""
 
   def __init__(self, needed: float, available: float):
     super().__init__(
@@ -55,25 +49,13 @@ class Figures:
   """Figures of a compiled program.
 
   Attributes:
-    mesh: Number of devices along each axis of the mesh.
     shape: Rows, source and target positions of the batch.
-    parameters: Number of parameters of the model.
     peak: Most bytes that a chip has in use.
     state: Bytes of the arguments per chip, which stay between steps.
-    flops: Operations of the matrix products of all chips, 2mnk each; for a
-      search, those of the most steps.
-    moved: Bytes that all instructions of a chip read and write, as estimated by
-      XLA: a loop's body counts once, and so does what stays on the chip between
-      two instructions. 0 without an estimate.
-    parts: Bytes that a chip reads from its HBM and writes to it, by part of the
-      step; a loop's body counts as often as it runs.
-    kernels: Number of instructions that move anything, loops as often as they
-      run; on a GPU each is a kernel.
-    cycles: Cycles of a chip as estimated by the compiler for TPUs, if nothing
-      overlaps; else 0.
-    exchanges: Count of exchanges and bytes that a chip sends, by kind.
-    trace_seconds: Seconds of tracing on the machine that compiled.
-    compile_seconds: Seconds of compilation on that machine.
+    flops: Operations of the matrix products of all chips; of a search, those of
+      the most steps.
+    moved: Bytes that a chip reads and writes, as estimated by XLA: a loop's
+      body counts once, as does what stays on the chip. 0 without an estimate.
   """
 
   mesh: dict[str, int]
@@ -83,9 +65,6 @@ class Figures:
   state: int
   flops: float
   moved: float
-  parts: dict[str, int]
-  kernels: int
-  cycles: int
   exchanges: dict[str, Total]
   trace_seconds: float
   compile_seconds: float
@@ -96,11 +75,6 @@ class Figures:
     return math.prod(self.mesh.values())
 
   @property
-  def hbm(self) -> int:
-    """The bytes that a chip moves between its HBM and itself."""
-    return sum(self.parts.values())
-
-  @property
   def sent(self) -> float:
     """The bytes that a chip sends."""
     return sum(total.sent for total in self.exchanges.values())
@@ -108,11 +82,8 @@ class Figures:
   def as_json(self) -> dict[str, Any]:
     """Return the figures as plain values."""
     exchanges = {kind: x._asdict() for kind, x in self.exchanges.items()}
-    return dataclasses.asdict(self) | {
-      'hbm': self.hbm,
-      'exchanges': exchanges,
-      'shape': dict(zip(('rows', 'source', 'target'), self.shape, strict=True)),
-    }
+    shape = dict(zip(('rows', 'source', 'target'), self.shape, strict=True))
+    return dataclasses.asdict(self) | {'exchanges': exchanges, 'shape': shape}
 
 
 def figures_for(
@@ -121,77 +92,58 @@ def figures_for(
   chip: Chip,
   devices: Sequence[Any],
 ) -> tuple[Figures, Program, str]:
-  """Trace and compile a program.
-
-  Args:
-    config: Config of the experiment.
-    request: Which program of the experiment.
-    chip: Kind of the devices.
-    devices: Devices that the program runs on.
-
-  Returns:
-    The figures, the program, and its compiled text.
-
-  Raises:
-    InputError: As for `program_for`.
-    DoesNotFit: A chip does not have enough memory.
-  """
+  """Trace and compile a program; return its text too."""
   begin = time.monotonic()
   program = program_for(config, request, devices)
-  traced = time.monotonic() - begin
-  logger.info('traced in %.0f s; compiling for %d', traced, program.mesh.size)
-  figures, text = _compiled(program, chip)
-  visible = program
-  if config.model.attention_implementation == 'cudnn':
-    # The products of the kernel are not in the traced program.
-    plain = changed(config, {'model.attention_implementation': 'plain'})
-    visible = program_for(plain, request, devices)
-  flops = 1e9 * product_gflop(visible.traced.jaxpr, visible.trips)
-  figures = dataclasses.replace(figures, trace_seconds=traced, flops=flops)
-  return figures, program, text
-
-
-def _compiled(program: Program, chip: Chip) -> tuple[Figures, str]:
-  begin = time.monotonic()
-  try:
-    compiled = program.traced.lower().compile()
-  except jax.errors.JaxRuntimeError as error:
-    raise too_large(error) from None
-  seconds = time.monotonic() - begin
-  memory = compiled.memory_analysis()
-  if memory.peak_memory_in_bytes > chip.memory:
-    raise DoesNotFit(float(memory.peak_memory_in_bytes), chip.memory)
-  text = compiled.as_text()
-  costs = compiled.cost_analysis() or {}
-  moved = traffic(text, program.trips)
+  traced = time.monotonic()
+  logger.info(
+    'traced in %.0f s; compiling for %d', traced - begin, program.mesh.size
+  )
+  compiled = _compiled(program, chip)
+  seconds = time.monotonic() - traced
+  memory, text = compiled.memory_analysis(), compiled.as_text()
   figures = Figures(
     mesh=dict(program.mesh.shape),
     shape=(*program.shape,),
     parameters=program.parameters,
     peak=memory.peak_memory_in_bytes,
     state=memory.argument_size_in_bytes,
-    flops=0.0,
-    moved=float(costs.get('bytes accessed', 0)),
-    parts=by_part(moved),
-    kernels=sum(one.times for one in moved),
-    cycles=total_cycles(moved),
+    flops=_flops(config, request, program, devices),
+    moved=float((compiled.cost_analysis() or {}).get('bytes accessed', 0)),
     exchanges=totals(collectives(text, program.trips)),
-    trace_seconds=0.0,
+    trace_seconds=traced - begin,
     compile_seconds=seconds,
   )
-  return figures, text
+  return figures, program, text
+
+
+def _compiled(program: Program, chip: Chip) -> Any:
+  """Return the compiled program; raise DoesNotFit."""
+  try:
+    compiled: Any = program.traced.lower().compile()
+  except jax.errors.JaxRuntimeError as error:
+    raise too_large(error) from None
+  peak = compiled.memory_analysis().peak_memory_in_bytes
+  if peak > chip.memory:
+    raise DoesNotFit(float(peak), chip.memory)
+  return compiled
+
+
+def _flops(
+  config: ExperimentConfig,
+  request: ProgramRequest,
+  program: Program,
+  devices: Sequence[Any],
+) -> float:
+  if config.model.attention_implementation == 'cudnn':
+    # The products of the kernel are not in the traced program.
+    plain = changed(config, {'model.attention_implementation': 'plain'})
+    program = program_for(plain, request, devices)
+  return 1e9 * product_gflop(program.traced.jaxpr, program.trips)
 
 
 def too_large(error: jax.errors.JaxRuntimeError) -> Exception:
-  """Return the error to raise when the compiler refuses a program.
-
-  Args:
-    error: Error of the compiler.
-
-  Returns:
-    `DoesNotFit` with the compiler's figures if memory is the reason; any other
-    error unchanged.
-  """
+  """Return the error to raise when the compiler refuses a program."""
   message = str(error)
   match = _TOO_LARGE.search(message)
   if 'RESOURCE_EXHAUSTED' not in message or not match:

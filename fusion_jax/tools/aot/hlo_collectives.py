@@ -1,6 +1,5 @@
 """Exchanges of a compiled program between devices, read from its text."""
 
-import collections
 import dataclasses
 import math
 import re
@@ -10,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fusion_jax.tools.aot.hlo_text import (
-  arrays,
   computations,
+  element_bits,
   executions,
   numbers,
   origin,
@@ -44,6 +43,7 @@ _IOTA = re.compile(
 _AXES = re.compile(r'replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}')
 _MESH_AXIS = re.compile(r"'([^']*)'=(\d+)")
 _PART = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
+_ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,]*)\]')
 _DEVICES = re.compile(r'num_partitions=(\d+)')
 
 
@@ -90,11 +90,9 @@ class Collective:
 
 
 class Total(NamedTuple):
-  """All exchanges of a kind.
+  """All exchanges of a kind: how often, and the bytes that a device sends.
 
   Attributes:
-    count: Number of exchanges, each counted as often as it is done.
-    sent: Bytes that a device sends.
     overlapping: Share of these bytes during which the device computes.
   """
 
@@ -103,18 +101,19 @@ class Total(NamedTuple):
   overlapping: float
 
 
-def totals(found: Sequence[Collective]) -> dict[str, Total]:
+def totals(exchanges: Sequence[Collective]) -> dict[str, Total]:
   """Sum counts and bytes by kind, in alphabetical order."""
-  by_kind = collections.defaultdict(list)
-  for one in found:
-    by_kind[one.kind].append(one)
-  return {kind: _total(own) for kind, own in sorted(by_kind.items())}
+  kinds = sorted({x.kind for x in exchanges})
+  return {
+    kind: _total([x for x in exchanges if x.kind == kind]) for kind in kinds
+  }
 
 
-def _total(found: Sequence[Collective]) -> Total:
-  sent = sum(x.sent for x in found)
-  overlapping = sum(x.sent for x in found if x.overlaps)
-  return Total(sum(x.times for x in found), sent, overlapping / (sent or 1))
+def _total(exchanges: Sequence[Collective]) -> Total:
+  sent = sum(x.sent for x in exchanges)
+  overlapping = sum(x.sent for x in exchanges if x.overlaps)
+  times = sum(x.times for x in exchanges)
+  return Total(times, sent, overlapping / (sent or 1))
 
 
 def collectives(text: str, trips: int = 1) -> list[Collective]:
@@ -123,28 +122,23 @@ def collectives(text: str, trips: int = 1) -> list[Collective]:
   An exchange inside a loop counts as often as the loop runs; those of all
   branches of a conditional count. An exchange that the TPU compiler has cut
   into a start, steps between products, and an end counts once.
-
-  Args:
-    text: `compiled.as_text()`, for a CPU, GPU or TPU.
-    trips: Number of iterations of a loop whose count XLA does not know.
-
-  Returns:
-    The exchanges among more than one device.
   """
   bodies = computations(text)
   times = executions(bodies, trips)
   devices = int(match[1]) if (match := _DEVICES.search(text)) else 1
-  found: dict[object, Collective] = {}
+  exchanges: dict[object, Collective] = {}
   for name, lines in bodies.items():
     for number, line in enumerate(lines):
-      if one := _read(line, devices):
+      if exchange := _read(line, devices):
         chain = _CHAIN.search(line)
         key = chain.groups() if chain else (name, number)
-        overlaps = bool(chain) or _overlaps(lines, number)
-        found.setdefault(
-          key, dataclasses.replace(one, times=times(name), overlaps=overlaps)
+        exchange = dataclasses.replace(
+          exchange,
+          times=times(name),
+          overlaps=bool(chain) or _overlaps(lines, number),
         )
-  return [x for x in found.values() if x.group > 1 and x.times]
+        exchanges.setdefault(key, exchange)
+  return [x for x in exchanges.values() if x.group > 1 and x.times]
 
 
 def _read(line: str, devices: int) -> Collective | None:
@@ -190,7 +184,11 @@ def _whole(operation: re.Match[str], group: int) -> int:
 
 
 def _bytes(result: str, scalars: bool = True) -> int:
-  return sum(each.size for each in arrays(result) if each.sizes or scalars)
+  return sum(
+    element_bits(dtype) * math.prod(numbers(sizes)) // 8
+    for dtype, sizes in _ARRAY.findall(result)
+    if sizes or scalars
+  )
 
 
 def _members(line: str, devices: int) -> tuple[int, ...]:
@@ -212,12 +210,7 @@ def _transposed(size: str, shape: str, order: str | None) -> tuple[int, ...]:
 
 
 def _along(mesh: str, axes: str) -> tuple[int, ...]:
-  """Return the devices along mesh axes, or parts of them, from the first on.
-
-  Args:
-    mesh: Axes of the mesh, for example "'data'=4,'tensor'=2".
-    axes: Axes to follow: "'tensor'", or "'data':(2)2" for the last two of four.
-  """
+  """Return the devices along mesh axes, or parts of them, from the first on."""
   sizes = {name: int(size) for name, size in _MESH_AXIS.findall(mesh)}
   strides, stride = {}, 1
   for name in reversed(sizes):

@@ -19,10 +19,6 @@ def product_gflop(program: ClosedJaxpr, trips: int = 1) -> float:
   counted, because XLA drops them. The body of a scan counts as often as it
   runs, that of a shard_map once per shard; of the branches of a conditional
   only the largest counts.
-
-  Args:
-    program: Traced program, `jax.jit(f).trace(...).jaxpr`.
-    trips: Number of times that the body of each while loop runs.
   """
   return 2 * _count(_needed(program), trips, _product) / 1e9
 
@@ -32,9 +28,6 @@ def multiplications(program: ClosedJaxpr) -> int:
 
   They are those of matrix products, mnk, and of arrays with arrays, a square
   among them; what divides, takes roots or exponentials is not counted.
-
-  Args:
-    program: Traced program without a while loop.
   """
   return _count(_needed(program), 0, _multiplications)
 

@@ -1,13 +1,9 @@
-"""The training step and the search of a config, traced for given devices.
-
-They are the programs that train.py and decode.py run, traced with the shapes of
-the arguments instead of arrays.
-"""
+"""The training step and the search of a config, traced for given devices."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,23 +15,22 @@ from fusion_jax.data.batching import Shape
 from fusion_jax.data.mixing import training_mixture
 from fusion_jax.data.pipeline import abstract_batch, training_shapes
 from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.decoding.batches import decode_shapes
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
   search_batch,
 )
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.shapes import decode_shapes
 from fusion_jax.errors import require
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated
 from fusion_jax.runs.checkpoint import abstract_like
 from fusion_jax.search.constraints import TokenRules
 from fusion_jax.search.hypotheses import LengthPenalty
-from fusion_jax.training.checks import check_attention, check_rows
-from fusion_jax.training.fusion_rate import fusion_rates
-from fusion_jax.training.initial_state import plan_state
-from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.training.build import check_experiment
+from fusion_jax.training.optimizer import optimizer_for
+from fusion_jax.training.state import plan_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 # The ids that start and end a line do not change the programs.
@@ -47,11 +42,8 @@ class ProgramRequest:
   """Request for a program, in addition to the config.
 
   Attributes:
-    step: 'train' or 'decode'.
-    source_length: Source positions of a batch; None for the most that the
-      config allows, or the target's number if that is given.
-    target_length: Target positions of a batch; None for the most that the
-      config allows, or the source's number if that is given.
+    source_length, target_length: Positions of a batch; None for those of the
+      other side, if they are given, or else the most that the config allows.
     prepared: Prepared folder that gives shapes and vocabularies; '' for none.
   """
 
@@ -61,14 +53,8 @@ class ProgramRequest:
   prepared: str = ''
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-  """Sizes that a program depends on, in addition to the config.
-
-  Attributes:
-    vocabularies: Vocabulary sizes of source and target.
-    shape: Shape of a batch.
-  """
+class Problem(NamedTuple):
+  """Vocabulary sizes of source and target, and shape of a batch."""
 
   vocabularies: tuple[int, int]
   shape: Shape
@@ -79,9 +65,6 @@ class Program:
   """A program that is ready to be compiled.
 
   Attributes:
-    traced: Program as traced by JAX.
-    mesh: Mesh that it runs on.
-    shape: Shape of its batch.
     weights: Shapes of the model's parameters, and their sharding.
     trips: Number of iterations of a loop whose count is unknown: the most steps
       of a search.
@@ -102,20 +85,7 @@ class Program:
 def program_for(
   config: ExperimentConfig, request: ProgramRequest, devices: Sequence[Any]
 ) -> Program:
-  """Trace the requested program.
-
-  Args:
-    config: Config of the experiment.
-    request: Which program, and its sizes.
-    devices: Devices that it runs on.
-
-  Returns:
-    The traced program.
-
-  Raises:
-    InputError: The mesh does not fit the devices, the rows do not fit the mesh,
-      or the lengths do not fit the config.
-  """
+  """Trace the requested program."""
   if request.step == 'decode':
     problem = decoding_problem(config, request)
     return decoding_program(config, problem, devices)
@@ -125,17 +95,7 @@ def program_for(
 def training_problem(
   config: ExperimentConfig, request: ProgramRequest
 ) -> Problem:
-  """Return vocabularies and shape of the largest batch of a training run.
-
-  Args:
-    config: Config that gives slots and granularity of the batches. Unless the
-      request does, it also gives their lengths, data.filter.max_length, and the
-      vocabularies.
-    request: Lengths, or a prepared folder, whose longest shape is used.
-
-  Raises:
-    InputError: The folder is not a prepared folder.
-  """
+  """Return vocabularies and shape of the largest batch of a training run."""
   data, longest = config.data, config.data.filter.max_length
   source, target = request.source_length, request.target_length
   given = source is not None or target is not None
@@ -169,25 +129,11 @@ def _vocabularies(
 def training_program(
   config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
 ) -> Program:
-  """Trace the training step on the mesh of the config.
-
-  Args:
-    config: Config of the experiment.
-    problem: Result of `training_problem`.
-    devices: Devices that it runs on.
-
-  Raises:
-    InputError: The mesh does not fit the devices, or the rows do not fit the
-      mesh.
-  """
+  """Trace the training step on the mesh of the config."""
+  check_experiment(config, devices)
   mesh = make_mesh(config.parallel, devices)
-  check_rows(config, mesh)
-  check_attention(config, mesh)
   model = _model(config, problem)
-  training = config.training
-  recipe = config.optimizer, config.model.width, training.steps
-  rates = fusion_rates(model, config.optimizer)
-  optimizer = make_optimizer(*recipe, training.freeze, rates)
+  optimizer = optimizer_for(config, model)
   plan = plan_state(model, optimizer, config, mesh)
   totals = abstract_like(
     jax.eval_shape(lambda: zero_totals(config.model.encoder_layers)),
@@ -204,16 +150,7 @@ def training_program(
 def decoding_problem(
   config: ExperimentConfig, request: ProgramRequest
 ) -> Problem:
-  """Return vocabularies and shape of the search with most target positions.
-
-  Args:
-    config: Config that gives the options of decoding.
-    request: Request; with a source length, the shape that holds such lines is
-      used.
-
-  Raises:
-    InputError: No shape holds sources of this length.
-  """
+  """Return vocabularies and shape of the search with most target positions."""
   model, options = config.model, config.decoding
   limit = model.max_positions if model.positions == 'learned' else None
   shapes = decode_shapes(options, limit)
@@ -234,19 +171,7 @@ def decoding_problem(
 def decoding_program(
   config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
 ) -> Program:
-  """Trace the beam search of all processes, where each device has its rows.
-
-  Args:
-    config: Config of the experiment.
-    problem: Result of `decoding_problem`, with the rows of each process.
-    devices: Devices that it runs on.
-
-  Returns:
-    The program; its parameters are replicated on all devices.
-
-  Raises:
-    InputError: The config samples.
-  """
+  """Trace the beam search of all processes, where each device has its rows."""
   options = config.decoding
   require(
     options.search == 'beam',
@@ -258,11 +183,10 @@ def decoding_program(
   parameters = abstract_like(
     jax.eval_shape(lambda: initial_parameters(model, 0)), replicated(mesh)
   )
-  own, source, target = problem.shape
+  process_rows, source, target = problem.shape
   processes = len({device.process_index for device in devices})
-  devices_each = mesh.size // processes
   # Rows are added as `placed` fills up the devices of a process.
-  rows = math.ceil(own / devices_each) * mesh.size
+  rows = math.ceil(process_rows / (mesh.size // processes)) * mesh.size
   numbers = _ids((rows,), by_rows(mesh))
   batch = SearchRows(
     (Source(_ids((rows, source), by_rows(mesh)), numbers),), numbers, numbers

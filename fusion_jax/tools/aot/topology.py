@@ -1,16 +1,19 @@
 """Topologies of absent chips: their names, and devices to compile for."""
 
-import dataclasses
 import importlib.metadata
 import importlib.util
 import math
 import os
 import re
-from collections.abc import Sequence
-from typing import Any
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from fusion_jax.errors import InputError
-from fusion_jax.tools.aot.chips import Chip, chip_named
+
+GIB = 2**30
 
 _NAME = re.compile(r'(?:(\d{1,6})x)?([a-z]\w*):(\d{1,6}(?:x\d{1,6}){0,2})')
 # What libtpu asks about the machine that it believes to run on. The topology
@@ -22,51 +25,49 @@ _TPU_HOST = {
   'TPU_WORKER_ID': '0',
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
 }
-# Values for XLA's GpuTargetConfigProto: capability, cores, bytes per second,
-# cache, GHz, memory, shared memory of a core and of a block. h100 is as in
-# XLA's own specs (target_config/specs/h100_sxm.txtpb), the others are nominal.
-_GPUS = {
-  'a100': (8, 108, 2_039e9, 41_943_040, 1.41, 85.1e9, 167_936, 166_912),
-  'h100': (9, 132, 3_352e9, 52_428_800, 1.98, 84.9e9, 233_472, 232_448),
-  'h200': (9, 132, 4_800e9, 52_428_800, 1.98, 150.1e9, 233_472, 232_448),
-}
+_CUDA_PLUGINS = 'jax_plugins.xla_cuda13', 'jax_plugins.xla_cuda12'
+# What all cards have in XLA's GpuTargetConfigProto.
 _GPU_TARGET = """
 gpu_device_info {{
-  cuda_compute_capability {{ major: {0} }}
+  {figures}
   threads_per_block_limit: 1024
   threads_per_warp: 32
   shared_memory_per_block: 49152
-  shared_memory_per_core: {6}
-  shared_memory_per_block_optin: {7}
   threads_per_core_limit: 2048
-  core_count: {1}
-  fpus_per_core: {8}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  memory_bandwidth: {2:.0f}
-  l2_cache_size: {3}
-  clock_rate_ghz: {4}
-  device_memory_size: {5:.0f}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 }}
-device_description_str: "{9}"
+device_description_str: "{name}"
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Topology:
-  """Chips to compile for.
+class Chip(NamedTuple):
+  """One kind of chip; see the head of chips.toml."""
 
-  Attributes:
-    name: Name as the user gave it.
-    chip: Name of a row of `chips.CHIPS`.
-    slices: Number of slices of a pod, or of GPU hosts, joined by a network.
-    shape: Number of chips of a slice along its axes; one axis for GPUs.
-  """
+  axes: int
+  memory: float
+  flops: float
+  bandwidth: float
+  link: float
+  largest: int
+  clock: float = 0.0
+  target: Mapping[str, Any] = types.MappingProxyType({})
+
+
+_FILE = Path(__file__).with_name('chips.toml')
+CHIPS = {
+  name: Chip(**figures)
+  for name, figures in tomllib.loads(_FILE.read_text('utf-8')).items()
+}
+
+
+class Topology(NamedTuple):
+  """Chips to compile for: slices, or hosts of GPUs, joined by a network."""
 
   name: str
   chip: str
@@ -76,7 +77,12 @@ class Topology:
   @property
   def figures(self) -> Chip:
     """The figures of one chip."""
-    return chip_named(self.chip)
+    return CHIPS[self.chip]
+
+  @property
+  def is_gpu(self) -> bool:
+    """Whether its chips are cards of hosts."""
+    return bool(self.figures.target)
 
   @property
   def size(self) -> int:
@@ -85,33 +91,30 @@ class Topology:
 
 
 def read_topology(name: str) -> Topology:
-  """Read 'v5e:16x16', '2xv5e:16x16' for two slices, or 'h100:8'.
-
-  Raises:
-    InputError: The text is not a topology, there is no such chip, or there are
-      more chips than a slice or a host has.
-  """
+  """Read 'v5e:16x16', '2xv5e:16x16' for two slices, or 'h100:8'."""
   match = _NAME.fullmatch(name)
   if not match:
     raise InputError(
       f'--topology: {name!r} is none; give CHIP:AxB, CHIP:AxBxC or GPU:CARDS, '
       'or SLICESxCHIP:AxB, such as v5e:16x16, 2xv5e:16x16, v5p:4x4x4, h100:8'
     )
-  slices, chip, shape = match.groups()
-  topology = Topology(
-    name, chip, int(slices or 1), tuple(map(int, shape.split('x')))
-  )
-  axes = {'v4': 3, 'v5p': 3}.get(chip, 1 if chip in _GPUS else 2)
-  figures, size = topology.figures, math.prod(topology.shape)
-  if len(topology.shape) != axes or not topology.size:
+  slices, chip, sizes = match.groups()
+  if chip not in CHIPS:
+    raise InputError(
+      f'--topology: no chip {chip!r}; there are {", ".join(CHIPS)}'
+    )
+  shape = tuple(map(int, sizes.split('x')))
+  topology = Topology(name, chip, int(slices or 1), shape)
+  axes, largest = CHIPS[chip].axes, CHIPS[chip].largest
+  if len(shape) != axes or not topology.size:
     example = {1: '8', 2: '4x4', 3: '2x2x2'}[axes]
     raise InputError(
       f'--topology: {name!r}: {chip} has {axes} axes, as in {chip}:{example}'
     )
-  if size > figures.largest:
+  if math.prod(shape) > largest:
     raise InputError(
-      f'--topology: {name!r}: {size} chips, the largest {chip} has '
-      f'{figures.largest}; several are 2x{chip}:... and so on'
+      f'--topology: {name!r}: {math.prod(shape)} chips, the largest {chip} has '
+      f'{largest}; several are 2x{chip}:... and so on'
     )
   return topology
 
@@ -122,35 +125,22 @@ def without_accelerator() -> None:
 
 
 def topology_devices(topology: Topology) -> Sequence[Any]:
-  """Return the devices of a topology; programs are compiled for them, not run.
-
-  Args:
-    topology: Result of `read_topology`.
-
-  Returns:
-    One JAX device per chip.
-
-  Raises:
-    InputError: The compiler is not installed, or does not know the topology.
-  """
+  """Return a topology's devices; programs are compiled for them, not run."""
   from jax.experimental import topologies
 
-  get = _gpus if topology.figures.kind == 'gpu' else _tpus
-  name, options = get(topology)
+  name, options = _gpus(topology) if topology.is_gpu else _tpus(topology)
+  platform = 'cuda' if topology.is_gpu else 'tpu'
   try:
-    found = topologies.get_topology_desc(
-      name, 'cuda' if topology.chip in _GPUS else 'tpu', **options
-    )
+    return topologies.get_topology_desc(name, platform, **options).devices
   except Exception as error:  # Plugins raise many types.
     raise InputError(
       f'--topology: {topology.name!r}: {str(error).splitlines()[0]}'
     ) from error
-  return found.devices
 
 
 def _tpus(topology: Topology) -> tuple[str, dict[str, Any]]:
   """Return the name and the options of a topology for libtpu."""
-  if importlib.util.find_spec('libtpu') is None:
+  if not _is_installed('libtpu'):
     version = importlib.metadata.version('jax')
     raise InputError(
       f'--topology: {topology.name!r} needs libtpu, which compiles for TPUs '
@@ -169,19 +159,26 @@ def _tpus(topology: Topology) -> tuple[str, dict[str, Any]]:
 
 def _gpus(topology: Topology) -> tuple[str, dict[str, Any]]:
   """Return the name and the options of a topology for the CUDA plugin."""
-  plugins = ('jax_plugins.xla_cuda13', 'jax_plugins.xla_cuda12')
-  if not any(_is_installed(plugin) for plugin in plugins):
+  if not any(map(_is_installed, _CUDA_PLUGINS)):
     version = importlib.metadata.version('jax')
     raise InputError(
       f'--topology: {topology.name!r} needs the CUDA plugin, which compiles '
       f'for GPUs where none is: pip install --no-deps '
       f'jax-cuda13-pjrt=={version} jax-cuda13-plugin=={version}'
     )
-  figures = _GPUS[topology.chip]
-  floats = 64 if topology.chip == 'a100' else 128
-  target = _GPU_TARGET.format(*figures, floats, topology.chip.upper())
+  figures = (_field(*item) for item in topology.figures.target.items())
+  target = _GPU_TARGET.format(
+    figures='\n  '.join(figures), name=topology.chip.upper()
+  )
   cards = f'1x{topology.slices}x{topology.shape[0]}'
   return '', {'target_config': target, 'topology': cards}
+
+
+def _field(name: str, value: Any) -> str:
+  """Write a field of a Protobuf message as text."""
+  if isinstance(value, Mapping):
+    return f'{name} {{ {" ".join(_field(*part) for part in value.items())} }}'
+  return f'{name}: {value}'
 
 
 def _is_installed(module: str) -> bool:

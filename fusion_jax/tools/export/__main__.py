@@ -19,59 +19,64 @@ Options of decoding that are not given take the values of the run's config.
 """
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from fusion_jax.cli.checkpoint_flags import (
+from fusion_jax.bounds import Positive, number
+from fusion_jax.config.decoding import DecodingConfig
+from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
+  add_fields,
+  parse_arguments,
 )
-from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output, read_config
 from fusion_jax.startup import one_line_errors, run_program, start_logging
-from fusion_jax.tools.export.stablehlo_options import (
-  FLAGS,
-  add_stablehlo_flags,
-  stablehlo_options,
-)
 
-_LANGUAGES = ('source_language', 'target_language')
+_PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
+
+# Flags of StableHLO: fields of `StablehloOptions`, and of the DecodingConfig
+# whose values take the place of the run's.
+_OPTIONS = ('shapes', 'platforms', 'n_best')
+_DECODING = (
+  *('beam_size', 'length_penalty', 'alpha', 'coverage', 'patience'),
+  *('min_length_ratio', 'min_length_extra'),
+  *('max_length_ratio', 'max_length_extra'),
+  *('forbid_unknown', 'no_repeat_ngram'),
+  *('search', 'temperature', 'top_k', 'top_p', 'seed'),
+)
 
 
 def _ctranslate2(flags: argparse.Namespace) -> None:
+  from fusion_jax.runs.loading import load_run, selection_of
   from fusion_jax.tools.export import ctranslate2
 
-  given = [name for name in FLAGS if name in flags]
-  given += [name for name in _LANGUAGES if getattr(flags, name)]
+  given = [*stablehlo_options(flags)['decoding']]
+  given += [name for name in _OPTIONS if name in flags]
+  languages = 'source_language', 'target_language'
+  given += [name for name in languages if getattr(flags, name)]
   if given:
     raise InputError(f'--{given[0]} has no meaning with --format=ctranslate2')
-  ctranslate2.export_run(
-    flags.workdir,
-    flags.step,
-    flags.average,
-    flags.output,
-    flags.average_of,
-    flags.parameters,
-  )
+  ctranslate2.check(flags.output)
+  ctranslate2.check_model(read_config(Path(flags.workdir)).model)
+  run = load_run(flags.workdir, selection_of(flags))
+  ctranslate2.export(run, flags.output)
 
 
 def _stablehlo(flags: argparse.Namespace) -> None:
-  from fusion_jax.decoding.direction import in_direction
-  from fusion_jax.runs.loading import load_run
+  from fusion_jax.decoding.ensemble import in_direction
+  from fusion_jax.runs.loading import load_run, selection_of
   from fusion_jax.tools.export import stablehlo
 
   stablehlo.check(flags.output)
-  run = load_run(
-    flags.workdir,
-    flags.step,
-    flags.average,
-    flags.average_of,
-    flags.parameters,
-  )
+  run = load_run(flags.workdir, selection_of(flags))
   languages = flags.source_language, flags.target_language
   run = in_direction(run, flags.workdir, *languages)
-  stablehlo.export(run, flags.output, stablehlo_options(flags))
+  options = stablehlo.StablehloOptions(**stablehlo_options(flags))
+  stablehlo.export(run, flags.output, options)
 
 
 # Each function imports what it needs, because JAX loads slowly.
@@ -95,6 +100,56 @@ def _parser() -> argparse.ArgumentParser:
   add_direction_flags(parser)
   add_stablehlo_flags(parser)
   return parser
+
+
+def add_stablehlo_flags(parser: argparse.ArgumentParser) -> None:
+  """Add the flags; flags that are not given are absent from the namespace."""
+  group = parser.add_argument_group(
+    'stablehlo', argument_default=argparse.SUPPRESS
+  )
+  add = group.add_argument
+  add('--shapes', type=_shapes, metavar='64x32,1x32', help='ROWSxLENGTH, ...')
+  add('--platforms', type=_platforms, metavar='cpu,cuda,tpu')
+  add(
+    '--n_best',
+    type=number(Positive),
+    help='translations of a sentence; default: 1',
+  )
+  add_fields(group, DecodingConfig, _DECODING)
+
+
+def stablehlo_options(flags: argparse.Namespace) -> dict[str, Any]:
+  """Return the fields of `StablehloOptions` that flags give."""
+  options = {name: getattr(flags, name) for name in _OPTIONS if name in flags}
+  decoding = {name: getattr(flags, name) for name in _DECODING if name in flags}
+  return options | {'decoding': decoding}
+
+
+def _shapes(text: str) -> tuple[tuple[int, int], ...]:
+  return tuple(dict.fromkeys(map(_shape, text.split(','))))
+
+
+def _shape(text: str) -> tuple[int, int]:
+  match = re.fullmatch('([1-9][0-9]*)x([1-9][0-9]*)', text)
+  if not match:
+    raise argparse.ArgumentTypeError(
+      f'must be ROWSxLENGTH with numbers from 1, as 64x32, got {text!r}'
+    )
+  return int(match[1]), int(match[2])
+
+
+def _platforms(text: str) -> tuple[str, ...]:
+  names = tuple(dict.fromkeys(text.split(',')))
+  unknown = [name for name in names if name not in _PLATFORMS]
+  if unknown:
+    raise argparse.ArgumentTypeError(
+      f'{unknown[0]!r} is no platform; must be of {", ".join(_PLATFORMS)}'
+    )
+  if 'cpu' not in names:
+    raise argparse.ArgumentTypeError(
+      f'{text}: must have cpu too, on which the export is checked'
+    )
+  return names
 
 
 @one_line_errors

@@ -10,9 +10,10 @@ Axis letters: D model width, P positions, V vocabulary.
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +21,14 @@ import numpy as np
 from jaxtyping import Float32
 
 from fusion_jax.config import ExperimentConfig, ModelConfig, Side
-from fusion_jax.decoding.rounding import rounding
-from fusion_jax.decoding.shapes import target_limit
+from fusion_jax.decoding.batches import target_limit
+from fusion_jax.decoding.certify import rounding
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.layers.positions import sinusoids
 from fusion_jax.models.transformer import Parameters
-from fusion_jax.runs import run_directory
-from fusion_jax.runs.loading import TrainedModel, load_run
-from fusion_jax.tools.export.agreement import largest_difference
+from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.tools.export.agreement import difference_of_ctranslate2
 
 logger = logging.getLogger(__name__)
 
@@ -41,58 +41,23 @@ _NEVER = -1e4
 _NAME = '--format=ctranslate2'
 
 
-def export_run(
-  workdir: str,
-  step: int | str,
-  average: int,
-  output: Path,
-  average_of: Literal['last', 'best'] = 'last',
-  parameters: Literal['last', 'ema'] | None = None,
-) -> None:
-  """Load a run and export it.
-
-  Args:
-    workdir: Run directory.
-    step: A step, 'best' or 'last'.
-    average: Number of checkpoints whose parameters are averaged.
-    output: New or empty folder.
-    average_of: Which checkpoints are averaged.
-    parameters: Which parameters of each checkpoint, as in `load_run`.
-
-  Raises:
-    InputError: As for `export` and `load_run`; problems that show without the
-      parameters are reported before these are loaded.
-  """
+def check(output: Path) -> None:
+  """Refuse problems that show without the run."""
   library()
   check_new_folder(output)
-  check_model(run_directory.read_config(Path(workdir)).model)
-  run = load_run(workdir, step, average, average_of, parameters)
-  export(run, output)
 
 
 def export(run: TrainedModel, output: Path) -> None:
-  """Write a run as a model of CTranslate2, and compare the two.
-
-  Args:
-    run: Run of a plain Transformer.
-    output: New or empty folder; it appears only when it is complete.
-
-  Raises:
-    InputError: CTranslate2 is not installed or cannot compute this model, or
-      the folder cannot be written.
-    RuntimeError: The two models give different log-probabilities.
-  """
-  library()
+  """Write a run as a model of CTranslate2, and compare the two."""
+  check(output)
   check_model(run.config.model)
   with whole_folder(output) as folder:
-    model = specification(run)
-    model.validate()
-    model.optimize()
-    model.save(str(folder))
+    _save(specification(run), folder)
     (folder / 'source.model').write_bytes(run.source_tokenizer.model)
     (folder / 'target.model').write_bytes(run.target_tokenizer.model)
-    difference = largest_difference(run, folder)
-    _save_without_forbidden(run, folder)
+    difference = difference_of_ctranslate2(run, folder)
+    if forbidden := _forbidden(run):
+      _save(specification(run, forbidden), folder)
     # Both compute in float32, whatever the run's own dtype is.
     exact = dataclasses.replace(run.config.model, compute_dtype='float32')
     allowed = rounding(exact)
@@ -111,34 +76,20 @@ def export(run: TrainedModel, output: Path) -> None:
   )
 
 
-def _save_without_forbidden(run: TrainedModel, folder: Path) -> None:
-  """Save the model again, such that it never makes a piece that is forbidden.
-
-  CTranslate2 keeps no such option beside a model.
-  """
-  tokenizer = run.target_tokenizer
-  ids = [tokenizer.id_of(piece) for piece in run.config.decoding.forbidden]
-  known = [number for number in ids if number is not None]
-  if not known:
-    return
-  model = specification(run)
-  projection = model.decoder.projection
-  bias = np.zeros(tokenizer.vocabulary.size, np.float32)
-  if 'output_bias' in run.parameters:
-    bias += projection.bias
-  bias[known] = _NEVER
-  projection.bias = bias
+def _save(model: Any, folder: Path) -> None:
   model.validate()
   model.optimize()
   model.save(str(folder))
 
 
-def library() -> ModuleType:
-  """Return the package ctranslate2.
+def _forbidden(run: TrainedModel) -> list[int]:
+  """Return the pieces that are never made; CTranslate2 has no such option."""
+  ids = map(run.target_tokenizer.id_of, run.config.decoding.forbidden)
+  return [number for number in ids if number is not None]
 
-  Raises:
-    InputError: The package is not installed.
-  """
+
+def library() -> ModuleType:
+  """Return the package ctranslate2."""
   try:
     import ctranslate2
   except ImportError:
@@ -149,44 +100,29 @@ def library() -> ModuleType:
 
 
 def check_model(config: ModelConfig) -> None:
-  """Refuse a model that CTranslate2 cannot compute.
-
-  Raises:
-    InputError: The message names the field, its value and the allowed values.
-  """
-  _only(config.norm in ('pre', 'post'), 'norm', config.norm, "'pre' or 'post'")
-  plain = config.residual == 'plain'
-  _only(plain, 'residual', config.residual, "'plain'")
+  """Refuse a model that CTranslate2 cannot compute."""
+  _only(('pre', 'post'), 'norm', config.norm)
+  _only(('plain',), 'residual', config.residual)
   sides: tuple[Side, ...] = ('encoder', 'decoder')
   for name in sides:
     side = config.side(name)
-    source, layers = side.shortcut.source, side.multi_layer.layers
-    values = side.value_residual.kind
-    _only(side.fusion == 'none', f'{name}.fusion', side.fusion, "'none'")
-    _only(source == 'none', f'{name}.shortcut.source', source, "'none'")
-    _only(layers == 1, f'{name}.multi_layer.layers', layers, '1')
-    _only(values == 'none', f'{name}.value_residual.kind', values, "'none'")
-    gains = side.skip_gains
-    _only(not gains, f'{name}.skip_gains', gains, 'False')
+    _only(('none',), f'{name}.fusion', side.fusion)
+    _only(('none',), f'{name}.shortcut.source', side.shortcut.source)
+    _only((1,), f'{name}.multi_layer.layers', side.multi_layer.layers)
+    _only(('none',), f'{name}.value_residual.kind', side.value_residual.kind)
+    _only((False,), f'{name}.skip_gains', side.skip_gains)
 
 
-def _only(allowed: bool, field: str, value: str | int, right: str) -> None:
-  if not allowed:
+def _only(allowed: Sequence[str | int], field: str, value: str | int) -> None:
+  if value not in allowed:
     raise InputError(
       f'{_NAME}: config.model.{field} is {value!r}, which CTranslate2 cannot '
-      f'compute; it must be {right}'
+      f'compute; it must be {" or ".join(map(repr, allowed))}'
     )
 
 
-def specification(run: TrainedModel) -> Any:
-  """Describe the model to CTranslate2, with all arrays.
-
-  Args:
-    run: Run that `check_model` accepts.
-
-  Returns:
-    A `ctranslate2.specs.TransformerSpec` in float32.
-  """
+def specification(run: TrainedModel, forbidden: Sequence[int] = ()) -> Any:
+  """Describe the model to CTranslate2; forbidden pieces have a low bias."""
   config, parameters = run.config.model, run.parameters
   specs = library().specs
   activations = {
@@ -204,13 +140,17 @@ def specification(run: TrainedModel) -> Any:
     'decoder': model.decoder,
   }
   for name, stack in stacks.items():
-    for layer, own in zip(
-      stack.layer, _layers(parameters[name], config.layers(name)), strict=True
-    ):
-      _set_layer(layer, own)
+    layers = _layers(parameters[name], config.layers(name))
+    for layer, values in zip(stack.layer, layers, strict=True):
+      _set_layer(layer, values)
     if config.norm == 'pre':
       _set_norm(stack.layer_norm, parameters[name]['final_norm'])
   _set_tables(model, config, parameters)
+  if forbidden:
+    bias = np.zeros(run.target_tokenizer.vocabulary.size, np.float32)
+    bias += _array(parameters.get('output_bias', 0.0))
+    bias[[*forbidden]] = _NEVER
+    model.decoder.projection.bias = bias
   for stack, side in ((model.encoder, 'source'), (model.decoder, 'target')):
     table = parameters.get(f'{side}_positions')
     stack.position_encodings.encodings = (
@@ -232,32 +172,28 @@ def _layers(stack: Parameters, count: int) -> list[Parameters]:
   ]
 
 
-def _set_layer(layer: Any, own: Parameters) -> None:
-  attention = own['self_attention']
-  joint = [attention[name] for name in ('query', 'key', 'value')]
-  _set_linear(layer.self_attention.linear[0], *joint)
-  _set_linear(layer.self_attention.linear[1], attention['out'])
-  _set_norm(
-    layer.self_attention.layer_norm, own['self_attention_residual']['norm']
-  )
-  if 'cross_attention' in own:
-    attention, cross = own['cross_attention'], layer.attention
-    _set_linear(cross.linear[0], attention['query'])
-    _set_linear(cross.linear[1], attention['key'], attention['value'])
-    _set_linear(cross.linear[2], attention['out'])
-    _set_norm(cross.layer_norm, own['cross_attention_residual']['norm'])
-  _set_linear(layer.ffn.linear_0, own['feed_forward']['hidden'])
-  _set_linear(layer.ffn.linear_1, own['feed_forward']['out'])
-  _set_norm(layer.ffn.layer_norm, own['feed_forward_residual']['norm'])
+def _set_layer(layer: Any, values: Parameters) -> None:
+  maps = values['self_attention']
+  attention = layer.self_attention
+  _set_linear(attention.linear[0], maps['query'], maps['key'], maps['value'])
+  _set_linear(attention.linear[1], maps['out'])
+  _set_norm(attention.layer_norm, values['self_attention_residual']['norm'])
+  if 'cross_attention' in values:
+    maps, cross = values['cross_attention'], layer.attention
+    _set_linear(cross.linear[0], maps['query'])
+    _set_linear(cross.linear[1], maps['key'], maps['value'])
+    _set_linear(cross.linear[2], maps['out'])
+    _set_norm(cross.layer_norm, values['cross_attention_residual']['norm'])
+  _set_linear(layer.ffn.linear_0, values['feed_forward']['hidden'])
+  _set_linear(layer.ffn.linear_1, values['feed_forward']['out'])
+  _set_norm(layer.ffn.layer_norm, values['feed_forward_residual']['norm'])
 
 
 def _set_linear(layer: Any, *projections: Parameters) -> None:
   """Set one linear layer, [out, in], to projections of the same input."""
-  layer.weight = np.concatenate(
-    [_array(each['kernel']).T for each in projections]
-  )
+  layer.weight = np.concatenate([_array(p['kernel']).T for p in projections])
   if 'bias' in projections[0]:
-    layer.bias = np.concatenate([_array(each['bias']) for each in projections])
+    layer.bias = np.concatenate([_array(p['bias']) for p in projections])
 
 
 def _set_norm(layer: Any, norm: Parameters) -> None:
@@ -269,12 +205,8 @@ def _set_tables(
 ) -> None:
   """Set embeddings and output projection; tied ones are the same array."""
   source = _array(parameters['source_embedding'])
-  target, output = source, None
-  if 'target_embedding' in parameters:
-    target = _array(parameters['target_embedding'])
-  output = target
-  if 'output_table' in parameters:
-    output = _array(parameters['output_table'])
+  target = _array(parameters.get('target_embedding', source))
+  output = _array(parameters.get('output_table', target))
   model.encoder.embeddings[0].weight = source
   model.decoder.embeddings.weight = target
   model.decoder.projection.weight = output
@@ -301,10 +233,7 @@ def _set_vocabularies(model: Any, run: TrainedModel) -> None:
   model.register_source_vocabulary(source.pieces())
   model.register_target_vocabulary(target.pieces())
   for field in ('end', 'unknown'):
-    names = [
-      each.pieces()[getattr(each.vocabulary, field)]
-      for each in (source, target)
-    ]
+    names = [x.pieces()[getattr(x.vocabulary, field)] for x in (source, target)]
     if names[0] != names[1]:
       raise InputError(
         f'{_NAME}: the {field} symbol is {names[0]!r} in source.model and '

@@ -30,7 +30,7 @@ INVISIBLE = regex.compile(r'[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}]*')
 
 def translate(lines):
   """Return the best translation of each line, in order."""
-  sources = [encode(line) for line in lines]
+  sources = [encode(line, number) for number, line in enumerate(lines, 1)]
   for number, ids in enumerate(sources, start=1):
     longest = max(shape['source'] for shape in EXPORT['shapes'])
     if len(ids) > longest:
@@ -106,7 +106,7 @@ def tokenizer(side):
   return sentencepiece.SentencePieceProcessor(model_file=str(file))
 
 
-def encode(line):
+def encode(line, number=1):
   """Return the ids of a line with tags and end symbol; [] for an empty line.
 
   The text is normalised like the training text: NFC, no byte order mark,
@@ -115,9 +115,23 @@ def encode(line):
   """
   line = unicodedata.normalize('NFC', line.replace('\ufeff', ''))
   line = re.sub(r'[\x00-\x1f\x7f-\x9f\u2581]', ' ', line)
-  text = ' '.join(line.split())
+  text = without_tags(' '.join(line.split()), number)
   ids = tokenizer('source').encode(text)
   return [] if INVISIBLE.fullmatch(text) else [*EXPORT['tags'], *ids, END]
+
+
+def without_tags(text, number):
+  """Return a line without the tags before it; refuse those of others."""
+  tags = EXPORT['tags'] and EXPORT['known_tags']
+  while written := [tag for tag in tags if text.startswith(tag)]:
+    tag = max(written, key=len)
+    if tokenizer('source').piece_to_id(tag) not in EXPORT['tags']:
+      raise ValueError(
+        f'line {number}: begins with {tag}, the tag of another direction; '
+        'leave it out'
+      )
+    text = text.removeprefix(tag).lstrip()
+  return text
 
 
 def decode(ids):

@@ -14,6 +14,7 @@ from flax import traverse_util
 from jaxtyping import Array, Float32, Int32
 
 from fusion_jax.config import DecodingConfig
+from fusion_jax.decoding.batches import DecodeShape, shortest_target
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
@@ -22,7 +23,6 @@ from fusion_jax.decoding.compiled import (
 )
 from fusion_jax.decoding.ensemble import alone
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.shapes import DecodeShape, shortest_target
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import Hypotheses
@@ -36,14 +36,7 @@ Weights = dict[str, Float32[Array | np.ndarray, '...']]
 
 @dataclasses.dataclass(frozen=True)
 class SearchProgram:
-  """The search of a run for one shape.
-
-  Attributes:
-    run: Run whose model translates.
-    options: Options of the decoding.
-    shape: Shape of the batch.
-    n_best: Number of hypotheses to return per sentence.
-  """
+  """The search of a run for one shape of a batch."""
 
   run: TrainedModel
   options: DecodingConfig
@@ -75,19 +68,7 @@ class SearchProgram:
     limits: Int32[Array | np.ndarray, ' B'],
     numbers: Int32[Array | np.ndarray, ' B'] | None = None,
   ) -> Hypotheses:
-    """Translate a batch.
-
-    Args:
-      weights: Result of `weights`.
-      source: Source ids, including the end symbol.
-      lengths: Lengths of the sources.
-      limits: Most tokens of each translation, including the end symbol.
-      numbers: Numbers of the sentences, which decide the draws of
-        search='sample'.
-
-    Returns:
-      The hypotheses that `search_batch` finds.
-    """
+    """Translate a batch."""
     requirements = None
     if self.options.min_length_ratio or self.options.min_length_extra:
       shortest = jnp.minimum(jnp.asarray(self._shortest)[lengths], limits)
@@ -112,40 +93,18 @@ class SearchProgram:
 
 
 def export_program(
-  program: SearchProgram, platforms: Sequence[str], inside: bool
+  program: SearchProgram, platforms: Sequence[str]
 ) -> jax.export.Exported:
-  """Lower a program for several platforms at once; nothing is compiled.
-
-  Args:
-    program: Program to export.
-    platforms: Platforms that it can run on.
-    inside: Whether the weights are constants; otherwise they are the first
-      argument, a dictionary.
-
-  Returns:
-    A function of `program.arguments` that gives the tuple `RESULTS`: tokens
-    int32 [B, N, T], lengths int32 [B, N], scores and log_probabilities float32
-    [B, N].
-  """
-  weights = program.weights()
+  """Lower a program for several platforms at once; nothing is compiled."""
 
   def translate(weights, *rows):
-    found = program.search(weights, *rows)
-    return tuple(getattr(found, name) for name in RESULTS)
-
-  def translate_alone(*rows):
-    # Without the barrier, XLA would compute with the constants at compilation,
-    # which takes long and rounds differently.
-    return translate(jax.lax.optimization_barrier(weights), *rows)
+    hypotheses = program.search(weights, *rows)
+    return tuple(getattr(hypotheses, name) for name in RESULTS)
 
   rows, length, _ = program.shape
   shapes = [jax.ShapeDtypeStruct((rows, length), jnp.int32)]
   shapes += [jax.ShapeDtypeStruct((rows,), jnp.int32)] * (
     len(program.arguments) - 1
   )
-  if inside:
-    lower = jax.export.export(jax.jit(translate_alone), platforms=platforms)
-    return lower(*shapes)
-  abstract = jax.eval_shape(lambda: weights)
   lower = jax.export.export(jax.jit(translate), platforms=platforms)
-  return lower(abstract, *shapes)
+  return lower(jax.eval_shape(program.weights), *shapes)

@@ -16,37 +16,21 @@ train with --init_from=WORKDIR. Nothing in the files is executed.
 """
 
 import argparse
+import importlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, read_errors
-from fusion_jax.runs.run_directory import check_output
+from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
-from fusion_jax.tools.importers.found import Found, Request
 
 logger = logging.getLogger(__name__)
 
-
-def _marian(request: Request) -> Found:
-  from fusion_jax.tools.importers.marian import read_marian
-
-  return read_marian(request)
-
-
-def _fairseq(request: Request) -> Found:
-  from fusion_jax.tools.importers.fairseq import read_fairseq
-
-  return read_fairseq(request)
-
-
-# Each function imports what it needs, because JAX loads slowly.
-_FORMATS: dict[str, Callable[[Request], Found]] = {
-  'marian': _marian,
-  'fairseq': _fairseq,
-}
+# Modules of this package whose `read` takes a `Request`.
+_FORMATS = ('marian', 'fairseq')
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   add = parser.add_argument
-  add('--from', dest='format', required=True, choices=tuple(_FORMATS))
+  add('--from', dest='format', required=True, choices=_FORMATS)
   add('--input', required=True, type=Path, help='the folder of the model')
   add('--output', required=True, type=Path, help='the new run directory')
   for side in ('source', 'target'):
@@ -84,21 +68,10 @@ def main(argv: list[str]) -> None:
     raise InputError(f'--input={flags.input}: no such folder')
   if flags.format != 'fairseq' and (flags.source_spm or flags.target_spm):
     raise InputError('--source_spm and --target_spm need --from=fairseq')
-  request = Request(
-    flags.input,
-    flags.output,
-    flags.source_language,
-    flags.target_language,
-    flags.source_spm,
-    flags.target_spm,
-  )
   with read_errors(flags.input):
     files = sorted(flags.input.iterdir())
   _check_files([*files, flags.source_spm, flags.target_spm])
-  found = _FORMATS[flags.format](request)
-  write_found(found, flags.output, flags.format)
-  for note in found.notes:
-    logger.warning('%s', note)
+  _import(flags)
   print(flags.output)
 
 
@@ -112,26 +85,22 @@ def _check_files(paths: Iterable[Path | None]) -> None:
       )
 
 
-def write_found(found: Found, output: Path, name: str) -> None:
-  """Write the model of another program as a run directory.
-
-  Args:
-    found: Model.
-    output: New directory; it appears only when it is complete.
-    name: Name of the other program, which is kept in the checkpoint.
-
-  Raises:
-    InputError: A weight does not fit the model, or the directory cannot be
-      written.
-  """
+def _import(flags: argparse.Namespace) -> None:
+  """Write the model of another program as a run directory."""
+  # Imported after the flags are read, because JAX loads slowly.
+  from fusion_jax.runs.checkpoint import write_run
   from fusion_jax.runs.loading import make_model
-  from fusion_jax.runs.single_checkpoint import write_run
-  from fusion_jax.tools.importers.weights import parameters_of
+  from fusion_jax.tools.importers.imported import Request, parameters_of
 
-  model = make_model(found.config, *found.tokenizers)
-  parameters = parameters_of(found.weights, model)
-  origin = {'imported': {'format': name, 'name': found.config.name}}
-  write_run(output, found.config, found.tokenizers, parameters, origin)
+  program = importlib.import_module(f'{__package__}.{flags.format}')
+  request = Request(**{name: getattr(flags, name) for name in Request._fields})
+  model = program.read(request)
+  config, tokenizers = model.config, model.tokenizers
+  parameters = parameters_of(model.weights, make_model(config, *tokenizers))
+  origin = {'imported': {'format': flags.format, 'name': config.name}}
+  write_run(flags.output, config, tokenizers, parameters, origin)
+  for note in model.notes:
+    logger.warning('%s', note)
 
 
 if __name__ == '__main__':

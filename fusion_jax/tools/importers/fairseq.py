@@ -7,29 +7,35 @@ are needed too.
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from fusion_jax.config import DecodingConfig, ModelConfig
-from fusion_jax.config.model import TiedEmbeddings
 from fusion_jax.errors import InputError
 from fusion_jax.files import read_errors
-from fusion_jax.json_input import as_type
-from fusion_jax.tools.importers.found import Found, Request, config_of
-from fusion_jax.tools.importers.torch_weights import Record, read_torch
-from fusion_jax.tools.importers.vocabularies import (
-  Added,
-  Vocabulary,
-  added_pieces,
-  notes_of,
-  tokenizers_of,
-  with_bias,
-  with_tables,
+from fusion_jax.tools.importers.imported import (
+  PROGRAMS,
+  Imported,
+  Options,
+  Request,
+  Weights,
+  config_of,
+  grown,
+  read_options,
 )
-from fusion_jax.tools.importers.weights import Weights
+from fusion_jax.tools.importers.torch_weights import (
+  Record,
+  arrays_of,
+  read_torch,
+)
+from fusion_jax.tools.importers.vocabularies import (
+  Sides,
+  Vocabulary,
+  read_sides,
+)
 
 # Modules and classes of a checkpoint's options, which are read as dictionaries.
 _INERT = frozenset(
@@ -46,16 +52,8 @@ _INERT = frozenset(
   }
 )
 
-# Names of before 2019: layer_norms.N, and queries, keys and values as one.
-_OLD_NORM = re.compile(
-  r'((encoder|decoder)\.layers\.\d+)\.layer_norms\.(\d)\.(\w+)'
-)
+# Queries, keys and values as one, before 2019.
 _JOINT = re.compile(r'(\w+\.layers\.\d+\.\w+_attn)\.in_proj_(weight|bias)')
-_FIRST, _LAST = 'self_attn_layer_norm', 'final_layer_norm'
-_NORMS = {
-  'encoder': {'0': _FIRST, '1': _LAST},
-  'decoder': {'0': _FIRST, '1': 'encoder_attn_layer_norm', '2': _LAST},
-}
 
 # Symbols before those of a dictionary's file, in the order of their ids.
 _SYMBOLS = '<s>', '<pad>', '</s>', '<unk>'
@@ -64,25 +62,11 @@ _FILLER = 'madeupword'
 # Rows of a table of learned positions that stand for no position.
 _UNUSED_POSITIONS = 2
 
-_SOURCE = 'encoder.embed_tokens.weight'
-_TARGET = 'decoder.embed_tokens.weight'
-_OUTPUTS = 'decoder.output_projection.weight', 'decoder.embed_out'
-_POSITIONS = 'encoder.embed_positions.weight', 'decoder.embed_positions.weight'
-_BIAS = 'output_bias'
-_SPARE = (
-  'encoder.version',
-  'decoder.version',
-  '*coder.embed_positions._float_tensor',
-  '*coder.embed_positions.weights',
-  # fairseq 0.12 keeps copies of an encoder layer under these names.
-  'encoder.layers.*.in_proj_*',
-  'encoder.layers.*.out_proj_*',
-  'encoder.layers.*.fc?_*',
-)
+_NAMES = PROGRAMS['fairseq']
 
 
-@dataclasses.dataclass(frozen=True)
-class FairseqConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FairseqConfig(Options):
   """Options of a checkpoint that decide what the model computes.
 
   The defaults are those of the architecture `transformer`.
@@ -92,10 +76,6 @@ class FairseqConfig:
   decoder_embed_dim: int
   encoder_ffn_embed_dim: int
   decoder_ffn_embed_dim: int
-  encoder_layers: int
-  decoder_layers: int
-  encoder_attention_heads: int
-  decoder_attention_heads: int
   encoder_normalize_before: bool = False
   decoder_normalize_before: bool = False
   encoder_learned_pos: bool = False
@@ -111,9 +91,6 @@ class FairseqConfig:
   no_cross_attention: Literal[False] = False
   cross_self_attention: Literal[False] = False
   layernorm_embedding: Literal[False] = False
-  dropout: float = 0.1
-  attention_dropout: float = 0.0
-  activation_dropout: float = 0.0
   source_lang: str = ''
   target_lang: str = ''
 
@@ -128,19 +105,8 @@ _BOTH_SIDES = (
 )
 
 
-def read_fairseq(request: Request) -> Found:
-  """Read a folder of a Transformer that fairseq trained.
-
-  Args:
-    request: What is imported, and to where.
-
-  Returns:
-    The model.
-
-  Raises:
-    InputError: A file is missing or damaged, or does not fit the others, or
-      the model is no plain Transformer.
-  """
+def read(request: Request) -> Imported:
+  """Read a folder of a Transformer that fairseq trained."""
   if request.source_spm is None:
     raise InputError(
       f'--input={request.input}: fairseq reads text that is cut into pieces; '
@@ -151,22 +117,18 @@ def read_fairseq(request: Request) -> Found:
   saved = read_torch(path, _INERT)
   config = _read_config(saved, path)
   languages = request.languages(path, config.source_lang, config.target_lang)
-  vocabularies = [
+  source, target = (
     _read_dictionary(request.input / f'dict.{language}.txt')
     for language in languages
-  ]
+  )
   models = [request.source_spm, request.target_spm or request.source_spm]
-  tokenizers = tokenizers_of(models, vocabularies)
-  source, target = map(added_pieces, vocabularies, tokenizers)
-  model = _model_of(config, path, output_bias=target.after > target.before)
+  sides = read_sides(models, (source, target))
+  model = _model_of(config, path, sides.added[1].more > 0)
+  weights = _weights(saved, path, model, sides)
+  _check_rows(weights, source, target)
   decoding = DecodingConfig(beam_size=5, length_penalty='length', alpha=1.0)
   run = config_of(request, languages, model, decoding)
-  arrays = _renamed(_arrays(saved, path))
-  _check_rows(path, arrays, vocabularies)
-  _check_final_norms(path, arrays, model)
-  arrays = _grown(arrays, source, target)
-  notes = notes_of(models, vocabularies, tokenizers)
-  return Found(run, tokenizers, _weights(path, arrays, model), notes)
+  return Imported(run, sides.tokenizers, weights, sides.notes)
 
 
 def _checkpoint(folder: Path) -> Path:
@@ -194,9 +156,7 @@ def _read_config(saved: Any, path: Path) -> FairseqConfig:
       'fairseq-train wrote'
     )
   _check_architecture(options, path)
-  named = {field.name for field in dataclasses.fields(FairseqConfig)}
-  known = {n: v for n, v in options.items() if n in named and v is not None}
-  return as_type(known, FairseqConfig, str(path))
+  return read_options(options, FairseqConfig, _BOTH_SIDES, path)
 
 
 def _plain(value: Any) -> Any:
@@ -205,9 +165,7 @@ def _plain(value: Any) -> Any:
     content = value.get('_content', value.get('_val', value))
     return _plain(dict(content)) if isinstance(content, dict) else content
   if isinstance(value, Mapping):
-    return {
-      name: _plain(each) for name, each in value.items() if name != '_parent'
-    }
+    return {n: _plain(part) for n, part in value.items() if n != '_parent'}
   return value
 
 
@@ -220,13 +178,6 @@ def _check_architecture(options: Mapping[str, Any], path: Path) -> None:
     )
   if options.get('adaptive_softmax_cutoff'):
     raise InputError(f'{path}: has an adaptive softmax, which is not read')
-  for what in _BOTH_SIDES:
-    sides = [options.get(f'{side}_{what}') for side in ('encoder', 'decoder')]
-    if sides[0] != sides[1]:
-      raise InputError(
-        f'{path}: encoder_{what} is {sides[0]} and decoder_{what} is '
-        f'{sides[1]}; both must be the same'
-      )
 
 
 def _model_of(
@@ -238,31 +189,18 @@ def _model_of(
       f'{path}: max_source_positions is {longest[0]} and max_target_positions '
       f'is {longest[1]}; both must be the same'
     )
-  return ModelConfig(
+  tied = 'target_output' if config.share_decoder_input_output_embed else 'none'
+  return config.model(
+    config.activation_fn,
     width=config.encoder_embed_dim,
     filter=config.encoder_ffn_embed_dim,
-    heads=config.encoder_attention_heads,
-    encoder_layers=config.encoder_layers,
-    decoder_layers=config.decoder_layers,
     norm='pre' if config.encoder_normalize_before else 'post',
-    norm_epsilon=1e-5,
-    activation='relu' if config.activation_fn == 'relu' else 'silu',
     positions='learned' if config.encoder_learned_pos else 'fairseq',
     max_positions=longest[0],
     scale_embedding=not config.no_scale_embedding,
-    tied_embeddings=_tied(config),
+    tied_embeddings='all' if config.share_all_embeddings else tied,
     output_bias=output_bias,
-    dropout=config.dropout,
-    attention_dropout=config.attention_dropout,
-    activation_dropout=config.activation_dropout,
-    embedding_dropout=config.dropout,
   )
-
-
-def _tied(config: FairseqConfig) -> TiedEmbeddings:
-  if config.share_all_embeddings:
-    return 'all'
-  return 'target_output' if config.share_decoder_input_output_embed else 'none'
 
 
 def _read_dictionary(path: Path) -> Vocabulary:
@@ -299,11 +237,28 @@ def _piece(path: Path, number: int, line: str) -> str:
   return piece
 
 
-def _arrays(saved: Mapping[str, Any], path: Path) -> dict[str, np.ndarray]:
-  found = saved.get('model')
-  if not isinstance(found, dict):
-    raise InputError(f'{path}: no checkpoint of fairseq: it has no model')
-  return {n: each for n, each in found.items() if isinstance(each, np.ndarray)}
+def _weights(
+  saved: Mapping[str, Any], path: Path, model: ModelConfig, sides: Sides
+) -> Weights:
+  missing = f'{path}: no checkpoint of fairseq: it has no model'
+  arrays = _renamed(arrays_of(saved.get('model'), missing))
+  for side in ('encoder', 'decoder'):
+    if model.norm == 'pre' and f'{side}.layer_norm.weight' not in arrays:
+      raise InputError(
+        f'{path}: a pre-norm {side} without a norm after its last layer, as '
+        'fairseq had before 2019, which is not read'
+      )
+  if model.output_bias:
+    (bias,) = _NAMES.tables['output_bias']
+    arrays[bias] = np.zeros(sides.added[1].before, np.float32)
+  read = grown(sides) | dict.fromkeys(
+    ('source_positions', 'target_positions'), _without_unused
+  )
+  return Weights(str(path), arrays, _NAMES, read)
+
+
+def _without_unused(positions: np.ndarray) -> np.ndarray:
+  return positions[_UNUSED_POSITIONS:]
 
 
 def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -312,85 +267,36 @@ def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   Before, a layer had a list of norms, and an attention one matrix for queries,
   keys and values.
   """
-  found = {}
+  renamed = {}
   for name, array in arrays.items():
-    old, joint = _OLD_NORM.fullmatch(name), _JOINT.fullmatch(name)
-    if old and old[3] in _NORMS[old[2]]:
-      name = f'{old[1]}.{_NORMS[old[2]][old[3]]}.{old[4]}'
+    joint = _JOINT.fullmatch(name)
+    for old, new in _NAMES.old.items():
+      name = re.sub(old, new, name)
     if joint and array.ndim and len(array) % 3 == 0:
-      for part, each in zip('qkv', np.split(array, 3), strict=True):
-        found[f'{joint[1]}.{part}_proj.{joint[2]}'] = each
+      for letter, part in zip('qkv', np.split(array, 3), strict=True):
+        renamed[f'{joint[1]}.{letter}_proj.{joint[2]}'] = part
     else:
-      found[name] = array
-  return found
+      renamed[name] = array
+  return renamed
 
 
 def _check_rows(
-  path: Path,
-  arrays: Mapping[str, np.ndarray],
-  vocabularies: Sequence[Vocabulary],
+  weights: Weights, source: Vocabulary, target: Vocabulary
 ) -> None:
   """Name the dictionary whose tokens are not those of its table."""
-  for name, vocabulary in zip((_SOURCE, _TARGET), vocabularies, strict=True):
-    rows, known = len(arrays.get(name, ())), len(vocabulary.pieces)
+  sides = {'source_embedding': source, 'target_embedding': target}
+  for table, vocabulary in sides.items():
+    (name,) = _NAMES.tables[table]
+    rows, known = len(weights.arrays.get(name, ())), len(vocabulary.pieces)
     if rows > known:
       raise InputError(
-        f'{path}: {name} has {rows - known:,} tokens after the {known:,} of '
-        f'{vocabulary.name} and the symbols, such as the languages of a '
-        'multilingual model, which is not read; give a model of one pair, or '
-        'its own dictionaries'
+        f'{weights.name}: {name} has {rows - known:,} tokens after the '
+        f'{known:,} of {vocabulary.name} and the symbols, such as the '
+        'languages of a multilingual model, which is not read; give a model '
+        'of one pair, or its own dictionaries'
       )
     if 0 < rows < known:
       raise InputError(
-        f'{path}: {name} has {rows:,} tokens, and {vocabulary.name} with the '
-        f'symbols has {known:,}; give the dictionaries of this model'
+        f'{weights.name}: {name} has {rows:,} tokens, and {vocabulary.name} '
+        f'with the symbols has {known:,}; give the dictionaries of this model'
       )
-
-
-def _check_final_norms(
-  path: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig
-) -> None:
-  for side in ('encoder', 'decoder'):
-    if model.norm == 'pre' and f'{side}.layer_norm.weight' not in arrays:
-      raise InputError(
-        f'{path}: a pre-norm {side} without a norm after its last layer, as '
-        'fairseq had before 2019, which is not read'
-      )
-
-
-def _grown(
-  arrays: Mapping[str, np.ndarray], source: Added, target: Added
-) -> dict[str, np.ndarray]:
-  """Return the arrays as the model has them.
-
-  Tables get rows for the pieces after the dictionary, and lose those of
-  positions that are none.
-  """
-  sides = {_SOURCE: source, _TARGET: target} | dict.fromkeys(_OUTPUTS, target)
-  grown = with_tables(arrays, sides)
-  for name in _POSITIONS:
-    if name in grown:
-      grown[name] = grown[name][_UNUSED_POSITIONS:]
-  if target.after > target.before:
-    grown[_BIAS] = with_bias(np.zeros(target.before, np.float32), target)
-  return grown
-
-
-def _weights(
-  path: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig
-) -> Weights:
-  learned = model.positions == 'learned'
-  return Weights(
-    name=str(path),
-    arrays=arrays,
-    prefix='',
-    tables={
-      'source_embedding': (_SOURCE,),
-      'target_embedding': (_TARGET,),
-      'output_table': _OUTPUTS,
-      'output_bias': (_BIAS,),
-      'source_positions': _POSITIONS[:1],
-      'target_positions': _POSITIONS[1:],
-    },
-    spare=(*_SPARE, *_OUTPUTS, _TARGET, *(() if learned else _POSITIONS)),
-  )

@@ -8,8 +8,7 @@ Transformer; see `MarianMTModel` of transformers.
 
 import dataclasses
 import re
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,19 +21,19 @@ from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.config.model import TiedEmbeddings
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import read_errors
-from fusion_jax.json_input import as_type, check_shape, read_json
-from fusion_jax.tools.importers.found import Found, Request, config_of
-from fusion_jax.tools.importers.torch_weights import read_torch
-from fusion_jax.tools.importers.vocabularies import (
-  Added,
-  Vocabulary,
-  added_pieces,
-  notes_of,
-  tokenizers_of,
-  with_bias,
-  with_tables,
+from fusion_jax.json_input import check_shape, read_json
+from fusion_jax.tools.importers.imported import (
+  PROGRAMS,
+  Imported,
+  Options,
+  Request,
+  Weights,
+  config_of,
+  grown,
+  read_options,
 )
-from fusion_jax.tools.importers.weights import Weights
+from fusion_jax.tools.importers.torch_weights import arrays_of, read_torch
+from fusion_jax.tools.importers.vocabularies import Vocabulary, read_sides
 
 # Longest line that MarianMT reads, in subwords.
 _LONGEST = 512
@@ -42,42 +41,25 @@ _LONGEST = 512
 _LANGUAGE_CODE = re.compile(r'>>.+<<')
 _UNKNOWN = '<unk>'
 
-_SHARED = 'model.shared.weight'
-_SOURCE = 'model.encoder.embed_tokens.weight'
-_TARGET = 'model.decoder.embed_tokens.weight'
-_OUTPUT = 'lm_head.weight'
-_BIAS = 'final_logits_bias'
-# Sinusoids, which are computed instead of read.
-_POSITIONS = (
-  'model.encoder.embed_positions.weight',
-  'model.decoder.embed_positions.weight',
-)
-
 # Whether the sides share a table, and whether the output is tied.
-_TIED: Mapping[tuple[bool, bool], TiedEmbeddings] = types.MappingProxyType(
-  {
-    (True, True): 'all',
-    (True, False): 'source_target',
-    (False, True): 'target_output',
-    (False, False): 'none',
-  }
-)
+_TIED: dict[tuple[bool, bool], TiedEmbeddings] = {
+  (True, True): 'all',
+  (True, False): 'source_target',
+  (False, True): 'target_output',
+  (False, False): 'none',
+}
 
 # Largest number of language codes in a message.
 _LISTED = 12
 
 
-@dataclasses.dataclass(frozen=True)
-class MarianConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MarianConfig(Options):
   """Fields of config.json that decide what the model computes."""
 
   model_type: Literal['marian']
   d_model: int
   vocab_size: int
-  encoder_layers: int
-  decoder_layers: int
-  encoder_attention_heads: int
-  decoder_attention_heads: int
   encoder_ffn_dim: int
   decoder_ffn_dim: int
   decoder_start_token_id: int
@@ -91,46 +73,26 @@ class MarianConfig:
   normalize_embedding: Literal[False] = False
   add_final_layer_norm: Literal[False] = False
   static_position_embeddings: Literal[True] = True
-  dropout: float = 0.1
-  attention_dropout: float = 0.0
-  activation_dropout: float = 0.0
   num_beams: int = Field(4, ge=1)
   length_penalty: float = Field(1.0, ge=0)
   bad_words_ids: list[list[int]] | None = None
 
 
-def read_marian(request: Request) -> Found:
-  """Read a folder of a MarianMT model.
-
-  Args:
-    request: What is imported, and to where.
-
-  Returns:
-    The model.
-
-  Raises:
-    InputError: A file is missing or damaged, or does not fit the others, or
-      the model is no plain post-norm Transformer.
-  """
+def read(request: Request) -> Imported:
+  """Read a folder of a MarianMT model."""
   folder = request.input
   config = _read_config(folder)
-  model = _model_of(config, folder)
+  model = _model_of(config)
   vocabularies = _vocabularies(folder, config)
   models = [folder / f'{side}.spm' for side in ('source', 'target')]
-  tokenizers = tokenizers_of(models, vocabularies)
+  sides = read_sides(models, vocabularies)
   languages = _languages(request)
-  run = config_of(
-    request,
-    languages,
-    model,
-    _decoding_of(config, vocabularies[-1]),
-    _target_tag(vocabularies[0], languages[1]),
-  )
-  ends = vocabularies[0], vocabularies[-1]
-  added = map(added_pieces, ends, tokenizers)
-  arrays = _grown(_read_arrays(folder), *added)
-  notes = notes_of(models, vocabularies, tokenizers)
-  return Found(run, tokenizers, _weights(folder, arrays, model), notes)
+  tag = _target_tag(vocabularies[0], languages[1])
+  decoding = _decoding_of(config, vocabularies[1])
+  arrays, names = _read_arrays(folder), PROGRAMS['marian']
+  weights = Weights(str(folder), arrays, names, grown(sides))
+  run = config_of(request, languages, model, decoding, tag)
+  return Imported(run, sides.tokenizers, weights, sides.notes)
 
 
 def _read_config(folder: Path) -> MarianConfig:
@@ -147,39 +109,20 @@ def _read_config(folder: Path) -> MarianConfig:
       f'{values.get("model_type")!r}; no other models are read'
     )
   values |= _optional(folder / 'generation_config.json')
-  named = {f.name for f in dataclasses.fields(MarianConfig)}
-  values = {n: v for n, v in values.items() if n in named and v is not None}
-  return as_type(values, MarianConfig, str(path))
+  same = 'attention_heads', 'ffn_dim'
+  return read_options(values, MarianConfig, same, path)
 
 
-def _model_of(config: MarianConfig, folder: Path) -> ModelConfig:
-  for what in ('attention_heads', 'ffn_dim'):
-    sizes = [
-      getattr(config, f'{side}_{what}') for side in ('encoder', 'decoder')
-    ]
-    if sizes[0] != sizes[1]:
-      raise InputError(
-        f'{folder / "config.json"}: encoder_{what} is {sizes[0]} and '
-        f'decoder_{what} is {sizes[1]}; both must be the same'
-      )
+def _model_of(config: MarianConfig) -> ModelConfig:
   shared = config.share_encoder_decoder_embeddings
-  tied = config.tie_word_embeddings
-  return ModelConfig(
+  return config.model(
+    config.activation_function,
     width=config.d_model,
     filter=config.encoder_ffn_dim,
-    heads=config.encoder_attention_heads,
-    encoder_layers=config.encoder_layers,
-    decoder_layers=config.decoder_layers,
-    norm_epsilon=1e-5,
-    activation='relu' if config.activation_function == 'relu' else 'silu',
     positions='marian',
     scale_embedding=config.scale_embedding,
-    tied_embeddings=_TIED[shared, tied],
+    tied_embeddings=_TIED[shared, config.tie_word_embeddings],
     output_bias=True,
-    dropout=config.dropout,
-    attention_dropout=config.attention_dropout,
-    activation_dropout=config.activation_dropout,
-    embedding_dropout=config.dropout,
   )
 
 
@@ -198,19 +141,16 @@ def _decoding_of(
   )
 
 
-def _vocabularies(folder: Path, config: MarianConfig) -> list[Vocabulary]:
-  """Return the vocabulary of both sides, or of each."""
+def _vocabularies(
+  folder: Path, config: MarianConfig
+) -> tuple[Vocabulary, Vocabulary]:
   _check_added(folder)
-  names = ['vocab.json']
-  if _separate(folder, config):
-    names.append('target_vocab.json')
-  elif not config.share_encoder_decoder_embeddings:
-    names.append('vocab.json')
-  sizes = config.vocab_size, config.decoder_vocab_size or config.vocab_size
-  return [
-    _read_vocabulary(folder / name, config, size)
-    for name, size in zip(names, sizes, strict=False)
-  ]
+  name = 'target_vocab.json' if _separate(folder, config) else 'vocab.json'
+  source = _read_vocabulary(folder / 'vocab.json', config, config.vocab_size)
+  if config.share_encoder_decoder_embeddings:
+    return source, source
+  size = config.decoder_vocab_size or config.vocab_size
+  return source, _read_vocabulary(folder / name, config, size)
 
 
 def _separate(folder: Path, config: MarianConfig) -> bool:
@@ -337,39 +277,7 @@ def _read_safe(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_pickled(path: Path) -> dict[str, np.ndarray]:
-  found = read_torch(path)
-  if not isinstance(found, dict):
-    raise InputError(f'{path}: has no weights by name')
-  return {n: each for n, each in found.items() if isinstance(each, np.ndarray)}
+  return arrays_of(read_torch(path), f'{path}: has no weights by name')
 
 
 _READERS = {'model.safetensors': _read_safe, 'pytorch_model.bin': _read_pickled}
-
-
-def _grown(
-  arrays: Mapping[str, np.ndarray], source: Added, target: Added
-) -> dict[str, np.ndarray]:
-  """Return the arrays with rows for the pieces after the vocabulary."""
-  sides = {_SHARED: source, _SOURCE: source, _TARGET: target, _OUTPUT: target}
-  grown = with_tables(arrays, sides)
-  if _BIAS in grown and grown[_BIAS].ndim == 2:
-    grown[_BIAS] = with_bias(grown[_BIAS][0], target)
-  return grown
-
-
-def _weights(
-  folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig
-) -> Weights:
-  shared = (_SHARED, _SOURCE, _TARGET)
-  return Weights(
-    name=str(folder),
-    arrays=arrays,
-    prefix='model.',
-    tables={
-      'source_embedding': shared if model.ties_sides else (_SOURCE,),
-      'target_embedding': (_TARGET, _OUTPUT),
-      'output_table': (_OUTPUT,),
-      'output_bias': (_BIAS,),
-    },
-    spare=(*shared, _OUTPUT, *_POSITIONS),
-  )

@@ -10,13 +10,12 @@ of pickles before it.
 """
 
 import collections
-import dataclasses
 import io
 import math
 import pickle
 import struct
 import zipfile
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -47,26 +46,14 @@ _TENSOR = 'torch._utils', '_rebuild_tensor_v2'
 
 
 class _StorageType(NamedTuple):
-  """Type of a storage, as the pickle names it."""
-
   dtype: np.dtype
 
 
 class _Storage(NamedTuple):
-  """Storage of one or more tensors; its content is not in the pickle."""
+  """Numbers of one or more tensors, which are not in the pickle itself."""
 
-  key: str
+  content: bytes | None
   dtype: np.dtype
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tensor:
-  """Tensor as the pickle describes it."""
-
-  storage: _Storage
-  offset: int
-  shape: tuple[int, ...]
-  strides: tuple[int, ...]
 
 
 class Record(dict[str, Any]):
@@ -87,12 +74,17 @@ class _Refusal(Exception):
 
 
 class _Reader(pickle.Unpickler):
-  """Unpickler that makes tensors, records and plain values only."""
+  """Unpickler that makes arrays, records and plain values only."""
 
-  def __init__(self, file: Any, inert: Set[str] = frozenset()):
+  def __init__(
+    self,
+    file: Any,
+    inert: Set[str] = frozenset(),
+    content: Callable[[str, np.dtype], bytes | None] = lambda *_: None,
+  ):
     super().__init__(file, encoding='utf-8')
     self._inert = inert
-    self.storages: dict[str, np.dtype] = {}
+    self._content = content
 
   def find_class(self, module: str, name: str) -> Any:
     if (module, name) == _TENSOR:
@@ -111,36 +103,38 @@ class _Reader(pickle.Unpickler):
     match pid:
       case ('storage', _StorageType(dtype), str(key), _, int(), *view):
         if not any(view):
-          self.storages[key] = dtype
-          return _Storage(key, dtype)
+          return _Storage(self._content(key, dtype), dtype)
     raise _Refusal('a storage of unknown form')
 
 
 def _tensor(
   storage: Any, offset: Any, shape: Any, strides: Any, *_: Any
-) -> _Tensor:
+) -> np.ndarray | None:
+  """Return a tensor as an array; None where the content is not known yet."""
   numbers = (offset, *shape, *strides)
-  whole = all(type(each) is int and each >= 0 for each in numbers)
+  whole = all(type(x) is int and x >= 0 for x in numbers)
   if type(storage) is not _Storage or not whole or len(shape) != len(strides):
     raise _Refusal('a tensor of unknown form')
-  return _Tensor(storage, offset, tuple(shape), tuple(strides))
+  content, dtype = storage
+  if 0 in shape:
+    return np.zeros(shape, dtype)
+  if content is None:
+    return None
+  values = np.frombuffer(content, dtype, len(content) // dtype.itemsize)
+  steps = zip(shape, strides, strict=True)
+  last = offset + sum((size - 1) * stride for size, stride in steps)
+  if last >= values.size or math.prod(shape) > values.size:
+    raise ValueError('a tensor is larger than its storage')
+  return np.lib.stride_tricks.as_strided(
+    values[offset:],
+    tuple(shape),
+    tuple(stride * dtype.itemsize for stride in strides),
+    writeable=False,
+  )
 
 
 def read_torch(path: Path, inert: Set[str] = frozenset()) -> Any:
-  """Read a file of `torch.save`.
-
-  Args:
-    path: File to read.
-    inert: Top-level modules, and classes with their module, that become
-      records.
-
-  Returns:
-    The saved value, with NumPy arrays in place of tensors.
-
-  Raises:
-    InputError: The file cannot be read, is no such file, or asks for code to be
-      run.
-  """
+  """Read a file of `torch.save`."""
   with read_errors(path), path.open('rb') as file:
     try:
       if zipfile.is_zipfile(file):
@@ -160,6 +154,13 @@ def read_torch(path: Path, inert: Set[str] = frozenset()) -> Any:
       ) from None
 
 
+def arrays_of(saved: Any, otherwise: str) -> dict[str, np.ndarray]:
+  """Return the arrays by name, or raise an InputError that says `otherwise`."""
+  if not isinstance(saved, dict):
+    raise InputError(otherwise)
+  return {n: x for n, x in saved.items() if isinstance(x, np.ndarray)}
+
+
 def _from_zip(file: BinaryIO, inert: Set[str]) -> Any:
   with zipfile.ZipFile(file) as archive:
     pickled = [n for n in archive.namelist() if n.endswith('/data.pkl')]
@@ -169,12 +170,15 @@ def _from_zip(file: BinaryIO, inert: Set[str]) -> Any:
     order = folder + 'byteorder'
     if order in archive.namelist() and archive.read(order) != b'little':
       raise ValueError(_BIG_ENDIAN)
-    reader = _Reader(io.BytesIO(archive.read(pickled[0])), inert)
-    saved = reader.load()
-    stored = {
-      key: archive.read(f'{folder}data/{key}') for key in reader.storages
-    }
-  return _with_arrays(saved, stored)
+    stored: dict[str, bytes] = {}
+
+    def content(key: str, dtype: np.dtype) -> bytes:
+      if key not in stored:
+        stored[key] = archive.read(f'{folder}data/{key}')
+      return stored[key]
+
+    saved = io.BytesIO(archive.read(pickled[0]))
+    return _Reader(saved, inert, content).load()
 
 
 def _from_pickles(file: BinaryIO, inert: Set[str]) -> Any:
@@ -183,39 +187,15 @@ def _from_pickles(file: BinaryIO, inert: Set[str]) -> Any:
   _Reader(file).load()  # The version of the form.
   if not _Reader(file).load()['little_endian']:
     raise ValueError(_BIG_ENDIAN)
-  reader = _Reader(file, inert)
-  saved = reader.load()
-  stored = {}
+  # The numbers follow the pickle, which is read again when they are there.
+  place, dtypes, stored = file.tell(), {}, {}
+
+  def note(key: str, dtype: np.dtype) -> None:
+    dtypes[key] = dtype
+
+  _Reader(file, inert, note).load()
   for key in _Reader(file).load():
     (count,) = struct.unpack('<q', file.read(8))
-    stored[key] = file.read(count * reader.storages[key].itemsize)
-  return _with_arrays(saved, stored)
-
-
-def _with_arrays(value: Any, stored: Mapping[str, bytes]) -> Any:
-  if isinstance(value, _Tensor):
-    return _array(value, stored[value.storage.key])
-  if isinstance(value, Record):
-    return value  # It may contain itself.
-  if isinstance(value, Mapping):
-    return {name: _with_arrays(each, stored) for name, each in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [_with_arrays(each, stored) for each in value]
-  return value
-
-
-def _array(tensor: _Tensor, content: bytes) -> np.ndarray:
-  dtype = tensor.storage.dtype
-  values = np.frombuffer(content, dtype, len(content) // dtype.itemsize)
-  if 0 in tensor.shape:
-    return np.zeros(tensor.shape, dtype)
-  steps = zip(tensor.shape, tensor.strides, strict=True)
-  last = tensor.offset + sum((size - 1) * stride for size, stride in steps)
-  if last >= values.size or math.prod(tensor.shape) > values.size:
-    raise ValueError('a tensor is larger than its storage')
-  return np.lib.stride_tricks.as_strided(
-    values[tensor.offset :],
-    tensor.shape,
-    tuple(stride * dtype.itemsize for stride in tensor.strides),
-    writeable=False,
-  )
+    stored[key] = file.read(count * dtypes[key].itemsize)
+  file.seek(place)
+  return _Reader(file, inert, lambda key, _: stored[key]).load()

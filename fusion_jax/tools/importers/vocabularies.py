@@ -17,19 +17,19 @@ Axis letters: V vocabulary, D model width.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from sentencepiece import sentencepiece_model_pb2
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 
-Sides = tuple[Tokenizer, Tokenizer]
+Tokenizers = tuple[Tokenizer, Tokenizer]
 
-_Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
+_Piece = ModelProto.SentencePiece
 
 # What the logit of a piece after the vocabulary is below that of the unknown
 # token. Its probability is below the rounding of float32, and label smoothing
@@ -42,14 +42,11 @@ _NAMED = 5
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """Vocabulary of a foreign program.
+  """Vocabulary of a foreign program: its pieces in the order of their ids.
 
   Attributes:
     name: File that it was read from, for messages.
-    pieces: Pieces in the order of their ids.
     start: Piece that the decoder reads first.
-    end: Piece at the end of a line.
-    unknown: Piece that stands for all others.
     symbols: Further pieces that stand for no text.
   """
 
@@ -61,11 +58,7 @@ class Vocabulary:
   symbols: Sequence[str] = ()
 
   def check(self) -> None:
-    """Refuse a vocabulary without its symbols, or with a piece twice.
-
-    Raises:
-      InputError: The message names the piece.
-    """
+    """Refuse a vocabulary without its symbols, or with a piece twice."""
     for piece in (self.start, self.end, self.unknown):
       if piece not in self.pieces:
         raise InputError(f'{self.name}: lacks the piece {piece!r}')
@@ -74,108 +67,138 @@ class Vocabulary:
       raise InputError(f'{self.name}: has the piece {twice!r} twice or empty')
 
 
-def rebuilt_tokenizers(
-  models: Sequence[Path], vocabulary: Vocabulary
-) -> tuple[Tokenizer, ...]:
-  """Return tokenizers that cut lines as models do, with a vocabulary's ids.
+class Added(NamedTuple):
+  """Pieces after the V of a vocabulary, and the id of the unknown token."""
 
-  Args:
-    models: Original SentencePiece model of each side.
-    vocabulary: Vocabulary that the sides share.
+  unknown: int
+  before: int
+  after: int
 
-  Returns:
-    A tokenizer for each side. All have the same pieces at the same ids: those
-    of the vocabulary, then what only the models have.
+  @property
+  def more(self) -> int:
+    """The number of the pieces."""
+    return self.after - self.before
 
-  Raises:
-    InputError: A model cannot be read, or does not fit the vocabulary.
-  """
-  vocabulary.check()
-  originals = [_read(path) for path in models]
-  known = set(vocabulary.pieces)
-  added: dict[str, None] = {}
-  for path, original in zip(models, originals, strict=True):
-    own = dict.fromkeys(piece.piece for piece in _of_text(original))
-    if known.isdisjoint(own):
-      raise InputError(
-        f'{vocabulary.name}: has no piece of {path.name}; give the vocabulary '
-        'of this model'
-      )
-    added |= {piece: None for piece in own if piece not in known}
-  pieces = [*vocabulary.pieces, *added]
-  tokenizers = []
-  for path, original in zip(models, originals, strict=True):
-    model = _rebuilt(original, pieces, vocabulary)
-    _check_merges(path, model)
-    serialized = model.SerializeToString(deterministic=True)
-    tokenizers.append(Tokenizer(serialized, str(path)))
-  return tuple(tokenizers)
+  def rows(self, table: np.ndarray) -> np.ndarray:
+    """Return a table [V, D] with a row for each piece that was added."""
+    if table.shape[:1] != (self.before,):
+      return table
+    rows = np.repeat(table[[self.unknown]], self.more, 0)
+    return np.concatenate([table, rows])
+
+  def bias(self, bias: np.ndarray) -> np.ndarray:
+    """Return a bias [V] or [1, V] by which what was added is never chosen."""
+    longer = self.rows(bias.reshape(-1))
+    return longer + _NEVER * (np.arange(len(longer)) >= self.before)
 
 
-def tokenizers_of(
-  models: Sequence[Path], vocabularies: Sequence[Vocabulary]
+class Sides(NamedTuple):
+  """Tokenizers of both sides, what they have more, and what to say of it."""
+
+  tokenizers: Tokenizers
+  added: tuple[Added, Added]
+  notes: Sequence[str]
+
+
+def read_sides(
+  models: Sequence[Path], vocabularies: tuple[Vocabulary, Vocabulary]
 ) -> Sides:
-  """Return the tokenizers of both sides.
-
-  Args:
-    models: Original SentencePiece model of each side.
-    vocabularies: Vocabulary of each side, or one of both.
-
-  Returns:
-    The tokenizers; sides with equal vocabularies have the same pieces.
-
-  Raises:
-    InputError: As for `rebuilt_tokenizers`.
-  """
-  first, last = vocabularies[0], vocabularies[-1]
+  """Rebuild the SentencePiece models of both sides for their vocabularies."""
+  first, last = vocabularies
   if list(first.pieces) == list(last.pieces):
     source, target = rebuilt_tokenizers(models, first)
   else:
     (source,) = rebuilt_tokenizers(models[:1], first)
     (target,) = rebuilt_tokenizers(models[1:], last)
-  return source, target
+  notes = map(_unknown_pieces, models, vocabularies, (source, target))
+  return Sides(
+    (source, target),
+    (_added(first, source), _added(last, target)),
+    list(dict.fromkeys(filter(None, notes))),
+  )
 
 
-def _read(path: Path) -> sentencepiece_model_pb2.ModelProto:
-  tokenizer = Tokenizer.from_file(path)
-  original = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)
+def _added(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Added:
+  unknown = vocabulary.pieces.index(vocabulary.unknown)
+  return Added(unknown, len(vocabulary.pieces), tokenizer.vocabulary.size)
+
+
+def _unknown_pieces(
+  path: Path, vocabulary: Vocabulary, tokenizer: Tokenizer
+) -> str:
+  """Say which pieces a model cuts that its vocabulary lacks."""
+  added = ModelProto.FromString(tokenizer.model).pieces[
+    len(vocabulary.pieces) :
+  ]
+  cut = [p for p in added if p.type in (_Piece.NORMAL, _Piece.USER_DEFINED)]
+  if not cut:
+    return ''
+  # The score is the logarithm of a probability, or minus the rank of a merge.
+  cut.sort(key=lambda piece: -piece.score)
+  named = ', '.join(repr(piece.piece) for piece in cut[:_NAMED])
+  return (
+    f'{vocabulary.name}: lacks {len(cut):,} pieces that {path.name} cuts, '
+    f'which the model reads as {vocabulary.unknown}; the most frequent: {named}'
+  )
+
+
+def rebuilt_tokenizers(
+  models: Sequence[Path], vocabulary: Vocabulary
+) -> tuple[Tokenizer, ...]:
+  """Return tokenizers that cut lines as models do, with a vocabulary's ids."""
+  vocabulary.check()
+  originals = {path: _read(path) for path in models}
+  known = set(vocabulary.pieces)
+  pieces = dict.fromkeys(vocabulary.pieces)
+  for path, original in originals.items():
+    text = _of_text(original)
+    if known.isdisjoint(text):
+      raise InputError(
+        f'{vocabulary.name}: has no piece of {path.name}; give the vocabulary '
+        'of this model'
+      )
+    pieces |= dict.fromkeys(text)
+  rebuilt = (_rebuilt(originals[p], [*pieces], vocabulary, p) for p in models)
+  return tuple(rebuilt)
+
+
+def _read(path: Path) -> ModelProto:
+  original = ModelProto.FromString(Tokenizer.from_file(path).model)
   spec = original.trainer_spec
-  kind = spec.ModelType.Name(spec.model_type)
   if spec.model_type not in (spec.UNIGRAM, spec.BPE):
     raise InputError(
-      f'{path}: a SentencePiece model of the type {kind}; it must be UNIGRAM '
-      'or BPE'
+      f'{path}: a SentencePiece model of the type '
+      f'{spec.ModelType.Name(spec.model_type)}; it must be UNIGRAM or BPE'
     )
   return original
 
 
-def _of_text(
-  model: sentencepiece_model_pb2.ModelProto,
-) -> list[sentencepiece_model_pb2.ModelProto.SentencePiece]:
+def _of_text(model: ModelProto) -> dict[str, ModelProto.SentencePiece]:
   """Return the pieces that stand for text."""
   silent = _Piece.UNKNOWN, _Piece.CONTROL
-  return [piece for piece in model.pieces if piece.type not in silent]
+  return {p.piece: p for p in model.pieces if p.type not in silent}
 
 
 def _rebuilt(
-  original: sentencepiece_model_pb2.ModelProto,
+  original: ModelProto,
   pieces: Sequence[str],
   vocabulary: Vocabulary,
-) -> sentencepiece_model_pb2.ModelProto:
-  own = {piece.piece: piece for piece in _of_text(original)}
-  characters = set(''.join(own))
-  lowest = min((piece.score for piece in own.values()), default=0.0)
-  silent = {vocabulary.start, vocabulary.end, *vocabulary.symbols}
-  model = sentencepiece_model_pb2.ModelProto()
+  path: Path,
+) -> Tokenizer:
+  model = ModelProto()
   model.CopyFrom(original)
   del model.pieces[:]
+  text = _of_text(original)
+  characters = set(''.join(text))
+  lowest = min((piece.score for piece in text.values()), default=0.0)
+  silent = {vocabulary.start, vocabulary.end, *vocabulary.symbols}
   for piece in pieces:
     if piece == vocabulary.unknown:
       model.pieces.add(piece=piece, type=_Piece.UNKNOWN)
     elif piece in silent:
       model.pieces.add(piece=piece, type=_Piece.CONTROL)
-    elif piece in own:
-      model.pieces.add().CopyFrom(own[piece])
+    elif piece in text:
+      model.pieces.add().CopyFrom(text[piece])
     elif len(piece) == 1 and piece not in characters:
       model.pieces.add(piece=piece, score=lowest)
     else:
@@ -183,12 +206,11 @@ def _rebuilt(
   spec = model.trainer_spec
   spec.bos_piece, spec.eos_piece = vocabulary.start, vocabulary.end
   spec.unk_piece, spec.vocab_size = vocabulary.unknown, len(pieces)
-  return model
+  _check_merges(path, model)
+  return Tokenizer(model.SerializeToString(deterministic=True), str(path))
 
 
-def _check_merges(
-  path: Path, model: sentencepiece_model_pb2.ModelProto
-) -> None:
+def _check_merges(path: Path, model: ModelProto) -> None:
   """Refuse pieces that BPE would merge to although the original has them not.
 
   The unigram algorithm never takes an unused piece.
@@ -201,101 +223,3 @@ def _check_merges(
       f'vocabulary, {foreign[0]!r} for example; give the model that the '
       'vocabulary was made with, or one of the type UNIGRAM'
     )
-
-
-class Added(NamedTuple):
-  """Pieces that stand after a vocabulary.
-
-  Attributes:
-    unknown: Id of the unknown token.
-    before: Number V of pieces of the vocabulary.
-    after: Number W of all pieces.
-  """
-
-  unknown: int
-  before: int
-  after: int
-
-
-def added_pieces(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Added:
-  """Return what a rebuilt tokenizer has more than its vocabulary."""
-  unknown = vocabulary.pieces.index(vocabulary.unknown)
-  return Added(unknown, len(vocabulary.pieces), tokenizer.vocabulary.size)
-
-
-def notes_of(
-  models: Sequence[Path],
-  vocabularies: Sequence[Vocabulary],
-  tokenizers: Sides,
-) -> list[str]:
-  """Say which pieces the models cut that their vocabularies lack.
-
-  Args:
-    models: Original SentencePiece model of each side.
-    vocabularies: Vocabulary of each side, or one of both.
-    tokenizers: Rebuilt tokenizer of each side.
-
-  Returns:
-    A line for each model of which there are such pieces.
-  """
-  ends = vocabularies[0], vocabularies[-1]
-  notes = map(_unknown_pieces, models, ends, tokenizers)
-  return list(dict.fromkeys(note for note in notes if note))
-
-
-def _unknown_pieces(
-  model: Path, vocabulary: Vocabulary, tokenizer: Tokenizer
-) -> str:
-  found = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)
-  cut = [
-    piece
-    for piece in found.pieces[len(vocabulary.pieces) :]
-    if piece.type in (_Piece.NORMAL, _Piece.USER_DEFINED)
-  ]
-  if not cut:
-    return ''
-  # The score is the logarithm of a probability, or minus the rank of a merge.
-  cut.sort(key=lambda piece: -piece.score)
-  named = ', '.join(repr(piece.piece) for piece in cut[:_NAMED])
-  return (
-    f'{vocabulary.name}: lacks {len(cut):,} pieces that {model.name} cuts, '
-    f'which the model reads as {vocabulary.unknown}; the most frequent: {named}'
-  )
-
-
-def with_rows(table: np.ndarray, added: Added) -> np.ndarray:
-  """Return a table with a row for each piece that was added.
-
-  Args:
-    table: One row for each piece of the vocabulary, [V, ...]; one of another
-      size is returned as it is, and fits no model.
-    added: Pieces that were added.
-
-  Returns:
-    The table, [W, ...]; each new row is that of the unknown token.
-  """
-  if table.shape[:1] != (added.before,):
-    return table
-  count = added.after - added.before
-  return np.concatenate([table, np.repeat(table[[added.unknown]], count, 0)])
-
-
-def with_tables(
-  arrays: Mapping[str, np.ndarray], sides: Mapping[str, Added]
-) -> dict[str, np.ndarray]:
-  """Return arrays whose tables have rows for the pieces that were added.
-
-  Args:
-    arrays: Arrays by name.
-    sides: Pieces that were added to each table.
-  """
-  return {
-    name: with_rows(array, sides[name]) if name in sides else array
-    for name, array in arrays.items()
-  }
-
-
-def with_bias(bias: np.ndarray, added: Added) -> np.ndarray:
-  """Return an output bias by which pieces that were added are never chosen."""
-  grown = with_rows(bias, added)
-  return grown + _NEVER * (np.arange(len(grown)) >= added.before)

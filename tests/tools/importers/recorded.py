@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fusion_jax.decoding.batches import padded
-from fusion_jax.decoding.teacher_forcing import token_log_probabilities
+from fusion_jax.decoding.score import token_log_probabilities
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.runs.loading import load_run
 from fusion_jax.tools.importers.__main__ import main

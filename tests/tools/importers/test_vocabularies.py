@@ -12,8 +12,6 @@ from fusion_jax.tools.importers.vocabularies import (
   Added,
   Vocabulary,
   rebuilt_tokenizers,
-  with_bias,
-  with_rows,
 )
 
 _LINES = ['a cat and a dog', 'two cats and two dogs', 'a dog at the door']
@@ -100,15 +98,15 @@ def test_added_rows_are_those_of_the_unknown_token():
   added = Added(unknown=1, before=3, after=5)
   table = np.arange(6.0).reshape(3, 2)
   np.testing.assert_array_equal(
-    with_rows(table, added), [[0, 1], [2, 3], [4, 5], [2, 3], [2, 3]]
+    added.rows(table), [[0, 1], [2, 3], [4, 5], [2, 3], [2, 3]]
   )
-  bias = with_bias(np.array([0.0, 2.0, 4.0]), added)
+  bias = added.bias(np.array([[0.0, 2.0, 4.0]]))
   np.testing.assert_array_equal(bias, [0, 2, 4, -28, -28])
 
 
 def test_a_table_of_another_size_is_left_as_it_is():
   table = np.zeros((4, 2))
-  assert with_rows(table, Added(1, 3, 5)) is table
+  assert Added(1, 3, 5).rows(table) is table
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Probes: classifiers of tokens on the layers of a frozen model."""

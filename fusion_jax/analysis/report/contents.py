@@ -1,0 +1,284 @@
+"""The content of a report on one run: its texts, scores and views."""
+
+import argparse
+import base64
+import dataclasses
+import importlib.metadata
+import logging
+import os
+import platform
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fusion_jax.analysis.curves import curves
+from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.text_choice import add_run_and_text_flags
+from fusion_jax.analysis.view import View
+from fusion_jax.analysis.views import keep, kept, look_at, views_of
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.data.references import log_unreachable
+from fusion_jax.decoding.translate import Translator
+from fusion_jax.errors import InputError
+from fusion_jax.metrics import Scores, corpus_scores
+from fusion_jax.models.transformer import Parameters
+from fusion_jax.progress import Progress
+from fusion_jax.runs.directory import read_config, read_report, read_tokenizers
+
+logger = logging.getLogger(__name__)
+
+_PACKAGES = (
+  'fusion_jax',
+  'jax',
+  'jaxlib',
+  'flax',
+  'optax',
+  'orbax-checkpoint',
+  'grain',
+  'sentencepiece',
+  'sacrebleu',
+  'numpy',
+  'scipy',
+  'matplotlib',
+)
+_LAYER = re.compile(r'layers?(_\d+)?')
+# Bytes; a larger drawing is shown as a PNG.
+_LARGEST_SVG = 400_000
+# A figure is not shown smaller than this share of the width it was drawn at.
+_SMALLEST = 0.55
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+  """Data address of a figure, and the width it was drawn at in CSS pixels."""
+
+  address: str
+  width: int
+
+  @classmethod
+  def of_svg(cls, svg: bytes) -> 'Picture':
+    """Return the picture of an SVG that Matplotlib wrote."""
+    return cls(data_address(svg, 'image/svg+xml'), _width(svg))
+
+  @property
+  def least(self) -> int:
+    """The least width at which it is readable, in CSS pixels."""
+    return round(_SMALLEST * self.width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+  """A view of a run, as a report shows it.
+
+  Attributes:
+    content: Content of VIEW.json; None if the view was not made.
+    missing: Reason why the view was not made.
+  """
+
+  view: View
+  content: Mapping[str, Any] | None = None
+  figure: Picture | None = None
+  missing: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class RunReport:
+  """All that a report shows of a run.
+
+  Attributes:
+    name: Name that distinguishes the run from the others of the page.
+    steps: Steps of the checkpoints whose mean its parameters are.
+    config: Config of the run, with all of its directions.
+    languages: Source and target language of the direction looked at.
+    corpus: 'pairs' and 'kept' of the training text; {} if unknown.
+    parameters: Number of parameters of each part.
+    last: Last line of kind 'train' in the metrics.
+    command: Command that makes a view of the run; VIEW stands for its name.
+  """
+
+  name: str
+  workdir: str
+  steps: tuple[int, ...]
+  config: ExperimentConfig
+  languages: tuple[str, str]
+  corpus: Mapping[str, int]
+  vocabularies: tuple[int, ...]
+  parameters: Mapping[str, int]
+  last: Mapping[str, Any]
+  curves: Mapping[str, Any]
+  cards: tuple[Card, ...]
+  translations: tuple[str, ...]
+  scores: Scores
+  command: str
+
+
+def gather(
+  analysed: RunWithText, name: str, arguments: argparse.Namespace
+) -> RunReport:
+  """Translate and score the text with a run, and collect the run's views."""
+  run, data = analysed.run, analysed.run.config.data
+  numbers = curves(analysed)
+  folder = analysed.workdir / 'analysis'
+  try:
+    folder.mkdir(exist_ok=True)
+  except OSError as error:
+    raise InputError(f'{folder}: {error.strerror}') from error
+  translations = translation(analysed, folder)
+  references = [reference for _, reference in analysed.lines]
+  log_unreachable(references, run.target_tokenizer, f'{name}, references')
+  config = read_config(analysed.workdir)
+  tokenizers = read_tokenizers(analysed.workdir)
+  return RunReport(
+    name,
+    str(analysed.workdir),
+    run.steps,
+    config,
+    (data.source_language, data.target_language),
+    training_pairs(analysed.workdir),
+    tuple(one.vocabulary.size for one in tokenizers),
+    parameters_by_part(run.parameters),
+    analysed.of_kind('train')[-1],
+    numbers,
+    tuple(cards(analysed, folder, arguments.all)),
+    tuple(translations),
+    corpus_scores(translations, references, run.target_words),
+    command(analysed.workdir, arguments),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Translated:
+  key: str
+  translations: list[str]
+
+
+def translation(analysed: RunWithText, folder: Path) -> list[str]:
+  """Translate the text line by line with the search of the run's config.
+
+  The translation is written into the folder, and read from there the next time
+  if it was made of the same inputs.
+  """
+  path = folder / 'translation.json'
+  if before := kept(path, analysed, _Translated):
+    logger.info('translation found: %s', path)
+    return before['translations']
+  progress = Progress(len(analysed.lines), 'lines')
+  options = analysed.run.config.decoding
+  translator = Translator(analysed.run, options, on_progress=progress.add)
+  lines = list(translator.translate([source for source, _ in analysed.lines]))
+  progress.finish()
+  keep(path, analysed, {'translations': lines}, analysed.digest)
+  return lines
+
+
+def command(workdir: Path, arguments: argparse.Namespace) -> str:
+  """Return the command that makes a view of a run, with the report's flags."""
+  parser = argparse.ArgumentParser()
+  add_run_and_text_flags(parser)
+  given = [
+    f'--{name}={value}'
+    for name, default in vars(parser.parse_args([])).items()
+    if (value := getattr(arguments, name)) != default
+  ]
+  words = ['fusion-jax', 'analyse', 'VIEW']
+  return shlex.join([*words, f'--workdir={workdir}', *given])
+
+
+def parameters_by_part(parameters: Parameters) -> dict[str, int]:
+  """Count the parameters of each part of the model."""
+  counts: Counter[str] = Counter()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
+    modules = [part.key for part in path[:-1]] or [path[0].key]
+    names = [name for name in modules if not _LAYER.fullmatch(name)]
+    if len(names) < len(modules):
+      names[0] += ' layers'
+    counts[' / '.join(names[:2])] += leaf.size
+  return dict(counts)
+
+
+def training_pairs(workdir: Path) -> dict[str, int]:
+  """Return the numbers of pairs of the training text."""
+  match read_report(workdir):
+    case {'splits': {'train': {'pairs': int(pairs), 'kept': int(kept)}}}:
+      return {'pairs': pairs, 'kept': kept}
+  return {}
+
+
+def environment() -> dict[str, str]:
+  """Return the machine and the versions of this process."""
+  devices = jax.devices()
+  versions = {}
+  for name in _PACKAGES:
+    try:
+      versions[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return {
+    'Python': platform.python_version(),
+    'system': platform.platform(),
+    'processor cores': str(os.cpu_count()),
+    'devices': f'{len(devices)} x {devices[0].device_kind}',
+  } | versions
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+  key: str
+  summary: str
+  numbers: dict[str, Any]
+
+
+def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
+  """Yield all views that apply to the run's model, in the order of the table.
+
+  Views that read a text are taken from the folder if they were made of the same
+  inputs; the others take seconds, and are always made.
+  """
+  for view in views_of(analysed.run.config.model):
+    path = folder / f'{view.name}.json'
+    content = _stored(path, analysed) if view.reads == 'text' else None
+    if content is None and view.slow and not slow:
+      yield Card(view, missing='It takes minutes.')
+      continue
+    try:
+      if content is None:
+        result = look_at(view, analysed, folder)
+        logger.info('%s: %s', view.name, path)
+        content = {'summary': result.summary, 'numbers': result.numbers}
+    except InputError as error:
+      logger.warning('%s is left out: %s', view.name, error)
+      yield Card(view, missing=f'It could not be made: {error}.')
+      continue
+    yield Card(view, content, _picture(path))
+
+
+def _stored(path: Path, analysed: RunWithText) -> Mapping[str, Any] | None:
+  figures = map(path.with_suffix, ('.svg', '.png'))
+  if not all(file.is_file() for file in figures):
+    return None
+  return kept(path, analysed, _Found)
+
+
+def _picture(path: Path) -> Picture:
+  """Return the figure of a view, as a PNG if the drawing is large."""
+  svg = path.with_suffix('.svg').read_bytes()
+  if len(svg) <= _LARGEST_SVG:
+    return Picture.of_svg(svg)
+  png = path.with_suffix('.png').read_bytes()
+  return Picture(data_address(png, 'image/png'), _width(svg))
+
+
+def data_address(content: bytes, kind: str) -> str:
+  """Return an address that holds the content itself."""
+  return f'data:{kind};base64,{base64.b64encode(content).decode()}'
+
+
+def _width(svg: bytes) -> int:
+  """Return the width in CSS pixels, 96 per inch; Matplotlib's points are 72."""
+  match = re.search(rb'<svg [^>]*width="([\d.]+)pt"', svg)
+  return round(float(match[1]) * 96 / 72) if match else 0

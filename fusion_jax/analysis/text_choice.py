@@ -1,0 +1,58 @@
+"""The choice of a text and of a run by flags, which are read without JAX."""
+
+import argparse
+import dataclasses
+from typing import Literal
+
+from fusion_jax.bounds import Natural, number
+from fusion_jax.config.flags import (
+  add_checkpoint_flags,
+  add_direction_flags,
+)
+from fusion_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class TextChoice:
+  """Choice of a text.
+
+  Attributes:
+    source: Source file; '' for the validation text in the run directory.
+    target: Its translation, line by line; '' if `source` is ''.
+    lines: Number of lines to use from the beginning; 0 uses all.
+    tags: CoNLL-U file of one side, for views by word class; '' for none.
+    tags_side: Side that `tags` describes.
+  """
+
+  source: str = ''
+  target: str = ''
+  lines: int = 0
+  tags: str = ''
+  tags_side: Literal['source', 'target'] = 'source'
+
+  def __post_init__(self):
+    if bool(self.source) != bool(self.target):
+      raise InputError('--source and --target: give both, or neither')
+
+  @classmethod
+  def of_flags(cls, arguments: argparse.Namespace) -> 'TextChoice':
+    """Return the choice that the flags make."""
+    names = (field.name for field in dataclasses.fields(cls))
+    return cls(**{name: getattr(arguments, name) for name in names})
+
+
+def add_run_and_text_flags(parser: argparse.ArgumentParser) -> None:
+  """Add the flags of a text, of a checkpoint and of a direction."""
+  add = parser.add_argument
+  add('--source', default='', help='a text file')
+  add('--target', default='', help='its translation')
+  add(
+    '--lines',
+    type=number(Natural),
+    default=0,
+    help='number of lines, from the first; 0: all',
+  )
+  add('--tags', default='', help='a CoNLL-U file of the text, for the probes')
+  add('--tags_side', choices=('source', 'target'), default='source')
+  add_checkpoint_flags(parser)
+  add_direction_flags(parser)

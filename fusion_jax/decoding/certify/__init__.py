@@ -1,1 +1,0 @@
-"""Check that translations do not depend on their batches."""

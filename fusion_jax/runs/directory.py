@@ -1,0 +1,320 @@
+"""The run directory: its files, and who trains in it.
+
+DIR/config.json           the experiment's config, and the format of all this
+DIR/source.model          SentencePiece model of the source side
+DIR/target.model          of the target side (the same file if joint)
+DIR/corpus/report.json    the report of the prepared corpus
+DIR/corpus/DIRECTION.source, DIRECTION.target
+                          the validation text
+DIR/checkpoints/STEP/     Orbax checkpoints
+DIR/lock                  locked while a training runs; names its process
+DIR/metrics.jsonl         one JSON object a line: training and validation
+DIR/events.out.tfevents*  the same for TensorBoard
+DIR/wandb_id              name of the run on Weights & Biases, if it has one
+DIR/translations/STEP.txt validation translations; STEP.DIRECTION.txt in a run
+                          with several directions
+
+A later look at a run needs no other file. And a run directory that comes from
+elsewhere cannot make a program read files or start downloads that its config
+names.
+"""
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from fusion_jax.config import ExperimentConfig, serialization
+from fusion_jax.data.text_files import read_pairs
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.errors import InputError
+from fusion_jax.files import (
+  check_regular,
+  read_errors,
+  write_errors,
+  write_whole,
+)
+from fusion_jax.json_input import read_json
+
+logger = logging.getLogger(__name__)
+
+# What a start leaves that ends before config.json is written.
+_BEFORE_CONFIG = {'lock', 'source.model', 'target.model'}
+# Errors from file systems that have no locks.
+_NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
+
+
+def read_config(workdir: Path) -> ExperimentConfig:
+  """Read the config of a run directory."""
+  path = workdir / 'config.json'
+  if not path.exists():
+    raise InputError(
+      f'{workdir}: not a run directory: it has no config.json; '
+      'give the --workdir of a training run'
+    )
+  return serialization.from_json(path)
+
+
+def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
+  """Read the source and the target tokenizer of a run directory."""
+  paths = [workdir / 'source.model', workdir / 'target.model']
+  for path in paths:
+    if not path.exists():
+      raise InputError(f'{path}: missing; training writes it into the run')
+  return Tokenizer.from_file(paths[0]), Tokenizer.from_file(paths[1])
+
+
+# Files and folders that belong to the run itself; `events` is a beginning.
+_OWN = (
+  'config.json',
+  'source.model',
+  'target.model',
+  'corpus',
+  'checkpoints',
+  'damaged',
+  'heartbeat',
+  'lock',
+  'metrics.jsonl',
+  'wandb_id',
+  'translations',
+)
+_EVENTS = 'events.out.tfevents'
+
+
+def check_output(path: str | Path, flag: str = '--output') -> None:
+  """Refuse to write what belongs to a run."""
+  if not path:
+    return
+  final = Path(os.path.realpath(path))
+  for folder in final.parents:
+    name = final.relative_to(folder).parts[0]
+    is_own = name in _OWN or name.startswith(_EVENTS)
+    if is_own and _is_run(folder):
+      raise InputError(
+        f'{flag}={path}: {name} belongs to the run {folder}; give another'
+      )
+
+
+def _is_run(folder: Path) -> bool:
+  return (folder / 'config.json').exists() and any(
+    (folder / name).exists() for name in ('source.model', 'checkpoints')
+  )
+
+
+def _check_same(workdir: Path, given: ExperimentConfig) -> None:
+  saved = read_config(workdir)
+  names = serialization.differing_fields(saved, given)
+  if names:
+    old, new = serialization.flatten(saved), serialization.flatten(given)
+    listed = ', '.join(
+      f'{name} ({old.get(name)!r} there, {new.get(name)!r} given)'
+      for name in names
+    )
+    raise InputError(
+      f'{workdir} belongs to a run with another config: {listed}; '
+      'choose another --workdir or give the same values; a resumed run may '
+      f'change {serialization.resumable_fields(given)}'
+    )
+
+
+def check_workdir(workdir: Path, config: ExperimentConfig) -> None:
+  """Refuse a directory that this config must not train in."""
+  if workdir.exists() and not workdir.is_dir():
+    raise InputError(f'{workdir}: --workdir must be a directory')
+  if (workdir / 'config.json').exists():
+    _check_same(workdir, config)
+  elif workdir.is_dir() and set(os.listdir(workdir)) - _BEFORE_CONFIG:
+    raise InputError(
+      f'{workdir}: not empty and not a run directory; '
+      'choose a new or empty --workdir'
+    )
+
+
+def create_run(
+  workdir: Path,
+  config: ExperimentConfig,
+  source: Tokenizer,
+  target: Tokenizer,
+) -> None:
+  """Write what decoding needs beside checkpoints; config.json last."""
+  with write_errors(workdir):
+    workdir.mkdir(parents=True, exist_ok=True)
+  for name, tokenizer in (('source', source), ('target', target)):
+    path = workdir / f'{name}.model'
+    check_regular(path)
+    if not path.exists():
+      write_whole(path, tokenizer.model)
+    elif path.read_bytes() != tokenizer.model:
+      raise InputError(
+        f'{path}: not the tokenizer of the prepared corpus; the run was '
+        'trained on other text or its tokenizer was replaced'
+      )
+  write_whole(workdir / 'config.json', serialization.to_json(config).encode())
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+  """Hold the lock of a run directory within the block.
+
+  The lock is on the open file, so that it is gone with its process, however
+  that ends. Hosts that share a file system with locks (NFS, Lustre, GPFS) see
+  each other's.
+  """
+  path = workdir / 'lock'
+  with write_errors(path):
+    workdir.mkdir(parents=True, exist_ok=True)
+    # Not truncated, so that the text of the current holder stays.
+    file = path.open('a+', encoding='utf-8')
+  with file:
+    _take(file, path)
+    yield
+
+
+def _take(file: IO[str], path: Path) -> None:
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    raise InputError(
+      f'{path.parent}: {_holder(file)} trains in it; wait until it ends, stop '
+      'it, or give another --workdir'
+    ) from None
+  except OSError as error:
+    if error.errno not in _NO_LOCKS:
+      raise InputError(f'{path}: cannot be locked: {error.strerror}') from error
+    logger.warning(
+      '%s: its file system has no locks (%s): see to it that no other training '
+      'runs in this directory',
+      path.parent,
+      error.strerror,
+    )
+    return
+  now = datetime.datetime.now(datetime.UTC).strftime('%Y-%m-%d %H:%M:%S UTC')
+  about = {'host': socket.gethostname(), 'process': os.getpid(), 'since': now}
+  with write_errors(path):
+    file.truncate(0)
+    file.write(json.dumps(about) + '\n')
+    file.flush()
+
+
+def _holder(file: IO[str]) -> str:
+  """Return a description of the process that wrote the file."""
+  file.seek(0)
+  try:
+    about = json.loads(file.read())
+    return (
+      f'process {about["process"]:d} of {about["host"]}, since '
+      f'{about["since"]},'
+    )
+  except (ValueError, KeyError, TypeError, RecursionError):
+    return 'another process'
+
+
+def write_corpus(
+  workdir: Path,
+  report: Mapping[str, Any],
+  validation: Mapping[str, tuple[Sequence[str], Sequence[str]]],
+) -> None:
+  """Write the report of a corpus and the validation text of each direction."""
+  folder = workdir / 'corpus'
+  with write_errors(folder):
+    folder.mkdir(exist_ok=True)
+  text = json.dumps(report, ensure_ascii=False, indent=1)
+  write_whole(folder / 'report.json', text.encode() + b'\n')
+  for direction, sides in validation.items():
+    for path, lines in zip(_texts(folder, direction), sides, strict=True):
+      if not path.exists():
+        write_whole(path, ''.join(f'{line}\n' for line in lines).encode())
+
+
+def copy_corpus(workdir: Path, to: Path) -> None:
+  """Copy the kept part of a corpus, if any, into another run directory."""
+  folder = workdir / 'corpus'
+  if not folder.is_dir():
+    return
+  (to / 'corpus').mkdir()
+  for path in folder.iterdir():
+    check_regular(path)
+    with read_errors(path):
+      content = path.read_bytes()
+    (to / 'corpus' / path.name).write_bytes(content)
+
+
+def read_report(workdir: Path) -> dict[str, Any]:
+  """Read the report of the prepared corpus; {} where it was not kept."""
+  path = workdir / 'corpus' / 'report.json'
+  return read_json(path, dict[str, Any]) if path.is_file() else {}
+
+
+def read_validation(workdir: Path, direction: str) -> Iterator[tuple[str, str]]:
+  """Read the validation text of a run."""
+  source, target = _texts(workdir / 'corpus', direction)
+  if not (source.is_file() and target.is_file()):
+    raise InputError(
+      f'{workdir}: holds no validation text of {direction}; give --source and '
+      '--target'
+    )
+  yield from read_pairs(source, target)
+
+
+def _texts(folder: Path, direction: str) -> tuple[Path, Path]:
+  if '/' in direction:
+    raise InputError(f'{direction!r}: is no name of a direction')
+  return folder / f'{direction}.source', folder / f'{direction}.target'
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+  """Read the lines of metrics.jsonl.
+
+  Damaged lines are left out, with one warning that counts them. An incomplete
+  last line, which a training may be writing, is left out silently.
+  """
+  if not path.exists():
+    return []
+  check_regular(path)
+  with read_errors(path):
+    lines = path.read_bytes().split(b'\n')[:-1]
+  rows = [_row(line) for line in lines]
+  damaged = [number for number, row in enumerate(rows, 1) if row is None]
+  if damaged:
+    logger.warning(
+      '%s: %d damaged of %d lines are left out, the first is line %d',
+      path,
+      len(damaged),
+      len(rows),
+      damaged[0],
+    )
+  return [row for row in rows if row is not None]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+  """Return the object of a line; None if it is not one that training writes."""
+  try:
+    row = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  return row if _is_row(row) else None
+
+
+def _is_row(row: Any) -> bool:
+  if not isinstance(row, Mapping) or not {'step', 'kind'} <= row.keys():
+    return False
+  numbers = [value for name, value in row.items() if name != 'kind']
+  return (
+    isinstance(row['kind'], str)
+    and type(row['step']) is int
+    and row['step'] >= 0
+    and all(value is None or _is_number(value) for value in numbers)
+  )
+
+
+def _is_number(value: Any) -> bool:
+  # math.isfinite fails on integers that are too large for a float.
+  return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -1,0 +1,106 @@
+"""Checkpoints of a training, and what it refuses to resume from."""
+
+import json
+import math
+import shutil
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+from saved_runs import SavedRun, edit_meta, iterator
+
+from fusion_jax.config.serialization import FORMAT
+from fusion_jax.errors import InputError
+from fusion_jax.runs.checkpoint import Checkpoints, Progress
+from fusion_jax.runs.directory import (
+  check_workdir,
+)
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  run = SavedRun(tmp_path_factory.mktemp('runs') / 'base')
+  run.save({10: 1.0})
+  return run
+
+
+@pytest.fixture
+def workdir(saved, tmp_path):
+  folder = tmp_path / 'run'
+  shutil.copytree(saved.workdir, folder)
+  return folder
+
+
+def _edit(path, **changes):
+  """Replaces values of a JSON file; None takes one out."""
+  values = json.loads(path.read_text()) | changes
+  kept = {name: value for name, value in values.items() if value is not None}
+  path.write_text(json.dumps(kept))
+
+
+_ANOTHER_MODEL = 'checkpoints/10: holds another model than that of config.json'
+
+
+@pytest.mark.parametrize('lower', [False, True])
+def test_what_is_not_finite_is_never_the_best(lower):
+  progress = Progress()
+  for step, value in enumerate([math.nan, math.inf, -math.inf, 2.0, math.nan]):
+    progress = progress.updated(value, step, lower)
+  assert (progress.best, progress.best_step, progress.stale) == (2.0, 3, 1)
+
+
+def test_training_does_not_resume_another_format(workdir, saved):
+  edit_meta(workdir, 10, format=FORMAT + 1)
+  run = SavedRun(workdir)
+  checkpoints = run.checkpoints()
+  with pytest.raises(InputError, match=r'10 has the format 5'):
+    checkpoints.restore(run.state(0), iterator())
+  checkpoints.close()
+  _edit(workdir / 'config.json', format=FORMAT + 1)
+  with pytest.raises(InputError, match=r'run has the format 5'):
+    check_workdir(workdir, saved.config)
+
+
+def test_training_does_not_resume_with_the_fields_of_another(workdir, saved):
+  run = SavedRun(workdir)
+  run.identity['model'] = {**saved.identity['model'], 'model.heads': 4}
+  checkpoints = run.checkpoints()
+  with pytest.raises(InputError, match=r'heads is 2 there and 4 here; put'):
+    checkpoints.restore(run.state(0), iterator())
+  checkpoints.close()
+  assert run.steps() == [10]
+
+
+def test_training_does_not_resume_with_another_model(workdir):
+  run = SavedRun(workdir)
+  run.shapes.pop('target_embedding', None)
+  run.shapes['wings'] = jax.ShapeDtypeStruct([2], jnp.float32)
+  checkpoints = run.checkpoints()
+  with pytest.raises(InputError) as error:
+    checkpoints.restore(run.state(0), iterator())
+  assert f'{_ANOTHER_MODEL}: it has no wings' in str(error.value)
+  checkpoints.close()
+  # Nothing was set aside as damaged.
+  assert run.steps() == [10]
+
+
+def test_a_checkpoint_folder_that_orbax_cannot_open(workdir, saved):
+  metadata = workdir / 'checkpoints' / '10' / '_CHECKPOINT_METADATA'
+  metadata.write_text('[' * 100_000)
+  with pytest.raises(InputError, match='checkpoints: cannot be used: '):
+    Checkpoints(workdir, saved.config.training, saved.identity)
+
+
+def test_a_run_resumes_with_its_average(tmp_path):
+  run = SavedRun(tmp_path / 'run', ema=0.9)
+  state = run.state(20)._replace(average=run.of_step(1_020))
+  checkpoints = run.checkpoints()
+  checkpoints.save(state, iterator(), Progress(skipped=3), 1.0)
+  checkpoints.close()
+  checkpoints = run.checkpoints()
+  fresh = run.state(0)._replace(average=run.of_step(1))
+  restored, progress = checkpoints.restore(fresh, iterator())
+  checkpoints.close()
+  chex.assert_trees_all_equal(restored, state)
+  assert progress.skipped == 3

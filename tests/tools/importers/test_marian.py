@@ -1,0 +1,316 @@
+"""MarianMT models as run directories."""
+
+import json
+import pickle
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from recorded import (
+  MARIAN,
+  check_parity,
+  copied,
+  import_model,
+  log_probabilities,
+  recorded,
+  translated,
+)
+
+from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.decoding.ensemble import alone, in_direction
+from fusion_jax.decoding.sentences import PairReader, SentenceEncoder
+from fusion_jax.errors import InputError
+from fusion_jax.runs.loading import load_run
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  output = tmp_path_factory.mktemp('imported') / 'run'
+  assert not import_model('marian', MARIAN, output)
+  return output
+
+
+def test_it_computes_what_transformers_computes(workdir):
+  check_parity(workdir, recorded(MARIAN))
+
+
+@pytest.mark.extended
+def test_beam_search_finds_what_transformers_finds_or_better(workdir):
+  # The search here lets more hypotheses end: among the best 8 extensions, in
+  # transformers among the best 4.
+  run, expected = load_run(workdir), recorded(MARIAN)
+  found = translated(run, expected['lines'], expected['limit'], beam=4)
+  pairs = list(zip(expected['source'], found, expected['beam'], strict=True))
+  assert sum(own == other for _, own, other in pairs) >= 9
+  for source, own, other in pairs:
+    if own == other:
+      continue
+    scores = [
+      log_probabilities(run, [source], [target]).mean()
+      for target in (own, other)
+    ]
+    assert scores[0] >= scores[1]
+
+
+def test_the_run_decodes_as_generate_does(workdir):
+  config = load_run(workdir).config
+  assert config.decoding.forbidden == ('<pad>',)
+  assert config.decoding.length_penalty == 'length'
+  assert config.decoding.beam_size == 4
+  assert (config.data.source_language, config.data.target_language) == (
+    'en',
+    'de',
+  )
+
+
+def test_the_decoder_starts_with_the_padding_symbol(workdir):
+  pieces = json.loads((MARIAN / 'vocab.json').read_text())
+  vocabulary = load_run(workdir).target_tokenizer.vocabulary
+  assert vocabulary.start == pieces['<pad>']
+  assert (vocabulary.end, vocabulary.unknown) == (0, 1)
+
+
+def test_a_code_of_the_target_language_is_put_before_every_line(tmp_path):
+  folder = copied(MARIAN, tmp_path)
+  path = folder / 'vocab.json'
+  filler = next(p for p in json.loads(path.read_text()) if 'filler' in p)
+  path.write_text(path.read_text().replace(f'"{filler}"', '">>de<<"'))
+  assert not import_model('marian', folder, tmp_path / 'run')
+  run = load_run(tmp_path / 'run')
+  assert run.config.data.target_tag == '>>{lang}<<'
+  assert run.source_tokenizer.id_of('>>de<<') is not None
+
+
+@pytest.fixture(scope='module')
+def multilingual(tmp_path_factory):
+  """A run that translates into German, of a model that also has French."""
+  tmp_path = tmp_path_factory.mktemp('multilingual')
+  folder = copied(MARIAN, tmp_path)
+  path = folder / 'vocab.json'
+  text = path.read_text()
+  fillers = [p for p in json.loads(text) if 'filler' in p][:2]
+  for filler, code in zip(fillers, ('>>de<<', '>>fra<<'), strict=True):
+    text = text.replace(f'"{filler}"', f'"{code}"')
+  path.write_text(text)
+  assert not import_model('marian', folder, tmp_path / 'run')
+  return in_direction(load_run(tmp_path / 'run'), 'run')
+
+
+def _source(run, line):
+  encoder = SentenceEncoder(alone(run), run.config.decoding)
+  (sentence,) = encoder.encode(7, line)
+  pair = PairReader(run, run.config.decoding).encode('line 7', line, 'a')
+  assert sentence.sources == (pair.source,)
+  return pair.source
+
+
+def _analysed(run, lines, folder):
+  """The source ids of lines of a text that is analysed."""
+  for name, text in (('source', lines), ('target', 'a' * len(lines))):
+    (folder / name).write_text(''.join(f'{line}\n' for line in text))
+  choice = TextChoice(str(folder / 'source'), str(folder / 'target'))
+  return [
+    pair.source.tolist() for pair in RunWithText(folder, run, choice).pairs
+  ]
+
+
+def test_a_code_that_the_user_wrote_is_not_put_twice(multilingual, tmp_path):
+  line = recorded(MARIAN)['lines'][0]
+  expected = _source(multilingual, line)
+  code = multilingual.source_tokenizer.id_of('>>de<<')
+  assert expected.count(code) == 1
+  lines = f'>>de<< {line}', f'>>de<<{line}', f' >>de<< >>de<< {line}'
+  for written in lines:
+    assert _source(multilingual, written) == expected
+  assert _analysed(multilingual, lines, tmp_path) == [expected] * 3
+
+
+def test_the_code_of_another_language_is_refused(multilingual, tmp_path):
+  with pytest.raises(InputError, match=r'^line 7: begins with >>fra<<, and'):
+    _source(multilingual, '>>fra<< a dog')
+  with pytest.raises(InputError, match=r'^line 2: begins with >>fra<<, and'):
+    _analysed(multilingual, ['a dog', '>>fra<< a dog'], tmp_path)
+
+
+def test_what_is_no_code_of_the_model_is_text(multilingual, workdir):
+  for run, code in ((multilingual, '>>xyz<<'), (load_run(workdir), '>>de<<')):
+    assert len(_source(run, f'{code} a dog')) > len(_source(run, 'a dog'))
+
+
+def _in_parts(folder, name, write):
+  """Spreads the weights over two files and their index."""
+  arrays = safetensors.numpy.load_file(folder / 'model.safetensors')
+  (folder / 'model.safetensors').unlink()
+  files = [f'part-{n}-{name}' for n in (1, 2)]
+  places = {each: files[n % 2] for n, each in enumerate(sorted(arrays))}
+  for file in files:
+    part = {n: a for n, a in arrays.items() if places[n] == file}
+    write(part, folder / file)
+  index = json.dumps({'metadata': {}, 'weight_map': places})
+  (folder / f'{name}.index.json').write_text(index)
+  return files
+
+
+def test_weights_in_parts_are_those_in_one_file(tmp_path, workdir):
+  folder = copied(MARIAN, tmp_path)
+  _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
+  assert not import_model('marian', folder, tmp_path / 'run')
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    load_run(tmp_path / 'run').parameters,
+    load_run(workdir).parameters,
+  )
+
+
+def _part_lost(folder):
+  files = _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
+  (folder / files[0]).unlink()
+
+
+def _weight_lost(folder):
+  files = _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
+  safetensors.numpy.save_file({'x': np.zeros(1)}, folder / files[0])
+
+
+def _part_elsewhere(folder):
+  _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
+  index = folder / 'model.safetensors.index.json'
+  index.write_text(index.read_text().replace('part-1', '../model/part-1'))
+
+
+def _separate(folder):
+  _in_json(folder, 'tokenizer_config.json', separate_vocabs=True)
+  _in_json(folder, 'config.json', share_encoder_decoder_embeddings=False)
+
+
+def _without(folder, name):
+  (folder / name).unlink()
+
+
+def _in_json(folder, name, **changes):
+  path = folder / name
+  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _weights(folder, change):
+  path = folder / 'model.safetensors'
+  arrays = safetensors.numpy.load_file(path)
+  change(arrays)
+  safetensors.numpy.save_file(arrays, path)
+
+
+def _transposed(arrays):
+  name = 'model.encoder.layers.0.fc1.weight'
+  arrays[name] = np.ascontiguousarray(arrays[name].T)
+
+
+def _not_finite(arrays):
+  arrays['model.encoder.layers.0.fc1.bias'][0] = np.nan
+
+
+def _one_piece_less(folder):
+  path = folder / 'vocab.json'
+  pieces = json.loads(path.read_text())
+  pieces.popitem()
+  path.write_text(json.dumps(pieces))
+
+
+def _of_another_model(folder):
+  path = folder / 'vocab.json'
+  pieces = json.loads(path.read_text())
+  renamed = {
+    piece if piece in ('</s>', '<unk>', '<pad>') else f'new{n}': n
+    for piece, n in pieces.items()
+  }
+  path.write_text(json.dumps(renamed))
+
+
+class _Evil:
+  def __init__(self, path):
+    self.path = path
+
+  def __reduce__(self):
+    return open, (str(self.path), 'w')
+
+
+def _with_code(folder):
+  (folder / 'model.safetensors').unlink()
+  with zipfile.ZipFile(folder / 'pytorch_model.bin', 'w') as archive:
+    code = pickle.dumps({'weight': _Evil(folder / 'was_run')})
+    archive.writestr('archive/data.pkl', code)
+
+
+@pytest.mark.parametrize(
+  ('damage', 'message'),
+  [
+    (lambda f: _without(f, 'config.json'), 'it has no config.json'),
+    (
+      lambda f: _in_json(f, 'config.json', model_type='bart'),
+      'model_type: must be "marian", got \'bart\'',
+    ),
+    (
+      lambda f: _in_json(f, 'config.json', normalize_before=True),
+      'normalize_before: must be False, got True',
+    ),
+    (
+      lambda f: _in_json(f, 'config.json', activation_function='gelu'),
+      "activation_function: must be 'relu', 'swish' or 'silu', got 'gelu'",
+    ),
+    (
+      lambda f: _in_json(f, 'config.json', decoder_ffn_dim=30),
+      'encoder_ffn_dim is 24 and decoder_ffn_dim is 30',
+    ),
+    (lambda f: _without(f, 'model.safetensors'), 'has neither'),
+    (
+      lambda f: (f / 'model.safetensors').write_bytes(b'nothing'),
+      'not a safetensors file, or damaged',
+    ),
+    (
+      lambda f: _weights(f, lambda a: a.pop('model.decoder.layers.1.fc2.bias')),
+      'lacks the weight model.decoder.layers.1.fc2.bias',
+    ),
+    (
+      lambda f: _weights(f, lambda a: a.update(more=np.zeros(1))),
+      'has the weight more, which the model',
+    ),
+    (
+      lambda f: _weights(f, _transposed),
+      'fc1.weight has the shape [16, 24], and the model of its configuration '
+      'needs [24, 16]',
+    ),
+    (lambda f: _weights(f, _not_finite), 'fc1.bias is not finite'),
+    (_part_lost, "names the file 'part-1-model.safetensors', which is missing"),
+    (_weight_lost, 'in part-1-model.safetensors, which lacks it'),
+    (_part_elsewhere, "'../model/part-1-model.safetensors', which is missing"),
+    (_separate, 'separate_vocabs is true, and the folder has no target_vocab'),
+    (
+      lambda f: (f / 'added_tokens.json').write_text('{"<new>": 100}'),
+      "added_tokens.json: adds 1 tokens to vocab.json, '<new>' for example",
+    ),
+    (lambda f: _without(f, 'source.spm'), 'source.spm'),
+    (_one_piece_less, 'has 99 pieces, and must give each of the ids 0 to 99'),
+    (_of_another_model, 'has no piece of source.spm'),
+    (
+      lambda f: _without(f, 'tokenizer_config.json'),
+      'give --source_language and --target_language',
+    ),
+    (
+      _with_code,
+      # io.open; _io.open since Python 3.12.
+      f'its pickle asks for {open.__module__}.open, which is no tensor',
+    ),
+  ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+  tmp_path, capsys, damage, message
+):
+  folder = copied(MARIAN, tmp_path)
+  damage(folder)
+  assert import_model('marian', folder, tmp_path / 'run') == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith('error: ')
+  assert message in line
+  assert {path.name for path in tmp_path.iterdir()} == {'model'}
+  assert not (folder / 'was_run').exists()
