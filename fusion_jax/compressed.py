@@ -47,24 +47,16 @@ def open_to_write(path: Path, keep: bool = False) -> Iterator[BinaryIO]:
       yield packed
 
 
-def whole_lines(file: Iterable[bytes], first: bool = True) -> Iterator[bytes]:
+def whole_lines(file: Iterable[bytes]) -> Iterator[bytes]:
   r"""Yield the lines of a file without their ends and byte order mark.
 
   Bytes are split at \n only, whereas str.splitlines also splits at U+2028; the
   carriage return of CRLF belongs to the end.
-
-  Args:
-    file: Lines with their ends.
-    first: Whether the first of them is the first of the file.
-
-  Yields:
-    The lines.
   """
-  for line in file:
+  for number, line in enumerate(file):
     line = line.rstrip(b'\r\n')
-    while first and line.startswith(codecs.BOM_UTF8):
+    while number == 0 and line.startswith(codecs.BOM_UTF8):
       line = line.removeprefix(codecs.BOM_UTF8)
-    first = False
     yield line
 
 

@@ -4,14 +4,16 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_LINES = 4.0
 _SECONDS_BETWEEN_BEATS = 10.0
-_PartT = TypeVar('_PartT', bound=Sized)
+# Asking for the time costs as much as reading a line.
+_ITEMS_BETWEEN_LOOKS = 256
+_ItemT = TypeVar('_ItemT')
 
 
 class Progress:
@@ -80,11 +82,15 @@ def tell_how_long(
 
 
 def with_progress(
-  parts: Iterable[_PartT], what: str, total: int, unit: str = 'pairs'
-) -> Iterator[_PartT]:
-  """Pass parts of a work on, each with its length, and log how far they are."""
-  progress = Progress(total, unit, what)
-  for part in parts:
-    yield part
-    progress.add(len(part))
+  items: Iterable[_ItemT], what: str, total: int, unit: str = 'pairs'
+) -> Iterator[_ItemT]:
+  """Pass items on and log how far they are."""
+  progress, unseen = Progress(total, unit, what), 0
+  for item in items:
+    yield item
+    unseen += 1
+    if unseen == _ITEMS_BETWEEN_LOOKS:
+      progress.add(unseen)
+      unseen = 0
+  progress.add(unseen)
   progress.finish()

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import tensorflow_datasets as tfds
-from array_record.python import array_record_module
 
 from fusion_jax.data import filtering, prepared, records
 from fusion_jax.data.chunks import (
@@ -23,6 +22,9 @@ from fusion_jax.data.texts import Text
 from fusion_jax.data.workers import Workers
 from fusion_jax.errors import InputError, first_line
 
+# Pairs that are encoded and written together; a few such chunks for each
+# process are held in memory.
+_CHUNK = 4_096
 _PAIRS_PER_SHARD = 200_000
 
 
@@ -33,7 +35,7 @@ class CorpusWriter:
     """Start a TFDS dataset without splits."""
     self._directory = directory
     self._workers = workers
-    self._info = tfds.core.DatasetInfo(
+    info = tfds.core.DatasetInfo(
       builder=tfds.core.DatasetIdentity(
         name=records.DATASET,
         version=tfds.core.Version('1.0.0'),
@@ -43,7 +45,11 @@ class CorpusWriter:
       features=records.features(),
       description='Parallel text, encoded in subwords.',
     )
-    self._info.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
+    # The generator-based builders of TFDS shuffle by sorting keys on disk.
+    # This writer streams instead; training shuffles anew in every epoch.
+    self._writer = _RecordWriter(
+      info, _PAIRS_PER_SHARD, file_format='array_record'
+    )
 
   def write_train(self, texts: Iterable[Text]) -> list[dict[str, Any]]:
     """Write the training pairs that pass the filter."""
@@ -83,7 +89,7 @@ class CorpusWriter:
     counts = _Counts()
     for chunk in self._encoded(text, split.name, ChunkEncoder.held_out):
       counts.add(chunk)
-      usable = _usable(chunk)
+      usable = chunk.usable
       rows.extend((split.rows + np.flatnonzero(usable)).tolist())
       split.add(chunk.records, chunk.lengths[usable])
     return counts.report()
@@ -94,14 +100,17 @@ class CorpusWriter:
     split: str,
     encode: Callable[[ChunkEncoder, RawChunk], EncodedChunk],
   ) -> Iterator[EncodedChunk]:
-    direction = text.direction.name
-    raw = (RawChunk(direction, pairs) for pairs in text.chunks(split))
-    encoded = self._workers.in_order(encode, raw)
-    return text.with_progress(encoded, split, f'encoding {split}')
+    return self._workers.in_order(encode, _chunks(text, split))
 
   def _open_split(self, name: str) -> '_SplitWriter':
     lengths = self._directory / prepared.LENGTHS.format(split=name)
-    return _SplitWriter(self._info, name, lengths.open('wb'))
+    return _SplitWriter(self._writer, name, lengths.open('wb'))
+
+
+def _chunks(text: Text, split: str) -> Iterator[RawChunk]:
+  pairs = text.read(split, f'encoding {split}')
+  while chunk := list(itertools.islice(pairs, _CHUNK)):
+    yield RawChunk(text.direction.name, chunk)
 
 
 def _kept(
@@ -115,40 +124,33 @@ def _kept(
   for chunk in chunks:
     repetitions.mark(chunk.reasons, chunk.keys)
     counts.add(chunk)
-    usable = _usable(chunk)
+    usable = chunk.usable
     kept = list(itertools.compress(chunk.records, usable))
     yield KeptChunk(direction, row, kept, chunk.lengths[usable])
     row += len(kept)
 
 
-def _usable(chunk: EncodedChunk) -> np.ndarray:
-  return np.array([reason is None for reason in chunk.reasons])
+class _RecordWriter(tfds.core.SequentialWriter):
+  """Writer that takes serialised records; serialising is the slow part."""
+
+  def add_records(self, name: str, chunk: Iterable[bytes]) -> None:
+    split = self._splits[name]
+    for record in chunk:
+      split.add_example(record)
+      if split.current_shard.num_examples == _PAIRS_PER_SHARD:
+        split.close_shard()
 
 
 class _SplitWriter:
-  """Writer of the records and lengths of one split, a chunk at a time.
+  """Writer of the records and lengths of one split, a chunk at a time."""
 
-  The builders of TFDS sort their examples on disk, and its `SequentialWriter`
-  serialises them slowly; neither takes records.
-  """
-
-  def __init__(
-    self, info: tfds.core.DatasetInfo, name: str, lengths_file: BinaryIO
-  ):
+  def __init__(self, writer: _RecordWriter, name: str, lengths_file: BinaryIO):
     self.name = name
     self.rows = 0
-    self._info = info
-    self._files = tfds.core.ShardedFileTemplate(
-      dataset_name=info.name,
-      data_dir=info.data_dir,
-      split=name,
-      filetype_suffix='array_record',
-      template='{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}',
-    )
-    self._shard: Any = None
-    self._bytes = 0
-    self._lengths_file = lengths_file
+    self._writer = writer
     self._examples = 0
+    self._lengths_file = lengths_file
+    writer.initialize_splits([name])
     self._write_header()
 
   def __enter__(self) -> '_SplitWriter':
@@ -158,46 +160,16 @@ class _SplitWriter:
     with self._lengths_file:
       if error_type is None:
         with _writer_errors(self.name):
-          self._close_shard()
-        self._write_info()
+          self._writer.close_splits([self.name])
         self._write_header()
 
   def add(self, chunk: Sequence[bytes], lengths: np.ndarray) -> None:
     """Add records, and the lengths of those that are examples."""
     with _writer_errors(self.name):
-      for record in chunk:
-        if self.rows % _PAIRS_PER_SHARD == 0:
-          self._next_shard()
-        self._shard.write(record)
-        self.rows += 1
-    self._bytes += sum(map(len, chunk))
+      self._writer.add_records(self.name, chunk)
+    self.rows += len(chunk)
     self._lengths_file.write(lengths.astype(np.int32).tobytes())
     self._examples += len(lengths)
-
-  def _next_shard(self) -> None:
-    self._close_shard()
-    number = self.rows // _PAIRS_PER_SHARD
-    path = self._files.sharded_filepath(shard_index=number, num_shards=None)
-    # Alone in its group, a record is read without others.
-    self._shard = array_record_module.ArrayRecordWriter(
-      str(path), 'group_size:1'
-    )
-
-  def _close_shard(self) -> None:
-    if self._shard is not None:
-      self._shard.close()
-
-  def _write_info(self) -> None:
-    firsts = range(0, self.rows, _PAIRS_PER_SHARD)
-    split = tfds.core.SplitInfo(
-      name=self.name,
-      shard_lengths=[min(_PAIRS_PER_SHARD, self.rows - n) for n in firsts],
-      num_bytes=self._bytes,
-      filename_template=self._files,
-    )
-    splits = [*self._info.splits.values(), split]
-    self._info.set_splits(tfds.core.SplitDict(splits))
-    self._info.write_to_directory(self._info.data_dir)
 
   def _write_header(self) -> None:
     # NumPy leaves room in the header for the first axis to grow, so the
@@ -244,7 +216,7 @@ class _Counts:
     """Count the pairs of a chunk."""
     self.pairs += len(chunk.records)
     self.dropped.update(filter(None, chunk.reasons))
-    usable = _usable(chunk)
+    usable = chunk.usable
     self.subwords += chunk.lengths[usable].sum(axis=0)
     self.unknown += chunk.unknown[usable].sum(axis=0)
 

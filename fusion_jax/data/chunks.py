@@ -2,11 +2,11 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 
 from fusion_jax.config import FilterConfig
 from fusion_jax.data import filtering, records
@@ -22,11 +22,10 @@ class RawChunk(NamedTuple):
   """Consecutive pairs of a direction."""
 
   direction: str
-  pairs: Iterable[tuple[str, str]]
+  pairs: list[tuple[str, str]]
 
 
-@dataclasses.dataclass(frozen=True)
-class EncodedChunk:
+class EncodedChunk(NamedTuple):
   """Pairs that are encoded; every field has an entry for each of them.
 
   Attributes:
@@ -43,9 +42,10 @@ class EncodedChunk:
   reasons: list[str | None]
   keys: list[int]
 
-  def __len__(self) -> int:
-    """Return the number of pairs."""
-    return len(self.records)
+  @property
+  def usable(self) -> Bool[np.ndarray, 'N']:
+    """Which pairs are kept."""
+    return np.array([reason is None for reason in self.reasons])
 
 
 class KeptChunk(NamedTuple):
@@ -94,12 +94,11 @@ class ChunkEncoder:
   def held_out(self, chunk: RawChunk) -> EncodedChunk:
     """Encode pairs of 'valid' or 'test', which keep their text as it stands."""
     encoder = self.encoders[chunk.direction]
-    pairs = list(chunk.pairs)
-    texts = list(map(normalised, pairs))
+    texts = list(map(normalised, chunk.pairs))
     examples = encoder.encode_pairs(texts)
     lengths = _lengths(examples)
     return EncodedChunk(
-      list(map(serialised, examples, pairs)),
+      list(map(serialised, examples, chunk.pairs)),
       lengths,
       encoder.unknown(examples),
       [

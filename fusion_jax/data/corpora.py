@@ -1,6 +1,5 @@
 """Corpora named by the strings of `DataConfig`, read as line pairs."""
 
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,22 +12,13 @@ from fusion_jax.errors import InputError
 # Pairs of the embedded validation and test splits.
 EMBEDDED_HELD_OUT_PAIRS = 1_000
 
-# Consecutive pairs of a corpus, decoded where they are iterated.
-Chunk = text_files.RawPairs | list[tuple[str, str]]
-
 _SCHEME = re.compile(r'(?P<scheme>\w+):(?P<rest>.*)', re.DOTALL)
 _TFDS = re.compile(r'(?P<name>[^\[\]]+):(?P<split>\w+(\[[^\[\]]*\])?)')
 
 
 def read_pairs(corpus: str, data: DataConfig) -> Iterator[tuple[str, str]]:
   """Yield the line pairs of a corpus, in constant memory."""
-  for chunk in read_chunks(corpus, data):
-    yield from chunk
-
-
-def read_chunks(corpus: str, data: DataConfig) -> Iterator[Chunk]:
-  """Yield the pairs in chunks that pickle; errors may come with their pairs."""
-  yield from _find(corpus, data).read_chunks()
+  yield from _find(corpus, data).read_pairs()
 
 
 def count_pairs(corpus: str, data: DataConfig) -> int:
@@ -42,7 +32,7 @@ def fingerprint(corpus: str, data: DataConfig) -> str:
 
 
 class _Corpus(NamedTuple):
-  read_chunks: Callable[[], Iterator[Chunk]]
+  read_pairs: Callable[[], Iterator[tuple[str, str]]]
   count_pairs: Callable[[], int]
   fingerprint: Callable[[], str]
 
@@ -89,7 +79,7 @@ def _paths(pattern: str, data: DataConfig) -> list[Path]:
 def _files(pattern: str, data: DataConfig) -> _Corpus:
   paths = _paths(pattern, data)
   return _Corpus(
-    lambda: text_files.read_chunks(*paths),
+    lambda: text_files.read_pairs(*paths),
     lambda: text_files.count_pairs(*paths),
     lambda: 'files ' + text_files.fingerprint(*paths),
   )
@@ -108,7 +98,7 @@ def _tfds(rest: str, data: DataConfig) -> _Corpus:
   languages = (data.source_language, data.target_language)
   arguments = (match['name'], match['split'], languages)
   return _Corpus(
-    lambda: _chunks(tfds_corpora.read_pairs(*arguments)),
+    lambda: tfds_corpora.read_pairs(*arguments),
     lambda: tfds_corpora.count_pairs(*arguments),
     lambda: 'tfds ' + tfds_corpora.fingerprint(*arguments),
   )
@@ -133,12 +123,7 @@ def _embedded(split: str, data: DataConfig) -> _Corpus:
       )
   pairs = sizes[split]
   return _Corpus(
-    lambda: _chunks(embedded.generate(*languages, split, pairs)),
+    lambda: embedded.generate(*languages, split, pairs),
     lambda: pairs,
     lambda: f'embedded {embedded.VERSION} {split} {pairs} {languages}',
   )
-
-
-def _chunks(pairs: Iterator[tuple[str, str]]) -> Iterator[Chunk]:
-  while chunk := list(itertools.islice(pairs, text_files.CHUNK_PAIRS)):
-    yield chunk

@@ -47,16 +47,7 @@ def key(texts: tuple[str, str]) -> int:
 def reason(
   texts: tuple[str, str], lengths: Sequence[int], config: FilterConfig
 ) -> str | None:
-  """Return the reason why a pair is dropped, whatever the others are.
-
-  Args:
-    texts: Source and target line.
-    lengths: Source and target length in subwords, the end symbol included.
-    config: Limits of the lengths.
-
-  Returns:
-    The first of REASONS that applies, or None.
-  """
+  """Return the reason why a pair is dropped, whatever the others are."""
   return unusable(texts, lengths, config.max_length) or _disproportion(
     lengths, config.max_length_ratio
   )

@@ -1,10 +1,9 @@
 """Parallel text files: plain, `.gz`, `.bz2` or `.xz`, one sentence per line."""
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,55 +12,15 @@ from fusion_jax.errors import InputError
 from fusion_jax.files import read_errors
 
 _CHUNK_BYTES = 1 << 20
-# Pairs that are read, encoded and written together.
-CHUNK_PAIRS = 4_096
-
-
-@dataclasses.dataclass(frozen=True)
-class RawPairs:
-  """Consecutive line pairs of two files, decoded when they are iterated.
-
-  Attributes:
-    paths: The two files.
-    before: Number of lines before these.
-    lines: Lines of each file, as many of one as of the other.
-  """
-
-  paths: tuple[Path, Path]
-  before: int
-  lines: tuple[list[bytes], list[bytes]]
-
-  def __len__(self) -> int:
-    """Return the number of pairs."""
-    return len(self.lines[0])
-
-  def __iter__(self) -> Iterator[tuple[str, str]]:
-    """Decode the pairs; raises InputError at the first that is not UTF-8."""
-    source, target = (
-      _decoded(path, lines, self.before)
-      for path, lines in zip(self.paths, self.lines, strict=True)
-    )
-    return zip(source, target, strict=True)
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
   """Yield the line pairs of two files as they stand, in order."""
-  return itertools.chain.from_iterable(read_chunks(source, target))
-
-
-def read_chunks(source: Path, target: Path) -> Iterator[RawPairs]:
-  """Yield the line pairs of two files in chunks; see `read_pairs`."""
-  before = 0
-  nothing: list[bytes] = []
-  for lines in itertools.zip_longest(
-    _read_lines(source), _read_lines(target), fillvalue=nothing
-  ):
-    if len(lines[0]) != len(lines[1]):
+  pairs = itertools.zip_longest(_read_lines(source), _read_lines(target))
+  for source_line, target_line in pairs:
+    if source_line is None or target_line is None:
       count_pairs(source, target)
-    yield RawPairs((source, target), before, lines)
-    before += len(lines[0])
-  if before == 0:
-    count_pairs(source, target)
+    yield source_line, target_line
 
 
 def count_pairs(source: Path, target: Path) -> int:
@@ -86,22 +45,19 @@ def fingerprint(source: Path, target: Path) -> str:
   return ' '.join(digests)
 
 
-def _read_lines(path: Path) -> Iterator[list[bytes]]:
+def _read_lines(path: Path) -> Iterator[str]:
+  number = 0
   with _open(path) as file:
-    while lines := list(itertools.islice(file, CHUNK_PAIRS)):
-      yield lines
-
-
-def _decoded(path: Path, lines: Iterable[bytes], before: int) -> Iterator[str]:
-  whole = whole_lines(lines, first=before == 0)
-  for number, line in enumerate(whole, start=before + 1):
-    try:
-      yield line.decode('utf-8')
-    except UnicodeDecodeError as error:
-      raise InputError(
-        f'{path}, line {number}: not UTF-8 ({error.reason} at byte '
-        f'{error.start + 1} of the line)'
-      ) from None
+    for number, line in enumerate(whole_lines(file), start=1):
+      try:
+        yield line.decode('utf-8')
+      except UnicodeDecodeError as error:
+        raise InputError(
+          f'{path}, line {number}: not UTF-8 ({error.reason} at byte '
+          f'{error.start + 1} of the line)'
+        ) from None
+  if number == 0:
+    raise InputError(f'{path}: the file is empty')
 
 
 def _count_lines(path: Path) -> int:

@@ -1,18 +1,14 @@
 """Text of the directions of a run, read as line pairs."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 from fusion_jax.config import DataConfig
 from fusion_jax.config.directions import Direction
 from fusion_jax.data import corpora
-from fusion_jax.data.corpora import Chunk
 from fusion_jax.data.mixing import apportioned, shares
 from fusion_jax.data.normalise import normalised
 from fusion_jax.progress import with_progress
-
-_PartT = TypeVar('_PartT', bound=Sized)
 
 
 class Text:
@@ -37,16 +33,11 @@ class Text:
       for name, names in self._names.items()
     }
 
-  def chunks(self, split: str) -> Iterator[Chunk]:
-    """Return the pairs of a split as they stand, in chunks."""
-    return _read_all(self._names[split], self._own)
-
-  def with_progress(
-    self, parts: Iterable[_PartT], split: str, what: str
-  ) -> Iterator[_PartT]:
-    """Pass on parts of a split and log how far they are; `what` is done."""
+  def read(self, split: str, what: str) -> Iterator[tuple[str, str]]:
+    """Return the pairs of a split as they stand; `what` is for the log."""
     what = f'{what}, {self.direction.name}' if self._several else what
-    return with_progress(parts, what, self.totals[split])
+    pairs = _read_all(self._names[split], self._own)
+    return with_progress(pairs, what, self.totals[split])
 
 
 def splits_of(direction: Direction) -> dict[str, tuple[str, ...]]:
@@ -81,14 +72,14 @@ def tokenizer_pairs(
   parts = shares(totals, weights, float(data.mixing_temperature))
   counts = apportioned(tokenizer_pair_count(data, texts), parts).tolist()
   for text, total, count in zip(texts, totals, counts, strict=True):
-    chunks = text.with_progress(
-      text.chunks('train'), 'train', 'reading for the tokenizer'
-    )
-    for index, pair in enumerate(itertools.chain.from_iterable(chunks)):
+    pairs = text.read('train', 'reading for the tokenizer')
+    for index, pair in enumerate(pairs):
       if times := (index + 1) * count // total - index * count // total:
         yield from itertools.repeat(normalised(pair), times)
 
 
-def _read_all(names: tuple[str, ...], data: DataConfig) -> Iterator[Chunk]:
+def _read_all(
+  names: tuple[str, ...], data: DataConfig
+) -> Iterator[tuple[str, str]]:
   for name in names:
-    yield from corpora.read_chunks(name, data)
+    yield from corpora.read_pairs(name, data)

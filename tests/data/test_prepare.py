@@ -25,7 +25,7 @@ from fusion_jax.config import (
   TokenizerConfig,
 )
 from fusion_jax.config.directions import Direction
-from fusion_jax.data import building, filtering, prepare, text_files
+from fusion_jax.data import building, filtering, prepare
 from fusion_jax.data import texts as texts_module
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.texts import Text
@@ -151,7 +151,7 @@ def test_the_folder_is_a_tfds_dataset(text):
 
 
 def test_many_shards_read_as_one(text, monkeypatch):
-  monkeypatch.setattr(text_files, 'CHUNK_PAIRS', 7)
+  monkeypatch.setattr(building, '_CHUNK', 7)
   monkeypatch.setattr(building, '_PAIRS_PER_SHARD', 40)
   corpus = prepare.prepare(data_in(text))
   assert len(list(corpus.directory.glob('*-train.array_record-*'))) == 8
@@ -160,7 +160,7 @@ def test_many_shards_read_as_one(text, monkeypatch):
 
 
 def test_any_number_of_processes_writes_the_same_bytes(text, monkeypatch):
-  monkeypatch.setattr(text_files, 'CHUNK_PAIRS', 16)
+  monkeypatch.setattr(building, '_CHUNK', 16)
   extra = [numbers(1)[0], ('', 'eins'), *numbers(20, 200), *numbers(40, 320)]
   write_split(text, 'train', numbers(300) + extra)
   write_split(text, 'valid', [*numbers(40, 400), ('one', '')])
@@ -179,7 +179,7 @@ def test_any_number_of_processes_writes_the_same_bytes(text, monkeypatch):
 
 
 def test_the_first_faulty_line_is_told(text, monkeypatch):
-  monkeypatch.setattr(text_files, 'CHUNK_PAIRS', 16)
+  monkeypatch.setattr(building, '_CHUNK', 16)
   model = prepare.prepare(data_in(text)).source_tokenizer.model
   (text / 'given.model').write_bytes(model)
   lines = (text / 'train.de').read_bytes().split(b'\n')
@@ -538,9 +538,7 @@ def peak_memory(data, count, monkeypatch):
   """Peak of what Python allocates while `count` pairs stream by."""
   (pair,) = numbers(1, 777)
   monkeypatch.setattr(
-    texts_module,
-    '_read_all',
-    lambda *_: itertools.repeat([pair] * 100, count // 100),
+    texts_module, '_read_all', lambda names, _: itertools.repeat(pair, count)
   )
   monkeypatch.setattr(prepare.corpora, 'count_pairs', lambda *_: count)
   monkeypatch.setattr(prepare.corpora, 'fingerprint', lambda *_: str(count))
@@ -554,6 +552,7 @@ def peak_memory(data, count, monkeypatch):
 
 @pytest.mark.extended
 def test_memory_does_not_grow_with_the_corpus(text, monkeypatch):
+  monkeypatch.setattr(building, '_CHUNK', 256)
   model = prepare.prepare(data_in(text)).source_tokenizer.model
   (text / 'given.model').write_bytes(model)
   data = data_in(

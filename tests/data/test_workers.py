@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from fusion_jax import errors
 from fusion_jax.data.workers import Workers, usable_cores
 from fusion_jax.errors import InputError
 
@@ -20,20 +21,18 @@ def evaluated(workers, texts):
   return workers.in_order(operator.call, texts)
 
 
-def failing(items):
-  yield from items
-  raise InputError('no more')
-
-
 @pytest.mark.parametrize('count', [1, 2])
-def test_results_come_in_order_and_before_a_later_error(count):
+def test_results_come_in_the_order_of_the_items(count):
   pauses = [0.3, 0, 0.1]
   texts = [f'__import__("time").sleep({pause}) or {pause}' for pause in pauses]
   with Workers(eval, count) as workers:
-    results = evaluated(workers, failing(texts))
-    assert [next(results) for _ in texts] == pauses
-    with pytest.raises(InputError, match='no more'):
-      next(results)
+    assert list(evaluated(workers, texts)) == pauses
+
+
+def test_the_work_may_depend_on_results_of_other_work():
+  with Workers(1, 2) as workers:
+    results = workers.in_order(operator.add, range(20))
+    assert list(workers.in_order(operator.mul, results)) == list(range(1, 21))
 
 
 def test_items_are_read_a_few_ahead():
@@ -42,7 +41,13 @@ def test_items_are_read_a_few_ahead():
   with Workers(1, 2) as workers:
     results = workers.in_order(operator.add, items)
     assert [next(results) for _ in range(20)] == list(range(1, 21))
-    assert len(read) == 24
+    assert len(read) == 23
+
+
+def test_an_error_for_the_user_passes():
+  raising = f'exec("from {errors.__name__} import *; raise InputError(2)")'
+  with Workers(eval, 2) as workers, pytest.raises(InputError, match='2'):
+    list(evaluated(workers, ['1', raising]))
 
 
 def test_the_processes_import_no_jax():
@@ -61,16 +66,14 @@ def test_the_processes_import_no_jax():
 )
 def test_a_process_that_dies_is_told(act, message):
   module, _, call = act.partition('.')
-  with Workers(eval, 2) as workers:
-    results = evaluated(workers, ['1', f'__import__("{module}").{call}', '2'])
-    assert next(results) == 1
-    with pytest.raises(InputError, match=message):
-      next(results)
+  with Workers(eval, 2) as workers, pytest.raises(InputError, match=message):
+    list(evaluated(workers, ['1', f'__import__("{module}").{call}', '2']))
 
 
 SCRIPT = f"""
 import itertools, operator, sys
 print('started', flush=True)
+from fusion_jax import errors
 from fusion_jax.data.workers import Workers
 from fusion_jax.startup import one_line_errors
 
