@@ -50,7 +50,7 @@ class Workers(Generic[_StateT]):
     self._processes: list[_Process] = []
     self._idle: list[_Process] = []
     # Numbers of the items in work by the pipe, and results by that number.
-    self._working: dict[connection.Connection, tuple[_Process, int]] = {}
+    self._working: dict[Any, tuple[_Process, int]] = {}
     self._results: dict[int, Any] = {}
     self._numbers = itertools.count()
 
@@ -131,7 +131,7 @@ class _Process:
     try:
       self._process = subprocess.Popen(
         [sys.executable, '-P', '-m', __name__],
-        stdin=other,
+        stdin=other.fileno(),
         stdout=subprocess.DEVNULL,
         env=os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)},
         # Ctrl-C is for the process that started this one.
