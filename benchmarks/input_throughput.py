@@ -4,13 +4,13 @@ r"""Preparing a corpus, the input pipeline, the training step, each alone.
         --config.data.root=DIR [--config.data.batch.packing=true]
 
 Counts target tokens without padding. The corpus is prepared anew with the
-tokenizers that it has, on the cores that `taskset` allows. The step is timed on
-the first batches after a pass over them that compiles their shapes.
+tokenizers that it has, on one core and on all. The step is timed on the first
+batches after a pass over them that compiles their shapes.
 """
 
 import argparse
 import dataclasses
-import statistics
+import os
 import sys
 import tempfile
 import time
@@ -66,15 +66,14 @@ def main(argv: list[str]) -> None:
   print(batches.table())
   results = _results(config, corpus, batches, arguments)
   write_results(arguments.output, circumstances() | results)
-  rows = [
-    (name, *cells(results[name])) for name in ('prepare', 'input', 'model')
-  ]
+  rows = [(name, *cells(rates)) for name, rates in results['prepare'].items()]
+  print(table(('pairs/s prepared', 'median', 'min', 'max'), rows))
+  rows = [(name, *cells(results[name])) for name in ('input', 'model')]
   print(table(('target tokens/s', 'median', 'min', 'max'), rows))
   print(
     f'{len(results["shapes"])} shapes, {results["real_share"]:.1%} of their '
     'slots hold real tokens; the input delivers '
-    f'{results["input_per_model"]:.0f} times what the model takes; '
-    f'{results["prepared_pairs"]:,.0f} pairs are prepared in a second'
+    f'{results["input_per_model"]:.0f} times what the model takes'
   )
 
 
@@ -114,18 +113,33 @@ def input_rate(batches: TrainingBatches, seconds: float) -> float:
   return tokens / passed
 
 
-def prepare_seconds(data: DataConfig, corpus: PreparedCorpus) -> float:
-  """Seconds to prepare the corpus again with the tokenizers it has."""
+def prepare_rates(
+  data: DataConfig, corpus: PreparedCorpus, rounds: int
+) -> dict[str, list[float]]:
+  """Pairs/s prepared with the tokenizers of a corpus, by number of cores."""
   models = [
     str(corpus.directory / name) for name in (SOURCE_MODEL, TARGET_MODEL)
   ]
   tokenizer = dataclasses.replace(
     data.tokenizer, source_model=models[0], target_model=models[1], joint=False
   )
+  data = dataclasses.replace(data, tokenizer=tokenizer)
+  splits = corpus.report['splits'].values()
+  pairs = sum(split['pairs'] for split in splits)
+  every = os.sched_getaffinity(0)
+  rates: dict[str, list[float]] = {}
+  for _ in range(rounds):
+    for cores in ({min(every)}, every):
+      os.sched_setaffinity(0, cores)
+      rate = pairs / _seconds_to_prepare(data)
+      rates.setdefault(f'cores: {len(cores)}', []).append(rate)
+  return rates
+
+
+def _seconds_to_prepare(data: DataConfig) -> float:
   with tempfile.TemporaryDirectory() as folder:
-    again = dataclasses.replace(data, tokenizer=tokenizer, prepared=folder)
     begin = time.perf_counter()
-    prepare(again)
+    prepare(dataclasses.replace(data, prepared=folder))
     return time.perf_counter() - begin
 
 
@@ -161,12 +175,7 @@ def _results(
   batches: TrainingBatches,
   arguments: argparse.Namespace,
 ) -> dict[str, Any]:
-  seconds = [
-    prepare_seconds(config.data, corpus) for _ in range(arguments.rounds)
-  ]
-  splits = corpus.report['splits'].values()
-  pairs = sum(split['pairs'] for split in splits)
-  tokens = sum(split['subwords'][1] for split in splits)
+  prepared = prepare_rates(config.data, corpus, arguments.rounds)
   host = [
     input_rate(batches, arguments.seconds) for _ in range(arguments.rounds)
   ]
@@ -176,8 +185,7 @@ def _results(
     'shapes': [list(shape) for shape in batches.plan.shapes],
     'real_share': real_share(batches, corpus.split('train').lengths),
     'packing': config.data.batch.packing,
-    'prepare': spread([tokens / each for each in seconds]),
-    'prepared_pairs': pairs / statistics.median(seconds),
+    'prepare': {cores: spread(rates) for cores, rates in prepared.items()},
     'input': rates[0],
     'model': rates[1],
     'input_per_model': rates[0]['median'] / rates[1]['median'],

@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 _FORMAT = 2
 # Below this, starting processes takes longer than they save.
 _PAIRS_FOR_PROCESSES = 50_000
+# The process that reads and writes keeps no more than these busy.
+_MOST_PROCESSES = 16
 
 
 def prepare(data: DataConfig) -> PreparedCorpus:
@@ -174,7 +176,9 @@ def _fill(data: DataConfig, directory: Path) -> dict[str, Any]:
 def _process_count(texts: Sequence[Text]) -> int:
   """Return how many processes encode: one where starting others is slower."""
   pairs = sum(sum(text.totals.values()) for text in texts)
-  return usable_cores() if pairs >= _PAIRS_FOR_PROCESSES else 1
+  if pairs < _PAIRS_FOR_PROCESSES:
+    return 1
+  return min(usable_cores(), _MOST_PROCESSES)
 
 
 def _write_splits(
