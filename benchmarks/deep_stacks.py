@@ -35,7 +35,6 @@ from benchmarks.common import (
 from benchmarks.serving import limit_cores
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import load_config, parse_arguments
-from fusion_jax.config.fusion import GtransOptions
 from fusion_jax.config.presets import (
   DOU_2018,
   SINCE_2020,
@@ -107,7 +106,7 @@ def schemes(encoder_layers: int) -> dict[str, Row]:
   return {
     'post': YANG_2022['post_norm'],
     'transparent': YANG_2022['transparent'],
-    'gtrans': both_sides('gtrans', gtrans=GtransOptions(group_size=group_size)),
+    'gtrans': both_sides('gtrans', group_size=group_size),
     'hierarchical': DOU_2018['hierarchical'],
     'dlcl_post': both_sides('dlcl'),
     'rezero': YANG_2022['rezero'],

@@ -29,7 +29,7 @@ from benchmarks.hlo_traffic import PARTS, by_part, total_cycles, traffic
 from fusion_jax.config.flags import parse_arguments, parse_experiment
 from fusion_jax.config.presets import SINCE_2020
 from fusion_jax.errors import InputError
-from fusion_jax.json_input import read_json
+from fusion_jax.json_files import read_json
 from fusion_jax.startup import one_line_errors, start_logging
 from fusion_jax.tools.aot.topology import (
   Chip,

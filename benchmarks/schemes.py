@@ -8,13 +8,6 @@ all schemes have the same training.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fusion_jax.config.fusion import (
-  MlrfOptions,
-  MultiLayerOptions,
-  RoutingOptions,
-  ShortcutOptions,
-  SideConfig,
-)
 from fusion_jax.config.presets import (
   DOU_2018,
   DOU_2019,
@@ -23,10 +16,12 @@ from fusion_jax.config.presets import (
   WANG_2018,
   YANG_2022,
   Row,
+  attention,
   both_sides,
   decoder,
 )
 from fusion_jax.errors import InputError
+from fusion_jax.fusion import SCHEMES
 
 BASELINE = 'none'
 # The paper's 1.0 suits its post-norm models. With pre-norm, layers become
@@ -84,8 +79,6 @@ class Scheme(NamedTuple):
 
 def schemes(layers: int) -> Mapping[str, Scheme]:
   """Return the baseline, then all schemes, for stacks of that many layers."""
-  literal = RoutingOptions(form='paper')
-  lexical = ShortcutOptions(source='lexical')
   return {
     BASELINE: Scheme({}, 1.0, 1.0),
     'dense': Scheme(DOU_2018['dense'], 0.93, 0.96),
@@ -104,22 +97,19 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
     'encoder_feed_forward': Scheme(WANG_2018['mlrf_encoder_fnn']),
     'decoder_hops': Scheme(WANG_2018['mlrf_decoder_sa4_per_layer']),
     'decoder_hops_opening': Scheme(
-      decoder(
-        'hops',
-        mlrf=MlrfOptions(hops=4, independent='per_layer'),
-        start='baseline',
-      )
+      decoder('hops', hops=4, independent='per_layer')
+      | {'model.decoder.start': 'baseline'}
     ),
     'dynamic_combination': Scheme(DOU_2019['dynamic_combination'], 0.84, 0.91),
     'dynamic_routing': Scheme(DOU_2019['dynamic_routing'], 0.77, 0.87),
     'dynamic_routing_paper': Scheme(
-      both_sides('dynamic_routing', routing=literal), 0.77, 0.87
+      both_sides('dynamic_routing', form='paper'), 0.77, 0.87
     ),
     'em_routing': Scheme(DOU_2019['em_routing'], 0.61, 0.80),
     'em_routing_paper': Scheme(
-      both_sides('em_routing', routing=literal), 0.61, 0.80
+      both_sides('em_routing', form='paper'), 0.61, 0.80
     ),
-    'lexical': Scheme(both_sides(shortcut=lexical), 0.89),
+    'lexical': Scheme(attention('shortcut'), 0.89),
     'feature_fusion': Scheme(_emelin('feature_fusion'), 0.79),
     'non_lexical': Scheme(_emelin('feature_fusion_non_lexical')),
     'cross': Scheme(_emelin('feature_fusion_cross')),
@@ -135,11 +125,13 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
 
 def norms_of(row: Row) -> tuple[str, ...]:
   """The norms, of pre and post, for which a row is defined."""
-  sides = [value for value in row.values() if isinstance(value, SideConfig)]
+  sides = [value for value in row.values() if isinstance(value, dict)]
+  names = [side.get('fusion', 'none') for side in sides]
+  schemes = [SCHEMES[name] for name in names if name in SCHEMES]
   return tuple(
     norm
     for norm in ('pre', 'post')
-    if all(side.rules is None or norm in side.rules.norms for side in sides)
+    if all(norm in scheme.norms for scheme in schemes)
   )
 
 
@@ -161,8 +153,7 @@ def chosen(table: Mapping[str, Scheme], names: str) -> dict[str, Scheme]:
 
 def _multi_layer(sources: int, layers: int) -> Row:
   """Return multi-layer attention; partial where no layer has enough below."""
-  options = MultiLayerOptions(layers=sources, partial=sources >= layers)
-  return both_sides(multi_layer=options)
+  return attention('multi_layer', layers=sources, partial=sources >= layers)
 
 
 def _emelin(name: str) -> Row:

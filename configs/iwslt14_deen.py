@@ -57,7 +57,6 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.fusion import GtransOptions
 from fusion_jax.config.presets import (
   WANG_2018,
   YANG_2022,
@@ -88,7 +87,7 @@ _YANG = {
   'decoding.length_penalty': 'none',
 }
 _YANG_ROWS = {name: _YANG | row for name, row in YANG_2022.items()}
-_YANG_THREES = _YANG | both_sides('gtrans', gtrans=GtransOptions(group_size=3))
+_YANG_THREES = _YANG | both_sides('gtrans', group_size=3)
 _SCAN = {'scan_layers': True, 'remat': True}
 
 # Restart-Adam: 32 of 80 sentences, and 5 of 2 steps an epoch.

@@ -77,7 +77,6 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.fusion import GtransOptions
 from fusion_jax.config.presets import (
   BIG,
   DOU_2018,
@@ -122,7 +121,7 @@ _YANG = {
   'decoding.length_penalty': 'none',
 }
 _YANG_BIG = BIG | _YANG
-_YANG_DEEP = _YANG | both_sides('gtrans', gtrans=GtransOptions(group_size=6))
+_YANG_DEEP = _YANG | both_sides('gtrans', group_size=6)
 _SCAN = {'scan_layers': True, 'remat': True}
 
 _VARIANTS = {

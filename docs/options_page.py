@@ -8,8 +8,8 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 from pydantic.fields import FieldInfo
 
@@ -18,6 +18,7 @@ from fusion_jax.config.directions import Direction
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import fields_of_section
 from fusion_jax.config.serialization import is_resumable
+from fusion_jax.fusion import SCHEMES, SOURCES
 
 PATH = 'options.md'
 
@@ -47,17 +48,26 @@ _BOUNDS = types.MappingProxyType(
 )
 
 
+class _Section(NamedTuple):
+  """A section of the page: heading, beginning of its options' names, anchor."""
+
+  title: str
+  path: str
+  anchor: str
+  options: type
+
+
 def page() -> str:
   """Return the page in Markdown."""
-  return '\n'.join((_HEAD, *map(_section, *zip(*_sections(), strict=True))))
+  return '\n'.join((_HEAD, *map(_section, _sections())))
 
 
 def option_names() -> list[str]:
-  """Return the dotted names of all options, as the page prints them."""
+  """Return the dotted names of the options of every config."""
   return [
-    _dotted(path, name)
-    for path, cls in _sections()
-    for name, field in fields_of_section(cls).items()
+    _dotted(section.path, name)
+    for section in _config_sections()
+    for name, field in fields_of_section(section.options).items()
     if not _is_section(field.annotation)
   ]
 
@@ -70,9 +80,28 @@ def on_files(files: Any, config: Any) -> Any:
   return files
 
 
-def _sections() -> dict[tuple[str, type], None]:
-  """Return the dotted name and the class of every section, in order."""
-  return dict.fromkeys(_walk('', ExperimentConfig))
+def _sections() -> list[_Section]:
+  """Return the sections of a config, then those of schemes, in order."""
+  return [
+    *_config_sections(),
+    *_of_rows('fusion', 'options', SCHEMES),
+    *_of_rows('attention', 'attention_options', SOURCES),
+  ]
+
+
+def _config_sections() -> list[_Section]:
+  walked = dict.fromkeys(_walk('', ExperimentConfig))
+  return [_Section(path, path, path, options) for path, options in walked]
+
+
+def _of_rows(
+  field: str, section: str, rows: Mapping[str, Any]
+) -> Iterator[_Section]:
+  for name, row in rows.items():
+    if fields_of_section(row.options):
+      title = f'model.SIDE.{field}={name}'
+      path = f'model.SIDE.{section}'
+      yield _Section(title, path, f'{field}.{name}', row.options)
 
 
 def _walk(path: str, cls: type) -> Iterator[tuple[str, type]]:
@@ -94,25 +123,34 @@ def _is_section(kind: Any) -> bool:
   return hasattr(kind, '__pydantic_fields__')
 
 
-def _section(path: str, cls: type) -> str:
-  title = f'`{path}` {{ #{path} }}' if path else 'The whole experiment'
-  parts = [f'## {title}', _paragraphs(inspect.getdoc(cls) or '')]
-  for name, field in fields_of_section(cls).items():
+def _section(section: _Section) -> str:
+  title, options = section.title, section.options
+  head = (
+    f'`{title}` {{ #{section.anchor} }}' if title else 'The whole experiment'
+  )
+  parts = [f'## {head}', _paragraphs(inspect.getdoc(options) or '')]
+  for name, field in fields_of_section(options).items():
     if not _is_section(field.annotation):
-      parts.append(_option(_dotted(path, name), field))
+      parts.append(_option(section, name, field))
   return '\n\n'.join(parts) + '\n'
 
 
-def _option(name: str, field: FieldInfo) -> str:
+def _option(section: _Section, field_name: str, field: FieldInfo) -> str:
+  name = _dotted(section.path, field_name)
+  anchor = _dotted(section.anchor, field_name)
   facts = [
     _kind(field),
     'required' if field.is_required() else f'default {_value(field.default)}',
     f'resume: {"yes" if _resumable(name) else "no"}',
-    *(f'read only by {_readers(x)}' for x in field.metadata if _is_only(x)),
+    *(
+      f'read only by the {only.side}'
+      for only in field.metadata
+      if isinstance(only, Only)
+    ),
   ]
   return '\n\n'.join(
     (
-      f'### `{name}` {{ #{name} }}',
+      f'### `{name}` {{ #{anchor} }}',
       '; '.join(facts) + '\n{ .facts }',
       _paragraphs(field.description or ''),
     )
@@ -123,20 +161,14 @@ def _resumable(name: str) -> bool:
   return is_resumable(name.replace('.NUMBER.', '.0.'))
 
 
-def _is_only(note: Any) -> bool:
-  return isinstance(note, Only)
-
-
-def _readers(only: Only) -> str:
-  return ' or '.join(f'`{reader}`' for reader in only.readers)
-
-
 def _kind(field: FieldInfo) -> str:
   kind = field.annotation
   if typing.get_origin(kind) is Literal:
     return ', '.join(map(_value, typing.get_args(kind)))
   if typing.get_origin(kind) is tuple:
     return 'list'
+  if kind is Any:
+    return 'section'
   return ' '.join((_KINDS[kind], *_bounds(field))).strip()
 
 
@@ -153,6 +185,8 @@ def _value(value: Any) -> str:
     value = ','.join(value)
   elif isinstance(value, bool):
     value = str(value).lower()
+  elif value is None:
+    return 'those of the scheme'
   return 'empty' if value == '' else f'`{value}`'
 
 

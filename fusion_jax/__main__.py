@@ -9,8 +9,8 @@
 import importlib
 
 from fusion_jax import __version__
+from fusion_jax.bounds import choice_fault
 from fusion_jax.errors import InputError
-from fusion_jax.faults import choice_fault
 from fusion_jax.startup import one_line_errors, run_program
 
 # Each command, the module whose `main` it runs, and what it does.

@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int32
 
+from fusion_jax.bounds import choice_fault
 from fusion_jax.config import ModelConfig, Side, SideConfig
-from fusion_jax.config.fusion import RULES
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
-from fusion_jax.faults import choice_fault
-from fusion_jax.fusion import SCHEMES, scheme_of
-from fusion_jax.fusion.gtrans import mixture_log_probabilities
+from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.mixture import mixture_log_probabilities
+from fusion_jax.fusion.plugs import scheme_of
 from fusion_jax.models.transformer import (
   ModelOutput,
   Parameters,
@@ -64,7 +64,7 @@ def check_scheme(name: str, **options: Any) -> None:
   if fault := choice_fault(name, SCHEMES):
     raise InputError(f'check_scheme: the scheme {fault}')
   for norm in ('pre', 'post'):
-    if norm not in RULES[name].norms:
+    if norm not in SCHEMES[name].norms:
       continue
     for side in SCHEMES[name].modules:
       sides: dict[str, Any] = {side: SideConfig(fusion=name, **options)}

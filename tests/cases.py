@@ -2,32 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 from tiers import extended_but
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import (
-  RULES,
-  AggOptions,
-  AttentionResidualOptions,
-  DenseOptions,
-  DlclOptions,
-  DynamicOptions,
-  GrnOptions,
-  GtransOptions,
-  HyperOptions,
-  LinearOptions,
-  MlrfOptions,
-  MuddOptions,
-  MultiLayerOptions,
-  RoutingOptions,
-  ShortcutOptions,
-  SideConfig,
-  SurfaceOptions,
-  TransparentOptions,
-  ValueResidualOptions,
-)
-from fusion_jax.config.fusion_checks import unread_options
+from fusion_jax.config.fusion import SideConfig, unread_options
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.testing import TINY
 
@@ -43,7 +23,7 @@ def _both(norm: str = 'post', **options) -> ModelConfig:
 
 def norm_for(*schemes: str, wanted: str = 'post') -> str:
   """The wanted norm, or pre-norm where a scheme is not defined for it."""
-  rules = [RULES[name] for name in schemes if name in RULES]
+  rules = [SCHEMES[name] for name in schemes if name in SCHEMES]
   return wanted if all(wanted in each.norms for each in rules) else 'pre'
 
 
@@ -59,113 +39,121 @@ def _plain_schemes() -> dict[str, ModelConfig]:
 
 # Every option of every scheme away from its default at least once. A side
 # takes what it reads of them.
-_OPTIONS = {
-  'dense': [DenseOptions(include_embedding=True, post_sum_norm=True)],
+_OPTIONS: dict[str, list[dict[str, Any]]] = {
+  'dense': [
+    {'include_embedding': True, 'post_sum_norm': True},
+  ],
   'linear': [
-    LinearOptions(factored=False, output_norm=True),
-    LinearOptions(hidden=10, bias=False),
+    {'factored': False, 'output_norm': True},
+    {'hidden': 10, 'bias': False},
   ],
-  'iterative': [AggOptions(activation='attention', residual='top')],
+  'iterative': [
+    {'activation': 'attention', 'residual': 'top'},
+  ],
   'hierarchical': [
-    AggOptions(activation='relu', residual='none', hidden=10),
-    AggOptions(group_size=3, feedback=False),
-    AggOptions(zero_out=False),
+    {'activation': 'relu', 'residual': 'none', 'hidden': 10},
+    {'group_size': 3, 'feedback': False},
+    {'zero_out': False},
   ],
-  'average': [MlrfOptions(include_embedding=False, norm='plain')],
-  'feed_forward': [MlrfOptions(layer_embedding=False, hidden=10, norm='none')],
+  'average': [
+    {'include_embedding': False, 'norm': 'plain'},
+  ],
+  'feed_forward': [
+    {'layer_embedding': False, 'hidden': 10, 'norm': 'none'},
+  ],
   'hops': [
-    MlrfOptions(independent='per_layer', norm='plain', scorer_width=10),
-    MlrfOptions(independent='per_hop', scorer_activation='relu', hops=2),
-    MlrfOptions(feature_wise=True, layer_embedding=False, norm='none'),
+    {'independent': 'per_layer', 'norm': 'plain', 'scorer_width': 10},
+    {'independent': 'per_hop', 'scorer_activation': 'relu', 'hops': 2},
+    {'feature_wise': True, 'layer_embedding': False, 'norm': 'none'},
   ],
   'dynamic_combination': [
-    DynamicOptions(hidden=10, normalize='softmax', output_norm=True)
+    {'hidden': 10, 'normalize': 'softmax', 'output_norm': True},
   ],
   'dynamic_routing': [
-    RoutingOptions(form='paper'),
-    RoutingOptions(
-      vote_projection='block',
-      context='own',
-      iterations=2,
-      route_axis='input',
-      residual='none',
-    ),
-    RoutingOptions(
-      vote_hidden=10,
-      vote_activation='relu',
-      average='gain',
-      agreement='product',
-      agreement_scale=2.0,
-      route_gain=1.0,
-      stop_gradient=False,
-    ),
-    RoutingOptions(capsules=4, agreement='scaled'),
+    {'form': 'paper'},
+    {
+      'vote_projection': 'block',
+      'context': 'own',
+      'iterations': 2,
+      'route_axis': 'input',
+      'residual': 'none',
+    },
+    {
+      'vote_hidden': 10,
+      'vote_activation': 'relu',
+      'average': 'gain',
+      'agreement': 'product',
+      'agreement_scale': 2.0,
+      'route_gain': 1.0,
+      'stop_gradient': False,
+    },
+    {'capsules': 4, 'agreement': 'scaled'},
   ],
   'em_routing': [
-    RoutingOptions(form='paper'),
-    RoutingOptions(activation='per_output', emit='mean', iterations=2),
-    RoutingOptions(
-      stop_gradient=False,
-      activation='none',
-      betas='zero',
-      temperature='hinton',
-      cost_norm=True,
-    ),
-    RoutingOptions(
-      capsules=2,
-      vote_activation='none',
-      variance_floor=1e-2,
-      log_density_scale=0.5,
-      output_norm=False,
-      residual='all',
-      vote_norm='none',
-      floor='relative',
-    ),
+    {'form': 'paper'},
+    {'activation': 'per_output', 'emit': 'mean', 'iterations': 2},
+    {
+      'stop_gradient': False,
+      'activation': 'none',
+      'betas': 'zero',
+      'temperature': 'hinton',
+      'cost_norm': True,
+    },
+    {
+      'capsules': 2,
+      'vote_activation': 'none',
+      'variance_floor': 0.01,
+      'log_density_scale': 0.5,
+      'output_norm': False,
+      'residual': 'all',
+      'vote_norm': 'none',
+      'floor': 'relative',
+    },
   ],
   'gtrans': [
-    GtransOptions(group_size=3, mode='last', single_group_norm=True),
-    GtransOptions(group_size=1, mode='weighted_mean', group_norm=True),
-    GtransOptions(last_group='floor', combine='geometric', temperature=1.0),
-    GtransOptions(inference_groups='1:1'),
+    {'group_size': 3, 'mode': 'last', 'single_group_norm': True},
+    {'group_size': 1, 'mode': 'weighted_mean', 'group_norm': True},
+    {'last_group': 'floor', 'combine': 'geometric', 'temperature': 1.0},
+    {'inference_groups': '1:1'},
   ],
   'transparent': [
-    TransparentOptions(dropout=0.0, weights='uniform'),
-    TransparentOptions(feature_wise=True),
-    TransparentOptions(dropout_place='weights', memory_norm=True),
+    {'dropout': 0.0, 'weights': 'uniform'},
+    {'feature_wise': True},
+    {'dropout_place': 'weights', 'memory_norm': True},
   ],
   'surface_fusion': [
-    SurfaceOptions('hard', weight=0.5, combine='arithmetic'),
-    SurfaceOptions('soft', temperature=5.0),
-    SurfaceOptions('hard', network=True),
-    SurfaceOptions('learned', least=0.0, positions=True),
+    {'kind': 'hard', 'weight': 0.5, 'combine': 'arithmetic'},
+    {'kind': 'soft', 'temperature': 5.0},
+    {'kind': 'hard', 'network': True},
+    {'kind': 'learned', 'least': 0.0, 'positions': True},
   ],
   'dlcl': [
-    DlclOptions(start='one', normalize='softmax', weights='vector'),
-    DlclOptions(window=2, frozen=True),
-    DlclOptions(norms='none', start='top', dilation=2, weights='vector'),
-    DlclOptions(period=2),
-    DlclOptions(first='learned'),
+    {'start': 'one', 'normalize': 'softmax', 'weights': 'vector'},
+    {'window': 2, 'frozen': True},
+    {'norms': 'none', 'start': 'top', 'dilation': 2, 'weights': 'vector'},
+    {'period': 2},
+    {'first': 'learned'},
   ],
   'hyper_connections': [
-    HyperOptions(kind='static', streams=2),
-    HyperOptions(kind='identity_mix', collapse='learned'),
-    HyperOptions(kind='manifold', rounds=3),
+    {'kind': 'static', 'streams': 2},
+    {'kind': 'identity_mix', 'collapse': 'learned'},
+    {'kind': 'manifold', 'rounds': 3},
   ],
   'attention_residuals': [
-    AttentionResidualOptions(kind='delta', heads=2),
-    AttentionResidualOptions(kind='delta', embedding=True),
-    AttentionResidualOptions(block=2),
-    AttentionResidualOptions(sources='layer', heads=4),
+    {'kind': 'delta', 'heads': 2},
+    {'kind': 'delta', 'embedding': True},
+    {'block': 2},
+    {'sources': 'layer', 'heads': 4},
   ],
   'mudd': [
-    MuddOptions(ways=1, norms='pre_post'),
-    MuddOptions(norms='pre_post', hidden_multiple=8),
-    MuddOptions(memory_ways=1),
+    {'ways': 1, 'norms': 'pre_post'},
+    {'norms': 'pre_post', 'hidden_multiple': 8},
+    {'memory_ways': 1},
   ],
   'grn': [
-    GrnOptions('scalar', ways=4),
-    GrnOptions('vector', last=1),
-    GrnOptions(ways=3, last=1),
+    {'kind': 'scalar', 'ways': 4},
+    {'kind': 'vector', 'last': 1},
+    {'ways': 3, 'last': 1},
   ],
 }
 
@@ -173,10 +161,11 @@ _OPTIONS = {
 def _options() -> dict[str, ModelConfig]:
   cases = {}
   for name, every in _OPTIONS.items():
-    scheme = SCHEMES[name]
-    for number, value in enumerate(every):
-      side = SideConfig(fusion=name, **{scheme.options: value})
-      sides = {each: without_unread(side, each) for each in scheme.modules}
+    for number, values in enumerate(every):
+      side = SideConfig(name, values)
+      sides = {
+        each: without_unread(side, each) for each in SCHEMES[name].modules
+      }
       norm = norm_for(name)
       cases[f'{name}-options-{number}'] = _model(norm=norm, **sides)
   return cases
@@ -184,73 +173,65 @@ def _options() -> dict[str, ModelConfig]:
 
 def without_unread(side: SideConfig, name: str) -> SideConfig:
   """The side with the defaults of options that it does not read."""
-  plain = SideConfig()
   for option in unread_options(side, name):
     section, _, field = option.partition('.')
-    default = getattr(getattr(plain, section), field)
-    options = dataclasses.replace(getattr(side, section), **{field: default})
+    options = getattr(side, section)
+    default = getattr(type(options)(), field)
+    options = dataclasses.replace(options, **{field: default})
     side = dataclasses.replace(side, **{section: options})
   return side
 
 
+def reading(name: str, /, **options) -> SideConfig:
+  """A side with a source of attention and its options."""
+  return SideConfig(attention=name, attention_options=options)
+
+
 def _attention() -> dict[str, ModelConfig]:
-  lexical = ShortcutOptions(source='lexical')
-  fused = dataclasses.replace(lexical, feature_fusion=True)
+  def both(name: str, norm: str = 'post', /, **options) -> ModelConfig:
+    side = reading(name, **options)
+    return _model(norm=norm, encoder=side, decoder=side)
+
+  def decoder(name: str, /, **options) -> ModelConfig:
+    return _model(decoder=reading(name, **options))
+
+  fused = {'feature_fusion': True}
   return {
-    'multi_layer-2': _both(multi_layer=MultiLayerOptions(layers=2)),
-    'multi_layer-2-partial': _both(
-      multi_layer=MultiLayerOptions(layers=3, partial=True),
-      agg=AggOptions(activation='attention'),
+    'multi_layer-2': both('multi_layer'),
+    'multi_layer-2-partial': both(
+      'multi_layer', layers=3, partial=True, activation='attention'
     ),
-    'multi_layer-pre': _both('pre', multi_layer=MultiLayerOptions(layers=2)),
-    'shortcut': _both(shortcut=lexical),
-    'shortcut-fused': _both(shortcut=fused),
-    'shortcut-non_lexical': _both(
-      shortcut=ShortcutOptions(source='non_lexical')
-    ),
-    'shortcut-cross': _model(
-      decoder=SideConfig(shortcut=dataclasses.replace(lexical, where='cross'))
-    ),
-    'shortcut-both': _model(
-      decoder=SideConfig(shortcut=dataclasses.replace(fused, where='both'))
-    ),
-    'value-learnable': _both(value_residual=ValueResidualOptions('learnable')),
+    'multi_layer-pre': both('multi_layer', 'pre'),
+    'shortcut': both('shortcut'),
+    'shortcut-fused': both('shortcut', **fused),
+    'shortcut-non_lexical': both('shortcut', source='non_lexical'),
+    'shortcut-cross': decoder('shortcut', where='cross'),
+    'shortcut-both': decoder('shortcut', where='both', **fused),
+    'value-learnable': both('value_residual'),
     'value-identity': dataclasses.replace(
-      _both('pre', value_residual=ValueResidualOptions('identity')), remat=True
+      both('value_residual', 'pre', kind='identity'), remat=True
     ),
-    'value-constant-cross': _model(
-      decoder=SideConfig(
-        value_residual=ValueResidualOptions('constant', 'cross')
-      )
+    'value-constant-cross': decoder(
+      'value_residual', kind='constant', where='cross'
     ),
-    'value-sparse-both': _model(
-      decoder=SideConfig(value_residual=ValueResidualOptions('sparse', 'both'))
-    ),
-    'value-shared': _both(value_residual=ValueResidualOptions('shared')),
-    'value-shared-both': dataclasses.replace(
-      _both('pre'),
+    'value-sparse-both': decoder('value_residual', kind='sparse', where='both'),
+    'value-shared': both('value_residual', kind='shared'),
+    'value-shared-both': _model(
+      norm='pre',
       remat=True,
-      encoder=SideConfig(value_residual=ValueResidualOptions('shared')),
-      decoder=SideConfig(value_residual=ValueResidualOptions('shared', 'both')),
+      encoder=reading('value_residual', kind='shared'),
+      decoder=reading('value_residual', kind='shared', where='both'),
     ),
-    'shortcut-author': _both(
-      'pre', shortcut=dataclasses.replace(lexical, author_compat=True)
-    ),
-    'shortcut-non_lexical-pre': _both(
-      'pre', shortcut=ShortcutOptions(source='non_lexical')
-    ),
-    'shortcut-source_norm': _both(
-      shortcut=dataclasses.replace(fused, source_norm='plain')
-    ),
-    'shortcut-no_source_norm': _both(
-      'pre',
-      shortcut=ShortcutOptions(source='non_lexical', source_norm='none'),
+    'shortcut-author': both('shortcut', 'pre', author_compat=True),
+    'shortcut-non_lexical-pre': both('shortcut', 'pre', source='non_lexical'),
+    'shortcut-source_norm': both('shortcut', source_norm='plain', **fused),
+    'shortcut-no_source_norm': both(
+      'shortcut', 'pre', source='non_lexical', source_norm='none'
     ),
   }
 
 
 def _combined() -> dict[str, ModelConfig]:
-  lexical = ShortcutOptions(source='lexical')
   return {
     'none-post': _model(),
     'none-pre': _model(norm='pre'),
@@ -262,16 +243,18 @@ def _combined() -> dict[str, ModelConfig]:
     ),
     'mudd-memory': _model(
       norm='pre',
-      encoder=SideConfig('mudd', mudd=MuddOptions(0, memory_ways=2)),
+      encoder=SideConfig('mudd', {'ways': 0, 'memory_ways': 2}),
     ),
     'mudd-memory-pre_post': _model(
       norm='pre',
-      encoder=SideConfig('mudd', mudd=MuddOptions(1, 2, norms='pre_post')),
-      decoder=SideConfig(value_residual=ValueResidualOptions('shared', 'both')),
+      encoder=SideConfig(
+        'mudd', {'ways': 1, 'memory_ways': 2, 'norms': 'pre_post'}
+      ),
+      decoder=reading('value_residual', kind='shared', where='both'),
     ),
     'scan-mudd-memory': _model(
       norm='pre',
-      encoder=SideConfig('mudd', mudd=MuddOptions(0, memory_ways=2)),
+      encoder=SideConfig('mudd', {'ways': 0, 'memory_ways': 2}),
       scan_layers=True,
       remat=True,
     ),
@@ -288,7 +271,7 @@ def _combined() -> dict[str, ModelConfig]:
     ),
     'linear-start': _both(fusion='linear', start='baseline'),
     'plain-linear-start': _both(
-      fusion='linear', start='baseline', linear=LinearOptions(factored=False)
+      fusion='linear', start='baseline', options={'factored': False}
     ),
     'dynamic_combination-start': _both(
       fusion='dynamic_combination', start='baseline'
@@ -297,23 +280,26 @@ def _combined() -> dict[str, ModelConfig]:
       'pre',
       fusion='feed_forward',
       start='baseline',
-      mlrf=MlrfOptions(hidden=20),
+      options={'hidden': 20},
     ),
     'gtrans-start': _both(fusion='gtrans', start='baseline'),
     'hierarchical-start': _both('pre', fusion='hierarchical', start='baseline'),
     'shortcut-fused-start': _both(
-      shortcut=ShortcutOptions(source='lexical', feature_fusion=True),
+      attention='shortcut',
+      attention_options={'feature_fusion': True},
       start='baseline',
     ),
     'multi_layer-start': _both(
-      multi_layer=MultiLayerOptions(layers=2), start='baseline'
+      attention='multi_layer',
+      start='baseline',
     ),
     'rezero-dlcl': _both('rezero', fusion='dlcl'),
     'post-per_layer': _both(fusion='linear', input_norm='per_layer'),
     'pre-no-input-norm': _both('pre', fusion='iterative', input_norm='none'),
-    'shortcut-em_routing': _both(fusion='em_routing', shortcut=lexical),
+    'shortcut-em_routing': _both(fusion='em_routing', attention='shortcut'),
     'multi_layer-gtrans': _both(
-      fusion='gtrans', multi_layer=MultiLayerOptions(layers=2)
+      fusion='gtrans',
+      attention='multi_layer',
     ),
     'feed_forward-hops': _model(
       encoder=SideConfig(fusion='feed_forward'),
@@ -330,7 +316,7 @@ def _combined() -> dict[str, ModelConfig]:
       _both(
         'pre',
         fusion='hyper_connections',
-        hyper=HyperOptions(collapse='learned'),
+        options={'collapse': 'learned'},
       ),
       scan_layers=True,
       remat=True,
@@ -342,26 +328,28 @@ def _combined() -> dict[str, ModelConfig]:
     ),
     'scan-surface-transparent': _model(
       encoder=SideConfig(fusion='transparent'),
-      decoder=SideConfig(
-        fusion='surface_fusion', surface=SurfaceOptions('learned')
-      ),
+      decoder=SideConfig(fusion='surface_fusion', options={'kind': 'learned'}),
       scan_layers=True,
       remat=True,
     ),
     'scan-shortcut-cross': _model(
-      encoder=SideConfig(shortcut=lexical),
-      decoder=SideConfig(shortcut=dataclasses.replace(lexical, where='both')),
+      encoder=SideConfig(attention='shortcut'),
+      decoder=reading('shortcut', where='both'),
       scan_layers=True,
     ),
     'scan-non_lexical': dataclasses.replace(
-      _both(shortcut=ShortcutOptions(source='non_lexical')), scan_layers=True
+      _both(
+        attention='shortcut',
+        attention_options={'source': 'non_lexical'},
+      ),
+      scan_layers=True,
     ),
     'scan-tree': dataclasses.replace(
-      _both(fusion='hierarchical', agg=AggOptions(feedback=False)),
+      _both(fusion='hierarchical', options={'feedback': False}),
       scan_layers=True,
     ),
     'scan-b2t-hierarchical': dataclasses.replace(
-      _both(fusion='hierarchical', agg=AggOptions(feedback=False)),
+      _both(fusion='hierarchical', options={'feedback': False}),
       residual='b2t',
       scan_layers=True,
       remat=True,

@@ -14,12 +14,12 @@ from fusion_jax.config import (
   TrainingConfig,
 )
 from fusion_jax.data.tokenizer import Tokenizer, train
+from fusion_jax.json_files import sealed
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs import directory
 from fusion_jax.runs.checkpoint import Checkpoints, Progress, TrainState
 from fusion_jax.runs.integrity import identity_of
 from fusion_jax.runs.loading import make_model
-from fusion_jax.seals import sealed
 
 _TEXT = ['the cat sat on the mat', 'a dog in the house', 'cats and dogs'] * 3
 

@@ -7,7 +7,13 @@ import math
 import pytest
 
 from fusion_jax import bounds
-from fusion_jax.config import DataConfig, Direction, ExperimentConfig
+from fusion_jax.config import (
+  DataConfig,
+  Direction,
+  ExperimentConfig,
+  SideConfig,
+)
+from fusion_jax.config.fusion import OPTIONS_OF
 from fusion_jax.config.serialization import (
   fields_of,
   flatten,
@@ -15,6 +21,7 @@ from fusion_jax.config.serialization import (
   to_dict,
 )
 from fusion_jax.errors import InputError
+from fusion_jax.fusion import SCHEMES, SOURCES
 
 _CONFIG = ExperimentConfig(
   data=DataConfig(directions=(Direction('de', 'en', ('a.{lang}',)),))
@@ -23,6 +30,13 @@ _LEAVES = flatten(_CONFIG)
 _NUMBERS = [
   name
   for name, value in _LEAVES.items()
+  if isinstance(value, (int, float)) and not isinstance(value, bool)
+]
+_OPTIONS = [
+  (field, name, option)
+  for field, table in (('fusion', SCHEMES), ('attention', SOURCES))
+  for name, row in table.items()
+  for option, value in to_dict(row.options()).items()
   if isinstance(value, (int, float)) and not isinstance(value, bool)
 ]
 _WILD = math.nan, math.inf, -math.inf, -1, 2**63, 1e300
@@ -73,7 +87,20 @@ def test_there_are_numbers_of_every_part():
   others = {'name'}
   assert parts == {f.name for f in dataclasses.fields(_CONFIG)} - others
   assert 'data.directions.0.weight' in _NUMBERS
-  assert 'model.decoder.gtrans.temperature' in _NUMBERS
+
+
+@pytest.mark.parametrize(('field', 'name', 'option'), _OPTIONS)
+def test_a_wild_number_of_a_scheme_is_refused(field, name, option):
+  for value in _WILD:
+    side = {field: name, OPTIONS_OF[field]: {option: value}}
+    for build in (_encoder_from_json, SideConfig):
+      with pytest.raises(InputError, match=f'options.{option}: ') as raised:
+        build(**side)
+      assert '\n' not in str(raised.value)
+
+
+def _encoder_from_json(**side):
+  return from_dict({'model': {'encoder': side}})
 
 
 @pytest.mark.parametrize(

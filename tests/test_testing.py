@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from fusion_jax import fusion, testing
-from fusion_jax.config import SideConfig
-from fusion_jax.config import fusion as fusion_options
+from fusion_jax import register, testing
+from fusion_jax.config import SideConfig, schemes
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.testing import check_scheme
@@ -50,15 +49,16 @@ class _Infinite(nn.Module):
     return top / jnp.where(jnp.abs(layers[0]) > 0, 1.0, 0.0)
 
 
-@pytest.fixture
-def register():
-  yield lambda module, **declared: fusion.register(
-    on_both_sides(
-      'broken', module, 'layer aggregation', 'a test', 'own', **declared
-    )
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+  """Registers into a table of its own."""
+  monkeypatch.setattr(schemes, '_registered', {})
+
+
+def _register(module, **declared):
+  register(
+    on_both_sides('broken', module, 'layer aggregation', 'a test', **declared)
   )
-  fusion._TABLE.pop('broken', None)
-  fusion_options._RULES.pop('broken', None)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def register():
     ),
   ],
 )
-def test_what_is_broken_is_named(register, module, message):
-  register(module)
+def test_what_is_broken_is_named(module, message):
+  _register(module)
   with pytest.raises(AssertionError, match=message):
     check_scheme('broken')
 
@@ -93,8 +93,8 @@ class _Hard(nn.Module):
 
 
 @pytest.mark.parametrize('pattern', ['*/read_out/logits', '*/other'])
-def test_parameters_without_a_gradient_are_declared(register, pattern):
-  register(_Hard, no_gradient=(pattern,))
+def test_parameters_without_a_gradient_are_declared(pattern):
+  _register(_Hard, no_gradient=(pattern,))
   fused = testing.FusedModel(
     dataclasses.replace(
       testing.TINY, norm='post', decoder=SideConfig(fusion='broken')

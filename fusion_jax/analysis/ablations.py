@@ -18,13 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fusion_jax import figures, fusion
+from fusion_jax import figures
 from fusion_jax.analysis.passes import text_batches, text_shapes
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.sown_quantities import PAPER, psi_of
 from fusion_jax.analysis.view import SIDES, Numbers, Panel, draw_panels
 from fusion_jax.cli.request import with_groups
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion import plugs
 from fusion_jax.fusion.gtrans import group_count, groups_of
 from fusion_jax.layers.ablation_masks import AblationMasks, with_masks
 from fusion_jax.models.losses import LossSums, zero_sums
@@ -85,14 +86,14 @@ def ablated(
 def _of_side(config: ModelConfig, side: Side) -> Iterable[Ablation]:
   grouped = config.side(side).fusion == 'gtrans'
   depth, (first, last) = config.layers(side), (0, 0)
-  if side == 'decoder' and fusion.prediction_count(config):
-    depth = fusion.inference_depth(config)
-    first, last = fusion.groups_kept(config)
+  if side == 'decoder' and plugs.prediction_count(config):
+    depth = plugs.inference_depth(config)
+    first, last = plugs.predictions_kept(config)
   elif grouped:
     last = group_count(config, side)
   for number in range(1, depth + 1):
     yield Ablation(side, 'layer', number)
-  read = [n for n in fusion.layers_fused(config, side) if n <= depth]
+  read = [n for n in plugs.layers_fused(config, side) if n <= depth]
   # A layer that is read alone is not aggregated, but a dense connection adds it
   # to the layer's own output. A group of the encoder is read as its last layer.
   least = 1 if config.side(side).fusion == 'dense' else 2
@@ -106,7 +107,7 @@ def _of_side(config: ModelConfig, side: Side) -> Iterable[Ablation]:
 
 def _whole(config: ModelConfig, side: Side) -> AblationMasks:
   layers = config.layers(side)
-  groups = fusion.prediction_count(config) if side == 'decoder' else 0
+  groups = plugs.prediction_count(config) if side == 'decoder' else 0
   sizes = layers, layers + 1, groups
   return AblationMasks(*(np.ones(size, bool) for size in sizes))
 

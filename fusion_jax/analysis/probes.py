@@ -55,7 +55,7 @@ from fusion_jax.analysis.view import (
 from fusion_jax.config import Side
 from fusion_jax.errors import InputError
 from fusion_jax.files import AppendedFile, write_errors
-from fusion_jax.json_input import parse_json
+from fusion_jax.json_files import parse_json
 from fusion_jax.models.transformer import Parameters, initial_parameters
 from fusion_jax.progress import Progress
 from fusion_jax.runs.loading import TrainedModel

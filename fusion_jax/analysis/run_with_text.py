@@ -23,10 +23,10 @@ from fusion_jax.decoding.ensemble import load_chosen
 from fusion_jax.decoding.sentences import line_ids
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
+from fusion_jax.json_files import file_digest
 from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.runs.directory import read_metrics, read_validation
 from fusion_jax.runs.loading import TrainedModel
-from fusion_jax.seals import file_digest
 
 logger = logging.getLogger(__name__)
 

@@ -41,8 +41,9 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.data.batching import Batch, Shape, assemble
 from fusion_jax.decoding.score import token_log_probabilities
 from fusion_jax.errors import InputError
-from fusion_jax.fusion import layers_fused
-from fusion_jax.fusion.gtrans import at_positions, groups_of, log_group_weights
+from fusion_jax.fusion.gtrans import groups_of, log_group_weights
+from fusion_jax.fusion.mixture import at_positions
+from fusion_jax.fusion.plugs import layers_fused
 from fusion_jax.fusion.routing import coupling_diversity, coupling_entropy
 from fusion_jax.models.transformer import ModelOutput
 
@@ -160,7 +161,7 @@ def _axis(config: ModelConfig, side: Side) -> Literal['output', 'input']:
   """Return the capsules over which couplings sum to 1; for EM, the output."""
   if config.side(side).fusion == 'em_routing':
     return 'output'
-  return config.side(side).routing.route_axis
+  return config.side(side).options.route_axis
 
 
 def _couplings(means: TokenMeans, axis: str) -> dict[str, Any]:
@@ -189,13 +190,15 @@ class Place(NamedTuple):
 
 def gate_places(config: ModelConfig) -> list[Place]:
   """Return the attentions of a model that have gates."""
-  encoder, decoder = config.encoder.shortcut, config.decoder.shortcut
   places = []
-  if encoder.source != 'none':
+  if config.encoder.attention == 'shortcut':
     places.append(Place('encoder', 'self_attention', 'encoder'))
-  if decoder.source != 'none' and decoder.where != 'cross':
+  if config.decoder.attention != 'shortcut':
+    return places
+  where = config.decoder.attention_options.where
+  if where != 'cross':
     places.append(Place('decoder', 'self_attention', 'decoder'))
-  if decoder.source != 'none' and decoder.where != 'self':
+  if where != 'self':
     places.append(Place('decoder', 'cross_attention', 'encoder'))
   return places
 
@@ -244,7 +247,7 @@ def _by_kind(
 
 def psi_of(parameters: Mapping[str, Any], config: ModelConfig) -> list[float]:
   """Return psi = softmax(w / temperature); Yang et al. (2022), Eq. 6."""
-  temperature = config.decoder.gtrans.temperature or math.sqrt(config.width)
+  temperature = config.decoder.options.temperature or math.sqrt(config.width)
   weights = parameters['decoder']['prediction']['group_weights']
   return jnp.exp(log_group_weights(weights, temperature)).tolist()
 
@@ -290,7 +293,7 @@ def _over_training(analysed: RunWithText) -> dict[str, Any] | None:
 def mixes_predictions(config: ModelConfig) -> bool:
   """Return whether two predictions are mixed; 'soft' adds their scores."""
   surface = 'decoder' in sides_of(config, 'surface_fusion')
-  return surface and config.decoder.surface.kind != 'soft'
+  return surface and config.decoder.options.kind != 'soft'
 
 
 def surface(analysed: RunWithText) -> Numbers:

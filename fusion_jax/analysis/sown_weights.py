@@ -29,10 +29,11 @@ from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view import SIDES, Numbers, nullable
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.errors import InputError
-from fusion_jax.fusion import layers_fused, mudd, scheme_of
+from fusion_jax.fusion import mudd
 from fusion_jax.fusion.dlcl import predecessors
 from fusion_jax.fusion.grn import apart
 from fusion_jax.fusion.linear import block_norms
+from fusion_jax.fusion.plugs import layers_fused, scheme_of
 from fusion_jax.fusion.scheme import DeclaredView
 from fusion_jax.fusion.streams import WAYS
 
@@ -119,7 +120,7 @@ def _sums(sown: _Tree, config: ModelConfig, side: Side) -> Iterator[Weights]:
     if options.fusion == 'mudd':
       ways = mudd.sum_names(config, side, layer)
     else:
-      ways = WAYS[options.grn.ways if layer < depth else 1]
+      ways = WAYS[options.ways if layer < depth else 1]
     reader = f'layer {layer + 1}' if layer < depth else 'output'
     sources = _names(letter, range(layer + 1))
     by_way = jnp.moveaxis(apart(jnp.asarray(weights), layer + 1), -2, 0)
@@ -145,7 +146,7 @@ def _residuals(
 
 def _streams(sown: _Tree, config: ModelConfig, side: Side) -> Iterator[Weights]:
   """Yield how sublayers read, write and mix the streams."""
-  count = range(1, config.side(side).hyper.streams + 1)
+  count = range(1, config.side(side).options.streams + 1)
   streams = tuple(f'stream {i}' for i in count)
   pairs = tuple(f'{i}>{j}' for i in count for j in count)
   for reader, inside in _residuals(sown, config, side):
@@ -158,7 +159,7 @@ def _streams(sown: _Tree, config: ModelConfig, side: Side) -> Iterator[Weights]:
 
 def _outputs(sown: _Tree, config: ModelConfig, side: Side) -> Iterator[Weights]:
   """Yield the weights of attention residuals, as means over the heads."""
-  options = config.side(side).attention_residual
+  options = config.side(side).options
   first = 0 if options.kind == 'replace' or options.embedding else 1
   for reader, inside in _residuals(sown, config, side):
     if 'attention' in inside:
@@ -291,7 +292,8 @@ def _static(
 
 def _dlcl(parameters: _Tree, config: ModelConfig, side: Side) -> dict[str, Any]:
   """Return the weights w_lk after layer l, averaged over features."""
-  weights, options = parameters['connection']['weights'], config.side(side).dlcl
+  weights = parameters['connection']['weights']
+  options = config.side(side).options
   read = predecessors(
     len(weights), options.window, options.dilation, options.period
   )
@@ -330,7 +332,7 @@ ROWS: Mapping[str, Row] = {
     _sums,
     _matrix,
     stored=_static,
-    constant=lambda side: side.grn.kind != 'dynamic',
+    constant=lambda side: side.options.kind != 'dynamic',
   ),
   'dynamic_combination': Row(_combination, _spread, _features),
   'hops': Row(_hops),
@@ -340,7 +342,7 @@ ROWS: Mapping[str, Row] = {
   'hyper_connections': Row(
     _streams,
     constant=lambda side: (
-      side.hyper.kind == 'static' and side.hyper.collapse == 'mean'
+      side.options.kind == 'static' and side.options.collapse == 'mean'
     ),
   ),
 }

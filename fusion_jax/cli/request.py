@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fusion_jax.bounds import PositiveFloat, number
+from fusion_jax.bounds import PositiveFloat, choice_fault, number
 from fusion_jax.cli.text_io import split_paths
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.ensemble import (
@@ -19,7 +19,6 @@ from fusion_jax.decoding.ensemble import (
 )
 from fusion_jax.decoding.views import InternalsSelection
 from fusion_jax.errors import InputError
-from fusion_jax.faults import choice_fault
 from fusion_jax.files import same_file
 from fusion_jax.runs.directory import check_output
 from fusion_jax.runs.loading import CheckpointSelection, TrainedModel, load_run

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fusion_jax.compressed import (
+from fusion_jax.errors import InputError
+from fusion_jax.files import (
   open_to_read,
   open_to_write,
+  read_errors,
   unpack_errors,
   whole_lines,
 )
-from fusion_jax.errors import InputError
-from fusion_jax.files import read_errors
 from fusion_jax.parallel.processes import is_first
 
 logger = logging.getLogger(__name__)

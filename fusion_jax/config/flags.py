@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-from fusion_jax.bounds import Positive, number
+from fusion_jax.bounds import Positive, choice_fault, number
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.fusion import OPTIONS_OF, options_class
 from fusion_jax.config.section import fields_of_section
 from fusion_jax.config.serialization import (
   fields_of,
@@ -35,7 +36,6 @@ from fusion_jax.config.user_code import (
   run_user_dir,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.faults import choice_fault
 
 _PREFIX = '--config.'
 # A link to the folder of the repository; a wheel has the files.
@@ -194,24 +194,37 @@ def override(
   if not overrides:
     return config
   values = to_dict(config)
-  for name, text in overrides:
-    *sections, field = name.split('.')
-    parent = values
-    for depth, section in enumerate(sections):
-      _check_field(parent, sections[:depth], section, values)
-      fields = fields_of(parent[section])
-      if not fields:
-        path = '.'.join(sections[: depth + 1])
-        raise InputError(f'--config.{name}: config.{path} has no fields')
-      parent = fields
-    _check_field(parent, sections, field, values)
-    if isinstance(parent[field], Mapping):
-      raise InputError(
-        f'--config.{name}: is a section; give one of its fields: '
-        f'{", ".join(parent[field])}'
-      )
-    parent[field] = _value(text, parent[field])
+  # Which options there are depends on the scheme.
+  for name, text in sorted(overrides, key=_is_no_scheme):
+    _set(values, name, text)
   return from_dict(values)
+
+
+def _is_no_scheme(override: tuple[str, str]) -> bool:
+  return override[0].rpartition('.')[2] not in OPTIONS_OF
+
+
+def _set(values: dict[str, Any], name: str, text: str) -> None:
+  *sections, field = name.split('.')
+  parent = values
+  for depth, section in enumerate(sections):
+    _check_field(parent, sections[:depth], section, values)
+    fields = fields_of(parent[section])
+    if not fields:
+      path = '.'.join(sections[: depth + 1])
+      raise InputError(f'--config.{name}: config.{path} has no fields')
+    parent = fields
+  _check_field(parent, sections, field, values)
+  before = parent[field]
+  if isinstance(before, Mapping):
+    raise InputError(
+      f'--config.{name}: is a section; give one of its fields: '
+      f'{", ".join(before)}'
+    )
+  parent[field] = _value(text, before)
+  if field in OPTIONS_OF and parent[field] != before:
+    kind = options_class(field, parent[field], name)
+    parent[OPTIONS_OF[field]] = to_dict(kind())
 
 
 def _split_off_overrides(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from fusion_jax.bounds import Depth, Share, Size
-from fusion_jax.config.fusion import Side, SideConfig
+from fusion_jax.config.fusion import SIDES, Side, SideConfig
 from fusion_jax.config.fusion_checks import check_side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
@@ -174,25 +174,8 @@ class ModelConfig:
       f'{self.residual!r} and skip_gains=True both replace the sum; choose one',
     )
     self._check_attention()
-    for name in ('encoder', 'decoder'):
-      check_side(
-        self.side(name),
-        name,
-        layers=self.layers(name),
-        width=self.width,
-        norm=self.norm,
-      )
-      self._check_scan(name)
-    self._check_memory()
-
-  def _check_memory(self) -> None:
-    shortcut, ways = self.decoder.shortcut, self.encoder.mudd.memory_ways
-    require(
-      ways < 2 or shortcut.source == 'none' or shortcut.where == 'self',
-      'model.encoder.mudd.memory_ways',
-      f'{ways} and model.decoder.shortcut.where={shortcut.where!r} both '
-      'replace the keys and values of cross-attention; choose one, or 1',
-    )
+    for side in SIDES:
+      check_side(self, side)
 
   def _check_attention(self) -> None:
     chosen = self.attention_implementation
@@ -210,21 +193,6 @@ class ModelConfig:
       "'cudnn' needs model.compute_dtype='bfloat16' and heads whose width is a "
       f'multiple of 8, at most 128; got {self.compute_dtype!r} and {width}',
     )
-
-  def _check_scan(self, name: Side) -> None:
-    side = self.side(name)
-    others = {
-      'multi_layer.layers > 1': side.multi_layer.layers > 1,
-      'value_residual': side.value_residual.kind != 'none',
-      f'fusion={side.fusion!r}': side.owns_layer_inputs,
-    }
-    for what, chosen in others.items():
-      require(
-        not (self.scan_layers and chosen),
-        'model.scan_layers',
-        f'needs layers that are all alike, which model.{name} with {what} has '
-        'not; choose one',
-      )
 
   def side(self, name: Side) -> SideConfig:
     """The fusion of the encoder or the decoder."""

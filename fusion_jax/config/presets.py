@@ -18,22 +18,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fusion_jax.config import PRESETS
-from fusion_jax.config.fusion import (
-  AggOptions,
-  AttentionResidualOptions,
-  DlclOptions,
-  GrnOptions,
-  HyperOptions,
-  MlrfOptions,
-  MuddOptions,
-  MultiLayerOptions,
-  RoutingOptions,
-  ShortcutOptions,
-  SideConfig,
-  SurfaceOptions,
-  TransparentOptions,
-  ValueResidualOptions,
-)
 from fusion_jax.errors import InputError
 
 Row = dict[str, Any]
@@ -52,30 +36,50 @@ def choose(rows: Mapping[str, Row], variant: str) -> Row:
 def changed(config: Config, row: Row) -> Config:
   """Return a frozen dataclass with the changes of a row."""
   whole: Any = config
+  values: Row = {}
   parts: dict[str, Row] = {}
   for name, value in row.items():
     field, _, rest = name.partition('.')
-    parts.setdefault(field, {})[rest] = value
-  fields = {
-    field: part[''] if '' in part else changed(getattr(config, field), part)
-    for field, part in parts.items()
-  }
-  return dataclasses.replace(whole, **fields)
+    if rest:
+      parts.setdefault(field, {})[rest] = value
+    else:
+      values[field] = value
+  for field, value in values.items():
+    if isinstance(value, Mapping):
+      values[field] = type(getattr(config, field))(**value)
+  # What a section has may depend on the values beside it.
+  whole = dataclasses.replace(whole, **values)
+  return dataclasses.replace(
+    whole,
+    **{
+      name: changed(getattr(whole, name), part) for name, part in parts.items()
+    },
+  )
 
 
-def encoder(fusion: str = 'none', **options: Any) -> Row:
-  """Return a row with the encoder's `SideConfig`, given its fields."""
-  return {'model.encoder': SideConfig(fusion, **options)}
+def _side(fusion: str, options: Row) -> Row:
+  return {'fusion': fusion, 'options': options}
 
 
-def decoder(fusion: str = 'none', **options: Any) -> Row:
-  """Return a row with the decoder's `SideConfig`, given its fields."""
-  return {'model.decoder': SideConfig(fusion, **options)}
+def encoder(fusion: str, /, **options: Any) -> Row:
+  """Return a row with the scheme of the encoder and its options."""
+  return {'model.encoder': _side(fusion, options)}
 
 
-def both_sides(fusion: str = 'none', **options: Any) -> Row:
-  """Return a row with one `SideConfig` for both sides, given its fields."""
+def decoder(fusion: str, /, **options: Any) -> Row:
+  """Return a row with the scheme of the decoder and its options."""
+  return {'model.decoder': _side(fusion, options)}
+
+
+def both_sides(fusion: str, /, **options: Any) -> Row:
+  """Return a row with one scheme for both sides and its options."""
   return encoder(fusion, **options) | decoder(fusion, **options)
+
+
+def attention(name: str, /, **options: Any) -> Row:
+  """Return a row with one source of attention for both sides."""
+  side = {'attention': name, 'attention_options': options}
+  return {'model.encoder': side, 'model.decoder': side}
 
 
 def depth(encoder_layers: int, decoder_layers: int, **fields: Any) -> Row:
@@ -96,10 +100,6 @@ BIG: Row = {
 _DIVERSITY = {'training.diversity': 1.0}
 
 
-def _agg(scheme: str, **options: Any) -> Row:
-  return both_sides(scheme, agg=AggOptions(**options))
-
-
 def _with_diversity(rows: Mapping[str, Row]) -> dict[str, Row]:
   return {f'{name}_diversity': row | _DIVERSITY for name, row in rows.items()}
 
@@ -109,10 +109,10 @@ def _ablations(scheme: str) -> dict[str, Row]:
     {
       f'{scheme}_encoder': encoder(scheme),
       f'{scheme}_decoder': decoder(scheme),
-      f'{scheme}_residual_none': _agg(scheme, residual='none'),
-      f'{scheme}_residual_top': _agg(scheme, residual='top'),
-      f'{scheme}_relu': _agg(scheme, activation='relu'),
-      f'{scheme}_attention': _agg(scheme, activation='attention'),
+      f'{scheme}_residual_none': both_sides(scheme, residual='none'),
+      f'{scheme}_residual_top': both_sides(scheme, residual='top'),
+      f'{scheme}_relu': both_sides(scheme, activation='relu'),
+      f'{scheme}_attention': both_sides(scheme, activation='attention'),
     }
   )
 
@@ -120,7 +120,7 @@ def _ablations(scheme: str) -> dict[str, Row]:
 _AGGREGATED = {
   'iterative': both_sides('iterative'),
   'hierarchical': both_sides('hierarchical'),
-  'multi_layer_2': both_sides(multi_layer=MultiLayerOptions(layers=2)),
+  'multi_layer_2': attention('multi_layer', layers=2),
 }
 
 DOU_2018: Mapping[str, Row] = {
@@ -128,14 +128,11 @@ DOU_2018: Mapping[str, Row] = {
   'dense': both_sides('dense'),
   'linear': both_sides('linear'),
   **_AGGREGATED,
-  'multi_layer_3': both_sides(multi_layer=MultiLayerOptions(layers=3)),
+  'multi_layer_3': attention('multi_layer', layers=3),
   **_with_diversity(_AGGREGATED),
   **_ablations('hierarchical'),
   **_ablations('iterative'),
 }
-
-# Each capsule reads its own layer instead of all layers.
-_OWN = RoutingOptions(vote_projection='block', context='own')
 
 DOU_2019: Mapping[str, Row] = {
   'dynamic_combination': both_sides('dynamic_combination'),
@@ -143,22 +140,22 @@ DOU_2019: Mapping[str, Row] = {
   'em_routing': both_sides('em_routing'),
   'em_routing_encoder': encoder('em_routing'),
   'em_routing_decoder': decoder('em_routing'),
-  'em_routing_own_layer': both_sides('em_routing', routing=_OWN),
+  # Each capsule reads its own layer instead of all layers.
+  'em_routing_own_layer': both_sides(
+    'em_routing', vote_projection='block', context='own'
+  ),
 }
 
 
-def _hops(hops: int, **options: Any) -> dict[str, Any]:
-  return {'fusion': 'hops', 'mlrf': MlrfOptions(hops=hops, **options)}
-
-
-def _without(name: str, **options: Any) -> dict[str, Row]:
-  mlrf = MlrfOptions(**options)
-  fnn = encoder('feed_forward', mlrf=mlrf)
-  sa = decoder('hops', mlrf=mlrf)
+def _without(name: str) -> dict[str, Row]:
+  options = {name: False}
+  fnn = encoder('feed_forward', **options)
+  sa = decoder('hops', **options)
+  short = name.replace('include_', 'word_')
   return {
-    f'mlrf_encoder_fnn_no_{name}': fnn,
-    f'mlrf_decoder_sa4_no_{name}': sa,
-    f'mlrf_fnn_sa_no_{name}': fnn | sa,
+    f'mlrf_encoder_fnn_no_{short}': fnn,
+    f'mlrf_decoder_sa4_no_{short}': sa,
+    f'mlrf_fnn_sa_no_{short}': fnn | sa,
   }
 
 
@@ -168,41 +165,48 @@ WANG_2018: Mapping[str, Row] = {
   'mlrf_base_6_layers': depth(6, 6),
   'mlrf_encoder_average': encoder('average'),
   'mlrf_encoder_fnn': encoder('feed_forward'),
-  'mlrf_encoder_sa4': encoder(**_hops(4)),
-  'mlrf_encoder_sa6': encoder(**_hops(6)),
+  'mlrf_encoder_sa4': encoder('hops', hops=4),
+  'mlrf_encoder_sa6': encoder('hops', hops=6),
   'mlrf_decoder_average': decoder('average'),
   'mlrf_decoder_fnn': decoder('feed_forward'),
-  'mlrf_decoder_sa4': decoder(**_hops(4)),
+  'mlrf_decoder_sa4': decoder('hops', hops=4),
   # The best of Table 3, whose models have 6+6 layers.
-  'mlrf_decoder_sa4_per_layer': decoder(**_hops(4, independent='per_layer')),
-  'mlrf_decoder_sa6': decoder(**_hops(6)),
+  'mlrf_decoder_sa4_per_layer': decoder(
+    'hops', hops=4, independent='per_layer'
+  ),
+  'mlrf_decoder_sa6': decoder('hops', hops=6),
   # This form has the size that Table 2 prints for the row above.
-  'mlrf_decoder_sa6_per_hop': decoder(**_hops(6, independent='per_hop')),
+  'mlrf_decoder_sa6_per_hop': decoder('hops', hops=6, independent='per_hop'),
   'mlrf_both_fnn': both_sides('feed_forward'),
-  'mlrf_both_sa4': both_sides(**_hops(4)),
-  'mlrf_fnn_sa': encoder('feed_forward') | decoder(**_hops(4)),
-  **_without('layer_embedding', layer_embedding=False),
-  **_without('word_embedding', include_embedding=False),
+  'mlrf_both_sa4': both_sides('hops', hops=4),
+  'mlrf_fnn_sa': encoder('feed_forward') | decoder('hops', hops=4),
+  **_without('layer_embedding'),
+  **_without('include_embedding'),
 }
 
 
-_FUSED = ShortcutOptions(source='lexical', feature_fusion=True)
-_CROSS = dataclasses.replace(_FUSED, where='cross')
-_BOTH = dataclasses.replace(_FUSED, where='both')
-_NON_LEXICAL = dataclasses.replace(_FUSED, source='non_lexical')
-_FEATURE_FUSION = {
-  'feature_fusion': both_sides(shortcut=_FUSED),
-  'feature_fusion_cross': decoder(shortcut=_CROSS),
-  'feature_fusion_both': encoder(shortcut=_FUSED) | decoder(shortcut=_BOTH),
-  'feature_fusion_non_lexical': both_sides(shortcut=_NON_LEXICAL),
-  'feature_fusion_encoder': encoder(shortcut=_FUSED),
-  'feature_fusion_decoder': decoder(shortcut=_FUSED),
+def _shortcuts(**options: Any) -> Row:
+  return {'attention': 'shortcut', 'attention_options': options}
+
+
+_FUSED = _shortcuts(feature_fusion=True)
+_CROSS = _shortcuts(feature_fusion=True, where='cross')
+_BOTH = _shortcuts(feature_fusion=True, where='both')
+_FEATURE_FUSION: Mapping[str, Row] = {
+  'feature_fusion': attention('shortcut', feature_fusion=True),
+  'feature_fusion_cross': {'model.decoder': _CROSS},
+  'feature_fusion_both': {'model.encoder': _FUSED, 'model.decoder': _BOTH},
+  'feature_fusion_non_lexical': attention(
+    'shortcut', feature_fusion=True, source='non_lexical'
+  ),
+  'feature_fusion_encoder': {'model.encoder': _FUSED},
+  'feature_fusion_decoder': {'model.decoder': _FUSED},
 }
 
 EMELIN_2019: Mapping[str, Row] = {
   'emelin_base': {},
   'lexical_shortcuts': {'optimizer.warmup_steps': 6_000}
-  | both_sides(shortcut=ShortcutOptions(source='lexical')),
+  | attention('shortcut'),
 } | {
   name: {'optimizer.warmup_steps': 8_000} | row
   for name, row in _FEATURE_FUSION.items()
@@ -220,67 +224,52 @@ YANG_2022: Mapping[str, Row] = {
   'gtrans_no_decoder': encoder('gtrans'),
 }
 
-# Pre-norm, as published; the sums then start as the plain model.
-_AVERAGES = DlclOptions(norms='none', start='top')
+
+def _pre_norm(fusion: str, **options: Any) -> Row:
+  """Return a row with pre-norm, as these schemes are published."""
+  return {'model.norm': 'pre'} | both_sides(fusion, **options)
 
 
-def _hyper(options: HyperOptions) -> Row:
-  fused = both_sides('hyper_connections', hyper=options)
-  return {'model.norm': 'pre'} | fused
-
-
-def _grn(*options: Any) -> Row:
-  fused = both_sides('grn', grn=GrnOptions(*options))
-  return {'model.norm': 'pre'} | fused
-
-
-def _attention_residuals(**options: Any) -> Row:
-  chosen = AttentionResidualOptions(**options)
-  fused = both_sides('attention_residuals', attention_residual=chosen)
-  return {'model.norm': 'pre'} | fused
-
-
-def _surface(**options: Any) -> Row:
-  return decoder('surface_fusion', surface=SurfaceOptions(**options))
-
+_GAINS = {'skip_gains': True}
+# The sums start as the plain model.
+_AVERAGES = {'norms': 'none', 'start': 'top'}
 
 SINCE_2020: Mapping[str, Row] = {
-  'denseformer': {'model.norm': 'pre'} | both_sides('dlcl', dlcl=_AVERAGES),
-  'denseformer_output': {'model.norm': 'pre'}
-  | both_sides('dlcl', dlcl=dataclasses.replace(_AVERAGES, period=6)),
-  'skip_gains': {'model.norm': 'pre'} | both_sides(skip_gains=True),
-  'mudd': {'model.norm': 'pre'} | both_sides('mudd'),
+  'denseformer': _pre_norm('dlcl', **_AVERAGES),
+  'denseformer_output': _pre_norm('dlcl', period=6, **_AVERAGES),
+  'skip_gains': {
+    'model.norm': 'pre',
+    'model.encoder': _GAINS,
+    'model.decoder': _GAINS,
+  },
+  'mudd': _pre_norm('mudd'),
   'mudd_memory': {'model.norm': 'pre'}
-  | encoder('mudd', mudd=MuddOptions(memory_ways=2))
+  | encoder('mudd', memory_ways=2)
   | decoder('mudd'),
-  'mudd_one_way': {'model.norm': 'pre'}
-  | both_sides('mudd', mudd=MuddOptions(ways=1)),
-  'grn_v1': _grn('scalar'),
-  'grn_v2': _grn('vector'),
-  'grn_v3': _grn('dynamic'),
-  'deep_cross_attention': _grn('dynamic', 3),
-  'deep_cross_attention_last_2': _grn('dynamic', 3, 2),
-  'attention_residuals': _attention_residuals(),
-  'attention_residuals_block': _attention_residuals(block=4),
-  'attention_residuals_heads': _attention_residuals(heads=8),
-  'attention_residuals_layer': _attention_residuals(sources='layer'),
-  'attention_residuals_delta': _attention_residuals(kind='delta'),
+  'mudd_one_way': _pre_norm('mudd', ways=1),
+  'grn_v1': _pre_norm('grn', kind='scalar'),
+  'grn_v2': _pre_norm('grn', kind='vector'),
+  'grn_v3': _pre_norm('grn', kind='dynamic'),
+  'deep_cross_attention': _pre_norm('grn', ways=3),
+  'deep_cross_attention_last_2': _pre_norm('grn', ways=3, last=2),
+  'attention_residuals': _pre_norm('attention_residuals'),
+  'attention_residuals_block': _pre_norm('attention_residuals', block=4),
+  'attention_residuals_heads': _pre_norm('attention_residuals', heads=8),
+  'attention_residuals_layer': _pre_norm(
+    'attention_residuals', sources='layer'
+  ),
+  'attention_residuals_delta': _pre_norm('attention_residuals', kind='delta'),
   'b2t': {'model.residual': 'b2t'},
   'deepnorm': {'model.residual': 'deepnorm'},
-  'surface_fusion': _surface(),
-  'surface_fusion_soft': _surface(kind='soft'),
-  'surface_fusion_learned': _surface(kind='learned'),
-  'value_residual': both_sides(
-    value_residual=ValueResidualOptions('learnable')
-  ),
-  'value_residual_shared': both_sides(
-    value_residual=ValueResidualOptions('shared')
-  ),
-  'hyper_connections_static': _hyper(HyperOptions('static')),
-  'hyper_connections': _hyper(HyperOptions('dynamic')),
-  'hyper_connections_identity_mix': _hyper(HyperOptions('identity_mix')),
-  'hyper_connections_manifold': _hyper(HyperOptions('manifold')),
-  'transparent_by_feature': encoder(
-    'transparent', transparent=TransparentOptions(feature_wise=True)
-  ),
+  'surface_fusion': decoder('surface_fusion'),
+  'surface_fusion_soft': decoder('surface_fusion', kind='soft'),
+  'surface_fusion_learned': decoder('surface_fusion', kind='learned'),
+  'value_residual': attention('value_residual', kind='learnable'),
+  'value_residual_shared': attention('value_residual', kind='shared'),
+  'hyper_connections': _pre_norm('hyper_connections'),
+  **{
+    f'hyper_connections_{kind}': _pre_norm('hyper_connections', kind=kind)
+    for kind in ('static', 'identity_mix', 'manifold')
+  },
+  'transparent_by_feature': encoder('transparent', feature_wise=True),
 }

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, dataclass_transform
 import pydantic
 from pydantic.fields import FieldInfo
 
+from fusion_jax.bounds import first_fault, shown
 from fusion_jax.errors import InputError
-from fusion_jax.faults import first_fault, shown
 
 _Section = TypeVar('_Section')
 
@@ -32,6 +32,7 @@ def section(path: str) -> Callable[[type[_Section]], type[_Section]]:
     made: Any = pydantic.dataclasses.dataclass(frozen=True, config=_CHECKED)(
       cls
     )
+    _inherit_help(made)
     build = made.__init__
 
     @functools.wraps(build)
@@ -49,9 +50,20 @@ def section(path: str) -> Callable[[type[_Section]], type[_Section]]:
   return decorate
 
 
+def _inherit_help(options: type) -> None:
+  """Give inherited fields their text, which pydantic reads in one class."""
+  for base in options.__mro__[1:]:
+    for name, field in getattr(base, '__pydantic_fields__', {}).items():
+      ours = fields_of_section(options)[name]
+      ours.description = ours.description or field.description
+
+
 def _fault(error: pydantic.ValidationError, options: type) -> tuple[str, str]:
   """Return the first wrong field, and what is wrong in words of Python."""
   field, message = first_fault(error)
+  position, dot, rest = field.partition('.')
+  if position.isdecimal():  # Of a value that was given without its name.
+    field = [*fields_of_section(options)][int(position)] + dot + rest
   first = error.errors()[0]
   if first['type'].startswith('dataclass'):
     name, given = first['ctx']['class_name'], shown(first['input'])

@@ -9,11 +9,10 @@ from typing import Any
 
 import pydantic
 
-from fusion_jax.bounds import adapter
+from fusion_jax.bounds import adapter, first_fault, shown
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
-from fusion_jax.faults import first_fault, shown
-from fusion_jax.json_input import read_json
+from fusion_jax.json_files import read_json
 
 # Format of run directories: what is written, and the only one that is read. It
 # goes up when an older version must not read them, or the other way round.
@@ -108,7 +107,7 @@ def flatten(config: ExperimentConfig) -> dict[str, Any]:
     for name, value in values.items():
       if fields := fields_of(value):
         leaves |= walk(fields, f'{prefix}{name}.')
-      else:
+      elif fields is None or isinstance(value, list):
         leaves[prefix + name] = value
     return leaves
 

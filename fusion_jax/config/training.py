@@ -64,8 +64,7 @@ class OptimizerConfig:
 
   fusion_rate: NotNegative = 0.0
   """Factor on the rate of the parameters that only the fusion has: what the
-  same model without fusion lacks. 0: that of the scheme (RULES in
-  fusion_jax/config/fusion.py)."""
+  same model without fusion lacks. 0: that of the scheme, in its row."""
 
   clip_norm: NotNegative = 0.0
   """Largest global norm of the gradient of the mean loss; 0: no clipping."""

@@ -38,8 +38,8 @@ from fusion_jax.data.tokenizer import train as train_tokenizer
 from fusion_jax.data.workers import Workers, usable_cores
 from fusion_jax.errors import InputError
 from fusion_jax.files import whole_folder
+from fusion_jax.json_files import sealed
 from fusion_jax.progress import tell_how_long
-from fusion_jax.seals import sealed
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)

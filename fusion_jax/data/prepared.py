@@ -32,8 +32,12 @@ from fusion_jax.data.encoding import PairEncoder
 from fusion_jax.data.records import Example
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.json_input import read_json
-from fusion_jax.seals import DamagedError, check_seal, file_digest
+from fusion_jax.json_files import (
+  DamagedError,
+  check_seal,
+  file_digest,
+  read_json,
+)
 
 SETTINGS = 'settings.json'
 REPORT = 'report.json'

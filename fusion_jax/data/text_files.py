@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fusion_jax.compressed import open_to_read, unpack_errors, whole_lines
 from fusion_jax.errors import InputError
-from fusion_jax.files import read_errors
+from fusion_jax.files import (
+  open_to_read,
+  read_errors,
+  unpack_errors,
+  whole_lines,
+)
 
 _CHUNK_BYTES = 1 << 20
 

@@ -196,9 +196,9 @@ def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
       f'--groups={groups}: the decoder has no groups, its fusion is '
       f'{decoder.fusion!r}'
     )
-  options = dataclasses.replace(decoder.gtrans, inference_groups=groups)
+  options = dataclasses.replace(decoder.options, inference_groups=groups)
   model = dataclasses.replace(
-    run.config.model, decoder=dataclasses.replace(decoder, gtrans=options)
+    run.config.model, decoder=dataclasses.replace(decoder, options=options)
   )
   return dataclasses.replace(
     run,

@@ -35,7 +35,7 @@ from fusion_jax.decoding.model_step import (
 )
 from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.errors import InputError
-from fusion_jax.fusion.gtrans import (
+from fusion_jax.fusion.mixture import (
   at_positions,
   mixture_log_probabilities,
   token_mixture,

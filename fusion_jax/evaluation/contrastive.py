@@ -20,15 +20,19 @@ from typing import Annotated, Any
 
 import pydantic
 
-from fusion_jax.compressed import open_to_read, unpack_errors
 from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
   parse_arguments,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.files import check_regular, write_whole
-from fusion_jax.json_input import check_shape, parse_json
+from fusion_jax.files import (
+  check_regular,
+  open_to_read,
+  unpack_errors,
+  write_whole,
+)
+from fusion_jax.json_files import check_shape, parse_json
 from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 

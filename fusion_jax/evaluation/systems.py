@@ -17,7 +17,7 @@ from fusion_jax.cli.text_io import open_input, read_lines, split_paths
 from fusion_jax.data.references import log_unreachable
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
-from fusion_jax.json_input import read_json
+from fusion_jax.json_files import read_json
 from fusion_jax.languages import Words, words_of
 from fusion_jax.runs.directory import read_config, read_tokenizers
 

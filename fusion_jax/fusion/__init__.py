@@ -1,363 +1,74 @@
-"""Table of the fusion schemes, and the modules that a stack is built from."""
+"""Fusion of layers: a scheme a file, and the table of them."""
 
-import types
-from collections.abc import Mapping
-from typing import get_args
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, get_args
 
-from flax import linen as nn
-from jaxtyping import Array, Float
 from pydantic.dataclasses import is_pydantic_dataclass
 
-from fusion_jax.config import ModelConfig, Side
-from fusion_jax.config.fusion import (
-  SchemeRules,
-  parse_groups,
-  register_rules,
+from fusion_jax.bounds import choice_fault
+from fusion_jax.config.schemes import (
+  add_scheme,
+  attention_source,
+  fusion_scheme,
+  scheme_names,
+  source_names,
 )
 from fusion_jax.config.section import fields_of_section
 from fusion_jax.errors import require
-from fusion_jax.faults import choice_fault
-from fusion_jax.fusion import (
-  attention_residuals,
-  average,
-  dense,
-  dlcl,
-  dynamic_combination,
-  dynamic_routing,
-  em_routing,
-  feed_forward,
-  grn,
-  gtrans,
-  hops,
-  hyper_connections,
-  linear,
-  mudd,
-  surface,
-  transparent,
-  tree,
-)
-from fusion_jax.fusion.connection import LayerConnection
-from fusion_jax.fusion.deep_residuals import (
-  BottomToTopResidual,
-  DeepNormResidual,
-)
-from fusion_jax.fusion.feed_forward import LayerEmbedding
-from fusion_jax.fusion.gtrans import group_count, groups_of, keep_groups
-from fusion_jax.fusion.inputs import InputNorms
-from fusion_jax.fusion.multi_layer import MultiLayerAttention
-from fusion_jax.fusion.scheme import (
-  DeclaredView,
-  Plug,
-  ResidualPlug,
-  Scheme,
-)
-from fusion_jax.fusion.shortcuts import ShortcutAttention
-from fusion_jax.fusion.skip_gains import GainResidual
-from fusion_jax.fusion.starts import Opening
-from fusion_jax.fusion.value_residual import (
-  in_cross_attention,
-  value_attention,
-)
-from fusion_jax.layers.attention import MultiHeadAttention
-from fusion_jax.layers.residual import Residual, ResidualState
 
-_TABLE = {
-  scheme.name: scheme
-  for scheme in (
-    dense.SCHEME,
-    linear.SCHEME,
-    tree.ITERATIVE,
-    tree.HIERARCHICAL,
-    average.SCHEME,
-    feed_forward.SCHEME,
-    hops.SCHEME,
-    dynamic_combination.SCHEME,
-    dynamic_routing.SCHEME,
-    em_routing.SCHEME,
-    gtrans.SCHEME,
-    transparent.SCHEME,
-    dlcl.SCHEME,
-    mudd.SCHEME,
-    grn.SCHEME,
-    hyper_connections.SCHEME,
-    attention_residuals.SCHEME,
-    surface.SCHEME,
-  )
-}
-SCHEMES: Mapping[str, Scheme] = types.MappingProxyType(_TABLE)
+if TYPE_CHECKING:
+  from fusion_jax.fusion.scheme import AttentionSource, Scheme
 
 
-def register(scheme: Scheme, rate: float = 1.0) -> None:
-  """Add a scheme from outside the package to the table.
+class _Table(Mapping):
+  """Rows by name, each imported when it is first read."""
 
-  Configs name it in `SideConfig.fusion`; its options are `SideConfig.own`.
+  def __init__(self, names, row):
+    self._names, self._row = names, row
+
+  def __getitem__(self, name: str):
+    if name not in self._names():
+      raise KeyError(name)
+    return self._row(name)
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._names())
+
+  def __len__(self) -> int:
+    return len(self._names())
+
+
+SCHEMES: 'Mapping[str, Scheme]' = _Table(scheme_names, fusion_scheme)
+SOURCES: 'Mapping[str, AttentionSource]' = _Table(
+  source_names, attention_source
+)
+
+
+def register(scheme: 'Scheme') -> None:
+  """Add a scheme from outside the package, which configs may then name.
 
   Args:
-    scheme: Scheme to add; its `options` are 'own'.
-    rate: Factor on the learning rate of its parameters.
+    scheme: Scheme to add.
 
   Raises:
     InputError: A scheme of that name exists already, or what it declares is no
       section with defaults, or no view.
   """
-  _check_declared(scheme)
-  connects = 'layer connection' in scheme.plugs.values()
-  rules = SchemeRules(
-    scheme.options,
-    tuple(scheme.modules),
-    lambda _: connects,
-    rate,
-    owns_residual=scheme.residual is not None,
-    own=scheme.own,
-  )
-  register_rules(scheme.name, rules)
-  _TABLE[scheme.name] = scheme
+  # Before `fusion_jax.fusion.scheme` is needed by a program without schemes.
+  from fusion_jax.fusion.scheme import DeclaredView
 
-
-def _check_declared(scheme: Scheme) -> None:
+  place = f'fusion={scheme.name!r}'
   for view in scheme.views:
     fault = choice_fault(view, get_args(DeclaredView))
-    require(not fault, f'fusion={scheme.name!r}', f'its view {fault}')
-  if scheme.own is None:
-    return
+    require(not fault, place, f'its view {fault}')
+  options = scheme.options
   fields = (
-    fields_of_section(scheme.own) if is_pydantic_dataclass(scheme.own) else {}
+    fields_of_section(options) if is_pydantic_dataclass(options) else None
   )
   require(
-    bool(fields) and not any(each.is_required() for each in fields.values()),
-    f'fusion={scheme.name!r}',
+    fields is not None and not any(f.is_required() for f in fields.values()),
+    place,
     'its options must be a class with fusion_jax.config.section.section, whose '
     'fields all have defaults',
   )
-
-
-def scheme_of(config: ModelConfig, side: Side) -> Scheme | None:
-  """Return the scheme of a side; None where the side has none."""
-  return SCHEMES.get(config.side(side).fusion)
-
-
-def _module(config: ModelConfig, side: Side, plug: Plug) -> type | None:
-  """Return the module class of a side at a plug point; None without one."""
-  scheme = scheme_of(config, side)
-  if scheme is None or scheme.plugs[side] != plug:
-    return None
-  return scheme.modules[side]
-
-
-def connection(config: ModelConfig, side: Side) -> LayerConnection:
-  """Return the module that chooses the inputs of the layers of a stack."""
-  module = _module(config, side, 'layer connection')
-  return LayerConnection() if module is None else module(config, side)
-
-
-def layer_aggregation(
-  config: ModelConfig, side: Side, table: nn.Module | None
-) -> nn.Module | None:
-  """Return the module that fuses the layers into the output of a stack.
-
-  Args:
-    config: Model configuration.
-    side: Side of the stack.
-    table: Layer embeddings that both sides share, if there are any.
-
-  Returns:
-    The module; None: the output of the stack is its last layer.
-  """
-  module = _module(config, side, 'layer aggregation')
-  if module is None:
-    return None
-  if SCHEMES[config.side(side).fusion].reads_layer_embedding(config, side):
-    return module(config, side, table)
-  return module(config, side)
-
-
-def prediction(config: ModelConfig, side: Side) -> nn.Module | None:
-  """Return the module of the groups that predict; None without groups."""
-  module = _module(config, side, 'prediction')
-  if module is None or SCHEMES[config.side(side).fusion].reads_embeddings:
-    return None
-  return module(config, side)
-
-
-def reads_embeddings(config: ModelConfig) -> bool:
-  """Return whether the source's embeddings predict too."""
-  scheme = scheme_of(config, 'decoder')
-  return scheme is not None and scheme.reads_embeddings
-
-
-def surface_prediction(config: ModelConfig) -> nn.Module | None:
-  """Return the module that predicts from the source's embeddings, if any."""
-  if not reads_embeddings(config):
-    return None
-  module = _module(config, 'decoder', 'prediction')
-  assert module is not None, 'a prediction reads them'
-  return module(config, 'decoder')
-
-
-def prediction_count(config: ModelConfig) -> int:
-  """Return how many predictions the decoder mixes; 0: it has only one."""
-  decoder = config.decoder
-  if decoder.fusion == 'gtrans':
-    return group_count(config, 'decoder')
-  mixes = decoder.fusion == 'surface_fusion' and decoder.surface.kind != 'soft'
-  return 2 if mixes else 0
-
-
-def has_opening(config: ModelConfig, side: Side) -> bool:
-  """Return whether the fusion of a side starts behind an `Opening`."""
-  scheme = scheme_of(config, side)
-  if scheme is None or config.side(side).start != 'baseline':
-    return False
-  return not scheme.starts_as_identity(config, side)
-
-
-def openings(config: ModelConfig, side: Side) -> dict[str, Opening]:
-  """Return the openings of all places where a stack may be fused, by name.
-
-  Args:
-    config: Model configuration.
-    side: Side of the stack.
-
-  Returns:
-    'input_N' and 'output_N' of layer N (L + 1 for what follows the stack), and
-    'features'; openings that are not used have no parameters. Empty without
-    start='baseline', or where the scheme starts as an identity map.
-  """
-  if not has_opening(config, side):
-    return {}
-  layers = range(1, config.layers(side) + 2)
-  places = [f'{end}_{n}' for n in layers for end in ('input', 'output')]
-  return {place: Opening(config) for place in (*places, 'features')}
-
-
-def layers_fused(config: ModelConfig, side: Side) -> tuple[int, ...]:
-  """Return the numbers of the layers that the scheme of a side reads.
-
-  Args:
-    config: Model configuration.
-    side: Side of the stack.
-
-  Returns:
-    Numbers, ascending, 0 for the embedding; empty without a scheme.
-  """
-  scheme = scheme_of(config, side)
-  return () if scheme is None else scheme.layers_read(config, side)
-
-
-def input_norms(config: ModelConfig, side: Side) -> InputNorms | None:
-  """Return the norms of the layers that are fused.
-
-  None without a scheme, for layer connections, which apply norms themselves,
-  and for residuals.
-  """
-  scheme = scheme_of(config, side)
-  if scheme is None or scheme.plugs[side] in ('layer connection', 'residual'):
-    return None
-  return InputNorms(config, side, layers_fused(config, side))
-
-
-def _residual_plug(config: ModelConfig, side: Side) -> ResidualPlug | None:
-  scheme = scheme_of(config, side)
-  return None if scheme is None else scheme.residual
-
-
-def residual_state(config: ModelConfig, side: Side) -> ResidualState:
-  """Return what the sublayers of a stack read and write."""
-  plug = _residual_plug(config, side)
-  return ResidualState() if plug is None else plug.state(config, side)
-
-
-def state_read(config: ModelConfig, side: Side) -> nn.Module | None:
-  """Return the module that reads the state at the end of a stack.
-
-  None where H[L] is the output.
-  """
-  plug = _residual_plug(config, side)
-  return None if plug is None else plug.read(config, side)
-
-
-def residual(config: ModelConfig, side: Side, number: int) -> Residual:
-  """Return the residual of a sublayer, counted from 0 through the stack."""
-  if plug := _residual_plug(config, side):
-    return plug.module(config, side, number)
-  if config.residual == 'b2t':
-    return BottomToTopResidual(config, side, number)
-  if config.residual == 'deepnorm':
-    return DeepNormResidual(config, side)
-  gains = config.side(side).skip_gains
-  return GainResidual(config) if gains else Residual(config)
-
-
-def layer_embedding(config: ModelConfig) -> LayerEmbedding | None:
-  """Return the layer embeddings of both sides; None where no side reads them.
-
-  Source: Wang et al. (2018), Eq. 4.
-  """
-  for side in ('encoder', 'decoder'):
-    scheme = scheme_of(config, side)
-    if scheme and scheme.reads_layer_embedding(config, side):
-      return LayerEmbedding(config)
-  return None
-
-
-def self_attention(
-  config: ModelConfig, side: Side, index: int
-) -> MultiHeadAttention:
-  """Return the self-attention of layer `index`, counted from 1."""
-  options, scheme = config.side(side), scheme_of(config, side)
-  if scheme is not None and scheme.self_attention is not None:
-    return scheme.self_attention(config, side, index)
-  if options.multi_layer.layers > 1:
-    return MultiLayerAttention(config, side, index)
-  if options.shortcut.source != 'none' and options.shortcut.where != 'cross':
-    return ShortcutAttention(config, side)
-  values = options.value_residual
-  if values.kind != 'none' and values.where != 'cross':
-    return value_attention(config, side, index)
-  return MultiHeadAttention(config)
-
-
-def cross_attention(config: ModelConfig, index: int) -> MultiHeadAttention:
-  """Return the cross-attention of decoder layer `index`, counted from 1."""
-  shortcut = config.decoder.shortcut
-  if shortcut.source != 'none' and shortcut.where != 'self':
-    return ShortcutAttention(config, 'decoder')
-  if in_cross_attention(config):
-    return value_attention(config, 'decoder', index)
-  return MultiHeadAttention(config)
-
-
-def mixes_memory(config: ModelConfig) -> bool:
-  """Return whether cross-attention reads sums with the values of layer 1."""
-  shared = config.decoder.value_residual.kind == 'shared'
-  return in_cross_attention(config) and not shared
-
-
-def groups_kept(config: ModelConfig) -> tuple[int, int]:
-  """Return the half-open range, from 0, of the decoder's translating groups."""
-  text = config.decoder.gtrans.inference_groups
-  count = prediction_count(config)
-  if not text:
-    return 0, count
-  return parse_groups(text, count, 'model.decoder.gtrans.inference_groups')
-
-
-def inference_depth(config: ModelConfig) -> int:
-  """Return the number of decoder layers that the translating groups need.
-
-  Behind an `Opening` it is all layers, because the groups start as the top
-  layer.
-  """
-  if has_opening(config, 'decoder') or reads_embeddings(config):
-    return config.decoder_layers
-  _, last = groups_kept(config)
-  return groups_of(config, 'decoder')[last - 1][-1]
-
-
-def inference_groups(
-  config: ModelConfig,
-  features: Float[Array, 'G M T D'],
-  log_weights: Float[Array, 'G *rest'],
-) -> tuple[Float[Array, 'K M T D'], Float[Array, 'K *rest']]:
-  """Return the groups that translate, with weights that sum to 1."""
-  return keep_groups(features, log_weights, *groups_kept(config))
+  add_scheme(scheme.name, scheme)

@@ -5,15 +5,18 @@ Kimi Team (2026); with heads and with differences: Luo (2026).
 Axis letters: B batch, T positions, D model width, K sources, G heads.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import Depth, Size
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SUBLAYERS
+from fusion_jax.config.section import section
+from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
   ResidualPlug,
@@ -24,6 +27,30 @@ from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import Residual, ResidualState
 from fusion_jax.layers.sow import sow
+
+
+@section('model.*.options')
+class AttentionResidualOptions:
+  """Attention residuals (Kimi Team 2026; Luo 2026)."""
+
+  kind: Literal['replace', 'delta'] = 'replace'
+  """'replace': a sublayer reads a weighted mean of what is below it instead of
+  the residual sum; 'delta': the sum, and g times the mean."""
+
+  sources: Literal['sublayer', 'layer'] = 'sublayer'
+  """Whether each sublayer attends to the outputs of sublayers, or each layer,
+  once, to those of layers."""
+
+  block: Depth = 1
+  """Sublayers, or layers, whose outputs are summed into one source; 1: each is
+  a source (full attention residuals)."""
+
+  heads: Size = 1
+  """Parts of the width with weights of their own."""
+
+  embedding: bool = False
+  """Of kind='delta': whether H[0] is a source too, from the second sublayer on,
+  as in the released code. kind='replace' always has it."""
 
 
 def source_scores(
@@ -194,7 +221,7 @@ class SourceAttention(nn.Module):
       sources: Sources v_i.
       context: Context of the pass.
     """
-    heads = self.config.side(self.side).attention_residual.heads
+    heads = self.config.side(self.side).options.heads
     query, epsilon = self.query * self.key_scale, self.config.norm_epsilon
     scores = source_scores(query, sources, heads, epsilon)
     weights = jnp.moveaxis(scores / scores.sum(0), 0, 2)
@@ -233,7 +260,7 @@ class AttentionResidual(Residual):
 
   def setup(self):
     super().setup()
-    self.options = options = self.config.side(self.side).attention_residual
+    self.options = options = self.config.side(self.side).options
     if self._attends and self._sources > 1:
       self.attention = SourceAttention(self.config, self.side)
     if self._attends and self._sources and options.kind == 'delta':
@@ -333,16 +360,39 @@ class LastRead(nn.Module):
 
 
 def _replaces(config: ModelConfig, side: Side) -> bool:
-  return config.side(side).attention_residual.kind == 'replace'
+  return config.side(side).options.kind == 'replace'
 
 
 def _state(config: ModelConfig, side: Side) -> SourcesState:
-  options = config.side(side).attention_residual
+  options = config.side(side).options
   return SourcesState(options.kind == 'replace' or options.embedding)
 
 
 def _last_read(config: ModelConfig, side: Side) -> LastRead | None:
   return LastRead(config, side) if _replaces(config, side) else None
+
+
+def _check(config: ModelConfig, side: Side) -> None:
+  options, path = config.side(side).options, f'model.{side}.options'
+  require(
+    config.width % options.heads == 0,
+    f'{path}.heads',
+    f'must divide model.width {config.width}, got {options.heads}',
+  )
+  require(
+    options.kind == 'delta' or not options.embedding,
+    f'{path}.embedding',
+    f'{options.embedding!r} has no effect with kind={options.kind!r}, whose '
+    'sources always have it; leave it out',
+  )
+  each = SUBLAYERS[side] if options.sources == 'sublayer' else 1
+  most = config.layers(side) * each
+  require(
+    options.block <= most,
+    f'{path}.block',
+    f'{options.block} is more than the {most} {options.sources}s of the stack; '
+    f'at most {most}',
+  )
 
 
 def _identity(config: ModelConfig, side: Side) -> bool:
@@ -354,7 +404,10 @@ SCHEME = on_both_sides(
   AttentionResidual,
   'residual',
   'Kimi Team 2026; Luo 2026',
-  'attention_residual',
+  AttentionResidualOptions,
+  norms=('pre',),
+  check=_check,
+  owns_layer_inputs=lambda options: True,
   layers_read=no_layers,
   starts_as_identity=_identity,
   residual=ResidualPlug(AttentionResidual, _state, _last_read),

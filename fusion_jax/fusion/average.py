@@ -6,12 +6,14 @@ one of them).
 
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.section import section
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
   all_layers,
@@ -20,6 +22,17 @@ from fusion_jax.fusion.scheme import (
 )
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.residual import layer_norm, plain_norm
+
+
+@section('model.*.options')
+class AverageOptions:
+  """Average of the layers (Wang 2018, Eq. 3)."""
+
+  include_embedding: bool = True
+  """Whether H[0] is fused too."""
+
+  norm: Literal['affine', 'plain', 'none'] = 'affine'
+  """Norm after the fusion, with or without scale and offset."""
 
 
 def average(layers: Layers) -> Float[Array, 'B T D']:
@@ -51,14 +64,14 @@ class Average(nn.Module):
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Return the normalised mean of the layers."""
-    options = self.config.side(self.side).mlrf
+    options = self.config.side(self.side).options
     chosen = layers if options.include_embedding else layers[1:]
     return self.norm(average(chosen))
 
 
 def mlrf_norm(config: ModelConfig, side: Side) -> Callable[[Array], Array]:
   """Return the norm after fusion; 'plain' has neither scale nor offset."""
-  kind = config.side(side).mlrf.norm
+  kind = config.side(side).options.norm
   if kind == 'affine':
     return layer_norm(config)
   if kind == 'none':
@@ -68,7 +81,7 @@ def mlrf_norm(config: ModelConfig, side: Side) -> Callable[[Array], Array]:
 
 def mlrf_layers(config: ModelConfig, side: Side) -> tuple[int, ...]:
   """Return the numbers of the layers that the paper's fusions read."""
-  if config.side(side).mlrf.include_embedding:
+  if config.side(side).options.include_embedding:
     return all_layers(config, side)
   return layers_above_embedding(config, side)
 
@@ -78,6 +91,6 @@ SCHEME = on_both_sides(
   Average,
   'layer aggregation',
   'Wang et al. 2018, Eq. 3',
-  'mlrf',
+  AverageOptions,
   layers_read=mlrf_layers,
 )

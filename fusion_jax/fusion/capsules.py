@@ -8,16 +8,21 @@ Axis letters: B batch, T positions, D model width, L layers, N output capsules,
 C width of an output capsule, I and O any widths.
 """
 
+import dataclasses
 import functools
-from typing import ClassVar, Literal
+import types
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import Depth, SizeOrZero
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.config.fusion import RoutingOptions
+from fusion_jax.config.section import fields_of_section, section
+from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.linear import affine
 from fusion_jax.fusion.routing import (
@@ -32,6 +37,109 @@ from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
+
+# The options that form='paper' sets (Dou 2019, Algorithms 1 and 2).
+LITERAL_ROUTING: Mapping[str, Any] = types.MappingProxyType(
+  {
+    'vote_norm': 'none',
+    'agreement': 'product',
+    'agreement_scale': 1.0,
+    'average': 'gain',
+    'route_gain': 1.0,
+    'residual': 'none',
+    'stop_gradient': False,
+    'variance_floor': 1e-4,
+  }
+)
+
+
+@section('model.*.options')
+class RoutingOptions:
+  """Capsules, dynamic routing and EM routing (Dou 2019, Eq. 5-16).
+
+  The paper's literal form does not train: votes grow until every layer goes to
+  one capsule and no gradient reaches the encoder. The defaults below keep the
+  votes at unit size, their agreement bounded, and the top layer as residual.
+  """
+
+  form: Literal['stable', 'paper'] = 'stable'
+  """'paper': the literal form, vote_norm='none', agreement='product',
+  agreement_scale=1, average='gain' with route_gain=1, residual='none',
+  stop_gradient=False and variance_floor=1e-4, which the paper does not print;
+  these options must then have their defaults."""
+
+  vote_norm: Literal['rms', 'none'] = 'rms'
+  """'rms': divide the votes of a layer by their root mean square."""
+
+  capsules: SizeOrZero = 0
+  """Output capsules; 0: 512, or model.width where that is less."""
+
+  iterations: Depth = 3
+  """Iterations of the routing."""
+
+  vote_projection: Literal['dense', 'block'] = 'dense'
+  """'dense': two matrices over all layers at once, which has the paper's size.
+  'block': F_l and W_l for every layer, as in Eq. 7-8."""
+
+  context: Literal['all', 'own'] = 'all'
+  """What F_l reads in the block form: all layers, or its own."""
+
+  vote_hidden: SizeOrZero = 0
+  """Width between the two maps of the dense form; 0: layers * model.width."""
+
+  vote_activation: Literal['auto', 'none', 'relu'] = 'auto'
+  """Activation between the two maps; 'auto': none for dynamic routing, relu for
+  EM routing."""
+
+  stop_gradient: bool = True
+  """Let no gradient through the couplings of all but the last iteration."""
+
+  output_norm: bool = True
+  """Whether a norm follows the capsules."""
+
+  residual: Literal['top', 'none', 'all'] = 'top'
+  """Layers that are added to the capsules before the norm."""
+
+  def capsule_count(self, width: int) -> int:
+    """Return N in a model of that width."""
+    return self.capsules or min(512, width)
+
+  @property
+  def resolved(self) -> 'RoutingOptions':
+    """The options with those of form='paper' filled in."""
+    if self.form == 'stable':
+      return self
+    return dataclasses.replace(self, form='stable', **literal_options(self))
+
+
+def literal_options(options: RoutingOptions) -> dict[str, Any]:
+  """Return what form='paper' sets of the options of a routing."""
+  fields = fields_of_section(type(options))
+  return {
+    name: LITERAL_ROUTING[name] for name in LITERAL_ROUTING if name in fields
+  }
+
+
+def check_routing(config: ModelConfig, side: Side) -> None:
+  """Refuse options of a routing that make no sense in a model."""
+  options, path = config.side(side).options, f'model.{side}.options'
+  capsules = options.capsule_count(config.width)
+  require(
+    config.width % capsules == 0,
+    f'{path}.capsules',
+    f'must divide model.width {config.width}, got {capsules}',
+  )
+  if options.form == 'stable':
+    return
+  for name, literal in literal_options(options).items():
+    value = getattr(options, name)
+    require(
+      value in (literal, fields_of_section(type(options))[name].default),
+      f'{path}.{name}',
+      f"form='paper' makes it {literal!r}, got {value!r}; leave it out, or use "
+      "form='stable' and set each option",
+    )
+
 
 # A capsule shorter than this counts as dead.
 _DEAD = 0.01
@@ -99,7 +207,7 @@ class Votes(nn.Module):
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T L N C']:
     """Return the votes V of H[1..L] for every capsule, in the layers' dtype."""
-    config, options = self.config, self.config.side(self.side).routing
+    config, options = self.config, self.config.side(self.side).options
     form = self._block if options.vote_projection == 'block' else self._dense
     capsules = options.capsule_count(config.width)
     return form(layers, context).reshape(
@@ -119,7 +227,7 @@ class Votes(nn.Module):
   def _dense(
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T {len(layers)}*D']:
-    config, options = self.config, self.config.side(self.side).routing
+    config, options = self.config, self.config.side(self.side).options
     z = jnp.concatenate(layers, axis=-1)
     width = z.shape[-1]
     hidden = Dense(
@@ -135,7 +243,7 @@ class Votes(nn.Module):
   def _block(
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T {len(layers)} D']:
-    config, options = self.config, self.config.side(self.side).routing
+    config, options = self.config, self.config.side(self.side).options
     read = layers
     if options.context == 'all':
       read = (jnp.concatenate(layers, axis=-1),) * len(layers)
@@ -155,8 +263,8 @@ class Routing(nn.Module):
   vote_activation: ClassVar[Literal['none', 'relu']] = 'none'
 
   @property
-  def options(self) -> RoutingOptions:
-    return self.config.side(self.side).routing.resolved
+  def options(self) -> Any:
+    return self.config.side(self.side).options.resolved
 
   def setup(self):
     chosen = self.options.vote_activation

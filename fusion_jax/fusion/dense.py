@@ -6,12 +6,24 @@ Axis letters: B batch, T positions, D model width.
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.section import section
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
   on_both_sides,
 )
 from fusion_jax.layers.residual import layer_norm
+
+
+@section('model.*.options')
+class DenseOptions:
+  """Dense connection (Dou 2018, Eq. 4)."""
+
+  include_embedding: bool = False
+  """Whether H[0] is a term of the sums too."""
+
+  post_sum_norm: bool = False
+  """Whether a norm follows every sum."""
 
 
 class DenseConnection(LayerConnection):
@@ -29,7 +41,7 @@ class DenseConnection(LayerConnection):
   side: Side
 
   def setup(self):
-    options = self.config.side(self.side).dense
+    options = self.config.side(self.side).options
     self._start = 0 if options.include_embedding else 1
     numbers = range(self._start + 1, self.config.layers(self.side) + 1)
     if options.post_sum_norm:
@@ -41,13 +53,13 @@ class DenseConnection(LayerConnection):
     """Return H[l], given H[0..l-1] and y = Layer_l(H[l-1])."""
     below = layers[self._start :]
     total = sum(below, y)
-    if not below or not self.config.side(self.side).dense.post_sum_norm:
+    if not below or not self.config.side(self.side).options.post_sum_norm:
       return total
     return self.sum_norm[str(len(layers))](total)
 
 
 def _layers_read(config: ModelConfig, side: Side) -> tuple[int, ...]:
-  first = 0 if config.side(side).dense.include_embedding else 1
+  first = 0 if config.side(side).options.include_embedding else 1
   return tuple(range(first, config.layers(side)))
 
 
@@ -56,6 +68,7 @@ SCHEME = on_both_sides(
   DenseConnection,
   'layer connection',
   'Dou et al. 2018, Eq. 4',
-  'dense',
+  DenseOptions,
   layers_read=_layers_read,
+  owns_layer_inputs=lambda options: True,
 )

@@ -6,14 +6,17 @@ depth-weighted averages, Pagliardini et al. (2024).
 Axis letters: B batch, T positions, D model width, K layers that are summed.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from fusion_jax.bounds import Depth, SizeOrZero
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.section import section
+from fusion_jax.errors import require
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import all_layers, on_both_sides
@@ -21,6 +24,49 @@ from fusion_jax.layers.context import Context
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
+
+
+@section('model.*.options')
+class DlclOptions:
+  """Dynamic linear combination of layers (Wang et al. 2019).
+
+  norms='none' with start='top' is the depth-weighted averaging of DenseFormer
+  (Pagliardini et al. 2024), which also has dilation and period.
+  """
+
+  start: Literal['average', 'one', 'top'] = 'average'
+  """Weights at the start: the mean of the predecessors; all 1; or 1 for the
+  layer below and 0 for the others ('top'), which without norms is the plain
+  model."""
+
+  first: Literal['fixed', 'learned'] = 'fixed'
+  """What the first layer of a post-norm stack reads. 'fixed': H[0]; 'learned':
+  w H[0] with a learned w that starts as 1, as in the released code. With
+  pre-norm w is always learned."""
+
+  norms: Literal['auto', 'none'] = 'auto'
+  """Norms of the layers or of their sums; 'auto': as model.norm says, see
+  Dlcl."""
+
+  normalize: Literal['none', 'softmax'] = 'none'
+  """Whether the weights of a layer go through a softmax."""
+
+  weights: Literal['scalar', 'vector'] = 'scalar'
+  """One weight a layer, or one for every feature."""
+
+  window: SizeOrZero = 0
+  """Number of predecessors that are read; 0: all."""
+
+  dilation: Depth = 1
+  """Of the predecessors, read only each dilation-th, from the layer below
+  downwards."""
+
+  period: Depth = 1
+  """Sum only after each period-th layer; the others read the layer below.
+  Number of layers: only what follows the stack is a sum."""
+
+  frozen: bool = False
+  """Keep the weights as they start."""
 
 
 def predecessors(
@@ -74,7 +120,7 @@ class Dlcl(LayerConnection):
   side: Side
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).dlcl
+    config, options = self.config, self.config.side(self.side).options
     size = config.layers(self.side) + 1
     self._read = predecessors(
       size, options.window, options.dilation, options.period
@@ -91,7 +137,7 @@ class Dlcl(LayerConnection):
     self.norm = {str(n): layer_norm(config) for n in self._normed(size)}
 
   def _is_sum(self, row: int) -> bool:
-    options = self.config.side(self.side).dlcl
+    options = self.config.side(self.side).options
     fixed = self._norm == 'post' and options.first == 'fixed'
     plain_first = fixed or self._norm == 'none'
     return row % options.period == 0 and not (row == 0 and plain_first)
@@ -106,7 +152,7 @@ class Dlcl(LayerConnection):
   def _initial(self, key: Array, shape: tuple[int, ...]) -> Array:
     del key
     weights = self._read.astype(np.float32)
-    start = self.config.side(self.side).dlcl.start
+    start = self.config.side(self.side).options.start
     if start == 'average':
       weights /= weights.sum(1, keepdims=True)
     if start == 'top':
@@ -115,7 +161,7 @@ class Dlcl(LayerConnection):
 
   def _row(self, row: int) -> Float[Array, 'K *D']:
     """Return the weights of the predecessors of a row."""
-    options = self.config.side(self.side).dlcl
+    options = self.config.side(self.side).options
     weights = self.weights[row, self._read[row]]
     if options.frozen:
       weights = jax.lax.stop_gradient(weights)
@@ -157,8 +203,31 @@ class Dlcl(LayerConnection):
     return x, carried
 
 
+def _check(config: ModelConfig, side: Side) -> None:
+  options, path = config.side(side).options, f'model.{side}.options'
+  layers = config.layers(side)
+  for field in ('dilation', 'period'):
+    value = getattr(options, field)
+    require(
+      value <= layers,
+      f'{path}.{field}',
+      f'{value} leaves nothing to sum in {layers} layers; at most {layers}',
+    )
+  others = {
+    'model.norm': (config.norm, 'post'),
+    f'{path}.norms': (options.norms, 'auto'),
+    f'{path}.normalize': (options.normalize, 'none'),
+  }
+  for other, (value, needed) in others.items():
+    require(
+      options.first == 'fixed' or value == needed,
+      f'{path}.first',
+      f'{options.first!r} has no effect with {other}={value!r}; leave it out',
+    )
+
+
 def _starts_as_identity(config: ModelConfig, side: Side) -> bool:
-  options = config.side(side).dlcl
+  options = config.side(side).options
   without_norms = options.norms == 'none' or config.norm == 'rezero'
   return (
     options.start == 'top' and without_norms and options.normalize == 'none'
@@ -170,7 +239,10 @@ SCHEME = on_both_sides(
   Dlcl,
   'layer connection',
   'Wang et al. 2019, Eq. 5-7',
-  'dlcl',
+  DlclOptions,
+  check=_check,
+  owns_layer_inputs=lambda options: True,
+  hides_layer_below=lambda options: True,
   layers_read=all_layers,
   starts_as_identity=_starts_as_identity,
 )

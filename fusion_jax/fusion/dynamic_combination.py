@@ -3,12 +3,16 @@
 Axis letters: B batch, T positions, D model width, L layers.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.section import section
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import (
   on_both_sides,
@@ -21,9 +25,23 @@ from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
 
+@section('model.*.options')
+class DynamicOptions:
+  """Dynamic combination (Dou 2019, Eq. 4)."""
+
+  hidden: SizeOrZero = 0
+  """Hidden width; 0: model.filter."""
+
+  normalize: Literal['none', 'softmax'] = 'none'
+  """Whether the weights of the layers go through a softmax."""
+
+  output_norm: bool = False
+  """Whether a norm follows the combination."""
+
+
 def starts_as_identity(config: ModelConfig, side: Side) -> bool:
   """Return whether the combination of a side starts as H[L]."""
-  options, pre = config.side(side).dynamic, config.norm == 'pre'
+  options, pre = config.side(side).options, config.norm == 'pre'
   return (
     may_start_as_identity(config, side, 'dynamic_combination')
     and options.normalize == 'none'
@@ -52,7 +70,7 @@ class DynamicCombination(nn.Module):
   side: Side
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).dynamic
+    config, options = self.config, self.config.side(self.side).options
     self.hidden = Dense(
       config, options.hidden or config.filter, ('embed', 'mlp'), True
     )
@@ -82,13 +100,13 @@ class DynamicCombination(nn.Module):
     hidden = jax.nn.relu(self.hidden(jnp.concatenate(layers, -1)))
     weights = self.out(self.dropout(hidden, context.deterministic))
     weights = weights.reshape(*layers[0].shape[:-1], len(layers), -1)
-    if self.config.side(self.side).dynamic.normalize == 'softmax':
+    if self.config.side(self.side).options.normalize == 'softmax':
       weights = jax.nn.softmax(weights.astype(jnp.float32), axis=2)
     return weights
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Return the combination of H[1..L]."""
-    options = self.config.side(self.side).dynamic
+    options = self.config.side(self.side).options
     weights = self.weights(layers[1:], context)
     means = weights.mean(-1, dtype=jnp.float32)
     sow(self, 'telemetry', 'layer_weights', token_mean(means, context.tokens))
@@ -104,6 +122,6 @@ SCHEME = on_both_sides(
   DynamicCombination,
   'layer aggregation',
   'Dou et al. 2019, Eq. 4',
-  'dynamic',
+  DynamicOptions,
   starts_as_identity=starts_as_identity,
 )

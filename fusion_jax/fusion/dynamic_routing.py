@@ -5,11 +5,14 @@ C width of an output capsule.
 """
 
 import functools
+from typing import Literal
 
 import jax
 from jaxtyping import Array, Float
 
-from fusion_jax.fusion.capsules import Routing
+from fusion_jax.bounds import NotNegative, PositiveFloat
+from fusion_jax.config.section import section
+from fusion_jax.fusion.capsules import Routing, RoutingOptions, check_routing
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.routing import (
   dynamic_routing,
@@ -18,6 +21,32 @@ from fusion_jax.fusion.scheme import (
   on_both_sides,
 )
 from fusion_jax.layers.context import Context
+
+
+@section('model.*.options')
+class DynamicRoutingOptions(RoutingOptions):
+  """Dynamic routing (Dou 2019, Algorithm 1)."""
+
+  agreement: Literal['cosine', 'scaled', 'product'] = 'cosine'
+  """What is added to the logits: the cosine of capsule and vote, their
+  product, or the product scaled by the size of the votes and by
+  1 / sqrt(width of a capsule)."""
+
+  agreement_scale: PositiveFloat = 1.0
+  """Factor on the agreement."""
+
+  average: Literal['mass', 'gain'] = 'mass'
+  """Whether a capsule is the mean of its votes, weighted by the
+  couplings ('mass'), or their weighted sum times route_gain ('gain')."""
+
+  route_axis: Literal['output', 'input'] = 'output'
+  """The couplings of an input sum to 1 over the capsules ('output'),
+  or those of a capsule over the inputs ('input')."""
+
+  route_gain: NotNegative = 0.0
+  """With average='gain': factor on the weighted votes; 0: that which
+  makes uniform couplings a mean, capsules / layers for 'output' and 1 for
+  'input'."""
 
 
 class DynamicRouting(Routing):
@@ -63,5 +92,6 @@ SCHEME = on_both_sides(
   DynamicRouting,
   'layer aggregation',
   'Dou et al. 2019, Eq. 5-9',
-  'routing',
+  DynamicRoutingOptions,
+  check=check_routing,
 )

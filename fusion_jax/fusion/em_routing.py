@@ -5,13 +5,16 @@ C width of an output capsule.
 """
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.fusion.capsules import Routing
+from fusion_jax.bounds import PositiveFloat
+from fusion_jax.config.section import section
+from fusion_jax.fusion.capsules import Routing, RoutingOptions, check_routing
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.routing import (
   em_routing,
@@ -24,6 +27,37 @@ from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.parameter import parameter
+
+
+@section('model.*.options')
+class EmRoutingOptions(RoutingOptions):
+  """EM routing (Dou 2019, Algorithm 2)."""
+
+  activation: Literal['scalar', 'per_output', 'none'] = 'scalar'
+  """Input activations, one a layer, one for each layer and capsule, or all
+  1."""
+
+  betas: Literal['learned', 'zero'] = 'learned'
+  """Beta_u and beta_a, learned or 0."""
+
+  temperature: Literal['linear', 'hinton'] = 'linear'
+  """Inverse temperature of iteration t; 'linear': 1, 2, 3, then 3;
+  'hinton': 0.01 (1 - 0.95^(t + 1))."""
+
+  variance_floor: PositiveFloat = 0.1
+  """What is added to the variances."""
+
+  floor: Literal['absolute', 'relative'] = 'absolute'
+  """'relative': the floor times the mean square of the votes."""
+
+  cost_norm: bool = False
+  """Standardise the cost over the output capsules."""
+
+  log_density_scale: PositiveFloat = 1.0
+  """Factor on the log-density of a vote."""
+
+  emit: Literal['act_mean', 'mean'] = 'act_mean'
+  """What a capsule emits: activation * mean, or the mean."""
 
 
 class EmRouting(Routing):
@@ -114,5 +148,6 @@ SCHEME = on_both_sides(
   EmRouting,
   'layer aggregation',
   'Dou et al. 2019, Eq. 10-16',
-  'routing',
+  EmRoutingOptions,
+  check=check_routing,
 )

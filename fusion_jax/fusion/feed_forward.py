@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import Size
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.fusion.average import mlrf_layers, mlrf_norm
+from fusion_jax.config.section import section
+from fusion_jax.fusion.average import AverageOptions, mlrf_layers, mlrf_norm
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
   on_both_sides,
@@ -22,9 +24,20 @@ from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.parameter import Initializer, parameter
 
 
+@section('model.*.options')
+class FeedForwardOptions(AverageOptions):
+  """Feed-forward fusion (Wang 2018, Eq. 4)."""
+
+  layer_embedding: bool = True
+  """Add a learned vector to every layer, shared by both sides (Eq. 4)."""
+
+  hidden: Size = 512
+  """Hidden width of the feed-forward network."""
+
+
 def starts_as_identity(config: ModelConfig, side: Side) -> bool:
   """Return whether the feed-forward fusion of a side starts as H[L] + E[L]."""
-  options, pre = config.side(side).mlrf, config.norm == 'pre'
+  options, pre = config.side(side).options, config.norm == 'pre'
   return (
     may_start_as_identity(config, side, 'feed_forward')
     and options.hidden >= 2 * config.width
@@ -69,7 +82,7 @@ class FeedForwardFusion(nn.Module):
   embedding: LayerEmbedding | None = None
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).mlrf
+    config, options = self.config, self.config.side(self.side).options
     starts: tuple[Initializer | None, ...] = (None,) * 4
     if starts_as_identity(config, self.side):
       zeros = nn.initializers.zeros_init()
@@ -82,7 +95,7 @@ class FeedForwardFusion(nn.Module):
 
   def fused_layers(self, layers: Layers) -> Layers:
     """Return z[l] + E[l] of the layers that are fused."""
-    options = self.config.side(self.side).mlrf
+    options = self.config.side(self.side).options
     if options.layer_embedding and self.embedding is not None:
       table = self.embedding().astype(layers[0].dtype)
       layers = tuple(z + table[index] for index, z in enumerate(layers))
@@ -127,7 +140,7 @@ def _embedding_start(key: Array, shape: tuple[int, int]) -> Float[Array, 'n D']:
 
 def reads_layer_embedding(config: ModelConfig, side: Side) -> bool:
   """Return whether the fusion of a side adds the layer embedding."""
-  return config.side(side).mlrf.layer_embedding
+  return config.side(side).options.layer_embedding
 
 
 SCHEME = on_both_sides(
@@ -135,7 +148,8 @@ SCHEME = on_both_sides(
   FeedForwardFusion,
   'layer aggregation',
   'Wang et al. 2018, Eq. 4',
-  'mlrf',
+  FeedForwardOptions,
+  rate=0.3,
   layers_read=mlrf_layers,
   reads_layer_embedding=reads_layer_embedding,
   starts_as_identity=starts_as_identity,

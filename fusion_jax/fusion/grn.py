@@ -6,13 +6,16 @@ Axis letters: B batch, T positions, D model width, C ways, K outputs that are
 summed.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.section import section
+from fusion_jax.errors import require
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
@@ -28,6 +31,27 @@ from fusion_jax.layers.attention import (
 from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.sow import sow
+
+
+@section('model.*.options')
+class GrnOptions:
+  """Generalised residual networks and DeepCrossAttention (Heddes et al. 2025).
+
+  ways=3 with kind='dynamic' is DeepCrossAttention.
+  """
+
+  kind: Literal['scalar', 'vector', 'dynamic'] = 'dynamic'
+  """Weights of the outputs below; 'scalar': a number each (v1); 'vector': one
+  for every feature (v2); 'dynamic': these and a number that the output itself
+  gives at every position (v3)."""
+
+  ways: Literal[1, 3, 4] = 1
+  """Sums that a layer reads: one; or one each for the query, which is its
+  residual too, the key and the value; or these and one for the residual."""
+
+  last: SizeOrZero = 0
+  """Read H[0], the last outputs, as many as this, and the sum of those
+  between; 0: all outputs (k-DCA is ways=3 with last=k)."""
 
 
 def position_weights(
@@ -135,7 +159,7 @@ class Grn(LayerConnection):
   side: Side
 
   def setup(self):
-    self.options = self.config.side(self.side).grn
+    self.options = self.config.side(self.side).options
     numbers = range(self.config.layers(self.side) + 1)
     self.static = {str(n): self._static(n) for n in numbers}
     if self.options.kind == 'dynamic':
@@ -211,6 +235,17 @@ def _attention(
   return StreamAttention(config) if streams else MultiHeadAttention(config)
 
 
+def _check(config: ModelConfig, side: Side) -> None:
+  last, layers = config.side(side).options.last, config.layers(side)
+  most = max(layers - 2, 0)
+  require(
+    last <= most,
+    f'model.{side}.options.last',
+    f'{last} leaves nothing to sum in {layers} layers; at most {most}, where 0 '
+    'reads all outputs',
+  )
+
+
 def _identity(config: ModelConfig, side: Side) -> bool:
   return True
 
@@ -220,7 +255,12 @@ SCHEME = on_both_sides(
   Grn,
   'layer connection',
   'Heddes et al. 2025, section 3',
-  'grn',
+  GrnOptions,
+  norms=('pre',),
+  check=_check,
+  owns_layer_inputs=lambda options: True,
+  hides_layer_below=lambda options: True,
+  ways=lambda options: options.ways,
   layers_read=all_layers,
   starts_as_identity=_identity,
   self_attention=_attention,

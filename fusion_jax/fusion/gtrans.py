@@ -9,15 +9,19 @@ of one group, M rows, V vocabulary.
 """
 
 import math
-from collections.abc import Callable
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import NotNegative, SizeOrZero, Text
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import Only
+from fusion_jax.config.section import section
+from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import (
   Scheme,
@@ -28,9 +32,73 @@ from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
 
+def partition(
+  layers: int, size: int, last_group: Literal['ceil', 'floor']
+) -> tuple[range, ...]:
+  """Return the layer numbers of every group; Yang et al. (2022), sec. III."""
+  end = layers + 1 if last_group == 'ceil' else layers - size + 2
+  return tuple(
+    range(first, min(first + size, layers + 1)) for first in range(1, end, size)
+  )
+
+
+def parse_groups(text: str, groups: int, field: str) -> tuple[int, int]:
+  """Read 'first:last', counted from 1, as a half-open range from 0."""
+  match = re.fullmatch('([0-9]{1,9}):([0-9]{1,9})', text)
+  first, last = map(int, match.groups()) if match else (0, 0)
+  require(
+    1 <= first <= last <= groups,
+    field,
+    f"must be 'first:last' within 1:{groups}, got {text!r}",
+  )
+  return first - 1, last
+
+
+@section('model.*.options')
+class GtransOptions:
+  """Group fusion and probability fusion (Yang 2022, Eq. 2-7)."""
+
+  group_size: SizeOrZero = 0
+  """Layers of a group; 0: 3 in the encoder, 2 in the decoder."""
+
+  last_group: Literal['ceil', 'floor'] = 'ceil'
+  """'ceil': the last group may be short. 'floor': layers that are left over
+  belong to no group."""
+
+  single_group_norm: Annotated[bool, Only('encoder')] = False
+  """Encoder: a norm even where all layers are one group."""
+
+  mode: Annotated[
+    Literal['weighted_sum', 'weighted_mean', 'last'], Only('decoder')
+  ] = 'weighted_sum'
+  """Decoder: how the layers of a group become its features."""
+
+  group_norm: Annotated[bool, Only('decoder')] = False
+  """Decoder: a norm on the features of every group."""
+
+  combine: Annotated[Literal['arithmetic', 'geometric'], Only('decoder')] = (
+    'arithmetic'
+  )
+  """Decoder: log sum_k psi_k P_k, or sum_k psi_k log P_k."""
+
+  temperature: Annotated[NotNegative, Only('decoder')] = 0.0
+  """Decoder: psi = softmax(w / temperature); 0: sqrt(model.width)."""
+
+  inference_groups: Annotated[Text, Only('decoder')] = ''
+  """Decoder: groups that translate, 'first:last' counted from 1; '': all."""
+
+  def layers_of_group(self, side: Side) -> int:
+    """Return the number of layers of a whole group."""
+    return self.group_size or (3 if side == 'encoder' else 2)
+
+  def groups(self, layers: int, side: Side) -> tuple[range, ...]:
+    """Return the layer numbers of every group of a stack."""
+    return partition(layers, self.layers_of_group(side), self.last_group)
+
+
 def groups_of(config: ModelConfig, side: Side) -> tuple[range, ...]:
   """Return the layer numbers of every group of a stack."""
-  return config.side(side).gtrans.groups(config.layers(side), side)
+  return config.side(side).options.groups(config.layers(side), side)
 
 
 def group_count(config: ModelConfig, side: Side) -> int:
@@ -40,7 +108,7 @@ def group_count(config: ModelConfig, side: Side) -> int:
 
 def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
   """Return the numbers of the layers that the groups of a stack read."""
-  last = side == 'encoder' or config.side(side).gtrans.mode == 'last'
+  last = side == 'encoder' or config.side(side).options.mode == 'last'
   groups = groups_of(config, side)
   return tuple(n for group in groups for n in (group[-1:] if last else group))
 
@@ -75,104 +143,6 @@ def log_group_weights(
   return jax.nn.log_softmax(weights.astype(jnp.float32) / temperature)
 
 
-def keep_groups(
-  features: Float[Array, 'G *rest'],
-  log_weights: Float[Array, 'G *positions'],
-  first: int,
-  last: int,
-) -> tuple[Float[Array, 'K *rest'], Float[Array, 'K *positions']]:
-  """Return the groups first..last - 1, counted from 0.
-
-  Args:
-    features: Features of all groups.
-    log_weights: Logarithms of psi, float32.
-    first: First group to keep; see `parse_groups`.
-    last: Group after the last one to keep.
-
-  Returns:
-    Features of those groups, and log psi, where psi sums to 1 over them.
-  """
-  kept = slice(first, last)
-  return features[kept], jax.nn.log_softmax(log_weights[kept], axis=0)
-
-
-def at_positions(
-  log_weights: Float[Array, 'G *positions'], shape: tuple[int, ...]
-) -> Float[Array, 'G *rest']:
-  """Return log psi at every position, where it may be one for all of them.
-
-  Args:
-    log_weights: Logarithms of psi, [G] or [G, *shape].
-    shape: Axes of the positions.
-  """
-  ones = (1,) * (len(shape) + 1 - log_weights.ndim)
-  return jnp.broadcast_to(
-    log_weights.reshape(*log_weights.shape, *ones), (len(log_weights), *shape)
-  )
-
-
-def token_mixture(
-  log_p: Float[Array, 'G *rest'],
-  log_weights: Float[Array, 'G *positions'],
-  combine: Literal['arithmetic', 'geometric'],
-) -> Float[Array, '*rest']:
-  """Return the mixture of the groups' log-probabilities of given tokens.
-
-  Args:
-    log_p: Log-probabilities of the tokens in every group.
-    log_weights: Logarithms of psi, float32, [G] or those of every token.
-    combine: Mixture: 'arithmetic' is log sum_k psi_k p_k, 'geometric' is
-      sum_k psi_k log p_k.
-
-  Returns:
-    Log-probabilities, float32.
-  """
-  weights = at_positions(log_weights, log_p.shape[1:])
-  if combine == 'arithmetic':
-    return jax.nn.logsumexp(weights + log_p, axis=0)
-  return (jnp.exp(weights) * log_p).sum(0)
-
-
-def mixture_log_probabilities(
-  features: Float[Array, 'G M D'],
-  log_weights: Float[Array, 'G *positions'],
-  logits: Callable[[Float[Array, 'M D']], Float[Array, 'M V']],
-  combine: Literal['arithmetic', 'geometric'],
-) -> Float[Array, 'M V']:
-  """Return the logarithm of the mixture of all groups' predictions.
-
-  'arithmetic': log sum_k psi_k P_k, Yang et al. (2022), Eq. 6.
-  'geometric': sum_k psi_k log P_k, as in the released code; its exponentials
-  sum to 1 or less.
-
-  Args:
-    features: Features of the groups.
-    log_weights: Logarithms of psi, float32, [G] or those of all M rows.
-    logits: Output layer; only the logits of one group exist at a time.
-    combine: Mixture, one of the two above.
-
-  Returns:
-    Log-probabilities, float32.
-  """
-
-  def log_p(group_features):
-    return jax.nn.log_softmax(logits(group_features).astype(jnp.float32))
-
-  def add_group(mixture, group):
-    group_features, log_weight = group
-    if combine == 'arithmetic':
-      return jnp.logaddexp(mixture, log_weight + log_p(group_features)), None
-    return mixture + jnp.exp(log_weight) * log_p(group_features), None
-
-  shape = jax.eval_shape(logits, features[0]).shape
-  start = -jnp.inf if combine == 'arithmetic' else 0.0
-  return jax.lax.scan(
-    add_group,
-    jnp.full(shape, start, jnp.float32),
-    (features, log_weights.reshape(len(log_weights), -1, 1)),
-  )[0]
-
-
 def _zero_weights(
   module: nn.Module, name: str, axis: str, count: int
 ) -> Float[Array, ' {count}']:
@@ -192,7 +162,7 @@ class EncoderGroups(nn.Module):
   side: Side
 
   def setup(self):
-    options = self.config.side(self.side).gtrans
+    options = self.config.side(self.side).options
     count = group_count(self.config, self.side)
     self.weights = _zero_weights(self, 'weights', 'groups', count)
     self.has_norm = count > 1 or options.single_group_norm
@@ -223,7 +193,7 @@ class DecoderGroups(nn.Module):
   side: Side
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).gtrans
+    config, options = self.config, self.config.side(self.side).options
     groups = groups_of(config, self.side)
     if options.mode != 'last':
       self.layer_weights = _zero_weights(
@@ -250,7 +220,7 @@ class DecoderGroups(nn.Module):
       The features of those groups, and their log psi among all groups, float32.
     """
     del context
-    config, options = self.config, self.config.side(self.side).gtrans
+    config, options = self.config, self.config.side(self.side).options
     features = self._features(layers)
     if options.group_norm:
       features = [self.group_norm[str(k)](x) for k, x in enumerate(features, 1)]
@@ -266,7 +236,7 @@ class DecoderGroups(nn.Module):
       for group in groups_of(self.config, self.side)
       if group[-1] < len(layers)
     ]
-    mode = self.config.side(self.side).gtrans.mode
+    mode = self.config.side(self.side).options.mode
     if mode == 'last':
       return [layers[group[-1]] for group in groups]
     weights = jax.nn.sigmoid(self.layer_weights)
@@ -274,11 +244,42 @@ class DecoderGroups(nn.Module):
     return [group_sum(layers, group, weights, mode) for group in groups]
 
 
+def _groups_kept(config: ModelConfig) -> tuple[int, int]:
+  text = config.decoder.options.inference_groups
+  count = group_count(config, 'decoder')
+  if not text:
+    return 0, count
+  return parse_groups(text, count, 'model.decoder.options.inference_groups')
+
+
+def _layers_needed(config: ModelConfig) -> int:
+  return groups_of(config, 'decoder')[_groups_kept(config)[1] - 1][-1]
+
+
+def _check(config: ModelConfig, side: Side) -> None:
+  options, path = config.side(side).options, f'model.{side}.options'
+  layers = config.layers(side)
+  groups = options.groups(layers, side)
+  require(
+    bool(groups),
+    f'{path}.last_group',
+    f"'floor' leaves no group of {options.layers_of_group(side)} among "
+    f'{layers} layers',
+  )
+  if options.inference_groups and side == 'decoder':
+    field = f'{path}.inference_groups'
+    parse_groups(options.inference_groups, len(groups), field)
+
+
 SCHEME = Scheme(
   'gtrans',
   'Yang et al. 2022, Eq. 2-7',
-  'gtrans',
+  GtransOptions,
   {'encoder': EncoderGroups, 'decoder': DecoderGroups},
   {'encoder': 'layer aggregation', 'decoder': 'prediction'},
   layers_read=layers_in_groups,
+  check=_check,
+  prediction_count=lambda config: group_count(config, 'decoder'),
+  predictions_kept=_groups_kept,
+  layers_needed=_layers_needed,
 )

@@ -8,16 +8,20 @@ any widths. Q is P, or 1 where all hops share one map.
 import functools
 import types
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import Depth, Size
 from fusion_jax.config import ModelConfig
+from fusion_jax.config.section import section
 from fusion_jax.fusion.average import mlrf_layers
 from fusion_jax.fusion.feed_forward import (
   FeedForwardFusion,
+  FeedForwardOptions,
   reads_layer_embedding,
 )
 from fusion_jax.fusion.inputs import Layers
@@ -28,6 +32,27 @@ from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.dense import kernel_initializer
 from fusion_jax.layers.parameter import Initializer, parameter
 from fusion_jax.layers.sow import sow
+
+
+@section('model.*.options')
+class HopsOptions(FeedForwardOptions):
+  """Multi-hop fusion (Wang 2018, Eq. 5-7)."""
+
+  hops: Depth = 4
+  """Number of hops."""
+
+  scorer_width: Size = 1_024
+  """Hidden width of the scorer."""
+
+  scorer_activation: Literal['tanh', 'relu'] = 'tanh'
+  """Activation of the scorer."""
+
+  independent: Literal['none', 'per_layer', 'per_hop'] = 'none'
+  """Whether every layer, or every hop, has a W1 of its own."""
+
+  feature_wise: bool = False
+  """Weights for every feature instead of one weight a layer."""
+
 
 _ACTIVATIONS = types.MappingProxyType({'tanh': jnp.tanh, 'relu': jax.nn.relu})
 
@@ -97,7 +122,7 @@ class Hops(FeedForwardFusion):
 
   def setup(self):
     super().setup()
-    config, options = self.config, self.config.side(self.side).mlrf
+    config, options = self.config, self.config.side(self.side).options
     fused = config.layers(self.side) + options.include_embedding
     stack, names = {
       'none': ((), ()),
@@ -116,7 +141,7 @@ class Hops(FeedForwardFusion):
 
   def attention(self, layers: Layers) -> Float[Array, 'B T n P K']:
     """Return a, the float32 softmax of the scores over the layers; Eq. 5-6."""
-    options = self.config.side(self.side).mlrf
+    options = self.config.side(self.side).options
     kernel = self.scorer_hidden()
     firsts = (
       kernel[:, None]
@@ -171,7 +196,8 @@ SCHEME = on_both_sides(
   Hops,
   'layer aggregation',
   'Wang et al. 2018, Eq. 5-7',
-  'mlrf',
+  HopsOptions,
+  rate=0.3,
   layers_read=mlrf_layers,
   reads_layer_embedding=reads_layer_embedding,
 )

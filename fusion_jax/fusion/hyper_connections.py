@@ -9,15 +9,19 @@ generator gives.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
+from pydantic import Field
 
+from fusion_jax.bounds import Depth
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SUBLAYERS
+from fusion_jax.config.section import section
+from fusion_jax.errors import require
 from fusion_jax.fusion.scheme import (
   ResidualPlug,
   no_layers,
@@ -31,6 +35,28 @@ from fusion_jax.layers.residual import (
   Streams,
 )
 from fusion_jax.layers.sow import sow
+
+
+@section('model.*.options')
+class HyperOptions:
+  """Hyper-connections (Zhu et al. 2024; Xie et al. 2025)."""
+
+  kind: Literal['static', 'dynamic', 'identity_mix', 'manifold'] = 'dynamic'
+  """How a sublayer reads, mixes and writes the streams. 'static': by
+  parameters; 'dynamic': by parameters and what each stream says; 'manifold':
+  by sigmoids and a doubly stochastic mix of what all streams say (mHC);
+  'identity_mix': the same without a mix."""
+
+  streams: Annotated[int, Field(ge=2, le=64)] = 4
+  """Number of residual streams."""
+
+  collapse: Literal['mean', 'learned'] = 'mean'
+  """What follows the stack: the mean of the streams (the paper's sum over their
+  number, which the norm behind it does not see), or a learned reading."""
+
+  rounds: Depth = 20
+  """Manifold: rounds of Sinkhorn's algorithm."""
+
 
 # Start of the factors of what a generator gives.
 _SCALE = 0.01
@@ -238,7 +264,7 @@ class HyperResidual(Residual):
 
   def setup(self):
     super().setup()
-    self.options = options = self.config.side(self.side).hyper
+    self.options = options = self.config.side(self.side).options
     count, kind = options.streams, options.kind
     own = jax.nn.one_hot(self.number % count, count)
     gated = kind in ('identity_mix', 'manifold')
@@ -346,7 +372,7 @@ class HyperResidual(Residual):
       sow(self, 'telemetry', name, token_mean(value, context.tokens))
 
 
-def with_streams_in_turn(config: ModelConfig, parameters: Any) -> Any:
+def streams_in_turn(config: ModelConfig, side: Side, stack: Any) -> Any:
   """Return fresh parameters whose sublayers read another stream each at first.
 
   With `scan_layers` all layers are made as the first one is; here each gets its
@@ -354,24 +380,20 @@ def with_streams_in_turn(config: ModelConfig, parameters: Any) -> Any:
 
   Args:
     config: Model configuration.
-    parameters: Parameters of the model, boxed or not.
+    side: Side of the stack.
+    stack: Parameters of the stack, boxed or not.
   """
+  if not config.scan_layers:
+    return stack
 
   def turned(path: tuple[Any, ...], leaf: Array) -> Array:
-    side, stack, *names = (p.key for p in path if hasattr(p, 'key'))
-    if stack != 'layers' or names[-1] != 'read':
+    if 'read' not in [getattr(part, 'key', None) for part in path]:
       return leaf
     turns = SUBLAYERS[side] * jnp.arange(leaf.shape[0])
     return jax.vmap(jnp.roll)(leaf, turns)
 
-  sides = [
-    side
-    for side in ('encoder', 'decoder')
-    if config.scan_layers and config.side(side).fusion == 'hyper_connections'
-  ]
-  with_path = jax.tree_util.tree_map_with_path
-  fresh = {side: parameters[side] for side in sides}
-  return parameters | with_path(turned, fresh)
+  layers = jax.tree_util.tree_map_with_path(turned, stack['layers'])
+  return {**stack, 'layers': layers}
 
 
 class StreamsRead(nn.Module):
@@ -405,12 +427,21 @@ class StreamsRead(nn.Module):
 
 
 def _state(config: ModelConfig, side: Side) -> ResidualState:
-  return Streams(config.side(side).hyper.streams)
+  return Streams(config.side(side).options.streams)
 
 
 def _state_read(config: ModelConfig, side: Side) -> StreamsRead | None:
-  learned = config.side(side).hyper.collapse == 'learned'
+  learned = config.side(side).options.collapse == 'learned'
   return StreamsRead(config) if learned else None
+
+
+def _check(config: ModelConfig, side: Side) -> None:
+  options = config.side(side).options
+  require(
+    options.kind == 'manifold' or options.rounds == HyperOptions.rounds,
+    f'model.{side}.options.rounds',
+    f'{options.rounds} has no effect with kind={options.kind!r}; leave it out',
+  )
 
 
 def _identity(config: ModelConfig, side: Side) -> bool:
@@ -422,8 +453,11 @@ SCHEME = on_both_sides(
   HyperResidual,
   'residual',
   'Zhu et al. 2024, Eq. 1-2',
-  'hyper',
+  HyperOptions,
+  norms=('pre',),
+  check=_check,
   layers_read=no_layers,
   starts_as_identity=_identity,
   residual=ResidualPlug(HyperResidual, _state, _state_read),
+  initial=streams_in_turn,
 )

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.section import section
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
   on_both_sides,
@@ -21,6 +23,24 @@ from fusion_jax.layers.dense import Dense, bias_initializer, kernel_initializer
 from fusion_jax.layers.parameter import Initializer, parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow, wants
+
+
+@section('model.*.options')
+class LinearOptions:
+  """Linear combination (Dou 2018, Eq. 5)."""
+
+  factored: bool = True
+  """True: concat(H[1..L]) A B, the form that has the paper's size. False:
+  sum_l W_l H[l], the form of the paper's text."""
+
+  hidden: SizeOrZero = 0
+  """Columns of A; 0: model.filter."""
+
+  bias: bool = True
+  """Whether the maps have biases."""
+
+  output_norm: bool = False
+  """Whether a norm follows the combination."""
 
 
 def affine(
@@ -77,7 +97,7 @@ def block_norms(
 
 def starts_as_identity(config: ModelConfig, side: Side) -> bool:
   """Return whether the combination of a side starts as H[L]."""
-  options, pre = config.side(side).linear, config.norm == 'pre'
+  options, pre = config.side(side).options, config.norm == 'pre'
   wide = (options.hidden or config.filter) >= config.width
   return (
     may_start_as_identity(config, side, 'linear')
@@ -104,7 +124,7 @@ class Linear(nn.Module):
   side: Side
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).linear
+    config, options = self.config, self.config.side(self.side).options
     if options.factored:
       features = options.hidden or config.filter
       self.hidden = self._dense(
@@ -123,7 +143,7 @@ class Linear(nn.Module):
   def _dense(
     self, features: int, axes: tuple[str, str], start: Initializer
   ) -> Dense:
-    config, options = self.config, self.config.side(self.side).linear
+    config, options = self.config, self.config.side(self.side).options
     if not self._from_baseline:
       return Dense(config, features, axes, options.bias)
     zeros = nn.initializers.zeros_init()
@@ -147,7 +167,7 @@ class Linear(nn.Module):
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Return the combination of H[1..L]."""
-    options = self.config.side(self.side).linear
+    options = self.config.side(self.side).options
     if wants(self, 'telemetry'):
       norms = block_norms(nn.unbox(self.variables['params']), len(layers) - 1)
       sow(self, 'telemetry', 'layer_norms', norms)
@@ -195,6 +215,7 @@ SCHEME = on_both_sides(
   Linear,
   'layer aggregation',
   'Dou et al. 2018, Eq. 5',
-  'linear',
+  LinearOptions,
+  rate=0.1,
   starts_as_identity=starts_as_identity,
 )

@@ -4,20 +4,25 @@ Axis letters: B batch, S source, T positions, D model width, C sums, J layers of
 the decoder, K layers that are summed, W one memory for keys and one for values.
 """
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import Only
+from fusion_jax.config.section import section
+from fusion_jax.errors import require
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers, weighted_sum
 from fusion_jax.fusion.scheme import (
   all_layers,
   on_both_sides,
 )
+from fusion_jax.fusion.shortcuts import ShortcutAttention
 from fusion_jax.fusion.streams import WAYS, StreamAttention
 from fusion_jax.layers.attention import LayerInput, MultiHeadAttention
 from fusion_jax.layers.context import Context, token_mean
@@ -25,6 +30,30 @@ from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
+
+
+@section('model.*.options')
+class MuddOptions:
+  """Multiway dynamic dense connections (Xiao et al. 2025)."""
+
+  ways: Literal[0, 1, 4] = 4
+  """Sums after each layer: one for the residual, the query, the key and the
+  value of the layer above, or one for all of them. 0: none; layers read the
+  layer below, and memory_ways alone has sums."""
+
+  memory_ways: Annotated[Literal[0, 1, 2], Only('encoder')] = 0
+  """Encoder: sums of all layers for each layer of the decoder, in place of the
+  output: one for the keys and one for the values of its cross-attention, or one
+  for both. 0: none; all read the output."""
+
+  norms: Literal['none', 'pre_post'] = 'none'
+  """'pre_post': norms of the layers that are summed and of the sum for the
+  residual, as in the paper's deep models."""
+
+  hidden_multiple: SizeOrZero = 0
+  """Round the hidden widths K of the generators up to (K // m + 1) m; 0: not.
+  The released code has 64."""
+
 
 # Start of the scale of the norm before the residual, with norms='pre_post'.
 _SUM_SCALE = 1e-3
@@ -44,7 +73,7 @@ def sum_names(config: ModelConfig, side: Side, layer: int) -> tuple[str, ...]:
     The ways of the layer above. After the last layer they are those of the
     memories of the decoder's layers, or one, the output of the stack.
   """
-  options = config.side(side).mudd
+  options = config.side(side).options
   if layer < config.layers(side):
     return WAYS[options.ways] if options.ways else ()
   if not options.memory_ways:
@@ -56,7 +85,7 @@ def sum_names(config: ModelConfig, side: Side, layer: int) -> tuple[str, ...]:
 
 def hidden_width(config: ModelConfig, side: Side, layer: int) -> int:
   """Return the hidden width of the generator after a layer."""
-  options, names = config.side(side).mudd, sum_names(config, side, layer)
+  options, names = config.side(side).options, sum_names(config, side, layer)
   width = len(names) * (layer + 1)
   is_output = layer == config.layers(side) and not options.memory_ways
   width *= _LAST if is_output else 1
@@ -95,7 +124,7 @@ class Mudd(LayerConnection):
   side: Side
 
   def setup(self):
-    self.options = options = self.config.side(self.side).mudd
+    self.options = options = self.config.side(self.side).options
     count = self.config.layers(self.side)
     numbers = [n for n in range(1, count + 1) if self._names(n)]
     self.hidden = {str(n): self._hidden(n) for n in numbers}
@@ -207,8 +236,26 @@ def _attention(
   config: ModelConfig, side: Side, index: int
 ) -> MultiHeadAttention:
   """Return the self-attention of a layer; layer 1 reads H[0] alone."""
-  streams = config.side(side).mudd.ways > 1 and index > 1
+  streams = config.side(side).options.ways > 1 and index > 1
   return StreamAttention(config) if streams else MultiHeadAttention(config)
+
+
+def _check(config: ModelConfig, side: Side) -> None:
+  options, path = config.side(side).options, f'model.{side}.options'
+  others = ', or give memory_ways' if side == 'encoder' else ''
+  require(
+    options.ways > 0 or options.memory_ways > 0,
+    f'{path}.ways',
+    f'0 leaves nothing to sum; use 1 or 4{others}',
+  )
+  source = config.decoder.source
+  attention = source and source.cross_attention(config, config.decoder_layers)
+  require(
+    options.memory_ways < 2 or not isinstance(attention, ShortcutAttention),
+    f'{path}.memory_ways',
+    f'{options.memory_ways} and shortcuts into the cross-attention of the '
+    'decoder both replace its keys and values; choose one, or 1',
+  )
 
 
 def _identity(config: ModelConfig, side: Side) -> bool:
@@ -220,7 +267,12 @@ SCHEME = on_both_sides(
   Mudd,
   'layer connection',
   'Xiao et al. 2025',
-  'mudd',
+  MuddOptions,
+  norms=('pre',),
+  check=_check,
+  owns_layer_inputs=lambda options: options.ways > 0,
+  hides_layer_below=lambda options: options.ways > 0,
+  ways=lambda options: options.ways,
   layers_read=all_layers,
   starts_as_identity=_identity,
   self_attention=_attention,

@@ -5,15 +5,34 @@ Dou et al. (EMNLP 2018), Eq. 8.
 Axis letters: M rows of a pass, T positions, D model width.
 """
 
-from jaxtyping import Array, Float
+from typing import Annotated
 
-from fusion_jax.config import Side
+from jaxtyping import Array, Float
+from pydantic import Field
+
+from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.section import section
+from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import per_layer_norms
+from fusion_jax.fusion.scheme import (
+  AttentionSource,
+)
 from fusion_jax.fusion.starts import Opening
-from fusion_jax.fusion.tree import AggNode
+from fusion_jax.fusion.tree import AggNode, AggOptions
 from fusion_jax.layers.attention import MultiHeadAttention
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.residual import layer_norm
+
+
+@section('model.*.attention_options')
+class MultiLayerOptions(AggOptions):
+  """Multi-layer attention (Dou 2018, Eq. 8), and its aggregation node."""
+
+  layers: Annotated[int, Field(ge=2, le=1_000)] = 2
+  """Layers that a self-attention reads."""
+
+  partial: bool = False
+  """Whether layers 2..k, which have fewer layers below them, read those."""
 
 
 def layers_read(index: int, most: int, partial: bool) -> int:
@@ -60,7 +79,7 @@ class MultiLayerAttention(MultiHeadAttention):
     if per_layer_norms(config, self.side):
       self.source_norm = {str(i): layer_norm(config) for i in numbers}
     if numbers:
-      self.agg = AggNode(config, self.side)
+      self.agg = AggNode(config, config.side(self.side).attention_options)
     if numbers and config.side(self.side).start == 'baseline':
       self.opening: Opening | None = Opening(config)
     else:
@@ -69,7 +88,7 @@ class MultiLayerAttention(MultiHeadAttention):
   @property
   def _numbers(self) -> range:
     """The numbers i of the layers H[l-i] that are read beside H[l-1]."""
-    options = self.config.side(self.side).multi_layer
+    options = self.config.side(self.side).attention_options
     return range(
       2, layers_read(self.index, options.layers, options.partial) + 1
     )
@@ -93,3 +112,32 @@ class MultiLayerAttention(MultiHeadAttention):
       return outputs[0]
     fused = self.agg(tuple(outputs), 0, context)
     return fused if self.opening is None else self.opening(outputs[0], fused)
+
+
+def _check(config: ModelConfig, side: Side) -> None:
+  chosen, path = config.side(side), f'model.{side}'
+  options, layers = chosen.attention_options, config.layers(side)
+  scheme = chosen.scheme
+  require(
+    not (scheme and scheme.hides_layer_below(chosen.options)),
+    f'{path}.attention',
+    "'multi_layer' reads the layers below, whose place "
+    f'fusion={chosen.fusion!r} takes; choose one',
+  )
+  most = layers if options.partial else layers - 1
+  require(
+    options.layers <= most,
+    f'{path}.attention_options.layers',
+    f'{options.layers} is more than any of {layers} layers has below it; at '
+    f'most {most}',
+  )
+
+
+SOURCE = AttentionSource(
+  'multi_layer',
+  'Dou et al. 2018, Eq. 8',
+  MultiLayerOptions,
+  self_attention=MultiLayerAttention,
+  cross_attention=lambda config, index: None,
+  check=_check,
+)

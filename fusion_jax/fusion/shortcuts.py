@@ -11,15 +11,19 @@ model width.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from fusion_jax.config import ModelConfig, Side
-from fusion_jax.config.fusion import ShortcutOptions
+from fusion_jax.config import ModelConfig, Side, SideConfig
+from fusion_jax.config.section import section
+from fusion_jax.errors import require
+from fusion_jax.fusion.scheme import (
+  AttentionSource,
+)
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
 from fusion_jax.layers.caches import KeyValue
@@ -28,6 +32,36 @@ from fusion_jax.layers.dense import Dense, kernel_initializer
 from fusion_jax.layers.parameter import Initializer, parameter
 from fusion_jax.layers.residual import plain_norm
 from fusion_jax.layers.sow import sow
+
+
+@section('model.*.attention_options')
+class ShortcutOptions:
+  """Lexical shortcuts into attention (Emelin 2019, Eq. 5-14)."""
+
+  source: Literal['lexical', 'non_lexical'] = 'lexical'
+  """Where shortcuts come from; 'lexical': H[0]; 'non_lexical': H[l - 2]."""
+
+  where: Literal['self', 'cross', 'both'] = 'self'
+  """Attentions that have shortcuts."""
+
+  feature_fusion: bool = False
+  """Project both sources together (Eq. 13-14)."""
+
+  source_norm: Literal['auto', 'plain', 'none'] = 'auto'
+  """Norm without scale and offset on the source H[l - 2] of non-lexical
+  shortcuts; 'auto': with pre-norm, whose states no norm has seen."""
+
+  author_compat: bool = False
+  """The variant of the released code: keys and values read what the norm has
+  not seen, and the residual starts from what it has."""
+
+  def norms_source(self, norm: str) -> bool:
+    """Return whether the source of the shortcuts has a norm."""
+    auto = self.source == 'non_lexical' and norm == 'pre'
+    return self.source_norm == 'plain' or (
+      self.source_norm == 'auto' and auto and not self.author_compat
+    )
+
 
 _AXES = ('embed', 'heads')
 
@@ -121,7 +155,7 @@ class ShortcutAttention(MultiHeadAttention):
 
   @property
   def _options(self) -> ShortcutOptions:
-    return self.config.side(self.side).shortcut
+    return self.config.side(self.side).attention_options
 
   def _gate_bias(self, name: str) -> Float[Array, ' D']:
     # Glorot's limit for a vector, with fan-in and fan-out D.
@@ -238,3 +272,87 @@ def _separate_start(config: ModelConfig) -> Initializer:
     return init(key, shape).at[: shape[0] // 2, shape[1] // 2 :].set(0)
 
   return start
+
+
+def _self_attention(
+  config: ModelConfig, side: Side, index: int
+) -> ShortcutAttention | None:
+  where = config.side(side).attention_options.where
+  return None if where == 'cross' else ShortcutAttention(config, side)
+
+
+def _cross_attention(
+  config: ModelConfig, index: int
+) -> ShortcutAttention | None:
+  where = config.decoder.attention_options.where
+  return None if where == 'self' else ShortcutAttention(config, 'decoder')
+
+
+def _check(config: ModelConfig, side: Side) -> None:
+  chosen, path = config.side(side), f'model.{side}.attention_options'
+  _check_place(chosen, path, side)
+  _check_author_compat(chosen, path, config.norm)
+  options, scheme = chosen.attention_options, chosen.scheme
+  hidden = scheme and scheme.hides_layer_below(chosen.options)
+  require(
+    not (options.source == 'non_lexical' and hidden),
+    f'{path}.source',
+    "'non_lexical' reads the layer below the last, whose place "
+    f'fusion={chosen.fusion!r} takes; choose one',
+  )
+  require(
+    chosen.ways == 1 or options.where == 'cross',
+    f'model.{side}.attention',
+    f"'shortcut' and fusion={chosen.fusion!r} with options.ways={chosen.ways} "
+    'both replace the keys and values; choose one, or options.ways=1',
+  )
+
+
+def _check_place(chosen: SideConfig, path: str, side: Side) -> None:
+  options = chosen.attention_options
+  require(
+    side == 'decoder' or options.where == 'self',
+    f'{path}.where',
+    f'{options.where!r} needs cross-attention, which the encoder lacks; '
+    "'self' is right there",
+  )
+  require(
+    options.source == 'lexical' or options.where == 'self',
+    f'{path}.where',
+    f"{options.where!r} reads the encoder's embeddings, which "
+    "source='non_lexical' does not; use 'self' or source='lexical'",
+  )
+
+
+def _check_author_compat(chosen: SideConfig, path: str, norm: str) -> None:
+  if not chosen.attention_options.author_compat:
+    return
+  field = f'{path}.author_compat'
+  require(
+    not chosen.owns_residual,
+    field,
+    'starts the residual from the normalised input, and with fusion='
+    f'{chosen.fusion!r} the residual is not one array; choose one',
+  )
+  require(
+    norm == 'pre',
+    field,
+    f'is about the norm before attention; model.norm={norm!r} has none',
+  )
+  require(
+    chosen.start == 'fresh',
+    field,
+    'starts the residual from the normalised input, so that '
+    "start='baseline' cannot be exact; choose one",
+  )
+
+
+SOURCE = AttentionSource(
+  'shortcut',
+  'Emelin et al. 2019, Eq. 5-14',
+  ShortcutOptions,
+  _self_attention,
+  _cross_attention,
+  _check,
+  layers_alike=True,
+)

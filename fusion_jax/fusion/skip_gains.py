@@ -33,3 +33,6 @@ class GainResidual(Residual):
     """Return g x, computed in float32, in the dtype of x."""
     sow(self, 'telemetry', 'skip_gain', self.skip_gain)
     return (self.skip_gain * x.astype(jnp.float32)).astype(x.dtype)
+
+
+SOURCE = 'Pagliardini et al. 2024'

@@ -9,19 +9,56 @@ G = 2 predictions: the decoder's own, and that from the source.
 
 import dataclasses
 import math
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
+from pydantic import Field
 
+from fusion_jax.bounds import PositiveFloat
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.section import section
+from fusion_jax.errors import require
 from fusion_jax.fusion.scheme import Scheme, no_layers
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
 from fusion_jax.layers.caches import KeyValue
 from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.dense import Dense, FeedForward
 from fusion_jax.layers.sow import sow
+
+
+@section('model.*.options')
+class SurfaceOptions:
+  """SurfaceFusion (Liu 2021): the source's embeddings predict too."""
+
+  kind: Literal['hard', 'soft', 'learned'] = 'hard'
+  """How both predictions become one. 'hard': with weights g and 1 - g of their
+  log-probabilities; 'learned': with a g that every position computes; 'soft':
+  the scores are added before the softmax."""
+
+  weight: Annotated[float, Field(gt=0, lt=1)] = 0.8
+  """Hard: weight g of the decoder's own prediction; learned: g at the
+  start."""
+
+  least: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+  """Learned: least weight of either prediction. With 0, as released, the one
+  that learns faster takes all weight, and the other never learns."""
+
+  combine: Literal['arithmetic', 'geometric'] = 'geometric'
+  """Hard and learned: log(g P + (1 - g) P_s), or g log P + (1 - g) log P_s, as
+  released."""
+
+  temperature: PositiveFloat = 1.0
+  """Soft: what the scores from the embeddings are divided by."""
+
+  positions: bool = False
+  """Read H[0] of the encoder, embeddings with positions."""
+
+  network: bool = False
+  """Whether a feed-forward network with a residual sum, which both predictions
+  share, stands before the output layer, as in the released command."""
 
 
 def fixed_log_weights(weight: float) -> Float[Array, ' 2']:
@@ -99,7 +136,7 @@ class SurfacePrediction(nn.Module):
   side: Side
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).surface
+    config, options = self.config, self.config.side(self.side).options
     one_head = dataclasses.replace(
       config, heads=1, attention_implementation='plain'
     )
@@ -141,7 +178,7 @@ class SurfacePrediction(nn.Module):
       one, and None.
     """
     assert context.memory_mask is not None, 'a decoder reads a memory'
-    options = self.config.side(self.side).surface
+    options = self.config.side(self.side).options
     read = self.attention(
       jax.lax.stop_gradient(x),
       surface,
@@ -162,12 +199,42 @@ class SurfacePrediction(nn.Module):
     return both, log_weights
 
 
+_UNREAD = {
+  'hard': ('temperature', 'least'),
+  'soft': ('weight', 'combine', 'least'),
+  'learned': ('temperature',),
+}
+
+
+def _prediction_count(config: ModelConfig) -> int:
+  return 0 if config.decoder.options.kind == 'soft' else 2
+
+
+def _check(config: ModelConfig, side: Side) -> None:
+  options, path = config.side(side).options, f'model.{side}.options'
+  for field in _UNREAD[options.kind]:
+    value = getattr(options, field)
+    require(
+      value == getattr(SurfaceOptions, field),
+      f'{path}.{field}',
+      f'{value!r} has no effect with kind={options.kind!r}; leave it out',
+    )
+  least, most = options.least, 1 - options.least
+  require(
+    options.kind != 'learned' or least < options.weight < most,
+    f'{path}.weight',
+    f'{options.weight} is not between least={least} and 1 - {least}',
+  )
+
+
 SCHEME = Scheme(
   'surface_fusion',
   'Liu et al. 2021',
-  'surface',
+  SurfaceOptions,
   {'decoder': SurfacePrediction},
   {'decoder': 'prediction'},
   layers_read=no_layers,
   reads_embeddings=True,
+  check=_check,
+  prediction_count=_prediction_count,
 )

@@ -4,11 +4,15 @@ Axis letters: B batch, T positions, D model width, K layers that are summed, J
 layers of the decoder.
 """
 
+from typing import Literal
+
 import jax
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import Share
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.section import section
 from fusion_jax.fusion.inputs import Layers, per_layer_norms, weighted_sum
 from fusion_jax.fusion.scheme import Scheme, all_layers
 from fusion_jax.layers.context import Context
@@ -16,6 +20,29 @@ from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
+
+
+@section('model.*.options')
+class TransparentOptions:
+  """Transparent attention (Bapna et al. 2018)."""
+
+  dropout: Share = 0.1
+  """Dropout on the weights before their softmax."""
+
+  dropout_place: Literal['logits', 'weights'] = 'logits'
+  """Where dropout is; 'weights': after the softmax, as Liu et al. released."""
+
+  memory_norm: bool = False
+  """Whether the memories have a layer norm, the same for all, and dropout
+  behind it, as Liu et al. released."""
+
+  weights: Literal['constant', 'uniform'] = 'constant'
+  """Weights at the start; 'constant': uniform means; 'uniform': drawn from
+  +-sqrt(1 / (L + 1))."""
+
+  feature_wise: bool = False
+  """Weights for every feature instead of one weight a layer (Liu et al. 2021,
+  "fine-grained")."""
 
 
 class TransparentAttention(nn.Module):
@@ -42,7 +69,7 @@ class TransparentAttention(nn.Module):
   side: Side
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).transparent
+    config, options = self.config, self.config.side(self.side).options
     layers = config.layers(self.side) + 1
     shape: tuple[int, ...] = (layers, config.decoder_layers)
     if options.feature_wise:
@@ -81,7 +108,7 @@ class TransparentAttention(nn.Module):
     softmax = jax.nn.softmax(self.weights, axis=0)
     means = softmax.reshape(*softmax.shape[:2], -1).mean(-1)
     sow(self, 'telemetry', 'weights', means)
-    options = self.config.side(self.side).transparent
+    options = self.config.side(self.side).options
     weights = softmax
     if options.dropout_place == 'logits':
       weights = self.dropout(self.weights, context.deterministic)
@@ -100,7 +127,7 @@ class TransparentAttention(nn.Module):
 SCHEME = Scheme(
   'transparent',
   'Bapna et al. 2018, Eq. 1-3',
-  'transparent',
+  TransparentOptions,
   {'encoder': TransparentAttention},
   {'encoder': 'layer aggregation'},
   layers_read=all_layers,

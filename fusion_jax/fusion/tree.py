@@ -9,14 +9,16 @@ Axis letters: B batch, T positions, D model width, I inputs times D, F hidden
 width of a node, S keys, N heads, H head width.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import Size, SizeOrZero
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.section import section
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import InputNorms, Layers
 from fusion_jax.fusion.scheme import (
@@ -33,6 +35,37 @@ from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
+
+
+@section('model.*.options')
+class AggOptions:
+  """The aggregation node (Dou 2018, Eq. 7) and the trees made of it."""
+
+  hidden: SizeOrZero = 0
+  """Hidden width of the node; 0: model.filter."""
+
+  activation: Literal['sigmoid', 'relu', 'attention'] = 'sigmoid'
+  """Activation of the node's feed-forward network; 'attention': multi-head
+  attention over the positions takes the place of the network."""
+
+  residual: Literal['all', 'top', 'none'] = 'all'
+  """Inputs that are added to the node's output; 'top': the highest layer."""
+
+  zero_out: bool = True
+  """Start with W2 = 0, so that the node is the norm of its residual inputs; has
+  no effect with residual='none'. False is the paper's start, which trains
+  worse: every sigmoid(0) adds half a row of W2."""
+
+
+@section('model.*.options')
+class HierarchicalOptions(AggOptions):
+  """Hierarchical aggregation (Dou 2018, section 3.1.1)."""
+
+  group_size: Size = 2
+  """Layers of a group."""
+
+  feedback: bool = True
+  """Whether the node of a group is the next group's input."""
 
 
 def exploitation_scores(
@@ -98,15 +131,14 @@ class AggNode(nn.Module):
 
   Attributes:
     config: Model configuration.
-    side: Side of the stack.
+    options: Options of the node.
   """
 
   config: ModelConfig
-  side: Side
+  options: AggOptions
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).agg
-    self.options = options
+    config, options = self.config, self.options
     if options.activation == 'attention':
       inner, bias = 'heads', config.attention_bias
       self.query = self._projection(inner, config.width, bias)
@@ -191,7 +223,10 @@ class Iterative(nn.Module):
 
   def setup(self):
     numbers = range(2, self.config.layers(self.side) + 1)
-    self.node = {str(n): AggNode(self.config, self.side) for n in numbers}
+    self.node = {
+      str(n): AggNode(self.config, self.config.side(self.side).options)
+      for n in numbers
+    }
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Fuse H[1..L] from the lowest to the highest; H[0] is not used.
@@ -223,14 +258,15 @@ class Hierarchical(LayerConnection):
 
   def setup(self):
     config, side = self.config, self.side
-    self.node = {str(n): AggNode(config, side) for n in self._groups}
+    options = config.side(side).options
+    self.node = {str(n): AggNode(config, options) for n in self._groups}
     layers = range(1, config.layers(side) + 1)
     self.norms = InputNorms(config, side, tuple(layers if self.node else ()))
     nn.share_scope(self, self.norms)
 
   @property
   def _groups(self) -> dict[int, range]:
-    size = self.config.side(self.side).agg.group_size
+    size = self.config.side(self.side).options.group_size
     return tree_groups(self.config.layers(self.side), size)
 
   def layer_input(
@@ -249,7 +285,7 @@ class Hierarchical(LayerConnection):
 
   def _due(self, top: int) -> list[int]:
     """Return the numbers of the nodes to make after layer `top`."""
-    if self.config.side(self.side).agg.feedback:
+    if self.config.side(self.side).options.feedback:
       return [n for n, group in self._groups.items() if group[-1] == top]
     return list(self._groups) if top == self.config.layers(self.side) else []
 
@@ -275,12 +311,14 @@ ITERATIVE = on_both_sides(
   Iterative,
   'layer aggregation',
   'Dou et al. 2018, Eq. 6-7',
-  'agg',
+  AggOptions,
 )
 HIERARCHICAL = on_both_sides(
   'hierarchical',
   Hierarchical,
   'layer connection',
   'Dou et al. 2018, section 3.1.1',
-  'agg',
+  HierarchicalOptions,
+  owns_layer_inputs=lambda options: options.feedback,
+  hides_layer_below=lambda options: options.feedback,
 )

@@ -6,16 +6,38 @@ Axis letters: M rows of a pass, B batch, S source, T positions, D model width,
 N heads, H head width.
 """
 
+from typing import Annotated, Literal
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.config.fusion import ValueResidualOptions
+from fusion_jax.config.fusion import Only
+from fusion_jax.config.section import section
+from fusion_jax.errors import require
+from fusion_jax.fusion.scheme import AttentionSource
 from fusion_jax.layers.attention import MultiHeadAttention, split_heads
 from fusion_jax.layers.caches import Keys, KeyValue
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.sow import sow
+
+
+@section('model.*.attention_options')
+class ValueResidualOptions:
+  """Value residual (Zhou et al. 2024): each layer reads values of layer 1."""
+
+  kind: Literal['identity', 'learnable', 'constant', 'sparse', 'shared'] = (
+    'learnable'
+  )
+  """Weights of the values of layer 1 and of the layer's own. 'identity': 1/2
+  and 1/2; 'learnable': the same at first; 'constant': 2 and 1; 'sparse': 5 and
+  1 in the last third of the layers, 0 and 1 in the others. 'shared': the other
+  layers have no values of their own (SVFormer)."""
+
+  where: Annotated[Literal['self', 'cross', 'both'], Only('decoder')] = 'self'
+  """Decoder: attentions that have it."""
+
 
 # Weights (a, b) of the values of layer 1 and of the layer's own.
 _FIXED = {'identity': (0.5, 0.5), 'constant': (2.0, 1.0)}
@@ -57,12 +79,11 @@ class ValueResidualAttention(MultiHeadAttention):
   def setup(self):
     super().setup()
     config, side = self.config, self.config.side(self.side)
-    start = value_weights(
-      side.value_residual, self.index, config.layers(self.side)
-    )
+    options = side.attention_options
+    start = value_weights(options, self.index, config.layers(self.side))
     if side.start == 'baseline':
       start = _OWN
-    if side.value_residual.kind == 'learnable' and self.index > 1:
+    if options.kind == 'learnable' and self.index > 1:
       self.value_weights = parameter(
         self,
         'value_weights',
@@ -143,12 +164,54 @@ def value_attention(
   config: ModelConfig, side: Side, index: int
 ) -> MultiHeadAttention:
   """Return an attention with a value residual, of layer `index`, from 1."""
-  if config.side(side).value_residual.kind != 'shared':
+  if config.side(side).attention_options.kind != 'shared':
     return ValueResidualAttention(config, side, index)
   return (SharedValueAttention if index > 1 else MultiHeadAttention)(config)
 
 
-def in_cross_attention(config: ModelConfig) -> bool:
-  """Return whether cross-attention has value residuals."""
-  options = config.decoder.value_residual
-  return options.kind != 'none' and options.where != 'self'
+def _self_attention(
+  config: ModelConfig, side: Side, index: int
+) -> MultiHeadAttention | None:
+  where = config.side(side).attention_options.where
+  return None if where == 'cross' else value_attention(config, side, index)
+
+
+def _cross_attention(
+  config: ModelConfig, index: int
+) -> MultiHeadAttention | None:
+  where = config.decoder.attention_options.where
+  return None if where == 'self' else value_attention(config, 'decoder', index)
+
+
+def _mixes_memory(config: ModelConfig) -> bool:
+  options = config.decoder.attention_options
+  return options.where != 'self' and options.kind != 'shared'
+
+
+def _check(config: ModelConfig, side: Side) -> None:
+  chosen = config.side(side)
+  kind = chosen.attention_options.kind
+  require(
+    chosen.ways == 1,
+    f'model.{side}.attention',
+    f"'value_residual' and fusion={chosen.fusion!r} with options.ways="
+    f'{chosen.ways} both replace the values of attention; choose one',
+  )
+  why = 'layers have no values' if kind == 'shared' else 'weights are fixed'
+  require(
+    chosen.start == 'fresh' or kind == 'learnable',
+    f'model.{side}.start',
+    f"'baseline' cannot be exact with attention_options.kind={kind!r}, whose "
+    f"{why}; use 'learnable', or start='fresh'",
+  )
+
+
+SOURCE = AttentionSource(
+  'value_residual',
+  'Zhou et al. 2024',
+  ValueResidualOptions,
+  _self_attention,
+  _cross_attention,
+  _check,
+  mixes_memory=_mixes_memory,
+)

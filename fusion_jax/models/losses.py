@@ -7,21 +7,19 @@ The logits of a batch are the largest array of a training step. Here only one
 chunk of rows has logits at a time, and its gradient is computed while they are
 in memory: this takes three matrix products a chunk, none of them twice. Where
 several groups of layers predict, the logits of one group after the other are
-computed.
+computed; one prediction is one group.
 """
 
 import functools
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fusion_jax.fusion.gtrans import at_positions, token_mixture
+from fusion_jax.fusion.mixture import Combine, at_positions, token_mixture
 from fusion_jax.models.transformer import OutputLayer, output_logits
 from fusion_jax.parallel.mesh import shards_of_rows
-
-Combine = Literal['arithmetic', 'geometric']
 
 
 class LossSums(NamedTuple):
@@ -180,85 +178,19 @@ def _zeros(output: OutputLayer) -> OutputLayer:
   return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), output)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _cross_entropy(
-  features: Float[Array, 'B T D'],
-  output: OutputLayer,
-  targets: Int[Array, 'B T'],
-  keep: Bool[Array, 'B T'],
-  smoothing: float,
-  chunk_tokens: int,
-) -> LossSums:
-  count = _chunk_count(targets.shape[0], targets.shape[1], chunk_tokens)
-
-  def add_chunk(sums, chunk):
-    chunk_features, chunk_targets, chunk_keep = chunk
-    logits = output_logits(chunk_features, read.layer)
-    mean = read.mean_logits(chunk_features)
-    rows, _ = _row_losses(logits, mean, chunk_targets, smoothing)
-    return jax.tree.map(jnp.add, sums, _chunk_sums(rows, chunk_keep)), None
-
-  read = _output(output, features)
-  chunks = tuple(_to_chunks(x, count) for x in (features, targets, keep))
-  return jax.lax.scan(add_chunk, zero_sums(), chunks)[0]
-
-
-def _cross_entropy_forward(
-  features, output, targets, keep, smoothing, chunk_tokens
-):
-  count = _chunk_count(targets.shape[0], targets.shape[1], chunk_tokens)
-
-  def add_chunk(carry, chunk):
-    chunk_features, chunk_targets, chunk_keep = chunk
-    logits = output_logits(chunk_features, read.layer)
-    mean = read.mean_logits(chunk_features)
-    rows, log_sum = _row_losses(logits, mean, chunk_targets, smoothing)
-    gradients = _chunk_gradients(
-      logits,
-      log_sum,
-      chunk_features,
-      read.layer,
-      chunk_targets,
-      chunk_keep,
-      smoothing,
-    )
-    new = (_chunk_sums(rows, chunk_keep), gradients.output)
-    carry = jax.tree.map(jnp.add, carry, new)
-    return carry, gradients.features.astype(features.dtype)
-
-  read = _output(output, features)
-  chunks = tuple(_to_chunks(x, count) for x in (features, targets, keep))
-  (sums, by_output), by_features = jax.lax.scan(
-    add_chunk, (zero_sums(), _zeros(output)), chunks
-  )
-  return sums, (_from_chunks(by_features, targets.shape[0]), by_output)
-
-
-def _scaled(gradients: tuple, scale: Float[Array, '']) -> tuple:
-  return jax.tree.map(lambda g: (g * scale).astype(g.dtype), gradients)
-
-
-def _cross_entropy_backward(smoothing, chunk_tokens, gradients, cotangent):
-  del smoothing, chunk_tokens
-  return *_scaled(gradients, cotangent.loss), None, None
-
-
-_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
-
-
 class _Settings(NamedTuple):
   smoothing: float
   chunk_tokens: int
   combine: Combine
 
 
-class _MixtureGradients(NamedTuple):
+class _LossGradients(NamedTuple):
   features: Float[Array, 'G B T D']
   log_weights: Float[Array, 'G B T']
   output: OutputLayer
 
 
-class _MixtureChunk(NamedTuple):
+class _Chunk(NamedTuple):
   """Results of one chunk.
 
   Attributes:
@@ -275,7 +207,7 @@ class _MixtureChunk(NamedTuple):
   by_output: OutputLayer | None
 
 
-def _mixture_chunk(
+def _chunk(
   features: Float[Array, 'G R D'],
   log_weights: Float[Array, 'G R'],
   output: _Output,
@@ -283,8 +215,9 @@ def _mixture_chunk(
   keep: Bool[Array, ' R'],
   settings: _Settings,
   by_output: OutputLayer | None,
-) -> _MixtureChunk:
+) -> _Chunk:
   """Compute one chunk group by group; add to `by_output` unless it is None."""
+  alone = len(features) == 1
 
   def add_group(carry, group):
     mixture, by_output = carry
@@ -293,9 +226,9 @@ def _mixture_chunk(
     logits = output_logits(group_features, output.layer)
     mean = output.mean_logits(group_features)
     rows, log_sum = _row_losses(logits, mean, targets, settings.smoothing)
-    if settings.combine == 'arithmetic':
+    if not alone and settings.combine == 'arithmetic':
       mixture += jnp.exp(log_weight + logits - log_sum)
-    else:
+    elif not alone:
       mixture += weight * (logits - log_sum)
     if by_output is not None:
       gradients = _chunk_gradients(
@@ -306,25 +239,26 @@ def _mixture_chunk(
         targets,
         keep,
         settings.smoothing,
-        weight,
+        1.0 if alone else weight,
       )
       by_output = jax.tree.map(jnp.add, by_output, gradients.output)
       by_features = gradients.features.astype(features.dtype)
-    seen = (rows.loss, rows.negative_log_likelihood, by_features)
-    return (mixture, by_output), seen
+    return (mixture, by_output), (rows, by_features)
 
-  nothing = jnp.zeros((targets.size, output.layer.table.shape[0]), jnp.float32)
-  (mixture, by_output), (losses, negatives, by_features) = jax.lax.scan(
+  shape = targets.size, output.layer.table.shape[0]
+  nothing = None if alone else jnp.zeros(shape, jnp.float32)
+  (mixture, by_output), (rows, by_features) = jax.lax.scan(
     add_group, (nothing, by_output), (features, log_weights)
   )
-  losses = losses * jnp.exp(log_weights)
-  rows = _Rows(
-    losses.sum(0),
-    -token_mixture(-negatives, log_weights, settings.combine),
-    _is_largest(targets, mixture),
-  )
+  losses = rows.loss * jnp.exp(log_weights)
+  if mixture is None:
+    whole = jax.tree.map(lambda x: x[0], rows)
+  else:
+    log_p = -rows.negative_log_likelihood
+    mixed = token_mixture(log_p, log_weights, settings.combine)
+    whole = _Rows(losses.sum(0), -mixed, _is_largest(targets, mixture))
   losses = jnp.where(keep, losses, 0)
-  return _MixtureChunk(losses, _chunk_sums(rows, keep), by_features, by_output)
+  return _Chunk(losses, _chunk_sums(whole, keep), by_features, by_output)
 
 
 def _is_largest(
@@ -334,7 +268,7 @@ def _is_largest(
   return chosen[:, 0] >= scores.max(-1)
 
 
-def _mixture_pass(
+def _all_chunks(
   features: Float[Array, 'G B T D'],
   log_weights: Float[Array, 'G B T'],
   output: OutputLayer,
@@ -342,7 +276,7 @@ def _mixture_pass(
   keep: Bool[Array, 'B T'],
   settings: _Settings,
   differentiate: bool,
-) -> tuple[LossSums, _MixtureGradients | None]:
+) -> tuple[LossSums, _LossGradients | None]:
   """Return the sums of all chunks, and their gradients if asked for.
 
   Features and their gradient are read and written in place, chunk c as [:, :,
@@ -359,7 +293,7 @@ def _mixture_pass(
     sums, by_features, by_output = carry
     index, chunk_weights, chunk_targets, chunk_keep = chunk
     chunk_features = jax.lax.dynamic_index_in_dim(features, index, 2)
-    new = _mixture_chunk(
+    new = _chunk(
       chunk_features.reshape(groups, -1, features.shape[-1]),
       chunk_weights,
       read,
@@ -391,14 +325,14 @@ def _mixture_pass(
   if not differentiate:
     return sums, None
   by_log_weights = jax.vmap(_from_chunks, (1, None))(losses, rows)
-  gradients = _MixtureGradients(
+  gradients = _LossGradients(
     by_features.reshape(shape), by_log_weights, by_output
   )
   return sums, gradients
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _mixture_cross_entropy(
+def _cross_entropy(
   features: Float[Array, 'G B T D'],
   log_weights: Float[Array, 'G B T'],
   output: OutputLayer,
@@ -406,23 +340,26 @@ def _mixture_cross_entropy(
   keep: Bool[Array, 'B T'],
   settings: _Settings,
 ) -> LossSums:
-  return _mixture_pass(
+  return _all_chunks(
     features, log_weights, output, targets, keep, settings, False
   )[0]
 
 
-def _mixture_forward(features, log_weights, output, targets, keep, settings):
-  return _mixture_pass(
+def _forward(features, log_weights, output, targets, keep, settings):
+  return _all_chunks(
     features, log_weights, output, targets, keep, settings, True
   )
 
 
-def _mixture_backward(settings, gradients, cotangent):
+def _backward(settings, gradients, cotangent):
   del settings
-  return *_scaled(gradients, cotangent.loss), None, None
+  scaled = jax.tree.map(
+    lambda g: (g * cotangent.loss).astype(g.dtype), gradients
+  )
+  return *scaled, None, None
 
 
-_mixture_cross_entropy.defvjp(_mixture_forward, _mixture_backward)
+_cross_entropy.defvjp(_forward, _backward)
 
 
 @jax.named_scope('loss')
@@ -465,14 +402,8 @@ def cross_entropy(
     Sums over the tokens of all rows.
   """
   keep = jnp.arange(targets.shape[1]) < target_lengths[:, None]
-  if log_weights is not None and len(log_weights) > 1:
-    settings = _Settings(label_smoothing, chunk_tokens, combine)
-    each = at_positions(log_weights, targets.shape)
-    return _mixture_cross_entropy(
-      features, each, output, targets, keep, settings
-    )
-  # One group has psi = 1 and needs no mixture.
-  alone = features if log_weights is None else features[0]
-  return _cross_entropy(
-    alone, output, targets, keep, label_smoothing, chunk_tokens
-  )
+  settings = _Settings(label_smoothing, chunk_tokens, combine)
+  if log_weights is None:
+    features, log_weights = features[None], jnp.zeros(1)
+  weights = at_positions(log_weights, targets.shape)
+  return _cross_entropy(features, weights, output, targets, keep, settings)

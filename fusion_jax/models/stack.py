@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from fusion_jax import fusion
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion import plugs
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.layers.ablation_masks import masks_of
 from fusion_jax.layers.attention import query_of, residual_of
@@ -85,7 +85,7 @@ def _residuals(
 ) -> list[Residual]:
   """Return the residuals of the sublayers of layer `index`, from 1."""
   first = (index - 1) * count
-  return [fusion.residual(config, side, first + n) for n in range(count)]
+  return [plugs.residual(config, side, first + n) for n in range(count)]
 
 
 class EncoderLayer(nn.Module):
@@ -96,7 +96,7 @@ class EncoderLayer(nn.Module):
 
   def setup(self):
     config = self.config
-    self.self_attention = fusion.self_attention(config, 'encoder', self.index)
+    self.self_attention = plugs.self_attention(config, 'encoder', self.index)
     self.feed_forward = FeedForward(config)
     residuals = _residuals(config, 'encoder', self.index, 2)
     self.self_attention_residual, self.feed_forward_residual = residuals
@@ -138,8 +138,8 @@ class DecoderLayer(nn.Module):
 
   def setup(self):
     config = self.config
-    self.self_attention = fusion.self_attention(config, 'decoder', self.index)
-    self.cross_attention = fusion.cross_attention(config, self.index)
+    self.self_attention = plugs.self_attention(config, 'decoder', self.index)
+    self.cross_attention = plugs.cross_attention(config, self.index)
     self.feed_forward = FeedForward(config)
     residuals = _residuals(config, 'decoder', self.index, 3)
     self.self_attention_residual, self.cross_attention_residual = residuals[:2]
@@ -219,13 +219,13 @@ class _Stack(nn.Module):
         self.layer_class(config, index + 1)
         for index in range(config.layers(side))
       ]
-    self.connection = fusion.connection(config, side)
-    self.state = fusion.residual_state(config, side)
-    self.state_read = fusion.state_read(config, side)
-    self.input_norms = fusion.input_norms(config, side)
-    self.read_out = fusion.layer_aggregation(config, side, self.layer_embedding)
-    self.prediction = fusion.prediction(config, side)
-    self.opening = fusion.openings(config, side)
+    self.connection = plugs.connection(config, side)
+    self.state = plugs.residual_state(config, side)
+    self.state_read = plugs.state_read(config, side)
+    self.input_norms = plugs.input_norms(config, side)
+    self.read_out = plugs.layer_aggregation(config, side, self.layer_embedding)
+    self.prediction = plugs.prediction(config, side)
+    self.opening = plugs.openings(config, side)
     if config.norm == 'pre':
       self.final_norm = layer_norm(config)
 
@@ -292,7 +292,7 @@ class _Stack(nn.Module):
     """Return how many layers to run: fewer where no group reads the others."""
     if self.prediction is None or self._is_whole(context):
       return len(self.layer)
-    return fusion.inference_depth(self.config)
+    return plugs.inference_depth(self.config)
 
   def _is_whole(self, context: Context) -> bool:
     """Return whether all groups predict: in training, and in initialisation."""
@@ -400,7 +400,7 @@ class Decoder(_Stack):
 
   def setup(self):
     super().setup()
-    self.surface = fusion.surface_prediction(self.config)
+    self.surface = plugs.surface_prediction(self.config)
 
   def memories(
     self, encoded: StackOutput, mask: Bool[Array, 'B 1 1 S']
@@ -438,7 +438,7 @@ class Decoder(_Stack):
         layer.memory(features[index] if each else features, embedding, tokens)
         for index, layer in enumerate(self.layer)
       )
-      if not fusion.mixes_memory(self.config):
+      if not plugs.mixes_memory(self.config):
         return own
       return tuple(
         layer.mixed_memory(memory, own[0])
@@ -472,7 +472,7 @@ class Decoder(_Stack):
       output = self._with_surface(output, memories.surface, context)
     if output.log_weights is None or self._is_whole(context):
       return output
-    kept = fusion.inference_groups(
+    kept = plugs.inference_groups(
       self.config, output.features, output.log_weights
     )
     return output._replace(features=kept[0], log_weights=kept[1])

@@ -13,11 +13,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
-from fusion_jax.fusion.deep_residuals import with_initial_gains
-from fusion_jax.fusion.gtrans import mixture_log_probabilities
-from fusion_jax.fusion.hyper_connections import with_streams_in_turn
+from fusion_jax.fusion import plugs
+from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
 from fusion_jax.layers.caches import Cache, CacheCursor, empty
 from fusion_jax.layers.context import Context
@@ -124,7 +122,7 @@ class Transformer(nn.Module):
     if config.positions == 'learned':
       self.source_positions = self._positions('source_positions')
       self.target_positions = self._positions('target_positions')
-    self.layer_embedding = fusion.layer_embedding(config)
+    self.layer_embedding = plugs.layer_embedding(config)
     self.encoder = Encoder(config, self.layer_embedding)
     self.decoder = Decoder(config, self.layer_embedding)
     self.dropout = Dropout(config.embedding_dropout, config.dropout_generator)
@@ -234,9 +232,9 @@ class Transformer(nn.Module):
     encoded = self.encoder(
       x, Context(mask, deterministic, tokens=padding[:, 0, 0])
     )
-    if not fusion.reads_embeddings(self.config):
+    if not plugs.reads_embeddings(self.config):
       return encoded
-    if not self.config.decoder.surface.positions:
+    if not self.config.decoder.options.positions:
       bare = self._looked_up(self.source_table, source).astype(x.dtype)
       x = self.dropout(bare, deterministic)
     return encoded._replace(embeddings=x)
@@ -403,7 +401,7 @@ class Transformer(nn.Module):
   @property
   def gives_log_probabilities(self) -> bool:
     """Whether `decode_step` returns the logarithm of a mixture."""
-    return fusion.prediction_count(self.config) > 0
+    return plugs.prediction_count(self.config) > 0
 
   def _decode(
     self,
@@ -438,8 +436,7 @@ def boxed_parameters(model: Transformer, seed: int) -> Parameters:
   """Return fresh parameters, each in a box with its logical axis names."""
   ids, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
   fresh = model.init(jax.random.key(seed), ids, lengths, ids)['params']
-  fresh = with_streams_in_turn(model.config, fresh)
-  return with_initial_gains(model.config, fresh)
+  return plugs.started(model.config, fresh)
 
 
 def initial_parameters(model: Transformer, seed: int) -> Parameters:

@@ -34,6 +34,7 @@ from fusion_jax.config.serialization import FORMAT
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import whole_folder
+from fusion_jax.json_files import DamagedError, sealed
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.parallel.processes import is_first, on_all
 from fusion_jax.runs.directory import create_run
@@ -51,7 +52,6 @@ from fusion_jax.runs.reading import (
   reading,
   warn_damaged,
 )
-from fusion_jax.seals import DamagedError, sealed
 
 logger = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ from fusion_jax.files import (
   write_errors,
   write_whole,
 )
-from fusion_jax.json_input import read_json
+from fusion_jax.json_files import read_json
 
 logger = logging.getLogger(__name__)
 

@@ -24,14 +24,13 @@ import numpy as np
 from jaxtyping import Array, UInt32
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.fusion_checks import unread_options
 from fusion_jax.config.serialization import flatten
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
+from fusion_jax.json_files import DamagedError
 from fusion_jax.layers.dropout import lowbias32, row_major_positions
 from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import Parameters
-from fusion_jax.seals import DamagedError
 
 _ODD = np.uint32(0x9E3779B9)
 
@@ -44,7 +43,7 @@ _FREE = (
   'model.attention_implementation',
   'model.dropout',
   'model.*_dropout',
-  'model.*.transparent.dropout',
+  'model.*.options.dropout',
   'model.dropout_generator',
   'model.flatten_positions',
   'model.initialization',
@@ -147,17 +146,10 @@ def check_identity(
 
 def _model_fields(config: ExperimentConfig) -> dict[str, Any]:
   """Return the fields, by dotted names, that decide what a model computes."""
-  unread = {
-    f'model.{side}.{option}'
-    for side in ('encoder', 'decoder')
-    for option in unread_options(config.model.side(side), side)
-  }
   return {
     name: value
     for name, value in flatten(config).items()
-    if _matches(name, _DECISIVE)
-    and not _matches(name, _FREE)
-    and name not in unread
+    if _matches(name, _DECISIVE) and not _matches(name, _FREE)
   }
 
 

@@ -17,6 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, require
+from fusion_jax.json_files import DamagedError
 from fusion_jax.languages import Words, words_of
 from fusion_jax.models.transformer import (
   Parameters,
@@ -36,7 +37,6 @@ from fusion_jax.runs.reading import (
   reading,
   warn_damaged,
 )
-from fusion_jax.seals import DamagedError
 
 logger = logging.getLogger(__name__)
 

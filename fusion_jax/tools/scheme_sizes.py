@@ -28,10 +28,8 @@ from pydantic.dataclasses import dataclass
 from fusion_jax import fusion
 from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
 from fusion_jax.config.flags import parse_arguments
-from fusion_jax.config.fusion import RULES
 from fusion_jax.config.presets import changed
-from fusion_jax.config.section import fields_of_section
-from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion import SCHEMES, SOURCES
 from fusion_jax.fusion.scheme import Scheme
 from fusion_jax.models.transformer import (
   Parameters,
@@ -114,12 +112,10 @@ class Group:
   Attributes:
     source: Paper and equations.
     plug: Where the scheme plugs in.
-    options: Field of the config that has its options.
   """
 
   source: str
   plug: str
-  options: str
 
 
 @dataclass(frozen=True, config=_CHECKED)
@@ -150,8 +146,11 @@ def _papers() -> Papers:
 def rows() -> Iterator[Row]:
   """Yield the rows of the table, with those of schemes of the user's own."""
   papers = _papers()
-  for name in (*SCHEMES, *papers.groups):
-    group = papers.groups.get(name) or _group_of(SCHEMES[name])
+  groups = {name: _group_of(scheme) for name, scheme in SCHEMES.items()}
+  groups |= {
+    name: Group(row.source, 'attention') for name, row in SOURCES.items()
+  }
+  for name, group in (groups | papers.groups).items():
     models = [model for model in papers.models if model.of == name]
     for model in models or [_in_base(SCHEMES[name])]:
       baseline = papers.baselines[model.baseline]
@@ -161,18 +160,15 @@ def rows() -> Iterator[Row]:
 
 
 def _group_of(scheme: Scheme) -> Group:
-  options = scheme.options
-  if scheme.own is not None:
-    options = f'own: {", ".join(fields_of_section(scheme.own))}'
   plugs = ', '.join(dict.fromkeys(scheme.plugs.values()))
-  return Group(scheme.source, plugs, options)
+  return Group(scheme.source, plugs)
 
 
 def _in_base(scheme: Scheme) -> PaperModel:
   """Return a scheme without a paper's model at Base size, at its defaults."""
   side = SideConfig(fusion=scheme.name)
   sides: dict[str, Any] = dict.fromkeys(scheme.modules, side)
-  baseline = 'base' if 'post' in RULES[scheme.name].norms else 'pre_norm'
+  baseline = 'base' if 'post' in scheme.norms else 'pre_norm'
   return PaperModel(scheme.name, scheme.name, baseline, **sides)
 
 
@@ -250,7 +246,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     group.source,
     group.plug,
     ', '.join(model.sides) or 'both',
-    f'`{group.options}`',
     f'{extra:+,}',
     f'{fused:,}',
     model.printed.size if model.printed else '',
@@ -270,7 +265,7 @@ def main(argv: list[str]) -> None:
   )
   add_format_flag(parser, default='markdown')
   arguments = parse_arguments(argv, parser)
-  header = ['scheme', 'source', 'plugs in at', 'sides', 'options']
+  header = ['scheme', 'source', 'plugs in at', 'sides']
   header += ['extra parameters', 'all', 'paper', 'agrees', 'extra cache']
   header += ['multiply-adds']
   listed = tuple(rows())

@@ -271,7 +271,7 @@ def fusion_rates(
   """
   sides = {'encoder': model.config.encoder, 'decoder': model.config.decoder}
   rates = {
-    name: config.fusion_rate or side.default_rate
+    name: config.fusion_rate or (side.scheme.rate if side.scheme else 1.0)
     for name, side in sides.items()
   }
   if set(rates.values()) == {1.0}:

@@ -90,17 +90,13 @@ def router_troubles(
 def _router_trouble(
   telemetry: Mapping[str, float], config: ModelConfig, side: Side
 ) -> dict[str, str]:
-  options = config.side(side).routing
+  options = config.side(side).options
   last = options.iterations - 1
   entropy = telemetry[f'{side}/read_out/coupling_entropy_{last}']
   dead = telemetry[f'{side}/read_out/dead_capsules']
   capsules = options.capsule_count(config.width)
-  by_input = options.route_axis == 'input'
-  receivers = (
-    config.layers(side)
-    if by_input and config.side(side).fusion == 'dynamic_routing'
-    else capsules
-  )
+  by_input = getattr(options, 'route_axis', 'output') == 'input'
+  receivers = config.layers(side) if by_input else capsules
   most = math.log(receivers)
   if dead > _DEAD_CAPSULES:
     return {

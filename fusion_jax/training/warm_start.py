@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import Side
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
+from fusion_jax.fusion import plugs
 from fusion_jax.layers.attention import MultiHeadAttention
 from fusion_jax.models.transformer import (
   Parameters,
@@ -142,9 +142,9 @@ def _attentions(
   config: ModelConfig, side: Side, index: int
 ) -> dict[str, MultiHeadAttention]:
   """Return the attentions of a layer, counted from 1."""
-  attentions = {'self_attention': fusion.self_attention(config, side, index)}
+  attentions = {'self_attention': plugs.self_attention(config, side, index)}
   if side == 'decoder':
-    attentions['cross_attention'] = fusion.cross_attention(config, index)
+    attentions['cross_attention'] = plugs.cross_attention(config, index)
   return attentions
 
 

@@ -19,14 +19,11 @@ from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import ExperimentConfig, ModelConfig, TokenizerConfig
-from fusion_jax.config.fusion import (
-  AggOptions,
-  DenseOptions,
-  GtransOptions,
-  SideConfig,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.dense import DenseOptions
+from fusion_jax.fusion.gtrans import GtransOptions
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.testing import assert_close, drawn_parameters
@@ -87,11 +84,8 @@ def _with(parameters, path, change):
 
 
 def _only_scheme(name):
-  groups = {'gtrans': GtransOptions(group_size=1)}
-  options = groups if name == 'gtrans' else {}
-  sides = {
-    side: SideConfig(fusion=name, **options) for side in SCHEMES[name].modules
-  }
+  options = {'group_size': 1} if name == 'gtrans' else {}
+  sides = dict.fromkeys(SCHEMES[name].modules, SideConfig(name, options))
   depths = {'encoder_layers': 2, 'decoder_layers': 2}
   return _config(**sides, **depths, norm=norm_for(name))
 
@@ -178,26 +172,24 @@ def test_scanned_layers_are_left_out_too():
     assert_close(got.features, _output(config, want).features)
 
 
-_PLAIN = AggOptions(residual='none')
-
 # The scheme with its options, the layer that is left out, and the parameter
 # that reads it with the part that must then be 0; a width is 8.
 _READERS = {
   'linear': (
-    {'linear': dataclasses.replace(SideConfig().linear, factored=False)},
+    {'factored': False},
     2,
     'encoder/read_out/kernel',
     np.s_[1],
   ),
   # The first node joins H[2] and H[1] in this order.
   'iterative': (
-    {'agg': _PLAIN},
+    {'residual': 'none'},
     1,
     'encoder/read_out/node_2/hidden/kernel',
     np.s_[8:16],
   ),
   'hierarchical': (
-    {'agg': _PLAIN},
+    {'residual': 'none'},
     2,
     'encoder/connection/node_1/hidden/kernel',
     np.s_[8:16],
@@ -205,7 +197,7 @@ _READERS = {
   # What layer 1 reads is no sum.
   'dlcl': ({}, 0, 'encoder/connection/weights', np.s_[1:, 0]),
   'gtrans': (
-    {'gtrans': GtransOptions(group_size=1)},
+    {'group_size': 1},
     2,
     'encoder/read_out/weights',
     np.s_[1],
@@ -217,7 +209,7 @@ _READERS = {
 def test_an_input_left_out_is_a_reader_of_zeros(name):
   options, number, path, part = _READERS[name]
   norm = 'pre' if name == 'dlcl' else 'post'
-  config = _config(SideConfig(fusion=name, **options), norm=norm)
+  config = _config(SideConfig(name, options), norm=norm)
   parameters = _parameters(config)
   # The encoder's groups have weights sigmoid(w): it is 0 at -inf.
   nothing = -jnp.inf if name == 'gtrans' else 0.0
@@ -228,7 +220,7 @@ def test_an_input_left_out_is_a_reader_of_zeros(name):
 
 
 def test_a_sum_of_layers_without_one_of_them():
-  config = _config(SideConfig(fusion='dense', dense=DenseOptions()))
+  config = _config(SideConfig(fusion='dense', options=DenseOptions()))
   config = dataclasses.replace(config, encoder_layers=2)
   parameters = _parameters(config)
   whole = _output(config, parameters).encoder_layers
@@ -251,7 +243,7 @@ def test_transparent_attention_without_the_embedding():
 
 def test_groups_left_out_give_their_weight_to_the_others():
   options = GtransOptions(group_size=1, temperature=1.0)
-  config = _config(decoder=SideConfig(fusion='gtrans', gtrans=options))
+  config = _config(decoder=SideConfig(fusion='gtrans', options=options))
   parameters = _parameters(config)
   weights = np.array(parameters['decoder']['prediction']['group_weights'])
   got = _output(config, parameters, Ablation('decoder', 'group', 2))
@@ -266,7 +258,7 @@ def test_only_what_is_read_can_be_left_out():
   plain = {ablation.kind for ablation in ablations_of(_config())}
   assert plain == {'layer'}
   options = GtransOptions(group_size=1, inference_groups='1:2')
-  few = _config(decoder=SideConfig(fusion='gtrans', gtrans=options))
+  few = _config(decoder=SideConfig(fusion='gtrans', options=options))
   # The third layer is not run: no group that translates reads it.
   of_decoder = [one for one in ablations_of(few) if one.side == 'decoder']
   assert of_decoder == [

@@ -50,13 +50,11 @@ from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.analysis.view import View, ViewResult
 from fusion_jax.analysis.views import VIEWS, keep, look_at, views_of
 from fusion_jax.config import DataConfig, DecodingConfig, TrainingConfig
-from fusion_jax.config.fusion import (
-  MultiLayerOptions,
-  ShortcutOptions,
-  SideConfig,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.multi_layer import MultiLayerOptions
+from fusion_jax.fusion.shortcuts import ShortcutOptions
 from fusion_jax.metrics import corpus_scores
 
 _SECTIONS = [
@@ -84,9 +82,15 @@ def _models():
     for side in scheme.modules
   } | {
     'none': {},
-    'shortcut': {'encoder': SideConfig(shortcut=ShortcutOptions('lexical'))},
+    'shortcut': {
+      'encoder': SideConfig(
+        attention='shortcut', attention_options=ShortcutOptions('lexical')
+      )
+    },
     'multi_layer': {
-      'decoder': SideConfig(multi_layer=MultiLayerOptions(2)),
+      'decoder': SideConfig(
+        attention='multi_layer', attention_options=MultiLayerOptions(2)
+      ),
       'decoder_layers': 3,
     },
   }

@@ -9,7 +9,7 @@ from fusion_jax.analysis.passes import sum_over_text, text_batches, text_shapes
 from fusion_jax.analysis.similarity import cosine_sums
 from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import SideConfig
-from fusion_jax.config.fusion import GtransOptions
+from fusion_jax.fusion.gtrans import GtransOptions
 from fusion_jax.testing import assert_close
 
 VIEW = VIEWS['similarity']
@@ -67,7 +67,7 @@ def test_an_output_is_like_the_layer_that_it_takes(tmp_path):
     norm='post',
     encoder=SideConfig(fusion='transparent'),
     decoder=SideConfig(
-      fusion='gtrans', gtrans=GtransOptions(group_size=1, mode='last')
+      fusion='gtrans', options=GtransOptions(group_size=1, mode='last')
     ),
   )
   found = VIEW.measure(fused_run(run, tmp_path))

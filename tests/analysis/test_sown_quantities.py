@@ -29,22 +29,29 @@ from fusion_jax.analysis.passes import frequency_bins, subword_counts
 from fusion_jax.analysis.views import VIEWS, look_at
 from fusion_jax.cli.request import with_groups
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import (
-  GtransOptions,
-  MlrfOptions,
-  RoutingOptions,
-  ShortcutOptions,
-  SideConfig,
-  SurfaceOptions,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
+from fusion_jax.fusion.dynamic_routing import DynamicRoutingOptions
+from fusion_jax.fusion.em_routing import EmRoutingOptions
+from fusion_jax.fusion.gtrans import GtransOptions
+from fusion_jax.fusion.hops import HopsOptions
+from fusion_jax.fusion.shortcuts import ShortcutOptions
+from fusion_jax.fusion.surface import SurfaceOptions
 
 GATES = VIEWS['gates']
 
-SELF = SideConfig(shortcut=ShortcutOptions(source='lexical'))
-BOTH = SideConfig(shortcut=ShortcutOptions(source='lexical', where='both'))
-CROSS = SideConfig(shortcut=ShortcutOptions(source='lexical', where='cross'))
+SELF = SideConfig(
+  attention='shortcut', attention_options=ShortcutOptions(source='lexical')
+)
+BOTH = SideConfig(
+  attention='shortcut',
+  attention_options=ShortcutOptions(source='lexical', where='both'),
+)
+CROSS = SideConfig(
+  attention='shortcut',
+  attention_options=ShortcutOptions(source='lexical', where='cross'),
+)
 # Without these K_S = K_H = 0 and V_S = V_H = 0: gates are sigmoid(bias).
 NO_PROJECTIONS = {
   f'self_attention/{name}/{part}': 0.0
@@ -172,7 +179,7 @@ def test_scanned_cross_attention(tmp_path):
 def test_layers_that_no_group_reads_have_no_gates(tmp_path):
   # The first of two groups translates; the memory is made for both layers.
   options = GtransOptions(group_size=1, inference_groups='1:1')
-  decoder = dataclasses.replace(BOTH, fusion='gtrans', gtrans=options)
+  decoder = dataclasses.replace(BOTH, fusion='gtrans', options=options)
   numbers = GATES.measure(fused_run(make_run(decoder=decoder), tmp_path))
   layers = [len(own['key_gate']['mean']['layer']) for own in numbers.values()]
   assert layers == [1, 2]
@@ -226,9 +233,9 @@ ROUTING_VIEW = VIEWS['couplings']
 # Capsules of width 2 and 4.
 DYNAMIC = SideConfig(
   fusion='dynamic_routing',
-  routing=RoutingOptions(capsules=8, route_axis='input', iterations=2),
+  options=DynamicRoutingOptions(capsules=8, route_axis='input', iterations=2),
 )
-EM = SideConfig(fusion='em_routing', routing=RoutingOptions(capsules=4))
+EM = SideConfig(fusion='em_routing', options=EmRoutingOptions(capsules=4))
 
 
 @pytest.fixture(scope='module')
@@ -338,11 +345,11 @@ HOPS_VIEW = VIEWS['hops']
 
 FEATURES = SideConfig(
   fusion='hops',
-  mlrf=MlrfOptions(
+  options=HopsOptions(
     hops=2, scorer_width=6, feature_wise=True, include_embedding=False
   ),
 )
-LAYERS = SideConfig(fusion='hops', mlrf=MlrfOptions(hops=3, scorer_width=6))
+LAYERS = SideConfig(fusion='hops', options=HopsOptions(hops=3, scorer_width=6))
 
 
 @pytest.fixture(scope='module')
@@ -437,9 +444,9 @@ def test_pieces_that_look_like_formulas_are_drawn(hops_numbers, tmp_path):
 
 
 GROUPS, GROUP_BLEU = VIEWS['groups'], VIEWS['group_bleu']
-ONE = SideConfig(fusion='gtrans', gtrans=GtransOptions(group_size=1))
+ONE = SideConfig(fusion='gtrans', options=GtransOptions(group_size=1))
 LAST = SideConfig(
-  fusion='gtrans', gtrans=GtransOptions(group_size=1, mode='last')
+  fusion='gtrans', options=GtransOptions(group_size=1, mode='last')
 )
 # psi of the weights tau log(1, 2, 5) is 1/8, 2/8, 5/8; tau = sqrt(width 16).
 PSI = [0.125, 0.25, 0.625]
@@ -552,8 +559,8 @@ def test_a_run_with_other_groups_translates_with_them():
   run = make_run(decoder=ONE)
   pruned = with_groups(run, '2:2')
   for config in (pruned.config.model, pruned.model.config):
-    assert config.decoder.gtrans.inference_groups == '2:2'
-  assert run.config.model.decoder.gtrans.inference_groups == ''
+    assert config.decoder.options.inference_groups == '2:2'
+  assert run.config.model.decoder.options.inference_groups == ''
   assert pruned.parameters is run.parameters
   with pytest.raises(InputError, match="within 1:2, got '1:3'"):
     with_groups(run, '1:3')
@@ -593,7 +600,7 @@ def test_the_last_groups_of_a_search_are_all_tried_once(tmp_path, monkeypatch):
 
   class Knowing:
     def __init__(self, run, options):
-      tried.append(run.model.config.decoder.gtrans.inference_groups)
+      tried.append(run.model.config.decoder.options.inference_groups)
 
     def translate(self, lines):
       return iter(TARGETS)
@@ -608,7 +615,7 @@ SURFACE_VIEW = VIEWS['surface']
 
 
 def _decoder(**options):
-  return SideConfig('surface_fusion', surface=SurfaceOptions(**options))
+  return SideConfig('surface_fusion', options=SurfaceOptions(**options))
 
 
 @pytest.fixture(scope='module')

@@ -13,19 +13,16 @@ from pictures import assert_not_blank
 from fusion_jax import fusion
 from fusion_jax.analysis.passes import frequency_bins, subword_counts
 from fusion_jax.analysis.views import VIEWS, look_at
-from fusion_jax.config import ModelConfig
-from fusion_jax.config import fusion as fusion_options
-from fusion_jax.config.fusion import (
-  AttentionResidualOptions,
-  DlclOptions,
-  GrnOptions,
-  HyperOptions,
-  LinearOptions,
-  MlrfOptions,
-  MuddOptions,
-  SideConfig,
-)
+from fusion_jax.config import ModelConfig, schemes
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
+from fusion_jax.fusion.attention_residuals import AttentionResidualOptions
+from fusion_jax.fusion.dlcl import DlclOptions
+from fusion_jax.fusion.grn import GrnOptions
+from fusion_jax.fusion.hops import HopsOptions
+from fusion_jax.fusion.hyper_connections import HyperOptions
+from fusion_jax.fusion.linear import LinearOptions
+from fusion_jax.fusion.mudd import MuddOptions
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.layers.sow import sow
 
@@ -39,8 +36,8 @@ _FOUR = 'residual', 'query', 'key', 'value'
 def analysed(tmp_path_factory):
   run = make_run(
     norm='pre',
-    encoder=SideConfig('mudd', mudd=MuddOptions(ways=1)),
-    decoder=SideConfig('grn', grn=GrnOptions(ways=3)),
+    encoder=SideConfig('mudd', options=MuddOptions(ways=1)),
+    decoder=SideConfig('grn', options=GrnOptions(ways=3)),
   )
   return fused_run(run, tmp_path_factory.mktemp('weights'))
 
@@ -113,13 +110,15 @@ _ENCODER = _sublayers('self-attention', 'feed-forward')
 _DECODER = _sublayers('self-attention', 'cross-attention', 'feed-forward')
 _STREAMS = ['stream 1', 'stream 2', 'stream 3', 'stream 4']
 _MEMORIES = ['decoder layer 1', 'decoder layer 2']
-_HYPER = SideConfig('hyper_connections', hyper=HyperOptions(collapse='learned'))
+_HYPER = SideConfig(
+  'hyper_connections', options=HyperOptions(collapse='learned')
+)
 
 
 def _attention(**options):
   return SideConfig(
     'attention_residuals',
-    attention_residual=AttentionResidualOptions(**options),
+    options=AttentionResidualOptions(**options),
   )
 
 
@@ -128,7 +127,7 @@ _CASES = {
   'mudd': ('encoder', SideConfig('mudd'), {way: ['layer 2'] for way in _FOUR}),
   'memory': (
     'encoder',
-    SideConfig('mudd', mudd=MuddOptions(ways=1, memory_ways=2)),
+    SideConfig('mudd', options=MuddOptions(ways=1, memory_ways=2)),
     {
       'residual': ['layer 2'],
       'memory key': _MEMORIES,
@@ -137,7 +136,7 @@ _CASES = {
   ),
   'one memory': (
     'encoder',
-    SideConfig('mudd', mudd=MuddOptions(ways=0, memory_ways=1)),
+    SideConfig('mudd', options=MuddOptions(ways=0, memory_ways=1)),
     {'memory': _MEMORIES},
   ),
   'hyper': (
@@ -147,12 +146,12 @@ _CASES = {
   ),
   'manifold': (
     'encoder',
-    SideConfig('hyper_connections', hyper=HyperOptions('manifold')),
+    SideConfig('hyper_connections', options=HyperOptions('manifold')),
     dict.fromkeys(('read', 'write', 'mix'), _ENCODER),
   ),
   'identity': (
     'encoder',
-    SideConfig('hyper_connections', hyper=HyperOptions('identity_mix')),
+    SideConfig('hyper_connections', options=HyperOptions('identity_mix')),
     dict.fromkeys(('read', 'write'), _ENCODER),
   ),
   # The first sublayer has one source, H[0].
@@ -176,7 +175,7 @@ _CASES = {
   'combination': ('encoder', _DYNAMIC, {'combination': ['output']}),
   'hops': (
     'decoder',
-    SideConfig('hops', mlrf=MlrfOptions(hops=2)),
+    SideConfig('hops', options=HopsOptions(hops=2)),
     {'hop': ['hop 1', 'hop 2']},
   ),
   'dynamic_routing': (
@@ -248,7 +247,7 @@ def test_scanned_layers_have_the_same_weights(tmp_path):
 
 
 def test_a_sum_of_outputs_weighs_each_of_them(tmp_path):
-  side = SideConfig('grn', grn=GrnOptions(last=1))
+  side = SideConfig('grn', options=GrnOptions(last=1))
   run = make_run(norm='pre', encoder=side, encoder_layers=3)
   analysed = fused_run(run, tmp_path)
   own = POSITIONS.measure(analysed)['encoder']['weights']['residual']
@@ -281,8 +280,8 @@ def test_a_side_whose_weights_are_constant_is_said_in_the_line(tmp_path):
   'side',
   [
     SideConfig('dlcl'),
-    SideConfig('grn', grn=GrnOptions('vector')),
-    SideConfig('hyper_connections', hyper=HyperOptions('static')),
+    SideConfig('grn', options=GrnOptions('vector')),
+    SideConfig('hyper_connections', options=HyperOptions('static')),
     SideConfig('transparent'),
   ],
 )
@@ -292,7 +291,7 @@ def test_constant_weights_have_no_such_view(side):
 
 def test_static_streams_that_a_learned_read_ends_have_it(tmp_path):
   options = HyperOptions('static', collapse='learned')
-  side = SideConfig('hyper_connections', hyper=options)
+  side = SideConfig('hyper_connections', options=options)
   run = make_run(norm='pre', encoder=side)
   own = POSITIONS.measure(fused_run(run, tmp_path))['encoder']
   assert {group: each['readers'] for group, each in own['weights'].items()} == {
@@ -346,7 +345,7 @@ def test_dlcl_shows_what_is_read(tmp_path):
     },
     encoder=SideConfig(fusion='dlcl'),
     decoder=SideConfig(
-      fusion='dlcl', dlcl=DlclOptions(weights='vector', window=2)
+      fusion='dlcl', options=DlclOptions(weights='vector', window=2)
     ),
   )
   numbers = LAYERS_VIEW.measure(fused_run(run, tmp_path))
@@ -369,7 +368,7 @@ def test_dlcl_with_a_softmax_sums_to_1(tmp_path):
   run = make_run(
     # Of the second row, 3 and 1 to 1.
     {'encoder/connection/weights': np.log([[1, 1, 1], [3, 1, 1], [1, 2, 5]])},
-    encoder=SideConfig(fusion='dlcl', dlcl=options),
+    encoder=SideConfig(fusion='dlcl', options=options),
   )
   weights = LAYERS_VIEW.measure(fused_run(run, tmp_path))['encoder']['weights']
   np.testing.assert_allclose(weights[1][:2], [0.75, 0.25], rtol=1e-5)
@@ -393,7 +392,7 @@ def test_norms_of_the_blocks_of_linear_combination(tmp_path):
   run = make_run(
     # |2 I| = 2 sqrt(16) and |3 I| = 12.
     {'encoder/read_out/kernel': np.stack([2 * np.eye(16), 3 * np.eye(16)])},
-    encoder=SideConfig(fusion='linear', linear=LinearOptions(factored=False)),
+    encoder=SideConfig(fusion='linear', options=LinearOptions(factored=False)),
     decoder=SideConfig(fusion='linear'),
     decoder_layers=3,
   )
@@ -447,8 +446,8 @@ def test_weights_of_outputs_with_a_sum_of_those_between(tmp_path):
     },
     norm='pre',
     encoder_layers=3,
-    encoder=SideConfig(fusion='grn', grn=GrnOptions('scalar', last=1)),
-    decoder=SideConfig(fusion='grn', grn=GrnOptions(ways=3)),
+    encoder=SideConfig(fusion='grn', options=GrnOptions('scalar', last=1)),
+    decoder=SideConfig(fusion='grn', options=GrnOptions(ways=3)),
   )
   analysed = fused_run(run, tmp_path)
   numbers = LAYERS_VIEW.measure(analysed)
@@ -480,7 +479,7 @@ def test_memories_have_a_row_for_each_decoder_layer(tmp_path):
       'encoder/connection/out_2/kernel': 0.0,
     },
     norm='pre',
-    encoder=SideConfig(fusion='mudd', mudd=MuddOptions(0, memory_ways=2)),
+    encoder=SideConfig(fusion='mudd', options=MuddOptions(0, memory_ways=2)),
   )
   own = LAYERS_VIEW.measure(fused_run(run, tmp_path))['encoder']
   assert own['rows'] == [
@@ -572,15 +571,12 @@ class _Silent(nn.Module):
 def declared(tmp_path):
   def run_of(module, *views):
     fusion.register(
-      on_both_sides(
-        'mine', module, 'layer aggregation', 'a test', 'own', views=views
-      )
+      on_both_sides('mine', module, 'layer aggregation', 'a test', views=views)
     )
     return fused_run(make_run(encoder=SideConfig(fusion='mine')), tmp_path)
 
   yield run_of
-  fusion._TABLE.pop('mine', None)
-  fusion_options._RULES.pop('mine', None)
+  schemes._registered.pop('mine', None)
 
 
 def test_both_views_show_what_is_sown(declared):

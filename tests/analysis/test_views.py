@@ -13,13 +13,11 @@ from pictures import assert_not_blank
 from fusion_jax.analysis.__main__ import main
 from fusion_jax.analysis.views import VIEWS, check_view, look_at, views_of
 from fusion_jax.config import ModelConfig, TrainingConfig
-from fusion_jax.config.fusion import (
-  MultiLayerOptions,
-  ShortcutOptions,
-  SideConfig,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.multi_layer import MultiLayerOptions
+from fusion_jax.fusion.shortcuts import ShortcutOptions
 from fusion_jax.runs import directory
 from fusion_jax.runs.checkpoint import Checkpoints, Progress, TrainState
 from fusion_jax.runs.integrity import identity_of
@@ -64,8 +62,12 @@ def test_every_scheme_has_its_views_on_both_sides():
 
 
 def test_what_is_inside_attention_has_its_views():
-  multi = SideConfig(multi_layer=MultiLayerOptions(layers=2))
-  lexical = SideConfig(shortcut=ShortcutOptions(source='lexical'))
+  multi = SideConfig(
+    attention='multi_layer', attention_options=MultiLayerOptions(layers=2)
+  )
+  lexical = SideConfig(
+    attention='shortcut', attention_options=ShortcutOptions(source='lexical')
+  )
   assert _views(encoder=multi) == {'exploitation'}
   assert _views(decoder=lexical) == {'gates'}
   assert _views() == set()
@@ -113,7 +115,9 @@ def workdir(tmp_path_factory):
   folder = tmp_path_factory.mktemp('runs') / 'run'
   run = make_run(
     encoder=SideConfig(
-      fusion='iterative', shortcut=ShortcutOptions(source='lexical')
+      fusion='iterative',
+      attention='shortcut',
+      attention_options=ShortcutOptions(source='lexical'),
     ),
     decoder=SideConfig(fusion='gtrans'),
   )

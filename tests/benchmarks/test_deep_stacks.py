@@ -18,6 +18,7 @@ from benchmarks.deep_stacks import (
 )
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
+from fusion_jax.fusion.gtrans import group_count
 
 
 @pytest.mark.parametrize('text', ['60', '60-12', '0+6', '6+', '', '6+6+6'])
@@ -39,10 +40,7 @@ def test_every_scheme_has_the_norm_of_its_paper(scheme):
 )
 def test_gtrans_has_the_groups_of_its_paper(stacks, encoder, decoder):
   model = deep_config(stacks, 'gtrans').model
-  groups = [
-    len(model.side(side).gtrans.groups(model.layers(side), side))
-    for side in ('encoder', 'decoder')
-  ]
+  groups = [group_count(model, side) for side in ('encoder', 'decoder')]
   assert groups == [encoder, decoder]
 
 

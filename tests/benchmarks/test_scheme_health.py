@@ -101,11 +101,11 @@ def test_every_scheme_has_a_config(name):
 
 def test_overrides_leave_the_plain_model_alone():
   config, rows = ExperimentConfig(), schemes(4)
-  fields = ['model.encoder.routing.capsules=8', 'optimizer.fusion_rate=0.5']
+  fields = ['model.encoder.options.capsules=8', 'optimizer.fusion_rate=0.5']
   own = job_config(
     config, rows['em_routing'], Job('em_routing', SCRATCH, 0), fields
   )
-  assert own.model.encoder.routing.capsules == 8
+  assert own.model.encoder.options.capsules == 8
   assert own.optimizer.fusion_rate == 0.5
   plain = job_config(config, rows[BASELINE], Job(BASELINE, SCRATCH, 0), fields)
   assert (

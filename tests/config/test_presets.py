@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fusion_jax.config import ExperimentConfig
+from fusion_jax.config import ExperimentConfig, SideConfig
 from fusion_jax.config.flags import load_config
 from fusion_jax.config.presets import (
+  attention,
   both_sides,
   changed,
   choose,
@@ -35,12 +36,6 @@ def _differences(row):
       {'data.batch.tokens': 8, 'data.train': ('a',), 'model.width': 64},
       {'data.batch.tokens': 8, 'data.train': ['a'], 'model.width': 64},
     ),
-    (encoder('linear'), {'model.encoder.fusion': 'linear'}),
-    (
-      decoder('linear', start='baseline'),
-      {'model.decoder.fusion': 'linear', 'model.decoder.start': 'baseline'},
-    ),
-    (both_sides('dlcl') | decoder(), {'model.encoder.fusion': 'dlcl'}),
     (
       depth(12, 9, scan_layers=True),
       {
@@ -53,6 +48,18 @@ def _differences(row):
 )
 def test_a_row_changes_what_it_names(row, expected):
   assert _differences(row) == expected
+
+
+def test_rows_of_sides_have_schemes_with_their_options():
+  row = both_sides('dlcl', window=2) | decoder('none')
+  model = changed(_BASE, row | {'model.encoder.start': 'baseline'}).model
+  dlcl = SideConfig('dlcl', {'window': 2}, start='baseline')
+  assert (model.encoder, model.decoder) == (dlcl, SideConfig())
+  row = encoder('linear', bias=False) | {'model.encoder.options.hidden': 9}
+  linear = SideConfig('linear', {'bias': False, 'hidden': 9})
+  assert changed(_BASE, row).model.encoder == linear
+  model = changed(_BASE, attention('shortcut', feature_fusion=True)).model
+  assert model.decoder.attention_options.feature_fusion
 
 
 def test_a_change_is_checked_as_a_whole():
@@ -101,8 +108,8 @@ def test_rows_are_chosen_by_name():
         'model.filter': 1_024,
         'model.norm': 'pre',
         'model.attention_bias': False,
-        'model.encoder.shortcut.source': 'lexical',
-        'model.encoder.shortcut.feature_fusion': False,
+        'model.encoder.attention': 'shortcut',
+        'model.encoder.attention_options.feature_fusion': False,
         'optimizer.schedule': 'vaswani',
         'optimizer.warmup_steps': 6_000,
         'optimizer.beta2': 0.98,
@@ -116,7 +123,7 @@ def test_rows_are_chosen_by_name():
         'model.dropout': 0.1,
         'model.attention_dropout': 0.1,
         'model.embedding_dropout': 0.3,
-        'model.decoder.shortcut.feature_fusion': True,
+        'model.decoder.attention_options.feature_fusion': True,
         'optimizer.warmup_steps': 16_000,
         'optimizer.beta2': 0.998,
         'training.steps': 300_000,
@@ -160,9 +167,9 @@ def test_rows_are_chosen_by_name():
       {
         'model.encoder.fusion': 'feed_forward',
         'model.decoder.fusion': 'hops',
-        'model.decoder.mlrf.hops': 4,
-        'model.decoder.mlrf.scorer_width': 1_024,
-        'model.encoder.mlrf.hidden': 512,
+        'model.decoder.options.hops': 4,
+        'model.decoder.options.scorer_width': 1_024,
+        'model.encoder.options.hidden': 512,
         'model.initialization': 'mlrf',
         'optimizer.warmup_steps': 16_000,
         'training.label_smoothing': 0.0,

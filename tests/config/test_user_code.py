@@ -6,23 +6,23 @@ import sys
 
 import pytest
 
-from fusion_jax.config import fusion as options
+from fusion_jax.config import schemes
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 
 _REGISTER = """
-from fusion_jax.config.fusion import SchemeRules, register_rules
-register_rules('mine', SchemeRules('own'))
+from fusion_jax import register
+from fusion_jax.fusion.average import Average
+from fusion_jax.fusion.scheme import on_both_sides
+register(on_both_sides('mine', Average, 'layer aggregation', 'a test'))
 """
 
 
 @pytest.fixture(autouse=True)
 def _own_table(monkeypatch):
-  """Registers into a copy of the table."""
-  copy = dict(options._RULES)
-  monkeypatch.setattr(options, '_RULES', copy)
-  monkeypatch.setattr(options, 'RULES', copy)
+  """Registers into a table of its own."""
+  monkeypatch.setattr(schemes, '_registered', {})
 
 
 def _parse(*flags):

@@ -49,17 +49,15 @@ def _stack(m: ModelConfig, side: Side) -> int:
   return (
     layers * layer
     + _FUSIONS[options.fusion](m, options, side)
-    + _shortcuts(m, options, side)
-    + _value_residual(m, options, side)
-    + _multi_layer(m, options, side)
+    + _SOURCES[options.attention](m, options, side)
     + options.skip_gains * layers * (attentions + 1)
   )
 
 
-def _node(m: ModelConfig, options: SideConfig, n: int) -> int:
+def _node(m: ModelConfig, activation: str, n: int) -> int:
   """n D F + F + F D + D + 2 D; Dou et al. (2018), Eq. 7."""
   d = m.width
-  if options.agg.activation == 'attention':
+  if activation == 'attention':
     return 3 * _dense(n * d, d) + _dense(d, d) + 2 * d
   return _network(n * d, m.filter, d) + 2 * d
 
@@ -69,38 +67,37 @@ def _linear(m: ModelConfig, options: SideConfig, side: Side) -> int:
 
 
 def _iterative(m: ModelConfig, options: SideConfig, side: Side) -> int:
-  return (m.layers(side) - 1) * _node(m, options, 2)
+  return (m.layers(side) - 1) * _node(m, options.options.activation, 2)
 
 
 def _hierarchical(m: ModelConfig, options: SideConfig, side: Side) -> int:
-  nodes = m.layers(side) // 2
-  return _node(m, options, 2) + (nodes - 1) * _node(m, options, 3)
+  nodes, activation = m.layers(side) // 2, options.options.activation
+  return _node(m, activation, 2) + (nodes - 1) * _node(m, activation, 3)
 
 
 def _multi_layer(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """(L - k) (AGG of k + (k - 1) attentions)."""
-  k = options.multi_layer.layers
-  if k == 1:
-    return 0
-  attention = 4 * _dense(m.width, m.width)
-  return (m.layers(side) - k) * (_node(m, options, k) + (k - 1) * attention)
+  read = options.attention_options
+  k, attention = read.layers, 4 * _dense(m.width, m.width)
+  node = _node(m, read.activation, k)
+  return (m.layers(side) - k) * (node + (k - 1) * attention)
 
 
 def _average(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """The norm after the fusion, here and in the next two."""
-  return {'affine': 2, 'plain': 0}[options.mlrf.norm] * m.width
+  return {'affine': 2, 'plain': 0}[options.options.norm] * m.width
 
 
 def _feed_forward(m: ModelConfig, options: SideConfig, side: Side) -> int:
-  inputs = m.layers(side) + options.mlrf.include_embedding
+  inputs = m.layers(side) + options.options.include_embedding
   network = _network(inputs * m.width, 512, m.width)
   return network + _average(m, options, side)
 
 
 def _hops(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """Scorer D x 1024, one for all or one a hop, and 1024 x hops."""
-  hops = options.mlrf.hops
-  scorers = hops if options.mlrf.independent == 'per_hop' else 1
+  hops = options.options.hops
+  scorers = hops if options.options.independent == 'per_hop' else 1
   scorer = scorers * m.width * 1_024 + 1_024 * hops
   network = _network(hops * m.width, 512, m.width)
   return scorer + network + _average(m, options, side)
@@ -109,7 +106,7 @@ def _hops(m: ModelConfig, options: SideConfig, side: Side) -> int:
 def _layer_embedding(m: ModelConfig) -> int:
   """One vector for each of H[0..L], shared by both sides."""
   used = any(
-    side.fusion in ('feed_forward', 'hops') and side.mlrf.layer_embedding
+    side.fusion in ('feed_forward', 'hops') and side.options.layer_embedding
     for side in (m.encoder, m.decoder)
   )
   return used * (max(m.encoder_layers, m.decoder_layers) + 1) * m.width
@@ -125,7 +122,7 @@ def _dynamic_combination(
 def _dynamic_routing(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """L D -> L D -> L D; or L maps F_l and L maps W_l, all D -> D."""
   layers, d = m.layers(side), m.width
-  if options.routing.vote_projection == 'block':
+  if options.options.vote_projection == 'block':
     return layers * 2 * _dense(d, d) + 2 * d
   return _network(layers * d, layers * d, layers * d) + 2 * d
 
@@ -141,22 +138,22 @@ def _gtrans(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """A weight a group and a norm; or a weight a layer and one a group."""
   layers = m.layers(side)
   encoder = side == 'encoder'
-  groups = -(-layers // (options.gtrans.group_size or (3 if encoder else 2)))
+  groups = -(-layers // (options.options.group_size or (3 if encoder else 2)))
   return groups + (2 * m.width if encoder else layers)
 
 
 def _transparent(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """A weight for each of H[0..L] and decoder layer, and the norm of H[0]."""
-  features = m.width if options.transparent.feature_wise else 1
-  norms = 1 + options.transparent.memory_norm
+  features = m.width if options.options.feature_wise else 1
+  norms = 1 + options.options.memory_norm
   weights = (m.encoder_layers + 1) * m.decoder_layers * features
   return weights + 2 * m.width * norms
 
 
 def _surface_fusion(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """An attention, maybe a network, and a gate over two features."""
-  gate = _dense(2 * m.width, 1) if options.surface.kind == 'learned' else 0
-  if options.surface.network:
+  gate = _dense(2 * m.width, 1) if options.options.kind == 'learned' else 0
+  if options.options.network:
     gate += _dense(m.width, m.filter) + _dense(m.filter, m.width)
   return 4 * _dense(m.width, m.width) + gate
 
@@ -164,13 +161,13 @@ def _surface_fusion(m: ModelConfig, options: SideConfig, side: Side) -> int:
 def _dlcl(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """A square of weights, and without norms='none' a norm for each layer."""
   layers = m.layers(side)
-  norms = 0 if options.dlcl.norms == 'none' else layers
+  norms = 0 if options.options.norms == 'none' else layers
   return (layers + 1) ** 2 + norms * 2 * m.width
 
 
 def _hyper_connections(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """For each sublayer: reading, writing, mixing, and their generator."""
-  hyper, n = options.hyper, options.hyper.streams
+  hyper, n = options.options, options.options.streams
   sublayers = m.layers(side) * (2 if side == 'encoder' else 3)
   each = {
     'static': n * (n + 2),
@@ -186,7 +183,7 @@ def _attention_residuals(
   m: ModelConfig, options: SideConfig, side: Side
 ) -> int:
   """2 D for two sources or more; delta: a gate for one or more."""
-  own, total = options.attention_residual, 0
+  own, total = options.options, 0
   each = 2 if side == 'encoder' else 3
   replace = own.kind == 'replace'
   places = m.layers(side) * (each if own.sources == 'sublayer' else 1)
@@ -202,7 +199,7 @@ def _mudd(m: ModelConfig, options: SideConfig, side: Side) -> int:
 
   After the last one C is 1, or the memories of all decoder layers.
   """
-  layers, mudd, total = m.layers(side), options.mudd, 0
+  layers, mudd, total = m.layers(side), options.options, 0
   last = mudd.memory_ways * m.decoder_layers or 1
   for layer in range(1, layers + 1):
     ways = mudd.ways if layer < layers else last
@@ -221,7 +218,7 @@ def _mudd(m: ModelConfig, options: SideConfig, side: Side) -> int:
 
 def _grn(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """For each sum of n outputs: n, n D, or n D + D; and norms of the streams."""
-  layers, grn, total = m.layers(side), options.grn, 0
+  layers, grn, total = m.layers(side), options.options, 0
   for outputs in range(1, layers + 2):
     ways = grn.ways if outputs <= layers else 1
     apart = min(outputs, grn.last + 2) if grn.last else outputs
@@ -239,16 +236,14 @@ def _grn(m: ModelConfig, options: SideConfig, side: Side) -> int:
 
 def _shortcuts(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """2 D^2, with feature fusion 6 D^2, and two gate biases an attention."""
-  shortcut, d = options.shortcut, m.width
-  if shortcut.source == 'none':
-    return 0
+  shortcut, d = options.attention_options, m.width
   attentions = (2 if shortcut.where == 'both' else 1) * m.layers(side)
   return attentions * ((6 if shortcut.feature_fusion else 2) * d * d + 2 * d)
 
 
 def _value_residual(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """Two weights in each layer above the first, or no D^2 + D of the values."""
-  values, d = options.value_residual, m.width
+  values, d = options.attention_options, m.width
   attentions = 2 if values.where == 'both' else 1
   each = {'learnable': 2, 'shared': -_dense(d, d, m.attention_bias)}
   return attentions * each.get(values.kind, 0) * (m.layers(side) - 1)
@@ -278,4 +273,10 @@ _FUSIONS = {
   'surface_fusion': _surface_fusion,
   'hyper_connections': _hyper_connections,
   'attention_residuals': _attention_residuals,
+}
+_SOURCES = {
+  'none': _nothing,
+  'multi_layer': _multi_layer,
+  'shortcut': _shortcuts,
+  'value_residual': _value_residual,
 }

@@ -15,7 +15,6 @@ from fusion_jax.config.flags import load_config
 from fusion_jax.config.presets import changed
 from fusion_jax.config.serialization import from_dict, to_dict
 from fusion_jax.errors import InputError
-from fusion_jax.fusion import scheme_of
 from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.training.optimizer import make_schedule
@@ -197,8 +196,8 @@ _PARAMETERS = {
   # No projection of values, 512 x 512 + 512, in ten layers.
   'wmt14_ende.py:value_residual_shared': 60_522_496 - 2_626_560,
   # 30 sublayers, each with 24 numbers, 24 + 3,072 + 2, 16,394 and 49,179.
-  'wmt14_ende.py:hyper_connections_static': 60_524_544 + 720,
   'wmt14_ende.py:hyper_connections': 60_524_544 + 92_940,
+  'wmt14_ende.py:hyper_connections_static': 60_524_544 + 720,
   'wmt14_ende.py:hyper_connections_identity_mix': 60_524_544 + 491_820,
   'wmt14_ende.py:hyper_connections_manifold': 60_524_544 + 1_475_370,
   # 7 x 6 x 512 weights, and a norm.
@@ -384,9 +383,9 @@ def test_the_size_is_what_the_paper_has(name, vocabularies, printed):
   """
   model = load_config(str(_CONFIGS / name)).model
   plain = {
-    f'{side}.mlrf.norm': 'plain'
+    f'{side}.options.norm': 'plain'
     for side in ('encoder', 'decoder')
-    if getattr(scheme_of(model, side), 'options', '') == 'mlrf'
+    if model.side(side).fusion in ('average', 'feed_forward', 'hops')
   }
   count = by_hand.count(changed(model, plain), *vocabularies)
   assert _as_printed(count, printed) == printed

@@ -18,8 +18,8 @@ from fusion_jax.data.pipeline import TrainingBatches, training_iterator
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.errors import InputError
+from fusion_jax.json_files import sealed
 from fusion_jax.parallel.mesh import by_rows, data_mesh
-from fusion_jax.seals import sealed
 
 _SHARD = 'parallel_text-train.array_record-00000'
 

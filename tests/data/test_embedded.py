@@ -8,8 +8,7 @@ import pytest
 from tiers import extended_but
 
 from fusion_jax.data import embedded
-from fusion_jax.data.embedded import rendering, values
-from fusion_jax.data.embedded.frames import FRAMES
+from fusion_jax.data.embedded import FRAMES, rendering, values
 from fusion_jax.errors import InputError
 
 PAIRS_OF_LANGUAGES = list(itertools.permutations(embedded.LANGUAGES, 2))

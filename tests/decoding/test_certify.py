@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import norm_for
+from cases import norm_for, reading
 from copying import Copying, make_run, make_tokenizer, random_run
 from tiers import extended_but
 
@@ -18,12 +18,7 @@ from fusion_jax.cli import decode as decode_program
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli.run import sample_lines
 from fusion_jax.config import DecodingConfig, ModelConfig
-from fusion_jax.config.fusion import (
-  GtransOptions,
-  MultiLayerOptions,
-  ShortcutOptions,
-  SideConfig,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.batches import PairIds, PlannedBatch
 from fusion_jax.decoding.certify import (
   Certificate,
@@ -404,16 +399,10 @@ def test_a_random_transformer_passes_all_scenarios(decode, tokenizer, capsys):
   assert lines[-1] == 'certified'
 
 
-_MORE = {
-  'multi_layer': SideConfig(multi_layer=MultiLayerOptions(layers=1)),
-  'shortcut': SideConfig(shortcut=ShortcutOptions(source='lexical')),
-}
-
-
 def _fused(tokenizer, name):
   """Two layers a side; weights that need no program of their own."""
-  groups = GtransOptions(group_size=1) if name == 'gtrans' else GtransOptions()
-  side = _MORE.get(name) or SideConfig(name, gtrans=groups)
+  options = {'group_size': 1} if name == 'gtrans' else {}
+  side = SideConfig(name, options) if name in SCHEMES else reading(name)
   sides = SCHEMES[name].modules if name in SCHEMES else ('encoder', 'decoder')
   run = make_run(tokenizer, Transformer)
   layers = {'encoder_layers': 2, 'decoder_layers': 2}
@@ -435,7 +424,7 @@ def _fused(tokenizer, name):
 @pytest.mark.parametrize(
   'name',
   # Other schemes combine the layers of one position, as these do.
-  ['hierarchical', 'gtrans', 'surface_fusion', *_MORE],
+  ['hierarchical', 'gtrans', 'surface_fusion', 'shortcut'],
 )
 def test_every_scheme_passes(tokenizer, name):
   options = dataclasses.replace(OPTIONS, max_source_length=8, batch_tokens=64)

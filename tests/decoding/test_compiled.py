@@ -10,7 +10,7 @@ from copying import make_run, make_tokenizer, random_run
 from tiers import extended_but
 
 from fusion_jax.config import DecodingConfig
-from fusion_jax.config.fusion import GtransOptions, SideConfig, SurfaceOptions
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
@@ -117,9 +117,8 @@ def _scanned(tokenizer):
 )
 def test_constraints_coverage_and_caches_go_with_their_sentences(kind):
   tokenizer = make_tokenizer()
-  gtrans = SideConfig('gtrans', gtrans=GtransOptions(group_size=1))
-  learned = SurfaceOptions('learned')
-  surface = SideConfig('surface_fusion', surface=learned)
+  gtrans = SideConfig('gtrans', {'group_size': 1})
+  surface = SideConfig('surface_fusion', {'kind': 'learned'})
   runs = (
     [_scanned(tokenizer)]
     if kind == 'scanned'

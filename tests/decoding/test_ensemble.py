@@ -25,7 +25,7 @@ from fusion_jax.config import (
   ModelConfig,
   TokenizerConfig,
 )
-from fusion_jax.config.fusion import GtransOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.decoding.batches import PairIds
 from fusion_jax.decoding.ensemble import (
@@ -57,7 +57,7 @@ def tokenizer():
 
 @pytest.fixture(scope='module')
 def runs(tokenizer):
-  gtrans = SideConfig('gtrans', gtrans=GtransOptions(group_size=1))
+  gtrans = SideConfig('gtrans', {'group_size': 1})
   return random_run(tokenizer, 1), random_run(tokenizer, 2, gtrans, layers=2)
 
 

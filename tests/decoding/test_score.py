@@ -19,7 +19,7 @@ from tiers import extended_but
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
 from fusion_jax.config import DecodingConfig
-from fusion_jax.config.fusion import GtransOptions, SideConfig, SurfaceOptions
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
@@ -43,13 +43,13 @@ ONE = Mixture()
 OPTIONS = DecodingConfig(
   beam_size=2, max_source_length=32, batch_tokens=256, max_length_extra=3
 )
-_GEOMETRIC = GtransOptions(group_size=1, combine='geometric')
+_GEOMETRIC = {'group_size': 1, 'combine': 'geometric'}
 FUSIONS = {
   'none': SideConfig(),
   'em_routing': SideConfig('em_routing'),
-  'gtrans': SideConfig('gtrans', gtrans=GtransOptions(group_size=1)),
-  'geometric': SideConfig('gtrans', gtrans=_GEOMETRIC),
-  'surface': SideConfig('surface_fusion', surface=SurfaceOptions('learned')),
+  'gtrans': SideConfig('gtrans', {'group_size': 1}),
+  'geometric': SideConfig('gtrans', _GEOMETRIC),
+  'surface': SideConfig('surface_fusion', {'kind': 'learned'}),
 }
 
 

@@ -16,6 +16,8 @@ from fusion_jax.tools.aot import __main__ as aot
 
 _OVERRIDE = re.compile(r'--config\.([\w.]+)=(.*)', re.S)
 _FIELDS = flatten(ExperimentConfig())
+# The schemes know the names below these; a user's scheme has its own.
+_OF_SCHEMES = re.compile(r'model\.\w+\.(attention_)?options\.\w+')
 
 
 class _Parsed(BaseException):
@@ -38,7 +40,7 @@ def _check_fields(words: list[str]) -> None:
   """Apply the overrides to the config, as far as the documents name it."""
   overrides = [m.groups() for m in map(_OVERRIDE.fullmatch, words) if m]
   for name, _ in overrides:
-    assert name in _FIELDS, f'no option {name}'
+    assert name in _FIELDS or _OF_SCHEMES.fullmatch(name), f'no option {name}'
   named = [word[9:] for word in words if word.startswith('--config=')]
   user_code = any(word.startswith('--user_dir=') for word in words)
   if not named or user_code or any(value.isupper() for _, value in overrides):

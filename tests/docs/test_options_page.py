@@ -29,7 +29,9 @@ def test_every_field_is_there_once():
   assert len(names) == len(set(names))
   assert sides | others <= set(names)
   directions = {name for name in names if '.NUMBER.' in name}
-  assert set(names) == sides | others | directions
+  # The options of a scheme are listed with the scheme.
+  of_schemes = {'model.SIDE.options', 'model.SIDE.attention_options'}
+  assert set(names) == sides | others | directions | of_schemes
   assert all(_PAGE.count(f'### `{name}` {{') == 1 for name in names)
 
 
@@ -45,8 +47,9 @@ def test_types_bounds_defaults_and_readers():
   assert 'number from 0 below 1; default `0.0`' in rate
   kinds = _entry('parallel.rules.vocab')
   assert 'empty, `fsdp`, `tensor`; default `tensor`' in kinds
-  assert 'read only by `hops`' in _entry('model.SIDE.mlrf.hops')
   assert 'default `false`' in _entry('model.scan_layers')
+  _, _, one_sided = _PAGE.partition('{ #fusion.gtrans.single_group_norm }\n')
+  assert 'read only by the encoder' in one_sided.partition('\n#')[0]
 
 
 def test_what_a_resumed_run_may_change():

@@ -8,7 +8,7 @@ import numpy as np
 from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import LinearOptions, MlrfOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.feed_forward import LayerEmbedding
 from fusion_jax.layers.context import Context
 
@@ -18,12 +18,15 @@ _MASK = jnp.ones((1, 1, 1, 5), bool)
 CONTEXT = Context(_MASK, True)
 
 
-def tiny_config(layers=3, start='fresh', linear=None, mlrf=None, **changes):
-  if linear or start == 'baseline':
-    side = SideConfig('linear', start, linear=linear or LinearOptions())
-  else:
-    mlrf = mlrf or MlrfOptions(hidden=12, scorer_width=6, hops=2)
-    side = SideConfig('hops', mlrf=mlrf)
+_SMALL = {
+  'feed_forward': {'hidden': 12},
+  'hops': {'hidden': 12, 'scorer_width': 6, 'hops': 2},
+}
+
+
+def tiny_config(fusion, layers=3, options=None, start='fresh', **changes):
+  options = _SMALL.get(fusion, {}) | (options or {})
+  side = SideConfig(fusion, options, start=start)
   values = {'width': WIDTH, 'filter': 20, 'heads': 2}
   return ModelConfig(
     encoder=side,
@@ -32,10 +35,6 @@ def tiny_config(layers=3, start='fresh', linear=None, mlrf=None, **changes):
     decoder_layers=layers,
     **(values | changes),
   )
-
-
-def mlrf_options(**options):
-  return MlrfOptions(**({'hidden': 12, 'scorer_width': 6} | options))
 
 
 def normal_layers(count, width=WIDTH, dtype='float32', seed=1):
@@ -73,14 +72,6 @@ def run_fusion(module, params, layers, tokens=None, deterministic=True):
 
 def apply_fusion(module, params, layers, **options):
   return run_fusion(module, params, layers, **options)[0]
-
-
-def count_parameters(module, layers, width):
-  """Parameters, by shape alone."""
-  layers = (jax.ShapeDtypeStruct((1, 1, width), jnp.float32),) * (layers + 1)
-  context = Context(jnp.ones((1, 1, 1, 1), bool), True)
-  shapes = jax.eval_shape(lambda x: module.init(KEY, x, context), layers)
-  return sum(x.size for x in jax.tree.leaves(shapes.get('params', {})))
 
 
 def normalised(x):

@@ -4,17 +4,15 @@ The modules compute in float32, the references in float64. All parameters are
 noise: no initialiser's zero or one hides a term.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import without_unread
+from cases import reading, without_unread
 from flax import linen as nn
 
-from fusion_jax.config import ModelConfig
-from fusion_jax.config import fusion as fusion_options
+from fusion_jax.config import ModelConfig, SideConfig
+from fusion_jax.fusion import SOURCES
 from fusion_jax.layers.attention import causal_mask, padding_mask
 from fusion_jax.layers.context import Context
 from fusion_jax.testing import assert_close
@@ -23,19 +21,14 @@ BATCH, LENGTH, WIDTH, HEADS = 2, 5, 8, 2
 LENGTHS = np.array([5, 3], np.int32)
 KEEP = np.arange(LENGTH) < LENGTHS[:, None]
 
-_OPTIONS = {
-  field.name: type(field.default)
-  for field in dataclasses.fields(fusion_options.SideConfig)
-}
 
-
-def model_config(side, depth, field, options, fusion='none', norm='post'):
-  """A model whose `side` has `depth` layers and these options in `field`."""
-  chosen = fusion_options.SideConfig(
-    fusion=fusion, **{field: _OPTIONS[field](**options)}
-  )
-  if fusion != 'none':
-    chosen = without_unread(chosen, side)
+def model_config(side, depth, name, options, norm='post'):
+  """A model whose `side` has `depth` layers and this scheme or source."""
+  if name in SOURCES:
+    chosen = reading(name, **options)
+  else:
+    chosen = SideConfig(name, options)
+  chosen = without_unread(chosen, side)
   return ModelConfig(
     width=WIDTH,
     filter=12,

@@ -9,6 +9,7 @@ from trees import (
   HEADS,
   LENGTH,
   WIDTH,
+  agg_node,
   apply_tree,
   assert_close,
   initial_parameters,
@@ -20,12 +21,12 @@ from trees import (
   tree_config,
 )
 
-from fusion_jax.fusion.tree import AggNode, add_residual, exploitation_scores
+from fusion_jax.fusion.tree import add_residual, exploitation_scores
 from fusion_jax.layers.attention import causal_mask, padding_mask
 
 
-def _agg(agg=None, **changes):
-  return AggNode(tree_config(agg=agg, **changes), 'encoder')
+def _agg(options=None, **changes):
+  return agg_node(tree_config(options=options, **changes))
 
 
 def _silenced(params):
@@ -214,21 +215,6 @@ def test_dropout_is_on_the_network_alone():
   assert 0 < kept.sum() < kept.size
   assert_close(output, layer_norm(2 + 0.5 * kept), 1e-3)
   assert_close(apply_tree(node, params, flat)[0], np.zeros_like(output))
-
-
-@pytest.mark.parametrize(
-  ('activation', 'size'),
-  [
-    # n d f + f d + f + d + 2 d with n = 3, d = 8, f = 12.
-    ('sigmoid', 3 * 8 * 12 + 12 * 8 + 12 + 8 + 16),
-    # Three projections [n d, d], one [d, d], four biases, the norm.
-    ('attention', 3 * 24 * 8 + 64 + 4 * 8 + 16),
-  ],
-)
-def test_size_of_a_node(activation, size):
-  node = _agg({'activation': activation})
-  params = initial_parameters(node, normal_states(3))
-  assert sum(leaf.size for leaf in jax.tree.leaves(params)) == size
 
 
 def test_kernels_are_cut_along_their_hidden_axis():

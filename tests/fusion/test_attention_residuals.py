@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from references.parts import layer_norm
 
-from fusion_jax import fusion
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import AttentionResidualOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion import plugs
 from fusion_jax.fusion.attention_residuals import (
   source_scores,
   weighted_sources,
@@ -28,10 +28,7 @@ _FACTORS = 1.0, -0.7, 2.0
 
 
 def _config(**options):
-  side = SideConfig(
-    'attention_residuals',
-    attention_residual=AttentionResidualOptions(**options),
-  )
+  side = SideConfig('attention_residuals', options)
   return dataclasses.replace(
     TINY,
     norm='pre',
@@ -46,12 +43,12 @@ class _Sublayers(nn.Module):
   config: ModelConfig
 
   def setup(self):
-    self.state = fusion.residual_state(self.config, 'decoder')
+    self.state = plugs.residual_state(self.config, 'decoder')
     self.residuals = [
-      fusion.residual(self.config, 'decoder', number)
+      plugs.residual(self.config, 'decoder', number)
       for number in range(3 * _LAYERS)
     ]
-    self.read = fusion.state_read(self.config, 'decoder')
+    self.read = plugs.state_read(self.config, 'decoder')
 
   def __call__(self, x):
     state, inputs = self.state.open(x), []
@@ -154,7 +151,7 @@ def test_against_its_equations(kind, options):
   parameters = _parameters(module, x)
   got = jax.jit(module.apply)({'params': parameters}, x)
   p, x = jax.tree.map(np.float64, (parameters, x))
-  expected = _reference(p, x, config.decoder.attention_residual)
+  expected = _reference(p, x, config.decoder.options)
   # Nine sublayers, one on the other.
   jax.tree.map(lambda a, b: assert_close(a, b, units=512), got, expected)
 

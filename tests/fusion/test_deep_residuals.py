@@ -10,8 +10,8 @@ from cases import ATTENTION, CASES
 from flax import linen as nn
 from references.parts import layer_norm
 
-from fusion_jax import fusion
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.fusion import plugs
 from fusion_jax.fusion.deep_residuals import with_initial_gains
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.caches import Keys, KeyValue
@@ -37,7 +37,7 @@ class _Sublayers(nn.Module):
 
   def setup(self):
     self.residuals = [
-      fusion.residual(self.config, self.side, number)
+      plugs.residual(self.config, self.side, number)
       for number in range(2 * _SUBLAYERS[self.side])
     ]
 
@@ -124,9 +124,9 @@ class _Attention(nn.Module):
   config: ModelConfig
 
   def setup(self):
-    self.first = fusion.self_attention(self.config, 'decoder', 1)
-    self.third = fusion.self_attention(self.config, 'decoder', 3)
-    self.cross_attention = fusion.cross_attention(self.config, 3)
+    self.first = plugs.self_attention(self.config, 'decoder', 1)
+    self.third = plugs.self_attention(self.config, 'decoder', 3)
+    self.cross_attention = plugs.cross_attention(self.config, 3)
 
   def __call__(self, layers):
     h, mask = layers[-1], causal_mask(layers[-1].shape[1])

@@ -20,7 +20,7 @@ from connected import (
 from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import GrnOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.grn import Grn
 from fusion_jax.layers.ablation_masks import AblationMasks
 from fusion_jax.layers.attention import LayerInput, residual_of
@@ -32,7 +32,7 @@ _KINDS = 'scalar', 'vector', 'dynamic'
 
 
 def _config(layers=4, **options) -> ModelConfig:
-  side = SideConfig('grn', grn=GrnOptions(**options))
+  side = SideConfig('grn', options)
   return connected(side, side, layers)
 
 

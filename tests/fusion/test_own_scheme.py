@@ -15,27 +15,24 @@ from flax import linen as nn
 from tiny_run import TINY
 
 from fusion_jax import fusion
-from fusion_jax.config import ModelConfig, SideConfig
-from fusion_jax.config import fusion as fusion_options
+from fusion_jax.config import ModelConfig, SideConfig, schemes
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.user_code import run_user_dir
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.runs.loading import load_run
-from fusion_jax.tools import scheme_sizes
 
 ROOT = Path(__file__).parents[2]
 _FUSED = (
   '--config.model.encoder.fusion=weighted_mean',
-  '--config.model.encoder.own=[["temperature", 2.0]]',
+  '--config.model.encoder.options.temperature=2',
   '--config.model.decoder.fusion=weighted_mean',
 )
 
 
 def _forget():
   """Takes the scheme out of the tables, as if each program started anew."""
-  fusion._TABLE.pop('weighted_mean', None)
-  fusion_options._RULES.pop('weighted_mean', None)
+  schemes._registered.pop('weighted_mean', None)
 
 
 @pytest.fixture(scope='module')
@@ -126,55 +123,54 @@ def test_it_is_analysed(user_dir, workdir, tmp_path):
   numbers = json.loads((tmp_path / 'layer_weights.json').read_text())['numbers']
   parameters = load_run(workdir).parameters
   for side, temperature in ('encoder', 2.0), ('decoder', 1.0):
-    own, logits = numbers[side], parameters[side]['read_out']['logits']
-    assert own['scheme'] == 'weighted_mean'
-    assert own['layers'] == [f'H[{n}]' for n in range(len(logits))]
-    assert own['rows'] == ['output']
+    seen, logits = numbers[side], parameters[side]['read_out']['logits']
+    assert seen['scheme'] == 'weighted_mean'
+    assert seen['layers'] == [f'H[{n}]' for n in range(len(logits))]
+    assert seen['rows'] == ['output']
     expected = np.exp(np.asarray(logits) / temperature)
     np.testing.assert_allclose(
-      own['weights'], [expected / expected.sum()], rtol=1e-5
+      seen['weights'], [expected / expected.sum()], rtol=1e-5
     )
 
 
 def test_it_is_listed(user_dir, monkeypatch, capsys):
-  listed = _main('tools.scheme_sizes')
+  scheme_sizes = importlib.import_module('fusion_jax.tools.scheme_sizes')
   every = scheme_sizes.rows
   monkeypatch.setattr(
     scheme_sizes,
     'rows',
     lambda: [row for row in every() if row.model.name == 'weighted_mean'],
   )
-  assert listed([user_dir, '--format=csv']) == 0
+  assert scheme_sizes.main([user_dir, '--format=csv']) == 0
   row = capsys.readouterr().out.splitlines()[1]
   assert row.startswith('weighted_mean,this file,layer aggregation,"encoder, d')
   # A logit for each of H[0..6] of both stacks of a Transformer Base.
-  assert ',own: temperature,+14,' in row.replace('"', '')
+  assert ',+14,' in row
 
 
 @pytest.mark.parametrize(
-  ('own', 'message'),
+  ('options', 'message'),
   [
-    ([('leek', 0.5)], "encoder.own: the name of an option must be 'temp"),
-    ([('temperature', 'hot')], 'own.temperature: must be a number, got'),
-    ([('temperature', 0.0)], 'own.temperature: must be > 0, got 0.0'),
-    ([('temperature', 1.0)] * 2, 'names an option twice'),
+    ({'leek': 0.5}, "options.leek: no such option; must be 'temperature'"),
+    ({'temperature': 'hot'}, 'options.temperature: must be a number, got'),
+    ({'temperature': 0.0}, 'options.temperature: must be > 0, got 0.0'),
   ],
 )
-def test_its_options_are_checked(user_dir, own, message):
+def test_its_options_are_checked(user_dir, options, message):
   parse_arguments([user_dir], argparse.ArgumentParser())
   with pytest.raises(InputError, match=message):
-    ModelConfig(encoder=SideConfig(fusion='weighted_mean', own=own))
+    ModelConfig(encoder=SideConfig('weighted_mean', options))
 
 
 @pytest.mark.parametrize(
   ('declared', 'message'),
   [
-    ({'own': dict}, 'its options must be a class with fusion_jax.config.sect'),
+    ({'options': dict}, 'its options must be a class with fusion_jax'),
     ({'views': ('layer_weight',)}, "did you mean 'layer_weights'"),
   ],
 )
 def test_what_it_declares_is_checked(declared, message):
-  scheme = on_both_sides('x', nn.Module, 'prediction', '', 'own')
+  scheme = on_both_sides('x', nn.Module, 'prediction', '')
   # The types of a scheme are checked in tests, but not for a user.
   for field, value in declared.items():
     object.__setattr__(scheme, field, value)

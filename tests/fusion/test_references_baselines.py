@@ -18,11 +18,11 @@ from fusion_jax.fusion import dlcl, transparent
 
 
 def _check_dlcl(options, side, depth, norm):
-  config = model_config(side, depth, 'dlcl', options, 'dlcl', norm)
+  config = model_config(side, depth, 'dlcl', options, norm)
 
   def reference(parameters, x, functions):
     inputs, outputs = baselines.dlcl(
-      parameters, x, functions, config.side(side), norm
+      parameters, x, functions, config.side(side).options, norm
     )
     return inputs[-1], outputs
 
@@ -64,7 +64,7 @@ def test_sums_after_some_layers_only(norm, dilation):
 @pytest.mark.parametrize('depth', [1, 3, 6])
 def test_transparent_attention(depth, feature_wise):
   options = {'feature_wise': feature_wise}
-  config = model_config('encoder', depth, 'transparent', options, 'transparent')
+  config = model_config('encoder', depth, 'transparent', options)
   config = dataclasses.replace(config, decoder_layers=4)
   layers, context = random_layers(depth + 1), context_of('encoder')
   memories, parameters = run(
@@ -73,5 +73,7 @@ def test_transparent_attention(depth, feature_wise):
     *layers,
   )
   assert len(memories) == 4
-  expected = baselines.transparent_attention(parameters, layers, config.encoder)
+  expected = baselines.transparent_attention(
+    parameters, layers, config.encoder.options
+  )
   compare(list(memories), expected)

@@ -39,12 +39,12 @@ from fusion_jax.training.gradients import batch_diversity, count_tokens
   {'factored': False, 'bias': False, 'output_norm': True},
 )
 def test_linear(options, side, depth):
-  config = model_config(side, depth, 'linear', options, 'linear')
+  config = model_config(side, depth, 'linear', options)
   check_read_out(
     linear.Linear(config, side),
     depth,
     side,
-    lambda p, layers: dou2018.linear(p, layers, config.side(side)),
+    lambda p, layers: dou2018.linear(p, layers, config.side(side).options),
   )
 
 
@@ -53,13 +53,13 @@ def test_linear(options, side, depth):
   {'activation': 'attention', 'residual': 'none'},
 )
 def test_iterative(options, side, depth):
-  config = model_config(side, depth, 'agg', options, 'iterative')
+  config = model_config(side, depth, 'iterative', options)
   check_read_out(
     tree.Iterative(config, side),
     depth,
     side,
     lambda p, layers: dou2018.iterative(
-      p, layers, config.side(side), mask_of(side), HEADS
+      p, layers, config.side(side).options, mask_of(side), HEADS
     ),
   )
 
@@ -75,15 +75,15 @@ def test_iterative(options, side, depth):
 )
 def test_agg_node(side, activation, residual, top):
   options = {'activation': activation, 'residual': residual, 'hidden': 7}
-  config = model_config(side, 6, 'agg', options, 'hierarchical')
+  config = model_config(side, 6, 'hierarchical', options)
   inputs, context = random_layers(3), context_of(side)
   result, parameters = run(
-    tree.AggNode(config, side),
+    tree.AggNode(config, config.side(side).options),
     lambda module, *inputs: module(inputs, top, context),
     *inputs,
   )
   expected = dou2018.agg(
-    parameters, inputs, top, config.side(side).agg, mask_of(side), HEADS
+    parameters, inputs, top, config.side(side).options, mask_of(side), HEADS
   )
   compare(result, expected)
 
@@ -94,11 +94,11 @@ def test_agg_node(side, activation, residual, top):
   {'include_embedding': True, 'post_sum_norm': True},
 )
 def test_dense_connection(options, side, depth):
-  config = model_config(side, depth, 'dense', options, 'dense')
+  config = model_config(side, depth, 'dense', options)
 
   def reference(parameters, x, functions):
     states = dou2018.dense_connection(
-      parameters, x, functions, config.side(side)
+      parameters, x, functions, config.side(side).options
     )
     return states[-1], states
 
@@ -106,7 +106,7 @@ def test_dense_connection(options, side, depth):
 
 
 def _check_hierarchical(options, side, depth, norm):
-  config = model_config(side, depth, 'agg', options, 'hierarchical', norm)
+  config = model_config(side, depth, 'hierarchical', options, norm)
   check_connection(
     tree.Hierarchical(config, side),
     depth,
@@ -115,7 +115,7 @@ def _check_hierarchical(options, side, depth, norm):
       p,
       x,
       functions,
-      config.side(side),
+      config.side(side).options,
       mask_of(side),
       HEADS,
       input_norm=norm == 'pre',
@@ -162,7 +162,7 @@ def test_multi_layer_attention(side, index, options):
     side,
     lambda p: (
       dou2018.multi_layer_attention(
-        p, below, config.side(side), mask_of(side), HEADS
+        p, below, config.side(side).attention_options, mask_of(side), HEADS
       ),
       below[-1],
     ),

@@ -8,12 +8,14 @@ from fusion_jax.fusion import dynamic_combination, dynamic_routing, em_routing
 
 @cases({'hidden': 5, 'normalize': 'softmax', 'output_norm': True})
 def test_dynamic_combination(options, side, depth):
-  config = model_config(side, depth, 'dynamic', options, 'dynamic_combination')
+  config = model_config(side, depth, 'dynamic_combination', options)
   check_read_out(
     dynamic_combination.DynamicCombination(config, side),
     depth,
     side,
-    lambda p, layers: dou2019.dynamic_combination(p, layers, config.side(side)),
+    lambda p, layers: dou2019.dynamic_combination(
+      p, layers, config.side(side).options
+    ),
   )
 
 
@@ -39,12 +41,14 @@ _LITERAL = {'vote_norm': 'none', 'agreement': 'product', 'average': 'gain'}
   },
 )
 def test_dynamic_routing(options, side, depth):
-  config = model_config(side, depth, 'routing', options, 'dynamic_routing')
+  config = model_config(side, depth, 'dynamic_routing', options)
   check_read_out(
     dynamic_routing.DynamicRouting(config, side),
     depth,
     side,
-    lambda p, layers: dou2019.dynamic_routing(p, layers, config.side(side)),
+    lambda p, layers: dou2019.dynamic_routing(
+      p, layers, config.side(side).options
+    ),
   )
 
 
@@ -67,10 +71,10 @@ def test_dynamic_routing(options, side, depth):
   {'vote_norm': 'none', 'floor': 'relative', 'variance_floor': 0.1},
 )
 def test_em_routing(options, side, depth):
-  config = model_config(side, depth, 'routing', options, 'em_routing')
+  config = model_config(side, depth, 'em_routing', options)
   check_read_out(
     em_routing.EmRouting(config, side),
     depth,
     side,
-    lambda p, layers: dou2019.em_routing(p, layers, config.side(side)),
+    lambda p, layers: dou2019.em_routing(p, layers, config.side(side).options),
   )

@@ -53,7 +53,7 @@ def test_shortcut_attention(
     h,
     side,
     lambda p: emelin2019.shortcut_attention(
-      p, below, config.side(side), h, mask_of(side), HEADS
+      p, below, config.side(side).attention_options, h, mask_of(side), HEADS
     ),
   )
 
@@ -74,6 +74,12 @@ def test_shortcut_cross_attention(fused, bias):
     ShortcutAttention(config, side='decoder'), attend, x, features, embedding
   )
   expected = emelin2019.shortcut_cross_attention(
-    parameters, x, features, embedding, config.decoder, mask, HEADS
+    parameters,
+    x,
+    features,
+    embedding,
+    config.decoder.attention_options,
+    mask,
+    HEADS,
   )
   compare(result, expected)

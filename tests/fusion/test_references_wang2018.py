@@ -10,12 +10,12 @@ from fusion_jax.fusion import average, feed_forward, hops
 
 @cases({'include_embedding': False, 'norm': 'plain'}, {'norm': 'none'})
 def test_average(options, side, depth):
-  config = model_config(side, depth, 'mlrf', options, 'average')
+  config = model_config(side, depth, 'average', options)
   check_read_out(
     average.Average(config, side),
     depth,
     side,
-    lambda p, layers: wang2018.average(p, layers, config.side(side)),
+    lambda p, layers: wang2018.average(p, layers, config.side(side).options),
   )
 
 
@@ -28,7 +28,7 @@ class _WithTable(nn.Module):
 
   def setup(self):
     self.table = feed_forward.LayerEmbedding(self.config)
-    used = self.config.side(self.side).mlrf.layer_embedding
+    used = self.config.side(self.side).options.layer_embedding
     table = self.table if used else None
     self.inner = self.fusion(self.config, self.side, table)
 
@@ -37,13 +37,14 @@ class _WithTable(nn.Module):
 
 
 def _check_with_table(module, name, reference, options, side, depth):
-  options = {'hidden': 7, 'scorer_width': 5, **options}
-  config = model_config(side, depth, 'mlrf', options, name)
+  small = {'hidden': 7} | ({'scorer_width': 5} if name == 'hops' else {})
+  config = model_config(side, depth, name, small | options)
+  options = config.side(side).options
 
   def expected(parameters, layers):
     table = parameters.get('table', {}).get('embedding')
-    assert (table is not None) == config.side(side).mlrf.layer_embedding
-    return reference(parameters['inner'], layers, config.side(side), table)
+    assert (table is not None) == options.layer_embedding
+    return reference(parameters['inner'], layers, options, table)
 
   check_read_out(_WithTable(config, side, module), depth, side, expected)
 

@@ -18,12 +18,8 @@ from reference_cases import (
 from references import yang2022
 from references.parts import log_softmax
 
-from fusion_jax.fusion.gtrans import (
-  DecoderGroups,
-  EncoderGroups,
-  keep_groups,
-  mixture_log_probabilities,
-)
+from fusion_jax.fusion.gtrans import DecoderGroups, EncoderGroups
+from fusion_jax.fusion.mixture import keep_groups, mixture_log_probabilities
 from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import OutputLayer
 
@@ -42,12 +38,14 @@ from fusion_jax.models.transformer import OutputLayer
   ],
 )
 def test_encoder_groups(depth, options):
-  config = model_config('encoder', depth, 'gtrans', options, 'gtrans')
+  config = model_config('encoder', depth, 'gtrans', options)
   check_read_out(
     EncoderGroups(config, 'encoder'),
     depth,
     'encoder',
-    lambda p, layers: yang2022.encoder_groups(p, layers, config.encoder),
+    lambda p, layers: yang2022.encoder_groups(
+      p, layers, config.encoder.options
+    ),
   )
 
 
@@ -65,12 +63,14 @@ def test_encoder_groups(depth, options):
   ],
 )
 def test_decoder_groups(depth, options):
-  config = model_config('decoder', depth, 'gtrans', options, 'gtrans')
+  config = model_config('decoder', depth, 'gtrans', options)
   check_read_out(
     DecoderGroups(config, 'decoder'),
     depth,
     'decoder',
-    lambda p, layers: yang2022.decoder_groups(p, layers, config.decoder),
+    lambda p, layers: yang2022.decoder_groups(
+      p, layers, config.decoder.options
+    ),
   )
 
 

@@ -10,9 +10,9 @@ import pytest
 from cases import CASES, parameters
 
 from fusion_jax import testing
-from fusion_jax.config.fusion import RULES, SideConfig
-from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.gtrans import group_count
+from fusion_jax.config.section import fields_of_section
+from fusion_jax.fusion import SCHEMES, SOURCES
+from fusion_jax.fusion.plugs import prediction_count
 from fusion_jax.layers.context import Context
 from fusion_jax.testing import FusedModel, assert_close
 
@@ -54,8 +54,7 @@ def fused(request):
   return FusedModel(CASES[request.param])
 
 
-# test_aggregate has the gradients of every formula and option; here are each
-# scheme and plug point, and what no gradient reaches.
+# The gradients of each scheme and plug point, and what no gradient reaches.
 _SAMPLED = [
   *SCHEMES,
   *('multi_layer-2-partial', 'multi_layer-pre', 'shortcut-both'),
@@ -71,30 +70,33 @@ def sampled(request):
 
 
 def test_every_scheme_side_and_option_is_in_the_table():
-  sides = [side for c in CASES.values() for side in (c.encoder, c.decoder)]
-  assert SCHEMES.keys() == RULES.keys()
-  used = {
-    (name, side)
-    for config in CASES.values()
-    for side in ('encoder', 'decoder')
-    for name in [config.side(side).fusion]
-  }
+  used, values = set(), {}
+  for config in CASES.values():
+    for name in ('encoder', 'decoder'):
+      side = config.side(name)
+      used.add((side.fusion, name))
+      for options in (side.options, side.attention_options):
+        for field in fields_of_section(type(options)):
+          place = _declared_by(type(options), field), field
+          values.setdefault(place, set()).add(getattr(options, field))
   for name, scheme in SCHEMES.items():
     assert {(name, side) for side in scheme.modules} <= used
-  for field in dataclasses.fields(SideConfig):
-    if dataclasses.is_dataclass(field.default):
-      _every_choice_is_used([getattr(side, field.name) for side in sides])
+  for row in (*SCHEMES.values(), *SOURCES.values()):
+    for field in fields_of_section(row.options):
+      place = _declared_by(row.options, field), field
+      hint = fields_of_section(row.options)[field].annotation
+      choices = {True, False} if hint is bool else {*typing.get_args(hint)}
+      assert choices <= values[place], place
+      assert len(values[place]) > 1, place
 
 
-def _every_choice_is_used(values):
-  hints = typing.get_type_hints(type(values[0]))
-  for name, hint in hints.items():
-    if name == '__pydantic_config__':
-      continue
-    seen = {getattr(value, name) for value in values}
-    choices = {True, False} if hint is bool else set(typing.get_args(hint))
-    assert choices <= seen, f'{type(values[0]).__name__}.{name}'
-    assert len(seen) > 1, f'{type(values[0]).__name__}.{name} never changes'
+def _declared_by(options, field):
+  """The class that an option is inherited from."""
+  return next(
+    kind.__name__
+    for kind in reversed(options.__mro__)
+    if field in getattr(kind, '__pydantic_fields__', {})
+  )
 
 
 def test_log_probabilities_are_finite_and_normalised(fused):
@@ -149,10 +151,11 @@ def _has_no_gradient(config, name: str) -> bool:
   frozen = {
     f'{side}/connection/weights'
     for side in ('encoder', 'decoder')
-    if config.side(side).dlcl.frozen
+    if getattr(config.side(side).options, 'frozen', False)
   }
-  left_over = config.decoder.gtrans.last_group == 'floor'
-  alone = group_count(config, 'decoder') == 1
+  options = config.decoder.options
+  left_over = getattr(options, 'last_group', '') == 'floor'
+  alone = prediction_count(config) == 1
   return (
     name in frozen
     or (alone and name.endswith('group_weights'))

@@ -12,28 +12,9 @@ from cases import norm_for
 from tiers import extended_but
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import (
-  AggOptions,
-  AttentionResidualOptions,
-  DlclOptions,
-  DynamicOptions,
-  GrnOptions,
-  GtransOptions,
-  HyperOptions,
-  LinearOptions,
-  MlrfOptions,
-  MuddOptions,
-  MultiLayerOptions,
-  RoutingOptions,
-  ShortcutOptions,
-  SideConfig,
-  SurfaceOptions,
-  TransparentOptions,
-  ValueResidualOptions,
-)
-from fusion_jax.errors import InputError
-from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.gtrans import mixture_log_probabilities
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion import SCHEMES, SOURCES
+from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import (
   Transformer,
@@ -57,72 +38,57 @@ def _model(norm: str, **sides) -> Transformer:
   return Transformer(config, 11, 11, 2)
 
 
-def _side(scheme: str, **options) -> SideConfig:
-  return SideConfig(fusion=scheme, start='baseline', **options)
+def _side(scheme: str, /, options=None, **fields) -> SideConfig:
+  if scheme in SOURCES:
+    attention = {'attention': scheme, 'attention_options': options}
+    return SideConfig(start='baseline', **attention, **fields)
+  return SideConfig(scheme, options, start='baseline', **fields)
 
 
-_FUSED = ShortcutOptions(source='lexical', feature_fusion=True)
+_FUSED = {'feature_fusion': True}
 _SIDES = {
   **{
     f'{scheme}-{side}': {side: _side(scheme)}
     for scheme, row in SCHEMES.items()
     for side in row.modules
   },
-  'linear-plain': {
-    'encoder': _side('linear', linear=LinearOptions(factored=False))
-  },
-  'linear-narrow': {'encoder': _side('linear', linear=LinearOptions(hidden=4))},
-  'linear-norm': {
-    'decoder': _side('linear', linear=LinearOptions(output_norm=True))
-  },
+  'linear-plain': {'encoder': _side('linear', {'factored': False})},
+  'linear-narrow': {'encoder': _side('linear', {'hidden': 4})},
+  'linear-norm': {'decoder': _side('linear', {'output_norm': True})},
   'dynamic-softmax': {
-    'decoder': _side(
-      'dynamic_combination', dynamic=DynamicOptions(normalize='softmax')
-    )
+    'decoder': _side('dynamic_combination', {'normalize': 'softmax'})
   },
-  'feed_forward-no-norm': {
-    'encoder': _side('feed_forward', mlrf=MlrfOptions(norm='none'))
-  },
-  'feed_forward-narrow': {
-    'decoder': _side('feed_forward', mlrf=MlrfOptions(hidden=10))
-  },
+  'feed_forward-no-norm': {'encoder': _side('feed_forward', {'norm': 'none'})},
+  'feed_forward-narrow': {'decoder': _side('feed_forward', {'hidden': 10})},
   'per-layer-norms': {'encoder': _side('linear', input_norm='per_layer')},
-  'routing-paper': {
-    'encoder': _side('dynamic_routing', routing=RoutingOptions(form='paper'))
-  },
+  'routing-paper': {'encoder': _side('dynamic_routing', {'form': 'paper'})},
   'hierarchical-read-out': {
-    'encoder': _side('hierarchical', agg=AggOptions(feedback=False))
+    'encoder': _side('hierarchical', {'feedback': False})
   },
-  'dlcl-vector': {'encoder': _side('dlcl', dlcl=DlclOptions(weights='vector'))},
+  'dlcl-vector': {'encoder': _side('dlcl', {'weights': 'vector'})},
   'dlcl-averages': {
-    'encoder': _side('dlcl', dlcl=DlclOptions(norms='none', start='top')),
-    'decoder': _side(
-      'dlcl', dlcl=DlclOptions(norms='none', start='top', period=2)
-    ),
+    'encoder': _side('dlcl', {'norms': 'none', 'start': 'top'}),
+    'decoder': _side('dlcl', {'norms': 'none', 'start': 'top', 'period': 2}),
   },
   'transparent-by-feature': {
-    'encoder': _side(
-      'transparent', transparent=TransparentOptions(feature_wise=True)
-    )
+    'encoder': _side('transparent', {'feature_wise': True})
   },
   **{
     f'hyper_connections-{kind}': {
       'encoder': _side(
-        'hyper_connections', hyper=HyperOptions(kind=kind, collapse='learned')
+        'hyper_connections', {'kind': kind, 'collapse': 'learned'}
       ),
-      'decoder': _side('hyper_connections', hyper=HyperOptions(kind=kind)),
+      'decoder': _side('hyper_connections', {'kind': kind}),
     }
     for kind in ('static', 'identity_mix', 'manifold')
   },
   **{
     f'attention_residuals-{kind}': {
       'encoder': _side(
-        'attention_residuals',
-        attention_residual=AttentionResidualOptions(kind, 'layer'),
+        'attention_residuals', {'kind': kind, 'sources': 'layer'}
       ),
       'decoder': _side(
-        'attention_residuals',
-        attention_residual=AttentionResidualOptions(kind, block=2, heads=2),
+        'attention_residuals', {'kind': kind, 'block': 2, 'heads': 2}
       ),
     }
     for kind in ('replace', 'delta')
@@ -132,25 +98,25 @@ _SIDES = {
     'decoder': _side('none', skip_gains=True),
   },
   'value-learnable': {
-    'encoder': _side('none', value_residual=ValueResidualOptions('learnable')),
-    'decoder': _side(
-      'none', value_residual=ValueResidualOptions('learnable', 'both')
-    ),
+    'encoder': _side('value_residual', {'kind': 'learnable'}),
+    'decoder': _side('value_residual', {'kind': 'learnable', 'where': 'both'}),
   },
-  'mudd-1': {'encoder': _side('mudd', mudd=MuddOptions(ways=1))},
+  'mudd-1': {'encoder': _side('mudd', {'ways': 1})},
   'mudd-memory': {
-    'encoder': _side('mudd', mudd=MuddOptions(0, memory_ways=2)),
+    'encoder': _side('mudd', {'ways': 0, 'memory_ways': 2}),
   },
   'mudd-memory-pre_post': {
-    'encoder': _side('mudd', mudd=MuddOptions(4, 1, norms='pre_post')),
+    'encoder': _side(
+      'mudd', {'ways': 4, 'memory_ways': 1, 'norms': 'pre_post'}
+    ),
   },
   'mudd-pre_post': {
-    'encoder': _side('mudd', mudd=MuddOptions(norms='pre_post')),
-    'decoder': _side('mudd', mudd=MuddOptions(norms='pre_post')),
+    'encoder': _side('mudd', {'norms': 'pre_post'}),
+    'decoder': _side('mudd', {'norms': 'pre_post'}),
   },
   **{
     f'grn-{ways}-{kind}': {
-      side: _side('grn', grn=GrnOptions(kind, ways, last))
+      side: _side('grn', {'kind': kind, 'ways': ways, 'last': last})
       for side, last in (('encoder', 0), ('decoder', 1))
     }
     for ways, kind in (
@@ -160,38 +126,24 @@ _SIDES = {
       (4, 'dynamic'),
     )
   },
-  'surface_fusion-soft': {
-    'decoder': _side('surface_fusion', surface=SurfaceOptions('soft'))
-  },
+  'surface_fusion-soft': {'decoder': _side('surface_fusion', {'kind': 'soft'})},
   'surface_fusion-learned': {
-    'decoder': _side('surface_fusion', surface=SurfaceOptions('learned'))
+    'decoder': _side('surface_fusion', {'kind': 'learned'})
   },
-  'gtrans-last': {
-    'decoder': _side('gtrans', gtrans=GtransOptions(mode='last'))
-  },
-  'gtrans-pruned': {
-    'decoder': _side('gtrans', gtrans=GtransOptions(inference_groups='1:1'))
-  },
+  'gtrans-last': {'decoder': _side('gtrans', {'mode': 'last'})},
+  'gtrans-pruned': {'decoder': _side('gtrans', {'inference_groups': '1:1'})},
   'multi_layer': {
-    'encoder': _side('none', multi_layer=MultiLayerOptions(layers=2)),
-    'decoder': _side(
-      'none', multi_layer=MultiLayerOptions(layers=2, partial=True)
-    ),
+    'encoder': _side('multi_layer', {'layers': 2}),
+    'decoder': _side('multi_layer', {'layers': 2, 'partial': True}),
   },
   'shortcut': {
-    'encoder': _side('none', shortcut=ShortcutOptions(source='lexical')),
-    'decoder': _side('none', shortcut=ShortcutOptions(source='non_lexical')),
+    'encoder': _side('shortcut'),
+    'decoder': _side('shortcut', {'source': 'non_lexical'}),
   },
-  'shortcut-cross': {
-    'decoder': _side(
-      'none', shortcut=ShortcutOptions(source='lexical', where='both')
-    )
-  },
+  'shortcut-cross': {'decoder': _side('shortcut', {'where': 'both'})},
   'feature_fusion': {
-    'encoder': _side('none', shortcut=_FUSED),
-    'decoder': _side(
-      'none', shortcut=dataclasses.replace(_FUSED, where='both')
-    ),
+    'encoder': _side('shortcut', _FUSED),
+    'decoder': _side('shortcut', _FUSED | {'where': 'both'}),
   },
 }
 
@@ -336,22 +288,6 @@ def test_an_open_gate_is_the_fusion_itself():
     rtol=1e-5,
     atol=1e-5,
   )
-
-
-@pytest.mark.parametrize(
-  ('options', 'message'),
-  [
-    ({}, "'baseline' is about a fusion, and there is none"),
-    (
-      {'shortcut': ShortcutOptions(source='lexical', author_compat=True)},
-      'author_compat',
-    ),
-  ],
-)
-def test_what_cannot_start_as_the_plain_model_is_refused(options, message):
-  with pytest.raises(InputError, match=message) as error:
-    _model('pre', decoder=_side('none', **options))
-  assert str(error.value).startswith('config.model.decoder.start')
 
 
 def test_the_opening_is_recorded():

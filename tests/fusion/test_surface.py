@@ -11,10 +11,13 @@ import pytest
 from flax import linen as nn
 from references.parts import attend, dense, log_softmax, sigmoid
 
-from fusion_jax.config.fusion import SideConfig, SurfaceOptions
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
-from fusion_jax.fusion.gtrans import mixture_log_probabilities
-from fusion_jax.fusion.surface import SurfacePrediction, gated_log_weights
+from fusion_jax.fusion.mixture import mixture_log_probabilities
+from fusion_jax.fusion.surface import (
+  SurfacePrediction,
+  gated_log_weights,
+)
 from fusion_jax.layers.ablation_masks import AblationMasks, with_masks
 from fusion_jax.layers.attention import padding_mask
 from fusion_jax.layers.context import Context
@@ -36,7 +39,7 @@ _TARGET = jnp.array([[3, 4, 5], [6, 7, 8]])
 
 
 def _config(**options):
-  side = SideConfig('surface_fusion', surface=SurfaceOptions(**options))
+  side = SideConfig('surface_fusion', options)
   return dataclasses.replace(TINY, decoder=side)
 
 
@@ -112,7 +115,7 @@ class _Case:
 @pytest.mark.parametrize('bias', [False, True])
 def test_the_formula_position_by_position(options, bias):
   case, expected = _Case(bias, **options), []
-  chosen = SurfaceOptions(**options)
+  chosen = case.module.config.decoder.options
   table = np.asarray(case.output.table, np.float64)
   offset = np.asarray(case.output.bias) if bias else 0.0
   x, read = np.asarray(case.inputs[0]), case.read()

@@ -1,35 +1,146 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from trees import (
   HEADS,
   LENGTH,
   METHODS,
   WIDTH,
+  agg_node,
   apply_tree,
   assert_close,
   initial_parameters,
   make_context,
   noise_parameters,
-  normal_state,
   normal_states,
   tree_config,
 )
 
-from fusion_jax.config import PRESETS
-from fusion_jax.config.fusion import AggOptions, SideConfig
-from fusion_jax.fusion.tree import AggNode, Hierarchical, Iterative
+from fusion_jax.fusion.tree import AggNode, Hierarchical, Iterative, tree_groups
 from fusion_jax.layers.attention import padding_mask
 from fusion_jax.layers.caches import CacheCursor, KeyValue
 
 
-@pytest.mark.parametrize('module', [AggNode, Iterative, Hierarchical])
-def test_one_position_at_a_time_equals_all_at_once(module):
-  agg = {'activation': 'attention', 'residual': 'top'}
-  module = module(tree_config(3, agg=agg), 'encoder')
+@pytest.mark.parametrize(
+  ('layers', 'size', 'groups'),
+  [
+    (6, 2, {1: [1, 2], 2: [3, 4], 3: [5, 6]}),
+    (5, 2, {1: [1, 2], 2: [3, 4], 3: [5]}),
+    (5, 3, {1: [1, 2, 3], 2: [4, 5]}),
+    (2, 3, {1: [1, 2]}),
+    (3, 1, {2: [2], 3: [3]}),
+    (1, 1, {}),
+    (1, 2, {}),
+  ],
+)
+def test_groups_written_out(layers, size, groups):
+  found = tree_groups(layers, size)
+  assert {n: list(group) for n, group in found.items()} == groups
+
+
+@given(st.integers(1, 40), st.integers(2, 10))
+def test_groups_cover_every_layer_once(layers, size):
+  groups = tree_groups(layers, size)
+  assert list(groups) == list(range(1, -(-layers // size) + (layers > 1)))
+  if layers > 1:
+    covered = [n for group in groups.values() for n in group]
+    assert covered == list(range(1, layers + 1))
+    assert all(len(group) == size for group in list(groups.values())[:-1])
+
+
+def test_iterative_of_one_layer_is_the_layer():
+  tree, layers = Iterative(tree_config(1), 'encoder'), normal_states(2)
+  assert not initial_parameters(tree, layers)
+  output, _ = apply_tree(tree, {}, layers)
+  np.testing.assert_array_equal(output, layers[1])
+
+
+@pytest.mark.parametrize(
+  ('layers', 'norm'), [(2, 'post'), (3, 'rezero'), (6, 'post')]
+)
+def test_iterative_is_a_chain_of_nodes(layers, norm):
+  config = tree_config(layers, norm, {'residual': 'top'})
+  tree, states = Iterative(config, 'encoder'), normal_states(layers + 1)
+  params = noise_parameters(tree, states)
+  assert sorted(params) == [f'node_{n}' for n in range(2, layers + 1)]
+  node, chain = agg_node(config), states[1]
+  apply = jax.jit(lambda *a: node.apply(*a, 0, make_context()))
+  for number in range(2, layers + 1):
+    own = {'params': params[f'node_{number}']}
+    chain = apply(own, (states[number], chain))
+  output, recorded = apply_tree(tree, params, states)
+  assert_close(output, chain, 1e-4)
+  scores = recorded['telemetry']['node_2']['exploitation']
+  assert scores.shape == (2,)
+  # H[0] is not read.
+  other, _ = apply_tree(tree, params, (states[1], *states[1:]))
+  np.testing.assert_array_equal(other, output)
+
+
+def _hierarchical(layers, norm='post', **options):
+  return Hierarchical(tree_config(layers, norm, options), 'encoder')
+
+
+@pytest.mark.parametrize('norm', ['post', 'pre'])
+@pytest.mark.parametrize('feedback', [True, False])
+@pytest.mark.parametrize('size', [1, 2])
+def test_hierarchical_of_one_layer_is_the_layer(norm, feedback, size):
+  tree = _hierarchical(1, norm, feedback=feedback, group_size=size)
+  assert not initial_parameters(tree, normal_states(1))
+  (layers, output), _ = apply_tree(tree, {}, normal_states(1))
+  np.testing.assert_array_equal(output, layers[1])
+
+
+def test_two_layers_are_the_iterative_tree_with_its_arguments_swapped():
+  config = tree_config(2)
+  tree, chain = Hierarchical(config, 'encoder'), Iterative(config, 'encoder')
+  params = noise_parameters(tree, normal_states(1))
+  (layers, output), _ = apply_tree(tree, params, normal_states(1))
+  node = jax.tree.map(lambda leaf: leaf, params['node_1'])
+  node['hidden']['kernel'] = np.roll(node['hidden']['kernel'], WIDTH, axis=0)
+  assert_close(output, apply_tree(chain, {'node_2': node}, layers)[0], 1e-4)
+
+
+@pytest.mark.parametrize('norm', ['post', 'rezero'])
+def test_groups_of_one_without_feedback_are_the_iterative_tree(norm):
+  tree = _hierarchical(4, norm, group_size=1, feedback=False)
+  params = noise_parameters(tree, normal_states(1))
+  (layers, output), _ = apply_tree(tree, params, normal_states(1))
+  chain = Iterative(tree.config, 'encoder')
+  assert_close(output, apply_tree(chain, params, layers)[0], 1e-5)
+
+
+@pytest.mark.parametrize('feedback', [True, False])
+def test_a_node_changes_the_layers_above_only_by_feedback(feedback):
+  tree = _hierarchical(4, feedback=feedback)
+  params = noise_parameters(tree, normal_states(1))
+  (layers, output), _ = apply_tree(tree, params, normal_states(1))
+  params['node_1']['hidden']['kernel'] += 0.5
+  (changed, other), _ = apply_tree(tree, params, normal_states(1))
+  same = [bool((a == b).all()) for a, b in zip(layers, changed, strict=True)]
+  assert same == [True] * 3 + [not feedback] * 2
+  assert not np.allclose(output, other)
+
+
+def test_without_feedback_one_call_is_enough():
+  tree = _hierarchical(5, 'pre', feedback=False)
+  params = noise_parameters(tree, normal_states(1))
+  (layers, output), _ = apply_tree(tree, params, normal_states(1))
+  read, carried = tree.apply(
+    {'params': params}, layers, (), make_context(), method='layer_input'
+  )
+  assert_close(read, output, 1e-4)
+  assert len(carried) == 1
+
+
+@pytest.mark.parametrize('kind', [AggNode, Iterative, Hierarchical])
+def test_one_position_at_a_time_equals_all_at_once(kind):
+  options = {'activation': 'attention', 'residual': 'top'}
+  config = tree_config(3, options=options)
+  module = agg_node(config) if kind is AggNode else kind(config, 'encoder')
   inputs = normal_states(1 if isinstance(module, Hierarchical) else 4)
   params = noise_parameters(module, inputs)
   everything = jax.tree.leaves(apply_tree(module, params, inputs)[0])[-1]
@@ -53,149 +164,3 @@ def test_one_position_at_a_time_equals_all_at_once(module):
     newest = tuple(x[:, position : position + 1] for x in inputs)
     output, caches = step(jnp.int32(position), caches, newest)
     assert_close(output[:, 0], everything[:, position], 1e-4)
-
-
-def _modules(norm='post', **changes):
-  config = tree_config(3, norm, **changes)
-  return {
-    kind: kind(config, 'encoder') for kind in (AggNode, Iterative, Hierarchical)
-  }
-
-
-def _inputs(module, **kind):
-  return normal_states(1 if isinstance(module, Hierarchical) else 4, **kind)
-
-
-def _last(output):
-  return jax.tree.leaves(output)[-1]
-
-
-@pytest.mark.parametrize('kind', [AggNode, Iterative])
-def test_positions_are_independent(kind):
-  module = _modules()[kind]
-  inputs = _inputs(module)
-  params = noise_parameters(module, inputs)
-  order = np.array([2, 0, 3, 1])
-  moved = tuple(x[:, order] for x in inputs)
-  output = apply_tree(module, params, inputs)[0]
-  assert_close(apply_tree(module, params, moved)[0], output[:, order])
-  rows = [
-    apply_tree(module, params, tuple(x[n : n + 1] for x in inputs))[0]
-    for n in (0, 1)
-  ]
-  assert_close(np.concatenate(rows), output)
-
-
-@pytest.mark.parametrize(
-  ('kind', 'norm', 'activation'),
-  [
-    (Iterative, 'post', 'sigmoid'),
-    (Hierarchical, 'post', 'attention'),
-    (Hierarchical, 'pre', 'relu'),
-    (Hierarchical, 'rezero', 'sigmoid'),
-  ],
-)
-def test_gradients_reach_every_parameter_and_layer(kind, norm, activation):
-  module = _modules(norm, agg={'activation': activation})[kind]
-  inputs = _inputs(module)
-  params = noise_parameters(module, inputs)
-
-  @jax.jit
-  def gradient(params, inputs):
-    def loss(params, inputs):
-      output = module.apply(
-        {'params': params}, inputs, make_context(), method=METHODS[kind]
-      )
-      return (_last(output) * normal_state(5)).sum()
-
-    return jax.grad(loss, (0, 1))(params, inputs)
-
-  for_params, for_inputs = gradient(params, inputs)
-  if kind is Iterative:
-    assert not np.asarray(for_inputs[0]).any()
-    for_inputs = for_inputs[1:]
-  for path, leaf in jax.tree_util.tree_leaves_with_path(
-    (for_params, for_inputs)
-  ):
-    name = jax.tree_util.keystr(path)
-    assert np.isfinite(leaf).all(), name
-    # The softmax over the keys cancels a bias of all keys.
-    if "['key']['bias']" not in name:
-      assert np.abs(leaf).max() > 1e-6, name
-
-
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize(
-  ('kind', 'activation'),
-  [(Iterative, 'attention'), (Hierarchical, 'sigmoid')],
-)
-def test_extreme_layers_stay_finite(kind, dtype, activation):
-  agg = {'activation': activation}
-  module = _modules('pre', agg=agg, compute_dtype=dtype)[kind]
-  params = initial_parameters(module, _inputs(module))
-
-  @jax.jit
-  def both(params, inputs):
-    def loss(params, inputs):
-      output = _last(
-        module.apply(
-          {'params': params}, inputs, make_context(), method=METHODS[kind]
-        )
-      )
-      assert output.dtype == dtype
-      return output.astype(jnp.float32).sum()
-
-    return jax.value_and_grad(loss, (0, 1))(params, inputs)
-
-  cases = [_inputs(module, scale=s, dtype=dtype) for s in (1e-6, 1e3, 0.0)]
-  cases.append((normal_state(dtype=dtype),) * len(cases[0]))
-  for inputs in cases:
-    leaves = jax.tree.leaves(both(params, inputs))
-    assert all(np.isfinite(np.float32(leaf)).all() for leaf in leaves)
-
-
-@pytest.mark.parametrize('kind', [Iterative, Hierarchical])
-def test_bfloat16_is_close_to_float32(kind):
-  exact = _modules()[kind]
-  half = _modules(compute_dtype='bfloat16')[kind]
-  params = initial_parameters(exact, _inputs(exact))
-  expected = _last(apply_tree(exact, params, _inputs(exact))[0])
-  output = _last(apply_tree(half, params, _inputs(half, dtype=jnp.bfloat16))[0])
-  assert output.dtype == jnp.bfloat16
-  assert_close(jnp.float32(output), expected, 0.1)
-
-
-def _size(kind, config):
-  x = jax.ShapeDtypeStruct((1, LENGTH, config.width), jnp.float32)
-  count = 1 if kind is Hierarchical else config.encoder_layers + 1
-  module = kind(config, 'encoder')
-  shapes = jax.eval_shape(
-    lambda *x: module.init(
-      jax.random.key(0), x, make_context(), method=METHODS[kind]
-    ),
-    *[x] * count,
-  )
-  return sum(leaf.size for leaf in jax.tree.leaves(shapes['params']))
-
-
-@pytest.mark.parametrize(
-  ('kind', 'preset', 'both_sides'),
-  [
-    # Table 1 and 2 of Dou et al. (2018): +31.5M, +23.1M, Big 264M to 356M.
-    (Iterative, 'base', 31_493_120),
-    (Hierarchical, 'base', 23_090_176),
-    (Hierarchical, 'big', 92_317_696),
-  ],
-)
-def test_sizes_of_the_paper(kind, preset, both_sides):
-  assert 2 * _size(kind, PRESETS[preset]) == both_sides
-
-
-def test_sides_have_options_of_their_own():
-  config = dataclasses.replace(
-    tree_config(agg={'hidden': 5}),
-    decoder=SideConfig('iterative', agg=AggOptions(hidden=7)),
-  )
-  for side, hidden in (('encoder', 5), ('decoder', 7)):
-    params = initial_parameters(AggNode(config, side), normal_states(2))
-    assert params['hidden']['kernel'].shape == (2 * WIDTH, hidden)

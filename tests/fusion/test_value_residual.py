@@ -9,10 +9,11 @@ import pytest
 from flax import linen as nn
 from references.parts import attend, dense
 
-from fusion_jax.config.fusion import SideConfig, ValueResidualOptions
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.value_residual import (
   SharedValueAttention,
   ValueResidualAttention,
+  ValueResidualOptions,
   value_attention,
   value_weights,
 )
@@ -23,10 +24,14 @@ from fusion_jax.testing import TINY, assert_close
 
 
 def _config(kind, start='fresh', **options):
-  values = ValueResidualOptions(kind=kind)
-  side = SideConfig(value_residual=values, start=start)
-  values = dataclasses.replace(values, **options)
-  decoder = dataclasses.replace(side, value_residual=values)
+  side, decoder = (
+    SideConfig(
+      attention='value_residual',
+      attention_options={'kind': kind, **others},
+      start=start,
+    )
+    for others in ({}, options)
+  )
   return dataclasses.replace(TINY, encoder=side, decoder=decoder)
 
 
@@ -220,25 +225,3 @@ def test_the_memory_above_layer_1_has_keys_alone():
   assert set(variables['params']) == {'key'}
   memory = module.apply(variables, features, features, method=module.memory)
   assert isinstance(memory, Keys)
-
-
-def test_bfloat16_and_gradients_of_shared_values():
-  x, h = _normal(2, 3, 8), _normal(2, 3, 8, seed=1)
-  pair, parameters = _shared(x, h)
-
-  def loss(parameters):
-    return (pair.apply({'params': parameters}, x, h)[1] * x).sum()
-
-  gradient = jax.grad(loss)(parameters)
-  # The second attention alone: layer 1 gives its values and nothing else.
-  assert np.abs(gradient['first']['value']['kernel']).min() > 0
-  assert not np.abs(gradient['first']['query']['kernel']).any()
-  assert np.abs(gradient['second']['key']['kernel']).min() > 0
-  config = dataclasses.replace(_config('shared'), compute_dtype='bfloat16')
-  low = _Pair(*(value_attention(config, 'encoder', n) for n in (1, 2)))
-  small = jax.tree.map(jnp.bfloat16, (x, h))
-  found = low.apply({'params': parameters}, *small)[1]
-  assert found.dtype == jnp.bfloat16
-  exact = pair.apply({'params': parameters}, x, h)[1]
-  error = np.abs(np.float32(found) - exact).max() / np.abs(exact).max()
-  assert 0 < error < 0.05

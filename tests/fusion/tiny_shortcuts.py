@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+from cases import reading
 from flax.core import meta
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import ShortcutOptions, SideConfig
 from fusion_jax.fusion.shortcuts import ShortcutAttention
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.context import Context
@@ -17,7 +17,6 @@ CAUSAL = causal_mask(LENGTH)
 def shortcut_config(
   norm='post', attention_bias=False, dtype='float32', **shortcut
 ):
-  options = ShortcutOptions(**({'source': 'lexical'} | shortcut))
   return ModelConfig(
     width=8,
     filter=12,
@@ -29,7 +28,7 @@ def shortcut_config(
     compute_dtype=dtype,
     # Biases that differ from 0.
     initialization='mlrf',
-    decoder=SideConfig(shortcut=options),
+    decoder=reading('shortcut', **shortcut),
   )
 
 

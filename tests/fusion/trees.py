@@ -6,8 +6,12 @@ import numpy as np
 from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import AggOptions, SideConfig
-from fusion_jax.fusion.tree import AggNode, Hierarchical, Iterative
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.tree import (
+  AggNode,
+  Hierarchical,
+  Iterative,
+)
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.caches import CacheCursor
 from fusion_jax.layers.context import Context
@@ -20,8 +24,8 @@ def make_context(mask=None, deterministic=True, caches=None):
   return Context(mask, deterministic, caches=caches or CacheCursor())
 
 
-def tree_config(layers=3, norm='post', agg=None, **changes):
-  side = SideConfig('hierarchical', agg=AggOptions(**(agg or {})))
+def tree_config(layers=3, norm='post', options=None, **changes):
+  side = SideConfig('hierarchical', options or {})
   return ModelConfig(
     width=WIDTH,
     filter=12,
@@ -53,6 +57,10 @@ def layer_norm(x, scale=1.0, bias=0.0):
 def assert_close(a, b, tolerance=1e-5):
   largest = np.max(np.abs(b), initial=1)
   np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * largest)
+
+
+def agg_node(config):
+  return AggNode(config, config.encoder.options)
 
 
 def _node(module, inputs, context):

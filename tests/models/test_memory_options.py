@@ -8,7 +8,6 @@ import pytest
 from cases import CASES
 from tiers import extended_but
 
-from fusion_jax.config.fusion import HyperOptions
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.transformer import initial_parameters
@@ -76,7 +75,7 @@ def test_streams_are_read_in_turn_by_one_layer_for_all(kind, streams):
       config,
       **{
         name: dataclasses.replace(
-          config.side(name), hyper=HyperOptions(kind=kind, streams=streams)
+          config.side(name), options={'kind': kind, 'streams': streams}
         )
         for name in ('encoder', 'decoder')
       },

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from cases import CASES, norm_for, without_unread
+from cases import CASES, norm_for
 from jax.sharding import AxisType
 
 from fusion_jax.config import (
@@ -19,7 +19,7 @@ from fusion_jax.config import (
   OptimizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.fusion import AggOptions, GtransOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.config.parallel import AxisRules, ParallelConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.data.batching import Batch
@@ -186,17 +186,14 @@ def _scheme_cases() -> dict[str, ModelConfig]:
 
 def _fused(encoder: str, decoder: str) -> ModelConfig:
   """In groups of one, two layers are two nodes or groups."""
-  alone = {
-    'gtrans': GtransOptions(group_size=1),
-    'agg': AggOptions(group_size=1),
-  }
+  alone = {name: {'group_size': 1} for name in ('gtrans', 'hierarchical')}
   return dataclasses.replace(
     CASES['rezero'],
     norm=norm_for(encoder, decoder),
     encoder_layers=2,
     decoder_layers=2,
-    encoder=without_unread(SideConfig(encoder, **alone), 'encoder'),
-    decoder=without_unread(SideConfig(decoder, **alone), 'decoder'),
+    encoder=SideConfig(encoder, alone.get(encoder)),
+    decoder=SideConfig(decoder, alone.get(decoder)),
   )
 
 

@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fusion_jax.config import ParallelConfig
+from fusion_jax.json_files import DamagedError, check_seal, sealed
 from fusion_jax.parallel.mesh import make_mesh
 from fusion_jax.runs.integrity import array_digests, check_arrays
-from fusion_jax.seals import DamagedError, check_seal, sealed
 
 _MASK = 2**32 - 1
 

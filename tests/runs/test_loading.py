@@ -14,12 +14,12 @@ from fusion_jax.config import TokenizerConfig
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
+from fusion_jax.json_files import DamagedError
 from fusion_jax.parallel.mesh import by_rows, data_mesh
 from fusion_jax.runs.checkpoint import Progress
 from fusion_jax.runs.directory import create_run
 from fusion_jax.runs.loading import CheckpointSelection, RunningMean, load_run
 from fusion_jax.runs.reading import reading
-from fusion_jax.seals import DamagedError
 from fusion_jax.testing import assert_close
 from fusion_jax.tools import average_checkpoints
 from fusion_jax.training.logs import MetricsLog

@@ -17,12 +17,7 @@ from fusion_jax.config import (
   OptimizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.fusion import (
-  MultiLayerOptions,
-  ShortcutOptions,
-  SideConfig,
-  ValueResidualOptions,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.compiled import (
@@ -32,7 +27,7 @@ from fusion_jax.decoding.compiled import (
   search_batch,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion import SCHEMES, SOURCES
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.search.beam import LengthPenalty
@@ -296,14 +291,9 @@ def _fused():
   for name, scheme in SCHEMES.items():
     for side in scheme.modules:
       yield side, 'fusion', repr(name), SideConfig(fusion=name)
-  shortcut = ShortcutOptions(source='lexical')
-  layers = MultiLayerOptions(layers=2)
-  for side in ('encoder', 'decoder'):
-    yield side, 'shortcut.source', "'lexical'", SideConfig(shortcut=shortcut)
-    yield side, 'multi_layer.layers', '2', SideConfig(multi_layer=layers)
-    for kind in ('identity', 'learnable', 'constant', 'sparse', 'shared'):
-      options = SideConfig(value_residual=ValueResidualOptions(kind))
-      yield side, 'value_residual.kind', repr(kind), options
+  for name in SOURCES:
+    for side in ('encoder', 'decoder'):
+      yield side, 'attention', repr(name), SideConfig(attention=name)
 
 
 @pytest.mark.parametrize(('side', 'field', 'value', 'options'), list(_fused()))

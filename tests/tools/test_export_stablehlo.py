@@ -18,17 +18,15 @@ from copying import LINES, make_tokenizer
 from tiers import extended_but
 
 from fusion_jax.config import DecodingConfig, ExperimentConfig, ModelConfig
-from fusion_jax.config.fusion import (
-  MuddOptions,
-  MultiLayerOptions,
-  ShortcutOptions,
-  SideConfig,
-  ValueResidualOptions,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.normalise import normalise
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.mudd import MuddOptions
+from fusion_jax.fusion.multi_layer import MultiLayerOptions
+from fusion_jax.fusion.shortcuts import ShortcutOptions
+from fusion_jax.fusion.value_residual import ValueResidualOptions
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs import loading
 from fusion_jax.runs.loading import TrainedModel, make_model
@@ -81,8 +79,12 @@ def _models() -> dict[str, ModelConfig]:
       'norm': norm_for(name, wanted=_TINY.norm),
     }
   models['attention'] = {
-    'encoder': SideConfig(shortcut=ShortcutOptions(source='lexical')),
-    'decoder': SideConfig(multi_layer=MultiLayerOptions(layers=2)),
+    'encoder': SideConfig(
+      attention='shortcut', attention_options=ShortcutOptions(source='lexical')
+    ),
+    'decoder': SideConfig(
+      attention='multi_layer', attention_options=MultiLayerOptions(layers=2)
+    ),
     'decoder_layers': 3,
   }
   linear = SideConfig(fusion='linear')
@@ -94,9 +96,11 @@ def _models() -> dict[str, ModelConfig]:
   }
   models['values'] = {
     'norm': 'pre',
-    'encoder': SideConfig('mudd', mudd=MuddOptions(0, memory_ways=2)),
+    'encoder': SideConfig('mudd', options=MuddOptions(0, memory_ways=2)),
     'decoder': SideConfig(
-      skip_gains=True, value_residual=ValueResidualOptions('shared', 'both')
+      skip_gains=True,
+      attention='value_residual',
+      attention_options=ValueResidualOptions('shared', 'both'),
     ),
   }
   return {

@@ -65,7 +65,7 @@ def test_other_formats_of_the_table(monkeypatch, capsys, form, start):
   [
     ('skip_gains', 30 * 512),
     ('dlcl, DenseFormer', 2 * (2 + 3 + 4 + 5 + 6 + 7) * 512),
-    ('value_residual.kind=learnable', 2 * 5 * 2 * 512),
+    ('value_residual, kind=learnable', 2 * 5 * 2 * 512),
     ('residual=b2t', 0),
     ('residual=deepnorm', 30 * 512),
   ],
@@ -76,11 +76,11 @@ def test_multiply_adds_by_hand(name, count):
 
 def test_the_cache_of_multi_layer_attention():
   # k = 2: layers 3..6 keep keys and values of one layer more, 4 of 6.
-  row = _row('multi_layer.layers=2')
+  row = _row('multi_layer, layers=2')
   assert scheme_sizes.extra_cache(row) == pytest.approx(4 / 6)
 
 
 def test_the_cache_of_shared_values():
   # Six layers keep keys, and one keeps values, instead of six: 7 / 12.
-  row = _row('value_residual.kind=shared')
+  row = _row('value_residual, kind=shared')
   assert scheme_sizes.extra_cache(row) == pytest.approx(-5 / 12)

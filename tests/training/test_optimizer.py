@@ -25,15 +25,13 @@ from fusion_jax.config import (
   OptimizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.fusion import (
-  RULES,
-  MultiLayerOptions,
-  ShortcutOptions,
-  SideConfig,
-)
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import (
   InputError,
 )
+from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.multi_layer import MultiLayerOptions
+from fusion_jax.fusion.shortcuts import ShortcutOptions
 from fusion_jax.models.losses import (
   LossSums,
 )
@@ -529,7 +527,9 @@ def _first_updates(model, config):
 @pytest.mark.parametrize('scan_layers', extended_but([False, True], [True]))
 def test_the_rate_reaches_what_the_plain_model_lacks(scan_layers):
   encoder = SideConfig(fusion='iterative')
-  decoder = SideConfig(shortcut=ShortcutOptions(source='lexical'))
+  decoder = SideConfig(
+    attention='shortcut', attention_options=ShortcutOptions(source='lexical')
+  )
   model = _model(encoder, decoder, scan_layers=scan_layers)
   updates = _first_updates(model, _constant(fusion_rate=0.25))
   new = {
@@ -552,14 +552,17 @@ def test_each_side_has_the_rate_of_its_scheme():
   for name, rate in rates.items():
     side = name.partition('/')[0]
     own = {'encoder': 'linear', 'decoder': 'hops'}.get(side)
-    shared = min(RULES['linear'].rate, RULES['hops'].rate)
-    assert rate == (RULES[own].rate if own else shared), name
+    shared = min(SCHEMES['linear'].rate, SCHEMES['hops'].rate)
+    assert rate == (SCHEMES[own].rate if own else shared), name
   assert any(name.startswith('layer_embedding') for name in rates)
 
 
 def test_a_rate_of_one_leaves_the_optimizer_as_it_is():
   model = _model(
-    SideConfig(multi_layer=MultiLayerOptions(layers=2, partial=True))
+    SideConfig(
+      attention='multi_layer',
+      attention_options=MultiLayerOptions(layers=2, partial=True),
+    )
   )
   assert fusion_rates(model, _constant()) == {}
   linear = _model(SideConfig(fusion='linear'))

@@ -12,7 +12,7 @@ from saved_runs import SavedRun
 from tiers import extended_but
 
 from fusion_jax.config import ExperimentConfig, ModelConfig
-from fusion_jax.config.fusion import GrnOptions, MultiLayerOptions, SideConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer, initial_parameters
@@ -86,8 +86,9 @@ def test_an_exact_start_computes_what_the_baseline_computes(monkeypatch, fused):
 @pytest.mark.parametrize('fusion', ['linear', 'mudd', 'grn'])
 def test_no_array_occurs_twice(monkeypatch, fusion):
   """The first update donates every array once."""
-  ways = {'grn': GrnOptions(ways=3)} if fusion == 'grn' else {}
-  model = _model(norm='pre', **_both(fusion=fusion, start='baseline', **ways))
+  options = {'ways': 3} if fusion == 'grn' else {}
+  fused = _both(fusion=fusion, options=options, start='baseline')
+  model = _model(norm='pre', **fused)
   trained = drawn_parameters(_model(norm='pre'))
   leaves = jax.tree.leaves(
     _started(monkeypatch, model, _run(trained, norm='pre'))
@@ -98,7 +99,7 @@ def test_no_array_occurs_twice(monkeypatch, fusion):
 def test_names_on_both_sides_are_listed(monkeypatch, caplog):
   caplog.set_level('INFO')
   trained = drawn_parameters(_model(norm='post', output_bias=True))
-  model = _model(**_both(multi_layer=MultiLayerOptions(layers=2)))
+  model = _model(**_both(attention='multi_layer'))
   started = _started(monkeypatch, model, _run(trained))
   assert 'new here and fresh: decoder/layer_2/self_attention/' in caplog.text
   assert 'only there, not used: output_bias' in caplog.text

@@ -104,11 +104,12 @@ def scheme(config: ExperimentConfig, side: Side) -> str:
   options: SideConfig = config.model.side(side)
   row = SCHEMES.get(options.fusion)
   parts = [f'{options.fusion} ({row.source})'] if row else []
-  if options.shortcut.source != 'none':
-    words = options.shortcut.source.replace('_', '-')
-    parts.append(f'{words} shortcuts into {options.shortcut.where} attention')
-  if options.multi_layer.layers > 1:
-    parts.append(f'attention over {options.multi_layer.layers} layers')
+  chosen = options.attention_options
+  if options.attention == 'shortcut':
+    words = chosen.source.replace('_', '-')
+    parts.append(f'{words} shortcuts into {chosen.where} attention')
+  if options.attention == 'multi_layer':
+    parts.append(f'attention over {chosen.layers} layers')
   layers = f'{config.model.layers(side)} layers'
   return f'{layers}, {" and ".join(parts) or "no fusion"}'
 

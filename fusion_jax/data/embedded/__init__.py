@@ -1,7 +1,7 @@
 """A parallel corpus that needs no download: CLDR data in sentence frames.
 
-Every sentence is a frame (`frames.py`, written by hand in each language) whose
-slots hold values (`values.py`) that Babel and num2words render
+Every sentence is a frame (`frames.toml`, written by hand in each language)
+whose slots hold values (`values.py`) that Babel and num2words render
 (`rendering.py`): dates, times, time spans, numbers, currencies, units, names
 of countries and languages. It was tested with Babel 2.17 to 2.18 and num2words
 0.5.14.
@@ -13,11 +13,14 @@ split, so no combination of values is in two splits, under any seed.
 import functools
 import hashlib
 import importlib.metadata
+import importlib.resources
 import random
+import re
+import tomllib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from fusion_jax.data.embedded import rendering, values
-from fusion_jax.data.embedded.frames import FRAMES, Frame
 from fusion_jax.errors import InputError
 
 LANGUAGES: tuple[str, ...] = rendering.LANGUAGES
@@ -30,6 +33,43 @@ _installed = importlib.metadata.version
 VERSION = f'1 babel-{_installed("babel")} num2words-{_installed("num2words")}'
 
 Slot = tuple[str, values.Value]
+# Text before a slot, the slot ('' after the last one) and its style.
+Part = tuple[str, str, str]
+
+_SLOT = re.compile(r'\{(\w+)(?::(\w+))?\}')
+
+
+class Frame(NamedTuple):
+  """Sentence with slots, in all languages.
+
+  Attributes:
+    slots: Names of the slots, in the order of the English text.
+    parts: Text of each language, cut at its slots.
+  """
+
+  slots: tuple[str, ...]
+  parts: dict[str, tuple[Part, ...]]
+
+
+def _frame(texts: dict[str, str]) -> Frame:
+  parts = {language: _cut(text) for language, text in texts.items()}
+  slots = dict.fromkeys(slot for _, slot, _ in parts['en'] if slot)
+  return Frame(tuple(slots), parts)
+
+
+def _cut(text: str) -> tuple[Part, ...]:
+  parts = []
+  start = 0
+  for match in _SLOT.finditer(text):
+    parts.append((text[start : match.start()], match[1], match[2] or ''))
+    start = match.end()
+  return (*parts, (text[start:], '', ''))
+
+
+_FILE = importlib.resources.files(__package__).joinpath('frames.toml')
+FRAMES: tuple[Frame, ...] = tuple(
+  map(_frame, tomllib.loads(_FILE.read_text(encoding='utf-8'))['frame'])
+)
 
 
 def generate(

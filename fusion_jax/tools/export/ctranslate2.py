@@ -107,9 +107,7 @@ def check_model(config: ModelConfig) -> None:
   for name in sides:
     side = config.side(name)
     _only(('none',), f'{name}.fusion', side.fusion)
-    _only(('none',), f'{name}.shortcut.source', side.shortcut.source)
-    _only((1,), f'{name}.multi_layer.layers', side.multi_layer.layers)
-    _only(('none',), f'{name}.value_residual.kind', side.value_residual.kind)
+    _only(('none',), f'{name}.attention', side.attention)
     _only((False,), f'{name}.skip_gains', side.skip_gains)
 
 

@@ -21,7 +21,7 @@ from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.config.model import TiedEmbeddings
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import read_errors
-from fusion_jax.json_input import check_shape, read_json
+from fusion_jax.json_files import check_shape, read_json
 from fusion_jax.tools.importers.imported import (
   PROGRAMS,
   Imported,

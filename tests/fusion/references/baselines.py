@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.dlcl import DlclOptions
+from fusion_jax.fusion.transparent import TransparentOptions
 from references.parts import Function, Layers, layer_norm, softmax
 
 
 def transparent_attention(
   parameters: dict,
   layers: Layers,
-  options: SideConfig,
+  options: TransparentOptions,
   epsilon: float = 1e-6,
 ) -> list[np.ndarray]:
   """memory_j = sum_{i=0..L} softmax_i(W[:, j]) H[i] (Bapna et al. 2018).
@@ -31,7 +32,7 @@ def dlcl(
   parameters: dict,
   embedding: np.ndarray,
   functions: Sequence[Function],
-  options: SideConfig,
+  options: DlclOptions,
   norm: str,
   epsilon: float = 1e-6,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -51,16 +52,16 @@ def dlcl(
 
 
 def _dlcl_input(parameters, outputs, options, norm, epsilon):
-  depth, given = len(outputs) - 1, options.dlcl
-  norm = norm if given.norms == 'auto' else 'none'
-  if depth == 0 and given.first == 'learned':
+  depth = len(outputs) - 1
+  norm = norm if options.norms == 'auto' else 'none'
+  if depth == 0 and options.first == 'learned':
     return parameters['weights'][0, 0] * outputs[0]
-  if depth % given.period or (depth == 0 and norm in ('post', 'none')):
+  if depth % options.period or (depth == 0 and norm in ('post', 'none')):
     return outputs[-1]
-  first = max(0, depth + 1 - given.window) if given.window else 0
-  seen = list(range(depth, first - 1, -given.dilation))[::-1]
+  first = max(0, depth + 1 - options.window) if options.window else 0
+  seen = list(range(depth, first - 1, -options.dilation))[::-1]
   weights = parameters['weights'][depth][seen]
-  if given.normalize == 'softmax':
+  if options.normalize == 'softmax':
     weights = softmax(weights, axis=0)
   y = np.zeros(outputs[0].shape)
   for k, weight in zip(seen, weights, strict=True):

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusion_jax.config.fusion import AggOptions, SideConfig
+from fusion_jax.fusion.dense import DenseOptions
+from fusion_jax.fusion.linear import LinearOptions
+from fusion_jax.fusion.multi_layer import MultiLayerOptions
+from fusion_jax.fusion.tree import AggOptions, HierarchicalOptions
 from references.parts import (
   Function,
   Layers,
@@ -22,36 +25,39 @@ def dense_connection(
   parameters: dict,
   embedding: np.ndarray,
   functions: Sequence[Function],
-  options: SideConfig,
+  options: DenseOptions,
   epsilon: float = 1e-6,
 ) -> list[np.ndarray]:
   """H[l] = Layer_l(H[l-1]) + sum_{i<l} H[i] (Eq. 4); all of H[0..L]."""
   states = [embedding]
   for depth, function in enumerate(functions, start=1):
     y = function(states[depth - 1])
-    terms = states[0 if options.dense.include_embedding else 1 :]
+    terms = states[0 if options.include_embedding else 1 :]
     for term in terms:
       y = y + term
-    if options.dense.post_sum_norm and terms:
+    if options.post_sum_norm and terms:
       y = layer_norm(y, parameters[f'sum_norm_{depth}'], epsilon)
     states.append(y)
   return states
 
 
 def linear(
-  parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
+  parameters: dict,
+  layers: Layers,
+  options: LinearOptions,
+  epsilon: float = 1e-6,
 ) -> np.ndarray:
   """sum_{l=1..L} W_l H[l] (Eq. 5), or concat(H[1..L]) A B."""
-  if options.linear.factored:
+  if options.factored:
     y = concat(layers[1:])
     y = dense(parameters['out'], dense(parameters['hidden'], y))
   else:
     y = np.zeros(layers[0].shape)
     for kernel, layer in zip(parameters['kernel'], layers[1:], strict=True):
       y = y + layer @ kernel
-    if options.linear.bias:
+    if options.bias:
       y = y + parameters['bias']
-  if options.linear.output_norm:
+  if options.output_norm:
     y = layer_norm(y, parameters['norm'], epsilon)
   return y
 
@@ -83,7 +89,7 @@ def agg(
 def iterative(
   parameters: dict,
   layers: Layers,
-  options: SideConfig,
+  options: AggOptions,
   mask: np.ndarray,
   heads: int,
   epsilon: float = 1e-6,
@@ -95,7 +101,7 @@ def iterative(
       parameters[f'node_{depth}'],
       [layers[depth], node],
       0,
-      options.agg,
+      options,
       mask,
       heads,
       epsilon,
@@ -107,7 +113,7 @@ def hierarchical(
   parameters: dict,
   embedding: np.ndarray,
   functions: Sequence[Function],
-  options: SideConfig,
+  options: HierarchicalOptions,
   mask: np.ndarray,
   heads: int,
   epsilon: float = 1e-6,
@@ -121,7 +127,7 @@ def hierarchical(
   Returns:
     The last node and H[0..L].
   """
-  states, node, size = [embedding], None, options.agg.group_size
+  states, node, size = [embedding], None, options.group_size
 
   def normed(depth):
     if not input_norm:
@@ -131,7 +137,7 @@ def hierarchical(
   for start in range(1, len(functions) + 1, size):
     group = range(start, min(start + size, len(functions) + 1))
     for depth in group:
-      fed = options.agg.feedback and node is not None and depth == start
+      fed = options.feedback and node is not None and depth == start
       states.append(functions[depth - 1](node if fed else states[depth - 1]))
     below = [] if node is None else [node]
     if len(group) + len(below) == 1:
@@ -141,7 +147,7 @@ def hierarchical(
       parameters[f'node_{(start - 1) // size + 1}'],
       [normed(depth) for depth in group] + below,
       len(group) - 1,
-      options.agg,
+      options,
       mask,
       heads,
       epsilon,
@@ -152,7 +158,7 @@ def hierarchical(
 def multi_layer_attention(
   parameters: dict,
   layers: Layers,
-  options: SideConfig,
+  options: MultiLayerOptions,
   mask: np.ndarray,
   heads: int,
   epsilon: float = 1e-6,
@@ -162,7 +168,7 @@ def multi_layer_attention(
   Args:
     parameters: of the attention of layer l.
     layers: H[0..l-1].
-    options: of the side.
+    options: of the scheme.
     mask: of the self-attention.
     heads: of every source.
     epsilon: of the node's norm.
@@ -170,10 +176,10 @@ def multi_layer_attention(
   Returns:
     What the sublayer gives to its residual.
   """
-  depth, k = len(layers), options.multi_layer.layers
+  depth, k = len(layers), options.layers
   available = max(depth - 1, 1)  # H[l-1..1]; the first layer reads H[0].
   if available < k:
-    k = available if options.multi_layer.partial else 1
+    k = available if options.partial else 1
   query = layers[depth - 1]
   contexts = [multi_head_attention(parameters, query, query, mask, heads)]
   for i in range(2, k + 1):
@@ -183,7 +189,7 @@ def multi_layer_attention(
     )
   if k == 1:
     return contexts[0]
-  return agg(parameters['agg'], contexts, 0, options.agg, mask, heads, epsilon)
+  return agg(parameters['agg'], contexts, 0, options, mask, heads, epsilon)
 
 
 def layer_diversity(layers: Layers, keep: np.ndarray) -> float:

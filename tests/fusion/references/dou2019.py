@@ -4,7 +4,10 @@ import math
 
 import numpy as np
 
-from fusion_jax.config.fusion import RoutingOptions, SideConfig
+from fusion_jax.fusion.capsules import RoutingOptions
+from fusion_jax.fusion.dynamic_combination import DynamicOptions
+from fusion_jax.fusion.dynamic_routing import DynamicRoutingOptions
+from fusion_jax.fusion.em_routing import EmRoutingOptions
 from references.parts import (
   Layers,
   concat,
@@ -18,7 +21,10 @@ from references.parts import (
 
 
 def dynamic_combination(
-  parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
+  parameters: dict,
+  layers: Layers,
+  options: DynamicOptions,
+  epsilon: float = 1e-6,
 ) -> np.ndarray:
   """sum_l Wdyn[l] * H[l], Wdyn = FFN(concat(H[1..L])) (Eq. 4)."""
   width, count = layers[0].shape[-1], len(layers) - 1
@@ -27,41 +33,41 @@ def dynamic_combination(
   weights = np.stack(
     [flat[..., depth * width : (depth + 1) * width] for depth in range(count)]
   )
-  if options.dynamic.normalize == 'softmax':
+  if options.normalize == 'softmax':
     weights = softmax(weights, axis=0)
   y = sum(w * h for w, h in zip(weights, layers[1:], strict=True))
-  if options.dynamic.output_norm:
+  if options.output_norm:
     y = layer_norm(y, parameters['norm'], epsilon)
   return y
 
 
-def capsule_count(options: SideConfig, width: int) -> int:
-  return options.routing.capsules or min(512, width)
+def capsule_count(options: RoutingOptions, width: int) -> int:
+  return options.capsules or min(512, width)
 
 
 def votes(
-  parameters: dict, layers: Layers, options: SideConfig, default: str
+  parameters: dict, layers: Layers, options: RoutingOptions, default: str
 ) -> np.ndarray:
   """V[l->n] = W_l F_l (Eq. 7-8), [B, T, L, N, C].
 
   Args:
     parameters: of the votes.
     layers: H[0..L].
-    options: of the side.
+    options: of the scheme.
     default: the activation between the maps, where it is 'auto'.
   """
-  routing, inputs = options.routing, layers[1:]
-  name = routing.vote_activation
+  inputs = layers[1:]
+  name = options.vote_activation
   name = default if name == 'auto' else name
   act = {'none': lambda x: x, 'relu': relu}[name]
   shape = inputs[0].shape
-  if routing.vote_projection == 'dense':
+  if options.vote_projection == 'dense':
     y = dense(
       parameters['out'], act(dense(parameters['hidden'], concat(inputs)))
     )
   else:
     y = concat(
-      _block_vote(parameters, i, inputs, routing.context, act)
+      _block_vote(parameters, i, inputs, options.context, act)
       for i in range(len(inputs))
     )
   count = capsule_count(options, shape[-1])
@@ -83,7 +89,9 @@ def squash(s: np.ndarray) -> np.ndarray:
   return s * math.sqrt(square) / (1 + square)
 
 
-def route_dynamically(vote: np.ndarray, options: RoutingOptions) -> np.ndarray:
+def route_dynamically(
+  vote: np.ndarray, options: DynamicRoutingOptions
+) -> np.ndarray:
   """Algorithm 1 at one position: [L, N, C] to [N, C]."""
   inputs, capsules, _ = vote.shape
   logits = np.zeros((inputs, capsules))
@@ -104,7 +112,7 @@ def route_dynamically(vote: np.ndarray, options: RoutingOptions) -> np.ndarray:
 
 
 def agreement(
-  output: np.ndarray, vote: np.ndarray, n: int, options: RoutingOptions
+  output: np.ndarray, vote: np.ndarray, n: int, options: DynamicRoutingOptions
 ) -> float:
   """Of a capsule's output and the vote [N, C] of an input for it."""
   product = options.agreement_scale * (output @ vote[n])
@@ -129,36 +137,38 @@ def sized(vote: np.ndarray, options: RoutingOptions) -> np.ndarray:
 
 
 def dynamic_routing(
-  parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
+  parameters: dict,
+  layers: Layers,
+  options: DynamicRoutingOptions,
+  epsilon: float = 1e-6,
 ) -> np.ndarray:
   """Eq. 5-9."""
-  routing = options.routing
-  vote = sized(votes(parameters['votes'], layers, options, 'none'), routing)
+  vote = sized(votes(parameters['votes'], layers, options, 'none'), options)
   y = np.zeros(layers[0].shape)
   for b, t in np.ndindex(*y.shape[:2]):
-    y[b, t] = route_dynamically(vote[b, t], routing).reshape(-1)
+    y[b, t] = route_dynamically(vote[b, t], options).reshape(-1)
   return _capsule_output(parameters, y, layers, options, epsilon)
 
 
 def _capsule_output(parameters, y, layers, options, epsilon):
-  if options.routing.residual == 'top':
+  if options.residual == 'top':
     y = y + layers[-1]
-  if options.routing.residual == 'all':
+  if options.residual == 'all':
     y = y + sum(layers[1:])
-  if options.routing.output_norm:
+  if options.output_norm:
     y = layer_norm(y, parameters['norm'], epsilon)
   return y
 
 
 def input_activations(
-  parameters: dict, layers: Layers, options: SideConfig, capsules: int
+  parameters: dict, layers: Layers, options: RoutingOptions, capsules: int
 ) -> np.ndarray:
   """A_in of every input and output capsule, [B, T, L, N] (Eq. 10)."""
   z, inputs = concat(layers[1:]), len(layers) - 1
   shape = (*z.shape[:2], inputs, capsules)
-  if options.routing.activation == 'none':
+  if options.activation == 'none':
     return np.ones(shape)
-  if options.routing.activation == 'per_output':
+  if options.activation == 'per_output':
     return sigmoid(dense(parameters['activation_out'], z)).reshape(shape)
   hidden = relu(dense(parameters['activation_hidden'], z))
   a = sigmoid(dense(parameters['activation_out'], hidden))
@@ -176,13 +186,13 @@ def standardise(x: np.ndarray) -> np.ndarray:
   return (x - x.mean()) / deviation if deviation > 0 else x * 0
 
 
-def maximise(vote, couplings, beta_a, beta_u, step, options: SideConfig):
+def maximise(vote, couplings, beta_a, beta_u, step, options: EmRoutingOptions):
   """M-step (Eq. 11-14): means, variances and log-activations."""
   inputs, capsules, size = vote.shape
   mean, variance = np.zeros((2, capsules, size))
   mass, cost = np.zeros((2, capsules))
-  floor = options.routing.variance_floor
-  if options.routing.floor == 'relative':
+  floor = options.variance_floor
+  if options.floor == 'relative':
     floor = floor * np.square(vote).mean() + 1e-9
   for n in range(capsules):
     # The floor of the mass is spread, so that the mean weights sum to 1.
@@ -193,49 +203,50 @@ def maximise(vote, couplings, beta_a, beta_u, step, options: SideConfig):
     variance[n] = spread / mass[n] + floor
     nats = 0.5 * np.log(variance[n]) + 0.5 * (1 + math.log(2 * math.pi))
     cost[n] = nats.sum() * mass[n]
-  if options.routing.cost_norm:
+  if options.cost_norm:
     cost = standardise(cost)
-  scale = inverse_temperature(step, options.routing.temperature)
+  scale = inverse_temperature(step, options.temperature)
   return mean, variance, log_sigmoid(scale * (beta_a - beta_u * mass - cost))
 
 
-def expect(vote, mean, variance, log_activation, options: SideConfig):
+def expect(vote, mean, variance, log_activation, options: EmRoutingOptions):
   """E-step (Eq. 15-16): how much every input belongs to every output."""
   logits = np.zeros(vote.shape[:2])
   for i, n in np.ndindex(*logits.shape):
     square = (vote[i, n] - mean[n]) ** 2 / (2 * variance[n])
     density = -(square + 0.5 * np.log(2 * math.pi * variance[n])).sum()
-    logits[i, n] = (
-      log_activation[n] + options.routing.log_density_scale * density
-    )
+    logits[i, n] = log_activation[n] + options.log_density_scale * density
   return softmax(logits, axis=1)
 
 
-def route_by_em(vote, activation, beta_a, beta_u, options: SideConfig):
+def route_by_em(vote, activation, beta_a, beta_u, options: EmRoutingOptions):
   """Algorithm 2 at one position: [L, N, C] and [L, N] to [N, C]."""
   couplings = np.full(vote.shape[:2], 1 / vote.shape[1])
-  iterations = options.routing.iterations
+  iterations = options.iterations
   for step in range(iterations):
     mean, variance, log_activation = maximise(
       vote, couplings * activation, beta_a, beta_u, step, options
     )
     if step < iterations - 1:
       couplings = expect(vote, mean, variance, log_activation, options)
-  if options.routing.emit == 'mean':
+  if options.emit == 'mean':
     return mean
   return np.exp(log_activation)[:, None] * mean
 
 
 def em_routing(
-  parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
+  parameters: dict,
+  layers: Layers,
+  options: EmRoutingOptions,
+  epsilon: float = 1e-6,
 ) -> np.ndarray:
   """Eq. 10-16."""
   vote = votes(parameters['votes'], layers, options, 'relu')
-  vote = sized(vote, options.routing)
+  vote = sized(vote, options)
   capsules = vote.shape[3]
   activation = input_activations(parameters, layers, options, capsules)
   beta_a = beta_u = np.zeros(capsules)
-  if options.routing.betas == 'learned':
+  if options.betas == 'learned':
     beta_a, beta_u = parameters['beta_a'], parameters['beta_u']
   y = np.zeros(layers[0].shape)
   for b, t in np.ndindex(*y.shape[:2]):

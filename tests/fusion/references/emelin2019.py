@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.shortcuts import ShortcutOptions
 from references.parts import Layers, attend, concat, dense, layer_norm, sigmoid
 
 
@@ -27,14 +27,11 @@ def _gated(parameters, name, shortcut, h, feature_fusion):
   return gate * ours + (1 - gate) * plain
 
 
-def shortcut_source(layers: Layers, options: SideConfig) -> np.ndarray:
+def shortcut_source(layers: Layers, options: ShortcutOptions) -> np.ndarray:
   """H[0], or H[l-2] and in layers 1 and 2 H[0]; from H[0..l-1], pre-norm."""
-  shortcut = options.shortcut
-  number = 0 if shortcut.source == 'lexical' else max(len(layers) - 2, 0)
-  auto = shortcut.source == 'non_lexical' and not shortcut.author_compat
-  if shortcut.source_norm == 'plain' or (
-    shortcut.source_norm == 'auto' and auto
-  ):
+  number = 0 if options.source == 'lexical' else max(len(layers) - 2, 0)
+  auto = options.source == 'non_lexical' and not options.author_compat
+  if options.source_norm == 'plain' or (options.source_norm == 'auto' and auto):
     width = layers[number].shape[-1]
     plain = {'scale': np.ones(width), 'bias': np.zeros(width)}
     return layer_norm(layers[number], plain)
@@ -44,7 +41,7 @@ def shortcut_source(layers: Layers, options: SideConfig) -> np.ndarray:
 def shortcut_attention(
   parameters: dict,
   layers: Layers,
-  options: SideConfig,
+  options: ShortcutOptions,
   h: np.ndarray,
   mask: np.ndarray,
   heads: int,
@@ -54,7 +51,7 @@ def shortcut_attention(
   Args:
     parameters: of the attention.
     layers: H[0..l-1].
-    options: of the side.
+    options: of the scheme.
     h: H[l-1] after the norm before attention, if there is one.
     mask: of the self-attention.
     heads: of the attention.
@@ -62,12 +59,12 @@ def shortcut_attention(
   Returns:
     What the sublayer gives to its residual, and what it is added to.
   """
-  compatible = options.shortcut.author_compat
+  compatible = options.author_compat
   keys, values = shortcut_keys_values(
     parameters,
     shortcut_source(layers, options),
     layers[-1] if compatible else h,
-    options.shortcut.feature_fusion,
+    options.feature_fusion,
   )
   query = dense(parameters['query'], h)
   y = dense(parameters['out'], attend(query, keys, values, mask, heads))
@@ -79,13 +76,13 @@ def shortcut_cross_attention(
   x: np.ndarray,
   features: np.ndarray,
   embedding: np.ndarray,
-  options: SideConfig,
+  options: ShortcutOptions,
   mask: np.ndarray,
   heads: int,
 ) -> np.ndarray:
-  """From x to the encoder's features, its H[0] being the shortcut."""
+  """From x to the encoder's features, its H[0] being the options."""
   keys, values = shortcut_keys_values(
-    parameters, embedding, features, options.shortcut.feature_fusion
+    parameters, embedding, features, options.feature_fusion
   )
   query = dense(parameters['query'], x)
   return dense(parameters['out'], attend(query, keys, values, mask, heads))

@@ -2,12 +2,14 @@
 
 import numpy as np
 
-from fusion_jax.config.fusion import MlrfOptions, SideConfig
+from fusion_jax.fusion.average import AverageOptions
+from fusion_jax.fusion.feed_forward import FeedForwardOptions
+from fusion_jax.fusion.hops import HopsOptions
 from references.parts import Layers, concat, dense, layer_norm, relu, softmax
 
 
 def fused_layers(
-  layers: Layers, options: MlrfOptions, table: np.ndarray | None
+  layers: Layers, options: AverageOptions, table: np.ndarray | None
 ) -> list[np.ndarray]:
   """z~[l] = z[l] + E[l] (Eq. 4)."""
   first = 0 if options.include_embedding else 1
@@ -16,7 +18,7 @@ def fused_layers(
   return [layers[depth] + table[depth] for depth in range(first, len(layers))]
 
 
-def fusion_norm(parameters, x, options: MlrfOptions, epsilon) -> np.ndarray:
+def fusion_norm(parameters, x, options: AverageOptions, epsilon) -> np.ndarray:
   if options.norm == 'none':
     return x
   return layer_norm(
@@ -25,50 +27,54 @@ def fusion_norm(parameters, x, options: MlrfOptions, epsilon) -> np.ndarray:
 
 
 def average(
-  parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
+  parameters: dict,
+  layers: Layers,
+  options: AverageOptions,
+  epsilon: float = 1e-6,
 ) -> np.ndarray:
   """LN(mean of z[0..L])."""
-  terms = fused_layers(layers, options.mlrf, None)
+  terms = fused_layers(layers, options, None)
   y = sum(terms) / len(terms)
-  return fusion_norm(parameters, y, options.mlrf, epsilon)
+  return fusion_norm(parameters, y, options, epsilon)
 
 
 def feed_forward(
   parameters: dict,
   layers: Layers,
-  options: SideConfig,
+  options: FeedForwardOptions,
   table: np.ndarray | None,
   epsilon: float = 1e-6,
 ) -> np.ndarray:
   """LN(relu(concat(z~) W1 + b1) W2 + b2)."""
-  z = concat(fused_layers(layers, options.mlrf, table))
+  z = concat(fused_layers(layers, options, table))
   y = dense(parameters['out'], relu(dense(parameters['hidden'], z)))
-  return fusion_norm(parameters, y, options.mlrf, epsilon)
+  return fusion_norm(parameters, y, options, epsilon)
 
 
 def hops(
   parameters: dict,
   layers: Layers,
-  options: SideConfig,
+  options: HopsOptions,
   table: np.ndarray | None,
   epsilon: float = 1e-6,
 ) -> np.ndarray:
   """Attention over depth, hop by hop (Eq. 5-7)."""
-  mlrf = options.mlrf
-  terms = fused_layers(layers, mlrf, table)
-  act = {'tanh': np.tanh, 'relu': relu}[mlrf.scorer_activation]
+  terms = fused_layers(layers, options, table)
+  act = {'tanh': np.tanh, 'relu': relu}[options.scorer_activation]
   first = parameters['scorer_hidden']['kernel']
   second = parameters['scorer_out']['kernel']
-  columns = terms[0].shape[-1] if mlrf.feature_wise else 1
+  columns = terms[0].shape[-1] if options.feature_wise else 1
   summaries = []
-  for p in range(mlrf.hops):
+  for p in range(options.hops):
     energies = []
     for depth, z in enumerate(terms):
-      index = {'none': ..., 'per_layer': depth, 'per_hop': p}[mlrf.independent]
+      index = {'none': ..., 'per_layer': depth, 'per_hop': p}[
+        options.independent
+      ]
       hidden = act(z @ first[index])
       energies.append(hidden @ second[:, p * columns : (p + 1) * columns])
     weights = softmax(np.stack(energies), axis=0)
     summaries.append(sum(a * z for a, z in zip(weights, terms, strict=True)))
   hidden = relu(dense(parameters['hidden'], concat(summaries)))
   y = dense(parameters['out'], hidden)
-  return fusion_norm(parameters, y, mlrf, epsilon)
+  return fusion_norm(parameters, y, options, epsilon)

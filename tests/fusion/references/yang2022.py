@@ -4,59 +4,66 @@ import math
 
 import numpy as np
 
-from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.gtrans import GtransOptions
 from references.parts import Layers, layer_norm, log_softmax, logsumexp, sigmoid
 
 
-def layer_groups(count: int, options: SideConfig, default: int) -> list[range]:
+def layer_groups(
+  count: int, options: GtransOptions, default: int
+) -> list[range]:
   """The layers of every group, counted from 1."""
-  size = options.gtrans.group_size or default
+  size = options.group_size or default
   groups = [
     range(first, min(first + size, count + 1))
     for first in range(1, count + 1, size)
   ]
-  if options.gtrans.last_group == 'floor':
+  if options.last_group == 'floor':
     groups = [group for group in groups if len(group) == size]
   return groups
 
 
 def encoder_groups(
-  parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
+  parameters: dict,
+  layers: Layers,
+  options: GtransOptions,
+  epsilon: float = 1e-6,
 ) -> np.ndarray:
   """LN(1/M sum_i sigmoid(w_i) H[alpha_i]) (Eq. 2)."""
   groups = layer_groups(len(layers) - 1, options, 3)
   y = np.zeros(layers[0].shape)
   for weight, group in zip(parameters['weights'], groups, strict=True):
     y = y + sigmoid(weight) * layers[group[-1]] / len(groups)
-  if len(groups) > 1 or options.gtrans.single_group_norm:
+  if len(groups) > 1 or options.single_group_norm:
     y = layer_norm(y, parameters['norm'], epsilon)
   return y
 
 
 def decoder_groups(
-  parameters: dict, layers: Layers, options: SideConfig, epsilon: float = 1e-6
+  parameters: dict,
+  layers: Layers,
+  options: GtransOptions,
+  epsilon: float = 1e-6,
 ) -> tuple[np.ndarray, np.ndarray]:
   """G[k] = sum over the group of sigmoid(w_l) H[l], log psi (Eq. 4-5).
 
   All groups: `prune` is what `inference_groups` does to them.
   """
-  gtrans = options.gtrans
   features = []
   groups = layer_groups(len(layers) - 1, options, 2)
   for k, group in enumerate(groups, start=1):
-    if gtrans.mode == 'last':
+    if options.mode == 'last':
       y = layers[group[-1]]
     else:
       y = sum(
         sigmoid(parameters['layer_weights'][depth - 1]) * layers[depth]
         for depth in group
       )
-    if gtrans.mode == 'weighted_mean':
+    if options.mode == 'weighted_mean':
       y = y / len(group)
-    if gtrans.group_norm:
+    if options.group_norm:
       y = layer_norm(y, parameters[f'group_norm_{k}'], epsilon)
     features.append(y)
-  temperature = gtrans.temperature or math.sqrt(layers[0].shape[-1])
+  temperature = options.temperature or math.sqrt(layers[0].shape[-1])
   log_psi = log_softmax(parameters['group_weights'] / temperature)
   return np.stack(features), log_psi
 

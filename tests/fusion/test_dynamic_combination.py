@@ -1,18 +1,16 @@
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from fusion_jax.config import PRESETS, ModelConfig
-from fusion_jax.config.fusion import DynamicOptions, SideConfig
+from fusion_jax.config import ModelConfig
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.dynamic_combination import DynamicCombination
 from fusion_jax.layers.context import Context
 from fusion_jax.testing import assert_close
@@ -24,11 +22,7 @@ _CONTEXT = Context(_MASK, True)
 
 
 def _module(layers=3, start='fresh', options=None, **changes):
-  side = SideConfig(
-    fusion='dynamic_combination',
-    start=start,
-    dynamic=options or DynamicOptions(),
-  )
+  side = SideConfig('dynamic_combination', options or {}, start=start)
   values = {'width': _WIDTH, 'filter': 20, 'heads': 2}
   config = ModelConfig(
     encoder=side, encoder_layers=layers, **(values | changes)
@@ -85,8 +79,7 @@ def _row(*values):
 
 
 def test_dynamic_combination_by_hand():
-  options = DynamicOptions(hidden=1)
-  module = _module(2, options=options, width=2, heads=1)
+  module = _module(2, options={'hidden': 1}, width=2, heads=1)
   params = {
     'hidden': {
       'kernel': jnp.array([[1.0], [0], [0], [1]]),
@@ -161,7 +154,7 @@ def test_constant_weights_are_a_diagonal_combination():
 @settings(max_examples=20)
 @given(layers=st.sampled_from([1, 3, 6]), seed=st.integers(0, 999))
 def test_softmax_weights_keep_the_sum_among_the_layers(layers, seed):
-  module = _module(layers, options=DynamicOptions(normalize='softmax'))
+  module = _module(layers, options={'normalize': 'softmax'})
   x = _layers(layers + 1, seed=seed)
   params = _random(module, x, seed=seed)
   weights = _weights(module, params, x)
@@ -174,7 +167,7 @@ def test_softmax_weights_keep_the_sum_among_the_layers(layers, seed):
 
 
 def test_output_norm():
-  module = _module(options=DynamicOptions(output_norm=True))
+  module = _module(options={'output_norm': True})
   x = _layers(4)
   params = _random(module, x)
   norm = params['norm']
@@ -203,98 +196,8 @@ def test_recorded_weights_are_means_over_tokens():
   )
 
 
-@pytest.mark.parametrize(
-  ('options', 'expected'),
-  [
-    # Dou et al. (2019), Table 1: 25.2M for both sides.
-    (DynamicOptions(), 25_176_064),
-    (DynamicOptions(normalize='softmax'), 25_176_064),
-    (DynamicOptions(output_norm=True), 25_176_064 + 4 * 512),
-    (DynamicOptions(hidden=512), 4 * 6 * 512**2 + 2 * 7 * 512),
-  ],
-)
-def test_parameters_of_both_sides(options, expected):
-  side = SideConfig('dynamic_combination', dynamic=options)
-  config = dataclasses.replace(PRESETS['base'], encoder=side, decoder=side)
-  layers = (jax.ShapeDtypeStruct((1, 1, 512), jnp.float32),) * 7
-  context = Context(jnp.ones((1, 1, 1, 1), bool), True)
-
-  def count(side):
-    module = DynamicCombination(config, side)
-    shapes = jax.eval_shape(lambda x: module.init(_KEY, x, context), layers)
-    shapes = shapes['params']
-    return sum(x.size for x in jax.tree.leaves(shapes))
-
-  assert count('encoder') + count('decoder') == expected
-
-
-_ALL = [
-  DynamicOptions(),
-  DynamicOptions(hidden=5, normalize='softmax', output_norm=True),
-]
-
-
-@pytest.mark.parametrize('options', _ALL)
-def test_positions_are_fused_one_by_one(options):
-  module, x = _module(options=options), _layers(4)
-  params = _random(module, x)
-  order = np.array([3, 1, 4, 0, 2])
-  np.testing.assert_allclose(
-    _apply(module, params, tuple(z[:, order] for z in x)),
-    _apply(module, params, x)[:, order],
-    rtol=1e-4,
-    atol=1e-5,
-  )
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _gradients(module, params, layers):
-  """Of a generic loss; and the fusion."""
-
-  def loss(params, layers):
-    y = _apply(module, params, layers)
-    return jnp.sin(y.astype(jnp.float32) * jnp.arange(1, 9)).sum(), y
-
-  return jax.grad(loss, (0, 1), has_aux=True)(params, layers)
-
-
-@pytest.mark.parametrize(
-  ('layers', 'dtype'), [(1, 'float32'), (3, 'bfloat16'), (6, 'float32')]
-)
-@pytest.mark.parametrize('options', _ALL)
-def test_gradients_reach_everything_and_stay_finite(options, layers, dtype):
-  module = _module(layers, options=options, compute_dtype=dtype)
-  x = _layers(layers + 1, dtype)
-  params = _random(module, x, 0.5)
-  for inputs in extreme_layers(x).values():
-    gradients, y = _gradients(module, params, inputs)
-    assert (y.shape, y.dtype) == (x[0].shape, dtype)
-    assert_finite((y, gradients))
-  (by_params, by_layers), _ = _gradients(module, params, x)
-  assert not np.any(by_layers[0])
-  if layers == 1 and options.normalize == 'softmax':
-    # The weight of one layer is 1 whatever the network says.
-    by_params = by_params['norm']
-  for leaf in jax.tree.leaves((by_params, by_layers[1:])):
-    assert np.abs(leaf).max() > 0
-
-
-@pytest.mark.parametrize('options', _ALL)
-def test_bfloat16_is_near_float32(options):
-  module = _module(options=options)
-  half = _module(options=options, compute_dtype='bfloat16')
-  x = _layers(4, 'bfloat16')
-  params = _random(module, x, 0.5)
-  np.testing.assert_allclose(
-    _apply(half, params, x).astype('float32'),
-    _apply(module, params, tuple(z.astype('float32') for z in x)),
-    rtol=0.05,
-    atol=0.1,
-  )
-
-
 def test_gradients_are_the_differences():
-  module = _module(2, options=DynamicOptions(3, 'softmax'))
+  module = _module(2, options={'hidden': 3, 'normalize': 'softmax'})
   x = _layers(3)
   params = _random(module, x)
   check_grads(

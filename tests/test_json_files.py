@@ -9,7 +9,7 @@ import pytest
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.serialization import FORMAT, from_json, to_dict
 from fusion_jax.errors import InputError
-from fusion_jax.json_input import parse_json, read_json
+from fusion_jax.json_files import parse_json, read_json
 
 
 @dataclasses.dataclass
@@ -69,8 +69,8 @@ def test_a_file_is_named(tmp_path):
     ({'model': []}, 'config.model: must be an object, got []'),
     ({'model': {'encoder': 'x'}}, 'config.model.encoder: must be an object, g'),
     (
-      {'model': {'encoder': {'multi_layer': {'layers': 'x'}}}},
-      'config.model.encoder.multi_layer.layers: must be a whole number',
+      {'model': {'encoder': {'fusion': 'hops', 'options': {'hops': 'x'}}}},
+      'config.model.encoder.options.hops: must be a whole number',
     ),
     (
       {'model': {'encoder': {'fusion': ['linear']}}},

@@ -5,19 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import without_unread
-from extremes import assert_finite, extreme_layers
 from flax import linen as nn
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import GtransOptions, SideConfig, partition
+from fusion_jax.config.fusion import SideConfig
+from fusion_jax.errors import InputError
 from fusion_jax.fusion.gtrans import (
   DecoderGroups,
   EncoderGroups,
   group_count,
-  keep_groups,
+  parse_groups,
+  partition,
 )
+from fusion_jax.fusion.mixture import keep_groups
 from fusion_jax.layers.context import Context
 
 _CONTEXT = Context(jnp.ones((1, 1, 1, 1), bool), True)
@@ -25,7 +27,7 @@ _WIDTH = 8
 
 
 def _config(layers=6, dtype='float32', width=_WIDTH, **options):
-  side = SideConfig(fusion='gtrans', gtrans=GtransOptions(**options))
+  side = SideConfig('gtrans', options)
   sides = {name: without_unread(side, name) for name in ('encoder', 'decoder')}
   return ModelConfig(
     width=width,
@@ -150,32 +152,6 @@ def test_encoder_groups_by_hand():
   np.testing.assert_allclose(y, [[[1, -1]]], atol=1e-4)
 
 
-@pytest.mark.parametrize('layers', [1, 2, 5, 6])
-@pytest.mark.parametrize('last_group', ['ceil', 'floor'])
-@pytest.mark.parametrize('size', [1, 2])
-def test_encoder_groups_equal_the_formula(layers, last_group, size):
-  config = _config(
-    layers,
-    group_size=min(size, layers),
-    last_group=last_group,
-    single_group_norm=True,
-  )
-  module, params = _start(config, 'encoder')
-  params = _generic(params)
-  h = _layers(layers)
-  last = [g[-1] for g in partition(layers, min(size, layers), last_group)]
-  weights = _sigmoid(params['weights'])
-  assert len(weights) == len(last)
-  total = sum(w * np.asarray(h[n]) for w, n in zip(weights, last, strict=True))
-  expected = _normalised(total / len(last)) * params['norm']['scale']
-  np.testing.assert_allclose(
-    _run(module, params, h),
-    expected + params['norm']['bias'],
-    rtol=1e-4,
-    atol=1e-5,
-  )
-
-
 def test_one_encoder_group_has_a_norm_where_asked():
   h = _layers(4)
   module, params = _start(_config(4, group_size=4), 'encoder')
@@ -194,42 +170,6 @@ def test_one_encoder_group_keeps_what_a_norm_has_left():
   module, params = _start(config, 'encoder')
   h = tuple(jnp.float32(_normalised(x)) for x in _layers(3))
   np.testing.assert_allclose(_run(module, params, h), h[3], atol=1e-4)
-
-
-@pytest.mark.parametrize('mode', ['weighted_sum', 'weighted_mean', 'last'])
-@pytest.mark.parametrize('group_norm', [False, True])
-@pytest.mark.parametrize('layers', [1, 5, 6])
-@pytest.mark.parametrize('last_group', ['ceil', 'floor'])
-def test_decoder_groups_equal_the_formula(mode, group_norm, layers, last_group):
-  size = min(2, layers)
-  config = _config(
-    layers,
-    group_size=size,
-    mode=mode,
-    group_norm=group_norm,
-    last_group=last_group,
-    temperature=2.0,
-  )
-  module, params = _start(config, 'decoder')
-  params = _generic(params)
-  h = _layers(layers)
-  features, log_weights = _run(module, params, h)
-  groups = partition(layers, size, last_group)
-  assert features.shape == (len(groups), *h[0].shape)
-  for k, group in enumerate(groups):
-    if mode == 'last':
-      expected = np.asarray(h[group[-1]])
-    else:
-      weights = _sigmoid(params['layer_weights'])
-      expected = sum(weights[n - 1] * np.asarray(h[n]) for n in group)
-      expected = expected / (len(group) if mode == 'weighted_mean' else 1)
-    if group_norm:
-      norm = params[f'group_norm_{k + 1}']
-      expected = _normalised(expected) * norm['scale'] + norm['bias']
-    np.testing.assert_allclose(features[k], expected, rtol=1e-4, atol=1e-4)
-  w = np.exp(np.asarray(params['group_weights'], np.float64) / 2)
-  np.testing.assert_allclose(np.exp(log_weights), w / w.sum(), rtol=1e-5)
-  assert log_weights.dtype == jnp.float32
 
 
 def test_the_last_layer_alone_is_the_baseline():
@@ -315,83 +255,6 @@ def test_telemetry():
       np.testing.assert_allclose(kept['telemetry'][key], values, rtol=1e-6)
 
 
-def _scalar(result, seed=5):
-  """A generic scalar of the result."""
-  leaves = jax.tree.leaves(result)
-  keys = jax.random.split(jax.random.key(seed), len(leaves))
-  return sum(
-    (x.astype(jnp.float32) * jax.random.normal(k, x.shape)).sum()
-    for x, k in zip(leaves, keys, strict=True)
-  )
-
-
-@pytest.mark.parametrize('side', ['encoder', 'decoder'])
-@pytest.mark.parametrize('group_norm', [False, True])
-def test_everything_gets_a_gradient(side, group_norm):
-  module, params = _start(_config(5, group_norm=group_norm), side)
-
-  def scalar(params, layers):
-    return _scalar(_run(module, params, layers))
-
-  by_params, by_layers = jax.grad(scalar, (0, 1))(_generic(params), _layers(5))
-  for gradient in jax.tree.leaves(by_params):
-    assert np.isfinite(gradient).all()
-    assert np.asarray(gradient).all()
-  used = {3, 5} if side == 'encoder' else {1, 2, 3, 4, 5}
-  for number, gradient in enumerate(by_layers):
-    assert np.asarray(gradient).any() == (number in used)
-
-
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('case', ['tiny', 'huge', 'zero', 'same'])
-@pytest.mark.parametrize('side', ['encoder', 'decoder'])
-def test_extreme_layers_stay_finite(side, case, dtype):
-  config = _config(5, dtype=dtype, group_norm=True)
-  module, params = _start(config, side)
-  h = _layers(5, dtype=jnp.dtype(dtype))
-  layers = extreme_layers(h)[case]
-
-  def scalar(params, layers):
-    result = _run(module, params, layers)
-    return _scalar(result), result
-
-  (_, result), gradients = jax.value_and_grad(scalar, (0, 1), has_aux=True)(
-    params, layers
-  )
-  features = result if side == 'encoder' else result[0]
-  assert features.dtype == jnp.dtype(dtype)
-  assert_finite((result, gradients))
-
-
-@pytest.mark.parametrize('side', ['encoder', 'decoder'])
-def test_bfloat16_is_close_to_float32(side):
-  options = {'group_norm': True}
-  module, params = _start(_config(5, **options), side)
-  half, _ = _start(_config(5, 'bfloat16', **options), side)
-  params = _generic(params)
-  rounded = _layers(5, dtype=jnp.bfloat16)
-  exact = tuple(x.astype(jnp.float32) for x in rounded)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(
-      a.astype(jnp.float32), b, rtol=0.02, atol=0.02
-    ),
-    _run(half, params, rounded),
-    _run(module, params, exact),
-  )
-
-
-@pytest.mark.parametrize('side', ['encoder', 'decoder'])
-def test_positions_are_fused_alone(side):
-  module, params = _start(_config(6), side)
-  params, h = _generic(params), _layers(6)
-  order = jnp.array([2, 0, 1])
-  permuted = _run(module, params, tuple(x[:, order] for x in h))
-  result = _run(module, params, h)
-  if side == 'decoder':
-    permuted, result = permuted[0], result[0]
-  np.testing.assert_array_equal(permuted, result[..., order, :])
-
-
 def test_kept_groups_are_those_of_the_module():
   module, params = _start(_config(6), 'decoder')
   features, log_weights = _run(module, _generic(params), _layers(6))
@@ -413,3 +276,16 @@ def test_fewer_layers_give_the_groups_that_are_whole():
   fewer, fewer_weights = module.apply(variables, layers[:5], context)
   np.testing.assert_array_equal(fewer, features[:2])
   np.testing.assert_array_equal(fewer_weights, log_weights[:2])
+
+
+@pytest.mark.parametrize(
+  ('text', 'expected'), [('1:1', (0, 1)), ('2:3', (1, 3)), ('1:3', (0, 3))]
+)
+def test_groups_are_counted_from_one(text, expected):
+  assert parse_groups(text, 3, 'f') == expected
+
+
+@pytest.mark.parametrize('text', ['0:1', '2:1', '1', '1:4', 'a:b', '1:2:3'])
+def test_bad_groups(text):
+  with pytest.raises(InputError, match="'first:last' within 1:3"):
+    parse_groups(text, 3, 'f')

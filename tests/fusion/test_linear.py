@@ -1,4 +1,3 @@
-import dataclasses
 import math
 
 import jax
@@ -8,7 +7,6 @@ import pytest
 from aggregates import (
   WIDTH,
   apply_fusion,
-  count_parameters,
   initial_parameters,
   noise_parameters,
   normal_layers,
@@ -19,8 +17,6 @@ from aggregates import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusion_jax.config import PRESETS
-from fusion_jax.config.fusion import LinearOptions, SideConfig
 from fusion_jax.fusion.linear import Linear, linear_combination
 
 
@@ -33,7 +29,7 @@ def test_linear_combination_by_hand():
 
 
 def test_factored_by_hand():
-  config = tiny_config(2, width=2, heads=1, linear=LinearOptions(hidden=1))
+  config = tiny_config('linear', 2, {'hidden': 1}, width=2, heads=1)
   params = {
     'hidden': {
       'kernel': jnp.array([[1.0], [-2], [0], [3]]),
@@ -52,10 +48,8 @@ def test_factored_by_hand():
 
 @pytest.mark.parametrize('layers', [1, 3, 6])
 def test_factored_is_plain_with_the_products_of_its_blocks(layers):
-  factored = Linear(tiny_config(layers), 'decoder')
-  plain = Linear(
-    tiny_config(layers, linear=LinearOptions(factored=False)), 'decoder'
-  )
+  factored = Linear(tiny_config('linear', layers), 'decoder')
+  plain = Linear(tiny_config('linear', layers, {'factored': False}), 'decoder')
   x = normal_layers(layers + 1)
   params = noise_parameters(factored, x)
   rows, out = params['hidden']['kernel'], params['out']['kernel']
@@ -79,8 +73,8 @@ def test_factored_is_plain_with_the_products_of_its_blocks(layers):
   seed=st.integers(0, 99),
 )
 def test_linear_without_biases_is_linear(a, b, factored, seed):
-  options = LinearOptions(factored=factored, bias=False)
-  module = Linear(tiny_config(linear=options), 'encoder')
+  options = {'factored': factored, 'bias': False}
+  module = Linear(tiny_config('linear', options=options), 'encoder')
   x, z = normal_layers(4, seed=seed), normal_layers(4, seed=seed + 100)
   params = noise_parameters(module, x, 0.3)
   both = tuple(a * p + b * q for p, q in zip(x, z, strict=True))
@@ -101,9 +95,10 @@ def test_linear_baseline_start_is_the_last_layer(
   layers, factored, initialization, dtype
 ):
   config = tiny_config(
+    'linear',
     layers,
-    start='baseline',
-    linear=LinearOptions(factored),
+    {'factored': factored},
+    'baseline',
     initialization=initialization,
     compute_dtype=dtype,
     dropout=0.5,
@@ -121,7 +116,7 @@ def test_linear_baseline_start_is_the_last_layer(
 
 def test_linear_baseline_start_leaves_nothing_dead():
   module, x = (
-    Linear(tiny_config(3, start='baseline'), 'encoder'),
+    Linear(tiny_config('linear', start='baseline'), 'encoder'),
     normal_layers(4),
   )
   params = initial_parameters(module, x)
@@ -138,7 +133,7 @@ def test_linear_baseline_start_leaves_nothing_dead():
 
 
 def test_plain_starts_as_one_matrix_over_all_layers():
-  config = tiny_config(3, width=64, linear=LinearOptions(factored=False))
+  config = tiny_config('linear', 3, {'factored': False}, width=64)
   kernel = initial_parameters(Linear(config, 'encoder'), normal_layers(4, 64))[
     'kernel'
   ]
@@ -147,31 +142,13 @@ def test_plain_starts_as_one_matrix_over_all_layers():
 
 
 def test_linear_output_norm():
-  config = tiny_config(linear=LinearOptions(output_norm=True))
+  config = tiny_config('linear', options={'output_norm': True})
   module, x = Linear(config, 'encoder'), normal_layers(4)
   params = initial_parameters(module, x)
   raw = {name: params[name] for name in ('hidden', 'out')}
   np.testing.assert_allclose(
     apply_fusion(module, params, x),
-    normalised(apply_fusion(Linear(tiny_config(), 'encoder'), raw, x)),
+    normalised(apply_fusion(Linear(tiny_config('linear'), 'encoder'), raw, x)),
     rtol=1e-4,
     atol=1e-5,
   )
-
-
-@pytest.mark.parametrize(
-  ('options', 'expected'),
-  [
-    # Dou et al. (2018), Table 1: 14.7M for both sides; U = 512 * 512.
-    (LinearOptions(), 28 * 512**2 + 2_560),
-    (LinearOptions(bias=False), 28 * 512**2),
-    (LinearOptions(hidden=512, output_norm=True), 7 * 512**2 + 1_024 + 1_024),
-    (LinearOptions(factored=False), 6 * 512**2 + 512),
-    (LinearOptions(factored=False, bias=False), 6 * 512**2),
-  ],
-)
-def test_linear_parameters(options, expected):
-  side = SideConfig('linear', linear=options)
-  config = dataclasses.replace(PRESETS['base'], encoder=side, decoder=side)
-  for name in ('encoder', 'decoder'):
-    assert count_parameters(Linear(config, name), 6, 512) == expected

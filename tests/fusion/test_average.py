@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 from aggregates import (
   apply_fusion,
-  mlrf_options,
   noise_parameters,
   normal_layers,
   normalised,
@@ -28,16 +27,16 @@ def test_average_adds_in_float32():
 @pytest.mark.parametrize('include', [True, False])
 @pytest.mark.parametrize('layers', [1, 3, 6])
 def test_average_of_equal_layers_is_that_layer(include, layers):
-  options = mlrf_options(norm='none', include_embedding=include)
-  module = Average(tiny_config(layers, mlrf=options), 'encoder')
+  options = {'norm': 'none', 'include_embedding': include}
+  module = Average(tiny_config('average', layers, options), 'encoder')
   x = normal_layers(1) * (layers + 1)
   assert not noise_parameters(module, x)
   np.testing.assert_allclose(apply_fusion(module, {}, x), x[0], rtol=1e-6)
 
 
 def test_average_without_the_embedding():
-  options = mlrf_options(norm='none', include_embedding=False)
-  module = Average(tiny_config(2, mlrf=options), 'encoder')
+  options = {'norm': 'none', 'include_embedding': False}
+  module = Average(tiny_config('average', 2, options), 'encoder')
   layers = (position(100, 100), position(1, 2), position(3, 4))
   np.testing.assert_array_equal(
     apply_fusion(module, {}, layers), position(2, 3)
@@ -47,7 +46,7 @@ def test_average_without_the_embedding():
 @pytest.mark.parametrize('norm', ['affine', 'plain'])
 def test_norm_of_the_average(norm):
   module, x = (
-    Average(tiny_config(mlrf=mlrf_options(norm=norm)), 'decoder'),
+    Average(tiny_config('average', options={'norm': norm}), 'decoder'),
     normal_layers(4),
   )
   params = {}

@@ -2,14 +2,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from extremes import assert_finite, extreme_layers
+from cases import reading
 from flax import linen as nn
 from flax.core import meta
 from tiers import extended_but
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import AggOptions, MultiLayerOptions, SideConfig
-from fusion_jax.fusion.multi_layer import MultiLayerAttention, layers_read
+from fusion_jax.fusion.multi_layer import (
+  MultiLayerAttention,
+  layers_read,
+)
 from fusion_jax.layers.attention import (
   MultiHeadAttention,
   causal_mask,
@@ -18,19 +20,14 @@ from fusion_jax.layers.attention import (
 from fusion_jax.layers.caches import CacheCursor, KeyValue
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.residual import Residual
-from fusion_jax.testing import assert_close
 
 _T = 5
 _CAUSAL = causal_mask(_T)
 
 
-def _config(side=None, **changes):
-  agg = changes.pop('agg', AggOptions(hidden=12))
-  layers, partial = changes.pop('read', 2), changes.pop('partial', False)
-  read = {'agg': agg, 'multi_layer': MultiLayerOptions(layers, partial)}
-  side = SideConfig(
-    input_norm=changes.pop('input_norm', 'auto'), **(read if layers > 1 else {})
-  )
+def _config(read=2, partial=False, options=None, **changes):
+  options = {'hidden': 12, 'layers': read, 'partial': partial} | (options or {})
+  side = reading('multi_layer', **options)
   values = {'width': 8, 'filter': 12, 'heads': 2, 'dropout': 0.0}
   return ModelConfig(encoder=side, decoder=side, **(values | changes))
 
@@ -83,8 +80,6 @@ class _Stack(nn.Module):
 @pytest.mark.parametrize(
   ('index', 'most', 'partial', 'expected'),
   [
-    (1, 1, False, 1),
-    (6, 1, True, 1),
     (1, 3, False, 1),
     (3, 3, False, 1),
     (4, 3, False, 3),
@@ -101,7 +96,7 @@ def test_layers_read(index, most, partial, expected):
   assert layers_read(index, most, partial) == expected
 
 
-@pytest.mark.parametrize('most', [1, 2, 3])
+@pytest.mark.parametrize('most', [2, 3])
 @pytest.mark.parametrize('partial', [True, False])
 def test_layers_with_one_source_are_plain_attention(most, partial):
   config = _config(read=most, partial=partial, norm='pre')
@@ -118,7 +113,6 @@ def test_layers_with_one_source_are_plain_attention(most, partial):
 @pytest.mark.parametrize(
   ('read', 'partial', 'index', 'extra'),
   [
-    (1, False, 6, []),
     (2, False, 2, []),
     (2, False, 3, ['2']),
     (3, False, 3, []),
@@ -145,7 +139,7 @@ def test_names_of_parameters(read, partial, index, extra, norm):
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 def test_sources_one_by_one(norm):
   config = _config(
-    read=3, norm=norm, agg=AggOptions(zero_out=True, residual='all')
+    read=3, norm=norm, options={'zero_out': True, 'residual': 'all'}
   )
   module = MultiLayerAttention(config, 'encoder', 4)
   layers = tuple(4 * layer + 1 for layer in _states(4))
@@ -178,7 +172,7 @@ def test_sources_one_by_one(norm):
 
 
 def test_the_input_of_the_layer_is_the_top_of_the_node():
-  config = _config(agg=AggOptions(zero_out=True, residual='top'))
+  config = _config(options={'zero_out': True, 'residual': 'top'})
   module, layers = MultiLayerAttention(config, 'encoder', 3), _states(3)
   params = _init(module, layers)
   plain = _attend(MultiHeadAttention(config), _baseline(params), layers)
@@ -222,7 +216,7 @@ def test_only_the_layers_named_are_read(norm):
 )
 def test_caches_give_what_the_full_pass_gives(activation, norm, read, partial):
   config = _config(
-    agg=AggOptions(activation=activation),
+    options={'activation': activation},
     norm=norm,
     read=read,
     partial=partial,
@@ -260,100 +254,3 @@ def test_caches_give_what_the_full_pass_gives(activation, norm, read, partial):
   for ours, theirs in zip(caches, seen, strict=True):
     assert isinstance(ours, KeyValue)
     np.testing.assert_allclose(ours.keys, theirs.keys, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize('activation', ['sigmoid', 'attention'])
-def test_no_later_position_and_no_padding_is_seen(activation):
-  config = _config(read=2, agg=AggOptions(activation=activation))
-  module, layers = MultiLayerAttention(config, 'decoder', 3), _states(3)
-  params = _init(module, layers)
-  other = tuple(layer.at[:, 3:].add(5.0) for layer in layers)
-  lengths = jnp.full((2,), 3)
-  for mask in (causal_mask(_T), padding_mask(lengths, _T)):
-    assert_close(
-      _attend(module, params, other, mask)[:, :3],
-      _attend(module, params, layers, mask)[:, :3],
-    )
-
-
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('norm', ['pre', 'post'])
-def test_finite_output_and_gradient_for_extreme_inputs(dtype, norm):
-  config = _config(read=3, norm=norm, compute_dtype=dtype)
-  module = MultiLayerAttention(config, 'encoder', 4)
-  layers = _states(4, jnp.dtype(dtype))
-  params = _init(module, layers)
-
-  @jax.jit
-  def run(params, layers):
-    def loss(params, layers):
-      y = _attend(module, params, layers)
-      return y.astype(jnp.float32).sum(), y
-
-    return jax.value_and_grad(loss, (0, 1), has_aux=True)(params, layers)
-
-  for case in extreme_layers(layers).values():
-    (_, y), slopes = run(params, case)
-    assert y.dtype == jnp.dtype(dtype)
-    assert y.shape == (2, _T, 8)
-    assert_finite((y, slopes))
-
-
-def test_bfloat16_is_near_float32():
-  layers = _states(3)
-  module = MultiLayerAttention(_config(), 'encoder', 3)
-  params = _init(module, layers)
-  half = MultiLayerAttention(_config(compute_dtype='bfloat16'), 'encoder', 3)
-  y = _attend(half, params, tuple(x.astype(jnp.bfloat16) for x in layers))
-  np.testing.assert_allclose(
-    y.astype(jnp.float32), _attend(module, params, layers), atol=0.1
-  )
-
-
-def test_every_parameter_has_a_gradient():
-  # Without key biases, which attention cancels.
-  agg = AggOptions(hidden=12, zero_out=False)
-  config = _config(read=3, norm='pre', attention_bias=False, agg=agg)
-  module, layers = MultiLayerAttention(config, 'encoder', 4), _states(4)
-  params = _init(module, layers)
-  weights = jax.random.normal(jax.random.key(1), (2, _T, 8))
-  slopes = jax.grad(lambda p: (_attend(module, p, layers) * weights).sum())(
-    params
-  )
-  for path, slope in jax.tree.leaves_with_path(slopes):
-    assert np.isfinite(slope).all(), path
-    assert np.abs(slope).max() > 1e-8, path
-
-
-def test_rows_of_a_batch_do_not_meet():
-  module, layers = MultiLayerAttention(_config(), 'encoder', 3), _states(3)
-  params = _init(module, layers)
-  together = _attend(module, params, layers)
-  for row in range(2):
-    alone = tuple(layer[row : row + 1] for layer in layers)
-    assert_close(_attend(module, params, alone)[0], together[row])
-
-
-# Dou et al. (2018), Table 1: +33.6M and +37.8M.
-@pytest.mark.parametrize(('read', 'count'), [(2, 33_599_488), (3, 37_794_816)])
-def test_size_at_base(read, count):
-  side = SideConfig(multi_layer=MultiLayerOptions(read))
-  config = ModelConfig(encoder=side, decoder=side)
-  context = Context(causal_mask(2), True)
-
-  def size(module, index):
-    layers = (jax.ShapeDtypeStruct((1, 2, 512), jnp.float32),) * index
-
-    def init(layers):
-      arguments = (layers[-1], layers[-1], layers, context)
-      made = module.init(jax.random.key(0), *arguments, method='attend')
-      return made['params']
-
-    return sum(x.size for x in jax.tree.leaves(jax.eval_shape(init, layers)))
-
-  plain = size(MultiHeadAttention(config), 1)
-  extra = 0
-  for side_name in ('encoder', 'decoder'):
-    for index in range(1, 7):
-      extra += size(MultiLayerAttention(config, side_name, index), index)
-  assert extra - 12 * plain == count

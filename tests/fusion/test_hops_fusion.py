@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 import math
 
@@ -11,7 +10,6 @@ from aggregates import (
   WIDTH,
   apply_fusion,
   initial_parameters,
-  mlrf_options,
   noise_parameters,
   normal_layers,
   position,
@@ -23,7 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from fusion_jax.config.fusion import MlrfOptions
 from fusion_jax.fusion.feed_forward import FeedForwardFusion
 from fusion_jax.fusion.hops import Hops, hop_scores, hop_sums
 
@@ -67,10 +64,12 @@ def test_hop_sums_by_hand():
 
 @pytest.mark.parametrize('activation', ['tanh', 'relu'])
 def test_hops_by_hand(activation):
-  options = MlrfOptions(
-    hops=1, scorer_width=1, hidden=1, scorer_activation=activation, norm='none'
-  )
-  config = tiny_config(1, width=2, heads=1, mlrf=options)
+  options = {
+    **dict.fromkeys(('hops', 'scorer_width', 'hidden'), 1),
+    'scorer_activation': activation,
+    'norm': 'none',
+  }
+  config = tiny_config('hops', 1, options, width=2, heads=1)
   params = {
     'scorer_hidden': {'kernel': jnp.array([[1.0], [0]])},
     'scorer_out': {'kernel': jnp.array([[2.0]])},
@@ -94,10 +93,8 @@ _INDEPENDENT = ['none', 'per_layer', 'per_hop']
 def test_attention_sums_to_one_over_the_layers(
   independent, feature_wise, layers
 ):
-  options = mlrf_options(
-    independent=independent, feature_wise=feature_wise, hops=3
-  )
-  config = tiny_config(layers, mlrf=options)
+  chosen = {'independent': independent, 'feature_wise': feature_wise}
+  config = tiny_config('hops', layers, {'hops': 3, **chosen})
   module, x = with_table(Hops, config), normal_layers(layers + 1)
   params = noise_parameters(module, x)
   attention = _attention(module, params, x)
@@ -126,7 +123,7 @@ def test_hop_sums_lie_among_the_layers(count, scale, seed):
 
 @pytest.mark.parametrize('independent', _INDEPENDENT)
 def test_equal_scores_give_the_mean_in_every_hop(independent):
-  config = tiny_config(mlrf=mlrf_options(independent=independent, hops=2))
+  config = tiny_config('hops', options={'independent': independent})
   module, x = with_table(Hops, config), normal_layers(4)
   params = noise_parameters(module, x)
   params['scorer_out']['kernel'] = jnp.zeros((6, 2))
@@ -139,7 +136,7 @@ def test_equal_scores_give_the_mean_in_every_hop(independent):
 
 
 def test_a_single_layer_gets_all_attention():
-  config = tiny_config(1, mlrf=mlrf_options(hops=2, include_embedding=False))
+  config = tiny_config('hops', 1, {'include_embedding': False})
   module, x = with_table(Hops, config), normal_layers(2)
   params = noise_parameters(module, x)
   only = x[1] + params['embedding']['embedding'][1]
@@ -149,10 +146,16 @@ def test_a_single_layer_gets_all_attention():
   )
 
 
-@pytest.mark.parametrize('kind', [FeedForwardFusion, Hops])
-@pytest.mark.parametrize('independent', _INDEPENDENT)
-def test_layers_change_places_together_with_what_is_theirs(kind, independent):
-  config = tiny_config(mlrf=mlrf_options(hops=3, independent=independent))
+@pytest.mark.parametrize(
+  ('kind', 'options'),
+  [
+    (FeedForwardFusion, {}),
+    *((Hops, {'hops': 3, 'independent': how}) for how in _INDEPENDENT),
+  ],
+)
+def test_layers_change_places_together_with_what_is_theirs(kind, options):
+  name = 'hops' if kind is Hops else 'feed_forward'
+  config = tiny_config(name, options=options)
   module, x = with_table(kind, config), normal_layers(4)
   params = noise_parameters(module, x)
   order = np.array([2, 0, 3, 1])
@@ -161,7 +164,7 @@ def test_layers_change_places_together_with_what_is_theirs(kind, independent):
   if kind is FeedForwardFusion:
     blocks = params['hidden']['kernel'].reshape(4, WIDTH, -1)
     moved['hidden']['kernel'] = blocks[order].reshape(4 * WIDTH, -1)
-  elif independent == 'per_layer':
+  elif options['independent'] == 'per_layer':
     kernel = params['scorer_hidden']['kernel']
     moved['scorer_hidden']['kernel'] = kernel[order]
   np.testing.assert_allclose(
@@ -175,10 +178,13 @@ def test_layers_change_places_together_with_what_is_theirs(kind, independent):
 @pytest.mark.parametrize('independent', ['per_layer', 'per_hop'])
 @pytest.mark.parametrize('feature_wise', [True, False])
 def test_equal_independent_matrices_are_one_shared(independent, feature_wise):
-  options = mlrf_options(hops=3, feature_wise=feature_wise)
-  shared = Hops(tiny_config(mlrf=options), 'encoder')
-  options = dataclasses.replace(options, independent=independent)
-  own, x = Hops(tiny_config(mlrf=options), 'encoder'), normal_layers(4)
+  options = {'hops': 3, 'feature_wise': feature_wise}
+  shared = Hops(tiny_config('hops', options=options), 'encoder')
+  options['independent'] = independent
+  own, x = (
+    Hops(tiny_config('hops', options=options), 'encoder'),
+    normal_layers(4),
+  )
   params = noise_parameters(shared, x)
   copies = jnp.stack(
     [params['scorer_hidden']['kernel']]
@@ -196,13 +202,8 @@ def test_equal_independent_matrices_are_one_shared(independent, feature_wise):
 
 
 def test_feature_wise_with_equal_columns_is_one_weight_a_layer():
-  wise = Hops(
-    tiny_config(mlrf=mlrf_options(hops=3, feature_wise=True)), 'encoder'
-  )
-  plain, x = (
-    Hops(tiny_config(mlrf=mlrf_options(hops=3)), 'encoder'),
-    normal_layers(4),
-  )
+  wise = Hops(tiny_config('hops', options={'feature_wise': True}), 'encoder')
+  plain, x = Hops(tiny_config('hops'), 'encoder'), normal_layers(4)
   params = noise_parameters(plain, x)
   repeated = jnp.repeat(params['scorer_out']['kernel'], WIDTH, 1)
   np.testing.assert_allclose(
@@ -215,8 +216,8 @@ def test_feature_wise_with_equal_columns_is_one_weight_a_layer():
 
 @pytest.mark.parametrize('independent', _INDEPENDENT)
 def test_scorer_matrices_start_as_if_alone(independent):
-  options = mlrf_options(scorer_width=100, independent=independent)
-  config = tiny_config(width=64, initialization='mlrf', mlrf=options)
+  options = {'scorer_width': 100, 'hops': 4, 'independent': independent}
+  config = tiny_config('hops', 3, options, width=64, initialization='mlrf')
   params = initial_parameters(Hops(config, 'encoder'), normal_layers(4, 64))
   kernels = params['scorer_hidden']['kernel'].reshape(-1, 64, 100)
   # U(-1 / sqrt(fan_in), 1 / sqrt(fan_in)), Wang et al. (2018), section 4.2.
@@ -229,7 +230,7 @@ def test_scorer_matrices_start_as_if_alone(independent):
 
 @pytest.mark.parametrize('include', [True, False])
 def test_recorded_attention_is_the_mean_over_tokens(include):
-  config = tiny_config(mlrf=mlrf_options(hops=2, include_embedding=include))
+  config = tiny_config('hops', options={'include_embedding': include})
   module, x = Hops(config, 'encoder'), normal_layers(4)
   params = noise_parameters(module, x)
   fused = x if include else x[1:]

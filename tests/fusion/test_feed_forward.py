@@ -8,7 +8,6 @@ from aggregates import (
   KEY,
   WIDTH,
   apply_fusion,
-  mlrf_options,
   noise_parameters,
   normal_layers,
   position,
@@ -17,15 +16,18 @@ from aggregates import (
 )
 from flax import linen as nn
 
-from fusion_jax.config.fusion import MlrfOptions
 from fusion_jax.fusion.feed_forward import FeedForwardFusion, LayerEmbedding
 from fusion_jax.fusion.hops import Hops
 from fusion_jax.testing import assert_close
 
+_BOTH = pytest.mark.parametrize(
+  ('name', 'kind'), [('feed_forward', FeedForwardFusion), ('hops', Hops)]
+)
+
 
 def test_feed_forward_by_hand():
-  options = MlrfOptions(hidden=2, norm='none')
-  config = tiny_config(1, width=2, heads=1, mlrf=options)
+  options = {'hidden': 2, 'norm': 'none'}
+  config = tiny_config('feed_forward', 1, options, width=2, heads=1)
   params = {
     'embedding': {'embedding': jnp.array([[0.0, 1], [-1, 0]])},
     'hidden': {
@@ -44,7 +46,7 @@ def test_feed_forward_by_hand():
 
 
 def test_layer_embedding_fits_the_deeper_stack():
-  config = tiny_config()
+  config = tiny_config('feed_forward')
   config = dataclasses.replace(config, encoder_layers=5, width=64)
   table = nn.unbox(LayerEmbedding(config).init(KEY))['params']['embedding']
   assert table.shape == (6, 64)
@@ -52,9 +54,9 @@ def test_layer_embedding_fits_the_deeper_stack():
   assert abs(table.mean()) < 0.01
 
 
-@pytest.mark.parametrize('kind', [FeedForwardFusion, Hops])
-def test_a_shallow_side_reads_the_first_rows(kind):
-  config = dataclasses.replace(tiny_config(2), encoder_layers=5)
+@_BOTH
+def test_a_shallow_side_reads_the_first_rows(name, kind):
+  config = dataclasses.replace(tiny_config(name, 2), encoder_layers=5)
   module, x = with_table(kind, config, 'decoder'), normal_layers(3)
   params = noise_parameters(module, x)
   table = params['embedding']['embedding']
@@ -67,17 +69,17 @@ def test_a_shallow_side_reads_the_first_rows(kind):
   )
 
 
-@pytest.mark.parametrize('kind', [FeedForwardFusion, Hops])
-def test_without_layer_embedding_the_table_is_not_read(kind):
-  config = tiny_config(mlrf=mlrf_options(layer_embedding=False))
+@_BOTH
+def test_without_layer_embedding_the_table_is_not_read(name, kind):
+  config = tiny_config(name, options={'layer_embedding': False})
   assert 'embedding' not in noise_parameters(
     with_table(kind, config), normal_layers(4)
   )
 
 
-@pytest.mark.parametrize('kind', [FeedForwardFusion, Hops])
-def test_without_the_embedding_its_row_is_not_read(kind):
-  config = tiny_config(mlrf=mlrf_options(include_embedding=False))
+@_BOTH
+def test_without_the_embedding_its_row_is_not_read(name, kind):
+  config = tiny_config(name, options={'include_embedding': False})
   module, x = with_table(kind, config), normal_layers(4)
   params = noise_parameters(module, x)
 
@@ -92,7 +94,7 @@ def test_without_the_embedding_its_row_is_not_read(kind):
 
 
 def test_feed_forward_with_equal_row_blocks_is_symmetric():
-  config = tiny_config(3)
+  config = tiny_config('feed_forward')
   module, x = with_table(FeedForwardFusion, config), normal_layers(4)
   params = noise_parameters(module, x)
   block = params['hidden']['kernel'][:WIDTH]
@@ -107,7 +109,7 @@ def test_feed_forward_with_equal_row_blocks_is_symmetric():
 
 
 def test_activation_dropout_reaches_the_hidden_layer():
-  config = tiny_config(activation_dropout=0.5)
+  config = tiny_config('feed_forward', activation_dropout=0.5)
   module, x = with_table(FeedForwardFusion, config), normal_layers(4)
   params = noise_parameters(module, x)
   y, z = (

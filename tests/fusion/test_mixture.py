@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusion_jax.fusion.gtrans import (
-  keep_groups,
-  log_group_weights,
-  mixture_log_probabilities,
-)
+from fusion_jax.fusion.gtrans import log_group_weights
+from fusion_jax.fusion.mixture import keep_groups, mixture_log_probabilities
 
 
 def test_psi_by_hand():

@@ -1,16 +1,16 @@
-"""Reading and validation of JSON from outside the package."""
+"""JSON files: read and validated, or with a digest that shows later changes."""
 
+import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
-from fusion_jax.bounds import adapter
+from fusion_jax.bounds import adapter, first_fault, shown
 from fusion_jax.errors import InputError
-from fusion_jax.faults import first_fault, shown
 from fusion_jax.files import check_regular
 
 # Deeper than any JSON file known to us, our own or from elsewhere.
@@ -100,3 +100,40 @@ def _place(where: str, field: str) -> str:
 
 def _too_deep(where: str) -> InputError:
   return InputError(f'{where}: nested deeper than {_DEEPEST} levels')
+
+
+_SEAL = 'sha256'
+
+
+class DamagedError(Exception):
+  """Content differs from what was written; the message is one line."""
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Return values as JSON reads them back, with the SHA-256 of their text."""
+  content: dict[str, Any] = json.loads(json.dumps(values))
+  return content | {_SEAL: _digest(content)}
+
+
+def check_seal(values: Mapping[str, Any], name: str) -> None:
+  """Compare values with their digest."""
+  content = {key: value for key, value in values.items() if key != _SEAL}
+  if values.get(_SEAL) != _digest(content):
+    raise DamagedError(f'{name} does not agree with its digest')
+
+
+def file_digest(path: Path) -> str:
+  """Return the SHA-256 of a file in hexadecimal.
+
+  Raises:
+    InputError: It is a folder, a pipe or a device.
+    OSError: It cannot be read.
+  """
+  check_regular(path)
+  with path.open('rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+  canonical = json.dumps(values, sort_keys=True)
+  return hashlib.sha256(canonical.encode()).hexdigest()
