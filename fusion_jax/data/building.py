@@ -134,6 +134,7 @@ class _RecordWriter(tfds.core.SequentialWriter):
   """Writer that takes serialised records; serialising is the slow part."""
 
   def add_records(self, name: str, chunk: Iterable[bytes]) -> None:
+    # No public name leads here: raise the bound of TFDS with care.
     split = self._splits[name]
     for record in chunk:
       split.add_example(record)

@@ -178,28 +178,13 @@ def test_any_number_of_processes_writes_the_same_bytes(text, monkeypatch):
   assert written[0] == written[1]
 
 
-def test_the_first_faulty_line_is_told(text, monkeypatch):
-  monkeypatch.setattr(building, '_CHUNK', 16)
-  model = prepare.prepare(data_in(text)).source_tokenizer.model
-  (text / 'given.model').write_bytes(model)
-  lines = (text / 'train.de').read_bytes().split(b'\n')
-  for number in (90, 200, 280):
-    lines[number - 1] = b'ei\xe4ns'
-  (text / 'train.de').write_bytes(b'\n'.join(lines))
-  monkeypatch.setattr(prepare, '_process_count', lambda _: 2)
-  config = TokenizerConfig(source_model='given.model')
-  message = r'train\.de, line 90: not UTF-8 \(.* at byte 3 of the line\)'
-  with pytest.raises(InputError, match=message):
-    prepare.prepare(data_in(text, tokenizer=config))
-
-
 def test_only_large_corpora_start_processes(text, monkeypatch):
-  monkeypatch.setattr(prepare, 'usable_cores', lambda: 5)
+  monkeypatch.setattr(prepare, 'usable_cores', lambda: 99)
   texts = [Text(data_in(text), data_in(text).all_directions[0])]
   monkeypatch.setattr(prepare, '_PAIRS_FOR_PROCESSES', 331)
   assert prepare._process_count(texts) == 1
   monkeypatch.setattr(prepare, '_PAIRS_FOR_PROCESSES', 330)
-  assert prepare._process_count(texts) == 5
+  assert prepare._process_count(texts) == 16
 
 
 def test_a_split_pickles(text):
