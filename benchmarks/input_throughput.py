@@ -1,14 +1,18 @@
-r"""The input pipeline alone against the training step on the same batches.
+r"""Preparing a corpus, the input pipeline, the training step, each alone.
 
     python -m benchmarks.input_throughput --config=multi30k \
         --config.data.root=DIR [--config.data.batch.packing=true]
 
-Counts target tokens without padding. The step is timed on the first batches
-after a pass over them that compiles their shapes.
+Counts target tokens without padding. The corpus is prepared anew with the
+tokenizers that it has, on one core and on all. The step is timed on the first
+batches after a pass over them that compiles their shapes.
 """
 
 import argparse
+import dataclasses
+import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from benchmarks.common import (
   table,
   write_results,
 )
-from fusion_jax.config import ExperimentConfig
+from fusion_jax.config import DataConfig, ExperimentConfig
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.data.batching import Batch
 from fusion_jax.data.pipeline import (
@@ -33,7 +37,11 @@ from fusion_jax.data.pipeline import (
   training_shapes,
 )
 from fusion_jax.data.prepare import prepare
-from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.data.prepared import (
+  SOURCE_MODEL,
+  TARGET_MODEL,
+  PreparedCorpus,
+)
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.runs.loading import make_model
 from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
@@ -58,6 +66,8 @@ def main(argv: list[str]) -> None:
   print(batches.table())
   results = _results(config, corpus, batches, arguments)
   write_results(arguments.output, circumstances() | results)
+  rows = [(name, *cells(rates)) for name, rates in results['prepare'].items()]
+  print(table(('pairs/s prepared', 'median', 'min', 'max'), rows))
   rows = [(name, *cells(results[name])) for name in ('input', 'model')]
   print(table(('target tokens/s', 'median', 'min', 'max'), rows))
   print(
@@ -103,6 +113,36 @@ def input_rate(batches: TrainingBatches, seconds: float) -> float:
   return tokens / passed
 
 
+def prepare_rates(
+  data: DataConfig, corpus: PreparedCorpus, rounds: int
+) -> dict[str, list[float]]:
+  """Pairs/s prepared with the tokenizers of a corpus, by number of cores."""
+  models = [
+    str(corpus.directory / name) for name in (SOURCE_MODEL, TARGET_MODEL)
+  ]
+  tokenizer = dataclasses.replace(
+    data.tokenizer, source_model=models[0], target_model=models[1], joint=False
+  )
+  data = dataclasses.replace(data, tokenizer=tokenizer)
+  splits = corpus.report['splits'].values()
+  pairs = sum(split['pairs'] for split in splits)
+  every = os.sched_getaffinity(0)
+  rates: dict[str, list[float]] = {}
+  for _ in range(rounds):
+    for cores in ({min(every)}, every):
+      os.sched_setaffinity(0, cores)
+      rate = pairs / _seconds_to_prepare(data)
+      rates.setdefault(f'cores: {len(cores)}', []).append(rate)
+  return rates
+
+
+def _seconds_to_prepare(data: DataConfig) -> float:
+  with tempfile.TemporaryDirectory() as folder:
+    begin = time.perf_counter()
+    prepare(dataclasses.replace(data, prepared=folder))
+    return time.perf_counter() - begin
+
+
 def model_rates(
   config: ExperimentConfig,
   corpus: PreparedCorpus,
@@ -135,6 +175,7 @@ def _results(
   batches: TrainingBatches,
   arguments: argparse.Namespace,
 ) -> dict[str, Any]:
+  prepared = prepare_rates(config.data, corpus, arguments.rounds)
   host = [
     input_rate(batches, arguments.seconds) for _ in range(arguments.rounds)
   ]
@@ -144,6 +185,7 @@ def _results(
     'shapes': [list(shape) for shape in batches.plan.shapes],
     'real_share': real_share(batches, corpus.split('train').lengths),
     'packing': config.data.batch.packing,
+    'prepare': {cores: spread(rates) for cores, rates in prepared.items()},
     'input': rates[0],
     'model': rates[1],
     'input_per_model': rates[0]['median'] / rates[1]['median'],

@@ -4,39 +4,37 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import tensorflow_datasets as tfds
 
-from fusion_jax.config import FilterConfig
 from fusion_jax.data import filtering, prepared, records
-from fusion_jax.data.encoding import PairEncoder
-from fusion_jax.data.normalise import normalised
-from fusion_jax.data.records import Example
+from fusion_jax.data.chunks import (
+  ChunkEncoder,
+  EncodedChunk,
+  KeptChunk,
+  RawChunk,
+)
+from fusion_jax.data.texts import Text
+from fusion_jax.data.workers import Workers
 from fusion_jax.errors import InputError, first_line
 
-# Pairs that are encoded and written together; no more are held in memory.
+# Pairs that are encoded and written together; a few such chunks for each
+# process are held in memory.
 _CHUNK = 4_096
 _PAIRS_PER_SHARD = 200_000
-
-
-class DirectionPairs(NamedTuple):
-  """Pairs of one direction and their encoder."""
-
-  encoder: PairEncoder
-  pairs: Iterable[tuple[str, str]]
 
 
 class CorpusWriter:
   """Writer of splits into a folder, one after the other."""
 
-  def __init__(self, directory: Path, config: FilterConfig):
+  def __init__(self, directory: Path, workers: Workers[ChunkEncoder]):
     """Start a TFDS dataset without splits."""
     self._directory = directory
-    self._config = config
+    self._workers = workers
     info = tfds.core.DatasetInfo(
       builder=tfds.core.DatasetIdentity(
         name=records.DATASET,
@@ -49,39 +47,27 @@ class CorpusWriter:
     )
     # The generator-based builders of TFDS shuffle by sorting keys on disk.
     # This writer streams instead; training shuffles anew in every epoch.
-    self._writer = tfds.core.SequentialWriter(
+    self._writer = _RecordWriter(
       info, _PAIRS_PER_SHARD, file_format='array_record'
     )
 
-  def write_train(
-    self, parts: Iterable[DirectionPairs]
-  ) -> list[dict[str, Any]]:
+  def write_train(self, texts: Iterable[Text]) -> list[dict[str, Any]]:
     """Write the training pairs that pass the filter."""
     with self._open_split('train') as split:
-      return [self._write_train(part, split) for part in parts]
+      return [self._write_train(text, split) for text in texts]
 
-  def _write_train(
-    self, part: DirectionPairs, split: '_SplitWriter'
-  ) -> dict[str, Any]:
-    pair_filter = filtering.PairFilter(self._config)
-    sampled = any(part.encoder.alphas)
-    counts = _Counts()
-    for _, texts, plain in _encoded(part):
-      lengths = len(plain.source), len(plain.target)
-      reason = pair_filter.reason(texts, lengths)
-      counts.add(plain, reason, part.encoder)
-      if reason:
-        continue
-      if not sampled:
-        split.add(plain, ('', ''), lengths)
-        continue
-      longest = part.encoder.longest(texts, plain, (split.rows, 0))
-      capped = [min(length, self._config.max_length) for length in longest]
-      split.add(_NO_EXAMPLE, texts, capped)
+  def _write_train(self, text: Text, split: '_SplitWriter') -> dict[str, Any]:
+    counts, direction = _Counts(), text.direction.name
+    encoded = self._encoded(text, 'train', ChunkEncoder.train)
+    chunks = _kept(encoded, direction, split.rows, counts)
+    if any(self._workers.state.encoders[direction].alphas):
+      chunks = self._workers.in_order(ChunkEncoder.longest, chunks)
+    for chunk in chunks:
+      split.add(chunk.records, chunk.lengths)
     return counts.report()
 
   def write_held_out(
-    self, name: str, parts: Iterable[DirectionPairs]
+    self, name: str, texts: Iterable[Text]
   ) -> list[dict[str, Any]]:
     """Write all pairs of 'valid' or 'test', ids and text.
 
@@ -90,7 +76,7 @@ class CorpusWriter:
     """
     rows: list[int] = []
     with self._open_split(name) as split:
-      reports = [self._write_held_out(part, split, rows) for part in parts]
+      reports = [self._write_held_out(text, split, rows) for text in texts]
       records_written = split.rows
     if records_written > len(rows):
       path = self._directory / prepared.ROWS.format(split=name)
@@ -98,51 +84,71 @@ class CorpusWriter:
     return reports
 
   def _write_held_out(
-    self, part: DirectionPairs, split: '_SplitWriter', rows: list[int]
+    self, text: Text, split: '_SplitWriter', rows: list[int]
   ) -> dict[str, Any]:
     counts = _Counts()
-    for pair, texts, plain in _encoded(part):
-      lengths = len(plain.source), len(plain.target)
-      reason = filtering.unusable(texts, lengths, self._config.max_length)
-      counts.add(plain, reason, part.encoder)
-      if not reason:
-        rows.append(split.rows)
-      split.add(plain, pair, None if reason else lengths)
+    for chunk in self._encoded(text, split.name, ChunkEncoder.held_out):
+      counts.add(chunk)
+      usable = chunk.usable
+      rows.extend((split.rows + np.flatnonzero(usable)).tolist())
+      split.add(chunk.records, chunk.lengths[usable])
     return counts.report()
+
+  def _encoded(
+    self,
+    text: Text,
+    split: str,
+    encode: Callable[[ChunkEncoder, RawChunk], EncodedChunk],
+  ) -> Iterator[EncodedChunk]:
+    return self._workers.in_order(encode, _chunks(text, split))
 
   def _open_split(self, name: str) -> '_SplitWriter':
     lengths = self._directory / prepared.LENGTHS.format(split=name)
     return _SplitWriter(self._writer, name, lengths.open('wb'))
 
 
-def _encoded(
-  part: DirectionPairs,
-) -> Iterator[tuple[tuple[str, str], tuple[str, str], Example]]:
-  """Yield every pair as it stands, normalised, and as ids."""
-  stream = iter(part.pairs)
-  while chunk := list(itertools.islice(stream, _CHUNK)):
-    texts = list(map(normalised, chunk))
-    ids = part.encoder.encode_pairs(texts)
-    yield from zip(chunk, texts, ids, strict=True)
+def _chunks(text: Text, split: str) -> Iterator[RawChunk]:
+  pairs = text.read(split, f'encoding {split}')
+  while chunk := list(itertools.islice(pairs, _CHUNK)):
+    yield RawChunk(text.direction.name, chunk)
 
 
-_NO_EXAMPLE = Example(records.NO_IDS, records.NO_IDS)
+def _kept(
+  chunks: Iterable[EncodedChunk],
+  direction: str,
+  row: int,
+  counts: '_Counts',
+) -> Iterator[KeptChunk]:
+  """Count training pairs and yield those that are kept, from a row on."""
+  repetitions = filtering.Repetitions()
+  for chunk in chunks:
+    repetitions.mark(chunk.reasons, chunk.keys)
+    counts.add(chunk)
+    usable = chunk.usable
+    kept = list(itertools.compress(chunk.records, usable))
+    yield KeptChunk(direction, row, kept, chunk.lengths[usable])
+    row += len(kept)
+
+
+class _RecordWriter(tfds.core.SequentialWriter):
+  """Writer that takes serialised records; serialising is the slow part."""
+
+  def add_records(self, name: str, chunk: Iterable[bytes]) -> None:
+    # No public name leads here: raise the bound of TFDS with care.
+    split = self._splits[name]
+    for record in chunk:
+      split.add_example(record)
+      if split.current_shard.num_examples == _PAIRS_PER_SHARD:
+        split.close_shard()
 
 
 class _SplitWriter:
   """Writer of the records and lengths of one split, a chunk at a time."""
 
-  def __init__(
-    self,
-    writer: tfds.core.SequentialWriter,
-    name: str,
-    lengths_file: BinaryIO,
-  ):
+  def __init__(self, writer: _RecordWriter, name: str, lengths_file: BinaryIO):
+    self.name = name
     self.rows = 0
     self._writer = writer
-    self._name = name
-    self._records: list[dict[str, Any]] = []
-    self._lengths: list[tuple[int, int]] = []
     self._examples = 0
     self._lengths_file = lengths_file
     writer.initialize_splits([name])
@@ -154,40 +160,17 @@ class _SplitWriter:
   def __exit__(self, error_type: type | None, *_) -> None:
     with self._lengths_file:
       if error_type is None:
-        self._flush()
-        with _writer_errors(self._name):
-          self._writer.close_splits([self._name])
+        with _writer_errors(self.name):
+          self._writer.close_splits([self.name])
         self._write_header()
 
-  def add(
-    self,
-    example: Example,
-    texts: tuple[str, str],
-    lengths: Iterable[int] | None,
-  ) -> None:
-    """Add a record, and its lengths if it is an example."""
-    self.rows += 1
-    self._records.append(
-      {
-        'source': example.source,
-        'target': example.target,
-        'source_text': texts[0],
-        'target_text': texts[1],
-      }
-    )
-    if lengths is not None:
-      source, target = lengths
-      self._lengths.append((source, target))
-    if len(self._records) == _CHUNK:
-      self._flush()
-
-  def _flush(self) -> None:
-    with _writer_errors(self._name):
-      self._writer.add_examples({self._name: self._records})
-    lengths = np.array(self._lengths, np.int32).reshape(-1, 2)
-    self._lengths_file.write(lengths.tobytes())
+  def add(self, chunk: Sequence[bytes], lengths: np.ndarray) -> None:
+    """Add records, and the lengths of those that are examples."""
+    with _writer_errors(self.name):
+      self._writer.add_records(self.name, chunk)
+    self.rows += len(chunk)
+    self._lengths_file.write(lengths.astype(np.int32).tobytes())
     self._examples += len(lengths)
-    self._records, self._lengths = [], []
 
   def _write_header(self) -> None:
     # NumPy leaves room in the header for the first axis to grow, so the
@@ -230,20 +213,13 @@ class _Counts:
     default_factory=lambda: np.zeros([2], np.int64)
   )
 
-  def add(
-    self, example: Example, reason: str | None, encoder: PairEncoder
-  ) -> None:
-    """Count one pair."""
-    self.pairs += 1
-    if reason:
-      self.dropped[reason] += 1
-      return
-    for side, tokenizer in enumerate(encoder.tokenizers):
-      ids = example[side]
-      self.subwords[side] += len(ids)
-      self.unknown[side] += np.count_nonzero(
-        ids == tokenizer.vocabulary.unknown
-      )
+  def add(self, chunk: EncodedChunk) -> None:
+    """Count the pairs of a chunk."""
+    self.pairs += len(chunk.records)
+    self.dropped.update(filter(None, chunk.reasons))
+    usable = chunk.usable
+    self.subwords += chunk.lengths[usable].sum(axis=0)
+    self.unknown += chunk.unknown[usable].sum(axis=0)
 
   def report(self) -> dict[str, Any]:
     """Return the counts as JSON values."""

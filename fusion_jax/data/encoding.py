@@ -37,7 +37,7 @@ class PairEncoder:
     return Example(*(self._plain(texts[side], side) for side in (0, 1)))
 
   def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Example]:
-    """Encode many pairs at once, on all cores; see `encode`."""
+    """Encode many pairs at once; see `encode`."""
     sides = []
     for lines, tokenizer in zip(
       zip(*pairs, strict=True), self.tokenizers, strict=True
@@ -47,6 +47,18 @@ class PairEncoder:
         [np.array(ids + end, np.int32) for ids in tokenizer.encode_lines(lines)]
       )
     return [Example(*both) for both in zip(*sides, strict=True)]
+
+  def unknown(self, examples: Sequence[Example]) -> Int32[np.ndarray, 'N 2']:
+    """Return the numbers of unknown source and target subwords of examples."""
+    counts = []
+    for ids, tokenizer in zip(
+      zip(*examples, strict=True), self.tokenizers, strict=True
+    ):
+      # No line is without its end symbol, so that all begin somewhere else.
+      begins = np.cumsum([0, *map(len, ids[:-1])])
+      unknown = np.concatenate(ids) == tokenizer.vocabulary.unknown
+      counts.append(np.add.reduceat(unknown, begins, dtype=np.int32))
+    return np.stack(counts, axis=1)
 
   def sample(
     self,
@@ -64,14 +76,14 @@ class PairEncoder:
     return Example(*ids)
 
   def longest(
-    self, texts: tuple[str, str], plain: Example, seed: tuple[int, int]
+    self, texts: tuple[str, str], plain: Sequence[int], seed: tuple[int, int]
   ) -> tuple[int, int]:
     """Return the lengths to expect of a pair whose segmentation is sampled."""
     lengths = []
     for side in (SOURCE, TARGET):
       draws = range(_MEASURED_DRAWS if self.alphas[side] else 0)
       drawn = [len(self._draw(texts[side], side, seed, k)) for k in draws]
-      lengths.append(max([len(plain[side]), *drawn]))
+      lengths.append(max([plain[side], *drawn]))
     return lengths[SOURCE], lengths[TARGET]
 
   def _plain(self, text: str, side: int) -> Int32[np.ndarray, 'S']:

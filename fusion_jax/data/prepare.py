@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from fusion_jax.config.directions import Direction
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.config.serialization import to_dict
 from fusion_jax.data import corpora, prepared
-from fusion_jax.data.building import CorpusWriter, DirectionPairs
+from fusion_jax.data.building import CorpusWriter
+from fusion_jax.data.chunks import ChunkEncoder
 from fusion_jax.data.encoding import PairEncoder
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.reports import report_table, summed
@@ -34,6 +35,7 @@ from fusion_jax.data.texts import (
 )
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.data.tokenizer import train as train_tokenizer
+from fusion_jax.data.workers import Workers, usable_cores
 from fusion_jax.errors import InputError
 from fusion_jax.files import whole_folder
 from fusion_jax.json_files import sealed
@@ -44,6 +46,10 @@ logger = logging.getLogger(__name__)
 
 # Increased when the same settings begin to give other files.
 _FORMAT = 2
+# Below this, starting processes takes longer than they save.
+_PAIRS_FOR_PROCESSES = 50_000
+# The process that reads and writes keeps no more than these busy.
+_MOST_PROCESSES = 16
 
 
 def prepare(data: DataConfig) -> PreparedCorpus:
@@ -151,42 +157,48 @@ def _fill(data: DataConfig, directory: Path) -> dict[str, Any]:
     (directory / name).write_bytes(tokenizer.model)
   source, target = tokenizers
   alphas = data.sampling.source_alpha, data.sampling.target_alpha
-  encoders = [
-    PairEncoder((source.tagged(text.tags), target), alphas) for text in texts
-  ]
-  writer = CorpusWriter(directory, data.filter)
-  splits = {}
-  for name in ('train', 'valid', 'test'):
-    parts = {
-      text.direction.name: DirectionPairs(
-        encoder, text.read(name, f'encoding {name}')
-      )
-      for text, encoder in zip(texts, encoders, strict=True)
-      if name in text.totals
-    }
-    if parts:
-      splits[name] = _write_split(name, parts, writer)
-      _check_not_empty(name, splits[name])
-      if not data.directions:
-        del splits[name]['directions']
+  encoders = {
+    text.direction.name: PairEncoder((source.tagged(text.tags), target), alphas)
+    for text in texts
+  }
+  encoder = ChunkEncoder(encoders, data.filter)
+  with Workers(encoder, _process_count(texts)) as workers:
+    splits = _write_splits(texts, CorpusWriter(directory, workers))
+  if not data.directions:
+    for split in splits.values():
+      del split['directions']
   return {
     'tokenizers': [tokenizer.digest for tokenizer in tokenizers],
     'splits': splits,
   }
 
 
-def _write_split(
-  name: str, parts: Mapping[str, DirectionPairs], writer: CorpusWriter
-) -> dict[str, Any]:
-  """Write a split; return its report, with those of its directions."""
-  own = list(parts.values())
-  if name == 'train':
-    reports = writer.write_train(own)
-  else:
-    reports = writer.write_held_out(name, own)
-  return summed(reports) | {
-    'directions': dict(zip(parts, reports, strict=True))
-  }
+def _process_count(texts: Sequence[Text]) -> int:
+  """Return how many processes encode: one where starting others is slower."""
+  pairs = sum(sum(text.totals.values()) for text in texts)
+  if pairs < _PAIRS_FOR_PROCESSES:
+    return 1
+  return min(usable_cores(), _MOST_PROCESSES)
+
+
+def _write_splits(
+  texts: Sequence[Text], writer: CorpusWriter
+) -> dict[str, dict[str, Any]]:
+  """Write all splits; return their reports, with those of their directions."""
+  splits = {}
+  for name in ('train', 'valid', 'test'):
+    parts = [text for text in texts if name in text.totals]
+    if not parts:
+      continue
+    if name == 'train':
+      reports = writer.write_train(parts)
+    else:
+      reports = writer.write_held_out(name, parts)
+    names = [text.direction.name for text in parts]
+    directions = dict(zip(names, reports, strict=True))
+    splits[name] = summed(reports) | {'directions': directions}
+    _check_not_empty(name, splits[name])
+  return splits
 
 
 def _check_not_empty(name: str, report: Mapping[str, Any]) -> None:

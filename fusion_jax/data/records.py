@@ -88,6 +88,20 @@ def features() -> tfds.features.FeaturesDict:
   )
 
 
+def serialised(ids: Example, texts: tuple[str, str]) -> bytes:
+  """Return a record: `features` written as TFDS does, at a tenth of its time.
+
+  Its fields are sorted, so that the same pair is the same record everywhere.
+  """
+  record = tf_example_pb2.Example()
+  fields = record.features.feature
+  for name, side in zip(('source', 'target'), ids, strict=True):
+    fields[name].bytes_list.value.append(side.tobytes())
+  for name, text in zip(('source_text', 'target_text'), texts, strict=True):
+    fields[name].bytes_list.value.append(text.encode())
+  return record.SerializeToString(deterministic=True)
+
+
 def example(record: bytes) -> Example:
   """Return the ids of a serialised record; empty if it holds text alone."""
   stored = _fields(record)

@@ -213,9 +213,9 @@ class Tokenizer:
     return written.split() != text.split()
 
   def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-    """Encode many lines at once, on all cores; see `encode`."""
+    """Encode many lines at once; see `encode`."""
     lines = list(lines)
-    encoded = self._processor.encode(lines, out_type=int, num_threads=-1)
+    encoded = self._processor.encode(lines, out_type=int, num_threads=1)
     return list(map(self._with_tags, encoded)) if self.tags else encoded
 
   def sample(self, text: str, alpha: float, seed: int) -> list[int]:

@@ -27,8 +27,8 @@ from fusion_jax.config import (
 from fusion_jax.config.directions import Direction
 from fusion_jax.data import building, filtering, prepare
 from fusion_jax.data import texts as texts_module
-from fusion_jax.data.filtering import PairFilter
 from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.data.texts import Text
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 
@@ -159,6 +159,34 @@ def test_many_shards_read_as_one(text, monkeypatch):
   assert corpus.split('train').lengths.shape == (300, 2)
 
 
+def test_any_number_of_processes_writes_the_same_bytes(text, monkeypatch):
+  monkeypatch.setattr(building, '_CHUNK', 16)
+  extra = [numbers(1)[0], ('', 'eins'), *numbers(20, 200), *numbers(40, 320)]
+  write_split(text, 'train', numbers(300) + extra)
+  write_split(text, 'valid', [*numbers(40, 400), ('one', '')])
+  sampling = SamplingConfig(target_alpha=0.2)
+  limits = FilterConfig(max_length=20, drop_duplicates=True)
+  data = data_in(text, filter=limits, sampling=sampling)
+  written = []
+  for count in (1, 3):
+    monkeypatch.setattr(prepare, '_process_count', lambda _, n=count: n)
+    folder = str(text / str(count))
+    corpus = prepare.prepare(dataclasses.replace(data, prepared=folder))
+    files = sorted(corpus.directory.iterdir())
+    written.append({path.name: path.read_bytes() for path in files})
+  assert corpus.report['splits']['train']['dropped']['duplicate'] == 21
+  assert written[0] == written[1]
+
+
+def test_only_large_corpora_start_processes(text, monkeypatch):
+  monkeypatch.setattr(prepare, 'usable_cores', lambda: 99)
+  texts = [Text(data_in(text), data_in(text).all_directions[0])]
+  monkeypatch.setattr(prepare, '_PAIRS_FOR_PROCESSES', 331)
+  assert prepare._process_count(texts) == 1
+  monkeypatch.setattr(prepare, '_PAIRS_FOR_PROCESSES', 330)
+  assert prepare._process_count(texts) == 16
+
+
 def test_a_split_pickles(text):
   split = prepare.prepare(data_in(text)).split('train')
   copy = pickle.loads(pickle.dumps(split))
@@ -201,17 +229,12 @@ def test_a_split_without_corpora_is_not_there(text):
 
 
 def test_the_filter_gives_the_first_reason():
-  config = FilterConfig(
-    max_length=20, max_length_ratio=2.0, drop_duplicates=True
-  )
-  pair_filter = PairFilter(config)
+  config = FilterConfig(max_length=20, max_length_ratio=2.0)
   cases = [
     (('', 'b'), (1, 2), filtering.EMPTY),
     (('a', ''), (2, 1), filtering.EMPTY),
     (('a', 'b'), (2, 21), filtering.TOO_LONG),
     (('a', 'b'), (20, 20), None),
-    (('a', 'b'), (20, 20), filtering.DUPLICATE),
-    (('a', 'c'), (20, 20), None),
     # No longer than ten: any ratio is let through.
     (('d', 'd'), (1, 10), None),
     (('e', 'e'), (5, 11), filtering.LENGTH_RATIO),
@@ -219,8 +242,21 @@ def test_the_filter_gives_the_first_reason():
     (('g', 'g'), (13, 6), filtering.LENGTH_RATIO),
   ]
   for texts, lengths, expected in cases:
-    assert pair_filter.reason(texts, lengths) == expected, texts
-  assert PairFilter(FilterConfig()).reason(('a', 'b'), (1, 128)) is None
+    assert filtering.reason(texts, lengths, config) == expected, texts
+  assert filtering.reason(('a', 'b'), (1, 128), FilterConfig()) is None
+
+
+def test_what_is_dropped_is_no_pair_to_repeat():
+  repetitions = filtering.Repetitions()
+  pairs = [('a', 'b'), ('a', 'c'), ('a', 'b'), ('ab', ''), ('a', 'c')]
+  reasons = [None, filtering.TOO_LONG, None, None, None]
+  repetitions.mark(reasons, list(map(filtering.key, pairs)))
+  assert reasons == [
+    None, filtering.TOO_LONG, filtering.DUPLICATE, None, None,
+  ]  # fmt: skip
+  later = [None]
+  repetitions.mark(later, [filtering.key(('a', 'c'))])
+  assert later == [filtering.DUPLICATE]
 
 
 def test_the_report_says_what_fell_out(text, caplog):
@@ -412,7 +448,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(text, monkeypatch):
   def no_space(*_):
     raise OSError(errno.ENOSPC, 'No space left on device')
 
-  monkeypatch.setattr(building._SplitWriter, '_flush', no_space)
+  monkeypatch.setattr(building._SplitWriter, 'add', no_space)
   with pytest.raises(InputError, match=r'cannot be written: No space'):
     prepare.prepare(data_in(text))
   assert prepared_is_empty(text)
