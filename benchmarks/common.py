@@ -109,10 +109,7 @@ def start(*command: str, seconds: float | None = None) -> str:
   with (
     _exit_on_sigterm(),
     subprocess.Popen(
-      [sys.executable, *command],
-      cwd=ROOT,
-      stdout=subprocess.PIPE,
-      text=True,
+      [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process,
   ):
     try:

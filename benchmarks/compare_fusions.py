@@ -19,16 +19,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import RESULTS, make_parser, table
+from benchmarks import common
 from benchmarks.comparison.plan import Chosen, Contestants, Folders, Run, plan
 from benchmarks.comparison.recipe import PHASES, RECIPE, read
 from benchmarks.comparison.report import Tables, put_into, report
-from benchmarks.comparison.runs import (
-  Results,
-  Runner,
-  carry_out,
-  find_texts,
-)
+from benchmarks.comparison.runs import Results, Runner, carry_out, find_texts
 from benchmarks.schemes import BASELINE
 from benchmarks.serving import ROOT
 from fusion_jax.config.flags import parse_arguments
@@ -95,7 +90,7 @@ def main(argv: list[str]) -> None:
   if arguments.plan:
     known = comparison.results
     rows = [(run.name, 'finished' if run in known else '') for run in runs]
-    print(table(('run', ''), rows))
+    print(common.table(('run', ''), rows))
     return
   failed = []
   if not (arguments.report or arguments.publish):
@@ -116,13 +111,13 @@ def main(argv: list[str]) -> None:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = make_parser(__doc__)
+  parser = common.make_parser(__doc__)
   add = parser.add_argument
   add('--data', type=Path, required=True, help='Multi30k, or all corpora')
   add('--workdir', type=Path, required=True, help='for the runs')
   add('--corpus', default='multi30k', help='a corpus of the recipe')
   add('--recipe', type=Path, default=RECIPE, help='a TOML file')
-  add('--results', type=Path, default=RESULTS / 'comparison')
+  add('--results', type=Path, default=common.RESULTS / 'comparison')
   for name in ('phases', 'norms', 'schemes'):
     add(f'--{name}', default='', help='with commas between; default: all')
   add('--seeds', type=_numbers, help='likewise')

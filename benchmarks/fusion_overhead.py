@@ -20,26 +20,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.common import (
-  RESULTS,
-  log,
-  make_parser,
-  resume,
-  table,
-  write_results,
-)
+from benchmarks import common
 from benchmarks.contestants import (
   FusionJaxStep,
   experiment,
   moved_gbytes,
   random_batches,
 )
-from benchmarks.schemes import (
-  Scheme,
-  chosen,
-  norms_of,
-  schemes,
-)
+from benchmarks.schemes import Scheme, chosen, norms_of, schemes
 from benchmarks.serving import limit_cores, timed
 from benchmarks.sizes import END, SIZES, Size
 from fusion_jax.config.flags import parse_arguments
@@ -146,7 +134,7 @@ def main(argv: list[str]) -> None:
   flags = ('dtype', 'sentences', 'steps', 'rounds')
   settings = dataclasses.asdict(size)
   settings |= {name: getattr(arguments, name) for name in flags}
-  results = resume(arguments.output, settings, arguments.fresh)
+  results = common.resume(arguments.output, settings, arguments.fresh)
   every = schemes(size.layers)
   missing = {
     name: scheme
@@ -155,7 +143,7 @@ def main(argv: list[str]) -> None:
   }
   failed = _add_rounds(results, missing, size, arguments) if missing else []
   results['summary'] = summaries(results)
-  write_results(arguments.output, results)
+  common.write_results(arguments.output, results)
   print(report(results, every))
   if failed:
     raise CheckFailed('; '.join(failed))
@@ -189,7 +177,7 @@ def report(results: dict[str, Any], printed: Mapping[str, Scheme]) -> str:
   shape = f'{settings["rows"]} x {settings["length"]}+{settings["length"]}'
   return (
     f'speed relative to the baseline: training steps of {shape}, decoding '
-    f'steps of {settings["sentences"]} x beam {_BEAM}\n{table(header, rows)}'
+    f'steps of {settings["sentences"]} x beam {_BEAM}\n{common.table(header, rows)}'
   )
 
 
@@ -252,7 +240,7 @@ def _slower(measured: dict[str, Any], bandwidth: float) -> dict[str, float]:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = make_parser(__doc__, RESULTS / 'fusion_overhead.json')
+  parser = common.make_parser(__doc__, common.RESULTS / 'fusion_overhead.json')
   add = parser.add_argument
   add('--schemes', default='', help='with commas between; default: all')
   add('--size', choices=SIZES, default='base')
@@ -295,15 +283,15 @@ def _add_rounds(
       extra = fused.parameters - baseline.parameters
     except RuntimeError as error:  # Of XLA: too little memory, for example.
       failed.append(f'{name}: {first_line(error)}')
-      log(failed[-1])
+      common.log(failed[-1])
     else:
       memory = fused.megabytes / baseline.megabytes
       numbers = {'extra_parameters': extra, 'memory': memory, 'norm': norm}
       results['rounds'][name] = numbers | measured
-      write_results(arguments.output, results)
+      common.write_results(arguments.output, results)
       both = (_summary(measured[x], results['bandwidth']) for x in _PARTS)
       speeds = (f'{part["speed"]:.2f}' for part in both)
-      log(f'{name}: train {", decode ".join(speeds)}')
+      common.log(f'{name}: train {", decode ".join(speeds)}')
     fused = None
     jax.clear_caches()
     gc.collect()

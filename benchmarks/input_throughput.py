@@ -16,14 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.common import (
-  RESULTS,
-  cells,
-  circumstances,
-  spread,
-  table,
-  write_results,
-)
+from benchmarks import common
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.data.batching import Batch
@@ -49,7 +42,7 @@ def main(argv: list[str]) -> None:
   add('--rounds', type=int, default=3)
   add('--seconds', type=float, default=10, help='of a round')
   add('--steps', type=int, default=24, help='of a round of the model')
-  add('--output', type=Path, default=RESULTS / 'input_throughput.json')
+  add('--output', type=Path, default=common.RESULTS / 'input_throughput.json')
   config, arguments = parse_experiment(argv, parser)
   start_logging()
   jax.set_mesh(data_mesh())
@@ -57,9 +50,9 @@ def main(argv: list[str]) -> None:
   batches = training_batches(config, corpus)
   print(batches.table())
   results = _results(config, corpus, batches, arguments)
-  write_results(arguments.output, circumstances() | results)
-  rows = [(name, *cells(results[name])) for name in ('input', 'model')]
-  print(table(('target tokens/s', 'median', 'min', 'max'), rows))
+  common.write_results(arguments.output, common.circumstances() | results)
+  rows = [(name, *common.cells(results[name])) for name in ('input', 'model')]
+  print(common.table(('target tokens/s', 'median', 'min', 'max'), rows))
   print(
     f'{len(results["shapes"])} shapes, {results["real_share"]:.1%} of their '
     'slots hold real tokens; the input delivers '
@@ -138,7 +131,10 @@ def _results(
   host = [
     input_rate(batches, arguments.seconds) for _ in range(arguments.rounds)
   ]
-  rates = spread(host), spread(model_rates(config, corpus, batches, arguments))
+  rates = (
+    common.spread(host),
+    common.spread(model_rates(config, corpus, batches, arguments)),
+  )
   return {
     'config': config.name,
     'shapes': [list(shape) for shape in batches.plan.shapes],

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks.common import as_flags, log, make_parser, metrics, table
+from benchmarks import common
 from benchmarks.serving import ROOT
 from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.runs.loading import CheckpointSelection, load_run
@@ -92,7 +92,7 @@ class Run:
     self._processes: list[subprocess.Popen] = []
     fields = {'training.steps': steps, 'data.prepared': folder / 'prepared'}
     config = '--config=configs/quickstart.py', f'--workdir={self.workdir}'
-    flags = *config, *as_flags(_FIELDS | fields, 'config.')
+    flags = *config, *common.as_flags(_FIELDS | fields, 'config.')
     self._command = [sys.executable, 'train.py', *flags]
     self._environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
@@ -259,7 +259,7 @@ def killed(run: Run, kills: list[Kill], chance: random.Random) -> list[list]:
     step = run.step()
     cut = damage(run, kill.way, chance)
     rows.append([number, kill.way, victims, codes, cut, step])
-    log(f'kill {number} of {len(kills)}: {kill.way} at step {step}')
+    common.log(f'kill {number} of {len(kills)}: {kill.way} at step {step}')
   run.complete()
   rows[-1].append(run.went_on())
   return rows
@@ -278,8 +278,10 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     )
     if not np.array_equal(one, other)
   ]
-  expected = {row['step']: row['loss'] for row in metrics(theirs, 'train')}
-  logged = [(row['step'], row['loss']) for row in metrics(ours, 'train')]
+  expected = {
+    row['step']: row['loss'] for row in common.metrics(theirs, 'train')
+  }
+  logged = [(row['step'], row['loss']) for row in common.metrics(ours, 'train')]
   steps = [step for step, _ in logged]
   if steps != sorted(set(steps)):
     different.append('steps in metrics.jsonl that are there twice')
@@ -294,7 +296,7 @@ def _leaves(workdir: Path, kind: str) -> list[tuple[Any, Any]]:
 
 @one_line_errors
 def main() -> None:
-  parser = make_parser(__doc__)
+  parser = common.make_parser(__doc__)
   parser.add_argument('--workdir', type=Path, required=True)
   parser.add_argument('--kills', type=int, default=20)
   parser.add_argument('--processes', type=int, default=1)
@@ -314,7 +316,7 @@ def main() -> None:
     unbroken.complete()
     rows = killed(run, kills, chance)
   header = ('kill', 'way', 'process', 'codes', 'cut', 'at step', 'went on from')
-  print(table(header, rows))
+  print(common.table(header, rows))
   different = differences(run.workdir, unbroken.workdir)
   if different:
     raise CheckFailed(

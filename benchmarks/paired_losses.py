@@ -29,14 +29,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 import fusion_jax
-from benchmarks.common import (
-  RESULTS,
-  circumstances,
-  log,
-  make_parser,
-  table,
-  write_results,
-)
+from benchmarks import common
 from benchmarks.comparison.plan import Chosen, Contestants, Folders, Run, plan
 from benchmarks.comparison.recipe import NORMS, RECIPE, Phase, Recipe, read
 from benchmarks.comparison.report import p_value, signed
@@ -159,14 +152,14 @@ def losses(
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  parser = make_parser(__doc__, RESULTS / 'paired_losses.json')
+  parser = common.make_parser(__doc__, common.RESULTS / 'paired_losses.json')
   add = parser.add_argument
   add('--data', type=Path, required=True, help='Multi30k, or all corpora')
   add('--workdir', type=Path, required=True, help='of compare_fusions')
   add('--corpus', default='multi30k_mlrf', help='a corpus of the recipe')
   add('--norm', default='pre', choices=NORMS)
   add('--phase', default='scratch', choices=tuple(_PHASES))
-  add('--results', type=Path, default=RESULTS / 'comparison')
+  add('--results', type=Path, default=common.RESULTS / 'comparison')
   arguments = parser.parse_args(argv)
   start_logging()
   scored = _scored(arguments)
@@ -182,7 +175,7 @@ def main(argv: list[str]) -> None:
       for run, texts in differences.items()
     },
   }
-  write_results(arguments.output, circumstances() | results)
+  common.write_results(arguments.output, common.circumstances() | results)
   print(rendered(differences))
 
 
@@ -224,7 +217,7 @@ def rendered(differences: Mapping[Run, Mapping[str, Difference]]) -> str:
     )
     for run, texts in differences.items()
   ]
-  return table(('scheme', 'seed', *names, 'p'), rows)
+  return common.table(('scheme', 'seed', *names, 'p'), rows)
 
 
 def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
@@ -241,7 +234,7 @@ def _scored(arguments: argparse.Namespace) -> dict[Run, dict[str, Losses]]:
     if _is_finished(folders.run(run), recipe.phases[run.phase])
   ]
   for number, run in enumerate(trained, start=1):
-    log(f'{run.name}, {number} of {len(trained)}')
+    common.log(f'{run.name}, {number} of {len(trained)}')
     model = fusion_jax.load(
       folders.run(run), step='last', average=recipe.average
     )

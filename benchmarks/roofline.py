@@ -17,14 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import (
-  RESULTS,
-  circumstances,
-  log,
-  make_parser,
-  table,
-  write_results,
-)
+from benchmarks import common
 from benchmarks.hlo_traffic import PARTS, by_part, total_cycles, traffic
 from fusion_jax.config.flags import parse_arguments, parse_experiment
 from fusion_jax.config.presets import SINCE_2020
@@ -149,7 +142,7 @@ def bounds_table(rows: dict[str, Any]) -> str:
       )
     )
   header = 'ms', 'products', 'bytes', 'exchanges', 'estimate', 'slowest', 'MFU'
-  return table((*header, 'GiB', 'kernels'), lines)
+  return common.table((*header, 'GiB', 'kernels'), lines)
 
 
 def parts_table(rows: dict[str, Any]) -> str:
@@ -158,7 +151,7 @@ def parts_table(rows: dict[str, Any]) -> str:
   for name, row in rows.items():
     moved = (row['bytes'], *(row['parts'].get(part, 0) for part in PARTS))
     lines.append((name, *(f'{x / 1e9:.2f}' for x in moved)))
-  return table(('GB', 'all', *PARTS), lines)
+  return common.table(('GB', 'all', *PARTS), lines)
 
 
 def _names(text: str) -> list[str]:
@@ -166,7 +159,7 @@ def _names(text: str) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = make_parser(__doc__, RESULTS / 'roofline.json')
+  parser = common.make_parser(__doc__, common.RESULTS / 'roofline.json')
   add = parser.add_argument
   add('--rows', type=_names, default=list(_ROWS))
   add('--topologies', type=_names, default=['v5e:2x4'])
@@ -194,8 +187,10 @@ def main(argv: list[str]) -> None:
       name = f'{topology} {row}'
       if name not in rows and _exists(row, topology):
         rows[name] = measure(row, topology, arguments)
-        log(f'{name}: compiled in {rows[name]["compile_seconds"]:.0f} s')
-        write_results(arguments.output, circumstances() | {'rows': rows})
+        common.log(f'{name}: compiled in {rows[name]["compile_seconds"]:.0f} s')
+        common.write_results(
+          arguments.output, common.circumstances() | {'rows': rows}
+        )
   print(bounds_table(rows), end='\n\n')
   print(parts_table(rows))
 

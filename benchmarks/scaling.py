@@ -37,13 +37,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks.common import (
-  RESULTS,
-  circumstances,
-  make_parser,
-  table,
-  write_results,
-)
+from benchmarks import common
 from fusion_jax.config import (
   PRESETS,
   BatchConfig,
@@ -165,7 +159,7 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     )
     for row in rows
   ]
-  return table(_HEADER, cells)
+  return common.table(_HEADER, cells)
 
 
 def expected(
@@ -227,7 +221,7 @@ def way(exchange: Collective, mesh: Mesh) -> Way:
 @one_line_errors
 def main(argv: list[str]) -> None:
   arguments = parse_arguments(
-    argv, make_parser(__doc__, RESULTS / 'scaling.json')
+    argv, common.make_parser(__doc__, common.RESULTS / 'scaling.json')
   )
   jax.config.update('jax_platforms', 'cpu')
   jax.config.update('jax_num_cpu_devices', DEVICES)
@@ -237,7 +231,9 @@ def main(argv: list[str]) -> None:
     for parts in _PARTS
     for row in measured(layout, parts)
   ]
-  write_results(arguments.output, circumstances() | {'rows': rows})
+  common.write_results(
+    arguments.output, common.circumstances() | {'rows': rows}
+  )
   print(report(rows))
 
 

@@ -21,15 +21,7 @@ from typing import Any, NamedTuple
 import jax
 
 import fusion_jax
-from benchmarks.common import (
-  RESULTS,
-  log,
-  make_parser,
-  metrics,
-  resume,
-  table,
-  write_results,
-)
+from benchmarks import common
 from benchmarks.schemes import (
   BASELINE,
   ONLY_FROM_SCRATCH,
@@ -120,11 +112,13 @@ def main(argv: list[str]) -> None:
   seeds = [int(seed) for seed in arguments.seeds.split(',')]
   settings = flatten(changed(config, {'data.root': '', 'data.prepared': ''}))
   settings['overrides'] = arguments.override
-  results = resume(arguments.output, settings, arguments.fresh)
+  results = common.resume(arguments.output, settings, arguments.fresh)
   left = _run(jobs(names, seeds), names, config, results, arguments)
   print(report(results['rounds']))
   if left:
-    log(f'left out for want of time: {", ".join(job.name for job in left)}')
+    common.log(
+      f'left out for want of time: {", ".join(job.name for job in left)}'
+    )
   if left or any(v.failed for v in verdicts(results['rounds']).values()):
     raise SystemExit(1)
 
@@ -182,7 +176,7 @@ def report(rounds: Mapping[str, Mapping[str, Any]]) -> str:
   ]
   header = ('', 'from', 'seed', 'NLL', 'behind', 'encoder')
   header += ('entropies, encoder', 'decoder')
-  lines = [table(header, rows)]
+  lines = [common.table(header, rows)]
   for (scheme, phase), verdict in known.items():
     if verdict.failed:
       lines.append(f'{scheme}, {phase}: {verdict.behind:+.3f} nats, too far')
@@ -199,14 +193,14 @@ def _entropies(telemetry: Mapping[str, float], side: str) -> str:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = make_parser(__doc__)
+  parser = common.make_parser(__doc__)
   add = parser.add_argument
   add('--data', type=Path, required=True, help='the folder of Multi30k')
   add('--workdir', type=Path, help='keep the text and the plain model in it')
   add('--schemes', default='', help='with commas between; default: all')
   add('--seeds', default='0', help='with commas between; default: 0')
   add('--minutes', type=float, default=60.0, help='start no training after it')
-  add('--output', type=Path, default=RESULTS / 'scheme_health.json')
+  add('--output', type=Path, default=common.RESULTS / 'scheme_health.json')
   add(
     '--override',
     action='append',
@@ -256,8 +250,11 @@ def train(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
   config = changed(config, dict.fromkeys(every, steps))
   config = changed(config, {'training.validate_every': steps})
   fusion_jax.train(config, workdir)
-  line, telemetry = metrics(workdir, 'train')[-1], metrics(workdir, 'fusion')
-  perplexity = metrics(workdir, 'valid')[-1]['perplexity']
+  line, telemetry = (
+    common.metrics(workdir, 'train')[-1],
+    common.metrics(workdir, 'fusion'),
+  )
+  perplexity = common.metrics(workdir, 'valid')[-1]['perplexity']
   layers = range(1, config.model.encoder_layers + 1)
   norms = [line[f'encoder_gradient_norm_{layer}'] for layer in layers]
   return {
@@ -290,8 +287,8 @@ def _run(
       made = changed(made, start)
     with tempfile.TemporaryDirectory() as folder:
       rounds[job.name] = job._asdict() | train(made, Path(folder) / 'run')
-    write_results(arguments.output, results)
-    log(f'{job.name}: {rounds[job.name]["end"]:.3f} nats')
+    common.write_results(arguments.output, results)
+    common.log(f'{job.name}: {rounds[job.name]["end"]:.3f} nats')
     jax.clear_caches()
   return []
 

@@ -3,7 +3,6 @@
 Only the standard library: peers in other environments import this too.
 """
 
-import dataclasses
 import random
 from typing import NamedTuple
 
@@ -28,8 +27,7 @@ class Product(NamedTuple):
     return 3 * 2 * self.count * size / 1e9
 
 
-@dataclasses.dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
   """A pre-norm Transformer with one tied table, and its dense batches.
 
   Each stack has `layers`; all sources and targets have `length` subwords;

@@ -12,16 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from benchmarks.common import (
-  as_flags,
-  changes,
-  circumstances,
-  log,
-  metrics,
-  start,
-  train,
-  write_results,
-)
+from benchmarks import common
 from benchmarks.comparison.plan import (
   Contestants,
   Folders,
@@ -111,7 +102,7 @@ class Results:
     identity = {'phase': run.phase, 'norm': run.norm}
     identity |= {'scheme': run.scheme, 'seed': run.seed}
     numbers = {'recipe': self._digests[run.norm], **identity, **numbers}
-    write_results(path, numbers)
+    common.write_results(path, numbers)
     self._runs[run.name] = numbers
 
   def translations(self, run: Run, test: str) -> tuple[str, ...]:
@@ -176,15 +167,15 @@ class Runner:
     parts = self._recipe, self._contestants, self._folders
     config = experiment(run, *parts, rate)
     self._check_start(run)
-    train(self._recipe.config, config, workdir, self._left())
-    validations = metrics(workdir, 'valid')
+    common.train(self._recipe.config, config, workdir, self._left())
+    validations = common.metrics(workdir, 'valid')
     if not validations or validations[-1]['step'] != config.training.steps:
       raise CheckFailed('it was stopped before its last update')
     tests = {} if run.phase == 'tuning' else self._tests
     translations = {
       name: self._translate(workdir, name, text) for name, text in tests.items()
     }
-    made = changes(config, self._recipe.phases[run.phase])
+    made = common.changes(config, self._recipe.phases[run.phase])
     numbers = {
       'parameters': count(config),
       'changes': {key: made[key] for key in made if key not in _PLACES},
@@ -216,7 +207,7 @@ class Runner:
     if not output.exists():
       flags = {'workdir': workdir, 'input': text.source, 'output': output}
       flags |= {'step': 'last', 'average': self._recipe.average}
-      start('decode.py', *as_flags(flags), seconds=self._left())
+      common.start('decode.py', *common.as_flags(flags), seconds=self._left())
     return read_file(str(output)).lines
 
   def _left(self) -> float | None:
@@ -239,8 +230,8 @@ class Runner:
 
 def trained(workdir: Path, config: ExperimentConfig) -> dict[str, Any]:
   """What a finished training says of itself."""
-  last = metrics(workdir, 'train')[-1]
-  perplexity = metrics(workdir, 'valid')[-1]['perplexity']
+  last = common.metrics(workdir, 'train')[-1]
+  perplexity = common.metrics(workdir, 'valid')[-1]['perplexity']
   layers = range(1, config.model.encoder_layers + 1)
   return {
     'seconds_an_update': seconds_an_update(workdir),
@@ -251,7 +242,7 @@ def trained(workdir: Path, config: ExperimentConfig) -> dict[str, Any]:
     ],
     'telemetry': {
       name: value
-      for line in metrics(workdir, 'fusion')[-1:]
+      for line in common.metrics(workdir, 'fusion')[-1:]
       for name, value in line.items()
       if name not in ('step', 'kind')
     },
@@ -264,7 +255,7 @@ def seconds_an_update(workdir: Path) -> float:
   A line has the seconds since the start of the run; the first one has most of
   the compilation in it, and counts only where it is the only one.
   """
-  lines = metrics(workdir, 'train')
+  lines = common.metrics(workdir, 'train')
   laps = [
     (line['seconds'] - before['seconds']) / (line['step'] - before['step'])
     for before, line in itertools.pairwise(lines)
@@ -281,9 +272,9 @@ def _circumstances() -> dict[str, Any]:
     capture_output=True,
     text=True,
   )
-  device = start('-c', _DEVICE).strip()
+  device = common.start('-c', _DEVICE).strip()
   commit = described.stdout.strip()
-  return circumstances() | {'device': device, 'commit': commit}
+  return common.circumstances() | {'device': device, 'commit': commit}
 
 
 def carry_out(
@@ -300,16 +291,16 @@ def carry_out(
       measure.clean(run)
       continue
     if done == limit or (deadline and time.monotonic() >= deadline):
-      log('the rest is left for the next time: the same command resumes')
+      common.log('the rest is left for the next time: the same command resumes')
       break
-    log(f'{run.name}: run {number} of {len(runs)}')
+    common.log(f'{run.name}: run {number} of {len(runs)}')
     try:
       _do(run, results, measure)
     except _FAILURES as error:
-      log(f'{run.name}: failed: {error}')
+      common.log(f'{run.name}: failed: {error}')
       failed.append(run.name)
     except subprocess.TimeoutExpired:
-      log(f'{run.name}: the time is over: the same command resumes')
+      common.log(f'{run.name}: the time is over: the same command resumes')
       break
     done += 1
   return failed

@@ -84,9 +84,7 @@ def record(
 
 def _padded(rows: Rows, padding: int) -> Tensor:
   return torch.nn.utils.rnn.pad_sequence(
-    [torch.tensor(ids) for ids in rows],
-    batch_first=True,
-    padding_value=padding,
+    [torch.tensor(ids) for ids in rows], batch_first=True, padding_value=padding
   )
 
 

@@ -8,7 +8,6 @@ attention and fused Adam, and no masks of padding, as the batches have none.
 """
 
 import argparse
-import dataclasses
 import sys
 from typing import Any
 
@@ -176,7 +175,7 @@ def main() -> None:
   arguments = parser.parse_args()
   size = SIZES[arguments.size]
   rows, length = arguments.rows or size.rows, arguments.length or size.length
-  size = dataclasses.replace(size, rows=rows, length=length)
+  size = size._replace(rows=rows, length=length)
   serve(lambda: PyTorchStep(size, arguments))
 
 
