@@ -1,17 +1,13 @@
 """Which runs there are, what each of them needs, and the config of each.
 
-Sizes are those of shapes: nothing is allocated or run. JAX is kept to the CPU,
-so that a GPU is left to the programs that train.
+Sizes are those of shapes: nothing is allocated or run.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import jax
 
 from benchmarks.comparison.recipe import NORMS, Phase, Recipe
 from benchmarks.schemes import BASELINE, ONLY_FROM_SCRATCH, norms_of, schemes
@@ -19,8 +15,6 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.config.presets import Row, changed
 from fusion_jax.tools.model_sizes import parameter_rows
-
-jax.config.update('jax_platforms', 'cpu')
 
 # The plain model with as many parameters as the heaviest scheme.
 WIDE = 'wide'
@@ -49,6 +43,11 @@ class Run(NamedTuple):
     return f'{self.phase}/{self.norm}/{self.scheme}{rate}-{self.seed}'
 
   @property
+  def kind(self) -> str:
+    """Of the table in which it is compared with a plain model."""
+    return 'continued' if self.phase == 'continued' else 'scratch'
+
+  @property
   def needs(self) -> tuple['Run', ...]:
     """The runs that must be finished before."""
     return (*self.trials, self.start) if self.start else self.trials
@@ -71,20 +70,17 @@ class Entry(NamedTuple):
   norms: tuple[str, ...] = NORMS
 
 
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-  """The runs that are asked for."""
+class Chosen(NamedTuple):
+  """Phases, norms and seeds that are chosen."""
 
   phases: Sequence[str]
   norms: Sequence[str]
   seeds: Sequence[int]
 
-  def __contains__(self, run: Run) -> bool:
-    return (
-      run.phase in self.phases
-      and run.norm in self.norms
-      and run.seed in self.seeds
-    )
+  def has(self, run: Run) -> bool:
+    """Whether a run is chosen."""
+    chosen_norm = run.phase in self.phases and run.norm in self.norms
+    return chosen_norm and run.seed in self.seeds
 
 
 def plan(recipe: Recipe, entries: Sequence[Entry], chosen: Chosen) -> list[Run]:
@@ -100,7 +96,7 @@ def plan(recipe: Recipe, entries: Sequence[Entry], chosen: Chosen) -> list[Run]:
     for run in _of_seed(recipe, entries, seed)
   ]
   wanted: set[Run] = set()
-  left = [run for run in every if run in chosen]
+  left = [run for run in every if chosen.has(run)]
   while left:
     run = left.pop()
     wanted.add(run)
@@ -158,10 +154,14 @@ class Contestants:
     row, is_plain = self.row(name), name in (BASELINE, WIDE)
     added = sizes(changed(self._plain, row)).keys() - sizes(self._plain).keys()
     only_scratch = name in ONLY_FROM_SCRATCH
-    is_tuned = bool(added) and not (is_plain or only_scratch)
-    norms = norms_of(row)
-    has_norm = 'model.norm' in row
-    return Entry(name, is_tuned, has_norm, only_scratch, is_plain, norms)
+    return Entry(
+      name,
+      is_tuned=bool(added) and not (is_plain or only_scratch),
+      has_norm='model.norm' in row,
+      only_scratch=only_scratch,
+      is_plain=is_plain,
+      norms=norms_of(row),
+    )
 
   @functools.cached_property
   def _wide(self) -> Row:
@@ -227,10 +227,14 @@ def experiment(
   config = changed(recipe.phase(run.phase, run.norm), fields)
   if run.start is None:
     return config
-  exact = {
+  start = {'training.init_from': str(folders.run(run.start))}
+  return changed(config, start | exact_starts(config))
+
+
+def exact_starts(config: ExperimentConfig) -> Row:
+  """What makes the fusions of a config start as the plain model."""
+  return {
     f'model.{side}.start': 'baseline'
     for side in ('encoder', 'decoder')
     if config.model.side(side) != SideConfig()
   }
-  start = {'training.init_from': str(folders.run(run.start))}
-  return changed(config, start | exact)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import table
+from benchmarks import common
 from benchmarks.comparison.plan import Run
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.runs import Results, Text
@@ -107,8 +107,7 @@ class Tables:
     grouped: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
       if run.phase != 'tuning':
-        kind = 'continued' if run.phase == 'continued' else 'scratch'
-        grouped.setdefault((kind, run.norm), []).append(run)
+        grouped.setdefault((run.kind, run.norm), []).append(run)
     return [
       self._table(*key, group)
       for key, group in sorted(grouped.items(), key=lambda item: item[0][0])
@@ -267,26 +266,20 @@ def _grid(lines: Sequence[Line]) -> str:
     for test in tests:
       row += _scores(line.bleu.get(test), line.chrf.get(test))
     rows.append(row)
-  return table(header, rows)
+  return common.table(header, rows)
 
 
 def _scores(bleu: Score | None, chrf: Score | None) -> list[str]:
   if bleu is None or chrf is None:
     return [NONE] * 5
   p_values = p_value(bleu.bootstrap), p_value(bleu.over_seeds)
-  return [
-    mean(bleu.seeds),
-    signed(bleu.difference),
-    *p_values,
-    mean(chrf.seeds),
-  ]
+  beside = mean(bleu.seeds), signed(bleu.difference)
+  return [*beside, *p_values, mean(chrf.seeds)]
 
 
 def _missing(of_norm: Table) -> str:
   """What is not finished: for each choice of seeds, schemes that lack it."""
-  if not of_norm.missing:
-    return ''
-  if not of_norm.lines:
+  if of_norm.missing and not of_norm.lines:
     return f'None of {len(of_norm.missing)} runs is finished yet.'
   seeds: dict[str, list[str]] = {}
   for run in of_norm.missing:

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from benchmarks import common
 from benchmarks.comparison.plan import (
@@ -31,6 +31,7 @@ from fusion_jax.metrics import corpus_scores
 _DEVICE = 'import jax; print(jax.devices()[0].device_kind, jax.device_count())'
 _SCORES = ('bleu', 'chrf', 'bleu_signature', 'chrf_signature')
 _PLACES = ('name', 'data.root', 'data.prepared', 'training.init_from')
+_IDENTITY = 'step', 'kind'
 _FAILURES = subprocess.CalledProcessError, CheckFailed, InputError
 
 
@@ -134,16 +135,6 @@ class Finished(NamedTuple):
   translations: dict[str, Sequence[str]]
 
 
-class Measure(Protocol):
-  """What `Runner` is to a plan."""
-
-  def __call__(self, run: Run, rate: float | None) -> Finished:
-    """Does what is left of a run."""
-
-  def clean(self, run: Run) -> None:
-    """Deletes what nobody needs of a finished run."""
-
-
 class Runner:
   """Trains, translates and scores runs of a recipe, one at a time."""
 
@@ -218,35 +209,34 @@ class Runner:
     self, translations: Mapping[str, Sequence[str]]
   ) -> dict[str, dict[str, Any]]:
     language = self._recipe.phases['plain'].data.target_language
-    scores = {
-      name: corpus_scores(lines, self._tests[name].references, language)
-      for name, lines in translations.items()
-    }
-    return {
-      name: {key: getattr(score, key) for key in _SCORES}
-      for name, score in scores.items()
-    }
+    scores = {}
+    for name, lines in translations.items():
+      score = corpus_scores(lines, self._tests[name].references, language)
+      scores[name] = {key: getattr(score, key) for key in _SCORES}
+    return scores
 
 
 def trained(workdir: Path, config: ExperimentConfig) -> dict[str, Any]:
-  """What a finished training says of itself."""
+  """What a finished training says of itself; a loss is None or finite."""
   last = common.metrics(workdir, 'train')[-1]
-  perplexity = common.metrics(workdir, 'valid')[-1]['perplexity']
+  telemetry = (common.metrics(workdir, 'fusion') or [{}])[-1]
   layers = range(1, config.model.encoder_layers + 1)
   return {
     'seconds_an_update': seconds_an_update(workdir),
-    # None where it is not finite.
-    'validation_nll': None if perplexity is None else math.log(perplexity),
+    'validation_nll': validation_nll(workdir),
     'encoder_gradient_norms': [
       last[f'encoder_gradient_norm_{layer}'] for layer in layers
     ],
     'telemetry': {
-      name: value
-      for line in common.metrics(workdir, 'fusion')[-1:]
-      for name, value in line.items()
-      if name not in ('step', 'kind')
+      name: telemetry[name] for name in telemetry if name not in _IDENTITY
     },
   }
+
+
+def validation_nll(workdir: Path) -> float | None:
+  """Nats a subword of the last validation; None where it is not finite."""
+  perplexity = common.metrics(workdir, 'valid')[-1]['perplexity']
+  return None if perplexity is None else math.log(perplexity)
 
 
 def seconds_an_update(workdir: Path) -> float:
@@ -266,21 +256,17 @@ def seconds_an_update(workdir: Path) -> float:
 
 def _circumstances() -> dict[str, Any]:
   """Hardware, versions, date and the commit of the code."""
-  described = subprocess.run(
-    ['git', 'describe', '--always', '--dirty', '--abbrev=40'],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
+  describe = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
+  described = subprocess.run(describe, cwd=ROOT, stdout=subprocess.PIPE)
   device = common.start('-c', _DEVICE).strip()
-  commit = described.stdout.strip()
+  commit = described.stdout.decode().strip()
   return common.circumstances() | {'device': device, 'commit': commit}
 
 
 def carry_out(
   runs: Sequence[Run],
   results: Results,
-  measure: Measure,
+  measure: Runner,
   limit: int | None = None,
   deadline: float | None = None,
 ) -> list[str]:
@@ -306,7 +292,7 @@ def carry_out(
   return failed
 
 
-def _do(run: Run, results: Results, measure: Measure) -> None:
+def _do(run: Run, results: Results, measure: Runner) -> None:
   if run.start and run.start not in results:
     raise CheckFailed(f'it starts from {run.start.name}, which is not finished')
   finished = measure(run, chosen_rate(run, results))
@@ -325,6 +311,5 @@ def chosen_rate(run: Run, results: Results) -> float | None:
   }
   if not losses:
     raise CheckFailed('no run of its tuning is finished')
-  return min(
-    losses, key=lambda rate: math.inf if losses[rate] is None else losses[rate]
-  )
+  worst = math.inf
+  return min(losses, key=lambda x: worst if losses[x] is None else losses[x])

@@ -94,7 +94,7 @@ def test_translations_without_numbers_are_no_finished_run(
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr('benchmarks.comparison.runs.write_results', interrupted)
+    patch.setattr('benchmarks.common.write_results', interrupted)
     with pytest.raises(KeyboardInterrupt):
       carried_out(tmp_path, measure)
   carried_out(tmp_path, measure, limit=1)
