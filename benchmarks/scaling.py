@@ -38,16 +38,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks import common
-from fusion_jax.config import (
-  PRESETS,
-  BatchConfig,
-  DataConfig,
-  ExperimentConfig,
-  ModelConfig,
-  OptimizerConfig,
-  TokenizerConfig,
-  TrainingConfig,
-)
+from fusion_jax import config as configs
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.data.batching import Shape
@@ -83,18 +74,22 @@ class Expected(NamedTuple):
   sent: float
 
 
-def small(layout: Sequence[int], parts: int) -> ExperimentConfig:
+def small(layout: Sequence[int], parts: int) -> configs.ExperimentConfig:
   """A plain Transformer of 2 + 2 layers, and 64 rows of 16 + 16 positions."""
-  return ExperimentConfig(
-    data=DataConfig(
-      tokenizer=TokenizerConfig(vocabulary_size=1_024),
-      batch=BatchConfig(tokens=1_024, row_multiple=16),
+  return configs.ExperimentConfig(
+    data=configs.DataConfig(
+      tokenizer=configs.TokenizerConfig(vocabulary_size=1_024),
+      batch=configs.BatchConfig(tokens=1_024, row_multiple=16),
     ),
     model=dataclasses.replace(
-      PRESETS['tiny'], width=64, filter=256, encoder_layers=2, decoder_layers=2
+      configs.PRESETS['tiny'],
+      width=64,
+      filter=256,
+      encoder_layers=2,
+      decoder_layers=2,
     ),
-    optimizer=OptimizerConfig(accumulation=parts),
-    training=TrainingConfig(loss_chunk=64),
+    optimizer=configs.OptimizerConfig(accumulation=parts),
+    training=configs.TrainingConfig(loss_chunk=64),
     parallel=ParallelConfig(*layout),
   )
 
@@ -163,7 +158,7 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def expected(
-  weights: Any, mesh: Mesh, model: ModelConfig, shape: Shape, parts: int
+  weights: Any, mesh: Mesh, model: configs.ModelConfig, shape: Shape, parts: int
 ) -> dict[Way, Expected]:
   """All exchanges of an update of a plain Transformer."""
   size = {axis: mesh.shape[axis] for axis in mesh.axis_names}
@@ -196,7 +191,7 @@ def expected(
   return exchanges
 
 
-def _summed_activations(model: ModelConfig, shape: Shape) -> int:
+def _summed_activations(model: configs.ModelConfig, shape: Shape) -> int:
   """Bytes of what tensor adds for one part of one shard's rows."""
   encoder, decoder = model.encoder_layers, model.decoder_layers
   # Embedding; two sublayers forward; query, key, value and hidden layer
@@ -220,9 +215,8 @@ def way(exchange: Collective, mesh: Mesh) -> Way:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  arguments = parse_arguments(
-    argv, common.make_parser(__doc__, common.RESULTS / 'scaling.json')
-  )
+  parser = common.make_parser(__doc__, common.RESULTS / 'scaling.json')
+  arguments = parse_arguments(argv, parser)
   jax.config.update('jax_platforms', 'cpu')
   jax.config.update('jax_num_cpu_devices', DEVICES)
   rows = [
@@ -231,9 +225,8 @@ def main(argv: list[str]) -> None:
     for parts in _PARTS
     for row in measured(layout, parts)
   ]
-  common.write_results(
-    arguments.output, common.circumstances() | {'rows': rows}
-  )
+  results = common.circumstances() | {'rows': rows}
+  common.write_results(arguments.output, results)
   print(report(rows))
 
 

@@ -107,31 +107,35 @@ def plan(recipe: Recipe, entries: Sequence[Entry], chosen: Chosen) -> list[Run]:
 def _of_seed(
   recipe: Recipe, entries: Sequence[Entry], seed: int
 ) -> Iterator[Run]:
-  for norm in recipe.norms:
-    for entry in entries:
-      if not entry.only_scratch and norm in entry.norms:
-        yield from _continued(recipe, entry, norm, seed)
-  for norm in recipe.norms:
-    for entry in entries:
-      once = entry.has_norm and norm != recipe.norms[0]
-      if not (entry.is_plain or once) and norm in entry.norms:
-        yield Run('scratch', norm, entry.name, seed)
+  pairs = [
+    (norm, entry)
+    for norm in recipe.norms
+    for entry in entries
+    if norm in entry.norms
+  ]
+  for norm, entry in pairs:
+    if not entry.only_scratch:
+      yield from _continued(recipe, entry, norm, seed)
+  for norm, entry in pairs:
+    once = entry.has_norm and norm != recipe.norms[0]
+    if not (entry.is_plain or once):
+      yield Run('scratch', norm, entry.name, seed)
 
 
 def _continued(
   recipe: Recipe, entry: Entry, norm: str, seed: int
 ) -> Iterator[Run]:
   """A contestant from a trained plain model, and what comes before."""
-  name = entry.name
+  name, tuning = entry.name, recipe.tuning_seed
   plain = Run('plain', norm, name if entry.is_plain else BASELINE, seed)
-  start = plain._replace(seed=recipe.tuning_seed)
+  start = plain._replace(seed=tuning)
   trials = tuple(
-    Run('tuning', norm, name, recipe.tuning_seed, rate, start)
+    Run('tuning', norm, name, tuning, rate, start)
     for rate in (recipe.rates if entry.is_tuned else ())
   )
   if entry.is_plain:
     yield plain
-  if seed == recipe.tuning_seed:
+  if seed == tuning:
     yield from trials
   yield Run('continued', norm, name, seed, start=plain, trials=trials)
 

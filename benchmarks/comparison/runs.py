@@ -31,7 +31,7 @@ from fusion_jax.metrics import corpus_scores
 _DEVICE = 'import jax; print(jax.devices()[0].device_kind, jax.device_count())'
 _SCORES = ('bleu', 'chrf', 'bleu_signature', 'chrf_signature')
 _PLACES = ('name', 'data.root', 'data.prepared', 'training.init_from')
-_IDENTITY = 'step', 'kind'
+_IDENTITY = 'phase', 'norm', 'scheme', 'seed'
 _FAILURES = subprocess.CalledProcessError, CheckFailed, InputError
 
 
@@ -71,11 +71,12 @@ class Results:
   def __init__(self, folder: Path, digests: Mapping[str, str]):
     """Reads what is there."""
     self._folder, self._digests = folder, digests
+    paths = sorted(folder.rglob('[!.]*.json'))
     self._runs = {
       path.relative_to(folder).as_posix().removesuffix('.json'): _read(
         path, digests
       )
-      for path in sorted(folder.rglob('[!.]*.json'))
+      for path in paths
     }
 
   def __contains__(self, run: Run) -> bool:
@@ -100,9 +101,8 @@ class Results:
       text = ''.join(f'{line}\n' for line in lines)
       packed = gzip.compress(text.encode(), mtime=0)
       write_whole(self._translations(run, test), packed)
-    identity = {'phase': run.phase, 'norm': run.norm}
-    identity |= {'scheme': run.scheme, 'seed': run.seed}
-    numbers = {'recipe': self._digests[run.norm], **identity, **numbers}
+    fields = {name: getattr(run, name) for name in _IDENTITY}
+    numbers = {'recipe': self._digests[run.norm], **fields, **numbers}
     common.write_results(path, numbers)
     self._runs[run.name] = numbers
 
@@ -154,11 +154,10 @@ class Runner:
 
   def __call__(self, run: Run, rate: float | None) -> Finished:
     """Does what is left of a run."""
-    workdir = self._folders.run(run)
-    parts = self._recipe, self._contestants, self._folders
-    config = experiment(run, *parts, rate)
+    workdir, recipe = self._folders.run(run), self._recipe
+    config = experiment(run, recipe, self._contestants, self._folders, rate)
     self._check_start(run)
-    common.train(self._recipe.config, config, workdir, self._left())
+    common.train(recipe.config, config, workdir, self._left())
     validations = common.metrics(workdir, 'valid')
     if not validations or validations[-1]['step'] != config.training.steps:
       raise CheckFailed('it was stopped before its last update')
@@ -166,7 +165,7 @@ class Runner:
     translations = {
       name: self._translate(workdir, name, text) for name, text in tests.items()
     }
-    made = common.changes(config, self._recipe.phases[run.phase])
+    made = common.changes(config, recipe.phases[run.phase])
     numbers = {
       'parameters': count(config),
       'changes': {key: made[key] for key in made if key not in _PLACES},
@@ -228,7 +227,9 @@ def trained(workdir: Path, config: ExperimentConfig) -> dict[str, Any]:
       last[f'encoder_gradient_norm_{layer}'] for layer in layers
     ],
     'telemetry': {
-      name: telemetry[name] for name in telemetry if name not in _IDENTITY
+      name: telemetry[name]
+      for name in telemetry
+      if name not in ('step', 'kind')
     },
   }
 
