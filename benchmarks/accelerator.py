@@ -132,7 +132,6 @@ class Place(NamedTuple):
     return {'model.norm': 'pre', **schemes(layers)[scheme].row}
 
   def missing(self, program: str, there: bool) -> str:
-    """Why another program cannot be measured."""
     if self.platform not in ('cpu', 'gpu'):
       return f'{program} knows no {self.platform}'
     return '' if there else f'{program} is not installed'
@@ -286,7 +285,6 @@ def _ctranslate2(place: Place, task: Task, model: Callable[[], Path]) -> Row:
 
 
 def _exported(place: Place) -> Path:
-  """The random model for CTranslate2."""
   folder = Path(tempfile.mkdtemp(dir=place.folder)) / 'model'
   with jax.default_device(jax.devices('cpu')[0]):
     export(contestants.random_run(place.size('base'), 'float32'), folder)
@@ -439,7 +437,6 @@ def expected_minutes(rows: Iterable[Row], cores: int) -> tuple[float, float]:
 
 
 def describe() -> dict[str, Any]:
-  """Return the kind of device, its memory, driver and peak."""
   device = jax.devices()[0]
   facts = {
     'platform': device.platform,
@@ -456,7 +453,6 @@ def describe() -> dict[str, Any]:
 
 
 def peak_tflops(kind: str) -> float | None:
-  """Return the peak of bfloat16 products of a kind of device."""
   return CHIPS[_KINDS[kind]].flops / 1e12 if kind in _KINDS else None
 
 
@@ -514,7 +510,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _resumed(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-  """The results that a file has, or empty ones."""
   if not path.exists():
     names = ('figures', 'compile_seconds', 'failed', 'left_out')
     return common.circumstances() | settings | {name: {} for name in names}
@@ -568,7 +563,6 @@ def report(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def rate(figure: Mapping[str, Any]) -> float:
-  """Return target tokens per second."""
   return figure['target_tokens'] / figure['seconds']['median']
 
 

@@ -46,7 +46,6 @@ def as_flags(values: Mapping[str, Any], prefix: str = '') -> list[str]:
 
 
 def circumstances() -> dict[str, Any]:
-  """Hardware, date and versions."""
   return {
     'date': datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
     'cpu': _cpu_model(),
@@ -73,12 +72,10 @@ def resume(path: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any]:
 
 
 def log(message: str) -> None:
-  """A line on stderr, at once."""
   print(message, file=sys.stderr, flush=True)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-  """Median, smallest and largest."""
   return {
     'median': statistics.median(values),
     'min': min(values),

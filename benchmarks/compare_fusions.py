@@ -80,13 +80,11 @@ class Comparison:
     return carry_out(self.runs, self.results, measure, limit, deadline)
 
   def report(self) -> str:
-    """The text of the tables."""
     language = self._data.target_language
     tables = Tables(self.results, self._tests, language).of(self.runs)
     return report(self.recipe, self.results, tables)
 
   def losses(self) -> str:
-    """The table of the losses, which are also written."""
     runs = [run for run in self.runs if run.phase != 'tuning']
     places = self.recipe, self._folders, self._folder
     scored = losses.scored_runs(runs, *places)

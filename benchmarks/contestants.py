@@ -80,7 +80,6 @@ _DIRECTIONS = {'forward': (1, 0), 'by input': (1, 1), 'by weight': (0, 0)}
 def experiment(
   size: Size, dropout_everywhere: bool = False
 ) -> ExperimentConfig:
-  """The size as a config."""
   inner = size.dropout if dropout_everywhere else 0.0
   model = ModelConfig(
     width=size.width,
@@ -104,7 +103,6 @@ def experiment(
 
 
 def make_model(size: Size, config: ExperimentConfig) -> Transformer:
-  """The Transformer of a config for the vocabulary of a size."""
   vocabulary = size.vocabulary
   return Transformer(config.model, vocabulary, vocabulary, start_id=START)
 
@@ -211,24 +209,20 @@ class FusionJaxStep:
 
   @property
   def parameters(self) -> Parameters:
-    """Of the model, until the next step."""
     return self._carry[0].parameters
 
   @property
   def loss(self) -> float:
-    """The mean loss per token of all steps."""
     sums = jax.device_get(self._carry[1].sums)
     return float(sums.loss / sums.tokens)
 
   def step(self) -> None:
-    """Some updates; the host waits for the last one only."""
     for _ in range(self._updates):
       batch = jax.device_put(next(self._batches), self._sharding)
       self._carry[:] = self._step(*self._carry, batch)
     jax.block_until_ready(self._carry)
 
   def report(self) -> dict[str, Any]:
-    """Also compilation, operations, and memory: planned, and of the device."""
     used = jax.local_devices()[0].memory_stats() or {}
     return {
       'version': f'jax {version("jax")}, flax {version("flax")}',
@@ -309,7 +303,6 @@ class FusionJaxSearch:
     return jax.device_put(self._on_host)
 
   def step(self) -> None:
-    """Translates everything once."""
     translated = [
       jax.device_get(self._search((self._parameters,), rows))
       for rows in self._rows
@@ -319,7 +312,6 @@ class FusionJaxSearch:
     self._first = translated[0].tokens[0, 0, :-1].tolist()
 
   def report(self) -> dict[str, Any]:
-    """Version, device, and the first translation without its end symbol."""
     return {
       'version': f'jax {version("jax")}',
       'device': jax.devices()[0].platform,
@@ -363,7 +355,6 @@ class _Timed:
     self._out = out.block_until_ready()
 
   def step(self) -> None:
-    """All products of this kind, counted."""
     self.seconds += timed(self._run)
     self.gflop += self._gflop
 
@@ -379,12 +370,10 @@ class MatrixProducts:
     }
 
   def step(self) -> None:
-    """All products of a step, one after another."""
     for kind in self._timed.values():
       kind.step()
 
   def report(self) -> dict[str, Any]:
-    """Also GFLOP/s of every kind."""
     rates = {
       name: kind.gflop / kind.seconds for name, kind in self._timed.items()
     }

@@ -64,7 +64,6 @@ def programs(task: Task, size: str, model: Path | None) -> dict[str, Program]:
 
 
 def summarise(rounds: Mapping[str, list[dict[str, Any]]]) -> _Summary:
-  """Output tokens/s of every task and contestant."""
   summary: dict[str, dict[str, Any]] = {}
   for task in TASKS:
     for key, answers in rounds.items():

@@ -89,7 +89,6 @@ class SearchSteps:
     self.gbytes = sum(row.moved for row in moved) / 1e9
 
   def run(self, parameters: Parameters) -> None:
-    """Searches once."""
     hypotheses = self._search(parameters, *self._arguments)
     if int(hypotheses.lengths.max()) != self._steps:
       raise RuntimeError('the search ended before its last step')
@@ -172,7 +171,6 @@ def summary(measured: dict[str, Any], bandwidth: float) -> dict[str, Any]:
 
 
 def report(results: dict[str, Any], printed: Mapping[str, Scheme]) -> str:
-  """The table and the sentences around it."""
   settings = results['settings']
   header = ('', 'parameters', 'memory')
   for part in _PARTS:

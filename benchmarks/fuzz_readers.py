@@ -287,7 +287,6 @@ def main(argv: list[str]) -> None:
 
 
 def _report(minutes: float, fuzzed: dict[str, Fuzzed]) -> None:
-  """Writes and prints the counts; fails where there are findings."""
   counts = {name: result._asdict() for name, result in fuzzed.items()}
   common.write_results(
     common.RESULTS / 'fuzz_readers.json',

@@ -102,7 +102,6 @@ class Traffic(NamedTuple):
 
   @property
   def moved(self) -> int:
-    """The bytes of all times."""
     return self.times * (self.read + self.written)
 
   @property
@@ -140,7 +139,6 @@ def traffic(text: str, trips: int = 1) -> list[Traffic]:
 
 
 def instruction(line: str) -> Instruction | None:
-  """Read a line; None if it is no instruction."""
   match = _INSTRUCTION.match(line)
   if match is None:
     return None
@@ -156,7 +154,6 @@ def instruction(line: str) -> Instruction | None:
 
 
 def _operands(rest: str) -> str:
-  """Return what stands before the parenthesis that ends the operands."""
   depth = 1
   for place, letter in enumerate(rest):
     depth += (letter == '(') - (letter == ')')

@@ -53,7 +53,6 @@ def source_ids(run: TrainedModel, lines: Sequence[str]) -> list[list[int]]:
 def translations(
   run: TrainedModel, lines: Sequence[str], limit: int, beam: int
 ) -> list[Translation]:
-  """Best translations of lines in a limit of length."""
   options = dataclasses.replace(
     run.config.decoding,
     beam_size=beam,
@@ -68,7 +67,6 @@ def translations(
 def log_probabilities(
   run: TrainedModel, sources: list[list[int]], targets: list[list[int]]
 ) -> list[np.ndarray]:
-  """log p of every target token."""
   result, end = [], run.target_tokenizer.vocabulary.end
   for first in range(0, len(sources), _ROWS):
     groups = [ids[first : first + _ROWS] for ids in (sources, targets)]
@@ -84,7 +82,6 @@ def log_probabilities(
 
 
 def compare(run: TrainedModel, recorded: dict[str, Any]) -> dict[str, Any]:
-  """Everything that was recorded, beside what the run makes of it."""
   lines, theirs = recorded['lines'], recorded['beam']
   scored = log_probabilities(run, recorded['source'], theirs)
   differences = np.abs(

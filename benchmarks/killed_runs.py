@@ -71,7 +71,6 @@ _STRIDE, _START = 3 * _SAVE_EVERY, 5.0
 
 
 def _process_flags(count: int) -> list[list[str]]:
-  """Return the flags of each of `count` processes on this machine."""
   if count == 1:
     return [[]]
   with socket.socket() as free:
@@ -102,7 +101,6 @@ class Run:
     }
 
   def start(self) -> None:
-    """Starts the processes; what they say goes to files."""
     self._processes = []
     every = _process_flags(len(self._logs))
     for flags, path in zip(every, self._logs, strict=True):
@@ -118,14 +116,12 @@ class Run:
         )
 
   def complete(self) -> None:
-    """Starts the processes and waits for their good end."""
     self.start()
     codes = self._finish()
     if any(codes):
       raise CheckFailed(f'{self.workdir}: exit codes {codes}: {self._said()}')
 
   def close(self) -> None:
-    """Ends what still runs."""
     for process in self._processes:
       process.kill()
 
@@ -145,14 +141,12 @@ class Run:
     return '0' if ' step ' in text else '-'
 
   def checkpoints(self) -> list[Path]:
-    """The finished ones, by step."""
     paths = [
       path for path in self._checkpoints.glob('*') if path.name.isdigit()
     ]
     return sorted(paths, key=lambda path: int(path.name))
 
   def is_saving(self) -> bool:
-    """Whether a checkpoint is being written."""
     return any(self._checkpoints.glob('*.orbax-checkpoint-tmp*'))
 
   def kill(self, victims: Sequence[int], number: signal.Signals) -> list[int]:
@@ -191,7 +185,6 @@ class Kill(NamedTuple):
 
   @property
   def number(self) -> signal.Signals:
-    """The signal."""
     return signal.Signals[self.way[:7].rstrip()]
 
 

@@ -99,7 +99,6 @@ def measure(
 
 
 def bounds_table(rows: dict[str, Any]) -> str:
-  """What bounds each step."""
   lines = []
   for name, row in rows.items():
     bound = Bound.of(row, read_topology(name.partition(' ')[0]).figures)
@@ -112,7 +111,6 @@ def bounds_table(rows: dict[str, Any]) -> str:
 
 
 def parts_table(rows: dict[str, Any]) -> str:
-  """GB of each part of each step."""
   lines = []
   for name, row in rows.items():
     moved = (row['bytes'], *(row['parts'].get(part, 0) for part in PARTS))

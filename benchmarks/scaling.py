@@ -95,7 +95,6 @@ def small(layout: Sequence[int], parts: int) -> configs.ExperimentConfig:
 
 
 def measured(layout: Sequence[int], parts: int) -> list[dict[str, Any]]:
-  """The exchanges of a compiled step beside those on paper."""
   config = small(layout, parts)
   devices = jax.devices()[:DEVICES]
   program = program_for(config, ProgramRequest('train', 16, 16), devices)
@@ -140,7 +139,6 @@ def check(row: dict[str, Any], most_times: int) -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-  """The table."""
   cells = [
     (
       f'{" x ".join(map(str, row["mesh"]))}, {row["parts"]}',

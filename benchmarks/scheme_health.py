@@ -54,7 +54,6 @@ class Job(NamedTuple):
 
   @property
   def name(self) -> str:
-    """In the results."""
     return f'{self.scheme}, {self.phase}, seed {self.seed}'
 
 
@@ -110,7 +109,6 @@ def _verdict(scheme: str, phase: str, behind: Sequence[float]) -> Verdict:
 
 
 def report(rounds: Mapping[str, Mapping[str, Any]]) -> str:
-  """Return the table of all trainings, and what failed."""
   known = verdicts(rounds)
   behind = {key: f'{verdict.behind:+.3f}' for key, verdict in known.items()}
   rows = [
@@ -157,7 +155,6 @@ def job_config(
   job: Job,
   overrides: Sequence[str] = (),
 ) -> ExperimentConfig:
-  """Return the config of a training."""
   phase = dotted(SETTING['phases'][job.phase]) | {'training.seed': job.seed}
   made = changed(changed(config, phase), scheme.row)
   if job.scheme != BASELINE:

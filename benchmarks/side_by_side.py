@@ -59,12 +59,10 @@ class Worker:
       self.hello = self._answer()
 
   def ask(self, steps: int) -> dict[str, Any]:
-    """Return the answer to a request for a number of timed steps."""
     self._process.stdin.write(f'{steps}\n')
     return self._answer()
 
   def close(self) -> None:
-    """Ends the process when it has answered."""
     self._process.stdin.close()
     self._process.wait()
     self._errors.close()
@@ -117,7 +115,6 @@ class Comparison:
     limit_cores()
 
   def measure(self, programs: Mapping[str, Program]) -> None:
-    """Adds the rounds that are missing, in turns."""
     wanted = self._arguments.rounds
     workers = _started(
       {
@@ -146,7 +143,6 @@ class Comparison:
     common.log(f'round {index + 1}, {name}: {median:.3f} s')
 
   def save(self, summary: Mapping[str, Any]) -> None:
-    """Writes the results with their summary."""
     self.results['summary'] = summary
     common.write_results(self.path, self.results)
 

@@ -22,7 +22,6 @@ class Product(NamedTuple):
 
   @property
   def gflop(self) -> float:
-    """10^9 floating point operations of all, forward and backward."""
     size = self.batch * self.rows * self.inner * self.columns
     return 3 * 2 * self.count * size / 1e9
 
@@ -67,7 +66,6 @@ class Size(NamedTuple):
 
   @property
   def gflop(self) -> float:
-    """10^9 floating point operations of a step's matrix products."""
     return sum(product.gflop for product in self.products())
 
 
@@ -95,13 +93,11 @@ class Task(NamedTuple):
 
   @property
   def name(self) -> str:
-    """As the table has it."""
     search = 'greedy' if self.beam == 1 else f'beam {self.beam}'
     return f'{search}, ' + ('one by one' if self.rows == 1 else 'batch')
 
   @property
   def output_tokens(self) -> int:
-    """Of all translations."""
     return self.sentences * LENGTH
 
   def batches(self, size: Size) -> list[list[list[int]]]:

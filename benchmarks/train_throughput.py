@@ -19,7 +19,6 @@ _PRODUCTS = 'matrix products alone'
 
 
 def programs(size: str, peers: bool) -> dict[str, Program]:
-  """The contestants."""
   flag = f'--size={size}'
 
   def ours(*flags: str) -> Program:

@@ -118,7 +118,6 @@ def paired(
 
 
 def rendered(differences: Mapping[Run, Mapping[str, Difference]]) -> str:
-  """Return a table with a row for each run."""
   names = next(iter(differences.values()))
   rows = [
     (
@@ -132,7 +131,6 @@ def rendered(differences: Mapping[Run, Mapping[str, Difference]]) -> str:
 
 
 def save_losses(path: Path, texts: Mapping[str, Losses]) -> None:
-  """Write the losses of several texts."""
   arrays = {
     f'{name}/{field}': values
     for name, losses in texts.items()
@@ -145,7 +143,6 @@ def save_losses(path: Path, texts: Mapping[str, Losses]) -> None:
 
 
 def read_losses(path: Path) -> dict[str, Losses]:
-  """Read what `save_losses` has written."""
   try:
     with np.load(io.BytesIO(path.read_bytes())) as arrays:
       names = dict.fromkeys(name.rpartition('/')[0] for name in arrays)
@@ -158,7 +155,6 @@ def read_losses(path: Path) -> dict[str, Losses]:
 
 
 def score(model: fusion_jax.TranslationModel, lines: Lines) -> Losses:
-  """Score the references of a text."""
   scored = model.score(*lines, max_source_length=_LONGEST)
   return Losses(
     np.array([-math.fsum(line.tokens) for line in scored], np.float32),

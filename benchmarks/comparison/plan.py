@@ -71,14 +71,11 @@ class Entry(NamedTuple):
 
 
 class Chosen(NamedTuple):
-  """Phases, norms and seeds that are chosen."""
-
   phases: Sequence[str]
   norms: Sequence[str]
   seeds: Sequence[int]
 
   def has(self, run: Run) -> bool:
-    """Whether a run is chosen."""
     chosen_norm = run.phase in self.phases and run.norm in self.norms
     return chosen_norm and run.seed in self.seeds
 
@@ -150,11 +147,9 @@ class Contestants:
     self.names = (*self._rows, WIDE)
 
   def row(self, name: str) -> Row:
-    """What a contestant changes in the config of the plain model."""
     return self._wide if name == WIDE else self._rows[name]
 
   def entry(self, name: str) -> Entry:
-    """What the plan has to know of a contestant."""
     row, is_plain = self.row(name), name in (BASELINE, WIDE)
     added = sizes(changed(self._plain, row)).keys() - sizes(self._plain).keys()
     only_scratch = name in ONLY_FROM_SCRATCH
@@ -185,7 +180,6 @@ def sizes(config: ExperimentConfig) -> Mapping[str, int]:
 
 
 def count(config: ExperimentConfig) -> int:
-  """The parameters of a config's model."""
   return sum(sizes(config).values())
 
 
@@ -207,7 +201,6 @@ class Folders(NamedTuple):
     return cls(data.absolute(), work, runs)
 
   def run(self, run: Run) -> Path:
-    """The run directory of a run."""
     return self.runs[run.norm] / run.name
 
 

@@ -53,7 +53,6 @@ class Recipe:
   by_norm: Mapping[str, Row]
 
   def phase(self, phase: Phase, norm: str) -> ExperimentConfig:
-    """The config of a phase for models of a norm."""
     return changed(self.phases[phase], self.by_norm.get(norm, {}))
 
   def digests(self) -> dict[str, str]:
@@ -76,7 +75,6 @@ class Recipe:
 
 
 def read(path: Path, corpus: str) -> Recipe:
-  """Reads a recipe."""
   table = _load(path)
   table = merged(table, _corpus(path, table.pop('corpora', {}), corpus))
   try:

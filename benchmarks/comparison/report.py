@@ -192,7 +192,6 @@ class Tables:
 
 
 def _beside(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Score:
-  """The values of some seeds beside those of a baseline, where it has any."""
   seeds = over_seeds(list(ours.values()))
   common_seeds = [seed for seed in ours if seed in theirs]
   if not common_seeds:
@@ -315,12 +314,10 @@ def signed(difference: float | None, digits: int = 2) -> str:
 
 
 def p_value(value: float | None) -> str:
-  """A probability with three decimals."""
   if value is None:
     return NONE
   return '<0.001' if value < 0.001 else f'{value:.3f}'
 
 
 def paragraph(text: str) -> str:
-  """A text in lines of 80 letters, or of one longer word."""
   return textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)

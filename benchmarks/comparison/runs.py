@@ -94,7 +94,6 @@ class Results:
     numbers: dict[str, Any],
     translations: Mapping[str, Sequence[str]],
   ) -> None:
-    """Writes the results of a finished run."""
     path = self._folder / f'{run.name}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
     for test, lines in translations.items():
@@ -107,7 +106,6 @@ class Results:
     self._runs[run.name] = numbers
 
   def translations(self, run: Run, test: str) -> tuple[str, ...]:
-    """The translations of a test set by a finished run."""
     return read_file(str(self._translations(run, test))).lines
 
   def _translations(self, run: Run, test: str) -> Path:
@@ -201,7 +199,6 @@ class Runner:
     return read_file(str(output)).lines
 
   def _left(self) -> float | None:
-    """Seconds until the deadline."""
     return self._deadline and max(self._deadline - time.monotonic(), 0)
 
   def _scores(

@@ -60,7 +60,6 @@ class Program(Protocol):
 def record(
   program: Program, lines: Sequence[str], limit: int
 ) -> dict[str, Any]:
-  """Ids, translations and log-probabilities of lines."""
   columns: dict[str, list[Any]] = {
     name: []
     for name in ('source', 'greedy', 'beam', 'log_probabilities', 'texts')

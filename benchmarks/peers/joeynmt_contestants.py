@@ -29,7 +29,6 @@ _BATCHES = 4
 
 
 def vocabulary(size: Size) -> Vocabulary:
-  """Four special symbols and made-up pieces."""
   symbols = SimpleNamespace(
     unk_token='<unk>', pad_token='<pad>', bos_token='<s>', eos_token='</s>',
     unk_id=_UNKNOWN, pad_id=_PADDING, bos_id=_START, eos_id=_END,
@@ -121,7 +120,6 @@ class JoeyNmtStep:
     self._steps += 1
 
   def report(self) -> dict[str, Any]:
-    """Version, parameters, last loss."""
     return _about(self._model) | {'loss': self._loss}
 
 
@@ -153,7 +151,6 @@ class JoeyNmtSearch:
         raise RuntimeError('a translation has another length')
 
   def report(self) -> dict[str, Any]:
-    """Version and parameters."""
     return _about(self._model)
 
 

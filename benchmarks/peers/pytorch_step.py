@@ -111,7 +111,6 @@ class Transformer(nn.Module):
 
 
 def sinusoids(size: Size) -> Tensor:
-  """Position encodings [length, width]."""
   exponent = torch.arange(0, size.width, 2) / size.width
   angle = torch.arange(size.length)[:, None] * 10_000**-exponent
   return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
@@ -150,7 +149,6 @@ class PyTorchStep:
       torch.cuda.synchronize()
 
   def report(self) -> dict[str, Any]:
-    """Version, parameters, last loss; gives the memory of the device back."""
     facts = {
       'version': f'torch {torch.__version__}',
       'parameters': sum(p.numel() for p in self._model.parameters()),
