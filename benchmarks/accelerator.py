@@ -48,36 +48,9 @@ from fusion_jax.startup import one_line_errors, start_logging
 from fusion_jax.tools.aot.topology import CHIPS
 from fusion_jax.tools.export.ctranslate2 import export
 
-# device_kind of JAX. PCIe and NVL cards are slower and not in the table.
-_KINDS = {
-  'NVIDIA A100-SXM4-40GB': 'a100',
-  'NVIDIA A100-SXM4-80GB': 'a100',
-  'NVIDIA H100 80GB HBM3': 'h100',
-  'NVIDIA H200': 'h200',
-  'TPU v4': 'v4',
-  'TPU v5 lite': 'v5e',
-  'TPU v5': 'v5p',
-  'TPU v6 lite': 'v6e',
-}
-_SCHEMES = 'em_routing hierarchical multi_layer_3 gtrans hyper_connections'
+_DATA = common.data_of(__file__)
 # A timing has a few updates, which the host starts without waiting.
 _UPDATES, _ROUNDS = 4, 5
-_TINY_RUN = {
-  'data.tokenizer.vocabulary_size': 300,
-  'data.batch.tokens': 512,
-  'model.width': 16,
-  'model.filter': 32,
-  'model.heads': 2,
-  'training.steps': 10,
-  'training.save_every': 5,
-  'training.validate_every': 10,
-}
-# Programs of tiny models take longer to compile than to run.
-_QUICK = (
-  '--xla_backend_optimization_level=0',
-  '--xla_llvm_disable_expensive_passes=true',
-  '--xla_cpu_parallel_codegen_split_count=1',
-)
 
 # Measures a row within some seconds.
 Measure = Callable[[float], dict[str, Any]]
@@ -156,7 +129,7 @@ def plan(place: Place) -> list[Row]:
     *(_search(place, task) for task in tasks),
     *(_ctranslate2(place, task, model) for task in tasks),
     *(
-      row for name in _SCHEMES.split() for row in _scheme(place, name, tasks[0])
+      row for name in _DATA['schemes'] for row in _scheme(place, name, tasks[0])
     ),
     Row(
       'multi30k',
@@ -319,7 +292,7 @@ def _multi30k(place: Place, seconds: float) -> dict[str, Any]:
   start_logging()
   workdir = place.folder / 'multi30k'
   fields = {'data.root': str(place.data), 'data.batch.packing': True}
-  fields |= {'data.batch.shapes': 1} | (_TINY_RUN if place.tiny else {})
+  fields |= {'data.batch.shapes': 1} | (_DATA['tiny_run'] if place.tiny else {})
   config = changed(load_config('configs/multi30k.py:en-de'), fields)
 
   def over(*_: Any) -> None:
@@ -453,7 +426,8 @@ def describe() -> dict[str, Any]:
 
 
 def peak_tflops(kind: str) -> float | None:
-  return CHIPS[_KINDS[kind]].flops / 1e12 if kind in _KINDS else None
+  chip = _DATA['kinds'].get(kind)
+  return CHIPS[chip].flops / 1e12 if chip else None
 
 
 @one_line_errors
@@ -462,7 +436,7 @@ def main(argv: list[str]) -> None:
   end, cores = time.monotonic() + 60 * arguments.minutes, arguments.cores
   tiny = arguments.size == 'tiny'
   if tiny:
-    flags = *_QUICK, os.environ.get('XLA_FLAGS', '')
+    flags = *_DATA['quick'], os.environ.get('XLA_FLAGS', '')
     os.environ['XLA_FLAGS'] = ' '.join(flags)
   device = describe()
   if device['platform'] == 'cpu' and not (tiny or arguments.plan):

@@ -11,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ from fusion_jax.runs.directory import read_metrics
 RESULTS = ROOT / 'benchmarks' / 'results'
 PEERS_PYTHON = ROOT / '.venv-peers' / 'bin' / 'python'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'grain', 'numpy')
+
+
+def data_of(module: str) -> dict[str, Any]:
+  """What stands in the TOML file beside a module, given its file."""
+  return tomllib.loads(Path(module).with_suffix('.toml').read_text())
 
 
 def make_parser(

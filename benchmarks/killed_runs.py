@@ -30,33 +30,10 @@ from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.runs.loading import CheckpointSelection, load_run
 from fusion_jax.startup import one_line_errors
 
-# Steps between two checkpoints.
-_SAVE_EVERY = 20
 # Seconds until a run has hung, and a step of it.
 _PATIENCE, _A_STEP = 300, 1
 # All that a run holds a state of: where a resumed one could differ.
-_FIELDS = {
-  'data.embedded_pairs': 600,
-  'data.tokenizer.vocabulary_size': 300,
-  'data.batch.tokens': 512,
-  'data.batch.shapes': 1,
-  'data.batch.packing': True,
-  'data.sampling.source_alpha': 0.2,
-  'data.sampling.target_alpha': 0.2,
-  'model.width': 16,
-  'model.filter': 32,
-  'model.heads': 2,
-  'model.encoder_layers': 1,
-  'model.decoder_layers': 1,
-  'model.dropout': 0.1,
-  'optimizer.accumulation': 2,
-  'training.log_every': 1,
-  'training.ema': 0.9,
-  'training.save_every': _SAVE_EVERY,
-  'training.validate_every': 1_000_000,
-  'training.keep_last': 3,
-  'parallel.lost_after': 12,
-}
+_FIELDS = common.data_of(__file__)
 _SAVING = 'SIGKILL in a save'
 _CHECKPOINT_CUT = 'SIGKILL, checkpoint cut off'
 _LOG_CUT = 'SIGKILL, metrics.jsonl cut off'
@@ -65,7 +42,8 @@ _WAYS = (
   *(_SAVING, _CHECKPOINT_CUT, 'SIGTERM', _LOG_CUT),
   *('SIGKILL', _STARTING, 'SIGINT'),
 )
-
+# Steps between two checkpoints.
+_SAVE_EVERY = _FIELDS['training.save_every']
 # Steps between two kills, and the seconds in which one at the start comes.
 _STRIDE, _START = 3 * _SAVE_EVERY, 5.0
 
@@ -105,15 +83,12 @@ class Run:
     every = _process_flags(len(self._logs))
     for flags, path in zip(every, self._logs, strict=True):
       with path.open('w') as output:
-        self._processes.append(
-          subprocess.Popen(
-            [*self._command, *flags],
-            cwd=ROOT,
-            env=self._environment,
-            stdout=output,
-            stderr=output,
-          )
+        command, place = [*self._command, *flags], {'cwd': ROOT}
+        streams = {'stdout': output, 'stderr': output}
+        process = subprocess.Popen(
+          command, env=self._environment, **place, **streams
         )
+        self._processes.append(process)
 
   def complete(self) -> None:
     self.start()
@@ -140,11 +115,14 @@ class Run:
       return resumed[1]
     return '0' if ' step ' in text else '-'
 
-  def checkpoints(self) -> list[Path]:
-    paths = [
+  def newest_checkpoint(self) -> Path | None:
+    """The last finished one; None if there is none before it to go back to."""
+    finished = [
       path for path in self._checkpoints.glob('*') if path.name.isdigit()
     ]
-    return sorted(paths, key=lambda path: int(path.name))
+    if len(finished) < 2:
+      return None
+    return max(finished, key=lambda path: int(path.name))
 
   def is_saving(self) -> bool:
     return any(self._checkpoints.glob('*.orbax-checkpoint-tmp*'))
@@ -161,10 +139,8 @@ class Run:
     while not condition():
       codes = [process.poll() for process in self._processes]
       if codes != [None] * len(codes) or time.monotonic() > deadline:
-        raise CheckFailed(
-          f'{self.workdir}: not killed in time, exit codes {codes}: '
-          f'{self._said()}'
-        )
+        where, said = self.workdir, self._said()
+        raise CheckFailed(f'{where}: not killed in time: {codes}: {said}')
       time.sleep(0.001)
 
   def _finish(self) -> list[int]:
@@ -220,11 +196,10 @@ def damage(run: Run, way: str, chance: random.Random) -> str:
   """Cuts off what the way says; returns what and where."""
   if way == _LOG_CUT:
     return _cut(run.workdir / 'metrics.jsonl', chance)
-  whole = run.checkpoints()
-  # Of one alone there is nothing to go back to.
-  if way != _CHECKPOINT_CUT or len(whole) < 2:
+  newest = run.newest_checkpoint()
+  if way != _CHECKPOINT_CUT or newest is None:
     return ''
-  files = [path for path in whole[-1].rglob('*') if path.is_file()]
+  files = (path for path in newest.rglob('*') if path.is_file())
   full = sorted(path for path in files if path.stat().st_size)
   return _cut(chance.choice(full), chance)
 
@@ -291,9 +266,8 @@ def _leaves(workdir: Path, kind: str) -> list[tuple[Any, Any]]:
 def main() -> None:
   parser = common.make_parser(__doc__)
   parser.add_argument('--workdir', type=Path, required=True)
-  parser.add_argument('--kills', type=int, default=20)
-  parser.add_argument('--processes', type=int, default=1)
-  parser.add_argument('--seed', type=int, default=0)
+  for name, value in (('kills', 20), ('processes', 1), ('seed', 0)):
+    parser.add_argument(f'--{name}', type=int, default=value)
   arguments = parser.parse_args()
   folder, processes = arguments.workdir.absolute(), arguments.processes
   if folder.exists():
@@ -312,9 +286,8 @@ def main() -> None:
   print(common.table(header, rows))
   different = differences(run.workdir, unbroken.workdir)
   if different:
-    raise CheckFailed(
-      f'{len(different)} differences, the first: {different[0]}'
-    )
+    count = len(different)
+    raise CheckFailed(f'{count} differences, the first: {different[0]}')
   print(f'{len(rows)} kills; parameters and logged losses are the same')
 
 

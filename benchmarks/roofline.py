@@ -13,7 +13,6 @@ command resumes; --fresh compiles again.
 
 import argparse
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ from fusion_jax.tools.aot.topology import (
 
 _SEARCH = 'base_search'
 # What each row changes in a named config of wmt14_ende; `on_gpu`: only there.
-_ROWS = tomllib.loads(Path(__file__).with_suffix('.toml').read_text())
+_ROWS = common.data_of(__file__)
 _ROWS |= {name: {'on_demand': True, 'config': name} for name in SINCE_2020}
 
 

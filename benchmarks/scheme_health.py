@@ -15,7 +15,6 @@ import statistics
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,6 @@ import jax
 import fusion_jax
 from benchmarks import common
 from benchmarks.comparison.plan import exact_starts
-from benchmarks.comparison.recipe import dotted
 from benchmarks.comparison.runs import validation_nll
 from benchmarks.schemes import (
   BASELINE,
@@ -41,7 +39,7 @@ from fusion_jax.config.serialization import flatten
 from fusion_jax.errors import InputError
 from fusion_jax.startup import one_line_errors, start_logging
 
-SETTING = tomllib.loads(Path(__file__).with_suffix('.toml').read_text())
+SETTING = common.data_of(__file__)
 PHASES = SCRATCH, CONTINUED = 'scratch', 'continued'
 
 
@@ -146,7 +144,7 @@ def setting(data: Path, workdir: Path | None) -> ExperimentConfig:
   folder = workdir or Path(tempfile.gettempdir()) / 'fusion_jax_health'
   places = {'data.root': str(data.absolute()), 'data.prepared': str(folder)}
   base = load_config('multi30k:en-de')
-  return changed(base, dotted(SETTING['fields']) | places)
+  return changed(base, SETTING['fields'] | places)
 
 
 def job_config(
@@ -155,7 +153,7 @@ def job_config(
   job: Job,
   overrides: Sequence[str] = (),
 ) -> ExperimentConfig:
-  phase = dotted(SETTING['phases'][job.phase]) | {'training.seed': job.seed}
+  phase = SETTING['phases'][job.phase] | {'training.seed': job.seed}
   made = changed(changed(config, phase), scheme.row)
   if job.scheme != BASELINE:
     fields = (text.partition('=') for text in overrides)

@@ -149,7 +149,7 @@ def _recipe(corpus: str, table: Mapping[str, Any]) -> Recipe:
     table['tuning']['seed'],
     tuple(table['tuning']['rates']),
     {phase: from_dict(merged(base, phases[phase])) for phase in PHASES},
-    {norm: dotted(row) for norm, row in norms.items()},
+    {norm: _dotted(row) for norm, row in norms.items()},
   )
 
 
@@ -158,12 +158,12 @@ def _check_norm(where: str, norm: str) -> None:
     raise InputError(f'{where}: must be {" or ".join(NORMS)}, got {norm!r}')
 
 
-def dotted(table: Mapping[str, Any], prefix: str = '') -> Row:
+def _dotted(table: Mapping[str, Any], prefix: str = '') -> Row:
   """Nested tables as one of dotted names."""
   row = {}
   for name, value in table.items():
     if isinstance(value, Mapping):
-      row |= dotted(value, f'{prefix}{name}.')
+      row |= _dotted(value, f'{prefix}{name}.')
     else:
       row[prefix + name] = value
   return row

@@ -22,7 +22,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -38,28 +38,11 @@ _LEFT_OUT = 25
 Rows = Sequence[Sequence[int]]
 
 
-class Program(Protocol):
-  """What makes a model and uses it; all ids have end symbols."""
-
-  made_with: str
-
-  def encode(self, lines: Sequence[str]) -> Rows:
-    """The ids of lines."""
-
-  def translate(self, sources: Rows, beam: int, limit: int) -> Rows:
-    """The best translations, by the score divided by the length."""
-
-  def logits(self, sources: Rows, targets: Rows) -> Tensor:
-    """Of every target token [B, T, V]."""
-
-  def text(self, ids: Sequence[int]) -> str:
-    """The line of a translation."""
-
-
 @torch.no_grad()
 def record(
-  program: Program, lines: Sequence[str], limit: int
+  program: 'Marian | Fairseq', lines: Sequence[str], limit: int
 ) -> dict[str, Any]:
+  """Ids with end symbols, translations and log-probabilities of lines."""
   columns: dict[str, list[Any]] = {
     name: []
     for name in ('source', 'greedy', 'beam', 'log_probabilities', 'texts')
