@@ -380,7 +380,7 @@ class MatrixProducts:
     return {'version': f'jax {version("jax")}', 'gflop_per_second': rates}
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
   parser = argparse.ArgumentParser()
   programs = parser.add_subparsers(dest='program', required=True)
   step, search, products, exported = map(
@@ -392,7 +392,7 @@ def main() -> None:
   exported.add_argument('--output', type=Path, required=True)
   inner = 'also on attention weights and the hidden layer of the filter'
   step.add_argument('--dropout_everywhere', action='store_true', help=inner)
-  arguments = parser.parse_args()
+  arguments = parser.parse_args(argv)
   size = SIZES[arguments.size]
   if arguments.program == 'step':
     config = experiment(size, arguments.dropout_everywhere)
@@ -407,4 +407,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

@@ -27,10 +27,10 @@ _RATE = 'output_tokens_per_second'
 _Summary = Mapping[str, Mapping[str, Any]]
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
   parser = common.make_parser(__doc__)
   add_flags(parser, 'small', rounds=3, steps=1)
-  arguments = parser.parse_args()
+  arguments = parser.parse_args(argv)
   comparison = Comparison(arguments, 'decode_throughput')
   with tempfile.TemporaryDirectory() as folder:
     model = Path(folder) / 'model' if arguments.peers else None
@@ -109,4 +109,4 @@ def _notes(summary: _Summary) -> list[str]:
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

@@ -263,12 +263,12 @@ def _leaves(workdir: Path, kind: str) -> list[tuple[Any, Any]]:
 
 
 @one_line_errors
-def main() -> None:
+def main(argv: list[str]) -> None:
   parser = common.make_parser(__doc__)
   parser.add_argument('--workdir', type=Path, required=True)
   for name, value in (('kills', 20), ('processes', 1), ('seed', 0)):
     parser.add_argument(f'--{name}', type=int, default=value)
-  arguments = parser.parse_args()
+  arguments = parser.parse_args(argv)
   folder, processes = arguments.workdir.absolute(), arguments.processes
   if folder.exists():
     raise InputError(f'--workdir: {folder} exists; name a new folder')
@@ -292,4 +292,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

@@ -37,10 +37,10 @@ def programs(size: str, peers: bool) -> dict[str, Program]:
   return contestants
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
   parser = common.make_parser(__doc__)
   add_flags(parser, 'small', rounds=6, steps=5)
-  arguments = parser.parse_args()
+  arguments = parser.parse_args(argv)
   size = SIZES[arguments.size]
   comparison = Comparison(arguments, 'train_throughput')
   comparison.results['gflop_per_step'] = size.gflop
@@ -80,4 +80,4 @@ def report(summary: Mapping[str, Any], size: Size) -> str:
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

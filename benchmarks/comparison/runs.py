@@ -1,11 +1,9 @@
 """Runs of a comparison: trained, translated, scored, and kept as results."""
 
 import gzip
-import itertools
 import json
 import math
 import shutil
-import statistics
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -218,7 +216,6 @@ def trained(workdir: Path, config: ExperimentConfig) -> dict[str, Any]:
   telemetry = (common.metrics(workdir, 'fusion') or [{}])[-1]
   layers = range(1, config.model.encoder_layers + 1)
   return {
-    'seconds_an_update': seconds_an_update(workdir),
     'validation_nll': validation_nll(workdir),
     'encoder_gradient_norms': [
       last[f'encoder_gradient_norm_{layer}'] for layer in layers
@@ -235,21 +232,6 @@ def validation_nll(workdir: Path) -> float | None:
   """Nats a subword of the last validation; None where it is not finite."""
   perplexity = common.metrics(workdir, 'valid')[-1]['perplexity']
   return None if perplexity is None else math.log(perplexity)
-
-
-def seconds_an_update(workdir: Path) -> float:
-  """The median over the progress lines of a run, compilation left out.
-
-  A line has the seconds since the start of the run; the first one has most of
-  the compilation in it, and counts only where it is the only one.
-  """
-  lines = common.metrics(workdir, 'train')
-  laps = [
-    (line['seconds'] - before['seconds']) / (line['step'] - before['step'])
-    for before, line in itertools.pairwise(lines)
-  ]
-  first = lines[0]
-  return statistics.median(laps or [first['seconds'] / first['step']])
 
 
 def _circumstances() -> dict[str, Any]:
