@@ -38,13 +38,8 @@ from benchmarks.sizes import (
   Size,
   Task,
 )
-from fusion_jax.config import (
-  ExperimentConfig,
-  ModelConfig,
-  OptimizerConfig,
-  TrainingConfig,
-)
-from fusion_jax.config.presets import Row, changed
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.presets import Row, changed, depth
 from fusion_jax.data.batching import Batch, Shape
 from fusion_jax.data.packed_batches import PackedPlan, assemble_packed
 from fusion_jax.data.records import Example
@@ -81,25 +76,21 @@ def experiment(
   size: Size, dropout_everywhere: bool = False
 ) -> ExperimentConfig:
   inner = size.dropout if dropout_everywhere else 0.0
-  model = ModelConfig(
-    width=size.width,
-    filter=size.filter,
-    heads=size.heads,
-    encoder_layers=size.layers,
-    decoder_layers=size.layers,
-    norm='pre',
-    dropout=size.dropout,
-    embedding_dropout=size.dropout,
-    attention_dropout=inner,
-    activation_dropout=inner,
-  )
-  return ExperimentConfig(
-    model=model,
-    optimizer=OptimizerConfig(schedule='inverse_sqrt'),
-    training=TrainingConfig(
-      label_smoothing=size.label_smoothing, loss_chunk=size.loss_chunk
-    ),
-  )
+  fields = {
+    'model.width': size.width,
+    'model.filter': size.filter,
+    'model.heads': size.heads,
+    **depth(size.layers, size.layers),
+    'model.norm': 'pre',
+    'model.dropout': size.dropout,
+    'model.embedding_dropout': size.dropout,
+    'model.attention_dropout': inner,
+    'model.activation_dropout': inner,
+    'optimizer.schedule': 'inverse_sqrt',
+    'training.label_smoothing': size.label_smoothing,
+    'training.loss_chunk': size.loss_chunk,
+  }
+  return changed(ExperimentConfig(), fields)
 
 
 def make_model(size: Size, config: ExperimentConfig) -> Transformer:

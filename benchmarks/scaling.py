@@ -27,7 +27,6 @@ What else there is are a few numbers: norms of gradients and sums of the loss.
 """
 
 import collections
-import dataclasses
 import math
 import sys
 from collections.abc import Sequence
@@ -38,9 +37,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks import common
-from fusion_jax import config as configs
+from fusion_jax.config import PRESETS, ExperimentConfig, ModelConfig
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.config.presets import changed, depth
 from fusion_jax.data.batching import Shape
 from fusion_jax.errors import CheckFailed
 from fusion_jax.parallel.mesh import ROW_AXES
@@ -74,24 +74,20 @@ class Expected(NamedTuple):
   sent: float
 
 
-def small(layout: Sequence[int], parts: int) -> configs.ExperimentConfig:
+def small(layout: Sequence[int], parts: int) -> ExperimentConfig:
   """A plain Transformer of 2 + 2 layers, and 64 rows of 16 + 16 positions."""
-  return configs.ExperimentConfig(
-    data=configs.DataConfig(
-      tokenizer=configs.TokenizerConfig(vocabulary_size=1_024),
-      batch=configs.BatchConfig(tokens=1_024, row_multiple=16),
-    ),
-    model=dataclasses.replace(
-      configs.PRESETS['tiny'],
-      width=64,
-      filter=256,
-      encoder_layers=2,
-      decoder_layers=2,
-    ),
-    optimizer=configs.OptimizerConfig(accumulation=parts),
-    training=configs.TrainingConfig(loss_chunk=64),
-    parallel=ParallelConfig(*layout),
-  )
+  fields = {
+    'data.tokenizer.vocabulary_size': 1_024,
+    'data.batch.tokens': 1_024,
+    'data.batch.row_multiple': 16,
+    'model': PRESETS['tiny'],
+    'optimizer.accumulation': parts,
+    'training.loss_chunk': 64,
+    'parallel': ParallelConfig(*layout),
+  }
+  config = changed(ExperimentConfig(), fields)
+  model = {'model.width': 64, 'model.filter': 256, **depth(2, 2)}
+  return changed(config, model)
 
 
 def measured(layout: Sequence[int], parts: int) -> list[dict[str, Any]]:
@@ -156,7 +152,7 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def expected(
-  weights: Any, mesh: Mesh, model: configs.ModelConfig, shape: Shape, parts: int
+  weights: Any, mesh: Mesh, model: ModelConfig, shape: Shape, parts: int
 ) -> dict[Way, Expected]:
   """All exchanges of an update of a plain Transformer."""
   size = {axis: mesh.shape[axis] for axis in mesh.axis_names}
@@ -189,7 +185,7 @@ def expected(
   return exchanges
 
 
-def _summed_activations(model: configs.ModelConfig, shape: Shape) -> int:
+def _summed_activations(model: ModelConfig, shape: Shape) -> int:
   """Bytes of what tensor adds for one part of one shard's rows."""
   encoder, decoder = model.encoder_layers, model.decoder_layers
   # Embedding; two sublayers forward; query, key, value and hidden layer

@@ -57,17 +57,18 @@ class Entry(NamedTuple):
   """What the plan has to know of a contestant.
 
   The rate of a fusion is chosen if it `is_tuned`. What `has_norm` is a norm
-  itself, and trained once, in the place of the first norm. What is
-  `only_scratch` cannot start from a plain model. What `is_plain` has no fusion,
-  and continues its own run.
+  itself, and trained once, in the place of the first norm.
   """
 
   name: str
   is_tuned: bool = False
   has_norm: bool = False
-  only_scratch: bool = False
-  is_plain: bool = False
   norms: tuple[str, ...] = NORMS
+
+  @property
+  def is_plain(self) -> bool:
+    """Without a fusion, so that it continues its own run."""
+    return self.name in (BASELINE, WIDE)
 
 
 class Chosen(NamedTuple):
@@ -111,7 +112,7 @@ def _of_seed(
     if norm in entry.norms
   ]
   for norm, entry in pairs:
-    if not entry.only_scratch:
+    if entry.name not in ONLY_FROM_SCRATCH:
       yield from _continued(recipe, entry, norm, seed)
   for norm, entry in pairs:
     once = entry.has_norm and norm != recipe.norms[0]
@@ -150,17 +151,10 @@ class Contestants:
     return self._wide if name == WIDE else self._rows[name]
 
   def entry(self, name: str) -> Entry:
-    row, is_plain = self.row(name), name in (BASELINE, WIDE)
+    row, has_start = self.row(name), name not in ONLY_FROM_SCRATCH
     added = sizes(changed(self._plain, row)).keys() - sizes(self._plain).keys()
-    only_scratch = name in ONLY_FROM_SCRATCH
-    return Entry(
-      name,
-      is_tuned=bool(added) and not (is_plain or only_scratch),
-      has_norm='model.norm' in row,
-      only_scratch=only_scratch,
-      is_plain=is_plain,
-      norms=norms_of(row),
-    )
+    is_tuned = bool(added) and has_start and name not in (BASELINE, WIDE)
+    return Entry(name, is_tuned, 'model.norm' in row, norms_of(row))
 
   @functools.cached_property
   def _wide(self) -> Row:

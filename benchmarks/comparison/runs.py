@@ -124,13 +124,6 @@ def _read(path: Path, digests: Mapping[str, str]) -> dict[str, Any]:
   return numbers
 
 
-class Finished(NamedTuple):
-  """What is kept of a run: numbers, and the translations of each test set."""
-
-  numbers: dict[str, Any]
-  translations: dict[str, Sequence[str]]
-
-
 class Runner:
   """Trains, translates and scores runs of a recipe, one at a time."""
 
@@ -148,8 +141,10 @@ class Runner:
     self._folders, self._tests = folders, tests
     self._deadline, self._kept = deadline, kept
 
-  def __call__(self, run: Run, rate: float | None) -> Finished:
-    """Does what is left of a run."""
+  def __call__(
+    self, run: Run, rate: float | None
+  ) -> tuple[dict[str, Any], dict[str, Sequence[str]]]:
+    """Does what is left of a run: numbers, and translations by test set."""
     workdir, recipe = self._folders.run(run), self._recipe
     config = experiment(run, recipe, self._contestants, self._folders, rate)
     self._check_start(run)
@@ -170,7 +165,7 @@ class Runner:
       'fusion_rate': rate,
       'tests': self._scores(translations),
     }
-    return Finished(numbers | _circumstances(), translations)
+    return numbers | _circumstances(), translations
 
   def clean(self, run: Run) -> None:
     """Deletes the checkpoints of a finished run, unless its phase is kept."""
@@ -275,8 +270,7 @@ def carry_out(
 def _do(run: Run, results: Results, measure: Runner) -> None:
   if run.start and run.start not in results:
     raise CheckFailed(f'it starts from {run.start.name}, which is not finished')
-  finished = measure(run, chosen_rate(run, results))
-  results.add(run, finished.numbers, finished.translations)
+  results.add(run, *measure(run, chosen_rate(run, results)))
   measure.clean(run)
 
 
