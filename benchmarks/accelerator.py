@@ -14,7 +14,6 @@ program works.
 
 import argparse
 import concurrent.futures
-import dataclasses
 import functools
 import gc
 import gzip
@@ -35,25 +34,7 @@ import jax
 import sacrebleu
 
 import fusion_jax
-from benchmarks.common import (
-  PEERS_PYTHON,
-  as_flags,
-  cells,
-  circumstances,
-  log,
-  make_parser,
-  spread,
-  table,
-  write_results,
-)
-from benchmarks.contestants import (
-  FusionJaxSearch,
-  FusionJaxStep,
-  experiment,
-  packed_batches,
-  random_batches,
-  random_run,
-)
+from benchmarks import common, contestants
 from benchmarks.kernels import device_events, kernels
 from benchmarks.schemes import schemes
 from benchmarks.serving import timed
@@ -67,36 +48,9 @@ from fusion_jax.startup import one_line_errors, start_logging
 from fusion_jax.tools.aot.topology import CHIPS
 from fusion_jax.tools.export.ctranslate2 import export
 
-# device_kind of JAX. PCIe and NVL cards are slower and not in the table.
-_KINDS = {
-  'NVIDIA A100-SXM4-40GB': 'a100',
-  'NVIDIA A100-SXM4-80GB': 'a100',
-  'NVIDIA H100 80GB HBM3': 'h100',
-  'NVIDIA H200': 'h200',
-  'TPU v4': 'v4',
-  'TPU v5 lite': 'v5e',
-  'TPU v5': 'v5p',
-  'TPU v6 lite': 'v6e',
-}
-_SCHEMES = 'em_routing hierarchical multi_layer_3 gtrans hyper_connections'
+_DATA = common.data_of(__file__)
 # A timing has a few updates, which the host starts without waiting.
 _UPDATES, _ROUNDS = 4, 5
-_TINY_RUN = {
-  'data.tokenizer.vocabulary_size': 300,
-  'data.batch.tokens': 512,
-  'model.width': 16,
-  'model.filter': 32,
-  'model.heads': 2,
-  'training.steps': 10,
-  'training.save_every': 5,
-  'training.validate_every': 10,
-}
-# Programs of tiny models take longer to compile than to run.
-_QUICK = (
-  '--xla_backend_optimization_level=0',
-  '--xla_llvm_disable_expensive_passes=true',
-  '--xla_cpu_parallel_codegen_split_count=1',
-)
 
 # Measures a row within some seconds.
 Measure = Callable[[float], dict[str, Any]]
@@ -137,19 +91,29 @@ class Place(NamedTuple):
   def size(self, name: str, rows: int = 64, scheme: str = '') -> Size:
     """A size of the plan, or a tiny one in its place."""
     if self.tiny:
-      tiny = dataclasses.replace(SIZES['tiny'], rows=rows // 16, length=8)
       # Few layers compile in seconds, but schemes need some to fuse.
       layers = 3 if scheme == 'multi_layer_3' else 2 if scheme else 1
-      return dataclasses.replace(tiny, layers=layers)
-    size = dataclasses.replace(SIZES[name], rows=rows, length=128)
-    return dataclasses.replace(size, loss_chunk=4_096)
+      few = {'rows': rows // 16, 'length': 8, 'layers': layers}
+      return SIZES['tiny']._replace(**few)
+    return SIZES[name]._replace(rows=rows, length=128, loss_chunk=4_096)
+
+  def changes(self, scheme: str) -> dict[str, Any]:
+    """What a scheme changes in the model of a size."""
+    if not scheme:
+      return {}
+    layers = self.size('base', scheme=scheme).layers
+    return {'model.norm': 'pre', **schemes(layers)[scheme].row}
+
+  def missing(self, program: str, there: bool) -> str:
+    if self.platform not in ('cpu', 'gpu'):
+      return f'{program} knows no {self.platform}'
+    return '' if there else f'{program} is not installed'
 
 
 def plan(place: Place) -> list[Row]:
   """Return all rows in the order of what they tell."""
   kernel = 'cudnn' if place.platform == 'gpu' else 'xla'
   both = kernel, 'plain'
-  packed = [f'{form} packed' for form in both]
   many = 8 if place.tiny else 128
   tasks = [
     Task(beam, rows, max(rows, 4)) for rows in (many, 1) for beam in (4, 1)
@@ -158,14 +122,14 @@ def plan(place: Place) -> list[Row]:
   return [
     *(_step(place, 'base', 64, form) for form in ('plain', kernel)),
     *(_step(place, 'base', rows, form) for rows in (256, 512) for form in both),
-    *(_step(place, 'base', 64, form) for form in packed),
+    *(_step(place, 'base', 64, f'{form} packed') for form in both),
     *(_step(place, 'big', rows, form) for rows in (64, 256) for form in both),
     *(_pytorch(place, 'base', rows) for rows in (64, 256, 512)),
     *(_pytorch(place, 'big', rows) for rows in (64, 256)),
     *(_search(place, task) for task in tasks),
     *(_ctranslate2(place, task, model) for task in tasks),
     *(
-      row for name in _SCHEMES.split() for row in _scheme(place, name, tasks[0])
+      row for name in _DATA['schemes'] for row in _scheme(place, name, tasks[0])
     ),
     Row(
       'multi30k',
@@ -190,29 +154,21 @@ def _scheme(place: Place, name: str, task: Task) -> tuple[Row, Row]:
   )
 
 
-def _changes(place: Place, scheme: str) -> dict[str, Any]:
-  """What a scheme changes in the model of a size."""
-  if not scheme:
-    return {}
-  layers = place.size('base', scheme=scheme).layers
-  return {'model.norm': 'pre', **schemes(layers)[scheme].row}
-
-
 def _step(
   place: Place, name: str, rows: int, form: str, scheme: str = ''
 ) -> Row:
   """A training step; its form is an attention and perhaps 'packed'."""
   size = place.size(name, rows, scheme)
   attention, _, packed = form.partition(' ')
-  fields = {
+  fields = place.changes(scheme) | {
     'model.compute_dtype': 'bfloat16',
     'model.attention_implementation': attention,
-  } | _changes(place, scheme)
+  }
+  make = contestants.packed_batches if packed else contestants.random_batches
 
   def prepare(_: float) -> Measure:
-    batches = packed_batches(size) if packed else random_batches(size)
-    config = changed(experiment(size), fields)
-    step = FusionJaxStep(size, config, batches, _UPDATES)
+    config = changed(contestants.experiment(size), fields)
+    step = contestants.FusionJaxStep(size, config, make(size), _UPDATES)
     # The products of cuDNN's kernel are not in the traced program.
     facts = {} if scheme else {'gflop': size.gflop}
     return lambda _: _measured(step) | facts | {'profile': _profile(step)}
@@ -221,11 +177,10 @@ def _step(
 
 
 def _search(place: Place, task: Task, scheme: str = '') -> Row:
-  size = place.size('base', scheme=scheme)
-  changes = _changes(place, scheme)
+  size, changes = place.size('base', scheme=scheme), place.changes(scheme)
 
   def prepare(_: float) -> Measure:
-    search = FusionJaxSearch(size, task, 'bfloat16', changes)
+    search = contestants.FusionJaxSearch(size, task, 'bfloat16', changes)
     facts = {'target_tokens': task.output_tokens}
     return lambda _: _measured(search, 1) | facts
 
@@ -233,16 +188,17 @@ def _search(place: Place, task: Task, scheme: str = '') -> Row:
 
 
 def _measured(
-  program: FusionJaxStep | FusionJaxSearch, updates: int = _UPDATES
+  program: contestants.FusionJaxStep | contestants.FusionJaxSearch,
+  updates: int = _UPDATES,
 ) -> dict[str, Any]:
   program.step()
   seconds = [timed(program.step) / updates for _ in range(_ROUNDS)]
-  return {'seconds': spread(seconds)} | program.report()
+  return {'seconds': common.spread(seconds)} | program.report()
 
 
-def _profile(step: FusionJaxStep) -> dict[str, Any]:
+def _profile(step: contestants.FusionJaxStep) -> dict[str, Any]:
   """The kernels of a timing; a device may allow none to be seen."""
-  parts = {one.instruction.name: one.part for one in step.traffic}
+  parts = {moved.instruction.name: moved.part for moved in step.traffic}
   options = jax.profiler.ProfileOptions()
   options.python_tracer_level = 0
   options.enable_hlo_proto = False
@@ -258,9 +214,8 @@ def _profile(step: FusionJaxStep) -> dict[str, Any]:
 
 
 def _pytorch(place: Place, name: str, rows: int) -> Row:
-  installed = importlib.util.find_spec('torch') is not None
-  there = PEERS_PYTHON.exists() or installed
-  python = str(PEERS_PYTHON) if PEERS_PYTHON.exists() else sys.executable
+  in_peers = common.PEERS_PYTHON.exists()
+  there = in_peers or importlib.util.find_spec('torch') is not None
   size = place.size(name, rows)
   flags = {
     'size': 'tiny' if place.tiny else name,
@@ -270,19 +225,16 @@ def _pytorch(place: Place, name: str, rows: int) -> Row:
     'dtype': 'bfloat16',
     'device': 'cuda' if place.platform == 'gpu' else 'cpu',
   }
-  row = Row(
-    f'PyTorch {name} {rows}',
-    _started(
-      'benchmarks.peers.pytorch_step',
-      lambda: as_flags(flags) + ([] if place.tiny else ['--compile']),
-      {'gflop': size.gflop, 'target_tokens': size.target_tokens},
-      python=python,
-    ),
-    compiles=45,
-    base=f'{name} {rows} plain',
-    starts=True,
+  words = common.as_flags(flags) + ([] if place.tiny else ['--compile'])
+  prepare = _started(
+    'benchmarks.peers.pytorch_step',
+    lambda: words,
+    {'gflop': size.gflop, 'target_tokens': size.target_tokens},
+    python=str(common.PEERS_PYTHON) if in_peers else sys.executable,
   )
-  return row._replace(missing=_missing(place, 'PyTorch', there))
+  missing, base = place.missing('PyTorch', there), f'{name} {rows} plain'
+  row = Row(f'PyTorch {name} {rows}', prepare, compiles=45, base=base)
+  return row._replace(starts=True, missing=missing)
 
 
 def _ctranslate2(place: Place, task: Task, model: Callable[[], Path]) -> Row:
@@ -292,33 +244,23 @@ def _ctranslate2(place: Place, task: Task, model: Callable[[], Path]) -> Row:
     'size': 'tiny' if place.tiny else 'base',
     'device': 'cuda' if gpu else 'cpu',
     'compute': 'float16' if gpu else 'float32',
+    **task._asdict(),
   }
-  row = Row(
-    f'CTranslate2 {task.name}',
-    _started(
-      'benchmarks.peers.ctranslate2_search',
-      lambda: as_flags(flags | task._asdict() | {'model': model()}),
-      {'target_tokens': task.output_tokens},
-      updates=1,
-    ),
-    compiles=15,
-    base=f'search {task.name}',
-    starts=True,
+  prepare = _started(
+    'benchmarks.peers.ctranslate2_search',
+    lambda: common.as_flags(flags | {'model': model()}),
+    {'target_tokens': task.output_tokens},
+    updates=1,
   )
-  return row._replace(missing=_missing(place, 'CTranslate2', there))
-
-
-def _missing(place: Place, program: str, there: bool) -> str:
-  if place.platform not in ('cpu', 'gpu'):
-    return f'{program} knows no {place.platform}'
-  return '' if there else f'{program} is not installed'
+  missing, base = place.missing('CTranslate2', there), f'search {task.name}'
+  row = Row(f'CTranslate2 {task.name}', prepare, compiles=15, base=base)
+  return row._replace(starts=True, missing=missing)
 
 
 def _exported(place: Place) -> Path:
-  """The random model for CTranslate2."""
   folder = Path(tempfile.mkdtemp(dir=place.folder)) / 'model'
   with jax.default_device(jax.devices('cpu')[0]):
-    export(random_run(place.size('base'), 'float32'), folder)
+    export(contestants.random_run(place.size('base'), 'float32'), folder)
   return folder
 
 
@@ -338,7 +280,7 @@ def _started(
       answer = worker.ask(_ROUNDS)
       worker.close()
       steps = [taken / updates for taken in answer.pop('seconds')]
-      return {'seconds': spread(steps)} | answer | facts
+      return {'seconds': common.spread(steps)} | answer | facts
 
     return measure
 
@@ -350,7 +292,7 @@ def _multi30k(place: Place, seconds: float) -> dict[str, Any]:
   start_logging()
   workdir = place.folder / 'multi30k'
   fields = {'data.root': str(place.data), 'data.batch.packing': True}
-  fields |= {'data.batch.shapes': 1} | (_TINY_RUN if place.tiny else {})
+  fields |= {'data.batch.shapes': 1} | (_DATA['tiny_run'] if place.tiny else {})
   config = changed(load_config('configs/multi30k.py:en-de'), fields)
 
   def over(*_: Any) -> None:
@@ -373,8 +315,9 @@ def _multi30k(place: Place, seconds: float) -> dict[str, Any]:
     for language in ('en', 'de')
     for path in [place.data / f'test_2016_flickr.{language}.gz']
   )
-  bleu = sacrebleu.corpus_bleu(model.translate(source), [target])
-  return {'bleu': bleu.score}
+  return {
+    'bleu': sacrebleu.corpus_bleu(model.translate(source), [target]).score
+  }
 
 
 class Preparation:
@@ -392,15 +335,9 @@ class Preparation:
   def run(self, rows: Sequence[Row]) -> None:
     """Prepare rows in their order; other programs one after another."""
     pool = concurrent.futures.ThreadPoolExecutor
-    compiling, starting = pool(self._cores), pool(1)
-    concurrent.futures.wait(
-      [
+    with pool(self._cores) as compiling, pool(1) as starting:
+      for row in rows:
         (starting if row.starts else compiling).submit(self._prepare, row)
-        for row in rows
-      ]
-    )
-    compiling.shutdown()
-    starting.shutdown()
 
   def _prepare(self, row: Row) -> None:
     with self._lock:
@@ -417,7 +354,7 @@ class Preparation:
       self.failed[row.name] = first_line(error)
     self.seconds[row.name] = time.perf_counter() - begin
     end = self.failed.get(row.name, f'ready in {self.seconds[row.name]:.0f} s')
-    log(f'{row.name}: {end}')
+    common.log(f'{row.name}: {end}')
 
 
 def carry_out(
@@ -458,7 +395,7 @@ def carry_out(
       left_out[row.name] = 'the time was over'
     except Exception as error:  # Too little memory, for example.
       failed[row.name] = first_line(error)
-    log(f'{row.name}: {(failed | left_out).get(row.name, "measured")}')
+    common.log(f'{row.name}: {(failed | left_out).get(row.name, "measured")}')
     save()
     measure = None
     gc.collect()
@@ -473,9 +410,7 @@ def expected_minutes(rows: Iterable[Row], cores: int) -> tuple[float, float]:
 
 
 def describe() -> dict[str, Any]:
-  """Return the kind of device, its memory, driver and peak."""
   device = jax.devices()[0]
-  query = ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader']
   facts = {
     'platform': device.platform,
     'kind': device.device_kind,
@@ -484,25 +419,25 @@ def describe() -> dict[str, Any]:
     'peak_tflops': peak_tflops(device.device_kind),
   }
   if device.platform == 'gpu':
-    answer = subprocess.run(query, capture_output=True, text=True)
-    facts['driver'] = answer.stdout.split()[0]
+    query = '--query-gpu=driver_version', '--format=csv,noheader'
+    answer = subprocess.run(['nvidia-smi', *query], stdout=subprocess.PIPE)
+    facts['driver'] = answer.stdout.decode().split()[0]
   return facts
 
 
 def peak_tflops(kind: str) -> float | None:
-  """Return the peak of bfloat16 products of a kind of device."""
-  return CHIPS[_KINDS[kind]].flops / 1e12 if kind in _KINDS else None
+  chip = _DATA['kinds'].get(kind)
+  return CHIPS[chip].flops / 1e12 if chip else None
 
 
 @one_line_errors
 def main(argv: list[str]) -> None:
   arguments = _parse(argv)
-  end = time.monotonic() + 60 * arguments.minutes
+  end, cores = time.monotonic() + 60 * arguments.minutes, arguments.cores
   tiny = arguments.size == 'tiny'
   if tiny:
-    os.environ['XLA_FLAGS'] = ' '.join(
-      (*_QUICK, os.environ.get('XLA_FLAGS', ''))
-    )
+    flags = *_DATA['quick'], os.environ.get('XLA_FLAGS', '')
+    os.environ['XLA_FLAGS'] = ' '.join(flags)
   device = describe()
   if device['platform'] == 'cpu' and not (tiny or arguments.plan):
     raise InputError(
@@ -511,24 +446,22 @@ def main(argv: list[str]) -> None:
   place = Place(arguments.output, arguments.data, tiny, device['platform'])
   rows = plan(place)
   if arguments.plan:
-    print(_planned(rows, arguments.cores))
+    print(_planned(rows, cores))
     return
   _keep_compiled(place.folder)
   with locked(place.folder):
     path = place.folder / 'accelerator.json'
     results = _resumed(path, {'size': arguments.size, 'device': device})
-    save = functools.partial(write_results, path, results)
+    save = functools.partial(common.write_results, path, results)
     try:
-      carry_out(
-        rows, results, lambda: end - time.monotonic(), arguments.cores, save
-      )
+      carry_out(rows, results, lambda: end - time.monotonic(), cores, save)
     except KeyboardInterrupt:
       os._exit(130)  # Nothing else stops a compilation.
   print(report(results, rows))
-  if results['failed']:
+  if failed := results['failed']:
+    names = '; '.join(failed)
     raise CheckFailed(
-      f'{len(results["failed"])} rows, which the same command tries again: '
-      f'{"; ".join(results["failed"])}'
+      f'{len(failed)} rows, which the same command tries again: {names}'
     )
 
 
@@ -539,7 +472,7 @@ def _keep_compiled(folder: Path) -> None:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = make_parser(__doc__)
+  parser = common.make_parser(__doc__)
   add = parser.add_argument
   add('--output', type=Path, required=True, help='a folder for the results')
   add('--data', type=Path, help='the folder of Multi30k')
@@ -551,10 +484,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _resumed(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-  """The results that a file has, or empty ones."""
   if not path.exists():
     names = ('figures', 'compile_seconds', 'failed', 'left_out')
-    return circumstances() | settings | {name: {} for name in names}
+    return common.circumstances() | settings | {name: {} for name in names}
   results: dict[str, Any] = json.loads(path.read_text())
   before = results['size'], results['device']['kind']
   if before != (settings['size'], settings['device']['kind']):
@@ -570,10 +502,11 @@ def _planned(rows: Sequence[Row], cores: int) -> str:
     (row.name, f'{row.compiles:.0f}', f'{row.measures:.0f}', row.missing)
     for row in rows
   ]
+  table = common.table(('', 'compiles s', 'measured s', ''), lines)
   compiling, measuring = expected_minutes(rows, cores)
   return (
-    f'{table(("", "compiles s", "measured s", ""), lines)}\non {cores} cores '
-    f'{compiling:.1f} minutes of compilation and {measuring:.1f} of measuring'
+    f'{table}\non {cores} cores {compiling:.1f} minutes of compilation and '
+    f'{measuring:.1f} of measuring'
   )
 
 
@@ -583,16 +516,12 @@ def report(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
   header = ('', 'tokens/s', 'ms', 'min', 'max', 'TFLOP/s', 'MFU', 'GB/s')
   header += ('peak MB', 'prepared s', 'times', 'paper')
   measured = [row for row in rows if 'seconds' in figures.get(row.name, {})]
-  lines = [_line(row, results) for row in measured]
   text = [
     f'{device["kind"]}, {device["runtime"]}, {results["size"]} sizes',
-    table(header, lines),
-    *(
-      f'multi30k: {figure["bleu"]:.2f} BLEU'
-      for figure in figures.values()
-      if 'bleu' in figure
-    ),
+    common.table(header, [_line(row, results) for row in measured]),
   ]
+  if 'multi30k' in figures:
+    text.append(f'multi30k: {figures["multi30k"]["bleu"]:.2f} BLEU')
   profiled = [
     row.name
     for row in measured
@@ -601,16 +530,13 @@ def report(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
   if profiled:
     best = max(profiled, key=lambda name: rate(figures[name]))
     text += ['', _profile_table(best, figures[best]['profile'])]
-  for title in ('failed', 'left_out'):
-    text += [
-      f'{title.replace("_", " ")}: {name}: {why}'
-      for name, why in results[title].items()
-    ]
+  text += [f'failed: {name}: {why}' for name, why in results['failed'].items()]
+  left_out = results['left_out'].items()
+  text += [f'left out: {name}: {why}' for name, why in left_out]
   return '\n'.join(text)
 
 
 def rate(figure: Mapping[str, Any]) -> float:
-  """Return target tokens per second."""
   return figure['target_tokens'] / figure['seconds']['median']
 
 
@@ -635,7 +561,7 @@ def _line(row: Row, results: Mapping[str, Any]) -> tuple[str, ...]:
   return (
     row.name,
     f'{rate(figure):,.0f}',
-    *cells(figure['seconds'], '.2f', 1e3),
+    *common.cells(figure['seconds'], '.2f', 1e3),
     f'{figure["gflop"] / seconds / 1e3:.2f}' if 'gflop' in figure else '',
     f'{share:.1%}' if share else '',
     f'{figure["gbytes"] / seconds:,.0f}' if 'gbytes' in figure else '',
@@ -659,7 +585,7 @@ def _profile_table(name: str, profile: Mapping[str, Any]) -> str:
   ]
   header = (f'{name}, a step', 'part', 'calls', 'µs', 'share')
   return (
-    f'{table(header, lines)}\n{profile["calls"]:.0f} kernels and '
+    f'{common.table(header, lines)}\n{profile["calls"]:.0f} kernels and '
     f'{profile["milliseconds"]:.2f} ms a step, idle {profile["idle"]:.1%}'
   )
 

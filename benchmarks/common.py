@@ -11,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ from fusion_jax.runs.directory import read_metrics
 RESULTS = ROOT / 'benchmarks' / 'results'
 PEERS_PYTHON = ROOT / '.venv-peers' / 'bin' / 'python'
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'grain', 'numpy')
+
+
+def data_of(module: str) -> dict[str, Any]:
+  """What stands in the TOML file beside a module, given its file."""
+  return tomllib.loads(Path(module).with_suffix('.toml').read_text())
 
 
 def make_parser(
@@ -46,7 +52,6 @@ def as_flags(values: Mapping[str, Any], prefix: str = '') -> list[str]:
 
 
 def circumstances() -> dict[str, Any]:
-  """Hardware, date and versions."""
   return {
     'date': datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
     'cpu': _cpu_model(),
@@ -73,12 +78,10 @@ def resume(path: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any]:
 
 
 def log(message: str) -> None:
-  """A line on stderr, at once."""
   print(message, file=sys.stderr, flush=True)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-  """Median, smallest and largest."""
   return {
     'median': statistics.median(values),
     'min': min(values),
@@ -109,10 +112,7 @@ def start(*command: str, seconds: float | None = None) -> str:
   with (
     _exit_on_sigterm(),
     subprocess.Popen(
-      [sys.executable, *command],
-      cwd=ROOT,
-      stdout=subprocess.PIPE,
-      text=True,
+      [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process,
   ):
     try:

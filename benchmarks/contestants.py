@@ -1,19 +1,16 @@
-r"""fusion_jax as a contestant: its training step, its search, and its products.
+"""fusion_jax as a contestant: its training step, its search, and its products.
 
-    echo 5 | python -m benchmarks.contestants step --size=base \
-        --dtype=bfloat16 --layout=packed --rows=64 --length=128 --updates=5
+    echo 5 | python -m benchmarks.contestants step --size=base
     echo 1 | python -m benchmarks.contestants search --size=base --beam=4
     echo 5 | python -m benchmarks.contestants products --size=base
     python -m benchmarks.contestants export --size=base --output=DIR
 
-A timed step is as many updates as --updates says, which the host starts one
-after another without waiting, as in a training. `products` are those of a step
-and nothing else: the machine's own rate for these shapes. `export` writes the
-run of the search, with random parameters, as a model of CTranslate2.
+`products` are those of a step and nothing else: the machine's own rate for
+these shapes. `export` writes the run of the search, with random parameters, as
+a model of CTranslate2.
 """
 
 import argparse
-import dataclasses
 import functools
 import itertools
 import sys
@@ -22,16 +19,15 @@ import types
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int32
 from sentencepiece import sentencepiece_model_pb2
 
 from benchmarks.hlo_traffic import traffic
-from benchmarks.serving import add_size, add_task, serve, task_of
+from benchmarks.serving import add_size, add_task, serve, task_of, timed
 from benchmarks.sizes import (
   END,
   LENGTH,
@@ -42,15 +38,11 @@ from benchmarks.sizes import (
   Size,
   Task,
 )
-from fusion_jax.config import (
-  ExperimentConfig,
-  ModelConfig,
-  OptimizerConfig,
-  TrainingConfig,
-)
-from fusion_jax.config.presets import Row, changed
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.presets import Row, changed, depth
 from fusion_jax.data.batching import Batch, Shape
 from fusion_jax.data.packed_batches import PackedPlan, assemble_packed
+from fusion_jax.data.records import Example
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.compiled import (
   SearchRows,
@@ -74,68 +66,36 @@ from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 _BATCHES = 4
-_COMPILED = '/jax/core/compile/backend_compile_duration'
 _PIECES = ('<pad>', '<unk>', '<s>', '</s>')
 _PLAIN: Row = types.MappingProxyType({})
 # Which axis of each operand of a product is contracted.
 _DIRECTIONS = {'forward': (1, 0), 'by input': (1, 1), 'by weight': (0, 0)}
 
 
-class _Pair(NamedTuple):
-  source: Int32[np.ndarray, ' S']
-  target: Int32[np.ndarray, ' T']
-
-
 def experiment(
   size: Size, dropout_everywhere: bool = False
 ) -> ExperimentConfig:
-  """The size as a config."""
   inner = size.dropout if dropout_everywhere else 0.0
-  model = ModelConfig(
-    width=size.width,
-    filter=size.filter,
-    heads=size.heads,
-    encoder_layers=size.layers,
-    decoder_layers=size.layers,
-    norm='pre',
-    dropout=size.dropout,
-    embedding_dropout=size.dropout,
-    attention_dropout=inner,
-    activation_dropout=inner,
-  )
-  return ExperimentConfig(
-    model=model,
-    optimizer=OptimizerConfig(schedule='inverse_sqrt'),
-    training=TrainingConfig(
-      label_smoothing=size.label_smoothing, loss_chunk=size.loss_chunk
-    ),
-  )
+  fields = {
+    'model.width': size.width,
+    'model.filter': size.filter,
+    'model.heads': size.heads,
+    **depth(size.layers, size.layers),
+    'model.norm': 'pre',
+    'model.dropout': size.dropout,
+    'model.embedding_dropout': size.dropout,
+    'model.attention_dropout': inner,
+    'model.activation_dropout': inner,
+    'optimizer.schedule': 'inverse_sqrt',
+    'training.label_smoothing': size.label_smoothing,
+    'training.loss_chunk': size.loss_chunk,
+  }
+  return changed(ExperimentConfig(), fields)
 
 
 def make_model(size: Size, config: ExperimentConfig) -> Transformer:
-  """The Transformer of a config for the vocabulary of a size."""
   vocabulary = size.vocabulary
   return Transformer(config.model, vocabulary, vocabulary, start_id=START)
-
-
-def moved_gbytes(text: str, trips: int = 1) -> float:
-  """10^9 bytes that the instructions of a compiled program read and write."""
-  return sum(one.moved for one in traffic(text, trips)) / 1e9
-
-
-def _compilations() -> list[float]:
-  """Seconds of every compilation from now on.
-
-  JAX keeps a listener for ever: it must not hold a model.
-  """
-  seconds_of_all: list[float] = []
-
-  def listen(event: str, seconds: float, **_: Any) -> None:
-    if event == _COMPILED:
-      seconds_of_all.append(seconds)
-
-  jax.monitoring.register_event_duration_secs_listener(listen)
-  return seconds_of_all
 
 
 @functools.cache
@@ -189,7 +149,8 @@ def packed_batches(size: Size) -> list[Batch]:
   for step in range(_BATCHES):
     _, _, chosen = plan.batch(step)
     taken = chosen >= 0
-    examples = [_Pair(*map(ids, lengths[index])) for index in chosen[taken]]
+    pairs = (map(ids, lengths[index]) for index in chosen[taken])
+    examples = [Example(*pair) for pair in pairs]
     batches.append(assemble_packed(examples, taken.sum(axis=1), shape))
   return batches
 
@@ -209,7 +170,6 @@ class FusionJaxStep:
     updates: int = 1,
   ):
     """Compiles the step; without batches, for dense ones of the size."""
-    self._compiled = _compilations()
     mesh = data_mesh()
     jax.set_mesh(mesh)
     self.model, self._updates = make_model(size, config), updates
@@ -232,7 +192,6 @@ class FusionJaxStep:
     self.planned = self._step.memory_analysis()
     self.traffic = traffic(self._step.as_text())
     self.gbytes = sum(one.moved for one in self.traffic) / 1e9
-    self._compiled_warm: int | None = None
 
   @functools.cached_property
   def _carry(self) -> list[Any]:
@@ -241,26 +200,20 @@ class FusionJaxStep:
 
   @property
   def parameters(self) -> Parameters:
-    """Of the model, until the next step."""
     return self._carry[0].parameters
 
   @property
   def loss(self) -> float:
-    """The mean loss per token of all steps."""
     sums = jax.device_get(self._carry[1].sums)
     return float(sums.loss / sums.tokens)
 
   def step(self) -> None:
-    """Some updates; the host waits for the last one only."""
     for _ in range(self._updates):
       batch = jax.device_put(next(self._batches), self._sharding)
       self._carry[:] = self._step(*self._carry, batch)
     jax.block_until_ready(self._carry)
-    if self._compiled_warm is None:
-      self._compiled_warm = len(self._compiled)
 
   def report(self) -> dict[str, Any]:
-    """Also compilation, operations, and memory: planned, and of the device."""
     used = jax.local_devices()[0].memory_stats() or {}
     return {
       'version': f'jax {version("jax")}, flax {version("flax")}',
@@ -270,9 +223,6 @@ class FusionJaxStep:
       'gbytes': self.gbytes,
       'target_tokens': self.target_tokens,
       'compile_seconds': self.compile_seconds,
-      'compilations_after_first_step': (
-        len(self._compiled) - self._compiled_warm
-      ),
       'temporary_memory_mb': self.planned.temp_size_in_bytes / 2**20,
       'argument_memory_mb': self.planned.argument_size_in_bytes / 2**20,
       'planned_mb': self.planned.peak_memory_in_bytes / 2**20,
@@ -344,7 +294,6 @@ class FusionJaxSearch:
     return jax.device_put(self._on_host)
 
   def step(self) -> None:
-    """Translates everything once."""
     translated = [
       jax.device_get(self._search((self._parameters,), rows))
       for rows in self._rows
@@ -354,7 +303,6 @@ class FusionJaxSearch:
     self._first = translated[0].tokens[0, 0, :-1].tolist()
 
   def report(self) -> dict[str, Any]:
-    """Version, device, and the first translation without its end symbol."""
     return {
       'version': f'jax {version("jax")}',
       'device': jax.devices()[0].platform,
@@ -370,11 +318,11 @@ class _Timed:
   """
 
   def __init__(self, product: Product, left: int, right: int):
-    rows, inner, columns = product.rows, product.inner, product.columns
-    x_shape, w_shape, y_shape = (rows, inner), (inner, columns), (rows, columns)
-    a = y_shape if (left, right) == (1, 1) else x_shape
-    b = y_shape if (left, right) == (0, 0) else w_shape
-    out = (a[1 - left], b[1 - right])
+    """Of operands whose axes `left` and `right` are contracted."""
+    x = product.rows, product.inner
+    w = product.inner, product.columns
+    y = product.rows, product.columns
+    a, b = {(1, 0): (x, w), (1, 1): (y, w), (0, 0): (x, y)}[left, right]
     lead = (product.batch,) if product.batch > 1 else ()
     contracted = (left + len(lead),), (right + len(lead),)
     dims = contracted, (((0,), (0,)) if lead else ((), ()))
@@ -384,23 +332,21 @@ class _Timed:
       keep_unused=True,
     )
     self._a, self._b, self._out = (
-      jnp.full(lead + shape, 0.01, jnp.float32) for shape in (a, b, out)
+      jnp.full(lead + shape, 0.01, jnp.float32)
+      for shape in (a, b, (a[1 - left], b[1 - right]))
     )
     self._count, self._gflop = product.count, product.gflop / 3
-    self.run()
+    self._run()
     self.seconds = self.gflop = 0.0
 
-  def run(self) -> float:
-    """Seconds of all products of this kind."""
-    begin, out = time.perf_counter(), self._out
+  def _run(self) -> None:
+    out = self._out
     for _ in range(self._count):
       out = self._multiply(self._a, self._b, out)
     self._out = out.block_until_ready()
-    return time.perf_counter() - begin
 
   def step(self) -> None:
-    """Counts what `run` takes."""
-    self.seconds += self.run()
+    self.seconds += timed(self._run)
     self.gflop += self._gflop
 
 
@@ -415,19 +361,17 @@ class MatrixProducts:
     }
 
   def step(self) -> None:
-    """All products of a step, one after another."""
     for kind in self._timed.values():
       kind.step()
 
   def report(self) -> dict[str, Any]:
-    """Also GFLOP/s of every kind."""
     rates = {
       name: kind.gflop / kind.seconds for name, kind in self._timed.items()
     }
     return {'version': f'jax {version("jax")}', 'gflop_per_second': rates}
 
 
-def _parse() -> argparse.Namespace:
+def main(argv: list[str]) -> None:
   parser = argparse.ArgumentParser()
   programs = parser.add_subparsers(dest='program', required=True)
   step, search, products, exported = map(
@@ -436,44 +380,17 @@ def _parse() -> argparse.Namespace:
   add_task(search)
   for program in (step, products, exported):
     add_size(program)
-  for program in (step, search):
-    program.add_argument(
-      '--dtype', choices=('float32', 'bfloat16'), default='float32'
-    )
   exported.add_argument('--output', type=Path, required=True)
-  step.add_argument(
-    '--dropout_everywhere',
-    action='store_true',
-    help='also on attention weights and the hidden layer of the filter',
-  )
-  step.add_argument('--layout', choices=('dense', 'packed'), default='dense')
-  for name in ('rows', 'length', 'loss_chunk'):
-    step.add_argument(f'--{name}', type=int, help='default: as --size')
-  step.add_argument('--updates', type=int, default=1)
-  return parser.parse_args()
-
-
-def _training_step(arguments: argparse.Namespace, size: Size) -> FusionJaxStep:
-  changes = {
-    name: getattr(arguments, name)
-    for name in ('rows', 'length', 'loss_chunk')
-    if getattr(arguments, name)
-  }
-  size = dataclasses.replace(size, **changes)
-  config = experiment(size, arguments.dropout_everywhere)
-  config = changed(config, {'model.compute_dtype': arguments.dtype})
-  make = packed_batches if arguments.layout == 'packed' else random_batches
-  return FusionJaxStep(size, config, make(size), arguments.updates)
-
-
-def main() -> None:
-  arguments = _parse()
+  inner = 'also on attention weights and the hidden layer of the filter'
+  step.add_argument('--dropout_everywhere', action='store_true', help=inner)
+  arguments = parser.parse_args(argv)
   size = SIZES[arguments.size]
   if arguments.program == 'step':
-    serve(lambda: _training_step(arguments, size))
+    config = experiment(size, arguments.dropout_everywhere)
+    serve(lambda: FusionJaxStep(size, config))
   elif arguments.program == 'search':
     task = task_of(arguments)
-    serve(lambda: FusionJaxSearch(size, task, arguments.dtype), warm_up_steps=1)
+    serve(lambda: FusionJaxSearch(size, task, 'float32'), warm_up_steps=1)
   elif arguments.program == 'products':
     serve(lambda: MatrixProducts(size))
   else:
@@ -481,4 +398,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

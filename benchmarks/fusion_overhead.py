@@ -8,38 +8,20 @@ reported and does not stop the others.
 """
 
 import argparse
-import dataclasses
 import functools
 import gc
 import statistics
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.common import (
-  RESULTS,
-  log,
-  make_parser,
-  resume,
-  table,
-  write_results,
-)
-from benchmarks.contestants import (
-  FusionJaxStep,
-  experiment,
-  moved_gbytes,
-  random_batches,
-)
-from benchmarks.schemes import (
-  Scheme,
-  chosen,
-  norms_of,
-  schemes,
-)
+from benchmarks import common
+from benchmarks.contestants import FusionJaxStep, experiment, random_batches
+from benchmarks.hlo_traffic import traffic
+from benchmarks.schemes import Scheme, chosen, norms_of, schemes
 from benchmarks.serving import limit_cores, timed
 from benchmarks.sizes import END, SIZES, Size
 from fusion_jax.config.flags import parse_arguments
@@ -52,7 +34,6 @@ from fusion_jax.tools.aot.matmul_flops import product_gflop
 
 _BEAM = 4
 _PARTS = ('train', 'decode')
-_NUMBERS = ('speed', 'allowed', 'efficiency')
 # Bytes of an array that no cache holds.
 _LARGE = 2**29
 
@@ -104,10 +85,10 @@ class SearchSteps:
     traced = jax.jit(search).trace(parameters, *self._arguments)
     self.gflop = product_gflop(traced.jaxpr, trips=steps)
     self._search = traced.lower().compile()
-    self.gbytes = moved_gbytes(self._search.as_text(), trips=steps)
+    moved = traffic(self._search.as_text(), trips=steps)
+    self.gbytes = sum(row.moved for row in moved) / 1e9
 
   def run(self, parameters: Parameters) -> None:
-    """Searches once."""
     hypotheses = self._search(parameters, *self._arguments)
     if int(hypotheses.lengths.max()) != self._steps:
       raise RuntimeError('the search ended before its last step')
@@ -121,7 +102,7 @@ class Programs:
 
   def __init__(self, size: Size, row: Row, sentences: int, steps: int):
     step = FusionJaxStep(size, changed(experiment(size), row))
-    sources = dataclasses.replace(size, rows=sentences)
+    sources = size._replace(rows=sentences)
     search = SearchSteps(step.model, step.parameters, sources, _BEAM, steps)
     self.gflop = {'train': step.gflop, 'decode': search.gflop}
     self.gbytes = {'train': step.gbytes, 'decode': search.gbytes}
@@ -136,44 +117,61 @@ class Programs:
     self.megabytes = reported['temporary_memory_mb']
 
 
-@one_line_errors
-def main(argv: list[str]) -> None:
-  arguments = _parse(argv)
-  limit_cores()
-  size = SIZES[arguments.size]
-  length = arguments.length or size.length
-  size = dataclasses.replace(size, rows=arguments.rows, length=length)
-  flags = ('dtype', 'sentences', 'steps', 'rounds')
-  settings = dataclasses.asdict(size)
-  settings |= {name: getattr(arguments, name) for name in flags}
-  results = resume(arguments.output, settings, arguments.fresh)
-  every = schemes(size.layers)
-  missing = {
-    name: scheme
-    for name, scheme in chosen(every, arguments.schemes).items()
-    if name not in results['rounds']
+def beside(scheme: Programs, baseline: Programs, rounds: int) -> dict[str, Any]:
+  """A scheme and its baseline: seconds, two a round, operations and bytes."""
+  measured: dict[str, Any] = {
+    'extra_parameters': scheme.parameters - baseline.parameters,
+    'memory': scheme.megabytes / baseline.megabytes,
   }
-  failed = _add_rounds(results, missing, size, arguments) if missing else []
-  results['summary'] = summaries(results)
-  write_results(arguments.output, results)
-  print(report(results, every))
-  if failed:
-    raise CheckFailed('; '.join(failed))
+  both = {'baseline': baseline, 'scheme': scheme}
+  for part in _PARTS:
+    seconds: dict[str, list[float]] = {name: [] for name in both}
+    for _ in range(rounds):
+      for name in ('baseline', 'scheme', 'scheme', 'baseline'):
+        seconds[name].append(timed(both[name].run[part]))
+    measured[part] = {
+      'seconds': seconds,
+      'gflop': {name: side.gflop[part] for name, side in both.items()},
+      'gbytes': {name: side.gbytes[part] for name, side in both.items()},
+    }
+  return measured
 
 
-def summaries(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """What `report` shows of each scheme that has been measured."""
-  rate = results['bandwidth']
-  return {
-    name: {key: measured[key] for key in ('extra_parameters', 'memory')}
-    | {part: _summary(measured[part], rate) for part in _PARTS}
-    for name, measured in results['rounds'].items()
+def memory_rate() -> float:
+  """10^9 bytes per second of reading an array and writing it in its place."""
+  add_one = jax.jit(lambda x: x + 1, donate_argnums=0)
+  array = [add_one(jnp.zeros(_LARGE // 4, jnp.float32))]
+
+  def step() -> None:
+    array[0] = jax.block_until_ready(add_one(array[0]))
+
+  return 2 * _LARGE / 1e9 / statistics.median(timed(step) for _ in range(9))
+
+
+def summary(measured: dict[str, Any], bandwidth: float) -> dict[str, Any]:
+  """The speed relative to the baseline, what bounds it, and the efficiency.
+
+  A step has to take as much longer as its products are more, as if the
+  baseline did nothing else; or as the bytes take that the baseline does not
+  move, beside its time.
+  """
+  seconds, gflop, gbytes = (
+    measured[name] for name in ('seconds', 'gflop', 'gbytes')
+  )
+  both = zip(seconds['baseline'], seconds['scheme'], strict=True)
+  speed = statistics.median(base / scheme for base, scheme in both)
+  extra = (gbytes['scheme'] - gbytes['baseline']) / bandwidth
+  slower = {
+    'products': gflop['scheme'] / gflop['baseline'],
+    'bytes': 1 + extra / statistics.median(seconds['baseline']),
   }
+  by = max(slower, key=lambda name: slower[name])
+  numbers = {'speed': speed, 'allowed': 1 / slower[by], 'by': by}
+  return numbers | {'efficiency': speed * slower[by]}
 
 
 def report(results: dict[str, Any], printed: Mapping[str, Scheme]) -> str:
-  """The table and the sentences around it."""
-  summary, settings = results['summary'], results['settings']
+  settings = results['settings']
   header = ('', 'parameters', 'memory')
   for part in _PARTS:
     header += (part, 'allowed', 'by', 'efficiency', 'paper')
@@ -182,77 +180,95 @@ def report(results: dict[str, Any], printed: Mapping[str, Scheme]) -> str:
       name,
       f'{numbers["extra_parameters"]:+,}',
       f'{numbers["memory"]:.2f}',
-      *_cells(numbers, printed[name]),
+      *(
+        cell
+        for part in _PARTS
+        for cell in _cells(numbers[part], getattr(printed[name], part))
+      ),
     )
-    for name, numbers in summary.items()
+    for name, numbers in results['summary'].items()
   ]
   shape = f'{settings["rows"]} x {settings["length"]}+{settings["length"]}'
   return (
     f'speed relative to the baseline: training steps of {shape}, decoding '
-    f'steps of {settings["sentences"]} x beam {_BEAM}\n{table(header, rows)}'
+    f'steps of {settings["sentences"]} x beam {_BEAM}\n'
+    f'{common.table(header, rows)}'
   )
 
 
-def _in_turns(
-  scheme: Programs, baseline: Programs, part: str, rounds: int
-) -> dict[str, Any]:
-  """Seconds of both, two a round, and their operations and bytes."""
-  both = {'baseline': baseline, 'scheme': scheme}
-  seconds = {name: [] for name in both}
-  for _ in range(rounds):
-    for name in ('baseline', 'scheme', 'scheme', 'baseline'):
-      seconds[name].append(timed(both[name].run[part]))
-  return {
-    'seconds': seconds,
-    'gflop': {name: one.gflop[part] for name, one in both.items()},
-    'gbytes': {name: one.gbytes[part] for name, one in both.items()},
+def _cells(numbers: dict[str, Any], printed: float | None) -> tuple[str, ...]:
+  speed, allowed, efficiency = (
+    f'{numbers[name]:.2f}' for name in ('speed', 'allowed', 'efficiency')
+  )
+  paper = '' if printed is None else f'{printed:.2f}'
+  return speed, allowed, numbers['by'], efficiency, paper
+
+
+def _add_rounds(
+  results: dict[str, Any],
+  missing: dict[str, Scheme],
+  size: Size,
+  arguments: argparse.Namespace,
+) -> list[str]:
+  """Measures schemes; of those that failed, names and reasons."""
+
+  @functools.cache
+  def plain(norm: str) -> Programs:
+    return programs({'model.norm': norm})
+
+  def programs(row: Row) -> Programs:
+    row = {'model.compute_dtype': arguments.dtype} | row
+    return Programs(size, row, arguments.sentences, arguments.steps)
+
+  failed = []
+  for name, scheme in missing.items():
+    norm = norms_of(scheme.row)[-1]
+    try:
+      fused = programs({'model.norm': norm} | scheme.row)
+      measured = beside(fused, plain(norm), arguments.rounds)
+    except RuntimeError as error:  # Of XLA: too little memory, for example.
+      failed.append(f'{name}: {first_line(error)}')
+      common.log(failed[-1])
+    else:
+      results['rounds'][name] = {'norm': norm} | measured
+      common.write_results(arguments.output, results)
+      common.log(f'{name}: measured')
+    fused = None
+    jax.clear_caches()
+    gc.collect()
+  return failed
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  arguments = _parse(argv)
+  limit_cores()
+  size = SIZES[arguments.size]
+  length = arguments.length or size.length
+  size = size._replace(rows=arguments.rows, length=length)
+  flags = ('dtype', 'sentences', 'steps', 'rounds')
+  settings = size._asdict() | {name: getattr(arguments, name) for name in flags}
+  results = common.resume(arguments.output, settings, arguments.fresh)
+  every, rounds = schemes(size.layers), results['rounds']
+  wanted = chosen(every, arguments.schemes)
+  missing = {name: wanted[name] for name in wanted if name not in rounds}
+  if 'bandwidth' not in results:
+    results['bandwidth'] = memory_rate()
+  failed = _add_rounds(results, missing, size, arguments)
+  results['summary'] = {
+    name: {key: measured[key] for key in ('extra_parameters', 'memory')}
+    | {part: summary(measured[part], results['bandwidth']) for part in _PARTS}
+    for name, measured in rounds.items()
   }
-
-
-def memory_rate() -> float:
-  """10^9 bytes per second of reading an array and writing it in its place."""
-  add_one = jax.jit(lambda x: x + 1, donate_argnums=0)
-  x = add_one(jnp.zeros(_LARGE // 4, jnp.float32))
-  seconds = []
-  for _ in range(9):
-    begin = time.perf_counter()
-    x = jax.block_until_ready(add_one(x))
-    seconds.append(time.perf_counter() - begin)
-  return 2 * _LARGE / 1e9 / statistics.median(seconds)
-
-
-def _summary(measured: dict[str, Any], bandwidth: float) -> dict[str, Any]:
-  """Speeds relative to the baseline, what bounds them, and the efficiency."""
-  seconds = measured['seconds']
-  both = zip(seconds['baseline'], seconds['scheme'], strict=True)
-  speed = statistics.median(base / scheme for base, scheme in both)
-  slower = _slower(measured, bandwidth)
-  by = max(slower, key=lambda name: slower[name])
-  allowed = 1 / slower[by]
-  return {
-    'speed': speed,
-    'allowed': allowed,
-    'by': by,
-    'efficiency': speed / allowed,
-  }
-
-
-def _slower(measured: dict[str, Any], bandwidth: float) -> dict[str, float]:
-  """How many times as long as the baseline's a step has to take, by bound.
-
-  By its products, as if the baseline did nothing else; and by its bytes: those
-  that the baseline does not move take their time beside it.
-  """
-  gflop, gbytes = measured['gflop'], measured['gbytes']
-  extra = (gbytes['scheme'] - gbytes['baseline']) / bandwidth
-  return {
-    'products': gflop['scheme'] / gflop['baseline'],
-    'bytes': 1 + extra / statistics.median(measured['seconds']['baseline']),
-  }
+  common.write_results(arguments.output, results)
+  print(report(results, every))
+  if failed:
+    raise CheckFailed('; '.join(failed))
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = make_parser(__doc__, RESULTS / 'fusion_overhead.json')
+  output = common.RESULTS / 'fusion_overhead.json'
+  parser = common.make_parser(__doc__, output)
   add = parser.add_argument
   add('--schemes', default='', help='with commas between; default: all')
   add('--size', choices=SIZES, default='base')
@@ -264,62 +280,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
   add('--rounds', type=int, default=4, help='of two timings each')
   add('--fresh', action='store_true', help='start anew')
   return parse_arguments(argv, parser)
-
-
-def _add_rounds(
-  results: dict[str, Any],
-  missing: dict[str, Scheme],
-  size: Size,
-  arguments: argparse.Namespace,
-) -> list[str]:
-  """Measures schemes; of those that failed, names and reasons."""
-  searches = arguments.sentences, arguments.steps
-  dtype = {'model.compute_dtype': arguments.dtype}
-
-  @functools.cache
-  def plain(norm: str) -> Programs:
-    return Programs(size, dtype | {'model.norm': norm}, *searches)
-
-  results.setdefault('bandwidth', memory_rate())
-  failed = []
-  for name, scheme in missing.items():
-    norm = norms_of(scheme.row)[-1]
-    try:
-      baseline = plain(norm)
-      row = dtype | {'model.norm': norm} | scheme.row
-      fused = Programs(size, row, *searches)
-      measured = {
-        part: _in_turns(fused, baseline, part, arguments.rounds)
-        for part in _PARTS
-      }
-      extra = fused.parameters - baseline.parameters
-    except RuntimeError as error:  # Of XLA: too little memory, for example.
-      failed.append(f'{name}: {first_line(error)}')
-      log(failed[-1])
-    else:
-      memory = fused.megabytes / baseline.megabytes
-      numbers = {'extra_parameters': extra, 'memory': memory, 'norm': norm}
-      results['rounds'][name] = numbers | measured
-      write_results(arguments.output, results)
-      both = (_summary(measured[x], results['bandwidth']) for x in _PARTS)
-      speeds = (f'{part["speed"]:.2f}' for part in both)
-      log(f'{name}: train {", decode ".join(speeds)}')
-    fused = None
-    jax.clear_caches()
-    gc.collect()
-  return failed
-
-
-def _cells(numbers: dict[str, Any], scheme: Scheme) -> tuple[str, ...]:
-  cells = ()
-  for part in _PARTS:
-    printed = getattr(scheme, part)
-    speed, allowed, efficiency = (
-      f'{numbers[part][key]:.2f}' for key in _NUMBERS
-    )
-    paper = '' if printed is None else f'{printed:.2f}'
-    cells += (speed, allowed, numbers[part]['by'], efficiency, paper)
-  return cells
 
 
 if __name__ == '__main__':

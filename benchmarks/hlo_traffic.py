@@ -61,10 +61,7 @@ PARTS = (*(name for name, _ in _PARTS), 'exchanges', OTHER)
 
 
 class HloArray(NamedTuple):
-  """The bytes that an array takes up, in whole tiles.
-
-  on_chip: whether it is in the chip's own memory, or that of the host.
-  """
+  """Bytes in whole tiles; `on_chip`: not in the memory that is counted."""
 
   padded: int
   on_chip: bool
@@ -74,11 +71,7 @@ Results = Sequence[HloArray]
 
 
 class Instruction(NamedTuple):
-  """One line of a computation.
-
-  called: names of the computations that it calls.
-  root: whether it is the result of its computation.
-  """
+  """A line of a computation, which is the result of it if it is `root`."""
 
   name: str
   opcode: str
@@ -95,9 +88,9 @@ Bodies = Mapping[str, Sequence[Instruction]]
 class Traffic(NamedTuple):
   """Bytes that an instruction reads and writes each time.
 
-  cycles: of each time, as estimated by the compiler for TPUs; else 0.
-  origin: where JAX says that it comes from; for a copy that the compiler added,
-  where its first reader comes from.
+  `cycles` are those of each time as the compiler estimates them for TPUs, else
+  0. `origin` is where JAX says that it comes from; for a copy that the compiler
+  added, where its first reader comes from.
   """
 
   instruction: Instruction
@@ -109,7 +102,6 @@ class Traffic(NamedTuple):
 
   @property
   def moved(self) -> int:
-    """The bytes of all times."""
     return self.times * (self.read + self.written)
 
   @property
@@ -127,11 +119,6 @@ def by_part(rows: Sequence[Traffic]) -> dict[str, int]:
   for row in rows:
     sums[row.part] += row.moved
   return {part: sums[part] for part in PARTS if sums[part]}
-
-
-def total_cycles(rows: Sequence[Traffic]) -> int:
-  """Sum the cycles of all instructions, done one after the other."""
-  return sum(row.times * row.cycles for row in rows)
 
 
 def traffic(text: str, trips: int = 1) -> list[Traffic]:
@@ -152,7 +139,6 @@ def traffic(text: str, trips: int = 1) -> list[Traffic]:
 
 
 def instruction(line: str) -> Instruction | None:
-  """Read a line; None if it is no instruction."""
   match = _INSTRUCTION.match(line)
   if match is None:
     return None
@@ -168,7 +154,6 @@ def instruction(line: str) -> Instruction | None:
 
 
 def _operands(rest: str) -> str:
-  """Return what stands before the parenthesis that ends the operands."""
   depth = 1
   for place, letter in enumerate(rest):
     depth += (letter == '(') - (letter == ')')

@@ -15,19 +15,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.common import (
-  RESULTS,
-  cells,
-  circumstances,
-  spread,
-  table,
-  write_results,
-)
+from benchmarks import common
 from fusion_jax.config import DataConfig, ExperimentConfig
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.data.batching import Batch
@@ -50,33 +42,6 @@ from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 
-@one_line_errors
-def main(argv: list[str]) -> None:
-  parser = argparse.ArgumentParser()
-  add = parser.add_argument
-  add('--rounds', type=int, default=3)
-  add('--seconds', type=float, default=10, help='of a round')
-  add('--steps', type=int, default=24, help='of a round of the model')
-  add('--output', type=Path, default=RESULTS / 'input_throughput.json')
-  config, arguments = parse_experiment(argv, parser)
-  start_logging()
-  jax.set_mesh(data_mesh())
-  corpus = prepare(config.data)
-  batches = training_batches(config, corpus)
-  print(batches.table())
-  results = _results(config, corpus, batches, arguments)
-  write_results(arguments.output, circumstances() | results)
-  rows = [(name, *cells(rates)) for name, rates in results['prepare'].items()]
-  print(table(('pairs/s prepared', 'median', 'min', 'max'), rows))
-  rows = [(name, *cells(results[name])) for name in ('input', 'model')]
-  print(table(('target tokens/s', 'median', 'min', 'max'), rows))
-  print(
-    f'{len(results["shapes"])} shapes, {results["real_share"]:.1%} of their '
-    'slots hold real tokens; the input delivers '
-    f'{results["input_per_model"]:.0f} times what the model takes'
-  )
-
-
 def training_batches(
   config: ExperimentConfig, corpus: PreparedCorpus
 ) -> TrainingBatches:
@@ -95,11 +60,6 @@ def training_batches(
     sampling=data.sampling.enabled,
     packing=data.batch.packing,
   )
-
-
-def real_share(batches: TrainingBatches, lengths: np.ndarray) -> float:
-  """Share of the slots of an epoch that hold real tokens, both sides."""
-  return float(np.asarray(lengths).sum() / batches.plan.epoch(0).slots())
 
 
 def input_rate(batches: TrainingBatches, seconds: float) -> float:
@@ -169,31 +129,54 @@ def model_rates(
   return rates[1:]
 
 
-def _results(
-  config: ExperimentConfig,
-  corpus: PreparedCorpus,
-  batches: TrainingBatches,
-  arguments: argparse.Namespace,
-) -> dict[str, Any]:
-  prepared = prepare_rates(config.data, corpus, arguments.rounds)
-  host = [
-    input_rate(batches, arguments.seconds) for _ in range(arguments.rounds)
-  ]
-  rates = spread(host), spread(model_rates(config, corpus, batches, arguments))
-  return {
-    'config': config.name,
-    'shapes': [list(shape) for shape in batches.plan.shapes],
-    'real_share': real_share(batches, corpus.split('train').lengths),
-    'packing': config.data.batch.packing,
-    'prepare': {cores: spread(rates) for cores, rates in prepared.items()},
-    'input': rates[0],
-    'model': rates[1],
-    'input_per_model': rates[0]['median'] / rates[1]['median'],
-  }
-
-
 def _target_tokens(batch: Batch) -> int:
   return int(np.asarray(batch.target_lengths).sum())
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  parser = argparse.ArgumentParser()
+  add = parser.add_argument
+  add('--rounds', type=int, default=3)
+  add('--seconds', type=float, default=10, help='of a round')
+  add('--steps', type=int, default=24, help='of a round of the model')
+  output = common.RESULTS / 'input_throughput.json'
+  add('--output', type=Path, default=output)
+  config, arguments = parse_experiment(argv, parser)
+  start_logging()
+  jax.set_mesh(data_mesh())
+  corpus = prepare(config.data)
+  batches = training_batches(config, corpus)
+  print(batches.table())
+  seconds, rounds = arguments.seconds, range(arguments.rounds)
+  prepared = {
+    cores: common.spread(rates)
+    for cores, rates in prepare_rates(config.data, corpus, len(rounds)).items()
+  }
+  host = common.spread([input_rate(batches, seconds) for _ in rounds])
+  rates = model_rates(config, corpus, batches, arguments)
+  model = common.spread(rates)
+  real = float(np.asarray(corpus.split('train').lengths).sum())
+  results = {
+    'config': config.name,
+    'shapes': [list(shape) for shape in batches.plan.shapes],
+    'real_share': real / batches.plan.epoch(0).slots(),
+    'packing': config.data.batch.packing,
+    'prepare': prepared,
+    'input': host,
+    'model': model,
+    'input_per_model': host['median'] / model['median'],
+  }
+  common.write_results(arguments.output, common.circumstances() | results)
+  rows = [(name, *common.cells(rates)) for name, rates in prepared.items()]
+  print(common.table(('pairs/s prepared', 'median', 'min', 'max'), rows))
+  rows = [(name, *common.cells(results[name])) for name in ('input', 'model')]
+  print(common.table(('target tokens/s', 'median', 'min', 'max'), rows))
+  print(
+    f'{len(results["shapes"])} shapes, {results["real_share"]:.1%} of their '
+    'slots hold real tokens; the input delivers '
+    f'{results["input_per_model"]:.0f} times what the model takes'
+  )
 
 
 if __name__ == '__main__':

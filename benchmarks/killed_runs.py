@@ -24,39 +24,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks.common import as_flags, log, make_parser, metrics, table
+from benchmarks import common
 from benchmarks.serving import ROOT
 from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.runs.loading import CheckpointSelection, load_run
 from fusion_jax.startup import one_line_errors
 
-# Steps between two checkpoints.
-_SAVE_EVERY = 20
 # Seconds until a run has hung, and a step of it.
 _PATIENCE, _A_STEP = 300, 1
 # All that a run holds a state of: where a resumed one could differ.
-_FIELDS = {
-  'data.embedded_pairs': 600,
-  'data.tokenizer.vocabulary_size': 300,
-  'data.batch.tokens': 512,
-  'data.batch.shapes': 1,
-  'data.batch.packing': True,
-  'data.sampling.source_alpha': 0.2,
-  'data.sampling.target_alpha': 0.2,
-  'model.width': 16,
-  'model.filter': 32,
-  'model.heads': 2,
-  'model.encoder_layers': 1,
-  'model.decoder_layers': 1,
-  'model.dropout': 0.1,
-  'optimizer.accumulation': 2,
-  'training.log_every': 1,
-  'training.ema': 0.9,
-  'training.save_every': _SAVE_EVERY,
-  'training.validate_every': 1_000_000,
-  'training.keep_last': 3,
-  'parallel.lost_after': 12,
-}
+_FIELDS = common.data_of(__file__)
 _SAVING = 'SIGKILL in a save'
 _CHECKPOINT_CUT = 'SIGKILL, checkpoint cut off'
 _LOG_CUT = 'SIGKILL, metrics.jsonl cut off'
@@ -65,13 +42,13 @@ _WAYS = (
   *(_SAVING, _CHECKPOINT_CUT, 'SIGTERM', _LOG_CUT),
   *('SIGKILL', _STARTING, 'SIGINT'),
 )
-
+# Steps between two checkpoints.
+_SAVE_EVERY = _FIELDS['training.save_every']
 # Steps between two kills, and the seconds in which one at the start comes.
 _STRIDE, _START = 3 * _SAVE_EVERY, 5.0
 
 
 def _process_flags(count: int) -> list[list[str]]:
-  """Return the flags of each of `count` processes on this machine."""
   if count == 1:
     return [[]]
   with socket.socket() as free:
@@ -92,7 +69,7 @@ class Run:
     self._processes: list[subprocess.Popen] = []
     fields = {'training.steps': steps, 'data.prepared': folder / 'prepared'}
     config = '--config=configs/quickstart.py', f'--workdir={self.workdir}'
-    flags = *config, *as_flags(_FIELDS | fields, 'config.')
+    flags = *config, *common.as_flags(_FIELDS | fields, 'config.')
     self._command = [sys.executable, 'train.py', *flags]
     self._environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
@@ -102,30 +79,24 @@ class Run:
     }
 
   def start(self) -> None:
-    """Starts the processes; what they say goes to files."""
     self._processes = []
     every = _process_flags(len(self._logs))
     for flags, path in zip(every, self._logs, strict=True):
       with path.open('w') as output:
-        self._processes.append(
-          subprocess.Popen(
-            [*self._command, *flags],
-            cwd=ROOT,
-            env=self._environment,
-            stdout=output,
-            stderr=output,
-          )
+        command, place = [*self._command, *flags], {'cwd': ROOT}
+        streams = {'stdout': output, 'stderr': output}
+        process = subprocess.Popen(
+          command, env=self._environment, **place, **streams
         )
+        self._processes.append(process)
 
   def complete(self) -> None:
-    """Starts the processes and waits for their good end."""
     self.start()
     codes = self._finish()
     if any(codes):
       raise CheckFailed(f'{self.workdir}: exit codes {codes}: {self._said()}')
 
   def close(self) -> None:
-    """Ends what still runs."""
     for process in self._processes:
       process.kill()
 
@@ -144,15 +115,16 @@ class Run:
       return resumed[1]
     return '0' if ' step ' in text else '-'
 
-  def checkpoints(self) -> list[Path]:
-    """The finished ones, by step."""
-    paths = [
+  def newest_checkpoint(self) -> Path | None:
+    """The last finished one; None if there is none before it to go back to."""
+    finished = [
       path for path in self._checkpoints.glob('*') if path.name.isdigit()
     ]
-    return sorted(paths, key=lambda path: int(path.name))
+    if len(finished) < 2:
+      return None
+    return max(finished, key=lambda path: int(path.name))
 
   def is_saving(self) -> bool:
-    """Whether a checkpoint is being written."""
     return any(self._checkpoints.glob('*.orbax-checkpoint-tmp*'))
 
   def kill(self, victims: Sequence[int], number: signal.Signals) -> list[int]:
@@ -167,10 +139,8 @@ class Run:
     while not condition():
       codes = [process.poll() for process in self._processes]
       if codes != [None] * len(codes) or time.monotonic() > deadline:
-        raise CheckFailed(
-          f'{self.workdir}: not killed in time, exit codes {codes}: '
-          f'{self._said()}'
-        )
+        where, said = self.workdir, self._said()
+        raise CheckFailed(f'{where}: not killed in time: {codes}: {said}')
       time.sleep(0.001)
 
   def _finish(self) -> list[int]:
@@ -191,7 +161,6 @@ class Kill(NamedTuple):
 
   @property
   def number(self) -> signal.Signals:
-    """The signal."""
     return signal.Signals[self.way[:7].rstrip()]
 
 
@@ -227,11 +196,10 @@ def damage(run: Run, way: str, chance: random.Random) -> str:
   """Cuts off what the way says; returns what and where."""
   if way == _LOG_CUT:
     return _cut(run.workdir / 'metrics.jsonl', chance)
-  whole = run.checkpoints()
-  # Of one alone there is nothing to go back to.
-  if way != _CHECKPOINT_CUT or len(whole) < 2:
+  newest = run.newest_checkpoint()
+  if way != _CHECKPOINT_CUT or newest is None:
     return ''
-  files = [path for path in whole[-1].rglob('*') if path.is_file()]
+  files = (path for path in newest.rglob('*') if path.is_file())
   full = sorted(path for path in files if path.stat().st_size)
   return _cut(chance.choice(full), chance)
 
@@ -259,7 +227,7 @@ def killed(run: Run, kills: list[Kill], chance: random.Random) -> list[list]:
     step = run.step()
     cut = damage(run, kill.way, chance)
     rows.append([number, kill.way, victims, codes, cut, step])
-    log(f'kill {number} of {len(kills)}: {kill.way} at step {step}')
+    common.log(f'kill {number} of {len(kills)}: {kill.way} at step {step}')
   run.complete()
   rows[-1].append(run.went_on())
   return rows
@@ -278,8 +246,10 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     )
     if not np.array_equal(one, other)
   ]
-  expected = {row['step']: row['loss'] for row in metrics(theirs, 'train')}
-  logged = [(row['step'], row['loss']) for row in metrics(ours, 'train')]
+  expected = {
+    row['step']: row['loss'] for row in common.metrics(theirs, 'train')
+  }
+  logged = [(row['step'], row['loss']) for row in common.metrics(ours, 'train')]
   steps = [step for step, _ in logged]
   if steps != sorted(set(steps)):
     different.append('steps in metrics.jsonl that are there twice')
@@ -293,13 +263,12 @@ def _leaves(workdir: Path, kind: str) -> list[tuple[Any, Any]]:
 
 
 @one_line_errors
-def main() -> None:
-  parser = make_parser(__doc__)
+def main(argv: list[str]) -> None:
+  parser = common.make_parser(__doc__)
   parser.add_argument('--workdir', type=Path, required=True)
-  parser.add_argument('--kills', type=int, default=20)
-  parser.add_argument('--processes', type=int, default=1)
-  parser.add_argument('--seed', type=int, default=0)
-  arguments = parser.parse_args()
+  for name, value in (('kills', 20), ('processes', 1), ('seed', 0)):
+    parser.add_argument(f'--{name}', type=int, default=value)
+  arguments = parser.parse_args(argv)
   folder, processes = arguments.workdir.absolute(), arguments.processes
   if folder.exists():
     raise InputError(f'--workdir: {folder} exists; name a new folder')
@@ -314,14 +283,13 @@ def main() -> None:
     unbroken.complete()
     rows = killed(run, kills, chance)
   header = ('kill', 'way', 'process', 'codes', 'cut', 'at step', 'went on from')
-  print(table(header, rows))
+  print(common.table(header, rows))
   different = differences(run.workdir, unbroken.workdir)
   if different:
-    raise CheckFailed(
-      f'{len(different)} differences, the first: {different[0]}'
-    )
+    count = len(different)
+    raise CheckFailed(f'{count} differences, the first: {different[0]}')
   print(f'{len(rows)} kills; parameters and logged losses are the same')
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

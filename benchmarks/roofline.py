@@ -12,22 +12,14 @@ command resumes; --fresh compiles again.
 """
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.common import (
-  RESULTS,
-  circumstances,
-  log,
-  make_parser,
-  table,
-  write_results,
-)
-from benchmarks.hlo_traffic import PARTS, by_part, total_cycles, traffic
-from fusion_jax.config.flags import parse_arguments, parse_experiment
-from fusion_jax.config.presets import SINCE_2020
+from benchmarks import common
+from benchmarks.hlo_traffic import PARTS, by_part, traffic
+from fusion_jax.config.flags import load_config, parse_arguments
+from fusion_jax.config.presets import SINCE_2020, changed
 from fusion_jax.errors import InputError
 from fusion_jax.json_files import read_json
 from fusion_jax.startup import one_line_errors, start_logging
@@ -38,41 +30,13 @@ from fusion_jax.tools.aot.topology import (
   without_accelerator,
 )
 
-_CONFIG = '--config=wmt14_ende:'
-_CUDNN = '--config.model.attention_implementation=cudnn'
-_ROWS = {
-  'base': (f'{_CONFIG}base',),
-  'big': (f'{_CONFIG}big',),
-  'em_routing': (f'{_CONFIG}em_routing',),
-  'multi_layer_3': (f'{_CONFIG}multi_layer_3',),
-  # 128 rows per chip instead of 32.
-  'base_128_rows': (f'{_CONFIG}base', '--config.data.batch.tokens=131072'),
-  # One row of 128 positions per chip: what a step costs whatever its batch.
-  'base_one_row': (
-    f'{_CONFIG}base',
-    '--config.data.batch.tokens=1024',
-    '--config.data.batch.row_multiple=8',
-  ),
-  'base_search': (f'{_CONFIG}base',),
-  'base_cudnn': (f'{_CONFIG}base', _CUDNN),
-  'big_cudnn': (f'{_CONFIG}big', _CUDNN),
-  'base_128_rows_cudnn': (
-    f'{_CONFIG}base',
-    _CUDNN,
-    '--config.data.batch.tokens=131072',
-  ),
-}
-# Compiled on demand: Base in pre-norm, with and without the later schemes.
-_LATER = {
-  'base_pre_norm': (f'{_CONFIG}base', '--config.model.norm=pre'),
-  **{name: (f'{_CONFIG}{name}',) for name in SINCE_2020},
-}
-_SEARCHES = ('base_search',)
-_GPU_ROWS = tuple(row for row in _ROWS if row.endswith('_cudnn'))
+_SEARCH = 'base_search'
+# What each row changes in a named config of wmt14_ende; `on_gpu`: only there.
+_ROWS = common.data_of(__file__)
+_ROWS |= {name: {'on_demand': True, 'config': name} for name in SINCE_2020}
 
 
-@dataclasses.dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
   """Times of a step on a chip, in ms."""
 
   products: float
@@ -91,13 +55,12 @@ class Bound:
 
   @property
   def slowest(self) -> str:
-    times = dataclasses.asdict(self)
-    return max(times, key=lambda name: times[name])
+    return max(self._fields, key=lambda name: getattr(self, name))
 
   @property
   def mfu(self) -> float:
     """The share of the peak, if all but the slowest happen meanwhile."""
-    return self.products / getattr(self, self.slowest)
+    return self.products / max(self)
 
 
 def measure(
@@ -108,8 +71,10 @@ def measure(
   from fusion_jax.tools.aot.programs import ProgramRequest
 
   topology = read_topology(topology_name)
-  config, _ = parse_experiment((_ROWS | _LATER)[row], argparse.ArgumentParser())
-  request = ProgramRequest('decode' if row in _SEARCHES else 'train')
+  fields = _ROWS[row].get('fields', {})
+  config = load_config(f'wmt14_ende:{_ROWS[row].get("config", "base")}')
+  config = changed(config, fields)
+  request = ProgramRequest('decode' if row == _SEARCH else 'train')
   figures, program, text = figures_for(
     config, request, topology.figures, topology_devices(topology)
   )
@@ -124,7 +89,7 @@ def measure(
     'bytes_by_xla': figures.moved,
     'parts': parts,
     'kernels': sum(one.times for one in moved),
-    'cycles': total_cycles(moved),
+    'cycles': sum(one.times * one.cycles for one in moved),
     'sent': figures.sent,
     'peak': figures.peak,
     'shape': figures.shape,
@@ -133,32 +98,23 @@ def measure(
 
 
 def bounds_table(rows: dict[str, Any]) -> str:
-  """What bounds each step."""
   lines = []
   for name, row in rows.items():
     bound = Bound.of(row, read_topology(name.partition(' ')[0]).figures)
-    times = dataclasses.astuple(bound)
-    lines.append(
-      (
-        name,
-        *(f'{time:.2f}' for time in times),
-        bound.slowest,
-        f'{bound.mfu:.2f}',
-        f'{row["peak"] / 2**30:.2f}',
-        str(row.get('kernels', '')),
-      )
-    )
-  header = 'ms', 'products', 'bytes', 'exchanges', 'estimate', 'slowest', 'MFU'
-  return table((*header, 'GiB', 'kernels'), lines)
+    times = (f'{time:.2f}' for time in bound)
+    share, memory = f'{bound.mfu:.2f}', f'{row["peak"] / 2**30:.2f}'
+    kernels = str(row.get('kernels', ''))
+    lines.append((name, *times, bound.slowest, share, memory, kernels))
+  header = ('ms', *Bound._fields, 'slowest', 'MFU', 'GiB', 'kernels')
+  return common.table(header, lines)
 
 
 def parts_table(rows: dict[str, Any]) -> str:
-  """GB of each part of each step."""
   lines = []
   for name, row in rows.items():
     moved = (row['bytes'], *(row['parts'].get(part, 0) for part in PARTS))
     lines.append((name, *(f'{x / 1e9:.2f}' for x in moved)))
-  return table(('GB', 'all', *PARTS), lines)
+  return common.table(('GB', 'all', *PARTS), lines)
 
 
 def _names(text: str) -> list[str]:
@@ -166,9 +122,10 @@ def _names(text: str) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = make_parser(__doc__, RESULTS / 'roofline.json')
+  parser = common.make_parser(__doc__, common.RESULTS / 'roofline.json')
   add = parser.add_argument
-  add('--rows', type=_names, default=list(_ROWS))
+  usual = [name for name in _ROWS if not _ROWS[name].get('on_demand')]
+  add('--rows', type=_names, default=usual)
   add('--topologies', type=_names, default=['v5e:2x4'])
   add('--text', type=Path, help='a folder for the compiled programs')
   add('--fresh', action='store_true', help='compile what is there too')
@@ -177,36 +134,27 @@ def _parser() -> argparse.ArgumentParser:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Compiles what is asked for; each row is written when it is done."""
+  """Compiles what is missing; each row is written when it is done."""
   arguments = parse_arguments(argv, _parser())
   for row in arguments.rows:
-    if row not in _ROWS | _LATER:
-      names = ', '.join(_ROWS | _LATER)
-      raise InputError(f'--rows: no {row!r}; there are {names}')
-  for topology in arguments.topologies:
-    read_topology(topology)
+    if row not in _ROWS:
+      raise InputError(f'--rows: no {row!r}; there are {", ".join(_ROWS)}')
+  gpus = {name: read_topology(name).is_gpu for name in arguments.topologies}
   without_accelerator()
   start_logging()
   known = arguments.output.exists() and not arguments.fresh
-  rows = _rows(arguments.output) if known else {}
-  for topology in arguments.topologies:
+  rows = read_json(arguments.output, dict[str, Any])['rows'] if known else {}
+  for topology, is_gpu in gpus.items():
     for row in arguments.rows:
       name = f'{topology} {row}'
-      if name not in rows and _exists(row, topology):
+      if name not in rows and (is_gpu or not _ROWS[row].get('on_gpu')):
         rows[name] = measure(row, topology, arguments)
-        log(f'{name}: compiled in {rows[name]["compile_seconds"]:.0f} s')
-        write_results(arguments.output, circumstances() | {'rows': rows})
+        seconds = rows[name]['compile_seconds']
+        common.log(f'{name}: compiled in {seconds:.0f} s')
+        results = common.circumstances() | {'rows': rows}
+        common.write_results(arguments.output, results)
   print(bounds_table(rows), end='\n\n')
   print(parts_table(rows))
-
-
-def _exists(row: str, topology: str) -> bool:
-  return row not in _GPU_ROWS or read_topology(topology).is_gpu
-
-
-def _rows(path: Path) -> dict[str, Any]:
-  rows: dict[str, Any] = read_json(path, dict[str, Any])['rows']
-  return rows
 
 
 if __name__ == '__main__':

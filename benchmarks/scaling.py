@@ -27,7 +27,6 @@ What else there is are a few numbers: norms of gradients and sums of the loss.
 """
 
 import collections
-import dataclasses
 import math
 import sys
 from collections.abc import Sequence
@@ -37,25 +36,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks.common import (
-  RESULTS,
-  circumstances,
-  make_parser,
-  table,
-  write_results,
-)
-from fusion_jax.config import (
-  PRESETS,
-  BatchConfig,
-  DataConfig,
-  ExperimentConfig,
-  ModelConfig,
-  OptimizerConfig,
-  TokenizerConfig,
-  TrainingConfig,
-)
+from benchmarks import common
+from fusion_jax.config import PRESETS, ExperimentConfig, ModelConfig
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.config.presets import changed, depth
 from fusion_jax.data.batching import Shape
 from fusion_jax.errors import CheckFailed
 from fusion_jax.parallel.mesh import ROW_AXES
@@ -91,22 +76,21 @@ class Expected(NamedTuple):
 
 def small(layout: Sequence[int], parts: int) -> ExperimentConfig:
   """A plain Transformer of 2 + 2 layers, and 64 rows of 16 + 16 positions."""
-  return ExperimentConfig(
-    data=DataConfig(
-      tokenizer=TokenizerConfig(vocabulary_size=1_024),
-      batch=BatchConfig(tokens=1_024, row_multiple=16),
-    ),
-    model=dataclasses.replace(
-      PRESETS['tiny'], width=64, filter=256, encoder_layers=2, decoder_layers=2
-    ),
-    optimizer=OptimizerConfig(accumulation=parts),
-    training=TrainingConfig(loss_chunk=64),
-    parallel=ParallelConfig(*layout),
-  )
+  fields = {
+    'data.tokenizer.vocabulary_size': 1_024,
+    'data.batch.tokens': 1_024,
+    'data.batch.row_multiple': 16,
+    'model': PRESETS['tiny'],
+    'optimizer.accumulation': parts,
+    'training.loss_chunk': 64,
+    'parallel': ParallelConfig(*layout),
+  }
+  config = changed(ExperimentConfig(), fields)
+  model = {'model.width': 64, 'model.filter': 256, **depth(2, 2)}
+  return changed(config, model)
 
 
 def measured(layout: Sequence[int], parts: int) -> list[dict[str, Any]]:
-  """The exchanges of a compiled step beside those on paper."""
   config = small(layout, parts)
   devices = jax.devices()[:DEVICES]
   program = program_for(config, ProgramRequest('train', 16, 16), devices)
@@ -151,7 +135,6 @@ def check(row: dict[str, Any], most_times: int) -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-  """The table."""
   cells = [
     (
       f'{" x ".join(map(str, row["mesh"]))}, {row["parts"]}',
@@ -165,7 +148,7 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     )
     for row in rows
   ]
-  return table(_HEADER, cells)
+  return common.table(_HEADER, cells)
 
 
 def expected(
@@ -226,9 +209,8 @@ def way(exchange: Collective, mesh: Mesh) -> Way:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  arguments = parse_arguments(
-    argv, make_parser(__doc__, RESULTS / 'scaling.json')
-  )
+  parser = common.make_parser(__doc__, common.RESULTS / 'scaling.json')
+  arguments = parse_arguments(argv, parser)
   jax.config.update('jax_platforms', 'cpu')
   jax.config.update('jax_num_cpu_devices', DEVICES)
   rows = [
@@ -237,7 +219,8 @@ def main(argv: list[str]) -> None:
     for parts in _PARTS
     for row in measured(layout, parts)
   ]
-  write_results(arguments.output, circumstances() | {'rows': rows})
+  results = common.circumstances() | {'rows': rows}
+  common.write_results(arguments.output, results)
   print(report(rows))
 
 

@@ -46,7 +46,6 @@ def limit_cores() -> None:
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:
-  """The flag that all contestants have."""
   parser.add_argument('--size', choices=SIZES, default='small')
 
 
@@ -58,12 +57,10 @@ def add_task(parser: argparse.ArgumentParser) -> None:
 
 
 def task_of(arguments: argparse.Namespace) -> Task:
-  """What the flags of `add_task` say."""
   return Task(*(getattr(arguments, name) for name in Task._fields))
 
 
 def peak_memory_mb() -> float:
-  """Largest resident size of this process so far."""
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -97,7 +94,6 @@ def serve(make: Callable[[], Contestant], warm_up_steps: int = 3) -> None:
 
 
 def timed(step: Callable[[], None]) -> float:
-  """Seconds of a step."""
   begin = time.perf_counter()
   step()
   return time.perf_counter() - begin

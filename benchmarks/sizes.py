@@ -3,7 +3,6 @@
 Only the standard library: peers in other environments import this too.
 """
 
-import dataclasses
 import random
 from typing import NamedTuple
 
@@ -23,13 +22,11 @@ class Product(NamedTuple):
 
   @property
   def gflop(self) -> float:
-    """10^9 floating point operations of all, forward and backward."""
     size = self.batch * self.rows * self.inner * self.columns
     return 3 * 2 * self.count * size / 1e9
 
 
-@dataclasses.dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
   """A pre-norm Transformer with one tied table, and its dense batches.
 
   Each stack has `layers`; all sources and targets have `length` subwords;
@@ -69,7 +66,6 @@ class Size:
 
   @property
   def gflop(self) -> float:
-    """10^9 floating point operations of a step's matrix products."""
     return sum(product.gflop for product in self.products())
 
 
@@ -97,13 +93,11 @@ class Task(NamedTuple):
 
   @property
   def name(self) -> str:
-    """As the table has it."""
     search = 'greedy' if self.beam == 1 else f'beam {self.beam}'
     return f'{search}, ' + ('one by one' if self.rows == 1 else 'batch')
 
   @property
   def output_tokens(self) -> int:
-    """Of all translations."""
     return self.sentences * LENGTH
 
   def batches(self, size: Size) -> list[list[list[int]]]:

@@ -9,28 +9,16 @@ that could not start.
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from benchmarks.common import (
-  RESULTS,
-  cells,
-  make_parser,
-  resume,
-  table,
-  write_results,
-)
-from benchmarks.serving import limit_cores
-from benchmarks.side_by_side import Program, measure, peer, rates
+from benchmarks import common
+from benchmarks.side_by_side import Comparison, Program, add_flags, peer, rates
 from benchmarks.sizes import SIZES, Size
 
 _PRODUCTS = 'matrix products alone'
-_JOEYNMT = 'JoeyNMT'
-_PYTORCH = ('PyTorch, torch.compile', 'PyTorch, eager')
 
 
 def programs(size: str, peers: bool) -> dict[str, Program]:
-  """The contestants."""
   flag = f'--size={size}'
 
   def ours(*flags: str) -> Program:
@@ -38,41 +26,31 @@ def programs(size: str, peers: bool) -> dict[str, Program]:
 
   contestants = {'fusion_jax': ours('step'), _PRODUCTS: ours('products')}
   if peers:
-    everywhere = 'fusion_jax, dropout everywhere'
+    joeynmt = 'joeynmt_contestants', 'step', flag
     contestants |= {
-      everywhere: ours('step', '--dropout_everywhere'),
-      _JOEYNMT: peer('joeynmt_contestants', 'step', flag, huge_pages=False),
-      f'{_JOEYNMT}, huge pages': peer('joeynmt_contestants', 'step', flag),
-      _PYTORCH[0]: peer('pytorch_step', flag, '--compile'),
-      _PYTORCH[1]: peer('pytorch_step', flag),
+      'fusion_jax, dropout everywhere': ours('step', '--dropout_everywhere'),
+      'JoeyNMT': peer(*joeynmt, huge_pages=False),
+      'JoeyNMT, huge pages': peer(*joeynmt),
+      'PyTorch, torch.compile': peer('pytorch_step', flag, '--compile'),
+      'PyTorch, eager': peer('pytorch_step', flag),
     }
   return contestants
 
 
-def main() -> None:
-  parser = make_parser(__doc__)
-  add = parser.add_argument
-  add('--size', choices=SIZES, default='small')
-  add('--peers', action='store_true')
-  add('--rounds', type=int, default=6)
-  add('--steps', type=int, default=5, help='of a round')
-  add('--output', type=Path)
-  add('--fresh', action='store_true', help='start anew')
-  arguments = parser.parse_args()
+def main(argv: list[str]) -> None:
+  parser = common.make_parser(__doc__)
+  add_flags(parser, 'small', rounds=6, steps=5)
+  arguments = parser.parse_args(argv)
   size = SIZES[arguments.size]
-  path = arguments.output or RESULTS / f'train_throughput_{arguments.size}.json'
-  settings = {'size': arguments.size, 'steps': arguments.steps}
-  results = resume(path, settings, arguments.fresh)
-  results['gflop_per_step'] = size.gflop
-  limit_cores()
-  contestants = programs(arguments.size, arguments.peers)
-  measure(results, contestants, arguments.rounds, arguments.steps, path)
-  results['summary'] = {
+  comparison = Comparison(arguments, 'train_throughput')
+  comparison.results['gflop_per_step'] = size.gflop
+  comparison.measure(programs(arguments.size, arguments.peers))
+  summary = {
     name: rates(answers, 'target_tokens_per_second', size.target_tokens)
-    for name, answers in results['rounds'].items()
+    for name, answers in comparison.rounds.items()
   }
-  write_results(path, results)
-  print(report(results['summary'], size))
+  comparison.save(summary)
+  print(report(summary, size))
 
 
 def report(summary: Mapping[str, Any], size: Size) -> str:
@@ -85,7 +63,7 @@ def report(summary: Mapping[str, Any], size: Size) -> str:
   rows = [
     (
       name,
-      *cells(answer['target_tokens_per_second']),
+      *common.cells(answer['target_tokens_per_second']),
       f'{speeds[name] / products:.0%}' if products else '',
       f'{ours / speeds[name]:.2f}',
       f'{answer["parameters"]:,}' if 'parameters' in answer else '',
@@ -97,8 +75,9 @@ def report(summary: Mapping[str, Any], size: Size) -> str:
   header = ('target tokens/s', 'median', 'min', 'max', 'of products')
   header += ('fusion_jax, times', 'parameters', 'start s', 'peak MB')
   shape = f'{size.rows} sentences of {size.length}+{size.length}'
-  return f'{shape}, {size.gflop:.1f} GFLOP a step\n{table(header, rows)}'
+  table = common.table(header, rows)
+  return f'{shape}, {size.gflop:.1f} GFLOP a step\n{table}'
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

@@ -1,17 +1,13 @@
 """Which runs there are, what each of them needs, and the config of each.
 
-Sizes are those of shapes: nothing is allocated or run. JAX is kept to the CPU,
-so that a GPU is left to the programs that train.
+Sizes are those of shapes: nothing is allocated or run.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import jax
 
 from benchmarks.comparison.recipe import NORMS, Phase, Recipe
 from benchmarks.schemes import BASELINE, ONLY_FROM_SCRATCH, norms_of, schemes
@@ -19,8 +15,6 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.config.presets import Row, changed
 from fusion_jax.tools.model_sizes import parameter_rows
-
-jax.config.update('jax_platforms', 'cpu')
 
 # The plain model with as many parameters as the heaviest scheme.
 WIDE = 'wide'
@@ -49,6 +43,11 @@ class Run(NamedTuple):
     return f'{self.phase}/{self.norm}/{self.scheme}{rate}-{self.seed}'
 
   @property
+  def kind(self) -> str:
+    """Of the table in which it is compared with a plain model."""
+    return 'continued' if self.phase == 'continued' else 'scratch'
+
+  @property
   def needs(self) -> tuple['Run', ...]:
     """The runs that must be finished before."""
     return (*self.trials, self.start) if self.start else self.trials
@@ -58,33 +57,28 @@ class Entry(NamedTuple):
   """What the plan has to know of a contestant.
 
   The rate of a fusion is chosen if it `is_tuned`. What `has_norm` is a norm
-  itself, and trained once, in the place of the first norm. What is
-  `only_scratch` cannot start from a plain model. What `is_plain` has no fusion,
-  and continues its own run.
+  itself, and trained once, in the place of the first norm.
   """
 
   name: str
   is_tuned: bool = False
   has_norm: bool = False
-  only_scratch: bool = False
-  is_plain: bool = False
   norms: tuple[str, ...] = NORMS
 
+  @property
+  def is_plain(self) -> bool:
+    """Without a fusion, so that it continues its own run."""
+    return self.name in (BASELINE, WIDE)
 
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-  """The runs that are asked for."""
 
+class Chosen(NamedTuple):
   phases: Sequence[str]
   norms: Sequence[str]
   seeds: Sequence[int]
 
-  def __contains__(self, run: Run) -> bool:
-    return (
-      run.phase in self.phases
-      and run.norm in self.norms
-      and run.seed in self.seeds
-    )
+  def has(self, run: Run) -> bool:
+    chosen_norm = run.phase in self.phases and run.norm in self.norms
+    return chosen_norm and run.seed in self.seeds
 
 
 def plan(recipe: Recipe, entries: Sequence[Entry], chosen: Chosen) -> list[Run]:
@@ -100,7 +94,7 @@ def plan(recipe: Recipe, entries: Sequence[Entry], chosen: Chosen) -> list[Run]:
     for run in _of_seed(recipe, entries, seed)
   ]
   wanted: set[Run] = set()
-  left = [run for run in every if run in chosen]
+  left = [run for run in every if chosen.has(run)]
   while left:
     run = left.pop()
     wanted.add(run)
@@ -111,31 +105,35 @@ def plan(recipe: Recipe, entries: Sequence[Entry], chosen: Chosen) -> list[Run]:
 def _of_seed(
   recipe: Recipe, entries: Sequence[Entry], seed: int
 ) -> Iterator[Run]:
-  for norm in recipe.norms:
-    for entry in entries:
-      if not entry.only_scratch and norm in entry.norms:
-        yield from _continued(recipe, entry, norm, seed)
-  for norm in recipe.norms:
-    for entry in entries:
-      once = entry.has_norm and norm != recipe.norms[0]
-      if not (entry.is_plain or once) and norm in entry.norms:
-        yield Run('scratch', norm, entry.name, seed)
+  pairs = [
+    (norm, entry)
+    for norm in recipe.norms
+    for entry in entries
+    if norm in entry.norms
+  ]
+  for norm, entry in pairs:
+    if entry.name not in ONLY_FROM_SCRATCH:
+      yield from _continued(recipe, entry, norm, seed)
+  for norm, entry in pairs:
+    once = entry.has_norm and norm != recipe.norms[0]
+    if not (entry.is_plain or once):
+      yield Run('scratch', norm, entry.name, seed)
 
 
 def _continued(
   recipe: Recipe, entry: Entry, norm: str, seed: int
 ) -> Iterator[Run]:
   """A contestant from a trained plain model, and what comes before."""
-  name = entry.name
+  name, tuning = entry.name, recipe.tuning_seed
   plain = Run('plain', norm, name if entry.is_plain else BASELINE, seed)
-  start = plain._replace(seed=recipe.tuning_seed)
+  start = plain._replace(seed=tuning)
   trials = tuple(
-    Run('tuning', norm, name, recipe.tuning_seed, rate, start)
+    Run('tuning', norm, name, tuning, rate, start)
     for rate in (recipe.rates if entry.is_tuned else ())
   )
   if entry.is_plain:
     yield plain
-  if seed == recipe.tuning_seed:
+  if seed == tuning:
     yield from trials
   yield Run('continued', norm, name, seed, start=plain, trials=trials)
 
@@ -150,18 +148,13 @@ class Contestants:
     self.names = (*self._rows, WIDE)
 
   def row(self, name: str) -> Row:
-    """What a contestant changes in the config of the plain model."""
     return self._wide if name == WIDE else self._rows[name]
 
   def entry(self, name: str) -> Entry:
-    """What the plan has to know of a contestant."""
-    row, is_plain = self.row(name), name in (BASELINE, WIDE)
+    row, has_start = self.row(name), name not in ONLY_FROM_SCRATCH
     added = sizes(changed(self._plain, row)).keys() - sizes(self._plain).keys()
-    only_scratch = name in ONLY_FROM_SCRATCH
-    is_tuned = bool(added) and not (is_plain or only_scratch)
-    norms = norms_of(row)
-    has_norm = 'model.norm' in row
-    return Entry(name, is_tuned, has_norm, only_scratch, is_plain, norms)
+    is_tuned = bool(added) and has_start and name not in (BASELINE, WIDE)
+    return Entry(name, is_tuned, 'model.norm' in row, norms_of(row))
 
   @functools.cached_property
   def _wide(self) -> Row:
@@ -181,7 +174,6 @@ def sizes(config: ExperimentConfig) -> Mapping[str, int]:
 
 
 def count(config: ExperimentConfig) -> int:
-  """The parameters of a config's model."""
   return sum(sizes(config).values())
 
 
@@ -203,7 +195,6 @@ class Folders(NamedTuple):
     return cls(data.absolute(), work, runs)
 
   def run(self, run: Run) -> Path:
-    """The run directory of a run."""
     return self.runs[run.norm] / run.name
 
 
@@ -227,10 +218,14 @@ def experiment(
   config = changed(recipe.phase(run.phase, run.norm), fields)
   if run.start is None:
     return config
-  exact = {
+  start = {'training.init_from': str(folders.run(run.start))}
+  return changed(config, start | exact_starts(config))
+
+
+def exact_starts(config: ExperimentConfig) -> Row:
+  """What makes the fusions of a config start as the plain model."""
+  return {
     f'model.{side}.start': 'baseline'
     for side in ('encoder', 'decoder')
     if config.model.side(side) != SideConfig()
   }
-  start = {'training.init_from': str(folders.run(run.start))}
-  return changed(config, start | exact)

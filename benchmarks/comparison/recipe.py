@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from benchmarks import common
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import load_config
 from fusion_jax.config.presets import Row, changed
-from fusion_jax.config.serialization import flatten, from_dict, to_dict
+from fusion_jax.config.serialization import from_dict, to_dict
 from fusion_jax.errors import InputError
 
 RECIPE = Path(__file__).with_name('recipe.toml')
@@ -26,14 +27,8 @@ Phase = Literal['plain', 'tuning', 'continued', 'scratch']
 PHASES: tuple[Phase, ...] = get_args(Phase)
 NORMS = 'pre', 'post'
 _SECTIONS = (
-  'config',
-  'tests',
-  'average',
-  'runs',
-  'tuning',
-  'fields',
-  'norms',
-  'phases',
+  *('config', 'tests', 'average', 'runs', 'tuning'),
+  *('fields', 'norms', 'phases', 'corpora'),
 )
 
 
@@ -58,7 +53,6 @@ class Recipe:
   by_norm: Mapping[str, Row]
 
   def phase(self, phase: Phase, norm: str) -> ExperimentConfig:
-    """The config of a phase for models of a norm."""
     return changed(self.phases[phase], self.by_norm.get(norm, {}))
 
   def digests(self) -> dict[str, str]:
@@ -67,17 +61,12 @@ class Recipe:
 
   def digest(self, norm: str) -> str:
     """SHA-256 of what alters a run of a norm, in hexadecimal digits."""
-    defaults = flatten(ExperimentConfig())
     resolved = {
       'tests': self.tests,
       'average': self.average,
       'tuning': [self.tuning_seed, self.rates],
       'phases': {
-        phase: {
-          name: value
-          for name, value in flatten(self.phase(phase, norm)).items()
-          if name not in defaults or defaults[name] != value
-        }
+        phase: common.changes(self.phase(phase, norm), ExperimentConfig())
         for phase in self.phases
       },
     }
@@ -86,15 +75,13 @@ class Recipe:
 
 
 def read(path: Path, corpus: str) -> Recipe:
-  """Reads a recipe."""
   table = _load(path)
   table = merged(table, _corpus(path, table.pop('corpora', {}), corpus))
   try:
     return _recipe(corpus, table)
-  except KeyError as error:
-    raise InputError(f'--recipe: {path}: it lacks {error}') from None
-  except InputError as error:
-    raise InputError(f'--recipe: {path}: {error}') from None
+  except (KeyError, InputError) as error:
+    lacks = f'it lacks {error}' if isinstance(error, KeyError) else error
+    raise InputError(f'--recipe: {path}: {lacks}') from None
 
 
 def merged(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,11 +99,11 @@ def _load(path: Path) -> dict[str, Any]:
     table = tomllib.loads(path.read_text(encoding='utf-8'))
   except (OSError, ValueError) as error:
     raise InputError(f'--recipe: {path}: not readable: {error}') from None
-  unknown = [name for name in table if name not in (*_SECTIONS, 'corpora')]
+  unknown = [name for name in table if name not in _SECTIONS]
   if unknown:
     raise InputError(
       f'--recipe: {path}: no section {unknown[0]!r} is known; there are '
-      f'{", ".join(_SECTIONS)}, corpora'
+      f'{", ".join(_SECTIONS)}'
     )
   return table
 

@@ -6,11 +6,11 @@ model as the baseline, and one of the runs from scratch, with the plain model.
 
 import statistics
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import table
+from benchmarks import common
 from benchmarks.comparison.plan import Run
 from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.runs import Results, Text
@@ -107,8 +107,7 @@ class Tables:
     grouped: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
       if run.phase != 'tuning':
-        kind = 'continued' if run.phase == 'continued' else 'scratch'
-        grouped.setdefault((kind, run.norm), []).append(run)
+        grouped.setdefault((run.kind, run.norm), []).append(run)
     return [
       self._table(*key, group)
       for key, group in sorted(grouped.items(), key=lambda item: item[0][0])
@@ -124,42 +123,46 @@ class Tables:
     missing = [run for run in runs if run not in self._results]
     return Table(kind, norm, lines, missing)
 
-  def _line(self, runs: Sequence[Run], baseline: Sequence[Run]) -> Line:
-    first = self._results[runs[0]]
-    tests, extra = first['tests'], None
-    if baseline:
-      extra = first['parameters'] - self._results[baseline[0]]['parameters']
+  def _line(self, runs: Sequence[Run], plain: Sequence[Run]) -> Line:
+    first, extra = self._results[runs[0]], None
+    if plain:
+      extra = first['parameters'] - self._results[plain[0]]['parameters']
+    baseline = [] if runs == plain else plain
+    nll, before = (
+      self._numbers(group, lambda result: result['validation_nll'])
+      for group in (runs, baseline)
+    )
     return Line(
       runs[0].scheme,
       tuple(run.seed for run in runs),
       first,
       extra,
-      self._nll(runs, baseline),
-      {test: self._bleu(test, runs, baseline) for test in tests},
-      {test: self._score(test, runs, baseline, 'chrf') for test in tests},
+      _beside(nll, before) if len(nll) == len(runs) else None,
+      {test: self._bleu(test, runs, baseline) for test in first['tests']},
+      {test: self._score(test, runs, baseline) for test in first['tests']},
     )
 
-  def _nll(self, runs: Sequence[Run], baseline: Sequence[Run]) -> Score | None:
-    ours, theirs = (
-      {run.seed: self._results[run]['validation_nll'] for run in group}
-      for group in (runs, baseline)
-    )
-    if None in ours.values():
-      return None
-    finite = {seed: loss for seed, loss in theirs.items() if loss is not None}
-    return _beside(ours, {} if runs == baseline else finite)
+  def _numbers(
+    self, runs: Iterable[Run], number: Callable[[dict[str, Any]], Any]
+  ) -> dict[int, float]:
+    """A number of some runs by their seeds, of those that have it."""
+    values = {run.seed: number(self._results[run]) for run in runs}
+    return {seed: value for seed, value in values.items() if value is not None}
 
   def _score(
-    self, test: str, runs: Sequence[Run], baseline: Sequence[Run], metric: str
+    self,
+    test: str,
+    runs: Sequence[Run],
+    baseline: Sequence[Run],
+    metric: str = 'chrf',
   ) -> Score:
     ours, theirs = (
-      {
-        seed: self._results[run]['tests'][test][metric]
-        for seed, run in self._tested(test, group).items()
-      }
+      self._numbers(
+        group, lambda result: result['tests'].get(test, {}).get(metric)
+      )
       for group in (runs, baseline)
     )
-    return _beside(ours, {} if runs == baseline else theirs)
+    return _beside(ours, theirs)
 
   def _bleu(
     self, test: str, runs: Sequence[Run], baseline: Sequence[Run]
@@ -167,7 +170,10 @@ class Tables:
     score = self._score(test, runs, baseline, 'bleu')
     if score.difference is None or test not in self._tests:
       return score
-    ours, theirs = (self._tested(test, group) for group in (runs, baseline))
+    ours, theirs = (
+      {run.seed: run for run in group if test in self._results[run]['tests']}
+      for group in (runs, baseline)
+    )
     seed = next(seed for seed in ours if seed in theirs)
     counts = {
       'baseline': self._counts(theirs[seed], test),
@@ -176,44 +182,36 @@ class Tables:
     _, tested = paired_test('BLEU', self._language, 1, counts, 'bs', SAMPLES)
     return score._replace(bootstrap=tested['system'].p_value)
 
-  def _tested(self, test: str, runs: Iterable[Run]) -> dict[int, Run]:
-    """The runs that have a score on a test set, by their seeds."""
-    return {
-      run.seed: run for run in runs if test in self._results[run]['tests']
-    }
-
   def _counts(self, run: Run, test: str) -> Any:
     if (run, test) not in self._counted:
       lines = self._results.translations(run, test)
-      references = [self._tests[test].references]
-      (counted,) = statistics_of(
-        [lines], references, self._language, names=('BLEU',)
-      )
+      texts = [lines], [self._tests[test].references]
+      (counted,) = statistics_of(*texts, self._language, names=('BLEU',))
       self._counted[run, test] = counted['BLEU']
     return self._counted[run, test]
 
 
 def _beside(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Score:
-  """The values of some seeds beside those of a baseline, where it has any."""
   seeds = over_seeds(list(ours.values()))
-  common = [seed for seed in ours if seed in theirs]
-  if not common:
+  common_seeds = [seed for seed in ours if seed in theirs]
+  if not common_seeds:
     return Score(seeds)
   before, after = (
-    over_seeds([values[seed] for seed in common]) for values in (theirs, ours)
+    over_seeds([values[seed] for seed in common_seeds])
+    for values in (theirs, ours)
   )
-  differences = tuple(ours[seed] - theirs[seed] for seed in common)
+  differences = tuple(ours[seed] - theirs[seed] for seed in common_seeds)
   return Score(seeds, differences, welch(before, after))
 
 
 def report(recipe: Recipe, results: Results, tables: Sequence[Table]) -> str:
   """What was compared and how, and a section for each table."""
-  norms = dict.fromkeys(table.norm for table in tables)
-  parts = [
-    _head(recipe, list(norms)),
-    *map(_section, tables),
-    _circumstances(results),
-  ]
+  norms = list(dict.fromkeys(table.norm for table in tables))
+  parts = [_head(recipe, norms)]
+  for table in tables:
+    parts.append(f'### {table.norm.capitalize()}-norm, {_TITLES[table.kind]}')
+    parts += [_grid(table.lines) if table.lines else '', _missing(table)]
+  parts.append(_circumstances(results))
   return '\n\n'.join(part for part in parts if part) + '\n'
 
 
@@ -239,13 +237,6 @@ def _head(recipe: Recipe, norms: Sequence[str]) -> str:
   )
 
 
-def _section(of_norm: Table) -> str:
-  title = f'### {of_norm.norm.capitalize()}-norm, {_TITLES[of_norm.kind]}'
-  grid = _grid(of_norm.lines) if of_norm.lines else ''
-  parts = title, grid, _missing(of_norm)
-  return '\n\n'.join(part for part in parts if part)
-
-
 def _grid(lines: Sequence[Line]) -> str:
   tests = list(dict.fromkeys(test for line in lines for test in line.bleu))
   header = ['scheme', 'extra parameters', 'fusion rate', 'seeds']
@@ -265,28 +256,19 @@ def _grid(lines: Sequence[Line]) -> str:
       p_value(nll and nll.over_seeds),
     ]
     for test in tests:
-      row += _scores(line.bleu.get(test), line.chrf.get(test))
+      if bleu := line.bleu.get(test):
+        row += [mean(bleu.seeds), signed(bleu.difference)]
+        row += map(p_value, (bleu.bootstrap, bleu.over_seeds))
+        row.append(mean(line.chrf[test].seeds))
+      else:
+        row += [NONE] * 5
     rows.append(row)
-  return table(header, rows)
-
-
-def _scores(bleu: Score | None, chrf: Score | None) -> list[str]:
-  if bleu is None or chrf is None:
-    return [NONE] * 5
-  p_values = p_value(bleu.bootstrap), p_value(bleu.over_seeds)
-  return [
-    mean(bleu.seeds),
-    signed(bleu.difference),
-    *p_values,
-    mean(chrf.seeds),
-  ]
+  return common.table(header, rows)
 
 
 def _missing(of_norm: Table) -> str:
   """What is not finished: for each choice of seeds, schemes that lack it."""
-  if not of_norm.missing:
-    return ''
-  if not of_norm.lines:
+  if of_norm.missing and not of_norm.lines:
     return f'None of {len(of_norm.missing)} runs is finished yet.'
   seeds: dict[str, list[str]] = {}
   for run in of_norm.missing:
@@ -302,13 +284,11 @@ def _missing(of_norm: Table) -> str:
 
 def _circumstances(results: Results) -> str:
   """Signatures and hardware; nothing without results."""
-  signatures = dict.fromkeys(
-    f'`{scores["bleu_signature"]}`'
-    for run in results
-    for scores in run['tests'].values()
-  )
+  signatures: dict[str, None] = {}
   machines: dict[str, set[int]] = {}
   for run in results:
+    for scores in run['tests'].values():
+      signatures[f'`{scores["bleu_signature"]}`'] = None
     cores = f'{run["cpu"]}, {run["cores"]} cores'
     name = f'{cores}, {run["device"]}, jax {run["jax"]}'
     machines.setdefault(name, set()).add(run['seed'])
@@ -322,10 +302,8 @@ def _circumstances(results: Results) -> str:
 
 def mean(seeds: Seeds, digits: int = 2) -> str:
   """The mean, with the deviation where there are several seeds."""
-  text = f'{seeds.mean:.{digits}f}'
-  if seeds.deviation is None:
-    return text
-  return f'{text} ± {seeds.deviation:.{digits}f}'
+  numbers = (seeds.mean, seeds.deviation)
+  return ' ± '.join(f'{x:.{digits}f}' for x in numbers if x is not None)
 
 
 def signed(difference: float | None, digits: int = 2) -> str:
@@ -336,12 +314,10 @@ def signed(difference: float | None, digits: int = 2) -> str:
 
 
 def p_value(value: float | None) -> str:
-  """A probability with three decimals."""
   if value is None:
     return NONE
   return '<0.001' if value < 0.001 else f'{value:.3f}'
 
 
 def paragraph(text: str) -> str:
-  """A text in lines of 80 letters, or of one longer word."""
   return textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)

@@ -1,27 +1,16 @@
 """Runs of a comparison: trained, translated, scored, and kept as results."""
 
 import gzip
-import itertools
 import json
 import math
 import shutil
-import statistics
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from benchmarks.common import (
-  as_flags,
-  changes,
-  circumstances,
-  log,
-  metrics,
-  start,
-  train,
-  write_results,
-)
+from benchmarks import common
 from benchmarks.comparison.plan import (
   Contestants,
   Folders,
@@ -40,6 +29,7 @@ from fusion_jax.metrics import corpus_scores
 _DEVICE = 'import jax; print(jax.devices()[0].device_kind, jax.device_count())'
 _SCORES = ('bleu', 'chrf', 'bleu_signature', 'chrf_signature')
 _PLACES = ('name', 'data.root', 'data.prepared', 'training.init_from')
+_IDENTITY = 'phase', 'norm', 'scheme', 'seed'
 _FAILURES = subprocess.CalledProcessError, CheckFailed, InputError
 
 
@@ -79,11 +69,12 @@ class Results:
   def __init__(self, folder: Path, digests: Mapping[str, str]):
     """Reads what is there."""
     self._folder, self._digests = folder, digests
+    paths = sorted(folder.rglob('[!.]*.json'))
     self._runs = {
       path.relative_to(folder).as_posix().removesuffix('.json'): _read(
         path, digests
       )
-      for path in sorted(folder.rglob('[!.]*.json'))
+      for path in paths
     }
 
   def __contains__(self, run: Run) -> bool:
@@ -101,21 +92,18 @@ class Results:
     numbers: dict[str, Any],
     translations: Mapping[str, Sequence[str]],
   ) -> None:
-    """Writes the results of a finished run."""
     path = self._folder / f'{run.name}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
     for test, lines in translations.items():
       text = ''.join(f'{line}\n' for line in lines)
       packed = gzip.compress(text.encode(), mtime=0)
       write_whole(self._translations(run, test), packed)
-    identity = {'phase': run.phase, 'norm': run.norm}
-    identity |= {'scheme': run.scheme, 'seed': run.seed}
-    numbers = {'recipe': self._digests[run.norm], **identity, **numbers}
-    write_results(path, numbers)
+    fields = {name: getattr(run, name) for name in _IDENTITY}
+    numbers = {'recipe': self._digests[run.norm], **fields, **numbers}
+    common.write_results(path, numbers)
     self._runs[run.name] = numbers
 
   def translations(self, run: Run, test: str) -> tuple[str, ...]:
-    """The translations of a test set by a finished run."""
     return read_file(str(self._translations(run, test))).lines
 
   def _translations(self, run: Run, test: str) -> Path:
@@ -136,23 +124,6 @@ def _read(path: Path, digests: Mapping[str, str]) -> dict[str, Any]:
   return numbers
 
 
-class Finished(NamedTuple):
-  """What is kept of a run: numbers, and the translations of each test set."""
-
-  numbers: dict[str, Any]
-  translations: dict[str, Sequence[str]]
-
-
-class Measure(Protocol):
-  """What `Runner` is to a plan."""
-
-  def __call__(self, run: Run, rate: float | None) -> Finished:
-    """Does what is left of a run."""
-
-  def clean(self, run: Run) -> None:
-    """Deletes what nobody needs of a finished run."""
-
-
 class Runner:
   """Trains, translates and scores runs of a recipe, one at a time."""
 
@@ -170,21 +141,22 @@ class Runner:
     self._folders, self._tests = folders, tests
     self._deadline, self._kept = deadline, kept
 
-  def __call__(self, run: Run, rate: float | None) -> Finished:
-    """Does what is left of a run."""
-    workdir = self._folders.run(run)
-    parts = self._recipe, self._contestants, self._folders
-    config = experiment(run, *parts, rate)
+  def __call__(
+    self, run: Run, rate: float | None
+  ) -> tuple[dict[str, Any], dict[str, Sequence[str]]]:
+    """Does what is left of a run: numbers, and translations by test set."""
+    workdir, recipe = self._folders.run(run), self._recipe
+    config = experiment(run, recipe, self._contestants, self._folders, rate)
     self._check_start(run)
-    train(self._recipe.config, config, workdir, self._left())
-    validations = metrics(workdir, 'valid')
+    common.train(recipe.config, config, workdir, self._left())
+    validations = common.metrics(workdir, 'valid')
     if not validations or validations[-1]['step'] != config.training.steps:
       raise CheckFailed('it was stopped before its last update')
     tests = {} if run.phase == 'tuning' else self._tests
     translations = {
       name: self._translate(workdir, name, text) for name, text in tests.items()
     }
-    made = changes(config, self._recipe.phases[run.phase])
+    made = common.changes(config, recipe.phases[run.phase])
     numbers = {
       'parameters': count(config),
       'changes': {key: made[key] for key in made if key not in _PLACES},
@@ -193,7 +165,7 @@ class Runner:
       'fusion_rate': rate,
       'tests': self._scores(translations),
     }
-    return Finished(numbers | _circumstances(), translations)
+    return numbers | _circumstances(), translations
 
   def clean(self, run: Run) -> None:
     """Deletes the checkpoints of a finished run, unless its phase is kept."""
@@ -216,80 +188,60 @@ class Runner:
     if not output.exists():
       flags = {'workdir': workdir, 'input': text.source, 'output': output}
       flags |= {'step': 'last', 'average': self._recipe.average}
-      start('decode.py', *as_flags(flags), seconds=self._left())
+      common.start('decode.py', *common.as_flags(flags), seconds=self._left())
     return read_file(str(output)).lines
 
   def _left(self) -> float | None:
-    """Seconds until the deadline."""
     return self._deadline and max(self._deadline - time.monotonic(), 0)
 
   def _scores(
     self, translations: Mapping[str, Sequence[str]]
   ) -> dict[str, dict[str, Any]]:
     language = self._recipe.phases['plain'].data.target_language
-    scores = {
-      name: corpus_scores(lines, self._tests[name].references, language)
-      for name, lines in translations.items()
-    }
-    return {
-      name: {key: getattr(score, key) for key in _SCORES}
-      for name, score in scores.items()
-    }
+    scores = {}
+    for name, lines in translations.items():
+      score = corpus_scores(lines, self._tests[name].references, language)
+      scores[name] = {key: getattr(score, key) for key in _SCORES}
+    return scores
 
 
 def trained(workdir: Path, config: ExperimentConfig) -> dict[str, Any]:
-  """What a finished training says of itself."""
-  last = metrics(workdir, 'train')[-1]
-  perplexity = metrics(workdir, 'valid')[-1]['perplexity']
+  """What a finished training says of itself; a loss is None or finite."""
+  last = common.metrics(workdir, 'train')[-1]
+  telemetry = (common.metrics(workdir, 'fusion') or [{}])[-1]
   layers = range(1, config.model.encoder_layers + 1)
   return {
-    'seconds_an_update': seconds_an_update(workdir),
-    # None where it is not finite.
-    'validation_nll': None if perplexity is None else math.log(perplexity),
+    'validation_nll': validation_nll(workdir),
     'encoder_gradient_norms': [
       last[f'encoder_gradient_norm_{layer}'] for layer in layers
     ],
     'telemetry': {
-      name: value
-      for line in metrics(workdir, 'fusion')[-1:]
-      for name, value in line.items()
+      name: telemetry[name]
+      for name in telemetry
       if name not in ('step', 'kind')
     },
   }
 
 
-def seconds_an_update(workdir: Path) -> float:
-  """The median over the progress lines of a run, compilation left out.
-
-  A line has the seconds since the start of the run; the first one has most of
-  the compilation in it, and counts only where it is the only one.
-  """
-  lines = metrics(workdir, 'train')
-  laps = [
-    (line['seconds'] - before['seconds']) / (line['step'] - before['step'])
-    for before, line in itertools.pairwise(lines)
-  ]
-  first = lines[0]
-  return statistics.median(laps or [first['seconds'] / first['step']])
+def validation_nll(workdir: Path) -> float | None:
+  """Nats a subword of the last validation; None where it is not finite."""
+  perplexity = common.metrics(workdir, 'valid')[-1]['perplexity']
+  return None if perplexity is None else math.log(perplexity)
 
 
 def _circumstances() -> dict[str, Any]:
   """Hardware, versions, date and the commit of the code."""
-  described = subprocess.run(
-    ['git', 'describe', '--always', '--dirty', '--abbrev=40'],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-  device = start('-c', _DEVICE).strip()
-  commit = described.stdout.strip()
-  return circumstances() | {'device': device, 'commit': commit}
+  describe = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
+  described = subprocess.run(describe, cwd=ROOT, stdout=subprocess.PIPE)
+  device = common.start('-c', _DEVICE).strip()
+  commit = described.stdout.decode().strip()
+  return common.circumstances() | {'device': device, 'commit': commit}
 
 
 def carry_out(
   runs: Sequence[Run],
   results: Results,
-  measure: Measure,
+  measure: Runner,
   limit: int | None = None,
   deadline: float | None = None,
 ) -> list[str]:
@@ -300,26 +252,25 @@ def carry_out(
       measure.clean(run)
       continue
     if done == limit or (deadline and time.monotonic() >= deadline):
-      log('the rest is left for the next time: the same command resumes')
+      common.log('the rest is left for the next time: the same command resumes')
       break
-    log(f'{run.name}: run {number} of {len(runs)}')
+    common.log(f'{run.name}: run {number} of {len(runs)}')
     try:
       _do(run, results, measure)
     except _FAILURES as error:
-      log(f'{run.name}: failed: {error}')
+      common.log(f'{run.name}: failed: {error}')
       failed.append(run.name)
     except subprocess.TimeoutExpired:
-      log(f'{run.name}: the time is over: the same command resumes')
+      common.log(f'{run.name}: the time is over: the same command resumes')
       break
     done += 1
   return failed
 
 
-def _do(run: Run, results: Results, measure: Measure) -> None:
+def _do(run: Run, results: Results, measure: Runner) -> None:
   if run.start and run.start not in results:
     raise CheckFailed(f'it starts from {run.start.name}, which is not finished')
-  finished = measure(run, chosen_rate(run, results))
-  results.add(run, finished.numbers, finished.translations)
+  results.add(run, *measure(run, chosen_rate(run, results)))
   measure.clean(run)
 
 
@@ -334,6 +285,5 @@ def chosen_rate(run: Run, results: Results) -> float | None:
   }
   if not losses:
     raise CheckFailed('no run of its tuning is finished')
-  return min(
-    losses, key=lambda rate: math.inf if losses[rate] is None else losses[rate]
-  )
+  worst = math.inf
+  return min(losses, key=lambda x: worst if losses[x] is None else losses[x])

@@ -37,7 +37,6 @@ class CTranslate2Search:
     self._first: list[str] = []
 
   def step(self) -> None:
-    """Translates everything once."""
     translated = [
       result.hypotheses[0]
       for batch in self._batches
@@ -56,7 +55,6 @@ class CTranslate2Search:
     self._first = translated[0]
 
   def report(self) -> dict[str, Any]:
-    """Version, device, type, and the first translation less its last token."""
     return {
       'version': f'ctranslate2 {ctranslate2.__version__}',
       'device': self._translator.device,

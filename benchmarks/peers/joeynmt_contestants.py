@@ -1,20 +1,15 @@
-r"""JoeyNMT as a contestant: its own training step, search and batches.
+r"""JoeyNMT as a contestant: its own training step and search.
 
     echo 5 | .venv-peers/bin/python -m benchmarks.peers.joeynmt_contestants \
         step --size=small
-    .venv-peers/bin/python -m benchmarks.peers.joeynmt_contestants padding FILE
 
 The step is that of its TrainManager, with its model, loss, batch and optimiser.
 Its layers have dropout also on the attention weights and the hidden layer of
-the filter. The search has random parameters of its own. `padding` prints, as a
-line of JSON, how full the training batches of a config are: real tokens of both
-sides, end symbols included, start symbols not.
+the filter. The search has random parameters of its own.
 """
 
 import argparse
-import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,8 +17,6 @@ import joeynmt
 import torch
 from joeynmt.batch import Batch
 from joeynmt.builders import build_optimizer
-from joeynmt.config import load_config, parse_global_args
-from joeynmt.data import load_data
 from joeynmt.model import build_model
 from joeynmt.search import search
 from joeynmt.vocabulary import Vocabulary
@@ -36,7 +29,6 @@ _BATCHES = 4
 
 
 def vocabulary(size: Size) -> Vocabulary:
-  """Four special symbols and made-up pieces."""
   symbols = SimpleNamespace(
     unk_token='<unk>', pad_token='<pad>', bos_token='<s>', eos_token='</s>',
     unk_id=_UNKNOWN, pad_id=_PADDING, bos_id=_START, eos_id=_END,
@@ -128,7 +120,6 @@ class JoeyNmtStep:
     self._steps += 1
 
   def report(self) -> dict[str, Any]:
-    """Version, parameters, last loss."""
     return _about(self._model) | {'loss': self._loss}
 
 
@@ -160,7 +151,6 @@ class JoeyNmtSearch:
         raise RuntimeError('a translation has another length')
 
   def report(self) -> dict[str, Any]:
-    """Version and parameters."""
     return _about(self._model)
 
 
@@ -171,34 +161,12 @@ def _about(model: torch.nn.Module) -> dict[str, Any]:
   }
 
 
-def real_share(path: Path) -> float:
-  """The share of the slots of a config's training batches with real tokens."""
-  arguments = parse_global_args(load_config(path), mode='train')
-  _, pieces, data, _, _ = load_data(arguments.data, datasets=['train'])
-  batches = data.make_iter(
-    batch_size=arguments.train.batch_size,
-    batch_type=arguments.train.batch_type,
-    shuffle=True,
-    pad_index=pieces.pad_index,
-    eos_index=pieces.eos_index,
-  )
-  real = slots = 0
-  for batch in batches:
-    real += batch.ntokens + int(batch.src_mask.sum())
-    slots += batch.trg.numel() + batch.src.numel()
-  return real / slots
-
-
 def main() -> None:
   parser = argparse.ArgumentParser()
   programs = parser.add_subparsers(dest='program', required=True)
   add_size(programs.add_parser('step'))
   add_task(programs.add_parser('search'))
-  programs.add_parser('padding').add_argument('config', type=Path)
   arguments = parser.parse_args()
-  if arguments.program == 'padding':
-    print(json.dumps({'real_share': real_share(arguments.config)}))
-    return
   size = SIZES[arguments.size]
   if arguments.program == 'step':
     serve(lambda: JoeyNmtStep(size))

@@ -8,7 +8,6 @@ attention and fused Adam, and no masks of padding, as the batches have none.
 """
 
 import argparse
-import dataclasses
 import sys
 from typing import Any
 
@@ -112,7 +111,6 @@ class Transformer(nn.Module):
 
 
 def sinusoids(size: Size) -> Tensor:
-  """Position encodings [length, width]."""
   exponent = torch.arange(0, size.width, 2) / size.width
   angle = torch.arange(size.length)[:, None] * 10_000**-exponent
   return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
@@ -151,7 +149,6 @@ class PyTorchStep:
       torch.cuda.synchronize()
 
   def report(self) -> dict[str, Any]:
-    """Version, parameters, last loss; gives the memory of the device back."""
     facts = {
       'version': f'torch {torch.__version__}',
       'parameters': sum(p.numel() for p in self._model.parameters()),
@@ -176,7 +173,7 @@ def main() -> None:
   arguments = parser.parse_args()
   size = SIZES[arguments.size]
   rows, length = arguments.rows or size.rows, arguments.length or size.length
-  size = dataclasses.replace(size, rows=rows, length=length)
+  size = size._replace(rows=rows, length=length)
   serve(lambda: PyTorchStep(size, arguments))
 
 

@@ -182,7 +182,7 @@ def test_the_whole_plan_fits_nine_minutes_of_sixteen_cores(
 
 def test_the_plan_without_data_or_peers(tmp_path, monkeypatch):
   monkeypatch.setattr('importlib.util.find_spec', lambda _: None)
-  monkeypatch.setattr(accelerator, 'PEERS_PYTHON', tmp_path / 'none')
+  monkeypatch.setattr('benchmarks.common.PEERS_PYTHON', tmp_path / 'none')
   place = Place(tmp_path, None, False, 'gpu')
   missing = {row.missing for row in plan(place)}
   assert missing == {

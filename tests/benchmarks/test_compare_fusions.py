@@ -25,7 +25,7 @@ def flags(tmp_path):
   }
   return [
     *(f'--{name}={path}' for name, path in folders.items()),
-    *('--phases=plain', '--norms=pre', '--seeds=0', '--priority=normal'),
+    *('--phases=plain', '--norms=pre', '--seeds=0'),
   ]
 
 

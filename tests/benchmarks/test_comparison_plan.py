@@ -102,8 +102,8 @@ def test_a_scheme_without_an_exact_start_is_trained_from_scratch(tmp_path):
   entries = PLAIN, SHARED
   names = planned(recipe(tmp_path), entries, norms=('pre', 'post'))
   assert [name for name in names if 'shared' in name] == [
-    'scratch/pre/shared-0',
-    'scratch/post/shared-0',
+    'scratch/pre/value_residual_shared-0',
+    'scratch/post/value_residual_shared-0',
   ]
 
 
@@ -195,6 +195,4 @@ def test_only_what_a_fusion_adds_is_tuned(tmp_path):
     'wide': False,
   }
   assert own.entry('rezero').has_norm
-  scratch = {name for name in own.names if own.entry(name).only_scratch}
-  assert scratch == ONLY_FROM_SCRATCH
   assert own.entry('none').is_plain

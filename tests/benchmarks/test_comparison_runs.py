@@ -16,13 +16,11 @@ from small_comparison import (
 
 from benchmarks.comparison.plan import Contestants, Folders
 from benchmarks.comparison.runs import (
-  Finished,
   Results,
   Runner,
   carry_out,
   chosen_rate,
   find_texts,
-  seconds_an_update,
 )
 from fusion_jax.errors import CheckFailed, InputError
 
@@ -45,7 +43,7 @@ class FakeMeasure:
       raise self.endings.pop(run.name)
     loss = self.losses.get(run.name, 2.0)
     numbers = NUMBERS | {'fusion_rate': rate, 'validation_nll': loss}
-    return Finished(numbers, {'test': [run.name]})
+    return numbers, {'test': [run.name]}
 
   def clean(self, run):
     self.cleaned.append(run.name)
@@ -94,7 +92,7 @@ def test_translations_without_numbers_are_no_finished_run(
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr('benchmarks.comparison.runs.write_results', interrupted)
+    patch.setattr('benchmarks.common.write_results', interrupted)
     with pytest.raises(KeyboardInterrupt):
       carried_out(tmp_path, measure)
   carried_out(tmp_path, measure, limit=1)
@@ -220,19 +218,6 @@ def test_checkpoints_stay_of_the_phases_that_are_kept(tmp_path, kept):
     checkpoints.mkdir(parents=True)
     runner.clean(runs[name])
     assert checkpoints.exists() == (runs[name].phase in kept)
-
-
-def test_the_seconds_of_an_update_are_without_compilation(tmp_path):
-  lines = [
-    {'kind': 'train', 'step': step, 'seconds': seconds}
-    for step, seconds in ((10, 60.0), (20, 62.0), (30, 65.0), (40, 67.0))
-  ]
-  text = ''.join(json.dumps(line) + '\n' for line in lines)
-  (tmp_path / 'metrics.jsonl').write_text(text + '{"kind": "tr')
-  # Laps of 0.2, 0.3 and 0.2 s.
-  assert seconds_an_update(tmp_path) == pytest.approx(0.2)
-  (tmp_path / 'metrics.jsonl').write_text(text.splitlines()[0] + '\n')
-  assert seconds_an_update(tmp_path) == pytest.approx(6.0)
 
 
 def test_texts_are_found_by_pattern(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.scheme_health import (
   CONTINUED,
-  EXCEPTIONS,
   SCRATCH,
+  SETTING,
   Job,
   job_config,
   jobs,
@@ -62,12 +62,12 @@ def test_a_seed_without_the_plain_model_does_not_count():
 
 
 def test_exceptions_are_named():
-  (name, phase), reason = next(iter(EXCEPTIONS.items()))
-  rounds = _rounds((BASELINE, phase, 0, 3.0), (name, phase, 0, 9.0))
-  verdict = verdicts(rounds)[name, phase]
+  name, reason = next(iter(SETTING['exceptions'].items()))
+  rounds = _rounds((BASELINE, SCRATCH, 0, 3.0), (name, SCRATCH, 0, 9.0))
+  verdict = verdicts(rounds)[name, SCRATCH]
   assert not verdict.failed
   assert verdict.reason == reason
-  assert {name for name, _ in EXCEPTIONS} <= set(schemes(4))
+  assert SETTING['exceptions'].keys() <= schemes(4).keys()
 
 
 def test_every_scheme_is_trained_from_both_starts():

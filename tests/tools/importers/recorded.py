@@ -1,10 +1,9 @@
 """Models of other programs with random weights, and what those made of them.
 
 `marian_model` was made by transformers 5.23 and PyTorch 2.13, with
-`python -m benchmarks.peers.marian_parity --shape=tiny`; `fairseq_model` by
-fairseq 0.12.2, with `python -m benchmarks.peers.fairseq_parity --shape=tiny`.
-The text is ten English sentences with their German translations, written for
-this.
+`python -m benchmarks.peers.import_parity marian --shape=tiny`; `fairseq_model`
+by fairseq 0.12.2, with `fairseq` instead of `marian`. The text is ten English
+sentences with their German translations, written for this.
 """
 
 import dataclasses

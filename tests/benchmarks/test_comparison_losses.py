@@ -5,17 +5,17 @@ import pytest
 from saved_runs import SavedRun
 
 import fusion_jax
-from benchmarks.comparison.plan import Run
-from benchmarks.paired_losses import (
+from benchmarks.comparison.losses import (
   Losses,
   compare,
   difference,
-  losses,
   paired,
   read_losses,
   rendered,
   save_losses,
+  score,
 )
+from benchmarks.comparison.plan import Run
 from fusion_jax.errors import InputError
 
 
@@ -76,17 +76,20 @@ def test_each_run_is_compared_with_its_plain_model():
   assert found[second]['t'].nats == pytest.approx(1.0)
   assert found[scheme]['t'].nats == 0
   _, _, *rows = rendered(found).splitlines()
-  assert rows[0] == ('| `none` | 1 | +1.000 ± 0.866 | +1.000 ± 0.866 | 0.248 |')
+  label, numbers = rows[0].split(' | ', 1)
+  assert label == '| `plain/pre/none-1`'
+  assert numbers == '+1.000 ± 0.866 | +1.000 ± 0.866 | 0.248 |'
 
 
-def test_runs_without_their_plain_model_are_refused():
+def test_runs_without_their_plain_model_are_left_out():
   scheme = Run('scratch', 'pre', 'dlcl', 1)
-  with pytest.raises(InputError, match='scratch/pre/dlcl-1 has no plain model'):
-    paired({scheme: {'t': _SYSTEM}})
-  with pytest.raises(InputError, match='--phases=continued --keep=continued'):
-    paired({scheme._replace(phase='continued'): {'t': _SYSTEM}})
-  with pytest.raises(InputError, match='no two runs with checkpoints'):
-    paired({})
+  plain, other = Run('plain', 'pre', 'none', 0), Run('plain', 'post', 'none', 1)
+  continued = Run('continued', 'pre', 'none', 1)
+  scored = {run: {'t': _PLAIN} for run in (scheme, plain, other, continued)}
+  with pytest.raises(InputError, match='--keep=plain,continued,scratch'):
+    paired(scored)
+  beside = scheme._replace(seed=0)
+  assert list(paired(scored | {beside: {'t': _SYSTEM}})) == [beside]
 
 
 def test_the_wide_model_is_no_plain_one():
@@ -101,7 +104,7 @@ def test_losses_of_a_run(tmp_path):
   run.save({1: None})
   model = fusion_jax.load(run.workdir, step='last')
   pairs = ['the cat', 'a dog in the house'], ['cats and dogs', 'the mat']
-  found = losses(model, *pairs)
+  found = score(model, pairs)
   for line, own in enumerate(model.score(*pairs)):
     assert found.subwords[line] == len(own.tokens)
     assert found.nats[line] == pytest.approx(-sum(own.tokens))
