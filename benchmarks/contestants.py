@@ -41,7 +41,7 @@ from benchmarks.sizes import (
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import Row, changed, depth
 from fusion_jax.data.batching import Batch, Shape
-from fusion_jax.data.packed_batches import PackedPlan, assemble_packed
+from fusion_jax.data.packing import PackedPlan, assemble_packed
 from fusion_jax.data.records import Example
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.compiled import (

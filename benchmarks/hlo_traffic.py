@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fusion_jax.tools.aot.hlo_text import (
+from fusion_jax.tools.aot.hlo import (
   called,
   computations,
   element_bits,

@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.data.normalise import normalise
-from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.data.tokenizer import Tokenizer, normalise
 from fusion_jax.errors import InputError
 
 _COLUMNS = 10

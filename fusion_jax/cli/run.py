@@ -30,8 +30,7 @@ from fusion_jax.cli.text_io import (
   read_lines,
 )
 from fusion_jax.config import DecodingConfig
-from fusion_jax.data.references import log_unreachable
-from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.data.tokenizer import Tokenizer, log_unreachable
 from fusion_jax.decoding.certify import as_json, certify, failure, table
 from fusion_jax.decoding.ensemble import Ensemble
 from fusion_jax.decoding.score import Scorer

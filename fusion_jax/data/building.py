@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from fusion_jax.data import filtering, prepared, records
-from fusion_jax.data.chunks import (
+from fusion_jax.data.encoding import (
   ChunkEncoder,
   EncodedChunk,
   KeptChunk,

@@ -25,13 +25,13 @@ from fusion_jax.data.batching import (
   TrainingPlan,
 )
 from fusion_jax.data.mixing import Mixture
-from fusion_jax.data.packed_batches import (
+from fusion_jax.data.packing import (
   PackedEpoch,
   PackedPlan,
   assemble_packed,
+  choose_packed_shape,
   packing_table,
 )
-from fusion_jax.data.packing import choose_packed_shape
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,10 @@ from fusion_jax.config import DataConfig, TokenizerConfig
 from fusion_jax.config.directions import Direction
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.config.serialization import to_dict
-from fusion_jax.data import corpora, prepared
+from fusion_jax.data import corpora, filtering, prepared
 from fusion_jax.data.building import CorpusWriter
-from fusion_jax.data.chunks import ChunkEncoder
-from fusion_jax.data.encoding import PairEncoder
+from fusion_jax.data.encoding import ChunkEncoder, PairEncoder
 from fusion_jax.data.prepared import PreparedCorpus
-from fusion_jax.data.reports import report_table, summed
 from fusion_jax.data.texts import (
   Text,
   splits_of,
@@ -41,6 +39,69 @@ from fusion_jax.files import whole_folder
 from fusion_jax.json_files import sealed
 from fusion_jax.progress import tell_how_long
 from fusion_jax.startup import one_line_errors, run_program, start_logging
+
+
+def report_table(report: dict[str, Any]) -> str:
+  """Format the report of `PreparedCorpus` as a table for the log."""
+  heads = ('pairs', 'kept', *filtering.REASONS)
+  splits = dict(_rows(report))
+  width = max(12, *map(len, splits))
+  titles = [f'{"split":>{width}}', *(f'{head:>12}' for head in heads)]
+  lines = ['  '.join(titles)]
+  for name, split in splits.items():
+    cells = [split['pairs'], split['kept'], *split['dropped'].values()]
+    numbers = '  '.join(f'{cell:>12,}' for cell in cells)
+    lines.append(f'{name:>{width}}  {numbers}')
+  for name, split in report['splits'].items():
+    kept = max(split['kept'], 1)
+    means = [f'{subwords / kept:.1f}' for subwords in split['subwords']]
+    shares = [
+      f'{unknown / max(subwords, 1):.3%}'
+      for unknown, subwords in zip(
+        split['unknown'], split['subwords'], strict=True
+      )
+    ]
+    lines.append(
+      f'{name}: {" / ".join(means)} subwords a line (source / target), '
+      f'{" / ".join(shares)} of them unknown'
+    )
+    if left := split['pairs'] - split['kept'] if name != 'train' else 0:
+      lines.append(
+        f'{name}: {left:,} of {split["pairs"]:,} pairs, empty or too long, are '
+        'in no loss; all are translated, in parts where need be, and scored'
+      )
+  return '\n'.join(lines)
+
+
+def _rows(report: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yield every split, and each of its directions if there are several."""
+  for name, split in report['splits'].items():
+    yield name, split
+    for direction, own in split.get('directions', {}).items():
+      yield f'{name} {direction}', own
+
+
+def summed(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+  """Add up the reports of one or more parts of a split."""
+  reasons = reports[0]['dropped']
+  return {
+    **{
+      count: sum(report[count] for report in reports)
+      for count in ('pairs', 'kept')
+    },
+    'dropped': {
+      reason: sum(report['dropped'][reason] for report in reports)
+      for reason in reasons
+    },
+    **{
+      sides: [
+        sum(both)
+        for both in zip(*(report[sides] for report in reports), strict=True)
+      ]
+      for sides in ('subwords', 'unknown')
+    },
+  }
+
 
 logger = logging.getLogger(__name__)
 

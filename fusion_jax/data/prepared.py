@@ -18,6 +18,7 @@ report, which says how many pairs each of them has in the split.
 import bisect
 import dataclasses
 import itertools
+import tokenize
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -27,7 +28,6 @@ import pydantic
 from jaxtyping import Int32
 
 from fusion_jax.data import records
-from fusion_jax.data.arrays import are_lengths, are_rows, open_array
 from fusion_jax.data.encoding import PairEncoder
 from fusion_jax.data.records import Example
 from fusion_jax.data.tokenizer import Tokenizer
@@ -38,6 +38,37 @@ from fusion_jax.json_files import (
   file_digest,
   read_json,
 )
+
+
+def open_array(path: Path, dtype: type[np.integer]) -> np.ndarray:
+  """Memory-map a file."""
+  try:
+    array = np.load(path, mmap_mode='r')
+  except tokenize.TokenError as error:  # The header is a Python literal.
+    raise ValueError(f'{path}: {error}') from error
+  if array.dtype != dtype:
+    raise ValueError(f'{path}: holds {array.dtype}')
+  return array
+
+
+def are_rows(rows: np.ndarray | None, examples: int, stored: int) -> bool:
+  """Return whether the rows are ascending positions of stored records."""
+  if rows is None:
+    return examples == stored
+  if rows.shape != (examples,):
+    return False
+  return bool(np.all(np.diff(rows, prepend=-1, append=stored) > 0))
+
+
+def are_lengths(
+  lengths: np.ndarray, examples: int, subwords: np.ndarray, sampled: bool
+) -> bool:
+  """Return whether lengths match the counts of examples and subwords."""
+  if lengths.shape != (examples, 2) or lengths.min(initial=1) < 1:
+    return False
+  total = lengths.sum(axis=0, dtype=np.int64)
+  return bool(np.all(total >= subwords if sampled else total == subwords))
+
 
 SETTINGS = 'settings.json'
 REPORT = 'report.json'

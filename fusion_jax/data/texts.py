@@ -7,7 +7,7 @@ from fusion_jax.config import DataConfig
 from fusion_jax.config.directions import Direction
 from fusion_jax.data import corpora
 from fusion_jax.data.mixing import apportioned, shares
-from fusion_jax.data.normalise import normalised
+from fusion_jax.data.tokenizer import normalised
 from fusion_jax.progress import with_progress
 
 

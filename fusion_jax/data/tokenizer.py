@@ -1,5 +1,7 @@
 """Subword tokenizers: SentencePiece models, trained here or given.
 
+Every line of text is normalised before anything else.
+
 Unigram language models follow Kudo (2018), https://arxiv.org/abs/1804.10959;
 byte-pair encoding follows Sennrich et al. (2016),
 https://arxiv.org/abs/1508.07909.
@@ -9,20 +11,51 @@ import dataclasses
 import functools
 import hashlib
 import io
+import logging
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import regex
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from fusion_jax.config import TokenizerConfig
-from fusion_jax.data.normalise import normalise
 from fusion_jax.data.sampling import SubwordSampler
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_regular
+
+# Control characters end a line for some readers; U+2581 is the character that
+# SentencePiece writes for a space.
+_SPACES = re.compile(r'[\x00-\x1f\x7f-\x9f\u2581]')
+_BYTE_ORDER_MARK = '\ufeff'
+# What leaves no trace on paper, by the properties that Unicode gives it.
+_INVISIBLE = regex.compile(r'[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}]*')
+
+
+def normalise(line: str) -> str:
+  """Return a line in NFC, without control characters or extra white space.
+
+  Byte order marks are removed. Control characters (including the carriage
+  return of CRLF) and U+2581, which SentencePiece reads as a space, become
+  spaces. Runs of white space of any kind become one space, and the ends are
+  stripped. A line of only invisible characters is empty: of Unicode's
+  categories C and Z and of its property Default_Ignorable_Code_Point.
+  """
+  if not line.isascii():
+    line = line.replace(_BYTE_ORDER_MARK, '')
+    line = unicodedata.normalize('NFC', line)
+  line = ' '.join(_SPACES.sub(' ', line).split())
+  return '' if _INVISIBLE.fullmatch(line) else line
+
+
+def normalised(pair: tuple[str, str]) -> tuple[str, str]:
+  """Return both lines of a pair normalised."""
+  return normalise(pair[0]), normalise(pair[1])
+
 
 # Ids of the symbols in the models trained here.
 PADDING, UNKNOWN, START, END = range(4)
@@ -347,3 +380,24 @@ def _explained(message: str, config: TokenizerConfig) -> InputError:
 @functools.cache
 def _silence() -> None:
   sentencepiece.set_min_log_level(_ERRORS_ONLY)
+
+
+logger = logging.getLogger(__name__)
+
+
+def log_unreachable(
+  references: Sequence[str], tokenizer: Tokenizer, name: str
+) -> None:
+  """Say how many references no translation can equal, if any."""
+  changed = [
+    n for n, line in enumerate(references, 1) if tokenizer.changes(line)
+  ]
+  if changed:
+    logger.warning(
+      '%s: %d of %d lines, line %d first, have characters that the model '
+      'normalises; it cannot write these lines as they are',
+      name,
+      len(changed),
+      len(references),
+      changed[0],
+    )

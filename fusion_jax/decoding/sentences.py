@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from fusion_jax.config import DecodingConfig
-from fusion_jax.data.normalise import normalise
-from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.data.tokenizer import Tokenizer, normalise
 from fusion_jax.decoding.batches import PairIds, shortest_target, target_limit
 from fusion_jax.decoding.ensemble import Ensemble
 from fusion_jax.errors import InputError

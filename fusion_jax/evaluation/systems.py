@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fusion_jax.cli.text_io import open_input, read_lines, split_paths
-from fusion_jax.data.references import log_unreachable
+from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
 from fusion_jax.json_files import read_json

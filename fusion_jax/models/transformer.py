@@ -22,8 +22,11 @@ from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import bias_initializer, kernel_initializer
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.parameter import parameter
-from fusion_jax.layers.positions import sinusoids
-from fusion_jax.layers.segments import segment_mask, segment_positions
+from fusion_jax.layers.positions import (
+  segment_mask,
+  segment_positions,
+  sinusoids,
+)
 from fusion_jax.models.stack import Decoder, Encoder, Memories, StackOutput
 
 # Nested dictionaries whose leaves are arrays, or what stands for each of them:

@@ -21,7 +21,7 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch, choose_shapes
 from fusion_jax.data.pipeline import evaluation_batches
 from fusion_jax.data.prepared import PreparedCorpus, Split
-from fusion_jax.data.references import log_unreachable
+from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.decoding.ensemble import in_direction
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.files import write_errors, write_whole

@@ -11,7 +11,7 @@ from hypothesis import strategies
 
 from fusion_jax.config import DataConfig
 from fusion_jax.data import corpora
-from fusion_jax.data.normalise import normalise
+from fusion_jax.data.tokenizer import normalise
 from fusion_jax.errors import InputError
 
 PAIRS = [('A house.', 'Ein Haus.'), ('Two cats!', 'Zwei Katzen!')]

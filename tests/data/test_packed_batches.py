@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hypothesis_numpy
 from test_batching import caption_lengths
 
 from fusion_jax.data.batching import Shape
-from fusion_jax.data.packed_batches import (
+from fusion_jax.data.packing import (
   PackedPlan,
   assemble_packed,
   packing_table,

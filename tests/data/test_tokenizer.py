@@ -16,8 +16,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from fusion_jax.config import TokenizerConfig
 from fusion_jax.data import tokenizer as tokenizer_lib
-from fusion_jax.data.normalise import normalise
-from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.data.tokenizer import Tokenizer, normalise
 from fusion_jax.errors import InputError
 
 SYLLABLES = ('re', 'ver', 'o', 'la', 'stan', 'ti', 'mu', 'ke')

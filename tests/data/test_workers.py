@@ -52,7 +52,7 @@ def test_an_error_for_the_user_passes():
 
 def test_the_processes_import_no_jax():
   module = '__import__("sys").modules'
-  text = f'[__import__("fusion_jax.data.chunks"), "jax" in {module}][1]'
+  text = f'[__import__("fusion_jax.data.encoding"), "jax" in {module}][1]'
   with Workers(eval, 2) as workers:
     assert list(evaluated(workers, [text])) == [False]
 

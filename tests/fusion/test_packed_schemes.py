@@ -9,7 +9,7 @@ import pytest
 from cases import CASES
 
 from fusion_jax.data.batching import Shape, assemble
-from fusion_jax.data.packed_batches import assemble_packed
+from fusion_jax.data.packing import assemble_packed
 from fusion_jax.fusion.mixture import token_mixture
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import drawn_parameters

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiers import extended_but
 
 from fusion_jax.config import PRESETS
-from fusion_jax.layers.segments import segment_mask, segment_positions
+from fusion_jax.layers.positions import segment_mask, segment_positions
 from fusion_jax.models.transformer import Transformer, shift_right
 from fusion_jax.testing import assert_close, drawn_parameters
 

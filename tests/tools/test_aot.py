@@ -28,11 +28,12 @@ from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.tools.aot.__main__ import as_json, report
-from fusion_jax.tools.aot.batch import COMPILATIONS, largest_batch
 from fusion_jax.tools.aot.compile import (
+  COMPILATIONS,
   DoesNotFit,
   Figures,
   figures_for,
+  largest_batch,
   too_large,
 )
 from fusion_jax.tools.aot.programs import (

@@ -19,7 +19,7 @@ from tiers import extended_but
 
 from fusion_jax.config import DecodingConfig, ExperimentConfig, ModelConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.data.normalise import normalise
+from fusion_jax.data.tokenizer import normalise
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES

@@ -34,7 +34,7 @@ from fusion_jax.data.batching import (
   Shape,
   assemble,
 )
-from fusion_jax.data.packed_batches import (
+from fusion_jax.data.packing import (
   assemble_packed,
 )
 from fusion_jax.data.records import (

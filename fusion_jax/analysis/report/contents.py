@@ -22,7 +22,7 @@ from fusion_jax.analysis.text_choice import add_run_and_text_flags
 from fusion_jax.analysis.view import View
 from fusion_jax.analysis.views import keep, kept, look_at, views_of
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.data.references import log_unreachable
+from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.metrics import Scores, corpus_scores

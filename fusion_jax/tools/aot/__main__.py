@@ -81,8 +81,7 @@ def _figures(
 ) -> 'Figures':
   devices = topology_devices(topology)
   # Imported after `without_accelerator`, because they import JAX.
-  from fusion_jax.tools.aot.batch import largest_batch
-  from fusion_jax.tools.aot.compile import figures_for
+  from fusion_jax.tools.aot.compile import figures_for, largest_batch
   from fusion_jax.tools.aot.programs import ProgramRequest
 
   request = ProgramRequest(

@@ -2,7 +2,7 @@
 
 CTranslate2 computes the plain Transformer, pre-norm or post-norm; every fusion
 scheme is refused. The exported folder also has the two SentencePiece models: a
-line is normalised as `fusion_jax.data.normalise` does, segmented by
+line is normalised as `fusion_jax.data.tokenizer` does, segmented by
 source.model, translated, and joined by target.model.
 
 Axis letters: D model width, P positions, V vocabulary.

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.parallel.mesh import make_mesh
-from fusion_jax.tools.aot.hlo_collectives import Collective, collectives, totals
+from fusion_jax.tools.aot.hlo import Collective, collectives, totals
 
 _MESH = ParallelConfig(data=2, fsdp=2, tensor=2)
 
