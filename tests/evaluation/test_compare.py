@@ -11,7 +11,7 @@ from comparing import mistaken, pairs, write
 
 from fusion_jax import figures
 from fusion_jax.evaluation import compare
-from fusion_jax.evaluation.compare_report import draw
+from fusion_jax.evaluation.comparison import draw
 from fusion_jax.metrics import corpus_scores
 
 _FEW = ('--samples=50', '--trials=60', '--jobs=1')
@@ -256,9 +256,9 @@ def test_a_table_of_the_scores_on_stdout(texts, capsys):
     (['--system=a=base', '--train_target=empty'], 'empty: the file is empty'),
     (['--system=a=base', '--samples=0'], '--samples: must be >= 1, got 0'),
     (['--system=a=base', '--examples=-1'], '--examples: must be >= 0, got -1'),
-    (
-      ['--system=a=base', '--length_bounds=9,5'],
-      '--length_bounds=9,5: must be whole numbers above 0, ascending',
+    *(
+      (['--system=a=base', f'--length_bounds={bounds}'], f"got '{bounds}'")
+      for bounds in ('9,5', '', '0,5', '5,5', '5,x', '-5')
     ),
     (['--system=a=base', '--output=short/out'], 'short/out: cannot be'),
   ],
