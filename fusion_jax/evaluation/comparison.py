@@ -298,15 +298,22 @@ def draw(numbers: Numbers) -> figures.Figure:
 
 
 def _draw_scores(panel: figures.Axes, numbers: Numbers) -> None:
-  seeds = numbers['seeds']['BLEU']
-  points = [x['scores'] for x in seeds.values()]
-  centres, spreads = [scores[0] for scores in points], [0.0] * len(points)
-  if numbers['tests']:
-    tested = numbers['tests']['bootstrap']['BLEU']['systems'].values()
-    centres = [x['mean'] for x in tested]
-    spreads = [x['interval'] for x in tested]
-  x = 'BLEU (the axis does not start at 0)'
-  figures.draw_intervals(panel, list(seeds), centres, spreads, points, x)
+  """Draw a row for each system: an interval, and seeds as crosses."""
+  seeds, tests = numbers['seeds']['BLEU'], numbers['tests']
+  for row, (name, x) in enumerate(seeds.items()):
+    centre, spread = x['scores'][0], 0.0
+    if tests:
+      tested = tests['bootstrap']['BLEU']['systems'][name]
+      centre, spread = tested['mean'], tested['interval']
+    colour = figures.COLOURS[row % len(figures.COLOURS)]
+    panel.errorbar(
+      centre, row, xerr=spread, color=colour, fmt='o', mfc='white', capsize=4
+    )
+    rows = [row] * len(x['scores'])
+    panel.plot(x['scores'], rows, 'kx', markersize=5, zorder=3)
+  panel.set_yticks(range(len(seeds)), list(seeds))
+  panel.set_ylim(len(seeds) - 0.5, -0.5)
+  panel.set_xlabel('BLEU (the axis does not start at 0)')
   panel.set_title('intervals: 95 % of the bootstrap; crosses: seeds')
 
 
@@ -320,7 +327,7 @@ def _draw_buckets(
   """Draw the buckets that have anything in them."""
   filled = [row for row in rows if row['count']]
   bars = {
-    system: [figures.drawn(row['scores'][system]) for row in filled]
+    system: [row['scores'][system] for row in filled]
     for system in rows[0]['scores']
   }
   names = [name.format(**row) for row in filled]

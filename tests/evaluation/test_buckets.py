@@ -34,16 +34,6 @@ def test_boundaries_by_hand():
   ]
 
 
-@given(
-  bounds=st.sets(st.integers(1, 50), min_size=1).map(sorted),
-  value=st.integers(1, 60),
-)
-def test_every_length_is_in_one_bucket(bounds, value):
-  values = np.array([value])
-  held = [each.holds(values)[0] for each in buckets_between(bounds)]
-  assert sum(held) == 1
-
-
 def test_quantiles_by_hand():
   # Of 1 to 8, two in each of four; of equal ones there is one bucket.
   assert quantile_bounds(np.arange(9), 4) == (2, 4, 6)

@@ -1,7 +1,6 @@
 """Comparisons of systems, their report and figure."""
 
 import csv
-import gzip
 import json
 import os
 
@@ -277,14 +276,6 @@ def test_mistakes_end_in_one_line(texts, capsys, flags, message):
   ]
   assert message in line
   assert not any(found for _, _, found in os.walk('out'))
-
-
-def test_packed_files_are_read(texts):
-  with gzip.open('base.gz', 'wt') as file:
-    file.write('\n'.join(texts['base']) + '\n')
-  assert _compare('--system=a=base', '--system=b=base.gz', *_FEW) == 0
-  bleu = _numbers()['seeds']['BLEU']
-  assert bleu['a']['scores'] == bleu['b']['scores']
 
 
 def _bucket(name, count, score):
