@@ -324,7 +324,8 @@ def test_numbers_and_figure(analysed, monkeypatch, tmp_path):
   assert rows['decoder', 'layer', 1]['bleu_change'] == -20.0
   assert rows['encoder', 'input', 2]['bleu_change'] == -5.0
   for row in rows.values():
-    assert row['loss'] == numbers['whole']['loss'] + row['loss_change']
+    change = row['loss'] - numbers['whole']['loss']
+    assert row['loss_change'] == pytest.approx(change)
   figure = finding.figure
   titles = [panel.get_title() for panel in figure.axes]
   assert titles == [
