@@ -10,12 +10,11 @@ import functools
 import io
 import itertools
 import logging
-import math
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -109,6 +108,27 @@ def panels(
   return figure, list(axes[:count])
 
 
+class Panel(NamedTuple):
+  """One panel of a figure: `draw_lines` or the like, and what it draws."""
+
+  draw: Callable[..., None]
+  values: tuple[Any, ...]
+  title: str = ''
+
+
+def draw_panels(
+  contents: Sequence[Panel],
+  columns: int = 2,
+  size: tuple[float, float] = _PANEL,
+) -> tuple[Figure, list[Axes]]:
+  """Draw panels row by row."""
+  figure, places = panels(len(contents), columns, size)
+  for axes, panel in zip(places, contents, strict=True):
+    panel.draw(axes, *panel.values)
+    axes.set_title(panel.title)
+  return figure, places
+
+
 def styles() -> Iterator[dict[str, Any]]:
   """Yield colour and marker of each next line; 49 pairs before one repeats."""
   for number in itertools.count():
@@ -117,13 +137,8 @@ def styles() -> Iterator[dict[str, Any]]:
     yield {'color': COLOURS[place], 'marker': marker, 'markersize': 4}
 
 
-def drawn(value: float | int | None) -> float | int:
-  """Return a number of a view for drawing; None becomes NaN, a gap."""
-  return math.nan if value is None else value
-
-
-# x and y values of a line.
-Line = tuple[Sequence[float | int], Sequence[float | int]]
+# x and y values of a line; None is a gap.
+Line = tuple[Sequence[float | int], Sequence[float | int | None]]
 
 
 def draw_lines(
@@ -141,7 +156,8 @@ def draw_lines(
       continue
     dash, look = ('--' if name in dashed else '-'), dashed.get(name, name)
     every = max(1, len(xs) // _MOST_MARKERS)
-    axes.plot(xs, ys, dash, label=name, markevery=every, **looks[look])
+    values = np.array(ys, np.float64)
+    axes.plot(xs, values, dash, label=name, markevery=every, **looks[look])
   axes.set_xlabel(x)
   axes.set_ylabel(y)
   most = max((max(xs) for xs, _ in lines.values() if len(xs)), default=0)
@@ -189,7 +205,7 @@ def share_legend(figure: Figure, axes: Sequence[Axes]) -> None:
 def draw_bars(
   axes: Axes,
   groups: Sequence[str],
-  bars: Mapping[str, Sequence[float]],
+  bars: Mapping[str, Sequence[float | None]],
   x: str,
   y: str,
 ) -> None:
@@ -200,35 +216,14 @@ def draw_bars(
     zip(bars.items(), styles(), strict=False)
   ):
     shift = (index - (len(bars) - 1) / 2) * width
-    axes.bar(places + shift, heights, width, label=name, color=style['color'])
+    values = np.array(heights, np.float64)
+    axes.bar(places + shift, values, width, label=name, color=style['color'])
   axes.set_xticks(places, thinned(groups))
   axes.set_xlabel(x)
   axes.set_ylabel(y)
   axes.grid(axis='x', visible=False)
   if len(bars) > 1:
     _legend_beside(axes)
-
-
-def draw_intervals(
-  axes: Axes,
-  names: Sequence[str],
-  centres: Sequence[float],
-  spreads: Sequence[float],
-  points: Sequence[Sequence[float]],
-  x: str,
-) -> None:
-  """Draw a row for each name: an interval, and single values as crosses."""
-  for row, (centre, spread, values) in enumerate(
-    zip(centres, spreads, points, strict=True)
-  ):
-    colour = COLOURS[row % len(COLOURS)]
-    axes.errorbar(
-      centre, row, xerr=spread, color=colour, fmt='o', mfc='white', capsize=4
-    )
-    axes.plot(values, [row] * len(values), 'kx', markersize=5, zorder=3)
-  axes.set_yticks(range(len(names)), names)
-  axes.set_ylim(len(names) - 0.5, -0.5)
-  axes.set_xlabel(x)
 
 
 def draw_map(
@@ -240,18 +235,13 @@ def draw_map(
   y: str,
   unit: str,
   limits: tuple[float, float] | None = None,
-  upwards: bool = False,
+  upwards: bool = True,
 ) -> None:
   """Draw a map of numbers; cells that are not finite stay empty."""
   values = np.asarray(values, np.float64)
   low, high = limits or _spanned(values)
   image = axes.imshow(
-    values,
-    _MAP,
-    aspect='auto',
-    interpolation='nearest',
-    vmin=low,
-    vmax=high,
+    values, _MAP, aspect='auto', interpolation='nearest', vmin=low, vmax=high
   )
   if upwards:
     axes.invert_yaxis()

@@ -10,15 +10,17 @@ from typing import Literal
 
 Format = Literal['markdown', 'csv', 'latex']
 
-_LATEX = {
-  '\\': r'\textbackslash{}',
-  '~': r'\textasciitilde{}',
-  '^': r'\textasciicircum{}',
-  '<': r'\textless{}',
-  '±': r'$\pm$',
-  '–': '--',
-  **{each: rf'\{each}' for each in '&%$#_{}'},
-}
+_LATEX = str.maketrans(
+  {
+    '\\': r'\textbackslash{}',
+    '~': r'\textasciitilde{}',
+    '^': r'\textasciicircum{}',
+    '<': r'\textless{}',
+    '±': r'$\pm$',
+    '–': '--',
+    **{character: rf'\{character}' for character in '&%$#_{}'},
+  }
+)
 
 
 def add_format_flag(parser: argparse.ArgumentParser, default: str = '') -> None:
@@ -32,16 +34,24 @@ def add_format_flag(parser: argparse.ArgumentParser, default: str = '') -> None:
   )
 
 
+def markdown_name(name: str) -> str:
+  """Return a name that Markdown leaves unchanged, in tables too."""
+  return f'`{name.replace("`", "").replace("|", chr(92) + "|")}`'
+
+
 def table(
   form: Format,
   header: Sequence[str],
   rows: Iterable[Sequence[str]],
   numeric: bool = False,
 ) -> str:
-  """Write a table."""
+  """Write a table whose cells are Markdown."""
   lines = [header, *rows]
   if form == 'csv':
-    return _csv(lines)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator='\n')
+    writer.writerows(map(_plain, line) for line in lines)
+    return text.getvalue().rstrip('\n')
   if form == 'latex':
     return _latex(lines, numeric)
   sides = [':--'] + ['--:'] * (len(header) - 1)
@@ -51,29 +61,15 @@ def table(
   )
 
 
-def _csv(lines: Sequence[Sequence[str]]) -> str:
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator='\n')
-  writer.writerows([_plain(cell) for cell in line] for line in lines)
-  return text.getvalue().rstrip('\n')
-
-
 def _latex(lines: Sequence[Sequence[str]], numeric: bool) -> str:
   header, *rows = (
     ' & '.join(map(_latex_cell, line)) + r' \\' for line in lines
   )
   columns = 'l' + ('r' if numeric else 'l') * (len(lines[0]) - 1)
-  return '\n'.join(
-    [
-      rf'\begin{{tabular}}{{{columns}}}',
-      r'\toprule',
-      header,
-      r'\midrule',
-      *rows,
-      r'\bottomrule',
-      r'\end{tabular}',
-    ]
-  )
+  begin = rf'\begin{{tabular}}{{{columns}}}'
+  top, middle, bottom = (rf'\{place}rule' for place in ('top', 'mid', 'bottom'))
+  end = r'\end{tabular}'
+  return '\n'.join([begin, top, header, middle, *rows, bottom, end])
 
 
 def _plain(cell: str) -> str:
@@ -82,6 +78,6 @@ def _plain(cell: str) -> str:
 
 
 def _latex_cell(cell: str) -> str:
-  text = ''.join(_LATEX.get(each, each) for each in _plain(cell))
-  is_code = re.fullmatch('`[^`]*`', cell)
-  return rf'\texttt{{{text}}}' if is_code else text
+  text = _plain(cell).translate(_LATEX)
+  is_name = re.fullmatch('`[^`]*`', cell)
+  return rf'\texttt{{{text}}}' if is_name else text

@@ -15,7 +15,7 @@ import logging
 import time
 from pathlib import Path
 
-from fusion_jax.analysis.text_choice import add_run_and_text_flags
+from fusion_jax.analysis import add_run_and_text_flags
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging

@@ -14,21 +14,20 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fusion_jax import figures
-from fusion_jax.analysis.passes import text_batches, text_shapes
+from fusion_jax.analysis.passes import sums_over_text
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.sown_quantities import PAPER, psi_of
-from fusion_jax.analysis.view import SIDES, Numbers, Panel, draw_panels
+from fusion_jax.analysis.view import SIDES, Numbers
 from fusion_jax.cli.request import with_groups
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.data.batching import Batch
 from fusion_jax.fusion import plugs
 from fusion_jax.fusion.gtrans import group_count, groups_of
 from fusion_jax.layers.ablation_masks import AblationMasks, with_masks
-from fusion_jax.models.losses import LossSums, zero_sums
+from fusion_jax.models.losses import LossSums
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.training.gradients import batch_loss
 
@@ -57,7 +56,6 @@ class Ablation:
   """A part that is left out; see `AblationMasks` for the effect.
 
   Attributes:
-    side: Side of the stack.
     kind: Kind of part; 'input' is a layer as a fusion reads it.
     number: Number from 1; 0 is the embedding. With fusion='surface_fusion'
       group 2 is the prediction of the source's embeddings.
@@ -130,23 +128,19 @@ def ablation_losses(
   analysed: RunWithText, chosen: Sequence[Ablation | None]
 ) -> list[float | None]:
   """Measure the mean negative log-likelihood per target subword."""
-  run, pairs = analysed.run, analysed.pairs
-  shapes = text_shapes(pairs)
+  run = analysed.run
 
-  @jax.jit
-  def step(parameters: Parameters, sums: LossSums, batch) -> LossSums:
-    new = batch_loss(run.model, parameters, batch, 0.0, _CHUNK_TOKENS)[0]
-    return jax.tree.map(jnp.add, sums, new)
+  def measure(parameters: Parameters, batch: Batch) -> LossSums:
+    return batch_loss(run.model, parameters, batch, 0.0, _CHUNK_TOKENS)[0]
 
-  losses = []
-  for ablation in chosen:
-    parameters = ablated(run.parameters, run.config.model, ablation)
-    sums = zero_sums()
-    for batch, _ in text_batches(pairs, shapes):
-      sums = step(parameters, sums, batch)
-    loss = float(sums.negative_log_likelihood) / int(sums.tokens)
-    losses.append(loss if math.isfinite(loss) else None)
-  return losses
+  models = (
+    ablated(run.parameters, run.config.model, ablation) for ablation in chosen
+  )
+  losses = [
+    float(sums.negative_log_likelihood) / int(sums.tokens)
+    for sums in sums_over_text(analysed, measure, models)
+  ]
+  return [loss if math.isfinite(loss) else None for loss in losses]
 
 
 def ablation_scores(
@@ -155,20 +149,14 @@ def ablation_scores(
   """Measure BLEU under each ablation, with the search of the run's config."""
   run = analysed.run
   scores, signature = [], ''
-  for number, ablation in enumerate(chosen, start=1):
+  for ablation in chosen:
     parameters = ablated(run.parameters, run.config.model, ablation)
-    translated = analysed.scores(
-      dataclasses.replace(run, parameters=parameters)
-    )
-    scores.append(translated.bleu)
-    signature = translated.bleu_signature
-    logger.info(
-      'translated %d of %d: BLEU %.2f %s',
-      number,
-      len(chosen),
-      translated.bleu,
-      f'without {_name(ablation)}' if ablation else 'of the whole model',
-    )
+    scored = analysed.scores(dataclasses.replace(run, parameters=parameters))
+    scores.append(scored.bleu)
+    signature = scored.bleu_signature
+    what = f'without {_name(ablation)}' if ablation else 'of the whole model'
+    done = f'{len(scores)} of {len(chosen)}'
+    logger.info('translated %s: BLEU %.2f %s', done, scored.bleu, what)
   return scores, signature
 
 
@@ -203,14 +191,14 @@ def draw(numbers: Numbers) -> figures.Figure:
   panels = []
   for (side, kind), parts in rows.items():
     for measured, label in _MEASURES.items():
-      heights = [figures.drawn(row[measured]) for row in parts]
+      heights = [row[measured] for row in parts]
       names = [str(row['number']) for row in parts]
       x = f'{_KINDS[kind]} that is left out'
       x += ' (0: embedding)' if kind == 'input' else ''
       given = names, {side: heights}, x, label
       title = f'{side}, without a {_KINDS[kind]}'
-      panels.append(Panel(figures.draw_bars, given, title))
-  return draw_panels(panels)[0]
+      panels.append(figures.Panel(figures.draw_bars, given, title))
+  return figures.draw_panels(panels)[0]
 
 
 def summary(numbers: Numbers) -> str:
@@ -267,16 +255,17 @@ def draw_groups(numbers: Numbers) -> figures.Figure:
     ('this run', numbers),
     ('Yang 2022, De-En, 6 + 18 layers', numbers['paper']),
   ):
-    count = len(row['single'])
+    groups = range(1, len(row['single']) + 1)
     curves = {
-      'group k alone': (range(1, count + 1), row['single']),
-      f'groups k:{count}': (range(1, count + 1), row['pruned']),
+      'group k alone': (groups, row['single']),
+      f'groups k:{len(groups)}': (groups, row['pruned']),
     }
-    names = [str(k) for k in range(1, count + 1)]
-    psi = names, {'psi': row['psi']}, 'group', 'psi'
-    panels.append(Panel(figures.draw_lines, (curves, 'k', 'BLEU'), title))
-    panels.append(Panel(figures.draw_bars, psi, title))
-  figure, axes = draw_panels(panels)
+    psi = [*map(str, groups)], {'psi': row['psi']}, 'group', 'psi'
+    panels.append(
+      figures.Panel(figures.draw_lines, (curves, 'k', 'BLEU'), title)
+    )
+    panels.append(figures.Panel(figures.draw_bars, psi, title))
+  figure, axes = figures.draw_panels(panels)
   for panel in axes[::2]:
     panel.set_ylim(bottom=0)
   return figure

@@ -6,9 +6,11 @@ and Fig. 11: fusing groups balances the gradients of low and high layers.
 """
 
 import bisect
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from jaxtyping import Int
 
 from fusion_jax import figures
 from fusion_jax.analysis.run_with_text import RunWithText, numbered
@@ -77,10 +79,13 @@ def summary(numbers: Numbers) -> str:
   said = f'{train["steps"][-1]:,} updates'
   if not valid:
     return f'{said}, not validated yet.'
-  best = max(map(_score, valid.get('bleu', [None])))
-  if best > -math.inf:
-    at = valid['steps'][list(map(_score, valid['bleu'])).index(best)]
-    said += f'; the best validation BLEU is {best:.2f}, at update {at:,}'
+  scored = zip(valid['steps'], valid.get('bleu', []), strict=False)
+  bleu = {step: score for step, score in scored if score is not None}
+  if bleu:
+    step = max(bleu, key=lambda step: bleu[step])
+    said += (
+      f'; the best validation BLEU is {bleu[step]:.2f}, at update {step:,}'
+    )
   if numbers['gap'] and (gap := numbers['gap'][-1]) is not None:
     said += (
       f'; accuracy {valid["accuracy"][-1]:.3f} on the validation text, '
@@ -123,14 +128,10 @@ def _lines(
   lines: dict[str, figures.Line] = {}
   for run, numbers in runs.items():
     for kind, name in _NAMES.items():
-      values = list(map(figures.drawn, numbers[kind].get(field, [])))
+      values = numbers[kind].get(field, [])
       steps = numbers[kind]['steps'] if values else []
       lines[f'{named[run]}{name}'] = steps, values
   return lines
-
-
-def _score(value: int | float | None) -> int | float:
-  return -math.inf if value is None else value
 
 
 def gradient_norms(analysed: RunWithText) -> Numbers:
@@ -150,15 +151,13 @@ def draw_gradients(numbers: Numbers) -> figures.Figure:
   steps, layers = numbers['steps'], numbers['layers']
   figure, axes = figures.panels(2)
   shown = [list(layers)[place] for place in _spread(len(layers))]
-  over_updates = {
-    f'layer {layer}': (steps, list(map(figures.drawn, layers[layer])))
-    for layer in shown
-  }
+  over_updates = {f'layer {name}': (steps, layers[name]) for name in shown}
   figures.draw_lines(axes[0], over_updates, 'update', 'gradient norm')
-  over_layers = {
+  numbered_layers = list(map(int, layers))
+  over_layers: dict[str, figures.Line] = {
     f'update {steps[place]:,}': (
-      list(map(int, layers)),
-      [figures.drawn(norms[place]) for norms in layers.values()],
+      numbered_layers,
+      [norms[place] for norms in layers.values()],
     )
     for place in _spread(len(steps))
   }
@@ -178,9 +177,7 @@ def gradient_summary(numbers: Numbers) -> str:
   )
 
 
-def _spread(count: int) -> Sequence[int]:
+def _spread(count: int) -> Int[np.ndarray, ' n']:
   """Return at most five indices of a list, including first and last."""
   most = min(count, _MOST_LINES)
-  if most < 2:
-    return range(most)
-  return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+  return np.linspace(0, count - 1, most).round().astype(int)

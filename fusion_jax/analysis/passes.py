@@ -9,7 +9,7 @@ Axis letters: B batch, T positions, P parts, V vocabulary.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +50,11 @@ LABELS: Mapping[str, str] = {
   'frequency': 'tenth of the text, 1: rarest subwords',
 }
 
-# The parts that each position of a batch belongs to, by side.
-Members = Mapping[Side, Float[Array, 'B T P']]
+# By which subword a position is in a part: what a side reads there, or what the
+# decoder predicts.
+Subwords = Literal['encoder', 'decoder', 'predicted']
+# The parts that each position of a batch belongs to.
+Members = Mapping[Subwords, Float[Array, 'B T P']]
 
 
 class TextBatch(NamedTuple):
@@ -87,40 +90,52 @@ def _lengths(pairs: Sequence[TextPair]) -> Int[np.ndarray, 'N 2']:
   )
 
 
-def watched(
-  model: Transformer, parameters: Parameters, batch: Batch, *collections: str
-) -> tuple[ModelOutput, Mapping[str, Any]]:
-  """Run a pass without dropout, and return what its modules sowed."""
+class Pass(NamedTuple):
+  """A teacher-forced pass over a batch, and what each side sowed in it."""
+
+  batch: Batch
+  output: ModelOutput
+  views: Mapping[str, Any]
+  telemetry: Mapping[str, Any]
+
+
+def watched(model: Transformer, parameters: Parameters, batch: Batch) -> Pass:
+  """Run a pass without dropout."""
   output, sown = model.apply(
     {'params': parameters},
     batch.source,
     batch.source_lengths,
     batch.target,
     target_lengths=batch.target_lengths,
-    mutable=list(collections),
+    mutable=['views', 'telemetry'],
   )
-  return output, {name: sown.get(name, {}) for name in collections}
+  return Pass(batch, output, sown.get('views', {}), sown.get('telemetry', {}))
 
 
-def sum_over_text(
+def sums_over_text(
   analysed: RunWithText,
   measure: Callable[[Parameters, Batch], Any],
+  models: Iterable[Parameters] | None = None,
   tokens: int = _TOKENS,
-) -> Any:
-  """Add up what a pure function gives for the batches of the text."""
+) -> Iterator[Any]:
+  """Yield the sum over the text of what a pure function gives for a batch.
+
+  It is the sum for the run's parameters, or one for each of `models`.
+  """
 
   @jax.jit
   def step(parameters, total, batch):
     return jax.tree.map(jnp.add, total, measure(parameters, batch))
 
-  parameters, total = analysed.run.parameters, None
   shapes = text_shapes(analysed.pairs, tokens)
-  for batch, _ in text_batches(analysed.pairs, shapes):
-    if total is None:
-      first = jax.eval_shape(measure, parameters, batch)
-      total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
-    total = step(parameters, total, batch)
-  return jax.device_get(total)
+  for parameters in models or (analysed.run.parameters,):
+    total = None
+    for batch, _ in text_batches(analysed.pairs, shapes):
+      if total is None:
+        first = jax.eval_shape(measure, parameters, batch)
+        total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
+      total = step(parameters, total, batch)
+    yield jax.device_get(total)
 
 
 def token_masks(batch: Batch) -> Mapping[Side, Bool[Array, 'B T']]:
@@ -132,53 +147,6 @@ def token_masks(batch: Batch) -> Mapping[Side, Bool[Array, 'B T']]:
   return {
     side: jnp.arange(ids.shape[1]) < lengths[:, None]
     for side, (ids, lengths) in zip(SIDES, sides, strict=True)
-  }
-
-
-def token_sum(
-  values: Float[Array, 'B T *rest'], tokens: Bool[Array, 'B T']
-) -> Float[Array, '*rest']:
-  """Sum values in float32 over the positions that are tokens."""
-  keep = tokens.reshape(*tokens.shape, *(1,) * (values.ndim - 2))
-  return jnp.where(keep, values.astype(jnp.float32), 0).sum((0, 1))
-
-
-class TokenMeans(NamedTuple):
-  """Tree of means over the positions of one side, and their number."""
-
-  means: Any
-  positions: int
-
-
-def token_means(
-  analysed: RunWithText,
-  sides: Iterable[Side],
-  measure: Callable[[Mapping[str, Any], Side], Any],
-  collection: str = 'views',
-) -> Mapping[Side, TokenMeans]:
-  """Average over all tokens what is measured of what a side sows.
-
-  It is a tree of arrays [B, T, ...]; of 'telemetry', of means of a batch.
-  """
-  sides = tuple(sides)
-
-  def sums(parameters, batch):
-    _, sown = watched(analysed.run.model, parameters, batch, collection)
-    masks, totals = token_masks(batch), {}
-    for side in sides:
-      values = measure(sown[collection].get(side, {}), side)
-      count = masks[side].sum()
-      if collection == 'telemetry':
-        total = functools.partial(jnp.multiply, count.astype(jnp.float32))
-      else:
-        total = functools.partial(token_sum, tokens=masks[side])
-      totals[side] = jax.tree.map(total, values), count
-    return totals
-
-  totals = sum_over_text(analysed, sums) if sides else {}
-  return {
-    side: TokenMeans(jax.tree.map(lambda x, n=count: x / n, tree), int(count))
-    for side, (tree, count) in totals.items()
   }
 
 
@@ -210,16 +178,6 @@ def subword_counts(
   return counts
 
 
-def text_bins(analysed: RunWithText) -> Mapping[Side, Int[Array, ' V']]:
-  """Return the bins of the subwords of each side by the text's own counts."""
-  run, pairs = analysed.run, analysed.pairs
-  counts: dict[Side, Int[np.ndarray, ' V']] = {
-    'encoder': subword_counts((p.source for p in pairs), run.source_tokenizer),
-    'decoder': subword_counts((p.target for p in pairs), run.target_tokenizer),
-  }
-  return {side: jnp.asarray(frequency_bins(n)) for side, n in counts.items()}
-
-
 def parts(
   tokens: Bool[Array, 'B T'], bins: Int[Array, 'B T']
 ) -> Float[Array, 'B T P']:
@@ -241,39 +199,81 @@ def members_of(analysed: RunWithText) -> Callable[[Batch], Members]:
 
   A position of the decoder reads the subword before the one that it predicts.
   """
-  bins, start = text_bins(analysed), analysed.run.model.start_id
+  start, bins = analysed.run.model.start_id, {}
+  for side in SIDES:
+    sentences = (pair.ids(side) for pair in analysed.pairs)
+    counts = subword_counts(sentences, analysed.tokenizer(side))
+    bins[side] = jnp.asarray(frequency_bins(counts))
 
   def members(batch: Batch) -> Members:
-    masks = token_masks(batch)
-    read: dict[Side, Int[Array, 'B T']] = {
-      'encoder': jnp.asarray(batch.source),
-      'decoder': shift_right(jnp.asarray(batch.target), start),
+    masks, target = token_masks(batch), jnp.asarray(batch.target)
+    subwords: dict[Subwords, tuple[Side, Int[Array, 'B T']]] = {
+      'encoder': ('encoder', jnp.asarray(batch.source)),
+      'decoder': ('decoder', shift_right(target, start)),
+      'predicted': ('decoder', target),
     }
-    return {side: parts(masks[side], bins[side][read[side]]) for side in bins}
+    return {
+      name: parts(masks[side], bins[side][ids])
+      for name, (side, ids) in subwords.items()
+    }
 
   return members
 
 
+class Sums(NamedTuple):
+  """Sums over the positions of each part, and their number.
+
+  Attributes:
+    values: Tree of arrays [P, ...].
+    counts: Array [P].
+  """
+
+  values: Any
+  counts: Any
+
+  @property
+  def means(self) -> Any:
+    """Means over the whole text."""
+    return jax.tree.map(lambda x: x[0] / self.counts[0], self.values)
+
+
 def sums_by_part(
   analysed: RunWithText,
-  measure: Callable[[Mapping[str, Any]], Mapping[str, tuple[Side, Any]]],
-) -> Mapping[str, tuple[Any, Float[np.ndarray, ' P']]]:
-  """Sum what is measured of the views over each part; count the positions.
+  measure: Callable[[Pass], Mapping[str, tuple[Subwords, Any]]],
+) -> Mapping[str, Sums]:
+  """Sum what is measured of the passes over each part of the text.
 
-  It is, by name, the side of the positions and a tree of arrays [B, T, ...].
+  It is, by name, by which subword a position is in a part, and a tree of arrays
+  [B, T, ...]; of axes of length 1, every position has the same.
   """
   members = members_of(analysed)
 
   def sums(parameters, batch):
-    _, sown = watched(analysed.run.model, parameters, batch, 'views')
-    member = members(batch)
-    totals = {}
-    for name, (side, values) in measure(sown['views']).items():
-      total = functools.partial(jnp.einsum, 'BTP,BT...->P...', member[side])
-      totals[name] = jax.tree.map(total, values), member[side].sum((0, 1))
-    return totals
+    seen = watched(analysed.run.model, parameters, batch)
+    of_batch = members(batch)
+    return {
+      name: Sums(
+        jax.tree.map(functools.partial(_by_member, of_batch[subwords]), values),
+        of_batch[subwords].sum((0, 1)),
+      )
+      for name, (subwords, values) in measure(seen).items()
+    }
 
-  return sum_over_text(analysed, sums)
+  (totals,) = sums_over_text(analysed, sums)
+  return {
+    name: total._replace(counts=total.counts.astype(np.float64))
+    for name, total in totals.items()
+  }
+
+
+def _by_member(
+  member: Float[Array, 'B T P'], values: Num[Array, '...']
+) -> Float[Array, '...']:
+  values = jnp.broadcast_to(values, (*member.shape[:2], *values.shape[2:]))
+  token = member[..., 0].reshape(*member.shape[:2], *(1,) * (values.ndim - 2))
+  # A position that is no token may have NaN.
+  values = jnp.where(token > 0, values.astype(jnp.float32), 0)
+  return jnp.einsum('BTP,BT...->P...', member, values)
 
 
 def moments(

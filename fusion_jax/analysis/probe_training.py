@@ -80,7 +80,7 @@ def trained(
     epoch += 1
     order = _chunks(random.permutation(len(train.labels)), options.chunk)
     weights, moments = _epoch(weights, moments, train, order, options.rate)
-    loss = float(_mean_loss(weights, stop, options.chunk))
+    loss = float(scored(weights, stop, options.chunk)[0].mean())
     waited += 1
     if loss < lowest:
       best, lowest = weights, loss
@@ -96,13 +96,6 @@ def scored(
   """Return the loss in nats and whether the answer is right, by position."""
   one = functools.partial(_scored, weights)
   return jax.lax.map(one, examples, batch_size=chunk)
-
-
-@functools.partial(jax.jit, static_argnames='chunk')
-def _mean_loss(
-  weights: Weights, examples: Examples, chunk: int
-) -> Float[Array, '']:
-  return scored(weights, examples, chunk)[0].mean()
 
 
 def _start(kind: str, width: int, classes: int, hidden: int) -> Weights:
@@ -172,13 +165,13 @@ def layer_states(
 
   @jax.jit
   def states_of(parameters, batch):
-    output, _ = watched(model, parameters, batch)
+    output = watched(model, parameters, batch).output
     both = output.encoder_layers, output.decoder_layers
     return [jnp.stack(layers).astype(jnp.float32) for layers in both]
 
   config, ends, states = model.config, {}, {}
   for side in SIDES:
-    lengths = [len(ids_of(pair, side)) - 1 for pair in pairs]
+    lengths = [len(pair.ids(side)) - 1 for pair in pairs]
     ends[side] = np.cumsum([0, *lengths])
     shape = config.layers(side) + 1, int(ends[side][-1]), config.width
     states[side] = _room(shape)
@@ -192,10 +185,6 @@ def layer_states(
         inside = slice(first, first + end - begin)
         states[side][:, begin:end] = rows_of[:, place, inside]
   return states
-
-
-def ids_of(pair: TextPair, side: Side) -> Int[np.ndarray, ' T']:
-  return pair.source if side == 'encoder' else pair.target
 
 
 def _room(shape: tuple[int, ...]) -> Float[np.ndarray, '...']:

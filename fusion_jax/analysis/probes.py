@@ -36,29 +36,23 @@ from fusion_jax.analysis.probe_training import (
   KINDS,
   Examples,
   ProbeOptions,
-  ids_of,
   layer_states,
   scored,
   trained,
 )
 from fusion_jax.analysis.run_with_text import RunWithText, TextPair
 from fusion_jax.analysis.tags import TaggedText, tagged_text
-from fusion_jax.analysis.view import (
-  SIDES,
-  Numbers,
-  Panel,
-  draw_panels,
-  draw_upwards,
-  finite_or_nan,
-  nullable,
-)
+from fusion_jax.analysis.view import SIDES, Numbers, finite_or_nan, nullable
 from fusion_jax.config import Side
 from fusion_jax.errors import InputError
 from fusion_jax.files import AppendedFile, write_errors
 from fusion_jax.json_files import parse_json
-from fusion_jax.models.transformer import Parameters, initial_parameters
+from fusion_jax.models.transformer import (
+  Parameters,
+  Transformer,
+  initial_parameters,
+)
 from fusion_jax.progress import Progress
-from fusion_jax.runs.loading import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +80,7 @@ def split(pairs: Sequence[TextPair]) -> dict[str, list[TextPair]]:
 
 def tokens_of(pairs: Sequence[TextPair], side: Side) -> Int[np.ndarray, ' n']:
   """Return the tokens at all positions, in the order of `layer_states`."""
-  return np.concatenate([ids_of(pair, side)[:-1] for pair in pairs])
+  return np.concatenate([pair.ids(side)[:-1] for pair in pairs])
 
 
 class Classes(NamedTuple):
@@ -119,15 +113,6 @@ class _Answer(NamedTuple):
   epochs: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Line:
-  key: str
-  probe: str
-  accuracy: float
-  epochs: int
-  right: str
-
-
 class _KeptAnswers:
   """The answers of finished probes by name, also of an interrupted call."""
 
@@ -147,15 +132,15 @@ class _KeptAnswers:
       return
     with write_errors(self._path):
       self._path.parent.mkdir(parents=True, exist_ok=True)
-    line = _Line(
-      key=self._key,
-      probe=probe,
-      accuracy=float(answer.right.mean()),
-      epochs=answer.epochs,
-      right=''.join('01'[right] for right in answer.right.astype(int)),
-    )
+    values = {
+      'key': self._key,
+      'probe': probe,
+      'accuracy': float(answer.right.mean()),
+      'epochs': answer.epochs,
+      'right': ''.join('01'[right] for right in answer.right.astype(int)),
+    }
     file = AppendedFile(self._path)
-    file.append(json.dumps(dataclasses.asdict(line)).encode() + b'\n')
+    file.append(json.dumps(values).encode() + b'\n')
     file.close()
 
   def remove(self) -> None:
@@ -169,10 +154,10 @@ def _finished(path: Path, key: str) -> Iterator[tuple[str, _Answer]]:
   lines = path.read_bytes().splitlines() if path.is_file() else []
   for line in lines:
     with contextlib.suppress(InputError):
-      values = _Line(**parse_json(line, str(path), _Line))
-      if values.key == key:
-        right = np.array([*values.right]) == '1'
-        yield values.probe, _Answer(right, values.epochs)
+      values = parse_json(line, str(path), dict[str, Any])
+      if values.get('key') == key:
+        right = np.array([*values['right']]) == '1'
+        yield values['probe'], _Answer(right, values['epochs'])
 
 
 def measure(
@@ -190,9 +175,9 @@ def measure(
   kept = _KeptAnswers(analysed, options)
   layers = sum(run.config.model.layers(side) + 1 for side in SIDES)
   progress = Progress(2 * len(KINDS) * layers, 'probes')
-  probing = _Probing(run, parts, sides, options, kept, progress)
-  answers = _answers(probing, 'trained', run.parameters)
-  others = _answers(probing, 'untrained', fresh)
+  probing = _Probing(run.model, parts, sides, options, kept, progress)
+  answers = probing.answers('trained', run.parameters)
+  others = probing.answers('untrained', fresh)
   numbers = {
     side: _numbers(sides[side], answers[side], others[side]) for side in sides
   }
@@ -245,68 +230,64 @@ def _side(
   return _Side(make_classes(train), np.concatenate(groups, 1), types, names)
 
 
-class _Probing(NamedTuple):
+# Answers of the probes of each kind, from H[0] on.
+_Answers = Mapping[str, Sequence[_Answer]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Probing:
   """What the probes of the trained and the untrained model have in common."""
 
-  run: TrainedModel
+  model: Transformer
   parts: Mapping[str, Sequence[TextPair]]
   sides: Mapping[Side, _Side]
   options: ProbeOptions
   kept: _KeptAnswers
   progress: Progress
 
+  def answers(self, name: str, parameters: Parameters) -> dict[Side, _Answers]:
+    """Train and test the probes of a model with these parameters."""
+    pairs = [pair for part in PARTS for pair in self.parts[part]]
+    states = layer_states(self.model, parameters, pairs)
+    return {
+      side: self._of_side(side, f'{name}, {side}', layers)
+      for side, layers in states.items()
+    }
 
-# Answers of the probes of each kind, from H[0] on.
-_Answers = Mapping[str, Sequence[_Answer]]
+  def _of_side(
+    self, side: Side, name: str, layers: Float[np.ndarray, 'L n D']
+  ) -> _Answers:
+    classes = self.sides[side].classes
+    tokens = [tokens_of(self.parts[part], side) for part in PARTS]
+    labels = [classes.of_token[ids] for ids in tokens]
+    ends = np.cumsum([*map(len, tokens)])[:-1]
+    answers: dict[str, list[_Answer]] = {kind: [] for kind in KINDS}
+    for number, layer in enumerate(layers):
+      states = np.split(_standardised(layer, len(tokens[0])), ends)
+      examples = [*map(Examples, states, labels)]
+      for kind, of_kind in answers.items():
+        probe = f'{name}, H[{number}], {kind}'
+        of_kind.append(self._answer(probe, examples, len(classes.counts)))
+    return answers
 
-
-def _answers(
-  probing: _Probing, name: str, parameters: Parameters
-) -> dict[Side, _Answers]:
-  """Train and test the probes of a model with these parameters."""
-  pairs = [pair for part in PARTS for pair in probing.parts[part]]
-  states = layer_states(probing.run.model, parameters, pairs)
-  return {
-    side: _of_layers(probing, side, f'{name}, {side}', layers)
-    for side, layers in states.items()
-  }
-
-
-def _of_layers(
-  probing: _Probing, side: Side, name: str, layers: Float[np.ndarray, 'L n D']
-) -> _Answers:
-  classes = probing.sides[side].classes
-  tokens = [tokens_of(probing.parts[part], side) for part in PARTS]
-  labels = [classes.of_token[ids] for ids in tokens]
-  ends = np.cumsum([*map(len, tokens)])[:-1]
-  answers: dict[str, list[_Answer]] = {kind: [] for kind in KINDS}
-  for number, layer in enumerate(layers):
-    states = np.split(_standardised(layer, len(tokens[0])), ends)
-    examples = [*map(Examples, states, labels)]
-    for kind, of_kind in answers.items():
-      probe = f'{name}, H[{number}], {kind}'
-      of_kind.append(_answer(probing, probe, examples, len(classes.counts)))
-  return answers
-
-
-def _answer(
-  probing: _Probing, probe: str, examples: Sequence[Examples], classes: int
-) -> _Answer:
-  """Return the answer that was kept, or train the probe and test it."""
-  train, stop, test = examples
-  kind, options = probe.rpartition(' ')[2], probing.options
-  answer = probing.kept.find(probe)
-  if answer is None:
-    weights, epochs = trained(kind, train, stop, classes, options)
-    right = np.asarray(scored(weights, test, options.chunk)[1])
-    answer = _Answer(right, epochs)
-    probing.kept.add(probe, answer)
-    probing.progress.add(1)
-  else:
-    probing.progress.skip(1)
-  said = f'{probe}: {answer.right.mean():.1%} right'
-  logger.info('%s after %d epochs', said, answer.epochs)
-  return answer
+  def _answer(
+    self, probe: str, examples: Sequence[Examples], classes: int
+  ) -> _Answer:
+    """Return the answer that was kept, or train the probe and test it."""
+    train, stop, test = examples
+    answer = self.kept.find(probe)
+    if answer is None:
+      kind = probe.rpartition(' ')[2]
+      weights, epochs = trained(kind, train, stop, classes, self.options)
+      right = np.asarray(scored(weights, test, self.options.chunk)[1])
+      answer = _Answer(right, epochs)
+      self.kept.add(probe, answer)
+      self.progress.add(1)
+    else:
+      self.progress.skip(1)
+    said = f'{probe}: {answer.right.mean():.1%} right'
+    logger.info('%s after %d epochs', said, answer.epochs)
+    return answer
 
 
 def _standardised(
@@ -359,12 +340,10 @@ def draw(numbers: Numbers) -> figures.Figure:
     panels.append(_group_map(rows, bins, f'{side}, by frequency', x))
   for side in SIDES:
     if tags := numbers[side]['mlp'].get('tags'):
-      rows, title = (
-        [*zip(*tags.values(), strict=True)],
-        f'{side}, by word class',
-      )
+      rows = [*zip(*tags.values(), strict=True)]
+      title = f'{side}, by word class'
       panels.append(_group_map(rows, [*tags], title, 'word class'))
-  figure, axes = draw_panels(panels, size=(5.2, 3.6))
+  figure, axes = figures.draw_panels(panels, size=(5.2, 3.6))
   for panel in axes[:2]:
     panel.set_ylim(-0.02, 1.02)
   for panel in axes[4:]:
@@ -373,7 +352,7 @@ def draw(numbers: Numbers) -> figures.Figure:
   return figure
 
 
-def _accuracies(side: Side, numbers: Mapping[str, Any]) -> Panel:
+def _accuracies(side: Side, numbers: Mapping[str, Any]) -> figures.Panel:
   layers = range(len(numbers['mlp']['accuracy']))
   named = {
     f'{kind}, {name}': (layers, numbers[kind][field])
@@ -381,16 +360,16 @@ def _accuracies(side: Side, numbers: Mapping[str, Any]) -> Panel:
     for name, field in (('trained', 'accuracy'), ('untrained', 'untrained'))
   }
   given = named, f'layer of the {side}', 'accuracy'
-  return Panel(figures.draw_lines, given, side)
+  return figures.Panel(figures.draw_lines, given, side)
 
 
 def _group_map(
   rows: Sequence[Sequence[Any]], names: list[str], title: str, x: str
-) -> Panel:
+) -> figures.Panel:
   layers = [str(layer) for layer in range(len(rows))]
   labels, limits = (x, 'layer', 'accuracy of the MLP'), (0.0, 1.0)
   given = finite_or_nan(rows), layers, names, *labels, limits
-  return Panel(draw_upwards, given, title)
+  return figures.Panel(figures.draw_map, given, title)
 
 
 def summary(numbers: Numbers) -> str:

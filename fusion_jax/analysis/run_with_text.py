@@ -1,13 +1,14 @@
 """A run together with the text that views measure it on."""
 
 import argparse
+import dataclasses
 import functools
 import hashlib
 import itertools
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
-from fusion_jax.analysis.text_choice import TextChoice
+from fusion_jax.analysis import TextChoice
+from fusion_jax.config import Side
 from fusion_jax.config.serialization import to_dict
-from fusion_jax.data.text_files import read_pairs as read_files
+from fusion_jax.data.text_files import read_pairs
+from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.ensemble import load_chosen
 from fusion_jax.decoding.sentences import line_ids
-from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
+from fusion_jax.evaluation.systems import translate
+from fusion_jax.files import read_errors
 from fusion_jax.json_files import file_digest
 from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.runs.directory import read_metrics, read_validation
@@ -38,15 +42,15 @@ class TextPair(NamedTuple):
   target: Int32[np.ndarray, ' T']
   line: int
 
+  def ids(self, side: Side) -> Int32[np.ndarray, ' T']:
+    """Return the ids of a side."""
+    return self.source if side == 'encoder' else self.target
+
 
 class RunWithText:
   """A run and a text; each is read only when it is first needed.
 
-  Attributes:
-    workdir: Run directory.
-    run: Trained model of one direction.
-    choice: Choice of the text.
-    folder: Folder that views are written to; None: nothing is written.
+  The folder is that of the views; None: nothing is written.
   """
 
   def __init__(
@@ -64,8 +68,12 @@ class RunWithText:
   @functools.cached_property
   def lines(self) -> tuple[tuple[str, str], ...]:
     """Source and target lines."""
-    read = itertools.islice(self._read(), self.choice.lines or None)
-    lines = tuple(read)
+    if self.choice.source:
+      pairs = read_pairs(Path(self.choice.source), Path(self.choice.target))
+    else:
+      (direction,) = self.run.config.data.all_directions
+      pairs = read_validation(self.workdir, direction.name)
+    lines = tuple(itertools.islice(pairs, self.choice.lines or None))
     if not lines:
       raise InputError(
         f'{self.choice.source or self.workdir}: there are no lines to look at'
@@ -78,11 +86,10 @@ class RunWithText:
     longest = self.run.config.data.filter.max_length
     pairs = tuple(
       pair
-      for pair in self._encoded()
-      if min(map(len, pair[:2])) > 1 and max(map(len, pair[:2])) <= longest
+      for pair in map(self._encoded, itertools.count(1), self.lines)
+      if all(1 < len(ids) <= longest for ids in pair[:2])
     )
-    left_out = len(self.lines) - len(pairs)
-    if left_out:
+    if left_out := len(self.lines) - len(pairs):
       logger.info(
         '%d of %d lines are left out: empty, or over data.filter.max_length=%d',
         left_out,
@@ -103,7 +110,7 @@ class RunWithText:
     about = {
       'lines': self.lines,
       'longest': data.filter.max_length,
-      'tags': self.choice.tags and _content_digest(Path(self.choice.tags)),
+      'tags': self.choice.tags and _digest_of(self.choice.tags),
       'tags_side': self.choice.tags_side,
       'direction': [data.source_language, data.target_language],
       'tokenizers': [run.source_tokenizer.digest, run.target_tokenizer.digest],
@@ -146,28 +153,28 @@ class RunWithText:
           f'finite, {name} among them; choose an earlier --step'
         )
 
+  def tokenizer(self, side: Side) -> Tokenizer:
+    """Return the tokenizer of a side."""
+    run = self.run
+    return run.source_tokenizer if side == 'encoder' else run.target_tokenizer
+
   def scores(self, run: TrainedModel) -> Scores:
     """Translate the lines with the search of a run, and score them."""
     sources, references = zip(*self.lines, strict=True)
-    translator = Translator(run, run.config.decoding)
-    translations = list(translator.translate(sources))
-    return corpus_scores(translations, references, run.target_words)
+    return corpus_scores(translate(run, sources), references, run.target_words)
 
-  def _read(self) -> Iterator[tuple[str, str]]:
-    if self.choice.source:
-      yield from read_files(Path(self.choice.source), Path(self.choice.target))
-      return
-    (direction,) = self.run.config.data.all_directions
-    yield from read_validation(self.workdir, direction.name)
-
-  def _encoded(self) -> Iterator[TextPair]:
+  def _encoded(self, number: int, pair: tuple[str, str]) -> TextPair:
     tokenizers = self.run.source_tokenizer, self.run.target_tokenizer
-    for number, pair in enumerate(self.lines, start=1):
-      source, target = (
-        np.array(line_ids(text, tokenizer, f'line {number}'), np.int32)
-        for text, tokenizer in zip(pair, tokenizers, strict=True)
-      )
-      yield TextPair(source, target, number)
+    source, target = (
+      np.array(line_ids(text, tokenizer, f'line {number}'), np.int32)
+      for text, tokenizer in zip(pair, tokenizers, strict=True)
+    )
+    return TextPair(source, target, number)
+
+
+def _digest_of(path: str) -> str:
+  with read_errors(path):
+    return file_digest(Path(path))
 
 
 def numbered(
@@ -185,13 +192,7 @@ def open_run_with_text(
   arguments: argparse.Namespace, folder: Path | None = None
 ) -> RunWithText:
   """Open the run and the text that the flags name."""
-  choice = TextChoice.of_flags(arguments)
+  names = (field.name for field in dataclasses.fields(TextChoice))
+  choice = TextChoice(**{name: getattr(arguments, name) for name in names})
   run = load_chosen(arguments)
   return RunWithText(arguments.workdir, run, choice, folder)
-
-
-def _content_digest(path: Path) -> str:
-  try:
-    return file_digest(path)
-  except OSError as error:
-    raise InputError(f'{path}: {error.strerror}') from error

@@ -16,15 +16,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax import figures
-from fusion_jax.analysis.passes import sum_over_text, watched
+from fusion_jax.analysis.passes import sums_over_text, watched
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view import (
-  SIDES,
-  Numbers,
-  Panel,
-  draw_panels,
-  draw_upwards,
-)
+from fusion_jax.analysis.view import SIDES, Numbers
 
 _EPSILON = 1e-12
 
@@ -39,36 +33,28 @@ def cosine_sums(
   return jnp.einsum('iBTD,jBTD->ij', units, units)
 
 
-def layers_and_outputs(
-  layers: tuple[Float[Array, 'B T D'], ...], outputs: Float[Array, '*O B T D']
-) -> Float[Array, 'S B T D']:
-  """Stack H[0..L] of a stack and what follows it, one tensor or several."""
-  outputs = outputs.reshape(-1, *layers[0].shape)
-  return jnp.concatenate([jnp.stack(layers), outputs])
-
-
 def similarity(analysed: RunWithText) -> Numbers:
   """Measure the mean cosine between all layers of both stacks."""
   model = analysed.run.model
 
   def sums(parameters, batch):
-    output, _ = watched(model, parameters, batch)
+    output = watched(model, parameters, batch).output
     places = [jnp.arange(side.shape[1]) for side in batch[:2]]
     inside = (
       places[0] < batch.source_lengths[:, None] - 1,
       (places[1] > 0) & (places[1] < batch.target_lengths[:, None]),
     )
     states = (
-      layers_and_outputs(output.encoder_layers, output.encoder_features),
-      layers_and_outputs(output.decoder_layers, output.features),
+      (output.encoder_layers, output.encoder_features),
+      (output.decoder_layers, output.features),
     )
     return [
-      (cosine_sums(of_side, tokens), tokens.sum())
+      (cosine_sums(_stacked(*of_side), tokens), tokens.sum())
       for of_side, tokens in zip(states, inside, strict=True)
     ]
 
   numbers: dict[str, Any] = {}
-  totals = sum_over_text(analysed, sums)
+  (totals,) = sums_over_text(analysed, sums)
   for side, (total, count) in zip(SIDES, totals, strict=True):
     layers = model.config.layers(side) + 1
     cosines = total[:, :layers] / max(count, 1)
@@ -80,26 +66,29 @@ def similarity(analysed: RunWithText) -> Numbers:
   return numbers
 
 
+def _stacked(
+  layers: tuple[Float[Array, 'B T D'], ...], outputs: Float[Array, '*O B T D']
+) -> Float[Array, 'S B T D']:
+  """Stack H[0..L] of a stack and what follows it, one tensor or several."""
+  return jnp.stack([*layers, *outputs.reshape(-1, *layers[0].shape)])
+
+
 def draw(numbers: Numbers) -> figures.Figure:
   """Draw maps of both stacks, and the first row of each as a curve."""
   panels, curves = [], {}
   for side in SIDES:
     cosines, outputs = numbers[side]['cosine'], numbers[side]['output']
     names = [str(layer) for layer in range(len(cosines))]
-    values, rows = np.array(cosines + outputs), names + _output_names(outputs)
+    out = [f'out {number}' for number in range(1, len(outputs) + 1)]
+    rows = names + (out if len(outputs) > 1 else ['out'])
+    values = np.array(cosines + outputs)
     x = f'layer of the {side}'
     given = values, rows, names, x, 'layer', 'mean cosine'
-    panels.append(Panel(draw_upwards, given, side))
+    panels.append(figures.Panel(figures.draw_map, given, side))
     curves[side] = range(len(cosines)), cosines[0]
   lines = curves, 'layer', 'mean cosine with H[0]'
-  panels.append(Panel(figures.draw_lines, lines, 'with the embeddings'))
-  return draw_panels(panels, 3)[0]
-
-
-def _output_names(outputs: list[list[float]]) -> list[str]:
-  if len(outputs) == 1:
-    return ['out']
-  return [f'out {number}' for number, _ in enumerate(outputs, start=1)]
+  panels.append(figures.Panel(figures.draw_lines, lines, 'with the embeddings'))
+  return figures.draw_panels(panels, 3)[0]
 
 
 def summary(numbers: Numbers) -> str:

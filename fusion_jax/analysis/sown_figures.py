@@ -10,14 +10,7 @@ from jaxtyping import Float
 from fusion_jax import figures
 from fusion_jax.analysis.passes import LABELS
 from fusion_jax.analysis.sown_quantities import GATES, PAPER, PREDICTIONS
-from fusion_jax.analysis.view import (
-  SIDES,
-  Numbers,
-  Panel,
-  draw_panels,
-  draw_upwards,
-  finite_or_nan,
-)
+from fusion_jax.analysis.view import SIDES, Numbers, finite_or_nan
 
 # Letters of names below a map of positions, about.
 _LETTERS = 30
@@ -40,37 +33,31 @@ LOSSES = {
 
 def layer_weights(numbers: Numbers) -> figures.Figure:
   """Draw a map or bars for each side."""
-  return draw_panels([_layers(side, x) for side, x in numbers.items()])[0]
+  return figures.draw_panels([_layers(side, x) for side, x in numbers.items()])[
+    0
+  ]
 
 
-def _layers(side: str, numbers: Mapping[str, Any]) -> Panel:
-  title = f'{side}, {numbers["scheme"]}'
+def _layers(side: str, numbers: Mapping[str, Any]) -> figures.Panel:
+  scheme = numbers['scheme']
+  title = f'{side}, {scheme}'
   # Without H[...]: the full names are too wide for an axis.
   layers = [name[2:-1] for name in numbers['layers']]
   if 'weights' in numbers:
-    return Panel(draw_upwards, _weights_map(numbers, layers), title)
+    weights = finite_or_nan(numbers['weights'])
+    rows, columns = map(figures.thinned, (numbers['rows'], layers))
+    x = 'number of the layer that is read'
+    reads = 'decoder ' if scheme == 'transparent' else ''
+    y = f'what the {reads}layer reads'
+    limits = min(float(np.nanmin(weights)), 0.0), float(np.nanmax(weights))
+    given = weights, rows, columns, x, y, 'weight', limits
+    return figures.Panel(figures.draw_map, given, title)
   if 'norms' in numbers:
     bars, y = {'|W|': numbers['norms']}, 'Frobenius norm of its matrix'
   else:
     bars = {name: numbers[name] for name in ('mean', 'deviation')}
     y = 'weight (positions, features)'
-  return Panel(figures.draw_bars, (layers, bars, 'layer', y), title)
-
-
-def _weights_map(
-  numbers: Mapping[str, Any], layers: Sequence[str]
-) -> tuple[Any, ...]:
-  weights = finite_or_nan(numbers['weights'])
-  reads = 'decoder ' if numbers['scheme'] == 'transparent' else ''
-  return (
-    weights,
-    figures.thinned(numbers['rows']),
-    figures.thinned(layers),
-    'number of the layer that is read',
-    f'what the {reads}layer reads',
-    'weight',
-    (min(float(np.nanmin(weights)), 0.0), float(np.nanmax(weights))),
-  )
+  return figures.Panel(figures.draw_bars, (layers, bars, 'layer', y), title)
 
 
 def position_weights(numbers: Numbers) -> figures.Figure:
@@ -84,10 +71,10 @@ def position_weights(numbers: Numbers) -> figures.Figure:
     for group, weights in by_side.get('weights', {}).items()
     for panel in _group_maps(f'{side}, {group}', weights)
   ]
-  return draw_panels(panels, 3, _POSITIONS)[0]
+  return figures.draw_panels(panels, 3, _POSITIONS)[0]
 
 
-def _group_maps(title: str, weights: Mapping[str, Any]) -> list[Panel]:
+def _group_maps(title: str, weights: Mapping[str, Any]) -> list[figures.Panel]:
   mean, sources = weights['mean'], weights['sources']
   values = finite_or_nan(mean['all'])
   maps = [(values, weights['readers'], sources, 'source', 'reader')]
@@ -96,8 +83,8 @@ def _group_maps(title: str, weights: Mapping[str, Any]) -> list[Panel]:
     numbers = [str(n) for n in range(1, means.shape[1] + 1)]
     maps.append((means, sources, numbers, label, 'source'))
   return [
-    Panel(
-      draw_upwards,
+    figures.Panel(
+      figures.draw_map,
       (values, figures.thinned(rows), _fitting(columns), x, y, 'mean weight'),
       '' if place else title,
     )
@@ -124,7 +111,9 @@ def _fitting(names: Sequence[str]) -> list[str]:
 def hops(numbers: Numbers) -> figures.Figure:
   """Draw the mean of each side, then the hops of the first sentence."""
   panels = [
-    Panel(draw_upwards, _mean_map(numbers[side]), f'{side}, mean over the text')
+    figures.Panel(
+      figures.draw_map, _mean_map(numbers[side]), f'{side}, mean over the text'
+    )
     for side in SIDES
     if side in numbers
   ]
@@ -139,9 +128,9 @@ def hops(numbers: Numbers) -> figures.Figure:
   for hop, attention in enumerate(sentence['attention'], start=1):
     values = np.array(attention)[:, : len(pieces)]
     given = values, layers, pieces, x, 'layer', 'attention', (0.0, 1.0)
-    panels.append(Panel(draw_upwards, given, f'{title} {hop}'))
+    panels.append(figures.Panel(figures.draw_map, given, f'{title} {hop}'))
   size = max(4.4, 0.22 * len(pieces) + 1.5), 3.2
-  figure, axes = draw_panels(panels, size=size)
+  figure, axes = figures.draw_panels(panels, size=size)
   for panel in axes[-len(sentence['attention']) :]:
     panel.tick_params('x', rotation=90)
   return figure
@@ -155,49 +144,41 @@ def _mean_map(numbers: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def couplings(numbers: Numbers) -> figures.Figure:
-  """Draw maps of the iterations, a row per side, and the entropies below."""
+  """Draw maps of the iterations of both sides, and the entropies at the end."""
   sides: dict[str, Any] = {s: numbers[s] for s in SIDES if s in numbers}
-  columns = max(2, *(len(x['entropy']) for x in sides.values()))
-  figure, axes = figures.panels(columns * len(sides) + 2, columns, _COUPLINGS)
-  for row, (side, x) in enumerate(sides.items()):
-    in_row = axes[row * columns : (row + 1) * columns]
-    _draw_iterations(in_row, x, side)
-    for spare in in_row[len(x['entropy']) :]:
-      spare.remove()
+  panels = [
+    figures.Panel(
+      figures.draw_map,
+      _iteration(x, index),
+      f'{side}, iteration {index + 1}: entropy {entropy:.2f} nats',
+    )
+    for side, x in sides.items()
+    for index, entropy in enumerate(x['entropy'])
+  ]
   named = sides | {'Dou 2019': numbers['paper']}
   entropies = {
-    name: [value / max(x['uniform_entropy'], 1e-12) for value in x['entropy']]
+    name: _curve([y / max(x['uniform_entropy'], 1e-12) for y in x['entropy']])
     for name, x in named.items()
   }
-  diversities = {name: x['diversity'] for name, x in named.items()}
-  _draw_curve(axes[-2], entropies, 'entropy / uniform entropy')
-  _draw_curve(axes[-1], diversities, 'diversity, mean of 1 - cosine')
+  diversities = {name: _curve(x['diversity']) for name, x in named.items()}
+  for curves, y in (
+    (entropies, 'entropy / uniform entropy'),
+    (diversities, 'diversity, mean of 1 - cosine'),
+  ):
+    panels.append(figures.Panel(figures.draw_lines, (curves, 'iteration', y)))
+  columns = max(2, *(len(x['entropy']) for x in sides.values()))
+  figure, axes = figures.draw_panels(panels, columns, _COUPLINGS)
   figures.share_legend(figure, axes[-2:])
   return figure
 
 
-def _draw_iterations(
-  axes: Sequence[figures.Axes], numbers: Mapping[str, Any], side: str
-) -> None:
-  values = np.array(numbers['couplings'])
-  rows = [f'H[{layer}]' for layer in range(1, values.shape[1] + 1)]
+def _iteration(numbers: Mapping[str, Any], index: int) -> tuple[Any, ...]:
+  couplings = np.array(numbers['couplings'])
+  rows = [f'H[{layer}]' for layer in range(1, couplings.shape[1] + 1)]
   # Uniform couplings take the middle of the colours or less.
-  most = max(values.max(), 2 * math.exp(-numbers['uniform_entropy']))
-  labels, limits = ('output capsule', 'layer', 'mean coupling'), (0.0, most)
-  for index, entropy in enumerate(numbers['entropy']):
-    draw_upwards(axes[index], values[index], rows, (), *labels, limits)
-    axes[index].set_title(
-      f'{side}, iteration {index + 1}: entropy {entropy:.2f} nats'
-    )
-
-
-def _draw_curve(
-  axes: figures.Axes, curves: Mapping[str, list[float]], y: str
-) -> None:
-  lines = {
-    name: (range(1, len(values) + 1), values) for name, values in curves.items()
-  }
-  figures.draw_lines(axes, lines, 'iteration', y)
+  most = max(couplings.max(), 2 * math.exp(-numbers['uniform_entropy']))
+  labels = 'output capsule', 'layer', 'mean coupling'
+  return couplings[index], rows, (), *labels, (0.0, most)
 
 
 def gates(numbers: Numbers) -> figures.Figure:
@@ -214,8 +195,8 @@ def gates(numbers: Numbers) -> figures.Figure:
         for kind in GATES
       }
       given = curves, name, f'{moment} of the gates'
-      panels.append(Panel(figures.draw_lines, given))
-  figure, axes = draw_panels(panels, 3)
+      panels.append(figures.Panel(figures.draw_lines, given))
+  figure, axes = figures.draw_panels(panels, 3)
   for panel in axes:
     panel.set_ylim(0, 1)
   figures.share_legend(figure, axes)
@@ -236,19 +217,19 @@ def groups(numbers: Numbers) -> figures.Figure:
   """Draw bars of the weights; below, over the training if logged twice."""
   weights, training = numbers['weights'], numbers['training'] or {'steps': []}
   panels = [
-    Panel(figures.draw_bars, _group_bars(name, values, numbers))
+    figures.Panel(figures.draw_bars, _group_bars(name, values, numbers))
     for name, values in weights.items()
   ]
   logged = [name for name in weights if name in training]
   for name in logged if len(training['steps']) > 1 else ():
     kind = 'layer' if name == 'decoder_layers' else 'group'
     lines = {
-      f'{kind} {number}': (training['steps'], [*map(figures.drawn, values)])
+      f'{kind} {number}': (training['steps'], values)
       for number, values in enumerate(training[name], start=1)
     }
     given = lines, 'update', GROUP_TITLES[name]
-    panels.append(Panel(figures.draw_lines, given))
-  return draw_panels(panels, len(weights))[0]
+    panels.append(figures.Panel(figures.draw_lines, given))
+  return figures.draw_panels(panels, len(weights))[0]
 
 
 def _group_bars(
@@ -273,10 +254,12 @@ def surface(numbers: Numbers) -> figures.Figure:
     label: _curve(numbers[name]['frequency']) for name, label in LOSSES.items()
   }
   weight = {LOSSES['own']: _curve(numbers['weight']['frequency'])}
-  figure, axes = draw_panels(
+  figure, axes = figures.draw_panels(
     [
-      Panel(figures.draw_lines, (losses, x, 'loss, nats per subword')),
-      Panel(figures.draw_lines, (weight, x, 'weight g of the prediction')),
+      figures.Panel(figures.draw_lines, (losses, x, 'loss, nats per subword')),
+      figures.Panel(
+        figures.draw_lines, (weight, x, 'weight g of the prediction')
+      ),
     ]
   )
   axes[1].set_ylim(0, 1)

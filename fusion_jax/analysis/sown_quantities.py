@@ -21,18 +21,14 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from fusion_jax.analysis.passes import (
-  TokenMeans,
+  Pass,
+  Sums,
   by_part,
   moments,
-  parts,
-  sum_over_text,
   sums_by_part,
-  text_bins,
-  token_masks,
-  token_means,
   watched,
 )
 from fusion_jax.analysis.run_with_text import RunWithText, TextPair, numbered
@@ -45,7 +41,6 @@ from fusion_jax.fusion.gtrans import groups_of, log_group_weights
 from fusion_jax.fusion.mixture import at_positions
 from fusion_jax.fusion.plugs import layers_fused
 from fusion_jax.fusion.routing import coupling_diversity, coupling_entropy
-from fusion_jax.models.transformer import ModelOutput
 
 logger = logging.getLogger(__name__)
 
@@ -78,14 +73,17 @@ def hop_attention(analysed: RunWithText) -> Numbers:
   """Measure the attention of every hop over the layers, and of sentences."""
   config = analysed.run.config.model
   sides = sides_of(config, 'hops')
-  means = token_means(analysed, sides, lambda sown, side: _attention(sown))
+  totals = sums_by_part(
+    analysed,
+    lambda seen: {side: (side, _attention(seen, side)) for side in sides},
+  )
   pairs = analysed.pairs[:_SENTENCES]
   sentences = _sentence_attention(analysed, pairs, sides)
   return {
     side: {
       'layers': [f'H[{n}]' for n in layers_fused(config, side)],
-      'mean': means[side].means.T.tolist(),
-      'positions': means[side].positions,
+      'mean': totals[side].means.T.tolist(),
+      'positions': int(totals[side].counts[0]),
       'sentences': [
         _sentence(analysed, pair, side, attention)
         for pair, attention in zip(pairs, sentences[side], strict=True)
@@ -95,8 +93,8 @@ def hop_attention(analysed: RunWithText) -> Numbers:
   }
 
 
-def _attention(sown: Mapping[str, Any]) -> Float[Array, 'B T L P']:
-  return sown['read_out']['hop_attention']
+def _attention(seen: Pass, side: Side) -> Float[Array, 'B T L P']:
+  return seen.views[side]['read_out']['hop_attention']
 
 
 def _sentence_attention(
@@ -108,8 +106,8 @@ def _sentence_attention(
 
   @jax.jit
   def one_pass(parameters: Any, batch: Batch) -> Mapping[Side, jax.Array]:
-    _, sown = watched(analysed.run.model, parameters, batch, 'views')
-    return {side: _attention(sown['views'][side]) for side in sides}
+    seen = watched(analysed.run.model, parameters, batch)
+    return {side: _attention(seen, side) for side in sides}
 
   batch = assemble(list(pairs), Shape(len(pairs), sources, targets))
   return jax.device_get(one_pass(analysed.run.parameters, batch))
@@ -121,10 +119,7 @@ def _sentence(
   side: Side,
   attention: Float[np.ndarray, 'T L P'],
 ) -> dict[str, Any]:
-  run = analysed.run
-  ids, tokenizer = pair.source, run.source_tokenizer
-  if side == 'decoder':
-    ids, tokenizer = pair.target, run.target_tokenizer
+  ids, tokenizer = pair.ids(side), analysed.tokenizer(side)
   pieces = read = tokenizer.pieces(ids.tolist())
   if side == 'decoder':
     read = [*tokenizer.pieces([tokenizer.vocabulary.start]), *pieces[:-1]]
@@ -139,22 +134,31 @@ def _sentence(
 def couplings(analysed: RunWithText) -> Numbers:
   """Measure the mean couplings of every iteration, and their entropy."""
   config = analysed.run.config.model
+  sides = sides_of(config, *ROUTING)
 
-  def measure(sown, side):
-    couplings: Float[Array, 'B T I L N'] = sown['read_out']['couplings']
-    iterations, axis = jnp.moveaxis(couplings, 2, 0), _axis(config, side)
+  def measure(seen: Pass) -> dict[str, tuple[Side, Any]]:
     return {
-      'couplings': couplings,
-      'entropy': jnp.stack([coupling_entropy(c, axis) for c in iterations], -1),
-      'diversity': jnp.stack([*map(coupling_diversity, iterations)], -1),
+      side: (side, _routed(seen, side, _axis(config, side))) for side in sides
     }
 
-  means = token_means(analysed, sides_of(config, *ROUTING), measure)
+  totals = sums_by_part(analysed, measure)
   numbers = {
-    side: _couplings(side_means, _axis(config, side))
-    for side, side_means in means.items()
+    side: _couplings(totals[side], _axis(config, side)) for side in sides
   }
   return numbers | {'paper': PAPER['couplings']}
+
+
+def _routed(
+  seen: Pass, side: Side, axis: Literal['output', 'input']
+) -> dict[str, Any]:
+  couplings: Float[Array, 'B T I L N']
+  couplings = seen.views[side]['read_out']['couplings']
+  iterations = jnp.moveaxis(couplings, 2, 0)
+  return {
+    'couplings': couplings,
+    'entropy': jnp.stack([coupling_entropy(c, axis) for c in iterations], -1),
+    'diversity': jnp.stack([*map(coupling_diversity, iterations)], -1),
+  }
 
 
 def _axis(config: ModelConfig, side: Side) -> Literal['output', 'input']:
@@ -164,14 +168,15 @@ def _axis(config: ModelConfig, side: Side) -> Literal['output', 'input']:
   return config.side(side).options.route_axis
 
 
-def _couplings(means: TokenMeans, axis: str) -> dict[str, Any]:
-  _, layers, capsules = means.means['couplings'].shape
+def _couplings(total: Sums, axis: str) -> dict[str, Any]:
+  means = {name: values.tolist() for name, values in total.means.items()}
+  layers, capsules = np.shape(means['couplings'])[1:]
   return {
-    **{name: values.tolist() for name, values in means.means.items()},
+    **means,
     'capsules': capsules,
     'sum_over': axis,
     'uniform_entropy': math.log(capsules if axis == 'output' else layers),
-    'positions': means.positions,
+    'positions': int(total.counts[0]),
   }
 
 
@@ -208,8 +213,8 @@ def gates(analysed: RunWithText) -> Numbers:
   places = gate_places(analysed.run.config.model)
   totals = sums_by_part(
     analysed,
-    lambda sown: {
-      place.name: (place.text, _gates(sown[place.side], place.attention))
+    lambda seen: {
+      place.name: (place.text, _gates(seen.views[place.side], place.attention))
       for place in places
     },
   )
@@ -302,19 +307,15 @@ def surface(analysed: RunWithText) -> Numbers:
   A subword counts in all, and in the bin of its frequency unless it is an end
   symbol or a tag.
   """
-  run, bins = analysed.run, text_bins(analysed)['decoder']
-
-  def sums(parameters, batch):
-    output, _ = watched(run.model, parameters, batch, 'views')
-    values = _predictions(output, batch.target, run.config.model)
-    member = parts(token_masks(batch)['decoder'], bins[batch.target])
-    return jnp.einsum('BTP,QBT->PQ', member, values), member.sum((0, 1))
-
-  total, tokens = sum_over_text(analysed, sums)
-  counts = np.where(tokens > 0, tokens, np.nan)
-  means = (total.astype(np.float64) / counts[:, None]).T
-  named = dict(zip(PREDICTIONS, means, strict=True))
-  columns = {**named, 'tokens': tokens.astype(int)}
+  config = analysed.run.config.model
+  totals = sums_by_part(
+    analysed,
+    lambda seen: {'predictions': ('predicted', _predictions(seen, config))},
+  )
+  sums, counts = totals['predictions']
+  means = sums / np.where(counts > 0, counts, np.nan)[:, None]
+  columns = dict(zip(PREDICTIONS, means.T, strict=True))
+  columns['tokens'] = counts.astype(int)
   by_name = {name: by_part(values) for name, values in columns.items()}
   return {
     name: {'all': x['all'], 'frequency': x['frequency']}
@@ -322,9 +323,8 @@ def surface(analysed: RunWithText) -> Numbers:
   }
 
 
-def _predictions(
-  output: ModelOutput, targets: Int[Array, 'B T'], config: ModelConfig
-) -> Float[Array, 'Q B T']:
+def _predictions(seen: Pass, config: ModelConfig) -> Float[Array, 'B T Q']:
+  output, targets = seen.output, jnp.asarray(seen.batch.target)
   assert output.log_weights is not None, 'two predictions'
   alone = [
     output._replace(features=features, log_weights=None)
@@ -332,7 +332,7 @@ def _predictions(
   ]
   weights = jnp.exp(at_positions(output.log_weights, targets.shape))
   losses = [
-    -token_log_probabilities(one, targets, config.decoder.combine)
-    for one in (*alone, output)
+    -token_log_probabilities(prediction, targets, config.decoder.combine)
+    for prediction in (*alone, output)
   ]
-  return jnp.stack([weights[0], *losses])
+  return jnp.stack([weights[0], *losses], -1)

@@ -11,7 +11,7 @@ model width, P hops, parts or positions, I iterations, M moments.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fusion_jax.analysis.passes import (
-  TokenMeans,
+  Pass,
   by_part,
   moments,
   sums_by_part,
-  token_means,
 )
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view import SIDES, Numbers, nullable
-from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config import ModelConfig, Side, SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import mudd
 from fusion_jax.fusion.dlcl import predecessors
@@ -77,11 +76,55 @@ class Weights:
     return group, f'decoder layer {layer}'
 
 
-# What a side sowed or has as parameters, and the side.
-_Tree = Mapping[str, Any]
-Reader = Callable[[_Tree, ModelConfig, Side], Iterator[Weights]]
-# Numbers of `layer_weights`, of parameters or of means over the positions.
-Layers = Callable[[Any, ModelConfig, Side], dict[str, Any]]
+class Stack(NamedTuple):
+  """What a side sowed or has as parameters."""
+
+  tree: Mapping[str, Any]
+  config: ModelConfig
+  side: Side
+
+  @property
+  def options(self) -> SideConfig:
+    return self.config.side(self.side)
+
+  @property
+  def depth(self) -> int:
+    return self.config.layers(self.side)
+
+  @property
+  def fused(self) -> tuple[str, ...]:
+    """Names of the layers that the scheme reads."""
+    return _names('H', layers_fused(self.config, self.side))
+
+
+Reader = Callable[[Stack], Iterator[Weights]]
+
+
+def _matrix(weights: Sequence[Weights]) -> dict[str, Any]:
+  """Return a row for each way of each reader, with None for other layers."""
+  longest = max((w.sources for w in weights), key=len)
+  readers = [w.reader for w in weights]
+  rows = [
+    f'{w.reader}, {w.way}' if readers.count(w.reader) > 1 else w.reader
+    for w in weights
+  ]
+  values = np.full((len(weights), len(longest)), np.nan)
+  for row, w in zip(values, weights, strict=True):
+    row[: len(w.sources)] = w.values
+  return {'layers': list(longest), 'rows': rows, 'weights': nullable(values)}
+
+
+def _norms(weights: Sequence[Weights]) -> dict[str, Any]:
+  (norms,) = weights
+  return {'layers': list(norms.sources), 'norms': norms.values.tolist()}
+
+
+def _spread(weights: Sequence[Weights]) -> dict[str, Any]:
+  """Return mean and deviation over positions and features."""
+  (powers,) = weights
+  named = moments(powers.values[None], np.ones(1))
+  spread = {name: values[0].tolist() for name, values in named.items()}
+  return {'layers': list(powers.sources)} | spread
 
 
 class Row(NamedTuple):
@@ -89,16 +132,18 @@ class Row(NamedTuple):
 
   Attributes:
     positions: Reader of the weights that positions compute, None if none do.
-    means: Numbers of the layers from means over the positions.
-    averaged: What `means` are of; None: what `positions` reads.
-    stored: Numbers of the layers from parameters.
+    layers: Reader of what is averaged for the weights of layers.
+    stored: Reader of the weights of layers that are parameters.
+    numbers: Numbers of the weights of layers.
+    sown: Where `layers` reads.
     constant: Whether, with its options, all positions have the same weights.
   """
 
   positions: Reader | None = None
-  means: Layers | None = None
-  averaged: Callable[[_Tree, ModelConfig, Side], Any] | None = None
-  stored: Layers | None = None
+  layers: Reader | None = None
+  stored: Reader | None = None
+  numbers: Callable[[Sequence[Weights]], dict[str, Any]] = _matrix
+  sown: Literal['views', 'telemetry'] = 'views'
   constant: Callable[[Any], bool] = lambda options: False
 
 
@@ -106,19 +151,15 @@ def _names(letter: str, numbers: Sequence[int]) -> tuple[str, ...]:
   return tuple(f'{letter}[{n}]' for n in numbers)
 
 
-def _fused(config: ModelConfig, side: Side) -> tuple[str, ...]:
-  return _names('H', layers_fused(config, side))
-
-
-def _sums(sown: _Tree, config: ModelConfig, side: Side) -> Iterator[Weights]:
+def _sums(stack: Stack) -> Iterator[Weights]:
   """Yield the weights 'weights_l' [..., C, K] of mudd and grn, way by way."""
-  options, depth = config.side(side), config.layers(side)
+  options, depth = stack.options, stack.depth
   letter = 'y' if options.fusion == 'grn' else 'H'
   for layer in range(depth + 1):
-    if (weights := sown['connection'].get(f'weights_{layer}')) is None:
+    if (weights := stack.tree['connection'].get(f'weights_{layer}')) is None:
       continue
     if options.fusion == 'mudd':
-      ways = mudd.sum_names(config, side, layer)
+      ways = mudd.sum_names(stack.config, stack.side, layer)
     else:
       ways = WAYS[options.ways if layer < depth else 1]
     reader = f'layer {layer + 1}' if layer < depth else 'output'
@@ -128,28 +169,26 @@ def _sums(sown: _Tree, config: ModelConfig, side: Side) -> Iterator[Weights]:
       yield Weights(way, reader, sources, values)
 
 
-def _residuals(
-  sown: _Tree, config: ModelConfig, side: Side
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _residuals(stack: Stack) -> Iterator[tuple[str, Mapping[str, Any]]]:
   """Yield the name of each reader of the state, and what it sowed."""
-  for layer in range(config.layers(side)):
-    inside = sown.get(f'layer_{layer}', {})
-    if 'layers' in sown:
-      inside = jax.tree.map(lambda x, n=layer: x[n], sown['layers'])
+  for layer in range(stack.depth):
+    inside = stack.tree.get(f'layer_{layer}', {})
+    if 'layers' in stack.tree:
+      inside = jax.tree.map(lambda x, n=layer: x[n], stack.tree['layers'])
     for name in _SUBLAYERS:
       if f'{name}_residual' in inside:
         reader = f'layer {layer + 1} {name.replace("_", "-")}'
         yield reader, inside[f'{name}_residual']
-  if 'state_read' in sown:
-    yield 'output', sown['state_read']
+  if 'state_read' in stack.tree:
+    yield 'output', stack.tree['state_read']
 
 
-def _streams(sown: _Tree, config: ModelConfig, side: Side) -> Iterator[Weights]:
+def _streams(stack: Stack) -> Iterator[Weights]:
   """Yield how sublayers read, write and mix the streams."""
-  count = range(1, config.side(side).options.streams + 1)
+  count = range(1, stack.options.options.streams + 1)
   streams = tuple(f'stream {i}' for i in count)
   pairs = tuple(f'{i}>{j}' for i in count for j in count)
-  for reader, inside in _residuals(sown, config, side):
+  for reader, inside in _residuals(stack):
     for way in ('read', 'write', 'mix'):
       if way in inside:
         values = inside[way].reshape(*inside[way].shape[:2], -1)
@@ -157,62 +196,56 @@ def _streams(sown: _Tree, config: ModelConfig, side: Side) -> Iterator[Weights]:
         yield Weights(way, reader, names, values)
 
 
-def _outputs(sown: _Tree, config: ModelConfig, side: Side) -> Iterator[Weights]:
+def _outputs(stack: Stack) -> Iterator[Weights]:
   """Yield the weights of attention residuals, as means over the heads."""
-  options = config.side(side).options
+  options = stack.options.options
   first = 0 if options.kind == 'replace' or options.embedding else 1
-  for reader, inside in _residuals(sown, config, side):
+  for reader, inside in _residuals(stack):
     if 'attention' in inside:
       values = inside['attention']['weights'].mean(-1)
       names = _names('v', range(first, first + values.shape[2]))
       yield Weights('read', reader, names, values)
 
 
-def _combination(
-  sown: _Tree, config: ModelConfig, side: Side
-) -> Iterator[Weights]:
+def _combination(stack: Stack) -> Iterator[Weights]:
   """Yield the weights of a dynamic combination, as means over the features."""
-  weights: Float[Array, 'B T L D'] = sown['read_out']['layer_weights']
+  weights: Float[Array, 'B T L D'] = stack.tree['read_out']['layer_weights']
   values = weights.astype(jnp.float32).mean(-1)
-  yield Weights('combination', 'output', _fused(config, side), values)
+  yield Weights('combination', 'output', stack.fused, values)
 
 
-def _features(
-  sown: _Tree, config: ModelConfig, side: Side
-) -> Mapping[str, Float[Array, 'B T L']]:
-  """Return mean and mean square over the features of the same weights."""
-  weights = sown['read_out']['layer_weights'].astype(jnp.float32)
-  return {'mean': weights.mean(-1), 'square': jnp.square(weights).mean(-1)}
+def _features(stack: Stack) -> Iterator[Weights]:
+  """Yield mean and mean square over the features of the same weights."""
+  powers = _powers(stack.tree['read_out']['layer_weights']).mean(-2)
+  yield Weights('combination', 'output', stack.fused, powers)
 
 
-def _hops(sown: _Tree, config: ModelConfig, side: Side) -> Iterator[Weights]:
+def _hops(stack: Stack) -> Iterator[Weights]:
   """Yield the attention of each hop to the layers."""
-  attention: Float[Array, 'B T L P'] = sown['read_out']['hop_attention']
+  attention: Float[Array, 'B T L P'] = stack.tree['read_out']['hop_attention']
   for hop, values in enumerate(jnp.moveaxis(attention, -1, 0), start=1):
-    yield Weights('hop', f'hop {hop}', _fused(config, side), values)
+    yield Weights('hop', f'hop {hop}', stack.fused, values)
 
 
-def _shares(sown: _Tree, config: ModelConfig, side: Side) -> Iterator[Weights]:
+def _shares(stack: Stack) -> Iterator[Weights]:
   """Yield what share of the couplings of a capsule each layer has.
 
   They are those of the last iteration, as means over the output capsules.
   """
-  couplings: Float[Array, 'B T I L N'] = sown['read_out']['couplings']
+  couplings: Float[Array, 'B T I L N'] = stack.tree['read_out']['couplings']
   last = couplings[:, :, -1].astype(jnp.float32)
   values = (last / last.sum(2, keepdims=True)).mean(-1)
-  yield Weights('share', 'output', _fused(config, side), values)
+  yield Weights('share', 'output', stack.fused, values)
 
 
-def _declared(
-  sown: _Tree, config: ModelConfig, side: Side, view: DeclaredView
-) -> Iterator[Weights]:
+def _declared(stack: Stack, view: DeclaredView) -> Iterator[Weights]:
   """Yield the weights of a scheme from outside that declares a view."""
   named = {
     '/'.join(part.key for part in path[:-1]).replace('read_out', 'output'): x
-    for path, x in jax.tree_util.tree_leaves_with_path(sown)
+    for path, x in jax.tree_util.tree_leaves_with_path(stack.tree)
     if path[-1].key == _DECLARED
   }
-  sources, axes = _fused(config, side), _AXES[view]
+  sources, axes = stack.fused, _AXES[view]
   wrong = [
     x.shape
     for x in named.values()
@@ -222,119 +255,69 @@ def _declared(
     where = 'telemetry' if axes == 1 else 'views'
     wanted = 'K' if axes == 1 else 'batch, positions, K'
     raise InputError(
-      f'fusion={config.side(side).fusion!r} declares the view {view}, which '
+      f'fusion={stack.options.fusion!r} declares the view {view}, which '
       f'needs {_DECLARED!r} of shape [{wanted}] in {where!r}, K <= '
       f'{len(sources)}; it sows {list(wrong[0]) if wrong else "none"}'
     )
   for reader, values in named.items():
+    # A mean of the batch is the same at all positions.
+    values = values.reshape((1,) * (3 - axes) + values.shape)
     yield Weights('weights', reader, sources[: values.shape[-1]], values)
 
 
-def _declared_layers(
-  sown: _Tree, config: ModelConfig, side: Side
-) -> tuple[Weights, ...]:
-  return tuple(_declared(sown, config, side, 'layer_weights'))
+def _blocks(stack: Stack) -> Iterator[Weights]:
+  """Yield the norms of the layers' matrices in a linear combination."""
+  count = stack.depth
+  norms = block_norms(stack.tree['read_out'], count)
+  yield Weights('norm', 'output', _names('H', range(1, count + 1)), norms)
 
 
-def _matrix(
-  weights: Sequence[Weights], config: ModelConfig, side: Side
-) -> dict[str, Any]:
-  """Return a row for each way of each reader, with None for other layers."""
-  longest = max((w.sources for w in weights), key=len)
-  readers = [w.reader for w in weights]
-  rows = [
-    f'{w.reader}, {w.way}' if readers.count(w.reader) > 1 else w.reader
-    for w in weights
-  ]
-  values = [
-    [*map(float, w.values), *[None] * (len(longest) - len(w.sources))]
-    for w in weights
-  ]
-  return {'layers': list(longest), 'rows': rows, 'weights': values}
-
-
-def _spread(
-  means: Mapping[str, Float[np.ndarray, ' L']], config: ModelConfig, side: Side
-) -> dict[str, Any]:
-  """Return mean and deviation over positions and features."""
-  mean, square = (means[name].astype(float) for name in ('mean', 'square'))
-  deviation = np.sqrt(np.maximum(square - mean**2, 0))
-  return {
-    'layers': list(_names('H', range(1, len(mean) + 1))),
-    'mean': mean.tolist(),
-    'deviation': deviation.tolist(),
-  }
-
-
-def _norms(
-  parameters: _Tree, config: ModelConfig, side: Side
-) -> dict[str, Any]:
-  """Return the norms of the layers' matrices in a linear combination."""
-  count = config.layers(side)
-  return {
-    'layers': list(_names('H', range(1, count + 1))),
-    'norms': block_norms(parameters['read_out'], count).tolist(),
-  }
-
-
-def _static(
-  parameters: _Tree, config: ModelConfig, side: Side
-) -> dict[str, Any]:
-  """Return the weights of grn that no position changes, mean over features."""
+def _static(stack: Stack) -> Iterator[Weights]:
+  """Yield the weights of grn that no position changes, mean over features."""
   static = {
-    f'weights_{n}': np.asarray(parameters['connection'][f'static_{n}'])
-    for n in range(config.layers(side) + 1)
+    f'weights_{n}': np.asarray(stack.tree['connection'][f'static_{n}'])
+    for n in range(stack.depth + 1)
   }
   means = {n: x.reshape(*x.shape[:2], -1).mean(-1) for n, x in static.items()}
-  weights = tuple(_sums({'connection': means}, config, side))
-  return _matrix(weights, config, side)
+  return _sums(stack._replace(tree={'connection': means}))
 
 
-def _dlcl(parameters: _Tree, config: ModelConfig, side: Side) -> dict[str, Any]:
-  """Return the weights w_lk after layer l, averaged over features."""
-  weights = parameters['connection']['weights']
-  options = config.side(side).options
-  read = predecessors(
-    len(weights), options.window, options.dilation, options.period
-  )
-  means = np.full(read.shape, np.nan)
-  for row, mask in enumerate(read):
-    chosen = jnp.asarray(np.asarray(weights)[row, mask])
+def _dlcl(stack: Stack) -> Iterator[Weights]:
+  """Yield the weights w_lk after layer l, averaged over features."""
+  weights = np.asarray(stack.tree['connection']['weights'])
+  options, count = stack.options.options, len(weights)
+  read = predecessors(count, options.window, options.dilation, options.period)
+  for layer, mask in enumerate(read, start=1):
+    chosen = weights[layer - 1, mask]
     if options.normalize == 'softmax':
-      chosen = jax.nn.softmax(chosen, axis=0)
-    means[row, mask] = np.asarray(chosen).reshape(len(chosen), -1).mean(1)
-  return _stored_rows(means, [*range(1, len(means)), 'output'])
+      chosen = np.asarray(jax.nn.softmax(chosen, axis=0))
+    values = np.full(count, np.nan)
+    values[mask] = chosen.reshape(len(chosen), -1).mean(1)
+    reader = f'layer {layer}' if layer < count else 'output'
+    yield Weights('weights', reader, _names('H', range(count)), values)
 
 
-def _transparent(
-  parameters: _Tree, config: ModelConfig, side: Side
-) -> dict[str, Any]:
-  """Return the weights by layer of the decoder, averaged over features."""
-  weights = jax.nn.softmax(parameters['read_out']['weights'], axis=0)
+def _transparent(stack: Stack) -> Iterator[Weights]:
+  """Yield the weights by layer of the decoder, averaged over features."""
+  weights = jax.nn.softmax(stack.tree['read_out']['weights'], axis=0)
   means = np.asarray(weights).reshape(*weights.shape[:2], -1).mean(-1).T
-  return _stored_rows(means, range(1, config.decoder_layers + 1))
-
-
-def _stored_rows(
-  weights: Float[np.ndarray, 'R K'], readers: Sequence[int | str]
-) -> dict[str, Any]:
-  rows = [name if name == 'output' else f'layer {name}' for name in readers]
-  layers = list(_names('H', range(weights.shape[1])))
-  return {'layers': layers, 'rows': rows, 'weights': nullable(weights)}
+  for layer, values in enumerate(means, start=1):
+    sources = _names('H', range(len(values)))
+    yield Weights('weights', f'layer {layer}', sources, values)
 
 
 ROWS: Mapping[str, Row] = {
-  'linear': Row(stored=_norms),
+  'linear': Row(stored=_blocks, numbers=_norms),
   'dlcl': Row(stored=_dlcl),
   'transparent': Row(stored=_transparent),
-  'mudd': Row(_sums, _matrix),
+  'mudd': Row(_sums, _sums),
   'grn': Row(
     _sums,
-    _matrix,
-    stored=_static,
+    _sums,
+    _static,
     constant=lambda side: side.options.kind != 'dynamic',
   ),
-  'dynamic_combination': Row(_combination, _spread, _features),
+  'dynamic_combination': Row(_combination, _features, numbers=_spread),
   'hops': Row(_hops),
   'dynamic_routing': Row(_shares),
   'em_routing': Row(_shares),
@@ -355,20 +338,22 @@ def row_of(config: ModelConfig, side: Side) -> Row:
     row = ROWS[options.fusion]
     if row.constant(options):
       return Row(stored=row.stored)
-    return row._replace(stored=None) if row.means else row
-  views = () if scheme is None else scheme.views
-  row = Row()
-  if 'position_weights' in views:
-    row = Row(functools.partial(_declared, view='position_weights'))
-  if 'layer_weights' in views:
-    row = row._replace(means=_matrix, averaged=_declared_layers)
-  return row
+    return row._replace(stored=None) if row.layers else row
+  declared = {
+    view: functools.partial(_declared, view=view)
+    for view in (() if scheme is None else scheme.views)
+  }
+  return Row(
+    declared.get('position_weights'),
+    declared.get('layer_weights'),
+    sown='telemetry',
+  )
 
 
 def has_layer_weights(config: ModelConfig) -> bool:
   """Return whether a side has weights of layers."""
   rows = (row_of(config, side) for side in SIDES)
-  return any(row.means or row.stored for row in rows)
+  return any(row.layers or row.stored for row in rows)
 
 
 def has_position_weights(config: ModelConfig) -> bool:
@@ -380,59 +365,44 @@ def layer_weights(analysed: RunWithText) -> Numbers:
   """Measure the weights of the layers of both sides."""
   config, parameters = analysed.run.config.model, analysed.run.parameters
   rows = {side: row_of(config, side) for side in SIDES}
-  means = _means(analysed, rows)
-  numbers = {}
+
+  def averaged(seen: Pass) -> dict[str, tuple[Side, Any]]:
+    return {
+      side: (side, tuple(row.layers(Stack(sown.get(side, {}), config, side))))
+      for side, row in rows.items()
+      for sown in [getattr(seen, row.sown)]
+      if row.layers
+    }
+
+  means = any(row.layers for row in rows.values())
+  totals = sums_by_part(analysed, averaged) if means else {}
+  numbers: dict[str, Any] = {}
   for side, row in rows.items():
-    if row.means:
-      numbers[side] = row.means(means[side].means, config, side)
-      if config.side(side).fusion in ROWS:
-        numbers[side]['positions'] = means[side].positions
+    scheme = {'scheme': config.side(side).fusion}
+    if row.layers:
+      numbers[side] = scheme | row.numbers(totals[side].means)
+      if scheme['scheme'] in ROWS:
+        numbers[side]['positions'] = int(totals[side].counts[0])
     elif row.stored:
-      numbers[side] = row.stored(parameters[side], config, side)
-  return {
-    side: {'scheme': config.side(side).fusion} | values
-    for side, values in numbers.items()
-  }
-
-
-def _means(
-  analysed: RunWithText, rows: Mapping[Side, Row]
-) -> dict[Side, TokenMeans]:
-  """Average what positions compute, and what schemes from outside declare."""
-  config = analysed.run.config.model
-
-  def averaged(sown: _Tree, side: Side) -> Any:
-    row = rows[side]
-    if row.averaged is not None:
-      return row.averaged(sown, config, side)
-    assert row.positions is not None, 'means are of what positions compute'
-    return tuple(row.positions(sown, config, side))
-
-  sides = [side for side, row in rows.items() if row.means]
-  known = [side for side in sides if config.side(side).fusion in ROWS]
-  others = [side for side in sides if side not in known]
-  return {
-    **token_means(analysed, known, averaged),
-    **token_means(analysed, others, averaged, 'telemetry'),
-  }
+      weights = row.stored(Stack(parameters[side], config, side))
+      numbers[side] = scheme | row.numbers(tuple(weights))
+  return numbers
 
 
 def position_weights(analysed: RunWithText) -> Numbers:
   """Measure the mean and deviation of the weights over the positions."""
   config = analysed.run.config.model
-  readers = {
-    side: reader
-    for side in SIDES
-    if (reader := row_of(config, side).positions) is not None
-  }
+  rows = {side: row_of(config, side) for side in SIDES}
 
-  def powers(sown: _Tree) -> dict[str, tuple[Side, Any]]:
+  def powers(seen: Pass) -> dict[str, tuple[Side, Any]]:
+    weights = {
+      side: tuple(row.positions(Stack(seen.views.get(side, {}), config, side)))
+      for side, row in rows.items()
+      if row.positions
+    }
     return {
-      side: (
-        side,
-        jax.tree.map(_powers, tuple(read(sown.get(side, {}), config, side))),
-      )
-      for side, read in readers.items()
+      side: (side, jax.tree.map(_powers, values))
+      for side, values in weights.items()
     }
 
   totals = sums_by_part(analysed, powers)
@@ -448,7 +418,7 @@ def position_weights(analysed: RunWithText) -> Numbers:
   }
 
 
-def _powers(values: Float[Array, 'B T K']) -> Float[Array, 'B T K 2']:
+def _powers(values: Float[Array, '*axes']) -> Float[Array, '*axes 2']:
   values = values.astype(jnp.float32)
   return jnp.stack([values, jnp.square(values)], -1)
 
@@ -457,8 +427,8 @@ def _by_group(
   weights: Sequence[Weights], counts: Float[np.ndarray, ' P']
 ) -> dict[str, Any]:
   groups: dict[str, list[Weights]] = {}
-  for one in weights:
-    groups.setdefault(one.group[0], []).append(one)
+  for of_reader in weights:
+    groups.setdefault(of_reader.group[0], []).append(of_reader)
   numbers = {name: _moments(group, counts) for name, group in groups.items()}
   return {'positions': by_part(counts.astype(int)), 'weights': numbers}
 
@@ -467,10 +437,10 @@ def _moments(
   readers: Sequence[Weights], counts: Float[np.ndarray, ' P']
 ) -> dict[str, Any]:
   """Return the moments of the readers of a group, side by side."""
-  sources = max((one.sources for one in readers), key=len)
+  sources = max((reader.sources for reader in readers), key=len)
   sums = np.full((len(counts), len(readers), len(sources), 2), np.nan)
-  for row, one in enumerate(readers):
-    sums[:, row, : len(one.sources)] = one.values
+  for row, reader in enumerate(readers):
+    sums[:, row, : len(reader.sources)] = reader.values
   named = {name: by_part(x) for name, x in moments(sums, counts).items()}
-  names = [one.group[1] for one in readers]
+  names = [reader.group[1] for reader in readers]
   return {'sources': list(sources), 'readers': names} | named

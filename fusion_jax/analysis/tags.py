@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Int
 
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.data.tokenizer import Tokenizer, normalise
+from fusion_jax.data.tokenizer import normalise
 from fusion_jax.errors import InputError
+from fusion_jax.files import read_errors
 
 _COLUMNS = 10
 _INDEX = re.compile(r'\d+([-.]\d+)?')
@@ -24,13 +25,7 @@ _NONE = -1
 
 
 class Word(NamedTuple):
-  """A word of a tagged file.
-
-  Attributes:
-    form: Form of the word in the text.
-    tag: Class of the word.
-    line: Line of the file, from 1.
-  """
+  """A word of a tagged file, its class and its line, from 1."""
 
   form: str
   tag: str
@@ -53,9 +48,8 @@ class TaggedText(NamedTuple):
 def read_words(path: Path) -> Iterator[list[Word]]:
   """Yield the words of every sentence of a CoNLL-U file."""
   try:
-    lines = path.read_text(encoding='utf-8').split('\n')
-  except OSError as error:
-    raise InputError(f'{path}: {error.strerror}') from error
+    with read_errors(path):
+      lines = path.read_text(encoding='utf-8').split('\n')
   except UnicodeDecodeError as error:
     raise InputError(f'{path}: not UTF-8 ({error.reason})') from None
   words: list[Word] = []
@@ -138,19 +132,13 @@ def tagged_text(analysed: RunWithText) -> TaggedText | None:
       )
     where = f'{path} against line {number} of the {choice.tags_side} text'
     tags = tags_of_characters(text, words, where)
-    of_line[number] = _of_subwords(tags, tokenizer, text, names)
+    of_line[number] = np.array(
+      [
+        _NONE
+        if place is None
+        else names.setdefault(tags[min(place, len(tags) - 1)], len(names))
+        for place in tokenizer.places(text)
+      ],
+      np.int32,
+    )
   return TaggedText(tuple(names), of_line)
-
-
-def _of_subwords(
-  tags: Sequence[str], tokenizer: Tokenizer, text: str, names: dict[str, int]
-) -> Int[np.ndarray, ' T']:
-  """Return the index of each subword's class; add new classes to `names`."""
-  classes = []
-  for place in tokenizer.places(text):
-    if place is None:
-      classes.append(_NONE)
-    else:
-      tag = tags[min(place, len(tags) - 1)]
-      classes.append(names.setdefault(tag, len(names)))
-  return np.array(classes, np.int32)

@@ -1,9 +1,8 @@
 """The form of a view: what it measures, draws and says of a run."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -15,8 +14,6 @@ from fusion_jax.config import ModelConfig, Side
 SIDES: tuple[Side, ...] = get_args(Side)
 # Results of a view as JSON values: mappings, lists, numbers, strings.
 Numbers = Mapping[str, Any]
-# Width and height of a panel of a figure in inches.
-PANEL = 4.4, 3.2
 
 
 class ViewResult(NamedTuple):
@@ -33,15 +30,10 @@ class View:
 
   Attributes:
     name: Name of the subcommand and of the files.
-    title: Title of the section in a report.
-    source: Paper, with its figure or table, and equations.
     reading: Explanation of the figure, in one or two sentences.
-    applies: Whether a model has what the view looks at.
     needs: Models that the view applies to, in words, for a message.
-    reads: Input of the view: 'parameters', 'metrics' (of the training) or
-      'text'.
-    slow: Whether the view takes minutes; a report then makes it only on
-      request.
+    reads: Input of the view.
+    slow: Whether the view takes minutes.
   """
 
   name: str
@@ -53,7 +45,7 @@ class View:
   reading: str
   applies: Callable[[ModelConfig], bool] = lambda config: True
   needs: str = 'any model'
-  reads: str = 'text'
+  reads: Literal['text', 'metrics', 'parameters'] = 'text'
   slow: bool = False
 
   def look(self, analysed: RunWithText) -> ViewResult:
@@ -77,26 +69,3 @@ def nullable(values: np.ndarray) -> list[Any]:
 def finite_or_nan(values: Any) -> Float[np.ndarray, '...']:
   """Return the array of nested lists that `nullable` made."""
   return np.array(values, np.float64)
-
-
-class Panel(NamedTuple):
-  """One panel of a figure: `figures.draw_lines` or the like, and its values."""
-
-  draw: Callable[..., None]
-  values: tuple[Any, ...]
-  title: str = ''
-
-
-def draw_panels(
-  panels: Sequence[Panel], columns: int = 2, size: tuple[float, float] = PANEL
-) -> tuple[figures.Figure, list[figures.Axes]]:
-  """Draw panels row by row."""
-  figure, axes = figures.panels(len(panels), columns, size)
-  for place, panel in zip(axes, panels, strict=True):
-    panel.draw(place, *panel.values)
-    place.set_title(panel.title)
-  return figure, axes
-
-
-# Draws a map whose first row is the lowest.
-draw_upwards = functools.partial(figures.draw_map, upwards=True)

@@ -24,7 +24,7 @@ from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view import Numbers, View, ViewResult, sides_of
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
-from fusion_jax.files import write_whole
+from fusion_jax.files import write_errors, write_whole
 from fusion_jax.json_files import read_json
 
 # Titles, papers and words of the views by name.
@@ -53,16 +53,14 @@ _VIEWS = (
     curves.gradient_norms,
     curves.draw_gradients,
     curves.gradient_summary,
-    reads='metrics',
   ),
-  _view('curves', curves.curves, curves.draw, curves.summary, reads='metrics'),
+  _view('curves', curves.curves, curves.draw, curves.summary),
   _view(
     'exploitation',
     exploitation.exploitation,
     exploitation.draw,
     exploitation.summary,
     applies=exploitation.has_nodes,
-    reads='parameters',
   ),
   _view(
     'couplings',
@@ -91,7 +89,6 @@ _VIEWS = (
     sown_figures.groups,
     sown_figures.groups_summary,
     applies=lambda config: bool(sides_of(config, 'gtrans')),
-    reads='parameters',
   ),
   _view(
     'group_bleu',
@@ -99,7 +96,6 @@ _VIEWS = (
     ablations.draw_groups,
     ablations.groups_summary,
     applies=lambda config: 'decoder' in sides_of(config, 'gtrans'),
-    slow=True,
   ),
   _view(
     'layer_weights',
@@ -122,10 +118,8 @@ _VIEWS = (
     sown_figures.surface_summary,
     applies=sown_quantities.mixes_predictions,
   ),
-  _view(
-    'ablations', ablations.measure, ablations.draw, ablations.summary, slow=True
-  ),
-  _view('probes', probes.measure, probes.draw, probes.summary, slow=True),
+  _view('ablations', ablations.measure, ablations.draw, ablations.summary),
+  _view('probes', probes.measure, probes.draw, probes.summary),
 )
 VIEWS: Mapping[str, View] = types.MappingProxyType(
   {view.name: view for view in _VIEWS}
@@ -153,12 +147,10 @@ def look_at(view: View, analysed: RunWithText, folder: Path) -> ViewResult:
     analysed.check_finite()
   result = view.look(analysed)
   path = folder / f'{view.name}.json'
-  try:
+  with write_errors(folder):
     folder.mkdir(parents=True, exist_ok=True)
     # The numbers are there only with their own figure.
     path.unlink(missing_ok=True)
-  except OSError as error:
-    raise InputError(f'{folder}: {error.strerror}') from error
   figures.save(result.figure, folder / view.name)
   values = {
     'view': view.name,
@@ -166,12 +158,12 @@ def look_at(view: View, analysed: RunWithText, folder: Path) -> ViewResult:
     'summary': result.summary,
     'numbers': result.numbers,
   }
-  keep(path, analysed, values, _key(view, analysed))
+  keep(path, analysed, values, analysed.digest if view.reads == 'text' else '')
   return result
 
 
 def keep(
-  path: Path, analysed: RunWithText, values: Mapping[str, Any], key: str | None
+  path: Path, analysed: RunWithText, values: Mapping[str, Any], key: str
 ) -> None:
   """Write a result as JSON, with what it was made of."""
   about: dict[str, Any] = {
@@ -187,20 +179,10 @@ def keep(
   write_whole(path, text.encode() + b'\n')
 
 
-def kept(path: Path, analysed: RunWithText, kind: Any) -> Any:
+def kept(path: Path, analysed: RunWithText) -> dict[str, Any] | None:
   """Read a result that `keep` wrote, if it was made of the same inputs."""
   try:
-    result = read_json(path, kind)
+    result = read_json(path, dict[str, Any])
   except InputError:
     return None
-  return result if result['key'] == analysed.digest else None
-
-
-def _key(view: View, analysed: RunWithText) -> str | None:
-  """Return the digest by which a result is reused, if it read a text."""
-  if view.reads != 'text':
-    return None
-  try:
-    return analysed.digest
-  except InputError:
-    return None
+  return result if result.get('key') == analysed.digest else None

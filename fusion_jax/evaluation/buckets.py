@@ -3,22 +3,19 @@
 A bucket (a, b] contains the values above a and up to b.
 """
 
-import collections
 import dataclasses
 import math
-import re
+import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 from sacrebleu.metrics import BLEU
 
-from fusion_jax.errors import InputError
 from fusion_jax.evaluation.sentence_statistics import score_of
-
-# Dou et al. 2018, Fig. 4: bounds of source lengths in words. Yang et al. 2022
-# do not print those of their Fig. 12, except the last: more than 80.
-PAPER_LENGTHS = 15, 30, 45
+from fusion_jax.languages import Words
+from fusion_jax.metrics import bleu_for
 
 # Bounds of compare-mt (Neubig et al. 2019, https://aclanthology.org/N19-4007):
 # 0, 1, 2, 3, 4, 5 to 9, 10 to 99, 100 to 999 and 1,000 or more.
@@ -52,19 +49,6 @@ def buckets_between(bounds: Sequence[int], low: int = 0) -> list[Bucket]:
   return [Bucket(*pair) for pair in zip(lows, [*bounds, None], strict=True)]
 
 
-def read_bounds(flag: str, text: str) -> tuple[int, ...]:
-  """Read ascending whole numbers above 0, separated by commas."""
-  parts = text.split(',')
-  whole = all(re.fullmatch('[0-9]{1,9}', part) for part in parts)
-  bounds = [int(part) for part in parts] if whole else [0]
-  if bounds[0] < 1 or bounds != sorted(set(bounds)):
-    raise InputError(
-      f'{flag}={text}: must be whole numbers above 0, ascending, with commas '
-      'between, as 15,30,45'
-    )
-  return tuple(bounds)
-
-
 def quantile_bounds(
   values: Int[np.ndarray, ' N'], count: int
 ) -> tuple[int, ...]:
@@ -77,13 +61,25 @@ def quantile_bounds(
   return tuple(sorted({*map(int, bounds)} - {int(values[-1])}))
 
 
-def word_counts(
-  lines: Iterable[str], bleu: BLEU
-) -> list[collections.Counter[str]]:
+def word_counts(lines: Iterable[str], bleu: BLEU) -> list[Counter[str]]:
   """Count every word in every line, with words as BLEU's tokenizer has them."""
-  return [
-    collections.Counter(bleu.tokenizer(line.rstrip()).split()) for line in lines
-  ]
+  return [Counter(bleu.tokenizer(line.rstrip()).split()) for line in lines]
+
+
+def line_lengths(
+  lines: Iterable[str], language: str | Words
+) -> Int[np.ndarray, ' S']:
+  """Count the words of every line."""
+  counts = word_counts(lines, bleu_for(language))
+  return np.array([words.total() for words in counts])
+
+
+def total(lines: Iterable[Counter[str]]) -> Counter[str]:
+  """Add up the words of all lines."""
+  words = Counter[str]()
+  for line in lines:
+    words.update(line)
+  return words
 
 
 def bleu_by_length(
@@ -110,41 +106,41 @@ def bleu_by_length(
 def f1_by_frequency(
   frequency: Mapping[str, int],
   buckets: Sequence[Bucket],
-  reference: Sequence[collections.Counter[str]],
-  systems: Mapping[str, Sequence[Sequence[collections.Counter[str]]]],
+  reference: Sequence[Counter[str]],
+  systems: Mapping[str, Sequence[Sequence[Counter[str]]]],
 ) -> list[dict]:
   """Compute F1 of the words of each bucket, as compare-mt does.
 
   F1 = 2 m / (r + h): of the words of a bucket, r are in the reference and h in
   the translation; m are in both, matched in the same line and as often.
   """
-  totals = _totals(frequency, buckets, reference)
-  scores = {
+  columns = {
     name: [_f1(frequency, buckets, reference, lines) for lines in files]
     for name, files in systems.items()
   }
+  counts = _counts(frequency, buckets, reference)
   return [
     {
       'bucket': bucket.name,
-      'count': int(totals[index]),
+      'count': int(count),
       'scores': {
-        name: _mean([scores[index] for scores in files])
-        for name, files in scores.items()
+        name: _mean([column[place] for column in files])
+        for name, files in columns.items()
       },
     }
-    for index, bucket in enumerate(buckets)
+    for place, (bucket, count) in enumerate(zip(buckets, counts, strict=True))
   ]
 
 
 def _f1(
   frequency: Mapping[str, int],
   buckets: Sequence[Bucket],
-  reference: Sequence[collections.Counter[str]],
-  lines: Sequence[collections.Counter[str]],
+  reference: Sequence[Counter[str]],
+  lines: Sequence[Counter[str]],
 ) -> list[float | None]:
-  both = [ours & theirs for ours, theirs in zip(reference, lines, strict=True)]
+  both = map(operator.and_, reference, lines)
   matches, wanted, given = (
-    _totals(frequency, buckets, words) for words in (both, reference, lines)
+    _counts(frequency, buckets, words) for words in (both, reference, lines)
   )
   return [
     200 * float(m) / float(r + h) if r + h else None
@@ -152,17 +148,15 @@ def _f1(
   ]
 
 
-def _totals(
+def _counts(
   frequency: Mapping[str, int],
   buckets: Sequence[Bucket],
-  lines: Iterable[collections.Counter[str]],
+  lines: Iterable[Counter[str]],
 ) -> Int[np.ndarray, ' N']:
   """Count the words of each bucket in the lines."""
-  total: collections.Counter[str] = collections.Counter()
-  for words in lines:
-    total.update(words)
-  frequencies = np.array([frequency.get(word, 0) for word in total], np.int64)
-  counts = np.array(list(total.values()), np.int64)
+  words = total(lines)
+  frequencies = np.array([frequency.get(word, 0) for word in words], np.int64)
+  counts = np.array(list(words.values()), np.int64)
   return np.array(
     [counts[bucket.holds(frequencies)].sum() for bucket in buckets]
   )

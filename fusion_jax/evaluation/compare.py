@@ -20,6 +20,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import time
 from pathlib import Path
 from typing import get_args
@@ -82,6 +83,7 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
   add('--trials', type=positive, default=10_000, help='of the randomisation')
   add(
     '--length_bounds',
+    type=_bounds,
     default='15,30,45',
     help='the longest sources of all buckets but the last, in words; default: '
     'those of Dou et al. 2018, Fig. 4',
@@ -107,6 +109,19 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
   )
 
 
+def _bounds(text: str) -> list[int]:
+  """Read ascending whole numbers above 0, separated by commas."""
+  parts = text.split(',')
+  whole = all(re.fullmatch('[0-9]{1,9}', part) for part in parts)
+  bounds = [int(part) for part in parts] if whole else [0]
+  if bounds[0] < 1 or bounds != sorted(set(bounds)):
+    raise argparse.ArgumentTypeError(
+      'must be whole numbers above 0, ascending, with commas between, as '
+      f'15,30,45, got {text!r}'
+    )
+  return bounds
+
+
 @one_line_errors
 def main(argv: list[str]) -> None:
   """Compare the systems, write the files and print the scores."""
@@ -115,38 +130,30 @@ def main(argv: list[str]) -> None:
   logging.getLogger('sacrebleu').setLevel(logging.WARNING)
   # Imported after the flags are read, because these modules load slowly and
   # every process loads this file.
-  from fusion_jax.evaluation.compare_report import scores_line, scores_table
-  from fusion_jax.evaluation.comparison import Options, compare
+  from fusion_jax import figures
+  from fusion_jax.evaluation import comparison
   from fusion_jax.evaluation.sentence_statistics import in_processes
   from fusion_jax.evaluation.systems import read_texts
+  from fusion_jax.files import write_whole
   from fusion_jax.runs.directory import check_output
 
   check_output(arguments.output)
-  options = Options.of_flags(arguments)
   texts = read_texts(arguments)
   begin = time.monotonic()
   with in_processes(arguments.jobs) as run:
-    numbers = compare(texts, options, run)
+    numbers = comparison.compare(texts, arguments, run)
   logger.info('compared in %.1f s', time.monotonic() - begin)
-  _write(numbers, arguments.output)
-  if arguments.format:
-    print(scores_table(numbers, arguments.format))
-    return
-  for name in numbers['systems']:
-    print(scores_line(numbers, name))
-
-
-def _write(numbers: dict, folder: Path) -> None:
-  from fusion_jax import figures
-  from fusion_jax.evaluation.compare_report import draw, report
-  from fusion_jax.files import write_whole
-
   text = json.dumps(numbers, ensure_ascii=False, indent=1, allow_nan=False)
-  markdown = report(numbers)
+  folder = arguments.output
   write_whole(folder / 'compare.json', f'{text}\n'.encode())
-  figures.save(draw(numbers), folder / 'compare')
-  write_whole(folder / 'compare.md', markdown.encode())
+  figures.save(comparison.draw(numbers), folder / 'compare')
+  write_whole(folder / 'compare.md', comparison.report(numbers).encode())
   logger.info('written: %s', folder / 'compare.md')
+  if arguments.format:
+    print(comparison.scores_table(numbers, arguments.format))
+  else:
+    for name in numbers['systems']:
+      print(comparison.scores_line(numbers, name))
 
 
 if __name__ == '__main__':

@@ -1,15 +1,19 @@
-"""Comparison of systems: scores, tests, buckets and examples as numbers."""
+"""Comparison of systems: scores, tests, buckets and examples; their report."""
 
 import argparse
-import collections
 import dataclasses
+import functools
 import itertools
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 from jaxtyping import Float
 
+from fusion_jax import figures
 from fusion_jax.evaluation import buckets, significance
 from fusion_jax.evaluation.sentence_statistics import (
   CORPUS_SCORES,
@@ -20,147 +24,128 @@ from fusion_jax.evaluation.sentence_statistics import (
 )
 from fusion_jax.evaluation.systems import Texts
 from fusion_jax.metrics import bleu_for, metrics_for, signature_of
+from fusion_jax.tables import Format, markdown_name, table
 
 # Statistics of each file of each system, the baseline first.
 Counted = Mapping[str, Sequence[Statistics]]
+Numbers = Mapping[str, Any]
 
-_TESTS = {'bootstrap': 'bs', 'randomisation': 'ar'}
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """Options of a comparison, as the flags of `compare` name them."""
-
-  samples: int = 1000
-  trials: int = 10_000
-  length_bounds: tuple[int, ...] = buckets.PAPER_LENGTHS
-  quantiles: int = 4
-  examples: int = 5
-
-  @classmethod
-  def of_flags(cls, arguments: argparse.Namespace) -> 'Options':
-    """Return the options that the flags give."""
-    names = [field.name for field in dataclasses.fields(cls)]
-    values = {name: getattr(arguments, name) for name in names}
-    text = values['length_bounds']
-    bounds = buckets.read_bounds('--length_bounds', text)
-    return cls(**values | {'length_bounds': bounds})
+# Each test, sacreBLEU's name of it, and the flag with the number of samples.
+_TESTS = {'bootstrap': ('bs', 'samples'), 'randomisation': ('ar', 'trials')}
+# Dou et al. 2018, Fig. 4: bounds of source lengths in words. Yang et al. 2022
+# do not print those of their Fig. 12, except the last: more than 80.
+_PAPER_LENGTHS = [15, 30, 45]
+_TITLES = {
+  'bounds': 'by source length',
+  'quantiles': 'by source length, as many lines each',
+}
 
 
-def compare(texts: Texts, options: Options, run: Map = map) -> dict[str, Any]:
-  """Compute scores, tests, buckets and examples."""
-  counted = _count(texts, run)
-  names = list(counted)
+def compare(
+  texts: Texts, arguments: argparse.Namespace, run: Map = map
+) -> dict[str, Any]:
+  """Compute scores, tests, buckets and examples as the flags say."""
+  outputs = [text.lines for files in texts.systems.values() for text in files]
+  references = [text.lines for text in texts.references]
+  statistics = iter(statistics_of(outputs, references, texts.target_words, run))
+  counted = {
+    name: list(itertools.islice(statistics, len(files)))
+    for name, files in texts.systems.items()
+  }
+  metrics = metrics_for(texts.target_words)
+  baseline, *others = counted
   return {
     'source': texts.source.path,
     'references': [reference.path for reference in texts.references],
     'lines': len(texts.source.lines),
-    'source_language': texts.source_language,
-    'target_language': texts.target_language,
-    'baseline': names[0],
+    'source_language': texts.languages[0],
+    'target_language': texts.languages[1],
+    'baseline': baseline,
     'systems': {
-      system.name: [output.path for output in system.outputs]
-      for system in texts.systems
+      name: [text.path for text in files]
+      for name, files in texts.systems.items()
     },
     'runs': {
-      output.path: output.run
-      for system in texts.systems
-      for output in system.outputs
-      if output.run
+      text.path: text.run
+      for files in texts.systems.values()
+      for text in files
+      if text.run
     },
-    'signatures': _signatures(texts),
-    'seeds': _seeds(texts, counted),
-    'tests': _paired(texts, counted, options, run) if names[1:] else {},
-    'sign_test': _sign_tests(counted),
-    'length_bounds': list(options.length_bounds),
-    'lengths': _lengths(texts, counted, options),
+    'signatures': {
+      name: signature_of(metric, len(references)).format()
+      for name, metric in metrics.items()
+    },
+    'seeds': {name: _seeds(name, counted) for name in metrics},
+    'tests': _paired(texts, counted, arguments, run) if others else {},
+    'sign_test': {
+      name: dataclasses.asdict(
+        significance.sign_test(
+          counted[baseline][0]['BLEU'], counted[name][0]['BLEU']
+        )
+      )
+      for name in others
+    },
+    'length_bounds': arguments.length_bounds,
+    'lengths': _lengths(texts, counted, arguments),
     'frequencies': _frequencies(texts),
-    'differences': _differences(texts, counted, options.examples),
+    'differences': {
+      name: _differences(texts, counted, name, arguments.examples)
+      for name in others
+    },
   }
 
 
-def _count(texts: Texts, run: Map) -> Counted:
-  outputs = [text.lines for system in texts.systems for text in system.outputs]
-  references = [text.lines for text in texts.references]
-  counted = iter(statistics_of(outputs, references, texts.target_words, run))
+def _seeds(metric: str, counted: Counted) -> dict[str, Any]:
+  """Return the scores over the seeds of each system."""
+  seeds = {
+    system: significance.over_seeds(
+      [score_of(metric, x[metric]) for x in files]
+    )
+    for system, files in counted.items()
+  }
+  baseline, *others = seeds
+  p_values = {
+    other: significance.welch(seeds[baseline], seeds[other]) for other in others
+  }
   return {
-    system.name: list(itertools.islice(counted, len(system.outputs)))
-    for system in texts.systems
+    system: dataclasses.asdict(x) | {'welch': p_values.get(system)}
+    for system, x in seeds.items()
   }
-
-
-def _signatures(texts: Texts) -> dict[str, str]:
-  metrics = metrics_for(texts.target_words)
-  count = len(texts.references)
-  return {
-    name: signature_of(metric, count).format()
-    for name, metric in metrics.items()
-  }
-
-
-def _seeds(texts: Texts, counted: Counted) -> dict[str, Any]:
-  """Return the scores over the seeds for each metric and system."""
-  by_metric = {}
-  for name in metrics_for(texts.target_words):
-    seeds = {
-      system: significance.over_seeds([score_of(name, x[name]) for x in files])
-      for system, files in counted.items()
-    }
-    first, *others = seeds
-    p_values = {
-      other: significance.welch(seeds[first], seeds[other]) for other in others
-    }
-    by_metric[name] = {
-      system: dataclasses.asdict(x) | {'welch': p_values.get(system)}
-      for system, x in seeds.items()
-    }
-  return by_metric
 
 
 def _paired(
-  texts: Texts, counted: Counted, options: Options, run: Map
+  texts: Texts, counted: Counted, arguments: argparse.Namespace, run: Map
 ) -> dict[str, Any]:
   """Return the signature and the results of each test and metric."""
   pairs = list(itertools.product(_TESTS, metrics_for(texts.target_words)))
-  sizes = {'bootstrap': options.samples, 'randomisation': options.trials}
   results = run(
     significance.paired_test,
-    [name for _, name in pairs],
+    [metric for _, metric in pairs],
     itertools.repeat(texts.target_words),
     itertools.repeat(len(texts.references)),
-    [{key: x[0][name] for key, x in counted.items()} for _, name in pairs],
-    [_TESTS[test] for test, _ in pairs],
-    [sizes[test] for test, _ in pairs],
+    [
+      {name: x[0][metric] for name, x in counted.items()} for _, metric in pairs
+    ],
+    [_TESTS[test][0] for test, _ in pairs],
+    [getattr(arguments, _TESTS[test][1]) for test, _ in pairs],
   )
   by_test: dict[str, dict[str, Any]] = {test: {} for test in _TESTS}
-  for (test, name), (signature, systems) in zip(pairs, results, strict=True):
-    values = {key: dataclasses.asdict(x) for key, x in systems.items()}
-    by_test[test][name] = {'signature': signature, 'systems': values}
+  for (test, metric), (signature, systems) in zip(pairs, results, strict=True):
+    values = {name: dataclasses.asdict(x) for name, x in systems.items()}
+    by_test[test][metric] = {'signature': signature, 'systems': values}
   return by_test
 
 
-def _sign_tests(counted: Counted) -> dict[str, Any]:
-  firsts = {name: files[0]['BLEU'] for name, files in counted.items()}
-  (_, baseline), *others = firsts.items()
-  return {
-    name: dataclasses.asdict(significance.sign_test(baseline, system))
-    for name, system in others
-  }
-
-
 def _lengths(
-  texts: Texts, counted: Counted, options: Options
+  texts: Texts, counted: Counted, arguments: argparse.Namespace
 ) -> dict[str, list[dict]]:
-  words = buckets.word_counts(
-    texts.source.lines, bleu_for(texts.source_language)
-  )
-  lengths = np.array([counts.total() for counts in words])
+  lengths = buckets.line_lengths(texts.source.lines, texts.languages[0])
   statistics = {
     name: [x['BLEU'] for x in files] for name, files in counted.items()
   }
-  bounds = {'bounds': options.length_bounds}
-  if options.quantiles:
-    bounds['quantiles'] = buckets.quantile_bounds(lengths, options.quantiles)
+  bounds = {'bounds': arguments.length_bounds}
+  if arguments.quantiles:
+    bounds['quantiles'] = buckets.quantile_bounds(lengths, arguments.quantiles)
   return {
     kind: buckets.bleu_by_length(
       lengths, buckets.buckets_between(limits), statistics
@@ -170,73 +155,180 @@ def _lengths(
 
 
 def _frequencies(texts: Texts) -> dict[str, Any]:
-  bleu = bleu_for(texts.target_words)
-  reference = buckets.word_counts(texts.references[0].lines, bleu)
+  bleu, reference = bleu_for(texts.target_words), texts.references[0]
   # No word of the reference has the frequency 0 in it.
-  counted_in, ranges = texts.references[0].path, buckets.FREQUENCIES[1:]
-  low, counts = 0, reference
+  counted_in, ranges, low = reference, buckets.FREQUENCIES[1:], 0
   if texts.train_target:
-    counted_in, ranges = texts.train_target.path, buckets.FREQUENCIES
-    low, counts = -1, buckets.word_counts(texts.train_target.lines, bleu)
-  frequency: collections.Counter[str] = collections.Counter()
-  for words in counts:
-    frequency.update(words)
+    counted_in, ranges, low = texts.train_target, buckets.FREQUENCIES, -1
+  frequency = buckets.total(buckets.word_counts(counted_in.lines, bleu))
   systems = {
-    system.name: [
-      buckets.word_counts(text.lines, bleu) for text in system.outputs
-    ]
-    for system in texts.systems
+    name: [buckets.word_counts(text.lines, bleu) for text in files]
+    for name, files in texts.systems.items()
   }
   rows = buckets.f1_by_frequency(
-    frequency, buckets.buckets_between(ranges, low), reference, systems
+    frequency,
+    buckets.buckets_between(ranges, low),
+    buckets.word_counts(reference.lines, bleu),
+    systems,
   )
-  return {'counted_in': counted_in, 'buckets': rows}
+  return {'counted_in': counted_in.path, 'buckets': rows}
 
 
-def _differences(texts: Texts, counted: Counted, most: int) -> dict[str, Any]:
-  """Return the sentences that differ most by chrF2, of the first files."""
-  score = CORPUS_SCORES['chrF2']
-  scores = {name: score(files[0]['chrF2']) for name, files in counted.items()}
-  lines = {system.name: system.outputs[0].lines for system in texts.systems}
-  (first, baseline), *others = scores.items()
-  return {
-    name: {
-      way: [
-        example | _texts(texts, example['line'] - 1, lines[first], lines[name])
-        for example in examples
-      ]
-      for way, examples in largest_differences(baseline, system, most).items()
-    }
-    for name, system in others
-  }
-
-
-def largest_differences(
-  baseline: Float[np.ndarray, ' S'], system: Float[np.ndarray, ' S'], most: int
+def _differences(
+  texts: Texts, counted: Counted, name: str, most: int
 ) -> dict[str, list[dict[str, Any]]]:
-  """Find the sentences in which one system beats the other by most."""
-  change = system - baseline
-  examples = {}
-  for way, sign in (('better', 1), ('worse', -1)):
-    order = np.argsort(-sign * change, kind='stable')[:most]
-    examples[way] = [
-      {
-        'line': int(index) + 1,
-        'baseline': float(baseline[index]),
-        'system': float(system[index]),
-      }
-      for index in order
-      if sign * change[index] > 0
-    ]
-  return examples
-
-
-def _texts(
-  texts: Texts, index: int, baseline: Sequence[str], system: Sequence[str]
-) -> dict[str, Any]:
-  return {
-    'source': texts.source.lines[index],
-    'references': [text.lines[index] for text in texts.references],
-    'baseline_text': baseline[index],
-    'system_text': system[index],
+  """Return the sentences that differ most by chrF2, of the first files."""
+  baseline = next(iter(counted))
+  scores = {
+    system: CORPUS_SCORES['chrF2'](counted[system][0]['chrF2'])
+    for system in (baseline, name)
   }
+  change = scores[name] - scores[baseline]
+  return {
+    way: [
+      {
+        'line': index + 1,
+        'baseline': float(scores[baseline][index]),
+        'system': float(scores[name][index]),
+        'source': texts.source.lines[index],
+        'references': [text.lines[index] for text in texts.references],
+        'baseline_text': texts.systems[baseline][0].lines[index],
+        'system_text': texts.systems[name][0].lines[index],
+      }
+      for index in _largest(sign * change, most)
+    ]
+    for way, sign in (('better', 1), ('worse', -1))
+  }
+
+
+def _largest(change: Float[np.ndarray, ' S'], most: int) -> list[int]:
+  """Return the indices of the largest changes above 0."""
+  order = np.argsort(-change, kind='stable')[:most]
+  return [int(index) for index in order if change[index] > 0]
+
+
+def report(numbers: Numbers) -> str:
+  """Write the results of a comparison section by section."""
+  text = _template().render(numbers, paper_lengths=_PAPER_LENGTHS)
+  return re.sub(r'\n{3,}', '\n\n', text).strip() + '\n'
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  environment.filters |= {
+    'name': markdown_name,
+    'text': _text,
+    'score': lambda value: '–' if value is None else f'{value:.2f}',
+    'p': _p,
+  }
+  return environment.get_template('comparison.md')
+
+
+def scores_line(numbers: Numbers, system: str) -> str:
+  """Describe the scores of a system's first file, with the p-values of BLEU."""
+  scores = ', '.join(
+    f'{metric} {systems[system]["scores"][0]:.2f}'
+    for metric, systems in numbers['seeds'].items()
+  )
+  if system == numbers['baseline']:
+    return f'{system}: {scores}'
+  names = *numbers['tests'], 'sign test'
+  values = zip(names, _p_values(numbers, system), strict=True)
+  tests = ', '.join(f'{test} {p}' for test, p in values)
+  return f'{system}: {scores}; p of BLEU: {tests}'
+
+
+def scores_table(numbers: Numbers, form: Format) -> str:
+  """Write the scores of each system's first file, with the p-values of BLEU."""
+  metrics, tests = numbers['seeds'], [*numbers['tests'], 'sign test']
+  rows = [
+    [
+      markdown_name(name),
+      *(f'{metrics[metric][name]["scores"][0]:.2f}' for metric in metrics),
+      *_p_values(numbers, name),
+    ]
+    for name in numbers['systems']
+  ]
+  header = ['system', *metrics, *(f'p, {test}' for test in tests)]
+  return table(form, header, rows, numeric=True)
+
+
+def _p_values(numbers: Numbers, system: str) -> list[str]:
+  """Return the p-values of BLEU of all tests; empty texts for the baseline."""
+  tests = numbers['tests'].values()
+  if system == numbers['baseline']:
+    return [''] * (len(tests) + 1)
+  paired = [test['BLEU']['systems'][system]['p_value'] for test in tests]
+  return [_p(p) for p in (*paired, numbers['sign_test'][system]['p_value'])]
+
+
+def _p(value: float | None) -> str:
+  if value is None:
+    return '–'
+  return '<0.0001' if value < 0.0001 else f'{value:.4f}'
+
+
+def _text(text: str) -> str:
+  """Escape all characters of a sentence that have a meaning in Markdown."""
+  return re.sub(r'([\\`*_{}\[\]<>#|$~])', r'\\\1', text) or '(empty)'
+
+
+def draw(numbers: Numbers) -> figures.Figure:
+  """Draw BLEU of all systems and by length, and F1 by frequency."""
+  lengths = numbers['lengths']
+  figure, axes = figures.panels(2 + len(lengths), size=(6.0, 3.6))
+  _draw_scores(axes[0], numbers)
+  for panel, (kind, rows) in zip(axes[1:], lengths.items(), strict=False):
+    labels = 'words of the source (lines)', 'BLEU'
+    _draw_buckets(panel, rows, '{bucket}\n({count:,})', *labels)
+    panel.set_title(_TITLES[kind])
+  rows = numbers['frequencies']['buckets']
+  labels = 'frequency of the word', 'F1 of words (%)'
+  _draw_buckets(axes[-1], rows, '{bucket}', *labels)
+  axes[-1].set_title('by frequency of the target word')
+  if len(numbers['systems']) > 1:
+    figures.share_legend(figure, axes[:0:-1])
+  return figure
+
+
+def _draw_scores(panel: figures.Axes, numbers: Numbers) -> None:
+  """Draw a row for each system: an interval, and seeds as crosses."""
+  seeds, tests = numbers['seeds']['BLEU'], numbers['tests']
+  for row, (name, x) in enumerate(seeds.items()):
+    centre, spread = x['scores'][0], 0.0
+    if tests:
+      tested = tests['bootstrap']['BLEU']['systems'][name]
+      centre, spread = tested['mean'], tested['interval']
+    colour = figures.COLOURS[row % len(figures.COLOURS)]
+    panel.errorbar(
+      centre, row, xerr=spread, color=colour, fmt='o', mfc='white', capsize=4
+    )
+    rows = [row] * len(x['scores'])
+    panel.plot(x['scores'], rows, 'kx', markersize=5, zorder=3)
+  panel.set_yticks(range(len(seeds)), list(seeds))
+  panel.set_ylim(len(seeds) - 0.5, -0.5)
+  panel.set_xlabel('BLEU (the axis does not start at 0)')
+  panel.set_title('intervals: 95 % of the bootstrap; crosses: seeds')
+
+
+def _draw_buckets(
+  panel: figures.Axes,
+  rows: Sequence[Mapping[str, Any]],
+  name: str,
+  x: str,
+  y: str,
+) -> None:
+  """Draw the buckets that have anything in them."""
+  filled = [row for row in rows if row['count']]
+  bars = {
+    system: [row['scores'][system] for row in filled]
+    for system in rows[0]['scores']
+  }
+  names = [name.format(**row) for row in filled]
+  figures.draw_bars(panel, names, bars, x, y)

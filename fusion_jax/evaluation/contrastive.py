@@ -68,12 +68,9 @@ class _ItemShape(_Grouped):
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-  """A source with its translations.
+  """A source with a right and wrong translations.
 
   Attributes:
-    source: Source text.
-    reference: Right translation.
-    contrastive: Wrong translations.
     groups: For each wrong translation, names of the groups it counts in.
   """
 
@@ -87,23 +84,6 @@ class Item:
     """Source and translation, the reference first."""
     translations = (self.reference, *self.contrastive)
     return [(self.source, translation) for translation in translations]
-
-
-@dataclasses.dataclass(frozen=True)
-class Accuracy:
-  """A share of comparisons.
-
-  Attributes:
-    right: Number of comparisons that are right.
-    total: Number of comparisons.
-  """
-
-  right: int
-  total: int
-
-  @property
-  def share(self) -> float:
-    return self.right / self.total
 
 
 def read_items(path: Path) -> list[Item]:
@@ -147,8 +127,8 @@ def _bin(number: int) -> str:
 
 def accuracies(
   items: Sequence[Item], scores: Iterable[Sequence[float]]
-) -> dict[str, Accuracy]:
-  """Count how often the reference is preferred."""
+) -> dict[str, tuple[int, int]]:
+  """Count how often the reference is preferred, and all comparisons."""
   right: collections.Counter[str] = collections.Counter()
   total: collections.Counter[str] = collections.Counter()
   for item, (reference, *wrong) in zip(items, scores, strict=True):
@@ -157,15 +137,15 @@ def accuracies(
     for score, groups in zip(wrong, item.groups, strict=True):
       total.update(groups)
       right.update(groups if reference > score else ())
-  return {name: Accuracy(right[name], total[name]) for name in total}
+  return {name: (right[name], total[name]) for name in total}
 
 
-def report(accuracy: dict[str, Accuracy]) -> str:
+def report(accuracy: dict[str, tuple[int, int]]) -> str:
   """Write a line for each accuracy."""
   width = max(map(len, accuracy))
   return '\n'.join(
-    f'{name:{width}}  {one.share:7.2%}  {one.right:,} of {one.total:,}'
-    for name, one in accuracy.items()
+    f'{name:{width}}  {right / total:7.2%}  {right:,} of {total:,}'
+    for name, (right, total) in accuracy.items()
   )
 
 

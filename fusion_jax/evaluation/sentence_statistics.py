@@ -29,6 +29,8 @@ from fusion_jax.metrics import metrics_for
 # Statistics of one file, by metric. BLEU has K = 10: the lengths of translation
 # and reference, the matching n-grams and all n-grams, n = 1 to 4.
 Statistics = dict[str, Float[np.ndarray, 'S _']]
+# Scores of many corpora by the sums of their counts.
+CorpusScore = Callable[[Float[np.ndarray, 'N K']], Float[np.ndarray, ' N']]
 
 _CHUNK_LINES = 200
 _BETA = 2
@@ -135,9 +137,11 @@ def corpus_ter(counts: Float[np.ndarray, 'N 2']) -> Float[np.ndarray, ' N']:
 
 
 # Formulas by the names of `metrics_for`.
-CORPUS_SCORES: Mapping[
-  str, Callable[[Float[np.ndarray, 'N K']], Float[np.ndarray, ' N']]
-] = {'BLEU': corpus_bleu, 'chrF2': corpus_chrf, 'TER': corpus_ter}
+CORPUS_SCORES: Mapping[str, CorpusScore] = {
+  'BLEU': corpus_bleu,
+  'chrF2': corpus_chrf,
+  'TER': corpus_ter,
+}
 
 
 def score_of(name: str, statistics: Float[np.ndarray, 'S K']) -> float:

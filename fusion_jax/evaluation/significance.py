@@ -26,11 +26,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy import stats
 
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation.sentence_statistics import CORPUS_SCORES, corpus_bleu
+from fusion_jax.evaluation.sentence_statistics import (
+  CORPUS_SCORES,
+  CorpusScore,
+  corpus_bleu,
+)
 from fusion_jax.languages import Words
 from fusion_jax.metrics import metrics_for, signature_of
 
@@ -55,9 +59,9 @@ class Paired:
   """
 
   score: float
-  mean: float | None
-  interval: float | None
-  p_value: float | None
+  mean: float | None = None
+  interval: float | None = None
+  p_value: float | None = None
   difference_interval: float | None = None
 
 
@@ -75,7 +79,9 @@ def paired_test(
   signed.update('seed', str(seed).lower())
   signed.update(kind, samples)
   test = _bootstrap if kind == 'bs' else _randomisation
-  return signed.format(), test(name, systems, samples, seed)
+  counts = np.stack(list(systems.values()))
+  tested = test(CORPUS_SCORES[name], counts, samples, seed)
+  return signed.format(), dict(zip(systems, tested, strict=True))
 
 
 def _seed() -> int | None:
@@ -90,35 +96,33 @@ def _seed() -> int | None:
 
 
 def _bootstrap(
-  name: str,
-  systems: Mapping[str, Float[np.ndarray, 'S K']],
+  score: CorpusScore,
+  counts: Float[np.ndarray, 'N S K'],
   samples: int,
   seed: int | None,
-) -> dict[str, Paired]:
-  score = CORPUS_SCORES[name]
-  stacked = np.stack(list(systems.values()), axis=1)
-  lines, count, width = stacked.shape
+) -> Iterator[Paired]:
+  """Test against the first of N systems."""
   drawn = [
-    (weights @ stacked.reshape(lines, -1)).reshape(-1, width)
-    for weights in _bootstrap_weights(lines, samples, seed)
+    np.matmul(weights, counts)
+    for weights in _bootstrap_weights(counts.shape[1], samples, seed)
   ]
-  scores = score(np.concatenate(drawn)).reshape(samples, count)
-  whole = score(stacked.sum(axis=0))
-  results = {}
-  for index, system in enumerate(systems):
-    p_value, spread = None, None
+  sampled = [score(of_system) for of_system in np.concatenate(drawn, 1)]
+  whole = score(counts.sum(axis=1))
+  for index, scores in enumerate(sampled):
+    mean, interval = _interval(scores)
+    result = Paired(float(whole[index]), mean, interval)
     if index:
-      difference = scores[:, index] - scores[:, 0]
+      difference = scores - sampled[0]
       change = np.abs(difference)
       p_value = max(
         _p_value(change - change.mean(), abs(whole[index] - whole[0])),
-        least_p_value(stacked[:, 0], stacked[:, index]),
+        least_p_value(counts[0], counts[index]),
       )
       _, spread = _interval(difference)
-    mean, interval = _interval(scores[:, index])
-    whole_score = float(whole[index])
-    results[system] = Paired(whole_score, mean, interval, p_value, spread)
-  return results
+      result = dataclasses.replace(
+        result, p_value=p_value, difference_interval=spread
+      )
+    yield result
 
 
 def _bootstrap_weights(
@@ -135,42 +139,31 @@ def _bootstrap_weights(
 
 
 def _randomisation(
-  name: str,
-  systems: Mapping[str, Float[np.ndarray, 'S K']],
+  score: CorpusScore,
+  counts: Float[np.ndarray, 'N S K'],
   trials: int,
   seed: int | None,
-) -> dict[str, Paired]:
-  score = CORPUS_SCORES[name]
-  (first, baseline), *others = systems.items()
-  (whole,) = score(baseline.sum(axis=0, keepdims=True))
-  results = {first: Paired(float(whole), None, None, None)}
-  lines = len(baseline)
+) -> Iterator[Paired]:
+  """Test against the first of N systems."""
+  totals, lines = counts.sum(axis=1), counts.shape[1]
+  whole = score(totals)
   swaps = np.random.default_rng(seed).integers(
     2, size=(trials, lines), dtype=bool
   )
-  for system, counts in others:
-    (all_of_it,) = score(counts.sum(axis=0, keepdims=True))
-    one, other = _swapped(swaps, baseline, counts)
+  yield Paired(float(whole[0]))
+  for index in range(1, len(counts)):
+    # Counts of both systems after random swaps of their outputs.
+    change = counts[0] - counts[index]
+    one = totals[index] + np.concatenate(
+      [
+        swaps[start : start + _CHUNK].astype(np.float64) @ change
+        for start in range(0, trials, _CHUNK)
+      ]
+    )
+    other = totals[0] + totals[index] - one
     differences = np.abs(score(one) - score(other))
-    p_value = _p_value(differences, abs(all_of_it - whole))
-    results[system] = Paired(float(all_of_it), None, None, p_value)
-  return results
-
-
-def _swapped(
-  swaps: Bool[np.ndarray, 'N S'],
-  baseline: Float[np.ndarray, 'S K'],
-  system: Float[np.ndarray, 'S K'],
-) -> tuple[Float[np.ndarray, 'N K'], Float[np.ndarray, 'N K']]:
-  """Return the counts of both systems after random swaps of their outputs."""
-  both = baseline.sum(axis=0) + system.sum(axis=0)
-  one = system.sum(axis=0) + np.concatenate(
-    [
-      swaps[start : start + _CHUNK].astype(np.float64) @ (baseline - system)
-      for start in range(0, len(swaps), _CHUNK)
-    ]
-  )
-  return one, both - one
+    p_value = _p_value(differences, abs(whole[index] - whole[0]))
+    yield Paired(float(whole[index]), p_value=p_value)
 
 
 def _p_value(values: Float[np.ndarray, ' N'], difference: float) -> float:

@@ -5,9 +5,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib import image
 
+from fusion_jax.analysis import TextChoice
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.config import (
   DataConfig,
   DecodingConfig,
@@ -134,3 +135,21 @@ def rows_of(values, lengths):
   return np.concatenate(
     [row[:size] for row, size in zip(values, lengths, strict=True)]
   )
+
+
+def assert_not_blank(path):
+  """A PNG has words and drawings on white, and lies beside its SVG."""
+  pixels = image.imread(path)[..., :3].mean(-1)
+  height, width = pixels.shape
+  assert min(height, width) > 100, (height, width)
+  inked = pixels < 0.5
+  # The words of the axes alone are more than this.
+  assert inked.mean() > 0.002, f'{path}: {inked.mean():.5f} of it is dark'
+  assert (pixels > 0.98).mean() > 0.05, f'{path}: has no background'
+  # Drawn all over: in each half, from left to right and from top to bottom.
+  for half in (
+    *np.array_split(inked, 2, axis=0),
+    *np.array_split(inked, 2, axis=1),
+  ):
+    assert half.any(), f'{path}: a half of it is empty'
+  assert '<text' in path.with_suffix('.svg').read_text(encoding='utf-8')

@@ -5,10 +5,10 @@ import functools
 import html.parser
 import json
 
+from fusion_jax.analysis import TextChoice
 from fusion_jax.analysis.curves import curves
 from fusion_jax.analysis.report.contents import RunReport
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.config import (
   DataConfig,
   ExperimentConfig,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cases import norm_for
 from compilations import compiled
+from fused_runs import fused_run, make_run
 from matplotlib import image
 from tiers import extended_but
 
@@ -16,26 +17,18 @@ from fusion_jax import figures
 from fusion_jax.analysis import ablations
 from fusion_jax.analysis.ablations import Ablation, ablated, ablations_of
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.analysis.views import VIEWS
-from fusion_jax.config import ExperimentConfig, ModelConfig, TokenizerConfig
+from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.dense import DenseOptions
 from fusion_jax.fusion.gtrans import GtransOptions
-from fusion_jax.models.transformer import Transformer, initial_parameters
-from fusion_jax.runs.loading import TrainedModel, make_model
+from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import assert_close, drawn_parameters
 
 _SOURCE = jnp.array([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]], jnp.int32)
 _TARGET = jnp.array([[6, 5, 4, 3], [9, 8, 3, 0]], jnp.int32)
 _LENGTHS = jnp.array([5, 3])
-_LINES = [
-  ('the cat sat on the mat', 'die katze sass auf der matte'),
-  ('a dog', 'ein hund'),
-  ('the dog and the cat', 'der hund und die katze'),
-]
 
 
 def _config(encoder=None, decoder=None, **changes):
@@ -292,22 +285,8 @@ def test_cached_decoding_leaves_out_the_same():
 
 @pytest.fixture(scope='module')
 def analysed(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('text')
-  for side, name in enumerate(('source', 'target')):
-    text = ''.join(pair[side] + '\n' for pair in _LINES)
-    (folder / name).write_text(text)
-  everything = [line for pair in _LINES for line in pair] * 3
-  tokenizer = Tokenizer(
-    train(everything, TokenizerConfig(algorithm='bpe', vocabulary_size=40))
-  )
-  iterative = SideConfig(fusion='iterative')
-  config = _config(iterative, encoder_layers=2, decoder_layers=1)
-  experiment = ExperimentConfig(model=config)
-  model = make_model(experiment, tokenizer, tokenizer)
-  parameters = initial_parameters(model, 0)
-  run = TrainedModel(experiment, model, parameters, 1, tokenizer, tokenizer)
-  texts = (str(folder / name) for name in ('source', 'target'))
-  return RunWithText(folder, run, TextChoice(*texts))
+  run = make_run(encoder=SideConfig('iterative'), decoder_layers=1)
+  return fused_run(run, tmp_path_factory.mktemp('text'))
 
 
 @pytest.mark.extended
@@ -345,7 +324,8 @@ def test_numbers_and_figure(analysed, monkeypatch, tmp_path):
   assert rows['decoder', 'layer', 1]['bleu_change'] == -20.0
   assert rows['encoder', 'input', 2]['bleu_change'] == -5.0
   for row in rows.values():
-    assert row['loss'] == numbers['whole']['loss'] + row['loss_change']
+    change = row['loss'] - numbers['whole']['loss']
+    assert row['loss_change'] == pytest.approx(change)
   figure = finding.figure
   titles = [panel.get_title() for panel in figure.axes]
   assert titles == [

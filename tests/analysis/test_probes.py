@@ -14,8 +14,7 @@ from scipy import optimize, special
 from tiers import extended_but
 
 from fusion_jax import figures, progress
-from fusion_jax.analysis import probe_training, probes
-from fusion_jax.analysis.passes import frequency_bins
+from fusion_jax.analysis import TextChoice, probe_training, probes
 from fusion_jax.analysis.probe_training import (
   KINDS,
   Examples,
@@ -26,7 +25,6 @@ from fusion_jax.analysis.probe_training import (
 )
 from fusion_jax.analysis.probes import KEPT, make_classes, split, tokens_of
 from fusion_jax.analysis.run_with_text import RunWithText, TextPair
-from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import ExperimentConfig, ModelConfig, TokenizerConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
@@ -143,7 +141,7 @@ def test_of_ten_lines_eight_train_one_stops_and_one_tests():
     split(_pairs(range(1, 10)))
 
 
-def test_classes_and_bins_by_hand():
+def test_classes_by_hand():
   # End symbols are no labels.
   assert tokens_of(_pairs([1, 2]), 'encoder').tolist() == [4, 5, 4, 5]
   counts = np.array([0, 1, 6, 0, 3])
@@ -151,9 +149,6 @@ def test_classes_and_bins_by_hand():
   assert classes.of_token.tolist() == [3, 2, 0, 3, 1]
   assert classes.counts.tolist() == [6, 3, 1]
   assert make_classes(counts, 2).of_token.tolist() == [2, 2, 0, 2, 1]
-  # Of 10 tokens the middles are 3, 7.5 and 9.5.
-  assert frequency_bins(counts, 10)[[2, 4, 1]].tolist() == [6, 2, 0]
-  assert frequency_bins(counts, 2)[[2, 4, 1]].tolist() == [1, 0, 0]
 
 
 _WORDS = ('the', 'cat', 'sat', 'on', 'mat', 'a', 'dog', 'in', 'house', 'big')

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from fused_runs import all_at_once, fused_run, make_run
 
-from fusion_jax.analysis.passes import sum_over_text, text_batches, text_shapes
 from fusion_jax.analysis.similarity import cosine_sums
 from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import SideConfig
@@ -77,17 +76,3 @@ def test_an_output_is_like_the_layer_that_it_takes(tmp_path):
   axes = VIEW.draw(found).axes
   names = [tick.get_text() for tick in axes[0].get_yticklabels()]
   assert names == ['0', '1', '2', 'out 1', 'out 2']
-
-
-def test_a_pass_sees_every_pair_once_in_at_most_two_shapes(tmp_path):
-  analysed = fused_run(make_run(), tmp_path)
-  shapes = text_shapes(analysed.pairs, tokens=64)
-  assert len(shapes) == 2
-  rows = [
-    row for _, rows in text_batches(analysed.pairs, shapes) for row in rows
-  ]
-  assert sorted(rows) == list(range(len(analysed.pairs)))
-  counted = sum_over_text(
-    analysed, lambda _, batch: batch.target_lengths.sum(), tokens=64
-  )
-  assert counted == sum(len(pair.target) for pair in analysed.pairs)

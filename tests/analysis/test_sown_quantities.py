@@ -8,19 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import reading
 from fused_runs import (
   SOURCES,
   TARGETS,
   all_at_once,
+  assert_not_blank,
   fused_run,
   make_run,
   rows_of,
   shown,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
-from pictures import assert_not_blank
 from tiers import extended_but
 
 from fusion_jax import figures
@@ -31,26 +29,17 @@ from fusion_jax.cli.request import with_groups
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.errors import InputError
 from fusion_jax.fusion.dynamic_routing import DynamicRoutingOptions
 from fusion_jax.fusion.em_routing import EmRoutingOptions
 from fusion_jax.fusion.gtrans import GtransOptions
 from fusion_jax.fusion.hops import HopsOptions
-from fusion_jax.fusion.shortcuts import ShortcutOptions
 from fusion_jax.fusion.surface import SurfaceOptions
 
 GATES = VIEWS['gates']
 
-SELF = SideConfig(
-  attention='shortcut', attention_options=ShortcutOptions(source='lexical')
-)
-BOTH = SideConfig(
-  attention='shortcut',
-  attention_options=ShortcutOptions(source='lexical', where='both'),
-)
-CROSS = SideConfig(
-  attention='shortcut',
-  attention_options=ShortcutOptions(source='lexical', where='cross'),
+SELF, BOTH, CROSS = (
+  reading('shortcut', source='lexical', where=where)
+  for where in ('self', 'both', 'cross')
 )
 # Without these K_S = K_H = 0 and V_S = V_H = 0: gates are sigmoid(bias).
 NO_PROJECTIONS = {
@@ -185,40 +174,11 @@ def test_layers_that_no_group_reads_have_no_gates(tmp_path):
   assert layers == [1, 2]
 
 
-def test_bins_of_counts_by_hand():
-  # The middles of 10, 5, 4 and 1 of 20 are at 5 / 20, 12.5 / 20, 17 / 20 and
-  # 19.5 / 20.
-  counts = np.array([0, 1, 10, 4, 5], np.int64)
-  assert frequency_bins(counts).tolist() == [-1, 0, 7, 1, 3]
-  assert frequency_bins(np.zeros(3, np.int64)).tolist() == [-1] * 3
-
-
-@given(
-  hnp.arrays(np.int64, st.integers(1, 40), elements=st.integers(0, 9)),
-  st.integers(1, 12),
-)
-def test_bins_have_at_most_their_mass_and_one_subword_more(counts, number):
-  bins = frequency_bins(counts, number)
-  assert ((bins == -1) == (counts == 0)).all()
-  share = counts.sum() / number
-  for each in range(number):
-    own = counts[bins == each]
-    assert own.sum() <= share + own.max(initial=0) + 1e-9
-  # Rarer subwords are in no later bin.
-  seen = bins[np.argsort(-counts, kind='stable')][: (counts > 0).sum()]
-  assert (np.diff(seen) <= 0).all()
-
-
 def test_end_symbols_are_not_counted(analysed):
   tokenizer = analysed.run.source_tokenizer
   counts = subword_counts((p.source for p in analysed.pairs), tokenizer)
   assert counts[tokenizer.vocabulary.end] == 0
   assert counts.sum() == sum(len(p.source) - 1 for p in analysed.pairs)
-
-
-def test_the_figure(analysed, numbers):
-  assert numbers
-  assert_not_blank(analysed.workdir / 'analysis/gates.png')
 
 
 def test_gates_are_drawn_from_0_to_1(numbers):
@@ -555,17 +515,6 @@ def test_without_metrics_the_weights_are_there(tmp_path, caplog):
   assert_not_blank(tmp_path / 'a/groups.png')
 
 
-def test_a_run_with_other_groups_translates_with_them():
-  run = make_run(decoder=ONE)
-  pruned = with_groups(run, '2:2')
-  for config in (pruned.config.model, pruned.model.config):
-    assert config.decoder.options.inference_groups == '2:2'
-  assert run.config.model.decoder.options.inference_groups == ''
-  assert pruned.parameters is run.parameters
-  with pytest.raises(InputError, match="within 1:2, got '1:3'"):
-    with_groups(run, '1:3')
-
-
 @pytest.mark.extended
 def test_bleu_of_every_group(tmp_path):
   run = make_run(
@@ -598,14 +547,11 @@ def test_bleu_of_every_group(tmp_path):
 def test_the_last_groups_of_a_search_are_all_tried_once(tmp_path, monkeypatch):
   tried = []
 
-  class Knowing:
-    def __init__(self, run, options):
-      tried.append(run.model.config.decoder.options.inference_groups)
+  def translate(run, lines):
+    tried.append(run.model.config.decoder.options.inference_groups)
+    return TARGETS
 
-    def translate(self, lines):
-      return iter(TARGETS)
-
-  monkeypatch.setattr(run_with_text, 'Translator', Knowing)
+  monkeypatch.setattr(run_with_text, 'translate', translate)
   numbers = GROUP_BLEU.measure(fused_run(_three_groups(), tmp_path))
   assert tried == ['1:3', '2:3', '3:3', '1:1', '2:2']
   assert numbers['single'] == pytest.approx([100] * 3)

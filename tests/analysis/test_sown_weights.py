@@ -7,11 +7,16 @@ import numpy as np
 import pytest
 from cases import norm_for
 from flax import linen as nn
-from fused_runs import all_at_once, fused_run, make_run, rows_of, shown
-from pictures import assert_not_blank
+from fused_runs import (
+  all_at_once,
+  assert_not_blank,
+  fused_run,
+  make_run,
+  rows_of,
+  shown,
+)
 
 from fusion_jax import fusion
-from fusion_jax.analysis.passes import frequency_bins, subword_counts
 from fusion_jax.analysis.views import VIEWS, look_at
 from fusion_jax.config import ModelConfig, schemes
 from fusion_jax.config.fusion import SideConfig
@@ -66,40 +71,6 @@ def test_means_and_deviations_of_the_whole_text(analysed, numbers):
   rows = rows_of(views['encoder']['connection']['weights_2'][:, :, 0], sources)
   assert encoder['readers'] == ['layer 2', 'output']
   np.testing.assert_allclose(encoder['mean']['all'][1], rows.mean(0), rtol=1e-4)
-
-
-def test_means_of_each_position(analysed, numbers):
-  lengths = all_at_once(analysed)[3]
-  weights = shown(analysed)['decoder']['connection']['weights_2'][:, :, 0]
-  own = numbers['decoder']
-  counts = [int((lengths > place).sum()) for place in range(20)]
-  assert own['positions']['position'] == counts
-  found = own['weights']['residual']['mean']['position']
-  for place, count in enumerate(counts):
-    column = weights[lengths > place, place] if count else None
-    if column is None:
-      assert found[place] == [[None] * 3]
-    else:
-      np.testing.assert_allclose(found[place][0], column.mean(0), rtol=1e-4)
-
-
-def test_means_of_each_tenth_of_the_text(analysed, numbers):
-  run, pairs = analysed.run, analysed.pairs
-  counts = subword_counts((p.target for p in pairs), run.target_tokenizer)
-  bins = frequency_bins(counts)
-  weights = shown(analysed)['decoder']['connection']['weights_1'][:, :, 2]
-  found = [[] for _ in range(10)]
-  for row, pair in zip(weights, pairs, strict=True):
-    # Position t reads token t - 1; the first reads the start symbol.
-    for place, token in enumerate(pair.target[:-1], start=1):
-      found[bins[token]].append(row[place])
-  own = numbers['decoder']
-  assert own['positions']['frequency'] == [len(each) for each in found]
-  assert max(map(len, found)) > 1
-  for number, each in enumerate(found):
-    means = own['weights']['value']['mean']['frequency'][number][1]
-    wanted = np.mean(each, 0) if each else [np.nan] * 2
-    np.testing.assert_allclose(np.array(means, float), wanted, rtol=1e-4)
 
 
 def _sublayers(*names):
@@ -518,26 +489,6 @@ def test_dynamic_weights_of_a_bias_alone(tmp_path):
     'Weights of layers: encoder (means of dynamic_combination) H[1] 2.00, '
     'H[2] 5.00.'
   )
-  assert_not_blank(tmp_path / 'analysis/layer_weights.png')
-
-
-@pytest.mark.parametrize(
-  ('encoder', 'decoder'),
-  [('transparent', 'dlcl'), ('linear', 'none'), ('none', 'dlcl')],
-)
-def test_files(tmp_path, encoder, decoder):
-  run = make_run(
-    encoder=SideConfig(fusion=encoder), decoder=SideConfig(fusion=decoder)
-  )
-  finding = look_at(
-    LAYERS_VIEW, fused_run(run, tmp_path), tmp_path / 'analysis'
-  )
-  written = json.loads((tmp_path / 'analysis/layer_weights.json').read_text())
-  assert written['numbers'] == json.loads(json.dumps(finding.numbers))
-  sides = {'encoder': encoder, 'decoder': decoder}
-  assert {side: own['scheme'] for side, own in finding.numbers.items()} == {
-    side: scheme for side, scheme in sides.items() if scheme != 'none'
-  }
   assert_not_blank(tmp_path / 'analysis/layer_weights.png')
 
 

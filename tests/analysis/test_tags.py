@@ -7,6 +7,7 @@ import chex
 import numpy as np
 import pytest
 
+from fusion_jax.analysis import TextChoice
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.tags import (
   Word,
@@ -14,7 +15,6 @@ from fusion_jax.analysis.tags import (
   tagged_text,
   tags_of_characters,
 )
-from fusion_jax.analysis.text_choice import TextChoice
 from fusion_jax.config import ExperimentConfig, TokenizerConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError

@@ -7,8 +7,7 @@ import grain
 import jax.numpy as jnp
 import pytest
 from cases import norm_for
-from fused_runs import SOURCES, TARGETS, fused_run, make_run
-from pictures import assert_not_blank
+from fused_runs import SOURCES, TARGETS, assert_not_blank, fused_run, make_run
 
 from fusion_jax.analysis.__main__ import main
 from fusion_jax.analysis.views import VIEWS, check_view, look_at, views_of
@@ -84,12 +83,6 @@ def test_a_model_without_it_is_told_in_one_line(name):
   assert message.startswith(f'{name}: needs a model with ')
   assert ', which runs/plain is not; its views are similarity' in message
   assert '\n' not in message
-
-
-def test_only_bleu_takes_minutes():
-  assert {view.name for view in VIEWS.values() if view.slow} & OURS == {
-    'group_bleu'
-  }
 
 
 def test_a_run_that_has_diverged_is_refused(tmp_path):

@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
 
-from fusion_jax.errors import InputError
 from fusion_jax.evaluation.buckets import (
   Bucket,
   bleu_by_length,
   buckets_between,
   f1_by_frequency,
   quantile_bounds,
-  read_bounds,
   word_counts,
 )
 from fusion_jax.evaluation.sentence_statistics import statistics_of
@@ -34,23 +32,6 @@ def test_boundaries_by_hand():
     '2-4',
     '>4',
   ]
-
-
-@given(
-  bounds=st.sets(st.integers(1, 50), min_size=1).map(sorted),
-  value=st.integers(1, 60),
-)
-def test_every_length_is_in_one_bucket(bounds, value):
-  values = np.array([value])
-  held = [each.holds(values)[0] for each in buckets_between(bounds)]
-  assert sum(held) == 1
-
-
-def test_bounds_are_read():
-  assert read_bounds('--b', '10,20') == (10, 20)
-  for text in ('', '0,5', '5,5', '7,5', '5,x', '-5'):
-    with pytest.raises(InputError, match=f'^--b={text}: must be whole numbers'):
-      read_bounds('--b', text)
 
 
 def test_quantiles_by_hand():

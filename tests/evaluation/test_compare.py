@@ -1,7 +1,6 @@
 """Comparisons of systems, their report and figure."""
 
 import csv
-import gzip
 import json
 import os
 
@@ -11,7 +10,7 @@ from comparing import mistaken, pairs, write
 
 from fusion_jax import figures
 from fusion_jax.evaluation import compare
-from fusion_jax.evaluation.compare_report import draw
+from fusion_jax.evaluation.comparison import draw
 from fusion_jax.metrics import corpus_scores
 
 _FEW = ('--samples=50', '--trials=60', '--jobs=1')
@@ -256,9 +255,9 @@ def test_a_table_of_the_scores_on_stdout(texts, capsys):
     (['--system=a=base', '--train_target=empty'], 'empty: the file is empty'),
     (['--system=a=base', '--samples=0'], '--samples: must be >= 1, got 0'),
     (['--system=a=base', '--examples=-1'], '--examples: must be >= 0, got -1'),
-    (
-      ['--system=a=base', '--length_bounds=9,5'],
-      '--length_bounds=9,5: must be whole numbers above 0, ascending',
+    *(
+      (['--system=a=base', f'--length_bounds={bounds}'], f"got '{bounds}'")
+      for bounds in ('9,5', '', '0,5', '5,5', '5,x', '-5')
     ),
     (['--system=a=base', '--output=short/out'], 'short/out: cannot be'),
   ],
@@ -277,14 +276,6 @@ def test_mistakes_end_in_one_line(texts, capsys, flags, message):
   ]
   assert message in line
   assert not any(found for _, _, found in os.walk('out'))
-
-
-def test_packed_files_are_read(texts):
-  with gzip.open('base.gz', 'wt') as file:
-    file.write('\n'.join(texts['base']) + '\n')
-  assert _compare('--system=a=base', '--system=b=base.gz', *_FEW) == 0
-  bleu = _numbers()['seeds']['BLEU']
-  assert bleu['a']['scores'] == bleu['b']['scores']
 
 
 def _bucket(name, count, score):

@@ -175,27 +175,20 @@ def test_a_seed_that_is_no_number_is_refused(monkeypatch):
   assert _p_value(counts, counts, 'bs') == 1
 
 
-def _bleu_counts(lines, references):
-  (found,) = statistics_of([lines], [references], 'en')
-  return found['BLEU']
-
-
 def test_sign_test_by_hand():
   references = ['a b c d e', 'f g h i j', 'k l m n o', 'p q r s t', 'u v w x y']
   baseline = ['a b c d e', 'f g h i z', 'k l m n z', 'p q r s z', 'u v w x y']
   # The same; three times the whole line right in place of its first four
   # words; the last word wrong.
   system = [*references[:4], 'u v w x z']
-  found = sign_test(
-    _bleu_counts(baseline, references), _bleu_counts(system, references)
-  )
+  found = sign_test(_counts(baseline, references), _counts(system, references))
   # Of 4 draws 3 or more, or 1 or less: 2 (4 + 1) / 16 = 0.625.
   assert (found.better, found.worse, found.same) == (3, 1, 1)
   assert found.p_value == pytest.approx(0.625)
 
 
 def test_a_system_against_itself_has_no_sign():
-  counts = _bleu_counts(['a b c d', 'e'], ['a b c d', 'f'])
+  counts = _counts(['a b c d', 'e'], ['a b c d', 'f'])
   assert sign_test(counts, counts) == SignTest(0, 0, 2, 1.0)
 
 
@@ -208,9 +201,7 @@ def test_sign_test_is_what_scoring_again_gives():
     replaced = [*baseline[:index], line, *baseline[index + 1 :]]
     changes.append(BLEU().corpus_score(replaced, [targets]).score - whole)
   changes = np.array(changes)
-  found = sign_test(
-    _bleu_counts(baseline, targets), _bleu_counts(system, targets)
-  )
+  found = sign_test(_counts(baseline, targets), _counts(system, targets))
   assert found.better == (changes > 1e-9).sum() > 5
   assert found.worse == (changes < -1e-9).sum() > 5
   assert found.better + found.worse + found.same == 40

@@ -43,10 +43,10 @@ def test_the_run_translates_by_its_own_settings(saved, first):
   run = loading.load_run(saved.workdir)
   expected = list(Translator(run, run.config.decoding).translate(_LINES))
   assert path.read_text().split('\n') == [*expected, '']
-  assert found.text.lines == tuple(line.rstrip() for line in expected)
-  assert found.text.lines[0]
-  assert found.text.run == f'{saved.workdir}, step 1'
-  assert (found.source_language, found.target_language) == ('en', 'de')
+  assert found.lines == tuple(line.rstrip() for line in expected)
+  assert found.lines[0]
+  assert found.run == f'{saved.workdir}, step 1'
+  assert found.languages == ('en', 'de')
   assert json.loads(path.with_suffix('.json').read_text())['step'] == 1
 
 
@@ -66,7 +66,7 @@ def test_they_are_made_anew_if_something_changes(
   record = path.with_suffix('.json')
   record.write_text(record.read_text().replace(str(saved.workdir), str(run)))
   again = translation_of(str(run), lines, ('', ''), path)
-  assert again.text.lines == first[1].text.lines
+  assert again.lines == first[1].lines
   if change == 'text':
     lines[0] = 'a cat'
   elif change == 'checkpoint':

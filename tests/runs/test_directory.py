@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from saved_runs import SavedRun
 
-from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.analysis import TextChoice
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.config import DataConfig, ExperimentConfig
 from fusion_jax.config.flags import load_config
 from fusion_jax.config.presets import changed

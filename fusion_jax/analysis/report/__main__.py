@@ -17,7 +17,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusion_jax.analysis.text_choice import add_run_and_text_flags
+from fusion_jax.analysis import add_run_and_text_flags
 from fusion_jax.bounds import Positive, number
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError

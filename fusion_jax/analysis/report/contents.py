@@ -2,6 +2,7 @@
 
 import argparse
 import base64
+import contextlib
 import dataclasses
 import importlib.metadata
 import logging
@@ -16,35 +17,25 @@ from typing import Any
 
 import jax
 
+from fusion_jax.analysis import add_run_and_text_flags
 from fusion_jax.analysis.curves import curves
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.text_choice import add_run_and_text_flags
 from fusion_jax.analysis.view import View
 from fusion_jax.analysis.views import keep, kept, look_at, views_of
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import log_unreachable
-from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
+from fusion_jax.evaluation.systems import translate
+from fusion_jax.files import write_errors
 from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.models.transformer import Parameters
-from fusion_jax.progress import Progress
 from fusion_jax.runs.directory import read_config, read_report, read_tokenizers
 
 logger = logging.getLogger(__name__)
 
 _PACKAGES = (
-  'fusion_jax',
-  'jax',
-  'jaxlib',
-  'flax',
-  'optax',
-  'orbax-checkpoint',
-  'grain',
-  'sentencepiece',
-  'sacrebleu',
-  'numpy',
-  'scipy',
-  'matplotlib',
+  'fusion_jax jax jaxlib flax optax orbax-checkpoint grain sentencepiece '
+  'sacrebleu numpy scipy matplotlib'
 )
 _LAYER = re.compile(r'layers?(_\d+)?')
 # Bytes; a larger drawing is shown as a PNG.
@@ -61,9 +52,13 @@ class Picture:
   width: int
 
   @classmethod
-  def of_svg(cls, svg: bytes) -> 'Picture':
-    """Return the picture of an SVG that Matplotlib wrote."""
-    return cls(data_address(svg, 'image/svg+xml'), _width(svg))
+  def of_svg(cls, svg: bytes, png: bytes = b'') -> 'Picture':
+    """Return the picture of an SVG that Matplotlib wrote, or its PNG."""
+    # 96 pixels are an inch; Matplotlib's points are 72.
+    match = re.search(rb'<svg [^>]*width="([\d.]+)pt"', svg)
+    width = round(float(match[1]) * 96 / 72) if match else 0
+    shown = (png, 'image/png') if png else (svg, 'image/svg+xml')
+    return cls(data_address(*shown), width)
 
   @property
   def least(self) -> int:
@@ -73,12 +68,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-  """A view of a run, as a report shows it.
-
-  Attributes:
-    content: Content of VIEW.json; None if the view was not made.
-    missing: Reason why the view was not made.
-  """
+  """A view of a run: content of VIEW.json, or why it was not made."""
 
   view: View
   content: Mapping[str, Any] | None = None
@@ -121,57 +111,39 @@ def gather(
   analysed: RunWithText, name: str, arguments: argparse.Namespace
 ) -> RunReport:
   """Translate and score the text with a run, and collect the run's views."""
-  run, data = analysed.run, analysed.run.config.data
+  run, data, workdir = analysed.run, analysed.run.config.data, analysed.workdir
   numbers = curves(analysed)
-  folder = analysed.workdir / 'analysis'
-  try:
+  folder = workdir / 'analysis'
+  with write_errors(folder):
     folder.mkdir(exist_ok=True)
-  except OSError as error:
-    raise InputError(f'{folder}: {error.strerror}') from error
   translations = translation(analysed, folder)
   references = [reference for _, reference in analysed.lines]
   log_unreachable(references, run.target_tokenizer, f'{name}, references')
-  config = read_config(analysed.workdir)
-  tokenizers = read_tokenizers(analysed.workdir)
   return RunReport(
     name,
-    str(analysed.workdir),
+    str(workdir),
     run.steps,
-    config,
+    read_config(workdir),
     (data.source_language, data.target_language),
-    training_pairs(analysed.workdir),
-    tuple(one.vocabulary.size for one in tokenizers),
+    training_pairs(workdir),
+    tuple(tokenizer.vocabulary.size for tokenizer in read_tokenizers(workdir)),
     parameters_by_part(run.parameters),
     analysed.of_kind('train')[-1],
     numbers,
     tuple(cards(analysed, folder, arguments.all)),
     tuple(translations),
     corpus_scores(translations, references, run.target_words),
-    command(analysed.workdir, arguments),
+    command(workdir, arguments),
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Translated:
-  key: str
-  translations: list[str]
-
-
 def translation(analysed: RunWithText, folder: Path) -> list[str]:
-  """Translate the text line by line with the search of the run's config.
-
-  The translation is written into the folder, and read from there the next time
-  if it was made of the same inputs.
-  """
+  """Translate the text, or read the kept translation of the same inputs."""
   path = folder / 'translation.json'
-  if before := kept(path, analysed, _Translated):
+  if before := kept(path, analysed):
     logger.info('translation found: %s', path)
     return before['translations']
-  progress = Progress(len(analysed.lines), 'lines')
-  options = analysed.run.config.decoding
-  translator = Translator(analysed.run, options, on_progress=progress.add)
-  lines = list(translator.translate([source for source, _ in analysed.lines]))
-  progress.finish()
+  lines = translate(analysed.run, [source for source, _ in analysed.lines])
   keep(path, analysed, {'translations': lines}, analysed.digest)
   return lines
 
@@ -212,25 +184,16 @@ def training_pairs(workdir: Path) -> dict[str, int]:
 def environment() -> dict[str, str]:
   """Return the machine and the versions of this process."""
   devices = jax.devices()
-  versions = {}
-  for name in _PACKAGES:
-    try:
-      versions[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      continue
-  return {
+  about = {
     'Python': platform.python_version(),
     'system': platform.platform(),
     'processor cores': str(os.cpu_count()),
     'devices': f'{len(devices)} x {devices[0].device_kind}',
-  } | versions
-
-
-@dataclasses.dataclass(frozen=True)
-class _Found:
-  key: str
-  summary: str
-  numbers: dict[str, Any]
+  }
+  for name in _PACKAGES.split():
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      about[name] = importlib.metadata.version(name)
+  return about
 
 
 def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
@@ -240,45 +203,27 @@ def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
   inputs; the others take seconds, and are always made.
   """
   for view in views_of(analysed.run.config.model):
-    path = folder / f'{view.name}.json'
-    content = _stored(path, analysed) if view.reads == 'text' else None
+    files = [folder / f'{view.name}.{kind}' for kind in ('json', 'svg', 'png')]
+    content = None
+    if view.reads == 'text' and all(file.is_file() for file in files):
+      content = kept(files[0], analysed)
     if content is None and view.slow and not slow:
       yield Card(view, missing='It takes minutes.')
       continue
     try:
       if content is None:
         result = look_at(view, analysed, folder)
-        logger.info('%s: %s', view.name, path)
+        logger.info('%s: %s', view.name, files[0])
         content = {'summary': result.summary, 'numbers': result.numbers}
     except InputError as error:
       logger.warning('%s is left out: %s', view.name, error)
       yield Card(view, missing=f'It could not be made: {error}.')
       continue
-    yield Card(view, content, _picture(path))
-
-
-def _stored(path: Path, analysed: RunWithText) -> Mapping[str, Any] | None:
-  figures = map(path.with_suffix, ('.svg', '.png'))
-  if not all(file.is_file() for file in figures):
-    return None
-  return kept(path, analysed, _Found)
-
-
-def _picture(path: Path) -> Picture:
-  """Return the figure of a view, as a PNG if the drawing is large."""
-  svg = path.with_suffix('.svg').read_bytes()
-  if len(svg) <= _LARGEST_SVG:
-    return Picture.of_svg(svg)
-  png = path.with_suffix('.png').read_bytes()
-  return Picture(data_address(png, 'image/png'), _width(svg))
+    svg, png = (file.read_bytes() for file in files[1:])
+    large = len(svg) > _LARGEST_SVG
+    yield Card(view, content, Picture.of_svg(svg, png if large else b''))
 
 
 def data_address(content: bytes, kind: str) -> str:
   """Return an address that holds the content itself."""
   return f'data:{kind};base64,{base64.b64encode(content).decode()}'
-
-
-def _width(svg: bytes) -> int:
-  """Return the width in CSS pixels, 96 per inch; Matplotlib's points are 72."""
-  match = re.search(rb'<svg [^>]*width="([\d.]+)pt"', svg)
-  return round(float(match[1]) * 96 / 72) if match else 0

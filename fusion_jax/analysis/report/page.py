@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
-import numpy as np
 from markupsafe import Markup
 from sacrebleu.metrics import CHRF
 
@@ -27,8 +26,7 @@ from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config.serialization import to_json
 from fusion_jax.evaluation import buckets
 from fusion_jax.evaluation.sentence_statistics import statistics_of
-from fusion_jax.languages import Words, words_of
-from fusion_jax.metrics import bleu_for
+from fusion_jax.languages import words_of
 
 # Buckets of source lengths.
 _BUCKETS = 6
@@ -73,43 +71,6 @@ def breakable(text: str) -> str:
   return Markup('<wbr>').join(re.split(r'(?<=[._/])', text))
 
 
-def spread(count: int, shown: int) -> list[int]:
-  """Return the indices of lines that are evenly spread over a text."""
-  shown = min(count, shown)
-  return [place * count // shown for place in range(shown)]
-
-
-def bleu_by_source_length(
-  sources: Sequence[str],
-  references: Sequence[str],
-  systems: Mapping[str, Sequence[str]],
-  languages: tuple[str, str | Words],
-) -> list[dict[str, Any]]:
-  """Compute corpus BLEU of the lines of every bucket."""
-  words = buckets.word_counts(sources, bleu_for(languages[0]))
-  lengths = np.array([counts.total() for counts in words])
-  bounds = buckets.quantile_bounds(lengths, _BUCKETS)
-  made, target = list(systems.values()), languages[1]
-  counted = statistics_of(made, [references], target, names=['BLEU'])
-  rows = buckets.bleu_by_length(
-    lengths,
-    buckets.buckets_between(bounds),
-    {name: [x['BLEU']] for name, x in zip(systems, counted, strict=True)},
-  )
-  return [row for row in rows if row['count']]
-
-
-def draw_lengths(rows: Sequence[Mapping[str, Any]]) -> figures.Figure:
-  """Draw the bars of every bucket, with several systems side by side."""
-  figure, (axes,) = figures.panels(1, size=(6.4, 3.6))
-  bars = {
-    name: [row['scores'][name] for row in rows] for name in rows[0]['scores']
-  }
-  names = [row['bucket'] for row in rows]
-  figures.draw_bars(axes, names, bars, 'words of the source line', 'BLEU')
-  return figure
-
-
 @functools.cache
 def _template() -> jinja2.Template:
   made = jinja2.Environment(
@@ -136,13 +97,7 @@ def _widths(cards: Sequence[tuple[RunReport, Card]]) -> list[int]:
 
 
 def _lengths(runs: Sequence[RunReport], text: Text) -> dict[str, Any]:
-  (source, target), first = runs[0].languages, runs[0].config
-  numbers = bleu_by_source_length(
-    [source for source, _ in text],
-    [reference for _, reference in text],
-    {run.name: run.translations for run in runs},
-    (source, words_of(target, first.decoding.bleu_tokenizer)),
-  )
+  numbers = bleu_by_source_length(runs, text)
   rows = [
     [
       row['bucket'],
@@ -157,6 +112,35 @@ def _lengths(runs: Sequence[RunReport], text: Text) -> dict[str, Any]:
     'rows': rows,
     'picture': Picture.of_svg(figures.as_svg(draw_lengths(numbers))),
   }
+
+
+def bleu_by_source_length(
+  runs: Sequence[RunReport], text: Text
+) -> list[dict[str, Any]]:
+  """Compute corpus BLEU of the lines of every bucket."""
+  sources, references = zip(*text, strict=True)
+  source, target = runs[0].languages
+  words = words_of(target, runs[0].config.decoding.bleu_tokenizer)
+  made = [run.translations for run in runs]
+  counted = statistics_of(made, [references], words, names=['BLEU'])
+  lengths = buckets.line_lengths(sources, source)
+  rows = buckets.bleu_by_length(
+    lengths,
+    buckets.buckets_between(buckets.quantile_bounds(lengths, _BUCKETS)),
+    {run.name: [x['BLEU']] for run, x in zip(runs, counted, strict=True)},
+  )
+  return [row for row in rows if row['count']]
+
+
+def draw_lengths(rows: Sequence[Mapping[str, Any]]) -> figures.Figure:
+  """Draw the bars of every bucket, with several systems side by side."""
+  figure, (axes,) = figures.panels(1, size=(6.4, 3.6))
+  bars = {
+    name: [row['scores'][name] for row in rows] for name in rows[0]['scores']
+  }
+  names = [row['bucket'] for row in rows]
+  figures.draw_bars(axes, names, bars, 'words of the source line', 'BLEU')
+  return figure
 
 
 def _curves(runs: Sequence[RunReport]) -> dict[str, Any]:
@@ -182,21 +166,23 @@ def _cards(runs: Sequence[RunReport]) -> list[list[tuple[RunReport, Card]]]:
 def _lines(
   runs: Sequence[RunReport], text: Text, shown: int
 ) -> Iterator[dict[str, Any]]:
-  language = runs[0].languages[1]
-  for index in spread(len(text), shown):
+  """Yield lines that are evenly spread over the text."""
+  shown = min(len(text), shown)
+  for index in (place * len(text) // shown for place in range(shown)):
     source, reference = text[index]
-    made = [(run.name, run.translations[index]) for run in runs]
+    first = runs[0].translations[index]
     yield {
       'number': index + 1,
       'source': source,
       'reference': reference,
       'translations': [
         (
-          name,
+          run.name,
           CHRF().sentence_score(line, [reference]).score,
-          stretches(line, reference, made[0][1], language),
+          stretches(line, reference, first, runs[0].languages[1]),
         )
-        for name, line in made
+        for run in runs
+        for line in [run.translations[index]]
       ],
     }
 
@@ -250,16 +236,12 @@ def stretches(
   text: str, reference: str, first: str, language: str
 ) -> list[Stretch]:
   """Cut a translation where its marks change."""
-  words = units(text, language)
-  marks = zip(
-    missing(words, units(reference, language)),
-    missing(words, units(first, language)),
-    strict=True,
-  )
-  between = separator(language)
+  words, *others = (units(line, language) for line in (text, reference, first))
+  marks = zip(*(missing(words, other) for other in others), strict=True)
   parts = itertools.groupby(
     zip(words, marks, strict=True), key=lambda pair: pair[1]
   )
+  between = separator(language)
   return [
     Stretch(between.join(word for word, _ in part), *mark)
     for mark, part in parts

@@ -18,7 +18,8 @@ from recorded import (
   translated,
 )
 
-from fusion_jax.analysis.run_with_text import RunWithText, TextChoice
+from fusion_jax.analysis import TextChoice
+from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.decoding.ensemble import alone, in_direction
 from fusion_jax.decoding.sentences import PairReader, SentenceEncoder
 from fusion_jax.errors import InputError
