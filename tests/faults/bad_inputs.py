@@ -61,7 +61,7 @@ def _values(option: argparse.Action) -> Iterator[tuple[str, bool]]:
     yield 'yes', True
   elif option.choices:
     yield 'nonsense', True
-    yield '', True
+    yield '', '' not in option.choices
   elif option.type not in (None, str, Path):
     for value in NUMBERS:
       yield value, value in ('x', '')
