@@ -139,7 +139,7 @@ class Place(NamedTuple):
     if self.tiny:
       tiny = dataclasses.replace(SIZES['tiny'], rows=rows // 16, length=8)
       # Few layers compile in seconds, but schemes need some to fuse.
-      layers = 3 if scheme == 'multi_layer_3' else 2 if scheme else 1
+      layers = 4 if scheme == 'multi_layer_3' else 2 if scheme else 1
       return dataclasses.replace(tiny, layers=layers)
     size = dataclasses.replace(SIZES[name], rows=rows, length=128)
     return dataclasses.replace(size, loss_chunk=4_096)

@@ -142,35 +142,24 @@ def couplings(analysed: RunWithText) -> Numbers:
 
   def measure(sown, side):
     couplings: Float[Array, 'B T I L N'] = sown['read_out']['couplings']
-    iterations, axis = jnp.moveaxis(couplings, 2, 0), _axis(config, side)
+    iterations = jnp.moveaxis(couplings, 2, 0)
     return {
       'couplings': couplings,
-      'entropy': jnp.stack([coupling_entropy(c, axis) for c in iterations], -1),
+      'entropy': jnp.stack([*map(coupling_entropy, iterations)], -1),
       'diversity': jnp.stack([*map(coupling_diversity, iterations)], -1),
     }
 
   means = token_means(analysed, sides_of(config, *ROUTING), measure)
-  numbers = {
-    side: _couplings(side_means, _axis(config, side))
-    for side, side_means in means.items()
-  }
+  numbers = {side: _couplings(side_means) for side, side_means in means.items()}
   return numbers | {'paper': PAPER['couplings']}
 
 
-def _axis(config: ModelConfig, side: Side) -> Literal['output', 'input']:
-  """Return the capsules over which couplings sum to 1; for EM, the output."""
-  if config.side(side).fusion == 'em_routing':
-    return 'output'
-  return config.side(side).options.route_axis
-
-
-def _couplings(means: TokenMeans, axis: str) -> dict[str, Any]:
-  _, layers, capsules = means.means['couplings'].shape
+def _couplings(means: TokenMeans) -> dict[str, Any]:
+  capsules = means.means['couplings'].shape[-1]
   return {
     **{name: values.tolist() for name, values in means.means.items()},
     'capsules': capsules,
-    'sum_over': axis,
-    'uniform_entropy': math.log(capsules if axis == 'output' else layers),
+    'uniform_entropy': math.log(capsules),
     'positions': means.positions,
   }
 
