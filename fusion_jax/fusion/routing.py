@@ -197,9 +197,11 @@ def em_routing(
     if stop_gradient and iteration < iterations - 1:
       couplings = jax.lax.stop_gradient(couplings)
     gaussians = _maximise(flat, couplings * weights, width, variance_floor)
-    evidence = beta_a - beta_u * gaussians.mass - _cost(gaussians, width)
+    cost = _cost(gaussians, width)
     temperature = min(iteration + 1.0, _HIGHEST_LAMBDA)
-    log_activation = jax.nn.log_sigmoid(temperature * evidence)
+    log_activation = jax.nn.log_sigmoid(
+      temperature * (beta_a - beta_u * gaussians.mass - cost)
+    )
   active = jnp.exp(log_activation)
   mean = gaussians.mean
   return EmRouted(
