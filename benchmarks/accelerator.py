@@ -92,7 +92,7 @@ class Place(NamedTuple):
     """A size of the plan, or a tiny one in its place."""
     if self.tiny:
       # Few layers compile in seconds, but schemes need some to fuse.
-      layers = 3 if scheme == 'multi_layer_3' else 2 if scheme else 1
+      layers = 4 if scheme == 'multi_layer_3' else 2 if scheme else 1
       few = {'rows': rows // 16, 'length': 8, 'layers': layers}
       return SIZES['tiny']._replace(**few)
     return SIZES[name]._replace(rows=rows, length=128, loss_chunk=4_096)

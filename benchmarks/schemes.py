@@ -88,8 +88,7 @@ def schemes(layers: int) -> Mapping[str, Scheme]:
     'hierarchical_diversity': Scheme(
       DOU_2018['hierarchical_diversity'] | _PRE_NORM_DIVERSITY, 0.77, 0.94
     ),
-    'multi_layer_2': Scheme(_multi_layer(2, layers), 0.65, 0.79),
-    'multi_layer_3': Scheme(_multi_layer(3, layers), 0.62, 0.75),
+    **_multi_layer(layers),
     'average': Scheme(both_sides('average')),
     'feed_forward': Scheme(WANG_2018['mlrf_both_fnn']),
     'hops': Scheme(WANG_2018['mlrf_both_sa4']),
@@ -151,9 +150,14 @@ def chosen(table: Mapping[str, Scheme], names: str) -> dict[str, Scheme]:
   return {name: table[name] for name in wanted}
 
 
-def _multi_layer(sources: int, layers: int) -> Row:
-  """Return multi-layer attention; partial where no layer has enough below."""
-  return attention('multi_layer', layers=sources, partial=sources >= layers)
+def _multi_layer(layers: int) -> dict[str, Scheme]:
+  """Multi-layer attention, where a layer has enough layers below it."""
+  speeds = {2: (0.65, 0.79), 3: (0.62, 0.75)}
+  return {
+    f'multi_layer_{read}': Scheme(attention('multi_layer', layers=read), *speed)
+    for read, speed in speeds.items()
+    if read < layers
+  }
 
 
 def _emelin(name: str) -> Row:

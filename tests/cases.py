@@ -40,12 +40,9 @@ def _plain_schemes() -> dict[str, ModelConfig]:
 # Every option of every scheme away from its default at least once. A side
 # takes what it reads of them.
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
-  'dense': [
-    {'include_embedding': True, 'post_sum_norm': True},
-  ],
   'linear': [
-    {'factored': False, 'output_norm': True},
-    {'hidden': 10, 'bias': False},
+    {'factored': False},
+    {'hidden': 10},
   ],
   'iterative': [
     {'activation': 'attention', 'residual': 'top'},
@@ -63,11 +60,11 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
   ],
   'hops': [
     {'independent': 'per_layer', 'norm': 'plain', 'scorer_width': 10},
-    {'independent': 'per_hop', 'scorer_activation': 'relu', 'hops': 2},
+    {'independent': 'per_hop', 'hops': 2},
     {'feature_wise': True, 'layer_embedding': False, 'norm': 'none'},
   ],
   'dynamic_combination': [
-    {'hidden': 10, 'normalize': 'softmax', 'output_norm': True},
+    {'hidden': 10},
   ],
   'dynamic_routing': [
     {'form': 'paper'},
@@ -75,44 +72,28 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
       'vote_projection': 'block',
       'context': 'own',
       'iterations': 2,
-      'route_axis': 'input',
       'residual': 'none',
     },
     {
-      'vote_hidden': 10,
-      'vote_activation': 'relu',
-      'average': 'gain',
+      'capsules': 4,
+      'average': 'sum',
       'agreement': 'product',
-      'agreement_scale': 2.0,
-      'route_gain': 1.0,
       'stop_gradient': False,
     },
-    {'capsules': 4, 'agreement': 'scaled'},
   ],
   'em_routing': [
     {'form': 'paper'},
-    {'activation': 'per_output', 'emit': 'mean', 'iterations': 2},
-    {
-      'stop_gradient': False,
-      'activation': 'none',
-      'betas': 'zero',
-      'temperature': 'hinton',
-      'cost_norm': True,
-    },
+    {'iterations': 2, 'stop_gradient': False},
     {
       'capsules': 2,
-      'vote_activation': 'none',
       'variance_floor': 0.01,
-      'log_density_scale': 0.5,
-      'output_norm': False,
       'residual': 'all',
       'vote_norm': 'none',
-      'floor': 'relative',
     },
   ],
   'gtrans': [
     {'group_size': 3, 'mode': 'last', 'single_group_norm': True},
-    {'group_size': 1, 'mode': 'weighted_mean', 'group_norm': True},
+    {'group_size': 1, 'mode': 'weighted_mean'},
     {'last_group': 'floor', 'combine': 'geometric', 'temperature': 1.0},
     {'inference_groups': '1:1'},
   ],
@@ -196,10 +177,11 @@ def _attention() -> dict[str, ModelConfig]:
     return _model(decoder=reading(name, **options))
 
   fused = {'feature_fusion': True}
+  three = reading('multi_layer', layers=3, activation='attention')
   return {
     'multi_layer-2': both('multi_layer'),
-    'multi_layer-2-partial': both(
-      'multi_layer', layers=3, partial=True, activation='attention'
+    'multi_layer-3-attention': _model(
+      encoder=three, decoder=three, encoder_layers=4, decoder_layers=4
     ),
     'multi_layer-pre': both('multi_layer', 'pre'),
     'shortcut': both('shortcut'),

@@ -137,45 +137,31 @@ def couplings(analysed: RunWithText) -> Numbers:
   sides = sides_of(config, *ROUTING)
 
   def measure(seen: Pass) -> dict[str, tuple[Side, Any]]:
-    return {
-      side: (side, _routed(seen, side, _axis(config, side))) for side in sides
-    }
+    return {side: (side, _routed(seen, side)) for side in sides}
 
   totals = sums_by_part(analysed, measure)
-  numbers = {
-    side: _couplings(totals[side], _axis(config, side)) for side in sides
-  }
+  numbers = {side: _couplings(totals[side]) for side in sides}
   return numbers | {'paper': PAPER['couplings']}
 
 
-def _routed(
-  seen: Pass, side: Side, axis: Literal['output', 'input']
-) -> dict[str, Any]:
+def _routed(seen: Pass, side: Side) -> dict[str, Any]:
   couplings: Float[Array, 'B T I L N']
   couplings = seen.views[side]['read_out']['couplings']
   iterations = jnp.moveaxis(couplings, 2, 0)
   return {
     'couplings': couplings,
-    'entropy': jnp.stack([coupling_entropy(c, axis) for c in iterations], -1),
+    'entropy': jnp.stack([*map(coupling_entropy, iterations)], -1),
     'diversity': jnp.stack([*map(coupling_diversity, iterations)], -1),
   }
 
 
-def _axis(config: ModelConfig, side: Side) -> Literal['output', 'input']:
-  """Return the capsules over which couplings sum to 1; for EM, the output."""
-  if config.side(side).fusion == 'em_routing':
-    return 'output'
-  return config.side(side).options.route_axis
-
-
-def _couplings(total: Sums, axis: str) -> dict[str, Any]:
+def _couplings(total: Sums) -> dict[str, Any]:
   means = {name: values.tolist() for name, values in total.means.items()}
-  layers, capsules = np.shape(means['couplings'])[1:]
+  capsules = np.shape(means['couplings'])[-1]
   return {
     **means,
     'capsules': capsules,
-    'sum_over': axis,
-    'uniform_entropy': math.log(capsules if axis == 'output' else layers),
+    'uniform_entropy': math.log(capsules),
     'positions': int(total.counts[0]),
   }
 

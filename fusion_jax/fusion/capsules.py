@@ -43,9 +43,7 @@ LITERAL_ROUTING: Mapping[str, Any] = types.MappingProxyType(
   {
     'vote_norm': 'none',
     'agreement': 'product',
-    'agreement_scale': 1.0,
-    'average': 'gain',
-    'route_gain': 1.0,
+    'average': 'sum',
     'residual': 'none',
     'stop_gradient': False,
     'variance_floor': 1e-4,
@@ -64,9 +62,9 @@ class RoutingOptions:
 
   form: Literal['stable', 'paper'] = 'stable'
   """'paper': the literal form, vote_norm='none', agreement='product',
-  agreement_scale=1, average='gain' with route_gain=1, residual='none',
-  stop_gradient=False and variance_floor=1e-4, which the paper does not print;
-  these options must then have their defaults."""
+  average='sum', residual='none', stop_gradient=False and variance_floor=1e-4,
+  which the paper does not print; these options must then have their
+  defaults."""
 
   vote_norm: Literal['rms', 'none'] = 'rms'
   """'rms': divide the votes of a layer by their root mean square."""
@@ -84,18 +82,8 @@ class RoutingOptions:
   context: Literal['all', 'own'] = 'all'
   """What F_l reads in the block form: all layers, or its own."""
 
-  vote_hidden: SizeOrZero = 0
-  """Width between the two maps of the dense form; 0: layers * model.width."""
-
-  vote_activation: Literal['auto', 'none', 'relu'] = 'auto'
-  """Activation between the two maps; 'auto': none for dynamic routing, relu for
-  EM routing."""
-
   stop_gradient: bool = True
   """Let no gradient through the couplings of all but the last iteration."""
-
-  output_norm: bool = True
-  """Whether a norm follows the capsules."""
 
   residual: Literal['top', 'none', 'all'] = 'top'
   """Layers that are added to the capsules before the norm."""
@@ -161,8 +149,8 @@ class _PerLayer(nn.Module):
     one = kernel_initializer(self.config)
 
     def start(key, shape):
-      each = functools.partial(one, shape=shape[1:])
-      return jax.vmap(each)(jax.random.split(key, shape[0]))
+      draw = functools.partial(one, shape=shape[1:])
+      return jax.vmap(draw)(jax.random.split(key, shape[0]))
 
     kernel = parameter(
       self,
@@ -227,16 +215,9 @@ class Votes(nn.Module):
   def _dense(
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T {len(layers)}*D']:
-    config, options = self.config, self.config.side(self.side).options
-    z = jnp.concatenate(layers, axis=-1)
+    config, z = self.config, jnp.concatenate(layers, axis=-1)
     width = z.shape[-1]
-    hidden = Dense(
-      config,
-      options.vote_hidden or width,
-      ('embed', 'mlp'),
-      True,
-      name='hidden',
-    )(z)
+    hidden = Dense(config, width, ('embed', 'mlp'), True, name='hidden')(z)
     hidden = self._activate(hidden, context)
     return Dense(config, width, ('mlp', 'embed'), True, name='out')(hidden)
 
@@ -259,7 +240,7 @@ class Routing(nn.Module):
   config: ModelConfig
   side: Side
 
-  # Activation between the two maps of the votes where the option is 'auto'.
+  # Activation between the two maps of the votes.
   vote_activation: ClassVar[Literal['none', 'relu']] = 'none'
 
   @property
@@ -267,11 +248,8 @@ class Routing(nn.Module):
     return self.config.side(self.side).options.resolved
 
   def setup(self):
-    chosen = self.options.vote_activation
-    activation = self.vote_activation if chosen == 'auto' else chosen
-    self.votes = Votes(self.config, self.side, activation)
-    if self.options.output_norm:
-      self.norm = layer_norm(self.config)
+    self.votes = Votes(self.config, self.side, self.vote_activation)
+    self.norm = layer_norm(self.config)
 
   def _votes(
     self, layers: Layers, context: Context
@@ -288,14 +266,12 @@ class Routing(nn.Module):
     """Concatenate the capsules, then apply the residual and the norm."""
     fused = output.reshape(layers[0].shape)
     fused = add_residual(fused, layers, len(layers) - 1, self.options.residual)
-    fused = self.norm(fused) if self.options.output_norm else fused
-    return fused.astype(layers[0].dtype)
+    return self.norm(fused).astype(layers[0].dtype)
 
   def _record(
     self,
     couplings: tuple[Float[Array, 'B T L N'], ...],
     output: Float[Array, 'B T N C'],
-    axis: Literal['output', 'input'],
     context: Context,
   ) -> None:
     couplings = jax.lax.stop_gradient(couplings)
@@ -307,15 +283,9 @@ class Routing(nn.Module):
       mean = token_mean(share.astype(jnp.float32), context.tokens).mean()
       sow(self, 'telemetry', name, mean)
     sow(self, 'views', 'couplings', jnp.stack(couplings, axis=2))
-    entropies = [coupling_entropy(each, axis) for each in couplings]
-    diversities = [coupling_diversity(each) for each in couplings]
-    for name, values in (
-      ('coupling_entropy', entropies),
-      ('coupling_diversity', diversities),
+    for name, measure in (
+      ('coupling_entropy', coupling_entropy),
+      ('coupling_diversity', coupling_diversity),
     ):
-      sow(
-        self,
-        'telemetry',
-        name,
-        token_mean(jnp.stack(values, axis=-1), context.tokens),
-      )
+      values = jnp.stack([measure(c) for c in couplings], axis=-1)
+      sow(self, 'telemetry', name, token_mean(values, context.tokens))

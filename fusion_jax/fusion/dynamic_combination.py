@@ -3,8 +3,6 @@
 Axis letters: B batch, T positions, D model width, L layers.
 """
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -14,14 +12,11 @@ from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.fusion.scheme import (
-  on_both_sides,
-)
+from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.fusion.starts import may_start_as_identity
 from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
 
@@ -32,21 +27,10 @@ class DynamicOptions:
   hidden: SizeOrZero = 0
   """Hidden width; 0: model.filter."""
 
-  normalize: Literal['none', 'softmax'] = 'none'
-  """Whether the weights of the layers go through a softmax."""
-
-  output_norm: bool = False
-  """Whether a norm follows the combination."""
-
 
 def starts_as_identity(config: ModelConfig, side: Side) -> bool:
   """Return whether the combination of a side starts as H[L]."""
-  options, pre = config.side(side).options, config.norm == 'pre'
-  return (
-    may_start_as_identity(config, side, 'dynamic_combination')
-    and options.normalize == 'none'
-    and (pre or not options.output_norm)
-  )
+  return may_start_as_identity(config, side, 'dynamic_combination')
 
 
 class DynamicCombination(nn.Module):
@@ -76,7 +60,6 @@ class DynamicCombination(nn.Module):
     )
     self.out = self._out()
     self.dropout = Dropout(config.activation_dropout, config.dropout_generator)
-    self.norm = layer_norm(config)
 
   def _out(self) -> Dense:
     config, axes = self.config, ('mlp', 'embed')
@@ -96,25 +79,19 @@ class DynamicCombination(nn.Module):
   def weights(
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T L D']:
-    """Return W, which sums to 1 over the layers with normalize='softmax'."""
+    """Return W, weights of any sign."""
     hidden = jax.nn.relu(self.hidden(jnp.concatenate(layers, -1)))
     weights = self.out(self.dropout(hidden, context.deterministic))
-    weights = weights.reshape(*layers[0].shape[:-1], len(layers), -1)
-    if self.config.side(self.side).options.normalize == 'softmax':
-      weights = jax.nn.softmax(weights.astype(jnp.float32), axis=2)
-    return weights
+    return weights.reshape(*layers[0].shape[:-1], len(layers), -1)
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Return the combination of H[1..L]."""
-    options = self.config.side(self.side).options
     weights = self.weights(layers[1:], context)
     means = weights.mean(-1, dtype=jnp.float32)
     sow(self, 'telemetry', 'layer_weights', token_mean(means, context.tokens))
     sow(self, 'views', 'layer_weights', weights)
-    y = weighted_sum(
-      jnp.moveaxis(weights.astype(jnp.float32), 2, 0), layers[1:]
-    )
-    return self.norm(y) if options.output_norm else y
+    by_layer = jnp.moveaxis(weights.astype(jnp.float32), 2, 0)
+    return weighted_sum(by_layer, layers[1:])
 
 
 SCHEME = on_both_sides(

@@ -5,7 +5,6 @@ C width of an output capsule.
 """
 
 import functools
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +15,8 @@ from fusion_jax.bounds import PositiveFloat
 from fusion_jax.config.section import section
 from fusion_jax.fusion.capsules import Routing, RoutingOptions, check_routing
 from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.routing import (
-  em_routing,
-  inverse_temperatures,
-)
-from fusion_jax.fusion.scheme import (
-  on_both_sides,
-)
+from fusion_jax.fusion.routing import em_routing
+from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
@@ -33,31 +27,8 @@ from fusion_jax.layers.parameter import parameter
 class EmRoutingOptions(RoutingOptions):
   """EM routing (Dou 2019, Algorithm 2)."""
 
-  activation: Literal['scalar', 'per_output', 'none'] = 'scalar'
-  """Input activations, one a layer, one for each layer and capsule, or all
-  1."""
-
-  betas: Literal['learned', 'zero'] = 'learned'
-  """Beta_u and beta_a, learned or 0."""
-
-  temperature: Literal['linear', 'hinton'] = 'linear'
-  """Inverse temperature of iteration t; 'linear': 1, 2, 3, then 3;
-  'hinton': 0.01 (1 - 0.95^(t + 1))."""
-
   variance_floor: PositiveFloat = 0.1
   """What is added to the variances."""
-
-  floor: Literal['absolute', 'relative'] = 'absolute'
-  """'relative': the floor times the mean square of the votes."""
-
-  cost_norm: bool = False
-  """Standardise the cost over the output capsules."""
-
-  log_density_scale: PositiveFloat = 1.0
-  """Factor on the log-density of a vote."""
-
-  emit: Literal['act_mean', 'mean'] = 'act_mean'
-  """What a capsule emits: activation * mean, or the mean."""
 
 
 class EmRouting(Routing):
@@ -80,58 +51,38 @@ class EmRouting(Routing):
 
   def setup(self):
     super().setup()
-    config, options = self.config, self.options
+    config = self.config
     layers = config.layers(self.side)
-    capsules = options.capsule_count(config.width)
-    if options.activation == 'scalar':
-      self.activation_hidden = Dense(
-        config, layers * config.width, ('embed', 'mlp'), True
-      )
-      self.activation_out = Dense(config, layers, ('mlp', 'layers'), True)
-      self.dropout = Dropout(
-        config.activation_dropout, config.dropout_generator
-      )
-    if options.activation == 'per_output':
-      self.activation_out = Dense(
-        config, layers * capsules, ('embed', 'mlp'), True
-      )
-    if options.betas == 'learned':
-      self.beta_a = self._beta('beta_a', capsules)
-      self.beta_u = self._beta('beta_u', capsules)
-    else:
-      self.beta_a = self.beta_u = jnp.zeros(capsules)
+    self.activation_hidden = Dense(
+      config, layers * config.width, ('embed', 'mlp'), True
+    )
+    self.activation_out = Dense(config, layers, ('mlp', 'layers'), True)
+    self.dropout = Dropout(config.activation_dropout, config.dropout_generator)
+    self.beta_a, self.beta_u = self._beta('beta_a'), self._beta('beta_u')
 
-  def _beta(self, name: str, capsules: int) -> Float[Array, ' N']:
-    start = nn.initializers.normal(self.config.width**-0.5)
+  def _beta(self, name: str) -> Float[Array, ' N']:
+    width = self.config.width
+    start = nn.initializers.normal(width**-0.5)
+    capsules = self.options.capsule_count(width)
     return parameter(self, name, start, ('capsules',), (capsules,))
 
   def _activation(
     self, layers: Layers, context: Context
-  ) -> Float[Array, 'B T L X'] | None:
-    """Return A_in of Eq. 10, where X is 1, or N for a value per capsule."""
-    if self.options.activation == 'none':
-      return None
+  ) -> Float[Array, 'B T L']:
+    """Return A_in of Eq. 10, one number for each layer."""
     x = jnp.concatenate(layers, axis=-1)
-    if self.options.activation == 'scalar':
-      hidden = jax.nn.relu(self.activation_hidden(x))
-      x = self.dropout(hidden, context.deterministic)
-    logits = self.activation_out(x).astype(jnp.float32)
-    return jax.nn.sigmoid(logits).reshape(*x.shape[:2], len(layers), -1)
+    hidden = jax.nn.relu(self.activation_hidden(x))
+    logits = self.activation_out(self.dropout(hidden, context.deterministic))
+    return jax.nn.sigmoid(logits.astype(jnp.float32))
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Return the concatenated capsules of H[1..L]."""
     layers, options = layers[1:], self.options
     route = functools.partial(
       em_routing,
-      temperatures=inverse_temperatures(
-        options.temperature, options.iterations
-      ),
+      iterations=options.iterations,
       variance_floor=options.variance_floor,
-      cost_norm=options.cost_norm,
-      log_density_scale=options.log_density_scale,
-      emit=options.emit,
       stop_gradient=options.stop_gradient,
-      relative_floor=options.floor == 'relative',
     )
     routed = jax.checkpoint(route)(
       self._votes(layers, context),
@@ -139,7 +90,7 @@ class EmRouting(Routing):
       self.beta_a,
       self.beta_u,
     )
-    self._record(routed.couplings, routed.output, 'output', context)
+    self._record(routed.couplings, routed.output, context)
     return self._finish(routed.output, layers)
 
 

@@ -73,9 +73,6 @@ class GtransOptions:
   ] = 'weighted_sum'
   """Decoder: how the layers of a group become its features."""
 
-  group_norm: Annotated[bool, Only('decoder')] = False
-  """Decoder: a norm on the features of every group."""
-
   combine: Annotated[Literal['arithmetic', 'geometric'], Only('decoder')] = (
     'arithmetic'
   )
@@ -193,18 +190,14 @@ class DecoderGroups(nn.Module):
   side: Side
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
-    groups = groups_of(config, self.side)
-    if options.mode != 'last':
+    groups = groups_of(self.config, self.side)
+    if self.config.side(self.side).options.mode != 'last':
       self.layer_weights = _zero_weights(
         self, 'layer_weights', 'layers', groups[-1][-1]
       )
     self.group_weights = _zero_weights(
       self, 'group_weights', 'groups', len(groups)
     )
-    if options.group_norm:
-      numbers = range(1, len(groups) + 1)
-      self.group_norm = {str(k): layer_norm(config) for k in numbers}
 
   def __call__(
     self, layers: Layers, context: Context
@@ -222,8 +215,6 @@ class DecoderGroups(nn.Module):
     del context
     config, options = self.config, self.config.side(self.side).options
     features = self._features(layers)
-    if options.group_norm:
-      features = [self.group_norm[str(k)](x) for k, x in enumerate(features, 1)]
     log_weights = log_group_weights(
       self.group_weights, options.temperature or math.sqrt(config.width)
     )

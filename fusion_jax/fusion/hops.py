@@ -6,8 +6,6 @@ any widths. Q is P, or 1 where all hops share one map.
 """
 
 import functools
-import types
-from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -25,9 +23,7 @@ from fusion_jax.fusion.feed_forward import (
   reads_layer_embedding,
 )
 from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import (
-  on_both_sides,
-)
+from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.dense import kernel_initializer
 from fusion_jax.layers.parameter import Initializer, parameter
@@ -44,9 +40,6 @@ class HopsOptions(FeedForwardOptions):
   scorer_width: Size = 1_024
   """Hidden width of the scorer."""
 
-  scorer_activation: Literal['tanh', 'relu'] = 'tanh'
-  """Activation of the scorer."""
-
   independent: Literal['none', 'per_layer', 'per_hop'] = 'none'
   """Whether every layer, or every hop, has a W1 of its own."""
 
@@ -54,29 +47,24 @@ class HopsOptions(FeedForwardOptions):
   """Weights for every feature instead of one weight a layer."""
 
 
-_ACTIVATIONS = types.MappingProxyType({'tanh': jnp.tanh, 'relu': jax.nn.relu})
-
-
 def hop_scores(
   z: Float[Array, 'B T D'],
   first: Float[Array, 'Q D A'],
   second: Float[Array, 'A P K'],
-  activation: Callable[[Array], Array],
 ) -> Float[Array, 'B T P K']:
-  """Return e = act(z W1) W2 of one layer; Wang et al. (2018), Eq. 5.
+  """Return e = tanh(z W1) W2 of one layer; Wang et al. (2018), Eq. 5.
 
   Args:
     z: Layer z.
     first: Matrix W1, one for all hops or one for each, float32.
     second: Matrix W2, float32.
-    activation: Activation act.
 
   Returns:
     Scores of the layer in every hop, float32.
   """
   positions = z.reshape(-1, z.shape[-1])
   hidden = jnp.einsum('MD,QDA->MQA', positions, first.astype(z.dtype))
-  hidden, second = activation(hidden), second.astype(z.dtype)
+  hidden, second = jnp.tanh(hidden), second.astype(z.dtype)
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   if first.shape[0] == 1:
     scores = product('MA,APK->MPK', hidden[:, 0], second)
@@ -110,10 +98,10 @@ def hop_sums(
 class Hops(FeedForwardFusion):
   """Attention over the layers in several hops; Wang et al. (2018), Eq. 5-7.
 
-  norm(FFN(concat_p(sum_l a[l, p] z[l]))), a = softmax_l(act(z W1) W2), where z
-  includes E. The product of Eq. 7 is the weighted sum that the paper's text
-  describes. independent='per_layer' is the paper's section 4.4; 'per_hop' has
-  the size of its decoder with six hops.
+  norm(FFN(concat_p(sum_l a[l, p] z[l]))), a = softmax_l(tanh(z W1) W2), where z
+  includes E. The paper does not name the activation. The product of Eq. 7 is
+  the weighted sum that its text describes. independent='per_layer' is its
+  section 4.4; 'per_hop' has the size of its decoder with six hops.
 
   Telemetry: 'hop_attention' [hops, n], the mean attention.
   Views: 'hop_attention' [B, T, n, hops], the attention, or its mean over the
@@ -149,9 +137,8 @@ class Hops(FeedForwardFusion):
       else [kernel.reshape(-1, *kernel.shape[-2:])] * len(layers)
     )
     second = self.scorer_out().reshape(options.scorer_width, options.hops, -1)
-    activation = _ACTIVATIONS[options.scorer_activation]
     scores = [
-      hop_scores(z, first, second, activation)
+      hop_scores(z, first, second)
       for z, first in zip(layers, firsts, strict=True)
     ]
     return jax.nn.softmax(jnp.stack(scores, 2), axis=2)

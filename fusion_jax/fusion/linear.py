@@ -14,14 +14,11 @@ from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import (
-  on_both_sides,
-)
+from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.fusion.starts import may_start_as_identity
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import Dense, bias_initializer, kernel_initializer
 from fusion_jax.layers.parameter import Initializer, parameter
-from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow, wants
 
 
@@ -36,29 +33,21 @@ class LinearOptions:
   hidden: SizeOrZero = 0
   """Columns of A; 0: model.filter."""
 
-  bias: bool = True
-  """Whether the maps have biases."""
-
-  output_norm: bool = False
-  """Whether a norm follows the combination."""
-
 
 def affine(
   x: Float[Array, '*batch I'],
   kernel: Float[Array, 'I O'],
-  bias: Float[Array, ' O'] | None = None,
+  bias: Float[Array, ' O'],
 ) -> Float[Array, '*batch O']:
   """Return x W + b, one product of all positions, in x's dtype; see `Dense`."""
-  y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
-  if bias is not None:
-    y = y + bias.astype(x.dtype)
+  y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype) + bias.astype(x.dtype)
   return y.reshape(*x.shape[:-1], -1)
 
 
 def linear_combination(
   layers: Layers,
   kernel: Float[Array, 'L D D'],
-  bias: Float[Array, ' D'] | None = None,
+  bias: Float[Array, ' D'],
 ) -> Float[Array, 'B T D']:
   """Return sum_l H[l] W_l + b; Dou et al. (2018), Eq. 5.
 
@@ -97,12 +86,10 @@ def block_norms(
 
 def starts_as_identity(config: ModelConfig, side: Side) -> bool:
   """Return whether the combination of a side starts as H[L]."""
-  options, pre = config.side(side).options, config.norm == 'pre'
+  options = config.side(side).options
   wide = (options.hidden or config.filter) >= config.width
-  return (
-    may_start_as_identity(config, side, 'linear')
-    and (wide or not options.factored)
-    and (pre or not options.output_norm)
+  return may_start_as_identity(config, side, 'linear') and (
+    wide or not options.factored
   )
 
 
@@ -132,9 +119,7 @@ class Linear(nn.Module):
       )
       self.out = self._dense(config.width, ('mlp', 'embed'), _identity)
     else:
-      self.kernel = self._kernel()
-      self.bias = self._bias() if options.bias else None
-    self.norm = layer_norm(config)
+      self.kernel, self.bias = self._kernel(), self._bias()
 
   @property
   def _from_baseline(self) -> bool:
@@ -143,11 +128,10 @@ class Linear(nn.Module):
   def _dense(
     self, features: int, axes: tuple[str, str], start: Initializer
   ) -> Dense:
-    config, options = self.config, self.config.side(self.side).options
     if not self._from_baseline:
-      return Dense(config, features, axes, options.bias)
+      return Dense(self.config, features, axes, True)
     zeros = nn.initializers.zeros_init()
-    return Dense(config, features, axes, options.bias, start, zeros)
+    return Dense(self.config, features, axes, True, start, zeros)
 
   def _kernel(self) -> Float[Array, 'L D D']:
     config = self.config
@@ -167,15 +151,12 @@ class Linear(nn.Module):
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Return the combination of H[1..L]."""
-    options = self.config.side(self.side).options
     if wants(self, 'telemetry'):
       norms = block_norms(nn.unbox(self.variables['params']), len(layers) - 1)
       sow(self, 'telemetry', 'layer_norms', norms)
-    if options.factored:
-      y = self.out(self.hidden(jnp.concatenate(layers[1:], -1)))
-    else:
-      y = linear_combination(layers[1:], self.kernel, self.bias)
-    return self.norm(y) if options.output_norm else y
+    if self.config.side(self.side).options.factored:
+      return self.out(self.hidden(jnp.concatenate(layers[1:], -1)))
+    return linear_combination(layers[1:], self.kernel, self.bias)
 
 
 def _one_matrix(config: ModelConfig) -> Initializer:

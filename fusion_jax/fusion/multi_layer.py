@@ -14,9 +14,7 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import per_layer_norms
-from fusion_jax.fusion.scheme import (
-  AttentionSource,
-)
+from fusion_jax.fusion.scheme import AttentionSource
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.fusion.tree import AggNode, AggOptions
 from fusion_jax.layers.attention import MultiHeadAttention
@@ -31,11 +29,8 @@ class MultiLayerOptions(AggOptions):
   layers: Annotated[int, Field(ge=2, le=1_000)] = 2
   """Layers that a self-attention reads."""
 
-  partial: bool = False
-  """Whether layers 2..k, which have fewer layers below them, read those."""
 
-
-def layers_read(index: int, most: int, partial: bool) -> int:
+def layers_read(index: int, most: int) -> int:
   """Return how many layers the self-attention of layer `index` reads.
 
   Only the first layer reads the embedding H[0], so that layer k + 1 is the
@@ -43,15 +38,12 @@ def layers_read(index: int, most: int, partial: bool) -> int:
 
   Args:
     index: Number of the layer, counted from 1.
-    most: Largest number of layers, k.
-    partial: Whether layers 2..k read all index - 1 layers below them, not one.
+    most: Number of layers, k.
 
   Returns:
-    A number between 1 and k.
+    k, or 1 where there are fewer layers below.
   """
-  if index > most:
-    return most
-  return max(index - 1, 1) if partial else 1
+  return most if index > most else 1
 
 
 class MultiLayerAttention(MultiHeadAttention):
@@ -89,9 +81,7 @@ class MultiLayerAttention(MultiHeadAttention):
   def _numbers(self) -> range:
     """The numbers i of the layers H[l-i] that are read beside H[l-1]."""
     options = self.config.side(self.side).attention_options
-    return range(
-      2, layers_read(self.index, options.layers, options.partial) + 1
-    )
+    return range(2, layers_read(self.index, options.layers) + 1)
 
   def attend(
     self,
@@ -116,7 +106,7 @@ class MultiLayerAttention(MultiHeadAttention):
 
 def _check(config: ModelConfig, side: Side) -> None:
   chosen, path = config.side(side), f'model.{side}'
-  options, layers = chosen.attention_options, config.layers(side)
+  read, layers = chosen.attention_options.layers, config.layers(side)
   scheme = chosen.scheme
   require(
     not (scheme and scheme.hides_layer_below(chosen.options)),
@@ -124,12 +114,11 @@ def _check(config: ModelConfig, side: Side) -> None:
     "'multi_layer' reads the layers below, whose place "
     f'fusion={chosen.fusion!r} takes; choose one',
   )
-  most = layers if options.partial else layers - 1
   require(
-    options.layers <= most,
+    read < layers,
     f'{path}.attention_options.layers',
-    f'{options.layers} is more than any of {layers} layers has below it; at '
-    f'most {most}',
+    f'{read} is more than any of {layers} layers has below it; at most '
+    f'{layers - 1}',
   )
 
 

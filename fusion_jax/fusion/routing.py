@@ -24,14 +24,14 @@ from jaxtyping import Array, Float
 
 # Added to the mass of an output capsule.
 _MASS_FLOOR = 1e-9
-# Added to the variance floor that is relative to the size of the votes.
-_VARIANCE_FLOOR = 1e-9
-# Added to the variance of the costs that are standardised.
-_COST_EPSILON = 1e-12
 # Added to the mean square of the votes of an input capsule.
 _VOTE_EPSILON = 1e-6
 
-Agreement = Literal['product', 'scaled', 'cosine']
+# Lambda of EM routing grows by 1 in every iteration, up to this.
+_HIGHEST_LAMBDA = 3.0
+
+Agreement = Literal['product', 'cosine']
+Average = Literal['mass', 'sum']
 
 
 class Routed(NamedTuple):
@@ -50,7 +50,7 @@ class EmRouted(NamedTuple):
   """Result of EM routing; all but the couplings are from the last iteration.
 
   Attributes:
-    output: Output of the capsules, A mu or mu.
+    output: Output of the capsules, A mu.
     couplings: Couplings C of every iteration.
     activation: Activations A, in (0, 1).
     mean: Means mu of the votes.
@@ -95,100 +95,69 @@ def unit_votes(votes: Float[Array, '*P L N C']) -> Float[Array, '*P L N C']:
     float32; votes of 0 stay 0.
   """
   wide = votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
-  return wide * jax.lax.rsqrt(_mean_square(wide) + _VOTE_EPSILON)
+  square = jnp.square(wide).mean((-2, -1), keepdims=True)
+  return wide * jax.lax.rsqrt(square + _VOTE_EPSILON)
 
 
 def dynamic_routing(
   votes: Float[Array, '*P L N C'],
   iterations: int = 3,
-  gain: float | None = 1.0,
-  axis: Literal['output', 'input'] = 'output',
+  average: Average = 'sum',
   stop_gradient: bool = False,
   agreement: Agreement = 'product',
-  agreement_scale: float = 1.0,
 ) -> Routed:
   """Route by agreement; Dou et al. (2019), Algorithm 1, Eq. 5-9.
 
     B = 0, then in every iteration:
-    C = softmax(B),  O[n] = squash(g sum_l C[l, n] V[l, n]),
-    B[l, n] += s a(O[n], V[l, n])
+    C = softmax_n(B),  O[n] = squash(sum_l C[l, n] V[l, n]),
+    B[l, n] += a(O[n], V[l, n])
 
-  With g = 1, the paper's form, and many capsules, the output is almost 0 and
-  the couplings stay uniform: at N = 512 and C = 1, votes of deviation 1 give an
-  output of deviation 4e-5. With g = N / L, uniform couplings give a mean; with
-  gain=None the sum is divided by the mass sum_l C[l, n], so that any couplings
-  give a mean.
+  With this sum and many capsules the output is almost 0 and the couplings stay
+  uniform: at N = 512 and C = 1, votes of deviation 1 give an output of
+  deviation 4e-5. average='mass' divides the sum by sum_l C[l, n], so that any
+  couplings give a mean.
 
   The agreement a is one of these: 'product', O . V, as in Algorithm 1;
-  'scaled', O . V / (sqrt(C) RMS(V[l])), which does not grow with the size of
-  the votes; 'cosine', the paper's word elsewhere, which is in [-1, 1].
+  'cosine', the paper's word elsewhere, which is in [-1, 1].
 
   Args:
     votes: Votes V, of any floating dtype.
     iterations: Number of iterations, at least 1.
-    gain: Factor g; None: divide by the mass of the output capsule.
-    axis: Capsules over which the couplings sum to 1, output or input.
+    average: Whether a capsule is the sum of its weighted votes or their mean.
     stop_gradient: Whether gradients flow only through the couplings of the last
       iteration.
     agreement: Agreement a.
-    agreement_scale: Factor s, 1 in the paper.
 
   Returns:
     The capsules and the couplings of every iteration, at least float32.
   """
   flat, width = _flat(votes), votes.shape[-1]
-  over = -1 if axis == 'output' else -2
-  readers = agreement_scale * _readers(votes, agreement)
+  readers = _readers(votes, agreement)
   logits = jnp.zeros((), flat.dtype)
   history = []
   for iteration in range(iterations):
-    if iteration:
-      couplings = jax.nn.softmax(logits, over)
-    else:
-      couplings = _uniform(votes, over)
+    couplings = jax.nn.softmax(logits, -1) if iteration else _uniform(votes)
     history.append(_couplings(couplings, votes))
     if stop_gradient and iteration < iterations - 1:
       couplings = jax.lax.stop_gradient(couplings)
-    total = _gathered(couplings, flat, width, gain)
+    total = _gathered(couplings, flat, width, average)
     total = total.reshape(len(total), width, -1)
     output = squash(total, -2)
-    asked = _direction(total) if agreement == 'cosine' else output
+    direction = _direction(total) if agreement == 'cosine' else output
     output = output.reshape(len(total), -1)
-    asked = asked.reshape(output.shape)
-    logits = logits + _over_width(asked[:, None] * readers, width)
+    direction = direction.reshape(output.shape)
+    logits = logits + _over_width(direction[:, None] * readers, width)
   return Routed(_capsules(output, votes), tuple(history))
-
-
-def inverse_temperatures(
-  schedule: Literal['linear', 'hinton'], iterations: int
-) -> tuple[float, ...]:
-  """Return lambda of every iteration of EM routing.
-
-  Args:
-    schedule: Schedule of lambda. 'linear': 1, 2, 3, then 3. 'hinton':
-      0.01 (1 - 0.95^(t + 1)) for t from 0, as in Hinton et al. (2018).
-    iterations: Number of iterations.
-
-  Returns:
-    One value for each iteration.
-  """
-  if schedule == 'linear':
-    return tuple(min(t + 1.0, 3.0) for t in range(iterations))
-  return tuple(0.01 * (1 - 0.95 ** (t + 1)) for t in range(iterations))
 
 
 def em_routing(
   votes: Float[Array, '*P L N C'],
-  activation: Float[Array, '*P L #N'] | None = None,
+  activation: Float[Array, '*P L'],
   beta_a: Float[Array, ' N'] | float = 0.0,
   beta_u: Float[Array, ' N'] | float = 0.0,
-  temperatures: tuple[float, ...] = (1.0, 2.0, 3.0),
+  iterations: int = 3,
   variance_floor: float = 1e-4,
-  cost_norm: bool = False,
-  log_density_scale: float = 1.0,
-  emit: Literal['act_mean', 'mean'] = 'act_mean',
   stop_gradient: bool = False,
-  relative_floor: bool = False,
 ) -> EmRouted:
   """Route by a mixture of Gaussians; Dou et al. (2019), Algorithm 2.
 
@@ -199,61 +168,44 @@ def em_routing(
     C = softmax_n(log A + log N(V; mu, var))                     (Eq. 15, 16)
 
   The signs are those of Hinton et al. (2018): the cost is a coding length.
+  Lambda is 1, 2, 3, then 3; the paper does not print its schedule.
 
   Args:
     votes: Votes V, of any floating dtype.
-    activation: Activation A_in of every input capsule, or of every pair of an
-      input and an output capsule, in [0, 1]; None: 1.
+    activation: Activation A_in of every input capsule, in [0, 1].
     beta_a: Value beta_a of every output capsule.
     beta_u: Value beta_u of every output capsule.
-    temperatures: Factor lambda of each iteration, at least one; their number is
-      that of the iterations. See `inverse_temperatures`.
+    iterations: Number of iterations, at least 1.
     variance_floor: Number added to the variances.
-    cost_norm: Whether the costs of a position are standardised to mean 0 and
-      deviation 1.
-    log_density_scale: Factor of log N.
-    emit: Output of the capsules. 'act_mean': A mu. 'mean': mu.
     stop_gradient: Whether gradients flow only through the couplings of the last
       iteration.
-    relative_floor: Whether the floor is multiplied by the mean square of the
-      votes of the position, so that it has the same effect at any size.
 
   Returns:
     The capsules, their couplings and their Gaussians, at least float32.
   """
   flat, width = _flat(votes), votes.shape[-1]
-  weights = jnp.ones((), flat.dtype)
-  if activation is not None:
-    weights = activation.reshape(len(flat), flat.shape[1], -1)
-  floor: float | Float[Array, 'Q 1'] = variance_floor
-  if relative_floor:
-    floor = (
-      variance_floor * jnp.square(flat).mean((-2, -1))[:, None]
-      + _VARIANCE_FLOOR
-    )
-  couplings = _uniform(votes, -1)
+  weights = activation.reshape(len(flat), flat.shape[1], 1)
+  couplings = _uniform(votes)
   history = [_couplings(couplings, votes)]
   gaussians: _Gaussians
   log_activation: Float[Array, 'Q N']
-  for iteration, temperature in enumerate(temperatures):
+  for iteration in range(iterations):
     if iteration:
-      logits = _log_posterior(
-        flat, gaussians, log_activation, width, log_density_scale
-      )
+      logits = _log_posterior(flat, gaussians, log_activation, width)
       couplings = jax.nn.softmax(logits, -1)
       history.append(_couplings(couplings, votes))
-    if stop_gradient and iteration < len(temperatures) - 1:
+    if stop_gradient and iteration < iterations - 1:
       couplings = jax.lax.stop_gradient(couplings)
-    gaussians = _maximise(flat, couplings * weights, width, floor)
-    cost = _cost(gaussians, width, cost_norm)
+    gaussians = _maximise(flat, couplings * weights, width, variance_floor)
+    cost = _cost(gaussians, width)
+    temperature = min(iteration + 1.0, _HIGHEST_LAMBDA)
     log_activation = jax.nn.log_sigmoid(
       temperature * (beta_a - beta_u * gaussians.mass - cost)
     )
   active = jnp.exp(log_activation)
   mean = gaussians.mean
-  output = _to_width(active, width) * mean if emit == 'act_mean' else mean
   return EmRouted(
-    _capsules(output, votes),
+    _capsules(_to_width(active, width) * mean, votes),
     tuple(history),
     active.reshape(votes.shape[:-3] + votes.shape[-2:-1]),
     _capsules(mean, votes),
@@ -261,10 +213,7 @@ def em_routing(
   )
 
 
-def coupling_entropy(
-  couplings: Float[Array, '*P L N'],
-  axis: Literal['output', 'input'] = 'output',
-) -> Float[Array, '*P']:
+def coupling_entropy(couplings: Float[Array, '*P L N']) -> Float[Array, '*P']:
   """Return the entropy of couplings; Dou et al. (2019), section 4.3.4.
 
   It is the mean of -sum_n C[l, n] log C[l, n] over input capsules, in nats:
@@ -272,15 +221,12 @@ def coupling_entropy(
   capsule.
 
   Args:
-    couplings: Couplings C, which sum to 1 over `axis`.
-    axis: Capsules to sum over; with 'input' it is the mean of -sum_l over
-      output capsules instead.
+    couplings: Couplings C, which sum to 1 over the output capsules.
 
   Returns:
     One entropy for each position.
   """
-  over = -1 if axis == 'output' else -2
-  return jax.scipy.special.entr(couplings).sum(over).mean(-1)
+  return jax.scipy.special.entr(couplings).sum(-1).mean(-1)
 
 
 def coupling_diversity(couplings: Float[Array, '*P L N']) -> Float[Array, '*P']:
@@ -322,10 +268,6 @@ def _direction(x: Float[Array, 'Q C N']) -> Float[Array, 'Q C N']:
   return x / jnp.where(norm > 0, norm, 1)
 
 
-def _mean_square(votes: Float[Array, '*P L N C']) -> Float[Array, '*P L 1 1']:
-  return jnp.square(votes).mean((-2, -1), keepdims=True)
-
-
 def _readers(
   votes: Float[Array, '*P L N C'], agreement: Agreement
 ) -> Float[Array, 'Q L M']:
@@ -334,8 +276,6 @@ def _readers(
     wide = votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
     norm = _norm(wide, -1)
     return _flat(wide / jnp.where(norm > 0, norm, 1))
-  if agreement == 'scaled':
-    return _flat(unit_votes(votes)) / math.sqrt(votes.shape[-1])
   return _flat(votes)
 
 
@@ -343,12 +283,12 @@ def _gathered(
   couplings: Float[Array, '#Q L #N'],
   flat: Float[Array, 'Q L M'],
   width: int,
-  gain: float | None,
+  average: Average,
 ) -> Float[Array, 'Q M']:
-  """Return sum_l C V of the capsules, times the gain or over the mass."""
+  """Return sum_l C V of the capsules, or their means by mass."""
   total = (_to_width(couplings, width) * flat).sum(-2)
-  if gain is not None:
-    return gain * total
+  if average == 'sum':
+    return total
   return total / (_to_width(couplings.sum(-2), width) + _MASS_FLOOR)
 
 
@@ -375,15 +315,11 @@ def _couplings(
   return dense.reshape(shape)
 
 
-def _uniform(
-  votes: Float[Array, '*P L N C'], over: int
-) -> Float[Array, '1 L 1']:
+def _uniform(votes: Float[Array, '*P L N C']) -> Float[Array, '1 L 1']:
   """Return the couplings that softmax gives for zeros."""
   *_, inputs, capsules, _ = votes.shape
-  share = 1 / (capsules if over == -1 else inputs)
-  return jnp.full(
-    (1, inputs, 1), share, jnp.promote_types(votes.dtype, jnp.float32)
-  )
+  dtype = jnp.promote_types(votes.dtype, jnp.float32)
+  return jnp.full((1, inputs, 1), 1 / capsules, dtype)
 
 
 def _over_width(x: Float[Array, '*S M'], width: int) -> Float[Array, '*S N']:
@@ -402,7 +338,7 @@ def _maximise(
   flat: Float[Array, 'Q L M'],
   responsibilities: Float[Array, '#Q L #N'],
   width: int,
-  variance_floor: float | Float[Array, 'Q 1'],
+  variance_floor: float,
 ) -> _Gaussians:
   """Compute the Gaussians of the M-step (Eq. 11-12).
 
@@ -419,17 +355,10 @@ def _maximise(
   return _Gaussians(responsibilities.sum(-2), mean, variance)
 
 
-def _cost(
-  gaussians: _Gaussians, width: int, normalise: bool
-) -> Float[Array, 'Q N']:
+def _cost(gaussians: _Gaussians, width: int) -> Float[Array, 'Q N']:
   """Return the cost of coding the votes of each capsule (Eq. 13)."""
   nats = 0.5 * jnp.log(gaussians.variance) + 0.5 * (1 + math.log(2 * math.pi))
-  cost = _over_width(nats, width) * gaussians.mass
-  if normalise:
-    cost = cost - cost.mean(-1, keepdims=True)
-    variance = jnp.square(cost).mean(-1, keepdims=True)
-    cost = cost * jax.lax.rsqrt(variance + _COST_EPSILON)
-  return cost
+  return _over_width(nats, width) * gaussians.mass
 
 
 def _log_posterior(
@@ -437,10 +366,9 @@ def _log_posterior(
   gaussians: _Gaussians,
   log_activation: Float[Array, 'Q N'],
   width: int,
-  scale: float,
 ) -> Float[Array, 'Q L N']:
-  """Return log A + scale log N(V; mu, var), up to a constant (Eq. 15-16)."""
+  """Return log A + log N(V; mu, var) (Eq. 15-16)."""
   peak = -0.5 * _over_width(jnp.log(2 * math.pi * gaussians.variance), width)
   square = jnp.square(flat - gaussians.mean[:, None])
   below = _over_width(square * (0.5 / gaussians.variance)[:, None], width)
-  return (log_activation + scale * peak)[:, None] - scale * below
+  return (log_activation + peak)[:, None] - below

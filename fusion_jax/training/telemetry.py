@@ -94,10 +94,7 @@ def _router_trouble(
   last = options.iterations - 1
   entropy = telemetry[f'{side}/read_out/coupling_entropy_{last}']
   dead = telemetry[f'{side}/read_out/dead_capsules']
-  capsules = options.capsule_count(config.width)
-  by_input = getattr(options, 'route_axis', 'output') == 'input'
-  receivers = config.layers(side) if by_input else capsules
-  most = math.log(receivers)
+  most = math.log(options.capsule_count(config.width))
   if dead > _DEAD_CAPSULES:
     return {
       f'{side} capsules': f'{dead:.0%} of the capsules of the {side} are dead '

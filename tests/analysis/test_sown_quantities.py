@@ -193,7 +193,7 @@ ROUTING_VIEW = VIEWS['couplings']
 # Capsules of width 2 and 4.
 DYNAMIC = SideConfig(
   fusion='dynamic_routing',
-  options=DynamicRoutingOptions(capsules=8, route_axis='input', iterations=2),
+  options=DynamicRoutingOptions(capsules=8, iterations=2),
 )
 EM = SideConfig(fusion='em_routing', options=EmRoutingOptions(capsules=4))
 
@@ -212,9 +212,9 @@ def looked(routing_analysed):
   return finding
 
 
-def _entropy(couplings, axis):
+def _entropy(couplings):
   terms = -couplings * np.log(np.maximum(couplings, 1e-30))
-  return terms.sum(axis).mean()
+  return terms.sum(2).mean()
 
 
 def _diversity(couplings):
@@ -229,13 +229,13 @@ def _diversity(couplings):
 def test_means_are_over_the_tokens_of_the_text(routing_analysed, looked):
   _, sources, _, targets = all_at_once(routing_analysed)
   views = shown(routing_analysed)
-  for side, lengths, axis in (('encoder', sources, 2), ('decoder', targets, 3)):
+  for side, lengths in (('encoder', sources), ('decoder', targets)):
     own = looked.numbers[side]
     # [tokens, I, L, N]
     rows = rows_of(views[side]['read_out']['couplings'], lengths)
     assert own['positions'] == len(rows) == lengths.sum()
     np.testing.assert_allclose(own['couplings'], rows.mean(0), atol=1e-6)
-    entropies = [_entropy(rows[:, i], axis - 1) for i in range(rows.shape[1])]
+    entropies = [_entropy(rows[:, i]) for i in range(rows.shape[1])]
     np.testing.assert_allclose(own['entropy'], entropies, atol=1e-5)
     diversities = [_diversity(rows[:, i]) for i in range(rows.shape[1])]
     np.testing.assert_allclose(own['diversity'], diversities, atol=1e-5)
@@ -244,12 +244,11 @@ def test_means_are_over_the_tokens_of_the_text(routing_analysed, looked):
 
 def test_iterations_begin_uniform_and_decide(looked):
   encoder, decoder = looked.numbers['encoder'], looked.numbers['decoder']
-  assert (encoder['sum_over'], decoder['sum_over']) == ('input', 'output')
   assert np.shape(encoder['couplings']) == (2, 2, 8)
   assert np.shape(decoder['couplings']) == (3, 2, 4)
-  np.testing.assert_allclose(np.sum(encoder['couplings'], 1), 1, atol=1e-5)
+  np.testing.assert_allclose(np.sum(encoder['couplings'], 2), 1, atol=1e-5)
   np.testing.assert_allclose(np.sum(decoder['couplings'], 2), 1, atol=1e-5)
-  for own, uniform in ((encoder, 2), (decoder, 4)):
+  for own, uniform in ((encoder, 8), (decoder, 4)):
     assert own['uniform_entropy'] == pytest.approx(math.log(uniform))
     assert own['entropy'][0] == pytest.approx(math.log(uniform), abs=1e-5)
     assert max(own['entropy'][1:]) < math.log(uniform) - 1e-3

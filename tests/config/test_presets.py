@@ -55,8 +55,8 @@ def test_rows_of_sides_have_schemes_with_their_options():
   model = changed(_BASE, row | {'model.encoder.start': 'baseline'}).model
   dlcl = SideConfig('dlcl', {'window': 2}, start='baseline')
   assert (model.encoder, model.decoder) == (dlcl, SideConfig())
-  row = encoder('linear', bias=False) | {'model.encoder.options.hidden': 9}
-  linear = SideConfig('linear', {'bias': False, 'hidden': 9})
+  row = encoder('linear', factored=False) | {'model.encoder.options.hidden': 9}
+  linear = SideConfig('linear', {'factored': False, 'hidden': 9})
   assert changed(_BASE, row).model.encoder == linear
   model = changed(_BASE, attention('shortcut', feature_fusion=True)).model
   assert model.decoder.attention_options.feature_fusion

@@ -1,4 +1,4 @@
-"""A stack that stands for one with a layer connection, and its inputs."""
+"""Layers that stand for those of a stack with a layer connection."""
 
 import jax
 import jax.numpy as jnp
@@ -6,82 +6,84 @@ import numpy as np
 from flax import linen as nn
 
 from fusion_jax.config import ModelConfig, SideConfig
-from fusion_jax.layers.attention import causal_mask
+from fusion_jax.layers.attention import LayerInput, causal_mask
 from fusion_jax.layers.context import Context
 
 WIDTH = 8
+CONTEXT = Context(causal_mask(3), True)
 
 
-def make_context(length=3, deterministic=True):
-  return Context(causal_mask(length), deterministic)
-
-
-def connection_config(layers, norm='post', **side):
+def connection_config(layers=4, norm='pre', decoder=None, **encoder):
+  """A small model, whose encoder has these fields of `SideConfig`."""
   return ModelConfig(
     width=WIDTH,
-    filter=16,
+    filter=12,
     heads=2,
-    encoder_layers=layers,
     norm=norm,
-    encoder=SideConfig(**side),
+    encoder_layers=layers,
+    decoder_layers=layers,
+    encoder=SideConfig(**encoder),
+    decoder=decoder or SideConfig(),
   )
 
 
-def normal(seed=0, scale=1.0, dtype=jnp.float32):
-  x = np.random.default_rng(seed).normal(size=(2, 3, WIDTH))
-  return jnp.asarray(scale * x, dtype)
+def normal(seed=0):
+  """Stands for H[0]."""
+  return jnp.float32(np.random.default_rng(seed).normal(size=(2, 3, WIDTH)))
 
 
 def stand_in_layer(number, x, xp=jnp):
-  """Stands for layer `number` of a stack."""
-  return xp.tanh(x) * number + 0.3 * xp.roll(x, number, axis=-1)
+  """Stands for a layer, which reads every stream in another way."""
+  if not isinstance(x, LayerInput):
+    x = LayerInput(x, x, x, x)
+  mixed = xp.tanh(x.query) + 0.5 * xp.sin(x.key) + 0.25 * xp.cos(x.value)
+  return 0.5 * number * mixed + x.residual
 
 
-def run(connection, x, layer=stand_in_layer):
-  """As a stack does: H[0..L], the inputs of all layers and the output."""
+def run(connection, x, context=CONTEXT, layer=stand_in_layer):
+  """What every layer reads, and the output; and H[0..L]."""
   layers, inputs, carried = (x,), [], ()
   for number in range(1, connection.config.encoder_layers + 1):
-    h, carried = connection.layer_input(
-      layers, carried, make_context(x.shape[1])
-    )
+    h, carried = connection.layer_input(layers, carried, context)
     inputs.append(h)
-    y = layer(number, h)
+    y = layer(number, h).astype(x.dtype)
     layers = (*layers, connection.layer_output(layers, y))
-  h, _ = connection.layer_input(layers, carried, make_context(x.shape[1]))
-  return layers, (*inputs, h)
+  return (*inputs, connection.layer_input(layers, carried, context)[0]), layers
 
 
-def initial_parameters(connection, x):
-  init = jax.jit(lambda x: connection.init(jax.random.key(0), x, method=run))
-  return dict(nn.unbox(init(x)).get('params', {}))
+def applied(connection, parameters, x, *others):
+  """What `run` returns; compiled."""
 
-
-def applied(connection, params, x, layer=stand_in_layer):
   def through(module, x):
-    return run(module, x, layer)
+    return run(module, x, *others)
 
-  apply = jax.jit(
-    lambda params, x: connection.apply({'params': params}, x, method=through)
+  compiled = jax.jit(
+    lambda p, x: connection.apply({'params': p}, x, method=through)
   )
-  return apply(params, x)
+  return compiled(parameters, x)
 
 
-def layer_norm(x, scale=1.0, bias=0.0):
-  x = np.asarray(x, np.float64)
-  variance = x.var(-1, keepdims=True)
-  return (x - x.mean(-1, keepdims=True)) / np.sqrt(
-    variance + 1e-6
-  ) * scale + bias
+def fresh_parameters(connection):
+  init = jax.jit(lambda x: connection.init(jax.random.key(0), x, method=run))
+  return dict(nn.unbox(init(normal())).get('params', {}))
 
 
-def shaken(params, seed=9):
-  """Parameters at a generic point."""
-  rng = np.random.default_rng(seed)
+def drawn(connection, scale):
+  """Parameters of a connection, normal with this deviation."""
+  shapes = jax.eval_shape(
+    lambda x: connection.init(jax.random.key(0), x, method=run), normal()
+  )
+  random = np.random.default_rng(1)
   return jax.tree.map(
-    lambda leaf: np.float32(leaf + rng.normal(0, 0.3, leaf.shape)), params
+    lambda leaf: jnp.float32(random.normal(0, scale, leaf.shape)),
+    nn.unbox(shapes)['params'],
   )
 
 
-def assert_close(a, b, tolerance=1e-5):
-  largest = np.max(np.abs(b), initial=1)
-  np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * largest)
+def shaken(parameters):
+  """Parameters at a generic point."""
+  random = np.random.default_rng(9)
+  return jax.tree.map(
+    lambda leaf: jnp.float32(leaf + random.normal(0, 0.3, leaf.shape)),
+    parameters,
+  )

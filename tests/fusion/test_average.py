@@ -1,11 +1,9 @@
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from aggregates import (
   apply_fusion,
   noise_parameters,
   normal_layers,
-  normalised,
   position,
   tiny_config,
 )
@@ -32,30 +30,3 @@ def test_average_of_equal_layers_is_that_layer(include, layers):
   x = normal_layers(1) * (layers + 1)
   assert not noise_parameters(module, x)
   np.testing.assert_allclose(apply_fusion(module, {}, x), x[0], rtol=1e-6)
-
-
-def test_average_without_the_embedding():
-  options = {'norm': 'none', 'include_embedding': False}
-  module = Average(tiny_config('average', 2, options), 'encoder')
-  layers = (position(100, 100), position(1, 2), position(3, 4))
-  np.testing.assert_array_equal(
-    apply_fusion(module, {}, layers), position(2, 3)
-  )
-
-
-@pytest.mark.parametrize('norm', ['affine', 'plain'])
-def test_norm_of_the_average(norm):
-  module, x = (
-    Average(tiny_config('average', options={'norm': norm}), 'decoder'),
-    normal_layers(4),
-  )
-  params = {}
-  if norm == 'affine':
-    params = {'norm': {'scale': jnp.full(8, 2.0), 'bias': jnp.full(8, 3.0)}}
-  scale, offset = (2, 3) if norm == 'affine' else (1, 0)
-  np.testing.assert_allclose(
-    apply_fusion(module, params, x),
-    scale * normalised(sum(x) / 4) + offset,
-    rtol=1e-4,
-    atol=1e-5,
-  )

@@ -1,11 +1,9 @@
-import itertools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from extremes import assert_finite, extreme_layers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,16 +106,6 @@ def test_padding_is_nothing():
     assert np.asarray(g)[np.asarray(_KEEP)].all()
 
 
-def test_the_order_of_positions_is_nothing():
-  layers = _layers(0)
-  reversed_layers = tuple(h[:, ::-1] for h in layers)
-  np.testing.assert_allclose(
-    _diversity(reversed_layers, _KEEP[:, ::-1]),
-    _diversity(layers, _KEEP),
-    rtol=1e-6,
-  )
-
-
 def test_one_layer_has_none():
   value, gradient = jax.value_and_grad(lambda h: layer_diversity((h,), _KEEP))(
     _layers(0)[0]
@@ -129,27 +117,6 @@ def test_one_layer_has_none():
 
 def test_no_tokens_have_none():
   assert float(_diversity(_layers(0), jnp.zeros_like(_KEEP))) == 0
-
-
-def test_gradient_equals_finite_differences():
-  layers = _layers(3, count=4, width=3)
-  gradient = jax.grad(lambda h: layer_diversity(h, _KEEP))(layers)
-
-  def plain(states):
-    cosines = [
-      (a * b).sum(-1) ** 2 / ((a * a).sum(-1) * (b * b).sum(-1))
-      for a, b in itertools.pairwise(states)
-    ]
-    return np.mean([(1 - c)[np.asarray(_KEEP)].mean() for c in cosines])
-
-  states = np.asarray(layers, np.float64)
-  assert float(_diversity(layers, _KEEP)) == pytest.approx(plain(states))
-  for index in np.ndindex(states.shape):
-    step = np.zeros_like(states)
-    step[index] = 1e-5
-    slope = (plain(states + step) - plain(states - step)) / 2e-5
-    ours = float(gradient[index[0]][index[1:]])
-    assert ours == pytest.approx(slope, rel=1e-4, abs=1e-6)
 
 
 def test_bfloat16_layers_give_a_float32_value():
@@ -166,11 +133,15 @@ def test_bfloat16_layers_give_a_float32_value():
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize('case', ['tiny', 'huge', 'zero', 'same'])
-def test_extreme_layers_stay_finite(case, dtype):
-  layers = extreme_layers(_layers(0, dtype=dtype))[case]
+@pytest.mark.parametrize('scale', [1e-6, 1e3, 0.0])
+@pytest.mark.parametrize('same', [False, True])
+def test_extreme_layers_stay_finite(scale, same, dtype):
+  layers = tuple((scale * layer).astype(dtype) for layer in _layers(0))
+  if same:
+    layers = layers[:1] * len(layers)
   value, gradient = jax.value_and_grad(lambda h: layer_diversity(h, _KEEP))(
     layers
   )
   assert 0 <= float(value) <= 1
-  assert_finite(gradient)
+  for leaf in gradient:
+    assert np.isfinite(np.asarray(leaf, np.float32)).all()

@@ -93,21 +93,6 @@ def test_without_the_embedding_its_row_is_not_read(name, kind):
   assert not np.any(by_layers[0])
 
 
-def test_feed_forward_with_equal_row_blocks_is_symmetric():
-  config = tiny_config('feed_forward')
-  module, x = with_table(FeedForwardFusion, config), normal_layers(4)
-  params = noise_parameters(module, x)
-  block = params['hidden']['kernel'][:WIDTH]
-  params['hidden']['kernel'] = jnp.tile(block, (4, 1))
-  params['embedding']['embedding'] = jnp.full((4, WIDTH), 0.3)
-  np.testing.assert_allclose(
-    apply_fusion(module, params, x),
-    apply_fusion(module, params, x[::-1]),
-    rtol=1e-4,
-    atol=1e-5,
-  )
-
-
 def test_activation_dropout_reaches_the_hidden_layer():
   config = tiny_config('feed_forward', activation_dropout=0.5)
   module, x = with_table(FeedForwardFusion, config), normal_layers(4)

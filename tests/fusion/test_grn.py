@@ -7,17 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from connected import (
+from connections import (
   CONTEXT,
-  WIDTH,
-  a_layer,
   applied,
-  connected,
+  connection_config,
   drawn,
-  h0,
+  fresh_parameters,
+  normal,
   run,
+  stand_in_layer,
 )
-from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
@@ -33,7 +32,7 @@ _KINDS = 'scalar', 'vector', 'dynamic'
 
 def _config(layers=4, **options) -> ModelConfig:
   side = SideConfig('grn', options)
-  return connected(side, side, layers)
+  return connection_config(layers, decoder=side, fusion='grn', options=options)
 
 
 def _weight(parameters, layer, way, k, y):
@@ -70,13 +69,13 @@ def _sums(parameters, layer, outputs, last, ways):
 def test_against_its_equations(kind, ways, last):
   connection = Grn(_config(kind=kind, ways=ways, last=last), 'encoder')
   parameters = drawn(connection, 0.3)
-  inputs, _ = applied(connection, parameters, h0())
+  inputs, _ = applied(connection, parameters, normal())
   exact = jax.tree.map(np.float64, parameters)
-  outputs = [np.float64(h0())]
+  outputs = [np.float64(normal())]
   for layer in range(5):
     wanted = _sums(exact, layer, outputs, last, ways)
     assert_close(inputs[layer], wanted, units=128)
-    state = a_layer(layer + 1, wanted, np)
+    state = stand_in_layer(layer + 1, wanted, np)
     outputs.append(state - residual_of(wanted))
 
 
@@ -85,8 +84,8 @@ def test_against_its_equations(kind, ways, last):
 @pytest.mark.parametrize('kind', _KINDS)
 def test_it_starts_as_the_layer_below(kind, ways, last):
   connection = Grn(_config(kind=kind, ways=ways, last=last), 'encoder')
-  variables = connection.init(jax.random.key(0), h0(), method=run)
-  inputs, states = applied(connection, nn.unbox(variables)['params'], h0())
+  start = fresh_parameters(connection)
+  inputs, states = applied(connection, start, normal())
   for read, state in zip(inputs, states, strict=True):
     for own in jax.tree.leaves(read):
       assert_close(own, state)
@@ -94,9 +93,8 @@ def test_it_starts_as_the_layer_below(kind, ways, last):
 
 def test_it_starts_as_the_layer_below_in_bfloat16():
   connection = Grn(_config(ways=3), 'encoder')
-  variables = connection.init(jax.random.key(0), h0(), method=run)
-  x = h0().astype(jnp.bfloat16)
-  inputs, states = applied(connection, nn.unbox(variables)['params'], x)
+  x = normal().astype(jnp.bfloat16)
+  inputs, states = applied(connection, fresh_parameters(connection), x)
   for read, state in zip(inputs, states, strict=True):
     for own in jax.tree.leaves(read):
       assert own.dtype == jnp.bfloat16
@@ -106,69 +104,6 @@ def test_it_starts_as_the_layer_below_in_bfloat16():
       np.testing.assert_allclose(
         np.asarray(own, np.float32), wide, rtol=0, atol=tolerance
       )
-
-
-def test_vectors_of_equal_numbers_are_numbers():
-  scalar = Grn(_config(kind='scalar', ways=4), 'encoder')
-  vector = Grn(_config(kind='vector', ways=4), 'encoder')
-  parameters = drawn(scalar, 0.3)
-  wide = jax.tree.map(
-    lambda leaf: jnp.repeat(leaf[..., None], WIDTH, -1), parameters
-  )
-  assert_close(
-    applied(vector, wide, h0()),
-    applied(scalar, parameters, h0()),
-    units=64,
-  )
-
-
-def test_directions_that_no_output_has_leave_the_vectors_alone():
-  """With w = 0, or with <w, y> < 0 everywhere, v3 is v2."""
-  dynamic = Grn(_config(kind='dynamic'), 'encoder')
-  vector = Grn(_config(kind='vector'), 'encoder')
-  parameters = drawn(dynamic, 0.3)
-  static = {key: x for key, x in parameters.items() if key.startswith('static')}
-  expected = applied(vector, static, jnp.abs(h0()))
-  silent = parameters | {
-    key: jnp.zeros_like(x)
-    for key, x in parameters.items()
-    if key.startswith('direction')
-  }
-  assert_close(applied(dynamic, silent, jnp.abs(h0())), expected)
-  against = silent | {'direction_0': jnp.full((1, WIDTH), -1.0)}
-  assert_close(applied(dynamic, against, jnp.abs(h0())), expected)
-
-
-def test_three_ways_are_four_of_which_two_are_the_same():
-  three = Grn(_config(ways=3), 'encoder')
-  four = Grn(_config(ways=4), 'encoder')
-  parameters = drawn(three, 0.3)
-  repeated = {
-    key: x if key.endswith('_4') else jnp.concatenate([x[:1], x])
-    for key, x in parameters.items()
-  }
-  assert_close(
-    applied(four, repeated, h0()),
-    applied(three, parameters, h0()),
-    units=64,
-  )
-
-
-def test_the_last_outputs_are_all_with_one_weight_for_those_between():
-  """At most L - 2 apart: with L - 1 the sum between is of one output."""
-  few = Grn(_config(last=2, kind='vector'), 'encoder')
-  every = Grn(_config(kind='vector'), 'encoder')
-  parameters = drawn(few, 0.3)
-  first, between, *last = jnp.moveaxis(parameters['static_4'], 1, 0)
-  assert len(last) == 2
-  wide = parameters | {
-    'static_4': jnp.stack([first, between, between, *last], 1)
-  }
-  assert_close(
-    applied(few, parameters, h0()),
-    applied(every, wide, h0()),
-    units=64,
-  )
 
 
 @pytest.mark.parametrize('number', [0, 2])
@@ -185,8 +120,8 @@ def test_an_output_left_out_is_one_of_weight_0(number):
   )
   context = dataclasses.replace(CONTEXT, keep=masks)
   assert_close(
-    applied(connection, parameters, h0(), context),
-    applied(connection, without, h0()),
+    applied(connection, parameters, normal(), context),
+    applied(connection, without, normal()),
     units=64,
   )
 
@@ -209,7 +144,7 @@ def test_all_that_is_new_learns_from_the_first_step_on(kind, ways):
 
   def loss(parameters):
     output = model.apply({'params': parameters}, ids, lengths, ids)
-    return (output.features * h0()).sum()
+    return (output.features * normal()).sum()
 
   gradient = jax.jit(jax.grad(loss))(initial_parameters(model, 0))
   learns = {}
@@ -235,7 +170,7 @@ def test_telemetry_and_views_have_the_weights():
   tokens = jnp.array([[True, True, False], [True, False, False]])
   _, kept = connection.apply(
     {'params': parameters},
-    h0(),
+    normal(),
     dataclasses.replace(CONTEXT, tokens=tokens),
     method=run,
     mutable=['telemetry', 'views'],
@@ -247,7 +182,7 @@ def test_telemetry_and_views_have_the_weights():
     (1, 4),
   ]
   exact = jax.tree.map(np.float64, parameters)
-  first = np.float64(h0())
+  first = np.float64(normal())
   wanted = np.stack(
     [_weight(exact, 0, way, 0, first).mean(-1) for way in range(3)], -1
   )

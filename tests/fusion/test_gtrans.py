@@ -15,18 +15,16 @@ from fusion_jax.errors import InputError
 from fusion_jax.fusion.gtrans import (
   DecoderGroups,
   EncoderGroups,
-  group_count,
   parse_groups,
   partition,
 )
-from fusion_jax.fusion.mixture import keep_groups
 from fusion_jax.layers.context import Context
 
 _CONTEXT = Context(jnp.ones((1, 1, 1, 1), bool), True)
 _WIDTH = 8
 
 
-def _config(layers=6, dtype='float32', width=_WIDTH, **options):
+def _config(layers=6, width=_WIDTH, **options):
   side = SideConfig('gtrans', options)
   sides = {name: without_unread(side, name) for name in ('encoder', 'decoder')}
   return ModelConfig(
@@ -35,14 +33,13 @@ def _config(layers=6, dtype='float32', width=_WIDTH, **options):
     heads=2,
     encoder_layers=layers,
     decoder_layers=layers,
-    compute_dtype=dtype,
     **sides,
   )
 
 
-def _layers(count, seed=0, width=_WIDTH, dtype=jnp.float32):
-  keys = jax.random.split(jax.random.key(seed), count + 1)
-  return tuple(jax.random.normal(key, (2, 3, width), dtype) for key in keys)
+def _layers(count, width=_WIDTH):
+  keys = jax.random.split(jax.random.key(0), count + 1)
+  return tuple(jax.random.normal(key, (2, 3, width)) for key in keys)
 
 
 def _module(config, side):
@@ -50,39 +47,16 @@ def _module(config, side):
   return groups(config, side)
 
 
-def _start(config, side, seed=0):
+def _start(config, side):
   """A module and its initial parameters."""
   module = _module(config, side)
   layers = _layers(config.layers(side), width=config.width)
-  params = module.init(jax.random.key(seed), layers, _CONTEXT)['params']
+  params = module.init(jax.random.key(0), layers, _CONTEXT)['params']
   return module, nn.unbox(params)
-
-
-def _generic(params, seed=1):
-  """Parameters away from their start."""
-  leaves, tree = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(seed), len(leaves))
-  return jax.tree.unflatten(
-    tree,
-    [
-      x + jax.random.normal(k, x.shape)
-      for x, k in zip(leaves, keys, strict=True)
-    ],
-  )
 
 
 def _run(module, params, layers):
   return module.apply({'params': params}, layers, _CONTEXT)
-
-
-def _normalised(x):
-  x = np.asarray(x, np.float64)
-  mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-  return (x - mean) / np.sqrt(var + 1e-6)
-
-
-def _sigmoid(x):
-  return 1 / (1 + np.exp(-np.asarray(x, np.float64)))
 
 
 def _names(params):
@@ -121,24 +95,6 @@ def test_partition_has_every_layer_once(layers, size):
   assert partition(layers, size, 'floor') == whole
 
 
-@pytest.mark.parametrize(
-  ('layers', 'options', 'encoder', 'decoder'),
-  # ceil(L / 3) and ceil(L / 2) unless said.
-  [
-    (6, {}, 2, 3),
-    (1, {}, 1, 1),
-    (5, {}, 2, 3),
-    (5, {'last_group': 'floor'}, 1, 2),
-    (6, {'group_size': 1}, 6, 6),
-    (6, {'group_size': 6}, 1, 1),
-  ],
-)
-def test_group_count(layers, options, encoder, decoder):
-  config = _config(layers, **options)
-  assert group_count(config, 'encoder') == encoder
-  assert group_count(config, 'decoder') == decoder
-
-
 def test_encoder_groups_by_hand():
   config = _config(3, group_size=2, width=2)
   module, params = _start(config, 'encoder')
@@ -152,68 +108,12 @@ def test_encoder_groups_by_hand():
   np.testing.assert_allclose(y, [[[1, -1]]], atol=1e-4)
 
 
-def test_one_encoder_group_has_a_norm_where_asked():
-  h = _layers(4)
-  module, params = _start(_config(4, group_size=4), 'encoder')
-  assert _names(params) == {'weights': (1,)}
-  np.testing.assert_array_equal(_run(module, params, h), 0.5 * h[4])
-  config = _config(4, group_size=4, single_group_norm=True)
-  module, params = _start(config, 'encoder')
-  # LN(sigmoid(w) H[L]) = LN(H[L]) up to epsilon.
-  np.testing.assert_allclose(
-    _run(module, params, h), _normalised(h[4]), rtol=1e-4, atol=1e-5
-  )
-
-
-def test_one_encoder_group_keeps_what_a_norm_has_left():
-  config = _config(3, single_group_norm=True)
-  module, params = _start(config, 'encoder')
-  h = tuple(jnp.float32(_normalised(x)) for x in _layers(3))
-  np.testing.assert_allclose(_run(module, params, h), h[3], atol=1e-4)
-
-
 def test_the_last_layer_alone_is_the_baseline():
   module, params = _start(_config(4, group_size=4, mode='last'), 'decoder')
   h = _layers(4)
   features, log_weights = _run(module, params, h)
   np.testing.assert_array_equal(features[0], h[4])
   np.testing.assert_array_equal(log_weights, [0])
-
-
-def test_one_weighted_group_is_not_the_baseline():
-  module, params = _start(_config(4, group_size=4), 'decoder')
-  h = _layers(4)
-  features, _ = _run(module, params, h)
-  np.testing.assert_allclose(features[0], 0.5 * sum(h[1:]), rtol=1e-5)
-
-
-def test_groups_of_one_start_at_half_of_each_layer():
-  module, params = _start(_config(5, group_size=1), 'decoder')
-  h = _layers(5)
-  features, log_weights = _run(module, params, h)
-  np.testing.assert_array_equal(features, 0.5 * jnp.stack(h[1:]))
-  np.testing.assert_allclose(np.exp(log_weights), [1 / 5] * 5, rtol=1e-6)
-
-
-def test_psi_has_the_root_of_the_width_as_temperature():
-  module, params = _start(_config(4, width=16), 'decoder')
-  params['group_weights'] = jnp.array([0.0, 4 * math.log(3)])
-  _, log_weights = _run(module, params, _layers(4, width=16))
-  np.testing.assert_allclose(np.exp(log_weights), [1 / 4, 3 / 4], rtol=1e-6)
-
-
-def test_parameters_are_those_of_the_specification():
-  # M + Ld + N + 2 D = 2 + 6 + 3 + 2 D at 6 + 6 layers.
-  _, encoder = _start(_config(6), 'encoder')
-  _, decoder = _start(_config(6), 'decoder')
-  assert _names(encoder) == {
-    'weights': (2,),
-    'norm/scale': (_WIDTH,),
-    'norm/bias': (_WIDTH,),
-  }
-  assert _names(decoder) == {'layer_weights': (6,), 'group_weights': (3,)}
-  for leaf in (encoder['weights'], *decoder.values()):
-    assert not np.asarray(leaf).any()
 
 
 def test_layers_without_a_group_have_no_weight():
@@ -253,15 +153,6 @@ def test_telemetry():
     assert kept['telemetry'].keys() == expected.keys()
     for key, values in expected.items():
       np.testing.assert_allclose(kept['telemetry'][key], values, rtol=1e-6)
-
-
-def test_kept_groups_are_those_of_the_module():
-  module, params = _start(_config(6), 'decoder')
-  features, log_weights = _run(module, _generic(params), _layers(6))
-  kept, kept_weights = keep_groups(features, log_weights, 1, 3)
-  np.testing.assert_array_equal(kept, features[1:])
-  psi = np.exp(log_weights)[1:]
-  np.testing.assert_allclose(np.exp(kept_weights), psi / psi.sum(), rtol=1e-5)
 
 
 def test_fewer_layers_give_the_groups_that_are_whole():

@@ -173,27 +173,6 @@ def test_a_round_of_sinkhorn_keeps_n_numbers_of_a_position():
   assert kept(20) - kept(10) == 10 * count * length
 
 
-@pytest.mark.parametrize('kind', ['static', 'identity_mix'])
-def test_streams_have_no_order(kind):
-  module = HyperResidual(_config(kind), 'encoder', 0)
-  x, y = _normal(2, 4, 3, 8), _normal(2, 3, 8, seed=1)
-  parameters = _parameters(module, x, y)
-  order = np.array([2, 0, 3, 1])
-  moved = dict(parameters)
-  for name in ('read', 'write'):
-    moved[name] = parameters[name][order]
-  if kind == 'static':
-    moved['mix'] = parameters['mix'][order][:, order]
-  else:
-    kernel = parameters['generator']['kernel'].reshape(4, 8, 2, 4)
-    kernel = kernel[order][..., order].reshape(32, 8)
-    moved['generator'] = {'kernel': kernel}
-  before, after = _apply(module, parameters, x, y)
-  same, turned = _apply(module, moved, x[:, order], y)
-  assert_close(same, before)
-  assert_close(turned, after[:, order])
-
-
 @pytest.mark.parametrize('number', [0, 5])
 @pytest.mark.parametrize('kind', _KINDS)
 def test_copies_stay_copies_of_the_plain_residual(kind, number):

@@ -1,20 +1,19 @@
 """Multiway dynamic dense connections against their equations, in NumPy."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from connected import (
+from connections import (
   CONTEXT,
   WIDTH,
-  a_layer,
   applied,
-  connected,
+  connection_config,
   drawn,
-  h0,
+  fresh_parameters,
+  normal,
   run,
+  stand_in_layer,
 )
 from flax import linen as nn
 from references.parts import dense, layer_norm
@@ -22,10 +21,8 @@ from scipy.special import erf
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.fusion.dlcl import Dlcl
 from fusion_jax.fusion.mudd import Mudd
 from fusion_jax.fusion.streams import StreamAttention
-from fusion_jax.fusion.transparent import TransparentAttention
 from fusion_jax.layers.attention import (
   LayerInput,
   MultiHeadAttention,
@@ -41,7 +38,9 @@ from fusion_jax.testing import assert_close, drawn_parameters
 def _config(layers=4, **options) -> ModelConfig:
   side = SideConfig('mudd', options)
   decoder = side if 'memory_ways' not in options else SideConfig()
-  return connected(side, decoder, layers)
+  return connection_config(
+    layers, decoder=decoder, fusion='mudd', options=options
+  )
 
 
 def _gelu(x):
@@ -83,15 +82,15 @@ def _input(parameters, states, normed):
 def test_against_its_equations(ways, norms, layers):
   connection = Mudd(_config(layers, ways=ways, norms=norms), 'encoder')
   parameters = drawn(connection, 0.5)
-  inputs, _ = applied(connection, parameters, h0())
+  inputs, _ = applied(connection, parameters, normal())
   exact = jax.tree.map(np.float64, parameters)
-  states = [np.float64(h0())]
+  states = [np.float64(normal())]
   for number in range(1, layers + 2):
     wanted = states[0]
     if number > 1:
       wanted = _input(exact, states, norms == 'pre_post')
     assert_close(inputs[number - 1], wanted, units=128)
-    states.append(a_layer(number, wanted, np))
+    states.append(stand_in_layer(number, wanted, np))
 
 
 @pytest.mark.parametrize('norms', ['none', 'pre_post'])
@@ -101,17 +100,17 @@ def test_memories_against_their_equation(ways, memory_ways, norms):
   config = _config(ways=ways, memory_ways=memory_ways, norms=norms)
   connection = Mudd(config, 'encoder')
   parameters, normed = drawn(connection, 0.5), norms == 'pre_post'
-  (*inputs, memories), _ = applied(connection, parameters, h0())
+  (*inputs, memories), _ = applied(connection, parameters, normal())
   # C = J memory_ways rows of L + 1 weights, and as wide a hidden layer.
   assert parameters['static_4'].shape == (4 * memory_ways, 5)
   assert parameters['hidden_4']['kernel'].shape == (8, 4 * memory_ways * 5)
   exact = jax.tree.map(np.float64, parameters)
-  states = [np.float64(h0())]
+  states = [np.float64(normal())]
   for number, found in enumerate(inputs, start=1):
     plain = number == 1 or not ways
     wanted = states[-1] if plain else _input(exact, states, normed)
     assert_close(found, wanted, units=128)
-    states.append(a_layer(number, wanted, np))
+    states.append(stand_in_layer(number, wanted, np))
   wanted = np.stack(_sums(exact, states, normed, residual=False))
   if memory_ways == 2:
     # Keys, then values, of each layer of the decoder.
@@ -124,29 +123,12 @@ def test_memories_against_their_equation(ways, memory_ways, norms):
 def test_memories_start_as_the_top_layer(memory_ways, norms):
   config = _config(ways=0, memory_ways=memory_ways, norms=norms)
   connection = Mudd(config, 'encoder')
-  variables = connection.init(jax.random.key(0), h0(), method=run)
-  inputs, states = applied(connection, nn.unbox(variables)['params'], h0())
+  start = fresh_parameters(connection)
+  inputs, states = applied(connection, start, normal())
   shape = (4, 2) if memory_ways == 2 else (4,)
   assert inputs[-1].shape == (*shape, *states[-1].shape)
   expected = np.broadcast_to(states[-1], inputs[-1].shape)
   np.testing.assert_array_equal(inputs[-1], expected)
-
-
-def test_static_memories_are_transparent_attention():
-  connection = Mudd(_config(ways=0, memory_ways=1), 'encoder')
-  parameters = drawn(connection, 0.5)
-  parameters['out_4'] = jax.tree.map(jnp.zeros_like, parameters['out_4'])
-  logits = jnp.float32(np.random.default_rng(2).normal(size=(5, 4)))
-  parameters['static_4'] = jax.nn.softmax(logits, axis=0).T
-  (*_, memories), states = applied(connection, parameters, h0())
-  config = dataclasses.replace(
-    connection.config,
-    encoder=SideConfig('transparent'),
-    norm='rezero',
-  )
-  transparent = TransparentAttention(config, 'encoder')
-  expected = transparent.apply({'params': {'weights': logits}}, states, CONTEXT)
-  assert_close(memories, expected)
 
 
 def test_cross_attention_projects_the_sums_of_keys_and_of_values():
@@ -159,7 +141,9 @@ def test_cross_attention_projects_the_sums_of_keys_and_of_values():
   )
 
   def memories(model):
-    return model.decoder.memories(StackOutput(features, (h0(),)), tokens).layers
+    return model.decoder.memories(
+      StackOutput(features, (normal(),)), tokens
+    ).layers
 
   found = model.apply({'params': parameters}, method=memories)
   for layer, (own, read) in enumerate(zip(found, features, strict=True)):
@@ -173,32 +157,15 @@ def test_cross_attention_projects_the_sums_of_keys_and_of_values():
 @pytest.mark.parametrize('ways', [1, 4])
 def test_it_starts_as_the_layer_below(ways, norms):
   connection = Mudd(_config(ways=ways, norms=norms), 'encoder')
-  variables = connection.init(jax.random.key(0), h0(), method=run)
-  inputs, states = applied(connection, nn.unbox(variables)['params'], h0())
+  start = fresh_parameters(connection)
+  inputs, states = applied(connection, start, normal())
   for read, state in zip(inputs, states, strict=True):
     for own in jax.tree.leaves(read):
       np.testing.assert_array_equal(own, state)
 
 
-def test_without_the_dynamic_part_it_is_a_depth_weighted_average():
-  connection = Mudd(_config(ways=1), 'encoder')
-  parameters = drawn(connection, 0.5)
-  for name, part in parameters.items():
-    if name.startswith('out_'):
-      parameters[name] = jax.tree.map(jnp.zeros_like, part)
-  side = SideConfig('dlcl', {'norms': 'none'})
-  config = dataclasses.replace(connection.config, encoder=side)
-  weights = np.zeros((5, 5), np.float32)
-  for row in range(1, 5):
-    weights[row, : row + 1] = parameters[f'static_{row}'][0]
-  assert_close(
-    applied(connection, parameters, h0()),
-    applied(Dlcl(config, 'encoder'), {'weights': weights}, h0()),
-  )
-
-
 def test_equal_streams_with_equal_norms_are_plain_attention():
-  config, x = _config(), h0()
+  config, x = _config(), normal()
   plain = MultiHeadAttention(config)
 
   def attend(module, x):
@@ -223,12 +190,13 @@ def test_equal_streams_with_equal_norms_are_plain_attention():
 def test_the_sum_of_the_residual_moves_at_the_first_step():
   """PrePost norms start as sums of 0, where a norm has a slope all the same."""
   connection = Mudd(_config(norms='pre_post'), 'encoder')
-  variables = connection.init(jax.random.key(0), h0(), method=run)
-  parameters = nn.unbox(variables)['params']
+  parameters = fresh_parameters(connection)
 
   def loss(parameters):
-    (*_, output), _ = connection.apply({'params': parameters}, h0(), method=run)
-    return (output * h0(5)).sum()
+    (*_, output), _ = connection.apply(
+      {'params': parameters}, normal(), method=run
+    )
+    return (output * normal(5)).sum()
 
   gradient = jax.grad(loss)(parameters)
   # A scale of 0.001 over sqrt(1e-6), the deviation of a sum of 0.

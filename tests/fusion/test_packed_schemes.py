@@ -81,7 +81,7 @@ class _Fused:
 _WITH_OTHERS = [
   *('linear', 'em_routing', 'gtrans', 'transparent', 'dlcl', 'learned'),
   *('surface_fusion', 'surface_fusion-options-1'),
-  *('multi_layer-2', 'multi_layer-2-partial', 'multi_layer-gtrans'),
+  *('multi_layer-2', 'multi_layer-3-attention', 'multi_layer-gtrans'),
   *('shortcut', 'shortcut-both', 'shortcut-non_lexical', 'shortcut-cross'),
 ]
 
@@ -135,6 +135,6 @@ def _no_sentence_sees_another(sentences):
     np.abs(first - second).max()
     for first, second in zip(sentences[:count], sentences[count:], strict=True)
   ]
-  assert moved.pop(_MIDDLE) > 1e-3
+  assert moved.pop(_MIDDLE) > 1e-4
   # Rounding depends on what else is in the batch; seen: 1.2e-7.
   assert max(moved) < 1e-6

@@ -8,12 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, parameters
+from tiers import extended_but
 
 from fusion_jax import testing
 from fusion_jax.config.section import fields_of_section
 from fusion_jax.fusion import SCHEMES, SOURCES
 from fusion_jax.fusion.plugs import prediction_count
 from fusion_jax.layers.context import Context
+from fusion_jax.layers.sow import cross_attention_weights
+from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import FusedModel, assert_close
 
 _ROWS, _SOURCE, _TARGET = 2, 5, 3
@@ -35,7 +38,7 @@ def _stacks(fused, source, target):
   return fused.model.apply(variables, source, target, method=run)
 
 
-# test_starts has the starts of all schemes, and test_references_* the options
+# test_starts has the starts of all schemes, and test_references the options
 # of their formulas; they change one position alone.
 _WITH_OPTIONS = (
   *('dlcl', 'gtrans', 'hierarchical', 'iterative', 'surface_fusion'),
@@ -57,7 +60,7 @@ def fused(request):
 # The gradients of each scheme and plug point, and what no gradient reaches.
 _SAMPLED = [
   *SCHEMES,
-  *('multi_layer-2-partial', 'multi_layer-pre', 'shortcut-both'),
+  *('multi_layer-3-attention', 'multi_layer-pre', 'shortcut-both'),
   *('shortcut-author', 'shortcut-non_lexical-pre', 'scan-linear'),
   *('dlcl-options-1', 'gtrans-options-1', 'gtrans-options-2'),
   *('surface_fusion-options-1', 'surface_fusion-options-2'),
@@ -126,14 +129,6 @@ def test_padding_and_other_rows_change_nothing(fused):
   testing.check_padding(fused)
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize('name', list(SCHEMES)[::3])
-def test_compiled_equals_eager(name):
-  fused, inputs = FusedModel(CASES[name]), testing.sample_inputs()
-  eager = fused.uncompiled(fused.parameters, *map(jnp.asarray, inputs))
-  assert_close(fused.forward(*inputs), eager)
-
-
 def test_extreme_inputs_stay_finite(fused):
   testing.check_extreme_inputs(fused)
 
@@ -189,3 +184,65 @@ def test_gradients_in_bfloat16_are_finite(name):
   # Embeddings of 0 are the hardest: norms divide by nothing.
   for leaf in jax.tree.leaves(half.gradient(half.scaled(0.0))):
     assert np.isfinite(leaf).all()
+
+
+# The weights of cross-attention.
+
+_IDS = jnp.array([[4, 5, 6, 7, 3], [8, 9, 3, 0, 0]])
+_LENGTHS = jnp.array([5, 3])
+_OUTPUTS = jnp.array([[7, 6, 3], [9, 8, 3]])
+
+
+def _weights(config, deterministic=True):
+  model = Transformer(config, 11, 11, 2)
+  key = jax.random.key(0)
+  variables = model.init(key, _IDS, _LENGTHS, _OUTPUTS)
+  _, kept = model.apply(
+    {'params': variables['params']},
+    _IDS,
+    _LENGTHS,
+    _OUTPUTS,
+    deterministic,
+    rngs={'dropout': key},
+    mutable=['attention'],
+  )
+  return cross_attention_weights(kept['attention'])
+
+
+# Other fusions are no matter of what is in the layers.
+_WITH_ATTENTION = 'gtrans', 'multi_layer', 'shortcut', 'scan', 'dlcl', 'dense'
+
+
+@pytest.mark.parametrize(
+  'name',
+  parameters(
+    [name for name in CASES if name.startswith(_WITH_ATTENTION)],
+    ['gtrans', 'multi_layer-2', 'shortcut-both'],
+  ),
+)
+def test_every_model_hands_out_its_weights(name):
+  # In training, where all groups of a decoder run.
+  config = CASES[name]
+  seen = jax.eval_shape(lambda: _weights(config, deterministic=False))
+  layers = config.decoder_layers
+  assert (seen.shape, seen.dtype) == ((layers, 2, 2, 3, 5), jnp.float32)
+
+
+@pytest.mark.parametrize(
+  ('name', 'layers'),
+  extended_but(
+    [
+      ('multi_layer-gtrans', 3),
+      ('gtrans-options-3', 2),
+      ('scan-shortcut-cross', 3),
+      ('remat-hierarchical', 3),
+    ],
+    [('gtrans-options-3', 2)],
+  ),
+)
+def test_weights_are_distributions_over_the_source(name, layers):
+  # 'gtrans-options-3' predicts with the first group, which has two layers.
+  weights = np.asarray(jax.jit(lambda: _weights(CASES[name]))())
+  assert weights.shape == (layers, 2, 2, 3, 5)
+  np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+  assert not weights[:, 1, ..., 3:].any()

@@ -1,183 +1,214 @@
+"""Lexical shortcuts and their gates."""
+
+import dataclasses
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
+from cases import reading
 from flax.core import meta
-from tiers import extended_but
-from tiny_shortcuts import (
-  CAUSAL,
-  LENGTH,
-  attend,
-  initial_parameters,
-  memory_of,
-  normal_states,
-  shortcut_attention,
-  shortcut_config,
-)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.fusion.shortcuts import ShortcutAttention, gate
+from fusion_jax.fusion.shortcuts import ShortcutAttention, fuse, gate
 from fusion_jax.layers.attention import (
-  padding_mask,
+  MultiHeadAttention,
+  causal_mask,
 )
-from fusion_jax.layers.caches import CacheCursor
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.residual import Residual
 from fusion_jax.testing import assert_close
 
-
-class _Stack(nn.Module):
-  """The self-attention sublayers of a stack, and nothing else."""
-
-  config: ModelConfig
-
-  @nn.compact
-  def __call__(self, x, context):
-    layers = (x,)
-    for _ in range(self.config.decoder_layers):
-      residual = Residual(self.config)
-      x, (h, _) = layers[-1], residual.before(layers[-1], context)
-      attention = ShortcutAttention(self.config, 'decoder')
-      y = attention.attend(x, h, layers, context)
-      x = attention.residual_input(x, h)
-      layers = (*layers, residual.after(x, y, context))
-    return layers
+_LENGTH = 5
+_CAUSAL = causal_mask(_LENGTH)
 
 
-@pytest.mark.parametrize('feature_fusion', [True, False])
-@pytest.mark.parametrize('bias', [True, False])
-def test_names_and_shapes_of_parameters(feature_fusion, bias):
-  module = shortcut_attention(
-    feature_fusion=feature_fusion, attention_bias=bias
+def _shortcut_config(
+  norm='post', attention_bias=False, dtype='float32', **shortcut
+):
+  return ModelConfig(
+    width=8,
+    filter=12,
+    heads=2,
+    decoder_layers=4,
+    dropout=0.0,
+    norm=norm,
+    attention_bias=attention_bias,
+    compute_dtype=dtype,
+    # Biases that differ from 0.
+    initialization='mlrf',
+    decoder=reading('shortcut', **shortcut),
   )
-  shapes = jax.tree.map(jnp.shape, initial_parameters(module, normal_states(1)))
-  plain = {'kernel': (8, 8)} | ({'bias': (8,)} if bias else {})
-  expected = {
-    'query': plain,
-    'out': plain,
-    'key_gate_bias': (8,),
-    'value_gate_bias': (8,),
+
+
+def _shortcut_attention(**options):
+  return ShortcutAttention(_shortcut_config(**options), 'decoder')
+
+
+def _normal_states(count, dtype=jnp.float32):
+  keys = jax.random.split(jax.random.key(7), count)
+  return tuple(
+    jax.random.normal(key, (2, _LENGTH, 8)).astype(dtype) for key in keys
+  )
+
+
+def _attend(module, params, layers, mask=_CAUSAL, h=None):
+  x, context = layers[-1], Context(mask, True)
+  h = x if h is None else h
+  variables = {'params': params}
+  return module.apply(variables, x, h, layers, context, method='attend')
+
+
+def _initial_parameters(module, layers):
+  x, context = layers[-1], Context(_CAUSAL, True)
+  boxed = module.init(jax.random.key(3), x, x, layers, context, method='attend')
+  return meta.unbox(boxed['params'])
+
+
+def _memory_of(module, params, features, embedding):
+  variables = {'params': params}
+  return module.apply(variables, features, embedding, method='memory')
+
+
+def _with_gates(params, bias):
+  full = jnp.full((8,), bias)
+  return params | {'key_gate_bias': full, 'value_gate_bias': full}
+
+
+def _plain(params):
+  return {name: params[name] for name in ('query', 'key', 'value', 'out')}
+
+
+def test_gates_by_hand():
+  shortcut = jnp.array([[0.0, math.log(3), 1.0, 0.0]])
+  hidden = jnp.array([[0.0, 0.0, -1.0, 2e4]])
+  bias = jnp.array([0.0, 0.0, -math.log(3), -1e4])
+  gates = gate(shortcut, hidden, bias)
+  np.testing.assert_allclose(gates, [[0.5, 0.75, 0.25, 1.0]], rtol=1e-6)
+  mixed = fuse(gates, jnp.full((1, 4), 10.0), jnp.full((1, 4), 2.0))
+  np.testing.assert_allclose(mixed, [[6.0, 8.0, 4.0, 10.0]], rtol=1e-6)
+
+
+@settings(max_examples=30)
+@given(
+  st.integers(0, 99),
+  st.sampled_from([1e-6, 1.0, 1e3]),
+  st.sampled_from(['float32', 'bfloat16']),
+)
+def test_mixtures_lie_between_their_parts(seed, scale, dtype):
+  keys = jax.random.split(jax.random.key(seed), 3)
+  shortcut, hidden = (
+    (scale * jax.random.normal(key, (3, 8))).astype(dtype) for key in keys[:2]
+  )
+  gates = gate(shortcut, hidden, jax.random.normal(keys[2], (8,)))
+  mixed = fuse(gates, shortcut, hidden)
+  assert gates.dtype == jnp.float32
+  assert mixed.dtype == jnp.dtype(dtype)
+  assert ((gates >= 0) & (gates <= 1)).all()
+  slack = 1e-6 * scale
+  low, high = jnp.minimum(shortcut, hidden), jnp.maximum(shortcut, hidden)
+  assert (mixed >= low - slack).all()
+  assert (mixed <= high + slack).all()
+
+
+@pytest.mark.parametrize('bias', [True, False])
+def test_closed_gates_are_plain_attention(bias):
+  module, layers = _shortcut_attention(attention_bias=bias), _normal_states(3)
+  plain = MultiHeadAttention(module.config)
+  params = _with_gates(_initial_parameters(module, layers), -1e4)
+  np.testing.assert_array_equal(
+    _attend(module, params, layers),
+    _attend(plain, _plain(params), layers),
+  )
+  cross = _memory_of(module, params, layers[1], layers[0])
+  expected = _memory_of(plain, _plain(params), layers[1], layers[0])
+  np.testing.assert_array_equal(cross.keys, expected.keys)
+  np.testing.assert_array_equal(cross.values, expected.values)
+
+
+def test_open_gates_attend_to_the_embedding_only():
+  module, layers = _shortcut_attention(), _normal_states(3)
+  plain = MultiHeadAttention(module.config)
+  params = _with_gates(_initial_parameters(module, layers), 1e4)
+  as_plain = _plain(params) | {
+    'key': params['shortcut_key'],
+    'value': params['shortcut_value'],
+  }
+  cross = _memory_of(module, params, layers[1], layers[0])
+  expected = _memory_of(plain, as_plain, layers[0], layers[0])
+  np.testing.assert_array_equal(cross.keys, expected.keys)
+  np.testing.assert_array_equal(cross.values, expected.values)
+
+  def over_the_embedding(module):
+    seen = module.keys_values(layers[0])
+    return module(layers[2], seen, _CAUSAL, True)
+
+  np.testing.assert_array_equal(
+    _attend(module, params, layers),
+    plain.apply({'params': as_plain}, method=over_the_embedding),
+  )
+
+
+def test_gates_do_not_matter_where_both_projections_are_one():
+  module, (x,) = _shortcut_attention(), _normal_states(1)
+  params = _initial_parameters(module, (x,))
+  params |= {
+    'shortcut_key': params['key'],
+    'shortcut_value': params['value'],
+  }
+  expected = _attend(MultiHeadAttention(module.config), _plain(params), (x,))
+  assert_close(_attend(module, params, (x,)), expected)
+
+
+def test_block_diagonal_feature_fusion_is_a_plain_shortcut():
+  module, layers = _shortcut_attention(), _normal_states(3)
+  fused = _shortcut_attention(feature_fusion=True)
+  params = _initial_parameters(module, layers)
+  blocks = {
+    name: params[name]
+    for name in ('query', 'out', 'key_gate_bias', 'value_gate_bias')
   }
   for name in ('key', 'value'):
-    if feature_fusion:
-      expected[f'fused_{name}'] = {'kernel': (16, 16)}
-    else:
-      expected[name] = plain
-      expected[f'shortcut_{name}'] = {'kernel': (8, 8)}
-  assert shapes == expected
+    kernel = jax.scipy.linalg.block_diag(
+      params[f'shortcut_{name}']['kernel'], params[name]['kernel']
+    )
+    blocks[f'fused_{name}'] = {'kernel': kernel}
+  shapes = jax.tree.map(jnp.shape, blocks)
+  assert shapes == jax.tree.map(jnp.shape, _initial_parameters(fused, layers))
+  assert_close(_attend(fused, blocks, layers), _attend(module, params, layers))
 
 
-@pytest.mark.parametrize(
-  ('source', 'depth', 'read'),
-  [
-    ('lexical', 1, {0}),
-    ('lexical', 4, {0, 3}),
-    ('non_lexical', 1, {0}),
-    ('non_lexical', 2, {0, 1}),
-    ('non_lexical', 3, {1, 2}),
-    ('non_lexical', 4, {2, 3}),
-  ],
-)
-def test_layers_that_are_read(source, depth, read):
-  module, layers = shortcut_attention(source=source), normal_states(depth)
-  params = initial_parameters(module, layers)
-  slopes = jax.grad(
-    lambda layers: attend(module, params, layers)[0, 0, 0],
-  )(layers)
-  assert {i for i, slope in enumerate(slopes) if slope.any()} == read
+def test_gate_biases_fill_their_range():
+  config = dataclasses.replace(_shortcut_config(), width=3_000)
+  module = ShortcutAttention(config, 'decoder')
+
+  def biases(module):
+    return module.key_gate_bias, module.value_gate_bias
+
+  (keys, values), _ = module.init_with_output(jax.random.key(0), method=biases)
+  limit = math.sqrt(3 / 3_000)
+  for bias in (keys, values):
+    assert 0.99 * limit < np.abs(bias).max() <= limit
+    assert np.mean(bias) == pytest.approx(0, abs=limit / 20)
+  assert not np.array_equal(keys, values)
 
 
 def test_three_layers_do_for_a_scan():
-  module, layers = shortcut_attention(source='non_lexical'), normal_states(4)
-  params = initial_parameters(module, layers)
+  module, layers = _shortcut_attention(source='non_lexical'), _normal_states(4)
+  params = _initial_parameters(module, layers)
   np.testing.assert_array_equal(
-    attend(module, params, (layers[0], layers[2], layers[3])),
-    attend(module, params, layers),
+    _attend(module, params, (layers[0], layers[2], layers[3])),
+    _attend(module, params, layers),
   )
-
-
-@pytest.mark.parametrize('author_compat', [True, False])
-def test_what_keys_values_and_residual_read(author_compat):
-  module = shortcut_attention(norm='pre', author_compat=author_compat)
-  embedding, x, h = normal_states(3)
-  params = initial_parameters(module, (embedding, x))
-
-  def expected(module):
-    seen = module.memory(x if author_compat else h, embedding)
-    return module(h, seen, CAUSAL, True)
-
-  assert_close(
-    attend(module, params, (embedding, x), h=h),
-    module.apply({'params': params}, method=expected),
-  )
-  residual = module.bind({'params': params}).residual_input(x, h)
-  assert residual is (h if author_compat else x)
-
-
-@pytest.mark.parametrize(
-  'options',
-  extended_but(
-    [
-      {},
-      {'norm': 'pre', 'feature_fusion': True, 'attention_bias': True},
-      {'norm': 'pre', 'author_compat': True},
-      {'norm': 'rezero', 'source': 'non_lexical'},
-    ],
-    lambda options: 'attention_bias' in options or 'source' in options,
-  ),
-)
-def test_caches_give_what_the_full_pass_gives(options):
-  stack, (x,) = _Stack(shortcut_config(**options)), normal_states(1)
-  variables = meta.unbox(
-    stack.init(jax.random.key(0), x, Context(CAUSAL, True))
-  )
-
-  @jax.jit
-  def full(x):
-    context = Context(CAUSAL, True)
-    return stack.apply(variables, x, context)[-1], tuple(context.caches.seen)
-
-  @jax.jit
-  def step(one, caches, position):
-    walk = CacheCursor(caches, position)
-    mask = padding_mask(position[None] + 1, LENGTH)
-    layers = stack.apply(variables, one, Context(mask, True, caches=walk))
-    return layers[-1], tuple(walk.seen)
-
-  expected, seen = full(x)
-  assert len(seen) == 4
-  caches = jax.tree.map(jnp.zeros_like, seen)
-  for position in range(LENGTH):
-    one = x[:, position : position + 1]
-    y, caches = step(one, caches, jnp.int32(position))
-    np.testing.assert_allclose(
-      y[:, 0], expected[:, position], rtol=1e-4, atol=1e-5
-    )
-  jax.tree.map(
-    lambda ours, theirs: np.testing.assert_allclose(
-      ours, theirs, rtol=1e-4, atol=1e-5
-    ),
-    caches,
-    seen,
-  )
-
-
-def test_memory_is_position_wise():
-  module, (features, embedding) = shortcut_attention(), normal_states(2)
-  params = initial_parameters(module, (features,))
-  order = jnp.array([3, 0, 4, 1, 2])
-  mixed = memory_of(module, params, features, embedding)
-  moved = memory_of(module, params, features[:, order], embedding[:, order])
-  assert_close(moved.keys, mixed.keys[..., order])
-  assert_close(moved.values, mixed.values[:, :, order])
 
 
 def test_telemetry_is_the_mean_over_tokens():
-  module, layers = shortcut_attention(), normal_states(3)
-  params = initial_parameters(module, layers)
+  module, layers = _shortcut_attention(), _normal_states(3)
+  params = _initial_parameters(module, layers)
   tokens = jnp.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
-  context = Context(CAUSAL, True, tokens)
+  context = Context(_CAUSAL, True, tokens)
 
   def telemetry(layers, context=context):
     _, state = module.apply(

@@ -83,25 +83,6 @@ def test_a_gain_of_1_is_the_plain_residual(norm):
   )
 
 
-def test_a_gain_of_0_leaves_the_sublayer():
-  module, parameters = _drawn('pre')
-  parameters = parameters | {'skip_gain': jnp.float32(0)}
-  x = _normal()
-  alone, _ = module.apply(
-    {'params': parameters}, x, _CONTEXT, method=module.before
-  )
-  np.testing.assert_array_equal(_apply(module, parameters, x), alone**2)
-
-
-def test_the_gradient_of_the_gain_is_that_of_the_skip():
-  module, parameters = _drawn('rezero')
-  x, toward = _normal(), _normal(2)
-  gradient = jax.grad(lambda p: (_apply(module, p, x) * toward).sum())(
-    parameters
-  )
-  assert_close(gradient['skip_gain'], (x * toward).sum())
-
-
 def test_bfloat16_keeps_the_gain_in_float32():
   module = GainResidual(_config('rezero', compute_dtype='bfloat16'))
   # Between 1 and 2 bfloat16 has steps of 1/128, so that 1.003 would be 1;

@@ -54,10 +54,6 @@ _SIDES = {
   },
   'linear-plain': {'encoder': _side('linear', {'factored': False})},
   'linear-narrow': {'encoder': _side('linear', {'hidden': 4})},
-  'linear-norm': {'decoder': _side('linear', {'output_norm': True})},
-  'dynamic-softmax': {
-    'decoder': _side('dynamic_combination', {'normalize': 'softmax'})
-  },
   'feed_forward-no-norm': {'encoder': _side('feed_forward', {'norm': 'none'})},
   'feed_forward-narrow': {'decoder': _side('feed_forward', {'hidden': 10})},
   'per-layer-norms': {'encoder': _side('linear', input_norm='per_layer')},
@@ -134,7 +130,7 @@ _SIDES = {
   'gtrans-pruned': {'decoder': _side('gtrans', {'inference_groups': '1:1'})},
   'multi_layer': {
     'encoder': _side('multi_layer', {'layers': 2}),
-    'decoder': _side('multi_layer', {'layers': 2, 'partial': True}),
+    'decoder': _side('multi_layer', {'layers': 2}),
   },
   'shortcut': {
     'encoder': _side('shortcut'),

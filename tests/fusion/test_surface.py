@@ -204,13 +204,6 @@ def test_neither_prediction_loses_all_weight(least):
   assert np.isfinite(gradient).all()
 
 
-def test_parameters_by_hand():
-  # Four maps 8 x 8 with biases, and a gate over two features of 8.
-  for kind, expected in (('hard', 288), ('soft', 288), ('learned', 288 + 17)):
-    leaves = jax.tree.leaves(_Case(kind=kind).parameters)
-    assert sum(leaf.size for leaf in leaves) == expected
-
-
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 @pytest.mark.parametrize('kind', ['hard', 'learned'])
 def test_a_weight_of_one_is_the_plain_model(norm, kind):
@@ -242,14 +235,6 @@ def test_the_embeddings_that_are_read(positions):
   expected = encoded.layers[0] if positions else bare
   assert_close(encoded.embeddings, expected)
   assert np.abs(encoded.layers[0] - bare).max() > 0.1
-
-
-def test_other_decoders_have_no_such_memory():
-  model = Transformer(TINY, 11, 11, 2)
-  encoded = model.apply(
-    {'params': drawn_parameters(model)}, _SOURCE, _LENGTHS, method='encode'
-  )
-  assert encoded.embeddings is None
 
 
 def test_keys_are_of_what_the_top_layer_reads():

@@ -6,16 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from connections import (
-  WIDTH,
-  assert_close,
-  connection_config,
-  layer_norm,
-  make_context,
-  normal,
-  shaken,
-)
+from connections import CONTEXT, WIDTH, connection_config, normal, shaken
 from flax import linen as nn
+from references.parts import layer_norm
 
 from fusion_jax.fusion.transparent import TransparentAttention
 
@@ -28,12 +21,17 @@ def _transparent(layers, norm='post', decoder_layers=4, **side):
   return TransparentAttention(config, 'encoder')
 
 
-def _layers(count, seed=0, scale=1.0, dtype=jnp.float32):
-  return tuple(normal(seed + n, scale, dtype) for n in range(count + 1))
+def _layers(count):
+  return tuple(normal(n) for n in range(count + 1))
+
+
+def _assert_close(a, b, tolerance=1e-5):
+  largest = np.max(np.abs(b), initial=1)
+  np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * largest)
 
 
 def _transparent_params(module, layers):
-  init = jax.jit(lambda *a: module.init(jax.random.key(0), a, make_context()))
+  init = jax.jit(lambda *a: module.init(jax.random.key(0), a, CONTEXT))
   return nn.unbox(init(*layers))['params']
 
 
@@ -42,11 +40,11 @@ def test_transparent_memories_start_as_the_mean(layers):
   module, states = _transparent(layers), _layers(layers)
   params = _transparent_params(module, states)
   assert params['weights'].shape == (layers + 1, 4)
-  memories = module.apply({'params': params}, states, make_context())
+  memories = module.apply({'params': params}, states, CONTEXT)
   assert memories.shape == (4, *states[0].shape)
   mean = np.mean([layer_norm(states[0]), *states[1:]], axis=0)
   for memory in memories:
-    assert_close(memory, mean)
+    _assert_close(memory, mean)
 
 
 @pytest.mark.parametrize(
@@ -66,15 +64,15 @@ def test_transparent_attention_normalises_the_embedding_once(
   params = _transparent_params(module, states)
   assert ('embedding_norm' in params) == own
   only_h0 = {**params, 'weights': jnp.zeros((3, 4)).at[0].set(1e4)}
-  for memory in module.apply({'params': only_h0}, states, make_context()):
-    assert_close(memory, layer_norm(states[0]) if own else states[0])
+  for memory in module.apply({'params': only_h0}, states, CONTEXT):
+    _assert_close(memory, layer_norm(states[0]) if own else states[0])
 
 
 def test_transparent_weight_on_the_last_layer_is_the_baseline():
   module, states = _transparent(3), _layers(3)
   params = _transparent_params(module, states)
   params['weights'] = jnp.zeros((4, 4)).at[3].set(1e4)
-  for memory in module.apply({'params': params}, states, make_context()):
+  for memory in module.apply({'params': params}, states, CONTEXT):
     np.testing.assert_array_equal(memory, states[3])
 
 
@@ -95,14 +93,14 @@ def test_transparent_dropout_by_its_place(place, kept_as, dropped_as):
   memories = module.apply(
     {'params': params},
     (one, zero),
-    make_context(deterministic=False),
+    dataclasses.replace(CONTEXT, deterministic=False),
     rngs={'dropout': jax.random.key(0)},
   )
   kept = np.isclose(memories, kept_as)
   assert (kept | np.isclose(memories, dropped_as)).all()
   # 300 draws of one half: 0.38 is four deviations away.
   assert 0.38 < kept.mean() < 0.62
-  plain = module.apply({'params': params}, (one, zero), make_context())
+  plain = module.apply({'params': params}, (one, zero), CONTEXT)
   np.testing.assert_allclose(plain, 2 / 3, rtol=1e-6)
 
 
@@ -114,11 +112,11 @@ def test_transparent_memories_can_have_a_norm():
   module = _transparent(3, 'rezero', 2, options=options)
   norm = {'scale': normal()[0, 0], 'bias': normal()[0, 1]}
   got = module.apply(
-    {'params': {**params, 'memory_norm': norm}}, _layers(3), make_context()
+    {'params': {**params, 'memory_norm': norm}}, _layers(3), CONTEXT
   )
-  memories = plain.apply({'params': params}, _layers(3), make_context())
+  memories = plain.apply({'params': params}, _layers(3), CONTEXT)
   for own, memory in zip(got, memories, strict=True):
-    assert_close(own, layer_norm(memory, **norm), 1e-4)
+    _assert_close(own, layer_norm(memory, norm), 1e-4)
 
 
 def test_transparent_uniform_weights_fill_their_range():

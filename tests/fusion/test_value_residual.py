@@ -18,7 +18,7 @@ from fusion_jax.fusion.value_residual import (
   value_weights,
 )
 from fusion_jax.layers.attention import MultiHeadAttention, causal_mask
-from fusion_jax.layers.caches import CacheCursor, Keys, KeyValue, empty
+from fusion_jax.layers.caches import Keys, KeyValue
 from fusion_jax.layers.context import Context
 from fusion_jax.testing import TINY, assert_close
 
@@ -169,51 +169,6 @@ def test_shared_values_against_their_equation():
       TINY.heads,
     )
     assert_close(output, dense(own['out'], attended), units=64)
-
-
-def test_shared_values_are_those_of_layer_1_with_weights_1_and_0():
-  x, h = _normal(2, 3, 8), _normal(2, 3, 8, seed=1)
-  shared, parameters = _shared(x, h)
-  config = _config('learnable')
-  mixing = _Pair(*(value_attention(config, 'encoder', n) for n in (1, 2)))
-  own = {
-    'value': {'kernel': _normal(8, 8), 'bias': _normal(8)},
-    'value_weights': jnp.array([1.0, 0.0]),
-  }
-  second = parameters['second'] | own
-  assert_close(
-    shared.apply({'params': parameters}, x, h),
-    mixing.apply({'params': parameters | {'second': second}}, x, h),
-  )
-
-
-def test_a_step_reads_the_cached_values_of_layer_1():
-  """Two positions one by one; the caches above layer 1 have keys alone."""
-  x, h = _normal(2, 2, 8), _normal(2, 2, 8, seed=1)
-  pair, parameters = _shared(x, h)
-
-  def run(pair, x, h, caches, mask):
-    context = Context(mask, True, caches=caches)
-    return [
-      module.attend(each, each, (), context)
-      for module, each in ((pair.first, x), (pair.second, h))
-    ]
-
-  def apply(*arguments):
-    return pair.apply({'params': parameters}, *arguments, method=run)
-
-  whole = CacheCursor()
-  expected = apply(x, h, whole, causal_mask(2))
-  assert [type(each) for each in whole.seen] == [KeyValue, Keys]
-  caches = [empty(each, 2) for each in whole.seen]
-  for position in range(2):
-    part = slice(position, position + 1)
-    cursor = CacheCursor(tuple(caches), jnp.int32(position))
-    mask = causal_mask(2)[:, :, part]
-    found = apply(x[:, part], h[:, part], cursor, mask)
-    caches = cursor.seen
-    assert_close(found, [each[:, part] for each in expected])
-  assert_close(caches[1], whole.seen[1])
 
 
 def test_the_memory_above_layer_1_has_keys_alone():

@@ -30,7 +30,6 @@ from fusion_jax.errors import (
   InputError,
 )
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.multi_layer import MultiLayerOptions
 from fusion_jax.fusion.shortcuts import ShortcutOptions
 from fusion_jax.models.losses import (
   LossSums,
@@ -558,12 +557,7 @@ def test_each_side_has_the_rate_of_its_scheme():
 
 
 def test_a_rate_of_one_leaves_the_optimizer_as_it_is():
-  model = _model(
-    SideConfig(
-      attention='multi_layer',
-      attention_options=MultiLayerOptions(layers=2, partial=True),
-    )
-  )
+  model = _model(SideConfig(attention='shortcut'))
   assert fusion_rates(model, _constant()) == {}
   linear = _model(SideConfig(fusion='linear'))
   config = _constant(fusion_rate=1.0)

@@ -14,7 +14,7 @@ def transparent_attention(
   layers: Layers,
   options: TransparentOptions,
   epsilon: float = 1e-6,
-) -> list[np.ndarray]:
+) -> np.ndarray:
   """memory_j = sum_{i=0..L} softmax_i(W[:, j]) H[i] (Bapna et al. 2018).
 
   H[0] gets the norm that the outputs of post-norm layers have had.
@@ -25,7 +25,7 @@ def transparent_attention(
   for column in np.swapaxes(parameters['weights'], 0, 1):
     weights = softmax(column, axis=0)
     memories.append(sum(w * h for w, h in zip(weights, terms, strict=True)))
-  return memories
+  return np.stack(memories)
 
 
 def dlcl(

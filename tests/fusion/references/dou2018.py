@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusion_jax.fusion.dense import DenseOptions
 from fusion_jax.fusion.linear import LinearOptions
 from fusion_jax.fusion.multi_layer import MultiLayerOptions
 from fusion_jax.fusion.tree import AggOptions, HierarchicalOptions
@@ -22,30 +21,17 @@ from references.parts import (
 
 
 def dense_connection(
-  parameters: dict,
-  embedding: np.ndarray,
-  functions: Sequence[Function],
-  options: DenseOptions,
-  epsilon: float = 1e-6,
+  embedding: np.ndarray, functions: Sequence[Function]
 ) -> list[np.ndarray]:
   """H[l] = Layer_l(H[l-1]) + sum_{i<l} H[i] (Eq. 4); all of H[0..L]."""
   states = [embedding]
-  for depth, function in enumerate(functions, start=1):
-    y = function(states[depth - 1])
-    terms = states[0 if options.include_embedding else 1 :]
-    for term in terms:
-      y = y + term
-    if options.post_sum_norm and terms:
-      y = layer_norm(y, parameters[f'sum_norm_{depth}'], epsilon)
-    states.append(y)
+  for function in functions:
+    states.append(function(states[-1]) + sum(states[1:]))
   return states
 
 
 def linear(
-  parameters: dict,
-  layers: Layers,
-  options: LinearOptions,
-  epsilon: float = 1e-6,
+  parameters: dict, layers: Layers, options: LinearOptions
 ) -> np.ndarray:
   """sum_{l=1..L} W_l H[l] (Eq. 5), or concat(H[1..L]) A B."""
   if options.factored:
@@ -55,10 +41,7 @@ def linear(
     y = np.zeros(layers[0].shape)
     for kernel, layer in zip(parameters['kernel'], layers[1:], strict=True):
       y = y + layer @ kernel
-    if options.bias:
-      y = y + parameters['bias']
-  if options.output_norm:
-    y = layer_norm(y, parameters['norm'], epsilon)
+    y = y + parameters['bias']
   return y
 
 
@@ -177,9 +160,8 @@ def multi_layer_attention(
     What the sublayer gives to its residual.
   """
   depth, k = len(layers), options.layers
-  available = max(depth - 1, 1)  # H[l-1..1]; the first layer reads H[0].
-  if available < k:
-    k = available if options.partial else 1
+  if depth - 1 < k:  # There are fewer layers above H[0].
+    k = 1
   query = layers[depth - 1]
   contexts = [multi_head_attention(parameters, query, query, mask, heads)]
   for i in range(2, k + 1):

@@ -9,6 +9,7 @@ from fusion_jax.fusion.dynamic_combination import DynamicOptions
 from fusion_jax.fusion.dynamic_routing import DynamicRoutingOptions
 from fusion_jax.fusion.em_routing import EmRoutingOptions
 from references.parts import (
+  Function,
   Layers,
   concat,
   dense,
@@ -21,24 +22,13 @@ from references.parts import (
 
 
 def dynamic_combination(
-  parameters: dict,
-  layers: Layers,
-  options: DynamicOptions,
-  epsilon: float = 1e-6,
+  parameters: dict, layers: Layers, options: DynamicOptions
 ) -> np.ndarray:
   """sum_l Wdyn[l] * H[l], Wdyn = FFN(concat(H[1..L])) (Eq. 4)."""
-  width, count = layers[0].shape[-1], len(layers) - 1
   hidden = relu(dense(parameters['hidden'], concat(layers[1:])))
   flat = dense(parameters['out'], hidden)
-  weights = np.stack(
-    [flat[..., depth * width : (depth + 1) * width] for depth in range(count)]
-  )
-  if options.normalize == 'softmax':
-    weights = softmax(weights, axis=0)
-  y = sum(w * h for w, h in zip(weights, layers[1:], strict=True))
-  if options.output_norm:
-    y = layer_norm(y, parameters['norm'], epsilon)
-  return y
+  weights = np.split(flat, len(layers) - 1, axis=-1)
+  return sum(w * h for w, h in zip(weights, layers[1:], strict=True))
 
 
 def capsule_count(options: RoutingOptions, width: int) -> int:
@@ -46,7 +36,7 @@ def capsule_count(options: RoutingOptions, width: int) -> int:
 
 
 def votes(
-  parameters: dict, layers: Layers, options: RoutingOptions, default: str
+  parameters: dict, layers: Layers, options: RoutingOptions, act: Function
 ) -> np.ndarray:
   """V[l->n] = W_l F_l (Eq. 7-8), [B, T, L, N, C].
 
@@ -54,12 +44,9 @@ def votes(
     parameters: of the votes.
     layers: H[0..L].
     options: of the scheme.
-    default: the activation between the maps, where it is 'auto'.
+    act: the activation between the maps.
   """
   inputs = layers[1:]
-  name = options.vote_activation
-  name = default if name == 'auto' else name
-  act = {'none': lambda x: x, 'relu': relu}[name]
   shape = inputs[0].shape
   if options.vote_projection == 'dense':
     y = dense(
@@ -96,33 +83,26 @@ def route_dynamically(
   inputs, capsules, _ = vote.shape
   logits = np.zeros((inputs, capsules))
   outputs = np.zeros(vote.shape[1:])
-  over = 1 if options.route_axis == 'output' else 0
-  mean = capsules / inputs if over == 1 else 1
   for _ in range(options.iterations):
-    couplings = softmax(logits, axis=over)
+    couplings = softmax(logits, axis=1)
     for n in range(capsules):
       total = sum(couplings[i, n] * vote[i, n] for i in range(inputs))
-      if options.average == 'mass':
-        outputs[n] = squash(total / couplings[:, n].sum())
-      else:
-        outputs[n] = squash((options.route_gain or mean) * total)
+      by_mass = options.average == 'mass'
+      outputs[n] = squash(total / couplings[:, n].sum() if by_mass else total)
     for i, n in np.ndindex(inputs, capsules):
-      logits[i, n] += agreement(outputs[n], vote[i], n, options)
+      logits[i, n] += agreement(outputs[n], vote[i, n], options)
   return outputs
 
 
 def agreement(
-  output: np.ndarray, vote: np.ndarray, n: int, options: DynamicRoutingOptions
+  output: np.ndarray, vote: np.ndarray, options: DynamicRoutingOptions
 ) -> float:
-  """Of a capsule's output and the vote [N, C] of an input for it."""
-  product = options.agreement_scale * (output @ vote[n])
-  if options.agreement == 'cosine':
-    lengths = np.linalg.norm(output) * np.linalg.norm(vote[n])
-    return product / lengths if lengths > 0 else 0.0
-  if options.agreement == 'scaled':
-    size = np.sqrt(np.square(vote).mean() + 1e-6)
-    return product / size / math.sqrt(vote.shape[1])
-  return product
+  """Of a capsule's output and the vote [C] of an input for it."""
+  product = output @ vote
+  if options.agreement == 'product':
+    return product
+  lengths = np.linalg.norm(output) * np.linalg.norm(vote)
+  return product / lengths if lengths > 0 else 0.0
 
 
 def sized(vote: np.ndarray, options: RoutingOptions) -> np.ndarray:
@@ -143,7 +123,9 @@ def dynamic_routing(
   epsilon: float = 1e-6,
 ) -> np.ndarray:
   """Eq. 5-9."""
-  vote = sized(votes(parameters['votes'], layers, options, 'none'), options)
+  vote = sized(
+    votes(parameters['votes'], layers, options, lambda x: x), options
+  )
   y = np.zeros(layers[0].shape)
   for b, t in np.ndindex(*y.shape[:2]):
     y[b, t] = route_dynamically(vote[b, t], options).reshape(-1)
@@ -155,35 +137,13 @@ def _capsule_output(parameters, y, layers, options, epsilon):
     y = y + layers[-1]
   if options.residual == 'all':
     y = y + sum(layers[1:])
-  if options.output_norm:
-    y = layer_norm(y, parameters['norm'], epsilon)
-  return y
+  return layer_norm(y, parameters['norm'], epsilon)
 
 
-def input_activations(
-  parameters: dict, layers: Layers, options: RoutingOptions, capsules: int
-) -> np.ndarray:
-  """A_in of every input and output capsule, [B, T, L, N] (Eq. 10)."""
-  z, inputs = concat(layers[1:]), len(layers) - 1
-  shape = (*z.shape[:2], inputs, capsules)
-  if options.activation == 'none':
-    return np.ones(shape)
-  if options.activation == 'per_output':
-    return sigmoid(dense(parameters['activation_out'], z)).reshape(shape)
-  hidden = relu(dense(parameters['activation_hidden'], z))
-  a = sigmoid(dense(parameters['activation_out'], hidden))
-  return np.broadcast_to(a[..., None], shape)
-
-
-def inverse_temperature(iteration: int, schedule: str) -> float:
-  if schedule == 'linear':
-    return (1.0, 2.0, 3.0)[min(iteration, 2)]
-  return 0.01 * (1 - 0.95 ** (iteration + 1))
-
-
-def standardise(x: np.ndarray) -> np.ndarray:
-  deviation = x.std()
-  return (x - x.mean()) / deviation if deviation > 0 else x * 0
+def input_activations(parameters: dict, layers: Layers) -> np.ndarray:
+  """A_in of every input capsule, [B, T, L] (Eq. 10)."""
+  hidden = relu(dense(parameters['activation_hidden'], concat(layers[1:])))
+  return sigmoid(dense(parameters['activation_out'], hidden))
 
 
 def maximise(vote, couplings, beta_a, beta_u, step, options: EmRoutingOptions):
@@ -191,46 +151,39 @@ def maximise(vote, couplings, beta_a, beta_u, step, options: EmRoutingOptions):
   inputs, capsules, size = vote.shape
   mean, variance = np.zeros((2, capsules, size))
   mass, cost = np.zeros((2, capsules))
-  floor = options.variance_floor
-  if options.floor == 'relative':
-    floor = floor * np.square(vote).mean() + 1e-9
   for n in range(capsules):
     # The floor of the mass is spread, so that the mean weights sum to 1.
     r = couplings[:, n] + 1e-9 / inputs
     mass[n] = r.sum()
     mean[n] = sum(r[i] * vote[i, n] for i in range(inputs)) / mass[n]
     spread = sum(r[i] * (vote[i, n] - mean[n]) ** 2 for i in range(inputs))
-    variance[n] = spread / mass[n] + floor
+    variance[n] = spread / mass[n] + options.variance_floor
     nats = 0.5 * np.log(variance[n]) + 0.5 * (1 + math.log(2 * math.pi))
     cost[n] = nats.sum() * mass[n]
-  if options.cost_norm:
-    cost = standardise(cost)
-  scale = inverse_temperature(step, options.temperature)
+  scale = (1.0, 2.0, 3.0)[min(step, 2)]
   return mean, variance, log_sigmoid(scale * (beta_a - beta_u * mass - cost))
 
 
-def expect(vote, mean, variance, log_activation, options: EmRoutingOptions):
+def expect(vote, mean, variance, log_activation):
   """E-step (Eq. 15-16): how much every input belongs to every output."""
   logits = np.zeros(vote.shape[:2])
   for i, n in np.ndindex(*logits.shape):
     square = (vote[i, n] - mean[n]) ** 2 / (2 * variance[n])
     density = -(square + 0.5 * np.log(2 * math.pi * variance[n])).sum()
-    logits[i, n] = log_activation[n] + options.log_density_scale * density
+    logits[i, n] = log_activation[n] + density
   return softmax(logits, axis=1)
 
 
 def route_by_em(vote, activation, beta_a, beta_u, options: EmRoutingOptions):
-  """Algorithm 2 at one position: [L, N, C] and [L, N] to [N, C]."""
+  """Algorithm 2 at one position: [L, N, C] and [L] to [N, C]."""
   couplings = np.full(vote.shape[:2], 1 / vote.shape[1])
   iterations = options.iterations
   for step in range(iterations):
     mean, variance, log_activation = maximise(
-      vote, couplings * activation, beta_a, beta_u, step, options
+      vote, couplings * activation[:, None], beta_a, beta_u, step, options
     )
     if step < iterations - 1:
-      couplings = expect(vote, mean, variance, log_activation, options)
-  if options.emit == 'mean':
-    return mean
+      couplings = expect(vote, mean, variance, log_activation)
   return np.exp(log_activation)[:, None] * mean
 
 
@@ -241,13 +194,9 @@ def em_routing(
   epsilon: float = 1e-6,
 ) -> np.ndarray:
   """Eq. 10-16."""
-  vote = votes(parameters['votes'], layers, options, 'relu')
-  vote = sized(vote, options)
-  capsules = vote.shape[3]
-  activation = input_activations(parameters, layers, options, capsules)
-  beta_a = beta_u = np.zeros(capsules)
-  if options.betas == 'learned':
-    beta_a, beta_u = parameters['beta_a'], parameters['beta_u']
+  vote = sized(votes(parameters['votes'], layers, options, relu), options)
+  activation = input_activations(parameters, layers)
+  beta_a, beta_u = parameters['beta_a'], parameters['beta_u']
   y = np.zeros(layers[0].shape)
   for b, t in np.ndindex(*y.shape[:2]):
     y[b, t] = route_by_em(

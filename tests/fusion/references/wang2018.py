@@ -60,7 +60,6 @@ def hops(
 ) -> np.ndarray:
   """Attention over depth, hop by hop (Eq. 5-7)."""
   terms = fused_layers(layers, options, table)
-  act = {'tanh': np.tanh, 'relu': relu}[options.scorer_activation]
   first = parameters['scorer_hidden']['kernel']
   second = parameters['scorer_out']['kernel']
   columns = terms[0].shape[-1] if options.feature_wise else 1
@@ -71,7 +70,7 @@ def hops(
       index = {'none': ..., 'per_layer': depth, 'per_hop': p}[
         options.independent
       ]
-      hidden = act(z @ first[index])
+      hidden = np.tanh(z @ first[index])
       energies.append(hidden @ second[:, p * columns : (p + 1) * columns])
     weights = softmax(np.stack(energies), axis=0)
     summaries.append(sum(a * z for a, z in zip(weights, terms, strict=True)))

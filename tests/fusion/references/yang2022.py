@@ -39,10 +39,7 @@ def encoder_groups(
 
 
 def decoder_groups(
-  parameters: dict,
-  layers: Layers,
-  options: GtransOptions,
-  epsilon: float = 1e-6,
+  parameters: dict, layers: Layers, options: GtransOptions
 ) -> tuple[np.ndarray, np.ndarray]:
   """G[k] = sum over the group of sigmoid(w_l) H[l], log psi (Eq. 4-5).
 
@@ -50,7 +47,7 @@ def decoder_groups(
   """
   features = []
   groups = layer_groups(len(layers) - 1, options, 2)
-  for k, group in enumerate(groups, start=1):
+  for group in groups:
     if options.mode == 'last':
       y = layers[group[-1]]
     else:
@@ -60,8 +57,6 @@ def decoder_groups(
       )
     if options.mode == 'weighted_mean':
       y = y / len(group)
-    if options.group_norm:
-      y = layer_norm(y, parameters[f'group_norm_{k}'], epsilon)
     features.append(y)
   temperature = options.temperature or math.sqrt(layers[0].shape[-1])
   log_psi = log_softmax(parameters['group_weights'] / temperature)
