@@ -21,7 +21,6 @@ from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.dense import DenseOptions
 from fusion_jax.fusion.gtrans import GtransOptions
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import assert_close, drawn_parameters
@@ -213,7 +212,7 @@ def test_an_input_left_out_is_a_reader_of_zeros(name):
 
 
 def test_a_sum_of_layers_without_one_of_them():
-  config = _config(SideConfig(fusion='dense', options=DenseOptions()))
+  config = _config(SideConfig(fusion='dense'))
   config = dataclasses.replace(config, encoder_layers=2)
   parameters = _parameters(config)
   whole = _output(config, parameters).encoder_layers
