@@ -29,11 +29,7 @@ from fusion_jax.data.pipeline import (
   training_shapes,
 )
 from fusion_jax.data.prepare import prepare
-from fusion_jax.data.prepared import (
-  SOURCE_MODEL,
-  TARGET_MODEL,
-  PreparedCorpus,
-)
+from fusion_jax.data.prepared import SOURCE_MODEL, TARGET_MODEL, PreparedCorpus
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.runs.loading import make_model
 from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages

@@ -153,10 +153,7 @@ def get_config(variant: str = 'mlrf_base') -> ExperimentConfig:
     ),
     optimizer=OptimizerConfig(schedule='vaswani', warmup_steps=16_000),
     training=TrainingConfig(
-      steps=80_000,
-      label_smoothing=0.0,
-      validate_every=2_000,
-      save_every=2_000,
+      steps=80_000, label_smoothing=0.0, validate_every=2_000, save_every=2_000
     ),
     decoding=DecodingConfig(beam_size=8, alpha=1.6),
   )

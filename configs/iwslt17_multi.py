@@ -53,10 +53,7 @@ def get_config(variant: str = 'gtrans') -> ExperimentConfig:
     model=ModelConfig(dropout=0.2, embedding_dropout=0.2),
     optimizer=OptimizerConfig(schedule='inverse_sqrt', warmup_steps=8_000),
     training=TrainingConfig(
-      steps=100_000,
-      loss_chunk=2_048,
-      validate_every=5_000,
-      save_every=5_000,
+      steps=100_000, loss_chunk=2_048, validate_every=5_000, save_every=5_000
     ),
     decoding=DecodingConfig(beam_size=8, length_penalty='none'),
   )

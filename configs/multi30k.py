@@ -55,10 +55,7 @@ def get_config(variant: str = 'en-de') -> ExperimentConfig:
       schedule='inverse_sqrt', peak=2e-3, warmup_steps=1_000
     ),
     training=TrainingConfig(
-      steps=3_600,
-      validate_every=600,
-      save_every=200,
-      keep_last=8,
+      steps=3_600, validate_every=600, save_every=200, keep_last=8
     ),
     decoding=DecodingConfig(beam_size=5, alpha=1.4, max_source_length=64),
   )

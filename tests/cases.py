@@ -40,32 +40,21 @@ def _plain_schemes() -> dict[str, ModelConfig]:
 # Every option of every scheme away from its default at least once. A side
 # takes what it reads of them.
 _OPTIONS: dict[str, list[dict[str, Any]]] = {
-  'linear': [
-    {'factored': False},
-    {'hidden': 10},
-  ],
-  'iterative': [
-    {'activation': 'attention', 'residual': 'top'},
-  ],
+  'linear': [{'factored': False}, {'hidden': 10}],
+  'iterative': [{'activation': 'attention', 'residual': 'top'}],
   'hierarchical': [
     {'activation': 'relu', 'residual': 'none', 'hidden': 10},
     {'group_size': 3, 'feedback': False},
     {'zero_out': False},
   ],
-  'average': [
-    {'include_embedding': False, 'norm': 'plain'},
-  ],
-  'feed_forward': [
-    {'layer_embedding': False, 'hidden': 10, 'norm': 'none'},
-  ],
+  'average': [{'include_embedding': False, 'norm': 'plain'}],
+  'feed_forward': [{'layer_embedding': False, 'hidden': 10, 'norm': 'none'}],
   'hops': [
     {'independent': 'per_layer', 'norm': 'plain', 'scorer_width': 10},
     {'independent': 'per_hop', 'hops': 2},
     {'feature_wise': True, 'layer_embedding': False, 'norm': 'none'},
   ],
-  'dynamic_combination': [
-    {'hidden': 10},
-  ],
+  'dynamic_combination': [{'hidden': 10}],
   'dynamic_routing': [
     {'form': 'paper'},
     {
@@ -224,8 +213,7 @@ def _combined() -> dict[str, ModelConfig]:
       _both(fusion='dlcl'), residual='deepnorm'
     ),
     'mudd-memory': _model(
-      norm='pre',
-      encoder=SideConfig('mudd', {'ways': 0, 'memory_ways': 2}),
+      norm='pre', encoder=SideConfig('mudd', {'ways': 0, 'memory_ways': 2})
     ),
     'mudd-memory-pre_post': _model(
       norm='pre',
@@ -259,10 +247,7 @@ def _combined() -> dict[str, ModelConfig]:
       fusion='dynamic_combination', start='baseline'
     ),
     'feed_forward-start': _both(
-      'pre',
-      fusion='feed_forward',
-      start='baseline',
-      options={'hidden': 20},
+      'pre', fusion='feed_forward', start='baseline', options={'hidden': 20}
     ),
     'gtrans-start': _both(fusion='gtrans', start='baseline'),
     'hierarchical-start': _both('pre', fusion='hierarchical', start='baseline'),
@@ -271,18 +256,12 @@ def _combined() -> dict[str, ModelConfig]:
       attention_options={'feature_fusion': True},
       start='baseline',
     ),
-    'multi_layer-start': _both(
-      attention='multi_layer',
-      start='baseline',
-    ),
+    'multi_layer-start': _both(attention='multi_layer', start='baseline'),
     'rezero-dlcl': _both('rezero', fusion='dlcl'),
     'post-per_layer': _both(fusion='linear', input_norm='per_layer'),
     'pre-no-input-norm': _both('pre', fusion='iterative', input_norm='none'),
     'shortcut-em_routing': _both(fusion='em_routing', attention='shortcut'),
-    'multi_layer-gtrans': _both(
-      fusion='gtrans',
-      attention='multi_layer',
-    ),
+    'multi_layer-gtrans': _both(fusion='gtrans', attention='multi_layer'),
     'feed_forward-hops': _model(
       encoder=SideConfig(fusion='feed_forward'),
       decoder=SideConfig(fusion='hops'),
@@ -295,11 +274,7 @@ def _combined() -> dict[str, ModelConfig]:
       _both(fusion='linear'), scan_layers=True, remat=True
     ),
     'scan-hyper': dataclasses.replace(
-      _both(
-        'pre',
-        fusion='hyper_connections',
-        options={'collapse': 'learned'},
-      ),
+      _both('pre', fusion='hyper_connections', options={'collapse': 'learned'}),
       scan_layers=True,
       remat=True,
     ),
@@ -320,10 +295,7 @@ def _combined() -> dict[str, ModelConfig]:
       scan_layers=True,
     ),
     'scan-non_lexical': dataclasses.replace(
-      _both(
-        attention='shortcut',
-        attention_options={'source': 'non_lexical'},
-      ),
+      _both(attention='shortcut', attention_options={'source': 'non_lexical'}),
       scan_layers=True,
     ),
     'scan-tree': dataclasses.replace(

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusion_jax.command import command
-from fusion_jax.startup import (
-  keep_compiled,
-  lasting_imports,
-  use_huge_pages,
-)
+from fusion_jax.startup import keep_compiled, lasting_imports, use_huge_pages
 
 _ROOT = Path(__file__).parents[1]
 

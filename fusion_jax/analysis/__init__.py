@@ -9,10 +9,7 @@ import dataclasses
 from typing import Literal
 
 from fusion_jax.bounds import Natural, number
-from fusion_jax.config.flags import (
-  add_checkpoint_flags,
-  add_direction_flags,
-)
+from fusion_jax.config.flags import add_checkpoint_flags, add_direction_flags
 from fusion_jax.errors import InputError
 
 

@@ -18,12 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fusion_jax.analysis.passes import (
-  Pass,
-  by_part,
-  moments,
-  sums_by_part,
-)
+from fusion_jax.analysis.passes import Pass, by_part, moments, sums_by_part
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view import SIDES, Numbers, nullable
 from fusion_jax.config import ModelConfig, Side, SideConfig
@@ -312,10 +307,7 @@ ROWS: Mapping[str, Row] = {
   'transparent': Row(stored=_transparent),
   'mudd': Row(_sums, _sums),
   'grn': Row(
-    _sums,
-    _sums,
-    _static,
-    constant=lambda side: side.options.kind != 'dynamic',
+    _sums, _sums, _static, constant=lambda side: side.options.kind != 'dynamic'
   ),
   'dynamic_combination': Row(_combination, _features, numbers=_spread),
   'hops': Row(_hops),

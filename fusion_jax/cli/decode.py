@@ -47,16 +47,8 @@ from fusion_jax.config.flags import (
   parse_arguments,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.processes import (
-  add_process_flags,
-  processes_of,
-  start,
-)
-from fusion_jax.startup import (
-  lasting_imports,
-  one_line_errors,
-  start_logging,
-)
+from fusion_jax.parallel.processes import add_process_flags, processes_of, start
+from fusion_jax.startup import lasting_imports, one_line_errors, start_logging
 
 # Flags that replace a field of DecodingConfig of the same name.
 _OPTIONS = (

@@ -292,10 +292,7 @@ def attention_file(
 
 @contextlib.contextmanager
 def alignment_file(
-  path: str,
-  source: Tokenizer,
-  target: Tokenizer,
-  unit: Unit = 'piece',
+  path: str, source: Tokenizer, target: Tokenizer, unit: Unit = 'piece'
 ) -> Iterator[WriteViews]:
   """Write hard alignments, one line of links i-j for each line."""
   tags = len(source.tags)

@@ -14,17 +14,9 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import parse_experiment, step_range
 from fusion_jax.config.presets import changed
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.processes import (
-  add_process_flags,
-  processes_of,
-  start,
-)
+from fusion_jax.parallel.processes import add_process_flags, processes_of, start
 from fusion_jax.runs.directory import read_config
-from fusion_jax.startup import (
-  lasting_imports,
-  one_line_errors,
-  start_logging,
-)
+from fusion_jax.startup import lasting_imports, one_line_errors, start_logging
 
 
 @one_line_errors

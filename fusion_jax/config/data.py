@@ -288,11 +288,7 @@ class DataConfig:
           name: getattr(direction, name) for name in ('train', 'valid', 'test')
         }
     return dataclasses.replace(
-      self,
-      source_language=source,
-      target_language=target,
-      directions=(),
-      **own,
+      self, source_language=source, target_language=target, directions=(), **own
     )
 
   def tags(self, source: str, target: str) -> tuple[str, ...]:

@@ -283,10 +283,7 @@ def _check_field(
 
 
 def _suggestion(
-  path: str,
-  parent: Mapping[str, Any],
-  field: str,
-  values: Mapping[str, Any],
+  path: str, parent: Mapping[str, Any], field: str, values: Mapping[str, Any]
 ) -> str:
   """Suggest the closest sibling, the same name elsewhere, or all siblings."""
   if close := difflib.get_close_matches(field, parent, n=1):

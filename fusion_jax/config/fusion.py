@@ -147,9 +147,7 @@ class SideConfig:
   """Fusion scheme: 'none', or a name that `fusion-jax schemes` lists."""
 
   options: Annotated[
-    Any,
-    BeforeValidator(_options_of('fusion')),
-    Field(validate_default=True),
+    Any, BeforeValidator(_options_of('fusion')), Field(validate_default=True)
   ] = None
   """Options of the scheme; with another scheme they are that one's defaults."""
 
@@ -158,9 +156,7 @@ class SideConfig:
   'shortcut' or 'value_residual'."""
 
   attention_options: Annotated[
-    Any,
-    BeforeValidator(_options_of('attention')),
-    Field(validate_default=True),
+    Any, BeforeValidator(_options_of('attention')), Field(validate_default=True)
   ] = None
   """Options of the source of attention."""
 

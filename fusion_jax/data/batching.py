@@ -296,9 +296,7 @@ def shape_table(lengths: Int32[np.ndarray, 'N 2'], plan: EpochPlan) -> str:
 
 
 def batch_rows(
-  slots: Int[_Counts, '*caps'],
-  config: BatchConfig,
-  devices: int,
+  slots: Int[_Counts, '*caps'], config: BatchConfig, devices: int
 ) -> Int[_Counts, '*caps']:
   """Return as many rows as `config.tokens` allows, at least one multiple."""
   multiple = math.lcm(config.row_multiple, devices)

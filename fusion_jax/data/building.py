@@ -114,10 +114,7 @@ def _chunks(text: Text, split: str) -> Iterator[RawChunk]:
 
 
 def _kept(
-  chunks: Iterable[EncodedChunk],
-  direction: str,
-  row: int,
-  counts: '_Counts',
+  chunks: Iterable[EncodedChunk], direction: str, row: int, counts: '_Counts'
 ) -> Iterator[KeptChunk]:
   """Count training pairs and yield those that are kept, from a row on."""
   repetitions = filtering.Repetitions()

@@ -79,12 +79,7 @@ def features() -> tfds.features.FeaturesDict:
   ids = tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes')
   text = tfds.features.Text()
   return tfds.features.FeaturesDict(
-    {
-      'source': ids,
-      'target': ids,
-      'source_text': text,
-      'target_text': text,
-    }
+    {'source': ids, 'target': ids, 'source_text': text, 'target_text': text}
   )
 
 

@@ -300,9 +300,7 @@ def _by_row(
 
 
 def _chosen(
-  log_p: Callable,
-  features: Any,
-  targets: Int32[Array, 'B T'],
+  log_p: Callable, features: Any, targets: Int32[Array, 'B T']
 ) -> Float32[Array, 'B T']:
   """Choose log p of the targets row by row, so that few logits are held."""
 

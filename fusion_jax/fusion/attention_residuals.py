@@ -18,11 +18,7 @@ from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import (
-  ResidualPlug,
-  no_layers,
-  on_both_sides,
-)
+from fusion_jax.fusion.scheme import ResidualPlug, no_layers, on_both_sides
 from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import Residual, ResidualState
@@ -88,8 +84,7 @@ def source_scores(
 
 
 def weighted_sources(
-  scores: Float[Array, 'K B T G'],
-  sources: tuple[Float[Array, 'B T D'], ...],
+  scores: Float[Array, 'K B T G'], sources: tuple[Float[Array, 'B T D'], ...]
 ) -> Float[Array, 'B T D']:
   """Return K sum_i a_i v_i, float32, with a_i = s_i / sum_j s_j.
 
@@ -110,8 +105,7 @@ def weighted_sources(
 
 
 def _divided(
-  scores: Float[Array, 'K B T G'],
-  sources: tuple[Float[Array, 'B T D'], ...],
+  scores: Float[Array, 'K B T G'], sources: tuple[Float[Array, 'B T D'], ...]
 ) -> Float[Array, 'B T D']:
   total = jnp.zeros(sources[0].shape, jnp.float32)
   for each, source in zip(scores, sources, strict=True):

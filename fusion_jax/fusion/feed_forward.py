@@ -14,9 +14,7 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.fusion.average import AverageOptions, mlrf_layers, mlrf_norm
 from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import (
-  on_both_sides,
-)
+from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.fusion.starts import may_start_as_identity
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import Dense, kernel_initializer

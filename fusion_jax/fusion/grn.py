@@ -18,10 +18,7 @@ from fusion_jax.config.section import section
 from fusion_jax.errors import require
 from fusion_jax.fusion.connection import LayerConnection
 from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import (
-  all_layers,
-  on_both_sides,
-)
+from fusion_jax.fusion.scheme import all_layers, on_both_sides
 from fusion_jax.fusion.streams import WAYS, StreamAttention
 from fusion_jax.layers.attention import (
   LayerInput,

@@ -23,9 +23,7 @@ from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.fusion.scheme import (
-  Scheme,
-)
+from fusion_jax.fusion.scheme import Scheme
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import layer_norm

@@ -22,18 +22,10 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.scheme import (
-  ResidualPlug,
-  no_layers,
-  on_both_sides,
-)
+from fusion_jax.fusion.scheme import ResidualPlug, no_layers, on_both_sides
 from fusion_jax.layers.context import Context, token_mean
 from fusion_jax.layers.parameter import Initializer, parameter
-from fusion_jax.layers.residual import (
-  Residual,
-  ResidualState,
-  Streams,
-)
+from fusion_jax.layers.residual import Residual, ResidualState, Streams
 from fusion_jax.layers.sow import sow
 
 

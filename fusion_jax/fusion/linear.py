@@ -45,9 +45,7 @@ def affine(
 
 
 def linear_combination(
-  layers: Layers,
-  kernel: Float[Array, 'L D D'],
-  bias: Float[Array, ' D'],
+  layers: Layers, kernel: Float[Array, 'L D D'], bias: Float[Array, ' D']
 ) -> Float[Array, 'B T D']:
   """Return sum_l H[l] W_l + b; Dou et al. (2018), Eq. 5.
 

@@ -24,11 +24,7 @@ from fusion_jax.layers.attention import MultiHeadAttention
 from fusion_jax.layers.residual import Residual, ResidualState
 
 Plug = Literal[
-  'layer aggregation',
-  'layer connection',
-  'prediction',
-  'attention',
-  'residual',
+  'layer aggregation', 'layer connection', 'prediction', 'attention', 'residual'
 ]
 
 # Views that a scheme from outside the package can declare.

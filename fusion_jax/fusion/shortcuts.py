@@ -21,9 +21,7 @@ from jaxtyping import Array, Bool, Float
 from fusion_jax.config import ModelConfig, Side, SideConfig
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.scheme import (
-  AttentionSource,
-)
+from fusion_jax.fusion.scheme import AttentionSource
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
 from fusion_jax.layers.caches import KeyValue

@@ -24,11 +24,7 @@ from fusion_jax.layers.residual import layer_norm
 # Names of the sums that a layer reads, by their number. Of three, the query's
 # is the residual too.
 WAYS: Mapping[int, tuple[str, ...]] = types.MappingProxyType(
-  {
-    1: LayerInput._fields[:1],
-    3: LayerInput._fields[1:],
-    4: LayerInput._fields,
-  }
+  {1: LayerInput._fields[:1], 3: LayerInput._fields[1:], 4: LayerInput._fields}
 )
 
 

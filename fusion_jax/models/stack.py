@@ -103,11 +103,7 @@ class EncoderLayer(nn.Module):
     self.scale = _scale(self, config)
 
   def __call__(
-    self,
-    x: Any,
-    layers: Layers,
-    context: Context,
-    memory: None = None,
+    self, x: Any, layers: Layers, context: Context, memory: None = None
   ) -> Any:
     """Apply the layer.
 
@@ -160,11 +156,7 @@ class DecoderLayer(nn.Module):
     return self.cross_attention.mixed(own, first.values)
 
   def __call__(
-    self,
-    x: Any,
-    layers: Layers,
-    context: Context,
-    memory: KeyValue,
+    self, x: Any, layers: Layers, context: Context, memory: KeyValue
   ) -> Any:
     """Apply the layer to all positions, or to one position with caches.
 
@@ -230,10 +222,7 @@ class _Stack(nn.Module):
       self.final_norm = layer_norm(config)
 
   def _run(
-    self,
-    x: Float[Array, 'B T D'],
-    context: Context,
-    memories: Any,
+    self, x: Float[Array, 'B T D'], context: Context, memories: Any
   ) -> StackOutput:
     """Apply all layers, then the layer aggregation."""
     run = self._scan if self.config.scan_layers else self._loop
@@ -260,11 +249,7 @@ class _Stack(nn.Module):
     return layers, self._output(layers, carried, state, context)
 
   def _output(
-    self,
-    layers: Layers,
-    carried: tuple[Any, ...],
-    state: Any,
-    context: Context,
+    self, layers: Layers, carried: tuple[Any, ...], state: Any, context: Context
   ) -> Float[Array, '*J B T D']:
     """Return what the layer connection, or the state, gives after layer L."""
     if self.state_read is not None:

@@ -375,10 +375,7 @@ class Transformer(nn.Module):
 
   @nn.nowrap
   def take_sentences(
-    self,
-    cache: tuple[Cache, ...],
-    memory: Memory,
-    sentences: Int[Array, ' M'],
+    self, cache: tuple[Cache, ...], memory: Memory, sentences: Int[Array, ' M']
   ) -> tuple[tuple[Cache, ...], Memory]:
     """Select the cache and the memory of some of the sentences.
 

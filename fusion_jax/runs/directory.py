@@ -139,10 +139,7 @@ def check_workdir(workdir: Path, config: ExperimentConfig) -> None:
 
 
 def create_run(
-  workdir: Path,
-  config: ExperimentConfig,
-  source: Tokenizer,
-  target: Tokenizer,
+  workdir: Path, config: ExperimentConfig, source: Tokenizer, target: Tokenizer
 ) -> None:
   """Write what decoding needs beside checkpoints; config.json last."""
   with write_errors(workdir):

@@ -204,9 +204,7 @@ def _check_newest(folder: Path, identity: Mapping[str, Any]) -> None:
         return
 
 
-def _described(
-  workdir: Path,
-) -> tuple[ExperimentConfig, Tokenizer, Tokenizer]:
+def _described(workdir: Path) -> tuple[ExperimentConfig, Tokenizer, Tokenizer]:
   """Read the config and the tokenizers that are stored beside checkpoints."""
   config = read_config(workdir)
   source, target = read_tokenizers(workdir)

@@ -13,11 +13,7 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import add_direction_flags, parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.runs.directory import read_metrics
-from fusion_jax.startup import (
-  one_line_errors,
-  run_program,
-  start_logging,
-)
+from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 _SHOWN = 5
 _INDICES = re.compile(r'(_\d+)+$')

@@ -43,11 +43,7 @@ from fusion_jax.runs.checkpoint import Checkpoints, abstract_like
 from fusion_jax.runs.integrity import identity_of
 from fusion_jax.runs.loading import make_model
 from fusion_jax.training.evaluate import Validator
-from fusion_jax.training.optimizer import (
-  check_freeze,
-  last_rate,
-  optimizer_for,
-)
+from fusion_jax.training.optimizer import check_freeze, last_rate, optimizer_for
 from fusion_jax.training.state import StatePlan, plan_state
 from fusion_jax.training.step import (
   Compilations,

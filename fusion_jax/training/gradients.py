@@ -92,10 +92,7 @@ def diversity_weight(
 
 
 def batch_diversity(
-  output: ModelOutput,
-  batch: Batch,
-  config: TrainingConfig,
-  counts: BatchCounts,
+  output: ModelOutput, batch: Batch, config: TrainingConfig, counts: BatchCounts
 ) -> Float[Array, '']:
   """Return the layer diversity of both stacks; Dou et al. (2018), Eq. 9-10."""
   sides = (

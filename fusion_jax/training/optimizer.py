@@ -215,9 +215,7 @@ def _adam(
   return optax.chain(*parts)
 
 
-def _in_place(
-  config: OptimizerConfig,
-) -> optax.GradientTransformationExtraArgs:
+def _in_place(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
   """Return an Adam that computes its update from the moments it will keep.
 
   Optax computes the update and the moments to keep from the old moments. XLA on

@@ -62,9 +62,7 @@ def plan_state(
 
 
 def initial_state(
-  model: Transformer,
-  optimizer: optax.GradientTransformation,
-  seed: int,
+  model: Transformer, optimizer: optax.GradientTransformation, seed: int
 ) -> TrainState:
   """Return fresh parameters and optimizer state at step 0."""
   return nn.unbox(_boxed_state(model, optimizer, TrainingConfig(seed=seed)))

@@ -167,12 +167,7 @@ def test_scanned_layers_are_left_out_too():
 # The scheme with its options, the layer that is left out, and the parameter
 # that reads it with the part that must then be 0; a width is 8.
 _READERS = {
-  'linear': (
-    {'factored': False},
-    2,
-    'encoder/read_out/kernel',
-    np.s_[1],
-  ),
+  'linear': ({'factored': False}, 2, 'encoder/read_out/kernel', np.s_[1]),
   # The first node joins H[2] and H[1] in this order.
   'iterative': (
     {'residual': 'none'},
@@ -188,12 +183,7 @@ _READERS = {
   ),
   # What layer 1 reads is no sum.
   'dlcl': ({}, 0, 'encoder/connection/weights', np.s_[1:, 0]),
-  'gtrans': (
-    {'group_size': 1},
-    2,
-    'encoder/read_out/weights',
-    np.s_[1],
-  ),
+  'gtrans': ({'group_size': 1}, 2, 'encoder/read_out/weights', np.s_[1]),
 }
 
 

@@ -88,8 +88,7 @@ _HYPER = SideConfig(
 
 def _attention(**options):
   return SideConfig(
-    'attention_residuals',
-    options=AttentionResidualOptions(**options),
+    'attention_residuals', options=AttentionResidualOptions(**options)
   )
 
 

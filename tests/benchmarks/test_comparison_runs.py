@@ -135,12 +135,7 @@ def test_a_run_that_is_stopped_at_the_deadline_is_resumed(tmp_path):
 
 @pytest.mark.parametrize(
   ('losses', 'rate'),
-  [
-    ((2.0, 1.9), 1.0),
-    ((1.9, 2.0), 0.3),
-    ((2.0, 2.0), 0.3),
-    ((None, 9.0), 1.0),
-  ],
+  [((2.0, 1.9), 1.0), ((1.9, 2.0), 0.3), ((2.0, 2.0), 0.3), ((None, 9.0), 1.0)],
 )
 def test_the_rate_has_the_lowest_validation_loss(tmp_path, losses, rate):
   names = 'tuning/pre/linear@0.3-0', 'tuning/pre/linear@1-0'

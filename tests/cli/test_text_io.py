@@ -6,11 +6,7 @@ import logging
 
 import pytest
 
-from fusion_jax.cli.text_io import (
-  open_input,
-  open_output,
-  read_lines,
-)
+from fusion_jax.cli.text_io import open_input, open_output, read_lines
 from fusion_jax.errors import InputError
 
 

@@ -119,11 +119,7 @@ def test_what_differs_between_directions():
   [
     ('directions.0.train', '', 'directions: de-en: its train must name at lea'),
     ('directions.0.weight', '0', 'directions.0.weight: must be > 0, got 0'),
-    (
-      'directions.0.weight',
-      '1e999',
-      '0.weight: must be finite, got inf',
-    ),
+    ('directions.0.weight', '1e999', '0.weight: must be finite, got inf'),
     ('directions.0.weight', 'x', 'directions.0.weight: must be a number, go'),
     ('directions.2.target_language', 'de', 'en-de is there twice; join its c'),
     ('directions.0.target_language', 'de', 'de-de: source and target languag'),

@@ -8,11 +8,7 @@ from hypothesis.extra import numpy as hypothesis_numpy
 from test_batching import caption_lengths
 
 from fusion_jax.data.batching import Shape
-from fusion_jax.data.packing import (
-  PackedPlan,
-  assemble_packed,
-  packing_table,
-)
+from fusion_jax.data.packing import PackedPlan, assemble_packed, packing_table
 
 _LENGTHS = st.integers(1, 80).flatmap(
   lambda count: hypothesis_numpy.arrays(

@@ -35,8 +35,7 @@ class MemorySplit:
   def __getitem__(self, index):
     source, target = self.lengths[index]
     return Pair(
-      np.full(source, index + 1, np.int32),
-      np.full(target, index + 1, np.int32),
+      np.full(source, index + 1, np.int32), np.full(target, index + 1, np.int32)
     )
 
   def __getitems__(self, indices):
@@ -46,8 +45,7 @@ class MemorySplit:
     generator = np.random.default_rng((index, seed))
     source, target = generator.integers(1, self.lengths[index] + 1)
     return Pair(
-      np.full(source, index + 1, np.int32),
-      np.full(target, index + 1, np.int32),
+      np.full(source, index + 1, np.int32), np.full(target, index + 1, np.int32)
     )
 
 
@@ -70,9 +68,7 @@ def batches_of(packing=False, **options):
 
 def data_sharding():
   mesh = jax.make_mesh(
-    (jax.device_count(),),
-    ('data',),
-    axis_types=(jax.sharding.AxisType.Auto,),
+    (jax.device_count(),), ('data',), axis_types=(jax.sharding.AxisType.Auto,)
   )
   return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
 
@@ -301,8 +297,7 @@ def test_orbax_saves_and_restores_the_position(open_iterator, tmp_path):
   take(iterator, 5)
   with ocp.CheckpointManager(tmp_path) as manager:
     manager.save(
-      5,
-      args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(iterator)),
+      5, args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(iterator))
     )
     expected = take(iterator, 4)
     manager.wait_until_finished()

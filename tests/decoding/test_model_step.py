@@ -23,10 +23,7 @@ from fusion_jax.decoding.model_step import (
   mean_attention,
   write_attention,
 )
-from fusion_jax.decoding.score import (
-  TeacherForcedRows,
-  teacher_forced_scores,
-)
+from fusion_jax.decoding.score import TeacherForcedRows, teacher_forced_scores
 from fusion_jax.search.constraints import TokenRules
 from fusion_jax.search.hypotheses import LengthPenalty
 from fusion_jax.testing import assert_close

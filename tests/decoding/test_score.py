@@ -8,12 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from copying import (
-  LINES,
-  make_tokenizer,
-  random_run,
-  with_learned_positions,
-)
+from copying import LINES, make_tokenizer, random_run, with_learned_positions
 from tiers import extended_but
 
 from fusion_jax.cli import request as request_module
@@ -99,8 +94,7 @@ def _scores_are_those_of_the_search(runs, mixture=ONE, coverage=0.0):
 @pytest.mark.parametrize(
   ('fusion', 'coverage'),
   extended_but(
-    [('none', 0.0), *itertools.product(FUSIONS, [0.3])],
-    [('none', 0.3)],
+    [('none', 0.0), *itertools.product(FUSIONS, [0.3])], [('none', 0.3)]
   ),
 )
 def test_scores_are_those_of_the_search(tokenizer, fusion, coverage):

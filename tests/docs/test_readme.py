@@ -5,8 +5,7 @@ import re
 from pages import ROOT
 
 _TABLES = re.compile(
-  '<!-- comparison of schemes: starts -->.*<!-- end of the comparison -->',
-  re.S,
+  '<!-- comparison of schemes: starts -->.*<!-- end of the comparison -->', re.S
 )
 
 

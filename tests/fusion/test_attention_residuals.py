@@ -30,10 +30,7 @@ _FACTORS = 1.0, -0.7, 2.0
 def _config(**options):
   side = SideConfig('attention_residuals', options)
   return dataclasses.replace(
-    TINY,
-    norm='pre',
-    decoder_layers=_LAYERS,
-    decoder=side,
+    TINY, norm='pre', decoder_layers=_LAYERS, decoder=side
   )
 
 

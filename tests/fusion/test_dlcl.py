@@ -25,8 +25,7 @@ def test_predecessors_written_out():
     predecessors(3, 0), [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
   )
   np.testing.assert_array_equal(
-    predecessors(4, 2),
-    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
+    predecessors(4, 2), [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
   )
   # After every second layer, every second one below.
   np.testing.assert_array_equal(
@@ -119,11 +118,7 @@ def test_averages_that_start_with_the_top_are_the_baseline(norm, period):
 def test_norms_are_there_where_something_reads_them(norm):
   connection = _dlcl(4, norm, period=2, dilation=2)
   # Sums follow layers 0, 2 and 4, of layers 0, 2 and 4.
-  assert sorted(fresh_parameters(connection)) == [
-    'norm_2',
-    'norm_4',
-    'weights',
-  ]
+  assert sorted(fresh_parameters(connection)) == ['norm_2', 'norm_4', 'weights']
 
 
 def _dlcl_gradient(connection, params):

@@ -128,11 +128,7 @@ def test_an_output_left_out_is_one_of_weight_0(number):
 
 # What only attends has a norm, which does not see the factor of a sole output.
 # The first sum is the residual, too.
-_UNSEEN = {
-  'scalar': {'static_0'},
-  'vector': set(),
-  'dynamic': {'direction_0'},
-}
+_UNSEEN = {'scalar': {'static_0'}, 'vector': set(), 'dynamic': {'direction_0'}}
 
 
 @pytest.mark.parametrize(

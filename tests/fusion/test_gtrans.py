@@ -124,10 +124,7 @@ def test_layers_without_a_group_have_no_weight():
 def test_parameters_have_logical_axes():
   for side, axes in (
     ('encoder', {'weights': ('groups',)}),
-    (
-      'decoder',
-      {'layer_weights': ('layers',), 'group_weights': ('groups',)},
-    ),
+    ('decoder', {'layer_weights': ('layers',), 'group_weights': ('groups',)}),
   ):
     module = _module(_config(6), side)
     params = module.init(jax.random.key(0), _layers(6), _CONTEXT)['params']

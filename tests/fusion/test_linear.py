@@ -34,10 +34,7 @@ def test_factored_by_hand():
       'kernel': jnp.array([[1.0], [-2], [0], [3]]),
       'bias': jnp.array([-20.0]),
     },
-    'out': {
-      'kernel': jnp.array([[2.0, -1]]),
-      'bias': jnp.array([0.0, 0.5]),
-    },
+    'out': {'kernel': jnp.array([[2.0, -1]]), 'bias': jnp.array([0.0, 0.5])},
   }
   # H[0] is not read. 1 - 2 * 2 + 3 * 4 - 20 = -11, with no activation after.
   layers = (position(9, 9), position(1, 2), position(3, 4))

@@ -6,14 +6,8 @@ from cases import reading
 from flax.core import meta
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.fusion.multi_layer import (
-  MultiLayerAttention,
-  layers_read,
-)
-from fusion_jax.layers.attention import (
-  MultiHeadAttention,
-  causal_mask,
-)
+from fusion_jax.fusion.multi_layer import MultiLayerAttention, layers_read
+from fusion_jax.layers.attention import MultiHeadAttention, causal_mask
 from fusion_jax.layers.context import Context
 
 _T = 5

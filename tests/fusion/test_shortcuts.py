@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.fusion.shortcuts import ShortcutAttention, fuse, gate
-from fusion_jax.layers.attention import (
-  MultiHeadAttention,
-  causal_mask,
-)
+from fusion_jax.layers.attention import MultiHeadAttention, causal_mask
 from fusion_jax.layers.context import Context
 from fusion_jax.testing import assert_close
 
@@ -119,8 +116,7 @@ def test_closed_gates_are_plain_attention(bias):
   plain = MultiHeadAttention(module.config)
   params = _with_gates(_initial_parameters(module, layers), -1e4)
   np.testing.assert_array_equal(
-    _attend(module, params, layers),
-    _attend(plain, _plain(params), layers),
+    _attend(module, params, layers), _attend(plain, _plain(params), layers)
   )
   cross = _memory_of(module, params, layers[1], layers[0])
   expected = _memory_of(plain, _plain(params), layers[1], layers[0])
@@ -154,10 +150,7 @@ def test_open_gates_attend_to_the_embedding_only():
 def test_gates_do_not_matter_where_both_projections_are_one():
   module, (x,) = _shortcut_attention(), _normal_states(1)
   params = _initial_parameters(module, (x,))
-  params |= {
-    'shortcut_key': params['key'],
-    'shortcut_value': params['value'],
-  }
+  params |= {'shortcut_key': params['key'], 'shortcut_value': params['value']}
   expected = _attend(MultiHeadAttention(module.config), _plain(params), (x,))
   assert_close(_attend(module, params, (x,)), expected)
 

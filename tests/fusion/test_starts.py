@@ -98,13 +98,9 @@ _SIDES = {
     'decoder': _side('value_residual', {'kind': 'learnable', 'where': 'both'}),
   },
   'mudd-1': {'encoder': _side('mudd', {'ways': 1})},
-  'mudd-memory': {
-    'encoder': _side('mudd', {'ways': 0, 'memory_ways': 2}),
-  },
+  'mudd-memory': {'encoder': _side('mudd', {'ways': 0, 'memory_ways': 2})},
   'mudd-memory-pre_post': {
-    'encoder': _side(
-      'mudd', {'ways': 4, 'memory_ways': 1, 'norms': 'pre_post'}
-    ),
+    'encoder': _side('mudd', {'ways': 4, 'memory_ways': 1, 'norms': 'pre_post'})
   },
   'mudd-pre_post': {
     'encoder': _side('mudd', {'norms': 'pre_post'}),

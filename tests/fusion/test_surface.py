@@ -14,10 +14,7 @@ from references.parts import attend, dense, log_softmax, sigmoid
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion.mixture import mixture_log_probabilities
-from fusion_jax.fusion.surface import (
-  SurfacePrediction,
-  gated_log_weights,
-)
+from fusion_jax.fusion.surface import SurfacePrediction, gated_log_weights
 from fusion_jax.layers.ablation_masks import AblationMasks, with_masks
 from fusion_jax.layers.attention import padding_mask
 from fusion_jax.layers.context import Context

@@ -63,8 +63,7 @@ def test_train_takes_the_flags(monkeypatch, name, devices):
   monkeypatch.chdir(ROOT)
   monkeypatch.setattr(train, 'start_logging', lambda: None)
   monkeypatch.setattr(
-    'fusion_jax.training.loop.run',
-    lambda *given: taken.append(given) or 0,
+    'fusion_jax.training.loop.run', lambda *given: taken.append(given) or 0
   )
   assert train.main(_flags(name)) == 0
   ((config, workdir, *_),) = taken

@@ -204,13 +204,7 @@ def test_groups_equal_finite_differences():
 
   def ours(log_weights, features, table, bias):
     return cross_entropy(
-      features,
-      OutputLayer(table, bias),
-      targets,
-      lengths,
-      0.1,
-      3,
-      log_weights,
+      features, OutputLayer(table, bias), targets, lengths, 0.1, 3, log_weights
     ).loss
 
   def plain(log_weights, features, table, bias):

@@ -47,8 +47,7 @@ def _plain(scan: bool):
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-  ('policy', 'scan'),
-  [*zip(_POLICIES, [False, True, False], strict=True)],
+  ('policy', 'scan'), [*zip(_POLICIES, [False, True, False], strict=True)]
 )
 def test_gradients_do_not_depend_on_what_is_kept(policy, scan):
   gradient, parameters = _gradient(scan, remat=True, remat_policy=policy)

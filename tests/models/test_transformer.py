@@ -77,12 +77,7 @@ def test_parameters_of_mlrf_baseline():
 
 @pytest.mark.parametrize(
   ('tied', 'tables'),
-  [
-    ('none', 3),
-    ('source_target', 2),
-    ('target_output', 2),
-    ('all', 1),
-  ],
+  [('none', 3), ('source_target', 2), ('target_output', 2), ('all', 1)],
 )
 def test_tied_embeddings_share_tables(tied, tables):
   rest = _count(_TINY, 40, 40) - 40 * 16
@@ -164,8 +159,7 @@ def test_bfloat16_is_close_and_parameters_stay_float32(norm):
 
 
 @pytest.mark.parametrize(
-  ('norm', 'dtype'),
-  [('pre', 'bfloat16'), ('post', 'float32')],
+  ('norm', 'dtype'), [('pre', 'bfloat16'), ('post', 'float32')]
 )
 @pytest.mark.extended
 def test_gradients_are_finite_and_reach_everything(norm, dtype):
@@ -282,10 +276,7 @@ def test_against_an_independent_reference(norm):
   params = jax.tree.map(lambda x: np.asarray(x, np.float64), parameters)
   for row, length in enumerate(lengths.tolist()):
     expected, seen = _reference(
-      params,
-      model.config,
-      source[row, :length].tolist(),
-      target[row].tolist(),
+      params, model.config, source[row, :length].tolist(), target[row].tolist()
     )
     assert_close(logits[row], expected)
     assert seen.shape == (2, 2, target.shape[1], length)

@@ -13,9 +13,7 @@ from saved_runs import SavedRun, edit_meta, iterator
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.errors import InputError
 from fusion_jax.runs.checkpoint import Checkpoints, Progress
-from fusion_jax.runs.directory import (
-  check_workdir,
-)
+from fusion_jax.runs.directory import check_workdir
 
 
 @pytest.fixture(scope='module')

@@ -62,9 +62,7 @@ def _every(logits, limit):
 
 def _requirements(shortest=1, prefix=()):
   return Requirements(
-    jnp.array([shortest]),
-    jnp.array([[*prefix, 0]]),
-    jnp.array([len(prefix)]),
+    jnp.array([shortest]), jnp.array([[*prefix, 0]]), jnp.array([len(prefix)])
   )
 
 

@@ -41,11 +41,7 @@ from fusion_jax.tools.aot.programs import (
   decoding_problem,
   training_problem,
 )
-from fusion_jax.tools.aot.topology import (
-  CHIPS,
-  read_topology,
-  topology_devices,
-)
+from fusion_jax.tools.aot.topology import CHIPS, read_topology, topology_devices
 
 _ROOT = Path(__file__).parents[2]
 _TINY = ExperimentConfig(

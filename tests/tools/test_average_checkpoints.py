@@ -7,12 +7,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from saved_runs import (
-  SavedRun,
-  edit_meta,
-  iterator,
-  meta_path,
-)
+from saved_runs import SavedRun, edit_meta, iterator, meta_path
 from tiers import extended_but
 
 from fusion_jax.config.serialization import FORMAT

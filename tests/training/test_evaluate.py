@@ -9,22 +9,12 @@ import sys
 import unicodedata
 
 import pytest
-from tiny_run import (
-  TINY,
-)
+from tiny_run import TINY
 
-from fusion_jax.analysis.report import (
-  __main__ as report,
-)
-from fusion_jax.analysis.report.contents import (
-  gather,
-)
-from fusion_jax.analysis.run_with_text import (
-  open_run_with_text,
-)
-from fusion_jax.cli import (
-  decode,
-)
+from fusion_jax.analysis.report import __main__ as report
+from fusion_jax.analysis.report.contents import gather
+from fusion_jax.analysis.run_with_text import open_run_with_text
+from fusion_jax.cli import decode
 from fusion_jax.config import (
   BatchConfig,
   DataConfig,
@@ -35,32 +25,15 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.flags import (
-  override,
-)
-from fusion_jax.config.presets import (
-  changed,
-)
+from fusion_jax.config.flags import override
+from fusion_jax.config.presets import changed
 from fusion_jax.data.prepare import prepare
-from fusion_jax.decoding.ensemble import (
-  in_direction,
-)
-from fusion_jax.decoding.translate import (
-  Translation,
-  Translator,
-)
-from fusion_jax.errors import (
-  InputError,
-)
-from fusion_jax.evaluation import (
-  compare,
-)
-from fusion_jax.runs.loading import (
-  load_run,
-)
-from fusion_jax.training import (
-  loop,
-)
+from fusion_jax.decoding.ensemble import in_direction
+from fusion_jax.decoding.translate import Translation, Translator
+from fusion_jax.errors import InputError
+from fusion_jax.evaluation import compare
+from fusion_jax.runs.loading import load_run
+from fusion_jax.training import loop
 
 NAMES = ['en-de', 'de-en', 'en-fr']
 SENTENCES = 3

@@ -11,14 +11,7 @@ import sys
 import time
 
 import pytest
-from programs import (
-  ROOT,
-  Program,
-  logged,
-  one_line,
-  saved_steps,
-  wait_for_step,
-)
+from programs import ROOT, Program, logged, one_line, saved_steps, wait_for_step
 
 # Two processes, and the waits of the programs.
 pytestmark = pytest.mark.slow

@@ -10,30 +10,15 @@ import types
 
 import jax
 import pytest
-from tensorboardX.proto.event_pb2 import (
-  Event,
-  SessionLog,
-)
-from tensorboardX.record_writer import (
-  masked_crc32c,
-)
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import masked_crc32c
 
-from fusion_jax.config import (
-  ExperimentConfig,
-)
-from fusion_jax.errors import (
-  InputError,
-)
-from fusion_jax.files import (
-  AppendedFile,
-  write_whole,
-)
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.errors import InputError
+from fusion_jax.files import AppendedFile, write_whole
 from fusion_jax.training import build
 from fusion_jax.training.build import check_experiment
-from fusion_jax.training.logs import (
-  MetricsLog,
-  WandbLog,
-)
+from fusion_jax.training.logs import MetricsLog, WandbLog
 
 
 @contextlib.contextmanager

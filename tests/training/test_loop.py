@@ -5,18 +5,14 @@ import dataclasses
 import json
 import logging
 import re
-from contextlib import (
-  nullcontext,
-)
+from contextlib import nullcontext
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compilations import (
-  compiled,
-)
+from compilations import compiled
 
 from fusion_jax.config import (
   BatchConfig,
@@ -27,30 +23,14 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.flags import (
-  step_range,
-)
-from fusion_jax.config.presets import (
-  changed,
-)
-from fusion_jax.data.prepare import (
-  prepare,
-)
-from fusion_jax.errors import (
-  InputError,
-)
-from fusion_jax.runs.loading import (
-  CheckpointSelection,
-  load_run,
-)
+from fusion_jax.config.flags import step_range
+from fusion_jax.config.presets import changed
+from fusion_jax.data.prepare import prepare
+from fusion_jax.errors import InputError
+from fusion_jax.runs.loading import CheckpointSelection, load_run
 from fusion_jax.training import build, loop
-from fusion_jax.training.loop import (
-  Profiler,
-)
-from fusion_jax.training.optimizer import (
-  make_optimizer,
-  trained_part,
-)
+from fusion_jax.training.loop import Profiler
+from fusion_jax.training.optimizer import make_optimizer, trained_part
 
 pytestmark = pytest.mark.extended
 

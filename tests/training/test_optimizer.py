@@ -8,15 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import (
-  given,
-)
-from hypothesis import (
-  strategies as st,
-)
-from tiers import (
-  extended_but,
-)
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers import extended_but
 
 from fusion_jax.config import (
   PRESETS,
@@ -26,30 +20,15 @@ from fusion_jax.config import (
   TrainingConfig,
 )
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.errors import (
-  InputError,
-)
+from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.shortcuts import ShortcutOptions
-from fusion_jax.models.losses import (
-  LossSums,
-)
-from fusion_jax.models.parameter_kinds import (
-  path_name,
-)
-from fusion_jax.models.transformer import (
-  Transformer,
-  initial_parameters,
-)
-from fusion_jax.parallel.mesh import (
-  data_mesh,
-)
-from fusion_jax.runs.checkpoint import (
-  TrainState,
-)
-from fusion_jax.testing import (
-  assert_close,
-)
+from fusion_jax.models.losses import LossSums
+from fusion_jax.models.parameter_kinds import path_name
+from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.parallel.mesh import data_mesh
+from fusion_jax.runs.checkpoint import TrainState
+from fusion_jax.testing import assert_close
 from fusion_jax.training.optimizer import (
   apply_update,
   check_freeze,
@@ -60,10 +39,7 @@ from fusion_jax.training.optimizer import (
   moved_average,
   trained_part,
 )
-from fusion_jax.training.state import (
-  initial_state,
-  plan_state,
-)
+from fusion_jax.training.state import initial_state, plan_state
 
 
 def test_adam_by_hand():
@@ -327,10 +303,7 @@ def test_a_schedule_runs_on_the_device():
   [
     ({'final': 1.0}, 'optimizer.final: must be between 0 and .*0.0005'),
     ({'warmup_tokens': -1}, 'optimizer.warmup_tokens: must be >= 0'),
-    (
-      {'warmup_tokens': 2**31},
-      'warmup_tokens: must be <= 2147483647',
-    ),
+    ({'warmup_tokens': 2**31}, 'warmup_tokens: must be <= 2147483647'),
     ({'warmup_tokens': 9}, "warmup_tokens: needs a .*use 'inverse_sqrt'"),
     (
       {'schedule': 'cosine', 'warmup_steps': 50},

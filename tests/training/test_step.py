@@ -13,57 +13,26 @@ import jax
 import numpy as np
 import optax
 import pytest
-from tiers import (
-  extended_but,
-)
+from tiers import extended_but
 
-from benchmarks.hlo_traffic import (
-  traffic,
-)
+from benchmarks.hlo_traffic import traffic
 from fusion_jax.config import (
   PRESETS,
   ExperimentConfig,
   OptimizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.presets import (
-  changed,
-)
-from fusion_jax.data.batching import (
-  Batch,
-  Shape,
-  assemble,
-)
-from fusion_jax.data.packing import (
-  assemble_packed,
-)
-from fusion_jax.data.records import (
-  Example,
-)
-from fusion_jax.models.transformer import (
-  Transformer,
-)
-from fusion_jax.parallel.mesh import (
-  by_rows,
-  data_mesh,
-  replicated,
-)
-from fusion_jax.testing import (
-  assert_close,
-)
-from fusion_jax.tools.aot.programs import (
-  Problem,
-  training_program,
-)
-from fusion_jax.training.optimizer import (
-  make_optimizer,
-)
-from fusion_jax.training.signals import (
-  stop_on_signals,
-)
-from fusion_jax.training.state import (
-  initial_state,
-)
+from fusion_jax.config.presets import changed
+from fusion_jax.data.batching import Batch, Shape, assemble
+from fusion_jax.data.packing import assemble_packed
+from fusion_jax.data.records import Example
+from fusion_jax.models.transformer import Transformer
+from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
+from fusion_jax.testing import assert_close
+from fusion_jax.tools.aot.programs import Problem, training_program
+from fusion_jax.training.optimizer import make_optimizer
+from fusion_jax.training.signals import stop_on_signals
+from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import (
   StepPrograms,
   make_eval_step,
@@ -406,8 +375,7 @@ def _optimizer_bytes(ema: float) -> float:
 
 
 @pytest.mark.parametrize(
-  ('ema', 'passes'),
-  [(0.0, _NORM + _ADAM), (0.99, _NORM + _ADAM + _AVERAGE)],
+  ('ema', 'passes'), [(0.0, _NORM + _ADAM), (0.99, _NORM + _ADAM + _AVERAGE)]
 )
 def test_an_update_passes_over_the_state_no_more_than_it_must(ema, passes):
   assert _optimizer_bytes(ema) < 1.02 * passes

@@ -5,24 +5,12 @@ import numpy as np
 import pytest
 from cases import reading
 
-from fusion_jax.config import (
-  ModelConfig,
-)
+from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.data.batching import (
-  Batch,
-)
-from fusion_jax.models.transformer import (
-  Transformer,
-  initial_parameters,
-)
-from fusion_jax.testing import (
-  drawn_parameters,
-)
-from fusion_jax.training.telemetry import (
-  make_telemetry_step,
-  telemetry_values,
-)
+from fusion_jax.data.batching import Batch
+from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.testing import drawn_parameters
+from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
 
 _BATCH = Batch(
   source=jnp.array([[4, 5, 3], [6, 3, 0]]),
@@ -100,11 +88,7 @@ def test_a_model_without_fusion_has_none():
       SideConfig('dynamic_combination'),
       _names('decoder/read_out/layer_weights', 3),
     ),
-    (
-      SideConfig('transparent'),
-      None,
-      _names('encoder/read_out/weights', 4, 3),
-    ),
+    (SideConfig('transparent'), None, _names('encoder/read_out/weights', 4, 3)),
     (
       None,
       SideConfig('dlcl'),
@@ -179,7 +163,4 @@ def test_transparent_weights_of_a_layer_sum_to_one():
 def test_padding_has_no_share_in_the_gates_of_cross_attention():
   seen = _seen(decoder=_LEXICAL)
   batch = _BATCH._replace(source=_BATCH.source.at[1, 2].set(5))
-  assert _seen(
-    decoder=_LEXICAL,
-    batch=batch,
-  ) == (pytest.approx(seen, rel=1e-6))
+  assert _seen(decoder=_LEXICAL, batch=batch) == (pytest.approx(seen, rel=1e-6))

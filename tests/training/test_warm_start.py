@@ -141,8 +141,7 @@ def test_parameters_that_mean_something_else_are_an_error(
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-  ('norm', 'remat'),
-  [('post', True), ('pre', False), ('rezero', True)],
+  ('norm', 'remat'), [('post', True), ('pre', False), ('rezero', True)]
 )
 def test_scan_equals_loop(norm, remat):
   loop = _model(norm=norm, **_both(fusion='average'))

@@ -110,11 +110,7 @@ def _check(
 
 
 def _pairs(
-  source_language: str,
-  target_language: str,
-  split: str,
-  pairs: int,
-  seed: int,
+  source_language: str, target_language: str, split: str, pairs: int, seed: int
 ) -> Iterator[tuple[str, str]]:
   for frame, content in _contents(split, pairs, seed):
     yield (

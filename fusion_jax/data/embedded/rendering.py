@@ -114,11 +114,7 @@ def _price(value: tuple[int, str], locale: babel.Locale) -> str:
 def _amount(value: tuple[int, str], locale: babel.Locale) -> str:
   amount, currency = value
   return babel.numbers.format_currency(
-    amount,
-    currency,
-    format_type='name',
-    currency_digits=False,
-    locale=locale,
+    amount, currency, format_type='name', currency_digits=False, locale=locale
   )
 
 

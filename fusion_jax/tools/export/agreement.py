@@ -18,10 +18,7 @@ from fusion_jax.decoding.batches import padded, target_limit
 from fusion_jax.decoding.certify import relative_gaps
 from fusion_jax.decoding.ensemble import Mixture
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.decoding.score import (
-  TeacherForcedRows,
-  teacher_forced_scores,
-)
+from fusion_jax.decoding.score import TeacherForcedRows, teacher_forced_scores
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.hypotheses import Hypotheses
 from fusion_jax.tools.export.search_program import SearchProgram, Weights

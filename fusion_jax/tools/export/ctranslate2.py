@@ -123,20 +123,14 @@ def specification(run: TrainedModel, forbidden: Sequence[int] = ()) -> Any:
   """Describe the model to CTranslate2; forbidden pieces have a low bias."""
   config, parameters = run.config.model, run.parameters
   specs = library().specs
-  activations = {
-    'relu': specs.Activation.RELU,
-    'silu': specs.Activation.SWISH,
-  }
+  activations = {'relu': specs.Activation.RELU, 'silu': specs.Activation.SWISH}
   model = specs.TransformerSpec.from_config(
     (config.encoder_layers, config.decoder_layers),
     config.heads,
     pre_norm=config.norm == 'pre',
     activation=activations[config.activation],
   )
-  stacks: dict[Side, Any] = {
-    'encoder': model.encoder,
-    'decoder': model.decoder,
-  }
+  stacks: dict[Side, Any] = {'encoder': model.encoder, 'decoder': model.decoder}
   for name, stack in stacks.items():
     layers = _layers(parameters[name], config.layers(name))
     for layer, values in zip(stack.layer, layers, strict=True):

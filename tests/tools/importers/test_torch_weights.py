@@ -99,8 +99,7 @@ def test_a_pickle_with_anything_else_is_refused(
 
 
 @pytest.mark.parametrize(
-  'pickled',
-  [b'', b'text', b'(lp0\nI1\na', _tensor(rows=4), _tensor(offset=5)],
+  'pickled', [b'', b'text', b'(lp0\nI1\na', _tensor(rows=4), _tensor(offset=5)]
 )
 def test_damage_is_one_line(tmp_path, pickled):
   path = _zipped(tmp_path / 'a', pickled, _SIX)
