@@ -156,11 +156,10 @@ def test_a_full_disk_is_one_line_and_loses_nothing(program, unbroken, tmp_path):
 @pytest.mark.extended
 @pytest.mark.usefixtures('unbroken')
 def test_a_disk_that_is_full_at_the_start(program, tmp_path):
-  # The corpus is prepared; of the files that come first the config has the
-  # most, 11 KiB.
+  # The corpus is prepared; its copy for the run has more than 8 KiB.
   _, err, code = program.finish(program.start(tmp_path / 'run', limit=8))
   assert code == 2, err
-  assert 'config.json: cannot be written' in one_line(err)
+  assert 'run/corpus/en-de.source: cannot be written' in one_line(err)
   code, err = program.run(tmp_path / 'run', training__steps=2)
   assert code == 0, err
 
