@@ -74,7 +74,8 @@ def prepare_rates(
 ) -> dict[str, list[float]]:
   """Pairs/s prepared with the tokenizers of a corpus, by number of cores."""
   models = [
-    str(corpus.directory / name) for name in (SOURCE_MODEL, TARGET_MODEL)
+    str(corpus.directory.resolve() / name)
+    for name in (SOURCE_MODEL, TARGET_MODEL)
   ]
   tokenizer = dataclasses.replace(
     data.tokenizer, source_model=models[0], target_model=models[1], joint=False

@@ -5,7 +5,6 @@ defaults are the papers', except where those were measured to train badly. Sizes
 that default to 0 follow the model, as the text below them says.
 """
 
-import functools
 import json
 import types
 from collections.abc import Callable, Mapping
@@ -15,7 +14,14 @@ import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from fusion_jax.bounds import OPTION, Text, choice_fault, first_fault, shown
+from fusion_jax.bounds import (
+  OPTION,
+  Text,
+  adapter,
+  choice_fault,
+  first_fault,
+  shown,
+)
 from fusion_jax.config.schemes import (
   attention_source,
   fusion_scheme,
@@ -118,7 +124,7 @@ def is_default(options: Any) -> bool:
 
 def _read_section(kind: type, values: Mapping[str, Any]) -> Any:
   try:
-    return _adapter(kind).validate_json(json.dumps(values))
+    return adapter(kind).validate_json(json.dumps(values))
   except pydantic.ValidationError as error:
     option, message = first_fault(error)
     if error.errors()[0]['type'] == 'unexpected_keyword_argument':
@@ -127,11 +133,6 @@ def _read_section(kind: type, values: Mapping[str, Any]) -> Any:
       message = f'no such option; {choice}'
     details = {'option': option, 'message': message}
     raise PydanticCustomError(OPTION, '{option}: {message}', details) from None
-
-
-@functools.cache
-def _adapter(kind: type) -> pydantic.TypeAdapter:
-  return pydantic.TypeAdapter(kind)
 
 
 @section('model.*')

@@ -62,15 +62,7 @@ def no_layers(config: ModelConfig, side: Side) -> tuple[int, ...]:
   return ()
 
 
-def _never(config: ModelConfig, side: Side) -> bool:
-  return False
-
-
-def _not(config: ModelConfig) -> bool:
-  return False
-
-
-def _no(options: Any) -> bool:
+def _no(*_: Any) -> bool:
   return False
 
 
@@ -160,8 +152,8 @@ class Scheme:
   layers_read: Callable[[ModelConfig, Side], tuple[int, ...]] = (
     layers_above_embedding
   )
-  reads_layer_embedding: Callable[[ModelConfig, Side], bool] = _never
-  starts_as_identity: Callable[[ModelConfig, Side], bool] = _never
+  reads_layer_embedding: Callable[[ModelConfig, Side], bool] = _no
+  starts_as_identity: Callable[[ModelConfig, Side], bool] = _no
   self_attention: (
     Callable[[ModelConfig, Side, int], MultiHeadAttention] | None
   ) = None
@@ -206,7 +198,7 @@ class AttentionSource:
   cross_attention: Callable[[ModelConfig, int], MultiHeadAttention | None]
   check: Callable[[ModelConfig, Side], None]
   layers_alike: bool = False
-  mixes_memory: Callable[[ModelConfig], bool] = _not
+  mixes_memory: Callable[[ModelConfig], bool] = _no
 
 
 def on_both_sides(
