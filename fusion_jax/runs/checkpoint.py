@@ -45,6 +45,7 @@ from fusion_jax.runs.integrity import (
   identity_of,
 )
 from fusion_jax.runs.reading import (
+  check_regular,
   open_to_read,
   read_arrays,
   read_by_all,
@@ -169,8 +170,9 @@ class Checkpoints:
       enable_async_checkpointing=True,
     )
     try:
+      check_regular(self._directory)
       self._manager = ocp.CheckpointManager(self._directory, options=options)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, DamagedError) as error:
       raise InputError(
         f'{self._directory}: cannot be used: {first_line(error)}'
       ) from error

@@ -113,14 +113,14 @@ def read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
   """Read the item `meta` of a checkpoint."""
   args = ocp.args.Composite(meta=ocp.args.JsonRestore())
   with reading():
-    _check_regular(Path(manager.directory) / str(step))
+    check_regular(Path(manager.directory) / str(step))
     meta = manager.restore(step, args=args).meta
     check_seal(meta, 'meta')
     check_format(meta, Path(manager.directory) / str(step))
   return meta
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
   """Refuse pipes and devices, of which a reader may never see the end."""
   for file in path.rglob('*'):
     if not (file.is_file() or file.is_dir()):

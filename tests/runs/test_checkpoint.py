@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 
 import chex
@@ -87,6 +88,14 @@ def test_a_checkpoint_folder_that_orbax_cannot_open(workdir, saved):
   metadata = workdir / 'checkpoints' / '10' / '_CHECKPOINT_METADATA'
   metadata.write_text('[' * 100_000)
   with pytest.raises(InputError, match='checkpoints: cannot be used: '):
+    Checkpoints(workdir, saved.config.training, saved.identity)
+
+
+def test_a_pipe_in_a_checkpoint_is_not_waited_for(workdir, saved):
+  metadata = workdir / 'checkpoints' / '10' / '_CHECKPOINT_METADATA'
+  metadata.unlink()
+  os.mkfifo(metadata)
+  with pytest.raises(InputError, match='10/_CHECKPOINT_METADATA is no file'):
     Checkpoints(workdir, saved.config.training, saved.identity)
 
 
