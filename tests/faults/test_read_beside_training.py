@@ -42,6 +42,7 @@ def _loads(tmp_path, caplog, count):
     ended.set()
     training.join()
     # What Orbax has left open complains now, and not in another test.
+    caplog.clear()
     gc.collect()
   for loaded in found[:: max(count // 5, 1)]:
     chex.assert_trees_all_equal(loaded.parameters, run.of_step(loaded.step))
