@@ -79,9 +79,10 @@ def pooled_deviation(settings: Sequence[Numbers]) -> tuple[float, int]:
   sqrt(sum (x - mean of its runs)^2 / sum (n - 1)), over the schemes of all
   settings that have n > 1 seeds.
   """
-  groups = [
-    list(seeds.values()) for setting in settings for seeds in setting.values()
-  ]
+  # A corpus may be shown in several settings.
+  groups = {
+    tuple(seeds.values()) for setting in settings for seeds in setting.values()
+  }
   freedom = sum(len(values) - 1 for values in groups)
   squares = sum(
     (len(values) - 1) * statistics.variance(values)
