@@ -125,7 +125,9 @@ def table(
   sign: int,
 ) -> str:
   """Schemes by settings, after the plain model's own numbers."""
-  names = [name for name in _order() if any(name in x for x in compared.values())]
+  names = [
+    name for name in _order() if any(name in x for x in compared.values())
+  ]
   plain = [
     f'{statistics.fmean(setting[BASELINE].values()):.{digits}f}'
     f' ({len(setting[BASELINE])})'
@@ -172,7 +174,7 @@ def claims_table(compared: Mapping[str, Mapping[str, Difference]]) -> str:
 def draw(compared: Mapping[str, Mapping[str, Difference]]) -> None:
   """Draw a panel for each setting, its schemes from the largest gain down."""
   most = max(len(rows) for rows in compared.values())
-  figure, axes = panels(len(compared), 1, (7, 0.25 * most))
+  figure, axes = panels(len(compared), 1, (7.0, 0.25 * most))
   for place, (name, rows) in zip(axes, compared.items(), strict=True):
     ordered = sorted(rows.items(), key=lambda row: row[1].value)
     for height, (_, one) in enumerate(ordered):
@@ -191,7 +193,10 @@ def draw(compared: Mapping[str, Mapping[str, Difference]]) -> None:
 
 
 def main() -> None:
-  for name, number, digits, sign in (('bleu', bleu, 2, 1), ('loss', loss, 3, -1)):
+  for name, number, digits, sign in (
+    ('bleu', bleu, 2, 1),
+    ('loss', loss, 3, -1),
+  ):
     settings = {one['name']: numbers(one, number) for one in _DATA['settings']}
     deviation, freedom = pooled_deviation(list(settings.values()))
     compared = {
