@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from fusion_jax.api import States, TranslationModel, load, train
-  from fusion_jax.config import ExperimentConfig, ModelConfig, SideConfig
+  from fusion_jax.config import (
+    Direction,
+    ExperimentConfig,
+    ModelConfig,
+    SideConfig,
+  )
   from fusion_jax.config.flags import load_config
   from fusion_jax.config.presets import changed
   from fusion_jax.decoding.score import Scored
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = '0.1.0'
 
 _MODULES = {
+  'Direction': 'config',
   'ExperimentConfig': 'config',
   'InputError': 'errors',
   'ModelConfig': 'config',
@@ -44,6 +50,7 @@ _MODULES = {
 }
 
 __all__ = [
+  'Direction',
   'ExperimentConfig',
   'InputError',
   'ModelConfig',

@@ -30,6 +30,7 @@ COMMANDS = {
   'import': ('tools.importers.__main__', 'read a model of another program'),
   'average': ('tools.average_checkpoints', 'save the mean of checkpoints'),
   'schemes': ('tools.scheme_sizes', 'list the schemes and their sizes'),
+  'options': ('tools.options', 'list the options of a config'),
   'sizes': ('tools.model_sizes', 'list the parameters of a model'),
 }
 

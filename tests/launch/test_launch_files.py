@@ -78,7 +78,7 @@ def test_train_takes_the_flags(monkeypatch, name, devices):
 
 
 def test_the_pages_command_is_taken():
-  page = read('README.md').replace('\\\n', '')
+  page = (ROOT / 'docs' / 'launch.md').read_text().replace('\\\n', '')
   (command,) = re.findall(r'^ +python train.py (.*)$', page, re.M)
   text = subprocess.run(
     [sys.executable, 'train.py', '--help'],

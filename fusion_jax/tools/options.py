@@ -1,26 +1,33 @@
-"""The page of all options, made from the sections of a config.
+"""Print the options of a config: types, bounds, defaults, what they do.
 
-MkDocs runs this file as a hook and adds the page `options.md` to the site.
+    fusion-jax options [NAME ...]
+
+NAME is an option (`model.width`), a section (`data.batch`) or the end of a name
+(`beam_size`). `SIDE` stands for `encoder` or `decoder`; the options of a scheme
+are found by the scheme: `fusion.hops`.
 """
 
+import argparse
+import difflib
 import html
 import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic.fields import FieldInfo
 
 from fusion_jax.config import ExperimentConfig, SideConfig
 from fusion_jax.config.directions import Direction
+from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import fields_of_section
 from fusion_jax.config.serialization import is_resumable
+from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES, SOURCES
-
-PATH = 'options.md'
+from fusion_jax.startup import one_line_errors, run_program
 
 _HEAD = """# Options
 
@@ -37,6 +44,9 @@ one line, and so is an option of a fusion scheme that is not chosen.
 *Resume: yes* means that a run that is resumed may change the option. Any other
 change is refused, because the run would no longer be the one that was started.
 With `optimizer.schedule=cosine` a resumed run must keep `training.steps` too.
+
+`fusion-jax options --markdown` writes this page, and `fusion-jax options NAME`
+prints a part of it.
 """
 
 _KINDS = types.MappingProxyType(
@@ -48,8 +58,8 @@ _BOUNDS = types.MappingProxyType(
 )
 
 
-class _Section(NamedTuple):
-  """A section of the page: heading, beginning of its options' names, anchor."""
+class Section(NamedTuple):
+  """A class of options: heading, begin of their names, begin of anchors."""
 
   title: str
   path: str
@@ -57,30 +67,73 @@ class _Section(NamedTuple):
   options: type
 
 
+class Option(NamedTuple):
+  """An option: dotted name, anchor, facts and text."""
+
+  name: str
+  anchor: str
+  facts: str
+  text: str
+
+
 def page() -> str:
-  """Return the page in Markdown."""
-  return '\n'.join((_HEAD, *map(_section, _sections())))
+  """Return the page of all options in Markdown."""
+  return '\n'.join((_HEAD, *map(_in_markdown, _sections())))
 
 
 def option_names() -> list[str]:
   """Return the dotted names of the options of every config."""
   return [
-    _dotted(section.path, name)
-    for section in _config_sections()
-    for name, field in fields_of_section(section.options).items()
-    if not _is_section(field.annotation)
+    option.name for section in _config_sections() for option in _of(section)
   ]
 
 
-def on_files(files: Any, config: Any) -> Any:
-  """Add the page to the files of the site; MkDocs calls this."""
-  from mkdocs.structure.files import File
+def find(name: str) -> list[Option]:
+  """Return the options of a name, a section or the end of a name."""
+  name = re.sub(r'\b(?:encoder|decoder)\b', 'SIDE', name)
+  options = [option for section in _sections() for option in _of(section)]
+  ways = (
+    lambda known: known == name,
+    lambda known: known.startswith(f'{name}.'),
+    lambda known: known.endswith(f'.{name}'),
+  )
+  for way in ways:
+    found = [x for x in options if way(x.name) or way(x.anchor)]
+    if found:
+      return found
+  known = {end for x in options for end in (x.name, x.name.split('.')[-1])}
+  close = difflib.get_close_matches(name, known, n=1)
+  hint = f'; did you mean {close[0]}?' if close else ''
+  raise InputError(f'no option {name!r}{hint}')
 
-  files.append(File.generated(config, PATH, content=page()))
-  return files
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Print options as text, or all as the page of the guide."""
+  parser = argparse.ArgumentParser(
+    prog='fusion-jax options',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('names', nargs='*', metavar='NAME')
+  parser.add_argument('--markdown', action='store_true', help='the whole page')
+  arguments = parse_arguments(argv, parser)
+  if arguments.markdown:
+    print(page(), end='')
+    return
+  for option in _asked(arguments.names):
+    text = inspect.cleandoc(option.text).replace('\n', '\n    ')
+    print(f'{option.name}\n  {option.facts}\n    {text}\n')
 
 
-def _sections() -> list[_Section]:
+def _asked(names: Sequence[str]) -> Iterator[Option]:
+  if not names:
+    yield from (x for section in _sections() for x in _of(section))
+  for name in names:
+    yield from find(name)
+
+
+def _sections() -> list[Section]:
   """Return the sections of a config, then those of schemes, in order."""
   return [
     *_config_sections(),
@@ -89,29 +142,30 @@ def _sections() -> list[_Section]:
   ]
 
 
-def _config_sections() -> list[_Section]:
+def _config_sections() -> list[Section]:
   walked = dict.fromkeys(_walk('', ExperimentConfig))
-  return [_Section(path, path, path, options) for path, options in walked]
+  return [Section(path, path, path, options) for path, options in walked]
 
 
 def _of_rows(
   field: str, section: str, rows: Mapping[str, Any]
-) -> Iterator[_Section]:
+) -> Iterator[Section]:
   for name, row in rows.items():
     if fields_of_section(row.options):
       title = f'model.SIDE.{field}={name}'
       path = f'model.SIDE.{section}'
-      yield _Section(title, path, f'{field}.{name}', row.options)
+      yield Section(title, path, f'{field}.{name}', row.options)
 
 
 def _walk(path: str, cls: type) -> Iterator[tuple[str, type]]:
   yield path, cls
   for name, field in fields_of_section(cls).items():
-    if field.annotation is SideConfig:
+    kind: Any = field.annotation
+    if kind is SideConfig:
       yield from _walk(_dotted(path, 'SIDE'), SideConfig)
-    elif _is_section(field.annotation):
-      yield from _walk(_dotted(path, name), field.annotation)
-    elif Direction in typing.get_args(field.annotation):
+    elif _is_section(kind):
+      yield from _walk(_dotted(path, name), kind)
+    elif Direction in typing.get_args(kind):
       yield from _walk(_dotted(path, f'{name}.NUMBER'), Direction)
 
 
@@ -123,21 +177,14 @@ def _is_section(kind: Any) -> bool:
   return hasattr(kind, '__pydantic_fields__')
 
 
-def _section(section: _Section) -> str:
-  title, options = section.title, section.options
-  head = (
-    f'`{title}` {{ #{section.anchor} }}' if title else 'The whole experiment'
-  )
-  parts = [f'## {head}', _paragraphs(inspect.getdoc(options) or '')]
-  for name, field in fields_of_section(options).items():
+def _of(section: Section) -> Iterator[Option]:
+  for name, field in fields_of_section(section.options).items():
     if not _is_section(field.annotation):
-      parts.append(_option(section, name, field))
-  return '\n\n'.join(parts) + '\n'
+      yield _option(section, name, field)
 
 
-def _option(section: _Section, field_name: str, field: FieldInfo) -> str:
+def _option(section: Section, field_name: str, field: FieldInfo) -> Option:
   name = _dotted(section.path, field_name)
-  anchor = _dotted(section.anchor, field_name)
   facts = [
     _kind(field),
     'required' if field.is_required() else f'default {_value(field.default)}',
@@ -148,13 +195,28 @@ def _option(section: _Section, field_name: str, field: FieldInfo) -> str:
       if isinstance(only, Only)
     ),
   ]
-  return '\n\n'.join(
-    (
-      f'### `{name}` {{ #{anchor} }}',
-      '; '.join(facts) + '\n{ .facts }',
-      _paragraphs(field.description or ''),
-    )
-  )
+  anchor = _dotted(section.anchor, field_name)
+  return Option(name, anchor, '; '.join(facts), field.description or '')
+
+
+def _in_markdown(section: Section) -> str:
+  title = f'`{section.title}`' if section.title else 'The whole experiment'
+  parts = [
+    f'## {_anchored(section.anchor)}{title}',
+    _paragraphs(inspect.getdoc(section.options) or ''),
+  ]
+  for option in _of(section):
+    parts += [
+      f'### {_anchored(option.anchor)}`{option.name}`',
+      option.facts,
+      _paragraphs(option.text),
+    ]
+  return '\n\n'.join(filter(None, parts)) + '\n'
+
+
+def _anchored(name: str) -> str:
+  """An anchor that code hosts keep as well as the site."""
+  return f'<a id="{name}"></a>' if name else ''
 
 
 def _resumable(name: str) -> bool:
@@ -162,7 +224,7 @@ def _resumable(name: str) -> bool:
 
 
 def _kind(field: FieldInfo) -> str:
-  kind = field.annotation
+  kind: Any = field.annotation
   if typing.get_origin(kind) is Literal:
     return ', '.join(map(_value, typing.get_args(kind)))
   if typing.get_origin(kind) is tuple:
@@ -208,3 +270,7 @@ def _literal(line: str) -> str:
     for part in parts[::2]
   ]
   return '`'.join(parts)
+
+
+if __name__ == '__main__':
+  run_program(main)

@@ -1,15 +1,19 @@
-"""The page of options has every field of a config, and what it says is so."""
+"""The reference of options has every field of a config, and says what is so."""
 
-from docs import options_page
+from pathlib import Path
+
+import pytest
+
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.serialization import flatten
+from fusion_jax.tools import options
 
-_PAGE = options_page.page()
+_PAGE = options.page()
 
 
 def _entry(name: str) -> str:
   """The text of an option, up to the next heading."""
-  _, _, rest = _PAGE.partition(f'### `{name}` {{ #{name} }}\n')
+  _, _, rest = _PAGE.partition(f'### <a id="{name}"></a>`{name}`\n')
   return rest.partition('\n#')[0]
 
 
@@ -25,14 +29,14 @@ def test_every_field_is_there_once():
     for name in flatten(ExperimentConfig())
     if not name.startswith(('model.encoder.', 'model.decoder.'))
   }
-  names = options_page.option_names()
+  names = options.option_names()
   assert len(names) == len(set(names))
   assert sides | others <= set(names)
   directions = {name for name in names if '.NUMBER.' in name}
   # The options of a scheme are listed with the scheme.
   of_schemes = {'model.SIDE.options', 'model.SIDE.attention_options'}
   assert set(names) == sides | others | directions | of_schemes
-  assert all(_PAGE.count(f'### `{name}` {{') == 1 for name in names)
+  assert all(_PAGE.count(f'</a>`{name}`\n') == 1 for name in names)
 
 
 def test_directions_are_there():
@@ -48,7 +52,7 @@ def test_types_bounds_defaults_and_readers():
   kinds = _entry('parallel.rules.vocab')
   assert 'empty, `fsdp`, `tensor`; default `tensor`' in kinds
   assert 'default `false`' in _entry('model.scan_layers')
-  _, _, one_sided = _PAGE.partition('{ #fusion.gtrans.single_group_norm }\n')
+  _, _, one_sided = _PAGE.partition('id="fusion.gtrans.single_group_norm"')
   assert 'read only by the encoder' in one_sided.partition('\n#')[0]
 
 
@@ -64,3 +68,31 @@ def test_help_is_shown_literally():
   assert '&lt;2{lang}&gt;' in _entry('data.source_tag')
   assert '\\_embedding' in _entry('training.freeze')
   assert '`peak`' in _entry('optimizer.schedule')
+
+
+def test_the_guide_has_this_page():
+  guide = Path(__file__).parents[2] / 'docs' / 'options.md'
+  assert guide.read_text('utf-8') == _PAGE, 'fusion-jax options --markdown'
+
+
+@pytest.mark.parametrize(
+  ('name', 'first', 'count'),
+  [
+    ('model.width', 'model.width', 1),
+    ('beam_size', 'decoding.beam_size', 1),
+    ('data.filter', 'data.filter.max_length', 3),
+    ('model.encoder.fusion', 'model.SIDE.fusion', 1),
+    ('fusion.transparent', 'model.SIDE.options.dropout', 5),
+  ],
+)
+def test_options_are_found_by_name_section_and_scheme(name, first, count):
+  found = options.find(name)
+  assert (found[0].name, len(found)) == (first, count)
+
+
+def test_the_command_prints_facts_and_refuses_what_is_not_there(capsys):
+  assert options.main(['beam_size']) == 0
+  assert 'whole number from 1' in capsys.readouterr().out
+  assert options.main(['model.widht']) == 2
+  said = capsys.readouterr().err
+  assert said == "error: no option 'model.widht'; did you mean model.width?\n"
