@@ -181,7 +181,7 @@ def test_fields_of_training_alone_may_be_others(workdir):
     'embedding_dropout': 0.4,
     'dropout_generator': 'threefry',
     'flatten_positions': False,
-    'initialization': 'mlrf',
+    'initialization': 'fan_in',
     'remat': True,
     'remat_policy': 'dots',
   }
