@@ -1,4 +1,7 @@
-"""Start and end of a program: memory, compiled code, logs, exit codes."""
+"""Start and end of a program: memory, compiled code, logs, exit codes.
+
+And a log line every few seconds: how far, how fast, how long still.
+"""
 
 import contextlib
 import functools
@@ -8,12 +11,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from fusion_jax.errors import CheckFailed, InputError, first_line
 from fusion_jax.files import remove_unfinished
+
+logger = logging.getLogger(__name__)
 
 _TUNABLE = 'glibc.malloc.hugetlb=1'
 
@@ -239,3 +245,103 @@ def _end(number: int, _: Any) -> None:
   remove_unfinished()
   signal.signal(number, signal.SIG_DFL)
   os.kill(os.getpid(), number)
+
+
+_SECONDS_BETWEEN_LINES = 4.0
+_SECONDS_BETWEEN_BEATS = 10.0
+# Asking for the time costs as much as reading a line.
+_ITEMS_BETWEEN_LOOKS = 256
+_ItemT = TypeVar('_ItemT')
+
+
+class Progress:
+  """Count work that is done; log the count, the rate and the time left."""
+
+  def __init__(self, total: int | None, unit: str, what: str = ''):
+    """Start the clock."""
+    self._total, self._unit = total, unit
+    self._name = f'{what}: ' if what else ''
+    self._done = 0
+    self._start = self._last = time.monotonic()
+
+  def add(self, count: int) -> None:
+    """Count, and log if the last line is some seconds old."""
+    self._done += count
+    now = time.monotonic()
+    if now - self._last >= _SECONDS_BETWEEN_LINES:
+      self._last = now
+      logger.info('%s%s', self._name, self._state(now - self._start))
+
+  def skip(self, count: int) -> None:
+    """Leave out units that were done before."""
+    self._total = self._total and self._total - count
+
+  def finish(self) -> None:
+    """Log the whole."""
+    seconds = time.monotonic() - self._start
+    rate = self._rate(seconds)
+    state = f'{self._counted(self._done)}, {rate:,.1f} per second'
+    logger.info('%s%s, in %.1f s', self._name, state, seconds)
+
+  def _counted(self, number: int) -> str:
+    unit = self._unit.removesuffix('s') if number == 1 else self._unit
+    return f'{number:,} {unit}'
+
+  def _rate(self, seconds: float) -> float:
+    return self._done / max(seconds, 1e-9)
+
+  def _state(self, seconds: float) -> str:
+    rate = self._rate(seconds)
+    left = (self._total or 0) - self._done
+    of = f'{self._done:,} of ' if self._total else ''
+    counted = self._counted(self._total or self._done)
+    state = f'{of}{counted}, {rate:,.1f} per second'
+    return f'{state}, {left / rate:,.0f} s left' if left > 0 < rate else state
+
+
+@contextlib.contextmanager
+def tell_how_long(
+  what: str, every: float = _SECONDS_BETWEEN_BEATS
+) -> Iterator[None]:
+  """Log how long the block works, which cannot say how far it is."""
+  ended, start = threading.Event(), time.monotonic()
+
+  def beat() -> None:
+    while not ended.wait(every):
+      logger.info('%s: since %.0f s', what, time.monotonic() - start)
+
+  thread = threading.Thread(target=beat, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    ended.set()
+    thread.join()
+
+
+def with_progress(
+  items: Iterable[_ItemT], what: str, total: int, unit: str = 'pairs'
+) -> Iterator[_ItemT]:
+  """Pass items on and log how far they are."""
+  progress, unseen = Progress(total, unit, what), 0
+  for item in items:
+    yield item
+    unseen += 1
+    if unseen == _ITEMS_BETWEEN_LOOKS:
+      progress.add(unseen)
+      unseen = 0
+  progress.add(unseen)
+  progress.finish()
+
+
+def log_table(rows: Iterable[Sequence[Any]]) -> str:
+  """Align rows of texts, whole numbers, and shares as percentages."""
+
+  def text(cell: Any) -> str:
+    if isinstance(cell, str):
+      return cell
+    return f'{cell:.1%}' if isinstance(cell, float) else f'{cell:,}'
+
+  return '\n'.join(
+    ' '.join(f'{text(cell):>12}' for cell in row) for row in rows
+  )

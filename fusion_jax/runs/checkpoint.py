@@ -33,8 +33,7 @@ from fusion_jax.config import ExperimentConfig, TrainingConfig
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, first_line
-from fusion_jax.files import whole_folder
-from fusion_jax.json_files import DamagedError, sealed
+from fusion_jax.files import DamagedError, sealed, whole_folder
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.parallel.processes import is_first, on_all
 from fusion_jax.runs.directory import create_run

@@ -33,16 +33,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from fusion_jax.config import ExperimentConfig, serialization
-from fusion_jax.data.text_files import read_pairs
+from fusion_jax.data.corpora import read_files
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.files import (
   check_regular,
   read_errors,
+  read_json,
   write_errors,
   write_whole,
 )
-from fusion_jax.json_files import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -258,7 +258,7 @@ def read_validation(workdir: Path, direction: str) -> Iterator[tuple[str, str]]:
       f'{workdir}: holds no validation text of {direction}; give --source and '
       '--target'
     )
-  yield from read_pairs(source, target)
+  yield from read_files(source, target)
 
 
 def _texts(folder: Path, direction: str) -> tuple[Path, Path]:

@@ -17,8 +17,8 @@ from jax.sharding import SingleDeviceSharding
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, require
-from fusion_jax.json_files import DamagedError
-from fusion_jax.languages import Words, words_of
+from fusion_jax.files import DamagedError
+from fusion_jax.metrics import Words, words_of
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,

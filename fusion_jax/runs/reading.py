@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from fusion_jax.config.serialization import check_format
 from fusion_jax.errors import InputError, first_line
-from fusion_jax.json_files import DamagedError, check_seal
+from fusion_jax.files import DamagedError, check_seal
 from fusion_jax.parallel.processes import Result, on_all
 from fusion_jax.runs.integrity import check_arrays
 

@@ -261,20 +261,33 @@ def test_a_corpus_repeated_has_the_shapes_of_the_corpus():
   assert len(plan.order) == len(many)
 
 
-def test_assemble():
-  batch = batching.assemble(
-    [pair([5, 6, 2], [7, 2]), pair([2], [8, 9, 1, 2])], Shape(3, 4, 4)
-  )
+def test_assemble_one_a_row_and_side_by_side():
+  pairs = [pair([5, 6, 2], [7, 2]), pair([2], [8, 9, 1, 2])]
+  batch = batching.assemble(pairs, Shape(3, 4, 4))
   assert batch.source.tolist() == [[5, 6, 2, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
   assert batch.target.tolist() == [[7, 2, 0, 0], [8, 9, 1, 2], [0, 0, 0, 0]]
   assert batch.source_lengths.tolist() == [3, 1, 0]
   assert batch.target_lengths.tolist() == [2, 4, 0]
   assert {part.dtype for part in batch[:4]} == {np.dtype(np.int32)}
   assert batch.source_segments is batch.target_segments is None
+  packed = batching.assemble(
+    [*pairs, pair([4, 2], [3, 2])], Shape(3, 5, 6), np.array([2, 0, 1])
+  )
+  assert packed.source.tolist() == [[5, 6, 2, 2, 0], [0] * 5, [4, 2, 0, 0, 0]]
+  assert packed.source_segments.tolist() == [
+    [1, 1, 1, 2, 0], [0] * 5, [1, 1, 0, 0, 0],
+  ]  # fmt: skip
+  assert packed.target_segments.tolist() == [
+    [1, 1, 2, 2, 2, 2], [0] * 6, [1, 1, 0, 0, 0, 0],
+  ]  # fmt: skip
+  assert packed.source_lengths.tolist() == [4, 0, 2]
+  assert packed.target_lengths.tolist() == [6, 0, 2]
+  assert {part.dtype for part in packed} == {np.dtype(np.int32)}
 
 
-def test_assemble_nothing():
-  batch = batching.assemble([], Shape(2, 3, 4))
+@pytest.mark.parametrize('counts', [None, np.zeros(2, int)])
+def test_assemble_nothing(counts):
+  batch = batching.assemble([], Shape(2, 3, 4), counts)
   assert batch.source.tolist() == [[0, 0, 0]] * 2
   assert batch.target_lengths.tolist() == [0, 0]
 
@@ -290,7 +303,7 @@ def test_table():
   shapes = (Shape(2, 5, 5), Shape(4, 6, 6))
   lengths = np.array([[4, 4]] * 5 + [[6, 6]] * 3, np.int32)
   plan = batching.TrainingPlan(lengths, shapes, seed=0)
-  lines = batching.shape_table(lengths, plan.epoch(0)).splitlines()
+  lines = plan.epoch(0).table(lengths).splitlines()
   # Shape 0: 4 pairs of 8 tokens in 40 slots. Shape 1: one such pair and 3 of
   # 12 tokens in 48. All: 76 in 88.
   assert [line.split() for line in lines] == [

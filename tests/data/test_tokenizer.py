@@ -257,7 +257,7 @@ def _same_piece_twice():
 
 def test_a_given_model_that_cannot_serve_is_named(tmp_path):
   path = tmp_path / 'given.model'
-  with pytest.raises(InputError, match=r'given\.model: .* cannot be read'):
+  with pytest.raises(InputError, match=r'given\.model: cannot be read'):
     Tokenizer.from_file(path)
   path.write_bytes(given_model(eos_id=-1))
   with pytest.raises(InputError, match=r'given\.model: has no end symbol'):
@@ -266,13 +266,6 @@ def test_a_given_model_that_cannot_serve_is_named(tmp_path):
     path.write_bytes(content)
     with pytest.raises(InputError, match=r'given\.model: not a SentencePiece'):
       Tokenizer.from_file(path)
-
-
-def test_a_piece_with_a_null_character_is_named():
-  model = sentencepiece_model_pb2.ModelProto.FromString(given_model())
-  model.pieces[-1].piece = 'a\0b'
-  with pytest.raises(InputError, match=r'with the character U\+0000'):
-    Tokenizer(model.SerializeToString(), 'given.model')
 
 
 def test_an_error_in_the_text_comes_as_it_is():

@@ -14,7 +14,7 @@ from fusion_jax.config import TokenizerConfig
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
-from fusion_jax.json_files import DamagedError
+from fusion_jax.files import DamagedError
 from fusion_jax.parallel.mesh import by_rows, data_mesh
 from fusion_jax.runs.checkpoint import Progress
 from fusion_jax.runs.directory import create_run
