@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,12 @@ from fusion_jax.models.transformer import (
 from fusion_jax.parallel.processes import any_of_all, of_first, on_all
 from fusion_jax.runs.checkpoint import abstract_like
 from fusion_jax.runs.directory import read_config, read_tokenizers
-from fusion_jax.runs.integrity import check_identity, check_model, identity_of
-from fusion_jax.runs.reading import (
+from fusion_jax.runs.integrity import (
+  check_identity,
+  check_model,
+  identity_of,
   is_being_deleted,
-  open_to_read,
+  open_checkpoints,
   read_arrays,
   read_by_all,
   read_meta,
@@ -112,36 +114,6 @@ class TrainedModel:
     return model.max_positions if model.positions == 'learned' else None
 
 
-class RunningMean:
-  """Mean (p_1 + ... + p_N) / N, summed in the order given.
-
-  The sum is float32. It overwrites the first set in place and keeps its
-  sharding.
-
-  Attributes:
-    count: Number N of sets so far.
-  """
-
-  def __init__(self):
-    """Start without parameters."""
-    self.count = 0
-    self._total: Parameters | None = None
-
-  def add(self, parameters: Parameters) -> None:
-    """Add a set of parameters; the first one must not be used afterwards."""
-    if self._total is not None:
-      parameters = _sum(self._total, parameters)
-    self._total = parameters
-    self.count += 1
-
-  def value(self) -> Parameters:
-    """Return the mean of at least one set; nothing can be added afterwards."""
-    assert self._total is not None
-    if self.count == 1:
-      return self._total
-    return _quotient(self._total, jnp.float32(self.count))
-
-
 @functools.partial(jax.jit, donate_argnums=0)
 def _sum(total: Parameters, parameters: Parameters) -> Parameters:
   return jax.tree.map(jnp.add, total, parameters)
@@ -183,25 +155,11 @@ def load_run(
   workdir = Path(workdir)
   config, source, target = on_all(lambda: _described(workdir))
   identity = identity_of(config, source, target)
-  try:
-    model = make_model(config, source, target)
-  except InputError:
-    _check_newest(workdir / 'checkpoints', identity)
-    raise
+  model = make_model(config, source, target)
   steps, parameters = _load_parameters(workdir, model, identity, selection)
   return TrainedModel(
     config, model, parameters, max(steps), source, target, steps
   )
-
-
-def _check_newest(folder: Path, identity: Mapping[str, Any]) -> None:
-  """Refuse tokenizers that are not those of the newest readable checkpoint."""
-  with open_to_read(folder) as reader:
-    for step in sorted(reader.all_steps(), reverse=True):
-      with contextlib.suppress(DamagedError):
-        meta = read_meta(reader, step)
-        check_identity(meta, identity, folder / str(step))
-        return
 
 
 def _described(workdir: Path) -> tuple[ExperimentConfig, Tokenizer, Tokenizer]:
@@ -231,7 +189,10 @@ def _load_parameters(
     SingleDeviceSharding(jax.local_devices()[0]),
   )
   for _ in range(_ATTEMPTS):
-    with contextlib.suppress(_DeletedError), open_to_read(folder) as manager:
+    with (
+      contextlib.suppress(_DeletedError),
+      open_checkpoints(folder) as manager,
+    ):
       return _Loader(manager, folder, abstract, identity, selection).mean()
   raise InputError(
     f'{folder}: its checkpoints are deleted faster than they can be read; '
@@ -254,26 +215,35 @@ class _Loader:
   selection: CheckpointSelection
 
   def mean(self) -> tuple[tuple[int, ...], Parameters]:
-    """Return the steps that are loaded, and the mean of their parameters."""
-    count = self.selection.average
-    mean, used = RunningMean(), []
+    """Return the steps that are loaded, and the mean of their parameters.
+
+    The sum is float32, in the order of the selection; it overwrites the first
+    set in place and keeps its sharding.
+    """
+    count, total, used = self.selection.average, None, list[int]()
     for step in of_first(self._candidates, list[int]):
       parameters = self._read(step)
-      if parameters is not None:
-        mean.add(parameters)
-        used.append(step)
-      if mean.count == count:
-        steps = tuple(sorted(used))
-        if count > 1:
-          listed = ', '.join(map(str, steps))
-          logger.info('%s: the mean of steps %s', self.folder.parent, listed)
-        return steps, mean.value()
-    there = f'{self.folder}: {mean.count} readable checkpoints'
+      if parameters is None:
+        continue
+      total = parameters if total is None else _sum(total, parameters)
+      used.append(step)
+      if len(used) == count:
+        break
+    else:
+      self._tell_too_few(len(used))
+    if count == 1:
+      return tuple(used), total
+    logger.info('%s: the mean of steps %s', self.folder.parent, sorted(used))
+    return tuple(sorted(used)), _quotient(total, jnp.float32(count))
+
+  def _tell_too_few(self, count: int) -> NoReturn:
+    there = f'{self.folder}: {count} readable checkpoints'
+    wanted = f'{self.selection.average} asked for'
     if self.selection.average_of == 'last':
-      raise InputError(f'{there}, {count} asked for')
+      raise InputError(f'{there}, {wanted}')
     raise InputError(
-      f'{there} with a validation, {count} asked for; training.keep_best says '
-      'how many are kept'
+      f'{there} with a validation, {wanted}; training.keep_best says how many '
+      'are kept'
     )
 
   def _candidates(self) -> list[int]:

@@ -77,7 +77,9 @@ def test_training_does_not_resume_with_another_model(workdir):
   checkpoints = run.checkpoints()
   with pytest.raises(InputError) as error:
     checkpoints.restore(run.state(0), iterator())
-  assert f'{_ANOTHER_MODEL}: it has no wings' in str(error.value)
+  assert f'{_ANOTHER_MODEL}: wings is None there and [2] here' in str(
+    error.value
+  )
   checkpoints.close()
   # Nothing was set aside as damaged.
   assert run.steps() == [10]
