@@ -43,26 +43,7 @@ _MODULES = {
   'train': 'api',
 }
 
-__all__ = [
-  'ExperimentConfig',
-  'InputError',
-  'ModelConfig',
-  'Scheme',
-  'Scored',
-  'SideConfig',
-  'States',
-  'Transformer',
-  'Translation',
-  'TranslationModel',
-  'changed',
-  'dynamic_routing',
-  'em_routing',
-  'load',
-  'load_config',
-  'register',
-  'squash',
-  'train',
-]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

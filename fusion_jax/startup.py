@@ -21,44 +21,31 @@ from fusion_jax.files import remove_unfinished
 
 logger = logging.getLogger(__name__)
 
-_TUNABLE = 'glibc.malloc.hugetlb=1'
 
+def restart_tuned() -> None:
+  """Restart this program with UTF-8, and huge pages for large allocations.
 
-def use_huge_pages() -> None:
-  """Restart this program with huge pages for large allocations.
-
-  XLA on a CPU allocates its temporary memory anew at each step; with pages of
-  2 MiB instead of 4 KiB, a training step is a tenth faster. glibc reads the
-  setting only at the start of a process; other systems ignore it. Call this
-  function first, and only if the process belongs to the program alone. If
-  GLIBC_TUNABLES is already set, it is left unchanged.
+  Python takes the encoding of paths and streams from the locale otherwise. XLA
+  on a CPU allocates its temporary memory anew at each step; with pages of 2 MiB
+  instead of 4 KiB, a training step is a tenth faster. Both are read only at the
+  start of a process. Call this function first, and only if the process belongs
+  to the program alone. Ctrl-C waits until the new one can handle it; where the
+  restart fails, the program goes on. If GLIBC_TUNABLES is already set, it is
+  left unchanged.
   """
   _let_ctrl_c_in()
-  if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
-    _restart(GLIBC_TUNABLES=_TUNABLE)
-
-
-def use_utf8() -> None:
-  """Restart this program with UTF-8 for paths and streams, as for files.
-
-  Python takes the encoding of the locale otherwise. Call this function first.
-  """
-  _let_ctrl_c_in()
+  variables = {}
   names = sys.getfilesystemencoding(), getattr(sys.stdout, 'encoding', 'utf-8')
   if not sys.flags.utf8_mode and {'utf-8'} != set(map(str.lower, names)):
-    _restart(PYTHONUTF8='1')
-
-
-def _restart(**variables: str) -> None:
-  """Restart this program with other variables, or go on where that fails.
-
-  Ctrl-C waits until the new one can handle it.
-  """
-  arguments = [sys.executable, *sys.orig_argv[1:]]
-  signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-  with contextlib.suppress(OSError):
-    os.execve(sys.executable, arguments, os.environ | variables)
-  _let_ctrl_c_in()
+    variables['PYTHONUTF8'] = '1'
+  if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
+    variables['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'
+  if variables:
+    arguments = [sys.executable, *sys.orig_argv[1:]]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with contextlib.suppress(OSError):
+      os.execve(sys.executable, arguments, os.environ | variables)
+    _let_ctrl_c_in()
 
 
 def _let_ctrl_c_in() -> None:
@@ -90,8 +77,7 @@ def keep_compiled() -> None:
 
 def run_program(main: Callable[[list[str]], int]) -> NoReturn:
   """Run the main function of a program on its command line, and exit."""
-  use_utf8()
-  use_huge_pages()
+  restart_tuned()
   keep_compiled()
   sys.unraisablehook = _show_unraisable
   code = main(sys.argv[1:])

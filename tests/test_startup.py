@@ -18,7 +18,7 @@ from fusion_jax.startup import (
   keep_compiled,
   lasting_imports,
   one_line_errors,
-  use_huge_pages,
+  restart_tuned,
 )
 
 _ROOT = Path(__file__).parents[1]
@@ -132,7 +132,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def main(argv):
   {}
 
-startup.use_huge_pages = lambda: None
+startup.restart_tuned = lambda: None
 startup.run_program(main)
 """
 
@@ -246,7 +246,7 @@ def test_a_program_that_may_not_be_restarted_goes_on(monkeypatch):
 
   monkeypatch.setattr(os, 'execve', refuse)
   monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
-  use_huge_pages()
+  restart_tuned()
   # Ctrl-C would have waited for the new program, and reaches the old one.
   assert masks == [{signal.SIGINT}]
   assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()

@@ -13,8 +13,8 @@ from tiers import extended_but
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
+from fusion_jax.runs.integrity import read_meta
 from fusion_jax.runs.loading import CheckpointSelection, load_run
-from fusion_jax.runs.reading import read_meta
 from fusion_jax.testing import assert_close
 from fusion_jax.tools import average_checkpoints
 from fusion_jax.training import warm_start
