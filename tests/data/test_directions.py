@@ -143,13 +143,6 @@ def test_sampled_text_keeps_its_tags(text):
     assert len({tokenizer.decode(ids) for ids in sources}) == 1
 
 
-def test_one_direction_may_have_tags(text):
-  corpus = prepare.prepare(data_in(text, target_tag=TAG, source_tag='<{lang}>'))
-  example = corpus.split('test')[0]
-  pieces = corpus.source_tokenizer.pieces(example.source[:2].tolist())
-  assert pieces == ['<en>', '<2de>']
-
-
 @pytest.mark.parametrize(
   ('fields', 'expected'),
   [

@@ -30,11 +30,6 @@ def test_the_same_arguments_give_the_same_text():
   )
 
 
-def test_another_seed_gives_another_order():
-  first = list(embedded.generate('en', 'de', 'train', 200, seed=0))
-  assert first != list(embedded.generate('en', 'de', 'train', 200, seed=1))
-
-
 def test_the_draw_is_the_same_on_every_machine_and_python():
   # Made with Python 3.11.7 by this very expression. It knows no Babel: a new
   # value here means that a corpus of the same seed is another one, and
@@ -42,19 +37,6 @@ def test_the_draw_is_the_same_on_every_machine_and_python():
   drawn = repr([content for _, content in _contents('train', 1000)])
   digest = hashlib.sha256(drawn.encode()).hexdigest()
   assert digest[:16] == 'e6f0e890981f200a'
-
-
-@pytest.mark.extended
-def test_50_000_pairs_are_all_different():
-  pairs = list(embedded.generate('en', 'de', 'train', 50_000))
-  assert len(pairs) == 50_000
-  assert len(set(pairs)) == 50_000
-
-
-@pytest.mark.parametrize('split', ['valid', 'test'])
-def test_a_split_has_as_many_pairs_as_asked_for(split):
-  assert len(set(embedded.generate('fr', 'nl', split, 432))) == 432
-  assert list(embedded.generate('fr', 'nl', split, 0)) == []
 
 
 def test_no_combination_of_values_is_in_two_splits():
@@ -72,17 +54,6 @@ def test_the_split_knows_neither_order_nor_frame():
     embedded.split_of(order) for order in itertools.permutations(content)
   }
   assert len(splits) == 1
-
-
-def test_every_value_that_is_a_name_is_often_in_train():
-  families = ('country', 'language', 'currency', 'person', 'weekday')
-  times = {(f, v): 0 for f in families for v in rendering.VALUES[f]}
-  for _, content in _contents('train', 20_000):
-    for slot in content:
-      if slot in times:
-        times[slot] += 1
-  # One frame in 41 has a currency by its bare name: 20,000 / 41 / 12 = 41.
-  assert min(times.values()) >= 20
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import functools
 import itertools
 import json
 import logging
-import multiprocessing
+import shutil
 import subprocess
 import sys
 import threading
 import time
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -23,9 +22,8 @@ from fusion_jax.config import (
   SamplingConfig,
   TokenizerConfig,
 )
-from fusion_jax.data import corpora, encoding, prepare
-from fusion_jax.data.corpora import Corpus, Text
-from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.data import encoding, prepare
+from fusion_jax.data.corpora import Text
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 
@@ -86,8 +84,10 @@ def decoded(corpus, split):
 @pytest.mark.parametrize('joint', [True, False])
 def test_every_pair_comes_back(text, joint):
   tokenizer = TokenizerConfig(vocabulary_size=26 + 14 * joint, joint=joint)
-  corpus = prepare.prepare(data_in(text, tokenizer=tokenizer))
-  assert decoded(corpus, corpus.split('train')) == numbers(300)
+  write_split(text, 'more', numbers(5, 300))
+  both = 'train.{lang}', 'more.{lang}'
+  corpus = prepare.prepare(data_in(text, tokenizer=tokenizer, train=both))
+  assert decoded(corpus, corpus.split('train')) == numbers(305)
   assert decoded(corpus, corpus.split('valid')) == numbers(20, 300)
   sources, targets = corpus.split('test').texts()
   assert list(zip(sources, targets, strict=True)) == numbers(10, 320)
@@ -182,14 +182,6 @@ def test_the_folder_is_found_again_and_depends_on_the_content(text):
   write_split(text, 'valid', numbers(21, 300))
   directories |= {prepare.prepare(data).directory, first.directory}
   assert len(directories) == 7
-
-
-def test_joined_corpora_come_in_their_order(text):
-  write_split(text, 'more', numbers(5, 400))
-  data = data_in(text, train=('train.{lang}', 'more.{lang}'))
-  corpus = prepare.prepare(data)
-  expected = numbers(300) + numbers(5, 400)
-  assert decoded(corpus, corpus.split('train')) == expected
 
 
 def test_a_split_without_corpora_is_not_there(text):
@@ -432,64 +424,18 @@ def test_a_disk_that_is_full_for_the_records_is_one_line(text):
   assert 'File too large' in last
 
 
-def prepare_in_process(data, barrier, names):
-  barrier.wait()
-  names.put(str(prepare.prepare(data).directory))
+def test_another_process_may_make_the_folder_first(text, monkeypatch):
+  made = prepare.prepare(data_in(text)).directory
+  other, fill = made.rename(text / 'other'), prepare._fill
 
+  def late(*given):
+    shutil.copytree(other, made)
+    return fill(*given)
 
-@pytest.mark.extended
-def test_two_processes_at_once_make_one_folder(text):
-  spawn = multiprocessing.get_context('spawn')
-  barrier, names = spawn.Barrier(2), spawn.Queue()
-  processes = [
-    spawn.Process(
-      target=prepare_in_process, args=(data_in(text), barrier, names)
-    )
-    for _ in range(2)
-  ]
-  for process in processes:
-    process.start()
-  for process in processes:
-    process.join(timeout=60)
-    assert process.exitcode == 0
-  directories = {names.get(timeout=5) for _ in processes}
-  assert len(directories) == 1
-  assert [str(each) for each in (text / 'prepared').iterdir()] == [*directories]
-  corpus = PreparedCorpus(directories.pop())
+  monkeypatch.setattr(prepare, '_fill', late)
+  corpus = prepare.prepare(data_in(text))
+  assert [path.name for path in made.parent.iterdir()] == [made.name]
   assert decoded(corpus, corpus.split('train')) == numbers(300)
-
-
-def peak_memory(data, count, monkeypatch):
-  """Peak of what Python allocates while `count` pairs stream by."""
-  (pair,) = numbers(1, 777)
-  corpus = Corpus(
-    lambda: itertools.repeat(pair, count), lambda: count, lambda: str(count)
-  )
-  monkeypatch.setattr(corpora, 'open_corpus', lambda *_: corpus)
-  tracemalloc.start()
-  corpus = prepare.prepare(data)
-  _, peak = tracemalloc.get_traced_memory()
-  tracemalloc.stop()
-  assert len(corpus.split('train')) == count
-  return peak
-
-
-@pytest.mark.extended
-def test_memory_does_not_grow_with_the_corpus(text, monkeypatch):
-  monkeypatch.setattr(prepare, '_CHUNK', 256)
-  model = prepare.prepare(data_in(text)).source_tokenizer.model
-  (text / 'given.model').write_bytes(model)
-  data = data_in(
-    text,
-    valid=(),
-    test=(),
-    tokenizer=TokenizerConfig(source_model='given.model'),
-  )
-  peak_memory(data, 300, monkeypatch)
-  small = peak_memory(data, 1_000, monkeypatch)
-  large = peak_memory(data, 6_000, monkeypatch)
-  # Six times the pairs; the records alone would be 2 MB more.
-  assert large < small + 200_000
 
 
 def test_the_program_prints_the_folder(text, capsys):

@@ -1,6 +1,5 @@
 """The files of launch/: their syntax, their flags, the files they name."""
 
-import importlib.metadata
 import os
 import re
 import shlex
@@ -17,7 +16,6 @@ from fusion_jax.cli import train
 from fusion_jax.config import ExperimentConfig
 
 _SHELL = ['slurm.sh', 'cloud-tpu.sh']
-_BY_HAND = ['--coordinator', '--processes', '--process']
 
 
 def _job() -> dict:
@@ -77,54 +75,10 @@ def test_train_takes_the_flags(monkeypatch, name, devices):
     assert Path(config.data.prepared).parent == workdir.parent
 
 
-def test_the_pages_command_is_taken():
-  page = read('README.md').replace('\\\n', '')
-  (command,) = re.findall(r'^ +python train.py (.*)$', page, re.M)
-  text = subprocess.run(
-    [sys.executable, 'train.py', '--help'],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
-  known = set(re.findall(r'--[a-z_]+', text))
-  named = set(re.findall(r'(--[a-z_]+)=', command))
-  assert named == {'--config', '--workdir', *_BY_HAND}
-  # --distributed is named in the text.
-  assert named | {'--distributed'} <= known
-
-
 def test_the_page_names_every_file_and_no_other():
   named = set(re.findall(r'\]\(([\w.-]+)\)', read('README.md')))
   files = {path.name for path in LAUNCH.iterdir() if path.is_file()}
   assert named == files - {'README.md'}
-
-
-def test_the_image_has_what_a_run_needs():
-  lines = read('Containerfile').splitlines()
-  copies = [line.split()[1:-1] for line in lines if line.startswith('COPY')]
-  sources = {source for copy in copies for source in copy}
-  assert sources == {
-    'requirements.txt',
-    'train.py',
-    'decode.py',
-    'fusion_jax',
-    'configs',
-  }
-  assert all((ROOT / source).exists() for source in sources)
-  # COPY of a folder copies what is in it: its name comes last, too.
-  assert 'COPY fusion_jax fusion_jax' in lines
-  assert 'COPY configs configs' in lines
-
-
-def test_the_image_knows_the_extras_of_jax():
-  (said,) = re.findall(r'# The extra of JAX: (.*)\.', read('Containerfile'))
-  extras = importlib.metadata.metadata('jax').get_all('Provides-Extra')
-  assert set(re.split(', | or ', said)) <= set(extras)
-  (default,) = re.findall(
-    r'^ARG ACCELERATOR=(\w+)$', read('Containerfile'), re.M
-  )
-  assert default in extras
 
 
 def test_the_jobset_has_what_tpu_slices_need():
