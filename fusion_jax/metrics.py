@@ -24,12 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 class Words(NamedTuple):
-  """How a language is cut into words.
+  """How a language is cut: sacreBLEU's tokenizer, and what is between words.
 
-  Attributes:
-    tokenizer: Name that sacreBLEU gives the tokenizer of its BLEU.
-    between: Text between two words: a space or nothing.
-    asian: Whether sacreBLEU's TER knows each character as a word.
+  With `asian`, TER knows each character as a word.
   """
 
   tokenizer: str
@@ -80,15 +77,7 @@ def _of_code(code: str) -> Words:
 
 
 class Scores(NamedTuple):
-  """BLEU (Papineni et al. 2002) and chrF (Popović 2015), from 0 to 100.
-
-  Attributes:
-    bleu: Cased BLEU of detokenised text.
-    chrf: chrF2 score.
-    bleu_signature: sacreBLEU's signature of `bleu`.
-    chrf_signature: sacreBLEU's signature of `chrf`.
-    report: Both scores as sacreBLEU prints them, one line each.
-  """
+  """BLEU (Papineni et al. 2002) and chrF (Popović 2015), from 0 to 100."""
 
   bleu: float
   chrf: float

@@ -65,8 +65,8 @@ class Batch(NamedTuple):
 class EpochPlan:
   """Batches of one epoch.
 
-  Batch b consists of the examples `order[starts[b] : starts[b + 1]]` and has
-  the shape `shapes[shape_ids[b]]`.
+  Batch b has the examples `order[starts[b] : starts[b + 1]]` and the shape
+  `shapes[shape_ids[b]]`.
   """
 
   shapes: tuple[Shape, ...]
@@ -262,13 +262,13 @@ def assemble(
   Row b holds the next `counts[b]` of them side by side; without counts it holds
   one.
   """
-  each = np.ones(len(examples), int) if counts is None else counts
-  assert len(each) <= shape.rows, f'{len(each)} examples for {shape}'
+  per_row = np.ones(len(examples), int) if counts is None else counts
+  assert len(per_row) <= shape.rows, f'{len(per_row)} examples for {shape}'
   source, source_lengths, source_segments = _side_by_side(
-    [pair.source for pair in examples], each, shape.rows, shape.source
+    [pair.source for pair in examples], per_row, shape.rows, shape.source
   )
   target, target_lengths, target_segments = _side_by_side(
-    [pair.target for pair in examples], each, shape.rows, shape.target
+    [pair.target for pair in examples], per_row, shape.rows, shape.target
   )
   batch = Batch(source, target, source_lengths, target_lengths)
   if counts is None:

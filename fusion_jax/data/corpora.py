@@ -1,7 +1,6 @@
 """Corpora named by the strings of `DataConfig`, read as line pairs.
 
-Text files have one sentence a line: plain, `.gz`, `.bz2` or `.xz`. Datasets of
-TensorFlow Datasets are read without TensorFlow.
+Datasets of TensorFlow Datasets are read without TensorFlow.
 """
 
 import dataclasses
@@ -219,14 +218,7 @@ def _text(value: bytes, where: str) -> str:
 
 
 class Text:
-  """Text of a direction.
-
-  Attributes:
-    direction: Languages and corpora of the direction.
-    tags: Tags before each of its source lines.
-    fingerprints: Names of the content of the corpora of each split.
-    totals: Number of pairs of each split.
-  """
+  """Text of a direction: its corpora, and the tags before its source lines."""
 
   def __init__(self, data: DataConfig, direction: Direction):
     """Open the corpora, whose files must exist."""
@@ -272,9 +264,8 @@ def tokenizer_pair_count(data: DataConfig, texts: Sequence[Text]) -> int:
 def tokenizer_pairs(data: DataConfig, texts: Sequence[Text]) -> Pairs:
   """Yield training pairs, as many as the tokenizer may have lines.
 
-  Each direction contributes in proportion to its share of the training. Its
-  pairs are evenly spaced; where the share exceeds the number of pairs, some or
-  all of them are repeated.
+  Each direction contributes in proportion to its share of the training, evenly
+  spaced; where it has fewer pairs than that, they are repeated.
   """
   totals = [text.totals['train'] for text in texts]
   weights = [text.direction.weight for text in texts]

@@ -174,12 +174,8 @@ class RawChunk(NamedTuple):
 class EncodedChunk(NamedTuple):
   """Pairs that are encoded; every field has an entry for each of them.
 
-  Attributes:
-    records: Serialised records.
-    lengths: Source and target lengths in subwords.
-    unknown: Numbers of unknown source and target subwords.
-    reasons: Why a pair is dropped; None if it is kept.
-    keys: Hashes of the texts, if repetitions are to be dropped.
+  `reasons` say why a pair is dropped, None that it is kept. `keys` are hashes
+  of the texts, if repetitions are to be dropped.
   """
 
   records: list[bytes]
@@ -194,10 +190,9 @@ class EncodedChunk(NamedTuple):
     return np.array([reason is None for reason in self.reasons])
 
   def mark_repetitions(self, seen: set[bytes]) -> None:
-    """Mark what repeats a pair that is kept, of this chunk or seen before.
+    """Mark what repeats a pair that is kept, here or seen before.
 
-    The set is the only part of preparing a corpus whose memory grows with the
-    corpus, by about 100 bytes a pair.
+    The set, of about 100 bytes a pair, grows with the corpus.
     """
     for number, key in enumerate(self.keys):
       if self.reasons[number] is None:
@@ -217,12 +212,7 @@ class KeptChunk(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ChunkEncoder:
-  """Encoder of chunks of any direction.
-
-  Attributes:
-    encoders: Encoder of each direction, by its name.
-    limits: Which training pairs are dropped.
-  """
+  """Encoder of chunks of any direction, and limits of training pairs."""
 
   encoders: Mapping[str, PairEncoder]
   limits: FilterConfig

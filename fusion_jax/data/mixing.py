@@ -56,13 +56,7 @@ def apportioned(
 
 
 class _Rounds(NamedTuple):
-  """Slots of one corpus whose blocks have the same size.
-
-  Attributes:
-    corpus: Number of the corpus.
-    first: First slot.
-    blocks: Examples; each row lists the choices of one slot.
-  """
+  """Slots of a corpus, from `first` on; a row of blocks has one's choices."""
 
   corpus: int
   first: int
@@ -72,9 +66,7 @@ class _Rounds(NamedTuple):
 class Mixture:
   """Slots of an epoch and the examples in them.
 
-  Attributes:
-    lengths: Room in each slot for source and target, int32 [M, 2].
-    counts: Number of slots of each corpus, at least 1.
+  `lengths` is the room in each slot, `counts` the slots of each corpus.
   """
 
   def __init__(

@@ -32,11 +32,7 @@ _PAIRS_A_ROW = 4
 
 
 class Rows(NamedTuple):
-  """Lengths of the pairs in each row.
-
-  Row r has the places `starts[r]` to `starts[r + 1] - 1`, and place p holds a
-  pair of the lengths `lengths[p]`.
-  """
+  """Row r holds pairs of the lengths `lengths[starts[r] : starts[r + 1]]`."""
 
   starts: Int[np.ndarray, ' R+1']
   lengths: Int32[np.ndarray, 'N 2']
@@ -47,11 +43,10 @@ def choose_packed_shape(
 ) -> Shape:
   """Choose the shape of packed batches.
 
-  The two sides of a row are in proportion to those of the corpus, with room
-  for the longest sentences and for four pairs of mean length, or for as many
-  pairs as a configured side holds. Among rows up to half longer than that,
-  those are chosen with which a batch of `config.tokens` slots holds the most
-  pairs, and among nearly equal ones the shortest.
+  Sides in proportion to those of the corpus, with room for the longest pair and
+  for four pairs of mean length, or for as many as a configured side holds.
+  Of rows up to half longer, the shortest with which a batch of `config.tokens`
+  slots holds nearly the most pairs.
   """
   mean, longest = lengths.mean(axis=0), lengths.max(axis=0)
   given = np.array([config.packed_source, config.packed_target])
@@ -133,11 +128,7 @@ def pack(lengths: Int32[np.ndarray, 'N 2'], source: int, target: int) -> Rows:
 
 
 class _Cells:
-  """Different pairs of lengths that are left, the longest first.
-
-  Attributes:
-    lengths: Source and target length of each.
-  """
+  """Different pairs of lengths that are left, the longest first."""
 
   def __init__(
     self, lengths: Int32[np.ndarray, 'N 2'], room: Int[np.ndarray, '2']
@@ -212,10 +203,7 @@ _RANDOM_BITS = 32
 class PackedEpoch(EpochPlan):
   """Batches of one epoch of packed rows, which are the examples of its plan.
 
-  Attributes:
-    places: Examples of each row, row by row, in the order of the batches.
-    row_starts: Row r of that order holds
-      `places[row_starts[r] : row_starts[r + 1]]`.
+  Row r holds the examples `places[row_starts[r] : row_starts[r + 1]]`.
   """
 
   places: Int32[np.ndarray, ' examples']

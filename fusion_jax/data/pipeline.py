@@ -110,10 +110,8 @@ def training_iterator(
 ) -> grain.DatasetIterator[Batch]:
   """Iterate over the training batches on the devices, read ahead by threads.
 
-  The iterator's state is the position after the last batch taken from it,
-  whatever has been read ahead. The state fits `grain.checkpoint.CheckpointSave`
-  and is restored without reading the earlier batches. Call `close()` at the
-  end.
+  The iterator's state is the position after the last batch taken from it, which
+  is restored without reading earlier batches. Call `close()` at the end.
   """
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
   dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
@@ -156,9 +154,7 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
   """Yield every example once, in a fixed order, as batches on the host.
 
-  Examples that fit no shape are left out, and their number is logged. Shapes
-  from `choose_shapes(split.lengths, config, devices, max_length)` leave out
-  the examples longer than max_length and no others.
+  Examples that fit no shape are left out, and their number is logged.
   """
   assignment = batching.assign_shapes(split.lengths, shapes)
   order = np.flatnonzero(assignment >= 0).astype(np.int32)

@@ -2,9 +2,8 @@
 
     fusion-jax prepare --config=NAME[:VARIANT]
 
-The result is a folder as `data.prepared` describes it. Its name depends on
-everything that the content depends on, so the same config over the same text
-finds the folder again. The text is streamed, whatever its size.
+The folder is named by everything that its content depends on, so the same
+config over the same text finds it again. The text is streamed.
 """
 
 import argparse
@@ -349,10 +348,7 @@ class _RecordWriter(tfds.core.SequentialWriter):
 class _SplitWriter:
   """Writer of the records of a split, and of the lengths of its examples.
 
-  Attributes:
-    stored: Number of records so far.
-    counts: Counts of each direction.
-    rows: Records that are examples, where not all are.
+  `rows` are the records that are examples, where not all are.
   """
 
   def __init__(self, writer: _RecordWriter, name: str):

@@ -2,17 +2,15 @@
 
 The folder, written by `fusion_jax.data.prepare`:
   settings.json               what was prepared and how
-  report.json                 how many pairs were kept, and why others were
-                              not; digests of itself and of the files that
-                              have no checksums of their own
+  report.json                 how many pairs were kept; digests of itself and of
+                              the files that have no checksums of their own
   source.model, target.model  the tokenizers
   dataset_info.json, features.json, parallel_text-SPLIT.array_record-NNNNN
                               a TFDS dataset
   SPLIT.lengths.npy           int32 [N, 2]: source and target, in subwords
-  SPLIT.rows.npy              int64 [N]: the records that are examples; only
-                              where not all of them are
-A split holds several directions one after the other, in the order of the
-report, which says how many pairs each of them has in the split.
+  SPLIT.rows.npy              int64 [N]: the records that are examples, where
+                              not all of them are
+A split holds several directions one after the other, in the report's order.
 """
 
 import bisect
@@ -41,15 +39,7 @@ ROWS = '{split}.rows.npy'
 
 
 class PreparedCorpus:
-  """Content of a prepared folder.
-
-  Attributes:
-    directory: Folder of the corpus.
-    report: Number of pairs read, kept and dropped, for each split.
-    source_tokenizer: Tokenizer of the source language.
-    target_tokenizer: Tokenizer of the target language; equal to the source
-      tokenizer if joint.
-  """
+  """Content of a prepared folder; its report has the counts of each split."""
 
   def __init__(self, directory: str | Path):
     """Open a folder."""
@@ -132,13 +122,7 @@ def file_digests(directory: Path) -> dict[str, str]:
 
 
 class DirectionSplit(NamedTuple):
-  """One direction of a split.
-
-  Attributes:
-    encoder: Encoder of its lines.
-    records: Number of stored records.
-    examples: Number of records that are examples.
-  """
+  """One direction of a split: its stored records, and the examples of them."""
 
   encoder: PairEncoder
   records: int
@@ -148,12 +132,9 @@ class DirectionSplit(NamedTuple):
 class Split:
   """Examples of a split, by random access.
 
-  Attributes:
-    lengths: Source and target lengths in subwords, tags and the end symbol
-      included, int32 [N, 2], memory-mapped. In a sampled split these are the
-      longest lengths that `sample` may return.
-    sampled: Whether `sample` draws a new segmentation at every call.
-    directions: Number of examples of each direction, in their order.
+  `lengths` has source and target subwords, tags and the end symbol included,
+  int32 [N, 2]; in a sampled split the longest that `sample` may return.
+  `directions` has the number of examples of each direction.
   """
 
   def __init__(
@@ -210,10 +191,9 @@ class Split:
     return self._encoder(index).sample(texts, (seed, index), longest)
 
   def texts(self) -> tuple[list[str], list[str]]:
-    """Return all source and all target lines of 'valid' or 'test', in order.
+    """Return all source and target lines of 'valid' or 'test' as they stand.
 
-    The lines are as they stand in the corpus, and include those that are no
-    examples because they are empty or too long.
+    They include those that are no examples because they are empty or too long.
     """
     assert self._has_text, 'the texts of the training split are not kept'
     pairs = [texts_of(self._records[row]) for row in self._stored]
@@ -231,9 +211,8 @@ class Split:
 class Records:
   """Serialised records of a split, by random access. Threads may share them.
 
-  ArrayRecord reads a list of positions in a time that grows with the size of
-  the file (1.5 ms for one of 425,000 records), but a range of positions in
-  10 microseconds; this class therefore reads ranges of one.
+  ArrayRecord reads a list of positions in a time that grows with the file
+  (1.5 ms in one of 425,000 records), a range, here of one, in 10 microseconds.
   """
 
   def __init__(self, directory: Path, split: str):

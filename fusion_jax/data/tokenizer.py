@@ -1,7 +1,5 @@
 """Subword tokenizers: SentencePiece models, trained here or given.
 
-Every line of text is normalised before anything else.
-
 Unigram language models follow Kudo (2018), https://arxiv.org/abs/1804.10959;
 byte-pair encoding follows Sennrich et al. (2016),
 https://arxiv.org/abs/1508.07909.
@@ -81,13 +79,9 @@ _TOO_SMALL = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """Facts about a tokenizer that a model needs.
+  """Size of a vocabulary, and the ids of symbols that a model needs.
 
-  Attributes:
-    size: Number of ids, which are 0 .. size - 1.
-    start: Id that the decoder reads before the first target subword.
-    end: Id after the last subword of a line.
-    unknown: Id of text that no piece covers.
+  The decoder reads `start` before the first target subword.
   """
 
   size: int
@@ -99,11 +93,7 @@ class Vocabulary:
 class Tokenizer:
   """SentencePiece model that turns text into ids and back.
 
-  Attributes:
-    model: Bytes of the `.model` file.
-    digest: SHA-256 of the model, in hexadecimal.
-    vocabulary: Size and special symbols.
-    tags: Ids put before those of every line that is not empty; see `tagged`.
+  The ids `tags` come before those of every line that is not empty.
   """
 
   def __init__(self, model: bytes, name: str = 'the tokenizer model'):
@@ -207,8 +197,7 @@ class Tokenizer:
   def places(self, text: str) -> list[int | None]:
     """Return the character of the line at which each id of `encode` begins.
 
-    A space before a word is part of its first subword. The bytes of a
-    character begin where the character does. Tags have no place: None.
+    A space before a word is part of its first subword. Tags have no place.
     """
     encoded = self._processor.encode(text, out_type='serialized_proto')
     text_proto = sentencepiece_pb2.SentencePieceText.FromString(encoded)
@@ -365,12 +354,7 @@ _CACHED_LENGTH = 16
 
 
 class _Arcs(NamedTuple):
-  """Pieces that may end at one position of a word.
-
-  Attributes:
-    starts: Where each piece begins.
-    cumulative: Cumulative probabilities of the pieces.
-  """
+  """Starts of the pieces that may end at one position, and their shares."""
 
   starts: list[int]
   cumulative: list[float]

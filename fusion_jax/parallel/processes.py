@@ -35,12 +35,9 @@ _HOSTS = ('TPU_PROCESS_ADDRESSES', 'TPU_WORKER_HOSTNAMES')
 
 
 class Processes(NamedTuple):
-  """Position of this process among all; by default JAX asks the cluster.
+  """Process 0 as 'HOST:PORT', how many there are, and which this is.
 
-  Attributes:
-    coordinator: 'HOST:PORT' of process 0.
-    total: Number of all processes.
-    number: Number of this process.
+  None: JAX asks the cluster.
   """
 
   coordinator: str | None = None

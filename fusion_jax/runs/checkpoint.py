@@ -86,9 +86,8 @@ def copied(parameters: Parameters) -> Parameters:
 class Progress:
   """Progress of a run apart from its state.
 
-  `best` is the best value of the metric, if there was a validation, and `stale`
-  the number of validations since then. `seconds` is time in the loop, summed
-  over all starts. Updates that were not finite are skipped.
+  `stale` counts the validations since the best, `seconds` time in the loop over
+  all starts, `skipped` updates that were not finite.
   """
 
   best: float | None = None

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -52,12 +52,11 @@ class CheckpointSelection:
 
   Attributes:
     step: 'last', 'best', or the newest step that may be chosen. 'best' is the
-      step of the best validation if a single one of the last checkpoints is
-      wanted, and 'last' otherwise.
+      best validated where a single one of the last is wanted, else 'last'.
     average: Number of checkpoints to average.
     average_of: Whether to take the last ones, or those of the best validations.
-    parameters: Parameters of each checkpoint: those after its last update, or
-      their moving average; None: the average where there is one.
+    parameters: Those after the last update of each, or their moving average;
+      None: the average where there is one.
   """
 
   step: int | str = 'best'
@@ -83,14 +82,8 @@ def selection_of(arguments: argparse.Namespace) -> CheckpointSelection:
 class TrainedModel:
   """A trained model and everything needed to translate with it.
 
-  Attributes:
-    config: Experiment configuration.
-    model: Transformer.
-    parameters: Parameters, float32, on one device of this process.
-    step: Step of the checkpoint; of an average, the step of the last one.
-    source_tokenizer, target_tokenizer: Tokenizers of the two sides.
-    steps: Steps of the checkpoints that the parameters are the mean of,
-      ascending.
+  Parameters are float32, on one device of this process: the mean of those of
+  `steps`, the last of which is `step`.
   """
 
   config: ExperimentConfig
@@ -153,23 +146,15 @@ def load_run(
   All processes must call it, and all get the same result.
   """
   workdir = Path(workdir)
-  config, source, target = on_all(lambda: _described(workdir))
+  config, source, target = on_all(
+    lambda: (read_config(workdir), *read_tokenizers(workdir))
+  )
   identity = identity_of(config, source, target)
   model = make_model(config, source, target)
   steps, parameters = _load_parameters(workdir, model, identity, selection)
   return TrainedModel(
     config, model, parameters, max(steps), source, target, steps
   )
-
-
-def _described(workdir: Path) -> tuple[ExperimentConfig, Tokenizer, Tokenizer]:
-  """Read the config and the tokenizers that are stored beside checkpoints."""
-  config = read_config(workdir)
-  source, target = read_tokenizers(workdir)
-  folder = workdir / 'checkpoints'
-  if not folder.is_dir():
-    raise InputError(f'{folder}: no checkpoint yet; train first')
-  return config, source, target
 
 
 def _load_parameters(
@@ -180,8 +165,7 @@ def _load_parameters(
 ) -> tuple[tuple[int, ...], Parameters]:
   """Return the steps that are loaded, and the mean of their parameters.
 
-  A training may run in the directory and delete a checkpoint while it is read.
-  Then the checkpoints are listed and chosen again.
+  Where a training deletes a checkpoint meanwhile, they are chosen again.
   """
   folder = workdir / 'checkpoints'
   abstract = abstract_like(
@@ -230,21 +214,15 @@ class _Loader:
       if len(used) == count:
         break
     else:
-      self._tell_too_few(len(used))
+      kind = ' with a validation' if self.selection.average_of == 'best' else ''
+      raise InputError(
+        f'{self.folder}: {len(used)} readable checkpoints{kind}, {count} asked '
+        'for'
+      )
     if count == 1:
       return tuple(used), total
     logger.info('%s: the mean of steps %s', self.folder.parent, sorted(used))
     return tuple(sorted(used)), _quotient(total, jnp.float32(count))
-
-  def _tell_too_few(self, count: int) -> NoReturn:
-    there = f'{self.folder}: {count} readable checkpoints'
-    wanted = f'{self.selection.average} asked for'
-    if self.selection.average_of == 'last':
-      raise InputError(f'{there}, {wanted}')
-    raise InputError(
-      f'{there} with a validation, {wanted}; training.keep_best says how many '
-      'are kept'
-    )
 
   def _candidates(self) -> list[int]:
     """Return the steps to load, most wanted first, damaged ones included."""

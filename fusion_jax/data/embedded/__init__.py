@@ -37,12 +37,7 @@ _SLOT = re.compile(r'\{(\w+)(?::(\w+))?\}')
 
 
 class Frame(NamedTuple):
-  """Sentence with slots, in all languages.
-
-  Attributes:
-    slots: Names of the slots, in the order of the English text.
-    parts: Text of each language, cut at its slots.
-  """
+  """Slots of a sentence, and its text in each language, cut at the slots."""
 
   slots: tuple[str, ...]
   parts: dict[str, tuple[Part, ...]]
