@@ -9,6 +9,7 @@ they are prepared.
 """
 
 import argparse
+import contextlib
 import importlib.resources
 import logging
 import re
@@ -41,8 +42,13 @@ def fetch(name: str, folder: Path, mirror: str = '') -> None:
   base = (mirror or corpus['url']).rstrip('/')
   if urlsplit(base).scheme not in ('http', 'https', 'file'):
     raise InputError(f'--mirror={mirror}: must begin with https, http or file')
-  for file, digest in corpus['files'].items():
-    _download(f'{base}/{file}', folder / file, digest)
+  try:
+    for file, digest in corpus['files'].items():
+      _download(f'{base}/{file}', folder / file, digest)
+  except InputError:
+    with contextlib.suppress(OSError):
+      folder.rmdir()  # If nothing is in it.
+    raise
   if name == 'iwslt14':
     _unpack_iwslt14(folder)
   logger.info('%s is in %s; %s', name, folder, corpus['licence'])

@@ -85,12 +85,15 @@ def test_a_folder_of_this_machine_is_a_mirror(corpus, tmp_path):
     ('http://127.0.0.1:9', 'cannot be downloaded'),
   ],
 )
-def test_a_mirror_that_is_none_is_one_line(tmp_path, capfd, mirror, message):
+def test_a_mirror_that_is_none_leaves_no_folder(
+  tmp_path, capfd, mirror, message
+):
   flags = ['mine', f'--output={tmp_path / "out"}', f'--mirror={mirror}']
   assert fetch.main(flags) == 2
   *others, line = capfd.readouterr().err.splitlines()
   assert message in line
   assert not any('Download' in other for other in others)
+  assert not (tmp_path / 'out').exists()
 
 
 def _archive(path, files):
