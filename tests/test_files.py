@@ -79,33 +79,6 @@ def test_a_link_in_the_way_is_not_followed(tmp_path, monkeypatch):
   assert (tmp_path / 'theirs').read_bytes() == b'theirs'
 
 
-def test_links_that_lead_to_each_other_are_one_line(tmp_path):
-  (tmp_path / 'one').symlink_to(tmp_path / 'two')
-  (tmp_path / 'two').symlink_to(tmp_path / 'one')
-  with pytest.raises(InputError, match='one: cannot be written: Too many'):
-    write_whole(tmp_path / 'one', b'x')
-  with (
-    pytest.raises(InputError, match='cannot be written: Too many'),
-    whole_folder(tmp_path / 'one' / 'folder'),
-  ):
-    pass
-
-
-def test_the_umask_decides_who_may_read(tmp_path):
-  before = os.umask(0o027)
-  try:
-    write_whole(tmp_path / 'file', b'')
-  finally:
-    os.umask(before)
-  assert (tmp_path / 'file').stat().st_mode & 0o777 == 0o640
-
-
-def test_names_as_long_as_the_file_system_takes(tmp_path):
-  write_whole(tmp_path / ('n' * 255), b'new')
-  with pytest.raises(InputError, match='cannot be written: File name too long'):
-    write_whole(tmp_path / ('n' * 256), b'new')
-
-
 def test_a_folder_is_new_or_empty(tmp_path):
   (tmp_path / 'file').touch()
   with pytest.raises(InputError, match=r'--output=.*file: is a file'):
@@ -199,17 +172,6 @@ def test_damage_is_one_line_with_the_name(tmp_path, suffix):
   path.write_bytes(b'plain text')
   with pytest.raises(InputError, match=rf'text{suffix}: (not a|cannot be) rea'):
     _read(path)
-
-
-def test_nothing_is_left_of_a_file_that_failed(tmp_path):
-  def fail():
-    with open_to_write(tmp_path / 'text.gz') as file:
-      file.write(b'half')
-      raise KeyboardInterrupt
-
-  with pytest.raises(KeyboardInterrupt):
-    fail()
-  assert not list(tmp_path.iterdir())
 
 
 @dataclasses.dataclass

@@ -56,20 +56,6 @@ def test_the_cache_makes_room(tmp_path):
   assert 0 < sum(kept) <= 20_000
 
 
-def test_a_folder_of_the_users_own_is_left(environment):
-  environment['JAX_COMPILATION_CACHE_DIR'] = 'mine'
-  keep_compiled()
-  assert environment['JAX_COMPILATION_CACHE_DIR'] == 'mine'
-  assert 'JAX_COMPILATION_CACHE_MAX_SIZE' not in environment
-
-
-def test_without_a_folder_nothing_is_kept(environment, tmp_path):
-  Path(tmp_path / 'file').write_text('')
-  environment['XDG_CACHE_HOME'] = str(tmp_path / 'file')
-  keep_compiled()
-  assert 'JAX_COMPILATION_CACHE_DIR' not in environment
-
-
 def test_what_is_imported_is_left_out_of_collections():
   before = gc.get_freeze_count()
   with lasting_imports():
@@ -108,12 +94,6 @@ run_program(main)
   )
   assert 'RuntimeError: another' in done.stderr
   assert 'loop is closed' not in done.stderr
-
-
-def test_an_import_that_fails_leaves_the_collector_running():
-  with pytest.raises(ImportError), lasting_imports():
-    raise ImportError
-  assert gc.isenabled()
 
 
 # How a program ends: `main` is what differs.

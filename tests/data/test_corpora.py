@@ -51,12 +51,6 @@ def test_plain_and_compressed_files_read_alike(tmp_path, suffix, opener):
   assert count(corpus, data) == 2
 
 
-def test_source_and_target_follow_the_languages(tmp_path):
-  write_files(tmp_path)
-  data = data_in(tmp_path, source_language='de', target_language='en')
-  assert read('t.{lang}', data)[0] == ('Ein Haus.', 'A house.')
-
-
 def test_a_line_ends_at_newlines_only(tmp_path):
   # str.splitlines would cut at U+2028, U+0085 and a lone carriage return.
   (tmp_path / 't.en').write_bytes('a\u2028b\u0085c\rd\r\ne'.encode())

@@ -10,7 +10,6 @@ from test_prepare import data_in, numbers, write_split
 from fusion_jax.config import (
   DataConfig,
   Direction,
-  FilterConfig,
   SamplingConfig,
   TokenizerConfig,
 )
@@ -200,14 +199,6 @@ def test_a_given_tokenizer_must_have_the_tags(text):
     prepare.prepare(several(text, tokenizer=tokenizer))
   assert '\n' not in str(raised.value)
   assert not list((text / 'prepared').glob('.*'))
-
-
-def test_an_empty_direction_is_named(text):
-  limits = FilterConfig(max_length=8)
-  with pytest.raises(
-    InputError, match='train: no pair of en-fr is left of 30 '
-  ):
-    prepare.prepare(several(text, filter=limits))
 
 
 def test_a_tagged_tokenizer_shares_its_model(corpus):

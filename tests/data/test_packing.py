@@ -125,16 +125,6 @@ def test_sides_that_are_given():
   assert choose_packed_shape(lengths, config) == (2, 40, 60)
 
 
-def test_a_side_that_is_chosen_is_in_proportion_to_one_that_is_given():
-  # Twice as many target as source subwords.
-  lengths = np.array([[10, 20]] * 5, np.int32)
-  config = BatchConfig(
-    tokens=900, row_multiple=1, packing=True, packed_source=60
-  )
-  # Six pairs fill both; one position less costs less than 1 %.
-  assert choose_packed_shape(lengths, config)[1:] == (60, 120)
-
-
 @pytest.mark.parametrize(
   ('side', 'longest'), [('packed_source', 30), ('packed_target', 20)]
 )
@@ -188,17 +178,6 @@ def test_every_example_once_an_epoch_and_no_row_too_full(
     assert sorted(seen) == list(range(len(lengths)))
 
 
-def test_order_depends_on_seed_and_epoch_alone():
-  lengths, shape = caption_lengths(500), Shape(4, 64, 64)
-  plan, again, other = (PackedPlan(lengths, shape, seed) for seed in (1, 1, 2))
-  again.epoch(7)  # The order in which epochs are asked for does not matter.
-  step = 3 * plan.batches_per_epoch + 2
-  np.testing.assert_array_equal(plan.batch(step)[2], again.batch(step)[2])
-  np.testing.assert_array_equal(plan.epoch(3).places, again.epoch(3).places)
-  for different in (plan.epoch(4), other.epoch(3)):
-    assert (plan.epoch(3).places != different.places).mean() > 0.9
-
-
 def test_examples_change_their_company():
   # 40 pairs of the same lengths, two a row: over epochs any two may meet.
   plan = PackedPlan(np.full((40, 2), 5, np.int32), Shape(20, 10, 10), 0)
@@ -221,14 +200,6 @@ def test_order_of_a_seed_never_changes():
     [[5, 1], [-1, -1]],
     [[4, 3], [2, 0]],
   ]
-
-
-def test_batches_share_the_empty_rows():
-  # Nine rows of one pair for batches of eight.
-  plan = PackedPlan(np.full((9, 2), 5, np.int32), Shape(8, 6, 6), 0)
-  taken = [(plan.batch(step)[2] >= 0).sum() for step in range(2)]
-  assert plan.batches_per_epoch == 2
-  assert sorted(taken) == [4, 5]
 
 
 def test_table():

@@ -74,11 +74,6 @@ def test_decoding_leaves_symbols_out(tokenizers):
   assert tokenizer.decode([]) == ''
 
 
-def test_characters_without_a_piece_are_unknown_without_byte_fallback():
-  tokenizer = trained()
-  assert tokenizer.vocabulary.unknown in tokenizer.encode('\u6f22')
-
-
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
 def test_samples_depend_on_the_seed_alone(tokenizers, algorithm):
   tokenizer = tokenizers[algorithm]

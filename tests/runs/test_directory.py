@@ -3,7 +3,6 @@
 import builtins
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import json
 import os
@@ -163,16 +162,6 @@ def test_a_holder_that_has_not_written_yet(tmp_path):
     assert f'{tmp_path}: another process trains in it' in _refused(tmp_path)
 
 
-def test_file_systems_without_locks(tmp_path, monkeypatch, caplog):
-  def no_locks(*_):
-    raise OSError(errno.ENOLCK, 'No locks available')
-
-  monkeypatch.setattr(fcntl, 'flock', no_locks)
-  with locked(tmp_path):
-    (record,) = caplog.records
-  assert 'cannot be locked (No locks available)' in record.getMessage()
-
-
 def test_a_directory_with_nothing_but_a_lock_is_new(tmp_path):
   with locked(tmp_path / 'run'):
     check_workdir(tmp_path / 'run', ExperimentConfig())
@@ -182,11 +171,6 @@ def test_a_directory_with_nothing_but_a_lock_is_new(tmp_path):
   (tmp_path / 'run' / 'thesis').touch()
   with pytest.raises(InputError, match='not empty and not a run directory'):
     check_workdir(tmp_path / 'run', ExperimentConfig())
-
-
-def test_a_directory_that_cannot_be_made(tmp_path):
-  (tmp_path / 'file').touch()
-  assert 'cannot be written' in _refused(tmp_path / 'file' / 'run')
 
 
 _GOOD = {'step': 5, 'kind': 'train', 'loss': 1.5, 'skipped': 0, 'bleu': None}
@@ -230,10 +214,6 @@ def test_a_line_that_is_being_written_is_no_damage(tmp_path, caplog):
   path.write_bytes(json.dumps(_GOOD).encode() + b'\n{"step": 6, "ki')
   assert read_metrics(path) == [_GOOD]
   assert not caplog.records
-
-
-def test_a_file_that_is_not_there_has_no_lines(tmp_path):
-  assert read_metrics(tmp_path / 'metrics.jsonl') == []
 
 
 def test_a_resumed_run_drops_what_is_damaged_or_later(tmp_path):

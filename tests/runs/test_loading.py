@@ -301,11 +301,6 @@ def test_a_saved_mean_is_of_what_was_chosen(averaged, tmp_path, capsys):
   assert capsys.readouterr().err == ''
 
 
-def test_the_average_is_float32(averaged):
-  leaves = jax.tree.leaves(load_run(averaged.workdir).parameters)
-  assert {leaf.dtype for leaf in leaves} == {jnp.dtype('float32')}
-
-
 def _mean_of(leaves):
   total = functools.reduce(
     loading._sum, [{'leaf': jnp.asarray(leaf)} for leaf in leaves]
