@@ -140,7 +140,7 @@ def one_line_errors(main: Callable[..., int | None]) -> Callable[..., int]:
 
   @functools.wraps(main)
   def wrapped(*args, **kwargs) -> int:
-    with _nothing_left_by_sigterm(), _ctrl_c_counts() as interrupted:
+    with _handling_signals() as interrupted:
       code, message = _outcome(lambda: main(*args, **kwargs))
     if interrupted and not code:
       code, message = _INTERRUPTED, 'error: interrupted'
@@ -189,42 +189,31 @@ def _drop_what_stdout_does_not_take() -> None:
 
 
 @contextlib.contextmanager
-def _nothing_left_by_sigterm() -> Iterator[None]:
-  """Make SIGTERM inside the block remove unfinished files before the end.
+def _handling_signals() -> Iterator[list[int]]:
+  """Note SIGINT, and let SIGTERM remove unfinished files before the end.
 
-  An exception would not work, because callbacks of JAX may swallow it.
-  Training, and JAX with several processes, install their own handlers instead.
+  Callbacks of JAX may swallow exceptions. Training, and JAX with several
+  processes, install handlers of their own.
   """
-  in_main = threading.current_thread() is threading.main_thread()
-  if not in_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-    yield
-    return
-  signal.signal(signal.SIGTERM, _end)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def _ctrl_c_counts() -> Iterator[list[int]]:
-  """Note SIGINT inside the block; callbacks of JAX may swallow the error."""
   seen: list[int] = []
 
   def note(number: int, frame: Any) -> None:
     seen.append(number)
     signal.default_int_handler(number, frame)
 
-  before = signal.getsignal(signal.SIGINT)
-  in_main = threading.current_thread() is threading.main_thread()
-  if not in_main or before not in (signal.default_int_handler, signal.SIG_DFL):
-    yield seen
-    return
-  signal.signal(signal.SIGINT, note)
+  before: dict[signal.Signals, Any] = {}
+  if threading.current_thread() is threading.main_thread():
+    for number, handler, replaced in (
+      (signal.SIGINT, note, (signal.default_int_handler, signal.SIG_DFL)),
+      (signal.SIGTERM, _end, (signal.SIG_DFL,)),
+    ):
+      if signal.getsignal(number) in replaced:
+        before[number] = signal.signal(number, handler)
   try:
     yield seen
   finally:
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 def _end(number: int, _: Any) -> None:

@@ -23,7 +23,6 @@ from fusion_jax.data.batching import (
   reordered,
   warn_if_larger,
 )
-from fusion_jax.errors import InputError
 from fusion_jax.startup import log_table
 
 # A row has room for at least this number of pairs of mean length. With fewer,
@@ -53,14 +52,8 @@ def choose_packed_shape(
   wanted = (given / mean).max() if given.any() else _PAIRS_A_ROW
   least = max((longest / mean).max(), wanted) * mean
   sources, targets = (
-    _sides(name, int(own), int(most), int(fewest), config.length_multiple)
-    for name, own, most, fewest in zip(
-      ('packed_source', 'packed_target'),
-      given,
-      longest,
-      np.ceil(least),
-      strict=True,
-    )
+    _sides(int(own), int(fewest), config.length_multiple)
+    for own, fewest in zip(given, np.ceil(least), strict=True)
   )
   shape = _densest(sources, targets, mean, config, devices)
   warn_if_larger(shape, config.tokens)
@@ -89,16 +82,9 @@ def _densest(
   return Shape(int(rows[s, t]), int(sources[s]), int(targets[t]))
 
 
-def _sides(
-  name: str, given: int, longest: int, least: int, multiple: int
-) -> Int[np.ndarray, ' sides']:
+def _sides(given: int, least: int, multiple: int) -> Int[np.ndarray, ' sides']:
   """List the lengths that one side of a row may have."""
   if given:
-    if given < longest:
-      raise InputError(
-        f'config.data.batch.{name}: must be 0 (chosen) or at least {longest}, '
-        f'the longest sentence of the corpus, got {given}'
-      )
     return np.array([given])
   first, last = (-(-size // multiple) for size in (least, least + least // 2))
   return np.arange(first, last + 1) * multiple

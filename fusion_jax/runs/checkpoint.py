@@ -286,7 +286,12 @@ class Checkpoints:
     meta = read_meta(reader, step)
     with reading():
       check_identity(meta, self._identity, path)
-      _check_has_optimizer(meta, self._directory.parent)
+      if 'mean' in meta or 'imported' in meta:
+        workdir = self._directory.parent
+        raise InputError(
+          f'{workdir}: holds no optimizer state to resume from; start another '
+          f'--workdir with --init_from={workdir}'
+        )
       check_model(path, meta, fresh.parameters)
     return meta
 
@@ -309,20 +314,6 @@ def _composite(
   meta = {'format': FORMAT, **meta, 'arrays': array_digests(arrays)}
   items = {name: ocp.args.StandardSave(tree) for name, tree in arrays.items()}
   return ocp.args.Composite(**items, meta=ocp.args.JsonSave(sealed(meta)))
-
-
-def _check_has_optimizer(meta: Mapping[str, Any], workdir: Path) -> None:
-  if 'mean' in meta:
-    mean = meta['mean']
-    what = f'the mean of {len(mean["steps"])} checkpoints of {mean["run"]}'
-  elif 'imported' in meta:
-    what = f'an imported model of {meta["imported"]["format"]}'
-  else:
-    return
-  raise InputError(
-    f'{workdir}: holds {what} and no optimizer state to resume from; start '
-    f'another --workdir with --init_from={workdir}'
-  )
 
 
 @contextlib.contextmanager

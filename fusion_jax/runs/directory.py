@@ -50,11 +50,11 @@ def read_config(workdir: Path) -> ExperimentConfig:
 
 def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
   """Read the source and the target tokenizer of a run directory."""
-  paths = [workdir / 'source.model', workdir / 'target.model']
-  for path in paths:
-    if not path.exists():
-      raise InputError(f'{path}: missing; training writes it into the run')
-  return Tokenizer.from_file(paths[0]), Tokenizer.from_file(paths[1])
+  source, target = (
+    Tokenizer.from_file(workdir / f'{side}.model')
+    for side in ('source', 'target')
+  )
+  return source, target
 
 
 # Files and folders that belong to the run itself.

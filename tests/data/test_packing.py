@@ -125,18 +125,6 @@ def test_sides_that_are_given():
   assert choose_packed_shape(lengths, config) == (2, 40, 60)
 
 
-@pytest.mark.parametrize(
-  ('side', 'longest'), [('packed_source', 30), ('packed_target', 20)]
-)
-def test_an_example_longer_than_its_row(side, longest):
-  config = BatchConfig(packing=True, **{side: 16})
-  lengths = np.array([[30, 20], [4, 5]], np.int32)
-  with pytest.raises(InputError, match=rf'data\.batch\.{side}') as error:
-    choose_packed_shape(lengths, config)
-  assert f'at least {longest}' in str(error.value)
-  assert 'got 16' in str(error.value)
-
-
 @pytest.mark.parametrize('side', ['packed_source', 'packed_target'])
 def test_sides_that_make_no_sense(side):
   with pytest.raises(InputError, match=rf'{side}: needs .*packing=True'):

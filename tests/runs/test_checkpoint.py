@@ -8,12 +8,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
-from saved_runs import SavedRun, edit_meta, iterator
+from saved_runs import SavedRun, iterator
 
-from fusion_jax.config.serialization import FORMAT
 from fusion_jax.errors import InputError
 from fusion_jax.runs.checkpoint import Checkpoints, Progress
-from fusion_jax.runs.directory import check_workdir
 
 
 @pytest.fixture(scope='module')
@@ -46,28 +44,6 @@ def test_what_is_not_finite_is_never_the_best(lower):
   for step, value in enumerate([math.nan, math.inf, -math.inf, 2.0, math.nan]):
     progress = progress.updated(value, step, lower)
   assert (progress.best, progress.best_step, progress.stale) == (2.0, 3, 1)
-
-
-def test_training_does_not_resume_another_format(workdir, saved):
-  edit_meta(workdir, 10, format=FORMAT + 1)
-  run = SavedRun(workdir)
-  checkpoints = run.checkpoints()
-  with pytest.raises(InputError, match=r'10 has the format 5'):
-    checkpoints.restore(run.state(0), iterator())
-  checkpoints.close()
-  _edit(workdir / 'config.json', format=FORMAT + 1)
-  with pytest.raises(InputError, match=r'run has the format 5'):
-    check_workdir(workdir, saved.config)
-
-
-def test_training_does_not_resume_with_the_fields_of_another(workdir, saved):
-  run = SavedRun(workdir)
-  run.identity['model'] = {**saved.identity['model'], 'model.heads': 4}
-  checkpoints = run.checkpoints()
-  with pytest.raises(InputError, match=r'heads is 2 there and 4 here; put'):
-    checkpoints.restore(run.state(0), iterator())
-  checkpoints.close()
-  assert run.steps() == [10]
 
 
 def test_training_does_not_resume_with_another_model(workdir):
