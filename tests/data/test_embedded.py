@@ -151,38 +151,35 @@ def test_values_are_written_as_in_cldr(family, style, value, expected):
 # By hand. Spanish: RAE, Diccionario panhispánico de dudas, 'cardinales' and
 # 'ordinales'; Dutch: Taalunie, leidraad 6.9; both where num2words 0.5.14 slips
 # ('veintiuno mil', 'décimo tercero', 'tweeduizendéén').
-@pytest.mark.parametrize(
-  ('family', 'style', 'value', 'language', 'expected'),
-  [
-    (
-      'number',
-      'words',
-      21_345,
-      'es',
-      'veintiún mil trescientos cuarenta y cinco',
-    ),
-    ('number', 'words', 31_000, 'es', 'treinta y un mil'),
-    ('number', 'words', 21, 'es', 'veintiuno'),
-    ('number', 'words', 2001, 'nl', 'tweeduizend een'),
-    ('number', 'words', 1, 'nl', 'één'),
-    ('number', 'words', 12_345, 'nl', 'twaalfduizend driehonderdvijfenveertig'),
-    ('number', 'words', 1071, 'fr', 'mille soixante et onze'),
-    ('number', 'words', 80, 'fr', 'quatre-vingts'),
-    ('number', 'words', 321, 'de', 'dreihunderteinundzwanzig'),
-    ('number', 'words', 321, 'en', 'three hundred and twenty-one'),
-    ('ordinal', '', 1, 'es', 'primer'),
-    ('ordinal', '', 13, 'es', 'decimotercer'),
-    ('ordinal', '', 18, 'es', 'decimoctavo'),
-    ('ordinal', '', 8, 'nl', 'achtste'),
-    ('ordinal', '', 1, 'fr', 'premier'),
-    ('country', 'in', 'CH', 'de', 'in der Schweiz'),
-    ('country', 'in', 'JP', 'fr', 'au Japon'),
-    ('country', 'in', 'US', 'fr', 'aux États-Unis'),
-    ('country', 'in', 'EC', 'fr', 'en Équateur'),
-  ],
-)
-def test_words_follow_the_grammar(family, style, value, language, expected):
-  assert rendering.render(family, style, value, language) == expected
+_GRAMMAR = """
+number words 21345 es veintiún mil trescientos cuarenta y cinco
+number words 31000 es treinta y un mil
+number words 21 es veintiuno
+number words 2001 nl tweeduizend een
+number words 1 nl één
+number words 12345 nl twaalfduizend driehonderdvijfenveertig
+number words 1071 fr mille soixante et onze
+number words 80 fr quatre-vingts
+number words 321 de dreihunderteinundzwanzig
+number words 321 en three hundred and twenty-one
+ordinal - 1 es primer
+ordinal - 13 es decimotercer
+ordinal - 18 es decimoctavo
+ordinal - 8 nl achtste
+ordinal - 1 fr premier
+country in CH de in der Schweiz
+country in JP fr au Japon
+country in US fr aux États-Unis
+country in EC fr en Équateur
+"""
+
+
+@pytest.mark.parametrize('case', _GRAMMAR.strip().splitlines())
+def test_words_follow_the_grammar(case):
+  family, style, value, language, expected = case.split(maxsplit=4)
+  value = int(value) if value.isdigit() else value
+  written = rendering.render(family, style.strip('-'), value, language)
+  assert written == expected
 
 
 def test_a_sentence_in_all_languages():
