@@ -415,6 +415,11 @@ def report_table(report: dict[str, Any]) -> str:
       f'{name}: {source:.1f} / {target:.1f} subwords a line (source / target), '
       f'{unknown.sum() / max(subwords.sum(), 1):.3%} of them unknown'
     )
+    if name != 'train' and (left := split['pairs'] - split['kept']):
+      lines.append(
+        f'{name}: {left:,} of {split["pairs"]:,} pairs, empty or too long, are '
+        'in no loss; all are translated, in parts where need be, and scored'
+      )
   return '\n'.join(lines)
 
 

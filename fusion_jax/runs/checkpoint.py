@@ -202,6 +202,8 @@ class Checkpoints:
     """Read the qualities of checkpoints that existed before."""
     known = self._best.qualities
     unknown = [step for step in self._manager.all_steps() if step not in known]
+    if not unknown:
+      return
     with open_checkpoints(self._directory) as reader:
       for step in unknown:
         known[step] = None
