@@ -94,26 +94,28 @@ def check_new_folder(path: Path, flag: str = '--output') -> None:
 
 
 @contextlib.contextmanager
-def write_errors(path: Path, advice: str = '') -> Iterator[None]:
+def write_errors(path: str | Path, advice: str = '') -> Iterator[None]:
   """Turn an operating-system error while writing into an `InputError`."""
+  with _os_errors(f'{path}: cannot be written', advice and f'; {advice}'):
+    yield
+
+
+@contextlib.contextmanager
+def read_errors(name: str | Path) -> Iterator[None]:
+  """Turn an operating-system error while reading into an `InputError`."""
+  with _os_errors(f'{name}: cannot be read'):
+    yield
+
+
+@contextlib.contextmanager
+def _os_errors(what: str, advice: str = '') -> Iterator[None]:
   try:
     yield
   except BrokenPipeError:
     raise
   except OSError as error:
     reason = error.strerror or first_line(error)
-    advice = advice and f'; {advice}'
-    raise InputError(f'{path}: cannot be written: {reason}{advice}') from error
-
-
-@contextlib.contextmanager
-def read_errors(name: str | Path) -> Iterator[None]:
-  """Turn an operating-system error while reading into an `InputError`."""
-  try:
-    yield
-  except OSError as error:
-    reason = error.strerror or first_line(error)
-    raise InputError(f'{name}: cannot be read: {reason}') from error
+    raise InputError(f'{what}: {reason}{advice}') from error
 
 
 def check_regular(path: Path) -> None:

@@ -93,28 +93,16 @@ def corpus_scores(
 ) -> Scores:
   """Score translations against one reference each."""
   check_line_counts(len(hypotheses), len(references))
-  bleu, chrf = (
-    _scored(metric, hypotheses, references)
-    for metric in (bleu_for(target_language), CHRF())
-  )
-  report = f'{bleu.line}\n{chrf.line}'
-  return Scores(bleu.value, chrf.value, bleu.signature, chrf.signature, report)
-
-
-class _Scored(NamedTuple):
-  value: float
-  signature: str
-  line: str
-
-
-def _scored(
-  metric: Metric, hypotheses: Sequence[str], references: Sequence[str]
-) -> _Scored:
-  score = metric.corpus_score(hypotheses, [references])
-  # sacreBLEU knows the number of references only after scoring.
-  signature = metric.get_signature().format()
-  line = score.format(signature=signature)
-  return _Scored(float(score.score), signature, line)
+  scores = []
+  for metric in (bleu_for(target_language), CHRF()):
+    score = metric.corpus_score(hypotheses, [references])
+    # sacreBLEU knows the number of references only after scoring.
+    signature = metric.get_signature().format()
+    line = score.format(signature=signature)
+    scores.append((float(score.score), signature, line))
+  (bleu, bleu_signature, bleu_line), (chrf, chrf_signature, chrf_line) = scores
+  report = f'{bleu_line}\n{chrf_line}'
+  return Scores(bleu, chrf, bleu_signature, chrf_signature, report)
 
 
 def bleu_for(language: str | Words) -> BLEU:

@@ -254,23 +254,16 @@ class Progress:
   def finish(self) -> None:
     """Log the whole."""
     seconds = time.monotonic() - self._start
-    rate = self._rate(seconds)
-    state = f'{self._counted(self._done)}, {rate:,.1f} per second'
-    logger.info('%s%s, in %.1f s', self._name, state, seconds)
-
-  def _counted(self, number: int) -> str:
-    unit = self._unit.removesuffix('s') if number == 1 else self._unit
-    return f'{number:,} {unit}'
-
-  def _rate(self, seconds: float) -> float:
-    return self._done / max(seconds, 1e-9)
+    self._total = None
+    logger.info('%s%s, in %.1f s', self._name, self._state(seconds), seconds)
 
   def _state(self, seconds: float) -> str:
-    rate = self._rate(seconds)
-    left = (self._total or 0) - self._done
+    """Return how many are done, how many a second, and how long it takes."""
+    number, rate = self._total or self._done, self._done / max(seconds, 1e-9)
+    unit = self._unit.removesuffix('s') if number == 1 else self._unit
     of = f'{self._done:,} of ' if self._total else ''
-    counted = self._counted(self._total or self._done)
-    state = f'{of}{counted}, {rate:,.1f} per second'
+    state = f'{of}{number:,} {unit}, {rate:,.1f} per second'
+    left = number - self._done
     return f'{state}, {left / rate:,.0f} s left' if left > 0 < rate else state
 
 

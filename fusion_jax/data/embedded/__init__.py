@@ -50,12 +50,8 @@ def _frame(texts: dict[str, str]) -> Frame:
 
 
 def _cut(text: str) -> tuple[Part, ...]:
-  parts = []
-  start = 0
-  for match in _SLOT.finditer(text):
-    parts.append((text[start : match.start()], match[1], match[2] or ''))
-    start = match.end()
-  return (*parts, (text[start:], '', ''))
+  pieces = [piece or '' for piece in (*_SLOT.split(text), '', '')]
+  return tuple(zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True))
 
 
 FRAMES: tuple[Frame, ...] = tuple(map(_frame, rendering.WRITTEN['frame']))
