@@ -274,5 +274,5 @@ def tokenizer_pairs(data: DataConfig, texts: Sequence[Text]) -> Pairs:
   for text, total, count in zip(texts, totals, counts, strict=True):
     pairs = text.read('train', 'reading for the tokenizer')
     for index, pair in enumerate(pairs):
-      times = (index + 1) * count // total - index * count // total
-      yield from itertools.repeat(normalised(pair), times)
+      if times := (index + 1) * count // total - index * count // total:
+        yield from itertools.repeat(normalised(pair), times)
