@@ -132,6 +132,8 @@ class Tokenizer:
           'control symbol, or change data.source_tag or data.target_tag'
         )
       tags.append(number)
+    if not tags and not self.tags:
+      return self
     tagged = copy.copy(self)
     tagged.tags = tuple(tags)
     return tagged
