@@ -103,15 +103,16 @@ class PairEncoder:
 
   def encode(self, pairs: Sequence[Texts]) -> list[Example]:
     """Return the plain segmentations of pairs."""
-    sides = []
-    for lines, tokenizer in zip(
-      zip(*pairs, strict=True), self.tokenizers, strict=True
-    ):
-      end = [tokenizer.vocabulary.end]
-      sides.append(
-        [np.array(ids + end, np.int32) for ids in tokenizer.encode_lines(lines)]
-      )
-    return [Example(*both) for both in zip(*sides, strict=True)]
+    sides = enumerate(zip(*pairs, strict=True))
+    return list(map(Example, *(self._plain(*side) for side in sides)))
+
+  def _plain(
+    self, side: int, lines: Sequence[str]
+  ) -> list[Int32[np.ndarray, ' _']]:
+    tokenizer = self.tokenizers[side]
+    end = [tokenizer.vocabulary.end]
+    encoded = tokenizer.encode_lines(lines)
+    return [np.array(ids + end, np.int32) for ids in encoded]
 
   def unknown(self, examples: Sequence[Example]) -> Int32[np.ndarray, 'N 2']:
     """Return the numbers of unknown source and target subwords of examples."""
@@ -129,12 +130,12 @@ class PairEncoder:
     self, texts: Texts, seed: tuple[int, int], max_lengths: tuple[int, int]
   ) -> Example:
     """Draw a random segmentation of both lines that is not too long."""
-    (plain,) = self.encode([texts])
-    sides = list(plain)
+    sides = []
     for side, alpha in enumerate(self.alphas):
       draws = (self._draw(texts, side, seed, k) for k in range(_DRAWS))
       fitting = (ids for ids in draws if len(ids) <= max_lengths[side])
-      sides[side] = next(fitting, plain[side]) if alpha else plain[side]
+      drawn = next(fitting, None) if alpha else None
+      sides += self._plain(side, [texts[side]]) if drawn is None else [drawn]
     return Example(*sides)
 
   def longest(
