@@ -264,40 +264,31 @@ def assemble(
   """
   per_row = np.ones(len(examples), int) if counts is None else counts
   assert len(per_row) <= shape.rows, f'{len(per_row)} examples for {shape}'
-  source, source_lengths, source_segments = _side_by_side(
-    [pair.source for pair in examples], per_row, shape.rows, shape.source
-  )
-  target, target_lengths, target_segments = _side_by_side(
-    [pair.target for pair in examples], per_row, shape.rows, shape.target
-  )
-  batch = Batch(source, target, source_lengths, target_lengths)
-  if counts is None:
-    return batch
-  return batch._replace(
-    source_segments=source_segments, target_segments=target_segments
-  )
+  row = np.repeat(np.arange(len(per_row)), per_row)
+  number = np.arange(len(row)) - (np.cumsum(per_row) - per_row)[row] + 1
+  sides, segments = [], []
+  for ids, width in (
+    ([pair.source for pair in examples], shape.source),
+    ([pair.target for pair in examples], shape.target),
+  ):
+    sizes = np.array([len(sentence) for sentence in ids], np.int64)
+    lengths = np.bincount(row, sizes, shape.rows).astype(np.int32)
+    sides.append((_filled(lengths, width, ids), lengths))
+    if counts is not None:
+      segments.append(_filled(lengths, width, [np.repeat(number, sizes)]))
+  (source, source_lengths), (target, target_lengths) = sides
+  return Batch(source, target, source_lengths, target_lengths, *segments)
 
 
-def _side_by_side(
-  sentences: Sequence[Int32[np.ndarray, ' _']],
-  counts: Int[np.ndarray, ' examples'],
-  rows: int,
-  width: int,
-) -> tuple[
-  Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B'], Int32[np.ndarray, 'B L']
-]:
-  """Return the ids, the lengths of the rows and the segments of one side."""
-  sizes = np.array([len(sentence) for sentence in sentences], np.int64)
-  row = np.repeat(np.arange(len(counts)), counts)
-  lengths = np.bincount(row, sizes, rows).astype(np.int32)
+def _filled(
+  lengths: Int32[np.ndarray, ' B'], width: int, values: Sequence[np.ndarray]
+) -> Int32[np.ndarray, 'B L']:
+  """Put values into rows of these lengths, one after the other; 0 is left."""
   assert lengths.max() <= width, f'{lengths.max()} ids for {width}'
-  ids, segments = np.zeros((2, rows, width), np.int32)
-  if sentences:
-    kept = np.arange(width) < lengths[:, None]
-    number = np.arange(len(row)) - (np.cumsum(counts) - counts)[row] + 1
-    ids[kept] = np.concatenate(sentences)
-    segments[kept] = np.repeat(number, sizes)
-  return ids, lengths, segments
+  rows = np.zeros((len(lengths), width), np.int32)
+  if values:
+    rows[np.arange(width) < lengths[:, None]] = np.concatenate(values)
+  return rows
 
 
 def batch_rows(
