@@ -293,8 +293,12 @@ def _load(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
     processor.load_from_serialized_proto(model)
     if processor.get_piece_size():
       return processor
-  except (RuntimeError, UnicodeDecodeError):
-    pass
+  except (RuntimeError, UnicodeDecodeError) as error:
+    if 'null character' in str(error):
+      raise InputError(
+        f'{name}: has a piece with the character U+0000, which SentencePiece '
+        'does not read; make it again without'
+      ) from None
   raise InputError(f'{name}: not a SentencePiece model')
 
 

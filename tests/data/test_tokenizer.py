@@ -218,6 +218,13 @@ def test_a_given_model_that_cannot_serve_is_named(tmp_path):
       Tokenizer.from_file(path)
 
 
+def test_a_piece_with_a_null_character_is_named():
+  model = sentencepiece_model_pb2.ModelProto.FromString(given_model())
+  model.pieces[-1].piece = 'a\0b'
+  with pytest.raises(InputError, match=r'with the character U\+0000'):
+    Tokenizer(model.SerializeToString(), 'given.model')
+
+
 def test_an_error_in_the_text_comes_as_it_is():
   error = InputError('train.de, line 2: not UTF-8')
 
