@@ -227,3 +227,15 @@ def test_a_file_is_named(tmp_path):
 def test_what_is_no_file_is_not_read(place):
   said = 'is a folder, a pipe or a device, not a file'
   assert _refusal(read_json, Path(place)) == f'{place}: {said}'
+
+
+def test_links_that_lead_to_each_other_are_one_line(tmp_path):
+  (tmp_path / 'one').symlink_to(tmp_path / 'two')
+  (tmp_path / 'two').symlink_to(tmp_path / 'one')
+  with pytest.raises(InputError, match='one: cannot be written: Too many'):
+    write_whole(tmp_path / 'one', b'x')
+  with (
+    pytest.raises(InputError, match='cannot be written: Too many'),
+    whole_folder(tmp_path / 'one' / 'folder'),
+  ):
+    pass

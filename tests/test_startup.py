@@ -264,3 +264,18 @@ def test_one_is_singular(caplog, monkeypatch, total, done, line, last):
   progress.finish()
   for message, start in zip(caplog.messages, (line, last), strict=True):
     assert message.startswith(start)
+
+
+def test_the_cache_makes_room(tmp_path):
+  """Of two programs that do not fit together the later one stays."""
+  code = 'import jax; [jax.jit(lambda x: x + n)(1.0) for n in range(8)]'
+  bound = {
+    'JAX_COMPILATION_CACHE_DIR': str(tmp_path),
+    'JAX_COMPILATION_CACHE_MAX_SIZE': '20000',
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  }
+  subprocess.run(
+    [sys.executable, '-c', code], env=os.environ | bound, check=True
+  )
+  kept = [path.stat().st_size for path in tmp_path.glob('*-cache')]
+  assert 0 < sum(kept) <= 20_000

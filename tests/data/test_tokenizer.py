@@ -235,3 +235,11 @@ def test_an_error_in_the_text_comes_as_it_is():
   with pytest.raises(InputError) as raised:
     tokenizer_lib.train(lines(), TokenizerConfig(vocabulary_size=20))
   assert raised.value is error
+
+
+@pytest.mark.parametrize('coverage', [0.98, 1.0])
+def test_sentencepiece_takes_every_coverage_that_the_config_takes(coverage):
+  config = TokenizerConfig(vocabulary_size=40, character_coverage=coverage)
+  assert tokenizer_lib.train(LINES, config)
+  with pytest.raises(InputError, match=r'0\.98'):
+    TokenizerConfig(character_coverage=coverage - 0.03)
