@@ -60,12 +60,6 @@ def source_scores(
   rms(v) is v over the root of its mean square over the whole width, and m is
   the maximum over the sources.
 
-  Args:
-    query: Query q.
-    sources: Sources v_i.
-    heads: Number of parts G.
-    epsilon: What is added to the mean squares.
-
   Returns:
     Scores of the sources, float32. Over their sum they are a softmax.
   """
@@ -95,10 +89,6 @@ def weighted_sources(
   With several parts the backward pass repeats the scores along the parts again:
   kept for every source of every reader, they would grow with the square of the
   depth. With one part XLA does so by itself.
-
-  Args:
-    scores: Scores s_i, positive.
-    sources: Sources v_i.
   """
   divided = _divided if scores.shape[-1] == 1 else jax.checkpoint(_divided)
   return divided(scores, sources)
@@ -191,10 +181,6 @@ class SourceAttention(nn.Module):
 
   Telemetry: 'weights' [K, G], the mean weights.
   Views: 'weights' [B, T, K, G].
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
   config: ModelConfig
@@ -209,12 +195,7 @@ class SourceAttention(nn.Module):
   def __call__(
     self, sources: Layers, context: Context
   ) -> Float[Array, 'B T D']:
-    """Return K sum_i a_i v_i, float32.
-
-    Args:
-      sources: Sources v_i.
-      context: Context of the pass.
-    """
+    """Return K sum_i a_i v_i, float32."""
     heads = self.config.side(self.side).options.heads
     query, epsilon = self.query * self.key_scale, self.config.norm_epsilon
     scores = source_scores(query, sources, heads, epsilon)
@@ -242,11 +223,6 @@ class AttentionResidual(Residual):
 
   sources='layer': the sources are the sums of the outputs of each layer, which
   attends once and adds its outputs to what it has read.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-    number: Number of the sublayer in its stack, from 0.
   """
 
   side: Side
@@ -336,12 +312,7 @@ class AttentionResidual(Residual):
 
 
 class LastRead(nn.Module):
-  """Attention to all sources after the last layer, K sum_i a_i v_i.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-  """
+  """Attention to all sources after the last layer, K sum_i a_i v_i."""
 
   config: ModelConfig
   side: Side

@@ -38,9 +38,6 @@ class AverageOptions:
 def average(layers: Layers) -> Float[Array, 'B T D']:
   """Return 1/n sum_l z[l]; Wang et al. (2018), section 3.2, pooling.
 
-  Args:
-    layers: Layers z[1..n].
-
   Returns:
     The mean, taken in float32, in the layers' dtype.
   """
@@ -49,12 +46,7 @@ def average(layers: Layers) -> Float[Array, 'B T D']:
 
 
 class Average(nn.Module):
-  """Fusion norm(1/n sum_l z[l]); Wang et al. (2018), section 3.2, pooling.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-  """
+  """Fusion norm(1/n sum_l z[l]); Wang et al. (2018), section 3.2, pooling."""
 
   config: ModelConfig
   side: Side

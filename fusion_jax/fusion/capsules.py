@@ -179,11 +179,6 @@ class Votes(nn.Module):
   The dense form, which has the size of the paper's Table 1, is one network over
   the concatenation: its first map is all F_l and its second is all W. The block
   form follows the paper's text and has F_l and W_l for every layer.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-    activation: Activation between the two maps.
   """
 
   config: ModelConfig

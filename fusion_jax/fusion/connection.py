@@ -24,7 +24,6 @@ class LayerConnection(nn.Module):
     Args:
       layers: States H[0..l-1] below layer l.
       carried: Second result of the call for layer l - 1; () at first.
-      context: Context of the pass.
 
     Returns:
       The input of layer l, and the `carried` of the next call. The output of an
@@ -37,11 +36,6 @@ class LayerConnection(nn.Module):
   def layer_output(
     self, layers: Layers, y: Float[Array, 'B T D']
   ) -> Float[Array, 'B T D']:
-    """Return H[l], the next entry of `layers`.
-
-    Args:
-      layers: States H[0..l-1].
-      y: Output of layer l.
-    """
+    """Return H[l], the next entry of `layers`."""
     del layers
     return y

@@ -25,7 +25,6 @@ class InsideLayer(NamedTuple):
 
   Attributes:
     x: What the next sublayer reads.
-    bottom: Input of the layer.
   """
 
   x: Float[Array, 'B T D']
@@ -39,11 +38,6 @@ class BottomToTopResidual(Residual):
     x[s+1] = LN(x[0] + x[s] + dropout(f(x[s])))
 
   Source: Takase et al. (2023), section 3, with x[0] the input of the layer.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-    number: Number of the sublayer in its stack, from 0.
   """
 
   side: Side
@@ -80,10 +74,6 @@ class DeepNormResidual(Residual):
   encoder and (3 N)^(1/4) in the decoder.
 
   Source: Wang et al. (2022), Table 1.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
   side: Side
@@ -117,10 +107,6 @@ def with_initial_gains(config: ModelConfig, parameters: Any) -> Any:
   'b2t': all matrices of the layers times L^-0.5 for L layers in the stack.
   'deepnorm': those times beta with which a sublayer's output grows: all but the
   maps of queries and keys.
-
-  Args:
-    config: Model configuration.
-    parameters: Parameters of the model, boxed or not.
   """
   if config.residual == 'plain':
     return parameters

@@ -15,10 +15,6 @@ class DenseConnection(LayerConnection):
   """Dense connection; Dou et al. (2018), Eq. 4.
 
   H[l] = Layer_l(H[l-1]) + sum_{i=1..l-1} H[i].
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
   config: ModelConfig

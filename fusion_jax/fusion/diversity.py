@@ -37,7 +37,6 @@ def layer_diversity(
   two layers are alike, and an orthogonal pair gives 0, as a single layer does.
 
   Args:
-    layers: Layers H[1..L] of the backbone.
     keep: Mask, True at tokens, False at padding.
     count: Number of tokens to divide the sum by, where `keep` covers only some
       of them; None: the tokens of `keep`.

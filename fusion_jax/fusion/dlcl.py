@@ -110,10 +110,6 @@ class Dlcl(LayerConnection):
 
   Telemetry: 'weights_l' [K], the weights of the terms of x[l+1]; with a weight
   for each feature, their mean over the features.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
   config: ModelConfig

@@ -44,10 +44,6 @@ class DynamicCombination(nn.Module):
 
   Telemetry: 'layer_weights' [L], the mean weight of every layer.
   Views: 'layer_weights' [B, T, L, D].
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
   config: ModelConfig

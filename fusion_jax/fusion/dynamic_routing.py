@@ -41,10 +41,6 @@ class DynamicRouting(Routing):
   'dead_capsules' (shorter than 0.01) and 'saturated_capsules' (longer than
   0.99).
   Views: 'couplings' [B, T, iterations, L, N].
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:

@@ -68,11 +68,6 @@ class FeedForwardFusion(nn.Module):
   relu(-x): W1 has [I, -I] in the rows of H[L] and zeros in the other rows of
   these columns, W2 has [I; -I], and E starts as 0. The other columns of W1
   start as usual, and W2 multiplies them by zeros.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-    embedding: Layer embedding E, shared by both sides; None: no E.
   """
 
   config: ModelConfig

@@ -58,10 +58,6 @@ def position_weights(
 
   The slope at 0, where a relu has none, is 1 here: with 0, directions that
   start as 0 would stay there.
-
-  Args:
-    directions: Directions w_c, float32.
-    outputs: Outputs y_k.
   """
   products = [
     jnp.einsum(
@@ -86,7 +82,6 @@ def weighted_outputs(
   Args:
     static: Weights b_k, numbers or vectors, float32.
     dynamic: Weights d_k of every position, float32; None: 0.
-    outputs: Outputs y_k.
   """
   total = jnp.zeros(outputs[0].shape, jnp.float32)
   for k, y in enumerate(outputs):
@@ -114,12 +109,7 @@ def recent(outputs: Layers, last: int) -> Layers:
 def apart(
   weights: Float[Array, '*rest K'], outputs: int
 ) -> Float[Array, '*rest {outputs}']:
-  """Return the weight of every output, of those between all the same.
-
-  Args:
-    weights: Weights of what `recent` returns.
-    outputs: Number of outputs y_0, y_1 and so on.
-  """
+  """Return the weight of every output, of those between all the same."""
   between = outputs - weights.shape[-1] + 1
   if between == 1:
     return weights
@@ -146,10 +136,6 @@ class Grn(LayerConnection):
   Telemetry: 'weights_l_c' [K], the mean weights of way c after layer l.
   Views: with kind='dynamic', 'weights_l' [B, T, C, K]; b as the mean of its
   features.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
   config: ModelConfig

@@ -117,9 +117,6 @@ def group_sum(
   """Return sum_{l in group} w_l H[l]; Yang et al. (2022), Eq. 4.
 
   Args:
-    layers: Layers H[0..L].
-    group: Numbers of the layers of the group.
-    weights: Weights w_1..w_L, float32.
     mode: Whether to divide by the number of layers ('weighted_mean').
 
   Returns:
@@ -205,7 +202,6 @@ class DecoderGroups(nn.Module):
     Args:
       layers: Layers H[0..L], or the lowest of them: only groups that are
         complete are returned.
-      context: Context of the pass.
 
     Returns:
       The features of those groups, and their log psi among all groups, float32.

@@ -55,7 +55,6 @@ def hop_scores(
   """Return e = tanh(z W1) W2 of one layer; Wang et al. (2018), Eq. 5.
 
   Args:
-    z: Layer z.
     first: Matrix W1, one for all hops or one for each, float32.
     second: Matrix W2, float32.
 
@@ -80,7 +79,6 @@ def hop_sums(
 
   Args:
     attention: Weights a, float32, which sum to 1 over the layers.
-    layers: Layers z[1..n].
 
   Returns:
     The sums of all hops, taken in float32, in the layers' dtype.

@@ -71,10 +71,6 @@ def sinkhorn(
   change factors of the rows and of the columns. For the backward pass a round
   keeps N of these, not a matrix of N by N, and computes the rest again.
 
-  Args:
-    logits: Logarithms of positive matrices.
-    rounds: Number of times, at least 1.
-
   Returns:
     Matrices whose columns sum to 1, and their rows nearly so.
   """
@@ -108,12 +104,7 @@ class StreamWeights(NamedTuple):
 def read_streams(
   streams: Float[Array, 'B N T D'], weights: Float[Array, '*#B N #T']
 ) -> Float[Array, 'B T D']:
-  """Return sum_i p_i X_i, in the dtype of the streams.
-
-  Args:
-    streams: Streams X.
-    weights: Weights p, float32.
-  """
+  """Return sum_i p_i X_i, in the dtype of the streams."""
   read = (weights[..., None] * streams).sum(-3)
   return read.astype(streams.dtype)
 
@@ -127,10 +118,7 @@ def write_streams(
   """Return X'_j = sum_i R_ij X_i + o_j y, in the dtype of the streams.
 
   Args:
-    streams: Streams X.
-    y: Output of a sublayer.
     mix: Matrix R, float32; None: the identity.
-    weights: Weights o, float32.
   """
   written = weights[..., None] * y[:, None]
   if mix is None:
@@ -180,11 +168,8 @@ class Generator(nn.Module):
   They come before positions, as streams do.
 
   Attributes:
-    config: Model configuration.
-    features: Number O of numbers.
     of_each: Whether each stream has its own; otherwise they are of all streams
       side by side.
-    start: Initialiser of the kernel.
   """
 
   config: ModelConfig
@@ -244,11 +229,6 @@ class HyperResidual(Residual):
 
   Telemetry: 'read' [N], 'write' [N] and 'mix' [N, N], means over the tokens.
   Views: the same with [B, T, ...], but for kind='static'.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-    number: Number of the sublayer in its stack, from 0.
   """
 
   side: Side
@@ -369,11 +349,6 @@ def streams_in_turn(config: ModelConfig, side: Side, stack: Any) -> Any:
 
   With `scan_layers` all layers are made as the first one is; here each gets its
   own start.
-
-  Args:
-    config: Model configuration.
-    side: Side of the stack.
-    stack: Parameters of the stack, boxed or not.
   """
   if not config.scan_layers:
     return stack
@@ -396,9 +371,6 @@ class StreamsRead(nn.Module):
   phi and b start as 0, which gives a multiple of the sum.
 
   Views: 'read' [B, T, N].
-
-  Attributes:
-    config: Model configuration.
   """
 
   config: ModelConfig

@@ -22,7 +22,6 @@ def weighted_sum(
 
   Args:
     weights: Scalar, vector or array for each of the layers, float32.
-    layers: The K layers.
 
   Returns:
     The sum in the layers' dtype.
@@ -40,8 +39,6 @@ class InputNorms(nn.Module):
   """Norms LN_l(H[l]) of the layers read; without `per_layer_norms` none.
 
   Attributes:
-    config: Model configuration.
-    side: Side of the stack.
     read: Numbers of the layers that a fusion reads; 0 is the embedding.
   """
 

@@ -49,11 +49,6 @@ def linear_combination(
 ) -> Float[Array, 'B T D']:
   """Return sum_l H[l] W_l + b; Dou et al. (2018), Eq. 5.
 
-  Args:
-    layers: Layers H[1..L].
-    kernel: Matrices W_1..W_L, float32.
-    bias: Vector b, float32.
-
   Returns:
     The combination, in the layers' dtype.
   """
@@ -65,10 +60,6 @@ def block_norms(
   parameters: Mapping[str, Any], layers: int
 ) -> Float[Array, ' L']:
   """Return |W_l| of sum_l H[l] W_l; in the factored form, W_l = A_l B.
-
-  Args:
-    parameters: Parameters of a linear combination.
-    layers: Number of layers that it combines.
 
   Returns:
     Frobenius norms, from the lowest layer upwards.
@@ -99,10 +90,6 @@ class Linear(nn.Module):
   its text. start='baseline' gives H[L]. Plain: W_L = I and the other W_l = 0.
   Factored: B = [I; 0], and A has [I, 0] in its rows of H[L]; elsewhere the
   columns of A that meet the zeros of B start as usual, or both would stay 0.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
   config: ModelConfig

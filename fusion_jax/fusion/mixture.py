@@ -27,8 +27,6 @@ def keep_groups(
   """Return the groups first..last - 1, counted from 0.
 
   Args:
-    features: Features of all groups.
-    log_weights: Logarithms of psi, float32.
     first: First group to keep; see `parse_groups`.
     last: Group after the last one to keep.
 
@@ -46,7 +44,6 @@ def at_positions(
 
   Args:
     log_weights: Logarithms of psi, [G] or [G, *shape].
-    shape: Axes of the positions.
   """
   ones = (1,) * (len(shape) + 1 - log_weights.ndim)
   return jnp.broadcast_to(
@@ -62,7 +59,6 @@ def token_mixture(
   """Return the mixture of the groups' log-probabilities of given tokens.
 
   Args:
-    log_p: Log-probabilities of the tokens in every group.
     log_weights: Logarithms of psi, float32, [G] or those of every token.
     combine: Mixture: 'arithmetic' is log sum_k psi_k p_k, 'geometric' is
       sum_k psi_k log p_k.
@@ -89,10 +85,8 @@ def mixture_log_probabilities(
   sum to 1 or less.
 
   Args:
-    features: Features of the groups.
     log_weights: Logarithms of psi, float32, [G] or those of all M rows.
     logits: Output layer; only the logits of one group exist at a time.
-    combine: Mixture, one of the two above.
 
   Returns:
     Log-probabilities, float32.

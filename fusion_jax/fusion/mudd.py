@@ -61,11 +61,6 @@ _LAST = 4
 def sum_names(config: ModelConfig, side: Side, layer: int) -> tuple[str, ...]:
   """Return the names of the sums after a layer, in the order of their weights.
 
-  Args:
-    config: Model configuration.
-    side: Side of the stack.
-    layer: Number of the layer, from 1.
-
   Returns:
     The ways of the layer above. After the last layer they are those of the
     memories of the decoder's layers, or one, the output of the stack.
@@ -111,10 +106,6 @@ class Mudd(LayerConnection):
 
   Telemetry: 'weights_l_c' [K], the mean weights of sum c after layer l.
   Views: 'weights_l' [B, T, C, K].
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
   config: ModelConfig

@@ -37,7 +37,6 @@ def layers_read(index: int, most: int) -> int:
   first one with k layers to read.
 
   Args:
-    index: Number of the layer, counted from 1.
     most: Number of layers, k.
 
   Returns:
@@ -53,11 +52,6 @@ class MultiLayerAttention(MultiHeadAttention):
   layer's usual attention, and its parameters keep their usual names; each other
   layer that is read has its own attention. A layer that reads one layer has no
   AGG. With start='baseline' an opening makes the sublayer start as C_1.
-
-  Attributes:
-    config: Model configuration.
-    side: Side whose options hold.
-    index: Number of the layer, counted from 1.
   """
 
   side: Side

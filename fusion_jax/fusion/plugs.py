@@ -51,8 +51,6 @@ def layer_aggregation(
   """Return the module that fuses the layers into the output of a stack.
 
   Args:
-    config: Model configuration.
-    side: Side of the stack.
     table: Layer embeddings that both sides share, if there are any.
 
   Returns:
@@ -107,10 +105,6 @@ def has_opening(config: ModelConfig, side: Side) -> bool:
 def openings(config: ModelConfig, side: Side) -> dict[str, Opening]:
   """Return the openings of all places where a stack may be fused, by name.
 
-  Args:
-    config: Model configuration.
-    side: Side of the stack.
-
   Returns:
     'input_N' and 'output_N' of layer N (L + 1 for what follows the stack), and
     'features'; openings that are not used have no parameters. Empty without
@@ -125,10 +119,6 @@ def openings(config: ModelConfig, side: Side) -> dict[str, Opening]:
 
 def layers_fused(config: ModelConfig, side: Side) -> tuple[int, ...]:
   """Return the numbers of the layers that the scheme of a side reads.
-
-  Args:
-    config: Model configuration.
-    side: Side of the stack.
 
   Returns:
     Numbers, ascending, 0 for the embedding; empty without a scheme.
@@ -246,12 +236,7 @@ def inference_groups(
 
 
 def started(config: ModelConfig, parameters: Any) -> Any:
-  """Return fresh parameters with the start that schemes and residual ask for.
-
-  Args:
-    config: Model configuration.
-    parameters: Parameters of the model, boxed or not.
-  """
+  """Return fresh parameters with the start that schemes and residual ask for."""
   for side in SIDES:
     if scheme := scheme_of(config, side):
       stack = scheme.initial(config, side, parameters[side])

@@ -35,12 +35,7 @@ Average = Literal['mass', 'sum']
 
 
 class Routed(NamedTuple):
-  """Result of dynamic routing.
-
-  Attributes:
-    output: Capsules O.
-    couplings: Couplings C of every iteration.
-  """
+  """Result of dynamic routing."""
 
   output: Float[Array, '*P N C']
   couplings: tuple[Float[Array, '*P L N'], ...]
@@ -50,10 +45,7 @@ class EmRouted(NamedTuple):
   """Result of EM routing; all but the couplings are from the last iteration.
 
   Attributes:
-    output: Output of the capsules, A mu.
-    couplings: Couplings C of every iteration.
     activation: Activations A, in (0, 1).
-    mean: Means mu of the votes.
     variance: Variances var of the votes, not below the floor.
   """
 
@@ -73,10 +65,6 @@ class _Gaussians(NamedTuple):
 def squash(total: Float[Array, '*P C'], axis: int = -1) -> Float[Array, '*P C']:
   """Return |s|^2 / (1 + |s|^2) s / |s|; Dou et al. (2019), Eq. 5.
 
-  Args:
-    total: Vectors s.
-    axis: Axis over which the norm is taken.
-
   Returns:
     Vectors of the same direction, shorter than 1; 0 for 0, with gradient 0.
   """
@@ -86,9 +74,6 @@ def squash(total: Float[Array, '*P C'], axis: int = -1) -> Float[Array, '*P C']:
 
 def unit_votes(votes: Float[Array, '*P L N C']) -> Float[Array, '*P L N C']:
   """Return V[l] / sqrt(mean_{n, c} V[l]^2 + 1e-6), the votes at unit size.
-
-  Args:
-    votes: Votes V, of any floating dtype.
 
   Returns:
     Votes with a root mean square of 1 for every input capsule, at least
@@ -121,12 +106,9 @@ def dynamic_routing(
   'cosine', the paper's word elsewhere, which is in [-1, 1].
 
   Args:
-    votes: Votes V, of any floating dtype.
-    iterations: Number of iterations, at least 1.
     average: Whether a capsule is the sum of its weighted votes or their mean.
     stop_gradient: Whether gradients flow only through the couplings of the last
       iteration.
-    agreement: Agreement a.
 
   Returns:
     The capsules and the couplings of every iteration, at least float32.
@@ -171,12 +153,6 @@ def em_routing(
   Lambda is 1, 2, 3, then 3; the paper does not print its schedule.
 
   Args:
-    votes: Votes V, of any floating dtype.
-    activation: Activation A_in of every input capsule, in [0, 1].
-    beta_a: Value beta_a of every output capsule.
-    beta_u: Value beta_u of every output capsule.
-    iterations: Number of iterations, at least 1.
-    variance_floor: Number added to the variances.
     stop_gradient: Whether gradients flow only through the couplings of the last
       iteration.
 
@@ -235,9 +211,6 @@ def coupling_diversity(couplings: Float[Array, '*P L N']) -> Float[Array, '*P']:
   It is the mean over pairs i < j of 1 - cos(C[:, i], C[:, j]). The formula is
   missing from the copies of the paper that we have seen; this one agrees with
   the paper's 0.0 for the uniform couplings of iteration 1.
-
-  Args:
-    couplings: Couplings C.
 
   Returns:
     One number in [0, 1] for each position, up to rounding; 0 with one capsule.

@@ -95,8 +95,6 @@ class Scheme:
   """Scheme that a value of `SideConfig.fusion` chooses.
 
   Attributes:
-    name: Value of `SideConfig.fusion`.
-    source: Paper and equations.
     options: Class of `SideConfig.options`: one with
       `fusion_jax.config.section.section`, whose fields have types, bounds,
       defaults and a text.
@@ -178,9 +176,6 @@ class AttentionSource:
   """What attention reads beside the layer below, by `SideConfig.attention`.
 
   Attributes:
-    name: Value of `SideConfig.attention`.
-    source: Paper and equations.
-    options: Class of `SideConfig.attention_options`.
     self_attention: Function that returns the self-attention of a layer, counted
       from 1; None where it is the usual one.
     cross_attention: Function that does so for a layer of the decoder.
@@ -210,14 +205,6 @@ def on_both_sides(
   **others,
 ) -> Scheme:
   """Return a scheme that is the same in the encoder and in the decoder.
-
-  Args:
-    name: Value of `SideConfig.fusion`.
-    module: Module of both sides.
-    plug: Plug point of both sides.
-    source: Paper and equations.
-    options: Class of `SideConfig.options`.
-    **others: Further fields of `Scheme`.
 
   Returns:
     The scheme.

@@ -71,11 +71,6 @@ def gate(
 ) -> Float[Array, '*batch D']:
   """Return r = sigmoid(shortcut + hidden + bias); Emelin (2019), Eq. 5-12.
 
-  Args:
-    shortcut: Keys or values of the earlier layer.
-    hidden: Keys or values of the layer's input.
-    bias: Bias of the gate.
-
   Returns:
     Gates r, float32; 1 takes the shortcut.
   """
@@ -94,11 +89,6 @@ def fuse(
 
   This form is exact at r = 0 and r = 1, unlike hidden + r * (shortcut -
   hidden).
-
-  Args:
-    gates: Gates r that `gate` returns, float32.
-    shortcut: Keys or values of the earlier layer.
-    hidden: Keys or values of the layer's input.
 
   Returns:
     The mixture, summed in float32, in hidden's dtype.
@@ -122,10 +112,6 @@ class ShortcutAttention(MultiHeadAttention):
 
   Telemetry: 'key_gate' and 'value_gate', the mean gates.
   Views: 'key_gate' and 'value_gate' [B, S, D], the gates of the positions read.
-
-  Attributes:
-    config: Model configuration.
-    side: Side whose options hold.
   """
 
   side: Side

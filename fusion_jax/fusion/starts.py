@@ -25,9 +25,6 @@ class Opening(nn.Module):
   and LayerScale (Touvron et al. 2021), between two tensors.
 
   Telemetry: 'opening', the mean of |g|.
-
-  Attributes:
-    config: Model configuration.
   """
 
   config: ModelConfig
@@ -46,10 +43,6 @@ class Opening(nn.Module):
   ) -> Float[Array, '*B T D']:
     """Return plain + g * (fused - plain).
 
-    Args:
-      plain: Tensor x of the model without the fusion.
-      fused: Tensor y that the fusion puts in its place.
-
     Returns:
       The blend, computed in float32, in the dtype of `fused`.
     """
@@ -64,11 +57,6 @@ def may_start_as_identity(config: ModelConfig, side: Side, name: str) -> bool:
   model where the fused layers have no norm of their own, and also with
   pre-norm, where the norm at the end of the stack changes nothing:
   LN(LN(x)) = LN(x).
-
-  Args:
-    config: Model configuration.
-    side: Side of the stack.
-    name: Name of the scheme.
 
   Returns:
     False where the side has another scheme or start, or where the fused layers

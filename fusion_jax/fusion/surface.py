@@ -74,10 +74,6 @@ def gated_log_weights(
   The loss is linear in psi. With m = 0 the prediction that is better at first
   takes all weight, and the other has no gradient any more.
 
-  Args:
-    gate: Values z.
-    least: Least weight m.
-
   Returns:
     Log weights, float32.
   """
@@ -126,10 +122,6 @@ class SurfacePrediction(nn.Module):
   r before the output layer.
 
   Telemetry: 'group_weights' [2], the mean psi, where it is learned.
-
-  Attributes:
-    config: Model configuration.
-    side: 'decoder'.
   """
 
   config: ModelConfig
@@ -171,7 +163,6 @@ class SurfacePrediction(nn.Module):
     Args:
       x: Features of the decoder, after any final norm.
       surface: Keys and values from `memory`.
-      context: Context of the pass.
 
     Returns:
       Features of both predictions and log psi, float32; with 'soft' those of

@@ -59,10 +59,6 @@ class TransparentAttention(nn.Module):
 
   Telemetry: 'weights' [L+1, J], the softmax without dropout, with
   `feature_wise` its mean over the features.
-
-  Attributes:
-    config: Model configuration.
-    side: 'encoder'.
   """
 
   config: ModelConfig

@@ -73,10 +73,6 @@ def exploitation_scores(
 
   s_j = sum |rows of W1 that read input j| / sum |W1|.
 
-  Args:
-    kernel: Matrix W1 of a node.
-    inputs: Number of inputs of the node.
-
   Returns:
     One share for each input. The shares sum to 1, or are 0 where W1 is 0.
   """
@@ -90,8 +86,6 @@ def add_residual(
   """Return y + sum_{j in R} x_j, with a node's residual; Dou (2018), Eq. 7.
 
   Args:
-    y: Output of the node's network.
-    inputs: Inputs x_1..x_n.
     top: Index, from 0, of the input that is the highest layer of the stack.
     residual: Set R: 'all' inputs, the 'top' one, or 'none'.
 
@@ -108,10 +102,6 @@ def tree_groups(layers: int, size: int) -> dict[int, range]:
   The L layers make ceil(L / size) groups; the last may be smaller. A first
   group of one layer has no node: G[1] is H[1] then.
 
-  Args:
-    layers: Number of layers, L.
-    size: Number of layers of a group.
-
   Returns:
     The group of each node; nodes are counted from 1.
   """
@@ -126,10 +116,6 @@ class AggNode(nn.Module):
   Dou et al. (2018), Eq. 7: FF(z) = sigmoid(z W1 + b1) W2 + b2. With
   activation='attention', multi-head attention over the positions of z replaces
   FF.
-
-  Attributes:
-    config: Model configuration.
-    options: Options of the node.
   """
 
   config: ModelConfig
@@ -166,9 +152,7 @@ class AggNode(nn.Module):
     """Fuse the inputs.
 
     Args:
-      inputs: Inputs x_1..x_n.
       top: Index, from 0, of the input that is the highest layer of the stack.
-      context: Context of the pass.
 
     Returns:
       The output of the node, in the inputs' dtype.
@@ -210,10 +194,6 @@ class Iterative(nn.Module):
   """Iterative aggregation of layers; Dou et al. (2018), Eq. 6.
 
   G[1] = H[1], G[l] = AGG(H[l], G[l-1]) for l = 2..L; the result is G[L].
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
   config: ModelConfig
@@ -245,10 +225,6 @@ class Hierarchical(LayerConnection):
   G[i] = AGG(H[2i-1], H[2i], G[i-1]). Layer 2i + 1 reads G[i], unless
   feedback=False; every other layer reads the layer below. The stack's output
   is the last node, or H[1] where L is 1.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
   config: ModelConfig

@@ -50,8 +50,6 @@ def value_weights(
   """Return the weights (a, b) of a layer above the first, or their start.
 
   Args:
-    options: Options of the value residual.
-    index: Number of the layer, counted from 1.
     layers: Number of layers L. 'sparse' mixes above layer L - L // 3.
   """
   if options.kind == 'sparse':
@@ -66,11 +64,6 @@ class ValueResidualAttention(MultiHeadAttention):
   Layer 1 is plain. Caches hold the mixed values.
 
   Telemetry: 'value_weights' [2], (a, b).
-
-  Attributes:
-    config: Model configuration.
-    side: Side whose options hold.
-    index: Number of the layer, counted from 1.
   """
 
   side: Side
@@ -100,7 +93,6 @@ class ValueResidualAttention(MultiHeadAttention):
     """Return keys and values of this layer with those values of layer 1.
 
     Args:
-      own: Keys and values of this layer.
       first: Values of layer 1 at the same positions; None in layer 1.
     """
     if self.index == 1:

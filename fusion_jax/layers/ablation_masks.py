@@ -72,7 +72,6 @@ def with_masks(
   """Return parameters with masks beside them.
 
   Args:
-    parameters: Parameters of the Transformer.
     masks: Masks for 'encoder' and 'decoder'; a side that is missing has none.
 
   Returns:

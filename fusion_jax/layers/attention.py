@@ -113,8 +113,6 @@ def attention_weights(
   """Return softmax(Q K^T / sqrt(H)); Vaswani et al. (2017), Eq. 1.
 
   Args:
-    query: Queries.
-    keys: Keys.
     mask: Mask, True where a key may be attended to.
 
   Returns:
@@ -138,8 +136,6 @@ def kernel_attention(
   Vaswani et al. (2017), Eq. 1, without weights that a caller could see.
 
   Args:
-    query: Queries.
-    source: Keys and values.
     mask: Mask, True where a key may be attended to.
     implementation: Who computes it; 'cudnn' keeps no weights in memory either.
 
@@ -198,7 +194,6 @@ class MultiHeadAttention(nn.Module):
       x: Input of the layer, an array or a `LayerInput`.
       h: The same after the norm before attention, if any.
       layers: H[0..l-1], for attentions that read more than h.
-      context: Context of the pass.
 
     Returns:
       The output of the sublayer.
@@ -267,10 +262,7 @@ class MultiHeadAttention(nn.Module):
     """Attend from every position of x to `source`.
 
     Args:
-      x: Input of the query projection.
-      source: Keys and values from `keys_values`.
       mask: Mask, True where a key may be attended to.
-      deterministic: Whether dropout on the weights is off.
 
     Returns:
       The attended values after the output projection, in x's dtype.

@@ -45,8 +45,6 @@ def append(cache: Cache, new: Cache, position: Int[Array, '']) -> Cache:
   """Write keys, and values if there are any, into a cache.
 
   Args:
-    cache: Cache of S positions.
-    new: Keys and values of a few positions.
     position: Position of the first of these.
 
   Returns:

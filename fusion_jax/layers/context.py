@@ -14,7 +14,6 @@ class Context:
 
   Attributes:
     mask: Mask of the self-attention, True where a key may be attended to.
-    deterministic: Whether dropout is off.
     tokens: Mask, True at positions that are not padding; None: all are tokens.
     caches: Caches of every self-attention.
     memory_mask: Mask of the cross-attention, True at source tokens, in packed

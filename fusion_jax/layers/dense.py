@@ -46,9 +46,6 @@ class Dense(nn.Module):
 
   Attributes:
     config: Model configuration; it gives initialiser and dtype.
-    features: Size of the last axis of the result.
-    axes: Logical names of the kernel's two axes.
-    use_bias: Whether there is a bias b.
     kernel_start, bias_start: Initialisers; None: those of the model.
   """
 

@@ -22,7 +22,6 @@ def row_major_positions(
   """Return the row-major index of every element, modulo 2^32.
 
   Args:
-    shape: Shape of the result.
     rows: Whether the first axis has the rows of a batch, of which each shard
       has its own; they are counted over all shards.
 
@@ -48,7 +47,6 @@ def lowbias32(
   of multiply and xorshift, with a key between the rounds.
 
   Args:
-    x: Words.
     key: Word that enters between the rounds; 0 is lowbias32 itself.
 
   Returns:
@@ -70,8 +68,6 @@ def hash_bits(
   shifted copies.
 
   Args:
-    key: Typed key from `jax.random.key`.
-    shape: Shape of the result.
     rows: Whether the first axis has the rows of a batch, of which each shard
       has its own.
 
@@ -93,9 +89,7 @@ def keep_mask(
   """Return True with probability 1 - rate, independently for every element.
 
   Args:
-    key: Typed key from `jax.random.key`.
     rate: Probability of False, in [0, 1).
-    shape: Shape of the result.
     generator: 'hash' or 'threefry'; with 'threefry', masks depend on the number
       of shards.
     rows: Whether the first axis has rows, as in `hash_bits`.
@@ -116,8 +110,6 @@ class Dropout(nn.Module):
   It sets elements to zero at `rate` and scales the others by 1 / (1 - rate).
 
   Attributes:
-    rate: Probability of a zero, in [0, 1).
-    generator: Generator of `keep_mask`.
     rows: Whether the first axis has the rows of a batch.
   """
 

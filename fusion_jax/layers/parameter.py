@@ -19,12 +19,8 @@ def parameter(
   """Return a parameter of a module, which is drawn at initialisation.
 
   Args:
-    module: Module that has the parameter.
-    name: Name of the parameter within the module.
-    start: Initialiser, a function of a key and the shape.
     axes: Logical name of each axis, which `parallel` maps to the mesh; None:
       the axis is not sharded.
-    shape: Size of each axis.
 
   Returns:
     The parameter, without Flax's box.

@@ -52,10 +52,6 @@ def segment_mask(
 ) -> Bool[Array, 'B 1 T S']:
   """Return where query and key belong to the same segment.
 
-  Args:
-    queries: Segments of the queries, int32.
-    keys: Segments of the keys, int32.
-
   Returns:
     The mask of an attention; a query that is padding has no key.
   """
@@ -65,9 +61,6 @@ def segment_mask(
 
 def segment_positions(segments: Int[Array, 'B T']) -> Int[Array, 'B T']:
   """Return the position of every token in its own segment.
-
-  Args:
-    segments: Segments, int32.
 
   Returns:
     Positions, int32, counted from 0 at the start of each segment; 0 at padding.

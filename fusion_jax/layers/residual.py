@@ -17,12 +17,7 @@ from fusion_jax.layers.dropout import Dropout
 
 
 def layer_norm(config: ModelConfig, scale: float = 1.0) -> nn.LayerNorm:
-  """Return layer normalisation with scale and offset, statistics in float32.
-
-  Args:
-    config: Model configuration.
-    scale: Start of the scale.
-  """
+  """Return layer normalisation with scale and offset, statistics in float32."""
   return nn.LayerNorm(
     epsilon=config.norm_epsilon,
     dtype=jnp.dtype(config.compute_dtype),
@@ -69,7 +64,6 @@ class ResidualState:
     """Return the state after a layer that is left out.
 
     Args:
-      before: State before the layer.
       after: State after it, whose structure the result has.
     """
     del after
@@ -87,9 +81,6 @@ class Streams(ResidualState):
 
   Positions come after streams, so that the two last axes are long: TPUs pad
   them to multiples of 8 and 128.
-
-  Attributes:
-    count: Number of streams N.
   """
 
   is_layer: ClassVar[bool] = False
@@ -123,12 +114,7 @@ class Residual(nn.Module):
   def before(
     self, x: Any, context: Context
   ) -> tuple[Float[Array, 'B T D'], Any]:
-    """Return the input of f, and what `after` needs beside its output.
-
-    Args:
-      x: State of the stack.
-      context: Context of the pass.
-    """
+    """Return the input of f, and what `after` needs beside its output."""
     del context
     return self.norm(x) if self.config.norm == 'pre' else x, None
 
@@ -147,9 +133,6 @@ class Residual(nn.Module):
     """Return the state after the sublayer.
 
     Args:
-      x: State before the sublayer.
-      y: Output of f.
-      context: Context of the pass.
       held: What `before` gave with the input of f.
       scale: Scale a of norm='rezero', float32.
 

@@ -109,9 +109,6 @@ class EncoderLayer(nn.Module):
 
     Args:
       x: Input of the layer: the state of the stack, or a `LayerInput`.
-      layers: H[0..l-1], for attentions that read more than x.
-      context: Context of the pass.
-      memory: None; only decoder layers have a memory.
 
     Returns:
       The state after the layer.
@@ -163,9 +160,6 @@ class DecoderLayer(nn.Module):
     Args:
       x: Input of the layer, as in `EncoderLayer`: all positions of B sentences,
         or the newest position of each of K hypotheses of B sentences (T = K).
-      layers: H[0..l-1], for attentions that read more than x.
-      context: Context of the pass.
-      memory: Keys and values of the source.
 
     Returns:
       The state after the layer.
@@ -192,7 +186,6 @@ class _Stack(nn.Module):
   """Stack of layers with their layer connection and layer aggregation.
 
   Attributes:
-    config: Model configuration.
     layer_embedding: Table of Wang et al. (2018), Eq. 4, if any.
   """
 
@@ -395,7 +388,6 @@ class Decoder(_Stack):
     A layer that reads the values of layer 1 has keys alone.
 
     Args:
-      encoded: Output of the encoder.
       mask: Mask, True at source tokens.
 
     Returns:
@@ -447,8 +439,6 @@ class Decoder(_Stack):
 
     Args:
       x: H[0], with positions as in `DecoderLayer`.
-      context: Context of the pass.
-      memories: Keys and values from `memories`.
 
     Returns:
       The features and H[0..L].

@@ -45,8 +45,6 @@ class ModelOutput(NamedTuple):
   """Output of a pass with teacher forcing.
 
   Attributes:
-    features: Decoder features, the input of `output`; one tensor for each of
-      several predictions.
     output: Output projection, which the loss applies.
     encoder_layers, decoder_layers: H[0..L] of each stack.
     encoder_features: What the decoder reads of the source; several tensors
@@ -84,8 +82,6 @@ def shift_right(
   """Return the decoder's input: the start symbol, then all but the last token.
 
   Args:
-    target: Token ids, int32.
-    start_id: Id of the start symbol.
     positions: Position of every token in its own segment; None: a row is one
       sentence.
 
@@ -99,14 +95,7 @@ def shift_right(
 
 
 class Transformer(nn.Module):
-  """Transformer: encoder, decoder, embeddings and output projection.
-
-  Attributes:
-    config: Model configuration.
-    source_vocabulary: Number of pieces of the source side.
-    target_vocabulary: Number of pieces of the target side.
-    start_id: First input id of the decoder.
-  """
+  """Transformer: encoder, decoder, embeddings and output projection."""
 
   config: ModelConfig
   source_vocabulary: int
@@ -213,7 +202,6 @@ class Transformer(nn.Module):
       source: Token ids, int32, the end symbol included.
       source_lengths: Number of tokens in each row, int32; what follows is
         padding.
-      deterministic: Whether dropout is off.
       source_segments: Segments of a batch of packed rows, int32; see `Batch`.
 
     Returns:
@@ -264,7 +252,6 @@ class Transformer(nn.Module):
       source: Token ids, int32, the end symbol included.
       source_lengths: Number of tokens in each row, int32.
       target: Token ids, int32, the end symbol included, no start symbol.
-      deterministic: Whether dropout is off.
       target_lengths: Number of tokens in each row, int32, for the telemetry; no
         output depends on them.
       source_segments: Segments of a batch of packed rows, int32; see `Batch`.
@@ -315,7 +302,6 @@ class Transformer(nn.Module):
     """Return an empty cache, and what all decoding steps read of the source.
 
     Args:
-      encoded: Output of `encode`.
       source_lengths: Number of tokens in each row, int32.
       beam: Number K of hypotheses of a sentence.
       max_length: Largest number T of steps.
@@ -346,11 +332,8 @@ class Transformer(nn.Module):
 
     Args:
       tokens: Newest token of each hypothesis, int32; `start_id` at position 0.
-      position: Position of that token.
       rows: Row of the cache that holds each position of each hypothesis, int32.
         Hypothesis k writes this position into row k.
-      cache: Cache of the earlier positions.
-      memory: Memory from `start_decoding`.
 
     Returns:
       Logits, float32, which already are log-probabilities if
@@ -378,11 +361,6 @@ class Transformer(nn.Module):
     self, cache: tuple[Cache, ...], memory: Memory, sentences: Int[Array, ' M']
   ) -> tuple[tuple[Cache, ...], Memory]:
     """Select the cache and the memory of some of the sentences.
-
-    Args:
-      cache: Cache of all B sentences.
-      memory: Memory of all B sentences.
-      sentences: Indices of the sentences to select, int32.
 
     Returns:
       Cache and memory of these sentences.

@@ -57,10 +57,7 @@ class _Live(NamedTuple):
   """Hypotheses that have not ended; log-probability -inf marks an empty place.
 
   Attributes:
-    tokens: Tokens so far.
-    token_log_probs: Log-probability of each token.
     rows: Row of the cache in which each position stands, see `Step`.
-    log_probabilities: Sums over the tokens.
   """
 
   tokens: Int32[Array, 'B J T']
@@ -139,14 +136,12 @@ def beam_search(
     step: The model; it reads start_id at position 0 and the newest token of
       each live hypothesis afterwards.
     cache: Cache of the step, with K rows for each sentence.
-    batch: Number B of sentences.
     beam: Number K of live hypotheses of a sentence.
     max_length: Room T for the longest hypothesis.
     max_lengths: Limit of each sentence, the end symbol included, int32;
       values outside 1 to max_length are clipped.
     start_id: Token before the first.
     end_id: Token that ends a hypothesis.
-    penalty: Length penalty.
     coverage_score: Term added to the score of a hypothesis that ends, if any.
     keep: Number N of hypotheses to return; None stands for K. A smaller number
       ends the search sooner.

@@ -23,10 +23,6 @@ def top_k(
   order of their columns, because the chosen chunks are searched in the order
   of their columns.
 
-  Args:
-    scores: Rows to search.
-    k: Number of elements, at most V.
-
   Returns:
     The elements in descending order, and their columns.
   """
