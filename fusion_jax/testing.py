@@ -25,7 +25,7 @@ from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.mixture import mixture_log_probabilities
-from fusion_jax.fusion.plugs import scheme_of
+from fusion_jax.fusion.scheme import scheme_of
 from fusion_jax.models.transformer import (
   ModelOutput,
   Parameters,
@@ -255,8 +255,8 @@ def check_gradients(
       the softmax over keys cancels.
   """
   sides: tuple[Side, ...] = 'encoder', 'decoder'
-  schemes = (scheme_of(fused.config, side) for side in sides)
-  declared = [pattern for own in schemes if own for pattern in own.no_gradient]
+  rows = [scheme_of(fused.config, side) for side in sides]
+  declared = [pattern for row in rows for pattern in row.no_gradient]
   gradient = fused.gradient(fused.parameters)
   for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
     name = '/'.join(part.key for part in path)

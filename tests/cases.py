@@ -24,7 +24,7 @@ def _both(norm: str = 'post', **options) -> ModelConfig:
 def norm_for(*schemes: str, wanted: str = 'post') -> str:
   """The wanted norm, or pre-norm where a scheme is not defined for it."""
   rules = [SCHEMES[name] for name in schemes if name in SCHEMES]
-  return wanted if all(wanted in each.norms for each in rules) else 'pre'
+  return wanted if all(wanted in rule.norms for rule in rules) else 'pre'
 
 
 def _plain_schemes() -> dict[str, ModelConfig]:
@@ -57,12 +57,7 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
   'dynamic_combination': [{'hidden': 10}],
   'dynamic_routing': [
     {'form': 'paper'},
-    {
-      'vote_projection': 'block',
-      'context': 'own',
-      'iterations': 2,
-      'residual': 'none',
-    },
+    {'vote_projection': 'block', 'iterations': 2, 'residual': 'none'},
     {
       'capsules': 4,
       'average': 'sum',
@@ -81,44 +76,35 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
     },
   ],
   'gtrans': [
-    {'group_size': 3, 'mode': 'last', 'single_group_norm': True},
-    {'group_size': 1, 'mode': 'weighted_mean'},
+    {'group_size': 3, 'mode': 'last'},
     {'last_group': 'floor', 'combine': 'geometric', 'temperature': 1.0},
     {'inference_groups': '1:1'},
   ],
-  'transparent': [
-    {'dropout': 0.0, 'weights': 'uniform'},
-    {'feature_wise': True},
-    {'dropout_place': 'weights', 'memory_norm': True},
-  ],
+  'transparent': [{'dropout': 0.0, 'feature_wise': True}],
   'surface_fusion': [
     {'kind': 'hard', 'weight': 0.5, 'combine': 'arithmetic'},
     {'kind': 'soft', 'temperature': 5.0},
-    {'kind': 'hard', 'network': True},
-    {'kind': 'learned', 'least': 0.0, 'positions': True},
+    {'kind': 'learned', 'least': 0.0},
   ],
   'dlcl': [
     {'start': 'one', 'normalize': 'softmax', 'weights': 'vector'},
     {'window': 2, 'frozen': True},
     {'norms': 'none', 'start': 'top', 'dilation': 2, 'weights': 'vector'},
     {'period': 2},
-    {'first': 'learned'},
   ],
   'hyper_connections': [
     {'kind': 'static', 'streams': 2},
-    {'kind': 'identity_mix', 'collapse': 'learned'},
+    {'kind': 'identity_mix'},
     {'kind': 'manifold', 'rounds': 3},
   ],
   'attention_residuals': [
     {'kind': 'delta', 'heads': 2},
-    {'kind': 'delta', 'embedding': True},
     {'block': 2},
     {'sources': 'layer', 'heads': 4},
   ],
   'mudd': [
     {'ways': 1, 'norms': 'pre_post'},
-    {'norms': 'pre_post', 'hidden_multiple': 8},
-    {'memory_ways': 1},
+    {'norms': 'pre_post', 'memory_ways': 1},
   ],
   'grn': [
     {'kind': 'scalar', 'ways': 4},
@@ -134,7 +120,7 @@ def _options() -> dict[str, ModelConfig]:
     for number, values in enumerate(every):
       side = SideConfig(name, values)
       sides = {
-        each: without_unread(side, each) for each in SCHEMES[name].modules
+        place: without_unread(side, place) for place in SCHEMES[name].modules
       }
       norm = norm_for(name)
       cases[f'{name}-options-{number}'] = _model(norm=norm, **sides)
@@ -193,9 +179,7 @@ def _attention() -> dict[str, ModelConfig]:
       encoder=reading('value_residual', kind='shared'),
       decoder=reading('value_residual', kind='shared', where='both'),
     ),
-    'shortcut-author': both('shortcut', 'pre', author_compat=True),
     'shortcut-non_lexical-pre': both('shortcut', 'pre', source='non_lexical'),
-    'shortcut-source_norm': both('shortcut', source_norm='plain', **fused),
     'shortcut-no_source_norm': both(
       'shortcut', 'pre', source='non_lexical', source_norm='none'
     ),
@@ -274,9 +258,7 @@ def _combined() -> dict[str, ModelConfig]:
       _both(fusion='linear'), scan_layers=True, remat=True
     ),
     'scan-hyper': dataclasses.replace(
-      _both('pre', fusion='hyper_connections', options={'collapse': 'learned'}),
-      scan_layers=True,
-      remat=True,
+      _both('pre', fusion='hyper_connections'), scan_layers=True, remat=True
     ),
     'scan-gtrans-transparent': _model(
       encoder=SideConfig(fusion='transparent'),

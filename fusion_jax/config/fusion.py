@@ -203,12 +203,12 @@ class SideConfig:
   @property
   def owns_residual(self) -> bool:
     """Whether sublayers are added in a way of the scheme's own."""
-    return bool(self.scheme and self.scheme.residual)
+    return bool(self.scheme and 'residual' in self.scheme.plugs.values())
 
   @property
   def ways(self) -> int:
     """Number of sums that a layer reads; several are its keys and values."""
-    return self.scheme.ways(self.options) if self.scheme else 1
+    return getattr(self.options, 'ways', 1)
 
 
 def unread_options(config: SideConfig, side: Side) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from fusion_jax.errors import InputError
 
 _SCHEMES = {
-  'dense': 'dense:SCHEME',
+  'dense': 'dlcl:DENSE',
   'linear': 'linear:SCHEME',
   'iterative': 'tree:ITERATIVE',
   'hierarchical': 'tree:HIERARCHICAL',
@@ -18,11 +18,11 @@ _SCHEMES = {
   'feed_forward': 'feed_forward:SCHEME',
   'hops': 'hops:SCHEME',
   'dynamic_combination': 'dynamic_combination:SCHEME',
-  'dynamic_routing': 'dynamic_routing:SCHEME',
-  'em_routing': 'em_routing:SCHEME',
+  'dynamic_routing': 'capsules:DYNAMIC_ROUTING',
+  'em_routing': 'capsules:EM_ROUTING',
   'gtrans': 'gtrans:SCHEME',
   'transparent': 'transparent:SCHEME',
-  'dlcl': 'dlcl:SCHEME',
+  'dlcl': 'dlcl:DLCL',
   'mudd': 'mudd:SCHEME',
   'grn': 'grn:SCHEME',
   'hyper_connections': 'hyper_connections:SCHEME',

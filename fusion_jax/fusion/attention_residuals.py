@@ -18,9 +18,10 @@ from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import ResidualPlug, no_layers, on_both_sides
+from fusion_jax.fusion.residuals import ResidualPlug
+from fusion_jax.fusion.scheme import always, no_layers, on_both_sides
 from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.residual import Residual, ResidualState
 from fusion_jax.layers.sow import sow
 
@@ -44,10 +45,6 @@ class AttentionResidualOptions:
   heads: Size = 1
   """Parts of the width with weights of their own."""
 
-  embedding: bool = False
-  """Of kind='delta': whether H[0] is a source too, from the second sublayer on,
-  as in the released code. kind='replace' always has it."""
-
 
 def source_scores(
   query: Float[Array, ' D'],
@@ -55,13 +52,10 @@ def source_scores(
   heads: int,
   epsilon: float,
 ) -> Float[Array, 'K B T G']:
-  """Return s_i = exp(q . rms(v_i) - m) for each part of the width.
+  """Return s_i = exp(q . rms(v_i) - m), float32, for each part of the width.
 
   rms(v) is v over the root of its mean square over the whole width, and m is
-  the maximum over the sources.
-
-  Returns:
-    Scores of the sources, float32. Over their sum they are a softmax.
+  the maximum over the sources: over their sum, scores are a softmax.
   """
   columns = query[:, None] * _indicator(len(query), heads)
   logits = []
@@ -98,8 +92,8 @@ def _divided(
   scores: Float[Array, 'K B T G'], sources: tuple[Float[Array, 'B T D'], ...]
 ) -> Float[Array, 'B T D']:
   total = jnp.zeros(sources[0].shape, jnp.float32)
-  for each, source in zip(scores, sources, strict=True):
-    total += spread(each, total.shape[-1]) * source
+  for score, source in zip(scores, sources, strict=True):
+    total += spread(score, total.shape[-1]) * source
   return total / spread(scores.mean(0), total.shape[-1])
 
 
@@ -217,9 +211,8 @@ class AttentionResidual(Residual):
   w = 0 is exactly the plain residual sum.
 
   kind='delta' (Luo 2026): h = x + g sum_i a_i v_i with the plain residual x, a
-  number g, which starts as 0, and the outputs below without H[0]; with
-  embedding=True H[0] too, but not for the first sublayer. From g = 1 it trained
-  0.14 nats worse than the plain model (docs/scheme_health.md).
+  number g, which starts as 0, and the outputs below without H[0]. From g = 1 it
+  trained 0.14 nats worse than the plain model (docs/scheme_health.md).
 
   sources='layer': the sources are the sums of the outputs of each layer, which
   attends once and adds its outputs to what it has read.
@@ -253,17 +246,14 @@ class AttentionResidual(Residual):
   @property
   def _block(self) -> int:
     """Number of sublayers in a block."""
-    each = self.options.sources == 'layer'
-    return self.options.block * (SUBLAYERS[self.side] if each else 1)
+    layers = self.options.sources == 'layer'
+    return self.options.block * (SUBLAYERS[self.side] if layers else 1)
 
   @property
   def _sources(self) -> int:
     """Number of sources of the sublayer."""
-    blocks, rest = divmod(self.number, self._block)
-    below = blocks + (rest > 0)
-    if self.options.kind == 'replace':
-      return 1 + below
-    return below + (self.options.embedding and below > 0)
+    below = -(-self.number // self._block)
+    return below + (self.options.kind == 'replace')
 
   def _read(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
     """Return h, float32, where the sublayer attends."""
@@ -297,14 +287,13 @@ class AttentionResidual(Residual):
     x: Sources,
     y: Float[Array, 'B T D'],
     context: Context,
-    held: Float[Array, 'B T D'] | None = None,
+    kept: Float[Array, 'B T D'] | None = None,
     scale: Float[Array, ''] | None = None,
   ) -> Sources:
-    """Return the state after the sublayer; see `Residual.after`."""
-    del scale
+    """Return the state after the sublayer; `kept` is the layer's offset."""
     y = self.dropout(y, context.deterministic)
     running = y if x.running is None else x.running + y
-    offset = None if self._is_last else held
+    offset = None if self._is_last else kept
     total = x.total + y
     if (self.number + 1) % self._block == 0:
       return Sources(total, (*x.blocks, running), None, offset)
@@ -324,17 +313,13 @@ class LastRead(nn.Module):
     return self.attention(x.readable(), context).astype(x.total.dtype)
 
 
-def _replaces(config: ModelConfig, side: Side) -> bool:
-  return config.side(side).options.kind == 'replace'
-
-
 def _state(config: ModelConfig, side: Side) -> SourcesState:
-  options = config.side(side).options
-  return SourcesState(options.kind == 'replace' or options.embedding)
+  return SourcesState(config.side(side).options.kind == 'replace')
 
 
 def _last_read(config: ModelConfig, side: Side) -> LastRead | None:
-  return LastRead(config, side) if _replaces(config, side) else None
+  replaces = config.side(side).options.kind == 'replace'
+  return LastRead(config, side) if replaces else None
 
 
 def _check(config: ModelConfig, side: Side) -> None:
@@ -344,24 +329,14 @@ def _check(config: ModelConfig, side: Side) -> None:
     f'{path}.heads',
     f'must divide model.width {config.width}, got {options.heads}',
   )
-  require(
-    options.kind == 'delta' or not options.embedding,
-    f'{path}.embedding',
-    f'{options.embedding!r} has no effect with kind={options.kind!r}, whose '
-    'sources always have it; leave it out',
-  )
-  each = SUBLAYERS[side] if options.sources == 'sublayer' else 1
-  most = config.layers(side) * each
+  of_layer = SUBLAYERS[side] if options.sources == 'sublayer' else 1
+  most = config.layers(side) * of_layer
   require(
     options.block <= most,
     f'{path}.block',
     f'{options.block} is more than the {most} {options.sources}s of the stack; '
     f'at most {most}',
   )
-
-
-def _identity(config: ModelConfig, side: Side) -> bool:
-  return True
 
 
 SCHEME = on_both_sides(
@@ -372,8 +347,8 @@ SCHEME = on_both_sides(
   AttentionResidualOptions,
   norms=('pre',),
   check=_check,
-  owns_layer_inputs=lambda options: True,
+  owns_layer_inputs=always,
   layers_read=no_layers,
-  starts_as_identity=_identity,
+  starts_as_identity=always,
   residual=ResidualPlug(AttentionResidual, _state, _last_read),
 )

@@ -1,7 +1,8 @@
-"""Weighted sums of all layers below as inputs.
+"""Sums of the layers below as inputs.
 
-Dynamic linear combination of layers (DLCL), Wang et al. (ACL 2019);
-depth-weighted averages, Pagliardini et al. (2024).
+Dense connection, Dou et al. (EMNLP 2018); dynamic linear combination of layers
+(DLCL), Wang et al. (ACL 2019); depth-weighted averages, Pagliardini et al.
+(2024).
 
 Axis letters: B batch, T positions, D model width, K layers that are summed.
 """
@@ -17,11 +18,10 @@ from fusion_jax.bounds import Depth, SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.connection import LayerConnection
-from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.fusion.scheme import all_layers, on_both_sides
+from fusion_jax.fusion.inputs import LayerConnection, Layers, weighted_sum
+from fusion_jax.fusion.scheme import all_layers, always, on_both_sides
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
@@ -38,11 +38,6 @@ class DlclOptions:
   """Weights at the start: the mean of the predecessors; all 1; or 1 for the
   layer below and 0 for the others ('top'), which without norms is the plain
   model."""
-
-  first: Literal['fixed', 'learned'] = 'fixed'
-  """What the first layer of a post-norm stack reads. 'fixed': H[0]; 'learned':
-  w H[0] with a learned w that starts as 1, as in the released code. With
-  pre-norm w is always learned."""
 
   norms: Literal['auto', 'none'] = 'auto'
   """Norms of the layers or of their sums; 'auto': as model.norm says, see
@@ -95,8 +90,7 @@ class Dlcl(LayerConnection):
 
   With y[0] = H[0] and y[l] = Layer_l(x[l]):
   norm='pre': x[l+1] = sum_{k=0..l} w_lk LN_k(y[k]), without a norm on y[0].
-  norm='post': x[l+1] = LN_l(sum_{k=0..l} w_lk y[k]), and x[1] = y[0]; with
-  first='learned' x[1] = w_00 y[0], as in the released code.
+  norm='post': x[l+1] = LN_l(sum_{k=0..l} w_lk y[k]), and x[1] = y[0].
   norm='rezero': x[l+1] = sum_{k=0..l} w_lk y[k].
   norms='none': the same with any norm, and x[1] = y[0]; Pagliardini et al.
   (2024), section 3. x[L+1] is the output of the stack.
@@ -106,7 +100,7 @@ class Dlcl(LayerConnection):
   The parameter holds the square [L+1, L+1] of all w_lk. Entries that belong to
   no predecessor are never read: they start as 0 and have no gradient. Those of
   a row that is no sum are never read either, but w_ll starts as 1; with
-  norm='post' or norms='none', row 0 is none, but for first='learned'.
+  norm='post' or norms='none', row 0 is none.
 
   Telemetry: 'weights_l' [K], the weights of the terms of x[l+1]; with a weight
   for each feature, their mean over the features.
@@ -133,10 +127,9 @@ class Dlcl(LayerConnection):
     self.norm = {str(n): layer_norm(config) for n in self._normed(size)}
 
   def _is_sum(self, row: int) -> bool:
-    options = self.config.side(self.side).options
-    fixed = self._norm == 'post' and options.first == 'fixed'
-    plain_first = fixed or self._norm == 'none'
-    return row % options.period == 0 and not (row == 0 and plain_first)
+    period = self.config.side(self.side).options.period
+    plain_first = self._norm in ('post', 'none')
+    return row % period == 0 and not (row == 0 and plain_first)
 
   def _normed(self, size: int) -> list[int]:
     """Return the numbers of the layers, or of the sums, that have norms."""
@@ -163,12 +156,8 @@ class Dlcl(LayerConnection):
       weights = jax.lax.stop_gradient(weights)
     if options.normalize == 'softmax':
       weights = jax.nn.softmax(weights, axis=0)
-    sow(
-      self,
-      'telemetry',
-      f'weights_{row}',
-      weights.reshape(len(weights), -1).mean(1),
-    )
+    means = weights.reshape(len(weights), -1).mean(1)
+    sow(self, 'telemetry', f'weights_{row}', means)
     return weights
 
   def _summed(self, row: int, carried: Layers, context: Context) -> Layers:
@@ -209,17 +198,6 @@ def _check(config: ModelConfig, side: Side) -> None:
       f'{path}.{field}',
       f'{value} leaves nothing to sum in {layers} layers; at most {layers}',
     )
-  others = {
-    'model.norm': (config.norm, 'post'),
-    f'{path}.norms': (options.norms, 'auto'),
-    f'{path}.normalize': (options.normalize, 'none'),
-  }
-  for other, (value, needed) in others.items():
-    require(
-      options.first == 'fixed' or value == needed,
-      f'{path}.first',
-      f'{options.first!r} has no effect with {other}={value!r}; leave it out',
-    )
 
 
 def _starts_as_identity(config: ModelConfig, side: Side) -> bool:
@@ -230,15 +208,45 @@ def _starts_as_identity(config: ModelConfig, side: Side) -> bool:
   )
 
 
-SCHEME = on_both_sides(
+DLCL = on_both_sides(
   'dlcl',
   Dlcl,
   'layer connection',
   'Wang et al. 2019, Eq. 5-7',
   DlclOptions,
   check=_check,
-  owns_layer_inputs=lambda options: True,
-  hides_layer_below=lambda options: True,
+  owns_layer_inputs=always,
+  hides_layer_below=always,
   layers_read=all_layers,
   starts_as_identity=_starts_as_identity,
+)
+
+
+class DenseConnection(LayerConnection):
+  """Dense connection; Dou et al. (2018), Eq. 4.
+
+  H[l] = Layer_l(H[l-1]) + sum_{i=1..l-1} H[i].
+  """
+
+  config: ModelConfig
+  side: Side
+
+  def layer_output(
+    self, layers: Layers, y: Float[Array, 'B T D']
+  ) -> Float[Array, 'B T D']:
+    """Return H[l], given H[0..l-1] and y = Layer_l(H[l-1])."""
+    return sum(layers[1:], y)
+
+
+def _layers_read(config: ModelConfig, side: Side) -> tuple[int, ...]:
+  return tuple(range(1, config.layers(side)))
+
+
+DENSE = on_both_sides(
+  'dense',
+  DenseConnection,
+  'layer connection',
+  'Dou et al. 2018, Eq. 4',
+  layers_read=_layers_read,
+  owns_layer_inputs=always,
 )

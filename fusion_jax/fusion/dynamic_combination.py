@@ -1,6 +1,6 @@
 """Dynamic combination: every position computes weights for its layers.
 
-Axis letters: B batch, T positions, D model width, L layers.
+Axis letters: B batch, T positions, D model width, L layers, O = L D.
 """
 
 import jax
@@ -12,10 +12,10 @@ from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.fusion.scheme import on_both_sides
-from fusion_jax.fusion.starts import may_start_as_identity
+from fusion_jax.fusion.scheme import on_both_sides, starts_as_identity
+from fusion_jax.fusion.starts import reads_plain_layers
 from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.dense import Dense
+from fusion_jax.layers.dense import Dense, Initializer
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.sow import sow
 
@@ -26,11 +26,6 @@ class DynamicOptions:
 
   hidden: SizeOrZero = 0
   """Hidden width; 0: model.filter."""
-
-
-def starts_as_identity(config: ModelConfig, side: Side) -> bool:
-  """Return whether the combination of a side starts as H[L]."""
-  return may_start_as_identity(config, side, 'dynamic_combination')
 
 
 class DynamicCombination(nn.Module):
@@ -54,23 +49,15 @@ class DynamicCombination(nn.Module):
     self.hidden = Dense(
       config, options.hidden or config.filter, ('embed', 'mlp'), True
     )
-    self.out = self._out()
+    starts: tuple[Initializer | None, ...] = None, None
+    if starts_as_identity(config, self.side):
+      starts = nn.initializers.zeros_init(), self._last_ones
+    features = config.layers(self.side) * config.width
+    self.out = Dense(config, features, ('mlp', 'embed'), True, *starts)
     self.dropout = Dropout(config.activation_dropout, config.dropout_generator)
 
-  def _out(self) -> Dense:
-    config, axes = self.config, ('mlp', 'embed')
-    features = config.layers(self.side) * config.width
-    if not starts_as_identity(config, self.side):
-      return Dense(config, features, axes, True)
-    zeros, width = nn.initializers.zeros_init(), config.width
-    return Dense(
-      config,
-      features,
-      axes,
-      True,
-      zeros,
-      lambda key, shape: jnp.zeros(shape).at[-width:].set(1),
-    )
+  def _last_ones(self, key: Array, shape: tuple[int]) -> Float[Array, ' O']:
+    return jnp.zeros(shape).at[-self.config.width :].set(1)
 
   def weights(
     self, layers: Layers, context: Context
@@ -96,5 +83,5 @@ SCHEME = on_both_sides(
   'layer aggregation',
   'Dou et al. 2019, Eq. 4',
   DynamicOptions,
-  starts_as_identity=starts_as_identity,
+  starts_as_identity=reads_plain_layers,
 )

@@ -16,17 +16,16 @@ from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.connection import LayerConnection
-from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import all_layers, on_both_sides
-from fusion_jax.fusion.streams import WAYS, StreamAttention
-from fusion_jax.layers.attention import (
-  LayerInput,
-  MultiHeadAttention,
-  residual_of,
+from fusion_jax.fusion.inputs import (
+  WAYS,
+  LayerConnection,
+  Layers,
+  StreamAttention,
 )
+from fusion_jax.fusion.scheme import all_layers, always, on_both_sides
+from fusion_jax.layers.attention import LayerInput, residual_of
 from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.sow import sow
 
 
@@ -68,8 +67,8 @@ def position_weights(
     )
     for y in outputs
   ]
-  found = jnp.stack(products, axis=-1)
-  return jnp.where(found >= 0, found, 0)
+  weights = jnp.stack(products, axis=-1)
+  return jnp.where(weights >= 0, weights, 0)
 
 
 def weighted_outputs(
@@ -212,10 +211,8 @@ def _layer_input(
 
 def _attention(
   config: ModelConfig, side: Side, index: int
-) -> MultiHeadAttention:
-  """Return the self-attention of a layer."""
-  streams = config.side(side).ways > 1
-  return StreamAttention(config) if streams else MultiHeadAttention(config)
+) -> StreamAttention | None:
+  return StreamAttention(config) if config.side(side).ways > 1 else None
 
 
 def _check(config: ModelConfig, side: Side) -> None:
@@ -229,10 +226,6 @@ def _check(config: ModelConfig, side: Side) -> None:
   )
 
 
-def _identity(config: ModelConfig, side: Side) -> bool:
-  return True
-
-
 SCHEME = on_both_sides(
   'grn',
   Grn,
@@ -241,10 +234,9 @@ SCHEME = on_both_sides(
   GrnOptions,
   norms=('pre',),
   check=_check,
-  owns_layer_inputs=lambda options: True,
-  hides_layer_below=lambda options: True,
-  ways=lambda options: options.ways,
+  owns_layer_inputs=always,
+  hides_layer_below=always,
   layers_read=all_layers,
-  starts_as_identity=_identity,
+  starts_as_identity=always,
   self_attention=_attention,
 )

@@ -23,9 +23,9 @@ from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.fusion.scheme import Scheme
+from fusion_jax.fusion.scheme import Predictions, Scheme
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
@@ -63,12 +63,9 @@ class GtransOptions:
   """'ceil': the last group may be short. 'floor': layers that are left over
   belong to no group."""
 
-  single_group_norm: Annotated[bool, Only('encoder')] = False
-  """Encoder: a norm even where all layers are one group."""
-
-  mode: Annotated[
-    Literal['weighted_sum', 'weighted_mean', 'last'], Only('decoder')
-  ] = 'weighted_sum'
+  mode: Annotated[Literal['weighted_sum', 'last'], Only('decoder')] = (
+    'weighted_sum'
+  )
   """Decoder: how the layers of a group become its features."""
 
   combine: Annotated[Literal['arithmetic', 'geometric'], Only('decoder')] = (
@@ -96,11 +93,6 @@ def groups_of(config: ModelConfig, side: Side) -> tuple[range, ...]:
   return config.side(side).options.groups(config.layers(side), side)
 
 
-def group_count(config: ModelConfig, side: Side) -> int:
-  """Return the number of groups of a stack."""
-  return len(groups_of(config, side))
-
-
 def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
   """Return the numbers of the layers that the groups of a stack read."""
   last = side == 'encoder' or config.side(side).options.mode == 'last'
@@ -109,23 +101,11 @@ def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
 
 
 def group_sum(
-  layers: Layers,
-  group: range,
-  weights: Float[Array, ' L'],
-  mode: Literal['weighted_sum', 'weighted_mean'],
+  layers: Layers, group: range, weights: Float[Array, ' L']
 ) -> Float[Array, 'B T D']:
-  """Return sum_{l in group} w_l H[l]; Yang et al. (2022), Eq. 4.
-
-  Args:
-    mode: Whether to divide by the number of layers ('weighted_mean').
-
-  Returns:
-    The group's features, in the layers' dtype.
-  """
-  own = weights[group.start - 1 : group.stop - 1]
-  if mode == 'weighted_mean':
-    own = own / len(group)
-  return weighted_sum(own, tuple(layers[number] for number in group))
+  """Return sum_{l in group} w_l H[l]; Yang et al. (2022), Eq. 4."""
+  weights = weights[group.start - 1 : group.stop - 1]
+  return weighted_sum(weights, tuple(layers[number] for number in group))
 
 
 def log_group_weights(
@@ -146,20 +126,16 @@ class EncoderGroups(nn.Module):
   """Fusion of the encoder's groups; Yang et al. (2022), Eq. 2.
 
   LN(1 / G sum_k sigmoid(w_k) H[last layer of k]). Where all layers are one
-  group there is no norm, as in the paper's formula, unless `single_group_norm`
-  asks for it, as in the released code.
+  group there is no norm, as in the paper's formula.
   """
 
   config: ModelConfig
   side: Side
 
   def setup(self):
-    options = self.config.side(self.side).options
-    count = group_count(self.config, self.side)
+    count = len(groups_of(self.config, self.side))
     self.weights = _zero_weights(self, 'weights', 'groups', count)
-    self.has_norm = count > 1 or options.single_group_norm
-    if self.has_norm:
-      self.norm = layer_norm(self.config)
+    self.norm = layer_norm(self.config) if count > 1 else lambda x: x
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     del context
@@ -169,15 +145,14 @@ class EncoderGroups(nn.Module):
     fused = weighted_sum(
       weights / len(groups), tuple(layers[group[-1]] for group in groups)
     )
-    return self.norm(fused) if self.has_norm else fused
+    return self.norm(fused)
 
 
 class DecoderGroups(nn.Module):
   """Features and weights of the decoder's groups; Yang (2022), Eq. 4-5.
 
   G[k] = sum_{l in k} sigmoid(w_l) H[l], with the weights psi.
-  mode='weighted_mean' divides by the number of layers of the group; mode='last'
-  takes the group's last layer as it is. Both come from the released code.
+  mode='last' takes the group's last layer as it is, as in the released code.
   Layers that belong to no group have no weight.
   """
 
@@ -221,24 +196,23 @@ class DecoderGroups(nn.Module):
       for group in groups_of(self.config, self.side)
       if group[-1] < len(layers)
     ]
-    mode = self.config.side(self.side).options.mode
-    if mode == 'last':
+    if self.config.side(self.side).options.mode == 'last':
       return [layers[group[-1]] for group in groups]
     weights = jax.nn.sigmoid(self.layer_weights)
     sow(self, 'telemetry', 'layer_weights', weights)
-    return [group_sum(layers, group, weights, mode) for group in groups]
+    return [group_sum(layers, group, weights) for group in groups]
 
 
-def _groups_kept(config: ModelConfig) -> tuple[int, int]:
-  text = config.decoder.options.inference_groups
-  count = group_count(config, 'decoder')
-  if not text:
-    return 0, count
-  return parse_groups(text, count, 'model.decoder.options.inference_groups')
-
-
-def _layers_needed(config: ModelConfig) -> int:
-  return groups_of(config, 'decoder')[_groups_kept(config)[1] - 1][-1]
+def _predictions(config: ModelConfig) -> Predictions:
+  groups, text = (
+    groups_of(config, 'decoder'),
+    config.decoder.options.inference_groups,
+  )
+  kept = 0, len(groups)
+  if text:
+    field = 'model.decoder.options.inference_groups'
+    kept = parse_groups(text, len(groups), field)
+  return Predictions(len(groups), kept, groups[kept[1] - 1][-1])
 
 
 def _check(config: ModelConfig, side: Side) -> None:
@@ -251,9 +225,8 @@ def _check(config: ModelConfig, side: Side) -> None:
     f"'floor' leaves no group of {options.layers_of_group(side)} among "
     f'{layers} layers',
   )
-  if options.inference_groups and side == 'decoder':
-    field = f'{path}.inference_groups'
-    parse_groups(options.inference_groups, len(groups), field)
+  if side == 'decoder':
+    _predictions(config)
 
 
 SCHEME = Scheme(
@@ -264,7 +237,5 @@ SCHEME = Scheme(
   {'encoder': 'layer aggregation', 'decoder': 'prediction'},
   layers_read=layers_in_groups,
   check=_check,
-  prediction_count=lambda config: group_count(config, 'decoder'),
-  predictions_kept=_groups_kept,
-  layers_needed=_layers_needed,
+  predictions=_predictions,
 )

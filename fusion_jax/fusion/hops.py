@@ -25,8 +25,11 @@ from fusion_jax.fusion.feed_forward import (
 from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.dense import kernel_initializer
-from fusion_jax.layers.parameter import Initializer, parameter
+from fusion_jax.layers.dense import (
+  kernel_initializer,
+  parameter,
+  stacked_initializer,
+)
 from fusion_jax.layers.sow import sow
 
 
@@ -52,14 +55,9 @@ def hop_scores(
   first: Float[Array, 'Q D A'],
   second: Float[Array, 'A P K'],
 ) -> Float[Array, 'B T P K']:
-  """Return e = tanh(z W1) W2 of one layer; Wang et al. (2018), Eq. 5.
+  """Return e = tanh(z W1) W2 of one layer, float32; Wang (2018), Eq. 5.
 
-  Args:
-    first: Matrix W1, one for all hops or one for each, float32.
-    second: Matrix W2, float32.
-
-  Returns:
-    Scores of the layer in every hop, float32.
+  `first` is W1, one for all hops or one for each, and `second` is W2.
   """
   positions = z.reshape(-1, z.shape[-1])
   hidden = jnp.einsum('MD,QDA->MQA', positions, first.astype(z.dtype))
@@ -77,19 +75,13 @@ def hop_sums(
 ) -> Float[Array, 'B T PD']:
   """Return concat_p(sum_l a[l, p] z[l]); Wang et al. (2018), Eq. 7.
 
-  Args:
-    attention: Weights a, float32, which sum to 1 over the layers.
-
-  Returns:
-    The sums of all hops, taken in float32, in the layers' dtype.
+  It is summed in float32 and returned in the layers' dtype.
   """
-  sums = functools.reduce(
-    jnp.add,
-    (
-      attention[:, :, index] * z[:, :, None].astype(jnp.float32)
-      for index, z in enumerate(layers)
-    ),
+  terms = (
+    attention[:, :, index] * z[:, :, None].astype(jnp.float32)
+    for index, z in enumerate(layers)
   )
+  sums = functools.reduce(jnp.add, terms)
   return sums.astype(layers[0].dtype).reshape(*layers[0].shape[:-1], -1)
 
 
@@ -160,20 +152,9 @@ class _Kernel(nn.Module):
 
   @nn.compact
   def __call__(self) -> Float[Array, '*stack I O']:
-    init = kernel_initializer(self.config)
-    if len(self.shape) == 3:
-      init = _each(init)
-    return parameter(self, 'kernel', init, self.axes, self.shape)
-
-
-def _each(init: Initializer) -> Initializer:
-  """Draw every matrix of a stack as if it were alone."""
-
-  def start(key, shape):
-    keys = jax.random.split(key, shape[0])
-    return jax.vmap(lambda one: init(one, shape[1:]))(keys)
-
-  return start
+    stacked = len(self.shape) == 3
+    start = stacked_initializer if stacked else kernel_initializer
+    return parameter(self, 'kernel', start(self.config), self.axes, self.shape)
 
 
 SCHEME = on_both_sides(

@@ -1,15 +1,29 @@
-"""Inputs of a fusion: H[0..L], with `per_layer_norms` each after its own norm.
+"""What a fusion reads, and what layers read of a fusion.
 
-The states of a residual stream without norms between the layers differ in
-scale from layer to layer; a norm for each layer makes them comparable.
+A fusion reads H[0..L], with `per_layer_norms` each after its own norm: the
+states of a residual stream without norms between the layers differ in scale
+from layer to layer, and norms make them comparable.
 
-Axis letters: B batch, T positions, D model width, K layers that are summed.
+Axis letters: B batch, M rows of a pass, T positions, D model width, K layers
+that are summed, J layers of the decoder.
 """
 
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.layers.attention import (
+  LayerInput,
+  MultiHeadAttention,
+  key_value,
+)
+from fusion_jax.layers.context import Context, KeyValue
 from fusion_jax.layers.residual import layer_norm
 
 Layers = tuple[Float[Array, 'B T D'], ...]
@@ -61,3 +75,87 @@ class InputNorms(nn.Module):
   def __call__(self, layers: Layers) -> Layers:
     """Return all of H[0..L] as a fusion reads them."""
     return tuple(self.one(n, layer) for n, layer in enumerate(layers))
+
+
+class LayerConnection(nn.Module):
+  """Plain connection: layers read the layer below, and the output is H[L]."""
+
+  def layer_input(
+    self, layers: Layers, carried: tuple[Any, ...], context: Context
+  ) -> tuple[Float[Array, '*J B T D'] | LayerInput, tuple[Any, ...]]:
+    """Return the next layer's input, or after the last the stack's output.
+
+    Args:
+      layers: States H[0..l-1] below layer l.
+      carried: Second result of the call for layer l - 1; () at first.
+
+    Returns:
+      The input of layer l, and the `carried` of the next call. The output of an
+      encoder may be one for each decoder layer, [J, B, T, D], or two, one for
+      keys and one for values, [J, 2, B, T, D].
+    """
+    del context
+    return layers[-1], carried
+
+  def layer_output(
+    self, layers: Layers, y: Float[Array, 'B T D']
+  ) -> Float[Array, 'B T D']:
+    """Return H[l], the next entry of `layers`."""
+    del layers
+    return y
+
+
+# Names of the sums that a layer reads, by their number. Of three, the query's
+# is the residual too.
+WAYS: Mapping[int, tuple[str, ...]] = types.MappingProxyType(
+  {1: LayerInput._fields[:1], 3: LayerInput._fields[1:], 4: LayerInput._fields}
+)
+
+
+class StreamAttention(MultiHeadAttention):
+  """Self-attention whose query, key and value read sums of their own.
+
+  The norm before the sublayer is the query's; the key and the value have norms
+  of their own.
+  """
+
+  def setup(self):
+    super().setup()
+    self.key_norm = layer_norm(self.config)
+    self.value_norm = layer_norm(self.config)
+
+  def attend(
+    self,
+    x: LayerInput,
+    h: Float[Array, 'M T D'],
+    layers: tuple[Float[Array, 'M T D'], ...],
+    context: Context,
+  ) -> Float[Array, 'M T D']:
+    """Self-attend; see `MultiHeadAttention.attend`."""
+    del layers
+    seen = context.caches.extend(self._streams(x))
+    return self(h, seen, context.mask, context.deterministic)
+
+  @nn.nowrap
+  def from_plain(
+    self,
+    own: Mapping[str, Any],
+    plain: Mapping[str, Any],
+    residual: Mapping[str, Any],
+  ) -> Mapping[str, Any]:
+    """Take the norm before the trained attention for keys and values too.
+
+    See `MultiHeadAttention.from_plain`.
+    """
+    del plain
+    # Copies, because the arrays will be donated, each once.
+    norms = {
+      name: jax.tree.map(jnp.copy, residual['norm'])
+      for name in ('key_norm', 'value_norm')
+    }
+    return {**own, **norms}
+
+  def _streams(self, x: LayerInput) -> KeyValue:
+    keys = self.key(self.key_norm(x.key))
+    values = self.value(self.value_norm(x.value))
+    return key_value(keys, values, self.config.heads)

@@ -14,11 +14,16 @@ from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import on_both_sides
-from fusion_jax.fusion.starts import may_start_as_identity
+from fusion_jax.fusion.scheme import on_both_sides, starts_as_identity
+from fusion_jax.fusion.starts import reads_plain_layers
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.dense import Dense, bias_initializer, kernel_initializer
-from fusion_jax.layers.parameter import Initializer, parameter
+from fusion_jax.layers.dense import (
+  Dense,
+  Initializer,
+  bias_initializer,
+  kernel_initializer,
+  parameter,
+)
 from fusion_jax.layers.sow import sow, wants
 
 
@@ -47,11 +52,7 @@ def affine(
 def linear_combination(
   layers: Layers, kernel: Float[Array, 'L D D'], bias: Float[Array, ' D']
 ) -> Float[Array, 'B T D']:
-  """Return sum_l H[l] W_l + b; Dou et al. (2018), Eq. 5.
-
-  Returns:
-    The combination, in the layers' dtype.
-  """
+  """Return sum_l H[l] W_l + b, in the layers' dtype; Dou (2018), Eq. 5."""
   rows = kernel.reshape(-1, kernel.shape[-1])
   return affine(jnp.concatenate(layers, -1), rows, bias)
 
@@ -59,11 +60,7 @@ def linear_combination(
 def block_norms(
   parameters: Mapping[str, Any], layers: int
 ) -> Float[Array, ' L']:
-  """Return |W_l| of sum_l H[l] W_l; in the factored form, W_l = A_l B.
-
-  Returns:
-    Frobenius norms, from the lowest layer upwards.
-  """
+  """Return Frobenius norms |W_l|; in the factored form, W_l = A_l B."""
   if 'kernel' in parameters:
     blocks = parameters['kernel']
   else:
@@ -71,15 +68,6 @@ def block_norms(
     rows = first.reshape(layers, -1, first.shape[-1])
     blocks = rows @ parameters['out']['kernel']
   return jnp.linalg.norm(blocks, axis=(1, 2))
-
-
-def starts_as_identity(config: ModelConfig, side: Side) -> bool:
-  """Return whether the combination of a side starts as H[L]."""
-  options = config.side(side).options
-  wide = (options.hidden or config.filter) >= config.width
-  return may_start_as_identity(config, side, 'linear') and (
-    wide or not options.factored
-  )
 
 
 class Linear(nn.Module):
@@ -97,42 +85,25 @@ class Linear(nn.Module):
 
   def setup(self):
     config, options = self.config, self.config.side(self.side).options
+    identity = starts_as_identity(config, self.side)
     if options.factored:
-      features = options.hidden or config.filter
-      self.hidden = self._dense(
-        features, ('embed', 'mlp'), _top_identity(config)
+      columns = options.hidden or config.filter
+      starts = (_top_identity(config), _identity) if identity else (None, None)
+      zeros = nn.initializers.zeros_init() if identity else None
+      self.hidden = Dense(
+        config, columns, ('embed', 'mlp'), True, starts[0], zeros
       )
-      self.out = self._dense(config.width, ('mlp', 'embed'), _identity)
-    else:
-      self.kernel, self.bias = self._kernel(), self._bias()
-
-  @property
-  def _from_baseline(self) -> bool:
-    return starts_as_identity(self.config, self.side)
-
-  def _dense(
-    self, features: int, axes: tuple[str, str], start: Initializer
-  ) -> Dense:
-    if not self._from_baseline:
-      return Dense(self.config, features, axes, True)
-    zeros = nn.initializers.zeros_init()
-    return Dense(self.config, features, axes, True, start, zeros)
-
-  def _kernel(self) -> Float[Array, 'L D D']:
-    config = self.config
-    shape = (config.layers(self.side), config.width, config.width)
-    init = _last_identity if self._from_baseline else _one_matrix(config)
-    axes = ('layers', 'embed', 'mlp')
-    return parameter(self, 'kernel', init, axes, shape)
-
-  def _bias(self) -> Float[Array, ' D']:
-    config = self.config
-    init = (
-      nn.initializers.zeros_init()
-      if self._from_baseline
-      else bias_initializer(config, config.layers(self.side) * config.width)
-    )
-    return parameter(self, 'bias', init, ('norm',), (config.width,))
+      self.out = Dense(
+        config, config.width, ('mlp', 'embed'), True, starts[1], zeros
+      )
+      return
+    width, layers = config.width, config.layers(self.side)
+    kernel, bias = _one_matrix(config), bias_initializer(config, layers * width)
+    if identity:
+      kernel, bias = _last_identity, nn.initializers.zeros_init()
+    axes, shape = ('layers', 'embed', 'mlp'), (layers, width, width)
+    self.kernel = parameter(self, 'kernel', kernel, axes, shape)
+    self.bias = parameter(self, 'bias', bias, ('norm',), (width,))
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     """Return the combination of H[1..L]."""
@@ -176,6 +147,12 @@ def _top_identity(config: ModelConfig) -> Initializer:
   return start
 
 
+def _starts_as_identity(config: ModelConfig, side: Side) -> bool:
+  options = config.side(side).options
+  wide = (options.hidden or config.filter) >= config.width
+  return reads_plain_layers(config, side) and (wide or not options.factored)
+
+
 SCHEME = on_both_sides(
   'linear',
   Linear,
@@ -183,5 +160,5 @@ SCHEME = on_both_sides(
   'Dou et al. 2018, Eq. 5',
   LinearOptions,
   rate=0.1,
-  starts_as_identity=starts_as_identity,
+  starts_as_identity=_starts_as_identity,
 )

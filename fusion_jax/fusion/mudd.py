@@ -11,20 +11,27 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.connection import LayerConnection
-from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.fusion.scheme import all_layers, on_both_sides
+from fusion_jax.fusion.inputs import (
+  WAYS,
+  LayerConnection,
+  Layers,
+  StreamAttention,
+  weighted_sum,
+)
+from fusion_jax.fusion.scheme import (
+  all_layers,
+  always,
+  on_both_sides,
+  source_of,
+)
 from fusion_jax.fusion.shortcuts import ShortcutAttention
-from fusion_jax.fusion.streams import WAYS, StreamAttention
-from fusion_jax.layers.attention import LayerInput, MultiHeadAttention
+from fusion_jax.layers.attention import LayerInput
 from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.dense import Dense
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.dense import Dense, parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
@@ -46,10 +53,6 @@ class MuddOptions:
   norms: Literal['none', 'pre_post'] = 'none'
   """'pre_post': norms of the layers that are summed and of the sum for the
   residual, as in the paper's deep models."""
-
-  hidden_multiple: SizeOrZero = 0
-  """Round the hidden widths K of the generators up to (K // m + 1) m; 0: not.
-  The released code has 64."""
 
 
 # Start of the scale of the norm before the residual, with norms='pre_post'.
@@ -77,12 +80,10 @@ def sum_names(config: ModelConfig, side: Side, layer: int) -> tuple[str, ...]:
 
 def hidden_width(config: ModelConfig, side: Side, layer: int) -> int:
   """Return the hidden width of the generator after a layer."""
-  options, names = config.side(side).options, sum_names(config, side, layer)
-  width = len(names) * (layer + 1)
-  is_output = layer == config.layers(side) and not options.memory_ways
-  width *= _LAST if is_output else 1
-  multiple = options.hidden_multiple
-  return (width // multiple + 1) * multiple if multiple else width
+  width = len(sum_names(config, side, layer)) * (layer + 1)
+  memories = config.side(side).options.memory_ways
+  is_output = layer == config.layers(side) and not memories
+  return width * _LAST if is_output else width
 
 
 class Mudd(LayerConnection):
@@ -196,8 +197,8 @@ class Mudd(LayerConnection):
   ) -> Float[Array, 'B T D']:
     """Return X[number] as the sums read it."""
     normed = self.options.norms == 'pre_post'
-    own = self.norm[str(number)](layer) if normed else layer
-    return context.read_one(number, own)
+    layer = self.norm[str(number)](layer) if normed else layer
+    return context.read_one(number, layer)
 
   def _added(
     self,
@@ -208,7 +209,7 @@ class Mudd(LayerConnection):
     """Return the sums with X[l], that of the residual after its norm."""
     if str(layer) in self.sum_norm:
       sums = [self.sum_norm[str(layer)](sums[0]), *sums[1:]]
-    return [x + each for each in sums]
+    return [x + total for total in sums]
 
   def _memories(
     self, sums: list[Float[Array, 'B S D']]
@@ -222,10 +223,10 @@ class Mudd(LayerConnection):
 
 def _attention(
   config: ModelConfig, side: Side, index: int
-) -> MultiHeadAttention:
+) -> StreamAttention | None:
   """Return the self-attention of a layer; layer 1 reads H[0] alone."""
-  streams = config.side(side).options.ways > 1 and index > 1
-  return StreamAttention(config) if streams else MultiHeadAttention(config)
+  streams = config.side(side).ways > 1 and index > 1
+  return StreamAttention(config) if streams else None
 
 
 def _check(config: ModelConfig, side: Side) -> None:
@@ -236,18 +237,14 @@ def _check(config: ModelConfig, side: Side) -> None:
     f'{path}.ways',
     f'0 leaves nothing to sum; use 1 or 4{others}',
   )
-  source = config.decoder.source
-  attention = source and source.cross_attention(config, config.decoder_layers)
+  source = source_of(config, 'decoder')
+  attention = source.cross_attention(config, config.decoder_layers)
   require(
     options.memory_ways < 2 or not isinstance(attention, ShortcutAttention),
     f'{path}.memory_ways',
     f'{options.memory_ways} and shortcuts into the cross-attention of the '
     'decoder both replace its keys and values; choose one, or 1',
   )
-
-
-def _identity(config: ModelConfig, side: Side) -> bool:
-  return True
 
 
 SCHEME = on_both_sides(
@@ -260,8 +257,7 @@ SCHEME = on_both_sides(
   check=_check,
   owns_layer_inputs=lambda options: options.ways > 0,
   hides_layer_below=lambda options: options.ways > 0,
-  ways=lambda options: options.ways,
   layers_read=all_layers,
-  starts_as_identity=_identity,
+  starts_as_identity=always,
   self_attention=_attention,
 )

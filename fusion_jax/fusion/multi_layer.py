@@ -14,7 +14,7 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import per_layer_norms
-from fusion_jax.fusion.scheme import AttentionSource
+from fusion_jax.fusion.scheme import AttentionSource, scheme_of
 from fusion_jax.fusion.starts import Opening
 from fusion_jax.fusion.tree import AggNode, AggOptions
 from fusion_jax.layers.attention import MultiHeadAttention
@@ -31,16 +31,10 @@ class MultiLayerOptions(AggOptions):
 
 
 def layers_read(index: int, most: int) -> int:
-  """Return how many layers the self-attention of layer `index` reads.
+  """Return how many layers the self-attention of layer `index`, from 1, reads.
 
-  Only the first layer reads the embedding H[0], so that layer k + 1 is the
-  first one with k layers to read.
-
-  Args:
-    most: Number of layers, k.
-
-  Returns:
-    k, or 1 where there are fewer layers below.
+  It is `most`, or 1 where there are fewer layers below: only the first layer
+  reads the embedding H[0], so that layer k + 1 is the first with k to read.
   """
   return most if index > most else 1
 
@@ -66,10 +60,8 @@ class MultiLayerAttention(MultiHeadAttention):
       self.source_norm = {str(i): layer_norm(config) for i in numbers}
     if numbers:
       self.agg = AggNode(config, config.side(self.side).attention_options)
-    if numbers and config.side(self.side).start == 'baseline':
-      self.opening: Opening | None = Opening(config)
-    else:
-      self.opening = None
+    opens = numbers and config.side(self.side).start == 'baseline'
+    self.opening = Opening(config) if opens else None
 
   @property
   def _numbers(self) -> range:
@@ -101,9 +93,8 @@ class MultiLayerAttention(MultiHeadAttention):
 def _check(config: ModelConfig, side: Side) -> None:
   chosen, path = config.side(side), f'model.{side}'
   read, layers = chosen.attention_options.layers, config.layers(side)
-  scheme = chosen.scheme
   require(
-    not (scheme and scheme.hides_layer_below(chosen.options)),
+    not scheme_of(config, side).hides_layer_below(chosen.options),
     f'{path}.attention',
     "'multi_layer' reads the layers below, whose place "
     f'fusion={chosen.fusion!r} takes; choose one',
@@ -121,6 +112,5 @@ SOURCE = AttentionSource(
   'Dou et al. 2018, Eq. 8',
   MultiLayerOptions,
   self_attention=MultiLayerAttention,
-  cross_attention=lambda config, index: None,
   check=_check,
 )

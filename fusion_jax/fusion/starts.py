@@ -3,8 +3,7 @@
 A fusion that replaces x by y computes x + g * (y - x) instead, where the
 opening g is a vector that starts at 0. At g = 0 this is the plain model,
 whatever y is; at g = 1 it is the fusion itself. Schemes whose parameters can
-give y = x start as identity maps and have no opening: `linear`,
-`dynamic_combination` and `feed_forward`.
+give y = x start as identity maps and have no opening.
 
 Axis letters: B batch, T positions, D model width.
 """
@@ -14,7 +13,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.fusion.inputs import per_layer_norms
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.sow import sow
 
 
@@ -41,30 +41,15 @@ class Opening(nn.Module):
   def __call__(
     self, plain: Float[Array, '*#B T D'], fused: Float[Array, '*B T D']
   ) -> Float[Array, '*B T D']:
-    """Return plain + g * (fused - plain).
-
-    Returns:
-      The blend, computed in float32, in the dtype of `fused`.
-    """
+    """Return plain + g * (fused - plain), computed in float32."""
     x, y = plain.astype(jnp.float32), fused.astype(jnp.float32)
     return (x + self.values() * (y - x)).astype(fused.dtype)
 
 
-def may_start_as_identity(config: ModelConfig, side: Side, name: str) -> bool:
-  """Return whether a scheme that can be an identity map may start as one.
+def reads_plain_layers(config: ModelConfig, side: Side) -> bool:
+  """Return whether an identity map of the top layer gives the plain model.
 
-  The map gives the top layer as the fusion reads it. That equals the plain
-  model where the fused layers have no norm of their own, and also with
-  pre-norm, where the norm at the end of the stack changes nothing:
-  LN(LN(x)) = LN(x).
-
-  Returns:
-    False where the side has another scheme or start, or where the fused layers
-    have norms of their own and the model does not have pre-norm.
+  It does where the fused layers have no norm of their own, and with pre-norm,
+  where the norm at the end of the stack changes nothing: LN(LN(x)) = LN(x).
   """
-  options = config.side(side)
-  return (
-    options.fusion == name
-    and options.start == 'baseline'
-    and (config.norm == 'pre' or not options.per_layer_norms(config.norm))
-  )
+  return config.norm == 'pre' or not per_layer_norms(config, side)

@@ -4,8 +4,6 @@ Axis letters: B batch, T positions, D model width, K layers that are summed, J
 layers of the decoder.
 """
 
-from typing import Literal
-
 import jax
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -16,8 +14,8 @@ from fusion_jax.config.section import section
 from fusion_jax.fusion.inputs import Layers, per_layer_norms, weighted_sum
 from fusion_jax.fusion.scheme import Scheme, all_layers
 from fusion_jax.layers.context import Context
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
@@ -28,17 +26,6 @@ class TransparentOptions:
 
   dropout: Share = 0.1
   """Dropout on the weights before their softmax."""
-
-  dropout_place: Literal['logits', 'weights'] = 'logits'
-  """Where dropout is; 'weights': after the softmax, as Liu et al. released."""
-
-  memory_norm: bool = False
-  """Whether the memories have a layer norm, the same for all, and dropout
-  behind it, as Liu et al. released."""
-
-  weights: Literal['constant', 'uniform'] = 'constant'
-  """Weights at the start; 'constant': uniform means; 'uniform': drawn from
-  +-sqrt(1 / (L + 1))."""
 
   feature_wise: bool = False
   """Weights for every feature instead of one weight a layer (Liu et al. 2021,
@@ -51,9 +38,6 @@ class TransparentAttention(nn.Module):
   memory_j = sum_{i=0..L} softmax_i(dropout(w)_ij) H[i], for j = 1..J, from the
   encoder's H[0..L]. H[0] has a norm of its own where `InputNorms` has no norms
   for the layers, but not with norm='rezero'.
-
-  With dropout_place='weights' dropout is on the softmax, and with `memory_norm`
-  a memory is dropout(LN(memory_j)): the released code of Liu et al. (2021).
 
   With `feature_wise`, w_ij has a number for every feature; Liu et al. (2021).
 
@@ -70,27 +54,14 @@ class TransparentAttention(nn.Module):
     shape: tuple[int, ...] = (layers, config.decoder_layers)
     if options.feature_wise:
       shape = (*shape, config.width)
-    limit = layers**-0.5 if options.weights == 'uniform' else 0.0
-    self.weights = parameter(
-      self,
-      'weights',
-      lambda key, shape: jax.random.uniform(
-        key, shape, minval=-limit, maxval=limit
-      ),
-      ('layers', None, 'norm')[: len(shape)],
-      shape,
-    )
+    axes = ('layers', None, 'norm')[: len(shape)]
+    zeros = nn.initializers.zeros_init()
+    self.weights = parameter(self, 'weights', zeros, axes, shape)
     self.dropout = Dropout(
       options.dropout, config.dropout_generator, rows=False
     )
-    own_norm = not per_layer_norms(config, self.side)
-    if own_norm and config.norm != 'rezero':
-      self.embedding_norm: nn.LayerNorm | None = layer_norm(config)
-    else:
-      self.embedding_norm = None
-    if options.memory_norm:
-      self.memory_norm = layer_norm(config)
-      self.memory_dropout = Dropout(config.dropout, config.dropout_generator)
+    has_norm = per_layer_norms(config, self.side) or config.norm == 'rezero'
+    self.embedding_norm = None if has_norm else layer_norm(config)
 
   def __call__(
     self, layers: Layers, context: Context
@@ -104,20 +75,9 @@ class TransparentAttention(nn.Module):
     softmax = jax.nn.softmax(self.weights, axis=0)
     means = softmax.reshape(*softmax.shape[:2], -1).mean(-1)
     sow(self, 'telemetry', 'weights', means)
-    options = self.config.side(self.side).options
-    weights = softmax
-    if options.dropout_place == 'logits':
-      weights = self.dropout(self.weights, context.deterministic)
-      weights = jax.nn.softmax(weights, axis=0)
-    else:
-      weights = self.dropout(weights, context.deterministic)
-    memories = jax.vmap(weighted_sum, (1, None))(weights, layers)
-    if not options.memory_norm:
-      return memories
-    # Dropout takes the rows of a batch first.
-    memories = self.memory_norm(memories).swapaxes(0, 1)
-    memories = self.memory_dropout(memories, context.deterministic)
-    return memories.swapaxes(0, 1)
+    weights = self.dropout(self.weights, context.deterministic)
+    weights = jax.nn.softmax(weights, axis=0)
+    return jax.vmap(weighted_sum, (1, None))(weights, layers)
 
 
 SCHEME = Scheme(

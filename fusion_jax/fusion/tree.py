@@ -19,8 +19,7 @@ from jaxtyping import Array, Float
 from fusion_jax.bounds import Size, SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
-from fusion_jax.fusion.connection import LayerConnection
-from fusion_jax.fusion.inputs import InputNorms, Layers
+from fusion_jax.fusion.inputs import InputNorms, LayerConnection, Layers
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.layers.attention import (
   attention_weights,

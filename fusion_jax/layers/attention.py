@@ -14,8 +14,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.layers.caches import Cache, KeyValue
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Cache, Context, KeyValue
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.sow import sow
@@ -246,11 +245,6 @@ class MultiHeadAttention(nn.Module):
     """
     del plain, residual
     return own
-
-  def residual_input(self, x: Any, h: Float[Array, 'B T D']) -> Any:
-    """Return what the sublayer's output is added to: x, the raw layer input."""
-    del h
-    return x
 
   def __call__(
     self,

@@ -3,7 +3,6 @@
 Axis letters: D model width.
 """
 
-import dataclasses
 from typing import Any, ClassVar
 
 import jax
@@ -61,11 +60,7 @@ class ResidualState:
     return state
 
   def skipped(self, before: Any, after: Any) -> Any:
-    """Return the state after a layer that is left out.
-
-    Args:
-      after: State after it, whose structure the result has.
-    """
+    """Return the state after a layer that is left out, formed as `after`."""
     del after
     return before
 
@@ -73,28 +68,6 @@ class ResidualState:
     """Return the state after a layer if it is kept, else as if it were not."""
     others = self.skipped(before, after)
     return jax.tree.map(lambda x, y: jnp.where(kept, y, x), others, after)
-
-
-@dataclasses.dataclass(frozen=True)
-class Streams(ResidualState):
-  """Several streams, [B, N, T, D]; H[l] is their mean.
-
-  Positions come after streams, so that the two last axes are long: TPUs pad
-  them to multiples of 8 and 128.
-  """
-
-  is_layer: ClassVar[bool] = False
-
-  count: int
-
-  def open(self, x: Float[Array, 'B T D']) -> Float[Array, 'B N T D']:
-    """Return H[0] in every stream."""
-    shape = x.shape[0], self.count, *x.shape[1:]
-    return jnp.broadcast_to(x[:, None], shape)
-
-  def close(self, state: Float[Array, 'B N T D']) -> Float[Array, 'B T D']:
-    """Return the mean of the streams."""
-    return state.mean(1, dtype=jnp.float32).astype(state.dtype)
 
 
 class Residual(nn.Module):
@@ -127,19 +100,18 @@ class Residual(nn.Module):
     x: Any,
     y: Float[Array, 'B T D'],
     context: Context,
-    held: Any = None,
+    kept: Any = None,
     scale: Float[Array, ''] | None = None,
   ) -> Any:
-    """Return the state after the sublayer.
+    """Return the state after the sublayer, from that before it and y = f(h).
 
     Args:
-      held: What `before` gave with the input of f.
+      x: State before the sublayer.
+      y: Output of f.
+      context: Context of the pass.
+      kept: What `before` gave with the input of f.
       scale: Scale a of norm='rezero', float32.
-
-    Returns:
-      The sum; with norm='post' it is normalised.
     """
-    del held
     y = self.dropout(y, context.deterministic)
     if scale is not None:
       y = scale.astype(y.dtype) * y

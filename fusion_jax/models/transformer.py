@@ -16,12 +16,15 @@ from jaxtyping import Array, Bool, Float, Int
 from fusion_jax.config import ModelConfig
 from fusion_jax.fusion import plugs
 from fusion_jax.fusion.mixture import mixture_log_probabilities
+from fusion_jax.fusion.scheme import predictions_of, scheme_of
 from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
-from fusion_jax.layers.caches import Cache, CacheCursor, empty
-from fusion_jax.layers.context import Context
-from fusion_jax.layers.dense import bias_initializer, kernel_initializer
+from fusion_jax.layers.context import Cache, CacheCursor, Context, empty
+from fusion_jax.layers.dense import (
+  bias_initializer,
+  kernel_initializer,
+  parameter,
+)
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.positions import (
   segment_mask,
   segment_positions,
@@ -223,12 +226,10 @@ class Transformer(nn.Module):
     encoded = self.encoder(
       x, Context(mask, deterministic, tokens=padding[:, 0, 0])
     )
-    if not plugs.reads_embeddings(self.config):
+    if not scheme_of(self.config, 'decoder').reads_embeddings:
       return encoded
-    if not self.config.decoder.options.positions:
-      bare = self._looked_up(self.source_table, source).astype(x.dtype)
-      x = self.dropout(bare, deterministic)
-    return encoded._replace(embeddings=x)
+    bare = self._looked_up(self.source_table, source).astype(x.dtype)
+    return encoded._replace(embeddings=self.dropout(bare, deterministic))
 
   def __call__(
     self,
@@ -379,7 +380,7 @@ class Transformer(nn.Module):
   @property
   def gives_log_probabilities(self) -> bool:
     """Whether `decode_step` returns the logarithm of a mixture."""
-    return plugs.prediction_count(self.config) > 0
+    return predictions_of(self.config) is not None
 
   def _decode(
     self,
@@ -420,3 +421,52 @@ def boxed_parameters(model: Transformer, seed: int) -> Parameters:
 def initial_parameters(model: Transformer, seed: int) -> Parameters:
   """Return fresh parameters, which depend on the seed alone."""
   return nn.unbox(boxed_parameters(model, seed))
+
+
+# The last parts of their names. A parameter that a new scheme adds under
+# another name has full precision and no decay until it is listed here.
+_MATRICES = frozenset({'kernel'})
+_TABLES = frozenset(
+  {
+    'embedding',
+    'source_embedding',
+    'target_embedding',
+    'output_table',
+    'source_positions',
+    'target_positions',
+  }
+)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+  """Return 'encoder/layer_0/feed_forward/out/kernel' from the path of a leaf.
+
+  Flax's box around a parameter is not part of its name.
+  """
+  keys = tuple(key for key in path if isinstance(key, jax.tree_util.DictKey))
+  return jax.tree_util.keystr(keys, simple=True, separator='/')
+
+
+def are_weights(parameters: Parameters) -> Parameters:
+  """Return a tree with True where a parameter is a weight matrix or table."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, _: _last_name(path) in _MATRICES | _TABLES, parameters
+  )
+
+
+def bfloat16_copies(parameters: Parameters) -> Parameters:
+  """Return the tree with its matrices in bfloat16; gradients are float32.
+
+  Tables stay float32: a lookup reads few of their rows, and where one table has
+  several uses their gradients must be added in float32.
+  """
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: (
+      leaf.astype(jnp.bfloat16) if _last_name(path) in _MATRICES else leaf
+    ),
+    parameters,
+  )
+
+
+def _last_name(path: tuple[Any, ...]) -> str:
+  return path_name(path).rpartition('/')[2]

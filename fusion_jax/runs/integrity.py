@@ -29,8 +29,7 @@ from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.json_files import DamagedError
 from fusion_jax.layers.dropout import lowbias32, row_major_positions
-from fusion_jax.models.parameter_kinds import path_name
-from fusion_jax.models.transformer import Parameters
+from fusion_jax.models.transformer import Parameters, path_name
 
 _ODD = np.uint32(0x9E3779B9)
 

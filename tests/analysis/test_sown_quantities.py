@@ -29,8 +29,7 @@ from fusion_jax.cli.request import with_groups
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.fusion.dynamic_routing import DynamicRoutingOptions
-from fusion_jax.fusion.em_routing import EmRoutingOptions
+from fusion_jax.fusion.capsules import DynamicRoutingOptions, EmRoutingOptions
 from fusion_jax.fusion.gtrans import GtransOptions
 from fusion_jax.fusion.hops import HopsOptions
 from fusion_jax.fusion.surface import SurfaceOptions

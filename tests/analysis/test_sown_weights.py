@@ -81,9 +81,7 @@ _ENCODER = _sublayers('self-attention', 'feed-forward')
 _DECODER = _sublayers('self-attention', 'cross-attention', 'feed-forward')
 _STREAMS = ['stream 1', 'stream 2', 'stream 3', 'stream 4']
 _MEMORIES = ['decoder layer 1', 'decoder layer 2']
-_HYPER = SideConfig(
-  'hyper_connections', options=HyperOptions(collapse='learned')
-)
+_HYPER = SideConfig('hyper_connections')
 
 
 def _attention(**options):
@@ -112,7 +110,7 @@ _CASES = {
   'hyper': (
     'decoder',
     _HYPER,
-    {'read': [*_DECODER, 'output'], 'write': _DECODER, 'mix': _DECODER},
+    {'read': _DECODER, 'write': _DECODER, 'mix': _DECODER},
   ),
   'manifold': (
     'encoder',
@@ -137,11 +135,6 @@ _CASES = {
   ),
   # The first sublayer has none, the second one.
   'delta': ('encoder', _attention(kind='delta'), {'read': _ENCODER[2:]}),
-  'delta-embedding': (
-    'encoder',
-    _attention(kind='delta', embedding=True),
-    {'read': _ENCODER[1:]},
-  ),
   'combination': ('encoder', _DYNAMIC, {'combination': ['output']}),
   'hops': (
     'decoder',
@@ -195,10 +188,6 @@ def test_how_streams_are_read_written_and_mixed(tmp_path):
     wanted = rows.mean(0).ravel()
     found = own[group]['mean']['all'][place]
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
-  rows = rows_of(views['state_read']['read'], lengths)
-  np.testing.assert_allclose(
-    own['read']['mean']['all'][-1], rows.mean(0), rtol=1e-4
-  )
 
 
 def test_scanned_layers_have_the_same_weights(tmp_path):
@@ -257,16 +246,6 @@ def test_a_side_whose_weights_are_constant_is_said_in_the_line(tmp_path):
 )
 def test_constant_weights_have_no_such_view(side):
   assert not POSITIONS.applies(ModelConfig(norm='pre', encoder=side))
-
-
-def test_static_streams_that_a_learned_read_ends_have_it(tmp_path):
-  options = HyperOptions('static', collapse='learned')
-  side = SideConfig('hyper_connections', options=options)
-  run = make_run(norm='pre', encoder=side)
-  own = POSITIONS.measure(fused_run(run, tmp_path))['encoder']
-  assert {group: each['readers'] for group, each in own['weights'].items()} == {
-    'read': ['output']
-  }
 
 
 def test_a_stack_with_nothing_to_choose_is_refused_in_one_line(tmp_path):

@@ -48,8 +48,8 @@ def test_types_bounds_defaults_and_readers():
   kinds = _entry('parallel.rules.vocab')
   assert 'empty, `fsdp`, `tensor`; default `tensor`' in kinds
   assert 'default `false`' in _entry('model.scan_layers')
-  _, _, one_sided = _PAGE.partition('{ #fusion.gtrans.single_group_norm }\n')
-  assert 'read only by the encoder' in one_sided.partition('\n#')[0]
+  _, _, one_sided = _PAGE.partition('{ #fusion.gtrans.inference_groups }\n')
+  assert 'read only by the decoder' in one_sided.partition('\n#')[0]
 
 
 def test_what_a_resumed_run_may_change():

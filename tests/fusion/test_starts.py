@@ -15,11 +15,11 @@ from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion import SCHEMES, SOURCES
 from fusion_jax.fusion.mixture import mixture_log_probabilities
-from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
   output_logits,
+  path_name,
 )
 from fusion_jax.testing import drawn_parameters
 from fusion_jax.training.warm_start import merged_parameters
@@ -71,9 +71,7 @@ _SIDES = {
   },
   **{
     f'hyper_connections-{kind}': {
-      'encoder': _side(
-        'hyper_connections', {'kind': kind, 'collapse': 'learned'}
-      ),
+      'encoder': _side('hyper_connections', {'kind': kind}),
       'decoder': _side('hyper_connections', {'kind': kind}),
     }
     for kind in ('static', 'identity_mix', 'manifold')

@@ -1,19 +1,25 @@
-"""Residuals for deep post-norm stacks: bottom-to-top connection and DeepNorm.
+"""Residuals without a scheme: B2T, DeepNorm and skip gains.
 
-Takase et al. (2023), "B2T Connection"; Wang et al. (2022), "DeepNet".
+Takase et al. (2023), "B2T Connection"; Wang et al. (2022), "DeepNet";
+Pagliardini et al. (2024), DenseFormer, the baseline with gains.
 
 Axis letters: B batch, T positions, D model width.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.residual import Residual
+from fusion_jax.layers.dense import parameter
+from fusion_jax.layers.residual import Residual, ResidualState
+from fusion_jax.layers.sow import sow
 
 # What the names of maps end with that make logits of an attention: the softmax
 # bounds what these change, so that DeepNorm does not make them smaller.
@@ -21,11 +27,7 @@ _LOGITS = 'query', 'key'
 
 
 class InsideLayer(NamedTuple):
-  """State of a stack between the sublayers of a layer.
-
-  Attributes:
-    x: What the next sublayer reads.
-  """
+  """State between the sublayers: what the next one reads, and H[l-1]."""
 
   x: Float[Array, 'B T D']
   bottom: Float[Array, 'B T D']
@@ -55,11 +57,10 @@ class BottomToTopResidual(Residual):
     x: Any,
     y: Float[Array, 'B T D'],
     context: Context,
-    held: None = None,
+    kept: None = None,
     scale: Float[Array, ''] | None = None,
   ) -> Any:
     """Return the state after the sublayer; see `Residual.after`."""
-    del held, scale
     x, bottom = x if isinstance(x, InsideLayer) else InsideLayer(x, x)
     total = x + self.dropout(y, context.deterministic)
     if (self.number + 1) % SUBLAYERS[self.side]:
@@ -84,14 +85,14 @@ class DeepNormResidual(Residual):
 
 
 def deep_norm_alpha(config: ModelConfig, side: Side) -> float:
-  """Return the factor of the residual; Wang et al. (2022), Table 1."""
+  """Return the factor alpha of the residual."""
   if side == 'decoder':
     return (3 * config.decoder_layers) ** 0.25
   return 0.81 * _both_depths(config)
 
 
 def deep_norm_beta(config: ModelConfig, side: Side) -> float:
-  """Return the factor of initial weights; Wang et al. (2022), Table 1."""
+  """Return the factor beta of initial weights."""
   if side == 'decoder':
     return (12 * config.decoder_layers) ** -0.25
   return 0.87 / _both_depths(config)
@@ -128,3 +129,55 @@ def _gain(config: ModelConfig, stack: str, *names: str) -> float:
     return config.layers(side) ** -0.5
   makes_logits = names[-2].rpartition('_')[2] in _LOGITS
   return 1.0 if makes_logits else deep_norm_beta(config, side)
+
+
+class GainResidual(Residual):
+  """Residual of a sublayer f whose skip branch has a gain g.
+
+  norm='pre': g x + dropout(f(LN(x))); Pagliardini et al. (2024).
+  The other norms have g x in the place of x likewise. g is a scalar of each
+  sublayer that starts at 1.
+
+  Telemetry: 'skip_gain', g.
+  """
+
+  def setup(self):
+    super().setup()
+    ones = nn.initializers.ones_init()
+    self.skip_gain = parameter(self, 'skip_gain', ones, (), ())
+
+  def skip(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
+    """Return g x, computed in float32, in the dtype of x."""
+    sow(self, 'telemetry', 'skip_gain', self.skip_gain)
+    return (self.skip_gain * x.astype(jnp.float32)).astype(x.dtype)
+
+
+class ResidualPlug(NamedTuple):
+  """What is at the plug point 'residual' of a stack.
+
+  Attributes:
+    module: Residual of a sublayer, made from the model's configuration, the
+      side and the number of the sublayer, counted from 0 through the stack.
+    state: Function that returns the state of a stack.
+    read: Function that returns the module that reads the last state; where it
+      returns None, H[L] is the output of the stack.
+  """
+
+  module: Callable[[ModelConfig, Side, int], Residual]
+  state: Callable[[ModelConfig, Side], ResidualState]
+  read: Callable[[ModelConfig, Side], nn.Module | None]
+
+
+def _residual(config: ModelConfig, side: Side, number: int) -> Residual:
+  if config.residual == 'b2t':
+    return BottomToTopResidual(config, side, number)
+  if config.residual == 'deepnorm':
+    return DeepNormResidual(config, side)
+  gains = config.side(side).skip_gains
+  return GainResidual(config) if gains else Residual(config)
+
+
+# What schemes have that leave the residual alone.
+PLAIN = ResidualPlug(
+  _residual, lambda config, side: ResidualState(), lambda config, side: None
+)
