@@ -45,6 +45,10 @@ class AttentionResidualOptions:
   heads: Size = 1
   """Parts of the width with weights of their own."""
 
+  embedding: bool = False
+  """Of kind='delta': whether H[0] is a source too, from the second sublayer on,
+  as in the released code. kind='replace' always has it."""
+
 
 def source_scores(
   query: Float[Array, ' D'],
@@ -211,8 +215,9 @@ class AttentionResidual(Residual):
   w = 0 is exactly the plain residual sum.
 
   kind='delta' (Luo 2026): h = x + g sum_i a_i v_i with the plain residual x, a
-  number g, which starts as 0, and the outputs below without H[0]. From g = 1 it
-  trained 0.14 nats worse than the plain model (docs/scheme_health.md).
+  number g, which starts as 0, and the outputs below without H[0]; with
+  `embedding` H[0] too, but not for the first sublayer. From g = 1 it trained
+  0.14 nats worse than the plain model (docs/scheme_health.md).
 
   sources='layer': the sources are the sums of the outputs of each layer, which
   attends once and adds its outputs to what it has read.
@@ -253,7 +258,9 @@ class AttentionResidual(Residual):
   def _sources(self) -> int:
     """Number of sources of the sublayer."""
     below = -(-self.number // self._block)
-    return below + (self.options.kind == 'replace')
+    if self.options.kind == 'replace':
+      return 1 + below
+    return below + (self.options.embedding and below > 0)
 
   def _read(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
     """Return h, float32, where the sublayer attends."""
@@ -314,7 +321,8 @@ class LastRead(nn.Module):
 
 
 def _state(config: ModelConfig, side: Side) -> SourcesState:
-  return SourcesState(config.side(side).options.kind == 'replace')
+  options = config.side(side).options
+  return SourcesState(options.kind == 'replace' or options.embedding)
 
 
 def _last_read(config: ModelConfig, side: Side) -> LastRead | None:
@@ -328,6 +336,12 @@ def _check(config: ModelConfig, side: Side) -> None:
     config.width % options.heads == 0,
     f'{path}.heads',
     f'must divide model.width {config.width}, got {options.heads}',
+  )
+  require(
+    options.kind == 'delta' or not options.embedding,
+    f'{path}.embedding',
+    f'{options.embedding!r} has no effect with kind={options.kind!r}, whose '
+    'sources always have it; leave it out',
   )
   of_layer = SUBLAYERS[side] if options.sources == 'sublayer' else 1
   most = config.layers(side) * of_layer

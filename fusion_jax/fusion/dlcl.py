@@ -39,6 +39,11 @@ class DlclOptions:
   layer below and 0 for the others ('top'), which without norms is the plain
   model."""
 
+  first: Literal['fixed', 'learned'] = 'fixed'
+  """What the first layer of a post-norm stack reads. 'fixed': H[0]; 'learned':
+  w H[0] with a learned w that starts as 1, as in the released code. With
+  pre-norm w is always learned."""
+
   norms: Literal['auto', 'none'] = 'auto'
   """Norms of the layers or of their sums; 'auto': as model.norm says, see
   Dlcl."""
@@ -90,7 +95,8 @@ class Dlcl(LayerConnection):
 
   With y[0] = H[0] and y[l] = Layer_l(x[l]):
   norm='pre': x[l+1] = sum_{k=0..l} w_lk LN_k(y[k]), without a norm on y[0].
-  norm='post': x[l+1] = LN_l(sum_{k=0..l} w_lk y[k]), and x[1] = y[0].
+  norm='post': x[l+1] = LN_l(sum_{k=0..l} w_lk y[k]), and x[1] = y[0]; with
+  first='learned' x[1] = w_00 y[0], as in the released code.
   norm='rezero': x[l+1] = sum_{k=0..l} w_lk y[k].
   norms='none': the same with any norm, and x[1] = y[0]; Pagliardini et al.
   (2024), section 3. x[L+1] is the output of the stack.
@@ -100,7 +106,7 @@ class Dlcl(LayerConnection):
   The parameter holds the square [L+1, L+1] of all w_lk. Entries that belong to
   no predecessor are never read: they start as 0 and have no gradient. Those of
   a row that is no sum are never read either, but w_ll starts as 1; with
-  norm='post' or norms='none', row 0 is none.
+  norm='post' or norms='none', row 0 is none, but for first='learned'.
 
   Telemetry: 'weights_l' [K], the weights of the terms of x[l+1]; with a weight
   for each feature, their mean over the features.
@@ -127,9 +133,10 @@ class Dlcl(LayerConnection):
     self.norm = {str(n): layer_norm(config) for n in self._normed(size)}
 
   def _is_sum(self, row: int) -> bool:
-    period = self.config.side(self.side).options.period
-    plain_first = self._norm in ('post', 'none')
-    return row % period == 0 and not (row == 0 and plain_first)
+    options = self.config.side(self.side).options
+    fixed = self._norm == 'post' and options.first == 'fixed'
+    plain_first = fixed or self._norm == 'none'
+    return row % options.period == 0 and not (row == 0 and plain_first)
 
   def _normed(self, size: int) -> list[int]:
     """Return the numbers of the layers, or of the sums, that have norms."""
@@ -197,6 +204,17 @@ def _check(config: ModelConfig, side: Side) -> None:
       value <= layers,
       f'{path}.{field}',
       f'{value} leaves nothing to sum in {layers} layers; at most {layers}',
+    )
+  others = {
+    'model.norm': (config.norm, 'post'),
+    f'{path}.norms': (options.norms, 'auto'),
+    f'{path}.normalize': (options.normalize, 'none'),
+  }
+  for other, (value, needed) in others.items():
+    require(
+      options.first == 'fixed' or value == needed,
+      f'{path}.first',
+      f'{options.first!r} has no effect with {other}={value!r}; leave it out',
     )
 
 

@@ -63,9 +63,12 @@ class GtransOptions:
   """'ceil': the last group may be short. 'floor': layers that are left over
   belong to no group."""
 
-  mode: Annotated[Literal['weighted_sum', 'last'], Only('decoder')] = (
-    'weighted_sum'
-  )
+  single_group_norm: Annotated[bool, Only('encoder')] = False
+  """Encoder: a norm even where all layers are one group, as released."""
+
+  mode: Annotated[
+    Literal['weighted_sum', 'weighted_mean', 'last'], Only('decoder')
+  ] = 'weighted_sum'
   """Decoder: how the layers of a group become its features."""
 
   combine: Annotated[Literal['arithmetic', 'geometric'], Only('decoder')] = (
@@ -103,7 +106,11 @@ def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
 def group_sum(
   layers: Layers, group: range, weights: Float[Array, ' L']
 ) -> Float[Array, 'B T D']:
-  """Return sum_{l in group} w_l H[l]; Yang et al. (2022), Eq. 4."""
+  """Return sum_{l in group} w_l H[l]; Yang et al. (2022), Eq. 4.
+
+  Args:
+    weights: Weights w_1..w_L, float32.
+  """
   weights = weights[group.start - 1 : group.stop - 1]
   return weighted_sum(weights, tuple(layers[number] for number in group))
 
@@ -126,7 +133,8 @@ class EncoderGroups(nn.Module):
   """Fusion of the encoder's groups; Yang et al. (2022), Eq. 2.
 
   LN(1 / G sum_k sigmoid(w_k) H[last layer of k]). Where all layers are one
-  group there is no norm, as in the paper's formula.
+  group there is no norm, as in the paper's formula, unless `single_group_norm`
+  asks for it, as in the released code.
   """
 
   config: ModelConfig
@@ -135,7 +143,9 @@ class EncoderGroups(nn.Module):
   def setup(self):
     count = len(groups_of(self.config, self.side))
     self.weights = _zero_weights(self, 'weights', 'groups', count)
-    self.norm = layer_norm(self.config) if count > 1 else lambda x: x
+    always = self.config.side(self.side).options.single_group_norm
+    normed = count > 1 or always
+    self.norm = layer_norm(self.config) if normed else lambda x: x
 
   def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
     del context
@@ -152,7 +162,8 @@ class DecoderGroups(nn.Module):
   """Features and weights of the decoder's groups; Yang (2022), Eq. 4-5.
 
   G[k] = sum_{l in k} sigmoid(w_l) H[l], with the weights psi.
-  mode='last' takes the group's last layer as it is, as in the released code.
+  mode='weighted_mean' divides by the number of layers of the group; mode='last'
+  takes the group's last layer as it is. Both come from the released code.
   Layers that belong to no group have no weight.
   """
 
@@ -196,11 +207,15 @@ class DecoderGroups(nn.Module):
       for group in groups_of(self.config, self.side)
       if group[-1] < len(layers)
     ]
-    if self.config.side(self.side).options.mode == 'last':
+    mode = self.config.side(self.side).options.mode
+    if mode == 'last':
       return [layers[group[-1]] for group in groups]
     weights = jax.nn.sigmoid(self.layer_weights)
     sow(self, 'telemetry', 'layer_weights', weights)
-    return [group_sum(layers, group, weights) for group in groups]
+    sums = [group_sum(layers, group, weights) for group in groups]
+    if mode == 'weighted_sum':
+      return sums
+    return [x / len(group) for x, group in zip(sums, groups, strict=True)]
 
 
 def _predictions(config: ModelConfig) -> Predictions:

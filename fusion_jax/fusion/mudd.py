@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import section
@@ -54,6 +55,10 @@ class MuddOptions:
   """'pre_post': norms of the layers that are summed and of the sum for the
   residual, as in the paper's deep models."""
 
+  hidden_multiple: SizeOrZero = 0
+  """Round the hidden widths K of the generators up to (K // m + 1) m; 0: not.
+  The released code has 64."""
+
 
 # Start of the scale of the norm before the residual, with norms='pre_post'.
 _SUM_SCALE = 1e-3
@@ -81,9 +86,11 @@ def sum_names(config: ModelConfig, side: Side, layer: int) -> tuple[str, ...]:
 def hidden_width(config: ModelConfig, side: Side, layer: int) -> int:
   """Return the hidden width of the generator after a layer."""
   width = len(sum_names(config, side, layer)) * (layer + 1)
-  memories = config.side(side).options.memory_ways
-  is_output = layer == config.layers(side) and not memories
-  return width * _LAST if is_output else width
+  options = config.side(side).options
+  is_output = layer == config.layers(side) and not options.memory_ways
+  width *= _LAST if is_output else 1
+  multiple = options.hidden_multiple
+  return (width // multiple + 1) * multiple if multiple else width
 
 
 class Mudd(LayerConnection):

@@ -65,6 +65,10 @@ class _Gaussians(NamedTuple):
 def squash(total: Float[Array, '*P C'], axis: int = -1) -> Float[Array, '*P C']:
   """Return |s|^2 / (1 + |s|^2) s / |s|; Dou et al. (2019), Eq. 5.
 
+  Args:
+    total: Vectors s.
+    axis: Axis over which the norm is taken.
+
   Returns:
     Vectors of the same direction, shorter than 1; 0 for 0, with gradient 0.
   """
@@ -106,9 +110,12 @@ def dynamic_routing(
   'cosine', the paper's word elsewhere, which is in [-1, 1].
 
   Args:
+    votes: Votes V, of any floating dtype.
+    iterations: Number of iterations, at least 1.
     average: Whether a capsule is the sum of its weighted votes or their mean.
     stop_gradient: Whether gradients flow only through the couplings of the last
       iteration.
+    agreement: Agreement a.
 
   Returns:
     The capsules and the couplings of every iteration, at least float32.
@@ -153,6 +160,12 @@ def em_routing(
   Lambda is 1, 2, 3, then 3; the paper does not print its schedule.
 
   Args:
+    votes: Votes V, of any floating dtype.
+    activation: Activation A_in of every input capsule, in [0, 1].
+    beta_a: Value beta_a of every output capsule.
+    beta_u: Value beta_u of every output capsule.
+    iterations: Number of iterations, at least 1.
+    variance_floor: Number added to the variances.
     stop_gradient: Whether gradients flow only through the couplings of the last
       iteration.
 

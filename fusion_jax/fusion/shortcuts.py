@@ -53,6 +53,10 @@ class ShortcutOptions:
   """Norm without scale and offset on the source H[l - 2] of non-lexical
   shortcuts; 'auto': with pre-norm, whose states no norm has seen."""
 
+  author_compat: bool = False
+  """The variant of the released code: keys and values read what the norm has
+  not seen, and the residual starts from what it has."""
+
 
 _AXES = ('embed', 'heads')
 
@@ -114,7 +118,8 @@ class ShortcutAttention(MultiHeadAttention):
     self.key_gate_bias = self._gate_bias('key_gate_bias')
     self.value_gate_bias = self._gate_bias('value_gate_bias')
     unseen = options.source == 'non_lexical' and config.norm == 'pre'
-    normed = unseen and options.source_norm == 'auto'
+    auto = options.source_norm == 'auto' and not options.author_compat
+    normed = unseen and auto
     self.source_norm = plain_norm(config) if normed else None
     if exact:
       self.key_opening = Opening(config)
@@ -146,8 +151,8 @@ class ShortcutAttention(MultiHeadAttention):
       shortcut = layers[-2]
     if self.source_norm is not None:
       shortcut = self.source_norm(shortcut)
-    del x
-    seen = context.caches.extend(self._mix(shortcut, h, context.tokens))
+    hidden = x if self._options.author_compat else h
+    seen = context.caches.extend(self._mix(shortcut, hidden, context.tokens))
     return self(h, seen, context.mask, context.deterministic)
 
   def memory(
@@ -187,6 +192,11 @@ class ShortcutAttention(MultiHeadAttention):
     if 'bias' in out:
       out['bias'] = out['bias'] + plain['value']['bias'] @ out['kernel']
     return result | {'out': out}
+
+  @property
+  def residual_from_norm(self) -> bool:
+    """Whether the residual starts as in the released code."""
+    return self._options.author_compat
 
   def _mix(
     self,
@@ -254,6 +264,7 @@ def _cross_attention(
 def _check(config: ModelConfig, side: Side) -> None:
   chosen, path = config.side(side), f'model.{side}.attention_options'
   _check_place(chosen, path, side)
+  _check_author_compat(chosen, path, config.norm)
   options = chosen.attention_options
   hidden = scheme_of(config, side).hides_layer_below(chosen.options)
   require(
@@ -283,6 +294,29 @@ def _check_place(chosen: SideConfig, path: str, side: Side) -> None:
     f'{path}.where',
     f"{options.where!r} reads the encoder's embeddings, which "
     "source='non_lexical' does not; use 'self' or source='lexical'",
+  )
+
+
+def _check_author_compat(chosen: SideConfig, path: str, norm: str) -> None:
+  if not chosen.attention_options.author_compat:
+    return
+  field = f'{path}.author_compat'
+  require(
+    not chosen.owns_residual,
+    field,
+    'starts the residual from the normalised input, and with fusion='
+    f'{chosen.fusion!r} the residual is not one array; choose one',
+  )
+  require(
+    norm == 'pre',
+    field,
+    f'is about the norm before attention; model.norm={norm!r} has none',
+  )
+  require(
+    chosen.start == 'fresh',
+    field,
+    'starts the residual from the normalised input, so that '
+    "start='baseline' cannot be exact; choose one",
   )
 
 

@@ -24,7 +24,7 @@ from fusion_jax.errors import require
 from fusion_jax.fusion.scheme import Predictions, Scheme, no_layers
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
 from fusion_jax.layers.context import Context, KeyValue, token_mean
-from fusion_jax.layers.dense import Dense
+from fusion_jax.layers.dense import Dense, FeedForward
 from fusion_jax.layers.sow import sow
 
 
@@ -51,6 +51,10 @@ class SurfaceOptions:
 
   temperature: PositiveFloat = 1.0
   """Soft: what the scores from the embeddings are divided by."""
+
+  network: bool = False
+  """Whether a feed-forward network with a residual sum, which both predictions
+  share, stands before the output layer, as in the released command."""
 
 
 def fixed_log_weights(weight: float) -> Float[Array, ' 2']:
@@ -110,6 +114,9 @@ class SurfacePrediction(nn.Module):
   source have no bias of the output layer of their own with 'soft', so that it
   is one prediction, from x + r / temperature.
 
+  With `network` z + relu(z W1 + b1) W2 + b2 takes the place of x and of r before
+  the output layer.
+
   Telemetry: 'group_weights' [2], the mean psi, where it is learned.
   """
 
@@ -122,6 +129,8 @@ class SurfacePrediction(nn.Module):
       config, heads=1, attention_implementation='plain'
     )
     self.attention = SurfaceAttention(one_head)
+    if options.network:
+      self.network = FeedForward(config)
     if options.kind == 'learned':
       above = options.weight - options.least
       start = math.log(above / (1 - 2 * options.least - above))
@@ -164,8 +173,10 @@ class SurfacePrediction(nn.Module):
       context.deterministic,
     )
     both = jnp.stack([x, read])
+    if options.network:
+      both = both + self.network(both, context.deterministic)
     if options.kind == 'soft':
-      return x + read / options.temperature, None
+      return both[0] + both[1] / options.temperature, None
     if options.kind == 'hard':
       return both, fixed_log_weights(options.weight)
     gate = self.gate(jnp.concatenate([x, read], axis=-1))[..., 0]

@@ -4,6 +4,8 @@ Axis letters: B batch, T positions, D model width, K layers that are summed, J
 layers of the decoder.
 """
 
+from typing import Literal
+
 import jax
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -27,6 +29,13 @@ class TransparentOptions:
   dropout: Share = 0.1
   """Dropout on the weights before their softmax."""
 
+  dropout_place: Literal['logits', 'weights'] = 'logits'
+  """Where dropout is; 'weights': after the softmax, as Liu et al. released."""
+
+  memory_norm: bool = False
+  """Whether the memories have a layer norm, the same for all, and dropout
+  behind it, as Liu et al. released."""
+
   feature_wise: bool = False
   """Weights for every feature instead of one weight a layer (Liu et al. 2021,
   "fine-grained")."""
@@ -38,6 +47,9 @@ class TransparentAttention(nn.Module):
   memory_j = sum_{i=0..L} softmax_i(dropout(w)_ij) H[i], for j = 1..J, from the
   encoder's H[0..L]. H[0] has a norm of its own where `InputNorms` has no norms
   for the layers, but not with norm='rezero'.
+
+  With dropout_place='weights' dropout is on the softmax, and with `memory_norm`
+  a memory is dropout(LN(memory_j)): the released code of Liu et al. (2021).
 
   With `feature_wise`, w_ij has a number for every feature; Liu et al. (2021).
 
@@ -62,6 +74,9 @@ class TransparentAttention(nn.Module):
     )
     has_norm = per_layer_norms(config, self.side) or config.norm == 'rezero'
     self.embedding_norm = None if has_norm else layer_norm(config)
+    if options.memory_norm:
+      self.memory_norm = layer_norm(config)
+      self.memory_dropout = Dropout(config.dropout, config.dropout_generator)
 
   def __call__(
     self, layers: Layers, context: Context
@@ -75,9 +90,19 @@ class TransparentAttention(nn.Module):
     softmax = jax.nn.softmax(self.weights, axis=0)
     means = softmax.reshape(*softmax.shape[:2], -1).mean(-1)
     sow(self, 'telemetry', 'weights', means)
-    weights = self.dropout(self.weights, context.deterministic)
-    weights = jax.nn.softmax(weights, axis=0)
-    return jax.vmap(weighted_sum, (1, None))(weights, layers)
+    options, weights = self.config.side(self.side).options, softmax
+    if options.dropout_place == 'logits':
+      weights = self.dropout(self.weights, context.deterministic)
+      weights = jax.nn.softmax(weights, axis=0)
+    else:
+      weights = self.dropout(weights, context.deterministic)
+    memories = jax.vmap(weighted_sum, (1, None))(weights, layers)
+    if not options.memory_norm:
+      return memories
+    # Dropout takes the rows of a batch first.
+    memories = self.memory_norm(memories).swapaxes(0, 1)
+    memories = self.memory_dropout(memories, context.deterministic)
+    return memories.swapaxes(0, 1)
 
 
 SCHEME = Scheme(

@@ -246,6 +246,11 @@ class MultiHeadAttention(nn.Module):
     del plain, residual
     return own
 
+  @property
+  def residual_from_norm(self) -> bool:
+    """Whether its output is added to what the norm before it gives."""
+    return False
+
   def __call__(
     self,
     x: Float[Array, 'B T D'],

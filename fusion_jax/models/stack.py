@@ -144,7 +144,13 @@ class Layer(nn.Module):
     def self_attend(h):
       return self.self_attention.attend(x, h, layers, context)
 
-    y = self._sublayer(self.self_attention_residual, x, self_attend, context)
+    y = self._sublayer(
+      self.self_attention_residual,
+      x,
+      self_attend,
+      context,
+      self.self_attention.residual_from_norm,
+    )
     if self.side == 'decoder':
       mask, residual = context.memory_mask, self.cross_attention_residual
       assert mask is not None, 'a decoder reads a memory'
@@ -155,19 +161,26 @@ class Layer(nn.Module):
         mask=mask,
         deterministic=context.deterministic,
       )
-      y = self._sublayer(residual, y, attend, context)
+      from_norm = self.cross_attention.residual_from_norm
+      y = self._sublayer(residual, y, attend, context, from_norm)
     feed = functools.partial(
       self.feed_forward, deterministic=context.deterministic
     )
     return self._sublayer(self.feed_forward_residual, y, feed, context)
 
   def _sublayer(
-    self, residual: Residual, x: Any, f: Callable[..., Array], context: Context
+    self,
+    residual: Residual,
+    x: Any,
+    f: Callable[..., Array],
+    context: Context,
+    from_norm: bool = False,
   ) -> Any:
     """Return the state after a sublayer f."""
     h, kept = residual.before(query_of(x), context)
     y = f(h)
-    return residual.after(residual_of(x), y, context, kept, self.scale)
+    start = h if from_norm else residual_of(x)
+    return residual.after(start, y, context, kept, self.scale)
 
 
 class _Stack(nn.Module):
