@@ -76,14 +76,19 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
     },
   ],
   'gtrans': [
-    {'group_size': 3, 'mode': 'last'},
+    {'group_size': 3, 'mode': 'last', 'single_group_norm': True},
+    {'group_size': 1, 'mode': 'weighted_mean'},
     {'last_group': 'floor', 'combine': 'geometric', 'temperature': 1.0},
     {'inference_groups': '1:1'},
   ],
-  'transparent': [{'dropout': 0.0, 'feature_wise': True}],
+  'transparent': [
+    {'dropout': 0.0, 'feature_wise': True},
+    {'dropout_place': 'weights', 'memory_norm': True},
+  ],
   'surface_fusion': [
     {'kind': 'hard', 'weight': 0.5, 'combine': 'arithmetic'},
     {'kind': 'soft', 'temperature': 5.0},
+    {'kind': 'hard', 'network': True},
     {'kind': 'learned', 'least': 0.0},
   ],
   'dlcl': [
@@ -91,6 +96,7 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
     {'window': 2, 'frozen': True},
     {'norms': 'none', 'start': 'top', 'dilation': 2, 'weights': 'vector'},
     {'period': 2},
+    {'first': 'learned'},
   ],
   'hyper_connections': [
     {'kind': 'static', 'streams': 2},
@@ -99,12 +105,13 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
   ],
   'attention_residuals': [
     {'kind': 'delta', 'heads': 2},
+    {'kind': 'delta', 'embedding': True},
     {'block': 2},
     {'sources': 'layer', 'heads': 4},
   ],
   'mudd': [
     {'ways': 1, 'norms': 'pre_post'},
-    {'norms': 'pre_post', 'memory_ways': 1},
+    {'norms': 'pre_post', 'memory_ways': 1, 'hidden_multiple': 8},
   ],
   'grn': [
     {'kind': 'scalar', 'ways': 4},
@@ -179,6 +186,7 @@ def _attention() -> dict[str, ModelConfig]:
       encoder=reading('value_residual', kind='shared'),
       decoder=reading('value_residual', kind='shared', where='both'),
     ),
+    'shortcut-author': both('shortcut', 'pre', author_compat=True),
     'shortcut-non_lexical-pre': both('shortcut', 'pre', source='non_lexical'),
     'shortcut-no_source_norm': both(
       'shortcut', 'pre', source='non_lexical', source_norm='none'

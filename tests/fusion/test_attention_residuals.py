@@ -13,11 +13,11 @@ from references.parts import layer_norm
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion import plugs
 from fusion_jax.fusion.attention_residuals import (
   source_scores,
   weighted_sources,
 )
-from fusion_jax.fusion.scheme import scheme_of
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.context import Context
 from fusion_jax.testing import TINY, assert_close
@@ -40,22 +40,21 @@ class _Sublayers(nn.Module):
   config: ModelConfig
 
   def setup(self):
-    plug = scheme_of(self.config, 'decoder').residual
-    self.state = plug.state(self.config, 'decoder')
+    self.state = plugs.residual_state(self.config, 'decoder')
     self.residuals = [
-      plug.module(self.config, 'decoder', number)
+      plugs.residual(self.config, 'decoder', number)
       for number in range(3 * _LAYERS)
     ]
-    self.read = plug.read(self.config, 'decoder')
+    self.read = plugs.state_read(self.config, 'decoder')
 
   def __call__(self, x):
     state, inputs = self.state.open(x), []
     for residual, factor in zip(
       self.residuals, _FACTORS * _LAYERS, strict=True
     ):
-      h, kept = residual.before(state, _PASS)
+      h, held = residual.before(state, _PASS)
       inputs.append(h)
-      state = residual.after(state, jnp.tanh(factor * h), _PASS, kept)
+      state = residual.after(state, jnp.tanh(factor * h), _PASS, held)
     output = self.state.close(state)
     if self.read is not None:
       output = self.read(state, _PASS)
@@ -89,21 +88,23 @@ def _attended(p, x, outputs, block, options):
   h = x + sum(sums, np.zeros_like(x))
   if not sums:
     return h
+  if options.embedding:
+    sums = [x, *sums]
   return h + p['gate'] * _mean(p.get('attention'), sums, options.heads)
 
 
 def _reference(p, x, options):
   inputs, outputs, whole = [], [], []
   for number in range(3 * _LAYERS):
-    place = p[f'residuals_{number}']
+    own = p[f'residuals_{number}']
     if options.sources == 'sublayer':
-      h = _attended(place, x, outputs, options.block, options)
+      h = _attended(own, x, outputs, options.block, options)
     elif number % 3 == 0:
       whole = [sum(outputs[i : i + 3]) for i in range(0, len(outputs), 3)]
-      h = _attended(place, x, whole, options.block, options)
+      h = _attended(own, x, whole, options.block, options)
     else:
       h = h + outputs[-1]
-    inputs.append(layer_norm(h, place['norm']))
+    inputs.append(layer_norm(h, own['norm']))
     outputs.append(np.tanh(_FACTORS[number % 3] * inputs[-1]))
   if options.kind == 'delta':
     return inputs, x + sum(outputs)
@@ -126,7 +127,9 @@ def _parameters(module, x):
   )
 
 
-@pytest.mark.parametrize('kind', ['replace', 'delta'])
+@pytest.mark.parametrize(
+  'kind', ['replace', 'delta', pytest.param('delta-embedding', id='embedding')]
+)
 @pytest.mark.parametrize(
   'options',
   [
@@ -139,7 +142,8 @@ def _parameters(module, x):
   ids=str,
 )
 def test_against_its_equations(kind, options):
-  config = _config(kind=kind, **options)
+  kind, _, embedding = kind.partition('-')
+  config = _config(kind=kind, embedding=bool(embedding), **options)
   module, x = _Sublayers(config), _normal(2, 3, 8)
   parameters = _parameters(module, x)
   got = jax.jit(module.apply)({'params': parameters}, x)
@@ -147,6 +151,29 @@ def test_against_its_equations(kind, options):
   expected = _reference(p, x, config.decoder.options)
   # Nine sublayers, one on the other.
   jax.tree.map(lambda a, b: assert_close(a, b, units=512), got, expected)
+
+
+@pytest.mark.parametrize(
+  'options', [{}, {'block': 2}, {'sources': 'layer'}, {'kind': 'delta'}]
+)
+def test_without_queries_it_is_the_plain_residual(options):
+  x = _normal(2, 3, 8)
+  plain = _Sublayers(_config()).clone(
+    config=dataclasses.replace(_config(), decoder=SideConfig())
+  )
+  fused = _Sublayers(_config(**options))
+  variables = nn.unbox(fused.init(jax.random.key(0), x))
+  wanted = plain.apply(nn.unbox(plain.init(jax.random.key(0), x)), x)
+  got = fused.apply(variables, x)
+  jax.tree.map(lambda a, b: assert_close(a, b, units=64), got, wanted)
+
+
+def test_differences_are_added_to_the_plain_residual_from_0_on():
+  x = _normal(2, 3, 8)
+  module = _Sublayers(_config(kind='delta'))
+  variables = nn.unbox(module.init(jax.random.key(0), x))['params']
+  gates = [own['gate'] for own in variables.values() if 'gate' in own]
+  assert gates == [0] * 8
 
 
 def _weights(query, sources):

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fusion_jax.fusion.diversity import layer_diversity
 
@@ -52,6 +54,41 @@ def test_log_distance_by_hand():
   assert np.isfinite(gradient).all()
 
 
+@settings(max_examples=30)
+@given(st.integers(0, 10_000))
+def test_between_0_and_1(seed):
+  value = _diversity(_layers(seed), _KEEP)
+  assert value.dtype == jnp.float32
+  assert 0 <= float(value) <= 1
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10_000), st.sampled_from([-3.0, -1.0, 0.5, 1.0, 7.0]))
+def test_proportional_layers_have_none(seed, factor):
+  (h,) = _layers(seed, 1)
+  value = float(_diversity((h, factor * h), _KEEP))
+  assert 0 <= value < 1e-6
+
+
+def test_orthogonal_layers_have_all():
+  h = jnp.zeros((2, 3, 8)).at[..., 0].set(2.0)
+  assert float(_diversity((h, jnp.roll(h, 1, -1), h), _KEEP)) == 1
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10_000))
+def test_the_length_of_a_vector_is_nothing(seed):
+  layers = _layers(seed)
+  keys = jax.random.split(jax.random.key(seed + 1), len(layers))
+  scaled = tuple(
+    h * jax.random.uniform(key, (2, 3, 1), minval=0.1, maxval=10)
+    for h, key in zip(layers, keys, strict=True)
+  )
+  np.testing.assert_allclose(
+    _diversity(layers, _KEEP), _diversity(scaled, _KEEP), rtol=1e-5
+  )
+
+
 def test_padding_is_nothing():
   layers = _layers(0)
   other = tuple(
@@ -76,6 +113,10 @@ def test_one_layer_has_none():
   assert float(value) == 0
   assert value.dtype == jnp.float32
   assert not np.asarray(gradient).any()
+
+
+def test_no_tokens_have_none():
+  assert float(_diversity(_layers(0), jnp.zeros_like(_KEEP))) == 0
 
 
 def test_bfloat16_layers_give_a_float32_value():

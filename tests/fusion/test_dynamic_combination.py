@@ -5,10 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from aggregates import (
   CONTEXT,
+  apply_fusion,
+  initial_parameters,
   noise_parameters,
   normal_layers,
+  position,
   run_fusion,
   tiny_config,
 )
@@ -24,6 +28,64 @@ def _module(layers=3, *others, **changes):
 @functools.partial(jax.jit, static_argnums=0)
 def _weights(module, params, layers):
   return module.apply({'params': params}, layers[1:], CONTEXT, method='weights')
+
+
+def test_dynamic_combination_by_hand():
+  module = _module(2, {'hidden': 1}, width=2, heads=1)
+  params = {
+    'hidden': {
+      'kernel': jnp.array([[1.0], [0], [0], [1]]),
+      'bias': jnp.array([-3.0]),
+    },
+    'out': {
+      'kernel': jnp.array([[1.0, 0, -1, 2]]),
+      'bias': jnp.array([0.0, 1, 0, 0]),
+    },
+  }
+  # H[0] is not read. relu(1 + 4 - 3) = 2: weights (2, 1), (-2, 4).
+  # (2 * 1, 1 * 2) + (-2 * 3, 4 * 4)
+  layers = (position(9, 9), position(1, 2), position(3, 4))
+  y = apply_fusion(module, params, layers)
+  np.testing.assert_array_equal(y, position(-4, 18))
+  # relu(1 - 6 - 3) = 0: weights (0, 1), (0, 0).
+  layers = (position(9, 9), position(1, 2), position(3, -6))
+  y = apply_fusion(module, params, layers)
+  np.testing.assert_array_equal(y, position(0, 2))
+
+
+@pytest.mark.parametrize('layers', [1, 3])
+@pytest.mark.parametrize(
+  ('initialization', 'dtype'), [('glorot', 'bfloat16'), ('mlrf', 'float32')]
+)
+def test_baseline_start_is_the_last_layer(layers, initialization, dtype):
+  module = _module(
+    layers,
+    None,
+    'baseline',
+    initialization=initialization,
+    compute_dtype=dtype,
+    dropout=0.5,
+    activation_dropout=0.5,
+  )
+  x = normal_layers(layers + 1, dtype=dtype)
+  params = initial_parameters(module, x)
+  y = apply_fusion(module, params, x, deterministic=False)
+  assert y.dtype == dtype
+  np.testing.assert_array_equal(np.float32(y), np.float32(x[-1]))
+
+
+def test_baseline_start_trains_both_matrices():
+  module, x = _module(3, None, 'baseline'), normal_layers(4)
+  params = initial_parameters(module, x)
+
+  def loss(params):
+    return (apply_fusion(module, params, x) * x[0]).sum()
+
+  gradient_of = jax.jit(jax.grad(loss))
+  gradient = gradient_of(params)
+  assert np.abs(gradient['out']['kernel']).max() > 0
+  moved = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+  assert np.abs(gradient_of(moved)['hidden']['kernel']).max() > 0
 
 
 def test_recorded_weights_are_means_over_tokens():

@@ -55,6 +55,18 @@ def _start(config, side):
   return module, nn.unbox(params)
 
 
+def _run(module, params, layers):
+  return module.apply({'params': params}, layers, _CONTEXT)
+
+
+def _names(params):
+  flat = jax.tree_util.tree_flatten_with_path(params)[0]
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
+    for path, leaf in flat
+  }
+
+
 @pytest.mark.parametrize(
   ('layers', 'size', 'last_group', 'expected'),
   [
@@ -81,6 +93,43 @@ def test_partition_has_every_layer_once(layers, size):
   ]
   whole = tuple(group for group in groups if len(group) == size)
   assert partition(layers, size, 'floor') == whole
+
+
+def test_encoder_groups_by_hand():
+  config = _config(3, group_size=2, width=2)
+  module, params = _start(config, 'encoder')
+  # sigmoid(ln 3) = 3/4 and sigmoid(-ln 3) = 1/4; layers 2 and 3 end groups.
+  params['weights'] = jnp.array([math.log(3), -math.log(3)])
+  layers = tuple(
+    jnp.array([[v]]) for v in ([9.0, 9], [7.0, 7], [4.0, 0], [0.0, 8])
+  )
+  # (3/4 (4, 0) + 1/4 (0, 8)) / 2 = (1.5, 1): the norm gives (1, -1).
+  y = _run(module, params, layers)
+  np.testing.assert_allclose(y, [[[1, -1]]], atol=1e-4)
+
+
+def test_the_last_layer_alone_is_the_baseline():
+  module, params = _start(_config(4, group_size=4, mode='last'), 'decoder')
+  h = _layers(4)
+  features, log_weights = _run(module, params, h)
+  np.testing.assert_array_equal(features[0], h[4])
+  np.testing.assert_array_equal(log_weights, [0])
+
+
+def test_layers_without_a_group_have_no_weight():
+  _, params = _start(_config(5, last_group='floor'), 'decoder')
+  assert _names(params) == {'layer_weights': (4,), 'group_weights': (2,)}
+
+
+def test_parameters_have_logical_axes():
+  for side, axes in (
+    ('encoder', {'weights': ('groups',)}),
+    ('decoder', {'layer_weights': ('layers',), 'group_weights': ('groups',)}),
+  ):
+    module = _module(_config(6), side)
+    params = module.init(jax.random.key(0), _layers(6), _CONTEXT)['params']
+    for name, expected in axes.items():
+      assert params[name].names == expected
 
 
 def test_telemetry():

@@ -1,18 +1,24 @@
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from aggregates import (
+  WIDTH,
+  apply_fusion,
   initial_parameters,
   noise_parameters,
   normal_layers,
+  position,
   run_fusion,
   tiny_config,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fusion_jax.fusion.hops import Hops
+from fusion_jax.fusion.hops import Hops, hop_scores, hop_sums
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -20,7 +26,72 @@ def _attention(module, params, layers):
   return module.apply({'params': params}, layers, method='attention')
 
 
+def test_hop_scores_by_hand():
+  z = position(1, -1)
+  first = jnp.array([[[1.0, 2], [3, 0]]])
+  second = jnp.array([[[1.0], [2]], [[3], [-1]]])
+  # tanh(1 - 3, 2) = (-t, t); times the columns (1, 3) and (2, -1).
+  one, two = math.tanh(1), math.tanh(2)
+  np.testing.assert_allclose(
+    hop_scores(z, first, second), position([2 * two], [-3 * two]), rtol=1e-6
+  )
+  # A W1 each: hop 1 as before; hop 2 has tanh(1, 1) -> 2 - 1.
+  both = jnp.concatenate([first, jnp.array([[[1.0, 1], [0, 0]]])])
+  np.testing.assert_allclose(
+    hop_scores(z, both, second), position([2 * two], [one]), rtol=1e-6
+  )
+
+
+def test_hop_sums_by_hand():
+  layers = (position(1, 2), position(10, 20))
+  # [layer, hop, 1]
+  attention = jnp.array([[[0.25], [1.0]], [[0.75], [0.0]]])[None, None]
+  np.testing.assert_array_equal(
+    hop_sums(attention, layers), position(7.75, 15.5, 1, 2)
+  )
+  # A weight for each feature of the only hop.
+  attention = jnp.array([[[0.5, 0.0]], [[0.5, 1.0]]])[None, None]
+  np.testing.assert_array_equal(hop_sums(attention, layers), position(5.5, 20))
+
+
+def test_hops_by_hand():
+  options = {
+    **dict.fromkeys(('hops', 'scorer_width', 'hidden'), 1),
+    'norm': 'none',
+  }
+  config = tiny_config('hops', 1, options, width=2, heads=1)
+  params = {
+    'scorer_hidden': {'kernel': jnp.array([[1.0], [0]])},
+    'scorer_out': {'kernel': jnp.array([[2.0]])},
+    'hidden': {'kernel': jnp.array([[1.0], [1]]), 'bias': jnp.array([0.0])},
+    'out': {'kernel': jnp.array([[1.0, -1]]), 'bias': jnp.array([0.0, 0.0])},
+  }
+  layers = (position(1, 2), position(-1, 6))
+  # Scores 2 tanh(1) and 2 tanh(-1); sums of the two layers 3 and 5.
+  first = 1 / (1 + math.exp(-4 * math.tanh(1)))
+  expected = 3 * first + 5 * (1 - first)
+  y = apply_fusion(Hops(config, 'encoder'), params, layers)
+  np.testing.assert_allclose(y, position(expected, -expected), rtol=1e-6)
+
+
 _INDEPENDENT = ['none', 'per_layer', 'per_hop']
+
+
+@settings(max_examples=25)
+@given(
+  count=st.integers(1, 7),
+  scale=st.sampled_from([1e-6, 1.0, 1e3]),
+  seed=st.integers(0, 999),
+)
+def test_hop_sums_lie_among_the_layers(count, scale, seed):
+  layers = tuple(scale * z for z in normal_layers(count, seed=seed))
+  odds = np.random.default_rng(seed).exponential(size=(2, 5, count, 3, 1)) ** 3
+  attention = jnp.asarray(odds / odds.sum(2, keepdims=True), jnp.float32)
+  sums = np.asarray(hop_sums(attention, layers)).reshape(2, 5, 3, WIDTH)
+  stacked = np.stack(layers)[..., None, :]
+  slack = 1e-5 * scale
+  assert (sums >= stacked.min(0) - slack).all()
+  assert (sums <= stacked.max(0) + slack).all()
 
 
 @pytest.mark.parametrize('independent', _INDEPENDENT)

@@ -45,6 +45,10 @@ def _shapes(module, layers):
   return jax.tree.map(jnp.shape, jax.eval_shape(lambda: _init(module, layers)))
 
 
+def _baseline(params):
+  return {name: params[name] for name in ('query', 'key', 'value', 'out')}
+
+
 @pytest.mark.parametrize(
   ('index', 'most', 'expected'),
   # The layers below layer 3 are H[0], which is no source, H[1] and H[2].
@@ -64,4 +68,51 @@ def test_layers_with_one_source_are_plain_attention(most):
   assert _shapes(module, layers) == _shapes(plain, layers)
   np.testing.assert_array_equal(
     _attend(module, params, layers), _attend(plain, params, layers)
+  )
+
+
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_sources_one_by_one(norm):
+  config = _config(
+    read=3, norm=norm, options={'zero_out': True, 'residual': 'all'}
+  )
+  module = MultiLayerAttention(config, 'encoder', 4)
+  layers = tuple(4 * layer + 1 for layer in _states(4))
+  h = layers[-1] * 0.3
+  params = _init(module, layers)
+  plain = MultiHeadAttention(config)
+
+  def one(params, source):
+    def method(module):
+      seen = module.keys_values(source)
+      return module(h, seen, _CAUSAL, True)
+
+    return plain.apply({'params': params}, method=method)
+
+  def normalised(x):
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + config.norm_epsilon)
+
+  extra = normalised if norm == 'pre' else lambda x: x
+  total = one(_baseline(params), h)
+  total += one(params['source_2'], extra(layers[2]))
+  total += one(params['source_3'], extra(layers[1]))
+  # W2 = 0, so the node is the norm of the sum of its inputs.
+  np.testing.assert_allclose(
+    _attend(module, params, layers, h=h),
+    normalised(total),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+def test_the_input_of_the_layer_is_the_top_of_the_node():
+  config = _config(options={'zero_out': True, 'residual': 'top'})
+  module, layers = MultiLayerAttention(config, 'encoder', 3), _states(3)
+  params = _init(module, layers)
+  plain = _attend(MultiHeadAttention(config), _baseline(params), layers)
+  expected = plain - plain.mean(-1, keepdims=True)
+  expected /= jnp.sqrt(plain.var(-1, keepdims=True) + config.norm_epsilon)
+  np.testing.assert_allclose(
+    _attend(module, params, layers), expected, rtol=1e-4, atol=1e-5
   )

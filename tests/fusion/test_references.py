@@ -181,6 +181,7 @@ _READ_OUTS = [
     {'capsules': 2, 'vote_norm': 'none', 'average': 'sum'},
     {'capsules': 2, 'agreement': 'product', 'iterations': 4},
     {'vote_projection': 'block', 'capsules': 4},
+    {'vote_projection': 'block', 'context': 'own'},
   ),
   *_cases(
     'em_routing',
@@ -189,6 +190,7 @@ _READ_OUTS = [
     {'capsules': 4, 'iterations': 1, 'residual': 'all'},
     {'iterations': 4, 'variance_floor': 1e-2},
     {'capsules': 4, 'vote_projection': 'block'},
+    {'vote_projection': 'block', 'context': 'own', 'variance_floor': 1.0},
     {'vote_norm': 'none', 'residual': 'none', 'stop_gradient': False},
   ),
   *_cases(
@@ -223,16 +225,17 @@ _READ_OUTS = [
     *[(1,), (3,), (6,), (3, {'group_size': 1}), (6, {'group_size': 4})],
     (6, {'group_size': 4, 'last_group': 'floor'}),
     (5, {'group_size': 2, 'last_group': 'floor'}),
+    (3, {'single_group_norm': True}),
   ),
   *_on_side(
     'decoder',
     'gtrans',
     yang.decoder_groups,
     *[(1,), (3,), (6,), (3, {'group_size': 1})],
-    (3, {'temperature': 0.5}),
+    (3, {'mode': 'weighted_mean', 'temperature': 0.5}),
     (6, {'mode': 'last', 'group_size': 4}),
     (3, {'last_group': 'floor'}),
-    (5, {'group_size': 2, 'last_group': 'floor'}),
+    (5, {'group_size': 2, 'last_group': 'floor', 'mode': 'weighted_mean'}),
   ),
   *_on_side(
     'encoder',
@@ -331,6 +334,7 @@ _CONNECTIONS = [
     _dlcl,
     {'weights': 'vector', 'start': 'one'},
     {'normalize': 'softmax', 'window': 2},
+    {'first': 'learned'},
     {'period': 2, 'dilation': 3},
     {'dilation': 2, 'weights': 'vector', **_AVERAGES},
   ),
@@ -420,7 +424,8 @@ def _check_attention(module, below, h, side, reference):
   context = _context(side)
 
   def attend(module, h, *below):
-    return module.attend(below[-1], h, below, context)
+    y = module.attend(below[-1], h, below, context)
+    return y, module.residual_input(below[-1], h)
 
   result, parameters = _run(module, attend, h, *below)
   _compare(result, reference(parameters))
@@ -445,27 +450,33 @@ def test_multi_layer_attention(side, index, read):
     below,
     below[-1],
     side,
-    lambda p: dou2018.multi_layer_attention(
-      p, below, options, _mask(side), _HEADS
+    lambda p: (
+      dou2018.multi_layer_attention(p, below, options, _mask(side), _HEADS),
+      below[-1],
     ),
   )
 
 
 @pytest.mark.parametrize(
-  ('side', 'index', 'source', 'fused', 'source_norm'),
+  ('side', 'index', 'source', 'fused', 'compatible', 'source_norm'),
   [
-    ('encoder', 1, 'lexical', False, 'auto'),
-    ('decoder', 3, 'lexical', True, 'none'),
-    ('decoder', 1, 'non_lexical', False, 'auto'),
-    ('encoder', 2, 'non_lexical', True, 'auto'),
-    ('encoder', 6, 'non_lexical', False, 'auto'),
-    ('encoder', 6, 'non_lexical', False, 'none'),
+    ('encoder', 1, 'lexical', False, False, 'auto'),
+    ('decoder', 3, 'lexical', True, False, 'plain'),
+    ('encoder', 3, 'lexical', True, True, 'auto'),
+    ('decoder', 1, 'non_lexical', False, False, 'auto'),
+    ('encoder', 2, 'non_lexical', True, False, 'auto'),
+    ('decoder', 3, 'non_lexical', False, True, 'auto'),
+    ('encoder', 6, 'non_lexical', False, False, 'auto'),
+    ('encoder', 6, 'non_lexical', False, False, 'none'),
   ],
 )
-def test_shortcut_attention(side, index, source, fused, source_norm):
+def test_shortcut_attention(
+  side, index, source, fused, compatible, source_norm
+):
   options = {
     'source': source,
     'feature_fusion': fused,
+    'author_compat': compatible,
     'source_norm': source_norm,
   }
   config = _model_config(side, 6, 'shortcut', options, norm='pre')

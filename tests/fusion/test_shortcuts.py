@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from cases import reading
 from flax.core import meta
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.fusion.shortcuts import ShortcutAttention, gate
+from fusion_jax.fusion.shortcuts import ShortcutAttention, fuse, gate
 from fusion_jax.layers.attention import MultiHeadAttention, causal_mask
 from fusion_jax.layers.context import Context
+from fusion_jax.testing import assert_close
 
 _LENGTH = 5
 _CAUSAL = causal_mask(_LENGTH)
@@ -75,6 +78,38 @@ def _plain(params):
   return {name: params[name] for name in ('query', 'key', 'value', 'out')}
 
 
+def test_gates_by_hand():
+  shortcut = jnp.array([[0.0, math.log(3), 1.0, 0.0]])
+  hidden = jnp.array([[0.0, 0.0, -1.0, 2e4]])
+  bias = jnp.array([0.0, 0.0, -math.log(3), -1e4])
+  gates = gate(shortcut, hidden, bias)
+  np.testing.assert_allclose(gates, [[0.5, 0.75, 0.25, 1.0]], rtol=1e-6)
+  mixed = fuse(gates, jnp.full((1, 4), 10.0), jnp.full((1, 4), 2.0))
+  np.testing.assert_allclose(mixed, [[6.0, 8.0, 4.0, 10.0]], rtol=1e-6)
+
+
+@settings(max_examples=30)
+@given(
+  st.integers(0, 99),
+  st.sampled_from([1e-6, 1.0, 1e3]),
+  st.sampled_from(['float32', 'bfloat16']),
+)
+def test_mixtures_lie_between_their_parts(seed, scale, dtype):
+  keys = jax.random.split(jax.random.key(seed), 3)
+  shortcut, hidden = (
+    (scale * jax.random.normal(key, (3, 8))).astype(dtype) for key in keys[:2]
+  )
+  gates = gate(shortcut, hidden, jax.random.normal(keys[2], (8,)))
+  mixed = fuse(gates, shortcut, hidden)
+  assert gates.dtype == jnp.float32
+  assert mixed.dtype == jnp.dtype(dtype)
+  assert ((gates >= 0) & (gates <= 1)).all()
+  slack = 1e-6 * scale
+  low, high = jnp.minimum(shortcut, hidden), jnp.maximum(shortcut, hidden)
+  assert (mixed >= low - slack).all()
+  assert (mixed <= high + slack).all()
+
+
 @pytest.mark.parametrize('bias', [True, False])
 def test_closed_gates_are_plain_attention(bias):
   module, layers = _shortcut_attention(attention_bias=bias), _normal_states(3)
@@ -87,6 +122,55 @@ def test_closed_gates_are_plain_attention(bias):
   expected = _memory_of(plain, _plain(params), layers[1], layers[0])
   np.testing.assert_array_equal(cross.keys, expected.keys)
   np.testing.assert_array_equal(cross.values, expected.values)
+
+
+def test_open_gates_attend_to_the_embedding_only():
+  module, layers = _shortcut_attention(), _normal_states(3)
+  plain = MultiHeadAttention(module.config)
+  params = _with_gates(_initial_parameters(module, layers), 1e4)
+  as_plain = _plain(params) | {
+    'key': params['shortcut_key'],
+    'value': params['shortcut_value'],
+  }
+  cross = _memory_of(module, params, layers[1], layers[0])
+  expected = _memory_of(plain, as_plain, layers[0], layers[0])
+  np.testing.assert_array_equal(cross.keys, expected.keys)
+  np.testing.assert_array_equal(cross.values, expected.values)
+
+  def over_the_embedding(module):
+    seen = module.keys_values(layers[0])
+    return module(layers[2], seen, _CAUSAL, True)
+
+  np.testing.assert_array_equal(
+    _attend(module, params, layers),
+    plain.apply({'params': as_plain}, method=over_the_embedding),
+  )
+
+
+def test_gates_do_not_matter_where_both_projections_are_one():
+  module, (x,) = _shortcut_attention(), _normal_states(1)
+  params = _initial_parameters(module, (x,))
+  params |= {'shortcut_key': params['key'], 'shortcut_value': params['value']}
+  expected = _attend(MultiHeadAttention(module.config), _plain(params), (x,))
+  assert_close(_attend(module, params, (x,)), expected)
+
+
+def test_block_diagonal_feature_fusion_is_a_plain_shortcut():
+  module, layers = _shortcut_attention(), _normal_states(3)
+  fused = _shortcut_attention(feature_fusion=True)
+  params = _initial_parameters(module, layers)
+  blocks = {
+    name: params[name]
+    for name in ('query', 'out', 'key_gate_bias', 'value_gate_bias')
+  }
+  for name in ('key', 'value'):
+    kernel = jax.scipy.linalg.block_diag(
+      params[f'shortcut_{name}']['kernel'], params[name]['kernel']
+    )
+    blocks[f'fused_{name}'] = {'kernel': kernel}
+  shapes = jax.tree.map(jnp.shape, blocks)
+  assert shapes == jax.tree.map(jnp.shape, _initial_parameters(fused, layers))
+  assert_close(_attend(fused, blocks, layers), _attend(module, params, layers))
 
 
 def test_gate_biases_fill_their_range():

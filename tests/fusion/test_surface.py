@@ -15,8 +15,10 @@ from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.fusion.surface import SurfacePrediction, gated_log_weights
+from fusion_jax.layers.context import AblationMasks, with_masks
 from fusion_jax.layers.attention import padding_mask
-from fusion_jax.layers.context import AblationMasks, Context, with_masks
+from fusion_jax.layers.context import Context
+from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import (
   OutputLayer,
   Transformer,
@@ -102,6 +104,9 @@ class _Case:
     {'kind': 'learned'},
     {'kind': 'learned', 'combine': 'arithmetic'},
     {'kind': 'learned', 'least': 0.0, 'weight': 0.5},
+    {'kind': 'hard', 'network': True},
+    {'kind': 'soft', 'network': True, 'temperature': 5.0},
+    {'kind': 'learned', 'network': True},
   ],
 )
 @pytest.mark.parametrize('bias', [False, True])
@@ -114,6 +119,12 @@ def test_the_formula_position_by_position(options, bias):
   for row, place in np.ndindex(2, 3):
     own, source = x[row, place], read[row, place]
     both = np.concatenate([own, source])
+    if chosen.network:
+      net = jax.tree.map(np.asarray, case.parameters['network'])
+      own, source = (
+        z + dense(net['out'], np.maximum(dense(net['hidden'], z), 0))
+        for z in (own, source)
+      )
     scores, surface = table @ own + offset, table @ source
     if chosen.kind == 'soft':
       of_source = log_softmax(surface / chosen.temperature)
@@ -132,6 +143,20 @@ def test_the_formula_position_by_position(options, bias):
   np.testing.assert_allclose(
     case.log_probabilities(chosen.combine), expected, rtol=1e-5, atol=1e-5
   )
+
+
+def test_the_hard_loss_is_the_weighted_sum_of_both():
+  case = _Case(weight=0.7)
+  features, log_weights = case()
+  lengths = jnp.array([3, 2])
+  of_both = cross_entropy(
+    features, case.output, _TARGET, lengths, 0.1, 3, log_weights, 'geometric'
+  )
+  own, source = (
+    cross_entropy(one, case.output, _TARGET, lengths, 0.1, 3).loss
+    for one in features
+  )
+  assert_close(of_both.loss, 0.7 * own + 0.3 * source)
 
 
 @pytest.mark.parametrize('kind', ['hard', 'soft', 'learned'])
@@ -196,14 +221,16 @@ def test_a_weight_of_one_is_the_plain_model(norm, kind):
   assert_close(fused.negative_log_likelihood, expected.negative_log_likelihood)
 
 
-def test_the_embeddings_that_are_read_have_no_positions():
-  model = Transformer(_config(), 11, 11, 2)
+@pytest.mark.parametrize('positions', [False, True])
+def test_the_embeddings_that_are_read(positions):
+  model = Transformer(_config(positions=positions), 11, 11, 2)
   parameters = drawn_parameters(model)
   encoded = model.apply(
     {'params': parameters}, _SOURCE, _LENGTHS, method='encode'
   )
   bare = parameters['source_embedding'][_SOURCE] * math.sqrt(8)
-  assert_close(encoded.embeddings, bare)
+  expected = encoded.layers[0] if positions else bare
+  assert_close(encoded.embeddings, expected)
   assert np.abs(encoded.layers[0] - bare).max() > 0.1
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from connections import CONTEXT, WIDTH, connection_config, normal
+from connections import CONTEXT, WIDTH, connection_config, normal, shaken
 from flax import linen as nn
 from references.parts import layer_norm
 
@@ -68,8 +68,26 @@ def test_transparent_attention_normalises_the_embedding_once(
     _assert_close(memory, layer_norm(states[0]) if own else states[0])
 
 
-def test_dropout_is_on_the_logits():
-  module = _transparent(1, 'rezero', 300, options={'dropout': 0.5})
+def test_transparent_weight_on_the_last_layer_is_the_baseline():
+  module, states = _transparent(3), _layers(3)
+  params = _transparent_params(module, states)
+  params['weights'] = jnp.zeros((4, 4)).at[3].set(1e4)
+  for memory in module.apply({'params': params}, states, CONTEXT):
+    np.testing.assert_array_equal(memory, states[3])
+
+
+@pytest.mark.parametrize(
+  ('place', 'kept_as', 'dropped_as'),
+  [
+    # Kept, the logit ln 2 doubles: 4 / (4 + 1). Dropped, it is 0: 1 / 2.
+    ('logits', 4 / 5, 1 / 2),
+    # The share 2 / 3, kept and doubled, or dropped.
+    ('weights', 4 / 3, 0),
+  ],
+)
+def test_transparent_dropout_by_its_place(place, kept_as, dropped_as):
+  options = {'dropout': 0.5, 'dropout_place': place}
+  module = _transparent(1, 'rezero', 300, options=options)
   one, zero = jnp.ones((2, 3, WIDTH)), jnp.zeros((2, 3, WIDTH))
   params = {'weights': jnp.zeros((2, 300)).at[0].set(np.log(2))}
   memories = module.apply(
@@ -78,10 +96,34 @@ def test_dropout_is_on_the_logits():
     dataclasses.replace(CONTEXT, deterministic=False),
     rngs={'dropout': jax.random.key(0)},
   )
-  # Kept, the logit ln 2 doubles: 4 / (4 + 1). Dropped, it is 0: 1 / 2.
-  kept = np.isclose(memories, 4 / 5)
-  assert (kept | np.isclose(memories, 1 / 2)).all()
+  kept = np.isclose(memories, kept_as)
+  assert (kept | np.isclose(memories, dropped_as)).all()
   # 300 draws of one half: 0.38 is four deviations away.
   assert 0.38 < kept.mean() < 0.62
   plain = module.apply({'params': params}, (one, zero), CONTEXT)
   np.testing.assert_allclose(plain, 2 / 3, rtol=1e-6)
+
+
+def test_transparent_memories_can_have_a_norm():
+  plain = _transparent(3, 'rezero', 2)
+  params = shaken(_transparent_params(plain, _layers(3)))
+  params = jax.tree.map(jnp.asarray, params)
+  options = {'memory_norm': True}
+  module = _transparent(3, 'rezero', 2, options=options)
+  norm = {'scale': normal()[0, 0], 'bias': normal()[0, 1]}
+  got = module.apply(
+    {'params': {**params, 'memory_norm': norm}}, _layers(3), CONTEXT
+  )
+  memories = plain.apply({'params': params}, _layers(3), CONTEXT)
+  for own, memory in zip(got, memories, strict=True):
+    _assert_close(own, layer_norm(memory, norm), 1e-4)
+
+
+def test_transparent_uniform_weights_fill_their_range():
+  options = {'weights': 'uniform'}
+  module = _transparent(3, 'post', 500, options=options)
+  weights = _transparent_params(module, _layers(3))['weights']
+  assert weights.shape == (4, 500)
+  # sqrt(1 / (3 + 1))
+  assert 0.49 < np.abs(weights).max() <= 0.5
+  assert abs(float(weights.mean())) < 0.03

@@ -15,6 +15,7 @@ from fusion_jax.fusion.tree import (
   AggNode,
   Hierarchical,
   Iterative,
+  add_residual,
   exploitation_scores,
   tree_groups,
 )
@@ -126,6 +127,11 @@ def _agg(options=None, **changes):
   return AggNode(config, config.encoder.options)
 
 
+def _silenced(params):
+  """W2 = 0, b2 = 0."""
+  return {**params, 'out': jax.tree.map(jnp.zeros_like, params['out'])}
+
+
 def test_exploitation_scores_by_hand():
   # Three inputs of width 2: |W1| sums to 2 + 1 | 1 + 0 | 3 + 3.
   kernel = jnp.array([[1, -1], [0.5, 0.5], [-1, 0], [0, 0], [3, 0], [1, -2]])
@@ -150,6 +156,14 @@ def test_exploitation_scores_are_shares(inputs, scale, seed):
   _assert_close(exploitation_scores(jnp.float32(blocks), inputs), scores[::-1])
 
 
+def test_residuals_by_hand():
+  y, *inputs = (jnp.full((1, 1, 2), n) for n in (1000.0, 1.0, 10.0, 100.0))
+  inputs = tuple(inputs)
+  for residual, total in (('all', 1111), ('top', 1010), ('none', 1000)):
+    added = add_residual(y, inputs, 1, residual)
+    np.testing.assert_array_equal(added, jnp.full((1, 1, 2), total))
+
+
 @pytest.mark.parametrize('activation', ['sigmoid', 'relu', 'attention'])
 @pytest.mark.parametrize('initialization', ['glorot', 'mlrf'])
 def test_a_silent_node_is_the_norm_of_its_residuals(activation, initialization):
@@ -160,6 +174,21 @@ def test_a_silent_node_is_the_norm_of_its_residuals(activation, initialization):
   assert not any(np.asarray(leaf).any() for leaf in params['out'].values())
   output, _ = _apply_tree(node, params, inputs)
   _assert_close(output, layer_norm(sum(inputs)))
+
+
+@pytest.mark.parametrize('activation', ['sigmoid', 'attention'])
+def test_a_silent_node_is_symmetric_and_trains(activation):
+  node, inputs = _agg({'activation': activation}), _normal_states(3)
+  params = _silenced(_initial_parameters(node, inputs))
+  output, _ = _apply_tree(node, params, inputs)
+  _assert_close(_apply_tree(node, params, inputs[::-1])[0], output)
+
+  def loss(params):
+    out = node.apply({'params': params}, inputs, 0, _make_context())
+    return (out * _normal_state(7)).sum()
+
+  gradient = jax.jit(jax.grad(loss))(params)
+  assert np.asarray(gradient['out']['kernel']).any()
 
 
 def test_dropout_is_on_the_network_alone():
@@ -183,6 +212,20 @@ def test_dropout_is_on_the_network_alone():
   assert 0 < kept.sum() < kept.size
   _assert_close(output, layer_norm(2 + 0.5 * kept), 1e-3)
   _assert_close(_apply_tree(node, params, flat)[0], np.zeros_like(output))
+
+
+def test_kernels_are_cut_along_their_hidden_axis():
+  def axes(node):
+    inputs, context = _normal_states(2), _make_context()
+    shapes = jax.eval_shape(
+      lambda: node.init(jax.random.key(0), inputs, 0, context)
+    )
+    return jax.tree.map(tuple, nn.get_partition_spec(shapes['params']))
+
+  names = axes(_agg())
+  assert names['hidden'] == {'kernel': ('embed', 'mlp'), 'bias': ('mlp',)}
+  assert names['out'] == {'kernel': ('mlp', 'embed'), 'bias': ('embed',)}
+  assert axes(_agg({'zero_out': True})) == names
 
 
 @pytest.mark.parametrize(
@@ -226,3 +269,14 @@ def test_a_node_changes_the_layers_above_only_by_feedback(feedback):
   same = [bool((a == b).all()) for a, b in zip(layers, changed, strict=True)]
   assert same == [True] * 3 + [not feedback] * 2
   assert not np.allclose(output, other)
+
+
+def test_without_feedback_one_call_is_enough():
+  tree = _hierarchical(5, 'pre', feedback=False)
+  params = _noise_parameters(tree, _normal_states(1))
+  (layers, output), _ = _apply_tree(tree, params, _normal_states(1))
+  read, carried = tree.apply(
+    {'params': params}, layers, (), _make_context(), method='layer_input'
+  )
+  _assert_close(read, output, 1e-4)
+  assert len(carried) == 1

@@ -54,6 +54,8 @@ def dlcl(
 def _dlcl_input(parameters, outputs, options, norm, epsilon):
   depth = len(outputs) - 1
   norm = norm if options.norms == 'auto' else 'none'
+  if depth == 0 and options.first == 'learned':
+    return parameters['weights'][0, 0] * outputs[0]
   if depth % options.period or (depth == 0 and norm in ('post', 'none')):
     return outputs[-1]
   first = max(0, depth + 1 - options.window) if options.window else 0

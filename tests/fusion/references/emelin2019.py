@@ -30,7 +30,8 @@ def _gated(parameters, name, shortcut, h, feature_fusion):
 def shortcut_source(layers: Layers, options: ShortcutOptions) -> np.ndarray:
   """H[0], or H[l-2] and in layers 1 and 2 H[0]; from H[0..l-1], pre-norm."""
   number = 0 if options.source == 'lexical' else max(len(layers) - 2, 0)
-  if options.source == 'non_lexical' and options.source_norm == 'auto':
+  auto = options.source == 'non_lexical' and not options.author_compat
+  if options.source_norm == 'plain' or (options.source_norm == 'auto' and auto):
     width = layers[number].shape[-1]
     plain = {'scale': np.ones(width), 'bias': np.zeros(width)}
     return layer_norm(layers[number], plain)
@@ -44,13 +45,30 @@ def shortcut_attention(
   h: np.ndarray,
   mask: np.ndarray,
   heads: int,
-) -> np.ndarray:
-  """Self-attention of layer l, from H[0..l-1] and h, H[l-1] after its norm."""
+) -> tuple[np.ndarray, np.ndarray]:
+  """Self-attention of layer l.
+
+  Args:
+    parameters: of the attention.
+    layers: H[0..l-1].
+    options: of the scheme.
+    h: H[l-1] after the norm before attention, if there is one.
+    mask: of the self-attention.
+    heads: of the attention.
+
+  Returns:
+    What the sublayer gives to its residual, and what it is added to.
+  """
+  compatible = options.author_compat
   keys, values = shortcut_keys_values(
-    parameters, shortcut_source(layers, options), h, options.feature_fusion
+    parameters,
+    shortcut_source(layers, options),
+    layers[-1] if compatible else h,
+    options.feature_fusion,
   )
   query = dense(parameters['query'], h)
-  return dense(parameters['out'], attend(query, keys, values, mask, heads))
+  y = dense(parameters['out'], attend(query, keys, values, mask, heads))
+  return y, h if compatible else layers[-1]
 
 
 def shortcut_cross_attention(

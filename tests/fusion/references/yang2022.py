@@ -33,7 +33,7 @@ def encoder_groups(
   y = np.zeros(layers[0].shape)
   for weight, group in zip(parameters['weights'], groups, strict=True):
     y = y + sigmoid(weight) * layers[group[-1]] / len(groups)
-  if len(groups) > 1:
+  if len(groups) > 1 or options.single_group_norm:
     y = layer_norm(y, parameters['norm'], epsilon)
   return y
 
@@ -55,6 +55,8 @@ def decoder_groups(
         sigmoid(parameters['layer_weights'][depth - 1]) * layers[depth]
         for depth in group
       )
+    if options.mode == 'weighted_mean':
+      y = y / len(group)
     features.append(y)
   temperature = options.temperature or math.sqrt(layers[0].shape[-1])
   log_psi = log_softmax(parameters['group_weights'] / temperature)
