@@ -10,17 +10,16 @@ from typing import Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
-from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import (
   all_layers,
   layers_above_embedding,
   on_both_sides,
 )
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.residual import layer_norm, plain_norm
 
 
@@ -35,7 +34,7 @@ class AverageOptions:
   """Norm after the fusion, with or without scale and offset."""
 
 
-def average(layers: Layers) -> Float[Array, 'B T D']:
+def average(layers: Layers) -> States:
   """Return 1/n sum_l z[l]; Wang et al. (2018), section 3.2, pooling.
 
   Returns:
@@ -54,7 +53,7 @@ class Average(nn.Module):
   def setup(self):
     self.norm = mlrf_norm(self.config, self.side)
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the normalised mean of the layers."""
     options = self.config.side(self.side).options
     chosen = layers if options.include_embedding else layers[1:]

@@ -23,7 +23,6 @@ from fusion_jax.bounds import Depth, PositiveFloat, SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import fields_of_section, section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.linear import affine
 from fusion_jax.fusion.routing import (
   coupling_diversity,
@@ -34,7 +33,7 @@ from fusion_jax.fusion.routing import (
 )
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.fusion.tree import add_residual
-from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.context import Context, Layers, States, token_mean
 from fusion_jax.layers.dense import (
   Dense,
   bias_initializer,
@@ -248,9 +247,7 @@ class Routing(nn.Module):
     sow(self, 'telemetry', 'vote_size', token_mean(size, context.tokens))
     return unit_votes(votes) if self.options.vote_norm == 'rms' else votes
 
-  def _finish(
-    self, output: Float[Array, 'B T N C'], layers: Layers
-  ) -> Float[Array, 'B T D']:
+  def _finish(self, output: Float[Array, 'B T N C'], layers: Layers) -> States:
     """Concatenate the capsules, then apply the residual and the norm."""
     fused = output.reshape(layers[0].shape)
     fused = add_residual(fused, layers, len(layers) - 1, self.options.residual)
@@ -298,7 +295,7 @@ class DynamicRouting(Routing):
   The backward pass recomputes everything between the votes and the capsules.
   """
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the concatenated capsules of H[1..L]."""
     layers, options = layers[1:], self.options
     route = functools.partial(
@@ -365,7 +362,7 @@ class EmRouting(Routing):
     logits = self.activation_out(self.dropout(hidden, context.deterministic))
     return jax.nn.sigmoid(logits.astype(jnp.float32))
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the concatenated capsules of H[1..L]."""
     layers, options = layers[1:], self.options
     route = functools.partial(

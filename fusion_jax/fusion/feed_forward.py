@@ -14,10 +14,9 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SIDES
 from fusion_jax.config.section import section
 from fusion_jax.fusion.average import AverageOptions, mlrf_layers, mlrf_norm
-from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.inputs import reads_plain_layers
 from fusion_jax.fusion.scheme import on_both_sides, starts_as_identity
-from fusion_jax.fusion.starts import reads_plain_layers
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.dense import (
   Dense,
   Initializer,
@@ -92,15 +91,13 @@ class FeedForwardFusion(nn.Module):
       layers = tuple(z + table[index] for index, z in enumerate(layers))
     return layers if options.include_embedding else layers[1:]
 
-  def network(
-    self, z: Float[Array, 'B T I'], context: Context
-  ) -> Float[Array, 'B T D']:
+  def network(self, z: Float[Array, 'B T I'], context: Context) -> States:
     """Return norm(relu(z W1 + b1) W2 + b2)."""
     hidden = jax.nn.relu(self.hidden(z))
     hidden = self.dropout(hidden, context.deterministic)
     return self.norm(self.out(hidden))
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the fusion of the layers."""
     return self.network(jnp.concatenate(self.fused_layers(layers), -1), context)
 

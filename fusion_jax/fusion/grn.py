@@ -16,15 +16,10 @@ from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import (
-  WAYS,
-  LayerConnection,
-  Layers,
-  StreamAttention,
-)
+from fusion_jax.fusion.inputs import WAYS, LayerConnection, StreamAttention
 from fusion_jax.fusion.scheme import all_layers, always, on_both_sides
 from fusion_jax.layers.attention import LayerInput, residual_of
-from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.context import Context, Layers, States, token_mean
 from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.sow import sow
 
@@ -75,7 +70,7 @@ def weighted_outputs(
   static: Float[Array, 'K *D'],
   dynamic: Float[Array, 'B T K'] | None,
   outputs: Layers,
-) -> Float[Array, 'B T D']:
+) -> States:
   """Return sum_k (b_k + d_k) y_k, computed in float32, in the outputs' dtype.
 
   Args:
@@ -167,7 +162,7 @@ class Grn(LayerConnection):
 
   def _sums(
     self, layer: int, outputs: Layers, context: Context
-  ) -> list[Float[Array, 'B T D']]:
+  ) -> list[States]:
     """Return g_c[l+1] of every way."""
     static, dynamic = self.static[str(layer)], None
     means = static.reshape(*static.shape[:2], -1).mean(-1)
@@ -187,7 +182,7 @@ class Grn(LayerConnection):
 
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
-  ) -> tuple[Float[Array, 'B T D'] | LayerInput, tuple[Any, ...]]:
+  ) -> tuple[States | LayerInput, tuple[Any, ...]]:
     """Return g[l]; `carried` is x[l-1] and y[0..l-2] as the sums read them."""
     layer, y = len(layers) - 1, layers[-1]
     residual, *outputs = carried or (None,)
@@ -200,9 +195,7 @@ class Grn(LayerConnection):
     return x, (residual_of(x), *read)
 
 
-def _layer_input(
-  sums: list[Float[Array, 'B T D']],
-) -> Float[Array, 'B T D'] | LayerInput:
+def _layer_input(sums: list[States]) -> States | LayerInput:
   """Return the input of a layer; of three sums, the query's is its residual."""
   if len(sums) == 1:
     return sums[0]

@@ -22,9 +22,9 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import Layers, weighted_sum
+from fusion_jax.fusion.inputs import weighted_sum
 from fusion_jax.fusion.scheme import Predictions, Scheme
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
@@ -102,7 +102,7 @@ def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
 
 def group_sum(
   layers: Layers, group: range, weights: Float[Array, ' L']
-) -> Float[Array, 'B T D']:
+) -> States:
   """Return sum_{l in group} w_l H[l]; Yang et al. (2022), Eq. 4."""
   weights = weights[group.start - 1 : group.stop - 1]
   return weighted_sum(weights, tuple(layers[number] for number in group))
@@ -137,7 +137,7 @@ class EncoderGroups(nn.Module):
     self.weights = _zero_weights(self, 'weights', 'groups', count)
     self.norm = layer_norm(self.config) if count > 1 else lambda x: x
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     del context
     weights = jax.nn.sigmoid(self.weights)
     sow(self, 'telemetry', 'group_weights', weights)
@@ -190,7 +190,7 @@ class DecoderGroups(nn.Module):
     sow(self, 'telemetry', 'group_weights', jnp.exp(log_weights))
     return jnp.stack(features), log_weights[: len(features)]
 
-  def _features(self, layers: Layers) -> list[Float[Array, 'B T D']]:
+  def _features(self, layers: Layers) -> list[States]:
     groups = [
       group
       for group in groups_of(self.config, self.side)

@@ -23,7 +23,7 @@ from fusion_jax.config.section import section
 from fusion_jax.errors import require
 from fusion_jax.fusion.scheme import Predictions, Scheme, no_layers
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
-from fusion_jax.layers.context import Context, KeyValue, token_mean
+from fusion_jax.layers.context import Context, KeyValue, States, token_mean
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.sow import sow
 
@@ -141,7 +141,7 @@ class SurfacePrediction(nn.Module):
     return self.attention.memory(features, embedding)
 
   def __call__(
-    self, x: Float[Array, 'M T D'], surface: KeyValue, context: Context
+    self, x: States, surface: KeyValue, context: Context
   ) -> tuple[
     Float[Array, '*G M T D'], Float[Array, ' 2'] | Float[Array, '2 M T'] | None
   ]:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from fusion_jax.bounds import Size, SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
-from fusion_jax.fusion.inputs import InputNorms, LayerConnection, Layers
+from fusion_jax.fusion.inputs import InputNorms, LayerConnection
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.layers.attention import (
   attention_weights,
@@ -27,7 +27,7 @@ from fusion_jax.layers.attention import (
   key_value,
   split_heads,
 )
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.residual import layer_norm
@@ -79,9 +79,7 @@ def exploitation_scores(
   return rows / rows.sum().clip(jnp.finfo(rows.dtype).tiny)
 
 
-def add_residual(
-  y: Float[Array, 'B T D'], inputs: Layers, top: int, residual: str
-) -> Float[Array, 'B T D']:
+def add_residual(y: States, inputs: Layers, top: int, residual: str) -> States:
   """Return y + sum_{j in R} x_j, with a node's residual; Dou (2018), Eq. 7.
 
   Args:
@@ -145,9 +143,7 @@ class AggNode(nn.Module):
   def _projection(self, inner: str, features: int, bias: bool) -> Dense:
     return Dense(self.config, features, ('embed', inner), bias)
 
-  def __call__(
-    self, inputs: Layers, top: int, context: Context
-  ) -> Float[Array, 'B T D']:
+  def __call__(self, inputs: Layers, top: int, context: Context) -> States:
     """Fuse the inputs.
 
     Args:
@@ -167,9 +163,7 @@ class AggNode(nn.Module):
     y = self.dropout(y, context.deterministic)
     return self.norm(add_residual(y, inputs, top, self.options.residual))
 
-  def _attend(
-    self, z: Float[Array, 'B T I'], context: Context
-  ) -> Float[Array, 'B T D']:
+  def _attend(self, z: Float[Array, 'B T I'], context: Context) -> States:
     heads = self.config.heads
     new = key_value(self.key(z), self.value(z), heads)
     seen = context.caches.extend(new)
@@ -205,7 +199,7 @@ class Iterative(nn.Module):
       for n in numbers
     }
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Fuse H[1..L] from the lowest to the highest; H[0] is not used.
 
     Returns:
@@ -244,7 +238,7 @@ class Hierarchical(LayerConnection):
 
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
-  ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
+  ) -> tuple[States, tuple[Any, ...]]:
     """Return a node made by this call, or the layer below.
 
     `carried` is the newest node. Without feedback all nodes are made after the
@@ -264,7 +258,7 @@ class Hierarchical(LayerConnection):
 
   def _node(
     self, number: int, layers: Layers, below: Layers, context: Context
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     group = self._groups[number]
     inputs = tuple(self._input(n, layers, context) for n in group)
     if number > 1 and not below:
@@ -272,9 +266,7 @@ class Hierarchical(LayerConnection):
     node = self.node[str(number)]
     return node((*inputs, *below), len(group) - 1, context)
 
-  def _input(
-    self, number: int, layers: Layers, context: Context
-  ) -> Float[Array, 'B T D']:
+  def _input(self, number: int, layers: Layers, context: Context) -> States:
     """Return a layer as a node reads it."""
     return context.read_one(number, self.norms.one(number, layers[number]))
 

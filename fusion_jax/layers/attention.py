@@ -14,7 +14,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.layers.context import Cache, Context, KeyValue
+from fusion_jax.layers.context import Cache, Context, KeyValue, Layers, States
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.sow import sow
@@ -33,10 +33,10 @@ class LayerInput(NamedTuple):
     query, key, value: What the self-attention projects.
   """
 
-  residual: Float[Array, 'B T D']
-  query: Float[Array, 'B T D']
-  key: Float[Array, 'B T D']
-  value: Float[Array, 'B T D']
+  residual: States
+  query: States
+  key: States
+  value: States
 
 
 def residual_of(x: Any) -> Any:
@@ -83,14 +83,12 @@ def rows_mask(
   return (own & seen).reshape(batch, 1, beam, size * beam)
 
 
-def split_heads(
-  x: Float[Array, 'B T D'], heads: int
-) -> Float[Array, 'B N T H']:
+def split_heads(x: States, heads: int) -> Float[Array, 'B N T H']:
   """Give each of N heads its part of the width."""
   return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
 
-def join_heads(x: Float[Array, 'B N T H']) -> Float[Array, 'B T D']:
+def join_heads(x: Float[Array, 'B N T H']) -> States:
   """Invert `split_heads`."""
   return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
 
@@ -181,12 +179,8 @@ class MultiHeadAttention(nn.Module):
     return key_value(self.key(source), self.value(source), self.config.heads)
 
   def attend(
-    self,
-    x: Any,
-    h: Float[Array, 'M T D'],
-    layers: tuple[Float[Array, 'M T D'], ...],
-    context: Context,
-  ) -> Float[Array, 'M T D']:
+    self, x: Any, h: States, layers: Layers, context: Context
+  ) -> States:
     """Self-attend over all positions of a pass and those before it.
 
     Args:
@@ -248,11 +242,11 @@ class MultiHeadAttention(nn.Module):
 
   def __call__(
     self,
-    x: Float[Array, 'B T D'],
+    x: States,
     source: KeyValue,
     mask: Bool[Array, '#B #N #T S'],
     deterministic: bool,
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     """Attend from every position of x to `source`.
 
     Args:

@@ -21,6 +21,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.config import Side
 
+# Vectors at the positions of a batch, and those of several layers.
+States: TypeAlias = Float[Array, 'B T D']
+Layers: TypeAlias = tuple[States, ...]
+
 _NAME = 'keep'
 
 
@@ -47,9 +51,7 @@ class AblationMasks(NamedTuple):
     """Return whether layer `index`, counted from 0, takes part."""
     return jnp.asarray(self.layers)[index]
 
-  def read_one(
-    self, number: int, layer: Float[Array, 'B T D']
-  ) -> Float[Array, 'B T D']:
+  def read_one(self, number: int, layer: States) -> States:
     """Return what a fusion reads of H[number], after any norm it has."""
     return jnp.where(self.inputs[number], layer, 0)
 
@@ -250,15 +252,11 @@ class Context:
   memory_mask: Bool[Array, 'B 1 #T S'] | None = None
   keep: AblationMasks | None = None
 
-  def read_one(
-    self, number: int, layer: Float[Array, 'M T D']
-  ) -> Float[Array, 'M T D']:
+  def read_one(self, number: int, layer: States) -> States:
     """Return what a fusion reads of H[number], after any norm it has."""
     return layer if self.keep is None else self.keep.read_one(number, layer)
 
-  def read(
-    self, layers: tuple[Float[Array, 'M T D'], ...]
-  ) -> tuple[Float[Array, 'M T D'], ...]:
+  def read(self, layers: Layers) -> Layers:
     """Return what a fusion reads of H[0], H[1] and so on."""
     return tuple(self.read_one(n, layer) for n, layer in enumerate(layers))
 

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.fusion import plugs
-from fusion_jax.fusion.inputs import LayerConnection, Layers
+from fusion_jax.fusion.inputs import LayerConnection
 from fusion_jax.fusion.mixture import keep_groups
 from fusion_jax.fusion.scheme import predictions_of, scheme_of, source_of
 from fusion_jax.layers.attention import query_of, residual_of
@@ -30,6 +30,8 @@ from fusion_jax.layers.context import (
   Cache,
   Context,
   KeyValue,
+  Layers,
+  States,
   masks_of,
   with_values,
 )
@@ -76,7 +78,7 @@ class StackOutput(NamedTuple):
   features: Float[Array, '*G M T D']
   layers: Layers
   log_weights: Float[Array, ' G'] | Float[Array, 'G M T'] | None = None
-  embeddings: Float[Array, 'M T D'] | None = None
+  embeddings: States | None = None
 
 
 def _scale(module: nn.Module, config: ModelConfig) -> Float[Array, ''] | None:
@@ -205,16 +207,14 @@ class _Stack(nn.Module):
     if config.norm == 'pre':
       self.final_norm = layer_norm(config)
 
-  def _run(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Any
-  ) -> StackOutput:
+  def _run(self, x: States, context: Context, memories: Any) -> StackOutput:
     """Apply all layers, then the layer aggregation."""
     run = self._scan if self.config.scan_layers else self._loop
     context = dataclasses.replace(context, keep=masks_of(self))
     return self._read(*run(x, context, memories), context)
 
   def _loop(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Any
+    self, x: States, context: Context, memories: Any
   ) -> tuple[Layers, Float[Array, '*J B T D']]:
     """Return H[0..L], and what the layer connection makes of them."""
     layers: Layers = (x,)
@@ -290,7 +290,7 @@ class _Stack(nn.Module):
     return y
 
   def _scan(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Any
+    self, x: States, context: Context, memories: Any
   ) -> tuple[Layers, Float[Array, '*J B T D']]:
     """Do the same as `_loop` where layers read the layer below; compile one."""
     embedding = x
@@ -420,7 +420,7 @@ class Decoder(_Stack):
     return scan(self.layers, (), features if one_per_layer else None)[1]
 
   def __call__(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Memories
+    self, x: States, context: Context, memories: Memories
   ) -> StackOutput:
     """Return the features of all positions, or of one position with caches.
 

@@ -18,7 +18,14 @@ from fusion_jax.fusion import plugs
 from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.fusion.scheme import predictions_of, scheme_of
 from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
-from fusion_jax.layers.context import Cache, CacheCursor, Context, empty
+from fusion_jax.layers.context import (
+  Cache,
+  CacheCursor,
+  Context,
+  Layers,
+  States,
+  empty,
+)
 from fusion_jax.layers.dense import (
   bias_initializer,
   kernel_initializer,
@@ -59,7 +66,7 @@ class ModelOutput(NamedTuple):
   features: Float[Array, '*G B T D']
   output: OutputLayer
   encoder_layers: tuple[Float[Array, 'B S D'], ...]
-  decoder_layers: tuple[Float[Array, 'B T D'], ...]
+  decoder_layers: Layers
   encoder_features: Float[Array, '*G B S D']
   log_weights: Float[Array, ' G'] | Float[Array, 'G B T'] | None = None
 
@@ -159,7 +166,7 @@ class Transformer(nn.Module):
     tokens: Int[Array, 'B T'],
     positions: Int[Array, '*#B T'],
     deterministic: bool,
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     config = self.config
     embedding = self._looked_up(table, tokens)
     if learned is not None:
@@ -175,7 +182,7 @@ class Transformer(nn.Module):
 
   def _looked_up(
     self, table: Float[Array, 'V D'], tokens: Int[Array, 'B T']
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     embedding = table[tokens]
     if self.config.scale_embedding:
       embedding = embedding * self.config.width**0.5
@@ -186,7 +193,7 @@ class Transformer(nn.Module):
     tokens: Int[Array, 'B T'],
     positions: Int[Array, '*#B T'],
     deterministic: bool,
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     learned = getattr(self, 'target_positions', None)
     return self._embed(
       self.target_table, learned, tokens, positions, deterministic

@@ -61,7 +61,6 @@ _SIDES = {
   'hierarchical-read-out': {
     'encoder': _side('hierarchical', {'feedback': False})
   },
-  'dlcl-vector': {'encoder': _side('dlcl', {'weights': 'vector'})},
   'dlcl-averages': {
     'encoder': _side('dlcl', {'norms': 'none', 'start': 'top'}),
     'decoder': _side('dlcl', {'norms': 'none', 'start': 'top', 'period': 2}),
