@@ -35,11 +35,7 @@ class AverageOptions:
 
 
 def average(layers: Layers) -> States:
-  """Return 1/n sum_l z[l]; Wang et al. (2018), section 3.2, pooling.
-
-  Returns:
-    The mean, taken in float32, in the layers' dtype.
-  """
+  """Return 1/n sum_l z[l], taken in float32; Wang et al. (2018), sec. 3.2."""
   total = functools.reduce(jnp.add, (z.astype(jnp.float32) for z in layers))
   return (total / len(layers)).astype(layers[0].dtype)
 

@@ -85,14 +85,10 @@ def weighted_outputs(
 
 
 def recent(outputs: Layers, last: int) -> Layers:
-  """Return y_0, the sum of the outputs between, and the last ones.
+  """Return y_0, the sum of the outputs between, and the `last` ones.
 
-  Args:
-    outputs: y_0 and at most last + 2 others, of which the first may be a sum.
-    last: Number of outputs that stay apart; 0: all do.
-
-  Returns:
-    At most last + 2 arrays.
+  Of at most last + 2 others than y_0 the first may be a sum; with last=0 all
+  stay apart.
   """
   if not last or len(outputs) <= last + 2:
     return outputs

@@ -35,14 +35,7 @@ from fusion_jax.layers.sow import sow
 
 
 def weighted_sum(weights: Float[Array, 'K *w'], layers: Layers) -> States:
-  """Return sum_k w_k x_k, computed in float32.
-
-  Args:
-    weights: Scalar, vector or array for each of the layers, float32.
-
-  Returns:
-    The sum in the layers' dtype.
-  """
+  """Return sum_k w_k x_k, computed in float32, in the layers' dtype."""
   terms = (w * x for w, x in zip(weights, layers, strict=True))
   return sum(terms).astype(layers[0].dtype)
 
@@ -53,11 +46,7 @@ def per_layer_norms(config: ModelConfig, side: Side) -> bool:
 
 
 class InputNorms(nn.Module):
-  """Norms LN_l(H[l]) of the layers read; without `per_layer_norms` none.
-
-  Attributes:
-    read: Numbers of the layers that a fusion reads; 0 is the embedding.
-  """
+  """Norms LN_l(H[l]) of the layers `read`; without `per_layer_norms` none."""
 
   config: ModelConfig
   side: Side

@@ -61,13 +61,10 @@ def fixed_log_weights(weight: float) -> Float[Array, ' 2']:
 def gated_log_weights(
   gate: Float[Array, 'M T'], least: float
 ) -> Float[Array, '2 M T']:
-  """Return log psi, psi = (g, 1 - g), g = m + (1 - 2 m) sigmoid(z).
+  """Return log psi, psi = (g, 1 - g), g = m + (1 - 2 m) sigmoid(z), float32.
 
   The loss is linear in psi. With m = 0 the prediction that is better at first
   takes all weight, and the other has no gradient any more.
-
-  Returns:
-    Log weights, float32.
   """
   gate = gate.astype(jnp.float32)
   both = jax.nn.log_sigmoid(jnp.stack([gate, -gate]))
@@ -147,13 +144,8 @@ class SurfacePrediction(nn.Module):
   ]:
     """Return the features that predict, and the log weights of both.
 
-    Args:
-      x: Features of the decoder, after any final norm.
-      surface: Keys and values from `memory`.
-
-    Returns:
-      Features of both predictions and log psi, float32; with 'soft' those of
-      one, and None.
+    x are the features of the decoder, after any final norm, and `surface` comes
+    from `memory`. With 'soft' the features are those of one, without weights.
     """
     assert context.memory_mask is not None, 'a decoder reads a memory'
     options = self.config.side(self.side).options

@@ -70,24 +70,17 @@ def exploitation_scores(
 ) -> Float[Array, ' {inputs}']:
   """Return the share s_j of each input in the weights; Dou (2018), Eq. 11.
 
-  s_j = sum |rows of W1 that read input j| / sum |W1|.
-
-  Returns:
-    One share for each input. The shares sum to 1, or are 0 where W1 is 0.
+  s_j = sum |rows of W1 that read input j| / sum |W1|, or 0 where W1 is 0.
   """
   rows = jnp.abs(kernel).reshape(inputs, -1).sum(1)
   return rows / rows.sum().clip(jnp.finfo(rows.dtype).tiny)
 
 
 def add_residual(y: States, inputs: Layers, top: int, residual: str) -> States:
-  """Return y + sum_{j in R} x_j, with a node's residual; Dou (2018), Eq. 7.
+  """Return y + sum_{j in R} x_j, before the node's norm; Dou (2018), Eq. 7.
 
-  Args:
-    top: Index, from 0, of the input that is the highest layer of the stack.
-    residual: Set R: 'all' inputs, the 'top' one, or 'none'.
-
-  Returns:
-    The sum, before the node's norm.
+  R are 'all' inputs, 'none', or the 'top' one, of index `top`, which is the
+  highest layer of the stack.
   """
   chosen = {'all': inputs, 'top': inputs[top : top + 1], 'none': ()}[residual]
   return sum(chosen, y)
@@ -98,9 +91,6 @@ def tree_groups(layers: int, size: int) -> dict[int, range]:
 
   The L layers make ceil(L / size) groups; the last may be smaller. A first
   group of one layer has no node: G[1] is H[1] then.
-
-  Returns:
-    The group of each node; nodes are counted from 1.
   """
   starts = range(1, layers + 1, size)
   groups = (range(n, min(n + size, layers + 1)) for n in starts)
@@ -144,14 +134,7 @@ class AggNode(nn.Module):
     return Dense(self.config, features, ('embed', inner), bias)
 
   def __call__(self, inputs: Layers, top: int, context: Context) -> States:
-    """Fuse the inputs.
-
-    Args:
-      top: Index, from 0, of the input that is the highest layer of the stack.
-
-    Returns:
-      The output of the node, in the inputs' dtype.
-    """
+    """Fuse x_1..x_n; `top` is the index of the highest layer of the stack."""
     z = jnp.concatenate(inputs, axis=-1)
     if self.options.activation == 'attention':
       y = self._attend(z, context)

@@ -26,12 +26,7 @@ _MASKED = -1e9
 
 
 class LayerInput(NamedTuple):
-  """Inputs of a layer that reads four sums.
-
-  Attributes:
-    residual: What the sublayers add to.
-    query, key, value: What the self-attention projects.
-  """
+  """Inputs of a layer that reads four sums; sublayers add to the residual."""
 
   residual: States
   query: States
@@ -65,17 +60,10 @@ def causal_mask(size: int) -> Bool[Array, '1 1 {size} {size}']:
 def rows_mask(
   rows: Int[Array, 'B K P'], position: Int[Array, '']
 ) -> Bool[Array, 'B 1 K P*K']:
-  """Return which keys of a cache belong to each hypothesis of a beam.
+  """Return which keys of a cache belong to each hypothesis, up to a position.
 
   The cache of a sentence has K keys for each position, one in each row, and is
-  ordered by position.
-
-  Args:
-    rows: Row of the cache that holds each position of hypothesis k.
-    position: Newest position.
-
-  Returns:
-    True at the keys of the positions up to `position`.
+  ordered by position. `rows` has the row that holds each position.
   """
   batch, beam, size = rows.shape
   own = rows[..., None] == jnp.arange(beam)
@@ -107,13 +95,10 @@ def attention_weights(
   keys: Float[Array, 'B N H S'],
   mask: Bool[Array, '#B #N #T S'],
 ) -> Float[Array, 'B N T S']:
-  """Return softmax(Q K^T / sqrt(H)); Vaswani et al. (2017), Eq. 1.
+  """Return softmax(Q K^T / sqrt(H)), float32; Vaswani et al. (2017), Eq. 1.
 
-  Args:
-    mask: Mask, True where a key may be attended to.
-
-  Returns:
-    Weights, float32; a row whose keys are all masked is uniform.
+  The mask is True where a key may be attended to; a row whose keys are all
+  masked is uniform.
   """
   logits = jnp.einsum(
     'BNTH,BNHS->BNTS', query, keys, preferred_element_type=jnp.float32

@@ -74,14 +74,7 @@ def masks_of(stack: nn.Module) -> AblationMasks | None:
 def with_masks(
   parameters: Mapping[str, Any], masks: Mapping[Side, AblationMasks]
 ) -> dict[str, Any]:
-  """Return parameters with masks beside them.
-
-  Args:
-    masks: Masks for 'encoder' and 'decoder'; a side that is missing has none.
-
-  Returns:
-    The same arrays, and the masks.
-  """
+  """Return parameters with masks beside them; a side without masks has none."""
   stacks: dict[str, Any] = {
     side: {**parameters[side], _NAME: keep} for side, keep in masks.items()
   }
@@ -110,12 +103,7 @@ Cache: TypeAlias = KeyValue | Keys
 
 
 def with_values(own: Cache, first: Cache) -> KeyValue:
-  """Return keys with their values, or with those of layer 1.
-
-  Args:
-    own: What a layer keeps.
-    first: What layer 1 keeps, of the same positions; it has values.
-  """
+  """Return keys with their values, or with those that layer 1 keeps."""
   if isinstance(own, KeyValue):
     return own
   assert isinstance(first, KeyValue), 'layer 1 has values'
@@ -123,14 +111,7 @@ def with_values(own: Cache, first: Cache) -> KeyValue:
 
 
 def append(cache: Cache, new: Cache, position: Int[Array, '']) -> Cache:
-  """Write keys, and values if there are any, into a cache.
-
-  Args:
-    position: Position of the first of these.
-
-  Returns:
-    The cache with those positions replaced.
-  """
+  """Write keys, and any values, into a cache from a position on."""
 
   def write(old: Array, one: Array, axis: int) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(
@@ -203,14 +184,7 @@ class CacheCursor:
     return self._left is not None
 
   def branch(self, caches: tuple[Cache, ...] | None) -> 'CacheCursor':
-    """Return a cursor at the same position for a part of the pass.
-
-    Args:
-      caches: Caches of that part; None: it covers all positions.
-
-    Returns:
-      The cursor of the part; give what it has seen to `join`.
-    """
+    """Return a cursor at this position for a part; `join` takes what it saw."""
     return CacheCursor(caches, self._position)
 
   def take(self) -> Cache | None:
@@ -264,10 +238,7 @@ class Context:
 def token_mean(
   values: Float[Array, 'B T *rest'], tokens: Bool[Array, 'B T'] | None
 ) -> Float[Array, '*rest']:
-  """Return the float32 mean over the positions that are not padding.
-
-  With tokens=None it is the mean over all positions.
-  """
+  """Return the float32 mean over all positions, or those of tokens."""
   values = values.astype('float32')
   if tokens is None:
     return values.mean((0, 1))

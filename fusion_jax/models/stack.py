@@ -372,13 +372,8 @@ class Decoder(_Stack):
   ) -> Memories:
     """Return keys and values of the source for every layer.
 
-    A layer that reads the values of layer 1 has keys alone.
-
-    Args:
-      mask: Mask, True at source tokens.
-
-    Returns:
-      One for each layer; stacked, [L, B, N, S, H], with scan_layers.
+    A layer that reads the values of layer 1 has keys alone. With scan_layers
+    they are stacked, [L, B, N, S, H]. The mask is True at source tokens.
     """
     return Memories(self._of_layers(encoded, mask), self._of_surface(encoded))
 
@@ -422,14 +417,7 @@ class Decoder(_Stack):
   def __call__(
     self, x: States, context: Context, memories: Memories
   ) -> StackOutput:
-    """Return the features of all positions, or of one position with caches.
-
-    Args:
-      x: H[0], with positions as in `Layer`.
-
-    Returns:
-      The features and H[0..L].
-    """
+    """Return features and H[0..L] of all positions, or of one with caches."""
     of_layers = memories.layers
     if not isinstance(of_layers, KeyValue):
       first = of_layers[0]

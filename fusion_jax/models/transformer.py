@@ -91,12 +91,8 @@ def shift_right(
 ) -> Int[Array, 'B T']:
   """Return the decoder's input: the start symbol, then all but the last token.
 
-  Args:
-    positions: Position of every token in its own segment; None: a row is one
-      sentence.
-
-  Returns:
-    The tokens; the start symbol stands at the first position of each segment.
+  With `positions`, those of tokens in their own segments, the start symbol
+  stands at the first position of each segment.
   """
   shifted = jnp.pad(target, ((0, 0), (1, 0)), constant_values=start_id)[:, :-1]
   if positions is None:
@@ -368,11 +364,7 @@ class Transformer(nn.Module):
   def take_sentences(
     self, cache: tuple[Cache, ...], memory: Memory, sentences: Int[Array, ' M']
   ) -> tuple[tuple[Cache, ...], Memory]:
-    """Select the cache and the memory of some of the sentences.
-
-    Returns:
-      Cache and memory of these sentences.
-    """
+    """Return the cache and the memory of some of the sentences."""
 
     def taken(tree: Any, axis: int) -> Any:
       return jax.tree.map(

@@ -44,13 +44,3 @@ def test_a_shallow_side_reads_the_first_rows(name, kind):
     apply_fusion(module, params, x),
     apply_fusion(kind(config, 'decoder'), rest, added),
   )
-
-
-def test_activation_dropout_reaches_the_hidden_layer():
-  config = tiny_config('feed_forward', activation_dropout=0.5)
-  module, x = with_table(FeedForwardFusion, config), normal_layers(4)
-  params = noise_parameters(module, x)
-  y, z = (
-    apply_fusion(module, params, x, deterministic=d) for d in (True, False)
-  )
-  assert np.abs(y - z).max() > 0.1

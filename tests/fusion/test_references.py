@@ -25,7 +25,6 @@ from fusion_jax.fusion.feed_forward import LayerEmbedding
 from fusion_jax.fusion.mixture import keep_groups, mixture_log_probabilities
 from fusion_jax.fusion.multi_layer import MultiLayerAttention
 from fusion_jax.fusion.shortcuts import ShortcutAttention
-from fusion_jax.fusion.tree import AggNode
 from fusion_jax.layers.attention import causal_mask, padding_mask
 from fusion_jax.layers.context import Context
 from fusion_jax.models.losses import cross_entropy
@@ -383,30 +382,6 @@ def test_connection(case):
   )
   functions = _layer_functions(case.depth, np)
   _compare(result, case.reference(parameters, embedding, functions, case))
-
-
-@pytest.mark.parametrize(
-  ('side', 'activation', 'residual', 'top'),
-  [
-    ('encoder', 'sigmoid', 'top', 0),
-    ('decoder', 'relu', 'top', 2),
-    ('encoder', 'attention', 'all', 0),
-    ('decoder', 'attention', 'top', 1),
-  ],
-)
-def test_agg_node(side, activation, residual, top):
-  options = {'activation': activation, 'residual': residual, 'hidden': 7}
-  config = _model_config(side, 6, 'hierarchical', options)
-  inputs, context = _random_layers(3), _context(side)
-  result, parameters = _run(
-    AggNode(config, config.side(side).options),
-    lambda module, *inputs: module(inputs, top, context),
-    *inputs,
-  )
-  expected = dou2018.agg(
-    parameters, inputs, top, config.side(side).options, _mask(side), _HEADS
-  )
-  _compare(result, expected)
 
 
 # Attention that reads more than the layer below.

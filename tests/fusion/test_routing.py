@@ -156,28 +156,6 @@ def test_the_literal_sum_is_numerically_dead_with_512_capsules():
   assert float(_cosines(votes).output.std()) > 0.1
 
 
-def test_stopped_couplings_are_constants_of_the_gradient():
-  votes = _votes((3, 4, 1), 1, scale=2.0)
-  middle = dynamic_routing(votes).couplings[1]
-
-  def written_out(votes):
-    v = votes[..., 0]
-    first = squash((v.sum(1) / 4)[..., None])[..., 0]
-    second = squash((middle * v).sum(1)[..., None])[..., 0]
-    last = jax.nn.softmax((first + second)[:, None] * v, -1)
-    return squash((last * v).sum(1)[..., None])
-
-  def ours(votes):
-    return dynamic_routing(votes, stop_gradient=True).output
-
-  _assert_close(ours(votes), written_out(votes))
-  ours, theirs = (
-    jax.grad(lambda v, f=f: jnp.sin(f(v) + 1).sum())(votes)
-    for f in (ours, written_out)
-  )
-  _assert_close(ours, theirs)
-
-
 @pytest.mark.usefixtures('float64')
 @pytest.mark.parametrize(
   'route', [dynamic_routing, _cosines], ids=['sum', 'cosine']
@@ -269,13 +247,6 @@ def test_em_routing_by_finite_differences(shape):
 
 
 # What couplings tell.
-
-
-def test_entropy_by_hand():
-  couplings = jnp.array([[0.25] * 4, [1, 0, 0, 0], [0.5, 0.5, 0, 0]])
-  mean = (math.log(4) + 0 + math.log(2)) / 3
-  _assert_close(coupling_entropy(couplings), mean)
-  _assert_close(coupling_entropy(couplings[None, :2]), [math.log(4) / 2])
 
 
 def test_diversity_by_hand():

@@ -5,8 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from references.parts import layer_norm
 
 from fusion_jax.config import ModelConfig
@@ -135,21 +133,6 @@ def test_exploitation_scores_by_hand():
   )
 
 
-@settings(max_examples=10)
-@given(st.integers(1, 5), st.floats(1e-3, 1e3), st.integers(0, 99))
-def test_exploitation_scores_are_shares(inputs, scale, seed):
-  kernel = np.random.default_rng(seed).normal(size=(inputs * 4, 3))
-  scores = exploitation_scores(jnp.float32(kernel), inputs)
-  assert scores.shape == (inputs,)
-  assert (np.asarray(scores) > 0).all()
-  assert float(scores.sum()) == pytest.approx(1, rel=1e-5)
-  _assert_close(
-    exploitation_scores(jnp.float32(-scale * kernel), inputs), scores
-  )
-  blocks = kernel.reshape(inputs, 4, 3)[::-1].reshape(-1, 3)
-  _assert_close(exploitation_scores(jnp.float32(blocks), inputs), scores[::-1])
-
-
 @pytest.mark.parametrize('activation', ['sigmoid', 'relu', 'attention'])
 @pytest.mark.parametrize('initialization', ['glorot', 'mlrf'])
 def test_a_silent_node_is_the_norm_of_its_residuals(activation, initialization):
@@ -160,29 +143,6 @@ def test_a_silent_node_is_the_norm_of_its_residuals(activation, initialization):
   assert not any(np.asarray(leaf).any() for leaf in params['out'].values())
   output, _ = _apply_tree(node, params, inputs)
   _assert_close(output, layer_norm(sum(inputs)))
-
-
-def test_dropout_is_on_the_network_alone():
-  node, inputs = _agg(dropout=0.5), _normal_states(2)
-  params = _initial_parameters(node, inputs)
-  # Without W2 the network is b2 = 0.25 everywhere: 0 or 0.5 after dropout.
-  params['out'] = {
-    'kernel': jnp.zeros((12, _WIDTH)),
-    'bias': jnp.full(_WIDTH, 0.25),
-  }
-  flat = (jnp.ones((2, _LENGTH, _WIDTH)),) * 2
-  output = node.apply(
-    {'params': params},
-    flat,
-    0,
-    _make_context(deterministic=False),
-    rngs={'dropout': jax.random.key(0)},
-  )
-  # The norm leaves two values a position: what was kept and what was not.
-  kept = np.asarray(output) > 0
-  assert 0 < kept.sum() < kept.size
-  _assert_close(output, layer_norm(2 + 0.5 * kept), 1e-3)
-  _assert_close(_apply_tree(node, params, flat)[0], np.zeros_like(output))
 
 
 @pytest.mark.parametrize(
@@ -200,16 +160,6 @@ def test_dropout_is_on_the_network_alone():
 def test_groups_written_out(layers, size, groups):
   found = tree_groups(layers, size)
   assert {n: list(group) for n, group in found.items()} == groups
-
-
-@given(st.integers(1, 40), st.integers(2, 10))
-def test_groups_cover_every_layer_once(layers, size):
-  groups = tree_groups(layers, size)
-  assert list(groups) == list(range(1, -(-layers // size) + (layers > 1)))
-  if layers > 1:
-    covered = [n for group in groups.values() for n in group]
-    assert covered == list(range(1, layers + 1))
-    assert all(len(group) == size for group in list(groups.values())[:-1])
 
 
 def _hierarchical(layers, norm='post', **options):
