@@ -17,6 +17,7 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
+from fusion_jax.fusion.inputs import FusionModule
 from fusion_jax.fusion.residuals import ResidualPlug
 from fusion_jax.fusion.scheme import always, no_layers, on_both_sides
 from fusion_jax.layers.context import Context, Layers, States, token_mean
@@ -161,7 +162,7 @@ class SourcesState(ResidualState):
     return Sources(before.total, (*before.blocks, *new), left)
 
 
-class SourceAttention(nn.Module):
+class SourceAttention(FusionModule):
   """Attention of one place of a stack to the sources below it.
 
   The query w * g, with w = 0 and g = 1 at the start, is a parameter, and the
@@ -171,9 +172,6 @@ class SourceAttention(nn.Module):
   Views: 'weights' [B, T, K, G].
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
     shape = (self.config.width,)
     zeros, ones = nn.initializers.zeros_init(), nn.initializers.ones_init()
@@ -182,7 +180,7 @@ class SourceAttention(nn.Module):
 
   def __call__(self, sources: Layers, context: Context) -> States:
     """Return K sum_i a_i v_i, float32."""
-    heads = self.config.side(self.side).options.heads
+    heads = self.options.heads
     query, epsilon = self.query * self.key_scale, self.config.norm_epsilon
     scores = source_scores(query, sources, heads, epsilon)
     weights = jnp.moveaxis(scores / scores.sum(0), 0, 2)
@@ -292,11 +290,8 @@ class AttentionResidual(Residual):
     return Sources(total, x.blocks, running, offset)
 
 
-class LastRead(nn.Module):
+class LastRead(FusionModule):
   """Attention to all sources after the last layer, K sum_i a_i v_i."""
-
-  config: ModelConfig
-  side: Side
 
   def setup(self):
     self.attention = SourceAttention(self.config, self.side)

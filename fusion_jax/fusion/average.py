@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Literal
 
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
+from fusion_jax.fusion.inputs import FusionModule
 from fusion_jax.fusion.scheme import (
   all_layers,
   layers_above_embedding,
@@ -40,18 +40,15 @@ def average(layers: Layers) -> States:
   return (total / len(layers)).astype(layers[0].dtype)
 
 
-class Average(nn.Module):
+class Average(FusionModule):
   """Fusion norm(1/n sum_l z[l]); Wang et al. (2018), section 3.2, pooling."""
-
-  config: ModelConfig
-  side: Side
 
   def setup(self):
     self.norm = mlrf_norm(self.config, self.side)
 
   def __call__(self, layers: Layers, context: Context) -> States:
     """Return the normalised mean of the layers."""
-    options = self.config.side(self.side).options
+    options = self.options
     chosen = layers if options.include_embedding else layers[1:]
     return self.norm(average(chosen))
 

@@ -23,6 +23,7 @@ from fusion_jax.bounds import Depth, PositiveFloat, SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import fields_of_section, section
 from fusion_jax.errors import require
+from fusion_jax.fusion.inputs import FusionModule
 from fusion_jax.fusion.linear import affine
 from fusion_jax.fusion.routing import (
   coupling_diversity,
@@ -161,7 +162,7 @@ class _PerLayer(nn.Module):
     )
 
 
-class Votes(nn.Module):
+class Votes(FusionModule):
   """Votes V[l -> n] = W_{l -> n} F_l(H[1..L]); Dou et al. (2019), Eq. 7-8.
 
   The dense form, which has the size of the paper's Table 1, is one network over
@@ -169,8 +170,6 @@ class Votes(nn.Module):
   form follows the paper's text and has F_l and W_l for every layer.
   """
 
-  config: ModelConfig
-  side: Side
   activation: Literal['none', 'relu']
 
   @nn.compact
@@ -178,7 +177,7 @@ class Votes(nn.Module):
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T L N C']:
     """Return the votes V of H[1..L] for every capsule, in the layers' dtype."""
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     form = self._block if options.vote_projection == 'block' else self._dense
     capsules = options.capsule_count(config.width)
     return form(layers, context).reshape(
@@ -214,7 +213,7 @@ class Votes(nn.Module):
     return jnp.stack(votes, axis=-2)
 
 
-class Routing(nn.Module):
+class Routing(FusionModule):
   """Base of both routings: the votes, the residual, the norm, the telemetry.
 
   Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration;
@@ -224,15 +223,12 @@ class Routing(nn.Module):
   Views: 'couplings' [B, T, iterations, L, N].
   """
 
-  config: ModelConfig
-  side: Side
-
   # Activation between the two maps of the votes.
   vote_activation: ClassVar[Literal['none', 'relu']] = 'none'
 
   @property
   def options(self) -> Any:
-    return self.config.side(self.side).options.resolved
+    return super().options.resolved
 
   def setup(self):
     self.votes = Votes(self.config, self.side, self.vote_activation)

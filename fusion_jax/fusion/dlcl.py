@@ -91,11 +91,8 @@ class Dlcl(LayerConnection):
   Telemetry: 'weights_l' [K], the weights of the terms of x[l+1].
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     size = config.layers(self.side) + 1
     self._read = predecessors(
       size, options.window, options.dilation, options.period
@@ -106,7 +103,7 @@ class Dlcl(LayerConnection):
     self.norm = {str(n): layer_norm(config) for n in self._normed(size)}
 
   def _is_sum(self, row: int) -> bool:
-    period = self.config.side(self.side).options.period
+    period = self.options.period
     plain_first = self._norm in ('post', 'none')
     return row % period == 0 and not (row == 0 and plain_first)
 
@@ -118,7 +115,7 @@ class Dlcl(LayerConnection):
     return [n for n in sums if n > 0] if self._norm == 'post' else []
 
   def _initial(self, key: Array, shape: tuple[int, int]) -> Array:
-    start = self.config.side(self.side).options.start
+    start = self.options.start
     if start == 'top':
       return jnp.eye(*shape)
     weights = self._read.astype(np.float32)
@@ -132,7 +129,7 @@ class Dlcl(LayerConnection):
     A single predecessor is no sum, so that it is never ablated.
     """
     weights = self.weights[row, self._read[row]]
-    if self.config.side(self.side).options.frozen:
+    if self.options.frozen:
       weights = jax.lax.stop_gradient(weights)
     sow(self, 'telemetry', f'weights_{row}', weights)
     numbers = np.flatnonzero(self._read[row]).tolist()
@@ -195,9 +192,6 @@ class DenseConnection(LayerConnection):
 
   H[l] = Layer_l(H[l-1]) + sum_{i=1..l-1} H[i].
   """
-
-  config: ModelConfig
-  side: Side
 
   def layer_output(self, layers: Layers, y: States) -> States:
     """Return H[l], given H[0..l-1] and y = Layer_l(H[l-1])."""

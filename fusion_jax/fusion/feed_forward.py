@@ -14,7 +14,7 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SIDES
 from fusion_jax.config.section import section
 from fusion_jax.fusion.average import AverageOptions, mlrf_layers, mlrf_norm
-from fusion_jax.fusion.inputs import reads_plain_layers
+from fusion_jax.fusion.inputs import FusionModule, reads_plain_layers
 from fusion_jax.fusion.scheme import on_both_sides, starts_as_identity
 from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.dense import (
@@ -58,7 +58,7 @@ class LayerEmbedding(nn.Module):
     )
 
 
-class FeedForwardFusion(nn.Module):
+class FeedForwardFusion(FusionModule):
   """Fusion by a feed-forward network; Wang et al. (2018), section 3.2.
 
   norm(relu(concat(z + E) W1 + b1) W2 + b2). With start='baseline' it gives the
@@ -67,12 +67,10 @@ class FeedForwardFusion(nn.Module):
   E starts as 0. The other columns of W1 start as usual.
   """
 
-  config: ModelConfig
-  side: Side
   embedding: LayerEmbedding | None = None
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     first: tuple[Initializer | None, ...] = None, None
     second: tuple[Initializer | None, ...] = None, None
     if starts_as_identity(config, self.side):
@@ -85,7 +83,7 @@ class FeedForwardFusion(nn.Module):
 
   def fused_layers(self, layers: Layers) -> Layers:
     """Return z[l] + E[l] of the layers that are fused."""
-    options = self.config.side(self.side).options
+    options = self.options
     if options.layer_embedding and self.embedding is not None:
       table = self.embedding().astype(layers[0].dtype)
       layers = tuple(z + table[index] for index, z in enumerate(layers))

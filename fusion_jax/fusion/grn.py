@@ -128,11 +128,7 @@ class Grn(LayerConnection):
   features.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    self.options = self.config.side(self.side).options
     numbers = range(self.config.layers(self.side) + 1)
     self.static = {str(n): self._static(n) for n in numbers}
     if self.options.kind == 'dynamic':

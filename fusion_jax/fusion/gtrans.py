@@ -22,7 +22,7 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import weighted_sum
+from fusion_jax.fusion.inputs import FusionModule, weighted_sum
 from fusion_jax.fusion.scheme import Predictions, Scheme
 from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.dense import parameter
@@ -122,15 +122,12 @@ def _zero_weights(
   return parameter(module, name, zeros, (axis,), (count,))
 
 
-class EncoderGroups(nn.Module):
+class EncoderGroups(FusionModule):
   """Fusion of the encoder's groups; Yang et al. (2022), Eq. 2.
 
   LN(1 / G sum_k sigmoid(w_k) H[last layer of k]). Where all layers are one
   group there is no norm, as in the paper's formula.
   """
-
-  config: ModelConfig
-  side: Side
 
   def setup(self):
     count = len(groups_of(self.config, self.side))
@@ -148,7 +145,7 @@ class EncoderGroups(nn.Module):
     return self.norm(fused)
 
 
-class DecoderGroups(nn.Module):
+class DecoderGroups(FusionModule):
   """Features and weights of the decoder's groups; Yang (2022), Eq. 4-5.
 
   G[k] = sum_{l in k} sigmoid(w_l) H[l], with the weights psi.
@@ -156,12 +153,9 @@ class DecoderGroups(nn.Module):
   Layers that belong to no group have no weight.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
     groups = groups_of(self.config, self.side)
-    if self.config.side(self.side).options.mode != 'last':
+    if self.options.mode != 'last':
       self.layer_weights = _zero_weights(
         self, 'layer_weights', 'layers', groups[-1][-1]
       )
@@ -182,7 +176,7 @@ class DecoderGroups(nn.Module):
       The features of those groups, and their log psi among all groups, float32.
     """
     del context
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     features = self._features(layers)
     log_weights = log_group_weights(
       self.group_weights, options.temperature or math.sqrt(config.width)
@@ -196,7 +190,7 @@ class DecoderGroups(nn.Module):
       for group in groups_of(self.config, self.side)
       if group[-1] < len(layers)
     ]
-    if self.config.side(self.side).options.mode == 'last':
+    if self.options.mode == 'last':
       return [layers[group[-1]] for group in groups]
     weights = jax.nn.sigmoid(self.layer_weights)
     sow(self, 'telemetry', 'layer_weights', weights)

@@ -93,7 +93,7 @@ class Hops(FeedForwardFusion):
 
   def setup(self):
     super().setup()
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     fused = config.layers(self.side) + options.include_embedding
     stack, names = {
       'none': ((), ()),
@@ -109,7 +109,7 @@ class Hops(FeedForwardFusion):
     """Return a, the float32 softmax of the scores over the layers; Eq. 5-6."""
     kernel, second = self.scorer_hidden(), self.scorer_out()
     firsts = [kernel.reshape(-1, *kernel.shape[-2:])] * len(layers)
-    if self.config.side(self.side).options.independent == 'per_layer':
+    if self.options.independent == 'per_layer':
       firsts = list(kernel[:, None])
     pairs = zip(layers, firsts, strict=True)
     scores = [hop_scores(z, first, second) for z, first in pairs]

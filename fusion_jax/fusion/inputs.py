@@ -45,11 +45,21 @@ def per_layer_norms(config: ModelConfig, side: Side) -> bool:
   return config.side(side).per_layer_norms(config.norm)
 
 
-class InputNorms(nn.Module):
-  """Norms LN_l(H[l]) of the layers `read`; without `per_layer_norms` none."""
+class FusionModule(nn.Module):
+  """Base of the modules of a scheme, which know their side and its options."""
 
   config: ModelConfig
   side: Side
+
+  @property
+  def options(self) -> Any:
+    """The options of the scheme of the side."""
+    return self.config.side(self.side).options
+
+
+class InputNorms(FusionModule):
+  """Norms LN_l(H[l]) of the layers `read`; without `per_layer_norms` none."""
+
   read: tuple[int, ...]
 
   def setup(self):
@@ -67,7 +77,7 @@ class InputNorms(nn.Module):
     return tuple(self.one(n, layer) for n, layer in enumerate(layers))
 
 
-class LayerConnection(nn.Module):
+class LayerConnection(FusionModule):
   """Plain connection: layers read the layer below, and the output is H[L]."""
 
   def layer_input(

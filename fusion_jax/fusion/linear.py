@@ -17,7 +17,11 @@ from jaxtyping import Array, Float
 from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
-from fusion_jax.fusion.inputs import reads_plain_layers, weighted_sum
+from fusion_jax.fusion.inputs import (
+  FusionModule,
+  reads_plain_layers,
+  weighted_sum,
+)
 from fusion_jax.fusion.scheme import on_both_sides, starts_as_identity
 from fusion_jax.layers.context import Context, Layers, States, token_mean
 from fusion_jax.layers.dense import (
@@ -74,7 +78,7 @@ def block_norms(
   return jnp.linalg.norm(blocks, axis=(1, 2))
 
 
-class Linear(nn.Module):
+class Linear(FusionModule):
   """Linear combination of H[1..L]; Dou et al. (2018), Eq. 5.
 
   The factored form, concat(H[1..L]) A B + biases without an activation, has the
@@ -84,11 +88,8 @@ class Linear(nn.Module):
   columns of A that meet the zeros of B start as usual, or both would stay 0.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     identity = starts_as_identity(config, self.side)
     if options.factored:
       columns = options.hidden or config.filter
@@ -114,7 +115,7 @@ class Linear(nn.Module):
     if wants(self, 'telemetry'):
       norms = block_norms(nn.unbox(self.variables['params']), len(layers) - 1)
       sow(self, 'telemetry', 'layer_norms', norms)
-    if self.config.side(self.side).options.factored:
+    if self.options.factored:
       return self.out(self.hidden(jnp.concatenate(layers[1:], -1)))
     return linear_combination(layers[1:], self.kernel, self.bias)
 
@@ -176,7 +177,7 @@ class DynamicOptions:
   """Hidden width; 0: model.filter."""
 
 
-class DynamicCombination(nn.Module):
+class DynamicCombination(FusionModule):
   """Fusion sum_l W[l] * H[l]; Dou et al. (2019), Eq. 4.
 
   W = FFN(concat(H[1..L])), and FFN(z) = relu(z W1 + b1) W2 + b2 gives the
@@ -189,11 +190,8 @@ class DynamicCombination(nn.Module):
   Views: 'layer_weights' [B, T, L, D].
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     self.hidden = Dense(
       config, options.hidden or config.filter, ('embed', 'mlp'), True
     )

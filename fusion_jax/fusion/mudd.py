@@ -108,11 +108,8 @@ class Mudd(LayerConnection):
   Views: 'weights_l' [B, T, C, K].
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    self.options = options = self.config.side(self.side).options
+    options = self.options
     count = self.config.layers(self.side)
     numbers = [n for n in range(1, count + 1) if self._names(n)]
     self.hidden = {str(n): self._hidden(n) for n in numbers}

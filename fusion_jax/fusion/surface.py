@@ -21,6 +21,7 @@ from fusion_jax.bounds import PositiveFloat
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
+from fusion_jax.fusion.inputs import FusionModule
 from fusion_jax.fusion.scheme import Predictions, Scheme, no_layers
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
 from fusion_jax.layers.context import Context, KeyValue, States, token_mean
@@ -92,7 +93,7 @@ class SurfaceAttention(MultiHeadAttention):
     return key_value(keys, self.value(embedding), self.config.heads)
 
 
-class SurfacePrediction(nn.Module):
+class SurfacePrediction(FusionModule):
   """What predicts beside the features x of the decoder; Liu et al. (2021).
 
   r = Attention(Q = x, K = features of the encoder, V = embeddings E) goes
@@ -110,11 +111,8 @@ class SurfacePrediction(nn.Module):
   Telemetry: 'group_weights' [2], the mean psi, where it is learned.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     one_head = dataclasses.replace(
       config, heads=1, attention_implementation='plain'
     )
@@ -148,7 +146,7 @@ class SurfacePrediction(nn.Module):
     from `memory`. With 'soft' the features are those of one, without weights.
     """
     assert context.memory_mask is not None, 'a decoder reads a memory'
-    options = self.config.side(self.side).options
+    options = self.options
     read = self.attention(
       jax.lax.stop_gradient(x),
       surface,

@@ -17,9 +17,9 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.bounds import Size, SizeOrZero
-from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config import ModelConfig
 from fusion_jax.config.section import section
-from fusion_jax.fusion.inputs import InputNorms, LayerConnection
+from fusion_jax.fusion.inputs import FusionModule, InputNorms, LayerConnection
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.layers.attention import (
   attention_weights,
@@ -166,21 +166,15 @@ class AggNode(nn.Module):
     sow(self, 'telemetry', 'exploitation', scores)
 
 
-class Iterative(nn.Module):
+class Iterative(FusionModule):
   """Iterative aggregation of layers; Dou et al. (2018), Eq. 6.
 
   G[1] = H[1], G[l] = AGG(H[l], G[l-1]) for l = 2..L; the result is G[L].
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
     numbers = range(2, self.config.layers(self.side) + 1)
-    self.node = {
-      str(n): AggNode(self.config, self.config.side(self.side).options)
-      for n in numbers
-    }
+    self.node = {str(n): AggNode(self.config, self.options) for n in numbers}
 
   def __call__(self, layers: Layers, context: Context) -> States:
     """Fuse H[1..L] from the lowest to the highest; H[0] is not used.
@@ -203,9 +197,6 @@ class Hierarchical(LayerConnection):
   is the last node, or H[1] where L is 1.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
     config, side = self.config, self.side
     options = config.side(side).options
@@ -216,7 +207,7 @@ class Hierarchical(LayerConnection):
 
   @property
   def _groups(self) -> dict[int, range]:
-    size = self.config.side(self.side).options.group_size
+    size = self.options.group_size
     return tree_groups(self.config.layers(self.side), size)
 
   def layer_input(
@@ -235,7 +226,7 @@ class Hierarchical(LayerConnection):
 
   def _due(self, top: int) -> list[int]:
     """Return the numbers of the nodes to make after layer `top`."""
-    if self.config.side(self.side).options.feedback:
+    if self.options.feedback:
       return [n for n, group in self._groups.items() if group[-1] == top]
     return list(self._groups) if top == self.config.layers(self.side) else []
 

@@ -193,7 +193,7 @@ class _Stack(nn.Module):
       self.layer = [Layer(config, side, index) for index in numbers]
     scheme = scheme_of(config, side)
     connection = plugs.module_at('layer connection', config, side)
-    self.connection = connection or LayerConnection()
+    self.connection = connection or LayerConnection(config, side)
     self.state = scheme.residual.state(config, side)
     self.state_read = scheme.residual.read(config, side)
     self.input_norms = plugs.input_norms(config, side)
