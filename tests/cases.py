@@ -52,7 +52,7 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
   'hops': [
     {'independent': 'per_layer', 'norm': 'plain', 'scorer_width': 10},
     {'independent': 'per_hop', 'hops': 2},
-    {'feature_wise': True, 'layer_embedding': False, 'norm': 'none'},
+    {'layer_embedding': False, 'norm': 'none'},
   ],
   'dynamic_combination': [{'hidden': 10}],
   'dynamic_routing': [
@@ -92,9 +92,9 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
     {'kind': 'learned', 'least': 0.0},
   ],
   'dlcl': [
-    {'start': 'one', 'normalize': 'softmax', 'weights': 'vector'},
+    {'start': 'one'},
     {'window': 2, 'frozen': True},
-    {'norms': 'none', 'start': 'top', 'dilation': 2, 'weights': 'vector'},
+    {'norms': 'none', 'start': 'top', 'dilation': 2},
     {'period': 2},
     {'first': 'learned'},
   ],

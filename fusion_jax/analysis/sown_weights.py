@@ -277,16 +277,13 @@ def _static(stack: Stack) -> Iterator[Weights]:
 
 
 def _dlcl(stack: Stack) -> Iterator[Weights]:
-  """Yield the weights w_lk after layer l, averaged over features."""
+  """Yield the weights w_lk after layer l."""
   weights = np.asarray(stack.tree['connection']['weights'])
   options, count = stack.options.options, len(weights)
   read = predecessors(count, options.window, options.dilation, options.period)
   for layer, mask in enumerate(read, start=1):
-    chosen = weights[layer - 1, mask]
-    if options.normalize == 'softmax':
-      chosen = np.asarray(jax.nn.softmax(chosen, axis=0))
     values = np.full(count, np.nan)
-    values[mask] = chosen.reshape(len(chosen), -1).mean(1)
+    values[mask] = weights[layer - 1, mask]
     reader = f'layer {layer}' if layer < count else 'output'
     yield Weights('weights', reader, _names('H', range(count)), values)
 

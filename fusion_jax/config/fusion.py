@@ -164,7 +164,7 @@ class SideConfig:
   start: Literal['fresh', 'baseline'] = 'fresh'
   """'baseline': new parameters start so that the model computes what it would
   without the fusion: as identity maps where that is exact, otherwise behind
-  gates that start at 0 (fusion_jax/fusion/starts.py)."""
+  gates that start at 0."""
 
   input_norm: Literal['auto', 'none', 'per_layer'] = 'auto'
   """Whether every layer that is fused has a norm of its own; 'auto': with

@@ -11,13 +11,13 @@ from fusion_jax.errors import InputError
 
 _SCHEMES = {
   'dense': 'dlcl:DENSE',
-  'linear': 'linear:SCHEME',
+  'linear': 'linear:LINEAR',
   'iterative': 'tree:ITERATIVE',
   'hierarchical': 'tree:HIERARCHICAL',
   'average': 'average:SCHEME',
   'feed_forward': 'feed_forward:SCHEME',
   'hops': 'hops:SCHEME',
-  'dynamic_combination': 'dynamic_combination:SCHEME',
+  'dynamic_combination': 'linear:DYNAMIC_COMBINATION',
   'dynamic_routing': 'capsules:DYNAMIC_ROUTING',
   'em_routing': 'capsules:EM_ROUTING',
   'gtrans': 'gtrans:SCHEME',

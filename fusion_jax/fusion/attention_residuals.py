@@ -17,10 +17,10 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.inputs import FusionModule
 from fusion_jax.fusion.residuals import ResidualPlug
 from fusion_jax.fusion.scheme import always, no_layers, on_both_sides
-from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.context import Context, Layers, States, token_mean
 from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.residual import Residual, ResidualState
 from fusion_jax.layers.sow import sow
@@ -51,10 +51,7 @@ class AttentionResidualOptions:
 
 
 def source_scores(
-  query: Float[Array, ' D'],
-  sources: tuple[Float[Array, 'B T D'], ...],
-  heads: int,
-  epsilon: float,
+  query: Float[Array, ' D'], sources: Layers, heads: int, epsilon: float
 ) -> Float[Array, 'K B T G']:
   """Return s_i = exp(q . rms(v_i) - m), float32, for each part of the width.
 
@@ -76,8 +73,8 @@ def source_scores(
 
 
 def weighted_sources(
-  scores: Float[Array, 'K B T G'], sources: tuple[Float[Array, 'B T D'], ...]
-) -> Float[Array, 'B T D']:
+  scores: Float[Array, 'K B T G'], sources: Layers
+) -> States:
   """Return K sum_i a_i v_i, float32, with a_i = s_i / sum_j s_j.
 
   Each part of the width has its own a_i. The division comes last because XLA
@@ -92,9 +89,7 @@ def weighted_sources(
   return divided(scores, sources)
 
 
-def _divided(
-  scores: Float[Array, 'K B T G'], sources: tuple[Float[Array, 'B T D'], ...]
-) -> Float[Array, 'B T D']:
+def _divided(scores: Float[Array, 'K B T G'], sources: Layers) -> States:
   total = jnp.zeros(sources[0].shape, jnp.float32)
   for score, source in zip(scores, sources, strict=True):
     total += spread(score, total.shape[-1]) * source
@@ -131,10 +126,10 @@ class Sources(NamedTuple):
       residual; None between layers, and otherwise.
   """
 
-  total: Float[Array, 'B T D']
+  total: States
   blocks: Layers
-  running: Float[Array, 'B T D'] | None = None
-  offset: Float[Array, 'B T D'] | None = None
+  running: States | None = None
+  offset: States | None = None
 
   def readable(self) -> Layers:
     """Return what can be attended to."""
@@ -153,11 +148,11 @@ class SourcesState(ResidualState):
   def __init__(self, with_embedding: bool):
     self.with_embedding = with_embedding
 
-  def open(self, x: Float[Array, 'B T D']) -> Sources:
+  def open(self, x: States) -> Sources:
     """Return the state before the first layer."""
     return Sources(x, (x,) if self.with_embedding else ())
 
-  def close(self, state: Sources) -> Float[Array, 'B T D']:
+  def close(self, state: Sources) -> States:
     """Return the plain residual."""
     return state.total
 
@@ -171,7 +166,7 @@ class SourcesState(ResidualState):
     return Sources(before.total, (*before.blocks, *new), left)
 
 
-class SourceAttention(nn.Module):
+class SourceAttention(FusionModule):
   """Attention of one place of a stack to the sources below it.
 
   The query w * g, with w = 0 and g = 1 at the start, is a parameter, and the
@@ -181,20 +176,15 @@ class SourceAttention(nn.Module):
   Views: 'weights' [B, T, K, G].
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
     shape = (self.config.width,)
     zeros, ones = nn.initializers.zeros_init(), nn.initializers.ones_init()
     self.query = parameter(self, 'query', zeros, ('norm',), shape)
     self.key_scale = parameter(self, 'key_scale', ones, ('norm',), shape)
 
-  def __call__(
-    self, sources: Layers, context: Context
-  ) -> Float[Array, 'B T D']:
+  def __call__(self, sources: Layers, context: Context) -> States:
     """Return K sum_i a_i v_i, float32."""
-    heads = self.config.side(self.side).options.heads
+    heads = self.options.heads
     query, epsilon = self.query * self.key_scale, self.config.norm_epsilon
     scores = source_scores(query, sources, heads, epsilon)
     weights = jnp.moveaxis(scores / scores.sum(0), 0, 2)
@@ -262,7 +252,7 @@ class AttentionResidual(Residual):
       return 1 + below
     return below + (self.options.embedding and below > 0)
 
-  def _read(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
+  def _read(self, x: Sources, context: Context) -> States:
     """Return h, float32, where the sublayer attends."""
     sources, total = x.readable(), x.total.astype(jnp.float32)
     delta = self.options.kind == 'delta'
@@ -276,7 +266,7 @@ class AttentionResidual(Residual):
 
   def before(
     self, x: Sources, context: Context
-  ) -> tuple[Float[Array, 'B T D'], Float[Array, 'B T D'] | None]:
+  ) -> tuple[States, States | None]:
     """Return the input of f, and with sources='layer' the offset of the layer.
 
     See `Residual.before`.
@@ -292,9 +282,9 @@ class AttentionResidual(Residual):
   def after(
     self,
     x: Sources,
-    y: Float[Array, 'B T D'],
+    y: States,
     context: Context,
-    kept: Float[Array, 'B T D'] | None = None,
+    kept: States | None = None,
     scale: Float[Array, ''] | None = None,
   ) -> Sources:
     """Return the state after the sublayer; `kept` is the layer's offset."""
@@ -307,16 +297,13 @@ class AttentionResidual(Residual):
     return Sources(total, x.blocks, running, offset)
 
 
-class LastRead(nn.Module):
+class LastRead(FusionModule):
   """Attention to all sources after the last layer, K sum_i a_i v_i."""
-
-  config: ModelConfig
-  side: Side
 
   def setup(self):
     self.attention = SourceAttention(self.config, self.side)
 
-  def __call__(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, x: Sources, context: Context) -> States:
     return self.attention(x.readable(), context).astype(x.total.dtype)
 
 

@@ -23,7 +23,7 @@ from fusion_jax.bounds import Depth, PositiveFloat, SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import fields_of_section, section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.inputs import FusionModule
 from fusion_jax.fusion.linear import affine
 from fusion_jax.fusion.routing import (
   coupling_diversity,
@@ -34,7 +34,7 @@ from fusion_jax.fusion.routing import (
 )
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.fusion.tree import add_residual
-from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.context import Context, Layers, States, token_mean
 from fusion_jax.layers.dense import (
   Dense,
   bias_initializer,
@@ -162,7 +162,7 @@ class _PerLayer(nn.Module):
     )
 
 
-class Votes(nn.Module):
+class Votes(FusionModule):
   """Votes V[l -> n] = W_{l -> n} F_l(H[1..L]); Dou et al. (2019), Eq. 7-8.
 
   The dense form, which has the size of the paper's Table 1, is one network over
@@ -170,8 +170,6 @@ class Votes(nn.Module):
   form follows the paper's text and has F_l and W_l for every layer.
   """
 
-  config: ModelConfig
-  side: Side
   activation: Literal['none', 'relu']
 
   @nn.compact
@@ -179,7 +177,7 @@ class Votes(nn.Module):
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T L N C']:
     """Return the votes V of H[1..L] for every capsule, in the layers' dtype."""
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     form = self._block if options.vote_projection == 'block' else self._dense
     capsules = options.capsule_count(config.width)
     return form(layers, context).reshape(
@@ -215,7 +213,7 @@ class Votes(nn.Module):
     return jnp.stack(votes, axis=-2)
 
 
-class Routing(nn.Module):
+class Routing(FusionModule):
   """Base of both routings: the votes, the residual, the norm, the telemetry.
 
   Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration;
@@ -225,15 +223,12 @@ class Routing(nn.Module):
   Views: 'couplings' [B, T, iterations, L, N].
   """
 
-  config: ModelConfig
-  side: Side
-
   # Activation between the two maps of the votes.
   vote_activation: ClassVar[Literal['none', 'relu']] = 'none'
 
   @property
   def options(self) -> Any:
-    return self.config.side(self.side).options.resolved
+    return super().options.resolved
 
   def setup(self):
     self.votes = Votes(self.config, self.side, self.vote_activation)
@@ -248,9 +243,7 @@ class Routing(nn.Module):
     sow(self, 'telemetry', 'vote_size', token_mean(size, context.tokens))
     return unit_votes(votes) if self.options.vote_norm == 'rms' else votes
 
-  def _finish(
-    self, output: Float[Array, 'B T N C'], layers: Layers
-  ) -> Float[Array, 'B T D']:
+  def _finish(self, output: Float[Array, 'B T N C'], layers: Layers) -> States:
     """Concatenate the capsules, then apply the residual and the norm."""
     fused = output.reshape(layers[0].shape)
     fused = add_residual(fused, layers, len(layers) - 1, self.options.residual)
@@ -298,7 +291,7 @@ class DynamicRouting(Routing):
   The backward pass recomputes everything between the votes and the capsules.
   """
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the concatenated capsules of H[1..L]."""
     layers, options = layers[1:], self.options
     route = functools.partial(
@@ -365,7 +358,7 @@ class EmRouting(Routing):
     logits = self.activation_out(self.dropout(hidden, context.deterministic))
     return jax.nn.sigmoid(logits.astype(jnp.float32))
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the concatenated capsules of H[1..L]."""
     layers, options = layers[1:], self.options
     route = functools.partial(

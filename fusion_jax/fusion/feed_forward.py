@@ -14,10 +14,9 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SIDES
 from fusion_jax.config.section import section
 from fusion_jax.fusion.average import AverageOptions, mlrf_layers, mlrf_norm
-from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.inputs import FusionModule, reads_plain_layers
 from fusion_jax.fusion.scheme import on_both_sides, starts_as_identity
-from fusion_jax.fusion.starts import reads_plain_layers
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.dense import (
   Dense,
   Initializer,
@@ -59,7 +58,7 @@ class LayerEmbedding(nn.Module):
     )
 
 
-class FeedForwardFusion(nn.Module):
+class FeedForwardFusion(FusionModule):
   """Fusion by a feed-forward network; Wang et al. (2018), section 3.2.
 
   norm(relu(concat(z + E) W1 + b1) W2 + b2). With start='baseline' it gives the
@@ -68,12 +67,10 @@ class FeedForwardFusion(nn.Module):
   E starts as 0. The other columns of W1 start as usual.
   """
 
-  config: ModelConfig
-  side: Side
   embedding: LayerEmbedding | None = None
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     first: tuple[Initializer | None, ...] = None, None
     second: tuple[Initializer | None, ...] = None, None
     if starts_as_identity(config, self.side):
@@ -86,21 +83,19 @@ class FeedForwardFusion(nn.Module):
 
   def fused_layers(self, layers: Layers) -> Layers:
     """Return z[l] + E[l] of the layers that are fused."""
-    options = self.config.side(self.side).options
+    options = self.options
     if options.layer_embedding and self.embedding is not None:
       table = self.embedding().astype(layers[0].dtype)
       layers = tuple(z + table[index] for index, z in enumerate(layers))
     return layers if options.include_embedding else layers[1:]
 
-  def network(
-    self, z: Float[Array, 'B T I'], context: Context
-  ) -> Float[Array, 'B T D']:
+  def network(self, z: Float[Array, 'B T I'], context: Context) -> States:
     """Return norm(relu(z W1 + b1) W2 + b2)."""
     hidden = jax.nn.relu(self.hidden(z))
     hidden = self.dropout(hidden, context.deterministic)
     return self.norm(self.out(hidden))
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the fusion of the layers."""
     return self.network(jnp.concatenate(self.fused_layers(layers), -1), context)
 

@@ -16,15 +16,10 @@ from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import (
-  WAYS,
-  LayerConnection,
-  Layers,
-  StreamAttention,
-)
+from fusion_jax.fusion.inputs import WAYS, LayerConnection, StreamAttention
 from fusion_jax.fusion.scheme import all_layers, always, on_both_sides
 from fusion_jax.layers.attention import LayerInput, residual_of
-from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.context import Context, Layers, States, token_mean
 from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.sow import sow
 
@@ -75,7 +70,7 @@ def weighted_outputs(
   static: Float[Array, 'K *D'],
   dynamic: Float[Array, 'B T K'] | None,
   outputs: Layers,
-) -> Float[Array, 'B T D']:
+) -> States:
   """Return sum_k (b_k + d_k) y_k, computed in float32, in the outputs' dtype.
 
   Args:
@@ -90,14 +85,10 @@ def weighted_outputs(
 
 
 def recent(outputs: Layers, last: int) -> Layers:
-  """Return y_0, the sum of the outputs between, and the last ones.
+  """Return y_0, the sum of the outputs between, and the `last` ones.
 
-  Args:
-    outputs: y_0 and at most last + 2 others, of which the first may be a sum.
-    last: Number of outputs that stay apart; 0: all do.
-
-  Returns:
-    At most last + 2 arrays.
+  Of at most last + 2 others than y_0 the first may be a sum; with last=0 all
+  stay apart.
   """
   if not last or len(outputs) <= last + 2:
     return outputs
@@ -137,11 +128,7 @@ class Grn(LayerConnection):
   features.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    self.options = self.config.side(self.side).options
     numbers = range(self.config.layers(self.side) + 1)
     self.static = {str(n): self._static(n) for n in numbers}
     if self.options.kind == 'dynamic':
@@ -167,7 +154,7 @@ class Grn(LayerConnection):
 
   def _sums(
     self, layer: int, outputs: Layers, context: Context
-  ) -> list[Float[Array, 'B T D']]:
+  ) -> list[States]:
     """Return g_c[l+1] of every way."""
     static, dynamic = self.static[str(layer)], None
     means = static.reshape(*static.shape[:2], -1).mean(-1)
@@ -187,7 +174,7 @@ class Grn(LayerConnection):
 
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
-  ) -> tuple[Float[Array, 'B T D'] | LayerInput, tuple[Any, ...]]:
+  ) -> tuple[States | LayerInput, tuple[Any, ...]]:
     """Return g[l]; `carried` is x[l-1] and y[0..l-2] as the sums read them."""
     layer, y = len(layers) - 1, layers[-1]
     residual, *outputs = carried or (None,)
@@ -200,9 +187,7 @@ class Grn(LayerConnection):
     return x, (residual_of(x), *read)
 
 
-def _layer_input(
-  sums: list[Float[Array, 'B T D']],
-) -> Float[Array, 'B T D'] | LayerInput:
+def _layer_input(sums: list[States]) -> States | LayerInput:
   """Return the input of a layer; of three sums, the query's is its residual."""
   if len(sums) == 1:
     return sums[0]

@@ -22,9 +22,9 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import Layers, weighted_sum
+from fusion_jax.fusion.inputs import FusionModule, weighted_sum
 from fusion_jax.fusion.scheme import Predictions, Scheme
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
@@ -105,7 +105,7 @@ def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
 
 def group_sum(
   layers: Layers, group: range, weights: Float[Array, ' L']
-) -> Float[Array, 'B T D']:
+) -> States:
   """Return sum_{l in group} w_l H[l]; Yang et al. (2022), Eq. 4.
 
   Args:
@@ -129,7 +129,7 @@ def _zero_weights(
   return parameter(module, name, zeros, (axis,), (count,))
 
 
-class EncoderGroups(nn.Module):
+class EncoderGroups(FusionModule):
   """Fusion of the encoder's groups; Yang et al. (2022), Eq. 2.
 
   LN(1 / G sum_k sigmoid(w_k) H[last layer of k]). Where all layers are one
@@ -137,17 +137,14 @@ class EncoderGroups(nn.Module):
   asks for it, as in the released code.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
     count = len(groups_of(self.config, self.side))
     self.weights = _zero_weights(self, 'weights', 'groups', count)
-    always = self.config.side(self.side).options.single_group_norm
+    always = self.options.single_group_norm
     normed = count > 1 or always
     self.norm = layer_norm(self.config) if normed else lambda x: x
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     del context
     weights = jax.nn.sigmoid(self.weights)
     sow(self, 'telemetry', 'group_weights', weights)
@@ -158,7 +155,7 @@ class EncoderGroups(nn.Module):
     return self.norm(fused)
 
 
-class DecoderGroups(nn.Module):
+class DecoderGroups(FusionModule):
   """Features and weights of the decoder's groups; Yang (2022), Eq. 4-5.
 
   G[k] = sum_{l in k} sigmoid(w_l) H[l], with the weights psi.
@@ -167,12 +164,9 @@ class DecoderGroups(nn.Module):
   Layers that belong to no group have no weight.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
     groups = groups_of(self.config, self.side)
-    if self.config.side(self.side).options.mode != 'last':
+    if self.options.mode != 'last':
       self.layer_weights = _zero_weights(
         self, 'layer_weights', 'layers', groups[-1][-1]
       )
@@ -193,7 +187,7 @@ class DecoderGroups(nn.Module):
       The features of those groups, and their log psi among all groups, float32.
     """
     del context
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     features = self._features(layers)
     log_weights = log_group_weights(
       self.group_weights, options.temperature or math.sqrt(config.width)
@@ -201,13 +195,13 @@ class DecoderGroups(nn.Module):
     sow(self, 'telemetry', 'group_weights', jnp.exp(log_weights))
     return jnp.stack(features), log_weights[: len(features)]
 
-  def _features(self, layers: Layers) -> list[Float[Array, 'B T D']]:
+  def _features(self, layers: Layers) -> list[States]:
     groups = [
       group
       for group in groups_of(self.config, self.side)
       if group[-1] < len(layers)
     ]
-    mode = self.config.side(self.side).options.mode
+    mode = self.options.mode
     if mode == 'last':
       return [layers[group[-1]] for group in groups]
     weights = jax.nn.sigmoid(self.layer_weights)

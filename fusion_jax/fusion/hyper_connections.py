@@ -25,7 +25,7 @@ from fusion_jax.config.section import section
 from fusion_jax.errors import require
 from fusion_jax.fusion.residuals import PLAIN
 from fusion_jax.fusion.scheme import always, no_layers, on_both_sides
-from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.context import Context, States, token_mean
 from fusion_jax.layers.dense import Initializer, parameter
 from fusion_jax.layers.residual import Residual, ResidualState
 from fusion_jax.layers.sow import sow
@@ -72,12 +72,12 @@ class Streams(ResidualState):
 
   count: int
 
-  def open(self, x: Float[Array, 'B T D']) -> Float[Array, 'B N T D']:
+  def open(self, x: States) -> Float[Array, 'B N T D']:
     """Return H[0] in every stream."""
     shape = x.shape[0], self.count, *x.shape[1:]
     return jnp.broadcast_to(x[:, None], shape)
 
-  def close(self, state: Float[Array, 'B N T D']) -> Float[Array, 'B T D']:
+  def close(self, state: Float[Array, 'B N T D']) -> States:
     """Return the mean of the streams."""
     return state.mean(1, dtype=jnp.float32).astype(state.dtype)
 
@@ -124,7 +124,7 @@ class StreamWeights(NamedTuple):
 
 def read_streams(
   streams: Float[Array, 'B N T D'], weights: Float[Array, '*#B N #T']
-) -> Float[Array, 'B T D']:
+) -> States:
   """Return sum_i p_i X_i, in the dtype of the streams."""
   read = (weights[..., None] * streams).sum(-3)
   return read.astype(streams.dtype)
@@ -132,7 +132,7 @@ def read_streams(
 
 def write_streams(
   streams: Float[Array, 'B N T D'],
-  y: Float[Array, 'B T D'],
+  y: States,
   mix: Float[Array, '*#B N N #T'] | None,
   weights: Float[Array, '*#B N #T'],
 ) -> Float[Array, 'B N T D']:
@@ -285,7 +285,7 @@ class HyperResidual(Residual):
 
   def before(
     self, x: Float[Array, 'B N T D'], context: Context
-  ) -> tuple[Float[Array, 'B T D'], StreamWeights]:
+  ) -> tuple[States, StreamWeights]:
     """Return the input of f, and the weights of the sublayer."""
     weights = self._recomputed(HyperResidual._weights)(self, x)
     self._record(weights, context)
@@ -298,7 +298,7 @@ class HyperResidual(Residual):
   def after(
     self,
     x: Float[Array, 'B N T D'],
-    y: Float[Array, 'B T D'],
+    y: States,
     context: Context,
     kept: StreamWeights | None = None,
     scale: Float[Array, ''] | None = None,

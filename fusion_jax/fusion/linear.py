@@ -1,4 +1,7 @@
-"""Linear combination of layers; Dou et al. (EMNLP 2018), Eq. 5.
+"""Combinations of all layers: linear, and with weights of each position.
+
+Dou et al. (EMNLP 2018), Eq. 5; dynamic combination, Dou et al. (AAAI 2019),
+Eq. 4.
 
 Axis letters: B batch, T positions, D model width, L layers, I and O any widths.
 """
@@ -6,6 +9,7 @@ Axis letters: B batch, T positions, D model width, L layers, I and O any widths.
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -13,10 +17,13 @@ from jaxtyping import Array, Float
 from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
-from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.inputs import (
+  FusionModule,
+  reads_plain_layers,
+  weighted_sum,
+)
 from fusion_jax.fusion.scheme import on_both_sides, starts_as_identity
-from fusion_jax.fusion.starts import reads_plain_layers
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Layers, States, token_mean
 from fusion_jax.layers.dense import (
   Dense,
   Initializer,
@@ -24,6 +31,7 @@ from fusion_jax.layers.dense import (
   kernel_initializer,
   parameter,
 )
+from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.sow import sow, wants
 
 
@@ -51,7 +59,7 @@ def affine(
 
 def linear_combination(
   layers: Layers, kernel: Float[Array, 'L D D'], bias: Float[Array, ' D']
-) -> Float[Array, 'B T D']:
+) -> States:
   """Return sum_l H[l] W_l + b, in the layers' dtype; Dou (2018), Eq. 5."""
   rows = kernel.reshape(-1, kernel.shape[-1])
   return affine(jnp.concatenate(layers, -1), rows, bias)
@@ -70,7 +78,7 @@ def block_norms(
   return jnp.linalg.norm(blocks, axis=(1, 2))
 
 
-class Linear(nn.Module):
+class Linear(FusionModule):
   """Linear combination of H[1..L]; Dou et al. (2018), Eq. 5.
 
   The factored form, concat(H[1..L]) A B + biases without an activation, has the
@@ -80,11 +88,8 @@ class Linear(nn.Module):
   columns of A that meet the zeros of B start as usual, or both would stay 0.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     identity = starts_as_identity(config, self.side)
     if options.factored:
       columns = options.hidden or config.filter
@@ -105,12 +110,12 @@ class Linear(nn.Module):
     self.kernel = parameter(self, 'kernel', kernel, axes, shape)
     self.bias = parameter(self, 'bias', bias, ('norm',), (width,))
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the combination of H[1..L]."""
     if wants(self, 'telemetry'):
       norms = block_norms(nn.unbox(self.variables['params']), len(layers) - 1)
       sow(self, 'telemetry', 'layer_norms', norms)
-    if self.config.side(self.side).options.factored:
+    if self.options.factored:
       return self.out(self.hidden(jnp.concatenate(layers[1:], -1)))
     return linear_combination(layers[1:], self.kernel, self.bias)
 
@@ -153,7 +158,7 @@ def _starts_as_identity(config: ModelConfig, side: Side) -> bool:
   return reads_plain_layers(config, side) and (wide or not options.factored)
 
 
-SCHEME = on_both_sides(
+LINEAR = on_both_sides(
   'linear',
   Linear,
   'layer aggregation',
@@ -161,4 +166,68 @@ SCHEME = on_both_sides(
   LinearOptions,
   rate=0.1,
   starts_as_identity=_starts_as_identity,
+)
+
+
+@section('model.*.options')
+class DynamicOptions:
+  """Dynamic combination (Dou 2019, Eq. 4)."""
+
+  hidden: SizeOrZero = 0
+  """Hidden width; 0: model.filter."""
+
+
+class DynamicCombination(FusionModule):
+  """Fusion sum_l W[l] * H[l]; Dou et al. (2019), Eq. 4.
+
+  W = FFN(concat(H[1..L])), and FFN(z) = relu(z W1 + b1) W2 + b2 gives the
+  weights of all layers at once: W1 is shared, and W2 has a block for every
+  layer. The paper speaks of a network for each layer; both forms have the size
+  of its Table 1. start='baseline' gives H[L]: W2 = 0, b2 = 1 on the block of
+  H[L] and 0 elsewhere.
+
+  Telemetry: 'layer_weights' [L], the mean weight of every layer.
+  Views: 'layer_weights' [B, T, L, D].
+  """
+
+  def setup(self):
+    config, options = self.config, self.options
+    self.hidden = Dense(
+      config, options.hidden or config.filter, ('embed', 'mlp'), True
+    )
+    starts: tuple[Initializer | None, ...] = None, None
+    if starts_as_identity(config, self.side):
+      starts = nn.initializers.zeros_init(), self._last_ones
+    features = config.layers(self.side) * config.width
+    self.out = Dense(config, features, ('mlp', 'embed'), True, *starts)
+    self.dropout = Dropout(config.activation_dropout, config.dropout_generator)
+
+  def _last_ones(self, key: Array, shape: tuple[int]) -> Float[Array, ' O']:
+    return jnp.zeros(shape).at[-self.config.width :].set(1)
+
+  def weights(
+    self, layers: Layers, context: Context
+  ) -> Float[Array, 'B T L D']:
+    """Return W, weights of any sign."""
+    hidden = jax.nn.relu(self.hidden(jnp.concatenate(layers, -1)))
+    weights = self.out(self.dropout(hidden, context.deterministic))
+    return weights.reshape(*layers[0].shape[:-1], len(layers), -1)
+
+  def __call__(self, layers: Layers, context: Context) -> States:
+    """Return the combination of H[1..L]."""
+    weights = self.weights(layers[1:], context)
+    means = weights.mean(-1, dtype=jnp.float32)
+    sow(self, 'telemetry', 'layer_weights', token_mean(means, context.tokens))
+    sow(self, 'views', 'layer_weights', weights)
+    by_layer = jnp.moveaxis(weights.astype(jnp.float32), 2, 0)
+    return weighted_sum(by_layer, layers[1:])
+
+
+DYNAMIC_COMBINATION = on_both_sides(
+  'dynamic_combination',
+  DynamicCombination,
+  'layer aggregation',
+  'Dou et al. 2019, Eq. 4',
+  DynamicOptions,
+  starts_as_identity=reads_plain_layers,
 )

@@ -19,7 +19,6 @@ from fusion_jax.errors import require
 from fusion_jax.fusion.inputs import (
   WAYS,
   LayerConnection,
-  Layers,
   StreamAttention,
   weighted_sum,
 )
@@ -31,7 +30,7 @@ from fusion_jax.fusion.scheme import (
 )
 from fusion_jax.fusion.shortcuts import ShortcutAttention
 from fusion_jax.layers.attention import LayerInput
-from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.context import Context, Layers, States, token_mean
 from fusion_jax.layers.dense import Dense, parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
@@ -116,11 +115,8 @@ class Mudd(LayerConnection):
   Views: 'weights_l' [B, T, C, K].
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    self.options = options = self.config.side(self.side).options
+    options = self.options
     count = self.config.layers(self.side)
     numbers = [n for n in range(1, count + 1) if self._names(n)]
     self.hidden = {str(n): self._hidden(n) for n in numbers}
@@ -158,7 +154,7 @@ class Mudd(LayerConnection):
     )
 
   def _weights(
-    self, x: Float[Array, 'B T D'], layer: int, context: Context
+    self, x: States, layer: int, context: Context
   ) -> Float[Array, 'B T C K']:
     """Return W_l for every position, float32."""
     wide = x.astype(jnp.float32)
@@ -199,20 +195,13 @@ class Mudd(LayerConnection):
       return self._memories(sums), carried
     return (LayerInput(*sums) if len(sums) > 1 else sums[0]), carried
 
-  def _source(
-    self, number: int, layer: Float[Array, 'B T D'], context: Context
-  ) -> Float[Array, 'B T D']:
+  def _source(self, number: int, layer: States, context: Context) -> States:
     """Return X[number] as the sums read it."""
     normed = self.options.norms == 'pre_post'
     layer = self.norm[str(number)](layer) if normed else layer
     return context.read_one(number, layer)
 
-  def _added(
-    self,
-    sums: list[Float[Array, 'B T D']],
-    x: Float[Array, 'B T D'],
-    layer: int,
-  ) -> list[Float[Array, 'B T D']]:
+  def _added(self, sums: list[States], x: States, layer: int) -> list[States]:
     """Return the sums with X[l], that of the residual after its norm."""
     if str(layer) in self.sum_norm:
       sums = [self.sum_norm[str(layer)](sums[0]), *sums[1:]]

@@ -7,18 +7,16 @@ Axis letters: M rows of a pass, T positions, D model width.
 
 from typing import Annotated
 
-from jaxtyping import Array, Float
 from pydantic import Field
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import per_layer_norms
+from fusion_jax.fusion.inputs import Opening, per_layer_norms
 from fusion_jax.fusion.scheme import AttentionSource, scheme_of
-from fusion_jax.fusion.starts import Opening
 from fusion_jax.fusion.tree import AggNode, AggOptions
 from fusion_jax.layers.attention import MultiHeadAttention
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.residual import layer_norm
 
 
@@ -70,12 +68,8 @@ class MultiLayerAttention(MultiHeadAttention):
     return range(2, layers_read(self.index, options.layers) + 1)
 
   def attend(
-    self,
-    x: Float[Array, 'M T D'],
-    h: Float[Array, 'M T D'],
-    layers: tuple[Float[Array, 'M T D'], ...],
-    context: Context,
-  ) -> Float[Array, 'M T D']:
+    self, x: States, h: States, layers: Layers, context: Context
+  ) -> States:
     """Attend to several layers; see `MultiHeadAttention.attend`."""
     outputs = [super().attend(x, h, layers, context)]
     for i in self._numbers:

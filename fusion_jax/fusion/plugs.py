@@ -10,10 +10,9 @@ from flax import linen as nn
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SIDES
 from fusion_jax.fusion.feed_forward import LayerEmbedding
-from fusion_jax.fusion.inputs import InputNorms
+from fusion_jax.fusion.inputs import InputNorms, Opening
 from fusion_jax.fusion.residuals import with_initial_gains
 from fusion_jax.fusion.scheme import Plug, has_opening, scheme_of, source_of
-from fusion_jax.fusion.starts import Opening
 from fusion_jax.layers.attention import MultiHeadAttention
 
 

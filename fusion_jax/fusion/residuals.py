@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SUBLAYERS
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, States
 from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.residual import Residual, ResidualState
 from fusion_jax.layers.sow import sow
@@ -29,8 +29,8 @@ _LOGITS = 'query', 'key'
 class InsideLayer(NamedTuple):
   """State between the sublayers: what the next one reads, and H[l-1]."""
 
-  x: Float[Array, 'B T D']
-  bottom: Float[Array, 'B T D']
+  x: States
+  bottom: States
 
 
 class BottomToTopResidual(Residual):
@@ -45,9 +45,7 @@ class BottomToTopResidual(Residual):
   side: Side
   number: int
 
-  def before(
-    self, x: Any, context: Context
-  ) -> tuple[Float[Array, 'B T D'], None]:
+  def before(self, x: Any, context: Context) -> tuple[States, None]:
     """Return the input of f; see `Residual.before`."""
     del context
     return x.x if isinstance(x, InsideLayer) else x, None
@@ -55,7 +53,7 @@ class BottomToTopResidual(Residual):
   def after(
     self,
     x: Any,
-    y: Float[Array, 'B T D'],
+    y: States,
     context: Context,
     kept: None = None,
     scale: Float[Array, ''] | None = None,
@@ -79,7 +77,7 @@ class DeepNormResidual(Residual):
 
   side: Side
 
-  def skip(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
+  def skip(self, x: States) -> States:
     """Return alpha x."""
     return deep_norm_alpha(self.config, self.side) * x
 
@@ -146,7 +144,7 @@ class GainResidual(Residual):
     ones = nn.initializers.ones_init()
     self.skip_gain = parameter(self, 'skip_gain', ones, (), ())
 
-  def skip(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
+  def skip(self, x: States) -> States:
     """Return g x, computed in float32, in the dtype of x."""
     sow(self, 'telemetry', 'skip_gain', self.skip_gain)
     return (self.skip_gain * x.astype(jnp.float32)).astype(x.dtype)

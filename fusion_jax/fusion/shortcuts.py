@@ -22,10 +22,16 @@ from jaxtyping import Array, Bool, Float
 from fusion_jax.config import ModelConfig, Side, SideConfig
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
+from fusion_jax.fusion.inputs import Opening
 from fusion_jax.fusion.scheme import AttentionSource, scheme_of
-from fusion_jax.fusion.starts import Opening
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
-from fusion_jax.layers.context import Context, KeyValue, token_mean
+from fusion_jax.layers.context import (
+  Context,
+  KeyValue,
+  Layers,
+  States,
+  token_mean,
+)
 from fusion_jax.layers.dense import (
   Dense,
   Initializer,
@@ -139,12 +145,8 @@ class ShortcutAttention(MultiHeadAttention):
     return parameter(self, name, init, ('norm',), (self.config.width,))
 
   def attend(
-    self,
-    x: Float[Array, 'M T D'],
-    h: Float[Array, 'M T D'],
-    layers: tuple[Float[Array, 'M T D'], ...],
-    context: Context,
-  ) -> Float[Array, 'M T D']:
+    self, x: States, h: States, layers: Layers, context: Context
+  ) -> States:
     """Attend with shortcuts; see `MultiHeadAttention.attend`."""
     shortcut = layers[0]
     if self._options.source == 'non_lexical' and len(layers) > 1:

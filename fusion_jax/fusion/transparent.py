@@ -11,9 +11,13 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.bounds import Share
-from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
-from fusion_jax.fusion.inputs import Layers, per_layer_norms, weighted_sum
+from fusion_jax.fusion.inputs import (
+  FusionModule,
+  Layers,
+  per_layer_norms,
+  weighted_sum,
+)
 from fusion_jax.fusion.scheme import Scheme, all_layers
 from fusion_jax.layers.context import Context
 from fusion_jax.layers.dense import parameter
@@ -41,7 +45,7 @@ class TransparentOptions:
   "fine-grained")."""
 
 
-class TransparentAttention(nn.Module):
+class TransparentAttention(FusionModule):
   """Memory of its own for each layer of the decoder; Bapna et al. (2018).
 
   memory_j = sum_{i=0..L} softmax_i(dropout(w)_ij) H[i], for j = 1..J, from the
@@ -57,11 +61,8 @@ class TransparentAttention(nn.Module):
   `feature_wise` its mean over the features.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     layers = config.layers(self.side) + 1
     shape: tuple[int, ...] = (layers, config.decoder_layers)
     if options.feature_wise:
@@ -90,7 +91,7 @@ class TransparentAttention(nn.Module):
     softmax = jax.nn.softmax(self.weights, axis=0)
     means = softmax.reshape(*softmax.shape[:2], -1).mean(-1)
     sow(self, 'telemetry', 'weights', means)
-    options, weights = self.config.side(self.side).options, softmax
+    options, weights = self.options, softmax
     if options.dropout_place == 'logits':
       weights = self.dropout(self.weights, context.deterministic)
       weights = jax.nn.softmax(weights, axis=0)

@@ -17,7 +17,7 @@ from fusion_jax.config.section import section
 from fusion_jax.errors import require
 from fusion_jax.fusion.scheme import AttentionSource
 from fusion_jax.layers.attention import MultiHeadAttention, split_heads
-from fusion_jax.layers.context import Context, Keys, KeyValue
+from fusion_jax.layers.context import Context, Keys, KeyValue, Layers, States
 from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.sow import sow
 
@@ -98,12 +98,8 @@ class ValueResidualAttention(MultiHeadAttention):
     return KeyValue(new.keys, values.astype(new.values.dtype))
 
   def attend(
-    self,
-    x: Float[Array, 'M T D'],
-    h: Float[Array, 'M T D'],
-    layers: tuple[Float[Array, 'M T D'], ...],
-    context: Context,
-  ) -> Float[Array, 'M T D']:
+    self, x: States, h: States, layers: Layers, context: Context
+  ) -> States:
     """Self-attend; see `MultiHeadAttention.attend`."""
     del x, layers
     new = self.mixed(self.keys_values(h), context.caches.first_values)
@@ -124,12 +120,8 @@ class SharedValueAttention(MultiHeadAttention):
     return Keys(keys.swapaxes(-1, -2))
 
   def attend(
-    self,
-    x: Float[Array, 'M T D'],
-    h: Float[Array, 'M T D'],
-    layers: tuple[Float[Array, 'M T D'], ...],
-    context: Context,
-  ) -> Float[Array, 'M T D']:
+    self, x: States, h: States, layers: Layers, context: Context
+  ) -> States:
     """Self-attend; see `MultiHeadAttention.attend`."""
     del x, layers
     seen = context.caches.extend(self.keys_alone(h))

@@ -21,6 +21,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.config import Side
 
+# Vectors at the positions of a batch, and those of several layers.
+States: TypeAlias = Float[Array, 'B T D']
+Layers: TypeAlias = tuple[States, ...]
+
 _NAME = 'keep'
 
 
@@ -47,9 +51,7 @@ class AblationMasks(NamedTuple):
     """Return whether layer `index`, counted from 0, takes part."""
     return jnp.asarray(self.layers)[index]
 
-  def read_one(
-    self, number: int, layer: Float[Array, 'B T D']
-  ) -> Float[Array, 'B T D']:
+  def read_one(self, number: int, layer: States) -> States:
     """Return what a fusion reads of H[number], after any norm it has."""
     return jnp.where(self.inputs[number], layer, 0)
 
@@ -72,14 +74,7 @@ def masks_of(stack: nn.Module) -> AblationMasks | None:
 def with_masks(
   parameters: Mapping[str, Any], masks: Mapping[Side, AblationMasks]
 ) -> dict[str, Any]:
-  """Return parameters with masks beside them.
-
-  Args:
-    masks: Masks for 'encoder' and 'decoder'; a side that is missing has none.
-
-  Returns:
-    The same arrays, and the masks.
-  """
+  """Return parameters with masks beside them; a side without masks has none."""
   stacks: dict[str, Any] = {
     side: {**parameters[side], _NAME: keep} for side, keep in masks.items()
   }
@@ -108,12 +103,7 @@ Cache: TypeAlias = KeyValue | Keys
 
 
 def with_values(own: Cache, first: Cache) -> KeyValue:
-  """Return keys with their values, or with those of layer 1.
-
-  Args:
-    own: What a layer keeps.
-    first: What layer 1 keeps, of the same positions; it has values.
-  """
+  """Return keys with their values, or with those that layer 1 keeps."""
   if isinstance(own, KeyValue):
     return own
   assert isinstance(first, KeyValue), 'layer 1 has values'
@@ -121,14 +111,7 @@ def with_values(own: Cache, first: Cache) -> KeyValue:
 
 
 def append(cache: Cache, new: Cache, position: Int[Array, '']) -> Cache:
-  """Write keys, and values if there are any, into a cache.
-
-  Args:
-    position: Position of the first of these.
-
-  Returns:
-    The cache with those positions replaced.
-  """
+  """Write keys, and any values, into a cache from a position on."""
 
   def write(old: Array, one: Array, axis: int) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(
@@ -201,14 +184,7 @@ class CacheCursor:
     return self._left is not None
 
   def branch(self, caches: tuple[Cache, ...] | None) -> 'CacheCursor':
-    """Return a cursor at the same position for a part of the pass.
-
-    Args:
-      caches: Caches of that part; None: it covers all positions.
-
-    Returns:
-      The cursor of the part; give what it has seen to `join`.
-    """
+    """Return a cursor at this position for a part; `join` takes what it saw."""
     return CacheCursor(caches, self._position)
 
   def take(self) -> Cache | None:
@@ -250,15 +226,11 @@ class Context:
   memory_mask: Bool[Array, 'B 1 #T S'] | None = None
   keep: AblationMasks | None = None
 
-  def read_one(
-    self, number: int, layer: Float[Array, 'M T D']
-  ) -> Float[Array, 'M T D']:
+  def read_one(self, number: int, layer: States) -> States:
     """Return what a fusion reads of H[number], after any norm it has."""
     return layer if self.keep is None else self.keep.read_one(number, layer)
 
-  def read(
-    self, layers: tuple[Float[Array, 'M T D'], ...]
-  ) -> tuple[Float[Array, 'M T D'], ...]:
+  def read(self, layers: Layers) -> Layers:
     """Return what a fusion reads of H[0], H[1] and so on."""
     return tuple(self.read_one(n, layer) for n, layer in enumerate(layers))
 
@@ -266,10 +238,7 @@ class Context:
 def token_mean(
   values: Float[Array, 'B T *rest'], tokens: Bool[Array, 'B T'] | None
 ) -> Float[Array, '*rest']:
-  """Return the float32 mean over the positions that are not padding.
-
-  With tokens=None it is the mean over all positions.
-  """
+  """Return the float32 mean over all positions, or those of tokens."""
   values = values.astype('float32')
   if tokens is None:
     return values.mean((0, 1))

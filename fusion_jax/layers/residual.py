@@ -11,7 +11,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, States
 from fusion_jax.layers.dropout import Dropout
 
 
@@ -51,11 +51,11 @@ class ResidualState:
   # Whether the state is H[l], for which a layer connection may put its own.
   is_layer: ClassVar[bool] = True
 
-  def open(self, x: Float[Array, 'B T D']) -> Any:
+  def open(self, x: States) -> Any:
     """Return the state before the first layer, from H[0]."""
     return x
 
-  def close(self, state: Any) -> Float[Array, 'B T D']:
+  def close(self, state: Any) -> States:
     """Return H[l], from the state after layer l."""
     return state
 
@@ -84,21 +84,19 @@ class Residual(nn.Module):
       self.norm = layer_norm(self.config)
     self.dropout = Dropout(self.config.dropout, self.config.dropout_generator)
 
-  def before(
-    self, x: Any, context: Context
-  ) -> tuple[Float[Array, 'B T D'], Any]:
+  def before(self, x: Any, context: Context) -> tuple[States, Any]:
     """Return the input of f, and what `after` needs beside its output."""
     del context
     return self.norm(x) if self.config.norm == 'pre' else x, None
 
-  def skip(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
+  def skip(self, x: States) -> States:
     """Return what the output of f is added to: x itself."""
     return x
 
   def after(
     self,
     x: Any,
-    y: Float[Array, 'B T D'],
+    y: States,
     context: Context,
     kept: Any = None,
     scale: Float[Array, ''] | None = None,

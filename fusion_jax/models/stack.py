@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.fusion import plugs
-from fusion_jax.fusion.inputs import LayerConnection, Layers
+from fusion_jax.fusion.inputs import LayerConnection
 from fusion_jax.fusion.mixture import keep_groups
 from fusion_jax.fusion.scheme import predictions_of, scheme_of, source_of
 from fusion_jax.layers.attention import query_of, residual_of
@@ -30,6 +30,8 @@ from fusion_jax.layers.context import (
   Cache,
   Context,
   KeyValue,
+  Layers,
+  States,
   masks_of,
   with_values,
 )
@@ -76,7 +78,7 @@ class StackOutput(NamedTuple):
   features: Float[Array, '*G M T D']
   layers: Layers
   log_weights: Float[Array, ' G'] | Float[Array, 'G M T'] | None = None
-  embeddings: Float[Array, 'M T D'] | None = None
+  embeddings: States | None = None
 
 
 def _scale(module: nn.Module, config: ModelConfig) -> Float[Array, ''] | None:
@@ -204,7 +206,7 @@ class _Stack(nn.Module):
       self.layer = [Layer(config, side, index) for index in numbers]
     scheme = scheme_of(config, side)
     connection = plugs.module_at('layer connection', config, side)
-    self.connection = connection or LayerConnection()
+    self.connection = connection or LayerConnection(config, side)
     self.state = scheme.residual.state(config, side)
     self.state_read = scheme.residual.read(config, side)
     self.input_norms = plugs.input_norms(config, side)
@@ -218,16 +220,14 @@ class _Stack(nn.Module):
     if config.norm == 'pre':
       self.final_norm = layer_norm(config)
 
-  def _run(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Any
-  ) -> StackOutput:
+  def _run(self, x: States, context: Context, memories: Any) -> StackOutput:
     """Apply all layers, then the layer aggregation."""
     run = self._scan if self.config.scan_layers else self._loop
     context = dataclasses.replace(context, keep=masks_of(self))
     return self._read(*run(x, context, memories), context)
 
   def _loop(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Any
+    self, x: States, context: Context, memories: Any
   ) -> tuple[Layers, Float[Array, '*J B T D']]:
     """Return H[0..L], and what the layer connection makes of them."""
     layers: Layers = (x,)
@@ -303,7 +303,7 @@ class _Stack(nn.Module):
     return y
 
   def _scan(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Any
+    self, x: States, context: Context, memories: Any
   ) -> tuple[Layers, Float[Array, '*J B T D']]:
     """Do the same as `_loop` where layers read the layer below; compile one."""
     embedding = x
@@ -385,13 +385,8 @@ class Decoder(_Stack):
   ) -> Memories:
     """Return keys and values of the source for every layer.
 
-    A layer that reads the values of layer 1 has keys alone.
-
-    Args:
-      mask: Mask, True at source tokens.
-
-    Returns:
-      One for each layer; stacked, [L, B, N, S, H], with scan_layers.
+    A layer that reads the values of layer 1 has keys alone. With scan_layers
+    they are stacked, [L, B, N, S, H]. The mask is True at source tokens.
     """
     return Memories(self._of_layers(encoded, mask), self._of_surface(encoded))
 
@@ -433,16 +428,9 @@ class Decoder(_Stack):
     return scan(self.layers, (), features if one_per_layer else None)[1]
 
   def __call__(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Memories
+    self, x: States, context: Context, memories: Memories
   ) -> StackOutput:
-    """Return the features of all positions, or of one position with caches.
-
-    Args:
-      x: H[0], with positions as in `Layer`.
-
-    Returns:
-      The features and H[0..L].
-    """
+    """Return features and H[0..L] of all positions, or of one with caches."""
     of_layers = memories.layers
     if not isinstance(of_layers, KeyValue):
       first = of_layers[0]

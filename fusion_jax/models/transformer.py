@@ -18,7 +18,14 @@ from fusion_jax.fusion import plugs
 from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.fusion.scheme import predictions_of, scheme_of
 from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
-from fusion_jax.layers.context import Cache, CacheCursor, Context, empty
+from fusion_jax.layers.context import (
+  Cache,
+  CacheCursor,
+  Context,
+  Layers,
+  States,
+  empty,
+)
 from fusion_jax.layers.dense import (
   bias_initializer,
   kernel_initializer,
@@ -59,7 +66,7 @@ class ModelOutput(NamedTuple):
   features: Float[Array, '*G B T D']
   output: OutputLayer
   encoder_layers: tuple[Float[Array, 'B S D'], ...]
-  decoder_layers: tuple[Float[Array, 'B T D'], ...]
+  decoder_layers: Layers
   encoder_features: Float[Array, '*G B S D']
   log_weights: Float[Array, ' G'] | Float[Array, 'G B T'] | None = None
 
@@ -84,12 +91,8 @@ def shift_right(
 ) -> Int[Array, 'B T']:
   """Return the decoder's input: the start symbol, then all but the last token.
 
-  Args:
-    positions: Position of every token in its own segment; None: a row is one
-      sentence.
-
-  Returns:
-    The tokens; the start symbol stands at the first position of each segment.
+  With `positions`, those of tokens in their own segments, the start symbol
+  stands at the first position of each segment.
   """
   shifted = jnp.pad(target, ((0, 0), (1, 0)), constant_values=start_id)[:, :-1]
   if positions is None:
@@ -159,7 +162,7 @@ class Transformer(nn.Module):
     tokens: Int[Array, 'B T'],
     positions: Int[Array, '*#B T'],
     deterministic: bool,
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     config = self.config
     embedding = self._looked_up(table, tokens)
     if learned is not None:
@@ -175,7 +178,7 @@ class Transformer(nn.Module):
 
   def _looked_up(
     self, table: Float[Array, 'V D'], tokens: Int[Array, 'B T']
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     embedding = table[tokens]
     if self.config.scale_embedding:
       embedding = embedding * self.config.width**0.5
@@ -186,7 +189,7 @@ class Transformer(nn.Module):
     tokens: Int[Array, 'B T'],
     positions: Int[Array, '*#B T'],
     deterministic: bool,
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     learned = getattr(self, 'target_positions', None)
     return self._embed(
       self.target_table, learned, tokens, positions, deterministic
@@ -361,11 +364,7 @@ class Transformer(nn.Module):
   def take_sentences(
     self, cache: tuple[Cache, ...], memory: Memory, sentences: Int[Array, ' M']
   ) -> tuple[tuple[Cache, ...], Memory]:
-    """Select the cache and the memory of some of the sentences.
-
-    Returns:
-      Cache and memory of these sentences.
-    """
+    """Return the cache and the memory of some of the sentences."""
 
     def taken(tree: Any, axis: int) -> Any:
       return jax.tree.map(

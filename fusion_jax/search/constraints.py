@@ -49,14 +49,9 @@ def clipped_limits(
   requirements: Requirements | None,
   max_length: int,
 ) -> Int32[Array, ' B']:
-  """Return the largest number of tokens of each sentence, with the end symbol.
+  """Return limits within 1 and the room `max_length`.
 
-  Args:
-    requirements: Requirements; a sentence gets room for its prefix and an end
-      symbol.
-
-  Returns:
-    Limits from 1 to max_length.
+  A sentence gets room for its prefix and an end symbol.
   """
   if requirements is not None and requirements.prefix_lengths is not None:
     max_lengths = jnp.maximum(max_lengths, requirements.prefix_lengths + 1)

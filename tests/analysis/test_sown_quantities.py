@@ -303,9 +303,7 @@ HOPS_VIEW = VIEWS['hops']
 
 FEATURES = SideConfig(
   fusion='hops',
-  options=HopsOptions(
-    hops=2, scorer_width=6, feature_wise=True, include_embedding=False
-  ),
+  options=HopsOptions(hops=2, scorer_width=6, include_embedding=False),
 )
 LAYERS = SideConfig(fusion='hops', options=HopsOptions(hops=3, scorer_width=6))
 

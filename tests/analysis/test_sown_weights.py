@@ -289,13 +289,10 @@ def test_dlcl_shows_what_is_read(tmp_path):
     {
       # Row l is of what follows layer l; above the diagonal nothing is read.
       'encoder/connection/weights': [[1, 9, 9], [2, 3, 9], [4, 5, 6]],
-      # Over the features 0..15 the mean of 2 x is 15.
-      'decoder/connection/weights': 2 * np.arange(16.0),
+      'decoder/connection/weights': 15,
     },
     encoder=SideConfig(fusion='dlcl'),
-    decoder=SideConfig(
-      fusion='dlcl', options=DlclOptions(weights='vector', window=2)
-    ),
+    decoder=SideConfig(fusion='dlcl', options=DlclOptions(window=2)),
   )
   numbers = LAYERS_VIEW.measure(fused_run(run, tmp_path))
   assert numbers['encoder']['weights'] == [
@@ -310,18 +307,6 @@ def test_dlcl_shows_what_is_read(tmp_path):
     [15, 15, None],
     [None, 15, 15],
   ]
-
-
-def test_dlcl_with_a_softmax_sums_to_1(tmp_path):
-  options = DlclOptions(normalize='softmax')
-  run = make_run(
-    # Of the second row, 3 and 1 to 1.
-    {'encoder/connection/weights': np.log([[1, 1, 1], [3, 1, 1], [1, 2, 5]])},
-    encoder=SideConfig(fusion='dlcl', options=options),
-  )
-  weights = LAYERS_VIEW.measure(fused_run(run, tmp_path))['encoder']['weights']
-  np.testing.assert_allclose(weights[1][:2], [0.75, 0.25], rtol=1e-5)
-  np.testing.assert_allclose(weights[2], [0.125, 0.25, 0.625], rtol=1e-5)
 
 
 def test_transparent_attention_by_layer_of_the_decoder(tmp_path):

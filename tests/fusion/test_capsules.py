@@ -96,20 +96,6 @@ def test_the_literal_form_is_one_option(name, literal):
 
 
 @_NAMES
-def test_dropout_is_on_hidden_layers_only(name):
-  layers, training = _layers(4), Context(_MASK, False)
-  for rates, same in (
-    ({'dropout': 0.9}, True),
-    ({'activation_dropout': 0.5}, False),
-  ):
-    module = _module(name, **rates)
-    params = _params(module, layers)
-    y = _apply(module, params, layers, training, rngs={'dropout': _KEY})
-    plain = _apply(module, params, layers)
-    assert np.allclose(y, plain, atol=1e-5) == same
-
-
-@_NAMES
 def test_telemetry(name):
   options = {'capsules': 4, 'iterations': 2}
   module, layers = _module(name, options), _layers(4)

@@ -161,17 +161,6 @@ def test_sinkhorn_stands_logits_whose_exponentials_overflow(scale):
   assert np.isfinite(gradient).all()
 
 
-def test_a_round_of_sinkhorn_keeps_n_numbers_of_a_position():
-  count, length = 4, 16
-
-  def kept(rounds):
-    run = functools.partial(sinkhorn, rounds=rounds)
-    gradients = jax.vjp(run, _normal(count, count, length))[1]
-    return sum(leaf.size for leaf in jax.tree.leaves(gradients))
-
-  assert kept(20) - kept(10) == 10 * count * length
-
-
 @pytest.mark.parametrize('kind', _KINDS)
 def test_the_backward_pass_keeps_the_streams_once(kind, capsys):
   """Of two sublayers: the state between them, and no other streams."""

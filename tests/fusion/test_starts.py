@@ -61,7 +61,6 @@ _SIDES = {
   'hierarchical-read-out': {
     'encoder': _side('hierarchical', {'feedback': False})
   },
-  'dlcl-vector': {'encoder': _side('dlcl', {'weights': 'vector'})},
   'dlcl-averages': {
     'encoder': _side('dlcl', {'norms': 'none', 'start': 'top'}),
     'decoder': _side('dlcl', {'norms': 'none', 'start': 'top', 'period': 2}),
@@ -278,16 +277,3 @@ def test_an_open_gate_is_the_fusion_itself():
     rtol=1e-5,
     atol=1e-5,
   )
-
-
-def test_the_opening_is_recorded():
-  model, parameters = _started('average-encoder', 'pre')
-  _, kept = model.apply(
-    {'params': _moved(parameters)},
-    _SOURCE,
-    _LENGTHS,
-    _TARGET,
-    mutable=['telemetry'],
-  )
-  value = kept['telemetry']['encoder']['opening_features']['opening']
-  np.testing.assert_allclose(value, 0.1, atol=0.01)

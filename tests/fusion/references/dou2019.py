@@ -9,7 +9,7 @@ from fusion_jax.fusion.capsules import (
   EmRoutingOptions,
   RoutingOptions,
 )
-from fusion_jax.fusion.dynamic_combination import DynamicOptions
+from fusion_jax.fusion.linear import DynamicOptions
 from references.parts import (
   Function,
   Layers,
