@@ -36,8 +36,7 @@ from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import DamagedError, check_seal
 from fusion_jax.layers.dropout import lowbias32, row_major_positions
-from fusion_jax.models.parameter_kinds import path_name
-from fusion_jax.models.transformer import Parameters
+from fusion_jax.models.transformer import Parameters, path_name
 from fusion_jax.parallel.processes import Result, on_all
 
 logger = logging.getLogger(__name__)

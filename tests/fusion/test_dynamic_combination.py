@@ -17,7 +17,7 @@ from aggregates import (
   tiny_config,
 )
 
-from fusion_jax.fusion.dynamic_combination import DynamicCombination
+from fusion_jax.fusion.linear import DynamicCombination
 
 
 def _module(layers=3, *others, **changes):

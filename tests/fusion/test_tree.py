@@ -245,16 +245,6 @@ def test_groups_written_out(layers, size, groups):
   assert {n: list(group) for n, group in found.items()} == groups
 
 
-@given(st.integers(1, 40), st.integers(2, 10))
-def test_groups_cover_every_layer_once(layers, size):
-  groups = tree_groups(layers, size)
-  assert list(groups) == list(range(1, -(-layers // size) + (layers > 1)))
-  if layers > 1:
-    covered = [n for group in groups.values() for n in group]
-    assert covered == list(range(1, layers + 1))
-    assert all(len(group) == size for group in list(groups.values())[:-1])
-
-
 def _hierarchical(layers, norm='post', **options):
   return Hierarchical(_tree_config(layers, norm, options), 'encoder')
 

@@ -13,7 +13,7 @@ from fusion_jax.layers.attention import (
   kernel_attention,
   padding_mask,
 )
-from fusion_jax.layers.caches import KeyValue, append
+from fusion_jax.layers.context import KeyValue, append
 from fusion_jax.testing import assert_close
 
 

@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 
-from fusion_jax.fusion.capsules import RoutingOptions
-from fusion_jax.fusion.dynamic_combination import DynamicOptions
-from fusion_jax.fusion.dynamic_routing import DynamicRoutingOptions
-from fusion_jax.fusion.em_routing import EmRoutingOptions
+from fusion_jax.fusion.capsules import (
+  DynamicRoutingOptions,
+  EmRoutingOptions,
+  RoutingOptions,
+)
+from fusion_jax.fusion.linear import DynamicOptions
 from references.parts import (
   Function,
   Layers,
@@ -54,15 +56,13 @@ def votes(
     )
   else:
     y = concat(
-      _block_vote(parameters, i, inputs, options.context, act)
-      for i in range(len(inputs))
+      _block_vote(parameters, i, inputs[i], act) for i in range(len(inputs))
     )
   count = capsule_count(options, shape[-1])
   return y.reshape(*shape[:2], len(inputs), count, shape[-1] // count)
 
 
-def _block_vote(parameters, i, inputs, context, act):
-  read = concat(inputs) if context == 'all' else inputs[i]
+def _block_vote(parameters, i, read, act):
   maps = [
     {'kernel': part['kernel'][i], 'bias': part['bias'][i]}
     for part in (parameters['context'], parameters['transform'])
