@@ -57,7 +57,12 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
   'dynamic_combination': [{'hidden': 10}],
   'dynamic_routing': [
     {'form': 'paper'},
-    {'vote_projection': 'block', 'iterations': 2, 'residual': 'none'},
+    {
+      'vote_projection': 'block',
+      'context': 'own',
+      'iterations': 2,
+      'residual': 'none',
+    },
     {
       'capsules': 4,
       'average': 'sum',

@@ -84,7 +84,10 @@ class RoutingOptions:
 
   vote_projection: Literal['dense', 'block'] = 'dense'
   """'dense': two matrices over all layers at once, which has the paper's size.
-  'block': F_l and W_l for every layer, of that layer alone, as in Eq. 7-8."""
+  'block': F_l and W_l for every layer, as in Eq. 7-8."""
+
+  context: Literal['all', 'own'] = 'all'
+  """What F_l reads in the block form: all layers, or its own."""
 
   stop_gradient: bool = True
   """Let no gradient through the couplings of all but the last iteration."""
@@ -206,8 +209,10 @@ class Votes(FusionModule):
   def _block(
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T {len(layers)} D']:
-    config = self.config
-    capsules = _PerLayer(config, config.width, name='context')(layers)
+    config, read = self.config, layers
+    if self.options.context == 'all':
+      read = (jnp.concatenate(layers, axis=-1),) * len(layers)
+    capsules = _PerLayer(config, config.width, name='context')(read)
     capsules = tuple(self._activate(x, context) for x in capsules)
     votes = _PerLayer(config, config.width, name='transform')(capsules)
     return jnp.stack(votes, axis=-2)

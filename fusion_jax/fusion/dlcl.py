@@ -175,7 +175,6 @@ def _check(config: ModelConfig, side: Side) -> None:
   others = {
     'model.norm': (config.norm, 'post'),
     f'{path}.norms': (options.norms, 'auto'),
-    f'{path}.normalize': (options.normalize, 'none'),
   }
   for other, (value, needed) in others.items():
     require(

@@ -34,10 +34,20 @@ Votes: TypeAlias = Float[Array, '*P L N C']
 
 
 class Routed(NamedTuple):
-  """Capsules O, or A mu of EM routing, and the couplings C by iteration."""
+  """Capsules O of dynamic routing and the couplings C by iteration."""
 
   output: Float[Array, '*P N C']
   couplings: tuple[Float[Array, '*P L N'], ...]
+
+
+class EmRouted(NamedTuple):
+  """Capsules A mu of EM routing, couplings C by iteration, last Gaussians."""
+
+  output: Float[Array, '*P N C']
+  couplings: tuple[Float[Array, '*P L N'], ...]
+  activation: Float[Array, '*P N']
+  mean: Float[Array, '*P N C']
+  variance: Float[Array, '*P N C']
 
 
 class _Gaussians(NamedTuple):
@@ -129,7 +139,7 @@ def em_routing(
   iterations: int = 3,
   variance_floor: float = 1e-4,
   stop_gradient: bool = False,
-) -> Routed:
+) -> EmRouted:
   """Route by a mixture of Gaussians; Dou et al. (2019), Algorithm 2.
 
     C = 1 / N, then in every iteration, with R = C A_in and m = sum_l R:
@@ -152,7 +162,7 @@ def em_routing(
       iteration.
 
   Returns:
-    The capsules A mu and the couplings of every iteration, at least float32.
+    The capsules, their couplings and their Gaussians, at least float32.
   """
   flat, width = _flat(votes), votes.shape[-1]
   weights = activation.reshape(len(flat), flat.shape[1], 1)
@@ -173,8 +183,14 @@ def em_routing(
     log_activation = jax.nn.log_sigmoid(
       temperature * (beta_a - beta_u * gaussians.mass - cost)
     )
-  output = _to_width(jnp.exp(log_activation), width) * gaussians.mean
-  return Routed(_capsules(output, votes), tuple(history))
+  active, mean = jnp.exp(log_activation), gaussians.mean
+  return EmRouted(
+    _capsules(_to_width(active, width) * mean, votes),
+    tuple(history),
+    active.reshape(votes.shape[:-3] + votes.shape[-2:-1]),
+    _capsules(mean, votes),
+    _capsules(gaussians.variance, votes),
+  )
 
 
 def coupling_entropy(couplings: Float[Array, '*P L N']) -> Float[Array, '*P']:

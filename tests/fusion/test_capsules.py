@@ -45,6 +45,39 @@ def _apply(module, params, layers, context=_CONTEXT, **options):
   return module.apply({'params': params}, layers, context, **options)
 
 
+def test_names_and_axes_of_parameters():
+  def boxes(name, **options):
+    module, layers = _module(name, options), _layers(4)
+    return jax.eval_shape(lambda: _boxed(module, layers))
+
+  leaves = jax.tree_util.tree_leaves_with_path(
+    boxes('em_routing', capsules=4),
+    is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned),
+  )
+  assert {
+    '/'.join(key.key for key in path): (box.names, box.value.shape)
+    for path, box in leaves
+  } == {
+    'votes/hidden/kernel': (('embed', 'mlp'), (24, 24)),
+    'votes/hidden/bias': (('mlp',), (24,)),
+    'votes/out/kernel': (('mlp', 'embed'), (24, 24)),
+    'votes/out/bias': (('embed',), (24,)),
+    'activation_hidden/kernel': (('embed', 'mlp'), (24, 24)),
+    'activation_hidden/bias': (('mlp',), (24,)),
+    'activation_out/kernel': (('mlp', 'layers'), (24, 3)),
+    'activation_out/bias': (('layers',), (3,)),
+    'beta_a': (('capsules',), (4,)),
+    'beta_u': (('capsules',), (4,)),
+    'norm/scale': (('norm',), (8,)),
+    'norm/bias': (('norm',), (8,)),
+  }
+  block = nn.unbox(boxes('dynamic_routing', vote_projection='block'))
+  assert jax.tree.map(jnp.shape, block['votes']) == {
+    'context': {'kernel': (3, 24, 8), 'bias': (3, 8)},
+    'transform': {'kernel': (3, 8, 8), 'bias': (3, 8)},
+  }
+
+
 @pytest.mark.parametrize(
   ('initialization', 'limit'),
   # glorot: sqrt(6 / (40 + 40)); fan_in: 1 / sqrt(40). The layers are no
@@ -52,7 +85,7 @@ def _apply(module, params, layers, context=_CONTEXT, **options):
   [('glorot', math.sqrt(6 / 80)), ('fan_in', 1 / math.sqrt(40))],
 )
 def test_every_layer_starts_as_a_projection_of_its_own(initialization, limit):
-  options = {'vote_projection': 'block'}
+  options = {'vote_projection': 'block', 'context': 'own'}
   module = _module(options=options, width=40, initialization=initialization)
   params = _params(module, _layers(4, 40))['votes']['context']
   kernel = np.asarray(params['kernel'])
@@ -93,6 +126,20 @@ def test_the_literal_form_is_one_option(name, literal):
   np.testing.assert_array_equal(short, expected)
   stable = _apply(_module(name), params, layers)
   assert not np.allclose(stable, expected, atol=0.1)
+
+
+@_NAMES
+def test_dropout_is_on_hidden_layers_only(name):
+  layers, training = _layers(4), Context(_MASK, False)
+  for rates, same in (
+    ({'dropout': 0.9}, True),
+    ({'activation_dropout': 0.5}, False),
+  ):
+    module = _module(name, **rates)
+    params = _params(module, layers)
+    y = _apply(module, params, layers, training, rngs={'dropout': _KEY})
+    plain = _apply(module, params, layers)
+    assert np.allclose(y, plain, atol=1e-5) == same
 
 
 @_NAMES

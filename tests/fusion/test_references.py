@@ -396,7 +396,7 @@ def _check_attention(module, below, h, side, reference):
 
   def attend(module, h, *below):
     y = module.attend(below[-1], h, below, context)
-    return y, module.residual_input(below[-1], h)
+    return y, h if module.residual_from_norm else below[-1]
 
   result, parameters = _run(module, attend, h, *below)
   _compare(result, reference(parameters))
@@ -432,7 +432,7 @@ def test_multi_layer_attention(side, index, read):
   ('side', 'index', 'source', 'fused', 'compatible', 'source_norm'),
   [
     ('encoder', 1, 'lexical', False, False, 'auto'),
-    ('decoder', 3, 'lexical', True, False, 'plain'),
+    ('decoder', 3, 'lexical', True, False, 'auto'),
     ('encoder', 3, 'lexical', True, True, 'auto'),
     ('decoder', 1, 'non_lexical', False, False, 'auto'),
     ('encoder', 2, 'non_lexical', True, False, 'auto'),

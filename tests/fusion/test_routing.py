@@ -366,12 +366,11 @@ def test_costs_and_densities_add_components():
   ('iterations', 'temperature'), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 3)]
 )
 def test_inverse_temperatures_by_hand(iterations, temperature):
-  # All goes to the one capsule in every iteration: m = 2, mu = 10, var 1.
-  votes = _one_position([9], [11])
+  # All goes to the one capsule in every iteration: m = 2, var 1.
+  votes = _one_position([-1], [1])
   routed = _em(votes, iterations=iterations, variance_floor=1e-6)
   cost = 1 + math.log(2 * math.pi)
-  active = 1 / (1 + math.exp(temperature * cost))
-  _assert_close(routed.output / 10, [[active]], 1e-6)
+  _assert_close(routed.activation, [_sigmoid(-temperature * cost)], 1e-6)
 
 
 @_FEW
@@ -393,14 +392,17 @@ def test_one_iteration_of_em_routing_is_a_weighted_mean(shape, seed, scale):
   st.integers(1, 3),
   st.sampled_from([1e-4, 0.1]),
 )
-def test_capsules_of_em_routing_are_parts_of_a_mean(
-  shape, seed, scale, iterations, floor
-):
+def test_gaussians_of_em_routing(shape, seed, scale, iterations, floor):
   votes = _votes(shape, seed, scale)
-  output = _em(votes, iterations=iterations, variance_floor=floor).output
+  routed = _em(votes, iterations=iterations, variance_floor=floor)
+  assert (routed.variance >= floor).all()
   slack = 1e-5 * scale
-  assert (output >= jnp.minimum(votes.min(1), 0) - slack).all()
-  assert (output <= jnp.maximum(votes.max(1), 0) + slack).all()
+  assert (routed.mean >= votes.min(1) - slack).all()
+  assert (routed.mean <= votes.max(1) + slack).all()
+  assert ((routed.activation >= 0) & (routed.activation <= 1)).all()
+  np.testing.assert_array_equal(
+    routed.output, routed.activation[..., None] * routed.mean
+  )
 
 
 @_FEW
@@ -417,10 +419,9 @@ def test_a_capsule_that_nothing_goes_to_has_the_mean_of_all_votes():
   # The second capsule's votes lie far apart in each of 16 components: its
   # log-density at each input is lower by far more than float32 can tell.
   votes = jnp.repeat(_one_position([5, -100], [5, 300]), 16, axis=-1)
-  routed = _em(votes, jnp.full(2, 1e9), iterations=2)
+  routed = _em(votes, iterations=2)
   assert routed.couplings[1][:, 1].max() == 0
-  # Of capsules that are active in any case.
-  _assert_close(routed.output[:, 0], [5, 100])
+  _assert_close(routed.mean[:, 0], [5, 100])
 
 
 @_FEW
@@ -480,6 +481,13 @@ def test_em_routing_by_finite_differences(shape):
 
 
 # What couplings tell.
+
+
+def test_entropy_by_hand():
+  couplings = jnp.array([[0.25] * 4, [1, 0, 0, 0], [0.5, 0.5, 0, 0]])
+  mean = (math.log(4) + 0 + math.log(2)) / 3
+  _assert_close(coupling_entropy(couplings), mean)
+  _assert_close(coupling_entropy(couplings[None, :2]), [math.log(4) / 2])
 
 
 def test_diversity_by_hand():

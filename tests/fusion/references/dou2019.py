@@ -56,13 +56,15 @@ def votes(
     )
   else:
     y = concat(
-      _block_vote(parameters, i, inputs[i], act) for i in range(len(inputs))
+      _block_vote(parameters, i, inputs, options.context, act)
+      for i in range(len(inputs))
     )
   count = capsule_count(options, shape[-1])
   return y.reshape(*shape[:2], len(inputs), count, shape[-1] // count)
 
 
-def _block_vote(parameters, i, read, act):
+def _block_vote(parameters, i, inputs, context, act):
+  read = concat(inputs) if context == 'all' else inputs[i]
   maps = [
     {'kernel': part['kernel'][i], 'bias': part['bias'][i]}
     for part in (parameters['context'], parameters['transform'])
