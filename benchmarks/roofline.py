@@ -67,16 +67,15 @@ def measure(
   row: str, topology_name: str, arguments: argparse.Namespace
 ) -> dict[str, Any]:
   """Figures of one row, of a chip; the compiled text goes to --text."""
-  from fusion_jax.tools.aot.compile import figures_for
-  from fusion_jax.tools.aot.programs import ProgramRequest
+  from fusion_jax.tools.aot.programs import figures_for
 
   topology = read_topology(topology_name)
   fields = _ROWS[row].get('fields', {})
   config = load_config(f'wmt14_ende:{_ROWS[row].get("config", "base")}')
   config = changed(config, fields)
-  request = ProgramRequest('decode' if row == _SEARCH else 'train')
+  step = 'decode' if row == _SEARCH else 'train'
   figures, program, text = figures_for(
-    config, request, topology.figures, topology_devices(topology)
+    config, topology.figures, topology_devices(topology), step
   )
   if arguments.text:
     arguments.text.mkdir(parents=True, exist_ok=True)

@@ -10,15 +10,12 @@ slices of a pod, h100:8 eight cards of a host. Nothing is run or downloaded.
 """
 
 import argparse
-import contextlib
-import functools
 import importlib.metadata
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusion_jax.bounds import Size, number
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.errors import InputError
@@ -33,7 +30,7 @@ from fusion_jax.tools.aot.topology import (
 )
 
 if TYPE_CHECKING:
-  from fusion_jax.tools.aot.compile import Figures
+  from fusion_jax.tools.aot.programs import Figures
 
 _COMPILERS = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-pjrt', 'jax-cuda12-pjrt')
 
@@ -65,12 +62,6 @@ def _parser() -> argparse.ArgumentParser:
   add('--topology', required=True, help='v5e:16x16, 2xv5e:16x16, h100:8, ...')
   add('--step', choices=('train', 'decode'), default='train')
   add('--find_batch', action='store_true', help='the largest that fits')
-  add('--source_length', type=number(Size), help='positions of a source line')
-  add(
-    '--target_length',
-    type=number(Size),
-    help='positions of a target line; training',
-  )
   add('--prepared', default='', help='prepared folder: its shapes, vocabulary')
   add('--output', type=Path, help='writes the figures as JSON too')
   return parser
@@ -81,22 +72,16 @@ def _figures(
 ) -> 'Figures':
   devices = topology_devices(topology)
   # Imported after `without_accelerator`, because they import JAX.
-  from fusion_jax.tools.aot.compile import figures_for, largest_batch
-  from fusion_jax.tools.aot.programs import ProgramRequest
+  from fusion_jax.tools.aot.programs import figures_for, largest_batch
 
-  request = ProgramRequest(
-    arguments.step,
-    arguments.source_length,
-    arguments.target_length,
-    arguments.prepared,
-  )
-  chip = topology.figures
-  compile_one = functools.partial(
-    figures_for, request=request, chip=chip, devices=devices
-  )
+  step, prepared, chip = arguments.step, arguments.prepared, topology.figures
+
+  def compile_one(config: ExperimentConfig) -> 'Figures':
+    return figures_for(config, chip, devices, step, prepared)[0]
+
   if arguments.find_batch:
-    return largest_batch(config, request, compile_one, chip.memory)
-  return compile_one(config)[0]
+    return largest_batch(config, prepared, compile_one, chip.memory)
+  return compile_one(config)
 
 
 def report(topology: Topology, step: str, figures: 'Figures') -> str:
@@ -116,8 +101,7 @@ def report(topology: Topology, step: str, figures: 'Figures') -> str:
   ]
   lines += [
     f'{kind:<18}  {total.count:,}{most}, '
-    f'a chip sends {total.sent / 2**20:,.1f} MiB, '
-    f'{total.overlapping:.0%} of it while it computes'
+    f'a chip sends {total.sent / 2**20:,.1f} MiB'
     for kind, total in figures.exchanges.items()
   ] or ['nothing is exchanged between chips']
   lines.append(
@@ -131,16 +115,13 @@ def as_json(
   topology: Topology, step: str, figures: 'Figures'
 ) -> dict[str, Any]:
   """Return the figures and what they depend on as plain values."""
-  versions = {}
-  for name in _COMPILERS:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-      versions[name] = importlib.metadata.version(name)
+  installed = {x.name: x.version for x in importlib.metadata.distributions()}
   return {
     'topology': topology.name,
     'step': step,
     'available': topology.figures.memory,
     **figures.as_json(),
-    'versions': versions,
+    'versions': {x: installed[x] for x in _COMPILERS if x in installed},
   }
 
 
