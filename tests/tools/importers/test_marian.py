@@ -165,27 +165,6 @@ def test_weights_in_parts_are_those_in_one_file(tmp_path, workdir):
   )
 
 
-def _part_lost(folder):
-  files = _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
-  (folder / files[0]).unlink()
-
-
-def _weight_lost(folder):
-  files = _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
-  safetensors.numpy.save_file({'x': np.zeros(1)}, folder / files[0])
-
-
-def _part_elsewhere(folder):
-  _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
-  index = folder / 'model.safetensors.index.json'
-  index.write_text(index.read_text().replace('part-1', '../model/part-1'))
-
-
-def _separate(folder):
-  _in_json(folder, 'tokenizer_config.json', separate_vocabs=True)
-  _in_json(folder, 'config.json', share_encoder_decoder_embeddings=False)
-
-
 def _without(folder, name):
   (folder / name).unlink()
 
@@ -209,23 +188,6 @@ def _transposed(arrays):
 
 def _not_finite(arrays):
   arrays['model.encoder.layers.0.fc1.bias'][0] = np.nan
-
-
-def _one_piece_less(folder):
-  path = folder / 'vocab.json'
-  pieces = json.loads(path.read_text())
-  pieces.popitem()
-  path.write_text(json.dumps(pieces))
-
-
-def _of_another_model(folder):
-  path = folder / 'vocab.json'
-  pieces = json.loads(path.read_text())
-  renamed = {
-    piece if piece in ('</s>', '<unk>', '<pad>') else f'new{n}': n
-    for piece, n in pieces.items()
-  }
-  path.write_text(json.dumps(renamed))
 
 
 class _Evil:
@@ -263,11 +225,6 @@ def _with_code(folder):
       lambda f: _in_json(f, 'config.json', decoder_ffn_dim=30),
       'encoder_ffn_dim is 24 and decoder_ffn_dim is 30',
     ),
-    (lambda f: _without(f, 'model.safetensors'), 'has neither'),
-    (
-      lambda f: (f / 'model.safetensors').write_bytes(b'nothing'),
-      'not a safetensors file, or damaged',
-    ),
     (
       lambda f: _weights(f, lambda a: a.pop('model.decoder.layers.1.fc2.bias')),
       'lacks the weight model.decoder.layers.1.fc2.bias',
@@ -282,17 +239,11 @@ def _with_code(folder):
       'needs [24, 16]',
     ),
     (lambda f: _weights(f, _not_finite), 'fc1.bias is not finite'),
-    (_part_lost, "names the file 'part-1-model.safetensors', which is missing"),
-    (_weight_lost, 'in part-1-model.safetensors, which lacks it'),
-    (_part_elsewhere, "'../model/part-1-model.safetensors', which is missing"),
-    (_separate, 'separate_vocabs is true, and the folder has no target_vocab'),
     (
       lambda f: (f / 'added_tokens.json').write_text('{"<new>": 100}'),
-      "added_tokens.json: adds 1 tokens to vocab.json, '<new>' for example",
+      "added_tokens.json: adds tokens to vocab.json, '<new>' for example",
     ),
     (lambda f: _without(f, 'source.spm'), 'source.spm'),
-    (_one_piece_less, 'has 99 pieces, and must give each of the ids 0 to 99'),
-    (_of_another_model, 'has no piece of source.spm'),
     (
       lambda f: _without(f, 'tokenizer_config.json'),
       'give --source_language and --target_language',
