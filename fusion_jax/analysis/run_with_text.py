@@ -10,15 +10,15 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Float, Int32
 
 from fusion_jax.analysis import TextChoice
-from fusion_jax.config import Side
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.serialization import to_dict
 from fusion_jax.data.text_files import read_pairs
 from fusion_jax.data.tokenizer import Tokenizer
@@ -34,6 +34,27 @@ from fusion_jax.runs.loading import TrainedModel
 
 logger = logging.getLogger(__name__)
 
+SIDES: tuple[Side, ...] = get_args(Side)
+# Results of a view as JSON values: mappings, lists, numbers, strings.
+Numbers = Mapping[str, Any]
+
+
+def sides_of(config: ModelConfig, *schemes: str) -> tuple[Side, ...]:
+  """Return the sides whose fusion is one of the schemes, the encoder first."""
+  return tuple(side for side in SIDES if config.side(side).fusion in schemes)
+
+
+def nullable(values: np.ndarray) -> list[Any]:
+  """Return nested lists of JSON numbers, with None for what is not finite."""
+  numbers = values.astype(object)
+  numbers[~np.isfinite(values)] = None
+  return numbers.tolist()
+
+
+def finite_or_nan(values: Any) -> Float[np.ndarray, '...']:
+  """Return the array of nested lists that `nullable` made."""
+  return np.array(values, np.float64)
+
 
 class TextPair(NamedTuple):
   """Ids of a line with the end symbols, and its number in the text, from 1."""
@@ -48,20 +69,10 @@ class TextPair(NamedTuple):
 
 
 class RunWithText:
-  """A run and a text; each is read only when it is first needed.
+  """A run and a text; each is read only when it is first needed."""
 
-  The folder is that of the views; None: nothing is written.
-  """
-
-  def __init__(
-    self,
-    workdir: Path,
-    run: TrainedModel,
-    choice: TextChoice,
-    folder: Path | None = None,
-  ):
+  def __init__(self, workdir: Path, run: TrainedModel, choice: TextChoice):
     self.workdir = workdir
-    self.folder = folder
     self.run = run
     self.choice = choice
 
@@ -188,11 +199,9 @@ def numbered(
   return {str(n): [row.get(f'{prefix}{n}') for row in rows] for n in numbers}
 
 
-def open_run_with_text(
-  arguments: argparse.Namespace, folder: Path | None = None
-) -> RunWithText:
+def open_run_with_text(arguments: argparse.Namespace) -> RunWithText:
   """Open the run and the text that the flags name."""
   names = (field.name for field in dataclasses.fields(TextChoice))
   choice = TextChoice(**{name: getattr(arguments, name) for name in names})
   run = load_chosen(arguments)
-  return RunWithText(arguments.workdir, run, choice, folder)
+  return RunWithText(arguments.workdir, run, choice)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from sacrebleu.metrics import BLEU
 
-from fusion_jax.evaluation.sentence_statistics import score_of
+from fusion_jax.evaluation.significance import score_of
 from fusion_jax.languages import Words
 from fusion_jax.metrics import bleu_for
 

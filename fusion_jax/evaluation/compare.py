@@ -5,8 +5,8 @@ r"""Compare systems that translated the same text.
 
 A system is a name and one or more files of translations, one per seed. A run
 directory may take the place of a file: it translates the source with its own
-decoding settings, into DIR/translations, and only once. Files may be
-compressed (.gz, .bz2, .xz).
+decoding settings, into DIR/translations. Files may be compressed (.gz, .bz2,
+.xz).
 
 DIR/compare.md, compare.json, compare.png and compare.svg contain BLEU, chrF and
 TER with their signatures; sacreBLEU's paired bootstrap and approximate
@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import get_args
 
-from fusion_jax.bounds import Natural, Positive, number
+from fusion_jax.bounds import Positive, number
 from fusion_jax.config.decoding import BleuTokenizer
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.startup import one_line_errors, run_program, start_logging
@@ -89,18 +89,11 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
     'those of Dou et al. 2018, Fig. 4',
   )
   add(
-    '--quantiles',
-    type=number(Natural),
-    default=4,
-    help='buckets of lengths with as many lines each; 0: none',
-  )
-  add(
     '--train_target',
     default='',
     help='a text in which the frequencies of words are counted; default: the '
     'first reference',
   )
-  add('--examples', type=number(Natural), default=5, help='sentences each way')
   add(
     '--jobs',
     type=positive,
@@ -132,7 +125,7 @@ def main(argv: list[str]) -> None:
   # every process loads this file.
   from fusion_jax import figures
   from fusion_jax.evaluation import comparison
-  from fusion_jax.evaluation.sentence_statistics import in_processes
+  from fusion_jax.evaluation.significance import in_processes
   from fusion_jax.evaluation.systems import read_texts
   from fusion_jax.files import write_whole
   from fusion_jax.runs.directory import check_output

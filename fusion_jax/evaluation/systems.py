@@ -1,24 +1,17 @@
-"""Systems to compare: files of translations, or run directories.
-
-A run directory translates the source by its own decoding settings, once: the
-translations and what they were made of lie in the folder of the comparison.
-"""
+"""Systems to compare: files of translations, or run directories."""
 
 import argparse
-import contextlib
 import dataclasses
-import hashlib
-import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fusion_jax.cli.text_io import open_input, read_lines, split_paths
 from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_errors, write_whole
-from fusion_jax.json_files import read_json
 from fusion_jax.languages import Words, words_of
 from fusion_jax.runs.directory import read_config, read_tokenizers
 
@@ -72,7 +65,7 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
   """Read all files, then translate with the run directories."""
   systems = _baseline_first(_systems(arguments.system), arguments.baseline)
   paths = [path for seeds in systems.values() for path in seeds]
-  runs = list(filter(_is_run, paths))
+  runs = list(filter(os.path.isdir, paths))
   source = read_file(arguments.source)
   references = tuple(map(read_file, arguments.reference))
   texts = {path: read_file(path) for path in paths if path not in runs}
@@ -89,10 +82,8 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
         file = folder / f'{name}.{seed}.txt'
         texts[path] = translation_of(path, source.lines, languages, file)
         _log_unreachable(path, references)
-  translated = {path: texts[path] for path in runs}
-  languages = _languages(translated) if runs else languages
-  # Translations from an earlier comparison may have been edited since.
-  check_lines(source, list(translated.values()))
+  if runs:
+    languages = _languages({path: texts[path] for path in runs})
   return Texts(
     source,
     references,
@@ -118,14 +109,11 @@ def _systems(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
       raise InputError(
         f'--system {flag}: must be NAME=FILE[,FILE], the name without /'
       )
-    if name in systems:
+    if name in systems or len({*paths}) < len(paths):
       raise InputError(
-        f'--system {flag}: there is a system {name} already; files of other '
+        f'--system {flag}: gives the system or a file twice; files of other '
         f'seeds go into one flag: {name}=FILE,FILE'
       )
-    for path in paths:
-      if paths.count(path) > 1:
-        raise InputError(f'--system {flag}: {path} is given twice')
     systems[name] = paths
   return systems
 
@@ -140,10 +128,6 @@ def _baseline_first(
       f'--baseline={baseline}: no such system; there are {", ".join(systems)}'
     )
   return {baseline: systems[baseline]} | systems
-
-
-def _is_run(path: str) -> bool:
-  return Path(path).is_dir()
 
 
 def read_file(path: str) -> TextFile:
@@ -184,66 +168,18 @@ def _bleu_tokenizer(runs: Sequence[str]) -> str:
 
 
 def _languages(runs: Mapping[str, TextFile]) -> tuple[str, str]:
-  directions = {text.languages: path for path, text in runs.items()}
+  directions = {text.languages for text in runs.values()}
   if len(directions) > 1:
-    listed = ', '.join(
-      f'{path} from {source} to {target}'
-      for (source, target), path in directions.items()
+    raise InputError(
+      f'the runs {", ".join(runs)} translate in different directions'
     )
-    raise InputError(f'the runs translate in different directions: {listed}')
-  return next(iter(directions))
+  return directions.pop()
 
 
 def translation_of(
   run: str, lines: Sequence[str], languages: tuple[str, str], path: Path
 ) -> TextFile:
-  """Translate with the run's own decoding settings, or read a kept result.
-
-  A `.json` file beside the translations records what they were made from. They
-  are kept while the run's config, its checkpoints and the text stay the same.
-  """
-  made_of = _made_of(Path(run), lines, languages)
-  about = path.with_suffix('.json')
-  record: dict[str, Any] = {}
-  with contextlib.suppress(InputError):
-    record = read_json(about, dict[str, Any])
-  if record.get('made_of') == made_of and path.is_file():
-    logger.info('%s: translated before: %s', run, path)
-  else:
-    about.unlink(missing_ok=True)
-    record = {'made_of': made_of, **_translate(run, lines, languages, path)}
-    write_whole(about, (json.dumps(record, indent=1) + '\n').encode())
-  return dataclasses.replace(
-    read_file(str(path)),
-    run=f'{run}, step {record["step"]}',
-    languages=(record['source_language'], record['target_language']),
-  )
-
-
-def _made_of(
-  run: Path, lines: Sequence[str], languages: tuple[str, str]
-) -> dict[str, Any]:
-  read_config(run)
-  checkpoints = run / 'checkpoints'
-  if not checkpoints.is_dir():
-    raise InputError(f'{checkpoints}: no checkpoint yet; train first')
-  return {
-    'run': str(run),
-    'config': _hash((run / 'config.json').read_bytes()),
-    'checkpoints': sorted(step.name for step in checkpoints.iterdir()),
-    'source': _hash('\n'.join(lines).encode()),
-    'languages': list(languages),
-  }
-
-
-def _hash(content: bytes) -> str:
-  return hashlib.sha256(content).hexdigest()
-
-
-def _translate(
-  run: str, lines: Sequence[str], languages: tuple[str, str], path: Path
-) -> dict[str, Any]:
-  """Write the translation, and return the step and the direction."""
+  """Translate with the run's own decoding settings, and write the lines."""
   # Imported only where it is needed, because JAX loads slowly.
   from fusion_jax.decoding.ensemble import in_direction
   from fusion_jax.runs.loading import load_run
@@ -253,11 +189,11 @@ def _translate(
   text = ''.join(f'{line}\n' for line in translate(model, lines))
   write_whole(path, text.encode())
   data = model.config.data
-  return {
-    'step': model.step,
-    'source_language': data.source_language,
-    'target_language': data.target_language,
-  }
+  return dataclasses.replace(
+    read_file(str(path)),
+    run=f'{run}, step {model.step}',
+    languages=(data.source_language, data.target_language),
+  )
 
 
 def translate(run: 'TrainedModel', lines: Sequence[str]) -> list[str]:

@@ -304,7 +304,7 @@ def test_numbers_and_figure(analysed, monkeypatch, tmp_path):
     lambda _, chosen: ([scores.get(one, 25.0) for one in chosen], 'signed'),
   )
   finding = VIEWS['ablations'].look(analysed)
-  numbers = finding.numbers
+  numbers = finding['numbers']
   assert numbers['whole']['bleu'] == 30.0
   rows = {
     (row['side'], row['kind'], row['number']): row
@@ -315,7 +315,7 @@ def test_numbers_and_figure(analysed, monkeypatch, tmp_path):
   for row in rows.values():
     change = row['loss'] - numbers['whole']['loss']
     assert row['loss_change'] == pytest.approx(change)
-  figure = finding.figure
+  figure = VIEWS['ablations'].draw(numbers)
   titles = [panel.get_title() for panel in figure.axes]
   assert titles == [
     f'{side}, without a {kind}'

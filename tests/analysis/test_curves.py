@@ -40,7 +40,7 @@ def test_the_gap_is_to_what_was_logged_before(tmp_path):
 
 def test_the_summary_names_the_best_and_the_last(tmp_path):
   finding = CURVES.look(fused_run(tmp_path))
-  assert finding.summary == (
+  assert finding['summary'] == (
     '30 updates; the best validation BLEU is 4.50, at update 25; accuracy '
     '0.875 on the validation text, 0.125 above that on the training text.'
   )
@@ -50,9 +50,9 @@ def test_before_the_first_validation(tmp_path):
   analysed = fused_run(tmp_path)
   write_metrics(tmp_path, validated=[])
   finding = CURVES.look(analysed)
-  assert finding.numbers['valid'] == {}
-  assert finding.summary == '30 updates, not validated yet.'
-  accuracy = finding.figure.axes[0]
+  assert finding['numbers']['valid'] == {}
+  assert finding['summary'] == '30 updates, not validated yet.'
+  accuracy = CURVES.draw(finding['numbers']).axes[0]
   assert [list(line.get_ydata()) for line in accuracy.lines] == [
     [0.25, 0.5, 0.75]
   ]
@@ -75,7 +75,7 @@ def _told(figure):
 
 
 def test_solid_is_validation_and_dashed_training(tmp_path):
-  figure = CURVES.look(fused_run(tmp_path)).figure
+  figure = CURVES.draw(CURVES.measure(fused_run(tmp_path)))
   assert len(figure.axes) == 6
   # BLEU is drawn from 0 to above its highest point, 4.5; so is chrF.
   assert figure.axes[3].get_ylim() == pytest.approx((0, 1.05 * 4.5))
@@ -115,8 +115,8 @@ def test_gradient_norms_of_many_layers_stay_legible(tmp_path):
   norms = {f'encoder_gradient_norm_{n}': 1.0 / n for n in range(1, 31)}
   write_metrics(tmp_path, trained=[row | norms for row in TRAINED])
   finding = GRADIENTS.look(analysed)
-  assert list(finding.numbers['layers']) == [str(n) for n in range(1, 31)]
-  over_updates, over_layers = finding.figure.axes
+  assert list(finding['numbers']['layers']) == [str(n) for n in range(1, 31)]
+  over_updates, over_layers = GRADIENTS.draw(finding['numbers']).axes
   names = [line.get_label() for line in over_updates.lines]
   assert names[0] == 'layer 1'
   assert names[-1] == 'layer 30'

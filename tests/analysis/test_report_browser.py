@@ -41,7 +41,7 @@ frame.addEventListener('load', () => {{
     ink: style('body').color,
     paper: style('body').backgroundColor,
     card: style('figure .scroll').backgroundColor,
-    mark: style('.off-reference').backgroundColor,
+    mark: style('mark').backgroundColor,
     scripts: page.scripts.length,
   }}
   document.getElementById('found').textContent = JSON.stringify(found)
@@ -113,9 +113,9 @@ def test_a_page_fits_and_is_legible(width, scheme, comparison, tmp_path):
   found = _measured(comparison, tmp_path, width, flag)
   assert width - 20 <= found['inner'] <= width
   assert found['whole'] == found['inner']
-  assert len(found['sections']) == 10
-  # Two of the page, and the gradients of both runs.
-  assert len(found['images']) == 2 + 2
+  assert len(found['sections']) == 9
+  # The curves, and the gradients of both runs.
+  assert len(found['images']) == 1 + 2
   assert all(natural > 100 for natural, _ in found['images'])
   assert all(shown > 300 for _, shown in found['images'])
   ink, paper = _brightness(found['ink']), _brightness(found['paper'])

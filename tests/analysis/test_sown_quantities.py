@@ -59,7 +59,7 @@ def analysed(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def numbers(analysed):
-  found = look_at(GATES, analysed, analysed.workdir / 'analysis').numbers
+  found = look_at(GATES, analysed, analysed.workdir / 'analysis')['numbers']
   return json.loads(json.dumps(found))
 
 
@@ -230,7 +230,7 @@ def test_means_are_over_the_tokens_of_the_text(routing_analysed, looked):
   _, sources, _, targets = all_at_once(routing_analysed)
   views = shown(routing_analysed)
   for side, lengths in (('encoder', sources), ('decoder', targets)):
-    own = looked.numbers[side]
+    own = looked['numbers'][side]
     # [tokens, I, L, N]
     rows = rows_of(views[side]['read_out']['couplings'], lengths)
     assert own['positions'] == len(rows) == lengths.sum()
@@ -239,11 +239,11 @@ def test_means_are_over_the_tokens_of_the_text(routing_analysed, looked):
     np.testing.assert_allclose(own['entropy'], entropies, atol=1e-5)
     diversities = [_diversity(rows[:, i]) for i in range(rows.shape[1])]
     np.testing.assert_allclose(own['diversity'], diversities, atol=1e-5)
-  assert looked.numbers['encoder']['diversity'][1] > 0.01
+  assert looked['numbers']['encoder']['diversity'][1] > 0.01
 
 
 def test_iterations_begin_uniform_and_decide(looked):
-  encoder, decoder = looked.numbers['encoder'], looked.numbers['decoder']
+  encoder, decoder = looked['numbers']['encoder'], looked['numbers']['decoder']
   assert np.shape(encoder['couplings']) == (2, 2, 8)
   assert np.shape(decoder['couplings']) == (3, 2, 4)
   np.testing.assert_allclose(np.sum(encoder['couplings'], 2), 1, atol=1e-5)
@@ -286,7 +286,7 @@ def test_one_iteration_of_one_capsule_is_drawn(looked, tmp_path):
       'diversity': [0.0],
       'uniform_entropy': 0.0,
     },
-    'paper': looked.numbers['paper'],
+    'paper': looked['numbers']['paper'],
   }
   png, _ = figures.save(ROUTING_VIEW.draw(numbers), tmp_path / 'one')
   assert_not_blank(png)
@@ -294,9 +294,9 @@ def test_one_iteration_of_one_capsule_is_drawn(looked, tmp_path):
 
 def test_the_paper_stands_beside(routing_analysed, looked):
   # Dou et al. (2019), section 4.3.4; log 512 is 6.24.
-  paper = looked.numbers['paper']
+  paper = looked['numbers']['paper']
   assert paper['entropy'][0] == round(paper['uniform_entropy'], 2) == 6.24
-  assert 'of at most 1.39' in looked.summary  # log 4
+  assert 'of at most 1.39' in looked['summary']  # log 4
   assert_not_blank(routing_analysed.workdir / 'analysis/couplings.png')
 
 
@@ -319,9 +319,9 @@ def hops_analysed(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def hops_numbers(hops_analysed):
-  found = look_at(
-    HOPS_VIEW, hops_analysed, hops_analysed.workdir / 'analysis'
-  ).numbers
+  found = look_at(HOPS_VIEW, hops_analysed, hops_analysed.workdir / 'analysis')[
+    'numbers'
+  ]
   return json.loads(json.dumps(found))
 
 
@@ -465,13 +465,13 @@ def test_weights_over_the_training(tmp_path, caplog):
   _log(tmp_path, *rows)
   finding = look_at(GROUPS, analysed, tmp_path / 'analysis')
   assert not caplog.records
-  training = finding.numbers['training']
+  training = finding['numbers']['training']
   assert training == {
     'steps': [10, 20],
     'encoder': [[0.5, 0.5]],
     'psi': [[0.3, 0.2], [0.3, None], [0.4, 0.6]],
   }
-  assert 'psi: 0.125, 0.250, 0.625' in finding.summary
+  assert 'psi: 0.125, 0.250, 0.625' in finding['summary']
   assert_not_blank(tmp_path / 'analysis/groups.png')
 
 
@@ -485,16 +485,16 @@ def test_ten_groups_are_in_their_order(tmp_path):
   _log(tmp_path, {'step': 5, 'kind': 'fusion'} | dict.fromkeys(names, 0.1))
   analysed = fused_run(run, tmp_path)
   finding = look_at(GROUPS, analysed, tmp_path)
-  assert list(finding.numbers['weights']) == ['psi']
-  training = finding.numbers['training']
+  assert list(finding['numbers']['weights']) == ['psi']
+  training = finding['numbers']['training']
   assert np.shape(training['psi']) == (11, 1)
   # One line of the log is no curve; two are.
-  assert _panels(finding.numbers) == 1
+  assert _panels(finding['numbers']) == 1
   twice = {
     'steps': 2 * training['steps'],
     'psi': [2 * values for values in training['psi']],
   }
-  assert _panels(finding.numbers | {'training': twice}) == 2
+  assert _panels(finding['numbers'] | {'training': twice}) == 2
 
 
 def _panels(numbers):
@@ -506,9 +506,9 @@ def test_without_metrics_the_weights_are_there(tmp_path, caplog):
   finding = look_at(GROUPS, fused_run(run, tmp_path), tmp_path / 'a')
   (record,) = caplog.records
   assert 'metrics.jsonl' in record.getMessage()
-  assert len(finding.numbers['weights']['psi']) == 6
+  assert len(finding['numbers']['weights']['psi']) == 6
   # The paper's psi have as many groups, and are drawn beside.
-  assert sum(finding.numbers['paper']) == pytest.approx(1)
+  assert sum(finding['numbers']['paper']) == pytest.approx(1)
   svg = (tmp_path / 'a/groups.svg').read_text(encoding='utf-8')
   assert 'Yang 2022, 6 + 18 layers' in svg
   assert_not_blank(tmp_path / 'a/groups.png')
@@ -531,7 +531,7 @@ def test_bleu_of_every_group(tmp_path):
   assert max(len(line.split()) for line in references) > 3
   analysed = fused_run(run, tmp_path, sources, references)
   finding = look_at(GROUP_BLEU, analysed, tmp_path / 'analysis')
-  numbers = finding.numbers
+  numbers = finding['numbers']
   assert numbers['single'][0] == pytest.approx(100)
   assert numbers['pruned'][1] == numbers['single'][1] < 99
   assert len(numbers['pruned']) == 2
@@ -539,7 +539,7 @@ def test_bleu_of_every_group(tmp_path):
   assert numbers['lines'] == len(sources)
   assert numbers['signature'].startswith('nrefs:1|')
   assert numbers['decoding']['beam_size'] == 1
-  assert 'group 1 of 2, has 100.00' in finding.summary
+  assert 'group 1 of 2, has 100.00' in finding['summary']
   assert_not_blank(tmp_path / 'analysis/group_bleu.png')
 
 
@@ -588,7 +588,7 @@ def _expected(surface_analysed):
 def test_against_all_subwords_of_the_text(surface_analysed):
   found = look_at(
     SURFACE_VIEW, surface_analysed, surface_analysed.workdir / 'analysis'
-  ).numbers
+  )['numbers']
   numbers = json.loads(json.dumps(found))
   assert_not_blank(surface_analysed.workdir / 'analysis' / 'surface.png')
   quantities, tokens = _expected(surface_analysed)

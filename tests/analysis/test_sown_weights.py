@@ -49,7 +49,7 @@ def analysed(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def numbers(analysed):
-  found = look_at(POSITIONS, analysed, analysed.workdir / 'analysis').numbers
+  found = look_at(POSITIONS, analysed, analysed.workdir / 'analysis')['numbers']
   return json.loads(json.dumps(found))
 
 
@@ -237,12 +237,12 @@ def test_a_side_whose_weights_are_constant_is_said_in_the_line(tmp_path):
     norm='pre', encoder=SideConfig('dlcl'), decoder=SideConfig('mudd')
   )
   found = look_at(POSITIONS, fused_run(run, tmp_path), tmp_path / 'analysis')
-  assert found.numbers['encoder'] == {'scheme': 'dlcl'}
-  assert found.summary.startswith(
+  assert found['numbers']['encoder'] == {'scheme': 'dlcl'}
+  assert found['summary'].startswith(
     'Deviation of the weights over the positions, mean: encoder (dlcl) has the '
     'same weights at every position; decoder (mudd) residual '
   )
-  assert '\n' not in found.summary
+  assert '\n' not in found['summary']
   assert_not_blank(tmp_path / 'analysis/position_weights.png')
 
 
@@ -481,10 +481,10 @@ def test_dynamic_weights_of_a_bias_alone(tmp_path):
   )
   analysed = fused_run(run, tmp_path)
   finding = look_at(LAYERS_VIEW, analysed, tmp_path / 'analysis')
-  own = finding.numbers['encoder']
+  own = finding['numbers']['encoder']
   np.testing.assert_allclose(own['mean'], [2, 5], rtol=1e-6)
   np.testing.assert_allclose(own['deviation'], [1, 0], atol=2e-3)
-  assert finding.summary == (
+  assert finding['summary'] == (
     'Weights of layers: encoder (means of dynamic_combination) H[1] 2.00, '
     'H[2] 5.00.'
   )
@@ -532,7 +532,7 @@ def declared(tmp_path):
 def test_both_views_show_what_is_sown(declared):
   analysed = declared(_Fixed, 'layer_weights', 'position_weights')
   finding = VIEWS['layer_weights'].look(analysed)
-  assert finding.numbers == {
+  assert finding['numbers'] == {
     'encoder': {
       'scheme': 'mine',
       'layers': ['H[1]', 'H[2]'],
@@ -540,8 +540,8 @@ def test_both_views_show_what_is_sown(declared):
       'weights': [[0.25, 0.75]],
     }
   }
-  assert 'encoder (output of mine) H[1] 0.25, H[2] 0.75' in finding.summary
-  own = VIEWS['position_weights'].look(analysed).numbers['encoder']['weights']
+  assert 'encoder (output of mine) H[1] 0.25, H[2] 0.75' in finding['summary']
+  own = VIEWS['position_weights'].measure(analysed)['encoder']['weights']
   assert own['weights']['sources'] == ['H[1]', 'H[2]']
   assert own['weights']['readers'] == ['output']
   np.testing.assert_allclose(own['weights']['mean']['all'], [[0.25, 0.75]])

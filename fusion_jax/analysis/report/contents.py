@@ -20,8 +20,7 @@ import jax
 from fusion_jax.analysis import add_run_and_text_flags
 from fusion_jax.analysis.curves import curves
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view import View
-from fusion_jax.analysis.views import keep, kept, look_at, views_of
+from fusion_jax.analysis.views import View, keep, kept, look_at, views_of
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.errors import InputError
@@ -204,7 +203,7 @@ def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
   """
   for view in views_of(analysed.run.config.model):
     files = [folder / f'{view.name}.{kind}' for kind in ('json', 'svg', 'png')]
-    content = None
+    content: Mapping[str, Any] | None = None
     if view.reads == 'text' and all(file.is_file() for file in files):
       content = kept(files[0], analysed)
     if content is None and view.slow and not slow:
@@ -212,9 +211,8 @@ def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
       continue
     try:
       if content is None:
-        result = look_at(view, analysed, folder)
+        content = look_at(view, analysed, folder)
         logger.info('%s: %s', view.name, files[0])
-        content = {'summary': result.summary, 'numbers': result.numbers}
     except InputError as error:
       logger.warning('%s is left out: %s', view.name, error)
       yield Card(view, missing=f'It could not be made: {error}.')
