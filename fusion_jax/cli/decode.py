@@ -37,6 +37,8 @@ Files that end in .gz, .bz2 or .xz are read, and --output written, compressed.
 """
 
 import argparse
+import functools
+from collections.abc import Sequence
 
 from fusion_jax.bounds import Natural, Positive, number
 from fusion_jax.config.decoding import DecodingConfig
@@ -123,13 +125,6 @@ def _parser() -> argparse.ArgumentParser:
   add('--interactive', action='store_true', help='translate each line at once')
   add('--warm_up', action='store_true', help='compile all shapes first')
   add('--reference', default='', help='print BLEU and chrF against this file')
-  add(
-    '--comet',
-    default='',
-    metavar='MODEL',
-    help='also COMET against it, by a checkpoint file or a name such as '
-    'Unbabel/wmt22-comet-da; needs the package unbabel-comet',
-  )
   add_checkpoint_flags(parser)
   add(
     '--n_best',
@@ -154,20 +149,21 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
     'row of weights for each target subword; FILE.pharaoh or FILE.align: hard '
     'alignments, source-target from 0, without the end symbols',
   )
-  add(
-    '--attention_layers',
-    default='',
-    help="'mean' (default), 'last', 'all' or a number from 1",
-  )
-  add(
-    '--attention_heads',
-    default='',
-    help="'mean' (default), 'all' or a number from 1",
-  )
+  for name, *names in (
+    ('layers', 'mean', 'last', 'all'),
+    ('heads', 'mean', 'all'),
+  ):
+    add(
+      f'--attention_{name}',
+      default='mean',
+      type=functools.partial(_choice, names=names),
+      help=f"{', '.join(map(repr, names))} or a number from 1; default: 'mean'",
+    )
   add(
     '--alignment_unit',
-    default='',
-    help="'piece' (default): subwords; 'word': linked where any piece is",
+    default='piece',
+    choices=('piece', 'word'),
+    help='words are linked where any of their pieces are; default: piece',
   )
   add(
     '--states_output',
@@ -175,6 +171,16 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
     help='FILE.npz: encoder_0 [layers + 1, source, width], decoder_0, and the '
     'ids source_0, target_0 of the first line, and so on',
   )
+
+
+def _choice(text: str, names: Sequence[str]) -> str | int:
+  if text in names:
+    return text
+  try:
+    return number(Natural)(text)
+  except argparse.ArgumentTypeError as error:
+    listed = ', '.join(map(repr, names))
+    raise argparse.ArgumentTypeError(f'{error}; or give {listed}') from None
 
 
 @one_line_errors

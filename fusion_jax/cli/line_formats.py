@@ -37,8 +37,6 @@ from fusion_jax.errors import InputError
 from fusion_jax.json_files import parse_json
 from fusion_jax.runs.loading import TrainedModel
 
-# Number of faults that a message names.
-_NAMED = 3
 _FIELDS = 'source', 'target', 'prefix'
 
 # Digits of a weight in JSON.
@@ -103,31 +101,20 @@ def open_json(
   """Read JSON lines: objects with a text 'source', 'target' or 'prefix'."""
   name = path or 'stdin'
   with open_input(path) as file:
-    # Unlike a generator, this goes on after a line that is wrong.
-    yield map(
-      lambda number, text: _parsed(text, f'{name}, line {number}', needed),
-      itertools.count(1),
-      read_lines(file, name, again),
+    yield (
+      _parsed(text, f'{name}, line {number}', needed)
+      for number, text in enumerate(read_lines(file, name, again), start=1)
     )
 
 
 def check_lines(
   lines: Iterator[Line], check: Callable[[int, Line], object]
 ) -> int:
-  """Read all lines and refuse them if any is wrong."""
-  faults, number = [], 0
-  for number in itertools.count(1):
-    try:
-      check(number, next(lines))
-    except StopIteration:
-      break
-    except InputError as error:
-      faults.append(str(error))
-  if len(faults) > _NAMED:
-    faults[_NAMED:] = [f'{len(faults):,} such faults in all']
-  if faults:
-    raise InputError('; '.join(faults))
-  return number - 1
+  """Check every line, and count them."""
+  number = 0
+  for number, line in enumerate(lines, start=1):
+    check(number, line)
+  return number
 
 
 def _parsed(text: str, where: str, needed: Sequence[str]) -> Line:
@@ -325,7 +312,9 @@ def states_file(path: str, blank: Internals) -> Iterator[WriteViews]:
 
     def write_views(index: int, views: Sequence[View]) -> None:
       for name, array in _states(views, blank).items():
-        _write_array(archive, f'{name}_{index}', array)
+        member = zipfile.ZipInfo(f'{name}_{index}.npy')
+        with archive.open(member, 'w', force_zip64=True) as part:
+          np.lib.format.write_array(part, array, allow_pickle=False)
 
     yield write_views
 
@@ -360,24 +349,16 @@ def _states(views: Sequence[View], blank: Internals) -> dict[str, np.ndarray]:
     np.array([i for view in views for i in view.pair[side]], np.int32)
     for side in (0, 1)
   )
+  encoder, decoder = (
+    np.concatenate([getattr(x, side) for x in seen], axis=1)
+    for side in ('encoder', 'decoder')
+  )
   return {
-    'encoder': np.concatenate(
-      [internals.encoder for internals in seen], axis=1
-    ),
-    'decoder': np.concatenate(
-      [internals.decoder for internals in seen], axis=1
-    ),
+    'encoder': encoder,
+    'decoder': decoder,
     'source': source,
     'target': target,
   }
-
-
-def _write_array(
-  archive: zipfile.ZipFile, name: str, array: np.ndarray
-) -> None:
-  member = zipfile.ZipInfo(f'{name}.npy')
-  with archive.open(member, 'w', force_zip64=True) as file:
-    np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 # Passes the items on, in order, after the views of their pairs are written.
@@ -420,8 +401,7 @@ def _files(
   path = flags.attention_output
   tokenizers = run.source_tokenizer, run.target_tokenizer
   if flags.aligns:
-    unit: Unit = 'word' if flags.alignment_unit == 'word' else 'piece'
-    yield alignment_file(path, *tokenizers, unit)
+    yield alignment_file(path, *tokenizers, flags.alignment_unit)
   elif path:
     yield attention_file(path, *tokenizers)
   if flags.states_output:

@@ -4,11 +4,10 @@ import argparse
 import dataclasses
 import itertools
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fusion_jax.bounds import PositiveFloat, choice_fault, number
+from fusion_jax.bounds import PositiveFloat, number
 from fusion_jax.cli.text_io import split_paths
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.ensemble import (
@@ -27,32 +26,22 @@ _WEIGHTS = '.jsonl'
 _ALIGNMENTS = '.pharaoh', '.align'
 _STATES = '.npz'
 
-_TRANSLATING = 'reference', 'comet', 'prefix', 'interactive', 'warm_up'
+_TRANSLATING = 'reference', 'prefix', 'interactive', 'warm_up'
 _VIEWS = 'attention_output', 'states_output'
 _INPUTS = 'input', 'target', 'prefix', 'reference'
 
 
 @dataclasses.dataclass(frozen=True)
 class ViewFlags:
-  """Flags of decode.py for views, as text; '' if not given."""
+  """Flags of decode.py for views; files are '' if not given."""
 
   attention_output: str = ''
-  attention_layers: str = ''
-  attention_heads: str = ''
-  alignment_unit: str = ''
+  attention_layers: str | int = 'mean'
+  attention_heads: str | int = 'mean'
+  alignment_unit: Literal['piece', 'word'] = 'piece'
   states_output: str = ''
 
   def __post_init__(self):
-    self._check_ends()
-    for flag in ('attention_layers', 'attention_heads', 'alignment_unit'):
-      if getattr(self, flag) and not self.attention_output:
-        raise InputError(f'--{flag} needs --attention_output')
-    unit = self.alignment_unit or 'piece'
-    if fault := choice_fault(unit, ('piece', 'word')):
-      raise InputError(f'--alignment_unit: {fault}')
-    self._check_alignment(self.selection)
-
-  def _check_ends(self) -> None:
     for flag, ends in (
       ('attention_output', (_WEIGHTS, *_ALIGNMENTS)),
       ('states_output', (_STATES,)),
@@ -60,24 +49,11 @@ class ViewFlags:
       path = getattr(self, flag)
       if path and not path.endswith(ends):
         raise InputError(f'--{flag}={path}: must end in {" or ".join(ends)}')
-
-  def _check_alignment(self, selection: InternalsSelection) -> None:
-    if not self.aligns:
-      if self.alignment_unit:
-        raise InputError(
-          f'--alignment_unit: {self.attention_output} is for weights; '
-          f'alignments end in {" or ".join(_ALIGNMENTS)}'
-        )
-      return
-    for flag, chosen in (
-      ('layers', selection.layers),
-      ('heads', selection.heads),
-    ):
-      if chosen == 'all':
-        raise InputError(
-          f'--attention_{flag}=all: an alignment has one row of weights; give '
-          "'mean' or a number"
-        )
+    if self.aligns and 'all' in (self.attention_layers, self.attention_heads):
+      raise InputError(
+        '--attention_layers=all, --attention_heads=all: an alignment has one '
+        "row of weights; give 'mean' or a number"
+      )
 
   @property
   def outputs(self) -> list[str]:
@@ -96,20 +72,10 @@ class ViewFlags:
     """Internals to view."""
     return InternalsSelection(
       attention=bool(self.attention_output),
-      layers=_choice('attention_layers', self.attention_layers, 'last'),
-      heads=_choice('attention_heads', self.attention_heads),
+      layers=self.attention_layers,
+      heads=self.attention_heads,
       states=bool(self.states_output),
     )
-
-
-def _choice(flag: str, text: str, *more: str) -> str | int:
-  names = ('mean', 'all', *more)
-  if not text or text in names:
-    return text or 'mean'
-  if not re.fullmatch('[0-9]{1,9}', text):
-    listed = ', '.join(map(repr, names))
-    raise InputError(f'--{flag}={text}: must be {listed} or a number from 1')
-  return int(text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +83,6 @@ class DecodeRequest:
   """Request to translate, score or certify; fields are flags of decode.py.
 
   Attributes:
-    workdir: Run directory; several, separated by commas, form an ensemble.
-    sentences: Number of lines to take with mode='certify'; None means 64.
-    n_best: Number of output lines for each line; with 0 the best text alone.
-    groups: Groups 'first:last' of a GTRANS decoder; '' takes the run's.
-    weights: Weights of several runs, separated by commas; '' means equal.
-    combine: Mean of the predictions of several runs; None: arithmetic.
     selection: Checkpoints to load of each run.
     options: Fields of DecodingConfig that replace the run's.
     views: Files for the model's internals, for the scored pairs or for each
@@ -140,7 +100,6 @@ class DecodeRequest:
   output_format: Literal['text', 'json'] = 'text'
   sentences: int | None = None
   reference: str = ''
-  comet: str = ''
   selection: CheckpointSelection = CheckpointSelection()
   n_best: int = 0
   source_language: str = ''
@@ -192,43 +151,35 @@ def _weights(text: str) -> list[float]:
     ) from None
 
 
+# Flags that have no meaning in each mode.
+_MEANINGLESS = {
+  'translate': ('target', 'sentences'),
+  'score': (*_TRANSLATING, 'n_best', 'sentences'),
+  'certify': (*_TRANSLATING, 'target', 'weights', 'per_token'),
+}
+
+
 def check_flags(request: DecodeRequest) -> None:
   """Refuse flags that have no meaning together; no file is opened."""
-  mode = f'--mode={request.mode}'
-  if request.mode == 'score':
-    _check_scoring(request, mode)
-  elif request.mode == 'certify':
-    _check_certifying(request, mode)
-  else:
-    _refuse(request, ('target', 'sentences'), mode)
-    if request.comet and not request.reference:
-      raise InputError('--comet needs --reference, the right translations')
+  mode, several = request.mode, len(split_paths(request.workdir)) > 1
+  _refuse(request, _MEANINGLESS[mode], f'--mode={mode}')
   if request.input_format == 'json':
     _refuse(request, ('target', 'prefix'), '--input_format=json')
   if request.output_format == 'json':
     _refuse(request, ('per_token',), '--output_format=json')
-  elif request.mode == 'translate' and request.per_token > request.n_best:
+  elif mode == 'translate' and request.per_token > request.n_best:
     raise InputError('--per_token needs --n_best, or --mode=score')
-  if request.combine and len(split_paths(request.workdir)) < 2:
+  if mode == 'score' and not request.target and request.input_format == 'text':
+    raise InputError('--mode=score needs --target, the translations to score')
+  if mode == 'certify':
+    _refuse(request.views, _VIEWS, '--mode=certify')
+    if 'json' in (request.input_format, request.output_format):
+      raise InputError('--mode=certify reads text; its --output is JSON anyway')
+    if several or not request.input:
+      raise InputError('--mode=certify takes one run, and lines of an --input')
+  if request.combine and not several:
     raise InputError('--combine: needs an ensemble, --workdir=DIR,DIR')
   _check_files(request)
-
-
-def _check_scoring(request: DecodeRequest, mode: str) -> None:
-  if not request.target and request.input_format == 'text':
-    raise InputError('--mode=score needs --target, the translations to score')
-  _refuse(request, (*_TRANSLATING, 'n_best', 'sentences'), mode)
-
-
-def _check_certifying(request: DecodeRequest, mode: str) -> None:
-  if not request.input:
-    raise InputError('--mode=certify needs --input, a file to take lines from')
-  if len(split_paths(request.workdir)) > 1:
-    raise InputError('--workdir: --mode=certify takes one run')
-  if 'json' in (request.input_format, request.output_format):
-    raise InputError('--mode=certify reads text; its --output is JSON anyway')
-  _refuse(request, (*_TRANSLATING, 'target', 'weights', 'per_token'), mode)
-  _refuse(request.views, _VIEWS, mode)
 
 
 def _check_files(request: DecodeRequest) -> None:

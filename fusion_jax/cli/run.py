@@ -1,13 +1,10 @@
 """Execution of a request of decode.py: reads, translates or scores, writes."""
 
 import contextlib
-import importlib.metadata
 import itertools
 import logging
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import jax
 
@@ -36,7 +33,7 @@ from fusion_jax.decoding.ensemble import Ensemble
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.decoding.translate import Translation, Translator
-from fusion_jax.errors import CheckFailed, InputError, first_line
+from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.languages import words_of
 from fusion_jax.metrics import bleu_for, check_line_counts, corpus_scores
 from fusion_jax.parallel.processes import is_first
@@ -47,14 +44,12 @@ logger = logging.getLogger(__name__)
 
 # Number of lines that --mode=certify takes by default.
 _SENTENCES = 64
-# Pairs that COMET reads at a time.
-_BATCH = 16
 
 
 def run(request: DecodeRequest) -> None:
   """Carry out a request; the translations are written line by line.
 
-  BLEU and COMET go to stdout, or to stderr if the translations are on stdout.
+  BLEU and chrF go to stdout, or to stderr if the translations are on stdout.
   """
   check_flags(request)
   if request.mode == 'score':
@@ -71,10 +66,8 @@ def _translate_and_evaluate(request: DecodeRequest) -> None:
     references = _read_references(request.reference)
     if references is not None:
       # Evaluation holds all lines anyway, so a wrong file is reported at once.
-      held = list(opened)
-      lines = held
-      check_line_counts(len(held), len(references))
-    comet = load_comet(request.comet) if request.comet else None
+      lines = list(opened)
+      check_line_counts(len(lines), len(references))
     trained = load(request)
     if references is not None and is_first():
       log_unreachable(references, trained.tokenizer, request.reference)
@@ -90,9 +83,6 @@ def _translate_and_evaluate(request: DecodeRequest) -> None:
     scores = corpus_scores(best, references, words)
     out = sys.stdout if request.output else sys.stderr
     print(scores.report, file=out, flush=True)
-    if comet:
-      sources = [line.source for line in lines]
-      print(comet(sources, best, references), file=out, flush=True)
 
 
 def _open_lines(
@@ -289,44 +279,3 @@ def _about(
     'device_kind': device.device_kind,
     'jax': jax.__version__,
   }
-
-
-# Sources, translations and references to a line for the user.
-Comet = Callable[[Sequence[str], Sequence[str], Sequence[str]], str]
-
-
-def load_comet(name: str) -> Comet:
-  """Load a model of COMET (Rei et al. 2020) by the package unbabel-comet.
-
-  The package is no requirement: it needs PyTorch and models of gigabytes. It
-  runs on the CPU, because JAX holds the accelerators.
-  """
-  try:
-    from comet import download_model, load_from_checkpoint
-  except ImportError:
-    raise InputError(
-      f'--comet={name}: the package unbabel-comet is missing: '
-      'pip install unbabel-comet'
-    ) from None
-  try:
-    path = name if os.path.isfile(name) else download_model(name)
-    model = load_from_checkpoint(path)
-  except Exception as error:
-    raise InputError(f'--comet={name}: {first_line(error)}') from error
-  version = importlib.metadata.version('unbabel-comet')
-  signature = f'COMET|nrefs:1|model:{name}|version:{version}'
-  return lambda *texts: f'{signature} = {_score(model, *texts):.4f}'
-
-
-def _score(
-  model: Any,
-  sources: Sequence[str],
-  translations: Sequence[str],
-  references: Sequence[str],
-) -> float:
-  texts = zip(sources, translations, references, strict=True)
-  rows = [{'src': s, 'mt': t, 'ref': r} for s, t, r in texts]
-  prediction = model.predict(
-    rows, batch_size=_BATCH, gpus=0, progress_bar=False
-  )
-  return float(prediction.system_score)
