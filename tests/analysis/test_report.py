@@ -24,7 +24,6 @@ from report_runs import (
 from saved_runs import SavedRun
 
 from fusion_jax import figures
-from fusion_jax.analysis import TextChoice
 from fusion_jax.analysis.report import __main__ as program
 from fusion_jax.analysis.report import contents
 from fusion_jax.analysis.report.contents import (
@@ -33,16 +32,14 @@ from fusion_jax.analysis.report.contents import (
   training_pairs,
 )
 from fusion_jax.analysis.report.page import (
-  breakable,
   json_address,
-  overview,
   page,
   separator,
   stretches,
 )
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.views import VIEWS, View, keep, look_at, views_of
-from fusion_jax.config import DataConfig, DecodingConfig, TrainingConfig
+from fusion_jax.analysis.views import VIEWS, View, keep, views_of
+from fusion_jax.config import DataConfig, DecodingConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
@@ -199,52 +196,6 @@ def test_what_was_made_of_other_inputs_is_made_anew(counted, change):
   assert lines == [source for source, _ in other.lines]
 
 
-@pytest.mark.parametrize('name', ['slow_one.svg', 'slow_one.png'])
-def test_a_view_without_its_figure_is_made_anew(counted, name):
-  analysed, made = counted
-  _both(analysed)
-  (analysed.workdir / name).unlink()
-  _both(analysed)
-  assert made == ['view', 'translation', 'view']
-
-
-@pytest.mark.parametrize('content', ['', '{"key": 1', '[]', '{"key": ""}'])
-def test_damaged_results_are_made_anew(counted, content):
-  analysed, made = counted
-  _both(analysed)
-  for name in ('slow_one', 'translation'):
-    (analysed.workdir / f'{name}.json').write_text(content)
-  _both(analysed)
-  assert made == ['view', 'translation'] * 2
-
-
-def test_numbers_are_not_kept_without_their_figure(tmp_path, monkeypatch):
-  view = _slow_view(lambda analysed: {'value': 1})
-  analysed, path = fused_run(tmp_path), tmp_path / 'slow_one.json'
-  look_at(view, analysed, tmp_path)
-  assert json.loads(path.read_text())['key'] == analysed.digest
-
-  def save(*_):
-    raise InputError('the disk is full')
-
-  monkeypatch.setattr(figures, 'save', save)
-  with pytest.raises(InputError, match='disk'):
-    look_at(view, analysed, tmp_path)
-  assert not path.exists()
-
-
-def test_other_tags_are_other_inputs(tmp_path):
-  digests = set()
-  for content in ('a', 'b'):
-    (tmp_path / 'tags').write_text(content)
-    choice = TextChoice(tags=str(tmp_path / 'tags'))
-    digests.add(fused_run(tmp_path, choice=choice).digest)
-  assert len(digests) == 2
-  (tmp_path / 'tags').unlink()
-  with pytest.raises(InputError, match='No such file'):
-    _ = fused_run(tmp_path, choice=choice).digest
-
-
 @pytest.mark.usefixtures('quick')
 def test_a_view_that_cannot_be_made_says_why(tmp_path, monkeypatch):
   def measure(analysed):
@@ -274,15 +225,6 @@ def test_the_sections_of_a_page(tmp_path):
   assert html.words['title'] == ['run - fusion_jax']
 
 
-def test_the_head_says_what_a_run_was_started_from(tmp_path):
-  fresh = report_of(fused_run(tmp_path), name='fresh')
-  training = TrainingConfig(init_from='runs/plain')
-  config = dataclasses.replace(fresh.config, training=training)
-  tuned = dataclasses.replace(fresh, name='tuned', config=config)
-  rows = {name: cells for name, *cells in overview([fresh, tuned])}
-  assert rows['started from'] == ['random parameters', 'runs/plain']
-
-
 @pytest.mark.usefixtures('quick')
 def test_text_is_shown_as_it_is(tmp_path):
   made = ('<img src=x onerror=alert(1)>', '&lt;', '</dd>', '"\'')
@@ -308,19 +250,6 @@ def test_nothing_is_fetched(tmp_path):
   assert not re.search(r'https?://|@import|url\(', whole)
   policy = [each for each in html.all('meta') if 'http-equiv' in each]
   assert policy[0]['content'].startswith("default-src 'none';")
-
-
-@pytest.mark.usefixtures('quick')
-def test_every_figure_has_words_and_numbers(tmp_path):
-  html = Page(_page([report_of(fused_run(tmp_path))]))
-  figures_shown = html.all('figure')
-  assert len(html.all('img')) == len(figures_shown) == 1
-  assert all(len(each['alt']) > 20 for each in html.all('img'))
-  assert len(html.words['figcaption']) == len(figures_shown)
-  assert {each.get('download') for each in html.all('a')} >= {
-    'curves.json',
-    'translations.json',
-  }
 
 
 @pytest.mark.usefixtures('quick')
@@ -358,13 +287,6 @@ def test_a_comparison_shows_both(tmp_path):
   assert re.findall(r'<t[dh]\b[^>]*>([^<]*)', rows.replace('<wbr>', '')) == [
     'option', 'one', 'two', 'default', 'model.norm', 'post', 'pre', 'post',
   ]  # fmt: skip
-
-
-def test_long_names_are_cut_where_they_join():
-  assert breakable('data.batch.row_multiple') == (
-    'data.<wbr>batch.<wbr>row_<wbr>multiple'
-  )
-  assert breakable('a.<b>') == 'a.<wbr>&lt;b&gt;'
 
 
 def test_a_download_holds_its_numbers():

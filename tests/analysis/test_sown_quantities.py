@@ -174,20 +174,6 @@ def test_layers_that_no_group_reads_have_no_gates(tmp_path):
   assert layers == [1, 2]
 
 
-def test_end_symbols_are_not_counted(analysed):
-  tokenizer = analysed.run.source_tokenizer
-  counts = subword_counts((p.source for p in analysed.pairs), tokenizer)
-  assert counts[tokenizer.vocabulary.end] == 0
-  assert counts.sum() == sum(len(p.source) - 1 for p in analysed.pairs)
-
-
-def test_gates_are_drawn_from_0_to_1(numbers):
-  figure = GATES.draw(numbers)
-  assert [axes.get_ylim() for axes in figure.axes] == [(0, 1)] * 6
-  assert not any(axes.get_legend() for axes in figure.axes)
-  assert len(figure.legends) == 1
-
-
 ROUTING_VIEW = VIEWS['couplings']
 
 # Capsules of width 2 and 4.
@@ -253,43 +239,6 @@ def test_iterations_begin_uniform_and_decide(looked):
     assert own['entropy'][0] == pytest.approx(math.log(uniform), abs=1e-5)
     assert max(own['entropy'][1:]) < math.log(uniform) - 1e-3
     assert own['diversity'][0] == pytest.approx(0, abs=1e-6)
-
-
-def test_votes_of_zero_leave_all_iterations_uniform(tmp_path):
-  zero = dict.fromkeys(
-    (
-      'votes/out/kernel',
-      'votes/out/bias',
-      'read_out/beta_a',
-      'read_out/beta_u',
-    ),
-    0.0,
-  )
-  dynamic = SideConfig(fusion='dynamic_routing')
-  run = make_run(zero, encoder=dynamic, decoder=EM)
-  numbers = ROUTING_VIEW.measure(fused_run(run, tmp_path))
-  # 16 capsules where none are asked for: the width.
-  for side, capsules in (('encoder', 16), ('decoder', 4)):
-    np.testing.assert_allclose(
-      numbers[side]['entropy'], [math.log(capsules)] * 3, rtol=1e-5
-    )
-    np.testing.assert_allclose(
-      numbers[side]['couplings'], 1 / capsules, rtol=1e-5
-    )
-
-
-def test_one_iteration_of_one_capsule_is_drawn(looked, tmp_path):
-  numbers = {
-    'decoder': {
-      'couplings': [[[1.0], [1.0]]],
-      'entropy': [0.0],
-      'diversity': [0.0],
-      'uniform_entropy': 0.0,
-    },
-    'paper': looked['numbers']['paper'],
-  }
-  png, _ = figures.save(ROUTING_VIEW.draw(numbers), tmp_path / 'one')
-  assert_not_blank(png)
 
 
 def test_the_paper_stands_beside(routing_analysed, looked):
@@ -375,22 +324,6 @@ def test_the_first_five_sentences_are_shown_word_by_word(
   for row, sentence in zip(seen, sentences, strict=False):
     expected = row[: len(sentence['pieces'])].transpose(2, 1, 0)
     np.testing.assert_allclose(sentence['attention'], expected, atol=1e-5)
-
-
-def test_a_scorer_of_zeros_reads_all_layers_alike(tmp_path):
-  run = make_run({'read_out/scorer_out/kernel': 0.0}, decoder=LAYERS)
-  hops_numbers = HOPS_VIEW.measure(fused_run(run, tmp_path, lines=2))
-  assert set(hops_numbers) == {'decoder'}
-  np.testing.assert_allclose(hops_numbers['decoder']['mean'], 1 / 3, rtol=1e-5)
-  assert len(hops_numbers['decoder']['sentences']) == 2
-
-
-def test_the_figure_hops(hops_analysed, hops_numbers):
-  assert_not_blank(hops_analysed.workdir / 'analysis/hops.png')
-  svg = (hops_analysed.workdir / 'analysis/hops.svg').read_text(
-    encoding='utf-8'
-  )
-  assert 'decoder, line 1, hop 3' in svg
 
 
 def test_pieces_that_look_like_formulas_are_drawn(hops_numbers, tmp_path):
@@ -611,14 +544,6 @@ def test_against_all_subwords_of_the_text(surface_analysed):
         np.testing.assert_allclose(value, own[there].mean(), rtol=1e-4)
       else:
         assert value is None
-
-
-def test_a_fixed_weight_is_shown(tmp_path):
-  run = make_run(decoder=_decoder(weight=0.6))
-  numbers = SURFACE_VIEW.measure(fused_run(run, tmp_path))
-  assert numbers['weight']['all'] == pytest.approx(0.6)
-  mixed = 0.6 * numbers['own']['all'] + 0.4 * numbers['surface']['all']
-  assert numbers['both']['all'] == pytest.approx(mixed, rel=1e-4)
 
 
 def test_added_scores_are_no_two_predictions():

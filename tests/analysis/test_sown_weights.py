@@ -216,22 +216,6 @@ def test_scanned_layers_have_the_same_weights(tmp_path):
     np.testing.assert_allclose(found, rows.mean(0), rtol=1e-4)
 
 
-def test_a_sum_of_outputs_weighs_each_of_them(tmp_path):
-  side = SideConfig('grn', options=GrnOptions(last=1))
-  run = make_run(norm='pre', encoder=side, encoder_layers=3)
-  analysed = fused_run(run, tmp_path)
-  own = POSITIONS.measure(analysed)['encoder']['weights']['residual']
-  assert own['sources'] == ['y[0]', 'y[1]', 'y[2]', 'y[3]']
-  rows = rows_of(
-    shown(analysed)['encoder']['connection']['weights_3'][:, :, 0],
-    all_at_once(analysed)[1],
-  )
-  first, between, last = rows.mean(0)
-  np.testing.assert_allclose(
-    own['mean']['all'][3], [first, between, between, last], rtol=1e-4
-  )
-
-
 def test_a_side_whose_weights_are_constant_is_said_in_the_line(tmp_path):
   run = make_run(
     norm='pre', encoder=SideConfig('dlcl'), decoder=SideConfig('mudd')
@@ -257,16 +241,6 @@ def test_a_side_whose_weights_are_constant_is_said_in_the_line(tmp_path):
 )
 def test_constant_weights_have_no_such_view(side):
   assert not POSITIONS.applies(ModelConfig(norm='pre', encoder=side))
-
-
-def test_static_streams_that_a_learned_read_ends_have_it(tmp_path):
-  options = HyperOptions('static', collapse='learned')
-  side = SideConfig('hyper_connections', options=options)
-  run = make_run(norm='pre', encoder=side)
-  own = POSITIONS.measure(fused_run(run, tmp_path))['encoder']
-  assert {group: each['readers'] for group, each in own['weights'].items()} == {
-    'read': ['output']
-  }
 
 
 def test_a_stack_with_nothing_to_choose_is_refused_in_one_line(tmp_path):
@@ -441,38 +415,6 @@ def test_weights_of_outputs_with_a_sum_of_those_between(tmp_path):
   np.testing.assert_allclose(own['weights'][6], rows.mean((0, 1)), rtol=1e-4)
 
 
-def test_memories_have_a_row_for_each_decoder_layer(tmp_path):
-  # Two layers on either side; the weights of the memories are static alone.
-  run = make_run(
-    {
-      'encoder/connection/static_2': np.arange(12.0).reshape(4, 3),
-      'encoder/connection/out_2/kernel': 0.0,
-    },
-    norm='pre',
-    encoder=SideConfig(fusion='mudd', options=MuddOptions(0, memory_ways=2)),
-  )
-  own = LAYERS_VIEW.measure(fused_run(run, tmp_path))['encoder']
-  assert own['rows'] == [
-    f'output, {way}_{n}' for n in (1, 2) for way in ('key', 'value')
-  ]
-  assert own['weights'] == [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(4)]
-  assert own['layers'] == ['H[0]', 'H[1]', 'H[2]']
-
-
-def test_dynamic_combination_against_all_weights_of_the_text(tmp_path):
-  analysed = fused_run(make_run(decoder=DYNAMIC), tmp_path)
-  rows = rows_of(
-    shown(analysed)['decoder']['read_out']['layer_weights'],
-    all_at_once(analysed)[3],
-  )
-  own = LAYERS_VIEW.measure(analysed)['decoder']
-  assert own['positions'] == len(rows)
-  assert own['layers'] == ['H[1]', 'H[2]']
-  np.testing.assert_allclose(own['mean'], rows.mean((0, 2)), atol=1e-5)
-  np.testing.assert_allclose(own['deviation'], rows.std((0, 2)), rtol=1e-4)
-  assert min(own['deviation']) > 0.1
-
-
 def test_dynamic_weights_of_a_bias_alone(tmp_path):
   # Half the features of H[1] have 1 and half 3; those of H[2] have 5.
   bias = [1.0] * 8 + [3.0] * 8 + [5.0] * 16
@@ -545,12 +487,6 @@ def test_both_views_show_what_is_sown(declared):
   assert own['weights']['sources'] == ['H[1]', 'H[2]']
   assert own['weights']['readers'] == ['output']
   np.testing.assert_allclose(own['weights']['mean']['all'], [[0.25, 0.75]])
-
-
-def test_a_view_applies_only_where_it_is_declared(declared):
-  config = declared(_Fixed, 'position_weights').run.config.model
-  assert not VIEWS['layer_weights'].applies(config)
-  assert VIEWS['position_weights'].applies(config)
 
 
 def test_a_view_of_what_is_not_sown_is_one_line(declared):

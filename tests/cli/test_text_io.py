@@ -65,43 +65,6 @@ def test_output_appears_when_it_is_whole(tmp_path):
   assert list(tmp_path.iterdir()) == [path]
 
 
-def test_nothing_is_left_of_output_that_failed(tmp_path):
-  path = tmp_path / 'out'
-
-  def fail_half_way():
-    with open_output(str(path)) as write:
-      write('half')
-      raise KeyboardInterrupt
-
-  with pytest.raises(KeyboardInterrupt):
-    fail_half_way()
-  assert list(tmp_path.iterdir()) == []
-
-
-def test_a_device_is_written_directly():
-  with open_output('/dev/null') as write:
-    write('gone')
-
-
-def test_files_that_cannot_be_opened_are_named(tmp_path):
-  missing = str(tmp_path / 'missing' / 'file')
-  with (
-    pytest.raises(InputError, match=r'missing/file: cannot be read: No'),
-    open_input(missing),
-  ):
-    pass
-  with (
-    pytest.raises(InputError, match=r'missing/file: cannot be written: No'),
-    open_output(missing),
-  ):
-    pass
-  with (
-    pytest.raises(InputError, match=r'cannot be read: Is a directory'),
-    open_input(str(tmp_path)),
-  ):
-    pass
-
-
 def test_a_device_that_never_ends_a_line_is_refused():
   with open_input('/dev/zero') as file, pytest.raises(InputError) as error:
     list(read_lines(file, '/dev/zero'))

@@ -6,7 +6,7 @@ import ctranslate2
 import jax
 import numpy as np
 import pytest
-from copying import make_run, make_tokenizer
+from copying import make_tokenizer
 
 from fusion_jax.config import (
   ExperimentConfig,
@@ -16,7 +16,6 @@ from fusion_jax.config import (
 )
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
-from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
@@ -25,7 +24,7 @@ from fusion_jax.decoding.compiled import (
 )
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES, SOURCES
-from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.search.beam import LengthPenalty
 from fusion_jax.testing import assert_close
@@ -295,32 +294,6 @@ def test_what_is_fused_is_refused_by_name(side, field, value, options):
   assert f'config.model.{side}.{field} is {value}' in message
   assert message.startswith('--format=ctranslate2: ')
   assert '\n' not in message
-
-
-def test_rezero_is_refused_before_anything_is_written(tokenizer, tmp_path):
-  run = make_run(tokenizer, Transformer)
-  model = dataclasses.replace(run.config.model, norm='rezero')
-  run = dataclasses.replace(
-    run, config=dataclasses.replace(run.config, model=model)
-  )
-  with pytest.raises(InputError, match=r"model\.norm is 'rezero'"):
-    exporting.export(run, tmp_path / 'model')
-  assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.extended
-def test_different_names_of_the_end_symbol_are_refused(
-  exported, tokenizer, tmp_path, monkeypatch
-):
-  run, _ = exported
-  names = [*tokenizer.pieces()]
-  names[tokenizer.vocabulary.end] = '[end]'
-  other = Tokenizer(tokenizer.model)
-  monkeypatch.setattr(other, 'pieces', lambda: names)
-  run = dataclasses.replace(run, source_tokenizer=other)
-  with pytest.raises(InputError, match=r"end symbol is '\[end\]' in source"):
-    exporting.export(run, tmp_path / 'model')
-  assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.extended

@@ -29,11 +29,6 @@ def test_it_computes_what_fairseq_computes(workdir):
   check_parity(workdir, recorded(FAIRSEQ))
 
 
-def test_the_decoder_starts_with_the_end_symbol(workdir):
-  vocabulary = load_run(workdir).target_tokenizer.vocabulary
-  assert (vocabulary.start, vocabulary.end, vocabulary.unknown) == (2, 2, 3)
-
-
 def test_options_of_omegaconf_are_plain_values():
   from fusion_jax.tools.importers.fairseq import _plain
 

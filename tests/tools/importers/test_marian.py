@@ -66,24 +66,6 @@ def test_the_run_decodes_as_generate_does(workdir):
   )
 
 
-def test_the_decoder_starts_with_the_padding_symbol(workdir):
-  pieces = json.loads((MARIAN / 'vocab.json').read_text())
-  vocabulary = load_run(workdir).target_tokenizer.vocabulary
-  assert vocabulary.start == pieces['<pad>']
-  assert (vocabulary.end, vocabulary.unknown) == (0, 1)
-
-
-def test_a_code_of_the_target_language_is_put_before_every_line(tmp_path):
-  folder = copied(MARIAN, tmp_path)
-  path = folder / 'vocab.json'
-  filler = next(p for p in json.loads(path.read_text()) if 'filler' in p)
-  path.write_text(path.read_text().replace(f'"{filler}"', '">>de<<"'))
-  assert not import_model('marian', folder, tmp_path / 'run')
-  run = load_run(tmp_path / 'run')
-  assert run.config.data.target_tag == '>>{lang}<<'
-  assert run.source_tokenizer.id_of('>>de<<') is not None
-
-
 @pytest.fixture(scope='module')
 def multilingual(tmp_path_factory):
   """A run that translates into German, of a model that also has French."""
