@@ -43,21 +43,24 @@ def test_items_are_read(path):
     ('ein Schlag', 'a kind'),
     ('ein Schlag', 'a punch'),
   ]
-  assert second.contrastive == ()
-  assert third.groups == (
-    ('pairs', 'type gender', 'origin talks', 'distance 1'),
-  )
-  assert first.groups[1] == (
+  assert second.errors == []
+  assert [*third.groups(third.errors[0])] == [
+    'pairs',
+    'type gender',
+    'origin talks',
+    'distance 1',
+  ]
+  assert [*first.groups(first.errors[1])] == [
     'pairs',
     'type sense',
     'origin news',
     'distance 4-7',
     'frequency 8-15',
-  )
+  ]
 
 
 def test_accuracies_by_hand(path):
-  items = [item for item in read_items(path) if item.contrastive]
+  items = [item for item in read_items(path) if item.errors]
   found = accuracies(items, [[-1.0, -2.0, -0.5], [-3.0, -3.0]])
   # A tie is no preference.
   assert found == {
@@ -95,12 +98,13 @@ def test_the_program_prints_accuracies_and_writes_scores(
   ('text', 'message'),
   [
     ('{', 'items.json: not JSON: '),
-    ('{}', 'must be a list of items'),
-    ('[{"source": "a", "errors": []}]', 'item 1: reference: is missing'),
+    ('{}', 'must be a list'),
+    ('[]', 'no item has a wrong translation'),
+    ('[{"source": "a", "errors": []}]', '0.reference: is missing'),
     (
       '[{"source": "a", "reference": "b", "errors": '
       '[{"contrastive": "c", "distance": "far"}]}]',
-      "item 1: errors.0.distance: must be a whole number, got 'far'",
+      "0.errors.0.distance: must be a whole number, got 'far'",
     ),
   ],
 )

@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +14,7 @@ from sacrebleu.metrics import CHRF
 
 from fusion_jax import figures
 from fusion_jax.analysis import curves
-from fusion_jax.analysis.report.contents import (
-  Card,
-  Picture,
-  RunReport,
-  data_address,
-)
+from fusion_jax.analysis.report.contents import Card, Picture, RunReport
 from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.fusion import Side, SideConfig
@@ -52,15 +46,8 @@ def page(
     cards=_cards(runs),
     shown=list(_lines(runs, text, shown)),
     separator=separator(runs[0].languages[1]),
-    translations=_translations(runs, text),
     versions=versions,
   )
-
-
-def json_address(value: Any) -> str:
-  """Return an address that holds a JSON value."""
-  text = json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False)
-  return data_address(text.encode(), 'application/json')
 
 
 def breakable(text: str) -> str:
@@ -77,11 +64,7 @@ def _template() -> jinja2.Template:
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  made.filters |= {
-    'breakable': breakable,
-    'config_json': to_json,
-    'json_address': json_address,
-  }
+  made.filters |= {'breakable': breakable, 'config_json': to_json}
   made.tests |= {
     'numeric': lambda cell: bool(cell) and set(cell) <= _NUMERIC,
     'wide': lambda cards: max(_widths(cards), default=0) > _WIDE,
@@ -97,7 +80,6 @@ def _curves(runs: Sequence[RunReport]) -> dict[str, Any]:
   numbers = {run.name: run.curves for run in runs}
   return {
     'view': VIEWS['curves'],
-    'numbers': numbers,
     'said': [f'{name}: {curves.summary(x)}' for name, x in numbers.items()],
     'picture': Picture.of_svg(figures.as_svg(curves.draw_runs(numbers))),
   }
@@ -134,18 +116,6 @@ def _lines(
         for line in [run.translations[index]]
       ],
     }
-
-
-def _translations(runs: Sequence[RunReport], text: Text) -> list[dict]:
-  return [
-    {
-      'line': number,
-      'source': source,
-      'reference': reference,
-      'translations': {r.name: r.translations[number - 1] for r in runs},
-    }
-    for number, (source, reference) in enumerate(text, start=1)
-  ]
 
 
 def separator(language: str) -> str:
