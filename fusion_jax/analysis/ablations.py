@@ -20,9 +20,9 @@ from fusion_jax import figures
 from fusion_jax.analysis.passes import sums_over_text
 from fusion_jax.analysis.run_with_text import SIDES, Numbers, RunWithText
 from fusion_jax.analysis.sown_quantities import PAPER, psi_of
-from fusion_jax.cli.request import with_groups
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.data.batching import Batch
+from fusion_jax.decoding.ensemble import with_groups
 from fusion_jax.fusion import plugs
 from fusion_jax.fusion.gtrans import group_count, groups_of
 from fusion_jax.layers.ablation_masks import AblationMasks, with_masks

@@ -201,11 +201,11 @@ def main(argv: list[str]) -> None:
   start(processes)
   with lasting_imports():  # After the flags: JAX starts slowly.
     from fusion_jax.cli import run
-    from fusion_jax.cli.request import DecodeRequest, ViewFlags
+    from fusion_jax.cli.line_formats import ViewFlags
     from fusion_jax.runs.loading import selection_of
 
   run.run(
-    DecodeRequest(
+    run.DecodeRequest(
       selection=selection_of(arguments),
       **{name: v for name, v in flags.items() if name not in _SELECTION},
       options=options,

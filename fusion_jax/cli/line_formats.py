@@ -20,7 +20,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from fusion_jax.cli.request import ViewFlags
 from fusion_jax.cli.text_io import (
   open_input,
   open_output,
@@ -32,7 +31,12 @@ from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.batches import PairIds
 from fusion_jax.decoding.score import Scored
 from fusion_jax.decoding.translate import Translation
-from fusion_jax.decoding.views import Internals, View, Viewer
+from fusion_jax.decoding.views import (
+  Internals,
+  InternalsSelection,
+  View,
+  Viewer,
+)
 from fusion_jax.errors import InputError
 from fusion_jax.json_files import parse_json
 from fusion_jax.runs.loading import TrainedModel
@@ -244,6 +248,58 @@ def link_line(parts: Iterable[tuple[Links, int, int]]) -> str:
     numbered += [f'{before[0] + i}-{before[1] + j}' for i, j in links]
     before = before[0] + source, before[1] + target
   return ' '.join(numbered)
+
+
+_WEIGHTS = '.jsonl'
+_ALIGNMENTS = '.pharaoh', '.align'
+_STATES = '.npz'
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewFlags:
+  """Flags of decode.py for views; files are '' if not given."""
+
+  attention_output: str = ''
+  attention_layers: str | int = 'mean'
+  attention_heads: str | int = 'mean'
+  alignment_unit: Literal['piece', 'word'] = 'piece'
+  states_output: str = ''
+
+  def __post_init__(self):
+    for flag, ends in (
+      ('attention_output', (_WEIGHTS, *_ALIGNMENTS)),
+      ('states_output', (_STATES,)),
+    ):
+      path = getattr(self, flag)
+      if path and not path.endswith(ends):
+        raise InputError(f'--{flag}={path}: must end in {" or ".join(ends)}')
+    if self.aligns and 'all' in (self.attention_layers, self.attention_heads):
+      raise InputError(
+        '--attention_layers=all, --attention_heads=all: an alignment has one '
+        "row of weights; give 'mean' or a number"
+      )
+
+  @property
+  def outputs(self) -> list[str]:
+    """Requested files."""
+    return [
+      path for path in (self.attention_output, self.states_output) if path
+    ]
+
+  @property
+  def aligns(self) -> bool:
+    """Whether hard alignments are requested."""
+    return self.attention_output.endswith(_ALIGNMENTS)
+
+  @property
+  def selection(self) -> InternalsSelection:
+    """Internals to view."""
+    return InternalsSelection(
+      attention=bool(self.attention_output),
+      layers=self.attention_layers,
+      heads=self.attention_heads,
+      states=bool(self.states_output),
+    )
 
 
 Unit = Literal['piece', 'word']

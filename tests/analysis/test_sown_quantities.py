@@ -25,7 +25,7 @@ from fusion_jax import figures
 from fusion_jax.analysis import run_with_text
 from fusion_jax.analysis.passes import frequency_bins, subword_counts
 from fusion_jax.analysis.views import VIEWS, look_at
-from fusion_jax.cli.request import with_groups
+from fusion_jax.cli.run import with_groups
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.translate import Translator

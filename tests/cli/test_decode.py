@@ -12,7 +12,7 @@ import pytest
 from copying import make_run, make_tokenizer
 
 from fusion_jax.cli import decode as program
-from fusion_jax.cli import request as request_module
+from fusion_jax.cli import run as run_module
 from fusion_jax.decoding import score, translate
 
 TEXT = 'the cat sat on the mat\n\na dog and a cat\n'
@@ -26,7 +26,7 @@ def trained():
 @pytest.fixture
 def decode(trained, monkeypatch, tmp_path):
   """Runs the program in a folder with `source` and gives its exit code."""
-  monkeypatch.setattr(request_module, 'load_run', lambda *_: trained)
+  monkeypatch.setattr(run_module, 'load_run', lambda *_: trained)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text(TEXT)
   return lambda *flags: program.main(['--workdir=run', *flags])

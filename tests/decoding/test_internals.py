@@ -13,9 +13,8 @@ from copying import LINES, make_run, make_tokenizer
 from flax import linen as nn
 
 from fusion_jax.cli import decode as decode_program
-from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
-from fusion_jax.cli.request import ViewFlags
+from fusion_jax.cli.line_formats import ViewFlags
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.decoding.views import InternalsSelection, Viewer
@@ -144,7 +143,7 @@ def test_a_layer_that_is_not_there_is_named(run, flag, message):
 @pytest.fixture
 def decode(run, monkeypatch, tmp_path):
   """Writes views of SOURCES, with TARGETS or translated."""
-  monkeypatch.setattr(request_module, 'load_run', lambda *_: run)
+  monkeypatch.setattr(run_module, 'load_run', lambda *_: run)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text(SOURCES)
   Path('target').write_text(TARGETS)
