@@ -12,8 +12,7 @@ DIR/compare.md, compare.json, compare.png and compare.svg contain BLEU, chrF and
 TER with their signatures; sacreBLEU's paired bootstrap and approximate
 randomisation against the baseline; the sign test of Collins et al. 2005;
 Welch's t-test over seeds; BLEU by source length, F1 by word frequency; and the
-sentences that differ most. The scores are also printed to stdout, as a
-table with --format.
+sentences that differ most. The scores are also printed to stdout.
 """
 
 import argparse
@@ -29,7 +28,6 @@ from fusion_jax.bounds import Positive, number
 from fusion_jax.config.decoding import BleuTokenizer
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.startup import one_line_errors, run_program, start_logging
-from fusion_jax.tables import add_format_flag
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     default='',
     help="by sacreBLEU's name; default: that of the runs or of the language",
   )
-  add_format_flag(parser)
   _add_numbers(parser)
   return parser
 
@@ -142,11 +139,8 @@ def main(argv: list[str]) -> None:
   figures.save(comparison.draw(numbers), folder / 'compare')
   write_whole(folder / 'compare.md', comparison.report(numbers).encode())
   logger.info('written: %s', folder / 'compare.md')
-  if arguments.format:
-    print(comparison.scores_table(numbers, arguments.format))
-  else:
-    for name in numbers['systems']:
-      print(comparison.scores_line(numbers, name))
+  for name in numbers['systems']:
+    print(comparison.scores_line(numbers, name))
 
 
 if __name__ == '__main__':
