@@ -238,23 +238,6 @@ def analysed(tmp_path_factory):
 
 
 @pytest.mark.extended
-def test_one_program_serves_all_chosen(analysed):
-  every = ablations_of(analysed.run.config.model)
-  assert len(every) == 5
-  with compiled() as names:
-    ablations.ablation_scores(analysed, (None,))
-  assert 'search_batch' in ' '.join(names)
-  with compiled() as names:
-    ablations.ablation_scores(analysed, every)
-  assert names == []
-  with compiled() as few:
-    ablations.ablation_losses(analysed, (None,))
-  with compiled() as many:
-    ablations.ablation_losses(analysed, (None, *every))
-  assert len(many) <= len(few)
-
-
-@pytest.mark.extended
 def test_numbers_and_figure(analysed, monkeypatch, tmp_path):
   scores = {None: 30.0, Ablation('decoder', 'layer', 1): 10.0}
   monkeypatch.setattr(

@@ -216,20 +216,6 @@ def test_a_model_is_probed(analysed, tmp_path):
   assert all(part.mean() > 0.002 for part in np.array_split(dark, 3))
 
 
-def test_the_control_is_the_model_before_its_training(analysed, monkeypatch):
-  given = []
-
-  def noted(model, parameters, pairs):
-    given.append(parameters)
-    return layer_states(model, parameters, pairs)
-
-  monkeypatch.setattr(probes, 'layer_states', noted)
-  probes.measure(analysed, ProbeOptions(hidden=8, most_epochs=1))
-  fresh = initial_parameters(analysed.run.model, 0)
-  assert given[0] is analysed.run.parameters
-  jax.tree.map(np.testing.assert_array_equal, given[1], fresh)
-
-
 def test_states_are_those_of_each_line_alone(analysed):
   run, pairs = analysed.run, analysed.pairs[:12]
   found = layer_states(run.model, run.parameters, pairs)

@@ -22,7 +22,6 @@ from fused_runs import (
 from tiers import extended_but
 
 from fusion_jax import figures
-from fusion_jax.analysis import run_with_text
 from fusion_jax.analysis.passes import frequency_bins, subword_counts
 from fusion_jax.analysis.views import VIEWS, look_at
 from fusion_jax.cli.run import with_groups
@@ -86,24 +85,6 @@ def test_by_layer_against_all_gates_of_the_text(analysed, numbers):
         np.testing.assert_allclose(moments, [own.mean(), own.std()], rtol=1e-4)
 
 
-def test_by_position_against_all_gates_of_the_text(analysed, numbers):
-  lengths = all_at_once(analysed)[3]
-  gates = shown(analysed)['decoder']['layer_1']['self_attention']['key_gate']
-  own = numbers['decoder self-attention']
-  counts = [int((lengths > place).sum()) for place in range(20)]
-  assert own['positions']['position'] == counts
-  assert counts[0] == 6
-  for place in (0, 3):
-    column = gates[lengths > place, place]
-    moments = [
-      own['key_gate'][moment]['position'][place][1]
-      for moment in ('mean', 'deviation')
-    ]
-    np.testing.assert_allclose(
-      moments, [column.mean(), column.std()], rtol=1e-4
-    )
-
-
 def test_by_frequency_of_what_the_position_reads(analysed, numbers):
   run, pairs = analysed.run, analysed.pairs
   counts = subword_counts((p.target for p in pairs), run.target_tokenizer)
@@ -151,18 +132,6 @@ def test_without_projections_gates_are_those_of_their_bias(tmp_path, run_as):
     deviations = own[kind]['deviation']['layer']
     # The root of a mean square's rounding.
     np.testing.assert_allclose(deviations, [0, 0], atol=1e-3)
-
-
-def test_scanned_cross_attention(tmp_path):
-  run = make_run(decoder=CROSS, scan_layers=True)
-  analysed = fused_run(run, tmp_path)
-  lengths = all_at_once(analysed)[1]
-  gates = shown(analysed)['decoder']['layers']['cross_attention']['key_gate']
-  own = GATES.measure(analysed)['decoder cross-attention']
-  expected = [rows_of(layer, lengths).mean() for layer in gates]
-  np.testing.assert_allclose(
-    own['key_gate']['mean']['layer'], expected, rtol=1e-5
-  )
 
 
 def test_layers_that_no_group_reads_have_no_gates(tmp_path):
@@ -474,19 +443,6 @@ def test_bleu_of_every_group(tmp_path):
   assert numbers['decoding']['beam_size'] == 1
   assert 'group 1 of 2, has 100.00' in finding['summary']
   assert_not_blank(tmp_path / 'analysis/group_bleu.png')
-
-
-def test_the_last_groups_of_a_search_are_all_tried_once(tmp_path, monkeypatch):
-  tried = []
-
-  def translate(run, lines):
-    tried.append(run.model.config.decoder.options.inference_groups)
-    return TARGETS
-
-  monkeypatch.setattr(run_with_text, 'translate', translate)
-  numbers = GROUP_BLEU.measure(fused_run(_three_groups(), tmp_path))
-  assert tried == ['1:3', '2:3', '3:3', '1:1', '2:2']
-  assert numbers['single'] == pytest.approx([100] * 3)
 
 
 SURFACE_VIEW = VIEWS['surface']

@@ -353,32 +353,6 @@ def test_norms_of_the_blocks_of_linear_combination(tmp_path):
   np.testing.assert_allclose(numbers['decoder']['norms'], expected, rtol=1e-5)
 
 
-def test_multiway_weights_are_means_over_the_tokens(tmp_path):
-  run = make_run(
-    # Static weights; the others are sums of states times 0.
-    {
-      'encoder/connection/static_1': np.arange(8.0).reshape(4, 2),
-      'encoder/connection/out_1/kernel': 0.0,
-      'encoder/connection/static_2': [[1, 2, 3]],
-    },
-    norm='pre',
-    encoder=SideConfig(fusion='mudd'),
-  )
-  analysed = fused_run(run, tmp_path)
-  own = LAYERS_VIEW.measure(analysed)['encoder']
-  assert own['rows'] == [
-    *(f'layer 2, {way}' for way in ('residual', 'query', 'key', 'value')),
-    'output',
-  ]
-  assert own['weights'][:4] == [[2 * i, 2 * i + 1, None] for i in range(4)]
-  rows = rows_of(
-    shown(analysed)['encoder']['connection']['weights_2'],
-    all_at_once(analysed)[1],
-  )
-  assert own['positions'] == len(rows)
-  np.testing.assert_allclose(own['weights'][4], rows.mean((0, 1)), rtol=1e-4)
-
-
 def test_weights_of_outputs_with_a_sum_of_those_between(tmp_path):
   # After layer 3, H[0], y[1] + y[2] and y[3]; over the features 0..15 the mean
   # of 2 x is 15.

@@ -216,11 +216,6 @@ def test_what_the_compiler_says_of_memory(message, needed, available):
   assert f'{needed - available:.2f} GiB too much' in str(error)
 
 
-def test_other_errors_of_the_compiler_stay():
-  error = jax.errors.JaxRuntimeError('INTERNAL: something')
-  assert too_large(error) is error
-
-
 def _figures(shape: Shape, peak: float, state: int) -> Figures:
   return Figures(
     mesh={'data': 1, 'fsdp': 1, 'tensor': 1},

@@ -258,18 +258,6 @@ def test_translations_are_those_of_the_run(exported, tokenizer, beam):
   assert len(set(lengths.tolist())) > 3
 
 
-@pytest.mark.extended
-def test_a_long_source_has_positions(exported):
-  run, folder = exported
-  longest = run.config.model.max_positions
-  (found,) = _translator(folder).translate_batch(
-    [[run.source_tokenizer.pieces()[5]] * 2_000],
-    max_input_length=longest,
-    max_decoding_length=8,
-  )
-  assert len(found.hypotheses[0]) <= 8
-
-
 def _fused():
   for name, scheme in SCHEMES.items():
     for side in scheme.modules:

@@ -18,8 +18,6 @@ from recorded import (
   translated,
 )
 
-from fusion_jax.analysis import TextChoice
-from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.decoding.ensemble import alone, in_direction
 from fusion_jax.decoding.sentences import PairReader, SentenceEncoder
 from fusion_jax.errors import InputError
@@ -89,17 +87,7 @@ def _source(run, line):
   return pair.source
 
 
-def _analysed(run, lines, folder):
-  """The source ids of lines of a text that is analysed."""
-  for name, text in (('source', lines), ('target', 'a' * len(lines))):
-    (folder / name).write_text(''.join(f'{line}\n' for line in text))
-  choice = TextChoice(str(folder / 'source'), str(folder / 'target'))
-  return [
-    pair.source.tolist() for pair in RunWithText(folder, run, choice).pairs
-  ]
-
-
-def test_a_code_that_the_user_wrote_is_not_put_twice(multilingual, tmp_path):
+def test_a_code_that_the_user_wrote_is_not_put_twice(multilingual):
   line = recorded(MARIAN)['lines'][0]
   expected = _source(multilingual, line)
   code = multilingual.source_tokenizer.id_of('>>de<<')
@@ -107,19 +95,11 @@ def test_a_code_that_the_user_wrote_is_not_put_twice(multilingual, tmp_path):
   lines = f'>>de<< {line}', f'>>de<<{line}', f' >>de<< >>de<< {line}'
   for written in lines:
     assert _source(multilingual, written) == expected
-  assert _analysed(multilingual, lines, tmp_path) == [expected] * 3
 
 
-def test_the_code_of_another_language_is_refused(multilingual, tmp_path):
+def test_the_code_of_another_language_is_refused(multilingual):
   with pytest.raises(InputError, match=r'^line 7: begins with >>fra<<, and'):
     _source(multilingual, '>>fra<< a dog')
-  with pytest.raises(InputError, match=r'^line 2: begins with >>fra<<, and'):
-    _analysed(multilingual, ['a dog', '>>fra<< a dog'], tmp_path)
-
-
-def test_what_is_no_code_of_the_model_is_text(multilingual, workdir):
-  for run, code in ((multilingual, '>>xyz<<'), (load_run(workdir), '>>de<<')):
-    assert len(_source(run, f'{code} a dog')) > len(_source(run, 'a dog'))
 
 
 def _in_parts(folder, name, write):
