@@ -25,7 +25,7 @@ from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.ensemble import load_chosen
 from fusion_jax.decoding.sentences import line_ids
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation.systems import translate
+from fusion_jax.evaluation.compare import translate
 from fusion_jax.files import read_errors
 from fusion_jax.json_files import file_digest
 from fusion_jax.metrics import Scores, corpus_scores

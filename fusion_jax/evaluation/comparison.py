@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from fusion_jax import figures
 from fusion_jax.evaluation import buckets, significance
+from fusion_jax.evaluation.compare import Texts
 from fusion_jax.evaluation.significance import (
   CORPUS_SCORES,
   Map,
@@ -22,7 +23,6 @@ from fusion_jax.evaluation.significance import (
   score_of,
   statistics_of,
 )
-from fusion_jax.evaluation.systems import Texts
 from fusion_jax.metrics import bleu_for, metrics_for, signature_of
 from fusion_jax.tables import markdown_name
 

@@ -22,7 +22,7 @@ from fusion_jax.analysis.views import View, keep, kept, look_at, views_of
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation.systems import translate
+from fusion_jax.evaluation.compare import translate
 from fusion_jax.files import write_errors
 from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.models.transformer import Parameters

@@ -54,12 +54,9 @@ def _ctranslate2(flags: argparse.Namespace) -> None:
   from fusion_jax.runs.loading import load_run, selection_of
   from fusion_jax.tools.export import ctranslate2
 
-  given = [*stablehlo_options(flags)['decoding']]
-  given += [name for name in _OPTIONS if name in flags]
-  languages = 'source_language', 'target_language'
-  given += [name for name in languages if getattr(flags, name)]
-  if given:
-    raise InputError(f'--{given[0]} has no meaning with --format=ctranslate2')
+  for name in (*_OPTIONS, *_DECODING, 'source_language', 'target_language'):
+    if getattr(flags, name, ''):
+      raise InputError(f'--{name} has no meaning with --format=ctranslate2')
   ctranslate2.check(flags.output)
   ctranslate2.check_model(read_config(Path(flags.workdir)).model)
   run = load_run(flags.workdir, selection_of(flags))
