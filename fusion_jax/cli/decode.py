@@ -37,6 +37,7 @@ Files that end in .gz, .bz2 or .xz are read, and --output written, compressed.
 """
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -53,27 +54,7 @@ from fusion_jax.parallel.processes import add_process_flags, processes_of, start
 from fusion_jax.startup import lasting_imports, one_line_errors, start_logging
 
 # Flags that replace a field of DecodingConfig of the same name.
-_OPTIONS = (
-  'beam_size',
-  'patience',
-  'length_penalty',
-  'alpha',
-  'coverage',
-  'min_length_ratio',
-  'min_length_extra',
-  'max_length_ratio',
-  'max_length_extra',
-  'forbid_unknown',
-  'no_repeat_ngram',
-  'search',
-  'temperature',
-  'top_k',
-  'top_p',
-  'seed',
-  'max_source_length',
-  'batch_tokens',
-  'bleu_tokenizer',
-)
+_OPTIONS = tuple(field.name for field in dataclasses.fields(DecodingConfig))
 
 # Flags that are the fields of CheckpointSelection.
 _SELECTION = 'step', 'average', 'average_of', 'parameters'
@@ -133,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     help='index ||| translation ||| score',
   )
   add_direction_flags(parser)
-  add_fields(parser, DecodingConfig, _OPTIONS)
+  add_fields(parser, DecodingConfig)
   add('--groups', default='', help="groups of a GTRANS decoder, 'first:last'")
   _add_views(parser)
   add_process_flags(parser)
@@ -190,7 +171,8 @@ def main(argv: list[str]) -> None:
   processes = processes_of(arguments)
   flags = dict(vars(arguments))
   options, views = (
-    {name: flags.pop(name) for name in names} for names in (_OPTIONS, _VIEWS)
+    {name: flags.pop(name) for name in names if name in flags}
+    for names in (_OPTIONS, _VIEWS)
   )
   options = {name: v for name, v in options.items() if v is not None}
   if processes and not (arguments.input and arguments.output):
