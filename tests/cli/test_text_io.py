@@ -42,10 +42,9 @@ def test_bad_bytes_are_replaced_with_one_warning(caplog):
   [
     (
       gzip.compress(b'a\n' * 9, mtime=0),
-      'line 1: is no text: it is packed by gzip',
+      'line 1: is no text: it has a byte of',
     ),
-    ('\ufeffa b\n'.encode('utf-16'), 'line 1: is no text: it is UTF-16'),
-    ('a\n'.encode('utf-16-be'), 'line 1: is no text: it has a byte of'),
+    ('\ufeffa b\n'.encode('utf-16'), 'line 1: is no text: it has a byte of'),
     (b'good\n\0\1\2\n', 'line 2: is no text: it has a byte of'),
   ],
 )
