@@ -58,8 +58,6 @@ def check(output: Path) -> None:
 
 def export(run: TrainedModel, output: Path) -> None:
   """Write a run as a model of CTranslate2, and compare the two."""
-  check(output)
-  check_model(run.config.model)
   with whole_folder(output) as folder:
     _save(specification(run), folder)
     (folder / 'source.model').write_bytes(run.source_tokenizer.model)
