@@ -172,16 +172,6 @@ def test_an_input_left_out_is_a_reader_of_zeros(name):
   assert_close(got.features, _output(config, without).features)
 
 
-def test_a_sum_of_layers_without_one_of_them():
-  config = _config(SideConfig(fusion='dense'))
-  config = dataclasses.replace(config, encoder_layers=2)
-  parameters = _parameters(config)
-  whole = _output(config, parameters).encoder_layers
-  got = _output(config, parameters, Ablation('encoder', 'input', 1))
-  # H[2] = Layer_2(H[1]) + H[1]; layer 2 still reads H[1].
-  assert_close(got.encoder_layers[2], whole[2] - whole[1])
-
-
 def test_groups_left_out_give_their_weight_to_the_others():
   options = GtransOptions(group_size=1, temperature=1.0)
   config = _config(decoder=SideConfig(fusion='gtrans', options=options))

@@ -18,7 +18,7 @@ from fused_runs import (
 
 from fusion_jax import fusion
 from fusion_jax.analysis.views import VIEWS, look_at
-from fusion_jax.config import ModelConfig, schemes
+from fusion_jax.config import schemes
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.attention_residuals import AttentionResidualOptions
@@ -228,19 +228,6 @@ def test_a_side_whose_weights_are_constant_is_said_in_the_line(tmp_path):
   )
   assert '\n' not in found['summary']
   assert_not_blank(tmp_path / 'analysis/position_weights.png')
-
-
-@pytest.mark.parametrize(
-  'side',
-  [
-    SideConfig('dlcl'),
-    SideConfig('grn', options=GrnOptions('vector')),
-    SideConfig('hyper_connections', options=HyperOptions('static')),
-    SideConfig('transparent'),
-  ],
-)
-def test_constant_weights_have_no_such_view(side):
-  assert not POSITIONS.applies(ModelConfig(norm='pre', encoder=side))
 
 
 def test_a_stack_with_nothing_to_choose_is_refused_in_one_line(tmp_path):

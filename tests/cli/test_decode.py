@@ -232,17 +232,3 @@ def test_a_prefix_for_each_line(decode):
   Path('prefix').write_text('the cat\n\n\n')
   assert decode('--input=source', '--output=out', '--prefix=prefix') == 0
   assert Path('out').read_text() == TEXT
-
-
-@pytest.mark.extended
-def test_the_shapes_are_told_when_they_are_compiled(decode, caplog):
-  caplog.set_level(logging.INFO)
-  assert decode('--input=source', '--output=out', '--warm_up') == 0
-  lines = caplog.messages
-  told = [line for line in lines if ' sentences of ' in line]
-  (shapes,) = [
-    int(line.split(' shapes')[0].split()[-1])
-    for line in lines
-    if line.endswith(' shapes')
-  ]
-  assert len(told) == shapes

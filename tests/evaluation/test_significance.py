@@ -13,7 +13,6 @@ from sacrebleu.metrics import BLEU
 from scipy import stats
 from scipy.stats import binomtest
 
-from fusion_jax.evaluation import significance
 from fusion_jax.evaluation.significance import (
   CORPUS_SCORES,
   Seeds,
@@ -117,16 +116,6 @@ def test_equal_outputs_do_not_differ(kind, samples, metric, lines):
   assert _p_value(counts, counts, kind, samples, metric) == 1
 
 
-@pytest.mark.parametrize(('kind', 'samples'), KINDS)
-def test_one_sentence_that_differs_is_no_evidence(kind, samples):
-  _, targets = pairs(30)
-  system = [*targets[:29], 'nothing of it is right']
-  for lines in (1, 30):
-    before = _counts(targets[-lines:], targets[-lines:])
-    after = _counts(system[-lines:], targets[-lines:])
-    assert _p_value(before, after, kind, samples) == 1
-
-
 def test_few_sentences_cannot_be_strong_evidence():
   # All of 5 sentences are better: swapped at random, 2 of 32 assignments have
   # a difference as large.
@@ -156,14 +145,6 @@ def test_p_values_of_chance_are_not_small_too_often(seed, kind):
   assert 0 < p_value <= 1
   if kind == 'bs':
     assert p_value == _p_value(second, first, kind, 50)
-
-
-def test_samples_do_not_depend_on_how_many_are_drawn_at_a_time(monkeypatch):
-  _, targets = pairs(40)
-  counts = [_counts(mistaken(targets, 0.3, seed), targets) for seed in (1, 2)]
-  before = [_p_value(*counts, kind) for kind in ('bs', 'ar')]
-  monkeypatch.setattr(significance, '_CHUNK', 7)
-  assert [_p_value(*counts, kind) for kind in ('bs', 'ar')] == before
 
 
 def test_sign_test_by_hand():

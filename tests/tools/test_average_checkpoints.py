@@ -106,18 +106,6 @@ def test_damage_is_told_and_what_is_before_is_used(
     assert f'checkpoint {path} is damaged and is left out: ' in caplog.text
 
 
-@pytest.mark.parametrize('part', ['arrays', 'meta'])
-@pytest.mark.parametrize('count', extended_but([1, 3], [3]))
-def test_a_damaged_step_that_is_named_is_refused(saved, tmp_path, part, count):
-  workdir = _damaged(saved, tmp_path, part, 40)
-  with pytest.raises(InputError) as error:
-    load_run(workdir, CheckpointSelection(40, count))
-  path = workdir / 'checkpoints' / '40'
-  assert str(error.value).startswith(f'--step=40: {path} is damaged: ')
-  assert '\n' not in str(error.value)
-  assert load_run(workdir, CheckpointSelection(30, count)).steps[-1] == 30
-
-
 @pytest.fixture
 def mean(saved, tmp_path, capsys):
   """The directory of the mean of the two best."""
