@@ -268,7 +268,7 @@ def test_a_program_that_differs_is_not_exported(
 
   monkeypatch.setattr(stablehlo, '_write_common', wrong)
   run = _random_run(tokenizer, _TINY)
-  with pytest.raises(RuntimeError, match=r'differ by .* not exported'):
+  with pytest.raises(RuntimeError, match=r'differs by .* not exported'):
     stablehlo.export(run, tmp_path / 'out', StablehloOptions(((1, 8),)))
   assert not list(tmp_path.iterdir())
 
