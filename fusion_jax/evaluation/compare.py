@@ -32,8 +32,8 @@ from fusion_jax.config.decoding import BleuTokenizer
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.errors import InputError
+from fusion_jax.evaluation import TextFile, Texts
 from fusion_jax.files import write_errors, write_whole
-from fusion_jax.languages import Words, words_of
 from fusion_jax.runs.directory import check_output, read_config, read_tokenizers
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -41,46 +41,6 @@ if TYPE_CHECKING:
   from fusion_jax.runs.loading import TrainedModel
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class TextFile:
-  """The lines of a file, without trailing white space as sacreBLEU reads them.
-
-  Attributes:
-    run: Run directory and step that made the lines; '' if unknown.
-    languages: Source and target language of that run.
-  """
-
-  path: str
-  lines: tuple[str, ...]
-  run: str = ''
-  languages: tuple[str, str] = ('', '')
-
-
-@dataclasses.dataclass(frozen=True)
-class Texts:
-  """Texts to compare.
-
-  Attributes:
-    systems: Files of each system, one for each seed; the baseline first.
-    languages: Source and target; they decide what a word is, '' as 13a does.
-    train_target: Text in which word frequencies are counted; None for the first
-      reference.
-    bleu_tokenizer: BLEU's tokenizer, as in `DecodingConfig`.
-  """
-
-  source: TextFile
-  references: tuple[TextFile, ...]
-  systems: Mapping[str, tuple[TextFile, ...]]
-  languages: tuple[str, str]
-  train_target: TextFile | None
-  bleu_tokenizer: str
-
-  @property
-  def target_words(self) -> Words:
-    """How references and translations are cut into words."""
-    return words_of(self.languages[1], self.bleu_tokenizer)
 
 
 def read_texts(arguments: argparse.Namespace) -> Texts:

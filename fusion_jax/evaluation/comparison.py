@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from fusion_jax import figures
-from fusion_jax.evaluation import buckets, significance
-from fusion_jax.evaluation.compare import Texts
+from fusion_jax.evaluation import Texts, buckets, significance
 from fusion_jax.evaluation.significance import (
   CORPUS_SCORES,
   Map,

@@ -11,8 +11,8 @@ from saved_runs import SavedRun
 
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation import compare
-from fusion_jax.evaluation.compare import TextFile, translation_of
+from fusion_jax.evaluation import TextFile, compare
+from fusion_jax.evaluation.compare import translation_of
 from fusion_jax.evaluation.comparison import draw
 from fusion_jax.metrics import corpus_scores
 from fusion_jax.runs import loading
