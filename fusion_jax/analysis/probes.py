@@ -58,7 +58,7 @@ from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
 )
-from fusion_jax.progress import Progress
+from fusion_jax.startup import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,7 @@ from fusion_jax.analysis import sown_quantities as sown
 from fusion_jax.analysis.run_with_text import Numbers, RunWithText, sides_of
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
-from fusion_jax.files import write_errors, write_whole
-from fusion_jax.json_files import read_json
+from fusion_jax.files import read_json, write_errors, write_whole
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,7 +38,7 @@ from fusion_jax.decoding.views import (
   Viewer,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.json_files import parse_json
+from fusion_jax.files import parse_json
 from fusion_jax.runs.loading import TrainedModel
 
 _FIELDS = 'source', 'target', 'prefix'

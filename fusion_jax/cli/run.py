@@ -46,12 +46,16 @@ from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.files import same_file
-from fusion_jax.languages import words_of
-from fusion_jax.metrics import bleu_for, check_line_counts, corpus_scores
+from fusion_jax.metrics import (
+  bleu_for,
+  check_line_counts,
+  corpus_scores,
+  words_of,
+)
 from fusion_jax.parallel.processes import is_first
-from fusion_jax.progress import Progress
 from fusion_jax.runs.directory import check_output
 from fusion_jax.runs.loading import CheckpointSelection, TrainedModel, load_run
+from fusion_jax.startup import Progress
 
 logger = logging.getLogger(__name__)
 

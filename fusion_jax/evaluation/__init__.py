@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from fusion_jax.languages import Words, words_of
+from fusion_jax.metrics import Words, words_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -181,7 +181,7 @@ def translation_of(
 def translate(run: 'TrainedModel', lines: Sequence[str]) -> list[str]:
   """Translate with the search of the run's config, and log the progress."""
   from fusion_jax.decoding.translate import Translator
-  from fusion_jax.progress import Progress
+  from fusion_jax.startup import Progress
 
   progress = Progress(len(lines), 'lines')
   translator = Translator(run, run.config.decoding, on_progress=progress.add)

@@ -26,13 +26,7 @@ from fusion_jax.config.flags import (
   parse_arguments,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.files import (
-  check_regular,
-  open_to_read,
-  unpack_errors,
-  write_whole,
-)
-from fusion_jax.json_files import as_type, parse_json
+from fusion_jax.files import as_type, open_file, parse_json, write_whole
 from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -85,8 +79,7 @@ class Item(_Grouped):
 
 def read_items(path: Path) -> list[Item]:
   """Read a file in the ContraWSD JSON format."""
-  check_regular(path)
-  with unpack_errors(path), open_to_read(path) as file:
+  with open_file(path) as file:
     content = file.read()
   values = parse_json(content, str(path))
   items: list[Item] = as_type(values, list[Item], str(path))
@@ -135,7 +128,7 @@ def _scores(
   # Imported after the flags are read, because JAX loads slowly.
   from fusion_jax.decoding.ensemble import load_chosen
   from fusion_jax.decoding.score import Scorer
-  from fusion_jax.progress import Progress
+  from fusion_jax.startup import Progress
 
   run = load_chosen(arguments)
   progress = Progress(sum(len(item.pairs) for item in items), 'translations')

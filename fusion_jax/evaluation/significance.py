@@ -43,8 +43,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-from fusion_jax.languages import Words
-from fusion_jax.metrics import metrics_for, signature_of
+from fusion_jax.metrics import Words, metrics_for, signature_of
 
 # Statistics of one file, by metric. BLEU has K = 10: the lengths of translation
 # and reference, the matching n-grams and all n-grams, n = 1 to 4.

@@ -20,7 +20,7 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.fusion import Side, SideConfig
 from fusion_jax.config.serialization import flatten, to_json
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.languages import words_of
+from fusion_jax.metrics import words_of
 
 # CSS pixels; figures up to this width stand side by side.
 _WIDE = 900
