@@ -101,7 +101,7 @@ def cells(
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
   """A table in Markdown, all but its first column on the right."""
   lines = [list(map(str, row)) for row in rows]
-  return tables.table(header, lines, numeric=True)
+  return tables.table('markdown', header, lines, numeric=True)
 
 
 def start(*command: str, seconds: float | None = None) -> str:

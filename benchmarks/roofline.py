@@ -67,15 +67,15 @@ def measure(
   row: str, topology_name: str, arguments: argparse.Namespace
 ) -> dict[str, Any]:
   """Figures of one row, of a chip; the compiled text goes to --text."""
-  from fusion_jax.tools.aot.programs import figures_for
+  from fusion_jax.tools.aot.programs import ProgramRequest, figures_for
 
   topology = read_topology(topology_name)
   fields = _ROWS[row].get('fields', {})
   config = load_config(f'wmt14_ende:{_ROWS[row].get("config", "base")}')
   config = changed(config, fields)
-  step = 'decode' if row == _SEARCH else 'train'
+  request = ProgramRequest('decode' if row == _SEARCH else 'train')
   figures, program, text = figures_for(
-    config, topology.figures, topology_devices(topology), step
+    config, request, topology.figures, topology_devices(topology)
   )
   if arguments.text:
     arguments.text.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ from fusion_jax.errors import CheckFailed
 from fusion_jax.parallel.mesh import ROW_AXES
 from fusion_jax.startup import one_line_errors
 from fusion_jax.tools.aot.counts import Collective, collectives
-from fusion_jax.tools.aot.programs import program_for
+from fusion_jax.tools.aot.programs import ProgramRequest, program_for
 
 DEVICES = 8
 LAYOUTS = ((8, 1, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2))
@@ -80,7 +80,6 @@ def small(layout: Sequence[int], parts: int) -> ExperimentConfig:
     'data.tokenizer.vocabulary_size': 1_024,
     'data.batch.tokens': 1_024,
     'data.batch.row_multiple': 16,
-    'data.filter.max_length': 16,
     'model': PRESETS['tiny'],
     'optimizer.accumulation': parts,
     'training.loss_chunk': 64,
@@ -94,7 +93,7 @@ def small(layout: Sequence[int], parts: int) -> ExperimentConfig:
 def measured(layout: Sequence[int], parts: int) -> list[dict[str, Any]]:
   config = small(layout, parts)
   devices = jax.devices()[:DEVICES]
-  program = program_for(config, devices)
+  program = program_for(config, ProgramRequest('train', 16, 16), devices)
   exchanges = collections.defaultdict(list)
   for one in collectives(program.traced.lower().compile().as_text()):
     exchanges[way(one, program.mesh)].append(one)

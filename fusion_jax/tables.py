@@ -1,6 +1,37 @@
-"""Tables as Markdown."""
+"""Tables as text: Markdown, CSV, or LaTeX for the package booktabs."""
 
+import argparse
+import csv
+import io
+import re
+import typing
 from collections.abc import Iterable, Sequence
+from typing import Literal
+
+Format = Literal['markdown', 'csv', 'latex']
+
+_LATEX = str.maketrans(
+  {
+    '\\': r'\textbackslash{}',
+    '~': r'\textasciitilde{}',
+    '^': r'\textasciicircum{}',
+    '<': r'\textless{}',
+    '±': r'$\pm$',
+    '–': '--',
+    **{character: rf'\{character}' for character in '&%$#_{}'},
+  }
+)
+
+
+def add_format_flag(parser: argparse.ArgumentParser, default: str = '') -> None:
+  """Add --format to a parser."""
+  parser.add_argument(
+    '--format',
+    choices=typing.get_args(Format),
+    default=default,
+    help='of the table on stdout; default: '
+    f'{default or "one line a system"}; latex is for the package booktabs',
+  )
 
 
 def markdown_name(name: str) -> str:
@@ -9,9 +40,44 @@ def markdown_name(name: str) -> str:
 
 
 def table(
-  header: Sequence[str], rows: Iterable[Sequence[str]], numeric: bool = False
+  form: Format,
+  header: Sequence[str],
+  rows: Iterable[Sequence[str]],
+  numeric: bool = False,
 ) -> str:
-  """Write a table; numbers stand at the right."""
+  """Write a table whose cells are Markdown."""
+  lines = [header, *rows]
+  if form == 'csv':
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator='\n')
+    writer.writerows(map(_plain, line) for line in lines)
+    return text.getvalue().rstrip('\n')
+  if form == 'latex':
+    return _latex(lines, numeric)
   sides = [':--'] + ['--:'] * (len(header) - 1)
   rule = sides if numeric else ['---'] * len(header)
-  return '\n'.join(f'| {" | ".join(line)} |' for line in (header, rule, *rows))
+  return '\n'.join(
+    f'| {" | ".join(line)} |' for line in (header, rule, *lines[1:])
+  )
+
+
+def _latex(lines: Sequence[Sequence[str]], numeric: bool) -> str:
+  header, *rows = (
+    ' & '.join(map(_latex_cell, line)) + r' \\' for line in lines
+  )
+  columns = 'l' + ('r' if numeric else 'l') * (len(lines[0]) - 1)
+  begin = rf'\begin{{tabular}}{{{columns}}}'
+  top, middle, bottom = (rf'\{place}rule' for place in ('top', 'mid', 'bottom'))
+  end = r'\end{tabular}'
+  return '\n'.join([begin, top, header, middle, *rows, bottom, end])
+
+
+def _plain(cell: str) -> str:
+  """Return the text of a cell in Markdown."""
+  return cell.replace('`', '').replace(r'\|', '|')
+
+
+def _latex_cell(cell: str) -> str:
+  text = _plain(cell).translate(_LATEX)
+  is_name = re.fullmatch('`[^`]*`', cell)
+  return rf'\texttt{{{text}}}' if is_name else text

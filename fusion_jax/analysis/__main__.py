@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
   arguments = parse_arguments(argv, _parser())
   check_output(arguments.output or '')
   folder = arguments.output or arguments.workdir / 'analysis'
-  analysed = open_run_with_text(arguments)
+  analysed = open_run_with_text(arguments, folder)
   config, workdir = analysed.run.config.model, arguments.workdir
   if _ALL in arguments.views:
     chosen = [view for view in views_of(config) if not view.slow]

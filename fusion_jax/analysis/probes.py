@@ -21,8 +21,10 @@ Axis letters: L layers (H[0..L]), n positions of the text, D model width, V
 classes, g groups.
 """
 
+import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -53,6 +55,7 @@ from fusion_jax.analysis.run_with_text import (
 from fusion_jax.analysis.tags import TaggedText, tagged_text
 from fusion_jax.config import Side
 from fusion_jax.errors import InputError
+from fusion_jax.files import read_json, write_errors, write_whole
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
@@ -66,6 +69,8 @@ PARTS = 'train', 'stop', 'test'
 # Rarer types have no class: the logits of a chunk would become too large.
 MOST_CLASSES = 16_384
 KINDS = 'mlp', 'linear'
+# File of the answers of finished probes, until all are finished.
+KEPT = 'probes.part.json'
 _SEED = 0
 _EPSILON = 1e-6
 
@@ -271,6 +276,58 @@ class _Answer(NamedTuple):
   epochs: int
 
 
+class _Answers:
+  """The answers of probes by name, also of an interrupted call."""
+
+  def __init__(self, analysed: RunWithText, options: ProbeOptions, probes: int):
+    self._options = options
+    self._path = analysed.folder and analysed.folder / KEPT
+    self._about = f'{analysed.digest} {options}'
+    self._finished: dict[str, Any] = self._read()
+    self._progress = Progress(probes - len(self._finished), 'probes')
+
+  def _read(self) -> dict[str, Any]:
+    """Return what is in the file, if it is about the same."""
+    if self._path and self._path.is_file():
+      with contextlib.suppress(InputError):
+        content = read_json(self._path, dict[str, Any])
+        if content.get('about') == self._about:
+          return content['finished']
+    return {}
+
+  def get(
+    self, probe: str, examples: Sequence[Examples], classes: int
+  ) -> _Answer:
+    """Return a finished answer, or train the probe and test it."""
+    if probe not in self._finished:
+      train, stop, test = examples
+      kind = probe.rpartition(' ')[2]
+      weights, epochs = trained(kind, train, stop, classes, self._options)
+      right = np.asarray(scored(weights, test, self._options.chunk)[1])
+      digits = ''.join(map(str, right.astype(int)))
+      self._finished[probe] = digits, epochs
+      self._write()
+      self._progress.add(1)
+    digits, epochs = self._finished[probe]
+    answer = _Answer(np.array([*digits]) == '1', epochs)
+    said = f'{probe}: {answer.right.mean():.1%} right'
+    logger.info('%s after %d epochs', said, epochs)
+    return answer
+
+  def _write(self) -> None:
+    if self._path:
+      content = {'about': self._about, 'finished': self._finished}
+      with write_errors(self._path):
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+      write_whole(self._path, json.dumps(content).encode())
+
+  def remove(self) -> None:
+    """Remove the file: all probes are finished."""
+    if self._path:
+      with write_errors(self._path):
+        self._path.unlink(missing_ok=True)
+
+
 def measure(
   analysed: RunWithText, options: ProbeOptions | None = None
 ) -> Mapping[str, Any]:
@@ -284,19 +341,20 @@ def measure(
   }
   fresh = initial_parameters(run.model, run.config.training.seed)
   layers = sum(run.config.model.layers(side) + 1 for side in SIDES)
-  progress = Progress(2 * len(KINDS) * layers, 'probes')
+  answers = _Answers(analysed, options, 2 * len(KINDS) * layers)
   pairs = [pair for part in PARTS for pair in parts[part]]
-  answers: dict[str, dict[Side, _Answers]] = {}
+  by_model: dict[str, dict[Side, _ByKind]] = {}
   for name, parameters in (('trained', run.parameters), ('untrained', fresh)):
     states = layer_states(run.model, parameters, pairs)
-    answers[name] = {
-      side: _answers(f'{name}, {side}', of_side, sides[side], options, progress)
+    by_model[name] = {
+      side: _by_kind(f'{name}, {side}', of_side, sides[side], answers)
       for side, of_side in states.items()
     }
   numbers = {
-    side: _numbers(x, answers['trained'][side], answers['untrained'][side])
+    side: _numbers(x, *(by_side[side] for by_side in by_model.values()))
     for side, x in sides.items()
   }
+  answers.remove()
   lines = {part: len(of_part) for part, of_part in parts.items()}
   protocol = {'lines': lines, **dataclasses.asdict(options)}
   return {'protocol': protocol} | numbers
@@ -349,40 +407,28 @@ def _side(
 
 
 # Answers of the probes of each kind, from H[0] on.
-_Answers = Mapping[str, Sequence[_Answer]]
+_ByKind = Mapping[str, Sequence[_Answer]]
 
 
-def _answers(
-  name: str,
-  layers: Float[np.ndarray, 'L n D'],
-  side: _Side,
-  options: ProbeOptions,
-  progress: Progress,
-) -> _Answers:
+def _by_kind(
+  name: str, layers: Float[np.ndarray, 'L n D'], side: _Side, answers: _Answers
+) -> _ByKind:
   """Train and test the probes of a side of one model."""
   ends = np.cumsum([*map(len, side.labels)])[:-1]
-  answers: dict[str, list[_Answer]] = {kind: [] for kind in KINDS}
+  by_kind: dict[str, list[_Answer]] = {kind: [] for kind in KINDS}
   for number, layer in enumerate(layers):
     # Mean 0 and deviation 1 on the training positions.
     known = layer[: ends[0]]
     states = (layer - known.mean(0)) / (known.std(0) + _EPSILON)
-    train, stop, test = map(
-      Examples, map(jnp.asarray, np.split(states, ends)), side.labels
-    )
-    for kind, of_kind in answers.items():
-      classes = len(side.classes.counts)
-      weights, epochs = trained(kind, train, stop, classes, options)
-      right = np.asarray(scored(weights, test, options.chunk)[1])
-      of_kind.append(_Answer(right, epochs))
-      progress.add(1)
-      said = f'{name}, H[{number}], {kind}: {right.mean():.1%} right'
-      logger.info('%s after %d epochs', said, epochs)
-  return answers
+    parts = map(jnp.asarray, np.split(states, ends))
+    examples = [*map(Examples, parts, side.labels)]
+    for kind, of_kind in by_kind.items():
+      probe = f'{name}, H[{number}], {kind}'
+      of_kind.append(answers.get(probe, examples, len(side.classes.counts)))
+  return by_kind
 
 
-def _numbers(
-  side: _Side, answers: _Answers, others: _Answers
-) -> dict[str, Any]:
+def _numbers(side: _Side, answers: _ByKind, others: _ByKind) -> dict[str, Any]:
   counts = side.groups.sum(0)
   groups = side.groups / np.where(counts, counts, np.nan)
   numbers: dict[str, Any] = {

@@ -68,12 +68,22 @@ class TextPair(NamedTuple):
 
 
 class RunWithText:
-  """A run and a text; each is read only when it is first needed."""
+  """A run and a text; each is read only when it is first needed.
 
-  def __init__(self, workdir: Path, run: TrainedModel, choice: TextChoice):
+  The folder is that of the views; None: what is unfinished is not kept.
+  """
+
+  def __init__(
+    self,
+    workdir: Path,
+    run: TrainedModel,
+    choice: TextChoice,
+    folder: Path | None = None,
+  ):
     self.workdir = workdir
     self.run = run
     self.choice = choice
+    self.folder = folder
 
   @functools.cached_property
   def lines(self) -> tuple[tuple[str, str], ...]:
@@ -198,9 +208,11 @@ def numbered(
   return {str(n): [row.get(f'{prefix}{n}') for row in rows] for n in numbers}
 
 
-def open_run_with_text(arguments: argparse.Namespace) -> RunWithText:
+def open_run_with_text(
+  arguments: argparse.Namespace, folder: Path | None = None
+) -> RunWithText:
   """Open the run and the text that the flags name."""
   names = (field.name for field in dataclasses.fields(TextChoice))
   choice = TextChoice(**{name: getattr(arguments, name) for name in names})
   run = load_chosen(arguments)
-  return RunWithText(arguments.workdir, run, choice)
+  return RunWithText(arguments.workdir, run, choice, folder)

@@ -106,6 +106,13 @@ def _parser() -> argparse.ArgumentParser:
   add('--interactive', action='store_true', help='translate each line at once')
   add('--warm_up', action='store_true', help='compile all shapes first')
   add('--reference', default='', help='print BLEU and chrF against this file')
+  add(
+    '--comet',
+    default='',
+    metavar='MODEL',
+    help='also COMET against it, by a checkpoint file or a name such as '
+    'Unbabel/wmt22-comet-da; needs the package unbabel-comet',
+  )
   add_checkpoint_flags(parser)
   add(
     '--n_best',

@@ -41,6 +41,8 @@ from fusion_jax.errors import InputError
 from fusion_jax.files import parse_json
 from fusion_jax.runs.loading import TrainedModel
 
+# Number of faults that a message names.
+_NAMED = 3
 _FIELDS = 'source', 'target', 'prefix'
 
 # Digits of a weight in JSON.
@@ -105,20 +107,31 @@ def open_json(
   """Read JSON lines: objects with a text 'source', 'target' or 'prefix'."""
   name = path or 'stdin'
   with open_input(path) as file:
-    yield (
-      _parsed(text, f'{name}, line {number}', needed)
-      for number, text in enumerate(read_lines(file, name, again), start=1)
+    # Unlike a generator, this goes on after a line that is wrong.
+    yield map(
+      lambda number, text: _parsed(text, f'{name}, line {number}', needed),
+      itertools.count(1),
+      read_lines(file, name, again),
     )
 
 
 def check_lines(
   lines: Iterator[Line], check: Callable[[int, Line], object]
 ) -> int:
-  """Check every line, and count them."""
-  number = 0
-  for number, line in enumerate(lines, start=1):
-    check(number, line)
-  return number
+  """Count the lines, or refuse them if any is wrong."""
+  faults = []
+  for number in itertools.count(1):
+    try:
+      check(number, next(lines))
+    except StopIteration:
+      break
+    except InputError as error:
+      faults.append(str(error))
+  if len(faults) > _NAMED:
+    faults[_NAMED:] = [f'{len(faults):,} such faults in all']
+  if faults:
+    raise InputError('; '.join(faults))
+  return number - 1
 
 
 def _parsed(text: str, where: str, needed: Sequence[str]) -> Line:
@@ -273,6 +286,17 @@ class ViewFlags:
       path = getattr(self, flag)
       if path and not path.endswith(ends):
         raise InputError(f'--{flag}={path}: must end in {" or ".join(ends)}')
+    read = self.attention_layers, self.attention_heads, self.alignment_unit
+    if not self.attention_output and read != ('mean', 'mean', 'piece'):
+      raise InputError(
+        '--attention_layers, --attention_heads and --alignment_unit need '
+        '--attention_output'
+      )
+    if self.alignment_unit == 'word' and not self.aligns:
+      raise InputError(
+        f'--alignment_unit=word: {self.attention_output} is for weights; '
+        f'alignments end in {" or ".join(_ALIGNMENTS)}'
+      )
     if self.aligns and 'all' in (self.attention_layers, self.attention_heads):
       raise InputError(
         '--attention_layers=all, --attention_heads=all: an alignment has one '

@@ -3,11 +3,12 @@
 import argparse
 import contextlib
 import dataclasses
+import importlib.metadata
 import itertools
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -44,7 +45,7 @@ from fusion_jax.decoding.ensemble import (
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.decoding.translate import Translation, Translator
-from fusion_jax.errors import CheckFailed, InputError
+from fusion_jax.errors import CheckFailed, InputError, first_line
 from fusion_jax.files import same_file
 from fusion_jax.metrics import (
   bleu_for,
@@ -59,7 +60,7 @@ from fusion_jax.startup import Progress
 
 logger = logging.getLogger(__name__)
 
-_TRANSLATING = 'reference', 'prefix', 'interactive', 'warm_up'
+_TRANSLATING = 'reference', 'comet', 'prefix', 'interactive', 'warm_up'
 _VIEWS = 'attention_output', 'states_output'
 _INPUTS = 'input', 'target', 'prefix', 'reference'
 
@@ -86,6 +87,7 @@ class DecodeRequest:
   output_format: Literal['text', 'json'] = 'text'
   sentences: int | None = None
   reference: str = ''
+  comet: str = ''
   selection: CheckpointSelection = CheckpointSelection()
   n_best: int = 0
   source_language: str = ''
@@ -155,6 +157,8 @@ def check_flags(request: DecodeRequest) -> None:
     _refuse(request, ('per_token',), '--output_format=json')
   elif mode == 'translate' and request.per_token > request.n_best:
     raise InputError('--per_token needs --n_best, or --mode=score')
+  if request.comet and not request.reference:
+    raise InputError('--comet needs --reference, the right translations')
   if mode == 'score' and not request.target and request.input_format == 'text':
     raise InputError('--mode=score needs --target, the translations to score')
   if mode == 'certify':
@@ -212,7 +216,7 @@ _SENTENCES = 64
 def run(request: DecodeRequest) -> None:
   """Carry out a request; the translations are written line by line.
 
-  BLEU and chrF go to stdout, or to stderr if the translations are on stdout.
+  Scores go to stdout, or to stderr if the translations are on stdout.
   """
   check_flags(request)
   if request.mode == 'score':
@@ -231,6 +235,7 @@ def _translate_and_evaluate(request: DecodeRequest) -> None:
       # Evaluation holds all lines anyway, so a wrong file is reported at once.
       lines = list(opened)
       check_line_counts(len(lines), len(references))
+    comet = load_comet(request.comet) if request.comet else None
     trained = load(request)
     if references is not None and is_first():
       log_unreachable(references, trained.tokenizer, request.reference)
@@ -246,6 +251,9 @@ def _translate_and_evaluate(request: DecodeRequest) -> None:
     scores = corpus_scores(best, references, words)
     out = sys.stdout if request.output else sys.stderr
     print(scores.report, file=out, flush=True)
+    if comet:
+      sources = [line.source for line in lines]
+      print(comet(sources, best, references), file=out, flush=True)
 
 
 def _open_lines(
@@ -442,3 +450,47 @@ def _about(
     'device_kind': device.device_kind,
     'jax': jax.__version__,
   }
+
+
+# Pairs that COMET reads at a time.
+_BATCH = 16
+
+# Sources, translations and references to a line for the user.
+Comet = Callable[[Sequence[str], Sequence[str], Sequence[str]], str]
+
+
+def load_comet(name: str) -> Comet:
+  """Load a model of COMET (Rei et al. 2020) by the package unbabel-comet.
+
+  The package is no requirement: it needs PyTorch and models of gigabytes. It
+  runs on the CPU, because JAX holds the accelerators.
+  """
+  try:
+    from comet import download_model, load_from_checkpoint
+  except ImportError:
+    raise InputError(
+      f'--comet={name}: the package unbabel-comet is missing: '
+      'pip install unbabel-comet'
+    ) from None
+  try:
+    path = name if os.path.isfile(name) else download_model(name)
+    model = load_from_checkpoint(path)
+  except Exception as error:
+    raise InputError(f'--comet={name}: {first_line(error)}') from error
+  version = importlib.metadata.version('unbabel-comet')
+  signature = f'COMET|nrefs:1|model:{name}|version:{version}'
+  return lambda *texts: f'{signature} = {_score(model, *texts):.4f}'
+
+
+def _score(
+  model: Any,
+  sources: Sequence[str],
+  translations: Sequence[str],
+  references: Sequence[str],
+) -> float:
+  texts = zip(sources, translations, references, strict=True)
+  rows = [{'src': s, 'mt': t, 'ref': r} for s, t, r in texts]
+  prediction = model.predict(
+    rows, batch_size=_BATCH, gpus=0, progress_bar=False
+  )
+  return float(prediction.system_score)

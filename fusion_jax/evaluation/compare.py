@@ -12,7 +12,8 @@ DIR/compare.md, compare.json, compare.png and compare.svg contain BLEU, chrF and
 TER with their signatures; sacreBLEU's paired bootstrap and approximate
 randomisation against the baseline; the sign test of Collins et al. 2005;
 Welch's t-test over seeds; BLEU by source length, F1 by word frequency; and the
-sentences that differ most. The scores are also printed to stdout.
+sentences that differ most. The scores are also printed to stdout, as a
+table with --format.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from fusion_jax.evaluation import TextFile, Texts
 from fusion_jax.files import write_errors, write_whole
 from fusion_jax.runs.directory import check_output, read_config, read_tokenizers
 from fusion_jax.startup import one_line_errors, run_program, start_logging
+from fusion_jax.tables import add_format_flag
 
 if TYPE_CHECKING:
   from fusion_jax.runs.loading import TrainedModel
@@ -229,6 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     default='',
     help="by sacreBLEU's name; default: that of the runs or of the language",
   )
+  add_format_flag(parser)
   _add_numbers(parser)
   return parser
 
@@ -295,8 +298,11 @@ def main(argv: list[str]) -> None:
   figures.save(comparison.draw(numbers), folder / 'compare')
   write_whole(folder / 'compare.md', comparison.report(numbers).encode())
   logger.info('written: %s', folder / 'compare.md')
-  for name in numbers['systems']:
-    print(comparison.scores_line(numbers, name))
+  if arguments.format:
+    print(comparison.scores_table(numbers, arguments.format))
+  else:
+    for name in numbers['systems']:
+      print(comparison.scores_line(numbers, name))
 
 
 if __name__ == '__main__':

@@ -23,7 +23,7 @@ from fusion_jax.evaluation.significance import (
   statistics_of,
 )
 from fusion_jax.metrics import bleu_for, metrics_for, signature_of
-from fusion_jax.tables import markdown_name
+from fusion_jax.tables import Format, markdown_name, table
 
 # Statistics of each file of each system, the baseline first.
 Counted = Mapping[str, Sequence[Statistics]]
@@ -243,6 +243,21 @@ def scores_line(numbers: Numbers, system: str) -> str:
   values = zip(names, _p_values(numbers, system), strict=True)
   tests = ', '.join(f'{test} {p}' for test, p in values)
   return f'{system}: {scores}; p of BLEU: {tests}'
+
+
+def scores_table(numbers: Numbers, form: Format) -> str:
+  """Write the scores of each system's first file, with the p-values of BLEU."""
+  metrics, tests = numbers['seeds'], [*numbers['tests'], 'sign test']
+  rows = [
+    [
+      markdown_name(name),
+      *(f'{metrics[metric][name]["scores"][0]:.2f}' for metric in metrics),
+      *_p_values(numbers, name),
+    ]
+    for name in numbers['systems']
+  ]
+  header = ['system', *metrics, *(f'p, {test}' for test in tests)]
+  return table(form, header, rows, numeric=True)
 
 
 def _p_values(numbers: Numbers, system: str) -> list[str]:

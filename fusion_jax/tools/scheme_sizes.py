@@ -38,7 +38,7 @@ from fusion_jax.models.transformer import (
   output_logits,
 )
 from fusion_jax.startup import one_line_errors, run_program
-from fusion_jax.tables import table
+from fusion_jax.tables import add_format_flag, table
 from fusion_jax.tools.aot.counts import multiplications
 
 _START = 2
@@ -263,12 +263,13 @@ def main(argv: list[str]) -> None:
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parse_arguments(argv, parser)
+  add_format_flag(parser, default='markdown')
+  arguments = parse_arguments(argv, parser)
   header = ['scheme', 'source', 'plugs in at', 'sides']
   header += ['extra parameters', 'all', 'paper', 'agrees', 'extra cache']
   header += ['multiply-adds']
   listed = tuple(rows())
-  print(table(header, map(_cells, listed)), flush=True)
+  print(table(arguments.format, header, map(_cells, listed)), flush=True)
   if not all(agrees(row) or row.model.inconsistent for row in listed):
     raise SystemExit(1)
 

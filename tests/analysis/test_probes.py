@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ import pytest
 from matplotlib import image
 from scipy import optimize, special
 
+from fusion_jax import startup
 from fusion_jax.analysis import TextChoice, probes
 from fusion_jax.analysis.probes import (
+  KEPT,
   KINDS,
   Examples,
   ProbeOptions,
@@ -214,6 +217,55 @@ def test_a_model_is_probed(analysed, tmp_path):
   assert 'tag_positions' not in numbers['encoder']
   dark = image.imread(tmp_path / 'probes.png')[..., :3].mean(-1) < 0.5
   assert all(part.mean() > 0.002 for part in np.array_split(dark, 3))
+
+
+def test_probes_go_on_where_they_were_interrupted(
+  analysed, tmp_path, monkeypatch, caplog
+):
+  caplog.set_level(logging.INFO)
+  monkeypatch.setattr(startup, '_SECONDS_BETWEEN_LINES', 0)
+  options, calls, most = ProbeOptions(hidden=8, most_epochs=1), [], 5
+  expected = probes.measure(analysed, options)
+  most_probes = 2 * 2 * 2 * 2  # Trained or not, sides, kinds, H[0] and H[1].
+  assert f'1 of {most_probes} probes, ' in caplog.text
+  assert ' s left' in caplog.text
+
+  def interrupted(*given):
+    if len(calls) == most:
+      raise KeyboardInterrupt
+    calls.append(given)
+    return trained(*given)
+
+  monkeypatch.setattr(probes, 'trained', interrupted)
+  folder = tmp_path / 'analysis'
+  kept = RunWithText(analysed.workdir, analysed.run, analysed.choice, folder)
+  with pytest.raises(KeyboardInterrupt):
+    probes.measure(kept, options)
+  finished = json.loads((folder / KEPT).read_text())['finished']
+  assert len(finished) == 5
+  assert 'trained, encoder, H[0], mlp' in finished
+  caplog.clear()
+  with pytest.raises(KeyboardInterrupt):
+    probes.measure(kept, dataclasses.replace(options, hidden=4))
+  assert ' right after ' not in caplog.text
+  most = most_probes
+  assert probes.measure(kept, options) == expected
+  assert len(calls) == most_probes
+  assert not list(folder.iterdir())
+
+
+def test_the_control_is_the_model_before_its_training(analysed, monkeypatch):
+  given = []
+
+  def noted(model, parameters, pairs):
+    given.append(parameters)
+    return layer_states(model, parameters, pairs)
+
+  monkeypatch.setattr(probes, 'layer_states', noted)
+  probes.measure(analysed, ProbeOptions(hidden=8, most_epochs=1))
+  fresh = initial_parameters(analysed.run.model, 0)
+  assert given[0] is analysed.run.parameters
+  jax.tree.map(np.testing.assert_array_equal, given[1], fresh)
 
 
 def test_states_are_those_of_each_line_alone(analysed):

@@ -44,6 +44,16 @@ def test_files_in_and_out_with_scores_on_stdout(decode, capsys):
   assert chrf.endswith('= 100.00')
 
 
+def test_comet_beside_the_other_scores(decode, capsys, monkeypatch):
+  def load_comet(name):
+    return lambda *texts: f'{name} of {[len(text) for text in texts]}'
+
+  monkeypatch.setattr(run_module, 'load_comet', load_comet)
+  flags = '--input=source', '--output=out', '--reference=source'
+  assert decode(*flags, '--comet=small') == 0
+  assert capsys.readouterr().out.splitlines()[2] == 'small of [3, 3, 3]'
+
+
 def test_translations_on_stdout_put_scores_on_stderr(decode, capfdbinary):
   Path('reference').write_text(TEXT)
   assert decode('--input=source', '--reference=reference') == 0
@@ -100,6 +110,12 @@ def test_n_best_lines(decode):
       "--alignment_unit: must be 'piece' or 'word', got 'wrd'; did you mean",
     ),
     (['--beam=3'], 'arguments: --beam=3; did you mean --beam_size?'),
+    (['--comet=x'], '--comet needs --reference'),
+    (['--attention_layers=last'], 'need --attention_output'),
+    (
+      ['--attention_output=a.jsonl', '--alignment_unit=word'],
+      'end in .pharaoh',
+    ),
     (['--per_token'], '--per_token needs --n_best, or --mode=score'),
     (['--attention_layers=x'], "or give 'mean', 'last', 'all'"),
     (['--combine=arithmetic'], '--combine: needs an ensemble, --workdir=DIR,'),
@@ -177,39 +193,46 @@ def test_lines_of_a_pipe_before_a_broken_one_stay(
 
 
 @pytest.mark.parametrize(
-  ('flags', 'fault'),
+  ('flags', 'faults'),
   [
     (
       ['--input=json', '--input_format=json'],
-      "json, line 2: 'source' must be text, got 3",
+      [f"json, line {n}: 'source' must be text, got 3" for n in (2, 4, 6)],
     ),
     (
       ['--input=source', '--prefix=prefix'],
-      "line 2: its prefix '中' has characters that are not in the target "
-      'vocabulary',
+      [
+        f"line {n}: its prefix '中' has characters that are not in the target "
+        'vocabulary'
+        for n in (2, 4, 6)
+      ],
     ),
     (
       ['--mode=score', '--input=source', '--target=long'],
-      'line 2: its translation has 25 subwords, more than max_source_length '
-      '12; set it to 25 or more',
+      [
+        f'line {n}: its translation has 25 subwords, more than '
+        'max_source_length 12; set it to 25 or more'
+        for n in (2, 4, 6)
+      ],
     ),
   ],
 )
 def test_all_lines_of_files_are_checked_first(
-  decode, monkeypatch, capsys, flags, fault
+  decode, monkeypatch, capsys, flags, faults
 ):
-  Path('source').write_text('a cat\n' * 3)
+  Path('source').write_text('a cat\n' * 9)
+  long = 'the cat sat on the mat ' * 3
   for name, good, bad in (
     ('json', '{"source": "a"}', '{"source": 3}'),
     ('prefix', '', '中'),
-    ('long', 'a cat', 'the cat sat on the mat ' * 3),
+    ('long', 'a cat', long),
   ):
-    Path(name).write_text(f'{good}\n{bad}\n{good}\n')
+    Path(name).write_text(f'{good}\n{bad}\n' * 4 + good + '\n')
   for module, name in ((translate, 'search_batch'), (score, '_length')):
     monkeypatch.setattr(module, name, None)  # Nothing may be computed.
   assert decode(*flags, '--max_source_length=12', '--output=out') == 2
   *_, line = capsys.readouterr().err.splitlines()
-  assert line == f'error: {fault}'
+  assert line == f'error: {"; ".join(faults)}; 4 such faults in all'
   assert not list(Path().glob('out*'))
 
 

@@ -1,5 +1,6 @@
 """Comparisons of systems, their report and figure; runs as systems."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -200,6 +201,21 @@ def test_names_and_texts_mean_nothing_to_markdown(texts):
     report = file.read()
   assert '`a\\|b`' in report
   assert '\\*a\\* \\| \\<b\\> \\`c\\`' in report
+
+
+def test_a_table_of_the_scores_on_stdout(texts, capsys):
+  flags = '--system=base=base', '--system=a_b=new', *_FEW
+  assert _compare(*flags, '--format=csv') == 0
+  header, base, new = csv.reader(capsys.readouterr().out.splitlines())
+  assert header == ['system', 'BLEU', 'chrF2', 'TER', 'p, bootstrap',
+                    'p, randomisation', 'p, sign test']  # fmt: skip
+  bleu = corpus_scores(texts['new'], texts['reference'], 'en').bleu
+  assert new[:2] == ['a_b', f'{bleu:.2f}']
+  assert base[0] == 'base'
+  assert base[-3:] == ['', '', '']
+  assert _compare(*flags, '--format=latex') == 0
+  last = capsys.readouterr().out.splitlines()[5]
+  assert last.startswith(rf'\texttt{{a\_b}} & {bleu:.2f} & ')
 
 
 @pytest.mark.parametrize(

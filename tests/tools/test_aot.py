@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fusion_jax.config import (
@@ -38,6 +39,7 @@ from fusion_jax.tools.aot.programs import (
   COMPILATIONS,
   DoesNotFit,
   Figures,
+  ProgramRequest,
   decoding_problem,
   figures_for,
   largest_batch,
@@ -94,7 +96,6 @@ def test_topologies_that_are_none(name, message):
     read_topology(name)
 
 
-@pytest.mark.skipif(_HAS_LIBTPU, reason='libtpu is installed')
 @pytest.mark.parametrize(
   ('name', 'message'),
   [
@@ -102,15 +103,27 @@ def test_topologies_that_are_none(name, message):
     ('h100:8', 'needs: pip install --no-deps jax-cuda13'),
   ],
 )
-def test_a_compiler_that_is_not_installed(name, message):
+def test_a_compiler_that_is_not_installed(monkeypatch, name, message):
+  def missing(*names, **options):
+    raise RuntimeError('no such plugin')
+
+  monkeypatch.setattr(topologies, 'get_topology_desc', missing)
   with pytest.raises(InputError, match=message):
     topology_devices(read_topology(name))
 
 
-def test_the_batch_is_that_of_the_config():
-  # Rows are a multiple of 16; 128 slots on one side are 16 rows of 8.
-  problem = training_problem(_TINY)
-  assert tuple(problem.shape) == (16, 8, 8)
+@pytest.mark.parametrize(
+  ('lengths', 'shape'),
+  [
+    # Rows are a multiple of 16; 128 slots on one side are 16 rows of 8.
+    ((None, None), (16, 8, 8)),
+    ((4, None), (32, 4, 4)),
+    ((2, 6), (32, 2, 6)),
+  ],
+)
+def test_the_batch_is_that_of_the_config(lengths, shape):
+  problem = training_problem(_TINY, ProgramRequest('train', *lengths))
+  assert tuple(problem.shape) == shape
   assert problem.vocabularies == (64, 64)
 
 
@@ -124,7 +137,9 @@ def test_the_batch_is_that_of_a_prepared_corpus(tmp_path):
   )
   corpus = prepare(data)
   config = dataclasses.replace(_TINY, data=data)
-  problem = training_problem(config, str(corpus.directory))
+  problem = training_problem(
+    config, ProgramRequest(prepared=str(corpus.directory))
+  )
   assert problem.vocabularies == (
     corpus.source_tokenizer.vocabulary.size,
     corpus.target_tokenizer.vocabulary.size,
@@ -135,7 +150,10 @@ def test_the_batch_is_that_of_a_prepared_corpus(tmp_path):
 
 def test_the_search_has_the_most_target_positions():
   # 128 slots of beam 2 are 8 rows of 8 + 10 positions.
-  assert tuple(decoding_problem(_TINY).shape) == (8, 8, 18)
+  problem = decoding_problem(_TINY, ProgramRequest('decode'))
+  assert tuple(problem.shape) == (8, 8, 18)
+  with pytest.raises(InputError, match='must be at least --source_length=9'):
+    decoding_problem(_TINY, ProgramRequest('decode', 9))
 
 
 def _mesh(config: ExperimentConfig, **axes: int) -> ExperimentConfig:
@@ -145,7 +163,9 @@ def _mesh(config: ExperimentConfig, **axes: int) -> ExperimentConfig:
 @pytest.mark.extended
 def test_figures_of_a_training_step_on_eight_devices():
   config = _mesh(_TINY, data=2, fsdp=2, tensor=2)
-  figures, program, _ = figures_for(config, _CHIP, jax.devices())
+  figures, program, _ = figures_for(
+    config, ProgramRequest(), _CHIP, jax.devices()
+  )
   assert figures.chips == 8
   assert figures.shape == (16, 8, 8)
   assert figures.parameters == program.parameters
@@ -160,8 +180,8 @@ def test_figures_of_a_training_step_on_eight_devices():
 
 @pytest.mark.extended
 def test_operations_are_those_of_the_whole_batch_on_any_mesh():
-  one, _, _ = figures_for(_TINY, _CHIP, jax.devices()[:1])
-  many, _, _ = figures_for(_TINY, _CHIP, jax.devices())
+  one, _, _ = figures_for(_TINY, ProgramRequest(), _CHIP, jax.devices()[:1])
+  many, _, _ = figures_for(_TINY, ProgramRequest(), _CHIP, jax.devices())
   assert one.flops == many.flops
   assert one.exchanges == {}
   # 128 tokens on either side, D = 16, F = 32, V = 64. A token costs in the
@@ -175,7 +195,9 @@ def test_operations_are_those_of_the_whole_batch_on_any_mesh():
 
 
 def test_figures_of_a_search():
-  figures, program, _ = figures_for(_TINY, _CHIP, jax.devices()[:2], 'decode')
+  figures, program, _ = figures_for(
+    _TINY, ProgramRequest('decode'), _CHIP, jax.devices()[:2]
+  )
   assert (figures.chips, program.trips) == (2, 18)
   # At least the output layer of 8 rows x 2 hypotheses in 18 steps.
   assert figures.flops > 18 * 8 * 2 * 2 * 16 * 64
@@ -187,7 +209,7 @@ def test_figures_of_a_search():
 def test_a_program_that_does_not_fit():
   small = _CHIP._replace(memory=1_000.0)
   with pytest.raises(DoesNotFit, match='it does not fit: '):
-    figures_for(_TINY, small, jax.devices()[:1])
+    figures_for(_TINY, ProgramRequest(), small, jax.devices()[:1])
 
 
 @pytest.mark.parametrize(
@@ -244,7 +266,7 @@ class _Compiler:
     return state + a_row * rows**power
 
   def __call__(self, config: ExperimentConfig):
-    shape = training_problem(config).shape
+    shape = training_problem(config, ProgramRequest()).shape
     self.tried.append(shape.rows)
     needed = self.needed(shape.rows)
     if needed > self._memory:
@@ -258,7 +280,7 @@ class _Compiler:
 def test_the_largest_batch_is_found_in_few_compilations(a_row, state, power):
   memory = 1e6
   compiler = _Compiler(a_row, state, memory, power)
-  found = largest_batch(_TINY, '', compiler, memory)
+  found = largest_batch(_TINY, ProgramRequest(), compiler, memory)
   rows = found.shape[0]
   assert len(compiler.tried) <= COMPILATIONS
   assert len(set(compiler.tried)) == len(compiler.tried)
@@ -274,7 +296,7 @@ def test_no_batch_fits():
   with pytest.raises(
     CheckFailed, match=r'no batch fits, down to data\.batch\.tokens=128,'
   ):
-    largest_batch(_TINY, '', compiler, 1e6)
+    largest_batch(_TINY, ProgramRequest(), compiler, 1e6)
 
 
 def test_the_report_and_its_json():

@@ -37,6 +37,20 @@ def test_a_count_that_leaves_the_rounding_is_an_error(monkeypatch):
     scheme_sizes.main([])
 
 
+@pytest.mark.parametrize(
+  ('form', 'start'),
+  [
+    ('csv', 'linear,"Dou et al. 2018, Eq. 5",layer aggregation,'),
+    ('latex', r'\texttt{linear} & Dou et al. 2018, Eq. 5 & layer aggregation'),
+  ],
+)
+def test_other_formats_of_the_table(monkeypatch, capsys, form, start):
+  rows = [_row('linear')]
+  monkeypatch.setattr(scheme_sizes, 'rows', lambda: rows)
+  assert scheme_sizes.main([f'--format={form}']) == 0
+  assert f'\n{start}' in capsys.readouterr().out
+
+
 # One product with the width for each of 12 + 18 sublayers; for each of 2 to 7
 # layers that a stack's sums have; with each of two weights in 5 layers a stack.
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
   text: Sequence[tuple[str, str]] = ()
   for name, workdir in zip(names, workdirs, strict=True):
     flags = argparse.Namespace(**vars(arguments) | {'workdir': workdir})
-    analysed = open_run_with_text(flags)
+    analysed = open_run_with_text(flags, workdir / 'analysis')
     text = text or analysed.lines
     if analysed.lines != text:
       raise InputError(

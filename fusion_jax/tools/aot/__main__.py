@@ -10,12 +10,14 @@ slices of a pod, h100:8 eight cards of a host. Nothing is run or downloaded.
 """
 
 import argparse
+import dataclasses
 import importlib.metadata
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fusion_jax.bounds import Size, number
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.errors import InputError
@@ -42,6 +44,8 @@ def main(argv: list[str]) -> None:
   topology = read_topology(arguments.topology)
   if arguments.find_batch and arguments.step != 'train':
     raise InputError('--find_batch: is for --step=train')
+  if arguments.target_length and arguments.step != 'train':
+    raise InputError('--target_length: is for --step=train')
   if arguments.output and not arguments.output.parent.is_dir():
     raise InputError(f'--output: {arguments.output.parent}: no such folder')
   without_accelerator()
@@ -62,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
   add('--topology', required=True, help='v5e:16x16, 2xv5e:16x16, h100:8, ...')
   add('--step', choices=('train', 'decode'), default='train')
   add('--find_batch', action='store_true', help='the largest that fits')
+  for side in ('source', 'target'):
+    add(f'--{side}_length', type=number(Size), help='positions of the batch')
   add('--prepared', default='', help='prepared folder: its shapes, vocabulary')
   add('--output', type=Path, help='writes the figures as JSON too')
   return parser
@@ -72,15 +78,21 @@ def _figures(
 ) -> 'Figures':
   devices = topology_devices(topology)
   # Imported after `without_accelerator`, because they import JAX.
-  from fusion_jax.tools.aot.programs import figures_for, largest_batch
+  from fusion_jax.tools.aot.programs import (
+    ProgramRequest,
+    figures_for,
+    largest_batch,
+  )
 
-  step, prepared, chip = arguments.step, arguments.prepared, topology.figures
+  names = (field.name for field in dataclasses.fields(ProgramRequest))
+  request = ProgramRequest(**{name: getattr(arguments, name) for name in names})
+  chip = topology.figures
 
   def compile_one(config: ExperimentConfig) -> 'Figures':
-    return figures_for(config, chip, devices, step, prepared)[0]
+    return figures_for(config, request, chip, devices)[0]
 
   if arguments.find_batch:
-    return largest_batch(config, prepared, compile_one, chip.memory)
+    return largest_batch(config, request, compile_one, chip.memory)
   return compile_one(config)
 
 

@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,22 @@ logger = logging.getLogger(__name__)
 _START, _END = 1, 2
 
 
+@dataclasses.dataclass(frozen=True)
+class ProgramRequest:
+  """What of a config is compiled.
+
+  Attributes:
+    source_length, target_length: Positions of a batch; None for those of the
+      other side, if they are given, or else the most that the config allows.
+    prepared: Prepared folder that gives shapes and vocabularies; '' for none.
+  """
+
+  step: Literal['train', 'decode'] = 'train'
+  source_length: int | None = None
+  target_length: int | None = None
+  prepared: str = ''
+
+
 class Problem(NamedTuple):
   """Vocabulary sizes of source and target, and shape of a batch."""
 
@@ -84,31 +100,34 @@ class Program:
 
 
 def program_for(
-  config: ExperimentConfig,
-  devices: Sequence[Any],
-  step: str = 'train',
-  prepared: str = '',
+  config: ExperimentConfig, request: ProgramRequest, devices: Sequence[Any]
 ) -> Program:
-  """Trace the training step or the search; `prepared` is a folder or ''."""
-  if step == 'decode':
-    problem = decoding_problem(config, prepared)
+  """Trace the training step or the search."""
+  if request.step == 'decode':
+    problem = decoding_problem(config, request)
     return decoding_program(config, problem, devices)
-  return training_program(config, training_problem(config, prepared), devices)
+  return training_program(config, training_problem(config, request), devices)
 
 
-def training_problem(config: ExperimentConfig, prepared: str = '') -> Problem:
+def training_problem(
+  config: ExperimentConfig, request: ProgramRequest
+) -> Problem:
   """Return vocabularies and shape of the largest batch of a training run."""
   data, longest = config.data, config.data.filter.max_length
-  known = np.array([[longest, longest]], np.int32)
-  if prepared:
-    split = PreparedCorpus(prepared).split('train')
+  source, target = request.source_length, request.target_length
+  given = source or target
+  sizes = source or target or longest, target or source or longest
+  known = np.array([sizes], np.int32)
+  if request.prepared and not given:
+    split = PreparedCorpus(request.prepared).split('train')
     seed = config.training.seed
     known = training_mixture(
       data, split.directions, split.lengths, seed
     ).lengths
   parts = config.optimizer.accumulation
-  shape = training_shapes(known, data.batch, parts, longest)[-1]
-  return Problem(_vocabularies(config, prepared), shape)
+  limit = None if given else longest
+  shape = training_shapes(known, data.batch, parts, limit)[-1]
+  return Problem(_vocabularies(config, request.prepared), shape)
 
 
 def _vocabularies(config: ExperimentConfig, prepared: str) -> tuple[int, int]:
@@ -141,13 +160,24 @@ def training_program(
   return Program(traced, mesh, problem.shape, plan.abstract.parameters)
 
 
-def decoding_problem(config: ExperimentConfig, prepared: str = '') -> Problem:
+def decoding_problem(
+  config: ExperimentConfig, request: ProgramRequest
+) -> Problem:
   """Return vocabularies and shape of the search with most target positions."""
-  model = config.model
+  model, options = config.model, config.decoding
   limit = model.max_positions if model.positions == 'learned' else None
-  shapes = decode_shapes(config.decoding, limit)
+  shapes = decode_shapes(options, limit)
+  if length := request.source_length:
+    require(
+      length <= options.max_source_length,
+      'decoding.max_source_length',
+      f'must be at least --source_length={length}, '
+      f'got {options.max_source_length}',
+    )
+    source = min(x.source for x in shapes if x.source >= length)
+    shapes = tuple(x for x in shapes if x.source == source)
   largest = max(shapes, key=lambda x: (x.rows * x.target, x.target))
-  return Problem(_vocabularies(config, prepared), Shape(*largest))
+  return Problem(_vocabularies(config, request.prepared), Shape(*largest))
 
 
 def decoding_program(
@@ -266,14 +296,13 @@ class Figures:
 
 def figures_for(
   config: ExperimentConfig,
+  request: ProgramRequest,
   chip: Chip,
   devices: Sequence[Any],
-  step: str = 'train',
-  prepared: str = '',
 ) -> tuple[Figures, Program, str]:
   """Trace and compile a program; return its text too."""
   begin = time.monotonic()
-  program = program_for(config, devices, step, prepared)
+  program = program_for(config, request, devices)
   traced = time.monotonic()
   logger.info(
     'traced in %.0f s; compiling for %d', traced - begin, program.mesh.size
@@ -285,7 +314,7 @@ def figures_for(
   if config.model.attention_implementation == 'cudnn':
     # The products of the kernel are not in the traced program.
     plain = changed(config, {'model.attention_implementation': 'plain'})
-    counted = program_for(plain, devices, step, prepared)
+    counted = program_for(plain, request, devices)
   figures = Figures(
     mesh=dict(program.mesh.shape),
     shape=program.shape,
@@ -335,7 +364,7 @@ _REACH = 16.0
 
 def largest_batch(
   config: ExperimentConfig,
-  prepared: str,
+  request: ProgramRequest,
   compile_one: Callable[[ExperimentConfig], Figures],
   memory: float,
 ) -> Figures:
@@ -344,7 +373,7 @@ def largest_batch(
   Memory is nearly linear in the rows of a batch: what stays between steps and
   one measurement give the line, which each further measurement corrects.
   """
-  shape = training_problem(config, prepared).shape
+  shape = training_problem(config, request).shape
   # Sizes are in steps of the rows of a batch.
   step = config.data.batch.row_multiple * shape.slots
   size, least, most = shape.rows * shape.slots // step, 0, math.inf
