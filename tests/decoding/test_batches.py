@@ -22,7 +22,7 @@ from fusion_jax.decoding.batches import (
 )
 from fusion_jax.parallel.mesh import data_mesh, put_whole
 from fusion_jax.tools.aot.counts import collectives
-from fusion_jax.tools.aot.programs import program_for
+from fusion_jax.tools.aot.programs import ProgramRequest, program_for
 
 
 def test_shapes_worked_out_by_hand():
@@ -149,7 +149,7 @@ def test_devices_that_search_exchange_nothing():
     model=PRESETS['tiny'],
     decoding=DecodingConfig(max_source_length=8, batch_tokens=256),
   )
-  program = program_for(config, jax.devices(), 'decode')
+  program = program_for(config, ProgramRequest('decode'), jax.devices())
   assert program.shape.rows == 8
   assert collectives(program.traced.lower().compile().as_text()) == []
 

@@ -230,7 +230,8 @@ def _read_parts(
   """Read arrays that are spread over the files that an index names."""
   files = read_json(index, dict[str, Any]).get('weight_map')
   as_type(files, dict[str, str], f'{index}: weight_map')
-  parts = [read(index.with_name(Path(n).name)) for n in {*files.values()}]
+  names = sorted({Path(name).name for name in files.values()})
+  parts = [read(index.with_name(name)) for name in names]
   return dict(collections.ChainMap(*parts))
 
 

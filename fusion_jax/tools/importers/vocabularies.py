@@ -66,6 +66,8 @@ class Vocabulary:
     piece, count = Counter(self.pieces).most_common(1)[0]
     if count > 1:
       raise InputError(f'{self.name}: has the piece {piece!r} twice')
+    if '' in self.pieces:
+      raise InputError(f'{self.name}: has an empty piece')
 
 
 class Added(NamedTuple):
