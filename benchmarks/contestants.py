@@ -59,7 +59,7 @@ from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import LengthPenalty
-from fusion_jax.tools.aot.matmul_flops import product_gflop
+from fusion_jax.tools.aot.counts import product_gflop
 from fusion_jax.tools.export.ctranslate2 import export
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.state import initial_state

@@ -30,7 +30,7 @@ from fusion_jax.errors import CheckFailed, first_line
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.search.beam import LengthPenalty, beam_search
 from fusion_jax.startup import one_line_errors, restart_tuned
-from fusion_jax.tools.aot.matmul_flops import product_gflop
+from fusion_jax.tools.aot.counts import product_gflop
 
 _BEAM = 4
 _PARTS = ('train', 'decode')

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fusion_jax.tools.aot.hlo import (
+from fusion_jax.tools.aot.counts import (
   called,
   computations,
   element_bits,

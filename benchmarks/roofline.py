@@ -67,8 +67,7 @@ def measure(
   row: str, topology_name: str, arguments: argparse.Namespace
 ) -> dict[str, Any]:
   """Figures of one row, of a chip; the compiled text goes to --text."""
-  from fusion_jax.tools.aot.compile import figures_for
-  from fusion_jax.tools.aot.programs import ProgramRequest
+  from fusion_jax.tools.aot.programs import ProgramRequest, figures_for
 
   topology = read_topology(topology_name)
   fields = _ROWS[row].get('fields', {})

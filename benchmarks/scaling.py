@@ -45,7 +45,7 @@ from fusion_jax.data.batching import Shape
 from fusion_jax.errors import CheckFailed
 from fusion_jax.parallel.mesh import ROW_AXES
 from fusion_jax.startup import one_line_errors
-from fusion_jax.tools.aot.hlo import Collective, collectives
+from fusion_jax.tools.aot.counts import Collective, collectives
 from fusion_jax.tools.aot.programs import ProgramRequest, program_for
 
 DEVICES = 8

@@ -5,7 +5,6 @@ vision can tell apart, and the colour map cividis, which looks the same to all.
 Figures are made without pyplot: there is no global state and no screen.
 """
 
-import contextlib
 import functools
 import io
 import itertools
@@ -322,12 +321,6 @@ def _encoded(figure: Figure, kind: str) -> bytes:
 @functools.cache
 def _look() -> dict[Any, Any]:
   """Return the look of all figures, with the fonts that are installed."""
-  fonts = font_manager.fontManager
-  # Matplotlib caches its list of fonts and does not notice new ones.
-  known = {font.fname for font in fonts.ttflist}
-  for path in set(font_manager.findSystemFonts()) - known:
-    with contextlib.suppress(OSError, RuntimeError):
-      fonts.addfont(path)
-  installed = {font.name for font in fonts.ttflist}
+  installed = {font.name for font in font_manager.fontManager.ttflist}
   eastern = [name for name in _EASTERN if name in installed]
   return _LOOK | {'font.family': ['DejaVu Sans', *eastern]}

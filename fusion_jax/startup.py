@@ -247,10 +247,6 @@ class Progress:
       self._last = now
       logger.info('%s%s', self._name, self._state(now - self._start))
 
-  def skip(self, count: int) -> None:
-    """Leave out units that were done before."""
-    self._total = self._total and self._total - count
-
   def finish(self) -> None:
     """Log the whole."""
     seconds = time.monotonic() - self._start

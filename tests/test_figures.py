@@ -62,7 +62,6 @@ def test_fonts_that_are_there_are_used(monkeypatch, installed):
     fname = '/fonts/one.ttf'
 
   monkeypatch.setattr(font_manager.fontManager, 'ttflist', [_Font])
-  monkeypatch.setattr(font_manager, 'findSystemFonts', lambda: [_Font.fname])
   families = figures._look.__wrapped__()['font.family']
   assert families == ['DejaVu Sans', *['IPAGothic'] * installed]
 

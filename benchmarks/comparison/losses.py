@@ -25,7 +25,7 @@ from benchmarks.comparison.report import p_value, signed
 from benchmarks.comparison.runs import find_texts
 from benchmarks.schemes import BASELINE
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation.systems import read_file
+from fusion_jax.evaluation.compare import read_file
 from fusion_jax.files import write_whole
 
 # Subwords of the longest line that is scored.

@@ -16,11 +16,11 @@ from benchmarks.comparison.recipe import Recipe
 from benchmarks.comparison.runs import Results, Text
 from benchmarks.schemes import BASELINE
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation.sentence_statistics import statistics_of
 from fusion_jax.evaluation.significance import (
   Seeds,
   over_seeds,
   paired_test,
+  statistics_of,
   welch,
 )
 from fusion_jax.files import write_whole

@@ -22,7 +22,7 @@ from benchmarks.comparison.recipe import Recipe
 from benchmarks.serving import ROOT
 from fusion_jax.config import DataConfig, ExperimentConfig
 from fusion_jax.errors import CheckFailed, InputError
-from fusion_jax.evaluation.systems import check_lines, read_file
+from fusion_jax.evaluation.compare import check_lines, read_file
 from fusion_jax.files import write_whole
 from fusion_jax.metrics import corpus_scores
 

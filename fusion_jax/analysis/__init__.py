@@ -1,6 +1,6 @@
 """Views of trained models: what they have learned, as numbers and figures.
 
-`views.py` is the table of all views; `view.py` is their form. Here are the
+`views.py` is the table of all views. Here are the
 flags that choose a text and a run, which are read without JAX.
 """
 

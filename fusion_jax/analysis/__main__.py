@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
     check_view(view, config, str(workdir))
   for number, view in enumerate(chosen, start=1):
     begin = time.monotonic()
-    result = look_at(view, analysed, folder)
+    content = look_at(view, analysed, folder)
     logger.info(
       '%d of %d: %s in %.1f s: %s',
       number,
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
       time.monotonic() - begin,
       folder / f'{view.name}.png',
     )
-    print(f'{view.name}: {result.summary}')
+    print(f'{view.name}: {content["summary"]}')
 
 
 if __name__ == '__main__':

@@ -18,12 +18,11 @@ import numpy as np
 
 from fusion_jax import figures
 from fusion_jax.analysis.passes import sums_over_text
-from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.run_with_text import SIDES, Numbers, RunWithText
 from fusion_jax.analysis.sown_quantities import PAPER, psi_of
-from fusion_jax.analysis.view import SIDES, Numbers
-from fusion_jax.cli.request import with_groups
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.data.batching import Batch
+from fusion_jax.decoding.ensemble import with_groups
 from fusion_jax.fusion.gtrans import groups_of
 from fusion_jax.fusion.scheme import predictions_of, scheme_of
 from fusion_jax.layers.context import AblationMasks, with_masks

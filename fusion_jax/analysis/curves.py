@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from fusion_jax import figures
-from fusion_jax.analysis.run_with_text import RunWithText, numbered
-from fusion_jax.analysis.view import Numbers
+from fusion_jax.analysis.run_with_text import Numbers, RunWithText, numbered
 from fusion_jax.errors import InputError
 
 # Fields of lines of kind 'train' and of kind 'valid'.

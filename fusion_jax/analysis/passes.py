@@ -16,8 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from fusion_jax.analysis.run_with_text import RunWithText, TextPair
-from fusion_jax.analysis.view import SIDES, nullable
+from fusion_jax.analysis.run_with_text import (
+  SIDES,
+  RunWithText,
+  TextPair,
+  nullable,
+)
 from fusion_jax.config import BatchConfig, Side
 from fusion_jax.data.batching import (
   Batch,

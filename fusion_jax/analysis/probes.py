@@ -14,38 +14,48 @@ asks for the same information as the type itself.)
 
 Of every ten lines of the text, eight train, the ninth stops the training and
 the tenth tests. Classes are the types of the training lines, the `MOST_CLASSES`
-most frequent; another type is never answered right.
+most frequent; another type is never answered right. The memory of a classifier
+is bounded by the logits of a chunk of positions.
+
+Axis letters: L layers (H[0..L]), n positions of the text, D model width, V
+classes, g groups.
 """
 
 import contextlib
 import dataclasses
-import hashlib
+import functools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax import figures
-from fusion_jax.analysis.passes import BINS, frequency_bins
-from fusion_jax.analysis.probe_training import (
-  KINDS,
-  Examples,
-  ProbeOptions,
-  layer_states,
-  scored,
-  trained,
+from fusion_jax.analysis.passes import (
+  BINS,
+  frequency_bins,
+  text_batches,
+  text_shapes,
+  watched,
 )
-from fusion_jax.analysis.run_with_text import RunWithText, TextPair
+from fusion_jax.analysis.run_with_text import (
+  SIDES,
+  Numbers,
+  RunWithText,
+  TextPair,
+  finite_or_nan,
+  nullable,
+)
 from fusion_jax.analysis.tags import TaggedText, tagged_text
-from fusion_jax.analysis.view import SIDES, Numbers, finite_or_nan, nullable
 from fusion_jax.config import Side
 from fusion_jax.errors import InputError
-from fusion_jax.files import AppendedFile, parse_json, write_errors
+from fusion_jax.files import read_json, write_errors, write_whole
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
@@ -58,9 +68,163 @@ logger = logging.getLogger(__name__)
 PARTS = 'train', 'stop', 'test'
 # Rarer types have no class: the logits of a chunk would become too large.
 MOST_CLASSES = 16_384
+KINDS = 'mlp', 'linear'
 # File of the answers of finished probes, until all are finished.
-KEPT = 'probes.part.jsonl'
+KEPT = 'probes.part.json'
+_SEED = 0
 _EPSILON = 1e-6
+
+# 'out' and 'out_bias'; an MLP also has 'hidden' and 'hidden_bias'.
+Weights = dict[str, Float[Array, '...']]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeOptions:
+  """Options of the training of probes.
+
+  Attributes:
+    hidden: Width of the hidden layer of an MLP.
+    chunk: Positions of an update.
+    patience: Epochs without a gain that end the training.
+    gain: Fall of the validation loss that counts, in nats a position.
+  """
+
+  hidden: int = 512
+  rate: float = 1e-3
+  chunk: int = 512
+  patience: int = 3
+  gain: float = 1e-3
+  most_epochs: int = 200
+
+
+class Examples(NamedTuple):
+  """States of a layer, and classes; V for none, which is never answered."""
+
+  states: Float[Array | np.ndarray, '*n D']
+  labels: Int[Array | np.ndarray, '*n']
+
+
+def trained(
+  kind: str,
+  train: Examples,
+  stop: Examples,
+  classes: int,
+  options: ProbeOptions,
+) -> tuple[Weights, int]:
+  """Train a probe until its validation loss stops improving."""
+  weights = _start(kind, train.states.shape[1], classes, options.hidden)
+  moments = optax.adam(options.rate).init(weights)
+  random = np.random.default_rng(_SEED)
+  best, lowest, reached = weights, math.inf, math.inf
+  waited = epoch = 0
+  while waited < options.patience and epoch < options.most_epochs:
+    epoch += 1
+    order = _chunks(random.permutation(len(train.labels)), options.chunk)
+    weights, moments = _epoch(weights, moments, train, order, options.rate)
+    loss = float(scored(weights, stop, options.chunk)[0].mean())
+    waited += 1
+    if loss < lowest:
+      best, lowest = weights, loss
+    if loss < reached - options.gain:
+      reached, waited = loss, 0
+  return best, epoch
+
+
+@functools.partial(jax.jit, static_argnames='chunk')
+def scored(
+  weights: Weights, examples: Examples, chunk: int
+) -> tuple[Float[Array, ' n'], Bool[Array, ' n']]:
+  """Return the loss in nats and whether the answer is right, by position."""
+  one = functools.partial(_scored, weights)
+  return jax.lax.map(one, examples, batch_size=chunk)
+
+
+def _start(kind: str, width: int, classes: int, hidden: int) -> Weights:
+  weights = {}
+  if kind == 'mlp':
+    draw = jax.nn.initializers.glorot_uniform()
+    weights['hidden'] = draw(jax.random.key(_SEED), (width, hidden))
+    weights['hidden_bias'] = jnp.zeros(hidden)
+    width = hidden
+  out = jnp.zeros((width, classes))
+  return weights | {'out': out, 'out_bias': jnp.zeros(classes)}
+
+
+def _scored(
+  weights: Weights, example: Examples
+) -> tuple[Float[Array, ''], Bool[Array, '']]:
+  states, label = example
+  if 'hidden' in weights:
+    states = states @ weights['hidden'] + weights['hidden_bias']
+    states = jax.nn.relu(states)
+  logits = states @ weights['out'] + weights['out_bias']
+  loss = jax.nn.logsumexp(logits) - jnp.take(logits, label, mode='clip')
+  return jnp.where(label < len(logits), loss, 0), logits.argmax() == label
+
+
+def _chunks(
+  order: Int[np.ndarray, ' n'], chunk: int
+) -> Int[np.ndarray, 'chunks c']:
+  """Cut an order into equal chunks; n, which is no position, fills the last."""
+  size = min(chunk, len(order))
+  return np.pad(
+    order, (0, -len(order) % size), constant_values=len(order)
+  ).reshape(-1, size)
+
+
+@functools.partial(jax.jit, static_argnames='rate', donate_argnums=1)
+def _epoch(
+  weights: Weights,
+  moments: optax.OptState,
+  train: Examples,
+  order: Int[Array, 'chunks c'],
+  rate: float,
+) -> tuple[Weights, optax.OptState]:
+  """Make an Adam step on the mean loss of each chunk."""
+  adam = optax.adam(rate)
+
+  def loss(weights, rows):
+    states = jnp.take(train.states, rows, 0, mode='fill', fill_value=0)
+    classes = len(weights['out_bias'])
+    labels = jnp.take(train.labels, rows, 0, mode='fill', fill_value=classes)
+    one = functools.partial(_scored, weights)
+    losses, _ = jax.vmap(one)(Examples(states, labels))
+    return losses.sum() / jnp.maximum((labels < classes).sum(), 1)
+
+  def update(carry, rows):
+    weights, moments = carry
+    steps, moments = adam.update(jax.grad(loss)(weights, rows), moments)
+    return (optax.apply_updates(weights, steps), moments), None
+
+  return jax.lax.scan(update, (weights, moments), order)[0]
+
+
+def layer_states(
+  model: Transformer, parameters: Parameters, pairs: Sequence[TextPair]
+) -> dict[Side, Float[np.ndarray, 'L n D']]:
+  """Compute H[0..L] of both stacks at all positions of a text."""
+
+  @jax.jit
+  def states_of(parameters, batch):
+    output = watched(model, parameters, batch).output
+    both = output.encoder_layers, output.decoder_layers
+    return [jnp.stack(layers).astype(jnp.float32) for layers in both]
+
+  # By side, H[0..L] of each line.
+  lines: dict[Side, dict[int, Float[np.ndarray, 'L T D']]]
+  lines = {side: {} for side in SIDES}
+  for batch, rows in text_batches(pairs, text_shapes(pairs)):
+    both = jax.device_get(states_of(parameters, batch))
+    for side, rows_of in zip(SIDES, both, strict=True):
+      # The decoder reads a token one position later than it predicts it.
+      first = int(side == 'decoder')
+      for place, row in enumerate(rows):
+        inside = slice(first, first + len(pairs[row].ids(side)) - 1)
+        lines[side][row] = rows_of[:, place, inside].copy()
+  return {
+    side: np.concatenate([of_line[n] for n in range(len(pairs))], 1)
+    for side, of_line in lines.items()
+  }
 
 
 def split(pairs: Sequence[TextPair]) -> dict[str, list[TextPair]]:
@@ -112,51 +276,56 @@ class _Answer(NamedTuple):
   epochs: int
 
 
-class _KeptAnswers:
-  """The answers of finished probes by name, also of an interrupted call."""
+class _Answers:
+  """The answers of probes by name, also of an interrupted call."""
 
-  def __init__(self, analysed: RunWithText, options: ProbeOptions):
+  def __init__(self, analysed: RunWithText, options: ProbeOptions, probes: int):
+    self._options = options
     self._path = analysed.folder and analysed.folder / KEPT
-    self._key, self._answers = '', dict[str, _Answer]()
+    self._about = f'{analysed.digest} {options}'
+    self._finished: dict[str, Any] = self._read()
+    self._progress = Progress(probes - len(self._finished), 'probes')
+
+  def _read(self) -> dict[str, Any]:
+    """Return what is in the file, if it is about the same."""
+    if self._path and self._path.is_file():
+      with contextlib.suppress(InputError):
+        content = read_json(self._path, dict[str, Any])
+        if content.get('about') == self._about:
+          return content['finished']
+    return {}
+
+  def get(
+    self, probe: str, examples: Sequence[Examples], classes: int
+  ) -> _Answer:
+    """Return a finished answer, or train the probe and test it."""
+    if probe not in self._finished:
+      train, stop, test = examples
+      kind = probe.rpartition(' ')[2]
+      weights, epochs = trained(kind, train, stop, classes, self._options)
+      right = np.asarray(scored(weights, test, self._options.chunk)[1])
+      digits = ''.join(map(str, right.astype(int)))
+      self._finished[probe] = digits, epochs
+      self._write()
+      self._progress.add(1)
+    digits, epochs = self._finished[probe]
+    answer = _Answer(np.array([*digits]) == '1', epochs)
+    said = f'{probe}: {answer.right.mean():.1%} right'
+    logger.info('%s after %d epochs', said, epochs)
+    return answer
+
+  def _write(self) -> None:
     if self._path:
-      about = f'{analysed.digest} {options}'
-      self._key = hashlib.sha256(about.encode()).hexdigest()
-      self._answers = dict(_finished(self._path, self._key))
-
-  def find(self, probe: str) -> _Answer | None:
-    return self._answers.get(probe)
-
-  def add(self, probe: str, answer: _Answer) -> None:
-    if not self._path:
-      return
-    with write_errors(self._path):
-      self._path.parent.mkdir(parents=True, exist_ok=True)
-    values = {
-      'key': self._key,
-      'probe': probe,
-      'accuracy': float(answer.right.mean()),
-      'epochs': answer.epochs,
-      'right': ''.join('01'[right] for right in answer.right.astype(int)),
-    }
-    file = AppendedFile(self._path)
-    file.append(json.dumps(values).encode() + b'\n')
-    file.close()
+      content = {'about': self._about, 'finished': self._finished}
+      with write_errors(self._path):
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+      write_whole(self._path, json.dumps(content).encode())
 
   def remove(self) -> None:
+    """Remove the file: all probes are finished."""
     if self._path:
       with write_errors(self._path):
         self._path.unlink(missing_ok=True)
-
-
-def _finished(path: Path, key: str) -> Iterator[tuple[str, _Answer]]:
-  """Yield the answers with this key; lines that are damaged have none."""
-  lines = path.read_bytes().splitlines() if path.is_file() else []
-  for line in lines:
-    with contextlib.suppress(InputError):
-      values = parse_json(line, str(path), dict[str, Any])
-      if values.get('key') == key:
-        right = np.array([*values['right']]) == '1'
-        yield values['probe'], _Answer(right, values['epochs'])
 
 
 def measure(
@@ -171,17 +340,22 @@ def measure(
     for side in SIDES
   }
   fresh = initial_parameters(run.model, run.config.training.seed)
-  kept = _KeptAnswers(analysed, options)
   layers = sum(run.config.model.layers(side) + 1 for side in SIDES)
-  progress = Progress(2 * len(KINDS) * layers, 'probes')
-  probing = _Probing(run.model, parts, sides, options, kept, progress)
-  answers = probing.answers('trained', run.parameters)
-  others = probing.answers('untrained', fresh)
+  answers = _Answers(analysed, options, 2 * len(KINDS) * layers)
+  pairs = [pair for part in PARTS for pair in parts[part]]
+  by_model: dict[str, dict[Side, _ByKind]] = {}
+  for name, parameters in (('trained', run.parameters), ('untrained', fresh)):
+    states = layer_states(run.model, parameters, pairs)
+    by_model[name] = {
+      side: _by_kind(f'{name}, {side}', of_side, sides[side], answers)
+      for side, of_side in states.items()
+    }
   numbers = {
-    side: _numbers(sides[side], answers[side], others[side]) for side in sides
+    side: _numbers(x, *(by_side[side] for by_side in by_model.values()))
+    for side, x in sides.items()
   }
-  lines = {part: len(pairs) for part, pairs in parts.items()}
-  kept.remove()
+  answers.remove()
+  lines = {part: len(of_part) for part, of_part in parts.items()}
   protocol = {'lines': lines, **dataclasses.asdict(options)}
   return {'protocol': protocol} | numbers
 
@@ -190,7 +364,7 @@ class _Side(NamedTuple):
   """What is asked of one side.
 
   Attributes:
-    classes: Classes of the side.
+    labels: Classes of the positions of each part of the text.
     groups: True where a test position is in a group: in all, in each
       frequency bin, in each word class.
     bin_types: Number of types in each bin.
@@ -198,6 +372,7 @@ class _Side(NamedTuple):
   """
 
   classes: Classes
+  labels: list[Int[np.ndarray, ' n']]
   groups: Bool[np.ndarray, 'n g']
   bin_types: list[int]
   tags: tuple[str, ...]
@@ -226,80 +401,34 @@ def _side(
     of_line = [tags.of_line[pair.line] for pair in parts['test']]
     groups.append(np.concatenate(of_line)[:, None] == np.arange(len(names)))
   types = np.bincount(bins[counts > 0], minlength=BINS).tolist()
-  return _Side(make_classes(train), np.concatenate(groups, 1), types, names)
+  classes = make_classes(train)
+  labels = [classes.of_token[tokens_of(parts[part], side)] for part in PARTS]
+  return _Side(classes, labels, np.concatenate(groups, 1), types, names)
 
 
 # Answers of the probes of each kind, from H[0] on.
-_Answers = Mapping[str, Sequence[_Answer]]
+_ByKind = Mapping[str, Sequence[_Answer]]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Probing:
-  """What the probes of the trained and the untrained model have in common."""
-
-  model: Transformer
-  parts: Mapping[str, Sequence[TextPair]]
-  sides: Mapping[Side, _Side]
-  options: ProbeOptions
-  kept: _KeptAnswers
-  progress: Progress
-
-  def answers(self, name: str, parameters: Parameters) -> dict[Side, _Answers]:
-    """Train and test the probes of a model with these parameters."""
-    pairs = [pair for part in PARTS for pair in self.parts[part]]
-    states = layer_states(self.model, parameters, pairs)
-    return {
-      side: self._of_side(side, f'{name}, {side}', layers)
-      for side, layers in states.items()
-    }
-
-  def _of_side(
-    self, side: Side, name: str, layers: Float[np.ndarray, 'L n D']
-  ) -> _Answers:
-    classes = self.sides[side].classes
-    tokens = [tokens_of(self.parts[part], side) for part in PARTS]
-    labels = [classes.of_token[ids] for ids in tokens]
-    ends = np.cumsum([*map(len, tokens)])[:-1]
-    answers: dict[str, list[_Answer]] = {kind: [] for kind in KINDS}
-    for number, layer in enumerate(layers):
-      states = np.split(_standardised(layer, len(tokens[0])), ends)
-      examples = [*map(Examples, states, labels)]
-      for kind, of_kind in answers.items():
-        probe = f'{name}, H[{number}], {kind}'
-        of_kind.append(self._answer(probe, examples, len(classes.counts)))
-    return answers
-
-  def _answer(
-    self, probe: str, examples: Sequence[Examples], classes: int
-  ) -> _Answer:
-    """Return the answer that was kept, or train the probe and test it."""
-    train, stop, test = examples
-    answer = self.kept.find(probe)
-    if answer is None:
-      kind = probe.rpartition(' ')[2]
-      weights, epochs = trained(kind, train, stop, classes, self.options)
-      right = np.asarray(scored(weights, test, self.options.chunk)[1])
-      answer = _Answer(right, epochs)
-      self.kept.add(probe, answer)
-      self.progress.add(1)
-    else:
-      self.progress.skip(1)
-    said = f'{probe}: {answer.right.mean():.1%} right'
-    logger.info('%s after %d epochs', said, answer.epochs)
-    return answer
+def _by_kind(
+  name: str, layers: Float[np.ndarray, 'L n D'], side: _Side, answers: _Answers
+) -> _ByKind:
+  """Train and test the probes of a side of one model."""
+  ends = np.cumsum([*map(len, side.labels)])[:-1]
+  by_kind: dict[str, list[_Answer]] = {kind: [] for kind in KINDS}
+  for number, layer in enumerate(layers):
+    # Mean 0 and deviation 1 on the training positions.
+    known = layer[: ends[0]]
+    states = (layer - known.mean(0)) / (known.std(0) + _EPSILON)
+    parts = map(jnp.asarray, np.split(states, ends))
+    examples = [*map(Examples, parts, side.labels)]
+    for kind, of_kind in by_kind.items():
+      probe = f'{name}, H[{number}], {kind}'
+      of_kind.append(answers.get(probe, examples, len(side.classes.counts)))
+  return by_kind
 
 
-def _standardised(
-  states: Float[np.ndarray, 'n D'], train: int
-) -> Float[Array, 'n D']:
-  """Give each feature mean 0 and deviation 1 on the training positions."""
-  known = states[:train]
-  return jnp.asarray((states - known.mean(0)) / (known.std(0) + _EPSILON))
-
-
-def _numbers(
-  side: _Side, answers: _Answers, others: _Answers
-) -> dict[str, Any]:
+def _numbers(side: _Side, answers: _ByKind, others: _ByKind) -> dict[str, Any]:
   counts = side.groups.sum(0)
   groups = side.groups / np.where(counts, counts, np.nan)
   numbers: dict[str, Any] = {

@@ -10,28 +10,49 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Float, Int32
 
 from fusion_jax.analysis import TextChoice
-from fusion_jax.config import Side
+from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.serialization import to_dict
 from fusion_jax.data.corpora import read_files
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.ensemble import load_chosen
 from fusion_jax.decoding.sentences import line_ids
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation.systems import translate
+from fusion_jax.evaluation.compare import translate
 from fusion_jax.files import file_digest, read_errors
 from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.runs.directory import read_metrics, read_validation
 from fusion_jax.runs.loading import TrainedModel
 
 logger = logging.getLogger(__name__)
+
+SIDES: tuple[Side, ...] = get_args(Side)
+# Results of a view as JSON values: mappings, lists, numbers, strings.
+Numbers = Mapping[str, Any]
+
+
+def sides_of(config: ModelConfig, *schemes: str) -> tuple[Side, ...]:
+  """Return the sides whose fusion is one of the schemes, the encoder first."""
+  return tuple(side for side in SIDES if config.side(side).fusion in schemes)
+
+
+def nullable(values: np.ndarray) -> list[Any]:
+  """Return nested lists of JSON numbers, with None for what is not finite."""
+  numbers = values.astype(object)
+  numbers[~np.isfinite(values)] = None
+  return numbers.tolist()
+
+
+def finite_or_nan(values: Any) -> Float[np.ndarray, '...']:
+  """Return the array of nested lists that `nullable` made."""
+  return np.array(values, np.float64)
 
 
 class TextPair(NamedTuple):
@@ -49,7 +70,7 @@ class TextPair(NamedTuple):
 class RunWithText:
   """A run and a text; each is read only when it is first needed.
 
-  The folder is that of the views; None: nothing is written.
+  The folder is that of the views; None: what is unfinished is not kept.
   """
 
   def __init__(
@@ -60,9 +81,9 @@ class RunWithText:
     folder: Path | None = None,
   ):
     self.workdir = workdir
-    self.folder = folder
     self.run = run
     self.choice = choice
+    self.folder = folder
 
   @functools.cached_property
   def lines(self) -> tuple[tuple[str, str], ...]:

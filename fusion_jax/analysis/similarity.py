@@ -17,8 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from fusion_jax import figures
 from fusion_jax.analysis.passes import sums_over_text, watched
-from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view import SIDES, Numbers
+from fusion_jax.analysis.run_with_text import SIDES, Numbers, RunWithText
 
 _EPSILON = 1e-12
 

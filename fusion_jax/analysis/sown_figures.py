@@ -9,8 +9,8 @@ from jaxtyping import Float
 
 from fusion_jax import figures
 from fusion_jax.analysis.passes import LABELS
+from fusion_jax.analysis.run_with_text import SIDES, Numbers, finite_or_nan
 from fusion_jax.analysis.sown_quantities import GATES, PAPER, PREDICTIONS
-from fusion_jax.analysis.view import SIDES, Numbers, finite_or_nan
 
 # Letters of names below a map of positions, about.
 _LETTERS = 30

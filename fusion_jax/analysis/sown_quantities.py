@@ -31,8 +31,13 @@ from fusion_jax.analysis.passes import (
   sums_by_part,
   watched,
 )
-from fusion_jax.analysis.run_with_text import RunWithText, TextPair, numbered
-from fusion_jax.analysis.view import Numbers, sides_of
+from fusion_jax.analysis.run_with_text import (
+  Numbers,
+  RunWithText,
+  TextPair,
+  numbered,
+  sides_of,
+)
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.data.batching import Batch, Shape, assemble
 from fusion_jax.decoding.score import token_log_probabilities

@@ -19,8 +19,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fusion_jax.analysis.passes import Pass, by_part, moments, sums_by_part
-from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view import SIDES, Numbers, nullable
+from fusion_jax.analysis.run_with_text import (
+  SIDES,
+  Numbers,
+  RunWithText,
+  nullable,
+)
 from fusion_jax.config import ModelConfig, Side, SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import mudd

@@ -20,7 +20,7 @@ from fusion_jax.errors import InputError
 from fusion_jax.files import read_errors
 
 _COLUMNS = 10
-_INDEX = re.compile(r'\d+([-.]\d+)?')
+_INDEX = re.compile(r'(\d+)(?:-(\d+)|(\.\d+))?')
 _NONE = -1
 
 
@@ -47,11 +47,8 @@ class TaggedText(NamedTuple):
 
 def read_words(path: Path) -> Iterator[list[Word]]:
   """Yield the words of every sentence of a CoNLL-U file."""
-  try:
-    with read_errors(path):
-      lines = path.read_text(encoding='utf-8').split('\n')
-  except UnicodeDecodeError as error:
-    raise InputError(f'{path}: not UTF-8 ({error.reason})') from None
+  with read_errors(path):
+    lines = path.read_text('utf-8', errors='replace').split('\n')
   words: list[Word] = []
   inside = 0
   for number, line in enumerate([*lines, ''], start=1):
@@ -60,27 +57,21 @@ def read_words(path: Path) -> Iterator[list[Word]]:
       words, inside = [], 0
     if not line.strip() or line.startswith('#'):
       continue
-    columns = line.rstrip('\r').split('\t')
-    if len(columns) != _COLUMNS:
+    columns = line.split('\t')
+    index = _INDEX.fullmatch(columns[0])
+    if len(columns) != _COLUMNS or not index:
       raise InputError(
-        f'{path}, line {number}: {len(columns)} columns, must be the '
-        f'{_COLUMNS} of CoNLL-U with tabs between'
+        f'{path}, line {number}: must have the ten columns of CoNLL-U with '
+        'tabs between, the first a number: 1, 1-2 or 1.1'
       )
-    index, form, tag = columns[0], columns[1], columns[3]
-    if not _INDEX.fullmatch(index):
-      raise InputError(
-        f'{path}, line {number}: {index!r} must be the number of a word: 1, '
-        '1-2 or 1.1'
-      )
-    if '-' in index:
-      first, _, last = index.partition('-')
-      inside = int(last) - int(first) + 1
-      words.append(Word(form, '', number))
-    elif '.' not in index and inside:
+    if index[2]:
+      inside = int(index[2]) - int(index[1]) + 1
+      words.append(Word(columns[1], '', number))
+    elif not index[3] and inside:
       inside -= 1
-      words[-1] = words[-1]._replace(tag=words[-1].tag or tag)
-    elif '.' not in index:
-      words.append(Word(form, tag, number))
+      words[-1] = words[-1]._replace(tag=words[-1].tag or columns[3])
+    elif not index[3]:
+      words.append(Word(columns[1], columns[3], number))
 
 
 def tags_of_characters(
@@ -101,10 +92,9 @@ def tags_of_characters(
         )
       tags.append(word.tag)
   if len(tags) < len(text):
-    last = words[-1].line if words else 0
     raise InputError(
-      f'{where}, line {last}: the text continues with '
-      f'{text[len(tags) :].strip()[:20]!r}; the words must be those of the text'
+      f'{where}: the text continues with {text[len(tags) :].strip()[:20]!r}; '
+      'the words must be those of the text'
     )
   return tags
 

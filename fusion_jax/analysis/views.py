@@ -7,7 +7,7 @@ import tomllib
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fusion_jax import figures
 from fusion_jax.analysis import (
@@ -17,30 +17,72 @@ from fusion_jax.analysis import (
   probes,
   similarity,
   sown_figures,
-  sown_quantities,
   sown_weights,
 )
-from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view import Numbers, View, ViewResult, sides_of
+from fusion_jax.analysis import sown_quantities as sown
+from fusion_jax.analysis.run_with_text import Numbers, RunWithText, sides_of
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
 from fusion_jax.files import read_json, write_errors, write_whole
 
-# Titles, papers and words of the views by name.
+
+@dataclasses.dataclass(frozen=True)
+class View:
+  """One way to look at a run: what it measures, draws and says.
+
+  Attributes:
+    name: Name of the subcommand and of the files.
+    reading: Explanation of the figure, in one or two sentences.
+    needs: Models that the view applies to, in words, for a message.
+    slow: Whether the view takes minutes.
+  """
+
+  name: str
+  measure: Callable[[RunWithText], Numbers]
+  draw: Callable[[Numbers], figures.Figure]
+  summary: Callable[[Numbers], str]
+  title: str
+  source: str
+  reading: str
+  applies: Callable[[ModelConfig], bool] = lambda config: True
+  needs: str = 'any model'
+  reads: Literal['text', 'metrics', 'parameters'] = 'text'
+  slow: bool = False
+
+  def look(self, analysed: RunWithText) -> dict[str, Any]:
+    """Measure and summarise a run: the content of its JSON file."""
+    numbers = self.measure(analysed)
+    return {
+      'view': self.name,
+      'source': self.source,
+      'summary': self.summary(numbers),
+      'numbers': numbers,
+    }
+
+
+# The words of each view, and its fields that are no functions.
 _FILE = importlib.resources.files(__package__).joinpath('views.toml')
 _WORDS = tomllib.loads(_FILE.read_text(encoding='utf-8'))
 
 
-def _view(
+def _view(name: str, *functions: Any, **options: Any) -> View:
+  words: dict[str, Any] = _WORDS[name]
+  return View(name, *functions, **words | options)
+
+
+def _sown(
   name: str,
   measure: Callable[[RunWithText], Numbers],
-  draw: Callable[[Numbers], figures.Figure],
-  summary: Callable[[Numbers], str],
-  **options: Any,
+  applies: Callable[[ModelConfig], bool],
 ) -> View:
-  """Return a view with its words."""
-  words: dict[str, Any] = _WORDS[name]
-  return View(name, measure, draw, summary, **words | options)
+  """Return a view of what schemes sow, drawn by the functions of its name."""
+  draw = getattr(sown_figures, name)
+  summary = getattr(sown_figures, f'{name}_summary')
+  return _view(name, measure, draw, summary, applies=applies)
+
+
+def _fused(*schemes: str) -> Callable[[ModelConfig], bool]:
+  return lambda config: bool(sides_of(config, *schemes))
 
 
 _VIEWS = (
@@ -61,34 +103,10 @@ _VIEWS = (
     exploitation.summary,
     applies=exploitation.has_nodes,
   ),
-  _view(
-    'couplings',
-    sown_quantities.couplings,
-    sown_figures.couplings,
-    sown_figures.couplings_summary,
-    applies=lambda config: bool(sides_of(config, *sown_quantities.ROUTING)),
-  ),
-  _view(
-    'hops',
-    sown_quantities.hop_attention,
-    sown_figures.hops,
-    sown_figures.hops_summary,
-    applies=lambda config: bool(sides_of(config, 'hops')),
-  ),
-  _view(
-    'gates',
-    sown_quantities.gates,
-    sown_figures.gates,
-    sown_figures.gates_summary,
-    applies=lambda config: bool(sown_quantities.gate_places(config)),
-  ),
-  _view(
-    'groups',
-    sown_quantities.group_weights,
-    sown_figures.groups,
-    sown_figures.groups_summary,
-    applies=lambda config: bool(sides_of(config, 'gtrans')),
-  ),
+  _sown('couplings', sown.couplings, _fused(*sown.ROUTING)),
+  _sown('hops', sown.hop_attention, _fused('hops')),
+  _sown('gates', sown.gates, lambda config: bool(sown.gate_places(config))),
+  _sown('groups', sown.group_weights, _fused('gtrans')),
   _view(
     'group_bleu',
     ablations.group_scores,
@@ -96,27 +114,15 @@ _VIEWS = (
     ablations.groups_summary,
     applies=lambda config: 'decoder' in sides_of(config, 'gtrans'),
   ),
-  _view(
-    'layer_weights',
-    sown_weights.layer_weights,
-    sown_figures.layer_weights,
-    sown_figures.layer_weights_summary,
-    applies=sown_weights.has_layer_weights,
+  _sown(
+    'layer_weights', sown_weights.layer_weights, sown_weights.has_layer_weights
   ),
-  _view(
+  _sown(
     'position_weights',
     sown_weights.position_weights,
-    sown_figures.position_weights,
-    sown_figures.position_weights_summary,
-    applies=sown_weights.has_position_weights,
+    sown_weights.has_position_weights,
   ),
-  _view(
-    'surface',
-    sown_quantities.surface,
-    sown_figures.surface,
-    sown_figures.surface_summary,
-    applies=sown_quantities.mixes_predictions,
-  ),
+  _sown('surface', sown.surface, sown.mixes_predictions),
   _view('ablations', ablations.measure, ablations.draw, ablations.summary),
   _view('probes', probes.measure, probes.draw, probes.summary),
 )
@@ -140,25 +146,20 @@ def check_view(view: View, config: ModelConfig, name: str) -> None:
     )
 
 
-def look_at(view: View, analysed: RunWithText, folder: Path) -> ViewResult:
-  """Apply a view to a run, and write VIEW.json, VIEW.png and VIEW.svg."""
+def look_at(view: View, analysed: RunWithText, folder: Path) -> Numbers:
+  """Apply a view to a run; write and return its content, and its figure."""
   if view.reads != 'metrics':
     analysed.check_finite()
-  result = view.look(analysed)
+  content = view.look(analysed)
+  figure = view.draw(content['numbers'])
   path = folder / f'{view.name}.json'
   with write_errors(folder):
     folder.mkdir(parents=True, exist_ok=True)
     # The numbers are there only with their own figure.
     path.unlink(missing_ok=True)
-  figures.save(result.figure, folder / view.name)
-  values = {
-    'view': view.name,
-    'source': view.source,
-    'summary': result.summary,
-    'numbers': result.numbers,
-  }
-  keep(path, analysed, values, analysed.digest if view.reads == 'text' else '')
-  return result
+  figures.save(figure, folder / view.name)
+  keep(path, analysed, content, analysed.digest if view.reads == 'text' else '')
+  return content
 
 
 def keep(

@@ -37,6 +37,9 @@ Files that end in .gz, .bz2 or .xz are read, and --output written, compressed.
 """
 
 import argparse
+import dataclasses
+import functools
+from collections.abc import Sequence
 
 from fusion_jax.bounds import Natural, Positive, number
 from fusion_jax.config.decoding import DecodingConfig
@@ -51,27 +54,7 @@ from fusion_jax.parallel.processes import add_process_flags, processes_of, start
 from fusion_jax.startup import lasting_imports, one_line_errors, start_logging
 
 # Flags that replace a field of DecodingConfig of the same name.
-_OPTIONS = (
-  'beam_size',
-  'patience',
-  'length_penalty',
-  'alpha',
-  'coverage',
-  'min_length_ratio',
-  'min_length_extra',
-  'max_length_ratio',
-  'max_length_extra',
-  'forbid_unknown',
-  'no_repeat_ngram',
-  'search',
-  'temperature',
-  'top_k',
-  'top_p',
-  'seed',
-  'max_source_length',
-  'batch_tokens',
-  'bleu_tokenizer',
-)
+_OPTIONS = tuple(field.name for field in dataclasses.fields(DecodingConfig))
 
 # Flags that are the fields of CheckpointSelection.
 _SELECTION = 'step', 'average', 'average_of', 'parameters'
@@ -138,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     help='index ||| translation ||| score',
   )
   add_direction_flags(parser)
-  add_fields(parser, DecodingConfig, _OPTIONS)
+  add_fields(parser, DecodingConfig)
   add('--groups', default='', help="groups of a GTRANS decoder, 'first:last'")
   _add_views(parser)
   add_process_flags(parser)
@@ -154,20 +137,21 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
     'row of weights for each target subword; FILE.pharaoh or FILE.align: hard '
     'alignments, source-target from 0, without the end symbols',
   )
-  add(
-    '--attention_layers',
-    default='',
-    help="'mean' (default), 'last', 'all' or a number from 1",
-  )
-  add(
-    '--attention_heads',
-    default='',
-    help="'mean' (default), 'all' or a number from 1",
-  )
+  for name, *names in (
+    ('layers', 'mean', 'last', 'all'),
+    ('heads', 'mean', 'all'),
+  ):
+    add(
+      f'--attention_{name}',
+      default='mean',
+      type=functools.partial(_choice, names=names),
+      help=f"{', '.join(map(repr, names))} or a number from 1; default: 'mean'",
+    )
   add(
     '--alignment_unit',
-    default='',
-    help="'piece' (default): subwords; 'word': linked where any piece is",
+    default='piece',
+    choices=('piece', 'word'),
+    help='words are linked where any of their pieces are; default: piece',
   )
   add(
     '--states_output',
@@ -177,6 +161,16 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
   )
 
 
+def _choice(text: str, names: Sequence[str]) -> str | int:
+  if text in names:
+    return text
+  try:
+    return number(Natural)(text)
+  except argparse.ArgumentTypeError as error:
+    listed = ', '.join(map(repr, names))
+    raise argparse.ArgumentTypeError(f'{error}; or give {listed}') from None
+
+
 @one_line_errors
 def main(argv: list[str]) -> None:
   """Read the flags and decode."""
@@ -184,7 +178,8 @@ def main(argv: list[str]) -> None:
   processes = processes_of(arguments)
   flags = dict(vars(arguments))
   options, views = (
-    {name: flags.pop(name) for name in names} for names in (_OPTIONS, _VIEWS)
+    {name: flags.pop(name) for name in names if name in flags}
+    for names in (_OPTIONS, _VIEWS)
   )
   options = {name: v for name, v in options.items() if v is not None}
   if processes and not (arguments.input and arguments.output):
@@ -195,11 +190,11 @@ def main(argv: list[str]) -> None:
   start(processes)
   with lasting_imports():  # After the flags: JAX starts slowly.
     from fusion_jax.cli import run
-    from fusion_jax.cli.request import DecodeRequest, ViewFlags
+    from fusion_jax.cli.line_formats import ViewFlags
     from fusion_jax.runs.loading import selection_of
 
   run.run(
-    DecodeRequest(
+    run.DecodeRequest(
       selection=selection_of(arguments),
       **{name: v for name, v in flags.items() if name not in _SELECTION},
       options=options,

@@ -20,7 +20,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from fusion_jax.cli.request import ViewFlags
 from fusion_jax.cli.text_io import (
   open_input,
   open_output,
@@ -32,7 +31,12 @@ from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.batches import PairIds
 from fusion_jax.decoding.score import Scored
 from fusion_jax.decoding.translate import Translation
-from fusion_jax.decoding.views import Internals, View, Viewer
+from fusion_jax.decoding.views import (
+  Internals,
+  InternalsSelection,
+  View,
+  Viewer,
+)
 from fusion_jax.errors import InputError
 from fusion_jax.files import parse_json
 from fusion_jax.runs.loading import TrainedModel
@@ -114,8 +118,8 @@ def open_json(
 def check_lines(
   lines: Iterator[Line], check: Callable[[int, Line], object]
 ) -> int:
-  """Read all lines and refuse them if any is wrong."""
-  faults, number = [], 0
+  """Count the lines, or refuse them if any is wrong."""
+  faults = []
   for number in itertools.count(1):
     try:
       check(number, next(lines))
@@ -259,6 +263,69 @@ def link_line(parts: Iterable[tuple[Links, int, int]]) -> str:
   return ' '.join(numbered)
 
 
+_WEIGHTS = '.jsonl'
+_ALIGNMENTS = '.pharaoh', '.align'
+_STATES = '.npz'
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewFlags:
+  """Flags of decode.py for views; files are '' if not given."""
+
+  attention_output: str = ''
+  attention_layers: str | int = 'mean'
+  attention_heads: str | int = 'mean'
+  alignment_unit: Literal['piece', 'word'] = 'piece'
+  states_output: str = ''
+
+  def __post_init__(self):
+    for flag, ends in (
+      ('attention_output', (_WEIGHTS, *_ALIGNMENTS)),
+      ('states_output', (_STATES,)),
+    ):
+      path = getattr(self, flag)
+      if path and not path.endswith(ends):
+        raise InputError(f'--{flag}={path}: must end in {" or ".join(ends)}')
+    read = self.attention_layers, self.attention_heads, self.alignment_unit
+    if not self.attention_output and read != ('mean', 'mean', 'piece'):
+      raise InputError(
+        '--attention_layers, --attention_heads and --alignment_unit need '
+        '--attention_output'
+      )
+    if self.alignment_unit == 'word' and not self.aligns:
+      raise InputError(
+        f'--alignment_unit=word: {self.attention_output} is for weights; '
+        f'alignments end in {" or ".join(_ALIGNMENTS)}'
+      )
+    if self.aligns and 'all' in (self.attention_layers, self.attention_heads):
+      raise InputError(
+        '--attention_layers=all, --attention_heads=all: an alignment has one '
+        "row of weights; give 'mean' or a number"
+      )
+
+  @property
+  def outputs(self) -> list[str]:
+    """Requested files."""
+    return [
+      path for path in (self.attention_output, self.states_output) if path
+    ]
+
+  @property
+  def aligns(self) -> bool:
+    """Whether hard alignments are requested."""
+    return self.attention_output.endswith(_ALIGNMENTS)
+
+  @property
+  def selection(self) -> InternalsSelection:
+    """Internals to view."""
+    return InternalsSelection(
+      attention=bool(self.attention_output),
+      layers=self.attention_layers,
+      heads=self.attention_heads,
+      states=bool(self.states_output),
+    )
+
+
 Unit = Literal['piece', 'word']
 
 # Writes the views of a line with its number, counted from 0.
@@ -325,7 +392,9 @@ def states_file(path: str, blank: Internals) -> Iterator[WriteViews]:
 
     def write_views(index: int, views: Sequence[View]) -> None:
       for name, array in _states(views, blank).items():
-        _write_array(archive, f'{name}_{index}', array)
+        member = zipfile.ZipInfo(f'{name}_{index}.npy')
+        with archive.open(member, 'w', force_zip64=True) as part:
+          np.lib.format.write_array(part, array, allow_pickle=False)
 
     yield write_views
 
@@ -360,24 +429,16 @@ def _states(views: Sequence[View], blank: Internals) -> dict[str, np.ndarray]:
     np.array([i for view in views for i in view.pair[side]], np.int32)
     for side in (0, 1)
   )
+  encoder, decoder = (
+    np.concatenate([getattr(x, side) for x in seen], axis=1)
+    for side in ('encoder', 'decoder')
+  )
   return {
-    'encoder': np.concatenate(
-      [internals.encoder for internals in seen], axis=1
-    ),
-    'decoder': np.concatenate(
-      [internals.decoder for internals in seen], axis=1
-    ),
+    'encoder': encoder,
+    'decoder': decoder,
     'source': source,
     'target': target,
   }
-
-
-def _write_array(
-  archive: zipfile.ZipFile, name: str, array: np.ndarray
-) -> None:
-  member = zipfile.ZipInfo(f'{name}.npy')
-  with archive.open(member, 'w', force_zip64=True) as file:
-    np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 # Passes the items on, in order, after the views of their pairs are written.
@@ -420,8 +481,7 @@ def _files(
   path = flags.attention_output
   tokenizers = run.source_tokenizer, run.target_tokenizer
   if flags.aligns:
-    unit: Unit = 'word' if flags.alignment_unit == 'word' else 'piece'
-    yield alignment_file(path, *tokenizers, unit)
+    yield alignment_file(path, *tokenizers, flags.alignment_unit)
   elif path:
     yield attention_file(path, *tokenizers)
   if flags.states_output:

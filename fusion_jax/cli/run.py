@@ -1,18 +1,22 @@
-"""Execution of a request of decode.py: reads, translates or scores, writes."""
+"""Requests of decode.py: checked, loaded, and carried out."""
 
+import argparse
 import contextlib
+import dataclasses
 import importlib.metadata
 import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 
+from fusion_jax.bounds import PositiveFloat, number
 from fusion_jax.cli.line_formats import (
   Line,
+  ViewFlags,
   check_lines,
   open_json,
   open_text,
@@ -22,21 +26,27 @@ from fusion_jax.cli.line_formats import (
   translation_json,
   translation_text,
 )
-from fusion_jax.cli.request import DecodeRequest, check_flags, load, load_one
 from fusion_jax.cli.text_io import (
   open_input,
   open_output,
   open_whole,
   read_lines,
+  split_paths,
 )
 from fusion_jax.config import DecodingConfig
 from fusion_jax.data.tokenizer import Tokenizer, log_unreachable
 from fusion_jax.decoding.certify import as_json, certify, failure, table
-from fusion_jax.decoding.ensemble import Ensemble
+from fusion_jax.decoding.ensemble import (
+  Ensemble,
+  in_direction,
+  make_ensemble,
+  with_groups,
+)
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.errors import CheckFailed, InputError, first_line
+from fusion_jax.files import same_file
 from fusion_jax.metrics import (
   bleu_for,
   check_line_counts,
@@ -44,21 +54,169 @@ from fusion_jax.metrics import (
   words_of,
 )
 from fusion_jax.parallel.processes import is_first
-from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.runs.directory import check_output
+from fusion_jax.runs.loading import CheckpointSelection, TrainedModel, load_run
 from fusion_jax.startup import Progress
 
 logger = logging.getLogger(__name__)
 
+_TRANSLATING = 'reference', 'comet', 'prefix', 'interactive', 'warm_up'
+_VIEWS = 'attention_output', 'states_output'
+_INPUTS = 'input', 'target', 'prefix', 'reference'
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeRequest:
+  """Request to translate, score or certify; fields are flags of decode.py.
+
+  Attributes:
+    selection: Checkpoints to load of each run.
+    options: Fields of DecodingConfig that replace the run's.
+    views: Files for the model's internals, for the scored pairs or for each
+      line and its best translation.
+  """
+
+  workdir: str
+  mode: Literal['translate', 'score', 'certify'] = 'translate'
+  input: str = ''
+  input_format: Literal['text', 'json'] = 'text'
+  target: str = ''
+  prefix: str = ''
+  per_token: bool = False
+  output: str = ''
+  output_format: Literal['text', 'json'] = 'text'
+  sentences: int | None = None
+  reference: str = ''
+  comet: str = ''
+  selection: CheckpointSelection = CheckpointSelection()
+  n_best: int = 0
+  source_language: str = ''
+  target_language: str = ''
+  interactive: bool = False
+  warm_up: bool = False
+  groups: str = ''
+  weights: str = ''
+  combine: Literal['arithmetic', 'geometric'] | None = None
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  views: ViewFlags = ViewFlags()
+
+  @property
+  def reads_files(self) -> bool:
+    """Whether the input can be read twice: it is no pipe and no device."""
+    paths = [self.input, *filter(None, (self.target, self.prefix))]
+    return all(map(os.path.isfile, paths))
+
+  def decoding(self, run: TrainedModel) -> DecodingConfig:
+    """Return the run's options with those that replace them."""
+    return dataclasses.replace(run.config.decoding, **self.options)
+
+
+def load(request: DecodeRequest) -> Ensemble:
+  """Load the runs that translate."""
+  names = split_paths(request.workdir)
+  weights = _weights(request.weights)
+  runs = [load_one(name, request) for name in names]
+  combine = request.combine or 'arithmetic'
+  return make_ensemble(runs, names, weights, combine)
+
+
+def load_one(workdir: str, request: DecodeRequest) -> TrainedModel:
+  """Load one run, with the requested groups and languages."""
+  trained = load_run(workdir, request.selection)
+  languages = request.source_language, request.target_language
+  trained = in_direction(trained, workdir, *languages)
+  if request.groups:
+    trained = with_groups(trained, request.groups)
+  return trained
+
+
+def _weights(text: str) -> list[float]:
+  try:
+    return [number(PositiveFloat)(part) for part in text.split(',') if text]
+  except argparse.ArgumentTypeError as error:
+    raise InputError(
+      f'--weights={text}: must be numbers with commas between; one {error}'
+    ) from None
+
+
+# Flags that have no meaning in each mode.
+_MEANINGLESS = {
+  'translate': ('target', 'sentences'),
+  'score': (*_TRANSLATING, 'n_best', 'sentences'),
+  'certify': (*_TRANSLATING, 'target', 'weights', 'per_token'),
+}
+
+
+def check_flags(request: DecodeRequest) -> None:
+  """Refuse flags that have no meaning together; no file is opened."""
+  mode, several = request.mode, len(split_paths(request.workdir)) > 1
+  _refuse(request, _MEANINGLESS[mode], f'--mode={mode}')
+  if request.input_format == 'json':
+    _refuse(request, ('target', 'prefix'), '--input_format=json')
+  if request.output_format == 'json':
+    _refuse(request, ('per_token',), '--output_format=json')
+  elif mode == 'translate' and request.per_token > request.n_best:
+    raise InputError('--per_token needs --n_best, or --mode=score')
+  if request.comet and not request.reference:
+    raise InputError('--comet needs --reference, the right translations')
+  if mode == 'score' and not request.target and request.input_format == 'text':
+    raise InputError('--mode=score needs --target, the translations to score')
+  if mode == 'certify':
+    _refuse(request.views, _VIEWS, '--mode=certify')
+    if 'json' in (request.input_format, request.output_format):
+      raise InputError('--mode=certify reads text; its --output is JSON anyway')
+    if several or not request.input:
+      raise InputError('--mode=certify takes one run, and lines of an --input')
+  if request.combine and not several:
+    raise InputError('--combine: needs an ensemble, --workdir=DIR,DIR')
+  _check_files(request)
+
+
+def _check_files(request: DecodeRequest) -> None:
+  """Refuse to write two things into one file, or to overwrite an input."""
+  outputs = _paths(request, ('output',)) | _paths(request.views, _VIEWS)
+  for flag, path in outputs.items():
+    check_output(path, f'--{flag}')
+  inputs = _paths(request, _INPUTS)
+  pairs = (
+    *itertools.combinations(outputs.items(), 2),
+    *itertools.product(outputs.items(), inputs.items()),
+  )
+  for (flag, path), (other, second) in pairs:
+    if same_file(path, second):
+      raise InputError(
+        f'--{flag}={path}: is the same file as --{other}={second}; give another'
+      )
+
+
+def _paths(
+  given: DecodeRequest | ViewFlags, flags: Sequence[str]
+) -> dict[str, str]:
+  """Return the regular or new files of flags, without devices and pipes."""
+  named = {flag: getattr(given, flag) for flag in flags}
+  return {
+    flag: path
+    for flag, path in named.items()
+    if path and (os.path.isfile(path) or not os.path.exists(path))
+  }
+
+
+def _refuse(
+  given: DecodeRequest | ViewFlags, flags: Sequence[str], what: str
+) -> None:
+  for flag in flags:
+    if getattr(given, flag):
+      raise InputError(f'--{flag} has no meaning with {what}')
+
+
 # Number of lines that --mode=certify takes by default.
 _SENTENCES = 64
-# Pairs that COMET reads at a time.
-_BATCH = 16
 
 
 def run(request: DecodeRequest) -> None:
   """Carry out a request; the translations are written line by line.
 
-  BLEU and COMET go to stdout, or to stderr if the translations are on stdout.
+  Scores go to stdout, or to stderr if the translations are on stdout.
   """
   check_flags(request)
   if request.mode == 'score':
@@ -75,9 +233,8 @@ def _translate_and_evaluate(request: DecodeRequest) -> None:
     references = _read_references(request.reference)
     if references is not None:
       # Evaluation holds all lines anyway, so a wrong file is reported at once.
-      held = list(opened)
-      lines = held
-      check_line_counts(len(held), len(references))
+      lines = list(opened)
+      check_line_counts(len(lines), len(references))
     comet = load_comet(request.comet) if request.comet else None
     trained = load(request)
     if references is not None and is_first():
@@ -162,11 +319,11 @@ def _announce(
   logger.info('%s, step %d: beam %d, %d shapes', name, step, beam, shapes)
   if not request.warm_up:
     return
-  for number, (shape, seconds) in enumerate(translator.warm_up(), start=1):
+  for place, (shape, seconds) in enumerate(translator.warm_up(), start=1):
     rows, source, target = shape
     logger.info(
       'shape %d of %d: %d sentences of %d, translations of %d: %.1f s',
-      number,
+      place,
       shapes,
       rows,
       source,
@@ -294,6 +451,9 @@ def _about(
     'jax': jax.__version__,
   }
 
+
+# Pairs that COMET reads at a time.
+_BATCH = 16
 
 # Sources, translations and references to a line for the user.
 Comet = Callable[[Sequence[str], Sequence[str], Sequence[str]], str]

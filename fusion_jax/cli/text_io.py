@@ -22,15 +22,6 @@ logger = logging.getLogger(__name__)
 
 # No line of text is longer.
 _MOST_BYTES = 16 * 2**20
-# Beginnings of files that are no text in UTF-8.
-_MAGIC = {
-  b'\x1f\x8b': 'it is packed by gzip; end its name in .gz or unpack it',
-  b'BZh': 'it is packed by bzip2; end its name in .bz2 or unpack it',
-  b'\xfd7zXZ': 'it is packed by xz; end its name in .xz or unpack it',
-  b'\x28\xb5\x2f\xfd': 'it is packed by zstd; unpack it',
-  b'\xff\xfe': 'it is UTF-16; convert it to UTF-8',
-  b'\xfe\xff': 'it is UTF-16; convert it to UTF-8',
-}
 
 
 def split_paths(text: str) -> list[str]:
@@ -63,8 +54,11 @@ def read_lines(
   warned = again
   lines = whole_lines(_read(file, name))
   for number, line in enumerate(lines, start=1):
-    if fault := _no_text(line, number):
-      raise InputError(f'{name}, line {number}: is no text: {fault}')
+    if 0 in line:
+      raise InputError(
+        f'{name}, line {number}: is no text: it has a byte of value 0; give '
+        'UTF-8, and end the name of a packed file in .gz, .bz2 or .xz'
+      )
     try:
       text = line.decode('utf-8')
     except UnicodeDecodeError:
@@ -78,23 +72,6 @@ def read_lines(
         )
       warned = True
     yield text
-
-
-def _no_text(line: bytes, number: int) -> str:
-  """Return why a line is no text, or ''."""
-  if number == 1:
-    for magic, fault in _MAGIC.items():
-      if line.startswith(magic) and not _is_utf8(line):
-        return fault
-  return 'it has a byte of value 0; give text in UTF-8' if 0 in line else ''
-
-
-def _is_utf8(line: bytes) -> bool:
-  try:
-    line.decode()
-  except UnicodeDecodeError:
-    return False
-  return True
 
 
 def _read(file: Iterable[bytes], name: str) -> Iterator[bytes]:

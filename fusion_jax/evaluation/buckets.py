@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from sacrebleu.metrics import BLEU
 
-from fusion_jax.evaluation.sentence_statistics import score_of
+from fusion_jax.evaluation.significance import score_of
 from fusion_jax.metrics import Words, bleu_for
 
 # Bounds of compare-mt (Neubig et al. 2019, https://aclanthology.org/N19-4007):

@@ -5,8 +5,8 @@ r"""Compare systems that translated the same text.
 
 A system is a name and one or more files of translations, one per seed. A run
 directory may take the place of a file: it translates the source with its own
-decoding settings, into DIR/translations, and only once. Files may be
-compressed (.gz, .bz2, .xz).
+decoding settings, into DIR/translations. Files may be compressed (.gz, .bz2,
+.xz).
 
 DIR/compare.md, compare.json, compare.png and compare.svg contain BLEU, chrF and
 TER with their signatures; sacreBLEU's paired bootstrap and approximate
@@ -17,21 +17,180 @@ table with --format.
 """
 
 import argparse
+import dataclasses
 import json
 import logging
 import os
 import re
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from fusion_jax.bounds import Natural, Positive, number
+from fusion_jax.bounds import Positive, number
+from fusion_jax.cli.text_io import open_input, read_lines, split_paths
 from fusion_jax.config.decoding import BleuTokenizer
 from fusion_jax.config.flags import parse_arguments
+from fusion_jax.data.tokenizer import log_unreachable
+from fusion_jax.errors import InputError
+from fusion_jax.evaluation import TextFile, Texts
+from fusion_jax.files import write_errors, write_whole
+from fusion_jax.runs.directory import check_output, read_config, read_tokenizers
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 from fusion_jax.tables import add_format_flag
 
+if TYPE_CHECKING:
+  from fusion_jax.runs.loading import TrainedModel
+
 logger = logging.getLogger(__name__)
+
+
+def read_texts(arguments: argparse.Namespace) -> Texts:
+  """Read all files, then translate with the run directories."""
+  systems = _baseline_first(_systems(arguments.system), arguments.baseline)
+  paths = [path for seeds in systems.values() for path in seeds]
+  runs = list(filter(os.path.isdir, paths))
+  source = read_file(arguments.source)
+  references = tuple(map(read_file, arguments.reference))
+  texts = {path: read_file(path) for path in paths if path not in runs}
+  check_lines(source, [*references, *texts.values()])
+  train = arguments.train_target
+  train_target = read_file(train) if train else None
+  languages = arguments.source_language, arguments.target_language
+  folder = arguments.output / 'translations'
+  with write_errors(arguments.output):
+    (folder if runs else arguments.output).mkdir(parents=True, exist_ok=True)
+  for name, seeds in systems.items():
+    for seed, path in enumerate(seeds, start=1):
+      if path in runs:
+        file = folder / f'{name}.{seed}.txt'
+        texts[path] = translation_of(path, source.lines, languages, file)
+        _log_unreachable(path, references)
+  if runs:
+    languages = _languages({path: texts[path] for path in runs})
+  return Texts(
+    source,
+    references,
+    {
+      name: tuple(texts[path] for path in seeds)
+      for name, seeds in systems.items()
+    },
+    languages,
+    train_target,
+    arguments.bleu_tokenizer or _bleu_tokenizer(runs),
+  )
+
+
+def _systems(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
+  """Read `NAME=PATH[,PATH]` of each --system."""
+  if not flags:
+    raise InputError('no system to compare: give --system NAME=FILE[,FILE]')
+  systems: dict[str, tuple[str, ...]] = {}
+  for flag in flags:
+    name, _, listed = flag.partition('=')
+    paths = tuple(split_paths(listed))
+    if not (name and all(paths)) or '/' in name:
+      raise InputError(
+        f'--system {flag}: must be NAME=FILE[,FILE], the name without /'
+      )
+    if name in systems or len({*paths}) < len(paths):
+      raise InputError(
+        f'--system {flag}: gives the system or a file twice; files of other '
+        f'seeds go into one flag: {name}=FILE,FILE'
+      )
+    systems[name] = paths
+  return systems
+
+
+def _baseline_first(
+  systems: dict[str, tuple[str, ...]], baseline: str
+) -> dict[str, tuple[str, ...]]:
+  if not baseline:
+    return systems
+  if baseline not in systems:
+    raise InputError(
+      f'--baseline={baseline}: no such system; there are {", ".join(systems)}'
+    )
+  return {baseline: systems[baseline]} | systems
+
+
+def read_file(path: str) -> TextFile:
+  """Read a text."""
+  with open_input(path) as file:
+    lines = tuple(line.rstrip() for line in read_lines(file, path))
+  if not lines:
+    raise InputError(f'{path}: the file is empty')
+  return TextFile(path, lines)
+
+
+def check_lines(source: TextFile, others: Sequence[TextFile]) -> None:
+  """Refuse files that do not match the source line by line."""
+  for other in others:
+    if len(other.lines) != len(source.lines):
+      raise InputError(
+        f'{other.path} has {len(other.lines):,} lines but {source.path} has '
+        f'{len(source.lines):,}: line i of one must translate line i of the '
+        'other'
+      )
+
+
+def _log_unreachable(run: str, references: Sequence[TextFile]) -> None:
+  _, tokenizer = read_tokenizers(Path(run))
+  for text in references:
+    log_unreachable(text.lines, tokenizer, f'{run}, {text.path}')
+
+
+def _bleu_tokenizer(runs: Sequence[str]) -> str:
+  """Return the tokenizer that the configs of the runs name, '' for none."""
+  names = {read_config(Path(run)).decoding.bleu_tokenizer for run in runs}
+  if len(names) > 1:
+    raise InputError(
+      f'the configs of {", ".join(runs)} name different tokenizers of BLEU; '
+      'give --bleu_tokenizer'
+    )
+  return names.pop() if names else ''
+
+
+def _languages(runs: Mapping[str, TextFile]) -> tuple[str, str]:
+  directions = {text.languages for text in runs.values()}
+  if len(directions) > 1:
+    raise InputError(
+      f'the runs {", ".join(runs)} translate in different directions'
+    )
+  return directions.pop()
+
+
+def translation_of(
+  run: str, lines: Sequence[str], languages: tuple[str, str], path: Path
+) -> TextFile:
+  """Translate with the run's own decoding settings, and write the lines."""
+  # Imported only where it is needed, because JAX loads slowly.
+  from fusion_jax.decoding.ensemble import in_direction
+  from fusion_jax.runs.loading import load_run
+
+  model = in_direction(load_run(run), run, *languages)
+  logger.info('%s, step %d: translates %d lines', run, model.step, len(lines))
+  text = ''.join(f'{line}\n' for line in translate(model, lines))
+  write_whole(path, text.encode())
+  data = model.config.data
+  return dataclasses.replace(
+    read_file(str(path)),
+    run=f'{run}, step {model.step}',
+    languages=(data.source_language, data.target_language),
+  )
+
+
+def translate(run: 'TrainedModel', lines: Sequence[str]) -> list[str]:
+  """Translate with the search of the run's config, and log the progress."""
+  from fusion_jax.decoding.translate import Translator
+  from fusion_jax.startup import Progress
+
+  progress = Progress(len(lines), 'lines')
+  translator = Translator(run, run.config.decoding, on_progress=progress.add)
+  translations = list(translator.translate(lines))
+  progress.finish()
+  return translations
+
 
 # With more processes, most would wait: there is not enough work.
 _MOST_JOBS = 8
@@ -89,18 +248,11 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
     'those of Dou et al. 2018, Fig. 4',
   )
   add(
-    '--quantiles',
-    type=number(Natural),
-    default=4,
-    help='buckets of lengths with as many lines each; 0: none',
-  )
-  add(
     '--train_target',
     default='',
     help='a text in which the frequencies of words are counted; default: the '
     'first reference',
   )
-  add('--examples', type=number(Natural), default=5, help='sentences each way')
   add(
     '--jobs',
     type=positive,
@@ -132,10 +284,7 @@ def main(argv: list[str]) -> None:
   # every process loads this file.
   from fusion_jax import figures
   from fusion_jax.evaluation import comparison
-  from fusion_jax.evaluation.sentence_statistics import in_processes
-  from fusion_jax.evaluation.systems import read_texts
-  from fusion_jax.files import write_whole
-  from fusion_jax.runs.directory import check_output
+  from fusion_jax.evaluation.significance import in_processes
 
   check_output(arguments.output)
   texts = read_texts(arguments)

@@ -14,15 +14,14 @@ import numpy as np
 from jaxtyping import Float
 
 from fusion_jax import figures
-from fusion_jax.evaluation import buckets, significance
-from fusion_jax.evaluation.sentence_statistics import (
+from fusion_jax.evaluation import Texts, buckets, significance
+from fusion_jax.evaluation.significance import (
   CORPUS_SCORES,
   Map,
   Statistics,
   score_of,
   statistics_of,
 )
-from fusion_jax.evaluation.systems import Texts
 from fusion_jax.metrics import bleu_for, metrics_for, signature_of
 from fusion_jax.tables import Format, markdown_name, table
 
@@ -35,6 +34,8 @@ _TESTS = {'bootstrap': ('bs', 'samples'), 'randomisation': ('ar', 'trials')}
 # Dou et al. 2018, Fig. 4: bounds of source lengths in words. Yang et al. 2022
 # do not print those of their Fig. 12, except the last: more than 80.
 _PAPER_LENGTHS = [15, 30, 45]
+# Buckets of lengths with as many lines each, and sentences each way.
+_QUANTILES, _EXAMPLES = 4, 5
 _TITLES = {
   'bounds': 'by source length',
   'quantiles': 'by source length, as many lines each',
@@ -89,8 +90,7 @@ def compare(
     'lengths': _lengths(texts, counted, arguments),
     'frequencies': _frequencies(texts),
     'differences': {
-      name: _differences(texts, counted, name, arguments.examples)
-      for name in others
+      name: _differences(texts, counted, name) for name in others
     },
   }
 
@@ -143,9 +143,10 @@ def _lengths(
   statistics = {
     name: [x['BLEU'] for x in files] for name, files in counted.items()
   }
-  bounds = {'bounds': arguments.length_bounds}
-  if arguments.quantiles:
-    bounds['quantiles'] = buckets.quantile_bounds(lengths, arguments.quantiles)
+  bounds = {
+    'bounds': arguments.length_bounds,
+    'quantiles': buckets.quantile_bounds(lengths, _QUANTILES),
+  }
   return {
     kind: buckets.bleu_by_length(
       lengths, buckets.buckets_between(limits), statistics
@@ -175,7 +176,7 @@ def _frequencies(texts: Texts) -> dict[str, Any]:
 
 
 def _differences(
-  texts: Texts, counted: Counted, name: str, most: int
+  texts: Texts, counted: Counted, name: str
 ) -> dict[str, list[dict[str, Any]]]:
   """Return the sentences that differ most by chrF2, of the first files."""
   baseline = next(iter(counted))
@@ -195,15 +196,15 @@ def _differences(
         'baseline_text': texts.systems[baseline][0].lines[index],
         'system_text': texts.systems[name][0].lines[index],
       }
-      for index in _largest(sign * change, most)
+      for index in _largest(sign * change)
     ]
     for way, sign in (('better', 1), ('worse', -1))
   }
 
 
-def _largest(change: Float[np.ndarray, ' S'], most: int) -> list[int]:
+def _largest(change: Float[np.ndarray, ' S']) -> list[int]:
   """Return the indices of the largest changes above 0."""
-  order = np.argsort(-change, kind='stable')[:most]
+  order = np.argsort(-change, kind='stable')[:_EXAMPLES]
   return [int(index) for index in order if change[index] > 0]
 
 

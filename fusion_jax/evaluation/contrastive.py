@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,52 +32,49 @@ from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
 
-# Fields that group pairs, taken from the error or else from the item.
-_BY_NAME = ('type', 'origin')
-_BY_NUMBER = ('distance', 'frequency')
-
-
 _Number = Annotated[int, pydantic.Field(strict=True, ge=-(2**31), lt=2**31)]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Grouped:
-  """Numeric fields that both an item and an error may have."""
+  """Fields that group pairs: of the error, or else of its item."""
 
-  distance: _Number = 0
-  frequency: _Number = 0
+  type: Any = None
+  origin: Any = None
+  distance: _Number | None = None
+  frequency: _Number | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _ErrorShape(_Grouped):
+class Wrong(_Grouped):
+  """A translation with an error."""
+
   contrastive: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _ItemShape(_Grouped):
-  source: str
-  reference: str
-  errors: list[_ErrorShape]
-
-
-@dataclasses.dataclass(frozen=True)
-class Item:
-  """A source with a right and wrong translations.
-
-  Attributes:
-    groups: For each wrong translation, names of the groups it counts in.
-  """
+class Item(_Grouped):
+  """A source with a right and wrong translations, in the ContraWSD format."""
 
   source: str
   reference: str
-  contrastive: tuple[str, ...]
-  groups: tuple[tuple[str, ...], ...]
+  errors: list[Wrong]
 
   @property
   def pairs(self) -> list[tuple[str, str]]:
     """Source and translation, the reference first."""
-    translations = (self.reference, *self.contrastive)
-    return [(self.source, translation) for translation in translations]
+    wrong = (error.contrastive for error in self.errors)
+    return [(self.source, text) for text in (self.reference, *wrong)]
+
+  def groups(self, error: Wrong) -> Iterator[str]:
+    """Yield the names of the groups that a wrong translation counts in."""
+    yield 'pairs'
+    for field in dataclasses.fields(_Grouped):
+      value = getattr(error, field.name)
+      value = getattr(self, field.name) if value is None else value
+      if value is not None:
+        numeric = field.name in ('distance', 'frequency')
+        yield f'{field.name} {_bin(value) if numeric else value}'
 
 
 def read_items(path: Path) -> list[Item]:
@@ -85,29 +82,10 @@ def read_items(path: Path) -> list[Item]:
   with open_file(path) as file:
     content = file.read()
   values = parse_json(content, str(path))
-  if not isinstance(values, list) or not values:
-    raise InputError(f'{path}: must be a list of items, and not empty')
-  numbered = enumerate(values, start=1)
-  return [_item(value, f'{path}, item {number}') for number, value in numbered]
-
-
-def _item(value: Any, where: str) -> Item:
-  as_type(value, _ItemShape, where)
-  errors = value['errors']
-  return Item(
-    value['source'],
-    value['reference'],
-    tuple(error['contrastive'] for error in errors),
-    tuple(_groups(value | error) for error in errors),
-  )
-
-
-def _groups(fields: dict[str, Any]) -> tuple[str, ...]:
-  names = [f'{name} {fields[name]}' for name in _BY_NAME if name in fields]
-  numbers = [
-    f'{name} {_bin(fields[name])}' for name in _BY_NUMBER if name in fields
-  ]
-  return ('pairs', *names, *numbers)
+  items: list[Item] = as_type(values, list[Item], str(path))
+  if not any(item.errors for item in items):
+    raise InputError(f'{path}: no item has a wrong translation')
+  return items
 
 
 def _bin(number: int) -> str:
@@ -127,7 +105,8 @@ def accuracies(
   for item, (reference, *wrong) in zip(items, scores, strict=True):
     total['items'] += 1
     right['items'] += all(reference > score for score in wrong)
-    for score, groups in zip(wrong, item.groups, strict=True):
+    for score, error in zip(wrong, item.errors, strict=True):
+      groups = [*item.groups(error)]
       total.update(groups)
       right.update(groups if reference > score else ())
   return {name: (right[name], total[name]) for name in total}
@@ -204,10 +183,7 @@ def main(argv: list[str]) -> None:
   arguments = _parse(argv)
   start_logging()
   check_output(arguments.output or '')
-  every = read_items(arguments.input)
-  items = [item for item in every if item.contrastive]
-  if not items:
-    raise InputError(f'{arguments.input}: no item has a wrong translation')
+  items = [item for item in read_items(arguments.input) if item.errors]
   scores = _scores(arguments, items)
   pairs = zip(items, scores, strict=True)
   scored = [(item, values) for item, values in pairs if values]

@@ -39,7 +39,7 @@ from fusion_jax.models.transformer import (
 )
 from fusion_jax.startup import one_line_errors, run_program
 from fusion_jax.tables import add_format_flag, table
-from fusion_jax.tools.aot.matmul_flops import multiplications
+from fusion_jax.tools.aot.counts import multiplications
 
 _START = 2
 _LENGTH = 32

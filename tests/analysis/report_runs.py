@@ -92,7 +92,6 @@ def report_of(analysed, cards=(), name='run', made=OTHER, text=TEXT):
     cards=tuple(cards),
     translations=tuple(made),
     scores=corpus_scores(list(made), references, 'de'),
-    command='fusion-jax analyse VIEW --workdir=runs/one',
   )
 
 

@@ -18,7 +18,6 @@ from fusion_jax.analysis.passes import (
 )
 from fusion_jax.analysis.sown_weights import layer_weights
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.data.batching import Batch
 from fusion_jax.testing import assert_close
 
 DYNAMIC = SideConfig(fusion='dynamic_combination')
@@ -43,24 +42,6 @@ def test_a_text_of_many_batches_has_the_means_of_its_parts(once, tmp_path):
   assert found['positions'] == copies * once['positions']
   for name in ('mean', 'deviation'):
     assert_close(np.array(found[name]), np.array(once[name]), units=128)
-
-
-def test_bfloat16_is_summed_in_float32(once, tmp_path):
-  run = make_run(encoder=DYNAMIC, compute_dtype='bfloat16')
-  found = layer_weights(fused_run(run, tmp_path))['encoder']
-  assert found['positions'] == once['positions']
-  for name in ('mean', 'deviation'):
-    # Two or three decimals of a bfloat16.
-    np.testing.assert_allclose(found[name], once[name], rtol=0.05, atol=0.02)
-
-
-def test_masks_keep_the_tokens_of_each_side():
-  source, target = jnp.ones((2, 3), jnp.int32), jnp.ones((2, 2), jnp.int32)
-  masks = token_masks(
-    Batch(source, target, jnp.array([3, 0]), jnp.array([1, 2]))
-  )
-  assert masks['encoder'].tolist() == [[True] * 3, [False] * 3]
-  assert masks['decoder'].tolist() == [[True, False], [True, True]]
 
 
 def test_a_pass_sees_every_pair_once_in_at_most_two_shapes(tmp_path):

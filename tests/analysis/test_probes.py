@@ -11,21 +11,23 @@ import numpy as np
 import pytest
 from matplotlib import image
 from scipy import optimize, special
-from tiers import extended_but
 
-from fusion_jax import figures, startup
-from fusion_jax.analysis import TextChoice, probe_training, probes
-from fusion_jax.analysis.probe_training import (
+from fusion_jax import startup
+from fusion_jax.analysis import TextChoice, probes
+from fusion_jax.analysis.probes import (
+  KEPT,
   KINDS,
   Examples,
   ProbeOptions,
   layer_states,
+  make_classes,
   scored,
+  split,
+  tokens_of,
   trained,
 )
-from fusion_jax.analysis.probes import KEPT, make_classes, split, tokens_of
 from fusion_jax.analysis.run_with_text import RunWithText, TextPair
-from fusion_jax.analysis.views import VIEWS
+from fusion_jax.analysis.views import VIEWS, look_at
 from fusion_jax.config import ExperimentConfig, ModelConfig, TokenizerConfig
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
@@ -188,8 +190,10 @@ def analysed(tmp_path_factory):
 def test_a_model_is_probed(analysed, tmp_path):
   options = ProbeOptions(hidden=64, rate=0.01, chunk=64)
   quick = functools.partial(probes.measure, options=options)
-  finding = dataclasses.replace(VIEWS['probes'], measure=quick).look(analysed)
-  numbers = json.loads(json.dumps(finding.numbers, allow_nan=False))
+  found = look_at(
+    dataclasses.replace(VIEWS['probes'], measure=quick), analysed, tmp_path
+  )
+  numbers = json.loads(json.dumps(found['numbers'], allow_nan=False))
   assert numbers['protocol']['lines'] == {'train': 80, 'stop': 10, 'test': 10}
   for side in ('encoder', 'decoder'):
     own = numbers[side]
@@ -211,8 +215,7 @@ def test_a_model_is_probed(analysed, tmp_path):
   assert set(tagged['tag_positions']) == {'NOUN', 'X'}
   assert sum(tagged['tag_positions'].values()) == tagged['positions']
   assert 'tag_positions' not in numbers['encoder']
-  png, _ = figures.save(finding.figure, tmp_path / 'probes')
-  dark = image.imread(png)[..., :3].mean(-1) < 0.5
+  dark = image.imread(tmp_path / 'probes.png')[..., :3].mean(-1) < 0.5
   assert all(part.mean() > 0.002 for part in np.array_split(dark, 3))
 
 
@@ -238,11 +241,13 @@ def test_probes_go_on_where_they_were_interrupted(
   kept = RunWithText(analysed.workdir, analysed.run, analysed.choice, folder)
   with pytest.raises(KeyboardInterrupt):
     probes.measure(kept, options)
-  lines = (folder / KEPT).read_text().splitlines()
-  assert json.loads(lines[0])['probe'] == 'trained, encoder, H[0], mlp'
-  assert len(lines) == 5
-  with (folder / KEPT).open('a') as file:
-    file.write('{"key"\n')
+  finished = json.loads((folder / KEPT).read_text())['finished']
+  assert len(finished) == 5
+  assert 'trained, encoder, H[0], mlp' in finished
+  caplog.clear()
+  with pytest.raises(KeyboardInterrupt):
+    probes.measure(kept, dataclasses.replace(options, hidden=4))
+  assert ' right after ' not in caplog.text
   most = most_probes
   assert probes.measure(kept, options) == expected
   assert len(calls) == most_probes
@@ -263,13 +268,9 @@ def test_the_control_is_the_model_before_its_training(analysed, monkeypatch):
   jax.tree.map(np.testing.assert_array_equal, given[1], fresh)
 
 
-@pytest.mark.parametrize('on_disk', extended_but([False, True], [True]))
-def test_states_are_those_of_each_line_alone(analysed, monkeypatch, on_disk):
-  if on_disk:
-    monkeypatch.setattr(probe_training, '_MOST_MEMORY', 0)
+def test_states_are_those_of_each_line_alone(analysed):
   run, pairs = analysed.run, analysed.pairs[:12]
   found = layer_states(run.model, run.parameters, pairs)
-  assert isinstance(found['encoder'], np.memmap) == on_disk
   done = 0
   for pair in pairs:
     ids = [jnp.asarray(each)[None] for each in pair[:2]]
@@ -288,14 +289,3 @@ def test_states_are_those_of_each_line_alone(analysed, monkeypatch, on_disk):
         np.testing.assert_allclose(own, alone, atol=1e-5)
     done += count
   assert found['encoder'].shape == found['decoder'].shape == (2, done, 32)
-
-
-def test_a_full_disk_is_one_line(monkeypatch):
-  monkeypatch.setattr(probe_training, '_MOST_MEMORY', 0)
-
-  def fallocate(*_):
-    raise OSError(28, 'No space left on device')
-
-  monkeypatch.setattr(probe_training.os, 'posix_fallocate', fallocate)
-  with pytest.raises(InputError, match=r'no room for .* of states'):
-    probe_training._room((2, 3, 4))

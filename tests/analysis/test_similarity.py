@@ -24,12 +24,6 @@ def test_cosines_by_hand():
   assert_close(sums, np.array([[2, -0.4], [-0.4, 2]]))
 
 
-def test_a_state_of_zeros_is_like_nothing():
-  states = jnp.stack([jnp.zeros((1, 1, 2)), jnp.ones((1, 1, 2))])
-  sums = cosine_sums(states, jnp.array([[True]]))
-  assert_close(sums, np.array([[0, 0], [0, 1]]))
-
-
 def _mean_cosines(layers, inside):
   states = np.stack([np.asarray(layer)[inside] for layer in layers])
   units = states / np.linalg.norm(states, axis=-1, keepdims=True)

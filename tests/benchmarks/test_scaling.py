@@ -12,7 +12,7 @@ from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.data.batching import Shape
 from fusion_jax.errors import CheckFailed
 from fusion_jax.parallel.mesh import make_mesh
-from fusion_jax.tools.aot.hlo import Collective
+from fusion_jax.tools.aot.counts import Collective
 
 _SHAPE = Shape(64, 16, 16)
 

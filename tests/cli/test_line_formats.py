@@ -1,6 +1,5 @@
 """Lines of input and output: text, JSON, and hard alignments."""
 
-import gzip
 import io
 import json
 
@@ -47,12 +46,6 @@ def test_files_side_by_side():
     assert list(lines) == [Line('a'), Line(''), Line('c')]
   with open_text('in', prefix='in', target='in') as lines:
     assert list(lines)[2] == Line('c', 'c', 'c')
-
-
-def test_a_compressed_file_beside_a_plain_one(tmp_path):
-  (tmp_path / 'packed.gz').write_bytes(gzip.compress(b'x\ny\nz\n'))
-  with open_text('in', target='packed.gz') as lines:
-    assert [line.target for line in lines] == ['x', 'y', 'z']
 
 
 def test_the_shorter_file_is_named():

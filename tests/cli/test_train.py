@@ -24,21 +24,8 @@ def test_the_run_directory_alone_resumes_with_its_config(taken, tmp_path):
   assert (config, workdir) == (run.config, run.workdir)
 
 
-def test_fields_of_a_resumed_run_are_overridden(taken, tmp_path):
-  run = SavedRun(tmp_path / 'run')
-  flags = [f'--workdir={run.workdir}', '--config.training.steps=90']
-  assert train.main(flags) == 0
-  assert taken[0][0].training.steps == 90
-
-
 def test_without_a_run_a_config_is_needed(taken, tmp_path, capsys):
   assert train.main([f'--workdir={tmp_path}']) == 2
   assert not taken
   message = capsys.readouterr().err
   assert message.startswith(f'error: --config is needed: {tmp_path} has no run')
-
-
-def test_a_config_of_the_package_needs_only_its_name(taken, tmp_path):
-  flags = [f'--workdir={tmp_path / "run"}', '--config=quickstart:fr-nl']
-  assert train.main(flags) == 0
-  assert taken[0][0].name == 'quickstart_frnl'

@@ -21,7 +21,7 @@ from fusion_jax.decoding.batches import (
   windows,
 )
 from fusion_jax.parallel.mesh import data_mesh, put_whole
-from fusion_jax.tools.aot.hlo import collectives
+from fusion_jax.tools.aot.counts import collectives
 from fusion_jax.tools.aot.programs import ProgramRequest, program_for
 
 

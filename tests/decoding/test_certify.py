@@ -15,7 +15,7 @@ from copying import Copying, make_run, make_tokenizer, random_run
 from tiers import extended_but
 
 from fusion_jax.cli import decode as decode_program
-from fusion_jax.cli import request as request_module
+from fusion_jax.cli import run as run_module
 from fusion_jax.cli.run import sample_lines
 from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.config.fusion import SideConfig
@@ -329,7 +329,7 @@ def decode(tokenizer, monkeypatch, tmp_path):
   def run(trained, *flags):
     small = dataclasses.replace(trained.config, decoding=OPTIONS)
     trained = dataclasses.replace(trained, config=small)
-    monkeypatch.setattr(request_module, 'load_run', lambda *_: trained)
+    monkeypatch.setattr(run_module, 'load_run', lambda *_: trained)
     given = '--workdir=run', '--mode=certify', '--output=report'
     code = decode_program.main([*given, '--input=source', *flags])
     report = Path('report')
@@ -450,11 +450,11 @@ def test_lines_are_spread_over_the_file(tmp_path):
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
-    (['--input='], '--mode=certify needs --input, a file'),
+    (['--input='], '--mode=certify takes one run, and lines of an --input'),
     (['--input=none'], 'none: cannot be read'),
     (['--input=blank'], 'blank: has no line of text'),
     (['--sentences=0'], 'argument --sentences: must be >= 1, got 0'),
-    (['--workdir=a,b'], '--workdir: --mode=certify takes one run'),
+    (['--workdir=a,b'], '--mode=certify takes one run'),
     (['--reference=source'], '--reference has no meaning with --mode=certify'),
     (['--states_output=s.npz'], '--states_output has no meaning with --mode=c'),
     (['--mode=translate', '--sentences=3'], '--sentences has no meaning with'),

@@ -13,7 +13,6 @@ from copying import LINES, Copying, make_run, make_tokenizer, random_run
 from tiers import extended_but
 
 from fusion_jax.cli import decode as decode_program
-from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
 from fusion_jax.cli.line_formats import alignment_file, score_text
 from fusion_jax.cli.text_io import split_paths
@@ -138,7 +137,7 @@ def test_what_cannot_be_an_ensemble(runs, tokenizer):
 def test_decode_reads_several_runs(runs, monkeypatch, tmp_path):
   loaded = dict(zip('ab', runs, strict=True))
   monkeypatch.setattr(
-    request_module, 'load_run', lambda workdir, *arguments: loaded[workdir]
+    run_module, 'load_run', lambda workdir, *arguments: loaded[workdir]
   )
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'in').write_text('\n'.join(_LINES) + '\n')
@@ -208,7 +207,7 @@ def run_of(with_tags, kind=AfterTags, data=DATA):
 def decode(with_tags, monkeypatch, tmp_path):
   """Runs the program in a folder with `source` and gives its exit code."""
   trained = run_of(with_tags)
-  monkeypatch.setattr(request_module, 'load_run', lambda *_: trained)
+  monkeypatch.setattr(run_module, 'load_run', lambda *_: trained)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text(''.join(line + '\n' for line in LINES))
   return lambda *flags: decode_program.main(

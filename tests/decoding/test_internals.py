@@ -13,9 +13,8 @@ from copying import LINES, make_run, make_tokenizer
 from flax import linen as nn
 
 from fusion_jax.cli import decode as decode_program
-from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
-from fusion_jax.cli.request import ViewFlags
+from fusion_jax.cli.line_formats import ViewFlags
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.decoding.views import InternalsSelection, Viewer
@@ -144,7 +143,7 @@ def test_a_layer_that_is_not_there_is_named(run, flag, message):
 @pytest.fixture
 def decode(run, monkeypatch, tmp_path):
   """Writes views of SOURCES, with TARGETS or translated."""
-  monkeypatch.setattr(request_module, 'load_run', lambda *_: run)
+  monkeypatch.setattr(run_module, 'load_run', lambda *_: run)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text(SOURCES)
   Path('target').write_text(TARGETS)
@@ -194,7 +193,7 @@ def test_weights_of_every_layer_and_head(decode, run):
   np.testing.assert_allclose(whole.mean((0, 1)), mean, atol=2e-6)
 
 
-@pytest.mark.parametrize('unit', ['', 'piece', 'word'])
+@pytest.mark.parametrize('unit', ['piece', 'word'])
 def test_alignments_of_given_translations(decode, unit):
   decode('score', {'attention_output': 'a.pharaoh', 'alignment_unit': unit})
   lines = Path('a.pharaoh').read_text().splitlines()
@@ -288,7 +287,7 @@ def _sizes(pieces, end):
 
 def test_the_program_hands_its_flags_on(decode):
   flags = {'attention_output': 'own.align', 'attention_layers': 'last'}
-  decode('score', flags | {'attention_heads': '2', 'alignment_unit': 'word'})
+  decode('score', flags | {'attention_heads': 2, 'alignment_unit': 'word'})
   files = '--mode=score --input=source --target=target --output=out'
   views = '--attention_output=a.align --attention_layers=last'
   more = '--attention_heads=2 --alignment_unit=word --states_output=s.npz'
@@ -338,19 +337,11 @@ def test_a_file_that_cannot_be_written_is_named(decode, flag):
   [
     ({'attention_output': 'a.txt'}, 'a.txt: must end in .jsonl or .pharaoh'),
     ({'states_output': 's.npy'}, 's.npy: must end in .npz'),
-    ({'attention_layers': 'last'}, '--attention_layers needs --attention_out'),
-    ({'attention_layers': 'x'}, "'mean', 'all', 'last' or a number from 1"),
-    ({'attention_heads': 'last'}, "=last: must be 'mean', 'all' or a number"),
-    ({'attention_layers': 'all'}, '--attention_layers=all: an alignment has'),
-    ({'alignment_unit': 'line'}, "unit: must be 'piece' or 'word', got 'line'"),
-    (
-      {'attention_output': 'a.jsonl', 'alignment_unit': 'word'},
-      '--alignment_unit: a.jsonl is for weights; alignments end in .pharaoh',
-    ),
+    ({'attention_layers': 'all'}, '--attention_layers=all, --attention_he'),
   ],
 )
 def test_wrong_flags_are_told_in_one_line(flags, message):
-  if 'needs' not in message and 'states_output' not in flags:
+  if 'states_output' not in flags:
     flags = {'attention_output': 'a.pharaoh'} | flags
   with pytest.raises(InputError) as error:
     ViewFlags(**flags)

@@ -11,7 +11,6 @@ import pytest
 from copying import LINES, make_tokenizer, random_run, with_learned_positions
 from tiers import extended_but
 
-from fusion_jax.cli import request as request_module
 from fusion_jax.cli import run as run_module
 from fusion_jax.config import DecodingConfig
 from fusion_jax.config.fusion import SideConfig
@@ -181,7 +180,7 @@ def test_a_line_longer_than_the_positions_of_the_model(tokenizer):
 @pytest.fixture
 def score(tokenizer, monkeypatch, tmp_path):
   trained = _run(tokenizer)
-  monkeypatch.setattr(request_module, 'load_run', lambda *_: trained)
+  monkeypatch.setattr(run_module, 'load_run', lambda *_: trained)
   monkeypatch.chdir(tmp_path)
   Path('source').write_text('the cat sat\n\na dog\n')
   Path('target').write_text('a cat\n\nthe dog\n')

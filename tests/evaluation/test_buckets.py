@@ -15,7 +15,7 @@ from fusion_jax.evaluation.buckets import (
   quantile_bounds,
   word_counts,
 )
-from fusion_jax.evaluation.sentence_statistics import statistics_of
+from fusion_jax.evaluation.significance import statistics_of
 from fusion_jax.metrics import bleu_for
 
 

@@ -141,11 +141,11 @@ def test_it_is_listed(user_dir, monkeypatch, capsys):
     'rows',
     lambda: [row for row in every() if row.model.name == 'weighted_mean'],
   )
-  assert scheme_sizes.main([user_dir, '--format=csv']) == 0
-  row = capsys.readouterr().out.splitlines()[1]
-  assert row.startswith('weighted_mean,this file,layer aggregation,"encoder, d')
+  assert scheme_sizes.main([user_dir]) == 0
+  row = capsys.readouterr().out.splitlines()[2]
+  assert row.startswith('| `weighted_mean` | this file | layer aggregation | ')
   # A logit for each of H[0..6] of both stacks of a Transformer Base.
-  assert ',+14,' in row
+  assert ' +14 ' in row
 
 
 @pytest.mark.parametrize(

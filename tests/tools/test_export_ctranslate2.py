@@ -1,15 +1,12 @@
 """Exported models give the log-probabilities and translations of their runs."""
 
 import dataclasses
-import importlib
-import sys
 
 import ctranslate2
 import jax
 import numpy as np
 import pytest
-from cases import CASES
-from copying import make_run, make_tokenizer
+from copying import make_tokenizer
 
 from fusion_jax.config import (
   ExperimentConfig,
@@ -19,7 +16,6 @@ from fusion_jax.config import (
 )
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
-from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.compiled import (
   SearchRows,
   SearchSettings,
@@ -28,12 +24,12 @@ from fusion_jax.decoding.compiled import (
 )
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES, SOURCES
-from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.search.beam import LengthPenalty
 from fusion_jax.testing import assert_close
 from fusion_jax.tools.export import ctranslate2 as exporting
-from fusion_jax.tools.export.agreement import exported_scores, own_scores
+from fusion_jax.tools.export.ctranslate2 import exported_scores, own_scores
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import make_train_step, zero_totals
@@ -262,31 +258,6 @@ def test_translations_are_those_of_the_run(exported, tokenizer, beam):
   assert len(set(lengths.tolist())) > 3
 
 
-@pytest.mark.extended
-def test_text_is_translated_with_the_models_in_the_folder(exported):
-  run, folder = exported
-  tokenizer = Tokenizer.from_file(folder / 'source.model')
-  assert (folder / 'target.model').read_bytes() == run.target_tokenizer.model
-  pieces = tokenizer.pieces()
-  source = [pieces[token] for token in tokenizer.encode('a dog')]
-  (found,) = _translator(folder).translate_batch([source])
-  ids = [tokenizer.id_of(piece) for piece in found.hypotheses[0]]
-  assert isinstance(tokenizer.decode(ids), str)
-  assert None not in ids
-
-
-@pytest.mark.extended
-def test_a_long_source_has_positions(exported):
-  run, folder = exported
-  longest = run.config.model.max_positions
-  (found,) = _translator(folder).translate_batch(
-    [[run.source_tokenizer.pieces()[5]] * 2_000],
-    max_input_length=longest,
-    max_decoding_length=8,
-  )
-  assert len(found.hypotheses[0]) <= 8
-
-
 def _fused():
   for name, scheme in SCHEMES.items():
     for side in scheme.modules:
@@ -313,65 +284,6 @@ def test_what_is_fused_is_refused_by_name(side, field, value, options):
   assert '\n' not in message
 
 
-@pytest.mark.parametrize('residual', ['b2t', 'deepnorm'])
-def test_residuals_that_it_does_not_have_are_refused(residual):
-  config = dataclasses.replace(_PRE, norm='post', residual=residual)
-  with pytest.raises(InputError, match=rf"model\.residual is '{residual}'"):
-    exporting.check_model(config)
-
-
-def test_every_fused_model_is_refused():
-  fused = [
-    config for config in CASES.values() if config != config.without_fusion
-  ]
-  for config in fused:
-    with pytest.raises(InputError, match='which CTranslate2 cannot compute'):
-      exporting.check_model(config)
-  assert len(fused) > len(SCHEMES)
-
-
-def test_rezero_is_refused_before_anything_is_written(tokenizer, tmp_path):
-  run = make_run(tokenizer, Transformer)
-  model = dataclasses.replace(run.config.model, norm='rezero')
-  run = dataclasses.replace(
-    run, config=dataclasses.replace(run.config, model=model)
-  )
-  with pytest.raises(InputError, match=r"model\.norm is 'rezero'"):
-    exporting.export(run, tmp_path / 'model')
-  assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_is_not_empty_is_refused(tokenizer, tmp_path):
-  (tmp_path / 'kept').write_text('mine')
-  run = make_run(tokenizer, Transformer)
-  with pytest.raises(InputError, match=f'{tmp_path}: not empty'):
-    exporting.export(run, tmp_path)
-  with pytest.raises(InputError, match='kept: is a file'):
-    exporting.export(run, tmp_path / 'kept')
-  assert [path.name for path in tmp_path.iterdir()] == ['kept']
-
-
-def test_a_missing_package_is_told_in_one_line(monkeypatch, tokenizer):
-  monkeypatch.setitem(sys.modules, 'ctranslate2', None)
-  with pytest.raises(InputError, match='pip install ctranslate2'):
-    exporting.library()
-
-
-@pytest.mark.extended
-def test_different_names_of_the_end_symbol_are_refused(
-  exported, tokenizer, tmp_path, monkeypatch
-):
-  run, _ = exported
-  names = [*tokenizer.pieces()]
-  names[tokenizer.vocabulary.end] = '[end]'
-  other = Tokenizer(tokenizer.model)
-  monkeypatch.setattr(other, 'pieces', lambda: names)
-  run = dataclasses.replace(run, source_tokenizer=other)
-  with pytest.raises(InputError, match=r"end symbol is '\[end\]' in source"):
-    exporting.export(run, tmp_path / 'model')
-  assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.extended
 def test_a_model_that_differs_is_not_exported(exported, tmp_path, monkeypatch):
   run, _ = exported
@@ -384,16 +296,4 @@ def test_a_model_that_differs_is_not_exported(exported, tmp_path, monkeypatch):
   monkeypatch.setattr(exporting, '_set_norm', wrong)
   with pytest.raises(RuntimeError, match=r'differs by .* not exported'):
     exporting.export(run, tmp_path / 'model')
-  assert not list(tmp_path.iterdir())
-
-
-def test_the_program_refuses_in_one_line(capsys, tmp_path):
-  main = importlib.import_module('fusion_jax.tools.export.__main__').main
-  flags = [f'--workdir={tmp_path}', f'--output={tmp_path / "model"}']
-  assert main([*flags, '--format=ctranslate2']) == 2
-  assert main([*flags, '--format=other']) == 2
-  lines = capsys.readouterr().err.splitlines()
-  assert lines[0].endswith('give the --workdir of a training run')
-  assert "got 'other'" in lines[1]
-  assert len(lines) == 2
   assert not list(tmp_path.iterdir())

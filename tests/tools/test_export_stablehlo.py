@@ -1,6 +1,5 @@
 """Exported programs translate as the runs do that they were exported from."""
 
-import argparse
 import dataclasses
 import importlib
 import json
@@ -31,10 +30,6 @@ from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs import loading
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.tools.export import stablehlo
-from fusion_jax.tools.export.__main__ import (
-  add_stablehlo_flags,
-  stablehlo_options,
-)
 from fusion_jax.tools.export.stablehlo import StablehloOptions
 
 _TINY = ModelConfig(
@@ -273,7 +268,7 @@ def test_a_program_that_differs_is_not_exported(
 
   monkeypatch.setattr(stablehlo, '_write_common', wrong)
   run = _random_run(tokenizer, _TINY)
-  with pytest.raises(RuntimeError, match=r'differ by .* not exported'):
+  with pytest.raises(RuntimeError, match=r'differs by .* not exported'):
     stablehlo.export(run, tmp_path / 'out', StablehloOptions(((1, 8),)))
   assert not list(tmp_path.iterdir())
 
@@ -313,9 +308,6 @@ def test_what_a_run_cannot_do_is_refused(tokenizer, tmp_path):
     (['--platforms=cpu,gpu'], "'gpu' is no platform; must be of cpu, cuda, "),
     (['--platforms=tpu'], 'tpu: must have cpu too, on which the export is'),
     (['--shapes=0x32'], "as 64x32, got '0x32'"),
-    (['--shapes=64x32,8'], "as 64x32, got '8'"),
-    (['--shapes=4x'], "as 64x32, got '4x'"),
-    (['--beam_size=0'], 'argument --beam_size: must be >= 1, got 0'),
     (['--output=full'], '--output=full: not empty; give a new or empty'),
     (
       ['--format=ctranslate2', '--shapes=1x8'],
@@ -339,23 +331,3 @@ def test_mistakes_end_in_one_line(
   assert line.startswith('error: ')
   assert message in line
   assert [path.name for path in tmp_path.rglob('*')] == ['full', 'kept']
-
-
-def test_a_missing_package_is_told_in_one_line(monkeypatch, tmp_path):
-  monkeypatch.setitem(sys.modules, 'flatbuffers', None)
-  with pytest.raises(InputError, match='pip install flatbuffers'):
-    stablehlo.check(tmp_path / 'out')
-
-
-def test_flags_become_options():
-  parser = argparse.ArgumentParser()
-  add_stablehlo_flags(parser)
-  flags = parser.parse_args(
-    ['--shapes=64x32,1x32,64x32', '--platforms=cpu,tpu', '--alpha=1']
-  )
-  assert stablehlo_options(flags) == {
-    'shapes': ((64, 32), (1, 32)),
-    'platforms': ('cpu', 'tpu'),
-    'decoding': {'alpha': 1.0},
-  }
-  assert stablehlo_options(parser.parse_args([])) == {'decoding': {}}

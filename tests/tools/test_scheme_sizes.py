@@ -26,13 +26,6 @@ def _row(name: str) -> scheme_sizes.Row:
   return next(row for row in scheme_sizes.rows() if row.model.name == name)
 
 
-def test_every_model_of_the_file_is_in_the_table():
-  models = [row.model for row in scheme_sizes.rows()]
-  assert sorted(models, key=repr) == sorted(
-    scheme_sizes._papers().models, key=repr
-  )
-
-
 def test_a_count_that_leaves_the_rounding_is_an_error(monkeypatch):
   row = _row('linear')
   assert scheme_sizes.agrees(row)

@@ -61,7 +61,9 @@ def main(argv: list[str]) -> None:
 
   workdirs = arguments.workdir
   configs = [read_config(workdir) for workdir in workdirs]
-  names = distinct([config.name for config in configs], workdirs)
+  names = [config.name for config in configs]
+  if len(set(names)) < len(names):
+    names = list(map(str, workdirs))
   runs = []
   text: Sequence[tuple[str, str]] = ()
   for name, workdir in zip(names, workdirs, strict=True):
@@ -82,15 +84,6 @@ def main(argv: list[str]) -> None:
   print(output)
 
 
-def distinct(names: Sequence[str], workdirs: Sequence[Path]) -> list[str]:
-  """Return names of runs, or of their directories if some names are equal."""
-  folders = [workdir.resolve().name for workdir in workdirs]
-  for candidates in (list(names), folders):
-    if len(set(candidates)) == len(candidates):
-      return candidates
-  return list(map(str, workdirs))
-
-
 def _checked(arguments: argparse.Namespace) -> Path:
   """Check the flags before anything slow, and return the page's file."""
   workdirs = list(map(os.path.realpath, arguments.workdir))
@@ -102,11 +95,8 @@ def _checked(arguments: argparse.Namespace) -> Path:
     if len(workdirs) > 1:
       raise InputError('--output: name the page of several runs')
     return arguments.workdir[0] / 'report.html'
-  if output.is_dir():
-    raise InputError(f'--output={output}: is a directory; name a file in it')
-  folder = output.parent
-  if not (folder.is_dir() and os.access(folder, os.W_OK)):
-    raise InputError(f'--output={output}: no directory {folder} to write in')
+  if output.is_dir() or not output.parent.is_dir():
+    raise InputError(f'--output={output}: must be a file in a directory')
   return output
 
 

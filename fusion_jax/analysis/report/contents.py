@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,15 +16,13 @@ from typing import Any
 
 import jax
 
-from fusion_jax.analysis import add_run_and_text_flags
 from fusion_jax.analysis.curves import curves
 from fusion_jax.analysis.run_with_text import RunWithText
-from fusion_jax.analysis.view import View
-from fusion_jax.analysis.views import keep, kept, look_at, views_of
+from fusion_jax.analysis.views import View, keep, kept, look_at, views_of
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.errors import InputError
-from fusion_jax.evaluation.systems import translate
+from fusion_jax.evaluation.compare import translate
 from fusion_jax.files import write_errors
 from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.models.transformer import Parameters
@@ -58,7 +55,9 @@ class Picture:
     match = re.search(rb'<svg [^>]*width="([\d.]+)pt"', svg)
     width = round(float(match[1]) * 96 / 72) if match else 0
     shown = (png, 'image/png') if png else (svg, 'image/svg+xml')
-    return cls(data_address(*shown), width)
+    content, kind = shown
+    address = f'data:{kind};base64,{base64.b64encode(content).decode()}'
+    return cls(address, width)
 
   @property
   def least(self) -> int:
@@ -88,7 +87,6 @@ class RunReport:
     corpus: 'pairs' and 'kept' of the training text; {} if unknown.
     parameters: Number of parameters of each part.
     last: Last line of kind 'train' in the metrics.
-    command: Command that makes a view of the run; VIEW stands for its name.
   """
 
   name: str
@@ -104,7 +102,6 @@ class RunReport:
   cards: tuple[Card, ...]
   translations: tuple[str, ...]
   scores: Scores
-  command: str
 
 
 def gather(
@@ -133,7 +130,6 @@ def gather(
     tuple(cards(analysed, folder, arguments.all)),
     tuple(translations),
     corpus_scores(translations, references, run.target_words),
-    command(workdir, arguments),
   )
 
 
@@ -146,19 +142,6 @@ def translation(analysed: RunWithText, folder: Path) -> list[str]:
   lines = translate(analysed.run, [source for source, _ in analysed.lines])
   keep(path, analysed, {'translations': lines}, analysed.digest)
   return lines
-
-
-def command(workdir: Path, arguments: argparse.Namespace) -> str:
-  """Return the command that makes a view of a run, with the report's flags."""
-  parser = argparse.ArgumentParser()
-  add_run_and_text_flags(parser)
-  given = [
-    f'--{name}={value}'
-    for name, default in vars(parser.parse_args([])).items()
-    if (value := getattr(arguments, name)) != default
-  ]
-  words = ['fusion-jax', 'analyse', 'VIEW']
-  return shlex.join([*words, f'--workdir={workdir}', *given])
 
 
 def parameters_by_part(parameters: Parameters) -> dict[str, int]:
@@ -204,7 +187,7 @@ def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
   """
   for view in views_of(analysed.run.config.model):
     files = [folder / f'{view.name}.{kind}' for kind in ('json', 'svg', 'png')]
-    content = None
+    content: Mapping[str, Any] | None = None
     if view.reads == 'text' and all(file.is_file() for file in files):
       content = kept(files[0], analysed)
     if content is None and view.slow and not slow:
@@ -212,9 +195,8 @@ def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
       continue
     try:
       if content is None:
-        result = look_at(view, analysed, folder)
+        content = look_at(view, analysed, folder)
         logger.info('%s: %s', view.name, files[0])
-        content = {'summary': result.summary, 'numbers': result.numbers}
     except InputError as error:
       logger.warning('%s is left out: %s', view.name, error)
       yield Card(view, missing=f'It could not be made: {error}.')
@@ -222,8 +204,3 @@ def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
     svg, png = (file.read_bytes() for file in files[1:])
     large = len(svg) > _LARGEST_SVG
     yield Card(view, content, Picture.of_svg(svg, png if large else b''))
-
-
-def data_address(content: bytes, kind: str) -> str:
-  """Return an address that holds the content itself."""
-  return f'data:{kind};base64,{base64.b64encode(content).decode()}'

@@ -2,12 +2,11 @@
 
 import difflib
 import functools
-import itertools
-import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -15,21 +14,14 @@ from sacrebleu.metrics import CHRF
 
 from fusion_jax import figures
 from fusion_jax.analysis import curves
-from fusion_jax.analysis.report import tables
-from fusion_jax.analysis.report.contents import (
-  Card,
-  Picture,
-  RunReport,
-  data_address,
-)
+from fusion_jax.analysis.report.contents import Card, Picture, RunReport
 from fusion_jax.analysis.views import VIEWS
-from fusion_jax.config.serialization import to_json
-from fusion_jax.evaluation import buckets
-from fusion_jax.evaluation.sentence_statistics import statistics_of
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.fusion import Side, SideConfig
+from fusion_jax.config.serialization import flatten, to_json
+from fusion_jax.fusion import SCHEMES
 from fusion_jax.metrics import words_of
 
-# Buckets of source lengths.
-_BUCKETS = 6
 # CSS pixels; figures up to this width stand side by side.
 _WIDE = 900
 # Characters of a cell with a number.
@@ -50,20 +42,12 @@ def page(
     runs=runs,
     text=text,
     text_name=text_name,
-    lengths=_lengths(runs, text),
     curves=_curves(runs),
     cards=_cards(runs),
     shown=list(_lines(runs, text, shown)),
     separator=separator(runs[0].languages[1]),
-    translations=_translations(runs, text),
     versions=versions,
   )
-
-
-def json_address(value: Any) -> str:
-  """Return an address that holds a JSON value."""
-  text = json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False)
-  return data_address(text.encode(), 'application/json')
 
 
 def breakable(text: str) -> str:
@@ -80,74 +64,22 @@ def _template() -> jinja2.Template:
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  made.filters |= {
-    'breakable': breakable,
-    'config_json': to_json,
-    'json_address': json_address,
-  }
+  made.filters |= {'breakable': breakable, 'config_json': to_json}
   made.tests |= {
     'numeric': lambda cell: bool(cell) and set(cell) <= _NUMERIC,
     'wide': lambda cards: max(_widths(cards), default=0) > _WIDE,
   }
-  return made.get_template('page.html', globals={'tables': tables})
+  return made.get_template('page.html', globals={'tables': _TABLES})
 
 
 def _widths(cards: Sequence[tuple[RunReport, Card]]) -> list[int]:
   return [card.figure.width for _, card in cards if card.figure]
 
 
-def _lengths(runs: Sequence[RunReport], text: Text) -> dict[str, Any]:
-  numbers = bleu_by_source_length(runs, text)
-  rows = [
-    [
-      row['bucket'],
-      f'{row["count"]:,}',
-      *(f'{score:.2f}' for score in row['scores'].values()),
-    ]
-    for row in numbers
-  ]
-  return {
-    'numbers': numbers,
-    'heads': ['length', 'lines', *(f'BLEU of {run.name}' for run in runs)],
-    'rows': rows,
-    'picture': Picture.of_svg(figures.as_svg(draw_lengths(numbers))),
-  }
-
-
-def bleu_by_source_length(
-  runs: Sequence[RunReport], text: Text
-) -> list[dict[str, Any]]:
-  """Compute corpus BLEU of the lines of every bucket."""
-  sources, references = zip(*text, strict=True)
-  source, target = runs[0].languages
-  words = words_of(target, runs[0].config.decoding.bleu_tokenizer)
-  made = [run.translations for run in runs]
-  counted = statistics_of(made, [references], words, names=['BLEU'])
-  lengths = buckets.line_lengths(sources, source)
-  rows = buckets.bleu_by_length(
-    lengths,
-    buckets.buckets_between(buckets.quantile_bounds(lengths, _BUCKETS)),
-    {run.name: [x['BLEU']] for run, x in zip(runs, counted, strict=True)},
-  )
-  return [row for row in rows if row['count']]
-
-
-def draw_lengths(rows: Sequence[Mapping[str, Any]]) -> figures.Figure:
-  """Draw the bars of every bucket, with several systems side by side."""
-  figure, (axes,) = figures.panels(1, size=(6.4, 3.6))
-  bars = {
-    name: [row['scores'][name] for row in rows] for name in rows[0]['scores']
-  }
-  names = [row['bucket'] for row in rows]
-  figures.draw_bars(axes, names, bars, 'words of the source line', 'BLEU')
-  return figure
-
-
 def _curves(runs: Sequence[RunReport]) -> dict[str, Any]:
   numbers = {run.name: run.curves for run in runs}
   return {
     'view': VIEWS['curves'],
-    'numbers': numbers,
     'said': [f'{name}: {curves.summary(x)}' for name, x in numbers.items()],
     'picture': Picture.of_svg(figures.as_svg(curves.draw_runs(numbers))),
   }
@@ -170,7 +102,6 @@ def _lines(
   shown = min(len(text), shown)
   for index in (place * len(text) // shown for place in range(shown)):
     source, reference = text[index]
-    first = runs[0].translations[index]
     yield {
       'number': index + 1,
       'source': source,
@@ -179,7 +110,7 @@ def _lines(
         (
           run.name,
           CHRF().sentence_score(line, [reference]).score,
-          stretches(line, reference, first, runs[0].languages[1]),
+          stretches(line, reference, runs[0].languages[1]),
         )
         for run in runs
         for line in [run.translations[index]]
@@ -187,62 +118,186 @@ def _lines(
     }
 
 
-def _translations(runs: Sequence[RunReport], text: Text) -> list[dict]:
-  return [
-    {
-      'line': number,
-      'source': source,
-      'reference': reference,
-      'translations': {r.name: r.translations[number - 1] for r in runs},
-    }
-    for number, (source, reference) in enumerate(text, start=1)
-  ]
-
-
-class Stretch(NamedTuple):
-  """Adjacent words that a text lacks or has elsewhere: reference, or first."""
-
-  text: str
-  off_reference: bool
-  off_first: bool
-
-  @property
-  def classes(self) -> str:
-    """The classes of the element that shows the marks; '' for none."""
-    marks = {'off-reference': self.off_reference, 'off-first': self.off_first}
-    return ' '.join(name for name, marked in marks.items() if marked)
-
-
 def separator(language: str) -> str:
   """Return the text between two units of a line."""
   return words_of(language).between
 
 
-def units(text: str, language: str) -> list[str]:
-  """Return the words of a line, or its characters if spaces part no words."""
-  return text.split() if separator(language) else list(text)
-
-
-def missing(words: Sequence[str], others: Sequence[str]) -> list[bool]:
-  """Find the words that the best alignment with others leaves out."""
-  matcher = difflib.SequenceMatcher(None, words, others, autojunk=False)
-  marks = [True] * len(words)
-  for start, _, size in matcher.get_matching_blocks():
-    marks[start : start + size] = [False] * size
-  return marks
-
-
 def stretches(
-  text: str, reference: str, first: str, language: str
-) -> list[Stretch]:
-  """Cut a translation where its marks change."""
-  words, *others = (units(line, language) for line in (text, reference, first))
-  marks = zip(*(missing(words, other) for other in others), strict=True)
-  parts = itertools.groupby(
-    zip(words, marks, strict=True), key=lambda pair: pair[1]
-  )
+  text: str, reference: str, language: str
+) -> Iterator[tuple[str, bool]]:
+  """Yield adjacent words, and whether the reference lacks or moves them.
+
+  They are characters where spaces part no words.
+  """
   between = separator(language)
-  return [
-    Stretch(between.join(word for word, _ in part), *mark)
-    for mark, part in parts
+  words, others = (
+    line.split() if between else list(line) for line in (text, reference)
+  )
+  matcher = difflib.SequenceMatcher(None, words, others, autojunk=False)
+  for kind, start, end, *_ in matcher.get_opcodes():
+    if start < end:
+      yield between.join(words[start:end]), kind != 'equal'
+
+
+_ABSENT = '(not there)'
+Row = Sequence[str]
+
+
+def overview(runs: Sequence[RunReport]) -> list[Row]:
+  """Return the schemes, sizes and scores of the runs, a column for each."""
+  columns = {
+    'encoder': lambda run: scheme(run.config, 'encoder'),
+    'decoder': lambda run: scheme(run.config, 'decoder'),
+    'direction': lambda run: '-'.join(run.languages),
+    'parameters': lambda run: f'{sum(run.parameters.values()):,}',
+    'BLEU': lambda run: f'{run.scores.bleu:.2f}',
+    'chrF': lambda run: f'{run.scores.chrf:.2f}',
+    'checkpoint': _checkpoint,
+    'trained': lambda run: _trained(run.last),
+    'started from': lambda run: (
+      run.config.training.init_from or 'random parameters'
+    ),
+    'directory': lambda run: run.workdir,
+  }
+  return [[name, *map(cell, runs)] for name, cell in columns.items()]
+
+
+def scores(runs: Sequence[RunReport]) -> tuple[Row, list[Row]]:
+  """Return heads and rows of BLEU and chrF, also against the first run."""
+  first, metrics = runs[0], {'BLEU': 'bleu', 'chrF': 'chrf'}
+  values = {
+    run.name: [getattr(run.scores, field) for field in metrics.values()]
+    for run in runs
+  }
+  heads, rows = ['run', *metrics], list[Row]()
+  if len(runs) > 1:
+    heads += [f'{metric} less {first.name}' for metric in metrics]
+  for name, row in values.items():
+    pairs = zip(row, values[first.name], strict=True)
+    less = [f'{value - other:+.2f}' for value, other in pairs]
+    cells = [f'{value:.2f}' for value in row]
+    rows.append([name, *cells, *(less if len(runs) > 1 else ())])
+  return heads, rows
+
+
+def validations(run: RunReport) -> list[Row]:
+  """Return the validations of a run, one a row."""
+  cells = zip(*run.curves['valid'].values(), strict=True)
+  return [[f'{row[0]:,}', *map(_number, row[1:])] for row in cells]
+
+
+def options(runs: Sequence[RunReport]) -> tuple[list[Row], list[Row]]:
+  """Return the options that are not at their defaults."""
+  default = flatten(ExperimentConfig())
+  flat = [flatten(run.config) for run in runs]
+  differing, alike = list[Row](), list[Row]()
+  for name in sorted(set().union(default, *flat) - {'name'}):
+    *cells, usual = (
+      _value(options.get(name, _ABSENT)) for options in (*flat, default)
+    )
+    if len(set(cells)) > 1:
+      differing.append([name, *cells, usual])
+    elif cells[0] != usual:
+      alike.append([name, cells[0], usual])
+  return differing, alike
+
+
+def data(runs: Sequence[RunReport]) -> list[Row]:
+  """Return corpora, languages, pairs and tokenizers."""
+  rows: list[Row] = [
+    [split, *(_corpora(run.config, split) for run in runs)]
+    for split in ('train', 'valid', 'test')
   ]
+  columns = {
+    'training pairs': lambda run: _pairs(run.corpus),
+    'tokenizer': _tokenizer,
+    'longest line': lambda run: f'{run.config.data.filter.max_length} subwords',
+  }
+  return rows + [[name, *map(cell, runs)] for name, cell in columns.items()]
+
+
+def parameters(runs: Sequence[RunReport]) -> list[Row]:
+  """Return the number of parameters of each part."""
+  names = sorted({name for run in runs for name in run.parameters})
+  rows = [
+    [name, *(_share(run.parameters, name) for run in runs)] for name in names
+  ]
+  return [
+    *rows,
+    ['all', *(f'{sum(run.parameters.values()):,}' for run in runs)],
+  ]
+
+
+def scheme(config: ExperimentConfig, side: Side) -> str:
+  """Describe the fusion of a stack in words, with its paper."""
+  options: SideConfig = config.model.side(side)
+  row = SCHEMES.get(options.fusion)
+  parts = [f'{options.fusion} ({row.source})'] if row else []
+  chosen = options.attention_options
+  if options.attention == 'shortcut':
+    words = chosen.source.replace('_', '-')
+    parts.append(f'{words} shortcuts into {chosen.where} attention')
+  if options.attention == 'multi_layer':
+    parts.append(f'attention over {chosen.layers} layers')
+  layers = f'{config.model.layers(side)} layers'
+  return f'{layers}, {" and ".join(parts) or "no fusion"}'
+
+
+def _value(value: Any) -> str:
+  if isinstance(value, list):
+    return ', '.join(map(str, value)) or '(none)'
+  return str(value) if value != '' else '(empty)'
+
+
+def _checkpoint(run: RunReport) -> str:
+  steps = [f'{step:,}' for step in run.steps]
+  if len(steps) > 1:
+    return f'the mean of updates {", ".join(steps)}'
+  return f'update {steps[0]}'
+
+
+def _trained(last: Mapping[str, Any]) -> str:
+  parts = [f'{last["step"]:,} updates']
+  if last.get('epoch') is not None:
+    parts.append(f'{last["epoch"]:.1f} epochs')
+  if last.get('seconds') is not None:
+    parts.append(f'{last["seconds"] / 60:,.1f} min')
+  return ', '.join(parts)
+
+
+def _corpora(config: ExperimentConfig, split: str) -> str:
+  return '; '.join(
+    f'{direction.name}: {", ".join(getattr(direction, split)) or "none"}'
+    for direction in config.data.all_directions
+  )
+
+
+def _pairs(corpus: Mapping[str, int]) -> str:
+  if not corpus:
+    return 'not known: the run directory does not say it'
+  return f'{corpus["pairs"]:,}, {corpus["kept"]:,} after filtering'
+
+
+def _tokenizer(run: RunReport) -> str:
+  config, (source, target) = run.config.data.tokenizer, run.vocabularies
+  if config.joint:
+    return f'{config.algorithm}, {source:,} pieces for both sides'
+  return f'{config.algorithm}, {source:,} and {target:,} pieces'
+
+
+def _share(counts: Mapping[str, int], name: str) -> str:
+  if name not in counts:
+    return '-'
+  return f'{counts[name]:,} ({counts[name] / sum(counts.values()):.1%})'
+
+
+def _number(value: int | float | None) -> str:
+  return '-' if value is None or not math.isfinite(value) else f'{value:.4g}'
+
+
+# The tables of a page; the first cell of a row names it.
+_TABLES = {
+  function.__name__: function
+  for function in (overview, scores, validations, options, data, parameters)
+}

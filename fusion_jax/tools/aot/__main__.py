@@ -10,8 +10,7 @@ slices of a pod, h100:8 eight cards of a host. Nothing is run or downloaded.
 """
 
 import argparse
-import contextlib
-import functools
+import dataclasses
 import importlib.metadata
 import json
 import sys
@@ -33,7 +32,7 @@ from fusion_jax.tools.aot.topology import (
 )
 
 if TYPE_CHECKING:
-  from fusion_jax.tools.aot.compile import Figures
+  from fusion_jax.tools.aot.programs import Figures
 
 _COMPILERS = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-pjrt', 'jax-cuda12-pjrt')
 
@@ -45,6 +44,8 @@ def main(argv: list[str]) -> None:
   topology = read_topology(arguments.topology)
   if arguments.find_batch and arguments.step != 'train':
     raise InputError('--find_batch: is for --step=train')
+  if arguments.target_length and arguments.step != 'train':
+    raise InputError('--target_length: is for --step=train')
   if arguments.output and not arguments.output.parent.is_dir():
     raise InputError(f'--output: {arguments.output.parent}: no such folder')
   without_accelerator()
@@ -65,12 +66,8 @@ def _parser() -> argparse.ArgumentParser:
   add('--topology', required=True, help='v5e:16x16, 2xv5e:16x16, h100:8, ...')
   add('--step', choices=('train', 'decode'), default='train')
   add('--find_batch', action='store_true', help='the largest that fits')
-  add('--source_length', type=number(Size), help='positions of a source line')
-  add(
-    '--target_length',
-    type=number(Size),
-    help='positions of a target line; training',
-  )
+  for side in ('source', 'target'):
+    add(f'--{side}_length', type=number(Size), help='positions of the batch')
   add('--prepared', default='', help='prepared folder: its shapes, vocabulary')
   add('--output', type=Path, help='writes the figures as JSON too')
   return parser
@@ -81,22 +78,22 @@ def _figures(
 ) -> 'Figures':
   devices = topology_devices(topology)
   # Imported after `without_accelerator`, because they import JAX.
-  from fusion_jax.tools.aot.compile import figures_for, largest_batch
-  from fusion_jax.tools.aot.programs import ProgramRequest
+  from fusion_jax.tools.aot.programs import (
+    ProgramRequest,
+    figures_for,
+    largest_batch,
+  )
 
-  request = ProgramRequest(
-    arguments.step,
-    arguments.source_length,
-    arguments.target_length,
-    arguments.prepared,
-  )
+  names = (field.name for field in dataclasses.fields(ProgramRequest))
+  request = ProgramRequest(**{name: getattr(arguments, name) for name in names})
   chip = topology.figures
-  compile_one = functools.partial(
-    figures_for, request=request, chip=chip, devices=devices
-  )
+
+  def compile_one(config: ExperimentConfig) -> 'Figures':
+    return figures_for(config, request, chip, devices)[0]
+
   if arguments.find_batch:
     return largest_batch(config, request, compile_one, chip.memory)
-  return compile_one(config)[0]
+  return compile_one(config)
 
 
 def report(topology: Topology, step: str, figures: 'Figures') -> str:
@@ -116,8 +113,7 @@ def report(topology: Topology, step: str, figures: 'Figures') -> str:
   ]
   lines += [
     f'{kind:<18}  {total.count:,}{most}, '
-    f'a chip sends {total.sent / 2**20:,.1f} MiB, '
-    f'{total.overlapping:.0%} of it while it computes'
+    f'a chip sends {total.sent / 2**20:,.1f} MiB'
     for kind, total in figures.exchanges.items()
   ] or ['nothing is exchanged between chips']
   lines.append(
@@ -131,16 +127,13 @@ def as_json(
   topology: Topology, step: str, figures: 'Figures'
 ) -> dict[str, Any]:
   """Return the figures and what they depend on as plain values."""
-  versions = {}
-  for name in _COMPILERS:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-      versions[name] = importlib.metadata.version(name)
+  installed = {x.name: x.version for x in importlib.metadata.distributions()}
   return {
     'topology': topology.name,
     'step': step,
     'available': topology.figures.memory,
     **figures.as_json(),
-    'versions': versions,
+    'versions': {x: installed[x] for x in _COMPILERS if x in installed},
   }
 
 

@@ -1,8 +1,15 @@
-"""The training step and the search of a config, traced for given devices."""
+"""Training steps and searches of a config, compiled for given devices.
+
+`cost_analysis` counts the body of a loop once; products and exchanges are
+counted here as often as they are done.
+"""
 
 import dataclasses
+import logging
 import math
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -10,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from fusion_jax.config import DecodingConfig, ExperimentConfig
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.presets import changed
 from fusion_jax.data.batching import Shape
 from fusion_jax.data.mixing import training_mixture
 from fusion_jax.data.pipeline import abstract_batch, training_shapes
@@ -22,16 +30,25 @@ from fusion_jax.decoding.compiled import (
   search_batch,
 )
 from fusion_jax.decoding.model_step import Source
-from fusion_jax.errors import require
+from fusion_jax.errors import CheckFailed, require
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated
 from fusion_jax.runs.checkpoint import abstract_like
 from fusion_jax.search.constraints import TokenRules
 from fusion_jax.search.hypotheses import LengthPenalty
+from fusion_jax.tools.aot.counts import (
+  Total,
+  collectives,
+  product_gflop,
+  totals,
+)
+from fusion_jax.tools.aot.topology import GIB, Chip
 from fusion_jax.training.build import check_experiment
 from fusion_jax.training.optimizer import optimizer_for
 from fusion_jax.training.state import plan_state
 from fusion_jax.training.step import make_train_step, zero_totals
+
+logger = logging.getLogger(__name__)
 
 # The ids that start and end a line do not change the programs.
 _START, _END = 1, 2
@@ -39,7 +56,7 @@ _START, _END = 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class ProgramRequest:
-  """Request for a program, in addition to the config.
+  """What of a config is compiled.
 
   Attributes:
     source_length, target_length: Positions of a batch; None for those of the
@@ -85,7 +102,7 @@ class Program:
 def program_for(
   config: ExperimentConfig, request: ProgramRequest, devices: Sequence[Any]
 ) -> Program:
-  """Trace the requested program."""
+  """Trace the training step or the search."""
   if request.step == 'decode':
     problem = decoding_problem(config, request)
     return decoding_program(config, problem, devices)
@@ -98,32 +115,28 @@ def training_problem(
   """Return vocabularies and shape of the largest batch of a training run."""
   data, longest = config.data, config.data.filter.max_length
   source, target = request.source_length, request.target_length
-  given = source is not None or target is not None
-  known = np.array([[longest, longest]], np.int32)
-  if given:
-    known = np.array([[source or target, target or source]], np.int32)
-  elif request.prepared:
+  given = source or target
+  sizes = source or target or longest, target or source or longest
+  known = np.array([sizes], np.int32)
+  if request.prepared and not given:
     split = PreparedCorpus(request.prepared).split('train')
+    seed = config.training.seed
     known = training_mixture(
-      data, split.directions, split.lengths, config.training.seed
+      data, split.directions, split.lengths, seed
     ).lengths
-  limit = None if given else longest
   parts = config.optimizer.accumulation
+  limit = None if given else longest
   shape = training_shapes(known, data.batch, parts, limit)[-1]
-  return Problem(_vocabularies(config, request), shape)
+  return Problem(_vocabularies(config, request.prepared), shape)
 
 
-def _vocabularies(
-  config: ExperimentConfig, request: ProgramRequest
-) -> tuple[int, int]:
-  if not request.prepared:
+def _vocabularies(config: ExperimentConfig, prepared: str) -> tuple[int, int]:
+  if not prepared:
     size = config.data.tokenizer.vocabulary_size
     return size, size
-  corpus = PreparedCorpus(request.prepared)
-  return (
-    corpus.source_tokenizer.vocabulary.size,
-    corpus.target_tokenizer.vocabulary.size,
-  )
+  corpus = PreparedCorpus(prepared)
+  source, target = corpus.source_tokenizer, corpus.target_tokenizer
+  return source.vocabulary.size, target.vocabulary.size
 
 
 def training_program(
@@ -154,18 +167,17 @@ def decoding_problem(
   model, options = config.model, config.decoding
   limit = model.max_positions if model.positions == 'learned' else None
   shapes = decode_shapes(options, limit)
-  source_length = request.source_length
-  if source_length is not None:
+  if length := request.source_length:
     require(
-      source_length <= options.max_source_length,
+      length <= options.max_source_length,
       'decoding.max_source_length',
-      f'must be at least --source_length={source_length}, '
+      f'must be at least --source_length={length}, '
       f'got {options.max_source_length}',
     )
-    source = min(x.source for x in shapes if x.source >= source_length)
+    source = min(x.source for x in shapes if x.source >= length)
     shapes = tuple(x for x in shapes if x.source == source)
   largest = max(shapes, key=lambda x: (x.rows * x.target, x.target))
-  return Problem(_vocabularies(config, request), Shape(*largest))
+  return Problem(_vocabularies(config, request.prepared), Shape(*largest))
 
 
 def decoding_program(
@@ -191,21 +203,8 @@ def decoding_program(
   batch = SearchRows(
     (Source(_ids((rows, source), by_rows(mesh)), numbers),), numbers, numbers
   )
-  with jax.set_mesh(mesh):
-    traced = search_batch.trace(
-      (parameters,),
-      batch,
-      models=(model,),
-      settings=_settings(options),
-      max_length=target,
-    )
-  shape = Shape(rows, source, target)
-  return Program(traced, mesh, shape, parameters, target)
-
-
-def _settings(options: DecodingConfig) -> SearchSettings:
-  """Return settings as `compiled.search_settings` does, without tokenizer."""
-  return SearchSettings(
+  # As `compiled.search_settings` makes them, without a tokenizer.
+  settings = SearchSettings(
     beam=options.beam_size,
     keep=1,
     end_id=_END,
@@ -215,6 +214,16 @@ def _settings(options: DecodingConfig) -> SearchSettings:
     rules=TokenRules((), options.no_repeat_ngram),
     compacts=True,
   )
+  with jax.set_mesh(mesh):
+    traced = search_batch.trace(
+      (parameters,),
+      batch,
+      models=(model,),
+      settings=settings,
+      max_length=target,
+    )
+  shape = Shape(rows, source, target)
+  return Program(traced, mesh, shape, parameters, target)
 
 
 def _model(config: ExperimentConfig, problem: Problem) -> Transformer:
@@ -224,3 +233,169 @@ def _model(config: ExperimentConfig, problem: Problem) -> Transformer:
 def _ids(shape: tuple[int, ...], place: NamedSharding) -> Any:
   """Return a `jax.ShapeDtypeStruct` in the place of an array of ids."""
   return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
+
+
+_UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
+# The two forms of libtpu's message about a program that is too large.
+_TOO_LARGE = re.compile(
+  r'(?:Used |\()([\d.]+)([KMGT]?)\)?'
+  r'(?: of | exceeds available HBM \()([\d.]+)([KMGT]?)'
+)
+
+
+class DoesNotFit(CheckFailed):
+  """A program needs more bytes of memory than a chip has."""
+
+  def __init__(self, needed: float, available: float):
+    super().__init__(
+      f'it does not fit: {(needed - available) / GIB:.2f} GiB too much, '
+      f'{needed / GIB:.2f} GiB of {available / GIB:.2f} GiB a chip'
+    )
+    self.needed = needed
+    self.available = available
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+  """Figures of a compiled program.
+
+  Attributes:
+    peak: Most bytes that a chip has in use.
+    state: Bytes of the arguments per chip, which stay between steps.
+    flops: Operations of the matrix products of all chips; of a search, those of
+      the most steps.
+    moved: Bytes that a chip reads and writes, as estimated by XLA: a loop's
+      body counts once, as does what stays on the chip. 0 without an estimate.
+  """
+
+  mesh: dict[str, int]
+  shape: Shape
+  parameters: int
+  peak: int
+  state: int
+  flops: float
+  moved: float
+  exchanges: dict[str, Total]
+  trace_seconds: float
+  compile_seconds: float
+
+  @property
+  def chips(self) -> int:
+    """The number of chips that compute the program together."""
+    return math.prod(self.mesh.values())
+
+  @property
+  def sent(self) -> float:
+    """The bytes that a chip sends."""
+    return sum(total.sent for total in self.exchanges.values())
+
+  def as_json(self) -> dict[str, Any]:
+    """Return the figures as plain values."""
+    return dataclasses.asdict(self) | {'shape': self.shape._asdict()}
+
+
+def figures_for(
+  config: ExperimentConfig,
+  request: ProgramRequest,
+  chip: Chip,
+  devices: Sequence[Any],
+) -> tuple[Figures, Program, str]:
+  """Trace and compile a program; return its text too."""
+  begin = time.monotonic()
+  program = program_for(config, request, devices)
+  traced = time.monotonic()
+  logger.info(
+    'traced in %.0f s; compiling for %d', traced - begin, program.mesh.size
+  )
+  compiled = _compiled(program, chip)
+  seconds = time.monotonic() - traced
+  memory, text = compiled.memory_analysis(), compiled.as_text()
+  counted = program
+  if config.model.attention_implementation == 'cudnn':
+    # The products of the kernel are not in the traced program.
+    plain = changed(config, {'model.attention_implementation': 'plain'})
+    counted = program_for(plain, request, devices)
+  figures = Figures(
+    mesh=dict(program.mesh.shape),
+    shape=program.shape,
+    parameters=program.parameters,
+    peak=memory.peak_memory_in_bytes,
+    state=memory.argument_size_in_bytes,
+    flops=1e9 * product_gflop(counted.traced.jaxpr, counted.trips),
+    moved=float((compiled.cost_analysis() or {}).get('bytes accessed', 0)),
+    exchanges=totals(collectives(text, program.trips)),
+    trace_seconds=traced - begin,
+    compile_seconds=seconds,
+  )
+  return figures, program, text
+
+
+def _compiled(program: Program, chip: Chip) -> Any:
+  """Return the compiled program; raise DoesNotFit."""
+  try:
+    compiled: Any = program.traced.lower().compile()
+  except jax.errors.JaxRuntimeError as error:
+    raise too_large(error) from None
+  peak = compiled.memory_analysis().peak_memory_in_bytes
+  if peak > chip.memory:
+    raise DoesNotFit(float(peak), chip.memory)
+  return compiled
+
+
+def too_large(error: jax.errors.JaxRuntimeError) -> Exception:
+  """Return the error to raise when the compiler refuses a program."""
+  message = str(error)
+  match = _TOO_LARGE.search(message)
+  if 'RESOURCE_EXHAUSTED' not in message or not match:
+    return error
+  needed, available = (
+    float(match[number]) * _UNITS[match[number + 1]] for number in (1, 3)
+  )
+  return DoesNotFit(needed, available)
+
+
+COMPILATIONS = 6
+# The search ends when the bounds are this close, and aims this far below the
+# line, because the compiler lays out memory differently at different sizes.
+_CLOSE, _SAFE = 0.05, 0.98
+# Far from the measurements the line is a guess.
+_REACH = 16.0
+
+
+def largest_batch(
+  config: ExperimentConfig,
+  request: ProgramRequest,
+  compile_one: Callable[[ExperimentConfig], Figures],
+  memory: float,
+) -> Figures:
+  """Search the largest data.batch.tokens that fits, in few compilations.
+
+  Memory is nearly linear in the rows of a batch: what stays between steps and
+  one measurement give the line, which each further measurement corrects.
+  """
+  shape = training_problem(config, request).shape
+  # Sizes are in steps of the rows of a batch.
+  step = config.data.batch.row_multiple * shape.slots
+  size, least, most = shape.rows * shape.slots // step, 0, math.inf
+  best: Figures | None = None
+  for _ in range(COMPILATIONS):
+    tokens = -(-size * step // 2)
+    try:
+      best = compile_one(changed(config, {'data.batch.tokens': tokens}))
+    except DoesNotFit as error:
+      most, said = size, str(error)
+      growth = max(error.available / error.needed * _SAFE, 1 / _REACH)
+    else:
+      least, said = size, f'{best.peak / GIB:.2f} of {memory / GIB:.2f} GiB'
+      growth = (memory - best.state) / (best.peak - best.state)
+      growth = min(growth * _SAFE, _REACH)
+    logger.info('data.batch.tokens=%d: %s', tokens, said)
+    size = max(least + 1, int(min(int(size * growth), most - 1)))
+    if size >= most or (least > 0 and size <= least * (1 + _CLOSE)):
+      break
+  if best is None:
+    raise CheckFailed(
+      f'no batch fits, down to data.batch.tokens={tokens}, the smallest that '
+      'was tried; cut the parameters with parallel.fsdp or parallel.tensor'
+    )
+  return best

@@ -1,7 +1,6 @@
 """Topologies of absent chips: their names, and devices to compile for."""
 
 import importlib.metadata
-import importlib.util
 import math
 import os
 import re
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, first_line
 
 GIB = 2**30
 
@@ -25,7 +24,6 @@ _TPU_HOST = {
   'TPU_WORKER_ID': '0',
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
 }
-_CUDA_PLUGINS = 'jax_plugins.xla_cuda13', 'jax_plugins.xla_cuda12'
 # What all cards have in XLA's GpuTargetConfigProto.
 _GPU_TARGET = """
 gpu_device_info {{
@@ -93,28 +91,18 @@ class Topology(NamedTuple):
 def read_topology(name: str) -> Topology:
   """Read 'v5e:16x16', '2xv5e:16x16' for two slices, or 'h100:8'."""
   match = _NAME.fullmatch(name)
-  if not match:
+  if not match or match[2] not in CHIPS:
     raise InputError(
-      f'--topology: {name!r} is none; give CHIP:AxB, CHIP:AxBxC or GPU:CARDS, '
-      'or SLICESxCHIP:AxB, such as v5e:16x16, 2xv5e:16x16, v5p:4x4x4, h100:8'
+      f'--topology: {name!r} is none; give CHIP:AxB, CHIP:AxBxC, GPU:CARDS or '
+      f'SLICESxCHIP:AxB, such as 2xv5e:16x16; there are {", ".join(CHIPS)}'
     )
-  slices, chip, sizes = match.groups()
-  if chip not in CHIPS:
+  shape = tuple(map(int, match[3].split('x')))
+  topology = Topology(name, match[2], int(match[1] or 1), shape)
+  axes, largest = topology.figures.axes, topology.figures.largest
+  if len(shape) != axes or not topology.size or math.prod(shape) > largest:
     raise InputError(
-      f'--topology: no chip {chip!r}; there are {", ".join(CHIPS)}'
-    )
-  shape = tuple(map(int, sizes.split('x')))
-  topology = Topology(name, chip, int(slices or 1), shape)
-  axes, largest = CHIPS[chip].axes, CHIPS[chip].largest
-  if len(shape) != axes or not topology.size:
-    example = {1: '8', 2: '4x4', 3: '2x2x2'}[axes]
-    raise InputError(
-      f'--topology: {name!r}: {chip} has {axes} axes, as in {chip}:{example}'
-    )
-  if math.prod(shape) > largest:
-    raise InputError(
-      f'--topology: {name!r}: {math.prod(shape)} chips, the largest {chip} has '
-      f'{largest}; several are 2x{chip}:... and so on'
+      f'--topology: {name!r}: {match[2]} has {axes} axes and at most {largest} '
+      f'chips; several slices are 2x{match[2]}:... and so on'
     )
   return topology
 
@@ -128,24 +116,25 @@ def topology_devices(topology: Topology) -> Sequence[Any]:
   """Return a topology's devices; programs are compiled for them, not run."""
   from jax.experimental import topologies
 
-  name, options = _gpus(topology) if topology.is_gpu else _tpus(topology)
-  platform = 'cuda' if topology.is_gpu else 'tpu'
+  gpu, version = topology.is_gpu, importlib.metadata.version('jax')
+  name, options = _gpus(topology) if gpu else _tpus(topology)
   try:
-    return topologies.get_topology_desc(name, platform, **options).devices
+    return topologies.get_topology_desc(
+      name, 'cuda' if gpu else 'tpu', **options
+    ).devices
   except Exception as error:  # Plugins raise many types.
+    needs = f'"jax[tpu]=={version}"'
+    if gpu:
+      needs = f'--no-deps jax-cuda13-pjrt=={version}'
+      needs += f' jax-cuda13-plugin=={version}'
     raise InputError(
-      f'--topology: {topology.name!r}: {str(error).splitlines()[0]}'
+      f'--topology: {topology.name!r}: {first_line(error)} (compiling for it '
+      f'needs: pip install {needs})'
     ) from error
 
 
 def _tpus(topology: Topology) -> tuple[str, dict[str, Any]]:
   """Return the name and the options of a topology for libtpu."""
-  if not _is_installed('libtpu'):
-    version = importlib.metadata.version('jax')
-    raise InputError(
-      f'--topology: {topology.name!r} needs libtpu, which compiles for TPUs '
-      f'where none is: pip install "jax[tpu]=={version}"'
-    )
   options: dict[str, Any] = {}
   if topology.slices > 1:
     options['num_slices'] = topology.slices
@@ -153,19 +142,11 @@ def _tpus(topology: Topology) -> tuple[str, dict[str, Any]]:
     options['chip_config_name'] = 'megacore'
   if math.prod(topology.shape) == 1:
     options['chips_per_host_bounds'] = [1, 1, 1]
-  shape = 'x'.join(map(str, topology.shape))
-  return f'{topology.chip}:{shape}', options
+  return f'{topology.chip}:{"x".join(map(str, topology.shape))}', options
 
 
 def _gpus(topology: Topology) -> tuple[str, dict[str, Any]]:
   """Return the name and the options of a topology for the CUDA plugin."""
-  if not any(map(_is_installed, _CUDA_PLUGINS)):
-    version = importlib.metadata.version('jax')
-    raise InputError(
-      f'--topology: {topology.name!r} needs the CUDA plugin, which compiles '
-      f'for GPUs where none is: pip install --no-deps '
-      f'jax-cuda13-pjrt=={version} jax-cuda13-plugin=={version}'
-    )
   figures = (_field(*item) for item in topology.figures.target.items())
   target = _GPU_TARGET.format(
     figures='\n  '.join(figures), name=topology.chip.upper()
@@ -179,10 +160,3 @@ def _field(name: str, value: Any) -> str:
   if isinstance(value, Mapping):
     return f'{name} {{ {" ".join(_field(*part) for part in value.items())} }}'
   return f'{name}: {value}'
-
-
-def _is_installed(module: str) -> bool:
-  try:
-    return importlib.util.find_spec(module) is not None
-  except ModuleNotFoundError:
-    return False

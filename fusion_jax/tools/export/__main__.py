@@ -19,6 +19,7 @@ Options of decoding that are not given take the values of the run's config.
 """
 
 import argparse
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -41,12 +42,11 @@ _PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 # Flags of StableHLO: fields of `StablehloOptions`, and of the DecodingConfig
 # whose values take the place of the run's.
 _OPTIONS = ('shapes', 'platforms', 'n_best')
-_DECODING = (
-  *('beam_size', 'length_penalty', 'alpha', 'coverage', 'patience'),
-  *('min_length_ratio', 'min_length_extra'),
-  *('max_length_ratio', 'max_length_extra'),
-  *('forbid_unknown', 'no_repeat_ngram'),
-  *('search', 'temperature', 'top_k', 'top_p', 'seed'),
+_DECODING = tuple(
+  field.name
+  for field in dataclasses.fields(DecodingConfig)
+  if field.name
+  not in ('forbidden', 'max_source_length', 'batch_tokens', 'bleu_tokenizer')
 )
 
 
@@ -54,12 +54,9 @@ def _ctranslate2(flags: argparse.Namespace) -> None:
   from fusion_jax.runs.loading import load_run, selection_of
   from fusion_jax.tools.export import ctranslate2
 
-  given = [*stablehlo_options(flags)['decoding']]
-  given += [name for name in _OPTIONS if name in flags]
-  languages = 'source_language', 'target_language'
-  given += [name for name in languages if getattr(flags, name)]
-  if given:
-    raise InputError(f'--{given[0]} has no meaning with --format=ctranslate2')
+  for name in (*_OPTIONS, *_DECODING, 'source_language', 'target_language'):
+    if getattr(flags, name, ''):
+      raise InputError(f'--{name} has no meaning with --format=ctranslate2')
   ctranslate2.check(flags.output)
   ctranslate2.check_model(read_config(Path(flags.workdir)).model)
   run = load_run(flags.workdir, selection_of(flags))

@@ -18,12 +18,11 @@ train with --init_from=WORKDIR. Nothing in the files is executed.
 import argparse
 import importlib
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
-from fusion_jax.files import check_new_folder, read_errors
+from fusion_jax.files import check_new_folder, check_regular
 from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -68,21 +67,12 @@ def main(argv: list[str]) -> None:
     raise InputError(f'--input={flags.input}: no such folder')
   if flags.format != 'fairseq' and (flags.source_spm or flags.target_spm):
     raise InputError('--source_spm and --target_spm need --from=fairseq')
-  with read_errors(flags.input):
-    files = sorted(flags.input.iterdir())
-  _check_files([*files, flags.source_spm, flags.target_spm])
+  # A pipe in the place of a file would be waited for.
+  for path in (*flags.input.iterdir(), flags.source_spm, flags.target_spm):
+    if path and not path.is_dir():
+      check_regular(path)
   _import(flags)
   print(flags.output)
-
-
-def _check_files(paths: Iterable[Path | None]) -> None:
-  """Refuse pipes and devices, whose reading may wait for ever."""
-  for path in paths:
-    # A link to nowhere does not exist, and is reported where it is read.
-    if path and path.exists() and not (path.is_file() or path.is_dir()):
-      raise InputError(
-        f'{path}: a pipe or a device; give a file with its content'
-      )
 
 
 def _import(flags: argparse.Namespace) -> None:

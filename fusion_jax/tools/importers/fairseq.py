@@ -15,7 +15,6 @@ import numpy as np
 
 from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.errors import InputError
-from fusion_jax.files import read_errors
 from fusion_jax.tools.importers.imported import (
   PROGRAMS,
   Imported,
@@ -81,7 +80,6 @@ class FairseqConfig(Options):
   encoder_learned_pos: bool = False
   decoder_learned_pos: bool = False
   max_source_positions: int = 1024
-  max_target_positions: int = 1024
   activation_fn: Literal['relu', 'swish'] = 'relu'
   share_all_embeddings: bool = False
   share_decoder_input_output_embed: bool = False
@@ -91,6 +89,7 @@ class FairseqConfig(Options):
   no_cross_attention: Literal[False] = False
   cross_self_attention: Literal[False] = False
   layernorm_embedding: Literal[False] = False
+  adaptive_softmax_cutoff: None = None
   source_lang: str = ''
   target_lang: str = ''
 
@@ -123,7 +122,7 @@ def read(request: Request) -> Imported:
   )
   models = [request.source_spm, request.target_spm or request.source_spm]
   sides = read_sides(models, (source, target))
-  model = _model_of(config, path, sides.added[1].more > 0)
+  model = _model_of(config, sides.added[1].more > 0)
   weights = _weights(saved, path, model, sides)
   _check_rows(weights, source, target)
   decoding = DecodingConfig(beam_size=5, length_penalty='length', alpha=1.0)
@@ -150,12 +149,12 @@ def _read_config(saved: Any, path: Path) -> FairseqConfig:
     cfg = _plain(saved.get('cfg')) or {}
     for part in (saved.get('args'), cfg.get('task'), cfg.get('model')):
       options |= _plain(part) or {}
-  if not options:
+  name = options.get('arch') or options.get('_name') or ''
+  if not str(name).startswith('transformer'):
     raise InputError(
-      f'{path}: no checkpoint of fairseq: it has no options; give one that '
-      'fairseq-train wrote'
+      f'{path}: no checkpoint of fairseq-train of the architecture transformer '
+      f'or a named shape of it, got {name!r}'
     )
-  _check_architecture(options, path)
   return read_options(options, FairseqConfig, _BOTH_SIDES, path)
 
 
@@ -169,26 +168,7 @@ def _plain(value: Any) -> Any:
   return value
 
 
-def _check_architecture(options: Mapping[str, Any], path: Path) -> None:
-  name = options.get('arch') or options.get('_name') or ''
-  if not str(name).startswith('transformer'):
-    raise InputError(
-      f'{path}: its architecture is {name!r}; it must be transformer, or a '
-      'named shape of it'
-    )
-  if options.get('adaptive_softmax_cutoff'):
-    raise InputError(f'{path}: has an adaptive softmax, which is not read')
-
-
-def _model_of(
-  config: FairseqConfig, path: Path, output_bias: bool
-) -> ModelConfig:
-  longest = config.max_source_positions, config.max_target_positions
-  if config.encoder_learned_pos and longest[0] != longest[1]:
-    raise InputError(
-      f'{path}: max_source_positions is {longest[0]} and max_target_positions '
-      f'is {longest[1]}; both must be the same'
-    )
+def _model_of(config: FairseqConfig, output_bias: bool) -> ModelConfig:
   tied = 'target_output' if config.share_decoder_input_output_embed else 'none'
   return config.model(
     config.activation_fn,
@@ -196,7 +176,7 @@ def _model_of(
     filter=config.encoder_ffn_embed_dim,
     norm='pre' if config.encoder_normalize_before else 'post',
     positions='learned' if config.encoder_learned_pos else 'fairseq',
-    max_positions=longest[0],
+    max_positions=config.max_source_positions,
     scale_embedding=not config.no_scale_embedding,
     tied_embeddings='all' if config.share_all_embeddings else tied,
     output_bias=output_bias,
@@ -205,16 +185,10 @@ def _model_of(
 
 def _read_dictionary(path: Path) -> Vocabulary:
   if not path.is_file():
-    raise InputError(
-      f'{path}: missing; give the folder that has the dictionaries beside the '
-      'checkpoint'
-    )
-  with read_errors(path):
-    try:
-      lines = path.read_bytes().decode().removesuffix('\n').split('\n')
-    except UnicodeDecodeError:
-      raise InputError(f'{path}: not UTF-8 text') from None
-  lines = [line.removesuffix('\r') for line in lines]
+    raise InputError(f'{path}: missing; it must lie beside the checkpoint')
+  # No other character ends a line.
+  text = path.read_bytes().decode(errors='replace').replace('\r\n', '\n')
+  lines = text.removesuffix('\n').split('\n')
   pieces = [_piece(path, n, line) for n, line in enumerate(lines, 1)]
   fillers = [piece for piece in pieces if piece.startswith(_FILLER)]
   return Vocabulary(
@@ -242,23 +216,13 @@ def _weights(
 ) -> Weights:
   missing = f'{path}: no checkpoint of fairseq: it has no model'
   arrays = _renamed(arrays_of(saved.get('model'), missing))
-  for side in ('encoder', 'decoder'):
-    if model.norm == 'pre' and f'{side}.layer_norm.weight' not in arrays:
-      raise InputError(
-        f'{path}: a pre-norm {side} without a norm after its last layer, as '
-        'fairseq had before 2019, which is not read'
-      )
   if model.output_bias:
     (bias,) = _NAMES.tables['output_bias']
     arrays[bias] = np.zeros(sides.added[1].before, np.float32)
   read = grown(sides) | dict.fromkeys(
-    ('source_positions', 'target_positions'), _without_unused
+    ('source_positions', 'target_positions'), lambda x: x[_UNUSED_POSITIONS:]
   )
   return Weights(str(path), arrays, _NAMES, read)
-
-
-def _without_unused(positions: np.ndarray) -> np.ndarray:
-  return positions[_UNUSED_POSITIONS:]
 
 
 def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -288,15 +252,9 @@ def _check_rows(
   for table, vocabulary in sides.items():
     (name,) = _NAMES.tables[table]
     rows, known = len(weights.arrays.get(name, ())), len(vocabulary.pieces)
-    if rows > known:
-      raise InputError(
-        f'{weights.name}: {name} has {rows - known:,} tokens after the '
-        f'{known:,} of {vocabulary.name} and the symbols, such as the '
-        'languages of a multilingual model, which is not read; give a model '
-        'of one pair, or its own dictionaries'
-      )
-    if 0 < rows < known:
+    if rows not in (0, known):
       raise InputError(
         f'{weights.name}: {name} has {rows:,} tokens, and {vocabulary.name} '
-        f'with the symbols has {known:,}; give the dictionaries of this model'
+        f'with the symbols has {known:,}; give the dictionaries of this model, '
+        'of one pair of languages'
       )

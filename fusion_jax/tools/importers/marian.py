@@ -6,6 +6,7 @@ vocabulary for each side, target_vocab.json. The model is a post-norm
 Transformer; see `MarianMTModel` of transformers.
 """
 
+import collections
 import dataclasses
 import re
 from collections.abc import Callable
@@ -61,9 +62,9 @@ class MarianConfig(Options):
   vocab_size: int
   encoder_ffn_dim: int
   decoder_ffn_dim: int
-  decoder_start_token_id: int
+  decoder_start_token_id: int = Field(ge=0)
   activation_function: Literal['relu', 'swish', 'silu']
-  eos_token_id: int = 0
+  eos_token_id: int = Field(0, ge=0)
   decoder_vocab_size: int | None = None
   scale_embedding: bool = False
   share_encoder_decoder_embeddings: bool = True
@@ -144,46 +145,26 @@ def _vocabularies(
   folder: Path, config: MarianConfig
 ) -> tuple[Vocabulary, Vocabulary]:
   _check_added(folder)
-  name = 'target_vocab.json' if _separate(folder, config) else 'vocab.json'
   source = _read_vocabulary(folder / 'vocab.json', config, config.vocab_size)
   if config.share_encoder_decoder_embeddings:
     return source, source
+  path = folder / 'target_vocab.json'
+  named = _optional(folder / 'tokenizer_config.json').get('separate_vocabs')
+  separate = path.is_file() if named is None else named
   size = config.decoder_vocab_size or config.vocab_size
-  return source, _read_vocabulary(folder / name, config, size)
-
-
-def _separate(folder: Path, config: MarianConfig) -> bool:
-  """Return whether each side has a vocabulary, as its tokenizer says."""
-  path, target = folder / 'tokenizer_config.json', folder / 'target_vocab.json'
-  shared = config.share_encoder_decoder_embeddings
-  said = _optional(path).get('separate_vocabs')
-  if said is None:
-    return target.is_file() and not shared
-  if said and not target.is_file():
-    raise InputError(
-      f'{path}: separate_vocabs is true, and the folder has no {target.name}; '
-      'give the files of one model'
-    )
-  if said and shared:
-    raise InputError(
-      f'{path}: separate_vocabs is true, and config.json shares one table of '
-      'embeddings; give the files of one model'
-    )
-  return bool(said)
+  path = path if separate else folder / 'vocab.json'
+  return source, _read_vocabulary(path, config, size)
 
 
 def _check_added(folder: Path) -> None:
-  path, vocabulary = folder / 'added_tokens.json', folder / 'vocab.json'
-  if not path.is_file():
-    return
-  known = read_json(vocabulary, dict[str, int])
-  added = read_json(path, dict[str, int])
-  more = [token for token, n in added.items() if known.get(token) != n]
-  if more:
-    raise InputError(
-      f'{path}: adds {len(more):,} tokens to {vocabulary.name}, {more[0]!r} '
-      'for example, which is not read; give the model without them'
-    )
+  known = read_json(folder / 'vocab.json', dict[str, int])
+  path = folder / 'added_tokens.json'
+  for token, number in _optional(path).items():
+    if known.get(token) != number:
+      raise InputError(
+        f'{path}: adds tokens to vocab.json, {token!r} for example, which is '
+        'not read; give the model without them'
+      )
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -199,12 +180,11 @@ def _read_vocabulary(path: Path, config: MarianConfig, size: int) -> Vocabulary:
       f'{size - 1} of config.json to one piece; give the files of one model'
     )
   start, end = config.decoder_start_token_id, config.eos_token_id
-  for name, number in (('decoder_start', start), ('eos', end)):
-    if not 0 <= number < size:
-      raise InputError(
-        f'{path.with_name("config.json")}: {name}_token_id: must be one of the '
-        f'{size} ids of {path.name}, got {number}'
-      )
+  if max(start, end) >= size:
+    raise InputError(
+      f'{path}: lacks the ids {start} or {end} of config.json, which start and '
+      'end a line; give the files of one model'
+    )
   return Vocabulary(
     str(path),
     pieces,
@@ -250,19 +230,9 @@ def _read_parts(
   """Read arrays that are spread over the files that an index names."""
   files = read_json(index, dict[str, Any]).get('weight_map')
   as_type(files, dict[str, str], f'{index}: weight_map')
-  arrays: dict[str, np.ndarray] = {}
-  for name in sorted(set(files.values())):
-    path = index.with_name(Path(name).name)
-    if path.name != name or not path.is_file():
-      raise InputError(f'{index}: names the file {name!r}, which is missing')
-    arrays |= read(path)
-  missing = sorted(files.keys() - arrays.keys())
-  if missing:
-    raise InputError(
-      f'{index}: places the weight {missing[0]} in {files[missing[0]]}, which '
-      'lacks it; give the files of one model'
-    )
-  return arrays
+  names = sorted({Path(name).name for name in files.values()})
+  parts = [read(index.with_name(name)) for name in names]
+  return dict(collections.ChainMap(*parts))
 
 
 def _read_safe(path: Path) -> dict[str, np.ndarray]:

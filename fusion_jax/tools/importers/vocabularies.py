@@ -17,6 +17,7 @@ Axis letters: V vocabulary, D model width.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -62,9 +63,11 @@ class Vocabulary:
     for piece in (self.start, self.end, self.unknown):
       if piece not in self.pieces:
         raise InputError(f'{self.name}: lacks the piece {piece!r}')
-    if len(set(self.pieces)) < len(self.pieces) or '' in self.pieces:
-      twice = next(p for p in self.pieces if not p or self.pieces.count(p) > 1)
-      raise InputError(f'{self.name}: has the piece {twice!r} twice or empty')
+    piece, count = Counter(self.pieces).most_common(1)[0]
+    if count > 1:
+      raise InputError(f'{self.name}: has the piece {piece!r} twice')
+    if '' in self.pieces:
+      raise InputError(f'{self.name}: has an empty piece')
 
 
 class Added(NamedTuple):

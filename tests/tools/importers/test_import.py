@@ -22,17 +22,16 @@ from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs.loading import load_run, make_model
 from fusion_jax.training.warm_start import read_baseline, with_baseline
 
-_FILES = [
-  *(('marian', each.name) for each in sorted(MARIAN.iterdir())),
-  ('marian', 'generation_config.json'),
-  ('marian', 'target_vocab.json'),
-  ('marian', 'added_tokens.json'),
-  ('marian', 'model.safetensors.index.json'),
-  *(('fairseq', each.name) for each in sorted(FAIRSEQ.iterdir())),
-]
 
-
-@pytest.mark.parametrize(('kind', 'name'), _FILES)
+@pytest.mark.parametrize(
+  ('kind', 'name'),
+  [
+    ('marian', 'vocab.json'),
+    ('marian', 'added_tokens.json'),
+    ('fairseq', 'checkpoint_best.pt'),
+    ('fairseq', 'joint.model'),
+  ],
+)
 def test_a_pipe_is_refused_at_once(tmp_path, capsys, kind, name):
   folder = copied(MARIAN if kind == 'marian' else FAIRSEQ, tmp_path)
   (folder / name).unlink(missing_ok=True)
@@ -41,22 +40,7 @@ def test_a_pipe_is_refused_at_once(tmp_path, capsys, kind, name):
   flags = [f'--source_spm={spm}'] if kind == 'fairseq' else []
   assert import_model(kind, folder, tmp_path / 'run', *flags) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert f'{folder / name}: a pipe or a device' in line
-
-
-def test_a_pipe_elsewhere_is_refused_too(tmp_path, capsys):
-  pipe = tmp_path / 'pipe'
-  os.mkfifo(pipe)
-  flag = f'--target_spm={pipe}'
-  spm = f'--source_spm={FAIRSEQ / "joint.model"}'
-  assert import_model('fairseq', FAIRSEQ, tmp_path / 'run', spm, flag) == 2
-  assert f'{pipe}: a pipe' in capsys.readouterr().err
-
-
-def test_a_folder_that_is_not_empty_is_refused(tmp_path, capsys):
-  (tmp_path / 'file').touch()
-  assert import_model('marian', MARIAN, tmp_path) == 2
-  assert 'not empty' in capsys.readouterr().err
+  assert f'{folder / name}: is a folder, a pipe or a device' in line
 
 
 def test_flags_of_fairseq_are_refused(tmp_path, capsys):

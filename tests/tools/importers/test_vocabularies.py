@@ -104,11 +104,6 @@ def test_added_rows_are_those_of_the_unknown_token():
   np.testing.assert_array_equal(bias, [0, 2, 4, -28, -28])
 
 
-def test_a_table_of_another_size_is_left_as_it_is():
-  table = np.zeros((4, 2))
-  assert Added(1, 3, 5).rows(table) is table
-
-
 @pytest.mark.parametrize(
   ('pieces', 'message'),
   [

@@ -1,4 +1,4 @@
-"""The text of a compiled program: computations, exchanges between devices."""
+"""Counts of programs: products of a traced one, exchanges of a compiled one."""
 
 import collections
 import dataclasses
@@ -6,9 +6,85 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.interpreters.partial_eval import dce_jaxpr
+
+# What an equation without a body counts.
+_Leaf: TypeAlias = Callable[[JaxprEqn], int]
+
+
+def product_gflop(program: ClosedJaxpr, trips: int = 1) -> float:
+  """Count the needed matrix products in 10^9 floating-point operations.
+
+  A product takes 2mnk operations. Products whose results nothing reads are not
+  counted, because XLA drops them. The body of a scan counts as often as it
+  runs, that of a shard_map once per shard; of the branches of a conditional
+  only the largest counts.
+  """
+  return 2 * _count(_needed(program), trips, _product) / 1e9
+
+
+def multiplications(program: ClosedJaxpr) -> int:
+  """Count the needed multiplications of floating-point numbers.
+
+  They are those of matrix products, mnk, and of arrays with arrays, a square
+  among them; what divides, takes roots or exponentials is not counted.
+  """
+  return _count(_needed(program), 0, _multiplications)
+
+
+def _needed(program: ClosedJaxpr) -> Jaxpr:
+  jaxpr = program.jaxpr
+  return dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
+
+
+def _count(jaxpr: Jaxpr, trips: int, leaf: _Leaf) -> int:
+  return sum(_count_one(equation, trips, leaf) for equation in jaxpr.eqns)
+
+
+def _count_one(equation: JaxprEqn, trips: int, leaf: _Leaf) -> int:
+  name, params = equation.primitive.name, equation.params
+  inner = [_count(jaxpr, trips, leaf) for jaxpr in jaxprs_in_params(params)]
+  if not inner:
+    return leaf(equation)
+  if name == 'cond':
+    return max(inner)
+  if name == 'shard_map':
+    return _shards(params) * sum(inner)
+  times = {'scan': params.get('length', 1), 'while': trips}
+  return times.get(name, 1) * sum(inner)
+
+
+def _shards(params: dict[str, Any]) -> int:
+  """Return how many shards of a shard_map make up the whole."""
+  sizes = params['mesh'].shape
+  # jax 0.10 uses newly_manual_axes, other versions manual_axes.
+  (axes,) = (params[x] for x in params if x.endswith('manual_axes'))
+  return math.prod(sizes[axis] for axis in axes)
+
+
+def _multiplications(equation: JaxprEqn) -> int:
+  result: Any = equation.outvars[0].aval
+  by_element = equation.primitive.name in ('mul', 'square')
+  if by_element and jnp.issubdtype(result.dtype, jnp.floating):
+    return result.size
+  return _product(equation)
+
+
+def _product(equation: JaxprEqn) -> int:
+  """Return the elements of a product times the terms of each sum."""
+  if equation.primitive.name != 'dot_general':
+    return 0
+  left: Any = equation.invars[0].aval
+  result: Any = equation.outvars[0].aval
+  (contracted, _), _ = equation.params['dimension_numbers']
+  terms = math.prod(left.shape[axis] for axis in contracted)
+  return result.size * terms
+
 
 Computations = Mapping[str, Sequence[str]]
 
@@ -110,8 +186,6 @@ _BETWEEN = re.compile(
   r'.*_xla_megascale_transfer_type="(?P<kind>\w+)"'
 )
 _CHAIN = re.compile(r'channel_id=(\d+).*chain_id="(\d+)"')
-_STARTED = re.compile(r'^\s+%?(?P<name>[\w.-]+) = .*?-start\(')
-_COMPUTES = re.compile(r' (?:fusion|convolution|dot|custom-call)\(')
 _LISTED = re.compile(r'(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}')
 _IOTA = re.compile(
   r'replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?'
@@ -136,7 +210,6 @@ class Collective:
       mesh, with the last axis changing first.
     times: Number of times that it is done in a run of the program.
     name: Origin of the exchange, as named by JAX.
-    overlaps: Whether the device computes something else meanwhile.
   """
 
   kind: str
@@ -144,7 +217,6 @@ class Collective:
   members: tuple[int, ...]
   times: int
   name: str = ''
-  overlaps: bool = False
 
   @property
   def group(self) -> int:
@@ -165,31 +237,23 @@ class Collective:
     return passes * share * self.size * self.times
 
 
-class Total(NamedTuple):
-  """All exchanges of a kind: how often, and the bytes that a device sends.
+@dataclasses.dataclass(frozen=True)
+class Total:
+  """All exchanges of a kind: how often, and the bytes that a device sends."""
 
-  Attributes:
-    overlapping: Share of these bytes during which the device computes.
-  """
-
-  count: int  # type: ignore[assignment]
+  count: int
   sent: float
-  overlapping: float
 
 
 def totals(exchanges: Sequence[Collective]) -> dict[str, Total]:
   """Sum counts and bytes by kind, in alphabetical order."""
-  kinds = sorted({x.kind for x in exchanges})
+  kinds: dict[str, list[Collective]] = {}
+  for exchange in sorted(exchanges, key=lambda x: x.kind):
+    kinds.setdefault(exchange.kind, []).append(exchange)
   return {
-    kind: _total([x for x in exchanges if x.kind == kind]) for kind in kinds
+    kind: Total(sum(x.times for x in of_kind), sum(x.sent for x in of_kind))
+    for kind, of_kind in kinds.items()
   }
-
-
-def _total(exchanges: Sequence[Collective]) -> Total:
-  sent = sum(x.sent for x in exchanges)
-  overlapping = sum(x.sent for x in exchanges if x.overlaps)
-  times = sum(x.times for x in exchanges)
-  return Total(times, sent, overlapping / (sent or 1))
 
 
 def collectives(text: str, trips: int = 1) -> list[Collective]:
@@ -208,11 +272,7 @@ def collectives(text: str, trips: int = 1) -> list[Collective]:
       if exchange := _read(line, devices):
         chain = _CHAIN.search(line)
         key = chain.groups() if chain else (name, number)
-        exchange = dataclasses.replace(
-          exchange,
-          times=times(name),
-          overlaps=bool(chain) or _overlaps(lines, number),
-        )
+        exchange = dataclasses.replace(exchange, times=times(name))
         exchanges.setdefault(key, exchange)
   return [x for x in exchanges.values() if x.group > 1 and x.times]
 
@@ -230,21 +290,6 @@ def _read(line: str, devices: int) -> Collective | None:
     size = _whole(match, len(members))
     return Collective(kind, size, members, 1, name)
   return None
-
-
-def _overlaps(lines: Sequence[str], number: int) -> bool:
-  """Return whether anything is computed before the end of an exchange."""
-  if _BETWEEN.match(lines[number]):
-    return True
-  if not (started := _STARTED.match(lines[number])):
-    return False
-  end = re.compile(rf'-done\(.*%{re.escape(started["name"])}\b')
-  for line in lines[number + 1 :]:
-    if end.search(line):
-      return False
-    if _COMPUTES.search(line):
-      return True
-  return False
 
 
 def _whole(operation: re.Match[str], group: int) -> int:
