@@ -108,8 +108,6 @@ class Translator:
     *,
     at_once: bool = False,
     devices: int | None = None,
-    number_of: Callable[[int], int] | None = None,
-    longest_shape_only: bool = False,
   ):
     """Prepare to translate; nothing is compiled yet."""
     self._ensemble = ensemble = alone(run)
@@ -126,7 +124,6 @@ class Translator:
     self._on_progress = on_progress or (lambda lines: None)
     self._at_once = at_once
     self._joiner = ensemble.runs[0].target_words.between
-    self._number_of = number_of or (lambda place: place)
     self._mesh = data_mesh(
       None if devices is None else jax.local_devices()[:devices]
     )
@@ -137,11 +134,7 @@ class Translator:
       search_settings(options, ensemble, n_best), compacts=True
     )
     self._shortest = options.min_length_ratio or options.min_length_extra
-    shapes = decode_shapes(options, self._longest)
-    if longest_shape_only:
-      longest = max(shape.source for shape in shapes)
-      shapes = tuple(shape for shape in shapes if shape.source == longest)
-    self.shapes = shapes
+    self.shapes = decode_shapes(options, self._longest)
 
   def translate(self, lines: Iterable[str]) -> Iterator[str]:
     """Yield the best translation of every line, in order.
@@ -195,10 +188,6 @@ class Translator:
     """Refuse a line, by its number, that cannot be translated."""
     self._encoder.check(number, line, prefix)
 
-  def count_pieces(self, line: str) -> int:
-    """Count the pieces in which a line is translated; 0 if it is empty."""
-    return len(self._encoder.encode(1, line))
-
   def _translate_sources(
     self,
     sources: list[Sentence],
@@ -239,13 +228,10 @@ class Translator:
       for run in range(len(self._ensemble.runs))
     )
     limits = [self._limit(sentence) for sentence in chosen]
-    numbers = (
-      self._number_of(first + sentence) for sentence in batch.sentences
-    )
     rows = SearchRows(
       tuple(Source(*self._padded(ids, shape)) for ids in read),
       pad_values(limits, shape.rows, 1),
-      pad_values(numbers, shape.rows, 0),
+      pad_values((first + n for n in batch.sentences), shape.rows, 0),
       self._requirements(chosen, shape, prefixed),
     )
     with jax.set_mesh(self._mesh):
