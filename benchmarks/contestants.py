@@ -44,12 +44,12 @@ from fusion_jax.data.batching import Batch, Shape
 from fusion_jax.data.packing import PackedPlan, assemble_packed
 from fusion_jax.data.records import Example
 from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.decoding.compiled import (
+from fusion_jax.decoding.model_step import (
   SearchRows,
   SearchSettings,
+  Source,
   search_batch,
 )
-from fusion_jax.decoding.model_step import Source
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,

@@ -17,10 +17,9 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import (
   PairIds,
   PlannedBatch,
+  computed,
   decode_shapes,
-  device_get_rows,
   device_put_rows,
-  one_ahead,
   padded_pairs,
   plan_batches,
   target_limit,
@@ -126,14 +125,11 @@ class Viewer:
         yield item, [next(views) for _ in pairs]
 
   def _views(self, pairs: list[PairIds]) -> list[View]:
-    views: dict[int, View] = {}
-    batches = plan_batches([pair.length for pair in pairs], self.shapes)
-    for batch, seen in one_ahead(
-      (batch, self._start(batch, pairs)) for batch in batches
-    ):
-      seen = device_get_rows(seen)
-      for row, place in enumerate(batch.sentences):
-        views[place] = _cut(pairs[place], seen, row)
+    views = computed(
+      plan_batches([pair.length for pair in pairs], self.shapes),
+      lambda batch: self._start(batch, pairs),
+      lambda place, row: _cut(pairs[place], row),
+    )
     return [views[place] for place in range(len(pairs))]
 
   def _start(self, batch: PlannedBatch, pairs: list[PairIds]) -> Internals:
@@ -223,14 +219,14 @@ def _stacked(
   return jnp.stack(layers, 1).astype(jnp.float32)
 
 
-def _cut(pair: PairIds, seen: Internals, row: int) -> View:
+def _cut(pair: PairIds, padded: Internals) -> View:
   source, target = len(pair.source), len(pair.target)
-  attention, encoder, decoder = seen
+  attention, encoder, decoder = padded
   return View(
     pair,
     Internals(
-      None if attention is None else attention[row, ..., :target, :source],
-      None if encoder is None else encoder[row, :, :source],
-      None if decoder is None else decoder[row, :, :target],
+      None if attention is None else attention[..., :target, :source],
+      None if encoder is None else encoder[:, :source],
+      None if decoder is None else decoder[:, :target],
     ),
   )

@@ -11,13 +11,13 @@ from tiers import extended_but
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.decoding.compiled import (
+from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.decoding.model_step import (
   SearchRows,
   SearchSettings,
+  Source,
   search_batch,
 )
-from fusion_jax.decoding.ensemble import Mixture
-from fusion_jax.decoding.model_step import Source
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.search.beam import beam_search

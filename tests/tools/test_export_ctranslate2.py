@@ -20,7 +20,7 @@ from fusion_jax.config import (
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.decoding.compiled import (
+from fusion_jax.decoding.model_step import (
   SearchRows,
   SearchSettings,
   Source,

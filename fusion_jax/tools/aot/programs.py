@@ -16,12 +16,12 @@ from fusion_jax.data.mixing import training_mixture
 from fusion_jax.data.pipeline import abstract_batch, training_shapes
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.decoding.batches import decode_shapes
-from fusion_jax.decoding.compiled import (
+from fusion_jax.decoding.model_step import (
   SearchRows,
   SearchSettings,
+  Source,
   search_batch,
 )
-from fusion_jax.decoding.model_step import Source
 from fusion_jax.errors import require
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated

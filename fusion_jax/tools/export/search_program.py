@@ -15,14 +15,14 @@ from jaxtyping import Array, Float32, Int32
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import DecodeShape, shortest_target
-from fusion_jax.decoding.compiled import (
+from fusion_jax.decoding.ensemble import alone
+from fusion_jax.decoding.model_step import (
   SearchRows,
   SearchSettings,
+  Source,
   search_batch,
   search_settings,
 )
-from fusion_jax.decoding.ensemble import alone
-from fusion_jax.decoding.model_step import Source
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import Hypotheses

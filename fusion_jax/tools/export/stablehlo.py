@@ -21,8 +21,8 @@ from fusion_jax import __version__
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import DecodeShape, decode_shapes, target_limit
 from fusion_jax.decoding.certify import rounding
-from fusion_jax.decoding.compiled import search_settings
 from fusion_jax.decoding.ensemble import alone
+from fusion_jax.decoding.model_step import search_settings
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.runs.loading import TrainedModel
