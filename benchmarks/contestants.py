@@ -61,8 +61,8 @@ from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import LengthPenalty
 from fusion_jax.tools.aot.matmul_flops import product_gflop
 from fusion_jax.tools.export.ctranslate2 import export
+from fusion_jax.training.build import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 _BATCHES = 4

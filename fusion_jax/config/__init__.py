@@ -82,9 +82,7 @@ class ExperimentConfig:
   def _check_recipe(self) -> None:
     optimizer, steps = self.optimizer, self.training.steps
     require(
-      optimizer.schedule != 'cosine'
-      or optimizer.warmup_tokens > 0
-      or optimizer.warmup_steps < steps,
+      optimizer.schedule != 'cosine' or optimizer.warmup_steps < steps,
       'optimizer.warmup_steps',
       f'must be below training.steps={steps}, where the cosine ends, got '
       f'{optimizer.warmup_steps}',

@@ -40,10 +40,6 @@ class OptimizerConfig:
   warmup_steps: Positive = 4_000
   """W, updates of warm-up; 1: no warm-up."""
 
-  warmup_tokens: Natural = 0
-  """Target tokens that the warm-up lasts; the rate grows with them, and W is
-  the number of updates that it took. 0: warmup_steps counts."""
-
   beta1: Share = 0.9
   """Adam's decay of the first moment."""
 
@@ -78,12 +74,6 @@ class OptimizerConfig:
       self.final <= self.peak,
       'optimizer.final',
       f'must be between 0 and optimizer.peak={self.peak}, got {self.final}',
-    )
-    require(
-      not (self.warmup_tokens and self.schedule == 'vaswani'),
-      'optimizer.warmup_tokens',
-      "needs a schedule with a peak of its own; that of 'vaswani' follows "
-      "from warmup_steps: use 'inverse_sqrt' with optimizer.peak",
     )
 
 
@@ -127,19 +117,6 @@ class TrainingConfig:
   diversity: NotNegative = 0.0
   """Weight of the layer-diversity reward (Dou et al. 2018, Eq. 9-10; 1.0
   there); 0: none."""
-
-  diversity_sides: Literal['sum', 'mean'] = 'sum'
-  """How the rewards of the two stacks are joined."""
-
-  diversity_reward: Literal['distance', 'log_distance'] = 'distance'
-  """Reward of a token and a pair of layers: their distance d = 1 - cos^2, the
-  paper's, or log d, which asks for less and less."""
-
-  diversity_start: Natural = 0
-  """Update before which the weight of the reward is 0."""
-
-  diversity_rise: Natural = 0
-  """Updates over which the weight then rises linearly."""
 
   loss_chunk: Natural = 256
   """Target tokens of one chunk of the output layer and loss; the logits of one

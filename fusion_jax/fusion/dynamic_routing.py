@@ -69,4 +69,5 @@ SCHEME = on_both_sides(
   'Dou et al. 2019, Eq. 5-9',
   DynamicRoutingOptions,
   check=check_routing,
+  routes=True,
 )

@@ -101,4 +101,5 @@ SCHEME = on_both_sides(
   'Dou et al. 2019, Eq. 10-16',
   EmRoutingOptions,
   check=check_routing,
+  routes=True,
 )

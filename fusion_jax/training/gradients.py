@@ -75,24 +75,8 @@ def count_tokens(batch: Batch) -> BatchCounts:
   return BatchCounts(batch.source_lengths.sum(), batch.target_lengths.sum())
 
 
-class Whole(NamedTuple):
-  """Values of the whole batch that the loss of some of its rows needs."""
-
-  counts: BatchCounts
-  diversity: Float[Array, '']  # Weight of the reward at this update.
-
-
-def diversity_weight(
-  config: TrainingConfig, step: Int[Array, '']
-) -> Float[Array, '']:
-  """Return the weight of the diversity reward after `step` updates."""
-  risen = jnp.float32(step - config.diversity_start + 1)
-  share = risen / max(config.diversity_rise, 1)
-  return config.diversity * jnp.clip(share, 0, 1)
-
-
 def batch_diversity(
-  output: ModelOutput, batch: Batch, config: TrainingConfig, counts: BatchCounts
+  output: ModelOutput, batch: Batch, counts: BatchCounts
 ) -> Float[Array, '']:
   """Return the layer diversity of both stacks; Dou et al. (2018), Eq. 9-10."""
   sides = (
@@ -104,12 +88,10 @@ def batch_diversity(
       layers[1:],
       jnp.arange(tokens.shape[1]) < lengths[:, None],
       jnp.maximum(count, 1),
-      config.diversity_reward,
     )
     for layers, tokens, lengths, count in sides
   ]
-  total = rewards[0] + rewards[1]
-  return total if config.diversity_sides == 'sum' else total / 2
+  return rewards[0] + rewards[1]
 
 
 def training_loss(
@@ -118,7 +100,7 @@ def training_loss(
   parameters: Parameters,
   batch: Batch,
   key: Key[Array, ''],
-  whole: Whole,
+  counts: BatchCounts,
 ) -> tuple[Float[Array, ''], tuple[LossSums, Float[Array, '']]]:
   """Return the summed loss of some rows, their sums, and their reward."""
   if config.cast_weights == 'once':
@@ -128,8 +110,8 @@ def training_loss(
   )
   if not config.diversity:
     return sums.loss, (sums, jnp.zeros((), jnp.float32))
-  reward = batch_diversity(output, batch, config, whole.counts)
-  weighted = whole.diversity * whole.counts.target * reward
+  reward = batch_diversity(output, batch, counts)
+  weighted = config.diversity * counts.target * reward
   return sums.loss - weighted, (sums, reward)
 
 

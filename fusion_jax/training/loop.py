@@ -4,11 +4,13 @@ import collections
 import contextlib
 import logging
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import multihost_utils
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch, Shape
@@ -33,9 +35,8 @@ from fusion_jax.training.build import (
   check_experiment,
   plan_training,
 )
-from fusion_jax.training.logs import MetricsLog, Reports, WandbLog
-from fusion_jax.training.signals import stop_on_signals
-from fusion_jax.training.state import Clock, Position
+from fusion_jax.training.logs import Clock, MetricsLog, Position, Reports
+from fusion_jax.training.step import StepPrograms
 from fusion_jax.training.warm_start import read_baseline, with_baseline
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ def run(
     baseline = None
     if config.training.init_from and not _has_steps(workdir):
       baseline = _baseline(plan)
-    opened.enter_context(_alone_in(workdir))
+    # Process 0 keeps other trainings out of the run directory.
+    on_all(lambda: is_first() and opened.enter_context(locked(workdir)))
     first_then_others(lambda: _open_directory(config, workdir, corpus))
     # Closed last: the others take this process for lost once it is closed.
     heartbeat = Heartbeat(workdir, config.parallel, start)
@@ -77,10 +79,10 @@ def run(
       parts = build(plan, heartbeat, opened)
       position = _restore_or_start(parts, baseline)
       del baseline  # Its parameters are on a device.
-      log = opened.enter_context(contextlib.closing(_log(plan, position.step)))
-      profiler = opened.enter_context(
-        contextlib.closing(Profiler(workdir, profile))
-      )
+      log = MetricsLog(config, workdir, position.step)
+      opened.callback(log.close)
+      profiler = Profiler(workdir, profile)
+      opened.callback(profiler.close)
       with stop_on_signals(parts.programs) as stop:
         reports = Reports(parts, log)
         return EXIT_CODES[train(parts, position, reports, profiler, stop)]
@@ -112,6 +114,56 @@ class Profiler:
       self._is_on = False
       jax.profiler.stop_trace()
       logger.info('profile written to %s', self._folder)
+
+
+def stop_on_signals(
+  programs: StepPrograms,
+) -> contextlib.AbstractContextManager[Callable[[int], int]]:
+  """Return a context in which SIGTERM or SIGINT asks for a stop.
+
+  A second signal acts as it would outside the block. Among several processes
+  SIGTERM to one of them stops all at the same step; SIGINT is not handled.
+
+  Only the main thread can handle signals; in another one nothing asks.
+  """
+  if jax.process_count() > 1:
+    return contextlib.nullcontext(
+      lambda step: (
+        signal.SIGTERM
+        if multihost_utils.reached_preemption_sync_point(step)
+        else 0
+      )
+    )
+  if threading.current_thread() is not threading.main_thread():
+    return contextlib.nullcontext(lambda step: 0)
+  return _flag_signals(programs)
+
+
+@contextlib.contextmanager
+def _flag_signals(programs: StepPrograms) -> Iterator[Callable[[int], int]]:
+  signalled = 0
+  numbers = (signal.SIGTERM, signal.SIGINT)
+  before = {number: signal.getsignal(number) for number in numbers}
+
+  def ask(number, frame):
+    del frame
+    nonlocal signalled
+    signalled = number
+    signal.signal(number, before[number])
+    waits_for = programs.compiling
+    logger.info(
+      '%s: saving, then stopping%s; a second one stops at once',
+      signal.Signals(number).name,
+      f', once {waits_for} is compiled' if waits_for else '',
+    )
+
+  for number in numbers:
+    signal.signal(number, ask)
+  try:
+    yield lambda step: signalled
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 def train(
@@ -215,33 +267,13 @@ def _log_end(parts: Parts, position: Position, stopped: int) -> None:
       progress.best,
       progress.best_step,
     )
-  logger.info('in all, %s', parts.compilations.total)
+  logger.info('in all, %s', parts.compilations.total())
   logger.info(
     '%s after step %d; run directory: %s',
     'stopped' if stopped else 'finished',
     position.step,
     parts.plan.workdir,
   )
-
-
-def _log(plan: Plan, step: int) -> MetricsLog:
-  wandb = None
-  if plan.config.training.wandb and is_first():
-    wandb = WandbLog(plan.config, plan.workdir)
-  return MetricsLog(plan.workdir, step, wandb)
-
-
-@contextlib.contextmanager
-def _alone_in(workdir: Path) -> Iterator[None]:
-  """Keep other trainings out of the run directory; process 0 holds the lock."""
-  with contextlib.ExitStack() as stack:
-
-    def take() -> None:
-      if is_first():
-        stack.enter_context(locked(workdir))
-
-    on_all(take)
-    yield
 
 
 def _open_directory(

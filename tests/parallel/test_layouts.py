@@ -29,9 +29,8 @@ from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import AXES, by_rows, replicated
 from fusion_jax.runs.checkpoint import TrainState
 from fusion_jax.testing import drawn_parameters
-from fusion_jax.training.build import check_experiment
+from fusion_jax.training.build import check_experiment, plan_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.state import plan_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 _VOCABULARY = 32

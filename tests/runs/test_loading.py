@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from saved_runs import SavedRun, edit_meta, iterator
 
-from fusion_jax.config import TokenizerConfig
+from fusion_jax.config import ExperimentConfig, TokenizerConfig
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
@@ -100,7 +100,7 @@ def test_a_training_reads_no_device(workdir, saved):
     (workdir / name).symlink_to('/dev/null')
   said = 'is a folder, a pipe or a device'
   with pytest.raises(InputError, match=f'metrics.jsonl: {said}'):
-    MetricsLog(workdir, 10)
+    MetricsLog(ExperimentConfig(), workdir, 10)
   tokenizer = Tokenizer.from_file(workdir / 'target.model')
   with pytest.raises(InputError, match=f'source.model: {said}'):
     create_run(workdir, saved.config, tokenizer, tokenizer)

@@ -30,9 +30,9 @@ from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.testing import assert_close
 from fusion_jax.tools.aot.programs import Problem, training_program
+from fusion_jax.training.build import initial_state
+from fusion_jax.training.loop import stop_on_signals
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.signals import stop_on_signals
-from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import (
   StepPrograms,
   make_eval_step,

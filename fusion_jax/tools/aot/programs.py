@@ -28,9 +28,8 @@ from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated
 from fusion_jax.runs.checkpoint import abstract_like
 from fusion_jax.search.constraints import TokenRules
 from fusion_jax.search.hypotheses import LengthPenalty
-from fusion_jax.training.build import check_experiment
+from fusion_jax.training.build import check_experiment, plan_state
 from fusion_jax.training.optimizer import optimizer_for
-from fusion_jax.training.state import plan_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 # The ids that start and end a line do not change the programs.
