@@ -32,7 +32,7 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.directions import both_ways, from_files
+from fusion_jax.config.data import both_ways, from_files
 from fusion_jax.config.presets import YANG_2022, changed, choose
 
 _PAIRS = [(language, 'en') for language in ('de', 'it', 'nl', 'ro')]

@@ -31,7 +31,7 @@ from fusion_jax.config import (
   TokenizerConfig,
   TrainingConfig,
 )
-from fusion_jax.config.directions import both_ways, from_files
+from fusion_jax.config.data import both_ways, from_files
 from fusion_jax.config.presets import YANG_2022, changed, choose
 
 # All of OPUS-100 but an, dz, hy, mn and yo, which have no test set.

@@ -24,7 +24,6 @@ from fusion_jax.data.batching import (
   batch_rows,
   warn_if_larger,
 )
-from fusion_jax.errors import InputError
 
 # A row has room for at least this number of pairs of mean length. With fewer,
 # the room left in a row too often has a length that no pair has.
@@ -48,24 +47,14 @@ def choose_packed_shape(
   """Choose the shape of packed batches.
 
   The two sides of a row are in proportion to those of the corpus, with room
-  for the longest sentences and for four pairs of mean length, or for as many
-  pairs as a configured side holds. Among rows up to half longer than that,
-  those are chosen with which a batch of `config.tokens` slots holds the most
-  pairs, and among nearly equal ones the shortest.
+  for the longest sentences and for four pairs of mean length. Among rows up to
+  half longer than that, those are chosen with which a batch of `config.tokens`
+  slots holds the most pairs, and among nearly equal ones the shortest.
   """
   mean, longest = lengths.mean(axis=0), lengths.max(axis=0)
-  given = np.array([config.packed_source, config.packed_target])
-  wanted = (given / mean).max() if given.any() else _PAIRS_A_ROW
-  least = max((longest / mean).max(), wanted) * mean
+  least = max((longest / mean).max(), _PAIRS_A_ROW) * mean
   sources, targets = (
-    _sides(name, int(own), int(most), int(fewest), config.length_multiple)
-    for name, own, most, fewest in zip(
-      ('packed_source', 'packed_target'),
-      given,
-      longest,
-      np.ceil(least),
-      strict=True,
-    )
+    _sides(int(size), config.length_multiple) for size in np.ceil(least)
   )
   shape = _densest(sources, targets, mean, config, devices)
   warn_if_larger(shape, config.tokens)
@@ -94,17 +83,8 @@ def _densest(
   return Shape(int(rows[s, t]), int(sources[s]), int(targets[t]))
 
 
-def _sides(
-  name: str, given: int, longest: int, least: int, multiple: int
-) -> Int[np.ndarray, ' sides']:
+def _sides(least: int, multiple: int) -> Int[np.ndarray, ' sides']:
   """List the lengths that one side of a row may have."""
-  if given:
-    if given < longest:
-      raise InputError(
-        f'config.data.batch.{name}: must be 0 (chosen) or at least {longest}, '
-        f'the longest sentence of the corpus, got {given}'
-      )
-    return np.array([given])
   first, last = (-(-size // multiple) for size in (least, least + least // 2))
   return np.arange(first, last + 1) * multiple
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fusion_jax.config import DataConfig, TokenizerConfig
-from fusion_jax.config.directions import Direction
+from fusion_jax.config.data import Direction
 from fusion_jax.config.flags import parse_experiment
 from fusion_jax.config.serialization import to_dict
 from fusion_jax.data import corpora, filtering, prepared

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from fusion_jax.config import DataConfig
-from fusion_jax.config.directions import Direction
+from fusion_jax.config.data import Direction
 from fusion_jax.data import corpora
 from fusion_jax.data.mixing import apportioned, shares
 from fusion_jax.data.tokenizer import normalised

@@ -19,7 +19,6 @@ from fusion_jax.config import TrainingConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion.diversity import layer_diversity
 from fusion_jax.models.losses import LossSums, cross_entropy
-from fusion_jax.models.parameter_kinds import bfloat16_copies
 from fusion_jax.models.transformer import ModelOutput, Parameters, Transformer
 from fusion_jax.parallel.mesh import ROW_AXES, on_each_shard, row_axes
 
@@ -103,8 +102,6 @@ def training_loss(
   counts: BatchCounts,
 ) -> tuple[Float[Array, ''], tuple[LossSums, Float[Array, '']]]:
   """Return the summed loss of some rows, their sums, and their reward."""
-  if config.cast_weights == 'once':
-    parameters = bfloat16_copies(parameters)
   sums, output = batch_loss(
     model, parameters, batch, config.label_smoothing, config.loss_chunk, key
   )

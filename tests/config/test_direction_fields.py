@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fusion_jax.config import DataConfig, Direction, ExperimentConfig
-from fusion_jax.config.directions import both_ways
+from fusion_jax.config.data import both_ways
 from fusion_jax.config.flags import override
 from fusion_jax.config.serialization import (
   differing_fields,
@@ -123,10 +123,10 @@ def test_what_differs_between_directions():
     ('directions.0.weight', 'x', 'directions.0.weight: must be a number, go'),
     ('directions.2.target_language', 'de', 'en-de is there twice; join its c'),
     ('directions.0.target_language', 'de', 'de-de: source and target languag'),
-    ('directions.3.weight', '1', 'directions.3: no such field; config.data.di'),
+    ('directions.3.weight', '1', 'directions.3.weight: no such field; did you'),
     ('directions.0.wait', '1', 'did you mean config.data.directions.0.weight?'),
     ('directions.0', 'x', 'is a section; give one of its fields: source_lang'),
-    ('directions.0.weight.x', '1', 'config.data.directions.0.weight has no f'),
+    ('directions.0.weight.x', '1', 'directions.0.weight.x: no such field'),
     ('mixing_temperature', '0', 'mixing_temperature: must be > 0, got 0'),
     ('mixing_temperature', '-1', 'mixing_temperature: must be > 0, got -1'),
     (

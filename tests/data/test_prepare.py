@@ -24,7 +24,7 @@ from fusion_jax.config import (
   SamplingConfig,
   TokenizerConfig,
 )
-from fusion_jax.config.directions import Direction
+from fusion_jax.config.data import Direction
 from fusion_jax.data import building, filtering, prepare
 from fusion_jax.data import texts as texts_module
 from fusion_jax.data.prepared import PreparedCorpus

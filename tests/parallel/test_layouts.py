@@ -20,8 +20,8 @@ from fusion_jax.config import (
   TrainingConfig,
 )
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.config.parallel import AxisRules, ParallelConfig
 from fusion_jax.config.presets import changed
+from fusion_jax.config.training import AxisRules, ParallelConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.config.training import ParallelConfig
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.mesh import make_mesh, over_slices
 

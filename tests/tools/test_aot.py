@@ -24,7 +24,7 @@ from fusion_jax.config import (
   TrainingConfig,
 )
 from fusion_jax.config.decoding import DecodingConfig
-from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.config.training import ParallelConfig
 from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.tools.aot.__main__ import as_json, report

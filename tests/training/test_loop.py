@@ -85,7 +85,6 @@ def recipe(config):
       'optimizer.warmup_steps': 3,
       'optimizer.weight_decay': 0.01,
       'optimizer.moments_dtype': 'bfloat16',
-      'training.cast_weights': 'once',
       'training.freeze': ('encoder/*/self_attention/*',),
       'training.ema': 0.5,
       'training.validate_every': 8,

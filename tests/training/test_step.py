@@ -275,17 +275,6 @@ def test_bfloat16_training_keeps_float32_parameters():
   }
   exact = _run()[1].sums.loss
   np.testing.assert_allclose(totals.sums.loss, exact, rtol=0.02)
-  once = changed(config, {'training.cast_weights': 'once'})
-  copied, copied_totals = _run(once)
-  # The same products of the same bfloat16 matrices; only the fusions differ.
-  np.testing.assert_allclose(
-    copied_totals.sums.loss, totals.sums.loss, rtol=2**-8
-  )
-  _assert_same(copied.parameters, state.parameters, 0.02)
-  assert {x.dtype for x in jax.tree.leaves(copied[1:])} == {
-    np.dtype('float32'),
-    np.dtype('int32'),
-  }
 
 
 _SHORT, _LONG = Shape(64, 8, 16), Shape(16, 32, 64)
