@@ -12,7 +12,6 @@ L layers, N heads, V vocabulary.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -61,38 +60,50 @@ class Source(NamedTuple):
     return jnp.arange(self.ids.shape[1]) < self.lengths[:, None]
 
 
-class ModelCache(NamedTuple):
-  """Cache of one model for the positions so far.
+@dataclasses.dataclass(frozen=True)
+class SearchSettings:
+  """Settings that the program depends on, besides shapes and models."""
 
-  Attributes:
-    own: Keys and values of the model.
-    attention: Weights over the source, [B, T * K, S]; None without a coverage
-      penalty.
-  """
+  beam: int  # Live hypotheses, or samples.
+  keep: int  # Hypotheses to return.
+  end_id: int
+  penalty: LengthPenalty
+  coverage: float = 0.0  # Weight of the coverage penalty.
+  patience: float = 0.0
+  rules: TokenRules = TokenRules()
+  sampling: Sampling | None = None  # None: beam search.
+  mixture: Mixture = Mixture()
+  # Whether the last quarter of a batch, on each device, is searched without the
+  # other sentences.
+  compacts: bool = False
+
+
+class SearchRows(NamedTuple):
+  """Batch of source sentences to search; the numbers decide what is drawn."""
+
+  sources: tuple[Source, ...]  # As each model reads them.
+  max_lengths: Int32[Array | np.ndarray, ' B']
+  numbers: Int32[Array | np.ndarray, ' B']
+  requirements: Requirements | None = None
+
+
+class ModelCache(NamedTuple):
+  """Cache of one model for the positions so far."""
 
   own: Any
+  # Weights over the source, [B, T * K, S]; None without a coverage penalty.
   attention: Float32[Array, 'B P S'] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelStep:
-  """Step of models that translate together, prepared by `start`.
-
-  Attributes:
-    models: Models of the ensemble.
-    parameters: Parameters of each model.
-    sources: Source sentences as each model reads them.
-    memories: What each model computed of the source in `start_decoding`.
-    mixture: Mixture of their predictions.
-    coverage: Weight of the coverage penalty.
-  """
+  """Step of models that translate together, prepared by `start`."""
 
   models: tuple[Transformer, ...]
   parameters: tuple[Parameters, ...]
   sources: tuple[Source, ...]
-  memories: tuple[Any, ...]
-  mixture: Mixture
-  coverage: float
+  memories: tuple[Any, ...]  # Made of the sources by `start_decoding`.
+  settings: SearchSettings
 
   @property
   def normalised(self) -> bool:
@@ -118,7 +129,7 @@ class ModelStep:
       scores if model.gives_log_probabilities else jax.nn.log_softmax(scores)
       for scores, model in zip(logits, self.models, strict=True)
     ]
-    return self.mixture.log_probabilities(log_p), caches
+    return self.settings.mixture.log_probabilities(log_p), caches
 
   def _one(
     self,
@@ -153,13 +164,13 @@ class ModelStep:
     """Compute the coverage penalty, averaged with the weights of the models."""
     total = jnp.float32(0)
     for weight, cache, source in zip(
-      self.mixture.weights, caches, self.sources, strict=True
+      self.settings.mixture.weights, caches, self.sources, strict=True
     ):
       assert cache.attention is not None
       written = rows_mask(rows, position)[:, 0].astype(cache.attention.dtype)
       attended = jnp.einsum('BKP,BPS->BKS', written, cache.attention)
       total += weight * coverage_penalty(attended, source.tokens[:, None])
-    return self.coverage * total
+    return self.settings.coverage * total
 
   def compact_batch(
     self, sentences: Int32[Array, ' M'], caches: tuple[ModelCache, ...]
@@ -178,88 +189,35 @@ class ModelStep:
     sources = jax.tree.map(lambda leaf: leaf[sentences], self.sources)
     step = dataclasses.replace(self, sources=sources, memories=tuple(memories))
     return CompactedBatch(
-      step, step.coverage_score if self.coverage else None, tuple(own)
+      step, step.coverage_score if self.settings.coverage else None, tuple(own)
     )
 
 
 def start(
-  models: Sequence[Transformer],
-  parameters: Sequence[Parameters],
-  sources: Sequence[Source],
-  *,
-  beam: int,
+  models: tuple[Transformer, ...],
+  parameters: tuple[Parameters, ...],
+  sources: tuple[Source, ...],
+  settings: SearchSettings,
   max_length: int,
-  mixture: Mixture,
-  coverage: float,
 ) -> tuple[ModelStep, tuple[ModelCache, ...]]:
   """Encode the source with every model."""
   caches, memories = [], []
-  for model, own, source in zip(models, parameters, sources, strict=True):
-    apply = functools.partial(model.apply, {'params': own})
+  for model, values, source in zip(models, parameters, sources, strict=True):
+    apply = functools.partial(model.apply, {'params': values})
     encoded = apply(source.ids, source.lengths, method='encode')
     cache, memory = apply(
-      encoded, source.lengths, beam, max_length, method='start_decoding'
+      *(encoded, source.lengths, settings.beam, max_length),
+      method='start_decoding',
     )
     batch, length = source.ids.shape
-    shape = batch, max_length * beam, length
-    attention = jnp.zeros(shape, jnp.float32) if coverage else None
+    attention = None
+    if settings.coverage:
+      shape = batch, max_length * settings.beam, length
+      attention = jnp.zeros(shape, jnp.float32)
     caches.append(ModelCache(cache, attention))
     memories.append(memory)
-  step = ModelStep(
-    tuple(models),
-    tuple(parameters),
-    tuple(sources),
-    tuple(memories),
-    mixture,
-    coverage,
-  )
+  step = ModelStep(models, parameters, sources, tuple(memories), settings)
   return step, tuple(caches)
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchSettings:
-  """Settings that the program depends on, besides shapes and models.
-
-  Attributes:
-    beam: Number of live hypotheses, or of samples.
-    keep: Number of hypotheses to return.
-    end_id: Token that ends a hypothesis.
-    penalty: Length penalty.
-    coverage: Weight of the coverage penalty.
-    patience: Patience of `beam_search`.
-    rules: Tokens and n-grams that hypotheses must not contain.
-    sampling: Distribution to draw from; None means beam search.
-    mixture: Mixture of the models.
-    compacts: Whether the last quarter of a batch, on each device, is searched
-      without the other sentences.
-  """
-
-  beam: int
-  keep: int
-  end_id: int
-  penalty: LengthPenalty
-  coverage: float = 0.0
-  patience: float = 0.0
-  rules: TokenRules = TokenRules()
-  sampling: Sampling | None = None
-  mixture: Mixture = Mixture()
-  compacts: bool = False
-
-
-class SearchRows(NamedTuple):
-  """Batch of source sentences to search.
-
-  Attributes:
-    sources: Source sentences for each model.
-    max_lengths: Length limits of the translations.
-    numbers: Numbers of the sentences, which decide what is drawn.
-    requirements: Shortest lengths and prefixes, if any.
-  """
-
-  sources: tuple[Source, ...]
-  max_lengths: Int32[Array | np.ndarray, ' B']
-  numbers: Int32[Array | np.ndarray, ' B']
-  requirements: Requirements | None = None
 
 
 @functools.partial(
@@ -279,15 +237,7 @@ def search_batch(
   It is compiled once for all translators of the same models, so that
   translating again with newer parameters costs no compilation.
   """
-  step, cache = start(
-    models,
-    parameters,
-    rows.sources,
-    beam=settings.beam,
-    max_length=max_length,
-    mixture=settings.mixture,
-    coverage=settings.coverage,
-  )
+  step, cache = start(models, parameters, rows.sources, settings, max_length)
   decode = functools.partial(
     beam_search if settings.sampling is None else sample,
     step,

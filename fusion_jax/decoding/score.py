@@ -188,15 +188,9 @@ def _length(pairs: Pairs) -> int:
 
 
 class TeacherForcedRows(NamedTuple):
-  """Batch of pairs.
+  """Batch of pairs, end symbols included."""
 
-  Attributes:
-    sources: Source sentences for each model.
-    target: Token ids, the end symbols included.
-    target_lengths: Number of tokens in each row.
-  """
-
-  sources: tuple[Source, ...]
+  sources: tuple[Source, ...]  # As each model reads them.
   target: Int32[Array | np.ndarray, 'B T']
   target_lengths: Int32[Array | np.ndarray, ' B']
 

@@ -8,7 +8,7 @@ where they are added.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,35 +62,32 @@ def batch_loss(
   return sums, output
 
 
-class BatchCounts(NamedTuple):
-  """Token counts of a batch over all devices and microbatches, int32."""
-
-  source: Int[Array, '']
-  target: Int[Array, '']
+# Source and target tokens of a batch over all devices and microbatches.
+Counts = tuple[Int[Array, ''], Int[Array, '']]
 
 
-def count_tokens(batch: Batch) -> BatchCounts:
+def count_tokens(batch: Batch) -> Counts:
   """Count the tokens of both sides."""
-  return BatchCounts(batch.source_lengths.sum(), batch.target_lengths.sum())
+  return batch.source_lengths.sum(), batch.target_lengths.sum()
 
 
 def batch_diversity(
-  output: ModelOutput, batch: Batch, counts: BatchCounts
+  output: ModelOutput, batch: Batch, counts: Counts
 ) -> Float[Array, '']:
   """Return the layer diversity of both stacks; Dou et al. (2018), Eq. 9-10."""
   sides = (
-    (output.encoder_layers, batch.source, batch.source_lengths, counts.source),
-    (output.decoder_layers, batch.target, batch.target_lengths, counts.target),
+    (output.encoder_layers, batch.source, batch.source_lengths),
+    (output.decoder_layers, batch.target, batch.target_lengths),
   )
-  rewards = [
+  rewards = (
     layer_diversity(
       layers[1:],
       jnp.arange(tokens.shape[1]) < lengths[:, None],
       jnp.maximum(count, 1),
     )
-    for layers, tokens, lengths, count in sides
-  ]
-  return rewards[0] + rewards[1]
+    for (layers, tokens, lengths), count in zip(sides, counts, strict=True)
+  )
+  return functools.reduce(jnp.add, rewards)
 
 
 def training_loss(
@@ -99,7 +96,7 @@ def training_loss(
   parameters: Parameters,
   batch: Batch,
   key: Key[Array, ''],
-  counts: BatchCounts,
+  counts: Counts,
 ) -> tuple[Float[Array, ''], tuple[LossSums, Float[Array, '']]]:
   """Return the summed loss of some rows, their sums, and their reward."""
   sums, output = batch_loss(
@@ -108,8 +105,7 @@ def training_loss(
   if not config.diversity:
     return sums.loss, (sums, jnp.zeros((), jnp.float32))
   reward = batch_diversity(output, batch, counts)
-  weighted = config.diversity * counts.target * reward
-  return sums.loss - weighted, (sums, reward)
+  return sums.loss - config.diversity * counts[1] * reward, (sums, reward)
 
 
 def summed_gradients(
@@ -135,19 +131,19 @@ def summed_gradients(
 
 def _gather(parameters: Parameters, specs: Any) -> Parameters:
   """Gather what is sharded over fsdp; shards over tensor stay."""
+
+  def whole(x: Array, spec: PartitionSpec) -> Array:
+    for dimension, axis in enumerate(spec):
+      if axis in ROW_AXES:
+        x = jax.lax.all_gather(x, axis, axis=dimension, tiled=True)
+    return x
+
   return jax.shard_map(
-    lambda shards: jax.tree.map(_gathered, shards, specs),
+    lambda shards: jax.tree.map(whole, shards, specs),
     in_specs=(specs,),
-    out_specs=jax.tree.map(_without_rows, specs, is_leaf=_is_spec),
+    out_specs=_over_specs(_without_rows, specs),
     check_vma=False,
   )(parameters)
-
-
-def _gathered(shard: Array, spec: PartitionSpec) -> Array:
-  for dimension, axis in enumerate(spec):
-    if axis in ROW_AXES:
-      shard = jax.lax.all_gather(shard, axis, axis=dimension, tiled=True)
-  return shard
 
 
 def _add(
@@ -155,36 +151,37 @@ def _add(
 ) -> Parameters:
   """Return the sum of the devices' gradients, sharded like the parameters."""
 
-  def stacked(spec: PartitionSpec) -> PartitionSpec:
-    return PartitionSpec(axes, *_without_rows(spec))
+  def added(x: Array, spec: PartitionSpec) -> Array:
+    x = x[0]
+    for dimension, axis in enumerate(spec):
+      if axis in ROW_AXES:
+        x = jax.lax.psum_scatter(
+          x, axis, scatter_dimension=dimension, tiled=True
+        )
+    left = tuple(axis for axis in axes if axis not in spec)
+    return jax.lax.psum(x, left) if left else x
 
+  stacked = _over_specs(
+    lambda spec: PartitionSpec(axes, *_without_rows(spec)), specs
+  )
   return jax.shard_map(
-    lambda shards: jax.tree.map(functools.partial(_added, axes), shards, specs),
-    in_specs=(jax.tree.map(stacked, specs, is_leaf=_is_spec),),
+    lambda shards: jax.tree.map(added, shards, specs),
+    in_specs=(stacked,),
     out_specs=specs,
     check_vma=False,
   )(gradients)
 
 
-def _added(
-  axes: tuple[str, ...], gradient: Array, spec: PartitionSpec
-) -> Array:
-  gradient = gradient[0]
-  for dimension, axis in enumerate(spec):
-    if axis in ROW_AXES:
-      gradient = jax.lax.psum_scatter(
-        gradient, axis, scatter_dimension=dimension, tiled=True
-      )
-  left = tuple(axis for axis in axes if axis not in spec)
-  return jax.lax.psum(gradient, left) if left else gradient
-
-
-def _is_spec(x: Any) -> bool:
-  return isinstance(x, PartitionSpec)
-
-
 def _without_rows(spec: PartitionSpec) -> PartitionSpec:
   return PartitionSpec(*(None if axis in ROW_AXES else axis for axis in spec))
+
+
+def _over_specs(
+  change: Callable[[PartitionSpec], PartitionSpec], specs: Any
+) -> Any:
+  return jax.tree.map(
+    change, specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
+  )
 
 
 def _over_parts(

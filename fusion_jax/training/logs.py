@@ -211,9 +211,7 @@ class Reports:
       logger.warning(
         'step %d: %d update(s) skipped since the last report, the first at '
         'step %d: loss or gradient not finite; %d so far',
-        position.step,
-        int(totals.skipped),
-        int(totals.first_bad_step),
+        *(position.step, totals.skipped, totals.first_bad_step),
         position.progress.skipped,
       )
     in_a_row = position.totals.in_a_row
@@ -276,28 +274,14 @@ class Reports:
       values['diversity'] = float(totals.diversity) / steps
     self._log.write(position.step, 'train', values)
     self._warn(position, encoder_norms, values['gradient_norm'])
-    seconds_a_step = seconds / (steps + int(totals.skipped))
-    self._log_progress(position, values, seconds_a_step)
-
-  def _log_progress(
-    self, position: Position, values: Mapping[str, float], seconds: float
-  ) -> None:
-    """Log one line; a step takes so many seconds."""
-    training = self._plan.config.training
+    left = (training.steps - position.step) / (steps + int(totals.skipped))
+    kind = 'loss (label-smoothed)' if training.label_smoothing else 'nll'
     logger.info(
-      'step %d of %d, epoch %.2f, %s %.4f, perplexity %.2f, '
-      '%.0f target tokens/s, rate %.2e, %s left',
-      position.step,
-      training.steps,
-      values['epoch'],
-      'loss (label-smoothed)' if training.label_smoothing else 'nll',
-      values['loss'],
-      values['perplexity'],
-      values['tokens_per_second'],
-      values['learning_rate'],
-      datetime.timedelta(
-        minutes=math.ceil((training.steps - position.step) * seconds / 60)
-      ),
+      f'step {position.step} of {training.steps}, epoch {values["epoch"]:.2f}, '
+      f'{kind} {values["loss"]:.4f}, perplexity {values["perplexity"]:.2f}, '
+      f'{values["tokens_per_second"]:.0f} target tokens/s, rate '
+      f'{values["learning_rate"]:.2e}, '
+      f'{datetime.timedelta(seconds=round(left * seconds))} left'
     )
 
   def _warn(

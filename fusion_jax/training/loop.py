@@ -66,9 +66,7 @@ def run(
   with jax.set_mesh(mesh), contextlib.ExitStack() as opened:
     # Nothing is written until all of this was accepted.
     plan = plan_training(config, workdir, corpus, mesh)
-    baseline = None
-    if config.training.init_from and not _has_steps(workdir):
-      baseline = _baseline(plan)
+    baseline = _baseline(plan) if config.training.init_from else None
     # Process 0 keeps other trainings out of the run directory.
     on_all(lambda: is_first() and opened.enter_context(locked(workdir)))
     first_then_others(lambda: _open_directory(config, workdir, corpus))
@@ -104,8 +102,6 @@ class Profiler:
       self._is_on = True
     if number == self._last + 1:
       self.close()
-    if not self._is_on:
-      return contextlib.nullcontext()
     return jax.profiler.StepTraceAnnotation('train', step_num=number)
 
   def close(self) -> None:
@@ -116,34 +112,24 @@ class Profiler:
       logger.info('profile written to %s', self._folder)
 
 
-def stop_on_signals(
-  programs: StepPrograms,
-) -> contextlib.AbstractContextManager[Callable[[int], int]]:
-  """Return a context in which SIGTERM or SIGINT asks for a stop.
+@contextlib.contextmanager
+def stop_on_signals(programs: StepPrograms) -> Iterator[Callable[[int], int]]:
+  """Yield a function that returns the signal that asks for a stop, or 0.
 
-  A second signal acts as it would outside the block. Among several processes
-  SIGTERM to one of them stops all at the same step; SIGINT is not handled.
-
-  Only the main thread can handle signals; in another one nothing asks.
+  Those are SIGTERM and SIGINT; a second one acts as it would outside the block.
+  Among several processes SIGTERM to one of them stops all at the same step;
+  SIGINT is not handled. Only the main thread can handle signals; in another one
+  nothing asks.
   """
   if jax.process_count() > 1:
-    return contextlib.nullcontext(
-      lambda step: (
-        signal.SIGTERM
-        if multihost_utils.reached_preemption_sync_point(step)
-        else 0
-      )
-    )
-  if threading.current_thread() is not threading.main_thread():
-    return contextlib.nullcontext(lambda step: 0)
-  return _flag_signals(programs)
-
-
-@contextlib.contextmanager
-def _flag_signals(programs: StepPrograms) -> Iterator[Callable[[int], int]]:
+    reached = multihost_utils.reached_preemption_sync_point
+    yield lambda step: signal.SIGTERM if reached(step) else 0
+    return
   signalled = 0
-  numbers = (signal.SIGTERM, signal.SIGINT)
+  numbers = signal.SIGTERM, signal.SIGINT
   before = {number: signal.getsignal(number) for number in numbers}
+  if threading.current_thread() is not threading.main_thread():
+    before = {}
 
   def ask(number, frame):
     del frame
@@ -157,7 +143,7 @@ def _flag_signals(programs: StepPrograms) -> Iterator[Callable[[int], int]]:
       f', once {waits_for} is compiled' if waits_for else '',
     )
 
-  for number in numbers:
+  for number in before:
     signal.signal(number, ask)
   try:
     yield lambda step: signalled
@@ -255,25 +241,15 @@ def _save(
 
 
 def _log_end(parts: Parts, position: Position, stopped: int) -> None:
-  training, progress = parts.plan.config.training, position.progress
+  metric, progress = parts.plan.config.training.metric, position.progress
   if not _has_patience(parts, position):
-    logger.info(
-      'no better %s in %d validations', training.metric, progress.stale
-    )
+    logger.info('no better %s in %d validations', metric, progress.stale)
   if progress.best is not None:
-    logger.info(
-      'best validation %s: %.4g at step %d',
-      training.metric,
-      progress.best,
-      progress.best_step,
-    )
+    best, step = progress.best, progress.best_step
+    logger.info('best validation %s: %.4g at step %d', metric, best, step)
   logger.info('in all, %s', parts.compilations.total())
-  logger.info(
-    '%s after step %d; run directory: %s',
-    'stopped' if stopped else 'finished',
-    position.step,
-    parts.plan.workdir,
-  )
+  end = f'{"stopped" if stopped else "finished"} after step {position.step}'
+  logger.info('%s; run directory: %s', end, parts.plan.workdir)
 
 
 def _open_directory(
@@ -289,17 +265,13 @@ def _open_directory(
   write_corpus(workdir, corpus.report, texts)
 
 
-def _has_steps(workdir: Path) -> bool:
-  """Return whether there is anything to resume from, damaged or not."""
-  folder = workdir / 'checkpoints'
-  if not folder.is_dir():
-    return False
-  with open_to_read(folder) as reader:
-    return bool(reader.all_steps())
-
-
-def _baseline(plan: Plan) -> TrainedModel:
-  corpus = plan.corpus
+def _baseline(plan: Plan) -> TrainedModel | None:
+  """Read the run to start from, unless there is something to resume from."""
+  corpus, folder = plan.corpus, plan.workdir / 'checkpoints'
+  if folder.is_dir():
+    with open_to_read(folder) as reader:
+      if reader.all_steps():
+        return None
   return read_baseline(
     plan.state.abstract.parameters,
     plan.model,

@@ -8,7 +8,6 @@ Schedules are functions of the count of finished updates; t = count + 1 numbers
 the updates from 1.
 """
 
-import difflib
 import fnmatch
 import types
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ExperimentConfig, OptimizerConfig, TrainingConfig
-from fusion_jax.errors import InputError
+from fusion_jax.errors import require
 from fusion_jax.models.losses import LossSums
 from fusion_jax.models.parameter_kinds import are_weights, path_name
 from fusion_jax.models.transformer import (
@@ -29,9 +28,6 @@ from fusion_jax.models.transformer import (
   initial_parameters,
 )
 from fusion_jax.runs.checkpoint import TrainState
-
-# Largest number of names in a message.
-_LISTED = 3
 
 
 class Applied(NamedTuple):
@@ -134,17 +130,16 @@ def check_freeze(parameters: Parameters, patterns: Sequence[str]) -> None:
   leaves = jax.tree_util.tree_leaves_with_path(parameters)
   names = [path_name(path) for path, _ in leaves]
   for pattern in patterns:
-    if not fnmatch.filter(names, pattern):
-      close = difflib.get_close_matches(pattern, names, _LISTED, cutoff=0.0)
-      raise InputError(
-        f'config.training.freeze: {pattern!r} matches no parameter; the '
-        f'nearest names are {", ".join(close)}'
-      )
-  if all(_matches(name, patterns) for name in names):
-    raise InputError(
-      'config.training.freeze: matches all parameters and leaves nothing to '
-      'train; take a pattern out'
+    require(
+      bool(fnmatch.filter(names, pattern)),
+      'training.freeze',
+      f'{pattern!r} matches no parameter; `fusion-jax sizes` lists the names',
     )
+  require(
+    not all(_matches(name, patterns) for name in names),
+    'training.freeze',
+    'matches all parameters and leaves nothing to train; take a pattern out',
+  )
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -203,7 +203,7 @@ def decoding_program(
 
 
 def _settings(options: DecodingConfig) -> SearchSettings:
-  """Return settings as `compiled.search_settings` does, without tokenizer."""
+  """Return settings as `search_settings` does, without tokenizer."""
   return SearchSettings(
     beam=options.beam_size,
     keep=1,
