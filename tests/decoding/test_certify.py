@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import norm_for, reading
 from copying import Copying, make_run, make_tokenizer, random_run
 from tiers import extended_but
 
@@ -18,16 +17,13 @@ from fusion_jax.cli import decode as decode_program
 from fusion_jax.cli import request as request_module
 from fusion_jax.cli.run import sample_lines
 from fusion_jax.config import DecodingConfig, ModelConfig
-from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.batches import PairIds
 from fusion_jax.decoding.certify import (
   Certificate,
   Comparison,
-  Scenario,
   StepCheck,
   all_scenarios,
   as_json,
-  certify,
   compare,
   compare_steps,
   relative_gaps,
@@ -35,9 +31,7 @@ from fusion_jax.decoding.certify import (
   rounding,
 )
 from fusion_jax.decoding.translate import Translation
-from fusion_jax.fusion import SCHEMES
-from fusion_jax.models.transformer import ModelOutput, OutputLayer, Transformer
-from fusion_jax.testing import drawn_parameters
+from fusion_jax.models.transformer import ModelOutput, OutputLayer
 
 
 def test_by_hand():
@@ -50,7 +44,7 @@ def test_by_hand():
   assert np.isnan(relative_gaps([np.nan, 0.0], [0.0, np.nan])).all()
 
 
-@pytest.mark.parametrize(('layers', 'width'), [(1, 16), (6, 512), (12, 1024)])
+@pytest.mark.parametrize(('layers', 'width'), [(1, 16), (6, 512)])
 def test_another_order_of_the_terms_is_explained(layers, width):
   """Layers of random products, each summed from both ends."""
   rng = np.random.default_rng(0)
@@ -322,45 +316,6 @@ def test_a_random_transformer_passes_all_scenarios(decode, tokenizer, capsys):
   assert lines[-1] == 'certified'
 
 
-def _fused(tokenizer, name):
-  """Two layers a side; weights that need no program of their own."""
-  options = {'group_size': 1} if name == 'gtrans' else {}
-  side = SideConfig(name, options) if name in SCHEMES else reading(name)
-  sides = SCHEMES[name].modules if name in SCHEMES else ('encoder', 'decoder')
-  run = make_run(tokenizer, Transformer)
-  layers = {'encoder_layers': 2, 'decoder_layers': 2}
-  config = dataclasses.replace(
-    run.config.model,
-    **layers,
-    **dict.fromkeys(sides, side),
-    norm=norm_for(name, wanted=run.config.model.norm),
-  )
-  model = run.model.clone(config=config)
-  parameters = drawn_parameters(model)
-  config = dataclasses.replace(run.config, model=config)
-  return dataclasses.replace(
-    run, config=config, model=model, parameters=parameters
-  )
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-  'name',
-  # Other schemes combine the layers of one position, as these do.
-  ['hierarchical', 'gtrans', 'surface_fusion', 'shortcut'],
-)
-def test_every_scheme_passes(tokenizer, name):
-  options = dataclasses.replace(OPTIONS, max_source_length=8, batch_tokens=64)
-  scenarios = (
-    Scenario('one by one', slots=1),
-    Scenario('reversed', order=(3, 2, 1, 0)),
-  )
-  lines = list(enumerate(SHORT, start=1))
-  found = certify(_fused(tokenizer, name), options, lines, 2, scenarios)
-  assert found.steps.subwords > 16
-  assert not found.fault, list(report(found))
-
-
 def test_lines_are_spread_over_the_file(tmp_path):
   path = tmp_path / 'source'
   path.write_text(''.join(f'{n}\n\n' for n in range(10)))
@@ -380,8 +335,6 @@ def test_lines_are_spread_over_the_file(tmp_path):
     (['--reference=source'], '--reference has no meaning with --mode=certify'),
     (['--states_output=s.npz'], '--states_output has no meaning with --mode=c'),
     (['--mode=translate', '--sentences=3'], '--sentences has no meaning with'),
-    (['--n_best=9'], 'n_best must be between 1 and the beam size 2, got 9'),
-    (['--output=none/report'], 'none/report: cannot be written'),
   ],
 )
 def test_mistakes_end_in_one_line(decode, tokenizer, capsys, flags, message):

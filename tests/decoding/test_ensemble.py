@@ -81,17 +81,6 @@ def test_a_model_with_itself_is_the_model(runs, which, combine):
     assert_close(double.score, single.score)
 
 
-@pytest.mark.extended
-def test_schemes_and_depths_mix(runs):
-  both = _translations(make_ensemble(runs, ['a', 'b']))
-  first, second = map(_translations, runs)
-  assert [each.text for each in both] != [each.text for each in first]
-  almost = make_ensemble(runs, ['a', 'b'], [1e-7, 1.0])
-  assert [each.text for each in _translations(almost)] == [
-    each.text for each in second
-  ]
-
-
 def test_mixtures_by_hand():
   log_p = [jnp.log(jnp.array([0.2, 0.8])), jnp.log(jnp.array([0.6, 0.4]))]
   weights = (0.25, 0.75)
@@ -262,15 +251,6 @@ def test_tags_never_come_out(with_tags):
     assert '<' not in each.text
 
 
-def test_scores_are_those_of_the_tagged_source(with_tags):
-  run = in_direction(run_of(with_tags), 'run', 'de', 'en')
-  encoder = Scorer(run, run.config.decoding)._encoders[0]
-  pair = encoder.encode('x', 'a dog', 'a dog')
-  assert with_tags.pieces(pair.source[:2]) == ['<de>', '<2en>']
-  assert pair.source[2:] == pair.target
-  assert encoder.encode('x', '', '').is_blank
-
-
 @pytest.mark.parametrize(
   'flags',
   [
@@ -439,14 +419,11 @@ def test_layers_above_the_last_group_are_not_read():
   assert np.isfinite(_output(run, broken).features).all()
 
 
-def test_a_decoder_without_groups_is_refused():
-  with pytest.raises(InputError, match="has no groups, its fusion is 'none'"):
-    with_groups(_run('none'), '1:1')
-
-
 def test_groups_that_are_not_there_are_refused():
   with pytest.raises(InputError, match="within 1:3, got '2:4'"):
     with_groups(_run(), '2:4')
+  with pytest.raises(InputError, match="has no groups, its fusion is 'none'"):
+    with_groups(_run('none'), '1:1')
 
 
 def test_training_uses_all_groups():

@@ -1,13 +1,16 @@
-"""The coverage penalty by hand, and in the search against all hypotheses."""
+"""The coverage penalty, and a search over a compacted batch."""
 
+import dataclasses
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from copying import make_tokenizer, random_run
+from copying import make_run, make_tokenizer, random_run
+from tiers import extended_but
 
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.ensemble import Mixture
 from fusion_jax.decoding.model_step import (
   SearchRows,
@@ -17,8 +20,14 @@ from fusion_jax.decoding.model_step import (
   search_batch,
 )
 from fusion_jax.decoding.score import TeacherForcedRows, teacher_forced_scores
-from fusion_jax.search.constraints import TokenRules
-from fusion_jax.search.hypotheses import LengthPenalty
+from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.search.beam import beam_search
+from fusion_jax.search.constraints import Requirements, TokenRules
+from fusion_jax.search.hypotheses import (
+  CompactedBatch,
+  Hypotheses,
+  LengthPenalty,
+)
 from fusion_jax.testing import assert_close
 
 
@@ -78,3 +87,121 @@ def test_a_wide_beam_finds_the_best_of_all_hypotheses():
   np.testing.assert_array_equal(found.tokens[0], target[best])
   plain = np.argsort(-totals / penalty.divisors(limit)[lengths])[:3]
   assert (plain != best).any()
+
+
+_ROWS, _ROOM = 64, 9
+
+
+class CountingDown:
+  """Sentence b ends after b tokens; counts the rows of every step."""
+
+  def __init__(self, lengths):
+    self.lengths = lengths
+    self.rows = []
+
+  def step(self, tokens, position, rows, cache):
+    self.rows.append(tokens.shape[0])
+    ends = (position + 1 >= self.lengths)[:, None, None]
+    # Token 1 ends a sentence, token 2 continues it, token 3 is less probable.
+    continued = jnp.array([-9.0, -9.0, 0.0, -1.0])
+    end = jnp.array([-9.0, 0.0, -9.0, -9.0])
+    logits = jnp.where(ends, end, continued)
+    return jnp.broadcast_to(logits, (*tokens.shape, 4)), cache
+
+  def compact_batch(self, sentences, cache):
+    part = CountingDown(self.lengths[sentences])
+    part.rows = self.rows
+    return CompactedBatch(part.step, None, cache)
+
+
+def test_the_last_quarter_continues_alone():
+  lengths = jnp.asarray(np.r_[np.full(50, 2), 2 + np.arange(14) % 7])
+  model = CountingDown(lengths)
+  found = beam_search(
+    model.step,
+    (),
+    batch=_ROWS,
+    beam=1,
+    max_length=_ROOM,
+    max_lengths=jnp.full(_ROWS, _ROOM),
+    start_id=0,
+    end_id=1,
+    penalty=LengthPenalty(),
+    compact_batch=model.compact_batch,
+  )
+  np.testing.assert_array_equal(found.lengths[:, 0], lengths)
+  # Every size of a batch is traced once.
+  assert sorted(set(model.rows)) == [_ROWS // 4, _ROWS]
+
+
+def _assert_same(ours: Hypotheses, theirs: Hypotheses):
+  np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+  np.testing.assert_array_equal(ours.lengths, theirs.lengths)
+  assert_close(ours.scores, theirs.scores)
+  assert_close(ours.token_log_probabilities, theirs.token_log_probabilities)
+
+
+def _rows(models, seed):
+  random = np.random.default_rng(seed)
+  lengths = random.integers(1, 6, _ROWS).astype(np.int32)
+  ids = random.integers(4, 40, (_ROWS, 6)).astype(np.int32)
+  prefixes = random.integers(4, 40, (_ROWS, _ROOM)).astype(np.int32)
+  return SearchRows(
+    (Source(ids, lengths),) * models,
+    random.integers(2, _ROOM, _ROWS).astype(np.int32),
+    np.arange(_ROWS, dtype=np.int32),
+    Requirements(
+      random.integers(1, 4, _ROWS).astype(np.int32),
+      prefixes,
+      random.integers(0, 3, _ROWS).astype(np.int32),
+    ),
+  )
+
+
+def _scanned(tokenizer):
+  run = make_run(tokenizer, Transformer)
+  config = dataclasses.replace(
+    run.config.model,
+    scan_layers=True,
+    decoder_layers=2,
+    decoder=SideConfig('surface_fusion'),
+  )
+  model = run.model.clone(config=config)
+  parameters = jax.tree.map(lambda x: 3 * x, initial_parameters(model, 1))
+  return dataclasses.replace(run, model=model, parameters=parameters)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+  'kind', extended_but(['scanned', 'ensemble'], ['ensemble'])
+)
+def test_constraints_coverage_and_caches_go_with_their_sentences(kind):
+  tokenizer = make_tokenizer()
+  gtrans = SideConfig('gtrans', {'group_size': 1})
+  surface = SideConfig('surface_fusion', {'kind': 'learned'})
+  runs = (
+    [_scanned(tokenizer)]
+    if kind == 'scanned'
+    else [
+      random_run(tokenizer, 1, surface),
+      random_run(tokenizer, 2, gtrans, layers=2),
+    ]
+  )
+  weights = (1.0,) if len(runs) == 1 else (0.4, 0.6)
+  settings = SearchSettings(
+    *(3, 2, tokenizer.vocabulary.end, LengthPenalty()),
+    coverage=0.4,
+    mixture=Mixture(weights),
+  )
+  whole, compacted = (
+    search_batch(
+      tuple(run.parameters for run in runs),
+      _rows(len(runs), 7),
+      models=tuple(run.model for run in runs),
+      settings=dataclasses.replace(settings, compacts=compacts),
+      max_length=_ROOM,
+    )
+    for compacts in (False, True)
+  )
+  assert len(set(np.asarray(whole.lengths[:, 0]).tolist())) > 3
+  _assert_same(compacted, whole)
