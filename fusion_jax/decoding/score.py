@@ -119,15 +119,17 @@ class Scorer:
 
   def check(self, number: int, source: str, target: str) -> None:
     """Refuse the pair of a line if it cannot be scored."""
-    for encoder in self._encoders:
-      encoder.encode(f'line {number}', source, target)
+    self._encode(f'line {number}', source, target)
+
+  def _encode(self, name: str, source: str, target: str) -> Pairs:
+    return tuple(e.encode(name, source, target) for e in self._encoders)
 
   def score(
     self, pairs: Iterable[tuple[str, str]], unit: str = 'line'
   ) -> Iterator[Scored]:
     """Score every pair, in order."""
     yield from self.score_ids(
-      tuple(e.encode(f'{unit} {number}', *pair) for e in self._encoders)
+      self._encode(f'{unit} {number}', *pair)
       for number, pair in enumerate(pairs, start=1)
     )
 

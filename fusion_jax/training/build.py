@@ -286,22 +286,15 @@ def make_batches(
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What a training consists of; none of it changes from step to step.
-
-  Attributes:
-    iterator: Iterator over the batches on the devices; its position is saved.
-    step: The compiled update: (state, totals, batch) -> state, totals.
-    gathered: Function that replicates parameters over the mesh.
-    last_rate: Function from the optimizer's state to the rate of its update.
-  """
+  """What a training consists of; none of it changes from step to step."""
 
   plan: Plan
-  iterator: grain.DatasetIterator
-  step: jax.stages.Wrapped
+  iterator: grain.DatasetIterator  # Over batches on the devices; it is saved.
+  step: jax.stages.Wrapped  # (state, totals, batch) -> state, totals.
   programs: StepPrograms
   zero_totals: Callable[[], Totals]
-  gathered: Callable[[Parameters], Parameters]
-  last_rate: Callable[[Any], jax.Array]
+  gathered: Callable[[Parameters], Parameters]  # Replicates over the mesh.
+  last_rate: Callable[[Any], jax.Array]  # Of the optimizer's state.
   checkpoints: Checkpoints
   compilations: Compilations
   heartbeat: Heartbeat

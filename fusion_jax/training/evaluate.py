@@ -146,8 +146,11 @@ class Validator:
   ) -> dict[str, float]:
     start = time.monotonic()
     values = token_means(self._loss(parameters, direction.split))
-    run = dataclasses.replace(direction.run, step=step)
-    translations = _translated(run, parameters, direction.sources)
+    # On the devices of all processes.
+    local = jax.tree.map(lambda x: x.addressable_data(0), parameters)
+    run = dataclasses.replace(direction.run, parameters=local)
+    translator = Translator(run, run.config.decoding)
+    translations = list(translator.translate(direction.sources))
     words = run.target_words
     scores = corpus_scores(translations, direction.references, words)
     values |= {'bleu': scores.bleu, 'chrf': scores.chrf}
@@ -187,15 +190,6 @@ def _spread(items: Sequence[Batch], most: int) -> list[Batch]:
   """Return items from the middles of equal parts of a sequence."""
   count = min(most, len(items))
   return [items[(2 * n + 1) * len(items) // (2 * count)] for n in range(count)]
-
-
-def _translated(
-  run: TrainedModel, parameters: Parameters, sources: Sequence[str]
-) -> list[str]:
-  """Translate all sources, on the devices of all processes."""
-  local = jax.tree.map(lambda x: x.addressable_data(0), parameters)
-  run = dataclasses.replace(run, parameters=local)
-  return list(Translator(run, run.config.decoding).translate(sources))
 
 
 def _direction(

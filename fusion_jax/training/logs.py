@@ -244,10 +244,13 @@ class Reports:
     if totals.longest < most:
       return
     first = int(totals.first_bad_step)
+    epoch, shape, slots = self._plan.batches.plan.batch(first - 1)
+    pairs = self._plan.batches.examples(epoch, slots[slots >= 0])[:3].tolist()
     last_good = self._parts.checkpoints.latest_step()
     raise InputError(
       f'step {first}: the loss or its gradient is not finite '
-      f'({self._batch_of(first)}), {int(totals.longest)} updates in a row were '
+      f'(batch {first - 1}, epoch {epoch}, shape {tuple(shape)}, first pairs '
+      f'{pairs}), {int(totals.longest)} updates in a row were '
       f'skipped and training.max_skipped is {most}; the last good checkpoint '
       f'is {"none" if last_good is None else f"step {last_good}"}; a lower '
       'learning rate, longer warm-up or optimizer.clip_norm may help'
@@ -306,12 +309,3 @@ class Reports:
     self._telemetry = self._plan.validator.telemetry(parameters)
     if self._telemetry:
       self._log.write(position.step, 'fusion', self._telemetry)
-
-  def _batch_of(self, step: int) -> str:
-    """Describe the batch of a step."""
-    epoch, shape, slots = self._plan.batches.plan.batch(step - 1)
-    indices = self._plan.batches.examples(epoch, slots[slots >= 0])
-    return (
-      f'batch {step - 1}, epoch {epoch}, shape {tuple(shape)}, first pairs '
-      f'{indices[:3].tolist()}'
-    )

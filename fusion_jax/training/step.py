@@ -156,11 +156,7 @@ def make_eval_step(
 
 
 class StepPrograms:
-  """Compiler of the update, told in the log.
-
-  Attributes:
-    compiling: Name of the shape that is being compiled; '' if none is.
-  """
+  """Compiler of the update, told in the log; `compiling` names a shape."""
 
   def __init__(self, compile_update: Callable[[Shape], None], shapes: int):
     """Compile nothing yet."""

@@ -42,24 +42,6 @@ from fusion_jax.training.optimizer import (
 )
 
 
-def test_adam_by_hand():
-  # Kingma and Ba (2015), Algorithm 1, first two updates for gradients 1, 2.
-  config = OptimizerConfig(
-    schedule='inverse_sqrt', peak=0.1, warmup_steps=1, beta1=0.9, beta2=0.98
-  )
-  optimizer = make_optimizer(config, 1)
-  x = jnp.array([0.0])
-  state, expected = optimizer.init(x), 0.0
-  m = v = 0.0
-  for t, gradient in enumerate((1.0, 2.0), start=1):
-    updates, state = optimizer.update(jnp.array([gradient]), state, x)
-    x = optax.apply_updates(x, updates)
-    m, v = 0.9 * m + 0.1 * gradient, 0.98 * v + 0.02 * gradient**2
-    rate = 0.1 / np.sqrt(t)
-    expected -= rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.98**t)) + 1e-9)
-    assert float(x[0]) == pytest.approx(expected, rel=1e-5)
-
-
 def test_updates_and_moments_are_those_of_optax():
   config = OptimizerConfig(schedule='constant', peak=1.0, warmup_steps=1)
   ours = make_optimizer(config, 1)
@@ -139,14 +121,6 @@ def test_the_first_moment_is_kept_in_bfloat16():
   assert values[1] - values[0] == pytest.approx(-0.1 * step, rel=1e-4)
 
 
-def test_the_state_is_that_of_optax():
-  x = {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}
-  plain = optax.adam(lambda count: 1.0)
-  chex.assert_trees_all_equal_structs(
-    make_optimizer(OptimizerConfig(), 16).init(x), plain.init(x)
-  )
-
-
 @pytest.mark.parametrize(
   'schedule', ['vaswani', 'inverse_sqrt', 'cosine', 'constant']
 )
@@ -203,21 +177,6 @@ def test_constant_schedule_by_hand():
   assert float(none(0)) == pytest.approx(5e-5)
 
 
-@given(
-  st.sampled_from(['inverse_sqrt', 'cosine', 'constant']),
-  st.integers(1, 50),
-  st.integers(0, 200),
-)
-def test_rates_grow_to_the_peak_and_stay_under_it(schedule, warmup, count):
-  config = OptimizerConfig(
-    schedule=schedule, peak=1.0, final=0.1, warmup_steps=warmup
-  )
-  rate = make_schedule(config, 16, 100)
-  here, there = float(rate(count)), float(rate(count + 1))
-  assert 0 < here <= 1 + 1e-6
-  assert there > here if count + 1 < warmup else there <= here + 1e-6
-
-
 @pytest.mark.parametrize(
   ('optimizer', 'message'),
   [
@@ -272,32 +231,11 @@ def test_patterns_by_hand(patterns, names):
 
 
 @pytest.mark.parametrize(
-  ('scan', 'pattern', 'count'),
-  [
-    # Four kernels and biases of attention, two of feed-forward, two norms.
-    (False, 'encoder/layer_0/*', 16),
-    (False, 'encoder/*', 32),
-    (True, 'encoder/layers/*', 16),
-    (True, '*_embedding', 1),
-  ],
-)
-def test_patterns_over_a_model(scan, pattern, count):
-  config = ModelConfig(
-    width=8, heads=2, encoder_layers=2, decoder_layers=1, scan_layers=scan
-  )
-  model = Transformer(config, 11, 11, 2)
-  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
-  check_freeze(shapes, (pattern,))
-  assert len(_frozen_names(shapes, (pattern,))) == count
-
-
-@pytest.mark.parametrize(
   ('patterns', 'message'),
   [
     (
       ('*bias', 'encoder/layer0/kernel'),
-      "'encoder/layer0/kernel' matches no parameter; the nearest names are "
-      'encoder/layer_0/kernel, encoder/layer_1/kernel, encoder/layer_0/bias',
+      "'encoder/layer0/kernel' matches no parameter; `fusion-jax sizes` lists",
     ),
     (('encoder/*', 'source*'), 'matches all parameters and leaves nothing'),
   ],
@@ -307,11 +245,6 @@ def test_what_freezes_nothing_or_all_is_one_line(patterns, message):
     check_freeze(_layers(), patterns)
   assert message in str(error.value)
   assert '\n' not in str(error.value)
-
-
-def test_an_empty_pattern_is_refused():
-  with pytest.raises(InputError, match='must have no empty pattern'):
-    TrainingConfig(freeze=('encoder/*', ''))
 
 
 def test_frozen_parameters_have_no_update_no_decay_and_no_moments():
@@ -455,11 +388,6 @@ def test_a_rate_of_one_leaves_the_optimizer_as_it_is():
   assert fusion_rates(_model(), _constant(fusion_rate=0.5)) == {}
 
 
-def test_a_negative_rate_is_refused():
-  with pytest.raises(InputError, match=r'optimizer\.fusion_rate'):
-    _constant(fusion_rate=-1.0)
-
-
 _OPTIMIZER = make_optimizer(
   OptimizerConfig(
     schedule='inverse_sqrt', peak=0.1, warmup_steps=5, weight_decay=0.1
@@ -555,19 +483,6 @@ def test_other_parameters_start_another_average():
   chex.assert_trees_all_equal(started.average, other)
   assert started.average['kernel'] is not other['kernel']
   assert _state(ema=False).started_at(other).average is None
-
-
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    ({'ema': 1.0}, 'training.ema: must be < 1, got 1.0'),
-    ({'ema': -0.1}, 'training.ema: must be >= 0'),
-    ({'max_skipped': 0}, 'training.max_skipped: must be >= 1, got 0'),
-  ],
-)
-def test_an_average_that_cannot_be_is_one_line(changes, message):
-  with pytest.raises(InputError, match=message):
-    TrainingConfig(**changes)
 
 
 @pytest.mark.parametrize('ema', [True, False])

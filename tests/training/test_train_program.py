@@ -22,7 +22,6 @@ from programs import (
   saved_steps,
   wait_for_step,
 )
-from tiers import extended_but
 
 from fusion_jax.runs.directory import locked
 
@@ -63,16 +62,6 @@ def test_a_run_leaves_what_decoding_needs(unbroken):
     len((workdir / 'translations' / '300.txt').read_text().splitlines()) == 8
   )
   assert err.index('1 training shapes') < err.index('step 1 of 300')
-
-
-@pytest.mark.extended
-def test_a_finished_run_has_nothing_to_do(program, unbroken):
-  workdir, _ = unbroken
-  before = saved_steps(workdir)
-  code, err = program.run(workdir)
-  assert code == 0, err
-  assert 'resuming from step 300' in err
-  assert saved_steps(workdir) == before
 
 
 @pytest.mark.extended
@@ -165,22 +154,6 @@ def test_a_disk_that_is_full_at_the_start(program, tmp_path):
 
 
 @pytest.mark.extended
-def test_a_loss_that_is_not_finite_stops_the_run(program, tmp_path):
-  workdir = tmp_path / 'run'
-  code, err = program.run(
-    workdir,
-    optimizer__peak=1e9,
-    optimizer__weight_decay=1e9,
-    optimizer__warmup_steps=60,
-  )
-  assert code == 2
-  message = one_line(err)
-  assert 'is not finite' in message
-  assert 'batch' in message
-  assert 'last good checkpoint' in message
-
-
-@pytest.mark.extended
 def test_patience_ends_a_run_that_does_not_improve(program, tmp_path):
   workdir = tmp_path / 'run'
   code, err = program.run(
@@ -205,51 +178,6 @@ def test_two_trainings_in_one_directory(program, unbroken):
   assert code == 2
   assert f'process {os.getpid()} of ' in one_line(err)
   assert saved_steps(workdir) == before
-
-
-@pytest.mark.extended
-def test_another_config_is_refused_by_field(program, unbroken):
-  code, err = program.run(unbroken[0], model__width=32, training__seed=7)
-  assert code == 2
-  message = one_line(err)
-  assert 'model.width (16 there, 32 given)' in message
-  assert 'training.seed (0 there, 7 given)' in message
-
-
-@pytest.mark.extended
-def test_another_tokenizer_is_refused(program, unbroken, tmp_path):
-  workdir = tmp_path / 'run'
-  shutil.copytree(unbroken[0], workdir)
-  model = (workdir / 'source.model').read_bytes()
-  (workdir / 'source.model').write_bytes(model + b'\x00')
-  code, err = program.run(workdir)
-  assert code == 2
-  assert 'source.model' in one_line(err)
-
-
-@pytest.mark.parametrize(
-  ('flag', 'message'),
-  extended_but(
-    [
-      (
-        'model__wdth',
-        'model.wdth: no such field; did you mean config.model.width',
-      ),
-      ('model__heads', 'config.model.heads: must divide model.width'),
-      (
-        'parallel__data',
-        'config.parallel: data=3 x fsdp=1 x tensor=1 does not multiply to',
-      ),
-    ],
-    lambda case: case[0] == 'model__heads',
-  ),
-)
-def test_a_mistyped_config_is_one_line(program, tmp_path, flag, message):
-  workdir = tmp_path / 'run'
-  code, err = program.run(workdir, **{flag: 3})
-  assert code == 2
-  assert message in one_line(err)
-  assert not workdir.exists()
 
 
 def test_a_folder_that_is_no_run_is_refused(program, tmp_path):
