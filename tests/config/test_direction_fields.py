@@ -8,14 +8,7 @@ import pytest
 from fusion_jax.config import DataConfig, Direction, ExperimentConfig
 from fusion_jax.config.data import both_ways
 from fusion_jax.config.flags import override
-from fusion_jax.config.serialization import (
-  differing_fields,
-  flatten,
-  from_dict,
-  from_json,
-  to_dict,
-  to_json,
-)
+from fusion_jax.config.serialization import differing_fields, flatten, to_dict
 from fusion_jax.errors import InputError
 
 DE_EN = Direction('de', 'en', ('a.{lang}', 'b.{lang}'), weight=2.0)
@@ -24,21 +17,6 @@ EN_FR = Direction('en', 'fr', ('c.{lang}',))
 CONFIG = ExperimentConfig(
   data=DataConfig(directions=(DE_EN, EN_DE, EN_FR), target_tag='<2{lang}>')
 )
-
-
-def test_the_saved_form_reads_back(tmp_path):
-  assert from_dict(to_dict(CONFIG)) == CONFIG
-  path = tmp_path / 'config.json'
-  path.write_text(to_json(CONFIG))
-  assert from_json(path) == CONFIG
-
-
-def test_a_config_has_one_direction_and_no_tags():
-  config = ExperimentConfig()
-  (only,) = config.data.all_directions
-  assert only.name == 'en-de'
-  assert only.train == ('embedded:train',)
-  assert config.data.all_tags == ()
 
 
 def test_tags_stand_in_their_order():
@@ -152,8 +130,3 @@ def test_a_mistake_is_one_line(name, value, message):
 def test_a_tag_must_not_be_a_symbol_of_the_model():
   with pytest.raises(InputError, match="source_tag: '<s>' is no legal symbol"):
     DataConfig(source_language='s', source_tag='<{lang}>')
-
-
-def test_directions_without_a_tag_must_be_told_by_their_source():
-  data = DataConfig(directions=(DE_EN, EN_DE))
-  assert data.all_tags == ()

@@ -15,7 +15,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
-from fusion_jax.files import AppendedFile, write_whole
+from fusion_jax.files import AppendedFile
 from fusion_jax.training import build
 from fusion_jax.training.build import check_experiment
 from fusion_jax.training.logs import MetricsLog
@@ -48,24 +48,6 @@ def _events(folder):
       found.append(Event.FromString(body))
       content = content[16 + size :]
   return found
-
-
-def test_the_lines_of_a_kind_are_found_as_documented(tmp_path):
-  """What `pd.read_json(path, lines=True).query("kind == 'valid'")` reads."""
-  log = MetricsLog(_WITHOUT, tmp_path, 0)
-  for step in (1, 2):
-    log.write(step, 'train', {'loss': 2.5, 'epoch': 0.5})
-    log.write(step, 'valid', {'loss': 2.0, 'bleu': float('inf')})
-  log.close()
-  lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
-  rows = [json.loads(line) for line in lines]
-  # Of one type in each column: pandas makes a table of nothing else.
-  for row in rows:
-    assert isinstance(row['step'], int)
-    assert isinstance(row['kind'], str)
-    numbers = [row[name] for name in row if name not in ('step', 'kind')]
-    assert all(isinstance(each, float | None) for each in numbers)
-  assert [row['step'] for row in rows if row['kind'] == 'valid'] == [1, 2]
 
 
 def test_lines_and_curves_have_the_same_numbers(tmp_path):
@@ -120,20 +102,6 @@ def test_a_piece_that_does_not_fit_is_taken_back(tmp_path):
   file.append(b'abcdef')
   file.close()
   assert path.read_bytes() == b'12345678abcdef'
-
-
-def test_a_file_that_cannot_be_made_is_named(tmp_path):
-  with pytest.raises(InputError, match='absent/file: cannot be written: No'):
-    AppendedFile(tmp_path / 'absent' / 'file')
-
-
-def test_a_whole_file_is_replaced_or_stays(tmp_path):
-  path = tmp_path / '100.txt'
-  write_whole(path, b'old\n')
-  with _files_of_at_most(100), pytest.raises(InputError, match=str(path)):
-    write_whole(path, b'new\n' * 100)
-  assert path.read_bytes() == b'old\n'
-  assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_is_deleted_meanwhile_is_told(tmp_path):

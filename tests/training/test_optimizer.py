@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tiers import extended_but
 
 from fusion_jax.config import (
@@ -37,7 +35,6 @@ from fusion_jax.training.optimizer import (
   last_rate,
   make_optimizer,
   make_schedule,
-  moved_average,
   trained_part,
 )
 
@@ -434,17 +431,6 @@ def test_the_average_starts_at_the_parameters_and_follows_by_hand():
   assert not np.allclose(average, state.parameters['kernel'])
   assert state.evaluated is state.average
   assert _state(ema=False).evaluated['kernel'].tolist() == [1.0, -2.0]
-
-
-@given(st.floats(-1e3, 1e3, width=32), st.sampled_from([0.5, 0.9, 0.999]))
-def test_an_average_of_what_stays_is_exact(value, decay):
-  one = {'a': jnp.float32(value)}
-  assert moved_average(one, one, decay)['a'] == one['a']
-
-
-def test_no_average_is_kept_without_one():
-  new, _ = _apply(_state(ema=False))
-  assert new.average is None
 
 
 @pytest.mark.parametrize(
