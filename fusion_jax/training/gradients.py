@@ -68,7 +68,7 @@ Counts = tuple[Int[Array, ''], Int[Array, '']]
 
 def count_tokens(batch: Batch) -> Counts:
   """Count the tokens of both sides."""
-  return batch.source_lengths.sum(), batch.target_lengths.sum()
+  return jnp.sum(batch.source_lengths), jnp.sum(batch.target_lengths)
 
 
 def batch_diversity(
