@@ -121,7 +121,7 @@ def get_config(variant: str = 'mlrf_base') -> ExperimentConfig:
     'model.decoder_layers': 3,
     'model.tied_embeddings': 'none',
     'model.output_bias': True,
-    'model.initialization': 'mlrf',
+    'model.initialization': 'fan_in',
     'optimizer.schedule': 'vaswani',
     'optimizer.warmup_steps': 16_000,
     'training.steps': 80_000,

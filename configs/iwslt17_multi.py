@@ -40,6 +40,7 @@ def get_config(variant: str = 'gtrans') -> ExperimentConfig:
     'data.filter.max_length': 256,
     'model.dropout': 0.2,
     'model.embedding_dropout': 0.2,
+    'model.initialization': 'glorot',
     'optimizer.schedule': 'inverse_sqrt',
     'optimizer.warmup_steps': 8_000,
     'training.steps': 100_000,

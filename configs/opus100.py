@@ -56,6 +56,7 @@ def get_config(variant: str = 'gtrans') -> ExperimentConfig:
     'model.compute_dtype': 'bfloat16',
     'model.flatten_positions': False,
     'model.scan_layers': True,
+    'model.initialization': 'glorot',
     'optimizer.schedule': 'inverse_sqrt',
     'optimizer.warmup_steps': 8_000,
     'optimizer.accumulation': 2,

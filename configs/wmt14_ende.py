@@ -125,6 +125,7 @@ def get_config(variant: str = 'base') -> ExperimentConfig:
     'data.batch.tokens': 32_768,
     'data.batch.length_multiple': 8,
     'model.compute_dtype': 'bfloat16',
+    'model.initialization': 'glorot',
     'model.flatten_positions': False,
     'optimizer.schedule': 'vaswani',
     'optimizer.warmup_steps': 4_000,

@@ -51,6 +51,7 @@ def get_config(variant: str = 'base') -> ExperimentConfig:
     'data.batch.length_multiple': 8,
     'model.tied_embeddings': 'target_output',
     'model.compute_dtype': 'bfloat16',
+    'model.initialization': 'glorot',
     'model.flatten_positions': False,
     'optimizer.schedule': 'vaswani',
     'optimizer.warmup_steps': 4_000,

@@ -85,6 +85,7 @@ TINY = ModelConfig(
   decoder_layers=3,
   norm_epsilon=1e-6,
   dropout=0.1,
+  initialization='glorot',
 )
 
 

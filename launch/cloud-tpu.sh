@@ -8,6 +8,13 @@
 #     launch/cloud-tpu.sh watch     # its log; Ctrl-C stops the watching only
 #     launch/cloud-tpu.sh stop      # saves and ends the run
 #     launch/cloud-tpu.sh delete    # gives the slice back
+#
+# Prepare a large corpus first, on one machine with the share:
+#
+#     python -m fusion_jax prepare --config=... --config.data.prepared=...
+#
+# Spot machines that were taken away: delete, create, setup and start again. The
+# run resumes.
 
 # ---- Settings ----
 name=fusion-jax
@@ -50,6 +57,9 @@ state() {
 # The runtime's own Python may be older than 3.11: uv brings one.
 setup() {
   local archive
+  if [[ -n $(git status --porcelain --untracked-files=no) ]]; then
+    echo 'warning: uncommitted changes are not sent' >&2
+  fi
   archive=$(mktemp)
   git archive --format=tar --output="$archive" HEAD
   tpus tpu-vm scp "$archive" "$name:fusion_jax.tar" --worker=all
@@ -60,9 +70,13 @@ setup() {
     cd fusion_jax
     python3 -m uv venv --quiet --allow-existing --python 3.12 .venv
     python3 -m uv pip install --quiet -r requirements.txt 'jax[tpu]'
-    sudo apt-get install --quiet --yes nfs-common
+    # Updates hold the lock of apt for some minutes after a start.
+    sudo apt-get -o DPkg::Lock::Timeout=600 install --quiet --yes nfs-common
     sudo mkdir -p /mnt/runs
-    mountpoint --quiet /mnt/runs || sudo mount $share /mnt/runs
+    grep --quiet ' /mnt/runs ' /etc/fstab ||
+      echo '$share /mnt/runs nfs defaults,_netdev 0 0' |
+      sudo tee --append /etc/fstab >/dev/null
+    mountpoint --quiet /mnt/runs || sudo mount /mnt/runs
     sudo chmod 777 /mnt/runs"
 }
 
@@ -73,6 +87,11 @@ start() {
   flags=$(printf ' %q' "${train[@]}")
   on all "set -eu
     cd fusion_jax
+    if kill -0 \$(cat train.pid 2>/dev/null) 2>/dev/null; then
+      echo 'error: the run is there already; stop it first' >&2
+      exit 2
+    fi
+    export XDG_CACHE_HOME=/mnt/runs/cache
     nohup .venv/bin/python train.py --distributed$flags \
       >>train.log 2>&1 </dev/null & echo \$! >train.pid"
 }

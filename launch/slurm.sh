@@ -10,6 +10,10 @@
 # One process a GPU: on each node JAX gives process n the GPU n, so that all of
 # the node's GPUs must be seen: no --gpus-per-task, no --gpu-bind.
 #SBATCH --job-name=fusion_jax
+# What most clusters ask for; one # less, and your names:
+##SBATCH --partition=PARTITION
+##SBATCH --account=ACCOUNT
+##SBATCH --mem=0
 #SBATCH --nodes=2
 #SBATCH --gpus-per-node=4
 #SBATCH --ntasks-per-node=4
@@ -25,8 +29,12 @@
 # A run that stops with fewer seconds left queues again: the seconds of
 # --signal, 60 that SLURM may be early, and some.
 late=200
-# Python and the run directory are on a disk that all nodes see; sbatch is
-# called in the repository.
+# To queue again after every exit code 75, also when you stopped the run:
+# late=999999999
+# Python, the run directory and the cache are on a disk that all nodes see;
+# sbatch is called in the repository. Prepare the corpus before, on one node:
+#     .venv/bin/python -m fusion_jax prepare --config=wmt14_ende:base
+export XDG_CACHE_HOME=$PWD/runs/cache
 python=.venv/bin/python
 train=(
   --config=configs/wmt14_ende.py:base

@@ -22,14 +22,14 @@ def kernel_initializer(config: ModelConfig) -> Initializer:
 
   It depends on `ModelConfig.initialization`.
   """
-  if config.initialization == 'mlrf':
+  if config.initialization == 'fan_in':
     return nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
   return nn.initializers.glorot_uniform()
 
 
 def bias_initializer(config: ModelConfig, fan_in: int) -> Initializer:
   """Return the initialiser of the bias of a projection with `fan_in` inputs."""
-  if config.initialization == 'mlrf':
+  if config.initialization == 'fan_in':
     limit = 1 / math.sqrt(fan_in)
     return lambda key, shape: jax.random.uniform(
       key, shape, minval=-limit, maxval=limit

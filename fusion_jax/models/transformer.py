@@ -144,7 +144,7 @@ class Transformer(nn.Module):
     config, size = self.config, self.target_vocabulary
     table, bias = self.target_table, None
     if config.tied_embeddings in ('none', 'source_target'):
-      if config.initialization == 'mlrf':
+      if config.initialization == 'fan_in':
         init = kernel_initializer(config)
         table = parameter(
           self,

@@ -26,8 +26,8 @@ from fusion_jax.runs.directory import (
   locked,
   write_corpus,
 )
+from fusion_jax.runs.integrity import open_checkpoints
 from fusion_jax.runs.loading import TrainedModel
-from fusion_jax.runs.reading import open_to_read
 from fusion_jax.training.build import (
   Parts,
   Plan,
@@ -269,7 +269,7 @@ def _baseline(plan: Plan) -> TrainedModel | None:
   """Read the run to start from, unless there is something to resume from."""
   corpus, folder = plan.corpus, plan.workdir / 'checkpoints'
   if folder.is_dir():
-    with open_to_read(folder) as reader:
+    with open_checkpoints(folder) as reader:
       if reader.all_steps():
         return None
   return read_baseline(

@@ -97,7 +97,7 @@ def test_hop_sums_lie_among_the_layers(count, scale, seed):
 @pytest.mark.parametrize('independent', _INDEPENDENT)
 def test_scorer_matrices_start_as_if_alone(independent):
   options = {'scorer_width': 100, 'hops': 4, 'independent': independent}
-  config = tiny_config('hops', 3, options, width=64, initialization='mlrf')
+  config = tiny_config('hops', 3, options, width=64, initialization='fan_in')
   params = initial_parameters(Hops(config, 'encoder'), normal_layers(4, 64))
   kernels = params['scorer_hidden']['kernel'].reshape(-1, 64, 100)
   # U(-1 / sqrt(fan_in), 1 / sqrt(fan_in)), Wang et al. (2018), section 4.2.

@@ -165,7 +165,7 @@ def test_residuals_by_hand():
 
 
 @pytest.mark.parametrize('activation', ['sigmoid', 'relu', 'attention'])
-@pytest.mark.parametrize('initialization', ['glorot', 'mlrf'])
+@pytest.mark.parametrize('initialization', ['glorot', 'fan_in'])
 def test_a_silent_node_is_the_norm_of_its_residuals(activation, initialization):
   agg = {'activation': activation, 'zero_out': True}
   node = _agg(agg, initialization=initialization)

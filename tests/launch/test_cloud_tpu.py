@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import LAUNCH, program, stand_in, with_settings
+from launching import program, stand_in, with_settings
 
 _SETTINGS = """
 name=mine
@@ -126,6 +126,9 @@ def test_a_run_starts_on_all_workers_and_stops_by_the_first(tmp_path):
     int(_wait_for(project.worker(index) / 'fusion_jax' / 'train.pid'))
     for index in (0, 1)
   ]
+  again = project.run('start')
+  assert again.returncode != 0
+  assert 'error: the run is there already' in again.stderr
   stopped = project.run('stop')
   assert stopped.returncode == 0, stopped.stderr
   # JAX hands a stop of one process on to the others; here they are stand-ins.
@@ -157,7 +160,10 @@ def test_setup_sends_this_commit_to_all_workers(tmp_path):
   subprocess.run(['bash', '-n', '-c', command], check=True)
   assert '--worker=all' in run
   assert 'requirements.txt' in command
-  assert 'mount 10.0.0.2:/runs /mnt/runs' in command
+  assert "echo '10.0.0.2:/runs /mnt/runs nfs" in command
+  assert done.stderr == ''
+  (repository / 'train.py').write_text('print(1)\n')
+  assert project.run('setup').stderr.startswith('warning: uncommitted')
 
 
 def test_another_word_is_one_line(tmp_path):
@@ -168,10 +174,3 @@ def test_another_word_is_one_line(tmp_path):
     (line,) = done.stderr.splitlines()
     assert re.match(r'error: .*create\|.*\|delete, got', line)
   assert project.calls() == []
-
-
-def test_every_word_is_explained_at_the_head():
-  head, _, rest = (LAUNCH / 'cloud-tpu.sh').read_text().partition('Settings')
-  (words,) = re.findall(r'^  ([a-z| ]+)\) "\$1"', rest, re.M)
-  explained = re.findall(r'^# +launch/cloud-tpu.sh (\w+) ', head, re.M)
-  assert explained == words.split(' | ')

@@ -7,7 +7,7 @@ import pytest
 
 from fusion_jax.tools import scheme_sizes
 
-_PAGE = Path(__file__).parents[2] / 'docs' / 'schemes.md'
+_PAGE = Path(__file__).parents[2] / 'docs' / 'sizes.md'
 
 
 @pytest.mark.extended
