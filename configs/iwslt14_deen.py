@@ -15,19 +15,35 @@ Command   fusion-jax train --config=iwslt14_deen
             --workdir=runs/iwslt14_phase2
 Hardware  one GPU; 40 epochs of Wang are 80,000 steps, then 20 are 100,000; 80
           of Yang are about 20,000
-Variants  rows of fusion_jax/config/presets.toml, which :x lists.
-          WANG_2018: 3+3 layers of width 256, 80 sentences, warm-up 16,000,
-          dropout 0.1, no label smoothing, beam 8, length penalty 1.6, no
-          averaging. This is their first phase. The second is a run of its own,
-          with _phase2 after the name and the first as its --init_from: 20
-          epochs in which Adam starts anew, its moments and count at 0, at a
-          constant 5e-5 with 32 sentences. It starts at the first's best
-          checkpoint.
-          YANG_2022: 6+6 layers of width 512, filter 1,024, 8 heads, one tied
+Variants  Wang: 3+3 layers of width 256, 80 sentences, warm-up 16,000, dropout
+          0.1, no label smoothing, beam 8, length penalty 1.6, no averaging.
+          This is their first phase. The second is a run of its own, with
+          _phase2 after the name and the first as its --init_from: 20 epochs
+          in which Adam starts anew, its moments and count at 0, at a constant
+          5e-5 with 32 sentences. It starts at the first's best checkpoint.
+            mlrf_base (the default), mlrf_base_4_layers, mlrf_base_6_layers
+            mlrf_encoder_average, mlrf_encoder_fnn, mlrf_encoder_sa4,
+            mlrf_encoder_sa6
+            mlrf_decoder_average, mlrf_decoder_fnn, mlrf_decoder_sa4,
+            mlrf_decoder_sa4_per_layer, mlrf_decoder_sa6,
+            mlrf_decoder_sa6_per_hop
+            mlrf_both_fnn, mlrf_both_sa4, mlrf_fnn_sa
+            mlrf_encoder_fnn_no_layer_embedding,
+            mlrf_decoder_sa4_no_layer_embedding,
+            mlrf_fnn_sa_no_layer_embedding,
+            mlrf_encoder_fnn_no_word_embedding,
+            mlrf_decoder_sa4_no_word_embedding,
+            mlrf_fnn_sa_no_word_embedding
+          Yang: 6+6 layers of width 512, filter 1,024, 8 heads, one tied
           table, 16,384 tokens, warm-up 4,000 to 5e-4, dropout 0.3, beam 8, no
           length penalty, no averaging: the best checkpoint. With depths,
           ENCODER_DECODER, the groups are of 3 and 2 layers, and of 3 in
           gtrans_60_12 and gtrans_6_18.
+            pre_norm, post_norm, transparent, mlrf, dlcl, rezero, gtrans,
+            gtrans_no_encoder, gtrans_no_decoder, and the same with _12_12
+            gtrans_24_18, gtrans_no_encoder_24_18, gtrans_no_decoder_24_18,
+            post_norm_24_18, and the same with _36_30
+            gtrans_60_12, gtrans_6_18
 """
 
 from fusion_jax.config import ExperimentConfig

@@ -15,27 +15,55 @@ Command   fusion-jax train --config=wmt14_ende:base
 Hardware  Vaswani: 12 hours (base) and 3.5 days (big) on 8 P100; Dou: 8 P40;
           Emelin: 43 to 50 hours (base) on 4 P100; Yang: 128 GPUs, or as many
           steps of accumulation
-Variants  rows of fusion_jax/config/presets.toml, which :x lists.
-          base, big, DOU_2018, DOU_2019: warm-up 4,000, 32,768 tokens, dropout
-          0.1 (big: 0.3), beam 4, length penalty 0.6. Dou start from the trained
-          base or big, with tables that are not tied; their averaging is not
-          said. _diversity adds the reward of their Eq. 9.
-          EMELIN_2019, also small_ and big_: pre-norm, attention without biases,
-          25,000 tokens, dropout 0.1 (big: embeddings 0.3), warm-up 4,000, with
-          shortcuts 6,000, with feature fusion 8,000, big 16,000, beam 4, length
-          penalty 0.6, --average=5 (big: 16).
-          YANG_2022: big, 40K subwords, warm-up 4,000 to 5e-4, 131,072 tokens,
+Variants  Vaswani and Dou: warm-up 4,000, 32,768 tokens, dropout 0.1 (big:
+          0.3), beam 4, length penalty 0.6. Dou start from the trained base or
+          big, with tables that are not tied; their averaging is not said.
+          _diversity adds the reward of their Eq. 9.
+            base, dense, linear, iterative, hierarchical, multi_layer_2,
+            multi_layer_3, iterative_diversity, hierarchical_diversity,
+            multi_layer_2_diversity, dynamic_combination, dynamic_routing,
+            em_routing, em_routing_encoder, em_routing_decoder,
+            em_routing_own_layer
+            hierarchical_encoder_diversity, hierarchical_decoder_diversity,
+            hierarchical_residual_none_diversity,
+            hierarchical_residual_top_diversity, hierarchical_relu_diversity,
+            hierarchical_attention_diversity, and the same of iterative
+            big, big_hierarchical_diversity, big_em_routing
+          Emelin: pre-norm, attention without biases, 25,000 tokens, dropout
+          0.1 (big: embeddings 0.3), warm-up 4,000, with shortcuts 6,000,
+          with feature fusion 8,000, big 16,000, beam 4, length penalty 0.6,
+          --average=5 (big: 16).
+            emelin_base, lexical_shortcuts, feature_fusion,
+            feature_fusion_cross, feature_fusion_both,
+            feature_fusion_non_lexical, feature_fusion_encoder,
+            feature_fusion_decoder
+            small_emelin_base, small_lexical_shortcuts, small_feature_fusion
+            big_emelin_base, big_feature_fusion
+          Yang: big, 40K subwords, warm-up 4,000 to 5e-4, 131,072 tokens,
           dropout 0.3, beam 8, no length penalty, no averaging: the best
           checkpoint. With depths, ENCODER_DECODER: base, groups of 6.
-          SINCE_2020, on the base recipe, which is ours here: published for
-          language models (denseformer, skip_gains: Pagliardini et al. 2024;
+            pre_norm, post_norm, transparent, mlrf, dlcl, rezero, gtrans,
+            gtrans_no_encoder, gtrans_no_decoder
+            gtrans_12_12, gtrans_24_18, gtrans_36_30, gtrans_60_12
+          Later schemes, on the base recipe, which is ours here: published
+          for language models (denseformer, skip_gains: Pagliardini et al. 2024;
           mudd: Xiao et al. 2025; grn, deep_cross_attention: Heddes et al. 2025;
           hyper_connections: Zhu et al. 2024, _manifold: Xie et al. 2025;
           attention_residuals: Kimi Team 2026, _delta: Luo 2026;
-          value_residual: Zhou et al. 2024), for WMT16 Ro-En (surface_fusion and
-          transparent_by_feature: Liu et al. 2021), or for deep stacks with
-          recipes of their own (b2t: Takase et al. 2023; deepnorm: Wang et al.
-          2022).
+          value_residual: Zhou et al. 2024), for WMT16 Ro-En
+          (surface_fusion and transparent_by_feature: Liu et al. 2021), or for
+          deep stacks with recipes of their own (b2t: Takase et al. 2023;
+          deepnorm: Wang et al. 2022).
+            denseformer, denseformer_output, skip_gains, mudd, mudd_memory,
+            mudd_one_way, grn_v1, grn_v2, grn_v3, deep_cross_attention,
+            deep_cross_attention_last_2,
+            hyper_connections, hyper_connections_static,
+            hyper_connections_identity_mix, hyper_connections_manifold,
+            attention_residuals, attention_residuals_block,
+            attention_residuals_heads, attention_residuals_layer,
+            attention_residuals_delta, b2t, deepnorm, surface_fusion,
+            surface_fusion_soft, surface_fusion_learned, value_residual,
+            value_residual_shared, transparent_by_feature
 """
 
 from fusion_jax.config import ExperimentConfig

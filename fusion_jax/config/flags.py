@@ -82,11 +82,25 @@ def parse_arguments(
   )
   parser.allow_abbrev = False
   parser.error = refuse  # type: ignore[method-assign]
-  arguments = parser.parse_args(argv)
+  parser._check_value = _check_choice  # type: ignore[method-assign]
+  arguments, unknown = parser.parse_known_args(argv)
+  if unknown:
+    name = unknown[0].partition('=')[0]
+    close = difflib.get_close_matches(name, parser._option_string_actions, n=1)
+    hint = f'; did you mean {close[0]}?' if close else ''
+    refuse(f'unrecognized arguments: {" ".join(unknown)}{hint}')
   run_installed_schemes()
   for path in vars(arguments).pop('user_dir'):
     run_user_dir(path)
   return arguments
+
+
+def _check_choice(action: argparse.Action, value: Any) -> None:
+  """Refuse a value that is no choice of its flag, and suggest the closest."""
+  if action.choices is None:
+    return
+  if fault := choice_fault(value, action.choices):
+    raise argparse.ArgumentError(action, fault)
 
 
 def step_range(text: str) -> tuple[int, int]:
@@ -134,13 +148,16 @@ def load_config(name: str) -> ExperimentConfig:
   path = _config_file(path)
   with errors_by_line(path, '--config'):
     get_config = getattr(run_file(path), 'get_config', None)
-    if get_config is None:
+    if not callable(get_config):
       raise InputError(f'--config: {path} has no function get_config')
     if colon and not inspect.signature(get_config).parameters:
       raise InputError(f'--config: {path} has no variants, got {variant!r}')
     config = get_config(variant) if colon else get_config()
     if not isinstance(config, ExperimentConfig):
-      raise InputError('get_config must return an ExperimentConfig')
+      raise InputError(
+        f'get_config returns a {type(config).__name__}, it must return an '
+        'ExperimentConfig'
+      )
     return from_dict(to_dict(config))
 
 
@@ -148,10 +165,11 @@ def _config_file(name: str) -> str:
   """Return the path of a config that is named by its path or is shipped."""
   shipped = {path.stem: path for path in sorted(_CONFIGS.glob('*.py'))}
   stem = name.removesuffix('.py')
-  if os.path.isfile(name):
-    return name
-  if stem in shipped:
+  if not os.path.isfile(name) and stem in shipped:
     return str(shipped[stem])
+  if os.path.dirname(name) or os.path.exists(name):
+    check_file(name, '--config')
+    return name
   raise InputError(
     f'--config: {name}: no such file, and no config of the package: it '
     + choice_fault(stem, shipped)
@@ -194,12 +212,15 @@ def _is_no_scheme(override: tuple[str, str]) -> bool:
 
 def _set(values: dict[str, Any], name: str, text: str) -> None:
   *sections, field = name.split('.')
-  parent: Any = values
-  for section in sections:
-    parent = (fields_of(parent) or {}).get(section)
-  parent = fields_of(parent) or {}
-  if field not in parent:
-    raise InputError(f'--config.{name}: no such field{_hint(name, values)}')
+  parent = values
+  for depth, section in enumerate(sections):
+    _check_field(parent, sections[:depth], section, values)
+    fields = fields_of(parent[section])
+    if not fields:
+      path = '.'.join(sections[: depth + 1])
+      raise InputError(f'--config.{name}: config.{path} has no fields')
+    parent = fields
+  _check_field(parent, sections, field, values)
   before = parent[field]
   if isinstance(before, Mapping):
     raise InputError(
@@ -212,14 +233,31 @@ def _set(values: dict[str, Any], name: str, text: str) -> None:
     parent[OPTIONS_OF[field]] = to_dict(kind())
 
 
-def _hint(name: str, values: Mapping[str, Any]) -> str:
-  """Suggest fields of the same name elsewhere, or the closest one."""
+def _check_field(
+  parent: Mapping[str, Any],
+  sections: Sequence[str],
+  field: str,
+  values: Mapping[str, Any],
+) -> None:
+  if field in parent:
+    return
+  path = '.'.join(['config', *sections])
+  raise InputError(
+    f'--{path}.{field}: no such field; '
+    + _suggestion(path, parent, field, values)
+  )
+
+
+def _suggestion(
+  path: str, parent: Mapping[str, Any], field: str, values: Mapping[str, Any]
+) -> str:
+  """Suggest the closest sibling, the same name elsewhere, or all siblings."""
+  if close := difflib.get_close_matches(field, parent, n=1):
+    return f'did you mean {path}.{close[0]}?'
   leaves = flatten(from_dict(values))
-  last = name.rpartition('.')[2]
-  close = [leaf for leaf in leaves if leaf.rpartition('.')[2] == last]
-  close = close or difflib.get_close_matches(name, leaves, n=1, cutoff=0.8)
-  names = ' or '.join(f'config.{leaf}' for leaf in close)
-  return f'; did you mean {names}?' if names else ''
+  if same := [leaf for leaf in leaves if leaf.endswith(f'.{field}')]:
+    return f'did you mean {" or ".join(f"config.{leaf}" for leaf in same)}?'
+  return f'{path} has {", ".join(parent)}'
 
 
 def _split_off_overrides(
@@ -334,6 +372,14 @@ def run_installed_schemes() -> None:
         f'the entry point {point.name} of {_ENTRY_POINTS}, {point.value}: '
         f'{type(error).__name__}: {first_line(error)}'
       ) from error
+
+
+def check_file(path: str, flag: str) -> None:
+  """Refuse a path that is no file."""
+  if os.path.isdir(path):
+    raise InputError(f'{flag}: {path}: is a folder, not a Python file')
+  if not os.path.isfile(path):
+    raise InputError(f'{flag}: {path}: no such file')
 
 
 def run_file(path: str) -> types.ModuleType:

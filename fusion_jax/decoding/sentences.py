@@ -130,6 +130,7 @@ class PairReader:
     """Prepare to encode."""
     self._tokenizers = run.source_tokenizer, run.target_tokenizer
     longest = options.max_source_length
+    self._positions = run.longest
     self.longest = min(longest, run.longest or longest)
 
   def encode(self, name: str, source: str, target: str) -> PairIds:
@@ -141,10 +142,17 @@ class PairReader:
     for side, ids in zip(('source', 'translation'), pair, strict=True):
       if len(ids) > self.longest:
         raise InputError(
-          f'{name}: its {side} has {len(ids)} subwords, more than '
-          f'max_source_length or the positions of the model, {self.longest}'
+          f'{name}: its {side} has {len(ids)} subwords, {self._limit(len(ids))}'
         )
     return pair
+
+  def _limit(self, length: int) -> str:
+    """What a side of this length exceeds."""
+    if self._positions is not None and length > self._positions:
+      return f'more than the {self._positions} positions that the model has'
+    return (
+      f'more than max_source_length {self.longest}; set it to {length} or more'
+    )
 
   def line(self, number: int, source: str, target: str) -> list[PairIds]:
     """Return the pair of a line in a list; an empty list if both are empty."""

@@ -8,6 +8,7 @@ Schedules are functions of the count of finished updates; t = count + 1 numbers
 the updates from 1.
 """
 
+import difflib
 import fnmatch
 import types
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ExperimentConfig, OptimizerConfig, TrainingConfig
-from fusion_jax.errors import require
+from fusion_jax.errors import InputError, require
 from fusion_jax.models.losses import LossSums
 from fusion_jax.models.parameter_kinds import are_weights, path_name
 from fusion_jax.models.transformer import (
@@ -130,11 +131,12 @@ def check_freeze(parameters: Parameters, patterns: Sequence[str]) -> None:
   leaves = jax.tree_util.tree_leaves_with_path(parameters)
   names = [path_name(path) for path, _ in leaves]
   for pattern in patterns:
-    require(
-      bool(fnmatch.filter(names, pattern)),
-      'training.freeze',
-      f'{pattern!r} matches no parameter; `fusion-jax sizes` lists the names',
-    )
+    if not fnmatch.filter(names, pattern):
+      near = difflib.get_close_matches(pattern, names, 3, cutoff=0.0)
+      raise InputError(
+        f'config.training.freeze: {pattern!r} matches no parameter; the '
+        f'nearest names are {", ".join(near)}'
+      )
   require(
     not all(_matches(name, patterns) for name in names),
     'training.freeze',

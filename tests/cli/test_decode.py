@@ -110,13 +110,13 @@ def test_n_best_lines(decode):
     (['--input_format=json'], 'source, line 1: not JSON: '),
     (
       ['--search=beem'],
-      "--search: invalid choice: 'beem' (choose from 'beam', 'sample')",
+      "--search: must be 'beam' or 'sample', got 'beem'; did you mean 'beam'?",
     ),
     (
       ['--attention_output=a.align', '--alignment_unit=wrd'],
       "--alignment_unit: must be 'piece' or 'word', got 'wrd'; did you mean",
     ),
-    (['--beam=3'], 'unrecognized arguments: --beam=3; --help lists the flags'),
+    (['--beam=3'], 'arguments: --beam=3; did you mean --beam_size?'),
     (['--comet=x'], '--comet needs --reference'),
     (['--per_token'], '--per_token needs --n_best, or --mode=score'),
     (['--combine=arithmetic'], '--combine: needs an ensemble, --workdir=DIR,'),

@@ -8,7 +8,14 @@ import pytest
 from fusion_jax.config import DataConfig, Direction, ExperimentConfig
 from fusion_jax.config.data import both_ways
 from fusion_jax.config.flags import override
-from fusion_jax.config.serialization import differing_fields, flatten, to_dict
+from fusion_jax.config.serialization import (
+  differing_fields,
+  flatten,
+  from_dict,
+  from_json,
+  to_dict,
+  to_json,
+)
 from fusion_jax.errors import InputError
 
 DE_EN = Direction('de', 'en', ('a.{lang}', 'b.{lang}'), weight=2.0)
@@ -17,6 +24,21 @@ EN_FR = Direction('en', 'fr', ('c.{lang}',))
 CONFIG = ExperimentConfig(
   data=DataConfig(directions=(DE_EN, EN_DE, EN_FR), target_tag='<2{lang}>')
 )
+
+
+def test_the_saved_form_reads_back(tmp_path):
+  assert from_dict(to_dict(CONFIG)) == CONFIG
+  path = tmp_path / 'config.json'
+  path.write_text(to_json(CONFIG))
+  assert from_json(path) == CONFIG
+
+
+def test_a_config_has_one_direction_and_no_tags():
+  config = ExperimentConfig()
+  (only,) = config.data.all_directions
+  assert only.name == 'en-de'
+  assert only.train == ('embedded:train',)
+  assert config.data.all_tags == ()
 
 
 def test_tags_stand_in_their_order():
@@ -101,10 +123,10 @@ def test_what_differs_between_directions():
     ('directions.0.weight', 'x', 'directions.0.weight: must be a number, go'),
     ('directions.2.target_language', 'de', 'en-de is there twice; join its c'),
     ('directions.0.target_language', 'de', 'de-de: source and target languag'),
-    ('directions.3.weight', '1', 'directions.3.weight: no such field; did you'),
+    ('directions.3.weight', '1', 'directions.3: no such field; config.data.di'),
     ('directions.0.wait', '1', 'did you mean config.data.directions.0.weight?'),
     ('directions.0', 'x', 'is a section; give one of its fields: source_lang'),
-    ('directions.0.weight.x', '1', 'directions.0.weight.x: no such field'),
+    ('directions.0.weight.x', '1', 'config.data.directions.0.weight has no f'),
     ('mixing_temperature', '0', 'mixing_temperature: must be > 0, got 0'),
     ('mixing_temperature', '-1', 'mixing_temperature: must be > 0, got -1'),
     (
@@ -130,3 +152,8 @@ def test_a_mistake_is_one_line(name, value, message):
 def test_a_tag_must_not_be_a_symbol_of_the_model():
   with pytest.raises(InputError, match="source_tag: '<s>' is no legal symbol"):
     DataConfig(source_language='s', source_tag='<{lang}>')
+
+
+def test_directions_without_a_tag_must_be_told_by_their_source():
+  data = DataConfig(directions=(DE_EN, EN_DE))
+  assert data.all_tags == ()

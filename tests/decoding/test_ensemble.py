@@ -81,6 +81,17 @@ def test_a_model_with_itself_is_the_model(runs, which, combine):
     assert_close(double.score, single.score)
 
 
+@pytest.mark.extended
+def test_schemes_and_depths_mix(runs):
+  both = _translations(make_ensemble(runs, ['a', 'b']))
+  first, second = map(_translations, runs)
+  assert [each.text for each in both] != [each.text for each in first]
+  almost = make_ensemble(runs, ['a', 'b'], [1e-7, 1.0])
+  assert [each.text for each in _translations(almost)] == [
+    each.text for each in second
+  ]
+
+
 def test_mixtures_by_hand():
   log_p = [jnp.log(jnp.array([0.2, 0.8])), jnp.log(jnp.array([0.6, 0.4]))]
   weights = (0.25, 0.75)
@@ -249,6 +260,15 @@ def test_tags_never_come_out(with_tags):
   for each in best:
     assert not tags & set(each.pairs[0].target)
     assert '<' not in each.text
+
+
+def test_scores_are_those_of_the_tagged_source(with_tags):
+  run = in_direction(run_of(with_tags), 'run', 'de', 'en')
+  encoder = Scorer(run, run.config.decoding)._encoders[0]
+  pair = encoder.encode('x', 'a dog', 'a dog')
+  assert with_tags.pieces(pair.source[:2]) == ['<de>', '<2en>']
+  assert pair.source[2:] == pair.target
+  assert encoder.encode('x', '', '').is_blank
 
 
 @pytest.mark.parametrize(

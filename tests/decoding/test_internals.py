@@ -175,6 +175,16 @@ def test_weights_of_given_translations(decode, run):
   assert len(Path('out').read_text().splitlines()) == 3
 
 
+def test_weights_of_every_layer_and_head(decode, run):
+  files = {'attention_output': 'weights.jsonl'}
+  decode('score', files | {'attention_layers': 'all', 'attention_heads': 'all'})
+  whole = np.array(_records('weights.jsonl')[0]['attention'])
+  assert whole.shape[:2] == (LAYERS, HEADS)
+  decode('score', files)
+  mean = np.array(_records('weights.jsonl')[0]['attention'])
+  np.testing.assert_allclose(whole.mean((0, 1)), mean, atol=2e-6)
+
+
 @pytest.mark.parametrize('unit', ['', 'piece', 'word'])
 def test_alignments_of_given_translations(decode, unit):
   decode('score', {'attention_output': 'a.pharaoh', 'alignment_unit': unit})
@@ -304,6 +314,14 @@ def test_what_goes_wrong_leaves_no_file(decode, mode, fields, message):
   with pytest.raises(InputError, match=message):
     decode(mode, views, **fields)
   assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize('flag', ['attention_output', 'states_output'])
+def test_a_file_that_cannot_be_written_is_named(decode, flag):
+  path = {'attention_output': 'none/w.jsonl', 'states_output': 'none/s.npz'}
+  with pytest.raises(InputError, match=f'{path[flag]}: cannot be written'):
+    decode('score', {flag: path[flag]})
+  assert not Path('out').exists()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from copying import make_run, make_tokenizer, random_run
 from tiers import extended_but
 
+from fusion_jax.config import DecodingConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.ensemble import Mixture
 from fusion_jax.decoding.model_step import (
@@ -20,6 +21,7 @@ from fusion_jax.decoding.model_step import (
   search_batch,
 )
 from fusion_jax.decoding.score import TeacherForcedRows, teacher_forced_scores
+from fusion_jax.decoding.translate import Translator
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.search.beam import beam_search
 from fusion_jax.search.constraints import Requirements, TokenRules
@@ -205,3 +207,21 @@ def test_constraints_coverage_and_caches_go_with_their_sentences(kind):
   )
   assert len(set(np.asarray(whole.lengths[:, 0]).tolist())) > 3
   _assert_same(compacted, whole)
+
+
+@pytest.mark.extended
+def test_each_device_compacts_its_own_batch():
+  tokenizer = make_tokenizer()
+  run = random_run(tokenizer, 4)
+  options = DecodingConfig(
+    beam_size=2, max_source_length=8, batch_tokens=1024, max_length_extra=3
+  )
+  lines = ['cats', 'a dog', 'the cat', 'a mat'] * 16
+  one = Translator(run, options, devices=1)
+  two = Translator(run, options, devices=2)
+  assert one._search.compacts
+  assert two._search.compacts
+  ours, theirs = (each.translate_n_best(lines) for each in (one, two))
+  for (own,), (other,) in zip(ours, theirs, strict=True):
+    assert own.text == other.text
+    assert_close(own.score, other.score)

@@ -164,8 +164,8 @@ def test_a_line_that_is_too_long_is_named(tokenizer, side):
   options = dataclasses.replace(OPTIONS, max_source_length=8)
   with pytest.raises(InputError, match=f'line 2: its {side} has .* than') as e:
     list(Scorer(_run(tokenizer), options).score(pairs))
-  # What the message counts is just enough.
-  enough = int(re.search(r'has (\d+) subwords', str(e.value)).group(1))
+  # What the message asks for is just enough.
+  enough = int(re.search(r'set it to (\d+) or more', str(e.value)).group(1))
   for longest, fits in ((enough - 1, False), (enough, True)):
     options = dataclasses.replace(OPTIONS, max_source_length=longest)
     assert Scorer(_run(tokenizer), options).fits(*pairs[1]) == fits
@@ -174,7 +174,7 @@ def test_a_line_that_is_too_long_is_named(tokenizer, side):
 def test_a_line_longer_than_the_positions_of_the_model(tokenizer):
   run = with_learned_positions(_run(tokenizer), 256)
   reader = PairReader(run, dataclasses.replace(OPTIONS, max_source_length=300))
-  with pytest.raises(InputError, match='positions of the model, 256'):
+  with pytest.raises(InputError, match='more than the 256 positions that the'):
     reader.line(1, 'cat ' * 300, 'a')
 
 

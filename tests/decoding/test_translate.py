@@ -294,6 +294,27 @@ def test_every_line_at_once(tokenizer):
     assert len(read) == number
 
 
+@pytest.mark.extended
+def test_few_lines_are_held(tokenizer):
+  options = dataclasses.replace(OPTIONS, batch_tokens=16)
+  translator = Translator(make_run(tokenizer), options, devices=1)
+  held, most, read, first = 0, 0, 0, 0
+
+  def lines():
+    nonlocal held, most, read
+    for _ in range(600):
+      held, read = held + 1, read + 1
+      most = max(most, held)
+      yield 'a dog'
+
+  for _ in translator.translate(lines()):
+    first = read if held == read else first
+    held -= 1
+  # 64 batches of 16 slots, 1 + 2 * 3 subwords of 2 hypotheses a line.
+  assert most <= 64 * 16 // 7 + 2
+  assert first <= 4 * 16 // 7 + 2
+
+
 def test_all_shapes_are_compiled_ahead(tokenizer):
   options = dataclasses.replace(OPTIONS, max_source_length=16)
   translator = Translator(make_run(tokenizer), options)

@@ -128,6 +128,19 @@ def test_each_direction_has_its_translations_and_its_line(
 
 
 @pytest.mark.extended
+def test_the_mixture_is_told(logged):
+  (table,) = [m for m in logged if m.startswith('mixture:')]
+  # Of 400 slots one share each, and two of the second direction.
+  rows = [line.split() for line in table.splitlines()[2:]]
+  assert [row[:3] for row in rows] == [
+    ['en-de', '100', '80'],
+    ['de-en', '100', '160'],
+    ['en-fr', '100', '80'],
+    ['fr-en', '100', '80'],
+  ]
+
+
+@pytest.mark.extended
 def test_the_run_translates_as_its_validation_did(folder, logged):
   run = load_run(folder / 'run')
   own = in_direction(run, 'run', 'en', 'fr')

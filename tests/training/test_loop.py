@@ -182,6 +182,13 @@ def test_a_restart_keeps_the_parameters_and_nothing_of_the_optimizer(
   assert int(state.step) == 0
 
 
+def test_a_pattern_that_matches_nothing_leaves_no_run(config, tmp_path):
+  wrong = changed(config, {'training.freeze': ('encoder/layer_9/*',)})
+  with pytest.raises(InputError, match=r"'encoder/layer_9/\*' matches no"):
+    loop.run(wrong, tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
 def _rare_token(config):
   """A source token of one pair of the corpus, so of one batch an epoch."""
   split = prepare(config.data).split('train')

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tiers import extended_but
 
 from fusion_jax.config import (
@@ -35,6 +37,7 @@ from fusion_jax.training.optimizer import (
   last_rate,
   make_optimizer,
   make_schedule,
+  moved_average,
   trained_part,
 )
 
@@ -59,6 +62,24 @@ def test_updates_and_moments_are_those_of_optax():
     optax.tree.get(state, 'ScaleByAdamState') for state in states
   )
   chex.assert_trees_all_equal(adam, expected)
+
+
+def test_adam_by_hand():
+  # Kingma and Ba (2015), Algorithm 1, first two updates for gradients 1, 2.
+  config = OptimizerConfig(
+    schedule='inverse_sqrt', peak=0.1, warmup_steps=1, beta1=0.9, beta2=0.98
+  )
+  optimizer = make_optimizer(config, 1)
+  x = jnp.array([0.0])
+  state, expected = optimizer.init(x), 0.0
+  m = v = 0.0
+  for t, gradient in enumerate((1.0, 2.0), start=1):
+    updates, state = optimizer.update(jnp.array([gradient]), state, x)
+    x = optax.apply_updates(x, updates)
+    m, v = 0.9 * m + 0.1 * gradient, 0.98 * v + 0.02 * gradient**2
+    rate = 0.1 / np.sqrt(t)
+    expected -= rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.98**t)) + 1e-9)
+    assert float(x[0]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_clipping_bounds_the_global_norm():
@@ -174,6 +195,46 @@ def test_constant_schedule_by_hand():
   assert float(none(0)) == pytest.approx(5e-5)
 
 
+def test_two_schedules_are_one_function_of_peak_and_warmup():
+  one = OptimizerConfig('vaswani', scale=2.0, warmup_steps=1_000)
+  peak = 2 * 256**-0.5 * 1_000**-0.5
+  other = OptimizerConfig('inverse_sqrt', peak=peak, warmup_steps=1_000)
+  a, b = make_schedule(one, 256), make_schedule(other, 256)
+  for count in (0, 10, 998, 999, 1_000, 50_000):
+    assert float(a(count)) == pytest.approx(float(b(count)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'count', 'rate'),
+  [
+    # 8 * 64^-0.5 * 4^-0.5.
+    ({'schedule': 'vaswani', 'scale': 8.0}, 3, 0.5),
+    ({'schedule': 'inverse_sqrt'}, 3, 1.0),
+    ({'schedule': 'inverse_sqrt'}, 15, 0.5),
+    ({'schedule': 'cosine', 'final': 0.5}, 7, 0.75),
+    ({'schedule': 'constant'}, 15, 1.0),
+  ],
+)
+def test_the_config_names_the_schedule(changes, count, rate):
+  config = OptimizerConfig(peak=1.0, warmup_steps=4, **changes)
+  assert float(make_schedule(config, 64, 12)(count)) == pytest.approx(rate)
+
+
+@given(
+  st.sampled_from(['inverse_sqrt', 'cosine', 'constant']),
+  st.integers(1, 50),
+  st.integers(0, 200),
+)
+def test_rates_grow_to_the_peak_and_stay_under_it(schedule, warmup, count):
+  config = OptimizerConfig(
+    schedule=schedule, peak=1.0, final=0.1, warmup_steps=warmup
+  )
+  rate = make_schedule(config, 16, 100)
+  here, there = float(rate(count)), float(rate(count + 1))
+  assert 0 < here <= 1 + 1e-6
+  assert there > here if count + 1 < warmup else there <= here + 1e-6
+
+
 @pytest.mark.parametrize(
   ('optimizer', 'message'),
   [
@@ -228,11 +289,32 @@ def test_patterns_by_hand(patterns, names):
 
 
 @pytest.mark.parametrize(
+  ('scan', 'pattern', 'count'),
+  [
+    # Four kernels and biases of attention, two of feed-forward, two norms.
+    (False, 'encoder/layer_0/*', 16),
+    (False, 'encoder/*', 32),
+    (True, 'encoder/layers/*', 16),
+    (True, '*_embedding', 1),
+  ],
+)
+def test_patterns_over_a_model(scan, pattern, count):
+  config = ModelConfig(
+    width=8, heads=2, encoder_layers=2, decoder_layers=1, scan_layers=scan
+  )
+  model = Transformer(config, 11, 11, 2)
+  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
+  check_freeze(shapes, (pattern,))
+  assert len(_frozen_names(shapes, (pattern,))) == count
+
+
+@pytest.mark.parametrize(
   ('patterns', 'message'),
   [
     (
       ('*bias', 'encoder/layer0/kernel'),
-      "'encoder/layer0/kernel' matches no parameter; `fusion-jax sizes` lists",
+      "'encoder/layer0/kernel' matches no parameter; the nearest names are "
+      'encoder/layer_0/kernel, encoder/layer_1/kernel, encoder/layer_0/bias',
     ),
     (('encoder/*', 'source*'), 'matches all parameters and leaves nothing'),
   ],
@@ -242,6 +324,11 @@ def test_what_freezes_nothing_or_all_is_one_line(patterns, message):
     check_freeze(_layers(), patterns)
   assert message in str(error.value)
   assert '\n' not in str(error.value)
+
+
+def test_an_empty_pattern_is_refused():
+  with pytest.raises(InputError, match='must have no empty pattern'):
+    TrainingConfig(freeze=('encoder/*', ''))
 
 
 def test_frozen_parameters_have_no_update_no_decay_and_no_moments():
@@ -431,6 +518,12 @@ def test_the_average_starts_at_the_parameters_and_follows_by_hand():
   assert not np.allclose(average, state.parameters['kernel'])
   assert state.evaluated is state.average
   assert _state(ema=False).evaluated['kernel'].tolist() == [1.0, -2.0]
+
+
+@given(st.floats(-1e3, 1e3, width=32), st.sampled_from([0.5, 0.9, 0.999]))
+def test_an_average_of_what_stays_is_exact(value, decay):
+  one = {'a': jnp.float32(value)}
+  assert moved_average(one, one, decay)['a'] == one['a']
 
 
 @pytest.mark.parametrize(
