@@ -65,6 +65,16 @@ def test_a_run_leaves_what_decoding_needs(unbroken):
 
 
 @pytest.mark.extended
+def test_a_finished_run_has_nothing_to_do(program, unbroken):
+  workdir, _ = unbroken
+  before = saved_steps(workdir)
+  code, err = program.run(workdir)
+  assert code == 0, err
+  assert 'resuming from step 300' in err
+  assert saved_steps(workdir) == before
+
+
+@pytest.mark.extended
 def test_kill_9_and_the_same_command_end_in_the_same_parameters(
   program, unbroken, tmp_path
 ):
@@ -178,6 +188,26 @@ def test_two_trainings_in_one_directory(program, unbroken):
   assert code == 2
   assert f'process {os.getpid()} of ' in one_line(err)
   assert saved_steps(workdir) == before
+
+
+@pytest.mark.extended
+def test_another_config_is_refused_by_field(program, unbroken):
+  code, err = program.run(unbroken[0], model__width=32, training__seed=7)
+  assert code == 2
+  message = one_line(err)
+  assert 'model.width (16 there, 32 given)' in message
+  assert 'training.seed (0 there, 7 given)' in message
+
+
+@pytest.mark.extended
+def test_another_tokenizer_is_refused(program, unbroken, tmp_path):
+  workdir = tmp_path / 'run'
+  shutil.copytree(unbroken[0], workdir)
+  model = (workdir / 'source.model').read_bytes()
+  (workdir / 'source.model').write_bytes(model + b'\x00')
+  code, err = program.run(workdir)
+  assert code == 2
+  assert 'source.model' in one_line(err)
 
 
 def test_a_folder_that_is_no_run_is_refused(program, tmp_path):
